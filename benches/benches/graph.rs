@@ -19,7 +19,7 @@ fn run(graph: &Graph<u64, usize>, vars: &Vars, accesses: &[Access], ahead: usize
     for (op, access) in accesses.iter().enumerate() {
         let reads = access.reads().map(|read| (&vars[read], Mode::Read));
         let write = access.write().map(|write| (&vars[write], Mode::Write));
-        granted.extend(graph.submit(op, reads.chain(write)));
+        granted.extend(graph.op(op, reads.chain(write)).submit_unreferenced());
         in_flight += 1;
         while in_flight == ahead {
             in_flight -= complete_one(&mut granted);

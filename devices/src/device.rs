@@ -4,7 +4,7 @@ use std::fmt;
 use std::ptr::NonNull;
 use std::sync::Arc;
 
-use crate::{DLDevice, DeviceError, DeviceErrorKind, Fence, NativeEvent, Queue};
+use crate::{DLDevice, DeviceError, DeviceErrorKind, DeviceType, Fence, NativeEvent, Queue};
 
 /// A place where memory lives and work runs. Thread-safe; usually shared as `Arc<dyn Device>`.
 pub trait Device: Send + Sync + fmt::Debug + Any {
@@ -47,6 +47,12 @@ pub trait Device: Send + Sync + fmt::Debug + Any {
         Err(DeviceError::new(DeviceErrorKind::Invalid, message))
     }
 
+    /// Whether `handle`, which is a native handle of a queue, means the same queue on every thread. The default: any handle
+    /// but 0.
+    fn handle_is_same_on_all_threads(&self, handle: usize) -> bool {
+        handle != 0
+    }
+
     /// Makes the calling thread one on which functions of the device's runtime find what they need, such as those that free memory: of
     /// CUDA, the device's context becomes its current one. Whether that changed anything, and [`leave`](Device::leave) is owed
     /// on the same thread; [`Entered`](crate::Entered) pays it.
@@ -82,6 +88,19 @@ pub trait Device: Send + Sync + fmt::Debug + Any {
     /// Out of memory, or an impossible size or alignment.
     fn allocate(&self, bytes: usize, align: usize) -> Result<Allocation, DeviceError>;
 
+    /// As [`allocate`](Device::allocate), of memory of the kind `kind`: the device's own, or a kind that its runtime shares
+    /// with the host ([`DLDevice::queue_device`]). The default knows the device's own kind only.
+    ///
+    /// # Errors
+    /// As [`allocate`](Device::allocate); `Invalid` for a kind that the device does not give.
+    fn allocate_kind(&self, kind: DeviceType, bytes: usize, align: usize) -> Result<Allocation, DeviceError> {
+        if kind == self.id().device_type {
+            return self.allocate(bytes, align);
+        }
+        let message = format!("device {} gives no memory of kind {kind}", self.id());
+        Err(DeviceError::new(DeviceErrorKind::Invalid, message))
+    }
+
     /// As [`allocate`](Device::allocate), of memory that the host can write, with every byte zero. A device whose memory comes
     /// zeroed need not write it.
     ///
@@ -113,6 +132,11 @@ pub trait Device: Send + Sync + fmt::Debug + Any {
         dst: *mut u8,
         bytes: usize,
     ) -> Result<(), DeviceError>;
+
+    /// Whether [`copy`](Device::copy) also takes memory of `other` as its target. The default: only if `other` is this device.
+    fn can_copy_to(&self, other: DLDevice) -> bool {
+        other == self.id()
+    }
 
     /// Whether [`copy`](Device::copy) from or to the host memory at `host` may hold up the thread that enqueues it until the
     /// queue has got there. Whoever must not be held up copies by way of memory from

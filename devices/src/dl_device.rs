@@ -20,6 +20,17 @@ impl DLDevice {
     pub const fn new(device_type: DeviceType, device_id: i32) -> Self {
         Self { device_type, device_id }
     }
+
+    /// The device whose queues use memory of this device: for memory that a runtime shares with the host, the device of
+    /// that runtime with the same number.
+    pub const fn queue_device(self) -> Self {
+        let device_type = match self.device_type {
+            DeviceType::CUDA_HOST | DeviceType::CUDA_MANAGED => DeviceType::CUDA,
+            DeviceType::ROCM_HOST => DeviceType::ROCM,
+            own => own,
+        };
+        Self { device_type, ..self }
+    }
 }
 
 impl fmt::Display for DLDevice {
@@ -97,6 +108,62 @@ device_types! {
     ASCEND = 21, "ascend";
 }
 
+impl DeviceType {
+    /// Whether the host may load and store in all memory of this kind. Other memory is a question for its
+    /// [`Device`](crate::Device).
+    pub const fn is_host_readable(self) -> bool {
+        matches!(self, Self::CPU | Self::CUDA_HOST | Self::ROCM_HOST | Self::CUDA_MANAGED)
+    }
+
+    /// Whether data pointers of this kind are addresses, to which offsets can be added, and not handles of buffer objects
+    /// (OpenCL, Vulkan, Metal). Pointers of kinds that this version does not know count as handles.
+    pub const fn has_addresses(self) -> bool {
+        matches!(
+            self,
+            Self::CPU
+                | Self::CUDA
+                | Self::CUDA_HOST
+                | Self::CUDA_MANAGED
+                | Self::ROCM
+                | Self::ROCM_HOST
+                | Self::ONE_API
+                | Self::EXT_DEV
+                | Self::TPU_HOST
+        )
+    }
+
+    /// Whether consumers of this kind of memory want the `data` of a DLPack struct to be the lowest address that the elements
+    /// touch, and never NULL. dpnp does; its offsets are never negative.
+    pub const fn data_is_range_start(self) -> bool {
+        matches!(self, Self::ONE_API)
+    }
+
+    /// Whether functions that free memory of this kind need its device to be current on the calling thread
+    /// ([`Device::enter`](crate::Device::enter)).
+    pub const fn frees_on_current_device(self) -> bool {
+        matches!(self, Self::CUDA | Self::CUDA_HOST | Self::CUDA_MANAGED | Self::ROCM | Self::ROCM_HOST)
+    }
+
+    /// The C type of the native events of this kind, which [`Device::event_of_fence`](crate::Device::event_of_fence) makes;
+    /// `None` where there are no events (the host, WebGPU, VPI, Hexagon, unknown kinds).
+    ///
+    /// The table is that of Arrow's C device interface (apache/arrow:docs/source/format/CDeviceDataInterface.rst), whose
+    /// numbers of device types are DLPack's.
+    pub const fn event_type(self) -> Option<&'static str> {
+        Some(match self {
+            Self::CUDA | Self::CUDA_HOST | Self::CUDA_MANAGED => "cudaEvent_t*",
+            Self::ROCM | Self::ROCM_HOST => "hipEvent_t*",
+            Self::OPENCL => "cl_event*",
+            Self::VULKAN => "VkEvent*",
+            Self::METAL => "MTLEvent*",
+            Self::ONE_API => "sycl::event*",
+            // Of the simulated device, a pointer to a fence.
+            Self::EXT_DEV => "an event of the extension's own",
+            _ => return None,
+        })
+    }
+}
+
 impl fmt::Display for DeviceType {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self.name() {
@@ -121,6 +188,21 @@ mod tests {
         assert_eq!(DLDevice::CPU.to_string(), "cpu:0");
         assert_eq!(DLDevice::new(DeviceType::ONE_API, 3).to_string(), "oneapi:3");
         assert_eq!(DLDevice::new(DeviceType(99), 1).to_string(), "device_type(99):1");
+    }
+
+    #[test]
+    fn memory_that_a_runtime_shares_with_the_host_has_the_events_and_queues_of_that_runtime() {
+        for shared in [DeviceType::CUDA, DeviceType::CUDA_HOST, DeviceType::CUDA_MANAGED] {
+            assert_eq!(shared.event_type(), Some("cudaEvent_t*"));
+            assert_eq!(DLDevice::new(shared, 3).queue_device(), DLDevice::new(DeviceType::CUDA, 3));
+        }
+        assert_eq!(DeviceType::ROCM_HOST.event_type(), Some("hipEvent_t*"));
+        for kind in
+            [DeviceType::CPU, DeviceType::WEBGPU, DeviceType::VPI, DeviceType::HEXAGON, DeviceType(99)]
+        {
+            assert_eq!(kind.event_type(), None);
+            assert_eq!(DLDevice::new(kind, 1).queue_device(), DLDevice::new(kind, 1));
+        }
     }
 
     #[test]

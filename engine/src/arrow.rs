@@ -4,13 +4,12 @@ use std::ffi::CStr;
 use std::sync::Arc;
 use std::time::Duration;
 
-use estafette_devices::{Device, DeviceType, Fence, FenceSet, Queue};
+use estafette_devices::{Device, Fence, FenceSet, Queue};
 use estafette_sync::sync::Mutex;
 
 use crate::core::error::Error;
 use crate::core::operation::{Name, Op};
 use crate::engine::Engine;
-use crate::exchange::arrow::event::{self, EventKind};
 use crate::exchange::arrow::{ArrowDeviceArray, ArrowSchema, Imported};
 use crate::export::ExportOptions;
 use crate::lease::Access;
@@ -42,7 +41,7 @@ impl Engine {
             Some(event) => {
                 let id = tensor.device();
                 let device = self.core().device(id).ok_or_else(|| {
-                    let event = event::kind(id.device_type).map_or("event", EventKind::c_type);
+                    let event = id.device_type.event_type().unwrap_or("event");
                     Error::invalid(format!(
                         "device {id} is not available in this engine, so nobody can wait for the array's {event}"
                     ))
@@ -108,8 +107,7 @@ impl Tensor {
     /// The device of this memory, where one of the engine's has events to give away.
     fn device_with_events(&self) -> Result<Option<Arc<dyn Device>>, Error> {
         let id = self.device()?;
-        let none = id.device_type == DeviceType::CPU || event::kind(id.device_type).is_none();
-        Ok(if none { None } else { self.inner.core.device(id) })
+        Ok(id.device_type.event_type().and_then(|_| self.inner.core.device(id)))
     }
 
     /// Submits the export as a reader on a queue of the device: when it is granted, the queue has been made to wait for

@@ -29,11 +29,11 @@ use crate::program::ProgramBuilder;
 use crate::tensor::alias_map::Origin;
 use crate::tensor::handle::Tensor;
 use crate::tensor::variable::Variable;
+use crate::wait::activity::{self, Activity, OnStall, Stall, StallWatch};
 use crate::wait::awaits::{Awaited, Pending};
-use crate::wait::blocking::picture;
+use crate::wait::blocking::take_snapshot;
 use crate::wait::diagnose::{Diagnosis, diagnose};
 use crate::wait::inspect;
-use crate::wait::live::{self, Live, OnStall, Stall, StallWatch};
 
 /// Operations that may be in flight before a submission waits, unless told otherwise: enough to keep any number of workers and
 /// devices busy, and few enough that what is in flight stays in a core's own cache. (With 65,536 the *random* workload of the
@@ -174,7 +174,7 @@ impl EngineBuilder {
     /// the program, or memory whose deleter does not return, is logged once, with its sentence of [`Engine::diagnose`], by `tracing` at the level *warn*, target
     /// `estafette::stall`. Default: nobody looks.
     pub fn watchdog(self, limit: Duration) -> Self {
-        self.on_stall(limit, live::log)
+        self.on_stall(limit, activity::log)
     }
 
     /// As [`watchdog`](Self::watchdog), with `tell` called instead, on that thread.
@@ -519,8 +519,8 @@ impl Engine {
 
     /// What is running, ready and stalled right now, and by what. It looks at everything in flight, so it costs as much as
     /// [`diagnose`](Self::diagnose).
-    pub fn live(&self) -> Live {
-        Live::of(&self.diagnose())
+    pub fn activity(&self) -> Activity {
+        Activity::of(&self.diagnose())
     }
 
     /// Sets what is called, once per wait, when only leases hold a wait up: the place to run a garbage collector, which may
@@ -602,7 +602,7 @@ impl Engine {
     /// Cancels every operation of this engine that is queued behind leases only.
     fn cancel_held(&self) -> ShutdownReport {
         let core = self.core();
-        let snapshot = picture();
+        let snapshot = take_snapshot();
         let mine = |op: &&OpHandle| op.payload().core.id == core.id && op.payload().is_counted();
         let waiting = graph().waiting();
         let (held, leases) = inspect::held(waiting.iter().filter(mine));

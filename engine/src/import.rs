@@ -2,8 +2,7 @@
 
 use std::sync::Arc;
 
-use estafette_devices::cuda::CudaDevice;
-use estafette_devices::{Allocation, DLDevice, DeviceType, Fence, FenceSet};
+use estafette_devices::{DLDevice, Fence, FenceSet};
 
 use crate::copy;
 use crate::core::core_ref::CoreRef;
@@ -79,13 +78,8 @@ impl Produced {
 
 /// Whether the host may load and store in memory of `device` at `data`.
 pub(crate) fn host_can_use(core: &Core, device: DLDevice, data: *const u8) -> bool {
-    is_host_memory(device) || core.device(device).is_some_and(|device| device.host_accessible_at(data))
-}
-
-/// Whether the host may use all memory of that kind.
-fn is_host_memory(device: DLDevice) -> bool {
-    let kinds = [DeviceType::CPU, DeviceType::CUDA_HOST, DeviceType::ROCM_HOST, DeviceType::CUDA_MANAGED];
-    kinds.contains(&device.device_type)
+    device.device_type.is_host_readable()
+        || core.device(device).is_some_and(|device| device.host_accessible_at(data))
 }
 
 /// Whether memory of `device` is opaque, and only passed on from one library to another: its kind is younger than this version. Its uses
@@ -209,7 +203,8 @@ const ALIGN: usize = 64;
 /// uninitialized bytes.
 pub(crate) fn unwritten(core: &Core, layout: &Layout) -> Result<Storage, Error> {
     let id = layout.device();
-    let zeroed = is_host_memory(id) || core.device(id).is_some_and(|device| device.host_accessible());
+    let zeroed =
+        id.device_type.is_host_readable() || core.device(id).is_some_and(|device| device.host_accessible());
     let storage = fresh(core, layout, zeroed)?;
     // What views ask is the place, and the device may know more of it than of its memory in general.
     if !zeroed && host_can_use(core, id, storage.data()) {
@@ -222,24 +217,29 @@ pub(crate) fn unwritten(core: &Core, layout: &Layout) -> Result<Storage, Error> 
 /// Memory for `layout` on the device that it names. Unless it is `zeroed`, the caller overwrites it before it is shown.
 pub(crate) fn fresh(core: &Core, layout: &Layout, zeroed: bool) -> Result<Storage, Error> {
     let id = layout.device();
-    if let Some(allocation) = shared_with_cuda(core, layout)? {
+    let owner = id.queue_device();
+    let device = core.device(owner).ok_or_else(|| {
+        let shared = if owner == id { String::new() } else { format!(", and memory of {id} with it") };
+        Error::invalid(format!("device {owner} is not available in this engine{shared}"))
+    })?;
+    let bytes = layout.byte_len().max(1);
+    let allocation = if owner != id {
+        let allocation = device.allocate_kind(id.device_type, bytes, ALIGN)?;
         if zeroed {
-            // SAFETY: the allocation is ours alone and this long; the host may write it until the device is given work with it.
-            unsafe { allocation.ptr().as_ptr().write_bytes(0, layout.byte_len()) };
+            // SAFETY: the allocation is this function's alone and this long; a runtime shares it with the host, which may
+            // write it until the device is given work with it.
+            unsafe { allocation.ptr().as_ptr().write_bytes(0, bytes) };
         }
-        return Ok(Storage::device(allocation));
-    }
-    let device = core
-        .device(id)
-        .ok_or_else(|| Error::invalid(format!("device {id} is not available in this engine")))?;
-    if zeroed && !device.host_accessible() {
+        allocation
+    } else if !zeroed {
+        device.allocate(bytes, ALIGN)?
+    } else if device.host_accessible() {
+        device.allocate_zeroed(bytes, ALIGN)?
+    } else {
         return Err(Error::invalid(format!(
             "zeros on {id}: the host cannot write there; use empty and an operation"
         )));
-    }
-    let bytes = layout.byte_len().max(1);
-    let allocation =
-        if zeroed { device.allocate_zeroed(bytes, ALIGN) } else { device.allocate(bytes, ALIGN) }?;
+    };
     if allocation.len() < bytes {
         return Err(Error::invalid(format!(
             "device {id} was asked for {bytes} bytes and gave {}",
@@ -247,26 +247,6 @@ pub(crate) fn fresh(core: &Core, layout: &Layout, zeroed: bool) -> Result<Storag
         )));
     }
     Ok(Storage::device(allocation))
-}
-
-/// Pinned or managed memory, if that is what the layout names: CUDA's first device gives it, and all of them use it.
-fn shared_with_cuda(core: &Core, layout: &Layout) -> Result<Option<Allocation>, Error> {
-    let kind = layout.device().device_type;
-    if ![DeviceType::CUDA_HOST, DeviceType::CUDA_MANAGED].contains(&kind) {
-        return Ok(None);
-    }
-    let found = core.device(DLDevice::new(DeviceType::CUDA, layout.device().device_id));
-    let device: Option<&CudaDevice> =
-        found.as_ref().and_then(|device| (&**device as &dyn std::any::Any).downcast_ref());
-    let device =
-        device.ok_or_else(|| Error::invalid(format!("memory {} needs a CUDA driver", layout.device())))?;
-    let bytes = layout.byte_len().max(1);
-    let allocation = if kind == DeviceType::CUDA_HOST {
-        device.allocate_pinned(bytes, ALIGN)
-    } else {
-        device.allocate_managed(bytes, ALIGN)
-    };
-    Ok(Some(allocation?))
 }
 
 /// Gives an arrival its variables.

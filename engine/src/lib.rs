@@ -109,8 +109,8 @@ pub use tensor::guards::{ReadGuard, WriteGuard};
 pub use tensor::handle::{Tensor, TensorState};
 pub use tensor::variable::Variable;
 pub use tensor::views::{View, ViewMut};
-pub use wait::diagnose::{Blocked, Diagnosis, Status, Waiting};
+pub use wait::activity::{Activity, Stall};
+pub use wait::diagnose::{Blocker, Diagnosis, OpStatus, Status};
 #[doc(hidden)]
-pub use wait::inspect::looked_at;
-pub use wait::live::{Live, Stall};
+pub use wait::inspect::inspected;
 pub use wait::ready::{Ready, Writable};

@@ -3,14 +3,13 @@
 use std::collections::VecDeque;
 use std::sync::Arc;
 
-use estafette_devices::{DLDevice, Device, DeviceType, Fence, Queue};
+use estafette_devices::{DLDevice, Device, Fence, Queue};
 use estafette_sync::sync::{Mutex, MutexGuard};
 
 use crate::core::core_ref::CoreRef;
 use crate::core::error::Error;
 use crate::core::per_device::PerDevice;
 use crate::engine::Engine;
-use crate::exchange::quarantine::device_of;
 use crate::lease::consumer::Consumer;
 use crate::tensor::handle::Tensor;
 
@@ -144,13 +143,13 @@ impl Engine {
 
 /// The device whose queues use memory of `device`.
 fn device_with_streams(core: &CoreRef, device: DLDevice) -> Result<Arc<dyn Device>, Error> {
-    let id = device_of(device);
+    let id = device.queue_device();
     core.device(id).ok_or_else(|| Error::invalid(format!("device {id} is not available in this engine")))
 }
 
 impl Tensor {
     /// A consumer that uses the tensor on `stream`, a native handle, of `device`: the memory's own, or, for pinned and managed
-    /// memory, any CUDA device.
+    /// memory, any device of the runtime that shares it.
     ///
     /// # Errors
     /// [`Error::Invalid`] for a device that the memory is not on, or that the engine does not have; [`Error::Device`] for a stream
@@ -160,8 +159,9 @@ impl Tensor {
     /// As for [`Device::foreign_queue`], for as long as the consumer is used.
     pub unsafe fn consumer_on(&self, device: DLDevice, stream: usize) -> Result<Consumer, Error> {
         let place = self.device()?;
-        let shared = [DeviceType::CUDA_HOST, DeviceType::CUDA_MANAGED].contains(&place.device_type);
-        let fits = device == place || shared && device_of(device).device_type == DeviceType::CUDA;
+        let owner = place.queue_device();
+        let is_shared = owner != place;
+        let fits = device == place || is_shared && device.queue_device().device_type == owner.device_type;
         if !fits {
             return Err(Error::invalid(format!("device: the memory is on {place}, not on {device}")));
         }

@@ -25,9 +25,9 @@ use std::time::{Duration, Instant};
 use arrow::array::{AsArray, Float32Array};
 use arrow::compute::kernels::numeric;
 use arrow::datatypes::Float32Type;
-use estafette::trace::{Journal, JournalOptions};
+use estafette::trace::{Recorder, TraceOptions};
 use estafette::{Engine, Produced, Tensor};
-use estafette_report::{Recording, terminal};
+use estafette_report::{Trace, terminal};
 use examples::{Ledger, Result, Trail, with_arrow, with_ndarray};
 use indicatif::{ProgressBar, ProgressStyle};
 use ndarray::{Array1, Array2, ArrayView1, ArrayView2, ArrayViewMut1, ArrayViewMut2, Axis, Ix1, Ix2};
@@ -230,7 +230,7 @@ async fn main() -> Result {
 
     // `--no-report` leaves out the recording: to compare.
     let quiet = std::env::args().any(|argument| argument == "--no-report");
-    let journal = if quiet { None } else { Some(Journal::open(JournalOptions::default())?) };
+    let recorder = if quiet { None } else { Some(Recorder::open(TraceOptions::default())?) };
     let engine = Engine::builder().build()?;
     let ledger = Ledger::default();
     let stage = Stage { engine: engine.clone(), ledger: ledger.clone() };
@@ -255,11 +255,11 @@ async fn main() -> Result {
         tokio::time::sleep(Duration::from_millis(1)).await;
     }
     report(&ledger, &archive, plain, relay)?;
-    journal.map_or(Ok(()), |journal| where_the_time_went(&journal.finish()))
+    recorder.map_or(Ok(()), |recorder| where_the_time_went(&recorder.finish()))
 }
 
 /// Prints the short report, and writes the HTML page to the working directory.
-fn where_the_time_went(recording: &Recording) -> Result {
+fn where_the_time_went(recording: &Trace) -> Result {
     let report = estafette_report::report(recording);
     println!();
     print!("{}", terminal::text(&report, terminal::Style { short: true, ..terminal::Style::default() }));

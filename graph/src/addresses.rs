@@ -3,7 +3,7 @@
 use std::collections::{HashMap, HashSet};
 use std::hash::{BuildHasherDefault, Hasher};
 
-/// Addresses differ in their middle bits, which a multiplication brings to the top.
+/// Hashes addresses. They differ in their middle bits, which a multiplication moves to the top.
 #[derive(Default)]
 pub(crate) struct AddressHasher(u64);
 

@@ -1,28 +1,30 @@
-//! No locked instruction while one thread has the graph for itself.
+//! A biased lock: one thread uses the graph without locked instructions, until a second thread comes.
 //!
-//! Two thirds of what a short operation costs are locked instructions that keep out threads which do not exist. So a graph may
-//! be *biased* towards the first thread that uses it: that thread enters and leaves with plain stores, and inside it reads and
-//! writes bits and counters plainly. The first other thread that comes ends this for good, and from then on everybody takes
-//! bits. (Biased locking as in Kawachiya, Koseki and Onodera, "Lock Reservation", 2002, for a whole graph at once.)
+//! Two thirds of the cost of a short operation are locked instructions that keep out threads which do not
+//! exist. So a graph may be *biased* towards the first thread that uses it. That thread enters and leaves
+//! critical sections with plain stores; inside, it reads and writes locks and counters plainly. The first
+//! other thread ends the bias for good, and from then on every thread takes locks. (Biased locking as in
+//! Kawachiya, Koseki and Onodera, "Lock Reservation", 2002, for a whole graph at once.)
 //!
 //! ```text
 //! UNCLAIMED ──first thread──► its token ──another thread──► REVOKING ──the owner is outside──► SHARED
 //!     └──────────────────────────────── share() ──────────────────────────────────────────────────▲
 //! ```
 //!
-//! # Why nobody meets inside
-//! The owner says that it is inside, fences (the light side of [`estafette_sync::barrier`]), and looks whether it still is the
-//! owner; who takes that away says so, fences (the heavy side), and waits until the owner is outside. Whichever fence comes
-//! first, either the owner sees that it is not the owner any more, leaves, and waits for `SHARED`; or the other one sees it
-//! inside. StepKind the owner did inside is published by its leaving (Release) to the revoker (Acquire), and by `SHARED` (Release)
-//! to everybody else (Acquire).
+//! # Why two threads never meet inside
+//! The owner stores that it is inside, fences (the light side of [`estafette_sync::barrier`]), and loads the
+//! owner. A revoker stores that it revokes, fences (the heavy side), and waits until the owner is outside.
+//! Whichever fence comes first, either the owner sees that it is no longer the owner, leaves, and waits for
+//! `SHARED`; or the revoker sees it inside. The owner's writes inside are published by its leaving (Release)
+//! to the revoker (Acquire), and by `SHARED` (Release) to all other threads (Acquire).
 //!
-//! Nobody waits for anything inside: bits are not taken there, and every other lock of the graph is taken outside, or is one
-//! whose holders never enter.
+//! A thread never waits inside: variables' locks need not be taken there, and every other lock of the graph
+//! is taken outside, or its holders never enter.
 //!
-//! # Why no section is inside another one
-//! A section lends state to closures, which must not come back. One that does is refused by a panic: the owner finds its own token
-//! in `inside`, whether the bias lasts or is being ended. It cannot have ended, since the thread that ends it waits for the section.
+//! # Why critical sections do not nest
+//! A critical section lends state to closures, which must not use the graph. A closure that does is refused
+//! by a panic: the owner finds its own token in `inside`, whether the bias lasts or is being revoked. The
+//! bias cannot have ended, since the revoker waits for the section.
 
 use std::cell::Cell;
 use std::ptr::NonNull;
@@ -33,11 +35,11 @@ use estafette_sync::{barrier, thread};
 
 use crate::reentry;
 
-/// Everybody takes bits. For good.
+/// Every thread takes locks. Final.
 const SHARED: u64 = 0;
-/// Nobody has come yet.
+/// No thread has used the graph yet.
 const UNCLAIMED: u64 = 1;
-/// Somebody waits until the owner is outside.
+/// A revoker waits until the owner is outside.
 const REVOKING: u64 = 2;
 /// Tokens of threads are greater.
 const FIRST_TOKEN: u64 = 3;
@@ -45,17 +47,17 @@ const FIRST_TOKEN: u64 = 3;
 /// No thread is in a section.
 const OUTSIDE: u64 = 0;
 
-/// Who has the graph for itself.
+/// Which thread uses the graph without locked instructions, if one does.
 pub(crate) struct BiasedLock {
     owner: AtomicU64,
     /// The owner's token while it is in a section, else [`OUTSIDE`]. Only the owner writes it.
     inside: AtomicU64,
 }
 
-/// A stretch in which the calling thread takes bits and gives them back, never within another one. Having one does not mean to
-/// be alone.
+/// The time in which the calling thread takes and releases locks. Critical sections do not nest. Not every
+/// section is [exclusive](Self::is_exclusive).
 pub(crate) struct CriticalSection {
-    /// Of a graph that is never freed; `None` for a thread that is not alone.
+    /// Of a graph that is never freed; `None` if the section is not exclusive.
     biased: Option<NonNull<BiasedLock>>,
 }
 
@@ -65,16 +67,17 @@ impl BiasedLock {
         Self { owner: AtomicU64::new(SHARED), inside: AtomicU64::new(OUTSIDE) }
     }
 
-    /// For a graph that is never freed. Without a fence that only one side pays for, there is nothing to gain.
+    /// For a graph that is never freed. Where both sides of the fence cost the same, the lock is shared from
+    /// the start.
     pub(crate) fn unclaimed() -> Self {
         let owner = if barrier::is_asymmetric() { UNCLAIMED } else { SHARED };
         Self { owner: AtomicU64::new(owner), inside: AtomicU64::new(OUTSIDE) }
     }
 
-    /// Enters. The graph is never freed if it was made [`unclaimed`](Self::unclaimed).
+    /// Enters a critical section. A graph whose lock was made [`unclaimed`](Self::unclaimed) is never freed.
     ///
     /// # Panics
-    /// If the thread has the graph for itself and is in a section already.
+    /// If the thread owns the lock and is in a section already.
     #[inline(always)]
     pub(crate) fn enter(&self) -> CriticalSection {
         // Acquire: after `SHARED`, what the last owner did is visible.
@@ -83,7 +86,7 @@ impl BiasedLock {
             return CriticalSection { biased: None };
         }
         if owner == TOKEN.with(Cell::get) {
-            // A plain load of the thread's own line: within a section nothing else would keep this one out.
+            // A plain load of the thread's own line: nothing else refuses a nested section.
             if self.inside.load(Ordering::Relaxed) != OUTSIDE {
                 reentry::panic_reentered();
             }
@@ -112,7 +115,7 @@ impl BiasedLock {
     /// Ends the bias.
     ///
     /// # Panics
-    /// If the thread is in a section: it would wait for itself to leave.
+    /// If the thread is in a section: it would wait for itself.
     #[cold]
     pub(crate) fn share(&self) {
         self.refuse_inside(token());
@@ -124,7 +127,7 @@ impl BiasedLock {
                 UNCLAIMED if self.becomes(UNCLAIMED, SHARED) => return,
                 owner if self.becomes(owner, REVOKING) => {
                     barrier::heavy();
-                    // An owner that was not taken along into a forked child never comes out, and is not there.
+                    // In a forked child, the owner's thread may not exist; then it never leaves.
                     while self.inside.load(Ordering::Acquire) != OUTSIDE && !is_abandoned() {
                         thread::yield_now();
                     }
@@ -136,7 +139,7 @@ impl BiasedLock {
         }
     }
 
-    /// A thread whose bias is being ended finds its own token here, for as long as its section lasts.
+    /// While the bias is being revoked, the owner finds its own token here as long as its section lasts.
     fn refuse_inside(&self, token: u64) {
         if self.inside.load(Ordering::Relaxed) == token {
             reentry::panic_reentered();
@@ -149,10 +152,10 @@ impl BiasedLock {
 }
 
 impl CriticalSection {
-    /// Of nothing.
+    /// A section of no graph.
     pub(crate) const NONE: Self = Self { biased: None };
 
-    /// Whether the thread has the graph for itself, so that it need not take bits.
+    /// Whether only the calling thread uses the graph, so that it need not take locks.
     #[inline(always)]
     pub(crate) fn is_exclusive(&self) -> bool {
         self.biased.is_some()
@@ -171,18 +174,18 @@ impl Drop for CriticalSection {
 
 #[cfg(not(any(estafette_loom, estafette_shuttle)))]
 thread_local! {
-    /// A number that no other thread has had; 0 before it is asked for.
+    /// A number that no other thread has had; 0 until the first call of [`token`].
     static TOKEN: Cell<u64> = const { Cell::new(0) };
 }
 
-// A model's threads are not threads of the process.
+// The threads of a model are not threads of the process.
 #[cfg(any(estafette_loom, estafette_shuttle))]
 estafette_sync::thread_local! {
     static TOKEN: Cell<u64> = Cell::new(0);
 }
 
 fn token() -> u64 {
-    // Takes part in no protocol, so not a model's: every number is given out once, which is all.
+    // A plain `std` atomic: the only promise is that every number is returned once.
     static NEXT: std::sync::atomic::AtomicU64 = std::sync::atomic::AtomicU64::new(FIRST_TOKEN);
     TOKEN.with(|token| {
         if token.get() == 0 {
@@ -200,7 +203,7 @@ mod models {
 
     use super::*;
 
-    /// StepKind only one thread may be at: plainly for whoever is alone, and under a lock for all others.
+    /// A value for one thread at a time: accessed plainly in an exclusive section, under a lock otherwise.
     struct Guarded {
         biased: BiasedLock,
         lock: Mutex<()>,
@@ -218,7 +221,7 @@ mod models {
             Arc::new(Self { biased: BiasedLock::unclaimed(), lock, value })
         }
 
-        /// Adds one; true for a thread that was alone.
+        /// Adds one. True: the section was exclusive.
         fn add(&self) -> bool {
             let section = self.biased.enter();
             let _locked = (!section.is_exclusive()).then(|| self.lock.lock());
@@ -228,7 +231,7 @@ mod models {
         }
 
         fn value(&self) -> usize {
-            // SAFETY: everybody else has ended.
+            // SAFETY: all other threads have ended.
             self.value.with(|value| unsafe { *value })
         }
     }
@@ -236,7 +239,7 @@ mod models {
     fn model(preemptions: usize, f: impl Fn() + Sync + Send + 'static) {
         let mut builder = loom::model::Builder::new();
         builder.preemption_bound = Some(preemptions);
-        // Threads that wait for the owner look again and again.
+        // Threads that wait for the owner poll.
         builder.max_branches = 100_000;
         builder.check(f);
     }
@@ -254,11 +257,11 @@ mod models {
             };
             let mine = [guarded.add(), guarded.add()].map(usize::from).iter().sum::<usize>();
             other.join().expect("the other thread ends well");
-            assert!(!guarded.add(), "nobody is alone ever after");
+            assert!(!guarded.add(), "no section is exclusive from now on");
             assert_eq!(guarded.value(), 5);
             seen.lock().expect("no model panics under it")[mine] += 1;
         });
-        // Before, between and after the owner's two: the model has seen the second thread come at each time.
+        // The second thread has come before, between and after the owner's two additions.
         assert!(alone.lock().expect("no model panics under it").iter().all(|times| *times > 0));
     }
 

@@ -1,4 +1,4 @@
-//! The graph: handles of the memory behind variables and operations.
+//! The graph, and the memory behind its variables and operations.
 
 use std::fmt;
 
@@ -12,16 +12,16 @@ use crate::variable::var::{Var, VarNode};
 
 /// Keeps the order of operations over variables.
 ///
-/// `V` is what the user keeps per variable, `T` what the user keeps per operation. Clones are handles of the same
-/// graph; variables and operations live on without one.
+/// `V` is the user's state of a variable, `T` the user's payload of an operation. Clones are handles of the
+/// same graph; variables and operations live on without one.
 pub struct Graph<V, T> {
     pub(crate) state: Arc<GraphState<V, T>>,
 }
 
-/// The memory of a graph. Kept alive by graph handles, by every variable, and by operations that no queued access
-/// pins (those without accesses, and those with an `OpRef`).
+/// The memory of a graph. Kept alive by graph handles, by every variable, and by every operation in flight or
+/// referenced.
 pub(crate) struct GraphState<V, T> {
-    /// Never freed, so nothing need count who still uses it.
+    /// Never freed, so references to the graph are not counted.
     pub(crate) immortal: bool,
     pub(crate) biased: BiasedLock,
     pub(crate) slab: Slab<V, T>,
@@ -50,19 +50,20 @@ impl<V, T> Graph<V, T> {
         Self::with_lifetime(false)
     }
 
-    /// A graph whose memory is never freed, for a process that has one graph. Saves counting who still uses it: two locked
-    /// instructions per operation with a reference, and two per operation for a free list shared by threads. While only one
-    /// thread uses it, that one saves nearly all others, too.
+    /// A graph whose memory is never freed, for a process that has one graph. Saves four locked instructions
+    /// per operation: two that count references to the graph, and two for a free list shared by threads.
+    /// While only one thread uses the graph, that thread saves nearly all others, too.
     pub fn immortal() -> Self {
         let graph = Self::with_lifetime(true);
-        // An execution of a simulation has a graph of its own, which goes with the execution's other statics.
+        // Each execution of a simulation has its own graph, which is freed with the execution's other
+        // statics.
         #[cfg(not(estafette_shuttle))]
         std::mem::forget(Arc::clone(&graph.state));
         graph
     }
 
-    /// As [`immortal`](Self::immortal) is, biased towards its first thread; for models, where nothing is immortal. It must
-    /// outlive what every thread does with it.
+    /// A graph that is freed, and biased towards its first thread as an [immortal](Self::immortal) one is;
+    /// for models. The graph must outlive its use by every thread.
     #[cfg(estafette_loom)]
     pub fn biased() -> Self {
         let (slab, registry) = (Slab::new(false), Registry::new());
@@ -83,8 +84,8 @@ impl<V, T> Graph<V, T> {
         }
     }
 
-    /// Says that several threads will use the graph. They may without, but the second one is spared some microseconds, and an
-    /// immortal graph's first thread saves its locked instructions until then.
+    /// States that several threads will use the graph. Optional: the second thread saves some microseconds,
+    /// and the first thread of an immortal graph takes locks from now on.
     pub fn share(&self) {
         self.state.biased.share();
     }
@@ -94,7 +95,9 @@ impl<V, T> Graph<V, T> {
         Var::new(&self.state, state)
     }
 
-    /// An operation in the queue of another graph's variable would outlive the memory of its own.
+    /// # Panics
+    /// If the variable belongs to another graph: an operation in its queue would outlive its own graph's
+    /// memory.
     #[inline]
     pub(crate) fn assert_mine(&self, node: &VarNode<V, T>) {
         assert!(

@@ -1,4 +1,4 @@
-//! StepKind keeps a graph's memory alive: of variables, and of blocks that no queued access pins.
+//! References that keep a graph's memory alive.
 
 use std::ops::Deref;
 use std::ptr::NonNull;
@@ -7,7 +7,7 @@ use estafette_sync::sync::Arc;
 
 use crate::graph::GraphState;
 
-/// StepKind keeps a graph's memory alive: counted as an `Arc`, unless the graph is immortal.
+/// Keeps a graph's memory alive: counted as an `Arc`, unless the graph is immortal.
 pub(crate) struct GraphRef<V, T>(NonNull<GraphState<V, T>>);
 
 impl<V, T> GraphRef<V, T> {
@@ -21,7 +21,7 @@ impl<V, T> GraphRef<V, T> {
         }
     }
 
-    /// StepKind need not be counted.
+    /// The graph, if it is immortal.
     #[inline(always)]
     pub(crate) fn immortal(&self) -> Option<NonNull<GraphState<V, T>>> {
         self.get().immortal.then_some(self.0)

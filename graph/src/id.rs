@@ -2,8 +2,8 @@
 
 use std::fmt;
 
-/// Names an operation within its graph. Unique; ascending for operations submitted by one thread, in batches across
-/// threads (so that submitting costs no shared counter).
+/// Names an operation within its graph. Unique; ascending for operations submitted by one thread, in batches
+/// across threads (so that submitting costs no shared counter).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct OpId(u64);
 
@@ -12,7 +12,7 @@ pub struct OpId(u64);
 pub struct VarId(u64);
 
 impl OpId {
-    /// An identifier from its number, for recordings that come from elsewhere.
+    /// An identifier from its number, for example one read from a file.
     pub const fn new(number: u64) -> Self {
         Self(number)
     }
@@ -24,7 +24,7 @@ impl OpId {
 }
 
 impl VarId {
-    /// An identifier from its number, for recordings that come from elsewhere.
+    /// An identifier from its number, for example one read from a file.
     pub const fn new(number: u64) -> Self {
         Self(number)
     }

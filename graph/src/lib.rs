@@ -1,19 +1,31 @@
-//! Read/write order of operations over variables: this crate decides *who may go next*, and nothing else.
+//! Read/write order of operations over variables: this crate decides *which operation may run next*, and
+//! nothing else.
 //!
-//! Operations are submitted with the variables they read and write. An operation is *granted* once every earlier
-//! conflicting operation has been completed; whoever runs it completes it, which hands out the operations that may
-//! go next. The result is as if the operations had run one by one in submission order, with many readers at once.
-//! The crate never starts a thread, never looks at a clock, never touches a device, a foreign function or an async
-//! runtime, and never calls its user's code while it holds one of its locks (but the two short closures documented
-//! as running *under the bit*).
+//! Operations are submitted with the variables they read and write. An operation is *granted* once every
+//! earlier conflicting operation has been completed. Its completion returns the operations that are granted
+//! next. The result is as if the operations had run one by one in submission order, with many readers at
+//! once.
+//!
+//! The crate never starts a thread, never reads a clock, and never calls a device, a foreign function or an
+//! async runtime. It calls its user's closures while it holds no lock, but for the short closures documented
+//! as running *under the lock*.
+//!
+//! | part | what is in it |
+//! |---|---|
+//! | `variable/` | variables: lock, queue of accesses, pins, collapse |
+//! | `operation/` | operations: memory, submission, grant, completion, withdrawal |
+//! | `inspect/` | who waits for whom: steps, walks, snapshots |
+//! | [`program`] | operations that are recorded once and run many times |
+//! | `graph.rs`, `graph_ref.rs`, `registry.rs` | the graph, what keeps it alive, the list of its variables |
+//! | `biased_lock.rs`, `reentry.rs` | one thread without locked instructions; closures that use the graph are refused |
 //!
 //! ```
 //! use estafette_graph::{Graph, Mode};
 //!
 //! let graph: Graph<(), &str> = Graph::new();
 //! let x = graph.var(());
-//! let first = graph.submit("produce", [(&x, Mode::Write)]).expect("nothing is queued before it");
-//! assert!(graph.submit("consume", [(&x, Mode::Read)]).is_none(), "waits for the write");
+//! let first = graph.op("produce", [(&x, Mode::Write)]).submit_unreferenced().expect("nothing is queued before it");
+//! assert!(graph.op("consume", [(&x, Mode::Read)]).submit_unreferenced().is_none(), "waits for the write");
 //! assert!(!x.is_quiet());
 //!
 //! let mut next = Vec::new();
@@ -24,9 +36,8 @@
 //! assert!(x.is_quiet());
 //! ```
 //!
-//! How the order is kept, which races are excluded and what each memory ordering is for is written in
-//! `PROTOCOL.md` beside this crate's source. [`Snapshot`] explains a stuck graph, [`program`] records operations and runs
-//! them again.
+//! `PROTOCOL.md` beside this crate's source states how the order is kept, which races are excluded and why
+//! each memory ordering is what it is.
 #![doc(test(attr(deny(warnings))))]
 
 mod addresses;
@@ -44,7 +55,6 @@ mod variable;
 
 pub use graph::Graph;
 pub use id::{OpId, VarId};
-pub use inspect::dependents::Pinned;
 pub use inspect::snapshot::{Blocker, Explained, Hazard, OpView, Snapshot, VarView};
 pub use inspect::walk::{Step, StepKind, Walk};
 pub use operation::access::Mode;

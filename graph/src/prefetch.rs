@@ -1,7 +1,7 @@
-//! A word to the cache of what is needed next.
+//! Cache prefetches.
 
-/// Begins to fetch the first `LINES` cache lines of what `place` points to, if the processor has an instruction for it. Nothing
-/// is read: any address will do.
+/// Begins to fetch the first `LINES` cache lines of the target of `place`, if the processor has an
+/// instruction for it. Reads nothing, so any address is legal.
 #[inline(always)]
 pub(crate) fn prefetch<const LINES: usize, P>(place: std::ptr::NonNull<P>) {
     #[cfg(all(target_arch = "x86_64", not(miri)))]

@@ -1,18 +1,19 @@
 //! Refuses a closure that runs under a variable's lock and uses the graph again.
 //!
-//! Such a closure would get a second exclusive reference to the variable's state, or wait for a lock that its own thread holds.
-//! In a graph that one thread has for itself every use passes the [bias](crate::biased_lock), which knows whether the thread is inside.
-//! In a shared graph a lock does not know its owner, and a note at each of them would cost every operation. So the calls that
-//! lend state to a closure note the graph for their thread, and the note is read only where a thread is about to wait.
-//! [`Granted::complete_into`](crate::Granted::complete_into), [`Var::try_pin`](crate::Var::try_pin) and [`Var::unpin`](crate::Var::unpin) leave no note,
-//! since every operation or lease would pay for it.
+//! Such a closure would get a second exclusive reference to the variable's state, or wait for a lock that its
+//! own thread holds. In a graph that one thread owns, every use passes the [biased lock](crate::biased_lock),
+//! which knows whether the thread is inside. In a shared graph a lock does not know its owner, and a note at
+//! each lock would cost every operation. So the calls that lend state to a closure note the graph for their
+//! thread, and a thread reads the note only when it is about to wait.
+//! [`Granted::complete_into`](crate::Granted::complete_into), [`Var::try_pin`](crate::Var::try_pin) and
+//! [`Var::unpin`](crate::Var::unpin) leave no note, since every operation or lease would pay for it.
 
 use std::cell::Cell;
 
 /// The graph whose state a closure of this thread has borrowed: its address.
 pub(crate) type GraphAddress = *const ();
 
-/// While it lives, a closure of the thread borrows state of the graph.
+/// While this guard lives, a closure of the thread borrows state of the graph.
 pub(crate) struct Lending {
     before: GraphAddress,
 }
@@ -50,7 +51,7 @@ thread_local! {
     static LENT: Cell<GraphAddress> = const { Cell::new(std::ptr::null()) };
 }
 
-// A model's threads are not threads of the process.
+// The threads of a model are not threads of the process.
 #[cfg(any(estafette_loom, estafette_shuttle))]
 estafette_sync::thread_local! {
     static LENT: Cell<GraphAddress> = Cell::new(std::ptr::null());

@@ -9,12 +9,14 @@ use crate::graph::Graph;
 use crate::operation::op_ref::OpRef;
 use crate::variable::var::VarNode;
 
-/// A list touched when a variable is made or destroyed, and never by an operation.
+/// A list that changes when a variable is made or destroyed, never by an operation.
 ///
-/// A node is freed only after it was taken off this list, so whoever holds the lock can look at every node on it.
-/// The lock is taken before any variable's bit, never while one is held.
+/// A node is freed only after its removal from this list, so a thread that holds the registry's lock may
+/// access every node on the list. The registry's lock is taken before any variable's lock, never while one is
+/// held.
 ///
-/// A [`Survey`] looks at nodes without the lock. Nodes that are taken off the list meanwhile are kept until the last survey ends.
+/// A [`RegistryScan`] accesses nodes without the lock. Nodes that are removed meanwhile are freed by the last
+/// scan's end.
 pub(crate) struct Registry<V, T> {
     live: Mutex<RegistryState<V, T>>,
 }
@@ -22,18 +24,18 @@ pub(crate) struct Registry<V, T> {
 pub(crate) struct RegistryState<V, T> {
     nodes: Vec<NonNull<VarNode<V, T>>>,
     next_id: u64,
-    /// Surveys under way.
+    /// Scans in progress.
     scans: usize,
-    /// Nodes that were taken off the list during a survey.
+    /// Nodes that were removed from the list during a scan.
     gone: Vec<NonNull<VarNode<V, T>>>,
 }
 
-/// While it lives, no node that was alive at its beginning, or since, is freed.
+/// While a scan lives, no node is freed that was alive at its beginning or later.
 pub(crate) struct RegistryScan<'a, V, T> {
     registry: &'a Registry<V, T>,
 }
 
-/// Nodes that a survey copies from the list under one lock.
+/// Nodes that a scan copies from the list under one lock.
 const CHUNK: usize = if cfg!(estafette_loom) { 2 } else { 1024 };
 
 impl<V, T> Registry<V, T> {
@@ -41,13 +43,14 @@ impl<V, T> Registry<V, T> {
         Self { live: Mutex::new(RegistryState { nodes: Vec::new(), next_id: 1, scans: 0, gone: Vec::new() }) }
     }
 
-    /// Puts a node on the list that `make` builds from its number and its place.
+    /// Adds a node to the list, which `make` builds from its number and its index.
     pub(crate) fn add(
         &self,
         make: impl FnOnce(u64, usize) -> NonNull<VarNode<V, T>>,
     ) -> NonNull<VarNode<V, T>> {
         if is_abandoned() {
-            // The lock may be held for ever. Nobody looks at the list any more, so the variable need not be on it.
+            // The lock may be held for ever. No thread reads the list any more, so the variable need not be
+            // on it.
             return make(0, 0);
         }
         let mut live = self.lock();
@@ -57,13 +60,14 @@ impl<V, T> Registry<V, T> {
         node
     }
 
-    /// Takes a node off the list. True: no other thread can reach it any more, and the caller frees it. Else a survey frees it.
+    /// Removes a node from the list. True: no other thread can reach the node any more, and the caller frees
+    /// it. False: a scan frees it.
     ///
     /// # Safety
-    /// The node is on the list, and ends. It is not used afterwards, but to free it.
+    /// The node is on the list, and ends. The caller uses it afterwards only to free it.
     pub(crate) unsafe fn remove(&self, node: NonNull<VarNode<V, T>>) -> bool {
         let mut live = self.lock();
-        // SAFETY: nodes on the list are alive, and places are only touched under this lock.
+        // SAFETY: nodes on the list are alive, and indices are accessed under this lock only.
         unsafe {
             let index = node.as_ref().registry_index.with(|index| *index);
             debug_assert_eq!(live.nodes.get(index), Some(&node));
@@ -79,23 +83,22 @@ impl<V, T> Registry<V, T> {
         is_free
     }
 
-    /// Begins a survey.
+    /// Begins a scan.
     pub(crate) fn scan(&self) -> RegistryScan<'_, V, T> {
         self.lock().scans += 1;
         RegistryScan { registry: self }
     }
 
     pub(crate) fn lock(&self) -> MutexGuard<'_, RegistryState<V, T>> {
-        // A closure of a snapshot may have panicked under it; that touches neither the list nor its places.
         self.live.lock()
     }
 }
 
 impl<V, T> RegistryScan<'_, V, T> {
-    /// Calls `f` with every node that is alive now and until it is called, in no particular order and perhaps twice. The lock is not held
-    /// meanwhile.
+    /// Calls `f` with every node that is alive from now until that call, in no particular order and perhaps
+    /// twice. The lock is not held during a call.
     pub(crate) fn each(&self, mut f: impl FnMut(NonNull<VarNode<V, T>>)) {
-        // From the end to the beginning: what is taken off the list is replaced by the last one.
+        // From the end to the beginning: the last node takes the index of a removed one.
         let mut end = usize::MAX;
         let mut chunk = Vec::with_capacity(CHUNK);
         while end > 0 {
@@ -117,23 +120,23 @@ impl<V, T> Drop for RegistryScan<'_, V, T> {
         let gone = if live.scans == 0 { std::mem::take(&mut live.gone) } else { Vec::new() };
         drop(live);
         for node in gone {
-            // SAFETY: it was taken off the list, and no survey is left that could have found it.
+            // SAFETY: the node was removed from the list, and no scan is left that could have found it.
             unsafe { VarNode::free(node) };
         }
     }
 }
 
 impl<V, T> Graph<V, T> {
-    /// References to every operation that waits anywhere, ascending by id, without those that cannot be referenced (see
-    /// [`Var::queued`](crate::Var::queued)). Looks at every live variable, one after the other, and at each access once.
+    /// References to every operation that waits anywhere, ascending by id, without collapses. Visits every
+    /// live variable, one after the other, and each access once.
     ///
-    /// Each reference is made before the operation is granted, so whoever is granted it finds it
+    /// Each reference is made before the operation is granted, so its token reports it as
     /// [referenced](crate::Granted::is_referenced).
     #[must_use]
     pub fn waiting(&self) -> Vec<OpRef<V, T>> {
         let mut found: Vec<OpRef<V, T>> = Vec::new();
         let scan = self.state.registry().scan();
-        // SAFETY: the survey keeps the nodes. Nothing is queued on one that has ended.
+        // SAFETY: the scan keeps the nodes. Nothing is queued on a node that has ended.
         scan.each(|node| unsafe { VarNode::queued_into(node, false, &mut found) });
         drop(scan);
         found.sort_by_key(OpRef::id);
@@ -142,7 +145,7 @@ impl<V, T> Graph<V, T> {
     }
 }
 
-// SAFETY: the pointers are used under the lock or a variable's bit; what they reach is `V` and `T`.
+// SAFETY: the pointers are used under the lock or a variable's lock; what they reach is `V` and `T`.
 unsafe impl<V: Send, T: Send + Sync> Send for Registry<V, T> {}
 // SAFETY: as above.
 unsafe impl<V: Send, T: Send + Sync> Sync for Registry<V, T> {}

@@ -30,6 +30,8 @@ fn a_collapse_waits_for_what_its_members_have_queued() {
     driver.collapse("collapse", &[0, 1], 2);
     driver.submit("after", &[r(0)]);
     assert_eq!(driver.granted(), ["r1", "w0"]);
+    let waiting: Vec<_> = driver.graph.waiting().iter().map(|op| op.payload().clone()).collect();
+    assert_eq!(waiting, ["after"], "a collapse is in no list");
     assert_eq!(driver.complete("w0"), [""; 0]);
     assert_eq!(driver.complete("r1"), ["collapse"]);
     assert_eq!(driver.complete("collapse"), ["after"]);
@@ -120,9 +122,9 @@ fn a_member_dropped_while_its_accesses_queue_on_the_group_lives_until_they_are_t
     let member = graph.var(Some(witness.clone()));
     let group = graph.var(None);
     let collapse = graph.collapse("collapse", &[&member], &group).expect("idle");
-    assert!(graph.submit("through the member", [(&member, Mode::Write)]).is_none());
+    assert!(graph.op("through the member", [(&member, Mode::Write)]).submit_unreferenced().is_none());
     drop(member);
-    assert!(graph.submit("later", [(&group, Mode::Write)]).is_none());
+    assert!(graph.op("later", [(&group, Mode::Write)]).submit_unreferenced().is_none());
     let mut next = Some(collapse);
     let mut step = || {
         let granted = next.take().expect("a chain");
@@ -143,12 +145,12 @@ fn a_parked_member_goes_when_a_later_write_of_a_busy_group_completes() {
     let group = graph.var(None);
     graph.collapse("collapse", &[&member], &group).expect("idle").complete(|_| (), |_| ());
     let (slow, quick) = (
-        graph.submit("slow", [(&member, Mode::Read)]).expect("idle"),
-        graph.submit("quick", [(&group, Mode::Read)]).expect("readers together"),
+        graph.op("slow", [(&member, Mode::Read)]).submit_unreferenced().expect("idle"),
+        graph.op("quick", [(&group, Mode::Read)]).submit_unreferenced().expect("readers together"),
     );
     drop(member);
-    assert!(graph.submit("write", [(&group, Mode::Write)]).is_none());
-    assert!(graph.submit("keeps the queue busy", [(&group, Mode::Write)]).is_none());
+    assert!(graph.op("write", [(&group, Mode::Write)]).submit_unreferenced().is_none());
+    assert!(graph.op("keeps the queue busy", [(&group, Mode::Write)]).submit_unreferenced().is_none());
     quick.complete(|_| (), |_| unreachable!());
     assert_eq!(Arc::strong_count(&witness), 2);
     let mut next = None;
@@ -165,7 +167,7 @@ fn a_member_dropped_before_its_collapse_completes_waits_for_it() {
     let witness = Arc::new(());
     let member = graph.var(Some(witness.clone()));
     let group = graph.var(None);
-    let ahead = graph.submit("ahead", [(&member, Mode::Read)]).expect("idle");
+    let ahead = graph.op("ahead", [(&member, Mode::Read)]).submit_unreferenced().expect("idle");
     assert!(graph.collapse("collapse", &[&member], &group).is_none());
     drop((member, group));
     assert_eq!(graph.snapshot(|name| *name).ops.len(), 2);

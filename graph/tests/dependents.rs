@@ -5,15 +5,15 @@ mod common;
 use common::{Driver, r, w};
 use estafette_graph::{Mode, OpRef};
 
-fn behind(driver: &Driver, op: &OpRef<usize, String>) -> Vec<String> {
+fn behind(op: &OpRef<usize, String>) -> Vec<String> {
     let mut found = Vec::new();
-    driver.graph.pin(op).dependents(|_, mode| mode.reads(), &mut found);
+    op.dependents(|_, mode| mode.reads(), &mut found);
     found.iter().map(|op| op.payload().clone()).collect()
 }
 
-fn ahead(driver: &Driver, op: &OpRef<usize, String>) -> Vec<String> {
+fn ahead(op: &OpRef<usize, String>) -> Vec<String> {
     let mut found = Vec::new();
-    driver.graph.pin(op).sources(Mode::reads, |name| name == "known", &mut found);
+    op.sources(Mode::reads, |name| name == "known", &mut found);
     found.iter().map(|op| op.payload().clone()).collect()
 }
 
@@ -32,13 +32,13 @@ fn a_write_is_looked_at_until_the_next_one_which_looks_itself_if_it_updates() {
     let update = driver.submit_ref("update", &[u(0)]);
     let healing = driver.submit_ref("healing", &[r(0), w(1)]);
     let last = driver.submit_ref("last", &[r(1)]);
-    assert_eq!(behind(&driver, &write), ["read", "update"]);
-    assert_eq!(behind(&driver, &update), ["healing"]);
-    assert_eq!(behind(&driver, &read), NONE);
-    assert_eq!(ahead(&driver, &last), ["healing"]);
-    assert_eq!(ahead(&driver, &healing), ["update"]);
-    assert_eq!(ahead(&driver, &update), ["write"], "past the reads in between");
-    assert_eq!(ahead(&driver, &write), NONE, "it replaces what is there");
+    assert_eq!(behind(&write), ["read", "update"]);
+    assert_eq!(behind(&update), ["healing"]);
+    assert_eq!(behind(&read), NONE);
+    assert_eq!(ahead(&last), ["healing"]);
+    assert_eq!(ahead(&healing), ["update"]);
+    assert_eq!(ahead(&update), ["write"], "past the reads in between");
+    assert_eq!(ahead(&write), NONE, "it replaces what is there");
 }
 
 #[test]
@@ -48,8 +48,8 @@ fn the_search_for_a_write_ends_at_a_read_that_is_known() {
     driver.submit("write", &[w(0)]);
     let first = driver.submit_ref("known", &[r(0)]);
     let second = driver.submit_ref("second", &[r(0)]);
-    assert_eq!(ahead(&driver, &first), ["write"]);
-    assert_eq!(ahead(&driver, &second), NONE);
+    assert_eq!(ahead(&first), ["write"]);
+    assert_eq!(ahead(&second), NONE);
 }
 
 #[test]
@@ -60,12 +60,12 @@ fn the_last_of_several_writes_is_found_from_either_end() {
     driver.submit("second", &[w(0)]);
     for name in ["a", "b", "c", "d", "e"] {
         let read = driver.submit_ref(name, &[r(0)]);
-        assert_eq!(ahead(&driver, &read), ["second"]);
+        assert_eq!(ahead(&read), ["second"]);
     }
     let update = driver.submit_ref("update", &[u(0)]);
-    assert_eq!(ahead(&driver, &update), ["second"], "and not itself");
+    assert_eq!(ahead(&update), ["second"], "and not itself");
     driver.submit("third", &[w(0)]);
-    assert_eq!(ahead(&driver, &update), ["second"], "and nothing behind it");
+    assert_eq!(ahead(&update), ["second"], "and nothing behind it");
 }
 
 #[test]
@@ -74,20 +74,17 @@ fn one_that_was_completed_or_withdrawn_is_in_no_queue_and_finds_nothing() {
     let first = driver.submit_ref("first", &[w(0)]);
     let second = driver.submit_ref("second", &[u(0)]);
     let read = driver.submit_ref("read", &[r(0)]);
-    assert_eq!(behind(&driver, &first), ["second"], "granted, and not completed");
-    assert_eq!(ahead(&driver, &read), ["second"]);
+    assert_eq!(behind(&first), ["second"], "granted, and not completed");
+    assert_eq!(ahead(&read), ["second"]);
     driver.withdraw(&second).expect("it waits");
-    assert_eq!((behind(&driver, &second), ahead(&driver, &second)), (Vec::new(), Vec::new()));
-    assert_eq!(
-        (behind(&driver, &first), ahead(&driver, &read)),
-        (vec!["read".to_owned()], vec!["first".to_owned()])
-    );
+    assert_eq!((behind(&second), ahead(&second)), (Vec::new(), Vec::new()));
+    assert_eq!((behind(&first), ahead(&read)), (vec!["read".to_owned()], vec!["first".to_owned()]));
     driver.complete("first");
-    assert_eq!((behind(&driver, &first), ahead(&driver, &read)), (Vec::new(), Vec::new()));
+    assert_eq!((behind(&first), ahead(&read)), (Vec::new(), Vec::new()));
     // Variables may be gone by the time it is asked.
     driver.complete("read");
     driver.vars.clear();
-    assert_eq!(behind(&driver, &first), NONE);
+    assert_eq!(behind(&first), NONE);
 }
 
 /// Steps are taken by one thread while others submit and complete what it steps along.
@@ -106,11 +103,10 @@ fn steps_among_operations_that_come_and_go() {
                     (&variables[(round + 1) % 3], Mode::Read),
                     (&fresh, Mode::Write),
                 ];
-                let (op, granted) = graph.submit_ref("some".to_owned(), accesses);
-                let behind = graph.submit_ref(
-                    "behind".to_owned(),
-                    [(&fresh, Mode::Read), (&variables[round % 3], Mode::Update)],
-                );
+                let (op, granted) = graph.op("some".to_owned(), accesses).submit();
+                let behind = graph
+                    .op("behind".to_owned(), [(&fresh, Mode::Read), (&variables[round % 3], Mode::Update)])
+                    .submit();
                 drop(fresh);
                 if send.send(op).is_err() {
                     break;
@@ -123,7 +119,7 @@ fn steps_among_operations_that_come_and_go() {
         });
         for op in receive {
             let mut found = Vec::new();
-            let pinned = driver.graph.pin(&op);
+            let pinned = op.clone();
             pinned.dependents(|_, _| true, &mut found);
             pinned.sources(|_| true, |_| false, &mut found);
             assert!(found.iter().all(|op| op.payload() == "some" || op.payload() == "behind"));

@@ -1,10 +1,11 @@
-//! Random programs on several submitting and executing threads: whatever happened must equal some sequential order of
-//! the submissions, per variable and as a whole.
+//! Random programs on several submitting and executing threads: whatever happened must equal some sequential
+//! order of the submissions, per variable and as a whole.
 //!
-//! Every operation notes which version of each variable it found. From these notes alone an order is recovered
-//! (petgraph's topological sort fails if two submitters were ordered differently on two variables), and a plain
-//! sequential machine that runs the operations in that order must come to the same notes and the same
-//! order-sensitive hash in every variable. Operations that their submitters withdrew must have left no trace in either.
+//! Every operation notes which version of each variable it found. From these notes alone an order is
+//! recovered (petgraph's topological sort fails if two submitters were ordered differently on two variables),
+//! and a plain sequential machine that runs the operations in that order must come to the same notes and the
+//! same order-sensitive hash in every variable. Operations that their submitters withdrew must have left no
+//! trace in either.
 
 use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
 use std::sync::Mutex;
@@ -27,7 +28,7 @@ enum Step {
     },
 }
 
-/// StepKind each thread submits, in order.
+/// What each thread submits, in order.
 #[derive(Clone, Debug)]
 struct Program {
     vars: usize,
@@ -46,7 +47,7 @@ struct State {
     writing: bool,
 }
 
-/// StepKind an operation found on each variable it used.
+/// What an operation found on each variable it used.
 type Found = BTreeMap<VarId, (Mode, u64)>;
 
 type Token = Granted<State, Name>;
@@ -64,7 +65,7 @@ struct Machine<'p> {
 /// How many requests of a submitter are open at a time before it withdraws the oldest.
 const OPEN_REQUESTS: usize = 3;
 
-/// StepKind a machine ends with: notes, states, identities of the variables, and what was withdrawn.
+/// What a machine ends with: notes, states, identities of the variables, and what was withdrawn.
 struct Outcome {
     notes: HashMap<Name, Found>,
     states: Vec<State>,
@@ -108,12 +109,13 @@ impl Machine<'_> {
         for (index, step) in self.program.threads[thread].iter().enumerate() {
             let name = (thread, index);
             let granted = match step {
-                Step::Access(accesses) => {
-                    self.graph.submit(name, accesses.iter().map(|(var, mode)| (&self.vars[*var], *mode)))
-                }
+                Step::Access(accesses) => self
+                    .graph
+                    .op(name, accesses.iter().map(|(var, mode)| (&self.vars[*var], *mode)))
+                    .submit_unreferenced(),
                 Step::Request(accesses) => {
                     let uses = accesses.iter().map(|(var, mode)| (&self.vars[*var], *mode));
-                    let (request, granted) = self.graph.submit_ref(name, uses);
+                    let (request, granted) = self.graph.op(name, uses).submit();
                     requests.push_back(request);
                     granted
                 }
@@ -203,7 +205,7 @@ fn only_reads_go((thread, index): Name) -> bool {
     (thread + index).is_multiple_of(2)
 }
 
-/// StepKind an operation computes from: its own name and every state that it read.
+/// What an operation computes from: its own name and every state that it read.
 #[derive(Clone, Copy)]
 struct Input(u64);
 
@@ -231,8 +233,8 @@ fn mix(a: u64, b: u64) -> u64 {
     (mixed ^ mixed >> 29).wrapping_mul(0xBF58_476D_1CE4_E5B9)
 }
 
-/// The order of submissions that the notes imply: per variable by version, per thread by program. Operations that have not run are
-/// not in it.
+/// The order of submissions that the notes imply: per variable by version, per thread by program. Operations
+/// that have not run are not in it.
 fn recover(program: &Program, notes: &HashMap<Name, Found>) -> Result<Vec<Name>, String> {
     let mut order = DiGraph::<Name, ()>::new();
     let mut nodes = HashMap::new();
@@ -273,8 +275,8 @@ fn recover(program: &Program, notes: &HashMap<Name, Found>) -> Result<Vec<Name>,
     Ok(sorted.into_iter().map(|node| order[node]).collect())
 }
 
-/// Runs the program one operation at a time in the given order; the notes and states it comes to. Whether a request has kept its reads
-/// is seen in what it has `seen`.
+/// Runs the program one operation at a time in the given order; the notes and states it comes to. Whether a
+/// request has kept its reads is seen in what it has `seen`.
 fn replay(
     program: &Program,
     order: &[Name],

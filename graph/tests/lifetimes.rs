@@ -1,4 +1,4 @@
-//! StepKind lives how long: every state and payload is dropped exactly once, and never early.
+//! What lives how long: every state and payload is dropped exactly once, and never early.
 
 mod common;
 
@@ -30,7 +30,7 @@ impl Drop for Counted {
 }
 
 fn write<V, T>(graph: &Graph<V, T>, payload: T, var: &Var<V, T>) -> Option<Granted<V, T>> {
-    graph.submit(payload, [(var, Mode::Write)])
+    graph.op(payload, [(var, Mode::Write)]).submit_unreferenced()
 }
 
 #[test]
@@ -70,8 +70,9 @@ fn the_last_of_several_readers_frees_an_orphaned_variable() {
     let drops = Drops::default();
     let graph: Graph<Counted, ()> = Graph::new();
     let x = graph.var(drops.counted());
-    let mut readers: Vec<_> =
-        (0..3).map(|_| graph.submit((), [(&x, Mode::Read)]).expect("readers run together")).collect();
+    let mut readers: Vec<_> = (0..3)
+        .map(|_| graph.op((), [(&x, Mode::Read)]).submit_unreferenced().expect("readers run together"))
+        .collect();
     drop(x);
     while let Some(reader) = readers.pop() {
         assert_eq!(drops.count(), 0);
@@ -88,7 +89,7 @@ fn a_payload_is_dropped_by_completion_unless_referenced() {
     write(&graph, drops.counted(), &x).expect("idle").complete(|_| (), |_| ());
     assert_eq!(drops.count(), 1);
 
-    let (reference, granted) = graph.submit_ref(drops.counted(), [(&x, Mode::Write)]);
+    let (reference, granted) = graph.op(drops.counted(), [(&x, Mode::Write)]).submit();
     let granted = granted.expect("idle");
     let another = granted.to_ref();
     assert_eq!(reference, another);
@@ -123,7 +124,7 @@ fn a_reference_dropped_before_completion_changes_nothing() {
     let drops = Drops::default();
     let graph: Graph<(), Counted> = Graph::new();
     let x = graph.var(());
-    let (reference, granted) = graph.submit_ref(drops.counted(), [(&x, Mode::Write)]);
+    let (reference, granted) = graph.op(drops.counted(), [(&x, Mode::Write)]).submit();
     drop(reference);
     drop((graph, x));
     assert_eq!(drops.count(), 0);
@@ -133,13 +134,14 @@ fn a_reference_dropped_before_completion_changes_nothing() {
 
 #[test]
 fn states_and_payloads_may_use_the_graph_when_they_are_dropped() {
-    // Both are dropped outside every bit and lock, so dropping them may submit, complete and drop handles.
+    // Both are dropped outside every lock and lock, so dropping them may submit, complete and drop handles.
     struct Restless(Option<(Graph<Restless, Restless>, Var<Restless, Restless>)>);
     impl Drop for Restless {
         fn drop(&mut self) {
             if let Some((graph, other)) = self.0.take() {
                 drop(graph.var(Restless(None)));
-                let granted = graph.submit(Restless(None), [(&other, Mode::Write)]).expect("idle");
+                let granted =
+                    graph.op(Restless(None), [(&other, Mode::Write)]).submit_unreferenced().expect("idle");
                 granted.complete(|_| (), |_| ());
                 let _ = graph.snapshot(|_| ());
             }
@@ -149,7 +151,7 @@ fn states_and_payloads_may_use_the_graph_when_they_are_dropped() {
     let other = graph.var(Restless(None));
     let restless = || Restless(Some((graph.clone(), other.clone())));
     let x = graph.var(restless());
-    let granted = graph.submit(restless(), [(&x, Mode::Write)]).expect("idle");
+    let granted = graph.op(restless(), [(&x, Mode::Write)]).submit_unreferenced().expect("idle");
     drop(x);
     granted.complete(|_| (), |_| ());
     assert!(other.is_quiet());
@@ -171,8 +173,8 @@ fn handles_and_operations_come_apart_on_many_threads() {
                     let x = graph.var(states.counted());
                     let y = graph.var(states.counted());
                     let pair = [(&x, Mode::Write), (&y, Mode::Read)];
-                    let (reference, granted) = graph.submit_ref(payloads.counted(), pair);
-                    let later = graph.submit(payloads.counted(), [(&x, Mode::Read)]);
+                    let (reference, granted) = graph.op(payloads.counted(), pair).submit();
+                    let later = graph.op(payloads.counted(), [(&x, Mode::Read)]).submit_unreferenced();
                     assert!(later.is_none());
                     send.send(granted.expect("fresh variables")).expect("the completer lives");
                     if round % 2 == 0 {

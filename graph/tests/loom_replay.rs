@@ -6,9 +6,8 @@
 #![allow(clippy::unwrap_used, reason = "in a test, an unwrap is an assertion")]
 #![cfg(estafette_loom)]
 
-use estafette_graph::program::ProgramLog;
-use estafette_graph::program::{Countdown, ProgramOrder};
-use estafette_graph::{Mode, OpId, VarId};
+use estafette_graph::program::{Countdown, ProgramLog, ProgramOrder};
+use estafette_graph::{Mode, VarId};
 use loom::cell::UnsafeCell;
 use loom::model::Builder;
 use loom::sync::Arc;
@@ -66,7 +65,7 @@ impl World {
         }
     }
 
-    /// StepKind each thread of a run does.
+    /// What each thread of a run does.
     fn take_part(&self) {
         let mut ran = 0;
         while let Some(taken) = self.run.take() {
@@ -97,9 +96,8 @@ impl World {
 
 fn order(program: Program) -> ProgramOrder {
     let mut log = ProgramLog::new();
-    for (number, uses) in (1..).zip(program) {
-        let uses = uses.iter().map(|(cell, mode)| (VarId::new(*cell as u64), *mode));
-        log.submitted(OpId::new(number), "step", uses, 0);
+    for uses in program {
+        log.push(uses.iter().map(|(cell, mode)| (VarId::new(*cell as u64), *mode)));
     }
     ProgramOrder::of(&log)
 }

@@ -8,7 +8,7 @@ use estafette_graph::{Graph, Mode, OpId};
 #[test]
 fn an_operation_without_accesses_is_granted_at_once_and_outlives_the_graph() {
     let graph: Graph<(), String> = Graph::new();
-    let granted = graph.submit("alone".to_owned(), []).expect("nothing to wait for");
+    let granted = graph.op("alone".to_owned(), []).submit_unreferenced().expect("nothing to wait for");
     drop(graph);
     assert_eq!(granted.payload(), "alone");
     assert_eq!(granted.accesses().len(), 0);
@@ -106,9 +106,9 @@ fn quiet_means_no_unfinished_write_and_no_user_flag() {
     let graph: Graph<u8, ()> = Graph::new();
     let x = graph.var(7);
     assert!(x.is_quiet());
-    let reading = graph.submit((), [(&x, Mode::Read)]).expect("nothing ahead");
+    let reading = graph.op((), [(&x, Mode::Read)]).submit_unreferenced().expect("nothing ahead");
     assert!(x.is_quiet(), "readers do not disturb");
-    assert!(graph.submit((), [(&x, Mode::Write)]).is_none());
+    assert!(graph.op((), [(&x, Mode::Write)]).submit_unreferenced().is_none());
     assert!(!x.is_quiet() && x.has_unfinished_write(), "queued counts as unfinished");
     let mut next = None;
     reading.complete(|_| (), |granted| next = Some(granted));
@@ -134,7 +134,8 @@ fn quiet_means_no_unfinished_write_and_no_user_flag() {
 fn an_access_of_a_granted_operation_reaches_state_and_flags() {
     let graph: Graph<u32, ()> = Graph::new();
     let (x, y) = (graph.var(1), graph.var(2));
-    let granted = graph.submit((), [(&x, Mode::Read), (&y, Mode::Write)]).expect("nothing ahead");
+    let granted =
+        graph.op((), [(&x, Mode::Read), (&y, Mode::Write)]).submit_unreferenced().expect("nothing ahead");
     let mut seen: Vec<_> = granted
         .accesses()
         .map(|access| {
@@ -160,9 +161,9 @@ fn an_operation_over_ten_thousand_variables_is_fine() {
     let vars: Vec<_> = (0..10_000).map(|_| graph.var(0)).collect();
     let mut wide = vars.iter().rev().map(|var| (var, Mode::Write)).collect::<Vec<_>>();
     wide.extend(vars.iter().map(|var| (var, Mode::Read)));
-    let first = graph.submit("wide", wide.iter().copied()).expect("nothing ahead");
+    let first = graph.op("wide", wide.iter().copied()).submit_unreferenced().expect("nothing ahead");
     assert_eq!(first.accesses().len(), 10_000);
-    assert!(graph.submit("again", wide).is_none());
+    assert!(graph.op("again", wide).submit_unreferenced().is_none());
     let mut next = None;
     first.complete(|finish| *finish.state += 1, |granted| next = Some(granted));
     next.expect("granted once, by the last variable").complete(|finish| *finish.state += 1, |_| ());
@@ -175,7 +176,7 @@ fn a_chain_of_a_million_completes_without_recursion() {
     let x = graph.var(0);
     let mut next = None;
     for n in 0..1_000_000 {
-        if let Some(granted) = graph.submit(n, [(&x, Mode::Write)]) {
+        if let Some(granted) = graph.op(n, [(&x, Mode::Write)]).submit_unreferenced() {
             next = Some(granted);
         }
     }
@@ -202,7 +203,7 @@ fn names_are_unique_and_ascend_for_one_thread() {
     assert!(x.id() < graph.var(()).id());
     let mut last: Option<OpId> = None;
     for _ in 0..1000 {
-        let granted = graph.submit((), [(&x, Mode::Write)]).expect("completed at once");
+        let granted = graph.op((), [(&x, Mode::Write)]).submit_unreferenced().expect("completed at once");
         assert!(last.is_none_or(|last| last < granted.id()));
         last = Some(granted.id());
         granted.complete(|_| (), |_| ());
@@ -215,9 +216,9 @@ fn names_are_unique_and_ascend_for_one_thread() {
 fn a_panicking_ready_still_gets_the_other_operations() {
     let graph: Graph<(), u32> = Graph::new();
     let x = graph.var(());
-    let gate = graph.submit(0, [(&x, Mode::Write)]).expect("nothing ahead");
+    let gate = graph.op(0, [(&x, Mode::Write)]).submit_unreferenced().expect("nothing ahead");
     for n in 1..=3 {
-        assert!(graph.submit(n, [(&x, Mode::Read)]).is_none());
+        assert!(graph.op(n, [(&x, Mode::Read)]).submit_unreferenced().is_none());
     }
     let mut got = Vec::new();
     let panic = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
@@ -242,7 +243,7 @@ fn a_panicking_ready_still_gets_the_other_operations() {
 fn a_panicking_finish_leaves_no_bit_taken_and_the_operation_visible() {
     let graph: Graph<(), &str> = Graph::new();
     let x = graph.var(());
-    let granted = graph.submit("broken", [(&x, Mode::Write)]).expect("nothing ahead");
+    let granted = graph.op("broken", [(&x, Mode::Write)]).submit_unreferenced().expect("nothing ahead");
     let panic = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
         granted.complete(|_| panic!("finish"), |_| ());
     }));
@@ -257,7 +258,7 @@ fn a_panicking_finish_leaves_no_bit_taken_and_the_operation_visible() {
 fn dropping_a_granted_operation_is_a_loud_bug() {
     let graph: Graph<(), ()> = Graph::new();
     let x = graph.var(());
-    let granted = graph.submit((), [(&x, Mode::Write)]).expect("nothing ahead");
+    let granted = graph.op((), [(&x, Mode::Write)]).submit_unreferenced().expect("nothing ahead");
     let panic = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| drop(granted)));
     let message = *panic.expect_err("it panics").downcast::<String>().expect("a formatted message");
     assert_eq!(message, "op 1 was granted and dropped without being completed");
@@ -268,5 +269,5 @@ fn dropping_a_granted_operation_is_a_loud_bug() {
 fn a_variable_of_another_graph_is_refused() {
     let (here, there): (Graph<(), ()>, Graph<(), ()>) = (Graph::new(), Graph::new());
     let stranger = there.var(());
-    let _ = here.submit((), [(&stranger, Mode::Read)]);
+    let _ = here.op((), [(&stranger, Mode::Read)]);
 }

@@ -32,9 +32,12 @@ fn a_write_waits_for_every_hold_and_reads_do_not() {
     let var = graph.var(Vec::new());
     let (first, second) = (pin(&graph, &var), pin(&graph, &var));
     assert!(var.is_quiet(), "a reader leaves no write behind");
-    let read = graph.submit("read", [(&var, Mode::Read)]).expect("readers do not wait for readers");
-    assert!(graph.submit("write", [(&var, Mode::Write)]).is_none());
-    assert!(graph.submit("late", [(&var, Mode::Read)]).is_none(), "no writer starves");
+    let read = graph
+        .op("read", [(&var, Mode::Read)])
+        .submit_unreferenced()
+        .expect("readers do not wait for readers");
+    assert!(graph.op("write", [(&var, Mode::Write)]).submit_unreferenced().is_none());
+    assert!(graph.op("late", [(&var, Mode::Read)]).submit_unreferenced().is_none(), "no writer starves");
     assert!(!var.try_pin(|_, _| unreachable!("not asked")), "a hold does not overtake a writer either");
     assert!(end(&var, second).is_empty());
     assert!(end(&var, first).is_empty(), "a reader is left");
@@ -51,8 +54,8 @@ fn the_last_hold_lets_the_writer_in_when_it_is_later_than_the_last_read() {
     let graph = Queues::new();
     let var = graph.var(Vec::new());
     let id = pin(&graph, &var);
-    let read = graph.submit("read", [(&var, Mode::Read)]).expect("granted");
-    assert!(graph.submit("write", [(&var, Mode::Update)]).is_none());
+    let read = graph.op("read", [(&var, Mode::Read)]).submit_unreferenced().expect("granted");
+    assert!(graph.op("write", [(&var, Mode::Update)]).submit_unreferenced().is_none());
     read.complete(|_| (), |_| unreachable!("the hold is in the way"));
     assert_eq!(end(&var, id), ["write"]);
     assert!(var.is_quiet());
@@ -64,7 +67,11 @@ fn a_hold_may_be_refused_by_what_the_variable_carries() {
     let var = graph.var(Vec::new());
     var.with_state(|_, flags| *flags = 5);
     assert!(!var.try_pin(|_, flags| flags == 0));
-    graph.submit("write", [(&var, Mode::Write)]).expect("not held").complete(|_| (), |_| unreachable!());
+    graph
+        .op("write", [(&var, Mode::Write)])
+        .submit_unreferenced()
+        .expect("not held")
+        .complete(|_| (), |_| unreachable!());
     assert!(var.try_pin(|_, flags| flags == 5));
     var.unpin(|_, flags| *flags = 0, |_| unreachable!());
     assert_eq!(var.flags(), 0);
@@ -100,7 +107,7 @@ fn a_picture_names_the_holders_that_block_a_write() {
     };
     let idle = picture();
     assert_eq!((idle.ops.len(), idle.vars.len()), (2, 1));
-    assert!(graph.submit("write", [(&held, Mode::Write), (&free, Mode::Write)]).is_none());
+    assert!(graph.op("write", [(&held, Mode::Write), (&free, Mode::Write)]).submit_unreferenced().is_none());
     let snapshot = picture();
     let write = snapshot.ops.iter().find(|op| op.label == "write").expect("queued").id;
     let mut leaves = snapshot.leaves(write);

@@ -1,4 +1,5 @@
-//! Closures that run under a variable's lock and use the graph again: refused, never two of them at the state, and no hang.
+//! Closures that run under a variable's lock and use the graph again: refused, never two of them at the
+//! state, and no hang.
 #![forbid(unsafe_code)]
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -69,7 +70,7 @@ fn a_closure_in_a_graph_that_one_thread_has_for_itself_can_do_nothing_with_it() 
             refused(|| y.with_state(|_, _| ()));
             refused(|| y.try_pin(|_, _| true));
             refused(|| y.queued());
-            refused(|| graph.submit((), [(&y, Mode::Write)]));
+            refused(|| graph.op((), [(&y, Mode::Write)]).submit_unreferenced());
             refused(|| graph.snapshot(|()| ()));
             refused(|| graph.var(Vec::new()));
             refused(|| graph.share());
@@ -100,7 +101,8 @@ fn a_refused_closure_does_not_let_another_thread_in() {
                 std::thread::yield_now();
                 assert!(!changed.load(Ordering::Acquire) && state[0] == 1, "two threads are inside");
             }
-            // The other thread waits until this one is outside. That it does must not keep this one from being refused.
+            // The other thread waits until this one is outside. That it does must not keep this one from
+            // being refused.
             refused(|| y.with_state(|_, _| ()));
             refused(|| graph.share());
             other
@@ -115,7 +117,8 @@ fn what_completes_and_what_describes_holds_is_refused_as_well() {
     watched(|| {
         for graph in graphs() {
             let x = graph.var(vec![1]);
-            let granted = graph.submit((), [(&x, Mode::Write)]).expect("nothing is in the way");
+            let granted =
+                graph.op((), [(&x, Mode::Write)]).submit_unreferenced().expect("nothing is in the way");
             for access in granted.accesses() {
                 access.with_state(|_, _| refused(|| x.with_state(|_, _| ())));
             }
@@ -157,7 +160,13 @@ fn a_panic_in_a_closure_of_a_snapshot_leaves_the_graph_usable() {
     assert!(graph.snapshot(|()| ()).ops.is_empty());
     drop(y);
     x.unpin(|_, _| (), |_| ());
-    assert!(graph.submit((), [(&x, Mode::Write)]).map(|granted| granted.complete(|_| (), |_| ())).is_some());
+    assert!(
+        graph
+            .op((), [(&x, Mode::Write)])
+            .submit_unreferenced()
+            .map(|granted| granted.complete(|_| (), |_| ()))
+            .is_some()
+    );
 }
 
 #[test]
@@ -165,7 +174,7 @@ fn a_hold_whose_closure_panics_is_none() {
     let graph = Numbers::new();
     let x = graph.var(Vec::new());
     let _ = catch_unwind(AssertUnwindSafe(|| x.try_pin(|_, _| panic!("accept"))));
-    let written = graph.submit((), [(&x, Mode::Write)]);
+    let written = graph.op((), [(&x, Mode::Write)]).submit_unreferenced();
     written.expect("nothing holds the variable").complete(|_| (), |_| ());
 }
 

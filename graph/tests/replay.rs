@@ -4,10 +4,8 @@
 
 use std::collections::BTreeSet;
 
-use estafette_graph::program::ProgramLog;
-use estafette_graph::program::{Countdown, ProgramOrder, Released};
-use estafette_graph::{Mode, OpId, VarId};
-use petgraph::visit::{EdgeRef, IntoEdgeReferences};
+use estafette_graph::program::{Countdown, ProgramLog, ProgramOrder, Released};
+use estafette_graph::{Mode, VarId};
 use proptest::prelude::*;
 
 const READ: Mode = Mode::Read;
@@ -19,9 +17,8 @@ type Program = Vec<Vec<(u64, Mode)>>;
 
 fn log(program: &[Vec<(u64, Mode)>]) -> ProgramLog {
     let mut log = ProgramLog::new();
-    for (number, uses) in (1..).zip(program) {
-        let uses = uses.iter().map(|(var, mode)| (VarId::new(*var), *mode));
-        log.submitted(OpId::new(number), "step", uses, 0);
+    for uses in program {
+        log.push(uses.iter().map(|(var, mode)| (VarId::new(*var), *mode)));
     }
     log
 }
@@ -56,8 +53,8 @@ fn program(operations: usize, vars: u64) -> impl Strategy<Value = Program> {
     prop::collection::vec(uses, 0..operations)
 }
 
-/// Runs what is left of `program` after its first `done` operations in some order that the countdown allows, and checks
-/// each against what must come first.
+/// Runs what is left of `program` after its first `done` operations in some order that the countdown allows,
+/// and checks each against what must come first.
 fn check_run(order: &ProgramOrder, before: &[BTreeSet<usize>], countdown: &mut Countdown, done: usize) {
     countdown.restart(order, done);
     let mut ended: BTreeSet<usize> = (0..done).collect();
@@ -90,12 +87,11 @@ proptest! {
     }
 
     #[test]
-    fn long_recordings_are_reduced_piece_by_piece_to_the_same_order(program in program(800, 40)) {
+    fn long_programs_are_reduced_window_by_window_to_the_same_order(program in program(800, 40)) {
         let log = log(&program);
         let reduced = log.reduced();
         prop_assert_eq!(ancestors(program.len(), reduced.iter().copied()), ancestors(program.len(), conflicts(&program)));
-        let graph = log.graph();
-        let all: BTreeSet<_> = graph.edge_references().map(|e| (e.source().index(), e.target().index())).collect();
+        let all = BTreeSet::from_iter(log.dependences());
         prop_assert!(reduced.iter().all(|edge| all.contains(edge)));
         prop_assert!(reduced.is_sorted());
         // None that is short and follows from others is left.
@@ -124,7 +120,8 @@ proptest! {
             let written = |var: u64| uses.iter().any(|(its, mode)| *its == var && mode.is_exclusive());
             let mut wanted = Vec::new();
             for to in from + 1..program.len() {
-                // A variable counts while nobody in between has changed it; a read and a write of it are an update.
+                // A variable counts while nobody in between has changed it; a read and a write of it are an
+                // update.
                 let looks = program[to].iter().any(|(var, _)| {
                     let unchanged = program[from + 1..to].iter().flatten();
                     let unchanged = unchanged.filter(|(its, mode)| its == var && mode.is_exclusive()).count() == 0;
@@ -174,4 +171,24 @@ fn the_first_that_is_freed_is_kept_and_the_others_are_listed() {
     assert!(!run.account(0), "told once");
     assert!(run.account(1));
     assert!(!run.account(0));
+}
+
+#[test]
+fn only_dependences_that_do_not_follow_from_others_are_edges() {
+    let log = log(&[
+        vec![(1, WRITE)],
+        vec![(1, READ)],
+        vec![(1, READ)],
+        vec![(1, WRITE)],
+        vec![(1, UPDATE)],
+        vec![(1, READ), (2, WRITE)],
+    ]);
+    assert_eq!(log.dependences(), [(0, 1), (0, 2), (1, 3), (2, 3), (3, 4), (4, 5)]);
+}
+
+#[test]
+fn accesses_are_merged_as_the_graph_merges_them() {
+    let log = log(&[vec![(2, READ), (1, READ), (2, WRITE), (1, READ)]]);
+    assert_eq!(log.ops(), [[(VarId::new(1), READ), (VarId::new(2), UPDATE)]]);
+    assert_eq!(log.dependences(), []);
 }

@@ -69,7 +69,8 @@ fn blockers_are_the_nearest_conflicts_with_their_kind() {
 #[test]
 fn what_a_chain_across_variables_waits_for_is_found_and_nothing_else() {
     let mut driver = Driver::new(6);
-    // 0 ← 1 ← 2 ← 3 is a chain across variables; 5 is unrelated; "beyond" waits for the chain but blocks nobody in it.
+    // 0 ← 1 ← 2 ← 3 is a chain across variables; 5 is unrelated; "beyond" waits for the chain but blocks
+    // nobody in it.
     driver.submit("root cause", &[w(3)]);
     driver.submit("c", &[r(3), w(2)]);
     driver.submit("b", &[r(2), w(1)]);
@@ -174,9 +175,9 @@ fn while_a_picture_is_taken_others_make_variables_and_drop_them() {
     held.unpin(|(), _| (), |_| unreachable!("nothing waits"));
 }
 
-/// One thread takes pictures while others submit, complete, create and drop; each picture must be consistent: granted
-/// accesses are a prefix of their queue, an operation is granted exactly if all its accesses are, an operation that
-/// waits is complete in the picture, and somebody in it can move.
+/// One thread takes pictures while others submit, complete, create and drop; each picture must be consistent:
+/// granted accesses are a prefix of their queue, an operation is granted exactly if all its accesses are, an
+/// operation that waits is complete in the picture, and somebody in it can move.
 #[test]
 fn pictures_taken_during_traffic_are_consistent() {
     use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -205,7 +206,7 @@ fn pictures_taken_during_traffic_are_consistent() {
                             (&vars[step() % 6], Mode::Write),
                             (&own, Mode::Write),
                         ];
-                        ready.extend(graph.submit(thread, accesses));
+                        ready.extend(graph.op(thread, accesses).submit_unreferenced());
                     }
                     in_flight.fetch_sub(1, Ordering::Relaxed);
                     drop(own);

@@ -1,4 +1,4 @@
-//! StepKind is found by walking back from an operation that waits.
+//! What is found by walking back from an operation that waits.
 
 mod common;
 
@@ -66,7 +66,10 @@ fn a_writer_waits_for_the_reads_ahead_of_it_and_a_reader_for_the_last_write() {
 fn what_was_split_off_a_running_operation_is_found_beside_it() {
     let mut driver = Driver::new(1);
     let graph = driver.graph.clone();
-    let running = graph.submit("running".to_owned(), [(&driver.vars[0], Mode::Write)]).expect("granted");
+    let running = graph
+        .op("running".to_owned(), [(&driver.vars[0], Mode::Write)])
+        .submit_unreferenced()
+        .expect("granted");
     let lease = running.split("lease".to_owned(), &[&driver.vars[0]], Mode::Read);
     let reader = driver.submit_ref("reader", &[r(0)]);
     let writer = driver.submit_ref("writer", &[w(0)]);
@@ -161,7 +164,8 @@ fn what_moves_during_a_walk_is_noticed() {
     assert!(!under_way.all_still_wait());
 }
 
-/// The number of looked at accesses grows as what is found does, whatever the shape, and whatever else there is.
+/// The number of looked at accesses grows as what is found does, whatever the shape, and whatever else there
+/// is.
 #[test]
 fn a_walk_costs_in_proportion_to_what_it_finds() {
     fn cost(count: usize, submit: impl Fn(&mut Driver, usize)) -> usize {
@@ -230,12 +234,13 @@ fn an_operation_of_another_graph_is_refused() {
     assert!(std::panic::catch_unwind(add).is_err());
 }
 
-/// Walks while others submit, complete, create and drop. When everything found still waits afterwards, the walk has the truth: each
-/// of its operations that waits is behind one that is granted.
+/// Walks while others submit, complete, create and drop. When everything found still waits afterwards, the
+/// walk has the truth: each of its operations that waits is behind one that is granted.
 #[test]
 fn walks_during_traffic_lead_to_something_that_moves() {
     use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-    /// As an engine bounds what is in flight: a thread that is not scheduled for long would have the others pile up work behind it.
+    /// As an engine bounds what is in flight: a thread that is not scheduled for long would have the others
+    /// pile up work behind it.
     const IN_FLIGHT_MAX: usize = 200;
     /// The payload of this thread's operations.
     const PROBE: u32 = 9;
@@ -285,7 +290,7 @@ fn walks_during_traffic_lead_to_something_that_moves() {
                             (&vars[step() % 6], Mode::Write),
                             (&own, Mode::Write),
                         ];
-                        ready.extend(graph.submit(thread, accesses));
+                        ready.extend(graph.op(thread, accesses).submit_unreferenced());
                     }
                     ready.into_iter().for_each(complete);
                 }
@@ -296,7 +301,7 @@ fn walks_during_traffic_lead_to_something_that_moves() {
         for round in 0..2_000 {
             let mine = graph.var(());
             let (probe, granted) =
-                graph.submit_ref(PROBE, [(&vars[round % 6], Mode::Read), (&mine, Mode::Write)]);
+                graph.op(PROBE, [(&vars[round % 6], Mode::Read), (&mine, Mode::Write)]).submit();
             let mut walk = graph.walk::<()>();
             let index = walk.add(&probe);
             assert!(walk.run(EVERYTHING, |_, _| ()));

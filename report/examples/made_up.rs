@@ -8,7 +8,7 @@ use std::fs::File;
 use std::path::Path;
 
 use estafette_report::model::Text;
-use estafette_report::{Recording, chrome, html, perfetto};
+use estafette_report::{Trace, chrome, html, perfetto};
 
 #[path = "../tests/made_up/mod.rs"]
 mod made_up;
@@ -35,7 +35,7 @@ fn main() -> Result<(), Box<dyn Error>> {
 }
 
 /// Markup wherever a recording has a text, and something missing.
-fn hostile() -> Recording {
+fn hostile() -> Trace {
     let markup =
         "</script><img src=x onerror=\"window.injected = true\"><!--<script>${window.injected = true}";
     let mut recording = made_up::recording(70);

@@ -2,9 +2,9 @@
 
 use std::collections::{HashMap, HashSet};
 
-use crate::Recording;
+use crate::Trace;
 use crate::idle::idle;
-use crate::model::{Cause, Culprit, Hazard, LaneKind, Mode, Nanos, OperationId};
+use crate::model::{Blocker, Cause, Hazard, LaneKind, Mode, Nanos, OperationId};
 use crate::sentences;
 use crate::shown::shown;
 use crate::summary::Advice;
@@ -23,7 +23,7 @@ const WORTH: u64 = 3;
 /// What of the walk could be shorter, sorted by how much it takes of it. A change cannot save more than that, and saves less where
 /// something else then becomes the longest way. Added to these are changes that let more happen at once, with what they save when the
 /// recording is played again.
-pub(crate) fn advice(recording: &Recording, steps: &[Step]) -> Vec<Advice> {
+pub(crate) fn advice(recording: &Trace, steps: &[Step]) -> Vec<Advice> {
     let mut by_change: HashMap<String, Nanos> = HashMap::new();
     // Nobody makes an operation take no time; a change that saves nearly as much and can be made is told before it.
     let mut faster: HashSet<String> = HashSet::new();
@@ -62,7 +62,7 @@ pub(crate) fn advice(recording: &Recording, steps: &[Step]) -> Vec<Advice> {
 }
 
 /// Changes that let more happen at once, and what each saves.
-fn overlaps(recording: &Recording, steps: &[Step]) -> Vec<(String, Nanos)> {
+fn overlaps(recording: &Trace, steps: &[Step]) -> Vec<(String, Nanos)> {
     let walked: Nanos = steps.iter().map(|step| step.to - step.from).sum();
     let score = Score::of(recording);
     let as_it_was = score.play(&Change::default());
@@ -92,7 +92,7 @@ fn longest<T>(groups: HashMap<String, (Nanos, T)>) -> Vec<(String, T)> {
 }
 
 /// Where the program waited longest, and for what.
-fn waits(recording: &Recording) -> Vec<(String, HashSet<OperationId>)> {
+fn waits(recording: &Trace) -> Vec<(String, HashSet<OperationId>)> {
     let mut places: HashMap<String, (Nanos, HashSet<OperationId>)> = HashMap::new();
     for operation in recording.operations.iter().filter(|operation| blocks(operation.kind)) {
         let Some(resumed) = operation.resumed else { continue };
@@ -113,7 +113,7 @@ fn waits(recording: &Recording) -> Vec<(String, HashSet<OperationId>)> {
 }
 
 /// The tensors that were waited for longest only to overwrite them: their names, and which they are.
-fn overwritten(recording: &Recording) -> Vec<(String, HashSet<u64>)> {
+fn overwritten(recording: &Trace) -> Vec<(String, HashSet<u64>)> {
     let mut names: HashMap<String, (Nanos, HashSet<u64>)> = HashMap::new();
     for stall in
         recording.stalls.iter().filter(|stall| stall.hazard.is_some_and(|hazard| hazard != Hazard::Raw))
@@ -128,21 +128,21 @@ fn overwritten(recording: &Recording) -> Vec<(String, HashSet<u64>)> {
     longest(names)
 }
 
-fn change(recording: &Recording, what: What) -> Option<String> {
+fn change(recording: &Trace, what: What) -> Option<String> {
     Some(match what {
         What::Run(id) => format!("make {} faster", sentences::name(recording, id)),
-        What::Stall(Cause::Leased, Culprit::Lease(id)) => {
+        What::Stall(Cause::Leased, Blocker::Lease(id)) => {
             format!("give back sooner: {}", sentences::lease(recording, id))
         }
-        What::Stall(Cause::NoWorker, Culprit::Queue(_)) => "use more queues of the device".into(),
+        What::Stall(Cause::NoWorker, Blocker::Queue(_)) => "use more queues of the device".into(),
         What::Stall(Cause::NoWorker, _) => "use more workers".into(),
-        What::Stall(Cause::NotResumed, Culprit::Interpreter) => {
+        What::Stall(Cause::NotResumed, Blocker::Interpreter) => {
             "hold the Python lock for less time, or let go of it in long calls".into()
         }
-        What::Stall(Cause::NotResumed, Culprit::EventLoop) => {
+        What::Stall(Cause::NotResumed, Blocker::EventLoop) => {
             "keep the event loop free: move what blocks it to an operation or a thread".into()
         }
-        What::Stall(Cause::NotResumed, Culprit::Thread(lane))
+        What::Stall(Cause::NotResumed, Blocker::Thread(lane))
             if recording.lanes.get(lane).is_some_and(|lane| lane.kind == LaneKind::Worker) =>
         {
             "submit more at once: a worker with nothing to do sleeps, and must be woken".into()

@@ -1,14 +1,14 @@
-//! Attribution: every waited nanosecond of every access gets exactly one cause and one culprit.
+//! Attribution: every waited nanosecond of every access gets exactly one cause and one blocker.
 //!
 //! # Who stood in the way
 //! The accesses of one variable are put in the order of their queue: conflicting ones are granted in the order in which they were
 //! submitted, so the times at which they were granted sort them, even where several threads submitted at once. An access waits
-//! for the writer before it, a writer for the readers in between. Of these the *latest to end* is the culprit: without the
+//! for the writer before it, a writer for the readers in between. Of these the *latest to end* is the blocker: without the
 //! others it would have waited as long. (Legion Prof picks the latest precondition of an event in the same way:
 //! StanfordLegion/legion, `tools/legion_prof_rs/src/state.rs`.)
 //!
 //! # What the waiting was for
-//! The time until the culprit has ended is divided by what the culprit did: it stood in a queue itself, it ran, it was a lease
+//! The time until the blocker has ended is divided by what the blocker did: it stood in a queue itself, it ran, it was a lease
 //! that somebody held. What follows divides by what happened to the waiter: the end was not observed yet; it was ready and all
 //! workers were busy, or one had to wake up; its thread was awake and had not the interpreter's lock. Device work waits once more
 //! on its queue.
@@ -21,9 +21,9 @@ mod order;
 mod pool;
 mod tiling;
 
-use crate::Recording;
+use crate::Trace;
 use crate::model::{
-    Cause, Culprit, Edge, Hazard, LaneId, LaneKind, Mode, Nanos, Operation, OperationId, OperationKind, Stall,
+    Blocker, Cause, Edge, Hazard, LaneId, LaneKind, Mode, Nanos, Operation, OperationId, OperationKind, Stall,
 };
 use crate::source::{Source, operations};
 
@@ -33,17 +33,17 @@ use self::order::{Before, Order};
 use self::pool::Pool;
 use self::tiling::Tiling;
 
-/// Time between the end of a culprit and the waiter's being ready that the engine takes at most. More than this, with nothing known
+/// Time between the end of a blocker and the waiter's being ready that the engine takes at most. More than this, with nothing known
 /// to have been in the way, means that something unknown was.
 const HANDING_ON_MAX: Nanos = 1_000_000;
 
-/// Fills [`Recording::stalls`], [`Recording::edges`] and [`Recording::counters`] from everything else.
-pub fn attribute(recording: &mut Recording) {
+/// Fills [`Trace::stalls`], [`Trace::edges`] and [`Trace::counters`] from everything else.
+pub fn attribute(recording: &mut Trace) {
     let _ = attribute_within(recording, &mut |_| true);
 }
 
 /// As [`attribute`], as long as `takes` grants the bytes that more stalls and edges take. Returns whether it granted all.
-pub fn attribute_within(recording: &mut Recording, takes: &mut dyn FnMut(usize) -> bool) -> bool {
+pub fn attribute_within(recording: &mut Trace, takes: &mut dyn FnMut(usize) -> bool) -> bool {
     let (mut stalls, mut edges, mut is_whole) = (Vec::new(), Vec::new(), true);
     let attribution = Attribution::of(recording);
     for (at, operation) in recording.operations.iter().enumerate() {
@@ -149,15 +149,15 @@ fn by_name(waiter: usize) -> u64 {
 }
 
 /// The device queue that an operation ran on.
-pub(crate) fn queue_of(recording: &Recording, operation: &Operation) -> Option<LaneId> {
+pub(crate) fn queue_of(recording: &Trace, operation: &Operation) -> Option<LaneId> {
     let lane = operation.lane?;
     (recording.lanes.get(lane)?.kind == LaneKind::Queue).then_some(lane)
 }
 
-/// How a culprit's time divides, as others see it.
+/// How a blocker's time divides, as others see it.
 struct Phases {
-    culprit: Culprit,
-    waiting_for: Culprit,
+    blocker: Blocker,
+    waiting_for: Blocker,
     /// It stopped waiting itself.
     began: Option<Nanos>,
     /// It stopped being in the way.
@@ -166,14 +166,14 @@ struct Phases {
 }
 
 impl<S: Source> Attribution<'_, S> {
-    /// `on_device`: the waiter is ordered after the culprit's device work by its queue, so only the issue counts.
+    /// `on_device`: the waiter is ordered after the blocker's device work by its queue, so only the issue counts.
     fn phases(&self, at: usize, on_device: bool) -> Phases {
         let operation = &*self.source.operation(at);
-        let waiting_for = Culprit::Operation(operation.id);
+        let waiting_for = Blocker::Operation(operation.id);
         if operation.kind == OperationKind::Export {
             let lease = self.source.lease(at, operation);
             return Phases {
-                culprit: Culprit::Lease(operation.id),
+                blocker: Blocker::Lease(operation.id),
                 waiting_for,
                 began: lease.as_ref().map(|lease| lease.opened),
                 // One that was given up before it was held is over when that was noted.
@@ -182,7 +182,7 @@ impl<S: Source> Attribution<'_, S> {
             };
         }
         Phases {
-            culprit: waiting_for,
+            blocker: waiting_for,
             waiting_for,
             began: operation.began,
             ended: if on_device { operation.issued } else { operation.done },
@@ -224,18 +224,18 @@ impl<S: Source> Attribution<'_, S> {
         let end_of = |blocked: &Option<(Phases, Hazard, Nanos)>| {
             blocked.as_ref().map_or(waits.from, |(_, _, ended)| *ended)
         };
-        let decisive = (0..blocked.len()).rev().max_by_key(|access| end_of(&blocked[*access])).unwrap_or(0);
+        let critical = (0..blocked.len()).rev().max_by_key(|access| end_of(&blocked[*access])).unwrap_or(0);
         for (access, blocked) in blocked.iter().enumerate() {
             let mut tiling = Tiling::new(stalls, operation.id, access, waits.from);
-            tiling.decisive = access == decisive;
+            tiling.critical = access == critical;
             let mut hazard = None;
             if let Some((phases, kind, ended)) = blocked {
                 hazard = Some(*kind);
                 let queued_until = phases.began.unwrap_or(Nanos::MAX).min(*ended);
                 tiling.until(queued_until, Cause::Queued, hazard, phases.waiting_for);
-                tiling.until(*ended, phases.cause, hazard, phases.culprit);
+                tiling.until(*ended, phases.cause, hazard, phases.blocker);
             }
-            if access == decisive {
+            if access == critical {
                 self.rest(&mut tiling, operation, &waits, hazard);
             }
         }
@@ -255,13 +255,13 @@ impl<S: Source> Attribution<'_, S> {
         on_device && queue_of(self.source.about(), earlier).is_some() && !parked()
     }
 
-    /// What comes after all culprits have ended.
+    /// What comes after all blockers have ended.
     fn rest(&self, tiling: &mut Tiling<'_>, operation: &Operation, waits: &Waits, hazard: Option<Hazard>) {
         let late = waits.ready.saturating_sub(tiling.at()) > HANDING_ON_MAX;
         if late && (hazard.is_none() || !self.source.about().losses.is_empty()) {
-            tiling.until(waits.ready, Cause::Queued, None, Culprit::None);
+            tiling.until(waits.ready, Cause::Queued, None, Blocker::None);
         }
-        tiling.until(waits.ready, Cause::NotObserved, hazard, Culprit::Observer);
+        tiling.until(waits.ready, Cause::NotObserved, hazard, Blocker::Observer);
         let resumes = operation.kind != OperationKind::Operation && operation.kind != OperationKind::Copy;
         let taker = operation.lane.filter(|lane| self.pool.has(*lane));
         match taker {
@@ -269,23 +269,23 @@ impl<S: Source> Attribution<'_, S> {
             Some(worker) => {
                 for (from, to) in self.pool.full_between(tiling.at(), waits.awake) {
                     // Before that another worker was free, and asleep.
-                    tiling.until(from, Cause::NotResumed, None, Culprit::Thread(worker));
-                    tiling.until(to, Cause::NoWorker, None, Culprit::Pool);
+                    tiling.until(from, Cause::NotResumed, None, Blocker::Thread(worker));
+                    tiling.until(to, Cause::NoWorker, None, Blocker::Pool);
                 }
-                tiling.until(waits.awake, Cause::NotResumed, None, Culprit::Thread(worker));
+                tiling.until(waits.awake, Cause::NotResumed, None, Blocker::Thread(worker));
             }
-            None => tiling.until(waits.awake, Cause::NoWorker, None, Culprit::Pool),
+            None => tiling.until(waits.awake, Cause::NoWorker, None, Blocker::Pool),
         }
-        tiling.until(waits.end, Cause::NotResumed, None, Culprit::Interpreter);
+        tiling.until(waits.end, Cause::NotResumed, None, Blocker::Interpreter);
     }
 
     /// Who was late to go on.
-    fn sleeper(&self, operation: &Operation) -> Culprit {
-        let Some(lane) = operation.lane.or(operation.submitter) else { return Culprit::None };
+    fn sleeper(&self, operation: &Operation) -> Blocker {
+        let Some(lane) = operation.lane.or(operation.submitter) else { return Blocker::None };
         match self.source.about().lanes.get(lane).map(|lane| lane.kind) {
-            Some(LaneKind::EventLoop) => Culprit::EventLoop,
-            Some(_) => Culprit::Thread(lane),
-            None => Culprit::None,
+            Some(LaneKind::EventLoop) => Blocker::EventLoop,
+            Some(_) => Blocker::Thread(lane),
+            None => Blocker::None,
         }
     }
 
@@ -316,18 +316,18 @@ impl<S: Source> Attribution<'_, S> {
             None => self.ahead(at, lane, own_issue).filter(|ahead| *ahead <= done).unwrap_or(issued),
         };
         let end_of = |access: usize| inputs[access].map_or(issued, |(_, end)| end);
-        let decisive = (0..inputs.len()).rev().max_by_key(|access| end_of(*access)).unwrap_or(0);
+        let critical = (0..inputs.len()).rev().max_by_key(|access| end_of(*access)).unwrap_or(0);
         for access in 0..inputs.len().max(1) {
             let mut tiling = Tiling::new(stalls, operation.id, access, issued);
-            tiling.decisive = access == decisive;
+            tiling.critical = access == critical;
             let mut hazard = None;
             if let Some(Some((earlier, end))) = inputs.get(access) {
                 hazard = Some(earlier.hazard);
-                let culprit = Culprit::Operation(self.source.operation(earlier.at).id);
-                tiling.until(*end, Cause::Computing, hazard, culprit);
+                let blocker = Blocker::Operation(self.source.operation(earlier.at).id);
+                tiling.until(*end, Cause::Computing, hazard, blocker);
             }
-            if access == decisive {
-                tiling.until(inputs_done.max(ahead), Cause::NoWorker, hazard, Culprit::Queue(lane));
+            if access == critical {
+                tiling.until(inputs_done.max(ahead), Cause::NoWorker, hazard, Blocker::Queue(lane));
             }
         }
     }

@@ -3,7 +3,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use crate::Recording;
+use crate::Trace;
 use crate::model::{Nanos, OperationKind};
 
 /// The cost of barriers.
@@ -20,7 +20,7 @@ pub struct Barriers {
 }
 
 /// Computes the cost from what was recorded; what the barriers would have delayed in turn is not counted.
-pub fn barriers(recording: &Recording) -> Barriers {
+pub fn barriers(recording: &Trace) -> Barriers {
     // What had been submitted at each moment would all be done at the greatest end so far.
     let mut ends: Vec<(Nanos, Nanos)> = recording
         .operations

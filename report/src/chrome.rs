@@ -9,7 +9,7 @@ use std::io::{self, Write};
 use serde_json::{Value, json};
 
 use crate::facts::{self, Fact, Facts};
-use crate::model::{Nanos, Recording};
+use crate::model::{Nanos, Trace};
 use crate::place::{self, Placed, Row};
 
 /// All events are of one process, the recorded program.
@@ -22,7 +22,7 @@ const FIRST_THREAD: u64 = 1;
 /// # Errors
 ///
 /// Those of `out`.
-pub fn write(recording: &Recording, out: impl Write) -> io::Result<()> {
+pub fn write(recording: &Trace, out: impl Write) -> io::Result<()> {
     let mut events = Events { out: io::BufWriter::new(out), first: true };
     events.out.write_all(b"{\"displayTimeUnit\":\"ns\",\"traceEvents\":[\n")?;
     let name =
@@ -143,7 +143,7 @@ impl Thing {
 }
 
 /// What is shown, in rows: lanes first, then libraries.
-fn groups(recording: &Recording) -> BTreeMap<(Row, u8), Vec<Thing>> {
+fn groups(recording: &Trace) -> BTreeMap<(Row, u8), Vec<Thing>> {
     let mut groups: BTreeMap<(Row, u8), Vec<Thing>> = BTreeMap::new();
     for (operation, placed) in recording.operations.iter().zip(place::operations(recording)) {
         let (name, facts) = (operation.name.clone(), facts::operation(operation));
@@ -161,14 +161,14 @@ fn groups(recording: &Recording) -> BTreeMap<(Row, u8), Vec<Thing>> {
         let library = recording.operation(stall.waiter).and_then(|waiter| waiter.library);
         let row = Row::Library(place::known(recording, library));
         let placed = Placed { row, from: stall.from, to: Some(stall.to.max(stall.from)), freed: None };
-        let name = format!("{}: {}", stall.cause.name(), facts::culprit_name(recording, stall.culprit));
+        let name = format!("{}: {}", stall.cause.name(), facts::blocker_name(recording, stall.blocker));
         let thing = Thing { placed, name, category: "stall", facts: facts::stall(stall), id: None };
         groups.entry((row, WAITS)).or_default().push(thing);
     }
     groups
 }
 
-fn row_name(recording: &Recording, row: Row, order: u8) -> String {
+fn row_name(recording: &Trace, row: Row, order: u8) -> String {
     match row {
         Row::Lane(lane) => recording.lanes[lane].name.to_string(),
         Row::Library(library) => {

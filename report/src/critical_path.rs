@@ -9,7 +9,7 @@ use petgraph::algo::toposort;
 use petgraph::graph::{DiGraph, NodeIndex};
 use std::collections::HashMap;
 
-use crate::Recording;
+use crate::Trace;
 use crate::model::{Nanos, OperationId, OperationKind};
 
 /// The longest chain of dependences, by the time that its operations took.
@@ -24,7 +24,7 @@ pub struct CriticalPath {
 }
 
 /// Time an operation took of its own: its body and device work, or the time that a lease was held.
-pub fn own_time(recording: &Recording, id: OperationId) -> Nanos {
+pub fn own_time(recording: &Trace, id: OperationId) -> Nanos {
     let Some(operation) = recording.operation(id) else { return 0 };
     match operation.kind {
         OperationKind::Wait | OperationKind::Await => 0,
@@ -40,7 +40,7 @@ pub fn own_time(recording: &Recording, id: OperationId) -> Nanos {
                 .iter()
                 .skip(recording.stalls.partition_point(|stall| (stall.waiter, stall.from) < (id, began)))
                 .take_while(|stall| stall.waiter == id)
-                .filter(|stall| stall.decisive)
+                .filter(|stall| stall.critical)
                 .map(crate::model::Stall::duration)
                 .sum();
             end.saturating_sub(began).saturating_sub(queued)
@@ -49,7 +49,7 @@ pub fn own_time(recording: &Recording, id: OperationId) -> Nanos {
 }
 
 /// Finds the critical path.
-pub fn critical_path(recording: &Recording) -> CriticalPath {
+pub fn critical_path(recording: &Trace) -> CriticalPath {
     let mut graph: DiGraph<(OperationId, Nanos), ()> =
         DiGraph::with_capacity(recording.operations.len(), recording.edges.len());
     let mut nodes: HashMap<OperationId, NodeIndex> = HashMap::with_capacity(recording.operations.len());

@@ -1,18 +1,18 @@
 //! When nothing was under way: the program had submitted nothing that was not over.
 
-use crate::Recording;
+use crate::Trace;
 use crate::model::{Nanos, OperationKind};
 use crate::walk::{Step, What};
 
 /// How much of the walk was the program's own doing, with nothing under way.
-pub(crate) fn idle(recording: &Recording, steps: &[Step]) -> Nanos {
+pub(crate) fn idle(recording: &Trace, steps: &[Step]) -> Nanos {
     let busy = under_way(recording);
     let program = steps.iter().filter(|step| step.what == What::Program);
     program.map(|step| step.to - step.from - overlap(&busy, step.from, step.to)).sum()
 }
 
 /// When anything was, in order of time and apart from each other.
-fn under_way(recording: &Recording) -> Vec<(Nanos, Nanos)> {
+fn under_way(recording: &Trace) -> Vec<(Nanos, Nanos)> {
     let works = |kind| matches!(kind, OperationKind::Operation | OperationKind::Copy);
     let mut all: Vec<(Nanos, Nanos)> = recording
         .operations

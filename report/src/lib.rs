@@ -1,14 +1,14 @@
 //! Where the time went: reads a recording of an engine and says who waited, for how long, why, and for whom.
 //!
-//! Everything here works on plain data ([`Recording`]) after the fact. The crate knows no engine, starts no thread and looks
+//! Everything here works on plain data ([`Trace`]) after the fact. The crate knows no engine, starts no thread and looks
 //! at no clock; an engine makes a recording and hands it over, or a reader finds it in a file.
 //!
 //! | module | its one idea |
 //! |---|---|
 //! | [`model`] | what was recorded, as plain data |
 //! | [`source`] | what was recorded, made one operation at a time |
-//! | [`attribution`] | every waited nanosecond gets one cause and one culprit |
-//! | [`roots`] | what the culprit was waiting for itself |
+//! | [`attribution`] | every waited nanosecond gets one cause and one blocker |
+//! | [`roots`] | what the blocker was waiting for itself |
 //! | [`critical_path`], [`walk`] | the longest chain of work; what the end waited for |
 //! | [`barrier`] | what global barriers would have cost |
 //! | `what_if`, `advice` | what the run would have taken otherwise; what would help |
@@ -46,5 +46,5 @@ mod text;
 pub mod walk;
 mod what_if;
 
-pub use model::Recording;
+pub use model::Trace;
 pub use summary::{Report, report};

@@ -4,8 +4,8 @@ use std::collections::{BTreeMap, HashMap, HashSet};
 
 use serde::{Deserialize, Serialize};
 
-use crate::Recording;
-use crate::model::{Culprit, LibraryId, Nanos, OperationId};
+use crate::Trace;
+use crate::model::{Blocker, LibraryId, Nanos, OperationId};
 use crate::roots::Root;
 
 /// Waiting time by the library that waited (rows) and the one that it waited for (columns).
@@ -26,26 +26,26 @@ const OTHERS: &str = "others";
 const LIBRARIES_MAX: usize = 30;
 
 /// Sums the roots of all stalls.
-pub fn matrix(recording: &Recording, roots: &[Root]) -> Matrix {
+pub fn matrix(recording: &Trace, roots: &[Root]) -> Matrix {
     let mut by_place: HashMap<(Place, Place), Nanos> = HashMap::new();
     for root in roots {
         let waiter = of_operation(recording, root.waiter);
-        let culprit = match root.culprit {
-            Culprit::Operation(id) => of_operation(recording, id),
-            Culprit::Lease(id) => of_library(recording.lease(id).and_then(|lease| lease.library)),
-            Culprit::None
-            | Culprit::Pool
-            | Culprit::Queue(_)
-            | Culprit::Observer
-            | Culprit::Interpreter
-            | Culprit::EventLoop
-            | Culprit::Thread(_) => Place::Engine,
+        let blocker = match root.blocker {
+            Blocker::Operation(id) => of_operation(recording, id),
+            Blocker::Lease(id) => of_library(recording.lease(id).and_then(|lease| lease.library)),
+            Blocker::None
+            | Blocker::Pool
+            | Blocker::Queue(_)
+            | Blocker::Observer
+            | Blocker::Interpreter
+            | Blocker::EventLoop
+            | Blocker::Thread(_) => Place::Engine,
         };
-        *by_place.entry((waiter, culprit)).or_default() += root.duration();
+        *by_place.entry((waiter, blocker)).or_default() += root.duration();
     }
     let mut cells: BTreeMap<(String, String), Nanos> = BTreeMap::new();
-    for ((waiter, culprit), time) in by_place {
-        *cells.entry((waiter.name(recording), culprit.name(recording))).or_default() += time;
+    for ((waiter, blocker), time) in by_place {
+        *cells.entry((waiter.name(recording), blocker.name(recording))).or_default() += time;
     }
     let cells = most(cells);
     let mut libraries: Vec<String> =
@@ -94,7 +94,7 @@ enum Place {
 }
 
 impl Place {
-    fn name(self, recording: &Recording) -> String {
+    fn name(self, recording: &Trace) -> String {
         match self {
             Self::Library(library) => recording.library(Some(library)).unwrap_or(HOST).to_owned(),
             Self::Host => HOST.to_owned(),
@@ -103,7 +103,7 @@ impl Place {
     }
 }
 
-fn of_operation(recording: &Recording, id: OperationId) -> Place {
+fn of_operation(recording: &Trace, id: OperationId) -> Place {
     of_library(recording.operation(id).and_then(|operation| operation.library))
 }
 

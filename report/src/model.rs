@@ -11,15 +11,15 @@ pub type Nanos = u64;
 /// Identity of an operation or a lease: they share one number space, since a lease is an operation without a body.
 pub type OperationId = u64;
 
-/// Index into [`Recording::lanes`].
+/// Index into [`Trace::lanes`].
 pub type LaneId = usize;
 
-/// Index into [`Recording::libraries`].
+/// Index into [`Trace::libraries`].
 pub type LibraryId = usize;
 
 /// Everything that was recorded, and what attribution made of it.
 #[derive(Debug, Clone, Default, PartialEq)]
-pub struct Recording {
+pub struct Trace {
     /// When it began, in nanoseconds since 1970.
     pub started_unix_ns: u64,
     /// How long it lasted.
@@ -237,10 +237,10 @@ pub struct Stall {
     /// The kind of conflict, where another operation or a lease was in the way.
     pub hazard: Option<Hazard>,
     /// Because of whom.
-    pub culprit: Culprit,
-    /// Whether this access is the one that the operation waited for longest. The decisive stalls of an operation do not
+    pub blocker: Blocker,
+    /// Whether this access is the one that the operation waited for longest. The critical stalls of an operation do not
     /// overlap, and together are the time that it waited; those of its other accesses are hidden behind them.
-    pub decisive: bool,
+    pub critical: bool,
 }
 
 impl Stall {
@@ -287,7 +287,7 @@ impl Cause {
 
 /// Who is to blame for a stall.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub enum Culprit {
+pub enum Blocker {
     /// Nobody in particular, or the record that would tell is lost.
     None,
     /// An operation.
@@ -385,7 +385,7 @@ impl Losses {
     }
 }
 
-impl Recording {
+impl Trace {
     /// The operation with this id.
     pub fn operation(&self, id: OperationId) -> Option<&Operation> {
         self.operations

@@ -3,7 +3,7 @@
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 
-use crate::model::{Lane, LaneId, LaneKind, Lease, LibraryId, Nanos, Operation, OperationKind, Recording};
+use crate::model::{Lane, LaneId, LaneKind, Lease, LibraryId, Nanos, Operation, OperationKind, Trace};
 use crate::source::{self, Source};
 
 /// A row of a picture.
@@ -33,7 +33,7 @@ impl Placed {
 }
 
 /// Where each operation is drawn: the body on its lane, a wait on the lane that waited, others as a moment.
-pub(crate) fn operations(recording: &Recording) -> Vec<Placed> {
+pub(crate) fn operations(recording: &Trace) -> Vec<Placed> {
     let places = Places::of(recording);
     let all = recording.operations.iter().enumerate();
     all.map(|(at, operation)| places.place(recording, at, operation)).collect()
@@ -59,7 +59,7 @@ impl Places {
     }
 
     /// Where the operation at `at` is drawn.
-    pub(crate) fn place(&self, about: &Recording, at: usize, it: &Operation) -> Placed {
+    pub(crate) fn place(&self, about: &Trace, at: usize, it: &Operation) -> Placed {
         let mut placed = operation(about, it);
         // Work on an in-order queue begins when the work before it has ended, however early it was handed over.
         if let (Some((lane, to)), None) = (queued(about, it, &placed), it.ran)
@@ -74,13 +74,13 @@ impl Places {
 }
 
 /// The device queue on which an operation is drawn, and until when.
-fn queued(about: &Recording, operation: &Operation, placed: &Placed) -> Option<(LaneId, Nanos)> {
+fn queued(about: &Trace, operation: &Operation, placed: &Placed) -> Option<(LaneId, Nanos)> {
     let (Row::Lane(lane), Some(to)) = (placed.row, placed.to) else { return None };
     let ran = about.lanes[lane].kind == LaneKind::Queue && operation.lane == Some(lane);
     ran.then_some((lane, to))
 }
 
-fn operation(recording: &Recording, operation: &Operation) -> Placed {
+fn operation(recording: &Trace, operation: &Operation) -> Placed {
     let lane = |id: Option<LaneId>| id.filter(|&id| id < recording.lanes.len()).map(Row::Lane);
     let elsewhere = Row::Library(known(recording, operation.library));
     let latest = operation.done.or(operation.granted).unwrap_or(operation.submitted);
@@ -122,7 +122,7 @@ fn operation(recording: &Recording, operation: &Operation) -> Placed {
 }
 
 /// Where a lease is drawn.
-pub(crate) fn lease(recording: &Recording, lease: &Lease) -> Placed {
+pub(crate) fn lease(recording: &Trace, lease: &Lease) -> Placed {
     let end = lease.closed.unwrap_or(recording.duration).max(lease.opened);
     Placed {
         row: Row::Library(known(recording, lease.library)),
@@ -133,7 +133,7 @@ pub(crate) fn lease(recording: &Recording, lease: &Lease) -> Placed {
 }
 
 /// The library, unless the recording does not know it.
-pub(crate) fn known(recording: &Recording, library: Option<LibraryId>) -> Option<LibraryId> {
+pub(crate) fn known(recording: &Trace, library: Option<LibraryId>) -> Option<LibraryId> {
     library.filter(|&library| library < recording.libraries.len())
 }
 

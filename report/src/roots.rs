@@ -1,11 +1,11 @@
-//! Behind the direct culprit: what waits for something that waits itself has waited for that one's culprit.
+//! Behind the direct blocker: what waits for something that waits itself has waited for that one's blocker.
 
 use std::collections::HashMap;
 
-use crate::Recording;
-use crate::model::{Cause, Culprit, Hazard, Nanos, OperationId, Stall};
+use crate::Trace;
+use crate::model::{Blocker, Cause, Hazard, Nanos, OperationId, Stall};
 
-/// Pieces that are followed for one operation; what a longer chain adds stays with its direct culprit.
+/// Pieces that are followed for one operation; what a longer chain adds stays with its direct blocker.
 const PIECES_MAX: usize = 16;
 
 /// A stretch of an operation's waiting, and what was at the root of it.
@@ -20,10 +20,10 @@ pub struct Root {
     /// Why, at the root.
     pub cause: Cause,
     /// Because of whom, at the root.
-    pub culprit: Culprit,
+    pub blocker: Blocker,
     /// The conflict at the root.
     pub hazard: Option<Hazard>,
-    /// The operation that it waited for directly, if that is not the culprit.
+    /// The operation that it waited for directly, if that is not the blocker.
     pub via: Option<OperationId>,
     /// The access that waited.
     pub access: usize,
@@ -43,7 +43,7 @@ impl Root {
             from: stall.from,
             to: stall.to,
             cause: stall.cause,
-            culprit: stall.culprit,
+            blocker: stall.blocker,
             hazard: stall.hazard,
             via: None,
             access: stall.access,
@@ -52,10 +52,10 @@ impl Root {
     }
 }
 
-/// The roots of all decisive stalls. They tile what the stalls do.
-pub fn roots(recording: &Recording) -> Vec<Root> {
+/// The roots of all critical stalls. They tile what the stalls do.
+pub fn roots(recording: &Trace) -> Vec<Root> {
     let mut of_waiter: HashMap<OperationId, Vec<&Stall>> = HashMap::new();
-    for stall in recording.stalls.iter().filter(|stall| stall.decisive) {
+    for stall in recording.stalls.iter().filter(|stall| stall.critical) {
         of_waiter.entry(stall.waiter).or_default().push(stall);
     }
     // Whatever stands in a queue before another one was submitted before it.
@@ -81,11 +81,11 @@ pub fn roots(recording: &Recording) -> Vec<Root> {
     all
 }
 
-/// Divides a stall by what its culprit was waiting for meanwhile.
+/// Divides a stall by what its blocker was waiting for meanwhile.
 fn follow(stall: &Stall, known: &HashMap<OperationId, Vec<Root>>, into: &mut Vec<Root>) {
     let own = Root::of(stall);
-    let blocker = match (stall.cause, stall.culprit) {
-        (Cause::Queued, Culprit::Operation(blocker)) if blocker != stall.waiter => blocker,
+    let blocker = match (stall.cause, stall.blocker) {
+        (Cause::Queued, Blocker::Operation(blocker)) if blocker != stall.waiter => blocker,
         _ => return into.push(own),
     };
     let mut at = stall.from;
@@ -102,7 +102,7 @@ fn follow(stall: &Stall, known: &HashMap<OperationId, Vec<Root>>, into: &mut Vec
             from,
             to,
             cause: piece.cause,
-            culprit: piece.culprit,
+            blocker: piece.blocker,
             hazard: piece.hazard,
             via,
             ..own

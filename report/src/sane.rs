@@ -2,14 +2,14 @@
 
 use std::borrow::Cow;
 
-use crate::Recording;
+use crate::Trace;
 use crate::model::{Nanos, Operation};
 
 /// Three days. Sums of some ten thousand of these still fit.
 const TIME_MAX: Nanos = 1 << 48;
 
 /// The recording with every time cut to [`TIME_MAX`]; itself if there is nothing to cut.
-pub(crate) fn sane(recording: &Recording) -> Cow<'_, Recording> {
+pub(crate) fn sane(recording: &Trace) -> Cow<'_, Trace> {
     if is_sane(recording) {
         return Cow::Borrowed(recording);
     }
@@ -18,7 +18,7 @@ pub(crate) fn sane(recording: &Recording) -> Cow<'_, Recording> {
     Cow::Owned(copy)
 }
 
-fn is_sane(recording: &Recording) -> bool {
+fn is_sane(recording: &Trace) -> bool {
     let sane = |time: Nanos| time <= TIME_MAX;
     let operations = || recording.operations.iter().all(|it| sane(it.submitted) && later(it).all(sane));
     let leases = || recording.leases.iter().all(|it| sane(it.opened) && it.closed.is_none_or(sane));
@@ -33,7 +33,7 @@ fn later(operation: &Operation) -> impl Iterator<Item = Nanos> {
     [granted, ready, awake, began, issued, ran_from, ran_to, done, observed, resumed].into_iter().flatten()
 }
 
-fn cut(recording: &mut Recording) {
+fn cut(recording: &mut Trace) {
     let cut = |time: &mut Nanos| *time = (*time).min(TIME_MAX);
     cut(&mut recording.duration);
     for operation in &mut recording.operations {

@@ -1,7 +1,7 @@
 //! Stalls in words.
 
-use crate::Recording;
-use crate::model::{Cause, Culprit, Nanos, OperationId, OperationKind, Site};
+use crate::Trace;
+use crate::model::{Blocker, Cause, Nanos, OperationId, OperationKind, Site};
 use crate::roots::Root;
 use crate::shown::shown;
 
@@ -22,7 +22,7 @@ pub fn duration(nanos: Nanos) -> String {
 }
 
 /// An operation by its name.
-pub fn name(recording: &Recording, id: OperationId) -> String {
+pub fn name(recording: &Trace, id: OperationId) -> String {
     let Some(operation) = recording.operation(id) else {
         return format!("operation {id}, which is not in the recording");
     };
@@ -45,13 +45,13 @@ pub fn name(recording: &Recording, id: OperationId) -> String {
     }
 }
 
-fn submitter(recording: &Recording, id: OperationId) -> Option<&str> {
+fn submitter(recording: &Trace, id: OperationId) -> Option<&str> {
     let operation = recording.operation(id)?;
     Some(&recording.lanes.get(operation.submitter?)?.name)
 }
 
 /// A lease by its owner.
-pub fn lease(recording: &Recording, id: OperationId) -> String {
+pub fn lease(recording: &Trace, id: OperationId) -> String {
     let Some(lease) = recording.lease(id) else { return format!("lease {id}") };
     let owner = recording.library(lease.library);
     // Where the place is known, the owner's text would only say it again.
@@ -74,17 +74,17 @@ pub fn place(site: &Site) -> String {
 }
 
 /// Why somebody waited, as the end of a sentence that begins with "because".
-pub fn because(recording: &Recording, cause: Cause, culprit: Culprit) -> String {
-    match (cause, culprit) {
-        (Cause::Computing, Culprit::Operation(id)) => format!("{} was still computing", name(recording, id)),
+pub fn because(recording: &Trace, cause: Cause, blocker: Blocker) -> String {
+    match (cause, blocker) {
+        (Cause::Computing, Blocker::Operation(id)) => format!("{} was still computing", name(recording, id)),
         (Cause::Computing, _) => "its input was still being computed".into(),
-        (Cause::Leased, Culprit::Lease(id)) => format!("{} was still open", lease(recording, id)),
+        (Cause::Leased, Blocker::Lease(id)) => format!("{} was still open", lease(recording, id)),
         (Cause::Leased, _) => "a lease was still open".into(),
-        (Cause::Queued, Culprit::Operation(id)) => format!("{} stood in a queue itself", name(recording, id)),
+        (Cause::Queued, Blocker::Operation(id)) => format!("{} stood in a queue itself", name(recording, id)),
         (Cause::Queued, _) => {
             "something was in the way that began before the recording, or whose record is lost".into()
         }
-        (Cause::NoWorker, Culprit::Queue(lane)) => {
+        (Cause::NoWorker, Blocker::Queue(lane)) => {
             let lane = recording.lanes.get(lane).map_or("a queue", |lane| lane.name.as_str());
             format!("{} of the device was busy", shown(lane))
         }
@@ -94,9 +94,9 @@ pub fn because(recording: &Recording, cause: Cause, culprit: Culprit) -> String 
             workers => format!("no worker was free (all {workers} were busy)"),
         },
         (Cause::NotObserved, _) => "nobody had observed yet that its input was done".into(),
-        (Cause::NotResumed, Culprit::Interpreter) => "the Python lock was held elsewhere".into(),
-        (Cause::NotResumed, Culprit::EventLoop) => "the event loop was busy".into(),
-        (Cause::NotResumed, Culprit::Thread(lane)) => {
+        (Cause::NotResumed, Blocker::Interpreter) => "the Python lock was held elsewhere".into(),
+        (Cause::NotResumed, Blocker::EventLoop) => "the event loop was busy".into(),
+        (Cause::NotResumed, Blocker::Thread(lane)) => {
             let lane = recording.lanes.get(lane).map_or("", |lane| lane.name.as_str());
             format!("thread `{}` had been woken and did not run yet", shown(lane))
         }
@@ -105,7 +105,7 @@ pub fn because(recording: &Recording, cause: Cause, culprit: Culprit) -> String 
 }
 
 /// Threads of pools that have run something.
-fn busy_workers(recording: &Recording) -> usize {
+fn busy_workers(recording: &Trace) -> usize {
     let mut lanes: Vec<usize> = recording
         .operations
         .iter()
@@ -121,7 +121,7 @@ fn busy_workers(recording: &Recording) -> usize {
 }
 
 /// A wait as one sentence: who waited how long for whom, on what, and why.
-pub fn sentence(recording: &Recording, root: &Root, total: Nanos) -> String {
+pub fn sentence(recording: &Trace, root: &Root, total: Nanos) -> String {
     let waiter = name(recording, root.waiter);
     let access = recording.operation(root.waiter).and_then(|operation| operation.accesses.get(root.access));
     let variable = access.and_then(|access| recording.variable(access.variable));
@@ -130,17 +130,17 @@ pub fn sentence(recording: &Recording, root: &Root, total: Nanos) -> String {
         .direct
         .filter(|_| access.is_some())
         .map_or_else(String::new, |hazard| format!(", {}", hazard.words()));
-    let direct = match (root.via, root.cause, root.culprit) {
-        (Some(via), _, _) | (None, Cause::Computing | Cause::Queued, Culprit::Operation(via)) => {
+    let direct = match (root.via, root.cause, root.blocker) {
+        (Some(via), _, _) | (None, Cause::Computing | Cause::Queued, Blocker::Operation(via)) => {
             format!(" for {}", name(recording, via))
         }
-        (None, Cause::Leased, Culprit::Lease(id)) => {
+        (None, Cause::Leased, Blocker::Lease(id)) => {
             let holder = recording.lease(id).and_then(|lease| recording.library(lease.library));
             holder.map_or_else(|| " for a lease".into(), |library| format!(" for {}", shown(library)))
         }
         _ => String::new(),
     };
-    let because = because(recording, root.cause, root.culprit);
+    let because = because(recording, root.cause, root.blocker);
     format!("{waiter} waited {}{direct}{on}{hazard}, because {because}", duration(total))
 }
 

@@ -2,13 +2,13 @@
 
 use std::borrow::Cow;
 
-use crate::Recording;
+use crate::Trace;
 use crate::model::{Lease, Nanos, Operation, OperationId, Variable};
 
 /// Operations, leases and variables of a recording, each made when it is asked for.
 pub trait Source {
     /// Program, duration, lanes, libraries and losses. Its other lists may be empty.
-    fn about(&self) -> &Recording;
+    fn about(&self) -> &Trace;
 
     /// How many operations there are. Their positions are in the order of their ids.
     fn operations(&self) -> usize;
@@ -35,8 +35,8 @@ pub trait Source {
     fn variable_position(&self, id: u64) -> Option<usize>;
 }
 
-impl Source for Recording {
-    fn about(&self) -> &Recording {
+impl Source for Trace {
+    fn about(&self) -> &Trace {
         self
     }
 

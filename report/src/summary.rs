@@ -6,13 +6,13 @@ use std::collections::{BTreeMap, HashMap, HashSet};
 
 use serde::{Deserialize, Serialize};
 
-use crate::Recording;
+use crate::Trace;
 use crate::advice::advice;
 use crate::barrier::{Barriers, barriers};
 use crate::critical_path::{critical_path, own_time};
 use crate::idle::idle;
 use crate::matrix::{Matrix, matrix};
-use crate::model::{Cause, Culprit, Nanos, OperationId, OperationKind, Outcome};
+use crate::model::{Blocker, Cause, Nanos, OperationId, OperationKind, Outcome};
 use crate::roots::{Root, roots};
 use crate::sane::sane;
 use crate::sentences;
@@ -102,7 +102,7 @@ pub struct WorstRow {
     /// The cause of most of it, at the root.
     pub cause: String,
     /// Who is to blame for most of it, in words.
-    pub culprit: String,
+    pub blocker: String,
 }
 
 /// All operations of one name.
@@ -170,7 +170,7 @@ pub struct Advice {
 const PATH_NAMES: usize = 64;
 
 /// Makes the report.
-pub fn report(recording: &Recording) -> Report {
+pub fn report(recording: &Trace) -> Report {
     let recording = &*sane(recording);
     let roots = roots(recording);
     let waits = waits(&roots);
@@ -211,7 +211,7 @@ struct Wait {
 }
 
 /// The parts of one wait by what was at their root: time, and the longest stretch.
-type Parts = HashMap<(Cause, Culprit), (Nanos, Root)>;
+type Parts = HashMap<(Cause, Blocker), (Nanos, Root)>;
 
 /// The waits of all operations, longest first.
 fn waits(roots: &[Root]) -> Vec<Wait> {
@@ -219,7 +219,7 @@ fn waits(roots: &[Root]) -> Vec<Wait> {
     for root in roots {
         let (total, parts) = waits.entry(root.waiter).or_default();
         *total += root.duration();
-        let (part, longest) = parts.entry((root.cause, root.culprit)).or_insert((0, *root));
+        let (part, longest) = parts.entry((root.cause, root.blocker)).or_insert((0, *root));
         *part += root.duration();
         if root.duration() > longest.duration() {
             *longest = *root;
@@ -236,20 +236,20 @@ fn waits(roots: &[Root]) -> Vec<Wait> {
     waits
 }
 
-/// A culprit by what people would change: all operations of a name are one.
-fn blamed(recording: &Recording, culprit: Culprit) -> String {
-    match culprit {
-        Culprit::None => "something unknown".into(),
-        Culprit::Operation(id) => sentences::name(recording, id),
-        Culprit::Lease(id) => sentences::lease(recording, id),
-        Culprit::Pool => "the worker pool".into(),
-        Culprit::Queue(lane) => {
+/// A blocker by what people would change: all operations of a name are one.
+fn blamed(recording: &Trace, blocker: Blocker) -> String {
+    match blocker {
+        Blocker::None => "something unknown".into(),
+        Blocker::Operation(id) => sentences::name(recording, id),
+        Blocker::Lease(id) => sentences::lease(recording, id),
+        Blocker::Pool => "the worker pool".into(),
+        Blocker::Queue(lane) => {
             recording.lanes.get(lane).map_or_else(|| "a queue".into(), |lane| shown(&lane.name).to_string())
         }
-        Culprit::Observer => "the observer of fences".into(),
-        Culprit::Interpreter => "the Python lock".into(),
-        Culprit::EventLoop => "the event loop".into(),
-        Culprit::Thread(lane) => recording
+        Blocker::Observer => "the observer of fences".into(),
+        Blocker::Interpreter => "the Python lock".into(),
+        Blocker::EventLoop => "the event loop".into(),
+        Blocker::Thread(lane) => recording
             .lanes
             .get(lane)
             .map_or_else(|| "a thread".into(), |lane| format!("thread `{}`", shown(&lane.name))),
@@ -257,7 +257,7 @@ fn blamed(recording: &Recording, culprit: Culprit) -> String {
 }
 
 /// Said first where most of the run time is no wait of anybody.
-fn program(recording: &Recording, steps: &[crate::walk::Step]) -> String {
+fn program(recording: &Trace, steps: &[crate::walk::Step]) -> String {
     let took = idle(recording, steps);
     let whole: Nanos = steps.iter().map(|step| step.to - step.from).sum();
     if took <= whole / 2 || recording.operations.is_empty() {
@@ -268,24 +268,24 @@ fn program(recording: &Recording, steps: &[crate::walk::Step]) -> String {
     format!("The program itself took {share:.0} % of {whole}, while nothing was under way. ")
 }
 
-fn headline(recording: &Recording, roots: &[Root], waits: &[Wait]) -> String {
-    let mut by_culprit: HashMap<(Cause, Culprit), Nanos> = HashMap::new();
+fn headline(recording: &Trace, roots: &[Root], waits: &[Wait]) -> String {
+    let mut by_blocker: HashMap<(Cause, Blocker), Nanos> = HashMap::new();
     for root in roots {
-        *by_culprit.entry((root.cause, root.culprit)).or_default() += root.duration();
+        *by_blocker.entry((root.cause, root.blocker)).or_default() += root.duration();
     }
-    let total: Nanos = by_culprit.values().sum();
+    let total: Nanos = by_blocker.values().sum();
     let mut groups: HashMap<(Cause, String), Nanos> = HashMap::new();
-    for ((cause, culprit), time) in by_culprit {
-        *groups.entry((cause, blamed(recording, culprit))).or_default() += time;
+    for ((cause, blocker), time) in by_blocker {
+        *groups.entry((cause, blamed(recording, blocker))).or_default() += time;
     }
-    let Some(((cause, culprit), time)) =
+    let Some(((cause, blocker), time)) =
         groups.into_iter().max_by(|(a, x), (b, y)| x.cmp(y).then_with(|| b.cmp(a)))
     else {
         return "Nothing waited.".into();
     };
     let share = time as f64 / total as f64 * 100.0;
-    let matching = |wait: &&Wait| wait.main.cause == cause && blamed(recording, wait.main.culprit) == culprit;
-    // The program's own wait is the longest, and says least; what waited for the culprit itself says most.
+    let matching = |wait: &&Wait| wait.main.cause == cause && blamed(recording, wait.main.blocker) == blocker;
+    // The program's own wait is the longest, and says least; what waited for the blocker itself says most.
     let says_most = |wait: &&Wait| {
         let kind = recording.operation(wait.main.waiter).map(|operation| operation.kind);
         wait.main.via.is_none() && kind != Some(OperationKind::Wait)
@@ -294,7 +294,7 @@ fn headline(recording: &Recording, roots: &[Root], waits: &[Wait]) -> String {
     let example = worst.map_or_else(String::new, |wait| {
         format!(" The longest: {}.", sentences::sentence(recording, &wait.main, wait.total))
     });
-    format!("{share:.0} % of {} waited: {} ({culprit}).{example}", sentences::duration(total), cause.name())
+    format!("{share:.0} % of {} waited: {} ({blocker}).{example}", sentences::duration(total), cause.name())
 }
 
 fn causes(roots: &[Root]) -> Vec<CauseRow> {
@@ -311,18 +311,18 @@ fn causes(roots: &[Root]) -> Vec<CauseRow> {
     Cause::ALL.map(row).into()
 }
 
-fn worst(recording: &Recording, waits: &[Wait]) -> Vec<WorstRow> {
+fn worst(recording: &Trace, waits: &[Wait]) -> Vec<WorstRow> {
     let row = |wait: &Wait| WorstRow {
         sentence: sentences::sentence(recording, &wait.main, wait.total),
         waiter: wait.main.waiter,
         waited_ns: wait.total,
         cause: wait.main.cause.name().into(),
-        culprit: blamed(recording, wait.main.culprit),
+        blocker: blamed(recording, wait.main.blocker),
     };
     waits.iter().take(WORST).map(row).collect()
 }
 
-fn totals(recording: &Recording, roots: &[Root]) -> Totals {
+fn totals(recording: &Trace, roots: &[Root]) -> Totals {
     let mut totals = Totals { leases: recording.leases.len(), ..Totals::default() };
     for operation in &recording.operations {
         match operation.kind {
@@ -343,11 +343,7 @@ fn totals(recording: &Recording, roots: &[Root]) -> Totals {
     totals
 }
 
-fn operations(
-    recording: &Recording,
-    roots: &[Root],
-    slack: &HashMap<OperationId, Nanos>,
-) -> Vec<OperationRow> {
+fn operations(recording: &Trace, roots: &[Root], slack: &HashMap<OperationId, Nanos>) -> Vec<OperationRow> {
     let mut rows: BTreeMap<String, OperationRow> = BTreeMap::new();
     for operation in &recording.operations {
         let name = sentences::name(recording, operation.id);
@@ -370,7 +366,7 @@ fn operations(
     let mut times: HashMap<OperationId, (Nanos, Nanos)> = HashMap::new();
     for root in roots {
         times.entry(root.waiter).or_default().0 += root.duration();
-        if let Culprit::Operation(id) | Culprit::Lease(id) = root.culprit {
+        if let Blocker::Operation(id) | Blocker::Lease(id) = root.blocker {
             times.entry(id).or_default().1 += root.duration();
         }
     }
@@ -390,7 +386,7 @@ fn operations(
     rows
 }
 
-fn tensors(recording: &Recording) -> Vec<TensorRow> {
+fn tensors(recording: &Trace) -> Vec<TensorRow> {
     let mut rows: BTreeMap<&str, TensorRow> = BTreeMap::new();
     for variable in &recording.variables {
         let row = rows.entry(&variable.name).or_insert_with(|| TensorRow {
@@ -427,7 +423,7 @@ fn tensors(recording: &Recording) -> Vec<TensorRow> {
     rows
 }
 
-fn run_time(recording: &Recording, steps: &[crate::walk::Step]) -> Vec<RunTimeRow> {
+fn run_time(recording: &Trace, steps: &[crate::walk::Step]) -> Vec<RunTimeRow> {
     let mut by_what: HashMap<What, Nanos> = HashMap::new();
     for step in steps {
         *by_what.entry(step.what).or_default() += step.to - step.from;
@@ -437,7 +433,7 @@ fn run_time(recording: &Recording, steps: &[crate::walk::Step]) -> Vec<RunTimeRo
         let what = match what {
             What::Run(id) => format!("{} ran", sentences::name(recording, id)),
             What::Program => "the program did something else".into(),
-            What::Stall(cause, culprit) => sentences::because(recording, cause, culprit),
+            What::Stall(cause, blocker) => sentences::because(recording, cause, blocker),
         };
         *rows.entry(what).or_default() += time;
     }
@@ -447,7 +443,7 @@ fn run_time(recording: &Recording, steps: &[crate::walk::Step]) -> Vec<RunTimeRo
     rows
 }
 
-fn missing(recording: &Recording) -> Vec<String> {
+fn missing(recording: &Trace) -> Vec<String> {
     let lost = recording.losses.records.iter().map(|lost| {
         let lane = recording.lanes.get(lost.lane).map_or("a thread", |lane| lane.name.as_str());
         format!("{} entries of `{}` did not fit", lost.count, shown(lane))

@@ -6,8 +6,8 @@
 
 use std::collections::HashMap;
 
-use crate::Recording;
-use crate::model::{Cause, Culprit, LaneId, Nanos, Operation, OperationId, OperationKind, Stall};
+use crate::Trace;
+use crate::model::{Blocker, Cause, LaneId, Nanos, Operation, OperationId, OperationKind, Stall};
 
 /// A stretch of the walk.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -26,17 +26,17 @@ pub enum What {
     /// An operation ran.
     Run(OperationId),
     /// Nothing ran, for this reason.
-    Stall(Cause, Culprit),
+    Stall(Cause, Blocker),
     /// The program had not submitted it yet.
     Program,
 }
 
 /// Walks back; the stretches come in order of time.
-pub fn walk(recording: &Recording) -> Vec<Step> {
+pub fn walk(recording: &Trace) -> Vec<Step> {
     walked(recording).steps
 }
 
-fn walked(recording: &Recording) -> Walker<'_> {
+fn walked(recording: &Trace) -> Walker<'_> {
     let mut walker = Walker::new(recording);
     let last = recording
         .operations
@@ -64,8 +64,8 @@ fn end(operation: &Operation, duration: Nanos) -> Nanos {
 }
 
 struct Walker<'a> {
-    recording: &'a Recording,
-    /// The decisive stalls of each operation, in order of time.
+    recording: &'a Trace,
+    /// The critical stalls of each operation, in order of time.
     stalls: HashMap<OperationId, Own<'a>>,
     /// When each thread came back from a wait, and from which.
     waits: HashMap<LaneId, Vec<(Nanos, OperationId)>>,
@@ -75,7 +75,7 @@ struct Walker<'a> {
     looked_at: usize,
 }
 
-/// The decisive stalls of one operation.
+/// The critical stalls of one operation.
 #[derive(Default)]
 struct Own<'a> {
     /// In order of time.
@@ -104,9 +104,9 @@ impl<'a> Own<'a> {
 }
 
 impl<'a> Walker<'a> {
-    fn new(recording: &'a Recording) -> Self {
+    fn new(recording: &'a Trace) -> Self {
         let mut stalls: HashMap<OperationId, Own<'_>> = HashMap::new();
-        for stall in recording.stalls.iter().filter(|stall| stall.decisive) {
+        for stall in recording.stalls.iter().filter(|stall| stall.critical) {
             stalls.entry(stall.waiter).or_default().stalls.push(stall);
         }
         stalls.values_mut().for_each(|own| own.stalls.sort_by_key(|stall| stall.from));
@@ -159,18 +159,18 @@ impl<'a> Walker<'a> {
                 }
                 continue;
             };
-            match (stall.cause, stall.culprit) {
-                (Cause::Computing | Cause::Queued, Culprit::Operation(id)) if id != current.id => {
+            match (stall.cause, stall.blocker) {
+                (Cause::Computing | Cause::Queued, Blocker::Operation(id)) if id != current.id => {
                     match self
                         .recording
                         .operation(id)
                         .filter(|earlier| earlier.submitted <= current.submitted)
                     {
                         Some(earlier) => current = earlier,
-                        None => self.step(stall.from, What::Stall(stall.cause, stall.culprit)),
+                        None => self.step(stall.from, What::Stall(stall.cause, stall.blocker)),
                     }
                 }
-                (cause, culprit) => self.step(stall.from, What::Stall(cause, culprit)),
+                (cause, blocker) => self.step(stall.from, What::Stall(cause, blocker)),
             }
         }
     }
@@ -192,7 +192,7 @@ mod tests {
     use crate::model::{Access, Mode, Outcome};
 
     /// One operation that waits in so many pieces, with gaps between them in which it ran.
-    fn pieces(count: u64) -> Recording {
+    fn pieces(count: u64) -> Trace {
         let operation = Operation {
             id: 1,
             name: "waits".into(),
@@ -212,14 +212,14 @@ mod tests {
             to: 10 * at + 7,
             cause: Cause::NoWorker,
             hazard: None,
-            culprit: Culprit::Pool,
-            decisive: true,
+            blocker: Blocker::Pool,
+            critical: true,
         };
-        Recording {
+        Trace {
             duration: 10 * count,
             operations: vec![operation],
             stalls: (0..count).map(stall).collect(),
-            ..Recording::default()
+            ..Trace::default()
         }
     }
 

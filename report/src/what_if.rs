@@ -8,10 +8,10 @@
 use std::cmp::Reverse;
 use std::collections::{BinaryHeap, HashMap, HashSet};
 
-use crate::Recording;
+use crate::Trace;
 use crate::attribution::queue_of;
 use crate::critical_path::own_time;
-use crate::model::{Cause, Culprit, Edge, Hazard, LaneId, Mode, Nanos, OperationId, OperationKind, Stall};
+use crate::model::{Blocker, Cause, Edge, Hazard, LaneId, Mode, Nanos, OperationId, OperationKind, Stall};
 
 /// What is otherwise.
 #[derive(Debug, Clone, Default)]
@@ -24,7 +24,7 @@ pub(crate) struct Change {
 
 /// A recording that can be played again.
 pub(crate) struct Score<'a> {
-    recording: &'a Recording,
+    recording: &'a Trace,
     parts: Vec<Part>,
     /// Edges between parts, by their earlier end.
     edges: Vec<Vec<(usize, &'a Edge)>>,
@@ -56,7 +56,7 @@ enum Event {
 }
 
 impl<'a> Score<'a> {
-    pub(crate) fn of(recording: &'a Recording) -> Self {
+    pub(crate) fn of(recording: &'a Trace) -> Self {
         let at: HashMap<OperationId, usize> =
             recording.operations.iter().enumerate().map(|(at, operation)| (operation.id, at)).collect();
         let mut waits: HashMap<LaneId, Vec<(Nanos, usize)>> = HashMap::new();
@@ -116,8 +116,8 @@ impl<'a> Score<'a> {
 
 /// Whether there must have been a worker beside those that ran something: a recording has no more of a worker than what it ran, and one
 /// after the other a single worker runs everything. Had there been no other, somebody would have waited for it.
-fn has_another(recording: &Recording) -> bool {
-    let for_workers = |stall: &&Stall| (stall.cause, stall.culprit) == (Cause::NoWorker, Culprit::Pool);
+fn has_another(recording: &Trace) -> bool {
+    let for_workers = |stall: &&Stall| (stall.cause, stall.blocker) == (Cause::NoWorker, Blocker::Pool);
     let waited: Nanos = recording.stalls.iter().filter(for_workers).map(Stall::duration).sum();
     waited < recording.duration / 100
 }

@@ -10,7 +10,7 @@ const MAIN: LaneId = 0;
 const MS: u64 = 1_000_000;
 
 /// Writes down a program as it runs.
-struct Program(Recording);
+struct Program(Trace);
 
 impl Program {
     fn new(tensors: &[&str]) -> Self {
@@ -22,11 +22,11 @@ impl Program {
             bytes: Some(4),
             library: None,
         };
-        Self(Recording {
+        Self(Trace {
             program: "program.py".into(),
             lanes: vec![lane("main", LaneKind::Thread), worker(0), worker(1)],
             variables: tensors.iter().enumerate().map(variable).collect(),
-            ..Recording::default()
+            ..Trace::default()
         })
     }
 

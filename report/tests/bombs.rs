@@ -11,7 +11,7 @@ use std::io::Write;
 use std::sync::Mutex;
 
 use estafette_report::terminal::{Style, text};
-use estafette_report::{Recording, perfetto, report};
+use estafette_report::{Trace, perfetto, report};
 use flate2::Compression;
 use flate2::write::ZlibEncoder;
 
@@ -101,7 +101,7 @@ fn most(file: &[u8]) -> usize {
     4 * budget + (32 << 20)
 }
 
-fn read_within_bounds(file: &[u8]) -> Recording {
+fn read_within_bounds(file: &[u8]) -> Trace {
     let (recording, for_reading) = taken(|| perfetto::read(file));
     let budget = (64 * file.len()).max(16 << 20);
     // Vectors grow by doubling, and one block of 8 MiB is there at a time.

@@ -5,11 +5,11 @@ mod strategies;
 
 use std::collections::HashMap;
 
-use estafette_report::{Recording, chrome};
+use estafette_report::{Trace, chrome};
 use proptest::prelude::*;
 use serde_json::Value;
 
-fn events(recording: &Recording) -> Vec<Value> {
+fn events(recording: &Trace) -> Vec<Value> {
     let mut bytes = Vec::new();
     chrome::write(recording, &mut bytes).expect("a vector takes everything");
     let trace: Value = serde_json::from_slice(&bytes).expect("it is JSON");

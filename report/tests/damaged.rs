@@ -9,7 +9,7 @@ use std::io::Write;
 use std::time::{Duration, Instant};
 
 use estafette_report::terminal::{Style, text};
-use estafette_report::{Recording, chrome, html, perfetto, report};
+use estafette_report::{Trace, chrome, html, perfetto, report};
 use flate2::Compression;
 use flate2::write::ZlibEncoder;
 
@@ -32,7 +32,7 @@ impl Dice {
     }
 }
 
-fn written(recording: &Recording) -> Vec<u8> {
+fn written(recording: &Trace) -> Vec<u8> {
     let mut bytes = Vec::new();
     perfetto::write(recording, &mut bytes).expect("a vector takes everything");
     bytes
@@ -160,7 +160,7 @@ fn damage(file: &mut Vec<u8>, dice: &mut Dice) {
 }
 
 /// All that is ever made of a recording.
-fn look_at(bytes: &[u8], whole: &Recording) {
+fn look_at(bytes: &[u8], whole: &Trace) {
     let left = perfetto::read(bytes);
     let there = left.operations.len() + left.stalls.len() + left.edges.len();
     let bound = 4 * (whole.operations.len() + whole.stalls.len() + whole.edges.len());
@@ -175,7 +175,7 @@ fn look_at(bytes: &[u8], whole: &Recording) {
     perfetto::write(&left, std::io::sink()).expect("a sink takes everything");
 }
 
-fn look_at_damaged(seed: u64, whole: &Recording, file: &[u8], plain: &[u8]) {
+fn look_at_damaged(seed: u64, whole: &Trace, file: &[u8], plain: &[u8]) {
     let mut dice = Dice(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1);
     // The file as it is; without compression, where damage goes unseen; and damage that has a right checksum.
     let mut bytes = if dice.below(3) == 0 { file.to_vec() } else { plain.to_vec() };

@@ -8,12 +8,12 @@ use std::io::Read;
 
 use base64::Engine as _;
 use base64::prelude::BASE64_STANDARD;
-use estafette_report::{Recording, html};
+use estafette_report::{Trace, html};
 use flate2::read::ZlibDecoder;
 use proptest::prelude::*;
 use serde_json::Value;
 
-fn page(recording: &Recording) -> String {
+fn page(recording: &Trace) -> String {
     let mut bytes = Vec::new();
     html::write(recording, &mut bytes).expect("a vector takes everything");
     String::from_utf8(bytes).expect("it is text")
@@ -62,7 +62,7 @@ fn names_and_report_are_embedded_as_they_are() {
 
 #[test]
 fn an_empty_recording_has_a_page() {
-    let data = embedded(&page(&Recording::default()));
+    let data = embedded(&page(&Trace::default()));
     assert_eq!(data["operations"]["id"][1], 0);
 }
 
@@ -73,7 +73,7 @@ proptest! {
     fn nothing_of_a_recording_becomes_markup(mut recording in strategies::recording()) {
         recording.stalls.retain(|stall| stall.to > stall.from);
         let page = page(&recording);
-        prop_assert_eq!(markup(&page), markup(&crate::page(&Recording::default())));
+        prop_assert_eq!(markup(&page), markup(&crate::page(&Trace::default())));
         prop_assert_eq!(&embedded(&page)["program"], &Value::from(recording.program.as_str()));
     }
 }

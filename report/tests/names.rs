@@ -6,7 +6,7 @@ mod made_up;
 use estafette_report::diff::difference;
 use estafette_report::model::{OperationKind, Outcome};
 use estafette_report::terminal::{Style, difference_text, text};
-use estafette_report::{Recording, perfetto, report};
+use estafette_report::{Trace, perfetto, report};
 
 /// Clears the screen, sets the title and the clipboard, rings, forges a line, turns the direction of the text; C1 too.
 const HOSTILE: &str =
@@ -17,7 +17,7 @@ fn hostile(of: &str) -> String {
 }
 
 /// A recording in which everything that has a name has a hostile one.
-fn recording() -> Recording {
+fn recording() -> Trace {
     let mut recording = made_up::recording(200);
     recording.program = hostile("program").into();
     recording.lanes.iter_mut().for_each(|lane| lane.name = hostile(&lane.name).into());
@@ -77,7 +77,7 @@ fn sentences_of_the_report_show_names_and_data_has_them_as_they_are() {
     let recording = recording();
     let report = report(&recording);
     let sentences = std::iter::once(&report.headline)
-        .chain(report.worst.iter().flat_map(|row| [&row.sentence, &row.culprit]))
+        .chain(report.worst.iter().flat_map(|row| [&row.sentence, &row.blocker]))
         .chain(report.advice.iter().map(|advice| &advice.change))
         .chain(report.run_time.iter().map(|row| &row.what))
         .chain(&report.missing);

@@ -6,10 +6,10 @@ mod strategies;
 use std::sync::LazyLock;
 
 use estafette_report::attribution::attribute;
-use estafette_report::{Recording, perfetto};
+use estafette_report::{Trace, perfetto};
 use proptest::prelude::*;
 
-fn bytes(recording: &Recording) -> Vec<u8> {
+fn bytes(recording: &Trace) -> Vec<u8> {
     let mut bytes = Vec::new();
     perfetto::write(recording, &mut bytes).expect("a vector takes everything");
     bytes
@@ -86,7 +86,7 @@ proptest! {
 }
 
 /// Whether this operation is in the recording, apart from lanes and libraries whose names may have been lost.
-fn known(operation: &estafette_report::model::Operation, recording: &Recording) -> bool {
+fn known(operation: &estafette_report::model::Operation, recording: &Trace) -> bool {
     recording.operation(operation.id).is_some_and(|whole| {
         (&whole.name, whole.submitted, whole.done, &whole.accesses)
             == (&operation.name, operation.submitted, operation.done, &operation.accesses)

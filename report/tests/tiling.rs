@@ -4,7 +4,7 @@
 
 use std::collections::HashMap;
 
-use estafette_report::Recording;
+use estafette_report::Trace;
 use estafette_report::attribution::attribute;
 use estafette_report::model::{
     Access, Cause, Lane, LaneKind, Lease, LostRecords, Mode, Operation, OperationKind, Outcome, Stall,
@@ -70,13 +70,13 @@ fn operation() -> impl Strategy<Value = Operation> {
     })
 }
 
-fn recording() -> impl Strategy<Value = Recording> {
+fn recording() -> impl Strategy<Value = Trace> {
     (prop::collection::vec(operation(), 1..40), any::<bool>()).prop_map(|(mut operations, lost)| {
         let kinds = [LaneKind::Worker, LaneKind::Thread, LaneKind::Queue, LaneKind::EventLoop];
-        let mut recording = Recording {
+        let mut recording = Trace {
             duration: DURATION,
             lanes: kinds.map(|kind| Lane { name: format!("{kind:?}").into(), kind }).into(),
-            ..Recording::default()
+            ..Trace::default()
         };
         for (at, operation) in operations.iter_mut().enumerate() {
             operation.id = at as u64 + 1;
@@ -149,11 +149,11 @@ fn an_operation_that_is_ready_while_the_pool_fills_thousands_of_times_has_few_st
         let from = fill * period;
         operations.push(operation(fill + 2, [from, from, from, from + length(fill), 0]));
     }
-    let mut recording = Recording {
+    let mut recording = Trace {
         duration: duration + 1,
         lanes: vec![Lane { name: "worker 0".into(), kind: LaneKind::Worker }],
         operations,
-        ..Recording::default()
+        ..Trace::default()
     };
     attribute(&mut recording);
     let stalls: Vec<&Stall> = recording.stalls.iter().filter(|stall| stall.waiter == 1).collect();
@@ -171,11 +171,11 @@ proptest! {
     fn stretches_tile_the_time_that_was_waited(mut recording in recording()) {
         attribute(&mut recording);
         let mut accesses: HashMap<(u64, usize), Vec<&Stall>> = HashMap::new();
-        let mut decisive: HashMap<u64, Vec<&Stall>> = HashMap::new();
+        let mut critical: HashMap<u64, Vec<&Stall>> = HashMap::new();
         for stall in &recording.stalls {
             accesses.entry((stall.waiter, stall.access)).or_default().push(stall);
-            if stall.decisive {
-                decisive.entry(stall.waiter).or_default().push(stall);
+            if stall.critical {
+                critical.entry(stall.waiter).or_default().push(stall);
             }
         }
         for ((waiter, _), stalls) in &accesses {
@@ -190,7 +190,7 @@ proptest! {
             prop_assert!(device || first == operation.submitted, "since {first}: {operation:?}");
             prop_assert!(joined.iter().all(|(_, to)| *to <= DURATION));
         }
-        for (waiter, stalls) in &decisive {
+        for (waiter, stalls) in &critical {
             let operation = recording.operation(*waiter).unwrap();
             let device = operation.lane == Some(2) && operation.began.is_some();
             if !device {
@@ -202,7 +202,7 @@ proptest! {
     #[test]
     fn roots_are_as_long_as_the_stalls_that_they_are_of(mut recording in recording()) {
         attribute(&mut recording);
-        let waited: u64 = recording.stalls.iter().filter(|stall| stall.decisive).map(Stall::duration).sum();
+        let waited: u64 = recording.stalls.iter().filter(|stall| stall.critical).map(Stall::duration).sum();
         let roots: u64 = roots(&recording).iter().map(|root| root.duration()).sum();
         prop_assert_eq!(waited, roots);
     }

@@ -1,11 +1,12 @@
 //! A store-load fence that costs only one of the two sides.
 //!
-//! Two threads that each store to one place and then load the other's must both fence in between, or both may miss what
-//! the other has stored. When one side does so for every operation and the other only before it goes to sleep, the whole
-//! price can be put on the latter: [`light`] keeps the compiler from reordering, and [`heavy`] makes the kernel run a
-//! fence on every processor that runs a thread of this process (Linux, `membarrier(2)`, command *private expedited*).
-//! Where the kernel refuses that from the beginning, both are ordinary fences. Where it refuses later, the heavy side finds another way
-//! that is as strong, or ends the process (`membarrier.rs`).
+//! Two threads that each store to one place and then load the other's must both fence in between, or both may
+//! miss what the other has stored. When one side does so for every operation and the other only before it
+//! goes to sleep, the whole price can be put on the latter: [`light`] keeps the compiler from reordering, and
+//! [`heavy`] makes the kernel run a fence on every processor that runs a thread of this process (Linux,
+//! `membarrier(2)`, command *private expedited*). Where the kernel refuses that from the beginning, both are
+//! ordinary fences. Where it refuses later, the heavy side finds another way that is as strong, or ends the
+//! process (`membarrier.rs`).
 
 /// The cheap side: orders stores before with loads after, with regard to threads that call [`heavy`].
 #[inline(always)]
@@ -13,8 +14,8 @@ pub fn light() {
     imp::light();
 }
 
-/// The dear side, some microseconds: orders stores before with loads after, with regard to threads that call [`light`]
-/// or `heavy`.
+/// The dear side, some microseconds: orders stores before with loads after, with regard to threads that call
+/// [`light`] or `heavy`.
 pub fn heavy() {
     imp::heavy();
 }
@@ -84,7 +85,8 @@ mod tests {
     use std::sync::Barrier;
     use std::sync::atomic::{AtomicUsize, Ordering};
 
-    /// Without the fences both threads miss each other's store within a few thousand rounds on common processors.
+    /// Without the fences both threads miss each other's store within a few thousand rounds on common
+    /// processors.
     #[test]
     fn two_threads_never_miss_each_other() {
         const ROUNDS: usize = 20_000;

@@ -1,13 +1,14 @@
 //! Threads that others rely on: workers, the reactor, the reaper.
 //!
-//! Foreign code on such a thread is contained where it is called. A panic from anywhere else is a mistake of this project: the thread's
-//! counters and queues may be half changed, and without the thread others would wait for ever and say that nothing is in flight. So it
-//! ends the process, with a message.
+//! Foreign code on such a thread is contained where it is called. A panic from anywhere else is a mistake of
+//! this project: the thread's counters and queues may be half changed, and without the thread others would
+//! wait for ever and say that nothing is in flight. So it ends the process, with a message.
 
 use std::fmt;
 use std::io::Write;
 
-/// Runs `body`, all that a thread does; a panic that leaves it ends the process. `thread` names the thread in the message.
+/// Runs `body`, all that a thread does; a panic that leaves it ends the process. `thread` names the thread in
+/// the message.
 ///
 /// In a model the panic goes on, so that the checker reports it.
 pub fn essential<R>(thread: &str, body: impl FnOnce() -> R) -> R {

@@ -1,7 +1,7 @@
 //! An event count: waiters look at a condition again after each notification.
 //!
-//! A notification costs a light fence and a load while there are no waiters. Waiters are threads, and futures whose wakers the
-//! caller keeps in the event count.
+//! A notification costs a light fence and a load while there are no waiters. Waiters are threads, and futures
+//! whose wakers the caller keeps in the event count.
 //!
 //! # Steps
 //! *Wait* (thread or future)
@@ -13,25 +13,29 @@
 //! 1. Change the condition.
 //! 2. NotifyFence: the light side of the barrier.
 //! 3. Read `waiters`: with 0 stop here.
-//! 4. Under the lock: raise the number of notifications and take the wakers. After it: wake threads and futures.
+//! 4. Under the lock: raise the number of notifications and take the wakers. After it: wake threads and
+//!    futures.
 //!
 //! # The excluded race
-//! A waiter that sleeps through the last notification. Suppose a notifier read `waiters` as 0. Then its read came before step 1 of
-//! the waiter in the order of that variable, so NotifyFence comes before WaitFence in the single order of SeqCst fences, and the look
-//! in step 3 sees the change. Otherwise the notifier takes the lock. A thread that reads the number of notifications before the notifier
-//! raises it sleeps only until it is raised. A thread that reads it afterwards sees the change, which was made before the lock was taken.
+//! A waiter that sleeps through the last notification. Suppose a notifier read `waiters` as 0. Then its read
+//! came before step 1 of the waiter in the order of that variable, so NotifyFence comes before WaitFence in
+//! the single order of SeqCst fences, and the look in step 3 sees the change. Otherwise the notifier takes
+//! the lock. A thread that reads the number of notifications before the notifier raises it sleeps only until
+//! it is raised. A thread that reads it afterwards sees the change, which was made before the lock was taken.
 //!
-//! A future that is registered already, and leaves another waker, needs no fence: either its earlier WaitFence serves, or a notifier has
-//! taken the earlier waker, and the future is registered anew.
+//! A future that is registered already, and leaves another waker, needs no fence: either its earlier
+//! WaitFence serves, or a notifier has taken the earlier waker, and the future is registered anew.
 //!
-//! The models at the end of this file check this with loom. Each of the fences has been taken out once, and each time a model failed.
+//! The models at the end of this file check this with loom. Each of the fences has been taken out once, and
+//! each time a model failed.
 
 use crate::barrier;
 use crate::sync::atomic::{AtomicUsize, Ordering};
 use crate::sync::{Condvar, Mutex, MutexGuard};
 use crate::time::Instant;
 
-/// The wakers of the futures that wait. Under the lock of an event count no waker is cloned, dropped or woken.
+/// The wakers of the futures that wait. Under the lock of an event count no waker is cloned, dropped or
+/// woken.
 pub trait Wakers {
     /// How many futures are registered.
     fn count(&self) -> usize;
@@ -59,14 +63,15 @@ impl<W: Wakers> EventCount<W> {
         self.inner.lock()
     }
 
-    /// Whether there are waiters. The answer is reliable after a fence of this thread, such as that of [`notify`](Self::notify) of
-    /// another event count.
+    /// Whether there are waiters. The answer is reliable after a fence of this thread, such as that of
+    /// [`notify`](Self::notify) of another event count.
     #[inline]
     pub fn has_waiters(&self) -> bool {
         self.waiters.load(Ordering::Relaxed) != 0
     }
 
-    /// Has every waiter look again. With waiters, calls `take` under the lock and returns its result: the wakers, for the caller to wake.
+    /// Has every waiter look again. With waiters, calls `take` under the lock and returns its result: the
+    /// wakers, for the caller to wake.
     #[inline(always)]
     #[must_use = "futures wait to be woken"]
     pub fn notify<T>(&self, take: impl FnOnce(&mut W) -> T) -> Option<T> {
@@ -84,7 +89,8 @@ impl<W: Wakers> EventCount<W> {
         taken
     }
 
-    /// Registers the calling thread. The caller looks at its condition between this and [`Waiter::wait_until`].
+    /// Registers the calling thread. The caller looks at its condition between this and
+    /// [`Waiter::wait_until`].
     pub fn listen(&self) -> Waiter<'_, W> {
         self.waiters.fetch_add(1, Ordering::SeqCst);
         barrier::heavy();
@@ -92,7 +98,8 @@ impl<W: Wakers> EventCount<W> {
         Waiter { events: self, seen }
     }
 
-    /// Calls `change` on the wakers, under the lock. After it has registered a future, the caller looks at its condition.
+    /// Calls `change` on the wakers, under the lock. After it has registered a future, the caller looks at
+    /// its condition.
     pub fn with_wakers<T>(&self, change: impl FnOnce(&mut W) -> T) -> T {
         self.change(&mut self.lock().wakers, change)
     }
@@ -149,8 +156,8 @@ impl<W> Drop for Waiter<'_, W> {
 
 /// Models: `RUSTFLAGS="--cfg estafette_loom" cargo test -p estafette-sync --lib --release`.
 ///
-/// The condition is accessed relaxed, so that this protocol alone orders the accesses. Loom lets no timeout end a wait: a notification that
-/// is lost is a deadlock, which loom reports.
+/// The condition is accessed relaxed, so that this protocol alone orders the accesses. Loom lets no timeout
+/// end a wait: a notification that is lost is a deadlock, which loom reports.
 #[cfg(all(test, estafette_loom))]
 #[allow(clippy::unwrap_used, reason = "in a test, an unwrap is an assertion")]
 mod models {

@@ -1,11 +1,13 @@
-//! The one door to synchronization primitives: every crate of the project takes its atomics, locks, threads, cells,
-//! clocks and statics from here, so that the same lines run on `std`, under loom (`--cfg estafette_loom`, exhaustive, small
-//! models) and under shuttle (`--cfg estafette_shuttle`, random schedules, whole engines).
+//! The one door to synchronization primitives: every crate of the project takes its atomics, locks, threads,
+//! cells, clocks and statics from here, so that the same lines run on `std`, under loom (`--cfg
+//! estafette_loom`, exhaustive, small models) and under shuttle (`--cfg estafette_shuttle`, random schedules,
+//! whole engines).
 //!
-//! It adds nothing to what it re-exports but [`cell::UnsafeCell`], which has loom's closure interface everywhere
-//! so that loom can see each access, [`event_count`], [`rundown`], [`hint::spin_loop`], which lets a model scheduler switch threads, [`statics`], which
-//! begin anew with each execution of a model, [`daemon`], and under shuttle the module `simulated`: a clock that tests
-//! move, timeouts that end by it, and a scheduler with a seed.
+//! It adds nothing to what it re-exports but [`cell::UnsafeCell`], which has loom's closure interface
+//! everywhere so that loom can see each access, [`event_count`], [`rundown`], [`hint::spin_loop`], which lets
+//! a model scheduler switch threads, [`statics`], which begin anew with each execution of a model,
+//! [`daemon`], and under shuttle the module `simulated`: a clock that tests move, timeouts that end by it,
+//! and a scheduler with a seed.
 
 #[cfg(estafette_loom)]
 pub use loom::{hint, thread, thread_local};
@@ -44,8 +46,8 @@ pub mod sync {
     pub use crate::simulated::sync::*;
 }
 
-/// Statics that hold synchronization primitives. Under shuttle each execution of a model has values of its own, made at
-/// their first use: such a static is reached by method calls and by `&*NAME`.
+/// Statics that hold synchronization primitives. Under shuttle each execution of a model has values of its
+/// own, made at their first use: such a static is reached by method calls and by `&*NAME`.
 #[cfg(not(estafette_shuttle))]
 #[macro_export]
 macro_rules! statics {

@@ -1,15 +1,16 @@
 //! A fence on every processor that runs a thread of this process.
 //!
-//! The kernel makes it, `membarrier(2)`, command *private expedited*, after the process has registered. A kernel that accepted the
-//! registration may still refuse a later call: it has no memory for a moment, a tool that restores checkpoints has lost the
-//! registration, or a sandbox was entered since. By then other threads rely on the fence, so each refusal has an answer, in this order:
+//! The kernel makes it, `membarrier(2)`, command *private expedited*, after the process has registered. A
+//! kernel that accepted the registration may still refuse a later call: it has no memory for a moment, a tool
+//! that restores checkpoints has lost the registration, or a sandbox was entered since. By then other threads
+//! rely on the fence, so each refusal has an answer, in this order:
 //!
 //! 1. `ENOMEM`: the call is repeated, [`TRIES`] times.
 //! 2. `EPERM`: the process registers again, and the call is repeated once.
 //! 3. `MEMBARRIER_CMD_GLOBAL`, which needs neither memory nor registration. It takes milliseconds.
-//! 4. A page that was written is made read-only. The kernel has to interrupt every processor that may still have it as writable, which
-//!    are those that run a thread of this process; an interrupt is a fence. Only x86-64 works like this, and only without the
-//!    instruction `INVLPGB`, which spares the interrupts.
+//! 4. A page that was written is made read-only. The kernel has to interrupt every processor that may still
+//!    have it as writable, which are those that run a thread of this process; an interrupt is a fence. Only
+//!    x86-64 works like this, and only without the instruction `INVLPGB`, which spares the interrupts.
 //! 5. The process ends with a message: a fence that is left out is an operation that never runs.
 
 use std::io;
@@ -34,7 +35,8 @@ pub(crate) fn register() -> bool {
     registered
 }
 
-/// Makes every processor that runs a thread of this process fence. Ends the process if there is no way to do so.
+/// Makes every processor that runs a thread of this process fence. Ends the process if there is no way to do
+/// so.
 pub(crate) fn fence_everywhere() {
     if Kernel.membarrier(libc::MEMBARRIER_CMD_PRIVATE_EXPEDITED).is_ok() {
         return;
@@ -98,7 +100,8 @@ mod page {
     /// As large as any page of this architecture that the kernel gives without being asked for a huge one.
     const LENGTH: usize = 4096;
 
-    /// A mapping that nothing else uses. A thread that changes it has the lock, as a store while it is read-only would be a fault.
+    /// A mapping that nothing else uses. A thread that changes it has the lock, as a store while it is
+    /// read-only would be a fault.
     struct Page(NonNull<u8>);
 
     // SAFETY: the mapping belongs to no thread.
@@ -114,7 +117,8 @@ mod page {
 
     fn map() -> Option<Page> {
         let protection = libc::PROT_READ | libc::PROT_WRITE;
-        // Shared, so that the kernel does not merge it with a neighbour, and a change never has to split the mapping.
+        // Shared, so that the kernel does not merge it with a neighbour, and a change never has to split the
+        // mapping.
         let flags = libc::MAP_SHARED | libc::MAP_ANONYMOUS;
         // SAFETY: a new mapping, at a place that the kernel chooses.
         let page = unsafe { libc::mmap(std::ptr::null_mut(), LENGTH, protection, flags, -1, 0) };
@@ -126,8 +130,8 @@ mod page {
         let Some(Some(page)) = PAGE.get() else { return Err(io::ErrorKind::Unsupported.into()) };
         let page = page.lock();
         protect(&page, libc::PROT_READ | libc::PROT_WRITE)?;
-        // SAFETY: mapped and writable, and the lock keeps other writers away. After it this processor may hold the page as writable,
-        // and the kernel knows that it was written: it cannot skip the interrupts.
+        // SAFETY: mapped and writable, and the lock keeps other writers away. After it this processor may
+        // hold the page as writable, and the kernel knows that it was written: it cannot skip the interrupts.
         unsafe { page.0.as_ptr().write_volatile(1) };
         protect(&page, libc::PROT_READ)
     }

@@ -1,7 +1,7 @@
 //! A mutex and a condition variable without poison.
 //!
-//! A panic in foreign code under a lock is contained where that code is called, and the project's own code leaves what a lock guards
-//! whole. So a lock is taken whether or not a thread has panicked under it.
+//! A panic in foreign code under a lock is contained where that code is called, and the project's own code
+//! leaves what a lock guards whole. So a lock is taken whether or not a thread has panicked under it.
 
 use std::fmt;
 use std::sync::{LockResult, PoisonError, TryLockError};

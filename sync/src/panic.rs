@@ -8,8 +8,8 @@ pub type Panic = Box<dyn Any + Send>;
 
 /// Runs `foreign`. If it panics, drops the payload and returns the panic's text as the error.
 ///
-/// State that `foreign` changed may be half changed. The owner of such state checks for that, usually in the drop of a token that
-/// `foreign` holds.
+/// State that `foreign` changed may be half changed. The owner of such state checks for that, usually in the
+/// drop of a token that `foreign` holds.
 ///
 /// # Errors
 /// The text of the panic.

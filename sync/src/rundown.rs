@@ -4,17 +4,19 @@
 //! One word has the number of uses and whether the thing is closed. Closed is final.
 //!
 //! # Steps
-//! - *Enter*: raise the number, unless the word says closed. One atomic step, so no use begins after the closing.
-//! - *Leave*: lower the number. The last use of a closed thing wakes the closing thread, after it has taken the lock once.
+//! - *Enter*: raise the number, unless the word says closed. One atomic step, so no use begins after the
+//!   closing.
+//! - *Leave*: lower the number. The last use of a closed thing wakes the closing thread, after it has taken
+//!   the lock once.
 //! - *Close*: set closed, then sleep under the lock until the number is 0.
 //!
 //! # The excluded race
-//! A closing thread that sleeps through the last *leave*. It looks at the word under the lock before each sleep. A leave that came after
-//! the look waits for the lock, so it wakes a thread that sleeps already.
+//! A closing thread that sleeps through the last *leave*. It looks at the word under the lock before each
+//! sleep. A leave that came after the look waits for the lock, so it wakes a thread that sleeps already.
 //!
 //! # Forks
-//! A forked child has none of the other uses, and the lock may be lost. Entering and leaving an open thing takes no lock; leaving a closed
-//! one takes none in a [child](crate::abandoned).
+//! A forked child has none of the other uses, and the lock may be lost. Entering and leaving an open thing
+//! takes no lock; leaving a closed one takes none in a [child](crate::abandoned).
 //!
 //! The models at the end of this file check this with loom.
 
@@ -67,7 +69,8 @@ impl Rundown {
         }
     }
 
-    /// Closes, and waits until there is no use. False if that takes longer than `timeout`; the thing stays closed, and another call waits on.
+    /// Closes, and waits until there is no use. False if that takes longer than `timeout`; the thing stays
+    /// closed, and another call waits on.
     pub fn close(&self, timeout: Duration) -> bool {
         let deadline = Instant::now() + timeout;
         self.word.fetch_or(CLOSED, Ordering::Relaxed);
@@ -109,7 +112,8 @@ mod tests {
         assert!(rundown.enter());
         assert!(!rundown.close(Duration::ZERO));
         let lost = rundown.closing.lock();
-        // SAFETY: the child changes atomics and leaves by `_exit`; the alarm ends a child that hangs. The parent waits for it.
+        // SAFETY: the child changes atomics and leaves by `_exit`; the alarm ends a child that hangs. The
+        // parent waits for it.
         let status = unsafe {
             let child = libc::fork();
             assert!(child >= 0, "fork failed");
@@ -131,7 +135,8 @@ mod tests {
 
 /// Models: `RUSTFLAGS="--cfg estafette_loom" cargo test -p estafette-sync --lib --release`.
 ///
-/// The thing is an interpreter with its lock, as the Python package uses this. Loom lets no timeout end a wait.
+/// The thing is an interpreter with its lock, as the Python package uses this. Loom lets no timeout end a
+/// wait.
 #[cfg(all(test, estafette_loom))]
 #[allow(clippy::unwrap_used, reason = "in a test, an unwrap is an assertion")]
 #[allow(clippy::arc_with_non_send_sync, reason = "loom's threads take turns on one thread of the system")]
@@ -179,7 +184,8 @@ mod models {
             entered
         }
 
-        /// A thread that has the lock gives it up for a wait. It stays away if the interpreter is closed meanwhile.
+        /// A thread that has the lock gives it up for a wait. It stays away if the interpreter is closed
+        /// meanwhile.
         fn call_that_waits(&self) {
             if !self.guard.enter() {
                 return;

@@ -1,7 +1,8 @@
 //! How large the stacks of the project's threads are.
 //!
-//! Rust gives threads 2 MiB. Functions of other libraries run on ours, and expect what the system gives to threads: an interpreter
-//! computes its limits of recursion with that. A stack takes address space at once, and memory only as far as it is used.
+//! Rust gives threads 2 MiB. Functions of other libraries run on ours, and expect what the system gives to
+//! threads: an interpreter computes its limits of recursion with that. A stack takes address space at once,
+//! and memory only as far as it is used.
 
 use std::sync::OnceLock;
 
@@ -12,9 +13,9 @@ const USUAL: usize = 8 << 20;
 /// Never less than Rust's own default.
 const LEAST: usize = 2 << 20;
 
-/// The size in bytes of a thread's stack if nothing else was asked for: `RUST_MIN_STACK`, where the environment has it, as for every
-/// Rust thread; else the limit of the process, `RLIMIT_STACK`, which is the system's default for threads as well. 8 MiB if that is
-/// unlimited, and 2 MiB at least.
+/// The size in bytes of a thread's stack if nothing else was asked for: `RUST_MIN_STACK`, where the
+/// environment has it, as for every Rust thread; else the limit of the process, `RLIMIT_STACK`, which is the
+/// system's default for threads as well. 8 MiB if that is unlimited, and 2 MiB at least.
 pub fn default_size() -> usize {
     static SIZE: OnceLock<usize> = OnceLock::new();
     *SIZE.get_or_init(|| {

@@ -1,9 +1,10 @@
 //! Tells valgrind's race detectors, helgrind and drd, what the engine orders.
 //!
-//! They know locks and condition variables, and no atomics: to them, memory that a program hands to another thread through the engine
-//! is touched by two threads without any order. So wherever control passes between the program and the engine it is noted that
-//! everything *before* comes before everything *after*. There is one order for the whole process: a race of two bodies of which one
-//! began after the other had ended is not seen.
+//! They know locks and condition variables, and no atomics: to them, memory that a program hands to another
+//! thread through the engine is touched by two threads without any order. So wherever control passes between
+//! the program and the engine it is noted that everything *before* comes before everything *after*. There is
+//! one order for the whole process: a race of two bodies of which one began after the other had ended is not
+//! seen.
 //!
 //! Outside of valgrind each note costs a load and a branch. Only x86-64 under Linux has them.
 
@@ -94,12 +95,13 @@ mod imp {
         }
     }
 
-    /// A client request of valgrind, as its `valgrind.h` makes it: instructions that do nothing on a processor.
+    /// A client request of valgrind, as its `valgrind.h` makes it: instructions that do nothing on a
+    /// processor.
     pub(super) fn request(what: usize, argument: usize) -> usize {
         let arguments = [what, argument, 0, 0, 0, 0];
         let result: usize;
-        // SAFETY: the rotations add up to 128 bits, and the exchange is one of a register with itself; valgrind reads the array and
-        // writes `rdx`.
+        // SAFETY: the rotations add up to 128 bits, and the exchange is one of a register with itself;
+        // valgrind reads the array and writes `rdx`.
         unsafe {
             std::arch::asm!(
                 "rol rdi, 3",

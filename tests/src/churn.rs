@@ -1,4 +1,5 @@
-//! Imports and exports with random drops, as a library: for the memory test and for the program under memcheck.
+//! Imports and exports with random drops, as a library: for the memory test and for the program under
+//! memcheck.
 
 use estafette::exchange::arrow::{ArrowDeviceArray, ArrowSchema};
 use estafette::{Abi, Access, Engine, Error, ExportOptions, ManagedTensor, Tensor};
@@ -27,7 +28,8 @@ pub struct Done {
     pub operations: usize,
 }
 
-/// Imports `count` tensors of a foreign library, uses, exports and drops them in random order, and leaves nothing.
+/// Imports `count` tensors of a foreign library, uses, exports and drops them in random order, and leaves
+/// nothing.
 ///
 /// # Errors
 /// What the engine refused, which it should not.
@@ -113,7 +115,7 @@ impl Churn<'_> {
         self.done.exported += 1;
         if self.dice.once_in(4) {
             self.done.derived += 1;
-            // SAFETY: memory of ours, which its lease keeps.
+            // SAFETY: the lease keeps the memory, which this test owns.
             self.tensors.push(unsafe { self.engine.import(exported) }?);
         } else {
             self.exports.push(Exported::Managed(exported));
@@ -130,7 +132,7 @@ impl Churn<'_> {
         self.done.arrow += 1;
         if self.dice.once_in(4) {
             self.done.derived += 1;
-            // SAFETY: memory of ours, which its lease keeps.
+            // SAFETY: the lease keeps the memory, which this test owns.
             self.tensors.push(unsafe { self.engine.import_arrow(c"f", array) }?);
         } else {
             self.exports.push(Exported::Arrow((schema, array)));
@@ -158,7 +160,7 @@ fn expected(error: Error) -> Result<(), Error> {
     }
 }
 
-/// Resident memory of this process in bytes, where the system tells it.
+/// Resident memory of this process in bytes, where the system reports it.
 pub fn resident_bytes() -> Option<usize> {
     // Fields of statm are in pages: total, resident, ...
     let statm = std::fs::read_to_string("/proc/self/statm").ok()?;

@@ -1,4 +1,5 @@
-//! An allocator that counts allocations and bytes. A test of allocations or of memory declares one as its `#[global_allocator]`.
+//! An allocator that counts allocations and bytes. A test of allocations or of memory declares one as its
+//! `#[global_allocator]`.
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
@@ -51,7 +52,8 @@ fn count(size: usize) {
     OF_THIS_THREAD.set(OF_THIS_THREAD.get() + 1);
 }
 
-/// Allocations of the calling thread so far: what others do, as a watchdog that is late to start, is not in it.
+/// Allocations of the calling thread so far: what others do, as a watchdog that is late to start, is not in
+/// it.
 pub fn of_this_thread() -> usize {
     OF_THIS_THREAD.get()
 }
@@ -71,8 +73,8 @@ pub fn bytes() -> usize {
     BYTES.load(Ordering::Relaxed)
 }
 
-/// What `f` returns, and the most bytes that were allocated beyond what there was before. A block that is made longer counts twice
-/// meanwhile. One call at a time is made.
+/// What `f` returns, and the most bytes that were allocated beyond what there was before. A block that is
+/// made longer counts twice meanwhile. One call at a time is made.
 pub fn taken<R>(f: impl FnOnce() -> R) -> (R, usize) {
     let before = bytes();
     MOST.store(before, Ordering::Relaxed);

@@ -1,5 +1,5 @@
-//! A library that knows nothing of Estafette: it makes DLPack tensors from its own C declarations, as `dlpack.h` has
-//! them, and counts its deleters.
+//! A library that knows nothing of Estafette: it makes DLPack tensors from its own C declarations, as
+//! `dlpack.h` has them, and counts its deleters.
 
 use std::ffi::c_void;
 use std::ptr;

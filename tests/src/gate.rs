@@ -24,7 +24,7 @@ impl Gate {
         Self { op: op.expect("a permit for a gate"), completion }
     }
 
-    /// An operation that overwrites `tensors` with what they hold.
+    /// An operation that overwrites `tensors` with their own values.
     pub fn on_tensors(engine: &Engine, tensors: &[Tensor]) -> Self {
         let (started, completion) = channel();
         let op = engine.op("gate").writes_slice(tensors).run_external(move |completion| {

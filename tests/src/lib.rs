@@ -1,5 +1,5 @@
-//! Tests that span crates or need heavy development dependencies, and what they share: a watchdog that turns a hang
-//! into a loud failure, gates that tests open by hand, and a foreign library that counts its deleters.
+//! Tests that span crates or need heavy development dependencies, and what they share: a watchdog that turns
+//! a hang into a loud failure, gates that tests open by hand, and a foreign library that counts its deleters.
 
 pub mod c_fuzz;
 pub mod churn;

@@ -13,11 +13,11 @@ const PATIENCE: Duration = Duration::from_secs(30);
 /// Between two looks.
 const PAUSE: Duration = Duration::from_micros(100);
 
-/// For the end of a test that has waited for its operations and has returned its leases: nothing is in flight in `engines`,
-/// nothing stands in any queue, be it an operation, a question whether something is ready, or a lease, and the reaper has nothing
-/// more to give back.
+/// For the end of a test that has waited for its operations and has returned its leases: nothing is in flight
+/// in `engines`, nothing stands in any queue, be it an operation, a question whether something is ready, or a
+/// lease, and the reaper has nothing more to give back.
 ///
-/// What was dropped a moment ago may be on its way out on another thread, so a little time is given.
+/// A value dropped a moment ago may be on its way out on another thread, so the check waits a little.
 ///
 /// # Panics
 /// When something stays.

@@ -34,7 +34,7 @@ pub fn on_device(device: &SimDevice, engine: &Engine) -> Tensor {
 #[derive(Debug, Clone, Copy)]
 pub struct Element(*mut f32);
 
-// SAFETY: an address; the order of the operations keeps its uses apart, which is what is tested.
+// SAFETY: an address; the order of the operations keeps its uses apart, which is the subject of the test.
 unsafe impl Send for Element {}
 // SAFETY: as above; the bodies of programs are shared.
 unsafe impl Sync for Element {}
@@ -45,7 +45,7 @@ impl Element {
         Self(tensor.data_ptr().expect("defined").cast_mut().cast())
     }
 
-    /// What is there.
+    /// The value in memory.
     pub fn get(self) -> f32 {
         // SAFETY: the operation that this runs for keeps the memory and its order.
         unsafe { *self.0 }

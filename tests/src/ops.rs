@@ -1,4 +1,4 @@
-//! Short operations that tests are made of: tensors of one `f32` and what is done to them.
+//! Short operations for tests, on tensors of one `f32`.
 
 use std::time::{Duration, Instant};
 
@@ -78,7 +78,7 @@ pub fn waits(engine: &Engine, op: &Op) -> bool {
     status(engine, op) == Some(Status::Waiting)
 }
 
-/// Looks again and again until `condition` holds: for what only other threads bring about and nobody announces.
+/// Polls `condition` until it holds: for changes that other threads make without a notification.
 ///
 /// # Panics
 /// When it does not come to hold for a long time.

@@ -1,11 +1,11 @@
-//! Whole engines in one thread of the system, where one seed decides everything: the program, the schedule, the clock, and what
-//! goes wrong.
+//! Whole engines in one thread of the system, where one seed decides everything: the program, the schedule,
+//! the clock, and what goes wrong.
 //!
-//! The programs are those of the [oracle](crate::oracle), with work that fences mark, with bystanders, and with memory that is
-//! imported again and again. Threads are shuttle's, and so are
-//! locks and atomics, through `estafette-sync`; its [`Seeded`] scheduler chooses who goes on, and its clock moves when no thread can, or
-//! at times of the scheduler's choosing. So an execution is the same each time, and can be run again with parts left out:
-//! a failure is [shortened](shorten) to the operations that it needs.
+//! The programs are those of the [oracle](crate::oracle), with work that fences mark, with bystanders, and
+//! with memory that is imported again and again. Threads are shuttle's, and so are locks and atomics, through
+//! `estafette-sync`; its [`Seeded`] scheduler chooses who goes on, and its clock moves when no thread can, or
+//! at times of the scheduler's choosing. So an execution is the same each time, and can be run again with
+//! parts left out: a failure is [shortened](shorten) to the operations that it needs.
 
 use std::cell::Cell;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -58,7 +58,7 @@ pub struct Failure {
     pub seed: u64,
     /// The operations that were kept of the program.
     pub kept: Vec<OpIndex>,
-    /// What was wrong.
+    /// The fault found.
     pub message: String,
 }
 
@@ -81,7 +81,8 @@ impl std::fmt::Display for Failure {
     }
 }
 
-/// The program of `seed`: small, so that little happens beside what matters, with few cells, so that much meets.
+/// The program of `seed`: small, so that little happens beside what matters, with few cells, so that much
+/// meets.
 pub fn program(seed: u64) -> (Shape, Vec<(usize, Plan)>) {
     let mut dice = Dice::new(mix(seed) ^ 0x0051_0000);
     let workers = dice.pick(&[0, 1, 1, 2, 2, 3]);
@@ -168,7 +169,8 @@ pub fn simulate(
             world.run();
             let tally = replay(&world);
             assert_nothing_left(&world.engines().iter().collect::<Vec<_>>());
-            // Memory that a broken device may use, or whose fence no thread could be started to watch, is leaked.
+            // Memory that a broken device may use, or whose fence no thread could be started to watch, is
+            // leaked.
             let leaks = shape.breaks || shape.refused.is_some();
             world.uses.iter().enumerate().for_each(|(op, uses)| uses.check(op, leaks));
             check(&world);
@@ -241,7 +243,8 @@ fn config() -> Config {
     config
 }
 
-/// Leaves operations out of a failed execution for as long as it fails: halves first, then smaller parts, then single ones.
+/// Leaves operations out of a failed execution for as long as it fails: halves first, then smaller parts,
+/// then single ones.
 pub fn shorten(failure: Failure, check: impl Fn(&World) + Send + Sync + Clone + 'static) -> Failure {
     let (mut shortest, mut tries) = (failure, 0);
     let mut part = shortest.kept.len().div_ceil(2);

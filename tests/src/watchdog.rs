@@ -16,7 +16,8 @@ const LIMIT: Duration = Duration::from_secs(60);
 #[cfg(not(estafette_shuttle))]
 const LAST_WORDS: Duration = Duration::from_secs(5);
 
-/// While it lives, its test must not take longer than a minute; then the process ends with a diagnosis of the engine.
+/// While it lives, its test must not take longer than a minute; then the process ends with a diagnosis of the
+/// engine.
 ///
 /// It ends the whole process, since nothing can end a thread that hangs.
 #[derive(Debug)]
@@ -36,7 +37,8 @@ impl Watchdog {
         Self::with(LIMIT, || "no engine to ask".to_string())
     }
 
-    /// In a simulation, which ends by itself when something hangs, what `diagnose` says is part of the message.
+    /// In a simulation, which ends by itself when something hangs, what `diagnose` says is part of the
+    /// message.
     #[cfg(estafette_shuttle)]
     pub fn with(_limit: Duration, diagnose: impl FnOnce() -> String + Send + 'static) -> Self {
         let (alive, gone) = channel();
@@ -56,7 +58,7 @@ impl Watchdog {
         Self { alive }
     }
 
-    /// Whether the watching goes on; used to keep the watchdog alive to the end of a test.
+    /// True while the watchdog watches; a call at the end of a test keeps the watchdog alive until then.
     pub fn still_watches(&self) -> bool {
         self.alive.send(()).is_ok()
     }

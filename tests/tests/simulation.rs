@@ -1,7 +1,8 @@
-//! Whole engines under a schedule, a clock and faults that a seed decides: `cargo xtask test --suite simulation`.
+//! Whole engines under a schedule, a clock and faults that a seed decides: `cargo xtask test --suite
+//! simulation`.
 //!
-//! `ESTAFETTE_SEED` sets the first seed and `ESTAFETTE_SEEDS` how many follow. A failure is shortened, and names its seed and the
-//! operations that it needs; `ESTAFETTE_KEEP` runs these alone.
+//! `ESTAFETTE_SEED` sets the first seed and `ESTAFETTE_SEEDS` how many follow. A failure is shortened, and
+//! names its seed and the operations that it needs; `ESTAFETTE_KEEP` runs these alone.
 #![cfg(estafette_shuttle)]
 #![allow(clippy::unwrap_used, reason = "in a test, an unwrap is an assertion")]
 

@@ -6,7 +6,7 @@ use std::sync::mpsc;
 use std::time::Duration;
 use tests::ops::exclusive;
 
-use estafette::{Access, Engine, Error, Tensor, looked_at};
+use estafette::{Access, Engine, Error, Tensor, inspected};
 
 /// Long enough for several looks.
 const WHILE: Duration = Duration::from_millis(300);
@@ -45,9 +45,9 @@ fn chain(engine: &Engine, first: &Tensor, length: usize) -> Tensor {
 }
 
 fn counted<R>(f: impl FnOnce() -> R) -> (R, u64) {
-    let before = looked_at();
+    let before = inspected();
     let result = f();
-    (result, looked_at() - before)
+    (result, inspected() - before)
 }
 
 #[test]
@@ -58,7 +58,8 @@ fn the_start_of_a_wait_looks_at_no_more_behind_a_long_chain_than_behind_a_short_
         let first = tensor(&engine);
         let open = gate(&engine, &first);
         let last = chain(&engine, &first, length);
-        // A wait with a timeout of less than a look's time takes none; one without takes one before it sleeps.
+        // A wait with a timeout of less than a look's time takes none; one without takes one before it
+        // sleeps.
         let waiter = std::thread::spawn(move || counted(|| last.wait()));
         while engine.diagnose().operations.iter().all(|op| op.name != "ready") {
             std::thread::yield_now();
@@ -133,8 +134,8 @@ fn a_thousand_threads_that_wait_for_one_tensor_share_their_looks() {
             }
         });
     });
-    // Each looks at what is near once. Without sharing, each would look at the whole chain, four accesses per operation, and more
-    // than once.
+    // Each looks at what is near once. Without sharing, each would look at the whole chain, four accesses per
+    // operation, and more than once.
     assert!(looked <= (THREADS * 2 * LENGTH) as u64, "{looked} accesses were looked at");
 }
 
@@ -209,8 +210,9 @@ fn switches(threads: &[String]) -> u64 {
     threads.iter().map(of).sum()
 }
 
-/// Waits with several threads until `wait` lets them go, which `open` brings about. Meanwhile there has to be a second in which they all
-/// wake `most` times or less: they may take long to fall asleep, and a busy machine only makes them wake less.
+/// Waits with several threads until `wait` lets them go, which `open` brings about. Meanwhile there has to be
+/// a second in which they all wake `most` times or less: they may take long to fall asleep, and a busy
+/// machine only makes them wake less.
 fn sleep_soundly(threads: usize, most: u64, wait: impl Fn() + Sync, open: impl FnOnce()) {
     let (tell, told) = mpsc::channel();
     std::thread::scope(|scope| {
@@ -297,7 +299,8 @@ fn two_hundred_threads_that_wait_for_all_check_as_seldom_as_one() {
             }
         });
     });
-    // Checks after 20, 40, 80 ... ms, and every half a second in the end, each of the hundred operations in flight.
+    // Checks after 20, 40, 80 ... ms, and every half a second in the end, each of the hundred operations in
+    // flight.
     let checks = 10.0 + 2.0 * began.elapsed().as_secs_f64();
     assert!(looked as f64 <= checks * 100.0, "{looked} operations were looked at");
 }

@@ -1,6 +1,7 @@
 //! Formatting, clippy and rustdoc, with warnings denied; the layers of the engine, and the words of comments.
 
 mod guarantees;
+mod kinds;
 mod layers;
 mod source;
 mod words;
@@ -65,7 +66,7 @@ pub fn run_counted() -> Result<bool, String> {
 
 fn counted() -> Result<Vec<String>, String> {
     let mut failed = Vec::new();
-    for check in [guarantees::check, layers::check, words::check] {
+    for check in [guarantees::check, kinds::check, layers::check, words::check] {
         failed.append(&mut check(shell::root())?);
     }
     Ok(failed)

@@ -5,7 +5,7 @@ use std::str::FromStr;
 
 use benches::{Record, Settings, WORKLOADS, Workload, named};
 use estafette::WORKERS_MAX;
-use estafette::trace::{Journal, JournalOptions};
+use estafette::trace::{Recorder, TraceOptions};
 use lexopt::prelude::*;
 
 /// Measured runs unless told otherwise: an odd number, so that the median is one of them.
@@ -16,7 +16,7 @@ const N_MAX: usize = 100_000_000;
 const BODY_NS_MAX: u64 = 1_000_000_000;
 const ROUNDS_MAX: usize = 100_000;
 
-/// Memory of the journal with `--journal`: enough for a few million operations.
+/// Memory of the recorder with `--recorder`: enough for a few million operations.
 const JOURNAL_BYTES: usize = 4 << 30;
 
 /// Measured by a program of its own.
@@ -32,7 +32,7 @@ struct Request {
     workers: Option<usize>,
     body_ns: Option<u64>,
     rounds: Option<usize>,
-    journal: bool,
+    recorder: bool,
 }
 
 pub(crate) fn run(arguments: &mut lexopt::Parser) -> Result<(), Box<dyn Error>> {
@@ -46,15 +46,15 @@ pub(crate) fn run(arguments: &mut lexopt::Parser) -> Result<(), Box<dyn Error>> 
         println!("{}", Record::heading());
     }
     for workload in workloads {
-        let journal = request.journal.then(|| {
+        let recorder = request.recorder.then(|| {
             let memory_max = Some(JOURNAL_BYTES);
-            Journal::open(JournalOptions { memory_max, ..JournalOptions::default() })
+            Recorder::open(TraceOptions { memory_max, ..TraceOptions::default() })
         });
-        let journal = journal.transpose()?;
+        let recorder = recorder.transpose()?;
         let record = workload.measure(&request.settings(workload))?;
-        if let Some(lost) = journal.map(|journal| journal.lost()).filter(|lost| *lost > 0) {
+        if let Some(lost) = recorder.map(|recorder| recorder.lost()).filter(|lost| *lost > 0) {
             return Err(format!(
-                "the journal has lost {lost} entries, which cost less than those it kept; use fewer rounds or a smaller --n"
+                "the recorder has lost {lost} entries, which cost less than those it kept; use fewer rounds or a smaller --n"
             )
             .into());
         }
@@ -70,7 +70,7 @@ impl Request {
             match argument {
                 Long("list") => request.list = true,
                 Long("json") => request.json = true,
-                Long("journal") => request.journal = true,
+                Long("recorder") => request.recorder = true,
                 Long("n") => request.n = Some(number(arguments, "--n", 1, N_MAX)?),
                 Long("workers") => request.workers = Some(number(arguments, "--workers", 0, WORKERS_MAX)?),
                 Long("body") => request.body_ns = Some(number(arguments, "--body", 0, BODY_NS_MAX)?),

@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use estafette::trace;
 use estafette_report::diff::difference;
 use estafette_report::terminal::{self, Style};
-use estafette_report::{Recording, file, report};
+use estafette_report::{Trace, file, report};
 use lexopt::prelude::*;
 
 /// Columns when nobody says how many there are.
@@ -57,7 +57,7 @@ pub(crate) fn run(arguments: &mut lexopt::Parser) -> Result<(), Box<dyn Error>> 
 }
 
 /// A file that is damaged is reported as far as it can be read; one that cannot be read at all is an error.
-fn read(path: &Path) -> Result<Recording, String> {
+fn read(path: &Path) -> Result<Trace, String> {
     trace::read(path).map_err(|error| match error.kind() {
         std::io::ErrorKind::InvalidData => format!("{} {error}", path.display()),
         _ => format!("{}: {error}", path.display()),
@@ -82,7 +82,7 @@ impl Request {
         Ok(request)
     }
 
-    fn write_files(&self, recording: &Recording) -> Result<(), Box<dyn Error>> {
+    fn write_files(&self, recording: &Trace) -> Result<(), Box<dyn Error>> {
         if let Some(path) = &self.chrome {
             written(path, file::replace(path, |out| estafette_report::chrome::write(recording, out)))?;
         }

@@ -7,13 +7,13 @@ use std::process::{Command, Output};
 use std::time::Duration;
 
 use estafette::Engine;
-use estafette::trace::{Journal, JournalOptions};
+use estafette::trace::{Recorder, TraceOptions};
 
 /// Records two operations of which one waits for the other, and gives the file.
 fn recorded(folder: &Path, name: &str, slow: Duration) -> PathBuf {
-    // One journal at a time is kept per process, and each test that records is the only one of its file.
+    // One recorder at a time is kept per process, and each test that records is the only one of its file.
     let engine = Engine::builder().workers(1).build().unwrap();
-    let journal = Journal::open(JournalOptions::default()).unwrap();
+    let recorder = Recorder::open(TraceOptions::default()).unwrap();
     let x = engine.var();
     x.call_in_report("batch");
     let produce = engine.op("produce").writes_vars(&[&x]);
@@ -26,7 +26,7 @@ fn recorded(folder: &Path, name: &str, slow: Duration) -> PathBuf {
     engine.op("consume").reads_vars(&[&x]).run(|[], []| Ok(())).unwrap();
     engine.wait_all(None).unwrap();
     let path = folder.join(name);
-    estafette_report::perfetto::write(&journal.finish(), fs::File::create(&path).unwrap()).unwrap();
+    estafette_report::perfetto::write(&recorder.finish(), fs::File::create(&path).unwrap()).unwrap();
     path
 }
 

@@ -25,7 +25,7 @@
 //! | `mxnet` | arrays of MXNet's asynchronous engine as promises |
 //! | `operators`, `operator_function` | named functions: the registry, and those in Python |
 //! | `gate`, `exit`, `process`, `thread_state`, `interrupt` | the end of the interpreter, the fork of the process and Ctrl-C, survived |
-//! | `recording` | where the time went: the journal, its file and its report |
+//! | `recording` | where the time went: the recorder, its file and its report |
 //! | `error`, `report`, `unretrieved` | reports as Python objects; failures that nothing has looked at |
 //! | `attached`, `fastcall` | the Python lock as a lock, and calls without detours |
 

@@ -14,7 +14,7 @@ use super::context::Context;
 use super::counters::CudaCounters;
 use super::errors;
 use super::events::{Event, destroy};
-use super::foreign::Foreign;
+use super::foreign::{Foreign, PER_THREAD};
 use super::handle::Handle;
 use super::memory::{self, Kind, PointerInfo, Pool, allocate};
 use super::peers::Peers;
@@ -198,6 +198,11 @@ impl Device for CudaDevice {
         Ok(unsafe { self.foreign(handle) }?)
     }
 
+    /// The default streams are other streams on other threads: 0, and 2 (`CU_STREAM_PER_THREAD`).
+    fn handle_is_same_on_all_threads(&self, handle: usize) -> bool {
+        handle != 0 && handle != PER_THREAD
+    }
+
     fn enter(&self) -> Result<bool, DeviceError> {
         self.context.push()
     }
@@ -244,6 +249,23 @@ impl Device for CudaDevice {
     /// Device memory, from the pool where there is one.
     fn allocate(&self, bytes: usize, align: usize) -> Result<Allocation, DeviceError> {
         allocate(&self.context, self.pool.as_ref(), Kind::Device, bytes, align)
+    }
+
+    fn allocate_kind(&self, kind: DeviceType, bytes: usize, align: usize) -> Result<Allocation, DeviceError> {
+        match kind {
+            DeviceType::CUDA => self.allocate(bytes, align),
+            DeviceType::CUDA_HOST => self.allocate_pinned(bytes, align),
+            DeviceType::CUDA_MANAGED => self.allocate_managed(bytes, align),
+            _ => {
+                let message = format!("device {} gives no memory of kind {kind}", self.context.id);
+                Err(DeviceError::new(DeviceErrorKind::Invalid, message))
+            }
+        }
+    }
+
+    /// True of every CUDA device: their memory shares one address space.
+    fn can_copy_to(&self, other: DLDevice) -> bool {
+        other.device_type == DeviceType::CUDA
     }
 
     /// Copies within the device, from and to the host, and between devices. With host memory that is not pinned the call may

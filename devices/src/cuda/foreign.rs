@@ -19,7 +19,7 @@ use super::lane::{is_capturing, wait};
 /// `CU_STREAM_LEGACY`: the default stream that other blocking streams of the context wait for.
 const LEGACY: usize = 1;
 /// `CU_STREAM_PER_THREAD`: the default stream of whichever thread says so.
-const PER_THREAD: usize = 2;
+pub(super) const PER_THREAD: usize = 2;
 /// `CU_EVENT_WAIT_EXTERNAL`: in a recording, wait at every launch for what the event was last recorded for.
 const WAIT_EXTERNAL: u32 = 1;
 

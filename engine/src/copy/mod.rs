@@ -3,7 +3,7 @@
 //! | from | to | how |
 //! |---|---|---|
 //! | memory that the host reads | memory that the host writes | by the host |
-//! | a device, without gaps | the same device, or from CUDA to CUDA | one copy on a queue, behind what is pending there; the result is pending as well |
+//! | a device, without gaps | the same device, or one that its queues [copy to](Device::can_copy_to) | one copy on a queue, behind what is pending there; the result is pending as well |
 //! | a device | the host | on a queue, behind what is pending there; memory with gaps as the stretch that it spans, which the host packs |
 //! | the host | a device | on a queue, packed first where it has gaps |
 //! | anything else | | by way of the host |
@@ -19,7 +19,7 @@ mod transfer;
 use std::sync::Arc;
 use std::task::{Context, Poll, Waker};
 
-use estafette_devices::{DLDevice, Device, DeviceType, Fence, Order};
+use estafette_devices::{DLDevice, Device, Fence, Order};
 
 use self::queue_pool::Turn;
 use self::transfer::{Address, Kept, download, upload};
@@ -161,8 +161,10 @@ async fn run(core: CoreRef, job: Job) -> Result<Copied, Error> {
         None
     } else if is_of_the_host(&core, to) {
         to_host(&core, &mut source, &from, turn, (&mut target, at)).await?
-    } else if !reads && from.layout.is_contiguous() && reaches(device, to) {
-        let device = device_of(&core, device)?;
+    } else if !reads
+        && from.layout.is_contiguous()
+        && let Some(device) = core.device(device).filter(|device| device.can_copy_to(to))
+    {
         let mut turn = turn.map_or_else(|| Turn::on(&device), Ok)?;
         // SAFETY: the operation reads the source until the fence; the target is ours, and as long.
         unsafe { device.copy(&**turn.queue(), from.data.0, at.0, bytes) }?;
@@ -245,9 +247,4 @@ fn device_of(core: &Core, id: DLDevice) -> Result<Arc<dyn Device>, Error> {
 /// Whether the host writes fresh memory of `device`: its own, and what devices share with it.
 fn is_of_the_host(core: &Core, device: DLDevice) -> bool {
     device == DLDevice::CPU || core.device(device).is_none()
-}
-
-/// Whether a queue of the one device copies to memory of the other.
-fn reaches(from: DLDevice, to: DLDevice) -> bool {
-    from == to || [from, to].iter().all(|device| device.device_type == DeviceType::CUDA)
 }

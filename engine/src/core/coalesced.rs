@@ -78,7 +78,7 @@ pub(crate) fn hold_back<T>(core: &CoreRef, submit: impl FnOnce() -> T) -> T {
         if !core.has_no_workers()
             && let Some(look) = now.checked_add(LATE_MAX)
         {
-            awaits::look_by(look);
+            awaits::inspect_by(look);
         }
     }
     let _end = End(outermost);

@@ -134,7 +134,7 @@ impl CoreRef {
 }
 
 impl ThreadCache {
-    /// Takes a shard; `None` also when the thread is ending, which would leave it taken.
+    /// Takes a shard; `None` also when the thread is ending, which would detach it taken.
     #[cold]
     fn attach(&self, core: &CoreRef) -> Option<NonNull<Shard>> {
         CLEARING.try_with(|_| ()).ok()?;

@@ -153,7 +153,7 @@ pub(crate) enum Kind {
     /// Runs a body that only certain threads may run (it needs the Python lock): waiting threads do not help with it.
     WorkerOnly,
     /// Observes readiness and is gone.
-    Probe,
+    ReadinessQuery,
     /// Joins variables into one group.
     Merge,
     /// An external use, from export until its last holder lets go.
@@ -191,7 +191,7 @@ pub(crate) struct OpState {
     extras: OpExtrasCell,
     /// When it was submitted, for "since when".
     pub(crate) since: Coarse,
-    /// Whether the journal was open when it was described: then it tells of all that happens to it.
+    /// Whether tracing was on when it was described: then it tells of all that happens to it.
     pub(crate) noted: bool,
     pub(crate) priority: i32,
     pub(crate) kind: Kind,
@@ -216,8 +216,8 @@ pub(crate) struct EndKeys {
 pub(crate) enum Role {
     /// The queue that the body enqueues on.
     Device(Arc<dyn Queue>),
-    /// Whom to tell early when the version that a probe waits for can no longer come.
-    Probe(Arc<OneShot<Result<(), Error>>>),
+    /// Whom to tell early when the version that a query waits for can no longer come.
+    ReadinessQuery(Arc<OneShot<Result<(), Error>>>),
     /// Who took a lease.
     Lease(Arc<crate::lease::LeaseOp>),
     /// A replay whose nodes settle what its variables carry: where they find it.
@@ -289,10 +289,10 @@ impl OpState {
         }
     }
 
-    /// Whom a probe tells.
-    pub(crate) fn probe(&self) -> Option<&Arc<OneShot<Result<(), Error>>>> {
+    /// Whom a query tells.
+    pub(crate) fn query(&self) -> Option<&Arc<OneShot<Result<(), Error>>>> {
         match self.role()? {
-            Role::Probe(one_shot) => Some(one_shot),
+            Role::ReadinessQuery(one_shot) => Some(one_shot),
             _ => None,
         }
     }

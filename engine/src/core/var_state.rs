@@ -60,7 +60,7 @@ pub(crate) enum Ending<'a> {
     /// The body never ran: what the variable carried stays.
     Skipped { failure: &'a OperationError },
     /// An access that changed nothing.
-    Looked,
+    Polled,
 }
 
 /// What newer versions replace, and fences that are known to be done. It is rare, and dropped where no bit is held, since it owns
@@ -168,7 +168,7 @@ impl VarState {
         replaced: &mut Replaced,
     ) {
         match (mode, ending) {
-            (_, Ending::Looked) | (Mode::Read, Ending::Ran { left: None, .. } | Ending::Skipped { .. }) => {}
+            (_, Ending::Polled) | (Mode::Read, Ending::Ran { left: None, .. } | Ending::Skipped { .. }) => {}
             (_, Ending::Ran { left: None, failure: None }) => self.finish_well(mode, flags, replaced),
             _ if self.version & TURNS != 0 => self.version += u64::from(mode.is_exclusive()),
             _ => self.finish_carrying(mode, ending, flags, replaced),
@@ -303,7 +303,7 @@ impl Carried {
                     replaced.extend(self.readers.insert_replacing(fence.clone()));
                 }
             }
-            (Mode::Read, _) | (_, Ending::Looked) => {}
+            (Mode::Read, _) | (_, Ending::Polled) => {}
             (Mode::Write | Mode::Update, Ending::Ran { left, failure }) => {
                 match left {
                     Some((fences, tag)) => {

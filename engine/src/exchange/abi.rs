@@ -30,7 +30,7 @@ pub use export::{ExportFlags, export};
 use super::dtype::DType;
 use super::fork;
 use super::invalid_tensor::InvalidTensor;
-use super::layout::{Layout, NDIM_MAX, has_addresses};
+use super::layout::{Layout, NDIM_MAX};
 
 /// The version that exported tensors carry, and the only major version that imported ones may.
 pub const VERSION: (u32, u32) = (1, 3);
@@ -172,7 +172,7 @@ impl ManagedTensor {
     pub fn data(&self) -> *mut u8 {
         let tensor = self.tensor();
         let data = tensor.data.cast::<u8>();
-        if data.is_null() || !has_addresses(device_of(&tensor)) {
+        if data.is_null() || !device_of(&tensor).device_type.has_addresses() {
             return data;
         }
         // An offset that does not fit is refused by `describe`; until then this must only not be undefined.
@@ -221,7 +221,7 @@ impl ManagedTensor {
         if self.flags().contains(DlpackFlags::IS_SUBBYTE_TYPE_PADDED) {
             layout = layout.with_padding(true);
         }
-        if !has_addresses(device) {
+        if !device.device_type.has_addresses() {
             return Ok(layout.with_byte_offset(tensor.byte_offset));
         }
         if !layout.is_empty() && !tensor.data.is_null() {

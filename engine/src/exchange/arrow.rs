@@ -9,12 +9,10 @@
 //! |---|---|
 //! | `abi` | the C structs, owned: each is released once, wherever it has been moved |
 //! | `format` | element types, as Arrow writes them |
-//! | [`event`] | which native event belongs to which type of device |
 //! | `import` | an array becomes a managed tensor |
 //! | `export` | a managed tensor becomes an array |
 
 mod abi;
-pub mod event;
 mod export;
 mod format;
 mod import;

@@ -13,8 +13,6 @@ use estafette_devices::{DLDevice, DeviceType};
 use estafette_sync::sync::{Mutex, MutexGuard};
 use smallvec::SmallVec;
 
-use super::layout::has_addresses;
-
 /// What two numbers must share to mean the same place.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum AddressSpace {
@@ -37,7 +35,7 @@ pub enum AddressSpace {
 impl AddressSpace {
     /// The space that data pointers of `device` belong to.
     pub fn of(device: DLDevice) -> Self {
-        if has_addresses(device) {
+        if device.device_type.has_addresses() {
             return Self::Unified;
         }
         Self::Handles { device_type: device.device_type, device_id: device.device_id }
@@ -309,8 +307,8 @@ mod tests {
     #[test]
     fn kinds_of_memory_with_addresses_share_a_space_and_handles_do_not() {
         let space = |device_type, id| AddressSpace::of(DLDevice::new(device_type, id));
-        assert_eq!(space(DeviceType::CPU, 0), space(DeviceType::CUDA_MANAGED, 0));
-        assert_eq!(space(DeviceType::CUDA, 0), space(DeviceType::CUDA_MANAGED, 0));
+        assert_eq!(space(DeviceType::CPU, 0), space(DeviceType::ROCM_HOST, 0));
+        assert_eq!(space(DeviceType::ROCM, 0), space(DeviceType::ROCM_HOST, 0));
         assert_ne!(space(DeviceType::OPENCL, 0), space(DeviceType::OPENCL, 1));
         assert_ne!(space(DeviceType(99), 0), AddressSpace::Unified);
         let ranges = IntervalMap::new();

@@ -6,7 +6,7 @@
 
 use std::ops::Range;
 
-use estafette_devices::{DLDevice, DeviceType};
+use estafette_devices::DLDevice;
 use smallvec::{SmallVec, smallvec};
 
 use super::dtype::{DType, Element};
@@ -179,7 +179,7 @@ impl Layout {
             let reason = format!("{:?} of shape {:?} do not make a slice", self.strides, self.shape);
             return Err(InvalidTensor::new("strides", reason));
         }
-        if !has_addresses(self.device) {
+        if !self.device.device_type.has_addresses() {
             return Err(InvalidTensor::new("device", format!("{} has handles, not addresses", self.device)));
         }
         if !self.is_empty() && !(data as usize).is_multiple_of(align_of::<T>()) {
@@ -215,7 +215,7 @@ impl Layout {
         if self.is_empty() {
             return data..data;
         }
-        if !has_addresses(self.device) {
+        if !self.device.device_type.has_addresses() {
             return data..data + 1;
         }
         let (first, end) = (i128::from(self.lowest), i128::from(self.highest) + 1);
@@ -227,24 +227,6 @@ impl Layout {
         let bits = i128::from(self.dtype.itemsize_bits());
         data + ((first * bits) >> 3)..data + ((end * bits + 7) >> 3)
     }
-}
-
-/// Whether a data pointer of this device is an address one can add to (host, CUDA, ROCm, USM, the simulated
-/// device), not a handle of a buffer object (OpenCL, Vulkan, Metal, ...). Device types that this version
-/// does not know count as handles.
-pub fn has_addresses(device: DLDevice) -> bool {
-    matches!(
-        device.device_type,
-        DeviceType::CPU
-            | DeviceType::CUDA
-            | DeviceType::CUDA_HOST
-            | DeviceType::CUDA_MANAGED
-            | DeviceType::ROCM
-            | DeviceType::ROCM_HOST
-            | DeviceType::ONE_API
-            | DeviceType::EXT_DEV
-            | DeviceType::TPU_HOST
-    )
 }
 
 /// The number of elements, if it and every intermediate product fit. Dimensions of size 0 count as 1 in

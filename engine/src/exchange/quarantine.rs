@@ -26,9 +26,7 @@ use std::collections::HashMap;
 use std::sync::Arc;
 
 use estafette_devices::host::{self, Completer};
-use estafette_devices::{
-    DLDevice, Device, DeviceError, DeviceErrorKind, DeviceType, Fence, Outcome, Reactor,
-};
+use estafette_devices::{Device, DeviceError, DeviceErrorKind, Fence, Outcome, Reactor};
 use estafette_sync::essential::essential;
 use estafette_sync::sync::atomic::{AtomicU64, Ordering};
 use estafette_sync::sync::{Condvar, Mutex, MutexGuard};
@@ -213,14 +211,6 @@ estafette_sync::statics! {
 
 fn wards() -> MutexGuard<'static, Option<Wards>> {
     WARDS.lock()
-}
-
-/// The device whose queues use memory of `device`: pinned and managed memory has none of its own.
-pub(crate) fn device_of(device: DLDevice) -> DLDevice {
-    match device.device_type {
-        DeviceType::CUDA_HOST | DeviceType::CUDA_MANAGED => DLDevice::new(DeviceType::CUDA, device.device_id),
-        _ => device,
-    }
 }
 
 /// The fence of a use of memory on `device` that was given back just now. It is given up after `timeout`.

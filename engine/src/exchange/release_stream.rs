@@ -18,9 +18,6 @@ use estafette_sync::sync::atomic::{AtomicU64, Ordering};
 
 use crate::core::error::Error;
 
-/// `CU_STREAM_PER_THREAD`: another stream on the thread that gives memory back.
-const PER_THREAD: usize = 2;
-
 estafette_sync::statics! {
     /// How often memory went home before its last use was over.
     static HANDED_BACK: AtomicU64 = AtomicU64::new(0);
@@ -43,8 +40,8 @@ impl ReleaseStream {
     /// The stream of `device` with that native handle. `keeper` is dropped after the last use of the handle.
     ///
     /// # Errors
-    /// [`Error::Invalid`] for 0 and 2 (the default streams that do not mean the same on every thread), and for a stream of
-    /// another device; [`Error::Device`] when the driver refuses.
+    /// [`Error::Invalid`] for a handle that means another stream on other threads ([`Device::handle_is_same_on_all_threads`]), and
+    /// for a stream of another device; [`Error::Device`] when the driver refuses.
     ///
     /// # Safety
     /// The allocator of the memory that goes home here gives it to nobody whose work is not ordered behind this stream, and
@@ -54,9 +51,9 @@ impl ReleaseStream {
         stream: usize,
         keeper: Option<Box<dyn Any + Send + Sync>>,
     ) -> Result<Self, Error> {
-        if stream == 0 || stream == PER_THREAD {
+        if !device.handle_is_same_on_all_threads(stream) {
             return Err(Error::invalid(format!(
-                "stream {stream} cannot be a home for memory: it means another stream on other threads"
+                "stream {stream} cannot be a release stream: it means another stream on other threads"
             )));
         }
         // SAFETY: live by contract.

@@ -94,7 +94,7 @@ impl EndsAfter {
                 return fence;
             }
         }
-        quarantine::enter(core.device(quarantine::device_of(device)), core.quarantine_timeout)
+        quarantine::enter(core.device(device.queue_device()), core.quarantine_timeout)
     }
 
     /// Both, for memory that was handed out twice under one lease.

@@ -170,7 +170,7 @@ pub(crate) fn lease_granted(granted: OpGranted, ready: &mut ReadyList) {
     let op = state.lease().cloned().expect("every lease is submitted with its `LeaseOp`");
     if !operation::begin(&granted) {
         let failure = state.failure().cloned();
-        run::complete(granted, &Ending::Looked, None, ready);
+        run::complete(granted, &Ending::Polled, None, ready);
         if let Some(failure) = failure {
             op.notify(Err(failure.into_error()));
         }
@@ -193,7 +193,7 @@ fn settle(granted: OpGranted, op: Arc<LeaseOp>, ready: &mut ReadyList) {
         hold(granted, &op, ready);
     } else {
         if let Err(granted) = op.begin_settling(granted) {
-            return run::complete(granted, &Ending::Looked, None, ready);
+            return run::complete(granted, &Ending::Polled, None, ready);
         }
         Reactor::global().when_settled(&found.pending, move |_settled| {
             let Some(granted) = op.end_settling() else { return };
@@ -205,7 +205,7 @@ fn settle(granted: OpGranted, op: Arc<LeaseOp>, ready: &mut ReadyList) {
 }
 
 fn refuse(granted: OpGranted, op: &LeaseOp, failure: OperationError, ready: &mut ReadyList) {
-    run::complete(granted, &Ending::Looked, None, ready);
+    run::complete(granted, &Ending::Polled, None, ready);
     op.notify(Err(failure.into_error()));
 }
 
@@ -215,13 +215,13 @@ fn hold(granted: OpGranted, op: &LeaseOp, ready: &mut ReadyList) {
     }
     match op.hold(granted) {
         Ok(()) => op.notify(Ok(())),
-        Err(granted) => run::complete(granted, &Ending::Looked, None, ready),
+        Err(granted) => run::complete(granted, &Ending::Polled, None, ready),
     }
 }
 
 /// Ends the operation of a lease that was granted and never used.
 pub(super) fn end_unused(granted: OpGranted) {
-    complete(granted, &Ending::Looked);
+    complete(granted, &Ending::Polled);
 }
 
 /// Ends the operation of a held lease. Operations that waited for it are granted; device work until `done`
@@ -231,7 +231,7 @@ pub(super) fn end(granted: OpGranted, done: Option<Fence>) {
     let consumer_orders = granted.payload().lease().is_some_and(|op| op.consumer_orders);
     let ending = if done.is_none() && consumer_orders {
         // The consumer was never ordered after earlier work, and did not use the memory.
-        Ending::Looked
+        Ending::Polled
     } else {
         Ending::Ran { left: done.as_ref().map(|done| (std::slice::from_ref(done), &tag)), failure: None }
     };

@@ -6,6 +6,7 @@
 //! about to end.
 
 use std::cell::UnsafeCell;
+use std::hint::unreachable_unchecked;
 use std::mem::ManuallyDrop;
 use std::ptr::NonNull;
 use std::sync::{Arc, Weak};
@@ -74,7 +75,8 @@ impl LeaseState {
             (*lease).write(Self::new(tensor.clone(), LeaseOrder::Pin(Pin::new(owner))));
             place.assume_init()
         };
-        let pin = lease.as_pin();
+        // SAFETY: made as a pin above.
+        let pin = unsafe { lease.as_pin() };
         // SAFETY: never null. The pointer is good as long as the lease lives.
         let place = unsafe { NonNull::new_unchecked(Arc::as_ptr(&lease).cast_mut()) };
         let number = graph().next_id();
@@ -125,12 +127,16 @@ impl LeaseState {
         self.tensor.inner.core.notifier.notify();
     }
 
-    /// The pin of a lease that is one.
+    /// The pin of this lease.
+    ///
+    /// # Safety
+    /// The lease is a pin.
     #[inline]
-    fn as_pin(&self) -> &Pin {
+    unsafe fn as_pin(&self) -> &Pin {
         match &self.order {
             LeaseOrder::Pin(pin) => pin,
-            LeaseOrder::Operation { .. } | LeaseOrder::Alias(_) => unreachable!("only pins are listed"),
+            // SAFETY: by contract. A checked branch would cost each export of a tensor some instructions.
+            LeaseOrder::Operation { .. } | LeaseOrder::Alias(_) => unsafe { unreachable_unchecked() },
         }
     }
 }
@@ -169,8 +175,8 @@ impl PinList {
     /// # Safety
     /// `lease` is in this list, or is being added or removed, under the lock.
     unsafe fn neighbours(&mut self, lease: NonNull<LeaseState>) -> &mut Neighbours {
-        // SAFETY: by contract: a lease in the list is alive, and the exclusive borrow of the list stands for
-        // the lock.
+        // SAFETY: by contract: a lease in the list is alive and a pin, and the exclusive borrow of the list
+        // stands for the lock.
         unsafe { &mut *lease.as_ref().as_pin().link.0.get() }
     }
 

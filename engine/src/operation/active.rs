@@ -67,7 +67,7 @@ impl ActiveTask {
     /// stream, so the fence is that of a quarantine.
     pub(crate) fn after_lending(&self, device: DLDevice) -> Option<Fence> {
         let core = self.core();
-        let device = core.device(quarantine::device_of(device))?;
+        let device = core.device(device.queue_device())?;
         device
             .may_release_before_completion()
             .then(|| quarantine::enter(Some(device), core.quarantine_timeout))

@@ -2,14 +2,14 @@
 //!
 //! A cancelled operation may wait behind a lease for a long time before it is granted and skipped. Its
 //! failure is known at once, though, and so is the failure of every operation that needs its outputs. Such an
-//! operation is *cancelled by a source*, and the probes that wait for its outputs get the failure. The graph
+//! operation is *cancelled by a source*, and the queries that wait for its outputs get the failure. The graph
 //! stays as it is, so the order of all other operations stays as well.
 //!
 //! # Two walks
 //! - A *cancel* walks forward: from the outputs of the cancelled operation to the operations that read them,
-//!   and so on. The walk stops at operations that have a source already, since the probes behind those have
+//!   and so on. The walk stops at operations that have a source already, since the queries behind those have
 //!   their failure.
-//! - A *probe* that is submitted while a cancelled operation is queued walks back: to the operations whose
+//! - A *query* that is submitted while a cancelled operation is queued walks back: to the operations whose
 //!   writes it reads, and so on, until it reaches operations with a verdict.
 //!
 //! The verdict on an operation is stored in the operation
@@ -21,28 +21,26 @@
 //! - *Cancelled by a source* is valid while the source is queued. Once the source was skipped, its variables
 //!   carry the failure, the program may clear the failure, and later operations are inspected anew.
 //! - *Sound* is valid until a cancel walks past the operation, since the predecessors of an operation are
-//!   fixed when it is submitted. A cancel that does not walk, because no probe waits, invalidates all sound
+//!   fixed when it is submitted. A cancel that does not walk, because no query waits, invalidates all sound
 //!   verdicts by a new number for them.
 //! - A write that is withdrawn invalidates the verdicts behind it.
 //!
 //! # Races
-//! The cancel enters the cancelled operation in a table, and then checks whether a probe waits. A probe is
+//! The cancel enters the cancelled operation in a table, and then checks whether a query waits. A query is
 //! counted, then submitted, and then checks whether the table has an operation. All of these steps are
-//! sequentially consistent, so of a concurrent cancel and probe at least one walks. If the cancel has not
+//! sequentially consistent, so of a concurrent cancel and query at least one walks. If the cancel has not
 //! entered the operation by then, the thread that skips the operation does so, and that thread walks before
 //! the operation leaves its queues.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use estafette_graph::{Mode, Pinned};
+use estafette_graph::Mode;
 use estafette_sync::sync::atomic::{AtomicUsize, Ordering};
 use estafette_sync::sync::{Mutex, MutexGuard};
 
-use crate::core::engine_core::graph;
 use crate::core::error::OperationError;
 use crate::core::operation::{Kind, OpHandle, OpState, Phase};
-use crate::core::var_state::VarState;
 use crate::wait::ready::ReadySignal;
 
 /// No verdict. Other values are the id of the cancelled source, or the current number of sound verdicts.
@@ -55,8 +53,8 @@ const LEAVES: u64 = u64::MAX;
 const SOUND: u64 = 1 << 63;
 
 estafette_sync::statics! {
-    /// Probes that were submitted and not granted.
-    static PROBES: AtomicUsize = AtomicUsize::new(0);
+    /// Queries that were submitted and not granted.
+    static QUERIES: AtomicUsize = AtomicUsize::new(0);
 }
 
 estafette_sync::statics! {
@@ -68,7 +66,7 @@ estafette_sync::statics! {
     static VERDICTS: Mutex<Verdicts> = Mutex::new(Verdicts { cancelled: BTreeMap::new(), sound: SOUND });
 }
 
-type Op = Pinned<'static, VarState, OpState>;
+type Op = OpHandle;
 
 struct Verdicts {
     /// Operations that were cancelled and not skipped, with their failures.
@@ -93,7 +91,7 @@ impl Walk {
         self.walked.extend(sources);
     }
 
-    /// Notifies the probes.
+    /// Notifies the queries.
     fn end(self) {
         for (one_shot, cause) in self.notified {
             one_shot.set(Err(cause.into_error()));
@@ -105,27 +103,27 @@ fn lock() -> MutexGuard<'static, Verdicts> {
     VERDICTS.lock()
 }
 
-/// Counts a probe, before its submission.
-pub(crate) fn probe_enters() {
-    PROBES.fetch_add(1, Ordering::SeqCst);
+/// Counts a query, before its submission.
+pub(crate) fn query_enters() {
+    QUERIES.fetch_add(1, Ordering::SeqCst);
 }
 
-/// Counts the end of a probe, which was granted or withdrawn.
-pub(crate) fn probe_leaves() {
-    PROBES.fetch_sub(1, Ordering::SeqCst);
+/// Counts the end of a query, which was granted or withdrawn.
+pub(crate) fn query_leaves() {
+    QUERIES.fetch_sub(1, Ordering::SeqCst);
 }
 
-/// Inspects a probe after its submission, and notifies it if the version it waits for can only be a failure.
-pub(crate) fn probe_waits(probe: &OpHandle) {
+/// Inspects a query after its submission, and notifies it if the version it waits for can only be a failure.
+pub(crate) fn query_waits(query: &OpHandle) {
     if CANCELLED.load(Ordering::SeqCst) == 0 {
         return;
     }
     let mut walk = Walk::default();
-    lock().look_back(graph().pin(probe), &mut walk);
+    lock().walk_back(query.clone(), &mut walk);
     walk.end();
 }
 
-/// Enters a cancelled operation whose failure is set, and notifies every probe that waits for its outputs.
+/// Enters a cancelled operation whose failure is set, and notifies every query that waits for its outputs.
 pub(crate) fn cancelled_enters(op: &OpHandle) {
     let mut walk = Walk::default();
     lock().enter(op, &mut walk);
@@ -148,7 +146,7 @@ pub(crate) fn cancelled_leaves(op: &OpHandle) {
 /// came through the operation become invalid.
 pub(crate) fn withdrawing(op: &OpHandle, withdraw: impl FnOnce() -> bool) -> bool {
     let state = op.payload();
-    if state.kind == Kind::Probe || CANCELLED.load(Ordering::SeqCst) == 0 {
+    if state.kind == Kind::ReadinessQuery || CANCELLED.load(Ordering::SeqCst) == 0 {
         return withdraw();
     }
     let mut walk = Walk::default();
@@ -188,7 +186,7 @@ impl Verdicts {
         self.cancelled.insert(id, cause.clone());
         state.verdict.store(id, Ordering::Relaxed);
         CANCELLED.store(self.cancelled.len(), Ordering::SeqCst);
-        if PROBES.load(Ordering::SeqCst) == 0 {
+        if QUERIES.load(Ordering::SeqCst) == 0 {
             self.sound += 1;
             return;
         }
@@ -199,8 +197,8 @@ impl Verdicts {
             }
             descend
         });
-        let probes = walk.walked.iter().filter_map(|op| op.payload().probe());
-        walk.notified.extend(probes.map(|probe| (Arc::clone(probe), cause.clone())));
+        let queries = walk.walked.iter().filter_map(|op| op.payload().query());
+        walk.notified.extend(queries.map(|query| (Arc::clone(query), cause.clone())));
     }
 
     fn forget(&self, op: &OpHandle, walk: &mut Walk) {
@@ -217,17 +215,17 @@ impl Verdicts {
     /// Walks from `op` to the readers of its writes, and on behind each operation for which `descend` returns
     /// true. Visits each once.
     fn walk_forward(&self, op: &OpHandle, walk: &mut Walk, descend: impl Fn(&OpState) -> bool) {
-        let mut open = vec![graph().pin(op)];
+        let mut open = vec![op.clone()];
         while let Some(op) = open.pop() {
             op.dependents(|state, mode| looks(state, mode) && descend(state), &mut open);
             walk.walked.push(op);
         }
     }
 
-    /// Finds out whether a cancelled operation makes `probe` fail, and notes that failure.
-    fn look_back(&self, probe: Op, walk: &mut Walk) {
-        let one_shot = probe.payload().probe().cloned();
-        if let Some((one_shot, root)) = one_shot.zip(self.cancelled_source_of(probe, walk))
+    /// Finds out whether a cancelled operation makes `query` fail, and notes that failure.
+    fn walk_back(&self, query: Op, walk: &mut Walk) {
+        let one_shot = query.payload().query().cloned();
+        if let Some((one_shot, root)) = one_shot.zip(self.cancelled_source_of(query, walk))
             && let Some(cause) = self.cancelled.get(&root)
         {
             walk.notified.push((one_shot, cause.clone()));

@@ -8,7 +8,7 @@
 //!                   └─ body ─► complete(ran) ─► newly granted …
 //! ```
 //!
-//! Probes and leases have no body: the thread that granted them handles them at once. All other operations
+//! Queries and leases have no body: the thread that granted them handles them at once. All other operations
 //! are pushed to the pool of their engine, with two exceptions. A worker keeps the first operation that it
 //! has just granted and runs that next, in a loop and not by recursion. A thread of an engine without workers
 //! may run an operation as it submits it (caller-runs policy).
@@ -89,7 +89,7 @@ pub(crate) fn dispatch_one(granted: OpGranted) {
             }
             push_noted(granted);
         }
-        Kind::Probe | Kind::Lease | Kind::Merge => dispatch(ReadyList::from_iter([granted])),
+        Kind::ReadinessQuery | Kind::Lease | Kind::Merge => dispatch(ReadyList::from_iter([granted])),
     }
 }
 
@@ -134,7 +134,7 @@ fn push_noted(granted: OpGranted) {
     core.work_arrived();
 }
 
-/// Dispatches granted operations: handles probes and leases, and pushes the rest.
+/// Dispatches granted operations: handles queries and leases, and pushes the rest.
 pub(crate) fn dispatch(mut ready: ReadyList) {
     let next = dispatch_keeping_first(&mut ready, None);
     debug_assert!(next.is_none(), "nothing was kept back");
@@ -145,12 +145,12 @@ fn dispatch_keeping_first(ready: &mut ReadyList, keep_for: Option<u64>) -> Optio
     let mut first = None;
     let mut at = 0;
     while at < ready.len() {
-        // Probes and leases may grant more operations while they are handled, so the list may grow behind
+        // Queries and leases may grant more operations while they are handled, so the list may grow behind
         // `at`.
         match ready[at].payload().kind {
-            Kind::Probe => {
+            Kind::ReadinessQuery => {
                 let granted = ready.remove(at);
-                crate::wait::ready::probe_granted(granted, ready);
+                crate::wait::ready::query_granted(granted, ready);
             }
             Kind::Lease => {
                 let granted = ready.remove(at);

@@ -2,9 +2,9 @@
 
 use std::borrow::Cow;
 
+use estafette_graph::Mode;
 use estafette_graph::program::ProgramLog;
 use estafette_graph::program::ProgramOrder;
-use estafette_graph::{Mode, OpId};
 
 use super::footprint::Uses;
 use super::graph::GraphPlan;
@@ -120,7 +120,7 @@ impl ProgramBuilder {
         check_own_leases(footprint.reads.iter(), footprint.writes.iter())?;
         let mut log = ProgramLog::new();
         let mut begin = 0;
-        for (number, (node, end)) in (1..).zip(nodes.iter().zip(ends)) {
+        for end in ends {
             let accesses = accesses[begin..end].iter().map(|(var, mode)| (var.ordering().id(), *mode));
             log.submitted(OpId::new(number), node.name.as_str(), accesses, 0);
             begin = end;

@@ -332,5 +332,5 @@ pub(crate) fn merge_granted(granted: OpGranted, ready: &mut ReadyList) {
     for access in granted.accesses() {
         access.with_state(|state, flags| state.take_over(&sum, flags, &mut replaced));
     }
-    run::complete(granted, &Ending::Looked, None, ready);
+    run::complete(granted, &Ending::Polled, None, ready);
 }

@@ -9,7 +9,7 @@ use std::cell::RefCell;
 use std::collections::HashMap;
 use std::sync::Arc;
 
-use estafette_report::Recording;
+use estafette_report::Trace;
 use estafette_report::attribution::attribute_within;
 use estafette_report::budget::Budget;
 use estafette_report::model::{
@@ -111,7 +111,7 @@ type Names<'a> = Box<dyn Fn(u64) -> Option<Text> + 'a>;
 pub(super) struct Entries<'a> {
     scale: Scale,
     /// Lanes, libraries, losses.
-    about: Recording,
+    about: Trace,
     threads: Vec<Reading>,
     /// The index of its thread, and its entries.
     blocks: Vec<(u32, Block)>,
@@ -138,7 +138,7 @@ pub(super) struct Entries<'a> {
 
 impl Entries<'static> {
     /// Those of a session that is closed.
-    pub(super) fn of(session: &Session, about: Recording) -> Self {
+    pub(super) fn of(session: &Session, about: Trace) -> Self {
         let mut entries = Self::new(session.ticks.scale(), about, Box::new(names::get));
         let threads = session.threads.lock().clone();
         threads.iter().for_each(|thread| entries.log(thread));
@@ -165,9 +165,9 @@ impl Entries<'static> {
 
 impl<'a> Entries<'a> {
     /// None yet. `about` has what is not in the entries.
-    pub(super) fn new(scale: Scale, about: Recording, names: Names<'a>) -> Self {
+    pub(super) fn new(scale: Scale, about: Trace, names: Names<'a>) -> Self {
         Self {
-            about: Recording { duration: scale.duration(), ..about },
+            about: Trace { duration: scale.duration(), ..about },
             scale,
             threads: Vec::new(),
             blocks: Vec::new(),
@@ -291,7 +291,7 @@ impl<'a> Entries<'a> {
         self
     }
 
-    /// Removes what was submitted before the journal was opened, or whose submission was lost. Returns where each operation begins.
+    /// Removes what was submitted before the recorder was opened, or whose submission was lost. Returns where each operation begins.
     fn keep_submitted(&self, index: &mut Vec<u32>) -> Vec<u32> {
         let submits = |place: &u32| {
             let submits = [Tells::Submitted, Tells::Brief, Tells::WaitsFor, Tells::Held];
@@ -421,7 +421,7 @@ impl<'a> Entries<'a> {
     }
 
     /// All of it at once, with its stalls attributed, as far as `budget` allows. Returns whether it did.
-    pub(super) fn recording(&self, mut budget: Option<&mut Budget>) -> (Recording, bool) {
+    pub(super) fn recording(&self, mut budget: Option<&mut Budget>) -> (Trace, bool) {
         let mut takes = |bytes| budget.as_mut().is_none_or(|budget| budget.take(bytes).is_ok());
         let mut recording = self.about.clone();
         // Beside the operation: what attribution knows of it, its counters, its lease.
@@ -468,7 +468,7 @@ fn places(number: usize, block: &Block) -> impl Iterator<Item = u32> {
 }
 
 impl Source for Entries<'_> {
-    fn about(&self) -> &Recording {
+    fn about(&self) -> &Trace {
         &self.about
     }
 
@@ -685,7 +685,7 @@ impl PendingOp {
             operation.site.clone_from(&owner.site);
         }
         if what == Use::Wait {
-            // A probe leaves the graph as soon as it is granted, or when it is given up.
+            // A query leaves the graph as soon as it is granted, or when it is given up.
             operation.granted = operation.issued.take();
             let given_up = operation.outcome == Outcome::Cancelled;
             operation.done = if given_up { operation.granted } else { operation.observed };

@@ -1,4 +1,4 @@
-//! One entry of the journal: two words and more.
+//! One entry of the recorder: two words and more.
 //!
 //! ```text
 //! word 0   ticks since the start (52 bits: two weeks of a processor's counter), number of words (7 bits), kind (5 bits)

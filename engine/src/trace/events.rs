@@ -1,7 +1,7 @@
 //! The same for people, and for whoever collects `tracing` already: events and spans at the level *debug*.
 //!
 //! Names of targets and fields are stable; `docs/report.md` lists them. They are emitted while somebody has asked for them
-//! by [`emit_events`], which is the same switch as the journal's: nothing is added to what an operation costs without it.
+//! by [`emit_events`], which is the same switch as the recorder's: nothing is added to what an operation costs without it.
 
 use std::sync::atomic::Ordering;
 

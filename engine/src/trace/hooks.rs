@@ -1,6 +1,6 @@
-//! What the engine, and the bindings, call when something happens that the journal tells of.
+//! What the engine, and the bindings, call when something happens that the recorder tells of.
 //!
-//! All of it is out of line: callers look at the operation's flag first, and that is all they do while no journal is open.
+//! All of it is out of line: callers look at the operation's flag first, and that is all they do while tracing is on.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -30,7 +30,7 @@ const ANY: u64 = 0;
 fn use_of(kind: Kind) -> Use {
     match kind {
         Kind::Work | Kind::WorkerOnly => Use::Body,
-        Kind::Probe => Use::Wait,
+        Kind::ReadinessQuery => Use::Wait,
         Kind::Lease => Use::Lease,
         Kind::Merge => Use::Copy,
     }
@@ -121,7 +121,7 @@ pub(crate) fn came_in(tensor: &TensorInner) {
     writer::with(|writer| describe(writer, tensor, None));
 }
 
-/// A tensor was imported from `library`, a package name. For bindings; does nothing while no journal is open.
+/// A tensor was imported from `library`, a package name. For bindings; does nothing while tracing is on.
 pub fn imported_from(tensor: &Tensor, library: &'static str) {
     if super::is_open() && !library.is_empty() {
         if let Some(var) = tensor.inner.vars.first() {
@@ -149,7 +149,7 @@ fn describe(writer: &mut Writer, tensor: &TensorInner, library: Option<&'static 
 }
 
 impl Tensor {
-    /// Names the tensor in reports, also of journals that are opened later. The last 65,536 tensors that were made and named keep
+    /// Names the tensor in reports, also of recorders that are opened later. The last 65,536 tensors that were made and named keep
     /// their names. Does nothing for a tensor that has no memory yet.
     pub fn call_in_report(&self, name: &str) {
         if let Some(var) = self.inner.vars.first() {
@@ -258,7 +258,7 @@ pub(crate) fn ends(granted: &OpGranted, ending: &Ending<'_>) {
             let how = if cancelled { How::Cancelled } else { How::Skipped };
             (how, Some(failure.to_string()), None)
         }
-        Ending::Looked => (How::Well, None, None),
+        Ending::Polled => (How::Well, None, None),
     };
     let outcome = match how {
         How::Well => "ok",
@@ -423,7 +423,7 @@ impl Drop for WaitNoted {
     }
 }
 
-/// The body of the operation `id` works with arrays of `library`, a package name. For bindings; does nothing while no journal
+/// The body of the operation `id` works with arrays of `library`, a package name. For bindings; does nothing while no recorder
 /// is open.
 pub fn body_uses(id: u64, library: &'static str) {
     if super::is_open() {
@@ -432,7 +432,7 @@ pub fn body_uses(id: u64, library: &'static str) {
 }
 
 /// A thread is about to run the body of the operation `id`, and asks for a lock that the body needs, such as the Python lock.
-/// For bindings; does nothing while no journal is open.
+/// For bindings; does nothing while tracing is on.
 pub fn body_wants_lock(id: u64) {
     note(Tells::Awake, id);
 }

@@ -1,7 +1,7 @@
-//! The journal: what the engine notes about operations while stalls are recorded, to tell afterwards where the time went.
+//! The recorder: what the engine notes about operations while stalls are recorded, to tell afterwards where the time went.
 //!
-//! One journal at a time is kept for the whole process, since tensors of one engine are used by operations of another.
-//! It is off unless a [`Journal`] is open; then an operation costs one relaxed load, at its description, and whatever happens to
+//! One recorder at a time is kept for the whole process, since tensors of one engine are used by operations of another.
+//! It is off unless a [`Recorder`] is open; then an operation costs one relaxed load, at its description, and whatever happens to
 //! it later costs a look at a flag of its own.
 //!
 //! While one is open:
@@ -9,10 +9,10 @@
 //! 1. Every operation that is described carries a flag. The hooks (`hooks`) write an entry of two words and more (`entry`) for what
 //!    happens to such an operation: submitted, ready, begun, ended, observed, resumed.
 //! 2. A thread writes to pages of its own (`writer`, `page`), which nobody else writes. It never waits: a page comes from
-//!    the journal's budget, and when that is spent, entries are counted instead of kept. Pages are made ready ahead (`stock`).
-//! 3. [`Journal::save`] closes the journal, sorts the places of all entries that were published by their operations (`assemble`), and
-//!    writes the file as it makes operations from their entries and attributes their stalls. [`Journal::finish`] makes all of them, as
-//!    a [`Recording`].
+//!    the recorder's budget, and when that is spent, entries are counted instead of kept. Pages are made ready ahead (`stock`).
+//! 3. [`Recorder::save`] closes the recorder, sorts the places of all entries that were published by their operations (`assemble`), and
+//!    writes the file as it makes operations from their entries and attributes their stalls. [`Recorder::finish`] makes all of them, as
+//!    a [`Trace`].
 //!
 //! The time of an entry is a reading of the processor's counter where that is steady (`ticks`), and otherwise the monotonic
 //! clock. Readings become nanoseconds at the end, by comparing both clocks over the whole recording.
@@ -34,7 +34,7 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use estafette_report::{Recording, file, perfetto};
+use estafette_report::{Trace, file, perfetto};
 use estafette_sync::sync::Mutex;
 // The switch is outside of every protocol: a plain std atomic, so that it may be a static under model checkers too.
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -58,7 +58,7 @@ const MEMORY_DEFAULT: usize = 256 << 20;
 /// What a page of entries takes until it is saved: itself, and as much again for the index that saving makes of it.
 const MEMORY_PER_PAGE: usize = 2 * page::PAGE_BYTES;
 
-/// The number of the open journal; 0 while there is none. Numbers are not used again, so a thread sees that its pages
+/// The number of the open recorder; 0 while there is none. Numbers are not used again, so a thread sees that its pages
 /// belong to an older one.
 static OPEN: AtomicU32 = AtomicU32::new(0);
 
@@ -66,25 +66,25 @@ static OPEN: AtomicU32 = AtomicU32::new(0);
 const EVENTS: u32 = 1 << 31;
 
 estafette_sync::statics! {
-    /// What writers need of the open journal.
+    /// What writers need of the open recorder.
     static SESSION: Mutex<Option<Arc<Session>>> = Mutex::new(None);
 }
 
-/// Whether somebody is to be told: a journal is kept, or events are emitted. One relaxed load.
+/// Whether somebody is to be told: a recorder is kept, or events are emitted. One relaxed load.
 #[inline(always)]
 pub fn is_open() -> bool {
     OPEN.load(Ordering::Relaxed) != 0
 }
 
-/// Whether a journal is kept, beside whoever listens to events.
+/// Whether a recorder is kept, beside whoever listens to events.
 fn is_kept() -> bool {
     OPEN.load(Ordering::Relaxed) & !EVENTS != 0
 }
 
-/// How a journal is kept.
+/// How a recorder is kept.
 #[derive(Clone, Default)]
-pub struct JournalOptions {
-    /// Bytes for the recording, from its beginning until [`Journal::save`] has written it: half of them for what is noted on all threads
+pub struct TraceOptions {
+    /// Bytes for the recording, from its beginning until [`Recorder::save`] has written it: half of them for what is noted on all threads
     /// together, the other half for what saving takes beside it. What does not fit is counted. `None` for 256 MiB. At most 64 GiB are
     /// used. Some 8 to 32 MiB more are taken whatever the size is, and more again where very much waits at the same time (some 50 bytes for
     /// each wait that has begun and not ended).
@@ -95,34 +95,34 @@ pub struct JournalOptions {
     pub clock: Option<Arc<dyn Fn() -> u64 + Send + Sync>>,
 }
 
-impl std::fmt::Debug for JournalOptions {
+impl std::fmt::Debug for TraceOptions {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("JournalOptions")
+        f.debug_struct("TraceOptions")
             .field("memory_max", &self.memory_max)
             .field("program", &self.program)
             .finish_non_exhaustive()
     }
 }
 
-/// An open journal of everything that all engines of the process do. Dropping it throws away what was noted.
+/// An open recorder of everything that all engines of the process do. Dropping it throws away what was noted.
 ///
 /// ```
 /// use estafette::Engine;
-/// use estafette::trace::{Journal, JournalOptions};
+/// use estafette::trace::{Recorder, TraceOptions};
 ///
-/// let journal = Journal::open(JournalOptions::default())?;
+/// let recorder = Recorder::open(TraceOptions::default())?;
 /// let engine = Engine::builder().workers(1).build()?;
 /// let x = engine.var();
 /// engine.op("produce").writes_vars(&[&x]).run(|[], []| Ok(()))?;
 /// engine.op("consume").reads_vars(&[&x]).run(|[], []| Ok(()))?.wait()?;
-/// let recording = journal.finish();
+/// let recording = recorder.finish();
 /// assert!(recording.operations.iter().any(|operation| operation.name == "consume"));
 /// assert!(recording.losses.is_empty());
 /// # Ok::<(), estafette::Error>(())
 /// ```
 #[derive(Debug)]
-#[must_use = "a journal is kept until it is finished or dropped"]
-pub struct Journal {
+#[must_use = "a recorder is kept until it is finished or dropped"]
+pub struct Recorder {
     session: Arc<Session>,
     program: String,
     started_unix_ns: u64,
@@ -160,13 +160,13 @@ impl std::error::Error for Unsaved {
 
 /// Reads the file of a recording: one that was saved, or the unfinished one of a process that ended before.
 ///
-/// A damaged file gives what can be read of it; [`Recording::losses`] says what is missing. Memory is taken in proportion to the
+/// A damaged file gives what can be read of it; [`Trace::losses`] says what is missing. Memory is taken in proportion to the
 /// file's size (see [`perfetto::read`]).
 ///
 /// # Errors
 /// Those of the system; `InvalidInput` for what is no regular file; `InvalidData`, with a text that begins with "is", for a file that
 /// is no recording or of which nothing is left.
-pub fn read(path: &Path) -> io::Result<Recording> {
+pub fn read(path: &Path) -> io::Result<Trace> {
     let bytes = file::read(path)?;
     let recording =
         if unfinished::is_unfinished(&bytes) { unfinished::read(&bytes) } else { perfetto::read(&bytes) };
@@ -178,17 +178,17 @@ pub fn read(path: &Path) -> io::Result<Recording> {
     Ok(recording)
 }
 
-impl Journal {
-    /// Opens the journal.
+impl Recorder {
+    /// Opens the recorder.
     ///
     /// # Errors
     /// [`Error::Conflict`] when one is open already; [`Error::Invalid`] for a memory limit that holds no entry.
-    pub fn open(options: JournalOptions) -> Result<Self, Error> {
+    pub fn open(options: TraceOptions) -> Result<Self, Error> {
         // An id allocator, as `OPEN`.
         static NEXT: AtomicU32 = AtomicU32::new(1);
         let pages = options.memory_max.unwrap_or(MEMORY_DEFAULT) / MEMORY_PER_PAGE;
         if pages == 0 {
-            return Err(Error::invalid(format!("a journal needs at least {MEMORY_PER_PAGE} bytes")));
+            return Err(Error::invalid(format!("a recorder needs at least {MEMORY_PER_PAGE} bytes")));
         }
         let pages = pages.min(BLOCKS_MAX);
         let program = options.program.unwrap_or_else(program_name);
@@ -207,19 +207,19 @@ impl Journal {
 
     /// Says which file [`save`](Self::save) writes. From now on what is noted is also written beside it, several times a second, to
     /// `PATH.PROCESS.unfinished`: if the process ends before the recording is saved, that file stays, and [`read`] takes it. It takes as
-    /// much disk as the journal takes memory.
+    /// much disk as the recorder takes memory.
     ///
     /// ```
     /// use estafette::Engine;
-    /// use estafette::trace::{self, Journal, JournalOptions};
+    /// use estafette::trace::{self, Recorder, TraceOptions};
     ///
     /// # let folder = std::env::temp_dir().join(format!("estafette-doc-{}", std::process::id()));
     /// # std::fs::create_dir_all(&folder)?;
     /// let path = folder.join("run.pftrace");
-    /// let journal = Journal::open(JournalOptions::default())?.to_file(&path)?;
+    /// let recorder = Recorder::open(TraceOptions::default())?.to_file(&path)?;
     /// let engine = Engine::builder().workers(1).build()?;
     /// engine.op("step").run(|[], []| Ok(()))?.wait()?;
-    /// journal.save()?;
+    /// recorder.save()?;
     /// assert_eq!(trace::read(&path)?.operations[0].name.to_string(), "step");
     /// # std::fs::remove_dir_all(&folder)?;
     /// # Ok::<(), Box<dyn std::error::Error>>(())
@@ -227,14 +227,14 @@ impl Journal {
     ///
     /// # Errors
     /// Those of the system for the unfinished file and the thread that writes it; `InvalidInput` where `path` is something else than a
-    /// regular file. The journal is closed then.
+    /// regular file. The recorder is closed then.
     pub fn to_file(mut self, path: &Path) -> io::Result<Self> {
         let unfinished = Unfinished::begin(&self.session, path, self.started_unix_ns, &self.program)?;
         self.file = Some((path.to_owned(), unfinished));
         Ok(self)
     }
 
-    /// Closes the journal and writes the recording to the file of [`to_file`](Self::to_file), which is replaced when the new one is
+    /// Closes the recorder and writes the recording to the file of [`to_file`](Self::to_file), which is replaced when the new one is
     /// whole and on disk. The unfinished file is removed then.
     ///
     /// # Errors
@@ -262,16 +262,16 @@ impl Journal {
         self.session.lost()
     }
 
-    /// Closes the journal and returns what it tells, with every stall attributed. All of it is in memory then: some 900 bytes for an
-    /// operation with one access, which [`JournalOptions::memory_max`] does not count. [`save`](Self::save) needs none of that.
-    pub fn finish(self) -> Recording {
+    /// Closes the recorder and returns what it tells, with every stall attributed. All of it is in memory then: some 900 bytes for an
+    /// operation with one access, which [`TraceOptions::memory_max`] does not count. [`save`](Self::save) needs none of that.
+    pub fn finish(self) -> Trace {
         self.close();
         self.entries().recording(None).0
     }
 
     fn entries(&self) -> Entries<'static> {
         let program = self.program.as_str().into();
-        let about = Recording { program, started_unix_ns: self.started_unix_ns, ..Recording::default() };
+        let about = Trace { program, started_unix_ns: self.started_unix_ns, ..Trace::default() };
         Entries::of(&self.session, about)
     }
 
@@ -285,7 +285,7 @@ impl Journal {
     }
 }
 
-impl Drop for Journal {
+impl Drop for Recorder {
     fn drop(&mut self) {
         self.close();
         if let Some((_, unfinished)) = &mut self.file {

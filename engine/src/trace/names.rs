@@ -1,4 +1,4 @@
-//! The names that programs give their tensors for the report. They are kept whether a journal is open or not: programs name a
+//! The names that programs give their tensors for the report. They are kept whether tracing is on or not: programs name a
 //! tensor when they make it, and begin to record later.
 
 use std::collections::BTreeMap;

@@ -1,7 +1,7 @@
 //! Where a thread's entries lie: pages that one thread writes and, at the end, another one reads.
 //!
 //! The writer stores the words of an entry and then publishes the new length; a reader looks no further than the length that
-//! it has seen. So a thread that still writes while the journal is read harms nobody.
+//! it has seen. So a thread that still writes while the recorder is read harms nobody.
 
 use std::ops::Range;
 use std::sync::Arc;

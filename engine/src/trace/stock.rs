@@ -1,7 +1,7 @@
 //! Pages in stock: memory that the system has handed out before anybody writes to it.
 //!
 //! The system hands memory out at the first touch, and takes between a tenth of a microsecond and some microseconds for 4 KiB
-//! of it: with a hundred entries in them, up to half of what an entry costs. So while a journal is open, a thread of its own
+//! of it: with a hundred entries in them, up to half of what an entry costs. So while tracing is on, a thread of its own
 //! touches memory ahead of those who write, in pieces so large that the system can use its large pages for them. Whoever
 //! finds the stock empty does not wait for it.
 
@@ -65,7 +65,7 @@ pub(super) struct Stocked {
 }
 
 impl Stocked {
-    /// A stock for a journal of that many pages. A journal with little memory, or a system that gives no thread, has none.
+    /// A stock for a recorder of that many pages. A recorder with little memory, or a system that gives no thread, has none.
     pub(super) fn of(pages: usize) -> Self {
         let stock = Arc::new(Stock {
             pages: Mutex::default(),
@@ -102,7 +102,7 @@ impl Stock {
     fn filler(self: &Arc<Self>) -> Option<Thread> {
         self.fill();
         let own = Arc::clone(self);
-        let spawned = thread::Builder::new().name("estafette-journal".into()).spawn(move || {
+        let spawned = thread::Builder::new().name("estafette-recorder".into()).spawn(move || {
             while !own.closed.load(Ordering::Acquire) {
                 if !own.fill() {
                     thread::park();

@@ -1,4 +1,4 @@
-//! The journal's clock: a counter of the processor where it is steady, else the monotonic clock.
+//! The recorder's clock: a counter of the processor where it is steady, else the monotonic clock.
 //!
 //! Reading the counter costs a third of reading the clock. It counts in its own unit, so both are read at the beginning and at
 //! the end, and their ratio over the whole recording says what a tick is worth.

@@ -1,4 +1,4 @@
-//! A thread's side of the journal: its pages, and its list of texts.
+//! A thread's side of the recorder: its pages, and its list of texts.
 
 use std::cell::RefCell;
 use std::collections::HashMap;
@@ -29,7 +29,7 @@ const DESCRIBED: usize = 256;
 /// Takers that a thread finds again without formatting them.
 const OWNERS: usize = 32;
 
-/// One journal, from opening to finishing.
+/// One recorder, from opening to finishing.
 #[derive(Debug)]
 pub(super) struct Session {
     number: u32,
@@ -171,7 +171,7 @@ thread_local! {
     static WRITER: RefCell<Option<Box<Writer>>> = const { RefCell::new(None) };
 }
 
-/// Lends the calling thread's writer, if a journal is open. Nothing foreign may be called meanwhile.
+/// Lends the calling thread's writer, if tracing is on. Nothing foreign may be called meanwhile.
 #[inline]
 pub(super) fn with(f: impl FnOnce(&mut Writer)) {
     let open = OPEN.load(Ordering::Acquire) & !EVENTS;

@@ -23,7 +23,7 @@ use estafette_sync::time::{Duration, Instant};
 use smallvec::SmallVec;
 
 use self::watcher::watcher;
-pub(crate) use self::watcher::{has_watcher, look_by};
+pub(crate) use self::watcher::{has_watcher, inspect_by};
 use crate::core::clock;
 use crate::core::contained::Contained;
 use crate::core::context;
@@ -32,7 +32,7 @@ use crate::core::error::Error;
 use crate::core::operation::OpHandle;
 use crate::core::wakers::locks_are_lost;
 use crate::tensor::handle::Tensor;
-use crate::wait::inspect::{EVERYTHING, Look};
+use crate::wait::inspect::{EVERYTHING, Inspection};
 use crate::wait::stand_in::{StandInSet, others_without_workers};
 
 /// Lists of pending futures. A thread uses one of them.
@@ -114,7 +114,7 @@ impl Awaited {
     /// Wants stand-ins in the engines without workers that have something to run for it.
     fn with_stand_ins(mut self) -> Self {
         if others_without_workers(self.core.has_no_workers()) {
-            let mut look = Look::new();
+            let mut look = Inspection::new();
             for op in &self.ops {
                 look.add(op);
             }
@@ -273,7 +273,7 @@ fn register(awaited: Awaited, waker: Waker) -> Option<Key> {
     let key = Key::new(number, place, *generation);
     drop(list);
     if let Some(next_look) = next_look {
-        watcher().look_by(next_look);
+        watcher().inspect_by(next_look);
     }
     Some(key)
 }

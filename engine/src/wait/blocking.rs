@@ -31,8 +31,8 @@ use crate::operation::run;
 use crate::tensor::handle::Tensor;
 use crate::trace::hooks;
 use crate::wait::awaits;
-use crate::wait::inspect::{self, EVERYTHING, Look, NEAR};
-use crate::wait::ready::{self, Looked, look_or_probe};
+use crate::wait::inspect::{self, EVERYTHING, Inspection, NEAR};
+use crate::wait::ready::{self, Polled, poll_or_query};
 use crate::wait::stand_in::{NoStandIn, StandInSet, others_without_workers};
 use crate::wait::wait_for::{self, On};
 use crate::wait::watched::{Watched, sleep_until_work};
@@ -53,7 +53,7 @@ const ACCESSES_PER_OP: usize = 8;
 
 /// What a picture takes from each operation.
 #[derive(Clone)]
-pub(crate) struct Seen {
+pub(crate) struct OpSummary {
     pub(crate) core: u64,
     pub(crate) home: CoreRef,
     pub(crate) name: Name,
@@ -64,8 +64,8 @@ pub(crate) struct Seen {
     pub(crate) lease: Option<LeaseInfo>,
 }
 
-pub(crate) fn see(state: &OpState) -> Seen {
-    Seen {
+pub(crate) fn summarize(state: &OpState) -> OpSummary {
+    OpSummary {
         core: state.core.id,
         home: state.core.clone(),
         name: state.name.clone(),
@@ -78,15 +78,15 @@ pub(crate) fn see(state: &OpState) -> Seen {
 }
 
 /// A picture of the graph, in which leases without an operation look like those with one.
-pub(crate) fn picture() -> Snapshot<Seen> {
-    graph().snapshot_with(see, |state, found| {
-        state.pins().each(|pin| found.push((pin.number(), see_pin(pin.lease()))));
+pub(crate) fn take_snapshot() -> Snapshot<OpSummary> {
+    graph().snapshot_with(summarize, |state, found| {
+        state.pins().each(|pin| found.push((pin.number(), summarize_pin(pin.lease()))));
     })
 }
 
-fn see_pin(lease: &LeaseState) -> Seen {
+fn summarize_pin(lease: &LeaseState) -> OpSummary {
     let core = &lease.tensor.inner.core;
-    Seen {
+    OpSummary {
         core: core.id,
         home: core.clone(),
         name: Name::Static("lease"),
@@ -103,14 +103,14 @@ pub(crate) fn block_on_tensor(tensor: &Tensor, timeout: Option<Duration>) -> Res
         // Only a question, which leaves nothing in any queue.
         return ready::look(&tensor.inner).unwrap_or(Err(Error::Timeout(timeout)));
     }
-    match look_or_probe(&tensor.inner) {
-        Looked::Ready => Ok(()),
-        Looked::Failed(error) => Err(*error),
-        Looked::Probing(probe) => {
+    match poll_or_query(&tensor.inner) {
+        Polled::Ready => Ok(()),
+        Polled::Failed(error) => Err(*error),
+        Polled::Probing(query) => {
             let core = &tensor.inner.core;
-            let waited = block(core, &probe.handle, "a tensor", &probe.one_shot, timeout);
-            if probe.handle.payload().noted {
-                hooks::resumed(probe.handle.id().get(), true);
+            let waited = block(core, &query.handle, "a tensor", &query.one_shot, timeout);
+            if query.handle.payload().noted {
+                hooks::resumed(query.handle.id().get(), true);
             }
             waited?
         }
@@ -145,7 +145,7 @@ pub(crate) fn block<V: Clone + Delivered>(
         needed.want_stand_ins(&mut relief.stand_ins);
     }
     let mut cover = None;
-    let mut look_took = Duration::ZERO;
+    let mut inspection_took = Duration::ZERO;
     let mut pause = LOOK_FIRST;
     // When it is asked whether the wait shall end, and the wait looks if enough time has gone by for that.
     let mut next_look = Instant::now() + pause;
@@ -185,7 +185,8 @@ pub(crate) fn block<V: Clone + Delivered>(
                 || !awaits::has_watcher();
             let looks = is_wanted || (looks_itself && now >= looks_from);
             // Not where the end of the wait is as near as that of the look may be.
-            if looks && deadline.is_none_or(|deadline| deadline - now >= LOOK_FIRST.max(2 * look_took)) {
+            if looks && deadline.is_none_or(|deadline| deadline - now >= LOOK_FIRST.max(2 * inspection_took))
+            {
                 let seen = watch.look(core, EVERYTHING)?;
                 if !(helps && core.runs_anything_here() && context::may_help_at_last()) {
                     relief.see_to(&seen, what)?;
@@ -194,8 +195,8 @@ pub(crate) fn block<V: Clone + Delivered>(
                     needed = Needed::by(&seen, waiting);
                 }
                 drop(seen);
-                look_took = now.elapsed();
-                looks_from = Instant::now() + inspect::pause_after(look_took);
+                inspection_took = now.elapsed();
+                looks_from = Instant::now() + inspect::pause_after(inspection_took);
             }
             pause = (pause * 2).min(LOOK_LAST);
             next_look = Instant::now() + pause;
@@ -250,7 +251,7 @@ impl Relief {
     ///
     /// # Errors
     /// [`Error::WouldDeadlock`] where that has failed twice in a row: other threads that could take it have had the time.
-    fn see_to(&mut self, seen: &Look, what: &str) -> Result<(), Error> {
+    fn see_to(&mut self, seen: &Inspection, what: &str) -> Result<(), Error> {
         let before = std::mem::take(&mut self.hopeless);
         let is_left = |op: &OpState| {
             is_ready_work(op)
@@ -292,7 +293,7 @@ pub(crate) fn block_on_op(
 /// Refuses a wait, asynchronous or not, that leads back to the operation it is made in.
 pub(crate) fn check_self_wait(waiting: &OpHandle) -> Result<(), Error> {
     let Some(current) = context::current() else { return Ok(()) };
-    if Look::of(waiting, EVERYTHING).ops().any(|(id, _, _)| id == current) {
+    if Inspection::of(waiting, EVERYTHING).ops().any(|(id, _, _)| id == current) {
         return Err(Error::WouldDeadlock("a tensor waits for the operation that waits for it".into()));
     }
     Ok(())
@@ -341,7 +342,7 @@ impl Needed {
         if timeout.is_none() {
             Ok(Self::by(&watch.look(core, limit)?, watch.op))
         } else if others {
-            Ok(Self::by(&Look::of(watch.op, limit), watch.op))
+            Ok(Self::by(&Inspection::of(watch.op, limit), watch.op))
         } else {
             // A look could take longer than the wait.
             let cores = SmallVec::from_iter([watch.op.payload().core.clone()]);
@@ -350,7 +351,7 @@ impl Needed {
     }
 
     /// What `waiting` needs, according to a look.
-    fn by(look: &Look, waiting: &OpHandle) -> Self {
+    fn by(look: &Inspection, waiting: &OpHandle) -> Self {
         let own = &waiting.payload().core;
         let mut cores: SmallVec<[CoreRef; 1]> = SmallVec::from_iter([own.clone()]);
         let mut ops = HashSet::new();
@@ -410,16 +411,16 @@ struct Watch<'a> {
 impl Watch<'_> {
     /// Whether this wait, which `current` makes, needs the end of `current`.
     fn leads_back_to(&self, current: OpId, limit: usize) -> bool {
-        Look::of(self.op, limit).leads_to(current, limit)
+        Inspection::of(self.op, limit).leads_to(current, limit)
     }
 
     /// The leases that hold it up, if nothing else does.
     fn only_leases(&self) -> Option<Vec<LeaseInfo>> {
-        Look::of(self.op, EVERYTHING).only_leases(false)
+        Inspection::of(self.op, EVERYTHING).only_leases(false)
     }
 
     /// Fails when the wait can never end, or only leases hold it up for too long. Gives what it saw in `limit` accesses.
-    fn look(&mut self, core: &Core, limit: usize) -> Result<Look, Error> {
+    fn look(&mut self, core: &Core, limit: usize) -> Result<Inspection, Error> {
         if let Some(current) = context::current()
             && self.leads_back_to(current, limit)
         {
@@ -428,7 +429,7 @@ impl Watch<'_> {
                 self.what
             )));
         }
-        let look = Look::of(self.op, limit);
+        let look = Inspection::of(self.op, limit);
         let Some(mut held) = look.only_leases(false) else {
             self.held_since = None;
             return Ok(look);

@@ -22,7 +22,7 @@ use crate::core::notifier::Notifier;
 use crate::core::operation::{Kind, Phase};
 use crate::core::wakers::locks_are_lost;
 use crate::lease::owner::LeaseInfo;
-use crate::wait::blocking::{self, Seen, let_go};
+use crate::wait::blocking::{self, OpSummary, let_go};
 use crate::wait::inspect;
 use crate::wait::stand_in::{StandInSet, others_without_workers};
 use crate::wait::wait_for::{self, On};
@@ -177,14 +177,14 @@ impl Drop for Checks<'_> {
 }
 
 /// A picture of the graph, which is counted.
-fn picture() -> Snapshot<Seen> {
-    let picture = blocking::picture();
+fn take_snapshot() -> Snapshot<OpSummary> {
+    let picture = blocking::take_snapshot();
     inspect::count(picture.ops.len());
     picture
 }
 
 /// The lease, when this operation is one that is held.
-fn held_lease(seen: &Seen) -> Option<LeaseInfo> {
+fn held_lease(seen: &OpSummary) -> Option<LeaseInfo> {
     seen.lease.clone().filter(|lease| seen.kind == Kind::Lease && lease.held)
 }
 
@@ -193,7 +193,7 @@ fn held_lease(seen: &Seen) -> Option<LeaseInfo> {
 /// A lease of the calling thread is not returned while the thread waits here. Each other lease may be returned at any time and make
 /// room. `held_since` is since when leases alone hold this submission up, as found by its earlier looks.
 fn check_progress(core: &Core, in_flight: usize, held_since: &mut Option<Instant>) -> Result<bool, Error> {
-    let Some(leases) = standstill(&picture(), core) else {
+    let Some(leases) = standstill(&take_snapshot(), core) else {
         *held_since = None;
         return Ok(false);
     };
@@ -206,7 +206,7 @@ fn check_progress(core: &Core, in_flight: usize, held_since: &mut Option<Instant
         return Ok(true);
     }
     let_go(core);
-    let Some(leases) = standstill(&picture(), core) else {
+    let Some(leases) = standstill(&take_snapshot(), core) else {
         *held_since = None;
         return Ok(false);
     };
@@ -225,11 +225,11 @@ fn check_progress(core: &Core, in_flight: usize, held_since: &mut Option<Instant
 
 /// See [`Checks::check_idle`]. Returns whether the engine stands still.
 fn check_idle_progress(core: &Core) -> Result<bool, Error> {
-    if standstill(&picture(), core).is_none() {
+    if standstill(&take_snapshot(), core).is_none() {
         return Ok(false);
     }
     let_go(core);
-    let snapshot = picture();
+    let snapshot = take_snapshot();
     let Some(leases) = standstill(&snapshot, core) else { return Ok(false) };
     if leases.is_empty() {
         return Err(Error::WouldDeadlock("waiting for all operations inside one of them".into()));
@@ -245,8 +245,8 @@ fn check_idle_progress(core: &Core) -> Result<bool, Error> {
 
 /// The engines without workers, other than `core`, that have to run something before operations in flight in `core` can end.
 pub(crate) fn without_workers(core: &Core) -> SmallVec<[CoreRef; 1]> {
-    let snapshot = picture();
-    let ready = |op: &&OpView<Seen>| {
+    let snapshot = take_snapshot();
+    let ready = |op: &&OpView<OpSummary>| {
         op.granted
             && op.label.phase == Phase::Queued
             && op.label.home.has_no_workers()
@@ -267,7 +267,7 @@ pub(crate) fn without_workers(core: &Core) -> SmallVec<[CoreRef; 1]> {
 
 /// When none of the engine's operations in flight can move: the leases they are behind. None of those means that they are
 /// behind the current operation, or behind others that are blocked as it is.
-fn standstill(snapshot: &Snapshot<Seen>, core: &Core) -> Option<Vec<LeaseInfo>> {
+fn standstill(snapshot: &Snapshot<OpSummary>, core: &Core) -> Option<Vec<LeaseInfo>> {
     let mine: Vec<_> =
         snapshot.ops.iter().filter(|op| op.label.counted && op.label.core == core.id).collect();
     // Operations without variables are not in the picture. Unless they are blocked, they move; so may those that a picture
@@ -288,8 +288,8 @@ fn standstill(snapshot: &Snapshot<Seen>, core: &Core) -> Option<Vec<LeaseInfo>> 
 
 /// Looks for operations that can move, among all that some operations need.
 struct Search<'a> {
-    snapshot: &'a Snapshot<Seen>,
-    explained: Explained<'a, Seen>,
+    snapshot: &'a Snapshot<OpSummary>,
+    explained: Explained<'a, OpSummary>,
     blocked: HashMap<OpId, Vec<On>>,
     /// Those looked at; none of them moves.
     seen: HashSet<OpId>,

@@ -1,4 +1,4 @@
-//! Who waits for whom: a picture of everything in flight, in words.
+//! Who waits for whom: a take_snapshot of everything in flight, in words.
 
 use std::fmt;
 use std::time::Duration;
@@ -10,7 +10,7 @@ use crate::core::engine_core::Core;
 use crate::core::operation::{Kind, Phase};
 use crate::exchange::{Release, reaper};
 use crate::lease::owner::LeaseInfo;
-use crate::wait::blocking::{Seen, picture};
+use crate::wait::blocking::{OpSummary, take_snapshot};
 
 /// Everything that is in flight, and what each waiting operation waits for.
 ///
@@ -18,7 +18,7 @@ use crate::wait::blocking::{Seen, picture};
 #[derive(Debug, Clone)]
 pub struct Diagnosis {
     /// Operations in flight, in submission order; leases and waiting futures included.
-    pub operations: Vec<Waiting>,
+    pub operations: Vec<OpStatus>,
     /// Memory of this process, of whatever engine, that has been on its way back to its owner for long: each deleter that has run for
     /// more than a quarter of a second, and the oldest memory that waits for such a deleter, or for device work for more than
     /// ten seconds.
@@ -27,7 +27,7 @@ pub struct Diagnosis {
 
 /// One operation in flight.
 #[derive(Debug, Clone)]
-pub struct Waiting {
+pub struct OpStatus {
     /// Identity, as in errors and traces.
     pub id: u64,
     /// Name given at submission.
@@ -37,7 +37,7 @@ pub struct Waiting {
     /// Time since submission, a few milliseconds coarse.
     pub age: Duration,
     /// What it waits for directly; empty unless `status` is [`Status::Waiting`] or [`Status::Cancelled`].
-    pub blocked_by: Vec<Blocked>,
+    pub blocked_by: Vec<Blocker>,
     /// For a lease, held or still waiting, who takes it; `None` for everything else.
     pub lease: Option<LeaseInfo>,
 }
@@ -60,7 +60,7 @@ pub enum Status {
 
 /// One reason to wait.
 #[derive(Debug, Clone)]
-pub struct Blocked {
+pub struct Blocker {
     /// The operation or lease in the way.
     pub id: u64,
     /// Its name, or who took the lease.
@@ -78,13 +78,13 @@ pub(crate) fn diagnose(core: &Core) -> Diagnosis {
         // A forked child: nothing runs here, and locks may be held by threads that do not exist.
         return Diagnosis { operations: Vec::new(), releases: Vec::new() };
     }
-    let snapshot = picture();
+    let snapshot = take_snapshot();
     let mut explained = snapshot.explained();
-    let mut operations: Vec<Waiting> = snapshot
+    let mut operations: Vec<OpStatus> = snapshot
         .ops
         .iter()
         .filter(|op| op.label.core == core.id)
-        .map(|op| Waiting {
+        .map(|op| OpStatus {
             id: op.id.get(),
             name: op.label.name.as_str().to_string(),
             status: status(&op.label, op.granted),
@@ -92,7 +92,7 @@ pub(crate) fn diagnose(core: &Core) -> Diagnosis {
             blocked_by: explained
                 .blockers(op)
                 .into_iter()
-                .map(|blocker| Blocked {
+                .map(|blocker| Blocker {
                     id: blocker.op.get(),
                     name: snapshot.op(blocker.op).map_or_else(String::new, |op| describe(&op.label)),
                     variable: blocker.var.get(),
@@ -107,7 +107,7 @@ pub(crate) fn diagnose(core: &Core) -> Diagnosis {
     Diagnosis { operations, releases: reaper().slow() }
 }
 
-fn describe(seen: &Seen) -> String {
+fn describe(seen: &OpSummary) -> String {
     match &seen.lease {
         Some(lease) if seen.phase == Phase::Queued => {
             format!("{} lease wanted by {}", lease.access, lease.owner)
@@ -117,7 +117,7 @@ fn describe(seen: &Seen) -> String {
     }
 }
 
-fn status(seen: &Seen, granted: bool) -> Status {
+fn status(seen: &OpSummary, granted: bool) -> Status {
     match (seen.phase, &seen.lease) {
         (Phase::Cancelled, _) => Status::Cancelled,
         (_, _) if !granted => Status::Waiting,
@@ -149,7 +149,7 @@ impl fmt::Display for Diagnosis {
     }
 }
 
-impl fmt::Display for Waiting {
+impl fmt::Display for OpStatus {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "operation {} `{}` ", self.id, shown(&self.name))?;
         match &self.status {

@@ -30,24 +30,24 @@ const PACE: u32 = 100;
 
 estafette_sync::statics! {
     /// Accesses, and operations in pictures, looked at since the process began.
-    static LOOKED_AT: AtomicU64 = AtomicU64::new(0);
+    static INSPECTED: AtomicU64 = AtomicU64::new(0);
 }
 
 /// Accesses that waits have looked at since the process began, to find out what they wait for, and operations in flight that they have
 /// checked for a standstill. For tests of what waiting costs.
 #[doc(hidden)]
-pub fn looked_at() -> u64 {
-    LOOKED_AT.load(Ordering::Relaxed)
+pub fn inspected() -> u64 {
+    INSPECTED.load(Ordering::Relaxed)
 }
 
 /// Counts what a wait has looked at.
-pub(crate) fn count(looked_at: usize) {
-    LOOKED_AT.fetch_add(looked_at as u64, Ordering::Relaxed);
+pub(crate) fn count(inspected: usize) {
+    INSPECTED.fetch_add(inspected as u64, Ordering::Relaxed);
 }
 
 /// The least time until the next look, after one that took so long.
-pub(crate) fn pause_after(look_took: Duration) -> Duration {
-    look_took.saturating_mul(PACE)
+pub(crate) fn pause_after(inspection_took: Duration) -> Duration {
+    inspection_took.saturating_mul(PACE)
 }
 
 /// Looks of several threads at the same thing: one at a time, for a [hundredth](PACE) of the time.
@@ -80,13 +80,13 @@ impl Pace {
 const LOOK_MAX: Duration = Duration::from_secs(10);
 
 /// What some operations wait for.
-pub(crate) struct Look {
+pub(crate) struct Inspection {
     walk: Walk<'static, VarState, OpState, LeaseInfo>,
     roots: HashSet<OpId>,
     complete: bool,
 }
 
-impl Look {
+impl Inspection {
     pub(crate) fn new() -> Self {
         Self { walk: graph().walk(), roots: HashSet::new(), complete: true }
     }
@@ -180,11 +180,11 @@ impl Look {
 
 /// Which of these operations leases alone hold up, and these leases. One look for all of them.
 pub(crate) fn held<'a>(ops: impl Iterator<Item = &'a OpHandle>) -> (HashSet<OpId>, Vec<LeaseInfo>) {
-    let mut look = Look::new();
+    let mut look = Inspection::new();
     let ops: Vec<_> = ops.map(|op| (op, look.add(op))).collect();
     look.run(EVERYTHING);
     let reaches = look.reaches(moves);
-    let mut leases = Look::new();
+    let mut leases = Inspection::new();
     let held = ops.into_iter().filter(|(_, place)| !reaches[*place]).map(|(op, _)| {
         leases.add(op);
         op.id()

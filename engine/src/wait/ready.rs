@@ -1,6 +1,6 @@
-//! Readiness: futures and probes.
+//! Readiness: futures and queries.
 //!
-//! A *probe* is an operation that reads the tensor's variables and has no body. It is appended like any other, so it
+//! A *query* is an operation that reads the tensor's variables and has no body. It is appended like any other, so it
 //! sees exactly the version that is current at the call; it leaves the graph as soon as it is granted, so it never
 //! holds up a writer; then its fences are watched by the reactor. One that is given up leaves at once.
 
@@ -28,19 +28,19 @@ use crate::wait::blocking;
 
 pub(crate) type ReadySignal = OneShot<Result<(), Error>>;
 
-/// A probe on its way. Dropping it while it waits takes it out of its queues.
-pub(crate) struct Probe {
+/// A query on its way. Dropping it while it waits takes it out of its queues.
+pub(crate) struct ReadinessQuery {
     pub(crate) one_shot: Arc<ReadySignal>,
     pub(crate) handle: OpHandle,
     pending: Pending,
 }
 
-/// Either the outcome, when it is known, or a probe for the version that is current now. Small, since a future of it is moved
+/// Either the outcome, when it is known, or a query for the version that is current now. Small, since a future of it is moved
 /// about.
-pub(crate) enum Looked {
+pub(crate) enum Polled {
     Ready,
     Failed(Box<Error>),
-    Probing(Probe),
+    Probing(ReadinessQuery),
 }
 
 /// The outcome of the current version, if it is known now.
@@ -53,45 +53,45 @@ pub(crate) fn look(tensor: &TensorInner) -> Option<Result<(), Error>> {
 }
 
 #[inline]
-pub(crate) fn look_or_probe(tensor: &TensorInner) -> Looked {
-    if tensor.is_quiet() { Looked::Ready } else { look_closely_or_probe(tensor) }
+pub(crate) fn poll_or_query(tensor: &TensorInner) -> Polled {
+    if tensor.is_quiet() { Polled::Ready } else { poll_closely_or_query(tensor) }
 }
 
 #[cold]
-fn look_closely_or_probe(tensor: &TensorInner) -> Looked {
+fn poll_closely_or_query(tensor: &TensorInner) -> Polled {
     match tensor.look() {
-        Some(Ok(())) => return Looked::Ready,
-        Some(Err(error)) => return Looked::Failed(Box::new(error)),
+        Some(Ok(())) => return Polled::Ready,
+        Some(Err(error)) => return Polled::Failed(Box::new(error)),
         None => {}
     }
     if let Err(error) = tensor.core.check_fork() {
-        return Looked::Failed(Box::new(error));
+        return Polled::Failed(Box::new(error));
     }
     let one_shot = Arc::new(OneShot::new());
-    let mut pending_op = operation::pending_op(&tensor.core, Name::Static("ready"), Kind::Probe);
-    pending_op.payload_mut().set_role(Role::Probe(Arc::clone(&one_shot)));
+    let mut pending_op = operation::pending_op(&tensor.core, Name::Static("ready"), Kind::ReadinessQuery);
+    pending_op.payload_mut().set_role(Role::ReadinessQuery(Arc::clone(&one_shot)));
     tensor.vars.iter().for_each(|var| pending_op.access(var, Mode::Read));
     if pending_op.payload().noted {
         hooks::submitted(&pending_op);
     }
-    cancellation::probe_enters();
+    cancellation::query_enters();
     let (handle, granted) = pending_op.submit();
-    let probe = Probe { one_shot, handle, pending: Pending::default() };
+    let query = ReadinessQuery { one_shot, handle, pending: Pending::default() };
     if let Some(granted) = granted {
         run::dispatch_one(granted);
-    } else if let Err(error) = blocking::check_self_wait(&probe.handle) {
-        return Looked::Failed(Box::new(error));
+    } else if let Err(error) = blocking::check_self_wait(&query.handle) {
+        return Polled::Failed(Box::new(error));
     } else {
-        cancellation::probe_waits(&probe.handle);
+        cancellation::query_waits(&query.handle);
     }
-    Looked::Probing(probe)
+    Polled::Probing(query)
 }
 
-/// Handles a granted probe: takes the version's failure or fences along and leaves the graph.
-pub(crate) fn probe_granted(granted: OpGranted, ready: &mut ReadyList) {
+/// Handles a granted query: takes the version's failure or fences along and leaves the graph.
+pub(crate) fn query_granted(granted: OpGranted, ready: &mut ReadyList) {
     let state = granted.payload();
-    let one_shot = state.probe().cloned().expect("every probe is submitted with its signal");
-    cancellation::probe_leaves();
+    let one_shot = state.query().cloned().expect("every query is submitted with its signal");
+    cancellation::query_leaves();
     let mut fences = FenceSet::default();
     let mut failure = None;
     for access in granted.accesses() {
@@ -105,7 +105,7 @@ pub(crate) fn probe_granted(granted: OpGranted, ready: &mut ReadyList) {
     let writers: Vec<_> =
         granted.accesses().filter_map(|access| access.with_state(|s, _| s.writer_tag())).collect();
     let noted = state.noted.then(|| granted.id());
-    run::complete(granted, &Ending::Looked, None, ready);
+    run::complete(granted, &Ending::Polled, None, ready);
     let tell = move |one_shot: &ReadySignal, outcome| {
         if let Some(id) = noted {
             hooks::observed(id);
@@ -133,13 +133,13 @@ pub(crate) fn probe_granted(granted: OpGranted, ready: &mut ReadyList) {
 /// Waits for the version that was current when it was made. See [`Tensor::ready`].
 #[must_use = "futures do nothing unless awaited"]
 pub struct Ready {
-    looked: Looked,
+    looked: Polled,
 }
 
 impl Ready {
     #[inline]
     pub(crate) fn new(tensor: &Tensor) -> Self {
-        Self { looked: look_or_probe(&tensor.inner) }
+        Self { looked: poll_or_query(&tensor.inner) }
     }
 }
 
@@ -149,14 +149,14 @@ impl Future for Ready {
     #[inline(always)]
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
         match &mut self.looked {
-            Looked::Ready => Poll::Ready(Ok(())),
-            Looked::Failed(error) => Poll::Ready(Err((**error).clone())),
-            Looked::Probing(probe) => probe.poll(cx),
+            Polled::Ready => Poll::Ready(Ok(())),
+            Polled::Failed(error) => Poll::Ready(Err((**error).clone())),
+            Polled::Probing(query) => query.poll(cx),
         }
     }
 }
 
-impl Probe {
+impl ReadinessQuery {
     /// Apart, so that the answer for a tensor that is ready is made where it is awaited.
     #[inline(never)]
     fn poll(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), Error>> {
@@ -177,17 +177,17 @@ impl Probe {
     }
 }
 
-impl Drop for Probe {
+impl Drop for ReadinessQuery {
     fn drop(&mut self) {
         if withdraw(&self.handle) {
-            cancellation::probe_leaves();
+            cancellation::query_leaves();
         }
     }
 }
 
 impl std::fmt::Debug for Ready {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let known = !matches!(self.looked, Looked::Probing(_));
+        let known = !matches!(self.looked, Polled::Probing(_));
         f.debug_struct("Ready").field("known", &known).finish()
     }
 }
@@ -224,7 +224,8 @@ impl Writable {
                 });
             });
             for handle in var.queued() {
-                if handle.payload().kind != Kind::Probe && uses.iter().all(|known| known.id() != handle.id())
+                if handle.payload().kind != Kind::ReadinessQuery
+                    && uses.iter().all(|known| known.id() != handle.id())
                 {
                     uses.push(handle);
                 }
@@ -281,7 +282,7 @@ impl Writable {
         if self.fences.is_none() {
             let one_shot = Arc::new(OneShot::new());
             let fences = self.tensor.inner.all_fences();
-            // As with a probe: a subscription without a waiter leaves the reactor's lists.
+            // As with a query: a subscription without a waiter leaves the reactor's lists.
             let (done, wanted) = (Arc::downgrade(&one_shot), Arc::downgrade(&one_shot));
             let wanted = move || wanted.strong_count() > 0;
             Reactor::global().when_settled_if(&fences, wanted, move |_settled| {

@@ -14,7 +14,7 @@ use crate::core::operation::OpHandle;
 /// What a blocked operation waits for.
 #[derive(Debug, Clone)]
 pub(crate) enum On {
-    /// The end (or, for probes and leases, the grant) of this operation.
+    /// The end (or, for queries and leases, the grant) of this operation.
     Op(OpHandle),
     /// That any operation of an engine ends.
     AnyOther,

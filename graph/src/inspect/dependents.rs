@@ -1,18 +1,18 @@
-//! One step along the queues: which operations look at what an operation writes, and whose writes it looks at itself.
+//! One step along the queues: which operations read what an operation writes, and whose writes an operation
+//! reads.
 //!
-//! Steps and [walks](crate::inspect::walk) go from an operation to its queues by [`each_queue`]. It holds one bit at a time, so what it shows is
-//! no picture of one moment, and the registry's lock only while it takes that bit, so it holds up no other thread for longer than a
-//! submission does. While the registry is locked no variable is freed, and an operation that is not over by then was in all its queues
-//! when the lock was taken. Whether it still is in a queue is asked again under that queue's bit.
+//! Steps and [walks](crate::inspect::walk) go from an operation to its queues by [`each_queue`], which holds
+//! one lock at a time. So the result is no picture of one moment. The registry is locked only while that lock
+//! is taken, so other threads wait no longer than for a submission. While the registry is locked no variable
+//! is freed, and an operation that is not over by then was in all its queues when the registry was locked.
+//! Whether the operation still is in a queue is checked again under that queue's lock.
 
-use std::fmt;
 use std::ptr::NonNull;
 
 use estafette_sync::thread;
 
 use crate::biased_lock::CriticalSection;
 use crate::graph::{Graph, GraphState};
-use crate::id::OpId;
 use crate::operation::access::{Access, AccessPtr, Mode};
 use crate::operation::block::{Block, BlockPtr};
 use crate::operation::op_ref::OpRef;
@@ -20,77 +20,27 @@ use crate::reentry::Lending;
 use crate::variable::queue::Queue;
 use crate::variable::var::VarNode;
 
-/// A counted reference to an operation, of any that is found in a queue: also of one that was submitted without an [`OpRef`].
-///
-/// Dropping it may drop the operation's payload.
-pub struct Pinned<'g, V, T> {
-    block: BlockPtr<V, T>,
-    graph: &'g GraphState<V, T>,
-}
-
 impl<V, T> Graph<V, T> {
-    /// Refers to `op` for a walk along the queues.
-    ///
-    /// # Panics
-    /// If the operation belongs to another graph.
-    pub fn pin(&self, op: &OpRef<V, T>) -> Pinned<'_, V, T> {
-        self.assert_own(op);
-        // SAFETY: the caller's reference keeps the operation.
-        unsafe { Pinned::new(op.block(), &self.state) }
-    }
-
     /// # Panics
     /// If the operation belongs to another graph.
     pub(crate) fn assert_own(&self, op: &OpRef<V, T>) {
-        // SAFETY: the reference keeps the operation, and the owner was set before there was one.
-        let owner = unsafe { op.as_block().owner() };
-        assert!(std::ptr::eq(owner, &raw const *self.state), "{} belongs to another graph", op.id());
+        // SAFETY: the reference keeps the operation.
+        let graph = unsafe { op.as_block().graph() };
+        assert!(std::ptr::eq(graph, &raw const *self.state), "{} belongs to another graph", op.id());
     }
 }
 
-impl<'g, V, T> Pinned<'g, V, T> {
-    /// Refers to an operation.
+impl<V, T> OpRef<V, T> {
+    /// Adds to `found` the `wanted` operations behind each write of this operation, up to and with the next
+    /// write of the same variable. Adds nothing once this operation has been completed or withdrawn.
     ///
-    /// # Safety
-    /// The caller has a reference, or holds the bit of a variable in whose queue the operation is: completing it needs that bit, so its
-    /// reference to itself is still counted.
-    pub(crate) unsafe fn new(block: BlockPtr<V, T>, graph: &'g GraphState<V, T>) -> Self {
-        // SAFETY: forwarded to the caller.
-        unsafe { block.as_ref() }.retain();
-        Self { block, graph }
-    }
-
-    /// Whether no access waits.
-    pub(crate) fn is_granted(&self) -> bool {
-        self.as_block().is_granted()
-    }
-
-    pub(crate) fn block(&self) -> BlockPtr<V, T> {
-        self.block
-    }
-
-    /// The operation's name within its graph.
-    pub fn id(&self) -> OpId {
-        // SAFETY: our reference keeps the operation.
-        unsafe { self.as_block().id() }
-    }
-
-    /// StepKind was submitted with the operation.
-    pub fn payload(&self) -> &T {
-        // SAFETY: our reference keeps the payload, and the result borrows the reference.
-        unsafe { self.as_block().payload() }
-    }
-
-    /// Adds to `found` what comes after the writes of this operation and before, or with, the next write of the same variable, if it
-    /// is `wanted`. Nothing, once the operation has been completed or withdrawn.
-    ///
-    /// `wanted` runs under a bit, by the rules of [`Var::with_state`](crate::Var::with_state).
+    /// `wanted` runs under a lock, by the rules of [`Var::with_state`](crate::Var::with_state).
     ///
     /// # Panics
     /// If `wanted` uses the graph, as [`Var::with_state`](crate::Var::with_state).
     pub fn dependents(&self, mut wanted: impl FnMut(&T, Mode) -> bool, found: &mut Vec<Self>) {
         self.each_queue(|queue, access| {
-            // SAFETY: the bit is held and the access linked, so everything in the queue is in flight.
+            // SAFETY: the lock is held and the access linked, so everything in the queue is in flight.
             unsafe {
                 if !access.as_ref().target().is_exclusive() {
                     return;
@@ -99,7 +49,7 @@ impl<'g, V, T> Pinned<'g, V, T> {
                     let mode = behind.as_ref().target().mode();
                     let op = Access::op(behind);
                     if wanted(op.as_ref().payload(), mode) {
-                        found.push(Self::new(op, self.graph));
+                        found.push(Self::retain(op));
                     }
                     if mode.is_exclusive() {
                         return;
@@ -109,11 +59,12 @@ impl<'g, V, T> Pinned<'g, V, T> {
         });
     }
 
-    /// Adds to `found` the last operation that writes ahead of each access of this one whose mode `looks` at what is there.
-    /// Nothing, once this operation has been granted, completed or withdrawn.
+    /// Adds to `found` the last writer ahead of each access of this operation for whose mode `looks` returns
+    /// true. Adds nothing once this operation has been granted, completed or withdrawn.
     ///
-    /// A search goes back over the reads in between, and ends without a result at one that is `known` to look at nothing of interest.
-    /// Both closures run under a bit, by the rules of [`Var::with_state`](crate::Var::with_state).
+    /// A search goes back over the reads in between, and ends without a result at a read for which `known`
+    /// returns true. Both closures run under a lock, by the rules of
+    /// [`Var::with_state`](crate::Var::with_state).
     ///
     /// # Panics
     /// If a closure uses the graph, as [`Var::with_state`](crate::Var::with_state).
@@ -127,19 +78,20 @@ impl<'g, V, T> Pinned<'g, V, T> {
             return;
         }
         self.each_queue(|queue, access| {
-            // SAFETY: the bit is held and the access linked, so everything in the queue is in flight.
+            // SAFETY: the lock is held and the access linked, so everything in the queue is in flight.
             unsafe {
                 let target = access.as_ref().target();
                 let mut writes = queue.writes() - u32::from(target.is_exclusive());
                 if !looks(target.mode()) || writes == 0 {
                     return;
                 }
-                // In step with it from the front: where all writes are far ahead, their last one is found there.
+                // In step with a search from the front: if all writes are far ahead, that one finds the last
+                // write first.
                 let mut front = queue.iter();
                 for (ahead, _) in queue.ahead_of(access) {
                     let op = Access::op(ahead);
                     if ahead.as_ref().target().is_exclusive() {
-                        found.push(Self::new(op, self.graph));
+                        found.push(Self::retain(op));
                         return;
                     }
                     if known(op.as_ref().payload()) {
@@ -148,7 +100,7 @@ impl<'g, V, T> Pinned<'g, V, T> {
                     let Some((first, _)) = front.next() else { return };
                     writes -= u32::from(first.as_ref().target().is_exclusive());
                     if writes == 0 {
-                        found.push(Self::new(Access::op(first), self.graph));
+                        found.push(Self::retain(Access::op(first)));
                         return;
                     }
                 }
@@ -156,29 +108,26 @@ impl<'g, V, T> Pinned<'g, V, T> {
         });
     }
 
-    /// Lends the queue of each of the operation's variables, under its bit, with the access that is linked there, until the operation
-    /// is over.
+    /// Calls `f` with the queue of each of the operation's variables, under its lock, and the access that is
+    /// linked there, until the operation is over.
     fn each_queue(&self, mut f: impl FnMut(&Queue<V, T>, AccessPtr<V, T>)) {
+        // SAFETY: our reference keeps the operation.
+        let graph = unsafe { self.as_block().graph() };
         let lent = |node: &VarNode<V, T>, access| {
-            let _lending = Lending::of(self.graph.address());
+            let _lending = Lending::of(graph.address());
             f(&node.queue, access);
         };
         // SAFETY: our reference keeps the block.
-        let _ = unsafe { each_queue(self.block, self.graph, Block::is_over, lent) };
-    }
-
-    fn as_block(&self) -> &Block<V, T> {
-        // SAFETY: our reference keeps the block.
-        unsafe { self.block.as_ref() }
+        let _ = unsafe { each_queue(self.block(), graph, Block::is_over, lent) };
     }
 }
 
-/// Goes through the variables of an operation: each under its bit, with the access that is linked there. If reads are withdrawn
-/// meanwhile, it begins again with those that are left. False if it ended because the operation `has_ended`, which is that it is
-/// granted, or that it is over.
+/// Calls `f` with each variable of an operation, under its lock, and the access that is linked there. If
+/// reads are withdrawn meanwhile, starts again with the accesses that are left. Returns false as soon as
+/// `has_ended`, which asks whether the operation is granted, or over.
 ///
 /// # Safety
-/// The caller has a reference to the operation, which is of the graph `inner`.
+/// The caller has a reference to the operation, which belongs to `graph`.
 pub(crate) unsafe fn each_queue<V, T>(
     op: BlockPtr<V, T>,
     graph: &GraphState<V, T>,
@@ -188,10 +137,12 @@ pub(crate) unsafe fn each_queue<V, T>(
     let (mut at, mut len) = (0, None);
     loop {
         let live = graph.registry().lock();
-        // SAFETY: the caller refers to the operation. Completing and withdrawing say that it is over before they take the first access
-        // out. So while the registry is locked, the variables of one that is not over are alive, and its accesses stay: those that
-        // wait are moved under this lock only, and those of a granted operation never. If it is not over when the bit of one of
-        // them is held, its access stays in that queue, and the variable with it, after the lock is given back.
+        // SAFETY: the caller refers to the operation. Completion and withdrawal mark the operation as over
+        // before they unlink its first access. So while the registry is locked, the variables of an operation
+        // that is not over are alive, and its accesses stay: accesses of a waiting operation are moved under
+        // the registry's lock only, those of a granted operation never. If the operation is not over when the
+        // lock of one of its variables is held, the access stays in that queue, and the variable alive, after
+        // the registry is released.
         unsafe {
             if has_ended(op.as_ref()) {
                 return false;
@@ -206,7 +157,8 @@ pub(crate) unsafe fn each_queue<V, T>(
             let access = accesses.get(at);
             let node = access.as_ref().target().node();
             let section = graph.biased.enter();
-            // Who has the bit may keep it for long, as a snapshot does, and no thread shall wait for the registry meanwhile.
+            // Another holder may keep the lock for long, as a snapshot does; no thread must wait for the
+            // registry meanwhile.
             if node.as_ref().lock.try_lock_within(&section).is_some() {
                 let locked = LockedNode { node, _section: section };
                 if has_ended(op.as_ref()) {
@@ -223,30 +175,17 @@ pub(crate) unsafe fn each_queue<V, T>(
     }
 }
 
-/// A bit that was taken.
+/// The held lock of a variable.
 struct LockedNode<V, T> {
     node: NonNull<VarNode<V, T>>,
-    /// Left after the bit was given back.
+    /// Left after the lock was released.
     _section: CriticalSection,
 }
 
 impl<V, T> Drop for LockedNode<V, T> {
     fn drop(&mut self) {
-        // SAFETY: the bit is held, and keeps the node alive.
+        // SAFETY: the lock is held, and keeps the node alive.
         let lock = unsafe { &self.node.as_ref().lock };
         lock.unlock(lock.load_locked());
-    }
-}
-
-impl<V, T> Drop for Pinned<'_, V, T> {
-    fn drop(&mut self) {
-        // SAFETY: gives our reference up; the graph behind `inner` outlives it.
-        drop(unsafe { Block::release_pinned(self.block, self.graph) });
-    }
-}
-
-impl<V, T> fmt::Debug for Pinned<'_, V, T> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Pinned").field("id", &self.id()).finish_non_exhaustive()
     }
 }

@@ -1,11 +1,11 @@
-//! A consistent picture of what is queued, as plain data, and the questions it answers: who waits for whom, and why.
+//! A consistent picture of what is queued, as plain data: which operation waits for which, and why.
 
 use std::collections::{HashMap, HashSet, VecDeque};
 
 use crate::id::{OpId, VarId};
 use crate::operation::access::Mode;
 
-/// StepKind was queued at one moment. Plain data: nothing in it is locked or kept alive.
+/// Everything that was queued at one moment. Plain data: it locks nothing and keeps nothing alive.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Snapshot<D> {
     /// Every operation in one of the queues, ascending by id.
@@ -19,12 +19,13 @@ pub struct Snapshot<D> {
 pub struct OpView<D> {
     /// The operation.
     pub id: OpId,
-    /// StepKind the caller's `describe` said of its payload.
+    /// The result of the caller's `describe` for its payload.
     pub label: D,
     /// Whether all its accesses are granted: it may run, or runs, or is completing.
     pub granted: bool,
-    /// Variable, mode, and whether this access is granted; ascending by variable. All accesses of an operation that
-    /// waits; of one that is granted those that lie on variables of the snapshot and are not completed yet.
+    /// Variable, mode, and whether this access is granted; ascending by variable. All accesses of an
+    /// operation that waits; of a granted operation those on variables of the snapshot that are not completed
+    /// yet.
     pub accesses: Vec<(VarId, Mode, bool)>,
 }
 
@@ -33,11 +34,12 @@ pub struct OpView<D> {
 pub struct VarView {
     /// The variable.
     pub id: VarId,
-    /// Operation, mode, and whether this access is granted, in submission order; granted ones stay until completed.
+    /// Operation, mode, and whether this access is granted, in submission order; granted ones stay until
+    /// completed.
     pub queue: Vec<(OpId, Mode, bool)>,
 }
 
-/// StepKind an operation directly waits for.
+/// What an operation directly waits for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Blocker {
     /// The operation that must complete first.
@@ -91,13 +93,13 @@ impl<D> Snapshot<D> {
         self.vars.binary_search_by_key(&id, |var| var.id).ok().map(|index| &self.vars[index])
     }
 
-    /// StepKind the operation directly waits for: on each variable where it is not granted, the write ahead of it, or for
-    /// a write the reads since then. Empty if it is granted or unknown.
+    /// What the operation directly waits for: on each variable where it is not granted, the write ahead of
+    /// it, or for a write the reads since then. Empty if it is granted or unknown.
     pub fn blockers(&self, id: OpId) -> Vec<Blocker> {
         self.op(id).map_or_else(Vec::new, |op| self.explained().blockers(op))
     }
 
-    /// For asking what many operations wait for, without going through their queues for each of them.
+    /// Answers [`blockers`](Self::blockers) for many operations, and searches each queue once.
     pub fn explained(&self) -> Explained<'_, D> {
         Explained { places: Places::new(self) }
     }
@@ -107,7 +109,8 @@ impl<D> Snapshot<D> {
         self.ancestors_of([id])
     }
 
-    /// Everything that these operations transitively wait for, without themselves. Walks what they have in common once.
+    /// Everything that these operations transitively wait for, without themselves. Visits common ancestors
+    /// once.
     pub fn ancestors_of(&self, ids: impl IntoIterator<Item = OpId>) -> Vec<OpId> {
         let mut places = Places::new(self);
         let mut fence_set: VecDeque<OpId> = ids.into_iter().collect();
@@ -127,8 +130,8 @@ impl<D> Snapshot<D> {
         found
     }
 
-    /// The operations that must move for this one ever to be granted: the granted ones among its ancestors. Empty
-    /// only if the operation is granted itself, or unknown.
+    /// The operations that must complete before this one can be granted: the granted ones among its
+    /// ancestors. Empty only if the operation is granted itself, or unknown.
     pub fn leaves(&self, id: OpId) -> Vec<OpId> {
         let mut leaves = self.ancestors(id);
         leaves.retain(|ancestor| self.op(*ancestor).is_some_and(|op| op.granted));
@@ -165,7 +168,8 @@ impl VarView {
             Some(write) => write..write + 1,
             None => 0..0,
         };
-        // Granted accesses do not wait for each other: if the nearest conflict is granted, all granted ones count.
+        // Granted accesses do not wait for each other: if the nearest conflict is granted, all granted ones
+        // count.
         let granted = self.queue.get(nearest.start).is_some_and(|(_, _, granted)| *granted);
         let range = if granted { 0..nearest.end } else { nearest };
         self.queue[range].iter().filter_map(move |(op, theirs, _)| {
@@ -180,8 +184,8 @@ impl VarView {
     }
 }
 
-/// Where each access lies in its queue, so that walking a long chain does not search a queue again at every step.
-/// Filled queue by queue, as the walk comes to them.
+/// The position of each access in its queue, so that a walk along a long chain does not search a queue at
+/// every step. Filled queue by queue, on demand.
 struct Places<'a, D> {
     snapshot: &'a Snapshot<D>,
     queues: HashMap<VarId, HashMap<OpId, Place>>,

@@ -1,12 +1,14 @@
-//! Taking a snapshot: which bits to hold so that the picture is of one moment.
+//! Taking a snapshot: which locks to hold so that the picture is of one moment.
 //!
-//! The bits of a set of variables are taken in the order of their ranks, as by every submitter, so a survey cannot be part
-//! of a circle. If an operation found in their queues also waits elsewhere, the bits of those variables are taken as well, without
-//! waiting for them, which could be for ever. Those that another thread has make the survey give all bits back and begin
-//! again with the larger set. When nothing is missing, the bits held show one moment.
+//! The locks of a set of variables are taken in lock order, as by every submitter, so a snapshot cannot be
+//! part of a deadlock. If an operation found in their queues also waits elsewhere, the locks of those
+//! variables are taken as well, without waiting for them, which could be for ever. If another thread has one
+//! of them, the snapshot releases all locks and starts again with the larger set. When nothing is missing,
+//! the held locks show one moment.
 //!
-//! A survey of all variables first finds those that have something in their queues, one after the other. The registry is locked
-//! only to copy parts of its list: nodes that go meanwhile are [kept](crate::registry::Survey) until the survey ends.
+//! A snapshot first finds the variables that have something in their queues, one after the other. The
+//! registry is locked only to copy parts of its list: nodes that end meanwhile are
+//! [kept](crate::registry::RegistryScan) until the scan ends.
 
 use std::collections::HashMap;
 use std::ptr::NonNull;
@@ -15,10 +17,10 @@ use crate::addresses::{Map, Set};
 use crate::biased_lock::CriticalSection;
 use crate::graph::{Graph, GraphState};
 use crate::id::{OpId, VarId};
-use crate::inspect::dependents::Pinned;
 use crate::inspect::snapshot::{OpView, Snapshot, VarView};
 use crate::operation::access::{Access, Mode};
 use crate::operation::block::{Block, BlockPtr};
+use crate::operation::op_ref::OpRef;
 use crate::reentry::Lending;
 use crate::variable::var::VarNode;
 
@@ -27,15 +29,16 @@ type Node<V, T> = NonNull<VarNode<V, T>>;
 impl<V, T> Graph<V, T> {
     /// A consistent picture of everything that is queued.
     ///
-    /// Submissions and completions on the variables in the picture spin meanwhile, so this is for diagnosis. `describe` is called
-    /// afterwards, under no bit and no lock, once per operation; operations that it looks at may have completed by then.
+    /// Submissions and completions on the variables in the picture spin meanwhile, so this is for diagnosis.
+    /// `describe` is called afterwards, under no lock, once per operation; the operations may have completed
+    /// by then.
     pub fn snapshot<D>(&self, describe: impl Fn(&T) -> D) -> Snapshot<D> {
         self.snapshot_with(describe, |_, _| ())
     }
 
-    /// As [`snapshot`](Self::snapshot), with the [holds](crate::Var::try_pin): `holders` gets the state of each variable that is held, under
-    /// the bit, and adds a number (from [`Graph::next_id`]) and a description for each. They appear as granted operations that
-    /// read this variable, ahead of its queue.
+    /// As [`snapshot`](Self::snapshot), with [pins](crate::Var::try_pin): `holders` gets the state of each
+    /// pinned variable, under the lock, and adds an id (from [`Graph::next_id`]) and a description for each
+    /// pin. Pins appear as granted operations that read the variable, ahead of its queue.
     pub fn snapshot_with<D>(
         &self,
         describe: impl Fn(&T) -> D,
@@ -55,17 +58,17 @@ impl<V, T> Graph<V, T> {
         Snapshot { ops, vars: raw.vars }
     }
 
-    fn collect<D>(&self, holders: impl Fn(&mut V, &mut Vec<(OpId, D)>)) -> RawSnapshot<'_, V, T, D> {
+    fn collect<D>(&self, holders: impl Fn(&mut V, &mut Vec<(OpId, D)>)) -> RawSnapshot<V, T, D> {
         let mut set: Vec<Node<V, T>> = Vec::new();
         let scan = self.state.registry().scan();
-        // SAFETY: the survey keeps the nodes.
+        // SAFETY: the scan keeps the nodes.
         scan.each(|node| set.extend(unsafe { VarNode::is_busy(node) }.then_some(node)));
         loop {
-            // SAFETY: the survey keeps the nodes.
+            // SAFETY: the scan keeps the nodes.
             let mut vars_locked = unsafe { LockedVars::new(&mut set, &self.state) };
             let missing = vars_locked.grow();
             if missing.is_empty() {
-                return vars_locked.read(&self.state, holders);
+                return vars_locked.read(holders);
             }
             drop(vars_locked);
             set.extend(missing);
@@ -73,32 +76,34 @@ impl<V, T> Graph<V, T> {
     }
 }
 
-/// StepKind a survey found. The operations are referenced, so that they can be described after the bits are given back.
-struct RawSnapshot<'g, V, T, D> {
-    ops: Vec<Found<'g, V, T>>,
+/// The content of a snapshot before its description. Operations are referenced, so that they can be described
+/// under no lock.
+struct RawSnapshot<V, T, D> {
+    ops: Vec<Found<V, T>>,
     vars: Vec<VarView>,
     pins: Vec<(VarId, OpId, D)>,
 }
 
-struct Found<'g, V, T> {
-    op: Pinned<'g, V, T>,
+struct Found<V, T> {
+    op: OpRef<V, T>,
     granted: bool,
     accesses: Vec<(VarId, Mode, bool)>,
 }
 
-/// The bits of a set of variables.
+/// The locks of a set of variables.
 struct LockedVars<'a, V, T> {
     set: &'a mut Vec<Node<V, T>>,
     members: Set<Node<V, T>>,
-    /// Left after the bits were given back.
+    /// Left after the locks were released.
     section: CriticalSection,
 }
 
 impl<'a, V, T> LockedVars<'a, V, T> {
-    /// Takes the bits.
+    /// Takes the locks.
     ///
     /// # Safety
-    /// The memory of the nodes, and of whatever they lead to, is kept until the bits are given back.
+    /// The memory of the nodes, and of the variables of operations in their queues, is kept until the locks
+    /// are released.
     unsafe fn new(set: &'a mut Vec<Node<V, T>>, graph: &GraphState<V, T>) -> Self {
         // SAFETY: forwarded to the caller.
         set.sort_unstable_by_key(|node| unsafe { VarNode::lock_rank(*node) });
@@ -106,24 +111,27 @@ impl<'a, V, T> LockedVars<'a, V, T> {
         let members = set.iter().copied().collect();
         let section = graph.biased.enter();
         for node in &*set {
-            // SAFETY: forwarded to the caller. The word is read again when the bit is given back.
+            // SAFETY: forwarded to the caller. The word is read again when the lock is released.
             let _ = unsafe { node.as_ref() }.lock.lock_within(&section, || graph.address());
         }
         Self { set, members, section }
     }
 
-    /// Adds the variables on which operations in the queues of the set wait, and so on. Gives those whose bits another thread has.
+    /// Adds the variables on which operations in the queues of the set wait, and so on. Returns those whose
+    /// locks another thread has.
     ///
-    /// An operation that is granted may be completing: some of its variables may be gone already, and none of them
-    /// explains anything. One that waits can only become granted through a variable outside of the set; if it does
-    /// so now, and is through with a variable already, that variable has nothing of it in its queue.
+    /// A granted operation may be completing: some of its variables may be gone already, and none of them
+    /// explains a wait. A waiting operation can only become granted through a variable outside of the set. If
+    /// that happens now, and the operation has already completed its access to a variable, that variable's
+    /// queue does not contain it.
     fn grow(&mut self) -> Vec<Node<V, T>> {
         let (mut seen, mut missing) = (Set::default(), Vec::new());
         let mut at = 0;
         while let Some(node) = self.set.get(at).copied() {
             at += 1;
-            // SAFETY: the node's bit is held, so the operations in its queue are in flight. An operation that waits has completed no
-            // access, so its variables were alive just now, and the survey keeps their memory.
+            // SAFETY: the node's lock is held, so the operations in its queue are in flight. An operation
+            // that waits has completed no access, so its variables were alive just now, and the scan keeps
+            // their memory.
             unsafe {
                 for (access, _) in node.as_ref().queue.iter() {
                     let op = Access::op(access);
@@ -147,12 +155,8 @@ impl<'a, V, T> LockedVars<'a, V, T> {
     }
 
     /// The queues of the set, and references to every operation in them.
-    fn read<'g, D>(
-        &self,
-        graph: &'g GraphState<V, T>,
-        holders: impl Fn(&mut V, &mut Vec<(OpId, D)>),
-    ) -> RawSnapshot<'g, V, T, D> {
-        let mut ops: Vec<Found<'g, V, T>> = Vec::new();
+    fn read<D>(&self, holders: impl Fn(&mut V, &mut Vec<(OpId, D)>)) -> RawSnapshot<V, T, D> {
+        let mut ops: Vec<Found<V, T>> = Vec::new();
         let mut vars: HashMap<VarId, VarView> = HashMap::new();
         let mut pins = Vec::new();
         let mut indices: Map<BlockPtr<V, T>, usize> = Map::default();
@@ -164,13 +168,13 @@ impl<'a, V, T> LockedVars<'a, V, T> {
             pins.extend(found.into_iter().map(|(id, label)| (var, id, label)));
         });
         self.each(|node, op, mode, granted| {
-            // SAFETY: the node's bit is held, and the operation is in its queue.
+            // SAFETY: the node's lock is held, and the operation is in its queue.
             let (var, id): (VarId, OpId) = unsafe { (node.as_ref().id(), op.as_ref().id()) };
             let view = vars.entry(var).or_insert_with(|| VarView { id: var, queue: Vec::new() });
             view.queue.push((id, mode, granted));
             let index = *indices.entry(op).or_insert_with(|| {
                 // SAFETY: as above.
-                let op = unsafe { Pinned::new(op, graph) };
+                let op = unsafe { OpRef::retain(op) };
                 ops.push(Found { granted: op.is_granted(), op, accesses: Vec::new() });
                 ops.len() - 1
             });
@@ -184,10 +188,10 @@ impl<'a, V, T> LockedVars<'a, V, T> {
         RawSnapshot { ops, vars, pins }
     }
 
-    /// The state of every variable in the set that is held.
+    /// Calls `f` with the state of every pinned variable in the set.
     fn each_pinned(&self, mut f: impl FnMut(VarId, &mut V)) {
         for node in &*self.set {
-            // SAFETY: the bit is held.
+            // SAFETY: the lock is held.
             unsafe {
                 let node = node.as_ref();
                 if node.queue.pins() > 0 {
@@ -198,10 +202,10 @@ impl<'a, V, T> LockedVars<'a, V, T> {
         }
     }
 
-    /// Every access in the queues of the set.
+    /// Calls `f` with every access in the queues of the set.
     fn each(&self, mut f: impl FnMut(Node<V, T>, BlockPtr<V, T>, Mode, bool)) {
         for node in &*self.set {
-            // SAFETY: the bit is held, and accesses in the queue are in flight.
+            // SAFETY: the lock is held, and accesses in the queue are in flight.
             unsafe {
                 for (access, granted) in node.as_ref().queue.iter() {
                     f(*node, Access::op(access), access.as_ref().target().mode(), granted);
@@ -214,7 +218,7 @@ impl<'a, V, T> LockedVars<'a, V, T> {
 impl<V, T> Drop for LockedVars<'_, V, T> {
     fn drop(&mut self) {
         for node in &*self.set {
-            // SAFETY: the bit is held and keeps the node alive.
+            // SAFETY: the lock is held and keeps the node alive.
             let lock = unsafe { &node.as_ref().lock };
             lock.unlock(lock.load_locked());
         }

@@ -1,73 +1,75 @@
-//! Walking back from operations to everything that they wait for, one queue at a time.
+//! Walks: from operations back to everything that they wait for, one queue at a time.
 //!
-//! A [snapshot](crate::inspect::snapshot) shows one moment, so it holds the bits of all its variables at once. A wait asks for less: what has
-//! to move before it can end. A walk goes from queue to queue, [one bit at a time](crate::inspect::dependents::each_queue). It costs time in
-//! proportion to the operations that it finds.
+//! A [snapshot](crate::inspect::snapshot) shows one moment, so it holds the locks of all its variables at
+//! once. A blocking wait needs less: what must complete before the wait can end. A walk goes from queue to
+//! queue, [one lock at a time](crate::inspect::dependents::each_queue). Its cost is proportional to the
+//! operations that it finds.
 //!
-//! # StepKind a walk means
-//! An operation waits for those that were submitted before it, so what it waits for only becomes less. Therefore everything that a walk
-//! finds was waited for when the walk began. StepKind is found first may have moved by the time of what is found last. Where that
-//! matters, [`Walk::all_still_wait`] is asked afterwards: if every operation that was found waiting still waits, the whole of what was
-//! found was true at the moment when the walk ended.
+//! # What a walk means
+//! An operation waits for operations that were submitted before it, so the set it waits for only shrinks.
+//! Therefore everything that a walk finds was waited for when the walk began. The first operations found may
+//! have completed by the time of the last. If that matters, the caller asks [`Walk::all_still_wait`]
+//! afterwards: if every operation that was found waiting still waits, the whole result was true at the moment
+//! when the walk ended.
 
 use std::fmt;
 
 use crate::addresses::Map;
 use crate::graph::Graph;
 use crate::id::OpId;
-use crate::inspect::dependents::{Pinned, each_queue};
+use crate::inspect::dependents::each_queue;
 use crate::operation::access::{Access, AccessPtr};
 use crate::operation::block::{Block, BlockPtr};
 use crate::operation::op_ref::OpRef;
 use crate::reentry::Lending;
 use crate::variable::var::VarNode;
 
-/// StepKind some operations wait for, found by walking back from them. See the module's description.
+/// Everything that some operations wait for, found by walking back from them. See the module's description.
 ///
-/// `D` is what the caller wants to know of a [hold](crate::Var::try_pin).
+/// `D` is the caller's description of a [pin](crate::Var::try_pin).
 pub struct Walk<'g, V, T, D> {
     graph: &'g Graph<V, T>,
-    found: Vec<Found<'g, V, T, D>>,
+    found: Vec<Found<V, T, D>>,
     indices: Map<BlockPtr<V, T>, usize>,
     /// Operations that wait, and were not visited.
     open: Vec<usize>,
-    /// StepKind waiting accesses directly wait for.
+    /// Sets of found operations that waiting accesses directly wait for.
     sets: Vec<Vec<usize>>,
     /// The set of each read that was passed, so that a run of reads is passed once.
     sets_of_reads: Map<AccessPtr<V, T>, usize>,
     inspected: usize,
 }
 
-struct Found<'g, V, T, D> {
+struct Found<V, T, D> {
     id: OpId,
-    subject: Subject<'g, V, T, D>,
+    subject: Subject<V, T, D>,
     granted: bool,
-    /// Sets of what it directly waits for.
+    /// The sets that its accesses directly wait for.
     waits_for: Vec<usize>,
 }
 
-enum Subject<'g, V, T, D> {
-    Op(Pinned<'g, V, T>),
+enum Subject<V, T, D> {
+    Op(OpRef<V, T>),
     Pin(D),
 }
 
-/// An operation, or a hold, that a [`Walk`] has found.
+/// An operation, or a pin, that a [`Walk`] has found.
 #[derive(Debug)]
 pub struct Step<'a, T, D> {
-    /// The operation, or the number that the caller gave for the hold.
+    /// The operation, or the id that the caller gave for the pin.
     pub id: OpId,
-    /// Whether nothing has to move before it: it may run, or runs, or is over.
+    /// Whether it waits for nothing: it may run, or runs, or is over.
     pub granted: bool,
-    /// StepKind it is.
+    /// Operation or pin.
     pub what: StepKind<'a, T, D>,
 }
 
-/// StepKind a [`Step`] is.
+/// The kind of a [`Step`].
 #[derive(Debug)]
 pub enum StepKind<'a, T, D> {
-    /// An operation: its payload.
+    /// An operation, with its payload.
     Op(&'a T),
-    /// A hold: what the caller said of it.
+    /// A pin, with the caller's description.
     Pin(&'a D),
 }
 
@@ -87,23 +89,25 @@ impl<V, T> Graph<V, T> {
 }
 
 impl<V, T, D> Walk<'_, V, T, D> {
-    /// Adds an operation to walk back from. Gives its place among the [`steps`](Self::steps).
+    /// Adds an operation to walk back from. Returns its index among the [`steps`](Self::steps).
     ///
     /// # Panics
     /// If the operation waits in another graph.
     pub fn add(&mut self, op: &OpRef<V, T>) -> usize {
-        // A read that was passed may be over, and its place be used by an operation that came after it. It was submitted after
-        // everything found so far, but perhaps not after `op`.
+        // A read that was passed may be over, and its block be used by a later operation, which was submitted
+        // after everything found so far, but perhaps before `op`.
         self.sets_of_reads.clear();
         self.graph.assert_own(op);
         // SAFETY: the caller's reference keeps the block.
         unsafe { self.add_op(op.block()) }
     }
 
-    /// Walks until everything is found, or until it has looked at `limit` accesses in all. False: there is more.
+    /// Walks until everything is found, or `limit` accesses in all were inspected. False: there is more to
+    /// find.
     ///
-    /// `holders` gets the state of each variable whose holds have to end, under the bit, and adds a number (from
-    /// [`Graph::next_id`]) and a description for each. The rules of [`Var::with_state`](crate::Var::with_state) apply.
+    /// `holders` gets the state of each variable whose pins are waited for, under the lock, and adds an id
+    /// (from [`Graph::next_id`]) and a description for each pin. The rules of
+    /// [`Var::with_state`](crate::Var::with_state) apply.
     ///
     /// # Panics
     /// In a closure that has borrowed state of the graph.
@@ -115,7 +119,7 @@ impl<V, T, D> Walk<'_, V, T, D> {
         self.open.is_empty()
     }
 
-    /// Everything found, without an order.
+    /// Everything found, in no particular order.
     pub fn steps(&self) -> impl ExactSizeIterator<Item = Step<'_, T, D>> {
         self.found.iter().map(|found| {
             let what = match &found.subject {
@@ -134,13 +138,13 @@ impl<V, T, D> Walk<'_, V, T, D> {
         })
     }
 
-    /// How many accesses the walk has looked at: its cost.
+    /// The number of accesses inspected: the cost of the walk.
     pub fn inspected(&self) -> usize {
         self.inspected
     }
 
-    /// For each step, whether one that is granted and `moves` is among those that it waits for, or is itself. Only what was found so
-    /// far is known.
+    /// For each step, whether it is, or waits for, a granted step for which `moves` returns true. Considers
+    /// only what was found so far.
     pub fn reaches(&self, moves: impl Fn(Step<'_, T, D>) -> bool) -> Vec<bool> {
         let mut reaches: Vec<Option<bool>> = vec![None; self.found.len()];
         for (index, step) in self.steps().enumerate() {
@@ -148,7 +152,7 @@ impl<V, T, D> Walk<'_, V, T, D> {
                 reaches[index] = Some(moves(step));
             }
         }
-        // StepKind is waited for was submitted before, so nothing leads back to itself.
+        // Each operation waits for earlier ones, so there is no cycle.
         let mut path: Vec<(usize, usize, usize)> = Vec::new();
         for start in 0..self.found.len() {
             if reaches[start].is_none() {
@@ -170,7 +174,7 @@ impl<V, T, D> Walk<'_, V, T, D> {
                     Some((_, Some(false))) => {}
                     Some((next, None)) => path.push((next, 0, 0)),
                     Some((_, Some(true))) => {
-                        // Everything on the way here waits for it.
+                        // Everything on the path waits for it.
                         path.drain(..).for_each(|(index, _, _)| reaches[index] = Some(true));
                     }
                     None => {
@@ -183,16 +187,16 @@ impl<V, T, D> Walk<'_, V, T, D> {
         reaches.into_iter().map(|reaches| reaches == Some(true)).collect()
     }
 
-    /// Finds an operation, if it is new.
+    /// Adds an operation, if it is new. Returns its index.
     ///
     /// # Safety
-    /// The caller holds a reference, or the bit of a variable in whose queue the operation is.
+    /// The caller holds a reference, or the lock of a variable in whose queue the operation is.
     unsafe fn add_op(&mut self, op: BlockPtr<V, T>) -> usize {
         let next = self.found.len();
         let index = *self.indices.entry(op).or_insert(next);
         if index == next {
             // SAFETY: forwarded to the caller.
-            let op = unsafe { Pinned::new(op, &self.graph.state) };
+            let op = unsafe { OpRef::retain(op) };
             let (id, granted) = (op.id(), op.is_granted());
             self.found.push(Found { id, subject: Subject::Op(op), granted, waits_for: Vec::new() });
             if !granted {
@@ -206,7 +210,8 @@ impl<V, T, D> Walk<'_, V, T, D> {
     fn visit(&mut self, index: usize, holders: &impl Fn(&mut V, &mut Vec<(OpId, D)>)) {
         let Subject::Op(op) = &self.found[index].subject else { return };
         let (op, graph) = (op.block(), &*self.graph.state);
-        // SAFETY: the walk references the operation. Its access is in the queue of the node, whose bit is held.
+        // SAFETY: the walk references the operation. Its access is in the queue of the node, whose lock is
+        // held.
         let waits = unsafe {
             each_queue(op, graph, Block::is_granted, |node, access| {
                 self.inspect_ahead(index, node, access, holders);
@@ -221,7 +226,8 @@ impl<V, T, D> Walk<'_, V, T, D> {
     /// Finds what an access directly waits for, in its queue.
     ///
     /// # Safety
-    /// The access is in the queue of the node, whose bit is held, and is of an operation that was waiting when the bit was taken.
+    /// The access is in the queue of the node, whose lock is held, and is of an operation that was waiting
+    /// when the lock was taken.
     unsafe fn inspect_ahead(
         &mut self,
         index: usize,
@@ -229,7 +235,7 @@ impl<V, T, D> Walk<'_, V, T, D> {
         access: AccessPtr<V, T>,
         holders: &impl Fn(&mut V, &mut Vec<(OpId, D)>),
     ) {
-        // SAFETY: forwarded to the caller: what is linked is in flight while the bit is held.
+        // SAFETY: forwarded to the caller: what is linked is in flight while the lock is held.
         unsafe {
             let exclusive = access.as_ref().target().is_exclusive();
             if !exclusive && node.queue.writes() == 0 {
@@ -245,8 +251,8 @@ impl<V, T, D> Walk<'_, V, T, D> {
             for (ahead, granted) in node.queue.ahead_of(access) {
                 self.inspected += 1;
                 let writes = ahead.as_ref().target().is_exclusive();
-                // Granted operations do not wait for each other, so all of them count. Of those that wait the nearest do, which
-                // wait for the others themselves.
+                // Granted operations do not wait for each other, so all of them count. Of waiting operations
+                // the nearest count, which wait for the others themselves.
                 let is_last = !granted && writes;
                 if (exclusive || writes) && (!is_last || set.is_empty()) {
                     set.push(self.add_op(Access::op(ahead)));
@@ -273,10 +279,10 @@ impl<V, T, D> Walk<'_, V, T, D> {
         }
     }
 
-    /// Finds the holds of a variable.
+    /// Adds the pins of a variable.
     ///
     /// # Safety
-    /// The variable's bit is held.
+    /// The variable's lock is held.
     unsafe fn add_pins(
         &mut self,
         node: &VarNode<V, T>,

@@ -1,4 +1,4 @@
-//! One access of one operation to one variable, as it hangs in the variable's queue.
+//! One access of one operation to one variable, as it is linked into the variable's queue.
 
 use std::fmt;
 use std::mem::offset_of;
@@ -14,26 +14,27 @@ use crate::variable::var::VarNode;
 pub enum Mode {
     /// Shares the variable with other reads.
     Read,
-    /// Has the variable alone, and replaces it without looking at what was there.
+    /// Uses the variable alone, and replaces its content without reading it.
     Write,
-    /// Has the variable alone, and changes it. Reading and writing one variable is an update. Ordered as a write.
+    /// Uses the variable alone, and changes its content. Reading and writing one variable is an update.
+    /// Ordered as a write.
     Update,
 }
 
 impl Mode {
-    /// Whether the access has the variable alone.
+    /// Whether the access uses the variable alone.
     #[inline]
     pub const fn is_exclusive(self) -> bool {
         !matches!(self, Self::Read)
     }
 
-    /// Whether the access looks at what earlier operations left.
+    /// Whether the access reads what earlier operations wrote.
     #[inline]
     pub const fn reads(self) -> bool {
         !matches!(self, Self::Write)
     }
 
-    /// StepKind two accesses of one variable by one operation amount to.
+    /// The mode of two merged accesses of one variable by one operation.
     #[inline]
     pub(crate) fn merge(self, other: Self) -> Self {
         if self == other { self } else { Self::Update }
@@ -42,8 +43,8 @@ impl Mode {
 
 /// An access, linked into its variable's queue from submission until completion.
 ///
-/// `target` is set by the submitter before the access is linked and constant while it is; `links` belong to the
-/// holder of the variable's bit.
+/// `target` is set by the submitter before the access is linked and constant while it is; `links` belong to
+/// the holder of the variable's lock.
 #[repr(C)]
 pub(crate) struct Access<V, T> {
     /// First, so that a pointer to it is a pointer to the access.
@@ -53,7 +54,7 @@ pub(crate) struct Access<V, T> {
 
 pub(crate) type AccessPtr<V, T> = NonNull<Access<V, T>>;
 
-/// A place in a queue's ring: an access, or the queue's own. Belongs to the holder of the variable's bit.
+/// A link of a queue's ring: of an access, or the queue's own. Belongs to the holder of the variable's lock.
 pub(crate) type Link<V, T> = NonNull<UnsafeCell<Links<V, T>>>;
 
 /// The neighbours in the ring.
@@ -75,9 +76,10 @@ pub(crate) struct Spilled<V, T> {
     op: BlockPtr<V, T>,
 }
 
-/// A variable, the mode it is used in, and the place of the access within its operation, in one pointer.
+/// A variable, the mode it is used in, and the slot of the access within its operation, in one pointer.
 ///
-/// Bit 0 is set for an exclusive access, bit 4 for an update; bits 1 to 3 are the inline slot, or [`SPILLED`].
+/// Bit 0 is set for an exclusive access, bit 4 for an update; bits 1 to 3 are the inline slot, or
+/// [`SPILLED`].
 pub(crate) struct Target<V, T>(NonNull<VarNode<V, T>>);
 
 const EXCLUSIVE: usize = 0b0_0001;
@@ -118,7 +120,7 @@ impl<V, T> Target<V, T> {
         }
     }
 
-    /// Whether the access has its variable alone.
+    /// Whether the access uses its variable alone.
     #[inline(always)]
     pub(crate) fn is_exclusive(self) -> bool {
         self.0.addr().get() & EXCLUSIVE != 0
@@ -139,7 +141,8 @@ impl<V, T> Target<V, T> {
     #[inline]
     fn untagged(pointer: NonNull<VarNode<V, T>>) -> NonNull<VarNode<V, T>> {
         let untagged = pointer.as_ptr().map_addr(|address| address & !TAG);
-        // SAFETY: a node is aligned beyond the tag, so clearing the tag leaves its address, which is not null.
+        // SAFETY: a node is aligned beyond the tag, so clearing the tag leaves its address, which is not
+        // null.
         unsafe { NonNull::new_unchecked(untagged) }
     }
 }
@@ -149,22 +152,22 @@ impl<V, T> Access<V, T> {
         Self { links: UnsafeCell::new(Links::UNLINKED), target: UnsafeCell::new(None) }
     }
 
-    /// Points the inline access in `slot` of its block at `target`.
+    /// Sets the target of the inline access in `slot` of its block.
     ///
     /// # Safety
     /// The caller owns the block: it is not linked anywhere.
     #[inline]
     pub(crate) unsafe fn set_inline_target(&self, target: Target<V, T>, slot: usize) {
         debug_assert!(slot < INLINE);
-        // SAFETY: the caller owns the access, so nobody reads it.
+        // SAFETY: the caller owns the access, so no other thread reads it.
         self.target.with_mut(|place| unsafe { *place = Some(target.with_slot(slot)) });
     }
 
-    /// StepKind the access is to.
+    /// The variable and mode of the access.
     ///
     /// # Safety
-    /// The access has been aimed and its operation has not been recycled meanwhile: the caller owns the operation or
-    /// holds the bit of a variable in whose queue the operation is.
+    /// The access has a target and its operation has not been recycled meanwhile: the caller owns the
+    /// operation or holds the lock of a variable in whose queue the operation is.
     #[inline]
     pub(crate) unsafe fn target(&self) -> Target<V, T> {
         // SAFETY: the target is constant while the operation is in flight.
@@ -174,11 +177,12 @@ impl<V, T> Access<V, T> {
         })
     }
 
-    /// Makes `to`, inline in `slot` or spilled where there is none, the access that `from` is; `from` is in no ring afterwards.
+    /// Replaces `from` by `to`, which is inline in `slot`, or spilled without one. Afterwards `from` is in no
+    /// ring.
     ///
     /// # Safety
-    /// The caller holds the bit of the variable in whose queue `from` is, and keeps everybody else from both operations; `to` is in no
-    /// ring, and of the same operation.
+    /// The caller holds the lock of the variable in whose queue `from` is, and no other thread accesses the
+    /// operation; `to` is in no ring, and of the same operation.
     pub(crate) unsafe fn move_to(from: AccessPtr<V, T>, to: AccessPtr<V, T>, slot: Option<usize>) {
         // SAFETY: forwarded to the caller.
         unsafe {
@@ -189,13 +193,13 @@ impl<V, T> Access<V, T> {
         }
     }
 
-    /// Its place in the ring.
+    /// The link of an access.
     #[inline(always)]
     pub(crate) fn link(access: AccessPtr<V, T>) -> Link<V, T> {
         access.cast()
     }
 
-    /// The access at a place in a ring that is not the queue's own.
+    /// The access of a link that is not the queue's own.
     ///
     /// # Safety
     /// The link is an access's, and was made by [`link`](Self::link).
@@ -213,11 +217,13 @@ impl<V, T> Access<V, T> {
         // SAFETY: forwarded to the caller.
         let slot = unsafe { access.as_ref().target() }.slot();
         if slot == SPILLED {
-            // SAFETY: an access marked spilled is the first field of a `Spilled`, reached through a pointer to it.
+            // SAFETY: an access marked spilled is the first field of a `Spilled`, reached through a pointer
+            // to it.
             return unsafe { access.cast::<Spilled<V, T>>().as_ref() }.op;
         }
         let offset = offset_of!(Block<V, T>, inline) + slot * size_of::<Self>();
-        // SAFETY: an inline access lies `offset` bytes into its block, and its pointer was derived from the block's.
+        // SAFETY: an inline access lies `offset` bytes into its block, and its pointer was derived from the
+        // block's.
         unsafe { access.byte_sub(offset).cast() }
     }
 }

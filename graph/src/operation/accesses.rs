@@ -1,4 +1,4 @@
-//! All accesses of one operation, wherever they are.
+//! All accesses of one operation, inline or spilled.
 
 use crate::operation::access::AccessPtr;
 
@@ -6,15 +6,15 @@ use crate::operation::access::AccessPtr;
 pub(crate) struct Accesses<V, T> {
     pub(crate) next: AccessPtr<V, T>,
     pub(crate) left: usize,
-    /// From one to the next, in bytes.
+    /// The distance from one access to the next, in bytes.
     pub(crate) stride: usize,
 }
 
 impl<V, T> Accesses<V, T> {
-    /// The access at `place`.
+    /// The access at index `place`.
     ///
     /// # Panics
-    /// If there are not so many.
+    /// If there are fewer accesses.
     pub(crate) fn get(&self, place: usize) -> AccessPtr<V, T> {
         assert!(place < self.left, "a place within the list");
         // SAFETY: one of `left`.

@@ -16,38 +16,41 @@ use crate::operation::accesses::Accesses;
 use crate::operation::targets::{self, Targets};
 use crate::variable::var::VarNode;
 
-/// Accesses that fit into the block. Most operations have two or three; a fifth costs a heap allocation, which the
-/// block then keeps for its next operation.
+/// Accesses that fit into the block. Most operations have two or three; a fifth costs a heap allocation,
+/// which the block then keeps for its next operation.
 pub(crate) const INLINE: usize = 4;
 
-/// Spilled accesses a free block may keep memory for (1 KiB). More is given back, so that one operation over
-/// thousands of variables does not pin memory for ever.
+/// Spilled accesses a free block may keep memory for (1 KiB). More is released, so that one operation over
+/// thousands of variables does not keep memory for ever.
 const SPILL_KEPT: usize = 32;
 
 /// In place of the number of accesses that wait: the operation leaves its queues, or has left them.
 const OVER: u32 = u32::MAX;
 
-/// References to one operation that may exist. Beyond it the process aborts, as `Arc` does: a counter that wraps
-/// would free memory in use.
+/// References to one operation that may exist. Beyond it the process aborts, as `Arc` does: a counter that
+/// wraps would free memory in use.
 const REFS_LIMIT: u32 = u32::MAX / 2;
 
 /// One operation, from submission until its last reference is gone.
 ///
-/// In the order in which it is used, from the start of a cache line: what whoever grants it looks at comes first.
+/// Fields are in the order of use, from the start of a cache line: first those that a granting thread reads.
 #[repr(C, align(64))]
 pub(crate) struct Block<V, T> {
-    /// Accesses not granted. Written plainly by the submitter while it holds all bits; decremented under the bit of
-    /// the variable that grants. Zero: granted, and owned by the `Granted` token. [`OVER`]: being completed, or withdrawn.
+    /// Accesses not granted. Written plainly by the submitter while it holds all locks; decremented under the
+    /// lock of the variable that grants. Zero: granted, and owned by the `Granted` token. [`OVER`]: being
+    /// completed, or withdrawn.
     pending: AtomicU32,
-    /// The operation in flight counts as one, each `OpRef` (and each snapshot looking at it) as one.
+    /// References: one for the operation in flight, one for each `OpRef`.
     refs: AtomicU32,
     /// The next block in a free list or in a list of granted operations; belongs to the owner of that list.
     next: UnsafeCell<Option<BlockPtr<V, T>>>,
-    /// Keeps the slab alive for blocks that no queued access pins: without accesses, or with an `OpRef`.
-    owner: UnsafeCell<Option<GraphRef<V, T>>>,
+    /// Keeps the slab alive while the block is in use. In an immortal graph, a free block keeps its
+    /// reference, too.
+    graph: UnsafeCell<Option<GraphRef<V, T>>>,
     /// Set by the submitter, constant while in flight or referenced.
     id: UnsafeCell<u64>,
-    /// Set by the submitter, constant while in flight, but for accesses that are [withdrawn](Self::keep_writes).
+    /// Set by the submitter, constant while in flight, but for accesses that are
+    /// [withdrawn](Self::keep_writes).
     fixed: UnsafeCell<Fixed<V, T>>,
     pub(crate) inline: [Access<V, T>; INLINE],
     /// Initialized while in flight or referenced.
@@ -59,8 +62,8 @@ pub(crate) type BlockPtr<V, T> = NonNull<Block<V, T>>;
 struct Fixed<V, T> {
     /// Accesses. If there are more than [`INLINE`], they are all spilled.
     len: u32,
-    /// Whether the owner was set before the operation was appended.
-    owned: bool,
+    /// Whether lists of what is queued leave the operation out.
+    unlisted: bool,
     /// Made by the first operation in this block that needs it.
     spill: Option<Box<Spill<V, T>>>,
 }
@@ -69,7 +72,7 @@ struct Spill<V, T> {
     accesses: Vec<Spilled<V, T>>,
 }
 
-/// An owned block whose last reference is gone. Goes back to its slab when dropped.
+/// A block whose last reference is gone. Returns to its slab when dropped.
 struct RecycleOnDrop<V, T>(BlockPtr<V, T>);
 
 impl<V, T> Drop for RecycleOnDrop<V, T> {
@@ -82,12 +85,12 @@ impl<V, T> Drop for RecycleOnDrop<V, T> {
 impl<V, T> RecycleOnDrop<V, T> {
     #[inline(always)]
     fn return_to_slab(&self) {
-        // SAFETY: the block is ours alone.
+        // SAFETY: no other thread can reach the block.
         unsafe {
             let block = self.0.as_ref();
             block.trim();
-            // StepKind need not be counted stays with the block, for its next operation.
-            let immortal = block.owner.with(|owner| (*owner).as_ref().and_then(GraphRef::immortal));
+            // A reference that is not counted stays with the block, for its next operation.
+            let immortal = block.graph.with(|graph| (*graph).as_ref().and_then(GraphRef::immortal));
             match immortal {
                 Some(graph) => graph.as_ref().slab.give(self.0),
                 None => self.return_to_counted_slab(),
@@ -97,18 +100,11 @@ impl<V, T> RecycleOnDrop<V, T> {
 
     #[cold]
     fn return_to_counted_slab(&self) {
-        // SAFETY: the block is ours alone.
-        let owner = unsafe { self.0.as_ref().owner.with_mut(|owner| (*owner).take()) };
-        let owner = owner.expect("an owned block has an owner until it goes back");
-        owner.get().slab.give(self.0);
+        // SAFETY: no other thread can reach the block.
+        let graph = unsafe { self.0.as_ref().graph.with_mut(|graph| (*graph).take()) };
+        let graph = graph.expect("a block in use refers to its graph");
+        graph.get().slab.give(self.0);
     }
-}
-
-/// StepKind is left of an operation when its block goes back to the slab. Dropped by the caller outside every bit.
-#[must_use]
-pub(crate) struct LeftOver<V, T> {
-    _payload: T,
-    _owner: Option<GraphRef<V, T>>,
 }
 
 impl<V, T> Block<V, T> {
@@ -117,42 +113,54 @@ impl<V, T> Block<V, T> {
             pending: AtomicU32::new(0),
             refs: AtomicU32::new(0),
             next: UnsafeCell::new(None),
-            owner: UnsafeCell::new(None),
+            graph: UnsafeCell::new(None),
             id: UnsafeCell::new(0),
-            fixed: UnsafeCell::new(Fixed { len: 0, owned: false, spill: None }),
+            fixed: UnsafeCell::new(Fixed { len: 0, unlisted: false, spill: None }),
             inline: std::array::from_fn(|_| Access::empty()),
             payload: UnsafeCell::new(MaybeUninit::uninit()),
         }
     }
 
-    /// Makes a block that was just taken from the slab an operation, still without accesses. `refs` counts the operation
-    /// itself and the references that the caller makes at once.
-    ///
-    /// # Safety
-    /// The caller owns the block.
-    #[inline]
-    pub(crate) unsafe fn begin(this: BlockPtr<V, T>, id: u64, payload: T, refs: u32) {
-        // SAFETY: forwarded to the caller; the payload is initialized here.
-        unsafe { Self::begin_with(this, id, |place| place.write(payload), refs) };
-    }
-
-    /// As [`begin`](Self::begin), with a payload that `init` writes to its place. If that panics, the block is lost.
+    /// Makes a block that was just taken from the slab of `graph` an operation without accesses. `init`
+    /// writes the payload to its place; if it panics, the block is lost. `refs` counts the operation itself
+    /// and the references that the caller makes at once.
     ///
     /// # Safety
     /// The caller owns the block, and `init` initializes the payload.
     #[inline(always)]
-    pub(crate) unsafe fn begin_with(this: BlockPtr<V, T>, id: u64, init: impl FnOnce(*mut T), refs: u32) {
-        // SAFETY: the caller owns the block, so nobody else looks at it.
+    pub(crate) unsafe fn begin(
+        this: BlockPtr<V, T>,
+        id: u64,
+        graph: GraphRef<V, T>,
+        init: impl FnOnce(*mut T),
+        refs: u32,
+    ) {
+        // SAFETY: the caller owns the block, so no other thread reads it.
         unsafe {
             let block = this.as_ref();
             block.refs.store(refs, Ordering::Relaxed);
             block.id.with_mut(|place| *place = id);
             block.fixed.with_mut(|fixed| {
                 (*fixed).len = 0;
-                (*fixed).owned = false;
+                (*fixed).unlisted = false;
             });
             block.payload.with_mut(|payload| init((*payload).as_mut_ptr()));
+            block.graph.with_mut(|place| {
+                // The block of an immortal graph has kept its reference.
+                if (*place).is_none() {
+                    *place = Some(graph);
+                }
+            });
         }
+    }
+
+    /// Leaves the operation out of [lists](OpRef::of_listed) of what is queued.
+    ///
+    /// # Safety
+    /// The caller owns the block, which is in no queue.
+    pub(crate) unsafe fn leave_out_of_lists(&self) {
+        // SAFETY: the caller owns the block.
+        self.fixed.with_mut(|fixed| unsafe { (*fixed).unlisted = true });
     }
 
     /// Sets the accesses to `targets`; may be repeated until the operation is appended.
@@ -221,12 +229,12 @@ impl<V, T> Block<V, T> {
     /// The accesses, with pointers that lead back to the block.
     ///
     /// # Safety
-    /// The operation is in flight, or the block the caller's, for as long as the pointers are used; the iterator itself does
-    /// not look at the block again.
+    /// The operation is in flight, or the block the caller's, for as long as the pointers are used; the
+    /// iterator itself does not look at the block again.
     #[inline(always)]
     pub(crate) unsafe fn accesses(this: BlockPtr<V, T>) -> Accesses<V, T> {
-        // SAFETY: `fixed` is constant while in flight. The pointers are derived from the block's own pointer and from
-        // the vector's buffer, so they may be walked back (`Access::op`).
+        // SAFETY: `fixed` is constant while in flight. The pointers are derived from the block's own pointer
+        // and from the vector's buffer, so they may be walked back (`Access::op`).
         unsafe {
             (*this.as_ptr()).fixed.with(|fixed| {
                 let left = (*fixed).len as usize;
@@ -245,11 +253,11 @@ impl<V, T> Block<V, T> {
     /// Moves the accesses that write to the front, and forgets the others.
     ///
     /// # Safety
-    /// The operation waits. The caller holds the bits of the variables that it writes, and the registry's lock, so that no other thread
-    /// looks at its accesses; those that read are in no queue.
+    /// The operation waits. The caller holds the locks of the variables that it writes, and the registry's
+    /// lock, so that no other thread looks at its accesses; those that read are in no queue.
     pub(crate) unsafe fn keep_writes(this: BlockPtr<V, T>) {
-        // SAFETY: forwarded to the caller. Each access that is written to is in no queue: it read, or was moved already, or is
-        // an inline one of an operation whose accesses were spilled.
+        // SAFETY: forwarded to the caller. Each access that is written to is in no queue: it read, or was
+        // moved already, or is an inline one of an operation whose accesses were spilled.
         unsafe {
             let accesses = Self::accesses(this);
             let kept: Vec<_> = accesses.filter(|access| access.as_ref().target().is_exclusive()).collect();
@@ -298,7 +306,8 @@ impl<V, T> Block<V, T> {
         }
     }
 
-    /// As [`normalize`](Self::normalize), for exactly `N` inline accesses; false if some of them need to be merged.
+    /// As [`normalize`](Self::normalize), for exactly `N` inline accesses; false if some of them need to be
+    /// merged.
     ///
     /// # Safety
     /// As for [`normalize`](Self::normalize).
@@ -366,7 +375,8 @@ impl<V, T> Block<V, T> {
         self.payload.with_mut(|payload| unsafe { (*payload).assume_init_mut() })
     }
 
-    /// States how many accesses are not granted. Plain: the submitter holds all bits, and releasing them publishes it.
+    /// States how many accesses are not granted. Plain: the submitter holds all locks, and releasing them
+    /// publishes it.
     #[inline]
     pub(crate) fn set_pending(&self, count: u32) {
         self.pending.store(count, Ordering::Relaxed);
@@ -385,22 +395,24 @@ impl<V, T> Block<V, T> {
         self.pending() == 0
     }
 
-    /// States that the operation leaves its queues. Plain: the first bit that is given back afterwards publishes it.
+    /// States that the operation leaves its queues. Plain: the first lock that is released afterwards
+    /// publishes it.
     #[inline(always)]
     pub(crate) fn set_over(&self) {
         self.pending.store(OVER, Ordering::Relaxed);
     }
 
-    /// Whether the operation leaves its queues, or has left them. Asked under the bit of one of its variables, the answer "no"
-    /// says that it is in that variable's queue until the bit is given back.
+    /// Whether the operation leaves its queues, or has left them. Under the lock of one of its variables,
+    /// false means that the operation is in that variable's queue until the lock is released.
     pub(crate) fn is_over(&self) -> bool {
         self.pending.load(Ordering::Acquire) == OVER
     }
 
     /// Grants one access. True: it was the last, and the caller now owns the operation.
     ///
-    /// Acquire and release: the last granter sees everything done before the other grants. When one is left it is
-    /// ours, or nobody else is there, nobody else writes the counter, and the locked instruction is saved.
+    /// Acquire and release: the last granter sees everything done before the other grants. If one access is
+    /// left it is the caller's, and in an exclusive section there is no other thread: then only the caller
+    /// writes the counter, and saves the locked instruction.
     #[inline(always)]
     pub(crate) fn grant_one(&self, section: &CriticalSection) -> bool {
         let pending = self.pending.load(Ordering::Acquire);
@@ -411,7 +423,8 @@ impl<V, T> Block<V, T> {
         self.pending.fetch_sub(1, Ordering::AcqRel) == 1
     }
 
-    /// Counts one more reference. Relaxed suffices: the caller already has one, or pins the operation.
+    /// Counts one more reference. Relaxed suffices: the caller already has one, or keeps the operation in
+    /// flight.
     #[inline]
     pub(crate) fn retain(&self) {
         if self.refs.fetch_add(1, Ordering::Relaxed) > REFS_LIMIT {
@@ -419,7 +432,8 @@ impl<V, T> Block<V, T> {
         }
     }
 
-    /// Gives up the second of the two references that the block began with, before anybody else has seen it.
+    /// Drops the second of the two references that the block began with, before any other thread has seen the
+    /// block.
     #[inline]
     pub(crate) fn forget_reference(&self) {
         self.refs.store(1, Ordering::Relaxed);
@@ -431,21 +445,21 @@ impl<V, T> Block<V, T> {
         self.refs.load(Ordering::Acquire) > 1
     }
 
-    /// Gives one reference up. True: it was the last, and the caller must recycle the block.
+    /// Releases one reference. True: it was the last, and the caller must recycle the block.
     ///
-    /// Acquire and release as in `Arc`. Reading 1 means that it is ours and nobody can make another.
+    /// Acquire and release as in `Arc`. If the counter reads 1, the reference is the caller's, and no thread
+    /// can make another.
     #[inline]
     fn release_reference(&self) -> bool {
         self.refs.load(Ordering::Acquire) == 1 || self.refs.fetch_sub(1, Ordering::AcqRel) == 1
     }
 
-    /// Gives one reference to an owned block up; if it was the last, drops the payload in place and puts the block back
-    /// into its slab.
+    /// Releases one reference. The last one drops the payload in place and returns the block to its slab.
     ///
     /// # Safety
-    /// The caller holds a reference, which is gone afterwards, and no bit. The block is owned.
+    /// The caller holds a reference, which is gone afterwards, and no lock.
     #[inline(always)]
-    pub(crate) unsafe fn release_owned(this: BlockPtr<V, T>) {
+    pub(crate) unsafe fn release(this: BlockPtr<V, T>) {
         // SAFETY: our reference keeps the block.
         unsafe {
             if this.as_ref().release_reference() {
@@ -454,43 +468,18 @@ impl<V, T> Block<V, T> {
         }
     }
 
-    /// Drops the payload of an owned block in place, and puts the block back into its slab.
+    /// Drops the payload in place, and returns the block to its slab.
     ///
     /// # Safety
-    /// The caller holds the last reference, which is gone afterwards, and no bit. The block is owned.
+    /// The caller holds the last reference, which is gone afterwards, and no lock.
     #[inline(always)]
     pub(crate) unsafe fn recycle(this: BlockPtr<V, T>) {
-        // Goes back also when the payload's drop panics.
-        let vacated = RecycleOnDrop(this);
-        // SAFETY: the block is ours alone, and its payload is initialized since `begin`.
-        unsafe { vacated.0.as_ref().payload.with_mut(|payload| (*payload).assume_init_drop()) };
-        vacated.return_to_slab();
-        std::mem::forget(vacated);
-    }
-
-    /// Gives the operation's reference to a block without owner up; if it was the last, puts the block back into its slab.
-    ///
-    /// # Safety
-    /// The caller holds a reference, which is gone afterwards; the block must not be touched any more. `pinned` is the
-    /// owner of its slab, kept alive by the caller.
-    pub(crate) unsafe fn release_pinned(
-        this: BlockPtr<V, T>,
-        pinned: &GraphState<V, T>,
-    ) -> Option<LeftOver<V, T>> {
-        // SAFETY: our reference keeps the block.
-        let block = unsafe { this.as_ref() };
-        if !block.release_reference() {
-            return None;
-        }
-        // SAFETY: the last reference is gone, so the block is ours alone; the payload is initialized since `begin`.
-        let payload = unsafe {
-            block.trim();
-            block.payload.with_mut(|payload| (*payload).assume_init_read())
-        };
-        // SAFETY: as above.
-        let owner = block.owner.with_mut(|owner| unsafe { (*owner).take() });
-        pinned.slab.give(this);
-        Some(LeftOver { _payload: payload, _owner: owner })
+        // The block returns also when the payload's drop panics.
+        let recycled = RecycleOnDrop(this);
+        // SAFETY: no other thread can reach the block, and its payload is initialized since `begin`.
+        unsafe { recycled.0.as_ref().payload.with_mut(|payload| (*payload).assume_init_drop()) };
+        recycled.return_to_slab();
+        std::mem::forget(recycled);
     }
 
     /// Empties the list of spilled accesses.
@@ -507,74 +496,39 @@ impl<V, T> Block<V, T> {
         });
     }
 
-    /// Whether the block keeps its own slab alive.
-    ///
-    /// # Safety
-    /// The caller owns the operation.
-    #[inline]
-    pub(crate) unsafe fn is_owned(&self) -> bool {
-        // SAFETY: only the owner of the operation sets it.
-        self.owner.with(|owner| unsafe { (*owner).is_some() })
-    }
-
-    /// Whether the owner was set before the operation was appended: constant while in flight, so anybody who pins the
-    /// operation may ask.
+    /// Whether lists of what is queued may contain the operation.
     ///
     /// # Safety
     /// The operation is in flight.
-    pub(crate) unsafe fn is_owned_since_submission(&self) -> bool {
+    pub(crate) unsafe fn is_listed(&self) -> bool {
         // SAFETY: constant while in flight.
-        self.fixed.with(|fixed| unsafe { (*fixed).owned })
+        self.fixed.with(|fixed| unsafe { !(*fixed).unlisted })
     }
 
-    /// StepKind keeps the block's slab alive.
+    /// The operation's graph.
     ///
     /// # Safety
-    /// The operation is referenced, and owned since its submission.
-    pub(crate) unsafe fn owner(&self) -> &GraphState<V, T> {
-        // SAFETY: an owner that was set before the operation was appended stays until the block goes back to its slab.
-        let owner = self.owner.with(|owner| unsafe { (*owner).as_ref() });
-        owner.expect("an operation that waits and has a reference owns its slab").get()
-    }
-
-    /// [`own`](Self::own), before the operation is appended.
-    ///
-    /// # Safety
-    /// The caller owns the block, which is in no queue.
-    #[inline]
-    pub(crate) unsafe fn own_early(&self, owner: GraphRef<V, T>) {
-        // SAFETY: the caller owns the block.
-        unsafe {
-            self.own(owner);
-            self.fixed.with_mut(|fixed| (*fixed).owned = true);
-        }
-    }
-
-    /// Makes the block keep its slab alive.
-    ///
-    /// # Safety
-    /// The caller owns the operation, and no `OpRef` exists that could be dropped meanwhile, or the owner is set.
-    #[inline]
-    pub(crate) unsafe fn own(&self, new: GraphRef<V, T>) {
-        // SAFETY: the caller owns the operation.
-        self.owner.with_mut(|owner| unsafe {
-            if (*owner).is_none() {
-                *owner = Some(new);
-            }
-        });
-    }
-
-    /// Fails for a variable of another graph than the owner's.
-    ///
-    /// # Safety
-    /// The caller owns the operation, which is owned.
+    /// The operation is in flight or referenced, or the block is the caller's since `begin`, for as long as
+    /// the result is used.
     #[inline(always)]
-    pub(crate) unsafe fn assert_mine(&self, node: &VarNode<V, T>) {
-        // SAFETY: only the owner of the operation sets it.
-        let mine = self.owner.with(|owner| unsafe {
-            (*owner).as_ref().is_some_and(|owner| std::ptr::eq(owner.get(), node.graph.get()))
+    pub(crate) unsafe fn graph(&self) -> &GraphState<V, T> {
+        // SAFETY: the reference to the graph was set in `begin`, and stays until the block returns to its
+        // slab.
+        let graph = self.graph.with(|graph| unsafe { (*graph).as_ref() });
+        graph.expect("a block in use refers to its graph").get()
+    }
+
+    /// Fails for a variable of another graph.
+    ///
+    /// # Safety
+    /// The caller owns the operation.
+    #[inline(always)]
+    pub(crate) unsafe fn assert_same_graph(&self, node: &VarNode<V, T>) {
+        // SAFETY: forwarded to the caller.
+        let ours = self.graph.with(|graph| unsafe {
+            (*graph).as_ref().is_some_and(|graph| std::ptr::eq(graph.get(), node.graph.get()))
         });
-        assert!(mine, "{} belongs to another graph", node.id());
+        assert!(ours, "{} belongs to another graph", node.id());
     }
 
     /// Lends the link to the next block.

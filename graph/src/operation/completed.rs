@@ -1,42 +1,38 @@
-//! StepKind is left to do when an operation has ended.
+//! What is left to do after the completion of an operation.
 
 use std::fmt;
 use std::ptr::NonNull;
 
-use crate::operation::block::{Block, BlockPtr, LeftOver};
+use crate::operation::block::{Block, BlockPtr};
 use crate::operation::granted::Granted;
 use crate::operation::op_ref::OpRef;
 use crate::variable::retired::RetiredVars;
 
-/// StepKind a completed operation leaves behind. Used and dropped outside of every bit.
+/// The operations that a completion has granted, and the completed operation itself. Used and dropped under
+/// no lock.
 ///
-/// Operations that are granted now are nobody else's, so they must all be [taken](Self::next_granted).
+/// The caller must [take](Self::next_granted) every granted operation: no other thread has their tokens.
 #[must_use = "an operation that is granted and never completed blocks everything behind it"]
 pub struct Completed<V, T> {
-    /// Operations granted and not handed over, linked through their blocks. The tail is meaningful only while there is a head.
+    /// Granted operations that were not taken, linked through their blocks. The tail is meaningful only while
+    /// there is a head.
     head: Option<BlockPtr<V, T>>,
     tail: Option<BlockPtr<V, T>>,
-    /// The operation, with its reference to itself, while it owns its slab.
+    /// The completed operation, with its reference to itself.
     pub(crate) own: Option<BlockPtr<V, T>>,
-    /// From a box.
-    rare: Option<NonNull<RareEffects<V, T>>>,
-}
-
-/// StepKind few operations leave behind.
-pub(crate) struct RareEffects<V, T> {
-    /// The payload of one that does not own its slab.
-    pub(crate) remains: Option<LeftOver<V, T>>,
-    pub(crate) dead: RetiredVars<V, T>,
+    /// Variables that ended with the operation, from a box.
+    retired: Option<NonNull<RetiredVars<V, T>>>,
 }
 
 impl<V, T> Completed<V, T> {
     /// Nothing yet.
     #[inline(always)]
     pub const fn new() -> Self {
-        Self { head: None, tail: None, own: None, rare: None }
+        Self { head: None, tail: None, own: None, retired: None }
     }
 
-    /// The next operation that is granted now. Those that wait for the same variable come in the order of their submission.
+    /// The next operation that is granted now. Those that wait for the same variable come in the order of
+    /// their submission.
     #[inline(always)]
     pub fn next_granted(&mut self) -> Option<Granted<V, T>> {
         let head = self.head?;
@@ -47,14 +43,14 @@ impl<V, T> Completed<V, T> {
         }
     }
 
-    /// Whether there is a [next one](Self::next_granted).
+    /// Whether [`next_granted`](Self::next_granted) returns an operation.
     #[inline(always)]
     pub fn has_granted(&self) -> bool {
         self.head.is_some()
     }
 
-    /// Lets go of the operation, and gives it if others have references: there is somebody to be told. Else its payload is
-    /// dropped.
+    /// Releases the completed operation. Returns it if other references exist, since their holders wait to be
+    /// notified; otherwise drops its payload.
     #[inline(always)]
     pub fn take_shared(&mut self) -> Option<OpRef<V, T>> {
         let mut shared = None;
@@ -68,8 +64,8 @@ impl<V, T> Completed<V, T> {
                 }
             }
         }
-        if self.rare.is_some() {
-            self.drop_rare();
+        if self.retired.is_some() {
+            self.drop_retired();
         }
         shared
     }
@@ -89,27 +85,26 @@ impl<V, T> Completed<V, T> {
         }
     }
 
+    /// Variables that ended with the operation.
     #[cold]
-    pub(crate) fn rare(&mut self) -> &mut RareEffects<V, T> {
-        let make =
-            || NonNull::from(Box::leak(Box::new(RareEffects { remains: None, dead: RetiredVars::new() })));
+    pub(crate) fn retired(&mut self) -> &mut RetiredVars<V, T> {
+        let make = || NonNull::from(Box::leak(Box::new(RetiredVars::new())));
         // SAFETY: made from a box, and borrowed as `self` is.
-        unsafe { self.rare.get_or_insert_with(make).as_mut() }
+        unsafe { self.retired.get_or_insert_with(make).as_mut() }
     }
 
     #[cold]
-    fn drop_rare(&mut self) {
-        if let Some(rare) = self.rare.take() {
-            // SAFETY: it was made from a box, and nobody else has it.
-            drop(unsafe { Box::from_raw(rare.as_ptr()) });
+    fn drop_retired(&mut self) {
+        if let Some(retired) = self.retired.take() {
+            // SAFETY: made from a box, of which this was the only pointer.
+            drop(unsafe { Box::from_raw(retired.as_ptr()) });
         }
     }
 
-    /// StepKind is left when it was not used to the end, as on unwinding.
+    /// Drops what the caller did not take, as on unwinding.
     #[cold]
     fn drop_rest(&mut self) {
         drop(self.take_shared());
-        // As with any token that is dropped.
         while let Some(granted) = self.next_granted() {
             drop(granted);
         }
@@ -125,7 +120,7 @@ impl<V, T> Default for Completed<V, T> {
 impl<V, T> Drop for Completed<V, T> {
     #[inline(always)]
     fn drop(&mut self) {
-        if self.head.is_some() || self.own.is_some() || self.rare.is_some() {
+        if self.head.is_some() || self.own.is_some() || self.retired.is_some() {
             self.drop_rest();
         }
     }

@@ -18,9 +18,9 @@ use crate::variable::var::{Var, VarGuard, VarNode};
 
 /// An operation all of whose accesses may proceed.
 ///
-/// A linear token: it must be [completed](Self::complete) exactly once, from any thread. Dropping it instead is a
-/// bug that leaves everything queued behind the operation waiting for ever; debug builds panic, release builds leak
-/// the operation (a [snapshot](crate::Graph::snapshot) still shows it).
+/// A linear token: it must be [completed](Self::complete) exactly once, from any thread. Dropping the token
+/// is a bug that leaves everything queued behind the operation waiting for ever; debug builds panic, release
+/// builds leak the operation (a [snapshot](crate::Graph::snapshot) still shows it).
 #[must_use = "an operation that is granted and never completed blocks everything behind it"]
 pub struct Granted<V, T> {
     block: BlockPtr<V, T>,
@@ -32,7 +32,7 @@ pub struct GrantedAccess<'a, V, T> {
     granted: PhantomData<&'a Granted<V, T>>,
 }
 
-/// StepKind `finish` gets for each distinct variable when its operation completes.
+/// The argument of `finish`, which runs for each distinct variable when its operation completes.
 #[derive(Debug)]
 pub struct Finish<'a, V> {
     /// The variable that ordered the access (a group if it was collapsed).
@@ -59,15 +59,15 @@ impl<V, T> Granted<V, T> {
         unsafe { self.as_block().id() }
     }
 
-    /// StepKind was submitted with the operation.
+    /// The operation's payload.
     #[inline]
     pub fn payload(&self) -> &T {
         // SAFETY: the token keeps the operation in flight, and the result borrows the token.
         unsafe { self.as_block().payload() }
     }
 
-    /// Whether there are references to the operation. If not, none is left that was made at submission or while the
-    /// operation waited; one may still be made of it as a granted operation ([`Var::queued`]).
+    /// Whether there are references to the operation. If not, no reference is left that was made at
+    /// submission or while the operation waited; [`Var::queued`] may still make one of a granted operation.
     #[inline]
     pub fn is_referenced(&self) -> bool {
         self.as_block().is_shared()
@@ -75,18 +75,8 @@ impl<V, T> Granted<V, T> {
 
     /// A reference to the operation, which keeps its payload alive after completion.
     pub fn to_ref(&self) -> OpRef<V, T> {
-        // SAFETY: the token owns the operation and cannot be shared between threads. An operation that has no owner
-        // yet has an access, whose variable (alive: the access is queued) keeps the slab's owner.
-        unsafe {
-            let block = self.as_block();
-            if !block.is_owned() {
-                let access = Block::accesses(self.block).next();
-                let access = access.expect("an operation without accesses is owned from the start");
-                block.own(access.as_ref().target().node().as_ref().graph.clone());
-            }
-            block.retain();
-            OpRef::new(self.block)
-        }
+        // SAFETY: the token keeps the operation in flight.
+        unsafe { OpRef::retain(self.block) }
     }
 
     /// The distinct variables the operation uses, in no particular order.
@@ -99,16 +89,17 @@ impl<V, T> Granted<V, T> {
 
     /// Ends the operation.
     ///
-    /// `finish` runs once per distinct variable, *under its bit*: it must be short, must not block, must not use
-    /// this graph and must call nothing foreign. `ready` then gets every operation that is granted by this
-    /// completion, while no bit is held; operations that wait for the same variable come in the order of their
-    /// submission. Last, still outside of every bit, the payload (unless an [`OpRef`] keeps it) and the `V` of
-    /// variables that ended with this operation are dropped.
+    /// `finish` runs once per distinct variable, *under its lock*: `finish` must be short, must not block,
+    /// must not use this graph and must not call foreign code. `ready` then gets every operation that is
+    /// granted by this completion, under no lock; operations that wait for the same variable come in the
+    /// order of their submission. Last, also under no lock, the payload (unless an [`OpRef`] keeps it) and
+    /// the `V` of variables that ended with this operation are dropped.
     ///
-    /// The result is the operation itself when somebody holds an [`OpRef`] of it: there is somebody to be told.
+    /// Returns the operation itself if other references ([`OpRef`]) to it exist, so that the caller can
+    /// notify their holders.
     ///
-    /// If `finish` panics, its variable stays blocked by this operation, as if the token had been dropped. If `ready`
-    /// panics, the remaining operations are still handed to it.
+    /// If `finish` panics, its variable stays blocked by this operation, as if the token had been dropped. If
+    /// `ready` panics, the remaining operations are still handed to it.
     ///
     /// # Panics
     /// If `finish` uses the graph, as [`Var::with_state`].
@@ -128,44 +119,36 @@ impl<V, T> Granted<V, T> {
         ended.take_shared()
     }
 
-    /// As [`complete`](Self::complete), leaving the rest to the caller: `ended` has what is granted now, and who else has a
-    /// reference to the operation. It is the caller's place, filled where it is, since copying what was just written costs
-    /// more than its instructions.
+    /// As [`complete`](Self::complete), but leaves the rest to the caller: `ended` gets the operations that
+    /// are granted now, and the operation itself. `ended` is filled in place, since copying what was just
+    /// written costs more than its instructions.
     ///
     /// # Panics
-    /// If `ended` still has something of another operation.
+    /// If `ended` still contains an operation of an earlier completion.
     #[inline(always)]
     pub fn complete_into(self, mut finish: impl FnMut(Finish<'_, V>), ended: &mut Completed<V, T>) {
         assert!(
             ended.own.is_none() && !ended.has_granted(),
-            "an operation's end is used before the next one's"
+            "a `Completed` is emptied before the next completion"
         );
         let block = self.block;
         mem::forget(self);
-        // SAFETY: the token was ours, so the operation is in flight and every access granted; each is unlinked once,
-        // under its variable's bit, and a queued access keeps its variable alive until then.
+        // SAFETY: the token was ours, so the operation is in flight and every access granted; each is
+        // unlinked once, under its variable's lock, and a queued access keeps its variable alive until then.
         unsafe {
-            let owned = block.as_ref().is_owned();
             block.as_ref().set_over();
-            let mut accesses = Block::accesses(block);
+            let accesses = Block::accesses(block);
             let section = submit::enter(accesses);
-            while let Some(access) = accesses.next() {
+            for access in accesses {
                 let mut guard = VarNode::lock_within(access.as_ref().target().node(), &section);
                 complete_access(&section, &mut guard, access, &mut finish, ended);
-                // Once the last access is unlinked, another thread may drop the last handles and with them the slab. So
-                // a block that does not own its slab goes back while the last bit is still held.
-                if !owned && accesses.len() == 0 {
-                    let remains = Block::release_pinned(block, guard.node.as_ref().graph.get());
-                    ended.rare().remains = remains;
-                    return;
-                }
             }
-            // An operation without accesses is owned, too.
             ended.own = Some(block);
         }
     }
 
-    /// The variable through which this operation uses `var`: itself, or a group that it was collapsed into before.
+    /// The variable through which this operation uses `var`: itself, or a group that it was collapsed into
+    /// before.
     pub(crate) fn used(&self, var: &Var<V, T>) -> NonNull<VarNode<V, T>> {
         let mut node = var.node();
         while self.access_to(node).is_none() {
@@ -176,7 +159,7 @@ impl<V, T> Granted<V, T> {
         node
     }
 
-    /// This operation's access to `node`, which is alive. The accesses are in the order of the variables' ranks.
+    /// This operation's access to `node`, which is alive. The accesses are in the variables' lock order.
     pub(crate) fn access_to(&self, node: NonNull<VarNode<V, T>>) -> Option<AccessPtr<V, T>> {
         // SAFETY: the token keeps the operation in flight, and a queued access keeps its variable alive.
         unsafe {
@@ -200,7 +183,7 @@ impl<V, T> Granted<V, T> {
         }
     }
 
-    /// The graph's address; NULL for an operation without accesses, which has nothing to lend.
+    /// The graph's address; NULL for an operation without accesses, which lends no state.
     fn address(&self) -> GraphAddress {
         // SAFETY: the token keeps the operation in flight, and a queued access keeps its variable alive.
         let first = unsafe { Block::accesses(self.block).next() };
@@ -231,8 +214,8 @@ impl<V, T> fmt::Debug for Granted<V, T> {
     }
 }
 
-// SAFETY: the token may complete on another thread, where it may drop `T` and `V`; its payload may at the same time
-// be shared through an `OpRef`. Not `Sync`: `to_ref` writes to the block.
+// SAFETY: the token may complete on another thread, where it may drop `T` and `V`; its payload may at the
+// same time be shared through an `OpRef`.
 unsafe impl<V: Send, T: Send + Sync> Send for Granted<V, T> {}
 
 impl<V, T> GrantedAccess<'_, V, T> {
@@ -253,8 +236,8 @@ impl<V, T> GrantedAccess<'_, V, T> {
         self.as_node().lock.load().user()
     }
 
-    /// Lends the variable's state and user flags (24 bits); the rules of [`Var::with_state`](crate::Var::with_state)
-    /// apply.
+    /// Lends the variable's state and user flags (24 bits); the rules of
+    /// [`Var::with_state`](crate::Var::with_state) apply.
     pub fn with_state<R>(&self, f: impl FnOnce(&mut V, &mut u32) -> R) -> R {
         // SAFETY: the access is queued, which keeps its variable alive.
         unsafe { VarNode::lock(self.access.as_ref().target().node()) }.lend(f)
@@ -273,11 +256,11 @@ impl<V, T> fmt::Debug for GrantedAccess<'_, V, T> {
     }
 }
 
-/// Ends one access: `finish`, out of the queue, and on with those that waited.
+/// Completes one access: runs `finish`, unlinks the access, and grants what may go next.
 ///
 /// # Safety
-/// The access is granted, its operation in flight, and its variable's bit held in `locked`, within `section`. `ended` is
-/// dropped when no bit is held.
+/// The access is granted, its operation in flight, and its variable's lock held in `guard`, within `section`.
+/// `ended` is dropped when no lock is held.
 #[inline(always)]
 unsafe fn complete_access<V, T>(
     section: &CriticalSection,
@@ -295,25 +278,26 @@ unsafe fn complete_access<V, T>(
             finish(Finish { var: node.as_ref().id(), mode: target.mode(), state, flags });
         });
         if guard.word.user() != flags_before {
-            // An operation may be granted here, and at once run by whoever grants its last access elsewhere.
+            // An operation that is granted here may run at once, on a thread that grants its last access
+            // elsewhere.
             node.as_ref().lock.publish(guard.word);
         }
         guard.queue(|queue| queue.unlink(access, target.is_exclusive()));
         let empty = grant_next(section, guard, target.is_exclusive(), ended);
         if guard.word.group() {
-            Group::completed(guard, target.mode(), &mut ended.rare().dead);
+            Group::completed(guard, target.mode(), &mut ended.retired());
         }
         if empty && guard.word.orphaned() {
-            ended.rare().dead.retire(node);
+            ended.retired().retire(node);
         }
     }
 }
 
-/// After an access, `exclusive` or not, has left the queue: grants what may go next, and corrects the word. True: the queue is
-/// empty.
+/// After an access, `exclusive` or not, has left the queue: grants what may go next, and corrects the word.
+/// True: the queue is empty.
 ///
 /// # Safety
-/// The variable's bit is held in `locked`, within `section`. `ended` is used when no bit is held.
+/// The variable's lock is held in `guard`, within `section`. `ended` is used when no lock is held.
 #[inline(always)]
 pub(crate) unsafe fn grant_next<V, T>(
     section: &CriticalSection,
@@ -335,7 +319,7 @@ pub(crate) unsafe fn grant_next<V, T>(
     empty
 }
 
-/// Hands operations to `ready`, also on unwinding.
+/// Hands granted operations to `ready`, also on unwinding.
 pub(crate) struct DeliverGranted<'a, V, T, F: FnMut(Granted<V, T>)> {
     ended: &'a mut Completed<V, T>,
     ready: F,

@@ -1,7 +1,9 @@
-//! Blocks and operation numbers that a thread keeps for itself, so that taking and giving them needs no lock.
+//! Magazines: free blocks and operation numbers that a thread keeps for itself, so that it takes and returns
+//! them without a lock.
 //!
-//! Only for an immortal slab: a thread's magazine outlives every handle of the graph, and may be emptied when the thread
-//! ends. A thread has one magazine; one that uses several immortal slabs in turn empties it at every change.
+//! Only for an immortal slab: a thread's magazine outlives every handle of the graph, and may be flushed when
+//! the thread ends. A thread has one magazine. A thread that uses several immortal slabs in turn flushes its
+//! magazine at every change.
 
 use std::cell::Cell;
 use std::ptr::NonNull;
@@ -13,12 +15,12 @@ use crate::operation::block::BlockPtr;
 use crate::operation::slab::{List, Slab};
 use crate::prefetch::prefetch;
 
-/// Blocks that move between a thread and its shard at once. A thread keeps at most twice as many, in two lists (as in
-/// Bonwick and Adams, "Magazines and Vmem", 2001): a full one goes as it is.
+/// Blocks that move between a thread and its shard at once. A thread keeps at most twice as many, in two
+/// lists (as in Bonwick and Adams, "Magazines and Vmem", 2001). A full list is returned as a whole.
 pub(crate) const BATCH: usize = 64;
 
 thread_local! {
-    /// Has no destructor, which would have to be looked for at every use; [`EMPTYING`] has it.
+    /// Has no destructor, which would cost a check at every use. [`FLUSH_AT_EXIT`] has one instead.
     static MAGAZINE: Magazine = const {
         Magazine {
             source: Cell::new(None),
@@ -36,11 +38,12 @@ thread_local! {
 /// The calling thread's magazine.
 #[inline(always)]
 fn magazine<'a>() -> &'a Magazine {
-    // SAFETY: it has no destructor, so it lives as long as its thread; `Magazine` is not `Sync`, so the reference stays there.
+    // SAFETY: it has no destructor, so it lives as long as its thread; `Magazine` is not `Sync`, so the
+    // reference stays there.
     MAGAZINE.with(|magazine| unsafe { &*std::ptr::from_ref(magazine) })
 }
 
-/// StepKind a thread keeps. Without types, since a thread-local cannot be generic.
+/// The blocks and numbers of a thread. Without type parameters, since a thread-local cannot be generic.
 struct Magazine {
     source: Cell<Option<Source>>,
     /// Free blocks, linked. The tail is meaningful only while there is a head.
@@ -54,7 +57,7 @@ struct Magazine {
     end_id: Cell<u64>,
 }
 
-/// Whose blocks these are, and how they are given back.
+/// Whose blocks these are, and how they are released.
 type Source = (NonNull<()>, unsafe fn(&Magazine, NonNull<()>));
 
 impl Magazine {
@@ -63,12 +66,12 @@ impl Magazine {
             // SAFETY: the function was put there together with the slab and its blocks.
             unsafe { flush(self, slab) }
         }
-        // Numbers that were not used are gone.
+        // Unused numbers are lost.
         self.end_id.set(self.next_id.get());
     }
 }
 
-/// Empties the magazine of a thread that ends.
+/// Flushes the magazine of a thread that ends.
 struct FlushAtExit;
 
 impl Drop for FlushAtExit {
@@ -84,7 +87,8 @@ struct TypedMagazine<'a, V, T> {
 }
 
 impl<V, T> Slab<V, T> {
-    /// Takes a block and a number from the thread's magazine; `None` when the thread is ending and has none any more.
+    /// Takes a block and a number from the thread's magazine; `None` when the thread is ending and has none
+    /// any more.
     #[inline(always)]
     pub(crate) fn take_from_magazine(&self) -> Option<(BlockPtr<V, T>, u64)> {
         let magazine = magazine();
@@ -109,7 +113,7 @@ impl<V, T> Slab<V, T> {
         Some(magazine.next_id.replace(magazine.next_id.get() + 1))
     }
 
-    /// Gives a block to the thread's magazine; false when the thread is ending.
+    /// Puts a block into the thread's magazine; false when the thread is ending.
     #[inline(always)]
     pub(crate) fn give_to_magazine(&self, block: BlockPtr<V, T>) -> bool {
         let magazine = magazine();
@@ -121,14 +125,14 @@ impl<V, T> Slab<V, T> {
         true
     }
 
-    /// The thread's magazine, which is for this slab from now on.
+    /// The thread's magazine, which belongs to this slab from now on.
     #[inline(always)]
     fn load<'a>(&'a self, magazine: &'a Magazine) -> Option<TypedMagazine<'a, V, T>> {
         let mine = magazine.source.get().is_some_and(|(slab, _)| slab == NonNull::from(self).cast());
         (mine || self.adopt(magazine)).then_some(TypedMagazine { magazine, slab: self })
     }
 
-    /// Makes it this slab's magazine, unless the thread is ending: nobody would empty it.
+    /// Makes the magazine this slab's, unless the thread is ending and would not flush it.
     #[cold]
     fn adopt(&self, magazine: &Magazine) -> bool {
         let lives = FLUSH_AT_EXIT.try_with(|_| ()).is_ok();
@@ -141,7 +145,7 @@ impl<V, T> Slab<V, T> {
 }
 
 /// # Safety
-/// StepKind is in the magazine belongs to `slab`, an immortal `Slab<V, T>`.
+/// What is in the magazine belongs to `slab`, an immortal `Slab<V, T>`.
 unsafe fn flush<V, T>(magazine: &Magazine, slab: NonNull<()>) {
     // SAFETY: an immortal slab is never freed.
     let slab = unsafe { slab.cast::<Slab<V, T>>().as_ref() };
@@ -171,7 +175,7 @@ impl<V, T> TypedMagazine<'_, V, T> {
         // SAFETY: blocks in the magazine are free, and it is ours.
         let next = unsafe { head.as_ref().next(Option::take) };
         if let Some(next) = next {
-            // After much traffic the list jumps around in memory.
+            // After much traffic, neighbours in the list are far apart in memory.
             prefetch::<4, _>(next);
         }
         self.magazine.head.set(next.map(NonNull::cast));
@@ -179,7 +183,7 @@ impl<V, T> TypedMagazine<'_, V, T> {
         head
     }
 
-    /// Takes out what is being filled.
+    /// Takes the list that is being filled.
     fn take_list(&self) -> List<V, T> {
         self.magazine.count.set(0);
         match (self.magazine.head.take(), self.magazine.tail.take()) {
@@ -193,7 +197,7 @@ impl<V, T> TypedMagazine<'_, V, T> {
         Some(List::between(head.cast(), tail.cast()))
     }
 
-    /// StepKind is being filled is full: it becomes the spare list, and what that was goes to the slab.
+    /// Makes the full list the spare list, and returns the old spare list to the slab.
     #[cold]
     fn set_aside(&self) {
         if let Some(spare) = self.take_spare() {

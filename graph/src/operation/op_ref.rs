@@ -5,33 +5,43 @@ use std::fmt;
 use crate::id::OpId;
 use crate::operation::block::{Block, BlockPtr};
 
-/// A counted reference to an operation: keeps its payload alive, also after it has completed. It says nothing about
-/// whether the operation may proceed, and holds nothing up.
+/// A counted reference to an operation: keeps its payload alive, also after completion. The reference does
+/// not tell whether the operation may proceed, and delays nothing. Dropping it may drop the payload.
 pub struct OpRef<V, T> {
     block: BlockPtr<V, T>,
 }
 
 impl<V, T> OpRef<V, T> {
     /// # Safety
-    /// The block has an owner, and one of its references is the caller's, who gives it to the result.
+    /// One of the block's references is the caller's, which passes to the result.
     pub(crate) unsafe fn new(block: BlockPtr<V, T>) -> Self {
         Self { block }
     }
 
-    /// One more reference to an operation that has, or had, one since its submission.
+    /// One more reference to an operation.
     ///
     /// # Safety
-    /// The caller holds the bit of a variable in whose queue the operation is.
-    pub(crate) unsafe fn of_queued(block: BlockPtr<V, T>) -> Option<Self> {
-        // SAFETY: the bit keeps the operation in flight. An owner set at submission was published with the queue; one that
-        // the operation's runner sets meanwhile may be missed, which `is_owned_since_submission` rules out.
-        unsafe {
-            if !block.as_ref().is_owned_since_submission() {
-                return None;
-            }
-            block.as_ref().retain();
-            Some(Self { block })
-        }
+    /// The caller has a reference, or the operation's token, or holds the lock of a variable in whose queue
+    /// the operation is: completing the operation needs that lock, so its reference to itself is still
+    /// counted.
+    pub(crate) unsafe fn retain(block: BlockPtr<V, T>) -> Self {
+        // SAFETY: forwarded to the caller.
+        unsafe { block.as_ref() }.retain();
+        Self { block }
+    }
+
+    /// One more reference to an operation, unless lists of what is queued leave the operation out.
+    ///
+    /// # Safety
+    /// The caller holds the lock of a variable in whose queue the operation is.
+    pub(crate) unsafe fn of_listed(block: BlockPtr<V, T>) -> Option<Self> {
+        // SAFETY: the lock keeps the operation in flight.
+        unsafe { block.as_ref().is_listed().then(|| Self::retain(block)) }
+    }
+
+    /// Whether no access waits: the operation is granted, or over.
+    pub(crate) fn is_granted(&self) -> bool {
+        self.as_block().is_granted()
     }
 
     /// The operation's name within its graph.
@@ -41,7 +51,7 @@ impl<V, T> OpRef<V, T> {
         unsafe { self.as_block().id() }
     }
 
-    /// StepKind was submitted with the operation.
+    /// The operation's payload.
     #[inline]
     pub fn payload(&self) -> &T {
         // SAFETY: our reference keeps the payload, and the result borrows the reference.
@@ -70,8 +80,8 @@ impl<V, T> Clone for OpRef<V, T> {
 impl<V, T> Drop for OpRef<V, T> {
     #[inline(always)]
     fn drop(&mut self) {
-        // SAFETY: gives our reference up; blocks with an `OpRef` own their slab. No bit is held where one is dropped.
-        unsafe { Block::release_owned(self.block) };
+        // SAFETY: releases our reference. No lock is held where one is dropped.
+        unsafe { Block::release(self.block) };
     }
 }
 
@@ -90,8 +100,8 @@ impl<V, T> fmt::Debug for OpRef<V, T> {
     }
 }
 
-// SAFETY: a reference lends `&T` to any thread (`T: Sync`), and the last one drops `T` and perhaps the graph's memory
-// with its `V`s wherever it is dropped (`Send`).
+// SAFETY: a reference lends `&T` to any thread (`T: Sync`), and the last one drops `T` and perhaps the
+// graph's memory with its `V`s wherever it is dropped (`Send`).
 unsafe impl<V: Send, T: Send + Sync> Send for OpRef<V, T> {}
 // SAFETY: as above.
 unsafe impl<V: Send, T: Send + Sync> Sync for OpRef<V, T> {}

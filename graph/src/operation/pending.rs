@@ -1,7 +1,8 @@
-//! An operation that is described in the place where it will live.
+//! An operation that is described and not submitted, in the block where it will live.
 //!
-//! A description is passed from call to call while it grows. If it were a value of its own, it would be copied each time,
-//! and each copy reads wide what was just written narrow, which processors punish more than a locked instruction.
+//! The description is passed from call to call while it grows. A separate value would be copied each time,
+//! and a copy reads wide what was just written narrow, which processors punish more than a locked
+//! instruction.
 
 use std::fmt;
 use std::marker::PhantomData;
@@ -22,25 +23,37 @@ use crate::variable::var::Var;
 pub struct PendingOp<'a, V, T> {
     /// Owned, with one reference for the operation and one for the `OpRef`.
     block: BlockPtr<V, T>,
-    /// The handles of its variables outlive the pending_op. No more than one pointer is passed around: two words written one by one
-    /// and read as one make the processor wait.
+    /// The handles of its variables outlive the value. Only one pointer is passed from call to call: two
+    /// words that are written one by one and read as one make the processor wait.
     handles: PhantomData<&'a Var<V, T>>,
 }
 
 impl<V, T> Graph<V, T> {
-    /// Begins to describe an operation. `init` writes the payload to where it stays.
+    /// Begins to describe an operation. `init` writes the payload to its place.
     ///
     /// # Safety
     /// `init` initializes the payload.
     #[inline(always)]
     pub unsafe fn begin_op(&self, init: impl FnOnce(*mut T)) -> PendingOp<'_, V, T> {
         let (block, id) = self.state.slab.take();
-        // SAFETY: the slab gave the block to us, and it is in no queue.
-        unsafe {
-            Block::begin_with(block, id, init, 2);
-            block.as_ref().own_early(GraphRef::new(&self.state));
-        }
+        // SAFETY: the slab gave the block to us, and the block is in no queue.
+        unsafe { Block::begin(block, id, GraphRef::new(&self.state), init, 2) };
         PendingOp { block, handles: PhantomData }
+    }
+
+    /// Describes an operation with its accesses.
+    ///
+    /// # Panics
+    /// If a variable belongs to another graph.
+    pub fn op<'a>(
+        &'a self,
+        payload: T,
+        accesses: impl IntoIterator<Item = (&'a Var<V, T>, Mode)>,
+    ) -> PendingOp<'a, V, T> {
+        // SAFETY: the payload is written.
+        let mut op = unsafe { self.begin_op(|place| place.write(payload)) };
+        accesses.into_iter().for_each(|(var, mode)| op.access(var, mode));
+        op
     }
 }
 
@@ -59,15 +72,15 @@ impl<'a, V, T> PendingOp<'a, V, T> {
         unsafe { (*self.block.as_ptr()).payload_mut() }
     }
 
-    /// The name that the operation has from its submission on.
+    /// The operation's name from its submission on.
     pub fn id(&self) -> OpId {
         // SAFETY: `begin` has given it; the block is ours.
         unsafe { self.block.as_ref().id() }
     }
 
-    /// StepKind was added so far, one by one.
+    /// The accesses added so far.
     pub fn accesses(&self) -> impl ExactSizeIterator<Item = (VarId, Mode)> {
-        // SAFETY: the block is ours, and the handles of its variables outlive the pending_op.
+        // SAFETY: the block is ours, and the handles of its variables outlive the value.
         let accesses = unsafe { Block::accesses(self.block) };
         accesses.map(|access| {
             // SAFETY: as above.
@@ -85,19 +98,21 @@ impl<'a, V, T> PendingOp<'a, V, T> {
     pub fn access(&mut self, var: &'a Var<V, T>, mode: Mode) {
         // SAFETY: the handle keeps the node; the block is ours.
         unsafe {
-            self.block.as_ref().assert_mine(var.node().as_ref());
+            self.block.as_ref().assert_same_graph(var.node().as_ref());
             Block::add_target(self.block, Target::new(var.node(), mode));
         }
     }
 
-    /// Appends the operation to the queues of all its variables, as [`Graph::submit_ref`] does.
+    /// Appends the operation to the queues of all its variables, atomically with regard to every other
+    /// submission, and grants what can be granted. `Some`: all accesses may proceed at once. `None`: a
+    /// completion hands the operation out later.
     #[inline(always)]
     pub fn submit(self) -> (OpRef<V, T>, Option<Granted<V, T>>) {
         let block = self.block;
         mem::forget(self);
-        // SAFETY: the block is ours until it is appended. One of its references is for the result, so that it outlives a
-        // completion on another thread. The variables' handles outlive the pending_op.
-        unsafe { (OpRef::new(block), append_drafted(block)) }
+        // SAFETY: the block is ours until it is appended. One of its references is for the result, so that it
+        // outlives a completion on another thread. The variables' handles outlive the value.
+        unsafe { (OpRef::new(block), append_described(block)) }
     }
 
     /// As [`submit`](Self::submit), without a reference.
@@ -105,18 +120,19 @@ impl<'a, V, T> PendingOp<'a, V, T> {
     pub fn submit_unreferenced(self) -> Option<Granted<V, T>> {
         let block = self.block;
         mem::forget(self);
-        // SAFETY: the block is ours until it is appended, and so are both its references, of which one is given up.
+        // SAFETY: the block is ours until it is appended, and so are both its references, of which one is
+        // dropped.
         unsafe {
             block.as_ref().forget_reference();
-            append_drafted(block)
+            append_described(block)
         }
     }
 }
 
 /// # Safety
-/// The caller owns the block, and holds handles of the variables that it was aimed at.
+/// The caller owns the block, and holds handles of the variables of its targets.
 #[inline(always)]
-unsafe fn append_drafted<V, T>(block: BlockPtr<V, T>) -> Option<Granted<V, T>> {
+unsafe fn append_described<V, T>(block: BlockPtr<V, T>) -> Option<Granted<V, T>> {
     // SAFETY: forwarded to the caller.
     unsafe {
         Block::normalize(block);
@@ -126,10 +142,10 @@ unsafe fn append_drafted<V, T>(block: BlockPtr<V, T>) -> Option<Granted<V, T>> {
 
 impl<V, T> Drop for PendingOp<'_, V, T> {
     fn drop(&mut self) {
-        // SAFETY: both references are ours, and nobody else has seen the block.
+        // SAFETY: both references are ours, and no other thread has seen the block.
         unsafe {
             drop(OpRef::new(self.block));
-            Block::release_owned(self.block);
+            Block::release(self.block);
         }
     }
 }
@@ -142,7 +158,7 @@ impl<V, T> fmt::Debug for PendingOp<'_, V, T> {
     }
 }
 
-// SAFETY: the pending_op owns its block, and borrows handles.
+// SAFETY: the value owns its block, and borrows handles.
 unsafe impl<V: Send, T: Send + Sync> Send for PendingOp<'_, V, T> {}
-// SAFETY: shared, it lends its payload only.
+// SAFETY: a shared value lends its payload only.
 unsafe impl<V: Send, T: Send + Sync> Sync for PendingOp<'_, V, T> {}

@@ -1,10 +1,9 @@
-//! Where operation blocks come from: chunks that stay mapped while the graph lives, and a free list per group of
-//! threads.
+//! Free blocks: chunks that stay mapped while the graph lives, and a free list per group of threads.
 //!
-//! A thread takes and gives blocks at its own shard, so that threads that each submit and complete do not meet. A
-//! thread that only submits finds its shard empty and carries off everything a completing thread gave back, one
-//! meeting for many operations. The slab grows to the largest number of operations ever in flight (the engine's
-//! window bounds it) and does not shrink.
+//! A thread takes and returns blocks at its own shard, so that threads that each submit and complete share no
+//! cache line. A thread that only submits finds its shard empty and takes all blocks that a completing thread
+//! has returned, so many operations share the cost of that transfer. The slab grows to the largest number of
+//! operations ever in flight, which the engine's in-flight limit bounds, and does not shrink.
 
 use std::ptr::NonNull;
 
@@ -18,13 +17,15 @@ use estafette_sync::thread_local;
 use crate::operation::block::{Block, BlockPtr};
 use crate::variable::lock::VarLock;
 
-/// Free lists. More than the threads that usually submit and complete at once; a collision costs contention only.
+/// Free lists. More than the threads that usually submit and complete at once; a collision costs contention
+/// only.
 const SHARDS: usize = if cfg!(estafette_loom) { 1 } else { 8 };
 
 /// Blocks allocated at once: about 24 KiB, so that growing is rare and an idle graph small.
 const CHUNK: usize = if cfg!(estafette_loom) { 4 } else { 128 };
 
-/// Operation numbers a shard reserves at once, so that the shared counter is touched once per so many operations.
+/// Operation numbers a shard reserves at once, so that the shared counter is touched once per so many
+/// operations.
 const ID_BATCH: u64 = 64;
 
 pub(crate) struct Slab<V, T> {
@@ -71,7 +72,7 @@ impl<V, T> Slab<V, T> {
         }
     }
 
-    /// A block of the caller's own, and a number for the operation it will hold.
+    /// Returns a block, which the caller then owns, and a number for its operation.
     #[inline(always)]
     pub(crate) fn take(&self) -> (BlockPtr<V, T>, u64) {
         if self.immortal
@@ -107,7 +108,7 @@ impl<V, T> Slab<V, T> {
         }
     }
 
-    /// Takes a block back that nobody refers to any more.
+    /// Takes back a block without references.
     #[inline(always)]
     pub(crate) fn give(&self, block: BlockPtr<V, T>) {
         if !(self.immortal && self.give_to_magazine(block)) {
@@ -115,7 +116,7 @@ impl<V, T> Slab<V, T> {
         }
     }
 
-    /// Some blocks of the caller's own, and how many: at least one, at most `count`.
+    /// Returns blocks, which the caller then owns, and their number: at least one, at most `count`.
     pub(crate) fn take_list(&self, count: usize) -> (List<V, T>, usize) {
         if is_abandoned() {
             // SAFETY: the list is ours, and what is left of it is lost.
@@ -147,7 +148,7 @@ impl<V, T> Slab<V, T> {
         (first, first + ID_BATCH)
     }
 
-    /// As [`take`](Self::take), without a lock, where those may be held for ever.
+    /// As [`take`](Self::take), without a lock: in a forked child, locks may be held for ever.
     #[cold]
     fn take_unshared(&self) -> (BlockPtr<V, T>, u64) {
         let mut list = Self::chain(Self::allocate());
@@ -163,7 +164,7 @@ impl<V, T> Slab<V, T> {
         self.give_list(more);
     }
 
-    /// Everything some other shard has to spare.
+    /// Takes all free blocks of another shard.
     fn steal(&self, own: usize) -> Option<List<V, T>> {
         let others = self.shards[own + 1..].iter().chain(&self.shards[..own]);
         others.into_iter().find_map(|shard| {
@@ -202,13 +203,13 @@ impl<V, T> Slab<V, T> {
 
 impl<V, T> Drop for Slab<V, T> {
     fn drop(&mut self) {
-        // The slab goes when no graph handle, no variable and no owned block is left; every block is free then, and
-        // a free block holds nothing but spill memory. (Also checked in models, which are built without debug
-        // assertions, and where a block touched too late would go unnoticed.)
+        // The slab is dropped when no graph handle, no variable and no block in use is left. Every block is
+        // free then, and a free block holds nothing but spill memory. (Also checked in models, which are
+        // built without debug assertions, and where a block touched too late would go unnoticed.)
         if cfg!(any(debug_assertions, estafette_loom)) {
             let chunks = self.chunks.lock().len();
             let free: usize = self.shards.iter().map(Shard::count).sum();
-            assert_eq!(free, chunks * CHUNK, "a block is in use and its slab goes");
+            assert_eq!(free, chunks * CHUNK, "a block is in use while its slab is dropped");
         }
         for chunk in self.chunks.lock().drain(..) {
             // SAFETY: made from a box in `grow`, freed once.
@@ -221,7 +222,7 @@ impl<V, T> Shard<V, T> {
     #[inline]
     fn with<R>(&self, f: impl FnOnce(&mut Free<V, T>) -> R) -> R {
         let word = self.lock.lock(std::ptr::null);
-        // SAFETY: we hold the lock; the closures of this file neither panic nor come back here.
+        // SAFETY: we hold the lock; the closures of this file neither panic nor call this function.
         let result = self.free.with_mut(|free| f(unsafe { &mut *free }));
         self.lock.unlock(word);
         result
@@ -309,8 +310,8 @@ impl<V, T> List<V, T> {
     }
 }
 
-/// A small number that differs between most threads: which shard is used is a matter of speed only, so the address
-/// of a thread-local will do and no counter is needed.
+/// A small number that differs between most threads: which shard is used is a matter of speed only, so the
+/// address of a thread-local will do and no counter is needed.
 fn shard_of_this_thread() -> usize {
     if SHARDS == 1 || cfg!(estafette_shuttle) {
         // An execution of a model must not depend on addresses.
@@ -371,8 +372,8 @@ mod tests {
                 taken.into_iter().for_each(|(block, _)| slab.give(block));
                 done.send(())
             });
-            is_done.recv_timeout(WITHIN).expect("nobody waits for a lock");
-            thread.join().expect("nothing went wrong").expect("somebody listens");
+            is_done.recv_timeout(WITHIN).expect("no thread waits for a lock");
+            thread.join().expect("nothing went wrong").expect("the test receives");
             drop(chunks);
         }
     }

@@ -1,8 +1,8 @@
-//! Split: part of a running operation's accesses goes on as an operation of its own.
+//! Split: a part of a running operation's accesses becomes an operation of its own.
 //!
-//! A view that outlives the body it was made for keeps its access, while the operation ends for everybody else. The new
-//! operation's accesses stand directly behind the old ones in their queues, granted, so nothing gets in between when the old
-//! operation completes.
+//! A view that outlives its body keeps its access, while the rest of the operation completes. The new
+//! operation's accesses are linked directly behind the old ones, granted, so nothing gets in between when the
+//! old operation completes.
 
 use crate::operation::access::{Mode, Target};
 use crate::operation::block::Block;
@@ -14,15 +14,18 @@ use crate::variable::var::{Var, VarNode};
 impl<V, T> Granted<V, T> {
     /// A new operation, granted from the start, that uses `vars` in `mode` as this one does.
     ///
-    /// It must be completed like any other. Until both are, whoever waits for one of `vars` waits for both; two exclusive
-    /// accesses of one variable are then granted at once, and it is for the caller to keep them from meeting.
+    /// The new operation must be completed like any other. Until both are, operations that wait for one of
+    /// `vars` wait for both. Two exclusive accesses of one variable are then granted at once, and the caller
+    /// must keep their uses apart.
     ///
     /// # Panics
-    /// If `vars` is empty, or this operation does not use one of `vars`, or only reads what `mode` would change.
+    /// If `vars` is empty, or this operation does not use one of `vars`, or only reads what `mode` would
+    /// change.
     pub fn split(&self, payload: T, vars: &[&Var<V, T>], mode: Mode) -> Self {
-        // SAFETY: the token keeps this operation in flight, hence its variables alive and its accesses linked. The new
-        // block is ours until the first bit is given back; being granted it stays ours. No two bits are held at once: the
-        // new accesses wait for nothing, so they need not appear in all queues at one moment.
+        // SAFETY: the token keeps this operation in flight, hence its variables alive and its accesses
+        // linked. The new block is ours until the first lock is released; a granted operation stays ours. No
+        // two locks are held at once: the new accesses wait for nothing, so they need not appear in all
+        // queues at one moment.
         unsafe {
             let mut targets: Targets<V, T> =
                 vars.iter().map(|var| Target::new(self.used(var), mode)).collect();
@@ -41,8 +44,7 @@ impl<V, T> Granted<V, T> {
             let first = targets.first().expect("a split takes at least one variable along");
             let graph = &first.node().as_ref().graph;
             let (block, id) = graph.slab.take();
-            Block::begin(block, id, payload, 1);
-            block.as_ref().own_early(graph.clone());
+            Block::begin(block, id, graph.clone(), |place| place.write(payload), 1);
             Block::set_targets(block, targets);
             block.as_ref().set_pending(0);
             for (access, target) in Block::accesses(block).zip(targets) {

@@ -1,111 +1,23 @@
 //! Submission: an operation joins the queues of all its variables in one atomic step.
 
 use crate::biased_lock::CriticalSection;
-use crate::graph::Graph;
-use crate::graph_ref::GraphRef;
-use crate::operation::access::{AccessPtr, Mode, Target};
+use crate::operation::access::{AccessPtr, Target};
 use crate::operation::accesses::Accesses;
 use crate::operation::block::{Block, BlockPtr};
 use crate::operation::granted::Granted;
-use crate::operation::op_ref::OpRef;
 use crate::operation::targets::Targets;
-use crate::variable::var::{Var, VarNode};
+use crate::variable::var::VarNode;
 
-impl<V, T> Graph<V, T> {
-    /// Appends an operation to the queues of all its variables, atomically with regard to every other submission,
-    /// and grants what can be granted. `Some`: all accesses may proceed at once. `None`: a later
-    /// [`Granted::complete`] hands the operation to its `ready`.
-    ///
-    /// `accesses` may name a variable several times; a read and a write of one variable are an update. An operation
-    /// without accesses is granted at once. Callable from any number of threads.
-    ///
-    /// # Panics
-    /// If a variable belongs to another graph.
-    pub fn submit<'a>(
-        &self,
-        payload: T,
-        accesses: impl IntoIterator<Item = (&'a Var<V, T>, Mode)>,
-    ) -> Option<Granted<V, T>>
-    where
-        V: 'a,
-        T: 'a,
-    {
-        let targets = self.targets(accesses);
-        let block = self.begin(payload, 1);
-        // SAFETY: the block is ours, and the handles behind `accesses` outlive the call.
-        unsafe {
-            if targets.as_slice().is_empty() {
-                // No queue will pin the slab for this operation.
-                block.as_ref().own(GraphRef::new(&self.state));
-            }
-            Block::set_targets(block, targets.as_slice());
-            append(block)
-        }
-    }
-
-    /// [`submit`](Self::submit) that also gives a reference to the operation.
-    ///
-    /// # Panics
-    /// If a variable belongs to another graph.
-    pub fn submit_ref<'a>(
-        &self,
-        payload: T,
-        accesses: impl IntoIterator<Item = (&'a Var<V, T>, Mode)>,
-    ) -> (OpRef<V, T>, Option<Granted<V, T>>)
-    where
-        V: 'a,
-        T: 'a,
-    {
-        let targets = self.targets(accesses);
-        let block = self.begin(payload, 2);
-        // SAFETY: the block is ours until it is appended; the reference is counted before, so that it outlives a
-        // completion on another thread. The handles behind `accesses` outlive the call.
-        unsafe {
-            block.as_ref().own_early(GraphRef::new(&self.state));
-            let reference = OpRef::new(block);
-            Block::set_targets(block, targets.as_slice());
-            (reference, append(block))
-        }
-    }
-
-    /// Checked, sorted and merged.
-    fn targets<'a>(&self, accesses: impl IntoIterator<Item = (&'a Var<V, T>, Mode)>) -> Targets<V, T>
-    where
-        V: 'a,
-        T: 'a,
-    {
-        let mut targets = Targets::new();
-        for (var, mode) in accesses {
-            // SAFETY: the handle keeps the node.
-            self.assert_mine(unsafe { var.node().as_ref() });
-            // StepKind it forwards to is found when its bit is taken.
-            targets.push(Target::new(var.node(), mode));
-        }
-        // SAFETY: as above.
-        unsafe { targets.normalize() };
-        targets
-    }
-
-    /// A block for a new operation, without accesses, that counts `refs` references to it.
-    #[inline(always)]
-    pub(crate) fn begin(&self, payload: T, refs: u32) -> BlockPtr<V, T> {
-        let (block, id) = self.state.slab.take();
-        // SAFETY: the slab gave the block to us.
-        unsafe { Block::begin(block, id, payload, refs) };
-        block
-    }
-}
-
-/// Appends the operation to the queues of its variables, or of whatever orders them.
+/// Appends the operation to the queues of its variables, or of the variables that order them.
 ///
 /// # Safety
-/// The caller owns the block, whose accesses are normalized, and holds a handle of each of its variables. Afterwards the
-/// block belongs to whoever has its `Granted`.
+/// The caller owns the block, whose accesses are normalized, and holds a handle of each of its variables.
+/// Afterwards the block belongs to the operation's `Granted`.
 #[inline(always)]
 pub(crate) unsafe fn append<V, T>(block: BlockPtr<V, T>) -> Option<Granted<V, T>> {
-    // SAFETY: the caller's handles keep the nodes and what they forward to. The block is ours until the first bit is given
-    // back, and again if it is granted; until the last one is, it stays in flight with the accesses it has, since whoever
-    // completes it needs every bit.
+    // SAFETY: the caller's handles keep the nodes and what they forward to. The block is ours until the first
+    // lock is released, and again if the operation is granted. Until the last lock is released, the operation
+    // stays in flight with its accesses, since its completion needs every lock.
     unsafe {
         let mut accesses = Block::accesses(block);
         let section = enter(accesses);
@@ -124,7 +36,7 @@ pub(crate) unsafe fn append<V, T>(block: BlockPtr<V, T>) -> Option<Granted<V, T>
     }
 }
 
-/// Enters the graph of the accesses, if there are any.
+/// Enters a critical section of the accesses' graph, if there are any.
 ///
 /// # Safety
 /// The caller owns the accesses, and keeps the nodes alive.
@@ -137,7 +49,8 @@ pub(crate) unsafe fn enter<V, T>(mut accesses: Accesses<V, T>) -> CriticalSectio
     }
 }
 
-/// Somebody collapsed a variable. Each round follows at least one new forward, and forwards never cycle.
+/// Follows the forwards of collapsed variables. Each call follows at least one new forward, and forwards
+/// never cycle.
 ///
 /// # Safety
 /// The caller owns the block, which is in no queue; its handles keep the nodes.
@@ -154,13 +67,14 @@ unsafe fn follow_forwards<V, T>(block: BlockPtr<V, T>) {
     }
 }
 
-/// Takes the bits of all the accesses' variables in the order of their ranks, or none: false if one of them is forwarded.
+/// Takes the locks of all the accesses' variables in lock order, or none: false if one of them is forwarded.
 ///
-/// All submitters take bits in the same order and hold them together, so submissions happen one after the other
-/// wherever they share a variable, and no circle of waiting submitters can form.
+/// All submitters take locks in the same order and hold them together, so submissions happen one after the
+/// other if they share a variable, and no cycle of waiting submitters can form.
 ///
 /// # Safety
-/// The caller owns the accesses, which are normalized, and keeps the nodes alive. If true, the caller must give every bit back.
+/// The caller owns the accesses, which are normalized, and keeps the nodes alive. If true, the caller must
+/// release every lock.
 #[inline(always)]
 pub(crate) unsafe fn lock_all<V, T>(accesses: Accesses<V, T>, section: &CriticalSection) -> bool {
     // SAFETY: forwarded to the caller.
@@ -187,11 +101,12 @@ pub(crate) unsafe fn lock_all<V, T>(accesses: Accesses<V, T>, section: &Critical
 /// Links the operation's accesses at the ends of their queues. True: all are granted.
 ///
 /// # Safety
-/// The caller holds the bits of the operation's variables and owns the block, which is in no queue and has these accesses.
+/// The caller holds the locks of the operation's variables and owns the block, which is in no queue and has
+/// these accesses.
 #[inline(always)]
 pub(crate) unsafe fn link_all<V, T>(block: BlockPtr<V, T>, accesses: Accesses<V, T>) -> bool {
     let mut pending = 0;
-    // SAFETY: the block is ours; its variables' bits are held, so nobody grants before the plain store.
+    // SAFETY: the block is ours; its variables' locks are held, so no thread grants before the plain store.
     unsafe {
         for access in accesses {
             let target = access.as_ref().target();

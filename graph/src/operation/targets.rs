@@ -7,12 +7,12 @@ use crate::operation::access::Target;
 use crate::operation::block::INLINE;
 use crate::variable::var::VarNode;
 
-/// A list of targets; without heap for as many as fit into a block.
+/// A list of targets. As many as fit into a block need no heap.
 pub(crate) struct Targets<V, T> {
     len: usize,
-    /// The first `len`, if there are no more than fit.
+    /// The first `len` are set, unless there are more than fit.
     few: [MaybeUninit<Target<V, T>>; INLINE],
-    /// All, or none if they fit above.
+    /// All targets, or none if they fit above.
     many: Vec<Target<V, T>>,
 }
 
@@ -80,7 +80,7 @@ impl<V, T> FromIterator<Target<V, T>> for Targets<V, T> {
     }
 }
 
-/// Sorts by variable and merges duplicates; gives how many are left, in front.
+/// Sorts by variable and merges duplicates. Returns the number of targets that are left, in front.
 ///
 /// # Safety
 /// The caller keeps the nodes alive.
@@ -100,8 +100,9 @@ unsafe fn sort_and_merge<V, T>(list: &mut [Target<V, T>]) -> usize {
     kept + 1
 }
 
-/// Sorts two to four targets by variable, by the smallest sorting networks (Knuth, The Art of Computer Programming 3, 5.3.4):
-/// which way a comparison goes is anybody's guess here, and a sort that branches is mostly wrong guesses.
+/// Sorts two to four targets by variable, by the smallest sorting networks (Knuth, The Art of Computer
+/// Programming 3, 5.3.4): the results of comparisons are unpredictable here, so most branches of an ordinary
+/// sort would be mispredicted.
 ///
 /// # Safety
 /// The caller keeps the nodes alive.

@@ -1,8 +1,8 @@
 //! Withdrawal: an operation that waits leaves its queues as if it had not been submitted.
 //!
-//! An operation that nothing needs any more (a request that timed out, a question that was dropped) must not keep others
-//! waiting until its turn comes. While its variables' bits are held together, no access of it can be granted, so it either
-//! waits, and is taken out, or has been granted already, and stays.
+//! An operation that is no longer needed (a request that timed out, a readiness query that was dropped) must
+//! not keep others waiting. While the locks of all its variables are held, none of its accesses can be
+//! granted. So the operation either waits, and is taken out, or has been granted already, and stays.
 
 use estafette_sync::abandoned::is_abandoned;
 
@@ -18,55 +18,63 @@ use crate::variable::collapse::Group;
 use crate::variable::var::VarNode;
 
 impl<V, T> OpRef<V, T> {
-    /// Takes the operation out of its queues if it waits: it will never be granted, and what waited behind it may go on. False
-    /// if it is granted or over, or was withdrawn before: then nothing has happened.
+    /// Takes the operation out of its queues if it waits: it will never be granted, and operations behind it
+    /// may be. False, and without effect, if the operation is granted or over, or was withdrawn before.
     ///
-    /// `ready` gets every operation that is granted by this, while no bit is held; operations that wait for the same variable
-    /// come in the order of their submission. The variables' `V` and flags are not touched; last, the `V` of variables that
-    /// ended with this operation are dropped, as by [`Granted::complete`].
+    /// `ready` gets every operation that is granted by this, under no lock; operations that wait for the same
+    /// variable come in the order of their submission. The variables' `V` and flags are not touched; last,
+    /// the `V` of variables that ended with this operation are dropped, as by [`Granted::complete`].
     ///
     /// If `ready` panics, the remaining operations are still handed to it.
+    ///
+    /// # Panics
+    /// If the operation is a [collapse](crate::Graph::collapse) that waits.
     #[must_use = "an operation that was not withdrawn is granted, or will be"]
     pub fn withdraw(&self, ready: impl FnMut(Granted<V, T>)) -> bool {
         self.withdraw_what(What::All, ready)
     }
 
-    /// As [`withdraw`](Self::withdraw), of an operation that only reads. One that also writes keeps its places in the queues of the
-    /// variables that it writes, and leaves the others: it is granted as soon as it has its writes, perhaps at once, and then
-    /// `ready` gets it, too. The result is false for it.
+    /// As [`withdraw`](Self::withdraw), if the operation only reads. An operation that also writes leaves the
+    /// queues of the variables that it reads, and stays in the others: it is granted as soon as its writes
+    /// are, perhaps at once, and then `ready` gets it, too. The result is then false.
+    ///
+    /// # Panics
+    /// As [`withdraw`](Self::withdraw).
     pub fn withdraw_reads(&self, ready: impl FnMut(Granted<V, T>)) -> bool {
         self.withdraw_what(What::Reads, ready)
     }
 
     fn withdraw_what(&self, what: What, ready: impl FnMut(Granted<V, T>)) -> bool {
-        // A withdrawn operation and a completed one look as a granted one does. In a forked child, locks may be held for ever.
+        // True for withdrawn and completed operations, too. In a forked child, locks may be held for ever.
         if self.as_block().is_granted() || is_abandoned() {
             return false;
         }
         let mut ended = Completed::new();
         let withdrawn = self.leave_queues(what, &mut ended);
         DeliverGranted::new(&mut ended, ready).rest();
-        // Gives the operation's reference to itself up; ours keeps the payload.
+        // Releases the operation's reference to itself; ours keeps the payload.
         drop(ended.take_shared());
         withdrawn
     }
 
     fn leave_queues(&self, what: What, ended: &mut Completed<V, T>) -> bool {
-        // SAFETY: an operation that waits and has a reference has owned its slab since its submission, and our reference keeps
-        // it from being recycled.
-        let graph = unsafe { self.as_block().owner() };
+        // SAFETY: our reference keeps the operation.
+        let graph = unsafe { self.as_block().graph() };
         let live = graph.registry().lock();
         if self.as_block().is_granted() {
             return false;
         }
-        // SAFETY: no access of an operation that waits has been completed, so each of its variables was alive just now, and
-        // none can be freed while the registry is locked. All bits are taken in the order of submitters, each is given back
-        // once, and while they are held no other thread grants or completes an access of the operation.
+        // SAFETY: an operation that waits is in flight.
+        assert!(unsafe { self.as_block().is_listed() }, "a collapse cannot be withdrawn");
+        // SAFETY: no access of an operation that waits has been completed, so each of its variables was alive
+        // just now, and none can be freed while the registry is locked. All locks are taken in the order of
+        // submitters, each is released once, and while they are held no other thread grants or completes an
+        // access of the operation.
         let withdrawn = unsafe {
             let accesses = Block::accesses(self.block());
             let section = submit::enter(accesses);
             for access in accesses {
-                // The word is read again when the bit is given back.
+                // The word is read again when the lock is released.
                 let _ =
                     access.as_ref().target().node().as_ref().lock.lock_within(&section, || graph.address());
             }
@@ -87,10 +95,11 @@ impl<V, T> OpRef<V, T> {
         withdrawn
     }
 
-    /// Takes the reads out, and gives all bits back.
+    /// Unlinks the reads, and releases all locks.
     ///
     /// # Safety
-    /// The caller has taken the bits of all accesses, within `section`, and has locked the registry. The operation waits.
+    /// The caller has taken the locks of all accesses, within `section`, and has locked the registry. The
+    /// operation waits.
     unsafe fn leave_read_queues(
         &self,
         accesses: Accesses<V, T>,
@@ -114,7 +123,7 @@ impl<V, T> OpRef<V, T> {
     }
 }
 
-/// What of an operation is withdrawn.
+/// The accesses to withdraw.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum What {
     All,
@@ -122,13 +131,13 @@ enum What {
 }
 
 /// # Safety
-/// The access is of an operation that waits, and its variable's bit is held.
+/// The access is of an operation that waits, and its variable's lock is held.
 unsafe fn reads<V, T>(access: AccessPtr<V, T>) -> bool {
     // SAFETY: forwarded to the caller.
     unsafe { !access.as_ref().target().is_exclusive() }
 }
 
-/// Gives the bits of all accesses back.
+/// Releases the locks of all accesses.
 ///
 /// # Safety
 /// The caller has taken them, and uses no access afterwards.
@@ -137,11 +146,11 @@ unsafe fn unlock_all<V, T>(accesses: Accesses<V, T>) {
     accesses.for_each(|access| unsafe { drop(VarNode::guard_locked(access.as_ref().target().node())) });
 }
 
-/// Takes one access out, granted or not, lets go what waited for it, and gives the bit back.
+/// Unlinks one access, granted or not, grants what may go next, and releases the lock.
 ///
 /// # Safety
-/// The caller has taken the bit of the access's variable, within `section`, and owns the operation, which is not granted. `ended`
-/// is used when no bit is held.
+/// The caller has taken the lock of the access's variable, within `section`, and owns the operation, which is
+/// not granted. `ended` is used when no lock is held.
 unsafe fn leave_queue<V, T>(section: &CriticalSection, access: AccessPtr<V, T>, ended: &mut Completed<V, T>) {
     // SAFETY: forwarded to the caller.
     unsafe {
@@ -154,10 +163,10 @@ unsafe fn leave_queue<V, T>(section: &CriticalSection, access: AccessPtr<V, T>, 
         let empty = grant_next(section, &mut guard, target.is_exclusive(), ended);
         if guard.word.group() {
             // No write was completed, but the queue may be empty now.
-            Group::completed(&mut guard, Mode::Read, &mut ended.rare().dead);
+            Group::completed(&mut guard, Mode::Read, &mut ended.retired());
         }
         if empty && guard.word.orphaned() {
-            ended.rare().dead.retire(target.node());
+            ended.retired().retire(target.node());
         }
     }
 }

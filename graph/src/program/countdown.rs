@@ -2,24 +2,28 @@
 //!
 //! # Protocol
 //!
-//! Each operation has a counter of predecessors that have not ended. Whoever ends an operation counts its successors
-//! down; those that reach zero may run. It keeps the first for itself and *lists* the others.
+//! Each operation has a counter of predecessors that have not ended. The thread that ends an operation counts
+//! its successors down; those that reach zero may run. The thread keeps the first for itself and *lists* the
+//! others.
 //!
-//! The list is an array with one slot per operation, since none is listed twice in a run: no slot is ever reused, so
-//! there is no ABA. `tail` counts the slots that are promised, `head` those that are taken.
+//! The list is an array with one slot per operation, since no operation is listed twice in a run: no slot is
+//! ever reused, so there is no ABA. `tail` counts the slots that are reserved, `head` those that are taken.
 //!
-//! 1. To list an operation: add one to `tail`, which promises a slot, and store the operation there (release).
-//! 2. To take one: load the slot at `head` (acquire). If it is filled, move `head` on by compare-and-swap, and retry if
-//!    somebody else did. If it is empty: fence, look once more, and only then give up.
+//! 1. To list an operation: add one to `tail`, which reserves a slot, and store the operation there
+//!    (release).
+//! 2. To take an operation: load the slot at `head` (acquire). If it is filled, advance `head` by
+//!    compare-and-swap, and retry if another thread did. If it is empty: fence, load once more, and only then
+//!    give up.
 //!
-//! *A thread that gives up leaves nothing behind that nobody sees.* Say P has listed an operation behind a slot that was
-//! promised to Q and is still empty. P finds that slot empty and gives up. Q fills it later, and takes until it gives up
-//! itself, so it must not find P's slot empty. P: store its slot, fence, load Q's slot. Q: store its slot, fence, load P's
-//! slot. Both fences are those of giving up, and sequentially consistent, so at least one of the two loads sees the
-//! other's store. The same holds along a row of promised slots: whatever is listed is taken by somebody.
+//! *A listed operation is always taken.* Say P has listed an operation behind a slot that was reserved by Q
+//! and is still empty. P finds that slot empty and gives up. Q fills it later, and takes until it gives up
+//! itself, so it must not find P's slot empty. P: store its slot, fence, load Q's slot. Q: store its slot,
+//! fence, load P's slot. Both fences are those of giving up, and sequentially consistent, so at least one of
+//! the two loads sees the other's store. The same holds along a row of reserved slots.
 //!
-//! Counters, the slots' release and acquire, and `left` carry what the operations themselves have written: every
-//! predecessor of an operation happens before it, and all of them before whoever is told that it accounts for the last.
+//! Counters, the slots' release and acquire, and `left` publish what the operations themselves have written:
+//! every predecessor of an operation happens before it, and all operations before the thread that accounts
+//! for the last.
 
 use std::fmt;
 
@@ -27,29 +31,31 @@ use estafette_sync::sync::atomic::{AtomicU32, AtomicUsize, Ordering, fence};
 
 use super::order::ProgramOrder;
 
-/// The state of one run; can be used again for the next. Threads that take part [`take`](Self::take) an operation, run
-/// it, tell that it has [`ended`](Self::ended), and run what that gives them, until there is nothing to take. Then they
-/// [`account`](Self::account) for what they have run. Nobody ever waits.
+/// The state of one run; can be used again for the next. A thread [`take`](Self::take)s an operation, runs
+/// it, reports that it has [`ended`](Self::ended), and runs the operation that this returns, until there is
+/// nothing to take. Then it [`account`](Self::account)s for the operations that it has run. No thread ever
+/// waits.
 pub struct Countdown {
     /// Predecessors of each operation that have not ended.
     pending: Box<[AtomicU32]>,
-    /// Operations that may run and that nobody kept, each plus one; [`EMPTY`] where there is none yet.
+    /// Operations that may run and that no thread kept, each plus one; [`EMPTY`] in slots that are not
+    /// filled.
     listed: Box<[AtomicU32]>,
     head: AtomicUsize,
     tail: AtomicUsize,
-    /// Operations that nobody has accounted for.
+    /// Operations that are not accounted for.
     left: AtomicUsize,
 }
 
-/// A slot that nothing was listed in.
+/// An empty slot.
 const EMPTY: u32 = 0;
 
-/// StepKind the end of an operation lets go.
+/// Operations that may run because their last predecessor has ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Released {
-    /// The caller runs this one next.
+    /// The operation that the caller runs next.
     pub next: Option<u32>,
-    /// How many more were listed, for whoever takes them.
+    /// How many more were listed, for any thread.
     pub listed: usize,
 }
 
@@ -66,13 +72,14 @@ impl Countdown {
         }
     }
 
-    /// Begins a run of which the first `done` operations, in the order of log, have already been run.
+    /// Begins a run of which the first `done` operations, in the order of recording, have already been run.
     ///
     /// # Panics
     /// If `order` is of another length, or shorter than `done`.
     pub fn restart(&mut self, order: &ProgramOrder, done: usize) {
         assert_eq!(order.len(), self.pending.len(), "a countdown is made for one length");
-        // Plain stores throughout: whoever gets a reference to us later sees them by the way that it got it.
+        // Plain stores throughout: the exclusive borrow ends before any other thread gets a reference, which
+        // publishes them.
         let used = self.tail.load(Ordering::Relaxed);
         self.listed[..used].iter().for_each(|slot| slot.store(EMPTY, Ordering::Relaxed));
         let numbers = 0..u32::try_from(order.len()).expect("an order has fewer than 2^32 operations");
@@ -101,7 +108,7 @@ impl Countdown {
             let head = self.head.load(Ordering::Relaxed);
             let op = self.listed.get(head)?.load(Ordering::Acquire);
             if op != EMPTY {
-                // Relaxed: the slot carries everything, and `head` only says whose it is.
+                // Relaxed: the slot publishes everything, and `head` only decides which thread takes it.
                 if self.head.compare_exchange(head, head + 1, Ordering::Relaxed, Ordering::Relaxed).is_ok() {
                     return Some(op - 1);
                 }
@@ -137,8 +144,8 @@ impl Countdown {
     /// One predecessor of `op` has ended. True: it was the last.
     fn count_down(&self, op: u32) -> bool {
         let pending = &self.pending[op as usize];
-        // When one is left it is ours, nobody else writes the counter, and the locked instruction is saved. Acquire and
-        // release: whoever is last sees what every predecessor did.
+        // If one predecessor is left it is this thread's, so no other thread writes the counter, and the
+        // locked instruction is saved. Acquire and release: the last thread sees what every predecessor did.
         if pending.load(Ordering::Acquire) == 1 {
             pending.store(0, Ordering::Relaxed);
             return true;
@@ -146,7 +153,7 @@ impl Countdown {
         pending.fetch_sub(1, Ordering::AcqRel) == 1
     }
 
-    /// Accounts for `ended` operations that the caller has run. True: with them all are done. This is told once.
+    /// Accounts for `ended` operations that the caller has run. True, once: with them all are done.
     pub fn account(&self, ended: usize) -> bool {
         let before = self.left.fetch_sub(ended, Ordering::AcqRel);
         debug_assert!(before >= ended, "an operation is accounted for once");

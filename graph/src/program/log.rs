@@ -1,59 +1,32 @@
-//! StepKind happened, as a log fed from outside, and what can be learned from it afterwards.
-//!
-//! A [`ProgramLog`] is told of each operation's submission and of the moments in its life, with times that the caller
-//! took from whatever clock it has (nanoseconds; only differences matter). It turns them into a petgraph graph of the
-//! operations with an edge for every dependence that kept order, and analyses that. It never looks at a live graph.
-//!
-//! ```
-//! use estafette_graph::program::ProgramLog;
-//! use estafette_graph::{Mode, OpId, VarId};
-//!
-//! let (x, y) = (VarId::new(1), VarId::new(2));
-//! let mut log = ProgramLog::new();
-//! log.submitted(OpId::new(1), "load", [(x, Mode::Write)], 0);
-//! log.submitted(OpId::new(2), "sum", [(x, Mode::Read), (y, Mode::Write)], 10);
-//! log.started(OpId::new(1), 5);
-//! log.done(OpId::new(1), 105);
-//! log.started(OpId::new(2), 110);
-//! log.done(OpId::new(2), 140);
-//!
-//! assert_eq!(log.check_topological().expect("in order"), [OpId::new(1), OpId::new(2)]);
-//! assert_eq!(log.critical_path().length_ns, 130);
-//! assert!(log.to_dot().contains("RAW on var 1"));
-//! ```
+//! The operations of a program, as a plain list.
 
 use std::collections::HashMap;
 
-use crate::id::{OpId, VarId};
+use crate::id::VarId;
 use crate::operation::access::Mode;
 
-/// The log: operations in the order of their submission.
+/// Operations and their accesses, in the order of recording.
+///
+/// ```
+/// use estafette_graph::program::ProgramLog;
+/// use estafette_graph::{Mode, VarId};
+///
+/// let (x, y) = (VarId::new(1), VarId::new(2));
+/// let mut log = ProgramLog::new();
+/// log.push([(x, Mode::Write)]);
+/// log.push([(x, Mode::Read), (y, Mode::Write)]);
+/// assert_eq!(log.dependences(), [(0, 1)]);
+/// ```
 #[derive(Clone, Debug, Default)]
 pub struct ProgramLog {
-    ops: Vec<LoggedOp>,
-    indices: HashMap<OpId, usize>,
-    ignored: u64,
+    ops: Vec<Vec<(VarId, Mode)>>,
 }
 
-/// One recorded operation. Times are in nanoseconds on the caller's clock.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct LoggedOp {
-    /// The operation.
-    pub id: OpId,
-    /// StepKind the caller calls it.
-    pub name: String,
-    /// Each distinct variable once, ascending; several uses of one variable are merged as the graph merges them.
-    pub accesses: Vec<(VarId, Mode)>,
-    /// When it was submitted.
-    pub submitted_ns: u64,
-    /// When all its accesses were granted.
-    pub granted_ns: Option<u64>,
-    /// When its body began.
-    pub started_ns: Option<u64>,
-    /// When it was handed to its device queue (for a host operation: when its body ended).
-    pub issued_ns: Option<u64>,
-    /// When its work was finished.
-    pub done_ns: Option<u64>,
+/// The accesses of one variable that later accesses may depend on.
+#[derive(Default)]
+struct Version {
+    writer: Option<usize>,
+    readers: Vec<usize>,
 }
 
 impl ProgramLog {
@@ -62,19 +35,8 @@ impl ProgramLog {
         Self::default()
     }
 
-    /// Notes a submission. The order of these calls is taken as the order of submission. A second submission of a
-    /// known operation is ignored and counted.
-    pub fn submitted(
-        &mut self,
-        id: OpId,
-        name: impl Into<String>,
-        accesses: impl IntoIterator<Item = (VarId, Mode)>,
-        at_ns: u64,
-    ) {
-        if self.indices.contains_key(&id) {
-            self.ignored += 1;
-            return;
-        }
+    /// Appends an operation. Several uses of one variable are merged as the graph merges them.
+    pub fn push(&mut self, accesses: impl IntoIterator<Item = (VarId, Mode)>) {
         let mut accesses: Vec<_> = accesses.into_iter().collect();
         accesses.sort_unstable_by_key(|(var, _)| *var);
         accesses.dedup_by(|later, kept| {
@@ -84,69 +46,39 @@ impl ProgramLog {
             }
             same
         });
-        self.indices.insert(id, self.ops.len());
-        self.ops.push(LoggedOp {
-            id,
-            name: name.into(),
-            accesses,
-            submitted_ns: at_ns,
-            granted_ns: None,
-            started_ns: None,
-            issued_ns: None,
-            done_ns: None,
-        });
+        self.ops.push(accesses);
     }
 
-    /// Notes that all accesses of the operation were granted.
-    pub fn granted(&mut self, id: OpId, at_ns: u64) {
-        self.note(id, at_ns, |op| &mut op.granted_ns);
-    }
-
-    /// Notes that the operation's body began.
-    pub fn started(&mut self, id: OpId, at_ns: u64) {
-        self.note(id, at_ns, |op| &mut op.started_ns);
-    }
-
-    /// Notes that the operation was handed to its device queue, or that its host body ended.
-    pub fn issued(&mut self, id: OpId, at_ns: u64) {
-        self.note(id, at_ns, |op| &mut op.issued_ns);
-    }
-
-    /// Notes that the operation's work was finished.
-    pub fn done(&mut self, id: OpId, at_ns: u64) {
-        self.note(id, at_ns, |op| &mut op.done_ns);
-    }
-
-    /// The operations in submission order.
-    pub fn ops(&self) -> &[LoggedOp] {
+    /// The accesses of each operation: each distinct variable once, ascending.
+    pub fn ops(&self) -> &[Vec<(VarId, Mode)>] {
         &self.ops
     }
 
-    /// The record of one operation.
-    pub fn op(&self, id: OpId) -> Option<&LoggedOp> {
-        self.indices.get(&id).map(|index| &self.ops[*index])
-    }
-
-    /// Events that were not used: of operations submitted before the log began, or noted twice.
-    pub fn ignored(&self) -> u64 {
-        self.ignored
-    }
-
-    fn note(&mut self, id: OpId, at_ns: u64, moment: impl FnOnce(&mut LoggedOp) -> &mut Option<u64>) {
-        let index = self.indices.get(&id).map(|index| moment(&mut self.ops[*index]));
-        match index {
-            Some(index @ None) => *index = Some(at_ns),
-            _ => self.ignored += 1,
+    /// Pairs of operations, as indices in [`ops`](Self::ops), of which the first must end before the second
+    /// begins; ascending, each pair once. A read depends on the last write of its variable, a write on the
+    /// reads since the last write, or on that write if there are none. All other dependences follow from
+    /// these.
+    pub fn dependences(&self) -> Vec<(usize, usize)> {
+        let mut edges = Vec::with_capacity(self.ops.len());
+        let mut vars: HashMap<VarId, Version> = HashMap::new();
+        for (op, accesses) in self.ops.iter().enumerate() {
+            for (var, mode) in accesses {
+                let version = vars.entry(*var).or_default();
+                if !mode.is_exclusive() {
+                    edges.extend(version.writer.map(|writer| (writer, op)));
+                    version.readers.push(op);
+                    continue;
+                }
+                if version.readers.is_empty() {
+                    edges.extend(version.writer.map(|writer| (writer, op)));
+                }
+                edges.extend(version.readers.drain(..).map(|reader| (reader, op)));
+                version.writer = Some(op);
+            }
         }
-    }
-}
-
-impl LoggedOp {
-    /// From the beginning of the body to the end of the work; zero if either is unknown.
-    pub fn duration_ns(&self) -> u64 {
-        match (self.started_ns, self.done_ns) {
-            (Some(started), Some(done)) => done.saturating_sub(started),
-            _ => 0,
-        }
+        // Two operations may depend on each other by several variables.
+        edges.sort_unstable();
+        edges.dedup();
+        edges
     }
 }

@@ -1,11 +1,12 @@
-//! StepKind never changes from run to run.
+//! The order of a program: constant from run to run.
 
 use std::collections::HashMap;
 
 use crate::id::VarId;
 use crate::program::log::ProgramLog;
 
-/// Who comes after whom in a recorded program. Operations are numbered in the order of log, from 0.
+/// The successors and the readers of each operation of a program. Operations are numbered in the order of
+/// recording, from 0.
 #[derive(Clone, Debug)]
 pub struct ProgramOrder {
     successors: Lists,
@@ -14,8 +15,7 @@ pub struct ProgramOrder {
 }
 
 impl ProgramOrder {
-    /// Works the order out, without dependences that follow from others
-    /// ([`ProgramLog::reduced`](crate::program::log::ProgramLog::reduced)). Times in the log are ignored.
+    /// Computes the order, without dependences that follow from others ([`ProgramLog::reduced`]).
     ///
     /// # Panics
     /// For 2³² or more operations or dependences.
@@ -44,28 +44,29 @@ impl ProgramOrder {
         self.predecessors.is_empty()
     }
 
-    /// How many operations must end right before `op`: those that have it among their [`successors`](Self::successors).
+    /// How many operations must end right before `op`: those that have it among their
+    /// [`successors`](Self::successors).
     #[inline]
     pub fn predecessors(&self, op: u32) -> u32 {
         self.predecessors[op as usize]
     }
 
-    /// Operations that wait for `op` and for which nothing else stands in for it, ascending.
+    /// Operations that wait for `op`, without those that also wait for another successor of `op`; ascending.
     #[inline]
     pub fn successors(&self, op: u32) -> &[u32] {
         self.successors.of(op)
     }
 
-    /// Operations that look at something as `op` left it, ascending. They are what its failure concerns: an operation
-    /// that only overwrites comes later, but does not look.
+    /// Operations that read what `op` wrote, ascending. A failure of `op` reaches them, and no operation that
+    /// only overwrites.
     #[inline]
     pub fn readers(&self, op: u32) -> &[u32] {
         self.readers.of(op)
     }
 
-    /// Whether every operation waits for the one before, so that never two may run at once.
+    /// Whether every operation waits for the one before, so that no two may run at once.
     pub fn is_chain(&self) -> bool {
-        // Nothing can stand in for a dependence of neighbours, so none of these is ever left out.
+        // A dependence of neighbours never follows from others, so the reduction keeps them all.
         (1..self.predecessors.len()).all(|op| {
             let op = u32::try_from(op).expect("checked when the lists were made");
             self.successors(op - 1).first() == Some(&op)
@@ -73,12 +74,12 @@ impl ProgramOrder {
     }
 }
 
-/// Pairs of an operation and another one that reads what the first has written, ascending, each once.
+/// Pairs of a writer and a reader of what it wrote, ascending, each once.
 fn flow(log: &ProgramLog) -> Vec<(usize, usize)> {
     let mut writers: HashMap<VarId, usize> = HashMap::new();
     let mut pairs = Vec::new();
     for (index, op) in log.ops().iter().enumerate() {
-        for (var, mode) in &op.accesses {
+        for (var, mode) in op {
             if mode.reads()
                 && let Some(writer) = writers.get(var)
             {
@@ -94,7 +95,7 @@ fn flow(log: &ProgramLog) -> Vec<(usize, usize)> {
     pairs
 }
 
-/// A list of operations for each operation, one behind the other in memory.
+/// A list of operations for each operation, contiguous in memory.
 #[derive(Clone, Debug)]
 struct Lists {
     /// Where the list of each operation begins; one more for where the last one ends.

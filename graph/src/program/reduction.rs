@@ -2,63 +2,57 @@
 
 use petgraph::adj::List;
 use petgraph::algo::tred::dag_transitive_reduction_closure;
-use petgraph::visit::{EdgeRef, IntoEdgeReferences};
 
 use super::log::ProgramLog;
 
-/// Operations that are reduced together. The reduction builds a closure, which is quadratic in this number, so a long
-/// log is reduced piece by piece: a redundant dependence that reaches further than a piece is kept, and costs its
-/// user one comparison.
-const PIECE: usize = 256;
+/// Operations that are reduced together. The reduction builds a closure, which is quadratic in this number,
+/// so a long program is reduced window by window. A redundant dependence that reaches further than a window
+/// is kept, and costs one comparison.
+const WINDOW: usize = 256;
 
-/// Pieces overlap by half, so that every dependence of up to this reach lies whole in one of them.
-const STRIDE: usize = PIECE / 2;
+/// Windows overlap by half, so that every dependence of up to this reach lies whole in one of them.
+const STRIDE: usize = WINDOW / 2;
 
 impl ProgramLog {
-    /// Which operation must end before which other one may begin, as places in [`ops`](Self::ops), ascending; with
-    /// everything left out that follows from the rest, as far as dependences reach no further than 128 operations.
-    ///
-    /// It orders exactly what [`graph`](Self::graph) orders.
+    /// The [dependences](Self::dependences) without those that follow from the rest, as far as dependences
+    /// reach no further than 128 operations. Both order the same operations.
     pub fn reduced(&self) -> Vec<(usize, usize)> {
-        let graph = self.graph();
-        let mut edges: Vec<_> =
-            graph.edge_references().map(|edge| (edge.source().index(), edge.target().index())).collect();
-        // Two operations may depend on each other by several variables.
-        edges.sort_unstable();
-        edges.dedup();
+        let edges = self.dependences();
         let mut kept = Vec::with_capacity(edges.len());
         let mut rest = &edges[..];
         for start in (0..self.ops().len()).step_by(STRIDE) {
             let judged = rest.partition_point(|(before, _)| *before < start + STRIDE);
-            let inside = rest.partition_point(|(before, _)| *before < start + PIECE);
-            reduce_piece(start, &rest[..judged], &rest[..inside], &mut kept);
+            let inside = rest.partition_point(|(before, _)| *before < start + WINDOW);
+            reduce_window(start, &rest[..judged], &rest[..inside], &mut kept);
             rest = &rest[judged..];
         }
         kept
     }
 }
 
-/// Adds to `kept` those of `judged` that do not follow from the edges `inside` the piece that begins at `start`.
+/// Adds to `kept` those of `judged` that do not follow from the edges `inside` the window that begins at
+/// `start`.
 ///
-/// Every way from one operation to another leads through operations recorded between them. So an edge that lies in the
-/// piece is judged exactly.
-fn reduce_piece(
+/// Every path from one operation to another leads through operations recorded between them. So an edge that
+/// lies in the window is judged exactly.
+fn reduce_window(
     start: usize,
     judged: &[(usize, usize)],
     inside: &[(usize, usize)],
     kept: &mut Vec<(usize, usize)>,
 ) {
-    // The recorded order is a topological one, and sorted edges name the neighbours in that order: what petgraph asks for.
-    let mut piece: List<(), u32> = List::with_capacity(PIECE);
-    for _ in 0..PIECE {
-        piece.add_node();
+    // The recorded order is topological, and sorted edges list the neighbours in that order, as petgraph
+    // requires.
+    let mut window: List<(), u32> = List::with_capacity(WINDOW);
+    for _ in 0..WINDOW {
+        window.add_node();
     }
-    let local = |op: usize| u32::try_from(op - start).expect("a piece is short");
-    for &(before, after) in inside.iter().filter(|(_, after)| *after < start + PIECE) {
-        piece.add_edge(local(before), local(after), ());
+    let local = |op: usize| u32::try_from(op - start).expect("a window is short");
+    for &(before, after) in inside.iter().filter(|(_, after)| *after < start + WINDOW) {
+        window.add_edge(local(before), local(after), ());
     }
-    let (reduction, _closure) = dag_transitive_reduction_closure(&piece);
+    let (reduction, _closure) = dag_transitive_reduction_closure(&window);
     kept.extend(judged.iter().filter(|&&(before, after)| {
-        after >= start + PIECE || reduction.contains_edge(local(before), local(after))
+        after >= start + WINDOW || reduction.contains_edge(local(before), local(after))
     }));
 }

@@ -1,13 +1,15 @@
 //! Collapse: many variables become one, for tensors that overlap very many others.
 //!
-//! A collapsed variable forwards to its group. Every access submitted through it from then on queues on the group;
-//! what was queued before stays in its own queue, behind which the collapsing operation (a write of all of them)
-//! waits. A group may itself be collapsed into a larger one, so forwards chain, always towards one root.
+//! A collapsed variable forwards to its group. Every access submitted through the variable from then on
+//! queues on the group. Accesses that were queued before stay in the variable's own queue; the collapsing
+//! operation, a write of all members, waits behind them. A group may itself be collapsed into a larger one,
+//! so forwards chain, always towards one root.
 
 use std::collections::VecDeque;
 use std::ptr::NonNull;
 
 use crate::graph::Graph;
+use crate::graph_ref::GraphRef;
 use crate::operation::access::{AccessPtr, Mode, Target};
 use crate::operation::block::Block;
 use crate::operation::granted::Granted;
@@ -16,30 +18,33 @@ use crate::operation::targets::Targets;
 use crate::variable::retired::RetiredVars;
 use crate::variable::var::{Var, VarGuard, VarNode};
 
-/// StepKind a variable needs to be a group.
+/// The state of a variable that is a group.
 ///
-/// Dropping the last handle of a member must keep its `V` until the accesses submitted through it are through, and
-/// those are in the group's queue now. So the member is *parked* here until every access that was queued at that
-/// moment has completed: a write appended later is granted only then, so that is the case once such a write has
-/// completed, or the queue is empty.
+/// When the last handle of a member is dropped, its `V` must live until the accesses submitted through the
+/// member have completed, and those are in the group's queue now. So the member is *parked* here until every
+/// access that is queued at that moment has completed. A write that is appended later is granted only then,
+/// so the member ends once such a write has completed, or the queue is empty.
 pub(crate) struct Group<V, T> {
     /// Writes completed.
     finished: u64,
-    /// Members without handles, each with the number of writes that had been appended when it was parked: it may go
-    /// when more have finished. Ascending.
+    /// Members without handles, each with the number of writes that had been appended when it was parked. A
+    /// member ends when more writes have finished. Ascending.
     parked: VecDeque<(u64, NonNull<VarNode<V, T>>)>,
 }
 
 impl<V, T> Graph<V, T> {
-    /// Submits an operation that writes all `members` and `group`; from then on every access to a member is an
-    /// access to `group`, atomically: an access submitted by another thread is queued before the collapsing
-    /// operation on the member, or behind it on the group.
+    /// Submits an operation that writes all `members` and `group`; from then on every access to a member is
+    /// an access to `group`, atomically: an access submitted by another thread is queued before the
+    /// collapsing operation on the member, or behind it on the group.
+    ///
+    /// [`Var::queued`] and [`Graph::waiting`] do not contain the operation, and it cannot be withdrawn.
     ///
     /// Each variable keeps its own `V`: [`Var::with_state`] of a member reaches the member's, accesses of a
-    /// [`Granted`] submitted after the collapse reach the group's. Dropping a member's last handle drops its `V` when
-    /// the accesses submitted through it have completed (at the latest when the group's queue is empty once, or when
-    /// a write of the group that was submitted later completes). A member that was collapsed before brings its whole
-    /// group along. Collapsing again what is one already is a plain write of the group.
+    /// [`Granted`] submitted after the collapse reach the group's. Dropping a member's last handle drops its
+    /// `V` when the accesses submitted through it have completed (at the latest when the group's queue is
+    /// empty once, or when a write of the group that was submitted later completes). A member that was
+    /// collapsed before brings its whole group along. A second collapse of the same variables is a plain
+    /// write of the group.
     ///
     /// # Panics
     /// If a variable belongs to another graph.
@@ -48,11 +53,14 @@ impl<V, T> Graph<V, T> {
             // SAFETY: the handle keeps the node.
             self.assert_mine(unsafe { var.node().as_ref() });
         }
-        let block = self.begin(payload, 1);
+        let (block, id) = self.state.slab.take();
         let mut fresh = Some(Box::new(Group { finished: 0, parked: VecDeque::new() }));
-        // SAFETY: the handles in `members` and `group` keep all nodes and their roots alive; the block is ours until
-        // it is appended, and nothing of it is touched after the last bit is given back unless it is granted.
+        // SAFETY: the handles in `members` and `group` keep all nodes and their roots alive; the block is
+        // ours until it is appended, and is not accessed after the last lock is released unless the operation
+        // is granted.
         unsafe {
+            Block::begin(block, id, GraphRef::new(&self.state), |place| place.write(payload), 1);
+            block.as_ref().leave_out_of_lists();
             let section = self.state.biased.enter();
             let (targets, root) = loop {
                 let root = VarNode::resolve(group.node());
@@ -73,7 +81,8 @@ impl<V, T> Graph<V, T> {
                     *place = fresh.take();
                 }
             });
-            // The root first: who sees a member forwarded must already see the unfinished write on the root.
+            // The root first: a thread that sees a member forwarded must already see the unfinished write on
+            // the root.
             let word = root.as_ref().lock.load_locked();
             root.as_ref().lock.unlock(word.with_group().with_unfinished_write(true));
             for member in targets.as_slice().iter().map(|target| target.node()).filter(|node| *node != root) {
@@ -87,8 +96,8 @@ impl<V, T> Graph<V, T> {
 }
 
 impl<V, T> Group<V, T> {
-    /// If `node` was collapsed and accesses are queued on the variable that orders it now, leaves it to whoever
-    /// completes them.
+    /// If `node` was collapsed and accesses are queued on the variable that orders it now, parks `node` until
+    /// they have completed. True: parked.
     ///
     /// # Safety
     /// As for [`VarNode::retire`].
@@ -104,7 +113,7 @@ impl<V, T> Group<V, T> {
                 root = next;
                 let mut guard = VarNode::lock(root);
                 if guard.word.forwarded() {
-                    // Collapsed since we resolved it; what it still has queued is ahead of the collapsing operation.
+                    // Collapsed since it was resolved; its queue is ahead of the collapsing operation.
                     continue;
                 }
                 let (empty, writes) = guard.queue(|queue| (queue.is_empty(), u64::from(queue.writes())));
@@ -120,12 +129,13 @@ impl<V, T> Group<V, T> {
         }
     }
 
-    /// Notes a write that was inserted ahead of the end of the queue (a split): parked members wait for one more.
+    /// Notes a write that was inserted ahead of the end of the queue (a split): parked members wait for one
+    /// more.
     ///
     /// # Safety
-    /// The bit is held.
+    /// The lock is held.
     pub(crate) unsafe fn inserted(guard: &VarGuard<V, T>) {
-        // SAFETY: the bit is held, so the group is ours.
+        // SAFETY: the lock is held, so this thread owns the group.
         unsafe {
             guard.node.as_ref().group.with_mut(|group| {
                 let group = (*group).as_mut().expect("a word that says group has one");
@@ -134,14 +144,14 @@ impl<V, T> Group<V, T> {
         }
     }
 
-    /// Notes that a write leaves the queue without having been completed. Members that were parked behind it wait for one write
-    /// less; members that were parked before it was appended wait for as many as before.
+    /// Notes that a write leaves the queue without having been completed. Members that were parked behind it
+    /// wait for one write less; members that were parked before it was appended wait for as many as before.
     ///
     /// # Safety
-    /// The bit is held, and the access is still linked.
+    /// The lock is held, and the access is still linked.
     #[cold]
     pub(crate) unsafe fn withdraws(guard: &mut VarGuard<V, T>, write: AccessPtr<V, T>) {
-        // SAFETY: the bit is held, so the queue and the group are ours.
+        // SAFETY: the lock is held, so this thread owns the queue and the group.
         unsafe {
             let ahead = guard.queue(|queue| queue.writes_ahead_of(write));
             guard.node.as_ref().group.with_mut(|group| {
@@ -154,13 +164,13 @@ impl<V, T> Group<V, T> {
         }
     }
 
-    /// Notes a completed access of a group and collects the members that may go.
+    /// Notes a completed access of a group and collects the members that end.
     ///
     /// # Safety
-    /// The bit is held, the access is unlinked, and `dead` is dropped when no bit is held.
+    /// The lock is held, the access is unlinked, and `dead` is dropped when no lock is held.
     #[cold]
     pub(crate) unsafe fn completed(guard: &mut VarGuard<V, T>, mode: Mode, dead: &mut RetiredVars<V, T>) {
-        // SAFETY: the bit is held, so the group is ours; parked members belong to it.
+        // SAFETY: the lock is held, so this thread owns the group and its parked members.
         unsafe {
             let empty = guard.queue(|queue| queue.is_empty());
             guard.node.as_ref().group.with_mut(|group| {

@@ -1,4 +1,4 @@
-//! The state word of a variable: a spin bit and what may be read without taking it.
+//! The word of a variable: a spin lock, and flags that are read without the lock.
 
 use estafette_sync::sync::atomic::{AtomicU32, Ordering};
 use estafette_sync::{hint, thread};
@@ -6,11 +6,12 @@ use estafette_sync::{hint, thread};
 use crate::biased_lock::CriticalSection;
 use crate::reentry::{GraphAddress, panic_if_lent};
 
-/// Somebody is inside: the queue, the state `V` and this word belong to them.
+/// A thread holds the lock: the queue, the state `V` and this word belong to it.
 const LOCKED: u32 = 1 << 0;
 /// At least one write is queued or granted and not completed.
 const UNFINISHED_WRITE: u32 = 1 << 1;
-/// The last handle is gone: whoever finds (or makes) the queue empty retires the variable. Set once, never cleared.
+/// The last handle is gone: the thread that finds (or makes) the queue empty retires the variable. Set once,
+/// never cleared.
 const ORPHANED: u32 = 1 << 2;
 /// Accesses go to another variable (`VarNode::forward`) from now on. Set once, never cleared.
 const FORWARDED: u32 = 1 << 3;
@@ -21,11 +22,11 @@ const USER_SHIFT: u32 = 8;
 /// The flags a user may set: 24 bits.
 pub(crate) const USER_MASK: u32 = u32::MAX >> USER_SHIFT;
 
-/// Failed attempts before the waiter gives its time slice away. Sections under the bit take tens of nanoseconds, so
-/// a holder that is not done after this many pauses (about a microsecond) has most likely been preempted.
+/// Failed attempts before a waiter yields its time slice. The lock is held for tens of nanoseconds, so a
+/// holder that is not done after this many pauses (about a microsecond) has most likely been preempted.
 const SPIN_LIMIT: u32 = 64;
 
-/// A value of the state word.
+/// A value of the word, without the lock.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct VarWord(u32);
 
@@ -82,7 +83,7 @@ impl VarWord {
     }
 }
 
-/// The word itself.
+/// The word as an atomic.
 #[derive(Debug)]
 pub(crate) struct VarLock(AtomicU32);
 
@@ -91,8 +92,8 @@ impl VarLock {
         Self(AtomicU32::new(0))
     }
 
-    /// Takes the bit and returns the word without it. Acquire: everything done under the bit before is visible. `graph` is asked
-    /// only by a thread that has to wait.
+    /// Takes the lock and returns the word. Acquire: everything done under the lock before is visible.
+    /// `graph` is called only if the thread has to wait.
     #[inline]
     pub(crate) fn lock(&self, graph: impl FnOnce() -> GraphAddress) -> VarWord {
         let free = self.peek() & !LOCKED;
@@ -102,7 +103,8 @@ impl VarLock {
         }
     }
 
-    /// Takes the bit in a section of the graph: if nobody else can come, it is as good as taken.
+    /// Takes the lock in a critical section. In an exclusive section no other thread can come, so nothing
+    /// need be stored.
     #[inline(always)]
     pub(crate) fn lock_within(
         &self,
@@ -120,7 +122,7 @@ impl VarLock {
         word
     }
 
-    /// As [`lock_within`](Self::lock_within), without waiting: `None` if the bit is taken.
+    /// As [`lock_within`](Self::lock_within), without waiting: `None` if the lock is taken.
     pub(crate) fn try_lock_within(&self, section: &CriticalSection) -> Option<VarWord> {
         if section.is_exclusive() {
             return Some(self.lock_within(section, std::ptr::null));
@@ -132,7 +134,7 @@ impl VarLock {
 
     #[cold]
     fn lock_contended(&self, graph: GraphAddress) -> VarWord {
-        // The bit may be held by this very thread, which would wait for ever.
+        // If this thread holds the lock itself, it would wait for ever.
         panic_if_lent(graph);
         let mut pauses = 0;
         loop {
@@ -142,7 +144,7 @@ impl VarLock {
             } else {
                 thread::yield_now();
             }
-            // Look before asking: waiters that only read leave the cache line with the holder.
+            // Read before the compare-exchange: waiters that only read leave the cache line with the holder.
             let free = self.peek();
             if free & LOCKED == 0
                 && self.0.compare_exchange(free, free | LOCKED, Ordering::Acquire, Ordering::Relaxed).is_ok()
@@ -154,9 +156,9 @@ impl VarLock {
 
     /// A first guess of the word, which the compare-exchange that follows verifies.
     ///
-    /// In a model, a compare-exchange that fails: it sees the newest value, so that old ones (which would only make
-    /// the next step fail) need not be explored, and loom counts it as a conflict with loads of other threads, of
-    /// which it remembers only the last one to the same place.
+    /// In a model, a compare-exchange that fails: it sees the newest value, so that old ones (which would
+    /// only make the next step fail) need not be explored, and loom counts it as a conflict with loads of
+    /// other threads, of which it remembers only the last one to the same place.
     #[inline]
     fn peek(&self) -> u32 {
         if cfg!(estafette_loom) {
@@ -167,8 +169,8 @@ impl VarLock {
         self.0.load(Ordering::Relaxed)
     }
 
-    /// Gives the bit back and publishes `word`. Release: pairs with [`Self::lock`] and [`Self::load`]. A plain store
-    /// suffices, because nobody else changes a locked word.
+    /// Releases the lock and publishes `word`. Release: pairs with [`Self::lock`] and [`Self::load`]. A plain
+    /// store suffices, because only the holder changes a locked word.
     #[inline]
     pub(crate) fn unlock(&self, word: VarWord) {
         debug_assert_eq!(self.0.load(Ordering::Relaxed) & LOCKED, LOCKED, "only the holder unlocks");
@@ -176,20 +178,20 @@ impl VarLock {
         self.0.store(word.0, Ordering::Release);
     }
 
-    /// Lets others read `word` while the bit stays taken. Release: pairs with [`Self::load`].
+    /// Publishes `word` and keeps the lock. Release: pairs with [`Self::load`].
     #[inline]
     pub(crate) fn publish(&self, word: VarWord) {
         debug_assert_eq!(self.0.load(Ordering::Relaxed) & LOCKED, LOCKED, "only the holder publishes");
         self.0.store(word.0 | LOCKED, Ordering::Release);
     }
 
-    /// The current word, locked or not. Acquire: what a completed write published under the bit is visible.
+    /// The current word, locked or not. Acquire: what a completed write published under the lock is visible.
     #[inline]
     pub(crate) fn load(&self) -> VarWord {
         VarWord(self.0.load(Ordering::Acquire) & !LOCKED)
     }
 
-    /// The current word, read by the holder of the bit.
+    /// The current word, read by the holder of the lock.
     #[inline]
     pub(crate) fn load_locked(&self) -> VarWord {
         VarWord(self.0.load(Ordering::Relaxed) & !LOCKED)

@@ -7,14 +7,14 @@ use estafette_sync::cell::UnsafeCell;
 use crate::operation::access::{Access, AccessPtr, Link, Links, Mode};
 use crate::prefetch::prefetch;
 
-/// An intrusive ring of accesses, closed by a link of the queue's own: so no access is the first or the last, and linking and
-/// unlinking need no branch, which would be anybody's guess.
+/// An intrusive ring of accesses, closed by a link of the queue's own: so no access is the first or the last,
+/// and linking and unlinking need no (unpredictable) branch.
 ///
-/// Everything before `waiting` is granted: one write, or a run of reads, or a write and what was split off it. Granted
-/// accesses stay until they are completed, so that a stuck graph can always be explained. Beside them there may be *holds*:
-/// granted reads that are only counted, and come before everything that waits.
+/// Everything before `waiting` is granted: one write, or a run of reads, or a write and what was split off
+/// it. Granted accesses stay until they are completed, so that a stuck graph can always be explained. The
+/// variable may also have *pins*: granted reads that are only counted, and precede everything that waits.
 ///
-/// All methods belong to the holder of the variable's bit.
+/// All methods belong to the holder of the variable's lock.
 pub(crate) struct Queue<V, T> {
     /// Before the first access and behind the last.
     ends: UnsafeCell<Links<V, T>>,
@@ -22,7 +22,8 @@ pub(crate) struct Queue<V, T> {
 }
 
 struct State<V, T> {
-    /// The first access that is not granted; everything behind it is not granted either. The queue's own link if there is none.
+    /// The first access that is not granted; everything behind it is not granted either. The queue's own link
+    /// if there is none.
     waiting: Link<V, T>,
     /// Writes in the ring, granted or not.
     writes: u32,
@@ -31,7 +32,7 @@ struct State<V, T> {
 }
 
 impl<V, T> Queue<V, T> {
-    /// Of a variable that is still to be [placed](Self::place).
+    /// The queue of a variable that still moves. [`close_ring`](Self::close_ring) makes it usable.
     pub(crate) fn new() -> Self {
         Self {
             ends: UnsafeCell::new(Links::UNLINKED),
@@ -39,10 +40,10 @@ impl<V, T> Queue<V, T> {
         }
     }
 
-    /// Closes the ring, empty, now that the queue stays where it is.
+    /// Closes the empty ring. From now on the queue must not move.
     pub(crate) fn close_ring(&self) {
         let end = self.end();
-        // SAFETY: nobody else knows of the queue yet.
+        // SAFETY: no other thread can reach the queue yet.
         unsafe {
             self.ends.with_mut(|ends| *ends = Links { previous: end, next: end });
             self.state.with_mut(|state| (*state).waiting = end);
@@ -55,7 +56,7 @@ impl<V, T> Queue<V, T> {
     }
 
     /// # Safety
-    /// The caller holds the variable's bit.
+    /// The caller holds the variable's lock.
     #[inline(always)]
     unsafe fn first(&self) -> Link<V, T> {
         // SAFETY: forwarded to the caller.
@@ -65,7 +66,7 @@ impl<V, T> Queue<V, T> {
     /// Lends the state.
     ///
     /// # Safety
-    /// The caller holds the variable's bit, and `f` does not come back here.
+    /// The caller holds the variable's lock, and `f` does not come back here.
     #[inline(always)]
     unsafe fn state<R>(&self, f: impl FnOnce(&mut State<V, T>) -> R) -> R {
         // SAFETY: forwarded to the caller.
@@ -73,7 +74,7 @@ impl<V, T> Queue<V, T> {
     }
 
     /// # Safety
-    /// The caller holds the variable's bit.
+    /// The caller holds the variable's lock.
     #[inline(always)]
     pub(crate) unsafe fn is_empty(&self) -> bool {
         // SAFETY: forwarded to the caller.
@@ -83,17 +84,17 @@ impl<V, T> Queue<V, T> {
     /// Unfinished writes.
     ///
     /// # Safety
-    /// The caller holds the variable's bit.
+    /// The caller holds the variable's lock.
     #[inline(always)]
     pub(crate) unsafe fn writes(&self) -> u32 {
         // SAFETY: forwarded to the caller.
         unsafe { self.state(|state| state.writes) }
     }
 
-    /// Granted reads without an operation.
+    /// Pins: granted reads without an operation.
     ///
     /// # Safety
-    /// The caller holds the variable's bit.
+    /// The caller holds the variable's lock.
     #[inline(always)]
     pub(crate) unsafe fn pins(&self) -> u32 {
         // SAFETY: forwarded to the caller.
@@ -103,7 +104,7 @@ impl<V, T> Queue<V, T> {
     /// Counts a read without an operation, if a read would be granted at once.
     ///
     /// # Safety
-    /// The caller holds the variable's bit.
+    /// The caller holds the variable's lock.
     #[inline(always)]
     pub(crate) unsafe fn try_pin(&self) -> bool {
         let end = self.end();
@@ -118,10 +119,10 @@ impl<V, T> Queue<V, T> {
         }
     }
 
-    /// Takes back one [`hold`](self::try_pin); then the queue [advances](Self::advance).
+    /// Takes back one [pin](Self::try_pin); then the caller [advances](Self::advance) the queue.
     ///
     /// # Safety
-    /// The caller holds the variable's bit.
+    /// The caller holds the variable's lock.
     ///
     /// # Panics
     /// If there is none.
@@ -130,7 +131,7 @@ impl<V, T> Queue<V, T> {
         // SAFETY: forwarded to the caller.
         unsafe {
             self.state(|state| {
-                state.pins = state.pins.checked_sub(1).expect("a hold ends once");
+                state.pins = state.pins.checked_sub(1).expect("a pin is released once");
             });
         }
     }
@@ -138,17 +139,17 @@ impl<V, T> Queue<V, T> {
     /// Links `access` at the end. True: it is granted at once.
     ///
     /// # Safety
-    /// The caller holds the variable's bit and owns `access`, which is in no list.
+    /// The caller holds the variable's lock and owns `access`, which is in no list.
     #[inline(always)]
     pub(crate) unsafe fn append(&self, access: AccessPtr<V, T>, exclusive: bool) -> bool {
         let end = self.end();
-        // SAFETY: forwarded to the caller; whatever is linked here is ours by the bit.
+        // SAFETY: forwarded to the caller; whatever is linked here is ours by the lock.
         unsafe {
             let link = Access::link(access);
             let (last, empty) = self.ends.with(|ends| ((*ends).previous, (*ends).next == end));
             let granted = self.state(|state| {
                 let none_waits = state.waiting == end;
-                // Where nobody waits, everything queued is granted, and without a write it is a run of reads.
+                // If nothing waits, everything queued is granted; without a write it is a run of reads.
                 let granted =
                     if exclusive { empty & (state.pins == 0) } else { none_waits & (state.writes == 0) };
                 if none_waits & !granted {
@@ -167,15 +168,15 @@ impl<V, T> Queue<V, T> {
     /// Links `access`, granted, behind `neighbour`.
     ///
     /// # Safety
-    /// The caller holds the variable's bit; `neighbour` is in this list and granted; the caller owns `access`, which is
-    /// in no list.
+    /// The caller holds the variable's lock; `neighbour` is in this list and granted; the caller owns
+    /// `access`, which is in no list.
     pub(crate) unsafe fn insert_behind(
         &self,
         neighbour: AccessPtr<V, T>,
         access: AccessPtr<V, T>,
         mode: Mode,
     ) {
-        // SAFETY: the neighbours are linked here and we hold the bit; `access` is ours.
+        // SAFETY: the neighbours are linked here and we hold the lock; `access` is ours.
         unsafe {
             let (before, link) = (Access::link(neighbour), Access::link(access));
             let behind = before.as_ref().with(|links| (*links).next);
@@ -192,10 +193,10 @@ impl<V, T> Queue<V, T> {
     /// Takes a granted access out.
     ///
     /// # Safety
-    /// The caller holds the variable's bit; `access` is in this list and granted.
+    /// The caller holds the variable's lock; `access` is in this list and granted.
     #[inline(always)]
     pub(crate) unsafe fn unlink(&self, access: AccessPtr<V, T>, exclusive: bool) {
-        // SAFETY: the access and its neighbours are linked here, and we hold the bit.
+        // SAFETY: the access and its neighbours are linked here, and we hold the lock.
         unsafe {
             let link = Access::link(access);
             let (previous, next) = link.as_ref().with(|links| ((*links).previous, (*links).next));
@@ -211,7 +212,7 @@ impl<V, T> Queue<V, T> {
     /// Takes an access out, granted or not.
     ///
     /// # Safety
-    /// The caller holds the variable's bit; `access` is in this list.
+    /// The caller holds the variable's lock; `access` is in this list.
     pub(crate) unsafe fn withdraw(&self, access: AccessPtr<V, T>, exclusive: bool) {
         let link = Access::link(access);
         // SAFETY: forwarded to the caller.
@@ -229,10 +230,11 @@ impl<V, T> Queue<V, T> {
     /// Puts `to` where `from` is.
     ///
     /// # Safety
-    /// The caller holds the variable's bit; `from` is in this list; the caller owns `to`, which is in no list.
+    /// The caller holds the variable's lock; `from` is in this list; the caller owns `to`, which is in no
+    /// list.
     pub(crate) unsafe fn replace(&self, from: AccessPtr<V, T>, to: AccessPtr<V, T>) {
         let (old, new) = (Access::link(from), Access::link(to));
-        // SAFETY: the access and its neighbours are linked here, and we hold the bit.
+        // SAFETY: the access and its neighbours are linked here, and we hold the lock.
         unsafe {
             let (previous, next) = old.as_ref().with(|links| ((*links).previous, (*links).next));
             new.as_ref().with_mut(|links| *links = Links { previous, next });
@@ -246,11 +248,11 @@ impl<V, T> Queue<V, T> {
         }
     }
 
-    /// Whether `write`, a write of an operation that waits, is granted. Such an operation was not split, so its granted write is the
-    /// first of the queue.
+    /// Whether `write`, a write of an operation that waits, is granted. Such an operation was not split, so
+    /// its granted write is the first of the queue.
     ///
     /// # Safety
-    /// The caller holds the variable's bit; `write` is in this list.
+    /// The caller holds the variable's lock; `write` is in this list.
     pub(crate) unsafe fn is_granted_write(&self, write: AccessPtr<V, T>) -> bool {
         let link = Access::link(write);
         // SAFETY: forwarded to the caller.
@@ -260,9 +262,9 @@ impl<V, T> Queue<V, T> {
     /// How many writes are ahead of `access`, granted or not.
     ///
     /// # Safety
-    /// The caller holds the variable's bit; `access` is in this list.
+    /// The caller holds the variable's lock; `access` is in this list.
     pub(crate) unsafe fn writes_ahead_of(&self, access: AccessPtr<V, T>) -> u64 {
-        // SAFETY: the bit is held, so linked accesses are in flight.
+        // SAFETY: the lock is held, so linked accesses are in flight.
         let ahead = unsafe {
             let ahead = self.iter().take_while(|(linked, _)| *linked != access);
             ahead.filter(|(linked, _)| linked.as_ref().target().is_exclusive()).count()
@@ -270,16 +272,16 @@ impl<V, T> Queue<V, T> {
         ahead as u64
     }
 
-    /// After an access, `exclusive` or not, was unlinked: grants what may go next, handing each to `grant`. That is
-    /// the next write if nothing granted is left, or the next run of reads if only reads are.
+    /// After an access, `exclusive` or not, was unlinked: grants what may go next, handing each to `grant`.
+    /// That is the next write if nothing granted is left, or the next run of reads if only reads are.
     ///
     /// # Safety
-    /// The caller holds the variable's bit.
+    /// The caller holds the variable's lock.
     #[inline(always)]
     pub(crate) unsafe fn advance(&self, exclusive: bool, mut grant: impl FnMut(AccessPtr<V, T>)) {
         let end = self.end();
-        // SAFETY: linked accesses are in flight and we hold the bit; a granted operation cannot leave this list
-        // before we give the bit back, so reading `next` after the grant is sound too.
+        // SAFETY: linked accesses are in flight and we hold the lock; a granted operation cannot leave this
+        // list before we release the lock, so reading `next` after the grant is sound too.
         unsafe {
             let mut waiting = self.state(|state| state.waiting);
             if waiting == end {
@@ -292,7 +294,7 @@ impl<V, T> Queue<V, T> {
                 }
                 grant(Access::of(waiting));
                 waiting = Self::next(waiting);
-                // StepKind was submitted long ago has left the cache.
+                // What was submitted long ago has left the cache.
                 prefetch::<1, _>(waiting);
             } else {
                 let joins = idle || exclusive && self.only_reads_are_granted();
@@ -308,14 +310,14 @@ impl<V, T> Queue<V, T> {
         }
     }
 
-    /// Whether no granted access has the variable alone. A completed write leaves granted accesses behind only if it
-    /// was split.
+    /// Whether no granted access has the variable alone. A completed write leaves granted accesses behind
+    /// only if it was split.
     ///
     /// # Safety
-    /// The caller holds the variable's bit.
+    /// The caller holds the variable's lock.
     #[cold]
     unsafe fn only_reads_are_granted(&self) -> bool {
-        // SAFETY: the bit is held, so linked accesses are in flight.
+        // SAFETY: the lock is held, so linked accesses are in flight.
         unsafe {
             self.iter()
                 .take_while(|(_, granted)| *granted)
@@ -323,10 +325,11 @@ impl<V, T> Queue<V, T> {
         }
     }
 
-    /// Every access ahead of `access`, the nearest first, and whether it is known to be granted. Of a granted access it is not.
+    /// Every access ahead of `access`, the nearest first, and whether it is known to be granted. Of a granted
+    /// access it is not.
     ///
     /// # Safety
-    /// The caller holds the variable's bit, also while it uses the iterator; `access` is in this list.
+    /// The caller holds the variable's lock, also while it uses the iterator; `access` is in this list.
     pub(crate) unsafe fn ahead_of(
         &self,
         access: AccessPtr<V, T>,
@@ -338,7 +341,7 @@ impl<V, T> Queue<V, T> {
         let mut behind = Access::link(access);
         std::iter::from_fn(move || {
             granted |= behind == waiting;
-            // SAFETY: the link is in this ring, and the caller holds the bit.
+            // SAFETY: the link is in this ring, and the caller holds the lock.
             behind = unsafe { behind.as_ref() }.with(|links| unsafe { (*links).previous });
             // SAFETY: every link but the queue's own is an access's.
             (behind != end).then(|| (unsafe { Access::of(behind) }, granted))
@@ -348,7 +351,7 @@ impl<V, T> Queue<V, T> {
     /// Every access in order, and whether it is granted.
     ///
     /// # Safety
-    /// The caller holds the variable's bit, also while it uses the iterator.
+    /// The caller holds the variable's lock, also while it uses the iterator.
     pub(crate) unsafe fn iter(&self) -> impl Iterator<Item = (AccessPtr<V, T>, bool)> + use<'_, V, T> {
         let end = self.end();
         let mut granted = true;
@@ -367,13 +370,13 @@ impl<V, T> Queue<V, T> {
     /// The accesses behind `access`, in order.
     ///
     /// # Safety
-    /// The caller holds the variable's bit, also while it uses the iterator; `access` is in this list.
+    /// The caller holds the variable's lock, also while it uses the iterator; `access` is in this list.
     pub(crate) unsafe fn behind(
         &self,
         access: AccessPtr<V, T>,
     ) -> impl Iterator<Item = AccessPtr<V, T>> + use<'_, V, T> {
         let end = self.end();
-        // SAFETY: the links are in this ring, and the caller holds the bit.
+        // SAFETY: the links are in this ring, and the caller holds the lock.
         let first = unsafe { Self::next(Access::link(access)) };
         // SAFETY: as above.
         std::iter::successors(Some(first), |link| Some(unsafe { Self::next(*link) }))
@@ -383,7 +386,7 @@ impl<V, T> Queue<V, T> {
     }
 
     /// # Safety
-    /// The caller holds the bit of the variable in whose ring the link is.
+    /// The caller holds the lock of the variable in whose ring the link is.
     #[inline(always)]
     unsafe fn next(link: Link<V, T>) -> Link<V, T> {
         // SAFETY: forwarded to the caller.

@@ -1,13 +1,14 @@
-//! Variables that ended while somebody still held a bit.
+//! Variables that ended while a lock was held.
 
 use std::ptr::NonNull;
 
 use crate::variable::var::VarNode;
 
-/// Variables found dead while bits were held or operations still had to be handed over; retired when dropped.
+/// Variables that ended while locks were held or granted operations were still to be handed over. Retires
+/// them when dropped.
 pub(crate) struct RetiredVars<V, T> {
     retired: Vec<NonNull<VarNode<V, T>>>,
-    /// Members of a group whose accesses are through.
+    /// Members of a group whose accesses have completed.
     parked: Vec<NonNull<VarNode<V, T>>>,
 }
 
@@ -17,13 +18,13 @@ impl<V, T> RetiredVars<V, T> {
     }
 
     /// # Safety
-    /// The caller found `node` orphaned and empty under its bit, as the only one.
+    /// The caller, and no other thread, found `node` orphaned and empty under its lock.
     pub(crate) unsafe fn retire(&mut self, node: NonNull<VarNode<V, T>>) {
         self.retired.push(node);
     }
 
     /// # Safety
-    /// `node` was parked, the caller took it off the parked list, and its accesses are through.
+    /// `node` was parked, the caller took it off the parked list, and its accesses have completed.
     pub(crate) unsafe fn destroy(&mut self, node: NonNull<VarNode<V, T>>) {
         self.parked.push(node);
     }
@@ -31,7 +32,7 @@ impl<V, T> RetiredVars<V, T> {
 
 impl<V, T> Drop for RetiredVars<V, T> {
     fn drop(&mut self) {
-        // SAFETY: the contracts of the two methods; the list is dropped when no bit is held.
+        // SAFETY: the contracts of the two methods; the list is dropped when no lock is held.
         unsafe {
             let retired = self.retired.drain(..).filter_map(|node| VarNode::retire(node));
             let parked = self.parked.drain(..).filter_map(|node| VarNode::destroy(node));

@@ -1,4 +1,4 @@
-//! Variables: what order is kept for.
+//! The variable, and its handles.
 
 use std::fmt;
 use std::mem::ManuallyDrop;
@@ -23,40 +23,43 @@ use crate::variable::queue::Queue;
 
 /// A handle of a variable. Clones are handles of the same variable.
 ///
-/// Dropping the last handle deletes as a write would: the variable's `V` is dropped after the last access that was
-/// submitted through the variable has completed, by whoever completes it, holding no bit and no lock.
+/// Dropping the last handle deletes as a write would: the thread that completes the last access submitted
+/// through the variable drops the variable's `V`, under no lock.
 ///
-/// After [`Graph::collapse`](crate::Graph::collapse) another variable *orders* this one. Questions about order
-/// ([`is_quiet`](Self::is_quiet), [`flags`](Self::flags), [`has_unfinished_write`](Self::has_unfinished_write)) are
-/// answered by the variable that orders; [`with_state`](Self::with_state) reaches this variable's own state.
+/// After [`Graph::collapse`](crate::Graph::collapse) another variable *orders* this one. Questions about
+/// order ([`is_quiet`](Self::is_quiet), [`flags`](Self::flags),
+/// [`has_unfinished_write`](Self::has_unfinished_write)) are answered by the variable that orders;
+/// [`with_state`](Self::with_state) reaches this variable's own state.
 pub struct Var<V, T> {
     node: NonNull<VarNode<V, T>>,
 }
 
 /// A variable. Alive while it has handles or a non-empty queue.
 ///
-/// StepKind an operation touches comes first, and with a small `V` fits a cache line.
+/// The fields that an operation accesses come first, and with a small `V` fit a cache line.
 #[repr(C, align(64))]
 pub(crate) struct VarNode<V, T> {
     pub(crate) lock: VarLock,
-    /// Belongs to the holder of the bit.
+    /// Belongs to the holder of the lock.
     pub(crate) queue: Queue<V, T>,
     pub(crate) graph: GraphRef<V, T>,
-    /// Belongs to the holder of the bit; taken out when the variable ends. Up to 16 bytes of it are in the first cache line.
+    /// Belongs to the holder of the lock; taken out when the variable ends. Up to 16 bytes of it are in the
+    /// first cache line.
     value: UnsafeCell<ManuallyDrop<V>>,
     /// Handles, and variables that forward here.
     handles: AtomicUsize,
     id: VarId,
-    /// Set under the bit before the word says forwarded, constant from then on. Counts as a handle of its target.
+    /// Set under the lock before the word says forwarded, constant from then on. Counts as a handle of its
+    /// target.
     forward: UnsafeCell<Option<NonNull<VarNode<V, T>>>>,
-    /// Belongs to the holder of the bit; present if the word says group.
+    /// Belongs to the holder of the lock; present if the word says group.
     pub(crate) group: UnsafeCell<Option<Box<Group<V, T>>>>,
     /// Index in the registry; belongs to the holder of its lock.
     pub(crate) registry_index: UnsafeCell<usize>,
 }
 
 impl<V, T> Var<V, T> {
-    /// A new variable of `inner`'s graph.
+    /// A new variable of `graph`.
     pub(crate) fn new(graph: &Arc<GraphState<V, T>>, value: V) -> Self {
         let mut node = Box::new(VarNode {
             lock: VarLock::new(),
@@ -73,7 +76,7 @@ impl<V, T> Var<V, T> {
             node.id = VarId::new(id);
             node.registry_index = UnsafeCell::new(index);
             let node = NonNull::from(Box::leak(node));
-            // SAFETY: it was made a line above, and stays where it is until it is freed.
+            // SAFETY: the node was made a line above, and does not move until it is freed.
             unsafe { node.as_ref() }.queue.close_ring();
             node
         });
@@ -102,7 +105,8 @@ impl<V, T> Var<V, T> {
         self.order_word().user()
     }
 
-    /// Whether a write is queued or granted, and not completed, on the variable that orders this one. One load.
+    /// Whether a write is queued or granted, and not completed, on the variable that orders this one. One
+    /// load.
     #[inline]
     pub fn has_unfinished_write(&self) -> bool {
         self.order_word().unfinished_write()
@@ -124,13 +128,13 @@ impl<V, T> Var<V, T> {
         Self { node }
     }
 
-    /// Lends this variable's own state and user flags (24 bits). `f` runs *under the bit*, which everybody else who
-    /// wants the variable spins on: it must be short, must not block, must not use this graph and must call nothing
-    /// foreign.
+    /// Lends this variable's own state and user flags (24 bits). `f` runs *under the lock*, on which other
+    /// threads that use the variable spin: `f` must be short, must not block, must not use this graph and
+    /// must not call foreign code.
     ///
     /// # Panics
-    /// If `f` uses the graph and one thread has the graph for itself. In a shared graph, if `f` waits for a lock of the graph;
-    /// what it finds free goes well there, and is a mistake all the same.
+    /// If `f` uses a graph that one thread owns. In a shared graph, if `f` waits for a lock of the graph; if
+    /// the lock is free, the use succeeds, and is a mistake all the same.
     pub fn with_state<R>(&self, f: impl FnOnce(&mut V, &mut u32) -> R) -> R {
         // SAFETY: our handle keeps the node.
         unsafe { VarNode::lock(self.node) }.lend(f)
@@ -145,15 +149,15 @@ impl<V, T> Var<V, T> {
         loop {
             // SAFETY: our handle keeps the node, which keeps what it forwards to.
             let mut guard = unsafe { VarNode::lock(VarNode::resolve(self.node)) };
-            // Else it was collapsed since it was found, and what `f` leaves there could be missed.
+            // Otherwise the variable was collapsed since it was found, and changes by `f` could be missed.
             if !guard.word.forwarded() {
                 return guard.lend(f);
             }
         }
     }
 
-    /// As [`with_state`](Self::with_state), of this variable and then of each that orders it, one after the other: what is left
-    /// on any of them is seen, however far a collapse has come.
+    /// As [`with_state`](Self::with_state), of this variable and then of each that orders it, one after the
+    /// other: `f` sees the state on all of them, however far a collapse has come.
     ///
     /// # Panics
     /// As [`with_state`](Self::with_state).
@@ -169,7 +173,7 @@ impl<V, T> Var<V, T> {
         }
     }
 
-    /// Whether one variable orders both. Once that is so it stays so.
+    /// Whether one variable orders both. Once true, the answer stays true.
     #[must_use]
     pub fn is_ordered_with(&self, other: &Self) -> bool {
         // SAFETY: the handles keep the nodes, which keep what they forward to.
@@ -179,7 +183,7 @@ impl<V, T> Var<V, T> {
                 if mine == its {
                     return true;
                 }
-                // Else a collapse came in between, and may have brought them together.
+                // Otherwise a collapse came in between, and one variable may order both now.
                 if VarNode::forwarded_to(mine).is_none() {
                     return false;
                 }
@@ -187,9 +191,9 @@ impl<V, T> Var<V, T> {
         }
     }
 
-    /// References to the operations that are queued here, granted ones included, in order; after a collapse also
-    /// those queued on the variables that order this one. Operations that were submitted without a reference
-    /// ([`Graph::submit`](crate::Graph::submit)) cannot be referenced and are left out.
+    /// References to the operations that are queued here, granted ones included, in order; after a collapse
+    /// also those queued on the variables that order this one. [Collapses](crate::Graph::collapse) are left
+    /// out.
     #[must_use]
     pub fn queued(&self) -> Vec<OpRef<V, T>> {
         let mut found = Vec::new();
@@ -234,7 +238,7 @@ impl<V, T> Clone for Var<V, T> {
 
 impl<V, T> Drop for Var<V, T> {
     fn drop(&mut self) {
-        // SAFETY: gives our handle up; `self.node` is not used afterwards.
+        // SAFETY: releases our handle; `self.node` is not used afterwards.
         unsafe { VarNode::release_handle(self.node) };
     }
 }
@@ -254,10 +258,11 @@ impl<V, T> fmt::Debug for Var<V, T> {
     }
 }
 
-// SAFETY: a handle gives access to `V` under the bit, from any thread, and may drop it: `V: Send`. Dropping a graph's
-// last handle frees its operations' memory; payloads are shared by reference through `OpRef`: `T: Send + Sync`.
+// SAFETY: a handle gives access to `V` under the lock, from any thread, and may drop it: `V: Send`. Dropping
+// a graph's last handle frees its operations' memory; payloads are shared by reference through `OpRef`: `T:
+// Send + Sync`.
 unsafe impl<V: Send, T: Send + Sync> Send for Var<V, T> {}
-// SAFETY: as above; `&Var` gives `&mut V` only under the bit.
+// SAFETY: as above; `&Var` gives `&mut V` only under the lock.
 unsafe impl<V: Send, T: Send + Sync> Sync for Var<V, T> {}
 
 impl<V, T> VarNode<V, T> {
@@ -265,8 +270,8 @@ impl<V, T> VarNode<V, T> {
         self.id
     }
 
-    /// Where the variable stands in the order in which bits are taken: its address, which needs no look at it. In a
-    /// model its number, because addresses differ from run to run and a model must not.
+    /// The position of the variable in the order in which locks are taken: its address, which needs no access
+    /// to the node. In a model its number, because addresses differ from run to run and a model must not.
     ///
     /// # Safety
     /// The node is alive.
@@ -280,16 +285,17 @@ impl<V, T> VarNode<V, T> {
         }
     }
 
-    /// One more handle; the caller has one, or holds a bit that pins one.
+    /// One more handle; the caller has one, or holds a lock that keeps one.
     pub(crate) fn retain(&self) {
         let before = self.handles.fetch_add(1, Ordering::Relaxed);
         debug_assert!(before > 0, "the last handle is never brought back");
     }
 
-    /// Takes the variable's bit.
+    /// Takes the variable's lock.
     ///
     /// # Safety
-    /// The node is alive now, and something keeps it alive until the guard is dropped (holding the bit does).
+    /// The node is alive now, and something keeps it alive until the guard is dropped (holding the lock
+    /// does).
     #[inline]
     pub(crate) unsafe fn lock(this: NonNull<Self>) -> VarGuard<V, T> {
         // SAFETY: forwarded to the caller.
@@ -311,12 +317,12 @@ impl<V, T> VarNode<V, T> {
         VarGuard { node: this, word, _section: None }
     }
 
-    /// The guard of a bit that the caller has taken.
+    /// The guard of a lock that the caller has taken.
     ///
     /// # Safety
-    /// The bit is held, by nothing else than the caller, in a section that outlives the guard.
+    /// The caller holds the lock, without another guard, in a section that outlives this guard.
     pub(crate) unsafe fn guard_locked(this: NonNull<Self>) -> VarGuard<V, T> {
-        // SAFETY: holding the bit keeps the node alive.
+        // SAFETY: holding the lock keeps the node alive.
         let word = unsafe { this.as_ref() }.lock.load_locked();
         VarGuard { node: this, word, _section: None }
     }
@@ -327,8 +333,8 @@ impl<V, T> VarNode<V, T> {
     /// The caller keeps `this` alive; the result is alive for as long.
     #[inline]
     pub(crate) unsafe fn resolve(mut this: NonNull<Self>) -> NonNull<Self> {
-        // SAFETY: each forward is set before the word says so (Acquire here, Release there), never changes, and
-        // counts as a handle of its target.
+        // SAFETY: each forward is set before the word says so (Acquire here, Release there), never changes,
+        // and counts as a handle of its target.
         unsafe {
             while this.as_ref().lock.load().forwarded() {
                 this = this.as_ref().forward.with(|to| *to).expect("a forwarded word has a forward");
@@ -340,13 +346,13 @@ impl<V, T> VarNode<V, T> {
     /// Lends the state.
     ///
     /// # Safety
-    /// The caller holds the bit, and `f` does not come back here.
+    /// The caller holds the lock, and `f` does not use the graph.
     pub(crate) unsafe fn value<R>(&self, f: impl FnOnce(&mut V) -> R) -> R {
         // SAFETY: forwarded to the caller.
         self.value.with_mut(|value| f(unsafe { &mut **value }))
     }
 
-    /// Whether anything is queued on `this`, or holds it.
+    /// Whether anything is queued on `this`, or pins it.
     ///
     /// # Safety
     /// The memory of the node is kept.
@@ -355,16 +361,17 @@ impl<V, T> VarNode<V, T> {
         unsafe { Self::lock(this).queue(|queue| !queue.is_empty() || queue.pins() > 0) }
     }
 
-    /// Adds references to what is queued on `this`; what is `granted` here only if wanted.
+    /// Adds references to the operations that are queued on `this`; those that are granted here only if
+    /// `granted` is true.
     ///
     /// # Safety
     /// The memory of the node is kept.
     pub(crate) unsafe fn queued_into(this: NonNull<Self>, granted: bool, found: &mut Vec<OpRef<V, T>>) {
-        // SAFETY: under the bit, which keeps the node, every queued operation stays in flight.
+        // SAFETY: under the lock, which keeps the node, every queued operation stays in flight.
         unsafe {
             Self::lock(this).queue(|queue| {
                 let wanted = queue.iter().filter(|(_, is_granted)| granted || !is_granted);
-                found.extend(wanted.filter_map(|(access, _)| OpRef::of_queued(Access::op(access))));
+                found.extend(wanted.filter_map(|(access, _)| OpRef::of_listed(Access::op(access))));
             });
         }
     }
@@ -384,31 +391,31 @@ impl<V, T> VarNode<V, T> {
     /// Sets where a forwarded variable forwards to, and counts that as a handle.
     ///
     /// # Safety
-    /// The caller holds the bits of both; neither is forwarded yet.
+    /// The caller holds the locks of both; neither is forwarded yet.
     pub(crate) unsafe fn set_forward(this: NonNull<Self>, to: NonNull<Self>) {
-        // SAFETY: nobody reads `forward` before the word says forwarded.
+        // SAFETY: no thread reads `forward` before the word says forwarded.
         unsafe {
             to.as_ref().retain();
             this.as_ref().forward.with_mut(|place| *place = Some(to));
         }
     }
 
-    /// Gives a handle up, and retires the variable if it was the last and nothing is queued; then the same for what
-    /// it forwarded to. A loop, since forwards may form long chains.
+    /// Releases a handle. If it was the last and nothing is queued, retires the variable, and releases the
+    /// handle of its forward's target in turn. A loop, since forwards may form long chains.
     ///
     /// # Safety
-    /// The caller owns the handle. No bit or lock is held.
+    /// The caller owns the handle. No lock is held.
     pub(crate) unsafe fn release_handle(this: NonNull<Self>) {
         let mut next = Some(this);
         while let Some(node) = next {
-            // SAFETY: the handle keeps the node; if it is the last one, the node stays until somebody sets ORPHANED,
-            // and that is us.
+            // SAFETY: the handle keeps the node; if it is the last one, the node stays until this thread sets
+            // ORPHANED.
             next = unsafe {
                 if node.as_ref().handles.fetch_sub(1, Ordering::AcqRel) > 1 {
                     return;
                 }
                 if is_abandoned() {
-                    // The bit may be held for ever: the variable is lost.
+                    // The lock may be held for ever: the variable is lost.
                     return;
                 }
                 let mut guard = Self::lock(node);
@@ -420,25 +427,26 @@ impl<V, T> VarNode<V, T> {
         }
     }
 
-    /// Ends a variable that is orphaned and has an empty queue: at once, or, if it was collapsed, when the accesses
-    /// that went to its group are through. Returns a handle that the caller must let go.
+    /// Ends a variable that is orphaned and has an empty queue: at once, or, if it was collapsed, when the
+    /// accesses that went to its group have completed. Returns a handle that the caller must release.
     ///
     /// # Safety
-    /// The caller is the one who found the variable orphaned *and* empty under its bit. No bit or lock is held.
+    /// The caller found the variable orphaned *and* empty under its lock. No lock is held.
     #[must_use]
     pub(crate) unsafe fn retire(this: NonNull<Self>) -> Option<NonNull<Self>> {
-        // SAFETY: nobody else ends this variable, by contract, and nobody but snapshots can reach it.
+        // SAFETY: by contract no other thread ends this variable, and only snapshots can reach it.
         unsafe { if Group::park_if_busy(this) { None } else { Self::destroy(this) } }
     }
 
-    /// Frees the variable and drops its `V`. Returns a handle that the caller must let go.
+    /// Frees the variable and drops its `V`. Returns a handle that the caller must release.
     ///
     /// # Safety
     /// As for [`Self::retire`], and no access submitted through this variable is unfinished.
     #[must_use]
     pub(crate) unsafe fn destroy(this: NonNull<Self>) -> Option<NonNull<Self>> {
-        // SAFETY: the variable is over, so only snapshots can reach the node, and these look neither at the value of a
-        // variable that is not held nor at where it forwards to. Off the registry, and without a survey, it is ours alone.
+        // SAFETY: the variable has ended, so only snapshots can reach the node, and these read neither the
+        // value of a variable that is not pinned nor its forward. Once the node is off the registry, and
+        // without a scan, only this thread can.
         unsafe {
             let node = this.as_ref();
             let target = node.forward.with(|to| *to);
@@ -461,11 +469,12 @@ impl<V, T> VarNode<V, T> {
     }
 }
 
-/// The bit of a variable, held. Dropping it publishes the word and gives the bit back, also on unwinding.
+/// Holds the lock of a variable. Dropping the guard publishes the word and releases the lock, also on
+/// unwinding.
 pub(crate) struct VarGuard<V, T> {
     pub(crate) node: NonNull<VarNode<V, T>>,
     pub(crate) word: VarWord,
-    /// Left after the bit was given back.
+    /// Left after the lock was released.
     _section: Option<CriticalSection>,
 }
 
@@ -473,13 +482,13 @@ impl<V, T> VarGuard<V, T> {
     /// Lends the queue.
     #[inline(always)]
     pub(crate) fn queue<R>(&mut self, f: impl FnOnce(&Queue<V, T>) -> R) -> R {
-        // SAFETY: holding the bit keeps the node alive.
+        // SAFETY: holding the lock keeps the node alive.
         f(unsafe { &self.node.as_ref().queue })
     }
 
     /// As [`with_state`](Self::with_state), to a closure that is refused if it waits for the graph.
     pub(crate) fn lend<R>(&mut self, f: impl FnOnce(&mut V, &mut u32) -> R) -> R {
-        // SAFETY: holding the bit keeps the node alive.
+        // SAFETY: holding the lock keeps the node alive.
         let _lending = Lending::of(unsafe { self.node.as_ref() }.graph.address());
         self.with_state(f)
     }
@@ -488,7 +497,8 @@ impl<V, T> VarGuard<V, T> {
     #[inline]
     pub(crate) fn with_state<R>(&mut self, f: impl FnOnce(&mut V, &mut u32) -> R) -> R {
         let mut flags = self.word.user();
-        // SAFETY: we hold the bit. A closure that comes back here is refused by the bias, or waits for the bit.
+        // SAFETY: we hold the lock. A closure that uses the variable is refused by the biased lock, or waits
+        // for this lock.
         let result = unsafe { self.node.as_ref().value.with_mut(|value| f(&mut **value, &mut flags)) };
         debug_assert!(flags <= USER_MASK, "user flags are 24 bits");
         self.word = self.word.with_user(flags & USER_MASK);
@@ -499,7 +509,8 @@ impl<V, T> VarGuard<V, T> {
 impl<V, T> Drop for VarGuard<V, T> {
     #[inline]
     fn drop(&mut self) {
-        // SAFETY: holding the bit keeps the node alive; after the store it may be gone, and we are done.
+        // SAFETY: holding the lock keeps the node alive; after the store the node may be gone, and is not
+        // accessed.
         unsafe { self.node.as_ref() }.lock.unlock(self.word);
     }
 }

@@ -31,7 +31,7 @@ impl Driver {
 
     pub fn submit(&mut self, name: &str, accesses: &[Access]) {
         let accesses = accesses.iter().map(|(var, mode)| (&self.vars[*var], *mode));
-        if let Some(granted) = self.graph.submit(name.to_owned(), accesses) {
+        if let Some(granted) = self.graph.op(name.to_owned(), accesses).submit_unreferenced() {
             self.waiting.insert(name.to_owned(), granted);
         }
     }
@@ -39,7 +39,7 @@ impl Driver {
     /// Submits an operation that may be withdrawn.
     pub fn submit_ref(&mut self, name: &str, accesses: &[Access]) -> OpRef<usize, String> {
         let accesses = accesses.iter().map(|(var, mode)| (&self.vars[*var], *mode));
-        let (reference, granted) = self.graph.submit_ref(name.to_owned(), accesses);
+        let (reference, granted) = self.graph.op(name.to_owned(), accesses).submit();
         self.waiting.extend(granted.map(|granted| (name.to_owned(), granted)));
         reference
     }

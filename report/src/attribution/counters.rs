@@ -1,6 +1,6 @@
 //! Quantities over time, counted from beginnings and ends.
 
-use crate::Recording;
+use crate::Trace;
 use crate::model::{Counter, Lease, Nanos, Operation, OperationKind};
 
 /// What is counted, and in which unit.
@@ -34,7 +34,7 @@ pub(crate) fn changes(
 }
 
 /// Operations in flight, bytes leased, fences pending.
-pub(super) fn counters(recording: &Recording) -> Vec<Counter> {
+pub(super) fn counters(recording: &Trace) -> Vec<Counter> {
     let mut all: [Vec<(Nanos, i64)>; 3] = Default::default();
     let mut add = |counter: usize, at, amount| all[counter].push((at, amount));
     recording.operations.iter().for_each(|operation| changes(Some(operation), None, None, &mut add));

@@ -261,11 +261,11 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
-    use crate::Recording;
+    use crate::Trace;
     use crate::model::{Access, Outcome};
 
     /// The same by definition: each queue is walked, with all that was met before.
-    fn by_definition(recording: &Recording) -> Vec<(usize, usize, usize, Hazard)> {
+    fn by_definition(recording: &Trace) -> Vec<(usize, usize, usize, Hazard)> {
         let mut queues: std::collections::BTreeMap<u64, Vec<(usize, usize)>> = Default::default();
         for (at, operation) in recording.operations.iter().enumerate() {
             for (access, used) in operation.accesses.iter().enumerate() {
@@ -328,7 +328,7 @@ mod tests {
         ) {
             let make = |(id, (granted, waits, accesses)): (usize, _)| operation(id as u64, granted, waits, accesses);
             let operations: Vec<Operation> = all.into_iter().enumerate().map(make).collect();
-            let recording = Recording { operations, ..Recording::default() };
+            let recording = Trace { operations, ..Trace::default() };
             let order = Order::of(&recording);
             let (mut before, mut arriving, mut leaving) = (Vec::new(), Vec::new(), Vec::new());
             for (at, operation) in recording.operations.iter().enumerate() {

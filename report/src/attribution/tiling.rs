@@ -1,6 +1,6 @@
 //! Stretches of time that follow each other without gap or overlap.
 
-use crate::model::{Cause, Culprit, Hazard, Nanos, OperationId, Stall};
+use crate::model::{Blocker, Cause, Hazard, Nanos, OperationId, Stall};
 
 /// The stalls of one access, made one after the other.
 pub(super) struct Tiling<'a> {
@@ -8,12 +8,12 @@ pub(super) struct Tiling<'a> {
     waiter: OperationId,
     access: usize,
     at: Nanos,
-    pub(super) decisive: bool,
+    pub(super) critical: bool,
 }
 
 impl<'a> Tiling<'a> {
     pub(super) fn new(stalls: &'a mut Vec<Stall>, waiter: OperationId, access: usize, from: Nanos) -> Self {
-        Self { stalls, waiter, access, at: from, decisive: false }
+        Self { stalls, waiter, access, at: from, critical: false }
     }
 
     /// Where the next stretch begins.
@@ -22,7 +22,7 @@ impl<'a> Tiling<'a> {
     }
 
     /// Attributes the time up to `to`; nothing if that has passed.
-    pub(super) fn until(&mut self, to: Nanos, cause: Cause, hazard: Option<Hazard>, culprit: Culprit) {
+    pub(super) fn until(&mut self, to: Nanos, cause: Cause, hazard: Option<Hazard>, blocker: Blocker) {
         if to <= self.at {
             return;
         }
@@ -33,8 +33,8 @@ impl<'a> Tiling<'a> {
             to,
             cause,
             hazard,
-            culprit,
-            decisive: self.decisive,
+            blocker,
+            critical: self.critical,
         });
         self.at = to;
     }

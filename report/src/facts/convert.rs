@@ -1,12 +1,12 @@
 //! Each part of a recording to facts, and back.
 
 use super::words::{
-    cause, culprit, culprit_words, hazard, hazard_word, lane_kind, lane_kind_word, mode, mode_word,
+    blocker, blocker_words, cause, hazard, hazard_word, lane_kind, lane_kind_word, mode, mode_word,
     operation_kind, operation_kind_word,
 };
 use super::{Fact, Facts, Item, Told};
 use crate::model::{
-    Access, Edge, Lane, Lease, LostRecords, Operation, Outcome, Recording, Site, Stall, Text, Variable,
+    Access, Edge, Lane, Lease, LostRecords, Operation, Outcome, Site, Stall, Text, Trace, Variable,
 };
 
 /// What is said once about a whole recording.
@@ -35,7 +35,7 @@ pub(crate) struct Totals {
 }
 
 impl Totals {
-    pub(crate) fn of(recording: &Recording) -> Self {
+    pub(crate) fn of(recording: &Trace) -> Self {
         Self {
             operations: recording.operations.len() as u64,
             leases: recording.leases.len() as u64,
@@ -71,7 +71,7 @@ impl Totals {
     }
 }
 
-pub(crate) fn head(recording: &Recording, totals: Totals) -> Facts {
+pub(crate) fn head(recording: &Trace, totals: Totals) -> Facts {
     let lane = |lane: &Lane| {
         Fact::Facts(Facts::default().text("name", &lane.name).word("kind", lane_kind_word(lane.kind)))
     };
@@ -248,15 +248,15 @@ pub(crate) fn lease_from(facts: &impl Told) -> Result<Lease, String> {
 
 /// Everything but when it began, which is when its event is.
 pub(crate) fn stall(stall: &Stall) -> Facts {
-    let (word, which) = culprit_words(stall.culprit);
+    let (word, which) = blocker_words(stall.blocker);
     let facts = Facts::default()
         .uint("waiter", stall.waiter)
         .maybe("access", (stall.access > 0).then_some(stall.access as u64))
         .uint("lasts", stall.duration())
         .word("cause", stall.cause.name())
-        .word("culprit", word)
+        .word("blocker", word)
         .maybe("which", which)
-        .maybe("decisive", stall.decisive.then_some(1));
+        .maybe("critical", stall.critical.then_some(1));
     match stall.hazard {
         Some(hazard) => facts.word("hazard", hazard_word(hazard)),
         None => facts,
@@ -271,8 +271,8 @@ pub(crate) fn stall_from(from: u64, facts: &impl Told) -> Result<Stall, String> 
         to: from.saturating_add(facts.need_uint("lasts")?),
         cause: cause(facts.need_text("cause")?)?,
         hazard: facts.find_text("hazard").map(|word| hazard(word)).transpose()?,
-        culprit: culprit(facts.need_text("culprit")?, facts.find_uint("which"))?,
-        decisive: facts.find_uint("decisive").unwrap_or(0) != 0,
+        blocker: blocker(facts.need_text("blocker")?, facts.find_uint("which"))?,
+        critical: facts.find_uint("critical").unwrap_or(0) != 0,
     })
 }
 

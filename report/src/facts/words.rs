@@ -1,6 +1,6 @@
 //! The words that files use for the enumerations of the model, both ways.
 
-use crate::model::{Cause, Culprit, Hazard, LaneKind, Mode, OperationKind, Text};
+use crate::model::{Blocker, Cause, Hazard, LaneKind, Mode, OperationKind, Text};
 use crate::source::Source;
 
 /// A value and its word.
@@ -77,40 +77,40 @@ pub(super) fn cause(text: &str) -> Result<Cause, String> {
     found.ok_or_else(|| format!("has an unknown cause, `{text}`"))
 }
 
-/// The word for a culprit, and which one where there are several.
-pub(super) fn culprit_words(culprit: Culprit) -> (&'static str, Option<u64>) {
-    match culprit {
-        Culprit::None => ("none", None),
-        Culprit::Operation(id) => ("operation", Some(id)),
-        Culprit::Lease(id) => ("lease", Some(id)),
-        Culprit::Pool => ("pool", None),
-        Culprit::Queue(lane) => ("queue", Some(lane as u64)),
-        Culprit::Observer => ("observer", None),
-        Culprit::Interpreter => ("interpreter", None),
-        Culprit::EventLoop => ("event loop", None),
-        Culprit::Thread(lane) => ("thread", Some(lane as u64)),
+/// The word for a blocker, and which one where there are several.
+pub(super) fn blocker_words(blocker: Blocker) -> (&'static str, Option<u64>) {
+    match blocker {
+        Blocker::None => ("none", None),
+        Blocker::Operation(id) => ("operation", Some(id)),
+        Blocker::Lease(id) => ("lease", Some(id)),
+        Blocker::Pool => ("pool", None),
+        Blocker::Queue(lane) => ("queue", Some(lane as u64)),
+        Blocker::Observer => ("observer", None),
+        Blocker::Interpreter => ("interpreter", None),
+        Blocker::EventLoop => ("event loop", None),
+        Blocker::Thread(lane) => ("thread", Some(lane as u64)),
     }
 }
 
-pub(super) fn culprit(text: &str, which: Option<u64>) -> Result<Culprit, String> {
-    let id = || which.ok_or_else(|| format!("does not say which {text} is its culprit"));
+pub(super) fn blocker(text: &str, which: Option<u64>) -> Result<Blocker, String> {
+    let id = || which.ok_or_else(|| format!("does not say which {text} is its blocker"));
     let lane = || id().and_then(|lane| usize::try_from(lane).map_err(|_| format!("names lane {lane}")));
     Ok(match text {
-        "none" => Culprit::None,
-        "operation" => Culprit::Operation(id()?),
-        "lease" => Culprit::Lease(id()?),
-        "pool" => Culprit::Pool,
-        "queue" => Culprit::Queue(lane()?),
-        "observer" => Culprit::Observer,
-        "interpreter" => Culprit::Interpreter,
-        "event loop" => Culprit::EventLoop,
-        "thread" => Culprit::Thread(lane()?),
-        other => return Err(format!("has an unknown culprit, `{other}`")),
+        "none" => Blocker::None,
+        "operation" => Blocker::Operation(id()?),
+        "lease" => Blocker::Lease(id()?),
+        "pool" => Blocker::Pool,
+        "queue" => Blocker::Queue(lane()?),
+        "observer" => Blocker::Observer,
+        "interpreter" => Blocker::Interpreter,
+        "event loop" => Blocker::EventLoop,
+        "thread" => Blocker::Thread(lane()?),
+        other => return Err(format!("has an unknown blocker, `{other}`")),
     })
 }
 
-/// A culprit's name, for people.
-pub(crate) fn culprit_name(source: &impl Source, culprit: Culprit) -> Text {
+/// A blocker's name, for people.
+pub(crate) fn blocker_name(source: &impl Source, blocker: Blocker) -> Text {
     let lane = |lane: usize| {
         let lanes = &source.about().lanes;
         lanes.get(lane).map_or_else(|| format!("lane {lane}").into(), |lane| lane.name.clone())
@@ -120,18 +120,18 @@ pub(crate) fn culprit_name(source: &impl Source, culprit: Culprit) -> Text {
         // One whose operation was lost is on the list of a recording that was read.
         lease.map(|lease| lease.owner.clone()).or_else(|| Some(source.about().lease(id)?.owner.clone()))
     };
-    match culprit {
-        Culprit::None => "unknown".into(),
-        Culprit::Operation(id) => source
+    match blocker {
+        Blocker::None => "unknown".into(),
+        Blocker::Operation(id) => source
             .position(id)
             .map_or_else(|| format!("operation {id}").into(), |at| source.operation(at).name.clone()),
-        Culprit::Lease(id) => {
+        Blocker::Lease(id) => {
             owner(id).map_or_else(|| format!("lease {id}"), |owner| format!("lease of {owner}")).into()
         }
-        Culprit::Pool => "workers".into(),
-        Culprit::Queue(id) | Culprit::Thread(id) => lane(id),
-        Culprit::Observer => "reactor".into(),
-        Culprit::Interpreter => "Python lock".into(),
-        Culprit::EventLoop => "event loop".into(),
+        Blocker::Pool => "workers".into(),
+        Blocker::Queue(id) | Blocker::Thread(id) => lane(id),
+        Blocker::Observer => "reactor".into(),
+        Blocker::Interpreter => "Python lock".into(),
+        Blocker::EventLoop => "event loop".into(),
     }
 }

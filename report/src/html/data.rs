@@ -10,7 +10,7 @@ use super::pieces::pieces;
 use crate::critical_path::critical_path;
 use crate::facts;
 use crate::model::{
-    Cause, Counter, Culprit, Edge, Hazard, Lease, Mode, Operation, OperationId, Outcome, Recording, Site,
+    Blocker, Cause, Counter, Edge, Hazard, Lease, Mode, Operation, OperationId, Outcome, Site, Trace,
 };
 use crate::place::{self, Row};
 use crate::report;
@@ -22,7 +22,7 @@ use crate::summary::WorstRow;
 const WALKED: usize = 500;
 
 /// Everything, for `script/data.js`: JSON that says where its columns are, and the columns.
-pub fn of(recording: &Recording) -> (Value, Columns) {
+pub fn of(recording: &Trace) -> (Value, Columns) {
     let mut columns = Columns::default();
     let view = View::of(recording);
     let report = report(recording);
@@ -99,14 +99,14 @@ impl Texts {
 
 /// A recording, with numbers by which the columns refer to its parts.
 struct View<'a> {
-    recording: &'a Recording,
+    recording: &'a Trace,
     operations: HashMap<OperationId, usize>,
     leases: HashMap<OperationId, usize>,
     tensors: HashMap<u64, usize>,
 }
 
 impl<'a> View<'a> {
-    fn of(recording: &'a Recording) -> Self {
+    fn of(recording: &'a Trace) -> Self {
         let first_lease = recording.operations.len();
         let numbered = |(index, lease): (usize, &Lease)| (lease.id, first_lease + index);
         Self {
@@ -190,7 +190,7 @@ impl<'a> View<'a> {
             self.tensor(access.variable)
         };
         let (blame, which): (Vec<usize>, Vec<Option<usize>>) =
-            roots.iter().map(|root| self.blame(root.culprit)).unzip();
+            roots.iter().map(|root| self.blame(root.blocker)).unzip();
         let waiters = || roots.iter().map(|root| self.operations.get(&root.waiter).copied());
         let cause = |root: &Root| Cause::ALL.iter().position(|&cause| cause == root.cause);
         json!({
@@ -212,22 +212,22 @@ impl<'a> View<'a> {
         Some(waiter? as i64 - self.node(root.via?)? as i64)
     }
 
-    /// The number of a kind of culprit in `script/words.js`, and which one it is.
-    fn blame(&self, culprit: Culprit) -> (usize, Option<usize>) {
+    /// The number of a kind of blocker in `script/words.js`, and which one it is.
+    fn blame(&self, blocker: Blocker) -> (usize, Option<usize>) {
         let node = |node: Option<&usize>| node.map_or((0, None), |&node| (1, Some(node)));
         let lane = |kind, lane: usize| {
             if lane < self.recording.lanes.len() { (kind, Some(lane)) } else { (0, None) }
         };
-        match culprit {
-            Culprit::None => (0, None),
-            Culprit::Operation(id) => node(self.operations.get(&id)),
-            Culprit::Lease(id) => node(self.leases.get(&id)),
-            Culprit::Pool => (2, None),
-            Culprit::Queue(id) => lane(3, id),
-            Culprit::Observer => (4, None),
-            Culprit::Interpreter => (5, None),
-            Culprit::EventLoop => (6, None),
-            Culprit::Thread(id) => lane(7, id),
+        match blocker {
+            Blocker::None => (0, None),
+            Blocker::Operation(id) => node(self.operations.get(&id)),
+            Blocker::Lease(id) => node(self.leases.get(&id)),
+            Blocker::Pool => (2, None),
+            Blocker::Queue(id) => lane(3, id),
+            Blocker::Observer => (4, None),
+            Blocker::Interpreter => (5, None),
+            Blocker::EventLoop => (6, None),
+            Blocker::Thread(id) => lane(7, id),
         }
     }
 
@@ -248,7 +248,7 @@ impl<'a> View<'a> {
     }
 }
 
-fn counters(columns: &mut Columns, recording: &Recording) -> Value {
+fn counters(columns: &mut Columns, recording: &Trace) -> Value {
     let mut counter = |counter: &Counter| {
         json!({
             "name": counter.name,

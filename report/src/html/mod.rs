@@ -15,7 +15,7 @@ use base64::write::EncoderWriter;
 use flate2::Compression;
 use flate2::write::ZlibEncoder;
 
-use crate::Recording;
+use crate::Trace;
 
 const PAGE: &str = include_str!("page.html");
 const STYLE: &str = include_str!("style.css");
@@ -38,7 +38,7 @@ const SCRIPTS: &[&str] = &[
 /// # Errors
 ///
 /// Those of `out`.
-pub fn write(recording: &Recording, out: impl Write) -> io::Result<()> {
+pub fn write(recording: &Trace, out: impl Write) -> io::Result<()> {
     let mut out = io::BufWriter::new(out);
     let mut rest = PAGE;
     while let Some((before, after)) = rest.split_once("{{") {
@@ -57,7 +57,7 @@ pub fn write(recording: &Recording, out: impl Write) -> io::Result<()> {
 
 /// What the page shows: the length of the JSON in four bytes (the lowest first), the JSON, the columns. A script element can hold
 /// base64 as it is.
-fn embed(recording: &Recording, out: impl Write) -> io::Result<()> {
+fn embed(recording: &Trace, out: impl Write) -> io::Result<()> {
     let (json, columns) = data::of(recording);
     let json = serde_json::to_vec(&json).map_err(io::Error::from)?;
     let length =

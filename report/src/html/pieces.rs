@@ -58,11 +58,11 @@ fn join(wait: &[Root], part: u64) -> Vec<Root> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::model::{Cause, Culprit};
+    use crate::model::{Blocker, Cause};
 
     fn root(waiter: u64, from: u64, to: u64) -> Root {
-        let (cause, culprit) = (Cause::Computing, Culprit::Operation(from));
-        Root { waiter, from, to, cause, culprit, hazard: None, via: None, access: 0, direct: None }
+        let (cause, blocker) = (Cause::Computing, Blocker::Operation(from));
+        Root { waiter, from, to, cause, blocker, hazard: None, via: None, access: 0, direct: None }
     }
 
     fn spans(roots: &[Root]) -> Vec<(u64, u64, u64)> {

@@ -2,7 +2,7 @@
 //!
 //! The file is an ordinary trace that any tool for Perfetto traces reads: a track per lane, per library and per counter,
 //! a slice per body, wait and lease, and a flow along each dependence. What Perfetto has no field for travels as debug
-//! annotations of the events, so that the same file holds the whole [`Recording`](crate::Recording).
+//! annotations of the events, so that the same file holds the whole [`Trace`](crate::Trace).
 //!
 //! The file is a chain of blocks. Each begins with a synchronization marker, is compressed, and interns its strings anew, so that a
 //! reader who has lost his way in a damaged file goes on at the next block.

@@ -12,16 +12,16 @@ use super::tracks;
 use super::wire::{Fields, Garbled, Value};
 use crate::budget::{Budget, Spent};
 use crate::facts::{self, Head, Told};
-use crate::model::{Counter, Culprit, Edge, Lane, Lease, Operation, Recording, Stall, Text, Variable};
+use crate::model::{Blocker, Counter, Edge, Lane, Lease, Operation, Stall, Text, Trace, Variable};
 
 /// The recording in a Perfetto trace that [`write`](super::write()) made.
 ///
-/// A file that is truncated or damaged gives what can be read of it; [`Recording::losses`] says what is missing, and where.
+/// A file that is truncated or damaged gives what can be read of it; [`Trace::losses`] says what is missing, and where.
 /// Any other file gives a recording without operations, and says so there. Texts are kept to 4,096 bytes.
 ///
 /// The recording takes at most 64 times the memory that the file takes, or 16 MiB if that is more. Reading stops where it would
-/// take more, and [`Recording::losses`] says so; a file that was written here takes a tenth of that.
-pub fn read(bytes: &[u8]) -> Recording {
+/// take more, and [`Trace::losses`] says so; a file that was written here takes a tenth of that.
+pub fn read(bytes: &[u8]) -> Trace {
     let mut reader = Reader::of(Budget::of(bytes.len()));
     if reader.pieces(bytes).is_err() {
         let words = reader.budget.words(bytes.len());
@@ -46,7 +46,7 @@ struct Reader {
     texts: Texts,
     budget: Budget,
     head: Option<Head>,
-    recording: Recording,
+    recording: Trace,
     /// By track; what has no samples yet is no counter of the recording.
     counters: HashMap<u64, Series>,
     damage: Damage,
@@ -104,7 +104,7 @@ impl Reader {
             texts: Texts::default(),
             budget,
             head: None,
-            recording: Recording::default(),
+            recording: Trace::default(),
             counters: HashMap::new(),
             damage: Damage::default(),
             unreadable: BTreeMap::new(),
@@ -354,7 +354,7 @@ impl Reader {
         self.unreadable.entry(what).or_insert_with(|| (0, why())).0 += 1;
     }
 
-    fn finish(self) -> Recording {
+    fn finish(self) -> Trace {
         let mut recording = self.recording;
         // Unstable where equals are the same: a stable sort would take half as much memory again.
         recording.operations.sort_unstable_by_key(|operation| operation.id);
@@ -365,7 +365,7 @@ impl Reader {
         recording.variables.dedup_by_key(|variable| variable.id);
         // The file has them in order of time.
         let waited = |stall: &Stall| (stall.waiter, stall.from, stall.access, stall.to);
-        let why = |stall: &Stall| (stall.cause, stall.hazard, stall.culprit, stall.decisive);
+        let why = |stall: &Stall| (stall.cause, stall.hazard, stall.blocker, stall.critical);
         recording.stalls.sort_unstable_by_key(|stall| (waited(stall), why(stall)));
         recording.edges.sort_by_key(|edge| edge.to);
 
@@ -478,7 +478,7 @@ fn plausible<const N: usize>(numbers: [Option<u64>; N]) -> Result<(), String> {
 }
 
 /// The last moment that anything is known of.
-fn latest(recording: &Recording) -> u64 {
+fn latest(recording: &Trace) -> u64 {
     let operations = recording.operations.iter().flat_map(|operation| {
         [Some(operation.submitted), operation.issued, operation.done, operation.resumed].into_iter().flatten()
     });
@@ -488,7 +488,7 @@ fn latest(recording: &Recording) -> u64 {
 }
 
 /// References to lanes and libraries that are not there would mislead whoever follows them.
-fn forget_unknown(recording: &mut Recording) {
+fn forget_unknown(recording: &mut Trace) {
     let (lanes, libraries) = (recording.lanes.len(), recording.libraries.len());
     let known = |index: &mut Option<usize>, count: usize| *index = index.filter(|&index| index < count);
     for operation in &mut recording.operations {
@@ -499,10 +499,10 @@ fn forget_unknown(recording: &mut Recording) {
     recording.leases.iter_mut().for_each(|lease| known(&mut lease.library, libraries));
     recording.variables.iter_mut().for_each(|variable| known(&mut variable.library, libraries));
     for stall in &mut recording.stalls {
-        if let Culprit::Queue(lane) | Culprit::Thread(lane) = stall.culprit
+        if let Blocker::Queue(lane) | Blocker::Thread(lane) = stall.blocker
             && lane >= lanes
         {
-            stall.culprit = Culprit::None;
+            stall.blocker = Blocker::None;
         }
     }
     recording.losses.records.retain(|lost| lost.lane < lanes);

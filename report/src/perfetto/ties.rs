@@ -4,7 +4,7 @@ use std::borrow::Cow;
 
 use crate::attribution::Attribution;
 use crate::facts::Totals;
-use crate::model::{Counter, Edge, Nanos, Operation, OperationId, Recording, Stall};
+use crate::model::{Counter, Edge, Nanos, Operation, OperationId, Stall, Trace};
 use crate::source::{Source, earliest};
 
 /// What is written beside operations: a lease or a stall whose operation is not in the recording.
@@ -100,7 +100,7 @@ impl<S: Source> Ties for Attribution<'_, S> {
 
 /// The ties that a recording has.
 pub struct Given<'a> {
-    recording: &'a Recording,
+    recording: &'a Trace,
     /// In the order of their waiters.
     stalls: Cow<'a, [Stall]>,
     /// In the order of their later ends.
@@ -112,7 +112,7 @@ pub struct Given<'a> {
 }
 
 impl<'a> Given<'a> {
-    pub fn of(recording: &'a Recording) -> Self {
+    pub fn of(recording: &'a Trace) -> Self {
         let mut stalls = Cow::Borrowed(&recording.stalls[..]);
         let waiter = |stall: &Stall| (stall.waiter, stall.from);
         if !stalls.is_sorted_by_key(waiter) {

@@ -10,7 +10,7 @@ use super::messages::{
     CHILD_ORDERING_EXPLICIT, CounterDescriptor, MERGE_BY_KEY, TrackDescriptor, UNIT_SIZE_BYTES,
 };
 use crate::facts::{Head, Totals};
-use crate::model::{LaneId, LibraryId, Recording, Text};
+use crate::model::{LaneId, LibraryId, Text, Trace};
 
 /// The track of everything that belongs to the whole recording.
 pub const ROOT: u32 = 1; // 0 is Perfetto's own default track
@@ -55,7 +55,7 @@ pub struct Tracks {
 impl Tracks {
     /// The tracks that every trace has, and their descriptions. `counters`: names and units.
     pub fn of<'a>(
-        about: &Recording,
+        about: &Trace,
         has_tensors: bool,
         counters: impl Iterator<Item = (&'a str, &'a str)>,
     ) -> (Self, Vec<TrackDescriptor>) {
@@ -154,7 +154,7 @@ impl Tracks {
 }
 
 /// What of a head's totals a recording lacks, in words.
-pub fn missing(head: &Head, recording: &Recording) -> Option<String> {
+pub fn missing(head: &Head, recording: &Trace) -> Option<String> {
     let there = Totals::of(recording).named();
     let lacks = |((name, written), (_, read)): ((&str, u64), (&str, u64))| {
         (read < written).then(|| format!("{read} of {written} {name}"))

@@ -16,7 +16,7 @@ use super::ties::{Given, Ties};
 use super::tracks::{ROOT, Tracks};
 use crate::attribution::{Attribution, COUNTERS};
 use crate::facts::{self, Fact, Facts, Totals};
-use crate::model::{Nanos, Recording, Text};
+use crate::model::{Nanos, Text, Trace};
 use crate::source::Source;
 
 /// All packets come from one writer, so they are one sequence.
@@ -39,7 +39,7 @@ const TENSORS_PER_EVENT: usize = 256;
 /// # Errors
 ///
 /// Those of `out`.
-pub fn write(recording: &Recording, out: impl Write) -> io::Result<()> {
+pub fn write(recording: &Trace, out: impl Write) -> io::Result<()> {
     trace(recording, &Given::of(recording), out)
 }
 
@@ -279,7 +279,7 @@ impl<W: Write> Packets<W> {
             (What::Stall(stall), ..) => {
                 let stall = &thing.stalls[stall];
                 self.totals.stalls += 1;
-                let name = format!("{}: {}", stall.cause.name(), facts::culprit_name(source, stall.culprit));
+                let name = format!("{}: {}", stall.cause.name(), facts::blocker_name(source, stall.blocker));
                 Told { category: category::STALL, name: name.into(), facts: facts::stall(stall) }
             }
             _ => unreachable!("a thing has steps of what it has, and changes are no events"),

@@ -130,7 +130,7 @@ impl Dice {
 }
 
 /// A recording with so many operations.
-pub fn recording(operations: usize) -> Recording {
+pub fn recording(operations: usize) -> Trace {
     let mut recording = empty();
     let mut dice = Dice(0x9e37_79b9_7f4a_7c15);
     let mut run = Run::default();
@@ -230,7 +230,7 @@ impl Run {
     /// Runs one operation; gives its end as others see it, too.
     fn simulate(
         &mut self,
-        recording: &mut Recording,
+        recording: &mut Trace,
         stage: &Stage,
         at: usize,
         granted: u64,
@@ -308,7 +308,7 @@ fn lease(export: &Operation, opened: u64, closed: u64) -> Lease {
     }
 }
 
-fn empty() -> Recording {
+fn empty() -> Trace {
     let lane = |name: String, kind| Lane { name: name.into(), kind };
     let mut lanes = vec![lane("main".into(), LaneKind::Thread), lane("asyncio".into(), LaneKind::EventLoop)];
     lanes.extend((0..WORKERS).map(|worker| lane(format!("worker {worker}"), LaneKind::Worker)));
@@ -327,12 +327,12 @@ fn empty() -> Recording {
     );
     variables.push(variable(WEIGHTS, "weights".into(), 40 << 20, TORCH));
     variables.push(variable(LOSS, "loss".into(), 4, TORCH));
-    Recording {
+    Trace {
         started_unix_ns: 1_795_305_600_000_000_000,
         program: "pipeline.py".into(),
         lanes,
         libraries: ["numpy", "jax", "torch", "host"].map(Text::from).to_vec(),
         variables,
-        ..Recording::default()
+        ..Trace::default()
     }
 }

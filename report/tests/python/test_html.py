@@ -103,7 +103,7 @@ def middle_of(page, kind, item):
         return [(box.x + box.end) / 2, box.top + box.height / 2];""", kind, item)
 
 
-def stall_with_culprit(page):
+def stall_with_blocker(page):
     """A long wait that is on no shared shelf, with an operation or lease to blame; shown, but not selected."""
     stall = page.run("""
         const { data, timeline } = report;
@@ -129,13 +129,13 @@ def test_the_page_says_nothing_and_asks_for_nothing(page):
     assert len(requests) >= 1 and all('"url":"file:///' in it or '"url":"data:,' in it for it in requests), requests
 
 
-def test_a_click_on_a_wait_selects_its_culprit(page):
-    stall = stall_with_culprit(page)
+def test_a_click_on_a_wait_selects_its_blocker(page):
+    stall = stall_with_blocker(page)
     assert page.state("node") == -1
     page.click_canvas(*middle_of(page, "waits", stall))
-    culprit = page.run("return report.data.stalls.which[arguments[0]]", stall)
-    assert (page.state("stall"), page.state("node")) == (stall, culprit)
-    name = page.run("return nodeName(report.data, arguments[0])", culprit)
+    blocker = page.run("return report.data.stalls.which[arguments[0]]", stall)
+    assert (page.state("stall"), page.state("node")) == (stall, blocker)
+    name = page.run("return nodeName(report.data, arguments[0])", blocker)
     assert page.browser.find_element(By.CSS_SELECTOR, "#details h2").text == name
     assert "THE CULPRIT" in page.find("details").text.upper()
     assert name in page.find("status").get_attribute("textContent")
@@ -156,14 +156,14 @@ def test_a_click_on_a_body_selects_it_and_on_nothing_clears(page):
     assert (page.state("node"), page.state("stall")) == (-1, -1)
 
 
-def test_the_tooltip_tells_cause_and_culprit(page):
-    stall = stall_with_culprit(page)
+def test_the_tooltip_tells_cause_and_blocker(page):
+    stall = stall_with_blocker(page)
     page.point(*middle_of(page, "waits", stall))
     told = page.find("tooltip").text
-    cause, culprit = page.run("""
+    cause, blocker = page.run("""
         const { data } = report;
-        return [CAUSES[data.stalls.cause[arguments[0]]].name, culpritName(data, arguments[0])];""", stall)
-    assert f"{cause}: " in told and f"culprit: {culprit}" in told
+        return [CAUSES[data.stalls.cause[arguments[0]]].name, blockerName(data, arguments[0])];""", stall)
+    assert f"{cause}: " in told and f"blocker: {blocker}" in told
 
 
 def test_sentences_cells_and_names_lead_to_the_timeline(page):

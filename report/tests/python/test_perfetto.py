@@ -196,13 +196,13 @@ def test_every_number_of_a_string_was_given_before(events):
             check(annotation, strings, True)
 
 
-def test_a_stall_tells_its_cause_and_its_culprit(events):
+def test_a_stall_tells_its_cause_and_its_blocker(events):
     causes = Counter()
     for _, event, strings in events:
         if event.category_iids and strings["event_categories"][event.category_iids[0]] == "stall":
             facts = {strings["debug_annotation_names"][it.name_iid]: it for it in event.debug_annotations}
             cause = strings["debug_annotation_string_values"][facts["cause"].string_value_iid]
             assert strings["event_names"][event.name_iid].startswith(f"{cause}: ")
-            assert facts["lasts"].uint_value > 0 and "culprit" in facts
+            assert facts["lasts"].uint_value > 0 and "blocker" in facts
             causes[cause] += 1
     assert set(causes) == {"computing", "queued", "no worker", "not observed", "not resumed", "leased"}

@@ -176,7 +176,7 @@ class TestPerfetto:
         assert count("operation", f"{kind} in ('wait', 'await')") == totals["waits"] > 500
         assert count("lease") == totals["leases"] > 100
         waited = perfetto.value("""select sum(dur) from slice where category = 'stall' and
-            extract_arg(arg_set_id, 'debug.decisive') = 1""")
+            extract_arg(arg_set_id, 'debug.critical') = 1""")
         assert waited == totals["waited_ns"] > 0
         names = {name: count for name, count in perfetto.query(f"""select name, count(*) from slice
             where category = 'operation' and {kind} = 'operation' group by 1""")}
@@ -227,7 +227,7 @@ class TestPerfetto:
         perfetto = Perfetto(browser, site, "small.json")
         assert perfetto.complaints() == []
         waited = perfetto.value("""select sum(dur) from slice where category = 'stall' and
-            extract_arg(arg_set_id, 'args.decisive') = 1""")
+            extract_arg(arg_set_id, 'args.critical') = 1""")
         assert waited == report["totals"]["waited_ns"], "times are exact"
         assert perfetto.value("""select count(*) from flow join slice as out on out.id = flow.slice_out
             join slice as into_ on into_.id = flow.slice_in where out.ts <= into_.ts""") > 3_000
@@ -269,7 +269,7 @@ class TestChromeTracing:
         assert sorted(counters) == ["bytes leased", "fences pending", "operations in flight"]
         waited = viewer("""let sum = 0;
             for (const thread of model.getAllThreads()) for (const it of thread.sliceGroup.slices)
-              if (it.category === "stall" && it.args.decisive) sum += it.duration;
+              if (it.category === "stall" && it.args.critical) sum += it.duration;
             return sum;""")
         assert waited * 1e6 == pytest.approx(report["totals"]["waited_ns"], rel=1e-6)
         # Slices that cross would be cut short, or be shown as if one had called the other.

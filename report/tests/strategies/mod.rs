@@ -58,18 +58,18 @@ fn outcome() -> impl Strategy<Value = Outcome> {
     ]
 }
 
-fn culprit() -> impl Strategy<Value = Culprit> {
+fn blocker() -> impl Strategy<Value = Blocker> {
     prop_oneof![
-        (0..24_u64).prop_map(Culprit::Operation),
-        (0..24_u64).prop_map(Culprit::Lease),
-        (0..LANES).prop_map(Culprit::Queue),
-        (0..LANES).prop_map(Culprit::Thread),
+        (0..24_u64).prop_map(Blocker::Operation),
+        (0..24_u64).prop_map(Blocker::Lease),
+        (0..LANES).prop_map(Blocker::Queue),
+        (0..LANES).prop_map(Blocker::Thread),
         prop::sample::select(vec![
-            Culprit::None,
-            Culprit::Pool,
-            Culprit::Observer,
-            Culprit::Interpreter,
-            Culprit::EventLoop
+            Blocker::None,
+            Blocker::Pool,
+            Blocker::Observer,
+            Blocker::Interpreter,
+            Blocker::EventLoop
         ]),
     ]
 }
@@ -135,10 +135,10 @@ fn lease() -> impl Strategy<Value = Lease> {
 
 fn stall() -> impl Strategy<Value = Stall> {
     let cause = prop::sample::select(Cause::ALL.to_vec());
-    let blame = (cause, prop::option::of(hazard()), culprit(), any::<bool>());
+    let blame = (cause, prop::option::of(hazard()), blocker(), any::<bool>());
     (0..24_u64, 0..4_usize, time(), 1..1_000_u64, blame).prop_map(|(waiter, access, from, length, blame)| {
-        let (cause, hazard, culprit, decisive) = blame;
-        Stall { waiter, access, from, to: from + length, cause, hazard, culprit, decisive }
+        let (cause, hazard, blocker, critical) = blame;
+        Stall { waiter, access, from, to: from + length, cause, hazard, blocker, critical }
     })
 }
 
@@ -175,7 +175,7 @@ fn losses() -> impl Strategy<Value = Losses> {
 }
 
 /// Operations and leases share their numbers: a lease may have that of the export that it began with.
-pub fn recording() -> impl Strategy<Value = Recording> {
+pub fn recording() -> impl Strategy<Value = Trace> {
     let lanes = prop::collection::vec(
         (text(), lane_kind()).prop_map(|(name, kind)| Lane { name, kind }),
         LANES..=LANES,
@@ -198,7 +198,7 @@ pub fn recording() -> impl Strategy<Value = Recording> {
         leases.iter_mut().enumerate().for_each(|(id, lease)| lease.id = 12 + id as u64);
         stalls.sort_by_key(|stall| (stall.waiter, stall.from, stall.access, stall.to));
         edges.sort_by_key(|edge| edge.to);
-        Recording {
+        Trace {
             started_unix_ns,
             duration,
             program,

@@ -1,7 +1,7 @@
 //! The clock of one execution, its timers, and the thread that moves it.
 //!
-//! All of it belongs to the thread of the system that the execution runs on, so plain cells hold it. Nothing is borrowed while a
-//! thread of the execution may be switched.
+//! All of it belongs to the thread of the system that the execution runs on, so plain cells hold it. Nothing
+//! is borrowed while a thread of the execution may be switched.
 
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
@@ -72,7 +72,8 @@ pub(super) fn set_idle(idle: bool) {
     IDLE.set(idle);
 }
 
-/// Wakes a sleeper at a time, again and again until it is dropped: one that was only about to sleep may miss the first call.
+/// Wakes a sleeper at a time, again and again until it is dropped: one that was only about to sleep may miss
+/// the first call.
 pub(super) struct Timer(Key);
 
 impl Timer {
@@ -97,11 +98,11 @@ impl Drop for Timer {
     }
 }
 
-/// Starts the thread that moves the clock, for as long as the execution lasts. It must be the second one of the execution: the
-/// first thing that the first one does.
+/// Starts the thread that moves the clock, for as long as the execution lasts. It must be the second one of
+/// the execution: the first thing that the first one does.
 ///
-/// When no thread can go on and no timer is set, it ends, and with it the execution as a deadlock. When the clock passes `limit` it
-/// panics: something waits that nothing ends. `describe` says what is known then.
+/// When no thread can go on and no timer is set, it ends, and with it the execution as a deadlock. When the
+/// clock passes `limit` it panics: something waits that nothing ends. `describe` says what is known then.
 pub fn start(limit: Duration, describe: impl Fn() -> String + Send + 'static) {
     MOVES.set(true);
     drop(super::thread::daemon(shuttle::thread::spawn(move || run(limit, &describe))));
@@ -136,6 +137,6 @@ fn run(limit: Duration, describe: &dyn Fn() -> String) {
     }
 }
 
-/// What the clock moves by at most while threads can go on: more than the pauses of threads that look now and then, less than the
-/// timeouts of leases.
+/// What the clock moves by at most while threads can go on: more than the pauses of threads that look now and
+/// then, less than the timeouts of leases.
 const EARLY: Duration = Duration::from_millis(50);

@@ -1,10 +1,11 @@
-//! What shuttle leaves out: time, timeouts, thread-locals and statics as engines use them, and a scheduler with a seed.
+//! What shuttle leaves out: time, timeouts, thread-locals and statics as engines use them, and a scheduler
+//! with a seed.
 //!
-//! Shuttle runs all threads of an execution on one thread of the system and decides at each operation which one goes on. It has no
-//! clock: by itself a timeout never ends a wait. Here the clock is a number, [`time::Instant`], that moves a little whenever it is
-//! read, and to the next timeout when no thread can go on. [`clock::start`] starts the thread that moves it, and
-//! [`scheduler::Seeded`] lets it run at the right moments. Without that thread, as in models of single protocols, timeouts never
-//! end waits.
+//! Shuttle runs all threads of an execution on one thread of the system and decides at each operation which
+//! one goes on. It has no clock: by itself a timeout never ends a wait. Here the clock is a number,
+//! [`time::Instant`], that moves a little whenever it is read, and to the next timeout when no thread can go
+//! on. [`clock::start`] starts the thread that moves it, and [`scheduler::Seeded`] lets it run at the right
+//! moments. Without that thread, as in models of single protocols, timeouts never end waits.
 
 use std::cell::RefCell;
 

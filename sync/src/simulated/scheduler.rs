@@ -28,8 +28,9 @@ pub struct Trace {
     pub hash: u64,
 }
 
-/// One execution whose choices follow from a seed. Some seeds let a thread run long before they switch, some make one thread slow:
-/// what goes wrong only if a thread stands still in one place for long is not found by choosing evenly.
+/// One execution whose choices follow from a seed. Some seeds let a thread run long before they switch, some
+/// make one thread slow: what goes wrong only if a thread stands still in one place for long is not found by
+/// choosing evenly.
 #[derive(Debug)]
 pub struct Seeded {
     dice: u64,
@@ -64,7 +65,8 @@ impl Seeded {
 
     fn choose(&mut self, runnable: &[&Task], current: Option<TaskId>, yielding: bool) -> TaskId {
         let clock = self.clock;
-        // Shuttle offers parked threads as well, since a park may end without a cause. They do not keep the clock from moving.
+        // Shuttle offers parked threads as well, since a park may end without a cause. They do not keep the
+        // clock from moving.
         let wakes = self.roll(WAKES) == 0;
         let others: Vec<TaskId> = runnable
             .iter()

@@ -8,7 +8,8 @@ use shuttle::lazy_static::Lazy;
 
 /// The type of what [`statics`](crate::statics) declares.
 ///
-/// A value is leaked at the end of its execution, as a real static is never dropped, unless [`drop_at_the_end`] was called.
+/// A value is leaked at the end of its execution, as a real static is never dropped, unless
+/// [`drop_at_the_end`] was called.
 pub struct PerExecution<T: Sync + 'static> {
     init: fn() -> T,
 }
@@ -30,8 +31,8 @@ impl<T: Sync> PerExecution<T> {
         let key = std::ptr::from_ref(this).addr();
         let values = ENDING.get().unwrap_or_else(|| VALUES.get());
         let value = values.find(key).unwrap_or_else(|| values.add(key, Box::new((this.init)())));
-        // SAFETY: the list is of one execution, and `key` is the address of a static, so the value is a `T`. It is freed with the
-        // execution: after its threads, which alone have such references.
+        // SAFETY: the list is of one execution, and `key` is the address of a static, so the value is a `T`.
+        // It is freed with the execution: after its threads, which alone have such references.
         unsafe { &*value.cast::<T>() }
     }
 }
@@ -45,8 +46,8 @@ impl<T: Sync> Deref for PerExecution<T> {
     }
 }
 
-/// Drops the statics of this execution when it is over. For an execution that ends well: one that fails leaves threads behind in
-/// the middle of what they do, and leaks its statics.
+/// Drops the statics of this execution when it is over. For an execution that ends well: one that fails
+/// leaves threads behind in the middle of what they do, and leaks its statics.
 pub fn drop_at_the_end() {
     VALUES.get().dropped.set(true);
 }
@@ -65,7 +66,8 @@ struct Values {
     dropped: Cell<bool>,
 }
 
-// SAFETY: the threads of an execution run on one thread of the system, and none is switched while the list is borrowed.
+// SAFETY: the threads of an execution run on one thread of the system, and none is switched while the list is
+// borrowed.
 unsafe impl Sync for Values {}
 
 impl Values {
@@ -90,8 +92,8 @@ impl Values {
 }
 
 impl Drop for Values {
-    /// Shuttle drops its statics after the threads of the execution. The newest value is dropped first. A destructor that uses a static
-    /// that is gone finds a new one, which is dropped as well.
+    /// Shuttle drops its statics after the threads of the execution. The newest value is dropped first. A
+    /// destructor that uses a static that is gone finds a new one, which is dropped as well.
     fn drop(&mut self) {
         if !self.dropped.get() {
             return;
@@ -111,7 +113,8 @@ impl Drop for Values {
     }
 }
 
-/// Statics that hold synchronization primitives; each execution has values of its own, made at their first use.
+/// Statics that hold synchronization primitives; each execution has values of its own, made at their first
+/// use.
 #[macro_export]
 macro_rules! statics {
     ($($(#[$attribute:meta])* $visible:vis static $name:ident: $type:ty = $value:expr;)+) => {

@@ -8,7 +8,8 @@ pub use shuttle::sync::*;
 
 use super::clock::{self, Sleeper, Timer};
 
-/// A condition variable whose timeouts end by the clock of the execution. A timeout wakes all that wait, as `std` allows.
+/// A condition variable whose timeouts end by the clock of the execution. A timeout wakes all that wait, as
+/// `std` allows.
 #[derive(Default)]
 pub struct Condvar {
     /// Shared with timers, which may notify when this is gone.

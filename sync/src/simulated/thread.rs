@@ -1,4 +1,5 @@
-//! Shuttle's [`std::thread`], with timeouts that the clock of the execution ends, and threads that can be refused.
+//! Shuttle's [`std::thread`], with timeouts that the clock of the execution ends, and threads that can be
+//! refused.
 
 use std::cell::{Cell, RefCell};
 use std::io;
@@ -51,7 +52,8 @@ thread_local! {
     static UNTIL_REFUSED: Cell<Option<u32>> = const { Cell::new(None) };
 }
 
-/// Lets the system refuse one thread of this execution, after it has started `more`; with `None` it refuses none.
+/// Lets the system refuse one thread of this execution, after it has started `more`; with `None` it refuses
+/// none.
 pub fn refuse_one_after(more: Option<u32>) {
     UNTIL_REFUSED.set(more);
 }
@@ -100,14 +102,16 @@ impl Builder {
 /// What one scoped thread has returned.
 type Returned<T> = Arc<(Mutex<Option<T>>, Condvar)>;
 
-/// As in `std`. Shuttle's own wakes the thread that has opened a scope when the last thread in it ends, even if that thread waits for something else.
+/// As in `std`. Shuttle's own wakes the thread that has opened a scope when the last thread in it ends, even
+/// if that thread waits for something else.
 pub struct Scope<'scope, 'env: 'scope> {
     threads: RefCell<Vec<JoinHandle<()>>>,
     scope: PhantomData<&'scope mut &'scope ()>,
     env: PhantomData<&'env mut &'env ()>,
 }
 
-// SAFETY: the threads of an execution run on one thread of the system, and none is switched while the list is borrowed.
+// SAFETY: the threads of an execution run on one thread of the system, and none is switched while the list is
+// borrowed.
 unsafe impl Sync for Scope<'_, '_> {}
 
 impl std::fmt::Debug for Scope<'_, '_> {
@@ -144,8 +148,8 @@ impl<'scope> Scope<'scope, '_> {
             *own.0.lock().unwrap_or_else(PoisonError::into_inner) = Some(result);
             own.1.notify_all();
         });
-        // SAFETY: `scope` joins the thread before what the body borrows is gone. If it panics first, the execution has failed, and
-        // none of its threads runs again.
+        // SAFETY: `scope` joins the thread before what the body borrows is gone. If it panics first, the
+        // execution has failed, and none of its threads runs again.
         let body: Box<dyn FnOnce() + Send + 'static> = unsafe { std::mem::transmute(body) };
         self.threads.borrow_mut().push(shuttle::thread::spawn(body));
         ScopedJoinHandle { returned, scope: PhantomData }

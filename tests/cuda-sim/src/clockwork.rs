@@ -1,4 +1,4 @@
-//! What makes commands happen: a thread per stream, or whoever moves the virtual clock.
+//! Runs commands: on a thread per stream, or on the thread that moves the virtual clock.
 
 use std::sync::{Arc, Condvar};
 use std::time::Duration;

@@ -125,7 +125,8 @@ impl Request {
 }
 
 impl State {
-    /// Puts a command at the end of a stream, or a node into the graph that the stream is captured to (then `None`).
+    /// Puts a command at the end of a stream, or a node into the graph that the stream is captured to (then
+    /// `None`).
     pub(crate) fn enqueue(&mut self, stream: usize, request: Request) -> Result<Option<CommandId>, Code> {
         self.refuse_implicit_capture(stream)?;
         if let Some(capture) = self.streams[stream].capture {
@@ -194,7 +195,7 @@ impl State {
         can.then_some(id)
     }
 
-    /// Whether a stream waits for a value in memory, which nobody announces.
+    /// Whether a stream waits for a value in memory, of which no notification comes.
     pub(crate) fn waits_for_value(&self, stream: usize) -> bool {
         let front = self.streams[stream].queue.front();
         front.is_some_and(|id| matches!(self.commands[id].work, Work::WaitValue { .. } | Work::Graph(_)))
@@ -262,7 +263,8 @@ impl State {
         }
     }
 
-    /// A command of the context has failed: every later call says so, and nothing that it still had to do happens.
+    /// A command of the context has failed: every later call says so, and nothing that it still had to do
+    /// happens.
     pub(crate) fn fault(&mut self, context: usize, code: Code) {
         self.contexts[context].fault.get_or_insert(code);
         let streams: Vec<usize> =
@@ -327,7 +329,8 @@ impl Work {
     /// Does it, on memory of the host. Without the simulator's lock, since a host function may take its time.
     pub(crate) fn perform(&self) {
         match *self {
-            // SAFETY: addresses were checked when the command came, and released memory is kept (see `memory.rs`).
+            // SAFETY: addresses were checked when the command came, and released memory is kept (see
+            // `memory.rs`).
             Self::Copy { to, from, bytes } => unsafe {
                 std::ptr::copy(from as *const u8, to as *mut u8, bytes as usize);
             },
@@ -353,7 +356,8 @@ impl Work {
             }
             Self::HostFunction { function, data } => {
                 IN_HOST_FUNCTION.set(true);
-                // SAFETY: whoever enqueued it promised the driver that it may be called with this.
+                // SAFETY: the caller that enqueued the function promised that it may be called with this
+                // argument.
                 unsafe { function(data as *mut c_void) };
                 IN_HOST_FUNCTION.set(false);
             }

@@ -1,13 +1,13 @@
 //! Finds uses of memory that nothing orders, whatever the timing was.
 //!
-//! Every command has a vector clock: what is known to be over before it begins, by stream order, events, the legacy
-//! stream's rules, and what the host was told (a query or wait that succeeded, a value that a stream wrote, a host
-//! function that was called). Two uses of overlapping bytes, one of them a write, of which the later does not know the
-//! earlier are a race. Vector clocks for this: Fidge 1988 and Mattern 1989; a list of last uses per range instead of
-//! one per byte as in FastTrack (Flanagan and Freund, PLDI 2009).
+//! Every command has a vector clock: what is known to be over before it begins, by stream order, events, the
+//! legacy stream's rules, and what the host knows (a query or wait that succeeded, a value that a stream
+//! wrote, a host function that was called). Two uses of overlapping bytes, one of them a write, of which the
+//! later does not know the earlier are a race. Vector clocks for this: Fidge 1988 and Mattern 1989; a list of
+//! last uses per range instead of one per byte as in FastTrack (Flanagan and Freund, PLDI 2009).
 //!
-//! Where it cannot look it is lenient: threads of the host share one clock, the host knows a value as soon as it was
-//! written, and what the host itself reads and writes is not seen at all.
+//! Where it cannot look it is lenient: threads of the host share one clock, the host knows a value as soon as
+//! it was written, and what the host itself reads and writes is not seen at all.
 
 use crate::command::Touch;
 use crate::kind::Kind;
@@ -45,7 +45,8 @@ impl State {
                     &mut allocation.accesses
                 }
                 None => {
-                    // Nobody tells when such memory is released, so what the host knows to be over is forgotten.
+                    // The release of such memory is not visible, so accesses that the host knows to be over
+                    // are forgotten.
                     let elsewhere = &mut self.memory.elsewhere;
                     elsewhere.retain(|access| host.known(access.stream) < access.count);
                     elsewhere
@@ -54,7 +55,7 @@ impl State {
             for other in accesses.iter().filter(|other| other.touch.conflicts(touch) && !knows(other)) {
                 found.push((Some(other.clone()), *touch));
             }
-            // What this one stands for from now on: everybody who comes after it comes after those, too.
+            // This access replaces others: a command after this access also comes after those.
             accesses.retain(|other| {
                 let within = touch.address <= other.touch.address && other.touch.end() <= touch.end();
                 let replaced = within

@@ -151,7 +151,7 @@ impl State {
         if base.is_null() {
             return Err(OUT_OF_MEMORY);
         }
-        // Whoever reads what nobody wrote shall notice.
+        // A read of unwritten memory shall be noticed.
         // SAFETY: these bytes were just allocated.
         unsafe { base.write_bytes(0xcd, bytes.min(1 << 20) as usize) };
         self.memory.insert(base as u64, bytes, place, context, flags, pooled);

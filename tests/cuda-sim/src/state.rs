@@ -67,7 +67,8 @@ pub(crate) struct State {
     pub(crate) last_command: CommandId,
     pub(crate) last_handle: u64,
     pub(crate) memory: Memory,
-    /// What the host has been told to be over. One clock for all threads: how they tell each other is out of sight.
+    /// Commands that the host knows to be over. One clock for all threads: their own synchronization is not
+    /// visible.
     pub(crate) host: VectorClock,
     pub(crate) captures: HashMap<u64, Capture>,
     pub(crate) graphs: HashMap<u64, Graph>,
@@ -126,7 +127,7 @@ fn driver() -> &'static Driver {
     })
 }
 
-/// The locked state; whoever holds it may wait for it to change.
+/// The locked state; its holder may wait for a change.
 pub(crate) struct Session(Option<MutexGuard<'static, State>>);
 
 impl Session {
@@ -134,7 +135,7 @@ impl Session {
         Self(Some(driver().state.lock().unwrap_or_else(PoisonError::into_inner)))
     }
 
-    /// Tells whoever waits what has changed, if anything has: hosts, and the threads of streams that have something to do.
+    /// Notifies waiting host threads, and streams with work, if the state has changed.
     pub(crate) fn changed(&mut self) {
         if !std::mem::take(&mut self.news) {
             return;
@@ -152,7 +153,7 @@ impl Session {
         self.sleep_until(&driver().changed, limit);
     }
 
-    /// The same, until somebody rings that bell.
+    /// As [`sleep`](Self::sleep), until `bell` is notified.
     pub(crate) fn sleep_until(&mut self, bell: &Condvar, limit: Option<Duration>) {
         let guard = self.0.take().expect("taken only while asleep or unlocked");
         self.0 = Some(match limit {
@@ -176,7 +177,8 @@ impl Session {
         while !over(self) {
             if self.script.virtual_clock {
                 if !crate::clockwork::step(self, None) {
-                    // Something outside of the simulator has to happen first: a flag, or a control from another thread.
+                    // Something outside of the simulator has to happen first: a flag, or a control from
+                    // another thread.
                     self.sleep(Some(Duration::from_micros(200)));
                 }
             } else {
@@ -200,7 +202,8 @@ impl DerefMut for Session {
     }
 }
 
-/// A call of the driver's interface: counts it, refuses it where no call is allowed, and makes a number of the result.
+/// A call of the driver's interface: counts it, refuses it where no call is allowed, and makes a number of
+/// the result.
 pub(crate) fn call(name: &'static str, body: impl FnOnce(&mut Session) -> Result<(), Code>) -> i32 {
     let mut session = Session::open();
     *session.calls.entry(name).or_default() += 1;

@@ -1,4 +1,5 @@
-//! Uses of memory that nothing orders are found, also when they happened to go well; what is ordered is left alone.
+//! Uses of memory that nothing orders are found, also when they happened to go well; what is ordered is left
+//! alone.
 
 mod harness;
 
@@ -18,7 +19,7 @@ fn a_missing_wait_is_found_although_timing_hides_it() {
     let (a, b) = (non_blocking(), non_blocking());
     let (from, to) = (device_memory(64), device_memory(64));
     fill(a, from, 7, 64);
-    // By now it is surely over, but nobody was told so.
+    // By now the command is surely over, but the host has not observed that.
     while bench.simulator.pending(handle(a)) > 0 {
         std::thread::yield_now();
     }

@@ -1,4 +1,4 @@
-//! Copies between host and device behind work that takes long: nobody waits for them but who wants the data.
+//! Copies between host and device behind work that takes long: only users of the data wait for the copies.
 
 use std::time::{Duration, Instant};
 

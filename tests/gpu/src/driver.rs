@@ -1,5 +1,5 @@
-//! Streams, events, kernels and memory by hand: what somebody without the engine would write, for baselines, for planted
-//! mistakes, and to launch kernels on the engine's queues.
+//! Streams, events, kernels and memory by hand: code as written without the engine, for baselines, for
+//! planted mistakes, and to launch kernels on the engine's queues.
 
 use std::ffi::{CString, c_void};
 
@@ -240,7 +240,7 @@ impl Driver {
         unsafe { result::stream::launch_host_function(stream as CUstream, function, argument) }
     }
 
-    /// What is in memory of the device, now. Whoever wrote it is over.
+    /// The current value in device memory. Its writers have ended.
     pub fn read(&self, from: u64, bytes: usize) -> Result<Vec<u8>, DriverError> {
         let _entered = self.enter()?;
         let mut out = vec![0; bytes];

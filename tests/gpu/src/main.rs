@@ -1,8 +1,9 @@
-//! The GPU suite: checks and figures that need a real CUDA device, in one program that needs no Rust toolchain.
+//! The GPU suite: checks and figures that need a real CUDA device, in one program that needs no Rust
+//! toolchain.
 //!
-//! `cargo xtask gpu` builds and runs it. Without a driver or device it says *skipped: no device*. With the feature
-//! `simulator` it can run what is possible on the simulated driver, to keep itself in working order: such figures are
-//! printed as *simulator, not a result*, and a record of them says so.
+//! `cargo xtask gpu` builds and runs it. Without a driver or device it says *skipped: no device*. With the
+//! feature `simulator` it can run what is possible on the simulated driver, to keep itself in working order:
+//! such figures are printed as *simulator, not a result*, and a record of them says so.
 //!
 //! | file | idea |
 //! |---|---|
@@ -11,7 +12,7 @@
 //! | `setup` | the device, the engine, and what every step uses |
 //! | `conformance` | the suite that every device passes, on this one |
 //! | `races` | consumers that would be wrong without their waits, and are wrong when these are left out |
-//! | `copies` | copies between host and device that hold up nobody |
+//! | `copies` | copies between host and device that hold up no other work |
 //! | `programs` | random programs on several queues against the host |
 //! | `faults` | a real fault, in a process of its own |
 //! | `ping_pong`, `replays`, `wake`, `ready` | figures |
@@ -72,7 +73,7 @@ struct Options {
     simulator: bool,
     probe: bool,
     limit: Duration,
-    /// Steps to run in this very process; whoever started it has named them.
+    /// Steps to run in this process, named by the process that started it.
     steps: Vec<String>,
     /// Where such a process says what came out.
     events: Option<PathBuf>,

@@ -1,8 +1,8 @@
-//! Consumers that have to wait, beside a kernel that takes long; and the same by hand without the wait, which has to go
-//! wrong: else the first half would prove nothing.
+//! Consumers that have to wait, beside a kernel that takes long; and the same by hand without the wait, which
+//! has to go wrong: else the first half would prove nothing.
 //!
-//! Every case is a first and a second piece of work on two streams that touch the same memory, and the first takes
-//! [`DELAY`]. Whoever is not made to wait comes before it.
+//! Every case is a first and a second piece of work on two streams that touch the same memory, and the first
+//! takes [`DELAY`]. A second piece that does not wait runs before the first ends.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};

@@ -17,7 +17,7 @@ enum Outcome {
     Failed(String),
 }
 
-/// A figure of ours beside what it is compared with.
+/// A figure of the engine beside its baseline.
 pub struct Figure {
     pub quantity: String,
     pub ours: String,
@@ -32,7 +32,7 @@ pub struct Record {
     heading: Vec<(String, String)>,
     checks: Vec<(String, Outcome)>,
     figures: Vec<Figure>,
-    /// Where everything is told to another process as well, a line of JSON each.
+    /// A file that reports every event to another process, one line of JSON each.
     events: Option<File>,
     /// Whether everything was printed before, by the process that found it.
     silent: bool,
@@ -50,13 +50,13 @@ impl Record {
         }
     }
 
-    /// Tells everything from here on to whoever reads that file.
+    /// Reports every event from here on in the file `events`.
     pub fn tell(&mut self, events: &Path) -> Result<(), Failure> {
         self.events = Some(File::options().append(true).open(events)?);
         Ok(())
     }
 
-    /// Takes what another process has told.
+    /// Takes an event that another process has reported.
     pub fn take(&mut self, event: &Value) {
         self.silent = true;
         self.add_event(event, "");
@@ -110,7 +110,7 @@ impl Record {
 
     fn event(&mut self, event: &Value) {
         if let Some(file) = &mut self.events {
-            // One write, so that whoever reads after a kill finds whole lines. Nobody is left to tell if it fails.
+            // One write, so a reader finds whole lines after a kill. A failed write cannot be reported.
             let _ = file.write_all(format!("{event}\n").as_bytes());
         }
     }

@@ -1,5 +1,5 @@
-//! Each step in a process of its own, under a time limit: one that hangs, crashes, or breaks the device's context takes nothing of
-//! the others along, and the record is written anew after each.
+//! Each step in a process of its own, under a time limit: one that hangs, crashes, or breaks the device's
+//! context takes nothing of the others along, and the record is written anew after each.
 
 use std::fs;
 use std::os::unix::process::CommandExt;
@@ -140,7 +140,8 @@ pub fn start(command: &mut Command) -> Result<Child, Failure> {
 
 /// Kills a process that was started so, and whatever it has started.
 pub fn kill(child: &mut Child) {
-    // SAFETY: sends a signal to the group of a child that was not waited for, so that its number is nobody else's.
+    // SAFETY: sends a signal to the group of a child that was not waited for, so no other process has its
+    // number.
     let _ = unsafe { libc::kill(-(child.id() as libc::pid_t), libc::SIGKILL) };
     let begin = Instant::now();
     while begin.elapsed() < DEATH && matches!(child.try_wait(), Ok(None)) {

@@ -1,8 +1,8 @@
 //! Figure: from the device being done to the awaiting task running.
 //!
-//! A stream waits for a word of pinned memory, which the host sets: that moment is known on the host's own clock. What
-//! follows on the stream happens a little later; how much later is measured too, by a word that the stream sets and the
-//! host spins on: the *floor* under all of them, which is taken off.
+//! A stream waits for a word of pinned memory, which the host sets: that moment is known on the host's own
+//! clock. What follows on the stream happens a little later; how much later is measured too, by a word that
+//! the stream sets and the host spins on: the *floor* under all of them, which is taken off.
 
 use std::ffi::c_void;
 use std::sync::Arc;
@@ -111,7 +111,7 @@ impl Bench<'_> {
         Ok(time)
     }
 
-    /// A fence of ours behind the same wait.
+    /// A fence of the engine behind the same wait.
     fn fence(&self) -> Result<Fence, Failure> {
         self.flag.set(0);
         self.setup.driver.wait_for(self.queue.native(), self.flag)?;
@@ -129,7 +129,7 @@ impl Bench<'_> {
     /// A thread asks until it is done.
     fn polled(&self) -> Result<f64, Failure> {
         let fence = self.fence()?;
-        // The first question tells the device that somebody will ask.
+        // The first query announces later queries to the device.
         let _ = fence.is_done();
         std::thread::sleep(SETTLE);
         let begin = release(self.flag);
@@ -144,7 +144,8 @@ fn microseconds(begin: Instant) -> f64 {
     begin.elapsed().as_secs_f64() * 1e6
 }
 
-/// Awaits a future on a thread of its own that has had time to fall asleep. How long after the release it runs again.
+/// Awaits a future on a thread of its own that has had time to fall asleep. How long after the release it
+/// runs again.
 fn asleep_until(flag: Flag, future: impl Future<Output = ()> + Send + 'static) -> f64 {
     let waiter = std::thread::spawn(move || {
         block_on(future);

@@ -1,5 +1,5 @@
-//! Sends tensors through the engine, drops everything in random order, and fails unless each deleter ran exactly once.
-//! For tools that watch memory: `churn [iterations] [seed]`.
+//! Sends tensors through the engine, drops everything in random order, and fails unless each deleter ran
+//! exactly once. For tools that watch memory: `churn [iterations] [seed]`.
 
 use std::process::ExitCode;
 

@@ -1,5 +1,5 @@
-//! Forks in the middle of things, and reports what the child and the parent then see. A program of its own, since a child
-//! of the test harness could do nothing with its threads.
+//! Forks in the middle of things, and reports what the child and the parent then see. A program of its own,
+//! since a child of the test harness could do nothing with its threads.
 
 use std::process::ExitCode;
 use std::sync::Arc;
@@ -47,7 +47,7 @@ fn main() -> ExitCode {
             deleted.settle_at(imported);
         })
     });
-    // SAFETY: the child calls nothing but this program's own code, which is what is to be tested, and exits.
+    // SAFETY: the child calls only this program's own code, which is the subject of the test, and exits.
     let child = unsafe { libc::fork() };
     if child < 0 {
         eprintln!("cannot fork");
@@ -61,7 +61,7 @@ fn main() -> ExitCode {
             Err(_) => 3,
         };
         if std::env::args().any(|argument| argument == "exit") {
-            // As a program ends that was forked and goes on: what its thread has kept is dropped.
+            // A forked program that runs on ends like this: the values of its thread are dropped.
             std::process::exit(code);
         }
         // SAFETY: ends the child without running what the parent has registered to run at its exit.

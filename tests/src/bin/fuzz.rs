@@ -1,6 +1,7 @@
 //! One fuzz target under libFuzzer, with the feedback of an instrumented build: what `cargo xtask fuzz` runs.
 //!
-//! `ESTAFETTE_FUZZ_TARGET` names the target. The arguments are those of libFuzzer: `-help=1` lists them, and a file is one input to run.
+//! `ESTAFETTE_FUZZ_TARGET` names the target. The arguments are those of libFuzzer: `-help=1` lists them, and
+//! a file is one input to run.
 #![no_main]
 
 use std::sync::OnceLock;

@@ -1,5 +1,6 @@
-//! Counts what each call costs at 10², 10³, 10⁴ and 10⁵ of something alive, and fails where a cost grows faster than the table says.
-//! Needs valgrind. `scale [ALIVE...]` counts with these kinds alone; `scale --measure ALIVE` is what it runs under callgrind.
+//! Counts what each call costs at 10², 10³, 10⁴ and 10⁵ of something alive, and fails where a cost grows
+//! faster than the table says. Needs valgrind. `scale [ALIVE...]` counts with these kinds alone; `scale
+//! --measure ALIVE` is what it runs under callgrind.
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode, Stdio};
@@ -10,7 +11,8 @@ use tests::scale::judge;
 use tests::scale::meter::measure;
 use tests::scale::world::Alive;
 
-/// How long one kind may take. Several times what it does; what costs more than linear at the last size does not end.
+/// How long one kind may take. Several times what it does; what costs more than linear at the last size does
+/// not end.
 const LIMIT: Duration = Duration::from_secs(300);
 
 /// Kinds that are counted at the same time.
@@ -117,7 +119,7 @@ impl Folder {
 
 impl Drop for Folder {
     fn drop(&mut self) {
-        // What is left is in a folder for what is temporary.
+        // The remaining files are in a temporary folder.
         let _ = std::fs::remove_dir_all(&self.0);
     }
 }

@@ -1,9 +1,9 @@
-//! Everything at once for a long time: `soak [minutes] [seed]`. Exchanges, failures, cancels, awaits that are dropped, leases that are given
-//! up, replays, forks, and engines that come and go.
+//! Everything at once for a long time: `soak [minutes] [seed]`. Exchanges, failures, cancels, awaits that are
+//! dropped, leases that are given up, replays, forks, and engines that come and go.
 //!
-//! A line each ten seconds says what the process holds. It fails unless resident memory and descriptors are at the end what they were
-//! after the first tenth, few threads are left, and every deleter has run once. The longest pause of a submitting thread is printed, not
-//! judged: it depends on what else the machine does.
+//! A line each ten seconds says what the process holds. It fails unless resident memory and descriptors are
+//! at the end what they were after the first tenth, few threads are left, and every deleter has run once. The
+//! longest pause of a submitting thread is printed, not judged: it depends on what else the machine does.
 
 use std::process::ExitCode;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -26,14 +26,15 @@ const MINUTES: f64 = 30.0;
 /// Between two lines of the output.
 const LINE_EVERY: Duration = Duration::from_secs(10);
 
-/// What resident memory may grow by, in bytes, from the first tenth to the end: a leak of one byte in a thousand operations shows.
+/// What resident memory may grow by, in bytes, from the first tenth to the end: a leak of one byte in a
+/// thousand operations shows.
 const GROWTH_MAX: usize = 16 << 20;
 
 /// Descriptors that are open for a moment: that of the folder which is counted, and what a fork copies.
 const DESCRIPTORS_SLACK: usize = 2;
 
-/// Threads that may be left at the end: those of one engine with two workers, and of the process. While engines come and go, threads are on
-/// their way out, the more the faster they come.
+/// Threads that may be left at the end: those of one engine with two workers, and of the process. While
+/// engines come and go, threads are on their way out, the more the faster they come.
 const THREADS_LEFT_MAX: usize = 16;
 
 fn main() -> ExitCode {
@@ -146,7 +147,7 @@ impl Held {
         }
     }
 
-    /// The least of each: what is on its way out comes and goes, and what leaks stays.
+    /// The minimum of each count: a value on its way out comes and goes, a leak stays.
     fn min(self, other: &Self) -> Self {
         Self {
             resident: self.resident.min(other.resident),
@@ -156,7 +157,7 @@ impl Held {
     }
 }
 
-/// Prints a line now and then. Gives the least that was held in the second tenth of the time, and in the last.
+/// Prints a line now and then. Returns the minimum held in the second tenth of the time, and in the last.
 fn watch(soak: &Soak, length: Duration) -> (Held, Held) {
     let start = Instant::now();
     let (mut early, mut late): (Option<Held>, Option<Held>) = (None, None);
@@ -360,7 +361,7 @@ fn replays(soak: &Soak, engine: &Engine) {
 /// Forks while everything else is under way. Each child gets its error and leaves.
 fn forks(soak: &Soak, engine: &Engine) {
     while soak.goes_on() {
-        // SAFETY: the child calls nothing but this program's own code, which is what is to be tested, and exits.
+        // SAFETY: the child calls only this program's own code, which is the subject of the test, and exits.
         let child = unsafe { libc::fork() };
         assert!(child >= 0, "cannot fork");
         if child == 0 {

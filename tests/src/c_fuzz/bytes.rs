@@ -1,6 +1,6 @@
 use std::ffi::CString;
 
-/// A program under way: what is left of its bytes.
+/// A running program: its remaining bytes.
 #[derive(Debug)]
 pub struct Bytes<'a> {
     rest: &'a [u8],

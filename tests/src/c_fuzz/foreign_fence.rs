@@ -1,4 +1,4 @@
-//! Fences of a scheduler that is not ours, as well behaved as the program says.
+//! Fences of a foreign scheduler, which misbehaves as far as the program says.
 
 use std::ffi::{c_char, c_void};
 use std::sync::atomic::{AtomicI32, AtomicI64, Ordering::SeqCst};
@@ -11,26 +11,27 @@ use estafette_c::estafette_fence;
 use super::bytes::Bytes;
 use super::shared::Shared;
 
-/// One fence; it lives until its last holder has gone.
+/// One fence. It lives until its count is zero.
 pub struct ForeignFence {
     state: AtomicI32,
-    /// The program is one of them.
+    /// The reference count; the program holds one.
     holders: AtomicI64,
     subscriptions: Mutex<Vec<Call>>,
     manner: Manner,
     queries: AtomicI64,
-    /// What is called once it has settled, once more.
+    /// The counts of the program.
     shared: Arc<Shared>,
 }
 
-/// How it breaks its word.
+/// How the fence breaks its contract.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Manner {
     /// Not at all.
     Honest,
-    /// Once it has settled, every second question is answered with "not yet", or with what is no status.
+    /// After it has settled, every second query returns "not yet", or a value that is not a status.
     Flips,
-    /// It calls back from inside of `subscribe` once it has settled, says that it will call, and calls once more.
+    /// It calls back from inside of `subscribe` once it has settled, says that it will call, and calls once
+    /// more.
     CallsInside,
     /// It calls back while it has not settled, and says so from then on.
     CallsEarly,
@@ -93,7 +94,7 @@ impl ForeignFence {
         (fence, raw)
     }
 
-    /// Settles it; tells subscribers, twice if it misbehaves.
+    /// Settles the fence; calls subscribers, twice if the fence misbehaves.
     pub fn settle(&self, status: i32, twice: bool) {
         if status < 0 {
             Shared::count(&self.shared.failures);
@@ -113,7 +114,7 @@ impl ForeignFence {
         }
     }
 
-    /// Gives the program's count up.
+    /// Releases the program's count.
     pub fn release(fence: *const ForeignFence) {
         // SAFETY: the program holds one.
         unsafe { release(fence.cast_mut().cast()) };

@@ -1,4 +1,4 @@
-//! Bodies of operations: what they do was decided when they were submitted.
+//! Bodies of operations: the submission decides what a body does.
 
 use std::ffi::{c_char, c_void};
 use std::ptr;
@@ -36,7 +36,7 @@ pub enum End {
 pub struct Body {
     pub end: End,
     pub shared: Arc<Shared>,
-    /// Exported inside of the body, and let go again.
+    /// Exported and released inside the body.
     pub operand: *mut estafette_tensor,
     called: AtomicBool,
 }
@@ -45,12 +45,12 @@ pub struct Body {
 unsafe impl Send for Body {}
 
 impl Body {
-    /// A context to give away. It holds a count of `operand`, which may be NULL.
+    /// A context for the library. It holds a count of `operand`, which may be NULL.
     pub fn new(end: End, shared: &Arc<Shared>, operand: *mut estafette_tensor) -> *mut Body {
         Box::into_raw(Box::new(Body { end, shared: shared.clone(), operand, called: AtomicBool::new(false) }))
     }
 
-    /// Takes back what was not accepted.
+    /// Takes back a context that was not accepted.
     pub fn keep(body: *mut Body) {
         // SAFETY: made by `new`, and not given away.
         let body = unsafe { Box::from_raw(body) };
@@ -71,8 +71,8 @@ pub fn last_error() -> String {
 }
 
 pub unsafe extern "C" fn call(context: *mut c_void, op: *mut estafette_op) {
-    // SAFETY: the library calls this with what it was given, before that is dropped; the parts that are used after the
-    // end was told are copied first.
+    // SAFETY: the library calls this with its context, before the context is dropped; the parts that are used
+    // after the report of the end are copied first.
     let (end, shared, operand) = unsafe {
         let body = &*context.cast::<Body>();
         assert!(!body.called.swap(true, SeqCst), "a function was called twice");
@@ -80,7 +80,7 @@ pub unsafe extern "C" fn call(context: *mut c_void, op: *mut estafette_op) {
     };
     if !operand.is_null() {
         let mut view: *mut DLManagedTensorVersioned = ptr::null_mut();
-        // SAFETY: the operand is held by the context; the view is let go at once.
+        // SAFETY: the context holds the operand; the view is released at once.
         unsafe {
             if estafette_op_export(op, operand, &raw mut view) == estafette_status::ESTAFETTE_OK {
                 delete(view);

@@ -8,7 +8,7 @@ use estafette_c::DLManagedTensorVersioned;
 
 use super::shared::Shared;
 
-/// The struct as DLPack lays it out, with what it points to.
+/// The struct as DLPack lays it out, with the arrays it points to.
 #[repr(C)]
 pub struct Managed {
     pub version: [u32; 2],
@@ -62,7 +62,7 @@ impl Managed {
     /// Frees one that was not taken.
     ///
     /// # Safety
-    /// It came from [`new`](Self::new) and nobody took it.
+    /// It came from [`new`](Self::new), and no import took it.
     pub unsafe fn free(managed: *mut Managed) {
         // SAFETY: as above.
         drop(unsafe { Box::from_raw(managed) });
@@ -70,7 +70,7 @@ impl Managed {
 }
 
 unsafe extern "C" fn delete(managed: *mut Managed) {
-    // SAFETY: the library calls this once for what it has taken.
+    // SAFETY: the library calls this once for a struct that it has taken.
     let managed = unsafe { Box::from_raw(managed) };
     managed.shared.deleted.fetch_add(1, SeqCst);
 }

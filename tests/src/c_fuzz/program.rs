@@ -55,7 +55,7 @@ pub fn every_step() -> Taken {
     (0..24).chain([31]).map(|kind| (kind, 0)).chain(several).collect()
 }
 
-/// Runs the program that `bytes` are, and gives the steps that it has taken.
+/// Runs the program in `bytes`. Returns the steps taken.
 ///
 /// # Panics
 /// When anything does not hold.
@@ -86,8 +86,8 @@ struct Program {
     promises: Vec<*mut estafette_promise>,
     /// Of promises; each is one count.
     fences: Vec<estafette_fence>,
-    /// Of tensors, operations and leases. They are not given back to the library: something that ends after its own end
-    /// would never end.
+    /// Of tensors, operations and leases. They are not given back to the library: something that ends after
+    /// its own end would never end.
     derived: Vec<estafette_fence>,
     foreign: Vec<(*const ForeignFence, estafette_fence)>,
     recordings: Vec<Recorded>,
@@ -234,7 +234,7 @@ impl Program {
 
     /// Lets everything go, and checks that all of it came back.
     fn end(mut self) {
-        // SAFETY: everything here is held, and let go once.
+        // SAFETY: every handle here is held, and released once.
         unsafe {
             for promise in self.promises.drain(..) {
                 expect(
@@ -279,7 +279,7 @@ impl Program {
             expect(estafette_op_release(op), status::ESTAFETTE_OK, "release at the end");
         }
         for fence in self.fences.drain(..).chain(self.derived.drain(..)) {
-            // SAFETY: held, and let go once.
+            // SAFETY: held, and released once.
             unsafe {
                 let settled = fence.wait.is_some_and(|wait| wait(fence.context, END.as_nanos() as u64) <= 0);
                 assert!(settled, "a fence of ours never settles");
@@ -350,7 +350,7 @@ impl Program {
     }
 }
 
-/// What has not come back.
+/// Values that the library has not returned.
 fn missing(shared: &Shared) -> Option<String> {
     let pairs = [
         ("deleters", shared.imported.load(SeqCst), shared.deleted.load(SeqCst)),

@@ -3,7 +3,7 @@ use std::sync::atomic::{AtomicI64, AtomicU64, Ordering::SeqCst};
 
 use estafette_c::estafette_op;
 
-/// What the callbacks of one program count, and the operations that wait for their end to be told.
+/// Counts of one program's callbacks, and the operations whose end is not reported yet.
 #[derive(Default)]
 pub struct Shared {
     /// Tensors that were given to the library and accepted.
@@ -22,7 +22,7 @@ pub struct Shared {
     pub fence_holders: AtomicI64,
     /// Whether anything was made to fail, so that tensors may be poisoned.
     pub failures: AtomicU64,
-    /// Operations whose function was called and whose end was not told.
+    /// Operations whose function was called and whose end is not reported.
     pub open: Mutex<Vec<Open>>,
 }
 

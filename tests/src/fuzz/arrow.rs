@@ -1,7 +1,8 @@
-//! Arrow's C structs: what a producer may get wrong is refused, what is right is taken in place, and each array is released once.
+//! Arrow's C structs: what a producer may get wrong is refused, what is right is taken in place, and each
+//! array is released once.
 //!
-//! The fields lie wherever a consumer can see it. A length that is longer than the memory is not seen, so no input has such an array
-//! read, nor a bitmap that is too short for it.
+//! The fields lie wherever a consumer can see it. A length that is longer than the memory is not seen, so no
+//! input has such an array read, nor a bitmap that is too short for it.
 
 use std::ffi::{CString, c_void};
 use std::ptr;
@@ -29,7 +30,7 @@ const HELD_MAX: usize = 6;
 const WORDS: usize = 64;
 /// Elements that each bitmap has a bit for.
 const BITS: i64 = 512;
-/// How long an export waits before the device goes on.
+/// How long an export waits before the device continues.
 const SHORT: Duration = Duration::from_millis(20);
 /// How long anything may take.
 const LIMIT: Duration = Duration::from_secs(30);
@@ -217,7 +218,7 @@ fn import(world: &World, mut made: Made) -> Option<Tensor> {
             drop(unsafe { Box::from_raw(private.cast::<Kept>()) });
             return None;
         }
-        // SAFETY: what the array says is true as far as anybody looks, and its event is one of the device.
+        // SAFETY: the array is truthful in all fields that are read, and its event belongs to the device.
         Ok(array) => unsafe { world.engine.import_arrow(&made.format, array) },
     };
     assert!(tensor.is_err() || !made.is_wrong, "a wrong array is accepted: {:?}", made.format);

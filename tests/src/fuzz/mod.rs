@@ -1,8 +1,8 @@
 //! Fuzz targets: what must hold for any bytes.
 //!
-//! `cargo xtask fuzz` runs them under libFuzzer, which changes inputs by the code that they reach. The inputs that reach the most are in
-//! `tests/fuzz`, a folder per target, with those that once failed (`found-*`). `tests/tests/fuzz/corpora.rs` runs all of them
-//! in every plain test run.
+//! `cargo xtask fuzz` runs them under libFuzzer, which changes inputs by the code that they reach. The inputs
+//! that reach the most are in `tests/fuzz`, a folder per target, with those that once failed (`found-*`).
+//! `tests/tests/fuzz/corpora.rs` runs all of them in every plain test run.
 
 use std::path::PathBuf;
 

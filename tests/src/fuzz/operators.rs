@@ -1,4 +1,5 @@
-//! Operators: names, counts, sizes and options of registrations, and whatever the functions of an operator say.
+//! Operators: names, counts, sizes and options of registrations, and whatever the functions of an operator
+//! say.
 
 use std::ffi::{CString, c_char, c_void};
 use std::ptr;
@@ -107,7 +108,8 @@ unsafe extern "C" fn infer(
     _stream: *mut c_void,
     context: *mut c_void,
 ) -> *const c_char {
-    // SAFETY: the context lives until it is dropped; there are so many outputs, each with room for 64 dimensions.
+    // SAFETY: the context lives until it is dropped; there are so many outputs, each with room for 64
+    // dimensions.
     unsafe {
         let says = &*context.cast::<Says>();
         for at in 0..n_outputs {

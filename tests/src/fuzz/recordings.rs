@@ -1,5 +1,5 @@
-//! The file of a recording: reading any bytes, and all that is made of what was read, ends, does not panic, and takes memory in
-//! proportion to the file.
+//! The file of a recording: reading any bytes, and all that is made of what was read, ends, does not panic,
+//! and takes memory in proportion to the file.
 
 use std::io::Write;
 
@@ -14,7 +14,8 @@ use crate::counting::most_of_this_thread;
 const BLOCKS_MAX: usize = 32;
 /// The bytes that a text in a terminal has at most, whatever the recording has.
 const TEXT_MAX: usize = 8 << 20;
-/// Bytes that each step may take beside its budget: a block is inflated to 8 MiB, and a vector is twice as long while it grows.
+/// Bytes that each step may take beside its budget: a block is inflated to 8 MiB, and a vector is twice as
+/// long while it grows.
 const SLACK: usize = 32 << 20;
 
 /// What the documentation of `perfetto::read` calls its budget.
@@ -22,8 +23,8 @@ fn budget(file: &[u8]) -> usize {
     (64 * file.len()).max(16 << 20)
 }
 
-/// The file that an input stands for. Mutations of compressed bytes reach the decompressor only, so most inputs are packets that are
-/// compressed here, in so many copies as the first byte says.
+/// The file that an input stands for. Mutations of compressed bytes reach the decompressor only, so most
+/// inputs are packets that are compressed here, in so many copies as the first byte says.
 fn file(bytes: &[u8]) -> Vec<u8> {
     let Some((&form, packets)) = bytes.split_first() else { return Vec::new() };
     if form % 4 == 0 {

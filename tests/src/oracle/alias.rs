@@ -1,5 +1,5 @@
-//! Memory of a cell that is imported again for one operation, by a foreign library: its deleter notes whether it was called too early,
-//! and its content may be ready only when a foreign fence is done.
+//! Memory of a cell that is imported again for one operation, by a foreign library: its deleter notes whether
+//! it was called too early, and its content may be ready only when a foreign fence is done.
 
 use std::ffi::c_void;
 use std::ptr::{self, NonNull};
@@ -20,7 +20,7 @@ use crate::foreign::{DLTensor, Versioned};
 /// How long deleters may take that are on their way.
 const PATIENCE: Duration = Duration::from_secs(5);
 
-/// What is known of the imports of one operation.
+/// Facts about the imports of one operation.
 #[derive(Debug, Default)]
 pub struct Uses {
     /// Whether its body has begun. One that is cancelled or skipped uses nothing.
@@ -45,12 +45,13 @@ impl Uses {
         );
     }
 
-    /// Checks that each import has been deleted once, after its last use. Memory that a broken device may still use is `kept`, perhaps.
+    /// Checks that each import has been deleted once, after its last use. Memory that a broken device may
+    /// still use is `kept`, perhaps.
     ///
     /// # Panics
     /// When one was not.
     pub fn check(&self, op: OpIndex, kept: bool) {
-        // What was dropped a moment ago may be on its way out on another thread.
+        // A value dropped a moment ago may be on its way out on another thread.
         let deadline = Instant::now() + PATIENCE;
         while self.deleted.load(Ordering::Acquire) < self.imported.load(Ordering::Acquire) {
             if kept || Instant::now() > deadline {
@@ -122,7 +123,7 @@ unsafe extern "C" fn query(context: *mut c_void) -> i32 {
 
 /// Accepts the subscription, and never calls.
 unsafe extern "C" fn subscribe(_: *mut c_void, _: FenceCallback, _: *mut c_void, token: *mut u64) -> i32 {
-    // SAFETY: the caller gives a place to write to.
+    // SAFETY: the caller passes a writable place.
     unsafe { token.write(0) };
     OK
 }
@@ -150,7 +151,8 @@ pub(super) fn import(
     tensor.expect("a true description is taken")
 }
 
-/// Imports one number at `place`, which nothing but operations and leases writes and which outlives all of them.
+/// Imports one number at `place`, which nothing but operations and leases writes and which outlives all of
+/// them.
 pub(super) fn import_place(
     engine: &Engine,
     place: *mut u64,
@@ -194,7 +196,8 @@ struct Context {
 }
 
 unsafe extern "C" fn delete(managed: *mut Versioned) {
-    // SAFETY: both were boxed by `import`, and a deleter is called once. Were it called again, valgrind and the count would show it.
+    // SAFETY: both were boxed by `import`, and a deleter is called once. Were it called again, valgrind and
+    // the count would show it.
     let context = unsafe {
         let context = (*managed).manager_ctx;
         drop(Box::from_raw(managed));

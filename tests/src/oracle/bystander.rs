@@ -1,5 +1,6 @@
-//! Threads that look on while a program runs. What they do changes nothing that the program observes, and takes every turn that a
-//! lease, a question or a wait can take: had at once, waited for, given up, and returned with work under way.
+//! Threads that look on while a program runs. What they do changes nothing that the program observes, and
+//! takes every turn that a lease, a question or a wait can take: had at once, waited for, given up, and
+//! returned with work under way.
 
 use std::future::Future;
 use std::pin::pin;
@@ -17,7 +18,7 @@ use crate::dice::{Dice, mix};
 /// What each of them does, so many times.
 const STEPS: usize = 6;
 
-/// Looks on until it has taken its steps.
+/// Runs the bystander until it has taken its steps.
 pub(super) fn look_on(world: &Arc<World>, number: usize) {
     let mut dice = Dice::new(mix(world.shape.seed ^ (2 << 32) ^ number as u64));
     for _ in 0..STEPS {
@@ -94,7 +95,8 @@ fn hold_alone(cell: &Cell, tensor: &Tensor, soon: Duration, dice: &mut Dice) {
     completer.complete();
 }
 
-/// An engine that reads once and goes, perhaps before it has read. A system that refuses threads may refuse it.
+/// An engine that reads once and goes, perhaps before it has read. A system that refuses threads may refuse
+/// it.
 fn come_and_go(world: &Arc<World>, cell: &Cell, tensor: &Tensor, dice: &mut Dice) {
     let engine = match Engine::builder().workers(1).in_flight_limit(dice.pick(&[2, 64])).build() {
         Ok(engine) => engine,
@@ -108,7 +110,7 @@ fn come_and_go(world: &Arc<World>, cell: &Cell, tensor: &Tensor, dice: &mut Dice
     });
     let op = op.expect("an engine with room takes it");
     if dice.once_in(2) {
-        // It fails with what it reads.
+        // It fails if its input has failed.
         let _ = op.wait();
     }
 }
@@ -129,7 +131,7 @@ fn hold(cell: &Cell, lease: Lease, soon: Duration, dice: &mut Dice) {
     }
     let (completer, fence) = host::promise("work of a lease");
     lease.release_after(fence);
-    // Work that reads goes on.
+    // Work that reads is still running.
     thread::yield_now();
     assert_eq!(cell.value(), before, "written while work of a lease was under way");
     cell.leave(false);

@@ -1,4 +1,5 @@
-//! Operations whose work is done elsewhere: enqueued on a simulated device, or as a program that is recorded and replayed once.
+//! Operations whose work is done elsewhere: enqueued on a simulated device, or as a program that is recorded
+//! and replayed once.
 
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
@@ -84,8 +85,8 @@ impl Drop for Work {
     }
 }
 
-/// Submits `op` as a program: nodes that look at one tensor each, beside each other, and one that does the rest after them, on a device
-/// where `device` says so.
+/// Submits `op` as a program: nodes that look at one tensor each, beside each other, and one that does the
+/// rest after them, on a device where `device` says so.
 pub(super) fn replayed(
     engine: &Engine,
     op: OpIndex,

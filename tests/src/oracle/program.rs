@@ -1,4 +1,4 @@
-//! What is run: drawn from a seed, before anything runs.
+//! The program, drawn from a seed before anything runs.
 
 use estafette::devices::sim::SimOptions;
 
@@ -35,7 +35,7 @@ pub struct Shape {
     pub gated: bool,
     /// Whether some operations end with work under way that a fence marks.
     pub fences: bool,
-    /// Threads that look on: they lease, await, ask and give up, which changes nothing.
+    /// Bystander threads: they lease, await, query and give up, which changes nothing.
     pub bystanders: usize,
     /// The most accesses of an operation.
     pub accesses: usize,
@@ -43,7 +43,8 @@ pub struct Shape {
     pub device: Option<SimOptions>,
     /// Whether work on the device fails now and then: what follows from that is not compared with the oracle.
     pub breaks: bool,
-    /// Whether bystanders take write leases, which make versions of their own: versions are not compared then.
+    /// Whether bystanders take write leases, which make versions of their own: versions are not compared
+    /// then.
     pub write_leases: bool,
     /// Threads that are started before one is refused, while the program runs.
     pub refused: Option<u32>,
@@ -142,8 +143,8 @@ pub struct Plan {
     pub body: Body,
     /// How it ends.
     pub fate: Fate,
-    /// Whether the submitter tries to cancel it. Nothing shows when the turn of a cancelled operation comes, so that its place is
-    /// known only where one thread submits everything.
+    /// Whether the submitter tries to cancel it. Nothing shows when the turn of a cancelled operation comes,
+    /// so that its place is known only where one thread submits everything.
     pub cancel: bool,
     /// Whether the submitter waits for it at once.
     pub wait: bool,
@@ -193,8 +194,8 @@ impl Plan {
         } else if faulty(dice, 48) {
             plan.fate = dice.pick(&[Fate::Error, Fate::Error, Fate::Panic]);
         }
-        // Failures spread to whoever reads. Were every operation to read much, one failure would soon have skipped all the
-        // others, and a test of skipping would be all that is left.
+        // Failures spread to readers. If every operation read much, one failure would soon skip all others,
+        // and the test would test only skipping.
         let reads_max = if shape.faults { dice.pick(&[0, 0, 0, 0, 1, 2, 2, 19]) } else { 19 };
         for _ in 0..2 + dice.roll(shape.accesses - 1) {
             plan.add(dice.roll(shape.tensors + shape.variables), reads_max, shape, dice);

@@ -7,7 +7,7 @@ use estafette::{FailureKind, TensorState};
 use super::program::{Body, Fate, OpIndex};
 use super::world::{Ended, World, digest, written};
 
-/// What the oracle counted, so that a test can tell whether anything happened.
+/// Counts of the oracle, so that a test can see that the program did something.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Tally {
     /// Bodies that ran and ended well.
@@ -23,14 +23,16 @@ pub struct Tally {
 /// What the oracle knows of a cell.
 #[derive(Debug, Clone)]
 struct Known {
-    /// Not known where a device that may have broken was to write it: an operation that is skipped after that does not change it.
+    /// Not known where a device that may have broken was to write it: an operation that is skipped after that
+    /// does not change it.
     value: Option<u64>,
     version: u64,
-    /// Who may be the root cause, when the version is poisoned. More than one only when nobody could observe which.
+    /// Possible root causes of a poisoned version. More than one only where no thread could observe which.
     poison: BTreeSet<OpIndex>,
     /// Whether a broken device may have failed it.
     doubtful: bool,
-    /// Whether it has failed for certain: of the last operation to write it, which is doubtful, nothing was carried out.
+    /// Whether it has failed for certain: of the last operation to write it, which is doubtful, nothing was
+    /// carried out.
     lost: bool,
 }
 
@@ -108,7 +110,8 @@ pub fn replay(world: &World) -> Tally {
     tally
 }
 
-/// Which bodies ran; every operation has signed every one of its cells once, and always the same, or none if it was cancelled.
+/// Which bodies ran; every operation has signed every one of its cells once, and always the same, or none if
+/// it was cancelled.
 fn ran(world: &World) -> Vec<bool> {
     let mut signed = vec![(0, 0); world.plans.len()];
     for cell in &world.cells {
@@ -178,7 +181,7 @@ fn sequence(world: &World) -> Vec<OpIndex> {
     sequence
 }
 
-/// What a skipped operation leaves on what it would have written.
+/// The state that a skipped operation leaves on its outputs.
 fn poison_of_skipped(
     world: &World,
     op: OpIndex,
@@ -188,7 +191,7 @@ fn poison_of_skipped(
     let (root, kind) = root_cause(world, ended);
     if ended.cancelled {
         assert_eq!((root, kind), (op, FailureKind::Cancelled), "a cancelled operation says so");
-        // It need not look at what it would have read.
+        // It need not inspect its inputs.
         return causes.iter().copied().chain([op]).collect();
     }
     assert!(causes.contains(&root), "operation {op} names {root}, but its inputs failed by {causes:?}");
@@ -220,7 +223,7 @@ fn root_cause(world: &World, ended: &Ended) -> (OpIndex, FailureKind) {
     first
 }
 
-/// Compares what is left of a cell.
+/// Compares the final state of a cell.
 fn compare(world: &World, number: usize, known: &Known) {
     let cell = &world.cells[number];
     let value = known.value.unwrap_or_else(|| cell.value());

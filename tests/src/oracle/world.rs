@@ -1,4 +1,4 @@
-//! Where it is run: cells, bodies, and what they observe.
+//! The world that a program runs in: cells, bodies, and their observations.
 
 use std::cell::{Cell as ThreadCell, UnsafeCell};
 use std::collections::{BTreeMap, HashMap};
@@ -24,7 +24,7 @@ use crate::watchdog::Watchdog;
 /// Far more than a program takes on a loaded machine with two cores.
 const LIMIT: Duration = Duration::from_secs(120);
 
-/// Between two looks at work under way.
+/// Time between two checks of running work.
 const PAUSE: Duration = Duration::from_micros(100);
 
 /// Operations of each engine that a diagnosis shows.
@@ -53,7 +53,7 @@ pub struct Entry {
 pub struct Cell {
     handle: Handle,
     data: *mut u64,
-    /// -1 while somebody is alone, else the number of readers.
+    /// -1 while a writer is inside, else the number of readers.
     users: AtomicIsize,
     log: Mutex<Vec<Entry>>,
     /// Whether its versions are those of the program's operations alone.
@@ -66,8 +66,8 @@ enum Handle {
     Variable(Variable),
 }
 
-// SAFETY: `data` is touched only by operations that have been granted the cell, which is what the test is about, and
-// `users` tells when that goes wrong.
+// SAFETY: `data` is touched only by operations that have been granted the cell, which is what the test is
+// about, and `users` detects a violation.
 unsafe impl Send for Cell {}
 // SAFETY: as above.
 unsafe impl Sync for Cell {}
@@ -84,9 +84,9 @@ impl Cell {
         }
     }
 
-    /// What it holds. Only when nobody uses it.
+    /// The cell's value. Only called while no operation uses the cell.
     pub fn value(&self) -> u64 {
-        // SAFETY: one element, which nobody writes now.
+        // SAFETY: one element, which no operation writes now.
         unsafe { *self.data }
     }
 
@@ -98,7 +98,7 @@ impl Cell {
         }
     }
 
-    /// Everybody who used it, in order.
+    /// All users of the cell, in order.
     pub fn log(&self) -> Vec<Entry> {
         self.log.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
@@ -136,7 +136,7 @@ impl Cell {
     }
 }
 
-/// The cells, the plans, and what was observed.
+/// The cells, the plans, and the observations.
 pub struct World {
     /// Its dimensions.
     pub shape: Shape,
@@ -166,7 +166,8 @@ pub struct World {
     memory: Box<[Place]>,
 }
 
-/// One number. Its place among the others is the same in each execution, as the engine keeps memory in the order of addresses.
+/// One number. Its place among the others is the same in each execution, as the engine keeps memory in the
+/// order of addresses.
 #[repr(align(64))]
 struct Place(UnsafeCell<u64>);
 
@@ -176,7 +177,7 @@ unsafe impl Send for Place {}
 unsafe impl Sync for Place {}
 
 impl World {
-    /// Draws a program and makes what it needs.
+    /// Draws a program and makes its cells.
     ///
     /// # Errors
     /// The engine's.
@@ -185,7 +186,8 @@ impl World {
         Self::with_plans(shape, plans)
     }
 
-    /// Makes what a program needs: operations with their submitters, in the order of submission of each submitter.
+    /// Makes what a program needs: operations with their submitters, in the order of submission of each
+    /// submitter.
     ///
     /// # Errors
     /// The engine's.
@@ -242,7 +244,7 @@ impl World {
     /// Submits everything and waits for the end.
     ///
     /// # Panics
-    /// When the engine refuses what it should not, or grants what it should not.
+    /// When the engine refuses or grants an operation wrongly.
     pub fn run(self: &Arc<Self>) {
         let (shape, engines) = (self.shape.clone(), self.engines.clone());
         let watchdog = Watchdog::with(LIMIT, move || {
@@ -310,7 +312,7 @@ impl World {
         digest(plan, op, read)
     }
 
-    /// Writes, notes what was seen, and lets the cells go.
+    /// Writes, records the observations, and releases the cells.
     fn end(&self, op: OpIndex, digest: u64) -> BodyResult {
         self.sign(op, true);
         self.finish(op, digest);
@@ -321,7 +323,7 @@ impl World {
         }
     }
 
-    /// Takes the cells of `op`, and checks what it waits for beside them.
+    /// Takes the cells of `op`, and checks the other conditions of its grant.
     pub(super) fn enter_all(&self, op: OpIndex) {
         for (cell, _, writes) in self.plans[op].1.accesses() {
             self.cells[cell].enter(writes);
@@ -426,16 +428,16 @@ pub fn written(op: OpIndex, cell: CellId, digest: u64, before: u64) -> u64 {
 }
 
 thread_local! {
-    /// The operation whose submission this thread is inside of, if it may be refused: its body, dropped now, was never
-    /// submitted.
+    /// The operation whose submission this thread is inside of, if it may be refused: its body, dropped now,
+    /// was never submitted.
     static REFUSABLE: ThreadCell<Option<OpIndex>> = const { ThreadCell::new(None) };
 
     /// The operation that this thread cancels just now: its body is dropped at once, before its turn comes.
     static CANCELLING: ThreadCell<Option<OpIndex>> = const { ThreadCell::new(None) };
 }
 
-/// Held by the body of one operation. Dropped without having been run, it signs the logs: the operation was skipped. One that was
-/// cancelled need not have its accesses then, and signs nothing.
+/// Held by the body of one operation. Dropped without having been run, it signs the logs: the operation was
+/// skipped. One that was cancelled need not have its accesses then, and signs nothing.
 pub(super) struct Ticket {
     world: Arc<World>,
     op: OpIndex,
@@ -639,7 +641,7 @@ impl Submitter<'_> {
             }};
         }
         let submitted = match (updates.len(), plan.body) {
-            // Without workers it may be skipped inside its submission, where that cannot be told from being refused.
+            // Without workers the operation may be skipped inside its submission, which looks like a refusal.
             (0, Body::Refusing) if self.world.shape.workers == 0 && self.world.shape.faults => {
                 let ticket = ticket();
                 builder().run(move |_, _| ticket.run())
@@ -655,7 +657,7 @@ impl Submitter<'_> {
                 REFUSABLE.set(None);
                 match result {
                     Err(Error::InFlightLimit { .. }) if self.world.shape.workers == 0 => {
-                        // Nobody else would make room.
+                        // No other thread would make room.
                         self.world.engines[plan.engine].run_ready();
                     }
                     // Not a switch alone: in a simulation, time passes only while threads sleep.

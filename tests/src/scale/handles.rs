@@ -115,7 +115,7 @@ impl Handles {
         self.submit(Some(ends), null_mut(), &[self.gate], &[tensor])
     }
 
-    /// Cancels an operation and gives its handle up.
+    /// Cancels an operation and drops its handle.
     pub(super) fn cancel(&self, op: *mut estafette_op) {
         ok(estafette_op_cancel(op));
         ok(estafette_op_release(op));
@@ -136,7 +136,7 @@ impl Handles {
         managed
     }
 
-    /// Imports what was exported.
+    /// Imports an exported struct.
     pub(super) fn import(&self, managed: *mut DLManagedTensorVersioned) -> *mut estafette_tensor {
         let mut tensor = null_mut();
         // SAFETY: the struct of the library itself, ready at once, and a place for the result.

@@ -7,7 +7,8 @@ use super::meter::SIZES;
 use super::table::CALLS;
 use super::world::Alive;
 
-/// How far a cost may be above its power of the size: covers a logarithm, a list that grows, and what threads do beside the call.
+/// How far a cost may be above its power of the size: covers a logarithm, a list that grows, and what threads
+/// do beside the call.
 const SLACK: f64 = 3.0;
 
 /// The least count of each call at each size.
@@ -56,7 +57,7 @@ pub fn table(alive: Alive, counts: &Counts) -> (Vec<String>, bool) {
     (lines, good)
 }
 
-/// What is wrong with the growth of these counts, which stand for [`SIZES`].
+/// The fault in the growth of these counts, one for each of [`SIZES`].
 fn verdict(exponent: u32, found: &[Option<u64>]) -> Option<String> {
     if let Some(missing) = found.iter().position(Option::is_none) {
         return Some(format!("NOT MEASURED in time at {}", SIZES[missing]));

@@ -12,12 +12,12 @@ use super::world::{Alive, World};
 /// How much is alive.
 pub const SIZES: [usize; 4] = [100, 1_000, 10_000, 100_000];
 
-/// Each call is counted so often, unless that takes long; the least counts, since now and then a list grows, and what other threads do
-/// meanwhile is counted too.
+/// Each call is counted so often, unless that takes long; the least counts, since now and then a list grows,
+/// and what other threads do meanwhile is counted too.
 const TIMES: usize = 5;
 
-/// A call whose cost grows is not made again once it has taken so long of the calling thread's processor time. A machine that is busy with
-/// other things leaves each call as many counts.
+/// A call whose cost grows is not made again once it has taken so long of the calling thread's processor
+/// time. A machine that is busy with other things leaves each call as many counts.
 const LONG: Duration = Duration::from_millis(500);
 
 /// Counts one call at one size.
@@ -48,7 +48,7 @@ fn own_time() -> Duration {
 /// Counts every call of the table with `alive` alive, at each size.
 ///
 /// # Panics
-/// When a call does not do what it should.
+/// When a call fails unexpectedly.
 pub fn measure(alive: Alive) {
     for n in SIZES {
         let world = World::new(alive, n);

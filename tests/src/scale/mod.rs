@@ -1,8 +1,9 @@
-//! What each call costs when very much is alive: counts of instructions at 10², 10³, 10⁴ and 10⁵ of something, whose growth is
-//! asserted. Counts have next to no noise, so a machine may be as busy as it likes.
+//! What each call costs when very much is alive: counts of instructions at 10², 10³, 10⁴ and 10⁵ of
+//! something, whose growth is asserted. Counts have next to no noise, so a machine may be as busy as it
+//! likes.
 //!
-//! The table is [`table::CALLS`]; what can be alive is in [`world`]. The program `scale` runs itself under callgrind, once for each kind
-//! of things alive, and judges what that has counted.
+//! The table is [`table::CALLS`]; what can be alive is in [`world`]. The program `scale` runs itself under
+//! callgrind, once for each kind of things alive, and judges what that has counted.
 
 pub mod handles;
 pub mod judge;

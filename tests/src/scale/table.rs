@@ -1,4 +1,4 @@
-//! The calls, and how their cost may grow with what is alive.
+//! The calls, and how their cost may grow with the number of live objects.
 
 use std::time::Duration;
 
@@ -15,7 +15,8 @@ pub struct Call {
     pub name: &'static str,
     /// Makes it once, in the meter; what it needs is made and taken away outside of it.
     pub run: fn(&World, &Meter),
-    /// How its cost may grow: exponents of what is alive, beside the general 0 (a constant cost, and logarithms of little weight).
+    /// How its cost may grow: exponents of what is alive, beside the general 0 (a constant cost, and
+    /// logarithms of little weight).
     pub grows: &'static [(Alive, u32)],
     /// The only kind with which it is made, if there is one.
     pub only: Option<Alive>,
@@ -40,8 +41,8 @@ const fn constant(name: &'static str, run: fn(&World, &Meter)) -> Call {
     Call { name, run, grows: &[], only: None, beside: 0 }
 }
 
-/// A call on n operands. Its end is awaited: a thread that is blocked looks at the graph after so many milliseconds, so a slower machine
-/// would count more.
+/// A call on n operands. Its end is awaited: a thread that is blocked looks at the graph after so many
+/// milliseconds, so a slower machine would count more.
 const fn operands(name: &'static str, run: fn(&World, &Meter)) -> Call {
     Call { name, run, grows: &[(Alive::Operands, 1)], only: Some(Alive::Operands), beside: 0 }
 }
@@ -337,12 +338,13 @@ pub const CALLS: &[Call] = &[
         },
         grows: NEEDED,
         only: None,
-        // The thread that looks for all that wait may pass over the list of all futures meanwhile, at some three instructions for each.
+        // The thread that looks for all that wait may pass over the list of all futures meanwhile, at some
+        // three instructions for each.
         beside: 400_000,
     },
     Call {
-        name: "live",
-        run: |world, meter| drop(meter.count(|| world.engine.live())),
+        name: "activity",
+        run: |world, meter| drop(meter.count(|| world.engine.activity())),
         grows: EVERYTHING,
         only: None,
         beside: 0,
@@ -356,7 +358,8 @@ pub const CALLS: &[Call] = &[
     },
 ];
 
-/// Exports each operand of an operation of them all from its body; those that are `kept` become leases when it ends.
+/// Exports each operand of an operation of them all from its body; those that are `kept` become leases when
+/// it ends.
 fn export_in_body(world: &World, meter: &Meter, kept: bool) {
     let tensors = world.tensors.clone();
     let op = world.engine.op("many").writes_slice(&tensors);

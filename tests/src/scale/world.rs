@@ -1,4 +1,4 @@
-//! What is alive while calls are measured.
+//! The live objects while calls are measured.
 
 use std::pin::Pin;
 use std::task::{Context, Waker};
@@ -82,13 +82,14 @@ pub struct World {
     pub gate: Variable,
     /// A tensor that every pending operation reads, and may read at once.
     pub read: Tensor,
-    /// The tensor that the calls are about, where one of those alive is meant: that of the leases, the last of a chain.
+    /// The tensor that the calls are about, where one of those alive is meant: that of the leases, the last
+    /// of a chain.
     pub one: Tensor,
     /// Memory that imports are made of: the same each time.
     pub memory: Memory,
     /// Deleters of these imports.
     pub deleted: Deleted,
-    /// The tensors, where tensors are what is alive.
+    /// The tensors, if the live objects are tensors.
     pub tensors: Vec<Tensor>,
     handles: Option<Handles>,
     held: (Vec<ManagedTensor>, Vec<Pin<Box<Ready>>>, Vec<Op>),
@@ -101,7 +102,8 @@ impl World {
     /// # Panics
     /// When the engine refuses.
     pub fn new(alive: Alive, n: usize) -> Self {
-        // Futures are looked at after a part of the lease timeout: not while calls are counted, however slow the machine is.
+        // Futures are looked at after a part of the lease timeout: not while calls are counted, however slow
+        // the machine is.
         let engine = Engine::builder()
             .workers(1)
             .in_flight_limit(10 * n + 1_000)
@@ -215,7 +217,8 @@ impl World {
     /// # Panics
     /// When the engine refuses.
     pub fn import(&self) -> Tensor {
-        // SAFETY: the memory stays as it is described until the deleter runs, and is used through the engine alone.
+        // SAFETY: the memory stays as it is described until the deleter runs, and is used through the engine
+        // alone.
         unsafe { self.engine.import(self.memory.tensor(0, 16, &self.deleted)) }.expect("accepted")
     }
 
@@ -230,7 +233,8 @@ impl World {
         (tensor, op)
     }
 
-    /// As [`pending`](Self::pending), where the write waits for a lease as well: once cancelled, the operation keeps its place.
+    /// As [`pending`](Self::pending), where the write waits for a lease as well: once cancelled, the
+    /// operation keeps its place.
     ///
     /// # Panics
     /// When the engine refuses.

@@ -60,7 +60,7 @@ pub enum State {
     Over,
 }
 
-/// What is to become of a request that waits.
+/// The fate of a waiting request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Verdict {
     /// Something earlier is in its way.
@@ -157,8 +157,8 @@ impl Model {
         self.tensors[tensor].vars.iter().map(|var| self.root(*var)).collect()
     }
 
-    /// Memory from outside. It shares a variable with whatever it overlaps; what lies inside something older needs none of its
-    /// own; what overlaps very many is ordered with all of them.
+    /// Memory from outside. It shares a variable with whatever it overlaps; what lies inside something older
+    /// needs none of its own; what overlaps very many is ordered with all of them.
     pub fn import(&mut self, block: usize, range: Range<usize>, ready: Option<FenceId>) -> TensorId {
         let mut found: Vec<TensorId> = (0..self.tensors.len())
             .filter(|id| {
@@ -298,7 +298,7 @@ impl Model {
         match request.kind {
             Kind::Collapse | Kind::Question => Verdict::Begin,
             _ if request.cancelled && soonest => Verdict::Skip,
-            // A cancelled one need not look at what it would have read.
+            // A cancelled operation need not inspect its inputs.
             _ if fails && !request.cancelled => Verdict::Skip,
             _ if request.accesses.iter().any(pending) => Verdict::Fences,
             _ if request.cancelled => Verdict::Skip,
@@ -354,7 +354,8 @@ impl Model {
         }
     }
 
-    /// A request ends without having begun. What an operation would have written has failed; a lease changes nothing.
+    /// A request ends without having begun. What an operation would have written has failed; a lease changes
+    /// nothing.
     pub fn skip(&mut self, request: RequestId) {
         self.pass(request);
         let changed = self.leave(request);
@@ -383,7 +384,8 @@ impl Model {
         changed
     }
 
-    /// An operation ends. `views` of its operands that are still there become leases in its place; their numbers.
+    /// An operation ends. `views` of its operands that are still there become leases in its place; their
+    /// numbers.
     pub fn end(
         &mut self,
         request: RequestId,
@@ -522,8 +524,8 @@ impl Model {
         })
     }
 
-    /// Whether something that uses `tensors` would wait, by way of whatever else is queued, for the lease that one of these keeps. Such
-    /// a program stands still for ever.
+    /// Whether something that uses `tensors` would wait, by way of whatever else is queued, for the lease
+    /// that one of these keeps. Such a program stands still for ever.
     pub fn leads_back(&self, tensors: &[(TensorId, Mode)]) -> bool {
         let kept: Vec<RequestId> =
             tensors.iter().filter_map(|(tensor, _)| self.tensors[*tensor].derived_from).collect();
@@ -558,13 +560,14 @@ impl Model {
         before.filter(move |(_, its)| mode.is_exclusive() || its.is_exclusive()).map(|(id, _)| *id)
     }
 
-    /// Whether the memory may be given back: nobody has it, and no fence of its uses is pending.
+    /// Whether the memory may be freed: it has no user, and no fence of its uses is pending.
     pub fn may_be_deleted(&self, tensor: TensorId) -> bool {
         let used = |request: &&Request| request.state != State::Over && !request.cancelled;
         self.is_free(tensor, used) && self.tensors[tensor].uses.is_empty()
     }
 
-    /// Whether the memory must have been given back, given time: no fence of anything that it overlaps is pending either.
+    /// Whether the memory must have been given back, given time: no fence of anything that it overlaps is
+    /// pending either.
     pub fn must_be_deleted(&self, tensor: TensorId) -> bool {
         let carries = |var: &VarId| {
             let var = &self.vars[*var];
@@ -609,8 +612,8 @@ impl Model {
         is_granted && !question.vars.iter().any(pending)
     }
 
-    /// Whether the question may have its answer: that all is `well`, or not. Of what was called off, and of what needs that,
-    /// it is known beforehand.
+    /// Whether the question may have its answer: that all is `well`, or not. Of what was called off, and of
+    /// what needs that, it is known beforehand.
     pub fn may_know(&self, question: &Question, well: bool) -> bool {
         let called_off = |request: &Request| request.cancelled && request.state != State::Over;
         if !well && (question.failed || self.requests.iter().any(called_off)) {

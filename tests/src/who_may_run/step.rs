@@ -34,7 +34,7 @@ pub enum Step {
     End { request: RequestId, well: bool, fence: bool },
     /// A running operation lends an operand out.
     View { request: RequestId, tensor: TensorId },
-    /// What it lent is returned.
+    /// An exported view is returned.
     DropView { at: usize },
     /// A lease that is to be had at once, or not at all.
     Try { tensor: TensorId, access: Access, how: Try },
@@ -42,19 +42,19 @@ pub enum Step {
     Lease { uses: Vec<(TensorId, Access)> },
     /// It is not wanted any more.
     GiveUp { request: RequestId },
-    /// A lease is returned; perhaps device work goes on.
+    /// A lease is returned; device work may still run.
     Return { request: RequestId, fence: bool },
-    /// What was lent comes in again.
+    /// Lent memory is imported again.
     Derive { request: RequestId },
     /// An untracked lease.
     Alias { tensor: TensorId },
-    /// It is returned; perhaps device work goes on.
+    /// It is returned; device work may still run.
     EndAlias { at: usize, fence: bool },
     /// A question whether a tensor is ready.
     Ask { tensor: TensorId },
     /// The answer is not wanted any more.
     Forget { at: usize },
-    /// A look whether a tensor is ready.
+    /// A readiness query of a tensor.
     Look { tensor: TensorId },
     /// An operation is called off, whatever it is doing.
     Cancel { request: RequestId },
@@ -174,7 +174,7 @@ impl Step {
         Some(step)
     }
 
-    /// Takes the step with the engine and the model. What it leads to is not waited for.
+    /// Takes the step with the engine and the model, without waiting for its consequences.
     ///
     /// # Panics
     /// When the engine's answer is not the model's.

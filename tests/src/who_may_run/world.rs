@@ -1,4 +1,4 @@
-//! Where the steps are taken: engines beside the model, and what is compared after each step.
+//! The world of the steps: engines beside the model, and the comparison after each step.
 
 use std::collections::BTreeMap;
 use std::future::Future;
@@ -295,7 +295,8 @@ impl World {
     pub fn settle(&mut self) {
         let deadline = Instant::now() + LIMIT;
         let mut agreed = 0;
-        // What was granted wrongly is in a pool's queue by the time that both agree: it comes before what is submitted last.
+        // What was granted wrongly is in a pool's queue by the time that both agree: it comes before what is
+        // submitted last.
         while agreed < 2 {
             self.run_all();
             self.observe();
@@ -307,7 +308,7 @@ impl World {
         }
     }
 
-    /// Runs what is ready, by the workers or here.
+    /// Runs ready operations, on the workers or on this thread.
     fn run_all(&self) {
         for engine in &self.engines {
             let last = engine.op("last").run(|[], []| Ok(()));
@@ -338,7 +339,7 @@ impl World {
         self.questions.iter_mut().for_each(Asked::poll);
     }
 
-    /// What has become of a request that the model has waiting: whether it has begun, or ended without.
+    /// The state of a request that waits in the model: whether it has begun, or ended without beginning.
     fn seen(&self, id: RequestId) -> Option<Verdict> {
         match &self.requests[id] {
             Real::Op(_, Some(_)) => Some(Verdict::Begin),
@@ -349,10 +350,11 @@ impl World {
         }
     }
 
-    /// Follows what has happened as far as the model lets it. Gives what must still happen, or what must not have happened.
+    /// Follows what has happened as far as the model lets it. Gives what must still happen, or what must not
+    /// have happened.
     ///
-    /// The end of an operation that is skipped may show after what it leads to. So either is a fault only if it stays: nothing but
-    /// the engine itself is at work until the next step.
+    /// The end of an operation that is skipped may show after what it leads to. So either is a fault only if
+    /// it stays: nothing but the engine itself is at work until the next step.
     fn compare(&mut self) -> Option<String> {
         while self.follow() {}
         let mut missing = None;
@@ -406,7 +408,7 @@ impl World {
             let (must, may, seen) = (self.model.must(id), self.model.may(id), self.seen(id));
             let request = &self.model.requests[id];
             if matches!(request.kind, Kind::Collapse | Kind::Question) || request.cancelled {
-                // Nothing shows it but what comes after.
+                // Only later steps show the effect.
                 match must {
                     Verdict::Begin => self.model.begin(id),
                     Verdict::Skip => self.model.skip(id),
@@ -473,7 +475,7 @@ impl World {
         self.requests[id] = Real::Elsewhere;
     }
 
-    /// Who is granted, and who stands in a queue at all, as the engines tell it.
+    /// The granted and the queued requests, as the engines report them.
     fn compare_diagnoses(&self) -> Option<String> {
         let ids: BTreeMap<u64, RequestId> = self
             .waiting()

@@ -1,4 +1,5 @@
-//! How much memory operations, replays and traces take. The tests take turns, since the allocator counts for the whole process.
+//! How much memory operations, replays and traces take. The tests take turns, since the allocator counts for
+//! the whole process.
 #![allow(clippy::unwrap_used, reason = "in a test, an unwrap is an assertion")]
 
 mod operations;

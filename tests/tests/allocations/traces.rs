@@ -4,15 +4,15 @@ use std::path::PathBuf;
 use std::sync::LazyLock;
 use tests::ops::exclusive;
 
-use estafette::trace::{self, Journal, JournalOptions};
+use estafette::trace::{self, Recorder, TraceOptions};
 use estafette::{DType, Engine};
 use tests::counting::{self, taken};
 
-/// What is allocated before anything is recorded. Threads let go of one journal when they write to the next.
+/// What is allocated before anything is recorded. Threads let go of one recorder when they write to the next.
 static BEFORE: LazyLock<usize> = LazyLock::new(counting::bytes);
 
-/// Operations of the smaller and of the larger recording. What more operations take decides, so that what every recording takes does
-/// not.
+/// Operations of the smaller and of the larger recording. What more operations take decides, so that what
+/// every recording takes does not.
 const SIZES: [usize; 2] = [40_000, 200_000];
 
 /// Bytes for each operation with one access, to read its file; 1,030 when this was written.
@@ -44,7 +44,8 @@ fn readers_and_writers(engine: &Engine, operations: usize) {
     }
 }
 
-/// Every operation has a tensor of its own. Few are in flight, since what waits for workers at once decides what it takes as well.
+/// Every operation has a tensor of its own. Few are in flight, since what waits for workers at once decides
+/// what it takes as well.
 fn fresh_tensors(engine: &Engine, operations: usize) {
     for at in 0..operations {
         let x = engine.zeros(&[4], DType::F32).unwrap();
@@ -59,16 +60,16 @@ fn file(name: &str) -> PathBuf {
     std::env::temp_dir().join(format!("estafette-memory-{name}-{}.pftrace", std::process::id()))
 }
 
-/// A recording of a program, which has ended: its journal, and the bytes that it holds.
-fn recorded(name: &str, program: Program, operations: usize) -> (Journal, usize) {
+/// A recording of a program, which has ended: its recorder, and the bytes that it holds.
+fn recorded(name: &str, program: Program, operations: usize) -> (Recorder, usize) {
     let before = *BEFORE;
     let engine = Engine::builder().workers(1).build().unwrap();
-    let options = JournalOptions { memory_max: Some(1 << 30), ..JournalOptions::default() };
-    let journal = Journal::open(options).unwrap().to_file(&file(name)).unwrap();
+    let options = TraceOptions { memory_max: Some(1 << 30), ..TraceOptions::default() };
+    let recorder = Recorder::open(options).unwrap().to_file(&file(name)).unwrap();
     program(&engine, operations);
     engine.wait_all(None).unwrap();
     drop(engine);
-    (journal, counting::bytes().saturating_sub(before))
+    (recorder, counting::bytes().saturating_sub(before))
 }
 
 #[test]
@@ -78,8 +79,8 @@ fn a_recording_is_saved_in_less_than_twice_its_own_memory() {
         [("chain", a_chain), ("readers", readers_and_writers), ("fresh", fresh_tensors)];
     for (name, program) in programs {
         let [small, large] = SIZES.map(|operations| {
-            let (journal, held) = recorded(name, program, operations);
-            let (saved, more) = taken(|| journal.save());
+            let (recorder, held) = recorded(name, program, operations);
+            let (saved, more) = taken(|| recorder.save());
             saved.unwrap();
             (held, held + more)
         });
@@ -97,12 +98,12 @@ fn a_recording_is_saved_in_less_than_twice_its_own_memory() {
 fn finishing_in_memory_and_reading_take_memory_in_proportion_to_the_operations() {
     let _alone = exclusive();
     let [small, large] = SIZES.map(|operations| {
-        let (journal, _) = recorded("finish", a_chain, operations);
-        let (finished, to_finish) = taken(|| journal.finish());
+        let (recorder, _) = recorded("finish", a_chain, operations);
+        let (finished, to_finish) = taken(|| recorder.finish());
         assert_eq!((finished.operations.len() / operations, finished.losses.is_empty()), (1, true));
         drop(finished);
-        let (journal, _) = recorded("read", a_chain, operations);
-        journal.save().unwrap();
+        let (recorder, _) = recorded("read", a_chain, operations);
+        recorder.save().unwrap();
         let (read, to_read) = taken(|| trace::read(&file("read")).unwrap());
         assert_eq!(read.operations.len() / operations, 1);
         std::fs::remove_file(file("read")).unwrap();
@@ -115,7 +116,8 @@ fn finishing_in_memory_and_reading_take_memory_in_proportion_to_the_operations()
     assert!(to_read <= READING_MAX, "{to_read}");
 }
 
-/// An unfinished file: many operations read a variable, then as many waits want to write it. Each wait depends on each reader.
+/// An unfinished file: many operations read a variable, then as many waits want to write it. Each wait
+/// depends on each reader.
 fn many_dependences(operations: u64) -> Vec<u8> {
     const HEAD: u32 = 1;
     const THREAD: u32 = 3;

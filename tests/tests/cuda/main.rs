@@ -17,8 +17,9 @@ const BREAKS_IN_COPY: usize = 2;
 /// The device that breaks during a replay.
 const BREAKS_IN_GRAPH: usize = 3;
 
-/// The simulator of the process, and the turn to use it. A device that breaks stays broken for the process, so that
-/// there are four: two that no test breaks, and one for each test that breaks one ([`BREAKS_IN_COPY`], [`BREAKS_IN_GRAPH`]).
+/// The simulator of the process, and the turn to use it. A device that breaks stays broken for the process,
+/// so that there are four: two that no test breaks, and one for each test that breaks one
+/// ([`BREAKS_IN_COPY`], [`BREAKS_IN_GRAPH`]).
 fn simulator() -> (MutexGuard<'static, ()>, &'static Simulator) {
     let turn = exclusive();
     let simulator = Simulator::load().expect("cargo has built the simulator");

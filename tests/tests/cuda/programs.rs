@@ -293,7 +293,7 @@ fn what_the_driver_cannot_record_is_a_failure_of_its_node_and_the_next_replay_tr
 /// The driver's function, as a library that knows nothing of us calls it.
 unsafe fn cu_stream_query(stream: *mut std::ffi::c_void) -> i32 {
     type Query = unsafe extern "C" fn(*mut std::ffi::c_void) -> i32;
-    // SAFETY: the simulator was loaded in the driver's place, for everybody.
+    // SAFETY: the simulator was loaded in the driver's place, for the whole process.
     unsafe {
         let symbol = libc::dlsym(libc::RTLD_DEFAULT, c"cuStreamQuery".as_ptr());
         assert!(!symbol.is_null(), "the simulated driver is loaded for all");

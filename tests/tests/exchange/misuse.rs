@@ -1,6 +1,6 @@
-//! Everything public that gives a view, a closure or a handle, used as it must not be, by code without `unsafe`: it is refused, it
-//! panics, or it waits for its turn. No view is there without a grant, and none outlives its operation. What must not compile is
-//! tested beside `OpBuilder::run`.
+//! Everything public that gives a view, a closure or a handle, used as it must not be, by code without
+//! `unsafe`: it is refused, it panics, or it waits for its turn. No view is there without a grant, and none
+//! outlives its operation. What must not compile is tested beside `OpBuilder::run`.
 #![forbid(unsafe_code)]
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -192,7 +192,7 @@ fn closures_that_are_called_at_any_time_use_everything() {
     let watchdog = Watchdog::of(&engine);
     let x = tensor(&engine, 0.0);
     let uses = |engine: &estafette::Engine, x: &Tensor| {
-        let _ = (x.version(), x.state(), engine.diagnose(), engine.live(), engine.stats());
+        let _ = (x.version(), x.state(), engine.diagnose(), engine.activity(), engine.stats());
         let _ = x.wait_timeout(Duration::ZERO);
         let _ = catch_unwind(AssertUnwindSafe(|| set(engine, x, 1.0)));
     };

@@ -205,7 +205,7 @@ fn looks_that_show_no_failure_do_not_retrieve() {
     engine.wait_all(None).unwrap();
     assert!(x.is_ready() && op.is_done());
     block_on(x.writable()).unwrap();
-    let _ = (engine.diagnose(), engine.live(), engine.stats(), format!("{op:?}"));
+    let _ = (engine.diagnose(), engine.activity(), engine.stats(), format!("{op:?}"));
     drop((op, x));
     drop(given_up);
     assert_reported(name, 1);

@@ -11,7 +11,8 @@ fn folder() -> &'static Path {
     Path::new(env!("CARGO_MANIFEST_DIR"))
 }
 
-/// The functions that a C header declares: names of the library before an opening parenthesis, outside of comments and types.
+/// The functions that a C header declares: names of the library before an opening parenthesis, outside of
+/// comments and types.
 fn declared(header: &str) -> BTreeSet<String> {
     let code: String =
         header.split("/*").map(|part| part.split_once("*/").map_or(part, |(_, code)| code)).collect();

@@ -1,4 +1,5 @@
-//! What fuzzing has found, in every plain test run: the kept inputs of each target, without an instrumented build.
+//! What fuzzing has found, in every plain test run: the kept inputs of each target, without an instrumented
+//! build.
 
 use std::panic;
 use std::sync::Once;
@@ -16,7 +17,8 @@ static ALLOCATOR: Counting = Counting;
 /// Far more than any input takes on a loaded machine.
 const LIMIT: Duration = Duration::from_secs(60);
 
-/// Panics of any thread: no target has a body that panics, and what the engine contains is a failure here, as it is under libFuzzer.
+/// Panics of any thread: no target has a body that panics, and what the engine contains is a failure here, as
+/// it is under libFuzzer.
 static PANICS: AtomicUsize = AtomicUsize::new(0);
 
 fn count_panics() {

@@ -1,5 +1,5 @@
-//! Guarantees 1, 2 and 6: results as if operations ran one by one; readers run together, writers alone; no operation
-//! starves.
+//! Guarantees 1, 2 and 6: results as if operations ran one by one; readers run together, writers alone; no
+//! operation starves.
 
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::mpsc::channel;
@@ -153,7 +153,8 @@ fn accesses_named_twice_are_one_access() {
         Ok(())
     });
     double.unwrap().wait().unwrap();
-    // A read and a write of one variable are one exclusive access: one version, and the operation does not wait for itself.
+    // A read and a write of one variable are one exclusive access: one version, and the operation does not
+    // wait for itself.
     let gate = Gate::on_variable(&engine, &v);
     let merged =
         engine.op("merged").reads_vars(&[&v, &v]).writes_vars(&[&v, &v]).run(|[], []| Ok(())).unwrap();

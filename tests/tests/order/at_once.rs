@@ -1,4 +1,5 @@
-//! Exports that nothing stands in the way of: they are as ordered as any other, and give up instead of waiting.
+//! Exports that nothing stands in the way of: they are as ordered as any other, and give up instead of
+//! waiting.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -25,7 +26,7 @@ fn a_reader_that_was_let_in_at_once_keeps_writers_out_and_is_named() {
     assert!(first.read_only() && !first.is_copied());
     let op = set(&engine, &x, 2.0);
     let diagnosis = engine.diagnose();
-    let held = |op: &&estafette::Waiting| matches!(op.status, Status::Held(_));
+    let held = |op: &&estafette::OpStatus| matches!(op.status, Status::Held(_));
     assert_eq!(diagnosis.operations.iter().filter(held).count(), 2, "{diagnosis}");
     assert!(diagnosis.to_string().contains("read lease taken by at once"), "{diagnosis}");
     drop(first);

@@ -1,4 +1,5 @@
-//! Priorities age: urgent operations that submit their successors keep no other one waiting for ever, by counts.
+//! Priorities age: urgent operations that submit their successors keep no other one waiting for ever, by
+//! counts.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -38,7 +39,8 @@ impl Chain {
         Ok(())
     }
 
-    /// Submits an operation of `priority` that ends the chain, and gives how many of the chain had run when it did.
+    /// Submits an operation of `priority` that ends the chain, and gives how many of the chain had run when
+    /// it did.
     fn submit_end(&self, priority: i32) -> Arc<AtomicUsize> {
         let (chain, at_end) = (self.clone(), Arc::new(AtomicUsize::new(0)));
         let noted = Arc::clone(&at_end);
@@ -82,7 +84,8 @@ fn with_workers_urgent_operations_that_submit_their_successors_keep_no_lower_one
     }
 }
 
-/// A thread without workers runs what it submits at once, once much is ready; what has a priority must not wait for its end.
+/// A thread without workers runs what it submits at once, once much is ready; what has a priority must not
+/// wait for its end.
 #[test]
 fn without_workers_a_submitter_that_never_waits_runs_operations_of_low_priority_too() {
     let engine = engine(0);

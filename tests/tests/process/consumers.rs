@@ -1,5 +1,5 @@
-//! Memory handed to a consumer on a device: where earlier work is waited for, and what the end of the lease waits for.
-//! The tests use the simulated device, whose clock they advance.
+//! Memory handed to a consumer on a device: where earlier work is waited for, and what the end of the lease
+//! waits for. The tests use the simulated device, whose clock they advance.
 
 use std::sync::Arc;
 use std::sync::mpsc::channel;

@@ -326,8 +326,8 @@ fn a_node_that_waits_for_its_own_replay_is_refused() {
     }
 }
 
-/// Each node waits until the other one has begun. Only the first run of a program promises to invite helpers, since nothing
-/// is known of the length of its nodes yet.
+/// Each node waits until the other one has begun. Only the first run of a program promises to invite helpers,
+/// since nothing is known of the length of its nodes yet.
 #[test]
 fn two_nodes_that_may_run_at_once_do_when_there_are_workers() {
     let engine = engine(2);
@@ -384,7 +384,8 @@ fn a_thread_that_waits_for_a_replay_runs_nodes_of_it() {
 /// ```text
 /// 0 … 49: short │ 50: long │ 51 … 99: short │ 100 and 101: each waits until the other one has begun
 /// ```
-/// The last two end only if the run, which begins on one thread since the runs before were short, is shared after 50.
+/// The last two end only if the run, which begins on one thread since the runs before were short, is shared
+/// after 50.
 #[test]
 fn a_run_that_turns_out_long_is_shared_from_there_on() {
     let engine = engine(2);

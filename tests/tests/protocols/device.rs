@@ -1,4 +1,5 @@
-//! A simulated device whose memory only it can use, and whose barriers, copies and staging memory the models watch.
+//! A simulated device whose memory only it can use, and whose barriers, copies and staging memory the models
+//! watch.
 
 use std::collections::VecDeque;
 use std::ptr::NonNull;

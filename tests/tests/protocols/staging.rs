@@ -1,4 +1,5 @@
-//! Copies that share few pieces of staging memory: each is whole, none waits for ever, and every piece comes back.
+//! Copies that share few pieces of staging memory: each is whole, none waits for ever, and every piece comes
+//! back.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -19,7 +20,8 @@ const SCHEDULES: u64 = 500;
 /// Pieces that a device has under shuttle, of both sizes together.
 const PIECES: usize = 3;
 
-/// Elements of copies: one goes through a small piece, the others through large ones, in two and in three steps.
+/// Elements of copies: one goes through a small piece, the others through large ones, in two and in three
+/// steps.
 const LENGTHS: [usize; 3] = [2, 7, 12];
 
 fn engine(device: &Arc<Watched>) -> Engine {
@@ -50,7 +52,8 @@ fn copies(engine: &Engine, device: &Watched, meanwhile: impl FnOnce()) -> Vec<Re
     })
 }
 
-/// Ends the use of a device. Its pieces go with it, once another device copies, but for those that a broken device may use.
+/// Ends the use of a device. Its pieces go with it, once another device copies, but for those that a broken
+/// device may use.
 fn close(engine: Engine, device: Arc<Watched>, may_leak: bool) {
     let seen = device.seen.clone();
     let gone = Arc::downgrade(&device);
@@ -103,7 +106,8 @@ fn copies_that_are_given_up_anywhere_bring_their_pieces_back() {
     });
 }
 
-/// The memory of a piece that a broken queue may still use is leaked. Copies that wait for a piece get another one.
+/// The memory of a piece that a broken queue may still use is leaked. Copies that wait for a piece get
+/// another one.
 #[test]
 fn copies_that_wait_for_pieces_that_a_broken_queue_keeps_go_on() {
     explore_in_time(SCHEDULES, || {

@@ -1,6 +1,7 @@
-//! After each random step, whoever may run runs, and nobody else.
+//! After each random step, exactly the operations that may run have begun.
 //!
-//! `ESTAFETTE_SEED` sets the first seed and `ESTAFETTE_SEEDS` how many follow; a failure names its own, with its steps.
+//! `ESTAFETTE_SEED` sets the first seed and `ESTAFETTE_SEEDS` how many follow; a failure names its own, with
+//! its steps.
 
 use tests::dice::{self, Dice};
 use tests::watchdog::Watchdog;
@@ -10,7 +11,7 @@ use tests::who_may_run::world::{Shape, World};
 /// Steps of a run.
 const STEPS: usize = 300;
 
-/// Runs per test, unless told otherwise.
+/// Runs per test, unless `ESTAFETTE_SEEDS` says how many.
 const SEEDS: u64 = 40;
 
 /// Takes the steps of several seeds, in shapes that `edit` changes.

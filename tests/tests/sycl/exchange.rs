@@ -7,7 +7,7 @@ use std::time::Duration;
 use estafette::devices::sim::{SimDevice, SimOptions, SimPace, SimQueue};
 use estafette::devices::sycl::{SyclDevice, SyclQueue, SyclRuntime, UsmKind};
 use estafette::devices::{Device, Queue};
-use estafette::trace::{Journal, JournalOptions};
+use estafette::trace::{Recorder, TraceOptions};
 use estafette::{DType, Engine, Op, Tensor};
 use estafette_report::model::LaneKind;
 use tests::ops::{get, set, tensor};
@@ -84,7 +84,7 @@ fn a_recording_says_when_the_device_worked() {
         let (x, y) = (bytes_on(&engine, &*device), bytes_on(&engine, &*device));
         // Before the measurement: the queue has work under way when its measurement begins.
         fill(&engine, &queue, &x, 7);
-        let journal = Journal::open(JournalOptions::default()).unwrap();
+        let recorder = Recorder::open(TraceOptions::default()).unwrap();
         for step in 0..COPIES {
             let (from, to) = if step % 2 == 0 { (&x, &y) } else { (&y, &x) };
             copy_as("measured", &engine, &device, &queue, [from, to]);
@@ -93,7 +93,7 @@ fn a_recording_says_when_the_device_worked() {
         y.wait().unwrap();
         // The thread that saw the end may still be recording it.
         std::thread::sleep(Duration::from_millis(50));
-        let recording = journal.finish();
+        let recording = recorder.finish();
         // And afterwards.
         copy(&engine, &device, &queue, &x, &y);
         assert!(y.to_vec::<u8>().unwrap().iter().all(|&byte| byte == 7));

@@ -65,7 +65,7 @@ fn cuda_to_sycl_and_back_goes_through_the_host_and_no_thread_waits() {
     let y = engine.empty_on(sycl_device.id(), &shape, DType::U8).unwrap();
     let (there, here, seen) = (pinned(&engine, &cuda), pinned(&engine, &cuda), pinned(&engine, &cuda));
 
-    // Allocating waits for the pool's own stream, on which nobody works.
+    // Allocating waits for the pool's own stream, which is idle.
     simulator.forget_calls();
     simulator.block(stream.native());
     let begin = Instant::now();
@@ -81,7 +81,7 @@ fn cuda_to_sycl_and_back_goes_through_the_host_and_no_thread_waits() {
     let (_, cuda_back) = copy(&engine, &cuda_device, &stream, &here, &back);
     copy(&engine, &cuda_device, &stream, &back, &seen);
 
-    // The one worker is free: something that needs nobody runs beside the wait.
+    // The one worker is free: an independent operation runs beside the wait.
     engine.op("beside").run(|[], []| Ok(())).unwrap().wait().unwrap();
     until("CUDA's own work is issued, since it needs no wait on the host", || {
         cuda_issued.load(Ordering::SeqCst)

@@ -1,5 +1,5 @@
-//! The files of recordings: the unfinished one that a process leaves which ends before, and the one that is replaced when the new
-//! one is whole.
+//! The files of recordings: the unfinished one that a process leaves which ends before, and the one that is
+//! replaced when the new one is whole.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -7,9 +7,9 @@ use std::sync::MutexGuard;
 use std::time::{Duration, Instant};
 use tests::ops::exclusive;
 
-use estafette::trace::{self, Journal, JournalOptions};
+use estafette::trace::{self, Recorder, TraceOptions};
 use estafette::{Access, DType, Engine};
-use estafette_report::Recording;
+use estafette_report::Trace;
 use estafette_report::model::Outcome;
 
 /// A folder of its own, removed at the end.
@@ -38,8 +38,8 @@ impl Drop for Folder {
     }
 }
 
-fn open() -> Journal {
-    Journal::open(JournalOptions { program: Some("tests".into()), ..JournalOptions::default() }).unwrap()
+fn open() -> Recorder {
+    Recorder::open(TraceOptions { program: Some("tests".into()), ..TraceOptions::default() }).unwrap()
 }
 
 /// So many operations, a tensor with a name, a lease, and a failure.
@@ -56,8 +56,9 @@ fn work(engine: &Engine, steps: usize) {
     engine.wait_all(None).unwrap();
 }
 
-/// A copy of the unfinished file, as a process leaves it that is killed now; once it has an operation of that name.
-fn torso(unfinished: &Path, name: &str) -> Recording {
+/// A copy of the unfinished file, as a process leaves it that is killed now; once it has an operation of that
+/// name.
+fn torso(unfinished: &Path, name: &str) -> Trace {
     let deadline = Instant::now() + Duration::from_secs(60);
     loop {
         let copy = unfinished.with_extension("copy");
@@ -76,7 +77,7 @@ fn torso(unfinished: &Path, name: &str) -> Recording {
 fn what_was_noted_is_in_the_unfinished_file_before_the_recording_ends() {
     let folder = Folder::new("unfinished");
     let path = folder.0.join("run.pftrace");
-    let journal = open().to_file(&path).unwrap();
+    let recorder = open().to_file(&path).unwrap();
     let unfinished = format!("run.pftrace.{}.unfinished", std::process::id());
     assert_eq!(
         folder.names(),
@@ -100,7 +101,7 @@ fn what_was_noted_is_in_the_unfinished_file_before_the_recording_ends() {
     assert!(!left.stalls.is_empty() && left.duration > 0);
     go.send(()).unwrap();
     running.wait().unwrap();
-    journal.save().unwrap();
+    recorder.save().unwrap();
     assert_eq!(folder.names(), ["run.pftrace"]);
     let whole = trace::read(&path).unwrap();
     assert_eq!(whole.losses, Default::default());
@@ -117,7 +118,7 @@ fn what_was_noted_is_in_the_unfinished_file_before_the_recording_ends() {
 #[test]
 fn an_unfinished_file_that_is_cut_anywhere_is_read_as_far_as_it_goes() {
     let folder = Folder::new("cut");
-    let journal = open().to_file(&folder.0.join("run")).unwrap();
+    let recorder = open().to_file(&folder.0.join("run")).unwrap();
     let engine = Engine::builder().workers(1).build().unwrap();
     work(&engine, 100);
     let unfinished = folder.0.join(format!("run.{}.unfinished", std::process::id()));
@@ -136,8 +137,8 @@ fn an_unfinished_file_that_is_cut_anywhere_is_read_as_far_as_it_goes() {
         let _ = trace::read(&cut);
     }
     assert!(most >= 101, "{most} operations");
-    drop(journal);
-    assert_eq!(folder.names(), ["cut"], "a journal that is thrown away leaves nothing");
+    drop(recorder);
+    assert_eq!(folder.names(), ["cut"], "a recorder that is thrown away leaves nothing");
 }
 
 #[test]
@@ -145,16 +146,16 @@ fn a_recording_that_cannot_be_saved_leaves_the_earlier_one_and_what_was_noted() 
     let folder = Folder::new("unsaved");
     let path = folder.0.join("run");
     let engine = Engine::builder().workers(1).build().unwrap();
-    let journal = open().to_file(&path).unwrap();
+    let recorder = open().to_file(&path).unwrap();
     work(&engine, 10);
-    journal.save().unwrap();
+    recorder.save().unwrap();
     let good = fs::read(&path).unwrap();
-    let journal = open().to_file(&path).unwrap();
+    let recorder = open().to_file(&path).unwrap();
     work(&engine, 20);
     // What stands in for a disk that fills: the folder of that name is none any more when it is renamed.
     fs::remove_file(&path).unwrap();
     fs::create_dir(&path).unwrap();
-    let unsaved = journal.save().unwrap_err();
+    let unsaved = recorder.save().unwrap_err();
     assert_eq!(unsaved.path, path);
     let kept = unsaved.kept.clone().unwrap();
     assert!(unsaved.to_string().contains("is kept in"), "{unsaved}");
@@ -172,7 +173,7 @@ fn a_place_where_no_file_can_be_is_refused_before_anything_is_noted() {
         assert!(path.ends_with("run") || refused.to_string().contains("no regular file"), "{refused}");
     }
     assert_eq!(folder.names(), [""; 0]);
-    // The journal was closed each time.
+    // The recorder was closed each time.
     drop(open());
     assert!(open().save().unwrap_err().to_string().contains("it was given no file"));
 }

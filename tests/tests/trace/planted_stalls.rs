@@ -1,5 +1,5 @@
-//! Stalls planted on purpose: the first line of the report names the right cause and the right culprit, also after a way
-//! through the file.
+//! Stalls planted on purpose: the first line of the report names the right cause and the right blocker, also
+//! after a way through the file.
 
 use std::future::Future;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -9,14 +9,14 @@ use std::thread::sleep;
 use std::time::Duration;
 use tests::ops::exclusive;
 
-use estafette::trace::{self, Journal, JournalOptions};
+use estafette::trace::{self, Recorder, TraceOptions};
 use estafette::{Access, DType, Engine};
-use estafette_report::{Recording, Report, perfetto, report};
+use estafette_report::{Report, Trace, perfetto, report};
 use futures::executor::block_on;
 use tests::watchdog::Watchdog;
 
-/// Plants a stall of the given length, compared with which everything else is short. On a machine that is so busy that it is not, a
-/// longer one is planted.
+/// Plants a stall of the given length, compared with which everything else is short. On a machine that is so
+/// busy that it is not, a longer one is planted.
 fn planted(stall: impl Fn(Duration)) {
     let _alone = exclusive();
     let found =
@@ -33,7 +33,7 @@ fn engine(workers: usize) -> (Engine, Watchdog) {
 }
 
 /// The report of what a file says.
-fn told(recording: &Recording) -> Report {
+fn told(recording: &Trace) -> Report {
     let mut file = Vec::new();
     perfetto::write(recording, &mut file).unwrap();
     let read = perfetto::read(&file);
@@ -43,7 +43,7 @@ fn told(recording: &Recording) -> Report {
     told
 }
 
-fn assert_first_line(recording: &Recording, parts: &[&str]) {
+fn assert_first_line(recording: &Trace, parts: &[&str]) {
     let report = told(recording);
     let text = estafette_report::terminal::text(
         &report,
@@ -61,7 +61,7 @@ fn a_slow_producer() {
     planted(|long| {
         let (engine, _watchdog) = engine(2);
         let batch = engine.zeros(&[4], DType::F32).unwrap();
-        let journal = Journal::open(JournalOptions::default()).unwrap();
+        let recorder = Recorder::open(TraceOptions::default()).unwrap();
         batch.call_in_report("batch");
         for _ in 0..2 {
             engine
@@ -75,7 +75,7 @@ fn a_slow_producer() {
             engine.op("train").reads([&batch]).run(|[_batch], []| Ok(())).unwrap();
         }
         engine.wait_all(None).unwrap();
-        let recording = journal.finish();
+        let recording = recorder.finish();
         assert_first_line(&recording, &["computing (`decode`)", "`batch`", "`decode` was still computing"]);
         let advice = &told(&recording).advice[0];
         assert_eq!(advice.change, "make `decode` faster");
@@ -88,7 +88,7 @@ fn a_lease_kept_too_long() {
     planted(|long| {
         let (engine, _watchdog) = engine(2);
         let batch = engine.zeros(&[4], DType::F32).unwrap();
-        let journal = Journal::open(JournalOptions::default()).unwrap();
+        let recorder = Recorder::open(TraceOptions::default()).unwrap();
         batch.call_in_report("batch");
         let lease = block_on(batch.lease(Access::Read, "the plotter")).unwrap();
         engine.op("decode").writes([&batch]).run(|[], [_batch]| Ok(())).unwrap();
@@ -96,7 +96,7 @@ fn a_lease_kept_too_long() {
         sleep(long);
         drop(lease);
         engine.wait_all(None).unwrap();
-        let recording = journal.finish();
+        let recording = recorder.finish();
         assert_first_line(&recording, &["leased", "a lease taken by the plotter was still open", "`batch`"]);
         let report = told(&recording);
         let train = report.worst.iter().find(|row| row.sentence.starts_with("`train`")).unwrap();
@@ -116,7 +116,7 @@ fn a_lease_kept_too_long() {
 fn a_starved_pool() {
     planted(|long| {
         let (engine, _watchdog) = engine(1);
-        let journal = Journal::open(JournalOptions::default()).unwrap();
+        let recorder = Recorder::open(TraceOptions::default()).unwrap();
         for _ in 0..8 {
             let own = engine.var();
             let op = engine.op("resize").writes_vars(&[&own]);
@@ -128,7 +128,7 @@ fn a_starved_pool() {
         }
         sleep(long * 2);
         engine.wait_all(None).unwrap();
-        let recording = journal.finish();
+        let recording = recorder.finish();
         assert_first_line(
             &recording,
             &["no worker (the worker pool)", "`resize` waited", "one ran everything"],
@@ -140,7 +140,7 @@ fn a_starved_pool() {
 fn a_lock_that_a_body_needs_is_taken() {
     planted(|long| {
         let (engine, _watchdog) = engine(1);
-        let journal = Journal::open(JournalOptions::default()).unwrap();
+        let recorder = Recorder::open(TraceOptions::default()).unwrap();
         let x = engine.var();
         let op = engine.op("score").writes_vars(&[&x]).run_external(move |completion| {
             // What the Python bindings do around each function of Python's.
@@ -150,7 +150,7 @@ fn a_lock_that_a_body_needs_is_taken() {
             completion.complete(Ok(()));
         });
         op.unwrap().wait().unwrap();
-        let recording = journal.finish();
+        let recording = recorder.finish();
         assert_first_line(
             &recording,
             &["not resumed (the Python lock)", "`score`", "the Python lock was held elsewhere"],
@@ -163,7 +163,7 @@ fn a_consumer_that_comes_late() {
     planted(|long| {
         let (engine, _watchdog) = engine(1);
         let batch = engine.zeros(&[4], DType::F32).unwrap();
-        let journal = Journal::open(JournalOptions::default()).unwrap();
+        let recorder = Recorder::open(TraceOptions::default()).unwrap();
         trace::on_event_loop();
         let op = engine.op("decode").writes([&batch]).run(move |[], [_batch]| {
             sleep(long / 8);
@@ -176,7 +176,7 @@ fn a_consumer_that_comes_late() {
         // The loop is busy with something else while its task could go on.
         sleep(long);
         assert!(matches!(ready.poll(&mut cx), Poll::Ready(Ok(()))));
-        let recording = journal.finish();
+        let recording = recorder.finish();
         assert_first_line(&recording, &["not resumed (the event loop)", "the event loop was busy"]);
         let report = told(&recording);
         assert!(report.run_time[0].what.contains("event loop"), "{:?}", report.run_time);

@@ -1,12 +1,13 @@
-//! What the journal keeps of an operation, in each form that its entries have, against a clock that the tests set.
+//! What the recorder keeps of an operation, in each form that its entries have, against a clock that the tests
+//! set.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, MutexGuard, mpsc};
 use tests::ops::exclusive;
 
-use estafette::trace::{Journal, JournalOptions};
+use estafette::trace::{Recorder, TraceOptions};
 use estafette::{Access, DType, Engine, Error, Variable};
-use estafette_report::Recording;
+use estafette_report::Trace;
 use estafette_report::model::{Mode, Nanos, Operation, Outcome};
 use futures::FutureExt;
 
@@ -19,18 +20,18 @@ impl Clock {
     }
 }
 
-fn open() -> (Clock, Journal, MutexGuard<'static, ()>) {
+fn open() -> (Clock, Recorder, MutexGuard<'static, ()>) {
     let alone = exclusive();
     let clock = Clock(Arc::default());
     let its = clock.clone();
-    let options = JournalOptions {
+    let options = TraceOptions {
         clock: Some(Arc::new(move || its.0.load(Ordering::Relaxed))),
-        ..JournalOptions::default()
+        ..TraceOptions::default()
     };
-    (clock, Journal::open(options).unwrap(), alone)
+    (clock, Recorder::open(options).unwrap(), alone)
 }
 
-fn operation<'a>(recording: &'a Recording, name: &str) -> &'a Operation {
+fn operation<'a>(recording: &'a Trace, name: &str) -> &'a Operation {
     recording.operations.iter().find(|operation| operation.name == name).unwrap()
 }
 
@@ -39,8 +40,8 @@ fn times(operation: &Operation) -> (Nanos, Option<Nanos>, Option<Nanos>) {
 }
 
 /// Runs one body from 100 for `took`, submitted at 40.
-fn one_that_takes(took: u64) -> Recording {
-    let (clock, journal, _alone) = open();
+fn one_that_takes(took: u64) -> Trace {
+    let (clock, recorder, _alone) = open();
     let engine = Engine::builder().workers(0).build().unwrap();
     clock.set(40);
     let its = clock.clone();
@@ -51,7 +52,7 @@ fn one_that_takes(took: u64) -> Recording {
     clock.set(100);
     op.unwrap().wait().unwrap();
     clock.set(2 * (100 + took));
-    journal.finish()
+    recorder.finish()
 }
 
 #[test]
@@ -67,7 +68,7 @@ fn a_body_has_its_beginning_and_its_end_however_long_it_took() {
 
 #[test]
 fn a_body_that_fails_has_them_too() {
-    let (clock, journal, _alone) = open();
+    let (clock, recorder, _alone) = open();
     let engine = Engine::builder().workers(0).build().unwrap();
     let its = clock.clone();
     let op = engine.op("body").run(move |[], []| {
@@ -77,7 +78,7 @@ fn a_body_that_fails_has_them_too() {
     clock.set(30);
     op.unwrap().wait().unwrap_err();
     clock.set(100);
-    let recording = journal.finish();
+    let recording = recorder.finish();
     let body = operation(&recording, "body");
     assert_eq!(times(body), (0, Some(30), Some(70)));
     assert!(matches!(&body.outcome, Outcome::Failed(why) if why.contains("no")), "{:?}", body.outcome);
@@ -85,7 +86,7 @@ fn a_body_that_fails_has_them_too() {
 
 #[test]
 fn what_runs_when_the_journal_is_finished_has_begun_and_not_ended() {
-    let (clock, journal, _alone) = open();
+    let (clock, recorder, _alone) = open();
     let engine = Engine::builder().workers(1).build().unwrap();
     let (began, has_begun) = mpsc::channel();
     let (go_on, may_go_on) = mpsc::channel::<()>();
@@ -97,7 +98,7 @@ fn what_runs_when_the_journal_is_finished_has_begun_and_not_ended() {
     });
     has_begun.recv().unwrap();
     clock.set(80);
-    let recording = journal.finish();
+    let recording = recorder.finish();
     go_on.send(()).unwrap();
     op.unwrap().wait().unwrap();
     let body = operation(&recording, "body");
@@ -108,7 +109,7 @@ fn what_runs_when_the_journal_is_finished_has_begun_and_not_ended() {
 
 #[test]
 fn a_body_within_a_body_leaves_the_outer_one_its_times() {
-    let (clock, journal, _alone) = open();
+    let (clock, recorder, _alone) = open();
     // A thread without workers that waits in a body runs others there.
     let engine = Engine::builder().workers(0).build().unwrap();
     let (own, its, inner) = (engine.clone(), clock.clone(), clock.clone());
@@ -126,14 +127,14 @@ fn a_body_within_a_body_leaves_the_outer_one_its_times() {
     clock.set(10);
     op.unwrap().wait().unwrap();
     clock.set(100);
-    let recording = journal.finish();
+    let recording = recorder.finish();
     assert_eq!(times(operation(&recording, "outer")), (0, Some(10), Some(90)));
     assert_eq!(times(operation(&recording, "inner")), (20, Some(30), Some(50)));
 }
 
 #[test]
 fn any_number_of_accesses_is_kept() {
-    let (_clock, journal, _alone) = open();
+    let (_clock, recorder, _alone) = open();
     let engine = Engine::builder().workers(0).build().unwrap();
     // Up to eight are in the narrow form; one entry in the wide form has room for 124.
     let counts = [0, 1, 2, 7, 8, 9, 123, 124, 125, 300];
@@ -142,7 +143,7 @@ fn any_number_of_accesses_is_kept() {
         let reads: Vec<&Variable> = vars[..count].iter().collect();
         engine.op(format!("uses {count}")).reads_vars(&reads).run(|[], []| Ok(())).unwrap().wait().unwrap();
     }
-    let recording = journal.finish();
+    let recording = recorder.finish();
     for count in counts {
         let mut kept: Vec<(u64, Mode)> = operation(&recording, &format!("uses {count}"))
             .accesses
@@ -158,7 +159,7 @@ fn any_number_of_accesses_is_kept() {
 
 #[test]
 fn more_than_one_page_is_kept_by_each_thread() {
-    let (_clock, journal, _alone) = open();
+    let (_clock, recorder, _alone) = open();
     let engine = Engine::builder().workers(2).build().unwrap();
     // 64 KiB of a page hold 1,638 of these at most.
     const OPERATIONS: usize = 20_000;
@@ -166,7 +167,7 @@ fn more_than_one_page_is_kept_by_each_thread() {
         engine.op("step").run_detached(|[], []| Ok(())).unwrap();
     }
     engine.wait_all(None).unwrap();
-    let recording = journal.finish();
+    let recording = recorder.finish();
     assert!(recording.losses.is_empty(), "{:?}", recording.losses);
     let steps = recording.operations.iter().filter(|operation| operation.name == "step");
     assert_eq!(steps.clone().count(), OPERATIONS);
@@ -175,7 +176,7 @@ fn more_than_one_page_is_kept_by_each_thread() {
 
 #[test]
 fn a_lease_that_is_had_at_once_is_told_with_its_owner_and_holds_writers_up() -> Result<(), Error> {
-    let (clock, journal, _alone) = open();
+    let (clock, recorder, _alone) = open();
     let engine = Engine::builder().workers(0).build()?;
     let x = engine.zeros(&[4], DType::F32)?;
     clock.set(10);
@@ -187,7 +188,7 @@ fn a_lease_that_is_had_at_once_is_told_with_its_owner_and_holds_writers_up() -> 
     clock.set(70);
     write.wait()?;
     clock.set(80);
-    let recording = journal.finish();
+    let recording = recorder.finish();
     let [lease] = &recording.leases[..] else { panic!("{:?}", recording.leases) };
     assert_eq!((lease.opened, lease.closed, lease.access), (10, Some(60), Mode::Read));
     assert_eq!(lease.owner, "a reader");
@@ -204,7 +205,7 @@ fn a_lease_that_is_had_at_once_is_told_with_its_owner_and_holds_writers_up() -> 
 
 #[test]
 fn what_is_given_up_has_an_end() {
-    let (clock, journal, _alone) = open();
+    let (clock, recorder, _alone) = open();
     let engine = Engine::builder().workers(0).build().unwrap();
     let x = engine.zeros(&[1], DType::F32).unwrap();
     let reader = x.lease(Access::Read, "a reader").try_now().unwrap().unwrap();
@@ -221,7 +222,7 @@ fn what_is_given_up_has_an_end() {
     clock.set(90);
     drop(reader);
     write.wait().unwrap();
-    let recording = journal.finish();
+    let recording = recorder.finish();
     for name in ["ready", "look"] {
         let given_up = operation(&recording, name);
         assert_eq!((given_up.began, given_up.done), (None, Some(50)), "{name}");

@@ -1,4 +1,4 @@
-//! Attribution against truth worked out by hand. The journal's clock is the simulated device's, which stands
+//! Attribution against truth worked out by hand. The recorder's clock is the simulated device's, which stands
 //! still unless a test moves it, so every nanosecond is known.
 
 use std::sync::{Arc, MutexGuard};
@@ -6,10 +6,10 @@ use tests::ops::exclusive;
 
 use estafette::devices::sim::{SimDevice, SimOptions, SimQueue};
 use estafette::devices::{Device, DeviceError, DeviceErrorKind, Queue};
-use estafette::trace::{Journal, JournalOptions};
+use estafette::trace::{Recorder, TraceOptions};
 use estafette::{Access, DType, Engine, Tensor};
-use estafette_report::Recording;
-use estafette_report::model::{Cause, Culprit, Hazard, LaneKind, Nanos, Operation, Outcome};
+use estafette_report::Trace;
+use estafette_report::model::{Blocker, Cause, Hazard, LaneKind, Nanos, Operation, Outcome};
 use futures::executor::block_on;
 use tests::watchdog::Watchdog;
 
@@ -17,7 +17,7 @@ struct Bench {
     device: Arc<SimDevice>,
     engine: Engine,
     queues: [Arc<dyn Queue>; 2],
-    journal: Journal,
+    recorder: Recorder,
     _watchdog: Watchdog,
     _alone: MutexGuard<'static, ()>,
 }
@@ -29,10 +29,9 @@ fn bench() -> Bench {
     let queues = [0, 1].map(|_| device.create_queue().unwrap());
     let watchdog = Watchdog::of(&engine);
     let clock = Arc::clone(&device);
-    let options =
-        JournalOptions { clock: Some(Arc::new(move || clock.now_ns())), ..JournalOptions::default() };
-    let journal = Journal::open(options).unwrap();
-    Bench { device, engine, queues, journal, _watchdog: watchdog, _alone: alone }
+    let options = TraceOptions { clock: Some(Arc::new(move || clock.now_ns())), ..TraceOptions::default() };
+    let recorder = Recorder::open(options).unwrap();
+    Bench { device, engine, queues, recorder, _watchdog: watchdog, _alone: alone }
 }
 
 impl Bench {
@@ -61,46 +60,46 @@ impl Bench {
         self.device.advance(ns - self.device.now_ns());
     }
 
-    fn finish(self) -> Recording {
-        let recording = self.journal.finish();
+    fn finish(self) -> Trace {
+        let recording = self.recorder.finish();
         tiles(&recording);
         recording
     }
 }
 
-/// The decisive stalls of an operation: since when, until when, why, because of which operation.
+/// The critical stalls of an operation: since when, until when, why, because of which operation.
 type Told = (Nanos, Nanos, Cause, Option<Hazard>, String);
 
-fn told(recording: &Recording, name: &str, access: Option<usize>) -> Vec<Told> {
+fn told(recording: &Trace, name: &str, access: Option<usize>) -> Vec<Told> {
     let waiter = operation(recording, name).id;
     let stalls = recording.stalls.iter().filter(|stall| stall.waiter == waiter);
-    let stalls = stalls.filter(|stall| access.map_or(stall.decisive, |access| stall.access == access));
+    let stalls = stalls.filter(|stall| access.map_or(stall.critical, |access| stall.access == access));
     stalls
         .map(|stall| {
-            let culprit = match stall.culprit {
-                Culprit::Operation(id) => recording.operation(id).unwrap().name.to_string(),
-                Culprit::Lease(id) => format!("lease of {}", recording.lease(id).unwrap().owner),
-                Culprit::Queue(lane) => {
+            let blocker = match stall.blocker {
+                Blocker::Operation(id) => recording.operation(id).unwrap().name.to_string(),
+                Blocker::Lease(id) => format!("lease of {}", recording.lease(id).unwrap().owner),
+                Blocker::Queue(lane) => {
                     assert_eq!(recording.lanes[lane].kind, LaneKind::Queue);
                     "queue".into()
                 }
                 other => format!("{other:?}").to_lowercase(),
             };
-            (stall.from, stall.to, stall.cause, stall.hazard, culprit)
+            (stall.from, stall.to, stall.cause, stall.hazard, blocker)
         })
         .collect()
 }
 
-fn operation<'a>(recording: &'a Recording, name: &str) -> &'a Operation {
+fn operation<'a>(recording: &'a Trace, name: &str) -> &'a Operation {
     recording.operations.iter().find(|operation| operation.name == name).unwrap()
 }
 
-/// The decisive stalls of each operation neither overlap nor leave a gap before it began.
-fn tiles(recording: &Recording) {
+/// The critical stalls of each operation neither overlap nor leave a gap before it began.
+fn tiles(recording: &Trace) {
     for operation in &recording.operations {
         let mut at = operation.submitted;
         let began = operation.awake.or(operation.began).or(operation.resumed).unwrap_or(recording.duration);
-        for stall in recording.stalls.iter().filter(|stall| stall.waiter == operation.id && stall.decisive) {
+        for stall in recording.stalls.iter().filter(|stall| stall.waiter == operation.id && stall.critical) {
             assert!(stall.from >= at && stall.to > stall.from, "{stall:?} overlaps");
             assert!(stall.from == at || stall.from >= began, "a gap before {stall:?} of {operation:?}");
             at = stall.to;
@@ -108,8 +107,8 @@ fn tiles(recording: &Recording) {
     }
 }
 
-fn row(from: Nanos, to: Nanos, cause: Cause, hazard: Option<Hazard>, culprit: &str) -> Told {
-    (from, to, cause, hazard, culprit.into())
+fn row(from: Nanos, to: Nanos, cause: Cause, hazard: Option<Hazard>, blocker: &str) -> Told {
+    (from, to, cause, hazard, blocker.into())
 }
 
 #[test]
@@ -192,7 +191,7 @@ fn a_host_operation_waits_for_the_device_and_then_for_a_worker() {
 }
 
 #[test]
-fn of_shared_readers_the_last_to_end_is_the_culprit() {
+fn of_shared_readers_the_last_to_end_is_the_blocker() {
     let bench = bench();
     let x = bench.tensor();
     let lease = block_on(x.lease(Access::Read, "numpy")).unwrap();
@@ -287,13 +286,13 @@ fn entries_that_do_not_fit_are_counted_and_the_rest_still_tiles() {
     let engine = Engine::builder().workers(2).build().unwrap();
     let _watchdog = Watchdog::of(&engine);
     let x = engine.var();
-    let journal =
-        Journal::open(JournalOptions { memory_max: Some(512 << 10), ..JournalOptions::default() }).unwrap();
+    let recorder =
+        Recorder::open(TraceOptions { memory_max: Some(512 << 10), ..TraceOptions::default() }).unwrap();
     for _ in 0..20_000 {
         engine.op("step").writes_vars(&[&x]).run_detached(|[], []| Ok(())).unwrap();
     }
     engine.wait_all(None).unwrap();
-    let recording = journal.finish();
+    let recording = recorder.finish();
     tiles(&recording);
     // Each operation makes two entries of two words at least, and half of the memory is four pages, which
     // hold 32,768 words.
@@ -308,12 +307,12 @@ fn entries_that_do_not_fit_are_counted_and_the_rest_still_tiles() {
 #[test]
 fn only_one_journal_is_kept_at_a_time() {
     let _alone = exclusive();
-    let first = Journal::open(JournalOptions::default()).unwrap();
-    let refused = Journal::open(JournalOptions::default()).unwrap_err();
+    let first = Recorder::open(TraceOptions::default()).unwrap();
+    let refused = Recorder::open(TraceOptions::default()).unwrap_err();
     assert!(refused.to_string().contains("recorded already"), "{refused}");
     drop(first);
-    drop(Journal::open(JournalOptions::default()).unwrap());
+    drop(Recorder::open(TraceOptions::default()).unwrap());
     let refused =
-        Journal::open(JournalOptions { memory_max: Some(10), ..JournalOptions::default() }).unwrap_err();
+        Recorder::open(TraceOptions { memory_max: Some(10), ..TraceOptions::default() }).unwrap_err();
     assert!(refused.to_string().contains("at least 131072 bytes"), "{refused}");
 }

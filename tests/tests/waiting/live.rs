@@ -17,7 +17,7 @@ use tracing_subscriber::layer::{Context, Layer, SubscriberExt};
 fn a_snapshot_tells_what_is_stalled_and_by_what() {
     let engine = Engine::builder().workers(1).build().unwrap();
     let _watchdog = Watchdog::of(&engine);
-    assert_eq!(format!("{:?}", engine.live()), format!("{:?}", estafette::Live::default()));
+    assert_eq!(format!("{:?}", engine.activity()), format!("{:?}", estafette::Activity::default()));
     let busy = engine.var();
     let gate = Gate::on_variable(&engine, &busy);
     let running = gate.begun();
@@ -27,7 +27,7 @@ fn a_snapshot_tells_what_is_stalled_and_by_what() {
     let second = block_on(b.lease(Access::Read, "the second owner")).unwrap();
     engine.op("held up").writes([&a]).run(|[], [_a]| Ok(())).unwrap();
     engine.op("queued").reads_vars(&[&busy]).run(|[], []| Ok(())).unwrap();
-    let live = engine.live();
+    let live = engine.activity();
     assert_eq!((live.running, live.ready, live.queued, live.leased), (1, 0, 1, 1), "{}", engine.diagnose());
     assert_eq!(&*live.oldest_lease.unwrap().owner, "the first owner");
     drop((first, second));

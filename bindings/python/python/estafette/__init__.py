@@ -74,7 +74,7 @@ from ._helping import without_helping
 from ._recording import Report, record, report
 from ._recording import from_environment as _recording_from_environment
 from ._reports import (
-    Blocked,
+    Blocker,
     Device,
     DeviceInfo,
     Diagnosis,
@@ -84,7 +84,7 @@ from ._reports import (
     ShutdownReport,
     Stats,
     UnorderedExchange,
-    Waiting,
+    OpStatus,
 )
 from ._streams import Stream, current_stream, hold_barriers
 
@@ -95,7 +95,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Access",
-    "Blocked",
+    "Blocker",
     "CancelledError",
     "ConflictError",
     "DType",
@@ -131,7 +131,7 @@ __all__ = [
     "UnorderedExchange",
     "Variable",
     "View",
-    "Waiting",
+    "OpStatus",
     "InFlightLimitError",
     "WouldBlockError",
     "WouldDeadlockError",

@@ -83,7 +83,7 @@ class Lease:
 
 
 @dataclass(frozen=True)
-class Blocked:
+class Blocker:
     """One reason to wait."""
 
     id: int
@@ -99,7 +99,7 @@ class Blocked:
 
 
 @dataclass(frozen=True)
-class Waiting:
+class OpStatus:
     """One operation in flight."""
 
     id: int
@@ -110,7 +110,7 @@ class Waiting:
     """``"waiting"``, ``"granted"``, ``"running"``, ``"cancelled"`` or ``"held"`` (a lease)."""
     age: float
     """Seconds since submission, a few milliseconds coarse."""
-    blocked_by: tuple[Blocked, ...]
+    blocked_by: tuple[Blocker, ...]
     """What it waits for directly."""
     lease: Lease | None
     """For a lease, held or still waiting, who takes it; None for everything else."""
@@ -145,7 +145,7 @@ class Release:
 class Diagnosis:
     """Who waits for whom. As a string, one line per operation and release."""
 
-    operations: tuple[Waiting, ...]
+    operations: tuple[OpStatus, ...]
     """Operations in flight, in submission order; leases and waiting futures included."""
     releases: tuple[Release, ...]
     """Memory of this process, of whatever engine, that has been on its way back for long: each deleter that has run for more than
@@ -252,6 +252,6 @@ class ShutdownReport:
     """Operations that were still running."""
 
 
-for _report in (Device, Lease, Blocked, Waiting, Diagnosis, Stats, UnorderedExchange, Peer, ShutdownReport):
+for _report in (Device, Lease, Blocker, OpStatus, Diagnosis, Stats, UnorderedExchange, Peer, ShutdownReport):
     _report.__module__ = "estafette"
 del _report

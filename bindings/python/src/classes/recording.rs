@@ -1,8 +1,8 @@
-//! Where the time went: keeps the journal while Python says so, writes its file, and reads files.
+//! Where the time went: keeps the recorder while Python says so, writes its file, and reads files.
 
 use std::path::{Path, PathBuf};
 
-use estafette::trace::{self, Journal, JournalOptions};
+use estafette::trace::{self, Recorder, TraceOptions};
 use estafette_report::shown::shown;
 use estafette_report::terminal::{self, Style};
 use estafette_report::{file, report};
@@ -13,14 +13,14 @@ use pyo3::prelude::*;
 use crate::error::OrRaise;
 use crate::interpreter::guard;
 
-/// The open journal, if it was opened here.
-static OPEN: Mutex<Option<Journal>> = Mutex::new(None);
+/// The open recorder, if it was opened here.
+static OPEN: Mutex<Option<Recorder>> = Mutex::new(None);
 
-fn open() -> MutexGuard<'static, Option<Journal>> {
+fn open() -> MutexGuard<'static, Option<Recorder>> {
     OPEN.lock()
 }
 
-/// Opens the journal, to be written to `path`; `memory_max` bytes for it.
+/// Opens the recorder, to be written to `path`; `memory_max` bytes for it.
 #[pyfunction(name = "_begin_recording")]
 #[pyo3(signature = (path, program, memory_max, /))]
 pub fn begin_recording(
@@ -29,20 +29,20 @@ pub fn begin_recording(
     program: String,
     memory_max: Option<usize>,
 ) -> PyResult<()> {
-    let options = JournalOptions { memory_max, program: Some(program), ..JournalOptions::default() };
-    let journal = Journal::open(options).or_raise(py)?;
-    *open() = Some(journal.to_file(&path).map_err(|error| of_file(&path, error))?);
+    let options = TraceOptions { memory_max, program: Some(program), ..TraceOptions::default() };
+    let recorder = Recorder::open(options).or_raise(py)?;
+    *open() = Some(recorder.to_file(&path).map_err(|error| of_file(&path, error))?);
     Ok(())
 }
 
-/// Closes the journal, and writes what it tells to its file.
+/// Closes the recorder, and writes what it tells to its file.
 #[pyfunction(name = "_end_recording")]
 pub fn end_recording(py: Python<'_>) -> PyResult<()> {
-    let Some(journal) = open().take() else {
+    let Some(recorder) = open().take() else {
         return Err(PyRuntimeError::new_err("nothing is being recorded"));
     };
     // Attribution and writing take a while, and need nothing of Python's.
-    guard::detach(py, || journal.save()).map_err(|unsaved| {
+    guard::detach(py, || recorder.save()).map_err(|unsaved| {
         let error = of_file(&unsaved.path, unsaved.error);
         if let Some(kept) = unsaved.kept {
             let note = format!("what was recorded is kept in {}", shown(&kept.display().to_string()));

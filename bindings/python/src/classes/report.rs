@@ -1,6 +1,6 @@
 //! What an engine tells about itself, as the plain Python objects of `estafette/_reports.py`.
 
-use estafette::{Diagnosis, LeaseInfo, Live, ReleaseStatus, ShutdownReport, Stats, Status};
+use estafette::{Activity, Diagnosis, LeaseInfo, ReleaseStatus, ShutdownReport, Stats, Status};
 use pyo3::prelude::*;
 use pyo3::types::PyTuple;
 
@@ -20,7 +20,7 @@ pub fn diagnosis(py: Python<'_>, diagnosis: &Diagnosis) -> PyResult<Py<PyAny>> {
         let blocked = op.blocked_by.iter().map(|blocked| {
             let lease = blocked.lease.as_ref().map(|info| lease(py, info)).transpose()?;
             let hazard = blocked.hazard.to_string();
-            make(py, "Blocked", (blocked.id, &blocked.name, blocked.variable, hazard, lease))
+            make(py, "Blocker", (blocked.id, &blocked.name, blocked.variable, hazard, lease))
         });
         let blocked = PyTuple::new(py, blocked.collect::<PyResult<Vec<_>>>()?)?;
         let status = match op.status {
@@ -34,7 +34,7 @@ pub fn diagnosis(py: Python<'_>, diagnosis: &Diagnosis) -> PyResult<Py<PyAny>> {
         let age = op.age.as_secs_f64();
         let lease = op.lease.as_ref().map(|info| lease(py, info)).transpose()?;
         let fields = (op.id, &op.name, status, age, blocked, lease, op.to_string());
-        operations.push(make(py, "Waiting", fields)?);
+        operations.push(make(py, "OpStatus", fields)?);
     }
     let operations = PyTuple::new(py, operations)?;
     let releases = diagnosis.releases.iter().map(|release| {
@@ -74,7 +74,7 @@ pub fn lease<'py>(py: Python<'py>, lease: &LeaseInfo) -> PyResult<Bound<'py, PyA
 pub fn stats(
     py: Python<'_>,
     stats: &Stats,
-    live: &Live,
+    live: &Activity,
     imported: u64,
     exported: u64,
 ) -> PyResult<Py<PyAny>> {

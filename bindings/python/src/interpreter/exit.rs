@@ -15,7 +15,7 @@ use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
 use estafette::exchange::reaper;
-use estafette::{Engine, Error, Status, Waiting};
+use estafette::{Engine, Error, OpStatus, Status};
 use estafette_sync::sync::atomic::{AtomicBool, Ordering};
 use estafette_sync::sync::{Mutex, MutexGuard};
 use pyo3::exceptions::PyKeyboardInterrupt;
@@ -176,7 +176,7 @@ fn is_held(engine: &Engine) -> bool {
 }
 
 /// The operations in flight, without leases.
-fn in_order(engine: &Engine) -> Vec<Waiting> {
+fn in_order(engine: &Engine) -> Vec<OpStatus> {
     let mut operations = engine.diagnose().operations;
     operations.retain(|op| op.lease.is_none() && op.name != "ready");
     operations
@@ -184,10 +184,10 @@ fn in_order(engine: &Engine) -> Vec<Waiting> {
 
 fn say_abandoned(py: Python<'_>, engines: &[&Engine], interrupted: bool) -> PyResult<()> {
     let (operations, in_flight) = guard::detach(py, || {
-        let operations: Vec<Waiting> = engines.iter().flat_map(|engine| in_order(engine)).collect();
+        let operations: Vec<OpStatus> = engines.iter().flat_map(|engine| in_order(engine)).collect();
         (operations, in_flight(engines))
     });
-    let mut lines: Vec<String> = operations.iter().map(Waiting::to_string).collect();
+    let mut lines: Vec<String> = operations.iter().map(OpStatus::to_string).collect();
     // Operations without operands are not among those in order.
     for (op, function) in body::all_running(py) {
         if operations.iter().all(|known| known.id != op) {

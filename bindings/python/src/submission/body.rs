@@ -306,7 +306,7 @@ impl Parts {
         Ok(None)
     }
 
-    /// Tells the journal which library's arrays the function gets.
+    /// Tells the recorder which library's arrays the function gets.
     fn note_library(&self, py: Python<'_>, scope: &Scope) {
         let module =
             self.using.as_ref().and_then(|using| using.bind(py).getattr(intern!(py, "__module__")).ok());

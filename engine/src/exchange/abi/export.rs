@@ -5,8 +5,6 @@ use std::ffi::c_void;
 use std::mem::ManuallyDrop;
 use std::ptr::{self, NonNull};
 
-use estafette_devices::DeviceType;
-
 use super::super::log_panic::log_panic;
 use super::{
     Abi, DLDataType, DLDataTypeCode, DLDeviceType, DLManagedTensor, DLManagedTensorVersioned, DLPackVersion,
@@ -147,10 +145,12 @@ impl<M, F: FnOnce() + Send + 'static> Exported<M, F> {
 #[inline]
 pub(super) fn describe_raw(layout: &Layout, data: *mut u8) -> DLTensor {
     let (dtype, device) = (layout.dtype(), layout.device());
-    let (data, before) = match device.device_type {
-        DeviceType::ONE_API => from_the_start(layout, data),
-        _ if layout.is_empty() => (ptr::null_mut(), 0),
-        _ => (data, 0),
+    let (data, before) = if device.device_type.data_is_range_start() {
+        from_the_start(layout, data)
+    } else if layout.is_empty() {
+        (ptr::null_mut(), 0)
+    } else {
+        (data, 0)
     };
     DLTensor {
         data: data.cast(),
@@ -166,8 +166,8 @@ pub(super) fn describe_raw(layout: &Layout, data: *mut u8) -> DLTensor {
     }
 }
 
-/// What dpnp takes for `data`: the start of what the elements touch, so that offsets are never negative. It does not take NULL
-/// either, which the header recommends where there are no elements; the address stays what its library said.
+/// `data` as the start of what the elements touch, and the bytes from there to the first element. A tensor without elements
+/// keeps the address that its library gave; the header recommends NULL, which such consumers refuse.
 fn from_the_start(layout: &Layout, data: *mut u8) -> (*mut u8, u64) {
     let before = if layout.is_empty() { 0 } else { data.addr() - layout.byte_range(data).start };
     (data.wrapping_sub(before), before as u64)

@@ -451,7 +451,7 @@ proptest! {
     fn what_is_exported_is_what_is_imported(
         layout in layouts(), read_only: bool, is_copied: bool, offset in 0_u64..100
     ) {
-        let layout = if has_addresses(layout.device()) { layout } else { layout.with_byte_offset(offset) };
+        let layout = if layout.device().device_type.has_addresses() { layout } else { layout.with_byte_offset(offset) };
         let (owner, calls) = counting_owner();
         let data = ptr::without_provenance_mut(1 << 20);
         let raw = export(&layout, data, ExportFlags { read_only, is_copied }, Abi::Versioned, owner);

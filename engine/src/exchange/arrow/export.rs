@@ -9,7 +9,6 @@ use super::super::abi::ManagedTensor;
 use super::super::dtype::DType;
 use super::super::fork;
 use super::super::invalid_tensor::InvalidTensor;
-use super::super::layout::has_addresses;
 use super::super::log_panic::log_panic;
 use super::abi::{ArrowDeviceArray, ArrowSchema, HOST_ID, RawArray, RawDeviceArray, RawSchema};
 use super::format;
@@ -57,7 +56,7 @@ impl ArrowDeviceArray {
             return Err(InvalidTensor::new("strides", reason));
         }
         let device = layout.device();
-        if !has_addresses(device) {
+        if !device.device_type.has_addresses() {
             let reason = format!("is {device}, whose memory has handles: an Arrow array has addresses");
             return Err(InvalidTensor::new("device", reason));
         }

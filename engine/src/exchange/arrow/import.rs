@@ -8,17 +8,18 @@ use estafette_devices::DLDevice;
 use super::super::abi::{Abi, ExportFlags, ManagedTensor, export};
 use super::super::dtype::DType;
 use super::super::invalid_tensor::InvalidTensor;
-use super::super::layout::{Layout, has_addresses};
+use super::super::layout::Layout;
 use super::abi::{ArrowDeviceArray, RawArray};
-use super::{event, format};
+use super::format;
 
 /// An Arrow array as a tensor.
 #[derive(Debug)]
 pub struct Imported {
     /// One-dimensional, without gaps, and read-only, as Arrow's memory never changes. Its deleter releases the array.
     pub tensor: ManagedTensor,
-    /// What must be waited for before the data is used: an event of the device's [kind](event::kind), which lives until the
-    /// deleter is called. `None`: it may be used at once.
+    /// The event after which the data may be used, of the type that the device has
+    /// ([`DeviceType::event_type`](estafette_devices::DeviceType::event_type)). The event lives until the deleter is called.
+    /// `None`: the data may be used at once.
     pub sync_event: Option<NonNull<c_void>>,
 }
 
@@ -31,7 +32,7 @@ impl ArrowDeviceArray {
         let dtype = format::dtype(format)?;
         let device = self.device();
         let sync_event = NonNull::new(self.0.sync_event);
-        if sync_event.is_some() && event::kind(device.device_type).is_none() {
+        if sync_event.is_some() && device.device_type.event_type().is_none() {
             let reason = format!("is set, but there are no events for memory on {device}");
             return Err(InvalidTensor::new("sync_event", reason));
         }
@@ -125,7 +126,7 @@ fn locate(
     }
     let too_far = || InvalidTensor::new("offset", format!("is {offset}, past the address space"));
     let bytes = offset.checked_mul(dtype.itemsize()).ok_or_else(too_far)?;
-    if !has_addresses(layout.device()) {
+    if !layout.device().device_type.has_addresses() {
         return Ok((layout.with_byte_offset(bytes as u64), buffer));
     }
     (buffer as usize).checked_add(bytes).ok_or_else(too_far)?;

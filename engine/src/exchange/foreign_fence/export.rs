@@ -15,7 +15,6 @@ use estafette_sync::valgrind;
 use super::{
     FAILED, FENCE_VERSION, FenceCallback, INVALID, OK, PENDING, RawFence, TIMEOUT, WOULD_DEADLOCK, status_of,
 };
-use crate::exchange::arrow::event;
 use crate::exchange::{callback, fork};
 
 /// The struct of `fence`, for another scheduler. The caller owns one count of it and gives that up by its `release`.
@@ -249,8 +248,8 @@ unsafe extern "C" fn error(context: *mut c_void) -> *const c_char {
 unsafe extern "C" fn native(context: *mut c_void, device: DLDevice) -> *mut c_void {
     // SAFETY: called with the context that stands beside it.
     let exported = unsafe { exported(context) };
-    let fits = event::kind(device.device_type).is_some()
-        && event::kind(device.device_type) == event::kind(exported.fence.device().device_type);
+    let wanted = device.device_type.event_type();
+    let fits = wanted.is_some() && wanted == exported.fence.device().device_type.event_type();
     let Some(maker) = exported.device.as_ref().filter(|_| fits) else { return std::ptr::null_mut() };
     guarded(std::ptr::null_mut(), || {
         let made = exported.native.get_or_init(|| maker.event_of_fence(&exported.fence).ok().map(Kept));

@@ -1,5 +1,6 @@
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 
+use estafette_devices::DLDevice;
 use estafette_devices::host::HostDevice;
 use estafette_devices::{Allocation, Queue};
 

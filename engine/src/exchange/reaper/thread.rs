@@ -3,7 +3,7 @@
 use std::collections::VecDeque;
 use std::mem;
 
-use estafette_devices::{DLDevice, Device, DeviceType, Entered, table};
+use estafette_devices::{DLDevice, Device, Entered, table};
 use estafette_sync::essential::essential;
 use estafette_sync::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use estafette_sync::sync::{Arc, Condvar, Mutex, MutexGuard};
@@ -365,12 +365,11 @@ fn overtake(queue: &mut Queue, slow: Duration) -> Option<What> {
     Some(what)
 }
 
-/// The device that a deleter of memory on `device` finds current on its thread. Libraries free CUDA memory in whatever context that is,
-/// and a thread of ours has none by itself.
+/// The device that a deleter of memory on `device` finds current on its thread. Some runtimes free memory of the current
+/// device only, and a thread of the reaper has none by itself.
 fn of_deleter(device: DLDevice) -> Option<Arc<dyn Device>> {
-    let kinds = [DeviceType::CUDA, DeviceType::CUDA_HOST, DeviceType::CUDA_MANAGED];
-    if !kinds.contains(&device.device_type) {
+    if !device.device_type.frees_on_current_device() {
         return None;
     }
-    table::resolve(DLDevice::new(DeviceType::CUDA, device.device_id)).ok()?.device
+    table::resolve(device.queue_device()).ok()?.device
 }

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use estafette_report::Recording;
+use estafette_report::Trace;
 use estafette_report::budget::Budget;
 use estafette_report::model::{LaneKind, Text};
 
@@ -50,7 +50,7 @@ impl Noted<'_> {
 
 /// The recording in the file, with its stalls attributed. What is missing is among its losses. It takes at most 64 times the memory
 /// that the file takes, or 16 MiB if that is more, as [`estafette_report::perfetto::read`].
-pub(in super::super) fn read(bytes: &[u8]) -> Recording {
+pub(in super::super) fn read(bytes: &[u8]) -> Trace {
     let mut file = File::default();
     let mut rest = &bytes[MAGIC.len().min(bytes.len())..];
     while !rest.is_empty() {
@@ -161,10 +161,10 @@ impl<'a> File<'a> {
         Some((thread, rest))
     }
 
-    fn recording(self, file_bytes: usize) -> Recording {
+    fn recording(self, file_bytes: usize) -> Trace {
         let (ticks, per_tick) = self.clock;
         let (program, started_unix_ns, names) = (self.program.into(), self.started_unix_ns, self.names);
-        let about = Recording { program, started_unix_ns, ..Recording::default() };
+        let about = Trace { program, started_unix_ns, ..Trace::default() };
         let names = Box::new(move |variable| names.get(&variable).map(|name| (*name).into()));
         let mut entries = Entries::new(Scale::of(ticks, per_tick), about, names);
         for noted in self.threads {

@@ -3,7 +3,7 @@
 //! # Deciding when to look
 //! 1. *Register*: enter the list (under its lock), then read [`Watcher::next`]; if that is later than the entry's own time, lower it under
 //!    the watcher's lock and wake the watcher.
-//! 2. *Look*: the watcher sets `next` to *never*, goes through the lists, then, under its lock, lowers `next` to the earliest time found,
+//! 2. *Inspection*: the watcher sets `next` to *never*, goes through the lists, then, under its lock, lowers `next` to the earliest time found,
 //!    and sleeps until then.
 //!
 //! An entry that the watcher missed was entered after the lists were gone through, hence after `next` was *never*: its future read
@@ -33,7 +33,7 @@ use crate::lease::owner::LeaseInfo;
 use crate::tensor::handle::Tensor;
 use crate::wait::blocking::{is_ready_work, let_go};
 use crate::wait::deadlock;
-use crate::wait::inspect::{self, EVERYTHING, Look};
+use crate::wait::inspect::{self, EVERYTHING, Inspection};
 
 /// The longest time between two looks for a blocked thread.
 const BLOCKED_LOOK_LAST: Duration = Duration::from_millis(500);
@@ -83,8 +83,8 @@ pub(crate) fn has_watcher() -> bool {
 }
 
 /// Has the watcher look at `when` or before.
-pub(crate) fn look_by(when: Instant) {
-    watcher().look_by(when);
+pub(crate) fn inspect_by(when: Instant) {
+    watcher().inspect_by(when);
 }
 
 impl Watcher {
@@ -105,7 +105,7 @@ impl Watcher {
         }
     }
 
-    pub(super) fn look_by(&self, when: Instant) {
+    pub(super) fn inspect_by(&self, when: Instant) {
         // Rounded up: a look that came too early would have nothing to do.
         let when = when.saturating_duration_since(self.started).as_millis() as u64 + 1;
         if when < self.next.load(Ordering::SeqCst) {
@@ -213,7 +213,7 @@ fn look() -> Vec<Instant> {
         return next;
     }
     // One look for all of them. Few are held up by leases alone, and these are looked at again, one by one.
-    let mut look = Look::new();
+    let mut look = Inspection::new();
     let places: Vec<Places> = due.iter().map(|due| due.ops.iter().map(|op| look.add(op)).collect()).collect();
     look.run(EVERYTHING);
     let reaches = look.reaches(inspect::moves);
@@ -224,7 +224,7 @@ fn look() -> Vec<Instant> {
     for (number, (due, places)) in threads {
         let suspect = !places.iter().any(|place| reaches[*place]);
         let wake = wanted.contains(&number) || (suspect && due.held_by().is_some());
-        next.extend(due.look_again_or_wake(wake));
+        next.extend(due.inspect_again_or_wake(wake));
     }
     // Those that would fail now get what a blocking wait does first: leases are let go of that are garbage.
     let held: Vec<_> = futures
@@ -254,7 +254,7 @@ type Places = SmallVec<[usize; 1]>;
 
 /// The blocked threads that shall look themselves, because something that they need is ready and no other thread runs it: they may
 /// run it, or have another thread do so.
-fn wanted_threads(look: &Look, due: &[Due], places: &[Places]) -> Vec<usize> {
+fn wanted_threads(look: &Inspection, due: &[Due], places: &[Places]) -> Vec<usize> {
     if !due.iter().any(|due| due.is_blocked) {
         return Vec::new();
     }
@@ -272,7 +272,7 @@ fn wanted_threads(look: &Look, due: &[Due], places: &[Places]) -> Vec<usize> {
 impl Due {
     /// The leases that hold up all that has not ended, if nothing else does.
     fn held_by(&self) -> Option<Vec<LeaseInfo>> {
-        let mut look = Look::new();
+        let mut look = Inspection::new();
         for op in &self.ops {
             look.add(op);
         }
@@ -297,7 +297,7 @@ impl Due {
     }
 
     /// Wakes the blocked thread, or says when to look again.
-    fn look_again_or_wake(&self, wakes: bool) -> Option<Instant> {
+    fn inspect_again_or_wake(&self, wakes: bool) -> Option<Instant> {
         let mut entries = list(self.key.list());
         let entry = entries.entry(self.key)?;
         if wakes {

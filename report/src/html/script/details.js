@@ -8,7 +8,7 @@ function fillDetails(data, state, actions) {
   const place = document.getElementById("details");
   place.replaceChildren();
   if (state.stall < 0 && state.node < 0) {
-    place.append(element("p", { className: "none" }, "Click a wait to go to its culprit, or anything else to see what it waited for. Press ? for the keys."));
+    place.append(element("p", { className: "none" }, "Click a wait to go to its blocker, or anything else to see what it waited for. Press ? for the keys."));
     return;
   }
   if (state.stall >= 0) place.append(...stallDetails(data, state, actions));
@@ -25,9 +25,9 @@ function stallDetails(data, state, actions) {
   const box = element("div", { className: "sentence" }, swatch(`cause-${data.stalls.cause[stall]}`), stallSentence(data, stall), ".");
   const parts = [element("h3", {}, "The wait"), box];
   if (waiter >= 0) parts.push(element("p", {}, "Who waited: ", link(nodeName(data, waiter), () => actions.select(waiter))));
-  const node = culpritNode(data, stall);
-  if (node < 0) parts.push(element("p", {}, `To blame: ${culpritName(data, stall)}.`));
-  else parts.push(element("h3", {}, state.node === node ? "The culprit" : "Selected"));
+  const node = blockerNode(data, stall);
+  if (node < 0) parts.push(element("p", {}, `To blame: ${blockerName(data, stall)}.`));
+  else parts.push(element("h3", {}, state.node === node ? "The blocker" : "Selected"));
   return parts;
 }
 
@@ -65,7 +65,7 @@ function nodeDetails(data, node, actions) {
   parts.push(facts);
   if (operation) parts.push(...listed("Its waits", [...data.waitsOf.of(node)], (stall) => [
     swatch(`cause-${data.stalls.cause[stall]}`),
-    link(`${duration(data.stalls.to[stall] - data.stalls.from[stall])} ${CAUSES[data.stalls.cause[stall]].name}: ${culpritName(data, stall)}`,
+    link(`${duration(data.stalls.to[stall] - data.stalls.from[stall])} ${CAUSES[data.stalls.cause[stall]].name}: ${blockerName(data, stall)}`,
       () => actions.stall(stall)),
   ]));
   const neighbour = (edge, other) => [

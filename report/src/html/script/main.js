@@ -28,10 +28,10 @@ function begin(data) {
     fillDetails(data, state, { select: (node) => select(node, true), stall: (stall) => chooseStall(stall, true) });
   }
 
-  // Selects a wait and with it its culprit.
+  // Selects a wait and with it its blocker.
   function chooseStall(stall, reveal = true) {
     state.stall = stall;
-    state.node = culpritNode(data, stall);
+    state.node = blockerNode(data, stall);
     details();
     announce(stallSentence(data, stall));
     if (reveal) timeline.reveal(data.stalls.from[stall], data.stalls.to[stall], "waits", stall);

@@ -272,13 +272,13 @@ class Painter {
   }
 
   // From a stall to who is to blame for it.
-  tie(stall, culprit) {
+  tie(stall, blocker) {
     const { context, colors } = this;
     context.strokeStyle = colors.select;
     context.setLineDash([4, 3]);
     context.beginPath();
     context.moveTo(Math.max(stall.x, this.view.gutter), stall.top + stall.height / 2);
-    context.lineTo((culprit.x + culprit.end) / 2, culprit.top + culprit.height / 2);
+    context.lineTo((blocker.x + blocker.end) / 2, blocker.top + blocker.height / 2);
     context.stroke();
     context.setLineDash([]);
   }

@@ -178,7 +178,7 @@ function longestOfCells(data, libraries) {
   const length = (stall) => stalls.to[stall] - stalls.from[stall];
   for (let stall = 0; stall < stalls.count; stall++) {
     const row = named(stalls.waiter[stall] < 0 ? -1 : operations.library[stalls.waiter[stall]]);
-    const node = culpritNode(data, stall);
+    const node = blockerNode(data, stall);
     const column = node >= 0 ? named(libraryOfNode(data, node)) : number.get("engine");
     if (row === undefined || column === undefined) continue;
     const before = longest[row][column];
@@ -231,18 +231,18 @@ function tooltipOf(data, { kind, item }) {
   const line = (words, name = "") => element("div", { className: name }, words);
   if (kind === "waits") {
     const { stalls } = data;
-    const node = culpritNode(data, item);
+    const node = blockerNode(data, item);
     const lines = [
       line(`${waiterName(data, item)} waited ${duration(stalls.to[item] - stalls.from[item])}`, "title"),
       element("div", {}, swatch(`cause-${stalls.cause[item]}`), `${CAUSES[stalls.cause[item]].name}: ${CAUSES[stalls.cause[item]].told}`),
-      line(`culprit: ${culpritName(data, item)}${node >= 0 && siteOf(data, node) ? ` (${siteOf(data, node)})` : ""}`),
+      line(`blocker: ${blockerName(data, item)}${node >= 0 && siteOf(data, node) ? ` (${siteOf(data, node)})` : ""}`),
     ];
     const tensor = stalls.tensor[item];
     const hazard = stalls.hazard[item];
     const via = stalls.via[item];
     if (via >= 0) lines.push(line(`by way of ${nodeName(data, via)}`));
     if (tensor >= 0) lines.push(line(`on ${data.tensors.name[tensor]}${hazard >= 0 ? `, ${HAZARDS[hazard]}` : ""}`));
-    lines.push(line("click: go to the culprit", "faint"));
+    lines.push(line("click: go to the blocker", "faint"));
     return lines;
   }
   const node = kind === "lane" ? item : data.operations.count + item;

@@ -65,11 +65,11 @@ function libraryOfNode(data, node) {
 }
 
 // The operation or lease to blame for a stall, or -1.
-function culpritNode(data, stall) {
+function blockerNode(data, stall) {
   return data.stalls.blame[stall] === BLAME.NODE ? data.stalls.which[stall] : -1;
 }
 
-function culpritName(data, stall) {
+function blockerName(data, stall) {
   const which = data.stalls.which[stall];
   switch (data.stalls.blame[stall]) {
     case BLAME.NODE: return nodeName(data, which);
@@ -99,7 +99,7 @@ function stallSentence(data, stall) {
   const tensor = stalls.tensor[stall];
   const hazard = stalls.hazard[stall];
   const parts = [`${waiterName(data, stall)} waited ${duration(stalls.to[stall] - stalls.from[stall])}`];
-  parts.push(` for ${culpritName(data, stall)}`);
+  parts.push(` for ${blockerName(data, stall)}`);
   if (tensor >= 0) parts.push(` on ${data.tensors.name[tensor]}`);
   if (hazard >= 0) parts.push(`, ${HAZARDS[hazard]}`);
   return `${parts.join("")}: ${CAUSES[stalls.cause[stall]].told}`;

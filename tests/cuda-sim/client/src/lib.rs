@@ -1,8 +1,8 @@
 //! Loads the simulated CUDA driver in place of the real one, and scripts it.
 //!
-//! [`Simulator::load`] loads the shared library of `estafette-cuda-sim`, whose name is the driver's. Whoever asks the
-//! loader for the driver afterwards gets that copy: so call it before anything looks for CUDA. A process has one
-//! simulator for good.
+//! [`Simulator::load`] loads the shared library of `estafette-cuda-sim`, whose name is the driver's. Later
+//! requests to the loader for the driver get that copy: so call it before any code looks for CUDA. A process
+//! has one simulator for good.
 
 mod library;
 
@@ -32,8 +32,8 @@ impl Simulator {
         Self::load_without(&[])
     }
 
-    /// The same, of a driver that lacks these functions: the loader does not find them. Only the first call of a
-    /// process chooses.
+    /// The same, of a driver that lacks these functions: the loader does not find them. Only the first call
+    /// of a process chooses.
     ///
     /// # Errors
     ///
@@ -42,7 +42,8 @@ impl Simulator {
         LOADED.get_or_init(|| Library::open(missing).map(|library| Self { library })).as_ref()
     }
 
-    /// How many devices there are, 2 unless told otherwise; only before `cuInit`. Whether it was early enough.
+    /// Sets the number of devices, by default 2; only before `cuInit`. Returns whether the call came early
+    /// enough.
     pub fn devices(&self, count: u32) -> bool {
         self.call::<extern "C" fn(u32) -> c_int>(c"cusim_devices")(count) != 0
     }
@@ -62,8 +63,8 @@ impl Simulator {
         self.call::<extern "C" fn()>(c"cusim_reset")();
     }
 
-    /// From now on nothing happens unless time passes: by [`advance`](Self::advance), [`step`](Self::step), or a call
-    /// of the driver that waits.
+    /// From now on nothing happens unless time passes: by [`advance`](Self::advance), [`step`](Self::step),
+    /// or a call of the driver that waits.
     pub fn virtual_clock(&self, seed: u64) {
         self.call::<extern "C" fn(u64)>(c"cusim_virtual_clock")(seed);
     }
@@ -130,8 +131,8 @@ impl Simulator {
         self.call::<extern "C" fn(u32) -> u64>(c"cusim_used")(device)
     }
 
-    /// The `nth` command that a stream starts from now on fails with a code of the driver, and its context with it;
-    /// 0 is at once.
+    /// The `nth` command that a stream starts from now on fails with a code of the driver, and its context
+    /// with it; 0 is at once.
     pub fn fault(&self, stream: usize, nth: u64, code: i32) {
         let set = self.call::<extern "C" fn(u64, u64, c_int) -> c_int>(c"cusim_fault");
         assert!(set(stream as u64, nth, code) != 0, "the simulator knows no stream {stream:#x}");
@@ -148,8 +149,8 @@ impl Simulator {
         self.call::<extern "C" fn()>(c"cusim_heal")();
     }
 
-    /// How often a function of the driver was called; of `copies that may block`, how many copies on a stream could have held
-    /// up their caller, since an end of them was not pinned.
+    /// How often a function of the driver was called; of `copies that may block`, how many copies on a stream
+    /// could have held up their caller, since an end of them was not pinned.
     pub fn calls(&self, function: &str) -> u64 {
         let function = CString::new(function).expect("no function's name has a zero byte");
         self.call::<extern "C" fn(*const c_char) -> u64>(c"cusim_calls")(function.as_ptr())
@@ -160,7 +161,8 @@ impl Simulator {
         self.call::<extern "C" fn()>(c"cusim_forget_calls")();
     }
 
-    /// What was found wrong with how the driver was used: races, uses after release, calls where none is allowed.
+    /// What was found wrong with how the driver was used: races, uses after release, calls where none is
+    /// allowed.
     pub fn violations(&self) -> Vec<String> {
         let ask = self.call::<extern "C" fn(*mut u8, usize) -> usize>(c"cusim_violations");
         let mut text = vec![0; ask(std::ptr::null_mut(), 0)];

@@ -17,7 +17,7 @@ pub enum SimulatorError {
     /// The loader refused it.
     #[error("the simulated driver cannot be loaded: {0}")]
     Loader(String),
-    /// Somebody has loaded a driver before.
+    /// Another driver was loaded before.
     #[error("this process has a CUDA driver already, so the simulated one cannot take its place")]
     DriverLoaded,
     /// A function that shall be missing is not there anyway.
@@ -111,8 +111,8 @@ impl Crippled {
     fn write(original: &Path, missing: &[&str]) -> Result<Self, SimulatorError> {
         let mut bytes = std::fs::read(original)?;
         for name in missing {
-            // In the table of names each stands between zero bytes. One with another first letter is a name that
-            // nobody asks for, while the loader still looks for the old one in the place for its hash.
+            // In the table of names each stands between zero bytes. A name with another first letter is
+            // never asked for, while the loader still looks for the old one in the place for its hash.
             let pattern = [b"\0", name.as_bytes(), b"\0"].concat();
             let places: Vec<usize> =
                 (0..bytes.len() - pattern.len()).filter(|at| bytes[*at..].starts_with(&pattern)).collect();

@@ -40,7 +40,7 @@ driver! {
             (0..session.streams.len()).filter(|stream| session.streams[*stream].context == context).collect::<Vec<_>>()
         };
         session.refuse_captured_context(context)?;
-        // A stream of its own that takes part in nobody's order, and waits for all others.
+        // A stream of its own that orders no other stream, and waits for all others.
         let lane = session.lane_for_records(context);
         let mut request = Request::new(Kind::Record, Work::Record { event }, Vec::new());
         for stream in members(session) {

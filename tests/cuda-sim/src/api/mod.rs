@@ -1,4 +1,4 @@
-//! The driver's functions, under its names and with its signatures. What each does is told in the driver's manual.
+//! The driver's functions, under its names and with its signatures. The driver's manual says what each does.
 
 /// Exports functions of the driver. Each body gets the locked state, and returns a code unless it succeeded.
 macro_rules! driver {
@@ -7,8 +7,8 @@ macro_rules! driver {
         #[allow(missing_docs, non_snake_case, unused_unsafe)]
         #[allow(clippy::missing_safety_doc, clippy::too_many_arguments, clippy::undocumented_unsafe_blocks)]
         pub unsafe extern "C" fn $name($($argument: $type),*) -> i32 {
-            // SAFETY: whoever calls the driver passes what its manual asks for; pointers to results are checked for
-            // null only, as the driver does.
+            // SAFETY: a caller of the driver passes what its manual asks for; pointers to results are checked
+            // for null only, as the driver does.
             crate::state::call(stringify!($name), |$session| -> Result<(), crate::codes::Code> { unsafe { $body } })
         }
     )*

@@ -36,9 +36,10 @@ fn copy(
     let touches = vec![Touch::read(from.0, bytes), Touch::write(to.0, bytes)];
     let work = Work::Copy { to: to.0, from: from.0, bytes };
     let command = session.enqueue(stream, Request::new(Kind::Copy, work, touches))?;
-    // "API synchronization behavior" in the driver's manual: what goes to pageable memory, or from host to host, is over
-    // when the call returns. What comes from pageable memory may be staged first, for which the driver "may synchronize
-    // with the stream", or not; here it is not, but whoever must not be held up has to know that he may be.
+    // "API synchronization behavior" in the driver's manual: what goes to pageable memory, or from host to
+    // host, is over when the call returns. What comes from pageable memory may be staged first, for which the
+    // driver "may synchronize with the stream", or not; here it is not, but code that must not block has to
+    // expect it.
     let place = |session: &Session, address| session.memory.live(address).map(|allocation| allocation.place);
     let (source, target) = (place(session, from.0), place(session, to.0));
     if command.is_some() && bytes > 0 && (source.is_none() || target.is_none()) {
@@ -51,8 +52,8 @@ fn copy(
     Ok(stream)
 }
 
-/// A copy on the legacy stream. The host waits for it, unless it goes from device memory to device memory: then the manual
-/// promises "no host-side synchronization".
+/// A copy on the legacy stream. The host waits for it, unless it goes from device memory to device memory:
+/// then the manual promises "no host-side synchronization".
 fn copy_now(session: &mut Session, to: (u64, End), from: (u64, End), bytes: usize) -> Result<(), Code> {
     session.refuse_during_capture()?;
     let stream = copy(session, to, from, bytes, 0)?;

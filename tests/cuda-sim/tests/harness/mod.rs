@@ -138,7 +138,7 @@ pub fn kernel(name: &std::ffi::CStr) -> CUfunction {
 }
 
 pub fn launch(function: CUfunction, stream: CUstream, arguments: &mut [*mut c_void]) {
-    // SAFETY: whoever calls this passes the kernel's arguments.
+    // SAFETY: the caller passes the kernel's arguments.
     ok(unsafe {
         let none = std::ptr::null_mut();
         sys::cuLaunchKernel(function, 1, 1, 1, 32, 1, 1, 0, stream, arguments.as_mut_ptr(), none)

@@ -1,4 +1,5 @@
-//! A program that uses everything, and keeps account: of each operation that was accepted, each deleter and each capture.
+//! A program that uses everything, and keeps account: of each operation that was accepted, each deleter and
+//! each capture.
 
 use std::cell::RefCell;
 use std::ffi::c_void;
@@ -16,7 +17,7 @@ use estafette::devices::DLDevice;
 use estafette::devices::sim::{SimDevice, SimOptions, SimPace, SimQueue};
 use estafette::exchange::foreign_fence::{self, FENCE_VERSION, FenceCallback, OK, PENDING, RawFence};
 use estafette::exchange::reaper;
-use estafette::trace::{Journal, JournalOptions};
+use estafette::trace::{Recorder, TraceOptions};
 use estafette::{Access, BodyResult, DType, Engine, Error, ExportOptions, Op, Tensor};
 use estafette_report::perfetto;
 use futures::executor::block_on;
@@ -30,7 +31,8 @@ const LONG: Duration = Duration::from_secs(20);
 /// Bytes of the tensor that is large enough for its memory to be refused instead of the process to end.
 const LARGE: i64 = 1 << 20;
 
-/// How often the body of one operation ran; the bodies of all operations together also count their captures that are still there.
+/// How often the body of one operation ran; the bodies of all operations together also count their captures
+/// that are still there.
 #[derive(Clone)]
 struct Run {
     times: Arc<AtomicUsize>,
@@ -52,7 +54,7 @@ struct Accepted {
     times: usize,
 }
 
-/// What was accepted, and what was refused.
+/// Counts of accepted and refused calls.
 #[derive(Default)]
 struct Account {
     accepted: RefCell<Vec<Accepted>>,
@@ -125,9 +127,9 @@ pub fn run(folder: &Path) -> ExitCode {
     let account = Account::default();
     let deleted = Deleted::default();
     interposed::arm(true);
-    let journal = account.ok(
+    let recorder = account.ok(
         "open a recording",
-        Journal::open(JournalOptions { memory_max: Some(4 << 20), ..JournalOptions::default() }),
+        Recorder::open(TraceOptions { memory_max: Some(4 << 20), ..TraceOptions::default() }),
     );
     let mut imported = 0;
     let workers = |count: usize| move || Engine::builder().workers(count).watchdog(LONG).build();
@@ -143,8 +145,8 @@ pub fn run(folder: &Path) -> ExitCode {
         alone(&account, &engine);
         end(&account, &engine);
     }
-    if let Some(journal) = journal {
-        let recording = journal.finish();
+    if let Some(recorder) = recorder {
+        let recording = recorder.finish();
         let file = folder.join("failing-system.pftrace");
         let written = File::create(&file).and_then(|mut file| {
             perfetto::write(&recording, &mut file)?;
@@ -193,12 +195,12 @@ fn end(account: &Account, engine: &Engine) {
     }
 }
 
-/// Has workers fall asleep, so that what comes next must wake them.
+/// Lets workers fall asleep, so the next submission must wake them.
 fn doze() {
     std::thread::sleep(Duration::from_millis(2));
 }
 
-/// Gives how many tensors were imported, well or not.
+/// Returns the number of imports, failed ones included.
 fn with_workers(account: &Account, engine: &Engine, deleted: &Deleted) -> usize {
     let foreign: Vec<_> = (0..4).map(|_| foreign::tensor(&[1.0, 2.0], deleted)).collect();
     let imported = foreign.len();
@@ -244,7 +246,7 @@ fn with_workers(account: &Account, engine: &Engine, deleted: &Deleted) -> usize 
     failures(account, engine);
     let zeros = account.ok("allocate", engine.zeros(&[LARGE], DType::F32));
     drop((zeros, tensors));
-    let _ = (engine.diagnose(), engine.live(), engine.stats());
+    let _ = (engine.diagnose(), engine.activity(), engine.stats());
     imported
 }
 
@@ -266,9 +268,10 @@ fn waits_inside(account: &Account, engine: &Engine) {
     }
 }
 
-/// A fork while operations are in flight. The child uses what it has inherited.
+/// A fork while operations are in flight. The child uses its inherited handles.
 fn forks(account: &Account, engine: &Engine, tensors: &[Tensor]) {
-    // SAFETY: the child calls this program's own code alone, which is what is tested, and ends by `_exit`.
+    // SAFETY: the child calls only this program's own code, which is the subject of the test, and ends by
+    // `_exit`.
     let child = unsafe { libc::fork() };
     if child == 0 {
         let body = AssertUnwindSafe(|| in_child(engine, tensors));
@@ -295,7 +298,8 @@ fn forks(account: &Account, engine: &Engine, tensors: &[Tensor]) {
     }
 }
 
-/// What the engine promises to a forked child: each use is the same error, and what is dropped leaks. Gives an exit code.
+/// Checks the promise for a forked child: each use returns the same error, and dropped values leak. Returns
+/// an exit code.
 fn in_child(engine: &Engine, tensors: &[Tensor]) -> i32 {
     let mut well = true;
     let mut forked = |what: &str, error: Option<Error>| {
@@ -376,8 +380,9 @@ fn failures(account: &Account, engine: &Engine) {
     account.ok("blocker", blocker.wait_timeout(Some(LONG)));
 }
 
-/// Whether this run is of the sweep over the clock. What waits for a fence asks for the time again and again, so that its length is no
-/// number of calls, and a clock that fails in the callback of a fence is an open point of the guarantees.
+/// Whether this run is of the sweep over the clock. What waits for a fence asks for the time again and again,
+/// so that its length is no number of calls, and a clock that fails in the callback of a fence is an open
+/// point of the guarantees.
 fn is_clock_failing() -> bool {
     std::env::var("FAILING_CALL").is_ok_and(|call| call == "clock_gettime")
 }
@@ -390,7 +395,7 @@ fn silent_fence() -> RawFence {
         if QUERIES.fetch_add(1, Ordering::SeqCst) < 10 { PENDING } else { OK }
     }
     unsafe extern "C" fn subscribe(_: *mut c_void, _: FenceCallback, _: *mut c_void, token: *mut u64) -> i32 {
-        // SAFETY: the caller gives a place to write to.
+        // SAFETY: the caller passes a writable place.
         unsafe { token.write(0) };
         OK
     }
@@ -413,7 +418,8 @@ fn silent_fence() -> RawFence {
     }
 }
 
-/// An operation whose input is ready when a silent fence is. Gives how many tensors were imported, well or not.
+/// An operation whose input is ready when a silent fence is. Returns the number of imports, failed ones
+/// included.
 fn behind_a_silent_fence(account: &Account, engine: &Engine, deleted: &Deleted) -> usize {
     foreign_fence::query_overdue_after(Duration::from_millis(1));
     let raw = silent_fence();
@@ -431,7 +437,8 @@ fn behind_a_silent_fence(account: &Account, engine: &Engine, deleted: &Deleted) 
     1
 }
 
-/// Work on a device with a thread of its own, whose fences the reactor observes. Gives how many tensors were imported, well or not.
+/// Work on a device with its own thread, whose fences the reactor observes. Returns the number of imports,
+/// failed ones included.
 fn on_a_device(account: &Account, deleted: &Deleted) -> usize {
     let start = || SimDevice::new(SimOptions { pace: SimPace::RealTime, ..SimOptions::default() });
     let Some(device) = twice(account, "start a device", start) else { return 0 };

@@ -60,7 +60,7 @@ impl Programs {
         language != Language::Python || self.python.is_some()
     }
 
-    /// Starts the program, with a folder for what it writes.
+    /// Starts the program, with a folder for its output.
     pub fn command(&self, language: Language, folder: &Path) -> Command {
         let mut command = match (language, &self.python) {
             (Language::Rust, _) => {

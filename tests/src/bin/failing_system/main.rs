@@ -1,17 +1,20 @@
-//! Lets the k-th call of one function of the system fail, for k = 1, 2, ... until none fails, under programs that use everything: one
-//! in Rust, one in C that uses the shared library, and one in Python. All of them fork.
+//! Lets the k-th call of one function of the system fail, for k = 1, 2, ... until none fails, under programs
+//! that use everything: one in Rust, one in C that uses the shared library, and one in Python. All of them
+//! fork.
 //!
 //! Each run must end, in time, in one of these ways:
-//! - with nothing lost: every operation that was accepted has run once or failed, every deleter and every capture is gone; and each error
-//!   names the cause;
-//! - by `SIGABRT` with the message of Rust's allocator or of glibc, if a small allocation failed, or of the standard library, if a new
-//!   thread's alternative stack did;
-//! - by a panic or `SIGABRT` with a message, if the clock failed, which the standard library makes no error of.
+//! - with nothing lost: every operation that was accepted has run once or failed, every deleter and every
+//!   capture is gone; and each error names the cause;
+//! - by `SIGABRT` with the message of Rust's allocator or of glibc, if a small allocation failed, or of the
+//!   standard library, if a new thread's alternative stack did;
+//! - by a panic or `SIGABRT` with a message, if the clock failed, which the standard library makes no error
+//!   of.
 //!
-//! `tests/failing-system/fail.c` does the failing; in C and Python, of calls of the library and the extension alone. Calls after the first
-//! [`Language::each`] are sampled, one of a growing number. `failing_system LANGUAGE NAME` runs one function only,
-//! `failing_system LANGUAGE NAME K` one call, with the program's output. Python's program needs an interpreter with the package, in
-//! `FAILING_PYTHON`, and is left out without.
+//! `tests/failing-system/fail.c` does the failing; in C and Python, of calls of the library and the extension
+//! alone. Calls after the first [`Language::each`] are sampled, one of a growing number. `failing_system
+//! LANGUAGE NAME` runs one function only, `failing_system LANGUAGE NAME K` one call, with the program's
+//! output. Python's program needs an interpreter with the package, in `FAILING_PYTHON`, and is left out
+//! without.
 
 mod everything;
 mod interposed;
@@ -30,7 +33,7 @@ use language::Programs;
 
 /// Beyond [`Language::each`], the next call to fail is this fraction further on.
 const STRIDE: usize = 16;
-/// A run that takes longer hangs. A hundred times what it needs.
+/// A longer run counts as hanging. A hundred times the usual length.
 const LIMIT: Duration = Duration::from_secs(60);
 /// A sweep with as much to complain about is over.
 const COMPLAINTS_MAX: usize = 20;
@@ -52,9 +55,11 @@ const fn once(language: Language, call: &'static str, error: i32) -> Sweep {
     Sweep { language, call, error, all: false, ends_with: &[] }
 }
 
-/// The messages that the process may end with where an allocation fails: Rust's own, and glibc's for a thread's destructors.
+/// The messages that the process may end with where an allocation fails: Rust's own, and glibc's for a
+/// thread's destructors.
 const NO_MEMORY: &[&str] = &["memory allocation of ", "out of memory"];
-/// The standard library gives each thread an alternative stack, and makes no error of one that it does not get.
+/// The standard library gives each thread an alternative stack, and makes no error of one that it does not
+/// get.
 const NO_STACK: &[&str] = &["failed to allocate an alternative stack"];
 const NO_MEMORY_OR_STACK: &[&str] = &[NO_MEMORY[0], NO_MEMORY[1], NO_STACK[0]];
 const NO_BARRIER: &[&str] = &["estafette: membarrier(2) is refused"];
@@ -132,7 +137,7 @@ fn main() -> ExitCode {
     if failed == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE }
 }
 
-/// Runs with each call failing in turn, several at a time. Gives the number of runs, and what was wrong.
+/// Makes each call fail in turn, several runs at a time. Returns the number of runs, and the faults found.
 fn failures(programs: &Programs, folder: &Path, sweep: &Sweep) -> (usize, Vec<String>) {
     let next = Mutex::new(Some(1));
     let (runs, struck) = (AtomicUsize::new(0), AtomicUsize::new(0));
@@ -211,7 +216,7 @@ fn wait(child: &mut Child) -> Option<ExitStatus> {
     None
 }
 
-/// Whether a call failed, or what is wrong.
+/// Returns whether a call failed, or the fault found.
 fn judge(sweep: &Sweep, at: usize, ended: &Ended) -> Result<bool, String> {
     let wrong = |what: &str| {
         let (output, errors) = (ended.output.trim_end(), ended.errors.trim_end());

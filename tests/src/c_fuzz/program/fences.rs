@@ -8,8 +8,7 @@ impl Program {
             return;
         }
         let Some(tensor) = pick(&self.tensors, bytes) else { return };
-        // A lease that would have to wait is waited for by somebody who does not let go of the others: only of tensors
-        // that are ready.
+        // This thread holds other leases, so it must not wait for one: only ready tensors are leased.
         if estafette_query(tensor) != status::ESTAFETTE_OK {
             return;
         }

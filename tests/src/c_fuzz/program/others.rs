@@ -7,7 +7,7 @@ use estafette::exchange::table::DLTensor;
 /// Kinds of calls here.
 pub(super) const CALLS: usize = 6;
 
-/// What is registered as contexts: the library keeps their addresses and never follows them.
+/// Registered contexts: the library keeps their addresses and never reads through them.
 static CONTEXTS: [u64; 3] = [0; 3];
 
 /// A context that was registered.
@@ -24,7 +24,7 @@ unsafe extern "C" fn log(context: *mut c_void, level: i32, message: *const c_cha
 }
 
 impl Program {
-    /// Takes one of the steps; gives which, unless there was nothing to call it with.
+    /// Takes one of the steps. Returns the step, or `None` without a value to call it with.
     pub(super) fn others(&mut self, bytes: &mut Bytes<'_>) -> Option<usize> {
         let call = bytes.below(CALLS);
         match call {
@@ -161,7 +161,7 @@ impl Program {
         Some(())
     }
 
-    /// Undoes what is the process's or the thread's.
+    /// Undoes settings of the process and of the thread.
     pub(super) fn end_of_others(&mut self) {
         while let Some(registration) = self.contexts.pop() {
             registration.unregister(&self.contexts);

@@ -26,7 +26,8 @@ struct Node {
 }
 
 unsafe extern "C" fn call_node(context: *mut c_void, op: *mut estafette_op) {
-    // SAFETY: the library calls this with what it was given, before that is dropped; after the end was reported nothing of it is used.
+    // SAFETY: the library calls this with its context, before the context is dropped; nothing uses the
+    // context after the end is reported.
     let (end, shared) = unsafe {
         let node = &*context.cast::<Node>();
         (node.end, node.shared.clone())
@@ -53,7 +54,7 @@ unsafe extern "C" fn drop_node(context: *mut c_void) {
 }
 
 impl Program {
-    /// Takes one of the steps; gives which, unless it came to nothing.
+    /// Takes one of the steps. Returns the step, unless it had no effect.
     pub(super) fn recorded(&mut self, bytes: &mut Bytes<'_>) -> Option<usize> {
         let call = bytes.below(CALLS);
         match call {

@@ -1,4 +1,5 @@
-//! Calls about operators: registrations, right and wrong, and calls of functions that keep their word or do not.
+//! Calls about operators: registrations, right and wrong, and calls of functions that keep their word or do
+//! not.
 
 use std::ffi::CString;
 use std::sync::atomic::AtomicU64;
@@ -42,7 +43,8 @@ struct Context {
     shared: Arc<Shared>,
 }
 
-/// The function of every operator here; as the one that infers it says nothing of the outputs, which is wrong.
+/// The function of every operator here; as the one that infers it says nothing of the outputs, which is
+/// wrong.
 unsafe extern "C" fn operate(
     _inputs: *const *const DLTensor,
     _n_inputs: usize,
@@ -83,7 +85,7 @@ unsafe extern "C" fn look(context: *mut c_void, info: *const estafette_operator_
 }
 
 impl Program {
-    /// Takes one of the steps; gives which, unless it came to nothing.
+    /// Takes one of the steps. Returns the step, unless it had no effect.
     pub(super) fn registered(&mut self, bytes: &mut Bytes<'_>) -> Option<usize> {
         let call = bytes.below(CALLS);
         match call {

@@ -195,7 +195,7 @@ impl PyEngine {
     /// Counters, and what is running, ready and stalled right now.
     fn stats(&self, py: Python<'_>) -> PyResult<Py<PyAny>> {
         let engine = self.engine(py)?;
-        let (stats, live) = guard::detach(py, || (engine.stats(), engine.live()));
+        let (stats, live) = guard::detach(py, || (engine.stats(), engine.activity()));
         let (imported, exported) = (IMPORTED.load(Ordering::Relaxed), EXPORTED.load(Ordering::Relaxed));
         report::stats(py, &stats, &live, imported, exported)
     }

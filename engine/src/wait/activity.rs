@@ -9,12 +9,12 @@ use estafette_sync::sync::{Condvar, Mutex};
 
 use crate::exchange::{Release, ReleaseStatus};
 use crate::lease::owner::LeaseInfo;
-use crate::wait::diagnose::{Diagnosis, Status, Waiting};
+use crate::wait::diagnose::{Diagnosis, OpStatus, Status};
 
 /// What an engine is doing at one moment. Leases and waits of the program count as well as operations.
 #[derive(Debug, Clone, Default)]
 #[non_exhaustive]
-pub struct Live {
+pub struct Activity {
     /// Operations whose body runs, or whose work has not reported back.
     pub running: usize,
     /// May run, and no worker has taken them; or fences of their inputs are pending.
@@ -27,7 +27,7 @@ pub struct Live {
     pub oldest_lease: Option<LeaseInfo>,
 }
 
-impl Live {
+impl Activity {
     pub(crate) fn of(diagnosis: &Diagnosis) -> Self {
         let mut live = Self::default();
         for op in &diagnosis.operations {
@@ -51,7 +51,7 @@ impl Live {
     }
 }
 
-fn only_leases(op: &Waiting) -> bool {
+fn only_leases(op: &OpStatus) -> bool {
     !op.blocked_by.is_empty() && op.blocked_by.iter().all(|blocked| blocked.lease.is_some())
 }
 
@@ -60,7 +60,7 @@ fn only_leases(op: &Waiting) -> bool {
 #[non_exhaustive]
 pub enum Stall<'a> {
     /// An operation, a lease or a wait of the program that waits.
-    Operation(&'a Waiting),
+    Operation(&'a OpStatus),
     /// Memory that does not come back to its owner; of the process, so that each engine's watchdog tells of it.
     Release(&'a Release),
 }
@@ -143,7 +143,7 @@ struct Reported {
 }
 
 fn notify(diagnosis: &Diagnosis, limit: Duration, reported: &mut Reported, on_stall: &OnStall) {
-    let stalled = |op: &&Waiting| matches!(op.status, Status::Waiting | Status::Granted) && op.age >= limit;
+    let stalled = |op: &&OpStatus| matches!(op.status, Status::Waiting | Status::Granted) && op.age >= limit;
     let stalled = diagnosis.operations.iter().filter(stalled).map(|op| (op.id, Stall::Operation(op)));
     report_new(stalled.collect(), &mut reported.operations, on_stall);
     let slow = diagnosis.releases.iter().filter(|release| release.age >= limit);

@@ -1,0 +1,305 @@
+//! A kind of device that no crate of the project knows: a `Device` and a `Queue` in this file, under DLPack's number for ROCm.
+//! The kind passes the conformance suite and every form of exchange. Nothing else of the project names the kind.
+
+use std::alloc::{Layout as Block, alloc, dealloc};
+use std::any::Any;
+use std::ptr::NonNull;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::mpsc::{Sender, channel};
+use std::sync::{Arc, Mutex};
+
+use estafette::devices::conformance::{Harness, Skip, run};
+use estafette::devices::{
+    Allocation, Clock, DLDevice, Device, DeviceError, DeviceErrorKind, DeviceType, Fence, Order, Queue,
+    QueueClock, QueueId, Subscriber, Timeline, Watch,
+};
+use estafette::exchange::reaper;
+use estafette::{Access, DType, Engine, ExportOptions};
+use futures::executor::block_on;
+use tests::ops::until;
+use tests::watchdog::Watchdog;
+
+const ID: DLDevice = DLDevice::new(DeviceType::ROCM, 0);
+
+type Work = Box<dyn FnOnce() + Send>;
+
+/// A device whose queues are threads and whose memory the host must not touch.
+#[derive(Debug)]
+struct Accelerator {
+    default_queue: Arc<Stream>,
+}
+
+/// An in-order queue: a thread that runs what is sent.
+#[derive(Debug)]
+struct Stream {
+    progress: Arc<Progress>,
+    submitted: Mutex<Submitted>,
+}
+
+#[derive(Debug)]
+struct Submitted {
+    work: Sender<Work>,
+    count: u64,
+    clock: QueueClock,
+}
+
+/// How many pieces of work of a queue have completed.
+#[derive(Debug)]
+struct Progress {
+    queue: QueueId,
+    completed: AtomicU64,
+}
+
+impl Accelerator {
+    fn new() -> Arc<Self> {
+        Arc::new(Self { default_queue: Stream::new() })
+    }
+}
+
+impl Stream {
+    fn new() -> Arc<Self> {
+        let (work, jobs) = channel::<Work>();
+        let queue = QueueId::next();
+        let progress = Arc::new(Progress { queue, completed: AtomicU64::new(0) });
+        let thread = Arc::clone(&progress);
+        std::thread::spawn(move || {
+            for job in jobs {
+                job();
+                thread.completed.fetch_add(1, Ordering::Release);
+            }
+        });
+        let submitted = Submitted { work, count: 0, clock: QueueClock::new(queue, true) };
+        Arc::new(Self { progress, submitted: Mutex::new(submitted) })
+    }
+
+    fn of(queue: &dyn Queue) -> Result<&Self, DeviceError> {
+        queue.as_any().downcast_ref().ok_or_else(|| {
+            DeviceError::new(DeviceErrorKind::Invalid, format!("{} is no queue of {ID}", queue.id()))
+        })
+    }
+
+    fn submit(&self, work: impl FnOnce() + Send + 'static) {
+        self.submitted.lock().unwrap().submit(Box::new(work));
+    }
+}
+
+impl Submitted {
+    fn submit(&mut self, work: Work) {
+        self.work.send(work).unwrap();
+        self.count += 1;
+    }
+}
+
+impl Device for Accelerator {
+    fn id(&self) -> DLDevice {
+        ID
+    }
+
+    fn name(&self) -> &str {
+        "another kind"
+    }
+
+    fn host_accessible(&self) -> bool {
+        false
+    }
+
+    fn default_queue(&self) -> Arc<dyn Queue> {
+        self.default_queue.clone()
+    }
+
+    fn create_queue(&self) -> Result<Arc<dyn Queue>, DeviceError> {
+        Ok(Stream::new())
+    }
+
+    fn barrier(&self) -> Result<Fence, DeviceError> {
+        self.default_queue.record()
+    }
+
+    fn allocate(&self, bytes: usize, align: usize) -> Result<Allocation, DeviceError> {
+        let impossible = |what: &str| DeviceError::new(DeviceErrorKind::OutOfMemory, what.to_owned());
+        if bytes > 1 << 40 {
+            return Err(impossible("more than the device has"));
+        }
+        let block = Block::from_size_align(bytes.max(1), align)
+            .and_then(|block| block.align_to(64))
+            .map_err(|error| DeviceError::new(DeviceErrorKind::Invalid, error.to_string()))?;
+        // SAFETY: the block has at least one byte.
+        let memory = NonNull::new(unsafe { alloc(block) }).ok_or_else(|| impossible("out of memory"))?;
+        // SAFETY: fresh memory, freed once, as it was allocated.
+        Ok(unsafe { Allocation::from_raw(memory, bytes, ID, move |at, _| dealloc(at.as_ptr(), block)) })
+    }
+
+    unsafe fn copy(
+        &self,
+        queue: &dyn Queue,
+        src: *const u8,
+        dst: *mut u8,
+        bytes: usize,
+    ) -> Result<(), DeviceError> {
+        let (src, dst) = (src.expose_provenance(), dst.expose_provenance());
+        Stream::of(queue)?.submit(move || {
+            let from = std::ptr::with_exposed_provenance::<u8>(src);
+            // SAFETY: the caller keeps both ranges, which do not overlap, until the copy is done.
+            unsafe { from.copy_to(std::ptr::with_exposed_provenance_mut(dst), bytes) }
+        });
+        Ok(())
+    }
+}
+
+impl Queue for Stream {
+    fn id(&self) -> QueueId {
+        self.progress.queue
+    }
+
+    fn device(&self) -> DLDevice {
+        ID
+    }
+
+    fn in_order(&self) -> bool {
+        true
+    }
+
+    fn order_after(&self, fence: &Fence) -> Result<Order, DeviceError> {
+        if let Some(outcome) = fence.state().outcome() {
+            return outcome.map(|()| Order::Nothing);
+        }
+        let mut submitted = self.submitted.lock().unwrap();
+        if submitted.clock.covers(fence) {
+            return Ok(Order::Nothing);
+        }
+        let own = fence.as_point().filter(|(timeline, _)| (&***timeline as &dyn Any).is::<Progress>());
+        let Some((timeline, sequence)) = own else { return Ok(Order::Host) };
+        let timeline = Arc::clone(timeline);
+        submitted.submit(Box::new(move || {
+            while timeline.completed() < sequence {
+                std::thread::yield_now();
+            }
+        }));
+        submitted.clock.note_wait(fence);
+        Ok(Order::Device)
+    }
+
+    fn record(&self) -> Result<Fence, DeviceError> {
+        let submitted = self.submitted.lock().unwrap();
+        let seen: Clock = submitted.clock.snapshot();
+        Ok(Fence::point(Arc::clone(&self.progress) as _, submitted.count, seen))
+    }
+
+    fn as_any(&self) -> &dyn Any {
+        self
+    }
+}
+
+impl Timeline for Progress {
+    fn queue(&self) -> QueueId {
+        self.queue
+    }
+
+    fn device(&self) -> DLDevice {
+        ID
+    }
+
+    fn completed(&self) -> u64 {
+        self.completed.load(Ordering::Acquire)
+    }
+
+    fn failure(&self) -> Option<DeviceError> {
+        None
+    }
+
+    fn poll(&self) -> u64 {
+        self.completed()
+    }
+
+    fn watch(&self, sequence: u64, _subscriber: &Arc<dyn Subscriber>) -> Watch {
+        if self.completed() >= sequence { Watch::Settled(Ok(())) } else { Watch::MustPoll }
+    }
+}
+
+struct Suite;
+
+impl Harness for Suite {
+    fn device(&self) -> Arc<dyn Device> {
+        Accelerator::new()
+    }
+
+    fn fill(&self, queue: &dyn Queue, memory: &Allocation, value: u8) -> Result<(), DeviceError> {
+        let (at, bytes) = (memory.ptr().as_ptr().expose_provenance(), memory.len());
+        Stream::of(queue)?.submit(move || {
+            // SAFETY: the suite keeps the memory until the work is done, and orders its uses.
+            unsafe { std::ptr::with_exposed_provenance_mut::<u8>(at).write_bytes(value, bytes) }
+        });
+        Ok(())
+    }
+
+    fn block(&self, queue: &dyn Queue) -> Result<Box<dyn FnOnce() + Send>, Skip> {
+        let (release, released) = channel::<()>();
+        Stream::of(queue).unwrap().submit(move || {
+            let _ = released.recv();
+        });
+        Ok(Box::new(move || drop(release)))
+    }
+
+    fn break_queue(&self, _queue: &dyn Queue) -> Result<(), Skip> {
+        Err(Skip::because("a thread that runs closures does not fail"))
+    }
+}
+
+#[test]
+fn a_kind_that_nothing_else_knows_passes_the_conformance_suite() {
+    let report = run(&Suite);
+    assert!(report.passed.len() > 30, "{report:?}");
+    let no_failures = "a thread that runs closures does not fail";
+    assert!(report.skipped.iter().all(|(_, why)| why.0 == no_failures), "{report:?}");
+}
+
+#[test]
+fn a_kind_that_nothing_else_knows_is_exchanged_leased_copied_and_computed_on() {
+    let device = Accelerator::new();
+    let engine = Engine::builder().workers(2).device(device.clone()).build().unwrap();
+    let watchdog = Watchdog::of(&engine);
+
+    // From the host to the device and on from tensor to tensor, by the engine's copies.
+    let host = engine.from_vec(vec![1_u8, 2, 3, 4], &[4]).unwrap();
+    let x = engine.copy(&host, ID).unwrap();
+    let y = engine.copy(&x, ID).unwrap();
+    block_on(y.ready()).unwrap();
+    assert_eq!((y.device().unwrap(), y.dtype().unwrap()), (ID, DType::U8));
+
+    // An operation on a queue of the device.
+    let queue = device.create_queue().unwrap();
+    let doubled = engine.op("double").writes([&y]).on(&queue).run_on(|queue, [], [mut y]| {
+        let at = y.data_mut_ptr().expose_provenance();
+        Stream::of(queue)?.submit(move || {
+            // SAFETY: the engine keeps four bytes, and everybody else away from them, until the work is done.
+            let values =
+                unsafe { std::slice::from_raw_parts_mut(std::ptr::with_exposed_provenance_mut::<u8>(at), 4) };
+            values.iter_mut().for_each(|value| *value *= 2);
+        });
+        Ok(())
+    });
+    doubled.unwrap();
+
+    // Out as a DLPack struct, under a read lease, and in again.
+    let exported = block_on(y.export(Access::Read)).unwrap();
+    assert_eq!((exported.device(), exported.read_only()), (ID, true));
+    let write = engine.op("write").writes([&y]).run_external(|end| end.complete(Ok(()))).unwrap();
+    assert!(!write.is_done(), "the lease is open");
+    // SAFETY: the engine's own struct; nothing writes while the lease is open.
+    let imported = unsafe { engine.import(exported) }.unwrap();
+    let copy = engine.copy(&imported, DLDevice::CPU).unwrap();
+    assert_eq!(copy.to_vec::<u8>().unwrap(), [2, 4, 6, 8]);
+    drop((imported, copy));
+    until("the deleter ends the lease", || write.is_done());
+
+    // A write lease keeps readers away until the consumer is done.
+    let exported = y.export_wait(&ExportOptions::new(Access::Write)).unwrap();
+    assert!(!y.is_ready());
+    drop(exported);
+    block_on(y.ready()).unwrap();
+
+    // Memory goes back when the last handle does.
+    drop((x, y, host));
+    assert!(reaper().flush(std::time::Duration::from_secs(10)));
+    assert!(watchdog.still_watches());
+}
