@@ -122,7 +122,7 @@ impl ProgramBuilder {
         let mut begin = 0;
         for end in ends {
             let accesses = accesses[begin..end].iter().map(|(var, mode)| (var.ordering().id(), *mode));
-            log.submitted(OpId::new(number), node.name.as_str(), accesses, 0);
+            log.push(accesses);
             begin = end;
         }
         let plan = Plan::new(name, nodes, ProgramOrder::of(&log), footprint, graph, worker_only);
