@@ -368,7 +368,7 @@ fn a_fault_in_the_middle_of_a_copy_ends_it() {
     let (down, within) = (bench.to_host(&x), bench.engine.copy(&x, bench.device.id()).unwrap());
     until("the copy within was issued", || within.is_defined());
     bench.worker_is_free();
-    bench.simulator.fault_device(1, ILLEGAL_ADDRESS);
+    bench.simulator.fault_device(crate::BREAKS_IN_COPY as u32, ILLEGAL_ADDRESS);
     for copy in [&down, &within] {
         let error = copy.wait().unwrap_err().to_string();
         assert!(error.contains("700") || error.to_lowercase().contains("illegal"), "{error}");
