@@ -23,7 +23,7 @@ const WAITS_MAX: usize = 16;
 /// Events as a list of dependences.
 type List = SmallVec<[Object; 8]>;
 
-pub(super) struct Lane {
+pub(super) struct QueueState {
     shared: Arc<Shared>,
     /// One queue of the runtime; several in-order ones for an out-of-order queue of ours, whose commands take turns.
     handles: SmallVec<[Native; 1]>,
@@ -68,7 +68,7 @@ impl Native {
     }
 }
 
-impl Lane {
+impl QueueState {
     /// # Panics
     /// Without a queue of the runtime.
     pub(super) fn new(
