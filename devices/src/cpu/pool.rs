@@ -103,7 +103,7 @@ impl<J: Job> Pool<J> {
             );
             DeviceError::new(DeviceErrorKind::Invalid, message)
         })?;
-        // Without workers nobody can block, and so nobody needs a stand-in.
+        // Without workers no thread can block, and none needs a stand-in.
         let (queues, deques, lent) = Queues::new(if workers == 0 { 0 } else { threads }, EXTERNAL_QUEUES_MAX);
         let mut deques: Vec<_> = deques.into_iter().enumerate().collect();
         let spare = deques.split_off(workers);
@@ -145,7 +145,7 @@ impl<J: Job> Pool<J> {
         self.notify();
     }
 
-    /// Without workers nobody sleeps.
+    /// Without workers no thread sleeps.
     fn notify(&self) {
         if self.shared.workers > 0 {
             self.shared.sleep.notify();
@@ -462,7 +462,7 @@ pub(super) fn with_deque<J: Job, R>(shared: &Arc<Shared<J>>, f: impl FnOnce(&Deq
 /// Registers this thread with `shared`. When all deques are taken, the registration has none.
 pub(super) fn register<J: Job>(shared: &Arc<Shared<J>>) {
     let deque = shared.external.take().map(|(deque, external)| {
-        // Before anything is pushed, so that whoever looks for work looks here too.
+        // Before anything is pushed, so that every search for work includes this deque.
         shared.queues.set_external_in_use(external);
         deque
     });

@@ -42,7 +42,7 @@ pub(super) struct Queues<J> {
     workers: usize,
     /// How many of the stealers need a look: external deques that no thread has had yet are empty.
     used: AtomicUsize,
-    /// Held while somebody looks for a particular job: see `scan.rs`.
+    /// Held while a thread looks for a particular job (`take_matching`).
     scan: Mutex<()>,
     /// Scans that hold jobs in their hands.
     pub(super) scanning: AtomicUsize,

@@ -25,7 +25,7 @@
 //! 4. Park until another thread removes this worker from the list.
 //!
 //! *Stop searching* (found a job)
-//! 1. Count as searching no more (DecSearching). Not the last one, or nobody sleeps: done.
+//! 1. Count as searching no more (DecSearching). Not the last one, or no worker sleeps: done.
 //! 2. The heavy side of the barrier, then look whether there is more work. If so, *post work* from step 3: wake the next
 //!    one.
 //!

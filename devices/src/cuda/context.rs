@@ -141,7 +141,7 @@ impl Context {
             streams.push(Arc::downgrade(stream));
         }
         drop(streams);
-        // Whoever poisons sets the flag before it looks at the list.
+        // The thread that poisons sets the flag before it reads the list.
         if let Some(fault) = self.fault() {
             stream.break_with(self, fault);
         }

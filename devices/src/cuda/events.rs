@@ -1,6 +1,6 @@
 //! Native events, used again and again, but never while anybody holds them.
 //!
-//! An event stands for its last record, so recording it again while somebody still means the last one would lose a wait. An
+//! An event stands for its last record, so recording it again while a fence still means the last one would lose a wait. An
 //! [`Event`] is one use of a slot; its slot is free again when the last holder has gone, and a generation tells uses apart.
 
 use std::sync::Arc;
@@ -260,9 +260,9 @@ impl Events {
     }
 }
 
-// Fences that stand alone: work of somebody else's queue, events from outside, and points in a graph that is being recorded.
+// Fences that stand alone: work of a foreign queue, events from outside, and points in a graph that is being recorded.
 
-/// Nobody knows yet. Becomes one of the other two, once.
+/// Pending. Changes once, to one of the other two.
 const PENDING: u8 = 0;
 /// Done. Final.
 const DONE: u8 = 1;

@@ -1,4 +1,4 @@
-//! Queues of somebody else's: nothing of them is kept, and nothing is enqueued on them but waits, records, and copies that
+//! Foreign queues: nothing of them is kept, and nothing is enqueued on them but waits, records, and copies that
 //! were asked for.
 
 use std::ptr;
@@ -23,7 +23,7 @@ const PER_THREAD: usize = 2;
 /// `CU_EVENT_WAIT_EXTERNAL`: in a recording, wait at every launch for what the event was last recorded for.
 const WAIT_EXTERNAL: u32 = 1;
 
-/// A stream of somebody else's, for as long as the call that gave it.
+/// A foreign stream, for as long as the call that gave it.
 pub(super) struct Foreign {
     raw: Handle<CUstream>,
     /// The thread whose stream it is, where the handle means the calling thread's.

@@ -181,7 +181,7 @@ pub(super) fn allocate(
         // SAFETY: allocated below, freed once; whoever drops an allocation has made sure that nothing uses it.
         unsafe { release(&context, pool.as_deref(), kind, memory, bytes) }
     };
-    // SAFETY: fresh memory that nobody else has.
+    // SAFETY: fresh memory without another owner.
     Ok(unsafe { Allocation::from_raw(memory, bytes, device, free) })
 }
 

@@ -16,7 +16,7 @@
 //! `completed` only goes up, and stands still for good when the stream breaks: bit `FROZEN` is set in the same word, so nobody
 //! who has seen a fence fail sees it done later. The word in pinned memory is read into it.
 //!
-//! A broken context writes no word, so whoever polls asks the driver about the stream from time to time.
+//! A broken context writes no word, so a poll queries the driver about the stream from time to time.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -55,14 +55,14 @@ pub(super) struct Stream {
     pub(super) written: AtomicU64,
     /// The newest number that the host has asked for and that only an event tells of. Goes up under the state's lock.
     pub(super) asked: AtomicU64,
-    /// The newest number that the host has asked for while nothing could be enqueued for it: whoever polls sees to it later.
+    /// The newest number that the host has asked for while nothing could be enqueued for it: a later poll sees to it.
     pub(super) wanted: AtomicU64,
     pub(super) reads: AtomicU64,
     /// When the driver was asked about the stream last, since `born`.
     pub(super) looked_ns: AtomicU64,
     pub(super) born: Instant,
     state: Mutex<QueueState>,
-    /// Fences of other contexts that it waits for. A lock of its own, taken by whoever finds such a context broken.
+    /// Fences of other contexts that it waits for. A lock of its own, taken by the thread that finds such a context broken.
     depends: Mutex<Vec<(Fence, Arc<Context>)>>,
 }
 
@@ -122,7 +122,7 @@ impl Stream {
         self.failure().map_or(Ok(()), Err)
     }
 
-    /// The handle, for somebody who enqueues by himself.
+    /// The handle, for code that enqueues by itself.
     pub(super) fn touch(&self) -> CUstream {
         self.state().touched = true;
         self.raw()
@@ -199,7 +199,7 @@ impl fmt::Debug for Stream {
 
 // What is enqueued on a stream of ours: its numbers, the events that cover some of them, and what it was made to wait for.
 
-/// Events on a stream before the oldest are looked at unasked, so that they become free in chains that nobody polls.
+/// Events on a stream before the oldest are looked at unasked, so that they become free in chains that no thread polls.
 const MARKS_LOOK: usize = 16;
 /// Events that are kept. Past it every second one is let go: whoever asks for its number gets the next one.
 const MARKS_MAX: usize = 1_024;

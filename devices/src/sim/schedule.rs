@@ -40,7 +40,7 @@ pub(super) struct Completing {
 /// What has to be done under no lock after a change.
 #[derive(Default)]
 pub(super) struct Effects {
-    /// Subscribers to be told.
+    /// Subscribers to be notified.
     pub(super) ready: Vec<Ready>,
     /// Work that will never run, to be dropped.
     pub(super) dropped: Vec<Work>,
