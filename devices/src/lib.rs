@@ -1,10 +1,20 @@
 //! Devices say *when it is done*: queues, fences on them, sets of fences, and the one thread that observes fences.
 //!
 //! A [`Fence`] is a point on a [`Queue`]: pending, done or failed. A [`FenceSet`] is a set of fences, at most the
-//! newest one per in-order queue. The [`Reactor`] watches pending fences and calls whoever waits for them, so that no
+//! newest one per in-order queue. The [`Reactor`] watches pending fences and notifies their subscribers, so that no
 //! thread blocks for a device. Four kinds live here: the host ([`host`], with the worker pool in [`cpu`]), those of a
 //! SYCL runtime (`sycl`) and of a CUDA driver (`cuda`) where there is one, and a simulated one ([`sim`]) with virtual
 //! time. All pass the same [`conformance`] suite, CUDA on a simulator of the driver so far.
+//!
+//! | part | idea |
+//! |---|---|
+//! | `device`, `dl_device`, `queue`, `error`, `timing` | the traits of a backend, and what they speak of |
+//! | `fence` | fences, sets of fences, clocks; what a backend implements behind a fence |
+//! | `reactor` | the thread that observes fences |
+//! | [`table`] | the devices of the process by their numbers |
+//! | [`host`], [`cpu`] | promises of the host; the worker pool |
+//! | [`sim`], [`cuda`], [`sycl`] | the other backends |
+//! | [`conformance`] | the suite that every backend passes |
 //!
 //! This crate never knows an operation, a tensor, or any type of DLPack but [`DLDevice`].
 //!

@@ -17,7 +17,7 @@ use crate::{DeviceError, DeviceErrorKind};
 use super::queues::Queues;
 use super::sleep::{Sleep, WORKERS_MAX};
 use super::workers;
-use super::workers::{Cover, Crew};
+use super::workers::{Cover, Threads};
 
 /// A unit of work of a [`Pool`].
 pub trait Job: Send + 'static + Sized {
@@ -67,8 +67,8 @@ pub struct Pool<J: Job> {
 pub(super) struct Shared<J> {
     pub(super) queues: Queues<J>,
     pub(super) sleep: Sleep,
-    pub(super) crew: Crew<J>,
-    pub(super) guests: FreeDeques<J>,
+    pub(super) threads: Threads<J>,
+    pub(super) external: FreeDeques<J>,
     pub(super) workers: usize,
     name: String,
     handles: AtomicUsize,
@@ -103,15 +103,15 @@ impl<J: Job> Pool<J> {
             );
             DeviceError::new(DeviceErrorKind::Invalid, message)
         })?;
-        // Without workers nobody can block, and so nobody needs a stand-in.
-        let (queues, deques, lent) = Queues::new(if workers == 0 { 0 } else { threads }, GUESTS);
+        // Without workers no thread can block, and none needs a stand-in.
+        let (queues, deques, lent) = Queues::new(if workers == 0 { 0 } else { threads }, EXTERNAL_QUEUES_MAX);
         let mut deques: Vec<_> = deques.into_iter().enumerate().collect();
         let spare = deques.split_off(workers);
         let shared = Arc::new(Shared {
             queues,
             sleep: Sleep::default(),
-            crew: Crew::new(spare, stack_size),
-            guests: FreeDeques::new(lent),
+            threads: Threads::new(spare, stack_size),
+            external: FreeDeques::new(lent),
             workers,
             name,
             handles: AtomicUsize::new(1),
@@ -145,7 +145,7 @@ impl<J: Job> Pool<J> {
         self.notify();
     }
 
-    /// Without workers nobody sleeps.
+    /// Without workers no thread sleeps.
     fn notify(&self) {
         if self.shared.workers > 0 {
             self.shared.sleep.notify();
@@ -180,8 +180,8 @@ impl<J: Job> Pool<J> {
     /// Takes the job that would run next, for a thread that wants to help. The caller runs it.
     pub fn try_take(&self) -> Option<J> {
         let queues = &self.shared.queues;
-        let as_guest = with_deque(&self.shared, |deque| queues.take_from_outside(Some(deque)));
-        as_guest.unwrap_or_else(|| queues.take_from_outside(None))
+        let from_external = with_deque(&self.shared, |deque| queues.take_from_outside(Some(deque)));
+        from_external.unwrap_or_else(|| queues.take_from_outside(None))
     }
 
     /// Takes the job that would run next if `wanted` is true for it and the place of no waiting job matters; a job that is not
@@ -192,8 +192,8 @@ impl<J: Job> Pool<J> {
             return None;
         }
         let queues = &self.shared.queues;
-        let as_guest = with_deque(&self.shared, |deque| queues.take_unsorted(Some(deque)));
-        let job = as_guest.unwrap_or_else(|| queues.take_unsorted(None))?;
+        let from_external = with_deque(&self.shared, |deque| queues.take_unsorted(Some(deque)));
+        let job = from_external.unwrap_or_else(|| queues.take_unsorted(None))?;
         if wanted(&job) {
             return Some(job);
         }
@@ -263,10 +263,10 @@ impl<J: Job> Pool<J> {
             depth == 0
         });
         if covered == Some(true)
-            && let Cover::Start(index, deque) = self.shared.crew.block()
+            && let Cover::Start(index, deque) = self.shared.threads.block()
             && let Err(error) = self.start(index, deque)
         {
-            self.shared.crew.not_started();
+            self.shared.threads.not_started();
             tracing::warn!(%error, "cannot start a spare worker; a blocked one is not covered");
         }
         BlockingGuard { shared: covered.is_some().then(|| self.shared.clone()), not_send: PhantomData }
@@ -275,7 +275,7 @@ impl<J: Job> Pool<J> {
     /// Whether all threads of the pool are blocked ([`Pool::blocking`]), and the limit allows no further spare one: then no thread of
     /// the pool takes a job until one of them returns.
     pub fn is_stuck(&self) -> bool {
-        self.shared.crew.is_stuck()
+        self.shared.threads.is_stuck()
     }
 
     /// From here on this handle keeps no worker, as if it had been dropped.
@@ -295,7 +295,7 @@ impl<J: Job> Pool<J> {
     /// Waits until every thread of the pool has left, after [`Pool::shutdown`]. False if `timeout` passed first, and
     /// at once on a worker of this pool, which cannot wait for itself.
     pub fn join(&self, timeout: Option<Duration>) -> bool {
-        !self.is_worker() && self.shared.crew.join(timeout)
+        !self.is_worker() && self.shared.threads.join(timeout)
     }
 
     /// A handle that does not keep the workers, for a worker.
@@ -310,8 +310,8 @@ impl<J: Job> Pool<J> {
         if workers::with_context(&self.shared, |context| push(&context.deque)).is_some() {
             return;
         }
-        if with_deque(&self.shared, &mut push).is_none() && !is_here(&self.shared) {
-            arrive(&self.shared);
+        if with_deque(&self.shared, &mut push).is_none() && !is_registered(&self.shared) {
+            register(&self.shared);
             with_deque(&self.shared, push);
         }
         job.into_iter().for_each(|job| self.shared.queues.push(job));
@@ -321,7 +321,7 @@ impl<J: Job> Pool<J> {
         let shared = self.shared.clone();
         let name = format!("{}-{index}", shared.name);
         let thread = name.clone();
-        self.shared.crew.start(name, move || essential(&thread, || workers::run(shared, index, deque)))
+        self.shared.threads.start(name, move || essential(&thread, || workers::run(shared, index, deque)))
     }
 }
 
@@ -339,7 +339,7 @@ impl<J> Shared<J> {
             return;
         }
         self.sleep.notify_all();
-        self.crew.call_everybody();
+        self.threads.wake_all();
     }
 }
 
@@ -383,7 +383,7 @@ impl<J: Job> Drop for BlockingGuard<J> {
             depth == 0
         });
         if outermost == Some(true) {
-            shared.crew.unblock();
+            shared.threads.unblock();
         }
     }
 }
@@ -397,13 +397,13 @@ impl<J: Job> fmt::Debug for BlockingGuard<J> {
 // Deques for threads from outside of the pool: what such a thread pushes costs it no locked instruction, stays visible to
 // everybody, and is found by the thread itself first when it helps.
 //
-// A thread is a guest of the pool that it pushed to last. It leaves when it pushes to another pool, or ends; what is in
-// its deque then goes to everybody.
+// A thread is registered with the pool that it pushed to last. Its registration ends when it pushes to another pool, or
+// ends. The jobs in its deque then move to the shared queue.
 
-/// Threads that can be guests at once.
-pub(super) const GUESTS: usize = if cfg!(estafette_shuttle) { 1 } else { 16 };
+/// The number of threads outside of the pool that can have a deque at the same time.
+pub(super) const EXTERNAL_QUEUES_MAX: usize = if cfg!(estafette_shuttle) { 1 } else { 16 };
 
-/// Deques that no guest has.
+/// Deques that no registered thread has.
 #[derive(Debug)]
 pub(super) struct FreeDeques<J>(Mutex<Vec<Deque<J>>>);
 
@@ -416,7 +416,7 @@ impl<J> FreeDeques<J> {
     fn take(&self) -> Option<(Deque<J>, usize)> {
         let mut free = self.0.lock();
         let deque = free.pop()?;
-        Some((deque, GUESTS - free.len()))
+        Some((deque, EXTERNAL_QUEUES_MAX - free.len()))
     }
 
     fn give(&self, deque: Deque<J>) {
@@ -424,19 +424,19 @@ impl<J> FreeDeques<J> {
     }
 }
 
-/// The stay of one thread at one pool.
-struct Guest<J: Job> {
+/// The registration of one outside thread with one pool.
+struct ExternalQueue<J: Job> {
     shared: Arc<Shared<J>>,
-    /// `None` when all were taken, and after leaving.
+    /// `None` when all were taken, and after the registration has ended.
     deque: Option<Deque<J>>,
 }
 
 thread_local! {
-    /// Where this thread is a guest.
-    static STAY: RefCell<Option<Box<dyn Any>>> = const { RefCell::new(None) };
+    /// The pool that this thread is registered with.
+    static REGISTERED: RefCell<Option<Box<dyn Any>>> = const { RefCell::new(None) };
 }
 
-impl<J: Job> Drop for Guest<J> {
+impl<J: Job> Drop for ExternalQueue<J> {
     fn drop(&mut self) {
         let Some(deque) = self.deque.take() else { return };
         if is_abandoned() {
@@ -444,45 +444,46 @@ impl<J: Job> Drop for Guest<J> {
             return std::mem::forget(deque);
         }
         self.shared.share(&deque);
-        self.shared.guests.give(deque);
+        self.shared.external.give(deque);
     }
 }
 
-/// Calls `f` with the deque that this thread has as a guest of `shared`, if it has one.
+/// Calls `f` with the deque that this thread has by its registration with `shared`, if it has one.
 pub(super) fn with_deque<J: Job, R>(shared: &Arc<Shared<J>>, f: impl FnOnce(&Deque<J>) -> R) -> Option<R> {
-    let in_stay = |stay: &RefCell<Option<Box<dyn Any>>>| {
+    let in_registered = |place: &RefCell<Option<Box<dyn Any>>>| {
         // Borrowed while `f` runs, which only takes or pushes.
-        let stay = stay.try_borrow().ok()?;
-        let guest = stay.as_ref()?.downcast_ref::<Guest<J>>()?;
-        if Arc::ptr_eq(&guest.shared, shared) { guest.deque.as_ref().map(f) } else { None }
+        let place = place.try_borrow().ok()?;
+        let registered = place.as_ref()?.downcast_ref::<ExternalQueue<J>>()?;
+        if Arc::ptr_eq(&registered.shared, shared) { registered.deque.as_ref().map(f) } else { None }
     };
-    STAY.try_with(in_stay).ok().flatten()
+    REGISTERED.try_with(in_registered).ok().flatten()
 }
 
-/// Makes this thread a guest of `shared`. It may get no deque.
-pub(super) fn arrive<J: Job>(shared: &Arc<Shared<J>>) {
-    let deque = shared.guests.take().map(|(deque, guests)| {
-        // Before anything is pushed, so that whoever looks for work looks here too.
-        shared.queues.guests_are(guests);
+/// Registers this thread with `shared`. When all deques are taken, the registration has none.
+pub(super) fn register<J: Job>(shared: &Arc<Shared<J>>) {
+    let deque = shared.external.take().map(|(deque, external)| {
+        // Before anything is pushed, so that every search for work includes this deque.
+        shared.queues.set_external_in_use(external);
         deque
     });
-    let guest = Guest { shared: shared.clone(), deque };
-    let mut guest: Option<Box<dyn Any>> = Some(Box::new(guest));
-    // A thread that ends has no stay any more; then the new guest leaves at once. So does the old one, outside of the borrow.
-    let _ =
-        STAY.try_with(|stay| stay.try_borrow_mut().map(|mut stay| std::mem::swap(&mut *stay, &mut guest)));
-    drop(guest);
+    let registered = ExternalQueue { shared: shared.clone(), deque };
+    let mut registered: Option<Box<dyn Any>> = Some(Box::new(registered));
+    // On a thread that ends the new registration is dropped at once. The old one is dropped outside of the borrow.
+    let _ = REGISTERED.try_with(|place| {
+        place.try_borrow_mut().map(|mut place| std::mem::swap(&mut *place, &mut registered))
+    });
+    drop(registered);
 }
 
-/// Whether this thread is a guest of `shared`, with a deque or without.
-pub(super) fn is_here<J: Job>(shared: &Arc<Shared<J>>) -> bool {
-    let here = |stay: &RefCell<Option<Box<dyn Any>>>| {
-        let stay = stay.try_borrow();
-        stay.is_ok_and(|stay| {
-            let guest = stay.as_ref().and_then(|stay| stay.downcast_ref::<Guest<J>>());
-            guest.is_some_and(|guest| Arc::ptr_eq(&guest.shared, shared))
+/// Whether this thread is registered with `shared`, with a deque or without.
+pub(super) fn is_registered<J: Job>(shared: &Arc<Shared<J>>) -> bool {
+    let here = |place: &RefCell<Option<Box<dyn Any>>>| {
+        let place = place.try_borrow();
+        place.is_ok_and(|place| {
+            let registered = place.as_ref().and_then(|place| place.downcast_ref::<ExternalQueue<J>>());
+            registered.is_some_and(|registered| Arc::ptr_eq(&registered.shared, shared))
         })
     };
-    // A thread that ends is nobody's guest, and need not become one.
-    STAY.try_with(here).unwrap_or(true)
+    // A thread that ends cannot register any more, and need not.
+    REGISTERED.try_with(here).unwrap_or(true)
 }

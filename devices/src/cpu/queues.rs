@@ -2,7 +2,7 @@
 //!
 //! A worker takes, in this order: jobs of positive priority, its own deque (newest first: what it pushed is warm), jobs
 //! that were looked at and put back, the injector (oldest first), the other threads' deques (oldest first), jobs of
-//! negative priority. Threads from outside that push have deques too, as *guests* (oldest first for everybody); the
+//! negative priority. Threads from outside that push have *external* deques (taken from oldest first by every thread); the
 //! injector is for those that came when all were taken. Every [`FAIR_TICKS`] jobs the shared ends come first, so neither the injector nor the old end of
 //! its own deque can starve while it feeds itself.
 //!
@@ -36,13 +36,13 @@ pub(super) struct Queues<J> {
     pub(super) returned: Mutex<VecDeque<J>>,
     pub(super) returned_len: AtomicUsize,
     pub(super) injector: Injector<J>,
-    /// Of the workers' deques, then of the guests'.
+    /// Of the workers' deques, then of the external ones.
     stealers: Box<[Stealer<J>]>,
     /// How many of the stealers are the workers'.
     workers: usize,
-    /// How many of the stealers need a look: guests' deques that nobody has had yet are empty.
+    /// How many of the stealers need a look: external deques that no thread has had yet are empty.
     used: AtomicUsize,
-    /// Held while somebody looks for a particular job: see `scan.rs`.
+    /// Held while a thread looks for a particular job (`take_matching`).
     scan: Mutex<()>,
     /// Scans that hold jobs in their hands.
     pub(super) scanning: AtomicUsize,
@@ -51,11 +51,11 @@ pub(super) struct Queues<J> {
 }
 
 impl<J> Queues<J> {
-    /// Queues with one deque for each of so many workers and guests.
-    pub(super) fn new(workers: usize, guests: usize) -> (Self, Vec<Worker<J>>, Vec<Worker<J>>) {
+    /// Queues with one deque for each of `workers` workers and `external` outside threads.
+    pub(super) fn new(workers: usize, external: usize) -> (Self, Vec<Worker<J>>, Vec<Worker<J>>) {
         let owned: Vec<_> = std::iter::repeat_with(Worker::new_lifo).take(workers).collect();
         // The last one is given out first.
-        let lent: Vec<_> = std::iter::repeat_with(Worker::new_fifo).take(guests).collect();
+        let lent: Vec<_> = std::iter::repeat_with(Worker::new_fifo).take(external).collect();
         let queues = Self {
             priorities: Priorities::new(),
             returned: Mutex::new(VecDeque::new()),
@@ -71,8 +71,8 @@ impl<J> Queues<J> {
         (queues, owned, lent)
     }
 
-    /// So many guests are there now.
-    pub(super) fn guests_are(&self, count: usize) {
+    /// Notes that `count` external deques are in use.
+    pub(super) fn set_external_in_use(&self, count: usize) {
         self.used.fetch_max(self.workers + count, Ordering::SeqCst);
     }
 
@@ -94,13 +94,13 @@ impl<J> Queues<J> {
     /// Whether a job waits anywhere, or is in the hands of somebody who may put it back.
     pub(super) fn has_work(&self) -> bool {
         let scanned = self.scanned.load(Ordering::SeqCst);
-        let (workers, guests) = self.stealers().split_at(self.workers);
+        let (workers, external) = self.stealers().split_at(self.workers);
         let waits = |stealers: &[Stealer<J>]| stealers.iter().any(|stealer| !stealer.is_empty());
         // In the order in which jobs move on, so that one that moves meanwhile is met where it comes from or where it goes to;
         // jobs in hand move backwards.
         self.scanning.load(Ordering::SeqCst) > 0
             || !self.priorities.is_empty()
-            || waits(guests)
+            || waits(external)
             || self.returned_len.load(Ordering::SeqCst) > 0
             || !self.injector.is_empty()
             || waits(workers)
@@ -115,7 +115,9 @@ impl<J> Queues<J> {
                 self.pop_returned()
                     .or_else(|| retried(|| self.injector.steal()))
                     .or_else(|| {
-                        self.stealers()[self.workers..].iter().find_map(|guest| retried(|| guest.steal()))
+                        self.stealers()[self.workers..]
+                            .iter()
+                            .find_map(|registered| retried(|| registered.steal()))
                     })
                     .or_else(|| retried(|| self.stealers[index].steal()))
             })
@@ -130,7 +132,7 @@ impl<J> Queues<J> {
             .or_else(|| self.priorities.pop())
     }
 
-    /// The next job for a thread that is no worker; `own` is its deque as a guest.
+    /// The next job for a thread that is no worker; `own` is its external deque.
     pub(super) fn take_from_outside(&self, own: Option<&Worker<J>>) -> Option<J> {
         loop {
             let scanned = self.scanned.load(Ordering::SeqCst);
@@ -189,7 +191,7 @@ impl<J> Queues<J> {
         !self.priorities.is_empty() || self.returned_len.load(Ordering::SeqCst) > 0
     }
 
-    /// A job of no priority, for a thread that is no worker; `own` is its deque as a guest.
+    /// A job of no priority, for a thread that is no worker; `own` is its external deque.
     pub(super) fn take_unsorted(&self, own: Option<&Worker<J>>) -> Option<J> {
         own.and_then(Worker::pop)
             .or_else(|| retried(|| self.injector.steal()))

@@ -1,30 +1,31 @@
 //! Who sleeps and who wakes whom. Knows nothing of deques: a queue of jobs is "whatever `has_work` says".
 //!
 //! # Aim
-//! Waking a thread costs the waker several microseconds, so it happens only when it must: never when somebody is
+//! Waking a thread costs the waker several microseconds, so it happens only when it must: never when a worker is
 //! already searching (that thread will find the job), and once for a whole batch (the woken thread wakes the next one
 //! when it finds that there is more).
 //!
 //! # States of a worker
 //! *busy* (runs a job or takes one from its own deque) → *searching* (looks everywhere, for a bounded while) →
-//! *sleeping* (parked in the lot). One word counts the searching and the sleeping workers; a lock guards the lot, and
-//! a worker is in the lot exactly while it is counted as sleeping.
+//! *sleeping* (parked, in the idle list). One word counts the searching and the sleeping workers; a lock guards the idle list,
+//! and a worker is in the list exactly while it is counted as sleeping.
 //!
 //! # Steps
 //! *Post work*
 //! 1. PushJob: make the job visible in some queue.
 //! 2. PushFence: the light side of a barrier.
-//! 3. ReadCounters: if somebody is searching or nobody sleeps, stop here.
-//! 4. Under the lock: if still nobody is searching, take a sleeper out of the lot, count it as searching, and wake it.
+//! 3. ReadCounters: if a worker is searching or none sleeps, stop here.
+//! 4. Under the lock: if still no worker is searching, take a sleeper out of the idle list, count it as searching, and wake it.
 //!
 //! *Fall asleep* (a searching worker that found nothing)
-//! 1. Under the lock: enter the lot, and count as sleeping instead of searching (IncSleepers).
+//! 1. Under the lock: enter the idle list, and count as sleeping instead of searching (IncSleepers).
 //! 2. SleepFence: the heavy side of the barrier.
-//! 3. ReadJob: look at every queue once more. If there is work, leave the lot again unless somebody took us out.
-//! 4. Park until somebody takes us out.
+//! 3. ReadJob: look at every queue once more. If there is work, leave the idle list again, unless another thread
+//!    has removed this worker already.
+//! 4. Park until another thread removes this worker from the list.
 //!
 //! *Stop searching* (found a job)
-//! 1. Count as searching no more (DecSearching). Not the last one, or nobody sleeps: done.
+//! 1. Count as searching no more (DecSearching). Not the last one, or no worker sleeps: done.
 //! 2. The heavy side of the barrier, then look whether there is more work. If so, *post work* from step 3: wake the next
 //!    one.
 //!
@@ -54,7 +55,7 @@ pub(super) struct Sleep {
     /// Searching workers in the low half, sleeping ones in the high half.
     counters: AtomicUsize,
     /// The sleepers, the one that fell asleep last on top: its cache is the warmest.
-    lot: Mutex<Vec<Arc<Parker>>>,
+    idle: Mutex<Vec<Arc<Parker>>>,
 }
 
 /// One searching worker in [`Sleep::counters`].
@@ -69,7 +70,7 @@ const _: () = assert!(WORKERS_MAX < 1 << (usize::BITS / 2 - 1));
 /// Where one thread parks. Not `thread::park`, whose one token jobs may use as well.
 #[derive(Debug, Default)]
 pub(super) struct Parker {
-    /// Set by whoever took this thread out of the lot.
+    /// Set by the thread that removed this worker from the idle list.
     taken: Mutex<bool>,
     woken: Condvar,
 }
@@ -94,31 +95,31 @@ impl Parker {
 }
 
 impl Sleep {
-    /// Work has been posted: makes sure that somebody will look. Steps 2 to 4 of *post work*.
+    /// Work has been posted: makes sure that a worker will look. Steps 2 to 4 of *post work*.
     pub(super) fn notify(&self) {
         barrier::light();
         if !wants_waking(self.counters.load(Ordering::SeqCst)) {
             return;
         }
         let parker = {
-            let mut lot = self.lot();
+            let mut idle = self.idle();
             if !wants_waking(self.counters.load(Ordering::SeqCst)) {
                 return;
             }
-            let Some(parker) = lot.pop() else { return };
+            let Some(parker) = idle.pop() else { return };
             self.one_sleeper_searches();
             parker
         };
         parker.wake();
     }
 
-    /// The conditions under which workers sleep have changed: everybody shall look.
+    /// The conditions under which workers sleep have changed: wakes all workers, so that each looks.
     pub(super) fn notify_all(&self) {
         barrier::light();
         let parkers = {
-            let mut lot = self.lot();
-            lot.iter().for_each(|_| self.one_sleeper_searches());
-            std::mem::take(&mut *lot)
+            let mut idle = self.idle();
+            idle.iter().for_each(|_| self.one_sleeper_searches());
+            std::mem::take(&mut *idle)
         };
         parkers.iter().for_each(|parker| parker.wake());
     }
@@ -144,31 +145,31 @@ impl Sleep {
     /// after it was counted as sleeping. It is searching again when this returns.
     pub(super) fn sleep(&self, parker: &Arc<Parker>, stay_awake: impl FnOnce() -> bool) {
         {
-            let mut lot = self.lot();
-            lot.push(parker.clone());
+            let mut idle = self.idle();
+            idle.push(parker.clone());
             // Wrapping: adds one sleeper and takes one searcher away in a single step.
             self.counters.fetch_add(SLEEPING.wrapping_sub(SEARCHING), Ordering::SeqCst);
         }
         barrier::heavy();
         if stay_awake() {
-            let mut lot = self.lot();
-            if let Some(place) = lot.iter().position(|sleeper| Arc::ptr_eq(sleeper, parker)) {
-                lot.remove(place);
+            let mut idle = self.idle();
+            if let Some(place) = idle.iter().position(|sleeper| Arc::ptr_eq(sleeper, parker)) {
+                idle.remove(place);
                 self.one_sleeper_searches();
                 return;
             }
-            // Somebody took us out already and wakes us: that wake-up has to be consumed.
+            // Another thread has removed this worker already and wakes it: that wake-up has to be consumed.
         }
         parker.park();
     }
 
-    /// One worker that just left the lot counts as searching. The caller holds the lock of the lot.
+    /// One worker that just left the idle list counts as searching. The caller holds the lock of the list.
     fn one_sleeper_searches(&self) {
         self.counters.fetch_sub(SLEEPING.wrapping_sub(SEARCHING), Ordering::SeqCst);
     }
 
-    fn lot(&self) -> MutexGuard<'_, Vec<Arc<Parker>>> {
-        self.lot.lock()
+    fn idle(&self) -> MutexGuard<'_, Vec<Arc<Parker>>> {
+        self.idle.lock()
     }
 }
 
@@ -239,7 +240,7 @@ mod models {
 
         fn assert_quiet(&self) {
             assert_eq!(self.sleep.counters.load(Ordering::SeqCst), 0, "nobody searches, nobody sleeps");
-            assert!(self.sleep.lot().is_empty());
+            assert!(self.sleep.idle().is_empty());
         }
     }
 

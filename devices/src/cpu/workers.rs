@@ -59,7 +59,7 @@ pub(super) fn run<J: Job>(shared: Arc<Shared<J>>, index: usize, deque: Deque<J>)
     drop(pool);
     CURRENT.with(|current| current.borrow_mut().take());
     context.hand_over();
-    context.shared.crew.leave();
+    context.shared.threads.leave();
 }
 
 /// Calls `f` with the context of this thread if the thread works for the pool `shared`.
@@ -104,7 +104,7 @@ impl<J: Job> Context<J> {
                 }
                 pause(round);
             }
-            if self.is_spare() && shared.crew.has_surplus() {
+            if self.is_spare() && shared.threads.has_surplus() {
                 // A wake-up that reached this thread may have been meant for a job: it is passed on.
                 shared.sleep.stop_searching(has_work);
                 self.rest_if_surplus();
@@ -132,16 +132,16 @@ impl<J: Job> Context<J> {
         self.index >= self.shared.workers
     }
 
-    /// A spare thread whose worker is back rests. Its jobs go to everybody first, since a resting thread runs none.
+    /// A spare thread whose worker is back rests. Its jobs go to the shared queue first, since a resting thread runs none.
     fn rest_if_surplus(&self) {
-        let crew = &self.shared.crew;
-        if self.is_spare() && crew.has_surplus() {
+        let threads = &self.shared.threads;
+        if self.is_spare() && threads.has_surplus() {
             self.hand_over();
-            crew.rest(|| self.shared.is_shut_down() || self.shared.is_abandoned());
+            threads.rest(|| self.shared.is_shut_down() || self.shared.is_abandoned());
         }
     }
 
-    /// Gives the jobs of the own deque to everybody.
+    /// Moves the jobs of the own deque to the shared queue.
     fn hand_over(&self) {
         self.shared.share(&self.deque);
     }
@@ -164,9 +164,9 @@ fn pause(round: u32) {
 
 /// The threads of one pool.
 #[derive(Debug)]
-pub(super) struct Crew<J> {
-    roll: Mutex<Roll<J>>,
-    /// A resting spare thread is wanted, or everybody leaves.
+pub(super) struct Threads<J> {
+    counts: Mutex<ThreadCounts<J>>,
+    /// A resting spare thread is wanted, or all threads leave.
     called: Condvar,
     /// A thread has left.
     left: Condvar,
@@ -176,9 +176,9 @@ pub(super) struct Crew<J> {
     stack_size: usize,
 }
 
-/// What the crew knows about itself.
+/// The counts and lists of the threads, behind one lock.
 #[derive(Debug)]
-struct Roll<J> {
+struct ThreadCounts<J> {
     /// Threads that have been started and have not left.
     alive: usize,
     /// Threads to be joined.
@@ -203,10 +203,10 @@ pub(super) enum Cover<J> {
     Start(usize, Worker<J>),
 }
 
-impl<J> Crew<J> {
-    /// A crew without threads. `deques` are the spare ones.
+impl<J> Threads<J> {
+    /// No threads yet. `deques` are those of the spare threads.
     pub(super) fn new(deques: Vec<(usize, Worker<J>)>, stack_size: usize) -> Self {
-        let roll = Roll {
+        let counts = ThreadCounts {
             alive: 0,
             handles: Vec::new(),
             unowned: deques,
@@ -216,7 +216,7 @@ impl<J> Crew<J> {
             calls: 0,
         };
         Self {
-            roll: Mutex::new(roll),
+            counts: Mutex::new(counts),
             called: Condvar::new(),
             left: Condvar::new(),
             surplus: AtomicBool::new(false),
@@ -224,7 +224,7 @@ impl<J> Crew<J> {
         }
     }
 
-    /// Starts a thread of the crew.
+    /// Starts a thread.
     pub(super) fn start(&self, name: String, body: impl FnOnce() + Send + 'static) -> std::io::Result<()> {
         self.lock().alive += 1;
         match thread::Builder::new().name(name).stack_size(self.stack_size).spawn(body) {
@@ -239,7 +239,7 @@ impl<J> Crew<J> {
         }
     }
 
-    /// The calling thread is about to leave the crew.
+    /// The calling thread is about to end.
     pub(super) fn leave(&self) {
         self.lock().alive -= 1;
         self.left.notify_all();
@@ -247,75 +247,75 @@ impl<J> Crew<J> {
 
     /// A worker is about to block.
     pub(super) fn block(&self) -> Cover<J> {
-        let mut roll = self.lock();
-        roll.blocked += 1;
-        let cover = if roll.standing_in >= roll.blocked {
+        let mut counts = self.lock();
+        counts.blocked += 1;
+        let cover = if counts.standing_in >= counts.blocked {
             // A spare thread that has not retired yet goes on for this one.
             Cover::Nothing
-        } else if roll.resting > roll.calls {
-            roll.calls += 1;
-            roll.standing_in += 1;
+        } else if counts.resting > counts.calls {
+            counts.calls += 1;
+            counts.standing_in += 1;
             self.called.notify_one();
             Cover::Nothing
-        } else if let Some((index, deque)) = roll.unowned.pop() {
-            roll.standing_in += 1;
+        } else if let Some((index, deque)) = counts.unowned.pop() {
+            counts.standing_in += 1;
             Cover::Start(index, deque)
         } else {
             Cover::Nothing
         };
-        self.note_surplus(&roll);
+        self.note_surplus(&counts);
         cover
     }
 
     /// The thread for [`Cover::Start`] could not be started. (Its deque is gone with it: empty, and one spare less.)
     pub(super) fn not_started(&self) {
-        let mut roll = self.lock();
-        roll.standing_in -= 1;
-        self.note_surplus(&roll);
+        let mut counts = self.lock();
+        counts.standing_in -= 1;
+        self.note_surplus(&counts);
     }
 
     /// A worker goes on after blocking.
     pub(super) fn unblock(&self) {
-        let mut roll = self.lock();
-        roll.blocked -= 1;
-        self.note_surplus(&roll);
+        let mut counts = self.lock();
+        counts.blocked -= 1;
+        self.note_surplus(&counts);
     }
 
     /// Whether every thread that does not rest is inside of a blocking section, so that no thread takes a job.
     pub(super) fn is_stuck(&self) -> bool {
-        let roll = self.lock();
-        roll.blocked > 0 && roll.alive - roll.resting <= roll.blocked
+        let counts = self.lock();
+        counts.blocked > 0 && counts.alive - counts.resting <= counts.blocked
     }
 
-    /// Whether a spare thread should ask for [`Crew::rest`]. One load.
+    /// Whether a spare thread should ask for [`Threads::rest`]. One load.
     pub(super) fn has_surplus(&self) -> bool {
         self.surplus.load(Ordering::Relaxed)
     }
 
     /// A spare thread retires if it is one too many, until it is called or `leaving` is true. False if it stays.
     pub(super) fn rest(&self, leaving: impl Fn() -> bool) -> bool {
-        let mut roll = self.lock();
-        if roll.standing_in <= roll.blocked {
+        let mut counts = self.lock();
+        if counts.standing_in <= counts.blocked {
             return false;
         }
-        roll.standing_in -= 1;
-        roll.resting += 1;
-        self.note_surplus(&roll);
-        while roll.calls == 0 && !leaving() {
-            roll = self.called.wait(roll);
+        counts.standing_in -= 1;
+        counts.resting += 1;
+        self.note_surplus(&counts);
+        while counts.calls == 0 && !leaving() {
+            counts = self.called.wait(counts);
         }
-        roll.resting -= 1;
-        if roll.calls > 0 {
-            roll.calls -= 1;
+        counts.resting -= 1;
+        if counts.calls > 0 {
+            counts.calls -= 1;
         } else {
             // Leaving: the thread goes through its loop once more as if it stood in.
-            roll.standing_in += 1;
+            counts.standing_in += 1;
         }
         true
     }
 
     /// The conditions under which spare threads rest have changed.
-    pub(super) fn call_everybody(&self) {
+    pub(super) fn wake_all(&self) {
         drop(self.lock());
         self.called.notify_all();
     }
@@ -323,31 +323,31 @@ impl<J> Crew<J> {
     /// Waits until no thread is left; false if `timeout` passed first.
     pub(super) fn join(&self, timeout: Option<Duration>) -> bool {
         let deadline = timeout.and_then(|timeout| Instant::now().checked_add(timeout));
-        let mut roll = self.lock();
-        while roll.alive > 0 {
-            roll = match deadline {
-                None => self.left.wait(roll),
+        let mut counts = self.lock();
+        while counts.alive > 0 {
+            counts = match deadline {
+                None => self.left.wait(counts),
                 Some(deadline) => {
                     let left = deadline.saturating_duration_since(Instant::now());
                     if left.is_zero() {
                         return false;
                     }
-                    self.left.wait_timeout(roll, left).0
+                    self.left.wait_timeout(counts, left).0
                 }
             };
         }
-        let handles = std::mem::take(&mut roll.handles);
-        drop(roll);
-        // They have said goodbye; what is left of them is the end of a thread. A panic was logged where it happened.
+        let handles = std::mem::take(&mut counts.handles);
+        drop(counts);
+        // Each thread has left its loop and is ending. A panic was logged where it happened.
         handles.into_iter().for_each(|handle| drop(handle.join()));
         true
     }
 
-    fn note_surplus(&self, roll: &Roll<J>) {
-        self.surplus.store(roll.standing_in > roll.blocked, Ordering::Relaxed);
+    fn note_surplus(&self, counts: &ThreadCounts<J>) {
+        self.surplus.store(counts.standing_in > counts.blocked, Ordering::Relaxed);
     }
 
-    fn lock(&self) -> MutexGuard<'_, Roll<J>> {
-        self.roll.lock()
+    fn lock(&self) -> MutexGuard<'_, ThreadCounts<J>> {
+        self.counts.lock()
     }
 }

@@ -69,7 +69,7 @@ impl CudaQueue {
         else {
             return refused("the driver has no graphs");
         };
-        stream.begin_recording(|raw| {
+        stream.begin_capture(|raw| {
             let _entered = context.enter()?;
             // SAFETY: a live stream.
             let code = unsafe { begin(raw, CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL) };
@@ -78,20 +78,20 @@ impl CudaQueue {
         let mut taking_part = 0;
         let enqueued = catch_unwind(AssertUnwindSafe(|| {
             for other in &joined {
-                other.join_recording(stream)?;
+                other.join_capture(stream)?;
                 taking_part += 1;
             }
             enqueue(stream.raw().expose_provenance())?;
             joined.iter().try_for_each(|other| other.rejoin(stream))
         }));
         let mut graph: CUgraph = ptr::null_mut();
-        let ended = stream.end_recording(|raw| {
+        let ended = stream.end_capture(|raw| {
             let _entered = context.enter()?;
             // SAFETY: the recording that was begun above, on this thread.
             let code = unsafe { end(raw, &raw mut graph) };
             context.check(code, "cannot end the recording of a graph")
         });
-        joined[..taking_part].iter().for_each(|other| other.leave_recording());
+        joined[..taking_part].iter().for_each(|other| other.leave_capture());
         let enqueued = match enqueued {
             Ok(enqueued) => enqueued.and(ended),
             Err(panic) => {

@@ -13,7 +13,7 @@ use super::driver;
 use super::driver::Handle;
 use super::driver::{Api, Code};
 use super::events::{Events, Purpose};
-use super::progress::Words;
+use super::progress::TimelineValues;
 use super::stream::Stream;
 use super::timing::DeviceClock;
 
@@ -29,14 +29,14 @@ pub(super) struct Context {
     /// How the device's clock relates to the host's.
     pub(super) clock: DeviceClock,
     /// Where streams count, if the device can write there; else events are queried.
-    pub(super) words: Option<Words>,
+    pub(super) words: Option<TimelineValues>,
     /// Set after `fault` was.
     faulted: AtomicBool,
     fault: OnceLock<DeviceError>,
     /// Streams that fail when this context does: its own, and those of others that wait for it.
     streams: Mutex<Vec<Weak<Stream>>>,
     /// Graphs of ours that are being recorded. Whoever asks for the whole context would spoil them.
-    recordings: Mutex<usize>,
+    captures: Mutex<usize>,
 }
 
 impl Context {
@@ -44,7 +44,7 @@ impl Context {
         api: &'static Api,
         id: DLDevice,
         raw: Handle<CUcontext>,
-        words: Option<Words>,
+        words: Option<TimelineValues>,
     ) -> Arc<Self> {
         Arc::new(Self {
             api,
@@ -58,7 +58,7 @@ impl Context {
             faulted: AtomicBool::new(false),
             fault: OnceLock::new(),
             streams: Mutex::default(),
-            recordings: Mutex::default(),
+            captures: Mutex::default(),
         })
     }
 
@@ -141,7 +141,7 @@ impl Context {
             streams.push(Arc::downgrade(stream));
         }
         drop(streams);
-        // Whoever poisons sets the flag before it looks at the list.
+        // The thread that poisons sets the flag before it reads the list.
         if let Some(fault) = self.fault() {
             stream.break_with(self, fault);
         }
@@ -161,8 +161,8 @@ impl Context {
     }
 
     /// How many graphs of ours are being recorded; none begins or ends while the guard lives.
-    pub(super) fn recordings(&self) -> MutexGuard<'_, usize> {
-        self.recordings.lock()
+    pub(super) fn captures(&self) -> MutexGuard<'_, usize> {
+        self.captures.lock()
     }
 
     fn streams(&self) -> MutexGuard<'_, Vec<Weak<Stream>>> {

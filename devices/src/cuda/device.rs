@@ -14,12 +14,12 @@ use super::context::CudaCounters;
 use super::driver;
 use super::driver::Api;
 use super::driver::Handle;
-use super::events::Single;
+use super::events::EventFence;
 use super::events::{Event, destroy};
 use super::foreign::{Foreign, PER_THREAD};
 use super::memory::Peers;
 use super::memory::{self, Kind, PointerInfo, Pool, allocate};
-use super::progress::Words;
+use super::progress::TimelineValues;
 use super::queue::{CudaQueue, event_of, not_ours};
 
 /// A CUDA device with its primary context.
@@ -62,7 +62,7 @@ impl CudaDevice {
         };
         let counts = api.stream_write.is_some()
             && has(CUdevice_attribute::CU_DEVICE_ATTRIBUTE_CAN_USE_64_BIT_STREAM_MEM_OPS);
-        let words = counts.then(Words::default);
+        let words = counts.then(TimelineValues::default);
         let pools = has(CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MEMORY_POOLS_SUPPORTED);
         let opened = || {
             let context = Context::new(api, id, Handle::new(raw), words);
@@ -226,13 +226,13 @@ impl Device for CudaDevice {
     fn barrier(&self) -> Result<Fence, DeviceError> {
         self.context.intact()?;
         {
-            let recordings = self.context.recordings();
-            if *recordings > 0 {
+            let captures = self.context.captures();
+            if *captures > 0 {
                 let what = "a barrier would spoil a graph that is being recorded";
                 return Err(driver::error(self.context.api, driver::CAPTURE_UNSUPPORTED, what));
             }
             match Event::record_context(&self.context) {
-                Some(Ok(event)) => return Ok(Fence::event(Arc::new(Single::of(event)))),
+                Some(Ok(event)) => return Ok(Fence::event(Arc::new(EventFence::of(event)))),
                 Some(Err(error)) if error.code() != Some(driver::NOT_SUPPORTED.into()) => return Err(error),
                 Some(Err(_)) | None => {}
             }
@@ -243,7 +243,7 @@ impl Device for CudaDevice {
         // SAFETY: waits for the context that was entered.
         let code = unsafe { (self.context.api.context_synchronize)() };
         self.context.check(code, "cannot wait for the context")?;
-        Ok(Fence::event(Arc::new(Single::done(&self.context))))
+        Ok(Fence::event(Arc::new(EventFence::done(&self.context))))
     }
 
     /// Device memory, from the pool where there is one.
@@ -305,7 +305,7 @@ impl Device for CudaDevice {
             return Err(DeviceError::new(DeviceErrorKind::Invalid, "the CUDA event is null"));
         }
         // SAFETY: by contract it is alive until the fence has settled.
-        Ok(Fence::event(Arc::new(unsafe { Single::foreign(&self.context, event) })))
+        Ok(Fence::event(Arc::new(unsafe { EventFence::foreign(&self.context, event) })))
     }
 
     fn event_of_fence(&self, fence: &Fence) -> Result<NativeEvent, DeviceError> {

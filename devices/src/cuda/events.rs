@@ -1,6 +1,6 @@
 //! Native events, used again and again, but never while anybody holds them.
 //!
-//! An event stands for its last record, so recording it again while somebody still means the last one would lose a wait. An
+//! An event stands for its last record, so recording it again while a fence still means the last one would lose a wait. An
 //! [`Event`] is one use of a slot; its slot is free again when the last holder has gone, and a generation tells uses apart.
 
 use std::sync::Arc;
@@ -172,7 +172,7 @@ impl Event {
     }
 
     /// It stays as it is for ever: a graph waits for it whenever it is launched.
-    pub(super) fn give_up(&self) {
+    pub(super) fn retire_from_pool(&self) {
         if !self.given_up.swap(true, Ordering::Relaxed) {
             self.context.counters.events_given_up.one();
         }
@@ -206,7 +206,7 @@ impl Drop for Event {
         if is_abandoned() || self.given_up.load(Ordering::Relaxed) {
             return;
         }
-        if self.context.events(self.purpose).give_back(self.index, self.generation) {
+        if self.context.events(self.purpose).release(self.index, self.generation) {
             destroy(&self.context, self.raw);
         }
     }
@@ -244,7 +244,7 @@ impl Events {
     }
 
     /// The use is over. Says whether the event is too many, and to be destroyed.
-    fn give_back(&self, index: usize, generation: u64) -> bool {
+    fn release(&self, index: usize, generation: u64) -> bool {
         let mut slots = self.slots.lock();
         let too_many = slots.free.len() >= FREE_MAX;
         let slot = &mut slots.all[index];
@@ -260,9 +260,9 @@ impl Events {
     }
 }
 
-// Fences that stand alone: work of somebody else's queue, events from outside, and points in a graph that is being recorded.
+// Fences that stand alone: work of a foreign queue, events from outside, and points in a graph that is being recorded.
 
-/// Nobody knows yet. Becomes one of the other two, once.
+/// Pending. Changes once, to one of the other two.
 const PENDING: u8 = 0;
 /// Done. Final.
 const DONE: u8 = 1;
@@ -270,7 +270,7 @@ const DONE: u8 = 1;
 const FAILED: u8 = 2;
 
 /// One event.
-pub(super) struct Single {
+pub(super) struct EventFence {
     context: Arc<Context>,
     native: Native,
     state: AtomicU8,
@@ -286,7 +286,7 @@ enum Native {
     Gone,
 }
 
-impl Single {
+impl EventFence {
     pub(super) fn of(event: Arc<Event>) -> Self {
         Self::new(Arc::clone(event.context()), Native::Ours(event), PENDING)
     }
@@ -339,7 +339,7 @@ impl Single {
     }
 }
 
-impl source::Event for Single {
+impl source::Event for EventFence {
     fn device(&self) -> DLDevice {
         self.context.id
     }
@@ -372,7 +372,7 @@ impl source::Event for Single {
     }
 }
 
-impl fmt::Debug for Single {
+impl fmt::Debug for EventFence {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match &self.native {
             Native::Ours(event) => event.fmt(f),
@@ -445,7 +445,7 @@ mod tests {
         let (first, generation) = events.put(raw(8));
         assert!(events.take().is_none(), "it is held");
         let (second, _) = events.put(raw(16));
-        assert!(!events.give_back(first, generation));
+        assert!(!events.release(first, generation));
         let (again, event, later) = events.take().expect("one is free");
         assert_eq!((again, event.get().addr()), (first, 8));
         assert!(later > generation);
@@ -457,8 +457,7 @@ mod tests {
     fn a_burst_of_events_is_not_kept() {
         let events = Events::default();
         let uses: Vec<_> = (1..=FREE_MAX + 10).map(|number| events.put(raw(number))).collect();
-        let destroyed =
-            uses.iter().filter(|&&(index, generation)| events.give_back(index, generation)).count();
+        let destroyed = uses.iter().filter(|&&(index, generation)| events.release(index, generation)).count();
         assert_eq!(destroyed, 10);
         let (index, _) = events.put(raw(5));
         assert!(index < FREE_MAX + 10, "places are used again");

@@ -1,4 +1,4 @@
-//! Queues of somebody else's: nothing of them is kept, and nothing is enqueued on them but waits, records, and copies that
+//! Foreign queues: nothing of them is kept, and nothing is enqueued on them but waits, records, and copies that
 //! were asked for.
 
 use std::ptr;
@@ -23,7 +23,7 @@ pub(super) const PER_THREAD: usize = 2;
 /// `CU_EVENT_WAIT_EXTERNAL`: in a recording, wait at every launch for what the event was last recorded for.
 const WAIT_EXTERNAL: u32 = 1;
 
-/// A stream of somebody else's, for as long as the call that gave it.
+/// A foreign stream, for as long as the call that gave it.
 pub(super) struct Foreign {
     raw: Handle<CUstream>,
     /// The thread whose stream it is, where the handle means the calling thread's.
@@ -108,7 +108,7 @@ impl Foreign {
             return Err(DeviceError::new(DeviceErrorKind::Invalid, message));
         };
         // The graph waits for it for as long as it lives, of which nobody tells us.
-        ours.give_up();
+        ours.retire_from_pool();
         // SAFETY: the event stays as it is for ever.
         unsafe { wait(context, self.raw(), event, WAIT_EXTERNAL) }?;
         Ok(false)
@@ -126,7 +126,7 @@ impl Foreign {
     ) -> Result<(), DeviceError> {
         self.here()?;
         if recording.is_none() || self.recording(context)? != recording {
-            return Err(not_the_same_recording());
+            return Err(not_the_same_capture());
         }
         // SAFETY: by contract.
         unsafe { wait(context, self.raw(), event, 0) }
@@ -145,7 +145,7 @@ impl Foreign {
     }
 }
 
-pub(super) fn not_the_same_recording() -> DeviceError {
+pub(super) fn not_the_same_capture() -> DeviceError {
     let message = "a point in a graph can be waited for in the same recording only";
     DeviceError::new(DeviceErrorKind::Invalid, message)
 }

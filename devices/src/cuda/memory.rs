@@ -179,9 +179,9 @@ pub(super) fn allocate(
     let context = Arc::clone(context);
     let free = move |memory: NonNull<u8>, bytes: usize| {
         // SAFETY: allocated below, freed once; whoever drops an allocation has made sure that nothing uses it.
-        unsafe { give_back(&context, pool.as_deref(), kind, memory, bytes) }
+        unsafe { release(&context, pool.as_deref(), kind, memory, bytes) }
     };
-    // SAFETY: fresh memory that nobody else has.
+    // SAFETY: fresh memory without another owner.
     Ok(unsafe { Allocation::from_raw(memory, bytes, device, free) })
 }
 
@@ -211,7 +211,7 @@ fn take(context: &Context, pool: Option<&Pool>, kind: Kind, bytes: usize) -> Res
 
 /// # Safety
 /// The memory is [`take`]n with the same arguments, and nothing uses it any more.
-unsafe fn give_back(context: &Context, pool: Option<&Pool>, kind: Kind, memory: NonNull<u8>, bytes: usize) {
+unsafe fn release(context: &Context, pool: Option<&Pool>, kind: Kind, memory: NonNull<u8>, bytes: usize) {
     // In a forked child nothing of the driver works, and the memory is the parent's.
     if is_abandoned() {
         return;

@@ -7,7 +7,7 @@
 //! - A fence of a stream of ours is a number. Giving it tells the driver nothing; an event is recorded when another queue
 //!   asks for it, and the device writes the number into pinned memory when the host does (`stream.rs`).
 //! - Queues wait for each other on the device, between devices as well; a wait that another one implies is left out.
-//! - A stream of somebody else's ([`CudaDevice::foreign`]) gets waits and records at once, and a new identity at each
+//! - A foreign stream ([`CudaDevice::foreign`]) gets waits and records at once, and a new identity at each
 //!   acquisition. It is never queried, gets no callbacks, and is not kept (`foreign.rs`).
 //! - Events are used again, but never while somebody holds them (`events.rs`).
 //! - A fault is the context's: everything unfinished on it fails with the driver's number, and its memory is leaked (`context.rs`).

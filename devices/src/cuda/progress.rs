@@ -47,11 +47,11 @@ impl Timeline for Stream {
             self.read();
             let wanted = self.wanted.load(Ordering::Acquire);
             if wanted > self.completed() {
-                self.ask_or_break(wanted);
+                self.request_or_fail(wanted);
             }
             let completed = self.completed();
             if completed < self.asked.load(Ordering::Acquire) {
-                let retired = self.retire(&mut self.lane());
+                let retired = self.retire(&mut self.state());
                 if let Err(error) = retired {
                     self.fail(&error);
                 }
@@ -77,7 +77,7 @@ impl Timeline for Stream {
                 return completed;
             }
         } else if self.asked.load(Ordering::Acquire) < sequence {
-            self.ask_or_break(sequence);
+            self.request_or_fail(sequence);
         }
         self.poll()
     }
@@ -109,7 +109,7 @@ impl Timeline for Stream {
     }
 
     fn watch(&self, sequence: u64, _subscriber: &Arc<dyn Subscriber>) -> Watch {
-        self.ask_or_break(sequence);
+        self.request_or_fail(sequence);
         if self.completed() >= sequence {
             return Watch::Settled(Ok(()));
         }
@@ -125,30 +125,30 @@ impl Timeline for Stream {
 impl Stream {
     /// Sees to it that the host can learn of number `sequence` by polling.
     fn ask(&self, sequence: u64) -> Result<(), DeviceError> {
-        let mut lane = self.lane();
+        let mut state = self.state();
         let known = self.completed().max(self.written.load(Ordering::Relaxed));
         if known.max(self.asked.load(Ordering::Relaxed)) >= sequence || self.failure().is_some() {
             return Ok(());
         }
-        if self.records(&lane)? {
+        if self.records(&state)? {
             // Nothing can be enqueued for it now.
             self.wanted.fetch_max(sequence, Ordering::AcqRel);
             return Ok(());
         }
-        let newest = lane.sequence;
-        let mark = lane.marks.iter().find(|(number, _)| *number >= sequence).cloned();
+        let newest = state.sequence;
+        let mark = state.marks.iter().find(|(number, _)| *number >= sequence).cloned();
         // It may be done already; nobody had a reason to look.
         if self.is_over(newest, mark.as_ref())? {
             return Ok(());
         }
         // An event that is there is more exact than what would be written now, unless they say the same.
-        let same = newest == sequence && lane.waited_at < sequence && self.word.is_some();
+        let same = newest == sequence && state.waited_at < sequence && self.word.is_some();
         if let Some((number, _)) = mark.filter(|_| !same) {
             self.asked.store(number, Ordering::Release);
             return Ok(());
         }
         let (Some(word), Some(write)) = (self.word, self.context.api.stream_write) else {
-            self.mark(&mut lane)?;
+            self.mark(&mut state)?;
             self.asked.store(newest, Ordering::Release);
             return Ok(());
         };
@@ -185,7 +185,7 @@ impl Stream {
     }
 
     /// As [`ask`](Self::ask). Who cannot be answered must not wait for ever, so what refuses it breaks the stream.
-    fn ask_or_break(&self, sequence: u64) {
+    fn request_or_fail(&self, sequence: u64) {
         if let Err(error) = self.ask(sequence) {
             self.fail(&error);
         }
@@ -217,12 +217,12 @@ impl Stream {
             return;
         }
         self.looked_ns.store(self.age_ns(), Ordering::Relaxed);
-        let lane = self.lane();
+        let state = self.state();
         // A capturing stream is not queried.
-        if self.records(&lane).unwrap_or(true) {
+        if self.records(&state).unwrap_or(true) {
             return;
         }
-        let newest = lane.sequence;
+        let newest = state.sequence;
         match self.query() {
             Ok(false) => {}
             Ok(true) => self.reach(newest),
@@ -233,7 +233,7 @@ impl Stream {
 
 // Pinned words that streams count in: the device writes a number there, the host reads it without asking the driver.
 
-/// Words are a cache line apart: the device writes one while the host reads another.
+/// TimelineValues are a cache line apart: the device writes one while the host reads another.
 const STRIDE: usize = 64;
 /// Bytes that are pinned at once.
 const PAGE: usize = 4_096;
@@ -242,27 +242,27 @@ const PORTABLE: u32 = 1;
 
 /// The words of a context. Its pages stay for as long as the process lives.
 #[derive(Default)]
-pub(super) struct Words {
+pub(super) struct TimelineValues {
     inner: Mutex<Inner>,
 }
 
 #[derive(Default)]
 struct Inner {
-    free: Vec<Word>,
-    /// Words of streams that are gone, with the last number that is on its way to them.
-    settling: Vec<(Word, u64)>,
+    free: Vec<TimelineValue>,
+    /// TimelineValues of streams that are gone, with the last number that is on its way to them.
+    settling: Vec<(TimelineValue, u64)>,
 }
 
 /// One word.
 #[derive(Clone, Copy)]
-pub(super) struct Word(NonNull<AtomicU64>);
+pub(super) struct TimelineValue(NonNull<AtomicU64>);
 
 // SAFETY: a word is an atomic that stays for ever.
-unsafe impl Send for Word {}
+unsafe impl Send for TimelineValue {}
 // SAFETY: as above.
-unsafe impl Sync for Word {}
+unsafe impl Sync for TimelineValue {}
 
-impl Word {
+impl TimelineValue {
     /// What the device has written last. What it did before that is visible to whoever reads it here.
     #[inline]
     pub(super) fn read(self) -> u64 {
@@ -276,12 +276,12 @@ impl Word {
     }
 }
 
-impl Words {
+impl TimelineValues {
     /// A word that is 0 and that nothing on its way will change.
     ///
     /// # Errors
     /// No memory could be pinned.
-    pub(super) fn take(&self, context: &Context) -> Result<Word, DeviceError> {
+    pub(super) fn take(&self, context: &Context) -> Result<TimelineValue, DeviceError> {
         let mut inner = self.inner.lock();
         let settled = inner.settling.extract_if(.., |(word, last)| word.read() == *last);
         let settled: Vec<_> = settled.map(|(word, _)| word).collect();
@@ -290,20 +290,20 @@ impl Words {
             inner.free = page(context)?;
         }
         let word = inner.free.pop().expect("a page has words");
-        // SAFETY: as in `Word::read`; no stream writes there.
+        // SAFETY: as in `TimelineValue::read`; no stream writes there.
         unsafe { word.0.as_ref() }.store(0, Ordering::Relaxed);
         Ok(word)
     }
 
     /// The stream is gone; `last` is the last number that it was told to write, or 0.
-    pub(super) fn give_back(&self, word: Word, last: u64) {
+    pub(super) fn release(&self, word: TimelineValue, last: u64) {
         let mut inner = self.inner.lock();
         inner.settling.push((word, last));
     }
 }
 
-/// Words in memory that is pinned now.
-fn page(context: &Context) -> Result<Vec<Word>, DeviceError> {
+/// TimelineValues in memory that is pinned now.
+fn page(context: &Context) -> Result<Vec<TimelineValue>, DeviceError> {
     let mut page = ptr::null_mut();
     let _entered = context.enter_relaxed()?;
     // SAFETY: writes one pointer; the memory is never freed.
@@ -311,7 +311,7 @@ fn page(context: &Context) -> Result<Vec<Word>, DeviceError> {
     context.check(code, "cannot pin memory to count in")?;
     let words = (0..PAGE / STRIDE).filter_map(|at| {
         // SAFETY: within the page, which is aligned to more than a word.
-        NonNull::new(unsafe { page.cast::<u8>().add(at * STRIDE) }.cast()).map(Word)
+        NonNull::new(unsafe { page.cast::<u8>().add(at * STRIDE) }.cast()).map(TimelineValue)
     });
     Ok(words.collect())
 }

@@ -14,10 +14,10 @@ use crate::{
 use super::capture;
 use super::context::Context;
 use super::events::Event;
-use super::events::{Captured, Single};
+use super::events::{Captured, EventFence};
 use super::foreign::{Foreign, recording};
 use super::stream::Stream;
-use super::timing::Stretch;
+use super::timing::TimedInterval;
 
 /// A CUDA stream, ours or somebody else's. Work that is enqueued goes on when it is dropped.
 pub struct CudaQueue {
@@ -25,7 +25,7 @@ pub struct CudaQueue {
     id: QueueId,
     kind: Kind,
     /// Who measures what is enqueued until the next record.
-    timings: Mutex<Vec<Arc<Stretch>>>,
+    timings: Mutex<Vec<Arc<TimedInterval>>>,
 }
 
 enum Kind {
@@ -129,29 +129,29 @@ impl CudaQueue {
     }
 
     /// Begins to measure; `None` in a recording, which runs when it is launched.
-    fn begin_to_measure(&self) -> Result<Option<Arc<Stretch>>, DeviceError> {
+    fn begin_to_measure(&self) -> Result<Option<Arc<TimedInterval>>, DeviceError> {
         if self.is_capturing()? {
             return Ok(None);
         }
         // SAFETY: a live stream of the context.
-        let stretch = unsafe { Stretch::begin(&self.context, self.here()?) }?;
-        self.timings().push(Arc::clone(&stretch));
-        Ok(Some(stretch))
+        let interval = unsafe { TimedInterval::begin(&self.context, self.here()?) }?;
+        self.timings().push(Arc::clone(&interval));
+        Ok(Some(interval))
     }
 
     /// Ends what is being measured. What cannot be told stays untold.
     fn end_measuring(&self) {
         let timings = std::mem::take(&mut *self.timings());
-        for stretch in timings {
+        for interval in timings {
             // SAFETY: a live stream of the context.
-            let ended = self.here().and_then(|stream| unsafe { stretch.end(stream) });
+            let ended = self.here().and_then(|stream| unsafe { interval.end(stream) });
             if let Err(error) = ended {
                 tracing::debug!(%error, queue = %self.id, "device time is not measured");
             }
         }
     }
 
-    fn timings(&self) -> MutexGuard<'_, Vec<Arc<Stretch>>> {
+    fn timings(&self) -> MutexGuard<'_, Vec<Arc<TimedInterval>>> {
         self.timings.lock()
     }
 
@@ -176,7 +176,7 @@ impl CudaQueue {
 
     fn covers(&self, fence: &Fence) -> bool {
         match &self.kind {
-            Kind::Own(stream) => stream.lane().clock.covers(fence),
+            Kind::Own(stream) => stream.state().clock.covers(fence),
             Kind::Foreign(_, clock) => clock.lock().covers(fence),
         }
     }
@@ -221,7 +221,7 @@ fn behind(fence: &Fence) -> Result<Behind, DeviceError> {
     }
     let Some(event) = fence.as_event() else { return Ok(Behind::Unknown) };
     let any: &dyn Any = &**event;
-    if let Some(single) = any.downcast_ref::<Single>() {
+    if let Some(single) = any.downcast_ref::<EventFence>() {
         return Ok(match single.raw() {
             Some(raw) => Behind::Event(raw, single.event().cloned(), Arc::clone(single.context())),
             None => Behind::Done,
@@ -302,7 +302,7 @@ impl Queue for CudaQueue {
     /// Between two events with time stamps, which cost a little: so only while somebody asks.
     fn time(&self) -> Option<Arc<dyn Timing>> {
         match self.begin_to_measure() {
-            Ok(stretch) => stretch.map(|stretch| stretch as Arc<dyn Timing>),
+            Ok(interval) => interval.map(|interval| interval as Arc<dyn Timing>),
             Err(error) => {
                 tracing::debug!(%error, queue = %self.id, "device time is not measured");
                 None
@@ -315,17 +315,17 @@ impl Queue for CudaQueue {
         self.end_measuring();
         match &self.kind {
             Kind::Own(stream) => {
-                let mut lane = stream.lane();
-                if lane.is_recording() {
-                    drop(lane);
+                let mut state = stream.state();
+                if state.is_own_capture() {
+                    drop(state);
                     // SAFETY: a live stream of the context.
                     let event = unsafe { Event::record(&self.context, stream.raw()) }?;
                     let recording = recording(&self.context, stream.raw())?;
                     return Ok(Fence::event(Arc::new(Captured::new(event, recording))));
                 }
-                let sequence = stream.next(&mut lane);
-                let seen = lane.clock.snapshot();
-                drop(lane);
+                let sequence = stream.next(&mut state);
+                let seen = state.clock.snapshot();
+                drop(state);
                 Ok(Fence::point(Arc::clone(stream) as Arc<dyn Timeline>, sequence, seen))
             }
             Kind::Foreign(foreign, _) => {
@@ -334,7 +334,7 @@ impl Queue for CudaQueue {
                     let recording = foreign.recording(&self.context)?;
                     return Ok(Fence::event(Arc::new(Captured::new(event, recording))));
                 }
-                Ok(Fence::event(Arc::new(Single::of(foreign.record(&self.context)?))))
+                Ok(Fence::event(Arc::new(EventFence::of(foreign.record(&self.context)?))))
             }
         }
     }

@@ -16,7 +16,7 @@
 //! `completed` only goes up, and stands still for good when the stream breaks: bit `FROZEN` is set in the same word, so nobody
 //! who has seen a fence fail sees it done later. The word in pinned memory is read into it.
 //!
-//! A broken context writes no word, so whoever polls asks the driver about the stream from time to time.
+//! A broken context writes no word, so a poll queries the driver about the stream from time to time.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -34,8 +34,8 @@ use crate::{DeviceError, DeviceErrorKind, Fence, QueueClock, QueueId};
 use super::context::Context;
 use super::driver::Handle;
 use super::events::Event;
-use super::foreign::{not_the_same_recording, recording};
-use super::progress::Word;
+use super::foreign::{not_the_same_capture, recording};
+use super::progress::TimelineValue;
 
 /// In `completed`: the number stands still for ever.
 pub(super) const FROZEN: u64 = 1 << 63;
@@ -50,19 +50,19 @@ pub(super) struct Stream {
     pub(super) completed: AtomicU64,
     pub(super) failure: OnceLock<DeviceError>,
     /// Where the device counts.
-    pub(super) word: Option<Word>,
-    /// The newest number that the device has been told to write. Goes up under the lane's lock.
+    pub(super) word: Option<TimelineValue>,
+    /// The newest number that the device has been told to write. Goes up under the state's lock.
     pub(super) written: AtomicU64,
-    /// The newest number that the host has asked for and that only an event tells of. Goes up under the lane's lock.
+    /// The newest number that the host has asked for and that only an event tells of. Goes up under the state's lock.
     pub(super) asked: AtomicU64,
-    /// The newest number that the host has asked for while nothing could be enqueued for it: whoever polls sees to it later.
+    /// The newest number that the host has asked for while nothing could be enqueued for it: a later poll sees to it.
     pub(super) wanted: AtomicU64,
     pub(super) reads: AtomicU64,
     /// When the driver was asked about the stream last, since `born`.
     pub(super) looked_ns: AtomicU64,
     pub(super) born: Instant,
-    lane: Mutex<Lane>,
-    /// Fences of other contexts that it waits for. A lock of its own, taken by whoever finds such a context broken.
+    state: Mutex<QueueState>,
+    /// Fences of other contexts that it waits for. A lock of its own, taken by the thread that finds such a context broken.
     depends: Mutex<Vec<(Fence, Arc<Context>)>>,
 }
 
@@ -92,7 +92,7 @@ impl Stream {
             reads: AtomicU64::new(0),
             looked_ns: AtomicU64::new(0),
             born: Instant::now(),
-            lane: Mutex::new(Lane::new(id)),
+            state: Mutex::new(QueueState::new(id)),
             depends: Mutex::default(),
         };
         if let Some(words) = &context.words {
@@ -111,8 +111,8 @@ impl Stream {
         self.raw.get()
     }
 
-    pub(super) fn lane(&self) -> MutexGuard<'_, Lane> {
-        self.lane.lock()
+    pub(super) fn state(&self) -> MutexGuard<'_, QueueState> {
+        self.state.lock()
     }
 
     /// # Errors
@@ -122,16 +122,16 @@ impl Stream {
         self.failure().map_or(Ok(()), Err)
     }
 
-    /// The handle, for somebody who enqueues by himself.
+    /// The handle, for code that enqueues by itself.
     pub(super) fn touch(&self) -> CUstream {
-        self.lane().touched = true;
+        self.state().touched = true;
         self.raw()
     }
 
     /// The next number: of everything enqueued so far.
-    pub(super) fn next(&self, lane: &mut Lane) -> u64 {
-        lane.sequence += 1;
-        lane.sequence
+    pub(super) fn next(&self, state: &mut QueueState) -> u64 {
+        state.sequence += 1;
+        state.sequence
     }
     pub(super) fn depends(&self) -> MutexGuard<'_, Vec<(Fence, Arc<Context>)>> {
         self.depends.lock()
@@ -186,7 +186,7 @@ impl Drop for Stream {
             let _ = unsafe { (self.context.api.stream_destroy)(self.raw()) };
         }
         if let (Some(words), Some(word)) = (&self.context.words, self.word) {
-            words.give_back(word, self.written.load(Ordering::Relaxed));
+            words.release(word, self.written.load(Ordering::Relaxed));
         }
     }
 }
@@ -199,13 +199,13 @@ impl fmt::Debug for Stream {
 
 // What is enqueued on a stream of ours: its numbers, the events that cover some of them, and what it was made to wait for.
 
-/// Events on a stream before the oldest are looked at unasked, so that they become free in chains that nobody polls.
+/// Events on a stream before the oldest are looked at unasked, so that they become free in chains that no thread polls.
 const MARKS_LOOK: usize = 16;
 /// Events that are kept. Past it every second one is let go: whoever asks for its number gets the next one.
 const MARKS_MAX: usize = 1_024;
 
 /// What is enqueued. The lock never covers user code.
-pub(super) struct Lane {
+pub(super) struct QueueState {
     pub(super) clock: QueueClock,
     pub(super) sequence: u64,
     /// Numbers with an event that covers them, ascending.
@@ -218,7 +218,7 @@ pub(super) struct Lane {
     pub(super) waited_at: u64,
 }
 
-impl Lane {
+impl QueueState {
     pub(super) fn new(id: QueueId) -> Self {
         Self {
             clock: QueueClock::new(id, true),
@@ -231,7 +231,7 @@ impl Lane {
     }
 
     /// Whether a graph of ours is being recorded here.
-    pub(super) fn is_recording(&self) -> bool {
+    pub(super) fn is_own_capture(&self) -> bool {
         self.capture
     }
 
@@ -252,11 +252,11 @@ impl Stream {
             return Ok(None);
         }
         self.intact()?;
-        let mut lane = self.lane();
-        if let Some(event) = lane.covering(sequence) {
+        let mut state = self.state();
+        if let Some(event) = state.covering(sequence) {
             return Ok(Some(event));
         }
-        self.mark(&mut lane).map(Some)
+        self.mark(&mut state).map(Some)
     }
 
     /// Makes what is enqueued here next wait for `event`, which is behind `fence`.
@@ -272,17 +272,17 @@ impl Stream {
         event: CUevent,
         context: &Arc<Context>,
     ) -> Result<(), DeviceError> {
-        let mut lane = self.lane();
-        self.not_capturing(&lane)?;
+        let mut state = self.state();
+        self.not_capturing(&state)?;
         // What was enqueued until now must not seem to wait as well.
-        if lane.sequence > self.completed() && lane.covering(lane.sequence).is_none() {
-            self.mark(&mut lane)?;
+        if state.sequence > self.completed() && state.covering(state.sequence).is_none() {
+            self.mark(&mut state)?;
         }
         // SAFETY: by contract.
         unsafe { wait(&self.context, self.raw(), event, 0) }?;
-        lane.clock.note_wait(fence);
-        lane.waited_at = lane.sequence;
-        drop(lane);
+        state.clock.note_wait(fence);
+        state.waited_at = state.sequence;
+        drop(state);
         if !Arc::ptr_eq(context, &self.context) {
             let mut depends = self.depends();
             depends.retain(|(fence, _)| !fence.observed_done());
@@ -298,53 +298,53 @@ impl Stream {
     /// # Safety
     /// `event` is live.
     pub(super) unsafe fn wait_within(&self, event: CUevent, number: Option<u64>) -> Result<(), DeviceError> {
-        let _lane = self.lane();
+        let _lane = self.state();
         if number.is_none() || recording(&self.context, self.raw())? != number {
-            return Err(not_the_same_recording());
+            return Err(not_the_same_capture());
         }
         // SAFETY: by contract.
         unsafe { wait(&self.context, self.raw(), event, 0) }
     }
 
     /// Records an event of everything enqueued so far: it covers the newest number.
-    pub(super) fn mark(&self, lane: &mut Lane) -> Result<Arc<Event>, DeviceError> {
-        self.not_capturing(lane)?;
+    pub(super) fn mark(&self, state: &mut QueueState) -> Result<Arc<Event>, DeviceError> {
+        self.not_capturing(state)?;
         // SAFETY: a live stream of the context.
         let event = unsafe { Event::record(&self.context, self.raw()) }?;
-        let number = lane.sequence;
-        if lane.marks.len() >= MARKS_LOOK {
-            self.retire(lane)?;
+        let number = state.sequence;
+        if state.marks.len() >= MARKS_LOOK {
+            self.retire(state)?;
         }
-        if lane.marks.len() >= MARKS_MAX {
+        if state.marks.len() >= MARKS_MAX {
             let mut at = 0;
             // The newest stays: it is the last of an even number.
-            lane.marks.retain(|_| {
+            state.marks.retain(|_| {
                 at += 1;
                 at % 2 == 0
             });
         }
-        lane.marks.push_back((number, Arc::clone(&event)));
+        state.marks.push_back((number, Arc::clone(&event)));
         Ok(event)
     }
 
     /// Queries the oldest events, up to the first that is not done.
-    pub(super) fn retire(&self, lane: &mut Lane) -> Result<(), DeviceError> {
+    pub(super) fn retire(&self, state: &mut QueueState) -> Result<(), DeviceError> {
         let completed = self.completed();
-        while lane.marks.pop_front_if(|(number, _)| *number <= completed).is_some() {}
-        while let Some((number, event)) = lane.marks.front() {
+        while state.marks.pop_front_if(|(number, _)| *number <= completed).is_some() {}
+        while let Some((number, event)) = state.marks.front() {
             if !event.query()? {
                 break;
             }
             self.reach(*number);
-            lane.marks.pop_front();
+            state.marks.pop_front();
         }
         Ok(())
     }
 
     /// # Errors
     /// What is enqueued now is recorded into a graph.
-    fn not_capturing(&self, lane: &Lane) -> Result<(), DeviceError> {
-        if !self.records(lane)? {
+    fn not_capturing(&self, state: &QueueState) -> Result<(), DeviceError> {
+        if !self.records(state)? {
             return Ok(());
         }
         let message = format!("{} is recording a graph: nothing outside of it can be waited for", self.id);
@@ -352,42 +352,42 @@ impl Stream {
     }
 
     /// Whether what is enqueued now is recorded into a graph, ours or that of somebody who has the handle.
-    pub(super) fn records(&self, lane: &Lane) -> Result<bool, DeviceError> {
-        Ok(lane.capture || lane.touched && is_capturing(&self.context, self.raw())?)
+    pub(super) fn records(&self, state: &QueueState) -> Result<bool, DeviceError> {
+        Ok(state.capture || state.touched && is_capturing(&self.context, self.raw())?)
     }
 
     /// Whether what is enqueued now is recorded into a graph.
     pub(super) fn is_capturing(&self) -> Result<bool, DeviceError> {
-        self.records(&self.lane())
+        self.records(&self.state())
     }
 
     /// From here on, what is enqueued is recorded into a graph. Everything before has an event: none could be had later.
     ///
     /// # Errors
     /// It is recording already, is broken, or `begin` did not work.
-    pub(super) fn begin_recording(
+    pub(super) fn begin_capture(
         &self,
         begin: impl FnOnce(CUstream) -> Result<(), DeviceError>,
     ) -> Result<(), DeviceError> {
         self.intact()?;
-        let mut lane = self.lane();
-        self.not_capturing(&lane)?;
-        if lane.sequence > self.completed() && lane.covering(lane.sequence).is_none() {
-            self.mark(&mut lane)?;
+        let mut state = self.state();
+        self.not_capturing(&state)?;
+        if state.sequence > self.completed() && state.covering(state.sequence).is_none() {
+            self.mark(&mut state)?;
         }
-        let mut recordings = self.context.recordings();
+        let mut captures = self.context.captures();
         begin(self.raw())?;
-        *recordings += 1;
-        lane.capture = true;
+        *captures += 1;
+        state.capture = true;
         Ok(())
     }
 
     /// Takes part, from here on, in the recording that `origin` has begun.
     ///
     /// # Errors
-    /// As [`begin_recording`](Self::begin_recording).
-    pub(super) fn join_recording(&self, origin: &Self) -> Result<(), DeviceError> {
-        self.begin_recording(|raw| {
+    /// As [`begin_capture`](Self::begin_capture).
+    pub(super) fn join_capture(&self, origin: &Self) -> Result<(), DeviceError> {
+        self.begin_capture(|raw| {
             // SAFETY: a live stream of the context.
             let fork = unsafe { Event::record(&self.context, origin.raw()) }?;
             // SAFETY: the event is live, and a recording keeps what it waits for by itself.
@@ -402,26 +402,26 @@ impl Stream {
     pub(super) fn rejoin(&self, origin: &Self) -> Result<(), DeviceError> {
         // SAFETY: a live stream of the context.
         let join = unsafe { Event::record(&self.context, self.raw()) }?;
-        // SAFETY: as in `join_recording`.
+        // SAFETY: as in `join_capture`.
         unsafe { wait(&self.context, origin.raw(), join.raw(), 0) }
     }
 
     /// The recording that this stream has joined is over.
-    pub(super) fn leave_recording(&self) {
-        let mut lane = self.lane();
-        lane.capture = false;
-        *self.context.recordings() -= 1;
+    pub(super) fn leave_capture(&self) {
+        let mut state = self.state();
+        state.capture = false;
+        *self.context.captures() -= 1;
     }
 
     /// The recording is over.
-    pub(super) fn end_recording(
+    pub(super) fn end_capture(
         &self,
         end: impl FnOnce(CUstream) -> Result<(), DeviceError>,
     ) -> Result<(), DeviceError> {
-        let mut lane = self.lane();
-        lane.capture = false;
-        let mut recordings = self.context.recordings();
-        *recordings -= 1;
+        let mut state = self.state();
+        state.capture = false;
+        let mut captures = self.context.captures();
+        *captures -= 1;
         end(self.raw())
     }
 }

@@ -1,8 +1,8 @@
 //! When work ran, from pairs of events with time stamps.
 //!
 //! The driver tells the time between two events of a context, as milliseconds in single precision. So a device's time is counted from
-//! an *anchor*: an event on a stream of its own that has nothing else to do. After some seconds single precision gets coarser than the
-//! stamps themselves (half a microsecond), and a new anchor is set.
+//! a *reference event*: an event on a stream of its own that has nothing else to do. After some seconds single precision gets coarser than the
+//! stamps themselves (half a microsecond), and a new reference is set.
 
 use std::fmt;
 use std::sync::Arc;
@@ -17,20 +17,20 @@ use super::driver::NOT_READY;
 use super::events::{Event, Purpose};
 use super::stream::Stream;
 
-/// An anchor is used this long. After 4 s a single-precision millisecond is exact to 0.25 microseconds.
-const ANCHOR_NS: u64 = 4_000_000_000;
+/// A reference event is used this long. After 4 s a single-precision millisecond is exact to 0.25 microseconds.
+const REFERENCE_NS: u64 = 4_000_000_000;
 
-/// What the device's clock says at the anchor, in nanoseconds: more than anything can have begun before it.
+/// What the device's clock says at the reference event, in nanoseconds: more than anything can have begun before it.
 const ANCHOR_AT_NS: f64 = 1e15;
 
 /// The clock of a context's device.
 #[derive(Default)]
 pub(super) struct DeviceClock {
-    anchor: Mutex<Option<Arc<Anchor>>>,
+    reference: Mutex<Option<Arc<ReferenceEvent>>>,
 }
 
 /// What times are counted from.
-struct Anchor {
+struct ReferenceEvent {
     event: Arc<Event>,
     set_ns: u64,
     /// Between the device's clock and the host's.
@@ -42,13 +42,15 @@ struct Anchor {
 impl DeviceClock {
     /// # Errors
     /// The driver gives no stream or no event.
-    fn anchor(&self, context: &Arc<Context>) -> Result<Arc<Anchor>, DeviceError> {
-        let mut anchor = self.anchor.lock();
+    fn reference(&self, context: &Arc<Context>) -> Result<Arc<ReferenceEvent>, DeviceError> {
+        let mut reference = self.reference.lock();
         let set_ns = host_now_ns();
-        if let Some(anchor) = anchor.as_ref().filter(|anchor| set_ns - anchor.set_ns < ANCHOR_NS) {
-            return Ok(Arc::clone(anchor));
+        if let Some(reference) =
+            reference.as_ref().filter(|reference| set_ns - reference.set_ns < REFERENCE_NS)
+        {
+            return Ok(Arc::clone(reference));
         }
-        let stream = match &*anchor {
+        let stream = match &*reference {
             Some(old) => Arc::clone(&old._stream),
             None => Stream::new(context)?,
         };
@@ -57,13 +59,13 @@ impl DeviceClock {
         // It was not recorded before the call: that is known before anything is measured.
         let mut clock = ClockBracket::default();
         clock.not_before(ANCHOR_AT_NS as u64, set_ns);
-        let fresh = Arc::new(Anchor { event, set_ns, clock: Mutex::new(clock), _stream: stream });
-        *anchor = Some(Arc::clone(&fresh));
+        let fresh = Arc::new(ReferenceEvent { event, set_ns, clock: Mutex::new(clock), _stream: stream });
+        *reference = Some(Arc::clone(&fresh));
         Ok(fresh)
     }
 }
 
-impl Anchor {
+impl ReferenceEvent {
     fn clock(&self) -> MutexGuard<'_, ClockBracket> {
         self.clock.lock()
     }
@@ -80,7 +82,7 @@ impl Anchor {
             NOT_READY => Ok(None),
             code => {
                 context.check(code, "cannot tell the time between two events")?;
-                // Below the anchor's own time: work that was enqueued just after the anchor may have begun before it.
+                // Below the reference event's own time: work that was enqueued just after that event may have begun before it.
                 Ok(Some((ANCHOR_AT_NS + f64::from(milliseconds) * 1e6) as u64))
             }
         }
@@ -88,28 +90,28 @@ impl Anchor {
 }
 
 /// What is enqueued between two events.
-pub(super) struct Stretch {
+pub(super) struct TimedInterval {
     context: Arc<Context>,
-    anchor: Arc<Anchor>,
+    reference: Arc<ReferenceEvent>,
     begin: Arc<Event>,
     /// When it was enqueued: it did not run before.
     called_ns: u64,
     end: OnceLock<Arc<Event>>,
 }
 
-impl Stretch {
+impl TimedInterval {
     /// # Errors
     /// The driver refused an event.
     ///
     /// # Safety
     /// `stream` is live, of the context, and not recording a graph.
     pub(super) unsafe fn begin(context: &Arc<Context>, stream: CUstream) -> Result<Arc<Self>, DeviceError> {
-        let anchor = context.clock.anchor(context)?;
+        let reference = context.clock.reference(context)?;
         let called_ns = host_now_ns();
         // SAFETY: by contract.
         let begin = unsafe { Event::record_for(context, stream, Purpose::Time) }?;
         let context = Arc::clone(context);
-        Ok(Arc::new(Self { context, anchor, begin, called_ns, end: OnceLock::new() }))
+        Ok(Arc::new(Self { context, reference, begin, called_ns, end: OnceLock::new() }))
     }
 
     /// # Errors
@@ -127,12 +129,12 @@ impl Stretch {
     fn measure(&self) -> Result<Option<DeviceSpan>, DeviceError> {
         let Some(end) = self.end.get() else { return Ok(None) };
         let (Some(began), Some(ended)) = (
-            self.anchor.until(&self.context, self.begin.raw())?,
-            self.anchor.until(&self.context, end.raw())?,
+            self.reference.until(&self.context, self.begin.raw())?,
+            self.reference.until(&self.context, end.raw())?,
         ) else {
             return Ok(None);
         };
-        let mut clock = self.anchor.clock();
+        let mut clock = self.reference.clock();
         clock.not_before(began, self.called_ns);
         clock.not_after(ended, host_now_ns());
         let span = clock.host_ns(began).zip(clock.host_ns(ended.max(began)));
@@ -140,15 +142,15 @@ impl Stretch {
     }
 }
 
-impl Timing for Stretch {
+impl Timing for TimedInterval {
     fn span(&self) -> Option<DeviceSpan> {
         // A context that is broken tells nothing, and whoever waits for the work is told why.
         self.measure().unwrap_or_default()
     }
 }
 
-impl fmt::Debug for Stretch {
+impl fmt::Debug for TimedInterval {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Stretch(from {:?} to {:?})", self.begin, self.end.get())
+        write!(f, "TimedInterval(from {:?} to {:?})", self.begin, self.end.get())
     }
 }

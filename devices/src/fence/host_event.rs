@@ -19,7 +19,7 @@ use estafette_sync::sync::{Mutex, MutexGuard};
 use crate::fence::source::{Outcome, Subscriber, Subscribers, Watch};
 use crate::{DeviceError, FenceState};
 
-/// Nobody has settled it. Becomes one of the other two, once.
+/// Pending. Changes once, to one of the other two.
 const PENDING: u8 = 0;
 /// Done. Final.
 const DONE: u8 = 1;

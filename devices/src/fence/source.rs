@@ -56,7 +56,7 @@ pub trait Timeline: Send + Sync + Debug + Any {
         (self.completed() >= sequence).then_some(true)
     }
 
-    /// Whether asking again and again costs a load each, and nobody is told: then who waits asks himself for a moment.
+    /// Whether asking again and again costs a load each, and nobody is told: then a waiter polls for a moment.
     fn query_is_cheap(&self) -> bool {
         false
     }
@@ -106,7 +106,7 @@ pub enum Watch {
     MustPoll,
 }
 
-/// Somebody who waits for fences.
+/// A waiter for fences.
 pub trait Subscriber: Send + Sync {
     /// One watched fence has settled. Runs on the thread that observed it, under no lock; it must be short and must
     /// not block. A panic is logged and goes no further.

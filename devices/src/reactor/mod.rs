@@ -4,9 +4,9 @@
 //! Promises and simulated queues push: they call their subscribers themselves and the thread is not even started for
 //! them. A fence of a driver must be polled: [`Watch::MustPoll`] puts it in the reactor's inbox.
 //!
-//! # Who waits himself, for a moment
-//! Work that is nearly done is not worth two changes of thread. Where asking is a load, and there are cores to spare, who waits
-//! asks again and again for some microseconds before he leaves it to the thread (`spin.rs`).
+//! # Waiters that poll first
+//! Work that is nearly done is not worth two changes of thread. Where a query is a load, and there are cores to spare, a waiter
+//! polls for some microseconds before it leaves the fence to the thread (`spin.rs`).
 //!
 //! # Sleeping protocol
 //! `armed` counts the subscriptions in the inbox and in the lanes.
@@ -38,7 +38,7 @@ use self::gather::Gather;
 use self::lanes::Armed;
 use self::thread::Shared;
 
-/// Watches pending fences and calls whoever waits for them. One per process, started when first needed.
+/// Watches pending fences and notifies their subscribers. One per process, started when first needed.
 #[derive(Debug)]
 pub struct Reactor {
     shared: Arc<Shared>,

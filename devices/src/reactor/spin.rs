@@ -4,7 +4,7 @@ use estafette_sync::time::{Duration, Instant};
 
 use crate::{Fence, Outcome};
 
-/// How long who waits for a fence asks again and again before he sleeps: about what going to sleep and waking up would cost.
+/// How long who waits for a fence asks again and again before it sleeps: about what going to sleep and waking up would cost.
 const BUDGET: Duration = Duration::from_micros(20);
 /// Loads between two looks at the clock.
 const ROUND: u32 = 16;

@@ -48,7 +48,7 @@ pub(super) enum EntryKind {
 }
 
 /// One queue.
-pub(super) struct Lane {
+pub(super) struct QueueState {
     pub(super) clock: QueueClock,
     pub(super) failure: Option<DeviceError>,
     /// Unfinished entries by their number on this queue.
@@ -58,10 +58,10 @@ pub(super) struct Lane {
     pub(super) timings: Vec<Arc<SimTiming>>,
     /// Nobody can enqueue any more; the lane goes when nothing is pending.
     pub(super) closed: bool,
-    pub(super) kind: LaneKind,
+    pub(super) kind: QueueKind,
 }
 
-pub(super) enum LaneKind {
+pub(super) enum QueueKind {
     InOrder(Arc<SimTimeline>),
     OutOfOrder {
         /// Unfinished waits: later pieces wait for them.

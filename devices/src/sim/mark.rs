@@ -15,7 +15,7 @@ use super::trace::Counters;
 pub(super) struct SimMark {
     /// The queue that it is enqueued on.
     pub(super) lane: QueueId,
-    /// Whether it has a number there; one of somebody else's queue stands alone.
+    /// Whether it has a number there; one of a foreign queue stands alone.
     numbered: bool,
     device: DLDevice,
     notify: SimNotify,

@@ -23,7 +23,7 @@ use std::sync::Arc;
 use crate::fence::waiting::Ready;
 use crate::{Clock, DeviceError, Fence, QueueClock, QueueId};
 
-use super::entry::{Entry, EntryId, EntryKind, Lane, LaneKind, Work};
+use super::entry::{Entry, EntryId, EntryKind, QueueKind, QueueState, Work};
 use super::mark::SimMark;
 use super::script::Script;
 use super::timeline::SimTimeline;
@@ -40,7 +40,7 @@ pub(super) struct Completing {
 /// What has to be done under no lock after a change.
 #[derive(Default)]
 pub(super) struct Effects {
-    /// Subscribers to be told.
+    /// Subscribers to be notified.
     pub(super) ready: Vec<Ready>,
     /// Work that will never run, to be dropped.
     pub(super) dropped: Vec<Work>,
@@ -61,7 +61,7 @@ pub(super) struct Schedule {
     pub(super) script: Script,
     pub(super) trace: Trace,
     latency: Latency,
-    queues: HashMap<QueueId, Lane>,
+    queues: HashMap<QueueId, QueueState>,
     entries: HashMap<EntryId, Entry>,
     next_entry: u64,
     /// (time, number drawn from the seed, entry).
@@ -89,12 +89,12 @@ impl Schedule {
     pub(super) fn add_queue(&mut self, id: QueueId, timeline: Option<Arc<SimTimeline>>) {
         let clock = QueueClock::new(id, timeline.is_some());
         let kind = match timeline {
-            Some(timeline) => LaneKind::InOrder(timeline),
-            None => LaneKind::OutOfOrder { waits: Vec::new(), last_mark: None, marks: 0 },
+            Some(timeline) => QueueKind::InOrder(timeline),
+            None => QueueKind::OutOfOrder { waits: Vec::new(), last_mark: None, marks: 0 },
         };
         let pending = BTreeMap::new();
         let timings = Vec::new();
-        let lane = Lane { clock, failure: None, pending, enqueued: 0, timings, closed: false, kind };
+        let lane = QueueState { clock, failure: None, pending, enqueued: 0, timings, closed: false, kind };
         self.queues.insert(id, lane);
     }
 
@@ -131,8 +131,8 @@ impl Schedule {
     ) {
         self.trace.push(TraceEvent::Launched { at_ns: self.now_ns, queue, name: name.clone() });
         let waits = match &self.lane(queue).kind {
-            LaneKind::InOrder(_) => Vec::new(),
-            LaneKind::OutOfOrder { waits, .. } => waits.clone(),
+            QueueKind::InOrder(_) => Vec::new(),
+            QueueKind::OutOfOrder { waits, .. } => waits.clone(),
         };
         let kind = EntryKind::Piece { name, duration_ns, work: Some(work) };
         let entry = self.add(queue, kind, &waits);
@@ -167,7 +167,7 @@ impl Schedule {
     ) {
         let entry = self.add(queue, EntryKind::Wait, target.as_slice());
         let lane = self.lane_mut(queue);
-        if let LaneKind::OutOfOrder { waits, .. } = &mut lane.kind {
+        if let QueueKind::OutOfOrder { waits, .. } = &mut lane.kind {
             waits.push(entry);
         }
         lane.clock.note_wait(fence);
@@ -190,8 +190,8 @@ impl Schedule {
     pub(super) fn point(&self, queue: QueueId) -> Option<(Arc<SimTimeline>, u64, Clock)> {
         let lane = self.lane(queue);
         match &lane.kind {
-            LaneKind::InOrder(timeline) => Some((timeline.clone(), lane.enqueued, lane.clock.snapshot())),
-            LaneKind::OutOfOrder { .. } => None,
+            QueueKind::InOrder(timeline) => Some((timeline.clone(), lane.enqueued, lane.clock.snapshot())),
+            QueueKind::OutOfOrder { .. } => None,
         }
     }
 
@@ -205,8 +205,8 @@ impl Schedule {
         let mark = Arc::new(mark(EntryId(self.next_entry)));
         let lane = self.lane(queue);
         let previous = match &lane.kind {
-            LaneKind::OutOfOrder { last_mark, .. } => *last_mark,
-            LaneKind::InOrder(_) => None,
+            QueueKind::OutOfOrder { last_mark, .. } => *last_mark,
+            QueueKind::InOrder(_) => None,
         };
         let since = previous.map_or(0, |(_, number)| number);
         let targets: Vec<_> = lane.pending.range(since..).map(|(_, &entry)| entry).collect();
@@ -214,7 +214,7 @@ impl Schedule {
         let lane = self.lane_mut(queue);
         let number = lane.enqueued;
         let mut sequence = 0;
-        if let LaneKind::OutOfOrder { last_mark, marks, .. } = &mut lane.kind {
+        if let QueueKind::OutOfOrder { last_mark, marks, .. } = &mut lane.kind {
             *last_mark = Some((entry, number));
             *marks += 1;
             sequence = *marks;
@@ -302,7 +302,7 @@ impl Schedule {
             };
             lane.failure = Some(error.clone());
             let pending = std::mem::take(&mut lane.pending);
-            if let LaneKind::InOrder(timeline) = &lane.kind {
+            if let QueueKind::InOrder(timeline) = &lane.kind {
                 timeline.fail(error, &mut effects.ready);
             }
             let message = error.message().to_owned();
@@ -328,8 +328,8 @@ impl Schedule {
         lane.enqueued += 1;
         let number = lane.enqueued;
         let before = match lane.kind {
-            LaneKind::InOrder(_) => lane.pending.last_key_value().map(|(_, &entry)| entry),
-            LaneKind::OutOfOrder { .. } => None,
+            QueueKind::InOrder(_) => lane.pending.last_key_value().map(|(_, &entry)| entry),
+            QueueKind::OutOfOrder { .. } => None,
         };
         lane.pending.insert(number, id);
         let mut missing = 0;
@@ -378,8 +378,8 @@ impl Schedule {
             lane.pending.remove(&number);
             entry.timings.iter().for_each(|timing| timing.ended(at_ns));
             match &mut lane.kind {
-                LaneKind::InOrder(timeline) => timeline.reach(number, &mut effects.ready),
-                LaneKind::OutOfOrder { waits, .. } => waits.retain(|&wait| wait != id),
+                QueueKind::InOrder(timeline) => timeline.reach(number, &mut effects.ready),
+                QueueKind::OutOfOrder { waits, .. } => waits.retain(|&wait| wait != id),
             }
             match entry.kind {
                 EntryKind::Piece { name, .. } => {
@@ -409,11 +409,11 @@ impl Schedule {
         }
     }
 
-    fn lane(&self, queue: QueueId) -> &Lane {
+    fn lane(&self, queue: QueueId) -> &QueueState {
         self.queues.get(&queue).expect("a queue stays in the schedule while it has handles or entries")
     }
 
-    fn lane_mut(&mut self, queue: QueueId) -> &mut Lane {
+    fn lane_mut(&mut self, queue: QueueId) -> &mut QueueState {
         self.queues.get_mut(&queue).expect("a queue stays in the schedule while it has handles or entries")
     }
 }

@@ -22,7 +22,7 @@ use super::context::{Context, UsmKind};
 use super::errors::{on_asynchronous_error, refused, stray};
 use super::event::{Event, Single};
 use super::handle::Handle;
-use super::lane::{Lane, Native};
+use super::lane::{Native, QueueState};
 use super::push;
 use super::queue::{SyclQueue, event_of, not_ours};
 use super::runtime::{parts_of_queue, root_device};
@@ -388,7 +388,8 @@ impl Device for SyclDevice {
             // Done already, and its event is gone: an event of everything on an idle queue is as good.
             _ if fence.device() == self.shared.id && fence.is_done() => {
                 let native = Native::new(&self.shared, self.shared.queue(false)?, false);
-                Lane::new(&self.shared, SmallVec::from_iter([native]), QueueId::next(), true).barrier()?
+                QueueState::new(&self.shared, SmallVec::from_iter([native]), QueueId::next(), true)
+                    .barrier()?
             }
             _ => {
                 let message = format!("the fence is of {}, not of {}", fence.device(), self.shared.id);

@@ -156,7 +156,7 @@ impl fmt::Debug for Event {
     }
 }
 
-/// A fence that is one event and no number: work of somebody else's queue, or an event from outside.
+/// A fence that is one event and no number: work of a foreign queue, or an event from outside.
 #[derive(Debug)]
 pub(super) struct Single(pub(super) Arc<Event>);
 

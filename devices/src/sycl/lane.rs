@@ -23,7 +23,7 @@ const WAITS_MAX: usize = 16;
 /// Events as a list of dependences.
 type List = SmallVec<[Object; 8]>;
 
-pub(super) struct Lane {
+pub(super) struct QueueState {
     shared: Arc<Shared>,
     /// One queue of the runtime; several in-order ones for an out-of-order queue of ours, whose commands take turns.
     handles: SmallVec<[Native; 1]>,
@@ -68,7 +68,7 @@ impl Native {
     }
 }
 
-impl Lane {
+impl QueueState {
     /// # Panics
     /// Without a queue of the runtime.
     pub(super) fn new(
@@ -163,7 +163,7 @@ impl Lane {
         Ok(())
     }
 
-    /// Begins to measure; `None` for a queue of somebody else's that was not made for it.
+    /// Begins to measure; `None` for a foreign queue that was not made for it.
     pub(super) fn time(&mut self) -> Result<Option<Arc<Commands>>, DeviceError> {
         let commands = Commands::new(&self.shared);
         if self.handles[0].foreign {
@@ -266,17 +266,17 @@ impl Lane {
         Ok(())
     }
 
-    /// Enqueues what is waited for, on a queue of somebody else's.
+    /// Enqueues what is waited for, on a foreign queue.
     pub(super) fn flush(&mut self) -> Result<(), DeviceError> {
         self.flush_to(0)
     }
 
-    /// The native handle, for somebody who enqueues by himself until the next record.
+    /// The native handle, for code that enqueues by itself until the next record.
     pub(super) fn touch(&mut self) -> Result<Object, DeviceError> {
         self.choose()?;
         self.flush_to(0)?;
         if !self.timings.is_empty() && !self.touched && !self.handles[0].foreign {
-            // What somebody enqueues by himself is between two barriers.
+            // What other code enqueues by itself is between two barriers.
             let called_ns = host_now_ns();
             let event = self.barrier()?;
             self.timed(&event, true, called_ns);

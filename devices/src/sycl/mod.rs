@@ -11,11 +11,11 @@
 //!   `depends_on` means it. Only code that enqueues by itself, on the native handle, needs a barrier for it (`lane.rs`).
 //! - An out-of-order queue has no prefix. Its commands wait for what they were ordered after and for nothing else; a fence of
 //!   it is the event of the operation's command, joined with those of earlier fences that it does not depend on.
-//! - On OpenCL the driver calls back when an event completes (`push.rs`), so nobody polls and no thread blocks. Elsewhere
+//! - On OpenCL the driver calls back when an event completes (`push.rs`), so no thread polls and no thread blocks. Elsewhere
 //!   the reactor polls.
 //! - Asynchronous errors come back through events, each on the thread that settles it (`errors.rs`).
 //! - Work of others is asked for its status and never waited for: waits hold a lock of the runtime (`event.rs`).
-//! - A queue of somebody else's ([`SyclDevice::foreign_queue`]) gets a barrier at once for every wait and for every fence,
+//! - A foreign queue ([`SyclDevice::foreign_queue`]) gets a barrier at once for every wait and for every fence,
 //!   and a new identity at each acquisition.
 //!
 //! | file | idea |

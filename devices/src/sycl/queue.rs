@@ -10,7 +10,7 @@ use crate::{DLDevice, DeviceError, DeviceErrorKind, Fence, FenceState, Order, Qu
 use super::device::Shared;
 use super::event::{Event, Single};
 use super::handle::Handle;
-use super::lane::{Lane, Native};
+use super::lane::{Native, QueueState};
 use super::progress::Progress;
 
 /// A queue of a [`SyclDevice`](super::SyclDevice), ours or somebody else's. Work that is enqueued goes on when it is dropped.
@@ -20,7 +20,7 @@ pub struct SyclQueue {
     in_order: bool,
     /// The numbers of a queue of ours. Others enqueue on a foreign one, so there every fence stands alone.
     progress: Option<Arc<Progress>>,
-    lane: Mutex<Lane>,
+    lane: Mutex<QueueState>,
     /// What whoever made it wants kept as long as it is.
     kept: OnceLock<Arc<dyn Any + Send + Sync>>,
 }
@@ -50,7 +50,7 @@ impl SyclQueue {
     ) -> Arc<Self> {
         // Of a foreign queue the order is not known here: what others enqueue comes between.
         let handles = handles.map(|handle| Native::new(shared, handle, progress.is_none())).collect();
-        let lane = Lane::new(shared, handles, id, in_order && progress.is_some());
+        let lane = QueueState::new(shared, handles, id, in_order && progress.is_some());
         Arc::new(Self {
             shared: Arc::clone(shared),
             id,
@@ -121,7 +121,7 @@ impl SyclQueue {
         }
     }
 
-    fn lane(&self) -> MutexGuard<'_, Lane> {
+    fn lane(&self) -> MutexGuard<'_, QueueState> {
         self.lane.lock()
     }
 
