@@ -89,8 +89,8 @@ fn what_was_collapsed_and_its_group_cannot_be_held() {
 }
 
 #[test]
-#[should_panic(expected = "a hold ends once")]
-fn a_hold_that_is_not_there_cannot_end() {
+#[should_panic(expected = "a pin is released once")]
+fn a_pin_that_is_not_there_cannot_be_released() {
     Queues::new().var(Vec::new()).unpin(|_, _| (), |_| ());
 }
 
