@@ -381,7 +381,7 @@ fn what_cannot_be_a_graph_is_refused_with_the_node_that_is_in_the_way() {
     // SAFETY: the stream lives to the end of the test.
     let theirs = unsafe { bench.device.foreign_queue(theirs.native()) }.unwrap();
     let other = &CudaRuntime::get().unwrap().devices()[1];
-    for (queue, text) in [(theirs, "somebody else's"), (other.create_queue().unwrap(), "cuda:1")] {
+    for (queue, text) in [(theirs, "a foreign queue"), (other.create_queue().unwrap(), "cuda:1")] {
         let mut builder = bench.engine.program("step");
         bench.fills(&mut builder, "good", 0, &x, 1);
         builder.op("bad").on(&queue).run_on(|_, [], []| Ok(())).unwrap();
