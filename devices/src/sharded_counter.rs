@@ -139,7 +139,7 @@ impl std::fmt::Debug for ShardedCounter {
     }
 }
 
-/// All but [`release`](Self::leave) only by the thread that sits here.
+/// All but [`release`](Self::release) only by the thread that sits here.
 impl Shard {
     /// Begins one that the thread was admitted for in advance; false if there is none.
     #[inline(always)]
