@@ -194,7 +194,7 @@ pub enum FailureKind {
     Error,
     /// The body panicked.
     Panic,
-    /// It was cancelled before it began, or what it waited for was.
+    /// The operation, or what the operation waited for, was cancelled before the operation began.
     Cancelled,
     /// The device work failed after it had been issued.
     Device,
