@@ -35,33 +35,36 @@ use crate::wait::blocking::take_snapshot;
 use crate::wait::diagnose::{Diagnosis, diagnose};
 use crate::wait::inspect;
 
-/// Operations that may be in flight before a submission waits, unless told otherwise: enough to keep any number of workers and
-/// devices busy, and few enough that what is in flight stays in a core's own cache. (With 65,536 the *random* workload of the
-/// benches takes three and a half times as long per operation, with 512 no less than with this.)
+/// Default in-flight limit. So many operations keep any number of workers and devices busy, and their state
+/// stays in a core's own cache. (With 65,536 the *random* workload of the benches takes three and a half
+/// times as long per operation; with 512 the workload takes no less time than with this limit.)
 const IN_FLIGHT_LIMIT_DEFAULT: usize = 4_096;
 
-/// How long a wait is held up by leases alone before it ends with their names, unless told otherwise.
+/// Default lease timeout: how long leases alone hold up a wait before the wait ends with their names.
 const LEASE_TIMEOUT_DEFAULT: Duration = Duration::from_secs(30);
 
-/// How long memory waits for the end of a consumer's device work that nobody knows, unless told otherwise.
+/// Default quarantine timeout: how long memory waits for a consumer's device work whose end is unknown.
 const QUARANTINE_TIMEOUT_DEFAULT: Duration = Duration::from_secs(60);
 
-/// Worker threads that an engine may have. More than a machine's cores gain nothing, and each start of a worker costs more the more
-/// there are: a thousand start in seconds, ten thousand in half a minute.
+/// Most worker threads that an engine may have. More workers than a machine's cores gain nothing, and each
+/// start of a worker costs more the more workers there are: a thousand start in seconds, ten thousand in half
+/// a minute.
 pub const WORKERS_MAX: usize = 1_024;
 
-/// Sizes, in bytes, that the stacks of an engine's threads may have: less than 64 KiB is no room for a function of any library, and
-/// more than 1 TiB is more than a process can map for several threads.
+/// Sizes, in bytes, that the stacks of an engine's threads may have. Less than 64 KiB is no room for a
+/// function of any library. More than 1 TiB is more than a process can map for several threads.
 pub const STACK_SIZES: RangeInclusive<usize> = 64 << 10..=1 << 40;
 
-/// Schedules operations in the order that their data demands. Cloning gives another handle to the same engine.
+/// Schedules operations in the order that their data demands. A clone is another handle to the same engine.
 ///
-/// Dropping the last handle detaches: what was submitted still runs, and nothing waits for it. Use
-/// [`shutdown`](Self::shutdown) to wait for the end; the end of `main` ends the process, whatever is in flight.
+/// Dropping the last handle detaches the engine: submitted operations still run, and nothing waits for them.
+/// Use [`shutdown`](Self::shutdown) to wait for their end. The end of `main` ends the process, whatever is in
+/// flight.
 ///
-/// An operation that fails says so where its outcome or its outputs are looked at. A failure that nothing looks at is reported
-/// when its last version and handle are gone, at the level *error* of `tracing` (target `estafette::unretrieved`; see
-/// [`on_unretrieved`](crate::on_unretrieved)), and named at the end of the engine ([`ShutdownReport::unretrieved`]).
+/// A failure of an operation shows where the program inspects its outcome or its outputs. A failure that the
+/// program never retrieves is reported when its last version and handle are gone: at the level *error* of
+/// `tracing` (target `estafette::unretrieved`; see [`on_unretrieved`](crate::on_unretrieved)). The end of the
+/// engine also names such failures ([`ShutdownReport::unretrieved`]).
 #[derive(Clone)]
 pub struct Engine {
     handle: Arc<Handle>,
@@ -107,20 +110,24 @@ pub struct EngineBuilder {
 }
 
 impl EngineBuilder {
-    /// Worker threads for host operations. Default: one per core. With 0 the threads that wait without a timeout run everything, and
-    /// those that submit, once much is ready. For waits with a timeout, for futures, and where that is
-    /// [forbidden](crate::set_helping), the engine starts a thread that runs what is ready for as long as they last. At most [`WORKERS_MAX`].
+    /// Worker threads for host operations, at most [`WORKERS_MAX`]. Default: one per core.
+    ///
+    /// With 0 workers, threads that wait without a timeout run the operations; so do threads that submit,
+    /// once many operations are ready. For waits with a timeout, for futures, and where helping is
+    /// [forbidden](crate::set_helping), the engine starts a thread. This thread runs ready operations for as
+    /// long as these waits last.
     pub fn workers(mut self, workers: usize) -> Self {
         self.workers = Some(workers);
         self
     }
 
-    /// Bytes of stack of each thread that runs bodies: workers, and those that stand in for them. Within [`STACK_SIZES`]. Default: what
-    /// the system gives to threads, the limit `RLIMIT_STACK` of the process: 8 MiB where that is unlimited, and 2 MiB at least.
-    /// `RUST_MIN_STACK` in the environment, a number of bytes, replaces the default.
+    /// Bytes of stack of each thread that runs bodies: workers, and threads that stand in for them. Within
+    /// [`STACK_SIZES`]. Default: the size that the system gives to threads, the limit `RLIMIT_STACK` of the
+    /// process: 8 MiB where the limit is unlimited, and 2 MiB at least. `RUST_MIN_STACK` in the environment,
+    /// a number of bytes, replaces the default.
     ///
-    /// A stack takes address space at once, and memory as it is used. Stacks that the system has no address space for are an error of
-    /// [`build`](Self::build).
+    /// A stack takes address space at once, and memory as it is used. [`build`](Self::build) fails when the
+    /// system has no address space for the stacks.
     pub fn stack_size(mut self, bytes: usize) -> Self {
         self.stack_size = Some(bytes);
         self
@@ -132,16 +139,16 @@ impl EngineBuilder {
         self
     }
 
-    /// How long a wait, blocking or asynchronous, or a submission at the in-flight limit is held up by leases alone before it ends with
-    /// [`Error::LeaseHeld`]. Default 30 s.
+    /// How long leases alone may hold up a wait (blocking or asynchronous) or a submission at the in-flight
+    /// limit. After this time the wait or submission ends with [`Error::LeaseHeld`]. Default 30 s.
     pub fn lease_timeout(mut self, timeout: Duration) -> Self {
         self.lease_timeout = timeout;
         self
     }
 
-    /// How long memory that a consumer gave back waits for the consumer's device work, where nobody knows the end of that: then
-    /// it is leaked, and writes that waited for it go on. Default 60 s. See
-    /// [`quarantine`](crate::exchange::quarantine).
+    /// How long memory that a consumer released waits for the consumer's device work when the end of that
+    /// work is unknown. After this time the memory is leaked, and writes that waited for the memory proceed.
+    /// Default 60 s. See [`quarantine`](crate::exchange::quarantine).
     pub fn quarantine_timeout(mut self, timeout: Duration) -> Self {
         self.quarantine_timeout = timeout;
         self
@@ -153,31 +160,34 @@ impl EngineBuilder {
         self
     }
 
-    /// The tokio runtime for asynchronous bodies. Default: one of the engine's own with one thread, made at first use.
+    /// The tokio runtime for asynchronous bodies. Default: the engine's own runtime with one thread, made at
+    /// first use.
     ///
-    /// A runtime of one thread (`new_current_thread`) runs bodies only while that thread polls: a task on it that blocks, in
-    /// [`run`](crate::OpBuilder::run) at the in-flight limit or in a wait, for such a body waits for ever. Use the asynchronous forms
-    /// there ([`permit`](crate::OpBuilder::permit)`().await`, `ready().await`).
+    /// A runtime of one thread (`new_current_thread`) runs bodies only while that thread polls. A task on
+    /// such a runtime waits for ever when the task blocks for such a body, in [`run`](crate::OpBuilder::run)
+    /// at the in-flight limit or in a wait. Use the asynchronous forms in such a task
+    /// ([`permit`](crate::OpBuilder::permit)`().await`, `ready().await`).
     pub fn tokio(mut self, runtime: tokio::runtime::Handle) -> Self {
         self.runtime = Some(runtime);
         self
     }
 
-    /// Whether failures of the engine's operations that nothing has retrieved are reported ([`Unretrieved`]), and listed at its end.
-    /// Default: they are.
+    /// Whether the engine reports failures of its operations that the program has not retrieved
+    /// ([`Unretrieved`]), and lists them at its end. Default: true.
     pub fn report_failures(mut self, report: bool) -> Self {
         self.report_failures = report;
         self
     }
 
-    /// Has a thread look now and then at what is stalled: what has waited for longer than `limit`, be it operation, lease or wait of
-    /// the program, or memory whose deleter does not return, is logged once, with its sentence of [`Engine::diagnose`], by `tracing` at the level *warn*, target
-    /// `estafette::stall`. Default: nobody looks.
+    /// Starts a watchdog thread that inspects the engine now and then. The watchdog logs, once each, what has
+    /// been stalled for longer than `limit`: an operation, a lease, a wait of the program, or memory whose
+    /// deleter does not return. Each event has its sentence of [`Engine::diagnose`], the level *warn* of
+    /// `tracing` and the target `estafette::stall`. Default: no watchdog.
     pub fn watchdog(self, limit: Duration) -> Self {
         self.on_stall(limit, activity::log)
     }
 
-    /// As [`watchdog`](Self::watchdog), with `tell` called instead, on that thread.
+    /// As [`watchdog`](Self::watchdog), but calls `tell` on the watchdog's thread instead of logging.
     pub fn on_stall(mut self, limit: Duration, tell: impl Fn(Stall<'_>) + Send + Sync + 'static) -> Self {
         self.watch = Some((limit, Arc::new(tell)));
         self
@@ -186,7 +196,8 @@ impl EngineBuilder {
     /// Starts the engine.
     ///
     /// # Errors
-    /// [`Error::Invalid`] for more than [`WORKERS_MAX`] workers, a stack outside of [`STACK_SIZES`], an in-flight limit of 0 or a device given twice; [`Error::Start`] when threads cannot be started;
+    /// [`Error::Invalid`] for more than [`WORKERS_MAX`] workers, a stack outside of [`STACK_SIZES`], an
+    /// in-flight limit of 0 or a device given twice; [`Error::Start`] when threads cannot be started;
     /// [`Error::Forked`] in a process forked from one that had an engine.
     pub fn build(self) -> Result<Engine, Error> {
         let workers = self
@@ -242,11 +253,11 @@ impl EngineBuilder {
 /// How a shutdown ended.
 #[derive(Debug, Clone)]
 pub struct ShutdownReport {
-    /// Whether everything that was in flight has ended.
+    /// True if every operation that was in flight has ended.
     pub drained: bool,
     /// Operations that were cancelled because only leases held them up.
     pub cancelled: Vec<String>,
-    /// The leases that held them up.
+    /// The leases that held up the operations in `cancelled`.
     pub leases: Vec<String>,
     /// Operations that were still running.
     pub running: Vec<String>,
@@ -262,22 +273,22 @@ pub struct Stats {
     pub in_flight: usize,
     /// Failures of this engine's operations that the program has not retrieved.
     pub unretrieved: u64,
-    /// Its limit.
+    /// The engine's in-flight limit.
     pub in_flight_limit: usize,
     /// Deleters run by this process's reaper.
     pub released: u64,
-    /// Those among them that were tensors of other libraries: how many of their deleters have been called.
+    /// Deleters among them that belong to tensors of other libraries.
     pub deleters: u64,
-    /// Tensors whose memory was leaked because its last use can never be known to be over.
+    /// Tensors whose memory was leaked because the end of their last use can never be known.
     pub leaked: u64,
     /// Tensors handed to the reaper whose last use is not over yet.
     pub releasing: u64,
-    /// What went through this process's quarantine.
+    /// Counters of this process's quarantine.
     pub quarantine: QuarantineStats,
-    /// Bytes of host memory that this process keeps pinned for copies from and to devices to go through.
+    /// Bytes of pinned host memory that this process keeps for copies from and to devices.
     pub staging_bytes: u64,
-    /// Tensors of other libraries whose memory this process gave back while its last use was pending, behind a wait of their
-    /// allocator's stream ([`Engine::import_stream_ordered`]).
+    /// Tensors of other libraries whose memory this process released while their last use was pending, behind
+    /// a wait of their allocator's stream ([`Engine::import_stream_ordered`]).
     pub handed_back: u64,
 }
 
@@ -308,11 +319,12 @@ impl Engine {
         OpBuilder::new(self.core(), Name::from(name.into()))
     }
 
-    /// Runs `submit`, in which this thread submits many operations, and wakes the workers once for all of them: at its end,
-    /// or before the thread has to wait. Workers that are awake begin at once.
+    /// Runs `submit`, in which this thread submits many operations, and wakes the workers once for all of
+    /// them: at the end of `submit`, or before the thread has to wait. Workers that are awake begin at once.
     ///
-    /// Waking a sleeping thread costs its waker microseconds, many times what a submission costs. Where `submit` waits by other means
-    /// than the engine's, workers that sleep hear of the work some milliseconds late.
+    /// Waking a sleeping thread costs its waker microseconds, many times the cost of a submission. Where
+    /// `submit` waits by other means than the engine's, sleeping workers are notified of the work some
+    /// milliseconds late.
     ///
     /// ```
     /// # let engine = estafette::Engine::builder().workers(1).build()?;
@@ -328,8 +340,8 @@ impl Engine {
         coalesced::hold_back(self.core(), submit)
     }
 
-    /// Begins to record a program: operations that are described once and run many times, each time as one operation called
-    /// `name`.
+    /// Begins to record a program: operations that are described once and run many times. Each run is one
+    /// operation called `name`.
     pub fn program(&self, name: impl Into<Cow<'static, str>>) -> ProgramBuilder {
         ProgramBuilder::new(self, Name::from(name.into()))
     }
@@ -339,17 +351,18 @@ impl Engine {
         Variable::new()
     }
 
-    /// Takes over a tensor from another library, without a copy. On an error its deleter has been called.
+    /// Adopts a tensor of another library, without a copy. On an error its deleter has been called.
     ///
-    /// Memory that overlaps tensors already known is ordered with them.
+    /// The engine orders memory that overlaps known tensors with these tensors.
     ///
     /// # Errors
     /// [`Error::InvalidTensor`] names the field that breaks the rules; [`Error::Invalid`] for a device that the engine does
     /// not have.
     ///
     /// # Safety
-    /// The description must be true: the memory exists, is initialized, and stays valid until the deleter is called, and
-    /// nobody but the engine's operations and leases writes it meanwhile. Its content is ready to be read.
+    /// The description must be true: the memory exists, is initialized, and stays valid until the deleter is
+    /// called. Only the engine's operations and leases write the memory meanwhile. The content of the memory
+    /// is ready to be read.
     pub unsafe fn import(&self, managed: ManagedTensor) -> Result<Tensor, Error> {
         import::import(self.core(), managed, FenceSet::default(), false, || Origin::Unknown)
     }
@@ -371,8 +384,8 @@ impl Engine {
         import::import(self.core(), managed, ready, read_only, || Origin::Unknown)
     }
 
-    /// As [`import_ordered`](Self::import_ordered), for callers who can find out where the memory comes from. `origin` is called,
-    /// with no lock held, when that matters: when a lease of the same memory is open.
+    /// As [`import_ordered`](Self::import_ordered), for callers that can find out where the memory comes
+    /// from. The engine calls `origin`, with no lock held, when a lease of the same memory is open.
     ///
     /// # Errors
     /// As [`import`](Self::import).
@@ -389,9 +402,10 @@ impl Engine {
         import::import(self.core(), managed, ready, read_only, origin)
     }
 
-    /// As [`import_ordered`](Self::import_ordered), of device memory whose allocator gives it out again in the order of a stream.
-    /// When the tensor is gone, that stream is made to wait for what is left of its uses, and the deleter is called at once; where
-    /// the stream cannot wait, when they are over. `Engine::stats().handed_back` counts the former.
+    /// As [`import_ordered`](Self::import_ordered), for device memory whose allocator reuses memory in the
+    /// order of a stream. When the tensor is gone, this stream is made to wait for the pending uses of the
+    /// memory, and the deleter is called at once. Where the stream cannot wait, the deleter is called when
+    /// these uses are over. `Engine::stats().handed_back` counts the former.
     ///
     /// # Errors
     /// As [`import`](Self::import); [`Error::Invalid`] for a release stream of another device than the memory.
@@ -449,8 +463,8 @@ impl Engine {
         self.zeros(shape, dtype)
     }
 
-    /// A tensor in the memory of `device`, with whatever bytes are there. Where the host can use the memory its bytes are zero, as
-    /// those of [`empty`](Self::empty).
+    /// A tensor in the memory of `device`; its bytes are arbitrary. Where the host can use the memory the
+    /// bytes are zero, as those of [`empty`](Self::empty).
     ///
     /// # Errors
     /// As [`zeros`](Self::zeros), and [`Error::Invalid`] for a device that the engine does not have.
@@ -468,8 +482,9 @@ impl Engine {
         self.core().lease_timeout
     }
 
-    /// Waits until everything submitted to this engine has ended. Leases do not count. Without a timeout it may run whatever is ready
-    /// on this thread, unless that is [forbidden](crate::set_helping); with one it runs nothing, so that the timeout is kept.
+    /// Waits until everything submitted to this engine has ended. Leases do not count. Without a timeout the
+    /// wait may run any ready operation on this thread, unless helping is [forbidden](crate::set_helping).
+    /// With a timeout the wait runs nothing, so that the timeout is kept.
     ///
     /// # Errors
     /// [`Error::Timeout`]; [`Error::LeaseHeld`] when only leases hold up what is left; [`Error::WouldDeadlock`] inside an
@@ -483,9 +498,10 @@ impl Engine {
         }
     }
 
-    /// Runs what is ready in an engine without workers on this thread, and what that makes ready in turn, and waits for nothing: for
-    /// programs that have one thread and a loop of their own. Gives whether there was anything to run. Runs nothing where there are
-    /// workers, or where that is [forbidden](crate::set_helping).
+    /// Runs, on this thread, the ready operations of an engine without workers, and operations that they make
+    /// ready in turn. Waits for nothing: this function is for programs with one thread and a loop of their
+    /// own. Returns whether an operation was ready. Runs nothing where the engine has workers, or where
+    /// helping is [forbidden](crate::set_helping).
     pub fn run_ready(&self) -> bool {
         let core = self.core();
         if !core.has_no_workers() || core.check_fork().is_err() || !core.help_any() {
@@ -495,7 +511,7 @@ impl Engine {
         true
     }
 
-    /// Who waits for whom, right now, and which deleter does not return.
+    /// The operations in flight, what each one waits for, and the deleters that do not return.
     pub fn diagnose(&self) -> Diagnosis {
         diagnose(self.core())
     }
@@ -517,21 +533,21 @@ impl Engine {
         }
     }
 
-    /// What is running, ready and stalled right now, and by what. It looks at everything in flight, so it costs as much as
-    /// [`diagnose`](Self::diagnose).
+    /// How many operations are running, ready and stalled right now. The cost is that of
+    /// [`diagnose`](Self::diagnose): proportional to what is in flight.
     pub fn activity(&self) -> Activity {
         Activity::of(&self.diagnose())
     }
 
-    /// Sets what is called, once per wait, when only leases hold a wait up: the place to run a garbage collector, which may
-    /// let go of them. Only the first call counts.
+    /// Sets a hook that a wait calls once when only leases hold the wait up. A garbage collector should run
+    /// in this hook, since it may release such leases. Only the first call counts.
     pub fn on_lease_wait(&self, hook: impl Fn() + Send + Sync + 'static) {
         let _ = self.core().on_lease_wait.set(Box::new(hook));
     }
 
-    /// Sets what is asked now and then during each blocking wait, on the thread that waits: whether the wait shall end, with
-    /// [`Error::Interrupted`]. A language whose signal handlers run between its own instructions looks for them here.
-    /// Only the first call counts.
+    /// Sets a hook that each blocking wait calls now and then, on the waiting thread. When the hook returns
+    /// true, the wait ends with [`Error::Interrupted`]. A language whose signal handlers run between its own
+    /// instructions looks for them in this hook. Only the first call counts.
     pub fn on_wait(&self, hook: impl Fn() -> bool + Send + Sync + 'static) {
         self.on_wait_of(|| true, hook);
     }
@@ -549,7 +565,7 @@ impl Engine {
 
     /// Refuses new submissions and waits, asynchronously, until everything in flight has ended.
     ///
-    /// Waits as long as it takes; drop the future to stop waiting, and use
+    /// The future has no timeout. Drop the future to stop waiting; use
     /// [`shutdown_timeout`](Self::shutdown_timeout) to cancel what leases hold up.
     pub async fn shutdown(&self) -> ShutdownReport {
         let core = self.core();
@@ -569,8 +585,9 @@ impl Engine {
         self.report_of_shutdown(true)
     }
 
-    /// Refuses new submissions and blocks until everything in flight has ended, or for `timeout`; then what only leases hold
-    /// up is cancelled, and reported with the leases. Runs nothing on this thread.
+    /// Refuses new submissions and blocks until everything in flight has ended, or for `timeout`. After the
+    /// timeout the engine cancels operations that only leases hold up, and reports them with the leases. Runs
+    /// nothing on this thread.
     pub fn shutdown_timeout(&self, timeout: Duration) -> ShutdownReport {
         let core = self.core();
         core.closing.store(true, Ordering::Release);

@@ -1,7 +1,14 @@
-//! **Estafette** orchestrates tensor exchange as a dependency graph: every tensor is a promise that can be asked whether
-//! it is ready, awaited, chained on, and handed to another library, and its memory goes back to its owner only when
-//! the last reader and writer are really done. It never stops the world: only a host consumer waits, and only for its
-//! own data.
+//! **Estafette** is an asynchronous scheduling engine for tensor exchange. Operations declare which tensors
+//! they read and write. The engine runs them in the order that these declarations demand.
+//!
+//! Every tensor is a promise: a program can query whether the tensor is ready, await it, chain operations on
+//! it, and hand it to another library. The memory goes back to its owner only when the last reader and the
+//! last writer are done. The engine never stops the world: only a host consumer waits, and only for its own
+//! data.
+//!
+//! There is one graph per process, for ever, whatever the number of engines. So tensors of one engine are
+//! ordered correctly in operations of another engine. An [`Engine`] is a handle to workers, devices and
+//! limits.
 //!
 //! ```
 //! use estafette::{DType, Engine};
@@ -22,7 +29,8 @@
 //!
 //! # Promises
 //!
-//! What an operation produces is a tensor at once, and has memory later. Asynchronous bodies get owned guards:
+//! An operation returns its result as a tensor at once; the tensor gets its memory later. Asynchronous bodies
+//! get owned guards:
 //!
 //! ```
 //! # use estafette::{Engine, Produced};
@@ -40,8 +48,8 @@
 //!
 //! # Exchange
 //!
-//! An exported tensor is under a lease until its consumer calls the deleter. A failure follows the data, and every waiter
-//! gets its root cause:
+//! An exported tensor is under a lease until its consumer calls the deleter. A failure follows the data:
+//! every waiter gets the root cause.
 //!
 //! ```
 //! # use estafette::{Access, Engine};
@@ -58,16 +66,15 @@
 //!
 //! # How it fits together
 //!
-//! An [`Engine`] accepts operations ([`Engine::op`]) that declare which tensors they read and write. The graph decides
-//! who may go next; fences of the devices say when it is done. Results are the same as if the operations had run one
-//! by one in the order of submission.
+//! An [`Engine`] accepts operations ([`Engine::op`]) that declare which tensors they read and write. The
+//! graph decides which operation may run next; fences of the devices show when its device work is done.
+//! Results are the same as if the operations had run one by one in the order of submission.
 //!
-//! Other libraries' memory comes in by [`Engine::import`] and goes out by [`Tensor::export`], as DLPack structs. An
-//! export is a *lease*: engine writes wait until it is returned.
+//! [`Engine::import`] adopts memory of other libraries, and [`Tensor::export`] hands memory out, both as
+//! DLPack structs. An export is a *lease*: engine writes wait until the consumer returns the lease.
 //!
-//! This crate never blocks a device, never runs foreign code under a lock, and has no `unsafe` outside the modules that
-//! touch foreign memory (`exchange`, `export`, `arrow`, `operators`, `views`, `guards`, `copy`), the coarse clock, and those that make an
-//! operation or a lease cost next to nothing (`body`, `builder`, `late`, `core_ref`, `operation`, `lease`).
+//! This crate never blocks a device, and never runs foreign code under a lock. `unsafe` is where memory of
+//! others is touched and where an operation costs next to nothing; each block says why it is sound.
 
 mod arrow;
 mod copy;

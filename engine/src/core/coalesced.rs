@@ -1,9 +1,11 @@
-//! Submitting many operations with one wake-up: inside of [`Engine::submit_many`](crate::Engine::submit_many) a thread only
-//! notes that work has arrived, and tells the workers at the end, or before it falls asleep itself.
+//! Submitting many operations with one wake-up. Inside of [`Engine::submit_many`](crate::Engine::submit_many)
+//! a thread only notes that work has arrived. The thread notifies the workers at the end, or before it falls
+//! asleep.
 //!
-//! What was pushed is visible at once, so workers that are awake take it meanwhile. A thread may also wait by other means than the
-//! engine's, for what only sleeping workers could bring about: so the thread that looks at long waits
-//! ([`awaits`](crate::wait::awaits)) looks here too, every [`LATE_MAX`], and tells them in its stead.
+//! Pushed work is visible at once, so workers that are awake take it meanwhile. A thread may also wait, by
+//! other means than the engine's, for something that only sleeping workers could bring about. So the thread
+//! that inspects long waits ([`awaits`](crate::wait::awaits)) also inspects the notes of this module, every
+//! [`LATE_MAX`], and notifies the workers instead.
 
 use std::cell::RefCell;
 use std::sync::Arc;
@@ -17,10 +19,11 @@ use crate::core::clock;
 use crate::core::core_ref::CoreRef;
 use crate::wait::awaits;
 
-/// How late the workers hear at most of work that a thread in `submit_many` has submitted.
+/// Longest delay until workers are notified of work that a thread in `submit_many` has submitted.
 const LATE_MAX: Duration = Duration::from_millis(2);
 
-/// How long the looks go on after the last `submit_many`, so that one after the other does not wake the thread that looks.
+/// How long inspections go on after the last `submit_many`, so that consecutive calls do not each wake the
+/// inspecting thread.
 const LINGER: Duration = Duration::from_millis(100);
 
 thread_local! {
@@ -40,7 +43,7 @@ estafette_sync::statics! {
 
 struct Open {
     held_back: Vec<Arc<Coalesced>>,
-    /// When the last one began or was found.
+    /// When the last `submit_many` began or was found.
     last: Option<Instant>,
 }
 
@@ -48,11 +51,12 @@ fn open() -> MutexGuard<'static, Open> {
     OPEN.lock()
 }
 
-/// Runs `submit`, holding back the wake-ups for `core` on this thread. Inside of another such call it only runs.
+/// Runs `submit`, and holds back the wake-ups for `core` on this thread. Inside of another such call this
+/// function only runs `submit`.
 pub(crate) fn hold_back<T>(core: &CoreRef, submit: impl FnOnce() -> T) -> T {
     // In a forked child nothing is submitted, and locks may be held for ever.
     let outermost = COALESCED.with_borrow(Option::is_none) && core.check_fork().is_ok();
-    /// Ends the quiet also when `submit` panics.
+    /// Stops coalescing, also when `submit` panics.
     struct End(bool);
     impl Drop for End {
         fn drop(&mut self) {
@@ -85,7 +89,7 @@ pub(crate) fn hold_back<T>(core: &CoreRef, submit: impl FnOnce() -> T) -> T {
     submit()
 }
 
-/// Whether the wake-up for work that has arrived at engine number `core` is left for later.
+/// Notes work that has arrived at the engine with number `core`. Returns whether the wake-up is held back.
 #[inline]
 pub(crate) fn is_held_back(core: u64) -> bool {
     let note = |quiet: &RefCell<Option<Arc<Coalesced>>>| match &*quiet.borrow() {
@@ -98,7 +102,7 @@ pub(crate) fn is_held_back(core: u64) -> bool {
     COALESCED.try_with(note).unwrap_or(false)
 }
 
-/// Tells the workers what they were not told.
+/// Sends the notification that this thread has held back.
 pub(crate) fn wake_held_back() {
     let untold = COALESCED.try_with(|quiet| {
         let quiet = quiet.borrow();

@@ -28,8 +28,8 @@ thread_local! {
 /// stack of one body; past the bound a wait blocks instead of helping.
 const HELP_DEPTH_MAX: u32 = 16;
 
-/// The same for a wait that has blocked for a while without anybody else taking what it needs: perhaps all others wait as well,
-/// and a deep stack is better than a hang.
+/// The same bound for a wait that has blocked for a while without another thread running what it needs.
+/// Perhaps all other threads wait as well, and a deep stack is better than a hang.
 const HELP_DEPTH_LAST: u32 = 64;
 
 /// An operation, and the number of the engine that it was submitted to.
@@ -75,18 +75,18 @@ impl Drop for Entered {
     }
 }
 
-/// Says whether the calling thread may run operations inside of the engine's functions; gives what was said before. A thread may,
-/// unless it has said otherwise.
+/// Sets whether the calling thread may run operations inside of the engine's functions. Returns the previous
+/// setting. The default is true.
 ///
-/// The functions that run operations on the thread that calls them, where this is not forbidden, are:
+/// Where helping is allowed, these functions run operations on the thread that calls them:
 /// - waits without a timeout: [`Tensor::wait`](crate::Tensor::wait) and [`to_vec`](crate::Tensor::to_vec), [`Op::wait`](crate::Op::wait),
 ///   [`Engine::wait_all`](crate::Engine::wait_all), and those that take a lease or export. They run what they wait for, except
 ///   `wait_all`, which runs whatever is ready. Waits with a timeout and futures run none.
 /// - in an engine without workers, submissions, once much is ready or the engine is full, [`Engine::run_ready`](crate::Engine::run_ready),
 ///   and the drop of the last handle.
 ///
-/// Forbid it where the caller holds a lock that a body may take, or must not be held up by a body. The work is then done by the
-/// engine's workers, or by a thread that an engine without workers starts for the time of the wait.
+/// Forbid helping where the caller holds a lock that a body may take, or must not be held up by a body. The
+/// engine's workers then do the work; an engine without workers starts a thread for the time of the wait.
 pub fn set_helping(allowed: bool) -> bool {
     MAY_HELP.replace(allowed)
 }
@@ -104,7 +104,7 @@ pub fn set_helping(allowed: bool) -> bool {
 /// # Ok::<(), estafette::Error>(())
 /// ```
 pub fn without_helping<T>(f: impl FnOnce() -> T) -> T {
-    /// Restores what was said before, also when `f` panics.
+    /// Restores the previous setting, also when `f` panics.
     struct Restore(bool);
     impl Drop for Restore {
         fn drop(&mut self) {
@@ -120,7 +120,7 @@ pub(crate) fn may_help() -> bool {
     MAY_HELP.get()
 }
 
-/// Polls a future that no task awaits: a callback or a fence hears of its end, however long that takes.
+/// Polls a future that no task awaits: its end notifies a callback or a fence, however long the wait takes.
 pub(crate) fn while_notified<T>(poll: impl FnOnce() -> T) -> T {
     /// Also when `poll` panics.
     struct Restore(bool);
@@ -133,7 +133,7 @@ pub(crate) fn while_notified<T>(poll: impl FnOnce() -> T) -> T {
     poll()
 }
 
-/// Whether the calling code polls inside of [`told`].
+/// Whether the calling code polls inside of [`while_notified`].
 pub(crate) fn is_notification() -> bool {
     NOTIFYING.get()
 }
@@ -170,8 +170,9 @@ impl Drop for Helping {
     }
 }
 
-/// Runs `sleep`, which blocks the thread. In an asynchronous body it lets other tasks of the thread go elsewhere
-/// meanwhile, as far as the runtime can do that: it may have no other thread, and the wait may be for one of them.
+/// Runs `sleep`, which blocks the thread. In an asynchronous body, a multi-thread runtime moves the other
+/// tasks of the thread to other threads meanwhile. A runtime of one thread cannot do so, and the wait may be
+/// for one of these tasks.
 pub(crate) fn blocking<R>(sleep: impl FnOnce() -> R) -> R {
     crate::core::coalesced::wake_held_back();
     let covered = ON_RUNTIME.get()

@@ -1,11 +1,12 @@
 //! A counted reference to a core that is copied and dropped without locked instructions, as every operation does twice.
 //!
-//! A thread has a *cache* at the core that it used last: one counted reference of its own, a spare_refs of further ones to give
-//! out and take back, and its shard in the sharded_counter of what is in flight. References are counted at the core only when the
-//! spare_refs runs out or over, [`BATCH`] at a time. When the thread goes to another core, or ends, everything goes back.
+//! A thread has a *thread cache* at the core that it used last. The cache has one counted reference of its
+//! own, spare references to hand out and take back, and the thread's shard in the sharded counter of
+//! operations in flight. The core counts references only when the spare references run out or over, [`BATCH`]
+//! at a time. When the thread goes to another core, or ends, the cache returns everything.
 //!
-//! So a core's memory may outlive its engine by as long as a thread that used it sits idle. What must not (threads, the
-//! asynchronous runtime) is given up by [`Core::close`].
+//! So a core's memory may outlive its engine by as long as a thread that used it sits idle. Threads and the
+//! asynchronous runtime must not live so long: the end of the last operation releases them.
 
 use std::cell::Cell;
 use std::ops::Deref;
@@ -20,7 +21,7 @@ use crate::core::engine_core::Core;
 /// References that move between a cache and its core at once.
 const BATCH: usize = 64;
 
-/// Beyond it the process aborts, as with `Arc`: a counter that wraps would free memory in use.
+/// Beyond this count the process aborts, as with `Arc`: a counter that wraps would free memory in use.
 const REFS_MAX: usize = usize::MAX / 2;
 
 struct Counted {
@@ -36,7 +37,7 @@ impl Counted {
     }
 }
 
-/// A reference to a core, which keeps it.
+/// A counted reference to a core.
 pub(crate) struct CoreRef {
     counted: NonNull<Counted>,
 }
@@ -84,8 +85,8 @@ impl CoreRef {
         self.counted == other.counted
     }
 
-    /// Lends the calling thread's shard in the core's sharded_counter; `None` when there are more threads than shards, and at the end of the
-    /// thread.
+    /// Lends the calling thread's shard in the core's sharded counter. Returns `None` when there are more
+    /// threads than shards, and at the end of the thread.
     #[inline(always)]
     pub(crate) fn with_shard<R>(&self, f: impl FnOnce(Option<&Shard>) -> R) -> R {
         let shard = THREAD_CACHE.with(|cache| {
@@ -104,7 +105,7 @@ impl CoreRef {
         f(shard.map(|shard| unsafe { shard.as_ref() }))
     }
 
-    /// Takes this thread's cache away from this core, if it is there.
+    /// Removes this thread's cache from this core, if the cache is at this core.
     pub(crate) fn clear_thread_cache(&self) {
         THREAD_CACHE.with(|cache| {
             if self.is_at(cache) {
@@ -118,7 +119,7 @@ impl CoreRef {
         cache.core.get() == self.counted.as_ptr()
     }
 
-    /// Gives up `count` references.
+    /// Releases `count` references.
     ///
     /// # Safety
     /// They are the caller's.
@@ -152,22 +153,22 @@ impl ThreadCache {
             // SAFETY: the cache's reference keeps the core and its shards; the shard is this thread's.
             unsafe { shard.as_ref() }.release();
         }
-        // SAFETY: the spare_refs and one more are the cache's.
+        // SAFETY: the spare references and one more are the cache's.
         unsafe { CoreRef::release(counted, 1 + self.spare_refs.take()) };
     }
 
-    /// The spare_refs has run out.
+    /// The spare references have run out.
     #[cold]
     fn restock(&self, core: &CoreRef) {
         core.counted().add(BATCH);
         self.spare_refs.set(BATCH);
     }
 
-    /// There is too much in the spare_refs.
+    /// There are too many spare references.
     #[cold]
     fn reduce(&self, core: &CoreRef) {
         self.spare_refs.set(self.spare_refs.get() - BATCH);
-        // SAFETY: these were in the spare_refs; the cache has one more.
+        // SAFETY: these were among the spare references; the cache has one more.
         unsafe { CoreRef::release(core.counted, BATCH) };
     }
 }
@@ -178,7 +179,7 @@ impl CoreRef {
         unsafe { self.counted.as_ref() }
     }
 
-    /// Takes a reference out of the spare_refs of this thread's cache.
+    /// Takes a reference out of the spare references of this thread's cache.
     #[inline(always)]
     fn take_from_stock(&self) -> bool {
         THREAD_CACHE.with(|cache| {
@@ -193,7 +194,7 @@ impl CoreRef {
         })
     }
 
-    /// Puts a reference into the spare_refs of this thread's cache.
+    /// Puts a reference into the spare references of this thread's cache.
     #[inline(always)]
     fn put_into_stock(&self) -> bool {
         THREAD_CACHE.with(|cache| {

@@ -30,8 +30,8 @@ use crate::wait::inspect::Pace;
 use crate::wait::stand_in::{self, Blocked, StandInSet, StandIns, others_without_workers};
 use crate::wait::wait_for::{self, On};
 
-/// The process's graph. All engines share it, so tensors of one engine are ordered correctly in operations of another;
-/// each operation runs in the pool of the engine it was submitted to.
+/// The process's graph. All engines share the graph, so tensors of one engine are ordered correctly in
+/// operations of another. Each operation runs in the pool of the engine that it was submitted to.
 #[inline]
 pub(crate) fn graph() -> &'static OpGraph {
     estafette_sync::statics! {
@@ -40,10 +40,10 @@ pub(crate) fn graph() -> &'static OpGraph {
     GRAPH.get_or_init(Graph::immortal)
 }
 
-/// Asked now and then during a wait, on the thread that waits, if it concerns that thread.
+/// Called now and then during a wait, on the waiting thread, if the hook concerns this thread.
 pub(crate) struct WaitHook {
     pub(crate) concerns: Box<dyn Fn() -> bool + Send + Sync>,
-    /// Whether the wait shall end.
+    /// True if the wait shall end.
     pub(crate) ends: Box<dyn Fn() -> bool + Send + Sync>,
 }
 
@@ -56,49 +56,52 @@ pub(crate) struct Core {
     pub(crate) quarantine_timeout: Duration,
     /// Operations that may be in flight before a submission waits.
     in_flight_limit: usize,
-    /// What is in flight.
+    /// Counts the operations in flight.
     pub(crate) sharded_counter: ShardedCounter,
-    /// A thread without workers runs what it submits at once.
+    /// Caller-runs policy: a thread runs what it submits at once (only without workers).
     flowing: AtomicBool,
-    /// The last engine handle is gone; whoever ends the last operation closes.
+    /// The last engine handle is gone. The thread that ends the last operation closes the engine.
     detached: AtomicBool,
-    /// Rings when an operation has ended and when work has arrived that a waiting thread could run.
+    /// Notified when an operation has ended, and when work has arrived that a waiting thread could run.
     pub(crate) notifier: Notifier,
-    /// Rings when nothing is in flight: whoever waits for that need not hear of every single end.
+    /// Notified when nothing is in flight, so that a wait for that does not wake with each end of an
+    /// operation.
     idle: Notifier,
-    /// Rings when a quarter of the in-flight limit is free: a submission that waits for one place would sleep and wake with each end.
+    /// Notified when a quarter of the in-flight limit is free. A submission that waited for a single permit
+    /// would sleep and wake with each end of an operation.
     room: Notifier,
     pub(crate) stand_ins: StandIns,
-    /// Looks of those that wait for room, or for everything to end: whether anything can move.
+    /// Paces the inspections of threads that wait for room or for everything to end: can anything still move?
     progress_looks: Pace,
     /// For waits for room, for waits for everything to end, and for those of them that have a deadline.
     room_checks: Detector,
     idle_checks: Detector,
     timed_checks: Detector,
-    /// Looks at what other engines, without workers, have to run.
+    /// Paces the inspections of what other engines, without workers, have to run.
     others_looks: Pace,
     pub(crate) closing: AtomicBool,
     /// Bytes of stack of each thread that runs bodies.
     pub(crate) stack_size: usize,
     /// For asynchronous bodies; made at first use, gone when closed.
     runtime: Mutex<Option<Runtime>>,
-    /// Whether it was said that a submission blocks that runtime.
+    /// True once the warning was logged that a submission blocks this runtime.
     blocked_runtime: AtomicBool,
     /// Called once per wait that only leases hold up: a garbage-collected language collects here.
     pub(crate) on_lease_wait: OnceLock<Box<dyn Fn() + Send + Sync>>,
     pub(crate) on_wait: OnceLock<WaitHook>,
-    /// Failures of its operations.
+    /// Failures of the engine's operations.
     pub(crate) failures: Arc<Failures>,
-    /// The fork generation it was made in.
+    /// The fork generation that the engine was made in.
     generation: u32,
 }
 
-/// Ready operations that a thread without workers leaves for whoever waits, before it runs them and all further ones as it
-/// submits them. Half of what the deque of a thread holds before it grows, and shrinks again.
+/// Ready operations that a thread without workers leaves for a later wait. With more ready operations, the
+/// thread runs these and all further ones as it submits them. The value is half of what the deque of a thread
+/// holds before it grows, and shrinks again.
 const BACKLOG: usize = 32;
 
-/// How often a thread gives its time slice away before it falls asleep because the in-flight limit is reached, or not empty. A yield takes about a
-/// microsecond when nobody else wants the processor.
+/// How often a thread yields before it falls asleep because the in-flight limit is reached, or because
+/// something is in flight. A yield takes about a microsecond when no other thread wants the processor.
 const PATIENCE: u32 = 64;
 
 enum Runtime {
@@ -133,7 +136,7 @@ impl Drop for Core {
     }
 }
 
-/// What a builder has collected.
+/// The options that an engine builder has collected.
 pub(crate) struct CoreOptions {
     pub(crate) pool: Pool<ReadyOp>,
     pub(crate) devices: Vec<Arc<dyn Device>>,
@@ -206,7 +209,7 @@ impl Core {
         if self.generation == fork::generation() { Ok(()) } else { Err(Error::Forked) }
     }
 
-    /// Whether anybody may submit: neither a forked child nor shut down.
+    /// Whether submissions are accepted: neither a forked child nor shut down.
     #[inline(always)]
     pub(crate) fn is_open(&self) -> bool {
         self.generation == fork::generation() && !self.closing.load(Ordering::Acquire)
@@ -280,7 +283,8 @@ impl Core {
         Ok(())
     }
 
-    /// How many operations may be in flight for [`Core::room`] to ring: three quarters of the in-flight limit.
+    /// How many operations may be in flight when [`Core::room`] is notified: three quarters of the in-flight
+    /// limit.
     fn enough_room(&self) -> usize {
         self.in_flight_limit - (self.in_flight_limit / 4).max(1)
     }
@@ -290,17 +294,18 @@ impl Core {
         self.detached.load(Ordering::Relaxed) && self.in_flight() == 0
     }
 
-    /// Covers the calling thread, which is about to block, where it works for an engine: another thread takes its part meanwhile.
+    /// Covers the calling thread, which is about to block. Where this thread works for an engine, another
+    /// thread takes over its work meanwhile.
     pub(crate) fn cover(&self) -> Cover {
         Cover { _spare: self.pool.is_worker().then(|| self.pool.blocking()), _stand_in: Blocked::enter() }
     }
 
-    /// Whether the calling thread is one that runs operations of any kind: a worker of this engine, or a stand-in.
+    /// Whether the calling thread runs operations of any kind: a worker of this engine, or a stand-in.
     pub(crate) fn runs_anything_here(&self) -> bool {
         self.pool.is_worker() || stand_in::is_one()
     }
 
-    /// Fails when whoever waits is wanted elsewhere.
+    /// Fails when the wait hook ends the wait.
     pub(crate) fn check_interrupt(&self) -> Result<(), Error> {
         match self.on_wait.get() {
             Some(hook) if (hook.concerns)() && (hook.ends)() => Err(Error::Interrupted),
@@ -323,7 +328,8 @@ impl Core {
         self.in_flight_limit
     }
 
-    /// Runs a ready operation that any thread may run, whoever needs it, and what that makes ready in turn, for a while.
+    /// Runs a ready operation that any thread may run, whether or not the caller needs it, and operations
+    /// that it makes ready in turn, for a while.
     pub(crate) fn help_any(&self) -> bool {
         self.help_any_after(|| ())
     }
@@ -333,8 +339,8 @@ impl Core {
         self.help_with_what(|pool, mine| pool.take_next_matching(|job| mine(&job.0)), before)
     }
 
-    /// As [`help_any_after`](Self::help_any_after), but takes only the operation that workers would take next, and none that only
-    /// workers may run.
+    /// As [`help_any_after`](Self::help_any_after), but takes only the operation that workers would take
+    /// next, and no worker-only operation.
     fn help_in_passing_after(&self, before: impl FnOnce()) -> bool {
         let take = |pool: &Pool<ReadyOp>, mine: &dyn Fn(&OpGranted) -> bool| {
             if self.has_no_workers() { pool.try_take() } else { pool.take_next_if(|job| mine(&job.0)) }
@@ -348,7 +354,7 @@ impl Core {
         before: impl FnOnce(),
     ) -> bool {
         let Some(_helping) = context::begin_help() else { return false };
-        // Whoever is alone must run everything.
+        // A thread without workers must run everything.
         let mine = |op: &OpGranted| self.has_no_workers() || op.payload().kind == Kind::Work;
         let job = take(&self.pool, &mine);
         let found = job.is_some();
@@ -359,8 +365,8 @@ impl Core {
         found
     }
 
-    /// Whether the submitting thread runs `op` there and then: nobody else will, and so much is submitted before anybody waits
-    /// that putting it by would cost more than running it.
+    /// Caller-runs policy: with no workers and `BACKLOG` ready operations, the submitting thread runs `op` at
+    /// once. Running `op` is then cheaper than queueing it.
     #[inline(always)]
     pub(crate) fn runs_at_once(&self, op: &OpGranted) -> bool {
         self.has_no_workers()
@@ -370,34 +376,36 @@ impl Core {
             && context::may_help()
     }
 
-    /// From here on, until somebody waits, a thread without workers leaves nothing that is ready. What stays ready for long
-    /// keeps others waiting, and these still others, until the in-flight limit is reached of them.
+    /// From now on, until a thread waits, a thread without workers runs every ready operation as it submits
+    /// it. An operation that stays ready for long holds up its successors, and these hold up theirs, until
+    /// such operations reach the in-flight limit.
     #[cold]
     pub(crate) fn begin_caller_runs(&self) {
         self.flowing.store(true, Ordering::Relaxed);
         while self.help_any() {}
     }
 
-    /// Whether [`begin_caller_runs`](Self::begin_caller_runs) was called, and nobody has waited since.
+    /// Whether [`begin_caller_runs`](Self::begin_caller_runs) was called, and no thread has waited since.
     #[inline(always)]
     pub(crate) fn is_caller_running(&self) -> bool {
         self.flowing.load(Ordering::Relaxed)
     }
 
-    /// Somebody waits, and runs what is needed.
+    /// A thread waits, and runs what it needs: ends the caller-runs policy.
     pub(crate) fn end_caller_runs(&self) {
         if self.is_caller_running() {
             self.flowing.store(false, Ordering::Relaxed);
         }
     }
 
-    /// Whether the engine has no worker, so that whoever waits must run everything.
+    /// Whether the engine has no worker, so that waiting threads must run everything.
     #[inline]
     pub(crate) fn has_no_workers(&self) -> bool {
         self.pool.workers() == 0
     }
 
-    /// Sees to it that somebody looks at what was pushed to the pool: a worker, or without workers whoever waits.
+    /// Notifies a thread of the work that was pushed to the pool: a worker or, without workers, a waiting
+    /// thread.
     #[inline]
     pub(crate) fn work_arrived(&self) {
         if !coalesced::is_held_back(self.id) {
@@ -414,7 +422,8 @@ impl Core {
         }
     }
 
-    /// Tells whoever waits for room or for the end that an operation has ended; the last one closes a detached engine.
+    /// Notifies the threads that wait for room or for the end that an operation has ended. The last end
+    /// closes a detached engine.
     #[inline(always)]
     pub(crate) fn notify_ended(&self) {
         self.notifier.notify();
@@ -435,7 +444,7 @@ impl Core {
         }
     }
 
-    /// The last engine handle is gone: nothing can be submitted from outside of operations any more.
+    /// The last engine handle is gone: only operations can submit from now on.
     pub(crate) fn detach(&self) {
         self.detached.store(true, Ordering::Relaxed);
         barrier::heavy();
@@ -487,7 +496,8 @@ impl CoreRef {
             }
             return Ok(());
         }
-        // Those who run the operations are most likely awake, and falling asleep costs everybody more than a little patience.
+        // The threads that run the operations are most likely awake, and a sleep costs them and this thread
+        // more than a few yields.
         for _ in 0..PATIENCE {
             thread::yield_now();
             if self.in_flight() < limit - limit / 4 || (self.helps_without_workers() && self.pool.has_work())
@@ -501,8 +511,8 @@ impl CoreRef {
         if checks.are_new() {
             self.want_others(&mut checks.stand_ins);
         }
-        // Inside of an operation the limit is another one than that of the notifier. And where nothing has moved for a while, a single
-        // place counts.
+        // Inside of an operation the limit differs from that of the notifier. And where nothing has moved for
+        // a while, a single permit counts.
         let exactly = context::current().is_some() || self.has_no_workers() || checks.are_in_vain();
         let enough = if exactly { limit - 1 } else { self.enough_room() };
         let mut listening = if exactly { self.notifier.listen() } else { self.room.listen() };
@@ -544,9 +554,10 @@ impl CoreRef {
         let _noted = (self.in_flight() > 0).then(|| WaitNoted::for_any("wait_all")).flatten();
         let _blocked = wait_for::enter(|| On::AnyOther);
         let _cover = self.cover();
-        // Everything in flight is waited for, so whatever is ready may be helped with; inside an operation of another engine
-        // only where there is no worker, since that operation's worker is covered by a spare one. What is helped with may take any
-        // time, so a wait with a deadline helps with nothing.
+        // The wait is for everything in flight, so helping with any ready operation is allowed. Inside an
+        // operation of another engine, helping is allowed only without workers, since a spare worker covers
+        // the worker of that operation. A helped operation may take any time, so a wait with a deadline does
+        // not help.
         let helps = deadline.is_none()
             && context::may_help()
             && (self.has_no_workers() || context::current().is_none());
@@ -596,8 +607,9 @@ impl CoreRef {
         }
     }
 
-    /// What has not moved for a while is seen to: wants stand-ins for what other engines and blocked threads leave undone. Whether
-    /// there is something to run, so that the engine does not stand still.
+    /// Called when nothing has moved for a while. Requests stand-ins for what other engines and blocked
+    /// threads leave undone. Returns whether there is something to run, so that the engine does not stand
+    /// still.
     fn is_moved_by(&self, stand_ins: &mut StandInSet) -> bool {
         foreign_fence::stand_in_for_queries();
         self.want_others(stand_ins);
@@ -608,12 +620,13 @@ impl CoreRef {
         has_work
     }
 
-    /// Whether the calling thread runs what is ready in this engine, since there is no worker to do it.
+    /// Whether the calling thread runs ready operations of this engine, since the engine has no worker.
     fn helps_without_workers(&self) -> bool {
         self.has_no_workers() && context::may_help()
     }
 
-    /// Wants stand-ins of other engines, without workers, that something in flight here waits for.
+    /// Requests stand-ins of other engines, without workers, that something in flight in this engine waits
+    /// for.
     fn want_others(&self, stand_ins: &mut StandInSet) {
         if others_without_workers(self.has_no_workers())
             && let Some(others) = self.others_looks.look(|| deadlock::without_workers(self))

@@ -16,19 +16,19 @@ use crate::core::unretrieved::{self, Heard};
 use crate::exchange::InvalidTensor;
 use crate::lease::owner::LeaseInfo;
 
-/// The error of this crate. Every variant says what the caller can do about it.
+/// The error of this crate. Each variant says what the caller can do.
 #[derive(Debug, Clone, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
     /// An argument is wrong; the message names it. Nothing was submitted.
     #[error("{0}")]
     Invalid(Cow<'static, str>),
-    /// A tensor from outside breaks the rules of DLPack, or an Arrow array is no tensor, or the other way round; the field is
-    /// named. Its deleter has been called.
+    /// A tensor from outside breaks the rules of DLPack, an Arrow array is no tensor, or a tensor is no Arrow
+    /// array; the message names the field. The deleter of the tensor has been called.
     #[error("invalid tensor: {0}")]
     InvalidTensor(#[from] InvalidTensor),
-    /// The operation that should have made the data failed, or was skipped because an input had failed. Its `source` is the
-    /// error that the body returned.
+    /// The operation that should have made the data failed, or was skipped because an input had failed. The
+    /// `source` is the error that the body returned.
     #[error(transparent)]
     Failed(OperationError),
     /// The operation was cancelled before it began.
@@ -37,16 +37,16 @@ pub enum Error {
     /// A device refused or broke.
     #[error("device error: {0}")]
     Device(#[from] DeviceError),
-    /// The memory is used in a way that excludes this use; the message says by whom.
+    /// The memory is used in a way that excludes this use; the message names the other use.
     #[error("conflict: {0}")]
     Conflict(String),
-    /// Only leases that nobody has returned hold this up.
+    /// Only leases that were not returned hold up this wait.
     #[error("{0}")]
     LeaseHeld(LeaseHeld),
     /// Waiting here could never end.
     #[error("would deadlock: {0}")]
     WouldDeadlock(String),
-    /// The tensor's operation has not run yet, so it has no shape, type or memory.
+    /// The operation that makes the tensor has not run yet, so the tensor has no shape, type or memory.
     #[error("tensor is not defined yet: {0}")]
     NotDefined(String),
     /// The time is up; the work goes on.
@@ -63,7 +63,7 @@ pub enum Error {
         /// The engine's limit.
         limit: usize,
     },
-    /// There is no operator of that name.
+    /// No operator has this name.
     #[error("there is no operator `{}`{}", shown(.name), shown(&near_text(.near)))]
     NoOperator {
         /// The name that was asked for.
@@ -89,12 +89,13 @@ impl Error {
         Self::Invalid(message.into())
     }
 
-    /// The error with all that is behind it, down to the root: for where nothing but a text can be passed on.
+    /// The text of the error and of all its sources, down to the root. Use the text where only text can be
+    /// passed on.
     pub fn full_text(&self) -> String {
         full_text(self)
     }
 
-    /// The program gets this: the failure in it is retrieved.
+    /// The program gets this error, so the failure in the error is retrieved.
     pub(crate) fn retrieve(&self) {
         if let Some(failure) = self.operation() {
             failure.heard().retrieve();
@@ -110,12 +111,12 @@ impl Error {
     }
 }
 
-/// `; near it: ...`, when something is.
+/// `; near it: ...`, when `near` is not empty.
 fn near_text(near: &[String]) -> String {
     if near.is_empty() { String::new() } else { format!("; near it: `{}`", near.join("`, `")) }
 }
 
-/// The text of an error and of its sources, each but those that the text before ends with.
+/// The text of an error and of its sources, without each source that the text already ends with.
 pub(crate) fn full_text(error: &dyn std::error::Error) -> String {
     let mut text = error.to_string();
     let mut source = error.source();
@@ -138,14 +139,14 @@ pub type BodyError = Box<dyn std::error::Error + Send + Sync + 'static>;
 /// The result of an operation's body.
 pub type BodyResult<T = ()> = Result<T, BodyError>;
 
-/// Why an operation failed: the root cause, shared by everybody who asks.
+/// Why an operation failed: the root cause, shared by all its waiters.
 ///
-/// Operations that are skipped because an input had failed pass on the cause they were given, so `operation` is
-/// always the one that failed first.
+/// Operations that are skipped because an input had failed pass on the cause of that failure. So
+/// [`operation`](Self::operation) is always the operation that failed first.
 #[derive(Clone)]
 pub struct OperationError(Arc<Failure>);
 
-/// Dropped with the last version, handle and signal that carries it.
+/// Dropped with the last version, handle and one-shot that carries the failure.
 pub(crate) struct Failure {
     operation: Cow<'static, str>,
     id: OpId,
@@ -189,15 +190,15 @@ impl fmt::Debug for Failure {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum FailureKind {
-    /// Its body returned an error.
+    /// The body returned an error.
     Error,
-    /// Its body panicked.
+    /// The body panicked.
     Panic,
-    /// It was cancelled before it began, or what it waited for was.
+    /// The operation, or what the operation waited for, was cancelled before the operation began.
     Cancelled,
-    /// Its device work failed after it had been issued.
+    /// The device work failed after it had been issued.
     Device,
-    /// Its result could not be taken over: the message says why.
+    /// The result could not be adopted; the message says why.
     Result,
 }
 
@@ -228,17 +229,17 @@ impl OperationError {
         self.0.id.get()
     }
 
-    /// How it failed.
+    /// How the operation failed.
     pub fn kind(&self) -> FailureKind {
         self.0.kind
     }
 
-    /// What it said.
+    /// The message of the failure.
     pub fn message(&self) -> &str {
         &self.0.message
     }
 
-    /// The error value that the body returned, when it returned one.
+    /// The error value that the body returned, if the body returned an error.
     pub fn source_error(&self) -> Option<&(dyn std::error::Error + Send + Sync + 'static)> {
         self.0.source.as_deref().map(|source| &**source)
     }
@@ -247,7 +248,7 @@ impl OperationError {
         &self.0.heard
     }
 
-    /// Whether it needs no report, looked at or not.
+    /// Whether the failure needs no report, retrieved or not.
     pub(crate) fn is_unsurprising(&self) -> bool {
         self.0.is_unsurprising()
     }
@@ -299,7 +300,7 @@ pub struct LeaseHeld {
     pub waiting: String,
     /// Each blocking lease in words: access, owner, age.
     pub leases: Vec<String>,
-    /// The same for programs.
+    /// The blocking leases as values.
     pub held: Vec<LeaseInfo>,
 }
 

@@ -8,15 +8,15 @@
 //! | `context` | Which operation the calling code runs as |
 //! | `core_ref` | A counted reference to a core that is copied and dropped without locked instructions, as every operation does twice |
 //! | `engine_core` | What all handles of one engine share |
-//! | `error` | What can go wrong, sorted by what the caller can do about it |
-//! | `notifier` | A notifier that rings whenever something may have changed; waiters look again after each ring |
+//! | `error` | Errors, sorted by what the caller can do |
+//! | `notifier` | An event count: notified whenever something may have changed; waiters check their condition again after each notification |
 //! | `one_shot` | A value set once, for any number of waiters: threads that block and tasks that await |
 //! | `op_extras` | What only some operations have, behind one pointer that is null for most |
-//! | `operation` | What the engine keeps per operation, and the handle that people hold |
+//! | `operation` | State of an operation, and the public handle of an operation |
 //! | `own_runtime` | The tokio runtime that an engine makes for its asynchronous bodies |
 //! | `per_device` | What is kept for each device |
-//! | `unretrieved` | Failures that nothing has looked at |
-//! | `var_state` | What the engine keeps per variable: the version, its failure, and the fences it still carries |
+//! | `unretrieved` | Failures that the program has not retrieved |
+//! | `var_state` | State of a variable: the version, its failure, and its pending fences |
 //! | `wakers` | Wakers of futures that wait for the same thing |
 
 pub(crate) mod clock;

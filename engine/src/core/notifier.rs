@@ -1,4 +1,5 @@
-//! A notifier that rings whenever something may have changed; waiters look again after each ring.
+//! An event count: notified whenever something may have changed. Waiters check their condition again after
+//! each notification.
 
 use std::task::Waker;
 
@@ -6,7 +7,7 @@ use estafette_sync::event_count::{self, EventCount, Waiter};
 
 use crate::core::wakers::{WakerKey, Wakers, locks_are_lost};
 
-/// The event count of threads and futures of an engine: ringing costs one load while nothing listens.
+/// The event count of threads and futures of an engine. A notification costs one load while nothing listens.
 #[derive(Debug, Default)]
 pub(crate) struct Notifier(EventCount<Wakers>);
 
@@ -26,7 +27,7 @@ impl Notifier {
         self.0.has_waiters()
     }
 
-    /// Has every listener look again.
+    /// Makes every listener check its condition again.
     #[inline(always)]
     pub(crate) fn notify(&self) {
         if let Some(wakers) = self.0.notify(Wakers::take) {
@@ -39,8 +40,8 @@ impl Notifier {
         self.0.listen()
     }
 
-    /// Wakes `waker` at the next ring; check the condition after this. A future that [takes its waker out](Self::forget) when it is
-    /// dropped has the `key`.
+    /// Wakes `waker` at the next notification; check the condition after this call. A future that [takes its
+    /// waker out](Self::forget) when it is dropped has the `key`.
     pub(crate) fn register_waker(&self, waker: &Waker, key: &mut WakerKey) {
         if self.0.with_wakers(|wakers| wakers.has(key, waker)) {
             return;
@@ -51,7 +52,7 @@ impl Notifier {
         drop(replaced);
     }
 
-    /// Takes the waker of a future out that waits no longer.
+    /// Removes the waker of a future that no longer waits.
     pub(crate) fn forget(&self, key: &mut WakerKey) {
         let key = std::mem::take(key);
         if !key.is_used() || locks_are_lost() {
@@ -75,7 +76,7 @@ pub(crate) struct ListeningAsync<'a> {
 }
 
 impl ListeningAsync<'_> {
-    /// Wakes `waker` at the next ring; check the condition after this.
+    /// Wakes `waker` at the next notification; check the condition after this call.
     pub(crate) fn register_waker(&mut self, waker: &Waker) {
         self.notifier.register_waker(waker, &mut self.key);
     }

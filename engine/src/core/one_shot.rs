@@ -10,9 +10,9 @@ use crate::core::error::{Error, OperationError};
 use crate::core::operation::drop_panic;
 use crate::core::wakers::{WakerKey, Wakers, locks_are_lost};
 
-/// What a signal delivers.
+/// A value that a one-shot delivers.
 pub(crate) trait Delivered {
-    /// The program gets this: a failure in it is retrieved.
+    /// The program gets this value: a failure in the value is retrieved.
     fn retrieve(&self);
 }
 
@@ -32,7 +32,7 @@ impl Delivered for Result<(), Error> {
     }
 }
 
-/// Set at most once; the first value stands and every waiter gets a clone of it.
+/// A value that is set at most once. The first value stands, and every waiter gets a clone.
 ///
 /// Wakers are called after the lock is released, since they are foreign code.
 pub(crate) struct OneShot<V> {
@@ -59,7 +59,7 @@ impl<V: Clone + Delivered> OneShot<V> {
         self.inner.lock()
     }
 
-    /// Sets the value; false when one was there already.
+    /// Sets the value. Returns false when the value was already set.
     pub(crate) fn set(&self, value: V) -> bool {
         let mut inner = self.lock();
         if inner.value.is_some() {
@@ -76,17 +76,19 @@ impl<V: Clone + Delivered> OneShot<V> {
         true
     }
 
-    /// The value for the program, when it is there. A failure in it is retrieved from now on, as with the following functions.
+    /// The value for the program, if the value is set. From now on a failure in the value is retrieved, as
+    /// with the following functions.
     pub(crate) fn get(&self) -> Option<V> {
         self.lock().value.clone().map(retrieved)
     }
 
-    /// Polls for the value with the future's `key`, for a future that [takes its waker out](Self::forget) when it is dropped.
+    /// Polls for the value with the future's `key`. The future [takes its waker out](Self::forget) when it is
+    /// dropped.
     pub(crate) fn poll(&self, cx: &mut Context<'_>, key: &mut WakerKey) -> Poll<V> {
         self.peek(cx, key).map(retrieved)
     }
 
-    /// As [`poll`](Self::poll), for a signal that one future alone polls, and that goes with it.
+    /// As [`poll`](Self::poll), for a one-shot that one future alone polls and owns.
     pub(crate) fn poll_alone(&self, cx: &mut Context<'_>) -> Poll<V> {
         self.poll(cx, &mut WakerKey::alone())
     }
@@ -120,7 +122,7 @@ impl<V: Clone + Delivered> OneShot<V> {
         self.peek(cx, key).is_ready()
     }
 
-    /// Takes the waker of a future out that waits no longer.
+    /// Removes the waker of a future that no longer waits.
     pub(crate) fn forget(&self, key: &mut WakerKey) {
         let key = std::mem::take(key);
         if !key.is_used() || locks_are_lost() {
@@ -130,7 +132,7 @@ impl<V: Clone + Delivered> OneShot<V> {
         drop(removed);
     }
 
-    /// Blocks the thread until the value is there or `deadline` has passed.
+    /// Blocks the thread until the value is set or `deadline` has passed.
     pub(crate) fn wait_until(&self, deadline: Option<Instant>) -> Option<V> {
         let mut inner = self.lock();
         inner.sleepers += 1;
@@ -162,8 +164,8 @@ fn retrieved<V: Delivered>(value: V) -> V {
     value
 }
 
-/// Wakes a task. Wakers are foreign code: one that panics must not keep the others from being woken, nor the engine from going
-/// on.
+/// Wakes a task. Wakers are foreign code: a waker that panics must not keep other tasks from being woken, nor
+/// the engine from continuing.
 pub(crate) fn wake(waker: Waker) {
     if let Err(panic) = catch_unwind(AssertUnwindSafe(|| waker.wake())) {
         tracing::error!("a waker panicked");

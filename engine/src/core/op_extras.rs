@@ -1,4 +1,4 @@
-//! What only some operations have, behind one pointer that is null for most.
+//! Rare data of operations, behind one pointer that is null for most.
 
 use std::ptr;
 
@@ -8,7 +8,7 @@ use estafette_sync::sync::atomic::{AtomicPtr, Ordering};
 use crate::core::error::OperationError;
 use crate::core::operation::{OutcomeSignal, Role};
 
-/// What an operation has by its role, or may get while it is in flight.
+/// What an operation has by its role, or may get while the operation is in flight.
 #[derive(Default)]
 pub(crate) struct OpExtras {
     /// Set before the operation is submitted.
@@ -17,7 +17,7 @@ pub(crate) struct OpExtras {
     pub(crate) one_shot: OnceLock<OutcomeSignal>,
 }
 
-/// A [`OpExtras`] that is made when first needed, by whoever is first.
+/// An [`OpExtras`] that its first user makes.
 pub(crate) struct OpExtrasCell {
     /// Null, or from a box; set once.
     place: AtomicPtr<OpExtras>,
@@ -41,14 +41,14 @@ impl OpExtrasCell {
             let made = Box::into_raw(Box::default());
             let set = self.place.compare_exchange(ptr::null_mut(), made, Ordering::AcqRel, Ordering::Acquire);
             if set.is_err() {
-                // SAFETY: somebody else was first, so this one is still ours.
+                // SAFETY: another thread was first, so this box was never shared.
                 drop(unsafe { Box::from_raw(made) });
             }
         }
         self.get().expect("set above, and never again")
     }
 
-    /// The content, for whoever has the operation alone.
+    /// The content, for exclusive access to the operation.
     pub(crate) fn get_mut(&mut self) -> &mut OpExtras {
         self.get_or_make();
         // SAFETY: set above, and borrowed as `self` is.
@@ -68,7 +68,7 @@ impl Drop for OpExtrasCell {
 impl OpExtrasCell {
     #[cold]
     fn end(&mut self) {
-        // SAFETY: it came from a box, nobody else is left, and this is called once.
+        // SAFETY: the pointer came from a box, no other reference is left, and this function is called once.
         drop(unsafe { Box::from_raw(*self.place.get_mut()) });
     }
 }

@@ -1,4 +1,4 @@
-//! What the engine keeps per operation, and the handle that people hold.
+//! State of an operation, and the public handle of an operation.
 //!
 //! # Life of an operation
 //!
@@ -7,9 +7,10 @@
 //!    └──cancel──► CANCELLED ──(when granted: skipped)──► DONE
 //! ```
 //!
-//! `begin` and `cancel` race for the same word, so an operation either runs or is cancelled, never both. Most operations
-//! are never referred to by name; then nobody can cancel, and the beginning is a plain store beside that word. A lease
-//! is an operation without a body that stays in `BEGUN` until its last holder lets go.
+//! `begin` and `cancel` race for the same word, so an operation either runs or is cancelled, never both. Most
+//! operations are never referred to by name. Then no thread can cancel the operation, and `begin` is a plain
+//! store beside that word. A lease is an operation without a body that stays in `BEGUN` until its last holder
+//! releases it.
 
 use std::borrow::Cow;
 use std::future::Future;
@@ -50,7 +51,8 @@ pub(crate) type OpGranted = Granted<VarState, OpState>;
 pub(crate) type OutcomeSignal = OneShot<Result<(), OperationError>>;
 pub(crate) type OpHandle = OpRef<VarState, OpState>;
 
-/// Name of an operation: static text costs nothing, other text is shared. The box makes it two words instead of three.
+/// Name of an operation. Static text costs nothing; other text is shared. The box makes the name two words
+/// instead of three.
 #[derive(Debug, Clone)]
 pub(crate) enum Name {
     Static(&'static str),
@@ -83,7 +85,7 @@ impl From<Cow<'static, str>> for Name {
     }
 }
 
-/// Name and identity of an operation: what errors and diagnoses say of it.
+/// Name and identity of an operation, for errors and diagnoses.
 #[derive(Clone)]
 pub(crate) struct OpTag {
     pub(crate) name: Name,
@@ -95,7 +97,7 @@ impl OpTag {
         Self { name: granted.payload().name.clone(), id: granted.id() }
     }
 
-    /// This operation's failure.
+    /// A failure of this operation.
     pub(crate) fn failure(
         &self,
         kind: FailureKind,
@@ -105,7 +107,7 @@ impl OpTag {
         OperationError::new(&self.name, self.id, kind, message, source)
     }
 
-    /// It was cancelled before it began.
+    /// The failure of an operation that was cancelled before it began.
     pub(crate) fn cancellation(&self) -> OperationError {
         self.failure(FailureKind::Cancelled, "cancelled before it began", None)
     }
@@ -114,7 +116,7 @@ impl OpTag {
         self.failure(FailureKind::Error, text_of(&error), Some(error))
     }
 
-    /// What it waited for was cancelled.
+    /// The failure of an operation whose awaited work was cancelled.
     pub(crate) fn called_off(&self, why: BodyError) -> OperationError {
         self.failure(FailureKind::Cancelled, text_of(&why), Some(why))
     }
@@ -123,18 +125,18 @@ impl OpTag {
         self.failure(FailureKind::Panic, text_of_panic(panic), None)
     }
 
-    /// Its result could not be taken over.
+    /// The failure of an operation whose result could not be adopted.
     pub(crate) fn result_failure(&self, error: Error) -> OperationError {
         self.failure(FailureKind::Result, error.to_string(), Some(Box::new(error)))
     }
 
-    /// Its device work could not be issued, or failed afterwards.
+    /// The failure of an operation whose device work could not be issued, or failed afterwards.
     pub(crate) fn device_failure(&self, error: DeviceError) -> OperationError {
         self.failure(FailureKind::Device, error.to_string(), Some(Box::new(error)))
     }
 }
 
-/// What a foreign error does when it is printed is its own affair, and may be a panic.
+/// The text of a foreign error, whose `Display` may panic.
 fn text_of(error: &BodyError) -> String {
     contain_panic(|| error.to_string()).unwrap_or_else(|_| "an error that panics when it is printed".into())
 }
@@ -145,18 +147,19 @@ impl std::fmt::Debug for OpTag {
     }
 }
 
-/// What kind of use of its variables an operation is.
+/// How an operation uses its variables.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Kind {
     /// Runs a body.
     Work,
-    /// Runs a body that only certain threads may run (it needs the Python lock): waiting threads do not help with it.
+    /// Runs a body that only certain threads may run (it needs the Python lock): waiting threads do not help
+    /// with such a body.
     WorkerOnly,
-    /// Observes readiness and is gone.
+    /// Observes readiness, and leaves the graph.
     ReadinessQuery,
     /// Joins variables into one group.
     Merge,
-    /// An external use, from export until its last holder lets go.
+    /// An external use, from export until its last holder releases it.
     Lease,
 }
 
@@ -166,11 +169,11 @@ const BEGUN: u8 = 1;
 const CANCELLED: u8 = 2;
 /// Completed in the graph; the outcome is final.
 const DONE: u8 = 4;
-/// Somebody has installed a signal and wants it set when `DONE` comes. Set by a read-modify-write, as is `DONE`, so one
-/// of the two sides always sees the other.
+/// A waiter has installed a one-shot, which `DONE` shall set. Both `OBSERVED` and `DONE` are set by a
+/// read-modify-write, so one of the two sides always sees the other.
 const OBSERVED: u8 = 8;
 
-/// Where an operation stands; for diagnoses.
+/// The phase of an operation, for diagnoses.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Phase {
     Queued,
@@ -179,32 +182,34 @@ pub(crate) enum Phase {
     Done,
 }
 
-/// What the engine keeps per operation (the graph's `T`). Small, since a million may be in flight: what few operations have
-/// is behind a pointer.
+/// State of an operation (the graph's `T`). The state is small, since a million operations may be in flight:
+/// what few operations have is behind a pointer.
 pub(crate) struct OpState {
     pub(crate) core: CoreRef,
     pub(crate) name: Name,
-    /// Belongs to the owner of the granted operation; of a cancelled operation, to the thread that cancelled it.
+    /// Belongs to the owner of the granted operation. The body of a cancelled operation belongs to the thread
+    /// that cancelled the operation.
     body: UnsafeCell<Body>,
-    /// Made for a role, by the first failure or by the first waiter: most operations are plain work, end well, and are never
-    /// waited for by name.
+    /// Made for a role, by the first failure, or by the first waiter. Most operations are plain work, end
+    /// well, and are never waited for by name.
     extras: OpExtrasCell,
     /// When it was submitted, for "since when".
     pub(crate) since: Coarse,
-    /// Whether tracing was on when it was described: then it tells of all that happens to it.
+    /// True if tracing was on when the operation was described: then every event of the operation is traced.
     pub(crate) noted: bool,
     pub(crate) priority: i32,
     pub(crate) kind: Kind,
-    /// Whether it has a permit and counts as in flight.
+    /// True if the operation has a permit and counts as in flight.
     counted: AtomicBool,
     phase: AtomicU8,
-    /// As `BEGUN`, of an operation that nobody refers to.
+    /// As `BEGUN`, for an operation without references.
     begun_unseen: AtomicBool,
-    /// What is known of whether a cancelled operation makes this one fail. Belongs to [`doom`].
+    /// Cached answer to whether a cancelled operation makes this one fail. Only
+    /// [`cancellation`](crate::operation::cancellation) uses it.
     pub(crate) verdict: AtomicU64,
 }
 
-/// Where a future that waits for the end of an operation has wakers.
+/// Keys of the wakers of a future that waits for the end of an operation.
 #[derive(Debug, Default)]
 pub(crate) struct EndKeys {
     outcome: WakerKey,
@@ -212,22 +217,23 @@ pub(crate) struct EndKeys {
     notifier: WakerKey,
 }
 
-/// What only some kinds of operation have.
+/// Data of some kinds of operation.
 pub(crate) enum Role {
     /// The queue that the body enqueues on.
     Device(Arc<dyn Queue>),
-    /// Whom to tell early when the version that a query waits for can no longer come.
+    /// Set early when the version that a readiness query waits for can no longer come.
     ReadinessQuery(Arc<OneShot<Result<(), Error>>>),
     /// Who took a lease.
     Lease(Arc<crate::lease::LeaseOp>),
-    /// A replay whose nodes settle what its variables carry: where they find it.
+    /// A replay whose nodes settle the fences and failures of its variables: where the nodes find these.
     Replay(Arc<Inputs>),
-    /// A helper: it does work of another operation, and a thread that waits for that operation may run it.
+    /// A helper: an operation that does work of another operation. A thread that waits for that operation may
+    /// run the helper.
     Helper(OpId),
 }
 
 impl OpState {
-    /// An operation that has no body yet, and that the window does not count.
+    /// An operation without a body yet, and without a permit.
     pub(crate) fn new(core: CoreRef, name: Name, kind: Kind) -> Self {
         let mut state = MaybeUninit::uninit();
         // SAFETY: `init` writes every field.
@@ -237,7 +243,8 @@ impl OpState {
         }
     }
 
-    /// Makes one at `place`, field by field: built elsewhere and moved, it would cost as much again.
+    /// Makes an operation at `place`, field by field. Moving a finished operation to `place` would double the
+    /// cost.
     ///
     /// # Safety
     /// `place` may be written; nothing there is dropped.
@@ -260,7 +267,7 @@ impl OpState {
         }
     }
 
-    /// The operation has a permit, and counts as in flight.
+    /// Notes that the operation has a permit and counts as in flight.
     #[inline(always)]
     pub(crate) fn hold_permit(&mut self) {
         *self.counted.get_mut() = true;
@@ -289,7 +296,7 @@ impl OpState {
         }
     }
 
-    /// Whom a query tells.
+    /// The one-shot that a readiness query sets.
     pub(crate) fn query(&self) -> Option<&Arc<OneShot<Result<(), Error>>>> {
         match self.role()? {
             Role::ReadinessQuery(one_shot) => Some(one_shot),
@@ -305,7 +312,7 @@ impl OpState {
         }
     }
 
-    /// Where the nodes of a replay find what its variables carry, if they settle that.
+    /// Where the nodes of a replay find the fences and failures of its variables, if the nodes settle these.
     pub(crate) fn inputs(&self) -> Option<&Arc<Inputs>> {
         match self.role()? {
             Role::Replay(inputs) => Some(inputs),
@@ -321,7 +328,8 @@ impl OpState {
         }
     }
 
-    /// Whether a thread that works for the engine `core` may run this next instead of asking its pool.
+    /// Whether a thread that works for the engine `core` may run this operation next instead of polling its
+    /// pool.
     #[inline]
     pub(crate) fn handle_outlives_call(&self, core: Option<u64>) -> bool {
         matches!(self.kind, Kind::Work | Kind::WorkerOnly) && self.priority == 0 && core == Some(self.core.id)
@@ -337,7 +345,8 @@ impl OpState {
         self.counted.load(Ordering::Relaxed)
     }
 
-    /// Gives the place back, if there is one. Called by whoever completes the operation, or else drops it.
+    /// Releases the permit, if the operation has one. Called by the thread that completes the operation, or
+    /// else by the thread that drops the operation.
     #[inline(always)]
     pub(crate) fn count_ended(&self) {
         if self.counted.load(Ordering::Relaxed) {
@@ -360,7 +369,8 @@ impl OpState {
         }
     }
 
-    /// Takes the right to run away; false when it has begun, was cancelled already or has ended.
+    /// Cancels the right to run. Returns false when the operation has begun, was cancelled before, or has
+    /// ended.
     pub(crate) fn cancel(&self) -> bool {
         self.phase
             .fetch_update(Ordering::AcqRel, Ordering::Acquire, |bits| {
@@ -379,14 +389,15 @@ impl OpState {
         self.extras.get()?.failure.get()
     }
 
-    /// Makes the outcome final and tells whoever waits for it. Called once, after the graph let go.
+    /// Makes the outcome final and notifies its waiters. Called once, after the graph has released the
+    /// operation.
     pub(crate) fn done(&self) {
         if self.phase.fetch_or(DONE, Ordering::AcqRel) & OBSERVED != 0 {
             self.tell();
         }
     }
 
-    /// Drops the body, which holds the operands: user code may run here, so a panic is contained.
+    /// Drops the body, which owns the operands. User code may run in the destructor, so a panic is contained.
     ///
     /// # Safety
     /// The body belongs to the caller.
@@ -405,7 +416,8 @@ impl OpState {
         }
     }
 
-    /// Polls the end of the operation, however it ends, for a future that [takes its wakers out](Self::forget) when it is dropped.
+    /// Polls the end of the operation, however the operation ends. The future [takes its wakers
+    /// out](Self::forget) when it is dropped.
     pub(crate) fn poll_done(&self, cx: &mut Context<'_>, keys: &mut EndKeys) -> Poll<()> {
         match self.one_shot().peek(cx, &mut keys.outcome) {
             // A cancelled operation has its outcome before it leaves the graph, which is what counts here.
@@ -418,7 +430,7 @@ impl OpState {
         }
     }
 
-    /// Takes the wakers of a future out that waits for the end no longer.
+    /// Removes the wakers of a future that no longer waits for the end.
     pub(crate) fn forget(&self, keys: &mut EndKeys) {
         self.forget_outcome(&mut keys.outcome);
         self.core.notifier.forget(&mut keys.notifier);
@@ -432,7 +444,7 @@ impl OpState {
         }
     }
 
-    /// The signal of the outcome, made on first use.
+    /// The one-shot of the outcome, made on first use.
     fn one_shot(&self) -> &OutcomeSignal {
         let one_shot = self.extras.get_or_make().one_shot.get_or_init(OneShot::new);
         let before = self.phase.fetch_or(OBSERVED, Ordering::AcqRel);
@@ -454,10 +466,10 @@ pub(crate) fn pending_op<'a>(core: &CoreRef, name: Name, kind: Kind) -> OpPendin
     unsafe { crate::core::engine_core::graph().begin_op(|place| OpState::init(place, core, name, kind)) }
 }
 
-/// Takes the right to run; false when the operation was cancelled first.
+/// Takes the right to run. Returns false when the operation was cancelled first.
 ///
-/// Whoever may cancel has a reference that was made at submission, or while the operation waited
-/// ([`Graph::waiting`]): without one, nobody does.
+/// A thread that may cancel has a reference, made at submission or while the operation waited
+/// ([`Graph::waiting`]). Without a reference no thread cancels the operation.
 #[inline(always)]
 pub(crate) fn begin(granted: &OpGranted) -> bool {
     let state = granted.payload();
@@ -465,7 +477,7 @@ pub(crate) fn begin(granted: &OpGranted) -> bool {
         return state.phase.fetch_or(BEGUN, Ordering::AcqRel) & CANCELLED == 0;
     }
     state.begun_unseen.store(true, Ordering::Relaxed);
-    // It may have been cancelled by a reference that is gone.
+    // A reference that is gone may have cancelled the operation.
     state.phase.load(Ordering::Acquire) & CANCELLED == 0
 }
 
@@ -473,8 +485,9 @@ pub(crate) fn begin(granted: &OpGranted) -> bool {
 #[inline(always)]
 pub(crate) fn run_body(granted: OpGranted) -> Option<OpGranted> {
     let body = granted.payload().body.with_mut(|body| body);
-    // SAFETY: a granted operation has one token, which is here, so nobody else uses the body; it stays in its place until
-    // the operation is completed, which the body does with the token, after its content was taken out.
+    // SAFETY: a granted operation has one token, which is here, so no other thread uses the body. The body
+    // stays in its place until the operation is completed; the body completes the operation with the token,
+    // after its content was taken out.
     unsafe { Body::run_in_place(body, Running::new(granted)) }
 }
 
@@ -485,7 +498,7 @@ pub(crate) fn drop_body(granted: &OpGranted) {
     unsafe { granted.payload().drop_body() };
 }
 
-/// An operation of which nobody has a reference ends here: it was completed, or never submitted.
+/// The state of an operation without references ends here: the operation was completed, or never submitted.
 impl Drop for OpState {
     #[inline(always)]
     fn drop(&mut self) {
@@ -493,14 +506,15 @@ impl Drop for OpState {
     }
 }
 
-/// A submitted operation: can be awaited, waited for and cancelled. Dropping it changes nothing for the operation; a failure that
-/// nothing has looked at is reported with its last handle or version.
+/// A submitted operation, which can be awaited, waited for and cancelled. Dropping the handle does not affect
+/// the operation. A failure that the program has not retrieved is reported when its last handle and version
+/// are gone.
 ///
-/// A clone is another handle; one that is awaited waits on its own.
+/// A clone is another handle. Each clone that is awaited waits on its own.
 pub struct Op {
     handle: OpHandle,
     pending: Pending,
-    /// In the signal of the outcome.
+    /// Key of the waker at the one-shot of the outcome.
     key: WakerKey,
 }
 
@@ -531,12 +545,14 @@ impl Op {
         matches!(self.handle.payload().phase(), Phase::Done | Phase::Cancelled)
     }
 
-    /// Cancels the operation if it has not begun. Its outputs then carry a failure of kind *cancelled*; memory that it
-    /// would have updated is untouched. Returns whether it was cancelled; `false` means that it has begun or ended.
+    /// Cancels the operation if it has not begun. Its outputs then carry a failure of kind *cancelled*;
+    /// memory that the operation would have updated is untouched. Returns whether the operation was
+    /// cancelled; `false` means that the operation has begun or ended.
     ///
-    /// The body and its operands are dropped before this returns, on the calling thread. It leaves the queues of
-    /// what it only reads at once. What it writes it keeps its place for until its turn, so that its outputs fail in order: between the
-    /// versions that earlier and later writes make.
+    /// This function drops the body and its operands on the calling thread, before it returns. The operation
+    /// leaves the queues of variables that it only reads at once. In the queues of variables that it writes,
+    /// the operation keeps its place until its turn. So its outputs fail in order: between the versions that
+    /// earlier and later writes make.
     pub fn cancel(&self) -> bool {
         let state = self.handle.payload();
         // In a forked child the operation is the parent's.
@@ -545,8 +561,8 @@ impl Op {
         }
         let tag = OpTag { name: state.name.clone(), id: self.handle.id() };
         state.fail(tag.cancellation());
-        // Whoever waits for this operation by name need not wait until it would have been granted. A read-modify-write, like
-        // the waiter's: one of the two sides sees the other.
+        // A waiter of this operation need not wait until the operation would have been granted. This is a
+        // read-modify-write, as the waiter's: one of the two sides sees the other.
         if state.phase.fetch_or(0, Ordering::AcqRel) & OBSERVED != 0 {
             state.tell();
         }
@@ -558,9 +574,10 @@ impl Op {
         true
     }
 
-    /// Waits until the operation has ended and gives its outcome; `timeout` of `None` waits as long as it takes, and may run
-    /// operations on this thread, unless that is [forbidden](crate::set_helping). A wait with a timeout runs none, so that the
-    /// timeout is kept; one of zero only looks.
+    /// Waits until the operation has ended, and returns its outcome. With a `timeout` of `None` the wait has
+    /// no limit and may run operations on this thread, unless helping is [forbidden](crate::set_helping). A
+    /// wait with a timeout runs no operation, so that the timeout is kept. A timeout of zero only inspects
+    /// the state.
     ///
     /// # Errors
     /// The failure of the operation; [`Error::Timeout`]; otherwise as [`Tensor::wait`](crate::Tensor::wait).
@@ -570,8 +587,8 @@ impl Op {
         crate::wait::blocking::block_on_op(&state.core, &self.handle, state.one_shot(), timeout)
     }
 
-    /// Waits until the operation has ended and gives its outcome. May run operations on this thread, unless that is
-    /// [forbidden](crate::set_helping).
+    /// Waits until the operation has ended, and returns its outcome. The wait may run operations on this
+    /// thread, unless helping is [forbidden](crate::set_helping).
     ///
     /// # Errors
     /// As [`wait_timeout`](Self::wait_timeout).
@@ -590,7 +607,7 @@ impl Future for Op {
         match state.one_shot().poll(cx, key) {
             Poll::Ready(outcome) => {
                 pending.over();
-                // A signal that is set has no wakers.
+                // A one-shot that is set has no wakers.
                 *key = WakerKey::default();
                 Poll::Ready(outcome.map_err(OperationError::into_error))
             }

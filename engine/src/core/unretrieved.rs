@@ -1,14 +1,16 @@
-//! Failures that nothing has looked at.
+//! Failures that the program has not retrieved.
 //!
-//! A failure is *retrieved* when it is delivered to the program: by a wait, an `await`, a lease, a fence or a callback. All
-//! operations that fail for the same reason share one failure, so it is retrieved, or reported, once.
+//! A failure is *retrieved* when it is delivered to the program: by a wait, an `await`, a lease, a fence or a
+//! callback. All operations that fail for the same reason share one failure, so the failure is retrieved, or
+//! reported, once.
 //!
-//! A failure that was not retrieved is reported when the last version, handle and signal that carries it is gone: at the level
-//! *error* of `tracing`, or to the function that [`on_unretrieved`] has set. That happens where the failure is dropped, which is
-//! where the body's own error is dropped too: no lock is held there.
+//! A failure that was not retrieved is reported when the last version, handle and one-shot that carries it is
+//! gone. The report goes to `tracing`, at the level *error*, or to the function that [`on_unretrieved`] has
+//! set. The thread that drops the failure makes the report; this thread also drops the body's own error, and
+//! holds no lock.
 //!
-//! Each engine also lists its failures, so that its end can name those that were not retrieved. The list holds no failure that
-//! the program still holds, and no more than [`KEPT`] of those that are gone.
+//! Each engine also lists its failures, so that its end can name those that were not retrieved. The list
+//! keeps no failure alive that the program still holds, and at most [`KEPT`] of those that are gone.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Weak};
@@ -21,11 +23,11 @@ use estafette_sync::thread;
 use crate::core::error::{Failure, OperationError, full_text};
 use crate::core::operation::drop_panic;
 
-/// Failures that an engine keeps after the last handle is gone, and that one [`Unretrieved`] lists: more would only hold memory,
-/// as the first ones explain the rest.
+/// Failures that an engine keeps after the last handle is gone, and that one [`Unretrieved`] lists. More
+/// failures would only hold memory, as the first ones explain the rest.
 const KEPT: usize = 64;
 
-/// Device failures whose [`Heard`] is remembered: between two looks at one fence few others fail.
+/// Device failures whose [`Heard`] is remembered: between two queries of one fence few other fences fail.
 const DEVICE_FAILURES: usize = 64;
 
 /// What became of a failure.
@@ -33,14 +35,14 @@ const DEVICE_FAILURES: usize = 64;
 pub(crate) struct Heard {
     retrieved: AtomicBool,
     reported: AtomicBool,
-    /// Its engine has listed it among those that are gone, or has counted it.
+    /// The engine of the failure has listed it among those that are gone, or has counted it.
     kept: AtomicBool,
     /// The engine of the operation that failed, once known.
     home: OnceLock<Weak<Failures>>,
 }
 
 impl Heard {
-    /// The one of a device failure: each look at the same fence makes an error of its own.
+    /// The shared [`Heard`] of a device failure: each query of the same fence makes a new error.
     pub(crate) fn of_device(id: OpId, message: &str) -> Arc<Self> {
         estafette_sync::statics! {
             static RECENT: Mutex<Vec<(OpId, String, Arc<Heard>)>> = Mutex::new(Vec::new());
@@ -106,7 +108,7 @@ struct Listed {
 }
 
 impl Listed {
-    /// Its last handle is being dropped: the thread that drops it is about to have it kept.
+    /// The last handle is being dropped: the dropping thread is about to keep the failure.
     fn is_moving(&self) -> bool {
         self.failure.strong_count() == 0 && !self.heard.is_settled() && !self.heard.is_kept()
     }
@@ -138,7 +140,7 @@ impl Failures {
         list.live.push(Listed { failure: failure.downgrade(), heard: Arc::clone(failure.heard()) });
     }
 
-    /// What was not retrieved so far, in the order in which it failed.
+    /// The failures that were not retrieved so far, in the order in which they failed.
     pub(crate) fn unretrieved(self: &Arc<Self>) -> Unretrieved {
         let (mut failures, omitted) = {
             let mut list = self.lock();
@@ -215,17 +217,17 @@ pub struct Unretrieved {
 }
 
 impl Unretrieved {
-    /// Whether there is none. They stay unretrieved.
+    /// Whether no failure is unretrieved. The call retrieves no failure.
     pub fn is_empty(&self) -> bool {
         self.failures.is_empty() && self.omitted == 0
     }
 
-    /// How many there are, the omitted ones included. They stay unretrieved.
+    /// Number of failures, including the omitted ones. The call retrieves no failure.
     pub fn count(&self) -> u64 {
         self.failures.len() as u64 + self.omitted
     }
 
-    /// Those listed, at most 64, in the order of their operations. From now on they are retrieved.
+    /// The listed failures, at most 64, in the order of their operations. The call retrieves them.
     pub fn failures(&self) -> &[OperationError] {
         self.failures.iter().for_each(|failure| failure.heard().retrieve());
         if let Some(home) = self.home.upgrade() {
@@ -236,12 +238,13 @@ impl Unretrieved {
         &self.failures
     }
 
-    /// How many are not listed. Each was reported when its last handle went.
+    /// Number of failures that are not listed. Each was reported when its last handle was dropped.
     pub fn omitted(&self) -> u64 {
         self.omitted
     }
 
-    /// Reports those that were not reported yet, as if their last handles were gone. They stay unretrieved.
+    /// Reports the failures that were not reported yet, as if their last handles were gone. Retrieves no
+    /// failure.
     pub fn report(&self) {
         self.failures.iter().for_each(report);
     }
@@ -254,16 +257,16 @@ estafette_sync::statics! {
     static REPORTER: OnceLock<Reporter> = OnceLock::new();
 }
 
-/// Sets what is called, in place of an event of `tracing`, when the last handle of a failure goes that nothing has retrieved.
-/// Only the first call counts.
+/// Sets the function that is called, instead of an event of `tracing`, when the last handle of an unretrieved
+/// failure is dropped. Only the first call counts.
 ///
-/// `reporter` is called once per failure, on the thread that drops the handle, under no lock of the engine. A panic in it is
-/// contained. In a forked child it is not called.
+/// `reporter` is called once per failure, on the thread that drops the handle, under no lock of the engine. A
+/// panic of `reporter` is contained. In a forked child `reporter` is not called.
 pub fn on_unretrieved(reporter: fn(&OperationError)) {
     let _ = REPORTER.set(reporter);
 }
 
-/// The last handle of `failure` has gone; this is a copy of it.
+/// The last handle of the failure has gone; `failure` is a copy.
 #[cold]
 pub(crate) fn last_handle_gone(failure: OperationError) {
     let home = failure.heard().home.get().and_then(Weak::upgrade);
@@ -282,7 +285,7 @@ fn report(failure: &OperationError) {
         return;
     }
     let report = REPORTER.get().copied().unwrap_or(log);
-    // It may be dropped while a panic unwinds, and a second one would abort.
+    // The failure may be dropped while a panic unwinds, and a second panic would abort.
     if let Err(panic) = catch_unwind(AssertUnwindSafe(|| report(failure))) {
         drop_panic(panic);
     }

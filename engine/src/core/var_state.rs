@@ -1,4 +1,4 @@
-//! What the engine keeps per variable: the version, its failure, and the fences it still carries.
+//! State of a variable: the version, its failure, and its pending fences.
 
 use estafette_devices::{DeviceError, Fence, FenceSet, FenceState, QueueId};
 use estafette_graph::{Mode, OpId};
@@ -10,16 +10,17 @@ use crate::lease::pins::PinList;
 
 /// Flag on a variable: its current version is poisoned.
 pub(crate) const FAILED: u32 = 1;
-/// Flag on a variable: its current version still has fences of writers that were pending when last looked at.
+/// Flag on a variable: fences of the current version's writers were pending when last queried.
 pub(crate) const WRITE_FENCES: u32 = 2;
-/// Flag on a variable: fences of readers were pending when last looked at.
+/// Flag on a variable: fences of readers were pending when last queried.
 pub(crate) const READ_FENCES: u32 = 4;
-/// Flag on a variable: fences of the memory have failed. It concerns only whoever gives the memory back.
+/// Flag on a variable: fences of the memory have failed. Only the release of the memory depends on this flag.
 pub(crate) const BROKEN_FENCES: u32 = 8;
 
 /// State of one variable (the graph's `V`). A version is the state between two writes.
 ///
-/// Small, so that it shares a cache line with the variable's queue: what few variables ever have is kept apart.
+/// The state is small, so that it shares a cache line with the variable's queue: what few variables ever have
+/// is kept apart.
 #[derive(Debug, Default)]
 pub(crate) struct VarState {
     /// Number of finished writes, and [`TURNS`].
@@ -37,12 +38,13 @@ struct Carried {
     writers: FenceSet,
     /// Fences that must be done, beside `writers`, before the memory may be overwritten.
     readers: FenceSet,
-    /// Fences of readers and writers that have failed: order and later versions have nothing to do with them any more, but what
-    /// they stood for may never have ended, which matters when the memory is given back.
+    /// Fences of readers and writers that have failed. Order and later versions do not depend on these fences
+    /// any more. But their work may never have ended, which matters when the memory is released.
     broken: FenceSet,
-    /// Root cause, when the current version is poisoned.
+    /// The root cause, when the current version is poisoned.
     failure: Option<OperationError>,
-    /// Who issued the newest write whose fence is in `writers`: the root cause should that fence fail.
+    /// The operation that issued the newest write whose fence is in `writers`: the root cause should that
+    /// fence fail.
     writer: Option<OpTag>,
 }
 
@@ -52,19 +54,20 @@ pub(crate) fn device_failure(writer: Option<&OpTag>, error: DeviceError) -> Oper
     writer.unwrap_or(&outside).device_failure(error)
 }
 
-/// How an access ended, as far as its variable is concerned.
+/// How an access ended, for its variable.
 pub(crate) enum Ending<'a> {
-    /// The body ran. `left` are the fences of its device work, at least one, and whose work it is; `None` means that the host
-    /// work is over.
+    /// The body ran. `left` are the fences of its device work, at least one, and the operation that issued
+    /// this work; `None` means that only host work ran, which is over.
     Ran { left: Option<(&'a [Fence], &'a OpTag)>, failure: Option<&'a OperationError> },
-    /// The body never ran: what the variable carried stays.
+    /// The body never ran: the state that the variable carried stays.
     Skipped { failure: &'a OperationError },
     /// An access that changed nothing.
     Polled,
 }
 
-/// What newer versions replace, and fences that are known to be done. It is rare, and dropped where no bit is held, since it owns
-/// errors and events of users. Boxed, so that each operation tests a pointer.
+/// State that newer versions replace, and fences that are known to be done. Such state is rare. It owns
+/// errors and events of users, so it is dropped where no lock of a variable is held. The box makes each
+/// operation test a pointer only.
 #[derive(Default)]
 pub(crate) struct Replaced(Option<Box<Remains>>);
 
@@ -81,7 +84,7 @@ impl Replaced {
         }
     }
 
-    /// Drops what was replaced, in its place: it is large, and mostly there is none.
+    /// Drops the replaced state in its place: the state is large, and mostly absent.
     #[inline(always)]
     pub(crate) fn clear(&mut self) {
         if self.0.is_some() {
@@ -94,7 +97,7 @@ impl Replaced {
         self.0 = None;
     }
 
-    /// The program has seen the failures: none of them is reported.
+    /// The program has seen the failures: no report is made of them.
     pub(crate) fn retrieve(&self) {
         for failure in self.0.iter().flat_map(|remains| &remains.failures) {
             failure.heard().retrieve();
@@ -110,7 +113,8 @@ impl Extend<Fence> for Replaced {
     }
 }
 
-/// Bit of [`VarState::version`]: bodies take turns by this variable, and their device work does not matter. Counting never gets there.
+/// Bit of [`VarState::version`]: the variable serializes bodies only, and their device work does not matter.
+/// The count of writes never reaches this bit.
 const TURNS: u64 = 1 << 63;
 
 impl VarState {
@@ -126,7 +130,7 @@ impl VarState {
         self.carried.as_ref()?.failure.as_ref()
     }
 
-    /// The leases that hold the variable without an operation.
+    /// The leases that pin the variable without an operation.
     pub(crate) fn pins(&mut self) -> &mut PinList {
         &mut self.pins
     }
@@ -135,16 +139,18 @@ impl VarState {
         self.carried.get_or_insert_default()
     }
 
-    /// The fences of every use of the memory so far: of the current version's writers, of its readers, and those that have failed.
+    /// The fences of every use of the memory so far: those of the current version's writers, those of its
+    /// readers, and those that have failed.
     pub(crate) fn all_fences(&self) -> [FenceSet; 3] {
         let fences =
             |carried: &Carried| [&carried.writers, &carried.readers, &carried.broken].map(FenceSet::clone);
         self.carried.as_deref().map(fences).unwrap_or_default()
     }
 
-    /// Notes what was found when the fences were asked, which happens outside the bit, since it may call a driver: takes out
-    /// what is known to be done, turns the failure of a writer's fence into one of the version, and sets failed fences aside,
-    /// so that they do not poison the versions to come. Fences that were added since they were asked stay.
+    /// Notes the result of a query of the fences. The query happens outside the lock of the variable, since
+    /// it may call a driver. This function removes fences that are done, turns the failure of a writer's
+    /// fence into a failure of the version, and sets failed fences aside, so that they do not poison later
+    /// versions. Fences that were added after the query stay.
     pub(crate) fn note(
         &mut self,
         writers: &Asked,
@@ -158,8 +164,8 @@ impl VarState {
         }
     }
 
-    /// Applies the end of one access. Called under the variable's bit. What this replaces goes to `replaced`, to be dropped where
-    /// no lock is held.
+    /// Applies the end of one access. Called under the lock of the variable. State that this call replaces
+    /// goes to `replaced`, to be dropped where no lock is held.
     pub(crate) fn finish(
         &mut self,
         mode: Mode,
@@ -207,7 +213,7 @@ impl VarState {
         }
     }
 
-    /// Adds fences that the current version becomes ready with.
+    /// Adds fences that must be done before the current version is ready.
     pub(crate) fn add_writers(&mut self, fences: &FenceSet, flags: &mut u32, replaced: &mut Replaced) {
         let carried = self.carried();
         merge(&mut carried.writers, fences, replaced);
@@ -360,16 +366,17 @@ impl Carried {
     }
 }
 
-/// What asking a set of fences has told. Asking may call a driver, so it never happens under a variable's bit.
+/// The result of a query of a set of fences. The query may call a driver, so it never happens under the lock
+/// of a variable.
 #[derive(Default)]
 pub(crate) struct Asked {
-    /// Those that are still pending.
+    /// The fences that are still pending.
     pub(crate) pending: FenceSet,
-    /// The failure of one that failed.
+    /// The failure of a fence that failed.
     pub(crate) failed: Option<DeviceError>,
-    /// Those that have failed.
+    /// The fences that have failed.
     pub(crate) broken: FenceSet,
-    /// Those that are done.
+    /// The fences that are done.
     done: FenceSet,
 }
 

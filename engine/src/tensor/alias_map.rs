@@ -1,10 +1,10 @@
 //! Which variables order the uses of a piece of memory.
 //!
-//! Every tensor with memory has an entry in one process-wide map of ranges, with a variable of its own. Tensors with the same memory that
-//! are ordered by the same variable share an entry, so the same memory may be imported very often. A tensor that is
-//! imported later and overlaps it takes that variable into its set, so any two overlapping tensors share at least one:
-//! the later one has the own variable of the earlier. A tensor that lies inside an older one needs no variable beyond
-//! those it found.
+//! Every tensor with memory has an entry in one process-wide interval map, with a variable of its own.
+//! Tensors with the same memory that are ordered by the same variable share an entry, so the same memory may
+//! be imported very often. A tensor that is imported later and overlaps an older tensor takes the variable of
+//! the older tensor into its set. So any two overlapping tensors share at least one variable. A tensor that
+//! lies inside an older one needs only the variables that it found.
 
 use std::collections::HashSet;
 use std::ops::Range;
@@ -24,8 +24,8 @@ use crate::lease::LeaseState;
 use crate::operation::run::{self, ReadyList};
 use crate::tensor::handle::VarSet;
 
-/// A tensor that overlaps more than this many others collapses them into one group variable: the cost of an operation
-/// grows with its variables, and the finer order is lost to whoever uses the whole.
+/// A tensor that overlaps more than this many others collapses them into one group variable. The cost of an
+/// operation grows with its variables, and a use of the whole needs no finer order.
 const OVERLAP_MAX: usize = 16;
 
 /// Leases of one memory that may be dead before they are swept.
@@ -50,7 +50,7 @@ pub(crate) struct Region {
 /// The variable that orders a tensor.
 struct Owners {
     now: OpVar,
-    /// The first one, of a tensor that was collapsed: it may still be held.
+    /// The first variable of a tensor that was collapsed: leases may still pin it.
     first: Option<OpVar>,
 }
 
@@ -166,19 +166,19 @@ impl Drop for Placed {
     }
 }
 
-/// What is known of where memory comes from, when a lease of it is open.
+/// Where imported memory comes from, when a lease of the same memory is open.
 ///
-/// A tensor that is imported from what the owner of a lease has made of it is *derived*: it carries the lease, and does not
-/// wait for it. A tensor that is imported from the memory's owner once more is one like the first, and waits. The address is the
-/// same.
+/// A tensor is *derived* when it is imported from an object that a lease owner has made from leased memory. A
+/// derived tensor carries the lease and does not wait for it. A tensor that is imported once more from the
+/// owner of the memory waits for the lease, as the first tensor does. The address is the same in both cases.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Origin {
-    /// Nobody knows. It is taken to be derived, unless the lease is the view of an operation that runs, and this code is not a
-    /// part of that.
+    /// The origin is unknown. The tensor is taken to be derived, unless the lease is the view of a running
+    /// operation and the calling code is not part of this operation.
     Unknown,
-    /// The owner of the memory: no lease has anything to do with it.
+    /// The owner of the memory: leases do not matter.
     Owner,
-    /// Somebody to whom it was lent.
+    /// A consumer that holds a lease of the memory.
     Lent,
 }
 

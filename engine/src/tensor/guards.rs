@@ -10,7 +10,8 @@ use crate::tensor::handle::Tensor;
 use crate::tensor::views::{View, ViewMut};
 use estafette_sync::sync::Mutex;
 
-/// What keeps an asynchronous operation open: its task and every guard hold one. The last one to go completes it.
+/// Keeps an asynchronous operation open. Its task and every guard share it; dropping the last share completes
+/// the operation.
 pub(crate) struct Open {
     /// Only taken out when the last holder goes; the lock makes guards shareable.
     running: Mutex<Option<Running>>,

@@ -20,15 +20,17 @@ use crate::tensor::views::View;
 use crate::wait::blocking;
 use crate::wait::ready::{Ready, Writable};
 
-/// The variables that order the uses of a tensor: its own, and those of older tensors that overlap its memory.
+/// The variables that order the uses of a tensor: its own variable, and those of older tensors that overlap
+/// its memory.
 pub(crate) type VarSet = SmallVec<[OpVar; 1]>;
 
 /// A promise of an n-dimensional array.
 ///
-/// A tensor can be asked whether it is ready, awaited, used by operations, and handed to other libraries. It may be
-/// *defined late*: then the operation that makes it also decides its memory, and perhaps its shape. Cloning gives
-/// another handle to the same tensor. When the last handle and the last operation that uses it are gone, and its last
-/// device work is done, the memory goes back to whoever owns it.
+/// A program can query whether a tensor is ready, await it, use it in operations, and hand it to other
+/// libraries. A tensor may be *defined late*: the operation that makes the tensor then also decides its
+/// memory, and perhaps its shape. A clone is another handle to the same tensor. The memory goes back to its
+/// owner when the last handle and the last operation that uses the tensor are gone, and the last device work
+/// on the memory is done.
 #[derive(Clone)]
 pub struct Tensor {
     pub(crate) inner: Arc<TensorInner>,
@@ -38,15 +40,16 @@ pub(crate) struct TensorInner {
     pub(crate) core: CoreRef,
     pub(crate) vars: VarSet,
     definition: Defining,
-    /// What a late definition was promised to look like.
+    /// Type and shape that a late definition was promised to have.
     declared: Option<(DType, SmallVec<[i64; 4]>)>,
-    /// Name of the operation that makes it, for messages.
+    /// Name of the operation that makes the tensor, for messages.
     pub(crate) producer: Option<Name>,
-    /// The lease that this tensor was derived from, held as long as it lives. Reads are covered by the lease.
+    /// The lease that this tensor was derived from. The tensor keeps the lease as long as it lives. The lease
+    /// covers its reads.
     pub(crate) lease: Option<Arc<LeaseState>>,
 }
 
-/// A definition that most tensors are made with, and that an operation gives to the others.
+/// A definition: most tensors are made with one; an operation gives the others theirs.
 enum Defining {
     Known(Definition),
     Late(OnceLock<Definition>),
@@ -69,17 +72,17 @@ impl Defining {
     }
 }
 
-/// Where a tensor's data is and what it looks like.
+/// Where the data of a tensor is, and its layout.
 pub(crate) struct Definition {
     pub(crate) layout: Layout,
     /// Address of the first element, byte offset included; dangling when there is no element.
     pub(crate) data: *mut u8,
     pub(crate) storage: Storage,
-    /// Whether the host may load and store there.
+    /// True if the host may load and store at `data`.
     pub(crate) host: bool,
     /// The owner of the memory forbids writing.
     pub(crate) read_only: bool,
-    /// Its entry in the process's map of ranges; taken out before the storage goes.
+    /// The tensor's entry in the process's alias map; taken out before the storage is released.
     pub(crate) placed: Option<Placed>,
 }
 
@@ -89,11 +92,11 @@ unsafe impl Send for Definition {}
 // SAFETY: as above; a shared reference gives no access to the memory behind `data`.
 unsafe impl Sync for Definition {}
 
-/// Where a tensor stands.
+/// The state of a tensor.
 #[derive(Debug, Clone)]
 #[non_exhaustive]
 pub enum TensorState {
-    /// Its producing operation has not finished: no memory yet.
+    /// The producing operation has not finished: the tensor has no memory yet.
     Undefined,
     /// Defined, with writes unfinished on host or device.
     Pending,
@@ -146,7 +149,7 @@ impl Tensor {
         Arc::ptr_eq(&self.inner, &other.inner)
     }
 
-    /// Length of each dimension; known before the data is when the shape was declared at submission.
+    /// Length of each dimension. A shape that was declared at submission is known before the data.
     pub fn shape(&self) -> Result<SmallVec<[i64; 4]>, Error> {
         match (self.inner.definition.get(), &self.inner.declared) {
             (Some(definition), _) => Ok(SmallVec::from_slice(definition.layout.shape())),
@@ -155,7 +158,7 @@ impl Tensor {
         }
     }
 
-    /// Element type; known before the data is when it was declared at submission.
+    /// Element type. A type that was declared at submission is known before the data.
     pub fn dtype(&self) -> Result<DType, Error> {
         match (self.inner.definition.get(), &self.inner.declared) {
             (Some(definition), _) => Ok(definition.layout.dtype()),
@@ -164,29 +167,30 @@ impl Tensor {
         }
     }
 
-    /// Where the data is.
+    /// The device of the data.
     #[inline]
     pub fn device(&self) -> Result<DLDevice, Error> {
         Ok(self.inner.definition()?.layout.device())
     }
 
-    /// Type, shape, strides and place together.
+    /// Type, shape, strides and device together.
     pub fn layout(&self) -> Result<Layout, Error> {
         Ok(self.inner.definition()?.layout.clone())
     }
 
-    /// Address of the first element. What is there may be read only in an operation or under a lease.
+    /// Address of the first element. Only operations and holders of a lease may read this memory.
     pub fn data_ptr(&self) -> Result<*const u8, Error> {
         Ok(self.inner.definition()?.data)
     }
 
-    /// Whether the owner of the memory forbids writing it.
+    /// True if the owner of the memory forbids writes.
     pub fn is_read_only(&self) -> Result<bool, Error> {
         Ok(self.inner.definition()?.read_only)
     }
 
-    /// Whether the tensor is read-only, and its owner has not said so: its memory came in a DLPack struct before version 1.0, which
-    /// cannot say whether it may be written, and its import did not vouch for that.
+    /// True if the tensor is read-only without a statement of its owner. Its memory came in a DLPack struct
+    /// before version 1.0, which cannot say whether the memory may be written, and its import did not vouch
+    /// for writes.
     pub fn is_write_unsaid(&self) -> bool {
         self.inner.definition().is_ok_and(|definition| {
             let foreign = definition.storage.as_foreign();
@@ -199,12 +203,13 @@ impl Tensor {
         self.inner.definition.get().is_some()
     }
 
-    /// Number of finished writes of its memory (of the variable that stands for it).
+    /// Number of finished writes of the memory (of the variable that stands for the memory).
     pub fn version(&self) -> u64 {
         self.inner.vars.iter().map(|var| var.with_ordering_state(|state, _| state.version())).sum()
     }
 
-    /// Whether the current version is finished, well or not. One load per variable when it is.
+    /// Whether the current version is finished, well or not. The cost is one load per variable if no use is
+    /// unfinished.
     ///
     /// "Current" means the version at the call: the newest write submitted so far counts.
     #[inline]
@@ -212,7 +217,7 @@ impl Tensor {
         self.inner.is_quiet() || self.inner.look_closely().is_some()
     }
 
-    /// Where the tensor stands.
+    /// The state of the tensor.
     pub fn state(&self) -> TensorState {
         match self.inner.look() {
             Some(Ok(())) => TensorState::Ready,
@@ -222,37 +227,39 @@ impl Tensor {
         }
     }
 
-    /// Waits, asynchronously, until the version current at this call is finished; every waiter of a failed version
-    /// gets its root cause. Needs no particular runtime. Dropping the future cancels the waiting, not the work. Polling it runs no
-    /// operation.
+    /// Waits, asynchronously, until the version current at this call is finished. Every waiter of a failed
+    /// version gets its root cause. The future needs no particular runtime. Dropping the future cancels the
+    /// waiting, not the work. Polling the future runs no operation.
     ///
-    /// It fails with [`Error::LeaseHeld`] once leases alone have held it up for the engine's
-    /// [lease timeout](crate::EngineBuilder::lease_timeout), or up to an eighth longer.
+    /// The future fails with [`Error::LeaseHeld`] once leases alone have held it up for the engine's [lease
+    /// timeout](crate::EngineBuilder::lease_timeout), or up to an eighth longer.
     #[inline]
     pub fn ready(&self) -> Ready {
         Ready::new(self)
     }
 
-    /// Waits, asynchronously, until the memory may be overwritten: no unfinished write, no reader, no lease. Fails with
-    /// [`Error::LeaseHeld`] as [`ready`](Self::ready) does.
+    /// Waits, asynchronously, until the memory may be overwritten: no unfinished write, no reader, no lease.
+    /// Fails with [`Error::LeaseHeld`] as [`ready`](Self::ready) does.
     pub fn writable(&self) -> Writable {
         Writable::new(self)
     }
 
-    /// Blocks until the version current at this call is finished. May run operations that it needs on this thread, unless that
-    /// is [forbidden](crate::set_helping).
+    /// Blocks until the version current at this call is finished. The wait may run operations that it needs
+    /// on this thread, unless helping is [forbidden](crate::set_helping).
     ///
     /// # Errors
-    /// The root cause of a failed version; [`Error::LeaseHeld`] when only leases hold it up, at once if this very thread has taken
-    /// one of them, since it cannot return that while it waits; [`Error::WouldDeadlock`] when the wait leads back to the waiting
-    /// operation, or every thread that could run what it needs is blocked in a wait.
+    /// The root cause of a failed version. [`Error::LeaseHeld`] when only leases hold up the wait: at once if
+    /// this very thread has taken one of them, since a waiting thread cannot return its lease.
+    /// [`Error::WouldDeadlock`] when the wait leads back to the waiting operation, or when every thread that
+    /// could run what the wait needs is blocked in a wait.
     pub fn wait(&self) -> Result<(), Error> {
         blocking::block_on_tensor(self, None)
     }
 
-    /// As [`wait`](Self::wait), for at most `timeout`; then [`Error::Timeout`]. Runs no operation on this thread, so the timeout is kept
-    /// whatever there is to run; an engine without workers starts a thread for the time of the wait. A timeout of zero only
-    /// looks. The reasons why a wait can never end are first looked for after 10 ms, so shorter waits end by their timeout alone.
+    /// As [`wait`](Self::wait), for at most `timeout`; then [`Error::Timeout`]. The wait runs no operation on
+    /// this thread, so that the timeout is kept whatever is ready; an engine without workers starts a thread
+    /// for the time of the wait. A timeout of zero only inspects the state. The wait first looks for reasons
+    /// why it can never end after 10 ms, so shorter waits end by their timeout alone.
     pub fn wait_timeout(&self, timeout: Duration) -> Result<(), Error> {
         blocking::block_on_tensor(self, Some(timeout))
     }
@@ -260,7 +267,7 @@ impl Tensor {
     /// Declares the current version good after a failure or cancellation that left the data intact.
     ///
     /// # Errors
-    /// [`Error::Conflict`] while writes are unfinished: there is no version to judge yet.
+    /// [`Error::Conflict`] while writes are unfinished: no version is current yet.
     pub fn clear_error(&self) -> Result<(), Error> {
         if self.inner.vars.iter().any(|var| var.has_unfinished_write()) {
             return Err(Error::Conflict("clear_error while a write is unfinished".into()));
@@ -275,7 +282,8 @@ impl Tensor {
         Ok(())
     }
 
-    /// A copy of the data as a vector, in row-major order, once it is ready. Blocks, as [`wait`](Self::wait) does.
+    /// A copy of the data as a vector, in row-major order, once the data is ready. Blocks, as
+    /// [`wait`](Self::wait) does.
     ///
     /// # Errors
     /// As [`wait`](Self::wait); [`Error::Invalid`] when `T` is not the element type or the memory is not on the host.
@@ -340,7 +348,8 @@ impl TensorInner {
         self.definition.take()
     }
 
-    /// The outcome of the current version, for the program, if it is finished; asks fences that were pending when last looked at.
+    /// The outcome of the current version, for the program, if the version is finished. Queries fences that
+    /// were pending when last queried.
     #[inline]
     pub(crate) fn look(&self) -> Option<Result<(), Error>> {
         if self.vars.iter().all(OpVar::is_quiet) {
@@ -353,7 +362,8 @@ impl TensorInner {
         })
     }
 
-    /// Whether the current version is finished and well, and no fence has to be asked for that. One load per variable.
+    /// Whether the current version is finished and well, and no fence has to be queried. The cost is one load
+    /// per variable.
     #[inline]
     pub(crate) fn is_quiet(&self) -> bool {
         self.vars.iter().all(OpVar::is_quiet)
@@ -374,7 +384,8 @@ impl TensorInner {
                 continue;
             }
             let writers = var.with_ordering_state(|state, _| state.writers());
-            // Who asks again and again while a device works is answered from here, and no driver is asked.
+            // A program that polls while a device works gets its answer from the cached state, without a call
+            // of the driver.
             if writers.iter().any(|fence| fence.peek() == Some(false)) {
                 return None;
             }
@@ -423,9 +434,11 @@ impl Drop for TensorInner {
             std::mem::forget(placed);
             return reaper().release(FenceSet::default(), storage);
         }
-        // The range goes first: once the deleter has run, the owner may give the same addresses to somebody else.
+        // The map entry goes first: once the deleter has run, the owner may give the same addresses to
+        // another user.
         drop(placed);
-        // Every operation on this tensor held it until its fences were on the variables, so they are all there.
+        // Every operation on this tensor kept the tensor alive until its fences were on the variables. So all
+        // fences are on the variables now.
         let variable = self.vars.first().map_or(0, |var| var.id().get());
         reaper().release_of(self.all_fences(), storage, || What::tensor(variable, &layout));
     }

@@ -3,9 +3,9 @@
 use crate::core::operation::OpVar;
 use crate::core::var_state::VarState;
 
-/// Something that order is kept for and that has no memory of its own: a file, a counter, a device setting.
+/// A resource without memory of its own whose uses the engine orders: a file, a counter, a device setting.
 ///
-/// Cloning gives another handle to the same variable.
+/// A clone is another handle to the same variable.
 #[derive(Clone)]
 pub struct Variable {
     pub(crate) var: OpVar,
@@ -16,8 +16,8 @@ impl Variable {
         Self { var: crate::core::engine_core::graph().var(VarState::default()) }
     }
 
-    /// A variable that the bodies of its writers take turns by, and nothing else: device work that one leaves behind is in nobody's
-    /// way, and its failure neither.
+    /// A mutex for bodies: the variable serializes the bodies of its writers only. Their device work and
+    /// their failures do not affect later writers.
     pub fn for_turns() -> Self {
         Self { var: crate::core::engine_core::graph().var(VarState::for_turns()) }
     }

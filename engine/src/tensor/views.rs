@@ -31,7 +31,7 @@ unsafe impl Send for ViewMut<'_> {}
 // SAFETY: shared use of a `ViewMut` only reads.
 unsafe impl Sync for ViewMut<'_> {}
 
-/// Checks that `definition` can be a slice of `T`, and says how long it is.
+/// Checks that `definition` can be a slice of `T`, and returns the length of the slice.
 fn check_slice<T: Element>(definition: &Definition) -> Result<usize, Error> {
     let layout = &definition.layout;
     if !definition.host {

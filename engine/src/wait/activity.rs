@@ -1,4 +1,4 @@
-//! The engine while it runs: what is stalled at this moment, and who is told when that lasts.
+//! The engine while it runs: what is stalled at this moment, and the watchdog that reports long stalls.
 
 use std::collections::HashSet;
 use std::sync::{Arc, Weak};
@@ -11,17 +11,17 @@ use crate::exchange::{Release, ReleaseStatus};
 use crate::lease::owner::LeaseInfo;
 use crate::wait::diagnose::{Diagnosis, OpStatus, Status};
 
-/// What an engine is doing at one moment. Leases and waits of the program count as well as operations.
+/// What an engine is doing at one moment. Leases and waits of the program count like operations.
 #[derive(Debug, Clone, Default)]
 #[non_exhaustive]
 pub struct Activity {
     /// Operations whose body runs, or whose work has not reported back.
     pub running: usize,
-    /// May run, and no worker has taken them; or fences of their inputs are pending.
+    /// Operations that may run, but that no worker has taken, or whose inputs have pending fences.
     pub ready: usize,
-    /// Stalled behind other operations.
+    /// Operations that wait for other operations.
     pub queued: usize,
-    /// Stalled by leases alone.
+    /// Operations that wait for leases alone.
     pub leased: usize,
     /// The lease that has been held longest.
     pub oldest_lease: Option<LeaseInfo>,
@@ -55,13 +55,14 @@ fn only_leases(op: &OpStatus) -> bool {
     !op.blocked_by.is_empty() && op.blocked_by.iter().all(|blocked| blocked.lease.is_some())
 }
 
-/// What the watchdog has found. Its `Display` form is its line of [`Diagnosis`].
+/// A stall that the watchdog has found. Its `Display` form is its line of [`Diagnosis`].
 #[derive(Debug, Clone, Copy)]
 #[non_exhaustive]
 pub enum Stall<'a> {
-    /// An operation, a lease or a wait of the program that waits.
+    /// A waiting operation, lease or wait of the program.
     Operation(&'a OpStatus),
-    /// Memory that does not come back to its owner; of the process, so that each engine's watchdog tells of it.
+    /// Memory that does not go back to its owner. Such memory belongs to the process, so each engine's
+    /// watchdog reports it.
     Release(&'a Release),
 }
 
@@ -74,10 +75,10 @@ impl std::fmt::Display for Stall<'_> {
     }
 }
 
-/// Called with what has been stalled for longer than the limit, once each. On a thread of its own, under no lock.
+/// Called once for each stall that lasts longer than the limit, on the watchdog's thread, under no lock.
 pub(crate) type OnStall = Arc<dyn Fn(Stall<'_>) + Send + Sync>;
 
-/// Says it by `tracing`, to whoever listens there.
+/// Reports a stall as an event of `tracing`.
 pub(crate) fn log(stall: Stall<'_>) {
     match stall {
         Stall::Operation(op) => tracing::warn!(
@@ -96,13 +97,15 @@ pub(crate) fn log(stall: Stall<'_>) {
     }
 }
 
-/// How often the watchdog looks within its limit: an operation is told of at most a quarter of it late.
+/// Inspections of the watchdog within its limit: the report of a stall is at most a quarter of the limit
+/// late.
 const LOOKS: u32 = 4;
 
-/// The least time between two looks; each costs time in proportion to what is in flight.
+/// The least time between two inspections; the cost of each is proportional to what is in flight.
 const LOOK_MIN: Duration = Duration::from_millis(5);
 
-/// Looks now and then at what is stalled. Ends when it is dropped; its thread owns nothing of the engine.
+/// Inspects now and then what is stalled. Dropping the watch ends its thread, which owns nothing of the
+/// engine.
 pub(crate) struct StallWatch {
     ended: Arc<Ended>,
 }

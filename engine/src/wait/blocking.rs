@@ -1,13 +1,16 @@
-//! Blocking waits: help, then look whether the wait can end, then sleep.
+//! Blocking waits: help, then inspect whether the wait can end, then sleep.
 //!
-//! A wait without a timeout runs what it needs on its own thread. A body may take any time, and the engine cannot interrupt it, so
-//! a wait with a timeout runs none: the workers do, or a [stand-in](crate::wait::stand_in) of an engine that has none.
+//! A wait without a timeout runs what it needs on its own thread. A body may take any time, and the engine
+//! cannot interrupt it. So a wait with a timeout runs no body: the workers run them, or a
+//! [stand-in](crate::wait::stand_in) of an engine without workers.
 //!
-//! A wait [looks](crate::wait::inspect) at what it waits for, because what it sees decides how it ends: a wait that leads back to the waiting
-//! operation is refused, one that only leases hold up ends with their names, and all others sleep until woken. At the start it looks
-//! at what is near. A thread that runs no operation then sleeps, and one thread of the process looks for all of these
-//! ([`awaits`](crate::wait::awaits)): it wakes those that have to look for themselves, since something may be wrong or they could help. A thread
-//! inside of an operation looks for itself now and then. There are few of those, and what they wait for may wait for them.
+//! A wait [inspects](crate::wait::inspect) the operations that it waits for, since they decide how the wait
+//! ends. A wait that leads back to the waiting operation is refused. A wait that only leases hold up ends
+//! with their names. All other waits sleep until woken. At its start a wait inspects what is near. A thread
+//! that runs no operation then sleeps, and one thread of the process inspects for all such threads
+//! ([`awaits`](crate::wait::awaits)). This thread wakes those that have to inspect for themselves, since
+//! something may be wrong or they could help. A thread inside of an operation inspects for itself now and
+//! then: such threads are few, and what they wait for may wait for them.
 
 use std::collections::HashSet;
 
@@ -77,7 +80,7 @@ pub(crate) fn summarize(state: &OpState) -> OpSummary {
     }
 }
 
-/// A picture of the graph, in which leases without an operation look like those with one.
+/// A snapshot of the graph, in which leases without an operation look like those with one.
 pub(crate) fn take_snapshot() -> Snapshot<OpSummary> {
     graph().snapshot_with(summarize, |state, found| {
         state.pins().each(|pin| found.push((pin.number(), summarize_pin(pin.lease()))));
@@ -117,7 +120,7 @@ pub(crate) fn block_on_tensor(tensor: &Tensor, timeout: Option<Duration>) -> Res
     }
 }
 
-/// Blocks until `signal`, which `waiting` will set, is set.
+/// Blocks until the one-shot `signal`, which `waiting` will set, is set.
 pub(crate) fn block<V: Clone + Delivered>(
     core: &CoreRef,
     waiting: &OpHandle,
@@ -396,7 +399,7 @@ impl Needed {
     }
 }
 
-/// Watches one wait.
+/// The inspections of one wait.
 struct Watch<'a> {
     op: &'a OpHandle,
     what: &'a str,
@@ -404,7 +407,7 @@ struct Watch<'a> {
     deadline: Option<Instant>,
     /// Since when only leases have held it up.
     held_since: Option<Instant>,
-    /// Whether leases that nobody wants any more were given the chance to end.
+    /// True once unwanted leases were given the chance to end.
     collected: bool,
 }
 
@@ -445,7 +448,8 @@ impl Watch<'_> {
             }
         }
         let since = *self.held_since.get_or_insert_with(Instant::now);
-        // Our own thread will not return its lease while it waits here; but what held it may just be on its way out elsewhere.
+        // This thread will not return its lease while it waits here. But the last owner of the lease may just
+        // be dropping it on another thread.
         let collected = core.on_lease_wait.get().is_some();
         let patience = since + if collected { COLLECTED_GRACE } else { OWN_GRACE };
         let patience = self.deadline.map_or(patience, |deadline| patience.min(deadline));
@@ -472,7 +476,7 @@ fn linger() {
     }
 }
 
-/// Lets leases end that nobody wants any more: garbage of the language that holds them, and deleters on their way.
+/// Lets unwanted leases end: garbage of the language that holds them, and deleters on their way.
 pub(crate) fn let_go(core: &Core) {
     let_go_within(core, None);
 }
@@ -487,8 +491,8 @@ fn let_go_within(core: &Core, left: Option<Duration>) {
     reaper().flush(left.map_or(RELEASE_GRACE, |left| left.min(RELEASE_GRACE)));
 }
 
-/// How long a wait goes on that a lease of its own thread holds up. A worker drops the operands of an operation after it has
-/// told that the operation has ended, and may be the last to hold what the lease was taken for.
+/// How long a wait continues that a lease of its own thread holds up. A worker drops the operands of an
+/// operation after it has notified the waiters, and these operands may be the last to keep the lease.
 const OWN_GRACE: Duration = OWN_LOOK;
 
 /// The same where garbage is collected. Libraries let go of what was collected on threads of their own: JAX took up to 68 ms on a busy

@@ -1,11 +1,13 @@
-//! Can anything still move? What a wait checks before it goes on waiting for room, or for everything to end.
+//! Deadlock detection of waits for room, or for everything to end: can anything still move?
 //!
-//! The answer is the same for all threads that wait for the same thing. So one of them checks for all, with pauses that grow, and the
-//! others sleep until they are notified. Each wait may be the one that checks once its first, short sleep was in vain. A wait that ends
-//! hands the checks over: it notifies the others, and the first to wake goes on with them.
+//! The answer is the same for all threads that wait for the same thing. So one thread checks for all, with
+//! pauses that grow, and the others sleep until they are notified. Each wait may become the checking one once
+//! its first, short sleep was in vain. A wait that ends hands the checks over: it notifies the others, and
+//! the first thread that wakes continues the checks.
 //!
-//! A check that finds a standstill notifies the others, too. Each of them checks for itself until something moves again, since leases
-//! of its own thread, and its own time limit, decide how its wait ends. So do threads inside of operations at any time.
+//! A check that finds a standstill notifies the others, too. Each of them checks for itself until something
+//! moves again: the leases of its own thread, and its own time limit, decide how its wait ends. Threads
+//! inside of operations always check for themselves.
 
 use std::collections::{HashMap, HashSet};
 
@@ -305,7 +307,8 @@ impl Search<'_> {
             if !self.seen.insert(next) {
                 continue;
             }
-            // Not in the picture any more: it has ended, and whoever was blocked on it moves.
+            // The snapshot has no such operation: the operation has ended, and operations that it blocked
+            // move.
             let Some(view) = self.snapshot.op(next) else { return true };
             if !view.granted {
                 open.extend(self.explained.blockers(view).into_iter().map(|blocker| blocker.op));

@@ -1,4 +1,4 @@
-//! Who waits for whom: a take_snapshot of everything in flight, in words.
+//! Which operation waits for which: a snapshot of everything in flight, in words.
 
 use std::fmt;
 use std::time::Duration;
@@ -14,14 +14,14 @@ use crate::wait::blocking::{OpSummary, take_snapshot};
 
 /// Everything that is in flight, and what each waiting operation waits for.
 ///
-/// Its `Display` form is one line per operation and release; the fields are for programs.
+/// The `Display` form is one line per operation and release; the fields are for programs.
 #[derive(Debug, Clone)]
 pub struct Diagnosis {
     /// Operations in flight, in submission order; leases and waiting futures included.
     pub operations: Vec<OpStatus>,
-    /// Memory of this process, of whatever engine, that has been on its way back to its owner for long: each deleter that has run for
-    /// more than a quarter of a second, and the oldest memory that waits for such a deleter, or for device work for more than
-    /// ten seconds.
+    /// Memory of this process, of any engine, whose release has taken long. Each deleter that has run for
+    /// more than a quarter of a second is listed. So is the oldest memory that waits for such a deleter, or
+    /// for device work for more than ten seconds.
     pub releases: Vec<Release>,
 }
 
@@ -32,13 +32,14 @@ pub struct OpStatus {
     pub id: u64,
     /// Name given at submission.
     pub name: String,
-    /// What it is doing.
+    /// What the operation is doing.
     pub status: Status,
-    /// Time since submission, a few milliseconds coarse.
+    /// Time since submission, accurate to a few milliseconds.
     pub age: Duration,
-    /// What it waits for directly; empty unless `status` is [`Status::Waiting`] or [`Status::Cancelled`].
+    /// The operations and leases that this operation directly waits for; empty unless `status` is
+    /// [`Status::Waiting`] or [`Status::Cancelled`].
     pub blocked_by: Vec<Blocker>,
-    /// For a lease, held or still waiting, who takes it; `None` for everything else.
+    /// The owner of a lease, held or still waiting; `None` for every other operation.
     pub lease: Option<LeaseInfo>,
 }
 
@@ -50,9 +51,10 @@ pub enum Status {
     Waiting,
     /// May proceed, but has not begun: no worker is free, or fences of its inputs are pending.
     Granted,
-    /// Its body runs, or the work it started has not reported back.
+    /// The body runs, or the work that the body started has not reported back.
     Running,
-    /// Cancelled. It keeps its place among the writes of its outputs until its turn, and is skipped then.
+    /// Cancelled. The operation keeps its place among the writes of its outputs until its turn, when the
+    /// engine skips it.
     Cancelled,
     /// A lease that is held, in words.
     Held(String),
@@ -63,13 +65,13 @@ pub enum Status {
 pub struct Blocker {
     /// The operation or lease in the way.
     pub id: u64,
-    /// Its name, or who took the lease.
+    /// The name of the operation, or the owner of the lease.
     pub name: String,
-    /// The variable both use.
+    /// The variable that both operations use.
     pub variable: u64,
     /// Read after write, write after read, or write after write.
     pub hazard: Hazard,
-    /// If a lease is in the way, whose.
+    /// The lease in the way, if the blocker is a lease.
     pub lease: Option<LeaseInfo>,
 }
 
@@ -128,7 +130,7 @@ fn status(seen: &OpSummary, granted: bool) -> Status {
 }
 
 impl Diagnosis {
-    /// Whether nothing is in flight, and no memory has been on its way back for long.
+    /// True if nothing is in flight, and no release of memory has taken long.
     pub fn is_idle(&self) -> bool {
         self.operations.is_empty() && self.releases.is_empty()
     }

@@ -1,8 +1,9 @@
-//! Looks at the graph: what an operation waits for, and whether any of that can move.
+//! Inspections of the graph: what an operation waits for, and whether any of these blockers can move.
 //!
-//! A look walks back from the operation through the queues that it waits in, one after the other ([`Walk`]). So it costs time in
-//! proportion to what it finds, whatever else is alive or in flight, and holds up no other thread. Those who wait take few of them: a
-//! blocking wait looks at what is [near](NEAR) at its start, and one thread of the process looks for all that wait for long
+//! An inspection walks back from the operation through the queues that the operation waits in, one after the
+//! other ([`Walk`]). So the cost is proportional to what the inspection finds, whatever else is alive or in
+//! flight, and the inspection holds up no other thread. Waits make few inspections: a blocking wait inspects
+//! what is [near](NEAR) at its start, and one thread of the process inspects for all long waits
 //! ([`awaits`](crate::wait::awaits)), for a [hundredth](PACE) of its time at most.
 
 use std::collections::{BTreeMap, HashSet};

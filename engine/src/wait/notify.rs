@@ -1,4 +1,4 @@
-//! Telling those who cannot await: callbacks, and fences for other schedulers.
+//! Notifications without `await`: callbacks, and fences for other schedulers.
 
 use std::future::Future;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -22,11 +22,13 @@ use crate::lease::Lease;
 use crate::operation::completion::Completion;
 use crate::tensor::handle::{Tensor, TensorInner};
 
-/// A future that is polled by whoever wakes it, and a closure that gets what it gives. Needs no executor.
+/// A self-polling future: each wake-up polls it on the waking thread. Its output goes to a callback. Needs no
+/// executor.
 struct Notification<F, C> {
-    /// Wake-ups since the last poll began, plus one while it is being polled: whoever raises it from 0 polls.
+    /// Wake-ups since the last poll began, plus one during a poll. The thread that raises the count from 0
+    /// polls.
     wanted: AtomicUsize,
-    /// `None` once it has ended. Only who polls takes this lock.
+    /// `None` once the future has ended. Only the polling thread takes this lock.
     task: Mutex<Option<(Pin<Box<F>>, C)>>,
 }
 
@@ -37,7 +39,7 @@ where
 {
     fn run(self: Arc<Self>) {
         if self.wanted.fetch_add(1, Ordering::AcqRel) != 0 {
-            // Whoever polls does it once more.
+            // The polling thread polls once more.
             return;
         }
         let waker = Waker::from(Arc::clone(&self));
@@ -71,7 +73,8 @@ where
     }
 }
 
-/// Calls `callback` with what `future` gives: on this thread if that is there already, else on the thread that learns it.
+/// Calls `callback` with the output of `future`: on this thread if `future` is ready, else on the thread that
+/// wakes the future last.
 fn notify<F, C>(future: F, callback: C)
 where
     F: Future + Send + 'static,
@@ -91,7 +94,7 @@ where
     fence
 }
 
-/// What a fence says of an error of the engine.
+/// The error of a fence for an error of the engine.
 fn device_error(error: Error) -> DeviceError {
     match error {
         Error::Device(error) => error,
@@ -101,9 +104,10 @@ fn device_error(error: Error) -> DeviceError {
 }
 
 impl Tensor {
-    /// Calls `callback` once, when the version current at this call is finished: on this thread if it is already, else on the
-    /// thread that learns it, under no lock. It must be short and must not block: a wait in it that would block ends with
-    /// [`Error::WouldDeadlock`]. A panic in it is logged.
+    /// Calls `callback` once, when the version current at this call is finished. The call happens on this
+    /// thread if the version is finished already, else on the thread that finds its end, under no lock. The
+    /// callback must be short and must not block: a wait in a callback that would block ends with
+    /// [`Error::WouldDeadlock`]. A panic of the callback is logged.
     pub fn on_ready<C>(&self, callback: C)
     where
         C: FnOnce(Result<(), Error>) + Send + 'static,
@@ -117,8 +121,9 @@ impl Tensor {
         });
     }
 
-    /// The readiness of the version current at this call, as a fence. A version of which only one point of a device is
-    /// missing gives that very fence, so that the device's other queues can be ordered after it without the host.
+    /// The readiness of the version current at this call, as a fence. If only one fence of a device is
+    /// pending for this version, this function returns that very fence. So the device's other queues can be
+    /// ordered after the version without the host.
     pub fn ready_fence(&self) -> Fence {
         match self.only_fence() {
             Some(fence) => fence,
@@ -126,14 +131,16 @@ impl Tensor {
         }
     }
 
-    /// [`ready_fence`](Self::ready_fence) for another scheduler; whoever has the struct owns one count of it.
+    /// [`ready_fence`](Self::ready_fence) for another scheduler. The owner of the struct owns one count of
+    /// the fence.
     pub fn export_ready_fence(&self) -> RawFence {
         let fence = self.ready_fence();
         let device = self.inner.core.device(fence.device());
         foreign_fence::export(fence, device)
     }
 
-    /// The end of every use that was submitted before this call, as a fence: when it is done, the memory may be overwritten.
+    /// The end of every use that was submitted before this call, as a fence. When the fence is done, the
+    /// memory may be overwritten.
     pub fn writable_fence(&self) -> Fence {
         fence_of("the uses of a tensor", self.writable())
     }
@@ -152,8 +159,8 @@ impl Tensor {
         asked.pending.into_iter().next()
     }
 
-    /// Notes a use of the memory outside of every operation and lease that is over when `fence` is: writes that begin later, and
-    /// the memory's deleter, wait for it.
+    /// Notes a use of the memory outside of every operation and lease. The use is over when `fence` is done.
+    /// Writes that begin later, and the memory's deleter, wait for the use.
     ///
     /// # Errors
     /// [`Error::Forked`] in a forked child.
@@ -168,7 +175,8 @@ impl Tensor {
 }
 
 impl Op {
-    /// The end of the operation as a fence. Of an operation that left device work, that it was issued.
+    /// The end of the operation as a fence. An operation that leaves device work ends when this work was
+    /// issued.
     pub fn fence(&self) -> Fence {
         fence_of("an operation", self.clone())
     }
@@ -209,7 +217,7 @@ impl Lease {
 }
 
 impl Engine {
-    /// Takes over the fence of another scheduler.
+    /// Adopts the fence of another scheduler.
     ///
     /// # Errors
     /// [`Error::Invalid`] names the field that is wrong; nothing was retained then.
@@ -221,7 +229,7 @@ impl Engine {
         unsafe { foreign_fence::import(fence, self.devices()) }
     }
 
-    /// Hands a fence to another scheduler; whoever has the struct owns one count of it.
+    /// Hands a fence to another scheduler. The owner of the struct owns one count of the fence.
     pub fn export_fence(&self, fence: Fence) -> RawFence {
         let place = fence.device();
         let device = self.devices().iter().find(|device| device.id() == place);

@@ -1,8 +1,9 @@
 //! Readiness: futures and queries.
 //!
-//! A *query* is an operation that reads the tensor's variables and has no body. It is appended like any other, so it
-//! sees exactly the version that is current at the call; it leaves the graph as soon as it is granted, so it never
-//! holds up a writer; then its fences are watched by the reactor. One that is given up leaves at once.
+//! A *readiness query* is an operation that reads the tensor's variables and has no body. The query is
+//! appended as any other operation, so it sees exactly the version that is current at the call. The query
+//! leaves the graph as soon as it is granted, so it never holds up a writer. The reactor then watches the
+//! fences of the version. A query that is dropped leaves at once.
 
 use std::future::Future;
 use std::pin::Pin;
@@ -28,22 +29,22 @@ use crate::wait::blocking;
 
 pub(crate) type ReadySignal = OneShot<Result<(), Error>>;
 
-/// A query on its way. Dropping it while it waits takes it out of its queues.
+/// A pending readiness query. Dropping a waiting query takes it out of its queues.
 pub(crate) struct ReadinessQuery {
     pub(crate) one_shot: Arc<ReadySignal>,
     pub(crate) handle: OpHandle,
     pending: Pending,
 }
 
-/// Either the outcome, when it is known, or a query for the version that is current now. Small, since a future of it is moved
-/// about.
+/// Either the outcome, if it is known, or a readiness query for the version that is current now. The enum is
+/// small, since futures that contain it are moved.
 pub(crate) enum Polled {
     Ready,
     Failed(Box<Error>),
     Probing(ReadinessQuery),
 }
 
-/// The outcome of the current version, if it is known now.
+/// The outcome of the current version, if the outcome is known now.
 pub(crate) fn look(tensor: &TensorInner) -> Option<Result<(), Error>> {
     if tensor.is_quiet() {
         Some(Ok(()))
@@ -87,7 +88,7 @@ fn poll_closely_or_query(tensor: &TensorInner) -> Polled {
     Polled::Probing(query)
 }
 
-/// Handles a granted query: takes the version's failure or fences along and leaves the graph.
+/// Handles a granted readiness query: takes the version's failure or fences along and leaves the graph.
 pub(crate) fn query_granted(granted: OpGranted, ready: &mut ReadyList) {
     let state = granted.payload();
     let one_shot = state.query().cloned().expect("every query is submitted with its signal");
@@ -116,7 +117,8 @@ pub(crate) fn query_granted(granted: OpGranted, ready: &mut ReadyList) {
         Some(failure) => tell(&one_shot, Err(failure.into_error())),
         None if fences.is_empty() => tell(&one_shot, Ok(())),
         None => {
-            // The signal goes with its last waiter: a subscription without a waiter leaves the reactor's lists, too.
+            // The one-shot goes with its last waiter. A subscription without a waiter leaves the reactor's
+            // lists, too.
             let (one_shot, wanted) = (Arc::downgrade(&one_shot), Arc::downgrade(&one_shot));
             let wanted = move || wanted.strong_count() > 0;
             Reactor::global().when_settled_if(&fences, wanted, move |settled| {
@@ -130,7 +132,7 @@ pub(crate) fn query_granted(granted: OpGranted, ready: &mut ReadyList) {
     }
 }
 
-/// Waits for the version that was current when it was made. See [`Tensor::ready`].
+/// A future of the version that was current when the future was made. See [`Tensor::ready`].
 #[must_use = "futures do nothing unless awaited"]
 pub struct Ready {
     looked: Polled,
@@ -157,7 +159,7 @@ impl Future for Ready {
 }
 
 impl ReadinessQuery {
-    /// Apart, so that the answer for a tensor that is ready is made where it is awaited.
+    /// A function of its own, so that the answer for a ready tensor is made where the future is awaited.
     #[inline(never)]
     fn poll(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), Error>> {
         let polled = match self.one_shot.poll_alone(cx) {
@@ -192,9 +194,9 @@ impl std::fmt::Debug for Ready {
     }
 }
 
-/// Waits until every use that was submitted before it was made has ended. See [`Tensor::writable`].
+/// A future of the end of every use that was submitted before the future was made. See [`Tensor::writable`].
 ///
-/// It is an observer, not an access: later readers are not held up by it.
+/// The future is an observer, not an access: it holds up no later reader.
 #[must_use = "futures do nothing unless awaited"]
 pub struct Writable {
     tensor: Tensor,
@@ -265,7 +267,7 @@ impl Future for Writable {
 impl Writable {
     fn poll_uses(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), Error>> {
         while let Some(last) = self.uses.last() {
-            // How a use ended is not our business; that it ended is.
+            // The end of a use counts, not its outcome.
             if last.payload().poll_done(cx, &mut self.use_keys).is_pending() {
                 return Poll::Pending;
             }
@@ -300,7 +302,7 @@ impl Writable {
 }
 
 impl Writable {
-    /// Takes the wakers out that wait for the last use.
+    /// Removes the wakers that wait for the last use.
     fn forget_wakers(&mut self) {
         if let Some(last) = self.uses.last() {
             last.payload().forget(&mut self.use_keys);

@@ -34,8 +34,8 @@ fn lock() -> MutexGuard<'static, Entries> {
     BLOCKED.lock()
 }
 
-/// Notes, until dropped, that the operation that the calling code runs as is blocked. Outside of operations there is
-/// nothing to note: nobody can wait for a thread.
+/// Notes, until dropped, that the operation that the calling code runs as is blocked. Outside of operations
+/// there is nothing to note: no operation can wait for a thread.
 pub(crate) fn enter(on: impl FnOnce() -> On) -> Option<Entered> {
     let op = context::current_with_core()?;
     let on = on();
@@ -55,12 +55,12 @@ impl Drop for Entered {
         let at = blocked.entries.iter().position(|(number, _, _)| *number == self.0);
         let left = at.map(|at| blocked.entries.swap_remove(at));
         drop(blocked);
-        // It refers to an operation, which is dropped under no lock.
+        // The entry refers to an operation, which is dropped under no lock.
         drop(left);
     }
 }
 
-/// Who is blocked now. An operation may block on several threads at once.
+/// The blocked operations, and what each waits for. An operation may block on several threads at once.
 pub(crate) fn now() -> HashMap<OpId, Vec<On>> {
     let mut found: HashMap<OpId, Vec<On>> = HashMap::new();
     for (_, op, on) in &lock().entries {
