@@ -1,0 +1,158 @@
+//! The changes that would help most, each with the time that it would save at most.
+
+use std::collections::{HashMap, HashSet};
+
+use crate::Trace;
+use crate::analysis::idle::idle;
+use crate::analysis::sentences;
+use crate::analysis::summary::Advice;
+use crate::analysis::walk::{Step, What};
+use crate::analysis::what_if::{Change, Score, blocks};
+use crate::model::shown::shown;
+use crate::model::{Blocker, Cause, Hazard, LaneKind, Mode, Nanos, OperationId};
+
+/// Changes that are told.
+const TOLD: usize = 3;
+
+/// Of how many waits and tensors it is asked what the run would have been without them.
+const TRIED: usize = 3;
+
+/// What a change saves in percent of the run time at least, to be told.
+const WORTH: u64 = 3;
+
+/// What of the walk could be shorter, sorted by how much it takes of it. A change cannot save more than that, and saves less where
+/// something else then becomes the longest way. Added to these are changes that let more happen at once, with what they save when the
+/// recording is played again.
+pub(crate) fn advice(recording: &Trace, steps: &[Step]) -> Vec<Advice> {
+    let mut by_change: HashMap<String, Nanos> = HashMap::new();
+    // Nobody makes an operation take no time; a change that saves nearly as much and can be made is told before it.
+    let mut faster: HashSet<String> = HashSet::new();
+    for step in steps {
+        if let Some(change) = change(recording, step.what) {
+            if matches!(step.what, What::Run(_)) {
+                faster.insert(change.clone());
+            }
+            *by_change.entry(change).or_default() += step.to - step.from;
+        }
+    }
+    // Nor is memory for a second tensor, or a program that goes on, to be had for nothing.
+    let overlaps = overlaps(recording, steps);
+    let overlapping: HashSet<String> = overlaps.iter().map(|(change, _)| change.clone()).collect();
+    by_change.extend(overlaps);
+    let idle = idle(recording, steps);
+    if idle > 0 {
+        let change = "submit earlier: nothing was under way while the program did something else";
+        by_change.insert(change.to_owned(), idle);
+    }
+    let mut advice: Vec<Advice> =
+        by_change.into_iter().map(|(change, saves_ns)| Advice { change, saves_ns }).collect();
+    let weight = |Advice { change, saves_ns }: &Advice| {
+        let tenths = if faster.contains(change) {
+            6
+        } else if overlapping.contains(change) {
+            9
+        } else {
+            10
+        };
+        tenths * saves_ns
+    };
+    advice.sort_by(|a, b| weight(b).cmp(&weight(a)).then_with(|| a.change.cmp(&b.change)));
+    advice.truncate(TOLD);
+    advice
+}
+
+/// Changes that let more happen at once, and what each saves.
+fn overlaps(recording: &Trace, steps: &[Step]) -> Vec<(String, Nanos)> {
+    let walked: Nanos = steps.iter().map(|step| step.to - step.from).sum();
+    let score = Score::of(recording);
+    let as_it_was = score.play(&Change::default());
+    // A recording that plays quite differently from how it was says nothing about changes.
+    let Some(as_it_was) = as_it_was.filter(|played| *played > walked / 2 && *played < walked + walked / 10)
+    else {
+        return Vec::new();
+    };
+    let saves = |change: Change| Some(as_it_was.saturating_sub(score.play(&change)?));
+    let waits = waits(recording).into_iter().filter_map(|(place, unwaited)| {
+        let saved = saves(Change { unwaited, ..Change::default() })?;
+        Some((format!("go on without waiting {place}: the program submitted nothing meanwhile"), saved))
+    });
+    let tensors = overwritten(recording).into_iter().filter_map(|(name, renamed)| {
+        let saved = saves(Change { renamed, ..Change::default() })?;
+        let name = shown(&name);
+        Some((format!("use two of `{name}` in turn: operations waited only to overwrite it"), saved))
+    });
+    waits.chain(tensors).filter(|(_, saved)| *saved > walked / 100 * WORTH).collect()
+}
+
+/// The longest of what is grouped.
+fn longest<T>(groups: HashMap<String, (Nanos, T)>) -> Vec<(String, T)> {
+    let mut groups: Vec<(String, (Nanos, T))> = groups.into_iter().collect();
+    groups.sort_by(|(a, (x, _)), (b, (y, _))| y.cmp(x).then_with(|| a.cmp(b)));
+    groups.into_iter().take(TRIED).map(|(name, (_, group))| (name, group)).collect()
+}
+
+/// Where the program waited longest, and for what.
+fn waits(recording: &Trace) -> Vec<(String, HashSet<OperationId>)> {
+    let mut places: HashMap<String, (Nanos, HashSet<OperationId>)> = HashMap::new();
+    for operation in recording.operations.iter().filter(|operation| blocks(operation.kind)) {
+        let Some(resumed) = operation.resumed else { continue };
+        let lease = recording.lease(operation.id);
+        let site = operation.site.as_ref().or_else(|| lease.and_then(|lease| lease.site.as_ref()));
+        let thread = operation.submitter.and_then(|lane| recording.lanes.get(lane));
+        let place = match (site, lease, thread) {
+            (Some(site), ..) => format!("at {}", sentences::place(site)),
+            (None, Some(lease), _) if !lease.owner.is_empty() => format!("in {}", shown(&lease.owner)),
+            (_, _, Some(thread)) => format!("on thread `{}`", shown(&thread.name)),
+            _ => continue,
+        };
+        let (time, ids) = places.entry(place).or_default();
+        *time += resumed.saturating_sub(operation.submitted);
+        ids.insert(operation.id);
+    }
+    longest(places)
+}
+
+/// The tensors that were waited for longest only to overwrite them: their names, and which they are.
+fn overwritten(recording: &Trace) -> Vec<(String, HashSet<u64>)> {
+    let mut names: HashMap<String, (Nanos, HashSet<u64>)> = HashMap::new();
+    for stall in
+        recording.stalls.iter().filter(|stall| stall.hazard.is_some_and(|hazard| hazard != Hazard::Raw))
+    {
+        let access = recording.operation(stall.waiter).and_then(|waiter| waiter.accesses.get(stall.access));
+        let Some(access) = access.filter(|access| access.mode == Mode::Write) else { continue };
+        let Some(variable) = recording.variable(access.variable) else { continue };
+        let (time, variables) = names.entry(variable.name.to_string()).or_default();
+        *time += stall.duration();
+        variables.insert(variable.id);
+    }
+    longest(names)
+}
+
+fn change(recording: &Trace, what: What) -> Option<String> {
+    Some(match what {
+        What::Run(id) => format!("make {} faster", sentences::name(recording, id)),
+        What::Stall(Cause::Leased, Blocker::Lease(id)) => {
+            format!("give back sooner: {}", sentences::lease(recording, id))
+        }
+        What::Stall(Cause::NoWorker, Blocker::Queue(_)) => "use more queues of the device".into(),
+        What::Stall(Cause::NoWorker, _) => "use more workers".into(),
+        What::Stall(Cause::NotResumed, Blocker::Interpreter) => {
+            "hold the Python lock for less time, or let go of it in long calls".into()
+        }
+        What::Stall(Cause::NotResumed, Blocker::EventLoop) => {
+            "keep the event loop free: move what blocks it to an operation or a thread".into()
+        }
+        What::Stall(Cause::NotResumed, Blocker::Thread(lane))
+            if recording.lanes.get(lane).is_some_and(|lane| lane.kind == LaneKind::Worker) =>
+        {
+            "submit more at once: a worker with nothing to do sleeps, and must be woken".into()
+        }
+        What::Stall(Cause::NotResumed, _) => {
+            "wake fewer sleeping threads: await, or wait for more at once".into()
+        }
+        What::Stall(Cause::NotObserved, _) => {
+            "have ends observed sooner: a device that pushes, or fewer fences".into()
+        }
+        What::Program | What::Stall(Cause::Computing | Cause::Queued | Cause::Leased, _) => return None,
+    })
+}

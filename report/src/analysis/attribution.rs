@@ -1,0 +1,382 @@
+//! Attribution: every waited nanosecond of every access gets exactly one cause and one blocker.
+//!
+//! # Who stood in the way
+//! The accesses of one variable are put in the order of their queue: conflicting ones are granted in the order in which they were
+//! submitted, so the times at which they were granted sort them, even where several threads submitted at once. An access waits
+//! for the writer before it, a writer for the readers in between. Of these the *latest to end* is the blocker: without the
+//! others it would have waited as long. (Legion Prof picks the latest precondition of an event in the same way:
+//! StanfordLegion/legion, `tools/legion_prof_rs/src/state.rs`.)
+//!
+//! # What the waiting was for
+//! The time until the blocker has ended is divided by what the blocker did: it stood in a queue itself, it ran, it was a lease
+//! that somebody held. What follows divides by what happened to the waiter: the end was not observed yet; it was ready and all
+//! workers were busy, or one had to wake up; its thread was awake and had not the interpreter's lock. Device work waits once more
+//! on its queue.
+//!
+//! Each division goes on where the one before ended and never turns back (`tiling`), so the stretches of an access tile the
+//! time that it waited whatever the recording says: without gap, without overlap.
+
+mod counters;
+mod order;
+mod pool;
+mod tiling;
+
+use crate::Trace;
+use crate::model::source::{Source, operations};
+use crate::model::{
+    Blocker, Cause, Edge, Hazard, LaneId, LaneKind, Mode, Nanos, Operation, OperationId, OperationKind, Stall,
+};
+
+use self::counters::counters;
+pub(crate) use self::counters::{COUNTERS, changes};
+use self::order::{Before, Order};
+use self::pool::Pool;
+use self::tiling::Tiling;
+
+/// Time between the end of a blocker and the waiter's being ready that the engine takes at most. More than this, with nothing known
+/// to have been in the way, means that something unknown was.
+const HANDING_ON_MAX: Nanos = 1_000_000;
+
+/// Fills [`Trace::stalls`], [`Trace::edges`] and [`Trace::counters`] from everything else.
+pub fn attribute(recording: &mut Trace) {
+    let _ = attribute_within(recording, &mut |_| true);
+}
+
+/// As [`attribute`], as long as `takes` grants the bytes that more stalls and edges take. Returns whether it granted all.
+pub fn attribute_within(recording: &mut Trace, takes: &mut dyn FnMut(usize) -> bool) -> bool {
+    let (mut stalls, mut edges, mut is_whole) = (Vec::new(), Vec::new(), true);
+    let attribution = Attribution::of(recording);
+    for (at, operation) in recording.operations.iter().enumerate() {
+        let (new_stalls, new_edges) = (attribution.stalls(at, operation), attribution.edges(at, operation));
+        is_whole = takes(size_of_val(&new_stalls[..]) + size_of_val(&new_edges[..]));
+        if !is_whole {
+            break;
+        }
+        stalls.extend(new_stalls);
+        edges.extend(new_edges);
+    }
+    drop(attribution);
+    recording.stalls = stalls;
+    recording.edges = edges;
+    recording.counters = counters(recording);
+    is_whole
+}
+
+/// What attribution knows of a recording: enough to tell of each operation why it waited.
+pub(crate) struct Attribution<'a, S> {
+    pub(crate) source: &'a S,
+    order: Order,
+    /// Operations whose end is waited for by name, and the positions of those that wait; sorted.
+    by_name: Vec<(OperationId, u32)>,
+    /// The operations on device queues, in the order of their issue: queue, time, position.
+    on_queues: Vec<(LaneId, Nanos, u32)>,
+    pool: Pool,
+}
+
+impl<'a, S: Source> Attribution<'a, S> {
+    pub(crate) fn of(source: &'a S) -> Self {
+        let (mut by_name, mut on_queues) = (Vec::new(), Vec::new());
+        for (at, operation) in operations(source).enumerate() {
+            by_name.extend(operation.waits_for.map(|target| (target, at as u32)));
+            if let (Some(lane), Some(issued)) = (queue_of(source.about(), &operation), operation.issued) {
+                on_queues.push((lane, issued, at as u32));
+            }
+        }
+        by_name.sort_unstable();
+        on_queues.sort_unstable();
+        Self { source, order: Order::of(source), by_name, on_queues, pool: Pool::of(source) }
+    }
+
+    /// Why the operation at `at` waited, in order of time.
+    pub(crate) fn stalls(&self, at: usize, operation: &Operation) -> Vec<Stall> {
+        let mut stalls = Vec::new();
+        self.operation(at, operation, &mut stalls);
+        stalls.sort_by_key(|stall| (stall.from, stall.access));
+        stalls
+    }
+
+    /// What the operation at `at` directly depended on.
+    pub(crate) fn edges(&self, at: usize, operation: &Operation) -> Vec<Edge> {
+        let mut edges = Vec::new();
+        for (access, used) in operation.accesses.iter().enumerate() {
+            edges.extend(self.order.predecessors(at, access).into_iter().map(|earlier| Edge {
+                from: self.source.operation(earlier.at).id,
+                to: operation.id,
+                variable: used.variable,
+                hazard: earlier.hazard,
+            }));
+        }
+        if let Some(from) = operation.waits_for {
+            edges.push(Edge { from, to: operation.id, variable: 0, hazard: Hazard::Raw });
+        }
+        edges
+    }
+
+    /// What the operation at `at` depended on: positions, and numbers of the dependences.
+    pub(crate) fn arriving(&self, at: usize, operation: &Operation) -> Vec<(usize, u64)> {
+        let accesses = 0..operation.accesses.len();
+        let mut arriving: Vec<(usize, u64)> = accesses
+            .flat_map(|access| self.order.predecessors(at, access))
+            .map(|earlier| (earlier.at, earlier.arrow))
+            .collect();
+        let target = operation.waits_for.and_then(|id| self.source.position(id));
+        arriving.extend(target.map(|target| (target, by_name(at))));
+        arriving
+    }
+
+    /// What depended on the operation at `at`: positions, and numbers of the dependences.
+    pub(crate) fn leaving(&self, at: usize, operation: &Operation) -> Vec<(usize, u64)> {
+        let accesses = 0..operation.accesses.len();
+        let mut leaving: Vec<(usize, u64)> =
+            accesses.flat_map(|access| self.order.successors(at, access)).collect();
+        let first = self.by_name.partition_point(|(target, _)| *target < operation.id);
+        let waiters = self.by_name[first..].iter().take_while(|(target, _)| *target == operation.id);
+        leaving.extend(waiters.map(|(_, waiter)| (*waiter as usize, by_name(*waiter as usize))));
+        leaving
+    }
+
+    /// When the operation before this one on its in-order queue was done.
+    fn ahead(&self, at: usize, lane: LaneId, issued: Nanos) -> Option<Nanos> {
+        let own = self.on_queues.partition_point(|known| *known < (lane, issued, at as u32));
+        let (its_lane, _, before) = self.on_queues[own.checked_sub(1)?];
+        if its_lane == lane { self.source.operation(before as usize).done } else { None }
+    }
+}
+
+/// The number of the dependence of a wait on what it waits for by name. Those of accesses are below it.
+fn by_name(waiter: usize) -> u64 {
+    1 << 63 | waiter as u64
+}
+
+/// The device queue that an operation ran on.
+pub(crate) fn queue_of(recording: &Trace, operation: &Operation) -> Option<LaneId> {
+    let lane = operation.lane?;
+    (recording.lanes.get(lane)?.kind == LaneKind::Queue).then_some(lane)
+}
+
+/// How a blocker's time divides, as others see it.
+struct Phases {
+    blocker: Blocker,
+    waiting_for: Blocker,
+    /// It stopped waiting itself.
+    began: Option<Nanos>,
+    /// It stopped being in the way.
+    ended: Option<Nanos>,
+    cause: Cause,
+}
+
+impl<S: Source> Attribution<'_, S> {
+    /// `on_device`: the waiter is ordered after the blocker's device work by its queue, so only the issue counts.
+    fn phases(&self, at: usize, on_device: bool) -> Phases {
+        let operation = &*self.source.operation(at);
+        let waiting_for = Blocker::Operation(operation.id);
+        if operation.kind == OperationKind::Export {
+            let lease = self.source.lease(at, operation);
+            return Phases {
+                blocker: Blocker::Lease(operation.id),
+                waiting_for,
+                began: lease.as_ref().map(|lease| lease.opened),
+                // One that was given up before it was held is over when that was noted.
+                ended: lease.map_or(operation.issued, |lease| lease.closed),
+                cause: Cause::Leased,
+            };
+        }
+        Phases {
+            blocker: waiting_for,
+            waiting_for,
+            began: operation.began,
+            ended: if on_device { operation.issued } else { operation.done },
+            cause: Cause::Computing,
+        }
+    }
+
+    fn operation(&self, at: usize, operation: &Operation, stalls: &mut Vec<Stall>) {
+        let accesses = 0..operation.accesses.len();
+        let before: Vec<Vec<Before>> = accesses.map(|access| self.order.predecessors(at, access)).collect();
+        let mut waits = Waits::of(operation, self.source.about().duration);
+        let on_device = queue_of(self.source.about(), operation).is_some();
+        let by_name = operation.waits_for.and_then(|id| self.source.position(id));
+        // What each access waited for, and until when.
+        let mut blocked: Vec<Option<(Phases, Hazard, Nanos)>> = before
+            .iter()
+            .map(|before| {
+                before
+                    .iter()
+                    .map(|earlier| {
+                        let phases = self.phases(earlier.at, self.orders(on_device, earlier.at, operation));
+                        // What went on had let it pass by then, whatever became of the record.
+                        let ended = phases.ended.unwrap_or(Nanos::MAX).clamp(waits.from, waits.ready);
+                        (phases, earlier.hazard, ended)
+                    })
+                    .max_by_key(|(_, _, ended)| *ended)
+            })
+            .collect();
+        if let (true, Some(target)) = (blocked.is_empty(), by_name) {
+            let phases = self.phases(target, true);
+            let ended = phases.ended.unwrap_or(Nanos::MAX).clamp(waits.from, waits.ready);
+            // Whoever waits by name is told at once.
+            waits.ready = ended;
+            blocked.push(Some((phases, Hazard::Raw, ended)));
+        }
+        if blocked.is_empty() {
+            blocked.push(None);
+        }
+        let end_of = |blocked: &Option<(Phases, Hazard, Nanos)>| {
+            blocked.as_ref().map_or(waits.from, |(_, _, ended)| *ended)
+        };
+        let critical = (0..blocked.len()).rev().max_by_key(|access| end_of(&blocked[*access])).unwrap_or(0);
+        for (access, blocked) in blocked.iter().enumerate() {
+            let mut tiling = Tiling::new(stalls, operation.id, access, waits.from);
+            tiling.critical = access == critical;
+            let mut hazard = None;
+            if let Some((phases, kind, ended)) = blocked {
+                hazard = Some(*kind);
+                let queued_until = phases.began.unwrap_or(Nanos::MAX).min(*ended);
+                tiling.until(queued_until, Cause::Queued, hazard, phases.waiting_for);
+                tiling.until(*ended, phases.cause, hazard, phases.blocker);
+            }
+            if access == critical {
+                self.rest(&mut tiling, operation, &waits, hazard);
+            }
+        }
+        if on_device && operation.began.is_some() {
+            self.on_queue(at, operation, &before, stalls);
+        }
+    }
+
+    /// Whether the device, not the host, orders `waiter` after the device work of the earlier operation.
+    fn orders(&self, on_device: bool, earlier: usize, waiter: &Operation) -> bool {
+        let earlier = &*self.source.operation(earlier);
+        // What began only when the earlier work was done was parked until then: no device could wait for it.
+        let parked = || match (earlier.done, waiter.began) {
+            (Some(done), Some(began)) => done <= began,
+            _ => false,
+        };
+        on_device && queue_of(self.source.about(), earlier).is_some() && !parked()
+    }
+
+    /// What comes after all blockers have ended.
+    fn rest(&self, tiling: &mut Tiling<'_>, operation: &Operation, waits: &Waits, hazard: Option<Hazard>) {
+        let late = waits.ready.saturating_sub(tiling.at()) > HANDING_ON_MAX;
+        if late && (hazard.is_none() || !self.source.about().losses.is_empty()) {
+            tiling.until(waits.ready, Cause::Queued, None, Blocker::None);
+        }
+        tiling.until(waits.ready, Cause::NotObserved, hazard, Blocker::Observer);
+        let resumes = operation.kind != OperationKind::Operation && operation.kind != OperationKind::Copy;
+        let taker = operation.lane.filter(|lane| self.pool.has(*lane));
+        match taker {
+            _ if resumes => tiling.until(waits.awake, Cause::NotResumed, None, self.sleeper(operation)),
+            Some(worker) => {
+                for (from, to) in self.pool.full_between(tiling.at(), waits.awake) {
+                    // Before that another worker was free, and asleep.
+                    tiling.until(from, Cause::NotResumed, None, Blocker::Thread(worker));
+                    tiling.until(to, Cause::NoWorker, None, Blocker::Pool);
+                }
+                tiling.until(waits.awake, Cause::NotResumed, None, Blocker::Thread(worker));
+            }
+            None => tiling.until(waits.awake, Cause::NoWorker, None, Blocker::Pool),
+        }
+        tiling.until(waits.end, Cause::NotResumed, None, Blocker::Interpreter);
+    }
+
+    /// Who was late to go on.
+    fn sleeper(&self, operation: &Operation) -> Blocker {
+        let Some(lane) = operation.lane.or(operation.submitter) else { return Blocker::None };
+        match self.source.about().lanes.get(lane).map(|lane| lane.kind) {
+            Some(LaneKind::EventLoop) => Blocker::EventLoop,
+            Some(_) => Blocker::Thread(lane),
+            None => Blocker::None,
+        }
+    }
+
+    /// What device work waited for on its queue: earlier work of others, then whatever was in front of it there.
+    fn on_queue(&self, at: usize, operation: &Operation, before: &[Vec<Before>], stalls: &mut Vec<Stall>) {
+        let (Some(lane), Some(own_issue)) = (operation.lane, operation.issued) else { return };
+        let issued = own_issue.max(Waits::of(operation, self.source.about().duration).end);
+        let done = operation.done.unwrap_or(self.source.about().duration).max(issued);
+        // What a device has begun waits for nothing any more.
+        let begun = operation.ran.map_or(done, |(from, _)| from.clamp(issued, done));
+        let inputs: Vec<Option<(&Before, Nanos)>> = before
+            .iter()
+            .map(|before| {
+                let ends = before.iter().map(|earlier| {
+                    let operation = self.source.operation(earlier.at);
+                    let lease = operation.kind == OperationKind::Export;
+                    let end = if lease { issued } else { operation.done.unwrap_or(Nanos::MAX) };
+                    (earlier, end.clamp(issued, begun))
+                });
+                ends.max_by_key(|(_, end)| *end)
+            })
+            .collect();
+        let inputs_done = inputs.iter().flatten().map(|(_, end)| *end).max().unwrap_or(issued);
+        // On a queue that keeps no order the one before may well be done later.
+        let ahead = match operation.ran {
+            // It could have run, but the device was elsewhere, or about to come.
+            Some(_) => begun,
+            None => self.ahead(at, lane, own_issue).filter(|ahead| *ahead <= done).unwrap_or(issued),
+        };
+        let end_of = |access: usize| inputs[access].map_or(issued, |(_, end)| end);
+        let critical = (0..inputs.len()).rev().max_by_key(|access| end_of(*access)).unwrap_or(0);
+        for access in 0..inputs.len().max(1) {
+            let mut tiling = Tiling::new(stalls, operation.id, access, issued);
+            tiling.critical = access == critical;
+            let mut hazard = None;
+            if let Some(Some((earlier, end))) = inputs.get(access) {
+                hazard = Some(earlier.hazard);
+                let blocker = Blocker::Operation(self.source.operation(earlier.at).id);
+                tiling.until(*end, Cause::Computing, hazard, blocker);
+            }
+            if access == critical {
+                tiling.until(inputs_done.max(ahead), Cause::NoWorker, hazard, Blocker::Queue(lane));
+            }
+        }
+    }
+}
+
+/// When an operation waited. In order: `from`, `ready`, `awake`, `end`.
+struct Waits {
+    from: Nanos,
+    /// Nothing of what it waits for is in the way any more, and the engine knows.
+    ready: Nanos,
+    /// Its thread runs.
+    awake: Nanos,
+    /// It goes on.
+    end: Nanos,
+}
+
+impl Waits {
+    fn of(operation: &Operation, duration: Nanos) -> Self {
+        let from = operation.submitted;
+        let (ready, end) = match operation.kind {
+            OperationKind::Operation | OperationKind::Copy | OperationKind::Import => {
+                // One that was skipped has waited until then.
+                (operation.ready, operation.began.or(operation.issued))
+            }
+            OperationKind::Wait | OperationKind::Await => {
+                let named = operation.waits_for.is_some();
+                (
+                    if named { operation.resumed } else { operation.observed.or(operation.resumed) },
+                    operation.resumed,
+                )
+            }
+            OperationKind::Export => (
+                operation.began.or(operation.issued),
+                operation.resumed.or(operation.began).or(operation.issued),
+            ),
+        };
+        let end = end.unwrap_or(duration).max(from);
+        let awake = operation.awake.unwrap_or(end).clamp(from, end);
+        let ready = ready.unwrap_or(end).clamp(from, awake);
+        Self { from, ready, awake, end }
+    }
+}
+
+/// The conflict between an earlier and a later access of one variable; `None` if they are both reads.
+pub(crate) fn hazard(earlier: Mode, later: Mode) -> Option<Hazard> {
+    match (earlier, later) {
+        (Mode::Read, Mode::Read) => None,
+        (Mode::Read, Mode::Write | Mode::Update) => Some(Hazard::War),
+        (Mode::Write | Mode::Update, Mode::Write) => Some(Hazard::Waw),
+        (Mode::Write | Mode::Update, Mode::Read | Mode::Update) => Some(Hazard::Raw),
+    }
+}

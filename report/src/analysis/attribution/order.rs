@@ -1,0 +1,349 @@
+//! The queues of all variables, as they were: some 13 bytes for each access.
+
+use std::cmp::Ordering;
+use std::ops::Range;
+
+use crate::model::source::{Merging, Source, operations};
+use crate::model::{Hazard, Mode, Nanos, Operation, OperationKind};
+
+use super::hazard;
+
+/// An operation that had to end first.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Before {
+    /// Position of the operation.
+    pub(crate) at: usize,
+    pub(crate) hazard: Hazard,
+    /// The dependence, by a number that no other one has.
+    pub(crate) arrow: u64,
+}
+
+/// The queues. Accesses are numbered in the order of operations; places are numbered queue after queue.
+#[derive(Debug)]
+pub(crate) struct Order {
+    /// Per operation, the number of its first access; one more at the end.
+    accesses: Vec<u32>,
+    /// Per access, its place.
+    places: Vec<u32>,
+    /// Per place, the operation.
+    operations: Vec<u32>,
+    /// Per place, how the variable is used there.
+    uses: Vec<Used>,
+    /// Per queue, its first place; one more at the end.
+    queues: Vec<u32>,
+    /// Places of writers that have no writer before them, or none after them.
+    turns: Vec<u32>,
+    /// Places of waits until a variable may be written.
+    write_waits: Vec<u32>,
+}
+
+/// A use of a variable. Waits only look: they are in the way of nothing.
+#[derive(Debug, Clone, Copy)]
+struct Used {
+    mode: Mode,
+    waits: bool,
+}
+
+impl Used {
+    fn writes(self) -> bool {
+        self.mode != Mode::Read && !self.waits
+    }
+}
+
+impl Order {
+    pub(crate) fn of(source: &impl Source) -> Self {
+        let mut variables = Merging::new(|variables: &mut Vec<u64>| {
+            variables.sort_unstable();
+            variables.dedup();
+        });
+        let mut accesses = Vec::with_capacity(source.operations() + 1);
+        let mut count = 0;
+        for operation in operations(source) {
+            accesses.push(count);
+            count += operation.accesses.len() as u32;
+            operation.accesses.iter().for_each(|access| variables.push(access.variable));
+        }
+        accesses.push(count);
+        let variables = variables.finish();
+        let queue_of = |variable| variables.partition_point(|known| *known < variable);
+
+        let mut queues = vec![0; variables.len() + 1];
+        for operation in operations(source) {
+            operation.accesses.iter().for_each(|access| queues[queue_of(access.variable)] += 1);
+        }
+        let mut first = 0;
+        for queue in &mut queues {
+            first += std::mem::replace(queue, first);
+        }
+        let count = count as usize;
+        // Numbers of accesses first, until they are in order.
+        let mut order = Self {
+            accesses,
+            places: Vec::new(),
+            operations: vec![0; count],
+            uses: Vec::new(),
+            queues,
+            turns: Vec::new(),
+            write_waits: Vec::new(),
+        };
+        order.uses = vec![Used { mode: Mode::Read, waits: false }; count];
+        order.fill(source, queue_of);
+        drop(variables);
+        for queue in 0..order.queues.len() - 1 {
+            order.sort(source, order.queue(queue));
+        }
+        order.places = vec![0; count];
+        for place in 0..count {
+            let access = order.operations[place];
+            order.places[access as usize] = place as u32;
+            order.operations[place] = order.operation_of(access);
+        }
+        order.note_turns();
+        order
+    }
+
+    /// Puts the accesses into their queues, in the order of their operations.
+    fn fill(&mut self, source: &impl Source, queue_of: impl Fn(u64) -> usize) {
+        let mut next = self.queues.clone();
+        let mut number = 0;
+        for operation in operations(source) {
+            let waits = matches!(operation.kind, OperationKind::Wait | OperationKind::Await);
+            for access in &operation.accesses {
+                let place = &mut next[queue_of(access.variable)];
+                self.operations[*place as usize] = number;
+                self.uses[*place as usize] = Used { mode: access.mode, waits };
+                *place += 1;
+                number += 1;
+            }
+        }
+    }
+
+    /// Puts a queue into the order in which its accesses were granted, which mostly is the one that it has.
+    fn sort(&mut self, source: &impl Source, places: Range<usize>) {
+        let granted = |access: u32| granted(&source.operation(self.operation_of(access) as usize));
+        // Those of one operation stay in their order.
+        let submitted = |access: u32| source.operation(self.operation_of(access) as usize).submitted;
+        let compare = |a: (Nanos, u32), b: (Nanos, u32)| {
+            let at_once = || submitted(a.1).cmp(&submitted(b.1)).then(a.1.cmp(&b.1));
+            a.0.cmp(&b.0).then_with(at_once)
+        };
+        let own = &self.operations[places.clone()];
+        if own
+            .iter()
+            .map(|&access| (granted(access), access))
+            .is_sorted_by(|a, b| compare(*a, *b) == Ordering::Less)
+        {
+            return;
+        }
+        let uses = &self.uses[places.clone()];
+        let mut sorted: Vec<(Nanos, u32, Used)> =
+            own.iter().zip(uses).map(|(&access, &used)| (granted(access), access, used)).collect();
+        sorted.sort_unstable_by(|a, b| compare((a.0, a.1), (b.0, b.1)));
+        for (place, (_, access, used)) in places.zip(sorted) {
+            self.operations[place] = access;
+            self.uses[place] = used;
+        }
+    }
+
+    fn note_turns(&mut self) {
+        for queue in 0..self.queues.len() - 1 {
+            let places = self.queue(queue);
+            let writes = |place: usize| places.contains(&place) && self.uses[place].writes();
+            for place in places.clone() {
+                if writes(place) && !(place > 0 && writes(place - 1) && writes(place + 1)) {
+                    self.turns.push(place as u32);
+                } else if self.uses[place].waits && self.uses[place].mode != Mode::Read {
+                    self.write_waits.push(place as u32);
+                }
+            }
+        }
+    }
+
+    fn queue(&self, queue: usize) -> Range<usize> {
+        self.queues[queue] as usize..self.queues[queue + 1] as usize
+    }
+
+    fn operation_of(&self, access: u32) -> u32 {
+        // The last of those that begin there: operations without accesses begin where the next one does.
+        self.accesses.partition_point(|first| *first <= access) as u32 - 1
+    }
+
+    /// The places of the queue that has this one.
+    fn around(&self, place: usize) -> Range<usize> {
+        self.queue(self.queues.partition_point(|first| *first as usize <= place) - 1)
+    }
+
+    fn place(&self, at: usize, access: usize) -> usize {
+        self.places[self.accesses[at] as usize + access] as usize
+    }
+
+    fn writer_before(&self, place: usize, queue: &Range<usize>) -> Option<usize> {
+        if place > queue.start && self.uses[place - 1].writes() {
+            return Some(place - 1);
+        }
+        let turn = self.turns.partition_point(|turn| (*turn as usize) < place).checked_sub(1)?;
+        Some(self.turns[turn] as usize).filter(|turn| queue.contains(turn))
+    }
+
+    fn writer_after(&self, place: usize, queue: &Range<usize>) -> Option<usize> {
+        let turn = self.turns.partition_point(|turn| *turn as usize <= place);
+        self.turns.get(turn).map(|turn| *turn as usize).filter(|turn| queue.contains(turn))
+    }
+
+    /// Whether a place is a reader's that holds up writers.
+    fn reads(&self, place: usize) -> bool {
+        self.uses[place].mode == Mode::Read && !self.uses[place].waits
+    }
+
+    /// The dependence of `later` on `earlier`, if there is one.
+    fn before(&self, earlier: usize, later: usize) -> Option<Before> {
+        let (at, own) = (self.operations[earlier] as usize, self.operations[later] as usize);
+        let hazard = hazard(self.uses[earlier].mode, self.uses[later].mode)?;
+        (at != own).then_some(Before { at, hazard, arrow: (later as u64) << 32 | earlier as u64 })
+    }
+
+    /// What directly stood before an access of the operation at `at`.
+    pub(crate) fn predecessors(&self, at: usize, access: usize) -> Vec<Before> {
+        let place = self.place(at, access);
+        let queue = self.around(place);
+        let writer = self.writer_before(place, &queue);
+        if self.uses[place].mode != Mode::Read {
+            let readers = writer.map_or(queue.start, |writer| writer + 1)..place;
+            let mut readers = readers.filter(|reader| self.reads(*reader)).peekable();
+            if readers.peek().is_some() {
+                return readers.filter_map(|reader| self.before(reader, place)).collect();
+            }
+        }
+        writer.and_then(|writer| self.before(writer, place)).into_iter().collect()
+    }
+
+    /// What the operation at `at` directly stood before with one of its accesses: other operations, and the numbers of their
+    /// dependences.
+    pub(crate) fn successors(&self, at: usize, access: usize) -> Vec<(usize, u64)> {
+        let place = self.place(at, access);
+        let queue = self.around(place);
+        let mut later = Vec::new();
+        let mut note = |after: usize| {
+            let before = self.before(place, after);
+            later.extend(before.map(|before| (self.operations[after] as usize, before.arrow)));
+        };
+        if self.reads(place) {
+            let writer = self.writer_after(place, &queue);
+            let end = writer.unwrap_or(queue.end);
+            let first = self.write_waits.partition_point(|wait| *wait as usize <= place);
+            let waits = self.write_waits[first..].iter().map(|wait| *wait as usize);
+            waits.take_while(|wait| *wait < end).for_each(&mut note);
+            writer.into_iter().for_each(note);
+        } else if self.uses[place].writes() {
+            let mut read = false;
+            for after in place + 1..queue.end {
+                if self.uses[after].mode == Mode::Read || !read {
+                    note(after);
+                }
+                read |= self.reads(after);
+                if self.uses[after].writes() {
+                    break;
+                }
+            }
+        }
+        later
+    }
+}
+
+/// Conflicting accesses are granted in the order of their queue.
+fn granted(operation: &Operation) -> Nanos {
+    let granted = operation.granted.or(operation.ready).or(operation.awake).or(operation.began);
+    granted.or(operation.issued).unwrap_or(Nanos::MAX)
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+    use crate::Trace;
+    use crate::model::{Access, Outcome};
+
+    /// The same by definition: each queue is walked, with all that was met before.
+    fn by_definition(recording: &Trace) -> Vec<(usize, usize, usize, Hazard)> {
+        let mut queues: std::collections::BTreeMap<u64, Vec<(usize, usize)>> = Default::default();
+        for (at, operation) in recording.operations.iter().enumerate() {
+            for (access, used) in operation.accesses.iter().enumerate() {
+                queues.entry(used.variable).or_default().push((at, access));
+            }
+        }
+        let mut found = Vec::new();
+        for queue in queues.values_mut() {
+            queue.sort_by_key(|&(at, access)| {
+                let operation = &recording.operations[at];
+                (granted(operation), operation.submitted, operation.id, access)
+            });
+            let (mut writer, mut readers): (Option<(usize, Mode)>, Vec<usize>) = (None, Vec::new());
+            for &(at, access) in &*queue {
+                let mode = recording.operations[at].accesses[access].mode;
+                let earlier: Vec<(usize, Mode)> = match mode {
+                    Mode::Write | Mode::Update if !readers.is_empty() => {
+                        readers.iter().map(|reader| (*reader, Mode::Read)).collect()
+                    }
+                    _ => writer.into_iter().collect(),
+                };
+                for (earlier, its_mode) in earlier {
+                    if let (true, Some(hazard)) = (earlier != at, super::hazard(its_mode, mode)) {
+                        found.push((at, access, earlier, hazard));
+                    }
+                }
+                if recording.operations[at].kind == OperationKind::Wait {
+                    continue;
+                }
+                if mode == Mode::Read {
+                    readers.push(at);
+                } else {
+                    writer = Some((at, mode));
+                    readers.clear();
+                }
+            }
+        }
+        found.sort_by_key(|&(at, access, ..)| (at, access));
+        found
+    }
+
+    fn operation(id: u64, granted: u64, waits: bool, accesses: Vec<(u64, u8)>) -> Operation {
+        let mode = |mode| [Mode::Read, Mode::Write, Mode::Update][usize::from(mode)];
+        let accesses =
+            accesses.into_iter().map(|(variable, its)| Access { variable, mode: mode(its) }).collect();
+        Operation {
+            id,
+            kind: if waits { OperationKind::Wait } else { OperationKind::Operation },
+            granted: Some(granted),
+            outcome: Outcome::Ok,
+            accesses,
+            ..Operation::default()
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn neighbours_in_a_queue_are_what_the_definition_says(
+            all in prop::collection::vec((0..20_u64, any::<bool>(), prop::collection::vec((0..3_u64, 0..3_u8), 0..3)), 1..40)
+        ) {
+            let make = |(id, (granted, waits, accesses)): (usize, _)| operation(id as u64, granted, waits, accesses);
+            let operations: Vec<Operation> = all.into_iter().enumerate().map(make).collect();
+            let recording = Trace { operations, ..Trace::default() };
+            let order = Order::of(&recording);
+            let (mut before, mut arriving, mut leaving) = (Vec::new(), Vec::new(), Vec::new());
+            for (at, operation) in recording.operations.iter().enumerate() {
+                for access in 0..operation.accesses.len() {
+                    for earlier in order.predecessors(at, access) {
+                        before.push((at, access, earlier.at, earlier.hazard));
+                        arriving.push((earlier.at, at, earlier.arrow));
+                    }
+                    leaving.extend(order.successors(at, access).into_iter().map(|(later, arrow)| (at, later, arrow)));
+                }
+            }
+            prop_assert_eq!(before, by_definition(&recording));
+            arriving.sort_unstable();
+            leaving.sort_unstable();
+            prop_assert_eq!(arriving, leaving, "an arrow has two ends");
+        }
+    }
+}

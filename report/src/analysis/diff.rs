@@ -1,0 +1,86 @@
+//! Two runs compared.
+
+use std::collections::BTreeMap;
+
+use serde::{Deserialize, Serialize};
+
+use crate::analysis::summary::Report;
+use crate::model::Nanos;
+
+/// What changed from one report to another.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Difference {
+    /// Run times.
+    pub duration_ns: Change,
+    /// Waiting, summed.
+    pub waited_ns: Change,
+    /// Critical paths.
+    pub critical_path_ns: Change,
+    /// By cause.
+    pub causes: Vec<NamedChange>,
+    /// Waiting by operation, greatest change first.
+    pub operations: Vec<NamedChange>,
+    /// Running by operation, greatest change first.
+    pub running: Vec<NamedChange>,
+}
+
+/// A number in both.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Change {
+    /// In the first.
+    pub before: Nanos,
+    /// In the second.
+    pub after: Nanos,
+}
+
+/// A number in both, of something with a name. What one of them lacks is 0 there.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct NamedChange {
+    /// Of what.
+    pub name: String,
+    /// In the first.
+    pub before: Nanos,
+    /// In the second.
+    pub after: Nanos,
+}
+
+/// Compares two reports.
+pub fn difference(before: &Report, after: &Report) -> Difference {
+    let causes = |report: &Report| -> Vec<(String, Nanos)> {
+        report.causes.iter().map(|row| (row.cause.clone(), row.waited_ns)).collect()
+    };
+    let waiting = |report: &Report| -> Vec<(String, Nanos)> {
+        report.operations.iter().map(|row| (row.name.clone(), row.waited_ns)).collect()
+    };
+    let running = |report: &Report| -> Vec<(String, Nanos)> {
+        report.operations.iter().map(|row| (row.name.clone(), row.running_ns)).collect()
+    };
+    Difference {
+        duration_ns: Change { before: before.duration_ns, after: after.duration_ns },
+        waited_ns: Change { before: before.totals.waited_ns, after: after.totals.waited_ns },
+        critical_path_ns: Change {
+            before: before.critical_path.length_ns,
+            after: after.critical_path.length_ns,
+        },
+        causes: named(causes(before), causes(after)),
+        operations: named(waiting(before), waiting(after)),
+        running: named(running(before), running(after)),
+    }
+}
+
+fn named(before: Vec<(String, Nanos)>, after: Vec<(String, Nanos)>) -> Vec<NamedChange> {
+    let mut both: BTreeMap<String, Change> = BTreeMap::new();
+    for (name, time) in before {
+        both.entry(name).or_default().before += time;
+    }
+    for (name, time) in after {
+        both.entry(name).or_default().after += time;
+    }
+    let mut rows: Vec<NamedChange> = both
+        .into_iter()
+        .filter(|(_, change)| change.before != change.after)
+        .map(|(name, Change { before, after })| NamedChange { name, before, after })
+        .collect();
+    rows.sort_by_key(|row| std::cmp::Reverse(row.before.abs_diff(row.after)));
+    rows
+}

@@ -1,0 +1,112 @@
+//! Library by library: whose operations waited for whose.
+
+use std::collections::{BTreeMap, HashMap, HashSet};
+
+use serde::{Deserialize, Serialize};
+
+use crate::Trace;
+use crate::analysis::roots::Root;
+use crate::model::{Blocker, LibraryId, Nanos, OperationId};
+
+/// Waiting time by the library that waited (rows) and the one that it waited for (columns).
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Matrix {
+    /// Names of rows and columns. `host` is whatever belongs to no known library, `engine` is workers, queues and wake-ups, `others`
+    /// is what waited least of more than 30 libraries.
+    pub libraries: Vec<String>,
+    /// `waited_ns[row][column]`.
+    pub waited_ns: Vec<Vec<Nanos>>,
+}
+
+const HOST: &str = "host";
+const ENGINE: &str = "engine";
+const OTHERS: &str = "others";
+
+/// Libraries with a row and a column of their own: more than anybody reads, and few enough for a square of them.
+const LIBRARIES_MAX: usize = 30;
+
+/// Sums the roots of all stalls.
+pub fn matrix(recording: &Trace, roots: &[Root]) -> Matrix {
+    let mut by_place: HashMap<(Place, Place), Nanos> = HashMap::new();
+    for root in roots {
+        let waiter = of_operation(recording, root.waiter);
+        let blocker = match root.blocker {
+            Blocker::Operation(id) => of_operation(recording, id),
+            Blocker::Lease(id) => of_library(recording.lease(id).and_then(|lease| lease.library)),
+            Blocker::None
+            | Blocker::Pool
+            | Blocker::Queue(_)
+            | Blocker::Observer
+            | Blocker::Interpreter
+            | Blocker::EventLoop
+            | Blocker::Thread(_) => Place::Engine,
+        };
+        *by_place.entry((waiter, blocker)).or_default() += root.duration();
+    }
+    let mut cells: BTreeMap<(String, String), Nanos> = BTreeMap::new();
+    for ((waiter, blocker), time) in by_place {
+        *cells.entry((waiter.name(recording), blocker.name(recording))).or_default() += time;
+    }
+    let cells = most(cells);
+    let mut libraries: Vec<String> =
+        cells.keys().flat_map(|(row, column)| [row.clone(), column.clone()]).collect();
+    libraries.sort_unstable_by_key(|name| (name == ENGINE, name == HOST, name == OTHERS, name.clone()));
+    libraries.dedup();
+    let cell = |row: &String, column: &String| {
+        cells.get(&(row.clone(), column.clone())).copied().unwrap_or_default()
+    };
+    let waited_ns =
+        libraries.iter().map(|row| libraries.iter().map(|column| cell(row, column)).collect()).collect();
+    Matrix { libraries, waited_ns }
+}
+
+/// The cells with at most [`LIBRARIES_MAX`] libraries: those that waited, or were waited for, longest. The rest is one.
+fn most(cells: BTreeMap<(String, String), Nanos>) -> BTreeMap<(String, String), Nanos> {
+    let mut times: HashMap<&str, Nanos> = HashMap::new();
+    for ((row, column), time) in &cells {
+        for name in [row, column] {
+            let sum = times.entry(name).or_default();
+            *sum = sum.saturating_add(*time);
+        }
+    }
+    let mut order: Vec<(&str, Nanos)> =
+        times.into_iter().filter(|(name, _)| ![HOST, ENGINE].contains(name)).collect();
+    order.sort_unstable_by(|(a, x), (b, y)| y.cmp(x).then(a.cmp(b)));
+    let others: HashSet<String> =
+        order.into_iter().skip(LIBRARIES_MAX).map(|(name, _)| name.to_owned()).collect();
+    if others.is_empty() {
+        return cells;
+    }
+    let group = |name: String| if others.contains(&name) { OTHERS.to_owned() } else { name };
+    let mut grouped = BTreeMap::new();
+    for ((row, column), time) in cells {
+        *grouped.entry((group(row), group(column))).or_default() += time;
+    }
+    grouped
+}
+
+/// A row or a column.
+#[derive(Clone, Copy, PartialEq, Eq, Hash)]
+enum Place {
+    Library(LibraryId),
+    Host,
+    Engine,
+}
+
+impl Place {
+    fn name(self, recording: &Trace) -> String {
+        match self {
+            Self::Library(library) => recording.library(Some(library)).unwrap_or(HOST).to_owned(),
+            Self::Host => HOST.to_owned(),
+            Self::Engine => ENGINE.to_owned(),
+        }
+    }
+}
+
+fn of_operation(recording: &Trace, id: OperationId) -> Place {
+    of_library(recording.operation(id).and_then(|operation| operation.library))
+}
+
+fn of_library(library: Option<LibraryId>) -> Place {
+    library.map_or(Place::Host, Place::Library)
+}

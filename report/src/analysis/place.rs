@@ -1,0 +1,177 @@
+//! Where and when each part of a recording is drawn: the same in every picture of it.
+
+use std::cmp::Reverse;
+use std::collections::BinaryHeap;
+
+use crate::model::source::{self, Source};
+use crate::model::{Lane, LaneId, LaneKind, Lease, LibraryId, Nanos, Operation, OperationKind, Trace};
+
+/// A row of a picture.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub(crate) enum Row {
+    /// What ran, or waited, on a lane.
+    Lane(LaneId),
+    /// What is told of a library but of no lane.
+    Library(Option<LibraryId>),
+}
+
+/// A stretch of time in a row. One without an end is a moment.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(crate) struct Placed {
+    pub row: Row,
+    pub from: Nanos,
+    pub to: Option<Nanos>,
+    /// When what it waits for was over, where it is drawn from before that.
+    pub freed: Option<Nanos>,
+}
+
+impl Placed {
+    /// When an arrow from what it depends on arrives.
+    pub(crate) fn arrival(&self) -> Nanos {
+        self.freed.unwrap_or(self.from)
+    }
+}
+
+/// Where each operation is drawn: the body on its lane, a wait on the lane that waited, others as a moment.
+pub(crate) fn operations(recording: &Trace) -> Vec<Placed> {
+    let places = Places::of(recording);
+    let all = recording.operations.iter().enumerate();
+    all.map(|(at, operation)| places.place(recording, at, operation)).collect()
+}
+
+/// Where operations are drawn, one by one.
+pub(crate) struct Places {
+    /// Work on device queues, in the order of its end: queue, end, position.
+    queued: Vec<(LaneId, Nanos, u32)>,
+}
+
+impl Places {
+    pub(crate) fn of(source: &impl Source) -> Self {
+        let all = source::operations(source).enumerate();
+        let mut queued: Vec<(LaneId, Nanos, u32)> = all
+            .filter_map(|(at, it)| {
+                let (lane, end) = queued(source.about(), &it, &operation(source.about(), &it))?;
+                Some((lane, end, at as u32))
+            })
+            .collect();
+        queued.sort_unstable();
+        Self { queued }
+    }
+
+    /// Where the operation at `at` is drawn.
+    pub(crate) fn place(&self, about: &Trace, at: usize, it: &Operation) -> Placed {
+        let mut placed = operation(about, it);
+        // Work on an in-order queue begins when the work before it has ended, however early it was handed over.
+        if let (Some((lane, to)), None) = (queued(about, it, &placed), it.ran)
+            && let Some(before) = self.queued.partition_point(|it| *it < (lane, to, at as u32)).checked_sub(1)
+            && let (its_lane, end, _) = self.queued[before]
+            && its_lane == lane
+        {
+            placed.from = placed.from.max(end).min(to);
+        }
+        placed
+    }
+}
+
+/// The device queue on which an operation is drawn, and until when.
+fn queued(about: &Trace, operation: &Operation, placed: &Placed) -> Option<(LaneId, Nanos)> {
+    let (Row::Lane(lane), Some(to)) = (placed.row, placed.to) else { return None };
+    let ran = about.lanes[lane].kind == LaneKind::Queue && operation.lane == Some(lane);
+    ran.then_some((lane, to))
+}
+
+fn operation(recording: &Trace, operation: &Operation) -> Placed {
+    let lane = |id: Option<LaneId>| id.filter(|&id| id < recording.lanes.len()).map(Row::Lane);
+    let elsewhere = Row::Library(known(recording, operation.library));
+    let latest = operation.done.or(operation.granted).unwrap_or(operation.submitted);
+    if let (Some(row), Some(began)) = (lane(operation.lane), operation.began) {
+        let Row::Lane(id) = row else { unreachable!("made above") };
+        if let (Some(Lane { kind: LaneKind::Queue, .. }), Some((from, to))) =
+            (recording.lanes.get(id), operation.ran)
+        {
+            return Placed { row, from, to: Some(to.max(from)), freed: None };
+        }
+        // A queue is busy until its work is done; a thread has its hands free once the work is handed over.
+        let end = match recording.lanes.get(id) {
+            Some(Lane { kind: LaneKind::Queue, .. }) => operation.done,
+            _ => operation.issued.or(operation.done),
+        };
+        return Placed {
+            row,
+            from: began,
+            to: Some(end.unwrap_or(recording.duration).max(began)),
+            freed: None,
+        };
+    }
+    let row = lane(operation.submitter).unwrap_or(elsewhere);
+    match operation.kind {
+        OperationKind::Operation | OperationKind::Copy => {
+            Placed { row, from: latest.max(operation.submitted), to: None, freed: None }
+        }
+        _ => {
+            let end = operation.resumed.or(operation.done).unwrap_or(recording.duration);
+            let (from, to) = (operation.submitted, end.max(operation.submitted));
+            Placed {
+                row,
+                from,
+                to: Some(to),
+                freed: operation.granted.filter(|freed| (from..=to).contains(freed)),
+            }
+        }
+    }
+}
+
+/// Where a lease is drawn.
+pub(crate) fn lease(recording: &Trace, lease: &Lease) -> Placed {
+    let end = lease.closed.unwrap_or(recording.duration).max(lease.opened);
+    Placed {
+        row: Row::Library(known(recording, lease.library)),
+        from: lease.opened,
+        to: Some(end),
+        freed: None,
+    }
+}
+
+/// The library, unless the recording does not know it.
+pub(crate) fn known(recording: &Trace, library: Option<LibraryId>) -> Option<LibraryId> {
+    library.filter(|&library| library < recording.libraries.len())
+}
+
+/// Puts stretches of time, which must come in order of their beginnings, into as few shelves as hold them side by side; gives
+/// the shelf of each. A stretch may begin at the moment at which another ends.
+///
+/// Greedy interval partitioning: as many shelves as there are stretches at the same moment at most.
+pub(crate) fn shelves(stretches: impl Iterator<Item = (Nanos, Nanos)>) -> Vec<usize> {
+    let mut busy = BinaryHeap::new();
+    let mut free = BinaryHeap::new();
+    let mut count = 0;
+    let place = |(from, to): (Nanos, Nanos)| {
+        while let Some(&Reverse((end, shelf))) = busy.peek()
+            && end <= from
+        {
+            busy.pop();
+            free.push(Reverse(shelf));
+        }
+        let shelf = free.pop().map_or_else(
+            || {
+                count += 1;
+                count - 1
+            },
+            |Reverse(shelf)| shelf,
+        );
+        busy.push(Reverse((to, shelf)));
+        shelf
+    };
+    stretches.map(place).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::shelves;
+
+    #[test]
+    fn stretches_share_a_shelf_where_they_do_not_overlap() {
+        let stretches = [(0, 10), (2, 4), (4, 4), (4, 9), (9, 12), (10, 11)];
+        assert_eq!(shelves(stretches.into_iter()), [0, 1, 1, 1, 1, 0]);
+    }
+}

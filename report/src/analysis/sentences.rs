@@ -1,0 +1,156 @@
+//! Stalls in words.
+
+use crate::Trace;
+use crate::analysis::roots::Root;
+use crate::model::shown::shown;
+use crate::model::{Blocker, Cause, Nanos, OperationId, OperationKind, Site};
+
+/// A duration for people: three digits and a unit.
+pub fn duration(nanos: Nanos) -> String {
+    let (value, unit) = match nanos {
+        0..1_000 => return format!("{nanos} ns"),
+        1_000..1_000_000 => (nanos as f64 / 1e3, "µs"),
+        1_000_000..1_000_000_000 => (nanos as f64 / 1e6, "ms"),
+        _ => (nanos as f64 / 1e9, "s"),
+    };
+    let digits = match value {
+        value if value < 9.995 => 2,
+        value if value < 99.95 => 1,
+        _ => 0,
+    };
+    format!("{value:.digits$} {unit}")
+}
+
+/// An operation by its name.
+pub fn name(recording: &Trace, id: OperationId) -> String {
+    let Some(operation) = recording.operation(id) else {
+        return format!("operation {id}, which is not in the recording");
+    };
+    let who = operation.library.and_then(|library| recording.libraries.get(library));
+    match (operation.kind, who) {
+        (OperationKind::Export, Some(library)) => format!("an export to {}", shown(library)),
+        (OperationKind::Export, None) => match recording.lease(id) {
+            Some(lease) if !lease.owner.is_empty() => format!("a lease of {}", shown(&lease.owner)),
+            _ => "a lease".into(),
+        },
+        (OperationKind::Wait, _) => match submitter(recording, id) {
+            Some(thread) => format!("a wait of thread `{}`", shown(thread)),
+            None => "a wait".into(),
+        },
+        (OperationKind::Await, _) => match submitter(recording, id) {
+            Some(thread) => format!("an await on thread `{}`", shown(thread)),
+            None => "an await".into(),
+        },
+        (_, _) => format!("`{}`", shown(&operation.name)),
+    }
+}
+
+fn submitter(recording: &Trace, id: OperationId) -> Option<&str> {
+    let operation = recording.operation(id)?;
+    Some(&recording.lanes.get(operation.submitter?)?.name)
+}
+
+/// A lease by its owner.
+pub fn lease(recording: &Trace, id: OperationId) -> String {
+    let Some(lease) = recording.lease(id) else { return format!("lease {id}") };
+    let owner = recording.library(lease.library);
+    // Where the place is known, the owner's text would only say it again.
+    let function = lease.site.as_ref().map(|site| site.function.as_str());
+    let words = function.filter(|function| !function.is_empty()).unwrap_or(&lease.owner);
+    let owner = shown(owner.or_else(|| (!words.is_empty()).then_some(words)).unwrap_or("somebody"));
+    match &lease.site {
+        Some(site) => format!("a lease taken by {owner} at {}", place(site)),
+        None if recording.library(lease.library).is_some() && !lease.owner.is_empty() => {
+            format!("a lease taken by {owner} in {}", shown(&lease.owner))
+        }
+        None => format!("a lease taken by {owner}"),
+    }
+}
+
+/// A line by its file's name.
+pub fn place(site: &Site) -> String {
+    let file = site.file.rsplit(['/', '\\']).next().unwrap_or(&site.file);
+    format!("{}:{}", shown(file), site.line)
+}
+
+/// Why somebody waited, as the end of a sentence that begins with "because".
+pub fn because(recording: &Trace, cause: Cause, blocker: Blocker) -> String {
+    match (cause, blocker) {
+        (Cause::Computing, Blocker::Operation(id)) => format!("{} was still computing", name(recording, id)),
+        (Cause::Computing, _) => "its input was still being computed".into(),
+        (Cause::Leased, Blocker::Lease(id)) => format!("{} was still open", lease(recording, id)),
+        (Cause::Leased, _) => "a lease was still open".into(),
+        (Cause::Queued, Blocker::Operation(id)) => format!("{} stood in a queue itself", name(recording, id)),
+        (Cause::Queued, _) => {
+            "something was in the way that began before the recording, or whose record is lost".into()
+        }
+        (Cause::NoWorker, Blocker::Queue(lane)) => {
+            let lane = recording.lanes.get(lane).map_or("a queue", |lane| lane.name.as_str());
+            format!("{} of the device was busy", shown(lane))
+        }
+        (Cause::NoWorker, _) => match busy_workers(recording) {
+            0 => "no worker was free".into(),
+            1 => "no worker was free (one ran everything)".into(),
+            workers => format!("no worker was free (all {workers} were busy)"),
+        },
+        (Cause::NotObserved, _) => "nobody had observed yet that its input was done".into(),
+        (Cause::NotResumed, Blocker::Interpreter) => "the Python lock was held elsewhere".into(),
+        (Cause::NotResumed, Blocker::EventLoop) => "the event loop was busy".into(),
+        (Cause::NotResumed, Blocker::Thread(lane)) => {
+            let lane = recording.lanes.get(lane).map_or("", |lane| lane.name.as_str());
+            format!("thread `{}` had been woken and did not run yet", shown(lane))
+        }
+        (Cause::NotResumed, _) => "whoever waited was late to go on".into(),
+    }
+}
+
+/// Threads of pools that have run something.
+fn busy_workers(recording: &Trace) -> usize {
+    let mut lanes: Vec<usize> = recording
+        .operations
+        .iter()
+        .filter(|operation| operation.began.is_some() && operation.kind == OperationKind::Operation)
+        .filter_map(|operation| operation.lane)
+        .filter(|lane| {
+            recording.lanes.get(*lane).is_some_and(|lane| lane.kind == crate::model::LaneKind::Worker)
+        })
+        .collect();
+    lanes.sort_unstable();
+    lanes.dedup();
+    lanes.len()
+}
+
+/// A wait as one sentence: who waited how long for whom, on what, and why.
+pub fn sentence(recording: &Trace, root: &Root, total: Nanos) -> String {
+    let waiter = name(recording, root.waiter);
+    let access = recording.operation(root.waiter).and_then(|operation| operation.accesses.get(root.access));
+    let variable = access.and_then(|access| recording.variable(access.variable));
+    let on = variable.map_or_else(String::new, |variable| format!(" on `{}`", shown(&variable.name)));
+    let hazard = root
+        .direct
+        .filter(|_| access.is_some())
+        .map_or_else(String::new, |hazard| format!(", {}", hazard.words()));
+    let direct = match (root.via, root.cause, root.blocker) {
+        (Some(via), _, _) | (None, Cause::Computing | Cause::Queued, Blocker::Operation(via)) => {
+            format!(" for {}", name(recording, via))
+        }
+        (None, Cause::Leased, Blocker::Lease(id)) => {
+            let holder = recording.lease(id).and_then(|lease| recording.library(lease.library));
+            holder.map_or_else(|| " for a lease".into(), |library| format!(" for {}", shown(library)))
+        }
+        _ => String::new(),
+    };
+    let because = because(recording, root.cause, root.blocker);
+    format!("{waiter} waited {}{direct}{on}{hazard}, because {because}", duration(total))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::duration;
+
+    #[test]
+    fn durations_have_three_digits() {
+        let texts = [0, 999, 1_000, 12_345, 999_400, 3_200_000, 99_960_000, 1_500_000_000].map(duration);
+        assert_eq!(texts, ["0 ns", "999 ns", "1.00 µs", "12.3 µs", "999 µs", "3.20 ms", "100 ms", "1.50 s"]);
+    }
+}

@@ -1,0 +1,452 @@
+//! The report as data: what the terminal and JSON show, and what two reports are compared by.
+//!
+//! Names of fields are those of the JSON; `docs/report.md` explains them to readers.
+
+use std::collections::{BTreeMap, HashMap, HashSet};
+
+use serde::{Deserialize, Serialize};
+
+use crate::Trace;
+use crate::analysis::advice::advice;
+use crate::analysis::barrier::{Barriers, barriers};
+use crate::analysis::critical_path::{critical_path, own_time};
+use crate::analysis::idle::idle;
+use crate::analysis::matrix::{Matrix, matrix};
+use crate::analysis::roots::{Root, roots};
+use crate::analysis::sentences;
+use crate::analysis::walk::{What, walk};
+use crate::model::sane::sane;
+use crate::model::shown::shown;
+use crate::model::{Blocker, Cause, Nanos, OperationId, OperationKind, Outcome};
+
+/// Stalls that are told as sentences.
+const WORST: usize = 10;
+
+/// Version of the JSON; grows when a field changes its meaning or goes.
+pub const SCHEMA: u32 = 1;
+
+/// A report.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Report {
+    /// [`SCHEMA`] of whoever made it.
+    pub schema: u32,
+    /// One sentence: what most of the waiting was for.
+    pub headline: String,
+    /// What was recorded.
+    pub program: String,
+    /// Run time.
+    pub duration_ns: Nanos,
+    /// Numbers of what was recorded.
+    pub totals: Totals,
+    /// Waiting time by cause at the root, in the order of [`Cause::ALL`].
+    pub causes: Vec<CauseRow>,
+    /// The longest waits, longest first.
+    pub worst: Vec<WorstRow>,
+    /// Who waited for whom.
+    pub matrix: Matrix,
+    /// By name, most waiting first.
+    pub operations: Vec<OperationRow>,
+    /// By name, most waiting first.
+    pub tensors: Vec<TensorRow>,
+    /// The longest chain of work.
+    pub critical_path: PathRow,
+    /// What the run time was spent on, most first.
+    pub run_time: Vec<RunTimeRow>,
+    /// What barriers would have cost.
+    pub barriers: Barriers,
+    /// The changes that would help most.
+    pub advice: Vec<Advice>,
+    /// What is missing, in words.
+    pub missing: Vec<String>,
+}
+
+/// Numbers of what was recorded.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Totals {
+    /// Operations with a body.
+    pub operations: usize,
+    /// Those that failed, were cancelled, or were skipped.
+    pub failed: usize,
+    /// Those that had not ended.
+    pub unfinished: usize,
+    /// Waits and awaits of the program.
+    pub waits: usize,
+    /// Leases that were held.
+    pub leases: usize,
+    /// Time that operations ran, summed.
+    pub running_ns: Nanos,
+    /// Time that operations, waits and exports waited, summed.
+    pub waited_ns: Nanos,
+}
+
+/// One cause.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct CauseRow {
+    /// [`Cause::name`].
+    pub cause: String,
+    /// Time.
+    pub waited_ns: Nanos,
+    /// Waits that it had a part in.
+    pub waits: usize,
+}
+
+/// One of the longest waits.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct WorstRow {
+    /// In words.
+    pub sentence: String,
+    /// Who waited.
+    pub waiter: OperationId,
+    /// How long.
+    pub waited_ns: Nanos,
+    /// The cause of most of it, at the root.
+    pub cause: String,
+    /// Who is to blame for most of it, in words.
+    pub blocker: String,
+}
+
+/// All operations of one name.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct OperationRow {
+    /// The name.
+    pub name: String,
+    /// How many there were.
+    pub count: usize,
+    /// Time that they ran.
+    pub running_ns: Nanos,
+    /// Time that they waited.
+    pub waited_ns: Nanos,
+    /// Time that others waited for them, at the root.
+    pub blamed_ns: Nanos,
+    /// The least slack among them; 0 on the critical path.
+    pub slack_ns: Nanos,
+}
+
+/// All tensors (and plain variables) of one name.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct TensorRow {
+    /// The name.
+    pub name: String,
+    /// Their size together, as far as known.
+    pub bytes: u64,
+    /// Uses.
+    pub accesses: usize,
+    /// Time that was waited for them, hidden waits included.
+    pub waited_ns: Nanos,
+    /// Time that they were under a lease, summed.
+    pub leased_ns: Nanos,
+}
+
+/// The critical path.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct PathRow {
+    /// Time that its operations took: no number of workers makes the run shorter than this.
+    pub length_ns: Nanos,
+    /// How many operations it has.
+    pub count: usize,
+    /// Its operations by name, in order; consecutive ones of the same name are one.
+    pub names: Vec<String>,
+}
+
+/// A part of the run time, along whatever held up the end.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct RunTimeRow {
+    /// In words.
+    pub what: String,
+    /// How much.
+    pub time_ns: Nanos,
+}
+
+/// A change that would help.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Advice {
+    /// What to do.
+    pub change: String,
+    /// What it would save at most.
+    pub saves_ns: Nanos,
+}
+
+/// Names of a critical path that are kept.
+const PATH_NAMES: usize = 64;
+
+/// Makes the report.
+pub fn report(recording: &Trace) -> Report {
+    let recording = &*sane(recording);
+    let roots = roots(recording);
+    let waits = waits(&roots);
+    let path = critical_path(recording);
+    let steps = walk(recording);
+    let mut names: Vec<String> = Vec::new();
+    for id in &path.operations {
+        let name = sentences::name(recording, *id);
+        if names.last() != Some(&name) {
+            names.push(name);
+        }
+    }
+    names.truncate(PATH_NAMES);
+    Report {
+        schema: SCHEMA,
+        headline: format!("{}{}", program(recording, &steps), headline(recording, &roots, &waits)),
+        program: recording.program.to_string(),
+        duration_ns: recording.duration,
+        totals: totals(recording, &roots),
+        causes: causes(&roots),
+        worst: worst(recording, &waits),
+        matrix: matrix(recording, &roots),
+        operations: operations(recording, &roots, &path.slack),
+        tensors: tensors(recording),
+        critical_path: PathRow { length_ns: path.length, count: path.operations.len(), names },
+        run_time: run_time(recording, &steps),
+        barriers: barriers(recording),
+        advice: advice(recording, &steps),
+        missing: missing(recording),
+    }
+}
+
+/// The wait of one operation.
+struct Wait {
+    total: Nanos,
+    /// The longest part with one root.
+    main: Root,
+}
+
+/// The parts of one wait by what was at their root: time, and the longest stretch.
+type Parts = HashMap<(Cause, Blocker), (Nanos, Root)>;
+
+/// The waits of all operations, longest first.
+fn waits(roots: &[Root]) -> Vec<Wait> {
+    let mut waits: HashMap<OperationId, (Nanos, Parts)> = HashMap::new();
+    for root in roots {
+        let (total, parts) = waits.entry(root.waiter).or_default();
+        *total += root.duration();
+        let (part, longest) = parts.entry((root.cause, root.blocker)).or_insert((0, *root));
+        *part += root.duration();
+        if root.duration() > longest.duration() {
+            *longest = *root;
+        }
+    }
+    let mut waits: Vec<Wait> = waits
+        .into_values()
+        .filter_map(|(total, parts)| {
+            let (_, main) = parts.into_values().max_by_key(|(part, root)| (*part, root.from))?;
+            Some(Wait { total, main })
+        })
+        .collect();
+    waits.sort_by_key(|wait| (std::cmp::Reverse(wait.total), wait.main.waiter));
+    waits
+}
+
+/// A blocker by what people would change: all operations of a name are one.
+fn blamed(recording: &Trace, blocker: Blocker) -> String {
+    match blocker {
+        Blocker::None => "something unknown".into(),
+        Blocker::Operation(id) => sentences::name(recording, id),
+        Blocker::Lease(id) => sentences::lease(recording, id),
+        Blocker::Pool => "the worker pool".into(),
+        Blocker::Queue(lane) => {
+            recording.lanes.get(lane).map_or_else(|| "a queue".into(), |lane| shown(&lane.name).to_string())
+        }
+        Blocker::Observer => "the observer of fences".into(),
+        Blocker::Interpreter => "the Python lock".into(),
+        Blocker::EventLoop => "the event loop".into(),
+        Blocker::Thread(lane) => recording
+            .lanes
+            .get(lane)
+            .map_or_else(|| "a thread".into(), |lane| format!("thread `{}`", shown(&lane.name))),
+    }
+}
+
+/// Said first where most of the run time is no wait of anybody.
+fn program(recording: &Trace, steps: &[crate::analysis::walk::Step]) -> String {
+    let took = idle(recording, steps);
+    let whole: Nanos = steps.iter().map(|step| step.to - step.from).sum();
+    if took <= whole / 2 || recording.operations.is_empty() {
+        return String::new();
+    }
+    let share = took as f64 / whole as f64 * 100.0;
+    let whole = sentences::duration(whole);
+    format!("The program itself took {share:.0} % of {whole}, while nothing was under way. ")
+}
+
+fn headline(recording: &Trace, roots: &[Root], waits: &[Wait]) -> String {
+    let mut by_blocker: HashMap<(Cause, Blocker), Nanos> = HashMap::new();
+    for root in roots {
+        *by_blocker.entry((root.cause, root.blocker)).or_default() += root.duration();
+    }
+    let total: Nanos = by_blocker.values().sum();
+    let mut groups: HashMap<(Cause, String), Nanos> = HashMap::new();
+    for ((cause, blocker), time) in by_blocker {
+        *groups.entry((cause, blamed(recording, blocker))).or_default() += time;
+    }
+    let Some(((cause, blocker), time)) =
+        groups.into_iter().max_by(|(a, x), (b, y)| x.cmp(y).then_with(|| b.cmp(a)))
+    else {
+        return "Nothing waited.".into();
+    };
+    let share = time as f64 / total as f64 * 100.0;
+    let matching = |wait: &&Wait| wait.main.cause == cause && blamed(recording, wait.main.blocker) == blocker;
+    // The program's own wait is the longest, and says least; what waited for the blocker itself says most.
+    let says_most = |wait: &&Wait| {
+        let kind = recording.operation(wait.main.waiter).map(|operation| operation.kind);
+        wait.main.via.is_none() && kind != Some(OperationKind::Wait)
+    };
+    let worst = waits.iter().filter(matching).find(says_most).or_else(|| waits.iter().find(matching));
+    let example = worst.map_or_else(String::new, |wait| {
+        format!(" The longest: {}.", sentences::sentence(recording, &wait.main, wait.total))
+    });
+    format!("{share:.0} % of {} waited: {} ({blocker}).{example}", sentences::duration(total), cause.name())
+}
+
+fn causes(roots: &[Root]) -> Vec<CauseRow> {
+    let mut times: HashMap<Cause, (Nanos, HashSet<OperationId>)> = HashMap::new();
+    for root in roots {
+        let (time, waiters) = times.entry(root.cause).or_default();
+        *time += root.duration();
+        waiters.insert(root.waiter);
+    }
+    let row = |cause: Cause| {
+        let (waited_ns, waits) = times.get(&cause).map_or((0, 0), |(time, waiters)| (*time, waiters.len()));
+        CauseRow { cause: cause.name().into(), waited_ns, waits }
+    };
+    Cause::ALL.map(row).into()
+}
+
+fn worst(recording: &Trace, waits: &[Wait]) -> Vec<WorstRow> {
+    let row = |wait: &Wait| WorstRow {
+        sentence: sentences::sentence(recording, &wait.main, wait.total),
+        waiter: wait.main.waiter,
+        waited_ns: wait.total,
+        cause: wait.main.cause.name().into(),
+        blocker: blamed(recording, wait.main.blocker),
+    };
+    waits.iter().take(WORST).map(row).collect()
+}
+
+fn totals(recording: &Trace, roots: &[Root]) -> Totals {
+    let mut totals = Totals { leases: recording.leases.len(), ..Totals::default() };
+    for operation in &recording.operations {
+        match operation.kind {
+            OperationKind::Operation => {
+                totals.operations += 1;
+                totals.running_ns += own_time(recording, operation.id);
+                match operation.outcome {
+                    Outcome::Ok => {}
+                    Outcome::Failed(_) | Outcome::Cancelled | Outcome::Skipped(_) => totals.failed += 1,
+                    Outcome::Unfinished => totals.unfinished += 1,
+                }
+            }
+            OperationKind::Wait | OperationKind::Await => totals.waits += 1,
+            OperationKind::Copy | OperationKind::Export | OperationKind::Import => {}
+        }
+    }
+    totals.waited_ns = roots.iter().map(Root::duration).sum();
+    totals
+}
+
+fn operations(recording: &Trace, roots: &[Root], slack: &HashMap<OperationId, Nanos>) -> Vec<OperationRow> {
+    let mut rows: BTreeMap<String, OperationRow> = BTreeMap::new();
+    for operation in &recording.operations {
+        let name = sentences::name(recording, operation.id);
+        let row = rows.entry(name.clone()).or_insert(OperationRow {
+            name,
+            count: 0,
+            running_ns: 0,
+            waited_ns: 0,
+            blamed_ns: 0,
+            slack_ns: Nanos::MAX,
+        });
+        row.count += 1;
+        if operation.kind == OperationKind::Operation {
+            row.running_ns += own_time(recording, operation.id);
+        }
+        if let Some(slack) = slack.get(&operation.id) {
+            row.slack_ns = row.slack_ns.min(*slack);
+        }
+    }
+    let mut times: HashMap<OperationId, (Nanos, Nanos)> = HashMap::new();
+    for root in roots {
+        times.entry(root.waiter).or_default().0 += root.duration();
+        if let Blocker::Operation(id) | Blocker::Lease(id) = root.blocker {
+            times.entry(id).or_default().1 += root.duration();
+        }
+    }
+    for (id, (waited, blamed)) in times {
+        if let Some(row) = rows.get_mut(&sentences::name(recording, id)) {
+            row.waited_ns += waited;
+            row.blamed_ns += blamed;
+        }
+    }
+    let mut rows: Vec<OperationRow> = rows.into_values().collect();
+    for row in &mut rows {
+        if row.slack_ns == Nanos::MAX {
+            row.slack_ns = 0;
+        }
+    }
+    rows.sort_by(|a, b| b.waited_ns.cmp(&a.waited_ns).then_with(|| a.name.cmp(&b.name)));
+    rows
+}
+
+fn tensors(recording: &Trace) -> Vec<TensorRow> {
+    let mut rows: BTreeMap<&str, TensorRow> = BTreeMap::new();
+    for variable in &recording.variables {
+        let row = rows.entry(&variable.name).or_insert_with(|| TensorRow {
+            name: variable.name.to_string(),
+            bytes: 0,
+            accesses: 0,
+            waited_ns: 0,
+            leased_ns: 0,
+        });
+        row.bytes = row.bytes.saturating_add(variable.bytes.unwrap_or(0));
+    }
+    let name_of = |variable: u64| recording.variable(variable).map(|variable| variable.name.as_str());
+    for access in recording.operations.iter().flat_map(|operation| &operation.accesses) {
+        if let Some(row) = name_of(access.variable).and_then(|name| rows.get_mut(name)) {
+            row.accesses += 1;
+        }
+    }
+    for stall in &recording.stalls {
+        let access =
+            recording.operation(stall.waiter).and_then(|operation| operation.accesses.get(stall.access));
+        if let Some(row) =
+            access.and_then(|access| name_of(access.variable)).and_then(|name| rows.get_mut(name))
+        {
+            row.waited_ns += stall.duration();
+        }
+    }
+    for lease in &recording.leases {
+        if let Some(row) = name_of(lease.variable).and_then(|name| rows.get_mut(name)) {
+            row.leased_ns += lease.closed.unwrap_or(recording.duration).saturating_sub(lease.opened);
+        }
+    }
+    let mut rows: Vec<TensorRow> = rows.into_values().filter(|row| row.accesses > 0).collect();
+    rows.sort_by(|a, b| b.waited_ns.cmp(&a.waited_ns).then_with(|| a.name.cmp(&b.name)));
+    rows
+}
+
+fn run_time(recording: &Trace, steps: &[crate::analysis::walk::Step]) -> Vec<RunTimeRow> {
+    let mut by_what: HashMap<What, Nanos> = HashMap::new();
+    for step in steps {
+        *by_what.entry(step.what).or_default() += step.to - step.from;
+    }
+    let mut rows: BTreeMap<String, Nanos> = BTreeMap::new();
+    for (what, time) in by_what {
+        let what = match what {
+            What::Run(id) => format!("{} ran", sentences::name(recording, id)),
+            What::Program => "the program did something else".into(),
+            What::Stall(cause, blocker) => sentences::because(recording, cause, blocker),
+        };
+        *rows.entry(what).or_default() += time;
+    }
+    let mut rows: Vec<RunTimeRow> =
+        rows.into_iter().map(|(what, time_ns)| RunTimeRow { what, time_ns }).collect();
+    rows.sort_by_key(|row| std::cmp::Reverse(row.time_ns));
+    rows
+}
+
+fn missing(recording: &Trace) -> Vec<String> {
+    let lost = recording.losses.records.iter().map(|lost| {
+        let lane = recording.lanes.get(lost.lane).map_or("a thread", |lane| lane.name.as_str());
+        format!("{} entries of `{}` did not fit", lost.count, shown(lane))
+    });
+    lost.chain(recording.losses.damage.iter().map(|damage| shown(damage).to_string())).collect()
+}

@@ -1,0 +1,243 @@
+//! What the run would have taken, had one thing been otherwise: the recording is played again with the times that things took of
+//! themselves, in the order that dependences, workers, queues and the program's own steps allow.
+//!
+//! This is list scheduling (Graham, "Bounds on Multiprocessing Timing Anomalies", 1969): whatever is ready first gets the first free
+//! worker. It knows no time between an end and what it allows, so it is compared with itself: a recording played as it was,
+//! and with the change.
+
+use std::cmp::Reverse;
+use std::collections::{BinaryHeap, HashMap, HashSet};
+
+use crate::Trace;
+use crate::analysis::attribution::queue_of;
+use crate::analysis::critical_path::own_time;
+use crate::model::{Blocker, Cause, Edge, Hazard, LaneId, Mode, Nanos, OperationId, OperationKind, Stall};
+
+/// What is otherwise.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct Change {
+    /// The program goes on at once where it waited for these.
+    pub(crate) unwaited: HashSet<OperationId>,
+    /// Whoever overwrites one of these variables waits for nobody who still uses what was there.
+    pub(crate) renamed: HashSet<u64>,
+}
+
+/// A recording that can be played again.
+pub(crate) struct Score<'a> {
+    recording: &'a Trace,
+    parts: Vec<Part>,
+    /// Edges between parts, by their earlier end.
+    edges: Vec<Vec<(usize, &'a Edge)>>,
+    /// How many bodies may run at once.
+    workers: usize,
+}
+
+/// An operation, a wait or a lease.
+struct Part {
+    /// What it takes of itself.
+    takes: Nanos,
+    place: Place,
+    /// The wait that its thread came back from before it, and how long after that it was submitted; else since the start.
+    after: (Option<usize>, Nanos),
+}
+
+#[derive(Clone, Copy, PartialEq)]
+enum Place {
+    Worker,
+    Queue(LaneId),
+    /// A thread of the program, which goes on when it is ready.
+    Program,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+enum Event {
+    Submitted,
+    Ready,
+}
+
+impl<'a> Score<'a> {
+    pub(crate) fn of(recording: &'a Trace) -> Self {
+        let at: HashMap<OperationId, usize> =
+            recording.operations.iter().enumerate().map(|(at, operation)| (operation.id, at)).collect();
+        let mut waits: HashMap<LaneId, Vec<(Nanos, usize)>> = HashMap::new();
+        for (at, operation) in recording.operations.iter().enumerate() {
+            if let (true, Some(lane), Some(resumed)) =
+                (blocks(operation.kind), operation.submitter, operation.resumed)
+            {
+                waits.entry(lane).or_default().push((resumed, at));
+            }
+        }
+        waits.values_mut().for_each(|waits| waits.sort_unstable());
+        let mut lanes = HashSet::new();
+        let parts = recording.operations.iter().enumerate().map(|(at, operation)| {
+            let before = operation.submitter.and_then(|lane| waits.get(&lane)).and_then(|waits| {
+                let last = waits.partition_point(|(resumed, _)| *resumed <= operation.submitted);
+                waits[..last].last().filter(|(_, wait)| *wait < at)
+            });
+            let place = match (operation.kind, queue_of(recording, operation)) {
+                (OperationKind::Operation | OperationKind::Copy, Some(queue)) => Place::Queue(queue),
+                (OperationKind::Operation | OperationKind::Copy, None) => Place::Worker,
+                _ => Place::Program,
+            };
+            if let (Place::Worker, Some(lane)) = (place, operation.lane) {
+                lanes.insert(lane);
+            }
+            let after = before.map_or((None, operation.submitted), |(resumed, wait)| {
+                (Some(*wait), operation.submitted - resumed)
+            });
+            Part { takes: own_time(recording, operation.id), place, after }
+        });
+        let parts: Vec<Part> = parts.collect();
+        let mut edges = vec![Vec::new(); parts.len()];
+        for edge in &recording.edges {
+            if let (Some(from), Some(to)) = (at.get(&edge.from), at.get(&edge.to)) {
+                edges[*from].push((*to, edge));
+            }
+        }
+        Self { recording, parts, edges, workers: lanes.len().max(1) + usize::from(has_another(recording)) }
+    }
+
+    /// When the last operation or wait ends; `None` if not everything can be played, as in a recording that lies.
+    pub(crate) fn play(&self, change: &Change) -> Option<Nanos> {
+        Play::new(self, change).run()
+    }
+
+    fn holds(&self, edge: &Edge, change: &Change) -> bool {
+        let overwrites = || {
+            let later = self.recording.operation(edge.to);
+            let access =
+                later.and_then(|it| it.accesses.iter().find(|access| access.variable == edge.variable));
+            access.is_some_and(|access| access.mode == Mode::Write)
+        };
+        let gone = edge.hazard != Hazard::Raw && change.renamed.contains(&edge.variable) && overwrites();
+        !gone
+    }
+}
+
+/// Whether there must have been a worker beside those that ran something: a recording has no more of a worker than what it ran, and one
+/// after the other a single worker runs everything. Had there been no other, somebody would have waited for it.
+fn has_another(recording: &Trace) -> bool {
+    let for_workers = |stall: &&Stall| (stall.cause, stall.blocker) == (Cause::NoWorker, Blocker::Pool);
+    let waited: Nanos = recording.stalls.iter().filter(for_workers).map(Stall::duration).sum();
+    waited < recording.duration / 100
+}
+
+/// Whether the thread that it is submitted on stands still until it is over.
+pub(crate) fn blocks(kind: OperationKind) -> bool {
+    matches!(kind, OperationKind::Wait | OperationKind::Export)
+}
+
+/// One performance.
+struct Play<'a> {
+    score: &'a Score<'a>,
+    change: &'a Change,
+    /// What each part still waits for: its dependences and its submission.
+    missing: Vec<usize>,
+    /// Until when, as far as known.
+    ready: Vec<Nanos>,
+    /// What a thread does after each wait.
+    next: Vec<Vec<usize>>,
+    events: BinaryHeap<Reverse<(Nanos, Event, usize)>>,
+    workers: BinaryHeap<Reverse<Nanos>>,
+    queues: HashMap<LaneId, Nanos>,
+    played: usize,
+    end: Nanos,
+}
+
+impl<'a> Play<'a> {
+    fn new(score: &'a Score<'a>, change: &'a Change) -> Self {
+        let mut missing = vec![1; score.parts.len()];
+        for (to, edge) in score.edges.iter().flatten() {
+            missing[*to] += usize::from(score.holds(edge, change));
+        }
+        let mut next = vec![Vec::new(); score.parts.len()];
+        let mut events = BinaryHeap::new();
+        for (at, part) in score.parts.iter().enumerate() {
+            match part.after {
+                (Some(wait), _) => next[wait].push(at),
+                (None, time) => events.push(Reverse((time, Event::Submitted, at))),
+            }
+        }
+        let workers = std::iter::repeat_n(Reverse(0), score.workers).collect();
+        let ready = vec![0; score.parts.len()];
+        Self {
+            score,
+            change,
+            missing,
+            ready,
+            next,
+            events,
+            workers,
+            queues: HashMap::new(),
+            played: 0,
+            end: 0,
+        }
+    }
+
+    fn run(mut self) -> Option<Nanos> {
+        while let Some(Reverse((time, event, at))) = self.events.pop() {
+            match event {
+                Event::Submitted => {
+                    if self.goes_on(at) {
+                        self.go_on(at, time);
+                    }
+                    self.met(at, time);
+                }
+                Event::Ready => self.part(at, time),
+            }
+        }
+        (self.played == self.score.parts.len()).then_some(self.end)
+    }
+
+    /// Whether the program does not wait for this one.
+    fn goes_on(&self, at: usize) -> bool {
+        self.change.unwaited.contains(&self.score.recording.operations[at].id)
+    }
+
+    fn go_on(&mut self, at: usize, time: Nanos) {
+        for next in std::mem::take(&mut self.next[at]) {
+            let after = self.score.parts[next].after.1;
+            self.events.push(Reverse((time.saturating_add(after), Event::Submitted, next)));
+        }
+    }
+
+    /// Something that `at` waited for is over.
+    fn met(&mut self, at: usize, time: Nanos) {
+        self.ready[at] = self.ready[at].max(time);
+        self.missing[at] -= 1;
+        if self.missing[at] == 0 {
+            self.events.push(Reverse((self.ready[at], Event::Ready, at)));
+        }
+    }
+
+    fn part(&mut self, at: usize, time: Nanos) {
+        let part = &self.score.parts[at];
+        let begin = match part.place {
+            Place::Program => time,
+            Place::Worker => time.max(self.workers.pop().map_or(0, |Reverse(free)| free)),
+            Place::Queue(queue) => time.max(self.queues.get(&queue).copied().unwrap_or(0)),
+        };
+        let end = begin.saturating_add(part.takes);
+        match part.place {
+            Place::Program => {
+                // A lease may well last longer than whatever anybody waits for.
+                self.end = self.end.max(begin);
+                self.go_on(at, begin);
+            }
+            Place::Worker => {
+                self.workers.push(Reverse(end));
+                self.end = self.end.max(end);
+            }
+            Place::Queue(queue) => {
+                self.queues.insert(queue, end);
+                self.end = self.end.max(end);
+            }
+        }
+        self.played += 1;
+        for (to, edge) in &self.score.edges[at] {
+            if self.score.holds(edge, self.change) {
+                self.met(*to, end);
+            }
+        }
+    }
+}

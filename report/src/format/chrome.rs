@@ -1,0 +1,203 @@
+//! A recording as Chrome JSON, the older of the two formats that Perfetto's UI and `chrome://tracing` read.
+//!
+//! The shape is that of the "Trace Event Format" document of Chromium's tracing project: `X` for what lasts, `i` for moments,
+//! `s` and `f` for the two ends of a dependence, `C` for counters, `M` for names. Times are microseconds.
+
+use std::collections::{BTreeMap, HashMap};
+use std::io::{self, Write};
+
+use serde_json::{Value, json};
+
+use crate::analysis::place::{self, Placed, Row};
+use crate::format::facts::{self, Fact, Facts};
+use crate::model::{Nanos, Trace};
+
+/// All events are of one process, the recorded program.
+const PROCESS: u64 = 1;
+/// Thread 0 would be the processor's idle one: Perfetto's importer puts its events on another thread, where they cross what is there.
+const FIRST_THREAD: u64 = 1;
+
+/// Writes `recording` as one JSON object with its events in `traceEvents`.
+///
+/// # Errors
+///
+/// Those of `out`.
+pub fn write(recording: &Trace, out: impl Write) -> io::Result<()> {
+    let mut events = Events { out: io::BufWriter::new(out), first: true };
+    events.out.write_all(b"{\"displayTimeUnit\":\"ns\",\"traceEvents\":[\n")?;
+    let name =
+        json!({"ph": "M", "name": "process_name", "pid": PROCESS, "args": {"name": recording.program}});
+    events.put(&name)?;
+
+    let groups = groups(recording);
+    let mut thread = FIRST_THREAD;
+    // Where the flows of an operation or a lease start and end.
+    let mut anchors = HashMap::new();
+    for ((row, order), mut things) in groups {
+        things.sort_by_key(|thing| (thing.placed.from, thing.placed.to));
+        let ends = |placed: &Placed| (placed.from, placed.to.unwrap_or(placed.from));
+        let shelves = place::shelves(things.iter().map(|thing| ends(&thing.placed)));
+        let count = shelves.iter().max().map_or(1, |&highest| highest as u64 + 1);
+        for shelf in 0..count {
+            let name = json!({"name": row_name(recording, row, order)});
+            let (pid, tid) = (PROCESS, thread + shelf);
+            events.put(&json!({"ph": "M", "name": "thread_name", "pid": pid, "tid": tid, "args": name}))?;
+            let index = json!({"sort_index": tid});
+            events.put(
+                &json!({"ph": "M", "name": "thread_sort_index", "pid": pid, "tid": tid, "args": index}),
+            )?;
+        }
+        for (thing, shelf) in things.iter().zip(shelves) {
+            let tid = thread + shelf as u64;
+            if let Some(id) = thing.id {
+                // An export and the lease that begins with it have one number; the export is the earlier of the two.
+                let anchor = anchors.entry(id).or_insert((thing.placed, tid));
+                if thing.category == "operation" {
+                    *anchor = (thing.placed, tid);
+                }
+            }
+            events.put(&thing.event(tid))?;
+        }
+        thread += count;
+    }
+    for (index, edge) in recording.edges.iter().enumerate() {
+        // An arrow needs both ends, and time runs forwards.
+        let anchor = |id| anchors.get(&id).map(|&(placed, thread): &(Placed, u64)| (placed, thread));
+        let (Some((from, from_thread)), Some((to, to_thread))) = (anchor(edge.from), anchor(edge.to)) else {
+            continue;
+        };
+        let (from, to) = (from.from, to.arrival());
+        if from <= to {
+            let flow = |ph: &str, time, tid: u64| {
+                json!({"ph": ph, "bp": "e", "cat": "dependence", "name": edge.hazard.words(), "id": index + 1,
+                       "pid": PROCESS, "tid": tid, "ts": microseconds(time)})
+            };
+            events.put(&flow("s", from, from_thread))?;
+            events.put(&flow("f", to, to_thread))?;
+        }
+    }
+    for counter in &recording.counters {
+        for &(time, value) in &counter.samples {
+            let args = json!({ (counter.unit.as_str()): value });
+            let ts = microseconds(time);
+            events
+                .put(&json!({"ph": "C", "name": counter.name, "cat": "counter", "pid": PROCESS, "ts": ts,
+                               "args": args}))?;
+        }
+    }
+    let head = arguments(&facts::head(recording, facts::Totals::of(recording)));
+    writeln!(events.out, "\n],\"otherData\":{head}}}")?;
+    events.out.flush()
+}
+
+struct Events<W> {
+    out: W,
+    first: bool,
+}
+
+impl<W: Write> Events<W> {
+    fn put(&mut self, event: &Value) -> io::Result<()> {
+        if !self.first {
+            self.out.write_all(b",\n")?;
+        }
+        self.first = false;
+        serde_json::to_writer(&mut self.out, event).map_err(io::Error::from)
+    }
+}
+
+/// The order of what is shown of one row.
+const OPERATIONS: u8 = 0;
+const WAITS: u8 = 1;
+const LEASES: u8 = 2;
+
+struct Thing {
+    placed: Placed,
+    name: String,
+    category: &'static str,
+    facts: Facts,
+    /// Of an operation or a lease.
+    id: Option<u64>,
+}
+
+impl Thing {
+    fn event(&self, tid: u64) -> Value {
+        let ts = microseconds(self.placed.from);
+        let mut event = json!({"name": self.name, "cat": self.category, "pid": PROCESS, "tid": tid, "ts": ts,
+                               "args": arguments(&self.facts)});
+        match self.placed.to {
+            Some(to) => {
+                event["ph"] = json!("X");
+                event["dur"] = microseconds(to - self.placed.from);
+            }
+            None => {
+                event["ph"] = json!("i");
+                event["s"] = json!("t");
+            }
+        }
+        if self.category == "stall" {
+            // Waits stand out; everything else is coloured by the viewer.
+            event["cname"] = json!("terrible");
+        }
+        event
+    }
+}
+
+/// What is shown, in rows: lanes first, then libraries.
+fn groups(recording: &Trace) -> BTreeMap<(Row, u8), Vec<Thing>> {
+    let mut groups: BTreeMap<(Row, u8), Vec<Thing>> = BTreeMap::new();
+    for (operation, placed) in recording.operations.iter().zip(place::operations(recording)) {
+        let (name, facts) = (operation.name.clone(), facts::operation(operation));
+        let thing =
+            Thing { placed, name: name.to_string(), category: "operation", facts, id: Some(operation.id) };
+        groups.entry((placed.row, OPERATIONS)).or_default().push(thing);
+    }
+    for lease in &recording.leases {
+        let placed = place::lease(recording, lease);
+        let (name, facts) = (lease.owner.clone(), facts::lease(lease));
+        let thing = Thing { placed, name: name.to_string(), category: "lease", facts, id: Some(lease.id) };
+        groups.entry((placed.row, LEASES)).or_default().push(thing);
+    }
+    for stall in &recording.stalls {
+        let library = recording.operation(stall.waiter).and_then(|waiter| waiter.library);
+        let row = Row::Library(place::known(recording, library));
+        let placed = Placed { row, from: stall.from, to: Some(stall.to.max(stall.from)), freed: None };
+        let name = format!("{}: {}", stall.cause.name(), facts::blocker_name(recording, stall.blocker));
+        let thing = Thing { placed, name, category: "stall", facts: facts::stall(stall), id: None };
+        groups.entry((row, WAITS)).or_default().push(thing);
+    }
+    groups
+}
+
+fn row_name(recording: &Trace, row: Row, order: u8) -> String {
+    match row {
+        Row::Lane(lane) => recording.lanes[lane].name.to_string(),
+        Row::Library(library) => {
+            let name = recording.library(library).unwrap_or("no library");
+            match order {
+                WAITS => format!("{name} waits"),
+                LEASES => format!("{name} leases"),
+                _ => format!("{name} operations"),
+            }
+        }
+    }
+}
+
+/// Exact for about three months, after which a double holds no nanoseconds.
+fn microseconds(time: Nanos) -> Value {
+    json!(time as f64 / 1_000.0)
+}
+
+fn arguments(facts: &Facts) -> Value {
+    let named = facts.0.iter().map(|(name, fact)| (name.to_string(), argument(fact)));
+    Value::Object(named.collect())
+}
+
+fn argument(fact: &Fact) -> Value {
+    match fact {
+        Fact::Uint(value) => json!(value),
+        Fact::Text(text) => json!(text.as_str()),
+        Fact::Word(word) => json!(word),
+        Fact::List(facts) => facts.iter().map(argument).collect(),
+        Fact::Facts(facts) => arguments(facts),
+    }
+}

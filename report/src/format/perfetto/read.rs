@@ -1,0 +1,509 @@
+//! Reads a trace that was made here, or as much of it as is there.
+
+use std::collections::{BTreeMap, HashMap};
+
+use super::blocks::{self, Inflated};
+use super::category;
+use super::damage::Damage;
+use super::known::{Known, Read, Refused, Texts};
+use super::messages::{COMPRESSED_PACKETS, SEQ_INCREMENTAL_STATE_CLEARED, TYPE_COUNTER, UNIT_SIZE_BYTES};
+use super::packets::{Piece, Pieces};
+use super::tracks;
+use super::wire::{Fields, Garbled, Value};
+use crate::format::budget::{Budget, Spent};
+use crate::format::facts::{self, Head, Told};
+use crate::model::{Blocker, Counter, Edge, Lane, Lease, Operation, Stall, Text, Trace, Variable};
+
+/// The recording in a Perfetto trace that [`write`](super::write()) made.
+///
+/// A file that is truncated or damaged gives what can be read of it; [`Trace::losses`] says what is missing, and where.
+/// Any other file gives a recording without operations, and says so there. Texts are kept to 4,096 bytes.
+///
+/// The recording takes at most 64 times the memory that the file takes, or 16 MiB if that is more. Reading stops where it would
+/// take more, and [`Trace::losses`] says so; a file that was written here takes a tenth of that.
+pub fn read(bytes: &[u8]) -> Trace {
+    let mut reader = Reader::of(Budget::of(bytes.len()));
+    if reader.pieces(bytes).is_err() {
+        let words = reader.budget.words(bytes.len());
+        reader.stopped = Some(words);
+    }
+    reader.finish()
+}
+
+/// What can be had of a compressed block whose end is not in the file.
+fn beginning_of_block(packet: &[u8]) -> Option<Vec<u8>> {
+    let mut rest = packet;
+    let (tag, _) = prost::encoding::decode_key(&mut rest).ok()?;
+    prost::encoding::decode_varint(&mut rest).ok()?;
+    match blocks::inflate(rest) {
+        Inflated::Whole(block) | Inflated::Beginning(block) if tag == COMPRESSED_PACKETS => Some(block),
+        _ => None,
+    }
+}
+
+struct Reader {
+    known: Known,
+    texts: Texts,
+    budget: Budget,
+    head: Option<Head>,
+    recording: Trace,
+    /// By track; what has no samples yet is no counter of the recording.
+    counters: HashMap<u64, Series>,
+    damage: Damage,
+    /// How many of what could not be read, and why the first of them could not.
+    unreadable: BTreeMap<&'static str, (u64, String)>,
+    /// Why reading has stopped before the end.
+    stopped: Option<String>,
+}
+
+/// A counter that a file describes.
+struct Series {
+    name: Text,
+    unit: Text,
+    /// Index into the recording's counters.
+    at: Option<usize>,
+    /// In the order of their descriptions.
+    number: usize,
+}
+
+/// The fields of an event that are used here.
+#[derive(Default)]
+struct Event<'a> {
+    message: &'a [u8],
+    kind: i32,
+    category: Option<u64>,
+    name: Option<u64>,
+    track: Option<u64>,
+    value: Option<i64>,
+}
+
+impl<'a> Event<'a> {
+    fn of(message: &'a [u8]) -> Result<Self, Garbled> {
+        let mut event = Self { message, ..Self::default() };
+        for field in Fields::of(message) {
+            match field? {
+                (3, Value::Varint(category)) => event.category = event.category.or(Some(category)),
+                (9, Value::Varint(kind)) => event.kind = kind as i32,
+                (10, Value::Varint(name)) => event.name = Some(name),
+                (11, Value::Varint(track)) => event.track = Some(track),
+                (30, Value::Varint(value)) => event.value = Some(value as i64),
+                _ => {}
+            }
+        }
+        Ok(event)
+    }
+}
+
+/// The field of an event with its annotations.
+const ANNOTATIONS: u32 = 4;
+
+impl Reader {
+    fn of(budget: Budget) -> Self {
+        Self {
+            known: Known::default(),
+            texts: Texts::default(),
+            budget,
+            head: None,
+            recording: Trace::default(),
+            counters: HashMap::new(),
+            damage: Damage::default(),
+            unreadable: BTreeMap::new(),
+            stopped: None,
+        }
+    }
+
+    fn pieces(&mut self, bytes: &[u8]) -> Result<(), Spent> {
+        for piece in Pieces::of(bytes) {
+            match piece {
+                Piece::Damage(words) => self.damage.add(|| words),
+                Piece::Cut(words, rest) => {
+                    self.damage.add(|| words);
+                    if let Some(block) = beginning_of_block(rest) {
+                        self.block(&block)?;
+                    }
+                }
+                Piece::Packet(at, body) => match compressed(body) {
+                    Some(block) => match blocks::inflate(block) {
+                        Inflated::Whole(block) => self.block(&block)?,
+                        Inflated::Beginning(block) => {
+                            self.block(&block)?;
+                            self.unreadable("block", || format!("the one at byte {at} ends too early"));
+                        }
+                        Inflated::Nothing(why) => {
+                            self.unreadable("block", || format!("the one at byte {at} is damaged: {why}"));
+                        }
+                    },
+                    None => {
+                        if self.packet(body)?.is_err() {
+                            self.unreadable("packet", || format!("the one at byte {at} is garbled"));
+                        }
+                    }
+                },
+            }
+        }
+        Ok(())
+    }
+
+    /// The packets of a block; none of them may be a block itself.
+    fn block(&mut self, bytes: &[u8]) -> Result<(), Spent> {
+        for piece in Pieces::of(bytes) {
+            match piece {
+                Piece::Packet(at, body) => {
+                    if self.packet(body)?.is_err() {
+                        self.unreadable("packet", || format!("the one at byte {at} of a block is garbled"));
+                    }
+                }
+                Piece::Damage(words) => self.damage.add(|| format!("a block is {words}")),
+                // It was cut with the file, which has been told.
+                Piece::Cut(..) => {}
+            }
+        }
+        Ok(())
+    }
+
+    fn packet(&mut self, packet: &[u8]) -> Result<Result<(), Garbled>, Spent> {
+        let (mut time, mut flags) = (0, 0);
+        let (mut interned, mut track, mut event) = (None, None, None);
+        for field in Fields::of(packet) {
+            match field {
+                Ok((8, Value::Varint(timestamp))) => time = timestamp,
+                Ok((13, Value::Varint(sequence))) => flags = sequence as u32,
+                Ok((12, Value::Bytes(data))) => interned = Some(data),
+                Ok((60, Value::Bytes(descriptor))) => track = Some(descriptor),
+                Ok((11, Value::Bytes(message))) => event = Some(message),
+                Ok(_) => {}
+                Err(garbled) => return Ok(Err(garbled)),
+            }
+        }
+        if flags & SEQ_INCREMENTAL_STATE_CLEARED != 0 {
+            self.known = Known::default();
+        }
+        if let Some(data) = interned {
+            match self.known.learn(data, &mut self.texts, &mut self.budget) {
+                Ok(()) => {}
+                Err(Refused::Garbled) => return Ok(Err(Garbled)),
+                Err(Refused::Spent) => return Err(Spent),
+            }
+        }
+        if let Some(descriptor) = track
+            && let Err(garbled) = self.track(descriptor)?
+        {
+            return Ok(Err(garbled));
+        }
+        let Some(message) = event else { return Ok(Ok(())) };
+        match Event::of(message) {
+            Ok(event) => self.event(time, &event).map(Ok),
+            Err(garbled) => Ok(Err(garbled)),
+        }
+    }
+
+    fn track(&mut self, descriptor: &[u8]) -> Result<Result<(), Garbled>, Spent> {
+        let described = || -> Result<Option<(u64, &str, &str)>, Garbled> {
+            let (mut uuid, mut name, mut counter) = (None, "", None);
+            for field in Fields::of(descriptor) {
+                match field? {
+                    (1, Value::Varint(number)) => uuid = Some(number),
+                    (2, Value::Bytes(text)) => name = str::from_utf8(text).map_err(|_| Garbled)?,
+                    (8, Value::Bytes(message)) => counter = Some(message),
+                    _ => {}
+                }
+            }
+            let (Some(uuid), Some(counter)) = (uuid, counter) else { return Ok(None) };
+            let (mut unit, mut unit_name) = ("", None);
+            for field in Fields::of(counter) {
+                match field? {
+                    (3, Value::Varint(number)) if number == UNIT_SIZE_BYTES as u64 => unit = "bytes",
+                    (6, Value::Bytes(text)) => unit_name = Some(str::from_utf8(text).map_err(|_| Garbled)?),
+                    _ => {}
+                }
+            }
+            Ok(Some((uuid, name, unit_name.unwrap_or(unit))))
+        };
+        match described() {
+            Ok(Some((uuid, name, unit))) => {
+                self.budget.take(2 * size_of::<(u64, Series)>())?;
+                let name = self.texts.shared(name, &mut self.budget)?;
+                let unit = self.texts.shared(unit, &mut self.budget)?;
+                let number = self.counters.len();
+                self.counters.insert(uuid, Series { name, unit, at: None, number });
+                Ok(Ok(()))
+            }
+            Ok(None) => Ok(Ok(())),
+            Err(garbled) => Ok(Err(garbled)),
+        }
+    }
+
+    fn event(&mut self, time: u64, event: &Event<'_>) -> Result<(), Spent> {
+        if event.kind == TYPE_COUNTER {
+            return self.sample(time, event);
+        }
+        let Some(category) = event.category else { return Ok(()) };
+        let Some(category) = self.known.category(category) else {
+            self.unreadable("event", || "the name of its category is lost".to_owned());
+            return Ok(());
+        };
+        let what = match category.as_str() {
+            category::HEAD => What::Head,
+            category::TENSORS => What::Tensors,
+            category::OPERATION => What::Operation,
+            category::LEASE => What::Lease,
+            category::STALL => What::Stall,
+            category::EDGES => What::Edges,
+            // Another writer's event.
+            _ => return Ok(()),
+        };
+        let known = std::mem::take(&mut self.known);
+        let told = match known.facts(event.message, ANNOTATIONS) {
+            Ok(facts) => self.told(what, time, event.name.and_then(|name| known.event(name)), &facts),
+            Err(why) => Err(Untold::Because(why)),
+        };
+        self.known = known;
+        match told {
+            Ok(()) => Ok(()),
+            Err(Untold::Spent) => Err(Spent),
+            Err(Untold::Because(why)) => {
+                self.unreadable(what.word(), || format!("it {why}"));
+                Ok(())
+            }
+        }
+    }
+
+    fn sample(&mut self, time: u64, event: &Event<'_>) -> Result<(), Spent> {
+        let series = event.track.and_then(|track| self.counters.get_mut(&track));
+        let (Some(series), Some(value)) = (series, event.value) else {
+            self.unreadable("sample", || "its counter is lost".to_owned());
+            return Ok(());
+        };
+        let counters = &mut self.recording.counters;
+        if series.at.is_none() {
+            self.budget.take(size_of::<Counter>())?;
+            series.at = Some(counters.len());
+            let (name, unit) = (series.name.clone(), series.unit.clone());
+            counters.push(Counter { name, unit, samples: Vec::new() });
+        }
+        self.budget.take(size_of::<(u64, i64)>())?;
+        if let Some(at) = series.at {
+            counters[at].samples.push((time, value));
+        }
+        Ok(())
+    }
+
+    fn told(&mut self, what: What, time: u64, name: Option<&Text>, facts: &Read<'_>) -> Result<(), Untold> {
+        let mut teller = None;
+        match what {
+            What::Head => {
+                let head = facts::head_from(facts)?;
+                plausible([Some(head.duration)])?;
+                if let Some(known) = &mut self.head {
+                    // What is counted as it is written is known at the end.
+                    known.totals = known.totals.max(head.totals);
+                    return Ok(());
+                }
+                let named = head.libraries.len() + head.damage.len();
+                self.budget.take(head.lanes.len() * size_of::<Lane>() + named * size_of::<Text>())?;
+                // Room for all at once: a vector that grows is there twice while it moves. Less for what the file cannot hold.
+                let room =
+                    (self.budget.left() / 4 / size_of::<Operation>()).min(head.totals.operations as usize);
+                self.recording.operations.reserve_exact(room);
+                self.head = Some(head);
+            }
+            What::Tensors => {
+                for facts in facts.find_things("tensors") {
+                    let variable = facts::variable_from(&facts?)?;
+                    plausible([variable.bytes])?;
+                    self.budget.take(size_of::<Variable>())?;
+                    self.recording.variables.push(variable);
+                }
+            }
+            What::Operation => {
+                let name = name.ok_or("has a name that is lost")?;
+                let it = facts::operation_from(name, facts)?;
+                plausible([Some(it.submitted), it.granted, it.ready, it.awake, it.began, it.issued])?;
+                plausible([it.done, it.observed, it.resumed])?;
+                plausible([it.ran.map(|(from, _)| from), it.ran.map(|(_, to)| to)])?;
+                teller = Some(it.id);
+                self.budget.take(size_of::<Operation>() + size_of_val(&it.accesses[..]))?;
+                self.recording.operations.push(it);
+            }
+            What::Lease => {
+                let lease = facts::lease_from(facts)?;
+                plausible([Some(lease.opened), lease.closed])?;
+                teller = Some(lease.id);
+                self.budget.take(size_of::<Lease>())?;
+                self.recording.leases.push(lease);
+            }
+            What::Stall => {
+                let stall = facts::stall_from(time, facts)?;
+                plausible([Some(stall.to)])?;
+                if stall.to <= stall.from {
+                    return Err("ends before it begins".into());
+                }
+                self.budget.take(size_of::<Stall>())?;
+                self.recording.stalls.push(stall);
+            }
+            What::Edges => {}
+        }
+        for facts in facts.find_things("after") {
+            self.budget.take(size_of::<Edge>())?;
+            self.recording.edges.push(facts::edge_from(teller, &facts?)?);
+        }
+        Ok(())
+    }
+
+    fn unreadable(&mut self, what: &'static str, why: impl FnOnce() -> String) {
+        self.unreadable.entry(what).or_insert_with(|| (0, why())).0 += 1;
+    }
+
+    fn finish(self) -> Trace {
+        let mut recording = self.recording;
+        // Unstable where equals are the same: a stable sort would take half as much memory again.
+        recording.operations.sort_unstable_by_key(|operation| operation.id);
+        recording.operations.dedup_by_key(|operation| operation.id);
+        recording.leases.sort_unstable_by_key(|lease| lease.id);
+        recording.leases.dedup_by_key(|lease| lease.id);
+        recording.variables.sort_unstable_by_key(|variable| variable.id);
+        recording.variables.dedup_by_key(|variable| variable.id);
+        // The file has them in order of time.
+        let waited = |stall: &Stall| (stall.waiter, stall.from, stall.access, stall.to);
+        let why = |stall: &Stall| (stall.cause, stall.hazard, stall.blocker, stall.critical);
+        recording.stalls.sort_unstable_by_key(|stall| (waited(stall), why(stall)));
+        recording.edges.sort_by_key(|edge| edge.to);
+
+        // In the order in which the file describes them.
+        let mut order: Vec<(usize, usize)> =
+            self.counters.values().filter_map(|series| Some((series.number, series.at?))).collect();
+        order.sort_unstable();
+        let mut counters = std::mem::take(&mut recording.counters);
+        recording.counters.extend(order.into_iter().map(|(_, at)| {
+            let none = Counter { name: Text::default(), unit: Text::default(), samples: Vec::new() };
+            std::mem::replace(&mut counters[at], none)
+        }));
+        let mut damage = self.damage.words();
+        let unreadable = self.unreadable.into_iter().map(|(what, (count, why))| match count {
+            1 => format!("1 {what} could not be read: {why}"),
+            _ => format!("{count} times a {what} could not be read; the first time because {why}"),
+        });
+        damage.extend(unreadable);
+        damage.extend(self.stopped);
+        match self.head {
+            Some(mut head) => {
+                damage.extend(tracks::missing(&head, &recording));
+                recording.started_unix_ns = head.started_unix_ns;
+                recording.duration = head.duration;
+                recording.program = std::mem::take(&mut head.program);
+                recording.lanes = std::mem::take(&mut head.lanes);
+                recording.libraries = std::mem::take(&mut head.libraries);
+                recording.losses.records = std::mem::take(&mut head.lost);
+                recording.losses.damage = head.damage.iter().map(Text::to_string).collect();
+            }
+            None if recording.operations.is_empty() && recording.leases.is_empty() => {
+                damage.push("this is no recording of estafette: none of its events is in it".to_owned());
+            }
+            None => {
+                damage.push("the head is missing: the names of lanes and libraries are lost".to_owned());
+                recording.duration = latest(&recording);
+            }
+        }
+        recording.losses.damage.append(&mut damage);
+        forget_unknown(&mut recording);
+        recording
+    }
+}
+
+/// The block in a packet that holds one.
+fn compressed(packet: &[u8]) -> Option<&[u8]> {
+    Fields::of(packet).map_while(Result::ok).find_map(|field| match field {
+        (COMPRESSED_PACKETS, Value::Bytes(block)) => Some(block),
+        _ => None,
+    })
+}
+
+/// What an event tells.
+#[derive(Clone, Copy)]
+enum What {
+    Head,
+    Tensors,
+    Operation,
+    Lease,
+    Stall,
+    Edges,
+}
+
+impl What {
+    fn word(self) -> &'static str {
+        match self {
+            Self::Head => "head",
+            Self::Tensors => "list of tensors",
+            Self::Operation => "operation",
+            Self::Lease => "lease",
+            Self::Stall => "stall",
+            Self::Edges => "list of edges",
+        }
+    }
+}
+
+/// Why an event tells nothing.
+enum Untold {
+    Because(String),
+    Spent,
+}
+
+impl From<String> for Untold {
+    fn from(why: String) -> Self {
+        Self::Because(why)
+    }
+}
+
+impl From<&str> for Untold {
+    fn from(why: &str) -> Self {
+        Self::Because(why.to_owned())
+    }
+}
+
+impl From<Spent> for Untold {
+    fn from(_: Spent) -> Self {
+        Self::Spent
+    }
+}
+
+/// The greatest time and size that is believed: a hundred days, eight petabytes. It leaves room for sums.
+const BELIEVED_MAX: u64 = 1 << 53;
+
+/// Refuses numbers that only damage can have made.
+fn plausible<const N: usize>(numbers: [Option<u64>; N]) -> Result<(), String> {
+    match numbers.into_iter().flatten().find(|&number| number > BELIEVED_MAX) {
+        Some(number) => Err(format!("has {number} for a time or a size, which cannot be")),
+        None => Ok(()),
+    }
+}
+
+/// The last moment that anything is known of.
+fn latest(recording: &Trace) -> u64 {
+    let operations = recording.operations.iter().flat_map(|operation| {
+        [Some(operation.submitted), operation.issued, operation.done, operation.resumed].into_iter().flatten()
+    });
+    let leases = recording.leases.iter().map(|lease| lease.closed.unwrap_or(lease.opened));
+    let stalls = recording.stalls.iter().map(|stall| stall.to);
+    operations.chain(leases).chain(stalls).max().unwrap_or(0)
+}
+
+/// References to lanes and libraries that are not there would mislead whoever follows them.
+fn forget_unknown(recording: &mut Trace) {
+    let (lanes, libraries) = (recording.lanes.len(), recording.libraries.len());
+    let known = |index: &mut Option<usize>, count: usize| *index = index.filter(|&index| index < count);
+    for operation in &mut recording.operations {
+        known(&mut operation.library, libraries);
+        known(&mut operation.submitter, lanes);
+        known(&mut operation.lane, lanes);
+    }
+    recording.leases.iter_mut().for_each(|lease| known(&mut lease.library, libraries));
+    recording.variables.iter_mut().for_each(|variable| known(&mut variable.library, libraries));
+    for stall in &mut recording.stalls {
+        if let Blocker::Queue(lane) | Blocker::Thread(lane) = stall.blocker
+            && lane >= lanes
+        {
+            stall.blocker = Blocker::None;
+        }
+    }
+    recording.losses.records.retain(|lost| lost.lane < lanes);
+}

@@ -1,0 +1,382 @@
+//! The events of a trace in order of time, each made when its time has come.
+//!
+//! A thing (an operation with its lease and its stalls) has several events. It is in memory from its first event on, and of it only
+//! the number and the time of its next event; the thing itself is made anew for each event, unless it was made lately. So what is
+//! taken follows what overlaps in time, not how much was recorded.
+
+use std::borrow::Cow;
+use std::cmp::Reverse;
+use std::collections::BinaryHeap;
+use std::io;
+use std::rc::Rc;
+
+use super::messages::TrackDescriptor;
+use super::ties::{Orphan, Ties};
+use super::tracks::{OfLibrary, Tracks};
+use crate::analysis::attribution::changes;
+use crate::analysis::place::{self, Placed, Places, Row};
+use crate::model::source::Source;
+use crate::model::{Lease, Nanos, Operation, Stall};
+
+/// Things that are kept for their next events: about as many as are in flight at most unless a program asks for more.
+const KEPT: usize = 4096;
+
+/// What comes first of what happens at one moment. A slice ends before another one begins; one that begins and ends at once comes
+/// before those that last.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+enum Turn {
+    Freed,
+    End,
+    AtOnce,
+    Begin,
+}
+
+/// What happens next: the order is that of the fields.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+struct Next {
+    time: Nanos,
+    turn: Turn,
+    thing: u32,
+    /// Of a beginning: index into the steps of its thing.
+    step: u32,
+    /// Of what is inside a slice, or its end: the track.
+    track: u32,
+}
+
+/// What a thing's event is about.
+#[derive(Debug, Clone, Copy)]
+pub enum What {
+    Operation,
+    Lease,
+    /// Index into the thing's stalls.
+    Stall(usize),
+    /// A counter's number, and by how much it changes.
+    Change(usize, i64),
+}
+
+/// Something that begins, or a moment.
+#[derive(Debug, Clone, Copy)]
+pub struct Step {
+    time: Nanos,
+    turn: Turn,
+    to: Option<Nanos>,
+    freed: Option<Nanos>,
+    group: u32,
+    pub what: What,
+}
+
+/// A thing with all that is told of it.
+pub struct Thing<'a> {
+    pub number: usize,
+    pub operation: Option<Cow<'a, Operation>>,
+    pub lease: Option<Cow<'a, Lease>>,
+    pub stalls: Cow<'a, [Stall]>,
+    steps: Vec<Step>,
+}
+
+impl Thing<'_> {
+    /// Whether the event of this tells of the thing's dependences: that of the operation, if there is one.
+    pub fn has_dependences(&self, what: What) -> bool {
+        match what {
+            What::Operation => true,
+            What::Lease => self.operation.is_none(),
+            What::Stall(_) | What::Change(..) => false,
+        }
+    }
+}
+
+/// An event.
+pub enum Event<'a> {
+    /// A slice begins on a track.
+    Begin(Rc<Thing<'a>>, What, u32),
+    /// A moment, on a track.
+    Moment(Rc<Thing<'a>>, What, u32),
+    /// What an operation waited for was over; its wait is on a track.
+    Freed(Rc<Thing<'a>>, u32),
+    /// The slice on a track ends.
+    End(u32),
+    /// A counter has this value from now on.
+    Sample(usize, i64),
+}
+
+/// The sweep over a recording.
+pub struct Sweep<'a, S, T> {
+    source: &'a S,
+    ties: &'a T,
+    places: Places,
+    /// Things in the order in which they are taken in, unless that is the one of their numbers.
+    order: Option<Vec<u32>>,
+    taken_in: usize,
+    next: BinaryHeap<Reverse<Next>>,
+    kept: Vec<Option<Rc<Thing<'a>>>>,
+    /// The next samples of counters that have them: time, counter, index.
+    samples: BinaryHeap<Reverse<(Nanos, usize, usize)>>,
+    /// The values of counters that are counted meanwhile, and whether they have changed at this moment.
+    counted: [(i64, bool); 3],
+    now: Nanos,
+}
+
+impl<'a, S: Source, T: Ties> Sweep<'a, S, T> {
+    pub fn of(source: &'a S, ties: &'a T) -> Self {
+        let mut sweep = Self {
+            source,
+            ties,
+            places: Places::of(source),
+            order: None,
+            taken_in: 0,
+            next: BinaryHeap::new(),
+            kept: (0..KEPT).map(|_| None).collect(),
+            samples: BinaryHeap::new(),
+            counted: [(0, false); 3],
+            now: 0,
+        };
+        let things = 0..ties.things();
+        if !things.clone().is_sorted_by_key(|thing| sweep.earliest(thing)) {
+            let mut order: Vec<(Nanos, u32)> =
+                things.map(|thing| (sweep.earliest(thing), thing as u32)).collect();
+            order.sort_unstable();
+            sweep.order = Some(order.iter().map(|(_, thing)| *thing).collect());
+        }
+        for (counter, its) in ties.counters().unwrap_or_default().iter().enumerate() {
+            sweep.samples.extend(its.samples.first().map(|(time, _)| Reverse((*time, counter, 0))));
+        }
+        sweep
+    }
+
+    /// When the newest event was.
+    pub fn now(&self) -> Nanos {
+        self.now
+    }
+
+    /// No event of a thing comes before this moment.
+    fn earliest(&self, thing: usize) -> Nanos {
+        match self.ties.orphan(thing) {
+            None => self.ties.earliest(thing, &self.source.operation(thing)),
+            Some(Orphan::Lease(lease)) => self.source.about().leases[lease].opened,
+            Some(Orphan::Stall(stall)) => self.ties.orphan_stall(stall).from,
+        }
+    }
+
+    /// Calls `event` with every event, in order of time. Tracks that are new are described to `describe`.
+    pub fn run(
+        &mut self,
+        tracks: &mut Tracks,
+        event: &mut impl FnMut(&Self, Nanos, Event<'a>, Option<TrackDescriptor>) -> io::Result<()>,
+    ) -> io::Result<()> {
+        loop {
+            self.take_in(tracks);
+            let Some(Reverse(next)) = self.next.pop() else { break };
+            self.until(next.time, event)?;
+            match next.turn {
+                Turn::Freed => {
+                    let thing = self.thing(next.thing as usize, tracks);
+                    event(self, self.now, Event::Freed(thing, next.track), None)?;
+                }
+                Turn::End => {
+                    tracks.end(next.track);
+                    event(self, self.now, Event::End(next.track), None)?;
+                }
+                Turn::AtOnce | Turn::Begin => self.step(next, tracks, event)?,
+            }
+        }
+        self.until(Nanos::MAX, event)
+    }
+
+    /// Takes in the things whose first event may come next.
+    fn take_in(&mut self, tracks: &Tracks) {
+        while self.taken_in < self.ties.things() {
+            let thing = self.order.as_ref().map_or(self.taken_in, |order| order[self.taken_in] as usize);
+            let earliest = self.earliest(thing);
+            if self.next.peek().is_some_and(|Reverse(next)| next.time < earliest) {
+                break;
+            }
+            self.taken_in += 1;
+            let thing = self.thing(thing, tracks);
+            self.put(&thing, 0);
+        }
+    }
+
+    /// Puts a thing where its step has its turn.
+    fn put(&mut self, thing: &Thing<'_>, step: usize) {
+        if let Some(&Step { time, turn, .. }) = thing.steps.get(step) {
+            let next = Next { time, turn, thing: thing.number as u32, step: step as u32, track: 0 };
+            self.next.push(Reverse(next));
+        }
+    }
+
+    fn step(
+        &mut self,
+        next: Next,
+        tracks: &mut Tracks,
+        event: &mut impl FnMut(&Self, Nanos, Event<'a>, Option<TrackDescriptor>) -> io::Result<()>,
+    ) -> io::Result<()> {
+        let thing = self.thing(next.thing as usize, tracks);
+        let step = thing.steps[next.step as usize];
+        self.put(&thing, next.step as usize + 1);
+        let group = step.group as usize;
+        match (step.what, step.to) {
+            (What::Change(counter, amount), _) => {
+                let (value, changed) = &mut self.counted[counter];
+                (*value, *changed) = (value.saturating_add(amount), true);
+            }
+            (what, None) => event(self, self.now, Event::Moment(thing, what, tracks.first(group)), None)?,
+            (what, Some(to)) => {
+                let (track, new) = tracks.begin(group);
+                event(self, self.now, Event::Begin(Rc::clone(&thing), what, track), new)?;
+                let inside = Next { turn: Turn::Freed, track, ..next };
+                let end = Next { time: to, turn: Turn::End, track, ..next };
+                if step.turn == Turn::AtOnce {
+                    if step.freed.is_some() {
+                        event(self, self.now, Event::Freed(thing, track), None)?;
+                    }
+                    tracks.end(track);
+                    event(self, self.now, Event::End(track), None)?;
+                } else {
+                    self.next.extend(step.freed.map(|time| Reverse(Next { time, ..inside })));
+                    self.next.push(Reverse(end));
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Time goes on: emits the samples of before.
+    fn until(
+        &mut self,
+        time: Nanos,
+        event: &mut impl FnMut(&Self, Nanos, Event<'a>, Option<TrackDescriptor>) -> io::Result<()>,
+    ) -> io::Result<()> {
+        while let Some(&Reverse((at, counter, index))) = self.samples.peek()
+            && at < time
+        {
+            self.samples.pop();
+            let samples = &self.ties.counters().unwrap_or_default()[counter].samples;
+            self.samples.extend(samples.get(index + 1).map(|(at, _)| Reverse((*at, counter, index + 1))));
+            event(self, at, Event::Sample(counter, samples[index].1), None)?;
+        }
+        if time > self.now {
+            for counter in 0..self.counted.len() {
+                if std::mem::take(&mut self.counted[counter].1) {
+                    event(self, self.now, Event::Sample(counter, self.counted[counter].0), None)?;
+                }
+            }
+            if time < Nanos::MAX {
+                self.now = time;
+            }
+        }
+        Ok(())
+    }
+
+    /// The thing with this number.
+    fn thing(&mut self, number: usize, tracks: &Tracks) -> Rc<Thing<'a>> {
+        let kept = &self.kept[number % KEPT];
+        if let Some(thing) = kept.as_ref().filter(|thing| thing.number == number) {
+            return Rc::clone(thing);
+        }
+        let thing = Rc::new(self.make(number, tracks));
+        self.kept[number % KEPT] = Some(Rc::clone(&thing));
+        thing
+    }
+
+    fn make(&self, number: usize, tracks: &Tracks) -> Thing<'a> {
+        let about = self.source.about();
+        let mut thing =
+            Thing { number, operation: None, lease: None, stalls: Cow::Borrowed(&[]), steps: Vec::new() };
+        match self.ties.orphan(number) {
+            None => {
+                let operation = self.source.operation(number);
+                thing.lease = self.source.lease(number, &operation);
+                thing.stalls = self.ties.stalls(number, &operation);
+                let placed = self.places.place(about, number, &operation);
+                let group = match placed.row {
+                    Row::Lane(lane) => tracks.lane(lane),
+                    Row::Library(library) => tracks.library(library, OfLibrary::Operations),
+                };
+                thing.steps.push(slice(&placed, group, What::Operation));
+                thing.operation = Some(operation);
+            }
+            Some(Orphan::Lease(lease)) => thing.lease = Some(Cow::Borrowed(&about.leases[lease])),
+            Some(Orphan::Stall(stall)) => thing.stalls = Cow::Owned(vec![self.ties.orphan_stall(stall)]),
+        }
+        if let Some(lease) = &thing.lease {
+            let group = tracks.library(place::known(about, lease.library), OfLibrary::Leases);
+            thing.steps.push(slice(&place::lease(about, lease), group, What::Lease));
+        }
+        let library = thing.operation.as_ref().and_then(|operation| operation.library);
+        let group = tracks.library(place::known(about, library), OfLibrary::Waits);
+        for (index, stall) in thing.stalls.iter().enumerate() {
+            let placed =
+                Placed { row: Row::Library(None), from: stall.from, to: Some(stall.to), freed: None };
+            thing.steps.push(slice(&placed, group, What::Stall(index)));
+        }
+        if self.ties.counters().is_none() {
+            let bytes = thing
+                .lease
+                .as_ref()
+                .and_then(|lease| self.source.variable(self.source.variable_position(lease.variable)?).bytes);
+            changes(thing.operation.as_deref(), thing.lease.as_deref(), bytes, |counter, time, amount| {
+                let what = What::Change(counter, amount);
+                thing.steps.push(Step { time, turn: Turn::Begin, to: None, freed: None, group: 0, what });
+            });
+        }
+        thing.steps.sort_by_key(|step| (step.time, step.turn));
+        thing
+    }
+
+    /// The dependences of a thing that have an arrow: those that arrive at it, and those that leave it. An arrow needs both ends, and
+    /// time runs forwards.
+    pub fn arrows(&self, thing: &Thing<'_>) -> (Vec<u64>, Vec<u64>) {
+        let operation = thing.operation.as_deref();
+        let lease = || thing.lease.as_ref().map(|lease| lease.id);
+        let Some(id) = operation.map(|operation| operation.id).or_else(lease) else {
+            return Default::default();
+        };
+        let (number, begin) = (thing.number, self.begins(thing.number));
+        let arrival = self.arrives(number);
+        let mut arriving = self.ties.arriving(id, number, operation);
+        arriving.retain(|(from, _)| self.begins(*from) < arrival);
+        let mut leaving = self.ties.leaving(id, number, operation);
+        leaving.retain(|(to, _)| begin < self.arrives(*to));
+        let numbers = |arrows: Vec<(usize, u64)>| arrows.into_iter().map(|(_, arrow)| arrow).collect();
+        (numbers(arriving), numbers(leaving))
+    }
+
+    /// Whether arrows end at an event after the beginning of a thing.
+    pub fn is_freed_later(&self, thing: &Thing<'_>) -> bool {
+        self.arrives(thing.number).1 == Turn::Freed
+    }
+
+    fn placed(&self, number: usize) -> Placed {
+        let about = self.source.about();
+        match self.ties.orphan(number) {
+            Some(Orphan::Lease(lease)) => place::lease(about, &about.leases[lease]),
+            // A stall has no dependences.
+            Some(Orphan::Stall(_)) => Placed { row: Row::Library(None), from: 0, to: None, freed: None },
+            None => self.places.place(about, number, &self.source.operation(number)),
+        }
+    }
+
+    /// When the event of a thing that tells of its dependences is.
+    fn begins(&self, number: usize) -> (Nanos, Turn, usize) {
+        let placed = self.placed(number);
+        (placed.from, turn(&placed), number)
+    }
+
+    /// When the event is at which arrows end.
+    fn arrives(&self, number: usize) -> (Nanos, Turn, usize) {
+        let placed = self.placed(number);
+        match placed.freed {
+            Some(freed) if turn(&placed) == Turn::Begin => (freed, Turn::Freed, number),
+            _ => (placed.from, turn(&placed), number),
+        }
+    }
+}
+
+fn turn(placed: &Placed) -> Turn {
+    if placed.to.is_some_and(|to| to <= placed.from) { Turn::AtOnce } else { Turn::Begin }
+}
+
+fn slice(placed: &Placed, group: usize, what: What) -> Step {
+    let to = placed.to.map(|to| to.max(placed.from));
+    Step { time: placed.from, turn: turn(placed), to, freed: placed.freed, group: group as u32, what }
+}

@@ -1,0 +1,411 @@
+//! A recording as plain data: what every reader makes, and every report is made from.
+//!
+//! All times are nanoseconds since the start of the recording. What was not seen (because it had not happened yet when the
+//! recording ended, or because its record was lost) is `None`, never a made-up time.
+
+pub use crate::model::text::Text;
+
+/// Nanoseconds since the start of the recording.
+pub type Nanos = u64;
+
+/// Identity of an operation or a lease: they share one number space, since a lease is an operation without a body.
+pub type OperationId = u64;
+
+/// Index into [`Trace::lanes`].
+pub type LaneId = usize;
+
+/// Index into [`Trace::libraries`].
+pub type LibraryId = usize;
+
+/// Everything that was recorded, and what attribution made of it.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct Trace {
+    /// When it began, in nanoseconds since 1970.
+    pub started_unix_ns: u64,
+    /// How long it lasted.
+    pub duration: Nanos,
+    /// The program that was recorded: its file name.
+    pub program: Text,
+    /// Where things happened.
+    pub lanes: Vec<Lane>,
+    /// Package names: `numpy`, `torch`, ..., and `host` for whoever is no known library.
+    pub libraries: Vec<Text>,
+    /// What order was kept for, sorted by `id`.
+    pub variables: Vec<Variable>,
+    /// Sorted by `id`.
+    pub operations: Vec<Operation>,
+    /// Sorted by `id`.
+    pub leases: Vec<Lease>,
+    /// The result of attribution, sorted by `waiter`, `from` and `access`.
+    pub stalls: Vec<Stall>,
+    /// Who waited for whom in a queue; direct dependences only. Sorted by `to`.
+    pub edges: Vec<Edge>,
+    /// Quantities over time.
+    pub counters: Vec<Counter>,
+    /// What is missing.
+    pub losses: Losses,
+}
+
+/// A place where things happen one after another.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Lane {
+    /// Its name, unique among lanes of a kind or not.
+    pub name: Text,
+    /// What it is.
+    pub kind: LaneKind,
+}
+
+/// What a lane is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum LaneKind {
+    /// A thread of an engine's pool.
+    Worker,
+    /// A thread of the program.
+    Thread,
+    /// An event loop's thread.
+    EventLoop,
+    /// A queue of a device.
+    Queue,
+    /// The thread that observes fences.
+    Reactor,
+    /// The thread that runs foreign deleters.
+    Reaper,
+}
+
+/// What order is kept for.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Variable {
+    /// Identity, as in diagnoses.
+    pub id: u64,
+    /// Its given name, or a description: `batch`, `float32[1024] #12`.
+    pub name: Text,
+    /// Size of its memory.
+    pub bytes: Option<u64>,
+    /// Where the memory is from.
+    pub library: Option<LibraryId>,
+}
+
+/// One operation, one wait, or one crossing into a library.
+///
+/// An export and the lease that begins with it have the same identity. The default has no time and no access, and has not ended.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct Operation {
+    /// Identity, as in errors and diagnoses.
+    pub id: OperationId,
+    /// Name given at submission.
+    pub name: Text,
+    /// What it is.
+    pub kind: OperationKind,
+    /// On whose behalf it ran.
+    pub library: Option<LibraryId>,
+    /// The line that submitted it.
+    pub site: Option<Site>,
+    /// Where it was submitted, or waited.
+    pub submitter: Option<LaneId>,
+    /// Where the body ran, or the device work was queued.
+    pub lane: Option<LaneId>,
+    /// Appended to the queues of its variables.
+    pub submitted: Nanos,
+    /// All accesses may proceed.
+    pub granted: Option<Nanos>,
+    /// Handed to those who run it: all that it waits for has ended, on whatever device, and was observed. Not earlier than
+    /// `granted`.
+    pub ready: Option<Nanos>,
+    /// The thread that goes on with it was running, and asked for the interpreter's lock. Not later than `began`, of a wait
+    /// not later than `resumed`.
+    pub awake: Option<Nanos>,
+    /// The body began. Of an export: the library has it.
+    pub began: Option<Nanos>,
+    /// The body ended; device work was handed to its queue.
+    pub issued: Option<Nanos>,
+    /// When its device work ran, from and to, as the device tells; `None` where it does not. Not earlier than `began`, not later than
+    /// `observed`. A device may have begun before the body had ended.
+    pub ran: Option<(Nanos, Nanos)>,
+    /// The work ended, on whatever device it was. Not earlier than `issued`.
+    pub done: Option<Nanos>,
+    /// The engine saw that it is done.
+    pub observed: Option<Nanos>,
+    /// Whoever waited for it ran again.
+    pub resumed: Option<Nanos>,
+    /// How it ended.
+    pub outcome: Outcome,
+    /// What it used.
+    pub accesses: Vec<Access>,
+    /// The operation whose end it waits for by name, if it has no accesses of its own.
+    pub waits_for: Option<OperationId>,
+}
+
+/// What an operation is.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum OperationKind {
+    /// Has a body.
+    #[default]
+    Operation,
+    /// A thread that waits.
+    Wait,
+    /// A task that awaits.
+    Await,
+    /// A copy of data that the engine made itself.
+    Copy,
+    /// A tensor that was handed to a library: from the request until the library has it.
+    Export,
+    /// A tensor that was taken from a library.
+    Import,
+}
+
+/// How an operation ended.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub enum Outcome {
+    /// Well.
+    Ok,
+    /// Its body or its device work failed; why.
+    Failed(Text),
+    /// Cancelled before it began.
+    Cancelled,
+    /// Not run because an input was bad; why.
+    Skipped(Text),
+    /// Not at all, as long as the recording lasted.
+    #[default]
+    Unfinished,
+}
+
+/// One use of a variable.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct Access {
+    /// [`Variable::id`].
+    pub variable: u64,
+    /// How it was used.
+    pub mode: Mode,
+}
+
+/// How a variable is used.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Mode {
+    /// Together with other readers.
+    Read,
+    /// Alone, whatever was there before.
+    Write,
+    /// Alone, beginning with what is there.
+    Update,
+}
+
+/// A line of a program.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub struct Site {
+    /// Path of the source file.
+    pub file: Text,
+    /// Line in it, from 1.
+    pub line: u32,
+    /// The function it is in; may be empty.
+    pub function: Text,
+}
+
+/// An external use of a variable, from export until it was given back.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Lease {
+    /// Identity; shares its numbers with operations.
+    pub id: OperationId,
+    /// [`Variable::id`].
+    pub variable: u64,
+    /// Read leases are shared, others exclusive.
+    pub access: Mode,
+    /// Who has it.
+    pub library: Option<LibraryId>,
+    /// Who has it, in words.
+    pub owner: Text,
+    /// The line that took it.
+    pub site: Option<Site>,
+    /// When it was held.
+    pub opened: Nanos,
+    /// When its holder let go; `None` while it is held.
+    pub closed: Option<Nanos>,
+}
+
+/// A stretch of time in which one access of one operation waited, for one reason.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct Stall {
+    /// Who waited.
+    pub waiter: OperationId,
+    /// Index into its `accesses`; 0 if it has none, because it waits for an operation by name.
+    pub access: usize,
+    /// Since when.
+    pub from: Nanos,
+    /// Until when; later than `from`.
+    pub to: Nanos,
+    /// Why.
+    pub cause: Cause,
+    /// The kind of conflict, where another operation or a lease was in the way.
+    pub hazard: Option<Hazard>,
+    /// Because of whom.
+    pub blocker: Blocker,
+    /// Whether this access is the one that the operation waited for longest. The critical stalls of an operation do not
+    /// overlap, and together are the time that it waited; those of its other accesses are hidden behind them.
+    pub critical: bool,
+}
+
+impl Stall {
+    /// How long it lasted.
+    pub fn duration(&self) -> Nanos {
+        self.to.saturating_sub(self.from)
+    }
+}
+
+/// Why an access waited; the six causes that there are.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum Cause {
+    /// What it waited for was being computed.
+    Computing,
+    /// What it waited for stood in a queue itself.
+    Queued,
+    /// It could have run, but no worker or queue was free.
+    NoWorker,
+    /// What it waited for was done, and nobody had looked.
+    NotObserved,
+    /// The engine knew that it could go on, but whoever waited did not run: a wake-up, the Python lock, an event loop.
+    NotResumed,
+    /// A lease was still open.
+    Leased,
+}
+
+impl Cause {
+    /// All of them, in their usual order.
+    pub const ALL: [Self; 6] =
+        [Self::Computing, Self::Queued, Self::NoWorker, Self::NotObserved, Self::NotResumed, Self::Leased];
+
+    /// The name used in files and tables.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Computing => "computing",
+            Self::Queued => "queued",
+            Self::NoWorker => "no worker",
+            Self::NotObserved => "not observed",
+            Self::NotResumed => "not resumed",
+            Self::Leased => "leased",
+        }
+    }
+}
+
+/// Who is to blame for a stall.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum Blocker {
+    /// Nobody in particular, or the record that would tell is lost.
+    None,
+    /// An operation.
+    Operation(OperationId),
+    /// A lease.
+    Lease(OperationId),
+    /// All workers were busy, or there are none.
+    Pool,
+    /// A device's queue was busy.
+    Queue(LaneId),
+    /// The thread that looks at fences was late.
+    Observer,
+    /// The Python lock was taken.
+    Interpreter,
+    /// An event loop was busy.
+    EventLoop,
+    /// A thread that had been woken was not running yet.
+    Thread(LaneId),
+}
+
+/// The kind of conflict between two accesses.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum Hazard {
+    /// Read after write.
+    Raw,
+    /// Write after read.
+    War,
+    /// Write after write.
+    Waw,
+}
+
+impl Hazard {
+    /// In words: `read after write`.
+    pub fn words(self) -> &'static str {
+        match self {
+            Self::Raw => "read after write",
+            Self::War => "write after read",
+            Self::Waw => "write after write",
+        }
+    }
+}
+
+/// A dependence: `to` could not go before `from` had ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct Edge {
+    /// The earlier operation or lease.
+    pub from: OperationId,
+    /// The later one.
+    pub to: OperationId,
+    /// [`Variable::id`] of what both use; 0 if `to` waits for `from` by name.
+    pub variable: u64,
+    /// Why it is a conflict.
+    pub hazard: Hazard,
+}
+
+/// A quantity over time. It keeps its value from one sample to the next.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Counter {
+    /// What is counted: `operations in flight`, `bytes leased`, `fences pending`.
+    pub name: Text,
+    /// `operations`, `bytes`, `fences`.
+    pub unit: Text,
+    /// In order of time.
+    pub samples: Vec<(Nanos, i64)>,
+}
+
+/// What a recording lacks. Its other fields are right, but not complete, when any of these is set.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Losses {
+    /// Records that did not fit, per lane that lost any.
+    pub records: Vec<LostRecords>,
+    /// What is wrong with the file, in words, each naming the place: `truncated at byte 1234 of packet 17`. Of much damage the first
+    /// hundred, and how much more there is.
+    pub damage: Vec<String>,
+}
+
+/// Records that one lane has lost.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct LostRecords {
+    /// Which lane.
+    pub lane: LaneId,
+    /// How many.
+    pub count: u64,
+}
+
+impl Losses {
+    /// Whether nothing is missing.
+    pub fn is_empty(&self) -> bool {
+        self.records.is_empty() && self.damage.is_empty()
+    }
+
+    /// Records lost on all lanes together.
+    pub fn records_lost(&self) -> u64 {
+        self.records.iter().map(|lost| lost.count).sum()
+    }
+}
+
+impl Trace {
+    /// The operation with this id.
+    pub fn operation(&self, id: OperationId) -> Option<&Operation> {
+        self.operations
+            .binary_search_by_key(&id, |operation| operation.id)
+            .ok()
+            .map(|at| &self.operations[at])
+    }
+
+    /// The lease with this id.
+    pub fn lease(&self, id: OperationId) -> Option<&Lease> {
+        self.leases.binary_search_by_key(&id, |lease| lease.id).ok().map(|at| &self.leases[at])
+    }
+
+    /// The variable with this id.
+    pub fn variable(&self, id: u64) -> Option<&Variable> {
+        self.variables.binary_search_by_key(&id, |variable| variable.id).ok().map(|at| &self.variables[at])
+    }
+
+    /// The name of a library.
+    pub fn library(&self, id: Option<LibraryId>) -> Option<&str> {
+        self.libraries.get(id?).map(Text::as_str)
+    }
+}

@@ -1,0 +1,91 @@
+//! Waits, in as many pieces as a page can hold.
+//!
+//! A wait may have dozens of causes at its root, most of them short. Of a long recording these would be nearly all of the page
+//! and invisible on it, so there the short ones are drawn as part of their neighbour. All sums are of the exact waits.
+
+use crate::analysis::roots::Root;
+
+/// Pieces that a page holds without getting slow.
+const PIECES_MAX: usize = 300_000;
+
+/// Shares of a wait below which a piece is drawn with its neighbour, tried in this order: 1/64, 1/32, ...
+const PARTS: [u64; 6] = [64, 32, 16, 8, 4, 2];
+
+/// The pieces to draw, and the part of its wait that each is at least (1/64 for 64), if any were left out.
+pub fn pieces(roots: Vec<Root>) -> (Vec<Root>, Option<u64>) {
+    at_most(roots, PIECES_MAX)
+}
+
+fn at_most(roots: Vec<Root>, most: usize) -> (Vec<Root>, Option<u64>) {
+    if roots.len() <= most {
+        return (roots, None);
+    }
+    let mut joined = Vec::new();
+    for part in PARTS {
+        joined = roots.chunk_by(|a, b| a.waiter == b.waiter).flat_map(|wait| join(wait, part)).collect();
+        if joined.len() <= most {
+            return (joined, Some(part));
+        }
+    }
+    (joined, PARTS.last().copied())
+}
+
+/// The pieces of one wait that are a `part` of it or longer; what is shorter goes to the one before, or else after.
+fn join(wait: &[Root], part: u64) -> Vec<Root> {
+    let total: u64 = wait.iter().map(Root::duration).sum();
+    let least = total / part;
+    let mut pieces: Vec<Root> = Vec::new();
+    let mut early = None;
+    for &root in wait {
+        let adjacent = pieces.last().is_some_and(|last| last.to == root.from);
+        match pieces.last_mut() {
+            Some(last) if adjacent && root.duration() < least => last.to = root.to,
+            None if root.duration() < least => early = early.or(Some(root.from)),
+            _ => pieces.push(root),
+        }
+        if let (Some(from), [only]) = (early, pieces.as_mut_slice()) {
+            only.from = from;
+            early = None;
+        }
+    }
+    if pieces.is_empty() {
+        wait.iter().copied().max_by_key(Root::duration).into_iter().collect()
+    } else {
+        pieces
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::model::{Blocker, Cause};
+
+    fn root(waiter: u64, from: u64, to: u64) -> Root {
+        let (cause, blocker) = (Cause::Computing, Blocker::Operation(from));
+        Root { waiter, from, to, cause, blocker, hazard: None, via: None, access: 0, direct: None }
+    }
+
+    fn spans(roots: &[Root]) -> Vec<(u64, u64, u64)> {
+        roots.iter().map(|root| (root.waiter, root.from, root.to)).collect()
+    }
+
+    #[test]
+    fn few_pieces_stay_as_they_are() {
+        let roots = vec![root(1, 0, 1), root(1, 1, 100)];
+        assert_eq!(at_most(roots.clone(), 2), (roots, None));
+    }
+
+    #[test]
+    fn short_pieces_join_their_neighbour_and_the_wait_stays_whole() {
+        let roots = vec![root(1, 0, 1), root(1, 1, 100), root(1, 100, 101), root(1, 101, 200), root(2, 5, 6)];
+        let (pieces, part) = at_most(roots, 3);
+        assert_eq!(spans(&pieces), [(1, 0, 101), (1, 101, 200), (2, 5, 6)]);
+        assert_eq!(part, Some(64));
+    }
+
+    #[test]
+    fn a_wait_of_many_equal_pieces_keeps_one() {
+        let roots: Vec<Root> = (0..100).map(|at| root(1, at, at + 1)).collect();
+        assert_eq!(at_most(roots, 1).0.len(), 1);
+    }
+}

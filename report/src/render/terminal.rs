@@ -1,0 +1,306 @@
+//! The report for people at a terminal. It fits the width, and has colour only where it is asked for.
+
+use std::fmt::Write;
+
+use crate::analysis::diff::Difference;
+use crate::analysis::matrix::Matrix;
+use crate::analysis::sentences::duration;
+use crate::analysis::summary::Report;
+use crate::model::Nanos;
+use crate::model::shown::shown;
+
+/// Rows of a table; the rest is in the JSON.
+const ROWS: usize = 12;
+
+/// The least width that tables are made for; narrower terminals wrap.
+const WIDTH_MIN: usize = 40;
+
+/// How it is shown.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Style {
+    /// Columns of the terminal.
+    pub width: usize,
+    /// Whether to use ANSI colours.
+    pub colour: bool,
+    /// Only the headline, the causes, the worst waits and the advice.
+    pub short: bool,
+}
+
+impl Default for Style {
+    fn default() -> Self {
+        Self { width: 100, colour: false, short: false }
+    }
+}
+
+/// The report as text, ending with a line break.
+pub fn text(report: &Report, style: Style) -> String {
+    let mut page = Page { text: String::new(), style: Style { width: style.width.max(WIDTH_MIN), ..style } };
+    page.report(report);
+    page.text
+}
+
+/// Two runs compared, as text.
+pub fn difference_text(difference: &Difference, style: Style) -> String {
+    let mut page = Page { text: String::new(), style: Style { width: style.width.max(WIDTH_MIN), ..style } };
+    page.difference(difference);
+    page.text
+}
+
+struct Page {
+    text: String,
+    style: Style,
+}
+
+impl Page {
+    fn line(&mut self, line: &str) {
+        self.text.push_str(line.trim_end());
+        self.text.push('\n');
+    }
+
+    fn title(&mut self, title: &str) {
+        self.text.push('\n');
+        if self.style.colour {
+            let _ = writeln!(self.text, "\x1b[1m{title}\x1b[0m");
+        } else {
+            self.line(title);
+        }
+    }
+
+    /// A paragraph, broken at spaces; further lines are set in by `hang`.
+    fn paragraph(&mut self, first: &str, words: &str, hang: usize) {
+        let words = shown(words).to_string();
+        let mut line = first.to_owned();
+        let mut empty = true;
+        for word in words.split_whitespace() {
+            if !empty && width(&line) + 1 + width(word) > self.style.width {
+                self.line(&line);
+                line = " ".repeat(hang);
+                empty = true;
+            }
+            if !empty {
+                line.push(' ');
+            }
+            line.push_str(word);
+            empty = false;
+        }
+        self.line(&line);
+    }
+
+    fn report(&mut self, report: &Report) {
+        self.paragraph("", &report.headline, 0);
+        let totals = &report.totals;
+        let mut about = format!(
+            "{}: {} in {}, {} waits, {} leases; ran {}, waited {}",
+            shown(&report.program),
+            count(totals.operations, "operation"),
+            duration(report.duration_ns),
+            totals.waits,
+            totals.leases,
+            duration(totals.running_ns),
+            duration(totals.waited_ns)
+        );
+        if totals.failed > 0 {
+            let _ = write!(about, "; {} failed", totals.failed);
+        }
+        if totals.unfinished > 0 {
+            let _ = write!(about, "; {} unfinished", totals.unfinished);
+        }
+        self.paragraph("", &about, 0);
+        for missing in &report.missing {
+            self.paragraph("incomplete: ", missing, 12);
+        }
+        self.causes(report);
+        self.title("Worst waits");
+        for (at, row) in report.worst.iter().enumerate() {
+            self.paragraph(&format!("{:3}. ", at + 1), &row.sentence, 5);
+        }
+        if report.worst.is_empty() {
+            self.line("  none");
+        }
+        if !self.style.short {
+            self.matrix(&report.matrix);
+            self.operations(report);
+            self.tensors(report);
+            self.run_time(report);
+        }
+        self.advice(report);
+    }
+
+    fn causes(&mut self, report: &Report) {
+        self.title("Causes of waiting, at the root");
+        let most = report.causes.iter().map(|row| row.waited_ns).max().unwrap_or(0).max(1);
+        let room = self.style.width.saturating_sub(40).min(40);
+        for row in &report.causes {
+            let filled = (row.waited_ns as f64 / most as f64 * room as f64).round() as usize;
+            let bar = "█".repeat(filled);
+            let bar = if self.style.colour { format!("\x1b[36m{bar}\x1b[0m") } else { bar };
+            let line = format!(
+                "  {:<13}{:>9}  {:>6} {}  {bar}",
+                shown(&row.cause).to_string(),
+                duration(row.waited_ns),
+                row.waits,
+                if row.waits == 1 { "wait " } else { "waits" }
+            );
+            self.line(&line);
+        }
+    }
+
+    fn matrix(&mut self, matrix: &Matrix) {
+        if matrix.libraries.is_empty() {
+            return;
+        }
+        self.title("Library by library: rows waited for columns");
+        let mut rows = vec![std::iter::once(String::new()).chain(matrix.libraries.iter().cloned()).collect()];
+        for (library, cells) in matrix.libraries.iter().zip(&matrix.waited_ns) {
+            let cells = cells.iter().map(|time| if *time == 0 { "·".into() } else { duration(*time) });
+            rows.push(std::iter::once(library.clone()).chain(cells).collect());
+        }
+        self.table(&rows);
+    }
+
+    fn operations(&mut self, report: &Report) {
+        self.title("Operations, by waiting");
+        let mut rows = vec![words(["", "count", "ran", "waited", "blamed", "slack"])];
+        for row in report.operations.iter().take(ROWS) {
+            let times = [row.running_ns, row.waited_ns, row.blamed_ns, row.slack_ns].map(duration);
+            let cells = [row.name.clone(), row.count.to_string()];
+            rows.push(cells.into_iter().chain(times).collect());
+        }
+        self.table(&rows);
+        self.more(report.operations.len());
+    }
+
+    fn tensors(&mut self, report: &Report) {
+        self.title("Tensors, by waiting");
+        let mut rows = vec![words(["", "bytes", "uses", "waited", "leased"])];
+        for row in report.tensors.iter().take(ROWS) {
+            let cells = [row.name.clone(), row.bytes.to_string(), row.accesses.to_string()];
+            rows.push(cells.into_iter().chain([row.waited_ns, row.leased_ns].map(duration)).collect());
+        }
+        self.table(&rows);
+        self.more(report.tensors.len());
+    }
+
+    fn more(&mut self, rows: usize) {
+        if rows > ROWS {
+            self.line(&format!("  … and {} more", rows - ROWS));
+        }
+    }
+
+    fn run_time(&mut self, report: &Report) {
+        self.title("What the run time was spent on, along whatever held up the end");
+        for row in report.run_time.iter().take(ROWS) {
+            self.paragraph(&format!("  {:>9}  ", duration(row.time_ns)), &row.what, 13);
+        }
+        self.more(report.run_time.len());
+        let path = &report.critical_path;
+        let names = path.names.iter().take(ROWS).cloned().collect::<Vec<_>>().join(" → ");
+        let more = if path.names.len() > ROWS { " → …" } else { "" };
+        let text = format!(
+            "critical path: {} in {}: {names}{more}",
+            duration(path.length_ns),
+            count(path.count, "operation")
+        );
+        self.paragraph("  ", &text, 4);
+        let barriers = &report.barriers;
+        let text = format!(
+            "a global barrier at each of {} would have waited {} more ({} longer, the worst by {})",
+            count(barriers.hand_overs, "hand-over"),
+            duration(barriers.extra_ns),
+            barriers.longer,
+            duration(barriers.worst_ns)
+        );
+        self.paragraph("  ", &text, 4);
+    }
+
+    fn advice(&mut self, report: &Report) {
+        self.title("What would help most");
+        for (at, advice) in report.advice.iter().enumerate() {
+            let text = format!("{} (saves at most {})", advice.change, duration(advice.saves_ns));
+            self.paragraph(&format!("{:3}. ", at + 1), &text, 5);
+        }
+        if report.advice.is_empty() {
+            self.line("  nothing: nothing waited");
+        }
+    }
+
+    fn difference(&mut self, difference: &Difference) {
+        let change = |before: Nanos, after: Nanos| {
+            let percent = (after as f64 / before.max(1) as f64 - 1.0) * 100.0;
+            let sign = if before == 0 { "new".into() } else { format!("{percent:+.0} %") };
+            vec![duration(before), duration(after), sign]
+        };
+        let mut rows = vec![words(["", "before", "after", "change"])];
+        for (name, both) in [
+            ("run time", difference.duration_ns),
+            ("waited", difference.waited_ns),
+            ("critical path", difference.critical_path_ns),
+        ] {
+            rows.push(std::iter::once(name.to_owned()).chain(change(both.before, both.after)).collect());
+        }
+        self.table(&rows);
+        for (title, changes) in [
+            ("Waiting by cause", &difference.causes),
+            ("Waiting by operation", &difference.operations),
+            ("Running by operation", &difference.running),
+        ] {
+            if changes.is_empty() {
+                continue;
+            }
+            self.title(title);
+            let mut rows = vec![words(["", "before", "after", "change"])];
+            for row in changes.iter().take(ROWS) {
+                rows.push(std::iter::once(row.name.clone()).chain(change(row.before, row.after)).collect());
+            }
+            self.table(&rows);
+            self.more(changes.len());
+        }
+    }
+
+    /// The first column gets what the others leave, and is cut where it must be.
+    fn table(&mut self, rows: &[Vec<String>]) {
+        let rows: Vec<Vec<String>> =
+            rows.iter().map(|row| row.iter().map(|cell| shown(cell).to_string()).collect()).collect();
+        let columns = rows.iter().map(Vec::len).max().unwrap_or(0);
+        let widest =
+            |column: usize| rows.iter().filter_map(|row| row.get(column)).map(|cell| width(cell)).max();
+        let widths: Vec<usize> = (0..columns).map(|column| widest(column).unwrap_or(0)).collect();
+        let others: usize = widths.iter().skip(1).map(|width| width + 2).sum();
+        let first =
+            widths.first().copied().unwrap_or(0).min(self.style.width.saturating_sub(others + 2).max(8));
+        for row in &rows {
+            let mut line = String::from("  ");
+            for (column, cell) in row.iter().enumerate() {
+                if column == 0 {
+                    let cell = cut(cell, first);
+                    let _ = write!(line, "{cell}{}", " ".repeat(first - width(&cell)));
+                } else {
+                    let _ = write!(line, "  {}{cell}", " ".repeat(widths[column] - width(cell)));
+                }
+            }
+            self.line(&line);
+        }
+    }
+}
+
+fn words<const N: usize>(words: [&str; N]) -> Vec<String> {
+    words.map(str::to_owned).into()
+}
+
+fn count(number: usize, what: &str) -> String {
+    format!("{number} {what}{}", if number == 1 { "" } else { "s" })
+}
+
+/// Columns, for text whose characters are one column each.
+fn width(text: &str) -> usize {
+    text.chars().count()
+}
+
+fn cut(text: &str, to: usize) -> String {
+    if width(text) <= to {
+        return text.to_owned();
+    }
+    let mut cut: String = text.chars().take(to.saturating_sub(1)).collect();
+    cut.push('…');
+    cut
+}
