@@ -16,8 +16,8 @@ const N_MAX: usize = 100_000_000;
 const BODY_NS_MAX: u64 = 1_000_000_000;
 const ROUNDS_MAX: usize = 100_000;
 
-/// Memory of the recorder with `--recorder`: enough for a few million operations.
-const JOURNAL_BYTES: usize = 4 << 30;
+/// Memory of the recorder with `--trace`: enough for a few million operations.
+const TRACE_BYTES: usize = 4 << 30;
 
 /// Measured by a program of its own.
 const SCRIPTS: &[(&str, &str)] = &[("python", "benches/python/bench.py")];
@@ -32,7 +32,7 @@ struct Request {
     workers: Option<usize>,
     body_ns: Option<u64>,
     rounds: Option<usize>,
-    recorder: bool,
+    trace: bool,
 }
 
 pub(crate) fn run(arguments: &mut lexopt::Parser) -> Result<(), Box<dyn Error>> {
@@ -46,8 +46,8 @@ pub(crate) fn run(arguments: &mut lexopt::Parser) -> Result<(), Box<dyn Error>> 
         println!("{}", Record::heading());
     }
     for workload in workloads {
-        let recorder = request.recorder.then(|| {
-            let memory_max = Some(JOURNAL_BYTES);
+        let recorder = request.trace.then(|| {
+            let memory_max = Some(TRACE_BYTES);
             Recorder::open(TraceOptions { memory_max, ..TraceOptions::default() })
         });
         let recorder = recorder.transpose()?;
@@ -70,7 +70,7 @@ impl Request {
             match argument {
                 Long("list") => request.list = true,
                 Long("json") => request.json = true,
-                Long("recorder") => request.recorder = true,
+                Long("trace") => request.trace = true,
                 Long("n") => request.n = Some(number(arguments, "--n", 1, N_MAX)?),
                 Long("workers") => request.workers = Some(number(arguments, "--workers", 0, WORKERS_MAX)?),
                 Long("body") => request.body_ns = Some(number(arguments, "--body", 0, BODY_NS_MAX)?),

@@ -22,9 +22,9 @@ commands:
                      say who waited for whom in a recording, and why; --html and --chrome also write it to OUT
   report --diff A B [--json] [--width N]
                      compare two recordings
-  bench NAME [--n N] [--workers W] [--body NS] [--rounds R] [--json] [--recorder]
+  bench NAME [--n N] [--workers W] [--body NS] [--rounds R] [--json] [--trace]
                      measure a workload, or each of a group: N operations with bodies of NS nanoseconds on W workers
-                     (0: the submitting thread runs everything), R times after one run to warm up; with --recorder
+                     (0: the submitting thread runs everything), R times after one run to warm up; with --trace
                      while stalls are recorded
   bench --list       list the workloads
   help               print this text";

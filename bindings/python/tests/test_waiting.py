@@ -10,6 +10,24 @@ import estafette as est
 from conftest import run_program, until
 
 
+class TestUnderJaxsName:
+    def test_it_waits_and_gives_the_tensor(self, eng):
+        x = eng.zeros(1, "int8")
+        eng.submit(lambda x: time.sleep(0.01), writes=[x])
+        assert x.block_until_ready() is x
+        assert x.is_ready()
+
+    def test_it_has_a_timeout_and_raises_the_failure_of_the_version(self, eng, gate):
+        x = eng.zeros(1, "int8")
+        eng.submit(gate, writes=[x])
+        with pytest.raises(TimeoutError):
+            x.block_until_ready(0.01)
+        gate.open()
+        eng.submit(lambda x: 1 / 0, writes=[x])
+        with pytest.raises(est.OperationError, match="division"):
+            x.block_until_ready()
+
+
 class TestOnAnEventLoopsThread:
     def test_synchronous_waits_for_what_is_not_ready_are_refused(self, eng, np, gate):
         x = eng.zeros(1, "int8")

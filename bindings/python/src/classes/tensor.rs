@@ -115,6 +115,16 @@ impl PyTensor {
         .or_raise(py)
     }
 
+    /// As `wait`, and returns the tensor, under the name that JAX's arrays have for it.
+    ///
+    ///     >>> eng.zeros(2, "int8").block_until_ready().shape
+    ///     (2,)
+    #[pyo3(signature = (timeout = None))]
+    fn block_until_ready<'py>(this: &Bound<'py, Self>, timeout: Option<f64>) -> PyResult<Bound<'py, Self>> {
+        this.get().wait(this.py(), timeout)?;
+        Ok(this.clone())
+    }
+
     /// ``await t`` waits for the version current at this point and gives `t`. A ready tensor costs no turn of the event
     /// loop; cancelling the task cancels the waiting, not the work. Raises `LeaseHeldError` once leases alone have held it up for the
     /// engine's `lease_timeout`, or up to an eighth longer; so do all other awaits.

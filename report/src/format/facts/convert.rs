@@ -254,9 +254,9 @@ pub(crate) fn stall(stall: &Stall) -> Facts {
         .maybe("access", (stall.access > 0).then_some(stall.access as u64))
         .uint("lasts", stall.duration())
         .word("cause", stall.cause.name())
-        .word("blocker", word)
+        .word("culprit", word)
         .maybe("which", which)
-        .maybe("critical", stall.critical.then_some(1));
+        .maybe("decisive", stall.critical.then_some(1));
     match stall.hazard {
         Some(hazard) => facts.word("hazard", hazard_word(hazard)),
         None => facts,
@@ -271,8 +271,8 @@ pub(crate) fn stall_from(from: u64, facts: &impl Told) -> Result<Stall, String> 
         to: from.saturating_add(facts.need_uint("lasts")?),
         cause: cause(facts.need_text("cause")?)?,
         hazard: facts.find_text("hazard").map(|word| hazard(word)).transpose()?,
-        blocker: blocker(facts.need_text("blocker")?, facts.find_uint("which"))?,
-        critical: facts.find_uint("critical").unwrap_or(0) != 0,
+        blocker: blocker(facts.need_text("culprit")?, facts.find_uint("which"))?,
+        critical: facts.find_uint("decisive").unwrap_or(0) != 0,
     })
 }
 
