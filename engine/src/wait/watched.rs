@@ -1,5 +1,5 @@
-//! Threads that sleep until something wakes them: for long, while [another one](crate::wait::awaits) looks at what they wait for; and in engines
-//! without workers, until there is work.
+//! Threads that sleep until woken: for long, while the [watcher](crate::wait::awaits) inspects what they wait
+//! for; and in engines without workers, until there is work.
 
 use std::sync::Arc;
 use std::task::{Context, Wake, Waker};
@@ -30,7 +30,7 @@ impl Wake for Sleeper {
 }
 
 impl Sleeper {
-    /// Sleeps until it is woken, or until `deadline`. Whether it was woken.
+    /// Sleeps until woken, or until `deadline`. Returns whether the thread was woken.
     fn sleep(&self, deadline: Option<Instant>) -> bool {
         let mut woken = self.woken.lock();
         while !*woken {
@@ -68,7 +68,7 @@ pub(crate) fn sleep_until_work<'a, V: Clone + Delivered>(
     one_shot.forget(&mut key);
 }
 
-/// A blocked thread, among those that are looked for.
+/// A blocked thread that the watcher inspects for.
 pub(crate) struct Watched<'a, V: Clone + Delivered> {
     one_shot: &'a OneShot<V>,
     op: &'a OpHandle,
