@@ -121,7 +121,7 @@ pub(crate) fn block_on_tensor(tensor: &Tensor, timeout: Option<Duration>) -> Res
     }
 }
 
-/// Blocks until the one-shot `signal`, which `waiting` will set, is set.
+/// Blocks until `one_shot`, which `waiting` will set, is set.
 pub(crate) fn block<V: Clone + Delivered>(
     core: &CoreRef,
     waiting: &OpHandle,
@@ -336,8 +336,9 @@ impl Needed {
 
     /// What is known at the start of a wait. Operations that are submitted later come behind it.
     ///
-    /// It is what is near, but for engines without workers: there the waiting thread runs what is needed itself, or has to know
-    /// the engines that have something to run for it.
+    /// At the start only what is near is known. For engines without workers everything is inspected: there
+    /// the waiting thread itself runs what it needs, or has to know the engines that have something to run
+    /// for it.
     fn at_the_start(core: &CoreRef, watch: &mut Watch<'_>, timeout: Option<Duration>) -> Result<Self, Error> {
         let others = others_without_workers(core.has_no_workers());
         let limit = match (others, core.has_no_workers()) {

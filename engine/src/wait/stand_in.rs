@@ -4,10 +4,11 @@
 //! executor; code inside [`without_helping`](crate::without_helping) may hold locks. In an engine with
 //! workers the workers run what such waits need. Two cases are left, and a *stand-in* serves both:
 //!
-//! - An engine without workers. A wait holds a [`StandIn`] for as long as it lasts; while there is one, a thread of the engine takes
-//!   whatever is ready.
-//! - A pool whose threads are all blocked in waits of their own ([`Pool::is_stuck`](estafette_devices::cpu::Pool::is_stuck)). One of
-//!   these waits has a stand-in take what the pool cannot.
+//! - An engine without workers. A wait keeps a [`StandIn`] for as long as the wait lasts. While a `StandIn`
+//!   exists, a thread of the engine takes any ready operation.
+//! - A pool whose threads are all blocked in waits of their own
+//!   ([`Pool::is_stuck`](estafette_devices::cpu::Pool::is_stuck)). One of these waits makes a stand-in take
+//!   what the pool cannot.
 //!
 //! At most one stand-in of an engine takes operations at a time. When its operation waits in turn, the
 //! stand-in counts as blocked, and the next stand-in is called. [`STAND_INS_MAX`] bounds their number.

@@ -1,10 +1,10 @@
 //! The watcher: the thread of the process that inspects what futures and threads wait for.
 //!
-//! # Deciding when to look
-//! 1. *Register*: enter the list (under its lock), then read [`Watcher::next`]; if that is later than the entry's own time, lower it under
-//!    the watcher's lock and wake the watcher.
-//! 2. *Inspection*: the watcher sets `next` to *never*, goes through the lists, then, under its lock, lowers `next` to the earliest time found,
-//!    and sleeps until then.
+//! # Deciding when to inspect
+//! 1. *Register*: enter the list (under its lock), then read [`Watcher::next`]. If `next` is later than the
+//!    entry's own time, lower `next` under the watcher's lock and wake the watcher.
+//! 2. *Inspection*: the watcher sets `next` to *never* and goes through the lists. Then, under its lock, the
+//!    watcher lowers `next` to the earliest time found, and sleeps until then.
 //!
 //! An entry that the watcher missed was entered after the lists were gone through, hence after `next` was
 //! *never*. The future of this entry then read *never*, or a time that the watcher has set since then, and
