@@ -149,7 +149,7 @@ pub(crate) fn begin_last_help() -> Option<Helping> {
     help_up_to(HELP_DEPTH_LAST)
 }
 
-/// Whether [`begin_last_help`] gives permission.
+/// Whether [`begin_last_help`] grants permission.
 pub(crate) fn may_help_at_last() -> bool {
     may_help() && HELP_DEPTH.get() < HELP_DEPTH_LAST
 }

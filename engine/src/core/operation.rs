@@ -279,7 +279,7 @@ impl OpState {
         self.body = UnsafeCell::new(body);
     }
 
-    /// Gives the operation a role, before it is submitted.
+    /// Sets the role of the operation, before it is submitted.
     pub(crate) fn set_role(&mut self, role: Role) {
         self.extras.get_mut().role = Some(role);
     }

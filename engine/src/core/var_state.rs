@@ -27,7 +27,7 @@ pub(crate) struct VarState {
     version: u64,
     /// Made when first needed, and kept.
     carried: Option<Box<Carried>>,
-    /// Behind what every operation looks at.
+    /// Placed after the fields that every operation uses.
     pins: PinList,
 }
 
@@ -113,8 +113,8 @@ impl Extend<Fence> for Replaced {
     }
 }
 
-/// Bit of [`VarState::version`]: the variable serializes bodies only, and their device work does not matter.
-/// The count of writes never reaches this bit.
+/// Flag in [`VarState::version`]: the variable serializes bodies only, and their device work does not matter.
+/// The count of writes never reaches this flag.
 const TURNS: u64 = 1 << 63;
 
 impl VarState {
@@ -400,7 +400,7 @@ impl Asked {
     }
 }
 
-/// Adds fences to a set under a bit.
+/// Adds fences to a set under the lock of a variable.
 fn merge(fences: &mut FenceSet, others: &FenceSet, replaced: &mut Replaced) {
     for fence in others {
         replaced.extend(fences.insert_replacing(fence.clone()));

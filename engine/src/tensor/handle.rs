@@ -336,7 +336,7 @@ impl TensorInner {
         self.declared.as_ref()
     }
 
-    /// Gives a promised tensor its memory; by its producing operation, once.
+    /// Defines the memory of a promised tensor. Only its producing operation calls this, once.
     pub(crate) fn define(&self, definition: Definition) {
         let fresh = match &self.definition {
             Defining::Known(_) => false,
