@@ -356,8 +356,8 @@ impl Engine {
     /// The engine orders memory that overlaps known tensors with these tensors.
     ///
     /// # Errors
-    /// [`Error::InvalidTensor`] names the field that breaks the rules; [`Error::Invalid`] for a device that the engine does
-    /// not have.
+    /// [`Error::InvalidTensor`] names the field that breaks the rules; [`Error::Invalid`] for a device that
+    /// the engine does not have.
     ///
     /// # Safety
     /// The description must be true: the memory exists, is initialized, and stays valid until the deleter is
@@ -367,8 +367,8 @@ impl Engine {
         import::import(self.core(), managed, FenceSet::default(), false, || Origin::Unknown)
     }
 
-    /// As [`import`](Self::import), for memory that becomes ready when the fences in `ready` are done and that may be
-    /// declared read-only even if its struct cannot say so.
+    /// As [`import`](Self::import), for memory that becomes ready when the fences in `ready` are done and
+    /// that may be declared read-only even if its struct cannot say so.
     ///
     /// # Errors
     /// As [`import`](Self::import).
@@ -408,10 +408,12 @@ impl Engine {
     /// these uses are over. `Engine::stats().handed_back` counts the former.
     ///
     /// # Errors
-    /// As [`import`](Self::import); [`Error::Invalid`] for a release stream of another device than the memory.
+    /// As [`import`](Self::import); [`Error::Invalid`] for a release stream of another device than the
+    /// memory.
     ///
     /// # Safety
-    /// As for [`import_ordered`](Self::import_ordered), and `release_stream` is what [`ReleaseStream::new`] says of this memory.
+    /// As for [`import_ordered`](Self::import_ordered), and `release_stream` is what [`ReleaseStream::new`]
+    /// says of this memory.
     pub unsafe fn import_stream_ordered(
         &self,
         managed: ManagedTensor,
@@ -422,7 +424,8 @@ impl Engine {
         import::import_stream_ordered(self.core(), managed, ready, read_only, release_stream)
     }
 
-    /// As [`import_ordered`](Self::import_ordered), but on an error the tensor comes back, and its deleter was not called.
+    /// As [`import_ordered`](Self::import_ordered), but on an error the tensor comes back, and its deleter
+    /// was not called.
     ///
     /// # Errors
     /// As [`import`](Self::import).
@@ -455,7 +458,8 @@ impl Engine {
         })
     }
 
-    /// A tensor of the given type and shape in host memory. Its bytes are zero: safe views must not see uninitialized memory.
+    /// A tensor of the given type and shape in host memory. Its bytes are zero: safe views must not see
+    /// uninitialized memory.
     ///
     /// # Errors
     /// As [`zeros`](Self::zeros).
@@ -487,8 +491,9 @@ impl Engine {
     /// With a timeout the wait runs nothing, so that the timeout is kept.
     ///
     /// # Errors
-    /// [`Error::Timeout`]; [`Error::LeaseHeld`] when only leases hold up what is left; [`Error::WouldDeadlock`] inside an
-    /// operation. Failures of operations are not reported here but at their outputs, and at the end of the engine.
+    /// [`Error::Timeout`]; [`Error::LeaseHeld`] when only leases hold up what is left;
+    /// [`Error::WouldDeadlock`] inside an operation. Failures of operations are not reported here but at
+    /// their outputs, and at the end of the engine.
     pub fn wait_all(&self, timeout: Option<Duration>) -> Result<(), Error> {
         self.core().check_fork()?;
         let deadline = timeout.and_then(clock::deadline);
@@ -552,8 +557,8 @@ impl Engine {
         self.on_wait_of(|| true, hook);
     }
 
-    /// As [`on_wait`](Self::on_wait), for the waiting threads alone for which `concerns` returns true. Other threads are not woken
-    /// to call the hook. `concerns` runs on the waiting thread.
+    /// As [`on_wait`](Self::on_wait), for the waiting threads alone for which `concerns` returns true. Other
+    /// threads are not woken to call the hook. `concerns` runs on the waiting thread.
     #[doc(hidden)]
     pub fn on_wait_of(
         &self,

@@ -1,5 +1,5 @@
-//! The cheap answers to "since when" (a clock that takes a few nanoseconds to read and is a few milliseconds coarse) and
-//! "by whom", and deadlines.
+//! The cheap answers to "since when" (a clock that takes a few nanoseconds to read and is a few milliseconds
+//! coarse) and "by whom", and deadlines.
 
 use std::cell::Cell;
 

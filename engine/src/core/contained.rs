@@ -5,8 +5,8 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use crate::core::operation::drop_panic;
 
-/// Owns a user's value. A panic in the destructor is logged and goes no further: the last owner is often a thread that has
-/// operations in hand, which unwinding would lose.
+/// Owns a user's value. A panic in the destructor is logged and goes no further: the last owner is often a
+/// thread that has operations in hand, which unwinding would lose.
 pub(crate) struct Contained<T>(Option<T>);
 
 impl<T> Contained<T> {

@@ -1,7 +1,7 @@
-//! Which operation the calling code runs as.
+//! The operation that the calling code runs as.
 //!
-//! A host body runs with its operation entered on its thread; an asynchronous body is wrapped so that the same holds
-//! during each of its polls. So the answer follows the task, not the thread.
+//! A host body runs with its operation entered on its thread; an asynchronous body is wrapped so that the
+//! same holds during each of its polls. So the answer follows the task, not the thread.
 
 use std::cell::Cell;
 use std::future::Future;
@@ -24,8 +24,8 @@ thread_local! {
     static ON_RUNTIME: Cell<bool> = const { Cell::new(false) };
 }
 
-/// How deep operations may run inside waits of operations that themselves run inside waits. Each level costs the
-/// stack of one body; past the bound a wait blocks instead of helping.
+/// How deep operations may run inside waits of operations that themselves run inside waits. Each level costs
+/// the stack of one body; past the bound a wait blocks instead of helping.
 const HELP_DEPTH_MAX: u32 = 16;
 
 /// The same bound for a wait that has blocked for a while without another thread running what it needs.
@@ -79,11 +79,12 @@ impl Drop for Entered {
 /// setting. The default is true.
 ///
 /// Where helping is allowed, these functions run operations on the thread that calls them:
-/// - waits without a timeout: [`Tensor::wait`](crate::Tensor::wait) and [`to_vec`](crate::Tensor::to_vec), [`Op::wait`](crate::Op::wait),
-///   [`Engine::wait_all`](crate::Engine::wait_all), and those that take a lease or export. They run what they wait for, except
-///   `wait_all`, which runs whatever is ready. Waits with a timeout and futures run none.
-/// - in an engine without workers, submissions, once much is ready or the engine is full, [`Engine::run_ready`](crate::Engine::run_ready),
-///   and the drop of the last handle.
+/// - waits without a timeout: [`Tensor::wait`](crate::Tensor::wait) and [`to_vec`](crate::Tensor::to_vec),
+///   [`Op::wait`](crate::Op::wait), [`Engine::wait_all`](crate::Engine::wait_all), and those that take a
+///   lease or export. They run what they wait for; only `wait_all` runs any ready operation. Waits with a
+///   timeout and futures run none.
+/// - in an engine without workers: submissions, once many operations are ready or the engine is full,
+///   [`Engine::run_ready`](crate::Engine::run_ready), and the drop of the last handle.
 ///
 /// Forbid helping where the caller holds a lock that a body may take, or must not be held up by a body. The
 /// engine's workers then do the work; an engine without workers starts a thread for the time of the wait.
@@ -148,7 +149,7 @@ pub(crate) fn begin_last_help() -> Option<Helping> {
     help_up_to(HELP_DEPTH_LAST)
 }
 
-/// Whether [`begin_last_help`] gives permission.
+/// Whether [`begin_last_help`] grants permission.
 pub(crate) fn may_help_at_last() -> bool {
     may_help() && HELP_DEPTH.get() < HELP_DEPTH_LAST
 }

@@ -1,4 +1,5 @@
-//! A counted reference to a core that is copied and dropped without locked instructions, as every operation does twice.
+//! A counted reference to a core that is copied and dropped without locked instructions, as every operation
+//! does twice.
 //!
 //! A thread has a *thread cache* at the core that it used last. The cache has one counted reference of its
 //! own, spare references to hand out and take back, and the thread's shard in the sharded counter of
@@ -92,8 +93,8 @@ impl CoreRef {
         let shard = THREAD_CACHE.with(|cache| {
             if cache.core.get() == self.counted.as_ptr() { cache.shard.get() } else { cache.attach(self) }
         });
-        // SAFETY: `self` keeps the core, and the core its shards; this one is ours while the cache is at this core, which only
-        // this thread changes.
+        // SAFETY: `self` keeps the core, and the core its shards. The shard belongs to this thread while the
+        // cache is at this core, which only this thread changes.
         f(shard.map(|shard| unsafe { shard.as_ref() }))
     }
 

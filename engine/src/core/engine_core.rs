@@ -116,7 +116,8 @@ impl Drop for Runtime {
         if let Self::Own(runtime) = self
             && let Some(runtime) = runtime.take()
         {
-            // The last handle may be dropped inside asynchronous code, where waiting for the runtime would panic.
+            // The last handle may be dropped inside asynchronous code, where waiting for the runtime would
+            // panic.
             runtime.shutdown_background();
         }
     }
@@ -153,7 +154,8 @@ impl Core {
         estafette_sync::statics! {
             static NEXT: AtomicU64 = AtomicU64::new(1);
         }
-        // The first one finds out whether the kernel lets others fence, until when every end of an operation fences itself.
+        // The first engine finds out whether the kernel supports fences of other threads. Until then every
+        // end of an operation fences itself.
         barrier::heavy();
         if options.pool.workers() > 0 {
             graph().share();
@@ -190,8 +192,8 @@ impl Core {
         })
     }
 
-    /// Fails in a process that was forked from one with an engine: the reactor, the reaper and the graph's locks were left
-    /// in an unknown state by threads that do not exist here, so a new engine would not help.
+    /// Fails in a process that was forked from one with an engine: the reactor, the reaper and the graph's
+    /// locks were left in an unknown state by threads that do not exist here, so a new engine would not help.
     pub(crate) fn check_process() -> Result<(), Error> {
         estafette_sync::statics! {
             static FIRST: OnceLock<u32> = OnceLock::new();
@@ -232,8 +234,9 @@ impl Core {
         own.cloned().or_else(|| table::resolve(id).ok()?.device)
     }
 
-    /// Logs once that the calling thread, which waits for room, may be the only one that could poll this engine's asynchronous
-    /// bodies. It may also have entered the runtime while another thread runs it, so this is no error.
+    /// Logs once that the calling thread, which waits for room, may be the only one that could poll this
+    /// engine's asynchronous bodies. It may also have entered the runtime while another thread runs it, so
+    /// this is no error.
     fn warn_of_a_blocked_runtime(&self) {
         let Ok(here) = tokio::runtime::Handle::try_current() else { return };
         let runtime = self.runtime.lock();

@@ -1,4 +1,5 @@
-//! What the handles of one engine share; the states of variables and operations; errors; clocks; what threads sleep and wake by.
+//! State that the handles of one engine share; states of variables and operations; errors; clocks; means to
+//! sleep and to wake threads.
 //!
 //! | part | what it has |
 //! |---|---|

@@ -21,7 +21,8 @@ impl event_count::Wakers for Wakers {
 }
 
 impl Notifier {
-    /// Whether anything listens, as far as this thread knows: after [`notify`](Self::notify) of another notifier at the latest.
+    /// Whether anything listens, as far as this thread knows: after [`notify`](Self::notify) of another
+    /// notifier at the latest.
     #[inline]
     pub(crate) fn has_waiters(&self) -> bool {
         self.0.has_waiters()

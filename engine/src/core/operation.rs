@@ -279,7 +279,7 @@ impl OpState {
         self.body = UnsafeCell::new(body);
     }
 
-    /// Gives the operation a role, before it is submitted.
+    /// Sets the role of the operation, before it is submitted.
     pub(crate) fn set_role(&mut self, role: Role) {
         self.extras.get_mut().role = Some(role);
     }
@@ -379,8 +379,8 @@ impl OpState {
             .is_ok()
     }
 
-    /// Notes why the operation failed. The first cause stands: a cancelled operation reports its cancellation at once
-    /// and is skipped later.
+    /// Notes why the operation failed. The first cause stands: a cancelled operation reports its cancellation
+    /// at once and is skipped later.
     pub(crate) fn fail(&self, cause: OperationError) {
         let _ = self.extras.get_or_make().failure.set(cause);
     }
@@ -455,8 +455,8 @@ impl OpState {
     }
 }
 
-// SAFETY: shared parts are atomics and once-cells; the body is reached only through the token of the granted operation,
-// of which there is one, and which is not shared between threads.
+// SAFETY: shared parts are atomics and once-cells; the body is reached only through the token of the granted
+// operation, of which there is one, and which is not shared between threads.
 unsafe impl Sync for OpState {}
 
 /// Begins to describe an operation of any kind.
@@ -493,8 +493,8 @@ pub(crate) fn run_body(granted: OpGranted) -> Option<OpGranted> {
 
 /// Drops the body of an operation that is skipped and was not cancelled, if it has not run.
 pub(crate) fn drop_body(granted: &OpGranted) {
-    // SAFETY: a granted operation has one token; it is borrowed here and cannot be shared with another thread. The operation
-    // was begun, so it was not cancelled and no other thread uses the body.
+    // SAFETY: a granted operation has one token; it is borrowed here and cannot be shared with another
+    // thread. The operation was begun, so it was not cancelled and no other thread uses the body.
     unsafe { granted.payload().drop_body() };
 }
 

@@ -11,7 +11,8 @@ use crate::core::operation::text_of_panic;
 /// A runtime of one thread, with `stack_size` bytes of stack.
 ///
 /// # Errors
-/// [`Error::Start`] when the system refuses a thread or a descriptor. For a thread that is refused tokio panics, which ends here.
+/// [`Error::Start`] when the system refuses a thread or a descriptor. Where a thread is refused tokio panics;
+/// this function contains the panic.
 pub(crate) fn start(stack_size: usize) -> Result<Runtime, Error> {
     let build = || -> io::Result<Runtime> {
         Builder::new_multi_thread()

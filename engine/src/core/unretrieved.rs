@@ -123,7 +123,8 @@ impl Failures {
         self.list.lock()
     }
 
-    /// Lists a failure of one of the engine's operations. Only the first engine lists it: others have dependents.
+    /// Lists a failure of one of the engine's operations. Only the first engine lists it: others have
+    /// dependents.
     pub(crate) fn add(self: &Arc<Self>, failure: &OperationError) {
         if failure.is_unsurprising()
             || failure.heard().home.set(Arc::downgrade(self)).is_err()
@@ -208,7 +209,8 @@ impl List {
     }
 }
 
-/// Failures of an engine's operations that the program has not retrieved: by a wait, an `await`, a lease, a fence or a callback.
+/// Failures of an engine's operations that the program has not retrieved: by a wait, an `await`, a lease, a
+/// fence or a callback.
 #[derive(Debug, Clone, Default)]
 pub struct Unretrieved {
     failures: Vec<OperationError>,

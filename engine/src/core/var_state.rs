@@ -27,7 +27,7 @@ pub(crate) struct VarState {
     version: u64,
     /// Made when first needed, and kept.
     carried: Option<Box<Carried>>,
-    /// Behind what every operation looks at.
+    /// Placed after the fields that every operation uses.
     pins: PinList,
 }
 
@@ -113,8 +113,8 @@ impl Extend<Fence> for Replaced {
     }
 }
 
-/// Bit of [`VarState::version`]: the variable serializes bodies only, and their device work does not matter.
-/// The count of writes never reaches this bit.
+/// Flag in [`VarState::version`]: the variable serializes bodies only, and their device work does not matter.
+/// The count of writes never reaches this flag.
 const TURNS: u64 = 1 << 63;
 
 impl VarState {
@@ -203,8 +203,9 @@ impl VarState {
         carried.update(flags);
     }
 
-    /// Declares the current version good: "I looked". `writers` is what its fences said. What this replaces goes to `replaced`,
-    /// as by [`finish`](Self::finish).
+    /// Declares the current version good, since the program has inspected the data. `writers` is the result
+    /// of a query of the version's fences. State that this call replaces goes to `replaced`, as by
+    /// [`finish`](Self::finish).
     pub(crate) fn heal(&mut self, writers: &Asked, flags: &mut u32, replaced: &mut Replaced) {
         if let Some(carried) = &mut self.carried {
             carried.note(writers, &Asked::default(), replaced);
@@ -232,7 +233,8 @@ impl VarState {
         Self { version: self.version(), carried: self.carried.clone(), pins: PinList::default() }
     }
 
-    /// Adds the version of `member`, and what it carries. Both states belong to the caller alone, so fences may be dropped.
+    /// Adds the version of `member`, and what it carries. Both states belong to the caller alone, so fences
+    /// may be dropped.
     pub(crate) fn add(&mut self, member: &Self) {
         self.version += member.version;
         if let Some(carried) = &member.carried {
@@ -240,7 +242,8 @@ impl VarState {
         }
     }
 
-    /// Takes the version of `sum`, and adds what it carries: what was added here since the sum was made stays.
+    /// Takes the version of `sum`, and adds what it carries: what was added here since the sum was made
+    /// stays.
     pub(crate) fn take_over(&mut self, sum: &Self, flags: &mut u32, replaced: &mut Replaced) {
         self.version = sum.version;
         if let Some(carried) = &sum.carried {
@@ -250,7 +253,7 @@ impl VarState {
         }
     }
 
-    /// Who issued the newest write that still has a fence.
+    /// The operation that issued the newest write that still has a fence.
     pub(crate) fn writer_tag(&self) -> Option<OpTag> {
         self.carried.as_ref()?.writer.clone()
     }
@@ -321,12 +324,12 @@ impl Carried {
                         }
                         self.writer = Some((*tag).clone());
                     }
-                    // A host body began when everything that the variable carried had settled and was taken out. What is
-                    // there now was added in the meantime, and is waited for by those who come.
+                    // A host body began when everything that the variable carried had settled and was taken
+                    // out. What is there now was added in the meantime, and is waited for by those who come.
                     None => self.writer = None,
                 }
-                // An update begins on a good version. A failure that it finds at its end was left by the operation that
-                // lent it a view, and what the view was used for does not mend that.
+                // An update begins on a good version. A failure that it finds at its end was left by the
+                // operation that lent it a view, and what the view was used for does not mend that.
                 if mode == Mode::Write || failure.is_some() {
                     replaced.failure(std::mem::replace(&mut self.failure, failure.cloned()));
                 }
@@ -397,7 +400,7 @@ impl Asked {
     }
 }
 
-/// Adds fences to a set under a bit.
+/// Adds fences to a set under the lock of a variable.
 fn merge(fences: &mut FenceSet, others: &FenceSet, replaced: &mut Replaced) {
     for fence in others {
         replaced.extend(fences.insert_replacing(fence.clone()));

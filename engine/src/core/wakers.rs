@@ -7,8 +7,8 @@ use crate::core::contained::Contained;
 use crate::core::one_shot::wake;
 use crate::exchange::fork;
 
-/// The wakers of pending futures, for the lock of the thing that the futures wait for. Under that lock no waker is cloned, dropped or
-/// woken.
+/// The wakers of pending futures, for the lock of the thing that the futures wait for. Under that lock no
+/// waker is cloned, dropped or woken.
 ///
 /// Most things have one waiting future, which needs no allocation.
 #[derive(Debug, Default)]
@@ -25,8 +25,8 @@ struct Waiting {
     others: BTreeMap<u64, Waker>,
 }
 
-/// The number of a future among those that wait for one thing; 0 before its first pending poll. A number is given once, so the key
-/// of a future that was woken never names another one.
+/// The number of a future among those that wait for one thing; 0 before its first pending poll. A number is
+/// given once, so the key of a future that was woken never names another one.
 #[derive(Debug, Default)]
 pub(crate) struct WakerKey(u64);
 
@@ -115,7 +115,8 @@ impl Taken {
     }
 }
 
-/// Whether a destructor of this process must not take a lock: it is a forked child, and a thread that did not come along may hold the lock.
+/// Whether a destructor of this process must not take a lock: in a forked child, a thread that does not exist
+/// there may hold the lock.
 pub(crate) fn locks_are_lost() -> bool {
     fork::in_child() && estafette_sync::abandoned::is_abandoned()
 }

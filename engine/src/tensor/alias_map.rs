@@ -31,8 +31,8 @@ const OVERLAP_MAX: usize = 16;
 /// Leases of one memory that may be dead before they are swept.
 const LEASES_MIN: usize = 8;
 
-/// Dead ones go when a new one comes: those at the end at once, and all of them when there are twice as many as were alive
-/// after the last sweep. So a new one costs the same however many are open.
+/// Dead leases go when a new one comes: those at the end at once, and all of them when the list is twice as
+/// long as after the last sweep. So a new lease costs the same however many are open.
 #[derive(Default)]
 struct Leases {
     known: Vec<Weak<LeaseState>>,
@@ -43,7 +43,7 @@ struct Leases {
 pub(crate) struct Region {
     range: Range<usize>,
     own: Mutex<Owners>,
-    /// Leases taken on this memory, newest last; but for those that hold the variable.
+    /// Leases taken on this memory, newest last, without those that pin the variable.
     leases: Mutex<Leases>,
 }
 
@@ -74,7 +74,7 @@ impl Region {
         owners.first.get_or_insert(before);
     }
 
-    /// The newest lease that holds the variable for this memory.
+    /// The newest lease that pins the variable for this memory.
     fn newest_pin(&self) -> Option<Arc<LeaseState>> {
         let owners = self.owners();
         let held = owners.first.as_ref().unwrap_or(&owners.now);
@@ -99,8 +99,8 @@ impl Region {
         leases.known.push(Arc::downgrade(lease));
     }
 
-    /// The newest open lease under which all of `range` was handed out, where that can be from it. Clones may be the last: they
-    /// go to `keep`, to be dropped where no lock is held.
+    /// The newest open lease under which all of `range` was handed out, where `origin` permits that the
+    /// memory comes from it. Clones may be the last: they go to `keep`, to be dropped where no lock is held.
     fn covering(
         &self,
         range: &Range<usize>,
@@ -126,7 +126,8 @@ impl Region {
         None
     }
 
-    /// Makes a lease of this memory an alias, unless something was derived from it: that has no place in the graph but the lease's.
+    /// Makes a lease of this memory an alias, unless a tensor was derived from the lease: the lease is the
+    /// only place in the graph of such a tensor.
     pub(crate) fn untrack(&self, lease: &LeaseState) -> bool {
         let _leases = self.leases.lock();
         let alone = !lease.has_scope();
@@ -151,7 +152,7 @@ pub(crate) fn regions() -> &'static IntervalMap<Arc<Region>> {
     &REGIONS
 }
 
-/// A tensor's hold on its entry; dropping the last one takes the entry out.
+/// A tensor's share of its entry; dropping the last share removes the entry.
 #[derive(Debug)]
 pub(crate) struct Placed {
     pub(crate) region: Arc<Region>,
@@ -182,16 +183,16 @@ pub enum Origin {
     Lent,
 }
 
-/// Where a new tensor stands among those that are known.
+/// The place of a new tensor among those that are known.
 pub(crate) struct Placement {
     pub(crate) vars: VarSet,
     pub(crate) placed: Placed,
-    /// The open lease it lies inside, if any.
+    /// The open lease whose memory contains the tensor, if any.
     pub(crate) lease: Option<Arc<LeaseState>>,
 }
 
-/// Finds or makes the variables for memory that comes from outside; `ready` are the fences of its producer. `origin` is asked
-/// only where it matters: when a lease of that memory is open.
+/// Finds or makes the variables for memory that comes from outside; `ready` are the fences of its producer.
+/// `origin` is called only where the origin matters: when a lease of that memory is open.
 pub(crate) fn place(
     core: &CoreRef,
     space: AddressSpace,
@@ -202,7 +203,7 @@ pub(crate) fn place(
     if let Some(placement) = try_place(core, space, range.clone(), ready, None) {
         return placement;
     }
-    // Foreign code may have to be asked, so no lock is held.
+    // `origin` may be foreign code, so no lock is held.
     let origin = origin();
     try_place(core, space, range, ready, Some(origin)).expect("the origin is known")
 }
@@ -238,7 +239,7 @@ fn try_place(
         for region in found {
             let own = region.own();
             inside |= region.range.start <= range.start && range.end <= region.range.end;
-            // Most find few, which are not worth a set.
+            // Most tensors find few variables, which are not worth a set.
             let is_new = if vars.len() <= OVERLAP_MAX {
                 vars.iter().all(|known| known.id() != own.id())
             } else {
@@ -285,8 +286,8 @@ fn try_place(
     Some(Placement { vars, placed: Placed { region, key }, lease })
 }
 
-/// Enters the memory of a produced result, ordered by `own`. Gives back the overlapping entries instead, when there are
-/// any that `allowed` does not order.
+/// Enters the memory of a produced result, ordered by `own`. Returns the number of overlapping entries
+/// instead, if `allowed` does not order all of them.
 pub(crate) fn place_result(
     space: AddressSpace,
     range: Range<usize>,
@@ -297,7 +298,7 @@ pub(crate) fn place_result(
         let strangers = found
             .iter()
             .filter(|region| {
-                // What was collapsed meanwhile is ordered by its group.
+                // The group variable orders a tensor that was collapsed meanwhile.
                 let known = region.own();
                 allowed.iter().all(|var| !var.is_ordered_with(&known))
             })
@@ -320,14 +321,14 @@ fn collapse(core: &CoreRef, group: &OpVar, members: &[OpVar]) {
     }
 }
 
-/// Handles a granted collapse: what the members still carry moves to the group.
+/// Handles a granted collapse: the state that the members still carry moves to the group.
 pub(crate) fn merge_granted(granted: OpGranted, ready: &mut ReadyList) {
     let mut sum = VarState::default();
     for access in granted.accesses() {
         debug_assert!(access.mode() != Mode::Read, "a collapse writes all its variables");
         sum.add(&access.with_state(|state, _| state.copy()));
     }
-    // Every variable of the collapse gets the sum: the group for those who come, the members for those who look.
+    // Every variable of the collapse gets the sum: the group for later uses, the members for queries.
     let mut replaced = Replaced::default();
     for access in granted.accesses() {
         access.with_state(|state, flags| state.take_over(&sum, flags, &mut replaced));

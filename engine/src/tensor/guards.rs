@@ -16,7 +16,8 @@ pub(crate) struct Open {
     /// Only taken out when the last holder goes; the lock makes guards shareable.
     running: Mutex<Option<Running>>,
     result: Mutex<Option<Result<(), OperationError>>>,
-    /// Operands live until the operation has completed, so that its fences are known before their memory may go.
+    /// Operands live until the operation has completed, so that its fences are known before their memory may
+    /// go.
     operands: Vec<Tensor>,
 }
 
@@ -41,7 +42,8 @@ impl Drop for Open {
         let running = self.running.get_mut().take();
         let result = self.result.get_mut().take();
         let Some(running) = running else { return };
-        // A body that was dropped before it ended (its runtime went away) has no result: `Running` reports that.
+        // A body that was dropped before it ended (its runtime went away) has no result: `Running` reports
+        // that.
         let Some(result) = result else { return };
         if let Some(next) = running.finish(result) {
             // The last guard may be dropped anywhere, so what follows goes to a worker.
@@ -104,7 +106,8 @@ impl WriteGuard {
     pub fn as_mut_slice<T: Element>(&mut self) -> Result<&mut [T], Error> {
         let mut view = ViewMut::new(self.tensor.inner.granted_definition());
         let slice = view.as_mut_slice::<T>()?;
-        // SAFETY: the same slice with the lifetime of the exclusive borrow of this guard, which keeps access and memory.
+        // SAFETY: the same slice with the lifetime of the exclusive borrow of this guard, which keeps access
+        // and memory.
         Ok(unsafe { std::slice::from_raw_parts_mut(slice.as_mut_ptr(), slice.len()) })
     }
 }

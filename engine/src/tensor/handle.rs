@@ -86,8 +86,8 @@ pub(crate) struct Definition {
     pub(crate) placed: Option<Placed>,
 }
 
-// SAFETY: `data` is only dereferenced through views, whose access the graph orders; the other fields are `Send + Sync`
-// or, in the case of the storage, only dropped.
+// SAFETY: `data` is only dereferenced through views, whose access the graph orders; the other fields are
+// `Send + Sync` or, in the case of the storage, only dropped.
 unsafe impl Send for Definition {}
 // SAFETY: as above; a shared reference gives no access to the memory behind `data`.
 unsafe impl Sync for Definition {}
@@ -286,7 +286,8 @@ impl Tensor {
     /// [`wait`](Self::wait) does.
     ///
     /// # Errors
-    /// As [`wait`](Self::wait); [`Error::Invalid`] when `T` is not the element type or the memory is not on the host.
+    /// As [`wait`](Self::wait); [`Error::Invalid`] when `T` is not the element type or the memory is not on
+    /// the host.
     pub fn to_vec<T: crate::Element>(&self) -> Result<Vec<T>, Error> {
         let lease = self.lease_within(crate::Access::Read, "a host reader").wait(None)?;
         let definition = self.inner.definition()?;
@@ -335,7 +336,7 @@ impl TensorInner {
         self.declared.as_ref()
     }
 
-    /// Gives a promised tensor its memory; by its producing operation, once.
+    /// Defines the memory of a promised tensor. Only its producing operation calls this, once.
     pub(crate) fn define(&self, definition: Definition) {
         let fresh = match &self.definition {
             Defining::Known(_) => false,
@@ -409,8 +410,8 @@ impl TensorInner {
     pub(crate) fn all_fences(&self) -> FenceSet {
         let mut fences = FenceSet::default();
         for var in &self.vars {
-            // The flags are those of the group of a collapsed variable, whose own fences are there only when the collapse was
-            // granted.
+            // The flags are those of the group of a collapsed variable, whose own fences are there only when
+            // the collapse was granted.
             if var.is_collapsed() || var.flags() & (WRITE_FENCES | READ_FENCES | BROKEN_FENCES) != 0 {
                 let mut found: SmallVec<[FenceSet; 3]> = SmallVec::new();
                 var.with_each_state(|state, _| found.extend(state.all_fences()));
@@ -425,7 +426,8 @@ impl Drop for TensorInner {
     fn drop(&mut self) {
         let forked = self.core.check_fork().is_err();
         if forked {
-            // A forked child: locks of the graph, of the ranges and of the pool may be held by threads that do not exist here.
+            // A forked child: locks of the graph, of the ranges and of the pool may be held by threads that
+            // do not exist here.
             std::mem::forget((self.core.clone(), self.vars.clone()));
         }
         let Some(definition) = self.definition.take() else { return };

@@ -22,7 +22,8 @@ pub struct ViewMut<'a> {
     exclusive: PhantomData<&'a mut [u8]>,
 }
 
-// SAFETY: a view is a reference to memory that the graph keeps everybody from writing; element types are `Send + Sync`.
+// SAFETY: a view is a reference to memory that the graph keeps all others from writing; element types are
+// `Send + Sync`.
 unsafe impl Send for View<'_> {}
 // SAFETY: as above.
 unsafe impl Sync for View<'_> {}
@@ -38,7 +39,8 @@ fn check_slice<T: Element>(definition: &Definition) -> Result<usize, Error> {
         return Err(Error::invalid(format!("memory on {} cannot be used by the host", layout.device())));
     }
     let len = layout.check_slice::<T>(definition.data)?;
-    // SAFETY: type, contiguity and place were just checked, so this many bytes are there; the operation may read them.
+    // SAFETY: type, contiguity and place were just checked, so this many bytes are there; the operation may
+    // read them.
     let bytes =
         unsafe { std::slice::from_raw_parts(slice_start::<u8>(definition, len), len * size_of::<T>()) };
     if T::valid(bytes) {
@@ -60,12 +62,12 @@ impl<'a> View<'a> {
     /// The elements in row-major order.
     ///
     /// # Errors
-    /// [`Error::Invalid`] when `T` is not the element type, or the memory is not contiguous, not aligned or not on the
-    /// host.
+    /// [`Error::Invalid`] when `T` is not the element type, or the memory is not contiguous, not aligned or
+    /// not on the host.
     pub fn as_slice<T: Element>(&self) -> Result<&'a [T], Error> {
         let len = check_slice::<T>(self.definition)?;
-        // SAFETY: type, alignment, contiguity and place were checked; the layout was validated against overflow; the
-        // operation is granted read access for as long as the view lives.
+        // SAFETY: type, alignment, contiguity and place were checked; the layout was validated against
+        // overflow; the operation is granted read access for as long as the view lives.
         Ok(unsafe { std::slice::from_raw_parts(slice_start(self.definition, len), len) })
     }
 
@@ -85,8 +87,8 @@ impl<'a> View<'a> {
         }
         // The type is checked against the packed layout, which is aligned and contiguous.
         target.check_slice::<T>(packed.as_ptr().cast())?;
-        // SAFETY: the operation may read the memory; the vector has room for the row-major elements, which a check just
-        // showed to be of this size.
+        // SAFETY: the operation may read the memory; the vector has room for the row-major elements, which a
+        // check just showed to be of this size.
         unsafe { copy::to_contiguous(layout, self.definition.data, packed.as_mut_ptr().cast()) }?;
         // SAFETY: the capacity's bytes were all written; they are checked before they become values.
         let bytes = unsafe {

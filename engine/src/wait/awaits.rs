@@ -1,13 +1,15 @@
-//! Futures of the engine that are pending, and threads that are blocked for long: who runs what they wait for, and how long leases may
-//! hold them up.
+//! Pending futures of the engine, and threads that are blocked for long: which threads run what they wait
+//! for, and how long leases may hold them up.
 //!
-//! A future that is polled runs no operation, since that could take any time. In an engine without workers it wants a
-//! [stand-in](crate::wait::stand_in) for as long as it is pending. And no thread waits inside of a future that could look at the graph now and
-//! then; one thread of the process looks for all of them ([`watcher`]). It looks for threads that are blocked, too, if they run no operation,
-//! so that many of them cost one look: it wakes those that have to look for themselves.
+//! Polling a future runs no operation, since an operation could take any time. In an engine without workers
+//! the future requests a [stand-in](crate::wait::stand_in) for as long as it is pending. And no thread waits
+//! inside of a future that could inspect the graph now and then; one thread of the process, the [`watcher`],
+//! inspects for all futures. The watcher also inspects for blocked threads that run no operation, so that
+//! many such threads cost one inspection. It wakes the threads that have to inspect for themselves.
 //!
-//! A future registers at its first pending poll, in one of several lists so that threads do not meet, and leaves when it is ready or
-//! dropped. An entry is looked at after an eighth of its engine's lease timeout for the first time, so most are never looked at.
+//! A future registers at its first pending poll, in one of several lists so that threads do not meet. The
+//! future leaves the list when it is ready or dropped. The watcher first inspects an entry after an eighth of
+//! its engine's lease timeout, so most entries are never inspected.
 
 mod watcher;
 
@@ -38,31 +40,34 @@ use crate::wait::stand_in::{StandInSet, others_without_workers};
 /// Lists of pending futures. A thread uses one of them.
 const LISTS: usize = 16;
 
-/// The least time between two looks at one future: each costs time in proportion to what the future waits for.
+/// The least time between two inspections of one future; the cost of each is proportional to what the future
+/// waits for.
 const LOOK_MIN: Duration = Duration::from_millis(10);
 
-/// A future is looked at for the first time after this part of its lease timeout, so it fails at most so much late.
+/// The first inspection of a future happens after this part of its lease timeout, so a future fails at most
+/// this part late.
 const FIRST_LOOK: u32 = 8;
 
-/// How often a future is looked at that waits for room in an engine, where another engine has no workers.
+/// The time between inspections of a future that waits for room in an engine, where another engine has no
+/// workers.
 const ROOM_LOOK: Duration = Duration::from_millis(20);
 
 /// What a future, or a thread, waits for.
 pub(crate) struct Awaited {
     core: CoreRef,
     what: &'static str,
-    /// What has to end, or to be granted.
+    /// The operations that have to end, or to be granted.
     ops: SmallVec<[OpHandle; 1]>,
-    /// Leases without an operation that have to end, and whose.
+    /// The leases without an operation that have to end, and their tensor.
     pins: Option<(Tensor, SmallVec<[OpId; 1]>)>,
     stand_ins: StandInSet,
-    /// How long leases alone may hold it up; `None` for any time.
+    /// How long leases alone may hold up the wait; `None` for any time.
     limit: Option<Duration>,
-    /// It waits for room in the engine.
+    /// True for a wait for room in the engine.
     room: bool,
-    /// A thread is blocked, which looks itself when it is woken: the time until the next look.
+    /// For a blocked thread, which inspects for itself when it is woken: the time until the next inspection.
     blocked: Option<Duration>,
-    /// That thread may run what it waits for.
+    /// True if this thread may run what it waits for.
     helps: bool,
 }
 
@@ -72,7 +77,8 @@ impl Awaited {
         Self::new(op.payload().core.clone(), what, SmallVec::from_iter([op.clone()])).with_stand_ins()
     }
 
-    /// A wait for the ends of all of `uses` of a tensor, and of the leases of it that have no operation and these numbers.
+    /// A wait for the ends of all `uses` of a tensor, and of those of its leases without an operation that
+    /// have the numbers `held`.
     pub(crate) fn all(tensor: &Tensor, what: &'static str, uses: &[OpHandle], held: &[OpId]) -> Self {
         let awaited = Self::new(tensor.inner.core.clone(), what, uses.iter().cloned().collect());
         let pins = (!held.is_empty()).then(|| (tensor.clone(), held.iter().copied().collect()));
@@ -85,8 +91,9 @@ impl Awaited {
         Self { room: others_without_workers(core.has_no_workers()), limit: None, ..awaited }
     }
 
-    /// A thread that is blocked until `op` has ended, or is granted. It is woken when it has to look itself: when leases alone may
-    /// hold it up, or when it may run what it needs. The first look is taken after `pause`.
+    /// A thread that is blocked until `op` has ended, or is granted. The watcher wakes the thread when the
+    /// thread has to inspect for itself: when leases alone may hold it up, or when it may run what it needs.
+    /// The first inspection happens after `pause`.
     pub(crate) fn by_thread(op: &OpHandle, pause: Duration, helps: bool) -> Self {
         Self {
             core: op.payload().core.clone(),
@@ -111,7 +118,7 @@ impl Awaited {
         Self { core, what, ops, pins: None, stand_ins, limit, room: false, blocked: None, helps: false }
     }
 
-    /// Wants stand-ins in the engines without workers that have something to run for it.
+    /// Requests stand-ins in the engines without workers that have something to run for this wait.
     fn with_stand_ins(mut self) -> Self {
         if others_without_workers(self.core.has_no_workers()) {
             let mut look = Inspection::new();
@@ -126,7 +133,7 @@ impl Awaited {
         self
     }
 
-    /// The time between looks while it is not known to be held up.
+    /// The time between inspections while no hold-up by leases is known.
     fn pause(&self) -> Option<Duration> {
         if self.room {
             return Some(ROOM_LOOK);
@@ -135,11 +142,11 @@ impl Awaited {
     }
 }
 
-/// A future's place among those that are pending; empty while it is not.
+/// The key of a pending future in the lists; empty while the future is not pending.
 #[derive(Debug, Default)]
 pub(crate) struct Pending(Option<Key>);
 
-/// Which list, which place in it, and how many had the place before.
+/// A list, a place in this list, and the number of earlier users of this place.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Key(NonZeroU64);
 
@@ -165,8 +172,8 @@ impl Key {
 const _: () = assert!(LISTS == 16, "a key has four bits for it");
 
 impl Pending {
-    /// The future was polled, and is pending: it wakes when leases have held it up for too long, and then this gives the error. `begin`
-    /// is called at the first time.
+    /// Registers a pending future after its poll. The future wakes when leases have held it up for too long;
+    /// this function then returns the error. The first call calls `begin`.
     pub(crate) fn poll(&mut self, cx: &mut Context<'_>, begin: impl FnOnce() -> Awaited) -> Option<Error> {
         match self.0 {
             None => {
@@ -183,7 +190,7 @@ impl Pending {
         }
     }
 
-    /// Whether it was woken since it was polled last.
+    /// Whether the future was woken since its last poll.
     pub(crate) fn was_woken(&self) -> bool {
         self.0.is_some_and(|key| list(key.list()).entry(key).is_some_and(|entry| entry.waker.is_none()))
     }
@@ -204,12 +211,12 @@ impl Drop for Pending {
 
 struct Entry {
     awaited: Awaited,
-    /// `None` while it is being woken.
+    /// `None` while the future is being woken.
     waker: Option<Waker>,
     /// The thread that polled first.
     thread: ThreadId,
     next_look: Option<Instant>,
-    /// Since when it is known that leases alone hold it up.
+    /// Since when leases alone are known to hold up the wait.
     held_since: Option<Instant>,
     verdict: Option<Error>,
 }

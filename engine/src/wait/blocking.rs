@@ -40,21 +40,22 @@ use crate::wait::stand_in::{NoStandIn, StandInSet, others_without_workers};
 use crate::wait::wait_for::{self, On};
 use crate::wait::watched::{Watched, sleep_until_work};
 
-/// Time until the first look while asleep. A look finds only what no wake-up can say: that nothing is left that could
-/// wake this thread. Each look comes twice as late as the one before, up to `LOOK_LAST`, or later where looks take long.
+/// Time until the first inspection while asleep. An inspection finds only what no wake-up can report: that
+/// nothing is left that could wake this thread. Each pause is twice as long as the one before, up to
+/// `LOOK_LAST`, or longer where inspections take long.
 const LOOK_FIRST: Duration = Duration::from_millis(10);
 
 /// See [`LOOK_FIRST`].
 const LOOK_LAST: Duration = Duration::from_millis(500);
 
-/// A wait that depends on more operations than this does not pick the ones it needs but sleeps: finding them would cost
-/// more than it gains.
+/// A wait that depends on more operations than this sleeps instead of picking the operations that it needs: a
+/// search for them would cost more than it gains.
 const HELP_SCAN_MAX: usize = 4096;
 
-/// Accesses that are looked at for an operation with a few variables.
+/// Accesses that are inspected for an operation with a few variables.
 const ACCESSES_PER_OP: usize = 8;
 
-/// What a picture takes from each operation.
+/// The data of an operation in a snapshot.
 #[derive(Clone)]
 pub(crate) struct OpSummary {
     pub(crate) core: u64,
@@ -103,7 +104,7 @@ fn summarize_pin(lease: &LeaseState) -> OpSummary {
 
 pub(crate) fn block_on_tensor(tensor: &Tensor, timeout: Option<Duration>) -> Result<(), Error> {
     if let Some(timeout @ Duration::ZERO) = timeout {
-        // Only a question, which leaves nothing in any queue.
+        // A query only, which leaves nothing in any queue.
         return ready::look(&tensor.inner).unwrap_or(Err(Error::Timeout(timeout)));
     }
     match poll_or_query(&tensor.inner) {
@@ -120,7 +121,7 @@ pub(crate) fn block_on_tensor(tensor: &Tensor, timeout: Option<Duration>) -> Res
     }
 }
 
-/// Blocks until the one-shot `signal`, which `waiting` will set, is set.
+/// Blocks until `one_shot`, which `waiting` will set, is set.
 pub(crate) fn block<V: Clone + Delivered>(
     core: &CoreRef,
     waiting: &OpHandle,
@@ -150,7 +151,7 @@ pub(crate) fn block<V: Clone + Delivered>(
     let mut cover = None;
     let mut inspection_took = Duration::ZERO;
     let mut pause = LOOK_FIRST;
-    // When it is asked whether the wait shall end, and the wait looks if enough time has gone by for that.
+    // The time of the next call of the wait hook, and of an inspection if enough time has gone by for one.
     let mut next_look = Instant::now() + pause;
     let mut looks_from = next_look;
     let mut watched: Option<Watched<'_, V>> = None;
@@ -160,9 +161,9 @@ pub(crate) fn block<V: Clone + Delivered>(
             return Ok(value);
         }
         if helps {
-            // A worker that has slept a while without another thread taking what it needs, since all spare workers wait as well,
-            // runs it after all: better a body inside another one's wait than a hang.
-            // At once, where all threads of the pool are blocked.
+            // A worker that has slept a while runs what it needs after all, since all spare workers wait as
+            // well. A body inside another body's wait is better than a hang. Where all threads of the pool
+            // are blocked, the worker runs it at once.
             let in_vain = pause > LOOK_FIRST || (cover.is_some() && core.pool.is_stuck());
             let last_resort = in_vain && core.runs_anything_here();
             let helping = if in_vain { context::begin_last_help() } else { context::begin_help() };
@@ -187,7 +188,7 @@ pub(crate) fn block<V: Clone + Delivered>(
                 || (helps && needed.without_workers().next().is_some())
                 || !awaits::has_watcher();
             let looks = is_wanted || (looks_itself && now >= looks_from);
-            // Not where the end of the wait is as near as that of the look may be.
+            // No inspection where the end of the wait is as near as that of the inspection may be.
             if looks && deadline.is_none_or(|deadline| deadline - now >= LOOK_FIRST.max(2 * inspection_took))
             {
                 let seen = watch.look(core, EVERYTHING)?;
@@ -204,14 +205,14 @@ pub(crate) fn block<V: Clone + Delivered>(
             pause = (pause * 2).min(LOOK_LAST);
             next_look = Instant::now() + pause;
             if std::mem::take(&mut is_wanted) {
-                // What it needs and is ready may have become near.
+                // What the wait needs and is ready may have become near.
                 watched = None;
                 continue;
             }
         }
         let wake = deadline.map_or(next_look, |deadline| deadline.min(next_look));
         if helps && needed.without_workers().next().is_some() {
-            // Work that arrived before this thread listened has not woken it.
+            // Work that arrived before this thread listened has not woken the thread.
             sleep_until_work(one_shot, needed.without_workers(), wake, || {
                 let helped = needed.help(context::begin_help(), false);
                 if !helped {
@@ -220,9 +221,9 @@ pub(crate) fn block<V: Clone + Delivered>(
                 !helped
             });
         } else if !inside && pause > LOOK_FIRST && watch.held_since.is_none() {
-            // It takes long, and nothing is wrong so far.
+            // The wait takes long, and nothing is wrong so far.
             let watched = watched.get_or_insert_with(|| Watched::new(one_shot, waiting, pause, helps));
-            // A signal handler of the language can only be asked for here.
+            // Only this thread can run a signal handler of the language.
             let asks = core.may_be_interrupted() || !awaits::has_watcher();
             let wake = if asks { Some(wake) } else { deadline };
             is_wanted = context::blocking(|| watched.wait_until(wake));
@@ -241,19 +242,20 @@ pub(crate) fn block<V: Clone + Delivered>(
     }
 }
 
-/// What a wait has others run for it.
+/// The stand-ins that run operations for a wait.
 #[derive(Default)]
 struct Relief {
     stand_ins: StandInSet,
-    /// Whether the last look found what is needed ready, and nothing left to run it.
+    /// True if the last inspection found a needed operation ready, and no thread left to run it.
     hopeless: bool,
 }
 
 impl Relief {
-    /// Has a stand-in run what is needed and ready, where all threads of its pool are blocked.
+    /// Makes a stand-in run what is needed and ready, where all threads of its pool are blocked.
     ///
     /// # Errors
-    /// [`Error::WouldDeadlock`] where that has failed twice in a row: other threads that could take it have had the time.
+    /// [`Error::WouldDeadlock`] when no stand-in was available twice in a row: other threads that could run
+    /// the work have had the time.
     fn see_to(&mut self, seen: &Inspection, what: &str) -> Result<(), Error> {
         let before = std::mem::take(&mut self.hopeless);
         let is_left = |op: &OpState| {
@@ -293,7 +295,7 @@ pub(crate) fn block_on_op(
     block(core, op, &what, one_shot, timeout)?.map_err(crate::OperationError::into_error)
 }
 
-/// Refuses a wait, asynchronous or not, that leads back to the operation it is made in.
+/// Refuses a wait, asynchronous or not, that leads back to the operation that makes the wait.
 pub(crate) fn check_self_wait(waiting: &OpHandle) -> Result<(), Error> {
     let Some(current) = context::current() else { return Ok(()) };
     if Inspection::of(waiting, EVERYTHING).ops().any(|(id, _, _)| id == current) {
@@ -302,39 +304,41 @@ pub(crate) fn check_self_wait(waiting: &OpHandle) -> Result<(), Error> {
     Ok(())
 }
 
-/// Whether this is a body that is granted and was not begun, if the operation is granted.
+/// Whether the operation, if granted, has a body that has not begun.
 pub(crate) fn is_ready_work(op: &OpState) -> bool {
     matches!(op.kind, Kind::Work | Kind::WorkerOnly) && op.phase() == Phase::Queued
 }
 
-/// Which operations a wait may help with, and the engines whose pools they come through: a tensor of one engine may be
-/// written by operations of another.
+/// The operations that a wait may help with, and the engines whose pools run them: operations of one engine
+/// may write a tensor of another.
 struct Needed {
     ops: HashSet<OpId>,
     cores: SmallVec<[CoreRef; 1]>,
-    /// There were too many to pick those that are needed: without workers, whatever is ready must do.
+    /// There are too many operations to pick the needed ones: without workers, the wait runs any ready
+    /// operation.
     too_many: bool,
-    /// Nothing is left out. If something is, it is farther away than what is here.
+    /// True if no operation is left out. Operations that are left out are farther away than those in `ops`.
     complete: bool,
 }
 
 impl Needed {
-    /// The engines that have no workers, so that the waiting thread runs what it needs there.
+    /// The engines without workers: the waiting thread itself runs what it needs there.
     fn without_workers(&self) -> impl Iterator<Item = &CoreRef> {
         self.cores.iter().filter(|core| core.has_no_workers())
     }
 
-    /// Has a stand-in run what is ready in each of the engines that has no workers.
+    /// Makes a stand-in run what is ready in each of the engines without workers.
     fn want_stand_ins(&self, stand_ins: &mut StandInSet) {
         for core in self.without_workers() {
             stand_ins.want(core);
         }
     }
 
-    /// What is known at the start of a wait. What is submitted later comes behind it.
+    /// What is known at the start of a wait. Operations that are submitted later come behind it.
     ///
-    /// It is what is near, but for engines without workers: there the waiting thread runs what is needed itself, or has to know
-    /// the engines that have something to run for it.
+    /// At the start only what is near is known. For engines without workers everything is inspected: there
+    /// the waiting thread itself runs what it needs, or has to know the engines that have something to run
+    /// for it.
     fn at_the_start(core: &CoreRef, watch: &mut Watch<'_>, timeout: Option<Duration>) -> Result<Self, Error> {
         let others = others_without_workers(core.has_no_workers());
         let limit = match (others, core.has_no_workers()) {
@@ -347,13 +351,13 @@ impl Needed {
         } else if others {
             Ok(Self::by(&Inspection::of(watch.op, limit), watch.op))
         } else {
-            // A look could take longer than the wait.
+            // An inspection could take longer than the wait.
             let cores = SmallVec::from_iter([watch.op.payload().core.clone()]);
             Ok(Self { ops: HashSet::from([watch.op.id()]), cores, too_many: false, complete: false })
         }
     }
 
-    /// What `waiting` needs, according to a look.
+    /// What `waiting` needs, according to an inspection.
     fn by(look: &Inspection, waiting: &OpHandle) -> Self {
         let own = &waiting.payload().core;
         let mut cores: SmallVec<[CoreRef; 1]> = SmallVec::from_iter([own.clone()]);
@@ -373,12 +377,12 @@ impl Needed {
         }
     }
 
-    /// Whether `op` is one of those, or a helper of one.
+    /// Whether `op` is needed, or helps a needed operation.
     fn names(&self, op: &OpGranted) -> bool {
         self.ops.contains(&op.id()) || op.payload().helped_op().is_some_and(|whole| self.ops.contains(&whole))
     }
 
-    /// Runs one ready operation that is needed; one that is not to be helped with only as the `last_resort`.
+    /// Runs one needed, ready operation. Worker-only operations run only as the `last_resort`.
     fn help(&self, helping: Option<Helping>, last_resort: bool) -> bool {
         let Some(_helping) = helping else { return false };
         let job = self.cores.iter().filter(|core| core.pool.has_work()).find_map(|core| {
@@ -403,9 +407,9 @@ impl Needed {
 struct Watch<'a> {
     op: &'a OpHandle,
     what: &'a str,
-    /// When the wait ends, whatever a look would still find.
+    /// When the wait ends, whatever an inspection would still find.
     deadline: Option<Instant>,
-    /// Since when only leases have held it up.
+    /// Since when only leases have held up the wait.
     held_since: Option<Instant>,
     /// True once unwanted leases were given the chance to end.
     collected: bool,
@@ -417,12 +421,13 @@ impl Watch<'_> {
         Inspection::of(self.op, limit).leads_to(current, limit)
     }
 
-    /// The leases that hold it up, if nothing else does.
+    /// The leases that hold up the wait, if nothing else does.
     fn only_leases(&self) -> Option<Vec<LeaseInfo>> {
         Inspection::of(self.op, EVERYTHING).only_leases(false)
     }
 
-    /// Fails when the wait can never end, or only leases hold it up for too long. Gives what it saw in `limit` accesses.
+    /// Fails when the wait can never end, or only leases hold it up for too long. Returns the inspection of
+    /// `limit` accesses.
     fn look(&mut self, core: &Core, limit: usize) -> Result<Inspection, Error> {
         if let Some(current) = context::current()
             && self.leads_back_to(current, limit)
@@ -437,7 +442,8 @@ impl Watch<'_> {
             self.held_since = None;
             return Ok(look);
         };
-        // Collecting garbage can take longer than others hold their leases, so it is for waits that last, or would fail.
+        // Collecting garbage can take longer than others keep their leases. So only waits that last, or would
+        // fail, collect.
         if !self.collected && (self.held_since.is_some() || held.iter().any(|lease| lease.own)) {
             self.collected = true;
             let left = self.deadline.map(|deadline| deadline.saturating_duration_since(Instant::now()));
@@ -468,7 +474,7 @@ impl Watch<'_> {
     }
 }
 
-/// Gives the processor to others for a while that is too short for falling asleep.
+/// Yields to other threads for a while that is too short for falling asleep.
 fn linger() {
     let until = Instant::now() + OWN_LOOK;
     while Instant::now() < until {
@@ -481,7 +487,7 @@ pub(crate) fn let_go(core: &Core) {
     let_go_within(core, None);
 }
 
-/// As [`let_go`], for a wait that has only so much time `left`. How long a collection takes is not known.
+/// As [`let_go`], for a wait that has only the time `left`. The duration of a collection is not known.
 fn let_go_within(core: &Core, left: Option<Duration>) {
     if let Some(collect) = core.on_lease_wait.get()
         && left.is_none_or(|left| left >= COLLECTED_GRACE)
@@ -495,11 +501,11 @@ fn let_go_within(core: &Core, left: Option<Duration>) {
 /// operation after it has notified the waiters, and these operands may be the last to keep the lease.
 const OWN_GRACE: Duration = OWN_LOOK;
 
-/// The same where garbage is collected. Libraries let go of what was collected on threads of their own: JAX took up to 68 ms on a busy
-/// machine.
+/// The same time where garbage is collected. Libraries release collected objects on threads of their own: JAX
+/// took up to 68 ms on a busy machine.
 const COLLECTED_GRACE: Duration = Duration::from_millis(200);
 
-/// The time between two looks meanwhile.
+/// The time between two inspections meanwhile.
 const OWN_LOOK: Duration = Duration::from_micros(200);
 
 /// How long a wait that leases hold up lets deleters finish that are already with the reaper.

@@ -35,7 +35,8 @@ const CHECK_FIRST: Duration = Duration::from_millis(20);
 /// The longest pause between two checks. Each pause is twice as long as the one before.
 const CHECK_LAST: Duration = Duration::from_millis(500);
 
-/// A pause is at most this part of the lease timeout, so a wait that leases hold up fails at most so much late.
+/// A pause is at most this part of the lease timeout, so a wait that leases hold up fails at most this part
+/// late.
 const PAUSES_PER_TIMEOUT: u32 = 8;
 
 /// Which of the threads that wait for the same thing checks whether they wait in vain.
@@ -50,16 +51,16 @@ pub(crate) struct Detector {
 /// The checks of one wait. Dropping it hands them over.
 pub(crate) struct Checks<'a> {
     detector: &'a Detector,
-    /// What the other threads listen to.
+    /// The notifier that the other threads listen to.
     notifier: &'a Notifier,
     /// The thread checks for itself, whatever others do.
     alone: bool,
-    /// It checks for all.
+    /// The thread checks for all.
     is_in_charge: bool,
     has_slept: bool,
     pause: Duration,
     pause_last: Duration,
-    /// Have other threads run what this one must not, or cannot.
+    /// Other threads that run what this thread must not, or cannot, run.
     pub(crate) stand_ins: StandInSet,
     /// Since when leases alone hold the wait up, as found by its earlier checks.
     held_since: Option<Instant>,
@@ -87,7 +88,7 @@ impl<'a> Checks<'a> {
         !self.has_slept
     }
 
-    /// Takes the checks for all over, if no thread has them.
+    /// Takes charge of the checks for all threads, if no thread has them.
     fn take_charge(&mut self) {
         if self.has_slept
             && !self.alone
@@ -99,7 +100,8 @@ impl<'a> Checks<'a> {
         }
     }
 
-    /// When the thread wakes to check; `None` while another thread does so for it. To be asked when the thread listens already.
+    /// When the thread wakes to check; `None` while another thread checks for it. Call this when the thread
+    /// already listens.
     pub(crate) fn next(&mut self) -> Option<Instant> {
         self.take_charge();
         let wakes = !self.has_slept
@@ -110,7 +112,7 @@ impl<'a> Checks<'a> {
         wakes.then(|| self.later())
     }
 
-    /// When a pause from now on is over.
+    /// The end of a pause that begins now.
     pub(crate) fn later(&self) -> Instant {
         Instant::now() + self.pause
     }
@@ -126,8 +128,8 @@ impl<'a> Checks<'a> {
         self.alone || self.is_in_charge || self.detector.stands_still.load(Ordering::SeqCst)
     }
 
-    /// The next pause of a wait in `core` is longer, unless an engine without workers may have something to run for it: nothing but a
-    /// check finds that.
+    /// Makes the next pause of a wait in `core` longer, unless an engine without workers may have something
+    /// to run for the wait: only a check finds such work.
     pub(crate) fn back_off(&mut self, core: &Core) {
         if !others_without_workers(core.has_no_workers()) {
             self.pause = (self.pause * 2).min(self.pause_last);
@@ -140,7 +142,7 @@ impl<'a> Checks<'a> {
         self.held_since = None;
     }
 
-    /// Has another thread check, if this one does so for all. The caller may be away for any time.
+    /// Makes another thread check, if this one checks for all. The caller may be away for any time.
     pub(crate) fn hand_over(&mut self) {
         // In a forked child no other thread waits, and the notifier may be locked for ever.
         if std::mem::take(&mut self.is_in_charge) && !locks_are_lost() {
@@ -149,22 +151,23 @@ impl<'a> Checks<'a> {
         }
     }
 
-    /// Notes whether a check found a standstill, of which the others have to hear.
+    /// Notes whether a check found a standstill, and notifies the others of a new one.
     fn found(&self, stands_still: bool) {
         if self.detector.stands_still.swap(stands_still, Ordering::SeqCst) != stands_still && stands_still {
             self.notifier.notify();
         }
     }
 
-    /// Fails when a reached in-flight limit can never drain, or when only leases have kept it full for longer than the engine accepts.
+    /// Fails when a reached in-flight limit can never drain, or when only leases have kept the engine full
+    /// for longer than it accepts.
     pub(crate) fn check_room(&mut self, core: &Core, in_flight: usize) -> Result<(), Error> {
         let checked = check_progress(core, in_flight, &mut self.held_since);
         self.found(!matches!(checked, Ok(false)));
         checked.map(drop)
     }
 
-    /// Fails when everything in flight has waited for leases only, for longer than the engine accepts, or waits for the operation
-    /// that asks.
+    /// Fails when everything in flight has waited for leases only, for longer than the engine accepts, or
+    /// waits for the calling operation.
     pub(crate) fn check_idle(&mut self, core: &Core) -> Result<(), Error> {
         let checked = check_idle_progress(core);
         self.found(!matches!(checked, Ok(false)));
@@ -178,22 +181,23 @@ impl Drop for Checks<'_> {
     }
 }
 
-/// A picture of the graph, which is counted.
+/// A snapshot of the graph, counted as inspected.
 fn take_snapshot() -> Snapshot<OpSummary> {
     let picture = blocking::take_snapshot();
     inspect::count(picture.ops.len());
     picture
 }
 
-/// The lease, when this operation is one that is held.
+/// The lease, if this operation is a held lease.
 fn held_lease(seen: &OpSummary) -> Option<LeaseInfo> {
     seen.lease.clone().filter(|lease| seen.kind == Kind::Lease && lease.held)
 }
 
 /// See [`Checks::check_room`]. Returns whether the engine stands still.
 ///
-/// A lease of the calling thread is not returned while the thread waits here. Each other lease may be returned at any time and make
-/// room. `held_since` is since when leases alone hold this submission up, as found by its earlier looks.
+/// A lease of the calling thread is not returned while the thread waits here. Every other lease may be
+/// returned at any time and make room. `held_since` is the time since when leases alone hold this submission
+/// up, as found by its earlier checks.
 fn check_progress(core: &Core, in_flight: usize, held_since: &mut Option<Instant>) -> Result<bool, Error> {
     let Some(leases) = standstill(&take_snapshot(), core) else {
         *held_since = None;
@@ -203,7 +207,8 @@ fn check_progress(core: &Core, in_flight: usize, held_since: &mut Option<Instant
     let since = *held_since.get_or_insert_with(Instant::now);
     let is_over =
         |leases: &[LeaseInfo]| leases.iter().all(|lease| lease.own) || since.elapsed() >= core.lease_timeout;
-    // Collecting garbage may end leases. It can take long, so it is for the first look and for one that would fail.
+    // Collecting garbage may end leases. A collection can take long, so only the first check, and one that
+    // would fail, collect.
     if !is_first_look && !is_over(&leases) {
         return Ok(true);
     }
@@ -245,7 +250,8 @@ fn check_idle_progress(core: &Core) -> Result<bool, Error> {
     Ok(true)
 }
 
-/// The engines without workers, other than `core`, that have to run something before operations in flight in `core` can end.
+/// The engines without workers, other than `core`, that have to run something before operations in flight in
+/// `core` can end.
 pub(crate) fn without_workers(core: &Core) -> SmallVec<[CoreRef; 1]> {
     let snapshot = take_snapshot();
     let ready = |op: &&OpView<OpSummary>| {
@@ -267,13 +273,13 @@ pub(crate) fn without_workers(core: &Core) -> SmallVec<[CoreRef; 1]> {
     found
 }
 
-/// When none of the engine's operations in flight can move: the leases they are behind. None of those means that they are
-/// behind the current operation, or behind others that are blocked as it is.
+/// The leases that hold up the engine, if none of its operations in flight can move. An empty list means that
+/// the operations wait for the current operation, or for others that are blocked as it is.
 fn standstill(snapshot: &Snapshot<OpSummary>, core: &Core) -> Option<Vec<LeaseInfo>> {
     let mine: Vec<_> =
         snapshot.ops.iter().filter(|op| op.label.counted && op.label.core == core.id).collect();
-    // Operations without variables are not in the picture. Unless they are blocked, they move; so may those that a picture
-    // taken a moment ago has missed.
+    // The snapshot does not contain operations without variables. Unless they are blocked, they move; so may
+    // operations that the snapshot, taken a moment ago, has missed.
     let unseen = wait_for::of_core(core.id).iter().filter(|op| snapshot.op(**op).is_none()).count();
     if mine.len() + unseen == 0 || mine.len() + unseen != core.in_flight() {
         return None;
@@ -288,12 +294,12 @@ fn standstill(snapshot: &Snapshot<OpSummary>, core: &Core) -> Option<Vec<LeaseIn
     if mine.into_iter().any(|op| search.moves(op.id)) { None } else { Some(search.leases) }
 }
 
-/// Looks for operations that can move, among all that some operations need.
+/// Searches for operations that can move, among all that some operations need.
 struct Search<'a> {
     snapshot: &'a Snapshot<OpSummary>,
     explained: Explained<'a, OpSummary>,
     blocked: HashMap<OpId, Vec<On>>,
-    /// Those looked at; none of them moves.
+    /// The inspected operations; none of them moves.
     seen: HashSet<OpId>,
     /// The held leases among them.
     leases: Vec<LeaseInfo>,

@@ -19,44 +19,45 @@ use crate::core::var_state::VarState;
 use crate::lease::owner::LeaseInfo;
 use crate::wait::wait_for::{self, On};
 
-/// Accesses that a look at the start of a wait goes through. What most waits need is found in these, and what it costs is little
-/// beside falling asleep.
+/// Accesses that an inspection at the start of a wait goes through. Most waits find what they need in so many
+/// accesses, and the cost is little beside falling asleep.
 pub(crate) const NEAR: usize = 256;
 
-/// A limit for looks that have to find everything.
+/// A limit for inspections that have to find everything.
 pub(crate) const EVERYTHING: usize = usize::MAX;
 
-/// The pause between two looks of a series is this many times as long as the last one took.
+/// The pause between two inspections of a series is this many times as long as the last inspection took.
 const PACE: u32 = 100;
 
 estafette_sync::statics! {
-    /// Accesses, and operations in pictures, looked at since the process began.
+    /// Accesses, and operations in snapshots, that were inspected since the process began.
     static INSPECTED: AtomicU64 = AtomicU64::new(0);
 }
 
-/// Accesses that waits have looked at since the process began, to find out what they wait for, and operations in flight that they have
-/// checked for a standstill. For tests of what waiting costs.
+/// Number of accesses that waits have inspected since the process began, plus operations in flight that they
+/// have checked for a standstill. For tests of the cost of waits.
 #[doc(hidden)]
 pub fn inspected() -> u64 {
     INSPECTED.load(Ordering::Relaxed)
 }
 
-/// Counts what a wait has looked at.
+/// Counts what a wait has inspected.
 pub(crate) fn count(inspected: usize) {
     INSPECTED.fetch_add(inspected as u64, Ordering::Relaxed);
 }
 
-/// The least time until the next look, after one that took so long.
+/// The least time until the next inspection, after an inspection of this duration.
 pub(crate) fn pause_after(inspection_took: Duration) -> Duration {
     inspection_took.saturating_mul(PACE)
 }
 
-/// Looks of several threads at the same thing: one at a time, for a [hundredth](PACE) of the time.
+/// Paces the inspections that several threads make of the same thing: one at a time, for a [hundredth](PACE)
+/// of the time.
 #[derive(Debug, Default)]
 pub(crate) struct Pace(Mutex<Option<Instant>>);
 
 impl Pace {
-    /// Looks, unless another thread does, or one has a short while ago.
+    /// Inspects, unless another thread is inspecting, or has inspected a short while ago.
     pub(crate) fn look<R>(&self, look: impl FnOnce() -> R) -> Option<R> {
         let began = Instant::now();
         {
@@ -77,10 +78,10 @@ impl Pace {
     }
 }
 
-/// A look that takes longer, or panics, does not keep others from looking.
+/// An inspection that takes longer, or panics, does not keep others from inspecting.
 const LOOK_MAX: Duration = Duration::from_secs(10);
 
-/// What some operations wait for.
+/// An inspection: what some operations wait for.
 pub(crate) struct Inspection {
     walk: Walk<'static, VarState, OpState, LeaseInfo>,
     roots: HashSet<OpId>,
@@ -92,7 +93,7 @@ impl Inspection {
         Self { walk: graph().walk(), roots: HashSet::new(), complete: true }
     }
 
-    /// What `op` waits for, as far as it is found in `limit` accesses.
+    /// What `op` waits for, as far as `limit` accesses show.
     pub(crate) fn of(op: &OpHandle, limit: usize) -> Self {
         let mut look = Self::new();
         look.add(op);
@@ -100,13 +101,13 @@ impl Inspection {
         look
     }
 
-    /// Adds an operation. Gives its place in [`reaches`](Self::reaches).
+    /// Adds an operation. Returns its place in [`reaches`](Self::reaches).
     pub(crate) fn add(&mut self, op: &OpHandle) -> usize {
         self.roots.insert(op.id());
         self.walk.add(op)
     }
 
-    /// Looks further, up to `limit` accesses in all.
+    /// Inspects further, up to `limit` accesses in all.
     pub(crate) fn run(&mut self, limit: usize) {
         let before = self.walk.inspected();
         self.complete = self.walk.run(limit, |state, found| {
@@ -120,7 +121,7 @@ impl Inspection {
         self.complete
     }
 
-    /// The operations found, those included that the look began with, and whether they are granted.
+    /// The operations found, including the roots of the inspection, and whether each is granted.
     pub(crate) fn ops(&self) -> impl Iterator<Item = (OpId, bool, &OpState)> {
         self.walk.steps().filter_map(|step| match step.what {
             StepKind::Op(state) => Some((step.id, step.granted, state)),
@@ -128,15 +129,17 @@ impl Inspection {
         })
     }
 
-    /// For each place, whether one of the granted operations there that it waits for, or itself, is such.
+    /// For each place, whether `such` holds for its operation, or for a granted operation that this operation
+    /// waits for.
     pub(crate) fn reaches(&self, such: impl Fn(&OpState) -> bool) -> Vec<bool> {
         self.walk.reaches(|step| matches!(step.what, StepKind::Op(state) if such(state)))
     }
 
-    /// The leases that hold up the operations that the look began with, if nothing else does. An operation that has ended is left
-    /// out. One that is a held lease counts as such if `ends` are waited for.
+    /// The leases that hold up the roots of the inspection, if nothing else does. Roots that have ended are
+    /// left out. A root that is a held lease counts as such if `ends` are waited for.
     ///
-    /// That is never said unless it is so at one moment: all that waits was found, and waits still.
+    /// The answer was true at one moment: the inspection found every waiting operation, and all of them still
+    /// wait.
     pub(crate) fn only_leases(&self, ends: bool) -> Option<Vec<LeaseInfo>> {
         if !self.complete {
             return None;
@@ -152,10 +155,11 @@ impl Inspection {
         (!leases.is_empty() && self.walk.all_still_wait()).then_some(leases)
     }
 
-    /// Whether what the look began with needs the end of `op`, by way of queues and of operations that are blocked.
+    /// Whether the roots of the inspection need the end of `op`, by way of queues and of blocked operations.
     ///
-    /// What an operation needs only becomes less, and `op` runs, so what was found at different times was so when the look began.
-    /// Looks at `limit` accesses at most, and then does not know.
+    /// The needs of an operation only shrink, and `op` runs. So what was found at different times was true
+    /// when the inspection began. The function inspects at most `limit` accesses; beyond these the answer is
+    /// false.
     pub(crate) fn leads_to(mut self, op: OpId, limit: usize) -> bool {
         let blocked = wait_for::now();
         let mut followed = HashSet::new();
@@ -179,7 +183,7 @@ impl Inspection {
     }
 }
 
-/// Which of these operations leases alone hold up, and these leases. One look for all of them.
+/// The operations among `ops` that leases alone hold up, and these leases. One inspection serves all of them.
 pub(crate) fn held<'a>(ops: impl Iterator<Item = &'a OpHandle>) -> (HashSet<OpId>, Vec<LeaseInfo>) {
     let mut look = Inspection::new();
     let ops: Vec<_> = ops.map(|op| (op, look.add(op))).collect();

@@ -1,16 +1,17 @@
 //! Threads that run an engine's operations in place of threads that wait and must not run them.
 //!
-//! A wait with a timeout must be back in time, whatever its operations do; a future must not hold up its executor; code inside
-//! [`without_helping`](crate::without_helping) may hold locks. In an engine with workers the workers run what such waits need. Two
-//! cases are left, and a *stand-in* serves both:
+//! A wait with a timeout must return in time, whatever its operations do; a future must not hold up its
+//! executor; code inside [`without_helping`](crate::without_helping) may hold locks. In an engine with
+//! workers the workers run what such waits need. Two cases are left, and a *stand-in* serves both:
 //!
-//! - An engine without workers. A wait holds a [`StandIn`] for as long as it lasts; while there is one, a thread of the engine takes
-//!   whatever is ready.
-//! - A pool whose threads are all blocked in waits of their own ([`Pool::is_stuck`](estafette_devices::cpu::Pool::is_stuck)). One of
-//!   these waits has a stand-in take what the pool cannot.
+//! - An engine without workers. A wait keeps a [`StandIn`] for as long as the wait lasts. While a `StandIn`
+//!   exists, a thread of the engine takes any ready operation.
+//! - A pool whose threads are all blocked in waits of their own
+//!   ([`Pool::is_stuck`](estafette_devices::cpu::Pool::is_stuck)). One of these waits makes a stand-in take
+//!   what the pool cannot.
 //!
-//! At most one stand-in of an engine takes operations at a time. When the operation that it runs waits in turn, it counts as blocked,
-//! and the next one is called. [`STAND_INS_MAX`] bounds them.
+//! At most one stand-in of an engine takes operations at a time. When its operation waits in turn, the
+//! stand-in counts as blocked, and the next stand-in is called. [`STAND_INS_MAX`] bounds their number.
 
 use std::cell::RefCell;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -27,18 +28,19 @@ use crate::core::core_ref::CoreRef;
 use crate::core::operation::drop_panic;
 use crate::operation::run;
 
-/// The most stand-ins of one engine. Each is a thread that is blocked in a wait of an operation that it runs, but for the last one, so
-/// this bounds how deep waits may nest where nothing else runs what they need.
+/// The most stand-ins of one engine. Each but the last is a thread that is blocked in a wait of an operation
+/// that it runs. So this number bounds how deep waits may nest where nothing else runs what they need.
 const STAND_INS_MAX: usize = 64;
 
-/// How long a stand-in that is not wanted rests before its thread ends: long enough for a program that waits again and again.
+/// How long an unwanted stand-in rests before its thread ends: long enough for a program that waits again and
+/// again.
 const REST: Duration = Duration::from_millis(200);
 
-/// How long a stand-in of an engine without workers sleeps at most between looks at whether it is still wanted.
+/// Longest sleep of a stand-in of an engine without workers between checks whether it is still wanted.
 const NAP: Duration = Duration::from_millis(100);
 
 estafette_sync::statics! {
-    /// Engines without workers.
+    /// Number of engines without workers.
     static WORKERLESS: AtomicUsize = AtomicUsize::new(0);
 }
 
@@ -50,7 +52,7 @@ thread_local! {
 /// The stand-ins of one engine.
 #[derive(Debug, Default)]
 pub(crate) struct StandIns {
-    /// Waits that want one.
+    /// Number of waits that want a stand-in.
     wanted: AtomicUsize,
     threads: Mutex<StandInThreads>,
     called: Condvar,
@@ -60,11 +62,11 @@ pub(crate) struct StandIns {
 struct StandInThreads {
     /// Threads that have not ended.
     alive: usize,
-    /// Those that rest.
+    /// Threads that rest.
     resting: usize,
-    /// Those that rest, and have been called.
+    /// Resting threads that have been called.
     calls: usize,
-    /// Those whose operation waits.
+    /// Threads whose operation waits.
     blocked: usize,
 }
 
@@ -75,7 +77,7 @@ impl StandInThreads {
     }
 }
 
-/// Has a thread of an engine run what is ready, until it is dropped.
+/// Makes a thread of an engine run what is ready, until dropped.
 #[derive(Debug)]
 pub(crate) struct StandIn {
     core: CoreRef,
@@ -90,7 +92,7 @@ impl Drop for StandIn {
 /// Why there is no stand-in.
 #[derive(Debug)]
 pub(crate) enum NoStandIn {
-    /// There are [`STAND_INS_MAX`] of them.
+    /// The engine has [`STAND_INS_MAX`] stand-ins.
     TooMany,
     /// The system has refused the thread.
     Refused(std::io::Error),
@@ -101,7 +103,7 @@ pub(crate) enum NoStandIn {
 pub(crate) struct StandInSet(SmallVec<[StandIn; 1]>);
 
 impl StandInSet {
-    /// Wants one of `core`, and sees to it that one is there. Returns why there is none.
+    /// Requests a stand-in of `core`, and starts or calls its thread. Returns why no stand-in is available.
     pub(crate) fn want(&mut self, core: &CoreRef) -> Option<NoStandIn> {
         if self.0.iter().all(|known| !known.core.same(core)) {
             core.stand_ins.wanted.fetch_add(1, Ordering::SeqCst);
@@ -121,7 +123,8 @@ pub(crate) fn workerless_gone() {
     WORKERLESS.fetch_sub(1, Ordering::Relaxed);
 }
 
-/// Whether there may be an engine without workers beside the one that asks, which is `has_no_workers` if it has none either.
+/// Whether there may be another engine without workers. `alone` says whether the calling engine has none
+/// either.
 pub(crate) fn others_without_workers(alone: bool) -> bool {
     WORKERLESS.load(Ordering::Relaxed) > usize::from(alone)
 }
@@ -164,7 +167,7 @@ impl Drop for Blocked {
     }
 }
 
-/// Whether the calling thread is a stand-in, of whatever engine.
+/// Whether the calling thread is a stand-in of any engine.
 pub(crate) fn is_one() -> bool {
     STANDS_IN.try_with(|stands_in| stands_in.borrow().is_some()).unwrap_or(false)
 }
@@ -179,13 +182,13 @@ impl StandIns {
         self.wanted.load(Ordering::SeqCst) > 0
     }
 
-    /// Wants a stand-in for as long as the engine, whose last handle is gone, has operations in flight.
+    /// Requests a stand-in for as long as the engine, whose last handle is gone, has operations in flight.
     pub(crate) fn want_to_the_end(&self, core: &CoreRef) {
         self.wanted.fetch_add(1, Ordering::SeqCst);
         self.call(core);
     }
 
-    /// Makes sure that one takes operations. Returns why none does.
+    /// Makes sure that a stand-in takes operations. Returns why none does.
     fn call(&self, core: &CoreRef) -> Option<NoStandIn> {
         let mut threads = self.threads();
         if threads.active() > 0 {
@@ -214,12 +217,13 @@ impl StandIns {
         None
     }
 
-    /// Rests until called; false when there was no call for a while, and the thread is to end.
+    /// Rests until called. Returns false when no call came for a while, and the thread is to end.
     fn rest(&self, core: &CoreRef) -> bool {
         let until = Instant::now() + REST;
         let mut threads = self.threads();
         threads.resting += 1;
-        // A wait that wanted one in the meantime may have found this thread active, and two that were active may both rest.
+        // A wait that requested a stand-in in the meantime may have found this thread active, and two active
+        // stand-ins may both rest.
         if core.has_no_workers() && self.is_wanted() && !core.is_over() && threads.active() == 0 {
             threads.resting -= 1;
             return true;
@@ -238,7 +242,7 @@ impl StandIns {
         true
     }
 
-    /// Whether the calling stand-in goes on: it is wanted, and the only one that takes operations.
+    /// Whether the calling stand-in continues: it is wanted, and the only one that takes operations.
     fn goes_on(&self, core: &CoreRef) -> bool {
         self.is_wanted()
             && !core.is_over()

@@ -1,7 +1,8 @@
 //! Which running operations are blocked, and on what: the edges of the wait-for graph that no queue knows.
 //!
-//! An operation whose body waits is running as far as its variables are concerned. Without these edges two operations
-//! that wait for each other's results would wait for ever, and an engine full of them would look busy.
+//! An operation whose body waits is running as far as its variables are concerned. Without these edges two
+//! operations that wait for each other's results would wait for ever, and an engine full of them would look
+//! busy.
 
 use std::collections::{HashMap, HashSet};
 

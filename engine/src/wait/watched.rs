@@ -1,5 +1,5 @@
-//! Threads that sleep until something wakes them: for long, while [another one](crate::wait::awaits) looks at what they wait for; and in engines
-//! without workers, until there is work.
+//! Threads that sleep until woken: for long, while the [watcher](crate::wait::awaits) inspects what they wait
+//! for; and in engines without workers, until there is work.
 
 use std::sync::Arc;
 use std::task::{Context, Wake, Waker};
@@ -30,7 +30,7 @@ impl Wake for Sleeper {
 }
 
 impl Sleeper {
-    /// Sleeps until it is woken, or until `deadline`. Whether it was woken.
+    /// Sleeps until woken, or until `deadline`. Returns whether the thread was woken.
     fn sleep(&self, deadline: Option<Instant>) -> bool {
         let mut woken = self.woken.lock();
         while !*woken {
@@ -49,8 +49,9 @@ impl Sleeper {
     }
 }
 
-/// Sleeps until `signal` is set, until there is work in one of the `engines`, which have no workers, or until `deadline`. Does not sleep
-/// unless `is_idle`, which is asked when the thread listens.
+/// Sleeps until `one_shot` is set, until there is work in one of the `engines`, which have no workers, or
+/// until `deadline`. Sleeps only if `is_idle` returns true; the thread already listens when this function
+/// calls `is_idle`.
 pub(crate) fn sleep_until_work<'a, V: Clone + Delivered>(
     one_shot: &OneShot<V>,
     engines: impl Iterator<Item = &'a CoreRef>,
@@ -68,7 +69,7 @@ pub(crate) fn sleep_until_work<'a, V: Clone + Delivered>(
     one_shot.forget(&mut key);
 }
 
-/// A blocked thread, among those that are looked for.
+/// A blocked thread that the watcher inspects for.
 pub(crate) struct Watched<'a, V: Clone + Delivered> {
     one_shot: &'a OneShot<V>,
     op: &'a OpHandle,
@@ -80,14 +81,15 @@ pub(crate) struct Watched<'a, V: Clone + Delivered> {
 }
 
 impl<'a, V: Clone + Delivered> Watched<'a, V> {
-    /// The calling thread waits for `signal`, which `op` will set; it `helps` if it may run what it needs. The first look is taken after
-    /// `pause`.
+    /// The calling thread waits for `one_shot`, which `op` will set; `helps` says whether the thread may run
+    /// what it needs. The first inspection happens after `pause`.
     pub(crate) fn new(one_shot: &'a OneShot<V>, op: &'a OpHandle, pause: Duration, helps: bool) -> Self {
         let (key, pending) = (WakerKey::default(), Pending::default());
         Self { one_shot, op, pause, helps, sleeper: Arc::default(), key, pending }
     }
 
-    /// Sleeps until the signal is set, until the thread has to look itself, or until `deadline`. True where it has to look.
+    /// Sleeps until the one-shot is set, until the thread has to inspect for itself, or until `deadline`.
+    /// Returns true where the thread has to inspect.
     pub(crate) fn wait_until(&mut self, deadline: Option<Instant>) -> bool {
         let waker = Waker::from(Arc::clone(&self.sleeper));
         let cx = &mut Context::from_waker(&waker);
@@ -96,7 +98,7 @@ impl<'a, V: Clone + Delivered> Watched<'a, V> {
                 return false;
             }
             let (op, pause, helps) = (self.op, self.pause, self.helps);
-            // It has no verdict: a thread that is woken looks itself.
+            // The entry of a thread has no verdict: a woken thread inspects for itself.
             let _ = self.pending.poll(cx, || Awaited::by_thread(op, pause, helps));
             if !self.sleeper.sleep(deadline) {
                 return false;

@@ -1,13 +1,14 @@
-//! The thread of the process that looks at what futures and threads wait for.
+//! The watcher: the thread of the process that inspects what futures and threads wait for.
 //!
-//! # Deciding when to look
-//! 1. *Register*: enter the list (under its lock), then read [`Watcher::next`]; if that is later than the entry's own time, lower it under
-//!    the watcher's lock and wake the watcher.
-//! 2. *Inspection*: the watcher sets `next` to *never*, goes through the lists, then, under its lock, lowers `next` to the earliest time found,
-//!    and sleeps until then.
+//! # Deciding when to inspect
+//! 1. *Register*: enter the list (under its lock), then read [`Watcher::next`]. If `next` is later than the
+//!    entry's own time, lower `next` under the watcher's lock and wake the watcher.
+//! 2. *Inspection*: the watcher sets `next` to *never* and goes through the lists. Then, under its lock, the
+//!    watcher lowers `next` to the earliest time found, and sleeps until then.
 //!
-//! An entry that the watcher missed was entered after the lists were gone through, hence after `next` was *never*: its future read
-//! that, or a time that the watcher has set since then, and lowers it if need be.
+//! An entry that the watcher missed was entered after the lists were gone through, hence after `next` was
+//! *never*. The future of this entry then read *never*, or a time that the watcher has set since then, and
+//! lowers `next` if need be.
 
 use std::panic::catch_unwind;
 
@@ -35,26 +36,27 @@ use crate::wait::blocking::{is_ready_work, let_go};
 use crate::wait::deadlock;
 use crate::wait::inspect::{self, EVERYTHING, Inspection};
 
-/// The longest time between two looks for a blocked thread.
+/// The longest time between two inspections for a blocked thread.
 const BLOCKED_LOOK_LAST: Duration = Duration::from_millis(500);
 
-/// Threads that one look wakes at most because they could run something: others are left for the next one.
+/// Most threads that one inspection wakes because they could run something. The next inspection wakes the
+/// others.
 const WOKEN_MAX: usize = 8;
 
-/// The thread of the process that looks at pending futures. Started when first needed.
+/// The watcher. Its thread is started when first needed.
 pub(super) struct Watcher {
     started: Instant,
-    /// There is such a thread. Where the system has refused it, the next wait that needs it tries again.
+    /// True once the thread runs. If the system refuses the thread, the next wait that needs it tries again.
     is_running: AtomicBool,
-    /// It was refused, which is reported once. Held while the thread is started.
+    /// True once a refusal was reported. The lock is held while the thread is started.
     refused: Mutex<bool>,
-    /// When it looks next: milliseconds since it was started.
+    /// Time of the next inspection: milliseconds since `started`.
     next: AtomicU64,
     sleep: Mutex<()>,
     woken: Condvar,
 }
 
-/// As `Watcher::next`: not before a future asks for it.
+/// Value of `Watcher::next`: no inspection before a future requests one.
 const NEVER: u64 = u64::MAX;
 
 pub(super) fn watcher() -> &'static Watcher {
@@ -77,12 +79,12 @@ pub(super) fn watcher() -> &'static Watcher {
     watcher
 }
 
-/// Whether there is a thread that looks for those that wait. If it could not be started, blocked threads look themselves.
+/// Whether the watcher runs. If its thread could not be started, blocked threads inspect for themselves.
 pub(crate) fn has_watcher() -> bool {
     watcher().is_running.load(Ordering::Acquire)
 }
 
-/// Has the watcher look at `when` or before.
+/// Makes the watcher inspect at `when` or before.
 pub(crate) fn inspect_by(when: Instant) {
     watcher().inspect_by(when);
 }
@@ -106,7 +108,7 @@ impl Watcher {
     }
 
     pub(super) fn inspect_by(&self, when: Instant) {
-        // Rounded up: a look that came too early would have nothing to do.
+        // Rounded up: an inspection that came too early would have nothing to do.
         let when = when.saturating_duration_since(self.started).as_millis() as u64 + 1;
         if when < self.next.load(Ordering::SeqCst) {
             let sleep = self.sleep.lock();
@@ -126,7 +128,7 @@ impl Watcher {
             let times = if now < not_before {
                 vec![not_before]
             } else {
-                // What is looked at is dropped by users' code at last.
+                // Dropping the inspected objects may run code of users.
                 let looked = catch_unwind(look);
                 not_before = Instant::now() + inspect::pause_after(now.elapsed());
                 looked.unwrap_or_else(|panic| {
@@ -158,7 +160,7 @@ impl Watcher {
     }
 }
 
-/// What a look needs to know of an entry.
+/// The data of an entry that an inspection needs.
 struct Due {
     key: Key,
     core: CoreRef,
@@ -172,7 +174,8 @@ struct Due {
     helps: bool,
 }
 
-/// Looks at the futures and threads whose time has come. Gives the times at which others are to be looked at next.
+/// Inspects the futures and threads whose time has come. Returns the times of the next inspections of the
+/// others.
 fn look() -> Vec<Instant> {
     let now = Instant::now();
     let mut next = Vec::new();
@@ -200,7 +203,7 @@ fn look() -> Vec<Instant> {
         }
     }
     let (room, due): (Vec<_>, Vec<_>) = due.into_iter().partition(|due| due.room);
-    // One look for all that wait for room in the same engine.
+    // One inspection for all that wait for room in the same engine.
     let mut others: Vec<(CoreRef, SmallVec<[CoreRef; 1]>)> = Vec::new();
     for due in room {
         let known = others.iter().position(|(core, _)| core.same(&due.core)).unwrap_or_else(|| {
@@ -212,7 +215,8 @@ fn look() -> Vec<Instant> {
     if due.is_empty() {
         return next;
     }
-    // One look for all of them. Few are held up by leases alone, and these are looked at again, one by one.
+    // One inspection for all entries. Leases alone hold up few of them, and these are inspected again, one by
+    // one.
     let mut look = Inspection::new();
     let places: Vec<Places> = due.iter().map(|due| due.ops.iter().map(|op| look.add(op)).collect()).collect();
     look.run(EVERYTHING);
@@ -226,7 +230,7 @@ fn look() -> Vec<Instant> {
         let wake = wanted.contains(&number) || (suspect && due.held_by().is_some());
         next.extend(due.inspect_again_or_wake(wake));
     }
-    // Those that would fail now get what a blocking wait does first: leases are let go of that are garbage.
+    // Futures that would fail now get what a blocking wait does first: unwanted leases are released.
     let held: Vec<_> = futures
         .iter()
         .map(|(_, (due, places))| {
@@ -249,11 +253,11 @@ fn look() -> Vec<Instant> {
     next
 }
 
-/// Where the operations of one entry are in a look.
+/// The places of the operations of one entry in an inspection.
 type Places = SmallVec<[usize; 1]>;
 
-/// The blocked threads that shall look themselves, because something that they need is ready and no other thread runs it: they may
-/// run it, or have another thread do so.
+/// The blocked threads that shall inspect for themselves, because something that they need is ready and no
+/// other thread runs it. These threads may run it, or have another thread do so.
 fn wanted_threads(look: &Inspection, due: &[Due], places: &[Places]) -> Vec<usize> {
     if !due.iter().any(|due| due.is_blocked) {
         return Vec::new();
@@ -270,7 +274,7 @@ fn wanted_threads(look: &Inspection, due: &[Due], places: &[Places]) -> Vec<usiz
 }
 
 impl Due {
-    /// The leases that hold up all that has not ended, if nothing else does.
+    /// The leases that hold up every operation that has not ended, if nothing else does.
     fn held_by(&self) -> Option<Vec<LeaseInfo>> {
         let mut look = Inspection::new();
         for op in &self.ops {
@@ -279,7 +283,7 @@ impl Due {
         look.run(EVERYTHING);
         let mut held = look.only_leases(!self.is_blocked);
         if let Some((tensor, numbers)) = &self.pins {
-            // Where every operation has ended, the look has found nothing.
+            // Where every operation has ended, the inspection has found nothing.
             if held.is_none() && !self.ops.iter().all(|op| op.payload().phase() == Phase::Done) {
                 return None;
             }
@@ -296,7 +300,7 @@ impl Due {
         held
     }
 
-    /// Wakes the blocked thread, or says when to look again.
+    /// Wakes the blocked thread, or returns the time of the next inspection.
     fn inspect_again_or_wake(&self, wakes: bool) -> Option<Instant> {
         let mut entries = list(self.key.list());
         let entry = entries.entry(self.key)?;
@@ -318,7 +322,8 @@ impl Due {
         since.is_some_and(|(since, limit)| now.saturating_duration_since(since) >= limit)
     }
 
-    /// Notes what was found, and says when to look again. A future that leases have held up for too long is woken with the error.
+    /// Notes the result of an inspection, and returns the time of the next one. A future that leases have
+    /// held up for too long is woken with the error.
     fn settle(&self, held: Option<Vec<LeaseInfo>>) -> Option<Instant> {
         let now = Instant::now();
         let limit = self.limit?;
@@ -353,7 +358,7 @@ impl Due {
     }
 }
 
-/// Has `others`, engines without workers, run what operations in flight wait for.
+/// Makes `others`, engines without workers, run what operations in flight wait for.
 fn make_room(due: &Due, others: &[CoreRef]) -> Option<Instant> {
     let mut entries = list(due.key.list());
     let entry = entries.entry(due.key)?;
