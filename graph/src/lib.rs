@@ -38,6 +38,20 @@
 //!
 //! `PROTOCOL.md` beside this crate's source states how the order is kept, which races are excluded and why
 //! each memory ordering is what it is.
+//!
+//! # Invariants
+//!
+//! - An operation joins all its queues at one moment: it holds the locks of all its variables together,
+//!   taken in address order. Submissions are linearizable, and crossing submitters cannot deadlock.
+//! - Granted accesses are a prefix of each queue and stay in it until they complete, so a stuck graph can
+//!   be explained.
+//! - Nothing foreign runs under a lock of a variable. Payloads, wakers and deleters are dropped or called
+//!   without one. A closure that runs under a lock and uses the graph is refused.
+//! - An access costs two locked instructions, and none while one thread uses the graph alone. An operation
+//!   of up to four accesses allocates nothing on the heap.
+//! - A completion publishes what it leaves in a variable before it grants anything.
+//! - A replay has the meaning of the recorded program: the dependences that it leaves out follow from the
+//!   others.
 #![doc(test(attr(deny(warnings))))]
 
 mod addresses;

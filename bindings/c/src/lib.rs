@@ -14,6 +14,12 @@
 //! - On any error the caller keeps what it passed: tensors, fences, contexts.
 //! - No panic crosses: `entry` turns one into `ESTAFETTE_INTERNAL`.
 //! - Callbacks run under no lock of ours.
+//!
+//! # Invariants
+//!
+//! - On any error the caller keeps what it passed, so what can fail comes before what is taken. No panic
+//!   crosses.
+//! - A handle is a place and a generation, never an address. A call pins what it uses, without a lock.
 
 // The names are those of the header.
 #![allow(non_camel_case_types)]

@@ -28,6 +28,12 @@
 //! | `recording` | where the time went: the recorder, its file and its report |
 //! | `error`, `report`, `unretrieved` | reports as Python objects; failures that nothing has looked at |
 //! | `attached`, `fastcall` | the Python lock as a lock, and calls without detours |
+//!
+//! # Invariants
+//!
+//! - What is known of other libraries is in one table with a source for each row (`exchange/peers.rs`). An
+//!   exchange that could not be ordered is noted (`exchange/unordered.rs`).
+//! - The extension keeps nothing of an event loop: the futures that its tasks wait on belong to the loop.
 
 #![allow(missing_debug_implementations, reason = "Python classes, seen from Python only")]
 

@@ -26,6 +26,19 @@
 //! | `capture` | work of queues, recorded once and launched often |
 //! | `timing` | when work ran |
 //! | `memory` | pools, pinned and managed memory; devices that reach each other's |
+//!
+//! # Invariants
+//!
+//! - A chain on one stream makes no call of the driver for its fences: a stream records an event when
+//!   another queue needs one, and writes a number when the host does. What is recorded late covers no wait
+//!   that came after the fence.
+//! - A stream records an event before each wait that it is given: an event recorded later would cover the
+//!   wait too.
+//! - A CUDA event is never recorded again while a fence refers to it.
+//! - A foreign stream is not kept, and a stream under capture is not queried.
+//! - A function that the driver lacks is never called.
+//! - Foreign code that enqueues on a queue, or frees memory, finds the device's context current on its
+//!   thread.
 
 mod capture;
 mod context;

@@ -30,6 +30,13 @@
 //! | `push` | completion callbacks of OpenCL |
 //! | `errors` | asynchronous errors |
 //! | `timing` | when commands ran |
+//!
+//! # Invariants
+//!
+//! - A process never has a second SYCL runtime.
+//! - The event of a foreign queue is queried and never waited for, and nothing that runs in a deleter
+//!   enqueues on a SYCL queue: the runtime holds locks meanwhile that its host tasks may need.
+//! - Commands with time stamps go to other queues of the runtime, in the same order.
 
 mod api;
 mod context;

@@ -17,6 +17,12 @@
 //!
 //! The host waits before the operation begins where only the host can read or write the memory, and where the source was not
 //! defined at submission: the queue to wait on was unknown then.
+//!
+//! # Invariants
+//!
+//! - No thread waits for a copy, and no copy holds up a thread in the driver: plain host memory goes
+//!   through staging chunks, whose number is bounded. A copy waits for a chunk only while it has none.
+//! - What a copy that is given up leaves behind keeps the memory that it uses.
 
 mod pack;
 pub(crate) mod queue_pool;

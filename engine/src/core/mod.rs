@@ -19,6 +19,24 @@
 //! | `unretrieved` | Failures that the program has not retrieved |
 //! | `var_state` | State of a variable: the version, its failure, and its pending fences |
 //! | `wakers` | Wakers of futures that wait for the same thing |
+//!
+//! # Invariants
+//!
+//! - A process has one graph, for ever, whatever the number of engines. A tensor of one engine is ordered
+//!   in operations of all. Each operation runs in the pool of the engine that it was submitted to.
+//! - The state of a variable changes under its lock. Fences are queried outside of it, since a query may
+//!   call a driver, and what is replaced is dropped outside of it, since errors and events are users'.
+//! - A failure belongs to a version. A write never looks at the version that it replaces, so it starts a
+//!   clean one; an update does, so it is skipped.
+//! - A failure is retrieved when the program gets it. A failure that the program never gets is reported
+//!   once, where it is dropped (`unretrieved`). A cancellation is no failure.
+//! - No lock of the engine is held while user code, a waker, a deleter or Python runs. A user's destructor
+//!   that panics unwinds into no thread of the engine (`contained`).
+//! - Threads never own an engine. Operations in flight own its core; the end of the last one closes a core
+//!   without handles. A thread that used the core keeps its memory a little longer (`core_ref`).
+//! - A thread that others rely on ends the process, with a message, when it panics outside of foreign code.
+//! - In a forked child nothing runs a deleter or takes a lock: calls are refused, and memory is leaked and
+//!   counted.
 
 pub(crate) mod clock;
 pub(crate) mod coalesced;

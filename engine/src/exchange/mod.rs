@@ -17,6 +17,21 @@
 //! | [`callback`] | which threads run foreign callbacks, which must not wait |
 //! | [`fork`] | what must not run in a forked child |
 //! | `log_panic` | calls to foreign code whose panic has no receiver |
+//!
+//! # Invariants
+//!
+//! - Memory is taken out of the process-wide map before its deleter runs.
+//! - A raw stream is not touched after the call that gave it. Memory whose last use is there goes through
+//!   the quarantine, on a thread per device. The quarantine ends by a leak after a timeout.
+//! - A producer orders its work before a queue that nothing else waits on, so one import never waits for
+//!   another.
+//! - Memory is released before its last use is over only behind a wait of the stream that its allocator
+//!   orders reuse by, which the importer vouches for.
+//! - Foreign deleters begin one after the other, each when the one before has returned or is slow. They run
+//!   on the reaper's threads; those that the peer table calls inline run where Python drops a tensor.
+//! - A callback of a foreign fence takes notes only: subscribers run on the reactor's thread, and the
+//!   reaper releases the fence. Its first answer counts.
+//! - A call that would block in a callback is refused.
 
 pub mod abi;
 pub mod arrow;

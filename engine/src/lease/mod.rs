@@ -11,6 +11,14 @@
 //! | `state` | what the clones of a lease share, and the end of the lease |
 //! | `consumer` | who memory is handed to, and what the end of a lease waits for |
 //! | `owner` | who owns a lease, and what a diagnosis reports of it |
+//!
+//! # Invariants
+//!
+//! - A diagnosis sees pins and lease operations alike.
+//! - A view that outlives its operation becomes a lease in place, without a gap.
+//! - A lease for a queue is granted while earlier work is pending. The thread that asks orders that work on
+//!   the queue within its call. Such a lease leaves a fence, so a write lease never forgets what was
+//!   pending before it.
 
 pub(crate) mod consumer;
 mod operation;

@@ -17,6 +17,19 @@
 //! | `active` | the active task behind a scope: an operation, or a node of a replay |
 //! | `cancellation` | propagation of a cancellation to waiters, before the operation leaves its queues |
 //! | `withdraw` | requests that end before they are granted, and leave their queues at once |
+//!
+//! # Invariants
+//!
+//! - In steady state an operation allocates nothing on the heap. Beside the graph it costs at most two
+//!   locked instructions: its handle's, and one to leave the deque that it waited in.
+//! - The end of an operation takes out only fences that it replaces: a fence that is added while a body
+//!   runs stays for later operations and for the deleter.
+//! - Only the engine makes grants, and views are made only with a grant.
+//! - An operation that waits for the lease of its own operand is refused (`own_leases`).
+//! - An operation that is given up before its grant leaves its queues at once. A cancelled one drops its
+//!   body at once and keeps its places among the writes of its outputs.
+//! - Whatever may cancel an operation has a reference from before its grant. An operation without
+//!   references begins with a plain store.
 
 pub(crate) mod active;
 pub(crate) mod bodies;

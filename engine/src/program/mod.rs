@@ -93,6 +93,12 @@
 //! | `inputs` | fences of earlier work that the nodes of a replay wait for |
 //! | `failures` | failures within a run: they follow data, as between operations |
 //! | `graph` | programs that are one graph of their device |
+//!
+//! # Invariants
+//!
+//! - No thread waits inside a replay: a thread without a node leaves, and the reactor or the node's end
+//!   resumes the rest.
+//! - A run gives its countdown to the next run only when its last thread has left it.
 
 mod alone;
 mod failures;

@@ -16,6 +16,12 @@
 //!
 //! The time of an entry is a reading of the processor's counter where that is steady (`ticks`), and otherwise the monotonic
 //! clock. Readings become nanoseconds at the end, by comparing both clocks over the whole recording.
+//!
+//! # Invariants
+//!
+//! - While tracing is on an operation costs one relaxed load more, and a look at a flag of its own. A
+//!   thread that notes an event never waits: what does not fit is counted.
+//! - A lease without an operation has an operation id too, so that traces can name it.
 
 mod assemble;
 mod chain;

@@ -13,6 +13,18 @@
 //! | `stand_in` | Threads that run an engine's operations in place of threads that wait and must not run them |
 //! | `wait_for` | Which running operations are blocked, and on what: the edges of the wait-for graph that no queue knows |
 //! | `watched` | Threads that sleep until something wakes them |
+//!
+//! # Invariants
+//!
+//! - Readiness is of the version current at the call: `ready()` is a readiness query in the same queues as
+//!   all accesses.
+//! - A wait with a timeout, the poll of a future and a callback run no operation. Where there is a worker,
+//!   a submission runs none. Code inside `without_helping` runs none at all.
+//! - An inspection of what a wait waits for costs in proportion to what it finds, and holds one lock at a
+//!   time. A wait inspects at its start, with a limit. Then one thread of the process inspects for all
+//!   blocked threads and pending futures, for at most a hundredth of its time.
+//! - Of the threads that wait for room, or for everything to end, one checks for all (`deadlock`).
+//! - A wait that can only end in the failure of a cancelled operation ends with it at once.
 
 pub(crate) mod activity;
 pub(crate) mod awaits;
