@@ -9,10 +9,10 @@ use estafette_devices::DLDevice;
 use crate::copy;
 use crate::core::error::Error;
 use crate::exchange::{Abi, ExportFlags, ManagedTensor, export, table};
-use crate::import::copied;
 use crate::lease::consumer::{Consumer, after_of, release_storage};
 use crate::lease::owner::LeaseOwner;
 use crate::lease::{Access, Lease, LeaseState};
+use crate::operation::import::copied;
 use crate::tensor::handle::{Definition, Tensor, TensorInner};
 
 /// How a tensor is exported.

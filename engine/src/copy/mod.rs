@@ -42,9 +42,9 @@ use crate::core::error::Error;
 use crate::core::operation::Name;
 use crate::engine::Engine;
 use crate::exchange::{DType, Layout, Storage};
-use crate::import::{Produced, fresh, host_can_use};
 use crate::operation::builder::OpBuilder;
 use crate::operation::completion::Completion;
+use crate::operation::import::{Produced, fresh, host_can_use};
 use crate::tensor::handle::Tensor;
 
 pub(crate) use self::pack::to_contiguous;

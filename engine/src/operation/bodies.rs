@@ -5,10 +5,10 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use crate::core::context::{self, Current, RunAs};
 use crate::core::error::BodyResult;
-use crate::import::{Copying, Produced};
 use crate::lease::check_writable;
 use crate::operation::body::Body;
 use crate::operation::completion::{self, Completion, Prepared};
+use crate::operation::import::{Copying, Produced};
 use crate::operation::operands::{Grant, OpenRef, Operands, with_modes};
 use crate::operation::run::Running;
 use crate::tensor::guards::Open;

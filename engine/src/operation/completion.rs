@@ -18,10 +18,10 @@ use crate::core::error::{BodyError, BodyResult, Error, FailureKind, OperationErr
 use crate::core::operation::{OpTag, Panic, drop_panic};
 use crate::exchange::ManagedTensor;
 use crate::export::{ExportOptions, export_held};
-use crate::import::{Copying, Produced, define};
 use crate::lease::consumer::{Consumer, may_release_before_completion};
 use crate::lease::{Access, LeaseState, check_writable};
 use crate::operation::active::{ActiveTask, Views};
+use crate::operation::import::{Copying, Produced, define};
 use crate::operation::operands::Declared;
 use crate::operation::run::{self, ReadyList, Running};
 use crate::program::NodeRun;

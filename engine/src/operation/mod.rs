@@ -13,6 +13,7 @@
 //! | `body` | storage for a body, inside the operation where the body is small |
 //! | `bodies` | the bodies: closures that own the operands, run the user's code, and complete the operation |
 //! | `run` | running of granted operations: wait for fences, run the body, complete, dispatch successors |
+//! | `import` | tensors in memory from outside and from Rust, and results of operations |
 //! | `completion` | operations that end elsewhere: the completion, and the scope that lends operands |
 //! | `active` | the active task behind a scope: an operation, or a node of a replay |
 //! | `cancellation` | propagation of a cancellation to waiters, before the operation leaves its queues |
@@ -38,6 +39,7 @@ pub(crate) mod builder;
 pub(crate) mod cancellation;
 pub(crate) mod completion;
 pub(crate) mod disjoint;
+pub(crate) mod import;
 pub(crate) mod operands;
 pub(crate) mod own_leases;
 pub(crate) mod permits;

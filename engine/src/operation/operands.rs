@@ -87,7 +87,7 @@ impl std::fmt::Debug for OpenRef {
 mod sealed {
     pub trait Sealed {}
     impl Sealed for () {}
-    impl<const N: usize> Sealed for [crate::Tensor; N] {}
+    impl<const N: usize> Sealed for [crate::tensor::handle::Tensor; N] {}
     impl Sealed for super::Tensors {}
 }
 

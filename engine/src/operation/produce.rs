@@ -3,11 +3,11 @@
 use std::future::Future;
 
 use crate::core::error::{BodyResult, Error};
-use crate::import::{Copying, Produced, define};
 use crate::operation::bodies::{external_body, future_body};
 use crate::operation::body::Body;
 use crate::operation::builder::{Nothing, OpBuilder};
 use crate::operation::completion::Completion;
+use crate::operation::import::{Copying, Produced, define};
 use crate::operation::operands::{Grant, Operands};
 use crate::operation::run::Running;
 use crate::operation::submit::submit_and_start;

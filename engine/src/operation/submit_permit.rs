@@ -2,10 +2,10 @@
 
 use crate::core::error::Error;
 use crate::core::operation::Op;
-use crate::import::Copying;
 use crate::operation::bodies::external_body;
 use crate::operation::builder::{Nothing, OpBuilder};
 use crate::operation::completion::Completion;
+use crate::operation::import::Copying;
 use crate::operation::operands::Operands;
 use crate::tensor::handle::Tensor;
 

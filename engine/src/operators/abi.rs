@@ -13,7 +13,7 @@ use crate::core::error::{BodyError, BodyResult, Error};
 use crate::exchange::layout::NDIM_MAX;
 use crate::exchange::table::{self, DLManagedTensorVersioned, DLTensor};
 use crate::exchange::{Abi, ExportFlags, InvalidTensor, Layout, ManagedTensor, export, fork};
-use crate::import::Produced;
+use crate::operation::import::Produced;
 use crate::tensor::handle::Definition;
 
 use super::invocation::Invocation;

@@ -189,7 +189,7 @@ fn starting(parts: &Arc<Parts>, results: Results) -> impl FnOnce(Completion) + S
 
 /// The body of the operation that makes a tensor of one of several results.
 fn fetching(
-    slots: &Arc<Mutex<Vec<Option<crate::Produced>>>>,
+    slots: &Arc<Mutex<Vec<Option<crate::operation::import::Produced>>>>,
     at: usize,
 ) -> impl FnOnce(Completion) + Send + 'static {
     let slots = Arc::clone(slots);

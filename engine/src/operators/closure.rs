@@ -4,7 +4,7 @@ use estafette_devices::DLDevice;
 
 use crate::core::error::{BodyResult, Error};
 use crate::exchange::{DType, Layout};
-use crate::import::Produced;
+use crate::operation::import::Produced;
 use crate::tensor::handle::Definition;
 use crate::tensor::views::{View, ViewMut};
 

@@ -8,8 +8,8 @@ use estafette_sync::sync::Mutex;
 
 use crate::core::error::{BodyError, BodyResult};
 use crate::engine::Engine;
-use crate::import::Produced;
 use crate::operation::completion::{Completion, Scope};
+use crate::operation::import::Produced;
 use crate::tensor::handle::{Definition, Tensor};
 
 use super::attributes::Attributes;

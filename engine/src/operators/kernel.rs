@@ -6,7 +6,7 @@ use estafette_report::shown::shown;
 
 use crate::core::error::{BodyError, BodyResult};
 use crate::exchange::Layout;
-use crate::import::{Produced, host_can_use, unwritten};
+use crate::operation::import::{Produced, host_can_use, unwritten};
 use crate::tensor::handle::Definition;
 
 use super::invocation::Invocation;

@@ -288,8 +288,8 @@ impl Tensor {
     /// # Errors
     /// As [`wait`](Self::wait); [`Error::Invalid`] when `T` is not the element type or the memory is not on
     /// the host.
-    pub fn to_vec<T: crate::Element>(&self) -> Result<Vec<T>, Error> {
-        let lease = self.lease_within(crate::Access::Read, "a host reader").wait(None)?;
+    pub fn to_vec<T: crate::exchange::Element>(&self) -> Result<Vec<T>, Error> {
+        let lease = self.lease_within(crate::lease::Access::Read, "a host reader").wait(None)?;
         let definition = self.inner.definition()?;
         let values = View::new(definition).to_vec::<T>();
         drop(lease);

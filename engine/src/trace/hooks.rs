@@ -158,7 +158,7 @@ impl Tensor {
     }
 }
 
-impl crate::Variable {
+impl crate::tensor::variable::Variable {
     /// As [`Tensor::call_in_report`].
     pub fn call_in_report(&self, name: &str) {
         names::note(self.id(), name);

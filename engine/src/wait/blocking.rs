@@ -288,11 +288,11 @@ impl Relief {
 pub(crate) fn block_on_op(
     core: &CoreRef,
     op: &OpHandle,
-    one_shot: &OneShot<Result<(), crate::OperationError>>,
+    one_shot: &OneShot<Result<(), crate::core::error::OperationError>>,
     timeout: Option<Duration>,
 ) -> Result<(), Error> {
     let what = format!("operation `{}`", shown(op.payload().name.as_str()));
-    block(core, op, &what, one_shot, timeout)?.map_err(crate::OperationError::into_error)
+    block(core, op, &what, one_shot, timeout)?.map_err(crate::core::error::OperationError::into_error)
 }
 
 /// Refuses a wait, asynchronous or not, that leads back to the operation that makes the wait.

@@ -257,7 +257,8 @@ fn enter(core: &CoreRef, arrival: Arrival, ready: FenceSet, origin: impl FnOnce(
     let range = layout.byte_range(data);
     let space = AddressSpace::of(layout.device());
     let Placement { vars, placed, lease } = alias_map::place(core, space, range, &ready, origin);
-    let read_only = read_only || lease.as_ref().is_some_and(|lease| lease.access() == crate::Access::Read);
+    let read_only =
+        read_only || lease.as_ref().is_some_and(|lease| lease.access() == crate::lease::Access::Read);
     let host = host_can_use(core, layout.device(), data);
     let definition = Definition { layout, data, host, storage, read_only, placed: Some(placed) };
     let tensor = Tensor::defined(core.clone(), vars, definition, lease);
