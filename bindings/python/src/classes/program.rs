@@ -36,21 +36,22 @@ use crate::submission::submission_args::{self, Order};
 ///     >>> np.from_dlpack(x).tolist()
 ///     [27.0, 27.0, 27.0, 27.0]
 ///
-/// It keeps its functions and tensors, and a handle of its engine. It may be let go of while replays are in flight.
+/// A program keeps its functions and tensors, and a handle of its engine. The caller may drop the program
+/// while replays are in flight.
 #[pyclass(frozen, module = "estafette", name = "Program", weakref)]
 pub struct PyProgram {
     engine: EngineHandle,
     name: String,
     graph: bool,
     stage: Mutex<Stage>,
-    /// The bodies of the nodes, for the garbage collector: a function may well refer to its program.
+    /// The bodies of the nodes, for the garbage collector: a function may refer to its program.
     bodies: Mutex<Vec<Arc<Repeated>>>,
 }
 
 enum Stage {
     Recording(Own<Box<ProgramBuilder>>),
     Ready(Own<Program>),
-    /// The block in which it was recorded has raised, or it could not be finished.
+    /// True if the recording block raised, or the program could not be finished.
     Abandoned,
 }
 
@@ -114,13 +115,13 @@ impl PyProgram {
 
 #[pymethods]
 impl PyProgram {
-    /// The name given when recording began: that of every replay.
+    /// The name given when recording began. Every replay has this name.
     #[getter]
     fn name(&self) -> &str {
         &self.name
     }
 
-    /// Whether it is one graph of its device.
+    /// True if the program is one graph of its device.
     #[getter]
     fn is_graph(&self) -> bool {
         self.graph
@@ -136,11 +137,12 @@ impl PyProgram {
         true
     }
 
-    /// Records a node, with the arguments of `Engine.submit`. Nothing runs before the program is replayed; every replay calls
-    /// ``fn(*reads, *writes)`` then, in a copy of the context of this call.
+    /// Records a node, with the arguments of `Engine.submit`. No function runs before a replay. Every replay
+    /// calls ``fn(*reads, *writes)``, in a copy of the context of this call.
     ///
-    /// An ``async def`` function runs as a task on the event loop of this call's thread, at every replay. A view of an operand
-    /// that the function keeps belongs to the replay: it becomes a lease when that ends, and later nodes do not wait for it.
+    /// An ``async def`` function runs at every replay as a task on the event loop of the thread that called
+    /// `submit`. A view of an operand that the function keeps belongs to the replay: the view becomes a lease
+    /// when the replay ends, and later nodes do not wait for that lease.
     #[pyo3(signature = (r#fn, reads = None, writes = None, using = None, name = None, on = None))]
     fn submit(
         &self,
@@ -155,8 +157,8 @@ impl PyProgram {
         self.record(r#fn.py(), order, body)
     }
 
-    /// Ends the recording; the ``with`` block does it by itself. With ``graph=True``, raises `InvalidError` that names the node
-    /// because of which the program cannot be a graph.
+    /// Ends the recording; the end of the ``with`` block calls this method. With ``graph=True``, raises
+    /// `InvalidError` if the program cannot be a graph; the error names the node that prevents the graph.
     fn finish(&self, py: Python<'_>) -> PyResult<()> {
         self.engine.engine(py)?;
         let builder = {
@@ -196,9 +198,10 @@ impl PyProgram {
     /// Submits one run of all nodes as one operation, and returns at once: ``program.replay().wait()``, or
     /// ``await program.replay()``.
     ///
-    /// Nodes have the meaning that they would have as operations submitted in the order of recording. A node whose input was
-    /// left by a node that failed is not called, and all others are; the replay has then failed by the failure of the node that
-    /// was recorded first among those that failed, and so has everything that the program writes. Raises as `Engine.submit`.
+    /// Nodes behave as operations submitted in the order of recording. If a node fails, the replay does not
+    /// call nodes that read its outputs, and calls all others. The replay then fails with the failure of the
+    /// node that was recorded first among the failed nodes, and so does everything that the program writes.
+    /// Raises as `Engine.submit`.
     fn replay(&self, py: Python<'_>) -> PyResult<PyOperation> {
         let program = self.ready(py)?;
         let op = match body::within(py, || poll_once(program.replay_async()))? {
@@ -233,7 +236,7 @@ impl PyProgram {
     }
 
     fn __traverse__(&self, visit: PyVisit<'_>) -> Result<(), PyTraverseError> {
-        // A replay in flight needs the functions, whoever else can reach them.
+        // A replay in flight needs the functions, even if other references to them are gone.
         let idle = match self.stage.try_lock().as_deref() {
             Some(Stage::Ready(program)) => program.try_get().is_some_and(|program| !program.is_in_use()),
             Some(Stage::Recording(_) | Stage::Abandoned) => true,

@@ -34,16 +34,16 @@ use crate::submission::body::{self, would_block};
 
 /// A promise of an n-dimensional array.
 ///
-/// It can be asked whether it is ready, awaited, used by operations, and handed to any library that speaks DLPack:
-/// ``np.from_dlpack(t)`` waits until it is ready and reads its memory without a copy, under a *read lease*: engine
-/// writes wait until the array is gone.
+/// Code can query whether the tensor is ready, ``await`` it, pass it to operations, and pass it to any
+/// library that speaks DLPack: ``np.from_dlpack(t)`` waits until the tensor is ready and reads its memory
+/// without a copy, under a *read lease*: engine writes wait until the array is gone.
 #[pyclass(frozen, module = "estafette", name = "Tensor", weakref)]
 pub struct PyTensor {
     tensor: DroppedInline,
     engine: EngineHandle,
 }
 
-/// A tensor that is dropped as Python drops an object: with the Python lock, and with no lock of ours.
+/// A tensor whose drop keeps the Python lock, as drops of Python objects do, and holds no lock of the engine.
 struct DroppedInline(ManuallyDrop<Own<Tensor>>);
 
 impl Drop for DroppedInline {
@@ -69,27 +69,28 @@ impl PyTensor {
 
 #[pymethods]
 impl PyTensor {
-    /// Names the tensor in reports of recordings, also of those that are begun later.
+    /// Names the tensor in reports of recordings, including recordings that begin later.
     fn call_in_report(&self, py: Python<'_>, name: &str) -> PyResult<()> {
         self.tensor(py)?.call_in_report(name);
         Ok(())
     }
 
-    /// Whether the current version is finished, well or not. Never waits.
+    /// Returns True if the current version is finished, with or without a failure. Never waits.
     fn is_ready(&self, py: Python<'_>) -> PyResult<bool> {
         Ok(self.tensor(py)?.is_ready())
     }
 
-    /// Whether the tensor has its memory and shape.
+    /// Returns True if the tensor has its memory and shape. Never waits.
     fn is_defined(&self, py: Python<'_>) -> PyResult<bool> {
         Ok(self.tensor(py)?.is_defined())
     }
 
     /// Blocks until the version current at this call is finished, at most `timeout` seconds.
     ///
-    /// On a thread with a running event loop only a tensor that is ready can be waited for; use ``await`` there. A wait that only leases
-    /// hold up raises `LeaseHeldError` after the engine's `lease_timeout`, or at once, whatever `timeout` says, where this very thread has
-    /// taken one of them: it cannot return that while it waits.
+    /// On a thread with a running event loop, the tensor must be ready; use ``await`` there. A wait that only
+    /// leases hold up raises `LeaseHeldError` after the engine's `lease_timeout`. If the waiting thread has
+    /// taken one of these leases, the wait raises at once, whatever `timeout` is: the thread cannot return
+    /// its lease while it waits.
     ///
     ///     >>> def fails(_):
     ///     ...     raise ValueError("no data")
@@ -125,9 +126,10 @@ impl PyTensor {
         Ok(this.clone())
     }
 
-    /// ``await t`` waits for the version current at this point and gives `t`. A ready tensor costs no turn of the event
-    /// loop; cancelling the task cancels the waiting, not the work. Raises `LeaseHeldError` once leases alone have held it up for the
-    /// engine's `lease_timeout`, or up to an eighth longer; so do all other awaits.
+    /// ``await t`` waits for the version that is current at this call, and returns `t`. A ready tensor costs
+    /// no turn of the event loop. Cancelling the task cancels the wait, not the work. Like every other
+    /// ``await`` of this package, raises `LeaseHeldError` when leases alone have held up the wait for the
+    /// engine's `lease_timeout`, or up to an eighth longer.
     fn __await__(this: &Bound<'_, Self>) -> PyResult<Awaiter> {
         let py = this.py();
         let tensor = this.get().tensor(py)?;
@@ -142,8 +144,8 @@ impl PyTensor {
         }))
     }
 
-    /// ``await t.writable()`` waits until the memory may be overwritten (no unfinished write, no reader, no lease), and
-    /// gives `t`.
+    /// ``await t.writable()`` waits until the memory may be overwritten (no unfinished write, no reader, no
+    /// lease), and returns `t`.
     fn writable(this: &Bound<'_, Self>) -> PyResult<Awaiter> {
         let py = this.py();
         let (writable, result) = (this.get().tensor(py)?.writable(), this.clone().unbind());
@@ -153,27 +155,29 @@ impl PyTensor {
         }))
     }
 
-    /// The readiness of the version that is current now, for consumers that know us: a capsule named ``estafette_fence`` with
-    /// a pointer to that struct of `estafette.h`. Never waits.
+    /// The readiness of the current version, for consumers that know `estafette.h`: a capsule named
+    /// ``estafette_fence`` with a pointer to the struct of that name in `estafette.h`. Never waits.
     #[getter]
     fn __estafette_promise__<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyCapsule>> {
         promise::of_tensor(py, self.tensor(py)?)
     }
 
-    /// The CUDA array interface (version 3), of CUDA memory: other tensors have no such attribute. A view that nobody tracks:
-    /// its user must be done before anything writes the tensor. `t.read()` and `eng.access` give views under a lease.
+    /// The CUDA array interface (version 3). Only tensors in CUDA memory have this attribute. The engine does
+    /// not track the consumer's view: the consumer must finish before any operation writes the tensor.
+    /// `t.read()` and `eng.access` return views under a lease.
     #[getter]
     fn __cuda_array_interface__<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
         cuda_array::describe(py, self.tensor(py)?, None)
     }
 
-    /// Ends the leases of exports into captures of CUDA graphs, once no such graph will be launched any more; gives their number.
+    /// Ends the leases of exports into captures of CUDA graphs, and returns how many leases it ended. Call
+    /// this method when no such graph will be launched again.
     fn end_captures(&self, py: Python<'_>) -> PyResult<usize> {
         let tensor = self.tensor(py)?;
         Ok(guard::detach(py, || tensor.end_captures()))
     }
 
-    /// Length of each dimension. Raises `NotDefinedError` while the tensor has none yet.
+    /// Length of each dimension, in elements. Raises `NotDefinedError` while the tensor has no shape yet.
     #[getter]
     fn shape<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyTuple>> {
         PyTuple::new(py, self.tensor(py)?.shape().or_raise(py)?)
@@ -185,26 +189,26 @@ impl PyTensor {
         Ok(self.tensor(py)?.shape().or_raise(py)?.len())
     }
 
-    /// Element type: a `DType`, which is equal to its name as NumPy would say it, ``"float32"``.
+    /// Element type: a `DType`, which is equal to NumPy's name of the type, ``"float32"``.
     #[getter]
     fn dtype<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
         dtype::object(py, self.tensor(py)?.dtype().or_raise(py)?)
     }
 
-    /// The ``numpy.dtype`` of the elements, by which NumPy and JAX find out the type of what they are given. Missing where NumPy has
-    /// none.
+    /// The ``numpy.dtype`` of the elements. NumPy and JAX read this attribute to find the type of an
+    /// argument. Raises `AttributeError` if NumPy has no such type.
     #[getter]
     fn __numpy_dtype__<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
         dtype::numpy(py, self.tensor(py)?.dtype().or_raise(py)?)
     }
 
-    /// Where the data is: a ``(type, id)`` pair in DLPack's numbers that prints as ``cpu:0``.
+    /// Device of the data: a ``(type, id)`` pair in DLPack's numbers that prints as ``cpu:0``.
     #[getter]
     fn device(&self, py: Python<'_>) -> PyResult<Py<PyAny>> {
         device_object(py, self.tensor(py)?)
     }
 
-    /// Address of the first element. What is there may be read only in an operation or under a lease.
+    /// Address of the first element. Code may read the memory only in an operation or under a lease.
     #[getter]
     fn data_ptr(&self, py: Python<'_>) -> PyResult<usize> {
         Ok(self.tensor(py)?.data_ptr().or_raise(py)? as usize)
@@ -216,13 +220,14 @@ impl PyTensor {
         self.tensor(py)?.is_read_only().or_raise(py)
     }
 
-    /// Number of finished writes of its memory.
+    /// Number of finished writes to the tensor's memory.
     #[getter]
     fn version(&self, py: Python<'_>) -> PyResult<u64> {
         Ok(self.tensor(py)?.version())
     }
 
-    /// Hands the tensor to a consumer under a read lease; the array API's protocol. Waits until it is ready.
+    /// Exports the tensor under a read lease, as the array API's protocol says. Waits until the tensor is
+    /// ready.
     #[pyo3(signature = (*, stream = None, max_version = None, dl_device = None, copy = None))]
     fn __dlpack__<'py>(
         &self,
@@ -236,17 +241,18 @@ impl PyTensor {
         export::export_from(py, &self.engine, From::Tensor(self.tensor(py)?, Access::Read), &request)
     }
 
-    /// Where the data is, for the array API's protocol. Waits until the tensor is defined.
+    /// Device of the data as a ``(type, id)`` pair, for the array API's protocol. Waits until the tensor is
+    /// defined.
     fn __dlpack_device__(&self, py: Python<'_>) -> PyResult<(i32, i32)> {
         export::device(py, self.tensor(py)?)
     }
 
-    /// Hands the tensor to a consumer of Arrow's C device interface (``pyarrow.array(t)``) under a read lease, without a copy.
-    /// Waits until it is ready.
+    /// Exports the tensor by Arrow's C device interface (``pyarrow.array(t)``) under a read lease, without a
+    /// copy. Waits until the tensor is ready.
     ///
-    /// Gives capsules of the schema and of the array. It must have one dimension, no gaps, and integers, or floats of 16
-    /// to 64 bits: anything else raises `InvalidTensorError`. The type that `requested_schema` asks for is not looked at, as the
-    /// interface allows: the consumer casts.
+    /// Returns capsules of the schema and of the array. The tensor must have one dimension, no gaps, and
+    /// integers, or floats of 16 to 64 bits; any other tensor raises `InvalidTensorError`. The method ignores
+    /// the type in `requested_schema`, as the interface allows: the consumer casts.
     #[pyo3(signature = (requested_schema = None, **kwargs))]
     fn __arrow_c_device_array__<'py>(
         &self,
@@ -283,14 +289,16 @@ impl PyTensor {
         unsafe { buffer::release(view) };
     }
 
-    /// The memory for libraries of SYCL that know no DLPack. Waits until the data is there; nobody is told when the consumer is done, so
-    /// the tensor must not be written meanwhile. Missing on memory that is not SYCL's.
+    /// The SYCL USM array interface, for libraries of SYCL without DLPack. Only tensors in SYCL memory have
+    /// this attribute. Waits until the data is ready. The consumer does not report the end of its use, so no
+    /// operation may write the tensor meanwhile.
     #[getter]
     fn __sycl_usm_array_interface__<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
         usm_array::describe(py, self.tensor(py)?, None)
     }
 
-    /// For NumPy, where a buffer will not do: ``np.asarray(t, dtype)``. The array has a read lease, or is a copy.
+    /// ``np.asarray(t, dtype)``, for element types that Python's buffers lack. The array has a read lease, or
+    /// is a copy.
     #[pyo3(signature = (dtype = None, copy = None))]
     fn __array__<'py>(
         this: &Bound<'py, Self>,
@@ -301,15 +309,17 @@ impl PyTensor {
         buffer::to_numpy(this.as_any(), || tensor.dtype().ok(), dtype, copy)
     }
 
-    /// NumPy's array interface (version 3), of host memory in row-major order: other tensors have no such attribute. It names no address
-    /// but a ``memoryview``, so the read lease lasts as long as that does. Waits until the tensor is ready.
+    /// NumPy's array interface (version 3). Only tensors in host memory, in row-major order, have this
+    /// attribute. The interface names a ``memoryview`` and no address, so the read lease lasts as long as
+    /// that ``memoryview``. Waits until the tensor is ready.
     #[getter]
     fn __array_interface__<'py>(this: &Bound<'py, Self>) -> PyResult<Bound<'py, PyDict>> {
         buffer::array_interface(this.as_any(), this.get().tensor(this.py())?)
     }
 
-    /// Iterates over the elements of a tensor with one dimension, as Python numbers, under a read lease, which ends with the iteration.
-    /// Waits until the tensor is ready. For rows, iterate over ``np.from_dlpack(t)``.
+    /// Iterates over the elements of a tensor with one dimension, as Python numbers. The iterator has a read
+    /// lease, which ends with the iteration. Waits until the tensor is ready. For rows, iterate over
+    /// ``np.from_dlpack(t)``.
     fn __iter__<'py>(this: &Bound<'py, Self>) -> PyResult<Bound<'py, PyIterator>> {
         let py = this.py();
         let tensor = this.get().tensor(py)?;
@@ -322,8 +332,9 @@ impl PyTensor {
         }
     }
 
-    /// The promise of the data in memory of the host (``cpu:0``): `t` itself where it is there already, else a copy, made
-    /// by an operation. Raises `BufferError` for memory that the host cannot read.
+    /// Returns a promise of the data in host memory (``cpu:0``): `t` itself if its data is on the host
+    /// already, otherwise a copy, made by an operation. Raises `BufferError` for memory that the host cannot
+    /// read.
     fn to_host<'py>(this: &Bound<'py, Self>) -> PyResult<Bound<'py, Self>> {
         let (py, engine) = (this.py(), &this.get().engine);
         let tensor = this.get().tensor(py)?;
@@ -332,13 +343,13 @@ impl PyTensor {
             Ok(device) if !export::can_go_to_host(device) => {
                 Err(raise(py, "ExchangeError", format!("the host cannot read memory on {device}")))
             }
-            // Where it will be is not known before it is defined, so the operation finds out.
+            // The device of an undefined tensor is unknown, so the operation reads the device.
             _ => Bound::new(py, Self::new(copied(py, engine, tensor, DLDevice::CPU)?, engine.clone())),
         }
     }
 
-    /// An object to pass to a library that shall write: ``np.from_dlpack(t.for_write())`` takes a *write lease*, which is
-    /// exclusive, and lasts until the array is gone.
+    /// Returns an object to pass to a library that writes: ``np.from_dlpack(t.for_write())`` takes a *write
+    /// lease*. The lease is exclusive, and lasts until the array is gone.
     ///
     ///     >>> t = eng.zeros(3, "int64")
     ///     >>> x = np.from_dlpack(t.for_write())
@@ -350,14 +361,14 @@ impl PyTensor {
         Exporter::new(this, Access::Write)
     }
 
-    /// An object to pass to a library that shall see the memory *untracked*: no lease is taken and nothing waits. For
-    /// people who order things themselves.
+    /// Returns an object to pass to a library that uses the memory *untracked*: an export takes no lease and
+    /// waits for nothing. For programs that order the accesses by other means.
     fn alias(this: &Bound<'_, Self>) -> Exporter {
         Exporter::new(this, Access::Alias)
     }
 
-    /// A scoped read lease: ``with t.read() as view`` or ``async with t.read() as view``. With `using`, for example
-    /// ``np.from_dlpack``, `view` is what that makes of it.
+    /// Returns a scoped read lease: ``with t.read() as view`` or ``async with t.read() as view``. With
+    /// `using`, for example ``np.from_dlpack``, `view` is the result of `using`.
     ///
     ///     >>> t = eng.from_dlpack(np.arange(3))
     ///     >>> with t.read(using=np.from_dlpack) as view:
@@ -368,20 +379,20 @@ impl PyTensor {
         PyAccess::one(this, Access::Read, using)
     }
 
-    /// A scoped write lease, as `read`.
+    /// Returns a scoped write lease, with the arguments of `read`.
     #[pyo3(signature = (using = None))]
     fn write(this: &Bound<'_, Self>, using: Option<Bound<'_, PyAny>>) -> PyAccess {
         PyAccess::one(this, Access::Write, using)
     }
 
-    /// Declares the current version good after a failure or cancellation that left the data intact: "I looked, it is
-    /// good". Raises `ConflictError` while writes are unfinished.
+    /// Declares the current version good after a failure or cancellation that left the data intact. Raises
+    /// `ConflictError` while writes are unfinished.
     fn clear_error(&self, py: Python<'_>) -> PyResult<()> {
         let tensor = self.tensor(py)?;
         guard::detach(py, || tensor.clear_error()).or_raise(py)
     }
 
-    /// Length of the first dimension. Raises `NotDefinedError` while the tensor has none yet.
+    /// Length of the first dimension. Raises `NotDefinedError` while the tensor has no shape yet.
     fn __len__(&self, py: Python<'_>) -> PyResult<usize> {
         let shape = self.tensor(py)?.shape().or_raise(py)?;
         let first =
@@ -390,12 +401,13 @@ impl PyTensor {
         Ok(*first as usize)
     }
 
-    /// A tensor is true, as any object: without this, one with `len(t) == 0` would not be, and one that is not defined would raise.
+    /// A tensor is true, as any object. Without this method, Python would call `len(t)`, so an empty tensor
+    /// would be false and an undefined tensor would raise.
     fn __bool__(&self) -> bool {
         true
     }
 
-    /// A promise is no number: without this, Python would read the bytes of the memory as digits.
+    /// A promise is no number. Without this method, Python would parse the bytes of the memory as digits.
     fn __int__(&self) -> PyResult<Py<PyAny>> {
         Err(no_number("int"))
     }

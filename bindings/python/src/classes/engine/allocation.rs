@@ -1,4 +1,4 @@
-//! Tensors and variables of our own: `empty`, `zeros`, `var`.
+//! Tensors and variables that the engine creates: `empty`, `zeros`, `var`.
 
 use estafette::devices::DLDevice;
 use pyo3::prelude::*;
@@ -14,8 +14,8 @@ use crate::kinds::stream;
 
 #[pymethods]
 impl PyEngine {
-    /// A tensor of the given shape and element type, for operations to fill: in host memory, or in that of `device`, for example
-    /// ``"sycl:cpu"``.
+    /// Returns a tensor of the given shape and element type, for operations to fill: in host memory, or in
+    /// memory of `device`, for example ``"sycl:cpu"``.
     #[pyo3(signature = (shape, dtype, *, device = None))]
     fn empty(
         &self,
@@ -36,7 +36,7 @@ impl PyEngine {
         Ok(self.wrap(tensor.or_raise(py)?))
     }
 
-    /// A tensor of zeros in host memory.
+    /// Returns a tensor of zeros in host memory.
     fn zeros(
         &self,
         py: Python<'_>,
@@ -47,7 +47,7 @@ impl PyEngine {
         Ok(self.wrap(tensor))
     }
 
-    /// A variable without memory, for order alone.
+    /// Returns a variable: an object without memory that operations are ordered by.
     fn var(&self, py: Python<'_>) -> PyResult<PyVariable> {
         Ok(PyVariable { variable: Own::new(self.engine(py)?.var()) })
     }

@@ -1,4 +1,5 @@
-//! Tensors in memory of other libraries: `from_dlpack`, `from_arrow`, and what our exchange table is given.
+//! Tensors in memory of other libraries: `from_dlpack`, `from_arrow`, and imports through Estafette's
+//! exchange table.
 
 use std::time::Duration;
 
@@ -23,34 +24,38 @@ use crate::interpreter::lease_sites;
 use crate::kinds::stream;
 use crate::submission::body;
 
-/// A loop that imports and drops keeps the Python lock nearly all the time, and deleters need it: when more releases than this
-/// are due, an import stands aside for them, so that memory cannot pile up.
+/// A loop that imports and drops tensors keeps the Python lock nearly all the time, and deleters need that
+/// lock. An import yields to the deleters when more releases than this number are due, so that memory cannot
+/// pile up.
 const BACKLOG_MAX: u64 = 128;
 
-/// Imports between looks at the backlog.
+/// Number of imports between inspections of the backlog.
 const BACKLOG_LOOK: u64 = 128;
 
-/// How long an import stands aside; releases that wait for unfinished work do not count on it.
+/// How long an import yields to deleters. Releases that wait for unfinished work do not count on this time.
 const BACKLOG_WAIT: Duration = Duration::from_millis(20);
 
 #[pymethods]
 impl PyEngine {
-    /// A promise of the memory behind `x`, without a copy. `x` is anything that speaks DLPack, a raw capsule, or an object with a
-    /// buffer of numbers, such as `bytearray`, `array.array` and `memoryview`.
+    /// Returns a promise of the memory behind `x`, without a copy. `x` is an object that speaks DLPack, a raw
+    /// capsule, or an object with a buffer of numbers, such as `bytearray`, `array.array` and `memoryview`.
     ///
-    /// Memory that overlaps tensors already known is ordered with them. A tensor of Estafette's own comes back as it is. An
-    /// object with ``__estafette_promise__`` is not waited for: the tensor is ready when its promise is done.
+    /// The engine orders memory that overlaps known tensors with these tensors. An Estafette tensor is
+    /// returned as it is. The call does not wait for an object with ``__estafette_promise__``: the tensor is
+    /// ready when that promise is done.
     ///
-    /// device: where the data shall be; default where it is.
-    /// copy: True always copies, False never does, None only if it must.
-    /// writable: whether operations may write the memory. Default: what the producer says; a DLPack struct before version 1.0 cannot,
-    /// so of one from a library that `est.peers()` does not know as one that allows it the answer is no. True vouches for it;
-    /// `BufferError` where the producer declares it read-only or never changes its arrays. False forbids it here. A copy may always be
-    /// written.
-    /// freed_on: the CUDA stream in whose order the allocator of `x` gives its memory out again, a handle or an object with
-    /// ``__cuda_stream__``, which is kept: for PyTorch and CuPy the stream that was current when the memory was *allocated*. The
-    /// caller vouches for it. The memory then goes back as soon as that stream waits for its last use, instead of when that is
-    /// over.
+    /// device: device of the result; default the device of `x`.
+    /// copy: True always copies, False never copies, None copies only if necessary.
+    /// writable: whether operations may write the memory. Default: the producer's flag. A DLPack struct
+    ///     before version 1.0 has no such flag, so the default for it is False, unless `est.peers()` lists
+    ///     the library as one that allows writes. True: the caller vouches that writes are allowed; raises
+    ///     `BufferError` if the producer declares the memory read-only or never changes its arrays. False:
+    ///     operations may not write. A copy is always writable.
+    /// freed_on: the CUDA stream in whose order the allocator of `x` reuses its memory: a handle, or an
+    ///     object with ``__cuda_stream__``, which the tensor keeps. For PyTorch and CuPy, this stream is the
+    ///     one that was current when the memory was *allocated*. The caller vouches for the stream. The
+    ///     engine then releases the memory as soon as that stream waits for the last use, instead of after
+    ///     the last use.
     ///
     ///     >>> x = np.zeros(4, "float32")
     ///     >>> t = eng.from_dlpack(x)
@@ -110,11 +115,12 @@ impl PyEngine {
         Bound::new(py, self.wrap(self.copied_if(py, copies, tensor, &wanted)?))
     }
 
-    /// A promise of the memory behind an Arrow array, without a copy: anything with ``__arrow_c_device_array__`` or
-    /// ``__arrow_c_array__`` (an array of pyarrow, polars, nanoarrow, ...), or a pair of their capsules.
+    /// Returns a promise of the memory behind an Arrow array, without a copy: an object with
+    /// ``__arrow_c_device_array__`` or ``__arrow_c_array__`` (an array of pyarrow, polars, nanoarrow, ...),
+    /// or a pair of their capsules.
     ///
-    /// The tensor has one dimension and is read-only, as Arrow's memory never changes. The array must be of integers or
-    /// floats and have no nulls: `InvalidTensorError` names what a tensor cannot have.
+    /// The tensor has one dimension and is read-only, as Arrow's memory never changes. The array must have
+    /// integers or floats and no nulls; `InvalidTensorError` names what a tensor cannot have.
     #[pyo3(signature = (x, /))]
     #[allow(clippy::wrong_self_convention, reason = "beside `from_dlpack`")]
     fn from_arrow(&self, x: &Bound<'_, PyAny>) -> PyResult<PyTensor> {
@@ -130,7 +136,7 @@ impl PyEngine {
 }
 
 impl PyEngine {
-    /// An import of a tensor of ours: itself, or a copy.
+    /// Imports an Estafette tensor: returns the tensor itself, or a copy.
     fn own<'py>(&self, tensor: &Bound<'py, PyTensor>, wanted: &Wanted) -> PyResult<Bound<'py, PyTensor>> {
         let (py, inner) = (tensor.py(), tensor.get().tensor(tensor.py())?);
         if wanted.writable.is_some() && wanted.copy != Some(true) {
@@ -164,7 +170,8 @@ impl PyEngine {
         copied(py, &self.handle, &tensor, wanted.home(tensor.device().ok()))
     }
 
-    /// Takes over a tensor that nobody vouches for: what nothing but a legacy struct says may not be written.
+    /// Adopts a tensor without the caller's word that it may be written: memory from a legacy struct is
+    /// read-only.
     pub fn adopt<'py>(&self, py: Python<'py>, managed: ManagedTensor) -> PyResult<Bound<'py, PyTensor>> {
         let immutable = managed.version().is_none();
         let device = managed.device();
@@ -172,7 +179,8 @@ impl PyEngine {
         if stream::has_default_stream(device)
             && let Some(device) = stream::device_of(py, device)?
         {
-            // What is given to our exchange table is ordered before the stream that it says is ours, by now.
+            // The producer has already ordered memory that it passes to Estafette's exchange table before the
+            // stream that this table returned.
             ready.insert(device.default_queue().record().map_err(estafette::Error::from).or_raise(py)?);
         }
         // SAFETY: whoever gives a DLPack struct away vouches for its memory; on the host its content is ready by then.
@@ -182,7 +190,7 @@ impl PyEngine {
     }
 }
 
-/// Counts an import, and stands aside when too many releases are due.
+/// Counts an import, and yields to deleters when too many releases are due.
 pub(super) fn imported(py: Python<'_>) {
     let imported = IMPORTED.fetch_add(1, Ordering::Relaxed);
     if imported % BACKLOG_LOOK == BACKLOG_LOOK - 1 && reaper().stats().pending > BACKLOG_MAX {

@@ -1,7 +1,7 @@
-//! The class `Engine`: how one is made, waited for, asked and ended.
+//! The class `Engine`: creation, waits, queries and shutdown.
 //!
-//! Its other methods have files of their own: `import` (memory of others), `promises` (futures of others), `allocation` (memory of ours) and
-//! `submission`.
+//! Its other methods have files of their own: `import` (memory of other libraries), `promises` (futures of
+//! other schedulers), `allocation` (memory of the engine) and `submission`.
 
 mod allocation;
 mod import;
@@ -35,7 +35,7 @@ use crate::interpreter::thread_state;
 use crate::unretrieved::{self, Failures};
 use crate::watch;
 
-/// As the engine's own default; known here because the long waits of event loops are watched here.
+/// Equals the engine's default. Repeated here because this crate watches the long waits of event loops.
 const LEASE_TIMEOUT_DEFAULT: Duration = Duration::from_secs(30);
 
 /// Schedules operations in the order that their data demands.
@@ -53,19 +53,22 @@ const LEASE_TIMEOUT_DEFAULT: Duration = Duration::from_secs(30);
 ///
 /// workers: threads for operations; default one per core.
 /// in_flight_limit: operations in flight before a submission waits; default 4,096.
-/// lease_timeout: seconds that a wait, blocking or ``await``, or a submission at the in-flight limit is held up by leases alone before it
-///     raises `LeaseHeldError`; default 30. A blocking wait for a lease that its own thread has taken raises it at once, and a
-///     submission raises `WouldDeadlockError` at once where such leases are all that keeps the in-flight limit reached.
-/// watchdog: seconds after which whatever is stalled, or a deleter that does not return, is logged once, with its line of
-///     `diagnose()`, by the logger ``estafette`` of `logging`; default None, never.
-/// failures: what becomes of the failure of an operation that nothing has looked at, by a wait, an ``await`` or a use of what
-///     it writes. ``"raise"``, the default: it is reported when its last tensor or operation object goes, at the level *error*
-///     of the logger ``estafette`` (if logging is configured) and by `sys.unraisablehook`; and the end of the block, or
-///     `shutdown`, raises it, several of them as an ``ExceptionGroup``. If the block raises something else, they are reported
-///     there. ``"log"``: they are reported, and never raised. ``"ignore"``: neither. Cancelled operations are not failures.
-/// stack_size: bytes of stack of each thread that runs operations, from 64 KiB to 1 TiB, or 0 for what the system gives to threads
-///     (``ulimit -s``; 8 MiB where that is unlimited, and 2 MiB at least); default what `threading.stack_size` says when the engine
-///     is made, as for Python's own threads.
+/// lease_timeout: seconds that leases alone may hold up a wait (blocking or ``await``), or a submission at
+///     the in-flight limit, before the wait raises `LeaseHeldError`; default 30. A blocking wait for a lease
+///     of the same thread raises at once. A submission raises `WouldDeadlockError` at once if only such
+///     leases keep the in-flight limit reached.
+/// watchdog: seconds after which the logger ``estafette`` of `logging` logs, once each, a stalled operation
+///     or a deleter that does not return, with its line of `diagnose()`; default None, never.
+/// failures: what happens to an *unretrieved* failure of an operation: no wait, no ``await`` and no use of
+///     the operation's outputs has raised it. ``"raise"``, the default: the failure is reported when the
+///     operation's last tensor or `Operation` object is dropped, at the level *error* of the logger
+///     ``estafette`` (if logging is configured) and by `sys.unraisablehook`; the end of the block, or
+///     `shutdown`, raises the failure, several failures as an ``ExceptionGroup``. If the block raises another
+///     exception, the end of the block reports the failures instead. ``"log"``: the failure is reported and
+///     never raised. ``"ignore"``: neither. Cancelled operations are not failures.
+/// stack_size: bytes of stack of each thread that runs operations, from 64 KiB to 1 TiB, or 0 for the
+///     system's size (``ulimit -s``; 8 MiB if unlimited, and 2 MiB at least); default the value of
+///     `threading.stack_size` when the engine is made, as for Python's own threads.
 #[pyclass(frozen, module = "estafette", name = "Engine", weakref)]
 pub struct PyEngine {
     handle: EngineHandle,
@@ -81,7 +84,7 @@ impl PyEngine {
         PyTensor::new(tensor, self.handle.clone())
     }
 
-    /// Waits for everything in flight, then cancels what only leases hold up.
+    /// Waits for everything in flight, then cancels the operations that only leases hold up.
     fn drain(&self, py: Python<'_>, timeout: Option<Duration>) -> PyResult<ShutdownReport> {
         let engine = self.engine(py)?;
         let at_once = timeout.is_some_and(|timeout| timeout.is_zero());
@@ -91,7 +94,7 @@ impl PyEngine {
         let report = guard::detach(py, || match timeout {
             Some(timeout) => engine.shutdown_timeout(timeout),
             None => {
-                // Ends early, with an error, only when leases hold up all that is left.
+                // The wait ends early, with an error, only if leases hold up everything that is left.
                 let _ = engine.wait_all(None);
                 engine.shutdown_timeout(Duration::ZERO)
             }
@@ -102,7 +105,7 @@ impl PyEngine {
         }
     }
 
-    /// Raises or reports the failures that nothing has looked at.
+    /// Raises or reports unretrieved failures.
     fn conclude(&self, py: Python<'_>, raising: bool, ended: Option<&ShutdownReport>) -> PyResult<()> {
         unretrieved::conclude(py, self.engine(py)?, self.handle.shared.failures, raising, ended)
     }
@@ -158,20 +161,20 @@ impl PyEngine {
         Ok(Self { handle, workers })
     }
 
-    /// Worker threads.
+    /// Number of worker threads.
     #[getter]
     fn workers(&self) -> usize {
         self.workers
     }
 
-    /// The operators of this process, by name; what is called through here runs in this engine.
+    /// The operators of this process, by name. Calls through this mapping run in this engine.
     #[getter]
     fn operators(&self) -> PyOperators {
         PyOperators::new(self.handle.clone())
     }
 
-    /// Blocks until everything submitted to this engine has ended, at most `timeout` seconds. Failures of operations are
-    /// not raised here but at their outputs, or at the end of the engine.
+    /// Blocks until every operation of this engine has ended, at most `timeout` seconds. This method does not
+    /// raise the failures of operations; their outputs do, and so does the end of the engine.
     #[pyo3(signature = (timeout = None))]
     fn wait_all(&self, py: Python<'_>, timeout: Option<f64>) -> PyResult<()> {
         let engine = self.engine(py)?;
@@ -185,14 +188,15 @@ impl PyEngine {
         guard::detach(py, || engine.wait_all(timeout)).or_raise(py)
     }
 
-    /// Who waits for whom, right now, and which deleter does not return: print it, or look at its fields.
+    /// Returns which operation waits for which, and which deleter does not return, at this moment: print the
+    /// result, or read its fields.
     fn diagnose(&self, py: Python<'_>) -> PyResult<Py<PyAny>> {
         let engine = self.engine(py)?;
         let diagnosis = guard::detach(py, || engine.diagnose());
         report::diagnosis(py, &diagnosis)
     }
 
-    /// Counters, and what is running, ready and stalled right now.
+    /// Returns counters, and the operations that are running, ready and stalled at this moment.
     fn stats(&self, py: Python<'_>) -> PyResult<Py<PyAny>> {
         let engine = self.engine(py)?;
         let (stats, live) = guard::detach(py, || (engine.stats(), engine.activity()));
@@ -200,12 +204,12 @@ impl PyEngine {
         report::stats(py, &stats, &live, imported, exported)
     }
 
-    /// Refuses new submissions and waits until everything in flight has ended, at most `timeout` seconds; then what only
-    /// leases hold up is cancelled, and reported with the leases. Without a timeout it waits as long as something runs,
-    /// and for leases as long as `lease_timeout` says.
+    /// Refuses new submissions and waits until every operation in flight has ended, at most `timeout`
+    /// seconds. Operations that only leases hold up are then cancelled, and reported with the leases. Without
+    /// a timeout, the call waits as long as an operation runs, and `lease_timeout` seconds for leases.
     ///
-    /// Failures that nothing has looked at are raised: one as it is, several as an ``ExceptionGroup``. See `failures` of the class
-    /// for other ways.
+    /// Raises unretrieved failures: one failure as itself, several as an ``ExceptionGroup``. The argument
+    /// `failures` of the class selects other ways.
     #[pyo3(signature = (timeout = None))]
     fn shutdown(&self, py: Python<'_>, timeout: Option<f64>) -> PyResult<Py<PyAny>> {
         let ended = self.drain(py, seconds("timeout", timeout)?)?;
@@ -213,12 +217,12 @@ impl PyEngine {
         report::shutdown(py, &ended)
     }
 
-    /// As `shutdown(0)`, without a word about failures.
+    /// As `shutdown(0)`, without reports of failures.
     fn _cancel_held(&self, py: Python<'_>) -> PyResult<Py<PyAny>> {
         report::shutdown(py, &self.drain(py, Some(Duration::ZERO))?)
     }
 
-    /// Raises or reports the failures that nothing has looked at, once all has ended.
+    /// Raises or reports unretrieved failures, after every operation has ended.
     fn _conclude(&self, py: Python<'_>, raising: bool) -> PyResult<()> {
         self.conclude(py, raising, None)
     }
@@ -232,7 +236,7 @@ impl PyEngine {
         let ended = self.drain(py, None)?;
         let lifecycle = py.import("estafette._lifecycle")?;
         let warned = lifecycle.call_method1("warn_of_leases", (report::shutdown(py, &ended)?,));
-        // A warning may be an exception, which must not hide the failures.
+        // The warning may be raised as an exception, which must not hide the failures.
         self.conclude(py, is_raising(exception)? || warned.is_err(), Some(&ended))?;
         warned.map(drop)
     }
@@ -252,7 +256,7 @@ impl PyEngine {
             .call_method1("leave", (this, lease_timeout, is_raising(exception)?))
     }
 
-    /// Refuses new submissions and gives an awaitable of the end of everything in flight, leases or not.
+    /// Refuses new submissions and returns an awaitable of the end of everything in flight, leases included.
     fn _drained(&self, py: Python<'_>) -> PyResult<Awaiter> {
         let engine = self.engine(py)?.clone();
         Ok(Awaiter::pending(async move {
@@ -275,19 +279,19 @@ impl PyEngine {
     }
 }
 
-/// Whether a block ends by an exception, from what its end is given.
+/// Returns true if a block ends by an exception, read from the arguments of its end.
 fn is_raising(exception: &Bound<'_, PyTuple>) -> PyResult<bool> {
     Ok(!exception.is_empty() && !exception.get_item(0)?.is_none())
 }
 
-/// The error for a synchronous wait for all operations where it would stop an event loop.
+/// The error for a synchronous wait for all operations on the thread of an event loop.
 fn would_stop_the_loop(py: Python<'_>) -> PyErr {
     let message = "operations are in flight, and waiting for them here would stop the running event loop; write \
                    `async with est.Engine() as eng`, or `await` what was submitted";
     raise(py, "WouldBlockError", message)
 }
 
-/// What a wait does that only leases hold up: views that nobody can reach any more still have theirs.
+/// A wait that only leases hold up collects garbage: unreachable views still have leases.
 fn collect_garbage() {
     let collected = guard::attach(|py| {
         py.import("estafette._lifecycle").and_then(|lifecycle| lifecycle.call_method0("collect")).map(drop)
