@@ -214,7 +214,7 @@ def test_a_function_that_fails_as_it_is_recorded_fails_the_replay_and_is_called_
 
 def test_what_cannot_be_a_graph_is_refused(sim, eng, lib):
     theirs = Stream(sim.stream())
-    for on, why in ((None, "works on the host"), (theirs, "somebody else's")):
+    for on, why in ((None, "works on the host"), (theirs, "a foreign queue")):
         with pytest.raises(est.InvalidError, match=f"node 0 `work` .*{why}"):
             with eng.program(graph=True) as p:
                 p.submit(lambda: None, name="work", on=on)

@@ -19,7 +19,12 @@ impl Run {
             while done < end {
                 done = self.run_chunk(done, end);
             }
-            if done < len && check.as_mut().is_some_and(SharingCheck::is_worth_sharing) {
+            if done < len
+                && let Some(check) = check.as_mut()
+                && check.is_worth_sharing()
+            {
+                // Helpers may run all the others, and then nothing else measures this run.
+                self.plan.pace.measured(done, check.elapsed());
                 break;
             }
         }

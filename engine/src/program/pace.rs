@@ -78,6 +78,11 @@ impl SharingCheck {
         self.chunk
     }
 
+    /// Time from the start to the last reading.
+    pub(super) fn elapsed(&self) -> Duration {
+        self.last_check - self.began
+    }
+
     /// True if the nodes of the last chunk were worth sharing.
     pub(super) fn is_worth_sharing(&mut self) -> bool {
         let now = Instant::now();
