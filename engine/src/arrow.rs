@@ -15,6 +15,7 @@ use crate::export::ExportOptions;
 use crate::lease::Access;
 use crate::operation::builder::OpBuilder;
 use crate::operation::completion::Completion;
+use crate::operation::import::ImportOptions;
 use crate::tensor::handle::Tensor;
 
 /// An exported array and its type.
@@ -52,7 +53,7 @@ impl Engine {
             }
         };
         // SAFETY: as the caller says, once the fence is done.
-        unsafe { self.import_ordered(tensor, ready, true) }
+        unsafe { self.import_with(tensor, ImportOptions::default().ready(ready).read_only(true)) }
     }
 }
 

@@ -104,7 +104,7 @@ pub use lease::owner::{CallSite, LeaseInfo, LeaseOwner};
 pub use lease::{Access, Lease, LeaseRequest};
 pub use operation::builder::{Description, OpBuilder};
 pub use operation::completion::{Completion, Scope};
-pub use operation::import::Produced;
+pub use operation::import::{ImportOptions, Produced};
 pub use operation::operands::{Operands, Tensors};
 pub use operation::submit::lost;
 pub use operation::submit_permit::SubmitPermit;

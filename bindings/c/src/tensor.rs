@@ -5,7 +5,7 @@ use std::fmt::Display;
 use std::ptr::NonNull;
 
 use estafette::devices::FenceSet;
-use estafette::{Error, ManagedTensor, Tensor, Tensors};
+use estafette::{Error, ImportOptions, ManagedTensor, Tensor, Tensors};
 
 use crate::context::{Context, estafette_drop};
 use crate::dlpack::{DLDataType, DLManagedTensorVersioned};
@@ -106,7 +106,7 @@ pub unsafe extern "C" fn estafette_import(
         let owned = unsafe { ManagedTensor::from_raw_versioned(managed.as_ptr().cast()) };
         let owned = owned.map_err(|error| Refusal::from(Error::from(error)))?;
         // SAFETY: by contract of this function.
-        match unsafe { engine.import_or_return(owned, fences) } {
+        match unsafe { engine.import_or_return(owned, ImportOptions::default().ready(fences)) } {
             Ok(tensor) => {
                 // SAFETY: writable, by contract.
                 unsafe { out.write(vacant.fill(tensor)) };

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use estafette_devices::cpu::{Pool, PoolOptions};
 use estafette_devices::host::HostDevice;
-use estafette_devices::{DLDevice, Device, FenceSet};
+use estafette_devices::{DLDevice, Device};
 use estafette_sync::stack;
 use estafette_sync::sync::OnceLock;
 use estafette_sync::sync::atomic::Ordering;
@@ -21,12 +21,11 @@ use crate::core::error::Error;
 use crate::core::operation::{Kind, Name, OpHandle};
 use crate::core::unretrieved::Unretrieved;
 use crate::exchange::quarantine::{self, QuarantineStats};
-use crate::exchange::{DType, Element, ManagedTensor, ReleaseStream, handed_back, reaper};
+use crate::exchange::{DType, Element, ManagedTensor, handed_back, reaper};
 use crate::lease::owner::LeaseInfo;
 use crate::operation::builder::OpBuilder;
-use crate::operation::import;
+use crate::operation::import::{self, ImportOptions};
 use crate::program::ProgramBuilder;
-use crate::tensor::alias_map::Origin;
 use crate::tensor::handle::Tensor;
 use crate::tensor::variable::Variable;
 use crate::wait::activity::{self, Activity, OnStall, Stall, StallWatch};
@@ -288,7 +287,7 @@ pub struct Stats {
     /// Bytes of pinned host memory that this process keeps for copies from and to devices.
     pub staging_bytes: u64,
     /// Tensors of other libraries whose memory this process released while their last use was pending, behind
-    /// a wait of their allocator's stream ([`Engine::import_stream_ordered`]).
+    /// a wait of their allocator's stream ([`ImportOptions::release_stream`]).
     pub handed_back: u64,
 }
 
@@ -364,80 +363,44 @@ impl Engine {
     /// called. Only the engine's operations and leases write the memory meanwhile. The content of the memory
     /// is ready to be read.
     pub unsafe fn import(&self, managed: ManagedTensor) -> Result<Tensor, Error> {
-        import::import(self.core(), managed, FenceSet::default(), false, || Origin::Unknown)
+        // SAFETY: by contract.
+        unsafe { self.import_with(managed, ImportOptions::default()) }
     }
 
-    /// As [`import`](Self::import), for memory that becomes ready when the fences in `ready` are done and
-    /// that may be declared read-only even if its struct cannot say so.
-    ///
-    /// # Errors
-    /// As [`import`](Self::import).
-    ///
-    /// # Safety
-    /// As for [`import`](Self::import), once the fences are done.
-    pub unsafe fn import_ordered(
-        &self,
-        managed: ManagedTensor,
-        ready: FenceSet,
-        read_only: bool,
-    ) -> Result<Tensor, Error> {
-        import::import(self.core(), managed, ready, read_only, || Origin::Unknown)
-    }
-
-    /// As [`import_ordered`](Self::import_ordered), for callers that can find out where the memory comes
-    /// from. The engine calls `origin`, with no lock held, when a lease of the same memory is open.
-    ///
-    /// # Errors
-    /// As [`import`](Self::import).
-    ///
-    /// # Safety
-    /// As for [`import_ordered`](Self::import_ordered).
-    pub unsafe fn import_from(
-        &self,
-        managed: ManagedTensor,
-        ready: FenceSet,
-        read_only: bool,
-        origin: impl FnOnce() -> Origin,
-    ) -> Result<Tensor, Error> {
-        import::import(self.core(), managed, ready, read_only, origin)
-    }
-
-    /// As [`import_ordered`](Self::import_ordered), for device memory whose allocator reuses memory in the
-    /// order of a stream. When the tensor is gone, this stream is made to wait for the pending uses of the
-    /// memory, and the deleter is called at once. Where the stream cannot wait, the deleter is called when
-    /// these uses are over. `Engine::stats().handed_back` counts the former.
+    /// As [`import`](Self::import), with options: memory that becomes ready later, that must not be written,
+    /// or that its allocator reuses in the order of a stream.
     ///
     /// # Errors
     /// As [`import`](Self::import); [`Error::Invalid`] for a release stream of another device than the
     /// memory.
     ///
     /// # Safety
-    /// As for [`import_ordered`](Self::import_ordered), and `release_stream` is what [`ReleaseStream::new`]
-    /// says of this memory.
-    pub unsafe fn import_stream_ordered(
+    /// As for [`import`](Self::import), once the fences of the options are done; and the promises of the
+    /// options.
+    #[inline]
+    pub unsafe fn import_with(
         &self,
         managed: ManagedTensor,
-        ready: FenceSet,
-        read_only: bool,
-        release_stream: ReleaseStream,
+        options: ImportOptions<'_>,
     ) -> Result<Tensor, Error> {
-        import::import_stream_ordered(self.core(), managed, ready, read_only, release_stream)
+        import::import(self.core(), managed, options).map_err(|refused| refused.0)
     }
 
-    /// As [`import_ordered`](Self::import_ordered), but on an error the tensor comes back, and its deleter
-    /// was not called.
+    /// As [`import_with`](Self::import_with), but a tensor that the engine refuses comes back, and its
+    /// deleter was not called.
     ///
     /// # Errors
-    /// As [`import`](Self::import).
+    /// As [`import_with`](Self::import_with).
     ///
     /// # Safety
-    /// As for [`import_ordered`](Self::import_ordered).
+    /// As for [`import_with`](Self::import_with).
+    #[doc(hidden)]
     pub unsafe fn import_or_return(
         &self,
         managed: ManagedTensor,
-        ready: FenceSet,
+        options: ImportOptions<'_>,
     ) -> Result<Tensor, Box<(Error, ManagedTensor)>> {
-        import::import_or_return(self.core(), managed, ready)
+        import::import(self.core(), managed, options)
     }
 
     /// A tensor with the elements of a vector in row-major order, without a copy.

@@ -99,53 +99,93 @@ fn vec_layout<T: Element>(len: usize, shape: &[i64]) -> Result<Layout, Error> {
     Ok(layout)
 }
 
-/// Takes over a foreign tensor whose content is ready when `ready` is done.
+/// How an engine imports a tensor; see [`Engine::import_with`](crate::Engine::import_with).
+#[derive(Default)]
+pub struct ImportOptions<'a> {
+    ready: FenceSet,
+    read_only: bool,
+    origin: Option<&'a dyn Fn() -> Origin>,
+    release_stream: Option<ReleaseStream>,
+}
+
+impl<'a> ImportOptions<'a> {
+    /// The memory is ready to be read once the fences in `ready` are done. Default: at once.
+    pub fn ready(mut self, ready: impl Into<FenceSet>) -> Self {
+        self.ready = ready.into();
+        self
+    }
+
+    /// Whether the memory must not be written, even if the tensor's struct cannot say so. Default: the struct
+    /// decides.
+    pub fn read_only(mut self, read_only: bool) -> Self {
+        self.read_only = read_only;
+        self
+    }
+
+    /// Device memory whose allocator reuses memory in the order of `stream`. When the tensor is gone, the
+    /// engine makes this stream wait for the pending uses of the memory and calls the deleter at once. Where
+    /// the stream cannot wait, the engine calls the deleter when these uses are over.
+    /// [`Stats::handed_back`](crate::engine::Stats::handed_back) counts the former.
+    ///
+    /// The importer promises that `stream` is what [`ReleaseStream::new`] says of this memory.
+    pub fn release_stream(mut self, stream: ReleaseStream) -> Self {
+        self.release_stream = Some(stream);
+        self
+    }
+
+    /// Finds out where the memory comes from. The engine calls `origin`, with no lock held, when a lease of
+    /// the same memory is open.
+    #[doc(hidden)]
+    pub fn origin(mut self, origin: &'a dyn Fn() -> Origin) -> Self {
+        self.origin = Some(origin);
+        self
+    }
+}
+
+impl std::fmt::Debug for ImportOptions<'_> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("ImportOptions")
+            .field("ready", &self.ready)
+            .field("read_only", &self.read_only)
+            .field("release_stream", &self.release_stream)
+            .finish_non_exhaustive()
+    }
+}
+
+/// A tensor that the engine does not adopt, and why.
+pub(crate) type Refused = Box<(Error, ManagedTensor)>;
+
+/// Adopts a foreign tensor. A tensor that the engine refuses comes back, and its deleter was not called.
+#[inline]
 pub(crate) fn import(
     core: &CoreRef,
     managed: ManagedTensor,
-    ready: FenceSet,
-    read_only: bool,
-    origin: impl FnOnce() -> Origin,
-) -> Result<Tensor, Error> {
-    core.check_usable()?;
-    let arrival = arrive(core, managed, read_only)?;
-    Ok(enter(core, arrival, ready, origin))
-}
-
-/// As [`import`], of memory whose allocator is stream-ordered.
-pub(crate) fn import_stream_ordered(
-    core: &CoreRef,
-    managed: ManagedTensor,
-    ready: FenceSet,
-    read_only: bool,
-    release_stream: ReleaseStream,
-) -> Result<Tensor, Error> {
-    core.check_usable()?;
-    let layout = describe(core, &managed)?;
-    if layout.device() != release_stream.device() {
-        return Err(Error::invalid(format!(
-            "the memory is on {}, its release stream on {}",
-            layout.device(),
-            release_stream.device()
-        )));
-    }
-    let (read_only, data) = (read_only || managed.read_only(), managed.data());
-    let arrival =
-        Arrival { layout, data, storage: Storage::stream_ordered(managed, release_stream), read_only };
-    Ok(enter(core, arrival, ready, || Origin::Unknown))
-}
-
-/// As [`import`], but what cannot be taken over comes back.
-pub(crate) fn import_or_return(
-    core: &CoreRef,
-    managed: ManagedTensor,
-    ready: FenceSet,
-) -> Result<Tensor, Box<(Error, ManagedTensor)>> {
-    let layout = match core.check_usable().and_then(|()| describe(core, &managed)) {
+    options: ImportOptions<'_>,
+) -> Result<Tensor, Refused> {
+    let ImportOptions { ready, read_only, origin, release_stream } = options;
+    let checked = core.check_usable().and_then(|()| describe(core, &managed));
+    let layout = match checked.and_then(|layout| fits(layout, release_stream.as_ref())) {
         Ok(layout) => layout,
         Err(error) => return Err(Box::new((error, managed))),
     };
-    Ok(enter(core, Arrival::foreign(layout, managed, false), ready, || Origin::Unknown))
+    let (read_only, data) = (read_only || managed.read_only(), managed.data());
+    let storage = match release_stream {
+        None => Storage::foreign(managed),
+        Some(stream) => Storage::stream_ordered(managed, stream),
+    };
+    let arrival = Arrival { layout, data, storage, read_only };
+    Ok(enter(core, arrival, ready, || origin.map_or(Origin::Unknown, |origin| origin())))
+}
+
+/// The layout, if memory on its device may be released in the order of `stream`.
+fn fits(layout: Layout, stream: Option<&ReleaseStream>) -> Result<Layout, Error> {
+    match stream.map(ReleaseStream::device) {
+        Some(device) if device != layout.device() => {
+            let message = format!("the memory is on {}, its release stream on {device}", layout.device());
+            Err(Error::invalid(message))
+        }
+        _ => Ok(layout),
+    }
 }
 
 /// What the tensor is, if the engine can have it.
@@ -156,20 +196,6 @@ fn describe(core: &Core, managed: &ManagedTensor) -> Result<Layout, Error> {
         return Err(Error::invalid(format!("device {device} is not available in this engine")));
     }
     Ok(layout)
-}
-
-impl Arrival {
-    fn foreign(layout: Layout, managed: ManagedTensor, read_only: bool) -> Self {
-        let read_only = read_only || managed.read_only();
-        let data = managed.data();
-        Self { layout, data, storage: Storage::foreign(managed), read_only }
-    }
-}
-
-#[inline]
-fn arrive(core: &Core, managed: ManagedTensor, read_only: bool) -> Result<Arrival, Error> {
-    let layout = describe(core, &managed)?;
-    Ok(Arrival::foreign(layout, managed, read_only))
 }
 
 pub(crate) fn from_vec<T: Element>(core: &CoreRef, values: Vec<T>, shape: &[i64]) -> Result<Tensor, Error> {
@@ -294,7 +320,11 @@ pub(crate) fn define(
 ) -> Result<Option<Fence>, Error> {
     let core = &target.core;
     let arrival = match produced.0 {
-        Source::Managed { managed, read_only } => arrive(core, managed, read_only)?,
+        Source::Managed { managed, read_only } => {
+            let (layout, data) = (describe(core, &managed)?, managed.data());
+            let read_only = read_only || managed.read_only();
+            Arrival { layout, data, storage: Storage::foreign(managed), read_only }
+        }
         Source::Ready { layout, storage } => {
             Arrival { data: storage.data(), layout, storage, read_only: false }
         }

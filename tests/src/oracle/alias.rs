@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use estafette::devices::{DLDevice, Fence, FenceSet, host};
 use estafette::exchange::foreign_fence::{self, FENCE_VERSION, FenceCallback, OK, PENDING, RawFence};
 use estafette::exchange::reaper;
-use estafette::{Engine, Error, ManagedTensor, Origin, Tensor};
+use estafette::{Engine, Error, ImportOptions, ManagedTensor, Origin, Tensor};
 use estafette_sync::thread;
 use estafette_sync::time::{Duration, Instant};
 
@@ -187,7 +187,7 @@ pub(super) fn import_place(
     let managed = unsafe { ManagedTensor::from_raw_versioned(Box::into_raw(Box::new(managed)).cast()) };
     let managed = managed.expect("version 1.1 is known");
     // SAFETY: as above; only operations and leases write it.
-    unsafe { engine.import_from(managed, ready, false, || Origin::Owner) }
+    unsafe { engine.import_with(managed, ImportOptions::default().ready(ready).origin(&|| Origin::Owner)) }
 }
 
 struct Context {

@@ -4,7 +4,7 @@ use std::ops::Range;
 use std::time::Duration;
 
 use estafette::devices::FenceSet;
-use estafette::{Access, Error, ExportOptions, Origin, Tensor};
+use estafette::{Access, Error, ExportOptions, ImportOptions, Origin, Tensor};
 
 use super::model::{FenceId, Kind, Mode, RequestId, State, TensorId, Verdict};
 use super::world::{Asked, Asking, BLOCK, Real, World};
@@ -305,7 +305,10 @@ fn import(world: &mut World, engine: usize, block: usize, part: Range<usize>, pe
     let (id, ready) = pending.then(|| world.fence()).unzip();
     let ready: FenceSet = ready.into_iter().collect();
     // SAFETY: the description is true, and nothing uses the memory but what the engine orders.
-    let tensor = unsafe { world.engines[engine].import_from(managed, ready, false, || Origin::Owner) };
+    let tensor = unsafe {
+        world.engines[engine]
+            .import_with(managed, ImportOptions::default().ready(ready).origin(&|| Origin::Owner))
+    };
     let tensor = tensor.unwrap_or_else(|error| world.fail(&format!("refused: {error}")));
     world.model.import(block, part, id);
     world.imported(tensor, deleted);
@@ -478,7 +481,7 @@ fn derive(world: &mut World, request: RequestId) {
     drop(lease);
     // SAFETY: memory of a lease, which the struct keeps.
     let tensor =
-        unsafe { world.engines[0].import_from(exported, FenceSet::default(), false, || Origin::Lent) };
+        unsafe { world.engines[0].import_with(exported, ImportOptions::default().origin(&|| Origin::Lent)) };
     let tensor = tensor.unwrap_or_else(|error| world.fail(&format!("refused: {error}")));
     world.model.derive(request);
     world.derived(tensor, request, end);

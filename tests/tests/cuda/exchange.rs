@@ -12,7 +12,9 @@ use estafette::devices::sim::{SimDevice, SimOptions, SimPace, SimQueue};
 use estafette::devices::{Allocation, DLDevice, Device, DeviceType, Queue};
 use estafette::exchange::{Abi, ExportFlags, Layout, export, reaper};
 use estafette::operators::{Attributes, operators};
-use estafette::{Access, Consumer, DType, Engine, ExportOptions, Lease, Op, Tensor, View, ViewMut};
+use estafette::{
+    Access, Consumer, DType, Engine, ExportOptions, ImportOptions, Lease, Op, Tensor, View, ViewMut,
+};
 use estafette_c::estafette_status::ESTAFETTE_OK;
 use estafette_c::*;
 use estafette_cuda_sim_client::Simulator;
@@ -317,7 +319,7 @@ fn what_a_producer_orders_before_our_stream_is_waited_for_on_the_device() {
     // SAFETY: the memory outlives the tensor.
     let managed = unsafe { export(&layout, data, ExportFlags::default(), Abi::Versioned, || ()) };
     // SAFETY: as above.
-    let x = unsafe { bench.engine.import_ordered(managed, ready.into(), false) }.unwrap();
+    let x = unsafe { bench.engine.import_with(managed, ImportOptions::default().ready(ready)) }.unwrap();
     // This import does not hold up another import.
     let another = bench.engine.import_stream(bench.device.id()).unwrap().fence().unwrap();
     assert!(another.wait_timeout(Some(Duration::from_secs(10))).is_some());

@@ -8,7 +8,7 @@ use std::time::Duration;
 use estafette::devices::cuda::{CudaDevice, CudaQueue, CudaRuntime};
 use estafette::devices::{Allocation, Device, FenceSet, Queue};
 use estafette::exchange::{Abi, ExportFlags, Layout, ManagedTensor, ReleaseStream, export};
-use estafette::{Access, Consumer, DType, Engine, Tensor};
+use estafette::{Access, Consumer, DType, Engine, ImportOptions, Tensor};
 use estafette_cuda_sim_client::Simulator;
 use tests::ops::until;
 use tests::watchdog::Watchdog;
@@ -96,7 +96,8 @@ impl Bench {
         // tested.
         unsafe {
             let home = ReleaseStream::new(Arc::clone(&self.device) as _, home, None).unwrap();
-            self.engine.import_stream_ordered(managed, ready, false, home).unwrap()
+            let options = ImportOptions::default().ready(ready).release_stream(home);
+            self.engine.import_with(managed, options).unwrap()
         }
     }
 
@@ -235,7 +236,7 @@ fn a_home_is_named_by_a_stream_that_means_the_same_everywhere() {
         let home = ReleaseStream::new(other, queue.native(), None).unwrap();
         let managed = bench.owner.lends(&bench.device);
         let error =
-            bench.engine.import_stream_ordered(managed, FenceSet::default(), false, home).unwrap_err();
+            bench.engine.import_with(managed, ImportOptions::default().release_stream(home)).unwrap_err();
         assert!(error.to_string().contains("its release stream on cuda:1"), "{error}");
     }
     assert_eq!(bench.owner.freed(), 1, "what is refused is given back");

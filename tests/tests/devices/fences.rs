@@ -7,7 +7,8 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use estafette::devices::sim::{SimDevice, SimNotify, SimOptions, SimPace, SimQueue};
 use estafette::devices::{Device, DeviceError, DeviceErrorKind, Fence, FenceSet, Queue, host};
 use estafette::{
-    Access, DType, Engine, Error, ExportOptions, FailureKind, Op, Produced, Tensor, TensorState,
+    Access, DType, Engine, Error, ExportOptions, FailureKind, ImportOptions, Op, Produced, Tensor,
+    TensorState,
 };
 use futures::FutureExt;
 use futures::executor::block_on;
@@ -206,8 +207,10 @@ fn host_to_device_waits_for_a_promise_and_for_nothing_else() {
     let mut ready = FenceSet::default();
     ready.insert(fence);
     // SAFETY: a fresh tensor that describes its own memory.
-    let promised =
-        unsafe { bench.engine.import_ordered(foreign::tensor(&[8.0], &deleted), ready, false) }.unwrap();
+    let promised = unsafe {
+        bench.engine.import_with(foreign::tensor(&[8.0], &deleted), ImportOptions::default().ready(ready))
+    }
+    .unwrap();
     let parked = bench.launch("parked", 0, &promised, &y, |x| x);
     let beside = bench.fill("beside", 1, &bench.tensor(), 1);
     bench.issued(&beside);

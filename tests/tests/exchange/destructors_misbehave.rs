@@ -11,7 +11,7 @@ use estafette::devices::{
     DLDevice, DeviceError, Event, Fence, FenceSet, FenceState, QueueId, Subscriber, Timeline, Watch,
 };
 use estafette::exchange::{self, ExportFlags, reaper};
-use estafette::{Abi, Access, DType, Engine, Layout, Origin, Produced, Tensor};
+use estafette::{Abi, Access, DType, Engine, ImportOptions, Layout, Origin, Produced, Tensor};
 use futures::FutureExt;
 use tests::foreign::{Deleted, Memory};
 use tests::gate::Gate;
@@ -359,7 +359,12 @@ fn events_of_tensors_that_collapse_and_of_one_that_goes() {
         let import = |start, len, ready| {
             let managed = memory.tensor(start, len, &deleted);
             // SAFETY: the memory is as described.
-            unsafe { stage.engine.import_from(managed, ready, false, || Origin::Owner) }.unwrap()
+            unsafe {
+                stage
+                    .engine
+                    .import_with(managed, ImportOptions::default().ready(ready).origin(&|| Origin::Owner))
+            }
+            .unwrap()
         };
         let parts: Vec<Tensor> = (0..20).map(|at| import(2 * at, 2, FenceSet::default())).collect();
         parts[3].used_until(&work(&stage.x)).unwrap();

@@ -5,8 +5,9 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc::channel;
 use std::time::{Duration, Instant};
 
-use estafette::devices::FenceSet;
-use estafette::{Access, Completion, Engine, Error, ExportOptions, ManagedTensor, Origin, Status, Tensor};
+use estafette::{
+    Access, Completion, Engine, Error, ExportOptions, ImportOptions, ManagedTensor, Origin, Status, Tensor,
+};
 use futures::FutureExt;
 use futures::executor::block_on;
 use tests::foreign;
@@ -323,7 +324,7 @@ fn who_knows_that_memory_comes_from_its_owner_is_not_taken_for_a_guest_of_a_leas
     let import = |origin| {
         let managed = memory.tensor(0, 1, &deleted);
         // SAFETY: a fresh tensor that describes its own memory.
-        unsafe { engine.import_from(managed, FenceSet::default(), false, || origin) }.unwrap()
+        unsafe { engine.import_with(managed, ImportOptions::default().origin(&|| origin)) }.unwrap()
     };
     let t = import(Origin::Unknown);
     for access in [Access::Read, Access::Write] {
@@ -341,7 +342,7 @@ fn who_knows_that_memory_comes_from_its_owner_is_not_taken_for_a_guest_of_a_leas
     // Without a lease the origin of the memory does not matter.
     let managed = memory.tensor(0, 1, &deleted);
     // SAFETY: as above.
-    let asked = unsafe { engine.import_from(managed, FenceSet::default(), false, || panic!("asked")) };
+    let asked = unsafe { engine.import_with(managed, ImportOptions::default().origin(&|| panic!("asked"))) };
     drop((t, asked.unwrap()));
     deleted.settle_at(6);
     assert!(watchdog.still_watches());

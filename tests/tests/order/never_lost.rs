@@ -6,9 +6,11 @@ use std::sync::mpsc::channel;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use estafette::devices::{DLDevice, Fence, FenceSet, host};
+use estafette::devices::{DLDevice, Fence, host};
 use estafette::exchange::reaper;
-use estafette::{Access, Completion, DType, Engine, Error, ExportOptions, Origin, Produced, Tensor};
+use estafette::{
+    Access, Completion, DType, Engine, Error, ExportOptions, ImportOptions, Origin, Produced, Tensor,
+};
 use tests::foreign::{Deleted, Memory};
 use tests::gate::Gate;
 use tests::ops::{engine, look, set, tensor, waits};
@@ -108,7 +110,10 @@ fn collapse(engine: &Engine, memory: &Memory) -> Vec<Tensor> {
     let other = Deleted::default();
     // SAFETY: as above.
     let import = |start, len| unsafe {
-        engine.import_from(memory.tensor(start, len, &other), FenceSet::default(), false, || Origin::Owner)
+        engine.import_with(
+            memory.tensor(start, len, &other),
+            ImportOptions::default().origin(&|| Origin::Owner),
+        )
     };
     let mut parts: Vec<_> = (2..24).map(|at| import(2 * at, 2).unwrap()).collect();
     parts.push(import(0, 48).unwrap());
@@ -121,7 +126,7 @@ fn an_import_over_memory_that_a_host_body_writes_is_there_when_its_producer_says
         |engine, _x, memory, fence| {
             let other = Deleted::default();
             // SAFETY: as above.
-            unsafe { engine.import_ordered(memory.tensor(1, 2, &other), FenceSet::from(fence), false) }
+            unsafe { engine.import_with(memory.tensor(1, 2, &other), ImportOptions::default().ready(fence)) }
                 .unwrap();
         },
         |engine, x, over| {

@@ -6,10 +6,10 @@ use std::num::NonZeroUsize;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 
-use estafette::devices::{Allocation, DLDevice, Device, DeviceError, DeviceType, FenceSet, Queue};
+use estafette::devices::{Allocation, DLDevice, Device, DeviceError, DeviceType, Queue};
 use estafette::{
-    Access, DType, Engine, Error, ExportOptions, FailureKind, InvalidTensor, ManagedTensor, Produced, Tensor,
-    WORKERS_MAX,
+    Access, DType, Engine, Error, ExportOptions, FailureKind, ImportOptions, InvalidTensor, ManagedTensor,
+    Produced, Tensor, WORKERS_MAX,
 };
 use tests::dice::Dice;
 use tests::foreign::{DLTensor, Deleted, Memory, READ_ONLY};
@@ -238,7 +238,7 @@ fn read_only_memory_is_never_written_whoever_says_that_it_is() {
         let flagged = memory.versioned(0, 2, &deleted, |managed| managed.flags = READ_ONLY);
         let flagged = engine.import(ManagedTensor::from_raw_versioned(flagged).unwrap()).unwrap();
         let known = ManagedTensor::from_raw_legacy(memory.legacy(2, 2, &deleted, |_| ())).unwrap();
-        (flagged, engine.import_ordered(known, FenceSet::default(), true).unwrap())
+        (flagged, engine.import_with(known, ImportOptions::default().read_only(true)).unwrap())
     };
     for x in [&flagged, &known] {
         assert!(x.is_read_only().unwrap());

@@ -9,6 +9,7 @@ use std::sync::Arc;
 use std::task::{Context, Waker};
 use std::time::Duration;
 
+use estafette::ImportOptions;
 use estafette::devices::{DLDevice, Fence, FenceSet, Outcome, Reactor, Subscriber};
 use estafette::exchange::foreign_fence::{
     FENCE_VERSION, FenceCallback, OK, PENDING, RawFence, import, query_overdue_after,
@@ -255,7 +256,10 @@ fn a_late_call_that_meets_the_query_of_its_overdue_fence_answers_once() {
         let deleted = tests::foreign::Deleted::default();
         let ready: FenceSet = [fence.clone()].into_iter().collect();
         // SAFETY: a true description; nothing uses the memory.
-        let tensor = unsafe { engine.import_ordered(tests::foreign::tensor(&[1.0], &deleted), ready, false) };
+        let tensor = unsafe {
+            engine
+                .import_with(tests::foreign::tensor(&[1.0], &deleted), ImportOptions::default().ready(ready))
+        };
         drop(tensor.unwrap());
         let watcher = watch(&fence);
         drop(fence);

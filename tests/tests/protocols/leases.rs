@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::task::{Context, Poll, Wake, Waker};
 
 use estafette::devices::{FenceSet, host};
-use estafette::{Access, DType};
+use estafette::{Access, DType, ImportOptions};
 use estafette_sync::sync::atomic::{AtomicUsize, Ordering};
 use estafette_sync::thread;
 use tests::foreign;
@@ -70,8 +70,10 @@ fn a_request_that_is_dropped_while_the_fences_before_it_settle_holds_nothing_up(
         let (completer, pending) = host::promise("work of another library");
         let ready: FenceSet = [pending].into_iter().collect();
         // SAFETY: a true description; nothing uses the memory.
-        let tensor =
-            unsafe { engine.import_ordered(foreign::tensor(&[1.0], &deleted), ready, false) }.unwrap();
+        let tensor = unsafe {
+            engine.import_with(foreign::tensor(&[1.0], &deleted), ImportOptions::default().ready(ready))
+        }
+        .unwrap();
         thread::scope(|scope| {
             let tensor = &tensor;
             scope.spawn(move || completer.complete());

@@ -15,7 +15,7 @@ use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
 use estafette::devices::{FenceSet, host};
-use estafette::{Access, DType, Engine, Error};
+use estafette::{Access, DType, Engine, Error, ImportOptions};
 use estafette_sync::thread;
 use tests::foreign;
 use tests::simulation::explore;
@@ -174,8 +174,12 @@ fn each_deleter_runs_once_and_a_flush_waits_for_it() {
                 let (engine, deleted) = (&engine, &deleted);
                 scope.spawn(move || {
                     // SAFETY: a true description; nothing uses the memory.
-                    let tensor =
-                        unsafe { engine.import_ordered(foreign::tensor(&[1.0], deleted), ready, false) };
+                    let tensor = unsafe {
+                        engine.import_with(
+                            foreign::tensor(&[1.0], deleted),
+                            ImportOptions::default().ready(ready),
+                        )
+                    };
                     drop(tensor.unwrap());
                 });
             }
@@ -199,8 +203,10 @@ fn a_foreign_fence_that_settles_while_it_is_subscribed_to_is_heard_of() {
         let done = Arc::new(AtomicUsize::new(0));
         let ready: FenceSet = [pending].into_iter().collect();
         // SAFETY: a true description; the memory is used by operations alone.
-        let tensor =
-            unsafe { engine.import_ordered(foreign::tensor(&[1.0], &deleted), ready, false) }.unwrap();
+        let tensor = unsafe {
+            engine.import_with(foreign::tensor(&[1.0], &deleted), ImportOptions::default().ready(ready))
+        }
+        .unwrap();
         thread::scope(|scope| {
             let (seen, told) = (done.clone(), done.clone());
             scope.spawn(move || {

@@ -13,7 +13,7 @@ use std::ptr::NonNull;
 use estafette::devices::{DLDevice, Fence, FenceState};
 use estafette::exchange::foreign_fence::RawFence;
 use estafette::exchange::{Abi, ExportFlags, Layout, ManagedTensor, export};
-use estafette::{Completion, DType, Engine, Error, Tensor};
+use estafette::{Completion, DType, Engine, Error, ImportOptions, Tensor};
 use pyo3::exceptions::{PyBufferError, PyException, PyTypeError, PyValueError};
 use pyo3::ffi;
 use pyo3::intern;
@@ -103,7 +103,10 @@ pub fn import(object: &Bound<'_, PyAny>, engine: &Engine, promise: Fence) -> PyR
     match without_waiting(object)? {
         Some((managed, immutable)) => {
             // SAFETY: the producer vouches for the memory, and for its promise.
-            unsafe { engine.import_ordered(managed, promise.into(), immutable) }.or_raise(py)
+            unsafe {
+                engine.import_with(managed, ImportOptions::default().ready(promise).read_only(immutable))
+            }
+            .or_raise(py)
         }
         None => late(object, engine, promise),
     }
@@ -146,7 +149,9 @@ fn late(object: &Bound<'_, PyAny>, engine: &Engine, promise: Fence) -> PyResult<
     let nothing =
         unsafe { export(&nothing, std::ptr::null_mut(), ExportFlags::default(), Abi::Versioned, || ()) };
     // SAFETY: as above.
-    let gate = unsafe { engine.import_ordered(nothing, promise.into(), true) }.or_raise(py)?;
+    let gate =
+        unsafe { engine.import_with(nothing, ImportOptions::default().ready(promise).read_only(true)) }
+            .or_raise(py)?;
     let give = py.import("estafette._body")?.getattr("give")?;
     let function = py.import("functools")?.getattr("partial")?.call1((give, object))?;
     let body = Body::new(&function, None, &PyTuple::empty(py), Use::Produced)?;

@@ -18,7 +18,7 @@ use estafette::devices::sim::{SimDevice, SimOptions, SimPace, SimQueue};
 use estafette::exchange::foreign_fence::{self, FENCE_VERSION, FenceCallback, OK, PENDING, RawFence};
 use estafette::exchange::reaper;
 use estafette::trace::{Recorder, TraceOptions};
-use estafette::{Access, BodyResult, DType, Engine, Error, ExportOptions, Op, Tensor};
+use estafette::{Access, BodyResult, DType, Engine, Error, ExportOptions, ImportOptions, Op, Tensor};
 use estafette_report::perfetto;
 use futures::executor::block_on;
 use tests::foreign::{self, Deleted};
@@ -427,7 +427,9 @@ fn behind_a_silent_fence(account: &Account, engine: &Engine, deleted: &Deleted) 
     let fence = unsafe { foreign_fence::import(NonNull::from(&raw), &[]) };
     let Some(fence) = account.ok("a silent fence", fence) else { return 0 };
     // SAFETY: a fresh tensor that describes its memory truly. On an error its deleter has been called.
-    let tensor = unsafe { engine.import_ordered(foreign::tensor(&[1.0], deleted), fence.into(), false) };
+    let tensor = unsafe {
+        engine.import_with(foreign::tensor(&[1.0], deleted), ImportOptions::default().ready(fence))
+    };
     if let Some(tensor) = account.ok("import behind a fence", tensor) {
         let run = account.run();
         let own = run.clone();

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use estafette::devices::FenceSet;
 use estafette::exchange::{ManagedTensor, reaper};
-use estafette::{Tensor, trace};
+use estafette::{ImportOptions, Tensor, trace};
 use estafette_sync::sync::atomic::Ordering;
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
@@ -97,10 +97,15 @@ impl PyEngine {
         // SAFETY: the producer vouches for the memory: that is what DLPack's protocol means. On the host its content is ready
         // when `__dlpack__` has returned. For the home, the caller does.
         let take = || unsafe {
-            match home {
-                None => engine.import_from(managed, ready, immutable, || origin::of(x)),
-                Some(home) => engine.import_stream_ordered(managed, ready, immutable, home),
-            }
+            let origin = || origin::of(x);
+            let options = ImportOptions::default().ready(ready).read_only(immutable).origin(&origin);
+            engine.import_with(
+                managed,
+                match home {
+                    None => options,
+                    Some(home) => options.release_stream(home),
+                },
+            )
         };
         let tensor = body::within(py, take)?.or_raise(py)?;
         imported(py);
@@ -184,7 +189,9 @@ impl PyEngine {
             ready.insert(device.default_queue().record().map_err(estafette::Error::from).or_raise(py)?);
         }
         // SAFETY: whoever gives a DLPack struct away vouches for its memory; on the host its content is ready by then.
-        let tensor = unsafe { self.engine(py)?.import_ordered(managed, ready, immutable) };
+        let tensor = unsafe {
+            self.engine(py)?.import_with(managed, ImportOptions::default().ready(ready).read_only(immutable))
+        };
         IMPORTED.fetch_add(1, Ordering::Relaxed);
         Bound::new(py, self.wrap(tensor.or_raise(py)?))
     }
