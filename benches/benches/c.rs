@@ -6,8 +6,8 @@ use std::time::{Duration, Instant};
 
 use criterion::{BenchmarkId, Criterion, Throughput, criterion_group, criterion_main};
 use estafette::devices::DLDevice;
-use estafette::exchange::{ExportFlags, export, reaper};
-use estafette::{Abi, DType, Engine, Layout, ManagedTensor};
+use estafette::exchange::{Abi, ExportFlags, export, reaper};
+use estafette::{DType, Engine, Layout, ManagedTensor};
 use estafette_c::estafette_status::ESTAFETTE_OK;
 use estafette_c::*;
 

@@ -8,8 +8,8 @@ use std::time::Duration;
 
 use criterion::{Criterion, Throughput, criterion_group, criterion_main};
 use estafette::devices::DLDevice;
-use estafette::exchange::{ExportFlags, export, reaper};
-use estafette::{Abi, Access, DType, Engine, Layout, ManagedTensor, Tensor};
+use estafette::exchange::{Abi, ExportFlags, export, reaper};
+use estafette::{Access, DType, Engine, Layout, ManagedTensor, Tensor};
 use futures::FutureExt;
 
 /// Tensors of one run.

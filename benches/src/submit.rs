@@ -1,6 +1,7 @@
 //! Submission of operations on plain variables.
 
-use estafette::{Engine, Error, OpBuilder, Variable};
+use estafette::operation::OpBuilder;
+use estafette::{Engine, Error, Variable};
 
 use crate::access::Access;
 use crate::spin::Body;

@@ -70,6 +70,10 @@
 //! graph decides which operation may run next; fences of the devices show when its device work is done.
 //! Results are the same as if the operations had run one by one in the order of submission.
 //!
+//! The names that most programs use stand here. The others stand in the module of their subject:
+//! [`operation`], [`program`], [`lease`], [`tensor`], [`wait`], [`mod@engine`], [`exchange`], [`operators`],
+//! [`trace`], and [`devices`].
+//!
 //! [`Engine::import`] adopts memory of other libraries, and [`Tensor::export`] hands memory out, both as
 //! DLPack structs. An export is a *lease*: engine writes wait until the consumer returns the lease.
 //!
@@ -79,44 +83,37 @@
 mod arrow;
 mod copy;
 mod core;
-mod engine;
+pub mod engine;
 pub mod exchange;
 mod export;
-mod lease;
-mod operation;
+pub mod lease;
+pub mod operation;
 pub mod operators;
-mod program;
+pub mod program;
 mod stream;
-mod tensor;
+pub mod tensor;
 pub mod trace;
-mod wait;
+pub mod wait;
 
-pub use core::context::{set_helping, without_helping};
-pub use core::error::{BodyError, BodyResult, Error, FailureKind, LeaseHeld, OperationError};
+pub use core::error::{BodyError, BodyResult, Error, FailureKind};
 pub use core::operation::Op;
-pub use core::unretrieved::{Unretrieved, on_unretrieved};
-pub use engine::{Engine, EngineBuilder, STACK_SIZES, ShutdownReport, Stats, WORKERS_MAX};
+pub use engine::Engine;
 pub use estafette_devices as devices;
-pub use exchange::{Abi, DType, Element, InvalidTensor, Layout, ManagedTensor, Release, ReleaseStatus};
+pub use exchange::{DType, Element, Layout, ManagedTensor};
 pub use export::ExportOptions;
-pub use lease::consumer::Consumer;
-pub use lease::owner::{CallSite, LeaseInfo, LeaseOwner};
-pub use lease::{Access, Lease, LeaseRequest};
-pub use operation::builder::{Description, OpBuilder};
+pub use lease::{Access, Lease};
 pub use operation::completion::{Completion, Scope};
 pub use operation::import::{ImportOptions, Produced};
-pub use operation::operands::{Operands, Tensors};
-pub use operation::submit::lost;
-pub use operation::submit_permit::SubmitPermit;
-pub use program::{CheckedNode, NodeBuilder, Program, ProgramBuilder};
+pub use program::Program;
 pub use stream::ImportStream;
-pub use tensor::alias_map::Origin;
-pub use tensor::guards::{ReadGuard, WriteGuard};
-pub use tensor::handle::{Tensor, TensorState};
+pub use tensor::handle::Tensor;
 pub use tensor::variable::Variable;
 pub use tensor::views::{View, ViewMut};
-pub use wait::activity::{Activity, Stall};
-pub use wait::diagnose::{Blocker, Diagnosis, OpStatus, Status};
+
+/// What only the bindings and the tests of the engine use. Nothing here is stable.
 #[doc(hidden)]
-pub use wait::inspect::inspected;
-pub use wait::ready::{Ready, Writable};
+pub mod bindings {
+    pub use crate::operation::submit::lost;
+    pub use crate::tensor::alias_map::Origin;
+    pub use crate::wait::inspect::inspected;
+}

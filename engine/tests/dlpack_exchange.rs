@@ -6,7 +6,8 @@ use std::ptr;
 use std::sync::Arc;
 
 use dlpack::{Deletions, IS_COPIED, READ_ONLY, Versioned};
-use estafette::{Abi, Access, DType, Engine, Error, ExportOptions, ManagedTensor, Tensor};
+use estafette::exchange::Abi;
+use estafette::{Access, DType, Engine, Error, ExportOptions, ManagedTensor, Tensor};
 
 /// What a producer does differently.
 type Edit = fn(&mut Versioned);

@@ -10,8 +10,8 @@ use std::sync::Arc;
 use arrow::array::{Array, Float32Array};
 use arrow::buffer::{Buffer, ScalarBuffer};
 use estafette::devices::DLDevice;
-use estafette::exchange::{ExportFlags, export};
-use estafette::{Abi, Access, DType, ExportOptions, Layout, ManagedTensor, Scope, Tensor};
+use estafette::exchange::{Abi, ExportFlags, export};
+use estafette::{Access, DType, ExportOptions, Layout, ManagedTensor, Scope, Tensor};
 
 use crate::{Result, Trail};
 

@@ -1,8 +1,8 @@
 //! The adapter for ndarray, which can own memory and borrow it.
 
 use estafette::devices::DLDevice;
-use estafette::exchange::{ExportFlags, export};
-use estafette::{Abi, Element, Engine, Layout, ManagedTensor, Tensor, View, ViewMut};
+use estafette::exchange::{Abi, ExportFlags, export};
+use estafette::{Element, Engine, Layout, ManagedTensor, Tensor, View, ViewMut};
 use ndarray::{Array, ArrayView, ArrayViewMut, Dimension, IxDyn};
 
 use crate::{Result, Trail};

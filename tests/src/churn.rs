@@ -1,8 +1,9 @@
 //! Imports and exports with random drops, as a library: for the memory test and for the program under
 //! memcheck.
 
+use estafette::exchange::Abi;
 use estafette::exchange::arrow::{ArrowDeviceArray, ArrowSchema};
-use estafette::{Abi, Access, Engine, Error, ExportOptions, ManagedTensor, Tensor};
+use estafette::{Access, Engine, Error, ExportOptions, ManagedTensor, Tensor};
 
 use crate::dice::Dice;
 use crate::foreign::{Deleted, Memory};

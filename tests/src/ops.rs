@@ -2,7 +2,8 @@
 
 use std::time::{Duration, Instant};
 
-use estafette::{Engine, Op, Status, Tensor};
+use estafette::wait::Status;
+use estafette::{Engine, Op, Tensor};
 
 /// An engine with that many workers.
 ///

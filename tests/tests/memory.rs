@@ -183,7 +183,7 @@ impl Owner {
                 &layout.expect("one element"),
                 data.cast(),
                 flags,
-                estafette::Abi::Versioned,
+                estafette::exchange::Abi::Versioned,
                 move || {
                     drop(Box::from_raw(address as *mut [f32; 1]));
                     end();

@@ -5,7 +5,8 @@
 use std::sync::mpsc;
 use std::time::Duration;
 
-use estafette::{Engine, Error, STACK_SIZES};
+use estafette::engine::STACK_SIZES;
+use estafette::{Engine, Error};
 use tests::watchdog::Watchdog;
 
 /// Bytes of stack of the calling thread, as the C library knows it.

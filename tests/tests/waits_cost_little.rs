@@ -6,7 +6,8 @@ use std::sync::mpsc;
 use std::time::Duration;
 use tests::ops::exclusive;
 
-use estafette::{Access, Engine, Error, Tensor, inspected};
+use estafette::bindings::inspected;
+use estafette::{Access, Engine, Error, Tensor};
 
 /// Long enough for several looks.
 const WHILE: Duration = Duration::from_millis(300);

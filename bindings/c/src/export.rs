@@ -4,7 +4,8 @@ use std::ffi::c_void;
 use std::time::Duration;
 
 use estafette::devices::DLDevice;
-use estafette::{Access, Consumer, ExportOptions, Tensor};
+use estafette::lease::Consumer;
+use estafette::{Access, ExportOptions, Tensor};
 
 use crate::dlpack::DLManagedTensorVersioned;
 use crate::engine::timeout;

@@ -3,7 +3,8 @@
 use std::ffi::{c_char, c_void};
 use std::sync::Arc;
 
-use estafette::{Program, ProgramBuilder};
+use estafette::Program;
+use estafette::program::ProgramBuilder;
 use estafette_sync::sync::Mutex;
 use estafette_sync::valgrind;
 

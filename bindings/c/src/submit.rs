@@ -5,7 +5,8 @@ use std::ffi::{c_char, c_void};
 use std::sync::Arc;
 
 use estafette::devices::{DLDevice, DeviceType, Queue};
-use estafette::{Completion, Description, Engine, Op, Tensors};
+use estafette::operation::{Description, Tensors};
+use estafette::{Completion, Engine, Op};
 use estafette_sync::valgrind;
 
 use crate::context::{BodyContext, Context, estafette_drop};

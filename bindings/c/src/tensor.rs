@@ -5,7 +5,8 @@ use std::fmt::Display;
 use std::ptr::NonNull;
 
 use estafette::devices::FenceSet;
-use estafette::{Error, ImportOptions, ManagedTensor, Tensor, Tensors};
+use estafette::operation::Tensors;
+use estafette::{Error, ImportOptions, ManagedTensor, Tensor};
 
 use crate::context::{Context, estafette_drop};
 use crate::dlpack::{DLDataType, DLManagedTensorVersioned};
@@ -227,8 +228,8 @@ pub extern "C" fn estafette_query(tensor: *const estafette_tensor) -> estafette_
             return Ok(estafette_status::ESTAFETTE_PENDING);
         }
         match tensor.state() {
-            estafette::TensorState::Ready => DONE,
-            estafette::TensorState::Failed(error) => Err(error.into()),
+            estafette::tensor::TensorState::Ready => DONE,
+            estafette::tensor::TensorState::Failed(error) => Err(error.into()),
             _ => Ok(estafette_status::ESTAFETTE_PENDING),
         }
     })

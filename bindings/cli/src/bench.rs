@@ -4,7 +4,7 @@ use std::error::Error;
 use std::str::FromStr;
 
 use benches::{Record, Settings, WORKLOADS, Workload, named};
-use estafette::WORKERS_MAX;
+use estafette::engine::WORKERS_MAX;
 use estafette::trace::{Recorder, TraceOptions};
 use lexopt::prelude::*;
 

@@ -3,7 +3,9 @@
 use std::fmt;
 
 use estafette::devices::DeviceErrorKind;
-use estafette::{BodyError, Error, LeaseHeld, OperationError};
+use estafette::lease::LeaseHeld;
+use estafette::operation::OperationError;
+use estafette::{BodyError, Error};
 use pyo3::exceptions::{PyBaseException, PyKeyboardInterrupt, PyTimeoutError};
 use pyo3::prelude::*;
 use pyo3::types::{PyTuple, PyType};

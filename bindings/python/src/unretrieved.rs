@@ -1,6 +1,8 @@
 //! Failures that nothing has looked at: how they are reported, and what the end of an engine raises.
 
-use estafette::{Engine, Error, OperationError, ShutdownReport};
+use estafette::engine::ShutdownReport;
+use estafette::operation::OperationError;
+use estafette::{Engine, Error};
 use pyo3::exceptions::{PyTypeError, PyValueError};
 use pyo3::prelude::*;
 

@@ -5,7 +5,7 @@ use pyo3::prelude::*;
 use crate::interpreter::guard;
 
 /// Says what has been stalled for too long; called on the engine's watchdog.
-pub fn tell_stall(stall: estafette::Stall<'_>) {
+pub fn tell_stall(stall: estafette::wait::Stall<'_>) {
     let text = stall.to_string();
     guard::attach(|py| {
         let told = py

@@ -100,7 +100,7 @@ pub fn set_helping(allowed: bool) -> bool {
 /// let lock = std::sync::Mutex::new(());
 /// let held = lock.lock();
 /// engine.op("somewhere else").writes([&x]).run(|[], [_x]| Ok(()))?;
-/// estafette::without_helping(|| x.wait())?;
+/// estafette::wait::without_helping(|| x.wait())?;
 /// # drop(held);
 /// # Ok::<(), estafette::Error>(())
 /// ```

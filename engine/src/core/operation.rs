@@ -575,7 +575,7 @@ impl Op {
     }
 
     /// Waits until the operation has ended, and returns its outcome. With a `timeout` of `None` the wait has
-    /// no limit and may run operations on this thread, unless helping is [forbidden](crate::set_helping). A
+    /// no limit and may run operations on this thread, unless helping is [forbidden](crate::wait::set_helping). A
     /// wait with a timeout runs no operation, so that the timeout is kept. A timeout of zero only inspects
     /// the state.
     ///
@@ -588,7 +588,7 @@ impl Op {
     }
 
     /// Waits until the operation has ended, and returns its outcome. The wait may run operations on this
-    /// thread, unless helping is [forbidden](crate::set_helping).
+    /// thread, unless helping is [forbidden](crate::wait::set_helping).
     ///
     /// # Errors
     /// As [`wait_timeout`](Self::wait_timeout).

@@ -62,7 +62,7 @@ pub const STACK_SIZES: RangeInclusive<usize> = 64 << 10..=1 << 40;
 ///
 /// A failure of an operation shows where the program inspects its outcome or its outputs. A failure that the
 /// program never retrieves is reported when its last version and handle are gone: at the level *error* of
-/// `tracing` (target `estafette::unretrieved`; see [`on_unretrieved`](crate::on_unretrieved)). The end of the
+/// `tracing` (target `estafette::unretrieved`; see [`on_unretrieved`](crate::operation::on_unretrieved)). The end of the
 /// engine also names such failures ([`ShutdownReport::unretrieved`]).
 #[derive(Clone)]
 pub struct Engine {
@@ -113,7 +113,7 @@ impl EngineBuilder {
     ///
     /// With 0 workers, threads that wait without a timeout run the operations; so do threads that submit,
     /// once many operations are ready. For waits with a timeout, for futures, and where helping is
-    /// [forbidden](crate::set_helping), the engine starts a thread. This thread runs ready operations for as
+    /// [forbidden](crate::wait::set_helping), the engine starts a thread. This thread runs ready operations for as
     /// long as these waits last.
     pub fn workers(mut self, workers: usize) -> Self {
         self.workers = Some(workers);
@@ -163,9 +163,9 @@ impl EngineBuilder {
     /// first use.
     ///
     /// A runtime of one thread (`new_current_thread`) runs bodies only while that thread polls. A task on
-    /// such a runtime waits for ever when the task blocks for such a body, in [`run`](crate::OpBuilder::run)
+    /// such a runtime waits for ever when the task blocks for such a body, in [`run`](crate::operation::OpBuilder::run)
     /// at the in-flight limit or in a wait. Use the asynchronous forms in such a task
-    /// ([`permit`](crate::OpBuilder::permit)`().await`, `ready().await`).
+    /// ([`permit`](crate::operation::OpBuilder::permit)`().await`, `ready().await`).
     pub fn tokio(mut self, runtime: tokio::runtime::Handle) -> Self {
         self.runtime = Some(runtime);
         self
@@ -450,7 +450,7 @@ impl Engine {
     }
 
     /// Waits until everything submitted to this engine has ended. Leases do not count. Without a timeout the
-    /// wait may run any ready operation on this thread, unless helping is [forbidden](crate::set_helping).
+    /// wait may run any ready operation on this thread, unless helping is [forbidden](crate::wait::set_helping).
     /// With a timeout the wait runs nothing, so that the timeout is kept.
     ///
     /// # Errors
@@ -469,7 +469,7 @@ impl Engine {
     /// Runs, on this thread, the ready operations of an engine without workers, and operations that they make
     /// ready in turn. Waits for nothing: this function is for programs with one thread and a loop of their
     /// own. Returns whether an operation was ready. Runs nothing where the engine has workers, or where
-    /// helping is [forbidden](crate::set_helping).
+    /// helping is [forbidden](crate::wait::set_helping).
     pub fn run_ready(&self) -> bool {
         let core = self.core();
         if !core.has_no_workers() || core.check_fork().is_err() || !core.help_any() {

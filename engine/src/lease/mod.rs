@@ -36,9 +36,12 @@ use crate::core::error::Error;
 use crate::tensor::handle::Tensor;
 use crate::trace::{self, hooks};
 
+pub use self::consumer::Consumer;
 pub(crate) use self::operation::{LeaseOp, lease_granted};
+pub use self::owner::{CallSite, LeaseInfo, LeaseOwner};
 pub use self::request::LeaseRequest;
 pub(crate) use self::state::LeaseState;
+pub use crate::core::error::LeaseHeld;
 
 /// What the owner of a lease may do with the memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]

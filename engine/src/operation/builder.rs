@@ -24,7 +24,7 @@ pub(crate) type Nothing = [Tensor; 0];
 /// A description of work: what it uses, and how it runs.
 ///
 /// `T` says what is described: an operation ([`OpBuilder`]) or a node of a program
-/// ([`NodeBuilder`](crate::NodeBuilder)). `R`, `W` and `U` are the tensors that the work reads, overwrites,
+/// ([`NodeBuilder`](crate::program::NodeBuilder)). `R`, `W` and `U` are the tensors that the work reads, overwrites,
 /// and updates in place.
 #[derive(Debug)]
 #[must_use = "a description does nothing until `run` or another method takes its body"]
@@ -52,7 +52,7 @@ pub struct Description<T, R = Nothing, W = Nothing, U = ()> {
 /// | [`receive`](OpBuilder::receive) | hands the completion out at once |
 ///
 /// Every operation in flight holds a permit, and an engine has as many permits as its [in-flight
-/// limit](crate::EngineBuilder::in_flight_limit). Where no permit is free, submission
+/// limit](crate::engine::EngineBuilder::in_flight_limit). Where no permit is free, submission
 ///
 /// - blocks the thread by default,
 /// - fails with [`Error::InFlightLimit`] after [`without_waiting`](OpBuilder::without_waiting),
@@ -195,7 +195,7 @@ impl<T, R, W, U> Description<T, R, W, U> {
 
     /// Keeps threads that wait from running the body. Meant for bodies that need a global lock, such as
     /// Python's. In a program one such node decides for all of its nodes. To keep a thread from running any
-    /// body, see [`without_helping`](crate::without_helping).
+    /// body, see [`without_helping`](crate::wait::without_helping).
     pub fn worker_only<'v>(mut self) -> Self
     where
         T: Target<'v>,

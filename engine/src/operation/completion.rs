@@ -124,7 +124,7 @@ impl Completion {
         self.scope.take().expect("the end is reported once")
     }
 
-    /// Ends the operation. An operation that was submitted [`on`](crate::OpBuilder::on) a queue is done when
+    /// Ends the operation. An operation that was submitted [`on`](crate::operation::OpBuilder::on) a queue is done when
     /// the work that it has enqueued there is done. For operations that produce a tensor use
     /// [`produce`](Self::produce).
     pub fn complete(self, result: BodyResult) {
@@ -210,7 +210,7 @@ impl Scope {
         self.id
     }
 
-    /// The queue of the operation, if it was submitted [`on`](crate::OpBuilder::on) one and has not ended.
+    /// The queue of the operation, if it was submitted [`on`](crate::operation::OpBuilder::on) one and has not ended.
     pub fn queue(&self) -> Option<Arc<dyn Queue>> {
         self.lock().running.as_ref().and_then(|running| running.queue().cloned())
     }

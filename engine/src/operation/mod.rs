@@ -48,3 +48,9 @@ pub(crate) mod run;
 pub(crate) mod submit;
 pub(crate) mod submit_permit;
 pub(crate) mod withdraw;
+
+pub use self::builder::{Description, OpBuilder};
+pub use self::operands::{Operands, Tensors};
+pub use self::submit_permit::SubmitPermit;
+pub use crate::core::error::OperationError;
+pub use crate::core::unretrieved::{Unretrieved, on_unretrieved};

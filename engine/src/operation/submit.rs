@@ -210,9 +210,9 @@ impl<R: Operands, W: Operands> OpBuilder<'_, R, W, ()> {
     ///
     /// Blocks the thread while no permit is free; see [`OpBuilder`] for the other two ways. Asynchronous code
     /// should use [`permit`](OpBuilder::permit)`().await` instead: on a runtime of one thread that also runs
-    /// the engine's asynchronous bodies ([`EngineBuilder::tokio`](crate::EngineBuilder::tokio)), a blocked
+    /// the engine's asynchronous bodies ([`EngineBuilder::tokio`](crate::engine::EngineBuilder::tokio)), a blocked
     /// thread would wait for bodies that only this thread can poll. In an engine without workers, this call
-    /// may run operations on the calling thread, unless that is [forbidden](crate::set_helping); in an engine
+    /// may run operations on the calling thread, unless that is [forbidden](crate::wait::set_helping); in an engine
     /// with workers it runs none.
     ///
     /// The compiler checks that the body takes as many views as the description has tensors:
@@ -240,7 +240,7 @@ impl<R: Operands, W: Operands> OpBuilder<'_, R, W, ()> {
     /// and that only a body gets views, neither from an array of tensors
     ///
     /// ```compile_fail,E0061
-    /// # use estafette::Operands as _;
+    /// # use estafette::operation::Operands as _;
     /// # let engine = estafette::Engine::builder().build().unwrap();
     /// # let x = engine.from_vec(vec![1.0_f32], &[1]).unwrap();
     /// let [mut view] = [x].views_mut();
@@ -249,7 +249,7 @@ impl<R: Operands, W: Operands> OpBuilder<'_, R, W, ()> {
     /// nor from any other operands:
     ///
     /// ```compile_fail,E0061
-    /// fn views_of<T: estafette::Operands>(operands: &T) -> T::Views<'_> {
+    /// fn views_of<T: estafette::operation::Operands>(operands: &T) -> T::Views<'_> {
     ///     operands.views()
     /// }
     /// ```
@@ -260,7 +260,7 @@ impl<R: Operands, W: Operands> OpBuilder<'_, R, W, ()> {
     /// after [`without_waiting`](OpBuilder::without_waiting). [`Error::WouldDeadlock`] when the in-flight
     /// limit is reached for ever: the operations in flight wait for the calling operation, or for leases of
     /// the calling thread. [`Error::LeaseHeld`] when leases of other threads have kept the limit reached for
-    /// the [lease timeout](crate::EngineBuilder::lease_timeout). [`Error::Shutdown`], [`Error::Forked`].
+    /// the [lease timeout](crate::engine::EngineBuilder::lease_timeout). [`Error::Shutdown`], [`Error::Forked`].
     ///
     /// An error of the body itself is the failure of the operation, and appears where the operation or its
     /// outputs are awaited.

@@ -54,7 +54,7 @@ impl OperatorCall {
     }
 
     /// Among ready operations, higher ones are started first. Default 0. Priorities age as in
-    /// [`OpBuilder::priority`](crate::OpBuilder::priority).
+    /// [`OpBuilder::priority`](crate::operation::OpBuilder::priority).
     pub fn priority(mut self, priority: i32) -> Self {
         self.priority = priority;
         self

@@ -16,7 +16,7 @@ use crate::operation::operands::Tensors;
 use crate::tensor::variable::Variable;
 
 /// Operations that were recorded once and can be replayed any number of times. Made by
-/// [`ProgramBuilder::finish`](crate::ProgramBuilder::finish).
+/// [`ProgramBuilder::finish`](crate::program::ProgramBuilder::finish).
 ///
 /// A program keeps its bodies and tensors, and a handle of its engine. A clone is another handle of the same
 /// program. A program may be dropped while replays are in flight.
@@ -46,7 +46,7 @@ impl Program {
         self.plan.len() == 0
     }
 
-    /// True if the program is [one graph](crate::ProgramBuilder::finish_as_graph) of its device.
+    /// True if the program is [one graph](crate::program::ProgramBuilder::finish_as_graph) of its device.
     pub fn is_graph(&self) -> bool {
         self.plan.graph.is_some()
     }

@@ -80,7 +80,7 @@ impl<'r, R: Operands, W: Operands, U: Operands> NodeBuilder<'r, R, W, U> {
     }
 
     /// Records the node with a body that starts work elsewhere and reports its end through the
-    /// [`Completion`], from any thread, as [`OpBuilder::run_external`](crate::OpBuilder::run_external) does.
+    /// [`Completion`], from any thread, as [`OpBuilder::run_external`](crate::operation::OpBuilder::run_external) does.
     /// Each replay calls the body once, with the node's own scope. On a [queue](Self::on), the node is what
     /// the body has enqueued there by then; the body takes the queue from the [scope](crate::Scope::queue).
     ///

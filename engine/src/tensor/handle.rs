@@ -232,7 +232,7 @@ impl Tensor {
     /// waiting, not the work. Polling the future runs no operation.
     ///
     /// The future fails with [`Error::LeaseHeld`] once leases alone have held it up for the engine's [lease
-    /// timeout](crate::EngineBuilder::lease_timeout), or up to an eighth longer.
+    /// timeout](crate::engine::EngineBuilder::lease_timeout), or up to an eighth longer.
     #[inline]
     pub fn ready(&self) -> Ready {
         Ready::new(self)
@@ -245,7 +245,7 @@ impl Tensor {
     }
 
     /// Blocks until the version current at this call is finished. The wait may run operations that it needs
-    /// on this thread, unless helping is [forbidden](crate::set_helping).
+    /// on this thread, unless helping is [forbidden](crate::wait::set_helping).
     ///
     /// # Errors
     /// The root cause of a failed version. [`Error::LeaseHeld`] when only leases hold up the wait: at once if

@@ -13,3 +13,6 @@ pub(crate) mod guards;
 pub(crate) mod handle;
 pub(crate) mod variable;
 pub(crate) mod views;
+
+pub use self::guards::{ReadGuard, WriteGuard};
+pub use self::handle::TensorState;

@@ -37,3 +37,8 @@ pub(crate) mod ready;
 pub(crate) mod stand_in;
 pub(crate) mod wait_for;
 pub(crate) mod watched;
+
+pub use self::activity::{Activity, Stall};
+pub use self::diagnose::{Blocker, Diagnosis, OpStatus, Status};
+pub use self::ready::{Ready, Writable};
+pub use crate::core::context::{set_helping, without_helping};

@@ -1,7 +1,7 @@
 //! Threads that run an engine's operations in place of threads that wait and must not run them.
 //!
 //! A wait with a timeout must return in time, whatever its operations do; a future must not hold up its
-//! executor; code inside [`without_helping`](crate::without_helping) may hold locks. In an engine with
+//! executor; code inside [`without_helping`](crate::wait::without_helping) may hold locks. In an engine with
 //! workers the workers run what such waits need. Two cases are left, and a *stand-in* serves both:
 //!
 //! - An engine without workers. A wait keeps a [`StandIn`] for as long as the wait lasts. While a `StandIn`

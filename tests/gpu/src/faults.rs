@@ -3,7 +3,8 @@
 use std::process::Command;
 use std::time::{Duration, Instant};
 
-use estafette::{DType, TensorState};
+use estafette::DType;
+use estafette::tensor::TensorState;
 
 use crate::failure::{Failure, ensure};
 use crate::record::Record;

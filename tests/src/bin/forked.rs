@@ -93,7 +93,7 @@ fn prepare() -> Things {
     let gate = Gate::on_tensors(&engine, std::slice::from_ref(&busy));
     let behind = ops::add(&engine, &busy, 1.0);
     let failed = engine.op("fails").run(|[], []| Err("not looked at".into())).expect("accepted");
-    estafette::on_unretrieved(|failure| {
+    estafette::operation::on_unretrieved(|failure| {
         // The threads of the parent have failures of their own.
         if fork::in_child() {
             eprintln!("reported in the child: {failure}");

@@ -6,10 +6,11 @@ use std::ptr::{self, NonNull};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
+use estafette::bindings::Origin;
 use estafette::devices::{DLDevice, Fence, FenceSet, host};
 use estafette::exchange::foreign_fence::{self, FENCE_VERSION, FenceCallback, OK, PENDING, RawFence};
 use estafette::exchange::reaper;
-use estafette::{Engine, Error, ImportOptions, ManagedTensor, Origin, Tensor};
+use estafette::{Engine, Error, ImportOptions, ManagedTensor, Tensor};
 use estafette_sync::thread;
 use estafette_sync::time::{Duration, Instant};
 

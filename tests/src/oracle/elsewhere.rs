@@ -5,7 +5,8 @@ use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 use estafette::devices::sim::SimQueue;
 use estafette::devices::{DeviceError, DeviceErrorKind, Queue};
-use estafette::{BodyResult, Engine, Error, Op, OpBuilder, Tensor, Variable};
+use estafette::operation::OpBuilder;
+use estafette::{BodyResult, Engine, Error, Op, Tensor, Variable};
 
 use super::program::{CellId, OpIndex};
 use super::world::{Ticket, World, digest};
@@ -30,7 +31,7 @@ impl World {
 pub(super) fn on_device(
     world: &World,
     op: OpIndex,
-    builder: OpBuilder<'_, estafette::Tensors, estafette::Tensors, ()>,
+    builder: OpBuilder<'_, estafette::operation::Tensors, estafette::operation::Tensors, ()>,
     ticket: Ticket,
 ) -> Result<Op, Error> {
     builder.on(&world.queue(op)).run_on(move |queue, _, _| enqueue(queue, ticket))

@@ -2,7 +2,8 @@
 
 use std::collections::BTreeSet;
 
-use estafette::{FailureKind, TensorState};
+use estafette::FailureKind;
+use estafette::tensor::TensorState;
 
 use super::program::{Body, Fate, OpIndex};
 use super::world::{Ended, World, digest, written};

@@ -4,8 +4,9 @@ use std::pin::Pin;
 use std::task::{Context, Waker};
 use std::time::Duration;
 
+use estafette::wait::Ready;
 use estafette::{
-    Access, Completion, DType, Engine, ExportOptions, ManagedTensor, Op, Program, Ready, Tensor, Variable,
+    Access, Completion, DType, Engine, ExportOptions, ManagedTensor, Op, Program, Tensor, Variable,
 };
 
 use super::handles::Handles;

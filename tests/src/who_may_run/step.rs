@@ -3,8 +3,9 @@
 use std::ops::Range;
 use std::time::Duration;
 
+use estafette::bindings::Origin;
 use estafette::devices::FenceSet;
-use estafette::{Access, Error, ExportOptions, ImportOptions, Origin, Tensor};
+use estafette::{Access, Error, ExportOptions, ImportOptions, Tensor};
 
 use super::model::{FenceId, Kind, Mode, RequestId, State, TensorId, Verdict};
 use super::world::{Asked, Asking, BLOCK, Real, World};
@@ -477,7 +478,7 @@ fn may_derive(world: &World, request: RequestId) -> bool {
 fn derive(world: &mut World, request: RequestId) {
     let Real::Held(lease) = std::mem::replace(&mut world.requests[request], Real::Elsewhere) else { return };
     let end = lease.end_fence();
-    let exported = lease.export(estafette::Abi::Versioned).expect("a struct can describe it");
+    let exported = lease.export(estafette::exchange::Abi::Versioned).expect("a struct can describe it");
     drop(lease);
     // SAFETY: memory of a lease, which the struct keeps.
     let tensor =

@@ -10,7 +10,8 @@ use std::thread::ThreadId;
 use std::time::{Duration, Instant};
 
 use estafette::devices::{Fence, host};
-use estafette::{Completion, Engine, Error, Lease, ManagedTensor, Op, Ready, Status, Tensor};
+use estafette::wait::{Ready, Status};
+use estafette::{Completion, Engine, Error, Lease, ManagedTensor, Op, Tensor};
 
 use super::model::{FenceId, Kind, Mode, Model, Question, RequestId, State, TensorId, Verdict};
 use crate::dice::Dice;

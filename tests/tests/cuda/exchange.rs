@@ -11,10 +11,9 @@ use estafette::devices::cuda::{CudaDevice, CudaGraph, CudaQueue, CudaRuntime};
 use estafette::devices::sim::{SimDevice, SimOptions, SimPace, SimQueue};
 use estafette::devices::{Allocation, DLDevice, Device, DeviceType, Queue};
 use estafette::exchange::{Abi, ExportFlags, Layout, export, reaper};
+use estafette::lease::Consumer;
 use estafette::operators::{Attributes, operators};
-use estafette::{
-    Access, Consumer, DType, Engine, ExportOptions, ImportOptions, Lease, Op, Tensor, View, ViewMut,
-};
+use estafette::{Access, DType, Engine, ExportOptions, ImportOptions, Lease, Op, Tensor, View, ViewMut};
 use estafette_c::estafette_status::ESTAFETTE_OK;
 use estafette_c::*;
 use estafette_cuda_sim_client::Simulator;

@@ -7,7 +7,8 @@ use std::sync::{Arc, MutexGuard};
 
 use estafette::devices::cuda::{CudaDevice, CudaQueue, CudaRuntime};
 use estafette::devices::{Device, Queue};
-use estafette::{DType, Engine, Error, FailureKind, Op, ProgramBuilder, Tensor};
+use estafette::program::ProgramBuilder;
+use estafette::{DType, Engine, Error, FailureKind, Op, Tensor};
 use estafette_cuda_sim_client::Simulator;
 use futures::executor::block_on;
 use tests::ops::until;

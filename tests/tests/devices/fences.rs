@@ -6,9 +6,9 @@ use std::sync::atomic::{AtomicU32, Ordering};
 
 use estafette::devices::sim::{SimDevice, SimNotify, SimOptions, SimPace, SimQueue};
 use estafette::devices::{Device, DeviceError, DeviceErrorKind, Fence, FenceSet, Queue, host};
+use estafette::tensor::TensorState;
 use estafette::{
     Access, DType, Engine, Error, ExportOptions, FailureKind, ImportOptions, Op, Produced, Tensor,
-    TensorState,
 };
 use futures::FutureExt;
 use futures::executor::block_on;
@@ -344,7 +344,7 @@ fn a_device_body_that_fails_leaves_a_fence_for_what_it_had_enqueued() {
     assert!(op.wait().unwrap_err().to_string().contains("after the first kernel"));
     // A host writer must not run into the kernel that is still on its way.
     let write = set(&bench.engine, &x, 5.0);
-    until("the write is parked", || status(&bench.engine, &write) == Some(estafette::Status::Granted));
+    until("the write is parked", || status(&bench.engine, &write) == Some(estafette::wait::Status::Granted));
     bench.device.run_until_idle();
     write.wait().unwrap();
     assert_eq!(get(&x), 5.0);
@@ -431,7 +431,7 @@ fn a_lease_waits_for_the_device_and_its_end_may_wait_for_one_too() {
         Ok(())
     });
     let write = write.unwrap();
-    until("the write is parked", || status(&bench.engine, &write) == Some(estafette::Status::Granted));
+    until("the write is parked", || status(&bench.engine, &write) == Some(estafette::wait::Status::Granted));
     bench.device.run_until_idle();
     write.wait().unwrap();
     assert!(bench.watchdog.still_watches());

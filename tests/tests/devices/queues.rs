@@ -8,7 +8,8 @@ use std::sync::mpsc::channel;
 
 use estafette::devices::sim::{SimDevice, SimNotify, SimOptions, SimQueue};
 use estafette::devices::{DLDevice, DeviceError, DeviceErrorKind, Fence, Order, Queue, QueueId};
-use estafette::{Engine, Error, FailureKind, TensorState, Variable};
+use estafette::tensor::TensorState;
+use estafette::{Engine, Error, FailureKind, Variable};
 use futures::FutureExt;
 use futures::executor::block_on;
 use tests::on_device::{copy_on, fault, on_device, queue, read_on, sim, started, write_on};
@@ -77,7 +78,7 @@ fn the_host_waits_for_a_device_parked_while_its_only_worker_runs_others() {
         // Only the worker may run them: this thread does not help.
         tests::ops::until("the others have run", || other.is_ready());
         assert_eq!(get(&other), 100.0);
-        assert_eq!(status(&engine, &read), Some(estafette::Status::Granted), "{}", engine.diagnose());
+        assert_eq!(status(&engine, &read), Some(estafette::wait::Status::Granted), "{}", engine.diagnose());
         assert!(telling.try_recv().is_err() && !x.is_ready() && (&mut ready).now_or_never().is_none());
         assert!(matches!(x.state(), TensorState::Pending));
         assert!(matches!(x.wait_timeout(std::time::Duration::from_millis(1)), Err(Error::Timeout(_))));

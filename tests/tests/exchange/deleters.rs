@@ -7,8 +7,8 @@ use std::time::Duration;
 
 use estafette::devices::sim::{SimDevice, SimOptions, SimQueue};
 use estafette::devices::{DLDevice, Device, DeviceError, DeviceErrorKind, DeviceType, Queue};
-use estafette::exchange::{ExportFlags, export, reaper};
-use estafette::{Abi, Access, DType, Engine, ExportOptions, Layout, ManagedTensor, Tensor};
+use estafette::exchange::{Abi, ExportFlags, export, reaper};
+use estafette::{Access, DType, Engine, ExportOptions, Layout, ManagedTensor, Tensor};
 use tests::foreign::{Deleted, Memory, tensor};
 use tests::ops::{engine, set};
 use tests::watchdog::Watchdog;

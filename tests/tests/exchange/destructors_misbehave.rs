@@ -7,11 +7,12 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::task::{Context, Poll, Wake, Waker};
 use std::time::Duration;
 
+use estafette::bindings::Origin;
 use estafette::devices::{
     DLDevice, DeviceError, Event, Fence, FenceSet, FenceState, QueueId, Subscriber, Timeline, Watch,
 };
-use estafette::exchange::{self, ExportFlags, reaper};
-use estafette::{Abi, Access, DType, Engine, ImportOptions, Layout, Origin, Produced, Tensor};
+use estafette::exchange::{self, Abi, ExportFlags, reaper};
+use estafette::{Access, DType, Engine, ImportOptions, Layout, Produced, Tensor};
 use futures::FutureExt;
 use tests::foreign::{Deleted, Memory};
 use tests::gate::Gate;

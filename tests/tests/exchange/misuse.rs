@@ -10,10 +10,10 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use estafette::devices::{Fence, host};
+use estafette::operation::{Operands as _, Tensors};
 use estafette::operators::{Attributes, operators};
 use estafette::{
-    Access, Completion, Error, ExportOptions, FailureKind, Op, Operands as _, Produced, Scope, Tensor,
-    Tensors, View, ViewMut,
+    Access, Completion, Error, ExportOptions, FailureKind, Op, Produced, Scope, Tensor, View, ViewMut,
 };
 use tests::gate::Gate;
 use tests::ops::{engine, get, look, set, tensor, waits};

@@ -5,7 +5,8 @@ use std::sync::Barrier;
 use std::sync::mpsc::channel;
 use std::task::{Context, Poll, Waker};
 
-use estafette::{Engine, Error, Op, Ready, Tensor};
+use estafette::wait::Ready;
+use estafette::{Engine, Error, Op, Tensor};
 use tests::dice::{Dice, from_environment};
 use tests::gate::Gate;
 use tests::ops::{engine, tensor, until};

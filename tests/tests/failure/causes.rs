@@ -5,10 +5,11 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc::channel;
 
+use estafette::operation::OperationError;
 use estafette::operators::operators;
+use estafette::tensor::TensorState;
 use estafette::{
-    Access, Completion, Engine, Error, ExportOptions, FailureKind, Op, OperationError, Produced, Tensor,
-    TensorState, View, ViewMut,
+    Access, Completion, Engine, Error, ExportOptions, FailureKind, Op, Produced, Tensor, View, ViewMut,
 };
 use futures::executor::block_on;
 use tests::gate::Gate;

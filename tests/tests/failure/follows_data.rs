@@ -4,7 +4,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc::channel;
 
-use estafette::{Access, Error, ExportOptions, FailureKind, Produced, TensorState};
+use estafette::tensor::TensorState;
+use estafette::{Access, Error, ExportOptions, FailureKind, Produced};
 use futures::executor::block_on;
 use tests::foreign::{self, Deleted};
 use tests::gate::Gate;

@@ -7,7 +7,8 @@ use std::task::{Context, Wake, Waker};
 use std::time::Duration;
 
 use estafette::devices::host;
-use estafette::{Access, Diagnosis, Engine, Error, ExportOptions, Status, Tensor};
+use estafette::wait::{Diagnosis, Status};
+use estafette::{Access, Engine, Error, ExportOptions, Tensor};
 use futures::FutureExt;
 use futures::executor::block_on;
 use tests::foreign::{self, Deleted};

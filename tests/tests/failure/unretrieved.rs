@@ -8,7 +8,8 @@ use std::sync::{Arc, Mutex, Once};
 use std::task::{Context, Waker};
 
 use estafette::devices::{DeviceError, DeviceErrorKind, host};
-use estafette::{Access, DType, Engine, Error, ExportOptions, Tensor, TensorState};
+use estafette::tensor::TensorState;
+use estafette::{Access, DType, Engine, Error, ExportOptions, Tensor};
 use futures::executor::block_on;
 use tests::gate::Gate;
 use tests::ops::until;

@@ -4,7 +4,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::channel;
 
-use estafette::{Error, FailureKind, Produced, ReadGuard, Tensor, WriteGuard};
+use estafette::tensor::{ReadGuard, WriteGuard};
+use estafette::{Error, FailureKind, Produced, Tensor};
 use tests::ops::{add, engine, get, look, set, tensor, waits};
 use tests::watchdog::Watchdog;
 

@@ -5,9 +5,9 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc::channel;
 use std::time::{Duration, Instant};
 
-use estafette::{
-    Access, Completion, Engine, Error, ExportOptions, ImportOptions, ManagedTensor, Origin, Status, Tensor,
-};
+use estafette::bindings::Origin;
+use estafette::wait::Status;
+use estafette::{Access, Completion, Engine, Error, ExportOptions, ImportOptions, ManagedTensor, Tensor};
 use futures::FutureExt;
 use futures::executor::block_on;
 use tests::foreign;

@@ -2,7 +2,9 @@
 
 use std::time::Duration;
 
-use estafette::{Access, CallSite, Error, ExportOptions, LeaseInfo, LeaseOwner, Status};
+use estafette::lease::{CallSite, LeaseInfo, LeaseOwner};
+use estafette::wait::Status;
+use estafette::{Access, Error, ExportOptions};
 use futures::FutureExt;
 use futures::executor::block_on;
 use tests::ops::{engine, set, tensor, waits};

@@ -5,7 +5,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use estafette::devices::{DLDevice, host};
 use estafette::exchange::{Abi, ExportFlags, Layout, export};
-use estafette::{Access, DType, ExportOptions, ManagedTensor, Status, Tensor};
+use estafette::wait::Status;
+use estafette::{Access, DType, ExportOptions, ManagedTensor, Tensor};
 use futures::FutureExt;
 use futures::executor::block_on;
 use tests::gate::Gate;
@@ -26,7 +27,7 @@ fn a_reader_that_was_let_in_at_once_keeps_writers_out_and_is_named() {
     assert!(first.read_only() && !first.is_copied());
     let op = set(&engine, &x, 2.0);
     let diagnosis = engine.diagnose();
-    let held = |op: &&estafette::OpStatus| matches!(op.status, Status::Held(_));
+    let held = |op: &&estafette::wait::OpStatus| matches!(op.status, Status::Held(_));
     assert_eq!(diagnosis.operations.iter().filter(held).count(), 2, "{diagnosis}");
     assert!(diagnosis.to_string().contains("read lease taken by at once"), "{diagnosis}");
     drop(first);

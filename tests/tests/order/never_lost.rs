@@ -6,11 +6,10 @@ use std::sync::mpsc::channel;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
+use estafette::bindings::Origin;
 use estafette::devices::{DLDevice, Fence, host};
 use estafette::exchange::reaper;
-use estafette::{
-    Access, Completion, DType, Engine, Error, ExportOptions, ImportOptions, Origin, Produced, Tensor,
-};
+use estafette::{Access, Completion, DType, Engine, Error, ExportOptions, ImportOptions, Produced, Tensor};
 use tests::foreign::{Deleted, Memory};
 use tests::gate::Gate;
 use tests::ops::{engine, look, set, tensor, waits};

@@ -7,9 +7,10 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 
 use estafette::devices::{Allocation, DLDevice, Device, DeviceError, DeviceType, Queue};
+use estafette::engine::WORKERS_MAX;
+use estafette::exchange::InvalidTensor;
 use estafette::{
-    Access, DType, Engine, Error, ExportOptions, FailureKind, ImportOptions, InvalidTensor, ManagedTensor,
-    Produced, Tensor, WORKERS_MAX,
+    Access, DType, Engine, Error, ExportOptions, FailureKind, ImportOptions, ManagedTensor, Produced, Tensor,
 };
 use tests::dice::Dice;
 use tests::foreign::{DLTensor, Deleted, Memory, READ_ONLY};

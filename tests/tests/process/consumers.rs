@@ -7,7 +7,8 @@ use std::time::Duration;
 
 use estafette::devices::sim::{SimDevice, SimOptions, SimQueue};
 use estafette::devices::{Device, Order, Queue, host};
-use estafette::{Access, Consumer, Engine, Error, ExportOptions, Lease, Tensor};
+use estafette::lease::Consumer;
+use estafette::{Access, Engine, Error, ExportOptions, Lease, Tensor};
 use futures::FutureExt;
 use futures::executor::block_on;
 use tests::gate::Gate;

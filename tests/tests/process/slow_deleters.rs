@@ -5,8 +5,9 @@ use std::sync::{Arc, Mutex, mpsc};
 use std::time::Duration;
 
 use estafette::devices::DLDevice;
-use estafette::exchange::{Abi, ExportFlags, export, reaper};
-use estafette::{DType, Engine, Layout, ReleaseStatus, Stall, Tensor};
+use estafette::exchange::{Abi, ExportFlags, ReleaseStatus, export, reaper};
+use estafette::wait::Stall;
+use estafette::{DType, Engine, Layout, Tensor};
 use tests::ops::{engine, exclusive, until};
 use tests::watchdog::Watchdog;
 

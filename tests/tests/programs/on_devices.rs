@@ -10,7 +10,9 @@ use std::time::Duration;
 
 use estafette::devices::Queue;
 use estafette::devices::sim::{SimDevice, SimOptions, SimPace};
-use estafette::{Access, Completion, Engine, ExportOptions, ProgramBuilder, Tensor, TensorState, Variable};
+use estafette::program::ProgramBuilder;
+use estafette::tensor::TensorState;
+use estafette::{Access, Completion, Engine, ExportOptions, Tensor, Variable};
 use futures::executor::block_on;
 use tests::dice::{self, Dice, mix};
 use tests::gate::Gate;

@@ -5,7 +5,8 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Barrier};
 use std::time::{Duration, Instant};
 
-use estafette::{Access, DType, Engine, Error, FailureKind, Op, Program, ProgramBuilder, Tensor, Variable};
+use estafette::program::ProgramBuilder;
+use estafette::{Access, DType, Engine, Error, FailureKind, Op, Program, Tensor, Variable};
 use futures::executor::block_on;
 use tests::foreign::{Deleted, Memory};
 use tests::gate::Gate;

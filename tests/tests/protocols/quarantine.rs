@@ -6,7 +6,8 @@ use std::time::Duration;
 
 use estafette::devices::Device;
 use estafette::exchange::{quarantine, reaper};
-use estafette::{Access, Consumer, DType, Engine, Lease, Tensor};
+use estafette::lease::Consumer;
+use estafette::{Access, DType, Engine, Lease, Tensor};
 use estafette_sync::sync::atomic::Ordering;
 use estafette_sync::thread;
 use tests::simulation::explore_in_time;

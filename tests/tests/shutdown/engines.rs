@@ -5,7 +5,8 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc::channel;
 use std::time::Duration;
 
-use estafette::{Access, Engine, Error, ExportOptions, FailureKind, TensorState};
+use estafette::tensor::TensorState;
+use estafette::{Access, Engine, Error, ExportOptions, FailureKind};
 use futures::FutureExt;
 use futures::executor::block_on;
 use tests::foreign::{self, Deleted};

@@ -8,7 +8,8 @@ use std::time::Duration;
 
 use estafette::devices::sycl::{SyclDevice, SyclQueue, SyclRuntime, UsmKind};
 use estafette::devices::{Allocation, DLDevice, Device, Queue};
-use estafette::{Access, Consumer, DType, Engine, Op, Tensor};
+use estafette::lease::Consumer;
+use estafette::{Access, DType, Engine, Op, Tensor};
 use estafette_c::estafette_status::ESTAFETTE_OK;
 use estafette_c::{
     estafette_lease, estafette_lease_fence, estafette_lease_release, estafette_order_on,

@@ -5,7 +5,8 @@ use std::sync::mpsc::{Sender, channel};
 use std::sync::{Arc, Barrier};
 use std::time::Duration;
 
-use estafette::{Access, Engine, Error, ExportOptions, Produced, Status, Tensor};
+use estafette::wait::Status;
+use estafette::{Access, Engine, Error, ExportOptions, Produced, Tensor};
 use futures::FutureExt;
 use futures::executor::block_on;
 use tests::gate::Gate;

@@ -4,9 +4,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::channel;
 
-use estafette::{
-    Access, DType, Engine, Error, ExportOptions, FailureKind, ManagedTensor, Produced, Tensor, TensorState,
-};
+use estafette::tensor::TensorState;
+use estafette::{Access, DType, Engine, Error, ExportOptions, FailureKind, ManagedTensor, Produced, Tensor};
 use futures::executor::block_on;
 use tests::foreign::{Deleted, Memory};
 use tests::gate::Gate;
@@ -65,7 +64,7 @@ fn a_produced_result_that_overlaps_is_a_conflict_when_copying_is_off() {
     assert!(watchdog.still_watches());
 }
 
-fn source(cause: &estafette::OperationError) -> &Error {
+fn source(cause: &estafette::operation::OperationError) -> &Error {
     cause.source_error().and_then(|error| error.downcast_ref()).expect("the engine's own error is the source")
 }
 

@@ -116,7 +116,7 @@ fn polled_by_hand_a_future_wakes_the_last_waker_and_stays_pending_until_then() {
     let gate = Gate::on_tensors(&engine, std::slice::from_ref(&x));
     let (first, second) = (Arc::new(Count::default()), Arc::new(Count::default()));
     let mut ready = pin!(x.ready());
-    let poll = |ready: std::pin::Pin<&mut estafette::Ready>, count: &Arc<Count>| {
+    let poll = |ready: std::pin::Pin<&mut estafette::wait::Ready>, count: &Arc<Count>| {
         ready.poll(&mut Context::from_waker(&Waker::from(Arc::clone(count))))
     };
     assert!(poll(ready.as_mut(), &first).is_pending());

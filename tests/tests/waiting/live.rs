@@ -17,7 +17,7 @@ use tracing_subscriber::layer::{Context, Layer, SubscriberExt};
 fn a_snapshot_tells_what_is_stalled_and_by_what() {
     let engine = Engine::builder().workers(1).build().unwrap();
     let _watchdog = Watchdog::of(&engine);
-    assert_eq!(format!("{:?}", engine.activity()), format!("{:?}", estafette::Activity::default()));
+    assert_eq!(format!("{:?}", engine.activity()), format!("{:?}", estafette::wait::Activity::default()));
     let busy = engine.var();
     let gate = Gate::on_variable(&engine, &busy);
     let running = gate.begun();

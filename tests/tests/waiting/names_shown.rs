@@ -53,7 +53,7 @@ fn the_watchdog_shows_what_has_stalled() {
     let say = std::sync::Mutex::new(say);
     let engine = Engine::builder()
         .workers(1)
-        .on_stall(Duration::from_millis(20), move |stall: estafette::Stall<'_>| {
+        .on_stall(Duration::from_millis(20), move |stall: estafette::wait::Stall<'_>| {
             _ = say.lock().unwrap().send(stall.to_string())
         })
         .build()

@@ -10,7 +10,8 @@ use std::task::{Context, Poll, Wake, Waker};
 use std::thread::Thread;
 use std::time::{Duration, Instant};
 
-use estafette::{Access, DType, Engine, Error, Produced, Tensor, TensorState};
+use estafette::tensor::TensorState;
+use estafette::{Access, DType, Engine, Error, Produced, Tensor};
 use futures::FutureExt;
 use futures::executor::block_on;
 use tests::foreign::{Deleted, Memory};

@@ -6,7 +6,8 @@ use std::sync::{Arc, Mutex};
 use std::thread::ThreadId;
 use std::time::Duration;
 
-use estafette::{Access, Engine, Error, ExportOptions, Op, Produced, Tensor, without_helping};
+use estafette::wait::without_helping;
+use estafette::{Access, Engine, Error, ExportOptions, Op, Produced, Tensor};
 use futures::executor::block_on;
 use tests::nothing_left::assert_nothing_left;
 use tests::ops::{add, engine, get, look, set, tensor};
@@ -324,14 +325,14 @@ fn without_helping_nothing_is_run_on_the_thread_that_waits_or_submits() {
 
 #[test]
 fn what_helping_was_said_to_be_is_restored() {
-    assert!(estafette::set_helping(true));
+    assert!(estafette::wait::set_helping(true));
     without_helping(|| {
-        assert!(!estafette::set_helping(false));
+        assert!(!estafette::wait::set_helping(false));
         without_helping(|| ());
-        assert!(!estafette::set_helping(false));
+        assert!(!estafette::wait::set_helping(false));
     });
     let panicked = std::panic::catch_unwind(|| without_helping(|| panic!("planned")));
-    assert!(panicked.is_err() && estafette::set_helping(true));
+    assert!(panicked.is_err() && estafette::wait::set_helping(true));
 }
 
 #[test]

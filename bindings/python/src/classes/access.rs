@@ -2,7 +2,8 @@
 
 use std::ffi::c_int;
 
-use estafette::{Access, Error, Lease, LeaseOwner, Tensor};
+use estafette::lease::LeaseOwner;
+use estafette::{Access, Error, Lease, Tensor};
 use estafette_sync::sync::{Mutex, MutexGuard};
 use pyo3::exceptions::PyRuntimeError;
 use pyo3::ffi;

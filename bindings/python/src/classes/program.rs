@@ -2,7 +2,8 @@
 
 use std::sync::Arc;
 
-use estafette::{Engine, Program, ProgramBuilder};
+use estafette::program::ProgramBuilder;
+use estafette::{Engine, Program};
 use estafette_report::shown::shown;
 use estafette_sync::sync::{Mutex, MutexGuard};
 use pyo3::exceptions::PyRuntimeError;

@@ -1,6 +1,9 @@
 //! What an engine tells about itself, as the plain Python objects of `estafette/_reports.py`.
 
-use estafette::{Activity, Diagnosis, LeaseInfo, ReleaseStatus, ShutdownReport, Stats, Status};
+use estafette::engine::{ShutdownReport, Stats};
+use estafette::exchange::ReleaseStatus;
+use estafette::lease::LeaseInfo;
+use estafette::wait::{Activity, Diagnosis, Status};
 use pyo3::prelude::*;
 use pyo3::types::PyTuple;
 

@@ -6,7 +6,8 @@ use std::time::Duration;
 
 use estafette::devices::DLDevice;
 use estafette::exchange::with_inline_deleters;
-use estafette::{Access, Tensor, TensorState};
+use estafette::tensor::TensorState;
+use estafette::{Access, Tensor};
 use pyo3::exceptions::PyTypeError;
 use pyo3::ffi;
 use pyo3::prelude::*;

@@ -6,7 +6,8 @@ use std::time::Duration;
 
 use estafette::devices::{DLDevice, DeviceType};
 use estafette::exchange::{Abi, ManagedTensor};
-use estafette::{Access, Consumer, Error, ExportOptions, Lease, Tensor};
+use estafette::lease::Consumer;
+use estafette::{Access, Error, ExportOptions, Lease, Tensor};
 use estafette_sync::sync::atomic::{AtomicU64, Ordering};
 use pyo3::exceptions::PyTypeError;
 use pyo3::prelude::*;

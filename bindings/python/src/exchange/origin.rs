@@ -1,7 +1,7 @@
 //! Whether an array has its memory from its owner, or from one of our exports: asked when memory is imported that a lease is
 //! open for, since the address is the same.
 
-use estafette::Origin;
+use estafette::bindings::Origin;
 use pyo3::intern;
 use pyo3::prelude::*;
 use pyo3::types::{PyByteArray, PyBytes, PyMemoryView};

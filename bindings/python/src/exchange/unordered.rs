@@ -61,7 +61,7 @@ struct Note {
     import: bool,
     reason: Reason,
     what: String,
-    place: estafette::LeaseOwner,
+    place: estafette::lease::LeaseOwner,
 }
 
 struct Notes {

@@ -1,6 +1,6 @@
 //! Where in a Python program a call comes from.
 
-use estafette::{CallSite, LeaseOwner};
+use estafette::lease::{CallSite, LeaseOwner};
 use pyo3::ffi;
 use pyo3::intern;
 use pyo3::prelude::*;

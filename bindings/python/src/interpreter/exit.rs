@@ -15,7 +15,8 @@ use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
 use estafette::exchange::reaper;
-use estafette::{Engine, Error, OpStatus, Status};
+use estafette::wait::{OpStatus, Status};
+use estafette::{Engine, Error};
 use estafette_sync::sync::atomic::{AtomicBool, Ordering};
 use estafette_sync::sync::{Mutex, MutexGuard};
 use pyo3::exceptions::PyKeyboardInterrupt;

@@ -524,7 +524,9 @@ impl Pending {
             None => (None, outcome),
             Some(Ok(fence)) => (Some(fence), outcome),
             // What it has left runs on, and nobody will know when it ends.
-            Some(Err(error)) => (Some(estafette::lost(error.clone())), outcome.and(Err(error.into()))),
+            Some(Err(error)) => {
+                (Some(estafette::bindings::lost(error.clone())), outcome.and(Err(error.into())))
+            }
         };
         match (self.result, outcome, &fence) {
             (Use::Ignored, outcome, None) => completion.complete(outcome.map(drop)),

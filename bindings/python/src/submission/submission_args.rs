@@ -3,7 +3,8 @@
 use std::sync::Arc;
 
 use estafette::devices::{DLDevice, DeviceType, Queue};
-use estafette::{Engine, OpBuilder, Tensor, Tensors, Variable};
+use estafette::operation::{OpBuilder, Tensors};
+use estafette::{Engine, Tensor, Variable};
 use estafette_sync::sync::OnceLock;
 use pyo3::exceptions::{PyTypeError, PyValueError};
 use pyo3::prelude::*;

@@ -11,8 +11,9 @@ mod submission;
 use std::sync::Arc;
 use std::time::Duration;
 
+use estafette::engine::ShutdownReport;
 use estafette::exchange::reaper;
-use estafette::{Engine, ShutdownReport, Tensor};
+use estafette::{Engine, Tensor};
 use estafette_sync::sync::atomic::Ordering;
 use pyo3::prelude::*;
 use pyo3::types::PyTuple;
@@ -154,7 +155,7 @@ impl PyEngine {
         reaper().on_start(thread_state::prepare);
         engine.on_lease_wait(collect_garbage);
         engine.on_wait_of(guard::is_known_main, interrupt::asked);
-        estafette::on_unretrieved(unretrieved::reporter);
+        estafette::operation::on_unretrieved(unretrieved::reporter);
         let shared = Shared { engine: Own::new(engine), lease_timeout, failures };
         let handle = EngineHandle { shared: Arc::new(shared) };
         exit::watch(&handle);
