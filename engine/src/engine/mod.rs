@@ -1,58 +1,42 @@
-//! The engine handle and its builder.
+//! The engine handle.
+//!
+//! | part | what it has |
+//! |---|---|
+//! | `builder` | the options of an engine, and its start |
+//! | `shutdown` | waits for the end of all operations; shutdown |
+//! | `stats` | counters |
+//! | `fence` | fences of other schedulers, by the devices of an engine |
+
+mod builder;
+mod fence;
+mod shutdown;
+mod stats;
 
 use std::borrow::Cow;
-use std::ops::RangeInclusive;
 use std::sync::Arc;
 use std::time::Duration;
 
-use estafette_devices::cpu::{Pool, PoolOptions};
-use estafette_devices::host::HostDevice;
 use estafette_devices::{DLDevice, Device};
-use estafette_sync::stack;
 use estafette_sync::sync::OnceLock;
-use estafette_sync::sync::atomic::Ordering;
 
-use crate::copy::staging;
-use crate::core::clock;
 use crate::core::coalesced;
 use crate::core::core_ref::CoreRef;
-use crate::core::engine_core::{Core, CoreOptions, WaitHook, graph};
+use crate::core::engine_core::WaitHook;
 use crate::core::error::Error;
-use crate::core::operation::{Kind, Name, OpHandle};
+use crate::core::operation::Name;
 use crate::core::unretrieved::Unretrieved;
-use crate::exchange::quarantine::{self, QuarantineStats};
-use crate::exchange::{DType, Element, ManagedTensor, handed_back, reaper};
-use crate::lease::owner::LeaseInfo;
+use crate::exchange::{DType, Element, ManagedTensor};
+use crate::lease::{Access, Lease, LeaseOwner, LeaseRequest};
 use crate::operation::builder::OpBuilder;
 use crate::operation::import::{self, ImportOptions};
-use crate::program::ProgramBuilder;
 use crate::tensor::handle::Tensor;
 use crate::tensor::variable::Variable;
-use crate::wait::activity::{self, Activity, OnStall, Stall, StallWatch};
-use crate::wait::awaits::{Awaited, Pending};
-use crate::wait::blocking::take_snapshot;
+use crate::wait::activity::{Activity, StallWatch};
 use crate::wait::diagnose::{Diagnosis, diagnose};
-use crate::wait::inspect;
 
-/// Default in-flight limit. So many operations keep any number of workers and devices busy, and their state
-/// stays in a core's own cache. (With 65,536 the *random* workload of the benches takes three and a half
-/// times as long per operation; with 512 the workload takes no less time than with this limit.)
-const IN_FLIGHT_LIMIT_DEFAULT: usize = 4_096;
-
-/// Default lease timeout: how long leases alone hold up a wait before the wait ends with their names.
-const LEASE_TIMEOUT_DEFAULT: Duration = Duration::from_secs(30);
-
-/// Default quarantine timeout: how long memory waits for a consumer's device work whose end is unknown.
-const QUARANTINE_TIMEOUT_DEFAULT: Duration = Duration::from_secs(60);
-
-/// Most worker threads that an engine may have. More workers than a machine's cores gain nothing, and each
-/// start of a worker costs more the more workers there are: a thousand start in seconds, ten thousand in half
-/// a minute.
-pub const WORKERS_MAX: usize = 1_024;
-
-/// Sizes, in bytes, that the stacks of an engine's threads may have. Less than 64 KiB is no room for a
-/// function of any library. More than 1 TiB is more than a process can map for several threads.
-pub const STACK_SIZES: RangeInclusive<usize> = 64 << 10..=1 << 40;
+pub use self::builder::{EngineBuilder, STACK_SIZES, WORKERS_MAX};
+pub use self::shutdown::ShutdownReport;
+pub use self::stats::Stats;
 
 /// Schedules operations in the order that their data demands. A clone is another handle to the same engine.
 ///
@@ -95,218 +79,7 @@ impl Drop for Handle {
     }
 }
 
-/// Collects the options of an [`Engine`].
-pub struct EngineBuilder {
-    workers: Option<usize>,
-    in_flight_limit: usize,
-    lease_timeout: Duration,
-    quarantine_timeout: Duration,
-    devices: Vec<Arc<dyn Device>>,
-    runtime: Option<tokio::runtime::Handle>,
-    watch: Option<(Duration, OnStall)>,
-    report_failures: bool,
-    stack_size: Option<usize>,
-}
-
-impl EngineBuilder {
-    /// Worker threads for host operations, at most [`WORKERS_MAX`]. Default: one per core.
-    ///
-    /// With 0 workers, threads that wait without a timeout run the operations; so do threads that submit,
-    /// once many operations are ready. For waits with a timeout, for futures, and where helping is
-    /// [forbidden](crate::wait::set_helping), the engine starts a thread. This thread runs ready operations for as
-    /// long as these waits last.
-    pub fn workers(mut self, workers: usize) -> Self {
-        self.workers = Some(workers);
-        self
-    }
-
-    /// Bytes of stack of each thread that runs bodies: workers, and threads that stand in for them. Within
-    /// [`STACK_SIZES`]. Default: the size that the system gives to threads, the limit `RLIMIT_STACK` of the
-    /// process: 8 MiB where the limit is unlimited, and 2 MiB at least. `RUST_MIN_STACK` in the environment,
-    /// a number of bytes, replaces the default.
-    ///
-    /// A stack takes address space at once, and memory as it is used. [`build`](Self::build) fails when the
-    /// system has no address space for the stacks.
-    pub fn stack_size(mut self, bytes: usize) -> Self {
-        self.stack_size = Some(bytes);
-        self
-    }
-
-    /// Operations that may be in flight before a submission waits. Default 4,096.
-    pub fn in_flight_limit(mut self, operations: usize) -> Self {
-        self.in_flight_limit = operations;
-        self
-    }
-
-    /// How long leases alone may hold up a wait (blocking or asynchronous) or a submission at the in-flight
-    /// limit. After this time the wait or submission ends with [`Error::LeaseHeld`]. Default 30 s.
-    pub fn lease_timeout(mut self, timeout: Duration) -> Self {
-        self.lease_timeout = timeout;
-        self
-    }
-
-    /// How long memory that a consumer released waits for the consumer's device work when the end of that
-    /// work is unknown. After this time the memory is leaked, and writes that waited for the memory proceed.
-    /// Default 60 s. See [`quarantine`](crate::exchange::quarantine).
-    pub fn quarantine_timeout(mut self, timeout: Duration) -> Self {
-        self.quarantine_timeout = timeout;
-        self
-    }
-
-    /// Adds a device beside the host.
-    pub fn device(mut self, device: Arc<dyn Device>) -> Self {
-        self.devices.push(device);
-        self
-    }
-
-    /// The tokio runtime for asynchronous bodies. Default: the engine's own runtime with one thread, made at
-    /// first use.
-    ///
-    /// A runtime of one thread (`new_current_thread`) runs bodies only while that thread polls. A task on
-    /// such a runtime waits for ever when the task blocks for such a body, in [`run`](crate::operation::OpBuilder::run)
-    /// at the in-flight limit or in a wait. Use the asynchronous forms in such a task
-    /// ([`permit`](crate::operation::OpBuilder::permit)`().await`, `ready().await`).
-    pub fn tokio(mut self, runtime: tokio::runtime::Handle) -> Self {
-        self.runtime = Some(runtime);
-        self
-    }
-
-    /// Whether the engine reports failures of its operations that the program has not retrieved
-    /// ([`Unretrieved`]), and lists them at its end. Default: true.
-    pub fn report_failures(mut self, report: bool) -> Self {
-        self.report_failures = report;
-        self
-    }
-
-    /// Starts a watchdog thread that inspects the engine now and then. The watchdog logs, once each, what has
-    /// been stalled for longer than `limit`: an operation, a lease, a wait of the program, or memory whose
-    /// deleter does not return. Each event has its sentence of [`Engine::diagnose`], the level *warn* of
-    /// `tracing` and the target `estafette::stall`. Default: no watchdog.
-    pub fn watchdog(self, limit: Duration) -> Self {
-        self.on_stall(limit, activity::log)
-    }
-
-    /// As [`watchdog`](Self::watchdog), but calls `tell` on the watchdog's thread instead of logging.
-    pub fn on_stall(mut self, limit: Duration, tell: impl Fn(Stall<'_>) + Send + Sync + 'static) -> Self {
-        self.watch = Some((limit, Arc::new(tell)));
-        self
-    }
-
-    /// Starts the engine.
-    ///
-    /// # Errors
-    /// [`Error::Invalid`] for more than [`WORKERS_MAX`] workers, a stack outside of [`STACK_SIZES`], an
-    /// in-flight limit of 0 or a device given twice; [`Error::Start`] when threads cannot be started;
-    /// [`Error::Forked`] in a process forked from one that had an engine.
-    pub fn build(self) -> Result<Engine, Error> {
-        let workers = self
-            .workers
-            .unwrap_or_else(|| std::thread::available_parallelism().map_or(1, |cores| cores.get()));
-        if workers > WORKERS_MAX {
-            return Err(Error::invalid(format!("{workers} workers: an engine has at most {WORKERS_MAX}")));
-        }
-        let stack_size = match self.stack_size {
-            None => stack::default_size(),
-            Some(bytes) if STACK_SIZES.contains(&bytes) => bytes,
-            Some(bytes) => {
-                let (least, most) = (STACK_SIZES.start(), STACK_SIZES.end());
-                let message =
-                    format!("a stack of {bytes} bytes: a thread's stack has {least} to {most} bytes");
-                return Err(Error::invalid(message));
-            }
-        };
-        if self.in_flight_limit == 0 {
-            return Err(Error::invalid("an in-flight limit of 0 permits no operation"));
-        }
-        Core::check_process()?;
-        let mut devices: Vec<Arc<dyn Device>> = vec![HostDevice::new()];
-        for device in self.devices {
-            if devices.iter().any(|known| known.id() == device.id()) {
-                return Err(Error::invalid(format!("device {} is given twice", device.id())));
-            }
-            devices.push(device);
-        }
-        let options = PoolOptions { workers, name: "estafette".into(), stack_size, ..PoolOptions::default() };
-        let pool = Pool::new(options).map_err(|error| Error::Start(error.to_string()))?;
-        let core = Core::shared(CoreOptions {
-            pool,
-            devices,
-            lease_timeout: self.lease_timeout,
-            quarantine_timeout: self.quarantine_timeout,
-            in_flight_limit: self.in_flight_limit,
-            runtime: self.runtime,
-            report_failures: self.report_failures,
-            stack_size,
-        });
-        let handle = Arc::new(Handle { core, watch: OnceLock::new() });
-        if let Some((limit, tell)) = self.watch {
-            let watched = Arc::downgrade(&handle);
-            let watch = StallWatch::start(watched, |handle| diagnose(&handle.core), limit, tell)
-                .map_err(|error| Error::Start(format!("watchdog: {error}")))?;
-            handle.watch.get_or_init(|| watch);
-        }
-        Ok(Engine { handle })
-    }
-}
-
-/// How a shutdown ended.
-#[derive(Debug, Clone)]
-pub struct ShutdownReport {
-    /// True if every operation that was in flight has ended.
-    pub drained: bool,
-    /// Operations that were cancelled because only leases held them up.
-    pub cancelled: Vec<String>,
-    /// The leases that held up the operations in `cancelled`.
-    pub leases: Vec<String>,
-    /// Operations that were still running.
-    pub running: Vec<String>,
-    /// Failures of the engine's operations that the program had not retrieved.
-    pub unretrieved: Unretrieved,
-}
-
-/// Counters of an engine and of the process.
-#[derive(Debug, Clone, Copy)]
-#[non_exhaustive]
-pub struct Stats {
-    /// Operations in flight in this engine.
-    pub in_flight: usize,
-    /// Failures of this engine's operations that the program has not retrieved.
-    pub unretrieved: u64,
-    /// The engine's in-flight limit.
-    pub in_flight_limit: usize,
-    /// Deleters run by this process's reaper.
-    pub released: u64,
-    /// Deleters among them that belong to tensors of other libraries.
-    pub deleters: u64,
-    /// Tensors whose memory was leaked because the end of their last use can never be known.
-    pub leaked: u64,
-    /// Tensors handed to the reaper whose last use is not over yet.
-    pub releasing: u64,
-    /// Counters of this process's quarantine.
-    pub quarantine: QuarantineStats,
-    /// Bytes of pinned host memory that this process keeps for copies from and to devices.
-    pub staging_bytes: u64,
-    /// Tensors of other libraries whose memory this process released while their last use was pending, behind
-    /// a wait of their allocator's stream ([`ImportOptions::release_stream`]).
-    pub handed_back: u64,
-}
-
 impl Engine {
-    /// Options for a new engine.
-    pub fn builder() -> EngineBuilder {
-        EngineBuilder {
-            workers: None,
-            in_flight_limit: IN_FLIGHT_LIMIT_DEFAULT,
-            lease_timeout: LEASE_TIMEOUT_DEFAULT,
-            quarantine_timeout: QUARANTINE_TIMEOUT_DEFAULT,
-            devices: Vec::new(),
-            runtime: None,
-            watch: None,
-            report_failures: true,
-            stack_size: None,
-        }
-    }
-
     #[inline]
     pub(crate) fn core(&self) -> &CoreRef {
         &self.handle.core
@@ -337,12 +110,6 @@ impl Engine {
     /// ```
     pub fn submit_many<T>(&self, submit: impl FnOnce() -> T) -> T {
         coalesced::hold_back(self.core(), submit)
-    }
-
-    /// Begins to record a program: operations that are described once and run many times. Each run is one
-    /// operation called `name`.
-    pub fn program(&self, name: impl Into<Cow<'static, str>>) -> ProgramBuilder {
-        ProgramBuilder::new(self, Name::from(name.into()))
     }
 
     /// A variable without memory, for order alone.
@@ -439,6 +206,20 @@ impl Engine {
         import::allocate(self.core(), device, shape, dtype, import::unwritten)
     }
 
+    /// Requests leases of several tensors in one step. All are granted together, once all tensors are
+    /// defined, ready, and free. The leases come in the order of `wanted`. A tensor may be wanted twice; if
+    /// one of the two is a write, both are exclusive.
+    ///
+    /// # Errors
+    /// As [`Tensor::lease`]; [`Error::Invalid`] for [`Access::Alias`], which nothing orders.
+    pub fn lease_all(
+        &self,
+        wanted: &[(Tensor, Access)],
+        owner: impl Into<LeaseOwner>,
+    ) -> LeaseRequest<Vec<Lease>> {
+        LeaseRequest::of_all(self.core().clone(), wanted, owner.into())
+    }
+
     /// The devices of this engine; the host is the first.
     pub fn devices(&self) -> &[Arc<dyn Device>] {
         &self.core().devices
@@ -447,23 +228,6 @@ impl Engine {
     /// How long a wait is held up by leases alone before it ends.
     pub fn lease_timeout(&self) -> Duration {
         self.core().lease_timeout
-    }
-
-    /// Waits until everything submitted to this engine has ended. Leases do not count. Without a timeout the
-    /// wait may run any ready operation on this thread, unless helping is [forbidden](crate::wait::set_helping).
-    /// With a timeout the wait runs nothing, so that the timeout is kept.
-    ///
-    /// # Errors
-    /// [`Error::Timeout`]; [`Error::LeaseHeld`] when only leases hold up what is left;
-    /// [`Error::WouldDeadlock`] inside an operation. Failures of operations are not reported here but at
-    /// their outputs, and at the end of the engine.
-    pub fn wait_all(&self, timeout: Option<Duration>) -> Result<(), Error> {
-        self.core().check_fork()?;
-        let deadline = timeout.and_then(clock::deadline);
-        match (self.core().wait_idle(deadline)?, timeout) {
-            (true, _) => Ok(()),
-            (false, timeout) => Err(Error::Timeout(timeout.unwrap_or_default())),
-        }
     }
 
     /// Runs, on this thread, the ready operations of an engine without workers, and operations that they make
@@ -482,23 +246,6 @@ impl Engine {
     /// The operations in flight, what each one waits for, and the deleters that do not return.
     pub fn diagnose(&self) -> Diagnosis {
         diagnose(self.core())
-    }
-
-    /// Counters.
-    pub fn stats(&self) -> Stats {
-        let reaper = reaper().stats();
-        Stats {
-            in_flight: self.core().in_flight(),
-            unretrieved: self.unretrieved().count(),
-            in_flight_limit: self.core().in_flight_limit(),
-            released: reaper.released,
-            deleters: reaper.deleters,
-            leaked: reaper.leaked,
-            releasing: reaper.pending,
-            quarantine: quarantine::stats(),
-            staging_bytes: staging::bytes(),
-            handed_back: handed_back(),
-        }
     }
 
     /// How many operations are running, ready and stalled right now. The cost is that of
@@ -531,50 +278,6 @@ impl Engine {
         let _ = self.core().on_wait.set(WaitHook { concerns: Box::new(concerns), ends: Box::new(hook) });
     }
 
-    /// Refuses new submissions and waits, asynchronously, until everything in flight has ended.
-    ///
-    /// The future has no timeout. Drop the future to stop waiting; use
-    /// [`shutdown_timeout`](Self::shutdown_timeout) to cancel what leases hold up.
-    pub async fn shutdown(&self) -> ShutdownReport {
-        let core = self.core();
-        core.closing.store(true, Ordering::Release);
-        let mut listening = core.notifier.listen_async();
-        let mut pending = Pending::default();
-        std::future::poll_fn(|cx| {
-            listening.register_waker(cx.waker());
-            if core.in_flight() == 0 {
-                return std::task::Poll::Ready(());
-            }
-            // The end of everything is not a matter of leases alone: this has no error.
-            let _ = pending.poll(cx, || Awaited::room(core));
-            std::task::Poll::Pending
-        })
-        .await;
-        self.report_of_shutdown(true)
-    }
-
-    /// Refuses new submissions and blocks until everything in flight has ended, or for `timeout`. After the
-    /// timeout the engine cancels operations that only leases hold up, and reports them with the leases. Runs
-    /// nothing on this thread.
-    pub fn shutdown_timeout(&self, timeout: Duration) -> ShutdownReport {
-        let core = self.core();
-        core.closing.store(true, Ordering::Release);
-        if let Ok(true) = core.wait_idle(clock::deadline(timeout)) {
-            return self.report_of_shutdown(true);
-        }
-        self.cancel_held()
-    }
-
-    fn report_of_shutdown(&self, drained: bool) -> ShutdownReport {
-        ShutdownReport {
-            drained,
-            cancelled: Vec::new(),
-            leases: Vec::new(),
-            running: Vec::new(),
-            unretrieved: self.unretrieved(),
-        }
-    }
-
     /// Failures of this engine's operations that the program has not retrieved so far.
     pub fn unretrieved(&self) -> Unretrieved {
         if self.core().check_fork().is_err() {
@@ -582,41 +285,6 @@ impl Engine {
         } else {
             self.core().failures.unretrieved()
         }
-    }
-
-    /// Cancels every operation of this engine that is queued behind leases only.
-    fn cancel_held(&self) -> ShutdownReport {
-        let core = self.core();
-        let snapshot = take_snapshot();
-        let mine = |op: &&OpHandle| op.payload().core.id == core.id && op.payload().is_counted();
-        let waiting = graph().waiting();
-        let (held, leases) = inspect::held(waiting.iter().filter(mine));
-        let mut report = self.report_of_shutdown(false);
-        report.leases = leases.iter().map(LeaseInfo::to_string).collect();
-        report.leases.sort_unstable();
-        report.leases.dedup();
-        for op in snapshot.ops.iter().filter(|op| op.label.core == core.id && op.label.counted) {
-            let list = if held.contains(&op.id) { &mut report.cancelled } else { &mut report.running };
-            list.push(op.label.name.as_str().to_string());
-        }
-        for op in waiting {
-            if held.contains(&op.id()) && op.payload().kind != Kind::Lease {
-                crate::core::operation::Op::new(op).cancel();
-            }
-        }
-        report.drained = report.cancelled.is_empty() && report.running.is_empty() && core.in_flight() == 0;
-        report
-    }
-}
-
-impl std::fmt::Debug for EngineBuilder {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("EngineBuilder")
-            .field("workers", &self.workers)
-            .field("in_flight_limit", &self.in_flight_limit)
-            .field("devices", &self.devices)
-            .field("watchdog", &self.watch.as_ref().map(|(limit, _)| limit))
-            .finish_non_exhaustive()
     }
 }
 

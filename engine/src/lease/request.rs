@@ -25,7 +25,6 @@ use crate::core::context;
 use crate::core::core_ref::CoreRef;
 use crate::core::error::Error;
 use crate::core::operation::{self, Kind, Name, OpGranted, OpHandle, Role};
-use crate::engine::Engine;
 use crate::exchange::callback;
 use crate::operation::run;
 use crate::tensor::handle::Tensor;
@@ -61,22 +60,13 @@ impl Tensor {
     }
 }
 
-impl Engine {
-    /// Requests leases of several tensors in one step. All are granted together, once all tensors are
-    /// defined, ready, and free. The leases come in the order of `wanted`. A tensor may be wanted twice; if
-    /// one of the two is a write, both are exclusive.
-    ///
-    /// # Errors
-    /// As [`Tensor::lease`]; [`Error::Invalid`] for [`Access::Alias`], which nothing orders.
-    pub fn lease_all(
-        &self,
-        wanted: &[(Tensor, Access)],
-        owner: impl Into<LeaseOwner>,
-    ) -> LeaseRequest<Vec<Lease>> {
-        LeaseRequest {
-            engine: Some(self.core().clone()),
+impl LeaseRequest<Vec<Lease>> {
+    /// As [`Engine::lease_all`](crate::Engine::lease_all).
+    pub(crate) fn of_all(core: CoreRef, wanted: &[(Tensor, Access)], owner: LeaseOwner) -> Self {
+        Self {
+            engine: Some(core),
             wanted: wanted.into(),
-            owner: owner.into(),
+            owner,
             consumer: Some(Consumer::Host),
             step: Step::Described,
             finish: SmallVec::into_vec,
@@ -90,7 +80,7 @@ fn only(leases: Leases) -> Lease {
     leases.into_iter().next().expect("a set of one")
 }
 
-/// A lease that is wanted ([`Tensor::lease`]), or a set of leases ([`Engine::lease_all`]).
+/// A lease that is wanted ([`Tensor::lease`]), or a set of leases ([`Engine::lease_all`](crate::Engine::lease_all)).
 ///
 /// As a future, the request resolves once the lease is granted. A dropped request leaves the queues of its
 /// tensors at once, and does not change the tensors.
@@ -129,7 +119,7 @@ impl<L> LeaseRequest<L> {
     /// Blocks until the lease is granted, for at most `timeout`; `None` is without limit.
     ///
     /// # Errors
-    /// As [`Tensor::lease`] or [`Engine::lease_all`], and those of [`Tensor::wait`].
+    /// As [`Tensor::lease`] or [`Engine::lease_all`](crate::Engine::lease_all), and those of [`Tensor::wait`].
     pub fn wait(self, timeout: Option<Duration>) -> Result<L, Error> {
         if self.wanted.is_empty() {
             return Ok((self.finish)(Leases::new()));
@@ -155,7 +145,7 @@ impl<L> LeaseRequest<L> {
     /// Returns the lease if it is granted at once; else `None`, and the request is given up.
     ///
     /// # Errors
-    /// As [`Tensor::lease`] or [`Engine::lease_all`].
+    /// As [`Tensor::lease`] or [`Engine::lease_all`](crate::Engine::lease_all).
     pub fn try_now(self) -> Result<Option<L>, Error> {
         if self.wanted.is_empty() {
             return Ok(Some((self.finish)(Leases::new())));

@@ -42,6 +42,14 @@ pub struct ProgramBuilder {
     worker_only: bool,
 }
 
+impl Engine {
+    /// Begins to record a program: operations that are described once and run many times. Each run is one
+    /// operation called `name`.
+    pub fn program(&self, name: impl Into<Cow<'static, str>>) -> ProgramBuilder {
+        ProgramBuilder::new(self, Name::from(name.into()))
+    }
+}
+
 impl ProgramBuilder {
     pub(crate) fn new(engine: &Engine, name: Name) -> Self {
         Self {

@@ -15,7 +15,6 @@ use crate::core::context;
 use crate::core::error::Error;
 use crate::core::operation::{Op, drop_panic};
 use crate::core::var_state::{Asked, Replaced};
-use crate::engine::Engine;
 use crate::exchange::callback;
 use crate::exchange::foreign_fence::{self, RawFence};
 use crate::lease::Lease;
@@ -183,10 +182,10 @@ impl Op {
 }
 
 impl Completion {
-    /// As [`Engine::import_fence`], with the devices of the engine that runs the operation.
+    /// As [`Engine::import_fence`](crate::Engine::import_fence), with the devices of the engine that runs the operation.
     ///
     /// # Errors
-    /// As [`Engine::import_fence`].
+    /// As [`Engine::import_fence`](crate::Engine::import_fence).
     ///
     /// # Safety
     /// As for [`foreign_fence::import`].
@@ -198,10 +197,10 @@ impl Completion {
 }
 
 impl Lease {
-    /// As [`Engine::import_fence`], with the devices of the tensor's engine, its own among them.
+    /// As [`Engine::import_fence`](crate::Engine::import_fence), with the devices of the tensor's engine, its own among them.
     ///
     /// # Errors
-    /// As [`Engine::import_fence`].
+    /// As [`Engine::import_fence`](crate::Engine::import_fence).
     ///
     /// # Safety
     /// As for [`foreign_fence::import`].
@@ -213,26 +212,5 @@ impl Lease {
         }
         // SAFETY: the caller's promise is the same.
         unsafe { foreign_fence::import(fence, &devices) }
-    }
-}
-
-impl Engine {
-    /// Adopts the fence of another scheduler.
-    ///
-    /// # Errors
-    /// [`Error::Invalid`] names the field that is wrong; nothing was retained then.
-    ///
-    /// # Safety
-    /// As for [`foreign_fence::import`].
-    pub unsafe fn import_fence(&self, fence: NonNull<RawFence>) -> Result<Fence, Error> {
-        // SAFETY: the caller's promise is the same.
-        unsafe { foreign_fence::import(fence, self.devices()) }
-    }
-
-    /// Hands a fence to another scheduler. The owner of the struct owns one count of the fence.
-    pub fn export_fence(&self, fence: Fence) -> RawFence {
-        let place = fence.device();
-        let device = self.devices().iter().find(|device| device.id() == place);
-        foreign_fence::export(fence, device.cloned())
     }
 }

@@ -1,0 +1,118 @@
+//! The end of an engine's work: waits for all of it, and shutdown.
+
+use std::time::Duration;
+
+use estafette_sync::sync::atomic::Ordering;
+
+use crate::core::clock;
+use crate::core::engine_core::graph;
+use crate::core::error::Error;
+use crate::core::operation::{Kind, Op, OpHandle};
+use crate::core::unretrieved::Unretrieved;
+use crate::engine::Engine;
+use crate::lease::owner::LeaseInfo;
+use crate::wait::awaits::{Awaited, Pending};
+use crate::wait::blocking::take_snapshot;
+use crate::wait::inspect;
+
+/// How a shutdown ended.
+#[derive(Debug, Clone)]
+pub struct ShutdownReport {
+    /// True if every operation that was in flight has ended.
+    pub drained: bool,
+    /// Operations that were cancelled because only leases held them up.
+    pub cancelled: Vec<String>,
+    /// The leases that held up the operations in `cancelled`.
+    pub leases: Vec<String>,
+    /// Operations that were still running.
+    pub running: Vec<String>,
+    /// Failures of the engine's operations that the program had not retrieved.
+    pub unretrieved: Unretrieved,
+}
+
+impl Engine {
+    /// Waits until everything submitted to this engine has ended. Leases do not count. Without a timeout the
+    /// wait may run any ready operation on this thread, unless helping is [forbidden](crate::wait::set_helping).
+    /// With a timeout the wait runs nothing, so that the timeout is kept.
+    ///
+    /// # Errors
+    /// [`Error::Timeout`]; [`Error::LeaseHeld`] when only leases hold up what is left;
+    /// [`Error::WouldDeadlock`] inside an operation. Failures of operations are not reported here but at
+    /// their outputs, and at the end of the engine.
+    pub fn wait_all(&self, timeout: Option<Duration>) -> Result<(), Error> {
+        self.core().check_fork()?;
+        let deadline = timeout.and_then(clock::deadline);
+        match (self.core().wait_idle(deadline)?, timeout) {
+            (true, _) => Ok(()),
+            (false, timeout) => Err(Error::Timeout(timeout.unwrap_or_default())),
+        }
+    }
+
+    /// Refuses new submissions and waits, asynchronously, until everything in flight has ended.
+    ///
+    /// The future has no timeout. Drop the future to stop waiting; use
+    /// [`shutdown_timeout`](Self::shutdown_timeout) to cancel what leases hold up.
+    pub async fn shutdown(&self) -> ShutdownReport {
+        let core = self.core();
+        core.closing.store(true, Ordering::Release);
+        let mut listening = core.notifier.listen_async();
+        let mut pending = Pending::default();
+        std::future::poll_fn(|cx| {
+            listening.register_waker(cx.waker());
+            if core.in_flight() == 0 {
+                return std::task::Poll::Ready(());
+            }
+            // The end of everything is not a matter of leases alone: this has no error.
+            let _ = pending.poll(cx, || Awaited::room(core));
+            std::task::Poll::Pending
+        })
+        .await;
+        self.report_of_shutdown(true)
+    }
+
+    /// Refuses new submissions and blocks until everything in flight has ended, or for `timeout`. After the
+    /// timeout the engine cancels operations that only leases hold up, and reports them with the leases. Runs
+    /// nothing on this thread.
+    pub fn shutdown_timeout(&self, timeout: Duration) -> ShutdownReport {
+        let core = self.core();
+        core.closing.store(true, Ordering::Release);
+        if let Ok(true) = core.wait_idle(clock::deadline(timeout)) {
+            return self.report_of_shutdown(true);
+        }
+        self.cancel_held()
+    }
+
+    fn report_of_shutdown(&self, drained: bool) -> ShutdownReport {
+        ShutdownReport {
+            drained,
+            cancelled: Vec::new(),
+            leases: Vec::new(),
+            running: Vec::new(),
+            unretrieved: self.unretrieved(),
+        }
+    }
+
+    /// Cancels every operation of this engine that is queued behind leases only.
+    fn cancel_held(&self) -> ShutdownReport {
+        let core = self.core();
+        let snapshot = take_snapshot();
+        let mine = |op: &&OpHandle| op.payload().core.id == core.id && op.payload().is_counted();
+        let waiting = graph().waiting();
+        let (held, leases) = inspect::held(waiting.iter().filter(mine));
+        let mut report = self.report_of_shutdown(false);
+        report.leases = leases.iter().map(LeaseInfo::to_string).collect();
+        report.leases.sort_unstable();
+        report.leases.dedup();
+        for op in snapshot.ops.iter().filter(|op| op.label.core == core.id && op.label.counted) {
+            let list = if held.contains(&op.id) { &mut report.cancelled } else { &mut report.running };
+            list.push(op.label.name.as_str().to_string());
+        }
+        for op in waiting {
+            if held.contains(&op.id()) && op.payload().kind != Kind::Lease {
+                Op::new(op).cancel();
+            }
+        }
+        report.drained = report.cancelled.is_empty() && report.running.is_empty() && core.in_flight() == 0;
+        report
+    }
+}
