@@ -5,15 +5,19 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use estafette_devices::DLDevice;
+use estafette_graph::Mode;
+use estafette_report::shown::shown;
 
-use crate::copy;
 use crate::core::error::Error;
+use crate::core::lease_info::LeaseOwner;
+use crate::engine::copy;
 use crate::exchange::{Abi, ExportFlags, ManagedTensor, export, table};
-use crate::lease::consumer::{Consumer, after_of, release_storage};
-use crate::lease::owner::LeaseOwner;
-use crate::lease::{Access, Lease, LeaseState};
+use crate::lease::consumer::{Consumer, after_of, may_release_before_completion, release_storage};
+use crate::lease::{Access, Lease, LeaseState, check_writable};
+use crate::operation::completion::Scope;
 use crate::operation::import::copied;
 use crate::tensor::handle::{Definition, Tensor, TensorInner};
+use crate::trace::{self, hooks};
 
 /// How a tensor is exported.
 #[derive(Debug, Clone)]
@@ -208,6 +212,63 @@ impl Lease {
             self.note_end(&options.consumer)?;
         }
         export_held(Arc::clone(&self.inner), options)
+    }
+}
+
+impl Scope {
+    /// As [`export`](Self::export), for a consumer that gets an address only and orders its work after the
+    /// operation's queue, so that its use ends with the operation. Returns the access that the consumer has.
+    /// `None` if the tensor is not an operand of the running operation.
+    pub fn describe(&self, tensor: &Tensor) -> Option<Access> {
+        let access = self.access_of(tensor)?;
+        if self.queue().is_none() && may_release_before_completion(&tensor.inner) {
+            // The streams of the consumer are unknown.
+            self.lock().lent_on = tensor.device().ok();
+        }
+        Some(if check_writable(tensor).is_err() { Access::Read } else { access })
+    }
+
+    /// Lends an operand in the mode it was declared with. Waits for nothing.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] when `tensor` is not an operand or the operation has ended; [`Error::Conflict`]
+    /// when the operand is to be written and is read-only.
+    pub fn export(&self, tensor: &Tensor, options: &ExportOptions) -> Result<ManagedTensor, Error> {
+        if self.access_of(tensor) == Some(Access::Write) {
+            check_writable(tensor)?;
+        }
+        let mut inner = self.lock();
+        let running = inner.running.as_ref().map(|running| running.current().op);
+        let Some((running, mode)) = running.zip(inner.mode_of(tensor)) else {
+            return Err(Error::invalid("this tensor is not an operand of the running operation"));
+        };
+        let queue = inner.running.as_ref().and_then(|running| running.queue().cloned());
+        if queue.is_none()
+            && !options.copy
+            && (options.consumer.is_stream_ordered() || may_release_before_completion(&tensor.inner))
+        {
+            inner.lent_on = tensor.device().ok();
+        }
+        let access = if mode == Mode::Read { Access::Read } else { Access::Write };
+        let owner = options.owner.clone().unwrap_or_else(|| {
+            let name = inner.running.as_ref().map(|running| running.tag().name);
+            format!("operation `{}`", shown(name.as_ref().map_or("", |name| name.as_str()))).into()
+        });
+        if let Some(library) = owner.library()
+            && trace::is_open()
+        {
+            hooks::lends(self.id(), library);
+        }
+        let lease = LeaseState::view_of(running, tensor, access, owner);
+        inner.note_view(&lease, mode);
+        drop(inner);
+        if let (Some(own), Consumer::Queue(other)) = (queue, &options.consumer)
+            && own.native() != other.native()
+        {
+            // Only the operation's own queue is ordered after the operation's inputs.
+            other.order_after(&own.record()?)?;
+        }
+        export_held(lease, options)
     }
 }
 

@@ -113,7 +113,7 @@ pub use tensor::views::{View, ViewMut};
 /// What only the bindings and the tests of the engine use. Nothing here is stable.
 #[doc(hidden)]
 pub mod bindings {
-    pub use crate::operation::submit::lost;
+    pub use crate::core::lost::lost;
     pub use crate::tensor::alias_map::Origin;
     pub use crate::wait::inspect::inspected;
 }

@@ -5,7 +5,6 @@
 //! | `queue_pool` | the queues that copies and import streams use |
 //! | `transfer` | copies between a device and the host |
 //! | [`staging`] | pinned host memory that such copies go through |
-//! | `pack` | strided host memory in row-major order |
 //!
 //! | from | to | how |
 //! |---|---|---|
@@ -24,13 +23,11 @@
 //!   through staging chunks, whose number is bounded. A copy waits for a chunk only while it has none.
 //! - What a copy that is given up leaves behind keeps the memory that it uses.
 
-mod pack;
 pub(crate) mod queue_pool;
 pub(crate) mod staging;
 mod transfer;
 
 use std::sync::Arc;
-use std::task::{Context, Poll, Waker};
 
 use estafette_devices::{DLDevice, Device, Fence, Order};
 
@@ -39,95 +36,17 @@ use self::transfer::{Address, KeepAlive, download, upload};
 use crate::core::core_ref::CoreRef;
 use crate::core::engine_core::Core;
 use crate::core::error::Error;
-use crate::core::operation::Name;
-use crate::engine::Engine;
+use crate::exchange::pack::to_contiguous;
 use crate::exchange::{DType, Layout, Storage};
-use crate::operation::builder::OpBuilder;
-use crate::operation::completion::Completion;
-use crate::operation::import::{Produced, fresh, host_can_use};
 use crate::tensor::handle::Tensor;
-
-pub(crate) use self::pack::to_contiguous;
-
-impl Engine {
-    /// A promise of a copy of `tensor`, row-major and without gaps, in memory of `device`. No thread waits for a device:
-    /// neither the caller's nor a worker.
-    ///
-    /// # Errors
-    /// As [`OpBuilder::run`]; [`Error::Device`] when the device gives no queue. A device that the engine does not have
-    /// fails the operation.
-    pub fn copy(&self, tensor: &Tensor, device: DLDevice) -> Result<Tensor, Error> {
-        copy(self.core(), tensor, device)
-    }
-
-    /// As [`copy`](Self::copy), waiting for a permit without blocking the thread.
-    ///
-    /// # Errors
-    /// As [`copy`](Self::copy).
-    pub async fn copy_async(&self, tensor: &Tensor, device: DLDevice) -> Result<Tensor, Error> {
-        self.core().check_usable()?;
-        let (builder, job) = describe(self.core(), tensor, device)?;
-        builder.permit().await?.produce_external(|end| start(end, job))
-    }
-}
-
-/// As [`Engine::copy`].
-pub(crate) fn copy(core: &CoreRef, tensor: &Tensor, device: DLDevice) -> Result<Tensor, Error> {
-    // Checked first: in a forked child locks may be held for ever.
-    core.check_usable()?;
-    let (builder, job) = describe(core, tensor, device)?;
-    builder.produce_external(|end| start(end, job))
-}
+use crate::tensor::memory::{fresh, host_can_use};
 
 /// The tensor to copy, and the target device.
-struct CopyJob {
-    source: Tensor,
-    to: DLDevice,
+pub(crate) struct CopyJob {
+    pub(crate) source: Tensor,
+    pub(crate) to: DLDevice,
     /// The queue that the operation was submitted on.
-    pooled: Option<PooledQueue>,
-}
-
-fn describe<'a>(
-    core: &'a CoreRef,
-    tensor: &Tensor,
-    to: DLDevice,
-) -> Result<(OpBuilder<'a, [Tensor; 1]>, CopyJob), Error> {
-    let builder = OpBuilder::new(core, Name::Static("copy")).reads([tensor]);
-    let job = |pooled| CopyJob { source: tensor.clone(), to, pooled };
-    let on_a_device = tensor.inner.definition().is_ok_and(|definition| !definition.host);
-    match tensor.device().ok().filter(|_| on_a_device).and_then(|device| core.device(device)) {
-        Some(device) => {
-            let pooled = PooledQueue::for_copy(&device)?;
-            Ok((builder.on(pooled.queue()), job(Some(pooled))))
-        }
-        None => Ok((builder, job(None))),
-    }
-}
-
-/// Runs the copy on this thread until the copy has to wait, and the rest in the engine's asynchronous runtime.
-fn start(end: Completion, job: CopyJob) {
-    let Some(core) = end.scope().core() else { return };
-    let mut task = Box::pin(run(core.clone(), job));
-    // A later poll replaces this waker.
-    match task.as_mut().poll(&mut Context::from_waker(Waker::noop())) {
-        Poll::Ready(outcome) => finish(end, outcome),
-        Poll::Pending => {
-            // A runtime that refuses belongs to an engine that is gone; the dropped completion reports that.
-            if let Err(error) = core.spawn(async move { finish(end, task.await) }) {
-                tracing::debug!(%error, "a copy could not go on");
-            }
-        }
-    }
-}
-
-fn finish(end: Completion, outcome: Result<CopyResult, Error>) {
-    match outcome {
-        Ok(CopyResult { layout, storage, fence: Some(fence) }) => {
-            end.produce_after(&fence, Ok(Produced::ready(layout, storage)));
-        }
-        Ok(CopyResult { layout, storage, fence: None }) => end.produce(Ok(Produced::ready(layout, storage))),
-        Err(error) => end.produce(Err(error.into())),
-    }
+    pub(crate) pooled: Option<PooledQueue>,
 }
 
 /// Copies the content that is there after `ready` into fresh row-major memory of the same device. Returns the copy and its
@@ -154,13 +73,14 @@ pub(crate) fn within_device(
 }
 
 /// A copy, complete when the fence is done.
-struct CopyResult {
-    layout: Layout,
-    storage: Storage,
-    fence: Option<Fence>,
+pub(crate) struct CopyResult {
+    pub(crate) layout: Layout,
+    pub(crate) storage: Storage,
+    pub(crate) fence: Option<Fence>,
 }
 
-async fn run(core: CoreRef, job: CopyJob) -> Result<CopyResult, Error> {
+/// Copies as `job` says. The future waits, where only the host can wait, without a thread.
+pub(crate) async fn run(core: CoreRef, job: CopyJob) -> Result<CopyResult, Error> {
     let CopyJob { source, to, pooled } = job;
     let mut source = KeepAlive::new(source);
     let definition = source.get().inner.definition()?;

@@ -9,8 +9,8 @@ use std::sync::Arc;
 use estafette_devices::{Device, DeviceError, Fence, Queue};
 use estafette_sync::sync::{Mutex, MutexGuard};
 
+use crate::core::lost::lost;
 use crate::core::per_device::PerDevice;
-use crate::operation::submit::lost;
 
 /// Queues per device and pool. More than a device has engines for copies, since some queues wait for what they read.
 const QUEUES_MAX: usize = 8;
@@ -92,7 +92,7 @@ impl PooledQueue {
     ///
     /// # Errors
     /// The device gives no queue.
-    pub(super) fn for_copy(device: &Arc<dyn Device>) -> Result<Self, DeviceError> {
+    pub(crate) fn for_copy(device: &Arc<dyn Device>) -> Result<Self, DeviceError> {
         COPIES.of(device).lend(&**device)
     }
 

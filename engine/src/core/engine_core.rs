@@ -10,25 +10,21 @@ use estafette_graph::Graph;
 use estafette_sync::barrier;
 use estafette_sync::sync::atomic::{AtomicBool, AtomicU64, Ordering, fence};
 use estafette_sync::sync::{Mutex, OnceLock};
-use estafette_sync::thread;
-use estafette_sync::time::{Duration, Instant};
+use estafette_sync::time::Duration;
 
 use crate::core::coalesced;
 use crate::core::context;
 use crate::core::core_ref::CoreRef;
 use crate::core::error::Error;
+use crate::core::fork;
 use crate::core::notifier::Notifier;
-use crate::core::operation::{Kind, OpGranted, OpGraph};
+use crate::core::operation::{OpGraph, ReadyOp};
 #[cfg(not(estafette_shuttle))]
 use crate::core::own_runtime;
 use crate::core::unretrieved::Failures;
-use crate::exchange::{callback, foreign_fence, fork};
-use crate::operation::run::{self, ReadyOp};
-use crate::trace::hooks::WaitNoted;
-use crate::wait::deadlock::{self, Checks, Detector};
+use crate::wait::deadlock::Detector;
 use crate::wait::inspect::Pace;
-use crate::wait::stand_in::{self, Blocked, StandInSet, StandIns, others_without_workers};
-use crate::wait::wait_for::{self, On};
+use crate::wait::stand_in::{self, Blocked, StandIns};
 
 /// The process's graph. All engines share the graph, so tensors of one engine are ordered correctly in
 /// operations of another. Each operation runs in the pool of the engine that it was submitted to.
@@ -59,26 +55,26 @@ pub(crate) struct Core {
     /// Counts the operations in flight.
     pub(crate) sharded_counter: ShardedCounter,
     /// Caller-runs policy: a thread runs what it submits at once (only without workers).
-    flowing: AtomicBool,
+    pub(crate) caller_runs: AtomicBool,
     /// The last engine handle is gone. The thread that ends the last operation closes the engine.
     detached: AtomicBool,
     /// Notified when an operation has ended, and when work has arrived that a waiting thread could run.
     pub(crate) notifier: Notifier,
     /// Notified when nothing is in flight, so that a wait for that does not wake with each end of an
     /// operation.
-    idle: Notifier,
+    pub(crate) idle: Notifier,
     /// Notified when a quarter of the in-flight limit is free. A submission that waited for a single permit
     /// would sleep and wake with each end of an operation.
-    room: Notifier,
+    pub(crate) room: Notifier,
     pub(crate) stand_ins: StandIns,
     /// Paces the inspections of threads that wait for room or for everything to end: can anything still move?
-    progress_looks: Pace,
+    pub(crate) progress_looks: Pace,
     /// For waits for room, for waits for everything to end, and for those of them that have a deadline.
-    room_checks: Detector,
-    idle_checks: Detector,
-    timed_checks: Detector,
+    pub(crate) room_checks: Detector,
+    pub(crate) idle_checks: Detector,
+    pub(crate) timed_checks: Detector,
     /// Paces the inspections of what other engines, without workers, have to run.
-    others_looks: Pace,
+    pub(crate) others_looks: Pace,
     pub(crate) closing: AtomicBool,
     /// Bytes of stack of each thread that runs bodies.
     pub(crate) stack_size: usize,
@@ -94,15 +90,6 @@ pub(crate) struct Core {
     /// The fork generation that the engine was made in.
     generation: u32,
 }
-
-/// Ready operations that a thread without workers leaves for a later wait. With more ready operations, the
-/// thread runs these and all further ones as it submits them. The value is half of what the deque of a thread
-/// holds before it grows, and shrinks again.
-const BACKLOG: usize = 32;
-
-/// How often a thread yields before it falls asleep because the in-flight limit is reached, or because
-/// something is in flight. A yield takes about a microsecond when no other thread wants the processor.
-const PATIENCE: u32 = 64;
 
 enum Runtime {
     Given(tokio::runtime::Handle),
@@ -170,7 +157,7 @@ impl Core {
             quarantine_timeout: options.quarantine_timeout,
             in_flight_limit: options.in_flight_limit,
             sharded_counter: ShardedCounter::new(),
-            flowing: AtomicBool::new(false),
+            caller_runs: AtomicBool::new(false),
             detached: AtomicBool::new(false),
             notifier: Notifier::default(),
             idle: Notifier::default(),
@@ -237,7 +224,7 @@ impl Core {
     /// Logs once that the calling thread, which waits for room, may be the only one that could poll this
     /// engine's asynchronous bodies. It may also have entered the runtime while another thread runs it, so
     /// this is no error.
-    fn warn_of_a_blocked_runtime(&self) {
+    pub(crate) fn warn_of_a_blocked_runtime(&self) {
         let Ok(here) = tokio::runtime::Handle::try_current() else { return };
         let runtime = self.runtime.lock();
         let blocks = match &*runtime {
@@ -288,7 +275,7 @@ impl Core {
 
     /// How many operations may be in flight when [`Core::room`] is notified: three quarters of the in-flight
     /// limit.
-    fn enough_room(&self) -> usize {
+    pub(crate) fn enough_room(&self) -> usize {
         self.in_flight_limit - (self.in_flight_limit / 4).max(1)
     }
 
@@ -329,76 +316,6 @@ impl Core {
     #[inline]
     pub(crate) fn in_flight_limit(&self) -> usize {
         self.in_flight_limit
-    }
-
-    /// Runs a ready operation that any thread may run, whether or not the caller needs it, and operations
-    /// that it makes ready in turn, for a while.
-    pub(crate) fn help_any(&self) -> bool {
-        self.help_any_after(|| ())
-    }
-
-    /// As [`help_any`](Self::help_any), and calls `before` first if there is such an operation.
-    fn help_any_after(&self, before: impl FnOnce()) -> bool {
-        self.help_with_what(|pool, mine| pool.take_next_matching(|job| mine(&job.0)), before)
-    }
-
-    /// As [`help_any_after`](Self::help_any_after), but takes only the operation that workers would take
-    /// next, and no worker-only operation.
-    fn help_in_passing_after(&self, before: impl FnOnce()) -> bool {
-        let take = |pool: &Pool<ReadyOp>, mine: &dyn Fn(&OpGranted) -> bool| {
-            if self.has_no_workers() { pool.try_take() } else { pool.take_next_if(|job| mine(&job.0)) }
-        };
-        self.help_with_what(take, before)
-    }
-
-    fn help_with_what(
-        &self,
-        take: impl FnOnce(&Pool<ReadyOp>, &dyn Fn(&OpGranted) -> bool) -> Option<ReadyOp>,
-        before: impl FnOnce(),
-    ) -> bool {
-        let Some(_helping) = context::begin_help() else { return false };
-        // A thread without workers must run everything.
-        let mine = |op: &OpGranted| self.has_no_workers() || op.payload().kind == Kind::Work;
-        let job = take(&self.pool, &mine);
-        let found = job.is_some();
-        if let Some(job) = job {
-            before();
-            run::execute_while(job.0, mine);
-        }
-        found
-    }
-
-    /// Caller-runs policy: with no workers and `BACKLOG` ready operations, the submitting thread runs `op` at
-    /// once. Running `op` is then cheaper than queueing it.
-    #[inline(always)]
-    pub(crate) fn runs_at_once(&self, op: &OpGranted) -> bool {
-        self.has_no_workers()
-            && op.payload().priority == 0
-            && (self.is_caller_running() || self.pool.backlog() >= BACKLOG)
-            && context::current().is_none()
-            && context::may_help()
-    }
-
-    /// From now on, until a thread waits, a thread without workers runs every ready operation as it submits
-    /// it. An operation that stays ready for long holds up its successors, and these hold up theirs, until
-    /// such operations reach the in-flight limit.
-    #[cold]
-    pub(crate) fn begin_caller_runs(&self) {
-        self.flowing.store(true, Ordering::Relaxed);
-        while self.help_any() {}
-    }
-
-    /// Whether [`begin_caller_runs`](Self::begin_caller_runs) was called, and no thread has waited since.
-    #[inline(always)]
-    pub(crate) fn is_caller_running(&self) -> bool {
-        self.flowing.load(Ordering::Relaxed)
-    }
-
-    /// A thread waits, and runs what it needs: ends the caller-runs policy.
-    pub(crate) fn end_caller_runs(&self) {
-        if self.is_caller_running() {
-            self.flowing.store(false, Ordering::Relaxed);
-        }
     }
 
     /// Whether the engine has no worker, so that waiting threads must run everything.
@@ -469,174 +386,6 @@ impl Core {
             self.pool.release();
             let runtime = self.runtime.lock().take();
             drop(runtime);
-        }
-    }
-}
-
-impl CoreRef {
-    /// The checks of a submission that waits for room.
-    pub(crate) fn checks_of_room(&self) -> Checks<'_> {
-        let notifier = if self.has_no_workers() { &self.notifier } else { &self.room };
-        Checks::new(&self.room_checks, notifier, self.lease_timeout)
-    }
-
-    /// Waits until there may be a permit. Runs ready operations where the engine has no worker to do it.
-    ///
-    /// `checks` are the submission's own.
-    pub(crate) fn wait_for_room(
-        &self,
-        in_flight: usize,
-        limit: usize,
-        checks: &mut Checks<'_>,
-    ) -> Result<(), Error> {
-        callback::check()?;
-        coalesced::wake_held_back();
-        if self.has_no_workers() && self.help_any_after(|| checks.hand_over()) {
-            // Once at it, for the next submissions as well.
-            while self.in_flight() > limit / 2 && self.help_any() {}
-            if context::current().is_none() {
-                self.begin_caller_runs();
-            }
-            return Ok(());
-        }
-        // The threads that run the operations are most likely awake, and a sleep costs them and this thread
-        // more than a few yields.
-        for _ in 0..PATIENCE {
-            thread::yield_now();
-            if self.in_flight() < limit - limit / 4 || (self.helps_without_workers() && self.pool.has_work())
-            {
-                return Ok(());
-            }
-        }
-        let _noted = WaitNoted::for_any("in-flight limit");
-        let _blocked = wait_for::enter(|| On::AnyOther);
-        let _cover = self.cover();
-        if checks.are_new() {
-            self.want_others(&mut checks.stand_ins);
-        }
-        // Inside of an operation the limit differs from that of the notifier. And where nothing has moved for
-        // a while, a single permit counts.
-        let exactly = context::current().is_some() || self.has_no_workers() || checks.are_in_vain();
-        let enough = if exactly { limit - 1 } else { self.enough_room() };
-        let mut listening = if exactly { self.notifier.listen() } else { self.room.listen() };
-        let before = self.in_flight();
-        if before <= enough || (self.helps_without_workers() && self.pool.has_work()) {
-            return Ok(());
-        }
-        let wake = checks.next().or_else(|| self.may_be_interrupted().then(|| checks.later()));
-        context::blocking(|| listening.wait_until(wake));
-        self.check_interrupt()?;
-        if self.in_flight() < before {
-            checks.start_over();
-            return Ok(());
-        }
-        self.warn_of_a_blocked_runtime();
-        if checks.are_due()
-            && !self.is_moved_by(&mut checks.stand_ins)
-            && let Some(checked) = self.progress_looks.look(|| checks.check_room(self, in_flight))
-        {
-            checked?;
-        }
-        checks.back_off(self);
-        Ok(())
-    }
-
-    /// Waits until nothing is in flight; false when `deadline` came first.
-    pub(crate) fn wait_idle(&self, deadline: Option<Instant>) -> Result<bool, Error> {
-        if context::current_with_core().is_some_and(|current| current.core == self.id) {
-            return Err(Error::WouldDeadlock("waiting for all operations inside one of them".into()));
-        }
-        if deadline.is_some_and(|deadline| deadline <= Instant::now()) {
-            return Ok(self.in_flight() == 0);
-        }
-        if self.in_flight() > 0 {
-            callback::check()?;
-        }
-        self.end_caller_runs();
-        coalesced::wake_held_back();
-        let _noted = (self.in_flight() > 0).then(|| WaitNoted::for_any("wait_all")).flatten();
-        let _blocked = wait_for::enter(|| On::AnyOther);
-        let _cover = self.cover();
-        // The wait is for everything in flight, so helping with any ready operation is allowed. Inside an
-        // operation of another engine, helping is allowed only without workers, since a spare worker covers
-        // the worker of that operation. A helped operation may take any time, so a wait with a deadline does
-        // not help.
-        let helps = deadline.is_none()
-            && context::may_help()
-            && (self.has_no_workers() || context::current().is_none());
-        let notifier = if self.has_no_workers() { &self.notifier } else { &self.idle };
-        let detector = if deadline.is_some() { &self.timed_checks } else { &self.idle_checks };
-        let mut checks = Checks::new(detector, notifier, self.lease_timeout);
-        if self.in_flight() > 0 {
-            if self.has_no_workers() && !helps {
-                checks.stand_ins.want(self);
-            }
-            self.want_others(&mut checks.stand_ins);
-        }
-        loop {
-            let mut patience = 0;
-            while patience < PATIENCE && self.in_flight() > 0 {
-                if helps && self.help_in_passing_after(|| checks.hand_over()) {
-                    checks.start_over();
-                    patience = 0;
-                } else {
-                    patience += 1;
-                    thread::yield_now();
-                }
-            }
-            let mut listening = notifier.listen();
-            if self.in_flight() == 0 {
-                return Ok(true);
-            }
-            if helps && self.has_no_workers() && self.pool.has_work() {
-                continue;
-            }
-            if deadline.is_some_and(|deadline| Instant::now() >= deadline) {
-                return Ok(false);
-            }
-            let before = self.in_flight();
-            let wake = checks.next().or_else(|| self.may_be_interrupted().then(|| checks.later()));
-            context::blocking(|| listening.wait_until(wake.into_iter().chain(deadline).min()));
-            self.check_interrupt()?;
-            if self.in_flight() == before
-                && checks.are_due()
-                && !self.is_moved_by(&mut checks.stand_ins)
-                && deadline.is_none()
-                && let Some(checked) = self.progress_looks.look(|| checks.check_idle(self))
-            {
-                checked?;
-            }
-            checks.back_off(self);
-        }
-    }
-
-    /// Called when nothing has moved for a while. Requests stand-ins for what other engines and blocked
-    /// threads leave undone. Returns whether there is something to run, so that the engine does not stand
-    /// still.
-    fn is_moved_by(&self, stand_ins: &mut StandInSet) -> bool {
-        foreign_fence::stand_in_for_queries();
-        self.want_others(stand_ins);
-        let has_work = self.pool.has_work();
-        if has_work && ((self.has_no_workers() && !self.helps_without_workers()) || self.pool.is_stuck()) {
-            stand_ins.want(self);
-        }
-        has_work
-    }
-
-    /// Whether the calling thread runs ready operations of this engine, since the engine has no worker.
-    fn helps_without_workers(&self) -> bool {
-        self.has_no_workers() && context::may_help()
-    }
-
-    /// Requests stand-ins of other engines, without workers, that something in flight in this engine waits
-    /// for.
-    fn want_others(&self, stand_ins: &mut StandInSet) {
-        if others_without_workers(self.has_no_workers())
-            && let Some(others) = self.others_looks.look(|| deadlock::without_workers(self))
-        {
-            for core in &others {
-                stand_ins.want(core);
-            }
         }
     }
 }

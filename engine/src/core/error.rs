@@ -12,9 +12,9 @@ use estafette_report::shown::shown;
 use estafette_sync::abandoned::is_abandoned;
 
 use crate::core::contained::Contained;
+use crate::core::invalid_tensor::InvalidTensor;
+use crate::core::lease_info::LeaseInfo;
 use crate::core::unretrieved::{self, Heard};
-use crate::exchange::InvalidTensor;
-use crate::lease::owner::LeaseInfo;
 
 /// The error of this crate. Each variant says what the caller can do.
 #[derive(Debug, Clone, thiserror::Error)]

@@ -11,6 +11,11 @@
 //! | `engine_core` | What all handles of one engine share |
 //! | `error` | Errors, sorted by what the caller can do |
 //! | `notifier` | An event count: notified whenever something may have changed; waiters check their condition again after each notification |
+//! | `fork` | Which process this is: a forked child has the memory and none of the threads |
+//! | `inputs` | The fences that a replay of a program comes after |
+//! | `invalid_tensor` | The error of validation: a field and what is wrong with it |
+//! | `lease_info` | What a lease permits, who owns it, and what a diagnosis reports of it |
+//! | `lost` | Fences for device work that left none |
 //! | `one_shot` | A value set once, for any number of waiters: threads that block and tasks that await |
 //! | `op_extras` | What only some operations have, behind one pointer that is null for most |
 //! | `operation` | State of an operation, and the public handle of an operation |
@@ -45,6 +50,11 @@ pub(crate) mod context;
 pub(crate) mod core_ref;
 pub(crate) mod engine_core;
 pub(crate) mod error;
+pub mod fork;
+pub(crate) mod inputs;
+pub(crate) mod invalid_tensor;
+pub(crate) mod lease_info;
+pub(crate) mod lost;
 pub(crate) mod notifier;
 pub(crate) mod one_shot;
 pub(crate) mod op_extras;

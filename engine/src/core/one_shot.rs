@@ -10,6 +10,9 @@ use crate::core::error::{Error, OperationError};
 use crate::core::operation::drop_panic;
 use crate::core::wakers::{WakerKey, Wakers, locks_are_lost};
 
+/// The outcome of a readiness query.
+pub(crate) type ReadySignal = OneShot<Result<(), Error>>;
+
 /// A value that a one-shot delivers.
 pub(crate) trait Delivered {
     /// The program gets this value: a failure in the value is retrieved.

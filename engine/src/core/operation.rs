@@ -13,13 +13,10 @@
 //! releases it.
 
 use std::borrow::Cow;
-use std::future::Future;
 use std::mem::MaybeUninit;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll};
-use std::time::Duration;
 
 use estafette_devices::{DeviceError, Queue};
 use estafette_graph::{Granted, Graph, OpId, OpRef, PendingOp, Var};
@@ -31,6 +28,7 @@ use estafette_sync::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
 use crate::core::clock::Coarse;
 use crate::core::core_ref::CoreRef;
 use crate::core::error::{BodyError, Error, FailureKind, OperationError};
+use crate::core::inputs::Inputs;
 use crate::core::one_shot::OneShot;
 use crate::core::op_extras::OpExtrasCell;
 use crate::core::var_state::VarState;
@@ -38,11 +36,8 @@ use crate::core::wakers::WakerKey;
 use crate::operation::body::Body;
 use crate::operation::cancellation;
 use crate::operation::run::Running;
-use crate::operation::withdraw;
-use crate::program::Inputs;
 use crate::trace;
-use crate::trace::hooks::WaitNoted;
-use crate::wait::awaits::{Awaited, Pending};
+use crate::wait::awaits::Pending;
 
 pub(crate) type OpGraph = Graph<VarState, OpState>;
 pub(crate) type OpVar = Var<VarState, OpState>;
@@ -50,6 +45,9 @@ pub(crate) type OpPending<'a> = PendingOp<'a, VarState, OpState>;
 pub(crate) type OpGranted = Granted<VarState, OpState>;
 pub(crate) type OutcomeSignal = OneShot<Result<(), OperationError>>;
 pub(crate) type OpHandle = OpRef<VarState, OpState>;
+
+/// A granted operation in the queue of a pool.
+pub(crate) struct ReadyOp(pub(crate) OpGranted);
 
 /// Name of an operation. Static text costs nothing; other text is shared. The box makes the name two words
 /// instead of three.
@@ -379,6 +377,25 @@ impl OpState {
             .is_ok()
     }
 
+    /// Cancels the operation if it has not begun, notifies its waiters, and drops its body. Returns whether
+    /// the operation was cancelled.
+    pub(crate) fn cancel_and_notify(&self, id: OpId) -> bool {
+        // In a forked child the operation is the parent's.
+        if self.core.check_fork().is_err() || !self.cancel() {
+            return false;
+        }
+        let tag = OpTag { name: self.name.clone(), id };
+        self.fail(tag.cancellation());
+        // A waiter of this operation need not wait until the operation would have been granted. This is a
+        // read-modify-write, as the waiter's: one of the two sides sees the other.
+        if self.phase.fetch_or(0, Ordering::AcqRel) & OBSERVED != 0 {
+            self.notify_waiters();
+        }
+        // SAFETY: the body belongs to the thread that has cancelled the operation.
+        unsafe { self.drop_body() };
+        true
+    }
+
     /// Notes why the operation failed. The first cause stands: a cancelled operation reports its cancellation
     /// at once and is skipped later.
     pub(crate) fn fail(&self, cause: OperationError) {
@@ -393,7 +410,7 @@ impl OpState {
     /// operation.
     pub(crate) fn done(&self) {
         if self.phase.fetch_or(DONE, Ordering::AcqRel) & OBSERVED != 0 {
-            self.tell();
+            self.notify_waiters();
         }
     }
 
@@ -410,7 +427,7 @@ impl OpState {
         }
     }
 
-    fn tell(&self) {
+    fn notify_waiters(&self) {
         if let Some(one_shot) = self.extras.get().and_then(|extras| extras.one_shot.get()) {
             one_shot.set(self.failure().cloned().map_or(Ok(()), Err));
         }
@@ -445,11 +462,11 @@ impl OpState {
     }
 
     /// The one-shot of the outcome, made on first use.
-    fn one_shot(&self) -> &OutcomeSignal {
+    pub(crate) fn one_shot(&self) -> &OutcomeSignal {
         let one_shot = self.extras.get_or_make().one_shot.get_or_init(OneShot::new);
         let before = self.phase.fetch_or(OBSERVED, Ordering::AcqRel);
         if before & DONE != 0 || (before & CANCELLED != 0 && self.failure().is_some()) {
-            self.tell();
+            self.notify_waiters();
         }
         one_shot
     }
@@ -512,10 +529,10 @@ impl Drop for OpState {
 ///
 /// A clone is another handle. Each clone that is awaited waits on its own.
 pub struct Op {
-    handle: OpHandle,
-    pending: Pending,
+    pub(crate) handle: OpHandle,
+    pub(crate) pending: Pending,
     /// Key of the waker at the one-shot of the outcome.
-    key: WakerKey,
+    pub(crate) key: WakerKey,
 }
 
 impl Clone for Op {
@@ -543,79 +560,6 @@ impl Op {
     /// Whether the operation has ended, well or not.
     pub fn is_done(&self) -> bool {
         matches!(self.handle.payload().phase(), Phase::Done | Phase::Cancelled)
-    }
-
-    /// Cancels the operation if it has not begun. Its outputs then carry a failure of kind *cancelled*;
-    /// memory that the operation would have updated is untouched. Returns whether the operation was
-    /// cancelled; `false` means that the operation has begun or ended.
-    ///
-    /// This function drops the body and its operands on the calling thread, before it returns. The operation
-    /// leaves the queues of variables that it only reads at once. In the queues of variables that it writes,
-    /// the operation keeps its place until its turn. So its outputs fail in order: between the versions that
-    /// earlier and later writes make.
-    pub fn cancel(&self) -> bool {
-        let state = self.handle.payload();
-        // In a forked child the operation is the parent's.
-        if state.core.check_fork().is_err() || !state.cancel() {
-            return false;
-        }
-        let tag = OpTag { name: state.name.clone(), id: self.handle.id() };
-        state.fail(tag.cancellation());
-        // A waiter of this operation need not wait until the operation would have been granted. This is a
-        // read-modify-write, as the waiter's: one of the two sides sees the other.
-        if state.phase.fetch_or(0, Ordering::AcqRel) & OBSERVED != 0 {
-            state.tell();
-        }
-        // SAFETY: the body belongs to the thread that has cancelled the operation.
-        unsafe { state.drop_body() };
-        if !withdraw::withdraw_reads(&self.handle) {
-            cancellation::cancelled_enters(&self.handle);
-        }
-        true
-    }
-
-    /// Waits until the operation has ended, and returns its outcome. With a `timeout` of `None` the wait has
-    /// no limit and may run operations on this thread, unless helping is [forbidden](crate::wait::set_helping). A
-    /// wait with a timeout runs no operation, so that the timeout is kept. A timeout of zero only inspects
-    /// the state.
-    ///
-    /// # Errors
-    /// The failure of the operation; [`Error::Timeout`]; otherwise as [`Tensor::wait`](crate::Tensor::wait).
-    pub fn wait_timeout(&self, timeout: Option<Duration>) -> Result<(), Error> {
-        let state = self.handle.payload();
-        let _noted = (!self.is_done()).then(|| WaitNoted::for_op(self.handle.id())).flatten();
-        crate::wait::blocking::block_on_op(&state.core, &self.handle, state.one_shot(), timeout)
-    }
-
-    /// Waits until the operation has ended, and returns its outcome. The wait may run operations on this
-    /// thread, unless helping is [forbidden](crate::wait::set_helping).
-    ///
-    /// # Errors
-    /// As [`wait_timeout`](Self::wait_timeout).
-    pub fn wait(&self) -> Result<(), Error> {
-        self.wait_timeout(None)
-    }
-}
-
-impl Future for Op {
-    type Output = Result<(), Error>;
-
-    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
-        let Self { handle, pending, key } = &mut *self;
-        let state = handle.payload();
-        state.core.check_fork()?;
-        match state.one_shot().poll(cx, key) {
-            Poll::Ready(outcome) => {
-                pending.over();
-                // A one-shot that is set has no wakers.
-                *key = WakerKey::default();
-                Poll::Ready(outcome.map_err(OperationError::into_error))
-            }
-            Poll::Pending => match pending.poll(cx, || Awaited::op("an operation", handle)) {
-                Some(error) => Poll::Ready(Err(error)),
-                None => Poll::Pending,
-            },
-        }
     }
 }
 

@@ -4,8 +4,8 @@ use std::collections::BTreeMap;
 use std::task::Waker;
 
 use crate::core::contained::Contained;
+use crate::core::fork;
 use crate::core::one_shot::wake;
-use crate::exchange::fork;
 
 /// The wakers of pending futures, for the lock of the thing that the futures wait for. Under that lock no
 /// waker is cloned, dropped or woken.

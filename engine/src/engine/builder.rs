@@ -113,7 +113,7 @@ impl EngineBuilder {
     }
 
     /// Whether the engine reports failures of its operations that the program has not retrieved
-    /// ([`Unretrieved`]), and lists them at its end. Default: true.
+    /// ([`Unretrieved`](crate::operation::Unretrieved)), and lists them at its end. Default: true.
     pub fn report_failures(mut self, report: bool) -> Self {
         self.report_failures = report;
         self

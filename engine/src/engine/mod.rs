@@ -3,11 +3,13 @@
 //! | part | what it has |
 //! |---|---|
 //! | `builder` | the options of an engine, and its start |
+//! | `copy` | copies of tensors as operations |
 //! | `shutdown` | waits for the end of all operations; shutdown |
 //! | `stats` | counters |
 //! | `fence` | fences of other schedulers, by the devices of an engine |
 
 mod builder;
+pub(crate) mod copy;
 mod fence;
 mod shutdown;
 mod stats;
@@ -30,6 +32,7 @@ use crate::lease::{Access, Lease, LeaseOwner, LeaseRequest};
 use crate::operation::builder::OpBuilder;
 use crate::operation::import::{self, ImportOptions};
 use crate::tensor::handle::Tensor;
+use crate::tensor::memory::{fresh, unwritten};
 use crate::tensor::variable::Variable;
 use crate::wait::activity::{Activity, StallWatch};
 use crate::wait::diagnose::{Diagnosis, diagnose};
@@ -183,9 +186,7 @@ impl Engine {
     /// # Errors
     /// [`Error::InvalidTensor`] for a shape that cannot be; [`Error::Device`] when memory is exhausted.
     pub fn zeros(&self, shape: &[i64], dtype: DType) -> Result<Tensor, Error> {
-        import::allocate(self.core(), DLDevice::CPU, shape, dtype, |core, layout| {
-            import::fresh(core, layout, true)
-        })
+        import::allocate(self.core(), DLDevice::CPU, shape, dtype, |core, layout| fresh(core, layout, true))
     }
 
     /// A tensor of the given type and shape in host memory. Its bytes are zero: safe views must not see
@@ -203,7 +204,7 @@ impl Engine {
     /// # Errors
     /// As [`zeros`](Self::zeros), and [`Error::Invalid`] for a device that the engine does not have.
     pub fn empty_on(&self, device: DLDevice, shape: &[i64], dtype: DType) -> Result<Tensor, Error> {
-        import::allocate(self.core(), device, shape, dtype, import::unwritten)
+        import::allocate(self.core(), device, shape, dtype, unwritten)
     }
 
     /// Requests leases of several tensors in one step. All are granted together, once all tensors are

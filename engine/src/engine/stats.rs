@@ -28,7 +28,7 @@ pub struct Stats {
     /// Bytes of pinned host memory that this process keeps for copies from and to devices.
     pub staging_bytes: u64,
     /// Tensors of other libraries whose memory this process released while their last use was pending, behind
-    /// a wait of their allocator's stream ([`ImportOptions::release_stream`]).
+    /// a wait of their allocator's stream ([`ImportOptions::release_stream`](crate::ImportOptions::release_stream)).
     pub handed_back: u64,
 }
 

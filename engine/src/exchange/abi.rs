@@ -29,8 +29,8 @@ pub use export::{ExportFlags, export};
 
 use super::dtype::DType;
 use super::fork;
-use super::invalid_tensor::InvalidTensor;
 use super::layout::{Layout, NDIM_MAX};
+use crate::core::invalid_tensor::InvalidTensor;
 
 /// The version that exported tensors carry, and the only major version that imported ones may.
 pub const VERSION: (u32, u32) = (1, 3);

@@ -7,7 +7,7 @@
 use std::fmt;
 use std::str::FromStr;
 
-use super::invalid_tensor::InvalidTensor;
+use crate::core::invalid_tensor::InvalidTensor;
 
 /// The type of one element of a tensor.
 ///

@@ -10,7 +10,7 @@ use estafette_devices::DLDevice;
 use smallvec::{SmallVec, smallvec};
 
 use super::dtype::{DType, Element};
-use super::invalid_tensor::InvalidTensor;
+use crate::core::invalid_tensor::InvalidTensor;
 
 /// The most dimensions a tensor may have: NumPy's limit, the highest of the libraries we exchange with.
 pub const NDIM_MAX: usize = 64;

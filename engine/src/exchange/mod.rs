@@ -5,7 +5,6 @@
 //! |---|---|
 //! | [`dtype`] | element types, as DLPack writes them; unknown types are opaque, not refused |
 //! | [`layout`] | shape, strides and the addresses they touch, valid by construction |
-//! | [`invalid_tensor`] | the one error of validation: a field and what is wrong with it |
 //! | [`abi`] | the DLPack structs: import, export, one deleter call. The only place that knows `dlpark` |
 //! | [`arrow`] | arrays of Arrow's C device interface, as managed tensors and back |
 //! | [`foreign_fence`] | fences of other schedulers, and fences for them, as a struct of C functions |
@@ -15,7 +14,7 @@
 //! | [`mod@reaper`] | the threads that run foreign deleters and hold no lock |
 //! | [`quarantine`] | memory that a consumer released while its device work may still run |
 //! | [`callback`] | which threads run foreign callbacks, which must not wait |
-//! | [`fork`] | what must not run in a forked child |
+//! | `pack` | strided host memory in row-major order |
 //! | `log_panic` | calls to foreign code whose panic has no receiver |
 //!
 //! # Invariants
@@ -38,23 +37,24 @@ pub mod arrow;
 pub mod callback;
 pub mod dtype;
 pub mod foreign_fence;
-pub mod fork;
 pub mod interval_map;
-pub mod invalid_tensor;
 pub mod layout;
 pub mod quarantine;
 pub mod reaper;
 pub mod storage;
 
 mod log_panic;
+pub(crate) mod pack;
 mod release_stream;
 
 pub use abi::{Abi, ExportFlags, ManagedTensor, export, table};
 pub use dtype::{BF16Bits, DType, Element, F16Bits};
 pub use interval_map::{AddressSpace, IntervalKey, IntervalMap, Resolution};
-pub use invalid_tensor::InvalidTensor;
 pub use layout::Layout;
 pub use reaper::{Reaper, ReaperStats, Release, ReleaseStatus, reaper, with_inline_deleters};
 pub use release_stream::ReleaseStream;
 pub(crate) use release_stream::handed_back;
 pub use storage::Storage;
+
+pub use crate::core::fork;
+pub use crate::core::invalid_tensor::InvalidTensor;

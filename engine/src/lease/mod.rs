@@ -10,7 +10,6 @@
 //! | `pins` | a read lease as a pin: a count at the tensor's variable |
 //! | `state` | what the clones of a lease share, and the end of the lease |
 //! | `consumer` | who memory is handed to, and what the end of a lease waits for |
-//! | `owner` | who owns a lease, and what a diagnosis reports of it |
 //!
 //! # Invariants
 //!
@@ -22,7 +21,6 @@
 
 pub(crate) mod consumer;
 mod operation;
-pub(crate) mod owner;
 pub(crate) mod pins;
 mod request;
 mod state;
@@ -38,31 +36,10 @@ use crate::trace::{self, hooks};
 
 pub use self::consumer::Consumer;
 pub(crate) use self::operation::{LeaseOp, lease_granted};
-pub use self::owner::{CallSite, LeaseInfo, LeaseOwner};
 pub use self::request::LeaseRequest;
 pub(crate) use self::state::LeaseState;
 pub use crate::core::error::LeaseHeld;
-
-/// What the owner of a lease may do with the memory.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub enum Access {
-    /// Read; engine writes wait until the lease ends.
-    Read,
-    /// Read and write, alone; every other use waits until the lease ends.
-    Write,
-    /// Untracked: no lease is taken and nothing waits. For code that orders its uses itself.
-    Alias,
-}
-
-impl std::fmt::Display for Access {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str(match self {
-            Self::Read => "read",
-            Self::Write => "write",
-            Self::Alias => "alias",
-        })
-    }
-}
+pub use crate::core::lease_info::{Access, CallSite, LeaseInfo, LeaseOwner};
 
 /// A use of a tensor outside any operation, which lasts until it is dropped.
 ///

@@ -10,15 +10,15 @@ use estafette_graph::OpId;
 use estafette_sync::sync::atomic::{AtomicBool, Ordering};
 use estafette_sync::sync::{Mutex, MutexGuard};
 
-use super::owner::{LeaseDetails, LeaseInfo};
 use crate::core::error::{Error, OperationError};
+use crate::core::lease_info::{LeaseDetails, LeaseInfo};
 use crate::core::one_shot::OneShot;
+use crate::core::one_shot::ReadySignal;
 use crate::core::operation::{self, OpGranted, OpHandle, OpTag};
 use crate::core::var_state::Ending;
 use crate::operation::run::{self, ReadyList};
 use crate::operation::withdraw::withdraw;
 use crate::trace::hooks;
-use crate::wait::ready::ReadySignal;
 
 /// The operation of a lease, shared by the graph's operation and the lease or its request.
 #[derive(Debug)]
@@ -162,6 +162,11 @@ pub(super) fn give_up(handle: &OpHandle, op: Arc<LeaseOp>) {
         Stage::Settling(granted) => end_unused(granted),
         Stage::Waiting | Stage::Abandoned => {}
     }
+}
+
+/// Dispatches a lease that was granted at its submission.
+pub(super) fn dispatch(granted: OpGranted) {
+    run::dispatch_one(granted);
 }
 
 /// Handles the grant of a lease's operation: the lease is held once the fences of earlier uses are done.

@@ -16,15 +16,15 @@ use estafette_graph::{Mode, OpId};
 use estafette_sync::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use super::Access;
-use super::owner::{LeaseDetails, LeaseOwner};
 use super::state::{LeaseOrder, LeaseState};
 use crate::core::engine_core::graph;
+use crate::core::lease_info::{LeaseDetails, LeaseOwner};
+use crate::core::one_shot::ReadySignal;
 use crate::core::operation::{Name, OpTag, OpVar};
 use crate::core::var_state::{Ending, Replaced, VarState};
 use crate::operation::run::{self, ReadyList};
 use crate::tensor::handle::Tensor;
 use crate::trace::{self, hooks};
-use crate::wait::ready::ReadySignal;
 
 /// A pin, as part of its lease.
 pub(crate) struct Pin {

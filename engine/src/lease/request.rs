@@ -16,17 +16,16 @@ use estafette_sync::time::{Duration, Instant};
 use smallvec::{SmallVec, smallvec};
 
 use super::consumer::Consumer;
-use super::operation::{LeaseOp, end, give_up};
-use super::owner::{LeaseDetails, LeaseOwner};
+use super::operation::{LeaseOp, dispatch, end, give_up};
 use super::state::LeaseState;
 use super::{Access, Lease, check_writable};
 use crate::core::clock;
 use crate::core::context;
 use crate::core::core_ref::CoreRef;
 use crate::core::error::Error;
+use crate::core::lease_info::{LeaseDetails, LeaseOwner};
 use crate::core::operation::{self, Kind, Name, OpGranted, OpHandle, Role};
 use crate::exchange::callback;
-use crate::operation::run;
 use crate::tensor::handle::Tensor;
 use crate::trace::hooks;
 use crate::wait::awaits::{Awaited, Pending};
@@ -204,7 +203,7 @@ impl<L> LeaseRequest<L> {
         let op = Arc::new(LeaseOp::requested(details, consumer_orders));
         let (handle, granted) = submit(core, &self.wanted, &op);
         if let Some(granted) = granted {
-            run::dispatch_one(granted);
+            dispatch(granted);
         }
         Ok(Submitted { op: Some(op), handle, pending: Pending::default() })
     }

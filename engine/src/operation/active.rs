@@ -9,11 +9,11 @@ use estafette_graph::Mode;
 use crate::core::context::Current;
 use crate::core::core_ref::CoreRef;
 use crate::core::error::OperationError;
+use crate::core::lost::lost;
 use crate::core::operation::{OpGranted, OpTag};
 use crate::exchange::quarantine;
 use crate::lease::LeaseState;
 use crate::operation::run::{self, Running};
-use crate::operation::submit::lost;
 use crate::program::NodeRun;
 use crate::tensor::handle::Tensor;
 

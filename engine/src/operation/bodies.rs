@@ -8,10 +8,10 @@ use crate::core::error::BodyResult;
 use crate::lease::check_writable;
 use crate::operation::body::Body;
 use crate::operation::completion::{self, Completion, Prepared};
+use crate::operation::guards::Open;
 use crate::operation::import::{Copying, Produced};
 use crate::operation::operands::{Grant, OpenRef, Operands, with_modes};
 use crate::operation::run::Running;
-use crate::tensor::guards::Open;
 use crate::tensor::handle::Tensor;
 
 /// The body of an operation that ends elsewhere. The scope is allocated here, where the operands are at hand,

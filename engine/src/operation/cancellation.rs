@@ -40,8 +40,8 @@ use estafette_sync::sync::atomic::{AtomicUsize, Ordering};
 use estafette_sync::sync::{Mutex, MutexGuard};
 
 use crate::core::error::OperationError;
+use crate::core::one_shot::ReadySignal;
 use crate::core::operation::{Kind, OpHandle, OpState, Phase};
-use crate::wait::ready::ReadySignal;
 
 /// No verdict. Other values are the id of the cancelled source, or the current number of sound verdicts.
 pub(crate) const UNKNOWN: u64 = 0;

@@ -10,23 +10,18 @@ use std::task::{Context, Poll};
 
 use estafette_devices::{DLDevice, Entered, Fence, Queue};
 use estafette_graph::Mode;
-use estafette_report::shown::shown;
 use estafette_sync::sync::{Mutex, MutexGuard};
 
 use crate::core::core_ref::CoreRef;
-use crate::core::error::{BodyError, BodyResult, Error, FailureKind, OperationError};
+use crate::core::error::{BodyError, BodyResult, FailureKind, OperationError};
 use crate::core::operation::{OpTag, Panic, drop_panic};
-use crate::exchange::ManagedTensor;
-use crate::export::{ExportOptions, export_held};
-use crate::lease::consumer::{Consumer, may_release_before_completion};
-use crate::lease::{Access, LeaseState, check_writable};
+use crate::lease::{Access, LeaseState};
 use crate::operation::active::{ActiveTask, Views};
 use crate::operation::import::{Copying, Produced, define};
 use crate::operation::operands::Declared;
 use crate::operation::run::{self, ReadyList, Running};
 use crate::program::NodeRun;
 use crate::tensor::handle::Tensor;
-use crate::trace::{self, hooks};
 
 /// The right and the duty to report how an operation ended. May be sent to any thread. Dropping a completion
 /// that was not used fails the operation.
@@ -46,16 +41,16 @@ pub struct Scope {
     id: u64,
 }
 
-struct ScopeState {
+pub(crate) struct ScopeState {
     /// `None` before the body begins, and after the operation has ended.
-    running: Option<ActiveTask>,
+    pub(crate) running: Option<ActiveTask>,
     operands: Declared,
     /// Modes by the address of the tensor. See [`mode_of`](Self::mode_of).
     modes: Option<HashMap<usize, Mode>>,
     produced: Option<(Tensor, Copying)>,
     views: Views,
     /// The device of an operand that was lent to a consumer whose streams are unknown.
-    lent_on: Option<DLDevice>,
+    pub(crate) lent_on: Option<DLDevice>,
 }
 
 /// The scope of an operation that has not begun.
@@ -201,7 +196,7 @@ impl std::fmt::Debug for Scope {
 }
 
 impl Scope {
-    fn lock(&self) -> MutexGuard<'_, ScopeState> {
+    pub(crate) fn lock(&self) -> MutexGuard<'_, ScopeState> {
         self.inner.lock()
     }
 
@@ -241,61 +236,6 @@ impl Scope {
         let mut inner = self.lock();
         inner.running.as_ref()?;
         inner.mode_of(tensor).map(|mode| if mode == Mode::Read { Access::Read } else { Access::Write })
-    }
-
-    /// As [`export`](Self::export), for a consumer that gets an address only and orders its work after the
-    /// operation's queue, so that its use ends with the operation. Returns the access that the consumer has.
-    /// `None` if the tensor is not an operand of the running operation.
-    pub fn describe(&self, tensor: &Tensor) -> Option<Access> {
-        let access = self.access_of(tensor)?;
-        if self.queue().is_none() && may_release_before_completion(&tensor.inner) {
-            // The streams of the consumer are unknown.
-            self.lock().lent_on = tensor.device().ok();
-        }
-        Some(if check_writable(tensor).is_err() { Access::Read } else { access })
-    }
-
-    /// Lends an operand in the mode it was declared with. Waits for nothing.
-    ///
-    /// # Errors
-    /// [`Error::Invalid`] when `tensor` is not an operand or the operation has ended; [`Error::Conflict`]
-    /// when the operand is to be written and is read-only.
-    pub fn export(&self, tensor: &Tensor, options: &ExportOptions) -> Result<ManagedTensor, Error> {
-        if self.access_of(tensor) == Some(Access::Write) {
-            check_writable(tensor)?;
-        }
-        let mut inner = self.lock();
-        let running = inner.running.as_ref().map(|running| running.current().op);
-        let Some((running, mode)) = running.zip(inner.mode_of(tensor)) else {
-            return Err(Error::invalid("this tensor is not an operand of the running operation"));
-        };
-        let queue = inner.running.as_ref().and_then(|running| running.queue().cloned());
-        if queue.is_none()
-            && !options.copy
-            && (options.consumer.is_stream_ordered() || may_release_before_completion(&tensor.inner))
-        {
-            inner.lent_on = tensor.device().ok();
-        }
-        let access = if mode == Mode::Read { Access::Read } else { Access::Write };
-        let owner = options.owner.clone().unwrap_or_else(|| {
-            let name = inner.running.as_ref().map(|running| running.tag().name);
-            format!("operation `{}`", shown(name.as_ref().map_or("", |name| name.as_str()))).into()
-        });
-        if let Some(library) = owner.library()
-            && trace::is_open()
-        {
-            hooks::lends(self.id, library);
-        }
-        let lease = LeaseState::view_of(running, tensor, access, owner);
-        inner.note_view(&lease, mode);
-        drop(inner);
-        if let (Some(own), Consumer::Queue(other)) = (queue, &options.consumer)
-            && own.native() != other.native()
-        {
-            // Only the operation's own queue is ordered after the operation's inputs.
-            other.order_after(&own.record()?)?;
-        }
-        export_held(lease, options)
     }
 
     /// Ends the operation with a panic, unless the operation has ended.
@@ -366,7 +306,7 @@ const FEW_OPERANDS: usize = 8;
 impl ScopeState {
     /// The mode in which the operation uses `tensor`. `None` if the tensor is not an operand. The map of many
     /// operands is made on first use.
-    fn mode_of(&mut self, tensor: &Tensor) -> Option<Mode> {
+    pub(crate) fn mode_of(&mut self, tensor: &Tensor) -> Option<Mode> {
         let merge = |a: Mode, b: Mode| if a == b { a } else { Mode::Update };
         if self.operands.len() <= FEW_OPERANDS {
             let modes = self.operands.iter().filter(|(operand, _)| operand.same(tensor));
@@ -387,7 +327,7 @@ impl ScopeState {
     }
 
     /// Notes a view. Views that are gone are removed when the list is full, so the cost per view is constant.
-    fn note_view(&mut self, lease: &Arc<LeaseState>, mode: Mode) {
+    pub(crate) fn note_view(&mut self, lease: &Arc<LeaseState>, mode: Mode) {
         if self.views.len() == self.views.capacity() {
             self.views.retain(|(view, _)| view.strong_count() > 0);
             self.views.reserve(self.views.len().max(VIEWS_MIN));

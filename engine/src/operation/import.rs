@@ -8,10 +8,12 @@ use crate::copy;
 use crate::core::core_ref::CoreRef;
 use crate::core::engine_core::Core;
 use crate::core::error::Error;
+use crate::exchange::pack::to_contiguous;
 use crate::exchange::{AddressSpace, DType, Element, Layout, ManagedTensor, ReleaseStream, Storage, reaper};
 use crate::lease::{Access, Lease};
 use crate::tensor::alias_map::{self, Origin, Placement};
 use crate::tensor::handle::{Definition, Tensor, TensorInner};
+use crate::tensor::memory::{ALIGN, fresh, host_can_use};
 use crate::trace::{self, hooks};
 
 /// Memory with a description, not yet known to the engine.
@@ -74,12 +76,6 @@ impl Produced {
         let layout = vec_layout::<T>(values.len(), shape)?;
         Ok(Self(Source::Ready { layout, storage: Storage::vec(values) }))
     }
-}
-
-/// Whether the host may load and store in memory of `device` at `data`.
-pub(crate) fn host_can_use(core: &Core, device: DLDevice, data: *const u8) -> bool {
-    device.device_type.is_host_readable()
-        || core.device(device).is_some_and(|device| device.host_accessible_at(data))
 }
 
 /// Whether memory of `device` is opaque, and only passed on from one library to another: its kind is younger than this version. Its uses
@@ -221,59 +217,6 @@ pub(crate) fn allocate(
     let arrival = Arrival { layout, data: storage.data(), storage, read_only: false };
     // Fresh memory: nobody can have been lent it.
     Ok(enter(core, arrival, FenceSet::default(), || Origin::Owner))
-}
-
-/// Alignment of fresh memory: what vectorizing libraries ask for, and a cache line.
-const ALIGN: usize = 64;
-
-/// Memory for `layout` that is shown before anything has written it: zero where the host can use it, since safe views must not show
-/// uninitialized bytes.
-pub(crate) fn unwritten(core: &Core, layout: &Layout) -> Result<Storage, Error> {
-    let id = layout.device();
-    let zeroed =
-        id.device_type.is_host_readable() || core.device(id).is_some_and(|device| device.host_accessible());
-    let storage = fresh(core, layout, zeroed)?;
-    // What views ask is the place, and the device may know more of it than of its memory in general.
-    if !zeroed && host_can_use(core, id, storage.data()) {
-        // SAFETY: the memory is ours alone, at least this long, and the host may write it.
-        unsafe { storage.data().write_bytes(0, layout.byte_len()) };
-    }
-    Ok(storage)
-}
-
-/// Memory for `layout` on the device that it names. Unless it is `zeroed`, the caller overwrites it before it is shown.
-pub(crate) fn fresh(core: &Core, layout: &Layout, zeroed: bool) -> Result<Storage, Error> {
-    let id = layout.device();
-    let owner = id.queue_device();
-    let device = core.device(owner).ok_or_else(|| {
-        let shared = if owner == id { String::new() } else { format!(", and memory of {id} with it") };
-        Error::invalid(format!("device {owner} is not available in this engine{shared}"))
-    })?;
-    let bytes = layout.byte_len().max(1);
-    let allocation = if owner != id {
-        let allocation = device.allocate_kind(id.device_type, bytes, ALIGN)?;
-        if zeroed {
-            // SAFETY: the allocation is this function's alone and this long; a runtime shares it with the host, which may
-            // write it until the device is given work with it.
-            unsafe { allocation.ptr().as_ptr().write_bytes(0, bytes) };
-        }
-        allocation
-    } else if !zeroed {
-        device.allocate(bytes, ALIGN)?
-    } else if device.host_accessible() {
-        device.allocate_zeroed(bytes, ALIGN)?
-    } else {
-        return Err(Error::invalid(format!(
-            "zeros on {id}: the host cannot write there; use empty and an operation"
-        )));
-    };
-    if allocation.len() < bytes {
-        return Err(Error::invalid(format!(
-            "device {id} was asked for {bytes} bytes and gave {}",
-            allocation.len()
-        )));
-    }
-    Ok(Storage::device(allocation))
 }
 
 /// Gives an arrival its variables.
@@ -483,7 +426,7 @@ fn copy_of(core: &Core, layout: &Layout, data: *const u8) -> Result<Arrival, Err
     let storage = fresh(core, &target, false)?;
     // SAFETY: `data` is described by a valid layout and readable here; the target is fresh, ours, and as long as a
     // row-major layout of the same type and shape is.
-    unsafe { copy::to_contiguous(layout, data, storage.data()) }?;
+    unsafe { to_contiguous(layout, data, storage.data()) }?;
     Ok(Arrival { data: storage.data(), layout: target, storage, read_only: false })
 }
 
@@ -511,6 +454,6 @@ fn copy_from_device(core: &Core, layout: &Layout, data: *const u8) -> Result<Arr
         Layout::contiguous(layout.dtype(), DLDevice::CPU, layout.shape())?.with_padding(layout.is_padded());
     let storage = fresh(core, &target, false)?;
     // SAFETY: the staging holds the span, `before` bytes into which the first element is; the target is fresh and ours.
-    unsafe { copy::to_contiguous(layout, staging.ptr().as_ptr().add(before), storage.data()) }?;
+    unsafe { to_contiguous(layout, staging.ptr().as_ptr().add(before), storage.data()) }?;
     Ok(Arrival { data: storage.data(), layout: target, storage, read_only: false })
 }

@@ -13,6 +13,9 @@
 //! | `body` | storage for a body, inside the operation where the body is small |
 //! | `bodies` | the bodies: closures that own the operands, run the user's code, and complete the operation |
 //! | `run` | running of granted operations: wait for fences, run the body, complete, dispatch successors |
+//! | `guards` | owned access for asynchronous bodies: `'static`, sendable, and the access lasts as long as the guard |
+//! | `query` | readiness queries that are granted |
+//! | `caller_runs` | threads that wait or submit, and run ready operations meanwhile |
 //! | `import` | tensors in memory from outside and from Rust, and results of operations |
 //! | `completion` | operations that end elsewhere: the completion, and the scope that lends operands |
 //! | `active` | the active task behind a scope: an operation, or a node of a replay |
@@ -36,20 +39,24 @@ pub(crate) mod active;
 pub(crate) mod bodies;
 pub(crate) mod body;
 pub(crate) mod builder;
+pub(crate) mod caller_runs;
 pub(crate) mod cancellation;
 pub(crate) mod completion;
 pub(crate) mod disjoint;
+pub(crate) mod guards;
 pub(crate) mod import;
 pub(crate) mod operands;
 pub(crate) mod own_leases;
 pub(crate) mod permits;
 pub(crate) mod produce;
+pub(crate) mod query;
 pub(crate) mod run;
 pub(crate) mod submit;
 pub(crate) mod submit_permit;
 pub(crate) mod withdraw;
 
 pub use self::builder::{Description, OpBuilder};
+pub use self::guards::{ReadGuard, WriteGuard};
 pub use self::operands::{Operands, Tensors};
 pub use self::submit_permit::SubmitPermit;
 pub use crate::core::error::OperationError;

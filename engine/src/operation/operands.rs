@@ -6,7 +6,7 @@ use estafette_graph::Mode;
 use smallvec::SmallVec;
 
 use crate::core::error::Error;
-use crate::tensor::guards::{Open, ReadGuard, WriteGuard};
+use crate::operation::guards::{Open, ReadGuard, WriteGuard};
 use crate::tensor::handle::Tensor;
 use crate::tensor::views::{View, ViewMut};
 

@@ -24,19 +24,16 @@ use smallvec::SmallVec;
 use crate::core::context::{self, Current};
 use crate::core::core_ref::CoreRef;
 use crate::core::error::{BodyError, FailureKind, OperationError};
-use crate::core::operation::{self, Kind, OpGranted, OpHandle, OpState, OpTag};
+use crate::core::inputs::Earlier;
+use crate::core::operation::{self, Kind, OpGranted, OpHandle, OpState, OpTag, ReadyOp};
 use crate::core::var_state::{Asked, Ending, FAILED, READ_FENCES, Replaced, VarState, WRITE_FENCES};
 use crate::operation::cancellation;
-use crate::program::Earlier;
 use crate::trace::{events, hooks};
 
 /// Newly granted operations on their way to a thread.
 ///
 /// More than these are granted at once only where a writer had many waiting readers.
 pub(crate) type ReadyList = SmallVec<[OpGranted; 32]>;
-
-/// A granted operation in the queue of a pool.
-pub(crate) struct ReadyOp(pub(crate) OpGranted);
 
 impl cpu::Job for ReadyOp {
     fn run(self, _pool: &Pool<Self>) {
@@ -150,7 +147,7 @@ fn dispatch_keeping_first(ready: &mut ReadyList, keep_for: Option<u64>) -> Optio
         match ready[at].payload().kind {
             Kind::ReadinessQuery => {
                 let granted = ready.remove(at);
-                crate::wait::ready::query_granted(granted, ready);
+                crate::operation::query::query_granted(granted, ready);
             }
             Kind::Lease => {
                 let granted = ready.remove(at);

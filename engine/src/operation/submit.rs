@@ -2,19 +2,20 @@
 
 use std::future::Future;
 
-use estafette_devices::{DeviceError, DeviceErrorKind, Entered, Fence, Queue, host};
+use estafette_devices::{Entered, Fence, Queue};
 use estafette_graph::Mode;
 use smallvec::SmallVec;
 
 use crate::core::error::{BodyResult, Error, OperationError};
+use crate::core::lost::lost;
 use crate::core::operation::{Op, OpGranted, OpPending, OpTag, OpVar, Role};
 use crate::operation::bodies::{external_body, future_body, if_writable, sync_body};
 use crate::operation::body::Body;
 use crate::operation::builder::{OpBuilder, PermitMode, Submission};
 use crate::operation::completion::Completion;
+use crate::operation::guards::WriteGuard;
 use crate::operation::operands::{Grant, Operands};
 use crate::operation::run::{self, Running};
-use crate::tensor::guards::WriteGuard;
 use crate::tensor::handle::Tensor;
 use crate::tensor::views::ViewMut;
 use crate::trace::hooks;
@@ -194,14 +195,6 @@ fn submit_detached(pending_op: OpPending<'_>) {
     if let Some(granted) = pending_op.submit_unreferenced() {
         run::dispatch_one(granted);
     }
-}
-
-/// A fence for work whose end cannot be known. Memory behind such a fence is never released.
-pub fn lost(error: DeviceError) -> Fence {
-    let (completer, fence) = host::promise("device work that could not be marked");
-    let message = format!("the end of device work cannot be known: {error}");
-    completer.fail(DeviceError::new(DeviceErrorKind::Fault, message));
-    fence
 }
 
 impl<R: Operands, W: Operands> OpBuilder<'_, R, W, ()> {

@@ -1,13 +1,33 @@
-//! Withdrawal: requests that are no longer needed leave their queues at once.
+//! Withdrawal: cancelled operations and requests that are no longer needed leave their queues.
 //!
 //! A dropped or timed-out `ready()`, wait or lease request must delay no other request and leave nothing
 //! behind. A request that still waits leaves its queues; a request that was granted ends as any other
 //! operation.
 
-use crate::core::operation::OpHandle;
+use crate::core::operation::{Op, OpHandle};
 use crate::operation::cancellation;
 use crate::operation::run::{self, ReadyList};
 use crate::trace::hooks;
+
+impl Op {
+    /// Cancels the operation if it has not begun. Its outputs then carry a failure of kind *cancelled*;
+    /// memory that the operation would have updated is untouched. Returns whether the operation was
+    /// cancelled; `false` means that the operation has begun or ended.
+    ///
+    /// This function drops the body and its operands on the calling thread, before it returns. The operation
+    /// leaves the queues of variables that it only reads at once. In the queues of variables that it writes,
+    /// the operation keeps its place until its turn. So its outputs fail in order: between the versions that
+    /// earlier and later writes make.
+    pub fn cancel(&self) -> bool {
+        if !self.handle.payload().cancel_and_notify(self.handle.id()) {
+            return false;
+        }
+        if !withdraw_reads(&self.handle) {
+            cancellation::cancelled_enters(&self.handle);
+        }
+        true
+    }
+}
 
 /// Withdraws a waiting operation from its queues, so that its successors may be granted. Returns false, at
 /// the cost of one load and without any effect, if the operation was granted or has ended. Does nothing in a

@@ -141,7 +141,7 @@ fn end_on(
         (Some(Ok(fence)), result) => completion.complete_after_with(&fence, result),
         (Some(Err(error)), _) => {
             // What was enqueued may run, and nobody will know when it ends: the memory is never given back.
-            completion.complete_after(&crate::operation::submit::lost(error));
+            completion.complete_after(&crate::core::lost::lost(error));
         }
     }
 }

@@ -6,8 +6,9 @@ use estafette_report::shown::shown;
 
 use crate::core::error::{BodyError, BodyResult};
 use crate::exchange::Layout;
-use crate::operation::import::{Produced, host_can_use, unwritten};
+use crate::operation::import::Produced;
 use crate::tensor::handle::Definition;
+use crate::tensor::memory::{host_can_use, unwritten};
 
 use super::invocation::Invocation;
 use super::operator::{Implementation, OperatorKind};

@@ -4,10 +4,10 @@ use std::sync::Arc;
 
 use smallvec::SmallVec;
 
-use super::inputs::Inputs;
 use super::plan::Plan;
 use super::run;
 use crate::core::error::Error;
+use crate::core::inputs::Inputs;
 use crate::core::operation::{Op, Role};
 use crate::engine::Engine;
 use crate::operation::builder::OpBuilder;

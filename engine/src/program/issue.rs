@@ -17,11 +17,11 @@ use estafette_devices::{DeviceError, Entered, Fence, FenceSet, FenceState, Order
 use estafette_graph::program;
 use estafette_sync::sync::OnceLock;
 
-use super::inputs::Earlier;
 use super::node::{DeviceBody, NodeBody, NodeEnd, NodeRun, Ticket};
 use super::plan::{IssuePlan, numbers};
 use super::shared::{SharedRun, StartWith};
 use crate::core::error::BodyResult;
+use crate::core::inputs::Earlier;
 use crate::operation::completion::Prepared;
 use crate::operation::submit::record_end;
 

@@ -90,7 +90,6 @@
 //! | `shared` | a run by several threads |
 //! | `pace` | the choice between these two |
 //! | `issue` | nodes on devices, and nodes that report their end |
-//! | `inputs` | fences of earlier work that the nodes of a replay wait for |
 //! | `failures` | failures within a run: they follow data, as between operations |
 //! | `graph` | programs that are one graph of their device |
 //!
@@ -105,7 +104,6 @@ mod failures;
 mod footprint;
 mod graph;
 mod handle;
-mod inputs;
 mod issue;
 mod node;
 mod node_builder;
@@ -116,7 +114,6 @@ mod run;
 mod shared;
 
 pub use handle::Program;
-pub(crate) use inputs::{Earlier, Inputs};
 pub(crate) use node::NodeRun;
 pub use node_builder::{CheckedNode, NodeBuilder};
 pub use program_builder::ProgramBuilder;

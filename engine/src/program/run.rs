@@ -7,12 +7,12 @@ use estafette_graph::OpId;
 use estafette_sync::sync::Mutex;
 
 use super::failures::Failures;
-use super::inputs::{Earlier, Inputs};
 use super::pace::SharingCheck;
 use super::plan::Plan;
 use super::{graph, shared};
 use crate::core::core_ref::CoreRef;
 use crate::core::error::{BodyResult, OperationError};
+use crate::core::inputs::{Earlier, Inputs};
 use crate::core::operation::OpTag;
 use crate::operation::completion::Completion;
 

@@ -4,8 +4,8 @@ use std::marker::PhantomData;
 
 use estafette_devices::DLDevice;
 
-use crate::copy;
 use crate::core::error::Error;
+use crate::exchange::pack;
 use crate::exchange::{DType, Element, Layout};
 use crate::tensor::handle::Definition;
 
@@ -89,7 +89,7 @@ impl<'a> View<'a> {
         target.check_slice::<T>(packed.as_ptr().cast())?;
         // SAFETY: the operation may read the memory; the vector has room for the row-major elements, which a
         // check just showed to be of this size.
-        unsafe { copy::to_contiguous(layout, self.definition.data, packed.as_mut_ptr().cast()) }?;
+        unsafe { pack::to_contiguous(layout, self.definition.data, packed.as_mut_ptr().cast()) }?;
         // SAFETY: the capacity's bytes were all written; they are checked before they become values.
         let bytes = unsafe {
             std::slice::from_raw_parts(packed.as_ptr().cast::<u8>(), layout.len() * size_of::<T>())

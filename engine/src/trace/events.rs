@@ -8,8 +8,8 @@ use std::sync::atomic::Ordering;
 use tracing::{Span, debug, debug_span};
 
 use super::{EVENTS, OPEN};
+use crate::core::lease_info::LeaseOwner;
 use crate::core::operation::OpGranted;
-use crate::lease::owner::LeaseOwner;
 
 /// Has the engines of the process emit `tracing` events and spans of what their operations do, or stop it. Says what was
 /// so before. Operations that were described before keep to what was so then.

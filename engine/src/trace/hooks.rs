@@ -16,9 +16,9 @@ use super::events;
 use super::names;
 use super::writer::{self, Writer};
 use crate::core::error::FailureKind;
+use crate::core::lease_info::LeaseOwner;
 use crate::core::operation::{Kind, Name, OpGranted, OpPending, OpState};
 use crate::core::var_state::Ending;
-use crate::lease::owner::LeaseOwner;
 use crate::tensor::handle::{Tensor, TensorInner};
 
 /// Waits that are no operations of the graph have numbers of their own, far above those of operations.

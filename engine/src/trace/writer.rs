@@ -15,7 +15,7 @@ use super::page::{Page, WORDS};
 use super::stock::Stocked;
 use super::ticks::Ticks;
 use super::{EVENTS, OPEN, SESSION};
-use crate::lease::owner::LeaseOwner;
+use crate::core::lease_info::LeaseOwner;
 
 /// Texts that one thread keeps; what comes later has no name in the report, and is counted.
 const TEXTS_MAX: usize = 1 << 16;

@@ -7,8 +7,8 @@ use std::time::Duration;
 use estafette_sync::stack;
 use estafette_sync::sync::{Condvar, Mutex};
 
+use crate::core::lease_info::LeaseInfo;
 use crate::exchange::{Release, ReleaseStatus};
-use crate::lease::owner::LeaseInfo;
 use crate::wait::diagnose::{Diagnosis, OpStatus, Status};
 
 /// What an engine is doing at one moment. Leases and waits of the program count like operations.

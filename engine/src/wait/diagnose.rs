@@ -7,9 +7,9 @@ use estafette_graph::Hazard;
 use estafette_report::shown::shown;
 
 use crate::core::engine_core::Core;
+use crate::core::lease_info::LeaseInfo;
 use crate::core::operation::{Kind, Phase};
 use crate::exchange::{Release, reaper};
-use crate::lease::owner::LeaseInfo;
 use crate::wait::blocking::{OpSummary, take_snapshot};
 
 /// Everything that is in flight, and what each waiting operation waits for.

@@ -14,9 +14,9 @@ use estafette_sync::sync::{Mutex, MutexGuard};
 use estafette_sync::time::{Duration, Instant};
 
 use crate::core::engine_core::graph;
+use crate::core::lease_info::LeaseInfo;
 use crate::core::operation::{Kind, OpHandle, OpState, Phase};
 use crate::core::var_state::VarState;
-use crate::lease::owner::LeaseInfo;
 use crate::wait::wait_for::{self, On};
 
 /// Accesses that an inspection at the start of a wait goes through. Most waits find what they need in so many

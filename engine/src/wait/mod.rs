@@ -9,8 +9,11 @@
 //! | `inspect` | Inspections of the graph: what an operation waits for, and whether any of these blockers can move |
 //! | `activity` | The engine while it runs: what is stalled at this moment, and the watchdog that reports long stalls |
 //! | `notify` | Notifications without `await`: callbacks, and fences for other schedulers |
+//! | `op` | Waits for an operation |
 //! | `ready` | Readiness: futures and queries |
+//! | `room` | Waits of a whole engine: for room below the in-flight limit, and for the end of everything |
 //! | `stand_in` | Threads that run an engine's operations in place of threads that wait and must not run them |
+//! | `tensor` | Waits for a tensor |
 //! | `wait_for` | Which running operations are blocked, and on what: the edges of the wait-for graph that no queue knows |
 //! | `watched` | Threads that sleep until something wakes them |
 //!
@@ -33,8 +36,11 @@ pub(crate) mod deadlock;
 pub(crate) mod diagnose;
 pub(crate) mod inspect;
 pub(crate) mod notify;
+mod op;
 pub(crate) mod ready;
+pub(crate) mod room;
 pub(crate) mod stand_in;
+mod tensor;
 pub(crate) mod wait_for;
 pub(crate) mod watched;
 

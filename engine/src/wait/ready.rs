@@ -10,24 +10,21 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll};
 
-use estafette_devices::{FenceSet, Reactor};
+use estafette_devices::Reactor;
 use estafette_graph::{Mode, OpId};
 use smallvec::SmallVec;
 
 use crate::core::error::Error;
-use crate::core::one_shot::OneShot;
-use crate::core::operation::{self, EndKeys, Kind, Name, OpGranted, OpHandle, Role};
-use crate::core::var_state::{Ending, FAILED, WRITE_FENCES};
+use crate::core::one_shot::{OneShot, ReadySignal};
+use crate::core::operation::{self, EndKeys, Kind, Name, OpHandle, Role};
 use crate::core::wakers::WakerKey;
 use crate::operation::cancellation;
-use crate::operation::run::{self, ReadyList};
+use crate::operation::run::{self};
 use crate::operation::withdraw::withdraw;
 use crate::tensor::handle::{Tensor, TensorInner};
 use crate::trace::hooks;
 use crate::wait::awaits::{Awaited, Pending};
 use crate::wait::blocking;
-
-pub(crate) type ReadySignal = OneShot<Result<(), Error>>;
 
 /// A pending readiness query. Dropping a waiting query takes it out of its queues.
 pub(crate) struct ReadinessQuery {
@@ -86,50 +83,6 @@ fn poll_closely_or_query(tensor: &TensorInner) -> Polled {
         cancellation::query_waits(&query.handle);
     }
     Polled::Probing(query)
-}
-
-/// Handles a granted readiness query: takes the version's failure or fences along and leaves the graph.
-pub(crate) fn query_granted(granted: OpGranted, ready: &mut ReadyList) {
-    let state = granted.payload();
-    let one_shot = state.query().cloned().expect("every query is submitted with its signal");
-    cancellation::query_leaves();
-    let mut fences = FenceSet::default();
-    let mut failure = None;
-    for access in granted.accesses() {
-        if access.flags() & (FAILED | WRITE_FENCES) == 0 {
-            continue;
-        }
-        let (writers, found) = access.with_state(|state, _| (state.writers(), state.failure().cloned()));
-        fences.merge(&writers);
-        failure = failure.or(found);
-    }
-    let writers: Vec<_> =
-        granted.accesses().filter_map(|access| access.with_state(|s, _| s.writer_tag())).collect();
-    let noted = state.noted.then(|| granted.id());
-    run::complete(granted, &Ending::Polled, None, ready);
-    let tell = move |one_shot: &ReadySignal, outcome| {
-        if let Some(id) = noted {
-            hooks::observed(id);
-        }
-        one_shot.set(outcome);
-    };
-    match failure {
-        Some(failure) => tell(&one_shot, Err(failure.into_error())),
-        None if fences.is_empty() => tell(&one_shot, Ok(())),
-        None => {
-            // The one-shot goes with its last waiter. A subscription without a waiter leaves the reactor's
-            // lists, too.
-            let (one_shot, wanted) = (Arc::downgrade(&one_shot), Arc::downgrade(&one_shot));
-            let wanted = move || wanted.strong_count() > 0;
-            Reactor::global().when_settled_if(&fences, wanted, move |settled| {
-                let Some(one_shot) = one_shot.upgrade() else { return };
-                let outcome = settled.map_err(|error| {
-                    crate::core::var_state::device_failure(writers.first(), error).into_error()
-                });
-                tell(&one_shot, outcome);
-            });
-        }
-    }
 }
 
 /// A future of the version that was current when the future was made. See [`Tensor::ready`].

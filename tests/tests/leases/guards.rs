@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::channel;
 
-use estafette::tensor::{ReadGuard, WriteGuard};
+use estafette::operation::{ReadGuard, WriteGuard};
 use estafette::{Error, FailureKind, Produced, Tensor};
 use tests::ops::{add, engine, get, look, set, tensor, waits};
 use tests::watchdog::Watchdog;

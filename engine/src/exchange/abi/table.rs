@@ -16,7 +16,6 @@ pub use dlpark::ffi::{
 };
 
 use super::super::dtype::DType;
-use super::super::invalid_tensor::InvalidTensor;
 use super::super::layout::{Layout, NDIM_MAX};
 use super::super::storage::Storage;
 use super::{
@@ -24,6 +23,7 @@ use super::{
     export, read_dims,
 };
 use crate::core::error::Error;
+use crate::core::invalid_tensor::InvalidTensor;
 
 /// The name of the capsule that holds a table.
 pub const CAPSULE: &CStr = c"dlpack_exchange_api";

@@ -10,7 +10,7 @@ use std::fmt;
 use estafette_devices::{DLDevice, DeviceType};
 
 use super::super::fork;
-use super::super::invalid_tensor::InvalidTensor;
+use crate::core::invalid_tensor::InvalidTensor;
 
 /// `struct ArrowSchema`.
 #[repr(C)]

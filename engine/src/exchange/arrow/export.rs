@@ -8,10 +8,10 @@ use estafette_devices::{DLDevice, NativeEvent};
 use super::super::abi::ManagedTensor;
 use super::super::dtype::DType;
 use super::super::fork;
-use super::super::invalid_tensor::InvalidTensor;
 use super::super::log_panic::log_panic;
 use super::abi::{ArrowDeviceArray, ArrowSchema, HOST_ID, RawArray, RawDeviceArray, RawSchema};
 use super::format;
+use crate::core::invalid_tensor::InvalidTensor;
 
 impl ArrowSchema {
     /// The schema of arrays with elements of this type.
@@ -122,9 +122,9 @@ mod tests {
     use std::sync::atomic::{AtomicUsize, Ordering};
 
     use super::super::super::abi::{Abi, ExportFlags, export};
-    use super::super::super::fork::{leaked, tests::in_forked_child};
     use super::super::super::layout::Layout;
     use super::*;
+    use crate::core::fork::{leaked, tests::in_forked_child};
 
     #[test]
     fn an_array_released_in_a_forked_child_stays_the_parents() {

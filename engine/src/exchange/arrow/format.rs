@@ -3,7 +3,7 @@
 use std::ffi::CStr;
 
 use super::super::dtype::DType;
-use super::super::invalid_tensor::InvalidTensor;
+use crate::core::invalid_tensor::InvalidTensor;
 
 /// The primitive types that tensors have too.
 const PRIMITIVES: [(&CStr, DType); 11] = [

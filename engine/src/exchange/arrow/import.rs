@@ -7,10 +7,10 @@ use estafette_devices::DLDevice;
 
 use super::super::abi::{Abi, ExportFlags, ManagedTensor, export};
 use super::super::dtype::DType;
-use super::super::invalid_tensor::InvalidTensor;
 use super::super::layout::Layout;
 use super::abi::{ArrowDeviceArray, RawArray};
 use super::format;
+use crate::core::invalid_tensor::InvalidTensor;
 
 /// An Arrow array as a tensor.
 #[derive(Debug)]

@@ -355,7 +355,7 @@ fn a_forked_child_leaks_quietly_and_never_hangs() {
         // that lock.
         let _inside = reaper.shared.lock();
         let (reaper, storage) = (&reaper, &storage);
-        fork::tests::in_forked_child(|| {
+        crate::core::fork::tests::in_forked_child(|| {
             // SAFETY: the child's copy of the storage, given up once in this process.
             reaper.release(FenceSet::default(), unsafe { std::ptr::read(storage) });
             // A fresh reaper, as if the parent had never used one: the storage remembers where it was made.

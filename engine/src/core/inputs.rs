@@ -23,19 +23,19 @@ impl Inputs {
         *self.0.lock() = earlier;
     }
 
-    pub(super) fn take(&self) -> Earlier {
+    pub(crate) fn take(&self) -> Earlier {
         std::mem::take(&mut *self.0.lock())
     }
 }
 
 impl Earlier {
     /// True if `fence` is one of `writers`.
-    pub(super) fn has_written(&self, fence: &Fence) -> bool {
+    pub(crate) fn has_written(&self, fence: &Fence) -> bool {
         let same = |known: &Fence| known.same_or_later_on_queue(fence) && fence.same_or_later_on_queue(known);
         self.writers.iter().any(same)
     }
 
-    pub(super) fn all(&self) -> impl Iterator<Item = &Fence> {
+    pub(crate) fn all(&self) -> impl Iterator<Item = &Fence> {
         self.writers.iter().chain(&self.others)
     }
 }

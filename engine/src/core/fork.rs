@@ -37,7 +37,7 @@ pub fn leaked() -> u64 {
 }
 
 /// Counts one such leak.
-pub(super) fn count_leak() {
+pub(crate) fn count_leak() {
     LEAKED.fetch_add(1, Ordering::Relaxed);
 }
 
@@ -104,7 +104,7 @@ mod imp {
 }
 
 #[cfg(all(test, unix))]
-pub(super) mod tests {
+pub(crate) mod tests {
     /// Runs `child` in a forked child and says whether it returned true there. The child must take no lock
     /// that another test's thread may hold, and so must not allocate much; it leaves without running exit
     /// handlers.

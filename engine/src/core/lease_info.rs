@@ -1,4 +1,4 @@
-//! Who owns a lease, and what a diagnosis reports of it.
+//! What a lease permits, who owns it, and what a diagnosis reports of it.
 
 use std::fmt;
 use std::ops::Deref;
@@ -9,8 +9,28 @@ use estafette_report::shown::shown;
 use estafette_sync::sync::OnceLock;
 use estafette_sync::thread::ThreadId;
 
-use super::Access;
 use crate::core::clock::{self, Coarse};
+
+/// What the owner of a lease may do with the memory.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Access {
+    /// Read; engine writes wait until the lease ends.
+    Read,
+    /// Read and write, alone; every other use waits until the lease ends.
+    Write,
+    /// Untracked: no lease is taken and nothing waits. For code that orders its uses itself.
+    Alias,
+}
+
+impl std::fmt::Display for Access {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(match self {
+            Self::Read => "read",
+            Self::Write => "write",
+            Self::Alias => "alias",
+        })
+    }
+}
 
 /// Who owns a lease: a text and, where known, the library and the line of the program that asked for the
 /// lease.
@@ -115,22 +135,22 @@ pub(crate) struct LeaseDetails {
     pub(crate) access: Access,
     pub(crate) owner: LeaseOwner,
     /// The kind of object that the owner has made of the memory, once known.
-    pub(super) object: OnceLock<Arc<str>>,
+    pub(crate) object: OnceLock<Arc<str>>,
     thread: ThreadId,
     since: Coarse,
 }
 
 impl LeaseDetails {
     #[inline(always)]
-    pub(super) fn new(access: Access, owner: LeaseOwner) -> Self {
+    pub(crate) fn new(access: Access, owner: LeaseOwner) -> Self {
         Self { access, owner, object: OnceLock::new(), thread: clock::this_thread(), since: Coarse::now() }
     }
 
-    pub(super) fn since(&self) -> Coarse {
+    pub(crate) fn since(&self) -> Coarse {
         self.since
     }
 
-    pub(super) fn info(&self, held: bool) -> LeaseInfo {
+    pub(crate) fn info(&self, held: bool) -> LeaseInfo {
         LeaseInfo {
             access: self.access,
             owner: self.owner.clone(),

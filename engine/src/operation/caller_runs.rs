@@ -1,0 +1,86 @@
+//! Threads that run ready operations while they wait, and the caller-runs policy of engines without workers.
+
+use estafette_devices::cpu::Pool;
+use estafette_sync::sync::atomic::Ordering;
+
+use crate::core::context;
+use crate::core::engine_core::Core;
+use crate::core::operation::{Kind, OpGranted, ReadyOp};
+use crate::operation::run;
+
+/// Ready operations that a thread without workers leaves for a later wait. With more ready operations, the
+/// thread runs these and all further ones as it submits them. The value is half of what the deque of a thread
+/// holds before it grows, and shrinks again.
+const BACKLOG: usize = 32;
+
+impl Core {
+    /// Runs a ready operation that any thread may run, whether or not the caller needs it, and operations
+    /// that it makes ready in turn, for a while.
+    pub(crate) fn help_any(&self) -> bool {
+        self.help_any_after(|| ())
+    }
+
+    /// As [`help_any`](Self::help_any), and calls `before` first if there is such an operation.
+    pub(crate) fn help_any_after(&self, before: impl FnOnce()) -> bool {
+        self.help_with_what(|pool, mine| pool.take_next_matching(|job| mine(&job.0)), before)
+    }
+
+    /// As [`help_any_after`](Self::help_any_after), but takes only the operation that workers would take
+    /// next, and no worker-only operation.
+    pub(crate) fn help_in_passing_after(&self, before: impl FnOnce()) -> bool {
+        let take = |pool: &Pool<ReadyOp>, mine: &dyn Fn(&OpGranted) -> bool| {
+            if self.has_no_workers() { pool.try_take() } else { pool.take_next_if(|job| mine(&job.0)) }
+        };
+        self.help_with_what(take, before)
+    }
+
+    fn help_with_what(
+        &self,
+        take: impl FnOnce(&Pool<ReadyOp>, &dyn Fn(&OpGranted) -> bool) -> Option<ReadyOp>,
+        before: impl FnOnce(),
+    ) -> bool {
+        let Some(_helping) = context::begin_help() else { return false };
+        // A thread without workers must run everything.
+        let mine = |op: &OpGranted| self.has_no_workers() || op.payload().kind == Kind::Work;
+        let job = take(&self.pool, &mine);
+        let found = job.is_some();
+        if let Some(job) = job {
+            before();
+            run::execute_while(job.0, mine);
+        }
+        found
+    }
+
+    /// Caller-runs policy: with no workers and `BACKLOG` ready operations, the submitting thread runs `op` at
+    /// once. Running `op` is then cheaper than queueing it.
+    #[inline(always)]
+    pub(crate) fn runs_at_once(&self, op: &OpGranted) -> bool {
+        self.has_no_workers()
+            && op.payload().priority == 0
+            && (self.is_caller_running() || self.pool.backlog() >= BACKLOG)
+            && context::current().is_none()
+            && context::may_help()
+    }
+
+    /// From now on, until a thread waits, a thread without workers runs every ready operation as it submits
+    /// it. An operation that stays ready for long holds up its successors, and these hold up theirs, until
+    /// such operations reach the in-flight limit.
+    #[cold]
+    pub(crate) fn begin_caller_runs(&self) {
+        self.caller_runs.store(true, Ordering::Relaxed);
+        while self.help_any() {}
+    }
+
+    /// Whether [`begin_caller_runs`](Self::begin_caller_runs) was called, and no thread has waited since.
+    #[inline(always)]
+    pub(crate) fn is_caller_running(&self) -> bool {
+        self.caller_runs.load(Ordering::Relaxed)
+    }
+
+    /// A thread waits, and runs what it needs: ends the caller-runs policy.
+    pub(crate) fn end_caller_runs(&self) {
+        if self.is_caller_running() {
+            self.caller_runs.store(false, Ordering::Relaxed);
+        }
+    }
+}

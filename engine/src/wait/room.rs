@@ -1,0 +1,230 @@
+//! Waits of a whole engine: for room below the in-flight limit, and for the end of everything.
+
+use std::task::Poll;
+
+use estafette_sync::thread;
+use estafette_sync::time::Instant;
+
+use crate::core::coalesced;
+use crate::core::context;
+use crate::core::core_ref::CoreRef;
+use crate::core::error::Error;
+use crate::exchange::{callback, foreign_fence};
+use crate::trace::hooks::WaitNoted;
+use crate::wait::awaits::{Awaited, Pending};
+use crate::wait::deadlock::{self, Checks};
+use crate::wait::stand_in::{StandInSet, others_without_workers};
+use crate::wait::wait_for::{self, On};
+
+/// How often a thread yields before it falls asleep because the in-flight limit is reached, or because
+/// something is in flight. A yield takes about a microsecond when no other thread wants the processor.
+const PATIENCE: u32 = 64;
+
+impl CoreRef {
+    /// Acquires a permit where none was acquired in advance.
+    #[cold]
+    pub(crate) fn acquire_slowly(&self) -> Result<(), Error> {
+        // The thread comes here now and then. That is often enough to run what caller-runs operations have
+        // made ready, apart from the first successor of each, which has run already.
+        if self.is_caller_running() && context::current().is_none() {
+            self.begin_caller_runs();
+        }
+        let mut checks: Option<Checks<'_>> = None;
+        loop {
+            match self.try_acquire_permit() {
+                Err(Error::InFlightLimit { in_flight, limit }) => {
+                    let checks = checks.get_or_insert_with(|| self.checks_of_room());
+                    self.wait_for_room(in_flight, limit, checks)?;
+                }
+                other => return other,
+            }
+        }
+    }
+
+    /// The checks of a submission that waits for room.
+    pub(crate) fn checks_of_room(&self) -> Checks<'_> {
+        let notifier = if self.has_no_workers() { &self.notifier } else { &self.room };
+        Checks::new(&self.room_checks, notifier, self.lease_timeout)
+    }
+
+    /// Waits until there may be a permit. Runs ready operations where the engine has no worker to do it.
+    ///
+    /// `checks` are the submission's own.
+    pub(crate) fn wait_for_room(
+        &self,
+        in_flight: usize,
+        limit: usize,
+        checks: &mut Checks<'_>,
+    ) -> Result<(), Error> {
+        callback::check()?;
+        coalesced::wake_held_back();
+        if self.has_no_workers() && self.help_any_after(|| checks.hand_over()) {
+            // Once at it, for the next submissions as well.
+            while self.in_flight() > limit / 2 && self.help_any() {}
+            if context::current().is_none() {
+                self.begin_caller_runs();
+            }
+            return Ok(());
+        }
+        // The threads that run the operations are most likely awake, and a sleep costs them and this thread
+        // more than a few yields.
+        for _ in 0..PATIENCE {
+            thread::yield_now();
+            if self.in_flight() < limit - limit / 4 || (self.helps_without_workers() && self.pool.has_work())
+            {
+                return Ok(());
+            }
+        }
+        let _noted = WaitNoted::for_any("in-flight limit");
+        let _blocked = wait_for::enter(|| On::AnyOther);
+        let _cover = self.cover();
+        if checks.are_new() {
+            self.want_others(&mut checks.stand_ins);
+        }
+        // Inside of an operation the limit differs from that of the notifier. And where nothing has moved for
+        // a while, a single permit counts.
+        let exactly = context::current().is_some() || self.has_no_workers() || checks.are_in_vain();
+        let enough = if exactly { limit - 1 } else { self.enough_room() };
+        let mut listening = if exactly { self.notifier.listen() } else { self.room.listen() };
+        let before = self.in_flight();
+        if before <= enough || (self.helps_without_workers() && self.pool.has_work()) {
+            return Ok(());
+        }
+        let wake = checks.next().or_else(|| self.may_be_interrupted().then(|| checks.later()));
+        context::blocking(|| listening.wait_until(wake));
+        self.check_interrupt()?;
+        if self.in_flight() < before {
+            checks.start_over();
+            return Ok(());
+        }
+        self.warn_of_a_blocked_runtime();
+        if checks.are_due()
+            && !self.is_moved_by(&mut checks.stand_ins)
+            && let Some(checked) = self.progress_looks.look(|| checks.check_room(self, in_flight))
+        {
+            checked?;
+        }
+        checks.back_off(self);
+        Ok(())
+    }
+
+    /// Waits until nothing is in flight; false when `deadline` came first.
+    pub(crate) fn wait_idle(&self, deadline: Option<Instant>) -> Result<bool, Error> {
+        if context::current_with_core().is_some_and(|current| current.core == self.id) {
+            return Err(Error::WouldDeadlock("waiting for all operations inside one of them".into()));
+        }
+        if deadline.is_some_and(|deadline| deadline <= Instant::now()) {
+            return Ok(self.in_flight() == 0);
+        }
+        if self.in_flight() > 0 {
+            callback::check()?;
+        }
+        self.end_caller_runs();
+        coalesced::wake_held_back();
+        let _noted = (self.in_flight() > 0).then(|| WaitNoted::for_any("wait_all")).flatten();
+        let _blocked = wait_for::enter(|| On::AnyOther);
+        let _cover = self.cover();
+        // The wait is for everything in flight, so helping with any ready operation is allowed. Inside an
+        // operation of another engine, helping is allowed only without workers, since a spare worker covers
+        // the worker of that operation. A helped operation may take any time, so a wait with a deadline does
+        // not help.
+        let helps = deadline.is_none()
+            && context::may_help()
+            && (self.has_no_workers() || context::current().is_none());
+        let notifier = if self.has_no_workers() { &self.notifier } else { &self.idle };
+        let detector = if deadline.is_some() { &self.timed_checks } else { &self.idle_checks };
+        let mut checks = Checks::new(detector, notifier, self.lease_timeout);
+        if self.in_flight() > 0 {
+            if self.has_no_workers() && !helps {
+                checks.stand_ins.want(self);
+            }
+            self.want_others(&mut checks.stand_ins);
+        }
+        loop {
+            let mut patience = 0;
+            while patience < PATIENCE && self.in_flight() > 0 {
+                if helps && self.help_in_passing_after(|| checks.hand_over()) {
+                    checks.start_over();
+                    patience = 0;
+                } else {
+                    patience += 1;
+                    thread::yield_now();
+                }
+            }
+            let mut listening = notifier.listen();
+            if self.in_flight() == 0 {
+                return Ok(true);
+            }
+            if helps && self.has_no_workers() && self.pool.has_work() {
+                continue;
+            }
+            if deadline.is_some_and(|deadline| Instant::now() >= deadline) {
+                return Ok(false);
+            }
+            let before = self.in_flight();
+            let wake = checks.next().or_else(|| self.may_be_interrupted().then(|| checks.later()));
+            context::blocking(|| listening.wait_until(wake.into_iter().chain(deadline).min()));
+            self.check_interrupt()?;
+            if self.in_flight() == before
+                && checks.are_due()
+                && !self.is_moved_by(&mut checks.stand_ins)
+                && deadline.is_none()
+                && let Some(checked) = self.progress_looks.look(|| checks.check_idle(self))
+            {
+                checked?;
+            }
+            checks.back_off(self);
+        }
+    }
+
+    /// Called when nothing has moved for a while. Requests stand-ins for what other engines and blocked
+    /// threads leave undone. Returns whether there is something to run, so that the engine does not stand
+    /// still.
+    fn is_moved_by(&self, stand_ins: &mut StandInSet) -> bool {
+        foreign_fence::stand_in_for_queries();
+        self.want_others(stand_ins);
+        let has_work = self.pool.has_work();
+        if has_work && ((self.has_no_workers() && !self.helps_without_workers()) || self.pool.is_stuck()) {
+            stand_ins.want(self);
+        }
+        has_work
+    }
+
+    /// Whether the calling thread runs ready operations of this engine, since the engine has no worker.
+    fn helps_without_workers(&self) -> bool {
+        self.has_no_workers() && context::may_help()
+    }
+
+    /// Requests stand-ins of other engines, without workers, that something in flight in this engine waits
+    /// for.
+    fn want_others(&self, stand_ins: &mut StandInSet) {
+        if others_without_workers(self.has_no_workers())
+            && let Some(others) = self.others_looks.look(|| deadlock::without_workers(self))
+        {
+            for core in &others {
+                stand_ins.want(core);
+            }
+        }
+    }
+
+    /// As [`acquire_permit`](Self::acquire_permit), by awaiting: no thread blocks.
+    pub(crate) async fn acquire_permit_async(&self) -> Result<(), Error> {
+        let mut listening = self.notifier.listen_async();
+        let mut pending = Pending::default();
+        std::future::poll_fn(|cx| {
+            for _ in 0..2 {
+                match self.try_acquire_permit() {
+                    // Registers the waker before the second attempt: a permit released in between would go
+                    // unnoticed otherwise.
+                    Err(Error::InFlightLimit { .. }) => listening.register_waker(cx.waker()),
+                    other => return Poll::Ready(other),
+                }
+            }
+            coalesced::wake_held_back();
+            // Leases do not end this wait, so the poll returns no error.
+            let _ = pending.poll(cx, || Awaited::room(self));
+            Poll::Pending
+        })
+        .await
+    }
+}
