@@ -221,24 +221,28 @@ impl Core {
         own.cloned().or_else(|| table::resolve(id).ok()?.device)
     }
 
-    /// Logs once that the calling thread, which waits for room, may be the only one that could poll this
-    /// engine's asynchronous bodies. It may also have entered the runtime while another thread runs it, so
-    /// this is no error.
+    /// Logs once that the calling thread, which waits for room, belongs to a tokio runtime. Other tasks of
+    /// that runtime may be held up. Where the runtime has one thread and runs this engine's asynchronous
+    /// bodies, the wait may last for ever. This is no error: tokio does not say whether the thread may block
+    /// (`spawn_blocking`) or polls tasks.
     pub(crate) fn warn_of_a_blocked_runtime(&self) {
         let Ok(here) = tokio::runtime::Handle::try_current() else { return };
-        let runtime = self.runtime.lock();
-        let blocks = match &*runtime {
+        if self.blocked_runtime.swap(true, Ordering::Relaxed) {
+            return;
+        }
+        let runs_bodies = match &*self.runtime.lock() {
             Some(Runtime::Given(given)) => given.id() == here.id(),
             Some(Runtime::Own(_)) | None => false,
         };
-        drop(runtime);
-        if blocks
-            && here.runtime_flavor() == tokio::runtime::RuntimeFlavor::CurrentThread
-            && !self.blocked_runtime.swap(true, Ordering::Relaxed)
-        {
+        if runs_bodies && here.runtime_flavor() == tokio::runtime::RuntimeFlavor::CurrentThread {
             tracing::warn!(
                 "a submission waits for room on the thread of the runtime that runs this engine's asynchronous bodies: if these are \
                  in the way it waits for ever; submit with `permit().await` there, or give the engine a runtime with more threads"
+            );
+        } else {
+            tracing::warn!(
+                "a submission waits for room on a thread of a tokio runtime, and may hold up the tasks of that runtime; submit with \
+                 `permit().await` in tasks"
             );
         }
     }

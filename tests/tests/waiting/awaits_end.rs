@@ -224,6 +224,31 @@ fn a_submission_that_blocks_the_runtime_of_the_bodies_it_waits_for_says_so() {
 }
 
 #[test]
+fn a_submission_that_blocks_a_thread_of_any_tokio_runtime_says_so_once() {
+    let warnings = Arc::new(AtomicUsize::new(0));
+    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).build().unwrap();
+    let engine = Engine::builder().workers(1).in_flight_limit(1).build().unwrap();
+    let watchdog = Watchdog::of(&engine);
+    let (warned, inner) = (Arc::clone(&warnings), engine.clone());
+    let (go, wait) = channel::<()>();
+    let gate = engine.op("gate").run(move |[], []| Ok(wait.recv()?)).unwrap();
+    let task = runtime.spawn(async move {
+        tracing::subscriber::with_default(Warnings(warned, "hold up the tasks"), || {
+            let blocked = inner.op("blocks").run(|[], []| Ok(()))?;
+            blocked.wait()?;
+            inner.op("does not").run(|[], []| Ok(()))?.wait()
+        })
+    });
+    tests::ops::until("a warning is logged", || warnings.load(Ordering::SeqCst) == 1);
+    go.send(()).unwrap();
+    gate.wait().unwrap();
+    runtime.block_on(task).unwrap().unwrap();
+    assert_eq!(warnings.load(Ordering::SeqCst), 1);
+    assert_nothing_left(&[&engine]);
+    assert!(watchdog.still_watches());
+}
+
+#[test]
 fn a_first_poll_takes_no_picture_of_the_graph_for_the_log() {
     let warnings = Arc::new(AtomicUsize::new(0));
     tracing::subscriber::set_global_default(Warnings(Arc::clone(&warnings), "own thread has taken")).unwrap();
