@@ -6,15 +6,6 @@ use std::str::FromStr;
 use benches::{Record, Settings, WORKLOADS, Workload, named};
 use estafette::engine::WORKERS_MAX;
 use estafette::trace::{Recorder, TraceOptions};
-use lexopt::prelude::*;
-
-/// Measured runs unless told otherwise: an odd number, so that the median is one of them.
-const ROUNDS_DEFAULT: usize = 5;
-
-/// Limits of the options. Beyond them a number is a slip, and the machine would pay for it.
-const N_MAX: usize = 100_000_000;
-const BODY_NS_MAX: u64 = 1_000_000_000;
-const ROUNDS_MAX: usize = 100_000;
 
 /// Memory of the recorder with `--trace`: enough for a few million operations.
 const TRACE_BYTES: usize = 4 << 30;
@@ -22,21 +13,38 @@ const TRACE_BYTES: usize = 4 << 30;
 /// Measured by a program of its own.
 const SCRIPTS: &[(&str, &str)] = &[("python", "benches/python/bench.py")];
 
-/// What the command line asks for; what it leaves out is the workload's to say.
-#[derive(Default)]
-struct Request {
+/// Measure a workload, or each of a group.
+///
+/// A workload runs once to warm up and then ROUNDS times; the figures are the median and the spread.
+#[derive(clap::Args)]
+pub(crate) struct Arguments {
+    /// The workload or the group; `--list` shows them.
+    #[arg(required_unless_present = "list")]
     name: Option<String>,
+    /// List the workloads.
+    #[arg(long)]
     list: bool,
+    /// Print one JSON object per workload.
+    #[arg(long)]
     json: bool,
+    /// Operations per run. Default: the workload's.
+    #[arg(long, value_parser = within::<usize, 1, 100_000_000>)]
     n: Option<usize>,
+    /// Workers of the engine; with 0 the submitting thread runs everything. Default: the workload's.
+    #[arg(long, value_parser = within::<usize, 0, { WORKERS_MAX as u64 }>)]
     workers: Option<usize>,
-    body_ns: Option<u64>,
-    rounds: Option<usize>,
+    /// Nanoseconds that each body takes. Default: 0.
+    #[arg(long, value_name = "NS", value_parser = within::<u64, 0, 1_000_000_000>)]
+    body: Option<u64>,
+    /// Measured runs.
+    #[arg(long, default_value_t = 5, value_parser = within::<usize, 0, 100_000>)]
+    rounds: usize,
+    /// Measure while stalls are recorded.
+    #[arg(long)]
     trace: bool,
 }
 
-pub(crate) fn run(arguments: &mut lexopt::Parser) -> Result<(), Box<dyn Error>> {
-    let request = Request::parse(arguments)?;
+pub(crate) fn run(request: &Arguments) -> Result<(), Box<dyn Error>> {
     if request.list {
         list();
         return Ok(());
@@ -63,38 +71,18 @@ pub(crate) fn run(arguments: &mut lexopt::Parser) -> Result<(), Box<dyn Error>> 
     Ok(())
 }
 
-impl Request {
-    fn parse(arguments: &mut lexopt::Parser) -> Result<Self, Box<dyn Error>> {
-        let mut request = Self::default();
-        while let Some(argument) = arguments.next()? {
-            match argument {
-                Long("list") => request.list = true,
-                Long("json") => request.json = true,
-                Long("trace") => request.trace = true,
-                Long("n") => request.n = Some(number(arguments, "--n", 1, N_MAX)?),
-                Long("workers") => request.workers = Some(number(arguments, "--workers", 0, WORKERS_MAX)?),
-                Long("body") => request.body_ns = Some(number(arguments, "--body", 0, BODY_NS_MAX)?),
-                Long("rounds") => request.rounds = Some(number(arguments, "--rounds", 0, ROUNDS_MAX)?),
-                Value(name) if request.name.is_none() => request.name = Some(name.string()?),
-                other => return Err(other.unexpected().into()),
-            }
-        }
-        Ok(request)
-    }
-
+impl Arguments {
     /// The workloads of the given name that can do what is asked.
     fn workloads(&self) -> Result<Vec<&'static Workload>, String> {
-        let Some(name) = &self.name else {
-            return Err("`bench` needs the name of a workload; `estafette bench --list` shows them".into());
-        };
-        if let Some((name, script)) = SCRIPTS.iter().find(|(script, _)| script == name) {
+        let name = self.name.as_deref().unwrap_or_default();
+        if let Some((name, script)) = SCRIPTS.iter().find(|(script, _)| *script == name) {
             return Err(format!("the workload `{name}` is a script: run `python {script}`"));
         }
         let workloads = named(name);
         if workloads.is_empty() {
             return Err(format!("no workload `{name}`; `estafette bench --list` shows them"));
         }
-        match workloads.iter().find(|workload| self.body_ns.is_some() && !workload.has_body) {
+        match workloads.iter().find(|workload| self.body.is_some() && !workload.has_body) {
             Some(workload) => Err(format!("`--body` means nothing to the workload `{}`", workload.name)),
             None => Ok(workloads),
         }
@@ -104,22 +92,25 @@ impl Request {
         Settings {
             n: self.n.unwrap_or(workload.n),
             workers: self.workers.unwrap_or_else(workload.workers),
-            body_ns: self.body_ns.unwrap_or(0),
-            rounds: self.rounds.unwrap_or(ROUNDS_DEFAULT),
+            body_ns: self.body.unwrap_or(0),
+            rounds: self.rounds,
         }
     }
 }
 
-/// The whole number that follows an option.
-fn number<T>(arguments: &mut lexopt::Parser, option: &str, least: T, most: T) -> Result<T, Box<dyn Error>>
-where
-    T: FromStr + PartialOrd + std::fmt::Display,
-{
-    let text = arguments.value()?;
-    let text = text.to_string_lossy();
+/// Parses a whole number within limits. A number beyond them is a slip, and the machine would pay for it.
+fn within<T: FromStr + PartialOrd + TryFrom<u64>, const LEAST: u64, const MOST: u64>(
+    text: &str,
+) -> Result<T, String> {
+    let limit = |limit: u64| T::try_from(limit).ok();
     match text.parse() {
-        Ok(number) if number >= least && number <= most => Ok(number),
-        _ => Err(format!("`{option}` takes a whole number from {least} to {most}, not `{text}`").into()),
+        Ok(number)
+            if limit(LEAST).is_some_and(|least| number >= least)
+                && limit(MOST).is_some_and(|most| number <= most) =>
+        {
+            Ok(number)
+        }
+        _ => Err(format!("not a whole number from {LEAST} to {MOST}")),
     }
 }
 

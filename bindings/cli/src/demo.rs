@@ -5,8 +5,13 @@ use std::time::{Duration, Instant};
 
 use estafette::{DType, Engine, Tensor};
 
-/// Tensors streamed unless told otherwise.
-pub(crate) const TENSORS_DEFAULT: usize = 1_000;
+/// Stream tensors through a small graph, and check the result.
+#[derive(clap::Args)]
+pub(crate) struct Arguments {
+    /// Tensors to stream.
+    #[arg(long, value_name = "N", default_value_t = 1_000)]
+    tensors: usize,
+}
 
 /// Buffers in the ring: rounds that may be under way at once.
 const RING: usize = 4;
@@ -14,7 +19,8 @@ const RING: usize = 4;
 /// Elements of each tensor.
 const LEN: i64 = 4_096;
 
-pub(crate) fn run(tensors: usize) -> Result<(), Box<dyn std::error::Error>> {
+pub(crate) fn run(arguments: &Arguments) -> Result<(), Box<dyn std::error::Error>> {
+    let tensors = arguments.tensors;
     let engine = Engine::builder().build()?;
     let ring: Vec<Tensor> = (0..RING).map(|_| engine.zeros(&[LEN], DType::F32)).collect::<Result<_, _>>()?;
     let sums = engine.zeros(&[1], DType::F64)?;

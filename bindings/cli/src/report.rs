@@ -1,34 +1,45 @@
-//! `estafette report`: what a recording says.
+//! `estafette report`: reports of traces.
 
 use std::error::Error;
 use std::io::{IsTerminal, Write};
 use std::path::{Path, PathBuf};
 
-use estafette::trace;
 use estafette_report::diff::difference;
 use estafette_report::terminal::{self, Style};
 use estafette_report::{Trace, file, report};
-use lexopt::prelude::*;
 
-/// Columns when nobody says how many there are.
+/// Columns where neither the command line nor a terminal says how many there are.
 const WIDTH_DEFAULT: usize = 100;
 
-/// What the command line asks for.
-#[derive(Default)]
-struct Request {
+/// Report who waited for whom in a trace, and why; or compare two traces.
+#[derive(clap::Args)]
+pub(crate) struct Arguments {
+    /// The trace; with `--diff` the two traces, the earlier first.
+    #[arg(value_name = "FILE", required = true, num_args = 1..=2)]
     files: Vec<PathBuf>,
-    json: bool,
-    short: bool,
+    /// Compare two traces.
+    #[arg(long)]
     diff: bool,
+    /// Print JSON.
+    #[arg(long)]
+    json: bool,
+    /// Print the summary only.
+    #[arg(long)]
+    short: bool,
+    /// Also write the report as a web page to OUT.
+    #[arg(long, value_name = "OUT")]
     html: Option<PathBuf>,
+    /// Also write the timeline in Chrome's trace format to OUT.
+    #[arg(long, value_name = "OUT")]
     chrome: Option<PathBuf>,
+    /// Columns of the text. Default: those of the terminal, or 100.
+    #[arg(long, value_name = "N")]
     width: Option<usize>,
 }
 
-pub(crate) fn run(arguments: &mut lexopt::Parser) -> Result<(), Box<dyn Error>> {
-    let request = Request::parse(arguments)?;
-    let recordings = request.files.iter().map(|path| read(path)).collect::<Result<Vec<_>, _>>()?;
-    let text = match (&recordings[..], request.diff) {
+pub(crate) fn run(request: &Arguments) -> Result<(), Box<dyn Error>> {
+    let traces = request.files.iter().map(|path| read(path)).collect::<Result<Vec<_>, _>>()?;
+    let text = match (&traces[..], request.diff) {
         ([before, after], true) => {
             let difference = difference(&report(before), &report(after));
             if request.json {
@@ -37,20 +48,20 @@ pub(crate) fn run(arguments: &mut lexopt::Parser) -> Result<(), Box<dyn Error>> 
                 terminal::difference_text(&difference, request.style())
             }
         }
-        ([recording], false) => {
-            request.write_files(recording)?;
-            let report = report(recording);
+        ([trace], false) => {
+            request.write_files(trace)?;
+            let report = report(trace);
             if request.json {
                 serde_json::to_string_pretty(&report)? + "\n"
             } else {
                 terminal::text(&report, request.style())
             }
         }
-        (_, true) => return Err("--diff compares two recordings: `estafette report --diff A B`".into()),
-        (_, false) => return Err("one recording is needed: `estafette report FILE`".into()),
+        (_, true) => return Err("--diff compares two traces: `estafette report --diff A B`".into()),
+        (_, false) => return Err("one trace is needed: `estafette report FILE`".into()),
     };
     match std::io::stdout().lock().write_all(text.as_bytes()) {
-        // Whoever reads has seen enough.
+        // The reader has seen enough.
         Err(error) if error.kind() == std::io::ErrorKind::BrokenPipe => Ok(()),
         written => Ok(written?),
     }
@@ -58,36 +69,19 @@ pub(crate) fn run(arguments: &mut lexopt::Parser) -> Result<(), Box<dyn Error>> 
 
 /// A file that is damaged is reported as far as it can be read; one that cannot be read at all is an error.
 fn read(path: &Path) -> Result<Trace, String> {
-    trace::read(path).map_err(|error| match error.kind() {
+    estafette::trace::read(path).map_err(|error| match error.kind() {
         std::io::ErrorKind::InvalidData => format!("{} {error}", path.display()),
         _ => format!("{}: {error}", path.display()),
     })
 }
 
-impl Request {
-    fn parse(arguments: &mut lexopt::Parser) -> Result<Self, Box<dyn Error>> {
-        let mut request = Self::default();
-        while let Some(argument) = arguments.next()? {
-            match argument {
-                Long("json") => request.json = true,
-                Long("short") => request.short = true,
-                Long("diff") => request.diff = true,
-                Long("html") => request.html = Some(arguments.value()?.into()),
-                Long("chrome") => request.chrome = Some(arguments.value()?.into()),
-                Long("width") => request.width = Some(arguments.value()?.parse()?),
-                Value(file) => request.files.push(file.into()),
-                other => return Err(other.unexpected().into()),
-            }
-        }
-        Ok(request)
-    }
-
-    fn write_files(&self, recording: &Trace) -> Result<(), Box<dyn Error>> {
+impl Arguments {
+    fn write_files(&self, trace: &Trace) -> Result<(), Box<dyn Error>> {
         if let Some(path) = &self.chrome {
-            written(path, file::replace(path, |out| estafette_report::chrome::write(recording, out)))?;
+            written(path, file::replace(path, |out| estafette_report::chrome::write(trace, out)))?;
         }
         if let Some(path) = &self.html {
-            written(path, file::replace(path, |out| estafette_report::html::write(recording, out)))?;
+            written(path, file::replace(path, |out| estafette_report::html::write(trace, out)))?;
         }
         Ok(())
     }

@@ -132,19 +132,22 @@ fn for_people_there_is_a_heading_and_a_line() {
 #[test]
 fn what_makes_no_sense_is_refused_with_exit_code_2() {
     for (arguments, message) in [
-        (&[][..], "needs the name of a workload"),
+        (&[][..], "required arguments were not provided"),
         (&["chian"], "no workload `chian`"),
         (&["python"], "benches/python/bench.py"),
-        (&["chain", "random"], "unexpected argument \"random\""),
-        (&["chain", "--n"], "missing argument for option '--n'"),
-        (&["chain", "--n", "0"], "`--n` takes a whole number from 1 to 100000000, not `0`"),
-        (&["chain", "--n", "many"], "not `many`"),
-        (&["chain", "--n", "-5"], "not `-5`"),
-        (&["chain", "--workers", "1.5"], "`--workers` takes a whole number from 0 to 1024, not `1.5`"),
-        (&["chain", "--rounds", "99999999999999999999"], "`--rounds` takes"),
-        (&["chain", "--body", "1us"], "`--body` takes"),
+        (&["chain", "random"], "unexpected argument 'random'"),
+        (&["chain", "--n"], "a value is required for '--n <N>'"),
+        (&["chain", "--n", "0"], "invalid value '0' for '--n <N>': not a whole number from 1 to 100000000"),
+        (&["chain", "--n", "many"], "invalid value 'many' for '--n <N>'"),
+        (&["chain", "--n", "-5"], "unexpected argument '-5'"),
+        (
+            &["chain", "--workers", "1.5"],
+            "invalid value '1.5' for '--workers <WORKERS>': not a whole number from 0 to 1024",
+        ),
+        (&["chain", "--rounds", "99999999999999999999"], "for '--rounds <ROUNDS>'"),
+        (&["chain", "--body", "1us"], "for '--body <NS>'"),
         (&["wake", "--body", "10"], "`--body` means nothing to the workload `wake-same`"),
-        (&["chain", "--fast"], "invalid option '--fast'"),
+        (&["chain", "--fast"], "unexpected argument '--fast'"),
     ] {
         let said = refusal(arguments);
         assert!(said.contains(message), "{arguments:?}: {said}");

@@ -97,7 +97,7 @@ fn a_recording_is_reported_for_people_and_for_programs() {
 
 #[test]
 fn what_is_not_asked_for_rightly_is_refused_with_how_to_ask() {
-    assert!(refusal(&estafette(&[])).contains("estafette report FILE"));
+    assert!(refusal(&estafette(&[])).contains("estafette report <FILE>"));
     assert!(refusal(&estafette(&["--diff", "/dev/null"])).contains("/dev/null"));
     assert!(refusal(&estafette(&["--width", "many", "x"])).contains("many"));
     assert!(refusal(&estafette(&["--colour"])).contains("--colour"));

@@ -1,0 +1,38 @@
+//! Help at every level, and what an unknown command is told.
+
+use std::process::{Command, Output};
+
+fn estafette(arguments: &[&str]) -> Output {
+    Command::new(env!("CARGO_BIN_EXE_estafette")).args(arguments).output().unwrap()
+}
+
+#[test]
+fn every_level_has_help_that_names_its_options() {
+    for (command, named) in [
+        (&[][..], &["devices", "demo", "report", "bench", "--version"][..]),
+        (&["devices"], &["--help"]),
+        (&["demo"], &["--tensors"]),
+        (&["report"], &["--diff", "--json", "--short", "--html", "--chrome", "--width"]),
+        (&["bench"], &["--list", "--json", "--n", "--workers", "--body", "--rounds", "--trace"]),
+    ] {
+        for flag in ["--help", "-h"] {
+            let output = estafette(&[command, &[flag]].concat());
+            let text = String::from_utf8(output.stdout).unwrap();
+            assert!(output.status.success() && output.stderr.is_empty(), "{command:?} {flag}");
+            for name in named {
+                assert!(text.contains(name), "{command:?} {flag} does not name {name}: {text}");
+            }
+        }
+    }
+    let without = estafette(&[]);
+    assert!(without.status.success());
+    assert!(String::from_utf8(without.stdout).unwrap().contains("Usage: estafette"));
+}
+
+#[test]
+fn an_unknown_command_is_refused_with_exit_code_2() {
+    let output = estafette(&["bensch"]);
+    assert_eq!(output.status.code(), Some(2));
+    let text = String::from_utf8(output.stderr).unwrap();
+    assert!(text.contains("'bensch'") && text.contains("'bench'"), "{text}");
+}
