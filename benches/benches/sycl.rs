@@ -10,6 +10,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
+use benches::Spread;
 use estafette::devices::sycl::{SyclDevice, SyclRuntime};
 use estafette::devices::{Device, Fence, Queue, Timing, host_now_ns};
 use estafette::{DType, Engine};
@@ -18,15 +19,13 @@ use futures::executor::block_on;
 const ROUNDS: usize = 101;
 const CHAIN: usize = 1_000;
 
-fn median(mut times: Vec<Duration>) -> (Duration, Duration, Duration) {
-    times.sort_unstable();
-    (times[times.len() / 2], times[times.len() / 10], times[times.len() * 9 / 10])
-}
-
+/// Prints the spread of the times, and returns their median in seconds.
 fn show(what: &str, times: Vec<Duration>) -> f64 {
-    let (middle, low, high) = median(times);
+    let times = times.iter().map(Duration::as_secs_f64).collect();
+    let Spread { median, min, max } = Spread::of(times).expect("at least one round");
+    let [middle, low, high] = [median, min, max].map(Duration::from_secs_f64);
     println!("{what:<44} {middle:>12?} [{low:?} to {high:?}]");
-    middle.as_secs_f64()
+    median
 }
 
 type Object = *mut c_void;

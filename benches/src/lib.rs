@@ -22,6 +22,7 @@ mod record;
 pub mod replay;
 mod resident;
 mod spin;
+mod spread;
 mod stencil;
 mod submit;
 mod wake;
@@ -30,8 +31,9 @@ mod workload;
 pub use access::{Access, READS_MAX, VARIABLES};
 pub use error::Error;
 pub use metg::WrongInput;
-pub use record::{Quantity, Record, Spread};
+pub use record::{Quantity, Record};
 pub use spin::Body;
+pub use spread::Spread;
 pub use submit::submit;
 pub use workload::{Settings, WORKLOADS, Workload, named};
 

@@ -19,7 +19,8 @@ use tokio::sync::oneshot;
 
 use crate::error::Error;
 use crate::gate::Gate;
-use crate::record::{Quantity, Spread};
+use crate::record::Quantity;
+use crate::spread::Spread;
 use crate::workload::{Measured, Settings, Workload};
 
 /// Default number of wake-ups of one round.

@@ -2,30 +2,10 @@
 
 use serde_json::Value;
 
-/// Median, least and greatest of some samples.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Spread {
-    /// The middle sample, or the mean of the two in the middle.
-    pub median: f64,
-    /// The least sample.
-    pub min: f64,
-    /// The greatest sample.
-    pub max: f64,
-}
+#[path = "../../../benches/src/spread.rs"]
+mod spread;
 
-impl Spread {
-    /// `None` without samples.
-    pub fn of(mut samples: Vec<f64>) -> Option<Self> {
-        samples.sort_by(f64::total_cmp);
-        let (min, max) = (*samples.first()?, *samples.last()?);
-        let half = samples.len() / 2;
-        let median = match samples.len() % 2 {
-            0 => (samples[half - 1] + samples[half]) / 2.0,
-            _ => samples[half],
-        };
-        Some(Spread { median, min, max })
-    }
-}
+pub use self::spread::Spread;
 
 /// One line of JSON that a program printed.
 #[derive(Clone, Debug, PartialEq)]
