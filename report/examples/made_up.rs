@@ -49,7 +49,7 @@ fn hostile() -> Trace {
         add(&mut operation.name);
         operation.site.iter_mut().for_each(|site| add(&mut site.file));
     }
-    recording.lanes.iter_mut().for_each(|lane| add(&mut lane.name));
+    recording.tracks.iter_mut().for_each(|track| add(&mut track.name));
     recording.libraries.iter_mut().for_each(add);
     recording.variables.iter_mut().for_each(|it| add(&mut it.name));
     recording.leases.iter_mut().for_each(|it| add(&mut it.owner));

@@ -6,7 +6,7 @@ use estafette_report::attribution::attribute;
 use estafette_report::model::*;
 use estafette_report::{Report, report};
 
-const MAIN: LaneId = 0;
+const MAIN: TrackId = 0;
 const MS: u64 = 1_000_000;
 
 /// Writes down a program as it runs.
@@ -14,8 +14,8 @@ struct Program(Trace);
 
 impl Program {
     fn new(tensors: &[&str]) -> Self {
-        let lane = |name: &str, kind| Lane { name: name.into(), kind };
-        let worker = |at| lane(&format!("worker {at}"), LaneKind::Worker);
+        let track = |name: &str, kind| Track { name: name.into(), kind };
+        let worker = |at| track(&format!("worker {at}"), TrackKind::Worker);
         let variable = |(at, name): (usize, &&str)| Variable {
             id: at as u64 + 1,
             name: (*name).into(),
@@ -24,7 +24,7 @@ impl Program {
         };
         Self(Trace {
             program: "program.py".into(),
-            lanes: vec![lane("main", LaneKind::Thread), worker(0), worker(1)],
+            tracks: vec![track("main", TrackKind::Thread), worker(0), worker(1)],
             variables: tensors.iter().enumerate().map(variable).collect(),
             ..Trace::default()
         })
@@ -60,7 +60,7 @@ impl Program {
         let (began, done) = (Some(times.0), Some(times.1));
         (part.granted, part.ready, part.awake, part.began) = (began, began, began, began);
         (part.issued, part.done, part.observed) = (done, done, done);
-        part.lane = Some(1 + worker);
+        part.track = Some(1 + worker);
     }
 
     /// The program waits for a tensor.

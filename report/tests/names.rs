@@ -20,7 +20,7 @@ fn hostile(of: &str) -> String {
 fn recording() -> Trace {
     let mut recording = made_up::recording(200);
     recording.program = hostile("program").into();
-    recording.lanes.iter_mut().for_each(|lane| lane.name = hostile(&lane.name).into());
+    recording.tracks.iter_mut().for_each(|track| track.name = hostile(&track.name).into());
     recording.libraries.iter_mut().for_each(|library| *library = hostile(library).into());
     recording.variables.iter_mut().for_each(|variable| variable.name = hostile(&variable.name).into());
     for operation in &mut recording.operations {

@@ -85,7 +85,7 @@ proptest! {
     }
 }
 
-/// Whether this operation is in the recording, apart from lanes and libraries whose names may have been lost.
+/// Whether this operation is in the recording, apart from tracks and libraries whose names may have been lost.
 fn known(operation: &estafette_report::model::Operation, recording: &Trace) -> bool {
     recording.operation(operation.id).is_some_and(|whole| {
         (&whole.name, whole.submitted, whole.done, &whole.accesses)
@@ -127,7 +127,7 @@ fn a_lost_head_is_told_from_its_copy_at_the_end() {
     let mut damaged = bytes(&recording);
     damaged[..4_000].fill(0);
     let part = perfetto::read(&damaged);
-    assert_eq!((&part.program, &part.lanes), (&recording.program, &recording.lanes));
+    assert_eq!((&part.program, &part.tracks), (&recording.program, &recording.tracks));
     assert!(!part.losses.damage.is_empty());
 }
 

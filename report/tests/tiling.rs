@@ -7,7 +7,7 @@ use std::collections::HashMap;
 use estafette_report::Trace;
 use estafette_report::attribution::attribute;
 use estafette_report::model::{
-    Access, Cause, Lane, LaneKind, Lease, LostRecords, Mode, Operation, OperationKind, Outcome, Stall,
+    Access, Cause, Lease, LostRecords, Mode, Operation, OperationKind, Outcome, Stall, Track, TrackKind,
 };
 use estafette_report::roots::roots;
 use estafette_report::walk::walk;
@@ -51,7 +51,7 @@ fn operation() -> impl Strategy<Value = Operation> {
             library: None,
             site: None,
             submitter: about.1,
-            lane: about.2,
+            track: about.2,
             submitted,
             granted,
             ready,
@@ -72,10 +72,10 @@ fn operation() -> impl Strategy<Value = Operation> {
 
 fn recording() -> impl Strategy<Value = Trace> {
     (prop::collection::vec(operation(), 1..40), any::<bool>()).prop_map(|(mut operations, lost)| {
-        let kinds = [LaneKind::Worker, LaneKind::Thread, LaneKind::Queue, LaneKind::EventLoop];
+        let kinds = [TrackKind::Worker, TrackKind::Thread, TrackKind::Queue, TrackKind::EventLoop];
         let mut recording = Trace {
             duration: DURATION,
-            lanes: kinds.map(|kind| Lane { name: format!("{kind:?}").into(), kind }).into(),
+            tracks: kinds.map(|kind| Track { name: format!("{kind:?}").into(), kind }).into(),
             ..Trace::default()
         };
         for (at, operation) in operations.iter_mut().enumerate() {
@@ -97,7 +97,7 @@ fn recording() -> impl Strategy<Value = Trace> {
         }
         recording.operations = operations;
         if lost {
-            recording.losses.records.push(LostRecords { lane: 0, count: 7 });
+            recording.losses.records.push(LostRecords { track: 0, count: 7 });
         }
         recording
     })
@@ -126,11 +126,11 @@ fn an_operation_that_is_ready_while_the_pool_fills_thousands_of_times_has_few_st
     let (period, length) = (200_000, |fill: u64| 10_000 + fill);
     let duration = (FILLS + 1) * period;
     let operation = |id: u64, moments: [u64; 5]| {
-        let [submitted, ready, awake, issued, lane] = moments;
+        let [submitted, ready, awake, issued, track] = moments;
         Operation {
             id,
             name: "op".into(),
-            lane: Some(lane as usize),
+            track: Some(track as usize),
             submitted,
             granted: Some(submitted),
             ready: Some(ready),
@@ -151,7 +151,7 @@ fn an_operation_that_is_ready_while_the_pool_fills_thousands_of_times_has_few_st
     }
     let mut recording = Trace {
         duration: duration + 1,
-        lanes: vec![Lane { name: "worker 0".into(), kind: LaneKind::Worker }],
+        tracks: vec![Track { name: "worker 0".into(), kind: TrackKind::Worker }],
         operations,
         ..Trace::default()
     };
@@ -184,7 +184,7 @@ proptest! {
             prop_assert!(joined.is_some(), "{stalls:?}");
             // Once before it began and once on a queue, each time without a gap.
             let joined = joined.unwrap();
-            let device = operation.lane == Some(2) && operation.began.is_some();
+            let device = operation.track == Some(2) && operation.began.is_some();
             prop_assert!(joined.len() <= 1 + usize::from(device), "{joined:?} of {operation:?}");
             let first = joined[0].0;
             prop_assert!(device || first == operation.submitted, "since {first}: {operation:?}");
@@ -192,7 +192,7 @@ proptest! {
         }
         for (waiter, stalls) in &critical {
             let operation = recording.operation(*waiter).unwrap();
-            let device = operation.lane == Some(2) && operation.began.is_some();
+            let device = operation.track == Some(2) && operation.began.is_some();
             if !device {
                 prop_assert!(joined(stalls).is_some_and(|joined| joined.len() == 1), "{stalls:?}");
             }

@@ -13,8 +13,8 @@ use estafette_report::Trace;
 use estafette_report::attribution::attribute_within;
 use estafette_report::budget::Budget;
 use estafette_report::model::{
-    Access, Lane, LaneId, LaneKind, Lease, LibraryId, LostRecords, Mode, Nanos, Operation, OperationKind,
-    Outcome, Site, Text, Variable,
+    Access, Lease, LibraryId, LostRecords, Mode, Nanos, Operation, OperationKind, Outcome, Site, Text, Track,
+    TrackId, TrackKind, Variable,
 };
 use estafette_report::source::{Merging, Source};
 use estafette_sync::sync::atomic::Ordering;
@@ -95,7 +95,7 @@ struct LeaseOwner {
 /// A thread of the recording.
 pub(super) struct Thread {
     pub(super) name: Text,
-    pub(super) kind: LaneKind,
+    pub(super) kind: TrackKind,
     /// Entries that did not fit.
     pub(super) lost: u64,
     /// What its entries refer to by number.
@@ -110,15 +110,15 @@ type Names<'a> = Box<dyn Fn(u64) -> Option<Text> + 'a>;
 /// The entries of a recording, and where those of each operation lie.
 pub(super) struct Entries<'a> {
     scale: Scale,
-    /// Lanes, libraries, losses.
+    /// Tracks, libraries, losses.
     about: Trace,
     threads: Vec<Reading>,
     /// The index of its thread, and its entries.
     blocks: Vec<(u32, Block)>,
     libraries: HashMap<Text, LibraryId>,
-    queues: HashMap<u64, LaneId>,
-    /// Bodies that still ran, by operation: ticks, lane.
-    running: HashMap<u64, (u64, LaneId)>,
+    queues: HashMap<u64, TrackId>,
+    /// Bodies that still ran, by operation: ticks, track.
+    running: HashMap<u64, (u64, TrackId)>,
     /// Places of entries, by operation, in the order of reading.
     index: Vec<u32>,
     /// Where the entries of each operation begin in the index; one more at the end.
@@ -189,13 +189,13 @@ impl<'a> Entries<'a> {
 
     /// Begins with the entries of another thread.
     pub(super) fn begin(&mut self, thread: Thread) {
-        let lane = self.about.lanes.len();
-        self.about.lanes.push(Lane { name: thread.name, kind: thread.kind });
+        let track = self.about.tracks.len();
+        self.about.tracks.push(Track { name: thread.name, kind: thread.kind });
         if thread.lost > 0 {
-            self.about.losses.records.push(LostRecords { lane, count: thread.lost });
+            self.about.losses.records.push(LostRecords { track, count: thread.lost });
         }
-        self.running.extend(thread.running.map(|(id, ticks)| (id, (ticks, lane))));
-        self.threads.push(Reading { lane, texts: thread.texts, sites: RefCell::default() });
+        self.running.extend(thread.running.map(|(id, ticks)| (id, (ticks, track))));
+        self.threads.push(Reading { track, texts: thread.texts, sites: RefCell::default() });
     }
 
     /// Adds whole entries of that thread, at most as many words as a page has.
@@ -226,10 +226,10 @@ impl<'a> Entries<'a> {
             });
             match tells {
                 Some(Tells::Began) if queue_or_library.0 != 0 => {
-                    let (number, lanes) = (queue_or_library.0, &mut self.about.lanes);
+                    let (number, tracks) = (queue_or_library.0, &mut self.about.tracks);
                     self.queues.entry(number).or_insert_with(|| {
-                        lanes.push(Lane { name: format!("queue {number}").into(), kind: LaneKind::Queue });
-                        lanes.len() - 1
+                        tracks.push(Track { name: format!("queue {number}").into(), kind: TrackKind::Queue });
+                        tracks.len() - 1
                     });
                 }
                 Some(Tells::Variable | Tells::LeaseOwner | Tells::Held | Tells::Library) => {
@@ -378,8 +378,8 @@ impl<'a> Entries<'a> {
             ended: false,
             waits_for_any: false,
         };
-        if let Some((ticks, lane)) = self.running.get(&id) {
-            draft.began(self.scale.nanos(*ticks), *lane);
+        if let Some((ticks, track)) = self.running.get(&id) {
+            draft.began(self.scale.nanos(*ticks), *track);
         }
         for place in &self.index[self.operations[at] as usize..self.operations[at + 1] as usize] {
             self.with(*place, |reading, entry| draft.entry(self, reading, entry));
@@ -537,13 +537,13 @@ impl PendingOp {
     fn submitted(&mut self, entries: &Entries<'_>, reading: &Reading, at: Nanos, name: u32, what: Use) {
         self.submitted = Some(what);
         self.operation.submitted = at;
-        self.operation.submitter = Some(reading.lane);
+        self.operation.submitter = Some(reading.track);
         self.operation.name = entries.text(reading, name);
     }
 
-    fn began(&mut self, at: Nanos, lane: LaneId) {
+    fn began(&mut self, at: Nanos, track: TrackId) {
         self.operation.began = Some(at);
-        self.operation.lane = Some(lane);
+        self.operation.track = Some(track);
     }
 
     fn ended(&mut self, at: Nanos, outcome: Outcome, device_work: bool) {
@@ -563,7 +563,7 @@ impl PendingOp {
         let Entry { tells: Some(tells), ticks, id, words: all } = entry else { return };
         let words = [entry.word(0), entry.word(1)];
         let at = entries.scale.nanos(ticks);
-        let lane = reading.lane;
+        let track = reading.track;
         let operation = &mut self.operation;
         match tells {
             Tells::Submitted => {
@@ -579,7 +579,7 @@ impl PendingOp {
             }
             Tells::Ran => {
                 let took = widened(id).1;
-                self.began(entries.scale.nanos(ticks.saturating_sub(took)), lane);
+                self.began(entries.scale.nanos(ticks.saturating_sub(took)), track);
                 self.ended(at, Outcome::Ok, false);
             }
             Tells::Accesses => operation.accesses.extend(all.iter().filter_map(|word| access_in(*word))),
@@ -589,7 +589,7 @@ impl PendingOp {
             }
             Tells::Began => {
                 let queue = entries.queues.get(&words[0]);
-                self.began(at, queue.copied().unwrap_or(lane));
+                self.began(at, queue.copied().unwrap_or(track));
             }
             Tells::Ended => {
                 let (how, device_work, why) = ended_of(words[0]);
@@ -612,7 +612,7 @@ impl PendingOp {
             Tells::Locked => self.locked = Some(at),
             Tells::Resumed => {
                 operation.resumed = Some(at);
-                operation.lane = Some(lane);
+                operation.track = Some(track);
                 if words[0] != 0 {
                     operation.kind = OperationKind::Wait;
                 }
@@ -629,7 +629,7 @@ impl PendingOp {
                 self.submitted(entries, reading, at, NONE, Use::Lease);
                 self.operation.name = entries.lease.clone();
                 self.owner = Some(entries.owner(reading, [entry.word(1), entry.word(2)]));
-                self.began(at, lane);
+                self.began(at, track);
             }
             Tells::Library => {
                 let library = entries.library(reading.known(words[0] as u32));
@@ -731,7 +731,7 @@ impl PendingOp {
 
 /// A thread whose entries are read.
 struct Reading {
-    lane: LaneId,
+    track: TrackId,
     texts: Vec<Text>,
     /// Lines of programs, by the numbers of their texts.
     sites: RefCell<HashMap<u32, Option<Site>>>,

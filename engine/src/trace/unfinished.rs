@@ -6,7 +6,7 @@
 //! magic, then parts: kind (u32), length of the content in bytes (u32), content; numbers are little-endian
 //! head      started, in nanoseconds since 1970 (u64); name of the program
 //! names     per name of a variable: variable (u64), length (u64), text
-//! thread    number (u32), kind of lane (u32), name; again when the kind has changed
+//! thread    number (u32), kind of track (u32), name; again when the kind has changed
 //! text      number of the thread (u32), text; a thread's texts come in the order of their numbers
 //! words     number of the thread (u32), 0 (u32), whole entries of its pages
 //! running   number of the thread (u32), 0 (u32), operation whose body runs there or 0 (u64), ticks (u64)
@@ -25,7 +25,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use estafette_report::file;
-use estafette_report::model::LaneKind;
+use estafette_report::model::TrackKind;
 use estafette_sync::sync::Mutex;
 use estafette_sync::sync::atomic::{AtomicBool, Ordering};
 use estafette_sync::thread::{self, JoinHandle};
@@ -73,14 +73,14 @@ impl Part {
     ];
 }
 
-/// Kinds of lanes, by their number in the file.
-pub(super) const LANE_KINDS: [LaneKind; 6] = [
-    LaneKind::Worker,
-    LaneKind::Thread,
-    LaneKind::EventLoop,
-    LaneKind::Queue,
-    LaneKind::Reactor,
-    LaneKind::Reaper,
+/// Kinds of tracks, by their number in the file.
+pub(super) const TRACK_KINDS: [TrackKind; 6] = [
+    TrackKind::Worker,
+    TrackKind::Thread,
+    TrackKind::EventLoop,
+    TrackKind::Queue,
+    TrackKind::Reactor,
+    TrackKind::Reaper,
 ];
 
 /// The file, and the thread that writes it.
@@ -223,7 +223,7 @@ impl Writing {
 struct Cursor {
     log: Arc<ThreadLog>,
     number: u32,
-    kind: Option<LaneKind>,
+    kind: Option<TrackKind>,
     /// The last text that was written.
     text: Option<Arc<Link<Arc<str>>>>,
     page: Option<Arc<Link<Page>>>,
@@ -244,7 +244,7 @@ impl Cursor {
         let wide = u64::from(self.number).to_le_bytes();
         let kind = self.log.kind();
         if self.kind.replace(kind) != Some(kind) {
-            let of_file = LANE_KINDS.iter().position(|known| *known == kind).unwrap_or(1) as u32;
+            let of_file = TRACK_KINDS.iter().position(|known| *known == kind).unwrap_or(1) as u32;
             part(out, Part::Thread, &[&number, &of_file.to_le_bytes(), self.log.name.as_bytes()]);
         }
         // First how far the words go, then the texts that they refer to, then the words.

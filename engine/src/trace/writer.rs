@@ -4,7 +4,7 @@ use std::cell::RefCell;
 use std::collections::HashMap;
 use std::sync::Arc;
 
-use estafette_report::model::LaneKind;
+use estafette_report::model::TrackKind;
 use estafette_sync::sync::Mutex;
 use estafette_sync::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use estafette_sync::thread_local;
@@ -68,7 +68,7 @@ impl Session {
 #[derive(Debug)]
 pub(super) struct ThreadLog {
     pub(super) name: String,
-    kind: LaneKind,
+    kind: TrackKind,
     /// An event loop has been seen running here.
     pub(super) event_loop: AtomicBool,
     pub(super) pages: Chain<Page>,
@@ -112,10 +112,10 @@ impl ThreadLog {
         let current = std::thread::current();
         let name = current.name().map_or_else(unnamed, str::to_owned);
         let kind = match name.as_str() {
-            "estafette-reactor" => LaneKind::Reactor,
-            "estafette-reaper" => LaneKind::Reaper,
-            name if name.starts_with("estafette-") => LaneKind::Worker,
-            _ => LaneKind::Thread,
+            "estafette-reactor" => TrackKind::Reactor,
+            "estafette-reaper" => TrackKind::Reaper,
+            name if name.starts_with("estafette-") => TrackKind::Worker,
+            _ => TrackKind::Thread,
         };
         Self {
             name,
@@ -128,8 +128,8 @@ impl ThreadLog {
         }
     }
 
-    pub(super) fn kind(&self) -> LaneKind {
-        if self.event_loop.load(Ordering::Relaxed) { LaneKind::EventLoop } else { self.kind }
+    pub(super) fn kind(&self) -> TrackKind {
+        if self.event_loop.load(Ordering::Relaxed) { TrackKind::EventLoop } else { self.kind }
     }
 
     fn lose(&self, entries: u64) {

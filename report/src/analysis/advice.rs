@@ -9,7 +9,7 @@ use crate::analysis::summary::Advice;
 use crate::analysis::walk::{Step, What};
 use crate::analysis::what_if::{Change, Score, blocks};
 use crate::model::shown::shown;
-use crate::model::{Blocker, Cause, Hazard, LaneKind, Mode, Nanos, OperationId};
+use crate::model::{Blocker, Cause, Hazard, Mode, Nanos, OperationId, TrackKind};
 
 /// Changes that are told.
 const TOLD: usize = 3;
@@ -98,7 +98,7 @@ fn waits(recording: &Trace) -> Vec<(String, HashSet<OperationId>)> {
         let Some(resumed) = operation.resumed else { continue };
         let lease = recording.lease(operation.id);
         let site = operation.site.as_ref().or_else(|| lease.and_then(|lease| lease.site.as_ref()));
-        let thread = operation.submitter.and_then(|lane| recording.lanes.get(lane));
+        let thread = operation.submitter.and_then(|track| recording.tracks.get(track));
         let place = match (site, lease, thread) {
             (Some(site), ..) => format!("at {}", sentences::place(site)),
             (None, Some(lease), _) if !lease.owner.is_empty() => format!("in {}", shown(&lease.owner)),
@@ -142,8 +142,8 @@ fn change(recording: &Trace, what: What) -> Option<String> {
         What::Stall(Cause::NotResumed, Blocker::EventLoop) => {
             "keep the event loop free: move what blocks it to an operation or a thread".into()
         }
-        What::Stall(Cause::NotResumed, Blocker::Thread(lane))
-            if recording.lanes.get(lane).is_some_and(|lane| lane.kind == LaneKind::Worker) =>
+        What::Stall(Cause::NotResumed, Blocker::Thread(track))
+            if recording.tracks.get(track).is_some_and(|track| track.kind == TrackKind::Worker) =>
         {
             "submit more at once: a worker with nothing to do sleeps, and must be woken".into()
         }

@@ -24,7 +24,8 @@ mod tiling;
 use crate::Trace;
 use crate::model::source::{Source, operations};
 use crate::model::{
-    Blocker, Cause, Edge, Hazard, LaneId, LaneKind, Mode, Nanos, Operation, OperationId, OperationKind, Stall,
+    Blocker, Cause, Edge, Hazard, Mode, Nanos, Operation, OperationId, OperationKind, Stall, TrackId,
+    TrackKind,
 };
 
 use self::counters::counters;
@@ -69,7 +70,7 @@ pub(crate) struct Attribution<'a, S> {
     /// Operations whose end is waited for by name, and the positions of those that wait; sorted.
     by_name: Vec<(OperationId, u32)>,
     /// The operations on device queues, in the order of their issue: queue, time, position.
-    on_queues: Vec<(LaneId, Nanos, u32)>,
+    on_queues: Vec<(TrackId, Nanos, u32)>,
     pool: Pool,
 }
 
@@ -78,8 +79,8 @@ impl<'a, S: Source> Attribution<'a, S> {
         let (mut by_name, mut on_queues) = (Vec::new(), Vec::new());
         for (at, operation) in operations(source).enumerate() {
             by_name.extend(operation.waits_for.map(|target| (target, at as u32)));
-            if let (Some(lane), Some(issued)) = (queue_of(source.about(), &operation), operation.issued) {
-                on_queues.push((lane, issued, at as u32));
+            if let (Some(track), Some(issued)) = (queue_of(source.about(), &operation), operation.issued) {
+                on_queues.push((track, issued, at as u32));
             }
         }
         by_name.sort_unstable();
@@ -136,10 +137,10 @@ impl<'a, S: Source> Attribution<'a, S> {
     }
 
     /// When the operation before this one on its in-order queue was done.
-    fn ahead(&self, at: usize, lane: LaneId, issued: Nanos) -> Option<Nanos> {
-        let own = self.on_queues.partition_point(|known| *known < (lane, issued, at as u32));
-        let (its_lane, _, before) = self.on_queues[own.checked_sub(1)?];
-        if its_lane == lane { self.source.operation(before as usize).done } else { None }
+    fn ahead(&self, at: usize, track: TrackId, issued: Nanos) -> Option<Nanos> {
+        let own = self.on_queues.partition_point(|known| *known < (track, issued, at as u32));
+        let (its_track, _, before) = self.on_queues[own.checked_sub(1)?];
+        if its_track == track { self.source.operation(before as usize).done } else { None }
     }
 }
 
@@ -149,9 +150,9 @@ fn by_name(waiter: usize) -> u64 {
 }
 
 /// The device queue that an operation ran on.
-pub(crate) fn queue_of(recording: &Trace, operation: &Operation) -> Option<LaneId> {
-    let lane = operation.lane?;
-    (recording.lanes.get(lane)?.kind == LaneKind::Queue).then_some(lane)
+pub(crate) fn queue_of(recording: &Trace, operation: &Operation) -> Option<TrackId> {
+    let track = operation.track?;
+    (recording.tracks.get(track)?.kind == TrackKind::Queue).then_some(track)
 }
 
 /// How a blocker's time divides, as others see it.
@@ -263,7 +264,7 @@ impl<S: Source> Attribution<'_, S> {
         }
         tiling.until(waits.ready, Cause::NotObserved, hazard, Blocker::Observer);
         let resumes = operation.kind != OperationKind::Operation && operation.kind != OperationKind::Copy;
-        let taker = operation.lane.filter(|lane| self.pool.has(*lane));
+        let taker = operation.track.filter(|track| self.pool.has(*track));
         match taker {
             _ if resumes => tiling.until(waits.awake, Cause::NotResumed, None, self.sleeper(operation)),
             Some(worker) => {
@@ -281,17 +282,17 @@ impl<S: Source> Attribution<'_, S> {
 
     /// Who was late to go on.
     fn sleeper(&self, operation: &Operation) -> Blocker {
-        let Some(lane) = operation.lane.or(operation.submitter) else { return Blocker::None };
-        match self.source.about().lanes.get(lane).map(|lane| lane.kind) {
-            Some(LaneKind::EventLoop) => Blocker::EventLoop,
-            Some(_) => Blocker::Thread(lane),
+        let Some(track) = operation.track.or(operation.submitter) else { return Blocker::None };
+        match self.source.about().tracks.get(track).map(|track| track.kind) {
+            Some(TrackKind::EventLoop) => Blocker::EventLoop,
+            Some(_) => Blocker::Thread(track),
             None => Blocker::None,
         }
     }
 
     /// What device work waited for on its queue: earlier work of others, then whatever was in front of it there.
     fn on_queue(&self, at: usize, operation: &Operation, before: &[Vec<Before>], stalls: &mut Vec<Stall>) {
-        let (Some(lane), Some(own_issue)) = (operation.lane, operation.issued) else { return };
+        let (Some(track), Some(own_issue)) = (operation.track, operation.issued) else { return };
         let issued = own_issue.max(Waits::of(operation, self.source.about().duration).end);
         let done = operation.done.unwrap_or(self.source.about().duration).max(issued);
         // What a device has begun waits for nothing any more.
@@ -313,7 +314,7 @@ impl<S: Source> Attribution<'_, S> {
         let ahead = match operation.ran {
             // It could have run, but the device was elsewhere, or about to come.
             Some(_) => begun,
-            None => self.ahead(at, lane, own_issue).filter(|ahead| *ahead <= done).unwrap_or(issued),
+            None => self.ahead(at, track, own_issue).filter(|ahead| *ahead <= done).unwrap_or(issued),
         };
         let end_of = |access: usize| inputs[access].map_or(issued, |(_, end)| end);
         let critical = (0..inputs.len()).rev().max_by_key(|access| end_of(*access)).unwrap_or(0);
@@ -327,7 +328,7 @@ impl<S: Source> Attribution<'_, S> {
                 tiling.until(*end, Cause::Computing, hazard, blocker);
             }
             if access == critical {
-                tiling.until(inputs_done.max(ahead), Cause::NoWorker, hazard, Blocker::Queue(lane));
+                tiling.until(inputs_done.max(ahead), Cause::NoWorker, hazard, Blocker::Queue(track));
             }
         }
     }

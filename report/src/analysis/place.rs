@@ -4,14 +4,14 @@ use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 
 use crate::model::source::{self, Source};
-use crate::model::{Lane, LaneId, LaneKind, Lease, LibraryId, Nanos, Operation, OperationKind, Trace};
+use crate::model::{Lease, LibraryId, Nanos, Operation, OperationKind, Trace, Track, TrackId, TrackKind};
 
 /// A row of a picture.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(crate) enum Row {
-    /// What ran, or waited, on a lane.
-    Lane(LaneId),
-    /// What is told of a library but of no lane.
+    /// What ran, or waited, on a track.
+    Track(TrackId),
+    /// What is told of a library but of no track.
     Library(Option<LibraryId>),
 }
 
@@ -32,7 +32,7 @@ impl Placed {
     }
 }
 
-/// Where each operation is drawn: the body on its lane, a wait on the lane that waited, others as a moment.
+/// Where each operation is drawn: the body on its track, a wait on the track that waited, others as a moment.
 pub(crate) fn operations(recording: &Trace) -> Vec<Placed> {
     let places = Places::of(recording);
     let all = recording.operations.iter().enumerate();
@@ -42,16 +42,16 @@ pub(crate) fn operations(recording: &Trace) -> Vec<Placed> {
 /// Where operations are drawn, one by one.
 pub(crate) struct Places {
     /// Work on device queues, in the order of its end: queue, end, position.
-    queued: Vec<(LaneId, Nanos, u32)>,
+    queued: Vec<(TrackId, Nanos, u32)>,
 }
 
 impl Places {
     pub(crate) fn of(source: &impl Source) -> Self {
         let all = source::operations(source).enumerate();
-        let mut queued: Vec<(LaneId, Nanos, u32)> = all
+        let mut queued: Vec<(TrackId, Nanos, u32)> = all
             .filter_map(|(at, it)| {
-                let (lane, end) = queued(source.about(), &it, &operation(source.about(), &it))?;
-                Some((lane, end, at as u32))
+                let (track, end) = queued(source.about(), &it, &operation(source.about(), &it))?;
+                Some((track, end, at as u32))
             })
             .collect();
         queued.sort_unstable();
@@ -62,10 +62,11 @@ impl Places {
     pub(crate) fn place(&self, about: &Trace, at: usize, it: &Operation) -> Placed {
         let mut placed = operation(about, it);
         // Work on an in-order queue begins when the work before it has ended, however early it was handed over.
-        if let (Some((lane, to)), None) = (queued(about, it, &placed), it.ran)
-            && let Some(before) = self.queued.partition_point(|it| *it < (lane, to, at as u32)).checked_sub(1)
-            && let (its_lane, end, _) = self.queued[before]
-            && its_lane == lane
+        if let (Some((track, to)), None) = (queued(about, it, &placed), it.ran)
+            && let Some(before) =
+                self.queued.partition_point(|it| *it < (track, to, at as u32)).checked_sub(1)
+            && let (its_track, end, _) = self.queued[before]
+            && its_track == track
         {
             placed.from = placed.from.max(end).min(to);
         }
@@ -74,26 +75,26 @@ impl Places {
 }
 
 /// The device queue on which an operation is drawn, and until when.
-fn queued(about: &Trace, operation: &Operation, placed: &Placed) -> Option<(LaneId, Nanos)> {
-    let (Row::Lane(lane), Some(to)) = (placed.row, placed.to) else { return None };
-    let ran = about.lanes[lane].kind == LaneKind::Queue && operation.lane == Some(lane);
-    ran.then_some((lane, to))
+fn queued(about: &Trace, operation: &Operation, placed: &Placed) -> Option<(TrackId, Nanos)> {
+    let (Row::Track(track), Some(to)) = (placed.row, placed.to) else { return None };
+    let ran = about.tracks[track].kind == TrackKind::Queue && operation.track == Some(track);
+    ran.then_some((track, to))
 }
 
 fn operation(recording: &Trace, operation: &Operation) -> Placed {
-    let lane = |id: Option<LaneId>| id.filter(|&id| id < recording.lanes.len()).map(Row::Lane);
+    let track = |id: Option<TrackId>| id.filter(|&id| id < recording.tracks.len()).map(Row::Track);
     let elsewhere = Row::Library(known(recording, operation.library));
     let latest = operation.done.or(operation.granted).unwrap_or(operation.submitted);
-    if let (Some(row), Some(began)) = (lane(operation.lane), operation.began) {
-        let Row::Lane(id) = row else { unreachable!("made above") };
-        if let (Some(Lane { kind: LaneKind::Queue, .. }), Some((from, to))) =
-            (recording.lanes.get(id), operation.ran)
+    if let (Some(row), Some(began)) = (track(operation.track), operation.began) {
+        let Row::Track(id) = row else { unreachable!("made above") };
+        if let (Some(Track { kind: TrackKind::Queue, .. }), Some((from, to))) =
+            (recording.tracks.get(id), operation.ran)
         {
             return Placed { row, from, to: Some(to.max(from)), freed: None };
         }
         // A queue is busy until its work is done; a thread has its hands free once the work is handed over.
-        let end = match recording.lanes.get(id) {
-            Some(Lane { kind: LaneKind::Queue, .. }) => operation.done,
+        let end = match recording.tracks.get(id) {
+            Some(Track { kind: TrackKind::Queue, .. }) => operation.done,
             _ => operation.issued.or(operation.done),
         };
         return Placed {
@@ -103,7 +104,7 @@ fn operation(recording: &Trace, operation: &Operation) -> Placed {
             freed: None,
         };
     }
-    let row = lane(operation.submitter).unwrap_or(elsewhere);
+    let row = track(operation.submitter).unwrap_or(elsewhere);
     match operation.kind {
         OperationKind::Operation | OperationKind::Copy => {
             Placed { row, from: latest.max(operation.submitted), to: None, freed: None }

@@ -47,7 +47,7 @@ pub fn name(recording: &Trace, id: OperationId) -> String {
 
 fn submitter(recording: &Trace, id: OperationId) -> Option<&str> {
     let operation = recording.operation(id)?;
-    Some(&recording.lanes.get(operation.submitter?)?.name)
+    Some(&recording.tracks.get(operation.submitter?)?.name)
 }
 
 /// A lease by its owner.
@@ -84,9 +84,9 @@ pub fn because(recording: &Trace, cause: Cause, blocker: Blocker) -> String {
         (Cause::Queued, _) => {
             "something was in the way that began before the recording, or whose record is lost".into()
         }
-        (Cause::NoWorker, Blocker::Queue(lane)) => {
-            let lane = recording.lanes.get(lane).map_or("a queue", |lane| lane.name.as_str());
-            format!("{} of the device was busy", shown(lane))
+        (Cause::NoWorker, Blocker::Queue(track)) => {
+            let track = recording.tracks.get(track).map_or("a queue", |track| track.name.as_str());
+            format!("{} of the device was busy", shown(track))
         }
         (Cause::NoWorker, _) => match busy_workers(recording) {
             0 => "no worker was free".into(),
@@ -96,9 +96,9 @@ pub fn because(recording: &Trace, cause: Cause, blocker: Blocker) -> String {
         (Cause::NotObserved, _) => "nobody had observed yet that its input was done".into(),
         (Cause::NotResumed, Blocker::Interpreter) => "the Python lock was held elsewhere".into(),
         (Cause::NotResumed, Blocker::EventLoop) => "the event loop was busy".into(),
-        (Cause::NotResumed, Blocker::Thread(lane)) => {
-            let lane = recording.lanes.get(lane).map_or("", |lane| lane.name.as_str());
-            format!("thread `{}` had been woken and did not run yet", shown(lane))
+        (Cause::NotResumed, Blocker::Thread(track)) => {
+            let track = recording.tracks.get(track).map_or("", |track| track.name.as_str());
+            format!("thread `{}` had been woken and did not run yet", shown(track))
         }
         (Cause::NotResumed, _) => "whoever waited was late to go on".into(),
     }
@@ -106,18 +106,18 @@ pub fn because(recording: &Trace, cause: Cause, blocker: Blocker) -> String {
 
 /// Threads of pools that have run something.
 fn busy_workers(recording: &Trace) -> usize {
-    let mut lanes: Vec<usize> = recording
+    let mut tracks: Vec<usize> = recording
         .operations
         .iter()
         .filter(|operation| operation.began.is_some() && operation.kind == OperationKind::Operation)
-        .filter_map(|operation| operation.lane)
-        .filter(|lane| {
-            recording.lanes.get(*lane).is_some_and(|lane| lane.kind == crate::model::LaneKind::Worker)
+        .filter_map(|operation| operation.track)
+        .filter(|track| {
+            recording.tracks.get(*track).is_some_and(|track| track.kind == crate::model::TrackKind::Worker)
         })
         .collect();
-    lanes.sort_unstable();
-    lanes.dedup();
-    lanes.len()
+    tracks.sort_unstable();
+    tracks.dedup();
+    tracks.len()
 }
 
 /// A wait as one sentence: who waited how long for whom, on what, and why.

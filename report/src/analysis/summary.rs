@@ -243,16 +243,17 @@ fn blamed(recording: &Trace, blocker: Blocker) -> String {
         Blocker::Operation(id) => sentences::name(recording, id),
         Blocker::Lease(id) => sentences::lease(recording, id),
         Blocker::Pool => "the worker pool".into(),
-        Blocker::Queue(lane) => {
-            recording.lanes.get(lane).map_or_else(|| "a queue".into(), |lane| shown(&lane.name).to_string())
-        }
+        Blocker::Queue(track) => recording
+            .tracks
+            .get(track)
+            .map_or_else(|| "a queue".into(), |track| shown(&track.name).to_string()),
         Blocker::Observer => "the observer of fences".into(),
         Blocker::Interpreter => "the Python lock".into(),
         Blocker::EventLoop => "the event loop".into(),
-        Blocker::Thread(lane) => recording
-            .lanes
-            .get(lane)
-            .map_or_else(|| "a thread".into(), |lane| format!("thread `{}`", shown(&lane.name))),
+        Blocker::Thread(track) => recording
+            .tracks
+            .get(track)
+            .map_or_else(|| "a thread".into(), |track| format!("thread `{}`", shown(&track.name))),
     }
 }
 
@@ -445,8 +446,8 @@ fn run_time(recording: &Trace, steps: &[crate::analysis::walk::Step]) -> Vec<Run
 
 fn missing(recording: &Trace) -> Vec<String> {
     let lost = recording.losses.records.iter().map(|lost| {
-        let lane = recording.lanes.get(lost.lane).map_or("a thread", |lane| lane.name.as_str());
-        format!("{} entries of `{}` did not fit", lost.count, shown(lane))
+        let track = recording.tracks.get(lost.track).map_or("a thread", |track| track.name.as_str());
+        format!("{} entries of `{}` did not fit", lost.count, shown(track))
     });
     lost.chain(recording.losses.damage.iter().map(|damage| shown(damage).to_string())).collect()
 }

@@ -7,7 +7,7 @@
 use std::collections::HashMap;
 
 use crate::Trace;
-use crate::model::{Blocker, Cause, LaneId, Nanos, Operation, OperationId, OperationKind, Stall};
+use crate::model::{Blocker, Cause, Nanos, Operation, OperationId, OperationKind, Stall, TrackId};
 
 /// A stretch of the walk.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -68,7 +68,7 @@ struct Walker<'a> {
     /// The critical stalls of each operation, in order of time.
     stalls: HashMap<OperationId, Own<'a>>,
     /// When each thread came back from a wait, and from which.
-    waits: HashMap<LaneId, Vec<(Nanos, OperationId)>>,
+    waits: HashMap<TrackId, Vec<(Nanos, OperationId)>>,
     at: Nanos,
     steps: Vec<Step>,
     /// Stalls that were looked at: what the walk costs.
@@ -110,12 +110,12 @@ impl<'a> Walker<'a> {
             stalls.entry(stall.waiter).or_default().stalls.push(stall);
         }
         stalls.values_mut().for_each(|own| own.stalls.sort_by_key(|stall| stall.from));
-        let mut waits: HashMap<LaneId, Vec<(Nanos, OperationId)>> = HashMap::new();
+        let mut waits: HashMap<TrackId, Vec<(Nanos, OperationId)>> = HashMap::new();
         for operation in &recording.operations {
-            if let (Some(lane), Some(resumed)) = (operation.submitter, operation.resumed)
+            if let (Some(track), Some(resumed)) = (operation.submitter, operation.resumed)
                 && resumed > operation.submitted
             {
-                waits.entry(lane).or_default().push((resumed, operation.id));
+                waits.entry(track).or_default().push((resumed, operation.id));
             }
         }
         waits.values_mut().for_each(|waits| waits.sort_unstable());

@@ -11,7 +11,7 @@ use std::collections::{BinaryHeap, HashMap, HashSet};
 use crate::Trace;
 use crate::analysis::attribution::queue_of;
 use crate::analysis::critical_path::own_time;
-use crate::model::{Blocker, Cause, Edge, Hazard, LaneId, Mode, Nanos, OperationId, OperationKind, Stall};
+use crate::model::{Blocker, Cause, Edge, Hazard, Mode, Nanos, OperationId, OperationKind, Stall, TrackId};
 
 /// What is otherwise.
 #[derive(Debug, Clone, Default)]
@@ -44,7 +44,7 @@ struct Part {
 #[derive(Clone, Copy, PartialEq)]
 enum Place {
     Worker,
-    Queue(LaneId),
+    Queue(TrackId),
     /// A thread of the program, which goes on when it is ready.
     Program,
 }
@@ -59,18 +59,18 @@ impl<'a> Score<'a> {
     pub(crate) fn of(recording: &'a Trace) -> Self {
         let at: HashMap<OperationId, usize> =
             recording.operations.iter().enumerate().map(|(at, operation)| (operation.id, at)).collect();
-        let mut waits: HashMap<LaneId, Vec<(Nanos, usize)>> = HashMap::new();
+        let mut waits: HashMap<TrackId, Vec<(Nanos, usize)>> = HashMap::new();
         for (at, operation) in recording.operations.iter().enumerate() {
-            if let (true, Some(lane), Some(resumed)) =
+            if let (true, Some(track), Some(resumed)) =
                 (blocks(operation.kind), operation.submitter, operation.resumed)
             {
-                waits.entry(lane).or_default().push((resumed, at));
+                waits.entry(track).or_default().push((resumed, at));
             }
         }
         waits.values_mut().for_each(|waits| waits.sort_unstable());
-        let mut lanes = HashSet::new();
+        let mut tracks = HashSet::new();
         let parts = recording.operations.iter().enumerate().map(|(at, operation)| {
-            let before = operation.submitter.and_then(|lane| waits.get(&lane)).and_then(|waits| {
+            let before = operation.submitter.and_then(|track| waits.get(&track)).and_then(|waits| {
                 let last = waits.partition_point(|(resumed, _)| *resumed <= operation.submitted);
                 waits[..last].last().filter(|(_, wait)| *wait < at)
             });
@@ -79,8 +79,8 @@ impl<'a> Score<'a> {
                 (OperationKind::Operation | OperationKind::Copy, None) => Place::Worker,
                 _ => Place::Program,
             };
-            if let (Place::Worker, Some(lane)) = (place, operation.lane) {
-                lanes.insert(lane);
+            if let (Place::Worker, Some(track)) = (place, operation.track) {
+                tracks.insert(track);
             }
             let after = before.map_or((None, operation.submitted), |(resumed, wait)| {
                 (Some(*wait), operation.submitted - resumed)
@@ -94,7 +94,7 @@ impl<'a> Score<'a> {
                 edges[*from].push((*to, edge));
             }
         }
-        Self { recording, parts, edges, workers: lanes.len().max(1) + usize::from(has_another(recording)) }
+        Self { recording, parts, edges, workers: tracks.len().max(1) + usize::from(has_another(recording)) }
     }
 
     /// When the last operation or wait ends; `None` if not everything can be played, as in a recording that lies.
@@ -139,7 +139,7 @@ struct Play<'a> {
     next: Vec<Vec<usize>>,
     events: BinaryHeap<Reverse<(Nanos, Event, usize)>>,
     workers: BinaryHeap<Reverse<Nanos>>,
-    queues: HashMap<LaneId, Nanos>,
+    queues: HashMap<TrackId, Nanos>,
     played: usize,
     end: Nanos,
 }

@@ -142,7 +142,7 @@ impl Thing {
     }
 }
 
-/// What is shown, in rows: lanes first, then libraries.
+/// What is shown, in rows: tracks first, then libraries.
 fn groups(recording: &Trace) -> BTreeMap<(Row, u8), Vec<Thing>> {
     let mut groups: BTreeMap<(Row, u8), Vec<Thing>> = BTreeMap::new();
     for (operation, placed) in recording.operations.iter().zip(place::operations(recording)) {
@@ -170,7 +170,7 @@ fn groups(recording: &Trace) -> BTreeMap<(Row, u8), Vec<Thing>> {
 
 fn row_name(recording: &Trace, row: Row, order: u8) -> String {
     match row {
-        Row::Lane(lane) => recording.lanes[lane].name.to_string(),
+        Row::Track(track) => recording.tracks[track].name.to_string(),
         Row::Library(library) => {
             let name = recording.library(library).unwrap_or("no library");
             match order {

@@ -7,7 +7,7 @@ use crate::model::{Lease, Nanos, Operation, OperationId, Variable};
 
 /// Operations, leases and variables of a recording, each made when it is asked for.
 pub trait Source {
-    /// Program, duration, lanes, libraries and losses. Its other lists may be empty.
+    /// Program, duration, tracks, libraries and losses. Its other lists may be empty.
     fn about(&self) -> &Trace;
 
     /// How many operations there are. Their positions are in the order of their ids.

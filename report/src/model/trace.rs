@@ -11,8 +11,8 @@ pub type Nanos = u64;
 /// Identity of an operation or a lease: they share one number space, since a lease is an operation without a body.
 pub type OperationId = u64;
 
-/// Index into [`Trace::lanes`].
-pub type LaneId = usize;
+/// Index into [`Trace::tracks`].
+pub type TrackId = usize;
 
 /// Index into [`Trace::libraries`].
 pub type LibraryId = usize;
@@ -27,7 +27,7 @@ pub struct Trace {
     /// The program that was recorded: its file name.
     pub program: Text,
     /// Where things happened.
-    pub lanes: Vec<Lane>,
+    pub tracks: Vec<Track>,
     /// Package names: `numpy`, `torch`, ..., and `host` for whoever is no known library.
     pub libraries: Vec<Text>,
     /// What order was kept for, sorted by `id`.
@@ -48,16 +48,16 @@ pub struct Trace {
 
 /// A place where things happen one after another.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Lane {
-    /// Its name, unique among lanes of a kind or not.
+pub struct Track {
+    /// Its name, unique among tracks of a kind or not.
     pub name: Text,
     /// What it is.
-    pub kind: LaneKind,
+    pub kind: TrackKind,
 }
 
-/// What a lane is.
+/// What a track is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub enum LaneKind {
+pub enum TrackKind {
     /// A thread of an engine's pool.
     Worker,
     /// A thread of the program.
@@ -101,9 +101,9 @@ pub struct Operation {
     /// The line that submitted it.
     pub site: Option<Site>,
     /// Where it was submitted, or waited.
-    pub submitter: Option<LaneId>,
+    pub submitter: Option<TrackId>,
     /// Where the body ran, or the device work was queued.
-    pub lane: Option<LaneId>,
+    pub track: Option<TrackId>,
     /// Appended to the queues of its variables.
     pub submitted: Nanos,
     /// All accesses may proceed.
@@ -297,7 +297,7 @@ pub enum Blocker {
     /// All workers were busy, or there are none.
     Pool,
     /// A device's queue was busy.
-    Queue(LaneId),
+    Queue(TrackId),
     /// The thread that looks at fences was late.
     Observer,
     /// The Python lock was taken.
@@ -305,7 +305,7 @@ pub enum Blocker {
     /// An event loop was busy.
     EventLoop,
     /// A thread that had been woken was not running yet.
-    Thread(LaneId),
+    Thread(TrackId),
 }
 
 /// The kind of conflict between two accesses.
@@ -357,18 +357,18 @@ pub struct Counter {
 /// What a recording lacks. Its other fields are right, but not complete, when any of these is set.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Losses {
-    /// Records that did not fit, per lane that lost any.
+    /// Records that did not fit, per track that lost any.
     pub records: Vec<LostRecords>,
     /// What is wrong with the file, in words, each naming the place: `truncated at byte 1234 of packet 17`. Of much damage the first
     /// hundred, and how much more there is.
     pub damage: Vec<String>,
 }
 
-/// Records that one lane has lost.
+/// Records that one track has lost.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct LostRecords {
-    /// Which lane.
-    pub lane: LaneId,
+    /// Which track.
+    pub track: TrackId,
     /// How many.
     pub count: u64,
 }
@@ -379,7 +379,7 @@ impl Losses {
         self.records.is_empty() && self.damage.is_empty()
     }
 
-    /// Records lost on all lanes together.
+    /// Records lost on all tracks together.
     pub fn records_lost(&self) -> u64 {
         self.records.iter().map(|lost| lost.count).sum()
     }

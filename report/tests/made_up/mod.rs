@@ -14,11 +14,11 @@ const BUFFERS: u64 = 4;
 const WINDOW: usize = 40;
 const WORKERS: usize = 3;
 
-/// Lanes, in the order in which [`recording`] lists them.
-const MAIN: LaneId = 0;
-const LOOP: LaneId = 1;
-const FIRST_WORKER: LaneId = 2;
-const QUEUE: LaneId = FIRST_WORKER + WORKERS;
+/// Tracks, in the order in which [`recording`] lists them.
+const MAIN: TrackId = 0;
+const LOOP: TrackId = 1;
+const FIRST_WORKER: TrackId = 2;
+const QUEUE: TrackId = FIRST_WORKER + WORKERS;
 
 /// Libraries, in the order in which [`recording`] lists them.
 const NUMPY: LibraryId = 0;
@@ -285,7 +285,7 @@ impl Run {
         let issued = began + if on_queue { 6_000 } else { takes };
         self.free[worker] = issued;
         let done = if on_queue { issued.max(self.free[QUEUE]) + takes } else { issued };
-        operation.lane = Some(if on_queue { QUEUE } else { worker });
+        operation.track = Some(if on_queue { QUEUE } else { worker });
         (operation.began, operation.issued, operation.done) = (Some(began), Some(issued), Some(done));
         operation.observed = Some(done + if on_queue { dice.between((3_000, 40_000)) } else { 0 });
         if on_queue {
@@ -309,10 +309,11 @@ fn lease(export: &Operation, opened: u64, closed: u64) -> Lease {
 }
 
 fn empty() -> Trace {
-    let lane = |name: String, kind| Lane { name: name.into(), kind };
-    let mut lanes = vec![lane("main".into(), LaneKind::Thread), lane("asyncio".into(), LaneKind::EventLoop)];
-    lanes.extend((0..WORKERS).map(|worker| lane(format!("worker {worker}"), LaneKind::Worker)));
-    lanes.push(lane("sim:0 queue 0".into(), LaneKind::Queue));
+    let track = |name: String, kind| Track { name: name.into(), kind };
+    let mut tracks =
+        vec![track("main".into(), TrackKind::Thread), track("asyncio".into(), TrackKind::EventLoop)];
+    tracks.extend((0..WORKERS).map(|worker| track(format!("worker {worker}"), TrackKind::Worker)));
+    tracks.push(track("sim:0 queue 0".into(), TrackKind::Queue));
     let variable = |id, name: String, bytes, library| Variable {
         id,
         name: name.into(),
@@ -330,7 +331,7 @@ fn empty() -> Trace {
     Trace {
         started_unix_ns: 1_795_305_600_000_000_000,
         program: "pipeline.py".into(),
-        lanes,
+        tracks,
         libraries: ["numpy", "jax", "torch", "host"].map(Text::from).to_vec(),
         variables,
         ..Trace::default()

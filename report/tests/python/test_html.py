@@ -147,10 +147,10 @@ def test_a_click_on_a_body_selects_it_and_on_nothing_clears(page):
         const { data, timeline } = report;
         const { operations } = data;
         const body = operations.began.findIndex((began, at) => data.names[operations.name[at]] === "loader.decode");
-        timeline.reveal(operations.from[body], operations.to[body], "lane", body);
+        timeline.reveal(operations.from[body], operations.to[body], "track", body);
         return body;""")
     page.settle()
-    page.click_canvas(*middle_of(page, "lane", operation))
+    page.click_canvas(*middle_of(page, "track", operation))
     assert page.state("node") == operation
     page.press(Keys.ESCAPE)
     assert (page.state("node"), page.state("stall")) == (-1, -1)

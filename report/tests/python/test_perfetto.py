@@ -117,11 +117,11 @@ def test_every_track_is_described_once_with_a_parent_that_exists(descriptors):
     assert sum(not descriptor.HasField("parent_uuid") for descriptor in descriptors) == 1, "one root"
 
 
-def test_there_are_tracks_for_lanes_libraries_and_counters(descriptors):
+def test_there_are_tracks_for_tracks_libraries_and_counters(descriptors):
     names = {descriptor.uuid: descriptor.name for descriptor in descriptors}
     paths = {(names.get(descriptor.parent_uuid), descriptor.name) for descriptor in descriptors}
-    for lane in ("main", "asyncio", "worker 0", "worker 2", "sim:0 queue 0"):
-        assert ("pipeline.py", lane) in paths
+    for track in ("main", "asyncio", "worker 0", "worker 2", "sim:0 queue 0"):
+        assert ("pipeline.py", track) in paths
     for library in ("numpy", "jax", "torch", "host"):
         assert ("pipeline.py", library) in paths and (library, "waits") in paths
     assert ("torch", "leases") in paths

@@ -186,8 +186,8 @@ class TestPerfetto:
     def test_tracks_have_their_names_and_parents(self, perfetto):
         tracks = {tuple(row) for row in perfetto.query("""select parent.name, track.name from track
             join track as parent on track.parent_id = parent.id""")}
-        for lane in ("main", "asyncio", "worker 0", "worker 2", "sim:0 queue 0", "operations in flight", "bytes leased"):
-            assert ("pipeline.py", lane) in tracks, lane
+        for track in ("main", "asyncio", "worker 0", "worker 2", "sim:0 queue 0", "operations in flight", "bytes leased"):
+            assert ("pipeline.py", track) in tracks, track
         for library in ("numpy", "jax", "torch", "host"):
             assert ("pipeline.py", library) in tracks and (library, "waits") in tracks
         assert ("torch", "leases") in tracks

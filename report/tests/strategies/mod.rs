@@ -3,7 +3,7 @@
 use estafette_report::model::*;
 use proptest::prelude::*;
 
-const LANES: usize = 4;
+const TRACKS: usize = 4;
 const LIBRARIES: usize = 3;
 
 fn string() -> impl Strategy<Value = String> {
@@ -30,8 +30,8 @@ fn site() -> impl Strategy<Value = Option<Site>> {
     }))
 }
 
-fn lane_kind() -> impl Strategy<Value = LaneKind> {
-    use LaneKind::*;
+fn track_kind() -> impl Strategy<Value = TrackKind> {
+    use TrackKind::*;
     prop::sample::select(vec![Worker, Thread, EventLoop, Queue, Reactor, Reaper])
 }
 
@@ -62,8 +62,8 @@ fn blocker() -> impl Strategy<Value = Blocker> {
     prop_oneof![
         (0..24_u64).prop_map(Blocker::Operation),
         (0..24_u64).prop_map(Blocker::Lease),
-        (0..LANES).prop_map(Blocker::Queue),
-        (0..LANES).prop_map(Blocker::Thread),
+        (0..TRACKS).prop_map(Blocker::Queue),
+        (0..TRACKS).prop_map(Blocker::Thread),
         prop::sample::select(vec![
             Blocker::None,
             Blocker::Pool,
@@ -82,16 +82,16 @@ fn library() -> impl Strategy<Value = Option<LibraryId>> {
     prop::option::of(0..LIBRARIES)
 }
 
-fn lane() -> impl Strategy<Value = Option<LaneId>> {
-    prop::option::of(0..LANES)
+fn track() -> impl Strategy<Value = Option<TrackId>> {
+    prop::option::of(0..TRACKS)
 }
 
 fn operation() -> impl Strategy<Value = Operation> {
-    let first = (text(), operation_kind(), library(), site(), lane(), lane(), outcome());
+    let first = (text(), operation_kind(), library(), site(), track(), track(), outcome());
     let times = (time(), prop::array::uniform8(maybe_time()));
     let uses = (prop::collection::vec(access(), 0..4), prop::option::of(0..24_u64));
     (first, times, uses).prop_map(|(first, times, (accesses, waits_for))| {
-        let (name, kind, library, site, submitter, lane, outcome) = first;
+        let (name, kind, library, site, submitter, track, outcome) = first;
         let (submitted, [granted, ready, awake, began, issued, done, observed, resumed]) = times;
         Operation {
             id: 0,
@@ -100,7 +100,7 @@ fn operation() -> impl Strategy<Value = Operation> {
             library,
             site,
             submitter,
-            lane,
+            track,
             submitted,
             granted,
             ready,
@@ -169,19 +169,25 @@ fn variable() -> impl Strategy<Value = Variable> {
 }
 
 fn losses() -> impl Strategy<Value = Losses> {
-    let lost = (0..LANES, any::<u64>()).prop_map(|(lane, count)| LostRecords { lane, count });
+    let lost = (0..TRACKS, any::<u64>()).prop_map(|(track, count)| LostRecords { track, count });
     (prop::collection::vec(lost, 0..3), prop::collection::vec(string(), 0..2))
         .prop_map(|(records, damage)| Losses { records, damage })
 }
 
 /// Operations and leases share their numbers: a lease may have that of the export that it began with.
 pub fn recording() -> impl Strategy<Value = Trace> {
-    let lanes = prop::collection::vec(
-        (text(), lane_kind()).prop_map(|(name, kind)| Lane { name, kind }),
-        LANES..=LANES,
+    let tracks = prop::collection::vec(
+        (text(), track_kind()).prop_map(|(name, kind)| Track { name, kind }),
+        TRACKS..=TRACKS,
     );
-    let head =
-        (any::<u64>(), time(), text(), lanes, prop::collection::vec(text(), LIBRARIES..=LIBRARIES), losses());
+    let head = (
+        any::<u64>(),
+        time(),
+        text(),
+        tracks,
+        prop::collection::vec(text(), LIBRARIES..=LIBRARIES),
+        losses(),
+    );
     let things = (
         prop::collection::vec(variable(), 0..8),
         prop::collection::vec(operation(), 1..16),
@@ -191,7 +197,7 @@ pub fn recording() -> impl Strategy<Value = Trace> {
         prop::collection::vec(counter(), 0..3),
     );
     (head, things).prop_map(|(head, things)| {
-        let (started_unix_ns, duration, program, lanes, libraries, losses) = head;
+        let (started_unix_ns, duration, program, tracks, libraries, losses) = head;
         let (mut variables, mut operations, mut leases, mut stalls, mut edges, counters) = things;
         variables.iter_mut().enumerate().for_each(|(id, variable)| variable.id = id as u64);
         operations.iter_mut().enumerate().for_each(|(id, operation)| operation.id = id as u64);
@@ -202,7 +208,7 @@ pub fn recording() -> impl Strategy<Value = Trace> {
             started_unix_ns,
             duration,
             program,
-            lanes,
+            tracks,
             libraries,
             variables,
             operations,

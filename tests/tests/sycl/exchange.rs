@@ -9,7 +9,7 @@ use estafette::devices::sycl::{SyclDevice, SyclQueue, SyclRuntime, UsmKind};
 use estafette::devices::{Device, Queue};
 use estafette::trace::{Recorder, TraceOptions};
 use estafette::{DType, Engine, Op, Tensor};
-use estafette_report::model::LaneKind;
+use estafette_report::model::TrackKind;
 use tests::ops::{get, set, tensor};
 
 const BYTES: i64 = 32 << 20;
@@ -103,7 +103,7 @@ fn a_recording_says_when_the_device_worked() {
         for (copy, (from, to)) in copies.iter().zip(&spans) {
             let (began, observed) = (copy.began.unwrap(), copy.observed.unwrap());
             assert!(began <= *from && from < to && *to <= observed, "{copy:?}");
-            assert!(recording.lanes[copy.lane.unwrap()].kind == LaneKind::Queue);
+            assert!(recording.tracks[copy.track.unwrap()].kind == TrackKind::Queue);
         }
         // Each depends on the one before, so none overlaps another, and together they are most of the time
         // that it took.

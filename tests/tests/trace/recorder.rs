@@ -104,7 +104,7 @@ fn what_runs_when_the_journal_is_finished_has_begun_and_not_ended() {
     let body = operation(&recording, "body");
     assert_eq!(times(body), (50, Some(50), None));
     assert_eq!(body.outcome, Outcome::Unfinished);
-    assert!(body.lane.is_some(), "a worker runs it");
+    assert!(body.track.is_some(), "a worker runs it");
 }
 
 #[test]

@@ -9,7 +9,7 @@ use estafette::devices::{Device, DeviceError, DeviceErrorKind, Queue};
 use estafette::trace::{Recorder, TraceOptions};
 use estafette::{Access, DType, Engine, Tensor};
 use estafette_report::Trace;
-use estafette_report::model::{Blocker, Cause, Hazard, LaneKind, Nanos, Operation, Outcome};
+use estafette_report::model::{Blocker, Cause, Hazard, Nanos, Operation, Outcome, TrackKind};
 use futures::executor::block_on;
 use tests::watchdog::Watchdog;
 
@@ -79,8 +79,8 @@ fn told(recording: &Trace, name: &str, access: Option<usize>) -> Vec<Told> {
             let blocker = match stall.blocker {
                 Blocker::Operation(id) => recording.operation(id).unwrap().name.to_string(),
                 Blocker::Lease(id) => format!("lease of {}", recording.lease(id).unwrap().owner),
-                Blocker::Queue(lane) => {
-                    assert_eq!(recording.lanes[lane].kind, LaneKind::Queue);
+                Blocker::Queue(track) => {
+                    assert_eq!(recording.tracks[track].kind, TrackKind::Queue);
                     "queue".into()
                 }
                 other => format!("{other:?}").to_lowercase(),

@@ -4,13 +4,13 @@ use std::collections::BTreeMap;
 
 use estafette_report::Trace;
 use estafette_report::budget::Budget;
-use estafette_report::model::{LaneKind, Text};
+use estafette_report::model::{Text, TrackKind};
 
 use super::super::assemble::{Entries, Thread};
 use super::super::entry::Entry;
 use super::super::page::WORDS;
 use super::super::ticks::Scale;
-use super::{LANE_KINDS, MAGIC, Part};
+use super::{MAGIC, Part, TRACK_KINDS};
 
 /// Threads that are believed; a larger number is damage.
 const THREADS_MAX: usize = 1 << 16;
@@ -168,7 +168,7 @@ impl<'a> File<'a> {
         let names = Box::new(move |variable| names.get(&variable).map(|name| (*name).into()));
         let mut entries = Entries::new(Scale::of(ticks, per_tick), about, names);
         for noted in self.threads {
-            let kind = LANE_KINDS.get(noted.kind).copied().unwrap_or(LaneKind::Thread);
+            let kind = TRACK_KINDS.get(noted.kind).copied().unwrap_or(TrackKind::Thread);
             let Noted { name, texts, blocks, running, lost, .. } = noted;
             entries.begin(Thread { name: name.into(), kind, lost, texts, running });
             blocks.into_iter().for_each(|block| entries.words(block));

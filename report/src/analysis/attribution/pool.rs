@@ -4,7 +4,7 @@
 use std::collections::{HashMap, HashSet};
 
 use crate::model::source::{Merging, Source, operations};
-use crate::model::{LaneId, LaneKind, Nanos, OperationKind};
+use crate::model::{Nanos, OperationKind, TrackId, TrackKind};
 
 /// A worker that pauses for less is looking for the next operation.
 const PAUSE_MAX: Nanos = 50_000;
@@ -15,7 +15,7 @@ const PARTS_MAX: usize = 8;
 
 /// When all workers were busy.
 pub(super) struct Pool {
-    workers: HashSet<LaneId>,
+    workers: HashSet<TrackId>,
     /// In order of time, apart from each other.
     full: Vec<(Nanos, Nanos)>,
     /// Of each entry of `full`, how long the ones before it lasted together.
@@ -24,10 +24,10 @@ pub(super) struct Pool {
 
 impl Pool {
     pub(super) fn of(source: &impl Source) -> Self {
-        let lanes = &source.about().lanes;
-        let is_worker = |lane: &LaneId| lanes[*lane].kind == LaneKind::Worker;
-        let workers: HashSet<LaneId> = (0..lanes.len()).filter(is_worker).collect();
-        let names: HashSet<&str> = workers.iter().map(|lane| lanes[*lane].name.as_str()).collect();
+        let tracks = &source.about().tracks;
+        let is_worker = |track: &TrackId| tracks[*track].kind == TrackKind::Worker;
+        let workers: HashSet<TrackId> = (0..tracks.len()).filter(is_worker).collect();
+        let names: HashSet<&str> = workers.iter().map(|track| tracks[*track].name.as_str()).collect();
         // Workers of the same name belong to several engines, so their free time is unknown. The same holds without workers.
         if workers.is_empty() || names.len() < workers.len() {
             return Self { workers, full: vec![(0, Nanos::MAX)], before: vec![0] };
@@ -55,8 +55,8 @@ impl Pool {
         Self { workers, full, before }
     }
 
-    pub(super) fn has(&self, lane: LaneId) -> bool {
-        self.workers.contains(&lane)
+    pub(super) fn has(&self, track: TrackId) -> bool {
+        self.workers.contains(&track)
     }
 
     /// The parts of a time in which all workers were busy, in order, at most [`PARTS_MAX`]. Of more than that, neighbours are put
@@ -79,14 +79,14 @@ impl Pool {
 }
 
 /// When each worker was busy, without its short pauses.
-fn busy(source: &impl Source, workers: &HashSet<LaneId>) -> Vec<Vec<(Nanos, Nanos)>> {
-    let mut busy: HashMap<LaneId, Merging<(Nanos, Nanos)>> = HashMap::new();
+fn busy(source: &impl Source, workers: &HashSet<TrackId>) -> Vec<Vec<(Nanos, Nanos)>> {
+    let mut busy: HashMap<TrackId, Merging<(Nanos, Nanos)>> = HashMap::new();
     for operation in operations(source) {
-        let Some(lane) = operation.lane.filter(|lane| workers.contains(lane)) else { continue };
+        let Some(track) = operation.track.filter(|track| workers.contains(track)) else { continue };
         let Some(from) = operation.awake.or(operation.began) else { continue };
         let to = operation.issued.unwrap_or(source.about().duration);
         if matches!(operation.kind, OperationKind::Operation | OperationKind::Copy) && from < to {
-            busy.entry(lane).or_insert_with(|| Merging::new(without_pauses)).push((from, to));
+            busy.entry(track).or_insert_with(|| Merging::new(without_pauses)).push((from, to));
         }
     }
     busy.into_values().map(Merging::finish).collect()

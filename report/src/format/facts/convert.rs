@@ -1,12 +1,12 @@
 //! Each part of a recording to facts, and back.
 
 use super::words::{
-    blocker, blocker_words, cause, hazard, hazard_word, lane_kind, lane_kind_word, mode, mode_word,
-    operation_kind, operation_kind_word,
+    blocker, blocker_words, cause, hazard, hazard_word, mode, mode_word, operation_kind, operation_kind_word,
+    track_kind, track_kind_word,
 };
 use super::{Fact, Facts, Item, Told};
 use crate::model::{
-    Access, Edge, Lane, Lease, LostRecords, Operation, Outcome, Site, Stall, Text, Trace, Variable,
+    Access, Edge, Lease, LostRecords, Operation, Outcome, Site, Stall, Text, Trace, Track, Variable,
 };
 
 /// What is said once about a whole recording.
@@ -15,7 +15,7 @@ pub(crate) struct Head {
     pub started_unix_ns: u64,
     pub duration: u64,
     pub program: Text,
-    pub lanes: Vec<Lane>,
+    pub tracks: Vec<Track>,
     pub libraries: Vec<Text>,
     pub lost: Vec<LostRecords>,
     pub damage: Vec<Text>,
@@ -72,17 +72,17 @@ impl Totals {
 }
 
 pub(crate) fn head(recording: &Trace, totals: Totals) -> Facts {
-    let lane = |lane: &Lane| {
-        Fact::Facts(Facts::default().text("name", &lane.name).word("kind", lane_kind_word(lane.kind)))
+    let track = |track: &Track| {
+        Fact::Facts(Facts::default().text("name", &track.name).word("kind", track_kind_word(track.kind)))
     };
     let lost = |lost: &LostRecords| {
-        Fact::Facts(Facts::default().uint("lane", lost.lane as u64).uint("count", lost.count))
+        Fact::Facts(Facts::default().uint("lane", lost.track as u64).uint("count", lost.count))
     };
     let facts = Facts::default()
         .text("program", &recording.program)
         .uint("started", recording.started_unix_ns)
         .uint("duration", recording.duration)
-        .list("lanes", recording.lanes.iter().map(lane))
+        .list("lanes", recording.tracks.iter().map(track))
         .list("libraries", recording.libraries.iter().cloned().map(Fact::Text))
         .list("lost", recording.losses.records.iter().map(lost))
         .list("damage", recording.losses.damage.iter().map(|damage| Fact::Text(damage.as_str().into())));
@@ -100,13 +100,13 @@ pub(crate) fn head_from(facts: &impl Told) -> Result<Head, String> {
     };
     for facts in facts.find_things("lanes") {
         let facts = facts?;
-        let kind = lane_kind(facts.need_text("kind")?)?;
-        head.lanes.push(Lane { name: facts.need_text("name")?.clone(), kind });
+        let kind = track_kind(facts.need_text("kind")?)?;
+        head.tracks.push(Track { name: facts.need_text("name")?.clone(), kind });
     }
     for facts in facts.find_things("lost") {
         let facts = facts?;
-        let lane = facts.find_index("lane").ok_or("lacks the lane of a loss")?;
-        head.lost.push(LostRecords { lane, count: facts.need_uint("count")? });
+        let track = facts.find_index("lane").ok_or("lacks the track of a loss")?;
+        head.lost.push(LostRecords { track, count: facts.need_uint("count")? });
     }
     let total = |name| facts.find_uint(name).unwrap_or(0);
     head.totals = Totals {
@@ -159,7 +159,7 @@ pub(crate) fn operation(operation: &Operation) -> Facts {
         .word("kind", operation_kind_word(operation.kind))
         .index("library", operation.library)
         .index("submitter", operation.submitter)
-        .index("lane", operation.lane)
+        .index("lane", operation.track)
         .uint("submitted", operation.submitted)
         .maybe("granted", since(operation.granted))
         .maybe("ready", since(operation.ready))
@@ -197,7 +197,7 @@ pub(crate) fn operation_from(name: &Text, facts: &impl Told) -> Result<Operation
         library: facts.find_index("library"),
         site: site_from(facts)?,
         submitter: facts.find_index("submitter"),
-        lane: facts.find_index("lane"),
+        track: facts.find_index("lane"),
         submitted,
         granted: time("granted"),
         ready: time("ready"),

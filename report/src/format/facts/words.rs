@@ -1,18 +1,18 @@
 //! The words that files use for the enumerations of the model, both ways.
 
 use crate::model::source::Source;
-use crate::model::{Blocker, Cause, Hazard, LaneKind, Mode, OperationKind, Text};
+use crate::model::{Blocker, Cause, Hazard, Mode, OperationKind, Text, TrackKind};
 
 /// A value and its word.
 pub(crate) type Row<T> = (T, &'static str);
 
-const LANE_KINDS: [Row<LaneKind>; 6] = [
-    (LaneKind::Worker, "worker"),
-    (LaneKind::Thread, "thread"),
-    (LaneKind::EventLoop, "event loop"),
-    (LaneKind::Queue, "queue"),
-    (LaneKind::Reactor, "reactor"),
-    (LaneKind::Reaper, "reaper"),
+const TRACK_KINDS: [Row<TrackKind>; 6] = [
+    (TrackKind::Worker, "worker"),
+    (TrackKind::Thread, "thread"),
+    (TrackKind::EventLoop, "event loop"),
+    (TrackKind::Queue, "queue"),
+    (TrackKind::Reactor, "reactor"),
+    (TrackKind::Reaper, "reaper"),
 ];
 
 /// Kinds of operations, in the order of their numbers on the page.
@@ -38,13 +38,13 @@ fn value<T: Copy>(table: &[Row<T>], what: &str, word: &str) -> Result<T, String>
     row.map(|&(value, _)| value).ok_or_else(|| format!("has an unknown {what}, `{word}`"))
 }
 
-/// The word for a kind of lane.
-pub(crate) fn lane_kind_word(kind: LaneKind) -> &'static str {
-    word(&LANE_KINDS, kind)
+/// The word for a kind of track.
+pub(crate) fn track_kind_word(kind: TrackKind) -> &'static str {
+    word(&TRACK_KINDS, kind)
 }
 
-pub(super) fn lane_kind(text: &str) -> Result<LaneKind, String> {
-    value(&LANE_KINDS, "kind of lane", text)
+pub(super) fn track_kind(text: &str) -> Result<TrackKind, String> {
+    value(&TRACK_KINDS, "kind of track", text)
 }
 
 pub(super) fn operation_kind_word(kind: OperationKind) -> &'static str {
@@ -84,36 +84,36 @@ pub(super) fn blocker_words(blocker: Blocker) -> (&'static str, Option<u64>) {
         Blocker::Operation(id) => ("operation", Some(id)),
         Blocker::Lease(id) => ("lease", Some(id)),
         Blocker::Pool => ("pool", None),
-        Blocker::Queue(lane) => ("queue", Some(lane as u64)),
+        Blocker::Queue(track) => ("queue", Some(track as u64)),
         Blocker::Observer => ("observer", None),
         Blocker::Interpreter => ("interpreter", None),
         Blocker::EventLoop => ("event loop", None),
-        Blocker::Thread(lane) => ("thread", Some(lane as u64)),
+        Blocker::Thread(track) => ("thread", Some(track as u64)),
     }
 }
 
 pub(super) fn blocker(text: &str, which: Option<u64>) -> Result<Blocker, String> {
     let id = || which.ok_or_else(|| format!("does not say which {text} is its blocker"));
-    let lane = || id().and_then(|lane| usize::try_from(lane).map_err(|_| format!("names lane {lane}")));
+    let track = || id().and_then(|track| usize::try_from(track).map_err(|_| format!("names track {track}")));
     Ok(match text {
         "none" => Blocker::None,
         "operation" => Blocker::Operation(id()?),
         "lease" => Blocker::Lease(id()?),
         "pool" => Blocker::Pool,
-        "queue" => Blocker::Queue(lane()?),
+        "queue" => Blocker::Queue(track()?),
         "observer" => Blocker::Observer,
         "interpreter" => Blocker::Interpreter,
         "event loop" => Blocker::EventLoop,
-        "thread" => Blocker::Thread(lane()?),
+        "thread" => Blocker::Thread(track()?),
         other => return Err(format!("has an unknown blocker, `{other}`")),
     })
 }
 
 /// A blocker's name, for people.
 pub(crate) fn blocker_name(source: &impl Source, blocker: Blocker) -> Text {
-    let lane = |lane: usize| {
-        let lanes = &source.about().lanes;
-        lanes.get(lane).map_or_else(|| format!("lane {lane}").into(), |lane| lane.name.clone())
+    let track = |track: usize| {
+        let tracks = &source.about().tracks;
+        tracks.get(track).map_or_else(|| format!("track {track}").into(), |track| track.name.clone())
     };
     let owner = |id| {
         let lease = source.position(id).and_then(|at| source.lease(at, &source.operation(at)));
@@ -129,7 +129,7 @@ pub(crate) fn blocker_name(source: &impl Source, blocker: Blocker) -> Text {
             owner(id).map_or_else(|| format!("lease {id}"), |owner| format!("lease of {owner}")).into()
         }
         Blocker::Pool => "workers".into(),
-        Blocker::Queue(id) | Blocker::Thread(id) => lane(id),
+        Blocker::Queue(id) | Blocker::Thread(id) => track(id),
         Blocker::Observer => "reactor".into(),
         Blocker::Interpreter => "Python lock".into(),
         Blocker::EventLoop => "event loop".into(),

@@ -12,7 +12,7 @@ use super::tracks;
 use super::wire::{Fields, Garbled, Value};
 use crate::format::budget::{Budget, Spent};
 use crate::format::facts::{self, Head, Told};
-use crate::model::{Blocker, Counter, Edge, Lane, Lease, Operation, Stall, Text, Trace, Variable};
+use crate::model::{Blocker, Counter, Edge, Lease, Operation, Stall, Text, Trace, Track, Variable};
 
 /// The recording in a Perfetto trace that [`write`](super::write()) made.
 ///
@@ -300,7 +300,7 @@ impl Reader {
                     return Ok(());
                 }
                 let named = head.libraries.len() + head.damage.len();
-                self.budget.take(head.lanes.len() * size_of::<Lane>() + named * size_of::<Text>())?;
+                self.budget.take(head.tracks.len() * size_of::<Track>() + named * size_of::<Text>())?;
                 // Room for all at once: a vector that grows is there twice while it moves. Less for what the file cannot hold.
                 let room =
                     (self.budget.left() / 4 / size_of::<Operation>()).min(head.totals.operations as usize);
@@ -391,7 +391,7 @@ impl Reader {
                 recording.started_unix_ns = head.started_unix_ns;
                 recording.duration = head.duration;
                 recording.program = std::mem::take(&mut head.program);
-                recording.lanes = std::mem::take(&mut head.lanes);
+                recording.tracks = std::mem::take(&mut head.tracks);
                 recording.libraries = std::mem::take(&mut head.libraries);
                 recording.losses.records = std::mem::take(&mut head.lost);
                 recording.losses.damage = head.damage.iter().map(Text::to_string).collect();
@@ -400,7 +400,7 @@ impl Reader {
                 damage.push("this is no recording of estafette: none of its events is in it".to_owned());
             }
             None => {
-                damage.push("the head is missing: the names of lanes and libraries are lost".to_owned());
+                damage.push("the head is missing: the names of tracks and libraries are lost".to_owned());
                 recording.duration = latest(&recording);
             }
         }
@@ -487,23 +487,23 @@ fn latest(recording: &Trace) -> u64 {
     operations.chain(leases).chain(stalls).max().unwrap_or(0)
 }
 
-/// References to lanes and libraries that are not there would mislead whoever follows them.
+/// References to tracks and libraries that are not there would mislead whoever follows them.
 fn forget_unknown(recording: &mut Trace) {
-    let (lanes, libraries) = (recording.lanes.len(), recording.libraries.len());
+    let (tracks, libraries) = (recording.tracks.len(), recording.libraries.len());
     let known = |index: &mut Option<usize>, count: usize| *index = index.filter(|&index| index < count);
     for operation in &mut recording.operations {
         known(&mut operation.library, libraries);
-        known(&mut operation.submitter, lanes);
-        known(&mut operation.lane, lanes);
+        known(&mut operation.submitter, tracks);
+        known(&mut operation.track, tracks);
     }
     recording.leases.iter_mut().for_each(|lease| known(&mut lease.library, libraries));
     recording.variables.iter_mut().for_each(|variable| known(&mut variable.library, libraries));
     for stall in &mut recording.stalls {
-        if let Blocker::Queue(lane) | Blocker::Thread(lane) = stall.blocker
-            && lane >= lanes
+        if let Blocker::Queue(track) | Blocker::Thread(track) = stall.blocker
+            && track >= tracks
         {
             stall.blocker = Blocker::None;
         }
     }
-    recording.losses.records.retain(|lost| lost.lane < lanes);
+    recording.losses.records.retain(|lost| lost.track < tracks);
 }

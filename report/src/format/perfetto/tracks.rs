@@ -10,7 +10,7 @@ use super::messages::{
     CHILD_ORDERING_EXPLICIT, CounterDescriptor, MERGE_BY_KEY, TrackDescriptor, UNIT_SIZE_BYTES,
 };
 use crate::format::facts::{Head, Totals};
-use crate::model::{LaneId, LibraryId, Text, Trace};
+use crate::model::{LibraryId, Text, Trace, TrackId};
 
 /// The track of everything that belongs to the whole recording.
 pub const ROOT: u32 = 1; // 0 is Perfetto's own default track
@@ -33,7 +33,7 @@ pub enum OfLibrary {
 }
 
 const LIBRARY_GROUPS: [(&str, &str); 3] = [
-    ("operations", "what ran on no known lane"),
+    ("operations", "what ran on no known track"),
     ("waits", "who waited, why, and for whom"),
     ("leases", "what this library held"),
 ];
@@ -42,9 +42,9 @@ const LIBRARY_GROUPS: [(&str, &str); 3] = [
 pub struct Tracks {
     /// The group of each track; that of one that has none does not matter.
     group_of: Vec<u32>,
-    /// Those of the lanes, then those of the libraries and of what belongs to none.
+    /// Those of the tracks, then those of the libraries and of what belongs to none.
     groups: Vec<Group>,
-    lanes: usize,
+    model_tracks: usize,
     libraries: usize,
     /// The track of tensors, if there are any.
     pub tensors: Option<u32>,
@@ -59,15 +59,15 @@ impl Tracks {
         has_tensors: bool,
         counters: impl Iterator<Item = (&'a str, &'a str)>,
     ) -> (Self, Vec<TrackDescriptor>) {
-        let (lanes, libraries) = (about.lanes.len(), about.libraries.len());
-        let (mut tracks, mut all) = (Self { lanes, libraries, ..Self::default() }, Vec::new());
+        let (model_tracks, libraries) = (about.tracks.len(), about.libraries.len());
+        let (mut tracks, mut all) = (Self { model_tracks, libraries, ..Self::default() }, Vec::new());
         all.push(tracks.describe(None, &about.program, "recorded by estafette"));
         if has_tensors {
             all.push(tracks.describe(Some(ROOT), "tensors", "all tensors, in the arguments of its events"));
             tracks.tensors = Some(tracks.newest());
         }
-        for lane in &about.lanes {
-            all.push(tracks.group(ROOT, &lane.name, "what ran or waited here"));
+        for track in &about.tracks {
+            all.push(tracks.group(ROOT, &track.name, "what ran or waited here"));
         }
         // The last one is for what belongs to no library, and usually empty.
         for library in 0..=libraries {
@@ -115,14 +115,14 @@ impl Tracks {
         descriptor
     }
 
-    /// The number of a lane's group.
-    pub fn lane(&self, lane: LaneId) -> usize {
-        lane
+    /// The number of a track's group.
+    pub fn model_track(&self, track: TrackId) -> usize {
+        track
     }
 
     /// The number of a library's group.
     pub fn library(&self, library: Option<LibraryId>, what: OfLibrary) -> usize {
-        self.lanes + LIBRARY_GROUPS.len() * library.unwrap_or(self.libraries) + what as usize
+        self.model_tracks + LIBRARY_GROUPS.len() * library.unwrap_or(self.libraries) + what as usize
     }
 
     /// The first track of a group.

@@ -43,7 +43,7 @@ pub fn of(recording: &Trace) -> (Value, Columns) {
         // Milliseconds, the unit of JavaScript's dates.
         "started": recording.started_unix_ns / 1_000_000,
         "duration": recording.duration,
-        "lanes": recording.lanes.iter().map(|lane| json!([lane.name, facts::lane_kind_word(lane.kind)])).collect::<Value>(),
+        "tracks": recording.tracks.iter().map(|track| json!([track.name, facts::track_kind_word(track.kind)])).collect::<Value>(),
         "libraries": recording.libraries,
         "kinds": facts::OPERATION_KINDS.map(|(_, word)| word),
         "tensors": view.tensors(),
@@ -139,17 +139,17 @@ impl<'a> View<'a> {
             columns.times(all.iter().map(|it| (it.submitted, time(it))))
         };
         let row = |row: Row| match row {
-            Row::Lane(lane) => Some(lane),
+            Row::Track(track) => Some(track),
             Row::Library(_) => None,
         };
-        let known_lane = |lane: Option<usize>| lane.filter(|&lane| lane < self.recording.lanes.len());
+        let known_track = |track: Option<usize>| track.filter(|&track| track < self.recording.tracks.len());
         let accesses = || all.iter().flat_map(|it| &it.accesses);
         json!({
             "id": columns.steps(all.iter().map(|it| it.id)),
             "name": columns.indices(all.iter().map(|it| Some(texts.add(&it.name)))),
             "kind": columns.indices(all.iter().map(|it| facts::OPERATION_KINDS.iter().position(|(kind, _)| *kind == it.kind))),
             "library": columns.indices(all.iter().map(|it| place::known(self.recording, it.library))),
-            "lane": columns.indices(all.iter().map(|it| known_lane(it.lane.or(it.submitter)))),
+            "track": columns.indices(all.iter().map(|it| known_track(it.track.or(it.submitter)))),
             "site": columns.indices(all.iter().map(|it| sites.site(it.site.as_ref()))),
             "outcome": columns.indices(all.iter().map(|it| outcome(&it.outcome).map(|words| outcomes.add(&words)))),
             "row": columns.indices(placed.iter().map(|placed| row(placed.row))),
@@ -215,19 +215,19 @@ impl<'a> View<'a> {
     /// The number of a kind of blocker in `script/words.js`, and which one it is.
     fn blame(&self, blocker: Blocker) -> (usize, Option<usize>) {
         let node = |node: Option<&usize>| node.map_or((0, None), |&node| (1, Some(node)));
-        let lane = |kind, lane: usize| {
-            if lane < self.recording.lanes.len() { (kind, Some(lane)) } else { (0, None) }
+        let track = |kind, track: usize| {
+            if track < self.recording.tracks.len() { (kind, Some(track)) } else { (0, None) }
         };
         match blocker {
             Blocker::None => (0, None),
             Blocker::Operation(id) => node(self.operations.get(&id)),
             Blocker::Lease(id) => node(self.leases.get(&id)),
             Blocker::Pool => (2, None),
-            Blocker::Queue(id) => lane(3, id),
+            Blocker::Queue(id) => track(3, id),
             Blocker::Observer => (4, None),
             Blocker::Interpreter => (5, None),
             Blocker::EventLoop => (6, None),
-            Blocker::Thread(id) => lane(7, id),
+            Blocker::Thread(id) => track(7, id),
         }
     }
 

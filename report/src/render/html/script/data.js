@@ -62,7 +62,7 @@ function unpack(source, bytes) {
     operations: {
       count: submitted.length,
       id: steps(o.id), name: indices(o.name), kind: indices(o.kind), library: indices(o.library),
-      lane: indices(o.lane), row: indices(o.row), site: indices(o.site), outcome: indices(o.outcome),
+      track: indices(o.track), row: indices(o.row), site: indices(o.site), outcome: indices(o.outcome),
       submitted, from, to: times(o.to, from),
       granted: times(o.granted, submitted), began: times(o.began, submitted), issued: times(o.issued, submitted),
       done: times(o.done, submitted), observed: times(o.observed, submitted), resumed: times(o.resumed, submitted),

@@ -42,7 +42,7 @@ function nodeDetails(data, node, actions) {
   if (operation) {
     fact("number", operations.id[node].toString());
     fact("kind", data.kinds[operations.kind[node]]);
-    if (operations.lane[node] >= 0) fact("lane", data.lanes[operations.lane[node]][0]);
+    if (operations.track[node] >= 0) fact("track", data.tracks[operations.track[node]][0]);
     const uses = [];
     for (let at = operations.firstAccess[node]; at < operations.firstAccess[node + 1]; at++) {
       uses.push(`${MODES[operations.mode[at]]}s ${data.tensors.name[operations.tensor[at]] ?? "a tensor"}`);

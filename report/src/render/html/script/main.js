@@ -15,7 +15,7 @@ function begin(data) {
     clicked(found) {
       if (!found) clear();
       else if (found.kind === "waits") chooseStall(found.item, false);
-      else select(found.kind === "lane" ? found.item : data.operations.count + found.item, false);
+      else select(found.kind === "track" ? found.item : data.operations.count + found.item, false);
     },
     told: (found) => tooltipOf(data, found),
   });
@@ -52,7 +52,7 @@ function begin(data) {
     const { operations, leases } = data;
     if (node < operations.count) {
       const to = Number.isNaN(operations.to[node]) ? operations.from[node] : operations.to[node];
-      timeline.reveal(operations.from[node], to, "lane", node);
+      timeline.reveal(operations.from[node], to, "track", node);
     } else {
       const lease = node - operations.count;
       timeline.reveal(leases.from[lease], leases.to[lease], "leases", lease);

@@ -70,7 +70,7 @@ class Painter {
   colorOf(kind, item) {
     const { data } = this;
     if (kind === "waits") return data.stalls.cause[item];
-    const library = kind === "lane" ? data.operations.library[item] : data.leases.library[item];
+    const library = kind === "track" ? data.operations.library[item] : data.leases.library[item];
     return library < 0 ? LIBRARY_COLORS : library % LIBRARY_COLORS;
   }
 
@@ -80,15 +80,15 @@ class Painter {
       if (!state.causes[data.stalls.cause[item]]) return true;
       return state.matches !== null && !state.matches[data.stalls.waiter[item]];
     }
-    const node = kind === "lane" ? item : data.operations.count + item;
+    const node = kind === "track" ? item : data.operations.count + item;
     if (state.matches !== null) return !state.matches[node];
-    return state.path && kind === "lane" && !data.onPath[node];
+    return state.path && kind === "track" && !data.onPath[node];
   }
 
   shelf(row, shelf, top) {
     const { context, view, colors } = this;
     const palette = row.kind === "waits" ? colors.causes : colors.libraries;
-    const height = row.shelfHeight - (row.kind === "lane" ? 1 : 1.5);
+    const height = row.shelfHeight - (row.kind === "track" ? 1 : 1.5);
     const alpha = row.kind === "leases" ? 0.75 : 1;
     // Narrow neighbours of one pixel or so: where they begin and end, how much of it each colour covers.
     let left = 0, right = -1, bright = 0;
@@ -126,12 +126,12 @@ class Painter {
         continue;
       }
       flush();
-      // Who waits on a lane does nothing there.
-      const idle = row.kind === "lane" && WAITING_KINDS.has(this.data.kinds[this.data.operations.kind[item]]);
+      // Who waits on a track does nothing there.
+      const idle = row.kind === "track" && WAITING_KINDS.has(this.data.kinds[this.data.operations.kind[item]]);
       context.globalAlpha = alpha * (dim ? 0.16 : idle ? 0.45 : 1);
       context.fillStyle = palette[color];
       context.fillRect(x, top, Math.max(1, end - x - (end - x > 4 ? 1 : 0)), height);
-      if (row.kind === "lane" && !shelf.shared && end - x > LABEL_WIDTH_MIN) this.label(item, x, end, top, height, dim || idle);
+      if (row.kind === "track" && !shelf.shared && end - x > LABEL_WIDTH_MIN) this.label(item, x, end, top, height, dim || idle);
     }
     flush();
     context.globalAlpha = 1;
@@ -200,14 +200,14 @@ class Painter {
     const place = this.layout.place(kind, item);
     if (!place) return null;
     const { row, shelf } = place;
-    const columns = kind === "waits" ? this.data.stalls : kind === "lane" ? this.data.operations : this.data.leases;
+    const columns = kind === "waits" ? this.data.stalls : kind === "track" ? this.data.operations : this.data.leases;
     const top = AXIS_HEIGHT + row.top + shelf * row.shelfHeight - this.view.scroll;
     return { x: this.x(columns.from[item]), end: this.x(columns.to[item]), top, height: row.shelfHeight - 1 };
   }
 
   boxOfNode(node) {
     const { operations } = this.data;
-    return node < operations.count ? this.box("lane", node) : this.box("leases", node - operations.count);
+    return node < operations.count ? this.box("track", node) : this.box("leases", node - operations.count);
   }
 
   path() {

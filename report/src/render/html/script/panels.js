@@ -245,8 +245,8 @@ function tooltipOf(data, { kind, item }) {
     lines.push(line("click: go to the blocker", "faint"));
     return lines;
   }
-  const node = kind === "lane" ? item : data.operations.count + item;
-  const columns = kind === "lane" ? data.operations : data.leases;
+  const node = kind === "track" ? item : data.operations.count + item;
+  const columns = kind === "track" ? data.operations : data.leases;
   const lines = [
     line(nodeName(data, node), "title"),
     line(`${duration(columns.to[item] - columns.from[item])}, ${libraryName(data, libraryOfNode(data, node))}`),

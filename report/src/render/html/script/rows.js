@@ -1,28 +1,28 @@
 // The rows of the timeline, from top to bottom, and what lies in each.
 
-const LANE_HEIGHT = 19;
+const TRACK_HEIGHT = 19;
 const WAIT_HEIGHT = 8;
 const LEASE_HEIGHT = 9;
 const COUNTER_HEIGHT = 38;
 const HEADING_HEIGHT = 24;
 const ROW_GAP = 5;
 // What overlaps more than this often shares its last shelf.
-const SHELVES_MAX = { lane: 4, waits: 10, leases: 5 };
+const SHELVES_MAX = { track: 4, waits: 10, leases: 5 };
 
 function makeRows(data) {
   const rows = [];
   const { operations, leases, stalls } = data;
-  const byLane = data.lanes.map(() => []);
+  const byTrack = data.tracks.map(() => []);
   const elsewhere = [];
   for (let at = 0; at < operations.count; at++) {
     if (Number.isNaN(operations.to[at])) continue; // a moment
-    (operations.row[at] >= 0 ? byLane[operations.row[at]] : elsewhere).push(at);
+    (operations.row[at] >= 0 ? byTrack[operations.row[at]] : elsewhere).push(at);
   }
-  heading(rows, "lanes");
-  data.lanes.forEach(([name, kind], lane) => {
-    if (byLane[lane].length) rows.push(row("lane", name, kind, byLane[lane], operations, LANE_HEIGHT));
+  heading(rows, "tracks");
+  data.tracks.forEach(([name, kind], track) => {
+    if (byTrack[track].length) rows.push(row("track", name, kind, byTrack[track], operations, TRACK_HEIGHT));
   });
-  if (elsewhere.length) rows.push(row("lane", "no lane", "", elsewhere, operations, LANE_HEIGHT));
+  if (elsewhere.length) rows.push(row("track", "no track", "", elsewhere, operations, TRACK_HEIGHT));
 
   const libraries = [...data.libraries.keys(), -1];
   const waits = new Map(libraries.map((library) => [library, []]));

@@ -249,7 +249,7 @@ function scaled(canvas) {
 // Rows, and where each item lies in them.
 function makeLayout(data) {
   const layout = makeRows(data);
-  const columns = { lane: data.operations, waits: data.stalls, leases: data.leases };
+  const columns = { track: data.operations, waits: data.stalls, leases: data.leases };
   const places = {};
   for (const kind of Object.keys(columns)) {
     places[kind] = { row: new Int32Array(columns[kind].count).fill(-1), shelf: new Uint8Array(columns[kind].count) };

@@ -74,7 +74,7 @@ function blockerName(data, stall) {
   switch (data.stalls.blame[stall]) {
     case BLAME.NODE: return nodeName(data, which);
     case BLAME.POOL: return "the workers";
-    case BLAME.QUEUE: case BLAME.THREAD: return data.lanes[which][0];
+    case BLAME.QUEUE: case BLAME.THREAD: return data.tracks[which][0];
     case BLAME.OBSERVER: return "the reactor";
     case BLAME.INTERPRETER: return "the Python lock";
     case BLAME.EVENT_LOOP: return "the event loop";
