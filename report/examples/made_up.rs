@@ -1,6 +1,6 @@
-//! Writes made-up recordings: `cargo run --package estafette-report --example made_up -- FOLDER`.
+//! Writes made-up traces: `cargo run --package estafette-report --example made_up -- FOLDER`.
 //!
-//! The tests of the files look at these; so may people who have no recording of their own yet. `FOLDER/small` holds 5,000
+//! The tests of the files look at these; so may people who have no trace of their own yet. `FOLDER/small` holds 5,000
 //! operations in every format and what the report says of them, `large.html` 100,000, and `hostile.html` names that try to break out of the page.
 
 use std::error::Error;
@@ -20,7 +20,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     let folder = std::env::args().nth(1).ok_or("give a folder to write to")?;
     let folder = Path::new(&folder);
     std::fs::create_dir_all(folder)?;
-    let small = made_up::recording(SMALL);
+    let small = made_up::trace(SMALL);
     perfetto::write(&small, File::create(folder.join("small.pftrace"))?)?;
     chrome::write(&small, File::create(folder.join("small.json"))?)?;
     html::write(&small, File::create(folder.join("small.html"))?)?;
@@ -28,31 +28,31 @@ fn main() -> Result<(), Box<dyn Error>> {
         File::create(folder.join("small.report.json"))?,
         &estafette_report::report(&small),
     )?;
-    html::write(&made_up::recording(LARGE), File::create(folder.join("large.html"))?)?;
+    html::write(&made_up::trace(LARGE), File::create(folder.join("large.html"))?)?;
     html::write(&hostile(), File::create(folder.join("hostile.html"))?)?;
     println!("{}", folder.display());
     Ok(())
 }
 
-/// Markup wherever a recording has a text, and something missing.
+/// Markup wherever a trace has a text, and something missing.
 fn hostile() -> Trace {
     let markup =
         "</script><img src=x onerror=\"window.injected = true\"><!--<script>${window.injected = true}";
-    let mut recording = made_up::recording(70);
+    let mut trace = made_up::trace(70);
     let add = |text: &mut Text| *text = format!("{text}{markup}").into();
-    add(&mut recording.program);
-    for counter in &mut recording.counters {
+    add(&mut trace.program);
+    for counter in &mut trace.counters {
         add(&mut counter.name);
         add(&mut counter.unit);
     }
-    for operation in &mut recording.operations {
+    for operation in &mut trace.operations {
         add(&mut operation.name);
         operation.site.iter_mut().for_each(|site| add(&mut site.file));
     }
-    recording.tracks.iter_mut().for_each(|track| add(&mut track.name));
-    recording.libraries.iter_mut().for_each(add);
-    recording.variables.iter_mut().for_each(|it| add(&mut it.name));
-    recording.leases.iter_mut().for_each(|it| add(&mut it.owner));
-    recording.losses.damage.push(format!("truncated {markup}"));
-    recording
+    trace.tracks.iter_mut().for_each(|track| add(&mut track.name));
+    trace.libraries.iter_mut().for_each(add);
+    trace.variables.iter_mut().for_each(|it| add(&mut it.name));
+    trace.leases.iter_mut().for_each(|it| add(&mut it.owner));
+    trace.losses.damage.push(format!("truncated {markup}"));
+    trace
 }

@@ -1,7 +1,7 @@
-//! Where the time went: reads a recording of an engine and says who waited, for how long, why, and for whom.
+//! Where the time went: reads a trace of an engine and says who waited, for how long, why, and for whom.
 //!
 //! Everything here works on plain data ([`Trace`]) after the fact. The crate knows no engine, starts no thread and looks
-//! at no clock; an engine makes a recording and hands it over, or a reader finds it in a file.
+//! at no clock; an engine makes a trace and hands it over, or a reader finds it in a file.
 //!
 //! The folders are layers; each uses those above it in this table:
 //!

@@ -102,14 +102,14 @@ fn most(file: &[u8]) -> usize {
 }
 
 fn read_within_bounds(file: &[u8]) -> Trace {
-    let (recording, for_reading) = taken(|| perfetto::read(file));
+    let (trace, for_reading) = taken(|| perfetto::read(file));
     let budget = (64 * file.len()).max(16 << 20);
     // Vectors grow by doubling, and one block of 8 MiB is there at a time.
     assert!(for_reading <= 2 * budget + (32 << 20), "{for_reading} bytes to read {}", file.len());
-    let (shown, for_report) = taken(|| text(&report(&recording), Style::default()));
+    let (shown, for_report) = taken(|| text(&report(&trace), Style::default()));
     assert!(for_report <= most(file), "{for_report} bytes to report {}", file.len());
     assert!(shown.len() < 8 << 20, "{} bytes of text", shown.len());
-    recording
+    trace
 }
 
 #[test]
@@ -119,9 +119,9 @@ fn a_long_name_that_many_operations_share_is_there_once() {
     (0..20_000).for_each(|id| packets.extend(operation(id)));
     let file = block(&packets);
     assert!(file.len() < 200_000, "{}", file.len());
-    let recording = read_within_bounds(&file);
-    assert_eq!(recording.operations.len(), 20_000, "{:?}", recording.losses.damage);
-    assert!(recording.operations.iter().all(|operation| operation.name.len() <= 4_096));
+    let trace = read_within_bounds(&file);
+    assert_eq!(trace.operations.len(), 20_000, "{:?}", trace.losses.damage);
+    assert!(trace.operations.iter().all(|operation| operation.name.len() <= 4_096));
 }
 
 #[test]
@@ -132,9 +132,9 @@ fn more_than_the_budget_stops_the_reading_and_is_named() {
     (0..900).for_each(|_| packets.extend(operation(7)));
     let file = block(&packets).repeat(120);
     assert!(file.len() < 100_000, "{}", file.len());
-    let recording = read_within_bounds(&file);
-    assert_eq!(recording.operations.len(), 1, "they are all one");
-    let told = recording.losses.damage.join("\n");
+    let trace = read_within_bounds(&file);
+    assert_eq!(trace.operations.len(), 1, "they are all one");
+    let told = trace.losses.damage.join("\n");
     assert!(told.contains("budget of 16 MiB") && told.contains("64 times its size"), "{told}");
 }
 
@@ -149,8 +149,8 @@ fn much_damage_is_counted_and_a_hundred_places_are_named() {
     let damaged = [&marker[..], b"\xff"].concat().repeat(40_000);
     let compressed = block(&damaged[..60_000]).repeat(20);
     for file in [damaged, compressed] {
-        let recording = read_within_bounds(&file);
-        let damage = &recording.losses.damage;
+        let trace = read_within_bounds(&file);
+        let damage = &trace.losses.damage;
         assert!(damage.len() < 110, "{}", damage.len());
         assert!(
             damage.iter().any(|words| words.starts_with("and ") && words.ends_with(" more")),
@@ -164,34 +164,34 @@ fn counters_without_samples_are_none() {
     let _alone = ALONE.lock();
     let track = |uuid: u64| packet(&[bytes(60, &[number(1, uuid), bytes(8, &[])].concat())]);
     let file = blocks((1..1_000_000).map(track), 100_000);
-    let recording = read_within_bounds(&file);
-    assert!(recording.counters.is_empty());
+    let trace = read_within_bounds(&file);
+    assert!(trace.counters.is_empty());
 }
 
 #[test]
 fn a_report_of_many_libraries_has_rows_for_thirty() {
     let _alone = ALONE.lock();
-    let mut recording = made_up::recording(8_000);
-    recording.libraries = (0..4_000).map(|library| format!("library {library}").into()).collect();
-    for (at, operation) in recording.operations.iter_mut().enumerate() {
+    let mut trace = made_up::trace(8_000);
+    trace.libraries = (0..4_000).map(|library| format!("library {library}").into()).collect();
+    for (at, operation) in trace.operations.iter_mut().enumerate() {
         operation.library = Some(at % 4_000);
     }
     let mut file = Vec::new();
-    perfetto::write(&recording, &mut file).unwrap();
-    let recording = read_within_bounds(&file);
-    let matrix = report(&recording).matrix;
+    perfetto::write(&trace, &mut file).unwrap();
+    let trace = read_within_bounds(&file);
+    let matrix = report(&trace).matrix;
     assert!((30..=33).contains(&matrix.libraries.len()), "{}", matrix.libraries.len());
     let waited: u64 = matrix.waited_ns.iter().flatten().sum();
-    assert_eq!(waited, report(&recording).totals.waited_ns, "what waited least is one row");
+    assert_eq!(waited, report(&trace).totals.waited_ns, "what waited least is one row");
 }
 
 #[test]
 fn a_real_recording_is_far_from_its_budget() {
     let _alone = ALONE.lock();
-    let recording = made_up::recording(30_000);
+    let trace = made_up::trace(30_000);
     let mut file = Vec::new();
-    perfetto::write(&recording, &mut file).unwrap();
+    perfetto::write(&trace, &mut file).unwrap();
     let (read, bytes) = taken(|| perfetto::read(&file));
-    assert_eq!(read, recording);
+    assert_eq!(read, trace);
     assert!(bytes < 64 * file.len() / 2 + (8 << 20), "{bytes} bytes for {} of a file", file.len());
 }

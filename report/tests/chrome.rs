@@ -9,9 +9,9 @@ use estafette_report::{Trace, chrome};
 use proptest::prelude::*;
 use serde_json::Value;
 
-fn events(recording: &Trace) -> Vec<Value> {
+fn events(trace: &Trace) -> Vec<Value> {
     let mut bytes = Vec::new();
-    chrome::write(recording, &mut bytes).expect("a vector takes everything");
+    chrome::write(trace, &mut bytes).expect("a vector takes everything");
     let trace: Value = serde_json::from_slice(&bytes).expect("it is JSON");
     trace["traceEvents"].as_array().expect("it has events").clone()
 }
@@ -47,19 +47,19 @@ fn check(events: &[Value]) {
 
 #[test]
 fn a_pipeline_has_a_stretch_per_operation_lease_and_stall() {
-    let recording = made_up::recording(2_000);
-    let events = events(&recording);
+    let trace = made_up::trace(2_000);
+    let events = events(&trace);
     check(&events);
     let lasting = events.iter().filter(|event| event["ph"] == "X").count();
-    assert_eq!(lasting, recording.operations.len() + recording.leases.len() + recording.stalls.len());
-    assert_eq!(events.iter().filter(|event| event["ph"] == "s").count(), recording.edges.len());
+    assert_eq!(lasting, trace.operations.len() + trace.leases.len() + trace.stalls.len());
+    assert_eq!(events.iter().filter(|event| event["ph"] == "s").count(), trace.edges.len());
 }
 
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(64))]
 
     #[test]
-    fn any_recording_becomes_a_sound_file(recording in strategies::recording()) {
-        check(&events(&recording));
+    fn any_recording_becomes_a_sound_file(trace in strategies::trace()) {
+        check(&events(&trace));
     }
 }

@@ -32,9 +32,9 @@ impl Dice {
     }
 }
 
-fn written(recording: &Trace) -> Vec<u8> {
+fn written(trace: &Trace) -> Vec<u8> {
     let mut bytes = Vec::new();
-    perfetto::write(recording, &mut bytes).expect("a vector takes everything");
+    perfetto::write(trace, &mut bytes).expect("a vector takes everything");
     bytes
 }
 
@@ -159,7 +159,7 @@ fn damage(file: &mut Vec<u8>, dice: &mut Dice) {
     }
 }
 
-/// All that is ever made of a recording.
+/// All that is ever made of a trace.
 fn look_at(bytes: &[u8], whole: &Trace) {
     let left = perfetto::read(bytes);
     let there = left.operations.len() + left.stalls.len() + left.edges.len();
@@ -192,7 +192,7 @@ fn look_at_damaged(seed: u64, whole: &Trace, file: &[u8], plain: &[u8]) {
 
 #[test]
 fn a_damaged_file_gives_a_partial_report_and_never_more() {
-    let whole = made_up::recording(120);
+    let whole = made_up::trace(120);
     let file = written(&whole);
     let plain = inflated(&file);
     assert_eq!(perfetto::read(&plain), whole, "a file need not be compressed");

@@ -1,4 +1,4 @@
-//! The page as text: nothing of a recording becomes markup, and the numbers in it are the recording's. What it looks like and
+//! The page as text: nothing of a trace becomes markup, and the numbers in it are the trace's. What it looks like and
 //! does is tested in a browser, `tests/python/test_html.py`.
 
 mod made_up;
@@ -13,14 +13,14 @@ use flate2::read::ZlibDecoder;
 use proptest::prelude::*;
 use serde_json::Value;
 
-fn page(recording: &Trace) -> String {
+fn page(trace: &Trace) -> String {
     let mut bytes = Vec::new();
-    html::write(recording, &mut bytes).expect("a vector takes everything");
+    html::write(trace, &mut bytes).expect("a vector takes everything");
     String::from_utf8(bytes).expect("it is text")
 }
 
 fn embedded(page: &str) -> Value {
-    let (_, rest) = page.split_once("type=\"text/plain\">").expect("a place for the recording");
+    let (_, rest) = page.split_once("type=\"text/plain\">").expect("a place for the trace");
     let (text, _) = rest.split_once("</script>").expect("its end");
     let packed = BASE64_STANDARD.decode(text).expect("it is base64");
     let mut bytes = Vec::new();
@@ -29,16 +29,16 @@ fn embedded(page: &str) -> Value {
     serde_json::from_slice(&rest[..u32::from_le_bytes(*length) as usize]).expect("it is JSON")
 }
 
-/// How often a page opens and closes elements; no recording may change it.
+/// How often a page opens and closes elements; no trace may change it.
 fn markup(page: &str) -> (usize, usize) {
     (page.matches('<').count(), page.matches("</script").count())
 }
 
 #[test]
 fn the_page_refers_to_nothing_outside() {
-    let page = page(&made_up::recording(70));
+    let page = page(&made_up::trace(70));
     assert!(page.contains("default-src 'none'"), "the policy forbids requests");
-    let (before, rest) = page.split_once("type=\"text/plain\">").expect("a place for the recording");
+    let (before, rest) = page.split_once("type=\"text/plain\">").expect("a place for the trace");
     let (_, after) = rest.split_once("</script>").expect("its end");
     for part in [before, after] {
         for outside in ["http:", "https:", "src=\"", "url(", "@import", "fetch(", "XMLHttpRequest", "import("]
@@ -51,11 +51,11 @@ fn the_page_refers_to_nothing_outside() {
 
 #[test]
 fn names_and_report_are_embedded_as_they_are() {
-    let recording = made_up::recording(700);
-    let data = embedded(&page(&recording));
+    let trace = made_up::trace(700);
+    let data = embedded(&page(&trace));
     assert_eq!(data["program"], "pipeline.py");
     assert!(data["names"].as_array().is_some_and(|names| names.iter().any(|name| name == "loader.decode")));
-    let report = serde_json::to_value(estafette_report::report(&recording)).expect("a report is JSON");
+    let report = serde_json::to_value(estafette_report::report(&trace)).expect("a report is JSON");
     assert_eq!(data["report"], report);
     assert_eq!(data["worst"].as_array().map(Vec::len), report["worst"].as_array().map(Vec::len));
 }
@@ -70,10 +70,10 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(64))]
 
     #[test]
-    fn nothing_of_a_recording_becomes_markup(mut recording in strategies::recording()) {
-        recording.stalls.retain(|stall| stall.to > stall.from);
-        let page = page(&recording);
+    fn nothing_of_a_recording_becomes_markup(mut trace in strategies::trace()) {
+        trace.stalls.retain(|stall| stall.to > stall.from);
+        let page = page(&trace);
         prop_assert_eq!(markup(&page), markup(&crate::page(&Trace::default())));
-        prop_assert_eq!(&embedded(&page)["program"], &Value::from(recording.program.as_str()));
+        prop_assert_eq!(&embedded(&page)["program"], &Value::from(trace.program.as_str()));
     }
 }

@@ -16,14 +16,14 @@ fn hostile(of: &str) -> String {
     format!("{of}{HOSTILE}")
 }
 
-/// A recording in which everything that has a name has a hostile one.
-fn recording() -> Trace {
-    let mut recording = made_up::recording(200);
-    recording.program = hostile("program").into();
-    recording.tracks.iter_mut().for_each(|track| track.name = hostile(&track.name).into());
-    recording.libraries.iter_mut().for_each(|library| *library = hostile(library).into());
-    recording.variables.iter_mut().for_each(|variable| variable.name = hostile(&variable.name).into());
-    for operation in &mut recording.operations {
+/// A trace in which everything that has a name has a hostile one.
+fn trace() -> Trace {
+    let mut trace = made_up::trace(200);
+    trace.program = hostile("program").into();
+    trace.tracks.iter_mut().for_each(|track| track.name = hostile(&track.name).into());
+    trace.libraries.iter_mut().for_each(|library| *library = hostile(library).into());
+    trace.variables.iter_mut().for_each(|variable| variable.name = hostile(&variable.name).into());
+    for operation in &mut trace.operations {
         operation.name = hostile(&operation.name).into();
         if let Some(site) = &mut operation.site {
             (site.file, site.function) = (hostile(&site.file).into(), hostile(&site.function).into());
@@ -32,14 +32,14 @@ fn recording() -> Trace {
             operation.outcome = Outcome::Failed(hostile("why").into());
         }
     }
-    for lease in &mut recording.leases {
+    for lease in &mut trace.leases {
         lease.owner = hostile(&lease.owner).into();
         if let Some(site) = &mut lease.site {
             (site.file, site.function) = (hostile(&site.file).into(), hostile(&site.function).into());
         }
     }
-    recording.losses.damage.push(hostile("damage"));
-    recording
+    trace.losses.damage.push(hostile("damage"));
+    trace
 }
 
 /// The first character that a terminal would obey, but for line breaks, and some of what is around it.
@@ -55,10 +55,10 @@ fn obeyed(text: &str) -> Option<String> {
 #[test]
 fn a_terminal_obeys_nothing_of_a_recording() {
     let mut file = Vec::new();
-    perfetto::write(&recording(), &mut file).unwrap();
-    let recording = perfetto::read(&file);
-    assert_eq!(recording.operations.len(), 200);
-    let report = report(&recording);
+    perfetto::write(&trace(), &mut file).unwrap();
+    let trace = perfetto::read(&file);
+    assert_eq!(trace.operations.len(), 200);
+    let report = report(&trace);
     for style in [Style::default(), Style { width: 40, short: true, ..Style::default() }] {
         let text = text(&report, style);
         assert_eq!(obeyed(&text), None);
@@ -67,15 +67,14 @@ fn a_terminal_obeys_nothing_of_a_recording() {
             "no line is forged: {text}"
         );
     }
-    let text =
-        difference_text(&difference(&report, &self::report(&made_up::recording(50))), Style::default());
+    let text = difference_text(&difference(&report, &self::report(&made_up::trace(50))), Style::default());
     assert_eq!(obeyed(&text), None);
 }
 
 #[test]
 fn sentences_of_the_report_show_names_and_data_has_them_as_they_are() {
-    let recording = recording();
-    let report = report(&recording);
+    let trace = trace();
+    let report = report(&trace);
     let sentences = std::iter::once(&report.headline)
         .chain(report.worst.iter().flat_map(|row| [&row.sentence, &row.blocker]))
         .chain(report.advice.iter().map(|advice| &advice.change))

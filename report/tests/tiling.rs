@@ -1,4 +1,4 @@
-//! Whatever a recording says, true or not: the stretches of each access tile a time that begins with its submission, and what is
+//! Whatever a trace says, true or not: the stretches of each access tile a time that begins with its submission, and what is
 //! built on them neither fails nor loses a nanosecond.
 #![allow(clippy::unwrap_used, reason = "in a test, an unwrap is an assertion")]
 
@@ -70,10 +70,10 @@ fn operation() -> impl Strategy<Value = Operation> {
     })
 }
 
-fn recording() -> impl Strategy<Value = Trace> {
+fn trace() -> impl Strategy<Value = Trace> {
     (prop::collection::vec(operation(), 1..40), any::<bool>()).prop_map(|(mut operations, lost)| {
         let kinds = [TrackKind::Worker, TrackKind::Thread, TrackKind::Queue, TrackKind::EventLoop];
-        let mut recording = Trace {
+        let mut trace = Trace {
             duration: DURATION,
             tracks: kinds.map(|kind| Track { name: format!("{kind:?}").into(), kind }).into(),
             ..Trace::default()
@@ -83,7 +83,7 @@ fn recording() -> impl Strategy<Value = Trace> {
             if let (OperationKind::Export, Some(opened), Some(access)) =
                 (operation.kind, operation.began, operation.accesses.first())
             {
-                recording.leases.push(Lease {
+                trace.leases.push(Lease {
                     id: operation.id,
                     variable: access.variable,
                     access: access.mode,
@@ -95,11 +95,11 @@ fn recording() -> impl Strategy<Value = Trace> {
                 });
             }
         }
-        recording.operations = operations;
+        trace.operations = operations;
         if lost {
-            recording.losses.records.push(LostRecords { track: 0, count: 7 });
+            trace.losses.records.push(LostRecords { track: 0, count: 7 });
         }
-        recording
+        trace
     })
 }
 
@@ -149,14 +149,14 @@ fn an_operation_that_is_ready_while_the_pool_fills_thousands_of_times_has_few_st
         let from = fill * period;
         operations.push(operation(fill + 2, [from, from, from, from + length(fill), 0]));
     }
-    let mut recording = Trace {
+    let mut trace = Trace {
         duration: duration + 1,
         tracks: vec![Track { name: "worker 0".into(), kind: TrackKind::Worker }],
         operations,
         ..Trace::default()
     };
-    attribute(&mut recording);
-    let stalls: Vec<&Stall> = recording.stalls.iter().filter(|stall| stall.waiter == 1).collect();
+    attribute(&mut trace);
+    let stalls: Vec<&Stall> = trace.stalls.iter().filter(|stall| stall.waiter == 1).collect();
     assert!(stalls.len() <= 20, "{} stalls", stalls.len());
     assert_eq!(joined(&stalls), Some(vec![(0, duration)]));
     let waited = |cause: Cause| -> u64 {
@@ -168,18 +168,18 @@ fn an_operation_that_is_ready_while_the_pool_fills_thousands_of_times_has_few_st
 
 proptest! {
     #[test]
-    fn stretches_tile_the_time_that_was_waited(mut recording in recording()) {
-        attribute(&mut recording);
+    fn stretches_tile_the_time_that_was_waited(mut trace in trace()) {
+        attribute(&mut trace);
         let mut accesses: HashMap<(u64, usize), Vec<&Stall>> = HashMap::new();
         let mut critical: HashMap<u64, Vec<&Stall>> = HashMap::new();
-        for stall in &recording.stalls {
+        for stall in &trace.stalls {
             accesses.entry((stall.waiter, stall.access)).or_default().push(stall);
             if stall.critical {
                 critical.entry(stall.waiter).or_default().push(stall);
             }
         }
         for ((waiter, _), stalls) in &accesses {
-            let operation = recording.operation(*waiter).unwrap();
+            let operation = trace.operation(*waiter).unwrap();
             let joined = joined(stalls);
             prop_assert!(joined.is_some(), "{stalls:?}");
             // Once before it began and once on a queue, each time without a gap.
@@ -191,7 +191,7 @@ proptest! {
             prop_assert!(joined.iter().all(|(_, to)| *to <= DURATION));
         }
         for (waiter, stalls) in &critical {
-            let operation = recording.operation(*waiter).unwrap();
+            let operation = trace.operation(*waiter).unwrap();
             let device = operation.track == Some(2) && operation.began.is_some();
             if !device {
                 prop_assert!(joined(stalls).is_some_and(|joined| joined.len() == 1), "{stalls:?}");
@@ -200,25 +200,25 @@ proptest! {
     }
 
     #[test]
-    fn roots_are_as_long_as_the_stalls_that_they_are_of(mut recording in recording()) {
-        attribute(&mut recording);
-        let waited: u64 = recording.stalls.iter().filter(|stall| stall.critical).map(Stall::duration).sum();
-        let roots: u64 = roots(&recording).iter().map(|root| root.duration()).sum();
+    fn roots_are_as_long_as_the_stalls_that_they_are_of(mut trace in trace()) {
+        attribute(&mut trace);
+        let waited: u64 = trace.stalls.iter().filter(|stall| stall.critical).map(Stall::duration).sum();
+        let roots: u64 = roots(&trace).iter().map(|root| root.duration()).sum();
         prop_assert_eq!(waited, roots);
     }
 
     #[test]
-    fn the_walk_has_no_gap(mut recording in recording()) {
-        attribute(&mut recording);
-        for pair in walk(&recording).windows(2) {
+    fn the_walk_has_no_gap(mut trace in trace()) {
+        attribute(&mut trace);
+        for pair in walk(&trace).windows(2) {
             prop_assert_eq!(pair[0].to, pair[1].from);
         }
     }
 
     #[test]
-    fn a_report_is_made_of_anything(mut recording in recording()) {
-        attribute(&mut recording);
-        let report = estafette_report::report(&recording);
+    fn a_report_is_made_of_anything(mut trace in trace()) {
+        attribute(&mut trace);
+        let report = estafette_report::report(&trace);
         let json = serde_json::to_string(&report).unwrap();
         prop_assert_eq!(&serde_json::from_str::<estafette_report::Report>(&json).unwrap(), &report);
         for width in [10, 40, 80, 200] {

@@ -89,7 +89,7 @@ fn a_recording_is_reported_for_people_and_for_programs() {
     assert!(report.contains("incomplete: "), "{report}");
     fs::write(&cut, [0xff; 64]).unwrap();
     let refused = refusal(&estafette(&[cut.to_str().unwrap()]));
-    assert!(refused.contains("cut.pftrace is no recording"), "{refused}");
+    assert!(refused.contains("cut.pftrace is no trace"), "{refused}");
     let refused = refusal(&estafette(&[folder.join("absent").to_str().unwrap()]));
     assert!(refused.contains("absent"), "{refused}");
     fs::remove_dir_all(&folder).unwrap();

@@ -228,7 +228,7 @@ class TestTheFile:
         assert report.data["totals"]["operations"] > 0
         wrong = tmp_path / "wrong"
         wrong.write_bytes(b"\xff" * 100)
-        with pytest.raises(ValueError, match="is no recording"):
+        with pytest.raises(ValueError, match="is no trace"):
             est.report(wrong)
         with pytest.raises(OSError, match="absent"):
             est.report(tmp_path / "absent")
@@ -390,7 +390,7 @@ class TestEndsThatAreNone:
         assert path.read_bytes() == good
         report = self.left(path, process)
         assert report.data["totals"]["operations"] == 2000
-        assert any("before the recording was finished" in missing for missing in report.data["missing"])
+        assert any("before the trace was finished" in missing for missing in report.data["missing"])
         assert "batch" in [row["name"] for row in report.data["tensors"]]
 
     def test_a_process_that_leaves_without_the_interpreters_end(self, good, path):

@@ -1,7 +1,7 @@
 //! From entries to operations.
 //!
 //! The entries stay where they lie. What is added is an index: the places of all entries, sorted by their operations, four bytes for
-//! each. An operation is made from its entries when it is asked for, so that a recording can be written without being in memory as a
+//! each. An operation is made from its entries when it is asked for, so that a trace can be written without being in memory as a
 //! whole.
 
 use std::borrow::Cow;
@@ -92,7 +92,7 @@ struct LeaseOwner {
     site: Option<Site>,
 }
 
-/// A thread of the recording.
+/// A thread of the trace.
 pub(super) struct Thread {
     pub(super) name: Text,
     pub(super) kind: TrackKind,
@@ -107,7 +107,7 @@ pub(super) struct Thread {
 /// Names that programs have given their variables.
 type Names<'a> = Box<dyn Fn(u64) -> Option<Text> + 'a>;
 
-/// The entries of a recording, and where those of each operation lie.
+/// The entries of a trace, and where those of each operation lie.
 pub(super) struct Entries<'a> {
     scale: Scale,
     /// Tracks, libraries, losses.
@@ -421,18 +421,14 @@ impl<'a> Entries<'a> {
     }
 
     /// All of it at once, with its stalls attributed, as far as `budget` allows. Returns whether it did.
-    pub(super) fn recording(&self, mut budget: Option<&mut Budget>) -> (Trace, bool) {
+    pub(super) fn trace(&self, mut budget: Option<&mut Budget>) -> (Trace, bool) {
         let mut takes = |bytes| budget.as_mut().is_none_or(|budget| budget.take(bytes).is_ok());
-        let mut recording = self.about.clone();
+        let mut trace = self.about.clone();
         // Beside the operation: what attribution knows of it, its counters, its lease.
         let each = size_of::<Operation>() + size_of::<Lease>() / 2 + 128;
         let own = |operation: &Operation| each + 2 * size_of_val(&operation.accesses[..]);
-        recording.operations.reserve_exact(if takes(each * self.operations()) {
-            self.operations()
-        } else {
-            0
-        });
-        let mut is_whole = recording.operations.capacity() >= self.operations();
+        trace.operations.reserve_exact(if takes(each * self.operations()) { self.operations() } else { 0 });
+        let mut is_whole = trace.operations.capacity() >= self.operations();
         for at in 0..if is_whole { self.operations() } else { 0 } {
             let mut draft = self.draft(at);
             if !takes(own(&draft.operation) - each) {
@@ -441,17 +437,17 @@ impl<'a> Entries<'a> {
             }
             if let Some(lease) = draft.lease() {
                 draft.become_export(&lease);
-                recording.leases.push(lease);
+                trace.leases.push(lease);
             }
             draft.operation.accesses.shrink_to_fit();
-            recording.operations.push(draft.operation);
+            trace.operations.push(draft.operation);
         }
         is_whole &= takes(self.variables() * (size_of::<Variable>() + 64));
         if is_whole {
-            recording.variables = (0..self.variables()).map(|at| self.variable(at).into_owned()).collect();
-            is_whole = attribute_within(&mut recording, &mut takes);
+            trace.variables = (0..self.variables()).map(|at| self.variable(at).into_owned()).collect();
+            is_whole = attribute_within(&mut trace, &mut takes);
         }
-        (recording, is_whole)
+        (trace, is_whole)
     }
 }
 

@@ -15,7 +15,7 @@
 //!    a [`Trace`].
 //!
 //! The time of an entry is a reading of the processor's counter where that is steady (`ticks`), and otherwise the monotonic
-//! clock. Readings become nanoseconds at the end, by comparing both clocks over the whole recording.
+//! clock. Readings become nanoseconds at the end, by comparing both clocks over the whole trace.
 //!
 //! # Invariants
 //!
@@ -58,7 +58,7 @@ pub use self::hooks::{
     body_has_lock, body_uses, body_wants_lock, imported_from, on_event_loop, wait_has_lock,
 };
 
-/// Memory for a recording, unless an option says otherwise: some three million operations.
+/// Memory for a trace, unless an option says otherwise: some three million operations.
 const MEMORY_DEFAULT: usize = 256 << 20;
 
 /// What a page of entries takes until it is saved: itself, and as much again for the index that saving makes of it.
@@ -90,7 +90,7 @@ fn is_kept() -> bool {
 /// How a recorder is kept.
 #[derive(Clone, Default)]
 pub struct TraceOptions {
-    /// Bytes for the recording, from its beginning until [`Recorder::save`] has written it: half of them for what is noted on all threads
+    /// Bytes for the trace, from its beginning until [`Recorder::save`] has written it: half of them for what is noted on all threads
     /// together, the other half for what saving takes beside it. What does not fit is counted. `None` for 256 MiB. At most 64 GiB are
     /// used. Some 8 to 32 MiB more are taken whatever the size is, and more again where very much waits at the same time (some 50 bytes for
     /// each wait that has begun and not ended).
@@ -121,9 +121,9 @@ impl std::fmt::Debug for TraceOptions {
 /// let x = engine.var();
 /// engine.op("produce").writes_vars(&[&x]).run(|[], []| Ok(()))?;
 /// engine.op("consume").reads_vars(&[&x]).run(|[], []| Ok(()))?.wait()?;
-/// let recording = recorder.finish();
-/// assert!(recording.operations.iter().any(|operation| operation.name == "consume"));
-/// assert!(recording.losses.is_empty());
+/// let trace = recorder.finish();
+/// assert!(trace.operations.iter().any(|operation| operation.name == "consume"));
+/// assert!(trace.losses.is_empty());
 /// # Ok::<(), estafette::Error>(())
 /// ```
 #[derive(Debug)]
@@ -136,7 +136,7 @@ pub struct Recorder {
     file: Option<(PathBuf, Unfinished)>,
 }
 
-/// A recording that could not be saved. Its file has the content that it had before.
+/// A trace that could not be saved. Its file has the content that it had before.
 #[derive(Debug)]
 pub struct Unsaved {
     /// Where it should have been.
@@ -150,7 +150,7 @@ pub struct Unsaved {
 impl fmt::Display for Unsaved {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let path = self.path.display().to_string();
-        write!(f, "the recording cannot be saved to {}: {}", shown(&path), self.error)?;
+        write!(f, "the trace cannot be saved to {}: {}", shown(&path), self.error)?;
         match &self.kept {
             Some(kept) => write!(f, "; what was recorded is kept in {}", shown(&kept.display().to_string())),
             None => Ok(()),
@@ -164,24 +164,24 @@ impl std::error::Error for Unsaved {
     }
 }
 
-/// Reads the file of a recording: one that was saved, or the unfinished one of a process that ended before.
+/// Reads the file of a trace: one that was saved, or the unfinished one of a process that ended before.
 ///
 /// A damaged file gives what can be read of it; [`Trace::losses`] says what is missing. Memory is taken in proportion to the
 /// file's size (see [`perfetto::read`]).
 ///
 /// # Errors
 /// Those of the system; `InvalidInput` for what is no regular file; `InvalidData`, with a text that begins with "is", for a file that
-/// is no recording or of which nothing is left.
+/// is no trace or of which nothing is left.
 pub fn read(path: &Path) -> io::Result<Trace> {
     let bytes = file::read(path)?;
-    let recording =
+    let trace =
         if unfinished::is_unfinished(&bytes) { unfinished::read(&bytes) } else { perfetto::read(&bytes) };
-    if recording.operations.is_empty() && !recording.losses.damage.is_empty() {
-        let damage = recording.losses.damage.join("; ");
-        let text = format!("is no recording, or nothing of it is left: {}", shown(&damage));
+    if trace.operations.is_empty() && !trace.losses.damage.is_empty() {
+        let damage = trace.losses.damage.join("; ");
+        let text = format!("is no trace, or nothing of it is left: {}", shown(&damage));
         return Err(io::Error::new(io::ErrorKind::InvalidData, text));
     }
-    Ok(recording)
+    Ok(trace)
 }
 
 impl Recorder {
@@ -212,7 +212,7 @@ impl Recorder {
     }
 
     /// Says which file [`save`](Self::save) writes. From now on what is noted is also written beside it, several times a second, to
-    /// `PATH.PROCESS.unfinished`: if the process ends before the recording is saved, that file stays, and [`read`] takes it. It takes as
+    /// `PATH.PROCESS.unfinished`: if the process ends before the trace is saved, that file stays, and [`read`] takes it. It takes as
     /// much disk as the recorder takes memory.
     ///
     /// ```
@@ -240,7 +240,7 @@ impl Recorder {
         Ok(self)
     }
 
-    /// Closes the recorder and writes the recording to the file of [`to_file`](Self::to_file), which is replaced when the new one is
+    /// Closes the recorder and writes the trace to the file of [`to_file`](Self::to_file), which is replaced when the new one is
     /// whole and on disk. The unfinished file is removed then.
     ///
     /// # Errors
@@ -251,7 +251,7 @@ impl Recorder {
             let error = io::Error::new(io::ErrorKind::InvalidInput, "it was given no file");
             return Err(Unsaved { path: PathBuf::new(), error, kept: None });
         };
-        // Its failure costs nothing if the recording can be saved.
+        // Its failure costs nothing if the trace can be saved.
         let _ = unfinished.end();
         let entries = self.entries();
         match file::replace(&path, |out| perfetto::attribute_and_write(&entries, out)) {
@@ -272,7 +272,7 @@ impl Recorder {
     /// operation with one access, which [`TraceOptions::memory_max`] does not count. [`save`](Self::save) needs none of that.
     pub fn finish(self) -> Trace {
         self.close();
-        self.entries().recording(None).0
+        self.entries().trace(None).0
     }
 
     fn entries(&self) -> Entries<'static> {

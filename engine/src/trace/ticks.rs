@@ -1,7 +1,7 @@
 //! The recorder's clock: a counter of the processor where it is steady, else the monotonic clock.
 //!
 //! Reading the counter costs a third of reading the clock. It counts in its own unit, so both are read at the beginning and at
-//! the end, and their ratio over the whole recording says what a tick is worth.
+//! the end, and their ratio over the whole trace says what a tick is worth.
 
 use std::sync::Arc;
 

@@ -1,5 +1,5 @@
-//! The file of a recording that is being made: what threads have noted so far, written beside the recording's own file several
-//! times a second by a thread of its own. It is removed when the recording is saved, so one that is there is of a process that
+//! The file of a trace that is being made: what threads have noted so far, written beside the trace's own file several
+//! times a second by a thread of its own. It is removed when the trace is saved, so one that is there is of a process that
 //! ended before, in whatever way.
 //!
 //! ```text
@@ -37,7 +37,7 @@ use super::writer::{Session, ThreadLog};
 
 pub(super) use self::read::{is_unfinished, read};
 
-/// How every unfinished recording begins. A finished one begins with byte 10.
+/// How every unfinished trace begins. A finished one begins with byte 10.
 pub(super) const MAGIC: [u8; 8] = *b"ESTFREC1";
 
 /// Time between two looks at what was noted: what a killed process loses.
@@ -123,7 +123,7 @@ impl Unfinished {
         part(&mut writing.out, Part::Head, &[&started_unix_ns.to_le_bytes(), program.as_bytes()]);
         // The head at once: what cannot be written is an error here.
         let begun = writing.flush().and_then(|()| {
-            let builder = thread::Builder::new().name("estafette-recording".into());
+            let builder = thread::Builder::new().name("estafette-trace".into());
             builder.spawn(move || writing.run(&shared))
         });
         match begun {

@@ -22,13 +22,13 @@ const WORTH: u64 = 3;
 
 /// What of the walk could be shorter, sorted by how much it takes of it. A change cannot save more than that, and saves less where
 /// something else then becomes the longest way. Added to these are changes that let more happen at once, with what they save when the
-/// recording is played again.
-pub(crate) fn advice(recording: &Trace, steps: &[Step]) -> Vec<Advice> {
+/// trace is played again.
+pub(crate) fn advice(trace: &Trace, steps: &[Step]) -> Vec<Advice> {
     let mut by_change: HashMap<String, Nanos> = HashMap::new();
     // Nobody makes an operation take no time; a change that saves nearly as much and can be made is told before it.
     let mut faster: HashSet<String> = HashSet::new();
     for step in steps {
-        if let Some(change) = change(recording, step.what) {
+        if let Some(change) = change(trace, step.what) {
             if matches!(step.what, What::Run(_)) {
                 faster.insert(change.clone());
             }
@@ -36,10 +36,10 @@ pub(crate) fn advice(recording: &Trace, steps: &[Step]) -> Vec<Advice> {
         }
     }
     // Nor is memory for a second tensor, or a program that goes on, to be had for nothing.
-    let overlaps = overlaps(recording, steps);
+    let overlaps = overlaps(trace, steps);
     let overlapping: HashSet<String> = overlaps.iter().map(|(change, _)| change.clone()).collect();
     by_change.extend(overlaps);
-    let idle = idle(recording, steps);
+    let idle = idle(trace, steps);
     if idle > 0 {
         let change = "submit earlier: nothing was under way while the program did something else";
         by_change.insert(change.to_owned(), idle);
@@ -62,21 +62,21 @@ pub(crate) fn advice(recording: &Trace, steps: &[Step]) -> Vec<Advice> {
 }
 
 /// Changes that let more happen at once, and what each saves.
-fn overlaps(recording: &Trace, steps: &[Step]) -> Vec<(String, Nanos)> {
+fn overlaps(trace: &Trace, steps: &[Step]) -> Vec<(String, Nanos)> {
     let walked: Nanos = steps.iter().map(|step| step.to - step.from).sum();
-    let score = Score::of(recording);
+    let score = Score::of(trace);
     let as_it_was = score.play(&Change::default());
-    // A recording that plays quite differently from how it was says nothing about changes.
+    // A trace that plays quite differently from how it was says nothing about changes.
     let Some(as_it_was) = as_it_was.filter(|played| *played > walked / 2 && *played < walked + walked / 10)
     else {
         return Vec::new();
     };
     let saves = |change: Change| Some(as_it_was.saturating_sub(score.play(&change)?));
-    let waits = waits(recording).into_iter().filter_map(|(place, unwaited)| {
+    let waits = waits(trace).into_iter().filter_map(|(place, unwaited)| {
         let saved = saves(Change { unwaited, ..Change::default() })?;
         Some((format!("go on without waiting {place}: the program submitted nothing meanwhile"), saved))
     });
-    let tensors = overwritten(recording).into_iter().filter_map(|(name, renamed)| {
+    let tensors = overwritten(trace).into_iter().filter_map(|(name, renamed)| {
         let saved = saves(Change { renamed, ..Change::default() })?;
         let name = shown(&name);
         Some((format!("use two of `{name}` in turn: operations waited only to overwrite it"), saved))
@@ -92,13 +92,13 @@ fn longest<T>(groups: HashMap<String, (Nanos, T)>) -> Vec<(String, T)> {
 }
 
 /// Where the program waited longest, and for what.
-fn waits(recording: &Trace) -> Vec<(String, HashSet<OperationId>)> {
+fn waits(trace: &Trace) -> Vec<(String, HashSet<OperationId>)> {
     let mut places: HashMap<String, (Nanos, HashSet<OperationId>)> = HashMap::new();
-    for operation in recording.operations.iter().filter(|operation| blocks(operation.kind)) {
+    for operation in trace.operations.iter().filter(|operation| blocks(operation.kind)) {
         let Some(resumed) = operation.resumed else { continue };
-        let lease = recording.lease(operation.id);
+        let lease = trace.lease(operation.id);
         let site = operation.site.as_ref().or_else(|| lease.and_then(|lease| lease.site.as_ref()));
-        let thread = operation.submitter.and_then(|track| recording.tracks.get(track));
+        let thread = operation.submitter.and_then(|track| trace.tracks.get(track));
         let place = match (site, lease, thread) {
             (Some(site), ..) => format!("at {}", sentences::place(site)),
             (None, Some(lease), _) if !lease.owner.is_empty() => format!("in {}", shown(&lease.owner)),
@@ -113,14 +113,13 @@ fn waits(recording: &Trace) -> Vec<(String, HashSet<OperationId>)> {
 }
 
 /// The tensors that were waited for longest only to overwrite them: their names, and which they are.
-fn overwritten(recording: &Trace) -> Vec<(String, HashSet<u64>)> {
+fn overwritten(trace: &Trace) -> Vec<(String, HashSet<u64>)> {
     let mut names: HashMap<String, (Nanos, HashSet<u64>)> = HashMap::new();
-    for stall in
-        recording.stalls.iter().filter(|stall| stall.hazard.is_some_and(|hazard| hazard != Hazard::Raw))
+    for stall in trace.stalls.iter().filter(|stall| stall.hazard.is_some_and(|hazard| hazard != Hazard::Raw))
     {
-        let access = recording.operation(stall.waiter).and_then(|waiter| waiter.accesses.get(stall.access));
+        let access = trace.operation(stall.waiter).and_then(|waiter| waiter.accesses.get(stall.access));
         let Some(access) = access.filter(|access| access.mode == Mode::Write) else { continue };
-        let Some(variable) = recording.variable(access.variable) else { continue };
+        let Some(variable) = trace.variable(access.variable) else { continue };
         let (time, variables) = names.entry(variable.name.to_string()).or_default();
         *time += stall.duration();
         variables.insert(variable.id);
@@ -128,11 +127,11 @@ fn overwritten(recording: &Trace) -> Vec<(String, HashSet<u64>)> {
     longest(names)
 }
 
-fn change(recording: &Trace, what: What) -> Option<String> {
+fn change(trace: &Trace, what: What) -> Option<String> {
     Some(match what {
-        What::Run(id) => format!("make {} faster", sentences::name(recording, id)),
+        What::Run(id) => format!("make {} faster", sentences::name(trace, id)),
         What::Stall(Cause::Leased, Blocker::Lease(id)) => {
-            format!("give back sooner: {}", sentences::lease(recording, id))
+            format!("give back sooner: {}", sentences::lease(trace, id))
         }
         What::Stall(Cause::NoWorker, Blocker::Queue(_)) => "use more queues of the device".into(),
         What::Stall(Cause::NoWorker, _) => "use more workers".into(),
@@ -143,7 +142,7 @@ fn change(recording: &Trace, what: What) -> Option<String> {
             "keep the event loop free: move what blocks it to an operation or a thread".into()
         }
         What::Stall(Cause::NotResumed, Blocker::Thread(track))
-            if recording.tracks.get(track).is_some_and(|track| track.kind == TrackKind::Worker) =>
+            if trace.tracks.get(track).is_some_and(|track| track.kind == TrackKind::Worker) =>
         {
             "submit more at once: a worker with nothing to do sleeps, and must be woken".into()
         }

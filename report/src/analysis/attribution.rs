@@ -14,7 +14,7 @@
 //! on its queue.
 //!
 //! Each division goes on where the one before ended and never turns back (`tiling`), so the stretches of an access tile the
-//! time that it waited whatever the recording says: without gap, without overlap.
+//! time that it waited whatever the trace says: without gap, without overlap.
 
 mod counters;
 mod order;
@@ -39,15 +39,15 @@ use self::tiling::Tiling;
 const HANDING_ON_MAX: Nanos = 1_000_000;
 
 /// Fills [`Trace::stalls`], [`Trace::edges`] and [`Trace::counters`] from everything else.
-pub fn attribute(recording: &mut Trace) {
-    let _ = attribute_within(recording, &mut |_| true);
+pub fn attribute(trace: &mut Trace) {
+    let _ = attribute_within(trace, &mut |_| true);
 }
 
 /// As [`attribute`], as long as `takes` grants the bytes that more stalls and edges take. Returns whether it granted all.
-pub fn attribute_within(recording: &mut Trace, takes: &mut dyn FnMut(usize) -> bool) -> bool {
+pub fn attribute_within(trace: &mut Trace, takes: &mut dyn FnMut(usize) -> bool) -> bool {
     let (mut stalls, mut edges, mut is_whole) = (Vec::new(), Vec::new(), true);
-    let attribution = Attribution::of(recording);
-    for (at, operation) in recording.operations.iter().enumerate() {
+    let attribution = Attribution::of(trace);
+    for (at, operation) in trace.operations.iter().enumerate() {
         let (new_stalls, new_edges) = (attribution.stalls(at, operation), attribution.edges(at, operation));
         is_whole = takes(size_of_val(&new_stalls[..]) + size_of_val(&new_edges[..]));
         if !is_whole {
@@ -57,13 +57,13 @@ pub fn attribute_within(recording: &mut Trace, takes: &mut dyn FnMut(usize) -> b
         edges.extend(new_edges);
     }
     drop(attribution);
-    recording.stalls = stalls;
-    recording.edges = edges;
-    recording.counters = counters(recording);
+    trace.stalls = stalls;
+    trace.edges = edges;
+    trace.counters = counters(trace);
     is_whole
 }
 
-/// What attribution knows of a recording: enough to tell of each operation why it waited.
+/// What attribution knows of a trace: enough to tell of each operation why it waited.
 pub(crate) struct Attribution<'a, S> {
     pub(crate) source: &'a S,
     order: Order,
@@ -150,9 +150,9 @@ fn by_name(waiter: usize) -> u64 {
 }
 
 /// The device queue that an operation ran on.
-pub(crate) fn queue_of(recording: &Trace, operation: &Operation) -> Option<TrackId> {
+pub(crate) fn queue_of(trace: &Trace, operation: &Operation) -> Option<TrackId> {
     let track = operation.track?;
-    (recording.tracks.get(track)?.kind == TrackKind::Queue).then_some(track)
+    (trace.tracks.get(track)?.kind == TrackKind::Queue).then_some(track)
 }
 
 /// How a blocker's time divides, as others see it.

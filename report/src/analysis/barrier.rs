@@ -20,13 +20,13 @@ pub struct Barriers {
 }
 
 /// Computes the cost from what was recorded; what the barriers would have delayed in turn is not counted.
-pub fn barriers(recording: &Trace) -> Barriers {
+pub fn barriers(trace: &Trace) -> Barriers {
     // What had been submitted at each moment would all be done at the greatest end so far.
-    let mut ends: Vec<(Nanos, Nanos)> = recording
+    let mut ends: Vec<(Nanos, Nanos)> = trace
         .operations
         .iter()
         .filter(|operation| matches!(operation.kind, OperationKind::Operation | OperationKind::Copy))
-        .map(|operation| (operation.submitted, operation.done.unwrap_or(recording.duration)))
+        .map(|operation| (operation.submitted, operation.done.unwrap_or(trace.duration)))
         .collect();
     ends.sort_unstable();
     let mut greatest = 0;
@@ -35,7 +35,7 @@ pub fn barriers(recording: &Trace) -> Barriers {
         *end = greatest;
     }
     let mut cost = Barriers::default();
-    for operation in &recording.operations {
+    for operation in &trace.operations {
         if !matches!(operation.kind, OperationKind::Export | OperationKind::Wait | OperationKind::Await) {
             continue;
         }

@@ -19,26 +19,26 @@ pub struct CriticalPath {
     pub operations: Vec<OperationId>,
     /// Time that they took together; nothing could have been faster without making one of them faster.
     pub length: Nanos,
-    /// For each operation of the recording that took time: how much later it could have ended without making the whole longer.
+    /// For each operation of the trace that took time: how much later it could have ended without making the whole longer.
     pub slack: HashMap<OperationId, Nanos>,
 }
 
 /// Time an operation took of its own: its body and device work, or the time that a lease was held.
-pub fn own_time(recording: &Trace, id: OperationId) -> Nanos {
-    let Some(operation) = recording.operation(id) else { return 0 };
+pub fn own_time(trace: &Trace, id: OperationId) -> Nanos {
+    let Some(operation) = trace.operation(id) else { return 0 };
     match operation.kind {
         OperationKind::Wait | OperationKind::Await => 0,
-        OperationKind::Export => recording
+        OperationKind::Export => trace
             .lease(id)
-            .map_or(0, |lease| lease.closed.unwrap_or(recording.duration).saturating_sub(lease.opened)),
+            .map_or(0, |lease| lease.closed.unwrap_or(trace.duration).saturating_sub(lease.opened)),
         OperationKind::Operation | OperationKind::Copy | OperationKind::Import => {
-            let end = operation.done.or(operation.issued).unwrap_or(recording.duration);
+            let end = operation.done.or(operation.issued).unwrap_or(trace.duration);
             let began = operation.began.unwrap_or(end);
             // Device work that waited on its queue took no time of its own meanwhile.
-            let queued: Nanos = recording
+            let queued: Nanos = trace
                 .stalls
                 .iter()
-                .skip(recording.stalls.partition_point(|stall| (stall.waiter, stall.from) < (id, began)))
+                .skip(trace.stalls.partition_point(|stall| (stall.waiter, stall.from) < (id, began)))
                 .take_while(|stall| stall.waiter == id)
                 .filter(|stall| stall.critical)
                 .map(crate::model::Stall::duration)
@@ -49,20 +49,20 @@ pub fn own_time(recording: &Trace, id: OperationId) -> Nanos {
 }
 
 /// Finds the critical path.
-pub fn critical_path(recording: &Trace) -> CriticalPath {
+pub fn critical_path(trace: &Trace) -> CriticalPath {
     let mut graph: DiGraph<(OperationId, Nanos), ()> =
-        DiGraph::with_capacity(recording.operations.len(), recording.edges.len());
-    let mut nodes: HashMap<OperationId, NodeIndex> = HashMap::with_capacity(recording.operations.len());
-    for operation in &recording.operations {
-        let node = graph.add_node((operation.id, own_time(recording, operation.id)));
+        DiGraph::with_capacity(trace.operations.len(), trace.edges.len());
+    let mut nodes: HashMap<OperationId, NodeIndex> = HashMap::with_capacity(trace.operations.len());
+    for operation in &trace.operations {
+        let node = graph.add_node((operation.id, own_time(trace, operation.id)));
         nodes.insert(operation.id, node);
     }
-    for edge in &recording.edges {
+    for edge in &trace.edges {
         if let (Some(from), Some(to)) = (nodes.get(&edge.from), nodes.get(&edge.to)) {
             graph.add_edge(*from, *to, ());
         }
     }
-    // A recording with lost entries may say nonsense, but then there is no path either.
+    // A trace with lost entries may say nonsense, but then there is no path either.
     let Ok(order) = toposort(&graph, None) else { return CriticalPath::default() };
     let mut earliest = vec![0; graph.node_count()];
     let mut through: Vec<Option<NodeIndex>> = vec![None; graph.node_count()];

@@ -5,21 +5,21 @@ use crate::analysis::walk::{Step, What};
 use crate::model::{Nanos, OperationKind};
 
 /// How much of the walk was the program's own doing, with nothing under way.
-pub(crate) fn idle(recording: &Trace, steps: &[Step]) -> Nanos {
-    let busy = under_way(recording);
+pub(crate) fn idle(trace: &Trace, steps: &[Step]) -> Nanos {
+    let busy = under_way(trace);
     let program = steps.iter().filter(|step| step.what == What::Program);
     program.map(|step| step.to - step.from - overlap(&busy, step.from, step.to)).sum()
 }
 
 /// When anything was, in order of time and apart from each other.
-fn under_way(recording: &Trace) -> Vec<(Nanos, Nanos)> {
+fn under_way(trace: &Trace) -> Vec<(Nanos, Nanos)> {
     let works = |kind| matches!(kind, OperationKind::Operation | OperationKind::Copy);
-    let mut all: Vec<(Nanos, Nanos)> = recording
+    let mut all: Vec<(Nanos, Nanos)> = trace
         .operations
         .iter()
         .filter(|operation| works(operation.kind))
         .map(|operation| {
-            let end = operation.done.or(operation.issued).unwrap_or(recording.duration);
+            let end = operation.done.or(operation.issued).unwrap_or(trace.duration);
             (operation.submitted, end.max(operation.submitted))
         })
         .collect();

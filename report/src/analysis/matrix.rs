@@ -26,13 +26,13 @@ const OTHERS: &str = "others";
 const LIBRARIES_MAX: usize = 30;
 
 /// Sums the roots of all stalls.
-pub fn matrix(recording: &Trace, roots: &[Root]) -> Matrix {
+pub fn matrix(trace: &Trace, roots: &[Root]) -> Matrix {
     let mut by_place: HashMap<(Place, Place), Nanos> = HashMap::new();
     for root in roots {
-        let waiter = of_operation(recording, root.waiter);
+        let waiter = of_operation(trace, root.waiter);
         let blocker = match root.blocker {
-            Blocker::Operation(id) => of_operation(recording, id),
-            Blocker::Lease(id) => of_library(recording.lease(id).and_then(|lease| lease.library)),
+            Blocker::Operation(id) => of_operation(trace, id),
+            Blocker::Lease(id) => of_library(trace.lease(id).and_then(|lease| lease.library)),
             Blocker::None
             | Blocker::Pool
             | Blocker::Queue(_)
@@ -45,7 +45,7 @@ pub fn matrix(recording: &Trace, roots: &[Root]) -> Matrix {
     }
     let mut cells: BTreeMap<(String, String), Nanos> = BTreeMap::new();
     for ((waiter, blocker), time) in by_place {
-        *cells.entry((waiter.name(recording), blocker.name(recording))).or_default() += time;
+        *cells.entry((waiter.name(trace), blocker.name(trace))).or_default() += time;
     }
     let cells = most(cells);
     let mut libraries: Vec<String> =
@@ -94,17 +94,17 @@ enum Place {
 }
 
 impl Place {
-    fn name(self, recording: &Trace) -> String {
+    fn name(self, trace: &Trace) -> String {
         match self {
-            Self::Library(library) => recording.library(Some(library)).unwrap_or(HOST).to_owned(),
+            Self::Library(library) => trace.library(Some(library)).unwrap_or(HOST).to_owned(),
             Self::Host => HOST.to_owned(),
             Self::Engine => ENGINE.to_owned(),
         }
     }
 }
 
-fn of_operation(recording: &Trace, id: OperationId) -> Place {
-    of_library(recording.operation(id).and_then(|operation| operation.library))
+fn of_operation(trace: &Trace, id: OperationId) -> Place {
+    of_library(trace.operation(id).and_then(|operation| operation.library))
 }
 
 fn of_library(library: Option<LibraryId>) -> Place {

@@ -1,4 +1,4 @@
-//! Where and when each part of a recording is drawn: the same in every picture of it.
+//! Where and when each part of a trace is drawn: the same in every picture of it.
 
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
@@ -33,10 +33,10 @@ impl Placed {
 }
 
 /// Where each operation is drawn: the body on its track, a wait on the track that waited, others as a moment.
-pub(crate) fn operations(recording: &Trace) -> Vec<Placed> {
-    let places = Places::of(recording);
-    let all = recording.operations.iter().enumerate();
-    all.map(|(at, operation)| places.place(recording, at, operation)).collect()
+pub(crate) fn operations(trace: &Trace) -> Vec<Placed> {
+    let places = Places::of(trace);
+    let all = trace.operations.iter().enumerate();
+    all.map(|(at, operation)| places.place(trace, at, operation)).collect()
 }
 
 /// Where operations are drawn, one by one.
@@ -81,28 +81,23 @@ fn queued(about: &Trace, operation: &Operation, placed: &Placed) -> Option<(Trac
     ran.then_some((track, to))
 }
 
-fn operation(recording: &Trace, operation: &Operation) -> Placed {
-    let track = |id: Option<TrackId>| id.filter(|&id| id < recording.tracks.len()).map(Row::Track);
-    let elsewhere = Row::Library(known(recording, operation.library));
+fn operation(trace: &Trace, operation: &Operation) -> Placed {
+    let track = |id: Option<TrackId>| id.filter(|&id| id < trace.tracks.len()).map(Row::Track);
+    let elsewhere = Row::Library(known(trace, operation.library));
     let latest = operation.done.or(operation.granted).unwrap_or(operation.submitted);
     if let (Some(row), Some(began)) = (track(operation.track), operation.began) {
         let Row::Track(id) = row else { unreachable!("made above") };
         if let (Some(Track { kind: TrackKind::Queue, .. }), Some((from, to))) =
-            (recording.tracks.get(id), operation.ran)
+            (trace.tracks.get(id), operation.ran)
         {
             return Placed { row, from, to: Some(to.max(from)), freed: None };
         }
         // A queue is busy until its work is done; a thread has its hands free once the work is handed over.
-        let end = match recording.tracks.get(id) {
+        let end = match trace.tracks.get(id) {
             Some(Track { kind: TrackKind::Queue, .. }) => operation.done,
             _ => operation.issued.or(operation.done),
         };
-        return Placed {
-            row,
-            from: began,
-            to: Some(end.unwrap_or(recording.duration).max(began)),
-            freed: None,
-        };
+        return Placed { row, from: began, to: Some(end.unwrap_or(trace.duration).max(began)), freed: None };
     }
     let row = track(operation.submitter).unwrap_or(elsewhere);
     match operation.kind {
@@ -110,7 +105,7 @@ fn operation(recording: &Trace, operation: &Operation) -> Placed {
             Placed { row, from: latest.max(operation.submitted), to: None, freed: None }
         }
         _ => {
-            let end = operation.resumed.or(operation.done).unwrap_or(recording.duration);
+            let end = operation.resumed.or(operation.done).unwrap_or(trace.duration);
             let (from, to) = (operation.submitted, end.max(operation.submitted));
             Placed {
                 row,
@@ -123,19 +118,14 @@ fn operation(recording: &Trace, operation: &Operation) -> Placed {
 }
 
 /// Where a lease is drawn.
-pub(crate) fn lease(recording: &Trace, lease: &Lease) -> Placed {
-    let end = lease.closed.unwrap_or(recording.duration).max(lease.opened);
-    Placed {
-        row: Row::Library(known(recording, lease.library)),
-        from: lease.opened,
-        to: Some(end),
-        freed: None,
-    }
+pub(crate) fn lease(trace: &Trace, lease: &Lease) -> Placed {
+    let end = lease.closed.unwrap_or(trace.duration).max(lease.opened);
+    Placed { row: Row::Library(known(trace, lease.library)), from: lease.opened, to: Some(end), freed: None }
 }
 
-/// The library, unless the recording does not know it.
-pub(crate) fn known(recording: &Trace, library: Option<LibraryId>) -> Option<LibraryId> {
-    library.filter(|&library| library < recording.libraries.len())
+/// The library, unless the trace does not know it.
+pub(crate) fn known(trace: &Trace, library: Option<LibraryId>) -> Option<LibraryId> {
+    library.filter(|&library| library < trace.libraries.len())
 }
 
 /// Puts stretches of time, which must come in order of their beginnings, into as few shelves as hold them side by side; gives

@@ -53,14 +53,14 @@ impl Root {
 }
 
 /// The roots of all critical stalls. They tile what the stalls do.
-pub fn roots(recording: &Trace) -> Vec<Root> {
+pub fn roots(trace: &Trace) -> Vec<Root> {
     let mut of_waiter: HashMap<OperationId, Vec<&Stall>> = HashMap::new();
-    for stall in recording.stalls.iter().filter(|stall| stall.critical) {
+    for stall in trace.stalls.iter().filter(|stall| stall.critical) {
         of_waiter.entry(stall.waiter).or_default().push(stall);
     }
     // Whatever stands in a queue before another one was submitted before it.
     let mut order: Vec<(Nanos, OperationId)> =
-        recording.operations.iter().map(|operation| (operation.submitted, operation.id)).collect();
+        trace.operations.iter().map(|operation| (operation.submitted, operation.id)).collect();
     order.sort_unstable();
     let mut known: HashMap<OperationId, Vec<Root>> = HashMap::new();
     let mut all = Vec::new();

@@ -22,22 +22,22 @@ pub fn duration(nanos: Nanos) -> String {
 }
 
 /// An operation by its name.
-pub fn name(recording: &Trace, id: OperationId) -> String {
-    let Some(operation) = recording.operation(id) else {
-        return format!("operation {id}, which is not in the recording");
+pub fn name(trace: &Trace, id: OperationId) -> String {
+    let Some(operation) = trace.operation(id) else {
+        return format!("operation {id}, which is not in the trace");
     };
-    let who = operation.library.and_then(|library| recording.libraries.get(library));
+    let who = operation.library.and_then(|library| trace.libraries.get(library));
     match (operation.kind, who) {
         (OperationKind::Export, Some(library)) => format!("an export to {}", shown(library)),
-        (OperationKind::Export, None) => match recording.lease(id) {
+        (OperationKind::Export, None) => match trace.lease(id) {
             Some(lease) if !lease.owner.is_empty() => format!("a lease of {}", shown(&lease.owner)),
             _ => "a lease".into(),
         },
-        (OperationKind::Wait, _) => match submitter(recording, id) {
+        (OperationKind::Wait, _) => match submitter(trace, id) {
             Some(thread) => format!("a wait of thread `{}`", shown(thread)),
             None => "a wait".into(),
         },
-        (OperationKind::Await, _) => match submitter(recording, id) {
+        (OperationKind::Await, _) => match submitter(trace, id) {
             Some(thread) => format!("an await on thread `{}`", shown(thread)),
             None => "an await".into(),
         },
@@ -45,22 +45,22 @@ pub fn name(recording: &Trace, id: OperationId) -> String {
     }
 }
 
-fn submitter(recording: &Trace, id: OperationId) -> Option<&str> {
-    let operation = recording.operation(id)?;
-    Some(&recording.tracks.get(operation.submitter?)?.name)
+fn submitter(trace: &Trace, id: OperationId) -> Option<&str> {
+    let operation = trace.operation(id)?;
+    Some(&trace.tracks.get(operation.submitter?)?.name)
 }
 
 /// A lease by its owner.
-pub fn lease(recording: &Trace, id: OperationId) -> String {
-    let Some(lease) = recording.lease(id) else { return format!("lease {id}") };
-    let owner = recording.library(lease.library);
+pub fn lease(trace: &Trace, id: OperationId) -> String {
+    let Some(lease) = trace.lease(id) else { return format!("lease {id}") };
+    let owner = trace.library(lease.library);
     // Where the place is known, the owner's text would only say it again.
     let function = lease.site.as_ref().map(|site| site.function.as_str());
     let words = function.filter(|function| !function.is_empty()).unwrap_or(&lease.owner);
     let owner = shown(owner.or_else(|| (!words.is_empty()).then_some(words)).unwrap_or("somebody"));
     match &lease.site {
         Some(site) => format!("a lease taken by {owner} at {}", place(site)),
-        None if recording.library(lease.library).is_some() && !lease.owner.is_empty() => {
+        None if trace.library(lease.library).is_some() && !lease.owner.is_empty() => {
             format!("a lease taken by {owner} in {}", shown(&lease.owner))
         }
         None => format!("a lease taken by {owner}"),
@@ -74,21 +74,21 @@ pub fn place(site: &Site) -> String {
 }
 
 /// Why somebody waited, as the end of a sentence that begins with "because".
-pub fn because(recording: &Trace, cause: Cause, blocker: Blocker) -> String {
+pub fn because(trace: &Trace, cause: Cause, blocker: Blocker) -> String {
     match (cause, blocker) {
-        (Cause::Computing, Blocker::Operation(id)) => format!("{} was still computing", name(recording, id)),
+        (Cause::Computing, Blocker::Operation(id)) => format!("{} was still computing", name(trace, id)),
         (Cause::Computing, _) => "its input was still being computed".into(),
-        (Cause::Leased, Blocker::Lease(id)) => format!("{} was still open", lease(recording, id)),
+        (Cause::Leased, Blocker::Lease(id)) => format!("{} was still open", lease(trace, id)),
         (Cause::Leased, _) => "a lease was still open".into(),
-        (Cause::Queued, Blocker::Operation(id)) => format!("{} stood in a queue itself", name(recording, id)),
+        (Cause::Queued, Blocker::Operation(id)) => format!("{} stood in a queue itself", name(trace, id)),
         (Cause::Queued, _) => {
-            "something was in the way that began before the recording, or whose record is lost".into()
+            "something was in the way that began before the trace, or whose record is lost".into()
         }
         (Cause::NoWorker, Blocker::Queue(track)) => {
-            let track = recording.tracks.get(track).map_or("a queue", |track| track.name.as_str());
+            let track = trace.tracks.get(track).map_or("a queue", |track| track.name.as_str());
             format!("{} of the device was busy", shown(track))
         }
-        (Cause::NoWorker, _) => match busy_workers(recording) {
+        (Cause::NoWorker, _) => match busy_workers(trace) {
             0 => "no worker was free".into(),
             1 => "no worker was free (one ran everything)".into(),
             workers => format!("no worker was free (all {workers} were busy)"),
@@ -97,7 +97,7 @@ pub fn because(recording: &Trace, cause: Cause, blocker: Blocker) -> String {
         (Cause::NotResumed, Blocker::Interpreter) => "the Python lock was held elsewhere".into(),
         (Cause::NotResumed, Blocker::EventLoop) => "the event loop was busy".into(),
         (Cause::NotResumed, Blocker::Thread(track)) => {
-            let track = recording.tracks.get(track).map_or("", |track| track.name.as_str());
+            let track = trace.tracks.get(track).map_or("", |track| track.name.as_str());
             format!("thread `{}` had been woken and did not run yet", shown(track))
         }
         (Cause::NotResumed, _) => "whoever waited was late to go on".into(),
@@ -105,14 +105,14 @@ pub fn because(recording: &Trace, cause: Cause, blocker: Blocker) -> String {
 }
 
 /// Threads of pools that have run something.
-fn busy_workers(recording: &Trace) -> usize {
-    let mut tracks: Vec<usize> = recording
+fn busy_workers(trace: &Trace) -> usize {
+    let mut tracks: Vec<usize> = trace
         .operations
         .iter()
         .filter(|operation| operation.began.is_some() && operation.kind == OperationKind::Operation)
         .filter_map(|operation| operation.track)
         .filter(|track| {
-            recording.tracks.get(*track).is_some_and(|track| track.kind == crate::model::TrackKind::Worker)
+            trace.tracks.get(*track).is_some_and(|track| track.kind == crate::model::TrackKind::Worker)
         })
         .collect();
     tracks.sort_unstable();
@@ -121,10 +121,10 @@ fn busy_workers(recording: &Trace) -> usize {
 }
 
 /// A wait as one sentence: who waited how long for whom, on what, and why.
-pub fn sentence(recording: &Trace, root: &Root, total: Nanos) -> String {
-    let waiter = name(recording, root.waiter);
-    let access = recording.operation(root.waiter).and_then(|operation| operation.accesses.get(root.access));
-    let variable = access.and_then(|access| recording.variable(access.variable));
+pub fn sentence(trace: &Trace, root: &Root, total: Nanos) -> String {
+    let waiter = name(trace, root.waiter);
+    let access = trace.operation(root.waiter).and_then(|operation| operation.accesses.get(root.access));
+    let variable = access.and_then(|access| trace.variable(access.variable));
     let on = variable.map_or_else(String::new, |variable| format!(" on `{}`", shown(&variable.name)));
     let hazard = root
         .direct
@@ -132,15 +132,15 @@ pub fn sentence(recording: &Trace, root: &Root, total: Nanos) -> String {
         .map_or_else(String::new, |hazard| format!(", {}", hazard.words()));
     let direct = match (root.via, root.cause, root.blocker) {
         (Some(via), _, _) | (None, Cause::Computing | Cause::Queued, Blocker::Operation(via)) => {
-            format!(" for {}", name(recording, via))
+            format!(" for {}", name(trace, via))
         }
         (None, Cause::Leased, Blocker::Lease(id)) => {
-            let holder = recording.lease(id).and_then(|lease| recording.library(lease.library));
+            let holder = trace.lease(id).and_then(|lease| trace.library(lease.library));
             holder.map_or_else(|| " for a lease".into(), |library| format!(" for {}", shown(library)))
         }
         _ => String::new(),
     };
-    let because = because(recording, root.cause, root.blocker);
+    let because = because(trace, root.cause, root.blocker);
     format!("{waiter} waited {}{direct}{on}{hazard}, because {because}", duration(total))
 }
 

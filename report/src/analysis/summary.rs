@@ -170,15 +170,15 @@ pub struct Advice {
 const PATH_NAMES: usize = 64;
 
 /// Makes the report.
-pub fn report(recording: &Trace) -> Report {
-    let recording = &*sane(recording);
-    let roots = roots(recording);
+pub fn report(trace: &Trace) -> Report {
+    let trace = &*sane(trace);
+    let roots = roots(trace);
     let waits = waits(&roots);
-    let path = critical_path(recording);
-    let steps = walk(recording);
+    let path = critical_path(trace);
+    let steps = walk(trace);
     let mut names: Vec<String> = Vec::new();
     for id in &path.operations {
-        let name = sentences::name(recording, *id);
+        let name = sentences::name(trace, *id);
         if names.last() != Some(&name) {
             names.push(name);
         }
@@ -186,20 +186,20 @@ pub fn report(recording: &Trace) -> Report {
     names.truncate(PATH_NAMES);
     Report {
         schema: SCHEMA,
-        headline: format!("{}{}", program(recording, &steps), headline(recording, &roots, &waits)),
-        program: recording.program.to_string(),
-        duration_ns: recording.duration,
-        totals: totals(recording, &roots),
+        headline: format!("{}{}", program(trace, &steps), headline(trace, &roots, &waits)),
+        program: trace.program.to_string(),
+        duration_ns: trace.duration,
+        totals: totals(trace, &roots),
         causes: causes(&roots),
-        worst: worst(recording, &waits),
-        matrix: matrix(recording, &roots),
-        operations: operations(recording, &roots, &path.slack),
-        tensors: tensors(recording),
+        worst: worst(trace, &waits),
+        matrix: matrix(trace, &roots),
+        operations: operations(trace, &roots, &path.slack),
+        tensors: tensors(trace),
         critical_path: PathRow { length_ns: path.length, count: path.operations.len(), names },
-        run_time: run_time(recording, &steps),
-        barriers: barriers(recording),
-        advice: advice(recording, &steps),
-        missing: missing(recording),
+        run_time: run_time(trace, &steps),
+        barriers: barriers(trace),
+        advice: advice(trace, &steps),
+        missing: missing(trace),
     }
 }
 
@@ -237,20 +237,19 @@ fn waits(roots: &[Root]) -> Vec<Wait> {
 }
 
 /// A blocker by what people would change: all operations of a name are one.
-fn blamed(recording: &Trace, blocker: Blocker) -> String {
+fn blamed(trace: &Trace, blocker: Blocker) -> String {
     match blocker {
         Blocker::None => "something unknown".into(),
-        Blocker::Operation(id) => sentences::name(recording, id),
-        Blocker::Lease(id) => sentences::lease(recording, id),
+        Blocker::Operation(id) => sentences::name(trace, id),
+        Blocker::Lease(id) => sentences::lease(trace, id),
         Blocker::Pool => "the worker pool".into(),
-        Blocker::Queue(track) => recording
-            .tracks
-            .get(track)
-            .map_or_else(|| "a queue".into(), |track| shown(&track.name).to_string()),
+        Blocker::Queue(track) => {
+            trace.tracks.get(track).map_or_else(|| "a queue".into(), |track| shown(&track.name).to_string())
+        }
         Blocker::Observer => "the observer of fences".into(),
         Blocker::Interpreter => "the Python lock".into(),
         Blocker::EventLoop => "the event loop".into(),
-        Blocker::Thread(track) => recording
+        Blocker::Thread(track) => trace
             .tracks
             .get(track)
             .map_or_else(|| "a thread".into(), |track| format!("thread `{}`", shown(&track.name))),
@@ -258,10 +257,10 @@ fn blamed(recording: &Trace, blocker: Blocker) -> String {
 }
 
 /// Said first where most of the run time is no wait of anybody.
-fn program(recording: &Trace, steps: &[crate::analysis::walk::Step]) -> String {
-    let took = idle(recording, steps);
+fn program(trace: &Trace, steps: &[crate::analysis::walk::Step]) -> String {
+    let took = idle(trace, steps);
     let whole: Nanos = steps.iter().map(|step| step.to - step.from).sum();
-    if took <= whole / 2 || recording.operations.is_empty() {
+    if took <= whole / 2 || trace.operations.is_empty() {
         return String::new();
     }
     let share = took as f64 / whole as f64 * 100.0;
@@ -269,7 +268,7 @@ fn program(recording: &Trace, steps: &[crate::analysis::walk::Step]) -> String {
     format!("The program itself took {share:.0} % of {whole}, while nothing was under way. ")
 }
 
-fn headline(recording: &Trace, roots: &[Root], waits: &[Wait]) -> String {
+fn headline(trace: &Trace, roots: &[Root], waits: &[Wait]) -> String {
     let mut by_blocker: HashMap<(Cause, Blocker), Nanos> = HashMap::new();
     for root in roots {
         *by_blocker.entry((root.cause, root.blocker)).or_default() += root.duration();
@@ -277,7 +276,7 @@ fn headline(recording: &Trace, roots: &[Root], waits: &[Wait]) -> String {
     let total: Nanos = by_blocker.values().sum();
     let mut groups: HashMap<(Cause, String), Nanos> = HashMap::new();
     for ((cause, blocker), time) in by_blocker {
-        *groups.entry((cause, blamed(recording, blocker))).or_default() += time;
+        *groups.entry((cause, blamed(trace, blocker))).or_default() += time;
     }
     let Some(((cause, blocker), time)) =
         groups.into_iter().max_by(|(a, x), (b, y)| x.cmp(y).then_with(|| b.cmp(a)))
@@ -285,15 +284,15 @@ fn headline(recording: &Trace, roots: &[Root], waits: &[Wait]) -> String {
         return "Nothing waited.".into();
     };
     let share = time as f64 / total as f64 * 100.0;
-    let matching = |wait: &&Wait| wait.main.cause == cause && blamed(recording, wait.main.blocker) == blocker;
+    let matching = |wait: &&Wait| wait.main.cause == cause && blamed(trace, wait.main.blocker) == blocker;
     // The program's own wait is the longest, and says least; what waited for the blocker itself says most.
     let says_most = |wait: &&Wait| {
-        let kind = recording.operation(wait.main.waiter).map(|operation| operation.kind);
+        let kind = trace.operation(wait.main.waiter).map(|operation| operation.kind);
         wait.main.via.is_none() && kind != Some(OperationKind::Wait)
     };
     let worst = waits.iter().filter(matching).find(says_most).or_else(|| waits.iter().find(matching));
     let example = worst.map_or_else(String::new, |wait| {
-        format!(" The longest: {}.", sentences::sentence(recording, &wait.main, wait.total))
+        format!(" The longest: {}.", sentences::sentence(trace, &wait.main, wait.total))
     });
     format!("{share:.0} % of {} waited: {} ({blocker}).{example}", sentences::duration(total), cause.name())
 }
@@ -312,24 +311,24 @@ fn causes(roots: &[Root]) -> Vec<CauseRow> {
     Cause::ALL.map(row).into()
 }
 
-fn worst(recording: &Trace, waits: &[Wait]) -> Vec<WorstRow> {
+fn worst(trace: &Trace, waits: &[Wait]) -> Vec<WorstRow> {
     let row = |wait: &Wait| WorstRow {
-        sentence: sentences::sentence(recording, &wait.main, wait.total),
+        sentence: sentences::sentence(trace, &wait.main, wait.total),
         waiter: wait.main.waiter,
         waited_ns: wait.total,
         cause: wait.main.cause.name().into(),
-        blocker: blamed(recording, wait.main.blocker),
+        blocker: blamed(trace, wait.main.blocker),
     };
     waits.iter().take(WORST).map(row).collect()
 }
 
-fn totals(recording: &Trace, roots: &[Root]) -> Totals {
-    let mut totals = Totals { leases: recording.leases.len(), ..Totals::default() };
-    for operation in &recording.operations {
+fn totals(trace: &Trace, roots: &[Root]) -> Totals {
+    let mut totals = Totals { leases: trace.leases.len(), ..Totals::default() };
+    for operation in &trace.operations {
         match operation.kind {
             OperationKind::Operation => {
                 totals.operations += 1;
-                totals.running_ns += own_time(recording, operation.id);
+                totals.running_ns += own_time(trace, operation.id);
                 match operation.outcome {
                     Outcome::Ok => {}
                     Outcome::Failed(_) | Outcome::Cancelled | Outcome::Skipped(_) => totals.failed += 1,
@@ -344,10 +343,10 @@ fn totals(recording: &Trace, roots: &[Root]) -> Totals {
     totals
 }
 
-fn operations(recording: &Trace, roots: &[Root], slack: &HashMap<OperationId, Nanos>) -> Vec<OperationRow> {
+fn operations(trace: &Trace, roots: &[Root], slack: &HashMap<OperationId, Nanos>) -> Vec<OperationRow> {
     let mut rows: BTreeMap<String, OperationRow> = BTreeMap::new();
-    for operation in &recording.operations {
-        let name = sentences::name(recording, operation.id);
+    for operation in &trace.operations {
+        let name = sentences::name(trace, operation.id);
         let row = rows.entry(name.clone()).or_insert(OperationRow {
             name,
             count: 0,
@@ -358,7 +357,7 @@ fn operations(recording: &Trace, roots: &[Root], slack: &HashMap<OperationId, Na
         });
         row.count += 1;
         if operation.kind == OperationKind::Operation {
-            row.running_ns += own_time(recording, operation.id);
+            row.running_ns += own_time(trace, operation.id);
         }
         if let Some(slack) = slack.get(&operation.id) {
             row.slack_ns = row.slack_ns.min(*slack);
@@ -372,7 +371,7 @@ fn operations(recording: &Trace, roots: &[Root], slack: &HashMap<OperationId, Na
         }
     }
     for (id, (waited, blamed)) in times {
-        if let Some(row) = rows.get_mut(&sentences::name(recording, id)) {
+        if let Some(row) = rows.get_mut(&sentences::name(trace, id)) {
             row.waited_ns += waited;
             row.blamed_ns += blamed;
         }
@@ -387,9 +386,9 @@ fn operations(recording: &Trace, roots: &[Root], slack: &HashMap<OperationId, Na
     rows
 }
 
-fn tensors(recording: &Trace) -> Vec<TensorRow> {
+fn tensors(trace: &Trace) -> Vec<TensorRow> {
     let mut rows: BTreeMap<&str, TensorRow> = BTreeMap::new();
-    for variable in &recording.variables {
+    for variable in &trace.variables {
         let row = rows.entry(&variable.name).or_insert_with(|| TensorRow {
             name: variable.name.to_string(),
             bytes: 0,
@@ -399,24 +398,23 @@ fn tensors(recording: &Trace) -> Vec<TensorRow> {
         });
         row.bytes = row.bytes.saturating_add(variable.bytes.unwrap_or(0));
     }
-    let name_of = |variable: u64| recording.variable(variable).map(|variable| variable.name.as_str());
-    for access in recording.operations.iter().flat_map(|operation| &operation.accesses) {
+    let name_of = |variable: u64| trace.variable(variable).map(|variable| variable.name.as_str());
+    for access in trace.operations.iter().flat_map(|operation| &operation.accesses) {
         if let Some(row) = name_of(access.variable).and_then(|name| rows.get_mut(name)) {
             row.accesses += 1;
         }
     }
-    for stall in &recording.stalls {
-        let access =
-            recording.operation(stall.waiter).and_then(|operation| operation.accesses.get(stall.access));
+    for stall in &trace.stalls {
+        let access = trace.operation(stall.waiter).and_then(|operation| operation.accesses.get(stall.access));
         if let Some(row) =
             access.and_then(|access| name_of(access.variable)).and_then(|name| rows.get_mut(name))
         {
             row.waited_ns += stall.duration();
         }
     }
-    for lease in &recording.leases {
+    for lease in &trace.leases {
         if let Some(row) = name_of(lease.variable).and_then(|name| rows.get_mut(name)) {
-            row.leased_ns += lease.closed.unwrap_or(recording.duration).saturating_sub(lease.opened);
+            row.leased_ns += lease.closed.unwrap_or(trace.duration).saturating_sub(lease.opened);
         }
     }
     let mut rows: Vec<TensorRow> = rows.into_values().filter(|row| row.accesses > 0).collect();
@@ -424,7 +422,7 @@ fn tensors(recording: &Trace) -> Vec<TensorRow> {
     rows
 }
 
-fn run_time(recording: &Trace, steps: &[crate::analysis::walk::Step]) -> Vec<RunTimeRow> {
+fn run_time(trace: &Trace, steps: &[crate::analysis::walk::Step]) -> Vec<RunTimeRow> {
     let mut by_what: HashMap<What, Nanos> = HashMap::new();
     for step in steps {
         *by_what.entry(step.what).or_default() += step.to - step.from;
@@ -432,9 +430,9 @@ fn run_time(recording: &Trace, steps: &[crate::analysis::walk::Step]) -> Vec<Run
     let mut rows: BTreeMap<String, Nanos> = BTreeMap::new();
     for (what, time) in by_what {
         let what = match what {
-            What::Run(id) => format!("{} ran", sentences::name(recording, id)),
+            What::Run(id) => format!("{} ran", sentences::name(trace, id)),
             What::Program => "the program did something else".into(),
-            What::Stall(cause, blocker) => sentences::because(recording, cause, blocker),
+            What::Stall(cause, blocker) => sentences::because(trace, cause, blocker),
         };
         *rows.entry(what).or_default() += time;
     }
@@ -444,10 +442,10 @@ fn run_time(recording: &Trace, steps: &[crate::analysis::walk::Step]) -> Vec<Run
     rows
 }
 
-fn missing(recording: &Trace) -> Vec<String> {
-    let lost = recording.losses.records.iter().map(|lost| {
-        let track = recording.tracks.get(lost.track).map_or("a thread", |track| track.name.as_str());
+fn missing(trace: &Trace) -> Vec<String> {
+    let lost = trace.losses.records.iter().map(|lost| {
+        let track = trace.tracks.get(lost.track).map_or("a thread", |track| track.name.as_str());
         format!("{} entries of `{}` did not fit", lost.count, shown(track))
     });
-    lost.chain(recording.losses.damage.iter().map(|damage| shown(damage).to_string())).collect()
+    lost.chain(trace.losses.damage.iter().map(|damage| shown(damage).to_string())).collect()
 }

@@ -1,4 +1,4 @@
-//! What the end waited for: a walk from the end of the recording back to its beginning, at each moment along whatever held up
+//! What the end waited for: a walk from the end of the trace back to its beginning, at each moment along whatever held up
 //! the rest.
 //!
 //! Unlike the critical path, which knows work alone, this covers the whole time: work, waiting of every cause, and the time
@@ -32,19 +32,19 @@ pub enum What {
 }
 
 /// Walks back; the stretches come in order of time.
-pub fn walk(recording: &Trace) -> Vec<Step> {
-    walked(recording).steps
+pub fn walk(trace: &Trace) -> Vec<Step> {
+    walked(trace).steps
 }
 
-fn walked(recording: &Trace) -> Walker<'_> {
-    let mut walker = Walker::new(recording);
-    let last = recording
+fn walked(trace: &Trace) -> Walker<'_> {
+    let mut walker = Walker::new(trace);
+    let last = trace
         .operations
         .iter()
         .filter(|operation| operation.began.is_some() || operation.resumed.is_some())
-        .max_by_key(|operation| end(operation, recording.duration));
+        .max_by_key(|operation| end(operation, trace.duration));
     if let Some(last) = last {
-        walker.at = end(last, recording.duration);
+        walker.at = end(last, trace.duration);
         walker.go(last);
     }
     walker.steps.reverse();
@@ -64,7 +64,7 @@ fn end(operation: &Operation, duration: Nanos) -> Nanos {
 }
 
 struct Walker<'a> {
-    recording: &'a Trace,
+    trace: &'a Trace,
     /// The critical stalls of each operation, in order of time.
     stalls: HashMap<OperationId, Own<'a>>,
     /// When each thread came back from a wait, and from which.
@@ -104,14 +104,14 @@ impl<'a> Own<'a> {
 }
 
 impl<'a> Walker<'a> {
-    fn new(recording: &'a Trace) -> Self {
+    fn new(trace: &'a Trace) -> Self {
         let mut stalls: HashMap<OperationId, Own<'_>> = HashMap::new();
-        for stall in recording.stalls.iter().filter(|stall| stall.critical) {
+        for stall in trace.stalls.iter().filter(|stall| stall.critical) {
             stalls.entry(stall.waiter).or_default().stalls.push(stall);
         }
         stalls.values_mut().for_each(|own| own.stalls.sort_by_key(|stall| stall.from));
         let mut waits: HashMap<TrackId, Vec<(Nanos, OperationId)>> = HashMap::new();
-        for operation in &recording.operations {
+        for operation in &trace.operations {
             if let (Some(track), Some(resumed)) = (operation.submitter, operation.resumed)
                 && resumed > operation.submitted
             {
@@ -119,7 +119,7 @@ impl<'a> Walker<'a> {
             }
         }
         waits.values_mut().for_each(|waits| waits.sort_unstable());
-        Self { recording, stalls, waits, at: 0, steps: Vec::new(), looked_at: 0 }
+        Self { trace, stalls, waits, at: 0, steps: Vec::new(), looked_at: 0 }
     }
 
     fn step(&mut self, from: Nanos, what: What) {
@@ -135,8 +135,8 @@ impl<'a> Walker<'a> {
 
     fn go(&mut self, from: &'a Operation) {
         let mut current = from;
-        // Each turn goes back in time or to an operation that was submitted earlier; the bound is for recordings that lie.
-        let mut turns = 2 * (self.recording.operations.len() + self.recording.stalls.len()) + 16;
+        // Each turn goes back in time or to an operation that was submitted earlier; the bound is for traces that lie.
+        let mut turns = 2 * (self.trace.operations.len() + self.trace.stalls.len()) + 16;
         while self.at > 0 && turns > 0 {
             turns -= 1;
             // A stall that covers the time just before.
@@ -161,11 +161,7 @@ impl<'a> Walker<'a> {
             };
             match (stall.cause, stall.blocker) {
                 (Cause::Computing | Cause::Queued, Blocker::Operation(id)) if id != current.id => {
-                    match self
-                        .recording
-                        .operation(id)
-                        .filter(|earlier| earlier.submitted <= current.submitted)
-                    {
+                    match self.trace.operation(id).filter(|earlier| earlier.submitted <= current.submitted) {
                         Some(earlier) => current = earlier,
                         None => self.step(stall.from, What::Stall(stall.cause, stall.blocker)),
                     }
@@ -180,7 +176,7 @@ impl<'a> Walker<'a> {
         let waits = self.waits.get(&current.submitter?)?;
         let last = waits.partition_point(|(resumed, _)| *resumed <= current.submitted).checked_sub(1)?;
         let (resumed, id) = waits[last];
-        let wait = self.recording.operation(id).filter(|wait| wait.submitted < current.submitted)?;
+        let wait = self.trace.operation(id).filter(|wait| wait.submitted < current.submitted)?;
         self.step(resumed, What::Program);
         Some(wait)
     }
@@ -226,8 +222,8 @@ mod tests {
     #[test]
     fn a_walk_looks_at_each_of_an_operations_many_stalls_a_few_times_at_most() {
         for count in [100, 10_000, 100_000] {
-            let recording = pieces(count);
-            let walked = walked(&recording);
+            let trace = pieces(count);
+            let walked = walked(&trace);
             let waited: Nanos = walked
                 .steps
                 .iter()

@@ -1,8 +1,8 @@
-//! What the run would have taken, had one thing been otherwise: the recording is played again with the times that things took of
+//! What the run would have taken, had one thing been otherwise: the trace is played again with the times that things took of
 //! themselves, in the order that dependences, workers, queues and the program's own steps allow.
 //!
 //! This is list scheduling (Graham, "Bounds on Multiprocessing Timing Anomalies", 1969): whatever is ready first gets the first free
-//! worker. It knows no time between an end and what it allows, so it is compared with itself: a recording played as it was,
+//! worker. It knows no time between an end and what it allows, so it is compared with itself: a trace played as it was,
 //! and with the change.
 
 use std::cmp::Reverse;
@@ -22,9 +22,9 @@ pub(crate) struct Change {
     pub(crate) renamed: HashSet<u64>,
 }
 
-/// A recording that can be played again.
+/// A trace that can be played again.
 pub(crate) struct Score<'a> {
-    recording: &'a Trace,
+    trace: &'a Trace,
     parts: Vec<Part>,
     /// Edges between parts, by their earlier end.
     edges: Vec<Vec<(usize, &'a Edge)>>,
@@ -56,11 +56,11 @@ enum Event {
 }
 
 impl<'a> Score<'a> {
-    pub(crate) fn of(recording: &'a Trace) -> Self {
+    pub(crate) fn of(trace: &'a Trace) -> Self {
         let at: HashMap<OperationId, usize> =
-            recording.operations.iter().enumerate().map(|(at, operation)| (operation.id, at)).collect();
+            trace.operations.iter().enumerate().map(|(at, operation)| (operation.id, at)).collect();
         let mut waits: HashMap<TrackId, Vec<(Nanos, usize)>> = HashMap::new();
-        for (at, operation) in recording.operations.iter().enumerate() {
+        for (at, operation) in trace.operations.iter().enumerate() {
             if let (true, Some(track), Some(resumed)) =
                 (blocks(operation.kind), operation.submitter, operation.resumed)
             {
@@ -69,12 +69,12 @@ impl<'a> Score<'a> {
         }
         waits.values_mut().for_each(|waits| waits.sort_unstable());
         let mut tracks = HashSet::new();
-        let parts = recording.operations.iter().enumerate().map(|(at, operation)| {
+        let parts = trace.operations.iter().enumerate().map(|(at, operation)| {
             let before = operation.submitter.and_then(|track| waits.get(&track)).and_then(|waits| {
                 let last = waits.partition_point(|(resumed, _)| *resumed <= operation.submitted);
                 waits[..last].last().filter(|(_, wait)| *wait < at)
             });
-            let place = match (operation.kind, queue_of(recording, operation)) {
+            let place = match (operation.kind, queue_of(trace, operation)) {
                 (OperationKind::Operation | OperationKind::Copy, Some(queue)) => Place::Queue(queue),
                 (OperationKind::Operation | OperationKind::Copy, None) => Place::Worker,
                 _ => Place::Program,
@@ -85,26 +85,26 @@ impl<'a> Score<'a> {
             let after = before.map_or((None, operation.submitted), |(resumed, wait)| {
                 (Some(*wait), operation.submitted - resumed)
             });
-            Part { takes: own_time(recording, operation.id), place, after }
+            Part { takes: own_time(trace, operation.id), place, after }
         });
         let parts: Vec<Part> = parts.collect();
         let mut edges = vec![Vec::new(); parts.len()];
-        for edge in &recording.edges {
+        for edge in &trace.edges {
             if let (Some(from), Some(to)) = (at.get(&edge.from), at.get(&edge.to)) {
                 edges[*from].push((*to, edge));
             }
         }
-        Self { recording, parts, edges, workers: tracks.len().max(1) + usize::from(has_another(recording)) }
+        Self { trace, parts, edges, workers: tracks.len().max(1) + usize::from(has_another(trace)) }
     }
 
-    /// When the last operation or wait ends; `None` if not everything can be played, as in a recording that lies.
+    /// When the last operation or wait ends; `None` if not everything can be played, as in a trace that lies.
     pub(crate) fn play(&self, change: &Change) -> Option<Nanos> {
         Play::new(self, change).run()
     }
 
     fn holds(&self, edge: &Edge, change: &Change) -> bool {
         let overwrites = || {
-            let later = self.recording.operation(edge.to);
+            let later = self.trace.operation(edge.to);
             let access =
                 later.and_then(|it| it.accesses.iter().find(|access| access.variable == edge.variable));
             access.is_some_and(|access| access.mode == Mode::Write)
@@ -114,12 +114,12 @@ impl<'a> Score<'a> {
     }
 }
 
-/// Whether there must have been a worker beside those that ran something: a recording has no more of a worker than what it ran, and one
+/// Whether there must have been a worker beside those that ran something: a trace has no more of a worker than what it ran, and one
 /// after the other a single worker runs everything. Had there been no other, somebody would have waited for it.
-fn has_another(recording: &Trace) -> bool {
+fn has_another(trace: &Trace) -> bool {
     let for_workers = |stall: &&Stall| (stall.cause, stall.blocker) == (Cause::NoWorker, Blocker::Pool);
-    let waited: Nanos = recording.stalls.iter().filter(for_workers).map(Stall::duration).sum();
-    waited < recording.duration / 100
+    let waited: Nanos = trace.stalls.iter().filter(for_workers).map(Stall::duration).sum();
+    waited < trace.duration / 100
 }
 
 /// Whether the thread that it is submitted on stands still until it is over.
@@ -191,7 +191,7 @@ impl<'a> Play<'a> {
 
     /// Whether the program does not wait for this one.
     fn goes_on(&self, at: usize) -> bool {
-        self.change.unwaited.contains(&self.score.recording.operations[at].id)
+        self.change.unwaited.contains(&self.score.trace.operations[at].id)
     }
 
     fn go_on(&mut self, at: usize, time: Nanos) {

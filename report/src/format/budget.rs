@@ -1,6 +1,6 @@
 //! What may be made of a file: memory in proportion to its size, be it made by this project or not.
 
-/// Bytes of a recording in memory for each byte of its file. Files that are written here take some ten times their size.
+/// Bytes of a trace in memory for each byte of its file. Files that are written here take some ten times their size.
 const PER_BYTE: usize = 64;
 
 /// What any file may take, however small it is.

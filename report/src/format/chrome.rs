@@ -1,4 +1,4 @@
-//! A recording as Chrome JSON, the older of the two formats that Perfetto's UI and `chrome://tracing` read.
+//! A trace as Chrome JSON, the older of the two formats that Perfetto's UI and `chrome://tracing` read.
 //!
 //! The shape is that of the "Trace Event Format" document of Chromium's tracing project: `X` for what lasts, `i` for moments,
 //! `s` and `f` for the two ends of a dependence, `C` for counters, `M` for names. Times are microseconds.
@@ -17,19 +17,18 @@ const PROCESS: u64 = 1;
 /// Thread 0 would be the processor's idle one: Perfetto's importer puts its events on another thread, where they cross what is there.
 const FIRST_THREAD: u64 = 1;
 
-/// Writes `recording` as one JSON object with its events in `traceEvents`.
+/// Writes `trace` as one JSON object with its events in `traceEvents`.
 ///
 /// # Errors
 ///
 /// Those of `out`.
-pub fn write(recording: &Trace, out: impl Write) -> io::Result<()> {
+pub fn write(trace: &Trace, out: impl Write) -> io::Result<()> {
     let mut events = Events { out: io::BufWriter::new(out), first: true };
     events.out.write_all(b"{\"displayTimeUnit\":\"ns\",\"traceEvents\":[\n")?;
-    let name =
-        json!({"ph": "M", "name": "process_name", "pid": PROCESS, "args": {"name": recording.program}});
+    let name = json!({"ph": "M", "name": "process_name", "pid": PROCESS, "args": {"name": trace.program}});
     events.put(&name)?;
 
-    let groups = groups(recording);
+    let groups = groups(trace);
     let mut thread = FIRST_THREAD;
     // Where the flows of an operation or a lease start and end.
     let mut anchors = HashMap::new();
@@ -39,7 +38,7 @@ pub fn write(recording: &Trace, out: impl Write) -> io::Result<()> {
         let shelves = place::shelves(things.iter().map(|thing| ends(&thing.placed)));
         let count = shelves.iter().max().map_or(1, |&highest| highest as u64 + 1);
         for shelf in 0..count {
-            let name = json!({"name": row_name(recording, row, order)});
+            let name = json!({"name": row_name(trace, row, order)});
             let (pid, tid) = (PROCESS, thread + shelf);
             events.put(&json!({"ph": "M", "name": "thread_name", "pid": pid, "tid": tid, "args": name}))?;
             let index = json!({"sort_index": tid});
@@ -60,7 +59,7 @@ pub fn write(recording: &Trace, out: impl Write) -> io::Result<()> {
         }
         thread += count;
     }
-    for (index, edge) in recording.edges.iter().enumerate() {
+    for (index, edge) in trace.edges.iter().enumerate() {
         // An arrow needs both ends, and time runs forwards.
         let anchor = |id| anchors.get(&id).map(|&(placed, thread): &(Placed, u64)| (placed, thread));
         let (Some((from, from_thread)), Some((to, to_thread))) = (anchor(edge.from), anchor(edge.to)) else {
@@ -76,7 +75,7 @@ pub fn write(recording: &Trace, out: impl Write) -> io::Result<()> {
             events.put(&flow("f", to, to_thread))?;
         }
     }
-    for counter in &recording.counters {
+    for counter in &trace.counters {
         for &(time, value) in &counter.samples {
             let args = json!({ (counter.unit.as_str()): value });
             let ts = microseconds(time);
@@ -85,7 +84,7 @@ pub fn write(recording: &Trace, out: impl Write) -> io::Result<()> {
                                "args": args}))?;
         }
     }
-    let head = arguments(&facts::head(recording, facts::Totals::of(recording)));
+    let head = arguments(&facts::head(trace, facts::Totals::of(trace)));
     writeln!(events.out, "\n],\"otherData\":{head}}}")?;
     events.out.flush()
 }
@@ -143,36 +142,36 @@ impl Thing {
 }
 
 /// What is shown, in rows: tracks first, then libraries.
-fn groups(recording: &Trace) -> BTreeMap<(Row, u8), Vec<Thing>> {
+fn groups(trace: &Trace) -> BTreeMap<(Row, u8), Vec<Thing>> {
     let mut groups: BTreeMap<(Row, u8), Vec<Thing>> = BTreeMap::new();
-    for (operation, placed) in recording.operations.iter().zip(place::operations(recording)) {
+    for (operation, placed) in trace.operations.iter().zip(place::operations(trace)) {
         let (name, facts) = (operation.name.clone(), facts::operation(operation));
         let thing =
             Thing { placed, name: name.to_string(), category: "operation", facts, id: Some(operation.id) };
         groups.entry((placed.row, OPERATIONS)).or_default().push(thing);
     }
-    for lease in &recording.leases {
-        let placed = place::lease(recording, lease);
+    for lease in &trace.leases {
+        let placed = place::lease(trace, lease);
         let (name, facts) = (lease.owner.clone(), facts::lease(lease));
         let thing = Thing { placed, name: name.to_string(), category: "lease", facts, id: Some(lease.id) };
         groups.entry((placed.row, LEASES)).or_default().push(thing);
     }
-    for stall in &recording.stalls {
-        let library = recording.operation(stall.waiter).and_then(|waiter| waiter.library);
-        let row = Row::Library(place::known(recording, library));
+    for stall in &trace.stalls {
+        let library = trace.operation(stall.waiter).and_then(|waiter| waiter.library);
+        let row = Row::Library(place::known(trace, library));
         let placed = Placed { row, from: stall.from, to: Some(stall.to.max(stall.from)), freed: None };
-        let name = format!("{}: {}", stall.cause.name(), facts::blocker_name(recording, stall.blocker));
+        let name = format!("{}: {}", stall.cause.name(), facts::blocker_name(trace, stall.blocker));
         let thing = Thing { placed, name, category: "stall", facts: facts::stall(stall), id: None };
         groups.entry((row, WAITS)).or_default().push(thing);
     }
     groups
 }
 
-fn row_name(recording: &Trace, row: Row, order: u8) -> String {
+fn row_name(trace: &Trace, row: Row, order: u8) -> String {
     match row {
-        Row::Track(track) => recording.tracks[track].name.to_string(),
+        Row::Track(track) => trace.tracks[track].name.to_string(),
         Row::Library(library) => {
-            let name = recording.library(library).unwrap_or("no library");
+            let name = trace.library(library).unwrap_or("no library");
             match order {
                 WAITS => format!("{name} waits"),
                 LEASES => format!("{name} leases"),

@@ -1,11 +1,11 @@
-//! A recording that is read one operation at a time, so that it is attributed and written without being in memory as a whole.
+//! A trace that is read one operation at a time, so that it is attributed and written without being in memory as a whole.
 
 use std::borrow::Cow;
 
 use crate::Trace;
 use crate::model::{Lease, Nanos, Operation, OperationId, Variable};
 
-/// Operations, leases and variables of a recording, each made when it is asked for.
+/// Operations, leases and variables of a trace, each made when it is asked for.
 pub trait Source {
     /// Program, duration, tracks, libraries and losses. Its other lists may be empty.
     fn about(&self) -> &Trace;

@@ -1,4 +1,4 @@
-//! Texts of a recording: names, lines, reasons. Many things share one, and so do its clones.
+//! Texts of a trace: names, lines, reasons. Many things share one, and so do its clones.
 
 use std::borrow::Borrow;
 use std::fmt;

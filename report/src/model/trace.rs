@@ -1,11 +1,11 @@
-//! A recording as plain data: what every reader makes, and every report is made from.
+//! A trace as plain data: what every reader makes, and every report is made from.
 //!
-//! All times are nanoseconds since the start of the recording. What was not seen (because it had not happened yet when the
-//! recording ended, or because its record was lost) is `None`, never a made-up time.
+//! All times are nanoseconds since the start of the trace. What was not seen (because it had not happened yet when the
+//! trace ended, or because its record was lost) is `None`, never a made-up time.
 
 pub use crate::model::text::Text;
 
-/// Nanoseconds since the start of the recording.
+/// Nanoseconds since the start of the trace.
 pub type Nanos = u64;
 
 /// Identity of an operation or a lease: they share one number space, since a lease is an operation without a body.
@@ -164,7 +164,7 @@ pub enum Outcome {
     Cancelled,
     /// Not run because an input was bad; why.
     Skipped(Text),
-    /// Not at all, as long as the recording lasted.
+    /// Not at all, as long as the trace lasted.
     #[default]
     Unfinished,
 }
@@ -354,7 +354,7 @@ pub struct Counter {
     pub samples: Vec<(Nanos, i64)>,
 }
 
-/// What a recording lacks. Its other fields are right, but not complete, when any of these is set.
+/// What a trace lacks. Its other fields are right, but not complete, when any of these is set.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Losses {
     /// Records that did not fit, per track that lost any.

@@ -1,4 +1,4 @@
-//! A made-up recording of a training pipeline, for tests and pictures: what it says is consistent, as a real one is.
+//! A made-up trace of a training pipeline, for tests and pictures: what it says is consistent, as a real one is.
 //!
 //! Batches go round in four buffers: NumPy decodes and augments, JAX computes features, PyTorch trains on a device's queue,
 //! an event loop awaits the loss. PyTorch keeps a lease on every sixteenth batch for too long.
@@ -14,13 +14,13 @@ const BUFFERS: u64 = 4;
 const WINDOW: usize = 40;
 const WORKERS: usize = 3;
 
-/// Tracks, in the order in which [`recording`] lists them.
+/// Tracks, in the order in which [`trace`] lists them.
 const MAIN: TrackId = 0;
 const LOOP: TrackId = 1;
 const FIRST_WORKER: TrackId = 2;
 const QUEUE: TrackId = FIRST_WORKER + WORKERS;
 
-/// Libraries, in the order in which [`recording`] lists them.
+/// Libraries, in the order in which [`trace`] lists them.
 const NUMPY: LibraryId = 0;
 const JAX: LibraryId = 1;
 const TORCH: LibraryId = 2;
@@ -129,9 +129,9 @@ impl Dice {
     }
 }
 
-/// A recording with so many operations.
-pub fn recording(operations: usize) -> Trace {
-    let mut recording = empty();
+/// A trace with so many operations.
+pub fn trace(operations: usize) -> Trace {
+    let mut trace = empty();
     let mut dice = Dice(0x9e37_79b9_7f4a_7c15);
     let mut run = Run::default();
     let plan = Plan::of(operations);
@@ -150,8 +150,8 @@ pub fn recording(operations: usize) -> Trace {
             submitted += 1;
         }
         let Reverse((granted, at)) = waiting.pop().expect("something can always go on");
-        let (operation, end) = run.simulate(&mut recording, plan.stage(at), at, granted, &mut dice);
-        recording.operations.push(operation);
+        let (operation, end) = run.simulate(&mut trace, plan.stage(at), at, granted, &mut dice);
+        trace.operations.push(operation);
         run.end[at] = Some(end);
         run.ended += 1;
         for &later in &plan.after[at] {
@@ -160,11 +160,11 @@ pub fn recording(operations: usize) -> Trace {
             }
         }
     }
-    recording.operations.sort_by_key(|operation| operation.id);
-    recording.leases.sort_by_key(|lease| lease.id);
-    recording.duration = run.end.iter().flatten().copied().max().unwrap_or(0) + 50_000;
-    attribute(&mut recording);
-    recording
+    trace.operations.sort_by_key(|operation| operation.id);
+    trace.leases.sort_by_key(|lease| lease.id);
+    trace.duration = run.end.iter().flatten().copied().max().unwrap_or(0) + 50_000;
+    attribute(&mut trace);
+    trace
 }
 
 /// What has to end before what.
@@ -230,7 +230,7 @@ impl Run {
     /// Runs one operation; gives its end as others see it, too.
     fn simulate(
         &mut self,
-        recording: &mut Trace,
+        trace: &mut Trace,
         stage: &Stage,
         at: usize,
         granted: u64,
@@ -266,7 +266,7 @@ impl Run {
                 let closed = granted + takes + if late { dice.between((2_800_000, 4_200_000)) } else { 0 };
                 operation.began = Some(granted + 3_000);
                 (operation.issued, operation.done) = (Some(closed), Some(closed));
-                recording.leases.push(lease(&operation, granted, closed));
+                trace.leases.push(lease(&operation, granted, closed));
                 closed
             }
             _ => self.body(&mut operation, granted, takes, dice),

@@ -1,4 +1,4 @@
-//! Recordings of every shape that the model allows, likely or not.
+//! Traces of every shape that the model allows, likely or not.
 
 use estafette_report::model::*;
 use proptest::prelude::*;
@@ -175,7 +175,7 @@ fn losses() -> impl Strategy<Value = Losses> {
 }
 
 /// Operations and leases share their numbers: a lease may have that of the export that it began with.
-pub fn recording() -> impl Strategy<Value = Trace> {
+pub fn trace() -> impl Strategy<Value = Trace> {
     let tracks = prop::collection::vec(
         (text(), track_kind()).prop_map(|(name, kind)| Track { name, kind }),
         TRACKS..=TRACKS,

@@ -91,19 +91,19 @@ fn a_recording_says_when_the_device_worked() {
         }
         x.wait().unwrap();
         y.wait().unwrap();
-        // The thread that saw the end may still be recording it.
+        // The thread that saw the end may still be trace it.
         std::thread::sleep(Duration::from_millis(50));
-        let recording = recorder.finish();
+        let trace = recorder.finish();
         // And afterwards.
         copy(&engine, &device, &queue, &x, &y);
         assert!(y.to_vec::<u8>().unwrap().iter().all(|&byte| byte == 7));
-        let copies: Vec<_> = recording.operations.iter().filter(|it| it.name == "measured").collect();
+        let copies: Vec<_> = trace.operations.iter().filter(|it| it.name == "measured").collect();
         let spans: Vec<_> = copies.iter().map(|copy| copy.ran.expect("the device tells")).collect();
         assert_eq!(spans.len(), COPIES);
         for (copy, (from, to)) in copies.iter().zip(&spans) {
             let (began, observed) = (copy.began.unwrap(), copy.observed.unwrap());
             assert!(began <= *from && from < to && *to <= observed, "{copy:?}");
-            assert!(recording.tracks[copy.track.unwrap()].kind == TrackKind::Queue);
+            assert!(trace.tracks[copy.track.unwrap()].kind == TrackKind::Queue);
         }
         // Each depends on the one before, so none overlaps another, and together they are most of the time
         // that it took.

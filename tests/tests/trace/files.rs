@@ -1,4 +1,4 @@
-//! The files of recordings: the unfinished one that a process leaves which ends before, and the one that is
+//! The files of traces: the unfinished one that a process leaves which ends before, and the one that is
 //! replaced when the new one is whole.
 
 use std::fs;
@@ -66,7 +66,7 @@ fn torso(unfinished: &Path, name: &str) -> Trace {
         let read = trace::read(&copy);
         fs::remove_file(&copy).unwrap();
         match read {
-            Ok(recording) if recording.operations.iter().any(|it| it.name == name) => return recording,
+            Ok(trace) if trace.operations.iter().any(|it| it.name == name) => return trace,
             _ => assert!(Instant::now() < deadline, "it is written several times a second"),
         }
         std::thread::yield_now();
@@ -95,7 +95,7 @@ fn what_was_noted_is_in_the_unfinished_file_before_the_recording_ends() {
     let running = running.unwrap();
     let left = torso(&folder.0.join(&unfinished), "running");
     assert_eq!(left.program, "tests");
-    assert!(left.losses.damage[0].contains("before the recording was finished"), "{:?}", left.losses);
+    assert!(left.losses.damage[0].contains("before the trace was finished"), "{:?}", left.losses);
     assert!(left.variables.iter().any(|variable| *variable.name == *"batch"));
     assert!(left.leases.iter().any(|lease| *lease.owner == *"a reader"));
     assert!(!left.stalls.is_empty() && left.duration > 0);
@@ -127,9 +127,9 @@ fn an_unfinished_file_that_is_cut_anywhere_is_read_as_far_as_it_goes() {
     let (cut, mut most) = (folder.0.join("cut"), 0);
     for end in (0..=whole.len()).step_by(7).chain([whole.len()]) {
         fs::write(&cut, &whole[..end]).unwrap();
-        if let Ok(recording) = trace::read(&cut) {
-            assert!(!recording.losses.damage.is_empty());
-            most = most.max(recording.operations.len());
+        if let Ok(trace) = trace::read(&cut) {
+            assert!(!trace.losses.damage.is_empty());
+            most = most.max(trace.operations.len());
         }
         let mut damaged = whole.clone();
         damaged[end.min(whole.len() - 1)] ^= 0x41;

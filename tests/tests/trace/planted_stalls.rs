@@ -33,18 +33,18 @@ fn engine(workers: usize) -> (Engine, Watchdog) {
 }
 
 /// The report of what a file says.
-fn told(recording: &Trace) -> Report {
+fn told(trace: &Trace) -> Report {
     let mut file = Vec::new();
-    perfetto::write(recording, &mut file).unwrap();
+    perfetto::write(trace, &mut file).unwrap();
     let read = perfetto::read(&file);
     assert!(read.losses.is_empty(), "{:?}", read.losses);
     let told = report(&read);
-    assert_eq!(told, report(recording), "the file tells what was recorded");
+    assert_eq!(told, report(trace), "the file tells what was recorded");
     told
 }
 
-fn assert_first_line(recording: &Trace, parts: &[&str]) {
-    let report = told(recording);
+fn assert_first_line(trace: &Trace, parts: &[&str]) {
+    let report = told(trace);
     let text = estafette_report::terminal::text(
         &report,
         estafette_report::terminal::Style { width: 10_000, ..Default::default() },
@@ -75,9 +75,9 @@ fn a_slow_producer() {
             engine.op("train").reads([&batch]).run(|[_batch], []| Ok(())).unwrap();
         }
         engine.wait_all(None).unwrap();
-        let recording = recorder.finish();
-        assert_first_line(&recording, &["computing (`decode`)", "`batch`", "`decode` was still computing"]);
-        let advice = &told(&recording).advice[0];
+        let trace = recorder.finish();
+        assert_first_line(&trace, &["computing (`decode`)", "`batch`", "`decode` was still computing"]);
+        let advice = &told(&trace).advice[0];
         assert_eq!(advice.change, "make `decode` faster");
         assert!(advice.saves_ns >= 2 * long.as_nanos() as u64, "{advice:?}");
     });
@@ -96,9 +96,9 @@ fn a_lease_kept_too_long() {
         sleep(long);
         drop(lease);
         engine.wait_all(None).unwrap();
-        let recording = recorder.finish();
-        assert_first_line(&recording, &["leased", "a lease taken by the plotter was still open", "`batch`"]);
-        let report = told(&recording);
+        let trace = recorder.finish();
+        assert_first_line(&trace, &["leased", "a lease taken by the plotter was still open", "`batch`"]);
+        let report = told(&trace);
         let train = report.worst.iter().find(|row| row.sentence.starts_with("`train`")).unwrap();
         // Not the operation that it waited for, but what that one waited for.
         assert!(
@@ -128,11 +128,8 @@ fn a_starved_pool() {
         }
         sleep(long * 2);
         engine.wait_all(None).unwrap();
-        let recording = recorder.finish();
-        assert_first_line(
-            &recording,
-            &["no worker (the worker pool)", "`resize` waited", "one ran everything"],
-        );
+        let trace = recorder.finish();
+        assert_first_line(&trace, &["no worker (the worker pool)", "`resize` waited", "one ran everything"]);
     });
 }
 
@@ -150,9 +147,9 @@ fn a_lock_that_a_body_needs_is_taken() {
             completion.complete(Ok(()));
         });
         op.unwrap().wait().unwrap();
-        let recording = recorder.finish();
+        let trace = recorder.finish();
         assert_first_line(
-            &recording,
+            &trace,
             &["not resumed (the Python lock)", "`score`", "the Python lock was held elsewhere"],
         );
     });
@@ -176,9 +173,9 @@ fn a_consumer_that_comes_late() {
         // The loop is busy with something else while its task could go on.
         sleep(long);
         assert!(matches!(ready.poll(&mut cx), Poll::Ready(Ok(()))));
-        let recording = recorder.finish();
-        assert_first_line(&recording, &["not resumed (the event loop)", "the event loop was busy"]);
-        let report = told(&recording);
+        let trace = recorder.finish();
+        assert_first_line(&trace, &["not resumed (the event loop)", "the event loop was busy"]);
+        let report = told(&trace);
         assert!(report.run_time[0].what.contains("event loop"), "{:?}", report.run_time);
     });
 }

@@ -31,8 +31,8 @@ fn open() -> (Clock, Recorder, MutexGuard<'static, ()>) {
     (clock, Recorder::open(options).unwrap(), alone)
 }
 
-fn operation<'a>(recording: &'a Trace, name: &str) -> &'a Operation {
-    recording.operations.iter().find(|operation| operation.name == name).unwrap()
+fn operation<'a>(trace: &'a Trace, name: &str) -> &'a Operation {
+    trace.operations.iter().find(|operation| operation.name == name).unwrap()
 }
 
 fn times(operation: &Operation) -> (Nanos, Option<Nanos>, Option<Nanos>) {
@@ -59,8 +59,8 @@ fn one_that_takes(took: u64) -> Trace {
 fn a_body_has_its_beginning_and_its_end_however_long_it_took() {
     // The narrow form has 24 bits for it.
     for took in [0, 60, (1 << 24) - 1, 1 << 24, 1 << 40] {
-        let recording = one_that_takes(took);
-        let body = operation(&recording, "body");
+        let trace = one_that_takes(took);
+        let body = operation(&trace, "body");
         assert_eq!(times(body), (40, Some(100), Some(100 + took)), "{took}");
         assert_eq!(body.outcome, Outcome::Ok);
     }
@@ -78,8 +78,8 @@ fn a_body_that_fails_has_them_too() {
     clock.set(30);
     op.unwrap().wait().unwrap_err();
     clock.set(100);
-    let recording = recorder.finish();
-    let body = operation(&recording, "body");
+    let trace = recorder.finish();
+    let body = operation(&trace, "body");
     assert_eq!(times(body), (0, Some(30), Some(70)));
     assert!(matches!(&body.outcome, Outcome::Failed(why) if why.contains("no")), "{:?}", body.outcome);
 }
@@ -98,10 +98,10 @@ fn what_runs_when_the_journal_is_finished_has_begun_and_not_ended() {
     });
     has_begun.recv().unwrap();
     clock.set(80);
-    let recording = recorder.finish();
+    let trace = recorder.finish();
     go_on.send(()).unwrap();
     op.unwrap().wait().unwrap();
-    let body = operation(&recording, "body");
+    let body = operation(&trace, "body");
     assert_eq!(times(body), (50, Some(50), None));
     assert_eq!(body.outcome, Outcome::Unfinished);
     assert!(body.track.is_some(), "a worker runs it");
@@ -127,9 +127,9 @@ fn a_body_within_a_body_leaves_the_outer_one_its_times() {
     clock.set(10);
     op.unwrap().wait().unwrap();
     clock.set(100);
-    let recording = recorder.finish();
-    assert_eq!(times(operation(&recording, "outer")), (0, Some(10), Some(90)));
-    assert_eq!(times(operation(&recording, "inner")), (20, Some(30), Some(50)));
+    let trace = recorder.finish();
+    assert_eq!(times(operation(&trace, "outer")), (0, Some(10), Some(90)));
+    assert_eq!(times(operation(&trace, "inner")), (20, Some(30), Some(50)));
 }
 
 #[test]
@@ -143,9 +143,9 @@ fn any_number_of_accesses_is_kept() {
         let reads: Vec<&Variable> = vars[..count].iter().collect();
         engine.op(format!("uses {count}")).reads_vars(&reads).run(|[], []| Ok(())).unwrap().wait().unwrap();
     }
-    let recording = recorder.finish();
+    let trace = recorder.finish();
     for count in counts {
-        let mut kept: Vec<(u64, Mode)> = operation(&recording, &format!("uses {count}"))
+        let mut kept: Vec<(u64, Mode)> = operation(&trace, &format!("uses {count}"))
             .accesses
             .iter()
             .map(|access| (access.variable, access.mode))
@@ -167,9 +167,9 @@ fn more_than_one_page_is_kept_by_each_thread() {
         engine.op("step").run_detached(|[], []| Ok(())).unwrap();
     }
     engine.wait_all(None).unwrap();
-    let recording = recorder.finish();
-    assert!(recording.losses.is_empty(), "{:?}", recording.losses);
-    let steps = recording.operations.iter().filter(|operation| operation.name == "step");
+    let trace = recorder.finish();
+    assert!(trace.losses.is_empty(), "{:?}", trace.losses);
+    let steps = trace.operations.iter().filter(|operation| operation.name == "step");
     assert_eq!(steps.clone().count(), OPERATIONS);
     assert!(steps.clone().all(|step| step.began.is_some() && step.done.is_some()));
 }
@@ -188,14 +188,14 @@ fn a_lease_that_is_had_at_once_is_told_with_its_owner_and_holds_writers_up() -> 
     clock.set(70);
     write.wait()?;
     clock.set(80);
-    let recording = recorder.finish();
-    let [lease] = &recording.leases[..] else { panic!("{:?}", recording.leases) };
+    let trace = recorder.finish();
+    let [lease] = &trace.leases[..] else { panic!("{:?}", trace.leases) };
     assert_eq!((lease.opened, lease.closed, lease.access), (10, Some(60), Mode::Read));
     assert_eq!(lease.owner, "a reader");
-    assert_eq!(recording.operations.iter().find(|op| op.id == lease.id).map(|op| op.submitted), Some(10));
-    let write = operation(&recording, "write");
+    assert_eq!(trace.operations.iter().find(|op| op.id == lease.id).map(|op| op.submitted), Some(10));
+    let write = operation(&trace, "write");
     assert_eq!((write.submitted, write.ready), (20, Some(60)));
-    let stalls: Vec<_> = recording.stalls.iter().filter(|stall| stall.waiter == write.id).collect();
+    let stalls: Vec<_> = trace.stalls.iter().filter(|stall| stall.waiter == write.id).collect();
     assert!(
         stalls.iter().any(|stall| (stall.from, stall.to) == (20, 60)),
         "forty nanoseconds for the lease: {stalls:?}"
@@ -222,11 +222,11 @@ fn what_is_given_up_has_an_end() {
     clock.set(90);
     drop(reader);
     write.wait().unwrap();
-    let recording = recorder.finish();
+    let trace = recorder.finish();
     for name in ["ready", "look"] {
-        let given_up = operation(&recording, name);
+        let given_up = operation(&trace, name);
         assert_eq!((given_up.began, given_up.done), (None, Some(50)), "{name}");
         assert_eq!(given_up.outcome, Outcome::Cancelled, "{name}");
     }
-    assert!(recording.operations.iter().all(|operation| operation.outcome != Outcome::Unfinished));
+    assert!(trace.operations.iter().all(|operation| operation.outcome != Outcome::Unfinished));
 }

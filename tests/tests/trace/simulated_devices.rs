@@ -61,26 +61,26 @@ impl Bench {
     }
 
     fn finish(self) -> Trace {
-        let recording = self.recorder.finish();
-        tiles(&recording);
-        recording
+        let trace = self.recorder.finish();
+        tiles(&trace);
+        trace
     }
 }
 
 /// The critical stalls of an operation: since when, until when, why, because of which operation.
 type Told = (Nanos, Nanos, Cause, Option<Hazard>, String);
 
-fn told(recording: &Trace, name: &str, access: Option<usize>) -> Vec<Told> {
-    let waiter = operation(recording, name).id;
-    let stalls = recording.stalls.iter().filter(|stall| stall.waiter == waiter);
+fn told(trace: &Trace, name: &str, access: Option<usize>) -> Vec<Told> {
+    let waiter = operation(trace, name).id;
+    let stalls = trace.stalls.iter().filter(|stall| stall.waiter == waiter);
     let stalls = stalls.filter(|stall| access.map_or(stall.critical, |access| stall.access == access));
     stalls
         .map(|stall| {
             let blocker = match stall.blocker {
-                Blocker::Operation(id) => recording.operation(id).unwrap().name.to_string(),
-                Blocker::Lease(id) => format!("lease of {}", recording.lease(id).unwrap().owner),
+                Blocker::Operation(id) => trace.operation(id).unwrap().name.to_string(),
+                Blocker::Lease(id) => format!("lease of {}", trace.lease(id).unwrap().owner),
                 Blocker::Queue(track) => {
-                    assert_eq!(recording.tracks[track].kind, TrackKind::Queue);
+                    assert_eq!(trace.tracks[track].kind, TrackKind::Queue);
                     "queue".into()
                 }
                 other => format!("{other:?}").to_lowercase(),
@@ -90,16 +90,16 @@ fn told(recording: &Trace, name: &str, access: Option<usize>) -> Vec<Told> {
         .collect()
 }
 
-fn operation<'a>(recording: &'a Trace, name: &str) -> &'a Operation {
-    recording.operations.iter().find(|operation| operation.name == name).unwrap()
+fn operation<'a>(trace: &'a Trace, name: &str) -> &'a Operation {
+    trace.operations.iter().find(|operation| operation.name == name).unwrap()
 }
 
 /// The critical stalls of each operation neither overlap nor leave a gap before it began.
-fn tiles(recording: &Trace) {
-    for operation in &recording.operations {
+fn tiles(trace: &Trace) {
+    for operation in &trace.operations {
         let mut at = operation.submitted;
-        let began = operation.awake.or(operation.began).or(operation.resumed).unwrap_or(recording.duration);
-        for stall in recording.stalls.iter().filter(|stall| stall.waiter == operation.id && stall.critical) {
+        let began = operation.awake.or(operation.began).or(operation.resumed).unwrap_or(trace.duration);
+        for stall in trace.stalls.iter().filter(|stall| stall.waiter == operation.id && stall.critical) {
             assert!(stall.from >= at && stall.to > stall.from, "{stall:?} overlaps");
             assert!(stall.from == at || stall.from >= began, "a gap before {stall:?} of {operation:?}");
             at = stall.to;
@@ -118,11 +118,11 @@ fn a_wait_that_queue_order_elides_is_time_that_the_producer_computes() {
     bench.launch("produce", 0, 1_000, &[], std::slice::from_ref(&x));
     bench.launch("consume", 0, 500, &[x], &[y]);
     bench.at(2_000);
-    let recording = bench.finish();
-    assert_eq!(told(&recording, "produce", None), []);
+    let trace = bench.finish();
+    assert_eq!(told(&trace, "produce", None), []);
     let truth = [row(0, 1_000, Cause::Computing, Some(Hazard::Raw), "produce")];
-    assert_eq!(told(&recording, "consume", None), truth);
-    assert_eq!(operation(&recording, "consume").done, Some(1_500));
+    assert_eq!(told(&trace, "consume", None), truth);
+    assert_eq!(operation(&trace, "consume").done, Some(1_500));
 }
 
 #[test]
@@ -133,12 +133,12 @@ fn device_work_waits_for_its_input_and_then_for_its_queue() {
     bench.launch("produce", 0, 1_000, &[], std::slice::from_ref(&x));
     bench.launch("consume", 1, 500, &[x], &[y]);
     bench.at(5_000);
-    let recording = bench.finish();
+    let trace = bench.finish();
     let truth = [
         row(0, 1_000, Cause::Computing, Some(Hazard::Raw), "produce"),
         row(1_000, 3_000, Cause::NoWorker, Some(Hazard::Raw), "queue"),
     ];
-    assert_eq!(told(&recording, "consume", None), truth);
+    assert_eq!(told(&trace, "consume", None), truth);
 }
 
 #[test]
@@ -158,16 +158,16 @@ fn the_device_says_when_it_was_busy_with_what_no_operation_tells_of() {
     bench.pump();
     bench.launch("next", 0, 500, &[x], &[]);
     bench.at(5_000);
-    let recording = bench.finish();
-    assert_eq!(operation(&recording, "two pieces").ran, Some((2_000, 3_000)));
-    assert_eq!(operation(&recording, "next").ran, Some((3_000, 3_500)));
+    let trace = bench.finish();
+    assert_eq!(operation(&trace, "two pieces").ran, Some((2_000, 3_000)));
+    assert_eq!(operation(&trace, "next").ran, Some((3_000, 3_500)));
     let truth = [row(300, 2_000, Cause::NoWorker, None, "queue")];
-    assert_eq!(told(&recording, "two pieces", None), truth);
+    assert_eq!(told(&trace, "two pieces", None), truth);
     let truth = [row(300, 3_000, Cause::Computing, Some(Hazard::Raw), "two pieces")];
-    assert_eq!(told(&recording, "next", None), truth);
+    assert_eq!(told(&trace, "next", None), truth);
     // The file keeps it.
     let mut file = Vec::new();
-    estafette_report::perfetto::write(&recording, &mut file).unwrap();
+    estafette_report::perfetto::write(&trace, &mut file).unwrap();
     let read = estafette_report::perfetto::read(&file);
     assert_eq!(operation(&read, "two pieces").ran, Some((2_000, 3_000)));
 }
@@ -182,12 +182,12 @@ fn a_host_operation_waits_for_the_device_and_then_for_a_worker() {
     bench.pump();
     bench.at(1_500);
     bench.pump();
-    let recording = bench.finish();
+    let trace = bench.finish();
     let truth = [
         row(200, 1_000, Cause::Computing, Some(Hazard::Raw), "produce"),
         row(1_000, 1_500, Cause::NoWorker, None, "pool"),
     ];
-    assert_eq!(told(&recording, "consume", None), truth);
+    assert_eq!(told(&trace, "consume", None), truth);
 }
 
 #[test]
@@ -209,11 +209,11 @@ fn of_shared_readers_the_last_to_end_is_the_blocker() {
     bench.at(1_900);
     drop(lease);
     bench.pump();
-    let recording = bench.finish();
+    let trace = bench.finish();
     let truth = [row(100, 1_000, Cause::Computing, Some(Hazard::War), "read")];
-    assert_eq!(told(&recording, "write", None), truth);
+    assert_eq!(told(&trace, "write", None), truth);
     let truth = [row(1_200, 1_900, Cause::Leased, Some(Hazard::War), "lease of torch")];
-    assert_eq!(told(&recording, "write again", None), truth);
+    assert_eq!(told(&trace, "write again", None), truth);
 }
 
 #[test]
@@ -227,11 +227,11 @@ fn a_wait_behind_a_shorter_one_is_hidden() {
     bench.at(1_000);
     bench.at(2_000);
     bench.pump();
-    let recording = bench.finish();
+    let trace = bench.finish();
     let short = row(0, 1_000, Cause::Computing, Some(Hazard::Raw), "short");
     let long = row(0, 2_000, Cause::Computing, Some(Hazard::Raw), "long");
-    assert_eq!(told(&recording, "both", None), std::slice::from_ref(&long));
-    let mut accesses = [told(&recording, "both", Some(0)), told(&recording, "both", Some(1))].concat();
+    assert_eq!(told(&trace, "both", None), std::slice::from_ref(&long));
+    let mut accesses = [told(&trace, "both", Some(0)), told(&trace, "both", Some(1))].concat();
     accesses.sort();
     assert_eq!(accesses, [short, long]);
 }
@@ -247,17 +247,17 @@ fn a_queue_of_operations_leads_back_to_its_root() {
     bench.at(1_000);
     bench.at(1_300);
     bench.pump();
-    let recording = bench.finish();
+    let trace = bench.finish();
     let truth = [row(0, 1_300, Cause::Queued, Some(Hazard::Raw), "write")];
-    assert_eq!(told(&recording, "read", None), truth);
-    let reader = operation(&recording, "read").id;
-    let roots = estafette_report::roots::roots(&recording);
+    assert_eq!(told(&trace, "read", None), truth);
+    let reader = operation(&trace, "read").id;
+    let roots = estafette_report::roots::roots(&trace);
     let roots: Vec<_> = roots
         .iter()
         .filter(|root| root.waiter == reader)
         .map(|root| (root.from, root.to, root.cause, root.via))
         .collect();
-    let via = Some(operation(&recording, "write").id);
+    let via = Some(operation(&trace, "write").id);
     assert_eq!(roots, [(0, 1_000, Cause::Computing, via), (1_000, 1_300, Cause::NoWorker, via)]);
 }
 
@@ -271,13 +271,11 @@ fn a_device_fault_ends_the_wait_and_the_skipped_operation_says_so() {
     bench.pump();
     bench.at(1_000);
     bench.pump();
-    let recording = bench.finish();
-    assert!(
-        matches!(&operation(&recording, "produce").outcome, Outcome::Failed(why) if why.contains("broke"))
-    );
-    assert!(matches!(operation(&recording, "consume").outcome, Outcome::Skipped(_)));
+    let trace = bench.finish();
+    assert!(matches!(&operation(&trace, "produce").outcome, Outcome::Failed(why) if why.contains("broke")));
+    assert!(matches!(operation(&trace, "consume").outcome, Outcome::Skipped(_)));
     let truth = [row(0, 1_000, Cause::Computing, Some(Hazard::Raw), "produce")];
-    assert_eq!(told(&recording, "consume", None), truth);
+    assert_eq!(told(&trace, "consume", None), truth);
 }
 
 #[test]
@@ -292,14 +290,14 @@ fn entries_that_do_not_fit_are_counted_and_the_rest_still_tiles() {
         engine.op("step").writes_vars(&[&x]).run_detached(|[], []| Ok(())).unwrap();
     }
     engine.wait_all(None).unwrap();
-    let recording = recorder.finish();
-    tiles(&recording);
+    let trace = recorder.finish();
+    tiles(&trace);
     // Each operation makes two entries of two words at least, and half of the memory is four pages, which
     // hold 32,768 words.
-    let kept = recording.operations.len();
-    assert!(recording.losses.records_lost() >= 2 * 20_000 - 32_768 / 2, "{:?}", recording.losses);
+    let kept = trace.operations.len();
+    assert!(trace.losses.records_lost() >= 2 * 20_000 - 32_768 / 2, "{:?}", trace.losses);
     assert!(kept > 0 && kept < 20_000, "{kept}");
-    let report = estafette_report::report(&recording);
+    let report = estafette_report::report(&trace);
     assert!(report.missing.iter().any(|missing| missing.contains("did not fit")), "{:?}", report.missing);
     drop(alone);
 }

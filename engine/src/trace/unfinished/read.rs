@@ -1,4 +1,4 @@
-//! Reads the file of a recording that was never finished, as far as it goes.
+//! Reads the file of a trace that was never finished, as far as it goes.
 
 use std::collections::BTreeMap;
 
@@ -48,7 +48,7 @@ impl Noted<'_> {
     }
 }
 
-/// The recording in the file, with its stalls attributed. What is missing is among its losses. It takes at most 64 times the memory
+/// The trace in the file, with its stalls attributed. What is missing is among its losses. It takes at most 64 times the memory
 /// that the file takes, or 16 MiB if that is more, as [`estafette_report::perfetto::read`].
 pub(in super::super) fn read(bytes: &[u8]) -> Trace {
     let mut file = File::default();
@@ -64,7 +64,7 @@ pub(in super::super) fn read(bytes: &[u8]) -> Trace {
         }
         rest = after;
     }
-    file.recording(bytes.len())
+    file.trace(bytes.len())
 }
 
 /// A part of the file: what it is, and its content.
@@ -161,7 +161,7 @@ impl<'a> File<'a> {
         Some((thread, rest))
     }
 
-    fn recording(self, file_bytes: usize) -> Trace {
+    fn trace(self, file_bytes: usize) -> Trace {
         let (ticks, per_tick) = self.clock;
         let (program, started_unix_ns, names) = (self.program.into(), self.started_unix_ns, self.names);
         let about = Trace { program, started_unix_ns, ..Trace::default() };
@@ -174,12 +174,11 @@ impl<'a> File<'a> {
             blocks.into_iter().for_each(|block| entries.words(block));
         }
         let mut budget = Budget::of(file_bytes);
-        let (mut recording, is_whole) = entries.finish().recording(Some(&mut budget));
-        let damage = &mut recording.losses.damage;
-        damage
-            .push("the process ended before the recording was finished: its last moments are missing".into());
+        let (mut trace, is_whole) = entries.finish().trace(Some(&mut budget));
+        let damage = &mut trace.losses.damage;
+        damage.push("the process ended before the trace was finished: its last moments are missing".into());
         damage.extend(self.damage.map(|at| format!("the unfinished file ends, or is damaged, at byte {at}")));
         damage.extend((!is_whole).then(|| budget.words(file_bytes)));
-        recording
+        trace
     }
 }

@@ -34,12 +34,12 @@ pub(crate) fn changes(
 }
 
 /// Operations in flight, bytes leased, fences pending.
-pub(super) fn counters(recording: &Trace) -> Vec<Counter> {
+pub(super) fn counters(trace: &Trace) -> Vec<Counter> {
     let mut all: [Vec<(Nanos, i64)>; 3] = Default::default();
     let mut add = |counter: usize, at, amount| all[counter].push((at, amount));
-    recording.operations.iter().for_each(|operation| changes(Some(operation), None, None, &mut add));
-    for lease in &recording.leases {
-        let bytes = recording.variable(lease.variable).and_then(|variable| variable.bytes);
+    trace.operations.iter().for_each(|operation| changes(Some(operation), None, None, &mut add));
+    for lease in &trace.leases {
+        let bytes = trace.variable(lease.variable).and_then(|variable| variable.bytes);
         changes(None, Some(lease), bytes, &mut add);
     }
     let counter = |((name, unit), changes): ((&str, &str), _)| Counter {

@@ -265,9 +265,9 @@ mod tests {
     use crate::model::{Access, Outcome};
 
     /// The same by definition: each queue is walked, with all that was met before.
-    fn by_definition(recording: &Trace) -> Vec<(usize, usize, usize, Hazard)> {
+    fn by_definition(trace: &Trace) -> Vec<(usize, usize, usize, Hazard)> {
         let mut queues: std::collections::BTreeMap<u64, Vec<(usize, usize)>> = Default::default();
-        for (at, operation) in recording.operations.iter().enumerate() {
+        for (at, operation) in trace.operations.iter().enumerate() {
             for (access, used) in operation.accesses.iter().enumerate() {
                 queues.entry(used.variable).or_default().push((at, access));
             }
@@ -275,12 +275,12 @@ mod tests {
         let mut found = Vec::new();
         for queue in queues.values_mut() {
             queue.sort_by_key(|&(at, access)| {
-                let operation = &recording.operations[at];
+                let operation = &trace.operations[at];
                 (granted(operation), operation.submitted, operation.id, access)
             });
             let (mut writer, mut readers): (Option<(usize, Mode)>, Vec<usize>) = (None, Vec::new());
             for &(at, access) in &*queue {
-                let mode = recording.operations[at].accesses[access].mode;
+                let mode = trace.operations[at].accesses[access].mode;
                 let earlier: Vec<(usize, Mode)> = match mode {
                     Mode::Write | Mode::Update if !readers.is_empty() => {
                         readers.iter().map(|reader| (*reader, Mode::Read)).collect()
@@ -292,7 +292,7 @@ mod tests {
                         found.push((at, access, earlier, hazard));
                     }
                 }
-                if recording.operations[at].kind == OperationKind::Wait {
+                if trace.operations[at].kind == OperationKind::Wait {
                     continue;
                 }
                 if mode == Mode::Read {
@@ -328,10 +328,10 @@ mod tests {
         ) {
             let make = |(id, (granted, waits, accesses)): (usize, _)| operation(id as u64, granted, waits, accesses);
             let operations: Vec<Operation> = all.into_iter().enumerate().map(make).collect();
-            let recording = Trace { operations, ..Trace::default() };
-            let order = Order::of(&recording);
+            let trace = Trace { operations, ..Trace::default() };
+            let order = Order::of(&trace);
             let (mut before, mut arriving, mut leaving) = (Vec::new(), Vec::new(), Vec::new());
-            for (at, operation) in recording.operations.iter().enumerate() {
+            for (at, operation) in trace.operations.iter().enumerate() {
                 for access in 0..operation.accesses.len() {
                     for earlier in order.predecessors(at, access) {
                         before.push((at, access, earlier.at, earlier.hazard));
@@ -340,7 +340,7 @@ mod tests {
                     leaving.extend(order.successors(at, access).into_iter().map(|(later, arrow)| (at, later, arrow)));
                 }
             }
-            prop_assert_eq!(before, by_definition(&recording));
+            prop_assert_eq!(before, by_definition(&trace));
             arriving.sort_unstable();
             leaving.sort_unstable();
             prop_assert_eq!(arriving, leaving, "an arrow has two ends");

@@ -1,4 +1,4 @@
-//! Each part of a recording to facts, and back.
+//! Each part of a trace to facts, and back.
 
 use super::words::{
     blocker, blocker_words, cause, hazard, hazard_word, mode, mode_word, operation_kind, operation_kind_word,
@@ -9,7 +9,7 @@ use crate::model::{
     Access, Edge, Lease, LostRecords, Operation, Outcome, Site, Stall, Text, Trace, Track, Variable,
 };
 
-/// What is said once about a whole recording.
+/// What is said once about a whole trace.
 #[derive(Debug, Default, PartialEq)]
 pub(crate) struct Head {
     pub started_unix_ns: u64,
@@ -35,14 +35,14 @@ pub(crate) struct Totals {
 }
 
 impl Totals {
-    pub(crate) fn of(recording: &Trace) -> Self {
+    pub(crate) fn of(trace: &Trace) -> Self {
         Self {
-            operations: recording.operations.len() as u64,
-            leases: recording.leases.len() as u64,
-            stalls: recording.stalls.len() as u64,
-            edges: recording.edges.len() as u64,
-            variables: recording.variables.len() as u64,
-            samples: recording.counters.iter().map(|counter| counter.samples.len() as u64).sum(),
+            operations: trace.operations.len() as u64,
+            leases: trace.leases.len() as u64,
+            stalls: trace.stalls.len() as u64,
+            edges: trace.edges.len() as u64,
+            variables: trace.variables.len() as u64,
+            samples: trace.counters.iter().map(|counter| counter.samples.len() as u64).sum(),
         }
     }
 
@@ -71,7 +71,7 @@ impl Totals {
     }
 }
 
-pub(crate) fn head(recording: &Trace, totals: Totals) -> Facts {
+pub(crate) fn head(trace: &Trace, totals: Totals) -> Facts {
     let track = |track: &Track| {
         Fact::Facts(Facts::default().text("name", &track.name).word("kind", track_kind_word(track.kind)))
     };
@@ -79,13 +79,13 @@ pub(crate) fn head(recording: &Trace, totals: Totals) -> Facts {
         Fact::Facts(Facts::default().uint("lane", lost.track as u64).uint("count", lost.count))
     };
     let facts = Facts::default()
-        .text("program", &recording.program)
-        .uint("started", recording.started_unix_ns)
-        .uint("duration", recording.duration)
-        .list("lanes", recording.tracks.iter().map(track))
-        .list("libraries", recording.libraries.iter().cloned().map(Fact::Text))
-        .list("lost", recording.losses.records.iter().map(lost))
-        .list("damage", recording.losses.damage.iter().map(|damage| Fact::Text(damage.as_str().into())));
+        .text("program", &trace.program)
+        .uint("started", trace.started_unix_ns)
+        .uint("duration", trace.duration)
+        .list("lanes", trace.tracks.iter().map(track))
+        .list("libraries", trace.libraries.iter().cloned().map(Fact::Text))
+        .list("lost", trace.losses.records.iter().map(lost))
+        .list("damage", trace.losses.damage.iter().map(|damage| Fact::Text(damage.as_str().into())));
     totals.named().into_iter().fold(facts, |facts, (name, total)| facts.uint(name, total))
 }
 

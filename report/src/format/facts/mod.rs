@@ -1,4 +1,4 @@
-//! A recording's parts as named facts: what files can hold whose format knows nothing of operations or leases.
+//! A trace's parts as named facts: what files can hold whose format knows nothing of operations or leases.
 //!
 //! Each part has two functions in [`convert`], one to facts and one back; a file format only has to write and read [`Fact`].
 

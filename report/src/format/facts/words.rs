@@ -117,7 +117,7 @@ pub(crate) fn blocker_name(source: &impl Source, blocker: Blocker) -> Text {
     };
     let owner = |id| {
         let lease = source.position(id).and_then(|at| source.lease(at, &source.operation(at)));
-        // One whose operation was lost is on the list of a recording that was read.
+        // One whose operation was lost is on the list of a trace that was read.
         lease.map(|lease| lease.owner.clone()).or_else(|| Some(source.about().lease(id)?.owner.clone()))
     };
     match blocker {

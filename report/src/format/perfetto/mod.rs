@@ -1,4 +1,4 @@
-//! A recording as a Perfetto trace, and back.
+//! A trace as a Perfetto trace, and back.
 //!
 //! The file is an ordinary trace that any tool for Perfetto traces reads: a track per track, per library and per counter,
 //! a slice per body, wait and lease, and a flow along each dependence. What Perfetto has no field for travels as debug

@@ -14,12 +14,12 @@ use crate::format::budget::{Budget, Spent};
 use crate::format::facts::{self, Head, Told};
 use crate::model::{Blocker, Counter, Edge, Lease, Operation, Stall, Text, Trace, Track, Variable};
 
-/// The recording in a Perfetto trace that [`write`](super::write()) made.
+/// The trace in a Perfetto trace that [`write`](super::write()) made.
 ///
 /// A file that is truncated or damaged gives what can be read of it; [`Trace::losses`] says what is missing, and where.
-/// Any other file gives a recording without operations, and says so there. Texts are kept to 4,096 bytes.
+/// Any other file gives a trace without operations, and says so there. Texts are kept to 4,096 bytes.
 ///
-/// The recording takes at most 64 times the memory that the file takes, or 16 MiB if that is more. Reading stops where it would
+/// The trace takes at most 64 times the memory that the file takes, or 16 MiB if that is more. Reading stops where it would
 /// take more, and [`Trace::losses`] says so; a file that was written here takes a tenth of that.
 pub fn read(bytes: &[u8]) -> Trace {
     let mut reader = Reader::of(Budget::of(bytes.len()));
@@ -46,8 +46,8 @@ struct Reader {
     texts: Texts,
     budget: Budget,
     head: Option<Head>,
-    recording: Trace,
-    /// By track; what has no samples yet is no counter of the recording.
+    trace: Trace,
+    /// By track; what has no samples yet is no counter of the trace.
     counters: HashMap<u64, Series>,
     damage: Damage,
     /// How many of what could not be read, and why the first of them could not.
@@ -60,7 +60,7 @@ struct Reader {
 struct Series {
     name: Text,
     unit: Text,
-    /// Index into the recording's counters.
+    /// Index into the trace's counters.
     at: Option<usize>,
     /// In the order of their descriptions.
     number: usize,
@@ -104,7 +104,7 @@ impl Reader {
             texts: Texts::default(),
             budget,
             head: None,
-            recording: Trace::default(),
+            trace: Trace::default(),
             counters: HashMap::new(),
             damage: Damage::default(),
             unreadable: BTreeMap::new(),
@@ -274,7 +274,7 @@ impl Reader {
             self.unreadable("sample", || "its counter is lost".to_owned());
             return Ok(());
         };
-        let counters = &mut self.recording.counters;
+        let counters = &mut self.trace.counters;
         if series.at.is_none() {
             self.budget.take(size_of::<Counter>())?;
             series.at = Some(counters.len());
@@ -304,7 +304,7 @@ impl Reader {
                 // Room for all at once: a vector that grows is there twice while it moves. Less for what the file cannot hold.
                 let room =
                     (self.budget.left() / 4 / size_of::<Operation>()).min(head.totals.operations as usize);
-                self.recording.operations.reserve_exact(room);
+                self.trace.operations.reserve_exact(room);
                 self.head = Some(head);
             }
             What::Tensors => {
@@ -312,7 +312,7 @@ impl Reader {
                     let variable = facts::variable_from(&facts?)?;
                     plausible([variable.bytes])?;
                     self.budget.take(size_of::<Variable>())?;
-                    self.recording.variables.push(variable);
+                    self.trace.variables.push(variable);
                 }
             }
             What::Operation => {
@@ -323,14 +323,14 @@ impl Reader {
                 plausible([it.ran.map(|(from, _)| from), it.ran.map(|(_, to)| to)])?;
                 teller = Some(it.id);
                 self.budget.take(size_of::<Operation>() + size_of_val(&it.accesses[..]))?;
-                self.recording.operations.push(it);
+                self.trace.operations.push(it);
             }
             What::Lease => {
                 let lease = facts::lease_from(facts)?;
                 plausible([Some(lease.opened), lease.closed])?;
                 teller = Some(lease.id);
                 self.budget.take(size_of::<Lease>())?;
-                self.recording.leases.push(lease);
+                self.trace.leases.push(lease);
             }
             What::Stall => {
                 let stall = facts::stall_from(time, facts)?;
@@ -339,13 +339,13 @@ impl Reader {
                     return Err("ends before it begins".into());
                 }
                 self.budget.take(size_of::<Stall>())?;
-                self.recording.stalls.push(stall);
+                self.trace.stalls.push(stall);
             }
             What::Edges => {}
         }
         for facts in facts.find_things("after") {
             self.budget.take(size_of::<Edge>())?;
-            self.recording.edges.push(facts::edge_from(teller, &facts?)?);
+            self.trace.edges.push(facts::edge_from(teller, &facts?)?);
         }
         Ok(())
     }
@@ -355,26 +355,26 @@ impl Reader {
     }
 
     fn finish(self) -> Trace {
-        let mut recording = self.recording;
+        let mut trace = self.trace;
         // Unstable where equals are the same: a stable sort would take half as much memory again.
-        recording.operations.sort_unstable_by_key(|operation| operation.id);
-        recording.operations.dedup_by_key(|operation| operation.id);
-        recording.leases.sort_unstable_by_key(|lease| lease.id);
-        recording.leases.dedup_by_key(|lease| lease.id);
-        recording.variables.sort_unstable_by_key(|variable| variable.id);
-        recording.variables.dedup_by_key(|variable| variable.id);
+        trace.operations.sort_unstable_by_key(|operation| operation.id);
+        trace.operations.dedup_by_key(|operation| operation.id);
+        trace.leases.sort_unstable_by_key(|lease| lease.id);
+        trace.leases.dedup_by_key(|lease| lease.id);
+        trace.variables.sort_unstable_by_key(|variable| variable.id);
+        trace.variables.dedup_by_key(|variable| variable.id);
         // The file has them in order of time.
         let waited = |stall: &Stall| (stall.waiter, stall.from, stall.access, stall.to);
         let why = |stall: &Stall| (stall.cause, stall.hazard, stall.blocker, stall.critical);
-        recording.stalls.sort_unstable_by_key(|stall| (waited(stall), why(stall)));
-        recording.edges.sort_by_key(|edge| edge.to);
+        trace.stalls.sort_unstable_by_key(|stall| (waited(stall), why(stall)));
+        trace.edges.sort_by_key(|edge| edge.to);
 
         // In the order in which the file describes them.
         let mut order: Vec<(usize, usize)> =
             self.counters.values().filter_map(|series| Some((series.number, series.at?))).collect();
         order.sort_unstable();
-        let mut counters = std::mem::take(&mut recording.counters);
-        recording.counters.extend(order.into_iter().map(|(_, at)| {
+        let mut counters = std::mem::take(&mut trace.counters);
+        trace.counters.extend(order.into_iter().map(|(_, at)| {
             let none = Counter { name: Text::default(), unit: Text::default(), samples: Vec::new() };
             std::mem::replace(&mut counters[at], none)
         }));
@@ -387,26 +387,26 @@ impl Reader {
         damage.extend(self.stopped);
         match self.head {
             Some(mut head) => {
-                damage.extend(tracks::missing(&head, &recording));
-                recording.started_unix_ns = head.started_unix_ns;
-                recording.duration = head.duration;
-                recording.program = std::mem::take(&mut head.program);
-                recording.tracks = std::mem::take(&mut head.tracks);
-                recording.libraries = std::mem::take(&mut head.libraries);
-                recording.losses.records = std::mem::take(&mut head.lost);
-                recording.losses.damage = head.damage.iter().map(Text::to_string).collect();
+                damage.extend(tracks::missing(&head, &trace));
+                trace.started_unix_ns = head.started_unix_ns;
+                trace.duration = head.duration;
+                trace.program = std::mem::take(&mut head.program);
+                trace.tracks = std::mem::take(&mut head.tracks);
+                trace.libraries = std::mem::take(&mut head.libraries);
+                trace.losses.records = std::mem::take(&mut head.lost);
+                trace.losses.damage = head.damage.iter().map(Text::to_string).collect();
             }
-            None if recording.operations.is_empty() && recording.leases.is_empty() => {
-                damage.push("this is no recording of estafette: none of its events is in it".to_owned());
+            None if trace.operations.is_empty() && trace.leases.is_empty() => {
+                damage.push("this is no trace of estafette: none of its events is in it".to_owned());
             }
             None => {
                 damage.push("the head is missing: the names of tracks and libraries are lost".to_owned());
-                recording.duration = latest(&recording);
+                trace.duration = latest(&trace);
             }
         }
-        recording.losses.damage.append(&mut damage);
-        forget_unknown(&mut recording);
-        recording
+        trace.losses.damage.append(&mut damage);
+        forget_unknown(&mut trace);
+        trace
     }
 }
 
@@ -478,32 +478,32 @@ fn plausible<const N: usize>(numbers: [Option<u64>; N]) -> Result<(), String> {
 }
 
 /// The last moment that anything is known of.
-fn latest(recording: &Trace) -> u64 {
-    let operations = recording.operations.iter().flat_map(|operation| {
+fn latest(trace: &Trace) -> u64 {
+    let operations = trace.operations.iter().flat_map(|operation| {
         [Some(operation.submitted), operation.issued, operation.done, operation.resumed].into_iter().flatten()
     });
-    let leases = recording.leases.iter().map(|lease| lease.closed.unwrap_or(lease.opened));
-    let stalls = recording.stalls.iter().map(|stall| stall.to);
+    let leases = trace.leases.iter().map(|lease| lease.closed.unwrap_or(lease.opened));
+    let stalls = trace.stalls.iter().map(|stall| stall.to);
     operations.chain(leases).chain(stalls).max().unwrap_or(0)
 }
 
 /// References to tracks and libraries that are not there would mislead whoever follows them.
-fn forget_unknown(recording: &mut Trace) {
-    let (tracks, libraries) = (recording.tracks.len(), recording.libraries.len());
+fn forget_unknown(trace: &mut Trace) {
+    let (tracks, libraries) = (trace.tracks.len(), trace.libraries.len());
     let known = |index: &mut Option<usize>, count: usize| *index = index.filter(|&index| index < count);
-    for operation in &mut recording.operations {
+    for operation in &mut trace.operations {
         known(&mut operation.library, libraries);
         known(&mut operation.submitter, tracks);
         known(&mut operation.track, tracks);
     }
-    recording.leases.iter_mut().for_each(|lease| known(&mut lease.library, libraries));
-    recording.variables.iter_mut().for_each(|variable| known(&mut variable.library, libraries));
-    for stall in &mut recording.stalls {
+    trace.leases.iter_mut().for_each(|lease| known(&mut lease.library, libraries));
+    trace.variables.iter_mut().for_each(|variable| known(&mut variable.library, libraries));
+    for stall in &mut trace.stalls {
         if let Blocker::Queue(track) | Blocker::Thread(track) = stall.blocker
             && track >= tracks
         {
             stall.blocker = Blocker::None;
         }
     }
-    recording.losses.records.retain(|lost| lost.track < tracks);
+    trace.losses.records.retain(|lost| lost.track < tracks);
 }

@@ -99,7 +99,7 @@ pub enum Event<'a> {
     Sample(usize, i64),
 }
 
-/// The sweep over a recording.
+/// The sweep over a trace.
 pub struct Sweep<'a, S, T> {
     source: &'a S,
     ties: &'a T,

@@ -1,4 +1,4 @@
-//! What ties the things of a recording together: stalls and dependences, which a recording has, or which are attributed as it is written.
+//! What ties the things of a trace together: stalls and dependences, which a trace has, or which are attributed as it is written.
 
 use std::borrow::Cow;
 
@@ -7,12 +7,12 @@ use crate::format::facts::Totals;
 use crate::model::source::{Source, earliest};
 use crate::model::{Counter, Edge, Nanos, Operation, OperationId, Stall, Trace};
 
-/// What is written beside operations: a lease or a stall whose operation is not in the recording.
+/// What is written beside operations: a lease or a stall whose operation is not in the trace.
 #[derive(Debug, Clone, Copy)]
 pub enum Orphan {
-    /// Index into the recording's leases.
+    /// Index into the trace's leases.
     Lease(usize),
-    /// Index into the recording's stalls.
+    /// Index into the trace's stalls.
     Stall(usize),
 }
 
@@ -43,7 +43,7 @@ pub trait Ties {
     /// What directly depended on a thing: numbers of the other thing, and of the dependence.
     fn leaving(&self, id: OperationId, thing: usize, operation: Option<&Operation>) -> Vec<(usize, u64)>;
 
-    /// Dependences of what is not in the recording.
+    /// Dependences of what is not in the trace.
     fn loose(&self) -> Vec<Edge> {
         Vec::new()
     }
@@ -98,9 +98,9 @@ impl<S: Source> Ties for Attribution<'_, S> {
     }
 }
 
-/// The ties that a recording has.
+/// The ties that a trace has.
 pub struct Given<'a> {
-    recording: &'a Trace,
+    trace: &'a Trace,
     /// In the order of their waiters.
     stalls: Cow<'a, [Stall]>,
     /// In the order of their later ends.
@@ -112,36 +112,37 @@ pub struct Given<'a> {
 }
 
 impl<'a> Given<'a> {
-    pub fn of(recording: &'a Trace) -> Self {
-        let mut stalls = Cow::Borrowed(&recording.stalls[..]);
+    pub fn of(trace: &'a Trace) -> Self {
+        let mut stalls = Cow::Borrowed(&trace.stalls[..]);
         let waiter = |stall: &Stall| (stall.waiter, stall.from);
         if !stalls.is_sorted_by_key(waiter) {
             stalls.to_mut().sort_by_key(waiter);
         }
-        let mut edges = Cow::Borrowed(&recording.edges[..]);
+        let mut edges = Cow::Borrowed(&trace.edges[..]);
         if !edges.is_sorted_by_key(|edge| edge.to) {
             edges.to_mut().sort_by_key(|edge| edge.to);
         }
         let mut leaving: Vec<u32> = (0..edges.len() as u32).collect();
         leaving.sort_by_key(|edge| edges[*edge as usize].from);
-        let is_alone = |id| recording.operation(id).is_none();
-        let leases = recording.leases.iter().enumerate().filter(|(_, lease)| is_alone(lease.id));
+        let is_alone = |id| trace.operation(id).is_none();
+        let leases = trace.leases.iter().enumerate().filter(|(_, lease)| is_alone(lease.id));
         let mut orphans: Vec<Orphan> = leases.map(|(lease, _)| Orphan::Lease(lease)).collect();
         let alone = stalls.iter().enumerate().filter(|(_, stall)| is_alone(stall.waiter));
         orphans.extend(alone.map(|(stall, _)| Orphan::Stall(stall)));
-        Self { recording, stalls, edges, leaving, orphans }
+        Self { trace, stalls, edges, leaving, orphans }
     }
 
     /// The number of what has this id.
     fn thing(&self, id: OperationId) -> Option<usize> {
-        self.recording.position(id).or_else(|| {
+        self.trace.position(id).or_else(|| {
             let lease = |orphan: &Orphan| match orphan {
-                Orphan::Lease(lease) => self.recording.leases[*lease].id,
+                Orphan::Lease(lease) => self.trace.leases[*lease].id,
                 Orphan::Stall(_) => OperationId::MAX,
             };
             let first = self.orphans.partition_point(|orphan| lease(orphan) < id);
-            let found = matches!(self.orphans.get(first), Some(Orphan::Lease(at)) if self.recording.leases[*at].id == id);
-            found.then_some(self.recording.operations.len() + first)
+            let found =
+                matches!(self.orphans.get(first), Some(Orphan::Lease(at)) if self.trace.leases[*at].id == id);
+            found.then_some(self.trace.operations.len() + first)
         })
     }
 
@@ -155,11 +156,11 @@ impl<'a> Given<'a> {
 
 impl Ties for Given<'_> {
     fn things(&self) -> usize {
-        self.recording.operations.len() + self.orphans.len()
+        self.trace.operations.len() + self.orphans.len()
     }
 
     fn orphan(&self, thing: usize) -> Option<Orphan> {
-        Some(self.orphans[thing.checked_sub(self.recording.operations.len())?])
+        Some(self.orphans[thing.checked_sub(self.trace.operations.len())?])
     }
 
     fn orphan_stall(&self, index: usize) -> Stall {
@@ -167,7 +168,7 @@ impl Ties for Given<'_> {
     }
 
     fn earliest(&self, _: usize, operation: &Operation) -> Nanos {
-        let opened = self.recording.lease(operation.id).map(|lease| lease.opened);
+        let opened = self.trace.lease(operation.id).map(|lease| lease.opened);
         let waited = self.stalls(0, operation).first().map(|stall| stall.from);
         [opened, waited].into_iter().flatten().fold(earliest(operation), Nanos::min)
     }
@@ -198,10 +199,10 @@ impl Ties for Given<'_> {
     }
 
     fn counters(&self) -> Option<&[Counter]> {
-        Some(&self.recording.counters)
+        Some(&self.trace.counters)
     }
 
     fn totals(&self) -> Totals {
-        Totals::of(self.recording)
+        Totals::of(self.trace)
     }
 }

@@ -12,7 +12,7 @@ use super::messages::{
 use crate::format::facts::{Head, Totals};
 use crate::model::{LibraryId, Text, Trace, TrackId};
 
-/// The track of everything that belongs to the whole recording.
+/// The track of everything that belongs to the whole trace.
 pub const ROOT: u32 = 1; // 0 is Perfetto's own default track
 
 /// Things that are shown as one track.
@@ -153,9 +153,9 @@ impl Tracks {
     }
 }
 
-/// What of a head's totals a recording lacks, in words.
-pub fn missing(head: &Head, recording: &Trace) -> Option<String> {
-    let there = Totals::of(recording).named();
+/// What of a head's totals a trace lacks, in words.
+pub fn missing(head: &Head, trace: &Trace) -> Option<String> {
+    let there = Totals::of(trace).named();
     let lacks = |((name, written), (_, read)): ((&str, u64), (&str, u64))| {
         (read < written).then(|| format!("{read} of {written} {name}"))
     };

@@ -1,4 +1,4 @@
-//! Writes a recording as a trace.
+//! Writes a trace as a trace.
 
 use std::io::{self, Write};
 
@@ -34,16 +34,16 @@ pub(super) const PACKET_TAG: u8 = 0x0a;
 /// How many tensors one event describes: few enough to lose little with it.
 const TENSORS_PER_EVENT: usize = 256;
 
-/// Writes `recording` as a Perfetto trace.
+/// Writes `trace` as a Perfetto trace.
 ///
 /// # Errors
 ///
 /// Those of `out`.
-pub fn write(recording: &Trace, out: impl Write) -> io::Result<()> {
-    trace(recording, &Given::of(recording), out)
+pub fn write(trace: &Trace, out: impl Write) -> io::Result<()> {
+    write_packets(trace, &Given::of(trace), out)
 }
 
-/// Attributes a recording and writes it as a Perfetto trace, operation by operation. The file is the one of [`write()`] after
+/// Attributes a trace and writes it as a Perfetto trace, operation by operation. The file is the one of [`write()`] after
 /// [`attribute`](crate::analysis::attribution::attribute); what is in memory meanwhile is some 20 bytes for an operation with one access, 25
 /// more for each that overlaps with others, and some MiB.
 ///
@@ -51,10 +51,10 @@ pub fn write(recording: &Trace, out: impl Write) -> io::Result<()> {
 ///
 /// Those of `out`.
 pub fn attribute_and_write(source: &impl Source, out: impl Write) -> io::Result<()> {
-    trace(source, &Attribution::of(source), out)
+    write_packets(source, &Attribution::of(source), out)
 }
 
-fn trace<S: Source>(source: &S, ties: &impl Ties, out: impl Write) -> io::Result<()> {
+fn write_packets<S: Source>(source: &S, ties: &impl Ties, out: impl Write) -> io::Result<()> {
     let mut out = Packets {
         out: io::BufWriter::new(out),
         interner: Interner::default(),

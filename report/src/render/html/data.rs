@@ -1,4 +1,4 @@
-//! What the page gets: the report, and the recording in columns. Numbers of operations and leases ("nodes") run through both:
+//! What the page gets: the report, and the trace in columns. Numbers of operations and leases ("nodes") run through both:
 //! operations first.
 
 use std::collections::HashMap;
@@ -22,29 +22,29 @@ use crate::report;
 const WALKED: usize = 500;
 
 /// Everything, for `script/data.js`: JSON that says where its columns are, and the columns.
-pub fn of(recording: &Trace) -> (Value, Columns) {
+pub fn of(trace: &Trace) -> (Value, Columns) {
     let mut columns = Columns::default();
-    let view = View::of(recording);
-    let report = report(recording);
+    let view = View::of(trace);
+    let report = report(trace);
     let mut texts = Texts::default();
     let mut sites = Texts::default();
     let mut outcomes = Texts::default();
-    let (roots, part) = pieces(roots(recording));
+    let (roots, part) = pieces(roots(trace));
     let worst: Vec<usize> = report.worst.iter().filter_map(|row| main_root(&roots, row)).collect();
     let mut longest: Vec<usize> = (0..roots.len()).collect();
     longest.sort_by_key(|&root| std::cmp::Reverse(roots[root].duration()));
     longest.truncate(WALKED);
-    let path = critical_path(recording);
+    let path = critical_path(trace);
     let path = path.operations.iter().filter_map(|id| view.node(*id)).map(|node| node as u64);
     let operations = view.operations(&mut columns, &mut texts, &mut sites, &mut outcomes);
     let leases = view.leases(&mut columns, &mut texts, &mut sites);
     let json = json!({
-        "program": recording.program,
+        "program": trace.program,
         // Milliseconds, the unit of JavaScript's dates.
-        "started": recording.started_unix_ns / 1_000_000,
-        "duration": recording.duration,
-        "tracks": recording.tracks.iter().map(|track| json!([track.name, facts::track_kind_word(track.kind)])).collect::<Value>(),
-        "libraries": recording.libraries,
+        "started": trace.started_unix_ns / 1_000_000,
+        "duration": trace.duration,
+        "tracks": trace.tracks.iter().map(|track| json!([track.name, facts::track_kind_word(track.kind)])).collect::<Value>(),
+        "libraries": trace.libraries,
         "kinds": facts::OPERATION_KINDS.map(|(_, word)| word),
         "tensors": view.tensors(),
         "operations": operations,
@@ -53,7 +53,7 @@ pub fn of(recording: &Trace) -> (Value, Columns) {
         // Of how small a part of a wait nothing is drawn, if so.
         "part": part,
         "edges": view.edges(&mut columns),
-        "counters": counters(&mut columns, recording),
+        "counters": counters(&mut columns, trace),
         "critical": columns.steps(path),
         "names": texts.list,
         "sites": sites.list,
@@ -97,23 +97,23 @@ impl Texts {
     }
 }
 
-/// A recording, with numbers by which the columns refer to its parts.
+/// A trace, with numbers by which the columns refer to its parts.
 struct View<'a> {
-    recording: &'a Trace,
+    trace: &'a Trace,
     operations: HashMap<OperationId, usize>,
     leases: HashMap<OperationId, usize>,
     tensors: HashMap<u64, usize>,
 }
 
 impl<'a> View<'a> {
-    fn of(recording: &'a Trace) -> Self {
-        let first_lease = recording.operations.len();
+    fn of(trace: &'a Trace) -> Self {
+        let first_lease = trace.operations.len();
         let numbered = |(index, lease): (usize, &Lease)| (lease.id, first_lease + index);
         Self {
-            recording,
-            operations: recording.operations.iter().enumerate().map(|(index, it)| (it.id, index)).collect(),
-            leases: recording.leases.iter().enumerate().map(numbered).collect(),
-            tensors: recording.variables.iter().enumerate().map(|(index, it)| (it.id, index)).collect(),
+            trace,
+            operations: trace.operations.iter().enumerate().map(|(index, it)| (it.id, index)).collect(),
+            leases: trace.leases.iter().enumerate().map(numbered).collect(),
+            tensors: trace.variables.iter().enumerate().map(|(index, it)| (it.id, index)).collect(),
         }
     }
 
@@ -133,8 +133,8 @@ impl<'a> View<'a> {
         sites: &mut Texts,
         outcomes: &mut Texts,
     ) -> Value {
-        let all = &self.recording.operations;
-        let placed = place::operations(self.recording);
+        let all = &self.trace.operations;
+        let placed = place::operations(self.trace);
         let since_submission = |columns: &mut Columns, time: fn(&Operation) -> Option<u64>| {
             columns.times(all.iter().map(|it| (it.submitted, time(it))))
         };
@@ -142,13 +142,13 @@ impl<'a> View<'a> {
             Row::Track(track) => Some(track),
             Row::Library(_) => None,
         };
-        let known_track = |track: Option<usize>| track.filter(|&track| track < self.recording.tracks.len());
+        let known_track = |track: Option<usize>| track.filter(|&track| track < self.trace.tracks.len());
         let accesses = || all.iter().flat_map(|it| &it.accesses);
         json!({
             "id": columns.steps(all.iter().map(|it| it.id)),
             "name": columns.indices(all.iter().map(|it| Some(texts.add(&it.name)))),
             "kind": columns.indices(all.iter().map(|it| facts::OPERATION_KINDS.iter().position(|(kind, _)| *kind == it.kind))),
-            "library": columns.indices(all.iter().map(|it| place::known(self.recording, it.library))),
+            "library": columns.indices(all.iter().map(|it| place::known(self.trace, it.library))),
             "track": columns.indices(all.iter().map(|it| known_track(it.track.or(it.submitter)))),
             "site": columns.indices(all.iter().map(|it| sites.site(it.site.as_ref()))),
             "outcome": columns.indices(all.iter().map(|it| outcome(&it.outcome).map(|words| outcomes.add(&words)))),
@@ -169,13 +169,13 @@ impl<'a> View<'a> {
     }
 
     fn leases(&self, columns: &mut Columns, texts: &mut Texts, sites: &mut Texts) -> Value {
-        let all = &self.recording.leases;
-        let end = |lease: &Lease| place::lease(self.recording, lease).to;
+        let all = &self.trace.leases;
+        let end = |lease: &Lease| place::lease(self.trace, lease).to;
         json!({
             "id": columns.steps(all.iter().map(|it| it.id)),
             "tensor": columns.indices(all.iter().map(|it| self.tensor(it.variable))),
             "mode": columns.indices(all.iter().map(|it| Some(mode(it.access)))),
-            "library": columns.indices(all.iter().map(|it| place::known(self.recording, it.library))),
+            "library": columns.indices(all.iter().map(|it| place::known(self.trace, it.library))),
             "owner": columns.indices(all.iter().map(|it| Some(texts.add(&it.owner)))),
             "site": columns.indices(all.iter().map(|it| sites.site(it.site.as_ref()))),
             "opened": columns.steps(all.iter().map(|it| it.opened)),
@@ -186,7 +186,7 @@ impl<'a> View<'a> {
 
     fn stalls(&self, columns: &mut Columns, roots: &[Root]) -> Value {
         let tensor = |root: &Root| {
-            let access = self.recording.operation(root.waiter)?.accesses.get(root.access)?;
+            let access = self.trace.operation(root.waiter)?.accesses.get(root.access)?;
             self.tensor(access.variable)
         };
         let (blame, which): (Vec<usize>, Vec<Option<usize>>) =
@@ -216,7 +216,7 @@ impl<'a> View<'a> {
     fn blame(&self, blocker: Blocker) -> (usize, Option<usize>) {
         let node = |node: Option<&usize>| node.map_or((0, None), |&node| (1, Some(node)));
         let track = |kind, track: usize| {
-            if track < self.recording.tracks.len() { (kind, Some(track)) } else { (0, None) }
+            if track < self.trace.tracks.len() { (kind, Some(track)) } else { (0, None) }
         };
         match blocker {
             Blocker::None => (0, None),
@@ -234,7 +234,7 @@ impl<'a> View<'a> {
     /// Those with both ends.
     fn edges(&self, columns: &mut Columns) -> Value {
         let known = |edge: &Edge| Some((self.node(edge.from)?, self.node(edge.to)?, *edge));
-        let all: Vec<_> = self.recording.edges.iter().filter_map(known).collect();
+        let all: Vec<_> = self.trace.edges.iter().filter_map(known).collect();
         json!({
             "from": columns.indices(all.iter().map(|&(from, ..)| Some(from))),
             "to": columns.indices(all.iter().map(|&(_, to, _)| Some(to))),
@@ -244,11 +244,11 @@ impl<'a> View<'a> {
     }
 
     fn tensors(&self) -> Value {
-        json!({ "name": self.recording.variables.iter().map(|it| it.name.as_str()).collect::<Vec<_>>() })
+        json!({ "name": self.trace.variables.iter().map(|it| it.name.as_str()).collect::<Vec<_>>() })
     }
 }
 
-fn counters(columns: &mut Columns, recording: &Trace) -> Value {
+fn counters(columns: &mut Columns, trace: &Trace) -> Value {
     let mut counter = |counter: &Counter| {
         json!({
             "name": counter.name,
@@ -257,7 +257,7 @@ fn counters(columns: &mut Columns, recording: &Trace) -> Value {
             "value": columns.steps(counter.samples.iter().map(|&(_, value)| value as u64)),
         })
     };
-    recording.counters.iter().map(&mut counter).collect()
+    trace.counters.iter().map(&mut counter).collect()
 }
 
 /// How it ended, unless well.

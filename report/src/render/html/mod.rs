@@ -1,7 +1,7 @@
 //! The report as one page that needs nothing else: no server, no network, no other file.
 //!
-//! The page is written by hand: `page.html` is its frame, `style.css` its looks, `script/` what it does. The recording travels
-//! inside as JSON and packed columns (`column.rs`), compressed, in base64. Nothing of a recording is ever written as markup: names go
+//! The page is written by hand: `page.html` is its frame, `style.css` its looks, `script/` what it does. The trace travels
+//! inside as JSON and packed columns (`column.rs`), compressed, in base64. Nothing of a trace is ever written as markup: names go
 //! into the JSON, and from there into text nodes. A content security policy in the page forbids every request.
 
 mod column;
@@ -33,12 +33,12 @@ const SCRIPTS: &[&str] = &[
     include_str!("script/main.js"),
 ];
 
-/// Writes the page about `recording`.
+/// Writes the page about `trace`.
 ///
 /// # Errors
 ///
 /// Those of `out`.
-pub fn write(recording: &Trace, out: impl Write) -> io::Result<()> {
+pub fn write(trace: &Trace, out: impl Write) -> io::Result<()> {
     let mut out = io::BufWriter::new(out);
     let mut rest = PAGE;
     while let Some((before, after)) = rest.split_once("{{") {
@@ -47,7 +47,7 @@ pub fn write(recording: &Trace, out: impl Write) -> io::Result<()> {
         match place {
             "style" => out.write_all(STYLE.as_bytes())?,
             "script" => SCRIPTS.iter().try_for_each(|script| out.write_all(script.as_bytes()))?,
-            _ => embed(recording, &mut out)?,
+            _ => embed(trace, &mut out)?,
         }
         rest = after;
     }
@@ -57,8 +57,8 @@ pub fn write(recording: &Trace, out: impl Write) -> io::Result<()> {
 
 /// What the page shows: the length of the JSON in four bytes (the lowest first), the JSON, the columns. A script element can hold
 /// base64 as it is.
-fn embed(recording: &Trace, out: impl Write) -> io::Result<()> {
-    let (json, columns) = data::of(recording);
+fn embed(trace: &Trace, out: impl Write) -> io::Result<()> {
+    let (json, columns) = data::of(trace);
     let json = serde_json::to_vec(&json).map_err(io::Error::from)?;
     let length =
         u32::try_from(json.len()).map_err(|_| io::Error::other("names of more than four gigabytes"))?;

@@ -1,6 +1,6 @@
 //! Waits, in as many pieces as a page can hold.
 //!
-//! A wait may have dozens of causes at its root, most of them short. Of a long recording these would be nearly all of the page
+//! A wait may have dozens of causes at its root, most of them short. Of a long trace these would be nearly all of the page
 //! and invisible on it, so there the short ones are drawn as part of their neighbour. All sums are of the exact waits.
 
 use crate::analysis::roots::Root;

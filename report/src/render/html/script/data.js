@@ -1,4 +1,4 @@
-// The recording that is embedded in the page, unpacked into columns.
+// The trace that is embedded in the page, unpacked into columns.
 //
 // It is the length of a JSON text in four bytes, that text, and columns, compressed together. A column is numbers in LEB128 with
 // zigzag signs; `steps` hold differences to the number before. In a column of what may be missing, 0 means missing and anything

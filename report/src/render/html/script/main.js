@@ -204,5 +204,5 @@ recorded().then(begin).catch((error) => {
   const old = typeof DecompressionStream === "undefined";
   document.getElementById("headline").textContent = old
     ? "This page needs a browser of 2023 or later: Chromium 80, Firefox 113, Safari 16.4."
-    : `The recording in this page cannot be read: ${error}`;
+    : `The trace in this page cannot be read: ${error}`;
 });

@@ -1,4 +1,4 @@
-// Everything around the timeline. Text from the recording only ever becomes text of an element, never markup.
+// Everything around the timeline. Text from the trace only ever becomes text of an element, never markup.
 
 function element(tag, properties = {}, ...children) {
   const made = document.createElement(tag);
@@ -60,7 +60,7 @@ function fillHead(data) {
   if (missing.length) {
     const banner = document.getElementById("losses");
     banner.hidden = false;
-    banner.append(element("strong", {}, "This recording is not complete. "), "What is shown is right, and something is missing:");
+    banner.append(element("strong", {}, "This trace is not complete. "), "What is shown is right, and something is missing:");
     banner.append(element("ul", {}, ...missing.map((words) => element("li", {}, words))));
   }
 }
@@ -121,7 +121,7 @@ function fillAdvice(data) {
     const saved = element("span", { className: "faint" }, `saves up to ${duration(saves)} (${percent(saves, data.duration)})`);
     place.append(element("li", {}, ...prose(change), element("br"), saved));
   }
-  if (!advice.length) place.append(element("li", { className: "none" }, "Nothing that this recording shows."));
+  if (!advice.length) place.append(element("li", { className: "none" }, "Nothing that this trace shows."));
   const list = document.getElementById("run-time");
   for (const { what, time_ns: time } of parts.slice(0, PARTS_MAX)) {
     const share = [["accent", time / Math.max(1, parts[0].time_ns)]];

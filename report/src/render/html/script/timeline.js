@@ -269,7 +269,7 @@ function makeLayout(data) {
   return layout;
 }
 
-// How much was waited at each moment, by cause, over the whole recording.
+// How much was waited at each moment, by cause, over the whole trace.
 function paintOverview(context, data, whole, width, height, colors) {
   const { stalls } = data;
   const columns = Math.max(1, Math.round(width));
