@@ -137,7 +137,7 @@ def test_a_click_on_a_wait_selects_its_blocker(page):
     assert (page.state("stall"), page.state("node")) == (stall, blocker)
     name = page.run("return nodeName(report.data, arguments[0])", blocker)
     assert page.browser.find_element(By.CSS_SELECTOR, "#details h2").text == name
-    assert "THE CULPRIT" in page.find("details").text.upper()
+    assert "THE BLOCKER" in page.find("details").text.upper()
     assert name in page.find("status").get_attribute("textContent")
 
 

@@ -1,4 +1,6 @@
 //! Each part of a trace to facts, and back.
+//!
+//! Files of before the first release have earlier names for some facts; both names are read.
 
 use super::words::{
     blocker, blocker_words, cause, hazard, hazard_word, mode, mode_word, operation_kind, operation_kind_word,
@@ -8,6 +10,11 @@ use super::{Fact, Facts, Item, Told};
 use crate::model::{
     Access, Edge, Lease, LostRecords, Operation, Outcome, Site, Stall, Text, Trace, Track, Variable,
 };
+
+/// The text called `name`, or `earlier` in files of before the first release.
+fn text<'a>(facts: &'a impl Told, name: &str, earlier: &str) -> Result<&'a Text, String> {
+    facts.find_text(earlier).map_or_else(|| facts.need_text(name), Ok)
+}
 
 /// What is said once about a whole trace.
 #[derive(Debug, Default, PartialEq)]
@@ -76,13 +83,13 @@ pub(crate) fn head(trace: &Trace, totals: Totals) -> Facts {
         Fact::Facts(Facts::default().text("name", &track.name).word("kind", track_kind_word(track.kind)))
     };
     let lost = |lost: &LostRecords| {
-        Fact::Facts(Facts::default().uint("lane", lost.track as u64).uint("count", lost.count))
+        Fact::Facts(Facts::default().uint("track", lost.track as u64).uint("count", lost.count))
     };
     let facts = Facts::default()
         .text("program", &trace.program)
         .uint("started", trace.started_unix_ns)
         .uint("duration", trace.duration)
-        .list("lanes", trace.tracks.iter().map(track))
+        .list("tracks", trace.tracks.iter().map(track))
         .list("libraries", trace.libraries.iter().cloned().map(Fact::Text))
         .list("lost", trace.losses.records.iter().map(lost))
         .list("damage", trace.losses.damage.iter().map(|damage| Fact::Text(damage.as_str().into())));
@@ -98,14 +105,17 @@ pub(crate) fn head_from(facts: &impl Told) -> Result<Head, String> {
         damage: texts(facts, "damage").collect::<Result<_, String>>()?,
         ..Head::default()
     };
-    for facts in facts.find_things("lanes") {
+    for facts in facts.find_things("tracks").chain(facts.find_things("lanes")) {
         let facts = facts?;
         let kind = track_kind(facts.need_text("kind")?)?;
         head.tracks.push(Track { name: facts.need_text("name")?.clone(), kind });
     }
     for facts in facts.find_things("lost") {
         let facts = facts?;
-        let track = facts.find_index("lane").ok_or("lacks the track of a loss")?;
+        let track = facts
+            .find_index("track")
+            .or_else(|| facts.find_index("lane"))
+            .ok_or("lacks the track of a loss")?;
         head.lost.push(LostRecords { track, count: facts.need_uint("count")? });
     }
     let total = |name| facts.find_uint(name).unwrap_or(0);
@@ -159,7 +169,7 @@ pub(crate) fn operation(operation: &Operation) -> Facts {
         .word("kind", operation_kind_word(operation.kind))
         .index("library", operation.library)
         .index("submitter", operation.submitter)
-        .index("lane", operation.track)
+        .index("track", operation.track)
         .uint("submitted", operation.submitted)
         .maybe("granted", since(operation.granted))
         .maybe("ready", since(operation.ready))
@@ -197,7 +207,7 @@ pub(crate) fn operation_from(name: &Text, facts: &impl Told) -> Result<Operation
         library: facts.find_index("library"),
         site: site_from(facts)?,
         submitter: facts.find_index("submitter"),
-        track: facts.find_index("lane"),
+        track: facts.find_index("track").or_else(|| facts.find_index("lane")),
         submitted,
         granted: time("granted"),
         ready: time("ready"),
@@ -227,7 +237,7 @@ pub(crate) fn lease(lease: &Lease) -> Facts {
         .uint("tensor", lease.variable)
         .word("access", mode_word(lease.access))
         .index("library", lease.library)
-        .text("taker", &lease.owner)
+        .text("owner", &lease.owner)
         .uint("opened", lease.opened)
         .maybe("closed", lease.closed);
     site(facts, lease.site.as_ref())
@@ -239,7 +249,7 @@ pub(crate) fn lease_from(facts: &impl Told) -> Result<Lease, String> {
         variable: facts.need_uint("tensor")?,
         access: mode(facts.need_text("access")?)?,
         library: facts.find_index("library"),
-        owner: facts.need_text("taker")?.clone(),
+        owner: text(facts, "owner", "taker")?.clone(),
         site: site_from(facts)?,
         opened: facts.need_uint("opened")?,
         closed: facts.find_uint("closed"),
@@ -254,9 +264,9 @@ pub(crate) fn stall(stall: &Stall) -> Facts {
         .maybe("access", (stall.access > 0).then_some(stall.access as u64))
         .uint("lasts", stall.duration())
         .word("cause", stall.cause.name())
-        .word("culprit", word)
+        .word("blocker", word)
         .maybe("which", which)
-        .maybe("decisive", stall.critical.then_some(1));
+        .maybe("critical", stall.critical.then_some(1));
     match stall.hazard {
         Some(hazard) => facts.word("hazard", hazard_word(hazard)),
         None => facts,
@@ -271,8 +281,8 @@ pub(crate) fn stall_from(from: u64, facts: &impl Told) -> Result<Stall, String> 
         to: from.saturating_add(facts.need_uint("lasts")?),
         cause: cause(facts.need_text("cause")?)?,
         hazard: facts.find_text("hazard").map(|word| hazard(word)).transpose()?,
-        blocker: blocker(facts.need_text("culprit")?, facts.find_uint("which"))?,
-        critical: facts.find_uint("decisive").unwrap_or(0) != 0,
+        blocker: blocker(text(facts, "blocker", "culprit")?, facts.find_uint("which"))?,
+        critical: facts.find_uint("critical").or_else(|| facts.find_uint("decisive")).unwrap_or(0) != 0,
     })
 }
 
