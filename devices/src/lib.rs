@@ -65,7 +65,7 @@ mod parts {
     pub(crate) mod fence;
     pub(crate) mod guarded;
     pub mod host;
-    mod queue;
+    pub(crate) mod queue;
     pub(crate) mod reactor;
     pub mod sim;
     pub mod sycl;

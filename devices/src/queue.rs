@@ -118,6 +118,34 @@ pub trait LaunchGraph: Send + Sync + fmt::Debug {
     fn launch(&self, queue: &dyn Queue) -> Result<Fence, DeviceError>;
 }
 
+/// The cases of [`Queue::order_after`] that all drivers share; each driver adds its native wait.
+///
+/// `is_ordered` says whether `queue` comes after `fence` already. `wait` makes the driver wait; `None` if the driver does
+/// not know what is behind `fence`. Both are called under no lock.
+pub(crate) fn order_after(
+    queue: &dyn Queue,
+    fence: &Fence,
+    is_ordered: impl FnOnce() -> bool,
+    wait: impl FnOnce() -> Result<Option<Order>, DeviceError>,
+) -> Result<Order, DeviceError> {
+    if fence.observed_done() || is_ordered() {
+        return Ok(Order::Nothing);
+    }
+    // A foreign promise may know how to order work on `queue`.
+    if let Some(order) = fence.as_event().and_then(|event| event.order_on(queue)) {
+        return order;
+    }
+    match wait()? {
+        Some(order) => Ok(order),
+        None => order_by_state(fence),
+    }
+}
+
+/// The order after a fence that no driver call can wait for.
+pub(crate) fn order_by_state(fence: &Fence) -> Result<Order, DeviceError> {
+    fence.state().outcome().map_or(Ok(Order::Host), |outcome| outcome.map(|()| Order::Nothing))
+}
+
 /// How an earlier fence was settled for the work that a queue gets next.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Order {

@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use estafette_sync::sync::atomic::{AtomicBool, Ordering};
 
+use crate::queue::order_after;
 use crate::{DLDevice, DeviceError, Fence, Order, Queue, QueueId, Timing};
 
 use super::device::Core;
@@ -103,23 +104,13 @@ impl SimQueue {
         elidable: bool,
         asked_as: &dyn Queue,
     ) -> Result<Order, DeviceError> {
-        {
-            let schedule = self.core.schedule();
-            schedule.check(self.id)?;
-            if fence.observed_done() || elidable && schedule.clock_covers(self.id, fence) {
-                return Ok(Order::Nothing);
-            }
-        }
-        // A foreign promise may know how to order work here; it is asked under no lock.
-        if let Some(order) = fence.as_event().and_then(|event| event.order_on(asked_as)) {
-            return order;
-        }
-        let Some((on, target)) = self.own_target(fence) else {
-            return match fence.state().outcome() {
-                None => Ok(Order::Host),
-                Some(outcome) => outcome.map(|()| Order::Nothing),
-            };
-        };
+        self.core.schedule().check(self.id)?;
+        let is_ordered = || elidable && self.core.schedule().clock_covers(self.id, fence);
+        order_after(asked_as, fence, is_ordered, || self.wait(fence))
+    }
+
+    fn wait(&self, fence: &Fence) -> Result<Option<Order>, DeviceError> {
+        let Some((on, target)) = self.own_target(fence) else { return Ok(None) };
         self.core.change(|schedule, effects| {
             schedule.check(self.id)?;
             if schedule.has_queue(on) {
@@ -131,7 +122,7 @@ impl SimQueue {
             };
             schedule.wait(self.id, target, fence, effects);
             Counters::count(&self.core.counters.waits);
-            Ok(Order::Device)
+            Ok(Some(Order::Device))
         })
     }
 

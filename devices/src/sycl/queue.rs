@@ -5,7 +5,8 @@ use std::sync::Arc;
 use estafette_sync::sync::{Mutex, MutexGuard, OnceLock};
 
 use crate::fence::source::Timeline;
-use crate::{DLDevice, DeviceError, DeviceErrorKind, Fence, FenceState, Order, Queue, QueueId, Timing};
+use crate::queue::order_after;
+use crate::{DLDevice, DeviceError, DeviceErrorKind, Fence, Order, Queue, QueueId, Timing};
 
 use super::device::Shared;
 use super::event::{Event, Single};
@@ -125,6 +126,22 @@ impl SyclQueue {
         self.lane.lock()
     }
 
+    fn wait(&self, fence: &Fence) -> Result<Option<Order>, DeviceError> {
+        let Some(event) = self.event_of(fence) else { return Ok(None) };
+        // A failed queue cannot be waited for. The query costs one load while no failure is known.
+        if let Some(error) = fence.as_point().and_then(|(timeline, _)| timeline.failure()) {
+            return Err(error);
+        }
+        let mut lane = self.lane();
+        lane.wait_for(event)?;
+        if self.is_foreign() {
+            lane.flush()?;
+        } else {
+            lane.clock.note_wait(fence);
+        }
+        Ok(Some(Order::Device))
+    }
+
     /// The event behind a fence that a queue of this context can wait for.
     fn event_of(&self, fence: &Fence) -> Option<Arc<Event>> {
         let event = event_of(fence)?;
@@ -158,35 +175,9 @@ impl Queue for SyclQueue {
 
     fn order_after(&self, fence: &Fence) -> Result<Order, DeviceError> {
         self.check()?;
-        let before = self.in_order() && fence.queue() == Some(self.id);
-        if before || fence.observed_done() || self.lane().clock.covers(fence) {
-            return Ok(Order::Nothing);
-        }
-        // A foreign promise may know how to order work here; it is asked under no lock.
-        if let Some(order) = fence.as_event().and_then(|event| event.order_on(self)) {
-            return order;
-        }
-        let Some(event) = self.event_of(fence) else {
-            return match fence.state() {
-                FenceState::Pending => Ok(Order::Host),
-                FenceState::Done => Ok(Order::Nothing),
-                FenceState::Failed(error) => Err(error),
-            };
-        };
-        // What has failed cannot be waited for; asking costs nothing as long as nobody has found out.
-        if let Some((timeline, _)) = fence.as_point()
-            && let Some(error) = timeline.failure()
-        {
-            return Err(error);
-        }
-        let mut lane = self.lane();
-        lane.wait_for(event)?;
-        if self.is_foreign() {
-            lane.flush()?;
-        } else {
-            lane.clock.note_wait(fence);
-        }
-        Ok(Order::Device)
+        let is_ordered =
+            || self.in_order() && fence.queue() == Some(self.id) || self.lane().clock.covers(fence);
+        order_after(self, fence, is_ordered, || self.wait(fence))
     }
 
     fn record(&self) -> Result<Fence, DeviceError> {
