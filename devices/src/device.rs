@@ -14,6 +14,11 @@ pub trait Device: Send + Sync + fmt::Debug + Any {
     /// A name for people.
     fn name(&self) -> &str;
 
+    /// The native context that memory of this device belongs to (`CUcontext`, pointer to a `sycl::context`), or 0.
+    fn native_context(&self) -> usize {
+        0
+    }
+
     /// Whether the host may load and store in memory of this device directly.
     fn host_accessible(&self) -> bool;
 

@@ -87,11 +87,6 @@ impl CudaDevice {
         self.memory_bytes
     }
 
-    /// The `CUcontext`: the device's primary context.
-    pub fn native_context(&self) -> usize {
-        self.context.raw.get().expose_provenance()
-    }
-
     /// Whether the device counts for the host, so that asking for a fence is a load. Else events are queried.
     pub fn counts(&self) -> bool {
         self.context.words.is_some()
@@ -175,6 +170,11 @@ impl Device for CudaDevice {
 
     fn name(&self) -> &str {
         &self.name
+    }
+
+    /// The `CUcontext`: the device's primary context.
+    fn native_context(&self) -> usize {
+        self.context.raw.get().expose_provenance()
     }
 
     fn host_accessible(&self) -> bool {

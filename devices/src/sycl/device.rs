@@ -159,11 +159,6 @@ impl SyclDevice {
         unsafe { (self.shared.api().device_eq)(self.shared.device.raw(), device.raw()) }
     }
 
-    /// The pointer to the `sycl::context`, for as long as the device lives.
-    pub fn native_context(&self) -> usize {
-        self.shared.context.raw().expose_provenance()
-    }
-
     /// Whether it is of `context`.
     ///
     /// # Safety
@@ -328,6 +323,11 @@ impl Device for SyclDevice {
     }
 
     /// Whether memory that [`Device::allocate`] gives is shared with the host.
+    /// The pointer to the `sycl::context`, for as long as the device lives.
+    fn native_context(&self) -> usize {
+        self.shared.context.raw().expose_provenance()
+    }
+
     fn host_accessible(&self) -> bool {
         self.shared.usm.contains(&UsmKind::Shared)
     }
