@@ -58,9 +58,9 @@ pub use self::parts::*;
 mod parts {
     pub mod conformance;
     pub mod cuda;
+    mod current_guard;
     pub(crate) mod device;
     mod dl_device;
-    mod entered;
     mod error;
     pub(crate) mod fence;
     pub(crate) mod guarded;
@@ -73,9 +73,9 @@ mod parts {
     pub(crate) mod timing;
 
     pub use self::{
+        current_guard::CurrentGuard,
         device::{Allocation, Device},
         dl_device::{DLDevice, DeviceType},
-        entered::Entered,
         error::{DeviceError, DeviceErrorKind},
         fence::{
             Clock, Event, Fence, FenceSet, FenceState, NativeEvent, Outcome, QueueClock, Settled, Subscriber,

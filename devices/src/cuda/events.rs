@@ -81,7 +81,7 @@ impl Event {
             Some(reused) => reused,
             None => {
                 let mut raw: CUevent = ptr::null_mut();
-                let _entered = context.enter_relaxed()?;
+                let _current = context.make_current_relaxed()?;
                 // SAFETY: writes one handle, which is ours.
                 let code = unsafe { (context.api.event_create)(&raw mut raw, purpose.flags()) };
                 context.check(code, "cannot make an event")?;
@@ -120,7 +120,7 @@ impl Event {
         purpose: Purpose,
     ) -> Result<Arc<Self>, DeviceError> {
         let event = Self::acquire(context, purpose)?;
-        let _entered = context.enter()?;
+        let _current = context.make_current()?;
         // SAFETY: both are live and of one context.
         let code = unsafe { (context.api.event_record)(event.raw(), stream) };
         context.check(code, "cannot record an event")?;
@@ -135,7 +135,7 @@ impl Event {
     pub(super) fn record_context(context: &Arc<Context>) -> Option<Result<Arc<Self>, DeviceError>> {
         let record = context.api.context_record?;
         let recorded = Self::acquire(context, Purpose::Order).and_then(|event| {
-            let _entered = context.enter_relaxed()?;
+            let _current = context.make_current_relaxed()?;
             // SAFETY: both are live.
             let code = unsafe { record(context.raw.get(), event.raw()) };
             context.check(code, "cannot record an event of the context")?;
@@ -151,7 +151,7 @@ impl Event {
     /// The driver gives no more.
     pub(super) fn done(context: &Arc<Context>) -> Result<Handle<CUevent>, DeviceError> {
         let mut raw: CUevent = ptr::null_mut();
-        let _entered = context.enter_relaxed()?;
+        let _current = context.make_current_relaxed()?;
         // SAFETY: writes one handle, which is the caller's.
         let code = unsafe { (context.api.event_create)(&raw mut raw, Purpose::Order.flags()) };
         context.check(code, "cannot make an event")?;
@@ -182,7 +182,7 @@ impl Event {
 
 /// Asks the driver whether an event of `context` is done.
 pub(super) fn query(context: &Context, event: CUevent) -> Result<bool, DeviceError> {
-    let _entered = context.enter_relaxed()?;
+    let _current = context.make_current_relaxed()?;
     context.counters.event_queries.one();
     // SAFETY: a live event.
     match unsafe { (context.api.event_query)(event) } {
@@ -196,7 +196,7 @@ pub(super) fn destroy(context: &Context, event: Handle<CUevent>) {
     if is_abandoned() {
         return;
     }
-    if let Ok(_entered) = context.enter_relaxed() {
+    if let Ok(_current) = context.make_current_relaxed() {
         // SAFETY: ours, destroyed this once. Waits that were enqueued for it stay.
         let _ = unsafe { (context.api.event_destroy)(event.get()) };
     }

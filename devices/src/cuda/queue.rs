@@ -112,7 +112,7 @@ impl CudaQueue {
     ) -> Result<(), DeviceError> {
         self.intact()?;
         let stream = self.here()?;
-        let _entered = self.context.enter()?;
+        let _current = self.context.make_current()?;
         self.context.check(command(stream), what)?;
         self.context.counters.commands.one();
         Ok(())
@@ -321,11 +321,11 @@ impl Queue for CudaQueue {
         }
     }
 
-    fn enter(&self) -> Result<bool, DeviceError> {
+    fn make_current(&self) -> Result<bool, DeviceError> {
         self.context.push()
     }
 
-    fn leave(&self) {
+    fn restore_current(&self) {
         self.context.pop();
     }
 
@@ -360,10 +360,10 @@ impl Queue for CudaQueue {
 
     fn capture_graph(
         &self,
-        lanes: usize,
+        queues: usize,
         enqueue: Recorded<'_>,
     ) -> Result<Arc<dyn LaunchGraph>, DeviceError> {
-        capture::record(self, lanes, enqueue)
+        capture::record(self, queues, enqueue)
     }
 
     fn as_any(&self) -> &dyn Any {

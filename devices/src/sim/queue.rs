@@ -8,8 +8,8 @@ use estafette_sync::sync::atomic::{AtomicBool, Ordering};
 use crate::queue::order_after;
 use crate::{DLDevice, DeviceError, Fence, Order, Queue, QueueId, Timing};
 
+use super::command::CommandId;
 use super::device::Core;
-use super::entry::EntryId;
 use super::mark::SimMark;
 use super::timeline::SimTimeline;
 use super::trace::Counters;
@@ -40,7 +40,7 @@ impl SimQueue {
         queue.as_any().downcast_ref()
     }
 
-    /// Enqueues a piece of work that takes `duration_ns` virtual nanoseconds. Its effect `work` happens when it
+    /// Enqueues a task that takes `duration_ns` virtual nanoseconds. Its effect `work` happens when it
     /// completes; a panic in it is a fault of the queue. `name` is what scripts and traces call it.
     ///
     /// # Errors
@@ -77,7 +77,7 @@ impl SimQueue {
     pub(super) fn record_alone(&self) -> Result<Fence, DeviceError> {
         self.core.change(|schedule, effects| {
             schedule.check(self.id)?;
-            let (mark, ..) = schedule.mark(self.id, |entry| self.mark(false, entry), effects);
+            let (mark, ..) = schedule.mark(self.id, |command| self.mark(false, command), effects);
             Ok(Fence::event(mark))
         })
     }
@@ -87,14 +87,14 @@ impl SimQueue {
         self.core.change(|schedule, effects| {
             schedule.check(self.id)?;
             schedule.wait_for_all(self.id, effects);
-            let (mark, ..) = schedule.mark(self.id, |entry| self.mark(false, entry), effects);
+            let (mark, ..) = schedule.mark(self.id, |command| self.mark(false, command), effects);
             Ok(Fence::event(mark))
         })
     }
 
-    fn mark(&self, numbered: bool, entry: EntryId) -> SimMark {
+    fn mark(&self, numbered: bool, command: CommandId) -> SimMark {
         let Core { device, options, counters, .. } = &*self.core;
-        SimMark::new(self.id, numbered, *device, options.notify, counters.clone(), entry)
+        SimMark::new(self.id, numbered, *device, options.notify, counters.clone(), command)
     }
 
     /// As [`Queue::order_after`]; a wait is elided only where this queue's own work is `elidable`.
@@ -118,7 +118,7 @@ impl SimQueue {
             }
             let target = match target {
                 Target::Point(sequence) => schedule.unfinished(on, sequence),
-                Target::Mark(entry) => Some(entry),
+                Target::Mark(command) => Some(command),
             };
             schedule.wait(self.id, target, fence, effects);
             Counters::count(&self.core.counters.waits);
@@ -138,16 +138,16 @@ impl SimQueue {
             let event: &dyn Any = &**fence.as_event()?;
             let mark = event.downcast_ref::<SimMark>()?;
             mark.record_natively();
-            (mark.lane, Target::Mark(mark.entry))
+            (mark.queue, Target::Mark(mark.command))
         };
         self.core.schedule().has_queue(on).then_some((on, target))
     }
 }
 
-/// An entry of the schedule that a fence stands for.
+/// A command of the schedule that a fence stands for.
 enum Target {
     Point(u64),
-    Mark(EntryId),
+    Mark(CommandId),
 }
 
 impl Queue for SimQueue {
@@ -174,7 +174,7 @@ impl Queue for SimQueue {
             if let Some((timeline, sequence, seen)) = schedule.point(self.id) {
                 return Ok(Fence::point(timeline, sequence, seen));
             }
-            let (mark, sequence, seen) = schedule.mark(self.id, |entry| self.mark(true, entry), effects);
+            let (mark, sequence, seen) = schedule.mark(self.id, |command| self.mark(true, command), effects);
             Ok(Fence::recorded_event(mark, sequence, seen))
         })
     }

@@ -22,9 +22,9 @@ use super::context::{Context, UsmKind};
 use super::errors::{on_asynchronous_error, refused, stray};
 use super::event::{Event, Single};
 use super::handle::Handle;
-use super::lane::{Native, QueueState};
 use super::push;
 use super::queue::{SyclQueue, event_of, not_ours};
+use super::queue_state::{Native, QueueState};
 use super::runtime::{parts_of_queue, root_device};
 
 /// Memory is aligned at least like this, a cache line.

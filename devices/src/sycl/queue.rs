@@ -11,8 +11,8 @@ use crate::{DLDevice, DeviceError, DeviceErrorKind, Fence, Order, Queue, QueueId
 use super::device::Shared;
 use super::event::{Event, Single};
 use super::handle::Handle;
-use super::lane::{Native, QueueState};
 use super::progress::Progress;
+use super::queue_state::{Native, QueueState};
 
 /// A queue of a [`SyclDevice`](super::SyclDevice), ours or somebody else's. Work that is enqueued goes on when it is dropped.
 pub struct SyclQueue {
@@ -21,7 +21,7 @@ pub struct SyclQueue {
     in_order: bool,
     /// The numbers of a queue of ours. Others enqueue on a foreign one, so there every fence stands alone.
     progress: Option<Arc<Progress>>,
-    lane: Mutex<QueueState>,
+    state: Mutex<QueueState>,
     /// What whoever made it wants kept as long as it is.
     kept: OnceLock<Arc<dyn Any + Send + Sync>>,
 }
@@ -51,13 +51,13 @@ impl SyclQueue {
     ) -> Arc<Self> {
         // Of a foreign queue the order is not known here: what others enqueue comes between.
         let handles = handles.map(|handle| Native::new(shared, handle, progress.is_none())).collect();
-        let lane = QueueState::new(shared, handles, id, in_order && progress.is_some());
+        let state = QueueState::new(shared, handles, id, in_order && progress.is_some());
         Arc::new(Self {
             shared: Arc::clone(shared),
             id,
             in_order,
             progress,
-            lane: Mutex::new(lane),
+            state: Mutex::new(state),
             kept: OnceLock::new(),
         })
     }
@@ -74,9 +74,9 @@ impl SyclQueue {
 
     /// What tells the runtime's queue from others as long as a wrapper of it lives. Two wrappers of one queue have it in common.
     pub fn identity(&self) -> usize {
-        let lane = self.lane();
+        let state = self.state();
         // SAFETY: a live queue.
-        unsafe { (self.shared.api().queue_hash)(lane.raw()) }
+        unsafe { (self.shared.api().queue_hash)(state.raw()) }
     }
 
     /// Keeps `what` for as long as this wrapper lives. Only the first call counts.
@@ -97,7 +97,7 @@ impl SyclQueue {
             return Ok(());
         }
         // SAFETY: by contract.
-        unsafe { self.lane().fill(at.cast(), value, bytes) }
+        unsafe { self.state().fill(at.cast(), value, bytes) }
     }
 
     /// # Safety
@@ -108,7 +108,7 @@ impl SyclQueue {
             return Ok(());
         }
         // SAFETY: by contract.
-        unsafe { self.lane().copy(from, to, bytes) }
+        unsafe { self.state().copy(from, to, bytes) }
     }
 
     pub(super) fn shared(&self) -> &Arc<Shared> {
@@ -122,8 +122,8 @@ impl SyclQueue {
         }
     }
 
-    fn lane(&self) -> MutexGuard<'_, QueueState> {
-        self.lane.lock()
+    fn state(&self) -> MutexGuard<'_, QueueState> {
+        self.state.lock()
     }
 
     fn wait(&self, fence: &Fence) -> Result<Option<Order>, DeviceError> {
@@ -132,12 +132,12 @@ impl SyclQueue {
         if let Some(error) = fence.as_point().and_then(|(timeline, _)| timeline.failure()) {
             return Err(error);
         }
-        let mut lane = self.lane();
-        lane.wait_for(event)?;
+        let mut state = self.state();
+        state.wait_for(event)?;
         if self.is_foreign() {
-            lane.flush()?;
+            state.flush()?;
         } else {
-            lane.clock.note_wait(fence);
+            state.clock.note_wait(fence);
         }
         Ok(Some(Order::Device))
     }
@@ -176,21 +176,21 @@ impl Queue for SyclQueue {
     fn order_after(&self, fence: &Fence) -> Result<Order, DeviceError> {
         self.check()?;
         let is_ordered =
-            || self.in_order() && fence.queue() == Some(self.id) || self.lane().clock.covers(fence);
+            || self.in_order() && fence.queue() == Some(self.id) || self.state().clock.covers(fence);
         order_after(self, fence, is_ordered, || self.wait(fence))
     }
 
     fn record(&self) -> Result<Fence, DeviceError> {
         self.check()?;
-        let mut lane = self.lane();
+        let mut state = self.state();
         let Some(progress) = &self.progress else {
-            return Ok(Fence::event(Arc::new(Single(lane.record_all()?))));
+            return Ok(Fence::event(Arc::new(Single(state.record_all()?))));
         };
-        let event = lane.record()?;
-        let (sequence, seen) = (lane.sequence, lane.clock.snapshot());
+        let event = state.record()?;
+        let (sequence, seen) = (state.sequence, state.clock.snapshot());
         // Under the lock: numbers get their events in order.
         let tidy = event.is_some_and(|event| progress.add(sequence, &event));
-        drop(lane);
+        drop(state);
         if tidy {
             progress.tidy();
         }
@@ -206,7 +206,7 @@ impl Queue for SyclQueue {
     /// A queue of ours works on queues of the runtime with profiling from here on, until something is enqueued that nobody measures.
     /// One of somebody else's is measured if its owner has made it so, between two barriers.
     fn time(&self) -> Option<Arc<dyn Timing>> {
-        match self.lane().time() {
+        match self.state().time() {
             Ok(commands) => commands.map(|commands| commands as Arc<dyn Timing>),
             Err(error) => {
                 tracing::debug!(%error, queue = %self.id, "device time is not measured");
@@ -218,7 +218,7 @@ impl Queue for SyclQueue {
     /// The pointer to the `sycl::queue`. Whoever asks may enqueue there until the next [`Queue::record`]; waits that were kept
     /// for the next command are enqueued first.
     fn native(&self) -> usize {
-        let touched = self.lane().touch();
+        let touched = self.state().touch();
         match (touched, &self.progress) {
             (Ok(handle), _) => handle.expose_provenance(),
             (Err(error), Some(progress)) => {
