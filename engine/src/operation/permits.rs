@@ -3,7 +3,7 @@
 
 use std::task::Poll;
 
-use estafette_devices::sharded_counter::{Full, Shard};
+use estafette_sync::sharded_counter::{Full, Shard};
 
 use crate::core::coalesced;
 use crate::core::context;
