@@ -14,6 +14,11 @@ pub trait Device: Send + Sync + fmt::Debug + Any {
     /// A name for people.
     fn name(&self) -> &str;
 
+    /// The native context that memory of this device belongs to (`CUcontext`, pointer to a `sycl::context`), or 0.
+    fn native_context(&self) -> usize {
+        0
+    }
+
     /// Whether the host may load and store in memory of this device directly.
     fn host_accessible(&self) -> bool;
 
@@ -54,17 +59,17 @@ pub trait Device: Send + Sync + fmt::Debug + Any {
     }
 
     /// Makes the calling thread one on which functions of the device's runtime find what they need, such as those that free memory: of
-    /// CUDA, the device's context becomes its current one. Whether that changed anything, and [`leave`](Device::leave) is owed
-    /// on the same thread; [`Entered`](crate::Entered) pays it.
+    /// CUDA, the device's context becomes its current one. Whether that changed anything, and [`restore_current`](Device::restore_current) is owed
+    /// on the same thread; [`CurrentGuard`](crate::CurrentGuard) pays it.
     ///
     /// # Errors
     /// The device is broken.
-    fn enter(&self) -> Result<bool, DeviceError> {
+    fn make_current(&self) -> Result<bool, DeviceError> {
         Ok(false)
     }
 
-    /// Takes back an [`enter`](Device::enter) that said `true`.
-    fn leave(&self) {}
+    /// Takes back an [`make_current`](Device::make_current) that said `true`.
+    fn restore_current(&self) {}
 
     /// Whether consumers give memory of this device back while their work still runs on queues that only they know, as
     /// those do who launch on CUDA streams.

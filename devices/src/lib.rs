@@ -40,15 +40,12 @@
 //!   The reactor queries only the oldest.
 //! - The reactor calls back under no lock. A panic of one callback does not reach another.
 //! - The worker pool never loses a wake-up (`cpu/sleep.rs` has the protocol and its model).
-//! - The count of operations in flight is never too low, and is 0 only if at some moment none was in flight
-//!   (`sharded_counter.rs`, with models).
 //! - The number of a context in the device table is never given twice.
 //! - A driver measures device time only while a queue is asked for it ([`Queue::time`]).
 
-// Under loom only the protocols of `cpu` and `sharded_counter` are compiled: loom has no reference-counted trait objects, and it can
-// explore models of a few steps only.
+// Under loom only the protocols of `cpu` are compiled: loom has no reference-counted trait objects, and its models are of a
+// few steps only.
 pub mod cpu;
-pub mod sharded_counter;
 
 #[cfg(not(estafette_loom))]
 pub use self::parts::*;
@@ -58,14 +55,14 @@ pub use self::parts::*;
 mod parts {
     pub mod conformance;
     pub mod cuda;
+    mod current_guard;
     pub(crate) mod device;
     mod dl_device;
-    mod entered;
     mod error;
     pub(crate) mod fence;
     pub(crate) mod guarded;
     pub mod host;
-    mod queue;
+    pub(crate) mod queue;
     pub(crate) mod reactor;
     pub mod sim;
     pub mod sycl;
@@ -73,9 +70,9 @@ mod parts {
     pub(crate) mod timing;
 
     pub use self::{
+        current_guard::CurrentGuard,
         device::{Allocation, Device},
         dl_device::{DLDevice, DeviceType},
-        entered::Entered,
         error::{DeviceError, DeviceErrorKind},
         fence::{
             Clock, Event, Fence, FenceSet, FenceState, NativeEvent, Outcome, QueueClock, Settled, Subscriber,

@@ -48,17 +48,17 @@ pub trait Queue: Send + Sync + fmt::Debug + Any {
     }
 
     /// Makes the calling thread one that can enqueue here by the runtime's own functions: of CUDA, the device's context becomes
-    /// its current one. Whether that changed anything, and [`leave`](Queue::leave) is owed on the same thread;
-    /// [`Entered`](crate::Entered) pays it.
+    /// its current one. Whether that changed anything, and [`restore_current`](Queue::restore_current) is owed on the same thread;
+    /// [`CurrentGuard`](crate::CurrentGuard) pays it.
     ///
     /// # Errors
     /// The device is broken.
-    fn enter(&self) -> Result<bool, DeviceError> {
+    fn make_current(&self) -> Result<bool, DeviceError> {
         Ok(false)
     }
 
-    /// Takes back an [`enter`](Queue::enter) that said `true`.
-    fn leave(&self) {}
+    /// Takes back an [`make_current`](Queue::make_current) that said `true`.
+    fn restore_current(&self) {}
 
     /// The native handle (`CUstream`, pointer to a `sycl::queue`), or 0.
     fn native(&self) -> usize {
@@ -85,7 +85,7 @@ pub trait Queue: Send + Sync + fmt::Debug + Any {
         false
     }
 
-    /// Makes a graph of what `enqueue` enqueues on the queues that it is given: `lanes` new ones of this queue's device, which
+    /// Makes a graph of what `enqueue` enqueues on the queues that it is given: `queues` new ones of this queue's device, which
     /// nobody else has. Nothing of it runs. They are one recording: a fence of one orders another one within it, and nothing
     /// outside of it can be waited for.
     ///
@@ -93,10 +93,10 @@ pub trait Queue: Send + Sync + fmt::Debug + Any {
     /// What `enqueue` says; or the device records no graphs, or refused what was enqueued.
     fn capture_graph(
         &self,
-        lanes: usize,
+        queues: usize,
         enqueue: Recorded<'_>,
     ) -> Result<Arc<dyn LaunchGraph>, DeviceError> {
-        let _ = (lanes, enqueue);
+        let _ = (queues, enqueue);
         let message = format!("queues of {} record no graphs", self.device());
         Err(DeviceError::new(DeviceErrorKind::Invalid, message).with_queue(self.id()))
     }
@@ -116,6 +116,34 @@ pub trait LaunchGraph: Send + Sync + fmt::Debug {
     /// # Errors
     /// The queue is of another device, or refused it.
     fn launch(&self, queue: &dyn Queue) -> Result<Fence, DeviceError>;
+}
+
+/// The cases of [`Queue::order_after`] that all drivers share; each driver adds its native wait.
+///
+/// `is_ordered` says whether `queue` comes after `fence` already. `wait` makes the driver wait; `None` if the driver does
+/// not know what is behind `fence`. Both are called under no lock.
+pub(crate) fn order_after(
+    queue: &dyn Queue,
+    fence: &Fence,
+    is_ordered: impl FnOnce() -> bool,
+    wait: impl FnOnce() -> Result<Option<Order>, DeviceError>,
+) -> Result<Order, DeviceError> {
+    if fence.observed_done() || is_ordered() {
+        return Ok(Order::Nothing);
+    }
+    // A foreign promise may know how to order work on `queue`.
+    if let Some(order) = fence.as_event().and_then(|event| event.order_on(queue)) {
+        return order;
+    }
+    match wait()? {
+        Some(order) => Ok(order),
+        None => order_by_state(fence),
+    }
+}
+
+/// The order after a fence that no driver call can wait for.
+pub(crate) fn order_by_state(fence: &Fence) -> Result<Order, DeviceError> {
+    fence.state().outcome().map_or(Ok(Order::Host), |outcome| outcome.map(|()| Order::Nothing))
 }
 
 /// How an earlier fence was settled for the work that a queue gets next.

@@ -18,8 +18,8 @@ use std::sync::Arc;
 
 use estafette_sync::sync::{Mutex, MutexGuard};
 
-use crate::cuda::{CudaDevice, CudaRuntime};
-use crate::sycl::SyclRuntime;
+use crate::cuda::CudaRuntime;
+use crate::sycl::{SyclDevice, SyclRuntime};
 use crate::{DLDevice, Device, DeviceError, DeviceErrorKind, DeviceType};
 
 /// Numbers of registered contexts begin here, far beyond any number of devices in a machine.
@@ -28,6 +28,28 @@ pub const FIRST_REGISTERED: i32 = 1 << 16;
 /// Kinds of devices whose contexts need numbers.
 const KINDS: [DeviceType; 4] =
     [DeviceType::ONE_API, DeviceType::OPENCL, DeviceType::VULKAN, DeviceType::METAL];
+
+/// A runtime whose devices are entries without being registered.
+struct Backend {
+    kind: DeviceType,
+    /// The device with a number, if it can be used; fails without the runtime.
+    find: fn(DLDevice) -> Result<Option<Entry>, DeviceError>,
+    /// All devices that can be used; none without the runtime.
+    all: fn() -> Vec<Entry>,
+}
+
+const BACKENDS: [Backend; 2] = [
+    Backend {
+        kind: DeviceType::CUDA,
+        find: |id| Ok(CudaRuntime::get().map_err(invalid)?.device(id.device_id).map(entry)),
+        all: || CudaRuntime::get().into_iter().flat_map(CudaRuntime::devices).map(entry).collect(),
+    },
+    Backend {
+        kind: DeviceType::ONE_API,
+        find: |id| Ok(sycl()?.devices().iter().find(|device| device.id() == id).map(entry)),
+        all: || SyclRuntime::get().into_iter().flat_map(SyclRuntime::devices).map(entry).collect(),
+    },
+];
 
 /// What a number stands for.
 #[derive(Clone)]
@@ -77,7 +99,7 @@ fn table() -> MutexGuard<'static, Table> {
 pub unsafe fn register(kind: DeviceType, context: NonNull<c_void>) -> Result<DLDevice, DeviceError> {
     if !KINDS.contains(&kind) {
         let message = format!("{kind} devices have numbers of their own: there is no context to register");
-        return Err(DeviceError::new(DeviceErrorKind::Invalid, message));
+        return Err(invalid(message));
     }
     let runtime = if kind == DeviceType::ONE_API { Some(sycl()?) } else { None };
     if let Some(runtime) = runtime
@@ -99,17 +121,13 @@ pub unsafe fn register(kind: DeviceType, context: NonNull<c_void>) -> Result<DLD
         DeviceError::new(DeviceErrorKind::Other, "every number of the device table has been given out")
     })?;
     let id = DLDevice::new(kind, number);
-    let (device, context) = match runtime {
-        Some(runtime) => {
-            // SAFETY: by contract.
-            let device = unsafe { runtime.device_of_context(context, id) }?;
-            let own = device.native_context();
-            (Some(device as Arc<dyn Device>), own)
-        }
-        None => (None, address),
+    let entry = match runtime {
+        // SAFETY: by contract.
+        Some(runtime) => entry(&unsafe { runtime.device_of_context(context, id) }?),
+        None => Entry { id, context: address, device: None, registrations: 0 },
     };
     table.given += 1;
-    table.entries.insert(number, Entry { id, context, device, registrations: 1 });
+    table.entries.insert(number, Entry { registrations: 1, ..entry });
     Ok(id)
 }
 
@@ -118,7 +136,7 @@ pub unsafe fn register(kind: DeviceType, context: NonNull<c_void>) -> Result<DLD
 /// # Safety
 /// `context` is a live context of the entry's kind.
 unsafe fn is_same(entry: &Entry, context: NonNull<c_void>) -> bool {
-    let device: Option<&crate::sycl::SyclDevice> =
+    let device: Option<&SyclDevice> =
         entry.device.as_ref().and_then(|device| (&**device as &dyn std::any::Any).downcast_ref());
     // SAFETY: by contract.
     device.is_some_and(|device| unsafe { device.is_of_context(context) })
@@ -157,67 +175,43 @@ pub fn resolve(id: DLDevice) -> Result<Entry, DeviceError> {
         let known = table.entries.get(&id.device_id).filter(|entry| entry.id == id).cloned();
         return known.ok_or_else(|| unknown(&table, id));
     }
-    if id.device_type == DeviceType::CUDA {
-        let runtime = CudaRuntime::get().map_err(|error| {
-            DeviceError::new(DeviceErrorKind::Invalid, format!("device {id} is not available: {error}"))
-        })?;
-        return runtime.device(id.device_id).map(cuda_entry).ok_or_else(|| {
-            let count = runtime.count();
-            DeviceError::new(
-                DeviceErrorKind::Invalid,
-                format!("there is no device {id} that can be used, of {count}"),
-            )
-        });
-    }
-    if id.device_type == DeviceType::ONE_API {
-        let root = sycl()?.devices().iter().find(|device| device.id() == id);
-        return root.map(root_entry).ok_or_else(|| no_such(id));
-    }
-    Err(no_such(id))
+    let backend = BACKENDS.iter().find(|backend| backend.kind == id.device_type);
+    let found = backend.map_or(Ok(None), |backend| (backend.find)(id));
+    found
+        .map_err(|error| invalid(format!("device {id} is not available: {error}")))?
+        .ok_or_else(|| no_such(id))
 }
 
 /// Every entry: the CUDA and the SYCL devices, if there are runtimes, and what is registered. Loads both.
 pub fn entries() -> Vec<Entry> {
-    let cuda = CudaRuntime::get().map(|runtime| runtime.devices()).unwrap_or_default();
-    let roots = SyclRuntime::get().map(|runtime| runtime.devices()).unwrap_or_default();
-    let registered = table().entries.values().cloned().collect::<Vec<_>>();
-    cuda.iter().map(cuda_entry).chain(roots.iter().map(root_entry)).chain(registered).collect()
+    let own = BACKENDS.iter().flat_map(|backend| (backend.all)());
+    own.chain(table().entries.values().cloned().collect::<Vec<_>>()).collect()
 }
 
-/// CUDA devices have numbers of their own, the driver's, which stand for their primary contexts.
-fn cuda_entry(device: &Arc<CudaDevice>) -> Entry {
-    Entry {
-        id: device.id(),
-        context: device.native_context(),
-        device: Some(Arc::clone(device) as Arc<dyn Device>),
-        registrations: 0,
-    }
-}
-
-fn root_entry(device: &Arc<crate::sycl::SyclDevice>) -> Entry {
-    Entry {
-        id: device.id(),
-        context: device.native_context(),
-        device: Some(Arc::clone(device) as Arc<dyn Device>),
-        registrations: 0,
-    }
+/// The entry of a device whose number is the runtime's own.
+fn entry<D: Device>(device: &Arc<D>) -> Entry {
+    let (id, context) = (device.id(), device.native_context());
+    Entry { id, context, device: Some(Arc::clone(device) as Arc<dyn Device>), registrations: 0 }
 }
 
 fn sycl() -> Result<&'static SyclRuntime, DeviceError> {
-    SyclRuntime::get().map_err(|error| DeviceError::new(DeviceErrorKind::Invalid, error.to_string()))
+    SyclRuntime::get().map_err(invalid)
+}
+
+fn invalid(message: impl ToString) -> DeviceError {
+    DeviceError::new(DeviceErrorKind::Invalid, message.to_string())
 }
 
 fn unknown(table: &Table, id: DLDevice) -> DeviceError {
     let was_given = (FIRST_REGISTERED..FIRST_REGISTERED + table.given).contains(&id.device_id);
     if was_given && !table.entries.contains_key(&id.device_id) {
-        let message = format!("the context of {id} is registered no more");
-        return DeviceError::new(DeviceErrorKind::Invalid, message);
+        return invalid(format!("the context of {id} is registered no more"));
     }
     no_such(id)
 }
 
 fn no_such(id: DLDevice) -> DeviceError {
-    DeviceError::new(DeviceErrorKind::Invalid, format!("no context is registered as {id}"))
+    invalid(format!("no context is registered as {id}, and no usable device has this number"))
 }
 
 #[cfg(test)]

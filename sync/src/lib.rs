@@ -9,6 +9,7 @@
 //! | [`statics`] | statics that start anew with each execution of a model |
 //! | [`barrier`] | a store-load fence that costs only one of two sides |
 //! | [`event_count`], [`rundown`] | waiting for a condition; closing something that threads use |
+//! | [`sharded_counter`] | how much is under way, counted without locked instructions |
 //! | [`mod@panic`], [`essential`] | containing panics of foreign code; threads that must not panic |
 //! | [`abandoned`] | locks of a forked child that are never released |
 //! | [`stack`], [`valgrind`] | stack sizes; annotations for race detectors |
@@ -34,6 +35,7 @@ mod membarrier;
 mod mutex;
 pub mod panic;
 pub mod rundown;
+pub mod sharded_counter;
 #[cfg(estafette_shuttle)]
 pub mod simulated;
 pub mod stack;

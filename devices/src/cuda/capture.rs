@@ -70,7 +70,7 @@ impl CudaQueue {
             return refused("the driver has no graphs");
         };
         stream.begin_capture(|raw| {
-            let _entered = context.enter()?;
+            let _current = context.make_current()?;
             // SAFETY: a live stream.
             let code = unsafe { begin(raw, CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL) };
             context.check(code, "cannot begin to record a graph")
@@ -86,7 +86,7 @@ impl CudaQueue {
         }));
         let mut graph: CUgraph = ptr::null_mut();
         let ended = stream.end_capture(|raw| {
-            let _entered = context.enter()?;
+            let _current = context.make_current()?;
             // SAFETY: the recording that was begun above, on this thread.
             let code = unsafe { end(raw, &raw mut graph) };
             context.check(code, "cannot end the recording of a graph")
@@ -104,7 +104,7 @@ impl CudaQueue {
             return Err(error);
         }
         let mut executable: CUgraphExec = ptr::null_mut();
-        let instantiated = context.enter_relaxed().and_then(|_entered| {
+        let instantiated = context.make_current_relaxed().and_then(|_current| {
             // SAFETY: a graph of ours; writes one handle.
             let code = unsafe { instantiate(&raw mut executable, graph, 0) };
             context.check(code, "cannot make the graph ready")
@@ -124,7 +124,7 @@ fn discard(context: &Context, graph: CUgraph, destroy: unsafe extern "C" fn(CUgr
     if graph.is_null() {
         return;
     }
-    if let Ok(_entered) = context.enter_relaxed() {
+    if let Ok(_current) = context.make_current_relaxed() {
         // SAFETY: ours, destroyed this once.
         let _ = unsafe { destroy(graph) };
     }
@@ -157,14 +157,14 @@ impl CudaGraph {
 /// [`Queue::capture_graph`] on a queue of ours.
 pub(super) fn record(
     queue: &CudaQueue,
-    lanes: usize,
+    queues: usize,
     enqueue: Recorded<'_>,
 ) -> Result<Arc<dyn LaunchGraph>, DeviceError> {
     if queue.is_foreign() {
         return Err(DeviceError::new(DeviceErrorKind::Invalid, "graphs are recorded on queues of our own"));
     }
     let made: Vec<_> =
-        (0..lanes.max(1)).map(|_| CudaQueue::own(queue.context())).collect::<Result<_, _>>()?;
+        (0..queues.max(1)).map(|_| CudaQueue::own(queue.context())).collect::<Result<_, _>>()?;
     let queues: Vec<Arc<dyn Queue>> = made.iter().map(|queue| Arc::clone(queue) as Arc<dyn Queue>).collect();
     let others: Vec<&CudaQueue> = made[1..].iter().map(|queue| &**queue).collect();
     let graph = made[0].capture_across(&others, |_| enqueue(&queues))?;
@@ -189,8 +189,8 @@ impl Drop for CudaGraph {
         let last = self.last.lock().take();
         // A launch that is under way uses it still. Of a broken context it is leaked with the rest.
         Reactor::global().when_settled(&last, move |outcome| {
-            if let (Ok(()), Some(destroy), Ok(_entered)) =
-                (outcome, context.api.executable_destroy, context.enter_relaxed())
+            if let (Ok(()), Some(destroy), Ok(_current)) =
+                (outcome, context.api.executable_destroy, context.make_current_relaxed())
             {
                 // SAFETY: ours, destroyed this once, and not running.
                 let _ = unsafe { destroy(executable.get()) };

@@ -29,7 +29,7 @@ pub(super) struct Context {
     /// How the device's clock relates to the host's.
     pub(super) clock: DeviceClock,
     /// Where streams count, if the device can write there; else events are queried.
-    pub(super) words: Option<TimelineValues>,
+    pub(super) timeline_values: Option<TimelineValues>,
     /// Set after `fault` was.
     faulted: AtomicBool,
     fault: OnceLock<DeviceError>,
@@ -44,7 +44,7 @@ impl Context {
         api: &'static Api,
         id: DLDevice,
         raw: Handle<CUcontext>,
-        words: Option<TimelineValues>,
+        timeline_values: Option<TimelineValues>,
     ) -> Arc<Self> {
         Arc::new(Self {
             api,
@@ -54,7 +54,7 @@ impl Context {
             marks: Events::default(),
             timers: Events::default(),
             clock: DeviceClock::default(),
-            words,
+            timeline_values,
             faulted: AtomicBool::new(false),
             fault: OnceLock::new(),
             streams: Mutex::default(),
@@ -70,7 +70,7 @@ impl Context {
     }
 
     /// Makes this the thread's current context, until the guard goes.
-    pub(super) fn enter(&self) -> Result<Current<'_>, DeviceError> {
+    pub(super) fn make_current(&self) -> Result<Current<'_>, DeviceError> {
         Ok(Current { context: self, pushed: self.push()? })
     }
 
@@ -98,8 +98,8 @@ impl Context {
 
     /// The same for calls that a capture of any thread would refuse, or be broken by: queries, and whatever makes, frees or
     /// destroys. They have nothing to do with what is captured.
-    pub(super) fn enter_relaxed(&self) -> Result<Relaxed<'_>, DeviceError> {
-        let current = self.enter()?;
+    pub(super) fn make_current_relaxed(&self) -> Result<Relaxed<'_>, DeviceError> {
+        let current = self.make_current()?;
         let mut mode = CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED;
         // SAFETY: exchanges one number that belongs to this thread.
         let code = unsafe { (self.api.capture_mode)(&raw mut mode) };

@@ -62,10 +62,10 @@ impl CudaDevice {
         };
         let counts = api.stream_write.is_some()
             && has(CUdevice_attribute::CU_DEVICE_ATTRIBUTE_CAN_USE_64_BIT_STREAM_MEM_OPS);
-        let words = counts.then(TimelineValues::default);
+        let timeline_values = counts.then(TimelineValues::default);
         let pools = has(CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MEMORY_POOLS_SUPPORTED);
         let opened = || {
-            let context = Context::new(api, id, Handle::new(raw), words);
+            let context = Context::new(api, id, Handle::new(raw), timeline_values);
             let memory_bytes = memory_bytes as u64;
             let pool = if pools { Pool::new(&context, memory_bytes).map(Arc::new) } else { None };
             let default_queue = CudaQueue::own(&context)?;
@@ -87,14 +87,9 @@ impl CudaDevice {
         self.memory_bytes
     }
 
-    /// The `CUcontext`: the device's primary context.
-    pub fn native_context(&self) -> usize {
-        self.context.raw.get().expose_provenance()
-    }
-
     /// Whether the device counts for the host, so that asking for a fence is a load. Else events are queried.
     pub fn counts(&self) -> bool {
-        self.context.words.is_some()
+        self.context.timeline_values.is_some()
     }
 
     /// Whether device memory comes from a pool, so that freeing it waits for nothing.
@@ -177,6 +172,11 @@ impl Device for CudaDevice {
         &self.name
     }
 
+    /// The `CUcontext`: the device's primary context.
+    fn native_context(&self) -> usize {
+        self.context.raw.get().expose_provenance()
+    }
+
     fn host_accessible(&self) -> bool {
         false
     }
@@ -203,11 +203,11 @@ impl Device for CudaDevice {
         handle != 0 && handle != PER_THREAD
     }
 
-    fn enter(&self) -> Result<bool, DeviceError> {
+    fn make_current(&self) -> Result<bool, DeviceError> {
         self.context.push()
     }
 
-    fn leave(&self) {
+    fn restore_current(&self) {
         self.context.pop();
     }
 
@@ -238,7 +238,7 @@ impl Device for CudaDevice {
             }
         }
         self.context.intact()?;
-        let _entered = self.context.enter_relaxed()?;
+        let _current = self.context.make_current_relaxed()?;
         self.context.counters.context_waits.one();
         // SAFETY: waits for the context that was entered.
         let code = unsafe { (self.context.api.context_synchronize)() };

@@ -8,11 +8,12 @@ use std::{fmt, ptr};
 
 use cudarc::driver::sys::{CUevent, CUstream};
 use estafette_sync::abandoned::is_abandoned;
-use estafette_sync::sync::atomic::{AtomicBool, AtomicU8, Ordering};
-use estafette_sync::sync::{Mutex, OnceLock};
+use estafette_sync::sync::Mutex;
+use estafette_sync::sync::atomic::{AtomicBool, Ordering};
 
+use crate::fence::host_event::HostEvent;
 use crate::fence::source;
-use crate::fence::source::{Subscriber, Watch};
+use crate::fence::source::{Outcome, Subscriber, Watch};
 use crate::{DLDevice, DeviceError, DeviceErrorKind, FenceState};
 
 use super::context::Context;
@@ -80,7 +81,7 @@ impl Event {
             Some(reused) => reused,
             None => {
                 let mut raw: CUevent = ptr::null_mut();
-                let _entered = context.enter_relaxed()?;
+                let _current = context.make_current_relaxed()?;
                 // SAFETY: writes one handle, which is ours.
                 let code = unsafe { (context.api.event_create)(&raw mut raw, purpose.flags()) };
                 context.check(code, "cannot make an event")?;
@@ -119,7 +120,7 @@ impl Event {
         purpose: Purpose,
     ) -> Result<Arc<Self>, DeviceError> {
         let event = Self::acquire(context, purpose)?;
-        let _entered = context.enter()?;
+        let _current = context.make_current()?;
         // SAFETY: both are live and of one context.
         let code = unsafe { (context.api.event_record)(event.raw(), stream) };
         context.check(code, "cannot record an event")?;
@@ -134,7 +135,7 @@ impl Event {
     pub(super) fn record_context(context: &Arc<Context>) -> Option<Result<Arc<Self>, DeviceError>> {
         let record = context.api.context_record?;
         let recorded = Self::acquire(context, Purpose::Order).and_then(|event| {
-            let _entered = context.enter_relaxed()?;
+            let _current = context.make_current_relaxed()?;
             // SAFETY: both are live.
             let code = unsafe { record(context.raw.get(), event.raw()) };
             context.check(code, "cannot record an event of the context")?;
@@ -150,7 +151,7 @@ impl Event {
     /// The driver gives no more.
     pub(super) fn done(context: &Arc<Context>) -> Result<Handle<CUevent>, DeviceError> {
         let mut raw: CUevent = ptr::null_mut();
-        let _entered = context.enter_relaxed()?;
+        let _current = context.make_current_relaxed()?;
         // SAFETY: writes one handle, which is the caller's.
         let code = unsafe { (context.api.event_create)(&raw mut raw, Purpose::Order.flags()) };
         context.check(code, "cannot make an event")?;
@@ -181,7 +182,7 @@ impl Event {
 
 /// Asks the driver whether an event of `context` is done.
 pub(super) fn query(context: &Context, event: CUevent) -> Result<bool, DeviceError> {
-    let _entered = context.enter_relaxed()?;
+    let _current = context.make_current_relaxed()?;
     context.counters.event_queries.one();
     // SAFETY: a live event.
     match unsafe { (context.api.event_query)(event) } {
@@ -195,7 +196,7 @@ pub(super) fn destroy(context: &Context, event: Handle<CUevent>) {
     if is_abandoned() {
         return;
     }
-    if let Ok(_entered) = context.enter_relaxed() {
+    if let Ok(_current) = context.make_current_relaxed() {
         // SAFETY: ours, destroyed this once. Waits that were enqueued for it stay.
         let _ = unsafe { (context.api.event_destroy)(event.get()) };
     }
@@ -262,19 +263,11 @@ impl Events {
 
 // Fences that stand alone: work of a foreign queue, events from outside, and points in a graph that is being recorded.
 
-/// Pending. Changes once, to one of the other two.
-const PENDING: u8 = 0;
-/// Done. Final.
-const DONE: u8 = 1;
-/// Failed; `failure` says why. Final.
-const FAILED: u8 = 2;
-
 /// One event.
 pub(super) struct EventFence {
     context: Arc<Context>,
     native: Native,
-    state: AtomicU8,
-    failure: OnceLock<DeviceError>,
+    signal: HostEvent,
 }
 
 enum Native {
@@ -288,22 +281,24 @@ enum Native {
 
 impl EventFence {
     pub(super) fn of(event: Arc<Event>) -> Self {
-        Self::new(Arc::clone(event.context()), Native::Ours(event), PENDING)
+        Self::new(Arc::clone(event.context()), Native::Ours(event))
     }
 
     /// # Safety
     /// The event stays alive, and as it is recorded, until this has settled.
     pub(super) unsafe fn foreign(context: &Arc<Context>, event: CUevent) -> Self {
-        Self::new(Arc::clone(context), Native::Theirs(Handle::new(event)), PENDING)
+        Self::new(Arc::clone(context), Native::Theirs(Handle::new(event)))
     }
 
     /// Something of `context` that is done.
     pub(super) fn done(context: &Arc<Context>) -> Self {
-        Self::new(Arc::clone(context), Native::Gone, DONE)
+        let fence = Self::new(Arc::clone(context), Native::Gone);
+        fence.settle(&Ok(()));
+        fence
     }
 
-    fn new(context: Arc<Context>, native: Native, state: u8) -> Self {
-        Self { context, native, state: AtomicU8::new(state), failure: OnceLock::new() }
+    fn new(context: Arc<Context>, native: Native) -> Self {
+        Self { context, native, signal: HostEvent::new() }
     }
 
     pub(super) fn context(&self) -> &Arc<Context> {
@@ -327,15 +322,9 @@ impl EventFence {
         }
     }
 
-    fn settle(&self, outcome: Result<(), DeviceError>) {
-        let state = match outcome {
-            Ok(()) => DONE,
-            Err(error) => {
-                self.failure.get_or_init(|| error);
-                FAILED
-            }
-        };
-        let _ = self.state.compare_exchange(PENDING, state, Ordering::AcqRel, Ordering::Relaxed);
+    fn settle(&self, outcome: &Outcome) {
+        let subscribers = self.signal.settle(outcome);
+        debug_assert!(subscribers.is_empty(), "the reactor polls a CUDA event: it has no subscribers");
     }
 }
 
@@ -345,7 +334,7 @@ impl source::Event for EventFence {
     }
 
     fn state(&self) -> FenceState {
-        if self.state.load(Ordering::Acquire) == PENDING {
+        if self.signal.state().is_pending() {
             let asked = match (self.context.fault(), self.raw()) {
                 (Some(fault), _) => Err(fault.clone()),
                 (None, Some(event)) => query(&self.context, event),
@@ -353,18 +342,14 @@ impl source::Event for EventFence {
             };
             match asked {
                 Ok(false) => {}
-                outcome => self.settle(outcome.map(drop)),
+                outcome => self.settle(&outcome.map(drop)),
             }
         }
-        match (self.state.load(Ordering::Acquire), self.failure.get()) {
-            (PENDING, _) => FenceState::Pending,
-            (FAILED, Some(error)) => FenceState::Failed(error.clone()),
-            _ => FenceState::Done,
-        }
+        self.signal.state()
     }
 
     fn observed_done(&self) -> bool {
-        self.state.load(Ordering::Acquire) == DONE
+        self.signal.is_done()
     }
 
     fn watch(&self, _subscriber: &Arc<dyn Subscriber>) -> Watch {

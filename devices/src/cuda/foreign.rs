@@ -49,7 +49,7 @@ impl Foreign {
             _ => {}
         }
         let mut of: CUcontext = ptr::null_mut();
-        let _entered = context.enter()?;
+        let _current = context.make_current()?;
         // SAFETY: by contract a live stream.
         let code = unsafe { (context.api.stream_context)(raw, &raw mut of) };
         context.check(code, "cannot tell which context the stream is of")?;
@@ -154,7 +154,7 @@ pub(super) fn not_the_same_capture() -> DeviceError {
 pub(super) fn recording(context: &Context, stream: CUstream) -> Result<Option<u64>, DeviceError> {
     let Some(ask) = context.api.capture_info else { return Ok(None) };
     let (mut status, mut number): (u32, u64) = (0, 0);
-    let _entered = context.enter()?;
+    let _current = context.make_current()?;
     let status_at = (&raw mut status).cast::<CUstreamCaptureStatus>();
     // SAFETY: a live stream; what is not asked for is null.
     let code =

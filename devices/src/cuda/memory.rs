@@ -63,7 +63,7 @@ impl Pool {
         let api = context.api;
         let (create, set) = (api.pool_create?, api.pool_attribute?);
         let _both = (api.pool_allocate?, api.pool_free?);
-        let _entered = context.enter_relaxed().ok()?;
+        let _current = context.make_current_relaxed().ok()?;
         let properties = CUmemPoolProps {
             allocType: CUmemAllocationType::CU_MEM_ALLOCATION_TYPE_PINNED,
             handleTypes: CUmemAllocationHandleType::CU_MEM_HANDLE_TYPE_NONE,
@@ -127,7 +127,7 @@ impl Pool {
             location: at(device),
             flags: CUmemAccess_flags::CU_MEM_ACCESS_FLAGS_PROT_READWRITE,
         };
-        if let Ok(_entered) = context.enter_relaxed() {
+        if let Ok(_current) = context.make_current_relaxed() {
             // SAFETY: one description. Where it does not work, copies go through the host.
             let _ = unsafe { share(self.raw.get(), &raw const access, 1) };
         }
@@ -189,7 +189,7 @@ fn take(context: &Context, pool: Option<&Pool>, kind: Kind, bytes: usize) -> Res
     let api = context.api;
     let mut host: *mut c_void = ptr::null_mut();
     let mut device: CUdeviceptr = 0;
-    let Ok(_entered) = context.enter_relaxed() else { return Err(INVALID_VALUE) };
+    let Ok(_current) = context.make_current_relaxed() else { return Err(INVALID_VALUE) };
     // SAFETY: each writes one address.
     let code = unsafe {
         match (kind, pool) {
@@ -217,7 +217,7 @@ unsafe fn release(context: &Context, pool: Option<&Pool>, kind: Kind, memory: No
         return;
     }
     let freed = context.intact().and_then(|()| {
-        let _entered = context.enter_relaxed()?;
+        let _current = context.make_current_relaxed()?;
         let device = memory.as_ptr().expose_provenance() as CUdeviceptr;
         // SAFETY: by contract.
         let code = unsafe {
@@ -241,7 +241,7 @@ unsafe fn release(context: &Context, pool: Option<&Pool>, kind: Kind, memory: No
 pub(super) fn pointer_info(context: &Context, pointer: *const u8) -> Option<PointerInfo> {
     let address = pointer.expose_provenance() as CUdeviceptr;
     let (mut kind, mut ordinal, mut managed): (u32, i32, u32) = (0, 0, 0);
-    let _entered = context.enter_relaxed().ok()?;
+    let _current = context.make_current_relaxed().ok()?;
     let ask = |attribute, result: *mut c_void| {
         // SAFETY: each result is as wide as the header says of its attribute.
         unsafe { (context.api.pointer_attribute)(result, attribute, address) == 0 }
@@ -302,7 +302,7 @@ fn enable(device: &CudaDevice, peer: &CudaDevice) -> bool {
     let (Some(possible), Some(enable)) = (context.api.peer_possible, context.api.peer_enable) else {
         return false;
     };
-    let Ok(_entered) = context.enter_relaxed() else { return false };
+    let Ok(_current) = context.make_current_relaxed() else { return false };
     let mut can = 0;
     // A device's handle is its number.
     let (from, to) = (device.ordinal(), peer.ordinal());

@@ -20,7 +20,7 @@
 //! | `context` | primary contexts, entered and left; faults; what is counted |
 //! | `device`, `queue` | the traits |
 //! | `stream` | streams of ours; what is enqueued on them and the events that cover it |
-//! | `progress` | how far they have come; the pinned words that they count in |
+//! | `progress` | how far they have come; the pinned timeline values that they count in |
 //! | `foreign` | streams of others |
 //! | `events` | native events; fences that are one |
 //! | `capture` | work of queues, recorded once and launched often |

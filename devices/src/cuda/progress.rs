@@ -18,7 +18,7 @@ use super::stream::{FROZEN, Stream};
 
 /// How often the driver is asked whether a stream still works, at most.
 const HEALTH_NS: u64 = 200_000;
-/// Readers of the word look at the clock once in as many times.
+/// Readers of the value look at the clock once in as many times.
 const HEALTH_READS: u64 = 64;
 
 impl Timeline for Stream {
@@ -56,7 +56,7 @@ impl Timeline for Stream {
                     self.fail(&error);
                 }
             } else if completed < self.written.load(Ordering::Acquire) {
-                self.look();
+                self.check_health();
             }
         }
         self.completed()
@@ -96,7 +96,7 @@ impl Timeline for Stream {
             return Some(true);
         }
         let reads = self.reads.load(Ordering::Relaxed).wrapping_add(1);
-        if reads.is_multiple_of(HEALTH_READS) && self.is_time_to_look() {
+        if reads.is_multiple_of(HEALTH_READS) && self.is_health_check_due() {
             // Not counted: whoever asks now looks.
             return None;
         }
@@ -105,7 +105,7 @@ impl Timeline for Stream {
     }
 
     fn query_is_cheap(&self) -> bool {
-        self.word.is_some()
+        self.value.is_some()
     }
 
     fn watch(&self, sequence: u64, _subscriber: &Arc<dyn Subscriber>) -> Watch {
@@ -124,7 +124,7 @@ impl Timeline for Stream {
 
 impl Stream {
     /// Sees to it that the host can learn of number `sequence` by polling.
-    fn ask(&self, sequence: u64) -> Result<(), DeviceError> {
+    fn request(&self, sequence: u64) -> Result<(), DeviceError> {
         let mut state = self.state();
         let known = self.completed().max(self.written.load(Ordering::Relaxed));
         if known.max(self.asked.load(Ordering::Relaxed)) >= sequence || self.failure().is_some() {
@@ -142,19 +142,19 @@ impl Stream {
             return Ok(());
         }
         // An event that is there is more exact than what would be written now, unless they say the same.
-        let same = newest == sequence && state.waited_at < sequence && self.word.is_some();
+        let same = newest == sequence && state.waited_at < sequence && self.value.is_some();
         if let Some((number, _)) = mark.filter(|_| !same) {
             self.asked.store(number, Ordering::Release);
             return Ok(());
         }
-        let (Some(word), Some(write)) = (self.word, self.context.api.stream_write) else {
+        let (Some(value), Some(write)) = (self.value, self.context.api.stream_write) else {
             self.mark(&mut state)?;
             self.asked.store(newest, Ordering::Release);
             return Ok(());
         };
-        let _entered = self.context.enter()?;
-        // SAFETY: a live stream, and a word that stays and is this stream's alone.
-        let code = unsafe { write(self.raw(), word.address(), newest, 0) };
+        let _current = self.context.make_current()?;
+        // SAFETY: a live stream, and a value that stays and is this stream's alone.
+        let code = unsafe { write(self.raw(), value.address(), newest, 0) };
         self.context.check(code, "cannot write a number")?;
         self.context.counters.writes.one();
         self.written.store(newest, Ordering::Release);
@@ -175,7 +175,7 @@ impl Stream {
 
     /// Asks the driver whether everything enqueued here is done. It is no capture's.
     fn query(&self) -> Result<bool, DeviceError> {
-        let _entered = self.context.enter_relaxed()?;
+        let _current = self.context.make_current_relaxed()?;
         self.context.counters.queue_queries.one();
         // SAFETY: a live stream.
         match unsafe { (self.context.api.stream_query)(self.raw()) } {
@@ -184,18 +184,18 @@ impl Stream {
         }
     }
 
-    /// As [`ask`](Self::ask). Who cannot be answered must not wait for ever, so what refuses it breaks the stream.
+    /// As [`request`](Self::request). Who cannot be answered must not wait for ever, so what refuses it breaks the stream.
     fn request_or_fail(&self, sequence: u64) {
-        if let Err(error) = self.ask(sequence) {
+        if let Err(error) = self.request(sequence) {
             self.fail(&error);
         }
     }
 
-    /// Reads the word.
+    /// Reads the value.
     #[inline]
     fn read(&self) {
-        if let Some(word) = self.word {
-            let number = word.read();
+        if let Some(value) = self.value {
+            let number = value.read();
             if number > self.completed.load(Ordering::Relaxed) & !FROZEN {
                 self.reach(number);
             }
@@ -207,16 +207,16 @@ impl Stream {
     }
 
     #[cold]
-    fn is_time_to_look(&self) -> bool {
-        self.age_ns().saturating_sub(self.looked_ns.load(Ordering::Relaxed)) >= HEALTH_NS
+    fn is_health_check_due(&self) -> bool {
+        self.age_ns().saturating_sub(self.checked_ns.load(Ordering::Relaxed)) >= HEALTH_NS
     }
 
     /// Asks the driver whether the stream still works, if it is time.
-    fn look(&self) {
-        if !self.is_time_to_look() {
+    fn check_health(&self) {
+        if !self.is_health_check_due() {
             return;
         }
-        self.looked_ns.store(self.age_ns(), Ordering::Relaxed);
+        self.checked_ns.store(self.age_ns(), Ordering::Relaxed);
         let state = self.state();
         // A capturing stream is not queried.
         if self.records(&state).unwrap_or(true) {
@@ -231,16 +231,16 @@ impl Stream {
     }
 }
 
-// Pinned words that streams count in: the device writes a number there, the host reads it without asking the driver.
+// Pinned values that streams count in: the device writes a number there, the host reads it without asking the driver.
 
-/// TimelineValues are a cache line apart: the device writes one while the host reads another.
+/// Timeline values are a cache line apart: the device writes one while the host reads another.
 const STRIDE: usize = 64;
 /// Bytes that are pinned at once.
 const PAGE: usize = 4_096;
 /// `CU_MEMHOSTALLOC_PORTABLE`: every context may write there.
 const PORTABLE: u32 = 1;
 
-/// The words of a context. Its pages stay for as long as the process lives.
+/// The values of a context. Its pages stay for as long as the process lives.
 #[derive(Default)]
 pub(super) struct TimelineValues {
     inner: Mutex<Inner>,
@@ -249,15 +249,15 @@ pub(super) struct TimelineValues {
 #[derive(Default)]
 struct Inner {
     free: Vec<TimelineValue>,
-    /// TimelineValues of streams that are gone, with the last number that is on its way to them.
+    /// Timeline values of streams that are gone, with the last number that is on its way to them.
     settling: Vec<(TimelineValue, u64)>,
 }
 
-/// One word.
+/// One value.
 #[derive(Clone, Copy)]
 pub(super) struct TimelineValue(NonNull<AtomicU64>);
 
-// SAFETY: a word is an atomic that stays for ever.
+// SAFETY: a value is an atomic that stays for ever.
 unsafe impl Send for TimelineValue {}
 // SAFETY: as above.
 unsafe impl Sync for TimelineValue {}
@@ -277,41 +277,41 @@ impl TimelineValue {
 }
 
 impl TimelineValues {
-    /// A word that is 0 and that nothing on its way will change.
+    /// A value that is 0 and that nothing on its way will change.
     ///
     /// # Errors
     /// No memory could be pinned.
     pub(super) fn take(&self, context: &Context) -> Result<TimelineValue, DeviceError> {
         let mut inner = self.inner.lock();
-        let settled = inner.settling.extract_if(.., |(word, last)| word.read() == *last);
-        let settled: Vec<_> = settled.map(|(word, _)| word).collect();
+        let settled = inner.settling.extract_if(.., |(value, last)| value.read() == *last);
+        let settled: Vec<_> = settled.map(|(value, _)| value).collect();
         inner.free.extend(settled);
         if inner.free.is_empty() {
             inner.free = page(context)?;
         }
-        let word = inner.free.pop().expect("a page has words");
+        let value = inner.free.pop().expect("a page has values");
         // SAFETY: as in `TimelineValue::read`; no stream writes there.
-        unsafe { word.0.as_ref() }.store(0, Ordering::Relaxed);
-        Ok(word)
+        unsafe { value.0.as_ref() }.store(0, Ordering::Relaxed);
+        Ok(value)
     }
 
     /// The stream is gone; `last` is the last number that it was told to write, or 0.
-    pub(super) fn release(&self, word: TimelineValue, last: u64) {
+    pub(super) fn release(&self, value: TimelineValue, last: u64) {
         let mut inner = self.inner.lock();
-        inner.settling.push((word, last));
+        inner.settling.push((value, last));
     }
 }
 
-/// TimelineValues in memory that is pinned now.
+/// Timeline values in freshly pinned memory.
 fn page(context: &Context) -> Result<Vec<TimelineValue>, DeviceError> {
     let mut page = ptr::null_mut();
-    let _entered = context.enter_relaxed()?;
+    let _current = context.make_current_relaxed()?;
     // SAFETY: writes one pointer; the memory is never freed.
     let code = unsafe { (context.api.host_allocate)(&raw mut page, PAGE, PORTABLE) };
     context.check(code, "cannot pin memory to count in")?;
-    let words = (0..PAGE / STRIDE).filter_map(|at| {
+    let values = (0..PAGE / STRIDE).filter_map(|at| {
         // SAFETY: within the page, which is aligned to more than a word.
         NonNull::new(unsafe { page.cast::<u8>().add(at * STRIDE) }.cast()).map(TimelineValue)
     });
-    Ok(words.collect())
+    Ok(values.collect())
 }

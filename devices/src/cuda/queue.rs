@@ -6,6 +6,7 @@ use cudarc::driver::sys::{CUevent, CUstream};
 use estafette_sync::sync::{Mutex, MutexGuard};
 
 use crate::fence::source::Timeline;
+use crate::queue::order_after;
 use crate::{
     DLDevice, DeviceError, DeviceErrorKind, Fence, FenceState, LaunchGraph, Order, Queue, QueueClock,
     QueueId, Recorded, Timing,
@@ -111,7 +112,7 @@ impl CudaQueue {
     ) -> Result<(), DeviceError> {
         self.intact()?;
         let stream = self.here()?;
-        let _entered = self.context.enter()?;
+        let _current = self.context.make_current()?;
         self.context.check(command(stream), what)?;
         self.context.counters.commands.one();
         Ok(())
@@ -181,31 +182,36 @@ impl CudaQueue {
         }
     }
 
-    /// Enqueues the wait.
-    fn wait(&self, fence: &Fence, behind: &Behind) -> Result<(), DeviceError> {
+    /// Enqueues a wait for what is behind `fence`; `None` if CUDA does not know it.
+    fn wait(&self, fence: &Fence) -> Result<Option<Order>, DeviceError> {
+        let behind = behind(fence)?;
+        if let Behind::Event(_, _, context) = &behind {
+            context.intact()?;
+        }
         match (&self.kind, behind) {
+            (_, Behind::Done) => return Ok(Some(Order::Nothing)),
+            (_, Behind::Unknown) => return Ok(None),
             // SAFETY: the event lives as long as the fence that holds it, or by the contract of `fence_of_event`.
             (Kind::Own(stream), Behind::Event(event, _, context)) => unsafe {
-                stream.wait(fence, *event, context)
+                stream.wait(fence, event, &context)?;
             },
             (Kind::Own(stream), Behind::Captured(event, number)) => {
                 // SAFETY: as above.
-                unsafe { stream.wait_within(*event, *number) }
+                unsafe { stream.wait_within(event, number) }?;
             }
             (Kind::Foreign(foreign, clock), Behind::Event(event, ours, _)) => {
                 foreign.here()?;
                 // SAFETY: as above.
-                if unsafe { foreign.wait(&self.context, *event, ours.as_ref()) }? {
+                if unsafe { foreign.wait(&self.context, event, ours.as_ref()) }? {
                     clock.lock().note_wait(fence);
                 }
-                Ok(())
             }
             (Kind::Foreign(foreign, _), Behind::Captured(event, number)) => {
                 // SAFETY: as above.
-                unsafe { foreign.wait_within(&self.context, *event, *number) }
+                unsafe { foreign.wait_within(&self.context, event, number) }?;
             }
-            (_, Behind::Done | Behind::Unknown) => Ok(()),
         }
+        Ok(Some(Order::Device))
     }
 }
 
@@ -272,31 +278,7 @@ impl Queue for CudaQueue {
 
     fn order_after(&self, fence: &Fence) -> Result<Order, DeviceError> {
         self.intact()?;
-        if fence.observed_done() || self.covers(fence) {
-            return Ok(Order::Nothing);
-        }
-        // A foreign promise may know how to order work here; it is asked under no lock.
-        if let Some(order) = fence.as_event().and_then(|event| event.order_on(self)) {
-            return order;
-        }
-        let behind = behind(fence)?;
-        match &behind {
-            Behind::Done => Ok(Order::Nothing),
-            Behind::Unknown => match fence.state() {
-                FenceState::Pending => Ok(Order::Host),
-                FenceState::Done => Ok(Order::Nothing),
-                FenceState::Failed(error) => Err(error),
-            },
-            Behind::Event(_, _, context) => {
-                context.intact()?;
-                self.wait(fence, &behind)?;
-                Ok(Order::Device)
-            }
-            Behind::Captured(..) => {
-                self.wait(fence, &behind)?;
-                Ok(Order::Device)
-            }
-        }
+        order_after(self, fence, || self.covers(fence), || self.wait(fence))
     }
 
     /// Between two events with time stamps, which cost a little: so only while somebody asks.
@@ -339,11 +321,11 @@ impl Queue for CudaQueue {
         }
     }
 
-    fn enter(&self) -> Result<bool, DeviceError> {
+    fn make_current(&self) -> Result<bool, DeviceError> {
         self.context.push()
     }
 
-    fn leave(&self) {
+    fn restore_current(&self) {
         self.context.pop();
     }
 
@@ -378,10 +360,10 @@ impl Queue for CudaQueue {
 
     fn capture_graph(
         &self,
-        lanes: usize,
+        queues: usize,
         enqueue: Recorded<'_>,
     ) -> Result<Arc<dyn LaunchGraph>, DeviceError> {
-        capture::record(self, lanes, enqueue)
+        capture::record(self, queues, enqueue)
     }
 
     fn as_any(&self) -> &dyn Any {

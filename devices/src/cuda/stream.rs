@@ -2,10 +2,10 @@
 //!
 //! # What an operation costs
 //! A number. [`Stream::next`] gives it under a lock and tells the driver nothing, so a chain of operations on one stream records
-//! no event and writes no word. What covers a number comes when somebody asks:
+//! no event and writes no value. What covers a number comes when somebody asks:
 //! - *another queue*: an event ([`Stream::event_for`]), which serves everybody who asks later;
 //! - *the host*: the first to ask costs a query, since all may be done already. If not, and where the device can, it is told to
-//!   write the newest number into a pinned word ([`super::progress`]), once; from then on asking is a load. Elsewhere an event is
+//!   write the newest number into a pinned value ([`super::progress`]), once; from then on asking is a load. Elsewhere an event is
 //!   recorded, and the oldest one is queried.
 //!
 //! What is recorded late covers more than it was asked for, and that must not matter. Before a stream is made to wait, its newest
@@ -13,10 +13,10 @@
 //! for him.
 //!
 //! # What is known
-//! `completed` only goes up, and stands still for good when the stream breaks: bit `FROZEN` is set in the same word, so nobody
-//! who has seen a fence fail sees it done later. The word in pinned memory is read into it.
+//! `completed` only goes up, and stands still for good when the stream breaks: bit `FROZEN` is set in the same atomic, so nobody
+//! who has seen a fence fail sees it done later. The value in pinned memory is read into it.
 //!
-//! A broken context writes no word, so a poll queries the driver about the stream from time to time.
+//! A broken context writes no value, so a poll queries the driver about the stream from time to time.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -50,7 +50,7 @@ pub(super) struct Stream {
     pub(super) completed: AtomicU64,
     pub(super) failure: OnceLock<DeviceError>,
     /// Where the device counts.
-    pub(super) word: Option<TimelineValue>,
+    pub(super) value: Option<TimelineValue>,
     /// The newest number that the device has been told to write. Goes up under the state's lock.
     pub(super) written: AtomicU64,
     /// The newest number that the host has asked for and that only an event tells of. Goes up under the state's lock.
@@ -59,7 +59,7 @@ pub(super) struct Stream {
     pub(super) wanted: AtomicU64,
     pub(super) reads: AtomicU64,
     /// When the driver was asked about the stream last, since `born`.
-    pub(super) looked_ns: AtomicU64,
+    pub(super) checked_ns: AtomicU64,
     pub(super) born: Instant,
     state: Mutex<QueueState>,
     /// Fences of other contexts that it waits for. A lock of its own, taken by the thread that finds such a context broken.
@@ -73,7 +73,7 @@ impl Stream {
         context.intact()?;
         let mut raw: CUstream = ptr::null_mut();
         {
-            let _entered = context.enter_relaxed()?;
+            let _current = context.make_current_relaxed()?;
             // SAFETY: writes one handle, which is ours.
             let code = unsafe { (context.api.stream_create)(&raw mut raw, NON_BLOCKING) };
             context.check(code, "cannot make a stream")?;
@@ -85,18 +85,18 @@ impl Stream {
             raw: Handle::new(raw),
             completed: AtomicU64::new(0),
             failure: OnceLock::new(),
-            word: None,
+            value: None,
             written: AtomicU64::new(0),
             asked: AtomicU64::new(0),
             wanted: AtomicU64::new(0),
             reads: AtomicU64::new(0),
-            looked_ns: AtomicU64::new(0),
+            checked_ns: AtomicU64::new(0),
             born: Instant::now(),
             state: Mutex::new(QueueState::new(id)),
             depends: Mutex::default(),
         };
-        if let Some(words) = &context.words {
-            stream.word = Some(words.take(context)?);
+        if let Some(values) = &context.timeline_values {
+            stream.value = Some(values.take(context)?);
         }
         let stream = Arc::new(stream);
         context.adopt(&stream);
@@ -150,8 +150,8 @@ impl Stream {
 
     /// Nothing more is done here, because of `error`.
     pub(super) fn fail(&self, error: &DeviceError) {
-        if let Some(word) = self.word {
-            self.reach(word.read());
+        if let Some(value) = self.value {
+            self.reach(value.read());
         }
         self.failure.get_or_init(|| error.clone());
         self.completed.fetch_or(FROZEN, Ordering::AcqRel);
@@ -181,12 +181,12 @@ impl Drop for Stream {
         if self.context.fault().is_some() {
             return;
         }
-        if let Ok(_entered) = self.context.enter_relaxed() {
+        if let Ok(_current) = self.context.make_current_relaxed() {
             // SAFETY: ours, destroyed this once. The driver lets what is enqueued finish.
             let _ = unsafe { (self.context.api.stream_destroy)(self.raw()) };
         }
-        if let (Some(words), Some(word)) = (&self.context.words, self.word) {
-            words.release(word, self.written.load(Ordering::Relaxed));
+        if let (Some(values), Some(value)) = (&self.context.timeline_values, self.value) {
+            values.release(value, self.written.load(Ordering::Relaxed));
         }
     }
 }
@@ -298,7 +298,7 @@ impl Stream {
     /// # Safety
     /// `event` is live.
     pub(super) unsafe fn wait_within(&self, event: CUevent, number: Option<u64>) -> Result<(), DeviceError> {
-        let _lane = self.state();
+        let _state = self.state();
         if number.is_none() || recording(&self.context, self.raw())? != number {
             return Err(not_the_same_capture());
         }
@@ -436,7 +436,7 @@ pub(super) unsafe fn wait(
     event: CUevent,
     flags: u32,
 ) -> Result<(), DeviceError> {
-    let _entered = context.enter()?;
+    let _current = context.make_current()?;
     // SAFETY: by contract.
     let code = unsafe { (context.api.stream_wait)(stream, event, flags) };
     context.check(code, "cannot wait for an event")?;
@@ -447,7 +447,7 @@ pub(super) unsafe fn wait(
 /// Whether what is enqueued on `stream` now is recorded into a graph.
 pub(super) fn is_capturing(context: &Context, stream: CUstream) -> Result<bool, DeviceError> {
     let mut status: u32 = 0;
-    let _entered = context.enter()?;
+    let _current = context.make_current()?;
     // SAFETY: a live stream; the status is a number, written to one.
     let code =
         unsafe { (context.api.stream_capturing)(stream, (&raw mut status).cast::<CUstreamCaptureStatus>()) };

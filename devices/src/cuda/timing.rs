@@ -76,7 +76,7 @@ impl ReferenceEvent {
     /// The context is broken.
     fn until(&self, context: &Context, event: CUevent) -> Result<Option<u64>, DeviceError> {
         let mut milliseconds = 0.0_f32;
-        let _entered = context.enter_relaxed()?;
+        let _current = context.make_current_relaxed()?;
         // SAFETY: live events of the context that have time stamps; writes one number.
         match unsafe { (context.api.event_elapsed)(&raw mut milliseconds, self.event.raw(), event) } {
             NOT_READY => Ok(None),

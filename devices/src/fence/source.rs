@@ -146,12 +146,12 @@ pub(crate) fn deliver(subscriber: Arc<dyn Subscriber>, outcome: Outcome) {
         delivery.depth
     });
     let Some((subscriber, outcome)) = now else { return };
-    tell(subscriber, outcome);
+    notify(subscriber, outcome);
     if depth == Some(1) {
         while let Some((subscriber, outcome)) =
             with_delivery(|delivery| delivery.postponed.pop_front()).flatten()
         {
-            tell(subscriber, outcome);
+            notify(subscriber, outcome);
         }
     }
     if depth.is_some() {
@@ -163,7 +163,7 @@ fn with_delivery<R>(f: impl FnOnce(&mut Delivery) -> R) -> Option<R> {
     DELIVERY.try_with(|delivery| f(&mut delivery.borrow_mut())).ok()
 }
 
-fn tell(subscriber: Arc<dyn Subscriber>, outcome: Outcome) {
+fn notify(subscriber: Arc<dyn Subscriber>, outcome: Outcome) {
     guarded("a callback of a fence", || subscriber.settled(outcome));
 }
 

@@ -3,6 +3,7 @@ use std::sync::Arc;
 
 use super::memory;
 use crate::fence::source::{Outcome, Subscriber, Timeline, Watch};
+use crate::queue::order_by_state;
 use crate::{
     Allocation, Clock, DLDevice, Device, DeviceError, DeviceErrorKind, Fence, Order, Queue, QueueId,
 };
@@ -103,11 +104,7 @@ impl Queue for HostQueue {
     }
 
     fn order_after(&self, fence: &Fence) -> Result<Order, DeviceError> {
-        match fence.state().outcome() {
-            None => Ok(Order::Host),
-            Some(Ok(())) => Ok(Order::Nothing),
-            Some(Err(error)) => Err(error),
-        }
+        order_by_state(fence)
     }
 
     fn record(&self) -> Result<Fence, DeviceError> {

@@ -9,10 +9,10 @@
 //! polls for some microseconds before it leaves the fence to the thread (`spin.rs`).
 //!
 //! # Sleeping protocol
-//! `armed` counts the subscriptions in the inbox and in the lanes.
+//! `armed` counts the subscriptions in the inbox and in the poll list.
 //! 1. *Arm*: under the lock of the inbox, push into it and `armed += 1` (SeqCst). If it was 0, unpark the thread.
 //! 2. *Sleep*: the thread drains the inbox; if `armed` is 0 it parks, else it polls.
-//! 3. *Settle*: `armed` goes down only after the settled subscriptions have left the lanes.
+//! 3. *Settle*: `armed` goes down only after the settled subscriptions have left the poll list.
 //!
 //! The excluded race is a subscription that arrives while the thread decides to park. Then `armed` went from 0 to 1
 //! after the thread read 0, so the arming thread unparks it, and an unpark before a park makes the park return at
@@ -20,7 +20,7 @@
 //! the inbox. On a busy device that spares one futex call per fence.
 
 mod gather;
-mod lanes;
+mod poll_list;
 mod settled;
 mod spin;
 mod thread;
@@ -35,7 +35,7 @@ use crate::{DeviceError, DeviceErrorKind, Fence, Outcome};
 pub(crate) use self::spin::spin;
 
 use self::gather::Gather;
-use self::lanes::Armed;
+use self::poll_list::Armed;
 use self::thread::Shared;
 
 /// Watches pending fences and notifies their subscribers. One per process, started when first needed.

@@ -12,7 +12,7 @@ use crate::fence::source::deliver;
 use crate::fence::waiting::Ready;
 use crate::{DeviceError, DeviceErrorKind};
 
-use super::lanes::{Armed, Lanes};
+use super::poll_list::{Armed, PollList};
 use super::spin::has_spare_cores;
 
 /// Sweeps with a busy pause between them after something settled: most work that is nearly done is done within them.
@@ -31,7 +31,7 @@ const NAP_FRACTION: u32 = 8;
 /// What the arming threads and the reactor thread share.
 #[derive(Default)]
 pub(super) struct Shared {
-    /// Subscriptions in the inbox and in the lanes. See the module's protocol.
+    /// Subscriptions in the inbox and in the poll list. See the module's protocol.
     armed: AtomicUsize,
     inbox: Mutex<Inbox>,
 }
@@ -86,10 +86,10 @@ impl Shared {
     /// The thread. It lives as long as the process.
     fn run(&self) {
         precise_naps();
-        let mut lanes = Lanes::default();
+        let mut poll_list = PollList::default();
         let mut ready: Vec<Ready> = Vec::new();
         let mut pace = Pace::new();
-        // Subscriptions in the lanes: what is armed beyond them is in the inbox, so a sweep that finds as many takes no lock.
+        // Subscriptions in the poll list: what is armed beyond them is in the inbox, so a sweep that finds as many takes no lock.
         let mut held = 0;
         loop {
             let armed = self.armed.load(Ordering::SeqCst);
@@ -97,13 +97,13 @@ impl Shared {
                 let arrived = mem::take(&mut self.inbox.lock().arrived);
                 held += arrived.len();
                 pace = Pace::new();
-                arrived.into_iter().for_each(|armed| lanes.add(armed));
+                arrived.into_iter().for_each(|armed| poll_list.add(armed));
             }
             if armed == 0 && held == 0 {
                 thread::park();
                 continue;
             }
-            lanes.sweep(&mut ready);
+            poll_list.sweep(&mut ready);
             if ready.is_empty() {
                 pace.pause();
                 continue;

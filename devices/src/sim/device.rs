@@ -27,7 +27,7 @@ pub struct SimOptions {
     pub device_id: i32,
     /// Everything that is left to chance is drawn from this.
     pub seed: u64,
-    /// Added to the duration of every piece of work, in virtual nanoseconds.
+    /// Added to the duration of every task, in virtual nanoseconds.
     pub latency_ns: u64,
     /// At most this is added as well, drawn from the seed.
     pub jitter_ns: u64,
@@ -89,7 +89,7 @@ pub enum SimPace {
 /// A simulated device; see the [module](super).
 ///
 /// When the last handle to it and to its queues is dropped, work that still runs freely ends first; in manual mode, and
-/// for held pieces, nobody could complete it any more, so its fences fail with kind [`DeviceErrorKind::Cancelled`].
+/// for held tasks, nobody could complete it any more, so its fences fail with kind [`DeviceErrorKind::Cancelled`].
 pub struct SimDevice {
     core: Arc<Core>,
     default_queue: Arc<SimQueue>,
@@ -135,7 +135,7 @@ impl SimDevice {
         schedule.now_ns = schedule.now_ns.max(until_ns);
     }
 
-    /// Completes the piece of work that is due next, and moves virtual time there. False if none can complete.
+    /// Completes the task that is due next, and moves virtual time there. False if none can complete.
     pub fn step(&self) -> bool {
         self.core.step(u64::MAX)
     }
@@ -145,27 +145,27 @@ impl SimDevice {
         while self.step() {}
     }
 
-    /// Unfinished pieces of work, held ones included.
+    /// Unfinished tasks, held ones included.
     pub fn unfinished(&self) -> usize {
         self.core.schedule().unfinished_pieces()
     }
 
-    /// Keeps pieces called `name`, present and future, from completing.
+    /// Keeps tasks called `name`, present and future, from completing.
     pub fn hold(&self, name: &str) {
         self.core.schedule().script.hold(name);
     }
 
-    /// Lets pieces called `name` complete again. False if they were not held.
+    /// Lets tasks called `name` complete again. False if they were not held.
     pub fn release(&self, name: &str) -> bool {
         self.core.change(|schedule, _| schedule.release(name))
     }
 
-    /// The piece that would complete next fails instead, and with it its queue, for good.
+    /// The task that would complete next fails instead, and with it its queue, for good.
     pub fn fail_next(&self, error: DeviceError) {
         self.core.schedule().script.fail_next(error);
     }
 
-    /// The next piece called `name` fails instead of completing, and with it its queue, for good.
+    /// The next task called `name` fails instead of completing, and with it its queue, for good.
     pub fn fail_named(&self, name: &str, error: DeviceError) {
         self.core.schedule().script.fail_named(name, error);
     }
@@ -180,7 +180,7 @@ impl SimDevice {
         self.core.schedule().trace.to_vec()
     }
 
-    /// The names of the completed pieces, in order.
+    /// The names of the completed tasks, in order.
     pub fn completed(&self) -> Vec<String> {
         let trace = self.trace();
         let completed = trace.iter().filter(|event| event.is_completed());
@@ -361,10 +361,10 @@ impl Core {
         result
     }
 
-    /// Completes the next piece that is due at `until_ns` or before. False if there is none.
+    /// Completes the next task that is due at `until_ns` or before. False if there is none.
     pub(super) fn step(&self, until_ns: u64) -> bool {
         let completing = self.schedule().pop_due(until_ns);
-        let Some(Completing { entry, work }) = completing else { return false };
+        let Some(Completing { command, work }) = completing else { return false };
         let outcome = work.and_then(|work| {
             let mut outcome = Err(DeviceError::new(DeviceErrorKind::Fault, "the work panicked"));
             guarded("simulated work", || {
@@ -374,7 +374,7 @@ impl Core {
             outcome
         });
         let mut effects = Effects::default();
-        self.schedule().finish(entry, outcome, &mut effects);
+        self.schedule().finish(command, outcome, &mut effects);
         effects.happen();
         true
     }

@@ -7,21 +7,21 @@ use crate::fence::host_event::HostEvent;
 use crate::fence::source::{Event, Subscriber, Watch};
 use crate::{DLDevice, FenceState, QueueId};
 
+use super::command::CommandId;
 use super::device::SimNotify;
-use super::entry::EntryId;
 use super::trace::Counters;
 
 /// A mark in an out-of-order queue, or in one of somebody else's: done when everything that was enqueued before it is.
 pub(super) struct SimMark {
     /// The queue that it is enqueued on.
-    pub(super) lane: QueueId,
+    pub(super) queue: QueueId,
     /// Whether it has a number there; one of a foreign queue stands alone.
     numbered: bool,
     device: DLDevice,
     notify: SimNotify,
     counters: Arc<Counters>,
-    /// Its entry in the schedule of its device.
-    pub(super) entry: EntryId,
+    /// Its command in the schedule of its device.
+    pub(super) command: CommandId,
     pub(super) signal: HostEvent,
     /// Whether the host has seen that it is done; see [`super::timeline::SimTimeline`].
     observed: AtomicBool,
@@ -30,20 +30,20 @@ pub(super) struct SimMark {
 
 impl SimMark {
     pub(super) fn new(
-        lane: QueueId,
+        queue: QueueId,
         numbered: bool,
         device: DLDevice,
         notify: SimNotify,
         counters: Arc<Counters>,
-        entry: EntryId,
+        command: CommandId,
     ) -> Self {
         Self {
-            lane,
+            queue,
             numbered,
             device,
             notify,
             counters,
-            entry,
+            command,
             signal: HostEvent::new(),
             observed: AtomicBool::new(false),
             recorded: AtomicBool::new(false),
@@ -64,7 +64,7 @@ impl Event for SimMark {
     }
 
     fn queue(&self) -> Option<QueueId> {
-        self.numbered.then_some(self.lane)
+        self.numbered.then_some(self.queue)
     }
 
     fn state(&self) -> FenceState {
@@ -95,6 +95,6 @@ impl Event for SimMark {
 
 impl fmt::Debug for SimMark {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "mark {} of {}, {:?}", self.entry, self.lane, self.signal)
+        write!(f, "mark {} of {}, {:?}", self.command, self.queue, self.signal)
     }
 }

@@ -5,14 +5,14 @@
 //!
 //! # How it runs
 //! Work is [launched](SimQueue::launch) on a [`SimQueue`] with a duration in virtual nanoseconds and a closure, its
-//! effect. A piece of work *starts* when everything that it waits for is done, and *completes* its latency and duration
+//! effect. A task *starts* when everything that it waits for is done, and *completes* its latency and duration
 //! later; only then does its closure run. So a wait that is missing shows as a wrong value, not as luck.
-//! - An in-order queue runs one piece after the other. An out-of-order queue runs everything at once that no wait
-//!   holds back, and pieces that end at the same time complete in an order drawn from the seed.
+//! - An in-order queue runs one task after the other. An out-of-order queue runs everything at once that no wait
+//!   holds back, and tasks that end at the same time complete in an order drawn from the seed.
 //! - Time moves when somebody moves it: [`SimDevice::advance`], [`SimDevice::step`], [`SimDevice::run_until_idle`], or
 //!   by a thread of the device in the [free-running](SimPace) modes.
-//! - [`SimDevice::hold`] keeps named pieces from completing until [`SimDevice::release`].
-//! - [`SimDevice::fail_next`] and its relatives break things. A failed piece poisons its queue: everything unfinished
+//! - [`SimDevice::hold`] keeps named tasks from completing until [`SimDevice::release`].
+//! - [`SimDevice::fail_next`] and its relatives break things. A failed task poisons its queue: everything unfinished
 //!   on it fails with the same root error, as does every queue that was made to wait for it.
 //!
 //! ```
@@ -45,8 +45,8 @@
 //! # Ok::<(), estafette_devices::DeviceError>(())
 //! ```
 
+mod command;
 mod device;
-mod entry;
 mod foreign;
 mod free_running;
 mod mark;

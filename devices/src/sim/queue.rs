@@ -5,10 +5,11 @@ use std::sync::Arc;
 
 use estafette_sync::sync::atomic::{AtomicBool, Ordering};
 
+use crate::queue::order_after;
 use crate::{DLDevice, DeviceError, Fence, Order, Queue, QueueId, Timing};
 
+use super::command::CommandId;
 use super::device::Core;
-use super::entry::EntryId;
 use super::mark::SimMark;
 use super::timeline::SimTimeline;
 use super::trace::Counters;
@@ -39,7 +40,7 @@ impl SimQueue {
         queue.as_any().downcast_ref()
     }
 
-    /// Enqueues a piece of work that takes `duration_ns` virtual nanoseconds. Its effect `work` happens when it
+    /// Enqueues a task that takes `duration_ns` virtual nanoseconds. Its effect `work` happens when it
     /// completes; a panic in it is a fault of the queue. `name` is what scripts and traces call it.
     ///
     /// # Errors
@@ -76,7 +77,7 @@ impl SimQueue {
     pub(super) fn record_alone(&self) -> Result<Fence, DeviceError> {
         self.core.change(|schedule, effects| {
             schedule.check(self.id)?;
-            let (mark, ..) = schedule.mark(self.id, |entry| self.mark(false, entry), effects);
+            let (mark, ..) = schedule.mark(self.id, |command| self.mark(false, command), effects);
             Ok(Fence::event(mark))
         })
     }
@@ -86,14 +87,14 @@ impl SimQueue {
         self.core.change(|schedule, effects| {
             schedule.check(self.id)?;
             schedule.wait_for_all(self.id, effects);
-            let (mark, ..) = schedule.mark(self.id, |entry| self.mark(false, entry), effects);
+            let (mark, ..) = schedule.mark(self.id, |command| self.mark(false, command), effects);
             Ok(Fence::event(mark))
         })
     }
 
-    fn mark(&self, numbered: bool, entry: EntryId) -> SimMark {
+    fn mark(&self, numbered: bool, command: CommandId) -> SimMark {
         let Core { device, options, counters, .. } = &*self.core;
-        SimMark::new(self.id, numbered, *device, options.notify, counters.clone(), entry)
+        SimMark::new(self.id, numbered, *device, options.notify, counters.clone(), command)
     }
 
     /// As [`Queue::order_after`]; a wait is elided only where this queue's own work is `elidable`.
@@ -103,23 +104,13 @@ impl SimQueue {
         elidable: bool,
         asked_as: &dyn Queue,
     ) -> Result<Order, DeviceError> {
-        {
-            let schedule = self.core.schedule();
-            schedule.check(self.id)?;
-            if fence.observed_done() || elidable && schedule.clock_covers(self.id, fence) {
-                return Ok(Order::Nothing);
-            }
-        }
-        // A foreign promise may know how to order work here; it is asked under no lock.
-        if let Some(order) = fence.as_event().and_then(|event| event.order_on(asked_as)) {
-            return order;
-        }
-        let Some((on, target)) = self.own_target(fence) else {
-            return match fence.state().outcome() {
-                None => Ok(Order::Host),
-                Some(outcome) => outcome.map(|()| Order::Nothing),
-            };
-        };
+        self.core.schedule().check(self.id)?;
+        let is_ordered = || elidable && self.core.schedule().clock_covers(self.id, fence);
+        order_after(asked_as, fence, is_ordered, || self.wait(fence))
+    }
+
+    fn wait(&self, fence: &Fence) -> Result<Option<Order>, DeviceError> {
+        let Some((on, target)) = self.own_target(fence) else { return Ok(None) };
         self.core.change(|schedule, effects| {
             schedule.check(self.id)?;
             if schedule.has_queue(on) {
@@ -127,11 +118,11 @@ impl SimQueue {
             }
             let target = match target {
                 Target::Point(sequence) => schedule.unfinished(on, sequence),
-                Target::Mark(entry) => Some(entry),
+                Target::Mark(command) => Some(command),
             };
             schedule.wait(self.id, target, fence, effects);
             Counters::count(&self.core.counters.waits);
-            Ok(Order::Device)
+            Ok(Some(Order::Device))
         })
     }
 
@@ -147,16 +138,16 @@ impl SimQueue {
             let event: &dyn Any = &**fence.as_event()?;
             let mark = event.downcast_ref::<SimMark>()?;
             mark.record_natively();
-            (mark.lane, Target::Mark(mark.entry))
+            (mark.queue, Target::Mark(mark.command))
         };
         self.core.schedule().has_queue(on).then_some((on, target))
     }
 }
 
-/// An entry of the schedule that a fence stands for.
+/// A command of the schedule that a fence stands for.
 enum Target {
     Point(u64),
-    Mark(EntryId),
+    Mark(CommandId),
 }
 
 impl Queue for SimQueue {
@@ -183,7 +174,7 @@ impl Queue for SimQueue {
             if let Some((timeline, sequence, seen)) = schedule.point(self.id) {
                 return Ok(Fence::point(timeline, sequence, seen));
             }
-            let (mark, sequence, seen) = schedule.mark(self.id, |entry| self.mark(true, entry), effects);
+            let (mark, sequence, seen) = schedule.mark(self.id, |command| self.mark(true, command), effects);
             Ok(Fence::recorded_event(mark, sequence, seen))
         })
     }

@@ -2,17 +2,17 @@
 //! thread, no lock, no clock but the virtual one; foreign code and subscribers are handed out to be called elsewhere.
 //!
 //! # Entries
-//! Everything enqueued is an *entry*: a piece of work, a wait, or a mark. An entry knows how many others it still waits
+//! Everything enqueued is an *command*: a task, a wait, or a mark. A command knows how many others it still waits
 //! for (`missing`) and which others wait for it (`dependents`).
 //!
-//! | entry | waits for |
+//! | command | waits for |
 //! |---|---|
-//! | anything on an in-order queue | the entry before it |
-//! | a wait | also the entry of the fence, on another queue |
-//! | a piece on an out-of-order queue | the unfinished waits enqueued before it |
+//! | anything on an in-order queue | the command before it |
+//! | a wait | also the command of the fence, on another queue |
+//! | a task on an out-of-order queue | the unfinished waits enqueued before it |
 //! | a mark (out-of-order queues only) | the mark before it and everything enqueued since |
 //!
-//! Waits and marks end when they can start. A piece goes into a heap of completions, ordered by time and then by a
+//! Waits and marks end when they can start. A task goes into a heap of completions, ordered by time and then by a
 //! number drawn from the seed, unless the script holds it.
 
 use std::borrow::Cow;
@@ -23,17 +23,17 @@ use std::sync::Arc;
 use crate::fence::waiting::Ready;
 use crate::{Clock, DeviceError, Fence, QueueClock, QueueId};
 
-use super::entry::{Entry, EntryId, EntryKind, QueueKind, QueueState, Work};
+use super::command::{Command, CommandId, CommandKind, QueueKind, QueueState, Work};
 use super::mark::SimMark;
 use super::script::Script;
 use super::timeline::SimTimeline;
 use super::timing::SimTiming;
 use super::trace::{Trace, TraceEvent};
 
-/// A piece that completes now: the caller runs its work under no lock and then calls [`Schedule::finish`].
+/// A task that completes now: the caller runs its work under no lock and then calls [`Schedule::finish`].
 pub(super) struct Completing {
-    pub(super) entry: EntryId,
-    /// The effect, or the fault that the script has for this piece.
+    pub(super) command: CommandId,
+    /// The effect, or the fault that the script has for this task.
     pub(super) work: Result<Work, DeviceError>,
 }
 
@@ -46,10 +46,10 @@ pub(super) struct Effects {
     pub(super) dropped: Vec<Work>,
 }
 
-/// How long a piece takes.
+/// How long a task takes.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Latency {
-    /// Added to every piece.
+    /// Added to every task.
     pub(super) fixed_ns: u64,
     /// At most this is added as well, drawn from the seed.
     pub(super) jitter_ns: u64,
@@ -62,12 +62,12 @@ pub(super) struct Schedule {
     pub(super) trace: Trace,
     latency: Latency,
     queues: HashMap<QueueId, QueueState>,
-    entries: HashMap<EntryId, Entry>,
+    commands: HashMap<CommandId, Command>,
     next_entry: u64,
-    /// (time, number drawn from the seed, entry).
-    completions: BinaryHeap<Reverse<(u64, u64, EntryId)>>,
-    /// Pieces that have run their time and are held by the script.
-    held: Vec<EntryId>,
+    /// (time, number drawn from the seed, command).
+    completions: BinaryHeap<Reverse<(u64, u64, CommandId)>>,
+    /// Tasks that have run their time and are held by the script.
+    held: Vec<CommandId>,
 }
 
 impl Schedule {
@@ -78,7 +78,7 @@ impl Schedule {
             trace: Trace::default(),
             latency,
             queues: HashMap::new(),
-            entries: HashMap::new(),
+            commands: HashMap::new(),
             next_entry: 0,
             completions: BinaryHeap::new(),
             held: Vec::new(),
@@ -94,14 +94,14 @@ impl Schedule {
         };
         let pending = BTreeMap::new();
         let timings = Vec::new();
-        let lane = QueueState { clock, failure: None, pending, enqueued: 0, timings, closed: false, kind };
-        self.queues.insert(id, lane);
+        let state = QueueState { clock, failure: None, pending, enqueued: 0, timings, closed: false, kind };
+        self.queues.insert(id, state);
     }
 
     /// The last handle of a queue is gone. What is enqueued goes on.
     pub(super) fn close_queue(&mut self, id: QueueId) {
-        if let Some(lane) = self.queues.get_mut(&id) {
-            lane.closed = true;
+        if let Some(state) = self.queues.get_mut(&id) {
+            state.closed = true;
         }
         self.remove_if_finished(id);
     }
@@ -113,14 +113,14 @@ impl Schedule {
 
     /// Why nothing more can be enqueued on a queue.
     pub(super) fn check(&self, queue: QueueId) -> Result<(), DeviceError> {
-        self.lane(queue).failure.clone().map_or(Ok(()), Err)
+        self.queue_state(queue).failure.clone().map_or(Ok(()), Err)
     }
 
     pub(super) fn clock_covers(&self, queue: QueueId, fence: &Fence) -> bool {
-        self.lane(queue).clock.covers(fence)
+        self.queue_state(queue).clock.covers(fence)
     }
 
-    /// Enqueues a piece of work on a queue that has not failed.
+    /// Enqueues a task on a queue that has not failed.
     pub(super) fn launch(
         &mut self,
         queue: QueueId,
@@ -130,67 +130,67 @@ impl Schedule {
         effects: &mut Effects,
     ) {
         self.trace.push(TraceEvent::Launched { at_ns: self.now_ns, queue, name: name.clone() });
-        let waits = match &self.lane(queue).kind {
+        let waits = match &self.queue_state(queue).kind {
             QueueKind::InOrder(_) => Vec::new(),
             QueueKind::OutOfOrder { waits, .. } => waits.clone(),
         };
-        let kind = EntryKind::Piece { name, duration_ns, work: Some(work) };
-        let entry = self.add(queue, kind, &waits);
-        let timings = self.lane(queue).timings.clone();
+        let kind = CommandKind::Task { name, duration_ns, work: Some(work) };
+        let command = self.add(queue, kind, &waits);
+        let timings = self.queue_state(queue).timings.clone();
         timings.iter().for_each(|timing| timing.enqueued());
-        if let Some(entry) = self.entries.get_mut(&entry) {
-            entry.timings = timings;
+        if let Some(command) = self.commands.get_mut(&command) {
+            command.timings = timings;
         }
-        self.start_if_ready(entry, effects);
+        self.start_if_ready(command, effects);
     }
 
     /// Measures what is enqueued on a queue until its next record.
     pub(super) fn time(&mut self, queue: QueueId) -> Arc<SimTiming> {
         let timing = SimTiming::new();
-        self.lane_mut(queue).timings.push(Arc::clone(&timing));
+        self.queue_state_mut(queue).timings.push(Arc::clone(&timing));
         timing
     }
 
     /// A queue is recorded: what is enqueued from here on is measured by nobody who has begun.
     pub(super) fn end_timing(&mut self, queue: QueueId) {
-        self.lane_mut(queue).timings.clear();
+        self.queue_state_mut(queue).timings.clear();
     }
 
-    /// Makes what comes later on a queue wait for `fence`, whose entry is `target` (`None` when it has finished and the
+    /// Makes what comes later on a queue wait for `fence`, whose command is `target` (`None` when it has finished and the
     /// host does not know yet).
     pub(super) fn wait(
         &mut self,
         queue: QueueId,
-        target: Option<EntryId>,
+        target: Option<CommandId>,
         fence: &Fence,
         effects: &mut Effects,
     ) {
-        let entry = self.add(queue, EntryKind::Wait, target.as_slice());
-        let lane = self.lane_mut(queue);
-        if let QueueKind::OutOfOrder { waits, .. } = &mut lane.kind {
-            waits.push(entry);
+        let command = self.add(queue, CommandKind::Wait, target.as_slice());
+        let state = self.queue_state_mut(queue);
+        if let QueueKind::OutOfOrder { waits, .. } = &mut state.kind {
+            waits.push(command);
         }
-        lane.clock.note_wait(fence);
+        state.clock.note_wait(fence);
         if let (Some(on), Some(sequence)) = (fence.queue(), fence.sequence()) {
             self.trace.push(TraceEvent::Waited { at_ns: self.now_ns, queue, on, sequence });
         }
-        self.start_if_ready(entry, effects);
+        self.start_if_ready(command, effects);
     }
 
     /// Makes what comes later on a queue wait for everything that is enqueued on any queue.
     pub(super) fn wait_for_all(&mut self, queue: QueueId, effects: &mut Effects) {
         let others = self.queues.iter().filter(|&(&id, _)| id != queue);
-        let mut targets: Vec<_> = others.flat_map(|(_, lane)| lane.pending.values().copied()).collect();
+        let mut targets: Vec<_> = others.flat_map(|(_, state)| state.pending.values().copied()).collect();
         targets.sort_unstable();
-        let entry = self.add(queue, EntryKind::Wait, &targets);
-        self.start_if_ready(entry, effects);
+        let command = self.add(queue, CommandKind::Wait, &targets);
+        self.start_if_ready(command, effects);
     }
 
-    /// The fence of an in-order queue: its timeline, the number of the newest entry, and its clock.
+    /// The fence of an in-order queue: its timeline, the number of the newest command, and its clock.
     pub(super) fn point(&self, queue: QueueId) -> Option<(Arc<SimTimeline>, u64, Clock)> {
-        let lane = self.lane(queue);
-        match &lane.kind {
-            QueueKind::InOrder(timeline) => Some((timeline.clone(), lane.enqueued, lane.clock.snapshot())),
+        let state = self.queue_state(queue);
+        match &state.kind {
+            QueueKind::InOrder(timeline) => Some((timeline.clone(), state.enqueued, state.clock.snapshot())),
             QueueKind::OutOfOrder { .. } => None,
         }
     }
@@ -199,83 +199,88 @@ impl Schedule {
     pub(super) fn mark(
         &mut self,
         queue: QueueId,
-        mark: impl FnOnce(EntryId) -> SimMark,
+        mark: impl FnOnce(CommandId) -> SimMark,
         effects: &mut Effects,
     ) -> (Arc<SimMark>, u64, Clock) {
-        let mark = Arc::new(mark(EntryId(self.next_entry)));
-        let lane = self.lane(queue);
-        let previous = match &lane.kind {
+        let mark = Arc::new(mark(CommandId(self.next_entry)));
+        let state = self.queue_state(queue);
+        let previous = match &state.kind {
             QueueKind::OutOfOrder { last_mark, .. } => *last_mark,
             QueueKind::InOrder(_) => None,
         };
         let since = previous.map_or(0, |(_, number)| number);
-        let targets: Vec<_> = lane.pending.range(since..).map(|(_, &entry)| entry).collect();
-        let entry = self.add(queue, EntryKind::Mark(mark.clone()), &targets);
-        let lane = self.lane_mut(queue);
-        let number = lane.enqueued;
+        let targets: Vec<_> = state.pending.range(since..).map(|(_, &command)| command).collect();
+        let command = self.add(queue, CommandKind::Mark(mark.clone()), &targets);
+        let state = self.queue_state_mut(queue);
+        let number = state.enqueued;
         let mut sequence = 0;
-        if let QueueKind::OutOfOrder { last_mark, marks, .. } = &mut lane.kind {
-            *last_mark = Some((entry, number));
+        if let QueueKind::OutOfOrder { last_mark, marks, .. } = &mut state.kind {
+            *last_mark = Some((command, number));
             *marks += 1;
             sequence = *marks;
         }
-        let clock = lane.clock.snapshot();
-        self.start_if_ready(entry, effects);
+        let clock = state.clock.snapshot();
+        self.start_if_ready(command, effects);
         (mark, sequence, clock)
     }
 
-    /// The unfinished entry number `number` of an in-order queue.
-    pub(super) fn unfinished(&self, queue: QueueId, number: u64) -> Option<EntryId> {
+    /// The unfinished command number `number` of an in-order queue.
+    pub(super) fn unfinished(&self, queue: QueueId, number: u64) -> Option<CommandId> {
         self.queues.get(&queue)?.pending.get(&number).copied()
     }
 
-    /// When the next piece completes; `None` when nothing will without somebody's help.
+    /// When the next task completes; `None` when nothing will without somebody's help.
     pub(super) fn next_due_ns(&self) -> Option<u64> {
         self.completions.peek().map(|&Reverse((due_ns, ..))| due_ns)
     }
 
-    /// Unfinished pieces of work.
+    /// Unfinished tasks.
     pub(super) fn unfinished_pieces(&self) -> usize {
-        self.entries.values().filter(|entry| matches!(entry.kind, EntryKind::Piece { .. })).count()
+        self.commands.values().filter(|command| matches!(command.kind, CommandKind::Task { .. })).count()
     }
 
-    /// The next piece that completes at `until_ns` or before; virtual time moves there.
+    /// The next task that completes at `until_ns` or before; virtual time moves there.
     pub(super) fn pop_due(&mut self, until_ns: u64) -> Option<Completing> {
         while self.next_due_ns().is_some_and(|due_ns| due_ns <= until_ns) {
             let Some(Reverse((due_ns, _, id))) = self.completions.pop() else { break };
             self.now_ns = self.now_ns.max(due_ns);
             // Entries of failed queues are gone.
-            let Some(entry) = self.entries.get_mut(&id) else { continue };
-            let EntryKind::Piece { name, work, .. } = &mut entry.kind else { continue };
+            let Some(command) = self.commands.get_mut(&id) else { continue };
+            let CommandKind::Task { name, work, .. } = &mut command.kind else { continue };
             if self.script.holds(name) {
                 self.held.push(id);
                 continue;
             }
             let work = match self.script.fault_of(name) {
                 Some(error) => Err(error),
-                None => Ok(work.take().expect("a piece completes once")),
+                None => Ok(work.take().expect("a task completes once")),
             };
-            return Some(Completing { entry: id, work });
+            return Some(Completing { command: id, work });
         }
         None
     }
 
-    /// The work of a piece has run, and everything that waited for it goes on; or it has failed, and its queue with it.
-    pub(super) fn finish(&mut self, entry: EntryId, outcome: Result<(), DeviceError>, effects: &mut Effects) {
-        let Some(queue) = self.entries.get(&entry).map(|entry| entry.queue) else { return };
+    /// The work of a task has run, and everything that waited for it goes on; or it has failed, and its queue with it.
+    pub(super) fn finish(
+        &mut self,
+        command: CommandId,
+        outcome: Result<(), DeviceError>,
+        effects: &mut Effects,
+    ) {
+        let Some(queue) = self.commands.get(&command).map(|command| command.queue) else { return };
         match outcome {
-            Ok(()) => self.complete(entry, effects),
+            Ok(()) => self.complete(command, effects),
             Err(error) => self.fail(queue, &error.with_queue(queue), effects),
         }
     }
 
-    /// Lets pieces called `name` complete again.
+    /// Lets tasks called `name` complete again.
     pub(super) fn release(&mut self, name: &str) -> bool {
         let released = self.script.release(name);
         let held = std::mem::take(&mut self.held);
         for id in held {
-            match self.entries.get(&id).map(|entry| &entry.kind) {
-                Some(EntryKind::Piece { name: piece, .. }) if piece == name => {
+            match self.commands.get(&id).map(|command| &command.kind) {
+                Some(CommandKind::Task { name: task, .. }) if task == name => {
                     let tie = self.script.draw();
                     self.completions.push(Reverse((self.now_ns, tie, id)));
                 }
@@ -293,71 +298,72 @@ impl Schedule {
         queues.into_iter().for_each(|queue| self.fail(queue, error, effects));
     }
 
-    /// Fails a queue and everything that waits for its entries: a failed queue completes nothing more.
+    /// Fails a queue and everything that waits for its commands: a failed queue completes nothing more.
     pub(super) fn fail(&mut self, queue: QueueId, error: &DeviceError, effects: &mut Effects) {
         let mut poisoned = vec![queue];
         while let Some(queue) = poisoned.pop() {
-            let Some(lane) = self.queues.get_mut(&queue).filter(|lane| lane.failure.is_none()) else {
+            let Some(state) = self.queues.get_mut(&queue).filter(|state| state.failure.is_none()) else {
                 continue;
             };
-            lane.failure = Some(error.clone());
-            let pending = std::mem::take(&mut lane.pending);
-            if let QueueKind::InOrder(timeline) = &lane.kind {
+            state.failure = Some(error.clone());
+            let pending = std::mem::take(&mut state.pending);
+            if let QueueKind::InOrder(timeline) = &state.kind {
                 timeline.fail(error, &mut effects.ready);
             }
             let message = error.message().to_owned();
             self.trace.push(TraceEvent::Failed { at_ns: self.now_ns, queue, message });
             for id in pending.into_values() {
-                let Some(entry) = self.entries.remove(&id) else { continue };
-                poisoned.extend(entry.dependents.iter().filter_map(|id| Some(self.entries.get(id)?.queue)));
-                match entry.kind {
-                    EntryKind::Piece { work, .. } => effects.dropped.extend(work),
-                    EntryKind::Mark(mark) => settle_mark(&mark, &Err(error.clone()), effects),
-                    EntryKind::Wait => {}
+                let Some(command) = self.commands.remove(&id) else { continue };
+                poisoned
+                    .extend(command.dependents.iter().filter_map(|id| Some(self.commands.get(id)?.queue)));
+                match command.kind {
+                    CommandKind::Task { work, .. } => effects.dropped.extend(work),
+                    CommandKind::Mark(mark) => settle_mark(&mark, &Err(error.clone()), effects),
+                    CommandKind::Wait => {}
                 }
             }
             self.remove_if_finished(queue);
         }
     }
 
-    /// Adds an entry that waits for `targets` (those that are unfinished) and for what its queue demands.
-    fn add(&mut self, queue: QueueId, kind: EntryKind, targets: &[EntryId]) -> EntryId {
-        let id = EntryId(self.next_entry);
+    /// Adds a command that waits for `targets` (those that are unfinished) and for what its queue demands.
+    fn add(&mut self, queue: QueueId, kind: CommandKind, targets: &[CommandId]) -> CommandId {
+        let id = CommandId(self.next_entry);
         self.next_entry += 1;
-        let lane = self.lane_mut(queue);
-        lane.enqueued += 1;
-        let number = lane.enqueued;
-        let before = match lane.kind {
-            QueueKind::InOrder(_) => lane.pending.last_key_value().map(|(_, &entry)| entry),
+        let state = self.queue_state_mut(queue);
+        state.enqueued += 1;
+        let number = state.enqueued;
+        let before = match state.kind {
+            QueueKind::InOrder(_) => state.pending.last_key_value().map(|(_, &command)| command),
             QueueKind::OutOfOrder { .. } => None,
         };
-        lane.pending.insert(number, id);
+        state.pending.insert(number, id);
         let mut missing = 0;
         for target in targets.iter().chain(&before) {
-            if let Some(entry) = self.entries.get_mut(target) {
-                entry.dependents.push(id);
+            if let Some(command) = self.commands.get_mut(target) {
+                command.dependents.push(id);
                 missing += 1;
             }
         }
         let (dependents, timings) = (Vec::new(), Vec::new());
-        self.entries.insert(id, Entry { queue, number, kind, missing, dependents, timings });
+        self.commands.insert(id, Command { queue, number, kind, missing, dependents, timings });
         id
     }
 
-    fn start_if_ready(&mut self, entry: EntryId, effects: &mut Effects) {
-        if self.entries.get(&entry).is_some_and(|entry| entry.missing == 0) {
-            self.start(entry, effects);
+    fn start_if_ready(&mut self, command: CommandId, effects: &mut Effects) {
+        if self.commands.get(&command).is_some_and(|command| command.missing == 0) {
+            self.start(command, effects);
         }
     }
 
-    /// Starts an entry; waits and marks complete at once, and with them what waited for them.
-    fn start(&mut self, id: EntryId, effects: &mut Effects) {
-        let Some(entry) = self.entries.get(&id) else { return };
-        let EntryKind::Piece { name, duration_ns, .. } = &entry.kind else {
+    /// Starts a command; waits and marks complete at once, and with them what waited for them.
+    fn start(&mut self, id: CommandId, effects: &mut Effects) {
+        let Some(command) = self.commands.get(&id) else { return };
+        let CommandKind::Task { name, duration_ns, .. } = &command.kind else {
             return self.complete(id, effects);
         };
-        let (name, duration_ns, queue) = (name.clone(), *duration_ns, entry.queue);
-        entry.timings.iter().for_each(|timing| timing.began(self.now_ns));
+        let (name, duration_ns, queue) = (name.clone(), *duration_ns, command.queue);
+        command.timings.iter().for_each(|timing| timing.began(self.now_ns));
         self.trace.push(TraceEvent::Started { at_ns: self.now_ns, queue, name });
         let jitter_ns = match self.latency.jitter_ns {
             0 => 0,
@@ -368,35 +374,35 @@ impl Schedule {
         self.completions.push(Reverse((self.now_ns.saturating_add(takes_ns), tie, id)));
     }
 
-    /// Completes an entry, and every wait and mark that becomes possible by it. Iterative: chains may be long.
-    fn complete(&mut self, first: EntryId, effects: &mut Effects) {
+    /// Completes a command, and every wait and mark that becomes possible by it. Iterative: chains may be long.
+    fn complete(&mut self, first: CommandId, effects: &mut Effects) {
         let mut completed = vec![first];
         while let Some(id) = completed.pop() {
-            let Some(entry) = self.entries.remove(&id) else { continue };
-            let (queue, number, at_ns) = (entry.queue, entry.number, self.now_ns);
-            let lane = self.lane_mut(queue);
-            lane.pending.remove(&number);
-            entry.timings.iter().for_each(|timing| timing.ended(at_ns));
-            match &mut lane.kind {
+            let Some(command) = self.commands.remove(&id) else { continue };
+            let (queue, number, at_ns) = (command.queue, command.number, self.now_ns);
+            let state = self.queue_state_mut(queue);
+            state.pending.remove(&number);
+            command.timings.iter().for_each(|timing| timing.ended(at_ns));
+            match &mut state.kind {
                 QueueKind::InOrder(timeline) => timeline.reach(number, &mut effects.ready),
                 QueueKind::OutOfOrder { waits, .. } => waits.retain(|&wait| wait != id),
             }
-            match entry.kind {
-                EntryKind::Piece { name, .. } => {
+            match command.kind {
+                CommandKind::Task { name, .. } => {
                     self.trace.push(TraceEvent::Completed { at_ns, queue, name });
                 }
-                EntryKind::Mark(mark) => settle_mark(&mark, &Ok(()), effects),
-                EntryKind::Wait => {}
+                CommandKind::Mark(mark) => settle_mark(&mark, &Ok(()), effects),
+                CommandKind::Wait => {}
             }
-            for dependent in entry.dependents {
-                let Some(entry) = self.entries.get_mut(&dependent) else { continue };
-                entry.missing -= 1;
-                if entry.missing > 0 {
+            for dependent in command.dependents {
+                let Some(command) = self.commands.get_mut(&dependent) else { continue };
+                command.missing -= 1;
+                if command.missing > 0 {
                     continue;
                 }
-                match entry.kind {
-                    EntryKind::Piece { .. } => self.start(dependent, effects),
-                    EntryKind::Wait | EntryKind::Mark(_) => completed.push(dependent),
+                match command.kind {
+                    CommandKind::Task { .. } => self.start(dependent, effects),
+                    CommandKind::Wait | CommandKind::Mark(_) => completed.push(dependent),
                 }
             }
             self.remove_if_finished(queue);
@@ -404,17 +410,17 @@ impl Schedule {
     }
 
     fn remove_if_finished(&mut self, queue: QueueId) {
-        if self.queues.get(&queue).is_some_and(|lane| lane.closed && lane.pending.is_empty()) {
+        if self.queues.get(&queue).is_some_and(|state| state.closed && state.pending.is_empty()) {
             self.queues.remove(&queue);
         }
     }
 
-    fn lane(&self, queue: QueueId) -> &QueueState {
-        self.queues.get(&queue).expect("a queue stays in the schedule while it has handles or entries")
+    fn queue_state(&self, queue: QueueId) -> &QueueState {
+        self.queues.get(&queue).expect("a queue stays in the schedule while it has handles or commands")
     }
 
-    fn lane_mut(&mut self, queue: QueueId) -> &mut QueueState {
-        self.queues.get_mut(&queue).expect("a queue stays in the schedule while it has handles or entries")
+    fn queue_state_mut(&mut self, queue: QueueId) -> &mut QueueState {
+        self.queues.get_mut(&queue).expect("a queue stays in the schedule while it has handles or commands")
     }
 }
 

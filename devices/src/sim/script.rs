@@ -1,4 +1,4 @@
-//! What a test or an example has asked the device to do differently: held pieces, faults, jitter.
+//! What a test or an example has asked the device to do differently: held tasks, faults, jitter.
 
 use std::collections::HashSet;
 
@@ -9,9 +9,9 @@ use crate::DeviceError;
 pub(super) struct Script {
     seed: u64,
     held: HashSet<String>,
-    /// Fails the piece that would complete next.
+    /// Fails the task that would complete next.
     fail_next: Option<DeviceError>,
-    /// Fails the piece of that name when it would complete.
+    /// Fails the task of that name when it would complete.
     fail_named: Vec<(String, DeviceError)>,
 }
 
@@ -41,7 +41,7 @@ impl Script {
         self.fail_named.push((name.to_owned(), error));
     }
 
-    /// The fault that the piece `name`, which would complete now, was given. Each fault happens once.
+    /// The fault that the task `name`, which would complete now, was given. Each fault happens once.
     pub(super) fn fault_of(&mut self, name: &str) -> Option<DeviceError> {
         let named = self.fail_named.iter().position(|(victim, _)| victim == name);
         named.map(|place| self.fail_named.remove(place).1).or_else(|| self.fail_next.take())

@@ -4,7 +4,7 @@ use estafette_sync::sync::Mutex;
 
 use crate::{DeviceSpan, Timing};
 
-/// What pieces of work were enqueued while somebody measured, and when they ran, in virtual time.
+/// What tasks were enqueued while somebody measured, and when they ran, in virtual time.
 #[derive(Debug, Default)]
 pub(super) struct SimTiming(Mutex<Times>);
 

@@ -9,13 +9,13 @@ use crate::QueueId;
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum TraceEvent {
-    /// A piece of work was enqueued.
+    /// A task was enqueued.
     Launched {
         /// Virtual time.
         at_ns: u64,
         /// Where.
         queue: QueueId,
-        /// The piece.
+        /// The task.
         name: Cow<'static, str>,
     },
     /// A device-side wait was enqueued: what comes later on `queue` runs after record `sequence` of `on`.
@@ -29,22 +29,22 @@ pub enum TraceEvent {
         /// The number on that queue.
         sequence: u64,
     },
-    /// Everything that a piece waits for is done: it runs.
+    /// Everything that a task waits for is done: it runs.
     Started {
         /// Virtual time.
         at_ns: u64,
         /// Where.
         queue: QueueId,
-        /// The piece.
+        /// The task.
         name: Cow<'static, str>,
     },
-    /// A piece has ended and its effect is visible.
+    /// A task has ended and its effect is visible.
     Completed {
         /// Virtual time.
         at_ns: u64,
         /// Where.
         queue: QueueId,
-        /// The piece.
+        /// The task.
         name: Cow<'static, str>,
     },
     /// A queue has failed, with everything unfinished on it.
@@ -59,7 +59,7 @@ pub enum TraceEvent {
 }
 
 impl TraceEvent {
-    /// The name of the piece, for events that are about one.
+    /// The name of the task, for events that are about one.
     pub fn name(&self) -> Option<&str> {
         match self {
             Self::Launched { name, .. } | Self::Started { name, .. } | Self::Completed { name, .. } => {
@@ -99,7 +99,7 @@ impl Trace {
 /// wait at all, for example.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct DriverCalls {
-    /// Pieces of work enqueued, copies included.
+    /// Tasks enqueued, copies included.
     pub launches: u64,
     /// Device-side waits enqueued.
     pub waits: u64,

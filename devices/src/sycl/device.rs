@@ -22,9 +22,9 @@ use super::context::{Context, UsmKind};
 use super::errors::{on_asynchronous_error, refused, stray};
 use super::event::{Event, Single};
 use super::handle::Handle;
-use super::lane::{Native, QueueState};
 use super::push;
 use super::queue::{SyclQueue, event_of, not_ours};
+use super::queue_state::{Native, QueueState};
 use super::runtime::{parts_of_queue, root_device};
 
 /// Memory is aligned at least like this, a cache line.
@@ -157,11 +157,6 @@ impl SyclDevice {
     pub(super) fn is(&self, device: &Handle) -> bool {
         // SAFETY: live devices.
         unsafe { (self.shared.api().device_eq)(self.shared.device.raw(), device.raw()) }
-    }
-
-    /// The pointer to the `sycl::context`, for as long as the device lives.
-    pub fn native_context(&self) -> usize {
-        self.shared.context.raw().expose_provenance()
     }
 
     /// Whether it is of `context`.
@@ -328,6 +323,11 @@ impl Device for SyclDevice {
     }
 
     /// Whether memory that [`Device::allocate`] gives is shared with the host.
+    /// The pointer to the `sycl::context`, for as long as the device lives.
+    fn native_context(&self) -> usize {
+        self.shared.context.raw().expose_provenance()
+    }
+
     fn host_accessible(&self) -> bool {
         self.shared.usm.contains(&UsmKind::Shared)
     }

@@ -86,13 +86,13 @@ impl Event {
     }
 
     /// Where it stands; asks the runtime while it is pending.
-    pub(super) fn look(self: &Arc<Self>) -> FenceState {
-        let status = self.ask();
+    pub(super) fn poll(self: &Arc<Self>) -> FenceState {
+        let status = self.query();
         self.end(status)
     }
 
     /// Asks the runtime, unless it has settled. An event that is complete has yet to be [ended](Self::end).
-    pub(super) fn ask(self: &Arc<Self>) -> Status {
+    pub(super) fn query(self: &Arc<Self>) -> Status {
         if !self.signal.state().is_pending() {
             return Status::Settled;
         }
@@ -119,7 +119,7 @@ impl Event {
 
     /// A later event of its queue is done, and has counted; so it is done too.
     pub(super) fn passed(&self) {
-        self.tell(&Ok(()));
+        self.notify(&Ok(()));
     }
 
     /// Notes how it ended and tells everybody, under no lock. Later calls do nothing.
@@ -129,10 +129,10 @@ impl Event {
             Some((progress, sequence)) => progress.reach(sequence, outcome),
             None => outcome,
         };
-        self.tell(&outcome);
+        self.notify(&outcome);
     }
 
-    fn tell(&self, outcome: &Outcome) {
+    fn notify(&self, outcome: &Outcome) {
         for subscriber in self.signal.settle(outcome) {
             deliver(subscriber, outcome.clone());
         }
@@ -166,7 +166,7 @@ impl source::Event for Single {
     }
 
     fn state(&self) -> FenceState {
-        self.0.look()
+        self.0.poll()
     }
 
     fn observed_done(&self) -> bool {

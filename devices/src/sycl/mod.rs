@@ -8,7 +8,7 @@
 //! - Every enqueueing gives a native event, and a fence is a number with the event that covers it (`progress.rs`). On an
 //!   in-order queue that is the event of the last command, so a fence costs no driver call.
 //! - A wait is not enqueued where it is made: it is kept and passed to the next commands as their list of dependences, as
-//!   `depends_on` means it. Only code that enqueues by itself, on the native handle, needs a barrier for it (`lane.rs`).
+//!   `depends_on` means it. Only code that enqueues by itself, on the native handle, needs a barrier for it (`queue_state.rs`).
 //! - An out-of-order queue has no prefix. Its commands wait for what they were ordered after and for nothing else; a fence of
 //!   it is the event of the operation's command, joined with those of earlier fences that it does not depend on.
 //! - On OpenCL the driver calls back when an event completes (`push.rs`), so no thread polls and no thread blocks. Elsewhere
@@ -25,7 +25,7 @@
 //! | `handle` | its objects, each deleted once |
 //! | `runtime` | what was found: the root devices in dpctl's order, with their default contexts |
 //! | `context` | contexts, and which one memory and queues belong to |
-//! | `device`, `queue`, `lane` | the traits |
+//! | `device`, `queue`, `queue_state` | the traits |
 //! | `event`, `progress` | fences |
 //! | `push` | completion callbacks of OpenCL |
 //! | `errors` | asynchronous errors |
@@ -44,11 +44,11 @@ mod device;
 mod errors;
 mod event;
 mod handle;
-mod lane;
 mod library;
 mod progress;
 mod push;
 mod queue;
+mod queue_state;
 mod runtime;
 mod timing;
 

@@ -168,7 +168,7 @@ impl Timeline for Progress {
         loop {
             let sequence = complete.as_ref().map_or_else(|| self.completed(), |(sequence, _)| *sequence);
             let Some((sequence, event)) = self.after(sequence) else { break };
-            match event.ask() {
+            match event.query() {
                 Status::Pending => break,
                 Status::Complete if self.in_order => complete = Some((sequence, event)),
                 status => {

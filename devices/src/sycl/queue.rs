@@ -5,13 +5,14 @@ use std::sync::Arc;
 use estafette_sync::sync::{Mutex, MutexGuard, OnceLock};
 
 use crate::fence::source::Timeline;
-use crate::{DLDevice, DeviceError, DeviceErrorKind, Fence, FenceState, Order, Queue, QueueId, Timing};
+use crate::queue::order_after;
+use crate::{DLDevice, DeviceError, DeviceErrorKind, Fence, Order, Queue, QueueId, Timing};
 
 use super::device::Shared;
 use super::event::{Event, Single};
 use super::handle::Handle;
-use super::lane::{Native, QueueState};
 use super::progress::Progress;
+use super::queue_state::{Native, QueueState};
 
 /// A queue of a [`SyclDevice`](super::SyclDevice), ours or somebody else's. Work that is enqueued goes on when it is dropped.
 pub struct SyclQueue {
@@ -20,7 +21,7 @@ pub struct SyclQueue {
     in_order: bool,
     /// The numbers of a queue of ours. Others enqueue on a foreign one, so there every fence stands alone.
     progress: Option<Arc<Progress>>,
-    lane: Mutex<QueueState>,
+    state: Mutex<QueueState>,
     /// What whoever made it wants kept as long as it is.
     kept: OnceLock<Arc<dyn Any + Send + Sync>>,
 }
@@ -50,13 +51,13 @@ impl SyclQueue {
     ) -> Arc<Self> {
         // Of a foreign queue the order is not known here: what others enqueue comes between.
         let handles = handles.map(|handle| Native::new(shared, handle, progress.is_none())).collect();
-        let lane = QueueState::new(shared, handles, id, in_order && progress.is_some());
+        let state = QueueState::new(shared, handles, id, in_order && progress.is_some());
         Arc::new(Self {
             shared: Arc::clone(shared),
             id,
             in_order,
             progress,
-            lane: Mutex::new(lane),
+            state: Mutex::new(state),
             kept: OnceLock::new(),
         })
     }
@@ -73,9 +74,9 @@ impl SyclQueue {
 
     /// What tells the runtime's queue from others as long as a wrapper of it lives. Two wrappers of one queue have it in common.
     pub fn identity(&self) -> usize {
-        let lane = self.lane();
+        let state = self.state();
         // SAFETY: a live queue.
-        unsafe { (self.shared.api().queue_hash)(lane.raw()) }
+        unsafe { (self.shared.api().queue_hash)(state.raw()) }
     }
 
     /// Keeps `what` for as long as this wrapper lives. Only the first call counts.
@@ -96,7 +97,7 @@ impl SyclQueue {
             return Ok(());
         }
         // SAFETY: by contract.
-        unsafe { self.lane().fill(at.cast(), value, bytes) }
+        unsafe { self.state().fill(at.cast(), value, bytes) }
     }
 
     /// # Safety
@@ -107,7 +108,7 @@ impl SyclQueue {
             return Ok(());
         }
         // SAFETY: by contract.
-        unsafe { self.lane().copy(from, to, bytes) }
+        unsafe { self.state().copy(from, to, bytes) }
     }
 
     pub(super) fn shared(&self) -> &Arc<Shared> {
@@ -121,8 +122,24 @@ impl SyclQueue {
         }
     }
 
-    fn lane(&self) -> MutexGuard<'_, QueueState> {
-        self.lane.lock()
+    fn state(&self) -> MutexGuard<'_, QueueState> {
+        self.state.lock()
+    }
+
+    fn wait(&self, fence: &Fence) -> Result<Option<Order>, DeviceError> {
+        let Some(event) = self.event_of(fence) else { return Ok(None) };
+        // A failed queue cannot be waited for. The query costs one load while no failure is known.
+        if let Some(error) = fence.as_point().and_then(|(timeline, _)| timeline.failure()) {
+            return Err(error);
+        }
+        let mut state = self.state();
+        state.wait_for(event)?;
+        if self.is_foreign() {
+            state.flush()?;
+        } else {
+            state.clock.note_wait(fence);
+        }
+        Ok(Some(Order::Device))
     }
 
     /// The event behind a fence that a queue of this context can wait for.
@@ -158,48 +175,22 @@ impl Queue for SyclQueue {
 
     fn order_after(&self, fence: &Fence) -> Result<Order, DeviceError> {
         self.check()?;
-        let before = self.in_order() && fence.queue() == Some(self.id);
-        if before || fence.observed_done() || self.lane().clock.covers(fence) {
-            return Ok(Order::Nothing);
-        }
-        // A foreign promise may know how to order work here; it is asked under no lock.
-        if let Some(order) = fence.as_event().and_then(|event| event.order_on(self)) {
-            return order;
-        }
-        let Some(event) = self.event_of(fence) else {
-            return match fence.state() {
-                FenceState::Pending => Ok(Order::Host),
-                FenceState::Done => Ok(Order::Nothing),
-                FenceState::Failed(error) => Err(error),
-            };
-        };
-        // What has failed cannot be waited for; asking costs nothing as long as nobody has found out.
-        if let Some((timeline, _)) = fence.as_point()
-            && let Some(error) = timeline.failure()
-        {
-            return Err(error);
-        }
-        let mut lane = self.lane();
-        lane.wait_for(event)?;
-        if self.is_foreign() {
-            lane.flush()?;
-        } else {
-            lane.clock.note_wait(fence);
-        }
-        Ok(Order::Device)
+        let is_ordered =
+            || self.in_order() && fence.queue() == Some(self.id) || self.state().clock.covers(fence);
+        order_after(self, fence, is_ordered, || self.wait(fence))
     }
 
     fn record(&self) -> Result<Fence, DeviceError> {
         self.check()?;
-        let mut lane = self.lane();
+        let mut state = self.state();
         let Some(progress) = &self.progress else {
-            return Ok(Fence::event(Arc::new(Single(lane.record_all()?))));
+            return Ok(Fence::event(Arc::new(Single(state.record_all()?))));
         };
-        let event = lane.record()?;
-        let (sequence, seen) = (lane.sequence, lane.clock.snapshot());
+        let event = state.record()?;
+        let (sequence, seen) = (state.sequence, state.clock.snapshot());
         // Under the lock: numbers get their events in order.
         let tidy = event.is_some_and(|event| progress.add(sequence, &event));
-        drop(lane);
+        drop(state);
         if tidy {
             progress.tidy();
         }
@@ -215,7 +206,7 @@ impl Queue for SyclQueue {
     /// A queue of ours works on queues of the runtime with profiling from here on, until something is enqueued that nobody measures.
     /// One of somebody else's is measured if its owner has made it so, between two barriers.
     fn time(&self) -> Option<Arc<dyn Timing>> {
-        match self.lane().time() {
+        match self.state().time() {
             Ok(commands) => commands.map(|commands| commands as Arc<dyn Timing>),
             Err(error) => {
                 tracing::debug!(%error, queue = %self.id, "device time is not measured");
@@ -227,7 +218,7 @@ impl Queue for SyclQueue {
     /// The pointer to the `sycl::queue`. Whoever asks may enqueue there until the next [`Queue::record`]; waits that were kept
     /// for the next command are enqueued first.
     fn native(&self) -> usize {
-        let touched = self.lane().touch();
+        let touched = self.state().touch();
         match (touched, &self.progress) {
             (Ok(handle), _) => handle.expose_provenance(),
             (Err(error), Some(progress)) => {

@@ -1,7 +1,7 @@
 //! When commands ran, from the profiling information of their events (SYCL 2020, 4.6.6.1: `info::event_profiling`).
 //!
 //! Only events of queues that were made for it have any, and there it costs. So a queue of ours works on queues of the runtime
-//! without it until somebody measures, and then on others with it (`lane.rs`); a foreign queue is as its owner made it.
+//! without it until somebody measures, and then on others with it (`queue_state.rs`); a foreign queue is as its owner made it.
 
 use std::sync::Arc;
 

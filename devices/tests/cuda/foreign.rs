@@ -3,7 +3,7 @@
 use std::thread;
 
 use cudarc::driver::sys;
-use estafette_devices::{Device, DeviceErrorKind, Entered, FenceState, Order, Queue};
+use estafette_devices::{CurrentGuard, Device, DeviceErrorKind, FenceState, Order, Queue};
 
 use crate::harness::{MOMENT, assert_ok, bench, block, fill, inside, order, record, settle};
 
@@ -236,8 +236,8 @@ fn whoever_has_entered_a_queue_or_a_device_is_in_its_context_and_nobody_else() {
     thread::scope(|threads| {
         threads.spawn(|| {
             assert_eq!(current(), 0);
-            let outer = Entered::queue(&*queue).expect("it works");
-            let inner = Entered::device(&*bench.device).expect("it works");
+            let outer = CurrentGuard::queue(&*queue).expect("it works");
+            let inner = CurrentGuard::device(&*bench.device).expect("it works");
             assert_eq!(current(), own);
             drop(inner);
             assert_eq!(current(), own, "what was there before stays");

@@ -13,7 +13,7 @@ use std::cell::Cell;
 use std::ops::Deref;
 use std::ptr::{self, NonNull};
 
-use estafette_devices::sharded_counter::Shard;
+use estafette_sync::sharded_counter::Shard;
 use estafette_sync::sync::atomic::{AtomicUsize, Ordering, fence};
 use estafette_sync::thread_local;
 

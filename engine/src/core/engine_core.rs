@@ -4,10 +4,10 @@ use std::future::Future;
 use std::sync::Arc;
 
 use estafette_devices::cpu::{BlockingGuard, Pool};
-use estafette_devices::sharded_counter::ShardedCounter;
 use estafette_devices::{DLDevice, Device, table};
 use estafette_graph::Graph;
 use estafette_sync::barrier;
+use estafette_sync::sharded_counter::ShardedCounter;
 use estafette_sync::sync::atomic::{AtomicBool, AtomicU64, Ordering, fence};
 use estafette_sync::sync::{Mutex, OnceLock};
 use estafette_sync::time::Duration;

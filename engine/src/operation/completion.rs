@@ -8,7 +8,7 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll};
 
-use estafette_devices::{DLDevice, Entered, Fence, Queue};
+use estafette_devices::{CurrentGuard, DLDevice, Fence, Queue};
 use estafette_graph::Mode;
 use estafette_sync::sync::{Mutex, MutexGuard};
 
@@ -88,7 +88,7 @@ impl Prepared {
         let queue = running.queue().cloned();
         scope.lock().running = Some(running);
         let fallback = scope.clone();
-        let _entered = match queue.as_deref().map(Entered::queue).transpose() {
+        let _current = match queue.as_deref().map(CurrentGuard::queue).transpose() {
             Ok(entered) => entered,
             Err(error) => {
                 return scope.end_with(&[], |running, _, _, _| Err(running.tag().device_failure(error)));

@@ -1,7 +1,7 @@
 //! Permits of the in-flight limit. A submission acquires a permit, and the end of its operation releases the
 //! permit. Permits are counted at a counter of the calling thread.
 
-use estafette_devices::sharded_counter::{Full, Shard};
+use estafette_sync::sharded_counter::{Full, Shard};
 
 use crate::core::context;
 use crate::core::core_ref::CoreRef;

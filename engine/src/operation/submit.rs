@@ -2,7 +2,7 @@
 
 use std::future::Future;
 
-use estafette_devices::{Entered, Fence, Queue};
+use estafette_devices::{CurrentGuard, Fence, Queue};
 use estafette_graph::Mode;
 use smallvec::SmallVec;
 
@@ -328,8 +328,8 @@ impl<R: Operands, W: Operands> OpBuilder<'_, R, W, ()> {
 
 /// Runs a body that enqueues on `queue`, and ends its operation.
 fn run_on(queue: &dyn Queue, running: Running, body: impl FnOnce() -> BodyResult) -> Option<OpGranted> {
-    let entered = match Entered::queue(queue) {
-        Ok(entered) => entered,
+    let current = match CurrentGuard::queue(queue) {
+        Ok(current) => current,
         Err(error) => {
             let cause = running.tag().device_failure(error);
             return running.skip(cause);
@@ -337,7 +337,7 @@ fn run_on(queue: &dyn Queue, running: Running, body: impl FnOnce() -> BodyResult
     };
     let result = running.call(body);
     let (fence, marked) = record_end(queue, || running.tag());
-    drop(entered);
+    drop(current);
     running.finish_with(Some(&fence), result.and(marked))
 }
 

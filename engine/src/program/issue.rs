@@ -13,7 +13,7 @@
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 
-use estafette_devices::{DeviceError, Entered, Fence, FenceSet, FenceState, Order, Queue, Reactor};
+use estafette_devices::{CurrentGuard, DeviceError, Fence, FenceSet, FenceState, Order, Queue, Reactor};
 use estafette_graph::program;
 use estafette_sync::sync::OnceLock;
 
@@ -84,7 +84,7 @@ fn order_after(fence: &Fence, queue: Option<&Arc<dyn Queue>>) -> FenceOrder {
 /// Calls the body of a node that enqueues on `queue`.
 pub(super) fn call_on_device(body: &DeviceBody, queue: &dyn Queue) -> std::thread::Result<BodyResult> {
     catch_unwind(AssertUnwindSafe(|| {
-        let _entered = Entered::queue(queue)?;
+        let _current = CurrentGuard::queue(queue)?;
         body(queue)
     }))
 }

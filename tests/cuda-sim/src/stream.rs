@@ -86,7 +86,7 @@ impl State {
     }
 
     /// The stream of a context's own records.
-    pub(crate) fn lane_for_records(&mut self, context: usize) -> usize {
+    pub(crate) fn stream_for_records(&mut self, context: usize) -> usize {
         let is_it = |stream: &Stream| stream.context == context && stream.origin == Origin::Records;
         let found = self.streams.iter().position(is_it);
         found.unwrap_or_else(|| self.add_stream(context, Origin::Records, NON_BLOCKING, 0))

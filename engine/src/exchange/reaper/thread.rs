@@ -3,7 +3,7 @@
 use std::collections::VecDeque;
 use std::mem;
 
-use estafette_devices::{DLDevice, Device, Entered, table};
+use estafette_devices::{CurrentGuard, DLDevice, Device, table};
 use estafette_sync::essential::essential;
 use estafette_sync::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use estafette_sync::sync::{Arc, Condvar, Mutex, MutexGuard};
@@ -320,9 +320,9 @@ impl Shared {
         let foreign = storage.as_foreign().map(ManagedTensor::device);
         let device = foreign.and_then(of_deleter);
         // Where the device is broken the deleter is called all the same.
-        let entered = device.as_deref().map(Entered::device);
+        let current = device.as_deref().map(CurrentGuard::device);
         log_panic("deleter", || valgrind::foreign(|| drop(storage)));
-        drop(entered);
+        drop(current);
         if foreign.is_some() {
             self.deleters.fetch_add(1, Ordering::Relaxed);
         }

@@ -41,14 +41,14 @@ driver! {
         };
         session.refuse_captured_context(context)?;
         // A stream of its own that orders no other stream, and waits for all others.
-        let lane = session.lane_for_records(context);
+        let recorder = session.stream_for_records(context);
         let mut request = Request::new(Kind::Record, Work::Record { event }, Vec::new());
         for stream in members(session) {
             request.after.extend(session.streams[stream].queue.back());
             request.clock.merge(&session.streams[stream].clock.clone());
         }
-        let id = session.enqueue(lane, request)?.expect("that stream is never captured");
-        let clock = session.streams[lane].clock.clone();
+        let id = session.enqueue(recorder, request)?.expect("that stream is never captured");
+        let clock = session.streams[recorder].clock.clone();
         let event = session.event(event)?;
         event.recorded = Recorded::Command { id, clock };
         event.reached = None;

@@ -1,4 +1,4 @@
-//! What the reactor polls: one lane per in-order queue, and the stand-alone events. No thread, no clock.
+//! What the reactor polls: one entry per in-order queue, and the stand-alone events. No thread, no clock.
 
 use std::collections::BTreeMap;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -16,24 +16,24 @@ pub(super) struct Armed {
 
 /// Everything that is being polled.
 #[derive(Default)]
-pub(super) struct Lanes {
+pub(super) struct PollList {
     /// Ordered by identity, so that sweeps are deterministic.
-    queues: BTreeMap<QueueId, Lane>,
+    queues: BTreeMap<QueueId, PolledQueue>,
     events: Vec<(Arc<dyn Event>, Arc<dyn Subscriber>)>,
 }
 
 /// One in-order queue. Only the queue is asked, never a single fence: one answer settles a whole prefix.
-struct Lane {
+struct PolledQueue {
     timeline: Arc<dyn Timeline>,
     waiting: Waiting,
 }
 
-impl Lanes {
+impl PollList {
     pub(super) fn add(&mut self, armed: Armed) {
         let Armed { fence, subscriber } = armed;
         if let Some((timeline, sequence)) = fence.as_point() {
-            let lane = || Lane { timeline: timeline.clone(), waiting: Waiting::default() };
-            self.queues.entry(timeline.queue()).or_insert_with(lane).waiting.add(sequence, subscriber);
+            let queue = || PolledQueue { timeline: timeline.clone(), waiting: Waiting::default() };
+            self.queues.entry(timeline.queue()).or_insert_with(queue).waiting.add(sequence, subscriber);
         } else if let Some(event) = fence.as_event() {
             self.events.push((event.clone(), subscriber));
         }
@@ -42,13 +42,13 @@ impl Lanes {
     /// Asks every queue once and every event once, and moves what has settled to `ready`. Abandoned subscriptions go
     /// there as well: telling them does nothing.
     pub(super) fn sweep(&mut self, ready: &mut Vec<Ready>) {
-        self.queues.retain(|_, lane| {
-            lane.sweep(ready);
-            !lane.waiting.is_empty()
+        self.queues.retain(|_, queue| {
+            queue.sweep(ready);
+            !queue.waiting.is_empty()
         });
         let mut index = 0;
         while let Some((event, subscriber)) = self.events.get(index) {
-            let outcome = if subscriber.abandoned() { Some(Ok(())) } else { ask(event).outcome() };
+            let outcome = if subscriber.abandoned() { Some(Ok(())) } else { query(event).outcome() };
             match outcome {
                 None => index += 1,
                 Some(outcome) => ready.push((self.events.swap_remove(index).1, outcome)),
@@ -57,7 +57,7 @@ impl Lanes {
     }
 }
 
-impl Lane {
+impl PolledQueue {
     fn sweep(&mut self, ready: &mut Vec<Ready>) {
         let (failure, completed) = poll(&self.timeline);
         self.waiting.settle_through(completed, ready);
@@ -81,7 +81,7 @@ fn poll(timeline: &Arc<dyn Timeline>) -> (Option<DeviceError>, u64) {
 }
 
 /// Asks an event, in the same way.
-fn ask(event: &Arc<dyn Event>) -> FenceState {
+fn query(event: &Arc<dyn Event>) -> FenceState {
     catch_unwind(AssertUnwindSafe(|| event.state()))
         .unwrap_or_else(|_| FenceState::Failed(panicked("a stand-alone fence")))
 }
@@ -163,20 +163,20 @@ mod tests {
     #[test]
     fn a_queue_with_many_fences_is_asked_once_per_sweep() {
         let (one, two) = (Driver::new(), Driver::new());
-        let mut lanes = Lanes::default();
+        let mut poll_list = PollList::default();
         for sequence in 1..=1_000 {
-            lanes.add(armed(&one, sequence));
-            lanes.add(armed(&two, sequence));
+            poll_list.add(armed(&one, sequence));
+            poll_list.add(armed(&two, sequence));
         }
         let mut ready = Vec::new();
-        lanes.sweep(&mut ready);
+        poll_list.sweep(&mut ready);
         assert!(ready.is_empty());
         one.completed.store(400, Ordering::Release);
-        lanes.sweep(&mut ready);
+        poll_list.sweep(&mut ready);
         assert_eq!(ready.len(), 400);
         one.completed.store(1_000, Ordering::Release);
-        lanes.sweep(&mut ready);
-        lanes.sweep(&mut ready);
+        poll_list.sweep(&mut ready);
+        poll_list.sweep(&mut ready);
         assert_eq!(ready.len(), 1_000);
         let queries = [&one, &two].map(|driver| driver.queries.load(Ordering::Relaxed));
         assert_eq!(queries, [3, 4], "a queue without pending fences is not asked any more");
@@ -185,14 +185,14 @@ mod tests {
     #[test]
     fn a_failed_queue_fails_what_its_counter_does_not_cover() {
         let driver = Driver::new();
-        let mut lanes = Lanes::default();
-        (1..=3).for_each(|sequence| lanes.add(armed(&driver, sequence)));
+        let mut poll_list = PollList::default();
+        (1..=3).for_each(|sequence| poll_list.add(armed(&driver, sequence)));
         driver.completed.store(1, Ordering::Release);
         *driver.failure() = Some(DeviceError::new(DeviceErrorKind::Fault, "gone"));
         let mut ready = Vec::new();
-        lanes.sweep(&mut ready);
+        poll_list.sweep(&mut ready);
         let done: Vec<_> = ready.iter().map(|(_, outcome)| outcome.is_ok()).collect();
         assert_eq!(done, [true, false, false]);
-        assert!(lanes.queues.is_empty());
+        assert!(poll_list.queues.is_empty());
     }
 }

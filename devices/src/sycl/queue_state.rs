@@ -77,7 +77,7 @@ impl QueueState {
         id: QueueId,
         in_order: bool,
     ) -> Self {
-        assert!(!handles.is_empty(), "a lane has a queue");
+        assert!(!handles.is_empty(), "a queue state has a native queue");
         Self {
             shared: Arc::clone(shared),
             handles,

@@ -5,7 +5,7 @@ use crate::{Device, DeviceError, Queue};
 /// While this lives, functions of a device's runtime find on this thread what they need: code of others that enqueues, or frees.
 #[derive(Debug)]
 #[must_use]
-pub struct Entered<'a> {
+pub struct CurrentGuard<'a> {
     owed: Option<Owed<'a>>,
     /// What is entered belongs to the thread.
     _stays: PhantomData<*const ()>,
@@ -17,31 +17,31 @@ enum Owed<'a> {
     Device(&'a dyn Device),
 }
 
-impl<'a> Entered<'a> {
+impl<'a> CurrentGuard<'a> {
     /// For code that enqueues on `queue`.
     ///
     /// # Errors
-    /// As [`Queue::enter`].
+    /// As [`Queue::make_current`].
     pub fn queue(queue: &'a dyn Queue) -> Result<Self, DeviceError> {
-        let owed = queue.enter()?.then_some(Owed::Queue(queue));
+        let owed = queue.make_current()?.then_some(Owed::Queue(queue));
         Ok(Self { owed, _stays: PhantomData })
     }
 
     /// For code that uses `device`, on whatever queue.
     ///
     /// # Errors
-    /// As [`Device::enter`].
+    /// As [`Device::make_current`].
     pub fn device(device: &'a dyn Device) -> Result<Self, DeviceError> {
-        let owed = device.enter()?.then_some(Owed::Device(device));
+        let owed = device.make_current()?.then_some(Owed::Device(device));
         Ok(Self { owed, _stays: PhantomData })
     }
 }
 
-impl Drop for Entered<'_> {
+impl Drop for CurrentGuard<'_> {
     fn drop(&mut self) {
         match &self.owed {
-            Some(Owed::Queue(queue)) => queue.leave(),
-            Some(Owed::Device(device)) => device.leave(),
+            Some(Owed::Queue(queue)) => queue.restore_current(),
+            Some(Owed::Device(device)) => device.restore_current(),
             None => {}
         }
     }

@@ -19,10 +19,10 @@
 //! # Waiting for an end
 //! An end is a plain store. A waiter announces itself, fences, and looks at the sum; whoever ends something fences, and then
 //! looks for waiters. Whichever fence comes first, one of the two sees the other. The waiter takes the heavy side of
-//! [`estafette_sync::barrier`].
+//! [`crate::barrier`].
 
-use estafette_sync::sync::Mutex;
-use estafette_sync::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use crate::sync::Mutex;
+use crate::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 
 /// Threads that can have a shard. More share the last resort, where counting takes locked instructions.
 const SHARDS: usize = if cfg!(estafette_loom) { 2 } else { 64 };
@@ -223,12 +223,12 @@ mod tests {
     }
 }
 
-/// Models: `RUSTFLAGS="--cfg estafette_loom" cargo test -p estafette-devices --lib --release`.
+/// Models: `RUSTFLAGS="--cfg estafette_loom" cargo test -p estafette-sync --lib --release`.
 #[cfg(all(test, estafette_loom))]
 mod models {
-    use estafette_sync::barrier;
-    use estafette_sync::sync::Arc;
-    use estafette_sync::thread;
+    use crate::barrier;
+    use crate::sync::Arc;
+    use crate::thread;
 
     use super::*;
 

@@ -11,37 +11,37 @@ use super::mark::SimMark;
 use super::timeline::SimTimeline;
 use super::timing::SimTiming;
 
-/// Names an entry of one schedule; ascending, never used again.
+/// Names a command of one schedule; ascending, never used again.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub(super) struct EntryId(pub(super) u64);
+pub(super) struct CommandId(pub(super) u64);
 
-impl fmt::Display for EntryId {
+impl fmt::Display for CommandId {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}", self.0)
     }
 }
 
-/// The effect of a piece of work.
+/// The effect of a task.
 pub(super) type Work = Box<dyn FnOnce() + Send>;
 
 /// Something enqueued and unfinished.
-pub(super) struct Entry {
+pub(super) struct Command {
     pub(super) queue: QueueId,
     /// Its number on the queue, from 1.
     pub(super) number: u64,
-    pub(super) kind: EntryKind,
+    pub(super) kind: CommandKind,
     /// Entries that it still waits for.
     pub(super) missing: usize,
     /// Entries that wait for it.
-    pub(super) dependents: Vec<EntryId>,
-    /// Who measures when it runs; pieces only.
+    pub(super) dependents: Vec<CommandId>,
+    /// Who measures when it runs; tasks only.
     pub(super) timings: Vec<Arc<SimTiming>>,
 }
 
-pub(super) enum EntryKind {
+pub(super) enum CommandKind {
     /// Work; its effect is taken out when it completes.
-    Piece { name: Cow<'static, str>, duration_ns: u64, work: Option<Work> },
-    /// What comes later on the queue waits for an entry of another one.
+    Task { name: Cow<'static, str>, duration_ns: u64, work: Option<Work> },
+    /// What comes later on the queue waits for a command of another one.
     Wait,
     /// The fence of everything enqueued before, where the queue's numbers do not serve.
     Mark(Arc<SimMark>),
@@ -51,12 +51,12 @@ pub(super) enum EntryKind {
 pub(super) struct QueueState {
     pub(super) clock: QueueClock,
     pub(super) failure: Option<DeviceError>,
-    /// Unfinished entries by their number on this queue.
-    pub(super) pending: BTreeMap<u64, EntryId>,
+    /// Unfinished commands by their number on this queue.
+    pub(super) pending: BTreeMap<u64, CommandId>,
     pub(super) enqueued: u64,
     /// Who measures what is enqueued until the next record.
     pub(super) timings: Vec<Arc<SimTiming>>,
-    /// Nobody can enqueue any more; the lane goes when nothing is pending.
+    /// Nobody can enqueue any more; the queue goes when nothing is pending.
     pub(super) closed: bool,
     pub(super) kind: QueueKind,
 }
@@ -64,10 +64,10 @@ pub(super) struct QueueState {
 pub(super) enum QueueKind {
     InOrder(Arc<SimTimeline>),
     OutOfOrder {
-        /// Unfinished waits: later pieces wait for them.
-        waits: Vec<EntryId>,
+        /// Unfinished waits: later tasks wait for them.
+        waits: Vec<CommandId>,
         /// The last mark and its number on the queue.
-        last_mark: Option<(EntryId, u64)>,
+        last_mark: Option<(CommandId, u64)>,
         marks: u64,
     },
 }
