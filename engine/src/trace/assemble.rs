@@ -1,7 +1,7 @@
-//! From entries to operations.
+//! From events to operations.
 //!
-//! The entries stay where they lie. What is added is an index: the places of all entries, sorted by their operations, four bytes for
-//! each. An operation is made from its entries when it is asked for, so that a trace can be written without being in memory as a
+//! The events stay where they lie. What is added is an index: the places of all events, sorted by their operations, four bytes for
+//! each. An operation is made from its events when it is asked for, so that a trace can be written without being in memory as a
 //! whole.
 
 use std::borrow::Cow;
@@ -21,18 +21,19 @@ use estafette_sync::sync::atomic::Ordering;
 use smallvec::SmallVec;
 
 use super::chain::Link;
-use super::entry::{
-    Entry, How, NONE, Tells, Use, access_of, element_of, ended_of, halves, length_of, told_briefly, widened,
+use super::encoding::{
+    Event, EventKind, NONE, OutcomeCode, UseKind, access_of, element_of, ended_of, halves, length_of,
+    name_and_use_of, widened,
 };
 use super::names;
 use super::page::{Page, WORDS};
 use super::ticks::Scale;
 use super::writer::{Session, ThreadLog};
 
-/// Blocks of entries that places have numbers for: 32 GiB.
+/// Blocks of events that places have numbers for: 32 GiB.
 pub(super) const BLOCKS_MAX: usize = u32::MAX as usize / WORDS;
 
-/// Memory with whole entries.
+/// Memory with whole events.
 enum Block {
     /// A page, and how many of its words were published.
     Page(Arc<Link<Page>>, usize),
@@ -48,8 +49,8 @@ impl Block {
         }
     }
 
-    /// Adds the words of the entry at `at`; fewer where it is damaged.
-    fn entry(&self, at: usize, into: &mut Words) {
+    /// Adds the words of the event at `at`; fewer where it is damaged.
+    fn event(&self, at: usize, into: &mut Words) {
         match self {
             Self::Page(page, len) => {
                 let head = page.value.read(at..(at + 1).min(*len)).next().unwrap_or(0);
@@ -72,13 +73,13 @@ impl Block {
     }
 }
 
-/// The words of an entry; most have fewer.
+/// The words of an event; most have fewer.
 type Words = SmallVec<[u64; 16]>;
 
 /// What is known of one operation so far.
 struct PendingOp {
     operation: Operation,
-    submitted: Option<Use>,
+    submitted: Option<UseKind>,
     owner: Option<LeaseOwner>,
     locked: Option<Nanos>,
     ended: bool,
@@ -96,9 +97,9 @@ struct LeaseOwner {
 pub(super) struct Thread {
     pub(super) name: Text,
     pub(super) kind: TrackKind,
-    /// Entries that did not fit.
+    /// Events that did not fit.
     pub(super) lost: u64,
-    /// What its entries refer to by number.
+    /// What its events refer to by number.
     pub(super) texts: Vec<Text>,
     /// The body that still ran there: operation and ticks.
     pub(super) running: Option<(u64, u64)>,
@@ -107,28 +108,28 @@ pub(super) struct Thread {
 /// Names that programs have given their variables.
 type Names<'a> = Box<dyn Fn(u64) -> Option<Text> + 'a>;
 
-/// The entries of a trace, and where those of each operation lie.
-pub(super) struct Entries<'a> {
+/// The events of a trace, and where those of each operation lie.
+pub(super) struct EventIndex<'a> {
     scale: Scale,
     /// Tracks, libraries, losses.
     about: Trace,
     threads: Vec<Reading>,
-    /// The index of its thread, and its entries.
+    /// The index of its thread, and its events.
     blocks: Vec<(u32, Block)>,
     libraries: HashMap<Text, LibraryId>,
     queues: HashMap<u64, TrackId>,
     /// Bodies that still ran, by operation: ticks, track.
     running: HashMap<u64, (u64, TrackId)>,
-    /// Places of entries, by operation, in the order of reading.
+    /// Places of events, by operation, in the order of reading.
     index: Vec<u32>,
-    /// Where the entries of each operation begin in the index; one more at the end.
+    /// Where the events of each operation begin in the index; one more at the end.
     operations: Vec<u32>,
     leases: usize,
     /// What waits for whatever ends last waited for: position of the wait, operation. Sorted.
     waits_for_any: Vec<(u32, u64)>,
     /// All variables, sorted.
     variables: Vec<u64>,
-    /// Places of entries that describe variables, sorted by variable.
+    /// Places of events that describe variables, sorted by variable.
     descriptions: Vec<u32>,
     names: Names<'a>,
     empty: Text,
@@ -136,13 +137,13 @@ pub(super) struct Entries<'a> {
     lease: Text,
 }
 
-impl Entries<'static> {
+impl EventIndex<'static> {
     /// Those of a session that is closed.
     pub(super) fn of(session: &Session, about: Trace) -> Self {
-        let mut entries = Self::new(session.ticks.scale(), about, Box::new(names::get));
+        let mut events = Self::new(session.ticks.scale(), about, Box::new(names::get));
         let threads = session.threads.lock().clone();
-        threads.iter().for_each(|thread| entries.log(thread));
-        entries.finish()
+        threads.iter().for_each(|thread| events.log(thread));
+        events.finish()
     }
 
     fn log(&mut self, log: &ThreadLog) {
@@ -155,7 +156,7 @@ impl Entries<'static> {
                 Block::Page(page, published)
             })
             .collect();
-        // After the pages: texts come before the entries that refer to them.
+        // After the pages: texts come before the events that refer to them.
         let texts = log.texts.drain().map(|text| Arc::clone(&text.value).into()).collect();
         let lost = log.lost.load(Ordering::Relaxed);
         self.begin(Thread { name: log.name.as_str().into(), kind: log.kind(), lost, texts, running });
@@ -163,8 +164,8 @@ impl Entries<'static> {
     }
 }
 
-impl<'a> Entries<'a> {
-    /// None yet. `about` has what is not in the entries.
+impl<'a> EventIndex<'a> {
+    /// None yet. `about` has what is not in the events.
     pub(super) fn new(scale: Scale, about: Trace, names: Names<'a>) -> Self {
         Self {
             about: Trace { duration: scale.duration(), ..about },
@@ -187,7 +188,7 @@ impl<'a> Entries<'a> {
         }
     }
 
-    /// Begins with the entries of another thread.
+    /// Begins with the events of another thread.
     pub(super) fn begin(&mut self, thread: Thread) {
         let track = self.about.tracks.len();
         self.about.tracks.push(Track { name: thread.name, kind: thread.kind });
@@ -198,7 +199,7 @@ impl<'a> Entries<'a> {
         self.threads.push(Reading { track, texts: thread.texts, sites: RefCell::default() });
     }
 
-    /// Adds whole entries of that thread, at most as many words as a page has.
+    /// Adds whole events of that thread, at most as many words as a page has.
     pub(super) fn words(&mut self, words: Vec<u64>) {
         self.add(Block::Own(words));
     }
@@ -215,24 +216,26 @@ impl<'a> Entries<'a> {
     fn introduce(&mut self, block: usize) {
         let thread = self.blocks[block].0 as usize;
         for at in places(block, &self.blocks[block].1) {
-            let (tells, queue_or_library) = self.with(at, |_, entry| {
-                let library = match entry.tells {
-                    Some(Tells::Variable) => halves(entry.word(1)).1,
-                    Some(Tells::LeaseOwner) => halves(entry.word(0)).1,
-                    Some(Tells::Held) => halves(entry.word(1)).1,
-                    _ => entry.word(0) as u32,
+            let (kind, queue_or_library) = self.with(at, |_, event| {
+                let library = match event.kind {
+                    Some(EventKind::Variable) => halves(event.word(1)).1,
+                    Some(EventKind::LeaseOwner) => halves(event.word(0)).1,
+                    Some(EventKind::LeasePinned) => halves(event.word(1)).1,
+                    _ => event.word(0) as u32,
                 };
-                (entry.tells, (entry.word(0), library))
+                (event.kind, (event.word(0), library))
             });
-            match tells {
-                Some(Tells::Began) if queue_or_library.0 != 0 => {
+            match kind {
+                Some(EventKind::Began) if queue_or_library.0 != 0 => {
                     let (number, tracks) = (queue_or_library.0, &mut self.about.tracks);
                     self.queues.entry(number).or_insert_with(|| {
                         tracks.push(Track { name: format!("queue {number}").into(), kind: TrackKind::Queue });
                         tracks.len() - 1
                     });
                 }
-                Some(Tells::Variable | Tells::LeaseOwner | Tells::Held | Tells::Library) => {
+                Some(
+                    EventKind::Variable | EventKind::LeaseOwner | EventKind::LeasePinned | EventKind::Library,
+                ) => {
                     let name = self.threads[thread].known(queue_or_library.1);
                     if let Some(name) = name.filter(|name| !self.libraries.contains_key(*name)) {
                         self.libraries.insert(name.clone(), self.about.libraries.len());
@@ -244,24 +247,24 @@ impl<'a> Entries<'a> {
         }
     }
 
-    /// Lends the entry at a place, and the thread that has noted it.
-    fn with<R>(&self, place: u32, f: impl FnOnce(&Reading, Entry<'_>) -> R) -> R {
+    /// Lends the event at a place, and the thread that has noted it.
+    fn with<R>(&self, place: u32, f: impl FnOnce(&Reading, Event<'_>) -> R) -> R {
         let (thread, block) = &self.blocks[place as usize / WORDS];
         let mut words = Words::new();
-        block.entry(place as usize % WORDS, &mut words);
-        let nothing = Entry { tells: None, ticks: 0, id: 0, words: &[] };
-        let entry = Entry::first_of(&words).map_or(nothing, |(entry, _)| entry);
-        f(&self.threads[*thread as usize], entry)
+        block.event(place as usize % WORDS, &mut words);
+        let nothing = Event { kind: None, ticks: 0, id: 0, words: &[] };
+        let event = Event::first_of(&words).map_or(nothing, |(event, _)| event);
+        f(&self.threads[*thread as usize], event)
     }
 
-    /// What the entry at a place tells, and of which operation or variable.
-    fn tells(&self, place: u32) -> (Option<Tells>, u64) {
+    /// What the event at a place tells, and of which operation or variable.
+    fn kind_and_id(&self, place: u32) -> (Option<EventKind>, u64) {
         let block = &self.blocks[place as usize / WORDS].1;
         let (head, id) = (block.word(place as usize % WORDS), block.word(place as usize % WORDS + 1));
-        let tells = Tells::of(head);
-        match tells {
-            Some(Tells::Brief | Tells::Ran) => (tells, widened(id).0),
-            _ => (tells, id),
+        let kind = EventKind::of(head);
+        match kind {
+            Some(EventKind::SubmittedNarrow | EventKind::RanNarrow) => (kind, widened(id).0),
+            _ => (kind, id),
         }
     }
 
@@ -271,7 +274,7 @@ impl<'a> Entries<'a> {
 
     /// Makes the index.
     pub(super) fn finish(mut self) -> Self {
-        let describes = |entries: &Self, place: u32| entries.tells(place).0 == Some(Tells::Variable);
+        let describes = |events: &Self, place: u32| events.kind_and_id(place).0 == Some(EventKind::Variable);
         let (mut all, mut descriptions) = (0, 0);
         for place in self.places() {
             *if describes(&self, place) { &mut descriptions } else { &mut all } += 1;
@@ -280,7 +283,7 @@ impl<'a> Entries<'a> {
             let mut sorted = Vec::with_capacity(count);
             sorted.extend(self.places().filter(|place| describes(&self, *place) == wanted));
             // Stable, so that the places of one operation stay in their order; and threads are mostly sorted themselves.
-            sorted.sort_by_key(|place| self.tells(*place).1);
+            sorted.sort_by_key(|place| self.kind_and_id(*place).1);
             sorted
         };
         let mut index = sorted(all, false);
@@ -294,12 +297,17 @@ impl<'a> Entries<'a> {
     /// Removes what was submitted before the recorder was opened, or whose submission was lost. Returns where each operation begins.
     fn keep_submitted(&self, index: &mut Vec<u32>) -> Vec<u32> {
         let submits = |place: &u32| {
-            let submits = [Tells::Submitted, Tells::Brief, Tells::WaitsFor, Tells::Held];
-            self.tells(*place).0.is_some_and(|tells| submits.contains(&tells))
+            let submitting = [
+                EventKind::Submitted,
+                EventKind::SubmittedNarrow,
+                EventKind::WaitsFor,
+                EventKind::LeasePinned,
+            ];
+            self.kind_and_id(*place).0.is_some_and(|kind| submitting.contains(&kind))
         };
         let end_of = |index: &[u32], first: usize| {
-            let id = self.tells(index[first]).1;
-            let own = index[first..].iter().take_while(|place| self.tells(**place).1 == id);
+            let id = self.kind_and_id(index[first]).1;
+            let own = index[first..].iter().take_while(|place| self.kind_and_id(**place).1 == id);
             first + own.count()
         };
         let (mut kept, mut count, mut first) = (0, 0, 0);
@@ -329,7 +337,7 @@ impl<'a> Entries<'a> {
             variables.sort_unstable();
             variables.dedup();
         });
-        self.descriptions.iter().for_each(|place| variables.push(self.tells(*place).1));
+        self.descriptions.iter().for_each(|place| variables.push(self.kind_and_id(*place).1));
         // When each such wait was over, and its position; beside it what ended last until then, and when.
         let mut waits: Vec<(Nanos, u32)> = Vec::new();
         let mut leases = 0;
@@ -364,10 +372,10 @@ impl<'a> Entries<'a> {
     }
 
     fn id(&self, at: usize) -> u64 {
-        self.tells(self.index[self.operations[at] as usize]).1
+        self.kind_and_id(self.index[self.operations[at] as usize]).1
     }
 
-    /// What the entries of an operation tell.
+    /// What the events of an operation tell.
     fn draft(&self, at: usize) -> PendingOp {
         let id = self.id(at);
         let mut draft = PendingOp {
@@ -382,7 +390,7 @@ impl<'a> Entries<'a> {
             draft.began(self.scale.nanos(*ticks), *track);
         }
         for place in &self.index[self.operations[at] as usize..self.operations[at + 1] as usize] {
-            self.with(*place, |reading, entry| draft.entry(self, reading, entry));
+            self.with(*place, |reading, event| draft.event(self, reading, event));
         }
         draft.settle();
         if draft.waits_for_any {
@@ -406,13 +414,13 @@ impl<'a> Entries<'a> {
         reading.known(number).unwrap_or(&self.nameless).clone()
     }
 
-    fn outcome(&self, reading: &Reading, how: How, text: u32) -> Outcome {
+    fn outcome(&self, reading: &Reading, how: OutcomeCode, text: u32) -> Outcome {
         let text = || if text == NONE { self.empty.clone() } else { self.text(reading, text) };
         match how {
-            How::Well => Outcome::Ok,
-            How::Failed => Outcome::Failed(text()),
-            How::Cancelled => Outcome::Cancelled,
-            How::Skipped => Outcome::Skipped(text()),
+            OutcomeCode::Well => Outcome::Ok,
+            OutcomeCode::Failed => Outcome::Failed(text()),
+            OutcomeCode::Cancelled => Outcome::Cancelled,
+            OutcomeCode::Skipped => Outcome::Skipped(text()),
         }
     }
 
@@ -451,7 +459,7 @@ impl<'a> Entries<'a> {
     }
 }
 
-/// The places of the entries of a block.
+/// The places of the events of a block.
 fn places(number: usize, block: &Block) -> impl Iterator<Item = u32> {
     let mut at = 0;
     std::iter::from_fn(move || {
@@ -463,7 +471,7 @@ fn places(number: usize, block: &Block) -> impl Iterator<Item = u32> {
     })
 }
 
-impl Source for Entries<'_> {
+impl Source for EventIndex<'_> {
     fn about(&self) -> &Trace {
         &self.about
     }
@@ -482,7 +490,7 @@ impl Source for Entries<'_> {
 
     fn position(&self, id: u64) -> Option<usize> {
         let starts = &self.operations[..self.operations()];
-        let at = starts.partition_point(|start| self.tells(self.index[*start as usize]).1 < id);
+        let at = starts.partition_point(|start| self.kind_and_id(self.index[*start as usize]).1 < id);
         (at < self.operations() && self.id(at) == id).then_some(at)
     }
 
@@ -504,15 +512,15 @@ impl Source for Entries<'_> {
     fn variable(&self, at: usize) -> Cow<'_, Variable> {
         let id = self.variables[at];
         let mut variable = Variable { id, name: self.empty.clone(), bytes: None, library: None };
-        let first = self.descriptions.partition_point(|place| self.tells(*place).1 < id);
-        let own = self.descriptions[first..].iter().take_while(|place| self.tells(**place).1 == id);
+        let first = self.descriptions.partition_point(|place| self.kind_and_id(*place).1 < id);
+        let own = self.descriptions[first..].iter().take_while(|place| self.kind_and_id(**place).1 == id);
         for place in own {
-            self.with(*place, |reading, entry| {
-                let (dtype, library) = halves(entry.word(1));
+            self.with(*place, |reading, event| {
+                let (dtype, library) = halves(event.word(1));
                 let dtype = element_of(dtype);
-                let shape: Vec<String> = entry.words.iter().skip(2).map(u64::to_string).collect();
+                let shape: Vec<String> = event.words.iter().skip(2).map(u64::to_string).collect();
                 variable.name = format!("{dtype}[{}] #{id}", shape.join(",")).into();
-                variable.bytes = Some(entry.word(0));
+                variable.bytes = Some(event.word(0));
                 variable.library = self.library(reading.known(library)).or(variable.library);
             });
         }
@@ -530,11 +538,11 @@ impl Source for Entries<'_> {
 }
 
 impl PendingOp {
-    fn submitted(&mut self, entries: &Entries<'_>, reading: &Reading, at: Nanos, name: u32, what: Use) {
+    fn submitted(&mut self, events: &EventIndex<'_>, reading: &Reading, at: Nanos, name: u32, what: UseKind) {
         self.submitted = Some(what);
         self.operation.submitted = at;
         self.operation.submitter = Some(reading.track);
-        self.operation.name = entries.text(reading, name);
+        self.operation.name = events.text(reading, name);
     }
 
     fn began(&mut self, at: Nanos, track: TrackId) {
@@ -554,88 +562,88 @@ impl PendingOp {
         }
     }
 
-    /// Takes in one of its entries.
-    fn entry(&mut self, entries: &Entries<'_>, reading: &Reading, entry: Entry<'_>) {
-        let Entry { tells: Some(tells), ticks, id, words: all } = entry else { return };
-        let words = [entry.word(0), entry.word(1)];
-        let at = entries.scale.nanos(ticks);
+    /// Takes in one of its events.
+    fn event(&mut self, events: &EventIndex<'_>, reading: &Reading, event: Event<'_>) {
+        let Event { kind: Some(kind), ticks, id, words: all } = event else { return };
+        let words = [event.word(0), event.word(1)];
+        let at = events.scale.nanos(ticks);
         let track = reading.track;
         let operation = &mut self.operation;
-        match tells {
-            Tells::Submitted => {
+        match kind {
+            EventKind::Submitted => {
                 let (name, about) = halves(words[0]);
                 operation.accesses = all.iter().skip(1).filter_map(|word| access_in(*word)).collect();
-                self.submitted(entries, reading, at, name, Use::from_bits(about as u8));
+                self.submitted(events, reading, at, name, UseKind::from_bits(about as u8));
             }
-            Tells::Brief => {
-                let (name, what) = told_briefly(widened(id).1);
+            EventKind::SubmittedNarrow => {
+                let (name, what) = name_and_use_of(widened(id).1);
                 let halves = all.iter().flat_map(|word| <[u32; 2]>::from(halves(*word)));
                 operation.accesses = halves.filter_map(|half| access_in(half.into())).collect();
-                self.submitted(entries, reading, at, name, what);
+                self.submitted(events, reading, at, name, what);
             }
-            Tells::Ran => {
+            EventKind::RanNarrow => {
                 let took = widened(id).1;
-                self.began(entries.scale.nanos(ticks.saturating_sub(took)), track);
+                self.began(events.scale.nanos(ticks.saturating_sub(took)), track);
                 self.ended(at, Outcome::Ok, false);
             }
-            Tells::Accesses => operation.accesses.extend(all.iter().filter_map(|word| access_in(*word))),
-            Tells::Ready => {
+            EventKind::Accesses => operation.accesses.extend(all.iter().filter_map(|word| access_in(*word))),
+            EventKind::Ready => {
                 operation.granted = Some(operation.granted.map_or(at, |known| known.min(at)));
                 operation.ready = Some(operation.ready.map_or(at, |known| known.max(at)));
             }
-            Tells::Began => {
-                let queue = entries.queues.get(&words[0]);
+            EventKind::Began => {
+                let queue = events.queues.get(&words[0]);
                 self.began(at, queue.copied().unwrap_or(track));
             }
-            Tells::Ended => {
+            EventKind::Ended => {
                 let (how, device_work, why) = ended_of(words[0]);
-                self.ended(at, entries.outcome(reading, how, why), device_work);
+                self.ended(at, events.outcome(reading, how, why), device_work);
             }
-            Tells::Done => {
+            EventKind::Done => {
                 let (about, text) = halves(words[0]);
-                let how = How::from_bits(about as u8);
+                let how = OutcomeCode::from_bits(about as u8);
                 operation.done = Some(at);
                 operation.observed = Some(at);
                 if let [_, began, ended] = *all {
                     operation.ran = Some((began, ended));
                 }
-                if how != How::Well {
-                    operation.outcome = entries.outcome(reading, how, text);
+                if how != OutcomeCode::Well {
+                    operation.outcome = events.outcome(reading, how, text);
                 }
             }
-            Tells::Observed => operation.observed = Some(at),
-            Tells::Awake => operation.awake = Some(at),
-            Tells::Locked => self.locked = Some(at),
-            Tells::Resumed => {
+            EventKind::Observed => operation.observed = Some(at),
+            EventKind::Awake => operation.awake = Some(at),
+            EventKind::Locked => self.locked = Some(at),
+            EventKind::Resumed => {
                 operation.resumed = Some(at);
                 operation.track = Some(track);
                 if words[0] != 0 {
                     operation.kind = OperationKind::Wait;
                 }
             }
-            Tells::WaitsFor => {
+            EventKind::WaitsFor => {
                 operation.kind = OperationKind::Wait;
                 operation.waits_for = (words[0] != 0).then_some(words[0]);
                 self.waits_for_any = words[0] == 0;
-                self.submitted(entries, reading, at, halves(words[1]).0, Use::Wait);
+                self.submitted(events, reading, at, halves(words[1]).0, UseKind::Wait);
             }
-            Tells::LeaseOwner => self.owner = Some(entries.owner(reading, words)),
-            Tells::Held => {
+            EventKind::LeaseOwner => self.owner = Some(events.owner(reading, words)),
+            EventKind::LeasePinned => {
                 operation.accesses = access_in(words[0]).into_iter().collect();
-                self.submitted(entries, reading, at, NONE, Use::Lease);
-                self.operation.name = entries.lease.clone();
-                self.owner = Some(entries.owner(reading, [entry.word(1), entry.word(2)]));
+                self.submitted(events, reading, at, NONE, UseKind::Lease);
+                self.operation.name = events.lease.clone();
+                self.owner = Some(events.owner(reading, [event.word(1), event.word(2)]));
                 self.began(at, track);
             }
-            Tells::Library => {
-                let library = entries.library(reading.known(words[0] as u32));
+            EventKind::Library => {
+                let library = events.library(reading.known(words[0] as u32));
                 operation.library = operation.library.or(library);
                 if let Some(owner) = &mut self.owner {
                     owner.library = owner.library.or(library);
                 }
             }
             // Of a variable.
-            Tells::Variable => {}
+            EventKind::Variable => {}
         }
     }
 
@@ -658,19 +666,19 @@ impl PendingOp {
             operation.ran = None;
         }
         match what {
-            Use::Lease => operation.kind = OperationKind::Export,
-            Use::Copy => operation.kind = OperationKind::Copy,
+            UseKind::Lease => operation.kind = OperationKind::Export,
+            UseKind::Copy => operation.kind = OperationKind::Copy,
             // A thread that waited has said so.
-            Use::Wait if operation.kind != OperationKind::Wait => operation.kind = OperationKind::Await,
-            Use::Wait | Use::Body => {}
+            UseKind::Wait if operation.kind != OperationKind::Wait => operation.kind = OperationKind::Await,
+            UseKind::Wait | UseKind::Body => {}
         }
         match (what, self.locked) {
             // The body began when it had the lock; before, the thread was merely awake.
-            (Use::Body, Some(locked)) if operation.began.is_some() => {
+            (UseKind::Body, Some(locked)) if operation.began.is_some() => {
                 operation.awake = operation.awake.or(operation.began);
                 operation.began = Some(locked);
             }
-            (Use::Wait | Use::Lease, Some(locked)) => {
+            (UseKind::Wait | UseKind::Lease, Some(locked)) => {
                 operation.awake = operation.resumed;
                 operation.resumed = Some(locked);
             }
@@ -680,7 +688,7 @@ impl PendingOp {
             operation.library = operation.library.or(owner.library);
             operation.site.clone_from(&owner.site);
         }
-        if what == Use::Wait {
+        if what == UseKind::Wait {
             // A query leaves the graph as soon as it is granted, or when it is given up.
             operation.granted = operation.issued.take();
             let given_up = operation.outcome == Outcome::Cancelled;
@@ -689,7 +697,7 @@ impl PendingOp {
                 operation.outcome = Outcome::Ok;
             }
         }
-        if what == Use::Body && operation.ready.is_none() {
+        if what == UseKind::Body && operation.ready.is_none() {
             // Run by whoever granted it, there and then.
             operation.ready = operation.awake.or(operation.began);
             operation.granted = operation.ready;
@@ -699,7 +707,7 @@ impl PendingOp {
     /// The lease that an export has become, if it was held.
     fn lease(&self) -> Option<Lease> {
         let operation = &self.operation;
-        if self.submitted != Some(Use::Lease) {
+        if self.submitted != Some(UseKind::Lease) {
             return None;
         }
         let (opened, access) = (operation.began?, operation.accesses.first()?);
@@ -725,7 +733,7 @@ impl PendingOp {
     }
 }
 
-/// A thread whose entries are read.
+/// A thread whose events are read.
 struct Reading {
     track: TrackId,
     texts: Vec<Text>,

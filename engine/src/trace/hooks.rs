@@ -11,7 +11,9 @@ use estafette_graph::{Mode, OpId, VarId};
 use estafette_sync::sync::Mutex;
 use smallvec::SmallVec;
 
-use super::entry::{How, NONE, Tells, Use, WORDS_MAX, access, brief, element, ended, narrow, pair};
+use super::encoding::{
+    EventKind, NONE, OutcomeCode, UseKind, WORDS_MAX, access, element, ended, name_and_use, narrow, pair,
+};
 use super::events;
 use super::names;
 use super::writer::{self, Writer};
@@ -27,23 +29,23 @@ const WAITS: u64 = 1 << 62;
 /// A wait for whatever ends next, or last.
 const ANY: u64 = 0;
 
-fn use_of(kind: Kind) -> Use {
+fn use_of(kind: Kind) -> UseKind {
     match kind {
-        Kind::Work | Kind::WorkerOnly => Use::Body,
-        Kind::ReadinessQuery => Use::Wait,
-        Kind::Lease => Use::Lease,
-        Kind::Merge => Use::Copy,
+        Kind::Work | Kind::WorkerOnly => UseKind::Body,
+        Kind::ReadinessQuery => UseKind::Wait,
+        Kind::Lease => UseKind::Lease,
+        Kind::Merge => UseKind::Copy,
     }
 }
 
-/// Accesses that one entry has room for.
+/// Accesses that one event has room for.
 const ACCESSES_MAX: usize = WORDS_MAX - 3;
 
 /// Extents of a shape that are told.
 const NDIM_MAX: usize = 64;
 
-/// Words for accesses in an entry of narrow form, two to a word.
-const BRIEF_WORDS: usize = 4;
+/// Words for accesses in an event of narrow form, two to a word.
+const NARROW_WORDS: usize = 4;
 
 impl Writer {
     fn name(&mut self, name: &Name) -> u32 {
@@ -57,19 +59,19 @@ impl Writer {
     fn submitted(&mut self, id: u64, state: &OpState, accesses: impl ExactSizeIterator<Item = (u64, Mode)>) {
         let now = self.now();
         let (name, what) = (self.name(&state.name), use_of(state.kind));
-        if accesses.len() > 2 * BRIEF_WORDS {
+        if accesses.len() > 2 * NARROW_WORDS {
             let all: Vec<u64> = accesses.map(|(var, mode)| access(var, mode)).collect();
             return self.submitted_at_length(now, id, pair(name, what as u32), &all);
         }
-        let (mut words, mut all, len) = ([0; 2 * BRIEF_WORDS], 0, accesses.len());
+        let (mut words, mut all, len) = ([0; 2 * NARROW_WORDS], 0, accesses.len());
         for (word, (var, mode)) in words.iter_mut().zip(accesses) {
             *word = access(var, mode);
             all |= *word;
         }
-        match narrow(id, brief(name, what)) {
+        match narrow(id, name_and_use(name, what)) {
             Some(word) if all >> 32 == 0 => {
                 let pairs = words[..len.next_multiple_of(2)].chunks_exact(2).map(|two| two[0] | two[1] << 32);
-                self.write(Tells::Brief, now, word, pairs);
+                self.write(EventKind::SubmittedNarrow, now, word, pairs);
             }
             _ => self.submitted_at_length(now, id, pair(name, what as u32), &words[..len]),
         }
@@ -78,9 +80,9 @@ impl Writer {
     #[cold]
     fn submitted_at_length(&mut self, now: u64, id: u64, about: u64, accesses: &[u64]) {
         let (first, rest) = accesses.split_at(accesses.len().min(ACCESSES_MAX));
-        self.write(Tells::Submitted, now, id, [&[about], first].concat());
+        self.write(EventKind::Submitted, now, id, [&[about], first].concat());
         for some in rest.chunks(ACCESSES_MAX) {
-            self.write(Tells::Accesses, now, id, some.iter().copied());
+            self.write(EventKind::Accesses, now, id, some.iter().copied());
         }
     }
 }
@@ -141,11 +143,11 @@ fn describe(writer: &mut Writer, tensor: &TensorInner, library: Option<&'static 
     let layout = &definition.layout;
     let library = library.map_or(NONE, |library| writer.fixed_text(library));
     let now = writer.now();
-    // No tensor of use has more, and the entry has to have room for them.
+    // No tensor of use has more, and the event has to have room for them.
     let shape = layout.shape().iter().take(NDIM_MAX).map(|&extent| extent as u64);
     let about = [layout.byte_len() as u64, pair(element(layout.dtype()), library)];
     let words: SmallVec<[u64; 8]> = about.into_iter().chain(shape).collect();
-    writer.write(Tells::Variable, now, var, words);
+    writer.write(EventKind::Variable, now, var, words);
 }
 
 impl Tensor {
@@ -172,7 +174,7 @@ pub(crate) fn ready(id: OpId) {
     events::ready(id.get());
     writer::with(|writer| {
         let now = writer.now();
-        writer.write(Tells::Ready, now, id.get(), []);
+        writer.write(EventKind::Ready, now, id.get(), []);
     });
 }
 
@@ -181,7 +183,7 @@ pub(crate) fn ready(id: OpId) {
 #[inline(never)]
 pub(crate) fn ready_at_once(id: OpId) {
     events::ready(id.get());
-    writer::with(|writer| writer.write(Tells::Ready, writer.last, id.get(), []));
+    writer::with(|writer| writer.write(EventKind::Ready, writer.last, id.get(), []));
 }
 
 /// Its body begins.
@@ -217,7 +219,7 @@ fn begins_at(granted: &OpGranted, at: impl FnOnce(&mut Writer) -> u64) {
         if queue == 0 && granted.payload().kind != Kind::Lease {
             writer.begins(at, id);
         } else {
-            writer.write(Tells::Began, at, id, [queue]);
+            writer.write(EventKind::Began, at, id, [queue]);
         }
     });
 }
@@ -250,28 +252,28 @@ pub(crate) fn ends(granted: &OpGranted, ending: &Ending<'_>) {
     let id = granted.id();
     let (how, text, left) = match ending {
         Ending::Ran { left, failure } => {
-            let how = if failure.is_some() { How::Failed } else { How::Well };
+            let how = if failure.is_some() { OutcomeCode::Failed } else { OutcomeCode::Well };
             (how, failure.map(ToString::to_string), left.map(|(fences, _)| fences))
         }
         Ending::Skipped { failure } => {
             let cancelled = failure.kind() == FailureKind::Cancelled && failure.id() == id.get();
-            let how = if cancelled { How::Cancelled } else { How::Skipped };
+            let how = if cancelled { OutcomeCode::Cancelled } else { OutcomeCode::Skipped };
             (how, Some(failure.to_string()), None)
         }
-        Ending::Polled => (How::Well, None, None),
+        Ending::Polled => (OutcomeCode::Well, None, None),
     };
     let outcome = match how {
-        How::Well => "ok",
-        How::Failed => "failed",
-        How::Cancelled => "cancelled",
-        How::Skipped => "skipped",
+        OutcomeCode::Well => "ok",
+        OutcomeCode::Failed => "failed",
+        OutcomeCode::Cancelled => "cancelled",
+        OutcomeCode::Skipped => "skipped",
     };
     events::ended(id.get(), outcome, text.as_deref());
     writer::with(|writer| {
         let now = writer.now();
         let text = text.map_or(NONE, |text| writer.text(&text));
-        writer.tell_began();
-        writer.write(Tells::Ended, now, id.get(), [ended(how, left.is_some(), text)]);
+        writer.flush_running();
+        writer.write(EventKind::Ended, now, id.get(), [ended(how, left.is_some(), text)]);
     });
     // Dropped under no lock: it may own events of a driver.
     let timing = granted.payload().queue().and_then(|_| timings().remove(&id.get()));
@@ -288,14 +290,14 @@ fn watch(id: OpId, fences: &[Fence], timing: Option<Arc<dyn Timing>>) {
         events::device_done(id.get(), text.as_deref());
         writer::with(|writer| {
             let now = writer.now();
-            let how = if text.is_some() { How::Failed } else { How::Well };
+            let how = if text.is_some() { OutcomeCode::Failed } else { OutcomeCode::Well };
             let text = text.map_or(NONE, |text| writer.text(&text));
             let about = pair(u32::from(how as u8), text);
             match span {
-                None => writer.write(Tells::Done, now, id.get(), [about]),
+                None => writer.write(EventKind::Done, now, id.get(), [about]),
                 Some(span) => {
                     let [began, ended] = [span.began_ns, span.ended_ns].map(|at| writer.since_start(at));
-                    writer.write(Tells::Done, now, id.get(), [about, began, ended]);
+                    writer.write(EventKind::Done, now, id.get(), [about, began, ended]);
                 }
             }
         });
@@ -309,7 +311,7 @@ pub(crate) fn withdrawn(id: OpId) {
     events::ended(id.get(), "cancelled", None);
     writer::with(|writer| {
         let now = writer.now();
-        writer.write(Tells::Ended, now, id.get(), [ended(How::Cancelled, false, NONE)]);
+        writer.write(EventKind::Ended, now, id.get(), [ended(OutcomeCode::Cancelled, false, NONE)]);
     });
 }
 
@@ -319,7 +321,7 @@ pub(crate) fn withdrawn(id: OpId) {
 pub(crate) fn observed(id: OpId) {
     writer::with(|writer| {
         let now = writer.now();
-        writer.write(Tells::Observed, now, id.get(), []);
+        writer.write(EventKind::Observed, now, id.get(), []);
     });
 }
 
@@ -330,7 +332,7 @@ pub(crate) fn resumed(id: u64, blocking: bool) {
     events::resumed(id, blocking);
     writer::with(|writer| {
         let now = writer.now();
-        writer.write(Tells::Resumed, now, id, [u64::from(blocking)]);
+        writer.write(EventKind::Resumed, now, id, [u64::from(blocking)]);
         writer.woken_from = if blocking { id } else { 0 };
     });
 }
@@ -343,7 +345,7 @@ pub(crate) fn taken(id: OpId, owner: &LeaseOwner) {
     writer::with(|writer| {
         let now = writer.now();
         let words = writer.owner(owner);
-        writer.write(Tells::LeaseOwner, now, id.get(), words);
+        writer.write(EventKind::LeaseOwner, now, id.get(), words);
     });
 }
 
@@ -357,7 +359,7 @@ pub(crate) fn pinned(id: OpId, owner: &LeaseOwner, tensor: &Tensor, var: VarId) 
     writer::with(|writer| {
         let now = writer.now();
         let [text, site] = writer.owner(owner);
-        writer.write(Tells::Held, now, id.get(), [access(var.get(), Mode::Read), text, site]);
+        writer.write(EventKind::LeasePinned, now, id.get(), [access(var.get(), Mode::Read), text, site]);
         describe(writer, &tensor.inner, None);
     });
 }
@@ -369,7 +371,7 @@ pub(crate) fn unpinned(id: OpId, left: Option<&Fence>) {
     events::ended(id.get(), "ok", None);
     writer::with(|writer| {
         let now = writer.now();
-        writer.write(Tells::Ended, now, id.get(), [ended(How::Well, left.is_some(), NONE)]);
+        writer.write(EventKind::Ended, now, id.get(), [ended(OutcomeCode::Well, left.is_some(), NONE)]);
     });
     if let Some(left) = left {
         watch(id, std::slice::from_ref(left), None);
@@ -383,7 +385,7 @@ pub(crate) fn lends(id: u64, library: &'static str) {
     writer::with(|writer| {
         let now = writer.now();
         let library = writer.fixed_text(library);
-        writer.write(Tells::Library, now, id, [library.into()]);
+        writer.write(EventKind::Library, now, id, [library.into()]);
     });
 }
 
@@ -411,7 +413,7 @@ impl WaitNoted {
         events::waits_for(id, what, target);
         writer::with(|writer| {
             let (now, name) = (writer.now(), writer.fixed_text(what));
-            writer.write(Tells::WaitsFor, now, id, [target, pair(name, 0)]);
+            writer.write(EventKind::WaitsFor, now, id, [target, pair(name, 0)]);
         });
         Self { id }
     }
@@ -434,12 +436,12 @@ pub fn body_uses(id: u64, library: &'static str) {
 /// A thread is about to run the body of the operation `id`, and asks for a lock that the body needs, such as the Python lock.
 /// For bindings; does nothing while tracing is on.
 pub fn body_wants_lock(id: u64) {
-    note(Tells::Awake, id);
+    note(EventKind::Awake, id);
 }
 
 /// It has the lock: the body begins.
 pub fn body_has_lock(id: u64) {
-    note(Tells::Locked, id);
+    note(EventKind::Locked, id);
 }
 
 /// The calling thread has come back from a blocking wait, and has got the lock that it had given up for it.
@@ -448,7 +450,7 @@ pub fn wait_has_lock() {
         writer::with(|writer| {
             if writer.woken_from != 0 {
                 let (now, id) = (writer.now(), std::mem::take(&mut writer.woken_from));
-                writer.write(Tells::Locked, now, id, [1]);
+                writer.write(EventKind::Locked, now, id, [1]);
             }
         });
     }
@@ -461,11 +463,11 @@ pub fn on_event_loop() {
     }
 }
 
-fn note(tells: Tells, id: u64) {
+fn note(kind: EventKind, id: u64) {
     if super::is_open() {
         writer::with(|writer| {
             let now = writer.now();
-            writer.write(tells, now, id, []);
+            writer.write(kind, now, id, []);
         });
     }
 }

@@ -6,15 +6,15 @@
 //!
 //! While one is open:
 //!
-//! 1. Every operation that is described carries a flag. The hooks (`hooks`) write an entry of two words and more (`entry`) for what
+//! 1. Every operation that is described carries a flag. The hooks (`hooks`) write an event of two words and more (`encoding`) for what
 //!    happens to such an operation: submitted, ready, begun, ended, observed, resumed.
 //! 2. A thread writes to pages of its own (`writer`, `page`), which nobody else writes. It never waits: a page comes from
-//!    the recorder's budget, and when that is spent, entries are counted instead of kept. Pages are made ready ahead (`stock`).
-//! 3. [`Recorder::save`] closes the recorder, sorts the places of all entries that were published by their operations (`assemble`), and
-//!    writes the file as it makes operations from their entries and attributes their stalls. [`Recorder::finish`] makes all of them, as
+//!    the recorder's budget, and when that is spent, events are counted instead of kept. Pages are made ready ahead (`stock`).
+//! 3. [`Recorder::save`] closes the recorder, sorts the places of all events that were published by their operations (`assemble`), and
+//!    writes the file as it makes operations from their events and attributes their stalls. [`Recorder::finish`] makes all of them, as
 //!    a [`Trace`].
 //!
-//! The time of an entry is a reading of the processor's counter where that is steady (`ticks`), and otherwise the monotonic
+//! The time of an event is a reading of the processor's counter where that is steady (`ticks`), and otherwise the monotonic
 //! clock. Readings become nanoseconds at the end, by comparing both clocks over the whole trace.
 //!
 //! # Invariants
@@ -25,7 +25,7 @@
 
 mod assemble;
 mod chain;
-mod entry;
+mod encoding;
 pub(crate) mod events;
 pub(crate) mod hooks;
 mod names;
@@ -45,7 +45,7 @@ use estafette_sync::sync::Mutex;
 // The switch is outside of every protocol: a plain std atomic, so that it may be a static under model checkers too.
 use std::sync::atomic::{AtomicU32, Ordering};
 
-use self::assemble::{BLOCKS_MAX, Entries};
+use self::assemble::{BLOCKS_MAX, EventIndex};
 use self::ticks::Ticks;
 use self::unfinished::Unfinished;
 use self::writer::Session;
@@ -61,7 +61,7 @@ pub use self::hooks::{
 /// Memory for a trace, unless an option says otherwise: some three million operations.
 const MEMORY_DEFAULT: usize = 256 << 20;
 
-/// What a page of entries takes until it is saved: itself, and as much again for the index that saving makes of it.
+/// What a page of events takes until it is saved: itself, and as much again for the index that saving makes of it.
 const MEMORY_PER_PAGE: usize = 2 * page::PAGE_BYTES;
 
 /// The number of the open recorder; 0 while there is none. Numbers are not used again, so a thread sees that its pages
@@ -188,7 +188,7 @@ impl Recorder {
     /// Opens the recorder.
     ///
     /// # Errors
-    /// [`Error::Conflict`] when one is open already; [`Error::Invalid`] for a memory limit that holds no entry.
+    /// [`Error::Conflict`] when one is open already; [`Error::Invalid`] for a memory limit that holds no event.
     pub fn open(options: TraceOptions) -> Result<Self, Error> {
         // An id allocator, as `OPEN`.
         static NEXT: AtomicU32 = AtomicU32::new(1);
@@ -253,8 +253,8 @@ impl Recorder {
         };
         // Its failure costs nothing if the trace can be saved.
         let _ = unfinished.end();
-        let entries = self.entries();
-        match file::replace(&path, |out| perfetto::attribute_and_write(&entries, out)) {
+        let events = self.events();
+        match file::replace(&path, |out| perfetto::attribute_and_write(&events, out)) {
             Ok(()) => {
                 unfinished.remove();
                 Ok(())
@@ -263,7 +263,7 @@ impl Recorder {
         }
     }
 
-    /// Entries that did not fit so far.
+    /// Events that did not fit so far.
     pub fn lost(&self) -> u64 {
         self.session.lost()
     }
@@ -272,13 +272,13 @@ impl Recorder {
     /// operation with one access, which [`TraceOptions::memory_max`] does not count. [`save`](Self::save) needs none of that.
     pub fn finish(self) -> Trace {
         self.close();
-        self.entries().trace(None).0
+        self.events().trace(None).0
     }
 
-    fn entries(&self) -> Entries<'static> {
+    fn events(&self) -> EventIndex<'static> {
         let program = self.program.as_str().into();
         let about = Trace { program, started_unix_ns: self.started_unix_ns, ..Trace::default() };
-        Entries::of(&self.session, about)
+        EventIndex::of(&self.session, about)
     }
 
     fn close(&self) {

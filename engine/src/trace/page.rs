@@ -1,6 +1,6 @@
-//! Where a thread's entries lie: pages that one thread writes and, at the end, another one reads.
+//! Where a thread's events lie: pages that one thread writes and, at the end, another one reads.
 //!
-//! The writer stores the words of an entry and then publishes the new length; a reader looks no further than the length that
+//! The writer stores the words of an event and then publishes the new length; a reader looks no further than the length that
 //! it has seen. So a thread that still writes while the recorder is read harms nobody.
 
 use std::ops::Range;
@@ -51,7 +51,7 @@ impl Page {
         }
     }
 
-    /// Writes an entry at word `at`, where there is room for it, and says where it ends. Called by the page's thread only, in
+    /// Writes an event at word `at`, where there is room for it, and says where it ends. Called by the page's thread only, in
     /// order.
     #[inline(always)]
     pub(super) fn write(
@@ -61,16 +61,16 @@ impl Page {
         rest: impl ExactSizeIterator<Item = u64>,
     ) -> usize {
         let end = at + 2 + rest.len();
-        let entry = first.into_iter().chain(rest);
+        let event = first.into_iter().chain(rest);
         self.words()[at..end]
             .iter()
-            .zip(entry)
+            .zip(event)
             .for_each(|(word, value)| word.store(value, Ordering::Relaxed));
         self.len.store(end, Ordering::Release);
         end
     }
 
-    /// How many words were published: whole entries.
+    /// How many words were published: whole events.
     pub(super) fn published(&self) -> usize {
         self.len.load(Ordering::Acquire)
     }

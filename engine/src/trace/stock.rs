@@ -1,7 +1,7 @@
 //! Pages in stock: memory that the system has handed out before anybody writes to it.
 //!
 //! The system hands memory out at the first touch, and takes between a tenth of a microsecond and some microseconds for 4 KiB
-//! of it: with a hundred entries in them, up to half of what an entry costs. So while tracing is on, a thread of its own
+//! of it: with a hundred events in them, up to half of what an event costs. So while tracing is on, a thread of its own
 //! touches memory ahead of those who write, in pieces so large that the system can use its large pages for them. Whoever
 //! finds the stock empty does not wait for it.
 

@@ -8,9 +8,9 @@
 //! names     per name of a variable: variable (u64), length (u64), text
 //! thread    number (u32), kind of track (u32), name; again when the kind has changed
 //! text      number of the thread (u32), text; a thread's texts come in the order of their numbers
-//! words     number of the thread (u32), 0 (u32), whole entries of its pages
+//! words     number of the thread (u32), 0 (u32), whole events of its pages
 //! running   number of the thread (u32), 0 (u32), operation whose body runs there or 0 (u64), ticks (u64)
-//! lost      number of the thread (u32), 0 (u32), entries lost so far (u64)
+//! lost      number of the thread (u32), 0 (u32), events lost so far (u64)
 //! clock     ticks (u64), nanoseconds per tick (f64): what ticks mean, and how long it has lasted so far
 //! ```
 //!

@@ -10,7 +10,7 @@ use estafette_sync::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering}
 use estafette_sync::thread_local;
 
 use super::chain::{Chain, Link};
-use super::entry::{NONE, Tells, WORDS_MAX, head, narrow, pair};
+use super::encoding::{EventKind, NONE, WORDS_MAX, head, narrow, pair};
 use super::page::{Page, WORDS};
 use super::stock::Stocked;
 use super::ticks::Ticks;
@@ -77,9 +77,9 @@ pub(super) struct ThreadLog {
     pub(super) running: Body,
 }
 
-/// The body that runs on a thread, of which no entry tells yet: its operation, or 0, and when it began.
+/// The body that runs on a thread, of which no event tells yet: its operation, or 0, and when it began.
 ///
-/// Only the thread itself writes it. Whoever reads it at the end may see it change: then an entry tells of it, too.
+/// Only the thread itself writes it. Whoever reads it at the end may see it change: then an event tells of it, too.
 #[derive(Debug, Default)]
 pub(super) struct Body {
     id: AtomicU64,
@@ -132,8 +132,8 @@ impl ThreadLog {
         if self.event_loop.load(Ordering::Relaxed) { TrackKind::EventLoop } else { self.kind }
     }
 
-    fn lose(&self, entries: u64) {
-        self.lost.store(self.lost.load(Ordering::Relaxed) + entries, Ordering::Relaxed);
+    fn lose(&self, events: u64) {
+        self.lost.store(self.lost.load(Ordering::Relaxed) + events, Ordering::Relaxed);
     }
 }
 
@@ -156,7 +156,7 @@ pub(super) struct Writer {
     last_text: Option<Arc<Link<Arc<str>>>>,
     /// Words of the page that are written.
     at: usize,
-    /// The reading of the newest entry.
+    /// The reading of the newest event.
     pub(super) last: u64,
     /// The newest wait that this thread came back from.
     pub(super) woken_from: u64,
@@ -182,7 +182,7 @@ pub(super) fn with(f: impl FnOnce(&mut Writer)) {
     let _ = WRITER.try_with(|writer| {
         let Ok(mut writer) = writer.try_borrow_mut() else { return };
         if writer.as_ref().is_none_or(|writer| writer.session.number != open) {
-            *writer = Writer::enter().map(Box::new);
+            *writer = Writer::register().map(Box::new);
         }
         if let Some(writer) = &mut *writer {
             f(writer);
@@ -192,7 +192,7 @@ pub(super) fn with(f: impl FnOnce(&mut Writer)) {
 
 impl Writer {
     #[cold]
-    fn enter() -> Option<Self> {
+    fn register() -> Option<Self> {
         let session = SESSION.lock().clone()?;
         let log = Arc::new(ThreadLog::of_this_thread());
         session.threads.lock().push(Arc::clone(&log));
@@ -211,7 +211,7 @@ impl Writer {
         })
     }
 
-    /// The time, kept for entries that belong to the same moment.
+    /// The time, kept for events that belong to the same moment.
     #[inline]
     pub(super) fn now(&mut self) -> u64 {
         self.last = self.session.ticks.now();
@@ -223,11 +223,11 @@ impl Writer {
         self.session.ticks.since_start(at_ns)
     }
 
-    /// Writes an entry, or counts it as lost. `words` are as many as fit into one.
+    /// Writes an event, or counts it as lost. `words` are as many as fit into one.
     #[inline(always)]
     pub(super) fn write(
         &mut self,
-        tells: Tells,
+        kind: EventKind,
         ticks: u64,
         id: u64,
         words: impl IntoIterator<IntoIter: ExactSizeIterator<Item = u64>>,
@@ -236,14 +236,14 @@ impl Writer {
         let len = 2 + words.len();
         debug_assert!(len <= WORDS_MAX, "the number of words has seven bits");
         if let Some((page, at)) = self.room(len) {
-            self.at = page.write(at, [head(tells, len, ticks), id], words);
+            self.at = page.write(at, [head(kind, len, ticks), id], words);
         }
     }
 
     /// A body begins on this thread.
     #[inline]
     pub(super) fn begins(&mut self, ticks: u64, id: u64) {
-        self.tell_began();
+        self.flush_running();
         self.log.running.set(id, ticks);
     }
 
@@ -252,13 +252,13 @@ impl Writer {
     pub(super) fn ends_well(&mut self, id: u64) {
         let ended = self.last;
         let Some((_, began)) = self.log.running.get().filter(|(running, _)| *running == id) else {
-            return self.write(Tells::Ended, ended, id, []);
+            return self.write(EventKind::Ended, ended, id, []);
         };
         match narrow(id, ended.wrapping_sub(began)) {
-            Some(word) => self.write(Tells::Ran, ended, word, []),
+            Some(word) => self.write(EventKind::RanNarrow, ended, word, []),
             None => {
-                self.write(Tells::Began, began, id, []);
-                self.write(Tells::Ended, ended, id, []);
+                self.write(EventKind::Began, began, id, []);
+                self.write(EventKind::Ended, ended, id, []);
             }
         }
         self.log.running.clear();
@@ -266,14 +266,14 @@ impl Writer {
 
     /// Writes down which body runs here, since it will not be the next one to end.
     #[inline]
-    pub(super) fn tell_began(&mut self) {
+    pub(super) fn flush_running(&mut self) {
         if let Some((id, began)) = self.log.running.get() {
-            self.write(Tells::Began, began, id, []);
+            self.write(EventKind::Began, began, id, []);
             self.log.running.clear();
         }
     }
 
-    /// Where an entry of `len` words goes; if nowhere, it is counted.
+    /// Where an event of `len` words goes; if nowhere, it is counted.
     #[inline(always)]
     fn room(&mut self, len: usize) -> Option<(&Page, usize)> {
         if self.at + len > WORDS && !self.turn_page() {

@@ -6,8 +6,8 @@ use estafette_report::Trace;
 use estafette_report::budget::Budget;
 use estafette_report::model::{Text, TrackKind};
 
-use super::super::assemble::{Entries, Thread};
-use super::super::entry::Entry;
+use super::super::assemble::{EventIndex, Thread};
+use super::super::encoding::Event;
 use super::super::page::WORDS;
 use super::super::ticks::Scale;
 use super::{MAGIC, Part, TRACK_KINDS};
@@ -26,22 +26,22 @@ struct Noted<'a> {
     kind: usize,
     name: &'a str,
     texts: Vec<Text>,
-    /// Whole entries, in blocks as large as pages at most.
+    /// Whole events, in blocks as large as pages at most.
     blocks: Vec<Vec<u64>>,
     running: Option<(u64, u64)>,
     lost: u64,
 }
 
 impl Noted<'_> {
-    /// Takes in whole entries; after one that is none, nothing more of these words.
+    /// Takes in whole events; after one that is none, nothing more of these words.
     fn words(&mut self, words: &[u8]) {
         let words: Vec<u64> = words.as_chunks().0.iter().map(|word| u64::from_le_bytes(*word)).collect();
         let mut rest = &words[..];
-        while let Some((_, after)) = Entry::first_of(rest) {
-            let (entry, _) = rest.split_at(rest.len() - after.len());
-            match self.blocks.last_mut().filter(|block| block.len() + entry.len() <= WORDS) {
-                Some(block) => block.extend_from_slice(entry),
-                None => self.blocks.push(entry.to_vec()),
+        while let Some((_, after)) = Event::first_of(rest) {
+            let (event, _) = rest.split_at(rest.len() - after.len());
+            match self.blocks.last_mut().filter(|block| block.len() + event.len() <= WORDS) {
+                Some(block) => block.extend_from_slice(event),
+                None => self.blocks.push(event.to_vec()),
             }
             rest = after;
         }
@@ -166,15 +166,15 @@ impl<'a> File<'a> {
         let (program, started_unix_ns, names) = (self.program.into(), self.started_unix_ns, self.names);
         let about = Trace { program, started_unix_ns, ..Trace::default() };
         let names = Box::new(move |variable| names.get(&variable).map(|name| (*name).into()));
-        let mut entries = Entries::new(Scale::of(ticks, per_tick), about, names);
+        let mut events = EventIndex::new(Scale::of(ticks, per_tick), about, names);
         for noted in self.threads {
             let kind = TRACK_KINDS.get(noted.kind).copied().unwrap_or(TrackKind::Thread);
             let Noted { name, texts, blocks, running, lost, .. } = noted;
-            entries.begin(Thread { name: name.into(), kind, lost, texts, running });
-            blocks.into_iter().for_each(|block| entries.words(block));
+            events.begin(Thread { name: name.into(), kind, lost, texts, running });
+            blocks.into_iter().for_each(|block| events.words(block));
         }
         let mut budget = Budget::of(file_bytes);
-        let (mut trace, is_whole) = entries.finish().trace(Some(&mut budget));
+        let (mut trace, is_whole) = events.finish().trace(Some(&mut budget));
         let damage = &mut trace.losses.damage;
         damage.push("the process ended before the trace was finished: its last moments are missing".into());
         damage.extend(self.damage.map(|at| format!("the unfinished file ends, or is damaged, at byte {at}")));

@@ -1,4 +1,4 @@
-//! One entry of the recorder: two words and more.
+//! One event of the recorder: two words and more.
 //!
 //! ```text
 //! word 0   ticks since the start (52 bits: two weeks of a processor's counter), number of words (7 bits), kind (5 bits)
@@ -6,25 +6,25 @@
 //! word 2 … depend on the kind; texts by their number in the thread's list
 //! ```
 //!
-//! What most operations have to tell, that they were submitted with a few accesses and that a body ran, has a narrow form, in
-//! which the upper 24 bits of word 1 tell as well. Numbers that are too large for it take the wide one.
+//! Two frequent events have a narrow form: a submission with a few accesses, and a body that ran well. There
+//! the upper 24 bits of word 1 carry data as well. Numbers that are too large for it take the wide one.
 
 use estafette_graph::Mode;
 
 use crate::exchange::DType;
 
-/// The most words of one entry.
+/// The most words of one event.
 pub(super) const WORDS_MAX: usize = 127;
 
-/// What an entry tells.
+/// What an event notes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u64)]
-pub(super) enum Tells {
+pub(super) enum EventKind {
     /// Submitted: name and kind of use; its accesses.
     Submitted = 1,
     /// Further accesses of what was submitted before.
     Accesses,
-    /// Handed to whoever runs it.
+    /// Handed to the thread that runs it.
     Ready,
     /// Its body has begun; of a lease, it is held. The queue, where there is one.
     Began,
@@ -32,31 +32,31 @@ pub(super) enum Tells {
     Ended,
     /// The device work was seen to be done: how, why it failed; when it ran, in nanoseconds since the start, where that is known.
     Done,
-    /// Whoever waits was told.
+    /// The waiter was notified.
     Observed,
-    /// The thread that waits runs again, or the one that is to run a body.
+    /// The waiting thread runs again, or the thread that will run a body.
     Awake,
     /// It has the lock that it needed.
     Locked,
-    /// Whoever waits goes on; whether a thread waited.
+    /// The waiter resumes; whether a thread waited.
     Resumed,
     /// A wait for an operation by name begins: which one.
     WaitsFor,
     /// Bytes, name and library of a variable.
     Variable,
-    /// Who takes a lease: text, library, line.
+    /// The owner of a lease: text, library, line.
     LeaseOwner,
     /// The library that a body lends its operands to, or the holder of a lease its memory.
     Library,
     /// [`Submitted`](Self::Submitted), narrow: name and kind of use beside the identity, two accesses to a word.
-    Brief,
+    SubmittedNarrow,
     /// [`Began`](Self::Began) and [`Ended`](Self::Ended) well, on one thread: the ticks between them beside the identity.
-    Ran,
-    /// A lease was asked for and had at once: its access, and what [`LeaseOwner`](Self::LeaseOwner) tells.
-    Held,
+    RanNarrow,
+    /// A lease was asked for and had at once: its access, and the words of [`LeaseOwner`](Self::LeaseOwner).
+    LeasePinned,
 }
 
-impl Tells {
+impl EventKind {
     /// In the order of their numbers, from 1.
     const ALL: [Self; 17] = [
         Self::Submitted,
@@ -73,36 +73,36 @@ impl Tells {
         Self::Variable,
         Self::LeaseOwner,
         Self::Library,
-        Self::Brief,
-        Self::Ran,
-        Self::Held,
+        Self::SubmittedNarrow,
+        Self::RanNarrow,
+        Self::LeasePinned,
     ];
 
-    /// What the entry with this word 0 tells; `None` for what this version does not write.
+    /// The kind in this word 0; `None` for what this version does not write.
     #[inline]
     pub(super) fn of(head: u64) -> Option<Self> {
         Self::ALL.get(((head & 0x1f) as usize).wrapping_sub(1)).copied()
     }
 }
 
-/// An entry, read.
+/// An event, read.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Entry<'a> {
+pub(super) struct Event<'a> {
     /// `None` for what this version does not write.
-    pub(super) tells: Option<Tells>,
+    pub(super) kind: Option<EventKind>,
     pub(super) ticks: u64,
     pub(super) id: u64,
     pub(super) words: &'a [u64],
 }
 
-impl<'a> Entry<'a> {
-    /// The first entry of `words`, and what comes after it.
+impl<'a> Event<'a> {
+    /// The first event of `words`, and what comes after it.
     pub(super) fn first_of(words: &'a [u64]) -> Option<(Self, &'a [u64])> {
         let (&head, &id) = (words.first()?, words.get(1)?);
         let len = length_of(head);
         let own = words.get(2..len)?;
-        let entry = Self { tells: Tells::of(head), ticks: head >> 12, id, words: own };
-        Some((entry, &words[len..]))
+        let event = Self { kind: EventKind::of(head), ticks: head >> 12, id, words: own };
+        Some((event, &words[len..]))
     }
 
     /// Word `at` of those that depend on the kind; 0 where there is none.
@@ -111,13 +111,13 @@ impl<'a> Entry<'a> {
     }
 }
 
-/// Word 0 of an entry of `len` words.
+/// Word 0 of an event of `len` words.
 #[inline(always)]
-pub(super) fn head(tells: Tells, len: usize, ticks: u64) -> u64 {
-    ticks << 12 | (len as u64) << 5 | tells as u64
+pub(super) fn head(kind: EventKind, len: usize, ticks: u64) -> u64 {
+    ticks << 12 | (len as u64) << 5 | kind as u64
 }
 
-/// The number of words of the entry with this word 0.
+/// The number of words of the event with this word 0.
 #[inline]
 pub(super) fn length_of(head: u64) -> usize {
     (head >> 5 & 0x7f) as usize
@@ -126,7 +126,7 @@ pub(super) fn length_of(head: u64) -> usize {
 /// No text, no library.
 pub(super) const NONE: u32 = u32::MAX;
 
-/// Bits of an identity in an entry of narrow form; the rest of the word is for others.
+/// Bits of an identity in an event of narrow form; the rest of the word is for others.
 const NARROW: u32 = 40;
 
 /// An identity, and 24 bits more in the same word; `None` if they do not fit.
@@ -140,15 +140,15 @@ pub(super) fn widened(word: u64) -> (u64, u64) {
     (word & ((1 << NARROW) - 1), word >> NARROW)
 }
 
-/// Name and kind of use in the 24 bits of a narrow entry; too large for them if the name's number is.
+/// Name and kind of use in the 24 bits of a narrow event; too large for them if the name's number is.
 #[inline(always)]
-pub(super) fn brief(name: u32, what: Use) -> u64 {
+pub(super) fn name_and_use(name: u32, what: UseKind) -> u64 {
     u64::from(name) << 2 | what as u64
 }
 
-/// What [`brief`] has put together.
-pub(super) fn told_briefly(about: u64) -> (u32, Use) {
-    ((about >> 2) as u32, Use::from_bits((about & 3) as u8))
+/// What [`name_and_use`] has put together.
+pub(super) fn name_and_use_of(about: u64) -> (u32, UseKind) {
+    ((about >> 2) as u32, UseKind::from_bits((about & 3) as u8))
 }
 
 /// Two texts in one word.
@@ -174,14 +174,14 @@ pub(super) fn element_of(half: u32) -> DType {
 }
 
 /// How an operation ended, whether device work goes on, and why it failed, in one word.
-pub(super) fn ended(how: How, device_work: bool, why: u32) -> u64 {
+pub(super) fn ended(how: OutcomeCode, device_work: bool, why: u32) -> u64 {
     pair(u32::from(how as u8) | u32::from(device_work) << 8, why)
 }
 
 /// What [`ended`] has put together.
-pub(super) fn ended_of(word: u64) -> (How, bool, u32) {
+pub(super) fn ended_of(word: u64) -> (OutcomeCode, bool, u32) {
     let (about, why) = halves(word);
-    (How::from_bits(about as u8), about & 1 << 8 != 0, why)
+    (OutcomeCode::from_bits(about as u8), about & 1 << 8 != 0, why)
 }
 
 /// An access in one word; never 0.
@@ -210,14 +210,14 @@ pub(super) fn access_of(word: u64) -> Option<(u64, estafette_report::model::Mode
 /// What kind of use was submitted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u8)]
-pub(super) enum Use {
+pub(super) enum UseKind {
     Body = 0,
     Wait = 1,
     Lease = 2,
     Copy = 3,
 }
 
-impl Use {
+impl UseKind {
     pub(super) fn from_bits(bits: u8) -> Self {
         match bits {
             1 => Self::Wait,
@@ -231,14 +231,14 @@ impl Use {
 /// How an operation or its device work ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u8)]
-pub(super) enum How {
+pub(super) enum OutcomeCode {
     Well = 0,
     Failed = 1,
     Cancelled = 2,
     Skipped = 3,
 }
 
-impl How {
+impl OutcomeCode {
     pub(super) fn from_bits(bits: u8) -> Self {
         match bits {
             1 => Self::Failed,
