@@ -20,13 +20,13 @@ use estafette_report::source::{Merging, Source};
 use estafette_sync::sync::atomic::Ordering;
 use smallvec::SmallVec;
 
+use super::buffer::{TraceBuffer, WORDS};
 use super::chain::Link;
 use super::encoding::{
     Event, EventKind, NONE, OutcomeCode, UseKind, access_of, element_of, ended_of, halves, length_of,
     name_and_use_of, widened,
 };
 use super::names;
-use super::page::{Page, WORDS};
 use super::ticks::Scale;
 use super::writer::{Session, ThreadLog};
 
@@ -35,16 +35,16 @@ pub(super) const BLOCKS_MAX: usize = u32::MAX as usize / WORDS;
 
 /// Memory with whole events.
 enum Block {
-    /// A page, and how many of its words were published.
-    Page(Arc<Link<Page>>, usize),
-    /// At most as many words as a page has.
+    /// A buffer, and how many of its words were published.
+    Buffer(Arc<Link<TraceBuffer>>, usize),
+    /// At most as many words as a buffer has.
     Own(Vec<u64>),
 }
 
 impl Block {
     fn len(&self) -> usize {
         match self {
-            Self::Page(_, len) => *len,
+            Self::Buffer(_, len) => *len,
             Self::Own(words) => words.len(),
         }
     }
@@ -52,9 +52,9 @@ impl Block {
     /// Adds the words of the event at `at`; fewer where it is damaged.
     fn event(&self, at: usize, into: &mut Words) {
         match self {
-            Self::Page(page, len) => {
-                let head = page.value.read(at..(at + 1).min(*len)).next().unwrap_or(0);
-                into.extend(page.value.read(at..(at + length_of(head)).min(*len)));
+            Self::Buffer(buffer, len) => {
+                let head = buffer.value.read(at..(at + 1).min(*len)).next().unwrap_or(0);
+                into.extend(buffer.value.read(at..(at + length_of(head)).min(*len)));
             }
             Self::Own(words) => {
                 let head = words.get(at).copied().unwrap_or(0);
@@ -66,8 +66,8 @@ impl Block {
     /// A word of it; 0 where there is none.
     fn word(&self, at: usize) -> u64 {
         match self {
-            Self::Page(page, len) if at < *len => page.value.read(at..at + 1).next().unwrap_or(0),
-            Self::Page(..) => 0,
+            Self::Buffer(buffer, len) if at < *len => buffer.value.read(at..at + 1).next().unwrap_or(0),
+            Self::Buffer(..) => 0,
             Self::Own(words) => words.get(at).copied().unwrap_or(0),
         }
     }
@@ -148,19 +148,19 @@ impl EventIndex<'static> {
 
     fn log(&mut self, log: &ThreadLog) {
         let running = log.running.get();
-        let pages: Vec<Block> = log
-            .pages
+        let buffers: Vec<Block> = log
+            .buffers
             .drain()
-            .map(|page| {
-                let published = page.value.published();
-                Block::Page(page, published)
+            .map(|buffer| {
+                let published = buffer.value.published();
+                Block::Buffer(buffer, published)
             })
             .collect();
-        // After the pages: texts come before the events that refer to them.
+        // After the buffers: texts come before the events that refer to them.
         let texts = log.texts.drain().map(|text| Arc::clone(&text.value).into()).collect();
         let lost = log.lost.load(Ordering::Relaxed);
         self.begin(Thread { name: log.name.as_str().into(), kind: log.kind(), lost, texts, running });
-        pages.into_iter().for_each(|page| self.add(page));
+        buffers.into_iter().for_each(|buffer| self.add(buffer));
     }
 }
 
@@ -199,7 +199,7 @@ impl<'a> EventIndex<'a> {
         self.threads.push(Reading { track, texts: thread.texts, sites: RefCell::default() });
     }
 
-    /// Adds whole events of that thread, at most as many words as a page has.
+    /// Adds whole events of that thread, at most as many words as a buffer has.
     pub(super) fn words(&mut self, words: Vec<u64>) {
         self.add(Block::Own(words));
     }

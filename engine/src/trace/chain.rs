@@ -2,7 +2,7 @@
 //! appends never waits for one that reads.
 
 use std::sync::{Arc, PoisonError};
-// Outside of every protocol of the engine, as the pages: plain std.
+// Outside of every protocol of the engine, as the buffers: plain std.
 use std::sync::{Mutex, OnceLock};
 
 /// One value, and what comes after it.

@@ -8,8 +8,8 @@
 //!
 //! 1. Every operation that is described carries a flag. The hooks (`hooks`) write an event of two words and more (`encoding`) for what
 //!    happens to such an operation: submitted, ready, begun, ended, observed, resumed.
-//! 2. A thread writes to pages of its own (`writer`, `page`), which nobody else writes. It never waits: a page comes from
-//!    the recorder's budget, and when that is spent, events are counted instead of kept. Pages are made ready ahead (`stock`).
+//! 2. A thread writes to buffers of its own (`writer`, `buffer`), which nobody else writes. It never waits: a buffer comes from
+//!    the recorder's budget, and when that is spent, events are counted instead of kept. Buffers are made ready ahead (`free_list`).
 //! 3. [`Recorder::save`] closes the recorder, sorts the places of all events that were published by their operations (`assemble`), and
 //!    writes the file as it makes operations from their events and attributes their stalls. [`Recorder::finish`] makes all of them, as
 //!    a [`Trace`].
@@ -24,13 +24,13 @@
 //! - A lease without an operation has an operation id too, so that traces can name it.
 
 mod assemble;
+mod buffer;
 mod chain;
 mod encoding;
 pub(crate) mod events;
+mod free_list;
 pub(crate) mod hooks;
 mod names;
-mod page;
-mod stock;
 mod ticks;
 mod unfinished;
 mod writer;
@@ -61,10 +61,10 @@ pub use self::hooks::{
 /// Memory for a trace, unless an option says otherwise: some three million operations.
 const MEMORY_DEFAULT: usize = 256 << 20;
 
-/// What a page of events takes until it is saved: itself, and as much again for the index that saving makes of it.
-const MEMORY_PER_PAGE: usize = 2 * page::PAGE_BYTES;
+/// What a buffer of events takes until it is saved: itself, and as much again for the index that saving makes of it.
+const MEMORY_PER_BUFFER: usize = 2 * buffer::BUFFER_BYTES;
 
-/// The number of the open recorder; 0 while there is none. Numbers are not used again, so a thread sees that its pages
+/// The number of the open recorder; 0 while there is none. Numbers are not used again, so a thread sees that its buffers
 /// belong to an older one.
 static OPEN: AtomicU32 = AtomicU32::new(0);
 
@@ -192,18 +192,18 @@ impl Recorder {
     pub fn open(options: TraceOptions) -> Result<Self, Error> {
         // An id allocator, as `OPEN`.
         static NEXT: AtomicU32 = AtomicU32::new(1);
-        let pages = options.memory_max.unwrap_or(MEMORY_DEFAULT) / MEMORY_PER_PAGE;
-        if pages == 0 {
-            return Err(Error::invalid(format!("a recorder needs at least {MEMORY_PER_PAGE} bytes")));
+        let buffers = options.memory_max.unwrap_or(MEMORY_DEFAULT) / MEMORY_PER_BUFFER;
+        if buffers == 0 {
+            return Err(Error::invalid(format!("a recorder needs at least {MEMORY_PER_BUFFER} bytes")));
         }
-        let pages = pages.min(BLOCKS_MAX);
+        let buffers = buffers.min(BLOCKS_MAX);
         let program = options.program.unwrap_or_else(program_name);
         let mut session = SESSION.lock();
         if session.is_some() {
             return Err(Error::Conflict("stalls are being recorded already".into()));
         }
         let number = NEXT.fetch_add(1, Ordering::Relaxed) & !EVENTS;
-        let new = Arc::new(Session::new(number, pages, Ticks::start(options.clock)));
+        let new = Arc::new(Session::new(number, buffers, Ticks::start(options.clock)));
         *session = Some(Arc::clone(&new));
         drop(session);
         let started_unix_ns = unix_ns();

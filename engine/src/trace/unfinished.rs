@@ -8,7 +8,7 @@
 //! names     per name of a variable: variable (u64), length (u64), text
 //! thread    number (u32), kind of track (u32), name; again when the kind has changed
 //! text      number of the thread (u32), text; a thread's texts come in the order of their numbers
-//! words     number of the thread (u32), 0 (u32), whole events of its pages
+//! words     number of the thread (u32), 0 (u32), whole events of its buffers
 //! running   number of the thread (u32), 0 (u32), operation whose body runs there or 0 (u64), ticks (u64)
 //! lost      number of the thread (u32), 0 (u32), events lost so far (u64)
 //! clock     ticks (u64), nanoseconds per tick (f64): what ticks mean, and how long it has lasted so far
@@ -30,9 +30,9 @@ use estafette_sync::sync::Mutex;
 use estafette_sync::sync::atomic::{AtomicBool, Ordering};
 use estafette_sync::thread::{self, JoinHandle};
 
+use super::buffer::TraceBuffer;
 use super::chain::Link;
 use super::names;
-use super::page::Page;
 use super::writer::{Session, ThreadLog};
 
 pub(super) use self::read::{is_unfinished, read};
@@ -226,8 +226,8 @@ struct Cursor {
     kind: Option<TrackKind>,
     /// The last text that was written.
     text: Option<Arc<Link<Arc<str>>>>,
-    page: Option<Arc<Link<Page>>>,
-    /// Words of that page that were written.
+    buffer: Option<Arc<Link<TraceBuffer>>>,
+    /// Words of that buffer that were written.
     words: usize,
     running: Option<(u64, u64)>,
     lost: u64,
@@ -235,10 +235,10 @@ struct Cursor {
 
 impl Cursor {
     fn of(log: Arc<ThreadLog>, number: u32) -> Self {
-        Self { log, number, kind: None, text: None, page: None, words: 0, running: None, lost: 0 }
+        Self { log, number, kind: None, text: None, buffer: None, words: 0, running: None, lost: 0 }
     }
 
-    /// Writes what is new, at most a page of it; returns whether there may be more.
+    /// Writes what is new, at most a buffer of it; returns whether there may be more.
     fn write(&mut self, out: &mut Vec<u8>) -> bool {
         let number = self.number.to_le_bytes();
         let wide = u64::from(self.number).to_le_bytes();
@@ -276,20 +276,20 @@ impl Cursor {
         false
     }
 
-    /// The new words of one page, and whether no other page follows it.
+    /// The new words of one buffer, and whether no other buffer follows it.
     fn new_words(&mut self) -> (Vec<u8>, bool) {
-        if self.page.is_none() {
-            self.page = self.log.pages.first();
+        if self.buffer.is_none() {
+            self.buffer = self.log.buffers.first();
         }
-        let Some(page) = self.page.clone() else { return (Vec::new(), true) };
-        // A page that another one follows is written no more; so this is looked at first.
-        let next = page.next();
-        let published = page.value.published();
-        let words = page.value.read(self.words..published).flat_map(u64::to_le_bytes).collect();
+        let Some(buffer) = self.buffer.clone() else { return (Vec::new(), true) };
+        // A buffer that another one follows is written no more; so this is looked at first.
+        let next = buffer.next();
+        let published = buffer.value.published();
+        let words = buffer.value.read(self.words..published).flat_map(u64::to_le_bytes).collect();
         self.words = published;
         let is_last = next.is_none();
         if !is_last {
-            (self.page, self.words) = (next, 0);
+            (self.buffer, self.words) = (next, 0);
         }
         (words, is_last)
     }

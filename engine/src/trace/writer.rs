@@ -1,4 +1,4 @@
-//! A thread's side of the recorder: its pages, and its list of texts.
+//! A thread's side of the recorder: its buffers, and its list of texts.
 
 use std::cell::RefCell;
 use std::collections::HashMap;
@@ -9,10 +9,10 @@ use estafette_sync::sync::Mutex;
 use estafette_sync::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use estafette_sync::thread_local;
 
+use super::buffer::{TraceBuffer, WORDS};
 use super::chain::{Chain, Link};
 use super::encoding::{EventKind, NONE, WORDS_MAX, head, narrow, pair};
-use super::page::{Page, WORDS};
-use super::stock::Stocked;
+use super::free_list::FreeListHandle;
 use super::ticks::Ticks;
 use super::{EVENTS, OPEN, SESSION};
 use crate::core::lease_info::LeaseOwner;
@@ -34,21 +34,21 @@ const OWNERS: usize = 32;
 pub(super) struct Session {
     number: u32,
     pub(super) ticks: Ticks,
-    /// Pages that may still be taken.
+    /// Buffers that may still be taken.
     budget: AtomicUsize,
-    stock: Stocked,
+    free_list: FreeListHandle,
     pub(super) threads: Mutex<Vec<Arc<ThreadLog>>>,
 }
 
 impl Session {
-    pub(super) fn new(number: u32, pages: usize, ticks: Ticks) -> Self {
-        let (budget, stock) = (AtomicUsize::new(pages), Stocked::of(pages));
-        Self { number, ticks, budget, stock, threads: Mutex::new(Vec::new()) }
+    pub(super) fn new(number: u32, buffers: usize, ticks: Ticks) -> Self {
+        let (budget, free_list) = (AtomicUsize::new(buffers), FreeListHandle::of(buffers));
+        Self { number, ticks, budget, free_list, threads: Mutex::new(Vec::new()) }
     }
 
     /// Nothing more is expected to be written.
     pub(super) fn close(&self) {
-        self.stock.close();
+        self.free_list.close();
     }
 
     pub(super) fn lost(&self) -> u64 {
@@ -56,11 +56,11 @@ impl Session {
         threads.iter().map(|thread| thread.lost.load(Ordering::Relaxed)).sum()
     }
 
-    fn page(&self) -> Option<Page> {
+    fn buffer(&self) -> Option<TraceBuffer> {
         self.budget
             .fetch_update(Ordering::Relaxed, Ordering::Relaxed, |left| left.checked_sub(1))
             .ok()
-            .map(|_| self.stock.take().unwrap_or_else(Page::fresh))
+            .map(|_| self.free_list.take().unwrap_or_else(TraceBuffer::fresh))
     }
 }
 
@@ -71,7 +71,7 @@ pub(super) struct ThreadLog {
     kind: TrackKind,
     /// An event loop has been seen running here.
     pub(super) event_loop: AtomicBool,
-    pub(super) pages: Chain<Page>,
+    pub(super) buffers: Chain<TraceBuffer>,
     pub(super) texts: Chain<Arc<str>>,
     pub(super) lost: AtomicU64,
     pub(super) running: Body,
@@ -121,7 +121,7 @@ impl ThreadLog {
             name,
             kind,
             event_loop: AtomicBool::new(false),
-            pages: Chain::default(),
+            buffers: Chain::default(),
             texts: Chain::default(),
             lost: AtomicU64::new(0),
             running: Body::default(),
@@ -152,9 +152,9 @@ fn unnamed() -> String {
 pub(super) struct Writer {
     session: Arc<Session>,
     log: Arc<ThreadLog>,
-    page: Option<Arc<Link<Page>>>,
+    buffer: Option<Arc<Link<TraceBuffer>>>,
     last_text: Option<Arc<Link<Arc<str>>>>,
-    /// Words of the page that are written.
+    /// Words of the buffer that are written.
     at: usize,
     /// The reading of the newest event.
     pub(super) last: u64,
@@ -199,7 +199,7 @@ impl Writer {
         Some(Self {
             session,
             log,
-            page: None,
+            buffer: None,
             last_text: None,
             at: WORDS,
             last: 0,
@@ -235,8 +235,8 @@ impl Writer {
         let words = words.into_iter();
         let len = 2 + words.len();
         debug_assert!(len <= WORDS_MAX, "the number of words has seven bits");
-        if let Some((page, at)) = self.room(len) {
-            self.at = page.write(at, [head(kind, len, ticks), id], words);
+        if let Some((buffer, at)) = self.room(len) {
+            self.at = buffer.write(at, [head(kind, len, ticks), id], words);
         }
     }
 
@@ -275,18 +275,18 @@ impl Writer {
 
     /// Where an event of `len` words goes; if nowhere, it is counted.
     #[inline(always)]
-    fn room(&mut self, len: usize) -> Option<(&Page, usize)> {
-        if self.at + len > WORDS && !self.turn_page() {
+    fn room(&mut self, len: usize) -> Option<(&TraceBuffer, usize)> {
+        if self.at + len > WORDS && !self.next_buffer() {
             self.log.lose(1);
             return None;
         }
-        Some((&self.page.as_deref()?.value, self.at))
+        Some((&self.buffer.as_deref()?.value, self.at))
     }
 
     #[cold]
-    fn turn_page(&mut self) -> bool {
-        let Some(page) = self.session.page() else { return false };
-        self.page = Some(self.log.pages.append(self.page.as_deref(), page));
+    fn next_buffer(&mut self) -> bool {
+        let Some(buffer) = self.session.buffer() else { return false };
+        self.buffer = Some(self.log.buffers.append(self.buffer.as_deref(), buffer));
         self.at = 0;
         true
     }

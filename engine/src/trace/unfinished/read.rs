@@ -7,8 +7,8 @@ use estafette_report::budget::Budget;
 use estafette_report::model::{Text, TrackKind};
 
 use super::super::assemble::{EventIndex, Thread};
+use super::super::buffer::WORDS;
 use super::super::encoding::Event;
-use super::super::page::WORDS;
 use super::super::ticks::Scale;
 use super::{MAGIC, Part, TRACK_KINDS};
 
@@ -26,7 +26,7 @@ struct Noted<'a> {
     kind: usize,
     name: &'a str,
     texts: Vec<Text>,
-    /// Whole events, in blocks as large as pages at most.
+    /// Whole events, in blocks as large as buffers at most.
     blocks: Vec<Vec<u64>>,
     running: Option<(u64, u64)>,
     lost: u64,

@@ -1,4 +1,4 @@
-//! Where a thread's events lie: pages that one thread writes and, at the end, another one reads.
+//! Where a thread's events lie: buffers that one thread writes and, at the end, another one reads.
 //!
 //! The writer stores the words of an event and then publishes the new length; a reader looks no further than the length that
 //! it has seen. So a thread that still writes while the recorder is read harms nobody.
@@ -8,16 +8,16 @@ use std::sync::Arc;
 // Outside of every protocol of the engine: plain std atomics, which may come into being as zeroed memory.
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
-use super::stock::Slab;
+use super::free_list::Slab;
 
-/// Words of one page: few enough that a thread that notes little takes little.
+/// Words of one buffer: few enough that a thread that notes little takes little.
 pub(super) const WORDS: usize = 1 << 13;
 
-/// Size of one page.
-pub(super) const PAGE_BYTES: usize = WORDS * size_of::<u64>();
+/// Size of one buffer.
+pub(super) const BUFFER_BYTES: usize = WORDS * size_of::<u64>();
 
 #[derive(Debug)]
-pub(super) struct Page {
+pub(super) struct TraceBuffer {
     memory: Memory,
     len: AtomicUsize,
 }
@@ -27,10 +27,10 @@ enum Memory {
     /// Zeros that the system hands out as they are touched.
     Fresh(Box<[AtomicU64]>),
     /// Part of memory that was touched before.
-    Stocked(Arc<Slab>, usize),
+    InSlab(Arc<Slab>, usize),
 }
 
-impl Page {
+impl TraceBuffer {
     pub(super) fn fresh() -> Self {
         let words = Box::<[AtomicU64]>::new_zeroed_slice(WORDS);
         // SAFETY: zero is a value of every integer.
@@ -38,20 +38,20 @@ impl Page {
         Self { memory: Memory::Fresh(words), len: AtomicUsize::new(0) }
     }
 
-    /// The page with this number in a slab, which nobody else has.
-    pub(super) fn stocked(slab: Arc<Slab>, number: usize) -> Self {
-        Self { memory: Memory::Stocked(slab, number), len: AtomicUsize::new(0) }
+    /// The buffer with this number in a slab, which nobody else has.
+    pub(super) fn in_slab(slab: Arc<Slab>, number: usize) -> Self {
+        Self { memory: Memory::InSlab(slab, number), len: AtomicUsize::new(0) }
     }
 
     #[inline(always)]
     fn words(&self) -> &[AtomicU64] {
         match &self.memory {
             Memory::Fresh(words) => words,
-            Memory::Stocked(slab, number) => slab.page(*number),
+            Memory::InSlab(slab, number) => slab.buffer(*number),
         }
     }
 
-    /// Writes an event at word `at`, where there is room for it, and says where it ends. Called by the page's thread only, in
+    /// Writes an event at word `at`, where there is room for it, and says where it ends. Called by the buffer's thread only, in
     /// order.
     #[inline(always)]
     pub(super) fn write(
