@@ -77,7 +77,7 @@ impl Block {
 type Words = SmallVec<[u64; 16]>;
 
 /// What is known of one operation so far.
-struct PendingOp {
+struct AssembledOp {
     operation: Operation,
     submitted: Option<UseKind>,
     owner: Option<LeaseOwner>,
@@ -113,14 +113,14 @@ pub(super) struct EventIndex<'a> {
     scale: Scale,
     /// Tracks, libraries, losses.
     about: Trace,
-    threads: Vec<Reading>,
+    threads: Vec<ThreadTable>,
     /// The index of its thread, and its events.
     blocks: Vec<(u32, Block)>,
     libraries: HashMap<Text, LibraryId>,
     queues: HashMap<u64, TrackId>,
     /// Bodies that still ran, by operation: ticks, track.
     running: HashMap<u64, (u64, TrackId)>,
-    /// Places of events, by operation, in the order of reading.
+    /// Places of events, by operation, in the order in which they were read.
     index: Vec<u32>,
     /// Where the events of each operation begin in the index; one more at the end.
     operations: Vec<u32>,
@@ -196,7 +196,7 @@ impl<'a> EventIndex<'a> {
             self.about.losses.records.push(LostRecords { track, count: thread.lost });
         }
         self.running.extend(thread.running.map(|(id, ticks)| (id, (ticks, track))));
-        self.threads.push(Reading { track, texts: thread.texts, sites: RefCell::default() });
+        self.threads.push(ThreadTable { track, texts: thread.texts, sites: RefCell::default() });
     }
 
     /// Adds whole events of that thread, at most as many words as a buffer has.
@@ -208,12 +208,12 @@ impl<'a> EventIndex<'a> {
         if self.blocks.len() < BLOCKS_MAX && block.len() > 0 {
             let number = self.blocks.len();
             self.blocks.push((self.threads.len() as u32 - 1, block));
-            self.introduce(number);
+            self.register_names(number);
         }
     }
 
     /// Numbers the queues and libraries that a block names.
-    fn introduce(&mut self, block: usize) {
+    fn register_names(&mut self, block: usize) {
         let thread = self.blocks[block].0 as usize;
         for at in places(block, &self.blocks[block].1) {
             let (kind, queue_or_library) = self.with(at, |_, event| {
@@ -248,7 +248,7 @@ impl<'a> EventIndex<'a> {
     }
 
     /// Lends the event at a place, and the thread that has noted it.
-    fn with<R>(&self, place: u32, f: impl FnOnce(&Reading, Event<'_>) -> R) -> R {
+    fn with<R>(&self, place: u32, f: impl FnOnce(&ThreadTable, Event<'_>) -> R) -> R {
         let (thread, block) = &self.blocks[place as usize / WORDS];
         let mut words = Words::new();
         block.event(place as usize % WORDS, &mut words);
@@ -290,7 +290,7 @@ impl<'a> EventIndex<'a> {
         let operations = self.keep_submitted(&mut index);
         let descriptions = sorted(descriptions, true);
         (self.index, self.operations, self.descriptions) = (index, operations, descriptions);
-        self.look_at_operations();
+        self.find_leases_and_variables();
         self
     }
 
@@ -332,7 +332,7 @@ impl<'a> EventIndex<'a> {
     }
 
     /// Finds all leases, variables, and what waits for everything have waited for: for what ended last.
-    fn look_at_operations(&mut self) {
+    fn find_leases_and_variables(&mut self) {
         let mut variables = Merging::new(|variables: &mut Vec<u64>| {
             variables.sort_unstable();
             variables.dedup();
@@ -342,11 +342,11 @@ impl<'a> EventIndex<'a> {
         let mut waits: Vec<(Nanos, u32)> = Vec::new();
         let mut leases = 0;
         for at in 0..self.operations() {
-            let draft = self.draft(at);
-            draft.operation.accesses.iter().for_each(|access| variables.push(access.variable));
-            leases += usize::from(draft.lease().is_some());
-            if draft.waits_for_any {
-                waits.push((draft.operation.resumed.unwrap_or(Nanos::MAX), at as u32));
+            let assembled = self.assemble(at);
+            assembled.operation.accesses.iter().for_each(|access| variables.push(access.variable));
+            leases += usize::from(assembled.lease().is_some());
+            if assembled.waits_for_any {
+                waits.push((assembled.operation.resumed.unwrap_or(Nanos::MAX), at as u32));
             }
         }
         (self.variables, self.leases) = (variables.finish(), leases);
@@ -376,9 +376,9 @@ impl<'a> EventIndex<'a> {
     }
 
     /// What the events of an operation tell.
-    fn draft(&self, at: usize) -> PendingOp {
+    fn assemble(&self, at: usize) -> AssembledOp {
         let id = self.id(at);
-        let mut draft = PendingOp {
+        let mut assembled = AssembledOp {
             operation: self.empty(id),
             submitted: None,
             owner: None,
@@ -387,35 +387,35 @@ impl<'a> EventIndex<'a> {
             waits_for_any: false,
         };
         if let Some((ticks, track)) = self.running.get(&id) {
-            draft.began(self.scale.nanos(*ticks), *track);
+            assembled.began(self.scale.nanos(*ticks), *track);
         }
         for place in &self.index[self.operations[at] as usize..self.operations[at + 1] as usize] {
-            self.with(*place, |reading, event| draft.event(self, reading, event));
+            self.with(*place, |table, event| assembled.event(self, table, event));
         }
-        draft.settle();
-        if draft.waits_for_any {
+        assembled.settle();
+        if assembled.waits_for_any {
             let known = self.waits_for_any.binary_search_by_key(&(at as u32), |(wait, _)| *wait);
-            draft.operation.waits_for = known.ok().map(|known| self.waits_for_any[known].1);
+            assembled.operation.waits_for = known.ok().map(|known| self.waits_for_any[known].1);
         }
-        draft
+        assembled
     }
 
     fn library(&self, name: Option<&Text>) -> Option<LibraryId> {
         self.libraries.get(name?).copied()
     }
 
-    fn owner(&self, reading: &Reading, [text, site]: [u64; 2]) -> LeaseOwner {
+    fn owner(&self, table: &ThreadTable, [text, site]: [u64; 2]) -> LeaseOwner {
         let (text, library) = halves(text);
-        let library = self.library(reading.known(library));
-        LeaseOwner { text: self.text(reading, text), library, site: reading.site(site as u32) }
+        let library = self.library(table.known(library));
+        LeaseOwner { text: self.text(table, text), library, site: table.site(site as u32) }
     }
 
-    fn text(&self, reading: &Reading, number: u32) -> Text {
-        reading.known(number).unwrap_or(&self.nameless).clone()
+    fn text(&self, table: &ThreadTable, number: u32) -> Text {
+        table.known(number).unwrap_or(&self.nameless).clone()
     }
 
-    fn outcome(&self, reading: &Reading, how: OutcomeCode, text: u32) -> Outcome {
-        let text = || if text == NONE { self.empty.clone() } else { self.text(reading, text) };
+    fn outcome(&self, table: &ThreadTable, how: OutcomeCode, text: u32) -> Outcome {
+        let text = || if text == NONE { self.empty.clone() } else { self.text(table, text) };
         match how {
             OutcomeCode::Well => Outcome::Ok,
             OutcomeCode::Failed => Outcome::Failed(text()),
@@ -438,17 +438,17 @@ impl<'a> EventIndex<'a> {
         trace.operations.reserve_exact(if takes(each * self.operations()) { self.operations() } else { 0 });
         let mut is_whole = trace.operations.capacity() >= self.operations();
         for at in 0..if is_whole { self.operations() } else { 0 } {
-            let mut draft = self.draft(at);
-            if !takes(own(&draft.operation) - each) {
+            let mut assembled = self.assemble(at);
+            if !takes(own(&assembled.operation) - each) {
                 is_whole = false;
                 break;
             }
-            if let Some(lease) = draft.lease() {
-                draft.become_export(&lease);
+            if let Some(lease) = assembled.lease() {
+                assembled.become_export(&lease);
                 trace.leases.push(lease);
             }
-            draft.operation.accesses.shrink_to_fit();
-            trace.operations.push(draft.operation);
+            assembled.operation.accesses.shrink_to_fit();
+            trace.operations.push(assembled.operation);
         }
         is_whole &= takes(self.variables() * (size_of::<Variable>() + 64));
         if is_whole {
@@ -481,11 +481,11 @@ impl Source for EventIndex<'_> {
     }
 
     fn operation(&self, at: usize) -> Cow<'_, Operation> {
-        let mut draft = self.draft(at);
-        if let Some(lease) = draft.lease() {
-            draft.become_export(&lease);
+        let mut assembled = self.assemble(at);
+        if let Some(lease) = assembled.lease() {
+            assembled.become_export(&lease);
         }
-        Cow::Owned(draft.operation)
+        Cow::Owned(assembled.operation)
     }
 
     fn position(&self, id: u64) -> Option<usize> {
@@ -502,7 +502,7 @@ impl Source for EventIndex<'_> {
         if operation.kind != OperationKind::Export {
             return None;
         }
-        self.draft(at).lease().map(Cow::Owned)
+        self.assemble(at).lease().map(Cow::Owned)
     }
 
     fn variables(&self) -> usize {
@@ -515,13 +515,13 @@ impl Source for EventIndex<'_> {
         let first = self.descriptions.partition_point(|place| self.kind_and_id(*place).1 < id);
         let own = self.descriptions[first..].iter().take_while(|place| self.kind_and_id(**place).1 == id);
         for place in own {
-            self.with(*place, |reading, event| {
+            self.with(*place, |table, event| {
                 let (dtype, library) = halves(event.word(1));
                 let dtype = element_of(dtype);
                 let shape: Vec<String> = event.words.iter().skip(2).map(u64::to_string).collect();
                 variable.name = format!("{dtype}[{}] #{id}", shape.join(",")).into();
                 variable.bytes = Some(event.word(0));
-                variable.library = self.library(reading.known(library)).or(variable.library);
+                variable.library = self.library(table.known(library)).or(variable.library);
             });
         }
         if let Some(name) = (self.names)(id) {
@@ -537,12 +537,19 @@ impl Source for EventIndex<'_> {
     }
 }
 
-impl PendingOp {
-    fn submitted(&mut self, events: &EventIndex<'_>, reading: &Reading, at: Nanos, name: u32, what: UseKind) {
+impl AssembledOp {
+    fn submitted(
+        &mut self,
+        events: &EventIndex<'_>,
+        table: &ThreadTable,
+        at: Nanos,
+        name: u32,
+        what: UseKind,
+    ) {
         self.submitted = Some(what);
         self.operation.submitted = at;
-        self.operation.submitter = Some(reading.track);
-        self.operation.name = events.text(reading, name);
+        self.operation.submitter = Some(table.track);
+        self.operation.name = events.text(table, name);
     }
 
     fn began(&mut self, at: Nanos, track: TrackId) {
@@ -563,23 +570,23 @@ impl PendingOp {
     }
 
     /// Takes in one of its events.
-    fn event(&mut self, events: &EventIndex<'_>, reading: &Reading, event: Event<'_>) {
+    fn event(&mut self, events: &EventIndex<'_>, table: &ThreadTable, event: Event<'_>) {
         let Event { kind: Some(kind), ticks, id, words: all } = event else { return };
         let words = [event.word(0), event.word(1)];
         let at = events.scale.nanos(ticks);
-        let track = reading.track;
+        let track = table.track;
         let operation = &mut self.operation;
         match kind {
             EventKind::Submitted => {
                 let (name, about) = halves(words[0]);
                 operation.accesses = all.iter().skip(1).filter_map(|word| access_in(*word)).collect();
-                self.submitted(events, reading, at, name, UseKind::from_bits(about as u8));
+                self.submitted(events, table, at, name, UseKind::from_bits(about as u8));
             }
             EventKind::SubmittedNarrow => {
                 let (name, what) = name_and_use_of(widened(id).1);
                 let halves = all.iter().flat_map(|word| <[u32; 2]>::from(halves(*word)));
                 operation.accesses = halves.filter_map(|half| access_in(half.into())).collect();
-                self.submitted(events, reading, at, name, what);
+                self.submitted(events, table, at, name, what);
             }
             EventKind::RanNarrow => {
                 let took = widened(id).1;
@@ -597,7 +604,7 @@ impl PendingOp {
             }
             EventKind::Ended => {
                 let (how, device_work, why) = ended_of(words[0]);
-                self.ended(at, events.outcome(reading, how, why), device_work);
+                self.ended(at, events.outcome(table, how, why), device_work);
             }
             EventKind::Done => {
                 let (about, text) = halves(words[0]);
@@ -608,7 +615,7 @@ impl PendingOp {
                     operation.ran = Some((began, ended));
                 }
                 if how != OutcomeCode::Well {
-                    operation.outcome = events.outcome(reading, how, text);
+                    operation.outcome = events.outcome(table, how, text);
                 }
             }
             EventKind::Observed => operation.observed = Some(at),
@@ -625,18 +632,18 @@ impl PendingOp {
                 operation.kind = OperationKind::Wait;
                 operation.waits_for = (words[0] != 0).then_some(words[0]);
                 self.waits_for_any = words[0] == 0;
-                self.submitted(events, reading, at, halves(words[1]).0, UseKind::Wait);
+                self.submitted(events, table, at, halves(words[1]).0, UseKind::Wait);
             }
-            EventKind::LeaseOwner => self.owner = Some(events.owner(reading, words)),
+            EventKind::LeaseOwner => self.owner = Some(events.owner(table, words)),
             EventKind::LeasePinned => {
                 operation.accesses = access_in(words[0]).into_iter().collect();
-                self.submitted(events, reading, at, NONE, UseKind::Lease);
+                self.submitted(events, table, at, NONE, UseKind::Lease);
                 self.operation.name = events.lease.clone();
-                self.owner = Some(events.owner(reading, [event.word(1), event.word(2)]));
+                self.owner = Some(events.owner(table, [event.word(1), event.word(2)]));
                 self.began(at, track);
             }
             EventKind::Library => {
-                let library = events.library(reading.known(words[0] as u32));
+                let library = events.library(table.known(words[0] as u32));
                 operation.library = operation.library.or(library);
                 if let Some(owner) = &mut self.owner {
                     owner.library = owner.library.or(library);
@@ -734,14 +741,14 @@ impl PendingOp {
 }
 
 /// A thread whose events are read.
-struct Reading {
+struct ThreadTable {
     track: TrackId,
     texts: Vec<Text>,
     /// Lines of programs, by the numbers of their texts.
     sites: RefCell<HashMap<u32, Option<Site>>>,
 }
 
-impl Reading {
+impl ThreadTable {
     fn known(&self, number: u32) -> Option<&Text> {
         self.texts.get(number as usize)
     }

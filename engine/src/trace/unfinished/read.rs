@@ -22,7 +22,7 @@ pub(in super::super) fn is_unfinished(bytes: &[u8]) -> bool {
 
 /// What a thread has noted.
 #[derive(Default)]
-struct Noted<'a> {
+struct ThreadSection<'a> {
     kind: usize,
     name: &'a str,
     texts: Vec<Text>,
@@ -32,7 +32,7 @@ struct Noted<'a> {
     lost: u64,
 }
 
-impl Noted<'_> {
+impl ThreadSection<'_> {
     /// Takes in whole events; after one that is none, nothing more of these words.
     fn words(&mut self, words: &[u8]) {
         let words: Vec<u64> = words.as_chunks().0.iter().map(|word| u64::from_le_bytes(*word)).collect();
@@ -93,7 +93,7 @@ struct File<'a> {
     started_unix_ns: u64,
     program: &'a str,
     names: BTreeMap<u64, &'a str>,
-    threads: Vec<Noted<'a>>,
+    threads: Vec<ThreadSection<'a>>,
     clock: (u64, f64),
     /// The byte from which on nothing could be read.
     damage: Option<usize>,
@@ -145,17 +145,17 @@ impl<'a> File<'a> {
         Some(())
     }
 
-    fn thread(&mut self, content: &'a [u8]) -> Option<(&mut Noted<'a>, &'a [u8])> {
+    fn thread(&mut self, content: &'a [u8]) -> Option<(&mut ThreadSection<'a>, &'a [u8])> {
         let (thread, rest) = number(content)?;
         let thread = usize::try_from(thread).ok().filter(|thread| *thread < THREADS_MAX)?;
         // Threads are described one after the other.
         if thread == self.threads.len() {
-            self.threads.push(Noted::default());
+            self.threads.push(ThreadSection::default());
         }
         Some((self.threads.get_mut(thread)?, rest))
     }
 
-    fn wide(&mut self, content: &'a [u8]) -> Option<(&mut Noted<'a>, &'a [u8])> {
+    fn wide(&mut self, content: &'a [u8]) -> Option<(&mut ThreadSection<'a>, &'a [u8])> {
         let (thread, rest) = self.thread(content)?;
         let (_, rest) = number(rest)?;
         Some((thread, rest))
@@ -169,7 +169,7 @@ impl<'a> File<'a> {
         let mut events = EventIndex::new(Scale::of(ticks, per_tick), about, names);
         for noted in self.threads {
             let kind = TRACK_KINDS.get(noted.kind).copied().unwrap_or(TrackKind::Thread);
-            let Noted { name, texts, blocks, running, lost, .. } = noted;
+            let ThreadSection { name, texts, blocks, running, lost, .. } = noted;
             events.begin(Thread { name: name.into(), kind, lost, texts, running });
             blocks.into_iter().for_each(|block| events.words(block));
         }
