@@ -1,0 +1,309 @@
+//! From events to operations.
+//!
+//! The events stay where they lie. What is added is an index: the places of all events, sorted by their operations, four bytes for
+//! each. An operation is made from its events when it is asked for, so that a recording can be written without being in memory as a
+//! whole.
+
+mod blocks;
+mod operation;
+mod source;
+
+use std::cell::RefCell;
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use estafette_report::Trace;
+use estafette_report::model::{
+    LibraryId, LostRecords, Nanos, OperationKind, Text, Track, TrackId, TrackKind,
+};
+use estafette_report::source::{Merging, Source};
+use estafette_sync::sync::atomic::Ordering;
+
+use self::blocks::{Block, Words, places};
+use self::operation::ThreadTable;
+use super::buffer::WORDS;
+use super::encoding::{Event, EventKind, halves, widened};
+use super::names;
+use super::ticks::Scale;
+use super::writer::{Session, ThreadLog};
+
+pub(super) use self::blocks::BLOCKS_MAX;
+
+/// A thread of the recording.
+pub(super) struct Thread {
+    pub(super) name: Text,
+    pub(super) kind: TrackKind,
+    /// Events that did not fit.
+    pub(super) lost: u64,
+    /// What its events refer to by number.
+    pub(super) texts: Vec<Text>,
+    /// The body that still ran there: operation and ticks.
+    pub(super) running: Option<(u64, u64)>,
+}
+
+/// Names that programs have given their variables.
+type Names<'a> = Box<dyn Fn(u64) -> Option<Text> + 'a>;
+
+/// The events of a recording, and where those of each operation lie.
+pub(super) struct EventIndex<'a> {
+    scale: Scale,
+    /// Tracks, libraries, losses.
+    about: Trace,
+    threads: Vec<ThreadTable>,
+    /// The index of its thread, and its events.
+    blocks: Vec<(u32, Block)>,
+    libraries: HashMap<Text, LibraryId>,
+    queues: HashMap<u64, TrackId>,
+    /// Bodies that still ran, by operation: ticks, track.
+    running: HashMap<u64, (u64, TrackId)>,
+    /// Places of events, by operation, in the order in which they were read.
+    index: Vec<u32>,
+    /// Where the events of each operation begin in the index; one more at the end.
+    operations: Vec<u32>,
+    leases: usize,
+    /// What waits for whatever ends last waited for: position of the wait, operation. Sorted.
+    waits_for_any: Vec<(u32, u64)>,
+    /// All variables, sorted.
+    variables: Vec<u64>,
+    /// Places of events that describe variables, sorted by variable.
+    descriptions: Vec<u32>,
+    names: Names<'a>,
+    empty: Text,
+    nameless: Text,
+    lease: Text,
+}
+
+impl EventIndex<'static> {
+    /// Those of a session that is closed.
+    pub(super) fn of(session: &Session, about: Trace) -> Self {
+        let mut events = Self::new(session.ticks.scale(), about, Box::new(names::get));
+        let threads = session.threads.lock().clone();
+        threads.iter().for_each(|thread| events.log(thread));
+        events.finish()
+    }
+
+    fn log(&mut self, log: &ThreadLog) {
+        let running = log.running.get();
+        let buffers: Vec<Block> = log
+            .buffers
+            .drain()
+            .map(|buffer| {
+                let published = buffer.value.published();
+                Block::Buffer(buffer, published)
+            })
+            .collect();
+        // After the buffers: texts come before the events that refer to them.
+        let texts = log.texts.drain().map(|text| Arc::clone(&text.value).into()).collect();
+        let lost = log.lost.load(Ordering::Relaxed);
+        self.begin(Thread { name: log.name.as_str().into(), kind: log.kind(), lost, texts, running });
+        buffers.into_iter().for_each(|buffer| self.add(buffer));
+    }
+}
+
+impl<'a> EventIndex<'a> {
+    /// None yet. `about` has what is not in the events.
+    pub(super) fn new(scale: Scale, about: Trace, names: Names<'a>) -> Self {
+        Self {
+            about: Trace { duration: scale.duration(), ..about },
+            scale,
+            threads: Vec::new(),
+            blocks: Vec::new(),
+            libraries: HashMap::new(),
+            queues: HashMap::new(),
+            running: HashMap::new(),
+            index: Vec::new(),
+            operations: Vec::new(),
+            leases: 0,
+            waits_for_any: Vec::new(),
+            variables: Vec::new(),
+            descriptions: Vec::new(),
+            names,
+            empty: Text::default(),
+            nameless: "(no name kept)".into(),
+            lease: "lease".into(),
+        }
+    }
+
+    /// Begins with the events of another thread.
+    pub(super) fn begin(&mut self, thread: Thread) {
+        let track = self.about.tracks.len();
+        self.about.tracks.push(Track { name: thread.name, kind: thread.kind });
+        if thread.lost > 0 {
+            self.about.losses.records.push(LostRecords { track, count: thread.lost });
+        }
+        self.running.extend(thread.running.map(|(id, ticks)| (id, (ticks, track))));
+        self.threads.push(ThreadTable { track, texts: thread.texts, sites: RefCell::default() });
+    }
+
+    /// Adds whole events of that thread, at most as many words as a buffer has.
+    pub(super) fn words(&mut self, words: Vec<u64>) {
+        self.add(Block::Own(words));
+    }
+
+    fn add(&mut self, block: Block) {
+        if self.blocks.len() < BLOCKS_MAX && block.len() > 0 {
+            let number = self.blocks.len();
+            self.blocks.push((self.threads.len() as u32 - 1, block));
+            self.register_names(number);
+        }
+    }
+
+    /// Numbers the queues and libraries that a block names.
+    fn register_names(&mut self, block: usize) {
+        let thread = self.blocks[block].0 as usize;
+        for at in places(block, &self.blocks[block].1) {
+            let (kind, queue_or_library) = self.with(at, |_, event| {
+                let library = match event.kind {
+                    Some(EventKind::Variable) => halves(event.word(1)).1,
+                    Some(EventKind::LeaseOwner) => halves(event.word(0)).1,
+                    Some(EventKind::LeasePinned) => halves(event.word(1)).1,
+                    _ => event.word(0) as u32,
+                };
+                (event.kind, (event.word(0), library))
+            });
+            match kind {
+                Some(EventKind::Began) if queue_or_library.0 != 0 => {
+                    let (number, tracks) = (queue_or_library.0, &mut self.about.tracks);
+                    self.queues.entry(number).or_insert_with(|| {
+                        tracks.push(Track { name: format!("queue {number}").into(), kind: TrackKind::Queue });
+                        tracks.len() - 1
+                    });
+                }
+                Some(
+                    EventKind::Variable | EventKind::LeaseOwner | EventKind::LeasePinned | EventKind::Library,
+                ) => {
+                    let name = self.threads[thread].known(queue_or_library.1);
+                    if let Some(name) = name.filter(|name| !self.libraries.contains_key(*name)) {
+                        self.libraries.insert(name.clone(), self.about.libraries.len());
+                        self.about.libraries.push(name.clone());
+                    }
+                }
+                _ => {}
+            }
+        }
+    }
+
+    /// Lends the event at a place, and the thread that has noted it.
+    fn with<R>(&self, place: u32, f: impl FnOnce(&ThreadTable, Event<'_>) -> R) -> R {
+        let (thread, block) = &self.blocks[place as usize / WORDS];
+        let mut words = Words::new();
+        block.event(place as usize % WORDS, &mut words);
+        let nothing = Event { kind: None, ticks: 0, id: 0, words: &[] };
+        let event = Event::first_of(&words).map_or(nothing, |(event, _)| event);
+        f(&self.threads[*thread as usize], event)
+    }
+
+    /// What the event at a place tells, and of which operation or variable.
+    fn kind_and_id(&self, place: u32) -> (Option<EventKind>, u64) {
+        let block = &self.blocks[place as usize / WORDS].1;
+        let (head, id) = (block.word(place as usize % WORDS), block.word(place as usize % WORDS + 1));
+        let kind = EventKind::of(head);
+        match kind {
+            Some(EventKind::SubmittedNarrow | EventKind::RanNarrow) => (kind, widened(id).0),
+            _ => (kind, id),
+        }
+    }
+
+    fn places(&self) -> impl Iterator<Item = u32> {
+        self.blocks.iter().enumerate().flat_map(|(number, (_, block))| places(number, block))
+    }
+
+    /// Makes the index.
+    pub(super) fn finish(mut self) -> Self {
+        let describes = |events: &Self, place: u32| events.kind_and_id(place).0 == Some(EventKind::Variable);
+        let (mut all, mut descriptions) = (0, 0);
+        for place in self.places() {
+            *if describes(&self, place) { &mut descriptions } else { &mut all } += 1;
+        }
+        let sorted = |count: usize, wanted: bool| {
+            let mut sorted = Vec::with_capacity(count);
+            sorted.extend(self.places().filter(|place| describes(&self, *place) == wanted));
+            // Stable, so that the places of one operation stay in their order; and threads are mostly sorted themselves.
+            sorted.sort_by_key(|place| self.kind_and_id(*place).1);
+            sorted
+        };
+        let mut index = sorted(all, false);
+        let operations = self.keep_submitted(&mut index);
+        let descriptions = sorted(descriptions, true);
+        (self.index, self.operations, self.descriptions) = (index, operations, descriptions);
+        self.find_leases_and_variables();
+        self
+    }
+
+    /// Removes what was submitted before the recorder was opened, or whose submission was lost. Returns where each operation begins.
+    fn keep_submitted(&self, index: &mut Vec<u32>) -> Vec<u32> {
+        let submits = |place: &u32| {
+            let submitting = [
+                EventKind::Submitted,
+                EventKind::SubmittedNarrow,
+                EventKind::WaitsFor,
+                EventKind::LeasePinned,
+            ];
+            self.kind_and_id(*place).0.is_some_and(|kind| submitting.contains(&kind))
+        };
+        let end_of = |index: &[u32], first: usize| {
+            let id = self.kind_and_id(index[first]).1;
+            let own = index[first..].iter().take_while(|place| self.kind_and_id(**place).1 == id);
+            first + own.count()
+        };
+        let (mut kept, mut count, mut first) = (0, 0, 0);
+        while first < index.len() {
+            let end = end_of(index, first);
+            if index[first..end].iter().any(submits) {
+                index.copy_within(first..end, kept);
+                kept += end - first;
+                count += 1;
+            }
+            first = end;
+        }
+        index.truncate(kept);
+        let mut operations = Vec::with_capacity(count + 1);
+        let mut first = 0;
+        while first < index.len() {
+            operations.push(first as u32);
+            first = end_of(index, first);
+        }
+        operations.push(first as u32);
+        operations
+    }
+
+    /// Finds all leases, variables, and what waits for everything have waited for: for what ended last.
+    fn find_leases_and_variables(&mut self) {
+        let mut variables = Merging::new(|variables: &mut Vec<u64>| {
+            variables.sort_unstable();
+            variables.dedup();
+        });
+        self.descriptions.iter().for_each(|place| variables.push(self.kind_and_id(*place).1));
+        // When each such wait was over, and its position; beside it what ended last until then, and when.
+        let mut waits: Vec<(Nanos, u32)> = Vec::new();
+        let mut leases = 0;
+        for at in 0..self.operations() {
+            let assembled = self.assemble(at);
+            assembled.operation.accesses.iter().for_each(|access| variables.push(access.variable));
+            leases += usize::from(assembled.lease().is_some());
+            if assembled.waits_for_any {
+                waits.push((assembled.operation.resumed.unwrap_or(Nanos::MAX), at as u32));
+            }
+        }
+        (self.variables, self.leases) = (variables.finish(), leases);
+        if waits.is_empty() {
+            return;
+        }
+        waits.sort_unstable();
+        let mut lasts: Vec<Option<(Nanos, u64)>> = vec![None; waits.len()];
+        for at in 0..self.operations() {
+            let operation = self.operation(at);
+            let end = operation.issued.unwrap_or(Nanos::MAX);
+            let first = waits.partition_point(|(until, _)| *until < end);
+            if let (OperationKind::Operation, Some(last)) = (operation.kind, lasts.get_mut(first)) {
+                *last = (*last).max(Some((end, operation.id)));
+            }
+        }
+        let mut latest = None;
+        for ((_, wait), last) in waits.into_iter().zip(lasts) {
+            latest = latest.max(last);
+            self.waits_for_any.extend(latest.map(|(_, id)| (wait, id)));
+        }
+        self.waits_for_any.sort_unstable();
+    }
+}
