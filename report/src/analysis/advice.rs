@@ -7,7 +7,7 @@ use crate::analysis::idle::idle;
 use crate::analysis::sentences;
 use crate::analysis::summary::Advice;
 use crate::analysis::walk::{Step, What};
-use crate::analysis::what_if::{Change, Score, blocks};
+use crate::analysis::what_if::{Change, TaskGraph, blocks};
 use crate::model::shown::shown;
 use crate::model::{Blocker, Cause, Hazard, Mode, Nanos, OperationId, TrackKind};
 
@@ -64,14 +64,14 @@ pub(crate) fn advice(trace: &Trace, steps: &[Step]) -> Vec<Advice> {
 /// Changes that let more happen at once, and what each saves.
 fn overlaps(trace: &Trace, steps: &[Step]) -> Vec<(String, Nanos)> {
     let walked: Nanos = steps.iter().map(|step| step.to - step.from).sum();
-    let score = Score::of(trace);
-    let as_it_was = score.play(&Change::default());
+    let graph = TaskGraph::of(trace);
+    let as_it_was = graph.play(&Change::default());
     // A trace that plays quite differently from how it was says nothing about changes.
     let Some(as_it_was) = as_it_was.filter(|played| *played > walked / 2 && *played < walked + walked / 10)
     else {
         return Vec::new();
     };
-    let saves = |change: Change| Some(as_it_was.saturating_sub(score.play(&change)?));
+    let saves = |change: Change| Some(as_it_was.saturating_sub(graph.play(&change)?));
     let waits = waits(trace).into_iter().filter_map(|(place, unwaited)| {
         let saved = saves(Change { unwaited, ..Change::default() })?;
         Some((format!("go on without waiting {place}: the program submitted nothing meanwhile"), saved))

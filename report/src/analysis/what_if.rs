@@ -1,4 +1,4 @@
-//! What the run would have taken, had one thing been otherwise: the trace is played again with the times that things took of
+//! What the run would have taken, with one change: the trace is simulated again with the times that things took of
 //! themselves, in the order that dependences, workers, queues and the program's own steps allow.
 //!
 //! This is list scheduling (Graham, "Bounds on Multiprocessing Timing Anomalies", 1969): whatever is ready first gets the first free
@@ -13,27 +13,27 @@ use crate::analysis::attribution::queue_of;
 use crate::analysis::critical_path::own_time;
 use crate::model::{Blocker, Cause, Edge, Hazard, Mode, Nanos, OperationId, OperationKind, Stall, TrackId};
 
-/// What is otherwise.
+/// What differs from the recorded run.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Change {
     /// The program goes on at once where it waited for these.
     pub(crate) unwaited: HashSet<OperationId>,
-    /// Whoever overwrites one of these variables waits for nobody who still uses what was there.
+    /// An operation that overwrites one of these variables does not wait for earlier users of the old content.
     pub(crate) renamed: HashSet<u64>,
 }
 
-/// A trace that can be played again.
-pub(crate) struct Score<'a> {
+/// The tasks of a trace and the edges between them.
+pub(crate) struct TaskGraph<'a> {
     trace: &'a Trace,
-    parts: Vec<Part>,
-    /// Edges between parts, by their earlier end.
+    tasks: Vec<Task>,
+    /// Edges between tasks, by their earlier end.
     edges: Vec<Vec<(usize, &'a Edge)>>,
     /// How many bodies may run at once.
     workers: usize,
 }
 
 /// An operation, a wait or a lease.
-struct Part {
+struct Task {
     /// What it takes of itself.
     takes: Nanos,
     place: Place,
@@ -55,7 +55,7 @@ enum Event {
     Ready,
 }
 
-impl<'a> Score<'a> {
+impl<'a> TaskGraph<'a> {
     pub(crate) fn of(trace: &'a Trace) -> Self {
         let at: HashMap<OperationId, usize> =
             trace.operations.iter().enumerate().map(|(at, operation)| (operation.id, at)).collect();
@@ -69,7 +69,7 @@ impl<'a> Score<'a> {
         }
         waits.values_mut().for_each(|waits| waits.sort_unstable());
         let mut tracks = HashSet::new();
-        let parts = trace.operations.iter().enumerate().map(|(at, operation)| {
+        let tasks = trace.operations.iter().enumerate().map(|(at, operation)| {
             let before = operation.submitter.and_then(|track| waits.get(&track)).and_then(|waits| {
                 let last = waits.partition_point(|(resumed, _)| *resumed <= operation.submitted);
                 waits[..last].last().filter(|(_, wait)| *wait < at)
@@ -85,21 +85,21 @@ impl<'a> Score<'a> {
             let after = before.map_or((None, operation.submitted), |(resumed, wait)| {
                 (Some(*wait), operation.submitted - resumed)
             });
-            Part { takes: own_time(trace, operation.id), place, after }
+            Task { takes: own_time(trace, operation.id), place, after }
         });
-        let parts: Vec<Part> = parts.collect();
-        let mut edges = vec![Vec::new(); parts.len()];
+        let tasks: Vec<Task> = tasks.collect();
+        let mut edges = vec![Vec::new(); tasks.len()];
         for edge in &trace.edges {
             if let (Some(from), Some(to)) = (at.get(&edge.from), at.get(&edge.to)) {
                 edges[*from].push((*to, edge));
             }
         }
-        Self { trace, parts, edges, workers: tracks.len().max(1) + usize::from(has_another(trace)) }
+        Self { trace, tasks, edges, workers: tracks.len().max(1) + usize::from(has_another(trace)) }
     }
 
-    /// When the last operation or wait ends; `None` if not everything can be played, as in a trace that lies.
+    /// When the last operation or wait ends; `None` if not everything can be finished, as in a trace that lies.
     pub(crate) fn play(&self, change: &Change) -> Option<Nanos> {
-        Play::new(self, change).run()
+        Simulation::new(self, change).run()
     }
 
     fn holds(&self, edge: &Edge, change: &Change) -> bool {
@@ -115,7 +115,7 @@ impl<'a> Score<'a> {
 }
 
 /// Whether there must have been a worker beside those that ran something: a trace has no more of a worker than what it ran, and one
-/// after the other a single worker runs everything. Had there been no other, somebody would have waited for it.
+/// after the other a single worker runs everything. Had there been no other, another operation would have waited for it.
 fn has_another(trace: &Trace) -> bool {
     let for_workers = |stall: &&Stall| (stall.cause, stall.blocker) == (Cause::NoWorker, Blocker::Pool);
     let waited: Nanos = trace.stalls.iter().filter(for_workers).map(Stall::duration).sum();
@@ -127,11 +127,11 @@ pub(crate) fn blocks(kind: OperationKind) -> bool {
     matches!(kind, OperationKind::Wait | OperationKind::Export)
 }
 
-/// One performance.
-struct Play<'a> {
-    score: &'a Score<'a>,
+/// One simulated run of a task graph.
+struct Simulation<'a> {
+    graph: &'a TaskGraph<'a>,
     change: &'a Change,
-    /// What each part still waits for: its dependences and its submission.
+    /// What each task still waits for: its dependences and its submission.
     missing: Vec<usize>,
     /// Until when, as far as known.
     ready: Vec<Nanos>,
@@ -140,28 +140,28 @@ struct Play<'a> {
     events: BinaryHeap<Reverse<(Nanos, Event, usize)>>,
     workers: BinaryHeap<Reverse<Nanos>>,
     queues: HashMap<TrackId, Nanos>,
-    played: usize,
+    finished: usize,
     end: Nanos,
 }
 
-impl<'a> Play<'a> {
-    fn new(score: &'a Score<'a>, change: &'a Change) -> Self {
-        let mut missing = vec![1; score.parts.len()];
-        for (to, edge) in score.edges.iter().flatten() {
-            missing[*to] += usize::from(score.holds(edge, change));
+impl<'a> Simulation<'a> {
+    fn new(graph: &'a TaskGraph<'a>, change: &'a Change) -> Self {
+        let mut missing = vec![1; graph.tasks.len()];
+        for (to, edge) in graph.edges.iter().flatten() {
+            missing[*to] += usize::from(graph.holds(edge, change));
         }
-        let mut next = vec![Vec::new(); score.parts.len()];
+        let mut next = vec![Vec::new(); graph.tasks.len()];
         let mut events = BinaryHeap::new();
-        for (at, part) in score.parts.iter().enumerate() {
-            match part.after {
+        for (at, task) in graph.tasks.iter().enumerate() {
+            match task.after {
                 (Some(wait), _) => next[wait].push(at),
                 (None, time) => events.push(Reverse((time, Event::Submitted, at))),
             }
         }
-        let workers = std::iter::repeat_n(Reverse(0), score.workers).collect();
-        let ready = vec![0; score.parts.len()];
+        let workers = std::iter::repeat_n(Reverse(0), graph.workers).collect();
+        let ready = vec![0; graph.tasks.len()];
         Self {
-            score,
+            graph,
             change,
             missing,
             ready,
@@ -169,7 +169,7 @@ impl<'a> Play<'a> {
             events,
             workers,
             queues: HashMap::new(),
-            played: 0,
+            finished: 0,
             end: 0,
         }
     }
@@ -183,20 +183,20 @@ impl<'a> Play<'a> {
                     }
                     self.met(at, time);
                 }
-                Event::Ready => self.part(at, time),
+                Event::Ready => self.start(at, time),
             }
         }
-        (self.played == self.score.parts.len()).then_some(self.end)
+        (self.finished == self.graph.tasks.len()).then_some(self.end)
     }
 
     /// Whether the program does not wait for this one.
     fn goes_on(&self, at: usize) -> bool {
-        self.change.unwaited.contains(&self.score.trace.operations[at].id)
+        self.change.unwaited.contains(&self.graph.trace.operations[at].id)
     }
 
     fn go_on(&mut self, at: usize, time: Nanos) {
         for next in std::mem::take(&mut self.next[at]) {
-            let after = self.score.parts[next].after.1;
+            let after = self.graph.tasks[next].after.1;
             self.events.push(Reverse((time.saturating_add(after), Event::Submitted, next)));
         }
     }
@@ -210,15 +210,15 @@ impl<'a> Play<'a> {
         }
     }
 
-    fn part(&mut self, at: usize, time: Nanos) {
-        let part = &self.score.parts[at];
-        let begin = match part.place {
+    fn start(&mut self, at: usize, time: Nanos) {
+        let task = &self.graph.tasks[at];
+        let begin = match task.place {
             Place::Program => time,
             Place::Worker => time.max(self.workers.pop().map_or(0, |Reverse(free)| free)),
             Place::Queue(queue) => time.max(self.queues.get(&queue).copied().unwrap_or(0)),
         };
-        let end = begin.saturating_add(part.takes);
-        match part.place {
+        let end = begin.saturating_add(task.takes);
+        match task.place {
             Place::Program => {
                 // A lease may well last longer than whatever anybody waits for.
                 self.end = self.end.max(begin);
@@ -233,9 +233,9 @@ impl<'a> Play<'a> {
                 self.end = self.end.max(end);
             }
         }
-        self.played += 1;
-        for (to, edge) in &self.score.edges[at] {
-            if self.score.holds(edge, self.change) {
+        self.finished += 1;
+        for (to, edge) in &self.graph.edges[at] {
+            if self.graph.holds(edge, self.change) {
                 self.met(*to, end);
             }
         }

@@ -6,7 +6,7 @@ use super::words::{
     blocker, blocker_words, cause, hazard, hazard_word, mode, mode_word, operation_kind, operation_kind_word,
     track_kind, track_kind_word,
 };
-use super::{Fact, Facts, Item, Told};
+use super::{Fact, Facts, Item, ReadFacts};
 use crate::model::{
     Access, Edge, Lease, LostRecords, Operation, Outcome, Site, Stall, Text, Trace, Track, Variable,
 };
@@ -96,7 +96,7 @@ pub(crate) fn head(trace: &Trace, totals: Totals) -> Facts {
     totals.named().into_iter().fold(facts, |facts, (name, total)| facts.uint(name, total))
 }
 
-pub(crate) fn head_from(facts: &impl Told) -> Result<Head, String> {
+pub(crate) fn head_from(facts: &impl ReadFacts) -> Result<Head, String> {
     let mut head = Head {
         started_unix_ns: facts.need_uint("started")?,
         duration: facts.need_uint("duration")?,
@@ -130,7 +130,7 @@ pub(crate) fn head_from(facts: &impl Told) -> Result<Head, String> {
     Ok(head)
 }
 
-fn texts(facts: &impl Told, name: &str) -> impl Iterator<Item = Result<Text, String>> {
+fn texts(facts: &impl ReadFacts, name: &str) -> impl Iterator<Item = Result<Text, String>> {
     facts.find_list(name).map(|item| match item? {
         Item::Text(text) => Ok(text),
         Item::Facts(_) => Err("has a value where a text should be".to_owned()),
@@ -143,7 +143,7 @@ fn site(facts: Facts, site: Option<&Site>) -> Facts {
     if site.function.is_empty() { facts } else { facts.text("function", &site.function) }
 }
 
-fn site_from(facts: &impl Told) -> Result<Option<Site>, String> {
+fn site_from(facts: &impl ReadFacts) -> Result<Option<Site>, String> {
     let Some(file) = facts.find_text("file") else { return Ok(None) };
     let line = facts.need_uint("line")?;
     let line = u32::try_from(line).map_err(|_| format!("is of line {line}, which no file has"))?;
@@ -162,7 +162,7 @@ pub(crate) fn operation(operation: &Operation) -> Facts {
         Outcome::Skipped(why) => ("skipped", Some(why)),
         Outcome::Unfinished => ("unfinished", None),
     };
-    // What happens to an operation is told from its submission on: small numbers, and readable ones.
+    // What happens to an operation is counted from its submission on: small numbers, and readable ones.
     let since = |time: Option<u64>| time.map(|time| time.wrapping_sub(operation.submitted));
     let mut facts = Facts::default()
         .uint("id", operation.id)
@@ -189,7 +189,7 @@ pub(crate) fn operation(operation: &Operation) -> Facts {
     site(facts, operation.site.as_ref()).list("accesses", operation.accesses.iter().map(access))
 }
 
-pub(crate) fn operation_from(name: &Text, facts: &impl Told) -> Result<Operation, String> {
+pub(crate) fn operation_from(name: &Text, facts: &impl ReadFacts) -> Result<Operation, String> {
     let why = || facts.find_text("why").cloned().unwrap_or_default();
     let submitted = facts.need_uint("submitted")?;
     let time = |name| facts.find_uint(name).map(|since| submitted.wrapping_add(since));
@@ -243,7 +243,7 @@ pub(crate) fn lease(lease: &Lease) -> Facts {
     site(facts, lease.site.as_ref())
 }
 
-pub(crate) fn lease_from(facts: &impl Told) -> Result<Lease, String> {
+pub(crate) fn lease_from(facts: &impl ReadFacts) -> Result<Lease, String> {
     Ok(Lease {
         id: facts.need_uint("id")?,
         variable: facts.need_uint("tensor")?,
@@ -273,7 +273,7 @@ pub(crate) fn stall(stall: &Stall) -> Facts {
     }
 }
 
-pub(crate) fn stall_from(from: u64, facts: &impl Told) -> Result<Stall, String> {
+pub(crate) fn stall_from(from: u64, facts: &impl ReadFacts) -> Result<Stall, String> {
     Ok(Stall {
         waiter: facts.need_uint("waiter")?,
         access: facts.find_index("access").unwrap_or(0),
@@ -286,7 +286,7 @@ pub(crate) fn stall_from(from: u64, facts: &impl Told) -> Result<Stall, String> 
     })
 }
 
-/// Everything but its later end, which tells of it.
+/// All of an edge but its later end, whose facts hold the edge.
 pub(crate) fn edge(edge: &Edge) -> Facts {
     Facts::default()
         .uint("from", edge.from)
@@ -294,16 +294,16 @@ pub(crate) fn edge(edge: &Edge) -> Facts {
         .word("hazard", hazard_word(edge.hazard))
 }
 
-/// The same with its later end, for one whose later end cannot tell of it.
+/// The same with the later end, for an edge whose later end has no facts.
 pub(crate) fn loose_edge(edge: &Edge) -> Facts {
     self::edge(edge).uint("to", edge.to)
 }
 
-/// `teller`: the operation or lease that tells of it.
-pub(crate) fn edge_from(teller: Option<u64>, facts: &impl Told) -> Result<Edge, String> {
+/// `owner`: the operation or lease whose facts hold the edge.
+pub(crate) fn edge_from(owner: Option<u64>, facts: &impl ReadFacts) -> Result<Edge, String> {
     Ok(Edge {
         from: facts.need_uint("from")?,
-        to: teller.map_or_else(|| facts.need_uint("to"), Ok)?,
+        to: owner.map_or_else(|| facts.need_uint("to"), Ok)?,
         variable: facts.need_uint("tensor")?,
         hazard: hazard(facts.need_text("hazard")?)?,
     })
@@ -317,7 +317,7 @@ pub(crate) fn variable(variable: &Variable) -> Facts {
         .index("library", variable.library)
 }
 
-pub(crate) fn variable_from(facts: &impl Told) -> Result<Variable, String> {
+pub(crate) fn variable_from(facts: &impl ReadFacts) -> Result<Variable, String> {
     Ok(Variable {
         id: facts.need_uint("id")?,
         name: facts.need_text("name")?.clone(),

@@ -73,14 +73,14 @@ impl Facts {
 }
 
 /// Facts about one thing: what is read. A reader shows them where they lie; nothing is copied that is not asked for.
-pub(crate) trait Told: Sized {
+pub(crate) trait ReadFacts: Sized {
     /// The number of that name.
     fn find_uint(&self, name: &str) -> Option<u64>;
 
     /// The text of that name.
     fn find_text(&self, name: &str) -> Option<&Text>;
 
-    /// What a list of that name tells, thing by thing; nothing where there is no such list.
+    /// The elements of the list of that name; none where there is no such list.
     fn find_list(&self, name: &str) -> impl Iterator<Item = Result<Item<Self>, String>>;
 
     /// The facts about each thing of a list.
@@ -104,7 +104,7 @@ pub(crate) trait Told: Sized {
     }
 }
 
-/// One of what a list tells.
+/// One element of a list.
 pub(crate) enum Item<T> {
     Text(Text),
     Facts(T),

@@ -4,7 +4,7 @@ use std::collections::{HashMap, HashSet};
 
 use super::wire::{Fields, Garbled, Value};
 use crate::format::budget::{Budget, Spent};
-use crate::format::facts::{Item, Told};
+use crate::format::facts::{Item, ReadFacts};
 use crate::model::Text;
 
 /// Bytes of a text that are kept; the rest is cut off. Names and reasons are shorter; what is longer would be shown again and again.
@@ -126,8 +126,8 @@ impl Known {
                     if facts.len() == FACTS_MAX {
                         return Err("has more facts than anything has".to_owned());
                     }
-                    let (name, said) = self.annotation(annotation)?;
-                    facts.push((name.ok_or("has an annotation whose name is lost")?.as_str(), said));
+                    let (name, found) = self.annotation(annotation)?;
+                    facts.push((name.ok_or("has an annotation whose name is lost")?.as_str(), found));
                 }
                 _ => {}
             }
@@ -135,26 +135,28 @@ impl Known {
         Ok(Read { known: self, facts })
     }
 
-    fn annotation<'a>(&'a self, annotation: &'a [u8]) -> Result<(Option<&'a Text>, Said<'a>), String> {
-        let (mut name, mut said) = (None, Said::Facts(annotation));
+    fn annotation<'a>(&'a self, annotation: &'a [u8]) -> Result<(Option<&'a Text>, FactValue<'a>), String> {
+        let (mut name, mut found) = (None, FactValue::Facts(annotation));
         for field in Fields::of(annotation) {
             match field.map_err(|_| "is garbled")? {
                 (1, Value::Varint(number)) => name = self.names.get(number),
-                (3, Value::Varint(value)) => said = Said::Uint(value),
+                (3, Value::Varint(value)) => found = FactValue::Uint(value),
                 (17, Value::Varint(number)) => {
-                    said = Said::Text(self.texts.get(number).ok_or("has an annotation whose text is lost")?);
+                    found = FactValue::Text(
+                        self.texts.get(number).ok_or("has an annotation whose text is lost")?,
+                    );
                 }
-                (12, Value::Bytes(_)) => said = Said::List(annotation),
+                (12, Value::Bytes(_)) => found = FactValue::List(annotation),
                 _ => {}
             }
         }
-        Ok((name, said))
+        Ok((name, found))
     }
 }
 
 /// A value, where it lies.
 #[derive(Debug, Clone, Copy)]
-enum Said<'a> {
+enum FactValue<'a> {
     Uint(u64),
     Text(&'a Text),
     /// The annotation whose array this is.
@@ -171,42 +173,44 @@ const ARRAY: u32 = 12;
 #[derive(Debug)]
 pub struct Read<'a> {
     known: &'a Known,
-    facts: Vec<(&'a str, Said<'a>)>,
+    facts: Vec<(&'a str, FactValue<'a>)>,
 }
 
 impl<'a> Read<'a> {
-    fn find(&self, name: &str) -> Option<Said<'a>> {
-        self.facts.iter().find(|(its_name, _)| *its_name == name).map(|(_, said)| *said)
+    fn find(&self, name: &str) -> Option<FactValue<'a>> {
+        self.facts.iter().find(|(its_name, _)| *its_name == name).map(|(_, found)| *found)
     }
 }
 
-impl Told for Read<'_> {
+impl ReadFacts for Read<'_> {
     fn find_uint(&self, name: &str) -> Option<u64> {
         match self.find(name) {
-            Some(Said::Uint(value)) => Some(value),
+            Some(FactValue::Uint(value)) => Some(value),
             _ => None,
         }
     }
 
     fn find_text(&self, name: &str) -> Option<&Text> {
         match self.find(name) {
-            Some(Said::Text(text)) => Some(text),
+            Some(FactValue::Text(text)) => Some(text),
             _ => None,
         }
     }
 
     fn find_list(&self, name: &str) -> impl Iterator<Item = Result<Item<Self>, String>> {
         let list: &[u8] = match self.find(name) {
-            Some(Said::List(list)) => list,
+            Some(FactValue::List(list)) => list,
             _ => &[],
         };
         let known = self.known;
         Fields::of(list).filter_map(move |field| match field {
             Ok((ARRAY, Value::Bytes(annotation))) => {
-                Some(known.annotation(annotation).and_then(|(_, said)| match said {
-                    Said::Text(text) => Ok(Item::Text(text.clone())),
-                    Said::Facts(facts) => known.facts(facts, DICTIONARY).map(Item::Facts),
-                    Said::Uint(_) | Said::List(_) => Err("has a value where facts should be".to_owned()),
+                Some(known.annotation(annotation).and_then(|(_, found)| match found {
+                    FactValue::Text(text) => Ok(Item::Text(text.clone())),
+                    FactValue::Facts(facts) => known.facts(facts, DICTIONARY).map(Item::Facts),
+                    FactValue::Uint(_) | FactValue::List(_) => {
+                        Err("has a value where facts should be".to_owned())
+                    }
                 }))
             }
             Ok(_) => None,

@@ -11,7 +11,7 @@ use super::packets::{Piece, Pieces};
 use super::tracks;
 use super::wire::{Fields, Garbled, Value};
 use crate::format::budget::{Budget, Spent};
-use crate::format::facts::{self, Head, Told};
+use crate::format::facts::{self, Head, ReadFacts};
 use crate::model::{Blocker, Counter, Edge, Lease, Operation, Stall, Text, Trace, Track, Variable};
 
 /// The trace in a Perfetto trace that [`write`](super::write()) made.
@@ -154,7 +154,7 @@ impl Reader {
                     }
                 }
                 Piece::Damage(words) => self.damage.add(|| format!("a block is {words}")),
-                // It was cut with the file, which has been told.
+                // It was cut with the file, which the damage already says.
                 Piece::Cut(..) => {}
             }
         }
@@ -253,15 +253,15 @@ impl Reader {
             _ => return Ok(()),
         };
         let known = std::mem::take(&mut self.known);
-        let told = match known.facts(event.message, ANNOTATIONS) {
-            Ok(facts) => self.told(what, time, event.name.and_then(|name| known.event(name)), &facts),
-            Err(why) => Err(Untold::Because(why)),
+        let outcome = match known.facts(event.message, ANNOTATIONS) {
+            Ok(facts) => self.read_event(what, time, event.name.and_then(|name| known.event(name)), &facts),
+            Err(why) => Err(Unreadable::Because(why)),
         };
         self.known = known;
-        match told {
+        match outcome {
             Ok(()) => Ok(()),
-            Err(Untold::Spent) => Err(Spent),
-            Err(Untold::Because(why)) => {
+            Err(Unreadable::Spent) => Err(Spent),
+            Err(Unreadable::Because(why)) => {
                 self.unreadable(what.word(), || format!("it {why}"));
                 Ok(())
             }
@@ -288,8 +288,14 @@ impl Reader {
         Ok(())
     }
 
-    fn told(&mut self, what: What, time: u64, name: Option<&Text>, facts: &Read<'_>) -> Result<(), Untold> {
-        let mut teller = None;
+    fn read_event(
+        &mut self,
+        what: What,
+        time: u64,
+        name: Option<&Text>,
+        facts: &Read<'_>,
+    ) -> Result<(), Unreadable> {
+        let mut owner = None;
         match what {
             What::Head => {
                 let head = facts::head_from(facts)?;
@@ -321,14 +327,14 @@ impl Reader {
                 plausible([Some(it.submitted), it.granted, it.ready, it.awake, it.began, it.issued])?;
                 plausible([it.done, it.observed, it.resumed])?;
                 plausible([it.ran.map(|(from, _)| from), it.ran.map(|(_, to)| to)])?;
-                teller = Some(it.id);
+                owner = Some(it.id);
                 self.budget.take(size_of::<Operation>() + size_of_val(&it.accesses[..]))?;
                 self.trace.operations.push(it);
             }
             What::Lease => {
                 let lease = facts::lease_from(facts)?;
                 plausible([Some(lease.opened), lease.closed])?;
-                teller = Some(lease.id);
+                owner = Some(lease.id);
                 self.budget.take(size_of::<Lease>())?;
                 self.trace.leases.push(lease);
             }
@@ -345,7 +351,7 @@ impl Reader {
         }
         for facts in facts.find_things("after") {
             self.budget.take(size_of::<Edge>())?;
-            self.trace.edges.push(facts::edge_from(teller, &facts?)?);
+            self.trace.edges.push(facts::edge_from(owner, &facts?)?);
         }
         Ok(())
     }
@@ -418,7 +424,7 @@ fn compressed(packet: &[u8]) -> Option<&[u8]> {
     })
 }
 
-/// What an event tells.
+/// What an event describes.
 #[derive(Clone, Copy)]
 enum What {
     Head,
@@ -442,25 +448,25 @@ impl What {
     }
 }
 
-/// Why an event tells nothing.
-enum Untold {
+/// Why an event could not be read.
+enum Unreadable {
     Because(String),
     Spent,
 }
 
-impl From<String> for Untold {
+impl From<String> for Unreadable {
     fn from(why: String) -> Self {
         Self::Because(why)
     }
 }
 
-impl From<&str> for Untold {
+impl From<&str> for Unreadable {
     fn from(why: &str) -> Self {
         Self::Because(why.to_owned())
     }
 }
 
-impl From<Spent> for Untold {
+impl From<Spent> for Unreadable {
     fn from(_: Spent) -> Self {
         Self::Spent
     }
@@ -487,7 +493,7 @@ fn latest(trace: &Trace) -> u64 {
     operations.chain(leases).chain(stalls).max().unwrap_or(0)
 }
 
-/// References to tracks and libraries that are not there would mislead whoever follows them.
+/// References to tracks and libraries that are not there would mislead their readers.
 fn forget_unknown(trace: &mut Trace) {
     let (tracks, libraries) = (trace.tracks.len(), trace.libraries.len());
     let known = |index: &mut Option<usize>, count: usize| *index = index.filter(|&index| index < count);

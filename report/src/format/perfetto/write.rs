@@ -68,7 +68,7 @@ fn write_packets<S: Source>(source: &S, ties: &impl Ties, out: impl Write) -> io
     let (mut tracks, descriptors) = Tracks::of(about, source.variables() > 0, given.chain(counted));
     out.begin_block()?;
     descriptors.into_iter().for_each(|descriptor| out.describe(descriptor));
-    let head = |totals| Told {
+    let head = |totals| EventBody {
         category: category::HEAD,
         name: "recording".into(),
         facts: facts::head(about, totals),
@@ -82,7 +82,7 @@ fn write_packets<S: Source>(source: &S, ties: &impl Ties, out: impl Write) -> io
         out.totals.edges += loose.len() as u64;
         let facts = Facts::default().list("after", loose.into_iter());
         let name = "dependences of what was lost".into();
-        out.moment(0, ROOT, Told { category: category::EDGES, name, facts })?;
+        out.moment(0, ROOT, EventBody { category: category::EDGES, name, facts })?;
     }
     let mut sweep = Sweep::of(source, ties);
     let counters = tracks.counter(0);
@@ -162,9 +162,9 @@ impl<W: Write> Packets<W> {
         self.packet(TracePacket { track_descriptor: Some(descriptor), ..TracePacket::default() });
     }
 
-    fn moment(&mut self, time: Nanos, track: u32, told: Told) -> io::Result<()> {
+    fn moment(&mut self, time: Nanos, track: u32, content: EventBody) -> io::Result<()> {
         self.make_room()?;
-        let body = self.told(told, TYPE_INSTANT);
+        let body = self.encode(content, TYPE_INSTANT);
         self.track_event(time, track, body);
         Ok(())
     }
@@ -174,7 +174,7 @@ impl<W: Write> Packets<W> {
             let last = (first + TENSORS_PER_EVENT).min(source.variables());
             let tensors = (first..last).map(|at| Fact::Facts(facts::variable(&source.variable(at))));
             let facts = Facts::default().list("tensors", tensors);
-            self.moment(0, track, Told { category: category::TENSORS, name: "tensors".into(), facts })?;
+            self.moment(0, track, EventBody { category: category::TENSORS, name: "tensors".into(), facts })?;
         }
         self.totals.variables = source.variables() as u64;
         Ok(())
@@ -202,8 +202,8 @@ impl<W: Write> Packets<W> {
             Event::Freed(thing, track) => {
                 let name = thing.operation.as_ref().map_or("", |operation| operation.name.as_str());
                 let name = format!("{name} may go on").into();
-                let told = Told { category: category::FREED, name, facts: Facts::default() };
-                let mut body = self.told(told, TYPE_INSTANT);
+                let content = EventBody { category: category::FREED, name, facts: Facts::default() };
+                let mut body = self.encode(content, TYPE_INSTANT);
                 if sweep.is_freed_later(&thing) {
                     (body.terminating_flow_ids, _) = sweep.arrows(&thing);
                 }
@@ -211,8 +211,8 @@ impl<W: Write> Packets<W> {
             }
             Event::Begin(ref thing, what, track) | Event::Moment(ref thing, what, track) => {
                 let slice = matches!(event, Event::Begin(..));
-                let told = self.tell(source, ties, thing, what);
-                let mut body = self.told(told, if slice { TYPE_SLICE_BEGIN } else { TYPE_INSTANT });
+                let content = self.body_of(source, ties, thing, what);
+                let mut body = self.encode(content, if slice { TYPE_SLICE_BEGIN } else { TYPE_INSTANT });
                 if thing.has_dependences(what) {
                     let (arriving, leaving) = sweep.arrows(thing);
                     body.flow_ids = leaving;
@@ -227,12 +227,12 @@ impl<W: Write> Packets<W> {
     }
 
     /// What is said, as an event of this type.
-    fn told(&mut self, told: Told, r#type: i32) -> TrackEvent {
+    fn encode(&mut self, content: EventBody, r#type: i32) -> TrackEvent {
         TrackEvent {
             r#type: Some(r#type),
-            category_iids: vec![self.interner.category(told.category)],
-            name_iid: Some(self.interner.event(&told.name)),
-            debug_annotations: self.interner.annotations(&told.facts),
+            category_iids: vec![self.interner.category(content.category)],
+            name_iid: Some(self.interner.event(&content.name)),
+            debug_annotations: self.interner.annotations(&content.facts),
             ..TrackEvent::default()
         }
     }
@@ -249,7 +249,13 @@ impl<W: Write> Packets<W> {
     }
 
     /// What is said of a thing.
-    fn tell(&mut self, source: &impl Source, ties: &impl Ties, thing: &Thing<'_>, what: What) -> Told {
+    fn body_of(
+        &mut self,
+        source: &impl Source,
+        ties: &impl Ties,
+        thing: &Thing<'_>,
+        what: What,
+    ) -> EventBody {
         let operation = thing.operation.as_deref();
         let mut after = |facts: Facts, id| {
             if !thing.has_dependences(what) {
@@ -263,14 +269,14 @@ impl<W: Write> Packets<W> {
             (What::Operation, Some(operation), _) => {
                 let facts = after(facts::operation(operation), operation.id);
                 self.totals.operations += 1;
-                Told { category: category::OPERATION, name: operation.name.clone(), facts }
+                EventBody { category: category::OPERATION, name: operation.name.clone(), facts }
             }
             (What::Lease, _, Some(lease)) => {
                 let facts = after(facts::lease(lease), lease.id);
                 self.totals.leases += 1;
                 let tensor = source.variable_position(lease.variable).map(|at| source.variable(at));
                 let tensor = tensor.as_ref().map_or("a tensor", |it| it.name.as_str());
-                Told {
+                EventBody {
                     category: category::LEASE,
                     name: format!("{} holds {tensor}", lease.owner).into(),
                     facts,
@@ -280,7 +286,7 @@ impl<W: Write> Packets<W> {
                 let stall = &thing.stalls[stall];
                 self.totals.stalls += 1;
                 let name = format!("{}: {}", stall.cause.name(), facts::blocker_name(source, stall.blocker));
-                Told { category: category::STALL, name: name.into(), facts: facts::stall(stall) }
+                EventBody { category: category::STALL, name: name.into(), facts: facts::stall(stall) }
             }
             _ => unreachable!("a thing has steps of what it has, and changes are no events"),
         }
@@ -293,8 +299,8 @@ fn frame(packet: &TracePacket, into: &mut Vec<u8>) {
     packet.encode_length_delimited(into).expect("a vector grows as needed");
 }
 
-/// What an event says.
-struct Told {
+/// Category, name and facts of an event.
+struct EventBody {
     category: &'static str,
     name: Text,
     facts: Facts,

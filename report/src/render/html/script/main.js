@@ -17,7 +17,7 @@ function begin(data) {
       else if (found.kind === "waits") chooseStall(found.item, false);
       else select(found.kind === "track" ? found.item : data.operations.count + found.item, false);
     },
-    told: (found) => tooltipOf(data, found),
+    explanation: (found) => tooltipOf(data, found),
   });
 
   function announce(words) {

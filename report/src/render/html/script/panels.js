@@ -76,7 +76,7 @@ function fillCauses(data, state, changed) {
   legend.setAttribute("aria-label", "Causes to show");
   CAUSES.forEach((cause, at) => {
     const words = `${cause.name} ${duration(byCause[at])} (${percent(byCause[at], whole)})`;
-    const button = element("button", { type: "button", title: `Waited because ${cause.told}. Click to hide or show.` });
+    const button = element("button", { type: "button", title: `Waited because ${cause.explanation}. Click to hide or show.` });
     button.setAttribute("aria-pressed", "true");
     button.append(swatch(`cause-${at}`), words);
     button.onclick = () => {
@@ -148,12 +148,12 @@ function fillMatrix(data, choose) {
   table.tHead.append(head);
   const highest = Math.max(1, ...cells.flat());
   libraries.forEach((name, row) => {
-    if (!cells[row].some((waited) => waited)) return; // waits for nobody
+    if (!cells[row].some((waited) => waited)) return; // waits for no library
     const line = element("tr", {}, element("th", { scope: "row" }, name));
     libraries.forEach((column, at) => {
       const waited = cells[row][at];
       const cell = element("td");
-      // By the square root, so that what is small can be told from nothing.
+      // By the square root, so that what is small differs visibly from nothing.
       const share = Math.sqrt(waited / highest);
       cell.style.setProperty("--share", `${Math.round(share * 100)}%`);
       if (share > 0.62) cell.className = "strong";
@@ -211,13 +211,13 @@ function fillNames(data, search) {
     const button = element("button", { type: "button", title: "Search for this name" }, data.names[name]);
     button.onclick = () => search(data.names[name]);
     const shares = causes.map((part, cause) => [`cause-${cause}`, part / longest]);
-    const told = CAUSES.map((cause, at) => `${cause.name} ${duration(causes[at])}`).join(", ");
+    const titles = CAUSES.map((cause, at) => `${cause.name} ${duration(causes[at])}`).join(", ");
     body.append(element("tr", {},
       element("th", { scope: "row" }, button),
       element("td", {}, times.toLocaleString("en")),
       element("td", {}, duration(ran)),
       element("td", {}, duration(waited)),
-      element("td", { className: "wide" }, bar(shares, told)),
+      element("td", { className: "wide" }, bar(shares, titles)),
     ));
   }
   if (order.length > NAMES_MAX) {
@@ -234,7 +234,7 @@ function tooltipOf(data, { kind, item }) {
     const node = blockerNode(data, item);
     const lines = [
       line(`${waiterName(data, item)} waited ${duration(stalls.to[item] - stalls.from[item])}`, "title"),
-      element("div", {}, swatch(`cause-${stalls.cause[item]}`), `${CAUSES[stalls.cause[item]].name}: ${CAUSES[stalls.cause[item]].told}`),
+      element("div", {}, swatch(`cause-${stalls.cause[item]}`), `${CAUSES[stalls.cause[item]].name}: ${CAUSES[stalls.cause[item]].explanation}`),
       line(`blocker: ${blockerName(data, item)}${node >= 0 && siteOf(data, node) ? ` (${siteOf(data, node)})` : ""}`),
     ];
     const tensor = stalls.tensor[item];

@@ -211,7 +211,7 @@ class Timeline {
     this.canvas.style.cursor = found ? "pointer" : "default";
     if (!found) return this.leave(before);
     if (before?.kind !== found.kind || before?.item !== found.item) {
-      this.tooltip.replaceChildren(...this.listener.told(found));
+      this.tooltip.replaceChildren(...this.listener.explanation(found));
       this.draw();
     }
     this.tooltip.hidden = false;

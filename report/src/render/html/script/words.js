@@ -1,16 +1,16 @@
 // Numbers and things in words.
 
 const CAUSES = [
-  { name: "computing", told: "it was still being computed" },
-  { name: "queued", told: "what it waited for stood in a queue itself" },
-  { name: "no worker", told: "no worker or queue was free" },
-  { name: "not observed", told: "it was done and nobody had looked" },
-  { name: "not resumed", told: "it could go on and was not running yet" },
-  { name: "leased", told: "a lease was still open" },
+  { name: "computing", explanation: "it was still being computed" },
+  { name: "queued", explanation: "what it waited for stood in a queue itself" },
+  { name: "no worker", explanation: "no worker or queue was free" },
+  { name: "not observed", explanation: "it was done and that had not been observed" },
+  { name: "not resumed", explanation: "it could go on and was not running yet" },
+  { name: "leased", explanation: "a lease was still open" },
 ];
 const HAZARDS = ["read after write", "write after read", "write after write"];
 const MODES = ["read", "write", "update"];
-const BLAME = { NOBODY: 0, NODE: 1, POOL: 2, QUEUE: 3, OBSERVER: 4, INTERPRETER: 5, EVENT_LOOP: 6, THREAD: 7 };
+const BLAME = { NONE: 0, NODE: 1, POOL: 2, QUEUE: 3, OBSERVER: 4, INTERPRETER: 5, EVENT_LOOP: 6, THREAD: 7 };
 
 function duration(ns, digits = 3) {
   if (!Number.isFinite(ns)) return "?";
@@ -78,7 +78,7 @@ function blockerName(data, stall) {
     case BLAME.OBSERVER: return "the reactor";
     case BLAME.INTERPRETER: return "the Python lock";
     case BLAME.EVENT_LOOP: return "the event loop";
-    default: return "nobody known";
+    default: return "unknown";
   }
 }
 
@@ -102,5 +102,5 @@ function stallSentence(data, stall) {
   parts.push(` for ${blockerName(data, stall)}`);
   if (tensor >= 0) parts.push(` on ${data.tensors.name[tensor]}`);
   if (hazard >= 0) parts.push(`, ${HAZARDS[hazard]}`);
-  return `${parts.join("")}: ${CAUSES[stalls.cause[stall]].told}`;
+  return `${parts.join("")}: ${CAUSES[stalls.cause[stall]].explanation}`;
 }
