@@ -1,7 +1,7 @@
 //! From events to operations.
 //!
 //! The events stay where they lie. What is added is an index: the places of all events, sorted by their operations, four bytes for
-//! each. An operation is made from its events when it is asked for, so that a recording can be written without being in memory as a
+//! each. An operation is made from its events when it is asked for, so that a trace can be written without being in memory as a
 //! whole.
 
 mod blocks;
@@ -29,7 +29,7 @@ use super::writer::{Session, ThreadLog};
 
 pub(super) use self::blocks::BLOCKS_MAX;
 
-/// A thread of the recording.
+/// A thread of the trace.
 pub(super) struct Thread {
     pub(super) name: Text,
     pub(super) kind: TrackKind,
@@ -44,7 +44,7 @@ pub(super) struct Thread {
 /// Names that programs have given their variables.
 type Names<'a> = Box<dyn Fn(u64) -> Option<Text> + 'a>;
 
-/// The events of a recording, and where those of each operation lie.
+/// The events of a trace, and where those of each operation lie.
 pub(super) struct EventIndex<'a> {
     scale: Scale,
     /// Tracks, libraries, losses.

@@ -71,18 +71,14 @@ impl EventIndex<'_> {
     }
 
     /// All of it at once, with its stalls attributed, as far as `budget` allows. Returns whether it did.
-    pub(in super::super) fn recording(&self, mut budget: Option<&mut Budget>) -> (Trace, bool) {
+    pub(in super::super) fn trace(&self, mut budget: Option<&mut Budget>) -> (Trace, bool) {
         let mut takes = |bytes| budget.as_mut().is_none_or(|budget| budget.take(bytes).is_ok());
-        let mut recording = self.about.clone();
+        let mut trace = self.about.clone();
         // Beside the operation: what attribution knows of it, its counters, its lease.
         let each = size_of::<Operation>() + size_of::<Lease>() / 2 + 128;
         let own = |operation: &Operation| each + 2 * size_of_val(&operation.accesses[..]);
-        recording.operations.reserve_exact(if takes(each * self.operations()) {
-            self.operations()
-        } else {
-            0
-        });
-        let mut is_whole = recording.operations.capacity() >= self.operations();
+        trace.operations.reserve_exact(if takes(each * self.operations()) { self.operations() } else { 0 });
+        let mut is_whole = trace.operations.capacity() >= self.operations();
         for at in 0..if is_whole { self.operations() } else { 0 } {
             let mut assembled = self.assemble(at);
             if !takes(own(&assembled.operation) - each) {
@@ -91,17 +87,17 @@ impl EventIndex<'_> {
             }
             if let Some(lease) = assembled.lease() {
                 assembled.become_export(&lease);
-                recording.leases.push(lease);
+                trace.leases.push(lease);
             }
             assembled.operation.accesses.shrink_to_fit();
-            recording.operations.push(assembled.operation);
+            trace.operations.push(assembled.operation);
         }
         is_whole &= takes(self.variables() * (size_of::<Variable>() + 64));
         if is_whole {
-            recording.variables = (0..self.variables()).map(|at| self.variable(at).into_owned()).collect();
-            is_whole = attribute_within(&mut recording, &mut takes);
+            trace.variables = (0..self.variables()).map(|at| self.variable(at).into_owned()).collect();
+            is_whole = attribute_within(&mut trace, &mut takes);
         }
-        (recording, is_whole)
+        (trace, is_whole)
     }
 }
 

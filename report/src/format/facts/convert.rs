@@ -12,7 +12,7 @@ use crate::model::{
 };
 
 /// The text called `name`, or `earlier` in files of before the first release.
-fn text<'a>(facts: &'a impl Told, name: &str, earlier: &str) -> Result<&'a Text, String> {
+fn text<'a>(facts: &'a impl ReadFacts, name: &str, earlier: &str) -> Result<&'a Text, String> {
     facts.find_text(earlier).map_or_else(|| facts.need_text(name), Ok)
 }
 
