@@ -75,7 +75,7 @@ impl ClockBracket {
     }
 }
 
-/// Nanoseconds of the host's monotonic clock, which [`DeviceSpan`] is told in.
+/// Nanoseconds of the host's monotonic clock, the unit and origin of [`DeviceSpan`].
 #[cfg(not(estafette_shuttle))]
 pub fn host_now_ns() -> u64 {
     let mut now = libc::timespec { tv_sec: 0, tv_nsec: 0 };

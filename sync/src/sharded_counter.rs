@@ -1,7 +1,7 @@
 //! How much of something is under way, counted without locked instructions.
 //!
-//! Each thread has a *shard* with counters that only it writes: what it has begun, what it has ended. Nothing is said about
-//! which thread ends what another has begun. Whoever wants to know adds all shards up.
+//! Each thread has a *shard* with counters that only this thread writes: what it has begun, what it has
+//! ended. One thread may end what another has begun. A reader adds all shards up.
 //!
 //! # Why the sum can be trusted
 //! [`ShardedCounter::under_way`] reads all `ended`, and then all `begun`. Let *E* be the first sum and *B* the second, and *t* any
@@ -17,9 +17,9 @@
 //! threads cannot starve busy ones; with a small limit nothing is held in advance.
 //!
 //! # Waiting for an end
-//! An end is a plain store. A waiter announces itself, fences, and looks at the sum; whoever ends something fences, and then
-//! looks for waiters. Whichever fence comes first, one of the two sees the other. The waiter takes the heavy side of
-//! [`crate::barrier`].
+//! An end is a plain store. A waiter announces itself, fences, and reads the sum; a thread that ends
+//! something fences, then looks for waiters. Whichever fence comes first, one of the two sees the other. The
+//! waiter takes the heavy side of [`crate::barrier`].
 
 use crate::sync::Mutex;
 use crate::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
@@ -33,11 +33,11 @@ const AHEAD_MAX: usize = 64;
 /// The counters of all threads.
 pub struct ShardedCounter {
     shards: Box<[Shard]>,
-    /// Seats from the first that have ever been taken; the others need not be read.
+    /// Shards from the first that have ever been taken; the others need not be read.
     used: AtomicUsize,
     /// For threads without a shard.
     standing: Shard,
-    /// Held while somebody is admitted.
+    /// Held while a thread is admitted.
     admission: Mutex<()>,
 }
 
@@ -69,7 +69,7 @@ impl ShardedCounter {
         }
     }
 
-    /// A shard that nobody has, for the calling thread.
+    /// A free shard, for the calling thread.
     pub fn take_shard(&self) -> Option<&Shard> {
         let free = |shard: &&Shard| {
             shard.taken.compare_exchange(false, true, Ordering::Acquire, Ordering::Relaxed).is_ok()
@@ -139,7 +139,7 @@ impl std::fmt::Debug for ShardedCounter {
     }
 }
 
-/// All but [`release`](Self::release) only by the thread that sits here.
+/// All but [`release`](Self::release) only by the thread that has taken this shard.
 impl Shard {
     /// Begins one that the thread was admitted for in advance; false if there is none.
     #[inline(always)]

@@ -123,7 +123,7 @@ impl<'a> Bench<'a> {
         }
     }
 
-    /// What is in `memory`. Whoever wrote it has settled.
+    /// What is in `memory`. The work that wrote it has settled.
     pub(super) fn read(&self, memory: &Allocation) -> Vec<u8> {
         let mut host = vec![0xee; memory.len()];
         let queue = self.queue();

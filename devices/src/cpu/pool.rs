@@ -29,7 +29,7 @@ pub trait Job: Send + 'static + Sized {
 /// How a [`Pool`] is made.
 #[derive(Clone, Debug)]
 pub struct PoolOptions {
-    /// Worker threads. With 0, jobs run only where somebody takes them with [`Pool::try_take`].
+    /// Worker threads. With 0, jobs run only in threads that call [`Pool::try_take`].
     pub workers: usize,
     /// The threads are called this and a number.
     pub name: String,
@@ -55,8 +55,8 @@ impl Default for PoolOptions {
 /// A handle to a pool of worker threads. Clones are handles to the same pool.
 ///
 /// When the last handle outside of the pool is dropped, the workers run what is queued, and leave. A pool without
-/// workers drops what is queued instead. [`Pool::shutdown`] makes workers leave after their current job, whoever holds
-/// handles.
+/// workers drops what is queued instead. [`Pool::shutdown`] makes workers leave after their current job, even
+/// while handles exist.
 pub struct Pool<J: Job> {
     shared: Arc<Shared<J>>,
     /// Whether this handle keeps the workers from leaving. Those that workers hold themselves do not.
@@ -226,7 +226,7 @@ impl<J: Job> Pool<J> {
         job
     }
 
-    /// Jobs that the calling thread, which is no worker, has pushed and nobody has taken yet.
+    /// Jobs pushed by the calling thread, which is no worker, and not taken yet.
     #[inline]
     pub fn backlog(&self) -> usize {
         with_deque(&self.shared, Deque::len).unwrap_or(0)
@@ -334,7 +334,8 @@ impl<J> Shared<J> {
     }
 
     fn wake_everybody(&self) {
-        // In a forked child there is nobody to wake, and a thread of the parent may have held these locks for ever.
+        // A forked child has no workers to wake, and a thread of the parent may have held these locks for
+        // ever.
         if self.process != std::process::id() {
             return;
         }

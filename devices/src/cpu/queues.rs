@@ -91,7 +91,7 @@ impl<J> Queues<J> {
         self.priorities.push(job, priority);
     }
 
-    /// Whether a job waits anywhere, or is in the hands of somebody who may put it back.
+    /// Whether a job is queued, or held by a thread that may put it back.
     pub(super) fn has_work(&self) -> bool {
         let scanned = self.scanned.load(Ordering::SeqCst);
         let (workers, external) = self.stealers().split_at(self.workers);
@@ -235,8 +235,8 @@ pub(super) fn retried<J>(mut steal: impl FnMut() -> Steal<J>) -> Option<J> {
     (0..STEAL_RETRIES_MAX).map(|_| steal()).find(|attempt| !attempt.is_retry()).and_then(Steal::success)
 }
 
-// Jobs in somebody's hand: taking one particular job out of the middle of the queues, for a thread that waits for just that
-// job; and moving the jobs of a thread that leaves.
+// Jobs in hand: a thread takes one particular job that it waits for out of the middle of the queues, or moves
+// the jobs of a thread that leaves.
 //
 // Deques cannot be searched in place, so a scan takes jobs in hand, one after the other, until it finds a wanted one,
 // and puts the others back: what came from the shared ends goes to the front of the shared queues, what came from the
@@ -244,8 +244,8 @@ pub(super) fn retried<J>(mut steal: impl FnMut() -> Steal<J>) -> Option<J> {
 // but for those of other workers' deques, which become shared.
 //
 // # The excluded race
-// While jobs are in hand nobody else finds them, so somebody could go to sleep although a job for him exists. Hence
-// [`Queues::scanning`] is raised before the first job is taken and lowered after the last one is back;
+// While jobs are in hand no other thread finds them, so a worker could fall asleep although a job exists.
+// Hence [`Queues::scanning`] is raised before the first job is taken and lowered after the last one is back;
 // [`Queues::has_work`] is true meanwhile, which keeps workers awake, and a thread that finds nothing waits for the
 // lock of the scan and looks again; also if a scan began and ended while it looked. Scans exclude each other by that lock, which `wanted` is called under: it only
 // classifies, and must not use the pool.

@@ -220,8 +220,8 @@ mod models {
             self.jobs.load(Ordering::Relaxed) > 0
         }
 
-        /// A worker that leaves after its first job, so that nobody else can make up for a lost wake-up. False if it
-        /// left because of the end.
+        /// A worker that leaves after its first job, so that no other worker can hide a lost wake-up. False
+        /// if it left because of the end.
         fn run_one(&self) -> bool {
             let parker = Arc::default();
             self.sleep.start_searching();

@@ -105,7 +105,7 @@ impl CudaQueue {
         }
         let mut executable: CUgraphExec = ptr::null_mut();
         let instantiated = context.make_current_relaxed().and_then(|_current| {
-            // SAFETY: a graph of ours; writes one handle.
+            // SAFETY: an own graph; writes one handle.
             let code = unsafe { instantiate(&raw mut executable, graph, 0) };
             context.check(code, "cannot make the graph ready")
         });
@@ -154,7 +154,7 @@ impl CudaGraph {
     }
 }
 
-/// [`Queue::capture_graph`] on a queue of ours.
+/// [`Queue::capture_graph`] on an own queue.
 pub(super) fn record(
     queue: &CudaQueue,
     queues: usize,

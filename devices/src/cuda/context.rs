@@ -35,7 +35,7 @@ pub(super) struct Context {
     fault: OnceLock<DeviceError>,
     /// Streams that fail when this context does: its own, and those of others that wait for it.
     streams: Mutex<Vec<Weak<Stream>>>,
-    /// Graphs of ours that are being recorded. Whoever asks for the whole context would spoil them.
+    /// Own captures in progress. A query of the whole context would invalidate them.
     captures: Mutex<usize>,
 }
 
@@ -160,7 +160,7 @@ impl Context {
         fault
     }
 
-    /// How many graphs of ours are being recorded; none begins or ends while the guard lives.
+    /// The number of own captures; none begins or ends while the guard lives.
     pub(super) fn captures(&self) -> MutexGuard<'_, usize> {
         self.captures.lock()
     }
@@ -176,7 +176,7 @@ impl fmt::Debug for Context {
     }
 }
 
-/// While this lives, the thread is in a context.
+/// While this lives, the context is the thread's current one.
 #[must_use]
 pub(super) struct Current<'a> {
     context: &'a Context,
@@ -191,7 +191,7 @@ impl Drop for Current<'_> {
     }
 }
 
-/// While this lives, the thread is in a context and no capture minds what it does.
+/// While this lives, the context is the thread's current one and captures permit any call of the thread.
 #[must_use]
 pub(super) struct Relaxed<'a> {
     previous: CUstreamCaptureMode,
@@ -246,13 +246,13 @@ counters! {
     commands,
     /// Launches of graphs.
     graph_launches,
-    /// Waits of a host thread for everything in the context: only for memory that nobody knows the last use of.
+    /// Waits of a host thread for everything in the context: only for memory whose last use is unknown.
     context_waits,
     /// Allocations that were not freed because the context is broken.
     leaked_allocations,
     /// Their bytes.
     leaked_bytes,
-    /// Events that belong to a graph of somebody else's now and are not used again.
+    /// Events that belong to a foreign graph now and are not used again.
     events_given_up,
 }
 

@@ -121,9 +121,9 @@ impl CudaDevice {
         CudaQueue::own(&self.context)
     }
 
-    /// A stream of somebody else's, acquired now: 1 for the legacy default stream, 2 for the calling thread's own, or a
-    /// `CUstream`. The wrapper has a new identity, waits are enqueued at once, and each fence is an event of its own. Nothing of
-    /// the stream is kept but by the wrapper.
+    /// A foreign stream, acquired now: 1 for the legacy default stream, 2 for the calling thread's own, or a
+    /// `CUstream`. The wrapper has a new identity, enqueues waits at once, and each of its fences is an event
+    /// of its own. Only the wrapper keeps anything of the stream.
     ///
     /// # Errors
     /// `Invalid` for 0, and for a stream of another context than this device's primary one.
@@ -217,9 +217,10 @@ impl Device for CudaDevice {
 
     /// An event of the whole context, where the driver has such (12.5); else the calling thread waits for the context.
     ///
-    /// Both are refused while a stream of the context records a graph, and spoil that graph (CUDA C++ Programming Guide, "Prohibited
-    /// and Unhandled Operations": a handle that encompasses a capture may be neither synchronized nor queried). So nothing is asked
-    /// while one of ours is recorded; of those of others nobody tells.
+    /// The driver refuses both during a capture of any stream of the context, and both invalidate that
+    /// capture (CUDA C++ Programming Guide, "Prohibited and Unhandled Operations": a handle that encompasses
+    /// a capture may be neither synchronized nor queried). So neither is called during an own capture;
+    /// foreign captures are not known.
     ///
     /// # Errors
     /// With the driver's code, while a graph is recorded: it may work later.
@@ -316,7 +317,7 @@ impl Device for CudaDevice {
                 Ok(NativeEvent::new(place, move |place| {
                     // SAFETY: the box above, taken back this once.
                     drop(unsafe { Box::from_raw(place.as_ptr().cast::<CUevent>()) });
-                    // Until here nobody recorded it again.
+                    // Until here the event was not recorded again.
                     drop(event);
                 }))
             }

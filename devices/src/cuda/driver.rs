@@ -282,8 +282,8 @@ impl CudaRuntime {
         self.opened.len()
     }
 
-    /// The device with the driver's number `ordinal`, opened now if nobody has asked for it yet. `None` for one that is not there
-    /// or cannot be used; a log line says why.
+    /// The device with the driver's number `ordinal`, opened by the first call. `None` if the device does not
+    /// exist or cannot be used; a log line says why.
     pub fn device(&self, ordinal: i32) -> Option<&Arc<CudaDevice>> {
         let place = self.opened.get(usize::try_from(ordinal).ok()?)?;
         let opened = place.get_or_init(|| match CudaDevice::new(self.api, ordinal, self.count()) {
@@ -301,8 +301,8 @@ impl CudaRuntime {
         self.all.get_or_init(|| (0..self.count() as i32).filter_map(|at| self.device(at)).cloned().collect())
     }
 
-    /// What `pointer` is to, as [`CudaDevice::pointer_info`] tells it, by way of whichever device is open. Opens the first one if
-    /// none is.
+    /// What `pointer` points to, as [`CudaDevice::pointer_info`] reports it, asked of any open device. Opens
+    /// the first device if none is open.
     pub fn pointer_info(&self, pointer: *const u8) -> Option<PointerInfo> {
         let open = self.opened.iter().find_map(|place| place.get()?.as_ref());
         open.or_else(|| self.device(0))?.pointer_info(pointer)

@@ -107,7 +107,7 @@ impl Foreign {
                 "the stream is recording a graph, which would wait for somebody else's event at every launch";
             return Err(DeviceError::new(DeviceErrorKind::Invalid, message));
         };
-        // The graph waits for it for as long as it lives, of which nobody tells us.
+        // The graph waits for the event for as long as the graph lives; no driver call reports its end.
         ours.retire_from_pool();
         // SAFETY: the event stays as it is for ever.
         unsafe { wait(context, self.raw(), event, WAIT_EXTERNAL) }?;

@@ -1,8 +1,9 @@
 //! When work ran, from pairs of events with time stamps.
 //!
-//! The driver tells the time between two events of a context, as milliseconds in single precision. So a device's time is counted from
-//! a *reference event*: an event on a stream of its own that has nothing else to do. After some seconds single precision gets coarser than the
-//! stamps themselves (half a microsecond), and a new reference is set.
+//! The driver reports the time between two events of a context, as milliseconds in single precision. So a
+//! device's time is counted from a *reference event*: an event on a stream of its own that has nothing else
+//! to do. After some seconds single precision gets coarser than the stamps themselves (half a microsecond),
+//! and a new reference is set.
 
 use std::fmt;
 use std::sync::Arc;
@@ -144,7 +145,7 @@ impl TimedInterval {
 
 impl Timing for TimedInterval {
     fn span(&self) -> Option<DeviceSpan> {
-        // A context that is broken tells nothing, and whoever waits for the work is told why.
+        // A broken context yields no times; the fence of the work reports why.
         self.measure().unwrap_or_default()
     }
 }

@@ -43,7 +43,8 @@ impl HostEvent {
         Self { word: AtomicU8::new(PENDING), inner: Mutex::new(inner) }
     }
 
-    /// Settles it, and returns the subscribers that the caller has to tell, under no lock. Later calls do nothing.
+    /// Settles the event. Returns the subscribers, which the caller notifies under no lock. Later calls do
+    /// nothing.
     #[must_use = "the subscribers wait to be told"]
     pub(crate) fn settle(&self, outcome: &Outcome) -> Vec<Arc<dyn Subscriber>> {
         let mut inner = self.lock();

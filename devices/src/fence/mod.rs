@@ -39,11 +39,11 @@ pub use self::{
     source::{Event, Outcome, Subscriber, Timeline, Watch},
 };
 
-/// A point in the work of a device: pending, done or failed. Cheap to clone and to ask.
+/// A point in the work of a device: pending, done or failed. Cheap to clone and to query.
 ///
 /// On an in-order queue it is (queue, sequence number), and *done* is a comparison with the queue's completed counter.
-/// Elsewhere it is an event of its own. Once settled it stays settled, and a failed fence gives the same root error as
-/// often as it is asked.
+/// Elsewhere a fence is an event of its own. A settled fence stays settled. A failed fence returns the same
+/// root error at every query.
 #[derive(Clone)]
 pub struct Fence {
     source: Source,
@@ -93,12 +93,12 @@ impl<T: ?Sized> Drop for Shared<T> {
     }
 }
 
-/// Where a fence stands.
+/// The state of a fence.
 #[derive(Clone, Debug)]
 pub enum FenceState {
     /// The work is not finished.
     Pending,
-    /// The work is finished and its effects are visible to whoever learned it from this fence.
+    /// The work is finished. Its effects are visible to a thread that reads this state.
     Done,
     /// The work will never finish, for this reason.
     Failed(DeviceError),
@@ -148,7 +148,7 @@ impl Fence {
         Self { source: Source::Event(Shared::new(event)), queue, sequence, seen }
     }
 
-    /// Where it stands. Asks the backend when the answer is not known yet.
+    /// The state of the fence. Queries the backend while the answer is not known yet.
     pub fn state(&self) -> FenceState {
         match &self.source {
             Source::Event(event) => event.state(),
@@ -175,12 +175,12 @@ impl Fence {
         }
     }
 
-    /// Whether the work is finished. Asks the backend when the answer is not known yet.
+    /// Whether the work is finished. Queries the backend while the answer is not known yet.
     pub fn is_done(&self) -> bool {
         self.observed_done() || matches!(self.state(), FenceState::Done)
     }
 
-    /// Whether the work is known to be finished without asking the backend: one load.
+    /// Whether the work is known to be finished, without a query of the backend: one load.
     pub fn observed_done(&self) -> bool {
         match &self.source {
             Source::Point(timeline) => timeline.completed() >= self.sequence,
@@ -188,7 +188,8 @@ impl Fence {
         }
     }
 
-    /// Whether the work is finished, if loads tell; `None` if the backend has to be asked. Calls no driver and takes no lock.
+    /// Whether the work is finished, if loads can answer; `None` if only the backend can. Calls no driver,
+    /// takes no lock.
     #[inline]
     pub fn peek(&self) -> Option<bool> {
         match &self.source {
@@ -231,7 +232,8 @@ impl Fence {
         }
     }
 
-    /// What its queue had seen of other queues when it was recorded.
+    /// The clock of its queue when this fence was recorded: fences of other queues that the queue had waited
+    /// for.
     pub fn seen(&self) -> &Clock {
         &self.seen
     }
@@ -251,12 +253,12 @@ impl Fence {
             || self.seen.covers(queue, other.sequence)
     }
 
-    /// Whether both are on the same queue. Stand-alone fences are on none.
+    /// Whether both fences are of one queue. A stand-alone fence has no queue.
     pub fn on_same_queue(&self, other: &Fence) -> bool {
         self.queue().is_some() && self.queue() == other.queue()
     }
 
-    /// Waits without blocking a thread, under any executor. The work goes on when the future is dropped.
+    /// A future of the outcome, for any executor. Dropping the future does not cancel the work.
     pub fn settled(&self) -> Settled {
         Settled { fence: self.clone(), slot: None }
     }
@@ -290,7 +292,7 @@ impl Fence {
         }
     }
 
-    /// Whether asking again and again costs a load each, and nobody is told.
+    /// Whether each query costs one load and the source notifies no subscriber.
     pub(crate) fn query_is_cheap(&self) -> bool {
         match &self.source {
             Source::Point(timeline) => timeline.query_is_cheap(),
@@ -298,7 +300,7 @@ impl Fence {
         }
     }
 
-    /// Asks the source to tell `subscriber`.
+    /// Subscribes `subscriber` at the source.
     pub(crate) fn watch(&self, subscriber: &Arc<dyn Subscriber>) -> Watch {
         match &self.source {
             Source::Point(timeline) => timeline.watch(self.sequence, subscriber),

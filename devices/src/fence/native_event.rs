@@ -2,8 +2,8 @@ use std::ffi::c_void;
 use std::fmt;
 use std::ptr::NonNull;
 
-/// An event of a device's own kind (a pointer to a `cudaEvent_t`, a `hipEvent_t`, a `sycl::event`, ...), made for somebody
-/// outside to wait for. Dropping it gives the event up.
+/// An event of a device's own kind (a pointer to a `cudaEvent_t`, a `hipEvent_t`, a `sycl::event`, ...), made
+/// for foreign code to wait for. Dropping it releases the event.
 pub struct NativeEvent {
     pointer: NonNull<c_void>,
     destroy: Option<Box<dyn FnOnce(NonNull<c_void>) + Send>>,

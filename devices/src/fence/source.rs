@@ -5,7 +5,7 @@
 //! an out-of-order queue, a fence of a foreign scheduler) is an [`Event`] of its own.
 //!
 //! # How progress becomes known
-//! [`Watch`] is the answer of a source to "tell this subscriber": some sources *push* (promises, simulated queues),
+//! [`Watch`] is the answer of a source to a subscription: some sources *push* (promises, simulated queues),
 //! others must be *polled* by the reactor (drivers that offer no cheap notification).
 //!
 //! # Threads
@@ -45,18 +45,21 @@ pub trait Timeline: Send + Sync + Debug + Any {
     /// on the way becomes [`Timeline::failure`].
     fn poll(&self) -> u64;
 
-    /// The same for whoever wants to know of `sequence`. A queue that tells the host of nothing unasked sees to it now.
+    /// As [`poll`](Timeline::poll), for a caller interested in `sequence`. A queue that reports progress only
+    /// on request sends that request now.
     fn poll_for(&self, sequence: u64) -> u64 {
         let _ = sequence;
         self.poll()
     }
 
-    /// Whether `sequence` is done, if loads tell: no driver call, no lock. `None` for what has to be polled, or should be for once.
+    /// Whether `sequence` is done, if loads can answer: no driver call, no lock. `None` if the timeline has
+    /// to be polled, or a poll is due.
     fn peek(&self, sequence: u64) -> Option<bool> {
         (self.completed() >= sequence).then_some(true)
     }
 
-    /// Whether asking again and again costs a load each, and nobody is told: then a waiter polls for a moment.
+    /// Whether each query costs one load and the timeline notifies no subscriber: then a waiter polls for a
+    /// moment.
     fn query_is_cheap(&self) -> bool {
         false
     }
@@ -95,10 +98,10 @@ pub trait Event: Send + Sync + Debug + Any {
     }
 }
 
-/// The answer to "tell this subscriber".
+/// The answer to a subscription.
 #[derive(Debug)]
 pub enum Watch {
-    /// It has settled already; the subscriber was not kept and the caller tells it.
+    /// The source has settled already; the subscriber was not kept, and the caller notifies it.
     Settled(Outcome),
     /// The source keeps the subscriber and will call it.
     Subscribed,
@@ -112,8 +115,8 @@ pub trait Subscriber: Send + Sync {
     /// not block. A panic is logged and goes no further.
     fn settled(self: Arc<Self>, outcome: Outcome);
 
-    /// Nobody is interested any more. Lists of subscribers drop abandoned ones from time to time, so a waiter that
-    /// went away leaves a harmless tombstone and no list grows without bound.
+    /// Whether the waiter has gone. Lists of subscribers drop abandoned ones from time to time, so a waiter
+    /// that left is a harmless tombstone and no list grows without bound.
     fn abandoned(&self) -> bool {
         false
     }
@@ -133,7 +136,8 @@ struct Delivery {
     postponed: VecDeque<(Arc<dyn Subscriber>, Outcome)>,
 }
 
-/// Tells `subscriber`, on this thread, before the outermost delivery of this thread returns. The caller holds no lock.
+/// Notifies `subscriber` on this thread, before the thread's outermost delivery returns. The caller holds no
+/// lock.
 pub(crate) fn deliver(subscriber: Arc<dyn Subscriber>, outcome: Outcome) {
     let mut now = Some((subscriber, outcome));
     // Without thread-locals (the thread is ending) nesting cannot be counted, and deliveries run where they are.

@@ -65,7 +65,7 @@ impl Reactor {
     /// `f` runs on the thread that observes the last one, which may be the caller, before this returns. It runs under
     /// no lock, must be short and must not block; a panic in it is logged.
     ///
-    /// In a forked child nobody would observe a pending fence, so there `f` gets an error at once.
+    /// A forked child has no reactor thread to observe a pending fence, so `f` gets an error at once there.
     pub fn when_settled<I, F>(&self, fences: I, f: F)
     where
         I: IntoIterator<Item: AsFence>,
@@ -91,8 +91,8 @@ impl Reactor {
         deliver(gather, Ok(()));
     }
 
-    /// Tells `subscriber` how something settled, on the reactor's own thread: for whoever learns it where nothing may be
-    /// called, such as under a lock of another library.
+    /// Notifies `subscriber` of `outcome` on the reactor's own thread: for callers that must not run
+    /// callbacks, such as under a lock of another library.
     pub fn deliver_soon(&self, subscriber: Arc<dyn Subscriber>, outcome: Outcome) {
         if std::process::id() != self.process {
             return deliver(subscriber, outcome);
@@ -104,7 +104,7 @@ impl Reactor {
         }
     }
 
-    /// Tells `subscriber` once how `fence` settled; at once and on this thread if it has already.
+    /// Notifies `subscriber` once how `fence` settled; at once and on this thread if it has already.
     pub fn watch(&self, fence: &Fence, subscriber: Arc<dyn Subscriber>) {
         if let Some(outcome) = fence.state().outcome() {
             return deliver(subscriber, outcome);

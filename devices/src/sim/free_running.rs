@@ -1,7 +1,8 @@
 //! The thread that makes time pass on a device that runs freely.
 //!
 //! # Protocol
-//! The thread sleeps on a [`Bell`] and owns no device; whoever changes the schedule lends it one.
+//! The thread sleeps on a [`Bell`] and owns no device; a thread that changes the schedule lends it a
+//! reference.
 //! 1. *Change* (launch, release): change the schedule, then ring: put a reference to the device on the bell, notify.
 //! 2. *Run*: take the reference from the bell, sleeping until there is one; do what is due; while something is due
 //!    later, sleep until then or until the bell rings, and go on; when nothing is due any more, let go of the device.

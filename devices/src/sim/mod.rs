@@ -9,8 +9,8 @@
 //! later; only then does its closure run. So a wait that is missing shows as a wrong value, not as luck.
 //! - An in-order queue runs one task after the other. An out-of-order queue runs everything at once that no wait
 //!   holds back, and tasks that end at the same time complete in an order drawn from the seed.
-//! - Time moves when somebody moves it: [`SimDevice::advance`], [`SimDevice::step`], [`SimDevice::run_until_idle`], or
-//!   by a thread of the device in the [free-running](SimPace) modes.
+//! - A test moves the time by [`SimDevice::advance`], [`SimDevice::step`] or [`SimDevice::run_until_idle`];
+//!   in the [free-running](SimPace) modes a thread of the device does.
 //! - [`SimDevice::hold`] keeps named tasks from completing until [`SimDevice::release`].
 //! - [`SimDevice::fail_next`] and its relatives break things. A failed task poisons its queue: everything unfinished
 //!   on it fails with the same root error, as does every queue that was made to wait for it.

@@ -151,7 +151,7 @@ impl Schedule {
         timing
     }
 
-    /// A queue is recorded: what is enqueued from here on is measured by nobody who has begun.
+    /// A queue is recorded: measurements begun so far do not cover commands enqueued from here on.
     pub(super) fn end_timing(&mut self, queue: QueueId) {
         self.queue_state_mut(queue).timings.clear();
     }
@@ -195,7 +195,8 @@ impl Schedule {
         }
     }
 
-    /// Enqueues a mark: on an out-of-order queue, or for somebody who gets no number. Gives it with its number among the marks and the clock.
+    /// Enqueues a mark: on an out-of-order queue, or for a fence without a number. Returns the mark, its
+    /// number among the marks, and the clock.
     pub(super) fn mark(
         &mut self,
         queue: QueueId,
@@ -229,7 +230,7 @@ impl Schedule {
         self.queues.get(&queue)?.pending.get(&number).copied()
     }
 
-    /// When the next task completes; `None` when nothing will without somebody's help.
+    /// When the next task completes; `None` when none will without a call from outside.
     pub(super) fn next_due_ns(&self) -> Option<u64> {
         self.completions.peek().map(|&Reverse((due_ns, ..))| due_ns)
     }

@@ -43,7 +43,7 @@ impl Context {
         Self { api, handle }
     }
 
-    /// A handle of our own to somebody's context; `None` if the runtime gives none.
+    /// An own handle to a foreign context; `None` if the runtime gives none.
     ///
     /// # Safety
     /// `context` is a live `sycl::context` of this process's runtime.

@@ -20,7 +20,7 @@ impl Handle {
     /// Takes over `object`; `None` if it is null.
     ///
     /// # Safety
-    /// `object` is null or an object that `delete` deletes, and nobody else does.
+    /// `object` is null or an object that `delete` deletes, and no other code does.
     pub(super) unsafe fn own(object: Object, delete: unsafe extern "C" fn(Object)) -> Option<Self> {
         NonNull::new(object).map(|object| Self { object, delete })
     }

@@ -101,7 +101,8 @@ pub(super) fn loaded(prefix: &str) -> Vec<PathBuf> {
     }
 
     unsafe extern "C" fn visit(info: *mut libc::dl_phdr_info, _size: usize, data: *mut c_void) -> c_int {
-        // SAFETY: the loader gives a valid description, and `data` is the search below, which nobody else uses meanwhile.
+        // SAFETY: the loader gives a valid description, and `data` is the search below, used by nothing else
+        // meanwhile.
         let (name, search) = unsafe { ((*info).dlpi_name, &mut *data.cast::<Search<'_>>()) };
         if name.is_null() {
             return 0;

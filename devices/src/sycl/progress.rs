@@ -10,8 +10,8 @@ use crate::{DLDevice, DeviceError, QueueId};
 
 use super::event::{Event, Status};
 
-/// Numbers whose events are kept. Past it every second one is let go: whoever then asks for such a number is told when the next
-/// one is done, late and never wrong.
+/// Numbers whose events are kept. Beyond, every second event is dropped: a subscriber for its number is
+/// notified when the next number is done, late and never wrong.
 const MARKS_MAX: usize = 1_024;
 /// Numbers that come before those who record look what is done by now: an event that is kept keeps memory of the runtime, and
 /// new memory for each command costs more than asking does. A question in vain is shared by as many.
@@ -103,8 +103,8 @@ impl Progress {
             }
         };
         drop(inner);
-        // Whoever waits for an earlier number is told now, and not when that one's event is looked at. Deleting an event calls
-        // the runtime.
+        // Waiters for an earlier number are notified now, not when its own event is queried. Deleting an
+        // event calls the runtime.
         passed.into_iter().for_each(|event| event.passed());
         outcome
     }

@@ -1,5 +1,5 @@
-//! What OpenCL has and dpctl's C interface does not: completion callbacks, so that nobody has to ask, and flushes, without
-//! which a command may stay where it is until somebody blocks for it.
+//! What OpenCL has and dpctl's C interface does not: completion callbacks, which make polling unnecessary,
+//! and flushes, without which a command may stay where it is until a thread blocks for it.
 //!
 //! dpctl's C interface has no callback, but it gives the runtime's own events, and the runtime gives their `cl_event`
 //! (`sycl::event::getNative`, part of its stable ABI; intel/llvm: sycl/include/sycl/event.hpp), for which
@@ -7,7 +7,8 @@
 //! waited for only once that queue was flushed). All are looked up in what the process has loaded already. Where one of them
 //! is missing, or the backend is another one, the reactor polls instead.
 //!
-//! The callback runs on a thread of the driver. It tells the subscribers, which must be short anyway and never call a driver:
+//! The callback runs on a thread of the driver. It notifies subscribers, which are short and never call a
+//! driver:
 //! operations are handed to workers, deleters to the reaper.
 
 use std::ffi::{c_int, c_void};

@@ -25,7 +25,8 @@ type List = SmallVec<[Object; 8]>;
 
 pub(super) struct QueueState {
     shared: Arc<Shared>,
-    /// One queue of the runtime; several in-order ones for an out-of-order queue of ours, whose commands take turns.
+    /// One queue of the runtime; several in-order queues for an out-of-order own queue, whose commands take
+    /// turns.
     handles: SmallVec<[Native; 1]>,
     /// As many, for when commands are measured, or, meanwhile, for when they are not.
     others: SmallVec<[Native; 1]>,
@@ -46,7 +47,7 @@ pub(super) struct QueueState {
     covers_newest: bool,
     /// The event of the last number.
     newest: Option<Arc<Event>>,
-    /// Somebody has the native handle and may have enqueued what is not known here.
+    /// Whether the native handle was given out: foreign code may have enqueued commands unknown here.
     touched: bool,
     /// Of each of the runtime's queues the newest command that may be held back; what comes later there is held back with it.
     held_back: SmallVec<[(usize, Arc<Event>); 1]>,

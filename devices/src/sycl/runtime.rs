@@ -91,8 +91,8 @@ impl SyclRuntime {
         self.devices.iter().find(|device| device.context().is(context.as_ptr()))
     }
 
-    /// The root device that a queue of somebody else works on, if it is a queue of its default context. A sub-device counts
-    /// as the device that it is a part of.
+    /// The root device of a foreign queue, if the queue is in its default context. A sub-device counts as the
+    /// device that it is a part of.
     ///
     /// # Safety
     /// `queue` is a live `sycl::queue` of this runtime.

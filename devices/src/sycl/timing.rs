@@ -1,7 +1,8 @@
 //! When commands ran, from the profiling information of their events (SYCL 2020, 4.6.6.1: `info::event_profiling`).
 //!
-//! Only events of queues that were made for it have any, and there it costs. So a queue of ours works on queues of the runtime
-//! without it until somebody measures, and then on others with it (`queue_state.rs`); a foreign queue is as its owner made it.
+//! Only events of profiling queues have times, and profiling costs. So an own queue works on queues without
+//! profiling, and on others with profiling during a measurement (`queue_state.rs`); a foreign queue is as its
+//! owner made it.
 
 use std::sync::Arc;
 
@@ -55,7 +56,7 @@ impl Command {
         (began > 0 && ended >= began).then_some((if self.moment { ended } else { began }, ended))
     }
 
-    /// What it tells of the device's clock, seen done at `now_ns`.
+    /// What the event says of the device's clock, seen done at `now_ns`.
     fn observe(&self, shared: &Shared, ended: u64, now_ns: u64) {
         // SAFETY: a live event.
         let submitted = unsafe { (shared.api().event_submitted_at)(self.event.raw()) };

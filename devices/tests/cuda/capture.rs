@@ -219,7 +219,8 @@ fn a_barrier_leaves_a_recording_of_ours_alone_and_comes_later() {
     bench.assert_nothing_wrong();
 }
 
-/// Of recordings of others nobody tells beforehand: the driver refuses the barrier, they are lost, and it works afterwards.
+/// A foreign capture is not known beforehand: the driver refuses the barrier, the capture is lost, and the
+/// barrier works afterwards.
 #[test]
 fn a_barrier_that_meets_a_recording_of_somebody_else_is_refused_and_waits_for_nothing() {
     let bench = bench();
@@ -239,7 +240,8 @@ fn a_barrier_that_meets_a_recording_of_somebody_else_is_refused_and_waits_for_no
     bench.assert_nothing_wrong();
 }
 
-/// A stream of ours whose handle somebody has may be recorded on. What is asked of it meanwhile is answered afterwards.
+/// An own stream whose handle was given out may be captured. Queries during the capture are answered
+/// afterwards.
 #[test]
 fn a_stream_of_ours_that_somebody_records_on_is_left_alone() {
     let bench = bench();

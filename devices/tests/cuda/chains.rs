@@ -152,7 +152,7 @@ fn who_asks_again_and_again_is_answered_by_loads() {
     for _ in 0..QUESTIONS {
         match fence.peek() {
             Some(done) => assert!(!done),
-            // Once in a while somebody has to ask whether the stream still works.
+            // From time to time a poll queries whether the stream still works.
             None => {
                 unanswered += 1;
                 assert!(!fence.is_done());

@@ -12,7 +12,7 @@ use estafette_devices::cuda::{CudaDevice, CudaQueue, CudaRuntime};
 use estafette_devices::{Allocation, Device, Fence, Order, Outcome, Queue};
 use estafette_sync::sync::{Mutex, MutexGuard};
 
-/// Whoever waits this long has lost something.
+/// A wait this long means a lost wake-up.
 pub const PATIENCE: Duration = Duration::from_secs(20);
 /// Long enough to notice what should not happen.
 pub const MOMENT: Duration = Duration::from_millis(30);
@@ -128,7 +128,7 @@ impl Bench {
         }
     }
 
-    /// A stream of somebody else's, in this device's context.
+    /// A foreign stream, in this device's context.
     pub fn foreign_stream(&self) -> ForeignStream {
         ForeignStream::new(&self.device)
     }

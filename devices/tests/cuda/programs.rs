@@ -83,7 +83,7 @@ fn play(bench: &Bench, seed: u64, places: &mut [Place]) {
         }
         places[to].wrote(&fence);
         if draw.below(8) == 0 {
-            // Somebody asks in between, which enqueues something for the host.
+            // A query in between enqueues something for the host.
             let _ = fence.is_done();
         }
     }
