@@ -14,7 +14,8 @@ pub trait Device: Send + Sync + fmt::Debug + Any {
     /// A name for people.
     fn name(&self) -> &str;
 
-    /// The native context that memory of this device belongs to (`CUcontext`, pointer to a `sycl::context`), or 0.
+    /// The native context that memory of this device belongs to (`CUcontext`, pointer to a `sycl::context`),
+    /// or 0.
     fn native_context(&self) -> usize {
         0
     }
@@ -53,8 +54,8 @@ pub trait Device: Send + Sync + fmt::Debug + Any {
         Err(DeviceError::new(DeviceErrorKind::Invalid, message))
     }
 
-    /// Whether `handle`, which is a native handle of a queue, means the same queue on every thread. The default: any handle
-    /// but 0.
+    /// Whether `handle`, which is a native handle of a queue, means the same queue on every thread. The
+    /// default: any handle but 0.
     fn handle_is_same_on_all_threads(&self, handle: usize) -> bool {
         handle != 0
     }
@@ -95,8 +96,9 @@ pub trait Device: Send + Sync + fmt::Debug + Any {
     /// Out of memory, or an impossible size or alignment.
     fn allocate(&self, bytes: usize, align: usize) -> Result<Allocation, DeviceError>;
 
-    /// As [`allocate`](Device::allocate), of memory of the kind `kind`: the device's own, or a kind that its runtime shares
-    /// with the host ([`DLDevice::queue_device`]). The default knows the device's own kind only.
+    /// As [`allocate`](Device::allocate), of memory of the kind `kind`: the device's own, or a kind that its
+    /// runtime shares with the host ([`DLDevice::queue_device`]). The default knows the device's own kind
+    /// only.
     ///
     /// # Errors
     /// As [`allocate`](Device::allocate); `Invalid` for a kind that the device does not give.
@@ -108,8 +110,8 @@ pub trait Device: Send + Sync + fmt::Debug + Any {
         Err(DeviceError::new(DeviceErrorKind::Invalid, message))
     }
 
-    /// As [`allocate`](Device::allocate), of memory that the host can write, with every byte zero. A device whose memory comes
-    /// zeroed need not write it.
+    /// As [`allocate`](Device::allocate), of memory that the host can write, with every byte zero. A device
+    /// whose memory comes zeroed need not write it.
     ///
     /// # Errors
     /// As [`allocate`](Device::allocate); `Invalid` if the host cannot write there.
@@ -130,8 +132,8 @@ pub trait Device: Send + Sync + fmt::Debug + Any {
     /// The queue is none of this device, or has failed. Nothing was enqueued then.
     ///
     /// # Safety
-    /// Both ranges are valid, do not overlap, and stay alive and unused by others until the copy is done; each of
-    /// them is memory of this device or of the host.
+    /// Both ranges are valid, do not overlap, and stay alive and unused by others until the copy is done;
+    /// each of them is memory of this device or of the host.
     unsafe fn copy(
         &self,
         queue: &dyn Queue,
@@ -140,7 +142,8 @@ pub trait Device: Send + Sync + fmt::Debug + Any {
         bytes: usize,
     ) -> Result<(), DeviceError>;
 
-    /// Whether [`copy`](Device::copy) also takes memory of `other` as its target. The default: only if `other` is this device.
+    /// Whether [`copy`](Device::copy) also takes memory of `other` as its target. The default: only if
+    /// `other` is this device.
     fn can_copy_to(&self, other: DLDevice) -> bool {
         other == self.id()
     }
@@ -170,7 +173,8 @@ pub trait Device: Send + Sync + fmt::Debug + Any {
     /// This device has no such events (the default), or the driver refused it.
     ///
     /// # Safety
-    /// `event` points to a live event of this device's kind, recorded, which stays so until the fence has settled.
+    /// `event` points to a live event of this device's kind, recorded, which stays so until the fence has
+    /// settled.
     unsafe fn fence_of_event(&self, event: NonNull<c_void>) -> Result<Fence, DeviceError> {
         let _ = event;
         Err(no_events(self.id()))
@@ -209,8 +213,8 @@ unsafe impl Send for Allocation {}
 unsafe impl Sync for Allocation {}
 
 impl Allocation {
-    /// Takes ownership of `len` bytes at `ptr` in memory of `device`. `release` gives them back on drop, from any
-    /// thread.
+    /// Takes ownership of `len` bytes at `ptr` in memory of `device`. `release` gives them back on drop, from
+    /// any thread.
     ///
     /// # Safety
     /// The memory is valid and exclusively the allocation's until `release` is called.

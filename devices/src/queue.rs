@@ -8,9 +8,9 @@ use crate::{DLDevice, DeviceError, DeviceErrorKind, Fence, Timing};
 
 /// A queue of a device: a CUDA stream, a SYCL queue, a simulated queue. Thread-safe.
 ///
-/// The order of one operation is: [`Queue::order_after`] for each earlier fence, enqueue the work, [`Queue::record`].
-/// Where it matters, the caller keeps other threads from enqueueing between its work and its `record`. A
-/// fence that covers more than it should is late, never wrong.
+/// The order of one operation is: [`Queue::order_after`] for each earlier fence, enqueue the work,
+/// [`Queue::record`]. Where it matters, the caller keeps other threads from enqueueing between its work and
+/// its `record`. A fence that covers more than it should is late, never wrong.
 pub trait Queue: Send + Sync + fmt::Debug + Any {
     /// The identity of this queue, unique in the process and never used again.
     fn id(&self) -> QueueId;
@@ -18,14 +18,15 @@ pub trait Queue: Send + Sync + fmt::Debug + Any {
     /// The device it belongs to.
     fn device(&self) -> DLDevice;
 
-    /// Whether work runs in the order in which it was enqueued. Only then is a fence of this queue ordered before
-    /// later work of this queue without a wait.
+    /// Whether work runs in the order in which it was enqueued. Only then is a fence of this queue ordered
+    /// before later work of this queue without a wait.
     fn in_order(&self) -> bool;
 
     /// Orders the work enqueued here next after `fence`, in the cheapest way that this queue knows.
     ///
     /// # Errors
-    /// The fence has failed, this queue has failed, or the driver refused the wait. No wait was enqueued then.
+    /// The fence has failed, this queue has failed, or the driver refused the wait. No wait was enqueued
+    /// then.
     fn order_after(&self, fence: &Fence) -> Result<Order, DeviceError>;
 
     /// The fence of everything enqueued here so far.
@@ -123,8 +124,8 @@ pub trait LaunchGraph: Send + Sync + fmt::Debug {
 
 /// The cases of [`Queue::order_after`] that all drivers share; each driver adds its native wait.
 ///
-/// `is_ordered` says whether `queue` comes after `fence` already. `wait` makes the driver wait; `None` if the driver does
-/// not know what is behind `fence`. Both are called under no lock.
+/// `is_ordered` says whether `queue` comes after `fence` already. `wait` makes the driver wait; `None` if the
+/// driver does not know what is behind `fence`. Both are called under no lock.
 pub(crate) fn order_after(
     queue: &dyn Queue,
     fence: &Fence,
@@ -167,8 +168,8 @@ pub struct QueueId(NonZeroU64);
 impl QueueId {
     /// A new identity, for a new queue (or a new acquisition of a foreign one).
     pub fn next() -> Self {
-        // An id allocator outside of every protocol: a plain std atomic, so that it may be a static under model
-        // checkers too.
+        // An id allocator outside of every protocol: a plain std atomic, so that it may be a static under
+        // model checkers too.
         static NEXT: AtomicU64 = AtomicU64::new(1);
         let number = NEXT.fetch_add(1, Ordering::Relaxed);
         Self(NonZeroU64::new(number).expect("the numbers do not run out"))

@@ -4,12 +4,13 @@
 //! Metal have none: memory belongs to a context, and a consumer of a number has to find the same context. The
 //! table gives contexts numbers. `docs/device-table.md` proposes the table to other libraries.
 //!
-//! - SYCL's root devices with the default contexts of their platforms are entries 0 to n-1, in dpctl's order, without being
-//!   registered: dpctl and dpnp use these numbers already.
+//! - SYCL's root devices with the default contexts of their platforms are entries 0 to n-1, in dpctl's order,
+//!   without being registered: dpctl and dpnp use these numbers already.
 //! - CUDA's devices are entries too, under the driver's numbers, so that every number is looked up in one
 //!   place.
-//! - [`register`] gives any other context a number from [`FIRST_REGISTERED`] on. The same context gets the same number again,
-//!   counted; numbers are never given twice, so a stale number is an error and never another context.
+//! - [`register`] gives any other context a number from [`FIRST_REGISTERED`] on. The same context gets the
+//!   same number again, counted; numbers are never given twice, so a stale number is an error and never
+//!   another context.
 
 use std::collections::BTreeMap;
 use std::ffi::c_void;
@@ -88,15 +89,16 @@ fn table() -> MutexGuard<'static, Table> {
 
 /// Gives a native context a number, or counts one more registration. [`unregister`] ends one registration.
 ///
-/// A default context of a SYCL platform keeps the number of its first device and needs no registration; it is not counted.
+/// A default context of a SYCL platform keeps the number of its first device and needs no registration; it is
+/// not counted.
 ///
 /// # Errors
 /// `Invalid` for a kind whose devices have numbers of their own, and for a SYCL context without a usable
 /// device; the error that keeps the SYCL runtime from being loaded.
 ///
 /// # Safety
-/// `context` is a live context of that kind, for SYCL of this process's runtime, and stays so until it is unregistered. (Of a
-/// SYCL context a reference is kept.)
+/// `context` is a live context of that kind, for SYCL of this process's runtime, and stays so until it is
+/// unregistered. (Of a SYCL context a reference is kept.)
 pub unsafe fn register(kind: DeviceType, context: NonNull<c_void>) -> Result<DLDevice, DeviceError> {
     if !KINDS.contains(&kind) {
         let message = format!("{kind} devices have numbers of their own: there is no context to register");

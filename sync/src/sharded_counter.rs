@@ -5,16 +5,17 @@
 //!
 //! # Why the sum can be trusted
 //! [`ShardedCounter::under_way`] reads all `ended`, and then all `begun`. Let *E* be the first sum and *B* the second, and *t* any
-//! moment between the two. Counters only rise, so E is at most what had ended at *t*, and B at least what had begun at
-//! *t*: the difference is never too small, and if it is 0, nothing was under way at *t*. An end that is read (Acquire)
-//! was stored (Release) after its beginning, so that beginning is in B.
+//! moment between the two. Counters only rise, so E is at most what had ended at *t*, and B at least what had
+//! begun at *t*: the difference is never too small, and if it is 0, nothing was under way at *t*. An end that
+//! is read (Acquire) was stored (Release) after its beginning, so that beginning is in B.
 //!
 //! # Limits
-//! To begin something costs a sum, which a thread does not want to pay each time. So it is *admitted* for a few at once:
-//! `admitted` runs ahead of `begun`, is written under a lock, and counts as under way when the next thread asks. What one
-//! thread holds in advance is at most `AHEAD_MAX`, and an eighth of the limit divided by the threads seen so far, so
-//! that all of them together hold less than two thirds of the limit (the harmonic sum of `SHARDS` is 4.8) and idle
-//! threads cannot starve busy ones; with a small limit nothing is held in advance.
+//! To begin something costs a sum, which a thread does not want to pay each time. So it is *admitted* for a
+//! few at once: `admitted` runs ahead of `begun`, is written under a lock, and counts as under way when the
+//! next thread asks. What one thread holds in advance is at most `AHEAD_MAX`, and an eighth of the limit
+//! divided by the threads seen so far, so that all of them together hold less than two thirds of the limit
+//! (the harmonic sum of `SHARDS` is 4.8) and idle threads cannot starve busy ones; with a small limit nothing
+//! is held in advance.
 //!
 //! # Waiting for an end
 //! An end is a plain store. A waiter announces itself, fences, and reads the sum; a thread that ends
@@ -79,7 +80,8 @@ impl ShardedCounter {
         Some(&self.shards[place])
     }
 
-    /// Begins one, if fewer than `limit` are under way. `ahead` allows the thread to be admitted for several at once.
+    /// Begins one, if fewer than `limit` are under way. `ahead` allows the thread to be admitted for several
+    /// at once.
     ///
     /// # Errors
     /// [`Full`], with what is under way.

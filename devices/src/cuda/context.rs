@@ -1,4 +1,5 @@
-//! A device's primary context: what its streams, events and memory belong to, and what a fault breaks as a whole.
+//! A device's primary context: what its streams, events and memory belong to, and what a fault breaks as a
+//! whole.
 
 use std::sync::{Arc, Weak};
 use std::{fmt, ptr};
@@ -17,8 +18,8 @@ use super::progress::TimelineValues;
 use super::stream::Stream;
 use super::timing::DeviceClock;
 
-/// The primary context of one device, shared with every other library of the process. It is retained for as long as the process
-/// lives.
+/// The primary context of one device, shared with every other library of the process. It is retained for as
+/// long as the process lives.
 pub(super) struct Context {
     pub(super) api: &'static Api,
     pub(super) id: DLDevice,
@@ -74,7 +75,8 @@ impl Context {
         Ok(Current { context: self, pushed: self.push()? })
     }
 
-    /// Makes this the thread's current context, and says whether it was another one, which [`pop`](Self::pop) puts back.
+    /// Makes this the thread's current context, and says whether it was another one, which [`pop`](Self::pop)
+    /// puts back.
     pub(super) fn push(&self) -> Result<bool, DeviceError> {
         let mut now: CUcontext = ptr::null_mut();
         // SAFETY: writes one pointer.
@@ -88,16 +90,16 @@ impl Context {
         Ok(pushed)
     }
 
-    /// Puts back what [`push`](Self::push) replaced on this thread. Whatever was made current in between in place of this context is
-    /// forgotten with it.
+    /// Puts back what [`push`](Self::push) replaced on this thread. Whatever was made current in between in
+    /// place of this context is forgotten with it.
     pub(super) fn pop(&self) {
         let mut left: CUcontext = ptr::null_mut();
         // SAFETY: takes one context off this thread's stack; the caller has pushed one.
         let _ = unsafe { (self.api.context_pop)(&raw mut left) };
     }
 
-    /// The same for calls that a capture of any thread would refuse, or be broken by: queries, and whatever makes, frees or
-    /// destroys. They have nothing to do with what is captured.
+    /// The same for calls that a capture of any thread would refuse, or be broken by: queries, and whatever
+    /// makes, frees or destroys. They have nothing to do with what is captured.
     pub(super) fn make_current_relaxed(&self) -> Result<Relaxed<'_>, DeviceError> {
         let current = self.make_current()?;
         let mut mode = CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED;

@@ -102,8 +102,8 @@ impl CudaDevice {
         self.context.fault().cloned()
     }
 
-    /// What `pointer` is to, by the driver's own account: better than what anybody says of it, since managed memory is of
-    /// device 0 for DLPack. `None` for memory that the driver knows nothing of.
+    /// What `pointer` is to, by the driver's own account: better than what anybody says of it, since managed
+    /// memory is of device 0 for DLPack. `None` for memory that the driver knows nothing of.
     pub fn pointer_info(&self, pointer: *const u8) -> Option<PointerInfo> {
         memory::pointer_info(&self.context, pointer)
     }
@@ -137,8 +137,8 @@ impl CudaDevice {
         Ok(CudaQueue::foreign(&self.context, foreign))
     }
 
-    /// Pinned host memory for `bytes` bytes aligned to `align`: the host uses it directly, and so does every CUDA device. Freeing
-    /// it may wait for the device.
+    /// Pinned host memory for `bytes` bytes aligned to `align`: the host uses it directly, and so does every
+    /// CUDA device. Freeing it may wait for the device.
     ///
     /// # Errors
     /// `Invalid` for an alignment that is no power of two up to 256; `OutOfMemory`.
@@ -146,7 +146,8 @@ impl CudaDevice {
         allocate(&self.context, None, Kind::Pinned, bytes, align)
     }
 
-    /// Managed memory for `bytes` bytes aligned to `align`: it goes where it is used. Freeing it may wait for the device.
+    /// Managed memory for `bytes` bytes aligned to `align`: it goes where it is used. Freeing it may wait for
+    /// the device.
     ///
     /// # Errors
     /// As for [`CudaDevice::allocate_pinned`].
@@ -215,7 +216,8 @@ impl Device for CudaDevice {
         true
     }
 
-    /// An event of the whole context, where the driver has such (12.5); else the calling thread waits for the context.
+    /// An event of the whole context, where the driver has such (12.5); else the calling thread waits for the
+    /// context.
     ///
     /// The driver refuses both during a capture of any stream of the context, and both invalidate that
     /// capture (CUDA C++ Programming Guide, "Prohibited and Unhandled Operations": a handle that encompasses
@@ -269,8 +271,8 @@ impl Device for CudaDevice {
         other.device_type == DeviceType::CUDA
     }
 
-    /// Copies within the device, from and to the host, and between devices. With host memory that is not pinned the call may
-    /// wait for what is enqueued before (`host_copy_blocks`).
+    /// Copies within the device, from and to the host, and between devices. With host memory that is not
+    /// pinned the call may wait for what is enqueued before (`host_copy_blocks`).
     unsafe fn copy(
         &self,
         queue: &dyn Queue,
@@ -286,8 +288,9 @@ impl Device for CudaDevice {
         unsafe { queue.copy(src, dst, bytes) }
     }
 
-    /// True of memory that the driver has not pinned: with such, "the function might be synchronous with respect to host", and
-    /// "the driver may synchronize with the stream" before it stages the copy (CUDA Driver API, "API synchronization behavior").
+    /// True of memory that the driver has not pinned: with such, "the function might be synchronous with
+    /// respect to host", and "the driver may synchronize with the stream" before it stages the copy (CUDA
+    /// Driver API, "API synchronization behavior").
     fn host_copy_blocks(&self, host: *const u8) -> bool {
         self.pointer_info(host).is_none()
     }

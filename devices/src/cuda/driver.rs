@@ -53,9 +53,10 @@ pub(super) fn load() -> Result<(Api, usize), CudaUnavailable> {
 
 // The functions of the driver that we call, found by name in the library that cudarc has loaded.
 //
-// The declarations are checked against cudarc's while compiling. They are called as they are here, not through cudarc's own
-// functions, for two reasons: cudarc's panic where the driver lacks a symbol, and they return its `CUresult`, an enumeration
-// that a newer driver may answer with a number of which cudarc knows nothing, which would be undefined behaviour.
+// The declarations are checked against cudarc's while compiling. They are called as they are here, not
+// through cudarc's own functions, for two reasons: cudarc's panic where the driver lacks a symbol, and they
+// return its `CUresult`, an enumeration that a newer driver may answer with a number of which cudarc knows
+// nothing, which would be undefined behaviour.
 
 /// What a function of the driver returns: 0 or the number of an error.
 pub(super) type Code = c_int;
@@ -67,7 +68,8 @@ macro_rules! driver {
         optional { $($optional:ident = $extra:ident($($given:ty),*);)* }
         newer { $($newer:ident = $later:ident($($taken:ty),*);)* }
     ) => {
-        /// Functions of the driver. What is optional came with some version of it; each is a feature that may be missing.
+        /// Functions of the driver. What is optional came with some version of it; each is a feature that may
+        /// be missing.
         pub(super) struct Api {
             $(pub(super) $required: unsafe extern "C" fn($($argument),*) -> Code,)*
             $(pub(super) $optional: Option<unsafe extern "C" fn($($given),*) -> Code>,)*
@@ -183,8 +185,8 @@ pub(super) const NOT_SUPPORTED: Code = 801;
 pub(super) const CAPTURE_UNSUPPORTED: Code = 900;
 pub(super) const PEER_ACCESS_ALREADY_ENABLED: Code = 704;
 
-/// Whether a number means that nothing of its context works any more: after each of these cuda.h says that the process has to
-/// end, or that the context is gone.
+/// Whether a number means that nothing of its context works any more: after each of these cuda.h says that
+/// the process has to end, or that the context is gone.
 fn is_sticky(code: Code) -> bool {
     matches!(
         code,
@@ -245,8 +247,8 @@ impl<T: Copy> Handle<T> {
 
 /// The CUDA driver of this process, with its devices.
 ///
-/// A device is opened when it is first asked for: its primary context takes some hundred megabytes of its memory and some time,
-/// which a process that uses one of eight devices should pay once.
+/// A device is opened when it is first asked for: its primary context takes some hundred megabytes of its
+/// memory and some time, which a process that uses one of eight devices should pay once.
 pub struct CudaRuntime {
     api: &'static Api,
     driver_version: i32,

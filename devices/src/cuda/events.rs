@@ -1,8 +1,8 @@
 //! Native events, used again and again, but never while a fence or a wait holds them.
 //!
-//! An event stands for its last record, so recording it again while a fence still means the last one would lose a wait. An
-//! [`Event`] is one use of a slot; its slot is free again when the last holder has gone. A generation
-//! distinguishes uses.
+//! An event stands for its last record, so recording it again while a fence still means the last one would
+//! lose a wait. An [`Event`] is one use of a slot; its slot is free again when the last holder has gone. A
+//! generation distinguishes uses.
 
 use std::sync::Arc;
 use std::{fmt, ptr};
@@ -263,7 +263,8 @@ impl Events {
     }
 }
 
-// Fences that stand alone: work of a foreign queue, events from outside, and points in a graph that is being recorded.
+// Fences that stand alone: work of a foreign queue, events from outside, and points in a graph that is being
+// recorded.
 
 /// One event.
 pub(super) struct EventFence {
@@ -377,7 +378,8 @@ impl fmt::Debug for EventFence {
 /// another queue of the capture may wait for it.
 pub(super) struct Captured {
     event: Arc<Event>,
-    /// The driver's number of the recording; `None` where it does not say, and then nothing can be ordered after this.
+    /// The driver's number of the recording; `None` where it does not say, and then nothing can be ordered
+    /// after this.
     pub(super) recording: Option<u64>,
     failure: DeviceError,
 }

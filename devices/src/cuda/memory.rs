@@ -1,9 +1,10 @@
 //! Memory: an own pool on the device where the driver has pools, pinned and managed memory, and pointer
 //! lookup.
 //!
-//! Freeing with `cuMemFree` waits for the whole device, which nothing here may do, so device memory comes from a pool. It is given
-//! out and taken back in the order of a stream that carries nothing else and so never lags behind: what it hands out can
-//! be used on every queue at once. Without pools it is `cuMemAlloc`, and freeing waits: a lost feature of old drivers.
+//! Freeing with `cuMemFree` waits for the whole device, which nothing here may do, so device memory comes
+//! from a pool. It is given out and taken back in the order of a stream that carries nothing else and so
+//! never lags behind: what it hands out can be used on every queue at once. Without pools it is `cuMemAlloc`,
+//! and freeing waits: a lost feature of old drivers.
 
 use std::ffi::c_void;
 use std::num::NonZeroUsize;
@@ -74,7 +75,8 @@ impl Pool {
         };
         let (mut raw, mut stream): (CUmemoryPool, CUstream) = (ptr::null_mut(), ptr::null_mut());
         let mut keeps = memory / POOL_KEEPS;
-        // SAFETY: the properties and the results are valid; a threshold is a number of 64 bits. A pool that was made stays.
+        // SAFETY: the properties and the results are valid; a threshold is a number of 64 bits. A pool that
+        // was made stays.
         unsafe {
             if create(&raw mut raw, &raw const properties) != 0 {
                 return None;
@@ -264,7 +266,8 @@ pub(super) fn pointer_info(context: &Context, pointer: *const u8) -> Option<Poin
     Some(PointerInfo { device, ordinal })
 }
 
-// Devices that reach each other's memory. Where they do not, copies between them go through the host, which the driver does.
+// Devices that reach each other's memory. Where they do not, copies between them go through the host, which
+// the driver does.
 
 /// The other devices as one device sees them: whether it reaches their memory directly, known after the first
 /// copy between the two. By the driver's numbers.
@@ -277,8 +280,8 @@ impl Peers {
         Self { reached: (0..count).map(|_| OnceLock::new()).collect() }
     }
 
-    /// Sees to it that `device` reaches the memory at `pointer` directly, where it can. The first time costs some driver calls
-    /// for each pair of devices.
+    /// Sees to it that `device` reaches the memory at `pointer` directly, where it can. The first time costs
+    /// some driver calls for each pair of devices.
     pub(super) fn reach(&self, device: &CudaDevice, pointer: *const u8) {
         if self.reached.len() < 2 {
             return;

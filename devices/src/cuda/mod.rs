@@ -1,17 +1,20 @@
 //! CUDA devices, through the driver, loaded at run time.
 //!
-//! Nothing of CUDA is needed to build or to start; [`CudaRuntime::get`] looks for the driver once and says what is missing where
-//! there is none. A function that a driver lacks is a feature that is missing, never a panic (`driver.rs`).
+//! Nothing of CUDA is needed to build or to start; [`CudaRuntime::get`] looks for the driver once and says
+//! what is missing where there is none. A function that a driver lacks is a feature that is missing, never a
+//! panic (`driver.rs`).
 //!
 //! # How it fits the traits
 //! - A fence of an own stream is a number. Making the fence calls no driver; an event is recorded when
 //!   another queue waits for it, and the device writes the number into pinned memory when the host does
 //!   (`stream.rs`).
-//! - Queues wait for each other on the device, between devices as well; a wait that another one implies is left out.
+//! - Queues wait for each other on the device, between devices as well; a wait that another one implies is
+//!   left out.
 //! - A foreign stream ([`CudaDevice::foreign`]) gets waits and records at once, and a new identity at each
 //!   acquisition. It is never queried, gets no callbacks, and is not kept (`foreign.rs`).
 //! - Events are used again, but never while they are held (`events.rs`).
-//! - A fault is the context's: everything unfinished on it fails with the driver's number, and its memory is leaked (`context.rs`).
+//! - A fault is the context's: everything unfinished on it fails with the driver's number, and its memory is
+//!   leaked (`context.rs`).
 //! - Calls that a capture of any thread would refuse are made in relaxed capture mode. A stream under capture
 //!   gets waits and records, never queries; a fence recorded there is of its own kind (`events.rs`).
 //!

@@ -161,7 +161,8 @@ impl Stream {
         Ok(())
     }
 
-    /// Asks the driver whether what `mark` covers is done, or all that is enqueued here, which is what number `newest` covers.
+    /// Asks the driver whether what `mark` covers is done, or all that is enqueued here, which is what number
+    /// `newest` covers.
     fn is_over(&self, newest: u64, mark: Option<&(u64, Arc<Event>)>) -> Result<bool, DeviceError> {
         let (number, over) = match mark {
             Some((number, event)) => (*number, event.query()?),
@@ -232,7 +233,8 @@ impl Stream {
     }
 }
 
-// Pinned values that streams count in: the device writes a number there, the host reads it without asking the driver.
+// Pinned values that streams count in: the device writes a number there, the host reads it without asking the
+// driver.
 
 /// Timeline values are a cache line apart: the device writes one while the host reads another.
 const STRIDE: usize = 64;

@@ -80,7 +80,8 @@ impl CudaQueue {
     /// The queue has failed, or the driver refused the command. Nothing was enqueued then.
     ///
     /// # Safety
-    /// The range is memory that this queue's device reaches, and stays alive and unused by others until the fill is done.
+    /// The range is memory that this queue's device reaches, and stays alive and unused by others until the
+    /// fill is done.
     pub unsafe fn fill(&self, at: *mut u8, value: u8, bytes: usize) -> Result<(), DeviceError> {
         if bytes == 0 {
             return self.intact();
@@ -99,7 +100,8 @@ impl CudaQueue {
         }
         self.enqueue("cannot enqueue a copy", |stream| {
             let (to, from) = (to.expose_provenance() as u64, from.expose_provenance() as u64);
-            // SAFETY: by contract; the stream is live. Memory has one address space, so the driver knows where each is.
+            // SAFETY: by contract; the stream is live. Memory has one address space, so the driver knows
+            // where each is.
             unsafe { (self.context.api.copy)(to, from, bytes, stream) }
         })
     }
@@ -191,7 +193,8 @@ impl CudaQueue {
         match (&self.kind, behind) {
             (_, Behind::Done) => return Ok(Some(Order::Nothing)),
             (_, Behind::Unknown) => return Ok(None),
-            // SAFETY: the event lives as long as the fence that holds it, or by the contract of `fence_of_event`.
+            // SAFETY: the event lives as long as the fence that holds it, or by the contract of
+            // `fence_of_event`.
             (Kind::Own(stream), Behind::Event(event, _, context)) => unsafe {
                 stream.wait(fence, event, &context)?;
             },

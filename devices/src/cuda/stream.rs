@@ -56,14 +56,16 @@ pub(super) struct Stream {
     pub(super) written: AtomicU64,
     /// The newest number requested by the host that only an event covers. Goes up under the state's lock.
     pub(super) asked: AtomicU64,
-    /// The newest number that the host has asked for while nothing could be enqueued for it: a later poll sees to it.
+    /// The newest number that the host has asked for while nothing could be enqueued for it: a later poll
+    /// sees to it.
     pub(super) wanted: AtomicU64,
     pub(super) reads: AtomicU64,
     /// When the driver was asked about the stream last, since `born`.
     pub(super) checked_ns: AtomicU64,
     pub(super) born: Instant,
     state: Mutex<QueueState>,
-    /// Fences of other contexts that it waits for. A lock of its own, taken by the thread that finds such a context broken.
+    /// Fences of other contexts that it waits for. A lock of its own, taken by the thread that finds such a
+    /// context broken.
     depends: Mutex<Vec<(Fence, Arc<Context>)>>,
 }
 
@@ -200,7 +202,8 @@ impl fmt::Debug for Stream {
 
 // What is enqueued on an own stream: numbers, the events that cover some of them, and the waits.
 
-/// Events on a stream before the oldest are looked at unasked, so that they become free in chains that no thread polls.
+/// Events on a stream before the oldest are looked at unasked, so that they become free in chains that no
+/// thread polls.
 const MARKS_LOOK: usize = 16;
 /// Events that are kept. Beyond, every second one is dropped: a request for its number gets the next event.
 const MARKS_MAX: usize = 1_024;
@@ -362,7 +365,8 @@ impl Stream {
         self.records(&self.state())
     }
 
-    /// From here on, what is enqueued is recorded into a graph. Everything before has an event: none could be had later.
+    /// From here on, what is enqueued is recorded into a graph. Everything before has an event: none could be
+    /// had later.
     ///
     /// # Errors
     /// It is recording already, is broken, or `begin` did not work.

@@ -18,10 +18,12 @@ use super::driver::NOT_READY;
 use super::events::{Event, Purpose};
 use super::stream::Stream;
 
-/// A reference event is used this long. After 4 s a single-precision millisecond is exact to 0.25 microseconds.
+/// A reference event is used this long. After 4 s a single-precision millisecond is exact to 0.25
+/// microseconds.
 const REFERENCE_NS: u64 = 4_000_000_000;
 
-/// What the device's clock says at the reference event, in nanoseconds: more than anything can have begun before it.
+/// What the device's clock says at the reference event, in nanoseconds: more than anything can have begun
+/// before it.
 const ANCHOR_AT_NS: f64 = 1e15;
 
 /// The clock of a context's device.
@@ -83,7 +85,8 @@ impl ReferenceEvent {
             NOT_READY => Ok(None),
             code => {
                 context.check(code, "cannot tell the time between two events")?;
-                // Below the reference event's own time: work that was enqueued just after that event may have begun before it.
+                // Below the reference event's own time: work that was enqueued just after that event may have
+                // begun before it.
                 Ok(Some((ANCHOR_AT_NS + f64::from(milliseconds) * 1e6) as u64))
             }
         }

@@ -41,9 +41,9 @@ pub use self::{
 
 /// A point in the work of a device: pending, done or failed. Cheap to clone and to query.
 ///
-/// On an in-order queue it is (queue, sequence number), and *done* is a comparison with the queue's completed counter.
-/// Elsewhere a fence is an event of its own. A settled fence stays settled. A failed fence returns the same
-/// root error at every query.
+/// On an in-order queue it is (queue, sequence number), and *done* is a comparison with the queue's completed
+/// counter. Elsewhere a fence is an event of its own. A settled fence stays settled. A failed fence returns
+/// the same root error at every query.
 #[derive(Clone)]
 pub struct Fence {
     source: Source,
@@ -61,8 +61,8 @@ enum Source {
     Event(Shared<dyn Event>),
 }
 
-/// A share in something of a user's. A panic in its destructor is logged and goes no further: fences are dropped by threads that
-/// have something else to do.
+/// A share in something of a user's. A panic in its destructor is logged and goes no further: fences are
+/// dropped by threads that have something else to do.
 struct Shared<T: ?Sized>(Option<Arc<T>>);
 
 impl<T: ?Sized> Shared<T> {
@@ -130,7 +130,8 @@ impl From<Outcome> for FenceState {
 }
 
 impl Fence {
-    /// The point `sequence` of an in-order queue. `seen` is what the queue knew of others when it was recorded.
+    /// The point `sequence` of an in-order queue. `seen` is what the queue knew of others when it was
+    /// recorded.
     pub fn point(timeline: Arc<dyn Timeline>, sequence: u64, seen: Clock) -> Self {
         let queue = Some(timeline.queue());
         Self { source: Source::Point(Shared::new(timeline)), queue, sequence, seen }
@@ -141,8 +142,9 @@ impl Fence {
         Self::recorded_event(event, 0, Clock::default())
     }
 
-    /// Record number `sequence` (from 1) of the out-of-order queue that the event names, covering everything enqueued
-    /// there before: it settles no earlier than records with smaller numbers. `seen` as for [`Fence::point`].
+    /// Record number `sequence` (from 1) of the out-of-order queue that the event names, covering everything
+    /// enqueued there before: it settles no earlier than records with smaller numbers. `seen` as for
+    /// [`Fence::point`].
     pub fn recorded_event(event: Arc<dyn Event>, sequence: u64, seen: Clock) -> Self {
         let queue = event.queue();
         Self { source: Source::Event(Shared::new(event)), queue, sequence, seen }
@@ -156,8 +158,8 @@ impl Fence {
                 if timeline.completed() >= self.sequence {
                     return FenceState::Done;
                 }
-                // A failure freezes the counter, so a failure that was read before the counter is final. One that the
-                // poll found is read after it, and the loop goes round once more.
+                // A failure freezes the counter, so a failure that was read before the counter is final. One
+                // that the poll found is read after it, and the loop goes round once more.
                 let mut failure = timeline.failure();
                 loop {
                     if timeline.poll_for(self.sequence) >= self.sequence {
@@ -238,8 +240,9 @@ impl Fence {
         &self.seen
     }
 
-    /// Whether this fence is known to settle no earlier than `other`: the same fence, a later point of the same queue,
-    /// or a point of a queue that had been made to wait for `other` (or for something later) before.
+    /// Whether this fence is known to settle no earlier than `other`: the same fence, a later point of the
+    /// same queue, or a point of a queue that had been made to wait for `other` (or for something later)
+    /// before.
     ///
     /// `false` means "not known", never "earlier".
     pub fn same_or_later_on_queue(&self, other: &Fence) -> bool {
@@ -263,8 +266,8 @@ impl Fence {
         Settled { fence: self.clone(), slot: None }
     }
 
-    /// Blocks the calling thread until the fence has settled; `None` when `timeout` passed first. No timeout means
-    /// waiting for as long as it takes.
+    /// Blocks the calling thread until the fence has settled; `None` when `timeout` passed first. No timeout
+    /// means waiting for as long as it takes.
     pub fn wait_timeout(&self, timeout: Option<Duration>) -> Option<Outcome> {
         if let Some(outcome) = self.state().outcome() {
             return Some(outcome);

@@ -9,12 +9,13 @@ pub struct NativeEvent {
     destroy: Option<Box<dyn FnOnce(NonNull<c_void>) + Send>>,
 }
 
-// SAFETY: the pointer is an address that this type hands out and never follows; the way to destroy what is there is
-// `Send`, and native events may be destroyed on any thread.
+// SAFETY: the pointer is an address that this type hands out and never follows; the way to destroy what is
+// there is `Send`, and native events may be destroyed on any thread.
 unsafe impl Send for NativeEvent {}
 
 impl NativeEvent {
-    /// Takes over the event at `pointer`; `destroy` is called once, with it, when this is dropped, from any thread.
+    /// Takes over the event at `pointer`; `destroy` is called once, with it, when this is dropped, from any
+    /// thread.
     pub fn new(pointer: NonNull<c_void>, destroy: impl FnOnce(NonNull<c_void>) + Send + 'static) -> Self {
         Self { pointer, destroy: Some(Box::new(destroy)) }
     }

@@ -47,7 +47,8 @@ pub struct SimOptions {
 }
 
 impl Default for SimOptions {
-    /// In-order queues, no latency, 16 bytes per nanosecond, 1 GiB of memory; it pushes, and time passes by hand.
+    /// In-order queues, no latency, 16 bytes per nanosecond, 1 GiB of memory; it pushes, and time passes by
+    /// hand.
     fn default() -> Self {
         Self {
             device_id: 0,
@@ -88,8 +89,8 @@ pub enum SimPace {
 
 /// A simulated device; see the [module](super).
 ///
-/// When the last handle to it and to its queues is dropped, work that still runs freely ends first; in manual mode, and
-/// for held tasks, no call could complete the work any more: its fences fail, kind
+/// When the last handle to it and to its queues is dropped, work that still runs freely ends first; in manual
+/// mode, and for held tasks, no call could complete the work any more: its fences fail, kind
 /// [`DeviceErrorKind::Cancelled`].
 pub struct SimDevice {
     core: Arc<Core>,

@@ -1,9 +1,10 @@
-//! The deterministic core of the simulated device: what is enqueued, what waits for what, and what happens next. No
-//! thread, no lock, no clock but the virtual one; foreign code and subscribers are handed out to be called elsewhere.
+//! The deterministic core of the simulated device: what is enqueued, what waits for what, and what happens
+//! next. No thread, no lock, no clock but the virtual one; foreign code and subscribers are handed out to be
+//! called elsewhere.
 //!
 //! # Entries
-//! Everything enqueued is an *command*: a task, a wait, or a mark. A command knows how many others it still waits
-//! for (`missing`) and which others wait for it (`dependents`).
+//! Everything enqueued is an *command*: a task, a wait, or a mark. A command knows how many others it still
+//! waits for (`missing`) and which others wait for it (`dependents`).
 //!
 //! | command | waits for |
 //! |---|---|
@@ -12,8 +13,8 @@
 //! | a task on an out-of-order queue | the unfinished waits enqueued before it |
 //! | a mark (out-of-order queues only) | the mark before it and everything enqueued since |
 //!
-//! Waits and marks end when they can start. A task goes into a heap of completions, ordered by time and then by a
-//! number drawn from the seed, unless the script holds it.
+//! Waits and marks end when they can start. A task goes into a heap of completions, ordered by time and then
+//! by a number drawn from the seed, unless the script holds it.
 
 use std::borrow::Cow;
 use std::cmp::Reverse;
@@ -156,8 +157,8 @@ impl Schedule {
         self.queue_state_mut(queue).timings.clear();
     }
 
-    /// Makes what comes later on a queue wait for `fence`, whose command is `target` (`None` when it has finished and the
-    /// host does not know yet).
+    /// Makes what comes later on a queue wait for `fence`, whose command is `target` (`None` when it has
+    /// finished and the host does not know yet).
     pub(super) fn wait(
         &mut self,
         queue: QueueId,
@@ -261,7 +262,8 @@ impl Schedule {
         None
     }
 
-    /// The work of a task has run, and everything that waited for it goes on; or it has failed, and its queue with it.
+    /// The work of a task has run, and everything that waited for it goes on; or it has failed, and its queue
+    /// with it.
     pub(super) fn finish(
         &mut self,
         command: CommandId,
@@ -375,7 +377,8 @@ impl Schedule {
         self.completions.push(Reverse((self.now_ns.saturating_add(takes_ns), tie, id)));
     }
 
-    /// Completes a command, and every wait and mark that becomes possible by it. Iterative: chains may be long.
+    /// Completes a command, and every wait and mark that becomes possible by it. Iterative: chains may be
+    /// long.
     fn complete(&mut self, first: CommandId, effects: &mut Effects) {
         let mut completed = vec![first];
         while let Some(id) = completed.pop() {

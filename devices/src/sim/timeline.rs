@@ -12,8 +12,8 @@ use super::trace::Counters;
 
 /// The progress of one in-order queue. It outlives queue and device, as fences do.
 ///
-/// There are two counters, as with a driver: how far the device is, and how far the host knows. A device that pushes
-/// keeps them equal; one that must be polled moves the second in [`Timeline::poll`] only.
+/// There are two counters, as with a driver: how far the device is, and how far the host knows. A device that
+/// pushes keeps them equal; one that must be polled moves the second in [`Timeline::poll`] only.
 #[derive(Debug)]
 pub(super) struct SimTimeline {
     queue: QueueId,

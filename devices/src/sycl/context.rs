@@ -4,7 +4,8 @@ use std::ptr::NonNull;
 use super::api::{Api, Object};
 use super::handle::{Handle, devices_in};
 
-/// A SYCL context: what memory, queues and events belong to. Those of different contexts know nothing of each other.
+/// A SYCL context: what memory, queues and events belong to. Those of different contexts know nothing of each
+/// other.
 #[derive(Debug)]
 pub(super) struct Context {
     pub(super) api: &'static Api,

@@ -200,9 +200,9 @@ impl SyclDevice {
 
     /// A new queue of the given kind. [`Device::create_queue`] gives in-order ones.
     ///
-    /// Commands on an out-of-order queue wait for what it was ordered after and run beside each other. They take turns on
-    /// several in-order queues of the runtime: Intel's CPU driver (2026.2) loses commands of its own out-of-order queues now
-    /// and then, and crashes when several threads flush them.
+    /// Commands on an out-of-order queue wait for what it was ordered after and run beside each other. They
+    /// take turns on several in-order queues of the runtime: Intel's CPU driver (2026.2) loses commands of
+    /// its own out-of-order queues now and then, and crashes when several threads flush them.
     ///
     /// # Errors
     /// The runtime gives no more queues.

@@ -20,7 +20,8 @@ pub(super) struct Event {
     shared: Arc<Shared>,
     handle: Handle,
     signal: HostEvent,
-    /// Where it counts, once it is the event of a number on a queue. The queue's numbers hold it, not the other way round.
+    /// Where it counts, once it is the event of a number on a queue. The queue's numbers hold it, not the
+    /// other way round.
     place: OnceLock<(Weak<Progress>, u64)>,
     /// Whether the scheduler of the runtime may hold the event back behind a host task: on a foreign queue,
     /// and behind what foreign code has enqueued. Such an event is queried for its status and nothing else:
@@ -109,8 +110,8 @@ impl Event {
     /// Settles it if that is what `status`, its own, means.
     pub(super) fn end(&self, status: Status) -> FenceState {
         match status {
-            // The status says nothing about memory and carries no error; a wait for what is complete does both, and returns at
-            // once.
+            // The status says nothing about memory and carries no error; a wait for what is complete does
+            // both, and returns at once.
             Status::Complete => self.wait(),
             Status::Unknown => self.settle(Err(errors::failed(0))),
             Status::Settled | Status::Pending => {}

@@ -10,8 +10,8 @@ pub(super) struct Handle {
     delete: unsafe extern "C" fn(Object),
 }
 
-// SAFETY: SYCL's objects are reference-counted handles to thread-safe runtime objects (SYCL 2020, 4.5.2 and 3.9.9); what is
-// reached through the pointer is used through the C interface only.
+// SAFETY: SYCL's objects are reference-counted handles to thread-safe runtime objects (SYCL 2020, 4.5.2 and
+// 3.9.9); what is reached through the pointer is used through the C interface only.
 unsafe impl Send for Handle {}
 // SAFETY: as above.
 unsafe impl Sync for Handle {}

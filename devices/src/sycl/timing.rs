@@ -1,4 +1,5 @@
-//! When commands ran, from the profiling information of their events (SYCL 2020, 4.6.6.1: `info::event_profiling`).
+//! When commands ran, from the profiling information of their events (SYCL 2020, 4.6.6.1:
+//! `info::event_profiling`).
 //!
 //! Only events of profiling queues have times, and profiling costs. So an own queue works on queues without
 //! profiling, and on others with profiling during a measurement (`queue_state.rs`); a foreign queue is as its
@@ -13,8 +14,8 @@ use crate::{DeviceSpan, Timing, host_now_ns};
 use super::device::Shared;
 use super::event::Event;
 
-/// Commands that one measurement looks at. Of more than these the last one is kept up to date; between first and last nothing is
-/// missed on an in-order queue.
+/// Commands that one measurement looks at. Of more than these the last one is kept up to date; between first
+/// and last nothing is missed on an in-order queue.
 const COMMANDS_MAX: usize = 256;
 
 /// The commands of one measurement.

@@ -106,7 +106,8 @@ fn events_are_used_again_and_again() {
 fn a_stream_goes_with_its_last_fence_and_its_work_goes_on() {
     let bench = bench();
     let memory = bench.memory(64);
-    // More streams than one page has words, with a number on its way to each word; only the last fence is kept.
+    // More streams than one page has words, with a number on its way to each word; only the last fence is
+    // kept.
     let held_back = |bench: &Bench| {
         let queue = bench.queue();
         let release = block(&*queue);

@@ -98,7 +98,8 @@ impl Bench {
     /// A copy within the device, or from and to the host.
     pub fn copy(&self, queue: &CudaQueue, from: &Allocation, to: &Allocation) {
         assert_eq!(from.len(), to.len());
-        // SAFETY: tests settle what they enqueue before they drop their memory, and order accesses with the waits under test.
+        // SAFETY: tests settle what they enqueue before they drop their memory, and order accesses with the
+        // waits under test.
         unsafe { self.device.copy(queue, from.ptr().as_ptr(), to.ptr().as_ptr(), from.len()) }
             .expect("a queue that has not failed takes work");
     }
@@ -165,8 +166,8 @@ pub fn block(queue: &dyn Queue) -> Box<dyn FnOnce() + Send> {
 pub fn hold(device: &CudaDevice, stream: CUstream) -> Box<dyn FnOnce() + Send> {
     let mut place: *mut c_void = ptr::null_mut();
     inside(device, || {
-        // SAFETY: a page of pinned memory for every hold stays for good: the device reads it while it waits. The stream is
-        // live; CU_STREAM_WAIT_VALUE_EQ is 1.
+        // SAFETY: a page of pinned memory for every hold stays for good: the device reads it while it waits.
+        // The stream is live; CU_STREAM_WAIT_VALUE_EQ is 1.
         unsafe {
             assert_ok(sys::cuMemHostAlloc(&raw mut place, 4_096, 1));
             place.cast::<u32>().write(0);

@@ -1,5 +1,5 @@
-//! Random programs over several streams, in any order that the streams allow: the simulator's clock stands still until all is
-//! enqueued, and then its seed chooses what runs first.
+//! Random programs over several streams, in any order that the streams allow: the simulator's clock stands
+//! still until all is enqueued, and then its seed chooses what runs first.
 
 use estafette_devices::cuda::CudaQueue;
 use estafette_devices::{Allocation, Fence, FenceSet};
