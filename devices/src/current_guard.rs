@@ -2,12 +2,13 @@ use std::marker::PhantomData;
 
 use crate::{Device, DeviceError, Queue};
 
-/// While this lives, functions of a device's runtime find on this thread what they need: code of others that enqueues, or frees.
+/// While this lives, foreign code on this thread may enqueue or free by functions of a device's runtime: for
+/// CUDA, the device's context is the thread's current one.
 #[derive(Debug)]
 #[must_use]
 pub struct CurrentGuard<'a> {
     owed: Option<Owed<'a>>,
-    /// What is entered belongs to the thread.
+    /// The current context belongs to the thread.
     _stays: PhantomData<*const ()>,
 }
 
@@ -27,7 +28,7 @@ impl<'a> CurrentGuard<'a> {
         Ok(Self { owed, _stays: PhantomData })
     }
 
-    /// For code that uses `device`, on whatever queue.
+    /// For code that uses `device`, on any queue.
     ///
     /// # Errors
     /// As [`Device::make_current`].

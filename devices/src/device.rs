@@ -14,7 +14,8 @@ pub trait Device: Send + Sync + fmt::Debug + Any {
     /// A name for people.
     fn name(&self) -> &str;
 
-    /// The native context that memory of this device belongs to (`CUcontext`, pointer to a `sycl::context`), or 0.
+    /// The native context that memory of this device belongs to (`CUcontext`, pointer to a `sycl::context`),
+    /// or 0.
     fn native_context(&self) -> usize {
         0
     }
@@ -22,13 +23,14 @@ pub trait Device: Send + Sync + fmt::Debug + Any {
     /// Whether the host may load and store in memory of this device directly.
     fn host_accessible(&self) -> bool;
 
-    /// The same for memory at `pointer`, which is of this device. Devices with several kinds of memory look it up.
+    /// As [`host_accessible`](Device::host_accessible), for memory of this device at `pointer`. Devices with
+    /// several kinds of memory look the pointer up.
     fn host_accessible_at(&self, pointer: *const u8) -> bool {
         let _ = pointer;
         self.host_accessible()
     }
 
-    /// The queue for work that asks for no particular one. The same at every call.
+    /// The queue for work that names none. The same queue at every call.
     fn default_queue(&self) -> Arc<dyn Queue>;
 
     /// A new queue.
@@ -37,8 +39,8 @@ pub trait Device: Send + Sync + fmt::Debug + Any {
     /// The device has no more queues to give, or has failed.
     fn create_queue(&self) -> Result<Arc<dyn Queue>, DeviceError>;
 
-    /// A queue of somebody else's, acquired now: the wrapper has a new identity, waits are enqueued at once, and each fence
-    /// is an event of its own. It is used within the call that gave the handle and dropped then, unless
+    /// A foreign queue, acquired now: the wrapper has a new identity, enqueues waits at once, and each of its
+    /// fences is an event of its own. The wrapper lives no longer than the call that gave the handle, unless
     /// [`Queue::handle_outlives_call`] says otherwise; its fences may live longer.
     ///
     /// # Errors
@@ -52,15 +54,16 @@ pub trait Device: Send + Sync + fmt::Debug + Any {
         Err(DeviceError::new(DeviceErrorKind::Invalid, message))
     }
 
-    /// Whether `handle`, which is a native handle of a queue, means the same queue on every thread. The default: any handle
-    /// but 0.
+    /// Whether `handle`, which is a native handle of a queue, means the same queue on every thread. The
+    /// default: any handle but 0.
     fn handle_is_same_on_all_threads(&self, handle: usize) -> bool {
         handle != 0
     }
 
-    /// Makes the calling thread one on which functions of the device's runtime find what they need, such as those that free memory: of
-    /// CUDA, the device's context becomes its current one. Whether that changed anything, and [`restore_current`](Device::restore_current) is owed
-    /// on the same thread; [`CurrentGuard`](crate::CurrentGuard) pays it.
+    /// Prepares the calling thread for functions of the device's runtime, such as those that free memory:
+    /// CUDA makes the device's context current. Returns true if that changed the thread; then the caller
+    /// calls [`restore_current`](Device::restore_current) on the same thread, as
+    /// [`CurrentGuard`](crate::CurrentGuard) does.
     ///
     /// # Errors
     /// The device is broken.
@@ -68,20 +71,20 @@ pub trait Device: Send + Sync + fmt::Debug + Any {
         Ok(false)
     }
 
-    /// Takes back an [`make_current`](Device::make_current) that said `true`.
+    /// Undoes a [`make_current`](Device::make_current) that returned `true`, on the same thread.
     fn restore_current(&self) {}
 
-    /// Whether consumers give memory of this device back while their work still runs on queues that only they know, as
-    /// those do who launch on CUDA streams.
+    /// Whether consumers may release memory of this device while their work still runs on queues known to
+    /// them alone, as libraries do that launch on CUDA streams.
     fn may_release_before_completion(&self) -> bool {
         false
     }
 
-    /// A fence of everything that anybody has enqueued on this device by now, on whatever queue. For memory that nobody
-    /// knows the last use of; it may block for as long as that work takes, so it is called on a thread of its own.
+    /// A fence of all work enqueued on this device so far, on any queue. Needed for memory whose last use is
+    /// unknown. The call may block for as long as that work takes, so it is made on a thread of its own.
     ///
     /// # Errors
-    /// The device cannot tell (the default), or has failed.
+    /// The device has no such barrier (the default), or has failed.
     fn barrier(&self) -> Result<Fence, DeviceError> {
         let message = format!("device {} has no barrier over all of its queues", self.id());
         Err(DeviceError::new(DeviceErrorKind::Invalid, message))
@@ -93,8 +96,9 @@ pub trait Device: Send + Sync + fmt::Debug + Any {
     /// Out of memory, or an impossible size or alignment.
     fn allocate(&self, bytes: usize, align: usize) -> Result<Allocation, DeviceError>;
 
-    /// As [`allocate`](Device::allocate), of memory of the kind `kind`: the device's own, or a kind that its runtime shares
-    /// with the host ([`DLDevice::queue_device`]). The default knows the device's own kind only.
+    /// As [`allocate`](Device::allocate), of memory of the kind `kind`: the device's own, or a kind that its
+    /// runtime shares with the host ([`DLDevice::queue_device`]). The default knows the device's own kind
+    /// only.
     ///
     /// # Errors
     /// As [`allocate`](Device::allocate); `Invalid` for a kind that the device does not give.
@@ -106,8 +110,8 @@ pub trait Device: Send + Sync + fmt::Debug + Any {
         Err(DeviceError::new(DeviceErrorKind::Invalid, message))
     }
 
-    /// As [`allocate`](Device::allocate), of memory that the host can write, with every byte zero. A device whose memory comes
-    /// zeroed need not write it.
+    /// As [`allocate`](Device::allocate), of memory that the host can write, with every byte zero. A device
+    /// whose memory comes zeroed need not write it.
     ///
     /// # Errors
     /// As [`allocate`](Device::allocate); `Invalid` if the host cannot write there.
@@ -128,8 +132,8 @@ pub trait Device: Send + Sync + fmt::Debug + Any {
     /// The queue is none of this device, or has failed. Nothing was enqueued then.
     ///
     /// # Safety
-    /// Both ranges are valid, do not overlap, and stay alive and unused by others until the copy is done; each of
-    /// them is memory of this device or of the host.
+    /// Both ranges are valid, do not overlap, and stay alive and unused by others until the copy is done;
+    /// each of them is memory of this device or of the host.
     unsafe fn copy(
         &self,
         queue: &dyn Queue,
@@ -138,21 +142,22 @@ pub trait Device: Send + Sync + fmt::Debug + Any {
         bytes: usize,
     ) -> Result<(), DeviceError>;
 
-    /// Whether [`copy`](Device::copy) also takes memory of `other` as its target. The default: only if `other` is this device.
+    /// Whether [`copy`](Device::copy) also takes memory of `other` as its target. The default: only if
+    /// `other` is this device.
     fn can_copy_to(&self, other: DLDevice) -> bool {
         other == self.id()
     }
 
-    /// Whether [`copy`](Device::copy) from or to the host memory at `host` may hold up the thread that enqueues it until the
-    /// queue has got there. Whoever must not be held up copies by way of memory from
+    /// Whether [`copy`](Device::copy) from or to the host memory at `host` may block the enqueueing thread
+    /// until the queue has reached the copy. A caller that must not block copies by way of
     /// [`allocate_staging`](Device::allocate_staging) then.
     fn host_copy_blocks(&self, host: *const u8) -> bool {
         let _ = host;
         false
     }
 
-    /// Memory of the host for copies to go through: none of this device from or to it holds anybody up. For whoever keeps it
-    /// and uses it again, as neither making nor freeing it is cheap.
+    /// Host memory for copies of this device to pass through: a copy from or to such memory never blocks.
+    /// Making and freeing it is expensive, so callers keep it and use it again.
     ///
     /// # Errors
     /// Out of memory, or a device that needs none (the default).
@@ -161,20 +166,22 @@ pub trait Device: Send + Sync + fmt::Debug + Any {
         Err(DeviceError::new(DeviceErrorKind::Invalid, message))
     }
 
-    /// The fence of an event of this device's own kind that somebody outside has recorded. It asks the event only until it
-    /// has settled.
+    /// The fence of an event of this device's own kind, recorded by foreign code. The fence queries the event
+    /// only until it has settled.
     ///
     /// # Errors
     /// This device has no such events (the default), or the driver refused it.
     ///
     /// # Safety
-    /// `event` points to a live event of this device's kind, recorded, which stays so until the fence has settled.
+    /// `event` points to a live event of this device's kind, recorded, which stays so until the fence has
+    /// settled.
     unsafe fn fence_of_event(&self, event: NonNull<c_void>) -> Result<Fence, DeviceError> {
         let _ = event;
         Err(no_events(self.id()))
     }
 
-    /// An event of this device's own kind, for somebody outside, that is done when `fence`, one of this device's, is.
+    /// An event of this device's own kind, for foreign code, that is done when `fence`, one of this device's,
+    /// is.
     ///
     /// # Errors
     /// This device has no such events (the default), or the driver refused to make one.
@@ -188,7 +195,7 @@ fn no_events(device: DLDevice) -> DeviceError {
     DeviceError::new(DeviceErrorKind::Invalid, format!("device {device} exchanges no events"))
 }
 
-/// Owned device memory, freed on drop. Whoever drops it has made sure that no work uses it any more.
+/// Owned device memory, freed on drop. No work may use the memory when its owner drops it.
 pub struct Allocation {
     ptr: NonNull<u8>,
     len: usize,
@@ -199,18 +206,18 @@ pub struct Allocation {
 /// Gives memory back: called once with the pointer and the length.
 type Release = Box<dyn FnOnce(NonNull<u8>, usize) + Send + Sync>;
 
-// SAFETY: an allocation is memory that nobody else owns plus a `Send + Sync` way to give it back; reading or writing
-// through `ptr` is unsafe and up to the caller.
+// SAFETY: an allocation is exclusively owned memory plus a `Send + Sync` way to release it; reading or
+// writing through `ptr` is unsafe and up to the caller.
 unsafe impl Send for Allocation {}
 // SAFETY: shared access only hands out the pointer and the length.
 unsafe impl Sync for Allocation {}
 
 impl Allocation {
-    /// Takes ownership of `len` bytes at `ptr` in memory of `device`. `release` gives them back on drop, from any
-    /// thread.
+    /// Takes ownership of `len` bytes at `ptr` in memory of `device`. `release` gives them back on drop, from
+    /// any thread.
     ///
     /// # Safety
-    /// The memory is valid and nobody else's until `release` is called.
+    /// The memory is valid and exclusively the allocation's until `release` is called.
     pub unsafe fn from_raw(
         ptr: NonNull<u8>,
         len: usize,

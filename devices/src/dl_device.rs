@@ -21,8 +21,8 @@ impl DLDevice {
         Self { device_type, device_id }
     }
 
-    /// The device whose queues use memory of this device: for memory that a runtime shares with the host, the device of
-    /// that runtime with the same number.
+    /// The device whose queues use memory of this device: for memory that a runtime shares with the host, the
+    /// device of that runtime with the same number.
     pub const fn queue_device(self) -> Self {
         let device_type = match self.device_type {
             DeviceType::CUDA_HOST | DeviceType::CUDA_MANAGED => DeviceType::CUDA,
@@ -115,8 +115,9 @@ impl DeviceType {
         matches!(self, Self::CPU | Self::CUDA_HOST | Self::ROCM_HOST | Self::CUDA_MANAGED)
     }
 
-    /// Whether data pointers of this kind are addresses, to which offsets can be added, and not handles of buffer objects
-    /// (OpenCL, Vulkan, Metal). Pointers of kinds that this version does not know count as handles.
+    /// Whether data pointers of this kind are addresses, to which offsets can be added, and not handles of
+    /// buffer objects (OpenCL, Vulkan, Metal). Pointers of kinds that this version does not know count as
+    /// handles.
     pub const fn has_addresses(self) -> bool {
         matches!(
             self,
@@ -132,8 +133,8 @@ impl DeviceType {
         )
     }
 
-    /// Whether consumers of this kind of memory want the `data` of a DLPack struct to be the lowest address that the elements
-    /// touch, and never NULL. dpnp does; its offsets are never negative.
+    /// Whether consumers of this kind of memory want the `data` of a DLPack struct to be the lowest address
+    /// that the elements touch, and never NULL. dpnp does; its offsets are never negative.
     pub const fn data_is_range_start(self) -> bool {
         matches!(self, Self::ONE_API)
     }
@@ -144,11 +145,13 @@ impl DeviceType {
         matches!(self, Self::CUDA | Self::CUDA_HOST | Self::CUDA_MANAGED | Self::ROCM | Self::ROCM_HOST)
     }
 
-    /// The C type of the native events of this kind, which [`Device::event_of_fence`](crate::Device::event_of_fence) makes;
-    /// `None` where there are no events (the host, WebGPU, VPI, Hexagon, unknown kinds).
+    /// The C type of the native events of this kind, which
+    /// [`Device::event_of_fence`](crate::Device::event_of_fence) makes; `None` where there are no events (the
+    /// host, WebGPU, VPI, Hexagon, unknown kinds).
     ///
-    /// The table is that of Arrow's C device interface (apache/arrow:docs/source/format/CDeviceDataInterface.rst), whose
-    /// numbers of device types are DLPack's.
+    /// The table is that of Arrow's C device interface
+    /// (apache/arrow:docs/source/format/CDeviceDataInterface.rst), whose numbers of device types are
+    /// DLPack's.
     pub const fn event_type(self) -> Option<&'static str> {
         Some(match self {
             Self::CUDA | Self::CUDA_HOST | Self::CUDA_MANAGED => "cudaEvent_t*",

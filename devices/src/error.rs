@@ -25,7 +25,7 @@ pub enum DeviceErrorKind {
     OutOfMemory,
     /// The request makes no sense; the message names the argument. Nothing happened.
     Invalid,
-    /// Whoever promised the work gave it up. Nothing is broken.
+    /// The promised work was given up. Nothing is broken.
     Cancelled,
     /// Anything else; the message says what.
     Other,

@@ -1,10 +1,12 @@
-//! Devices say *when it is done*: queues, fences on them, sets of fences, and the one thread that observes fences.
+//! Devices say *when it is done*: queues, fences on them, sets of fences, and the one thread that observes
+//! fences.
 //!
-//! A [`Fence`] is a point on a [`Queue`]: pending, done or failed. A [`FenceSet`] is a set of fences, at most the
-//! newest one per in-order queue. The [`Reactor`] watches pending fences and notifies their subscribers, so that no
-//! thread blocks for a device. Four kinds live here: the host ([`host`], with the worker pool in [`cpu`]), those of a
-//! SYCL runtime (`sycl`) and of a CUDA driver (`cuda`) where there is one, and a simulated one ([`sim`]) with virtual
-//! time. All pass the same [`conformance`] suite, CUDA on a simulator of the driver so far.
+//! A [`Fence`] is a point on a [`Queue`]: pending, done or failed. A [`FenceSet`] is a set of fences, at most
+//! the newest one per in-order queue. The [`Reactor`] watches pending fences and notifies their subscribers,
+//! so that no thread blocks for a device. Four kinds live here: the host ([`host`], with the worker pool in
+//! [`cpu`]), those of a SYCL runtime (`sycl`) and of a CUDA driver (`cuda`) where there is one, and a
+//! simulated one ([`sim`]) with virtual time. All pass the same [`conformance`] suite, CUDA on a simulator of
+//! the driver so far.
 //!
 //! | part | idea |
 //! |---|---|
@@ -43,8 +45,8 @@
 //! - The number of a context in the device table is never given twice.
 //! - A driver measures device time only while a queue is asked for it ([`Queue::time`]).
 
-// Under loom only the protocols of `cpu` are compiled: loom has no reference-counted trait objects, and its models are of a
-// few steps only.
+// Under loom only the protocols of `cpu` are compiled: loom has no reference-counted trait objects, and its
+// models are of a few steps only.
 pub mod cpu;
 
 #[cfg(not(estafette_loom))]

@@ -6,11 +6,11 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use crate::{DLDevice, DeviceError, DeviceErrorKind, Fence, Timing};
 
-/// A lane of a device: a CUDA stream, a SYCL queue, a simulated queue. Thread-safe.
+/// A queue of a device: a CUDA stream, a SYCL queue, a simulated queue. Thread-safe.
 ///
-/// The order of one operation is: [`Queue::order_after`] for each earlier fence, enqueue the work, [`Queue::record`].
-/// The caller makes sure that nobody else enqueues between its work and its `record` where that matters; a fence that
-/// covers more than it should is late, never wrong.
+/// The order of one operation is: [`Queue::order_after`] for each earlier fence, enqueue the work,
+/// [`Queue::record`]. Where it matters, the caller keeps other threads from enqueueing between its work and
+/// its `record`. A fence that covers more than it should is late, never wrong.
 pub trait Queue: Send + Sync + fmt::Debug + Any {
     /// The identity of this queue, unique in the process and never used again.
     fn id(&self) -> QueueId;
@@ -18,14 +18,15 @@ pub trait Queue: Send + Sync + fmt::Debug + Any {
     /// The device it belongs to.
     fn device(&self) -> DLDevice;
 
-    /// Whether work runs in the order in which it was enqueued. Only then is a fence of this queue ordered before
-    /// later work of this queue without a wait.
+    /// Whether work runs in the order in which it was enqueued. Only then is a fence of this queue ordered
+    /// before later work of this queue without a wait.
     fn in_order(&self) -> bool;
 
-    /// Makes the work that is enqueued here next run after `fence`, in the cheapest way this queue knows.
+    /// Orders the work enqueued here next after `fence`, in the cheapest way that this queue knows.
     ///
     /// # Errors
-    /// The fence has failed, this queue has failed, or the driver refused the wait. No wait was enqueued then.
+    /// The fence has failed, this queue has failed, or the driver refused the wait. No wait was enqueued
+    /// then.
     fn order_after(&self, fence: &Fence) -> Result<Order, DeviceError>;
 
     /// The fence of everything enqueued here so far.
@@ -34,22 +35,23 @@ pub trait Queue: Send + Sync + fmt::Debug + Any {
     /// The queue has failed or the driver refused the marker.
     fn record(&self) -> Result<Fence, DeviceError>;
 
-    /// Whether [`record`](Queue::record) may be called by whatever code of others runs, such as the deleter of a tensor. Of a runtime that
-    /// lets its threads run such code while others wait for it under a lock of its own, it may not.
+    /// Whether foreign code such as the deleter of a tensor may call [`record`](Queue::record). It may not if
+    /// the runtime runs such code on its threads while other threads wait for it under a lock of the runtime.
     fn record_is_thread_safe(&self) -> bool {
         true
     }
 
-    /// Begins to measure when the work runs that is enqueued here from now until the next [`record`](Queue::record). The answer is
-    /// there once that record's fence is done. `None` where nobody can tell (the default). Measuring may cost driver calls, so it is
-    /// asked for only while somebody records where the time goes.
+    /// Starts to measure when work runs that is enqueued here before the next [`record`](Queue::record). The
+    /// result is there once that record's fence is done. `None` where the device cannot measure (the
+    /// default). Measuring may cost driver calls, so callers ask for it only while a trace is recorded.
     fn time(&self) -> Option<Arc<dyn Timing>> {
         None
     }
 
-    /// Makes the calling thread one that can enqueue here by the runtime's own functions: of CUDA, the device's context becomes
-    /// its current one. Whether that changed anything, and [`restore_current`](Queue::restore_current) is owed on the same thread;
-    /// [`CurrentGuard`](crate::CurrentGuard) pays it.
+    /// Prepares the calling thread for functions of the runtime that enqueue here: CUDA makes the device's
+    /// context current. Returns true if that changed the thread; then the caller calls
+    /// [`restore_current`](Queue::restore_current) on the same thread, as
+    /// [`CurrentGuard`](crate::CurrentGuard) does.
     ///
     /// # Errors
     /// The device is broken.
@@ -57,7 +59,7 @@ pub trait Queue: Send + Sync + fmt::Debug + Any {
         Ok(false)
     }
 
-    /// Takes back an [`make_current`](Queue::make_current) that said `true`.
+    /// Undoes a [`make_current`](Queue::make_current) that returned `true`, on the same thread.
     fn restore_current(&self) {}
 
     /// The native handle (`CUstream`, pointer to a `sycl::queue`), or 0.
@@ -65,17 +67,18 @@ pub trait Queue: Send + Sync + fmt::Debug + Any {
         0
     }
 
-    /// Whether this handle stays good for as long as it is kept. A raw handle of somebody else's stream does not: it may be
-    /// destroyed, and its address be another stream's, once the call that gave it is over.
+    /// Whether this handle stays valid for as long as it is kept. The raw handle of a foreign stream does
+    /// not: after the call that gave the handle, the stream may be destroyed and another stream may get its
+    /// address.
     fn handle_outlives_call(&self) -> bool {
         true
     }
 
-    /// Whether what is enqueued here now is recorded into a graph instead of being run. Such a queue gets waits and is never
-    /// queried; what it reads is read again at every launch of the graph.
+    /// Whether a capture records what is enqueued here now, instead of running it. Such a queue gets waits
+    /// and is never queried; each launch of the graph reads its inputs again.
     ///
     /// # Errors
-    /// The driver does not say.
+    /// The driver does not report it.
     fn is_capturing(&self) -> Result<bool, DeviceError> {
         Ok(false)
     }
@@ -85,12 +88,12 @@ pub trait Queue: Send + Sync + fmt::Debug + Any {
         false
     }
 
-    /// Makes a graph of what `enqueue` enqueues on the queues that it is given: `queues` new ones of this queue's device, which
-    /// nobody else has. Nothing of it runs. They are one recording: a fence of one orders another one within it, and nothing
-    /// outside of it can be waited for.
+    /// Captures a graph of the work that `enqueue` enqueues on the queues passed to it: `queues` new queues
+    /// of this device, which no other code knows. Nothing runs. The queues share one capture: a fence of one
+    /// can be waited for on another, and no fence from outside can.
     ///
     /// # Errors
-    /// What `enqueue` says; or the device records no graphs, or refused what was enqueued.
+    /// The error of `enqueue`; or the device captures no graphs, or refused what was enqueued.
     fn capture_graph(
         &self,
         queues: usize,
@@ -105,13 +108,14 @@ pub trait Queue: Send + Sync + fmt::Debug + Any {
     fn as_any(&self) -> &dyn Any;
 }
 
-/// What enqueues on the queues of a recording.
+/// The closure that enqueues on the queues of a capture.
 pub type Recorded<'a> = &'a mut dyn FnMut(&[Arc<dyn Queue>]) -> Result<(), DeviceError>;
 
-/// Work that was recorded once, and is launched by one call each time. Its launches run one after the other. The memory that it
-/// uses has to live for as long as it is launched; when it is dropped, launches that are under way end in peace.
+/// Work that was captured once, and is launched by one call each time. Launches run one after the other. The
+/// memory that the graph uses lives for as long as the graph is launched. Launches under way complete when
+/// the graph is dropped.
 pub trait LaunchGraph: Send + Sync + fmt::Debug {
-    /// Enqueues all of it on `queue`, and gives the fence of it.
+    /// Enqueues the whole graph on `queue`. Returns the fence of this launch.
     ///
     /// # Errors
     /// The queue is of another device, or refused it.
@@ -120,8 +124,8 @@ pub trait LaunchGraph: Send + Sync + fmt::Debug {
 
 /// The cases of [`Queue::order_after`] that all drivers share; each driver adds its native wait.
 ///
-/// `is_ordered` says whether `queue` comes after `fence` already. `wait` makes the driver wait; `None` if the driver does
-/// not know what is behind `fence`. Both are called under no lock.
+/// `is_ordered` says whether `queue` comes after `fence` already. `wait` makes the driver wait; `None` if the
+/// driver does not know what is behind `fence`. Both are called under no lock.
 pub(crate) fn order_after(
     queue: &dyn Queue,
     fence: &Fence,
@@ -146,12 +150,12 @@ pub(crate) fn order_by_state(fence: &Fence) -> Result<Order, DeviceError> {
     fence.state().outcome().map_or(Ok(Order::Host), |outcome| outcome.map(|()| Order::Nothing))
 }
 
-/// How an earlier fence was settled for the work that a queue gets next.
+/// How a queue was ordered after an earlier fence.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Order {
-    /// Nothing had to be done: it is done, or the queue is ordered after it already.
+    /// Nothing had to be done: the fence is done, or the queue is ordered after it already.
     Nothing,
-    /// A device-side wait was enqueued; the host goes on.
+    /// A device-side wait was enqueued; the host does not wait.
     Device,
     /// Only the host can wait: the caller parks the work until the fence has settled.
     Host,
@@ -164,8 +168,8 @@ pub struct QueueId(NonZeroU64);
 impl QueueId {
     /// A new identity, for a new queue (or a new acquisition of a foreign one).
     pub fn next() -> Self {
-        // An id allocator outside of every protocol: a plain std atomic, so that it may be a static under model
-        // checkers too.
+        // An id allocator outside of every protocol: a plain std atomic, so that it may be a static under
+        // model checkers too.
         static NEXT: AtomicU64 = AtomicU64::new(1);
         let number = NEXT.fetch_add(1, Ordering::Relaxed);
         Self(NonZeroU64::new(number).expect("the numbers do not run out"))

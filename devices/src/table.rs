@@ -1,14 +1,16 @@
-//! The device table: what a number in [`DLDevice`] stands for, for the whole process.
+//! The device table: the meaning of a number in [`DLDevice`], for the whole process.
 //!
-//! CUDA has a default context per device, so a number is enough to say where memory is. SYCL, OpenCL, Vulkan and Metal have
-//! not: memory belongs to a context, and a consumer that is given a number has to find the same one. The table gives contexts
-//! numbers. `docs/device-table.md` proposes it to others.
+//! CUDA has a default context per device, so a device number identifies memory. SYCL, OpenCL, Vulkan and
+//! Metal have none: memory belongs to a context, and a consumer of a number has to find the same context. The
+//! table gives contexts numbers. `docs/device-table.md` proposes the table to other libraries.
 //!
-//! - SYCL's root devices with the default contexts of their platforms are entries 0 to n-1, in dpctl's order, without being
-//!   registered: dpctl and dpnp use these numbers already.
-//! - CUDA's devices are entries too, under the driver's numbers, so that whoever has a number finds its device in one place.
-//! - [`register`] gives any other context a number from [`FIRST_REGISTERED`] on. The same context gets the same number again,
-//!   counted; numbers are never given twice, so a stale one is an error and not somebody else's context.
+//! - SYCL's root devices with the default contexts of their platforms are entries 0 to n-1, in dpctl's order,
+//!   without being registered: dpctl and dpnp use these numbers already.
+//! - CUDA's devices are entries too, under the driver's numbers, so that every number is looked up in one
+//!   place.
+//! - [`register`] gives any other context a number from [`FIRST_REGISTERED`] on. The same context gets the
+//!   same number again, counted; numbers are never given twice, so a stale number is an error and never
+//!   another context.
 
 use std::collections::BTreeMap;
 use std::ffi::c_void;
@@ -58,9 +60,9 @@ pub struct Entry {
     pub id: DLDevice,
     /// The native context (`sycl::context *`, `cl_context`, `VkDevice`, `id<MTLDevice>`), as a number.
     pub context: usize,
-    /// Device and default queue, of kinds that work can be enqueued on here; for the others the context is all there is.
+    /// The device, of kinds that can run work here; `None` for kinds that are a context only.
     pub device: Option<Arc<dyn Device>>,
-    /// How often it is registered; 0 for the entries that are there without.
+    /// The number of registrations; 0 for entries that need none.
     pub registrations: usize,
 }
 
@@ -85,17 +87,18 @@ fn table() -> MutexGuard<'static, Table> {
     TABLE.lock()
 }
 
-/// Gives a native context a number, or counts one more registration of it. Each is ended by [`unregister`].
+/// Gives a native context a number, or counts one more registration. [`unregister`] ends one registration.
 ///
-/// A default context of a SYCL platform keeps the number of its first device and needs no registration; it is not counted.
+/// A default context of a SYCL platform keeps the number of its first device and needs no registration; it is
+/// not counted.
 ///
 /// # Errors
-/// `Invalid` for a kind whose devices have numbers of their own, and for a SYCL context without a usable device; whatever keeps
-/// the SYCL runtime from being loaded.
+/// `Invalid` for a kind whose devices have numbers of their own, and for a SYCL context without a usable
+/// device; the error that keeps the SYCL runtime from being loaded.
 ///
 /// # Safety
-/// `context` is a live context of that kind, for SYCL of this process's runtime, and stays so until it is unregistered. (Of a
-/// SYCL context a reference is kept.)
+/// `context` is a live context of that kind, for SYCL of this process's runtime, and stays so until it is
+/// unregistered. (Of a SYCL context a reference is kept.)
 pub unsafe fn register(kind: DeviceType, context: NonNull<c_void>) -> Result<DLDevice, DeviceError> {
     if !KINDS.contains(&kind) {
         let message = format!("{kind} devices have numbers of their own: there is no context to register");
@@ -142,8 +145,8 @@ unsafe fn is_same(entry: &Entry, context: NonNull<c_void>) -> bool {
     device.is_some_and(|device| unsafe { device.is_of_context(context) })
 }
 
-/// Ends one registration. The last one takes the entry away; devices that were resolved before stay usable as long as somebody
-/// has them.
+/// Ends one registration. The end of the last one removes the entry; devices resolved before stay usable as
+/// long as a reference to them exists.
 ///
 /// # Errors
 /// `Invalid` for a number that is not registered.
@@ -160,7 +163,7 @@ pub fn unregister(id: DLDevice) -> Result<(), DeviceError> {
         entry.registrations -= 1;
         if entry.registrations == 0 { table.entries.remove(&id.device_id) } else { None }
     };
-    // Its device calls the runtime as it goes.
+    // The drop of a device calls its runtime: done outside of the lock.
     drop(gone);
     Ok(())
 }
@@ -168,7 +171,7 @@ pub fn unregister(id: DLDevice) -> Result<(), DeviceError> {
 /// What a number stands for.
 ///
 /// # Errors
-/// `Invalid` for a number that nobody has registered, and, in other words, for one that is registered no more.
+/// `Invalid` for a number that was never registered, and, in other words, for one that is registered no more.
 pub fn resolve(id: DLDevice) -> Result<Entry, DeviceError> {
     if id.device_id >= FIRST_REGISTERED {
         let table = table();

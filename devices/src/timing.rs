@@ -1,7 +1,7 @@
 use std::fmt;
 
-/// A stretch of time in which work ran on its device, in nanoseconds of the host's monotonic clock; on a simulated device, of
-/// its virtual time.
+/// A stretch of time in which work ran on its device, in nanoseconds of the host's monotonic clock; on a
+/// simulated device, of its virtual time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DeviceSpan {
     /// The first of the work began.
@@ -12,17 +12,19 @@ pub struct DeviceSpan {
 
 /// A measurement of when work runs on its device: see [`Queue::time`](crate::Queue::time).
 pub trait Timing: Send + Sync + fmt::Debug {
-    /// When the work ran. `None` as long as it has not ended, and where nothing was enqueued or the driver does not say. It may
-    /// ask the driver, so it is called under no lock.
+    /// When the work ran. `None` as long as it has not ended, and where nothing was enqueued or the driver
+    /// does not say. It may ask the driver, so it is called under no lock.
     fn span(&self) -> Option<DeviceSpan>;
 }
 
-/// How a device's clock relates to the host's, from what is known of single moments: a bracket around their difference.
+/// How a device's clock relates to the host's, from what is known of single moments: a bracket around their
+/// difference.
 ///
-/// Work cannot have been submitted before the host called for it, nor can it have ended later than the host saw it done. Each such
-/// observation moves one end of the bracket, as in Cristian's algorithm ("Probabilistic clock synchronization", 1989), but nothing
-/// is sent for the sake of measuring. A bracket that holds 0 means that both clocks are one, which is taken as it is; else its
-/// middle is used, and the error is at most half its width. Clocks that drift empty the bracket, which then begins anew.
+/// Work cannot have been submitted before the host called for it, nor can it have ended later than the host
+/// saw it done. Each such observation moves one end of the bracket, as in Cristian's algorithm
+/// ("Probabilistic clock synchronization", 1989), but nothing is sent for the sake of measuring. A bracket
+/// that holds 0 means that both clocks are one, which is taken as it is; else its middle is used, and the
+/// error is at most half its width. Clocks that drift empty the bracket, which then begins anew.
 #[derive(Clone, Copy, Debug)]
 pub struct ClockBracket {
     /// Host minus device lies between these.
@@ -65,8 +67,8 @@ impl ClockBracket {
         u64::try_from(i128::from(device_ns) + offset).ok()
     }
 
-    /// How far off [`host_ns`](Self::host_ns) may be, in nanoseconds; `None` while nothing is known. For clocks that are one it is
-    /// how well that is known.
+    /// How far off [`host_ns`](Self::host_ns) may be, in nanoseconds; `None` while nothing is known. For
+    /// clocks that are one it is how well that is known.
     pub fn error_ns(&self) -> Option<u64> {
         if self.least_ns == i128::MIN || self.most_ns == i128::MAX {
             return None;
@@ -75,7 +77,7 @@ impl ClockBracket {
     }
 }
 
-/// Nanoseconds of the host's monotonic clock, which [`DeviceSpan`] is told in.
+/// Nanoseconds of the host's monotonic clock, the unit and origin of [`DeviceSpan`].
 #[cfg(not(estafette_shuttle))]
 pub fn host_now_ns() -> u64 {
     let mut now = libc::timespec { tv_sec: 0, tv_nsec: 0 };
@@ -112,7 +114,8 @@ mod tests {
 
     #[test]
     fn another_clock_is_met_within_half_the_bracket() {
-        // The device began to count when the host read a million; calls take up to 700 ns, seeing the end up to 500.
+        // The device began to count when the host read a million; calls take up to 700 ns, seeing the end up
+        // to 500.
         let offset = 1_000_000;
         let mut bracket = ClockBracket::default();
         for (at, call, seen) in [(10_000, 700, 500), (20_000, 300, 450), (30_000, 650, 100)] {

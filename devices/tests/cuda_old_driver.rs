@@ -1,4 +1,5 @@
-//! A driver that lacks whatever came later than the rest: features are missing, the order is kept and nothing panics.
+//! A driver that lacks whatever came later than the rest: features are missing, the order is kept and nothing
+//! panics.
 
 #[path = "cuda/faults.rs"]
 mod faults;

@@ -7,8 +7,8 @@ use estafette_devices::{Reactor, host};
 
 /// What the child found out, as its exit status.
 fn in_child(check: impl FnOnce() -> bool) -> bool {
-    // SAFETY: the child only runs `check` and leaves by `_exit`; this process has no other thread that could hold a
-    // lock which `check` needs (the test harness waits).
+    // SAFETY: the child only runs `check` and leaves by `_exit`; this process has no other thread that could
+    // hold a lock which `check` needs (the test harness waits).
     let child = unsafe { libc::fork() };
     assert!(child >= 0, "fork failed");
     if child == 0 {

@@ -216,8 +216,8 @@ fn a_panic_while_looking_loses_no_job() {
 
 #[test]
 fn two_helpers_never_both_miss_the_job_that_the_other_one_wants() {
-    // Each helper wants one number and takes nothing else; a helper that finds nothing gives up. With jobs in the
-    // hands of the other scan, "nothing" would be wrong.
+    // Each helper wants one number and takes nothing else; a helper that finds nothing gives up. With jobs in
+    // the hands of the other scan, "nothing" would be wrong.
     for _ in 0..2_000 {
         let pool = Pool::new(PoolOptions {
             workers: 0,

@@ -1,5 +1,5 @@
-//! SYCL devices pass the suite that every device has to pass, on the real runtime. `cargo xtask test --suite sycl` has one; a
-//! plain test run leaves these out.
+//! SYCL devices pass the suite that every device has to pass, on the real runtime. `cargo xtask test --suite
+//! sycl` has one; a plain test run leaves these out.
 
 use std::ffi::{c_int, c_void};
 use std::ptr;
@@ -15,8 +15,8 @@ fn device() -> Arc<SyclDevice> {
     Arc::clone(&runtime.devices()[0])
 }
 
-/// Events that the host completes, as OpenCL has them and the C interface does not: made of a `cl_event` by the runtime's own
-/// functions (intel/llvm: `sycl::detail::make_event`, by its name in the Itanium C++ ABI).
+/// Events that the host completes, as OpenCL has them and the C interface does not: made of a `cl_event` by
+/// the runtime's own functions (intel/llvm: `sycl::detail::make_event`, by its name in the Itanium C++ ABI).
 struct UserEvents {
     create: unsafe extern "C" fn(*mut c_void, *mut c_int) -> *mut c_void,
     set_status: unsafe extern "C" fn(*mut c_void, c_int) -> c_int,
@@ -73,11 +73,13 @@ impl UserEvents {
         })
     }
 
-    /// Makes what is enqueued on `queue` from here on wait for an event, which is returned for [`UserEvents::complete`].
+    /// Makes what is enqueued on `queue` from here on wait for an event, which is returned for
+    /// [`UserEvents::complete`].
     fn hold(&self, queue: &dyn Queue) -> usize {
         let native = ptr::with_exposed_provenance_mut(queue.native());
         let (context, opencl) = (self.context, self.opencl_context);
-        // A few events per process stay for ever: the runtime's handles to them have no end that is known here.
+        // A few events per process stay for ever: the runtime's handles to them have no end that is known
+        // here.
         let event = Box::leak(Box::new([0_usize; 2]));
         // SAFETY: live objects; a `sycl::event` is a shared pointer, two words.
         unsafe {
@@ -176,8 +178,8 @@ impl Harness for SyclHarness {
     }
 
     fn break_queue(&self, _queue: &dyn Queue) -> Result<(), Skip> {
-        // Tried with a user event that ends in an error: the status of what depends on it reads "complete", and an
-        // out-of-order queue crashes in the driver.
+        // Tried with a user event that ends in an error: the status of what depends on it reads "complete",
+        // and an out-of-order queue crashes in the driver.
         Err(Skip::because("the CPU driver does not report that a command failed"))
     }
 }

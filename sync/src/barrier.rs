@@ -1,11 +1,12 @@
 //! A store-load fence that costs only one of the two sides.
 //!
-//! Two threads that each store to one place and then load the other's must both fence in between, or both may miss
-//! the other's store. If one side does so for every operation and the other only before it sleeps, the whole cost
-//! can be moved to the latter: [`light`] keeps the compiler from reordering, and [`heavy`] makes the kernel run a
-//! fence on every processor that runs a thread of this process (Linux, `membarrier(2)`, command *private
-//! expedited*). If the kernel refuses that from the beginning, both are ordinary fences. If it refuses later, the
-//! heavy side uses another way that is as strong, or ends the process (`membarrier.rs`).
+//! Two threads that each store to one place and then load the other's must both fence in between, or both may
+//! miss the other's store. If one side does so for every operation and the other only before it sleeps, the
+//! whole cost can be moved to the latter: [`light`] keeps the compiler from reordering, and [`heavy`] makes
+//! the kernel run a fence on every processor that runs a thread of this process (Linux, `membarrier(2)`,
+//! command *private expedited*). If the kernel refuses that from the beginning, both are ordinary fences. If
+//! it refuses later, the heavy side uses another way that is as strong, or ends the process
+//! (`membarrier.rs`).
 
 /// The cheap side: orders stores before with loads after, with regard to threads that call [`heavy`].
 #[inline(always)]
@@ -13,8 +14,8 @@ pub fn light() {
     imp::light();
 }
 
-/// The expensive side, some microseconds: orders stores before with loads after, with regard to threads that call
-/// [`light`] or `heavy`.
+/// The expensive side, some microseconds: orders stores before with loads after, with regard to threads that
+/// call [`light`] or `heavy`.
 pub fn heavy() {
     imp::heavy();
 }

@@ -70,8 +70,8 @@ impl<W: Wakers> EventCount<W> {
         self.waiters.load(Ordering::Relaxed) != 0
     }
 
-    /// Makes every waiter check its condition. With waiters, calls `take` under the lock and returns its result: the
-    /// wakers, for the caller to wake.
+    /// Makes every waiter check its condition. With waiters, calls `take` under the lock and returns its
+    /// result: the wakers, for the caller to wake.
     #[inline(always)]
     #[must_use = "futures wait to be woken"]
     pub fn notify<T>(&self, take: impl FnOnce(&mut W) -> T) -> Option<T> {

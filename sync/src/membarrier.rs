@@ -142,7 +142,7 @@ mod page {
         if refused { Err(io::Error::last_os_error()) } else { Ok(()) }
     }
 
-    /// Whether the processor tells others of changed pages without interrupting them.
+    /// Whether the processor notifies others of changed pages without interrupting them.
     fn has_invlpgb() -> bool {
         const SIZES: u32 = 0x8000_0008;
         const INVLPGB: u32 = 1 << 3;

@@ -1,25 +1,26 @@
 //! How much of something is under way, counted without locked instructions.
 //!
-//! Each thread has a *shard* with counters that only it writes: what it has begun, what it has ended. Nothing is said about
-//! which thread ends what another has begun. Whoever wants to know adds all shards up.
+//! Each thread has a *shard* with counters that only this thread writes: what it has begun, what it has
+//! ended. One thread may end what another has begun. A reader adds all shards up.
 //!
 //! # Why the sum can be trusted
 //! [`ShardedCounter::under_way`] reads all `ended`, and then all `begun`. Let *E* be the first sum and *B* the second, and *t* any
-//! moment between the two. Counters only rise, so E is at most what had ended at *t*, and B at least what had begun at
-//! *t*: the difference is never too small, and if it is 0, nothing was under way at *t*. An end that is read (Acquire)
-//! was stored (Release) after its beginning, so that beginning is in B.
+//! moment between the two. Counters only rise, so E is at most what had ended at *t*, and B at least what had
+//! begun at *t*: the difference is never too small, and if it is 0, nothing was under way at *t*. An end that
+//! is read (Acquire) was stored (Release) after its beginning, so that beginning is in B.
 //!
 //! # Limits
-//! To begin something costs a sum, which a thread does not want to pay each time. So it is *admitted* for a few at once:
-//! `admitted` runs ahead of `begun`, is written under a lock, and counts as under way when the next thread asks. What one
-//! thread holds in advance is at most `AHEAD_MAX`, and an eighth of the limit divided by the threads seen so far, so
-//! that all of them together hold less than two thirds of the limit (the harmonic sum of `SHARDS` is 4.8) and idle
-//! threads cannot starve busy ones; with a small limit nothing is held in advance.
+//! To begin something costs a sum, which a thread does not want to pay each time. So it is *admitted* for a
+//! few at once: `admitted` runs ahead of `begun`, is written under a lock, and counts as under way when the
+//! next thread asks. What one thread holds in advance is at most `AHEAD_MAX`, and an eighth of the limit
+//! divided by the threads seen so far, so that all of them together hold less than two thirds of the limit
+//! (the harmonic sum of `SHARDS` is 4.8) and idle threads cannot starve busy ones; with a small limit nothing
+//! is held in advance.
 //!
 //! # Waiting for an end
-//! An end is a plain store. A waiter announces itself, fences, and looks at the sum; whoever ends something fences, and then
-//! looks for waiters. Whichever fence comes first, one of the two sees the other. The waiter takes the heavy side of
-//! [`crate::barrier`].
+//! An end is a plain store. A waiter announces itself, fences, and reads the sum; a thread that ends
+//! something fences, then looks for waiters. Whichever fence comes first, one of the two sees the other. The
+//! waiter takes the heavy side of [`crate::barrier`].
 
 use crate::sync::Mutex;
 use crate::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
@@ -33,11 +34,11 @@ const AHEAD_MAX: usize = 64;
 /// The counters of all threads.
 pub struct ShardedCounter {
     shards: Box<[Shard]>,
-    /// Seats from the first that have ever been taken; the others need not be read.
+    /// Shards from the first that have ever been taken; the others need not be read.
     used: AtomicUsize,
     /// For threads without a shard.
     standing: Shard,
-    /// Held while somebody is admitted.
+    /// Held while a thread is admitted.
     admission: Mutex<()>,
 }
 
@@ -69,7 +70,7 @@ impl ShardedCounter {
         }
     }
 
-    /// A shard that nobody has, for the calling thread.
+    /// A free shard, for the calling thread.
     pub fn take_shard(&self) -> Option<&Shard> {
         let free = |shard: &&Shard| {
             shard.taken.compare_exchange(false, true, Ordering::Acquire, Ordering::Relaxed).is_ok()
@@ -79,7 +80,8 @@ impl ShardedCounter {
         Some(&self.shards[place])
     }
 
-    /// Begins one, if fewer than `limit` are under way. `ahead` allows the thread to be admitted for several at once.
+    /// Begins one, if fewer than `limit` are under way. `ahead` allows the thread to be admitted for several
+    /// at once.
     ///
     /// # Errors
     /// [`Full`], with what is under way.
@@ -139,7 +141,7 @@ impl std::fmt::Debug for ShardedCounter {
     }
 }
 
-/// All but [`release`](Self::release) only by the thread that sits here.
+/// All but [`release`](Self::release) only by the thread that has taken this shard.
 impl Shard {
     /// Begins one that the thread was admitted for in advance; false if there is none.
     #[inline(always)]

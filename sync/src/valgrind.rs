@@ -1,4 +1,4 @@
-//! Tells valgrind's race detectors, helgrind and drd, what the engine orders.
+//! Shows valgrind's race detectors, helgrind and drd, what the engine orders.
 //!
 //! They know locks and condition variables, and no atomics: to them, memory that a program hands to another
 //! thread through the engine is touched by two threads without any order. So wherever control passes between

@@ -52,8 +52,8 @@ impl<'a> Bench<'a> {
     /// Copies all of `from` to `to` on `queue`.
     pub(super) fn copy(&self, queue: &dyn Queue, from: &Allocation, to: &Allocation) {
         assert_eq!(from.len(), to.len());
-        // SAFETY: checks settle what they enqueue before they drop their memory (a failing check panics and aborts the
-        // suite), and order accesses with the waits under test.
+        // SAFETY: checks settle what they enqueue before they drop their memory (a failing check panics and
+        // aborts the suite), and order accesses with the waits under test.
         let copied = unsafe { self.device.copy(queue, from.ptr().as_ptr(), to.ptr().as_ptr(), from.len()) };
         copied.expect("a queue that has not failed takes work");
     }
@@ -86,7 +86,8 @@ impl<'a> Bench<'a> {
         self.harness.break_queue(queue)
     }
 
-    /// As [`assert_filled`](Self::assert_filled), after a queue was broken: where nothing can be read any more, nothing is.
+    /// As [`assert_filled`](Self::assert_filled), after a queue was broken: where nothing can be read any
+    /// more, nothing is.
     pub(super) fn assert_untouched(&self, memory: &Allocation) {
         if !self.breaks_the_device() {
             self.assert_filled(memory, 0);
@@ -123,7 +124,7 @@ impl<'a> Bench<'a> {
         }
     }
 
-    /// What is in `memory`. Whoever wrote it has settled.
+    /// What is in `memory`. The work that wrote it has settled.
     pub(super) fn read(&self, memory: &Allocation) -> Vec<u8> {
         let mut host = vec![0xee; memory.len()];
         let queue = self.queue();

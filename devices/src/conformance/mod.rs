@@ -1,8 +1,10 @@
-//! One suite for every device: what fences, queues, fence_sets, the reactor, memory and copies owe to their users.
+//! One suite for every device: what fences, queues, fence_sets, the reactor, memory and copies owe to their
+//! users.
 //!
-//! A device adds a [`Harness`], a few functions that say how to enqueue a little work, how to hold it back and how to
-//! break it, and calls [`run`]. A check that fails panics with its name. A check that the device cannot do (the host
-//! cannot hold back work that it does at once) is *skipped*, with the reason, in the [`Report`]; tests assert which.
+//! A device adds a [`Harness`], a few functions that say how to enqueue a little work, how to hold it back
+//! and how to break it, and calls [`run`]. A check that fails panics with its name. A check that the device
+//! cannot do (the host cannot hold back work that it does at once) is *skipped*, with the reason, in the
+//! [`Report`]; tests assert which.
 //!
 //! | file | concept |
 //! |---|---|
@@ -55,8 +57,8 @@ pub trait Harness {
     /// The device cannot do that, and why.
     fn break_queue(&self, queue: &dyn Queue) -> Result<(), Skip>;
 
-    /// Whether what [`Harness::break_queue`] breaks is the whole device, all of its queues and memory: then nothing of it can
-    /// be looked at afterwards. [`Harness::device`] gives another one next time.
+    /// Whether what [`Harness::break_queue`] breaks is the whole device, all of its queues and memory: then
+    /// nothing of it can be looked at afterwards. [`Harness::device`] gives another one next time.
     fn breaks_the_device(&self) -> bool {
         false
     }

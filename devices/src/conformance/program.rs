@@ -1,5 +1,5 @@
-//! Random programs over several queues, with waits made as an engine makes them, against the sequential result. A wait
-//! too few shows as a wrong byte; a fence set that drops a fence too much does as well.
+//! Random programs over several queues, with waits made as an engine makes them, against the sequential
+//! result. A wait too few shows as a wrong byte; a fence set that drops a fence too much does as well.
 
 use std::sync::Arc;
 
@@ -94,8 +94,8 @@ fn order_write(bench: &Bench<'_>, queue: &Arc<dyn Queue>, cell: &mut Cell) {
 fn note_write(cell: &mut Cell, write: &Fence) {
     for fence_set in [&mut cell.written, &mut cell.read] {
         fence_set.replace_ordered_after(write);
-        // Everything earlier was ordered before this write. Only what was done already, so that no wait was needed, may
-        // be unknown to it.
+        // Everything earlier was ordered before this write. Only what was done already, so that no wait was
+        // needed, may be unknown to it.
         assert!(fence_set.iter().all(|fence| fence.on_same_queue(write) || fence.is_done()));
     }
 }

@@ -1,5 +1,5 @@
-//! The worker pool of the host: work-stealing deques (crossbeam), priorities, and workers that sleep when there is
-//! nothing to do.
+//! The worker pool of the host: work-stealing deques (crossbeam), priorities, and workers that sleep when
+//! there is nothing to do.
 //!
 //! [`Pool`] is generic over what it runs, a [`Job`], so it knows no operation. What is inside:
 //!

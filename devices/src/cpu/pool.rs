@@ -21,15 +21,15 @@ use super::workers::{Cover, Threads};
 
 /// A unit of work of a [`Pool`].
 pub trait Job: Send + 'static + Sized {
-    /// Does the work, on a worker. What is pushed to `pool` from here goes to the worker's own deque. A panic is
-    /// logged, and the worker lives on.
+    /// Does the work, on a worker. What is pushed to `pool` from here goes to the worker's own deque. A panic
+    /// is logged, and the worker lives on.
     fn run(self, pool: &Pool<Self>);
 }
 
 /// How a [`Pool`] is made.
 #[derive(Clone, Debug)]
 pub struct PoolOptions {
-    /// Worker threads. With 0, jobs run only where somebody takes them with [`Pool::try_take`].
+    /// Worker threads. With 0, jobs run only in threads that call [`Pool::try_take`].
     pub workers: usize,
     /// The threads are called this and a number.
     pub name: String,
@@ -40,7 +40,8 @@ pub struct PoolOptions {
 }
 
 impl Default for PoolOptions {
-    /// One worker per core, as many spare threads as that, and [stacks](stack::default_size) as the system gives them to threads.
+    /// One worker per core, as many spare threads as that, and [stacks](stack::default_size) as the system
+    /// gives them to threads.
     fn default() -> Self {
         let cores = std::thread::available_parallelism().map_or(1, usize::from);
         Self {
@@ -54,9 +55,9 @@ impl Default for PoolOptions {
 
 /// A handle to a pool of worker threads. Clones are handles to the same pool.
 ///
-/// When the last handle outside of the pool is dropped, the workers run what is queued, and leave. A pool without
-/// workers drops what is queued instead. [`Pool::shutdown`] makes workers leave after their current job, whoever holds
-/// handles.
+/// When the last handle outside of the pool is dropped, the workers run what is queued, and leave. A pool
+/// without workers drops what is queued instead. [`Pool::shutdown`] makes workers leave after their current
+/// job, even while handles exist.
 pub struct Pool<J: Job> {
     shared: Arc<Shared<J>>,
     /// Whether this handle keeps the workers from leaving. Those that workers hold themselves do not.
@@ -133,7 +134,8 @@ impl<J: Job> Pool<J> {
         self.shared.queues.push_priority(job, priority);
     }
 
-    /// Wakes a worker if that is needed for the jobs that were pushed unnoticed; it wakes the next one if there is more.
+    /// Wakes a worker if that is needed for the jobs that were pushed unnoticed; it wakes the next one if
+    /// there is more.
     #[inline]
     pub fn notice(&self) {
         self.notify();
@@ -164,11 +166,12 @@ impl<J: Job> Pool<J> {
         }
     }
 
-    /// Queues a job that goes before ordinary ones (positive, the highest first) or after them (negative). 0 is
-    /// [`Pool::push`]. Jobs of equal priority run in the order in which they were pushed.
+    /// Queues a job that goes before ordinary ones (positive, the highest first) or after them (negative). 0
+    /// is [`Pool::push`]. Jobs of equal priority run in the order in which they were pushed.
     ///
-    /// Priorities age: while jobs with a priority wait, of any 64 jobs that are taken from the pool at least one is an ordinary job, one
-    /// of the oldest, if one waits; and at least one is that with a priority which has waited longest.
+    /// Priorities age: while jobs with a priority wait, of any 64 jobs that are taken from the pool at least
+    /// one is an ordinary job, one of the oldest, if one waits; and at least one is that with a priority
+    /// which has waited longest.
     pub fn push_priority(&self, job: J, priority: i32) {
         if priority == 0 {
             return self.push(job);
@@ -184,9 +187,10 @@ impl<J: Job> Pool<J> {
         from_external.unwrap_or_else(|| queues.take_from_outside(None))
     }
 
-    /// Takes the job that would run next if `wanted` is true for it and the place of no waiting job matters; a job that is not
-    /// wanted goes in front of the others. For a thread that would help, and must not be in the way: a search through the
-    /// queues, [`Pool::take_matching`], has jobs in hand that a worker would start meanwhile.
+    /// Takes the job that would run next if `wanted` is true for it and the place of no waiting job matters;
+    /// a job that is not wanted goes in front of the others. For a thread that would help, and must not be in
+    /// the way: a search through the queues, [`Pool::take_matching`], has jobs in hand that a worker would
+    /// start meanwhile.
     pub fn take_next_if(&self, wanted: impl FnOnce(&J) -> bool) -> Option<J> {
         if self.shared.queues.has_sorted() {
             return None;
@@ -202,15 +206,15 @@ impl<J: Job> Pool<J> {
         None
     }
 
-    /// As [`Pool::take_matching`], and cheaper where most jobs are wanted and none has a priority: a job that is not wanted may
-    /// change its place among those of no priority.
+    /// As [`Pool::take_matching`], and cheaper where most jobs are wanted and none has a priority: a job that
+    /// is not wanted may change its place among those of no priority.
     pub fn take_next_matching(&self, mut wanted: impl FnMut(&J) -> bool) -> Option<J> {
         let job = self.take_next_if(&mut wanted);
         job.or_else(|| if self.has_work() { self.take_matching(wanted) } else { None })
     }
 
-    /// Takes the first job for which `wanted` is true and leaves the others in order. Costs a look at every job that
-    /// is in front of it.
+    /// Takes the first job for which `wanted` is true and leaves the others in order. Costs a look at every
+    /// job that is in front of it.
     ///
     /// `wanted` only classifies: it is called under a lock and must not use this pool.
     pub fn take_matching(&self, wanted: impl FnMut(&J) -> bool) -> Option<J> {
@@ -226,7 +230,7 @@ impl<J: Job> Pool<J> {
         job
     }
 
-    /// Jobs that the calling thread, which is no worker, has pushed and nobody has taken yet.
+    /// Jobs pushed by the calling thread, which is no worker, and not taken yet.
     #[inline]
     pub fn backlog(&self) -> usize {
         with_deque(&self.shared, Deque::len).unwrap_or(0)
@@ -253,9 +257,9 @@ impl<J: Job> Pool<J> {
         workers::with_context(&self.shared, |_| ()).is_some()
     }
 
-    /// Called by a worker that is about to block: a spare thread, if the limit allows one, takes its role until the
-    /// guard is dropped, and its queued jobs can be stolen. On other threads, and inside of another blocking section
-    /// of the same thread, it does nothing.
+    /// Called by a worker that is about to block: a spare thread, if the limit allows one, takes its role
+    /// until the guard is dropped, and its queued jobs can be stolen. On other threads, and inside of another
+    /// blocking section of the same thread, it does nothing.
     pub fn blocking(&self) -> BlockingGuard<J> {
         let covered = workers::with_context(&self.shared, |context| {
             let depth = context.blocking_depth.get();
@@ -272,8 +276,8 @@ impl<J: Job> Pool<J> {
         BlockingGuard { shared: covered.is_some().then(|| self.shared.clone()), not_send: PhantomData }
     }
 
-    /// Whether all threads of the pool are blocked ([`Pool::blocking`]), and the limit allows no further spare one: then no thread of
-    /// the pool takes a job until one of them returns.
+    /// Whether all threads of the pool are blocked ([`Pool::blocking`]), and the limit allows no further
+    /// spare one: then no thread of the pool takes a job until one of them returns.
     pub fn is_stuck(&self) -> bool {
         self.shared.threads.is_stuck()
     }
@@ -292,8 +296,8 @@ impl<J: Job> Pool<J> {
         self.shared.wake_everybody();
     }
 
-    /// Waits until every thread of the pool has left, after [`Pool::shutdown`]. False if `timeout` passed first, and
-    /// at once on a worker of this pool, which cannot wait for itself.
+    /// Waits until every thread of the pool has left, after [`Pool::shutdown`]. False if `timeout` passed
+    /// first, and at once on a worker of this pool, which cannot wait for itself.
     pub fn join(&self, timeout: Option<Duration>) -> bool {
         !self.is_worker() && self.shared.threads.join(timeout)
     }
@@ -303,7 +307,8 @@ impl<J: Job> Pool<J> {
         Self { shared, counted: AtomicBool::new(false) }
     }
 
-    /// As [`Pool::push`], without waking anybody. [`Pool::notice`] has to follow, once for any number of jobs.
+    /// As [`Pool::push`], without waking anybody. [`Pool::notice`] has to follow, once for any number of
+    /// jobs.
     pub fn push_unnoticed(&self, job: J) {
         let mut job = Some(job);
         let mut push = |deque: &Deque<J>| job.take().into_iter().for_each(|job| deque.push(job));
@@ -334,7 +339,8 @@ impl<J> Shared<J> {
     }
 
     fn wake_everybody(&self) {
-        // In a forked child there is nobody to wake, and a thread of the parent may have held these locks for ever.
+        // A forked child has no workers to wake, and a thread of the parent may have held these locks for
+        // ever.
         if self.process != std::process::id() {
             return;
         }
@@ -394,11 +400,11 @@ impl<J: Job> fmt::Debug for BlockingGuard<J> {
     }
 }
 
-// Deques for threads from outside of the pool: what such a thread pushes costs it no locked instruction, stays visible to
-// everybody, and is found by the thread itself first when it helps.
+// Deques for threads from outside of the pool: what such a thread pushes costs it no locked instruction,
+// stays visible to everybody, and is found by the thread itself first when it helps.
 //
-// A thread is registered with the pool that it pushed to last. Its registration ends when it pushes to another pool, or
-// ends. The jobs in its deque then move to the shared queue.
+// A thread is registered with the pool that it pushed to last. Its registration ends when it pushes to
+// another pool, or ends. The jobs in its deque then move to the shared queue.
 
 /// The number of threads outside of the pool that can have a deque at the same time.
 pub(super) const EXTERNAL_QUEUES_MAX: usize = if cfg!(estafette_shuttle) { 1 } else { 16 };
@@ -468,7 +474,8 @@ pub(super) fn register<J: Job>(shared: &Arc<Shared<J>>) {
     });
     let registered = ExternalQueue { shared: shared.clone(), deque };
     let mut registered: Option<Box<dyn Any>> = Some(Box::new(registered));
-    // On a thread that ends the new registration is dropped at once. The old one is dropped outside of the borrow.
+    // On a thread that ends the new registration is dropped at once. The old one is dropped outside of the
+    // borrow.
     let _ = REGISTERED.try_with(|place| {
         place.try_borrow_mut().map(|mut place| std::mem::swap(&mut *place, &mut registered))
     });

@@ -5,23 +5,23 @@ use std::mem;
 use estafette_sync::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
 use estafette_sync::sync::{Mutex, MutexGuard};
 
-/// While jobs with a priority wait, one of so many takes goes by age: in turn, the next is an ordinary job, or the one that has a
-/// priority and has waited longest. So each class gets one of twice as many. Small enough that nothing waits for long, and large
-/// enough that what is urgent loses 3 %.
+/// While jobs with a priority wait, one of so many takes goes by age: in turn, the next is an ordinary job,
+/// or the one that has a priority and has waited longest. So each class gets one of twice as many. Small
+/// enough that nothing waits for long, and large enough that what is urgent loses 3 %.
 pub(super) const AGE: u32 = 32;
 
-/// Jobs with a priority: higher first, and in order of arrival among equals. Positive ones go before ordinary jobs,
-/// negative ones after.
+/// Jobs with a priority: higher first, and in order of arrival among equals. Positive ones go before ordinary
+/// jobs, negative ones after.
 ///
-/// Most programs have none, so both counts can be read without the lock, and a push publishes its count before the
-/// lock is released.
+/// Most programs have none, so both counts can be read without the lock, and a push publishes its count
+/// before the lock is released.
 #[derive(Debug)]
 pub(super) struct Priorities<J> {
     sorted: Mutex<Sorted<J>>,
     positive: AtomicUsize,
     all: AtomicUsize,
-    /// Takes since one went by age, or came while no job was in here: that one took an ordinary job, if one waited. Relaxed, as is
-    /// `turns`: they order nothing.
+    /// Takes since one went by age, or came while no job was in here: that one took an ordinary job, if one
+    /// waited. Relaxed, as is `turns`: they order nothing.
     takes: AtomicU32,
     /// Takes that went by age.
     turns: AtomicU32,
@@ -103,7 +103,8 @@ impl<J> Priorities<J> {
         self.count(&sorted);
     }
 
-    /// Counts a take; says whether it goes by age. Where no job is in here, as in most programs, it costs two loads.
+    /// Counts a take; says whether it goes by age. Where no job is in here, as in most programs, it costs two
+    /// loads.
     pub(super) fn due(&self) -> Option<Due> {
         if self.is_empty() {
             if self.takes.load(Ordering::Relaxed) != 0 {

@@ -1,14 +1,16 @@
 //! Where jobs wait.
 //!
-//! A worker takes, in this order: jobs of positive priority, its own deque (newest first: what it pushed is warm), jobs
-//! that were looked at and put back, the injector (oldest first), the other threads' deques (oldest first), jobs of
-//! negative priority. Threads from outside that push have *external* deques (taken from oldest first by every thread); the
-//! injector is for those that came when all were taken. Every [`FAIR_TICKS`] jobs the shared ends come first, so neither the injector nor the old end of
-//! its own deque can starve while it feeds itself.
+//! A worker takes, in this order: jobs of positive priority, its own deque (newest first: what it pushed is
+//! warm), jobs that were looked at and put back, the injector (oldest first), the other threads' deques
+//! (oldest first), jobs of negative priority. Threads from outside that push have *external* deques (taken
+//! from oldest first by every thread); the injector is for those that came when all were taken. Every
+//! [`FAIR_TICKS`] jobs the shared ends come first, so neither the injector nor the old end of its own deque
+//! can starve while it feeds itself.
 //!
-//! Priorities age: while jobs with a priority wait, every [`AGE`]th take of the pool, by whichever thread, goes by age. In turn it takes
-//! one of the oldest ordinary jobs, from another deque each time, or the job with a priority that has waited longest. So of 2 ×
-//! `AGE` takes at least one is an ordinary job, if one waits, and at least one the oldest of those with a priority.
+//! Priorities age: while jobs with a priority wait, every [`AGE`]th take of the pool, by whichever thread,
+//! goes by age. In turn it takes one of the oldest ordinary jobs, from another deque each time, or the job
+//! with a priority that has waited longest. So of 2 × `AGE` takes at least one is an ordinary job, if one
+//! waits, and at least one the oldest of those with a priority.
 
 use std::collections::VecDeque;
 use std::mem;
@@ -19,12 +21,12 @@ use estafette_sync::sync::{Mutex, MutexGuard};
 
 use super::priority::{Due, Entry, Priorities};
 
-/// After this many jobs a worker serves the shared queues before its own deque. Prime, so that it does not fall into
-/// step with loops in the work; the number is tokio's.
+/// After this many jobs a worker serves the shared queues before its own deque. Prime, so that it does not
+/// fall into step with loops in the work; the number is tokio's.
 pub(super) const FAIR_TICKS: u32 = 61;
 
-/// How often a steal that lost a race is tried again before it counts as "found nothing here". Each loss means that
-/// another thread got a job, and a worker looks once more before it sleeps.
+/// How often a steal that lost a race is tried again before it counts as "found nothing here". Each loss
+/// means that another thread got a job, and a worker looks once more before it sleeps.
 const STEAL_RETRIES_MAX: usize = 32;
 
 /// All queues of one pool.
@@ -91,13 +93,13 @@ impl<J> Queues<J> {
         self.priorities.push(job, priority);
     }
 
-    /// Whether a job waits anywhere, or is in the hands of somebody who may put it back.
+    /// Whether a job is queued, or held by a thread that may put it back.
     pub(super) fn has_work(&self) -> bool {
         let scanned = self.scanned.load(Ordering::SeqCst);
         let (workers, external) = self.stealers().split_at(self.workers);
         let waits = |stealers: &[Stealer<J>]| stealers.iter().any(|stealer| !stealer.is_empty());
-        // In the order in which jobs move on, so that one that moves meanwhile is met where it comes from or where it goes to;
-        // jobs in hand move backwards.
+        // In the order in which jobs move on, so that one that moves meanwhile is met where it comes from or
+        // where it goes to; jobs in hand move backwards.
         self.scanning.load(Ordering::SeqCst) > 0
             || !self.priorities.is_empty()
             || waits(external)
@@ -235,20 +237,20 @@ pub(super) fn retried<J>(mut steal: impl FnMut() -> Steal<J>) -> Option<J> {
     (0..STEAL_RETRIES_MAX).map(|_| steal()).find(|attempt| !attempt.is_retry()).and_then(Steal::success)
 }
 
-// Jobs in somebody's hand: taking one particular job out of the middle of the queues, for a thread that waits for just that
-// job; and moving the jobs of a thread that leaves.
+// Jobs in hand: a thread takes one particular job that it waits for out of the middle of the queues, or moves
+// the jobs of a thread that leaves.
 //
-// Deques cannot be searched in place, so a scan takes jobs in hand, one after the other, until it finds a wanted one,
-// and puts the others back: what came from the shared ends goes to the front of the shared queues, what came from the
-// scanning worker's own deque goes back on top of it, priorities return to the heap. So the others keep their order,
-// but for those of other workers' deques, which become shared.
+// Deques cannot be searched in place, so a scan takes jobs in hand, one after the other, until it finds a
+// wanted one, and puts the others back: what came from the shared ends goes to the front of the shared
+// queues, what came from the scanning worker's own deque goes back on top of it, priorities return to the
+// heap. So the others keep their order, but for those of other workers' deques, which become shared.
 //
 // # The excluded race
-// While jobs are in hand nobody else finds them, so somebody could go to sleep although a job for him exists. Hence
-// [`Queues::scanning`] is raised before the first job is taken and lowered after the last one is back;
-// [`Queues::has_work`] is true meanwhile, which keeps workers awake, and a thread that finds nothing waits for the
-// lock of the scan and looks again; also if a scan began and ended while it looked. Scans exclude each other by that lock, which `wanted` is called under: it only
-// classifies, and must not use the pool.
+// While jobs are in hand no other thread finds them, so a worker could fall asleep although a job exists.
+// Hence [`Queues::scanning`] is raised before the first job is taken and lowered after the last one is back;
+// [`Queues::has_work`] is true meanwhile, which keeps workers awake, and a thread that finds nothing waits
+// for the lock of the scan and looks again; also if a scan began and ended while it looked. Scans exclude
+// each other by that lock, which `wanted` is called under: it only classifies, and must not use the pool.
 
 impl<J> Queues<J> {
     /// The first job for which `wanted` is true. `own` is the deque of the calling worker.
@@ -264,8 +266,8 @@ impl<J> Queues<J> {
 }
 
 impl<J> Queues<J> {
-    /// Moves the jobs of `deque` to where everybody finds them; false if there were none. They are in hand in between, as in a
-    /// scan.
+    /// Moves the jobs of `deque` to where everybody finds them; false if there were none. They are in hand in
+    /// between, as in a scan.
     pub(super) fn share(&self, deque: &Worker<J>) -> bool {
         if deque.is_empty() {
             return false;

@@ -1,49 +1,51 @@
 //! Who sleeps and who wakes whom. Knows nothing of deques: a queue of jobs is "whatever `has_work` says".
 //!
 //! # Aim
-//! Waking a thread costs the waker several microseconds, so it happens only when it must: never when a worker is
-//! already searching (that thread will find the job), and once for a whole batch (the woken thread wakes the next one
-//! when it finds that there is more).
+//! Waking a thread costs the waker several microseconds, so it happens only when it must: never when a worker
+//! is already searching (that thread will find the job), and once for a whole batch (the woken thread wakes
+//! the next one when it finds that there is more).
 //!
 //! # States of a worker
-//! *busy* (runs a job or takes one from its own deque) → *searching* (looks everywhere, for a bounded while) →
-//! *sleeping* (parked, in the idle list). One word counts the searching and the sleeping workers; a lock guards the idle list,
-//! and a worker is in the list exactly while it is counted as sleeping.
+//! *busy* (runs a job or takes one from its own deque) → *searching* (looks everywhere, for a bounded while)
+//! → *sleeping* (parked, in the idle list). One word counts the searching and the sleeping workers; a lock
+//! guards the idle list, and a worker is in the list exactly while it is counted as sleeping.
 //!
 //! # Steps
 //! *Post work*
 //! 1. PushJob: make the job visible in some queue.
 //! 2. PushFence: the light side of a barrier.
 //! 3. ReadCounters: if a worker is searching or none sleeps, stop here.
-//! 4. Under the lock: if still no worker is searching, take a sleeper out of the idle list, count it as searching, and wake it.
+//! 4. Under the lock: if still no worker is searching, take a sleeper out of the idle list, count it as
+//!    searching, and wake it.
 //!
 //! *Fall asleep* (a searching worker that found nothing)
 //! 1. Under the lock: enter the idle list, and count as sleeping instead of searching (IncSleepers).
 //! 2. SleepFence: the heavy side of the barrier.
-//! 3. ReadJob: look at every queue once more. If there is work, leave the idle list again, unless another thread
-//!    has removed this worker already.
+//! 3. ReadJob: look at every queue once more. If there is work, leave the idle list again, unless another
+//!    thread has removed this worker already.
 //! 4. Park until another thread removes this worker from the list.
 //!
 //! *Stop searching* (found a job)
 //! 1. Count as searching no more (DecSearching). Not the last one, or no worker sleeps: done.
-//! 2. The heavy side of the barrier, then look whether there is more work. If so, *post work* from step 3: wake the next
-//!    one.
+//! 2. The heavy side of the barrier, then look whether there is more work. If so, *post work* from step 3:
+//!    wake the next one.
 //!
 //! Pushing happens for every job, the others only when work runs out, so pushing gets the light side
 //! ([`estafette_sync::barrier`]).
 //!
 //! # The excluded race
-//! A job in a queue while every worker sleeps, or is about to. Suppose PushJob went unnoticed: the pusher read in
-//! ReadCounters a searching worker *W*, or no sleeper.
-//! - *W* later either finds this job, or falls asleep, or stops searching as the last one (else another searching
-//!   worker takes its part). In the latter two cases it looks at the queues after a change of the word that the pusher
-//!   did not see. With both fences, either the pusher saw that change or *W* sees the job: whichever fence comes first
-//!   in the single order of SeqCst fences makes what precedes it visible to what follows the other.
-//! - *No sleeper and no searcher*: then every worker is busy, or its change of the word came later than the read and it
-//!   looks at the queues after that. A busy worker searches before it sleeps.
+//! A job in a queue while every worker sleeps, or is about to. Suppose PushJob went unnoticed: the pusher
+//! read in ReadCounters a searching worker *W*, or no sleeper.
+//! - *W* later either finds this job, or falls asleep, or stops searching as the last one (else another
+//!   searching worker takes its part). In the latter two cases it looks at the queues after a change of the
+//!   word that the pusher did not see. With both fences, either the pusher saw that change or *W* sees the
+//!   job: whichever fence comes first in the single order of SeqCst fences makes what precedes it visible to
+//!   what follows the other.
+//! - *No sleeper and no searcher*: then every worker is busy, or its change of the word came later than the
+//!   read and it looks at the queues after that. A busy worker searches before it sleeps.
 //!
-//! The models at the end of this file check this with loom. Each of the three fences, the second look before parking and
-//! the chain of wake-ups has been taken out once; each time a model failed.
+//! The models at the end of this file check this with loom. Each of the three fences, the second look before
+//! parking and the chain of wake-ups has been taken out once; each time a model failed.
 
 use estafette_sync::barrier;
 use estafette_sync::sync::atomic::{AtomicUsize, Ordering};
@@ -62,8 +64,8 @@ pub(super) struct Sleep {
 const SEARCHING: usize = 1;
 /// One sleeping worker in [`Sleep::counters`].
 const SLEEPING: usize = 1 << (usize::BITS / 2);
-/// The most workers (with spare ones) of a pool: far more than any machine has cores, and few enough that what is kept for each
-/// is no burden. The counters can hold them.
+/// The most workers (with spare ones) of a pool: far more than any machine has cores, and few enough that
+/// what is kept for each is no burden. The counters can hold them.
 pub(super) const WORKERS_MAX: usize = 1 << 14;
 const _: () = assert!(WORKERS_MAX < 1 << (usize::BITS / 2 - 1));
 
@@ -129,7 +131,8 @@ impl Sleep {
         self.counters.fetch_add(SEARCHING, Ordering::SeqCst);
     }
 
-    /// The calling worker stops searching, because it found a job or leaves. Wakes another one if there is more.
+    /// The calling worker stops searching, because it found a job or leaves. Wakes another one if there is
+    /// more.
     pub(super) fn stop_searching(&self, has_work: impl FnOnce() -> bool) {
         let before = self.counters.fetch_sub(SEARCHING, Ordering::SeqCst);
         debug_assert!(searching(before) > 0, "stop_searching comes after start_searching");
@@ -141,8 +144,8 @@ impl Sleep {
         }
     }
 
-    /// The calling worker, which is searching, sleeps until it is notified, or returns at once if `stay_awake` says so
-    /// after it was counted as sleeping. It is searching again when this returns.
+    /// The calling worker, which is searching, sleeps until it is notified, or returns at once if
+    /// `stay_awake` says so after it was counted as sleeping. It is searching again when this returns.
     pub(super) fn sleep(&self, parker: &Arc<Parker>, stay_awake: impl FnOnce() -> bool) {
         {
             let mut idle = self.idle();
@@ -187,8 +190,9 @@ fn sleeping(counters: usize) -> usize {
 
 /// Models: `RUSTFLAGS="--cfg estafette_loom" cargo test -p estafette-devices --lib --release`.
 ///
-/// The queue is a counter that is pushed and looked at with relaxed accesses, so that nothing but this protocol orders
-/// them. A wake-up that is lost leaves a worker parked for ever, which loom reports as a deadlock.
+/// The queue is a counter that is pushed and looked at with relaxed accesses, so that nothing but this
+/// protocol orders them. A wake-up that is lost leaves a worker parked for ever, which loom reports as a
+/// deadlock.
 #[cfg(all(test, estafette_loom))]
 mod models {
     use estafette_sync::sync::atomic::AtomicBool;
@@ -220,8 +224,8 @@ mod models {
             self.jobs.load(Ordering::Relaxed) > 0
         }
 
-        /// A worker that leaves after its first job, so that nobody else can make up for a lost wake-up. False if it
-        /// left because of the end.
+        /// A worker that leaves after its first job, so that no other worker can hide a lost wake-up. False
+        /// if it left because of the end.
         fn run_one(&self) -> bool {
             let parker = Arc::default();
             self.sleep.start_searching();

@@ -16,9 +16,9 @@ use crate::guarded::guarded;
 use super::pool::{Job, Pool, Shared};
 use super::sleep::Parker;
 
-/// Rounds of looking for work with a busy pause between them, before yielding. A job that is pushed while a worker
-/// spins starts in a fraction of a microsecond; waking a sleeper takes fifteen or more. (Models sleep at once, since
-/// falling asleep is what they look at.)
+/// Rounds of looking for work with a busy pause between them, before yielding. A job that is pushed while a
+/// worker spins starts in a fraction of a microsecond; waking a sleeper takes fifteen or more. (Models sleep
+/// at once, since falling asleep is what they look at.)
 const SPIN_ROUNDS: u32 = if cfg!(estafette_shuttle) { 1 } else { 32 };
 /// Rounds with a yield between them, before sleeping. On two cores the submitting thread may need ours.
 const YIELD_ROUNDS: u32 = if cfg!(estafette_shuttle) { 0 } else { 16 };
@@ -132,7 +132,8 @@ impl<J: Job> Context<J> {
         self.index >= self.shared.workers
     }
 
-    /// A spare thread whose worker is back rests. Its jobs go to the shared queue first, since a resting thread runs none.
+    /// A spare thread whose worker is back rests. Its jobs go to the shared queue first, since a resting
+    /// thread runs none.
     fn rest_if_surplus(&self) {
         let threads = &self.shared.threads;
         if self.is_spare() && threads.has_surplus() {
@@ -157,10 +158,11 @@ fn pause(round: u32) {
 
 // Which threads a pool has, and the spare ones that stand in for workers that block.
 //
-// A worker that is about to block says so. Then one spare thread takes its role until it is back: as many spare
-// threads are active as workers are blocked, up to the limit. Spare threads are started when first needed and rest
-// afterwards, so blocking often costs a wake-up and not a thread. When a blocked worker comes back, the spare thread
-// that looks next retires; until its current job ends there is one thread more than configured.
+// A worker that is about to block says so. Then one spare thread takes its role until it is back: as many
+// spare threads are active as workers are blocked, up to the limit. Spare threads are started when first
+// needed and rest afterwards, so blocking often costs a wake-up and not a thread. When a blocked worker comes
+// back, the spare thread that looks next retires; until its current job ends there is one thread more than
+// configured.
 
 /// The threads of one pool.
 #[derive(Debug)]
@@ -267,7 +269,8 @@ impl<J> Threads<J> {
         cover
     }
 
-    /// The thread for [`Cover::Start`] could not be started. (Its deque is gone with it: empty, and one spare less.)
+    /// The thread for [`Cover::Start`] could not be started. (Its deque is gone with it: empty, and one spare
+    /// less.)
     pub(super) fn not_started(&self) {
         let mut counts = self.lock();
         counts.standing_in -= 1;
@@ -281,7 +284,8 @@ impl<J> Threads<J> {
         self.note_surplus(&counts);
     }
 
-    /// Whether every thread that does not rest is inside of a blocking section, so that no thread takes a job.
+    /// Whether every thread that does not rest is inside of a blocking section, so that no thread takes a
+    /// job.
     pub(super) fn is_stuck(&self) -> bool {
         let counts = self.lock();
         counts.blocked > 0 && counts.alive - counts.resting <= counts.blocked
@@ -292,7 +296,8 @@ impl<J> Threads<J> {
         self.surplus.load(Ordering::Relaxed)
     }
 
-    /// A spare thread retires if it is one too many, until it is called or `leaving` is true. False if it stays.
+    /// A spare thread retires if it is one too many, until it is called or `leaving` is true. False if it
+    /// stays.
     pub(super) fn rest(&self, leaving: impl Fn() -> bool) -> bool {
         let mut counts = self.lock();
         if counts.standing_in <= counts.blocked {

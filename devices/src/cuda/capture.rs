@@ -17,8 +17,8 @@ use super::queue::{CudaQueue, not_ours};
 
 /// Work that was recorded on a queue, ready to be launched.
 ///
-/// Its launches run one after the other, on whatever queues. The memory that it uses has to live for as long as it is launched.
-/// When it is dropped, launches that are under way end in peace.
+/// Its launches run one after the other, on whatever queues. The memory that it uses has to live for as long
+/// as it is launched. When it is dropped, launches that are under way end in peace.
 pub struct CudaGraph {
     context: Arc<Context>,
     executable: Handle<CUgraphExec>,
@@ -29,13 +29,14 @@ pub struct CudaGraph {
 impl CudaQueue {
     /// Records what `enqueue` enqueues on this queue, instead of running it.
     ///
-    /// `enqueue` gets the `CUstream`, and enqueues there, or with this queue's own methods, from this thread alone; work of other
-    /// queues has to be joined before it returns. While it runs the queue can wait for nothing outside of the recording: whatever
-    /// the work needs is waited for before a launch. Other threads must not use the queue meanwhile.
+    /// `enqueue` gets the `CUstream`, and enqueues there, or with this queue's own methods, from this thread
+    /// alone; work of other queues has to be joined before it returns. While it runs the queue can wait for
+    /// nothing outside of the recording: whatever the work needs is waited for before a launch. Other threads
+    /// must not use the queue meanwhile.
     ///
     /// # Errors
-    /// The queue is not ours, has failed, or is recording already; the driver has no graphs or refused the recording; or what
-    /// `enqueue` says. The queue is as it was before.
+    /// The queue is not ours, has failed, or is recording already; the driver has no graphs or refused the
+    /// recording; or what `enqueue` says. The queue is as it was before.
     pub fn capture(
         &self,
         enqueue: impl FnOnce(usize) -> Result<(), DeviceError>,
@@ -43,11 +44,12 @@ impl CudaQueue {
         self.capture_across(&[], enqueue)
     }
 
-    /// As [`capture`](Self::capture), with more queues of the same device that take part from the beginning to the end: `enqueue`
-    /// may enqueue on all of them, and order them by their fences.
+    /// As [`capture`](Self::capture), with more queues of the same device that take part from the beginning
+    /// to the end: `enqueue` may enqueue on all of them, and order them by their fences.
     ///
     /// # Errors
-    /// As [`capture`](Self::capture); or one of `others` is of another device, not ours, or recording already.
+    /// As [`capture`](Self::capture); or one of `others` is of another device, not ours, or recording
+    /// already.
     pub fn capture_across(
         &self,
         others: &[&Self],
@@ -105,7 +107,7 @@ impl CudaQueue {
         }
         let mut executable: CUgraphExec = ptr::null_mut();
         let instantiated = context.make_current_relaxed().and_then(|_current| {
-            // SAFETY: a graph of ours; writes one handle.
+            // SAFETY: an own graph; writes one handle.
             let code = unsafe { instantiate(&raw mut executable, graph, 0) };
             context.check(code, "cannot make the graph ready")
         });
@@ -154,7 +156,7 @@ impl CudaGraph {
     }
 }
 
-/// [`Queue::capture_graph`] on a queue of ours.
+/// [`Queue::capture_graph`] on an own queue.
 pub(super) fn record(
     queue: &CudaQueue,
     queues: usize,

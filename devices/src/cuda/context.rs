@@ -1,4 +1,5 @@
-//! A device's primary context: what its streams, events and memory belong to, and what a fault breaks as a whole.
+//! A device's primary context: what its streams, events and memory belong to, and what a fault breaks as a
+//! whole.
 
 use std::sync::{Arc, Weak};
 use std::{fmt, ptr};
@@ -17,8 +18,8 @@ use super::progress::TimelineValues;
 use super::stream::Stream;
 use super::timing::DeviceClock;
 
-/// The primary context of one device, shared with every other library of the process. It is retained for as long as the process
-/// lives.
+/// The primary context of one device, shared with every other library of the process. It is retained for as
+/// long as the process lives.
 pub(super) struct Context {
     pub(super) api: &'static Api,
     pub(super) id: DLDevice,
@@ -35,7 +36,7 @@ pub(super) struct Context {
     fault: OnceLock<DeviceError>,
     /// Streams that fail when this context does: its own, and those of others that wait for it.
     streams: Mutex<Vec<Weak<Stream>>>,
-    /// Graphs of ours that are being recorded. Whoever asks for the whole context would spoil them.
+    /// Own captures in progress. A query of the whole context would invalidate them.
     captures: Mutex<usize>,
 }
 
@@ -74,7 +75,8 @@ impl Context {
         Ok(Current { context: self, pushed: self.push()? })
     }
 
-    /// Makes this the thread's current context, and says whether it was another one, which [`pop`](Self::pop) puts back.
+    /// Makes this the thread's current context, and says whether it was another one, which [`pop`](Self::pop)
+    /// puts back.
     pub(super) fn push(&self) -> Result<bool, DeviceError> {
         let mut now: CUcontext = ptr::null_mut();
         // SAFETY: writes one pointer.
@@ -88,16 +90,16 @@ impl Context {
         Ok(pushed)
     }
 
-    /// Puts back what [`push`](Self::push) replaced on this thread. Whatever was made current in between in place of this context is
-    /// forgotten with it.
+    /// Puts back what [`push`](Self::push) replaced on this thread. Whatever was made current in between in
+    /// place of this context is forgotten with it.
     pub(super) fn pop(&self) {
         let mut left: CUcontext = ptr::null_mut();
         // SAFETY: takes one context off this thread's stack; the caller has pushed one.
         let _ = unsafe { (self.api.context_pop)(&raw mut left) };
     }
 
-    /// The same for calls that a capture of any thread would refuse, or be broken by: queries, and whatever makes, frees or
-    /// destroys. They have nothing to do with what is captured.
+    /// The same for calls that a capture of any thread would refuse, or be broken by: queries, and whatever
+    /// makes, frees or destroys. They have nothing to do with what is captured.
     pub(super) fn make_current_relaxed(&self) -> Result<Relaxed<'_>, DeviceError> {
         let current = self.make_current()?;
         let mut mode = CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED;
@@ -160,7 +162,7 @@ impl Context {
         fault
     }
 
-    /// How many graphs of ours are being recorded; none begins or ends while the guard lives.
+    /// The number of own captures; none begins or ends while the guard lives.
     pub(super) fn captures(&self) -> MutexGuard<'_, usize> {
         self.captures.lock()
     }
@@ -176,7 +178,7 @@ impl fmt::Debug for Context {
     }
 }
 
-/// While this lives, the thread is in a context.
+/// While this lives, the context is the thread's current one.
 #[must_use]
 pub(super) struct Current<'a> {
     context: &'a Context,
@@ -191,7 +193,7 @@ impl Drop for Current<'_> {
     }
 }
 
-/// While this lives, the thread is in a context and no capture minds what it does.
+/// While this lives, the context is the thread's current one and captures permit any call of the thread.
 #[must_use]
 pub(super) struct Relaxed<'a> {
     previous: CUstreamCaptureMode,
@@ -246,13 +248,13 @@ counters! {
     commands,
     /// Launches of graphs.
     graph_launches,
-    /// Waits of a host thread for everything in the context: only for memory that nobody knows the last use of.
+    /// Waits of a host thread for everything in the context: only for memory whose last use is unknown.
     context_waits,
     /// Allocations that were not freed because the context is broken.
     leaked_allocations,
     /// Their bytes.
     leaked_bytes,
-    /// Events that belong to a graph of somebody else's now and are not used again.
+    /// Events that belong to a foreign graph now and are not used again.
     events_given_up,
 }
 

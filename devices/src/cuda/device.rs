@@ -102,8 +102,8 @@ impl CudaDevice {
         self.context.fault().cloned()
     }
 
-    /// What `pointer` is to, by the driver's own account: better than what anybody says of it, since managed memory is of
-    /// device 0 for DLPack. `None` for memory that the driver knows nothing of.
+    /// What `pointer` is to, by the driver's own account: better than what anybody says of it, since managed
+    /// memory is of device 0 for DLPack. `None` for memory that the driver knows nothing of.
     pub fn pointer_info(&self, pointer: *const u8) -> Option<PointerInfo> {
         memory::pointer_info(&self.context, pointer)
     }
@@ -121,9 +121,9 @@ impl CudaDevice {
         CudaQueue::own(&self.context)
     }
 
-    /// A stream of somebody else's, acquired now: 1 for the legacy default stream, 2 for the calling thread's own, or a
-    /// `CUstream`. The wrapper has a new identity, waits are enqueued at once, and each fence is an event of its own. Nothing of
-    /// the stream is kept but by the wrapper.
+    /// A foreign stream, acquired now: 1 for the legacy default stream, 2 for the calling thread's own, or a
+    /// `CUstream`. The wrapper has a new identity, enqueues waits at once, and each of its fences is an event
+    /// of its own. Only the wrapper keeps anything of the stream.
     ///
     /// # Errors
     /// `Invalid` for 0, and for a stream of another context than this device's primary one.
@@ -137,8 +137,8 @@ impl CudaDevice {
         Ok(CudaQueue::foreign(&self.context, foreign))
     }
 
-    /// Pinned host memory for `bytes` bytes aligned to `align`: the host uses it directly, and so does every CUDA device. Freeing
-    /// it may wait for the device.
+    /// Pinned host memory for `bytes` bytes aligned to `align`: the host uses it directly, and so does every
+    /// CUDA device. Freeing it may wait for the device.
     ///
     /// # Errors
     /// `Invalid` for an alignment that is no power of two up to 256; `OutOfMemory`.
@@ -146,7 +146,8 @@ impl CudaDevice {
         allocate(&self.context, None, Kind::Pinned, bytes, align)
     }
 
-    /// Managed memory for `bytes` bytes aligned to `align`: it goes where it is used. Freeing it may wait for the device.
+    /// Managed memory for `bytes` bytes aligned to `align`: it goes where it is used. Freeing it may wait for
+    /// the device.
     ///
     /// # Errors
     /// As for [`CudaDevice::allocate_pinned`].
@@ -215,11 +216,13 @@ impl Device for CudaDevice {
         true
     }
 
-    /// An event of the whole context, where the driver has such (12.5); else the calling thread waits for the context.
+    /// An event of the whole context, where the driver has such (12.5); else the calling thread waits for the
+    /// context.
     ///
-    /// Both are refused while a stream of the context records a graph, and spoil that graph (CUDA C++ Programming Guide, "Prohibited
-    /// and Unhandled Operations": a handle that encompasses a capture may be neither synchronized nor queried). So nothing is asked
-    /// while one of ours is recorded; of those of others nobody tells.
+    /// The driver refuses both during a capture of any stream of the context, and both invalidate that
+    /// capture (CUDA C++ Programming Guide, "Prohibited and Unhandled Operations": a handle that encompasses
+    /// a capture may be neither synchronized nor queried). So neither is called during an own capture;
+    /// foreign captures are not known.
     ///
     /// # Errors
     /// With the driver's code, while a graph is recorded: it may work later.
@@ -268,8 +271,8 @@ impl Device for CudaDevice {
         other.device_type == DeviceType::CUDA
     }
 
-    /// Copies within the device, from and to the host, and between devices. With host memory that is not pinned the call may
-    /// wait for what is enqueued before (`host_copy_blocks`).
+    /// Copies within the device, from and to the host, and between devices. With host memory that is not
+    /// pinned the call may wait for what is enqueued before (`host_copy_blocks`).
     unsafe fn copy(
         &self,
         queue: &dyn Queue,
@@ -285,8 +288,9 @@ impl Device for CudaDevice {
         unsafe { queue.copy(src, dst, bytes) }
     }
 
-    /// True of memory that the driver has not pinned: with such, "the function might be synchronous with respect to host", and
-    /// "the driver may synchronize with the stream" before it stages the copy (CUDA Driver API, "API synchronization behavior").
+    /// True of memory that the driver has not pinned: with such, "the function might be synchronous with
+    /// respect to host", and "the driver may synchronize with the stream" before it stages the copy (CUDA
+    /// Driver API, "API synchronization behavior").
     fn host_copy_blocks(&self, host: *const u8) -> bool {
         self.pointer_info(host).is_none()
     }
@@ -316,7 +320,7 @@ impl Device for CudaDevice {
                 Ok(NativeEvent::new(place, move |place| {
                     // SAFETY: the box above, taken back this once.
                     drop(unsafe { Box::from_raw(place.as_ptr().cast::<CUevent>()) });
-                    // Until here nobody recorded it again.
+                    // Until here the event was not recorded again.
                     drop(event);
                 }))
             }

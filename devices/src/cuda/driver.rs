@@ -53,9 +53,10 @@ pub(super) fn load() -> Result<(Api, usize), CudaUnavailable> {
 
 // The functions of the driver that we call, found by name in the library that cudarc has loaded.
 //
-// The declarations are checked against cudarc's while compiling. They are called as they are here, not through cudarc's own
-// functions, for two reasons: cudarc's panic where the driver lacks a symbol, and they return its `CUresult`, an enumeration
-// that a newer driver may answer with a number of which cudarc knows nothing, which would be undefined behaviour.
+// The declarations are checked against cudarc's while compiling. They are called as they are here, not
+// through cudarc's own functions, for two reasons: cudarc's panic where the driver lacks a symbol, and they
+// return its `CUresult`, an enumeration that a newer driver may answer with a number of which cudarc knows
+// nothing, which would be undefined behaviour.
 
 /// What a function of the driver returns: 0 or the number of an error.
 pub(super) type Code = c_int;
@@ -67,7 +68,8 @@ macro_rules! driver {
         optional { $($optional:ident = $extra:ident($($given:ty),*);)* }
         newer { $($newer:ident = $later:ident($($taken:ty),*);)* }
     ) => {
-        /// Functions of the driver. What is optional came with some version of it; each is a feature that may be missing.
+        /// Functions of the driver. What is optional came with some version of it; each is a feature that may
+        /// be missing.
         pub(super) struct Api {
             $(pub(super) $required: unsafe extern "C" fn($($argument),*) -> Code,)*
             $(pub(super) $optional: Option<unsafe extern "C" fn($($given),*) -> Code>,)*
@@ -183,8 +185,8 @@ pub(super) const NOT_SUPPORTED: Code = 801;
 pub(super) const CAPTURE_UNSUPPORTED: Code = 900;
 pub(super) const PEER_ACCESS_ALREADY_ENABLED: Code = 704;
 
-/// Whether a number means that nothing of its context works any more: after each of these cuda.h says that the process has to
-/// end, or that the context is gone.
+/// Whether a number means that nothing of its context works any more: after each of these cuda.h says that
+/// the process has to end, or that the context is gone.
 fn is_sticky(code: Code) -> bool {
     matches!(
         code,
@@ -245,8 +247,8 @@ impl<T: Copy> Handle<T> {
 
 /// The CUDA driver of this process, with its devices.
 ///
-/// A device is opened when it is first asked for: its primary context takes some hundred megabytes of its memory and some time,
-/// which a process that uses one of eight devices should pay once.
+/// A device is opened when it is first asked for: its primary context takes some hundred megabytes of its
+/// memory and some time, which a process that uses one of eight devices should pay once.
 pub struct CudaRuntime {
     api: &'static Api,
     driver_version: i32,
@@ -282,8 +284,8 @@ impl CudaRuntime {
         self.opened.len()
     }
 
-    /// The device with the driver's number `ordinal`, opened now if nobody has asked for it yet. `None` for one that is not there
-    /// or cannot be used; a log line says why.
+    /// The device with the driver's number `ordinal`, opened by the first call. `None` if the device does not
+    /// exist or cannot be used; a log line says why.
     pub fn device(&self, ordinal: i32) -> Option<&Arc<CudaDevice>> {
         let place = self.opened.get(usize::try_from(ordinal).ok()?)?;
         let opened = place.get_or_init(|| match CudaDevice::new(self.api, ordinal, self.count()) {
@@ -301,8 +303,8 @@ impl CudaRuntime {
         self.all.get_or_init(|| (0..self.count() as i32).filter_map(|at| self.device(at)).cloned().collect())
     }
 
-    /// What `pointer` is to, as [`CudaDevice::pointer_info`] tells it, by way of whichever device is open. Opens the first one if
-    /// none is.
+    /// What `pointer` points to, as [`CudaDevice::pointer_info`] reports it, asked of any open device. Opens
+    /// the first device if none is open.
     pub fn pointer_info(&self, pointer: *const u8) -> Option<PointerInfo> {
         let open = self.opened.iter().find_map(|place| place.get()?.as_ref());
         open.or_else(|| self.device(0))?.pointer_info(pointer)

@@ -1,7 +1,8 @@
-//! Native events, used again and again, but never while anybody holds them.
+//! Native events, used again and again, but never while a fence or a wait holds them.
 //!
-//! An event stands for its last record, so recording it again while a fence still means the last one would lose a wait. An
-//! [`Event`] is one use of a slot; its slot is free again when the last holder has gone, and a generation tells uses apart.
+//! An event stands for its last record, so recording it again while a fence still means the last one would
+//! lose a wait. An [`Event`] is one use of a slot; its slot is free again when the last holder has gone. A
+//! generation distinguishes uses.
 
 use std::sync::Arc;
 use std::{fmt, ptr};
@@ -28,7 +29,7 @@ const FREE_MAX: usize = 1_024;
 pub(super) enum Purpose {
     /// To be waited for: without time stamps, records and waits are cheapest.
     Order,
-    /// To tell when the device got there.
+    /// To measure when the device got there.
     Time,
 }
 
@@ -95,7 +96,8 @@ impl Event {
         Ok(Arc::new(Self { context, raw, purpose, index, generation, given_up: AtomicBool::new(false) }))
     }
 
-    /// An event of everything enqueued on `stream` so far. Whoever calls is in the context, or the stream is no special one.
+    /// An event of everything enqueued on `stream` so far. The context is current, or the stream is no
+    /// special one.
     ///
     /// # Errors
     /// The driver refused it.
@@ -261,7 +263,8 @@ impl Events {
     }
 }
 
-// Fences that stand alone: work of a foreign queue, events from outside, and points in a graph that is being recorded.
+// Fences that stand alone: work of a foreign queue, events from outside, and points in a graph that is being
+// recorded.
 
 /// One event.
 pub(super) struct EventFence {
@@ -273,7 +276,7 @@ pub(super) struct EventFence {
 enum Native {
     /// Recorded for this fence and nothing else.
     Ours(Arc<Event>),
-    /// Somebody else's, alive until this has settled.
+    /// A foreign event, alive until this has settled.
     Theirs(Handle<CUevent>),
     /// None: settled from the beginning.
     Gone,
@@ -369,12 +372,14 @@ impl fmt::Debug for EventFence {
 
 /// A point in a graph that is being recorded.
 ///
-/// Nothing has run when it is made, and what it stands for may run often or never: it has no moment at which it is done. So it is
-/// never queried (that would break the recording); to whoever asks it has failed, with words that say so, and nobody waits for
-/// ever. What it is good for is order within the same recording: another queue that takes part in it may be made to wait for it.
+/// Nothing has run when the point is made, and the work may run often or never: there is no moment at which
+/// the point is done. A query would invalidate the capture, so the point is never queried; its state is a
+/// failure whose message says why, and no wait lasts for ever. The point orders work within its capture:
+/// another queue of the capture may wait for it.
 pub(super) struct Captured {
     event: Arc<Event>,
-    /// The driver's number of the recording; `None` where it does not say, and then nothing can be ordered after this.
+    /// The driver's number of the recording; `None` where it does not say, and then nothing can be ordered
+    /// after this.
     pub(super) recording: Option<u64>,
     failure: DeviceError,
 }

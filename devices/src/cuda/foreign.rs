@@ -1,5 +1,5 @@
-//! Foreign queues: nothing of them is kept, and nothing is enqueued on them but waits, records, and copies that
-//! were asked for.
+//! Foreign queues: nothing of them is kept, and nothing is enqueued on them but waits, records, and copies
+//! that were asked for.
 
 use std::ptr;
 use std::sync::Arc;
@@ -86,8 +86,8 @@ impl Foreign {
         is_capturing(context, self.raw())
     }
 
-    /// Makes what is enqueued here next wait for an event from outside of any recording. Says whether that holds for all that
-    /// comes later, and not for a recording alone.
+    /// Makes what is enqueued here next wait for an event from outside of any recording. Says whether that
+    /// holds for all that comes later, and not for a recording alone.
     ///
     /// # Safety
     /// The event is live.
@@ -107,7 +107,7 @@ impl Foreign {
                 "the stream is recording a graph, which would wait for somebody else's event at every launch";
             return Err(DeviceError::new(DeviceErrorKind::Invalid, message));
         };
-        // The graph waits for it for as long as it lives, of which nobody tells us.
+        // The graph waits for the event for as long as the graph lives; no driver call reports its end.
         ours.retire_from_pool();
         // SAFETY: the event stays as it is for ever.
         unsafe { wait(context, self.raw(), event, WAIT_EXTERNAL) }?;
@@ -150,7 +150,8 @@ pub(super) fn not_the_same_capture() -> DeviceError {
     DeviceError::new(DeviceErrorKind::Invalid, message)
 }
 
-/// The driver's number of the recording that `stream` takes part in; `None` for none, and where the driver does not say.
+/// The driver's number of the recording that `stream` takes part in; `None` for none, and where the driver
+/// does not say.
 pub(super) fn recording(context: &Context, stream: CUstream) -> Result<Option<u64>, DeviceError> {
     let Some(ask) = context.api.capture_info else { return Ok(None) };
     let (mut status, mut number): (u32, u64) = (0, 0);

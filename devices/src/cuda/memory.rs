@@ -1,8 +1,10 @@
-//! Memory: a pool of ours on the device where the driver has pools, pinned and managed memory, and what a pointer is to.
+//! Memory: an own pool on the device where the driver has pools, pinned and managed memory, and pointer
+//! lookup.
 //!
-//! Freeing with `cuMemFree` waits for the whole device, which nothing here may do, so device memory comes from a pool. It is given
-//! out and taken back in the order of a stream that carries nothing else and so never lags behind: what it hands out can
-//! be used on every queue at once. Without pools it is `cuMemAlloc`, and freeing waits: a lost feature of old drivers.
+//! Freeing with `cuMemFree` waits for the whole device, which nothing here may do, so device memory comes
+//! from a pool. It is given out and taken back in the order of a stream that carries nothing else and so
+//! never lags behind: what it hands out can be used on every queue at once. Without pools it is `cuMemAlloc`,
+//! and freeing waits: a lost feature of old drivers.
 
 use std::ffi::c_void;
 use std::num::NonZeroUsize;
@@ -41,7 +43,7 @@ const PINNED: DLDevice = DLDevice::new(DeviceType::CUDA_HOST, 0);
 /// Managed memory, as DLPack says it: without a number.
 const MANAGED: DLDevice = DLDevice::new(DeviceType::CUDA_MANAGED, 0);
 
-/// Where memory is, as the driver tells of a pointer.
+/// Where memory is, as the driver reports for a pointer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PointerInfo {
     /// What DLPack calls it: `cuda:n`, `cuda_host:0` or `cuda_managed:0`.
@@ -73,7 +75,8 @@ impl Pool {
         };
         let (mut raw, mut stream): (CUmemoryPool, CUstream) = (ptr::null_mut(), ptr::null_mut());
         let mut keeps = memory / POOL_KEEPS;
-        // SAFETY: the properties and the results are valid; a threshold is a number of 64 bits. A pool that was made stays.
+        // SAFETY: the properties and the results are valid; a threshold is a number of 64 bits. A pool that
+        // was made stays.
         unsafe {
             if create(&raw mut raw, &raw const properties) != 0 {
                 return None;
@@ -178,7 +181,7 @@ pub(super) fn allocate(
         .map_err(|code| context.error(code, &format!("cannot allocate {bytes} bytes of {device} memory")))?;
     let context = Arc::clone(context);
     let free = move |memory: NonNull<u8>, bytes: usize| {
-        // SAFETY: allocated below, freed once; whoever drops an allocation has made sure that nothing uses it.
+        // SAFETY: allocated below, freed once; nothing uses an allocation when its owner drops it.
         unsafe { release(&context, pool.as_deref(), kind, memory, bytes) }
     };
     // SAFETY: fresh memory without another owner.
@@ -263,10 +266,11 @@ pub(super) fn pointer_info(context: &Context, pointer: *const u8) -> Option<Poin
     Some(PointerInfo { device, ordinal })
 }
 
-// Devices that reach each other's memory. Where they do not, copies between them go through the host, which the driver does.
+// Devices that reach each other's memory. Where they do not, copies between them go through the host, which
+// the driver does.
 
-/// The other devices, as one device sees them: whether their memory is reached directly, once somebody has copied between the
-/// two. By the driver's numbers.
+/// The other devices as one device sees them: whether it reaches their memory directly, known after the first
+/// copy between the two. By the driver's numbers.
 pub(super) struct Peers {
     reached: Vec<OnceLock<bool>>,
 }
@@ -276,8 +280,8 @@ impl Peers {
         Self { reached: (0..count).map(|_| OnceLock::new()).collect() }
     }
 
-    /// Sees to it that `device` reaches the memory at `pointer` directly, where it can. The first time costs some driver calls
-    /// for each pair of devices.
+    /// Sees to it that `device` reaches the memory at `pointer` directly, where it can. The first time costs
+    /// some driver calls for each pair of devices.
     pub(super) fn reach(&self, device: &CudaDevice, pointer: *const u8) {
         if self.reached.len() < 2 {
             return;

@@ -1,29 +1,33 @@
 //! CUDA devices, through the driver, loaded at run time.
 //!
-//! Nothing of CUDA is needed to build or to start; [`CudaRuntime::get`] looks for the driver once and says what is missing where
-//! there is none. A function that a driver lacks is a feature that is missing, never a panic (`api.rs`).
+//! Nothing of CUDA is needed to build or to start; [`CudaRuntime::get`] looks for the driver once and says
+//! what is missing where there is none. A function that a driver lacks is a feature that is missing, never a
+//! panic (`driver.rs`).
 //!
 //! # How it fits the traits
-//! - A fence of a stream of ours is a number. Giving it tells the driver nothing; an event is recorded when another queue
-//!   asks for it, and the device writes the number into pinned memory when the host does (`stream.rs`).
-//! - Queues wait for each other on the device, between devices as well; a wait that another one implies is left out.
+//! - A fence of an own stream is a number. Making the fence calls no driver; an event is recorded when
+//!   another queue waits for it, and the device writes the number into pinned memory when the host does
+//!   (`stream.rs`).
+//! - Queues wait for each other on the device, between devices as well; a wait that another one implies is
+//!   left out.
 //! - A foreign stream ([`CudaDevice::foreign`]) gets waits and records at once, and a new identity at each
 //!   acquisition. It is never queried, gets no callbacks, and is not kept (`foreign.rs`).
-//! - Events are used again, but never while somebody holds them (`events.rs`).
-//! - A fault is the context's: everything unfinished on it fails with the driver's number, and its memory is leaked (`context.rs`).
-//! - Whatever a recording of a graph would mind, on whichever thread, is done in relaxed capture mode. A stream that is recording
-//!   gets waits and records, never queries; what is recorded there is a fence of its own kind (`single.rs`).
+//! - Events are used again, but never while they are held (`events.rs`).
+//! - A fault is the context's: everything unfinished on it fails with the driver's number, and its memory is
+//!   leaked (`context.rs`).
+//! - Calls that a capture of any thread would refuse are made in relaxed capture mode. A stream under capture
+//!   gets waits and records, never queries; a fence recorded there is of its own kind (`events.rs`).
 //!
 //! | file | idea |
 //! |---|---|
 //! | `driver` | finding the driver, its functions, its error numbers and handles; what was found |
-//! | `context` | primary contexts, entered and left; faults; what is counted |
+//! | `context` | primary contexts, made current and restored; faults; counters |
 //! | `device`, `queue` | the traits |
-//! | `stream` | streams of ours; what is enqueued on them and the events that cover it |
+//! | `stream` | own streams; what is enqueued on them and the events that cover it |
 //! | `progress` | how far they have come; the pinned timeline values that they count in |
-//! | `foreign` | streams of others |
+//! | `foreign` | foreign streams |
 //! | `events` | native events; fences that are one |
-//! | `capture` | work of queues, recorded once and launched often |
+//! | `capture` | work of queues, captured once and launched often |
 //! | `timing` | when work ran |
 //! | `memory` | pools, pinned and managed memory; devices that reach each other's |
 //!

@@ -1,4 +1,4 @@
-//! How the host learns how far a stream of ours has come.
+//! How the host learns how far an own stream has come.
 
 use std::ptr;
 use std::ptr::NonNull;
@@ -97,7 +97,7 @@ impl Timeline for Stream {
         }
         let reads = self.reads.load(Ordering::Relaxed).wrapping_add(1);
         if reads.is_multiple_of(HEALTH_READS) && self.is_health_check_due() {
-            // Not counted: whoever asks now looks.
+            // Not counted: the poll that follows checks the stream.
             return None;
         }
         self.reads.store(reads, Ordering::Relaxed);
@@ -137,7 +137,7 @@ impl Stream {
         }
         let newest = state.sequence;
         let mark = state.marks.iter().find(|(number, _)| *number >= sequence).cloned();
-        // It may be done already; nobody had a reason to look.
+        // The work may be done already: no query was made so far.
         if self.is_over(newest, mark.as_ref())? {
             return Ok(());
         }
@@ -161,7 +161,8 @@ impl Stream {
         Ok(())
     }
 
-    /// Asks the driver whether what `mark` covers is done, or all that is enqueued here, which is what number `newest` covers.
+    /// Asks the driver whether what `mark` covers is done, or all that is enqueued here, which is what number
+    /// `newest` covers.
     fn is_over(&self, newest: u64, mark: Option<&(u64, Arc<Event>)>) -> Result<bool, DeviceError> {
         let (number, over) = match mark {
             Some((number, event)) => (*number, event.query()?),
@@ -184,7 +185,8 @@ impl Stream {
         }
     }
 
-    /// As [`request`](Self::request). Who cannot be answered must not wait for ever, so what refuses it breaks the stream.
+    /// As [`request`](Self::request). A refused request breaks the stream: its waiters must not wait for
+    /// ever.
     fn request_or_fail(&self, sequence: u64) {
         if let Err(error) = self.request(sequence) {
             self.fail(&error);
@@ -231,7 +233,8 @@ impl Stream {
     }
 }
 
-// Pinned values that streams count in: the device writes a number there, the host reads it without asking the driver.
+// Pinned values that streams count in: the device writes a number there, the host reads it without asking the
+// driver.
 
 /// Timeline values are a cache line apart: the device writes one while the host reads another.
 const STRIDE: usize = 64;
@@ -263,7 +266,8 @@ unsafe impl Send for TimelineValue {}
 unsafe impl Sync for TimelineValue {}
 
 impl TimelineValue {
-    /// What the device has written last. What it did before that is visible to whoever reads it here.
+    /// The newest number written by the device. Earlier work of the device is visible to a thread that reads
+    /// it.
     #[inline]
     pub(super) fn read(self) -> u64 {
         // SAFETY: pinned memory that stays, aligned, and written by whole words.
@@ -295,7 +299,7 @@ impl TimelineValues {
         Ok(value)
     }
 
-    /// The stream is gone; `last` is the last number that it was told to write, or 0.
+    /// The stream is gone; `last` is the last number that the device was asked to write, or 0.
     pub(super) fn release(&self, value: TimelineValue, last: u64) {
         let mut inner = self.inner.lock();
         inner.settling.push((value, last));

@@ -20,12 +20,12 @@ use super::foreign::{Foreign, recording};
 use super::stream::Stream;
 use super::timing::TimedInterval;
 
-/// A CUDA stream, ours or somebody else's. Work that is enqueued goes on when it is dropped.
+/// A CUDA stream, own or foreign. Enqueued work goes on when the queue is dropped.
 pub struct CudaQueue {
     context: Arc<Context>,
     id: QueueId,
     kind: Kind,
-    /// Who measures what is enqueued until the next record.
+    /// Measurements of what is enqueued until the next record.
     timings: Mutex<Vec<Arc<TimedInterval>>>,
 }
 
@@ -80,7 +80,8 @@ impl CudaQueue {
     /// The queue has failed, or the driver refused the command. Nothing was enqueued then.
     ///
     /// # Safety
-    /// The range is memory that this queue's device reaches, and stays alive and unused by others until the fill is done.
+    /// The range is memory that this queue's device reaches, and stays alive and unused by others until the
+    /// fill is done.
     pub unsafe fn fill(&self, at: *mut u8, value: u8, bytes: usize) -> Result<(), DeviceError> {
         if bytes == 0 {
             return self.intact();
@@ -99,7 +100,8 @@ impl CudaQueue {
         }
         self.enqueue("cannot enqueue a copy", |stream| {
             let (to, from) = (to.expose_provenance() as u64, from.expose_provenance() as u64);
-            // SAFETY: by contract; the stream is live. Memory has one address space, so the driver knows where each is.
+            // SAFETY: by contract; the stream is live. Memory has one address space, so the driver knows
+            // where each is.
             unsafe { (self.context.api.copy)(to, from, bytes, stream) }
         })
     }
@@ -140,7 +142,7 @@ impl CudaQueue {
         Ok(Some(interval))
     }
 
-    /// Ends what is being measured. What cannot be told stays untold.
+    /// Ends the measurements. An interval that cannot be measured stays unknown.
     fn end_measuring(&self) {
         let timings = std::mem::take(&mut *self.timings());
         for interval in timings {
@@ -191,7 +193,8 @@ impl CudaQueue {
         match (&self.kind, behind) {
             (_, Behind::Done) => return Ok(Some(Order::Nothing)),
             (_, Behind::Unknown) => return Ok(None),
-            // SAFETY: the event lives as long as the fence that holds it, or by the contract of `fence_of_event`.
+            // SAFETY: the event lives as long as the fence that holds it, or by the contract of
+            // `fence_of_event`.
             (Kind::Own(stream), Behind::Event(event, _, context)) => unsafe {
                 stream.wait(fence, event, &context)?;
             },
@@ -215,7 +218,7 @@ impl CudaQueue {
     }
 }
 
-/// What is behind a fence. A stream of ours records an event for it now, if none covers it.
+/// What is behind a fence. An own stream records an event for the fence now, if none covers it.
 fn behind(fence: &Fence) -> Result<Behind, DeviceError> {
     if let Some((timeline, sequence)) = fence.as_point() {
         let timeline: &Arc<dyn Timeline> = timeline;
@@ -239,7 +242,7 @@ fn behind(fence: &Fence) -> Result<Behind, DeviceError> {
     Ok(Behind::Unknown)
 }
 
-/// An event for `fence` that somebody outside may wait for; `None` if it is done.
+/// An event for `fence` that foreign code may wait for; `None` if the fence is done.
 ///
 /// # Errors
 /// The fence is none of CUDA, has failed, or has no event that could be handed out.
@@ -281,7 +284,7 @@ impl Queue for CudaQueue {
         order_after(self, fence, || self.covers(fence), || self.wait(fence))
     }
 
-    /// Between two events with time stamps, which cost a little: so only while somebody asks.
+    /// Measures between two events with time stamps, which cost a little: hence only on request.
     fn time(&self) -> Option<Arc<dyn Timing>> {
         match self.begin_to_measure() {
             Ok(interval) => interval.map(|interval| interval as Arc<dyn Timing>),
@@ -329,7 +332,7 @@ impl Queue for CudaQueue {
         self.context.pop();
     }
 
-    /// The `CUstream`. Whoever asks may enqueue there until the next [`Queue::record`].
+    /// The `CUstream`. The caller may enqueue there until the next [`Queue::record`].
     fn native(&self) -> usize {
         match &self.kind {
             Kind::Own(stream) => stream.touch().expose_provenance(),

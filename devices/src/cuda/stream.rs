@@ -1,20 +1,21 @@
-//! A stream of ours, and how far it has come.
+//! An own stream, and how far it has come.
 //!
 //! # What an operation costs
-//! A number. [`Stream::next`] gives it under a lock and tells the driver nothing, so a chain of operations on one stream records
-//! no event and writes no value. What covers a number comes when somebody asks:
-//! - *another queue*: an event ([`Stream::event_for`]), which serves everybody who asks later;
-//! - *the host*: the first to ask costs a query, since all may be done already. If not, and where the device can, it is told to
-//!   write the newest number into a pinned value ([`super::progress`]), once; from then on asking is a load. Elsewhere an event is
-//!   recorded, and the oldest one is queried.
+//! A number. [`Stream::next`] takes it under a lock and calls no driver, so a chain of operations on one
+//! stream records no event and writes no value. A request makes an event or a value cover a number:
+//! - *another queue*: an event ([`Stream::event_for`]), which serves later requests too;
+//! - *the host*: the first request costs a query, since all may be done already. If not, the device writes
+//!   the newest number into a pinned value ([`super::progress`]), once; from then on a query is a load. A
+//!   device that cannot write records an event, and the oldest event is queried.
 //!
-//! What is recorded late covers more than it was asked for, and that must not matter. Before a stream is made to wait, its newest
-//! number gets its event ([`Stream::wait`]): otherwise who asks later would wait for the wait as well, for ever if that waits
-//! for him.
+//! An event recorded late covers more than was requested, and that must not matter. Before a stream is made
+//! to wait, its newest number gets its event ([`Stream::wait`]): a later event would cover the wait as well,
+//! and a fence that the wait depends on would then wait for itself, for ever.
 //!
 //! # What is known
-//! `completed` only goes up, and stands still for good when the stream breaks: bit `FROZEN` is set in the same atomic, so nobody
-//! who has seen a fence fail sees it done later. The value in pinned memory is read into it.
+//! `completed` only goes up, and stands still for good when the stream breaks: bit `FROZEN` is set in the
+//! same atomic, so no thread that has seen a fence fail sees it done later. The value in pinned memory is
+//! read into `completed`.
 //!
 //! A broken context writes no value, so a poll queries the driver about the stream from time to time.
 
@@ -51,18 +52,20 @@ pub(super) struct Stream {
     pub(super) failure: OnceLock<DeviceError>,
     /// Where the device counts.
     pub(super) value: Option<TimelineValue>,
-    /// The newest number that the device has been told to write. Goes up under the state's lock.
+    /// The newest number that the device was asked to write. Goes up under the state's lock.
     pub(super) written: AtomicU64,
-    /// The newest number that the host has asked for and that only an event tells of. Goes up under the state's lock.
+    /// The newest number requested by the host that only an event covers. Goes up under the state's lock.
     pub(super) asked: AtomicU64,
-    /// The newest number that the host has asked for while nothing could be enqueued for it: a later poll sees to it.
+    /// The newest number that the host has asked for while nothing could be enqueued for it: a later poll
+    /// sees to it.
     pub(super) wanted: AtomicU64,
     pub(super) reads: AtomicU64,
     /// When the driver was asked about the stream last, since `born`.
     pub(super) checked_ns: AtomicU64,
     pub(super) born: Instant,
     state: Mutex<QueueState>,
-    /// Fences of other contexts that it waits for. A lock of its own, taken by the thread that finds such a context broken.
+    /// Fences of other contexts that it waits for. A lock of its own, taken by the thread that finds such a
+    /// context broken.
     depends: Mutex<Vec<(Fence, Arc<Context>)>>,
 }
 
@@ -197,11 +200,12 @@ impl fmt::Debug for Stream {
     }
 }
 
-// What is enqueued on a stream of ours: its numbers, the events that cover some of them, and what it was made to wait for.
+// What is enqueued on an own stream: numbers, the events that cover some of them, and the waits.
 
-/// Events on a stream before the oldest are looked at unasked, so that they become free in chains that no thread polls.
+/// Events on a stream before the oldest are looked at unasked, so that they become free in chains that no
+/// thread polls.
 const MARKS_LOOK: usize = 16;
-/// Events that are kept. Past it every second one is let go: whoever asks for its number gets the next one.
+/// Events that are kept. Beyond, every second one is dropped: a request for its number gets the next event.
 const MARKS_MAX: usize = 1_024;
 
 /// What is enqueued. The lock never covers user code.
@@ -210,9 +214,9 @@ pub(super) struct QueueState {
     pub(super) sequence: u64,
     /// Numbers with an event that covers them, ascending.
     pub(super) marks: VecDeque<(u64, Arc<Event>)>,
-    /// What is enqueued now is recorded into a graph of ours.
+    /// Whether an own capture records what is enqueued now.
     pub(super) capture: bool,
-    /// Somebody has the handle, and may be capturing.
+    /// Whether the handle was given out: foreign code may be capturing.
     pub(super) touched: bool,
     /// The newest number when the stream was last made to wait.
     pub(super) waited_at: u64,
@@ -230,7 +234,7 @@ impl QueueState {
         }
     }
 
-    /// Whether a graph of ours is being recorded here.
+    /// Whether an own capture records this stream.
     pub(super) fn is_own_capture(&self) -> bool {
         self.capture
     }
@@ -351,7 +355,7 @@ impl Stream {
         Err(DeviceError::new(DeviceErrorKind::Invalid, message).with_queue(self.id))
     }
 
-    /// Whether what is enqueued now is recorded into a graph, ours or that of somebody who has the handle.
+    /// Whether a capture, own or foreign, records what is enqueued now.
     pub(super) fn records(&self, state: &QueueState) -> Result<bool, DeviceError> {
         Ok(state.capture || state.touched && is_capturing(&self.context, self.raw())?)
     }
@@ -361,7 +365,8 @@ impl Stream {
         self.records(&self.state())
     }
 
-    /// From here on, what is enqueued is recorded into a graph. Everything before has an event: none could be had later.
+    /// From here on, what is enqueued is recorded into a graph. Everything before has an event: none could be
+    /// had later.
     ///
     /// # Errors
     /// It is recording already, is broken, or `begin` did not work.

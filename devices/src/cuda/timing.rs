@@ -1,8 +1,9 @@
 //! When work ran, from pairs of events with time stamps.
 //!
-//! The driver tells the time between two events of a context, as milliseconds in single precision. So a device's time is counted from
-//! a *reference event*: an event on a stream of its own that has nothing else to do. After some seconds single precision gets coarser than the
-//! stamps themselves (half a microsecond), and a new reference is set.
+//! The driver reports the time between two events of a context, as milliseconds in single precision. So a
+//! device's time is counted from a *reference event*: an event on a stream of its own that has nothing else
+//! to do. After some seconds single precision gets coarser than the stamps themselves (half a microsecond),
+//! and a new reference is set.
 
 use std::fmt;
 use std::sync::Arc;
@@ -17,10 +18,12 @@ use super::driver::NOT_READY;
 use super::events::{Event, Purpose};
 use super::stream::Stream;
 
-/// A reference event is used this long. After 4 s a single-precision millisecond is exact to 0.25 microseconds.
+/// A reference event is used this long. After 4 s a single-precision millisecond is exact to 0.25
+/// microseconds.
 const REFERENCE_NS: u64 = 4_000_000_000;
 
-/// What the device's clock says at the reference event, in nanoseconds: more than anything can have begun before it.
+/// What the device's clock says at the reference event, in nanoseconds: more than anything can have begun
+/// before it.
 const ANCHOR_AT_NS: f64 = 1e15;
 
 /// The clock of a context's device.
@@ -82,7 +85,8 @@ impl ReferenceEvent {
             NOT_READY => Ok(None),
             code => {
                 context.check(code, "cannot tell the time between two events")?;
-                // Below the reference event's own time: work that was enqueued just after that event may have begun before it.
+                // Below the reference event's own time: work that was enqueued just after that event may have
+                // begun before it.
                 Ok(Some((ANCHOR_AT_NS + f64::from(milliseconds) * 1e6) as u64))
             }
         }
@@ -144,7 +148,7 @@ impl TimedInterval {
 
 impl Timing for TimedInterval {
     fn span(&self) -> Option<DeviceSpan> {
-        // A context that is broken tells nothing, and whoever waits for the work is told why.
+        // A broken context yields no times; the fence of the work reports why.
         self.measure().unwrap_or_default()
     }
 }

@@ -1,21 +1,23 @@
 //! What a queue knows about other queues: the vector clock that makes repeated waits unnecessary.
 //!
 //! # Idea
-//! When queue *B* has been made to wait for point *s* of queue *A*, everything enqueued on *B* later is ordered after
-//! everything up to *s* on *A*. A second wait for *s*, or for anything before it, would change nothing. The same holds
-//! for whatever *A* itself had been made to wait for before *s* was recorded. So:
+//! When queue *B* has been made to wait for point *s* of queue *A*, everything enqueued on *B* later is
+//! ordered after everything up to *s* on *A*. A second wait for *s*, or for anything before it, would change
+//! nothing. The same holds for whatever *A* itself had been made to wait for before *s* was recorded. So:
 //!
 //! 1. every queue keeps a [`QueueClock`]: for each other queue the newest number it is ordered after;
 //! 2. every fence carries the [`Clock`] of its queue at the moment it was recorded;
 //! 3. a wait for a fence is skipped when the queue's clock covers it, and otherwise merges the fence's clock.
 //!
 //! # What is sound
-//! Forgetting an entry only costs a wait, so a clock is bounded: it keeps the entries used last. Claiming an entry too
-//! much would lose a wait, so an entry is made only after the wait has been enqueued, and the clock is read and
-//! changed under the lock of its queue. A fence without a queue (a promise, a foreign stream) is never in a clock.
+//! Forgetting an entry only costs a wait, so a clock is bounded: it keeps the entries used last. Claiming an
+//! entry too much would lose a wait, so an entry is made only after the wait has been enqueued, and the clock
+//! is read and changed under the lock of its queue. A fence without a queue (a promise, a foreign stream) is
+//! never in a clock.
 //!
-//! An out-of-order queue is not even ordered after its own records, so it appears in its own clock like any other
-//! queue. Its records cover everything enqueued before, which makes their numbers ordered among themselves.
+//! An out-of-order queue is not even ordered after its own records, so it appears in its own clock like any
+//! other queue. Its records cover everything enqueued before, which makes their numbers ordered among
+//! themselves.
 
 use std::fmt;
 use std::sync::Arc;
@@ -24,11 +26,12 @@ use smallvec::SmallVec;
 
 use crate::{Fence, QueueId};
 
-/// Entries that a clock keeps. A queue that works with more than this many others at once waits more often than it
-/// must; comparing clocks stays cheap.
+/// Entries that a clock keeps. A queue that works with more than this many others at once waits more often
+/// than it must; comparing clocks stays cheap.
 const CLOCK_ENTRIES_MAX: usize = 16;
 
-/// An immutable vector clock: of each named queue, the newest number that is ordered before. Cloning is cheap.
+/// An immutable vector clock: of each named queue, the newest number that is ordered before. Cloning is
+/// cheap.
 #[derive(Clone, Default)]
 pub struct Clock(Option<Arc<Entries>>);
 
@@ -77,8 +80,8 @@ impl QueueClock {
         (self.in_order && queue == self.queue) || self.seen.covers(queue, sequence)
     }
 
-    /// A device-side wait for `fence` has been enqueued: from here on, this queue is ordered after it and after
-    /// everything its queue had seen.
+    /// A device-side wait for `fence` has been enqueued: from here on, this queue is ordered after it and
+    /// after everything its queue had seen.
     pub fn note_wait(&mut self, fence: &Fence) {
         let (Some(queue), Some(sequence)) = (fence.queue(), fence.sequence()) else { return };
         let mut entries = Entries::from_slice(self.seen.entries());
@@ -148,7 +151,8 @@ mod tests {
         }
     }
 
-    /// A queue with its clock, and what it is really ordered after: the numbers of records in the whole history.
+    /// A queue with its clock, and what it is really ordered after: the numbers of records in the whole
+    /// history.
     struct Modelled {
         timeline: Arc<Named>,
         in_order: bool,
@@ -177,7 +181,8 @@ mod tests {
         prop::collection::vec(step, 1..80)
     }
 
-    /// Plays `steps`; at the end, everything that the clocks claim must be so. With `exact`, what is so must be claimed.
+    /// Plays `steps`; at the end, everything that the clocks claim must be so. With `exact`, what is so must
+    /// be claimed.
     fn play(in_order: &[bool], steps: &[Step], exact: bool) {
         let mut queues: Vec<_> = in_order
             .iter()

@@ -6,13 +6,14 @@ use crate::{Fence, FenceState, QueueId};
 
 /// A set of fences: what has to settle before a range of memory is free of earlier work.
 ///
-/// It keeps at most the newest fence per queue whose fences are ordered among themselves, since that one settles last.
-/// Stand-alone fences are kept each. Two fit without an allocation: one writer and one reader elsewhere is the usual
-/// set.
+/// It keeps at most the newest fence per queue whose fences are ordered among themselves, since that one
+/// settles last. Stand-alone fences are kept each. Two fit without an allocation: one writer and one reader
+/// elsewhere is the usual set.
 #[derive(Clone, Debug, Default)]
 pub struct FenceSet {
     fences: SmallVec<[Fence; 2]>,
-    /// Where each fence is, of a set of more than [`SEARCHED_MAX`]. Made by the next insertion after some were taken out.
+    /// Where each fence is, of a set of more than [`SEARCHED_MAX`]. Made by the next insertion after some
+    /// were taken out.
     #[expect(clippy::box_collection, reason = "hardly any set has one, so that it takes little room")]
     index: Option<Box<HashMap<Key, usize>>>,
 }
@@ -58,8 +59,8 @@ impl FenceSet {
         drop(self.insert_replacing(fence));
     }
 
-    /// As [`insert`](Self::insert), and gives the fence that does not stay: that is for callers under a lock, where nothing of a
-    /// user's may be dropped.
+    /// As [`insert`](Self::insert), and gives the fence that does not stay: that is for callers under a lock,
+    /// where nothing of a user's may be dropped.
     #[must_use = "dropping a fence may run a user's code"]
     pub fn insert_replacing(&mut self, fence: Fence) -> Option<Fence> {
         let key = Key::of(&fence);
@@ -117,8 +118,8 @@ impl FenceSet {
         self.fences.retain(|fence| !fence.observed_done());
     }
 
-    /// Puts `fence` in the place of exactly those entries that it is known to be ordered after, and keeps the others:
-    /// what a write does with the fences of its variable.
+    /// Puts `fence` in the place of exactly those entries that it is known to be ordered after, and keeps the
+    /// others: what a write does with the fences of its variable.
     pub fn replace_ordered_after(&mut self, fence: &Fence) {
         self.index = None;
         self.fences.retain(|present| !fence.same_or_later_on_queue(present));

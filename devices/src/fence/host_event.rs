@@ -1,14 +1,16 @@
-//! An event that is settled by hand: what stands behind promises of the host and behind marks in simulated queues.
+//! An event that is settled by hand: what stands behind promises of the host and behind marks in simulated
+//! queues.
 //!
 //! # Protocol
 //! One word says pending, done or failed, and a lock guards the list of subscribers.
-//! 1. *Settle*: under the lock, store the outcome and then the word (Release), and take the list; after unlocking, call
-//!    the subscribers.
+//! 1. *Settle*: under the lock, store the outcome and then the word (Release), and take the list; after
+//!    unlocking, call the subscribers.
 //! 2. *Subscribe*: under the lock, look at the word; pending: add to the list; settled: answer at once.
 //! 3. *Ask*: one Acquire load of the word; only a failure takes the lock, to clone the error.
 //!
-//! The excluded race: a subscriber that is added after the list was taken would never be called. Both steps hold the
-//! same lock, so a subscriber either is in the list that is taken, or sees a word that is no longer pending.
+//! The excluded race: a subscriber that is added after the list was taken would never be called. Both steps
+//! hold the same lock, so a subscriber either is in the list that is taken, or sees a word that is no longer
+//! pending.
 
 use std::fmt;
 use std::sync::Arc;
@@ -43,7 +45,8 @@ impl HostEvent {
         Self { word: AtomicU8::new(PENDING), inner: Mutex::new(inner) }
     }
 
-    /// Settles it, and returns the subscribers that the caller has to tell, under no lock. Later calls do nothing.
+    /// Settles the event. Returns the subscribers, which the caller notifies under no lock. Later calls do
+    /// nothing.
     #[must_use = "the subscribers wait to be told"]
     pub(crate) fn settle(&self, outcome: &Outcome) -> Vec<Arc<dyn Subscriber>> {
         let mut inner = self.lock();

@@ -39,11 +39,11 @@ pub use self::{
     source::{Event, Outcome, Subscriber, Timeline, Watch},
 };
 
-/// A point in the work of a device: pending, done or failed. Cheap to clone and to ask.
+/// A point in the work of a device: pending, done or failed. Cheap to clone and to query.
 ///
-/// On an in-order queue it is (queue, sequence number), and *done* is a comparison with the queue's completed counter.
-/// Elsewhere it is an event of its own. Once settled it stays settled, and a failed fence gives the same root error as
-/// often as it is asked.
+/// On an in-order queue it is (queue, sequence number), and *done* is a comparison with the queue's completed
+/// counter. Elsewhere a fence is an event of its own. A settled fence stays settled. A failed fence returns
+/// the same root error at every query.
 #[derive(Clone)]
 pub struct Fence {
     source: Source,
@@ -61,8 +61,8 @@ enum Source {
     Event(Shared<dyn Event>),
 }
 
-/// A share in something of a user's. A panic in its destructor is logged and goes no further: fences are dropped by threads that
-/// have something else to do.
+/// A share in something of a user's. A panic in its destructor is logged and goes no further: fences are
+/// dropped by threads that have something else to do.
 struct Shared<T: ?Sized>(Option<Arc<T>>);
 
 impl<T: ?Sized> Shared<T> {
@@ -93,12 +93,12 @@ impl<T: ?Sized> Drop for Shared<T> {
     }
 }
 
-/// Where a fence stands.
+/// The state of a fence.
 #[derive(Clone, Debug)]
 pub enum FenceState {
     /// The work is not finished.
     Pending,
-    /// The work is finished and its effects are visible to whoever learned it from this fence.
+    /// The work is finished. Its effects are visible to a thread that reads this state.
     Done,
     /// The work will never finish, for this reason.
     Failed(DeviceError),
@@ -130,7 +130,8 @@ impl From<Outcome> for FenceState {
 }
 
 impl Fence {
-    /// The point `sequence` of an in-order queue. `seen` is what the queue knew of others when it was recorded.
+    /// The point `sequence` of an in-order queue. `seen` is what the queue knew of others when it was
+    /// recorded.
     pub fn point(timeline: Arc<dyn Timeline>, sequence: u64, seen: Clock) -> Self {
         let queue = Some(timeline.queue());
         Self { source: Source::Point(Shared::new(timeline)), queue, sequence, seen }
@@ -141,14 +142,15 @@ impl Fence {
         Self::recorded_event(event, 0, Clock::default())
     }
 
-    /// Record number `sequence` (from 1) of the out-of-order queue that the event names, covering everything enqueued
-    /// there before: it settles no earlier than records with smaller numbers. `seen` as for [`Fence::point`].
+    /// Record number `sequence` (from 1) of the out-of-order queue that the event names, covering everything
+    /// enqueued there before: it settles no earlier than records with smaller numbers. `seen` as for
+    /// [`Fence::point`].
     pub fn recorded_event(event: Arc<dyn Event>, sequence: u64, seen: Clock) -> Self {
         let queue = event.queue();
         Self { source: Source::Event(Shared::new(event)), queue, sequence, seen }
     }
 
-    /// Where it stands. Asks the backend when the answer is not known yet.
+    /// The state of the fence. Queries the backend while the answer is not known yet.
     pub fn state(&self) -> FenceState {
         match &self.source {
             Source::Event(event) => event.state(),
@@ -156,8 +158,8 @@ impl Fence {
                 if timeline.completed() >= self.sequence {
                     return FenceState::Done;
                 }
-                // A failure freezes the counter, so a failure that was read before the counter is final. One that the
-                // poll found is read after it, and the loop goes round once more.
+                // A failure freezes the counter, so a failure that was read before the counter is final. One
+                // that the poll found is read after it, and the loop goes round once more.
                 let mut failure = timeline.failure();
                 loop {
                     if timeline.poll_for(self.sequence) >= self.sequence {
@@ -175,12 +177,12 @@ impl Fence {
         }
     }
 
-    /// Whether the work is finished. Asks the backend when the answer is not known yet.
+    /// Whether the work is finished. Queries the backend while the answer is not known yet.
     pub fn is_done(&self) -> bool {
         self.observed_done() || matches!(self.state(), FenceState::Done)
     }
 
-    /// Whether the work is known to be finished without asking the backend: one load.
+    /// Whether the work is known to be finished, without a query of the backend: one load.
     pub fn observed_done(&self) -> bool {
         match &self.source {
             Source::Point(timeline) => timeline.completed() >= self.sequence,
@@ -188,7 +190,8 @@ impl Fence {
         }
     }
 
-    /// Whether the work is finished, if loads tell; `None` if the backend has to be asked. Calls no driver and takes no lock.
+    /// Whether the work is finished, if loads can answer; `None` if only the backend can. Calls no driver,
+    /// takes no lock.
     #[inline]
     pub fn peek(&self) -> Option<bool> {
         match &self.source {
@@ -231,13 +234,15 @@ impl Fence {
         }
     }
 
-    /// What its queue had seen of other queues when it was recorded.
+    /// The clock of its queue when this fence was recorded: fences of other queues that the queue had waited
+    /// for.
     pub fn seen(&self) -> &Clock {
         &self.seen
     }
 
-    /// Whether this fence is known to settle no earlier than `other`: the same fence, a later point of the same queue,
-    /// or a point of a queue that had been made to wait for `other` (or for something later) before.
+    /// Whether this fence is known to settle no earlier than `other`: the same fence, a later point of the
+    /// same queue, or a point of a queue that had been made to wait for `other` (or for something later)
+    /// before.
     ///
     /// `false` means "not known", never "earlier".
     pub fn same_or_later_on_queue(&self, other: &Fence) -> bool {
@@ -251,18 +256,18 @@ impl Fence {
             || self.seen.covers(queue, other.sequence)
     }
 
-    /// Whether both are on the same queue. Stand-alone fences are on none.
+    /// Whether both fences are of one queue. A stand-alone fence has no queue.
     pub fn on_same_queue(&self, other: &Fence) -> bool {
         self.queue().is_some() && self.queue() == other.queue()
     }
 
-    /// Waits without blocking a thread, under any executor. The work goes on when the future is dropped.
+    /// A future of the outcome, for any executor. Dropping the future does not cancel the work.
     pub fn settled(&self) -> Settled {
         Settled { fence: self.clone(), slot: None }
     }
 
-    /// Blocks the calling thread until the fence has settled; `None` when `timeout` passed first. No timeout means
-    /// waiting for as long as it takes.
+    /// Blocks the calling thread until the fence has settled; `None` when `timeout` passed first. No timeout
+    /// means waiting for as long as it takes.
     pub fn wait_timeout(&self, timeout: Option<Duration>) -> Option<Outcome> {
         if let Some(outcome) = self.state().outcome() {
             return Some(outcome);
@@ -290,7 +295,7 @@ impl Fence {
         }
     }
 
-    /// Whether asking again and again costs a load each, and nobody is told.
+    /// Whether each query costs one load and the source notifies no subscriber.
     pub(crate) fn query_is_cheap(&self) -> bool {
         match &self.source {
             Source::Point(timeline) => timeline.query_is_cheap(),
@@ -298,7 +303,7 @@ impl Fence {
         }
     }
 
-    /// Asks the source to tell `subscriber`.
+    /// Subscribes `subscriber` at the source.
     pub(crate) fn watch(&self, subscriber: &Arc<dyn Subscriber>) -> Watch {
         match &self.source {
             Source::Point(timeline) => timeline.watch(self.sequence, subscriber),

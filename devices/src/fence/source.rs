@@ -1,16 +1,17 @@
 //! What stands behind a [`Fence`](crate::Fence): the two small traits that a device implements.
 //!
 //! An in-order queue completes a prefix, so one [`Timeline`] serves all its fences: a fence is done when the
-//! timeline's completed counter has reached its sequence number. Everything else (a promise of the host, a marker in
-//! an out-of-order queue, a fence of a foreign scheduler) is an [`Event`] of its own.
+//! timeline's completed counter has reached its sequence number. Everything else (a promise of the host, a
+//! marker in an out-of-order queue, a fence of a foreign scheduler) is an [`Event`] of its own.
 //!
 //! # How progress becomes known
-//! [`Watch`] is the answer of a source to "tell this subscriber": some sources *push* (promises, simulated queues),
+//! [`Watch`] is the answer of a source to a subscription: some sources *push* (promises, simulated queues),
 //! others must be *polled* by the reactor (drivers that offer no cheap notification).
 //!
 //! # Threads
-//! All methods may be called from any thread, under no lock of this crate. A source calls a [`Subscriber`] under no
-//! lock either, through [`Subscriber::settled`], exactly once per successful subscription unless it is
+//! All methods may be called from any thread, under no lock of this crate. A source calls a [`Subscriber`]
+//! under no lock either, through [`Subscriber::settled`], exactly once per successful subscription unless it
+//! is
 //! [abandoned](Subscriber::abandoned).
 
 use std::any::Any;
@@ -37,32 +38,35 @@ pub trait Timeline: Send + Sync + Debug + Any {
     /// The newest sequence number known to be done. One load, never a driver call; never goes back.
     fn completed(&self) -> u64;
 
-    /// The failure of the queue. Sticky: whatever [`Timeline::poll`] does not cover from now on has failed with this
-    /// root error, as the queue completes nothing more.
+    /// The failure of the queue. Sticky: whatever [`Timeline::poll`] does not cover from now on has failed
+    /// with this root error, as the queue completes nothing more.
     fn failure(&self) -> Option<DeviceError>;
 
-    /// Asks the driver about the oldest unfinished fence and returns the new [`Timeline::completed`]. A failure found
-    /// on the way becomes [`Timeline::failure`].
+    /// Asks the driver about the oldest unfinished fence and returns the new [`Timeline::completed`]. A
+    /// failure found on the way becomes [`Timeline::failure`].
     fn poll(&self) -> u64;
 
-    /// The same for whoever wants to know of `sequence`. A queue that tells the host of nothing unasked sees to it now.
+    /// As [`poll`](Timeline::poll), for a caller interested in `sequence`. A queue that reports progress only
+    /// on request sends that request now.
     fn poll_for(&self, sequence: u64) -> u64 {
         let _ = sequence;
         self.poll()
     }
 
-    /// Whether `sequence` is done, if loads tell: no driver call, no lock. `None` for what has to be polled, or should be for once.
+    /// Whether `sequence` is done, if loads can answer: no driver call, no lock. `None` if the timeline has
+    /// to be polled, or a poll is due.
     fn peek(&self, sequence: u64) -> Option<bool> {
         (self.completed() >= sequence).then_some(true)
     }
 
-    /// Whether asking again and again costs a load each, and nobody is told: then a waiter polls for a moment.
+    /// Whether each query costs one load and the timeline notifies no subscriber: then a waiter polls for a
+    /// moment.
     fn query_is_cheap(&self) -> bool {
         false
     }
 
-    /// Arranges that `subscriber` learns how `sequence` settled. A queue that records native events lazily makes sure
-    /// now that one covers `sequence`.
+    /// Arranges that `subscriber` learns how `sequence` settled. A queue that records native events lazily
+    /// makes sure now that one covers `sequence`.
     fn watch(&self, sequence: u64, subscriber: &Arc<dyn Subscriber>) -> Watch;
 }
 
@@ -85,20 +89,22 @@ pub trait Event: Send + Sync + Debug + Any {
     /// Arranges that `subscriber` learns how it settled.
     fn watch(&self, subscriber: &Arc<dyn Subscriber>) -> Watch;
 
-    /// A waiter has gone before this settled: subscriptions whose subscriber is [abandoned](Subscriber::abandoned) may go too.
+    /// A waiter has gone before this settled: subscriptions whose subscriber is
+    /// [abandoned](Subscriber::abandoned) may go too.
     fn waiter_left(&self) {}
 
-    /// A foreign promise that can order work on one of our queues does so and says how; `None` means that it cannot.
+    /// A foreign promise that can order work on one of our queues does so and says how; `None` means that it
+    /// cannot.
     fn order_on(&self, queue: &dyn Queue) -> Option<Result<Order, DeviceError>> {
         let _ = queue;
         None
     }
 }
 
-/// The answer to "tell this subscriber".
+/// The answer to a subscription.
 #[derive(Debug)]
 pub enum Watch {
-    /// It has settled already; the subscriber was not kept and the caller tells it.
+    /// The source has settled already; the subscriber was not kept, and the caller notifies it.
     Settled(Outcome),
     /// The source keeps the subscriber and will call it.
     Subscribed,
@@ -108,19 +114,19 @@ pub enum Watch {
 
 /// A waiter for fences.
 pub trait Subscriber: Send + Sync {
-    /// One watched fence has settled. Runs on the thread that observed it, under no lock; it must be short and must
-    /// not block. A panic is logged and goes no further.
+    /// One watched fence has settled. Runs on the thread that observed it, under no lock; it must be short
+    /// and must not block. A panic is logged and goes no further.
     fn settled(self: Arc<Self>, outcome: Outcome);
 
-    /// Nobody is interested any more. Lists of subscribers drop abandoned ones from time to time, so a waiter that
-    /// went away leaves a harmless tombstone and no list grows without bound.
+    /// Whether the waiter has gone. Lists of subscribers drop abandoned ones from time to time, so a waiter
+    /// that left is a harmless tombstone and no list grows without bound.
     fn abandoned(&self) -> bool {
         false
     }
 }
 
-/// How deep [`deliver`] lets callbacks nest (a callback that completes a promise whose callback completes another)
-/// before it queues them instead: enough for every honest chain, far from the end of any stack.
+/// How deep [`deliver`] lets callbacks nest (a callback that completes a promise whose callback completes
+/// another) before it queues them instead: enough for every honest chain, far from the end of any stack.
 const DELIVERY_DEPTH_MAX: usize = 8;
 
 thread_local! {
@@ -133,10 +139,12 @@ struct Delivery {
     postponed: VecDeque<(Arc<dyn Subscriber>, Outcome)>,
 }
 
-/// Tells `subscriber`, on this thread, before the outermost delivery of this thread returns. The caller holds no lock.
+/// Notifies `subscriber` on this thread, before the thread's outermost delivery returns. The caller holds no
+/// lock.
 pub(crate) fn deliver(subscriber: Arc<dyn Subscriber>, outcome: Outcome) {
     let mut now = Some((subscriber, outcome));
-    // Without thread-locals (the thread is ending) nesting cannot be counted, and deliveries run where they are.
+    // Without thread-locals (the thread is ending) nesting cannot be counted, and deliveries run where they
+    // are.
     let depth = with_delivery(|delivery| {
         if delivery.depth == DELIVERY_DEPTH_MAX {
             delivery.postponed.extend(now.take());

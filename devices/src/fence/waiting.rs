@@ -18,7 +18,8 @@ pub(crate) struct Waiting {
     tidy_at: usize,
 }
 
-/// A list shorter than this is never searched for abandoned subscriptions: the search would cost more than they do.
+/// A list shorter than this is never searched for abandoned subscriptions: the search would cost more than
+/// they do.
 const TIDY_MIN: usize = 64;
 
 impl Waiting {

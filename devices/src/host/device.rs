@@ -8,8 +8,8 @@ use crate::{
     Allocation, Clock, DLDevice, Device, DeviceError, DeviceErrorKind, Fence, Order, Queue, QueueId,
 };
 
-/// The host as a device, `cpu:0`. Work "enqueued" on its queues has run when the call returns, so their fences are done
-/// when they are recorded.
+/// The host as a device, `cpu:0`. Work "enqueued" on its queues has run when the call returns, so their
+/// fences are done when they are recorded.
 #[derive(Debug)]
 pub struct HostDevice {
     default_queue: Arc<HostQueue>,
@@ -69,7 +69,8 @@ impl Device for HostDevice {
             ));
         }
         if bytes > 0 {
-            // SAFETY: the caller vouches for both ranges, that they do not overlap and that they are host memory.
+            // SAFETY: the caller vouches for both ranges, that they do not overlap and that they are host
+            // memory.
             unsafe { std::ptr::copy_nonoverlapping(src, dst, bytes) };
         }
         Ok(())

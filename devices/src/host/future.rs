@@ -8,8 +8,9 @@ use super::promise;
 
 /// Makes a fence of a Rust future: the fence is done when the future is.
 ///
-/// The returned future drives `future`; spawn it on any executor. Dropping it, or a panic of `future`, fails the fence
-/// with kind [`DeviceErrorKind::Cancelled`]. A future that returns `Err` fails the fence with that message.
+/// The returned future drives `future`; spawn it on any executor. Dropping it, or a panic of `future`, fails
+/// the fence with kind [`DeviceErrorKind::Cancelled`]. A future that returns `Err` fails the fence with that
+/// message.
 ///
 /// ```
 /// use estafette_devices::host;

@@ -1,7 +1,7 @@
 //! Memory of the host.
 //!
-//! A large block comes from the system and goes back to it: its pages are zero and cost nothing until they are touched, and
-//! what was freed is not kept resident. Smaller blocks come from the program's allocator.
+//! A large block comes from the system and goes back to it: its pages are zero and cost nothing until they
+//! are touched, and what was freed is not kept resident. Smaller blocks come from the program's allocator.
 
 use std::alloc::{Layout, alloc, alloc_zeroed, dealloc};
 use std::num::NonZeroUsize;
@@ -9,11 +9,12 @@ use std::ptr::NonNull;
 
 use crate::{Allocation, DLDevice, DeviceError, DeviceErrorKind};
 
-/// Host memory is aligned at least like this: a cache line, and what DLPack asks of new allocations on the host.
+/// Host memory is aligned at least like this: a cache line, and what DLPack asks of new allocations on the
+/// host.
 const ALIGN_MIN: usize = 64;
 
-/// Blocks from here on come from the system. A new mapping costs a system call and a fault for each page, so smaller blocks are
-/// cheaper to clear than to map; NumPy asks for huge pages from this size on as well.
+/// Blocks from here on come from the system. A new mapping costs a system call and a fault for each page, so
+/// smaller blocks are cheaper to clear than to map; NumPy asks for huge pages from this size on as well.
 const MAPPED_MIN: usize = 4 << 20;
 
 /// Host memory that claims to be memory of `device`; every byte is zero if it is to be `zeroed`.
@@ -61,7 +62,8 @@ mod mapped {
     /// Mappings begin at a page. Pages are larger on some machines, never smaller.
     const PAGE_MIN: usize = 4096;
 
-    /// Pages from the system, all zero; `None` if `layout` is not for this, and in it `None` if there is no room.
+    /// Pages from the system, all zero; `None` if `layout` is not for this, and in it `None` if there is no
+    /// room.
     pub(super) fn allocate(layout: Layout) -> Option<Option<NonNull<u8>>> {
         if layout.size() < MAPPED_MIN || layout.align() > PAGE_MIN {
             return None;

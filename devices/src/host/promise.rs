@@ -23,8 +23,8 @@ pub fn promise(name: impl Into<Cow<'static, str>>) -> (Completer, Fence) {
     (Completer { promise: Some(promise.clone()) }, Fence::event(promise))
 }
 
-/// Settles the fence of a [`promise`], exactly once, from any thread. Dropped without a word, it fails the fence with
-/// kind [`DeviceErrorKind::Cancelled`].
+/// Settles the fence of a [`promise`], exactly once, from any thread. Dropped without a word, it fails the
+/// fence with kind [`DeviceErrorKind::Cancelled`].
 #[must_use = "dropping the completer fails its fence"]
 pub struct Completer {
     promise: Option<Arc<Promise>>,
@@ -36,7 +36,8 @@ impl Completer {
         self.settle(Ok(()));
     }
 
-    /// The work will never be finished, because of `error`. Calls those who wait, on this thread, before it returns.
+    /// The work will never be finished, because of `error`. Calls those who wait, on this thread, before it
+    /// returns.
     pub fn fail(self, error: DeviceError) {
         self.settle(Err(error));
     }

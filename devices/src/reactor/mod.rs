@@ -1,23 +1,24 @@
 //! The one thread of the process that observes fences which cannot announce themselves.
 //!
 //! # Who needs the thread
-//! Promises and simulated queues push: they call their subscribers themselves and the thread is not even started for
-//! them. A fence of a driver must be polled: [`Watch::MustPoll`] puts it in the reactor's inbox.
+//! Promises and simulated queues push: they call their subscribers themselves and the thread is not even
+//! started for them. A fence of a driver must be polled: [`Watch::MustPoll`] puts it in the reactor's inbox.
 //!
 //! # Waiters that poll first
-//! Work that is nearly done is not worth two changes of thread. Where a query is a load, and there are cores to spare, a waiter
-//! polls for some microseconds before it leaves the fence to the thread (`spin.rs`).
+//! Work that is nearly done is not worth two changes of thread. Where a query is a load, and there are cores
+//! to spare, a waiter polls for some microseconds before it leaves the fence to the thread (`spin.rs`).
 //!
 //! # Sleeping protocol
 //! `armed` counts the subscriptions in the inbox and in the poll list.
-//! 1. *Arm*: under the lock of the inbox, push into it and `armed += 1` (SeqCst). If it was 0, unpark the thread.
+//! 1. *Arm*: under the lock of the inbox, push into it and `armed += 1` (SeqCst). If it was 0, unpark the
+//!    thread.
 //! 2. *Sleep*: the thread drains the inbox; if `armed` is 0 it parks, else it polls.
 //! 3. *Settle*: `armed` goes down only after the settled subscriptions have left the poll list.
 //!
-//! The excluded race is a subscription that arrives while the thread decides to park. Then `armed` went from 0 to 1
-//! after the thread read 0, so the arming thread unparks it, and an unpark before a park makes the park return at
-//! once. An arrival that finds `armed` above 0 needs no unpark: the thread naps at most `NAP_MAX` (1 ms) and then drains
-//! the inbox. On a busy device that spares one futex call per fence.
+//! The excluded race is a subscription that arrives while the thread decides to park. Then `armed` went from
+//! 0 to 1 after the thread read 0, so the arming thread unparks it, and an unpark before a park makes the
+//! park return at once. An arrival that finds `armed` above 0 needs no unpark: the thread naps at most
+//! `NAP_MAX` (1 ms) and then drains the inbox. On a busy device that spares one futex call per fence.
 
 mod gather;
 mod poll_list;
@@ -59,13 +60,13 @@ impl Reactor {
         Self { shared: Arc::new(Shared::default()), process: std::process::id() }
     }
 
-    /// Calls `f` once, when every one of `fences` has settled: with `Ok` if all are done, else with the failure that
-    /// was observed first.
+    /// Calls `f` once, when every one of `fences` has settled: with `Ok` if all are done, else with the
+    /// failure that was observed first.
     ///
-    /// `f` runs on the thread that observes the last one, which may be the caller, before this returns. It runs under
-    /// no lock, must be short and must not block; a panic in it is logged.
+    /// `f` runs on the thread that observes the last one, which may be the caller, before this returns. It
+    /// runs under no lock, must be short and must not block; a panic in it is logged.
     ///
-    /// In a forked child nobody would observe a pending fence, so there `f` gets an error at once.
+    /// A forked child has no reactor thread to observe a pending fence, so `f` gets an error at once there.
     pub fn when_settled<I, F>(&self, fences: I, f: F)
     where
         I: IntoIterator<Item: AsFence>,
@@ -74,8 +75,8 @@ impl Reactor {
         self.when_settled_if(fences, || true, f);
     }
 
-    /// As [`when_settled`](Self::when_settled), for a call that may become unwanted: once `wanted` says so, which it says under locks
-    /// and for good, `f` is dropped at some time, or called with any outcome.
+    /// As [`when_settled`](Self::when_settled), for a call that may become unwanted: once `wanted` says so,
+    /// which it says under locks and for good, `f` is dropped at some time, or called with any outcome.
     pub fn when_settled_if<I, W, F>(&self, fences: I, wanted: W, f: F)
     where
         I: IntoIterator<Item: AsFence>,
@@ -91,8 +92,8 @@ impl Reactor {
         deliver(gather, Ok(()));
     }
 
-    /// Tells `subscriber` how something settled, on the reactor's own thread: for whoever learns it where nothing may be
-    /// called, such as under a lock of another library.
+    /// Notifies `subscriber` of `outcome` on the reactor's own thread: for callers that must not run
+    /// callbacks, such as under a lock of another library.
     pub fn deliver_soon(&self, subscriber: Arc<dyn Subscriber>, outcome: Outcome) {
         if std::process::id() != self.process {
             return deliver(subscriber, outcome);
@@ -104,12 +105,13 @@ impl Reactor {
         }
     }
 
-    /// Tells `subscriber` once how `fence` settled; at once and on this thread if it has already.
+    /// Notifies `subscriber` once how `fence` settled; at once and on this thread if it has already.
     pub fn watch(&self, fence: &Fence, subscriber: Arc<dyn Subscriber>) {
         if let Some(outcome) = fence.state().outcome() {
             return deliver(subscriber, outcome);
         }
-        // Locks may be held for ever by threads that did not survive a fork, so the process is checked before any.
+        // Locks may be held for ever by threads that did not survive a fork, so the process is checked before
+        // any.
         if std::process::id() != self.process {
             return deliver(subscriber, Err(forked()));
         }

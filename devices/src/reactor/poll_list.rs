@@ -39,8 +39,8 @@ impl PollList {
         }
     }
 
-    /// Asks every queue once and every event once, and moves what has settled to `ready`. Abandoned subscriptions go
-    /// there as well: telling them does nothing.
+    /// Asks every queue once and every event once, and moves what has settled to `ready`. Abandoned
+    /// subscriptions go there as well: telling them does nothing.
     pub(super) fn sweep(&mut self, ready: &mut Vec<Ready>) {
         self.queues.retain(|_, queue| {
             queue.sweep(ready);
@@ -68,8 +68,8 @@ impl PolledQueue {
     }
 }
 
-/// Polls a queue. The failure is read before the counter, which it freezes: what the counter covers is done even if the
-/// queue failed since. A failure that only this poll finds is seen by the next sweep.
+/// Polls a queue. The failure is read before the counter, which it freezes: what the counter covers is done
+/// even if the queue failed since. A failure that only this poll finds is seen by the next sweep.
 ///
 /// A backend that panics has failed: those who wait must not hang.
 fn poll(timeline: &Arc<dyn Timeline>) -> (Option<DeviceError>, u64) {

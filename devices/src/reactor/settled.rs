@@ -3,7 +3,7 @@ use std::sync::Arc;
 use crate::fence::source::{Event, Outcome, Subscriber, Watch};
 use crate::{DLDevice, FenceState};
 
-/// An event that has settled already, on its way to those whom the reactor tells.
+/// An event that has settled already, on its way to the subscribers that the reactor notifies.
 #[derive(Debug)]
 pub(super) struct Settled(pub(super) Outcome);
 

@@ -4,14 +4,16 @@ use estafette_sync::time::{Duration, Instant};
 
 use crate::{Fence, Outcome};
 
-/// How long who waits for a fence asks again and again before it sleeps: about what going to sleep and waking up would cost.
+/// How long who waits for a fence asks again and again before it sleeps: about what going to sleep and waking
+/// up would cost.
 const BUDGET: Duration = Duration::from_micros(20);
 /// Loads between two looks at the clock.
 const ROUND: u32 = 16;
 
 /// Whether a thread that spins takes nothing from those that work: with two cores or fewer it does.
 pub(super) fn has_spare_cores() -> bool {
-    // A fact about the machine, outside of every protocol: a plain std cell, so that it may be a static under model checkers too.
+    // A fact about the machine, outside of every protocol: a plain std cell, so that it may be a static under
+    // model checkers too.
     static SPARE: OnceLock<bool> = OnceLock::new();
     // An execution of a model must not depend on the machine.
     !cfg!(estafette_shuttle)

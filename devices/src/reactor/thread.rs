@@ -15,17 +15,20 @@ use crate::{DeviceError, DeviceErrorKind};
 use super::poll_list::{Armed, PollList};
 use super::spin::has_spare_cores;
 
-/// Sweeps with a busy pause between them after something settled: most work that is nearly done is done within them.
+/// Sweeps with a busy pause between them after something settled: most work that is nearly done is done
+/// within them.
 const SPIN_SWEEPS: u32 = 64;
 /// Sweeps with a yield between them after that: on a machine with two cores the work itself may need ours.
 const YIELD_SWEEPS: u32 = 64;
-/// On a machine with cores to spare, yields go on this long: a nap ends late by what the system takes to wake a thread.
+/// On a machine with cores to spare, yields go on this long: a nap ends late by what the system takes to wake
+/// a thread.
 const YIELD_TIME: Duration = Duration::from_micros(200);
 /// The first nap.
 const NAP_MIN: Duration = Duration::from_micros(50);
 /// The longest nap, and so the longest that a settled fence goes unobserved while others are armed.
 const NAP_MAX: Duration = Duration::from_millis(1);
-/// A nap is this fraction of the time waited so far, so observing late costs about an eighth of the wait at most.
+/// A nap is this fraction of the time waited so far, so observing late costs about an eighth of the wait at
+/// most.
 const NAP_FRACTION: u32 = 8;
 
 /// What the arming threads and the reactor thread share.
@@ -89,7 +92,8 @@ impl Shared {
         let mut poll_list = PollList::default();
         let mut ready: Vec<Ready> = Vec::new();
         let mut pace = Pace::new();
-        // Subscriptions in the poll list: what is armed beyond them is in the inbox, so a sweep that finds as many takes no lock.
+        // Subscriptions in the poll list: what is armed beyond them is in the inbox, so a sweep that finds as
+        // many takes no lock.
         let mut held = 0;
         loop {
             let armed = self.armed.load(Ordering::SeqCst);
@@ -125,7 +129,8 @@ impl fmt::Debug for Shared {
     }
 }
 
-/// The system may end naps of this thread late by a microsecond, instead of the usual 50 that spare it wake-ups.
+/// The system may end naps of this thread late by a microsecond, instead of the usual 50 that spare it
+/// wake-ups.
 #[cfg(all(target_os = "linux", not(estafette_shuttle)))]
 fn precise_naps() {
     const SLACK_NS: libc::c_ulong = 1_000;

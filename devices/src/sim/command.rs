@@ -56,7 +56,7 @@ pub(super) struct QueueState {
     pub(super) enqueued: u64,
     /// Who measures what is enqueued until the next record.
     pub(super) timings: Vec<Arc<SimTiming>>,
-    /// Nobody can enqueue any more; the queue goes when nothing is pending.
+    /// The queue's handle is dropped; the state goes when no command is pending.
     pub(super) closed: bool,
     pub(super) kind: QueueKind,
 }

@@ -41,13 +41,14 @@ pub struct SimOptions {
     pub notify: SimNotify,
     /// What makes time pass.
     pub pace: SimPace,
-    /// Whether handles of others' queues are raw, like those of CUDA streams: not to be kept, and memory comes back while the
-    /// work of whoever had it still runs.
+    /// Whether handles of foreign queues are raw, like those of CUDA streams: callers may not keep them, and
+    /// memory comes back while work of its previous user still runs.
     pub raw_handles: bool,
 }
 
 impl Default for SimOptions {
-    /// In-order queues, no latency, 16 bytes per nanosecond, 1 GiB of memory; it pushes, and time passes by hand.
+    /// In-order queues, no latency, 16 bytes per nanosecond, 1 GiB of memory; it pushes, and time passes by
+    /// hand.
     fn default() -> Self {
         Self {
             device_id: 0,
@@ -67,7 +68,7 @@ impl Default for SimOptions {
 /// How the host learns of the progress of a [`SimDevice`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum SimNotify {
-    /// The device calls whoever waits.
+    /// The device notifies waiters.
     #[default]
     Push,
     /// The device has to be asked, as drivers must be: the reactor polls it.
@@ -88,8 +89,9 @@ pub enum SimPace {
 
 /// A simulated device; see the [module](super).
 ///
-/// When the last handle to it and to its queues is dropped, work that still runs freely ends first; in manual mode, and
-/// for held tasks, nobody could complete it any more, so its fences fail with kind [`DeviceErrorKind::Cancelled`].
+/// When the last handle to it and to its queues is dropped, work that still runs freely ends first; in manual
+/// mode, and for held tasks, no call could complete the work any more: its fences fail, kind
+/// [`DeviceErrorKind::Cancelled`].
 pub struct SimDevice {
     core: Arc<Core>,
     default_queue: Arc<SimQueue>,

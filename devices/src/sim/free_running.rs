@@ -1,15 +1,18 @@
 //! The thread that makes time pass on a device that runs freely.
 //!
 //! # Protocol
-//! The thread sleeps on a [`Bell`] and owns no device; whoever changes the schedule lends it one.
-//! 1. *Change* (launch, release): change the schedule, then ring: put a reference to the device on the bell, notify.
-//! 2. *Run*: take the reference from the bell, sleeping until there is one; do what is due; while something is due
-//!    later, sleep until then or until the bell rings, and go on; when nothing is due any more, let go of the device.
+//! The thread sleeps on a [`Bell`] and owns no device; a thread that changes the schedule lends it a
+//! reference.
+//! 1. *Change* (launch, release): change the schedule, then ring: put a reference to the device on the bell,
+//!    notify.
+//! 2. *Run*: take the reference from the bell, sleeping until there is one; do what is due; while something
+//!    is due later, sleep until then or until the bell rings, and go on; when nothing is due any more, let go
+//!    of the device.
 //!
-//! The excluded race is a change while the thread lets go: it rings afterwards or the thread sees it, so the thread
-//! either finds the reference on the bell or the work in the schedule. As long as work is left that can complete, the
-//! bell or the thread holds the device; so dropping the last handle lets that work end, and then the device's drop stops
-//! the thread.
+//! The excluded race is a change while the thread lets go: it rings afterwards or the thread sees it, so the
+//! thread either finds the reference on the bell or the work in the schedule. As long as work is left that
+//! can complete, the bell or the thread holds the device; so dropping the last handle lets that work end, and
+//! then the device's drop stops the thread.
 
 use std::fmt;
 use std::sync::Arc;

@@ -11,7 +11,7 @@ use super::command::CommandId;
 use super::device::SimNotify;
 use super::trace::Counters;
 
-/// A mark in an out-of-order queue, or in one of somebody else's: done when everything that was enqueued before it is.
+/// A mark in an out-of-order or foreign queue: done when everything enqueued before the mark is.
 pub(super) struct SimMark {
     /// The queue that it is enqueued on.
     pub(super) queue: QueueId,

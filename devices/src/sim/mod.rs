@@ -1,19 +1,20 @@
 //! A simulated device: virtual time, scripted completion, latencies, reordering and faults.
 //!
-//! Everything about fences, ordering and failure can be tested without a GPU, and deterministically: the same calls
-//! with the same seed give the same trace. Its memory is host memory.
+//! Everything about fences, ordering and failure can be tested without a GPU, and deterministically: the same
+//! calls with the same seed give the same trace. Its memory is host memory.
 //!
 //! # How it runs
-//! Work is [launched](SimQueue::launch) on a [`SimQueue`] with a duration in virtual nanoseconds and a closure, its
-//! effect. A task *starts* when everything that it waits for is done, and *completes* its latency and duration
-//! later; only then does its closure run. So a wait that is missing shows as a wrong value, not as luck.
-//! - An in-order queue runs one task after the other. An out-of-order queue runs everything at once that no wait
-//!   holds back, and tasks that end at the same time complete in an order drawn from the seed.
-//! - Time moves when somebody moves it: [`SimDevice::advance`], [`SimDevice::step`], [`SimDevice::run_until_idle`], or
-//!   by a thread of the device in the [free-running](SimPace) modes.
+//! Work is [launched](SimQueue::launch) on a [`SimQueue`] with a duration in virtual nanoseconds and a
+//! closure, its effect. A task *starts* when everything that it waits for is done, and *completes* its
+//! latency and duration later; only then does its closure run. So a wait that is missing shows as a wrong
+//! value, not as luck.
+//! - An in-order queue runs one task after the other. An out-of-order queue runs everything at once that no
+//!   wait holds back, and tasks that end at the same time complete in an order drawn from the seed.
+//! - A test moves the time by [`SimDevice::advance`], [`SimDevice::step`] or [`SimDevice::run_until_idle`];
+//!   in the [free-running](SimPace) modes a thread of the device does.
 //! - [`SimDevice::hold`] keeps named tasks from completing until [`SimDevice::release`].
-//! - [`SimDevice::fail_next`] and its relatives break things. A failed task poisons its queue: everything unfinished
-//!   on it fails with the same root error, as does every queue that was made to wait for it.
+//! - [`SimDevice::fail_next`] and its relatives break things. A failed task poisons its queue: everything
+//!   unfinished on it fails with the same root error, as does every queue that was made to wait for it.
 //!
 //! ```
 //! use std::sync::Arc;

@@ -126,7 +126,7 @@ impl SimQueue {
         })
     }
 
-    /// What this device needs to wait for one of its own fences, and on which queue that is: nothing if it is somebody else's.
+    /// The command that a fence of this device stands for, and its queue; `None` for fences of other devices.
     fn own_target(&self, fence: &Fence) -> Option<(QueueId, Target)> {
         let (on, target) = if let Some((timeline, sequence)) = fence.as_point() {
             let on = timeline.queue();

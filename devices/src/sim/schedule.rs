@@ -1,9 +1,10 @@
-//! The deterministic core of the simulated device: what is enqueued, what waits for what, and what happens next. No
-//! thread, no lock, no clock but the virtual one; foreign code and subscribers are handed out to be called elsewhere.
+//! The deterministic core of the simulated device: what is enqueued, what waits for what, and what happens
+//! next. No thread, no lock, no clock but the virtual one; foreign code and subscribers are handed out to be
+//! called elsewhere.
 //!
 //! # Entries
-//! Everything enqueued is an *command*: a task, a wait, or a mark. A command knows how many others it still waits
-//! for (`missing`) and which others wait for it (`dependents`).
+//! Everything enqueued is an *command*: a task, a wait, or a mark. A command knows how many others it still
+//! waits for (`missing`) and which others wait for it (`dependents`).
 //!
 //! | command | waits for |
 //! |---|---|
@@ -12,8 +13,8 @@
 //! | a task on an out-of-order queue | the unfinished waits enqueued before it |
 //! | a mark (out-of-order queues only) | the mark before it and everything enqueued since |
 //!
-//! Waits and marks end when they can start. A task goes into a heap of completions, ordered by time and then by a
-//! number drawn from the seed, unless the script holds it.
+//! Waits and marks end when they can start. A task goes into a heap of completions, ordered by time and then
+//! by a number drawn from the seed, unless the script holds it.
 
 use std::borrow::Cow;
 use std::cmp::Reverse;
@@ -151,13 +152,13 @@ impl Schedule {
         timing
     }
 
-    /// A queue is recorded: what is enqueued from here on is measured by nobody who has begun.
+    /// A queue is recorded: measurements begun so far do not cover commands enqueued from here on.
     pub(super) fn end_timing(&mut self, queue: QueueId) {
         self.queue_state_mut(queue).timings.clear();
     }
 
-    /// Makes what comes later on a queue wait for `fence`, whose command is `target` (`None` when it has finished and the
-    /// host does not know yet).
+    /// Makes what comes later on a queue wait for `fence`, whose command is `target` (`None` when it has
+    /// finished and the host does not know yet).
     pub(super) fn wait(
         &mut self,
         queue: QueueId,
@@ -195,7 +196,8 @@ impl Schedule {
         }
     }
 
-    /// Enqueues a mark: on an out-of-order queue, or for somebody who gets no number. Gives it with its number among the marks and the clock.
+    /// Enqueues a mark: on an out-of-order queue, or for a fence without a number. Returns the mark, its
+    /// number among the marks, and the clock.
     pub(super) fn mark(
         &mut self,
         queue: QueueId,
@@ -229,7 +231,7 @@ impl Schedule {
         self.queues.get(&queue)?.pending.get(&number).copied()
     }
 
-    /// When the next task completes; `None` when nothing will without somebody's help.
+    /// When the next task completes; `None` when none will without a call from outside.
     pub(super) fn next_due_ns(&self) -> Option<u64> {
         self.completions.peek().map(|&Reverse((due_ns, ..))| due_ns)
     }
@@ -260,7 +262,8 @@ impl Schedule {
         None
     }
 
-    /// The work of a task has run, and everything that waited for it goes on; or it has failed, and its queue with it.
+    /// The work of a task has run, and everything that waited for it goes on; or it has failed, and its queue
+    /// with it.
     pub(super) fn finish(
         &mut self,
         command: CommandId,
@@ -374,7 +377,8 @@ impl Schedule {
         self.completions.push(Reverse((self.now_ns.saturating_add(takes_ns), tie, id)));
     }
 
-    /// Completes a command, and every wait and mark that becomes possible by it. Iterative: chains may be long.
+    /// Completes a command, and every wait and mark that becomes possible by it. Iterative: chains may be
+    /// long.
     fn complete(&mut self, first: CommandId, effects: &mut Effects) {
         let mut completed = vec![first];
         while let Some(id) = completed.pop() {

@@ -12,8 +12,8 @@ use super::trace::Counters;
 
 /// The progress of one in-order queue. It outlives queue and device, as fences do.
 ///
-/// There are two counters, as with a driver: how far the device is, and how far the host knows. A device that pushes
-/// keeps them equal; one that must be polled moves the second in [`Timeline::poll`] only.
+/// There are two counters, as with a driver: how far the device is, and how far the host knows. A device that
+/// pushes keeps them equal; one that must be polled moves the second in [`Timeline::poll`] only.
 #[derive(Debug)]
 pub(super) struct SimTimeline {
     queue: QueueId,
@@ -65,7 +65,7 @@ impl SimTimeline {
         inner.waiting.fail(&error, ready);
     }
 
-    /// How far the device is, whoever knows it.
+    /// How far the device is, observed by the host or not.
     pub(super) fn reached(&self) -> u64 {
         self.reached.load(Ordering::Acquire)
     }

@@ -4,7 +4,7 @@ use estafette_sync::sync::Mutex;
 
 use crate::{DeviceSpan, Timing};
 
-/// What tasks were enqueued while somebody measured, and when they ran, in virtual time.
+/// The tasks enqueued during one measurement, and when they ran, in virtual time.
 #[derive(Debug, Default)]
 pub(super) struct SimTiming(Mutex<Times>);
 

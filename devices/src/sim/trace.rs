@@ -75,7 +75,8 @@ impl TraceEvent {
     }
 }
 
-/// The newest events that a device keeps. A test looks at far fewer; an example that runs for long must not grow.
+/// The newest events that a device keeps. A test looks at far fewer; an example that runs for long must not
+/// grow.
 const TRACE_EVENTS_MAX: usize = 1 << 16;
 
 /// The newest events.
@@ -95,15 +96,16 @@ impl Trace {
     }
 }
 
-/// What would have been calls into a driver, counted. Tests assert these exactly: that a chain on one queue needs no
-/// wait at all, for example.
+/// What would have been calls into a driver, counted. Tests assert these exactly: that a chain on one queue
+/// needs no wait at all, for example.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct DriverCalls {
     /// Tasks enqueued, copies included.
     pub launches: u64,
     /// Device-side waits enqueued.
     pub waits: u64,
-    /// Native events recorded: at most one per point, and only for points that another queue or the host waits for.
+    /// Native events recorded: at most one per point, and only for points that another queue or the host
+    /// waits for.
     pub records: u64,
     /// Questions how far the device is.
     pub queries: u64,

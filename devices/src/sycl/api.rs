@@ -1,8 +1,8 @@
 //! The functions of dpctl's C interface that are used here, by name.
 //!
-//! Signatures: `dpctl/include/syclinterface/*.h` of dpctl 0.22 (IntelPython/dpctl: libsyclinterface). "Give" there means
-//! that the caller deletes what is returned, "keep" that it stays whose it was. The functions are documented not to throw;
-//! they answer with null, or with 0 for "unknown", where C++ would.
+//! Signatures: `dpctl/include/syclinterface/*.h` of dpctl 0.22 (IntelPython/dpctl: libsyclinterface). "Give"
+//! there means that the caller deletes what is returned, "keep" that it stays whose it was. The functions are
+//! documented not to throw; they answer with null, or with 0 for "unknown", where C++ would.
 
 use std::ffi::{c_char, c_int, c_void};
 

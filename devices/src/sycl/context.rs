@@ -4,7 +4,8 @@ use std::ptr::NonNull;
 use super::api::{Api, Object};
 use super::handle::{Handle, devices_in};
 
-/// A SYCL context: what memory, queues and events belong to. Those of different contexts know nothing of each other.
+/// A SYCL context: what memory, queues and events belong to. Those of different contexts know nothing of each
+/// other.
 #[derive(Debug)]
 pub(super) struct Context {
     pub(super) api: &'static Api,
@@ -43,7 +44,7 @@ impl Context {
         Self { api, handle }
     }
 
-    /// A handle of our own to somebody's context; `None` if the runtime gives none.
+    /// An own handle to a foreign context; `None` if the runtime gives none.
     ///
     /// # Safety
     /// `context` is a live `sycl::context` of this process's runtime.

@@ -88,7 +88,7 @@ impl Shared {
         self.context.api
     }
 
-    /// A new in-order queue of the runtime; with `profiles` its events tell when commands ran.
+    /// A new in-order queue of the runtime; with `profiles` its events say when commands ran.
     pub(super) fn queue(&self, profiles: bool) -> Result<Handle, DeviceError> {
         queue_of(&self.context, &self.device, profiles)
     }
@@ -182,7 +182,7 @@ impl SyclDevice {
         self.shared.memory_bytes
     }
 
-    /// Whether the driver announces completions, so that nobody polls: on OpenCL.
+    /// Whether the driver announces completions, so that no thread polls: on OpenCL.
     pub fn announces_completion(&self) -> bool {
         self.shared.pushes
     }
@@ -200,9 +200,9 @@ impl SyclDevice {
 
     /// A new queue of the given kind. [`Device::create_queue`] gives in-order ones.
     ///
-    /// Commands on an out-of-order queue wait for what it was ordered after and run beside each other. They take turns on
-    /// several in-order queues of the runtime: Intel's CPU driver (2026.2) loses commands of its own out-of-order queues now
-    /// and then, and crashes when several threads flush them.
+    /// Commands on an out-of-order queue wait for what it was ordered after and run beside each other. They
+    /// take turns on several in-order queues of the runtime: Intel's CPU driver (2026.2) loses commands of
+    /// its own out-of-order queues now and then, and crashes when several threads flush them.
     ///
     /// # Errors
     /// The runtime gives no more queues.
@@ -212,8 +212,9 @@ impl SyclDevice {
         Ok(SyclQueue::own(&self.shared, handles.into_iter(), in_order))
     }
 
-    /// A queue of somebody else's, acquired now: the wrapper has a new identity, waits are enqueued as barriers at once, and
-    /// each fence is an event of its own. A copy of the `sycl::queue` is kept, so its owner may let go of it.
+    /// A foreign queue, acquired now: the wrapper has a new identity, enqueues waits as barriers at once, and
+    /// each of its fences is an event of its own. The wrapper keeps a copy of the `sycl::queue`, so the owner
+    /// may drop its own.
     ///
     /// # Errors
     /// `Invalid` for a queue of another context or device; a part of this device is this device.
@@ -278,7 +279,7 @@ impl SyclDevice {
             // SAFETY: allocated in this context, freed once.
             unsafe { (shared.api().free)(memory.as_ptr().cast(), shared.context.raw()) };
         };
-        // SAFETY: fresh memory that nobody else has.
+        // SAFETY: fresh memory, known here alone.
         Ok(unsafe { Allocation::from_raw(memory, bytes, id, release) })
     }
 }

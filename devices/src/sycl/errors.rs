@@ -1,5 +1,6 @@
-//! Asynchronous errors. The runtime gives them to the handler of their queue, with a code and nothing else, when a thread waits
-//! for one of the queue's events. So whose error it is follows from what the thread was waiting for.
+//! Asynchronous errors. The runtime gives them to the handler of their queue, with a code and nothing else,
+//! when a thread waits for one of the queue's events. So whose error it is follows from what the thread was
+//! waiting for.
 
 use std::cell::Cell;
 use std::ffi::c_int;

@@ -20,14 +20,16 @@ pub(super) struct Event {
     shared: Arc<Shared>,
     handle: Handle,
     signal: HostEvent,
-    /// Where it counts, once it is the event of a number on a queue. The queue's numbers hold it, not the other way round.
+    /// Where it counts, once it is the event of a number on a queue. The queue's numbers hold it, not the
+    /// other way round.
     place: OnceLock<(Weak<Progress>, u64)>,
-    /// Whether the scheduler of the runtime may hold it back, behind a host task: on a queue that others enqueue on, and behind what
-    /// they have enqueued. Then it is asked for its status and for nothing else. Its native event may not be there yet; and whoever
-    /// waits for it holds a lock of the scheduler (DPC++ 2026) as long as a host task in front of it runs, which may itself wait
-    /// for somebody who wants that lock: dpctl's do, for the Python lock.
+    /// Whether the scheduler of the runtime may hold the event back behind a host task: on a foreign queue,
+    /// and behind what foreign code has enqueued. Such an event is queried for its status and nothing else:
+    /// its native event may not exist yet. A thread that waits for such an event holds a lock of the
+    /// scheduler (DPC++ 2026) while a host task in front of the event runs; that task may wait for a thread
+    /// that wants this lock, as dpctl's tasks do for the Python lock.
     held_back: bool,
-    /// Whether the driver will settle it, once somebody wanted to know.
+    /// Whether the driver will settle the event, once a subscriber exists.
     pushed: OnceLock<bool>,
 }
 
@@ -108,8 +110,8 @@ impl Event {
     /// Settles it if that is what `status`, its own, means.
     pub(super) fn end(&self, status: Status) -> FenceState {
         match status {
-            // The status says nothing about memory and carries no error; a wait for what is complete does both, and returns at
-            // once.
+            // The status says nothing about memory and carries no error; a wait for what is complete does
+            // both, and returns at once.
             Status::Complete => self.wait(),
             Status::Unknown => self.settle(Err(errors::failed(0))),
             Status::Settled | Status::Pending => {}
@@ -122,7 +124,7 @@ impl Event {
         self.notify(&Ok(()));
     }
 
-    /// Notes how it ended and tells everybody, under no lock. Later calls do nothing.
+    /// Settles the event and notifies its subscribers, under no lock. Later calls do nothing.
     pub(super) fn settle(&self, outcome: Outcome) {
         let place = self.place.get().and_then(|(progress, sequence)| Some((progress.upgrade()?, *sequence)));
         let outcome = match place {

@@ -10,8 +10,8 @@ pub(super) struct Handle {
     delete: unsafe extern "C" fn(Object),
 }
 
-// SAFETY: SYCL's objects are reference-counted handles to thread-safe runtime objects (SYCL 2020, 4.5.2 and 3.9.9); what is
-// reached through the pointer is used through the C interface only.
+// SAFETY: SYCL's objects are reference-counted handles to thread-safe runtime objects (SYCL 2020, 4.5.2 and
+// 3.9.9); what is reached through the pointer is used through the C interface only.
 unsafe impl Send for Handle {}
 // SAFETY: as above.
 unsafe impl Sync for Handle {}
@@ -20,7 +20,7 @@ impl Handle {
     /// Takes over `object`; `None` if it is null.
     ///
     /// # Safety
-    /// `object` is null or an object that `delete` deletes, and nobody else does.
+    /// `object` is null or an object that `delete` deletes, and no other code does.
     pub(super) unsafe fn own(object: Object, delete: unsafe extern "C" fn(Object)) -> Option<Self> {
         NonNull::new(object).map(|object| Self { object, delete })
     }

@@ -1,6 +1,7 @@
-//! Finding the library, in this order: loaded already (so that the runtime of Python's dpctl is shared), the file named by
-//! `ESTAFETTE_DPCTL_LIBRARY`, the file that the embedding program has [suggested](suggest_library) (the one in the
-//! environment that its packages come from), and what the loader finds by name.
+//! Finding the library, in this order: loaded already (so that the runtime of Python's dpctl is shared), the
+//! file named by `ESTAFETTE_DPCTL_LIBRARY`, the file that the embedding program has
+//! [suggested](suggest_library) (the one in the environment that its packages come from), and what the loader
+//! finds by name.
 
 use std::ffi::{CStr, OsString, c_int, c_void};
 use std::path::{Path, PathBuf};
@@ -23,8 +24,8 @@ estafette_sync::statics! {
     static SUGGESTED: Mutex<Vec<PathBuf>> = Mutex::new(Vec::new());
 }
 
-/// Names a file to look at when the library is neither loaded nor named in the environment. For programs that know where
-/// their packages lie; without effect once the library has been looked for.
+/// Names a file to look at when the library is neither loaded nor named in the environment. For programs that
+/// know where their packages lie; without effect once the library has been looked for.
 pub fn suggest_library(file: impl Into<PathBuf>) {
     SUGGESTED.lock().push(file.into());
 }
@@ -62,8 +63,8 @@ fn open() -> Result<(libloading::Library, String), SyclUnavailable> {
 
 fn open_file(file: &Path) -> Result<(libloading::Library, String), SyclUnavailable> {
     refuse_second_runtime(file)?;
-    // SAFETY: dpctl's library and the SYCL runtime that it needs are made to be loaded at any time, by any thread; a file
-    // that was named on purpose is trusted to be it.
+    // SAFETY: dpctl's library and the SYCL runtime that it needs are made to be loaded at any time, by any
+    // thread; a file that was named on purpose is trusted to be it.
     let library = unsafe { unix::Library::open(Some(file), RTLD_NOW | RTLD_LOCAL) }
         .map_err(|error| SyclUnavailable(format!("cannot load {}: {}", file.display(), chain(&error))))?;
     Ok((library.into(), file.display().to_string()))
@@ -74,8 +75,9 @@ fn chain(error: &dyn std::error::Error) -> String {
     error.source().map_or_else(|| error.to_string(), ToString::to_string)
 }
 
-/// Two SYCL runtimes in one process know nothing of each other's contexts and memory. A file that needs another one than is
-/// there is not loaded: the loader shares libraries by the names that are written in the files.
+/// Two SYCL runtimes in one process know nothing of each other's contexts and memory. A file that needs
+/// another one than is there is not loaded: the loader shares libraries by the names that are written in the
+/// files.
 fn refuse_second_runtime(file: &Path) -> Result<(), SyclUnavailable> {
     let runtimes = loaded("libsycl.so");
     let Some(runtime) = runtimes.first() else { return Ok(()) };
@@ -101,7 +103,8 @@ pub(super) fn loaded(prefix: &str) -> Vec<PathBuf> {
     }
 
     unsafe extern "C" fn visit(info: *mut libc::dl_phdr_info, _size: usize, data: *mut c_void) -> c_int {
-        // SAFETY: the loader gives a valid description, and `data` is the search below, which nobody else uses meanwhile.
+        // SAFETY: the loader gives a valid description, and `data` is the search below, used by nothing else
+        // meanwhile.
         let (name, search) = unsafe { ((*info).dlpi_name, &mut *data.cast::<Search<'_>>()) };
         if name.is_null() {
             return 0;

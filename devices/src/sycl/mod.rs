@@ -1,22 +1,26 @@
 //! SYCL devices, through the C interface that dpctl ships (`libDPCTLSyclInterface`), loaded at run time.
 //!
-//! Nothing of SYCL is needed to build or to start; [`SyclRuntime::get`] looks for the library once and says what is missing
-//! where it cannot be had. A process that has the library already (because Python has imported dpctl) shares it: there is
-//! never a second SYCL runtime beside the first.
+//! Nothing of SYCL is needed to build or to start; [`SyclRuntime::get`] looks for the library once and says
+//! what is missing where it cannot be had. A process that has the library already (because Python has
+//! imported dpctl) shares it: there is never a second SYCL runtime beside the first.
 //!
 //! # How it fits the traits
-//! - Every enqueueing gives a native event, and a fence is a number with the event that covers it (`progress.rs`). On an
-//!   in-order queue that is the event of the last command, so a fence costs no driver call.
-//! - A wait is not enqueued where it is made: it is kept and passed to the next commands as their list of dependences, as
-//!   `depends_on` means it. Only code that enqueues by itself, on the native handle, needs a barrier for it (`queue_state.rs`).
-//! - An out-of-order queue has no prefix. Its commands wait for what they were ordered after and for nothing else; a fence of
-//!   it is the event of the operation's command, joined with those of earlier fences that it does not depend on.
-//! - On OpenCL the driver calls back when an event completes (`push.rs`), so no thread polls and no thread blocks. Elsewhere
-//!   the reactor polls.
+//! - Every enqueueing gives a native event, and a fence is a number with the event that covers it
+//!   (`progress.rs`). On an in-order queue that is the event of the last command, so a fence costs no driver
+//!   call.
+//! - A wait is not enqueued where it is made: it is kept and passed to the next commands as their list of
+//!   dependences, as `depends_on` means it. Only code that enqueues by itself, on the native handle, needs a
+//!   barrier for it (`queue_state.rs`).
+//! - An out-of-order queue has no prefix. Its commands wait for what they were ordered after and for nothing
+//!   else; a fence of it is the event of the operation's command, joined with those of earlier fences that it
+//!   does not depend on.
+//! - On OpenCL the driver calls back when an event completes (`push.rs`), so no thread polls and no thread
+//!   blocks. Elsewhere the reactor polls.
 //! - Asynchronous errors come back through events, each on the thread that settles it (`errors.rs`).
-//! - Work of others is asked for its status and never waited for: waits hold a lock of the runtime (`event.rs`).
-//! - A foreign queue ([`SyclDevice::foreign_queue`]) gets a barrier at once for every wait and for every fence,
-//!   and a new identity at each acquisition.
+//! - Work of others is asked for its status and never waited for: waits hold a lock of the runtime
+//!   (`event.rs`).
+//! - A foreign queue ([`SyclDevice::foreign_queue`]) gets a barrier at once for every wait and for every
+//!   fence, and a new identity at each acquisition.
 //!
 //! | file | idea |
 //! |---|---|

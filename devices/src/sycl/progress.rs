@@ -10,20 +10,22 @@ use crate::{DLDevice, DeviceError, QueueId};
 
 use super::event::{Event, Status};
 
-/// Numbers whose events are kept. Past it every second one is let go: whoever then asks for such a number is told when the next
-/// one is done, late and never wrong.
+/// Numbers whose events are kept. Beyond, every second event is dropped: a subscriber for its number is
+/// notified when the next number is done, late and never wrong.
 const MARKS_MAX: usize = 1_024;
-/// Numbers that come before those who record look what is done by now: an event that is kept keeps memory of the runtime, and
-/// new memory for each command costs more than asking does. A question in vain is shared by as many.
+/// Numbers that come before those who record look what is done by now: an event that is kept keeps memory of
+/// the runtime, and new memory for each command costs more than asking does. A question in vain is shared by
+/// as many.
 const LOOK_EVERY: usize = 16;
 
-/// The numbers of one queue, each with an event that covers it. An event covers everything enqueued before, on an
-/// out-of-order queue by what it waits for; so the numbers complete in order on either kind.
+/// The numbers of one queue, each with an event that covers it. An event covers everything enqueued before,
+/// on an out-of-order queue by what it waits for; so the numbers complete in order on either kind.
 #[derive(Debug)]
 pub(super) struct Progress {
     queue: QueueId,
     device: DLDevice,
-    /// Whether all events are of one queue of the runtime: then the errors of all of them come back to a wait for the last.
+    /// Whether all events are of one queue of the runtime: then the errors of all of them come back to a wait
+    /// for the last.
     in_order: bool,
     completed: AtomicU64,
     /// Whether there is a failure, for those who ask often.
@@ -52,7 +54,8 @@ impl Progress {
         })
     }
 
-    /// Gives number `sequence` its event. True if it is time to [look](Self::tidy) what is done, under no lock.
+    /// Gives number `sequence` its event. True if it is time to [look](Self::tidy) what is done, under no
+    /// lock.
     pub(super) fn add(self: &Arc<Self>, sequence: u64, event: &Arc<Event>) -> bool {
         event.put(self, sequence);
         let mut dropped = Vec::new();
@@ -83,7 +86,8 @@ impl Progress {
         inner.look_at = inner.marks.len() + LOOK_EVERY;
     }
 
-    /// Notes how number `sequence` ended, and says what that means: after a failure nothing more is done on this queue.
+    /// Notes how number `sequence` ended, and says what that means: after a failure nothing more is done on
+    /// this queue.
     pub(super) fn reach(&self, sequence: u64, outcome: Outcome) -> Outcome {
         let mut passed = SmallVec::<[_; 4]>::new();
         let mut inner = self.lock();
@@ -103,8 +107,8 @@ impl Progress {
             }
         };
         drop(inner);
-        // Whoever waits for an earlier number is told now, and not when that one's event is looked at. Deleting an event calls
-        // the runtime.
+        // Waiters for an earlier number are notified now, not when its own event is queried. Deleting an
+        // event calls the runtime.
         passed.into_iter().for_each(|event| event.passed());
         outcome
     }
@@ -161,8 +165,8 @@ impl Timeline for Progress {
         if self.failed.load(Ordering::Acquire) { self.lock().failure.clone() } else { None }
     }
 
-    /// Asks the oldest numbers, up to the first one that is pending: none that failed is passed over. Of those that are done
-    /// the last one is settled for all.
+    /// Asks the oldest numbers, up to the first one that is pending: none that failed is passed over. Of
+    /// those that are done the last one is settled for all.
     fn poll(&self) -> u64 {
         let mut complete: Option<(u64, Arc<Event>)> = None;
         loop {

@@ -1,13 +1,15 @@
-//! What OpenCL has and dpctl's C interface does not: completion callbacks, so that nobody has to ask, and flushes, without
-//! which a command may stay where it is until somebody blocks for it.
+//! What OpenCL has and dpctl's C interface does not: completion callbacks, which make polling unnecessary,
+//! and flushes, without which a command may stay where it is until a thread blocks for it.
 //!
-//! dpctl's C interface has no callback, but it gives the runtime's own events, and the runtime gives their `cl_event`
-//! (`sycl::event::getNative`, part of its stable ABI; intel/llvm: sycl/include/sycl/event.hpp), for which
-//! `clSetEventCallback` asks (OpenCL 3.0, 5.11). The same with queues and `clFlush` (5.15: events of another queue may be
-//! waited for only once that queue was flushed). All are looked up in what the process has loaded already. Where one of them
-//! is missing, or the backend is another one, the reactor polls instead.
+//! dpctl's C interface has no callback, but it gives the runtime's own events, and the runtime gives their
+//! `cl_event` (`sycl::event::getNative`, part of its stable ABI; intel/llvm: sycl/include/sycl/event.hpp),
+//! for which `clSetEventCallback` asks (OpenCL 3.0, 5.11). The same with queues and `clFlush` (5.15: events
+//! of another queue may be waited for only once that queue was flushed). All are looked up in what the
+//! process has loaded already. Where one of them is missing, or the backend is another one, the reactor polls
+//! instead.
 //!
-//! The callback runs on a thread of the driver. It tells the subscribers, which must be short anyway and never call a driver:
+//! The callback runs on a thread of the driver. It notifies subscribers, which are short and never call a
+//! driver:
 //! operations are handed to workers, deleters to the reaper.
 
 use std::ffi::{c_int, c_void};
@@ -58,8 +60,8 @@ impl Functions {
             Some(&*Box::leak(Box::new(library)))
         };
         let (sycl, opencl) = (open("libsycl.so")?, open("libOpenCL.so")?);
-        // SAFETY: the types are those of the declarations; a member function without arguments takes `this` as its first
-        // argument in the Itanium C++ ABI, and returns an integer as a C function does.
+        // SAFETY: the types are those of the declarations; a member function without arguments takes `this`
+        // as its first argument in the Itanium C++ ABI, and returns an integer as a C function does.
         unsafe {
             Some(Self {
                 native: *sycl.get(b"_ZNK4sycl3_V15event9getNativeEv\0").ok()?,

@@ -14,20 +14,22 @@ use super::handle::Handle;
 use super::progress::Progress;
 use super::queue_state::{Native, QueueState};
 
-/// A queue of a [`SyclDevice`](super::SyclDevice), ours or somebody else's. Work that is enqueued goes on when it is dropped.
+/// A queue of a [`SyclDevice`](super::SyclDevice), own or foreign. Enqueued work goes on when the queue is
+/// dropped.
 pub struct SyclQueue {
     shared: Arc<Shared>,
     id: QueueId,
     in_order: bool,
-    /// The numbers of a queue of ours. Others enqueue on a foreign one, so there every fence stands alone.
+    /// The numbers of an own queue. A foreign queue has none: its owner enqueues too, so each fence stands
+    /// alone.
     progress: Option<Arc<Progress>>,
     state: Mutex<QueueState>,
-    /// What whoever made it wants kept as long as it is.
+    /// What [`keep`](SyclQueue::keep) keeps alive for as long as the wrapper lives.
     kept: OnceLock<Arc<dyn Any + Send + Sync>>,
 }
 
 impl SyclQueue {
-    /// A queue that nobody else enqueues on, but through [`Queue::native`].
+    /// An own queue: foreign code enqueues only through [`Queue::native`].
     pub(super) fn own(
         shared: &Arc<Shared>,
         handles: impl Iterator<Item = Handle>,
@@ -72,7 +74,8 @@ impl SyclQueue {
         self.progress.is_none()
     }
 
-    /// What tells the runtime's queue from others as long as a wrapper of it lives. Two wrappers of one queue have it in common.
+    /// What identifies the runtime's queue while a wrapper of it lives. All wrappers of one queue have the
+    /// same identity.
     pub fn identity(&self) -> usize {
         let state = self.state();
         // SAFETY: a live queue.
@@ -197,14 +200,15 @@ impl Queue for SyclQueue {
         Ok(Fence::point(Arc::clone(progress) as Arc<dyn Timeline>, sequence, seen))
     }
 
-    /// dpctl lets go of arrays in host tasks of the runtime. Enqueueing there waits for a lock of the scheduler (DPC++ 2026), which
-    /// whoever waits for that very task may hold.
+    /// dpctl drops arrays in host tasks of the runtime. Enqueueing in such a task waits for a lock of the
+    /// scheduler (DPC++ 2026), and the lock may be held by a thread that waits for this very task.
     fn record_is_thread_safe(&self) -> bool {
         false
     }
 
-    /// A queue of ours works on queues of the runtime with profiling from here on, until something is enqueued that nobody measures.
-    /// One of somebody else's is measured if its owner has made it so, between two barriers.
+    /// An own queue uses profiling queues of the runtime from here on, until something is enqueued that is
+    /// not measured. A foreign queue is measured between two barriers, if its owner has made it with
+    /// profiling.
     fn time(&self) -> Option<Arc<dyn Timing>> {
         match self.state().time() {
             Ok(commands) => commands.map(|commands| commands as Arc<dyn Timing>),
@@ -215,14 +219,14 @@ impl Queue for SyclQueue {
         }
     }
 
-    /// The pointer to the `sycl::queue`. Whoever asks may enqueue there until the next [`Queue::record`]; waits that were kept
-    /// for the next command are enqueued first.
+    /// The pointer to the `sycl::queue`. The caller may enqueue there until the next [`Queue::record`]. Waits
+    /// kept for the next command are enqueued first.
     fn native(&self) -> usize {
         let touched = self.state().touch();
         match (touched, &self.progress) {
             (Ok(handle), _) => handle.expose_provenance(),
             (Err(error), Some(progress)) => {
-                // Work would run too early. Nothing may be enqueued any more, and whoever tries is told.
+                // Work would run too early. Later calls on this queue fail with this error.
                 progress.fail(error.with_queue(self.id));
                 0
             }

@@ -1,5 +1,5 @@
-//! What is enqueued on one queue: waits that the next commands carry, commands that have no number yet, and the number of
-//! the next record. Lives under the lock of its queue, which never covers user code.
+//! What is enqueued on one queue: waits that the next commands carry, commands that have no number yet, and
+//! the number of the next record. Lives under the lock of its queue, which never covers user code.
 
 use std::ffi::c_void;
 use std::sync::Arc;
@@ -25,7 +25,8 @@ type List = SmallVec<[Object; 8]>;
 
 pub(super) struct QueueState {
     shared: Arc<Shared>,
-    /// One queue of the runtime; several in-order ones for an out-of-order queue of ours, whose commands take turns.
+    /// One queue of the runtime; several in-order queues for an out-of-order own queue, whose commands take
+    /// turns.
     handles: SmallVec<[Native; 1]>,
     /// As many, for when commands are measured, or, meanwhile, for when they are not.
     others: SmallVec<[Native; 1]>,
@@ -37,8 +38,9 @@ pub(super) struct QueueState {
     in_order: bool,
     pub(super) clock: QueueClock,
     pub(super) sequence: u64,
-    /// What later commands have to wait for and the runtime does not know yet. On an in-order queue the next command takes
-    /// them along for all that follow; on an out-of-order queue every command carries them until they are done.
+    /// What later commands have to wait for and the runtime does not know yet. On an in-order queue the next
+    /// command takes them along for all that follow; on an out-of-order queue every command carries them
+    /// until they are done.
     waits: Vec<Arc<Event>>,
     /// Commands without a number. Of an in-order queue the last one is enough.
     fresh: Vec<Arc<Event>>,
@@ -46,9 +48,10 @@ pub(super) struct QueueState {
     covers_newest: bool,
     /// The event of the last number.
     newest: Option<Arc<Event>>,
-    /// Somebody has the native handle and may have enqueued what is not known here.
+    /// Whether the native handle was given out: foreign code may have enqueued commands unknown here.
     touched: bool,
-    /// Of each of the runtime's queues the newest command that may be held back; what comes later there is held back with it.
+    /// Of each of the runtime's queues the newest command that may be held back; what comes later there is
+    /// held back with it.
     held_back: SmallVec<[(usize, Arc<Event>); 1]>,
 }
 
@@ -179,7 +182,8 @@ impl QueueState {
         Ok(Some(commands))
     }
 
-    /// Goes over to the runtime's queues that are right for what is enqueued next: with profiling if it is measured.
+    /// Goes over to the runtime's queues that are right for what is enqueued next: with profiling if it is
+    /// measured.
     fn choose(&mut self) -> Result<(), DeviceError> {
         let profiles = !self.timings.is_empty();
         if profiles == self.profiles || self.handles[0].foreign {
@@ -251,7 +255,8 @@ impl QueueState {
         self.fresh.push(event);
     }
 
-    /// Enqueues what is waited for as a barrier on one of the runtime's queues, for commands that carry no list.
+    /// Enqueues what is waited for as a barrier on one of the runtime's queues, for commands that carry no
+    /// list.
     fn flush_to(&mut self, at: usize) -> Result<(), DeviceError> {
         self.waits.retain(|known| !known.is_done());
         if self.waits.is_empty() {
@@ -291,7 +296,8 @@ impl QueueState {
         self.handles[0].handle.raw()
     }
 
-    /// An event of everything enqueued so far, and whether there was anything since the last one. The number goes up if so.
+    /// An event of everything enqueued so far, and whether there was anything since the last one. The number
+    /// goes up if so.
     pub(super) fn record(&mut self) -> Result<Option<Arc<Event>>, DeviceError> {
         if self.fresh.is_empty() {
             // A wait counts as something enqueued: what comes later is after it.
@@ -317,7 +323,8 @@ impl QueueState {
         Ok(Some(event))
     }
 
-    /// The event of everything enqueued on the runtime's queue, by whomever; of the first, where there are several.
+    /// The event of everything enqueued on the runtime's queue, by whomever; of the first, where there are
+    /// several.
     pub(super) fn barrier(&mut self) -> Result<Arc<Event>, DeviceError> {
         self.flush_to(0)?;
         self.shared.counters.barriers.fetch_add(1, Ordering::Relaxed);
@@ -340,8 +347,8 @@ impl QueueState {
         Ok(event)
     }
 
-    /// One event of several on an out-of-order queue. It holds up what comes later on one of the runtime's queues; the others
-    /// go on.
+    /// One event of several on an out-of-order queue. It holds up what comes later on one of the runtime's
+    /// queues; the others go on.
     fn join(&mut self) -> Result<Arc<Event>, DeviceError> {
         let newest = self.newest.iter().filter(|newest| !newest.is_done());
         let list = self.fresh.iter().chain(newest).map(|event| event.raw()).collect::<List>();

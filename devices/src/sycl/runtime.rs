@@ -55,13 +55,14 @@ impl SyclRuntime {
         if devices.is_empty() { Err(SyclUnavailable::no_device()) } else { Ok(Self { api, devices }) }
     }
 
-    /// The root devices in dpctl's order, each with the default context of its platform. Their numbers are dpctl's and
-    /// dpnp's.
+    /// The root devices in dpctl's order, each with the default context of its platform. Their numbers are
+    /// dpctl's and dpnp's.
     pub fn devices(&self) -> &[Arc<SyclDevice>] {
         &self.devices
     }
 
-    /// The device that `context` gives: its first one, with a queue in that context. `id` is the name that it shall have.
+    /// The device that `context` gives: its first one, with a queue in that context. `id` is the name that it
+    /// shall have.
     ///
     /// # Errors
     /// A context without devices, or one that gives no queue.
@@ -91,8 +92,8 @@ impl SyclRuntime {
         self.devices.iter().find(|device| device.context().is(context.as_ptr()))
     }
 
-    /// The root device that a queue of somebody else works on, if it is a queue of its default context. A sub-device counts
-    /// as the device that it is a part of.
+    /// The root device of a foreign queue, if the queue is in its default context. A sub-device counts as the
+    /// device that it is a part of.
     ///
     /// # Safety
     /// `queue` is a live `sycl::queue` of this runtime.

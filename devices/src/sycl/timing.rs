@@ -1,7 +1,9 @@
-//! When commands ran, from the profiling information of their events (SYCL 2020, 4.6.6.1: `info::event_profiling`).
+//! When commands ran, from the profiling information of their events (SYCL 2020, 4.6.6.1:
+//! `info::event_profiling`).
 //!
-//! Only events of queues that were made for it have any, and there it costs. So a queue of ours works on queues of the runtime
-//! without it until somebody measures, and then on others with it (`queue_state.rs`); a foreign queue is as its owner made it.
+//! Only events of profiling queues have times, and profiling costs. So an own queue works on queues without
+//! profiling, and on others with profiling during a measurement (`queue_state.rs`); a foreign queue is as its
+//! owner made it.
 
 use std::sync::Arc;
 
@@ -12,8 +14,8 @@ use crate::{DeviceSpan, Timing, host_now_ns};
 use super::device::Shared;
 use super::event::Event;
 
-/// Commands that one measurement looks at. Of more than these the last one is kept up to date; between first and last nothing is
-/// missed on an in-order queue.
+/// Commands that one measurement looks at. Of more than these the last one is kept up to date; between first
+/// and last nothing is missed on an in-order queue.
 const COMMANDS_MAX: usize = 256;
 
 /// The commands of one measurement.
@@ -55,7 +57,7 @@ impl Command {
         (began > 0 && ended >= began).then_some((if self.moment { ended } else { began }, ended))
     }
 
-    /// What it tells of the device's clock, seen done at `now_ns`.
+    /// What the event says of the device's clock, seen done at `now_ns`.
     fn observe(&self, shared: &Shared, ended: u64, now_ns: u64) {
         // SAFETY: a live event.
         let submitted = unsafe { (shared.api().event_submitted_at)(self.event.raw()) };

@@ -188,7 +188,8 @@ fn a_stream_that_records_gets_waits_and_records_and_no_query() {
     bench.assert_nothing_wrong();
 }
 
-/// A barrier is over the whole context, so the driver refuses it while anybody records there, and the recording is lost.
+/// A barrier is over the whole context, so the driver refuses it while anybody records there, and the
+/// recording is lost.
 #[test]
 fn a_barrier_leaves_a_recording_of_ours_alone_and_comes_later() {
     let bench = bench();
@@ -219,7 +220,8 @@ fn a_barrier_leaves_a_recording_of_ours_alone_and_comes_later() {
     bench.assert_nothing_wrong();
 }
 
-/// Of recordings of others nobody tells beforehand: the driver refuses the barrier, they are lost, and it works afterwards.
+/// A foreign capture is not known beforehand: the driver refuses the barrier, the capture is lost, and the
+/// barrier works afterwards.
 #[test]
 fn a_barrier_that_meets_a_recording_of_somebody_else_is_refused_and_waits_for_nothing() {
     let bench = bench();
@@ -239,7 +241,8 @@ fn a_barrier_that_meets_a_recording_of_somebody_else_is_refused_and_waits_for_no
     bench.assert_nothing_wrong();
 }
 
-/// A stream of ours whose handle somebody has may be recorded on. What is asked of it meanwhile is answered afterwards.
+/// An own stream whose handle was given out may be captured. Queries during the capture are answered
+/// afterwards.
 #[test]
 fn a_stream_of_ours_that_somebody_records_on_is_left_alone() {
     let bench = bench();
@@ -331,7 +334,8 @@ fn a_graph_of_several_queues_that_goes_wrong_leaves_all_of_them_as_they_were() {
     let (one, two, three) = (bench.queue(), bench.queue(), bench.queue());
     let memory = bench.memory(64);
     let busy = three.capture(|_| {
-        // A queue that records already cannot take part in another recording; one that had joined before it leaves again.
+        // A queue that records already cannot take part in another recording; one that had joined before it
+        // leaves again.
         let refused = one.capture_across(&[&two, &three], |_| panic!("it has not begun"));
         assert_eq!(refused.expect_err("it is recording").kind(), DeviceErrorKind::Invalid);
         Ok(())

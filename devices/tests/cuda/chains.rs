@@ -106,7 +106,8 @@ fn events_are_used_again_and_again() {
 fn a_stream_goes_with_its_last_fence_and_its_work_goes_on() {
     let bench = bench();
     let memory = bench.memory(64);
-    // More streams than one page has words, with a number on its way to each word; only the last fence is kept.
+    // More streams than one page has words, with a number on its way to each word; only the last fence is
+    // kept.
     let held_back = |bench: &Bench| {
         let queue = bench.queue();
         let release = block(&*queue);
@@ -152,7 +153,7 @@ fn who_asks_again_and_again_is_answered_by_loads() {
     for _ in 0..QUESTIONS {
         match fence.peek() {
             Some(done) => assert!(!done),
-            // Once in a while somebody has to ask whether the stream still works.
+            // From time to time a poll queries whether the stream still works.
             None => {
                 unanswered += 1;
                 assert!(!fence.is_done());

@@ -74,7 +74,8 @@ fn a_fault_in_the_middle_of_a_chain() {
         assert!(matches!(fence.state(), FenceState::Failed(again) if again.same_root(&error)));
     }
     assert!(before.is_done());
-    // Nobody had asked about this one: it may be known to be done, or lost with the rest, and stays what it is.
+    // This fence was not queried before: it may be known to be done, or lost with the rest, and stays what it
+    // is.
     let known = matches!(settle(&earlier), Ok(()));
     assert_eq!(known, earlier.is_done());
 }
@@ -121,7 +122,7 @@ fn a_queue_of_another_device_that_waits_for_a_broken_one_fails() {
     settle(&record(&free)).expect("and so are its other queues");
 }
 
-/// Where nobody waits for the host, the host finds the fault by asking for what is pending.
+/// Without a host wait, the host finds the fault by querying what is pending.
 #[test]
 fn whoever_asks_again_and_again_finds_the_fault() {
     let bench = bench();

@@ -44,7 +44,7 @@ fn work_of_a_stranger_is_waited_for_and_waits() {
     assert!(theirs.queue().is_none(), "its fences stand alone");
     stranger.fill(&taken, 9);
     assert!(theirs.state().is_pending());
-    // And ours after what he did.
+    // And the own stream after what the foreign stream did.
     assert_eq!(order(&queue, &theirs), Order::Device);
     bench.copy(&queue, &given, &copied);
     let end = record(&queue);
@@ -53,7 +53,8 @@ fn work_of_a_stranger_is_waited_for_and_waits() {
     settle(&end).expect("nothing failed");
     assert!(theirs.is_done());
     bench.assert_filled(&copied, 2);
-    // What the stranger did after his fence is nobody's but his: only he is waited for here.
+    // Work of the foreign stream after its fence belongs to no fence: the own stream waits for the fence
+    // only.
     settle(&acquire().record().expect("it works")).expect("nothing failed");
     bench.assert_filled(&taken, 9);
     bench.assert_nothing_wrong();

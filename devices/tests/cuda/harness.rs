@@ -12,7 +12,7 @@ use estafette_devices::cuda::{CudaDevice, CudaQueue, CudaRuntime};
 use estafette_devices::{Allocation, Device, Fence, Order, Outcome, Queue};
 use estafette_sync::sync::{Mutex, MutexGuard};
 
-/// Whoever waits this long has lost something.
+/// A wait this long means a lost wake-up.
 pub const PATIENCE: Duration = Duration::from_secs(20);
 /// Long enough to notice what should not happen.
 pub const MOMENT: Duration = Duration::from_millis(30);
@@ -98,7 +98,8 @@ impl Bench {
     /// A copy within the device, or from and to the host.
     pub fn copy(&self, queue: &CudaQueue, from: &Allocation, to: &Allocation) {
         assert_eq!(from.len(), to.len());
-        // SAFETY: tests settle what they enqueue before they drop their memory, and order accesses with the waits under test.
+        // SAFETY: tests settle what they enqueue before they drop their memory, and order accesses with the
+        // waits under test.
         unsafe { self.device.copy(queue, from.ptr().as_ptr(), to.ptr().as_ptr(), from.len()) }
             .expect("a queue that has not failed takes work");
     }
@@ -128,7 +129,7 @@ impl Bench {
         }
     }
 
-    /// A stream of somebody else's, in this device's context.
+    /// A foreign stream, in this device's context.
     pub fn foreign_stream(&self) -> ForeignStream {
         ForeignStream::new(&self.device)
     }
@@ -165,8 +166,8 @@ pub fn block(queue: &dyn Queue) -> Box<dyn FnOnce() + Send> {
 pub fn hold(device: &CudaDevice, stream: CUstream) -> Box<dyn FnOnce() + Send> {
     let mut place: *mut c_void = ptr::null_mut();
     inside(device, || {
-        // SAFETY: a page of pinned memory for every hold stays for good: the device reads it while it waits. The stream is
-        // live; CU_STREAM_WAIT_VALUE_EQ is 1.
+        // SAFETY: a page of pinned memory for every hold stays for good: the device reads it while it waits.
+        // The stream is live; CU_STREAM_WAIT_VALUE_EQ is 1.
         unsafe {
             assert_ok(sys::cuMemHostAlloc(&raw mut place, 4_096, 1));
             place.cast::<u32>().write(0);

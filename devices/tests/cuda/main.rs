@@ -1,6 +1,6 @@
-//! CUDA devices pass the suite that every device has to pass, and keep the order in the cases where others have lost it. They run
-//! on a simulator of the driver, which is no GPU and also finds what nothing ordered; with `ESTAFETTE_CUDA=gpu` on the driver of
-//! the machine, without what only a simulator can do.
+//! CUDA devices pass the suite that every device has to pass, and keep the order in the cases where others
+//! have lost it. They run on a simulator of the driver, which is no GPU and also finds what nothing ordered;
+//! with `ESTAFETTE_CUDA=gpu` on the driver of the machine, without what only a simulator can do.
 
 mod capture;
 mod chains;

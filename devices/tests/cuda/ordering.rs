@@ -129,8 +129,8 @@ fn a_number_is_taken_while_another_thread_enqueues() {
     bench.assert_nothing_wrong();
 }
 
-/// What is recorded late covers what was enqueued meanwhile; a wait for somebody else must not be among it, or whoever he waits
-/// for would wait for him.
+/// An event recorded late covers what was enqueued meanwhile. A wait for another stream must not be part of
+/// that, or two streams would wait for each other.
 #[test]
 fn an_event_that_is_recorded_after_a_foreign_wait() {
     let bench = bench();

@@ -1,5 +1,5 @@
-//! Random programs over several streams, in any order that the streams allow: the simulator's clock stands still until all is
-//! enqueued, and then its seed chooses what runs first.
+//! Random programs over several streams, in any order that the streams allow: the simulator's clock stands
+//! still until all is enqueued, and then its seed chooses what runs first.
 
 use estafette_devices::cuda::CudaQueue;
 use estafette_devices::{Allocation, Fence, FenceSet};
@@ -83,7 +83,7 @@ fn play(bench: &Bench, seed: u64, places: &mut [Place]) {
         }
         places[to].wrote(&fence);
         if draw.below(8) == 0 {
-            // Somebody asks in between, which enqueues something for the host.
+            // A query in between enqueues something for the host.
             let _ = fence.is_done();
         }
     }

@@ -8,7 +8,8 @@ use estafette_devices::{DeviceSpan, Queue, Timing, host_now_ns};
 
 use super::harness::{bench, block, fill, order, record, settle};
 
-/// The span of work that has ended. The event that times are counted from is on a stream of its own, which may be late.
+/// The span of work that has ended. The event that times are counted from is on a stream of its own, which
+/// may be late.
 fn ended(timing: &dyn Timing) -> DeviceSpan {
     let started = Instant::now();
     loop {

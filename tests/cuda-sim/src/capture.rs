@@ -62,8 +62,8 @@ impl State {
         }
     }
 
-    /// Refuses a call that may not happen on this thread while captures are under way, and spoils them, as the driver
-    /// does with calls that it cannot know to be harmless.
+    /// Refuses a call that may not happen on this thread while captures are under way, and spoils them, as
+    /// the driver does with calls that it cannot know to be harmless.
     pub(crate) fn refuse_during_capture(&mut self) -> Result<(), Code> {
         let thread = std::thread::current().id();
         let forbids = |capture: &Capture| match THREAD_MODE.get() {
@@ -89,8 +89,9 @@ impl State {
         Err(STREAM_CAPTURE_UNSUPPORTED)
     }
 
-    /// Refuses to ask or wait for a context of which a stream is captured, in whatever mode, and spoils those captures
-    /// (CUDA C++ Programming Guide, "Prohibited and Unhandled Operations"; `cuCtxRecordEvent` in the driver's manual).
+    /// Refuses to ask or wait for a context of which a stream is captured, in whatever mode, and spoils those
+    /// captures (CUDA C++ Programming Guide, "Prohibited and Unhandled Operations"; `cuCtxRecordEvent` in the
+    /// driver's manual).
     pub(crate) fn refuse_captured_context(&mut self, context: usize) -> Result<(), Code> {
         let streams = self.streams.iter().filter(|stream| stream.context == context);
         let captures: Vec<u64> = streams.filter_map(|stream| stream.capture).collect();
@@ -182,8 +183,8 @@ impl State {
 }
 
 impl Graph {
-    /// The work of one launch. What no dependence orders is in an order that `draw`, a number below its argument, decides: a
-    /// device may run it in any.
+    /// The work of one launch. What no dependence orders is in an order that `draw`, a number below its
+    /// argument, decides: a device may run it in any.
     pub(crate) fn launched(&self, mut draw: impl FnMut(u64) -> u64) -> Vec<(Work, Vec<usize>)> {
         let mut places = vec![None; self.nodes.len()];
         let mut launched = Vec::with_capacity(self.nodes.len());

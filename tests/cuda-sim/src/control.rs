@@ -50,8 +50,8 @@ pub extern "C" fn cusim_reset() {
     session.changed();
 }
 
-/// From now on nothing happens unless the virtual clock is moved: by `cusim_advance` or `cusim_step`, or by a call of
-/// the driver that waits. `seed` chooses among what may happen at the same time.
+/// From now on nothing happens unless the virtual clock is moved: by `cusim_advance` or `cusim_step`, or by a
+/// call of the driver that waits. `seed` chooses among what may happen at the same time.
 #[unsafe(no_mangle)]
 pub extern "C" fn cusim_virtual_clock(seed: u64) {
     let mut session = Session::open();
@@ -85,7 +85,8 @@ pub extern "C" fn cusim_now() -> u64 {
     Session::open().script.now
 }
 
-/// How long commands of that kind (0: of any) take on that stream (0: on any). 0 when there is no such thing, else 1.
+/// How long commands of that kind (0: of any) take on that stream (0: on any). 0 when there is no such thing,
+/// else 1.
 #[unsafe(no_mangle)]
 pub extern "C" fn cusim_latency(stream: u64, kind: u32, nanoseconds: u64) -> c_int {
     let mut session = Session::open();
@@ -140,8 +141,8 @@ pub extern "C" fn cusim_used(device: u32) -> u64 {
     Session::open().memory.used.get(&(device as usize)).copied().unwrap_or(0)
 }
 
-/// The `nth` command that a stream starts from now on fails with a code, and its context with it. With `nth` 0 the
-/// stream's context fails at once. 0 when there is no such stream, else 1.
+/// The `nth` command that a stream starts from now on fails with a code, and its context with it. With `nth`
+/// 0 the stream's context fails at once. 0 when there is no such stream, else 1.
 #[unsafe(no_mangle)]
 pub extern "C" fn cusim_fault(stream: u64, nth: u64, code: c_int) -> c_int {
     let mut session = Session::open();

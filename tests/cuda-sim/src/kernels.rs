@@ -32,7 +32,8 @@ impl Kernel {
     ///
     /// # Safety
     ///
-    /// `arguments` points to as many pointers as the kernel has parameters, each to a value of the parameter's type.
+    /// `arguments` points to as many pointers as the kernel has parameters, each to a value of the
+    /// parameter's type.
     pub(crate) unsafe fn with(self, arguments: *mut *mut c_void) -> Launch {
         // SAFETY: promised by the caller.
         unsafe {

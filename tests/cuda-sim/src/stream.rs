@@ -119,7 +119,8 @@ impl State {
         Ok(stream)
     }
 
-    /// The streams whose last commands the next one of `stream` has to come after, by the legacy stream's rules.
+    /// The streams whose last commands the next one of `stream` has to come after, by the legacy stream's
+    /// rules.
     pub(crate) fn ordered_before(&self, stream: usize) -> Vec<usize> {
         let this = &self.streams[stream];
         let relevant = |other: &Stream| match this.origin {

@@ -201,7 +201,8 @@ unsafe extern "C" fn note(branch: *mut std::ffi::c_void) {
     SEEN.lock().expect("nobody panics with it").push(branch.addr());
 }
 
-/// Two launches of one graph, and a launch beside other work, are ordered as any other commands are, or are a race.
+/// Two launches of one graph, and a launch beside other work, are ordered as any other commands are, or are a
+/// race.
 #[test]
 fn a_launch_takes_part_in_the_order_of_streams() {
     let bench = bench();

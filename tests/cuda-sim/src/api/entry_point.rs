@@ -1,8 +1,8 @@
 //! How a program asks the driver for its functions by name and version, instead of by symbol.
 //!
-//! A function whose signature once changed is exported under several symbols. Which one `cuMemAlloc` stands for depends on
-//! the version that the program was written for: the newest one that is not newer. The versions are those of the driver's
-//! header (`cudaTypedefs.h`).
+//! A function whose signature once changed is exported under several symbols. Which one `cuMemAlloc` stands
+//! for depends on the version that the program was written for: the newest one that is not newer. The
+//! versions are those of the driver's header (`cudaTypedefs.h`).
 
 use std::ffi::{CStr, c_char, c_int, c_void};
 
@@ -132,7 +132,8 @@ unsafe fn answer(
 
 driver! {
     fn cuGetProcAddress(symbol: *const c_char, function: *mut *const c_void, version: c_int, flags: u64) |_session| {
-        // The flags choose whether default streams are those of threads. That is left to the caller's handles here.
+        // The flags choose whether default streams are those of threads. That is left to the caller's handles
+        // here.
         let _ = flags;
         answer(symbol, function, version, std::ptr::null_mut())
     }

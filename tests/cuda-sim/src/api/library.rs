@@ -1,4 +1,5 @@
-//! Libraries: modules that belong to no context, and whose kernels are launched with a description of the launch.
+//! Libraries: modules that belong to no context, and whose kernels are launched with a description of the
+//! launch.
 
 use std::ffi::{c_char, c_int, c_uint, c_void};
 
