@@ -202,7 +202,7 @@ enum estafette_status
    */
   ESTAFETTE_CONFLICT = -5,
   /**
-   * Only leases that nobody has returned hold this up; the text names them.
+   * Only leases that were not returned hold this up; the text names them.
    */
   ESTAFETTE_LEASE_HELD = -6,
   /**
@@ -276,10 +276,10 @@ typedef struct estafette_engine estafette_engine;
 typedef struct estafette_lease estafette_lease;
 
 /**
- * An operation. The handle is a number with a generation, not an address: one that is over is told as such.
+ * An operation. The handle is a number with a generation, not an address: a handle of an ended operation is recognized.
  *
- * What a submission gives is held until `estafette_op_release`. What a function is given is held until the end of the operation
- * was told, and needs no release.
+ * A handle from a submission is held until `estafette_op_release`. A handle that a function receives is held until the end of
+ * the operation is reported, and needs no release.
  */
 typedef struct estafette_op estafette_op;
 
@@ -645,14 +645,14 @@ typedef struct estafette_submit_options {
   /**
    * The device that the function enqueues on; `device_type` 0 for functions that work on the host. What comes before the
    * operation on that device is waited for there, and not on the host; the function asks `estafette_op_stream` for the
-   * stream, and what it has enqueued there by the end that it tells is the operation.
+   * stream, and the operation is what the function has enqueued there when it reports the end.
    */
   DLDevice on;
 } estafette_submit_options;
 
 /**
- * The body of an operation. It is called once, by any thread, when its operands may be used, and starts the work; the end is
- * told by `estafette_op_complete` or one of its kin, inside of it or later, by any thread. It must not block for long, and
+ * The body of an operation. It is called once, by any thread, when its operands may be used, and starts the work. The
+ * end is reported by `estafette_op_complete` or a related call, inside of the function or later, by any thread. The function must not block for long, and
  * must not throw.
  */
 typedef void (*estafette_function)(void *context, struct estafette_op *op);
@@ -824,8 +824,8 @@ estafette_status estafette_engine_create(const struct estafette_engine_options *
                                          struct estafette_engine **out);
 
 /**
- * Gives an engine up. What was submitted still runs, and nobody waits for it; tensors, leases and operations that are held
- * stay valid. To wait first, use `estafette_engine_shutdown` or `estafette_wait_all`. NULL is legal and does nothing.
+ * Releases an engine. Operations that were submitted still run, and this call does not wait for them. Tensors, leases and
+ * operations that are held stay valid. To wait first, use `estafette_engine_shutdown` or `estafette_wait_all`. NULL is legal and does nothing.
  *
  * Failures of its operations that nothing has retrieved are logged; see `estafette_log_callback`.
  *
@@ -851,7 +851,7 @@ estafette_status estafette_engine_shutdown(struct estafette_engine *engine,
 
 /**
  * Blocks until everything submitted to this engine has ended, or for `timeout_ns` (`ESTAFETTE_FOREVER` for no limit). Leases
- * do not count, and failures are told where their outputs are used, not here. Without a limit it may run whatever is ready on this
+ * do not count, and failures are reported where their outputs are used, not here. Without a limit it may run whatever is ready on this
  * thread (see `estafette_set_helping`); with one it runs nothing, so that it is kept.
  *
  * Returns `ESTAFETTE_OK`; `ESTAFETTE_TIMEOUT`; `ESTAFETTE_LEASE_HELD` when only leases hold up what is left;
@@ -921,7 +921,7 @@ estafette_status estafette_export(const struct estafette_tensor *tensor,
 
 /**
  * Lends an operand of a running operation to another library, in the way it was declared, without waiting. `op` is what the
- * operation's function was given, before its end was told. The caller owns `*out`. A view that is still alive when the
+ * operation's function was given, before its end is reported. The caller owns `*out`. A view that is still alive when the
  * operation ends becomes a lease, with no gap in between.
  *
  * Returns `ESTAFETTE_OK`; `ESTAFETTE_INVALID` for NULL, for a handle of an operation that has not begun or has ended, or a tensor
@@ -952,7 +952,7 @@ estafette_status estafette_tensor_fence(const struct estafette_tensor *tensor,
  * The end of every use of `tensor` that was submitted before this call, leases included, as a fence to `*out`: when it is done,
  * the memory may be overwritten in place. Ownership as for `estafette_tensor_fence`.
  *
- * Something that is told to end after its own end never ends: do not hand this fence back as the end of one of those uses.
+ * A use that is to end after this fence would wait for itself: do not hand this fence back as the end of one of those uses.
  *
  * Returns as `estafette_tensor_fence`. May be called by any thread.
  *
@@ -990,8 +990,8 @@ estafette_status estafette_promise_create(const char *name,
                                           estafette_fence *fence);
 
 /**
- * Settles a promise and gives it up: `ESTAFETTE_OK` for done, or a negative status with a text, which may be NULL. Whoever waits
- * is told before this returns.
+ * Settles and releases a promise: `ESTAFETTE_OK` for done, or a negative status with a text, which may be NULL. Waiters
+ * are notified before this returns.
  *
  * Returns `ESTAFETTE_OK`; `ESTAFETTE_INVALID` for NULL, a handle that is not in use, as of a promise that was settled before, or a
  * status that is neither (then the promise stays the caller's); `ESTAFETTE_FORKED`. May be called by any thread.
@@ -1093,7 +1093,7 @@ estafette_status estafette_lease_release(struct estafette_lease *lease,
 
 /**
  * Sets where the log events of this copy of the library go, up to `level` (1 to 5, see `estafette_log_callback`). It replaces
- * an earlier one, whose `drop_context` is called when nobody is inside of it any more. NULL `callback` turns logging off, and
+ * an earlier one, whose `drop_context` is called when no thread runs the callback any more. NULL `callback` turns logging off, and
  * then `context` is not looked at. Without a call of this, nothing is logged.
  *
  * Returns `ESTAFETTE_OK`; `ESTAFETTE_INVALID` for a level that is none; `ESTAFETTE_CONFLICT` when a Rust program around this
@@ -1112,10 +1112,10 @@ estafette_status estafette_set_log(int32_t level,
  * Ends an operation whose function was called: `status` is `ESTAFETTE_OK`, or a negative status for a failure, whose text is
  * `message` (NULL for none). Its outputs then carry that failure; with `ESTAFETTE_CANCELLED` they are marked as cancelled.
  *
- * Returns `ESTAFETTE_OK`; `ESTAFETTE_INVALID` for NULL, a handle that is not in use, an operation whose end was told already or
- * whose function was not called yet, a status that is neither, or an operation that is to produce a tensor and is told that it
- * succeeded. May be called by any thread, once, inside of the function too. Whoever waits is told before this returns, and
- * `drop_context` is called.
+ * Returns `ESTAFETTE_OK`; `ESTAFETTE_INVALID` for NULL, a handle that is not in use, an operation whose end was reported already or
+ * whose function was not called yet, a status that is neither, or `ESTAFETTE_OK` for an operation that is to
+ * produce a tensor. May be called by any thread, once, inside of the function too. Before this returns, waiters are
+ * notified and `drop_context` is called.
  *
  * What the caller promises:
  * `message` is NULL or a text. `op` may be any value.
@@ -1126,7 +1126,7 @@ estafette_status estafette_op_complete(struct estafette_op *op,
 
 /**
  * The stream of an operation that was submitted for a device, to `*stream`: a `CUstream`, or a pointer to a `sycl::queue`. `op` is
- * what the operation's function was given. The stream is the library's; it may be used until the end of the operation was told.
+ * what the operation's function was given. The stream is the library's; it may be used until the end of the operation is reported.
  *
  * Returns `ESTAFETTE_OK`; `ESTAFETTE_INVALID` for NULL, for an operation of the host, or one that has not begun or has ended;
  * `ESTAFETTE_FORKED`. `*stream` is written only on success. May be called by any thread.
@@ -1143,7 +1143,7 @@ estafette_status estafette_op_stream(struct estafette_op *op,
  * NULL means now. `drop_context` is called when the fence has settled, well or not: until then, the work that it marks may use
  * the context.
  *
- * Returns as `estafette_op_complete`, and `ESTAFETTE_INVALID` for a fence that breaks the rules: then the end was not told. May
+ * Returns as `estafette_op_complete`, and `ESTAFETTE_INVALID` for a fence that breaks the rules: then the end was not reported. May
  * be called by any thread, once, inside of the function too.
  *
  * What the caller promises:
@@ -1193,7 +1193,7 @@ estafette_status estafette_op_query(struct estafette_op *op);
 
 /**
  * Blocks until an operation has ended (the fence included that it ends with), or for `timeout_ns` (`ESTAFETTE_FOREVER` for no
- * limit; 0 only looks), and tells how. Without a limit it may run operations on this thread (see `estafette_set_helping`); with one
+ * limit; 0 only looks), and returns how it ended. Without a limit it may run operations on this thread (see `estafette_set_helping`); with one
  * it runs none, so that it is kept.
  *
  * Returns `ESTAFETTE_OK`; `ESTAFETTE_TIMEOUT`; `ESTAFETTE_FAILED`, `ESTAFETTE_CANCELLED` or `ESTAFETTE_DEVICE` with the root
@@ -1251,7 +1251,7 @@ estafette_status estafette_unregister_operator(const char *name);
  * `count`, which may be NULL, gets how many there are.
  *
  * Returns `ESTAFETTE_OK`; `ESTAFETTE_INVALID` for NULL `path`, or a library that cannot be loaded, has no such function, registers
- * nothing, or says that it failed, which the text tells; `ESTAFETTE_CONFLICT` for a name that is taken; `ESTAFETTE_FORKED`. May be
+ * nothing, or reports a failure, whose reason is in the text; `ESTAFETTE_CONFLICT` for a name that is taken; `ESTAFETTE_FORKED`. May be
  * called by any thread.
  *
  * What the caller promises:
@@ -1283,7 +1283,7 @@ estafette_status estafette_list_operators(estafette_operator_callback callback, 
  * an operator that allocates them or not given to one that does not, or an attribute that is no text; `ESTAFETTE_CONFLICT` for
  * outputs that overlap another operand of an operator that does not work in place, or may not be written;
  * `ESTAFETTE_WOULD_DEADLOCK`, `ESTAFETTE_LEASE_HELD`, `ESTAFETTE_SHUTDOWN`, `ESTAFETTE_FORKED` as `estafette_submit`. A failure of
- * the operator itself is told at its outputs. May be called by any thread, inside of operations too.
+ * the operator itself is reported at its outputs. May be called by any thread, inside of operations too.
  *
  * What the caller promises:
  * Each pointer but handles is NULL or what its type says; `outputs` may be written.
@@ -1316,7 +1316,7 @@ estafette_status estafette_program_begin(struct estafette_engine *engine,
  * `drop_context`, which may be NULL, is called once with it when the program was destroyed, no replay is in flight, and every fence
  * that a call of `function` has ended with has settled. Nodes have the meaning that they would have as operations submitted in this order. Of the options, `priority` and `nonblocking` must be 0.
  *
- * A function tells its end as that of an operation does. Two replays may call it at the same time if all that the program does is
+ * A function reports its end as that of an operation does. Two replays may call it at the same time if all that the program does is
  * to read.
  *
  * Returns as `estafette_submit_with`, and `ESTAFETTE_INVALID` for a program that is finished. On an error the caller keeps
@@ -1385,8 +1385,8 @@ const char *estafette_status_text(int32_t status);
  * place. `function` is called with `context` when everything before it, in the order of submission, that it conflicts with has
  * been issued and what it needs is ready; it is not called at all if something that it reads has failed, or when it is
  * cancelled. `name` appears in messages; NULL means "c". `drop_context`, which may be NULL, is called once with `context` when
- * the end was told, and the fence given to `estafette_op_complete_after`, if any, has settled; or when it is known that `function` will
- * not be called. (Work that `function` has enqueued on `estafette_op_stream` may still run when the end was told without a fence.)
+ * the end was reported, and the fence given to `estafette_op_complete_after`, if any, has settled; or when it is known that `function` will
+ * not be called. (Work that `function` has enqueued on `estafette_op_stream` may still run when the end was reported without a fence.)
  * An array may be NULL when its count is 0.
  *
  * Returns `ESTAFETTE_OK`; `ESTAFETTE_INVALID` for NULL `engine` or `function`, for NULL or a handle that is not in use among the
@@ -1461,8 +1461,8 @@ estafette_status estafette_produce(struct estafette_engine *engine,
  * or for a device that the engine does not have; `ESTAFETTE_SHUTDOWN`; `ESTAFETTE_FORKED`. May be called by any thread.
  *
  * What the caller promises:
- * Each pointer but handles is NULL or what its type says. What `managed` describes is true until its deleter is called, and nobody but the
- * engine's operations and leases writes it meanwhile.
+ * Each pointer but handles is NULL or what its type says. What `managed` describes is true until its deleter is called, and only the
+ * engine's operations and leases write the memory meanwhile.
  */
 estafette_status estafette_import(struct estafette_engine *engine,
                                   DLManagedTensorVersioned *managed,

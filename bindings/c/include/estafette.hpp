@@ -281,7 +281,7 @@ class Tensor::Ready {
 inline Tensor::Ready Tensor::ready() const { return Ready(*this); }
 #endif
 
-/// The right to tell how an operation ended, for its function. May be copied to any thread; the first word counts, and another
+/// The right to report how an operation ended, for its function. May be copied to any thread; the first word counts, and another
 /// one throws.
 class Completion {
  public:
@@ -339,9 +339,9 @@ inline std::vector<estafette_tensor *> handles(const std::vector<Tensor> &tensor
 
 using Function = std::function<void(Completion)>;
 
-// Exceptions must not leave a callback: they become the operation's failure, unless its end was told before.
+// Exceptions must not leave a callback: they become the operation's failure, unless its end was reported before.
 inline void call(void *context, estafette_op *op) {
-  // The end may be told inside, which drops the context: the function is kept until it has returned.
+  // The end may be reported inside, which drops the context: the function is kept until it has returned.
   Function function = *static_cast<Function *>(context);
   try {
     function(Completion(op));

@@ -99,8 +99,8 @@ pub unsafe extern "C" fn estafette_engine_create(
     })
 }
 
-/// Gives an engine up. What was submitted still runs, and nobody waits for it; tensors, leases and operations that are held
-/// stay valid. To wait first, use `estafette_engine_shutdown` or `estafette_wait_all`. NULL is legal and does nothing.
+/// Releases an engine. Operations that were submitted still run, and this call does not wait for them. Tensors, leases and
+/// operations that are held stay valid. To wait first, use `estafette_engine_shutdown` or `estafette_wait_all`. NULL is legal and does nothing.
 ///
 /// Failures of its operations that nothing has retrieved are logged; see `estafette_log_callback`.
 ///
@@ -154,7 +154,7 @@ pub extern "C" fn estafette_engine_shutdown(
 }
 
 /// Blocks until everything submitted to this engine has ended, or for `timeout_ns` (`ESTAFETTE_FOREVER` for no limit). Leases
-/// do not count, and failures are told where their outputs are used, not here. Without a limit it may run whatever is ready on this
+/// do not count, and failures are reported where their outputs are used, not here. Without a limit it may run whatever is ready on this
 /// thread (see `estafette_set_helping`); with one it runs nothing, so that it is kept.
 ///
 /// Returns `ESTAFETTE_OK`; `ESTAFETTE_TIMEOUT`; `ESTAFETTE_LEASE_HELD` when only leases hold up what is left;

@@ -45,7 +45,7 @@ pub(crate) const DONE: Answer = Ok(estafette_status::ESTAFETTE_OK);
 #[inline]
 pub(crate) fn entry(inside: impl FnOnce() -> Answer) -> estafette_status {
     if fork::in_child() {
-        return tell(Error::Forked.into());
+        return store_error(Error::Forked.into());
     }
     entry_anywhere(inside)
 }
@@ -56,7 +56,7 @@ pub(crate) fn entry_anywhere(inside: impl FnOnce() -> Answer) -> estafette_statu
     valgrind::before();
     let status = match catch_unwind(AssertUnwindSafe(inside)) {
         Ok(Ok(status)) => status,
-        Ok(Err(refusal)) => tell(refusal),
+        Ok(Err(refusal)) => store_error(refusal),
         Err(panic) => panicked(panic),
     };
     valgrind::after();
@@ -64,7 +64,7 @@ pub(crate) fn entry_anywhere(inside: impl FnOnce() -> Answer) -> estafette_statu
 }
 
 #[cold]
-fn tell(refusal: Refusal) -> estafette_status {
+fn store_error(refusal: Refusal) -> estafette_status {
     last_error::set(&refusal.message);
     refusal.status
 }
@@ -72,7 +72,7 @@ fn tell(refusal: Refusal) -> estafette_status {
 #[cold]
 fn panicked(panic: Panic) -> estafette_status {
     let text = text_of_panic(panic);
-    tell(Refusal::new(estafette_status::ESTAFETTE_INTERNAL, format!("a bug in the library: {text}")))
+    store_error(Refusal::new(estafette_status::ESTAFETTE_INTERNAL, format!("a bug in the library: {text}")))
 }
 
 /// Where a result goes.

@@ -187,7 +187,7 @@ pub(crate) fn raw(managed: estafette::ManagedTensor) -> *mut DLManagedTensorVers
 }
 
 /// Lends an operand of a running operation to another library, in the way it was declared, without waiting. `op` is what the
-/// operation's function was given, before its end was told. The caller owns `*out`. A view that is still alive when the
+/// operation's function was given, before its end is reported. The caller owns `*out`. A view that is still alive when the
 /// operation ends becomes a lease, with no gap in between.
 ///
 /// Returns `ESTAFETTE_OK`; `ESTAFETTE_INVALID` for NULL, for a handle of an operation that has not begun or has ended, or a tensor

@@ -56,7 +56,7 @@ pub unsafe extern "C" fn estafette_tensor_fence(
 /// The end of every use of `tensor` that was submitted before this call, leases included, as a fence to `*out`: when it is done,
 /// the memory may be overwritten in place. Ownership as for `estafette_tensor_fence`.
 ///
-/// Something that is told to end after its own end never ends: do not hand this fence back as the end of one of those uses.
+/// A use that is to end after this fence would wait for itself: do not hand this fence back as the end of one of those uses.
 ///
 /// Returns as `estafette_tensor_fence`. May be called by any thread.
 ///
@@ -134,8 +134,8 @@ pub unsafe extern "C" fn estafette_promise_create(
     })
 }
 
-/// Settles a promise and gives it up: `ESTAFETTE_OK` for done, or a negative status with a text, which may be NULL. Whoever waits
-/// is told before this returns.
+/// Settles and releases a promise: `ESTAFETTE_OK` for done, or a negative status with a text, which may be NULL. Waiters
+/// are notified before this returns.
 ///
 /// Returns `ESTAFETTE_OK`; `ESTAFETTE_INVALID` for NULL, a handle that is not in use, as of a promise that was settled before, or a
 /// status that is neither (then the promise stays the caller's); `ESTAFETTE_FORKED`. May be called by any thread.

@@ -13,7 +13,7 @@
 //! # Rules that hold for every function
 //! - On any error the caller keeps what it passed: tensors, fences, contexts.
 //! - No panic crosses: `entry` turns one into `ESTAFETTE_INTERNAL`.
-//! - Callbacks run under no lock of ours.
+//! - Callbacks run under no lock of the library.
 //!
 //! # Invariants
 //!

@@ -38,7 +38,7 @@ fn sink() -> Option<Arc<Sink>> {
 }
 
 /// Sets where the log events of this copy of the library go, up to `level` (1 to 5, see `estafette_log_callback`). It replaces
-/// an earlier one, whose `drop_context` is called when nobody is inside of it any more. NULL `callback` turns logging off, and
+/// an earlier one, whose `drop_context` is called when no thread runs the callback any more. NULL `callback` turns logging off, and
 /// then `context` is not looked at. Without a call of this, nothing is logged.
 ///
 /// Returns `ESTAFETTE_OK`; `ESTAFETTE_INVALID` for a level that is none; `ESTAFETTE_CONFLICT` when a Rust program around this
@@ -87,7 +87,7 @@ fn install() -> Result<(), Refusal> {
     }
     Err(Refusal::new(
         estafette_status::ESTAFETTE_CONFLICT,
-        "somebody else gets the log events of this process",
+        "another subscriber receives the log events of this process",
     ))
 }
 
@@ -123,7 +123,7 @@ impl Subscriber for Forward {
             Level::TRACE => 5,
         };
         let text = c_text(&shown(&format!("{}{}", line.message, line.fields)).to_string());
-        // SAFETY: whoever set it said that any thread may call it.
+        // SAFETY: the caller that set it promised that any thread may call it.
         unsafe { (sink.callback)(sink.context.pointer(), level, text.as_ptr()) };
     }
 

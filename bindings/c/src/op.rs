@@ -1,4 +1,4 @@
-//! Operations in flight: telling how one ended, waiting for it, calling it off.
+//! Operations in flight: reporting an end, waiting, cancelling.
 
 use std::ffi::{c_char, c_void};
 use std::ptr::NonNull;
@@ -16,20 +16,20 @@ use crate::slots::{self, Begun};
 use crate::status::estafette_status;
 use estafette::devices::{DeviceError, DeviceErrorKind};
 
-/// An operation. The handle is a number with a generation, not an address: one that is over is told as such.
+/// An operation. The handle is a number with a generation, not an address: a handle of an ended operation is recognized.
 ///
-/// What a submission gives is held until `estafette_op_release`. What a function is given is held until the end of the operation
-/// was told, and needs no release.
+/// A handle from a submission is held until `estafette_op_release`. A handle that a function receives is held until the end of
+/// the operation is reported, and needs no release.
 #[derive(Debug)]
 pub enum estafette_op {}
 
 /// Ends an operation whose function was called: `status` is `ESTAFETTE_OK`, or a negative status for a failure, whose text is
 /// `message` (NULL for none). Its outputs then carry that failure; with `ESTAFETTE_CANCELLED` they are marked as cancelled.
 ///
-/// Returns `ESTAFETTE_OK`; `ESTAFETTE_INVALID` for NULL, a handle that is not in use, an operation whose end was told already or
-/// whose function was not called yet, a status that is neither, or an operation that is to produce a tensor and is told that it
-/// succeeded. May be called by any thread, once, inside of the function too. Whoever waits is told before this returns, and
-/// `drop_context` is called.
+/// Returns `ESTAFETTE_OK`; `ESTAFETTE_INVALID` for NULL, a handle that is not in use, an operation whose end was reported already or
+/// whose function was not called yet, a status that is neither, or `ESTAFETTE_OK` for an operation that is to
+/// produce a tensor. May be called by any thread, once, inside of the function too. Before this returns, waiters are
+/// notified and `drop_context` is called.
 ///
 /// # Safety
 /// `message` is NULL or a text. `op` may be any value.
@@ -55,7 +55,7 @@ pub unsafe extern "C" fn estafette_op_complete(
 }
 
 /// The stream of an operation that was submitted for a device, to `*stream`: a `CUstream`, or a pointer to a `sycl::queue`. `op` is
-/// what the operation's function was given. The stream is the library's; it may be used until the end of the operation was told.
+/// what the operation's function was given. The stream is the library's; it may be used until the end of the operation is reported.
 ///
 /// Returns `ESTAFETTE_OK`; `ESTAFETTE_INVALID` for NULL, for an operation of the host, or one that has not begun or has ended;
 /// `ESTAFETTE_FORKED`. `*stream` is written only on success. May be called by any thread.
@@ -83,7 +83,7 @@ pub unsafe extern "C" fn estafette_op_stream(
 /// NULL means now. `drop_context` is called when the fence has settled, well or not: until then, the work that it marks may use
 /// the context.
 ///
-/// Returns as `estafette_op_complete`, and `ESTAFETTE_INVALID` for a fence that breaks the rules: then the end was not told. May
+/// Returns as `estafette_op_complete`, and `ESTAFETTE_INVALID` for a fence that breaks the rules: then the end was not reported. May
 /// be called by any thread, once, inside of the function too.
 ///
 /// # Safety
@@ -205,7 +205,7 @@ pub extern "C" fn estafette_op_query(op: *mut estafette_op) -> estafette_status 
 }
 
 /// Blocks until an operation has ended (the fence included that it ends with), or for `timeout_ns` (`ESTAFETTE_FOREVER` for no
-/// limit; 0 only looks), and tells how. Without a limit it may run operations on this thread (see `estafette_set_helping`); with one
+/// limit; 0 only looks), and returns how it ended. Without a limit it may run operations on this thread (see `estafette_set_helping`); with one
 /// it runs none, so that it is kept.
 ///
 /// Returns `ESTAFETTE_OK`; `ESTAFETTE_TIMEOUT`; `ESTAFETTE_FAILED`, `ESTAFETTE_CANCELLED` or `ESTAFETTE_DEVICE` with the root

@@ -92,7 +92,7 @@ pub unsafe extern "C" fn estafette_unregister_operator(name: *const c_char) -> e
 /// `count`, which may be NULL, gets how many there are.
 ///
 /// Returns `ESTAFETTE_OK`; `ESTAFETTE_INVALID` for NULL `path`, or a library that cannot be loaded, has no such function, registers
-/// nothing, or says that it failed, which the text tells; `ESTAFETTE_CONFLICT` for a name that is taken; `ESTAFETTE_FORKED`. May be
+/// nothing, or reports a failure, whose reason is in the text; `ESTAFETTE_CONFLICT` for a name that is taken; `ESTAFETTE_FORKED`. May be
 /// called by any thread.
 ///
 /// # Safety
@@ -169,7 +169,7 @@ fn describe(operator: &Operator) -> estafette_operator_info {
 /// an operator that allocates them or not given to one that does not, or an attribute that is no text; `ESTAFETTE_CONFLICT` for
 /// outputs that overlap another operand of an operator that does not work in place, or may not be written;
 /// `ESTAFETTE_WOULD_DEADLOCK`, `ESTAFETTE_LEASE_HELD`, `ESTAFETTE_SHUTDOWN`, `ESTAFETTE_FORKED` as `estafette_submit`. A failure of
-/// the operator itself is told at its outputs. May be called by any thread, inside of operations too.
+/// the operator itself is reported at its outputs. May be called by any thread, inside of operations too.
 ///
 /// # Safety
 /// Each pointer but handles is NULL or what its type says; `outputs` may be written.

@@ -71,7 +71,7 @@ pub unsafe extern "C" fn estafette_program_begin(
 /// `drop_context`, which may be NULL, is called once with it when the program was destroyed, no replay is in flight, and every fence
 /// that a call of `function` has ended with has settled. Nodes have the meaning that they would have as operations submitted in this order. Of the options, `priority` and `nonblocking` must be 0.
 ///
-/// A function tells its end as that of an operation does. Two replays may call it at the same time if all that the program does is
+/// A function reports its end as that of an operation does. Two replays may call it at the same time if all that the program does is
 /// to read.
 ///
 /// Returns as `estafette_submit_with`, and `ESTAFETTE_INVALID` for a program that is finished. On an error the caller keeps
@@ -124,7 +124,7 @@ pub unsafe extern "C" fn estafette_program_add(
             // The program keeps it; this keeps it until the fence of this call has settled.
             let begun = Begun { completion, context: BodyContext::Shared(context.clone()) };
             match slots::enter_begun(begun) {
-                // SAFETY: whoever recorded it said that any thread may call it, as often as it is replayed.
+                // SAFETY: the caller that recorded it promised that any thread may call it, as often as it is replayed.
                 Ok(handle) => valgrind::foreign(|| unsafe { function(pointer, handle) }),
                 // The completion is dropped, which fails the node.
                 Err(refusal) => tracing::error!(reason = refusal.message, "a node has no handle"),

@@ -1,7 +1,7 @@
 //! Operations in use: how far the function of each is, and who holds its handle.
 //!
-//! The holders of a place (see `places.rs`) are whoever has the handle from a submission, and the operation itself until its end was
-//! told.
+//! A place (see `places.rs`) has up to two holders: the owner of the handle from a submission, and the operation itself
+//! until its end is reported.
 
 use std::mem::ManuallyDrop;
 use std::ptr::NonNull;
@@ -19,7 +19,7 @@ static PLACES: Places<Mutex<State>> = Places::new(Kind::Op);
 
 #[derive(Default)]
 struct State {
-    /// See `places.rs`. The bit "in use" is set from the first time on, and `holders` tells.
+    /// See `places.rs`. The bit "in use" stays set from the first use on; `holders` says whether the place is held.
     tag: u32,
     holders: u32,
     stage: Stage,
@@ -34,21 +34,21 @@ enum Stage {
     /// It was not called yet, or never will be.
     #[default]
     Waiting,
-    /// It was called, and the end was not told.
+    /// The function was called, and the end is not reported yet.
     Begun(Begun),
-    /// Somebody is telling the end right now.
+    /// A thread is reporting the end right now.
     Ending,
-    /// The end was told.
+    /// The end was reported.
     Ended,
 }
 
-/// What is needed to tell the end.
+/// What is needed to report the end.
 pub(crate) struct Begun {
     pub(crate) completion: Completion,
     pub(crate) context: BodyContext,
 }
 
-/// An operation's own claim to its place, which lasts until its end was told. Dropping it gives it up: the operation will
+/// An operation's own claim to its place, which lasts until its end is reported. Dropping the claim releases the place: the operation will
 /// never be called.
 pub(crate) struct Held(NonNull<estafette_op>);
 
@@ -56,7 +56,7 @@ pub(crate) struct Held(NonNull<estafette_op>);
 unsafe impl Send for Held {}
 
 impl Held {
-    /// The function is about to be called; whoever tells the end gives the claim up.
+    /// The function is about to be called; the thread that reports the end releases the claim.
     pub(crate) fn begin(self, begun: Begun) -> Result<*mut estafette_op, Refusal> {
         let handle = ManuallyDrop::new(self).0.as_ptr();
         begin(handle, begun).map(|()| handle)
@@ -95,7 +95,7 @@ pub(crate) fn enter() -> Result<(*mut estafette_op, Held), Refusal> {
     Ok((handle, held))
 }
 
-/// A place for an operation whose function is about to be called, and which nobody else holds.
+/// A place for an operation whose function is about to be called, and which has no other holder.
 pub(crate) fn enter_begun(begun: Begun) -> Result<*mut estafette_op, Refusal> {
     let (number, mut state) = fresh_place()?;
     state.holders = 1;
@@ -103,7 +103,7 @@ pub(crate) fn enter_begun(begun: Begun) -> Result<*mut estafette_op, Refusal> {
     Ok(places::handle(state.tag, number))
 }
 
-/// Takes the right to tell the end, which is told without a fence; the operation holds its place no more.
+/// Takes the right to report the end, without a fence. The operation holds its place no more.
 pub(crate) fn finish(op: *mut estafette_op) -> Result<Begun, Refusal> {
     let (number, mut state) = find(op)?;
     let begun = take_stage(&mut state)?;
@@ -151,7 +151,7 @@ fn begin(op: *mut estafette_op, begun: Begun) -> Result<(), Refusal> {
     Ok(())
 }
 
-/// Takes the right to tell the end.
+/// Takes the right to report the end.
 pub(crate) fn take(op: *mut estafette_op) -> Result<Begun, Refusal> {
     take_stage(&mut find(op)?.1)
 }
@@ -163,7 +163,7 @@ fn take_stage(state: &mut State) -> Result<Begun, Refusal> {
             let why = match &other {
                 Stage::Waiting => "op: its function was not called yet",
                 Stage::Ending | Stage::Begun(_) => "op: another thread is telling its end right now",
-                Stage::Ended => "op: its end was told already",
+                Stage::Ended => "op: its end was reported already",
             };
             state.stage = other;
             Err(Refusal::invalid(why))
@@ -171,12 +171,12 @@ fn take_stage(state: &mut State) -> Result<Begun, Refusal> {
     }
 }
 
-/// The end cannot be told yet after all.
+/// Returns the right: the end cannot be reported yet.
 pub(crate) fn put_back(op: *mut estafette_op, begun: Begun) -> Result<(), Refusal> {
     begin(op, begun)
 }
 
-/// The end is about to be told; `after` is the fence it waits for.
+/// The end is about to be reported; `after` is the fence that the end waits for.
 pub(crate) fn ended(op: *mut estafette_op, after: Option<Fence>) -> Result<(), Refusal> {
     let (_, mut state) = find(op)?;
     state.stage = Stage::Ended;
@@ -189,7 +189,7 @@ pub(crate) fn scope(op: *mut estafette_op) -> Result<Scope, Refusal> {
     match &find(op)?.1.stage {
         Stage::Begun(begun) => Ok(begun.completion.scope().clone()),
         Stage::Waiting => Err(Refusal::invalid("op: its function was not called yet")),
-        Stage::Ending | Stage::Ended => Err(Refusal::invalid("op: its end was told already")),
+        Stage::Ending | Stage::Ended => Err(Refusal::invalid("op: its end was reported already")),
     }
 }
 
@@ -197,7 +197,7 @@ pub(crate) fn scope(op: *mut estafette_op) -> Result<Scope, Refusal> {
 pub(crate) fn op(op: *mut estafette_op) -> Result<(Op, Option<Fence>), Refusal> {
     let (_, state) = find(op)?;
     let found = state.op.clone().ok_or_else(|| {
-        Refusal::invalid("op: this handle was given to a function and can only tell the end; submit with `out` for one to wait for")
+        Refusal::invalid("op: this handle was given to a function and can only report the end; submit with `out` for a handle to wait for")
     })?;
     Ok((found, state.after.clone()))
 }

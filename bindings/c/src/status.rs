@@ -28,7 +28,7 @@ pub enum estafette_status {
     ESTAFETTE_CANCELLED = -4,
     /// The memory is used in a way that excludes this use; the text says by whom.
     ESTAFETTE_CONFLICT = -5,
-    /// Only leases that nobody has returned hold this up; the text names them.
+    /// Only leases that were not returned hold this up; the text names them.
     ESTAFETTE_LEASE_HELD = -6,
     /// Waiting here could never end.
     ESTAFETTE_WOULD_DEADLOCK = -7,

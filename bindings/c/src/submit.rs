@@ -19,8 +19,8 @@ use crate::slots::{self, Begun, Held};
 use crate::status::estafette_status;
 use crate::tensor::{self, estafette_tensor, tensors};
 
-/// The body of an operation. It is called once, by any thread, when its operands may be used, and starts the work; the end is
-/// told by `estafette_op_complete` or one of its kin, inside of it or later, by any thread. It must not block for long, and
+/// The body of an operation. It is called once, by any thread, when its operands may be used, and starts the work. The
+/// end is reported by `estafette_op_complete` or a related call, inside of the function or later, by any thread. The function must not block for long, and
 /// must not throw.
 pub type estafette_function = Option<unsafe extern "C" fn(context: *mut c_void, op: *mut estafette_op)>;
 
@@ -43,7 +43,7 @@ pub struct estafette_submit_options {
     pub reserved: i32,
     /// The device that the function enqueues on; `device_type` 0 for functions that work on the host. What comes before the
     /// operation on that device is waited for there, and not on the host; the function asks `estafette_op_stream` for the
-    /// stream, and what it has enqueued there by the end that it tells is the operation.
+    /// stream, and the operation is what the function has enqueued there when it reports the end.
     pub on: DLDevice,
 }
 
@@ -57,7 +57,7 @@ unsafe impl Options for estafette_submit_options {
 struct Waiting {
     function: unsafe extern "C" fn(*mut c_void, *mut estafette_op),
     context: Context,
-    /// Its handle, if somebody outside has it too.
+    /// Its handle, if the submitter has it too.
     held: Option<Held>,
 }
 
@@ -75,8 +75,8 @@ impl Waiting {
             // The completion is dropped, which fails the operation.
             Err(refusal) => return tracing::error!(reason = refusal.message, "an operation has no handle"),
         };
-        // SAFETY: whoever submitted it said that any thread may call it; this is the one call, and the context is given up
-        // only after the end was told.
+        // SAFETY: the submitter promised that any thread may call it; this is the one call, and the context is given up
+        // only after the end is reported.
         valgrind::foreign(|| unsafe { function(pointer, handle) });
     }
 }
@@ -85,8 +85,8 @@ impl Waiting {
 /// place. `function` is called with `context` when everything before it, in the order of submission, that it conflicts with has
 /// been issued and what it needs is ready; it is not called at all if something that it reads has failed, or when it is
 /// cancelled. `name` appears in messages; NULL means "c". `drop_context`, which may be NULL, is called once with `context` when
-/// the end was told, and the fence given to `estafette_op_complete_after`, if any, has settled; or when it is known that `function` will
-/// not be called. (Work that `function` has enqueued on `estafette_op_stream` may still run when the end was told without a fence.)
+/// the end was reported, and the fence given to `estafette_op_complete_after`, if any, has settled; or when it is known that `function` will
+/// not be called. (Work that `function` has enqueued on `estafette_op_stream` may still run when the end was reported without a fence.)
 /// An array may be NULL when its count is 0.
 ///
 /// Returns `ESTAFETTE_OK`; `ESTAFETTE_INVALID` for NULL `engine` or `function`, for NULL or a handle that is not in use among the

@@ -75,8 +75,8 @@ pub(crate) fn reserve() -> Result<Vacant<Tensor>, Refusal> {
 /// or for a device that the engine does not have; `ESTAFETTE_SHUTDOWN`; `ESTAFETTE_FORKED`. May be called by any thread.
 ///
 /// # Safety
-/// Each pointer but handles is NULL or what its type says. What `managed` describes is true until its deleter is called, and nobody but the
-/// engine's operations and leases writes it meanwhile.
+/// Each pointer but handles is NULL or what its type says. What `managed` describes is true until its deleter is called, and only the
+/// engine's operations and leases write the memory meanwhile.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn estafette_import(
     engine: *mut estafette_engine,

@@ -212,8 +212,8 @@ static void a_second_completion_is_an_error(void) {
   estafette_op *op;
   OK(estafette_submit_with(engine, 0, counting_function, &context, counting_drop, 0, 0, 0, 0, &op));
   OK(estafette_op_complete(begun(&context), ESTAFETTE_OK, 0));
-  REFUSED(ESTAFETTE_INVALID, "told already", estafette_op_complete(op, ESTAFETTE_OK, 0));
-  REFUSED(ESTAFETTE_INVALID, "told already", estafette_op_complete_after(op, 0));
+  REFUSED(ESTAFETTE_INVALID, "reported already", estafette_op_complete(op, ESTAFETTE_OK, 0));
+  REFUSED(ESTAFETTE_INVALID, "reported already", estafette_op_complete_after(op, 0));
   OK(estafette_op_wait(op, 10 * SECOND));
   OK(estafette_op_release(op));
   /* The place is used again under another generation: the old handle does not reach what is there now. */
