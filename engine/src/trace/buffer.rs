@@ -1,7 +1,7 @@
 //! Where a thread's events lie: buffers that one thread writes and, at the end, another one reads.
 //!
-//! The writer stores the words of an event and then publishes the new length; a reader looks no further than the length that
-//! it has seen. So a thread that still writes while the recorder is read harms nobody.
+//! The writer stores the words of an event and then publishes the new length; a reader reads no further than the length that
+//! it has seen. A thread may therefore still write while the recorder is read.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -38,7 +38,7 @@ impl TraceBuffer {
         Self { memory: Memory::Fresh(words), len: AtomicUsize::new(0) }
     }
 
-    /// The buffer with this number in a slab, which nobody else has.
+    /// The buffer with this number in a slab, which has no other user.
     pub(super) fn in_slab(slab: Arc<Slab>, number: usize) -> Self {
         Self { memory: Memory::InSlab(slab, number), len: AtomicUsize::new(0) }
     }

@@ -1,7 +1,7 @@
-//! The same for people, and for whoever collects `tracing` already: events and spans at the level *debug*.
+//! What the recorder notes, as events and spans of the crate `tracing` at the level *debug*.
 //!
-//! Names of targets and fields are stable; `docs/report.md` lists them. They are emitted while somebody has asked for them
-//! by [`emit_events`], which is the same switch as the recorder's: nothing is added to what an operation costs without it.
+//! Names of targets and fields are stable; `docs/report.md` lists them. They are emitted after
+//! [`emit_events`]`(true)`, which sets a bit of the recorder's switch: while both are off, an operation costs no more.
 
 use std::sync::atomic::Ordering;
 
@@ -11,10 +11,10 @@ use super::{EVENTS, OPEN};
 use crate::core::lease_info::LeaseOwner;
 use crate::core::operation::OpGranted;
 
-/// Has the engines of the process emit `tracing` events and spans of what their operations do, or stop it. Says what was
-/// so before. Operations that were described before keep to what was so then.
+/// Has the engines of the process emit `tracing` events and spans of what their operations do, or stop it. Returns the setting
+/// before. Operations that were described earlier keep the setting of that time.
 ///
-/// An operation's body runs in a span `operation` (target `estafette::op`); what it does asynchronously or on a device is told by
+/// An operation's body runs in a span `operation` (target `estafette::op`); what the operation does asynchronously or on a device has
 /// events alone.
 pub fn emit_events(on: bool) -> bool {
     let before =

@@ -1,6 +1,6 @@
-//! What the engine, and the bindings, call when something happens that the recorder tells of.
+//! Hooks: the engine and the bindings call one for each event that the recorder notes.
 //!
-//! All of it is out of line: callers look at the operation's flag first, and that is all they do while tracing is on.
+//! Hooks are out of line. Callers test the operation's flag first; while tracing is off, callers do nothing more.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -26,7 +26,7 @@ use crate::tensor::handle::{Tensor, TensorInner};
 /// Waits that are no operations of the graph have numbers of their own, far above those of operations.
 const WAITS: u64 = 1 << 62;
 
-/// A wait for whatever ends next, or last.
+/// The target of a wait for all operations in flight.
 const ANY: u64 = 0;
 
 fn use_of(kind: Kind) -> UseKind {
@@ -41,7 +41,7 @@ fn use_of(kind: Kind) -> UseKind {
 /// Accesses that one event has room for.
 const ACCESSES_MAX: usize = WORDS_MAX - 3;
 
-/// Extents of a shape that are told.
+/// Extents of a shape that are noted, at most.
 const NDIM_MAX: usize = 64;
 
 /// Words for accesses in an event of narrow form, two to a word.
@@ -98,7 +98,7 @@ pub(crate) fn submitted(pending_op: &OpPending<'_>) {
     });
 }
 
-/// As [`submitted`], for one that came into being as granted.
+/// As [`submitted`], for an operation that was created as granted.
 #[cold]
 #[inline(never)]
 pub(crate) fn split_off(granted: &OpGranted) {
@@ -123,7 +123,7 @@ pub(crate) fn came_in(tensor: &TensorInner) {
     writer::with(|writer| describe(writer, tensor, None));
 }
 
-/// A tensor was imported from `library`, a package name. For bindings; does nothing while tracing is on.
+/// A tensor was imported from `library`, a package name. For bindings; does nothing while tracing is off.
 pub fn imported_from(tensor: &Tensor, library: &'static str) {
     if super::is_open() && !library.is_empty() {
         if let Some(var) = tensor.inner.vars.first() {
@@ -167,7 +167,7 @@ impl crate::tensor::variable::Variable {
     }
 }
 
-/// Pushed to where it runs.
+/// An operation was pushed to the queue that it runs from.
 #[cold]
 #[inline(never)]
 pub(crate) fn ready(id: OpId) {
@@ -178,7 +178,7 @@ pub(crate) fn ready(id: OpId) {
     });
 }
 
-/// As [`ready`], for one that this thread has just submitted.
+/// As [`ready`], for an operation that this thread has just submitted.
 #[cold]
 #[inline(never)]
 pub(crate) fn ready_at_once(id: OpId) {
@@ -186,7 +186,7 @@ pub(crate) fn ready_at_once(id: OpId) {
     writer::with(|writer| writer.write(EventKind::Ready, writer.last, id.get(), []));
 }
 
-/// Its body begins.
+/// The body of an operation begins.
 #[cold]
 #[inline(never)]
 pub(crate) fn begins(granted: &OpGranted) {
@@ -226,7 +226,7 @@ fn begins_at(granted: &OpGranted, at: impl FnOnce(&mut Writer) -> u64) {
 
 estafette_sync::statics! {
     /// What the device work of operations under way is measured by, from the beginning of their bodies to the end. Only operations on
-    /// queues that can tell are here.
+    /// queues that measure time are in the map.
     static TIMINGS: Mutex<BTreeMap<u64, Arc<dyn Timing>>> = Mutex::new(BTreeMap::new());
 }
 
@@ -234,7 +234,7 @@ fn timings() -> estafette_sync::sync::MutexGuard<'static, BTreeMap<u64, Arc<dyn 
     TIMINGS.lock()
 }
 
-/// It ran well and left nothing behind; about to be completed.
+/// A body ran well and left no device work; its operation is about to be completed.
 #[cold]
 #[inline(never)]
 pub(crate) fn ends_well(granted: &OpGranted) {
@@ -245,7 +245,7 @@ pub(crate) fn ends_well(granted: &OpGranted) {
     });
 }
 
-/// About to be completed.
+/// An operation is about to be completed.
 #[cold]
 #[inline(never)]
 pub(crate) fn ends(granted: &OpGranted, ending: &Ending<'_>) {
@@ -304,7 +304,7 @@ fn watch(id: OpId, fences: &[Fence], timing: Option<Arc<dyn Timing>>) {
     });
 }
 
-/// It has left its queues without having been granted.
+/// An operation has left its queues without having been granted.
 #[cold]
 #[inline(never)]
 pub(crate) fn withdrawn(id: OpId) {
@@ -315,7 +315,7 @@ pub(crate) fn withdrawn(id: OpId) {
     });
 }
 
-/// Whoever waits for it is about to be told.
+/// The waiters for an operation are about to be notified.
 #[cold]
 #[inline(never)]
 pub(crate) fn observed(id: OpId) {
@@ -325,7 +325,7 @@ pub(crate) fn observed(id: OpId) {
     });
 }
 
-/// Whoever waited goes on; `blocking` if a thread did.
+/// A waiter resumes; `blocking` if the waiter is a thread.
 #[cold]
 #[inline(never)]
 pub(crate) fn resumed(id: u64, blocking: bool) {
@@ -337,7 +337,7 @@ pub(crate) fn resumed(id: u64, blocking: bool) {
     });
 }
 
-/// Who takes a lease.
+/// A lease is asked for; notes its owner.
 #[cold]
 #[inline(never)]
 pub(crate) fn taken(id: OpId, owner: &LeaseOwner) {
@@ -349,7 +349,7 @@ pub(crate) fn taken(id: OpId, owner: &LeaseOwner) {
     });
 }
 
-/// A lease was had at once, without an operation.
+/// A lease was granted at once, without an operation.
 #[cold]
 #[inline(never)]
 pub(crate) fn pinned(id: OpId, owner: &LeaseOwner, tensor: &Tensor, var: VarId) {
@@ -400,7 +400,7 @@ impl WaitNoted {
         super::is_open().then(|| Self::begin("wait", op.get()))
     }
 
-    /// Waits for whatever is in flight; `what` names the wait.
+    /// Waits for all operations in flight; `what` names the wait.
     pub(crate) fn for_any(what: &'static str) -> Option<Self> {
         super::is_open().then(|| Self::begin(what, ANY))
     }
@@ -434,7 +434,7 @@ pub fn body_uses(id: u64, library: &'static str) {
 }
 
 /// A thread is about to run the body of the operation `id`, and asks for a lock that the body needs, such as the Python lock.
-/// For bindings; does nothing while tracing is on.
+/// For bindings; does nothing while tracing is off.
 pub fn body_wants_lock(id: u64) {
     note(EventKind::Awake, id);
 }
@@ -456,7 +456,7 @@ pub fn wait_has_lock() {
     }
 }
 
-/// The calling thread runs an event loop, so whoever awaits on it goes on when the loop does.
+/// The calling thread runs an event loop, so its tasks resume when the loop runs them.
 pub fn on_event_loop() {
     if super::is_open() {
         writer::with(|writer| writer.on_event_loop());

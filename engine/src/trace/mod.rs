@@ -1,14 +1,13 @@
-//! The recorder: what the engine notes about operations while stalls are recorded, to tell afterwards where the time went.
+//! The recorder: events of operations, from which a report says afterwards where the time went.
 //!
-//! One recorder at a time is kept for the whole process, since tensors of one engine are used by operations of another.
-//! It is off unless a [`Recorder`] is open; then an operation costs one relaxed load, at its description, and whatever happens to
-//! it later costs a look at a flag of its own.
+//! At most one [`Recorder`] is open in a process, since operations of one engine use tensors of another. While no recorder
+//! is open, an operation costs one relaxed load at its description, and each later step tests a flag of the operation.
 //!
 //! While one is open:
 //!
 //! 1. Every operation that is described carries a flag. The hooks (`hooks`) write an event of two words and more (`encoding`) for what
 //!    happens to such an operation: submitted, ready, begun, ended, observed, resumed.
-//! 2. A thread writes to buffers of its own (`writer`, `buffer`), which nobody else writes. It never waits: a buffer comes from
+//! 2. A thread writes to buffers of its own (`writer`, `buffer`), which no other thread writes. The thread never waits: a buffer comes from
 //!    the recorder's budget, and when that is spent, events are counted instead of kept. Buffers are made ready ahead (`free_list`).
 //! 3. [`Recorder::save`] closes the recorder, sorts the places of all events that were published by their operations (`assemble`), and
 //!    writes the file as it makes operations from their events and attributes their stalls. [`Recorder::finish`] makes all of them, as
@@ -19,8 +18,8 @@
 //!
 //! # Invariants
 //!
-//! - While tracing is on an operation costs one relaxed load more, and a look at a flag of its own. A
-//!   thread that notes an event never waits: what does not fit is counted.
+//! - While tracing is off, an operation costs one relaxed load more, and tests of a flag of its own.
+//! - A thread that notes an event never waits: an event that does not fit is counted.
 //! - A lease without an operation has an operation id too, so that traces can name it.
 
 mod assemble;
@@ -76,18 +75,18 @@ estafette_sync::statics! {
     static SESSION: Mutex<Option<Arc<Session>>> = Mutex::new(None);
 }
 
-/// Whether somebody is to be told: a recorder is kept, or events are emitted. One relaxed load.
+/// Whether events are noted: a recorder is open, or `tracing` events are emitted. One relaxed load.
 #[inline(always)]
 pub fn is_open() -> bool {
     OPEN.load(Ordering::Relaxed) != 0
 }
 
-/// Whether a recorder is kept, beside whoever listens to events.
+/// Whether a recorder is open.
 fn is_kept() -> bool {
     OPEN.load(Ordering::Relaxed) & !EVENTS != 0
 }
 
-/// How a recorder is kept.
+/// Options of a recorder.
 #[derive(Clone, Default)]
 pub struct TraceOptions {
     /// Bytes for the trace, from its beginning until [`Recorder::save`] has written it: half of them for what is noted on all threads
@@ -166,7 +165,7 @@ impl std::error::Error for Unsaved {
 
 /// Reads the file of a trace: one that was saved, or the unfinished one of a process that ended before.
 ///
-/// A damaged file gives what can be read of it; [`Trace::losses`] says what is missing. Memory is taken in proportion to the
+/// From a damaged file, what can be read is returned; [`Trace::losses`] says what is missing. Memory is taken in proportion to the
 /// file's size (see [`perfetto::read`]).
 ///
 /// # Errors
@@ -268,7 +267,7 @@ impl Recorder {
         self.session.lost()
     }
 
-    /// Closes the recorder and returns what it tells, with every stall attributed. All of it is in memory then: some 900 bytes for an
+    /// Closes the recorder and returns the trace, with every stall attributed. The whole trace is in memory then: some 900 bytes for an
     /// operation with one access, which [`TraceOptions::memory_max`] does not count. [`save`](Self::save) needs none of that.
     pub fn finish(self) -> Trace {
         self.close();

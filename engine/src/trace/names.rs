@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 use estafette_report::model::Text;
 use estafette_sync::sync::Mutex;
 
-/// Names that are kept. Nobody tells when a variable is gone; beyond this the oldest variable's name goes.
+/// Names that are kept. No notification says that a variable is gone; beyond this limit the oldest variable's name is removed.
 const NAMES_MAX: usize = 1 << 16;
 
 estafette_sync::statics! {

@@ -15,7 +15,7 @@ pub(super) struct Ticks {
     source: Source,
     first: u64,
     began: Instant,
-    /// The same moment as the host's clock tells it, which devices' times are told in.
+    /// The same moment on the host's clock, which is the clock of devices' times.
     began_ns: u64,
 }
 

@@ -26,7 +26,7 @@ const RECENT: usize = 64;
 /// Variables that a thread remembers having described.
 const DESCRIBED: usize = 256;
 
-/// Takers that a thread finds again without formatting them.
+/// Lease owners that a thread finds again without formatting them.
 const OWNERS: usize = 32;
 
 /// One recorder, from opening to finishing.
@@ -77,9 +77,9 @@ pub(super) struct ThreadLog {
     pub(super) running: Body,
 }
 
-/// The body that runs on a thread, of which no event tells yet: its operation, or 0, and when it began.
+/// The body that runs on a thread and that no event notes yet: its operation, or 0, and when it began.
 ///
-/// Only the thread itself writes it. Whoever reads it at the end may see it change: then an event tells of it, too.
+/// Only the thread itself writes it. A reader at the end may see the value change: then an event notes the body, too.
 #[derive(Debug, Default)]
 pub(super) struct Body {
     id: AtomicU64,
@@ -137,7 +137,7 @@ impl ThreadLog {
     }
 }
 
-/// What a thread goes by that Rust has not started: `main`, or its number in the system.
+/// The name of a thread that Rust has not started: `main`, or its number in the system.
 fn unnamed() -> String {
     let this = std::fs::read_link("/proc/thread-self").unwrap_or_default();
     let number = this.file_name().map(|number| number.to_string_lossy().into_owned());
@@ -218,7 +218,7 @@ impl Writer {
         self.last
     }
 
-    /// Nanoseconds since the start, of a time that a device told.
+    /// Nanoseconds since the start, of a time that a device reported.
     pub(super) fn since_start(&self, at_ns: u64) -> u64 {
         self.session.ticks.since_start(at_ns)
     }
@@ -305,7 +305,7 @@ impl Writer {
         number
     }
 
-    /// The numbers of what is told of a owner: text and library, and the line.
+    /// The numbers of an owner's texts: text and library, and the line.
     pub(super) fn owner(&mut self, owner: &LeaseOwner) -> [u64; 2] {
         let slot = owner.slot() % OWNERS;
         if let Some((_, words)) = self.owners[slot].as_ref().filter(|(known, _)| known.same(owner)) {
@@ -314,7 +314,7 @@ impl Writer {
         let text = self.text(owner);
         let library = owner.library().map_or(NONE, |library| self.fixed_text(library));
         let site = owner.site().map_or(NONE, |site| {
-            // A path has no line break where anybody wants to read reports of it.
+            // A path has no line break if reports of it are to be readable.
             self.text(&format!("{}\n{}\n{}", site.file, site.line, site.function))
         });
         let words = [pair(text, library), site.into()];

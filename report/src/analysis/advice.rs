@@ -11,13 +11,13 @@ use crate::analysis::what_if::{Change, TaskGraph, blocks};
 use crate::model::shown::shown;
 use crate::model::{Blocker, Cause, Hazard, Mode, Nanos, OperationId, TrackKind};
 
-/// Changes that are told.
-const TOLD: usize = 3;
+/// Changes that are listed, at most.
+const LISTED_MAX: usize = 3;
 
 /// Of how many waits and tensors it is asked what the run would have been without them.
 const TRIED: usize = 3;
 
-/// What a change saves in percent of the run time at least, to be told.
+/// What a change saves in percent of the run time at least, to be listed.
 const WORTH: u64 = 3;
 
 /// What of the walk could be shorter, sorted by how much it takes of it. A change cannot save more than that, and saves less where
@@ -25,7 +25,7 @@ const WORTH: u64 = 3;
 /// trace is played again.
 pub(crate) fn advice(trace: &Trace, steps: &[Step]) -> Vec<Advice> {
     let mut by_change: HashMap<String, Nanos> = HashMap::new();
-    // Nobody makes an operation take no time; a change that saves nearly as much and can be made is told before it.
+    // No program makes an operation take no time; a change that saves nearly as much and can be made is listed first.
     let mut faster: HashSet<String> = HashSet::new();
     for step in steps {
         if let Some(change) = change(trace, step.what) {
@@ -57,7 +57,7 @@ pub(crate) fn advice(trace: &Trace, steps: &[Step]) -> Vec<Advice> {
         tenths * saves_ns
     };
     advice.sort_by(|a, b| weight(b).cmp(&weight(a)).then_with(|| a.change.cmp(&b.change)));
-    advice.truncate(TOLD);
+    advice.truncate(LISTED_MAX);
     advice
 }
 

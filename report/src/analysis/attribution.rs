@@ -9,7 +9,7 @@
 //!
 //! # What the waiting was for
 //! The time until the blocker has ended is divided by what the blocker did: it stood in a queue itself, it ran, it was a lease
-//! that somebody held. What follows divides by what happened to the waiter: the end was not observed yet; it was ready and all
+//! that was held elsewhere. What follows divides by what happened to the waiter: the end was not observed yet; it was ready and all
 //! workers were busy, or one had to wake up; its thread was awake and had not the interpreter's lock. Device work waits once more
 //! on its queue.
 //!
@@ -63,7 +63,7 @@ pub fn attribute_within(trace: &mut Trace, takes: &mut dyn FnMut(usize) -> bool)
     is_whole
 }
 
-/// What attribution knows of a trace: enough to tell of each operation why it waited.
+/// What attribution knows of a trace: enough to say of each operation why it waited.
 pub(crate) struct Attribution<'a, S> {
     pub(crate) source: &'a S,
     order: Order,
@@ -215,7 +215,7 @@ impl<S: Source> Attribution<'_, S> {
         if let (true, Some(target)) = (blocked.is_empty(), by_name) {
             let phases = self.phases(target, true);
             let ended = phases.ended.unwrap_or(Nanos::MAX).clamp(waits.from, waits.ready);
-            // Whoever waits by name is told at once.
+            // A wait by name is notified at once.
             waits.ready = ended;
             blocked.push(Some((phases, Hazard::Raw, ended)));
         }
@@ -280,7 +280,7 @@ impl<S: Source> Attribution<'_, S> {
         tiling.until(waits.end, Cause::NotResumed, None, Blocker::Interpreter);
     }
 
-    /// Who was late to go on.
+    /// The thread or event loop that resumed late.
     fn sleeper(&self, operation: &Operation) -> Blocker {
         let Some(track) = operation.track.or(operation.submitter) else { return Blocker::None };
         match self.source.about().tracks.get(track).map(|track| track.kind) {

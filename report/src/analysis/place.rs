@@ -11,7 +11,7 @@ use crate::model::{Lease, LibraryId, Nanos, Operation, OperationKind, Trace, Tra
 pub(crate) enum Row {
     /// What ran, or waited, on a track.
     Track(TrackId),
-    /// What is told of a library but of no track.
+    /// What belongs to a library and to no track.
     Library(Option<LibraryId>),
 }
 

@@ -57,7 +57,7 @@ pub fn lease(trace: &Trace, id: OperationId) -> String {
     // Where the place is known, the owner's text would only say it again.
     let function = lease.site.as_ref().map(|site| site.function.as_str());
     let words = function.filter(|function| !function.is_empty()).unwrap_or(&lease.owner);
-    let owner = shown(owner.or_else(|| (!words.is_empty()).then_some(words)).unwrap_or("somebody"));
+    let owner = shown(owner.or_else(|| (!words.is_empty()).then_some(words)).unwrap_or("an unknown owner"));
     match &lease.site {
         Some(site) => format!("a lease taken by {owner} at {}", place(site)),
         None if trace.library(lease.library).is_some() && !lease.owner.is_empty() => {
@@ -73,7 +73,7 @@ pub fn place(site: &Site) -> String {
     format!("{}:{}", shown(file), site.line)
 }
 
-/// Why somebody waited, as the end of a sentence that begins with "because".
+/// Why an operation waited, as the end of a sentence that begins with "because".
 pub fn because(trace: &Trace, cause: Cause, blocker: Blocker) -> String {
     match (cause, blocker) {
         (Cause::Computing, Blocker::Operation(id)) => format!("{} was still computing", name(trace, id)),
@@ -93,14 +93,14 @@ pub fn because(trace: &Trace, cause: Cause, blocker: Blocker) -> String {
             1 => "no worker was free (one ran everything)".into(),
             workers => format!("no worker was free (all {workers} were busy)"),
         },
-        (Cause::NotObserved, _) => "nobody had observed yet that its input was done".into(),
+        (Cause::NotObserved, _) => "the end of its input had not been observed yet".into(),
         (Cause::NotResumed, Blocker::Interpreter) => "the Python lock was held elsewhere".into(),
         (Cause::NotResumed, Blocker::EventLoop) => "the event loop was busy".into(),
         (Cause::NotResumed, Blocker::Thread(track)) => {
             let track = trace.tracks.get(track).map_or("", |track| track.name.as_str());
             format!("thread `{}` had been woken and did not run yet", shown(track))
         }
-        (Cause::NotResumed, _) => "whoever waited was late to go on".into(),
+        (Cause::NotResumed, _) => "the waiter resumed late".into(),
     }
 }
 

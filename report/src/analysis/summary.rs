@@ -19,7 +19,7 @@ use crate::model::sane::sane;
 use crate::model::shown::shown;
 use crate::model::{Blocker, Cause, Nanos, OperationId, OperationKind, Outcome};
 
-/// Stalls that are told as sentences.
+/// Stalls that are written as sentences.
 const WORST: usize = 10;
 
 /// Version of the JSON; grows when a field changes its meaning or goes.
@@ -28,7 +28,7 @@ pub const SCHEMA: u32 = 1;
 /// A report.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Report {
-    /// [`SCHEMA`] of whoever made it.
+    /// [`SCHEMA`] of the version that made the report.
     pub schema: u32,
     /// One sentence: what most of the waiting was for.
     pub headline: String,

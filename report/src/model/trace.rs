@@ -28,7 +28,7 @@ pub struct Trace {
     pub program: Text,
     /// Where things happened.
     pub tracks: Vec<Track>,
-    /// Package names: `numpy`, `torch`, ..., and `host` for whoever is no known library.
+    /// Package names: `numpy`, `torch`, ..., and `host` for what is no known library.
     pub libraries: Vec<Text>,
     /// What order was kept for, sorted by `id`.
     pub variables: Vec<Variable>,
@@ -118,14 +118,14 @@ pub struct Operation {
     pub began: Option<Nanos>,
     /// The body ended; device work was handed to its queue.
     pub issued: Option<Nanos>,
-    /// When its device work ran, from and to, as the device tells; `None` where it does not. Not earlier than `began`, not later than
+    /// When its device work ran, from and to, as the device reports; `None` where it reports none. Not earlier than `began`, not later than
     /// `observed`. A device may have begun before the body had ended.
     pub ran: Option<(Nanos, Nanos)>,
     /// The work ended, on whatever device it was. Not earlier than `issued`.
     pub done: Option<Nanos>,
     /// The engine saw that it is done.
     pub observed: Option<Nanos>,
-    /// Whoever waited for it ran again.
+    /// When the waiter ran again.
     pub resumed: Option<Nanos>,
     /// How it ended.
     pub outcome: Outcome,
@@ -259,9 +259,9 @@ pub enum Cause {
     Queued,
     /// It could have run, but no worker or queue was free.
     NoWorker,
-    /// What it waited for was done, and nobody had looked.
+    /// What it waited for was done, and that had not been observed.
     NotObserved,
-    /// The engine knew that it could go on, but whoever waited did not run: a wake-up, the Python lock, an event loop.
+    /// The engine knew that it could go on, but the waiter did not run: a wake-up, the Python lock, an event loop.
     NotResumed,
     /// A lease was still open.
     Leased,
@@ -288,7 +288,7 @@ impl Cause {
 /// Who is to blame for a stall.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Blocker {
-    /// Nobody in particular, or the record that would tell is lost.
+    /// No particular blocker, or the record of it is lost.
     None,
     /// An operation.
     Operation(OperationId),

@@ -183,7 +183,7 @@ impl<'a> EventIndex<'a> {
         }
     }
 
-    /// Lends the event at a place, and the thread that has noted it.
+    /// Calls `f` with the event at a place and the table of the thread that noted the event.
     fn with<R>(&self, place: u32, f: impl FnOnce(&ThreadTable, Event<'_>) -> R) -> R {
         let (thread, block) = &self.blocks[place as usize / WORDS];
         let mut words = Words::new();
@@ -193,7 +193,7 @@ impl<'a> EventIndex<'a> {
         f(&self.threads[*thread as usize], event)
     }
 
-    /// What the event at a place tells, and of which operation or variable.
+    /// The kind of the event at a place, and its operation or variable.
     fn kind_and_id(&self, place: u32) -> (Option<EventKind>, u64) {
         let block = &self.blocks[place as usize / WORDS].1;
         let (head, id) = (block.word(place as usize % WORDS), block.word(place as usize % WORDS + 1));

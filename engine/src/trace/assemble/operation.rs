@@ -197,7 +197,7 @@ impl AssembledOp {
             }
         }
         if what == UseKind::Body && operation.ready.is_none() {
-            // Run by whoever granted it, there and then.
+            // The thread that granted the operation ran it at once.
             operation.ready = operation.awake.or(operation.began);
             operation.granted = operation.ready;
         }

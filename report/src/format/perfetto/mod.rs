@@ -5,7 +5,7 @@
 //! annotations of the events, so that the same file holds the whole [`Trace`](crate::Trace).
 //!
 //! The file is a chain of blocks. Each begins with a synchronization marker, is compressed, and interns its strings anew, so that a
-//! reader who has lost his way in a damaged file goes on at the next block.
+//! reader of a damaged file resumes at the next block.
 
 mod blocks;
 mod damage;

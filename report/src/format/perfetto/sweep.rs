@@ -65,7 +65,7 @@ pub struct Step {
     pub what: What,
 }
 
-/// A thing with all that is told of it.
+/// A thing with all facts about it.
 pub struct Thing<'a> {
     pub number: usize,
     pub operation: Option<Cow<'a, Operation>>,
@@ -75,7 +75,7 @@ pub struct Thing<'a> {
 }
 
 impl Thing<'_> {
-    /// Whether the event of this tells of the thing's dependences: that of the operation, if there is one.
+    /// Whether this event carries the thing's dependences: that of the operation, if there is one.
     pub fn has_dependences(&self, what: What) -> bool {
         match what {
             What::Operation => true,
@@ -356,7 +356,7 @@ impl<'a, S: Source, T: Ties> Sweep<'a, S, T> {
         }
     }
 
-    /// When the event of a thing that tells of its dependences is.
+    /// The time of the event that carries a thing's dependences.
     fn begins(&self, number: usize) -> (Nanos, Turn, usize) {
         let placed = self.placed(number);
         (placed.from, turn(&placed), number)

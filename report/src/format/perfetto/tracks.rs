@@ -1,7 +1,7 @@
 //! The tracks of a trace.
 //!
 //! Slices of one Perfetto track must lie inside each other or apart. Waits do neither, so whatever can overlap gets as many
-//! tracks as that takes, which the UI is told to show as one. They are described when they are needed first.
+//! tracks as that takes, which the file marks to be shown as one. They are described when they are needed first.
 
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;

@@ -65,7 +65,7 @@ pub fn of(trace: &Trace) -> (Value, Columns) {
     (json, columns)
 }
 
-/// The longest stretch of a wait that the report tells of.
+/// The longest stretch of a wait that the report mentions.
 fn main_root(roots: &[Root], row: &WorstRow) -> Option<usize> {
     let of_wait = roots.iter().enumerate().filter(|(_, root)| root.waiter == row.waiter);
     let of_cause = of_wait.filter(|(_, root)| root.cause.name() == row.cause);
