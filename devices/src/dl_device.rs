@@ -140,7 +140,7 @@ impl DeviceType {
     }
 
     /// Whether functions that free memory of this kind need its device to be current on the calling thread
-    /// ([`Device::enter`](crate::Device::enter)).
+    /// ([`Device::make_current`](crate::Device::make_current)).
     pub const fn frees_on_current_device(self) -> bool {
         matches!(self, Self::CUDA | Self::CUDA_HOST | Self::CUDA_MANAGED | Self::ROCM | Self::ROCM_HOST)
     }

@@ -3,7 +3,7 @@
 use std::process::{Command, Output};
 
 fn estafette(arguments: &[&str]) -> Output {
-    Command::new(env!("CARGO_BIN_EXE_estafette")).args(arguments).output().unwrap()
+    Command::new(env!("CARGO_BIN_EXE_estafette")).args(arguments).output().expect("the command starts")
 }
 
 #[test]
