@@ -33,7 +33,7 @@ impl Engine {
     /// [`Error::Invalid`] for a device that the engine does not have; [`Error::Device`] when it knows no such events.
     ///
     /// # Safety
-    /// What the array says must be true until it is released, and nobody writes its memory meanwhile. Its `sync_event` is
+    /// What the array says must be true until it is released, and its memory is not written meanwhile. Its `sync_event` is
     /// NULL, or an event of its device's kind that was recorded after the last write.
     pub unsafe fn import_arrow(&self, format: &CStr, array: ArrowDeviceArray) -> Result<Tensor, Error> {
         let Imported { tensor, sync_event } = array.into_tensor(format)?;
@@ -133,7 +133,7 @@ impl Tensor {
     }
 }
 
-/// Where the operation leaves the array for whoever asked for it.
+/// Where the operation leaves the array for the caller.
 type Slot = Mutex<Option<Result<Handed, Error>>>;
 
 fn lock(slot: &Slot) -> estafette_sync::sync::MutexGuard<'_, Option<Result<Handed, Error>>> {

@@ -36,7 +36,7 @@ pub struct ExportOptions {
     pub copy: bool,
     /// Where that copy is, row-major.
     pub copy_to: DLDevice,
-    /// Who takes it, as far as order is concerned. Somebody else's queue must stay good until the export is there.
+    /// The consumer, for the order of its work. A foreign queue must stay valid until the export has returned.
     pub consumer: Consumer,
 }
 
@@ -54,7 +54,7 @@ impl ExportOptions {
         }
     }
 
-    /// Who waits for earlier work: of a copy, whoever makes it.
+    /// Who waits for earlier work. For a copy: the host, which makes the copy.
     fn settled_by(&self) -> &Consumer {
         if self.copy { &Consumer::Host } else { &self.consumer }
     }
@@ -169,8 +169,8 @@ impl Tensor {
     /// [`Error::NotDefined`] while there is nothing to describe.
     ///
     /// # Safety
-    /// `out` may be written. Whoever reads it must stop before the last handle of the tensor is dropped, and must order what
-    /// it does to the memory itself.
+    /// `out` may be written. Reads of `out` must end before the last handle of the tensor is dropped, and the reader
+    /// must order its own uses of the memory.
     pub unsafe fn lend(&self, out: NonNull<table::DLTensor>) -> Result<(), Error> {
         let definition = self.inner.definition()?;
         // SAFETY: the place is the caller's, and the definition of a tensor lives, in place, as long as its last handle.
@@ -272,7 +272,7 @@ impl Scope {
     }
 }
 
-/// Makes the struct of a view that nobody tracks: it keeps the memory and nothing else.
+/// Makes the struct of an untracked view, which keeps the memory and nothing else.
 fn export_alias(
     keeper: Arc<LeaseState>,
     definition: &Definition,
@@ -294,7 +294,7 @@ pub(crate) fn export_held(lease: Arc<LeaseState>, options: &ExportOptions) -> Re
         let (core, device) = (tensor.core.clone(), layout.device());
         let after = (device != DLDevice::CPU).then(|| after_of(&options.consumer, tensor)).flatten();
         let back = move || release_storage(storage, &core, device, after);
-        // SAFETY: the storage is as long as the layout says, nobody else has it, and it lives until the deleter is called.
+        // SAFETY: the storage is as long as the layout says, it has no other owner, and it lives until the deleter is called.
         return Ok(unsafe { export(&layout, data, ExportFlags::COPY, options.abi, back) });
     }
     Lease::keep_if_captured(&lease);

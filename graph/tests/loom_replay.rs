@@ -41,7 +41,7 @@ struct World {
     order: ProgramOrder,
     run: Countdown,
     cells: Vec<UnsafeCell<usize>>,
-    /// How many threads were told that they account for the last operation.
+    /// Threads that found that they account for the last operation.
     told: AtomicUsize,
 }
 
@@ -86,7 +86,7 @@ impl World {
                     .count()
             };
             for (number, cell) in self.cells.iter().enumerate() {
-                // SAFETY: nobody else touches the cells any more, as loom checks.
+                // SAFETY: no other thread touches the cells any more, as loom checks.
                 assert_eq!(cell.with(|value| unsafe { *value }), writes(number));
             }
             self.told.fetch_add(1, Ordering::Relaxed);

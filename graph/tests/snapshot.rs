@@ -70,7 +70,7 @@ fn blockers_are_the_nearest_conflicts_with_their_kind() {
 fn what_a_chain_across_variables_waits_for_is_found_and_nothing_else() {
     let mut driver = Driver::new(6);
     // 0 ← 1 ← 2 ← 3 is a chain across variables; 5 is unrelated; "beyond" waits for the chain but blocks
-    // nobody in it.
+    // no operation in it.
     driver.submit("root cause", &[w(3)]);
     driver.submit("c", &[r(3), w(2)]);
     driver.submit("b", &[r(2), w(1)]);

@@ -58,7 +58,7 @@ fn operation() -> impl Strategy<Value = Operation> {
             awake,
             began,
             issued,
-            // As a device may tell it, or a damaged file.
+            // As a device may report, or a damaged file.
             ran: began.zip(done),
             done,
             observed,

@@ -54,7 +54,7 @@ impl Counts {
         self.failures.extend(other.failures);
     }
 
-    /// Skipped tests for which nobody gave a reason.
+    /// Skipped tests without a reason.
     pub fn unexplained(&self) -> u64 {
         self.skipped.saturating_sub(self.explained)
     }

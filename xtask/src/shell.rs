@@ -116,7 +116,7 @@ fn guard(child: &Child, limit: Duration) -> (mpsc::Sender<()>, std::thread::Join
     (finished, watchdog)
 }
 
-/// `pid` and the processes below it, as far as `/proc` tells (on other systems: `pid` alone).
+/// `pid` and the processes below it, as far as `/proc` shows (on other systems: `pid` alone).
 fn with_descendants(pid: u32) -> Vec<u32> {
     let parents: Vec<(u32, u32)> = std::fs::read_dir("/proc")
         .into_iter()

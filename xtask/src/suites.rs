@@ -481,7 +481,7 @@ const fn minutes(count: u64) -> Duration {
 fn play_the_driver(context: &Context, command: &mut Command) {
     let simulator = context.target.join("debug/libestafette_cuda_sim.so");
     let folder = context.target.join("simulated-driver");
-    // A link that cannot be made is told by the program, which finds no simulator there.
+    // The program reports a link that cannot be made: it finds no simulator there.
     let _ = std::fs::create_dir_all(&folder);
     for name in ["libcuda.so", "libcuda.so.1"] {
         let link = folder.join(name);
@@ -558,7 +558,7 @@ fn install_c(context: &Context) -> Command {
 
 fn c_programs(context: &Context) -> Vec<Command> {
     let (environment, _) = context.python.as_ref().expect("set up before the first suite that needs it");
-    // A folder that cannot be found is told by the compiler, as a header that is not there.
+    // The compiler reports a folder that cannot be found, as a missing header.
     let packages = environment.packages().unwrap_or_default();
     let mut programs = cargo(&context.target, &["test", "--package", "estafette-c"], &["--test", "programs"]);
     programs.env("ESTAFETTE_PREFIX", c_prefix(context));
@@ -612,7 +612,7 @@ fn looks_at_reports(context: &Context, tests: &str) -> Vec<Command> {
 fn borrowed(context: &Context) -> Vec<Command> {
     let (environment, _) = context.python.as_ref().expect("set up before the first suite that needs it");
     let run = |role: &str, packages: Result<PathBuf, String>, test: &str| {
-        // A folder that cannot be found is told by pytest, as a file that is not there.
+        // pytest reports a folder that cannot be found, as a missing file.
         let test = packages.unwrap_or_default().join(test);
         let mut command = python(context, &["-m", "pytest", "-rs", "-p", "borrowed", "--noconftest"]);
         command.args(["-p", "no:cacheprovider", "--rootdir=bindings/python/borrowed", "--role", role]);

@@ -82,7 +82,7 @@ pub fn run(options: &Options) -> Result<bool, String> {
     let quick = !options.all && options.chosen().iter().all(|suite| suite.quick);
     let mut context = Context { target, python: None, legacy: None, other: None, borrowed: None, quick };
     let mut lines = Vec::new();
-    // Each set-up is tried once; if it fails, every suite that needs it tells why.
+    // Each set-up is tried once; if it fails, every suite that needs it reports why.
     let mut set_up = SetUp::default();
     for suite in options.chosen() {
         let start = Instant::now();
@@ -116,7 +116,7 @@ fn missing(suite: &Suite) -> Option<String> {
         Need::Program(name, remedy) if !shell::answers(name, &["--version"]) => {
             Some(format!("{name} is not installed ({remedy})"))
         }
-        // What no interpreter at all means is told by the set-up.
+        // The set-up reports a missing interpreter.
         Need::Legacy => python::interpreter_version().ok().and_then(too_new_for_mxnet),
         _ => None,
     })

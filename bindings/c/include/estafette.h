@@ -432,7 +432,7 @@ typedef void (*estafette_fence_callback)(void *argument, int32_t status, const c
 /**
  * A point in the work of some scheduler: pending, done or failed. Any scheduler can fill one.
  *
- * Whoever is handed a pointer to one copies the struct and calls `retain`; the original may go at once. `query` must be there,
+ * The receiver of a pointer to a fence copies the struct and calls `retain`; the original may go at once. `query` must be there,
  * the other functions may be NULL. Each may be called by any thread. None may block, but for `wait`. None may unwind (throw).
  *
  * Statuses are those of `estafette_status`: `ESTAFETTE_OK` for done, `ESTAFETTE_PENDING` for not yet, negative for failed.
@@ -460,7 +460,7 @@ typedef struct estafette_fence {
    */
   uint64_t flags;
   /**
-   * Where it stands. Must be there. Cheap: it may be asked some thousand times per second while somebody waits and there is
+   * Where it stands. Must be there. Cheap: it may be called some thousand times per second during a wait if there is
    * no `subscribe`. A subscription that has not been called for a second or two is asked for as well, then after pauses that grow
    * to a minute. It must not ask for what waits for this fence: the fence fails then.
    */
@@ -478,7 +478,7 @@ typedef struct estafette_fence {
   int32_t (*order_on)(void *context, DLDevice device, void *stream);
   /**
    * Arranges that `callback(argument, ...)` is called when it settles, and writes what `unsubscribe` needs to `token`:
-   * `ESTAFETTE_OK`. Anything else means that nothing was arranged, for example because it has settled; `query` tells.
+   * `ESTAFETTE_OK`. Anything else means that nothing was arranged, for example because it has settled; `query` returns the state.
    */
   int32_t (*subscribe)(void *context, estafette_fence_callback callback, void *argument, uint64_t *token);
   /**
@@ -500,7 +500,7 @@ typedef struct estafette_fence {
    */
   void (*retain)(void *context);
   /**
-   * Counts one holder less; called once per `retain`, on a thread that holds no lock of ours.
+   * Counts one holder less; called once per `retain`, on a thread that holds no lock of the engine.
    */
   void (*release)(void *context);
 } estafette_fence;

@@ -1,4 +1,4 @@
-//! Help at every level, and what an unknown command is told.
+//! Help at every level, and the refusal of an unknown command.
 
 use std::process::{Command, Output};
 

@@ -33,7 +33,7 @@ impl Raised {
         Box::new(raised)
     }
 
-    /// Takes over an exception that somebody else has as well, as it is.
+    /// Takes over an exception that has other owners, as it is.
     pub fn foreign(py: Python<'_>, error: PyErr) -> BodyError {
         Box::new(Self::new(py, error))
     }

@@ -13,8 +13,8 @@
 //! | `peers` | what we know of other libraries, by name |
 //! | `sycl`, `turns` | queues of dpctl, the device table; functions on one queue take turns |
 //! | `usm_array` | the SYCL USM array interface, both ways |
-//! | `origin` | whether memory comes from its owner or from an export of ours |
-//! | `unordered` | exchanges that nobody could order |
+//! | `origin` | whether memory comes from its owner or from an export of the engine |
+//! | `unordered` | exchanges that could not be ordered |
 //! | `site` | where in a program a call comes from |
 //! | `call_sites` | whether leases note which line takes them |
 //! | `body`, `function_kind` | running Python functions as operations; which of them are asynchronous or none |

@@ -63,7 +63,7 @@ mod imp {
     use std::sync::Once;
     use std::sync::atomic::{AtomicU32, Ordering};
 
-    /// Before somebody has asked.
+    /// No generation was queried so far.
     const UNWATCHED: u32 = u32::MAX;
 
     static GENERATION: AtomicU32 = AtomicU32::new(UNWATCHED);

@@ -127,9 +127,9 @@ impl EngineBuilder {
         self.on_stall(limit, activity::log)
     }
 
-    /// As [`watchdog`](Self::watchdog), but calls `tell` on the watchdog's thread instead of logging.
-    pub fn on_stall(mut self, limit: Duration, tell: impl Fn(Stall<'_>) + Send + Sync + 'static) -> Self {
-        self.watch = Some((limit, Arc::new(tell)));
+    /// As [`watchdog`](Self::watchdog), but calls `report` on the watchdog's thread instead of logging.
+    pub fn on_stall(mut self, limit: Duration, report: impl Fn(Stall<'_>) + Send + Sync + 'static) -> Self {
+        self.watch = Some((limit, Arc::new(report)));
         self
     }
 
@@ -180,9 +180,9 @@ impl EngineBuilder {
             stack_size,
         });
         let handle = Arc::new(Handle { core, watch: OnceLock::new() });
-        if let Some((limit, tell)) = self.watch {
+        if let Some((limit, report)) = self.watch {
             let watched = Arc::downgrade(&handle);
-            let watch = StallWatch::start(watched, |handle| diagnose(&handle.core), limit, tell)
+            let watch = StallWatch::start(watched, |handle| diagnose(&handle.core), limit, report)
                 .map_err(|error| Error::Start(format!("watchdog: {error}")))?;
             handle.watch.get_or_init(|| watch);
         }

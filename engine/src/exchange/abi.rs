@@ -68,7 +68,7 @@ enum Raw {
 // struct and its shape and strides are not changed by anybody while they are owned, and the data pointer is
 // only copied here, never followed.
 unsafe impl Send for ManagedTensor {}
-// SAFETY: shared access only reads the struct, its shape and its strides, which nobody changes.
+// SAFETY: shared access only reads the struct, its shape and its strides, which do not change.
 unsafe impl Sync for ManagedTensor {}
 
 impl ManagedTensor {
@@ -115,7 +115,7 @@ impl ManagedTensor {
         }
     }
 
-    /// Gives up ownership as a `DLManagedTensorVersioned*`; whoever has it owes the deleter call now.
+    /// Gives up ownership as a `DLManagedTensorVersioned*`. The caller must see to the call of the deleter.
     ///
     /// # Errors
     /// It is a legacy tensor, and comes back.
@@ -127,7 +127,7 @@ impl ManagedTensor {
         }
     }
 
-    /// Gives up ownership as a legacy `DLManagedTensor*`; whoever has it owes the deleter call now.
+    /// Gives up ownership as a legacy `DLManagedTensor*`. The caller must see to the call of the deleter.
     ///
     /// # Errors
     /// It is a versioned tensor, and comes back.
@@ -328,7 +328,7 @@ fn device_of(tensor: &DLTensor) -> DLDevice {
 /// The `ndim` entries. `None` if there is nothing to look at.
 ///
 /// # Safety
-/// `dims` is NULL or has `ndim` readable entries, which nobody changes for the life that the caller gives the result.
+/// `dims` is NULL or has `ndim` readable entries, which do not change for the life that the caller gives the result.
 unsafe fn read_dims<'a>(dims: *const i64, ndim: usize) -> Option<Cow<'a, [i64]>> {
     if ndim == 0 {
         return Some(Cow::Borrowed(&[]));

@@ -138,7 +138,7 @@ impl DType {
     }
 
     /// Checks the rules that DLPack states: no zero bits or lanes, `bool` and the 8-bit floats have 8 bits,
-    /// the 6- and 4-bit floats 6 and 4 (the header tells consumers to stop at other values).
+    /// the 6- and 4-bit floats 6 and 4 (the header demands that consumers refuse other values).
     pub fn validate(self) -> Result<(), InvalidTensor> {
         if self.lanes == 0 {
             return Err(InvalidTensor::new("dtype.lanes", "is 0"));

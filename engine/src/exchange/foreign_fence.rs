@@ -5,7 +5,7 @@
 //! can be ordered on a stream, instead of one moment at which everything must have been synchronized.
 //!
 //! # Threads and locks
-//! Each function of a foreign fence may be called by any thread, with no lock of ours held; none of them may block, but for
+//! Each function of a foreign fence may be called by any thread, with no lock of the engine held; none of them may block, but for
 //! `wait`, which the engine never calls. What a foreign fence calls (the callback of a subscription) only takes notes and
 //! wakes the reactor, whatever lock the caller holds: subscribers run on the reactor's thread, and the fence itself is released
 //! on the reaper's.
@@ -59,7 +59,7 @@ pub type FenceCallback =
 
 /// A point in the work of some scheduler: pending, done or failed. Any scheduler can fill one.
 ///
-/// Whoever is handed a pointer to one copies the struct and calls `retain`; the original may go at once. `query` must be there,
+/// The receiver of a pointer to a fence copies the struct and calls `retain`; the original may go at once. `query` must be there,
 /// the other functions may be NULL. Each may be called by any thread. None may block, but for `wait`. None may unwind (throw).
 ///
 /// Statuses are those of `estafette_status`: `ESTAFETTE_OK` for done, `ESTAFETTE_PENDING` for not yet, negative for failed.
@@ -77,7 +77,7 @@ pub struct RawFence {
     pub device: DLDevice,
     /// 0.
     pub flags: u64,
-    /// Where it stands. Must be there. Cheap: it may be asked some thousand times per second while somebody waits and there is
+    /// Where it stands. Must be there. Cheap: it may be called some thousand times per second during a wait if there is
     /// no `subscribe`. A subscription that has not been called for a second or two is asked for as well, then after pauses that grow
     /// to a minute. It must not ask for what waits for this fence: the fence fails then.
     pub query: Option<unsafe extern "C" fn(context: *mut c_void) -> i32>,
@@ -90,7 +90,7 @@ pub struct RawFence {
     pub order_on:
         Option<unsafe extern "C" fn(context: *mut c_void, device: DLDevice, stream: *mut c_void) -> i32>,
     /// Arranges that `callback(argument, ...)` is called when it settles, and writes what `unsubscribe` needs to `token`:
-    /// `ESTAFETTE_OK`. Anything else means that nothing was arranged, for example because it has settled; `query` tells.
+    /// `ESTAFETTE_OK`. Anything else means that nothing was arranged, for example because it has settled; `query` returns the state.
     pub subscribe: Option<
         unsafe extern "C" fn(
             context: *mut c_void,
@@ -109,11 +109,11 @@ pub struct RawFence {
     pub native: Option<unsafe extern "C" fn(context: *mut c_void, device: DLDevice) -> *mut c_void>,
     /// Counts one more holder. NULL only together with `release`, for a fence that lives as long as the process.
     pub retain: Option<unsafe extern "C" fn(context: *mut c_void)>,
-    /// Counts one holder less; called once per `retain`, on a thread that holds no lock of ours.
+    /// Counts one holder less; called once per `retain`, on a thread that holds no lock of the engine.
     pub release: Option<unsafe extern "C" fn(context: *mut c_void)>,
 }
 
-/// The status that tells a foreign scheduler of `error`.
+/// The status that reports `error` to a foreign scheduler.
 fn status_of(error: &DeviceError) -> i32 {
     match error.kind() {
         DeviceErrorKind::Invalid => INVALID,

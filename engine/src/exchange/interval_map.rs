@@ -17,8 +17,8 @@ use smallvec::SmallVec;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum AddressSpace {
     /// The unified virtual address space of the process: host memory of every kind, CUDA and ROCm memory of
-    /// all devices, and oneAPI's USM. Their runtimes hand out addresses that are nobody else's, and the
-    /// same memory is told under different device types (managed memory as CUDA by PyTorch, as CUDA-managed
+    /// all devices, and oneAPI's USM. Their runtimes hand out addresses that are unique in the process. The
+    /// same memory appears under different device types (managed memory as CUDA by PyTorch, as CUDA-managed
     /// by CuPy, as host memory by NumPy). If a runtime ever did give two devices one address, their tensors
     /// would be ordered without need, which is harmless; the opposite mistake would be a race.
     Unified,

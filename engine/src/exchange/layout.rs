@@ -1,8 +1,8 @@
 //! Where the elements of a tensor lie: type, device, shape and strides, and the addresses they touch.
 //!
 //! A [`Layout`] is valid by construction: no negative dimension, and nothing that is computed from it
-//! (element count, bytes, the lowest and highest address) overflows. Whoever holds one need not check
-//! again.
+//! (element count, bytes, the lowest and highest address) overflows. So no holder of a layout needs to check
+//! it again.
 
 use std::ops::Range;
 

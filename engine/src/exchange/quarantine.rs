@@ -1,24 +1,24 @@
-//! Memory whose last use nobody knows: a consumer has given it back, and its work may still run on a stream that is not ours
-//! to look at any more.
+//! Memory whose last use is unknown: a consumer has released the memory, and the consumer's work may still run on a stream
+//! that the engine may not access any more.
 //!
 //! # The way of such memory
 //! 1. *Entered* by `enter`, which gives the fence of its last use: a promise. Engine writes of the memory, and its deleter,
-//!    wait for that promise; nobody else does.
+//!    wait for that promise; no other thread does.
 //! 2. *Covered* by a barrier over everything that its device has been given ([`Device::barrier`]), on a thread per device: the
-//!    barrier may block. Whatever entered before the barrier was asked for is covered by it, so a busy device is asked once
-//!    per barrier and not once per memory.
+//!    barrier may block. A barrier covers all memory that entered before it, so a busy device gets one barrier for many
+//!    pieces of memory.
 //! 3. *Released* when the barrier is done. If it has failed, or cannot be had, or is not done in time, the promise fails as
 //!    broken, and the reaper leaks the memory: *given up*, and logged. Writes that waited for it go on then.
 //!
-//! A driver may refuse a barrier for the time being: CUDA does while anybody records a graph in the context, and then that
-//! recording is lost, of which it tells nobody beforehand. So barriers that were refused are asked for again, and a program that
-//! records graphs while others give memory back can hold them off by [`pause`]. Recordings of ours do by themselves
+//! A driver may refuse a barrier for the time being: CUDA does during a capture of a graph in the context, and then that
+//! capture is lost without a warning. So the quarantine retries refused barriers, and a program that
+//! captures graphs while consumers release memory can hold barriers off by [`pause`]. The engine's own captures do so
 //! (`CudaDevice::barrier`).
 //!
 //! # Why it is the whole device
 //! The streams that are known would not do. A consumer may have used the memory on others than the one that it named; those of
 //! PyTorch's pool and CuPy's are non-blocking, so that the default stream does not wait for them; and a handle may be another stream's by
-//! now. Nothing less than the device covers what nobody has told.
+//! now. Nothing less than the device covers streams that the engine does not know.
 //!
 //! A device whose thread does not start, or that is not known any more, counts as one that cannot be asked.
 
@@ -114,7 +114,7 @@ pub struct QuarantineStats {
     pub waiting: u64,
     /// Uses that a barrier has shown to be over.
     pub released: u64,
-    /// Uses that nobody will ever know the end of. What they used was leaked.
+    /// Uses whose end can never be known. Their memory was leaked.
     pub given_up: u64,
     /// Barriers that were asked for.
     pub barriers: u64,
@@ -311,7 +311,7 @@ impl DeviceQuarantine {
         self.uses().extend(uses);
     }
 
-    /// Waits for uses, and takes them; `None` once it has closed, since nobody came for long.
+    /// Waits for uses, and takes them; `None` once the queue has closed, because no use came for long.
     fn next(&self) -> Option<Vec<Arc<Use>>> {
         let mut uses = self.uses();
         while uses.is_empty() {
@@ -328,7 +328,7 @@ impl DeviceQuarantine {
         Some(std::mem::take(&mut *uses))
     }
 
-    /// Lets go of the device, unless somebody has come in the meantime.
+    /// Releases the device, unless another use has entered in the meantime.
     fn close(&self) -> bool {
         let mut quarantines = quarantines();
         let Some(quarantines) = quarantines.as_mut().filter(|_| self.uses().is_empty()) else { return false };

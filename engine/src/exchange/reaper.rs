@@ -98,8 +98,8 @@ pub struct ReaperStats {
     pub deleters: u64,
     /// Kept for ever, for one of the reasons in the table of the module.
     pub leaked: u64,
-    /// Handed over and neither released nor leaked yet. Memory that waits for fences is in here: whoever
-    /// bounds bytes in flight should look at it.
+    /// Handed over and neither released nor leaked yet. Includes memory that waits for fences, so a
+    /// limit of bytes in flight should count it.
     pub pending: u64,
     /// The most that were ever pending at once.
     pub peak_pending: u64,
@@ -284,7 +284,7 @@ fn is_faulty(fences: &FenceSet) -> bool {
     fences.iter().any(|fence| is_fault(fence.state()))
 }
 
-/// A storage that waits for fences. It is leaked unless it is told to proceed: a callback that is lost must
+/// A storage that waits for fences. It is leaked unless a callback lets it proceed: a callback that is lost must
 /// not free early.
 struct Waiting {
     storage: ManuallyDrop<Storage>,

@@ -147,7 +147,7 @@ struct RawVec {
 impl RawVec {
     fn new<T: Element>(elements: Vec<T>) -> Self {
         /// # Safety
-        /// The arguments are the parts of a `Vec<T>` that nobody else owns.
+        /// The arguments are the parts of a `Vec<T>` that has no other owner.
         unsafe fn free<T>(data: NonNull<u8>, len: usize, capacity: usize) {
             // SAFETY: as this function's own contract says.
             drop(unsafe { Vec::from_raw_parts(data.cast::<T>().as_ptr(), len, capacity) });

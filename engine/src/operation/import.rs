@@ -58,7 +58,7 @@ impl From<ManagedTensor> for Produced {
 }
 
 impl Produced {
-    /// A tensor from outside that nobody may write, even if its struct cannot say so.
+    /// A tensor from outside that must not be written, even if its struct cannot say so.
     pub fn immutable(managed: ManagedTensor) -> Self {
         Self(Source::Managed { managed, read_only: true })
     }
@@ -79,7 +79,7 @@ impl Produced {
 }
 
 /// Whether memory of `device` is opaque, and only passed on from one library to another: its kind is younger than this version. Its uses
-/// are ordered as the host sees them; what the device itself still does is known to nobody here.
+/// are ordered as the host sees them; what the device itself still does is unknown here.
 fn is_opaque(device: DLDevice) -> bool {
     device.device_type.name().is_none()
 }
@@ -199,7 +199,7 @@ pub(crate) fn from_vec<T: Element>(core: &CoreRef, values: Vec<T>, shape: &[i64]
     let layout = vec_layout::<T>(values.len(), shape)?;
     let storage = Storage::vec(values);
     let arrival = Arrival { layout, data: storage.data(), storage, read_only: false };
-    // Fresh memory: nobody can have been lent it.
+    // Fresh memory cannot have been lent before.
     Ok(enter(core, arrival, FenceSet::default(), || Origin::Owner))
 }
 
@@ -215,7 +215,7 @@ pub(crate) fn allocate(
     let layout = Layout::contiguous(dtype, device, shape)?;
     let storage = make(core, &layout)?;
     let arrival = Arrival { layout, data: storage.data(), storage, read_only: false };
-    // Fresh memory: nobody can have been lent it.
+    // Fresh memory cannot have been lent before.
     Ok(enter(core, arrival, FenceSet::default(), || Origin::Owner))
 }
 
@@ -356,7 +356,7 @@ fn lease_of_result(tensor: &Tensor) -> Result<Lease, Error> {
         .ok_or_else(|| Error::invalid("the produced tensor is not ready; await it in the body"))
 }
 
-/// Takes the memory out of a tensor that nobody else has, or copies it. The operation may read it if it is `held`; else it
+/// Takes the memory out of a tensor without other handles, or copies it. The operation may read it if it is `held`; else it
 /// takes a lease for as long as the copy takes.
 fn take_over(core: &Core, tensor: Tensor, held: bool) -> Result<Arrival, Error> {
     if held {
@@ -388,7 +388,7 @@ fn take_over(core: &Core, tensor: Tensor, held: bool) -> Result<Arrival, Error> 
     Ok(Arrival { layout, data, storage, read_only })
 }
 
-/// A row-major copy in fresh memory of the device `to`, for somebody else. Memory without gaps is copied on its own device; else,
+/// A row-major copy in fresh memory of the device `to`, for a consumer. Memory without gaps is copied on its own device; else,
 /// to another device than the host, it goes by way of the host, which every context can be copied from and to. The thread waits.
 pub(crate) fn copied(
     core: &Core,

@@ -1,7 +1,7 @@
 //! Operators in C: the types of their interface, and functions of that type as operators.
 //!
 //! These types are part of the C header `estafette.h`, which has their contracts in C's words. A library of operators needs
-//! the header alone: it links to nothing of ours.
+//! the header alone: it links to no library of Estafette.
 
 use std::ffi::{CStr, CString, c_char, c_void};
 use std::ptr::NonNull;
@@ -233,7 +233,7 @@ impl Foreign {
             .iter()
             .map(|(key, value)| OperatorAttribute { key: key.as_ptr(), value: value.as_ptr() })
             .collect();
-        // SAFETY: whoever registered the function promised that it keeps its contract; everything that it is lent is alive.
+        // SAFETY: the registrant promised that the function keeps its contract; everything that it is lent is alive.
         let failure = valgrind::foreign(|| unsafe {
             function(
                 inputs.as_ptr(),

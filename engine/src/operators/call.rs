@@ -71,8 +71,8 @@ impl OperatorCall {
     /// # Errors
     /// [`Error::Invalid`] for the wrong number of inputs or outputs, and for an operator that takes no outputs;
     /// [`Error::Conflict`] when an output overlaps another operand and the operator does not work in place, or may not be
-    /// written; those of [`OpBuilder::run`](OpBuilder::run). Failures of the operator itself appear at whoever waits for
-    /// the operation or its outputs.
+    /// written; those of [`OpBuilder::run`](OpBuilder::run). Failures of the operator itself appear where the operation or its
+    /// outputs are awaited.
     pub fn run_into(self, outputs: &[&Tensor]) -> Result<Op, Error> {
         let (parts, priority) = self.parts_into(outputs)?;
         let builder = describe(&parts, priority).writes_slice(&parts.outputs);

@@ -30,7 +30,7 @@ pub(super) enum Results {
 
 /// A call that has begun: its inputs are there, and its outputs, if it was given any, are free to be written.
 ///
-/// Whoever drops it without [finishing](Self::finish) it fails the call.
+/// Dropping the invocation without [finishing](Self::finish) it fails the call.
 pub struct Invocation {
     pub(super) completion: Completion,
     pub(super) results: Results,
@@ -140,7 +140,7 @@ fn end_on(
         (None, result) => completion.complete(result),
         (Some(Ok(fence)), result) => completion.complete_after_with(&fence, result),
         (Some(Err(error)), _) => {
-            // What was enqueued may run, and nobody will know when it ends: the memory is never given back.
+            // Enqueued work may run, and its end can never be known: the memory is never released.
             completion.complete_after(&crate::core::lost::lost(error));
         }
     }

@@ -1,7 +1,7 @@
 //! Shared libraries full of operators.
 //!
 //! A library exports one function, [`ENTRY`], of type [`OperatorEntry`]. It is called with a [`OperatorRegistrar`], whose `add` takes what
-//! `estafette_register_operator` of the C interface takes. The library links to nothing of ours; it stays loaded until its
+//! `estafette_register_operator` of the C interface takes. The library links to no library of Estafette; it stays loaded until its
 //! last operator is out of the registry, no call of it is under way, and no result of one is left, since its code deletes them.
 
 use std::ffi::{CStr, CString, c_char, c_void};
@@ -48,7 +48,7 @@ pub struct OperatorRegistrar {
     >,
 }
 
-/// A library that is loaded as long as somebody has it.
+/// A library that is loaded as long as a reference exists.
 pub(super) type Library = Arc<libloading::Library>;
 
 /// What a library has added so far.
@@ -120,7 +120,7 @@ impl Operators {
             let name = operator.name().to_string();
             if let Err(refused) = self.add(operator) {
                 for name in &names {
-                    // Somebody else may have taken it out in the meantime.
+                    // Another thread may have removed the entry in the meantime.
                     let _ = self.unregister(name);
                 }
                 return Err(refused.error);
@@ -164,7 +164,7 @@ unsafe extern "C" fn add(
             std::ptr::null()
         }
         Err(error) => {
-            // A message of ours has a NUL only if a name has one, which no text in C has.
+            // A message has a NUL only if a name has one, which no text in C has.
             collected.refusal = CString::new(error.to_string()).unwrap_or_default();
             collected.refusal.as_ptr()
         }

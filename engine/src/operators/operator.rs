@@ -78,7 +78,7 @@ pub trait Implementation: Send + Sync + 'static {
         false
     }
 
-    /// Called when registration fails: what the implementation was given stays with whoever gave it, and is not dropped.
+    /// Called when registration fails: what the implementation was given stays with the registrant, and is not dropped.
     fn disown(&mut self) {}
 }
 

@@ -14,7 +14,7 @@ use crate::engine::Engine;
 use super::call::OperatorCall;
 use super::operator::{Implementation, Operator, Signature};
 
-/// So many names are offered to whoever has mistaken one.
+/// Names suggested in place of a mistaken one, at most.
 const NEAR_MAX: usize = 3;
 
 /// Names that look this much alike (Jaro-Winkler similarity, from 0 to 1) are near.

@@ -6,7 +6,7 @@ use crate::id::OpId;
 use crate::operation::block::{Block, BlockPtr};
 
 /// A counted reference to an operation: keeps its payload alive, also after completion. The reference does
-/// not tell whether the operation may proceed, and delays nothing. Dropping it may drop the payload.
+/// not show whether the operation may proceed, and delays nothing. Dropping it may drop the payload.
 pub struct OpRef<V, T> {
     block: BlockPtr<V, T>,
 }

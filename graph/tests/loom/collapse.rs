@@ -23,7 +23,7 @@ fn a_collapse_races_a_submission_through_its_member() {
     });
 }
 
-/// While a member is collapsed, nobody sees it quiet: neither its own write nor the collapse is over.
+/// While a member is collapsed, no thread sees it quiet: neither its own write nor the collapse is over.
 #[test]
 fn a_member_is_not_quiet_while_it_is_collapsed() {
     model(5, || {

@@ -162,7 +162,7 @@ fn a_snapshot_is_taken_while_a_request_is_withdrawn() {
 }
 
 /// The reads of an operation leave, while one of them and the write are granted and a picture is taken. The
-/// operation is granted once, by whoever comes last.
+/// operation is granted once, by the thread that comes last.
 #[test]
 fn an_operation_gives_its_reads_up_while_it_is_granted() {
     let seen = Seen::default();

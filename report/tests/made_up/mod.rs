@@ -188,7 +188,7 @@ impl Plan {
                     plan.before[at].extend(readers.iter().copied());
                 }
                 match (stage.kind, used.mode) {
-                    // Whoever only looks is in nobody's way.
+                    // Readers do not hold each other up.
                     (OperationKind::Await, _) => {}
                     (_, Mode::Read) => readers.push(at),
                     _ => (*writer, *readers) = (Some(at), Vec::new()),

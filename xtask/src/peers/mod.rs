@@ -22,7 +22,7 @@ use workloads::{WORKLOADS, Workload};
 /// A process that still runs after this is killed, and its measurement given up.
 const LIMIT: Duration = Duration::from_secs(120);
 
-/// Rounds unless told otherwise: the fewest whose median does not hang on one of them.
+/// Default number of rounds: the fewest whose median does not hang on one of them.
 const ROUNDS_DEFAULT: usize = 5;
 
 /// Operations of a workload that is only checked.

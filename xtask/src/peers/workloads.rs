@@ -1,4 +1,4 @@
-//! The workloads, as data. What each does is told in `benches/README.md`.
+//! The workloads, as data. `benches/README.md` describes each.
 
 /// Which of its quantities a workload is there for; each kind has tables of its own.
 #[derive(Clone, Copy, Debug, PartialEq)]

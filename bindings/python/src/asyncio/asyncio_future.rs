@@ -20,7 +20,7 @@ pub struct Suspension {
 }
 
 struct Inner {
-    /// Set by whoever yields it to a task, cleared by the task: how asyncio tells `await` from a bare `yield`.
+    /// Set by the awaitable that yields the future to a task, cleared by the task: so asyncio distinguishes `await` from a bare `yield`.
     blocking: bool,
     end: End,
     /// What was said when it was cancelled.
@@ -52,7 +52,7 @@ impl Suspension {
         self.inner.lock()
     }
 
-    /// Whether nobody is to wait for it any more.
+    /// Whether no task waits for the future any more.
     pub fn is_over(&self) -> bool {
         self.inner().end != End::Pending
     }
@@ -71,7 +71,7 @@ impl Suspension {
         Some(std::mem::take(&mut inner.callbacks))
     }
 
-    /// Resumes whoever is suspended on it, here and now. Called by the loop.
+    /// Resumes the task that is suspended on the future, within this call. Called by the loop.
     ///
     /// # Errors
     /// What a callback raises, after all of them were called: tasks let only `KeyboardInterrupt` and `SystemExit` out.

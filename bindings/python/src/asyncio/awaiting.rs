@@ -162,7 +162,7 @@ impl Drop for Awaiter {
     }
 }
 
-/// Takes a suspension back that nobody waits for any more.
+/// Takes a suspension back that no task waits for any more.
 fn forget(left: Option<(Py<Wakeups>, u64)>) {
     if let Some((wakeups, number)) = left {
         drop(wakeups.get().take_back(number));
@@ -234,10 +234,10 @@ struct Waiter {
 
 #[derive(Default)]
 enum Slot {
-    /// Nobody is suspended yet.
+    /// No task is suspended yet.
     #[default]
     Idle,
-    /// Woken while nobody was suspended: whoever is about to must poll again instead.
+    /// Woken while no task was suspended: a task that is about to suspend must poll again instead.
     Woken,
     Expected(Target),
 }
@@ -308,7 +308,7 @@ impl Inbox {
         if first {
             let called = guard::attach(|py| self.call_drain(py));
             if !matches!(called, Some(Ok(true))) {
-                // A loop that was closed wakes nobody; that its tasks are never resumed is its owner's doing.
+                // A closed loop wakes no task; its owner has decided that its tasks are never resumed.
                 self.woken().clear();
             }
         }

@@ -235,7 +235,7 @@ impl PyView {
         export::export(py, From::Lease(&self.lease(py)?), &request)
     }
 
-    /// Hands the leased memory out as an Arrow array, which nobody writes.
+    /// Hands the leased memory out as an Arrow array, which is never written.
     #[pyo3(signature = (requested_schema = None, **kwargs))]
     fn __arrow_c_device_array__<'py>(
         &self,

@@ -9,8 +9,8 @@
 //! | `operation` | The class `Operation`: a handle on what was submitted |
 //! | `operators` | `eng.operators`: the registry of operators as a mapping, and operators as functions of tensors |
 //! | `program` | The class `Program`: operations that are recorded once and replayed often |
-//! | `recording` | Where the time went: keeps the recorder while Python says so, writes its file, and reads files |
-//! | `report` | What an engine tells about itself, as the plain Python objects of `estafette/_reports.py` |
+//! | `recording` | Traces: keeps the recorder while Python wants it, writes its file, and reads files |
+//! | `report` | What an engine reports about itself, as the plain Python objects of `estafette/_reports.py` |
 //! | `tensor` | The class `Tensor` |
 //! | `variable` | The class `Variable` |
 

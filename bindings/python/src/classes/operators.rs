@@ -109,7 +109,7 @@ impl PyOperators {
             (false, Some(_)) => OperatorKind::Inferred,
             (false, None) => OperatorKind::Allocating,
         };
-        // As in `submit`: who writes to an array that is read as well knows what he does.
+        // As in `submit`: a program may write to an array that it reads as well.
         let signature = Signature { kind, inputs, outputs, in_place: true };
         let origin = operator_function::origin(&function)?;
         let function_of = OperatorFunction::new(&function, using, infer)?;

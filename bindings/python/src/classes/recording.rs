@@ -35,7 +35,7 @@ pub fn begin_recording(
     Ok(())
 }
 
-/// Closes the recorder, and writes what it tells to its file.
+/// Closes the recorder, and writes the trace to its file.
 #[pyfunction(name = "_end_recording")]
 pub fn end_recording(py: Python<'_>) -> PyResult<()> {
     let Some(recorder) = open().take() else {

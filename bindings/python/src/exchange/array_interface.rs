@@ -46,7 +46,7 @@ impl<'py> Dictionary<'py> {
 /// Memory that `object` owns, as a struct whose deleter lets the object go.
 ///
 /// # Safety
-/// `data` is memory as `layout` says for as long as the object lives, and nobody writes it if it is `read_only`.
+/// `data` is memory as `layout` says for as long as the object lives, and is not written if it is `read_only`.
 pub unsafe fn kept_by(
     object: &Bound<'_, PyAny>,
     layout: &Layout,

@@ -251,6 +251,6 @@ fn is_column_major(layout: &Layout) -> bool {
 /// # Safety
 /// `view` was filled by [`fill`] and is released once.
 pub unsafe fn release(view: *mut ffi::Py_buffer) {
-    // SAFETY: the box that `fill` made, which nobody else has.
+    // SAFETY: the box that `fill` made, which has no other owner.
     drop(unsafe { Box::from_raw((*view).internal.cast::<Lent>()) });
 }

@@ -66,7 +66,7 @@ fn refuse(raw: &Bound<'_, PyCapsule>) -> PyErr {
     })
 }
 
-/// Puts a tensor into a fresh capsule, for somebody to consume once.
+/// Puts a tensor into a fresh capsule, for a consumer to consume once.
 pub fn wrap(py: Python<'_>, managed: ManagedTensor) -> PyResult<Bound<'_, PyCapsule>> {
     let (raw, name) = match managed.into_raw_versioned() {
         Ok(raw) => (raw, VERSIONED),
@@ -79,7 +79,7 @@ pub fn wrap(py: Python<'_>, managed: ManagedTensor) -> PyResult<Bound<'_, PyCaps
     let capsule = unsafe { ffi::PyCapsule_New(raw, name.as_ptr(), Some(delete)) };
     if capsule.is_null() {
         let error = PyErr::fetch(py);
-        // SAFETY: nobody else has got the struct.
+        // SAFETY: the struct has no other owner.
         drop(unsafe { own(raw, name) });
         return Err(error);
     }

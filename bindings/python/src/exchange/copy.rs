@@ -19,7 +19,7 @@ pub fn copied(py: Python<'_>, handle: &EngineHandle, tensor: &Tensor, to: DLDevi
     submit(py, handle, tensor, to)?.or_raise(py)
 }
 
-/// As [`copied`], for whoever takes the copy now: `waits` says whether he needs it to be there. `None` when the engine takes no more
+/// As [`copied`], for a consumer that takes the copy now: `waits` says whether it needs the content to be there. `None` when the engine takes no more
 /// operations.
 ///
 /// # Errors

@@ -36,7 +36,7 @@ pub struct Request<'a, 'py> {
 }
 
 impl Request<'_, '_> {
-    /// Whether the tensor is wanted as and where it is, by somebody without a stream.
+    /// Whether the tensor is wanted as and where it is, by a consumer without a stream.
     fn is_plain(&self) -> bool {
         self.stream.is_none() && self.dl_device.is_none() && self.copy != Some(true)
     }
@@ -49,7 +49,7 @@ impl Request<'_, '_> {
     /// Where a copy of memory on `device` has to be made for the answer; `None` if none is wanted, or none can be made.
     ///
     /// # Errors
-    /// `BufferError` for a number of the device table that nobody has registered, or that is registered no more.
+    /// `BufferError` for a number of the device table that was never registered, or that is registered no more.
     fn copied_to(&self, py: Python<'_>, device: DLDevice) -> PyResult<Option<DLDevice>> {
         let wanted = self.dl_device.map_or(device, |(kind, id)| DLDevice::new(DeviceType(kind), id));
         if wanted == device {

@@ -1,9 +1,9 @@
 //! Futures of other schedulers as promises: `eng.from_future(f)`.
 //!
-//! The operation behind such a tensor has no function to run: it begins at once and ends when the future does, on whatever
-//! thread that tells. `estafette/_futures.py` knows how each kind of future is listened to; it calls a [`Delivery`] with
-//! what has come of it. A future that is dropped without an end drops its delivery too, and nobody else could still bring
-//! a result: the operation fails then, and nobody waits for ever.
+//! The operation behind such a tensor has no function to run: it begins at once and ends when the future does, on the thread that
+//! reports the end. `estafette/_futures.py` knows how each kind of future is listened to; it calls a [`Delivery`] with
+//! what has come of it. A future that is dropped without an end drops its delivery too, and no result can
+//! come any more: the operation fails then, so that no waiter waits for ever.
 
 use std::sync::Arc;
 
@@ -31,7 +31,7 @@ pub fn call_off(py: Python<'_>, slot: &Slot, error: &PyErr) {
     }
 }
 
-/// What a future tells its end to: `delivery(value, error, cancelled)`. Only the first call counts.
+/// What a future reports its end to: `delivery(value, error, cancelled)`. Only the first call counts.
 #[pyclass(frozen, module = "estafette._estafette", name = "_Delivery")]
 pub struct Delivery {
     slot: Own<Slot>,

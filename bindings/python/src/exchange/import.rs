@@ -64,7 +64,7 @@ impl Wanted {
 /// A tensor that was taken from another library.
 pub struct Taken {
     pub managed: ManagedTensor,
-    /// Nobody may write it although its struct does not say so.
+    /// The memory must not be written although its struct does not say so.
     pub immutable: bool,
     /// When it may be read: at once on the host; on a device, when the work that its producer had enqueued is done.
     pub ready: FenceSet,
@@ -245,8 +245,8 @@ fn through_protocol(
     Ok((managed, ready))
 }
 
-/// Devices whose memory host code may read, so that they need no device of ours, and those that this version does not know:
-/// their memory is opaque: passed on from one library to another, and nobody here looks at it.
+/// Devices whose memory host code may read, so that they need no device of the engine, and those that this version does not know:
+/// their memory is opaque: passed on from one library to another, and not accessed here.
 ///
 /// # Errors
 /// `BufferError` that says why a device of the device table is not there.

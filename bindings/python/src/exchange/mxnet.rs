@@ -3,9 +3,9 @@
 //! MXNet has an engine of its own, which keeps order over a variable per array. An asynchronous function that is pushed to it
 //! with the array as something to read begins when all earlier writes of the array are done, and ends when it says so; until then
 //! later writes wait. So one such function is both halves of an exchange: its beginning makes the array's memory the result
-//! of an operation of ours, and its end is the last use of that memory here. No thread waits for either.
+//! of an operation of the engine, and its end is the last use of that memory here. No thread waits for either.
 //!
-//! The names and types are those of MXNet's C interface (apache/mxnet:include/mxnet/c_api.h, version 1.9.1). What is told
+//! The names and types are those of MXNet's C interface (apache/mxnet:include/mxnet/c_api.h, version 1.9.1). What is called
 //! at the end, `CallbackOnComplete`, is a C++ class of three words (include/mxnet/engine.h).
 
 use std::ffi::{CStr, c_char, c_int, c_void};
@@ -103,7 +103,7 @@ impl Drop for Array {
     }
 }
 
-/// MXNet's `CallbackOnComplete`: tells its engine, once, that an asynchronous function has ended.
+/// MXNet's `CallbackOnComplete`: notifies its engine, once, that an asynchronous function has ended.
 #[repr(C)]
 struct OnComplete {
     callback: unsafe extern "C" fn(engine: *mut c_void, param: *mut c_void, error: *const c_void),
@@ -216,7 +216,7 @@ fn deliver(completion: Completion, array: Array, end: OnComplete, writable: bool
     completion.produce(memory_of(array, end, writable).map(Produced::from).map_err(BodyError::from));
 }
 
-/// The memory of the array. Whoever releases it ends MXNet's function.
+/// The memory of the array. Its release ends MXNet's function.
 fn memory_of(array: Array, end: OnComplete, writable: bool) -> Result<ManagedTensor, String> {
     let mut raw = ptr::null_mut();
     // SAFETY: the handle is ours, and earlier writes are done, so the array has its memory.

@@ -14,7 +14,7 @@ use crate::exchange::peers;
 /// Bases of an array that are looked through. NumPy keeps one or two: it lets a view point to what the viewed array points to.
 const BASES_MAX: usize = 16;
 
-/// What the library of `array` can tell.
+/// The origin that the library of `array` knows.
 pub fn of(array: &Bound<'_, PyAny>) -> Origin {
     let known = match peers::of(array).peer().root {
         "numpy" => of_numpy(array),
@@ -25,7 +25,7 @@ pub fn of(array: &Bound<'_, PyAny>) -> Origin {
     known.unwrap_or(Origin::Unknown)
 }
 
-/// An array of NumPy's names what it has its memory from; nobody, if it is its own.
+/// An array of NumPy's names what it has its memory from; `None` if the memory is its own.
 fn of_numpy(array: &Bound<'_, PyAny>) -> PyResult<Origin> {
     let py = array.py();
     let mut memory = array.clone();

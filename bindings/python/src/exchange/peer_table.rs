@@ -37,7 +37,7 @@ pub fn of(class: &Bound<'_, PyType>) -> Option<PeerTable> {
 }
 
 impl PeerTable {
-    /// Takes the tensor behind `object`, an instance of the type that the table is of. Nobody synchronizes.
+    /// Takes the tensor behind `object`, an instance of the type that the table is of. Without synchronization.
     ///
     /// # Errors
     /// Whatever the library raises.

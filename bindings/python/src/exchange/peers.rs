@@ -358,7 +358,7 @@ impl Known {
 const TYPES: usize = 64;
 
 struct Entry {
-    /// Kept, so that its address is nobody else's.
+    /// Kept, so that its address stays unique.
     class: Py<PyType>,
     known: Known,
 }

@@ -2,7 +2,7 @@
 //!
 //! An object whose *type* has the attribute gives a capsule named [`NAME`] with a pointer to an `estafette_fence`: when it is
 //! done, the object's data may be read. The capsule owns one count of the fence; a consumer retains it for itself. So the
-//! data comes by DLPack and its readiness by the promise, and nobody blocks in between:
+//! data comes by DLPack and its readiness by the promise, and no thread blocks in between:
 //! - an object whose memory exists already gives it at once when asked for `__dlpack__(stream=-1)`, which means "do not wait"
 //!   in the array API, and here on the host too;
 //! - any other object is asked when its promise is done. What it gives then is its state at that time.
@@ -37,7 +37,7 @@ pub fn of_tensor<'py>(py: Python<'py>, tensor: &Tensor) -> PyResult<Bound<'py, P
     // SAFETY: the pointer is not NULL, the name is static, and the destructor expects what such a capsule holds.
     let capsule = unsafe { ffi::PyCapsule_New(raw.cast::<c_void>(), NAME.as_ptr(), Some(drop_capsule)) };
     if capsule.is_null() {
-        // SAFETY: nobody else has got it.
+        // SAFETY: it has no other owner.
         unsafe { give_up(raw) };
         return Err(PyErr::fetch(py));
     }
@@ -46,7 +46,7 @@ pub fn of_tensor<'py>(py: Python<'py>, tensor: &Tensor) -> PyResult<Bound<'py, P
 }
 
 unsafe extern "C" fn drop_capsule(capsule: *mut ffi::PyObject) {
-    // SAFETY: Python calls this once, with a capsule made above, whose name nobody changes.
+    // SAFETY: Python calls this once, with a capsule made above, whose name does not change.
     unsafe { give_up(ffi::PyCapsule_GetPointer(capsule, NAME.as_ptr()).cast()) };
 }
 

@@ -1,7 +1,7 @@
 //! Exchanges that could not be ordered: each is counted, the last ones are kept, and the first of a kind is logged.
 //!
 //! On the host every exchange is ordered: a producer has finished when it hands out, and a consumer is made to wait. What is
-//! left are those where nobody could be asked, or told.
+//! left are those without a way to query or to notify the other side.
 
 use std::collections::VecDeque;
 
@@ -18,13 +18,13 @@ const KEPT: usize = 64;
 /// Why an exchange is not ordered.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Reason {
-    /// Memory of a kind of device that this version does not know went by: nobody can be waited for there.
+    /// Memory of a kind of device that this version does not know passed: there is nothing to wait for.
     UnknownDevice,
-    /// A raw capsule of memory that a device may be writing: its maker was asked when nobody knew for whom.
+    /// A raw capsule of memory that a device may be writing: its maker did not know the consumer.
     RawCapsule,
     /// Host-readable memory that a device may be writing, from a producer that does not wait for host readers.
     DeviceMemory,
-    /// A consumer on a device said that nobody shall wait, and nobody knows when he is done.
+    /// A consumer on a device demanded that no stream waits, and the end of its work is unknown.
     NoStream,
     /// A producer that takes a stream and does nothing about it: its default stream was waited for.
     IgnoredStream,

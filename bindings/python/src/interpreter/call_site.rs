@@ -29,7 +29,7 @@ pub struct Caller {
 
 /// A place in code outside any known library.
 struct Site {
-    /// Keeps the code object, so that its address is nobody else's.
+    /// Keeps the code object, so that its address stays unique.
     code: Py<PyAny>,
     position: i32,
     place: LeaseOwner,

@@ -68,7 +68,7 @@ const KEPT: usize = 16;
 struct Meaning([Option<Argument>; NAMES_MAX]);
 
 struct Names {
-    /// Kept, so that its address is nobody else's.
+    /// Kept, so that its address stays unique.
     tuple: Py<PyAny>,
     meaning: Meaning,
 }

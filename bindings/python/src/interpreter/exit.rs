@@ -9,7 +9,7 @@
 //! 4. The reaper runs the deleters that are due, which may need the interpreter, and stops; later ones leak. The process
 //!    ends anyway.
 //!
-//! What other libraries still hold of ours stays valid to the end: nothing is freed here.
+//! Memory that other libraries still hold stays valid to the end: nothing is freed here.
 
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};

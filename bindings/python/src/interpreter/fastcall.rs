@@ -97,7 +97,7 @@ pub fn call_method<'py>(
     for (slot, value) in std::iter::zip(&mut arguments[2..], values) {
         *slot = value.as_ptr();
     }
-    // SAFETY: `arguments[1..]` are the object and one live value for each name, with a slot of ours in front; the answer is a
+    // SAFETY: `arguments[1..]` are the object and one live value for each name, with a spare slot in front; the answer is a
     // new reference, or NULL with an exception set.
     unsafe {
         let names = if values.is_empty() { ptr::null_mut() } else { names.as_ptr() };

@@ -2,14 +2,14 @@
 //!
 //! A thread that waits for the Python lock while the interpreter finalizes is ended by CPython where it stands, which
 //! tears down Rust frames and aborts the process (before 3.14; from then on it hangs). So every thread that is not
-//! Python's own goes through this gate, and the interpreter's exit closes it and waits until nobody is inside:
+//! Python's own goes through this guard, and the interpreter's exit closes it and waits until no thread is inside:
 //!
-//! 1. [`attach`] steps in, takes the Python lock, runs, lets go of it, and steps out. After the gate was closed it does
+//! 1. [`attach`] steps in, takes the Python lock, runs, lets go of it, and steps out. After the guard was closed it does
 //!    nothing.
 //! 2. [`detach`] lets go of the Python lock for a wait. A Python thread that comes back from one steps in until it has
-//!    the lock; when the gate is closed it stays away for good, as the interpreter will not be there. The main thread,
+//!    the lock; when the guard is closed it stays away for good, as the interpreter will not be there. The main thread,
 //!    which runs the exit, always comes back.
-//! 3. [`close`] closes the gate, then waits, without the Python lock, until nobody is inside.
+//! 3. [`close`] closes the guard, then waits, without the Python lock, until no thread is inside.
 //!
 //! A thread that is inside, in code of the program in C, cannot be interrupted, and is not waited for without end. Where it comes back
 //! to a finalizing interpreter it [stays](crate::interpreter::finalization) instead of being torn down.
@@ -109,7 +109,7 @@ pub fn is_main(py: Python<'_>) -> bool {
     })
 }
 
-/// As [`is_main`], without the Python lock: false as long as nobody has asked with it.
+/// As [`is_main`], without the Python lock: false until it was determined once with the lock.
 pub fn is_known_main() -> bool {
     MAIN.get().unwrap_or(false)
 }
@@ -124,7 +124,7 @@ fn main_ident(py: Python<'_>) -> PyResult<u64> {
     py.import("threading")?.call_method0("main_thread")?.getattr("ident")?.extract()
 }
 
-/// Closes the gate and waits until nobody is inside, at most `timeout`; says whether that was so.
+/// Closes the guard and waits until no thread is inside, for at most `timeout`. Returns whether that was so.
 pub fn close(py: Python<'_>, timeout: Duration) -> bool {
     py.detach(|| GATE.close(timeout))
 }

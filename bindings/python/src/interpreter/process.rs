@@ -25,7 +25,7 @@ pub fn is_engines_child() -> bool {
     FIRST.get().is_some_and(|first| *first != fork::generation())
 }
 
-/// The engine belongs to the process: it could not tell one interpreter's end from that of the process.
+/// The engine belongs to the process: it could not distinguish an interpreter's end from that of the process.
 ///
 /// # Errors
 /// `ImportError` in a subinterpreter.

@@ -5,8 +5,8 @@
 //! lasts, at its first use of Python, and gives it back when it ends.
 //!
 //! There is a second reason. CPython before 3.12 hangs in a forked child when the fork comes while another thread makes or
-//! deletes a state, which needs no Python lock (`_PyEval_ReInitThreads` takes a lock that nobody in the child holds). So
-//! both happen in turn with forks: [`before_fork`] waits until nobody is at it, and keeps them away.
+//! deletes a state, which needs no Python lock (`_PyEval_ReInitThreads` takes a lock that no thread of the child holds). So
+//! both happen in turn with forks: [`before_fork`] waits until no thread does either, and holds new ones off.
 
 use std::cell::{Cell, RefCell};
 
@@ -17,7 +17,7 @@ use pyo3::prelude::*;
 use crate::interpreter::guard;
 use crate::interpreter::process;
 
-/// Whether somebody makes or deletes a thread state, or forks.
+/// Whether a thread makes or deletes a thread state, or forks.
 static BUSY: Mutex<bool> = Mutex::new(false);
 static IDLE: Condvar = Condvar::new();
 
@@ -31,7 +31,7 @@ thread_local! {
 struct Turn(());
 
 impl Turn {
-    /// Must not be called with the Python lock: whoever has the turn may be waiting for it.
+    /// Must not be called with the Python lock: the thread that has the turn may be waiting for it.
     fn take() -> Self {
         let mut busy = BUSY.lock();
         while *busy {
@@ -113,7 +113,7 @@ pub fn after_fork_in_parent() {
 #[pyfunction]
 #[pyo3(name = "_after_fork_in_child")]
 pub fn after_fork_in_child() {
-    // A child may have an engine of its own when its parent had none; then nobody else can have had the turn, or its
+    // A child may have an engine of its own when its parent had none; then no other thread can have had the turn, or its
     // lock. Otherwise nothing here uses either.
     if !process::is_engines_child() {
         drop(Turn(()));

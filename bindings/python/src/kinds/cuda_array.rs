@@ -1,7 +1,7 @@
 //! The CUDA array interface, version 3, in both directions (numba/numba: docs/source/cuda/cuda_array_interface.rst).
 //!
 //! It describes memory in a dictionary that keeps nothing alive. So of an import the object itself is kept, until the last use
-//! of the memory is over. Of an export nobody tells when the consumer is done: the dictionary of a tensor is a view without a
+//! of the memory is over. The end of an export's use is unknown: the dictionary of a tensor is a view without a
 //! lease, read-only in what it says, and counted as an exchange that could not be ordered; that of a view (`t.read()`,
 //! `eng.access`) is covered by the view's lease, and that of an operand, in the function of an operation, by the operation.
 
@@ -146,7 +146,7 @@ pub fn describe<'py>(
     let (access, queue) = match (operand, leased) {
         // What it comes after was left to the operation's queue; on the host it has been waited for.
         (Some((access, queue)), _) => (access, queue),
-        // A queue of ours that lives as long as the process: the consumer puts himself behind it.
+        // A queue of the engine that lives as long as the process: the consumer orders its work behind the queue.
         (None, Some(access)) => (access, Some(device.default_queue())),
         (None, None) => {
             let queue = device.default_queue();

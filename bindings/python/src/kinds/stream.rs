@@ -3,7 +3,7 @@
 //! | memory | `None` | a stream |
 //! |---|---|---|
 //! | host | the host waits | refused, but for -1 |
-//! | CUDA | the legacy default stream waits | an integer handle above 2, or an object with `__cuda_stream__`: that stream waits; 1 and 2: the default streams; 0: refused, since it may mean either; -1: nobody waits |
+//! | CUDA | the legacy default stream waits | an integer handle above 2, or an object with `__cuda_stream__`: that stream waits; 1 and 2: the default streams; 0: refused, since it may mean either; -1: no stream waits |
 //! | pinned, managed | the host waits, since a host reader reads at once | as CUDA, on the CUDA device of the stream |
 //! | SYCL | the host waits | a `dpctl.SyclQueue` or its capsule: the queue waits |
 //! | others | the host waits | refused, but for -1 |
@@ -51,7 +51,7 @@ pub fn has_default_stream(device: DLDevice) -> bool {
 /// The device that queues of memory of `device` belong to; `None` for memory that needs none, or that nothing is known of.
 ///
 /// # Errors
-/// `BufferError` for a number that nobody has registered, or that is registered no more, and for CUDA without a driver.
+/// `BufferError` for a number that was never registered, or that is registered no more, and for CUDA without a driver.
 pub fn device_of(py: Python<'_>, device: DLDevice) -> PyResult<Option<Arc<dyn Device>>> {
     if device.device_type == DeviceType::CUDA {
         let entry = guard::detach(py, || table::resolve(device));
@@ -117,7 +117,7 @@ fn on_cuda(py: Python<'_>, tensor: &Tensor, device: DLDevice, handle: usize) -> 
             return Ok(Consumer::Queue(ours));
         }
     }
-    // SAFETY: whoever passes a stream vouches for it for the length of the call; default streams always are.
+    // SAFETY: the caller that passes a stream vouches for it for the length of the call; default streams always are.
     unsafe { tensor.consumer_on(device, handle) }.map_err(|error| PyValueError::new_err(error.to_string()))
 }
 
@@ -171,7 +171,7 @@ fn of_protocol(stream: &Bound<'_, PyAny>) -> PyResult<Option<usize>> {
     Ok(Some(if handle == 0 { LEGACY } else { handle }))
 }
 
-/// A queue of ours for a producer of memory on `device` to order its work before; `None` where streams are no handles, or there
+/// A queue of the engine for a producer of memory on `device` to order its work before; `None` where streams are no handles, or there
 /// is no driver.
 ///
 /// # Errors
@@ -260,7 +260,7 @@ impl Drop for Keeper {
     }
 }
 
-/// A stream of somebody else's for an operation to run on; `None` if the object is none. The object keeps it alive.
+/// A foreign stream for an operation to run on; `None` if the object is no stream. The object keeps it alive.
 ///
 /// # Errors
 /// `ValueError` for the default stream of a thread, which is another one on the thread that runs the operation, and for a
@@ -277,7 +277,7 @@ pub fn queue_of(stream: &Bound<'_, PyAny>) -> PyResult<Option<Arc<dyn Queue>>> {
     let mut refused = None;
     for number in number.map_or(0..i32::from(u8::MAX), |number| number..number + 1) {
         let Ok(entry) = table::resolve(DLDevice::new(DeviceType::CUDA, number)) else { break };
-        // SAFETY: the object is alive, and whoever keeps the queue keeps it.
+        // SAFETY: the object is alive, and the owner of the queue keeps it.
         match entry.device.map(|device| unsafe { device.foreign_queue(handle) }) {
             Some(Ok(queue)) => return Ok(Some(queue)),
             Some(Err(error)) => refused = Some(error.to_string()),

@@ -19,7 +19,7 @@ use pyo3::types::{PyCapsule, PyTuple};
 use crate::error::raise;
 use crate::interpreter::guard;
 
-/// Tells the loader where the package dpctl of this environment lies, without importing it. Once, and only if the library is not
+/// Names to the loader the folder of the package dpctl of this environment, without importing it. Once, and only if the library is not
 /// in the process yet.
 fn suggest(py: Python<'_>) -> PyResult<()> {
     static DONE: PyOnceLock<()> = PyOnceLock::new();
@@ -43,7 +43,7 @@ fn suggest(py: Python<'_>) -> PyResult<()> {
 /// What `device` stands for, of a kind that is looked up in the device table; `None` for other kinds.
 ///
 /// # Errors
-/// `BufferError` for a number that nobody has registered, or that is registered no more.
+/// `BufferError` for a number that was never registered, or that is registered no more.
 pub fn resolve(py: Python<'_>, device: DLDevice) -> PyResult<Option<Entry>> {
     if device.device_type != DeviceType::ONE_API {
         return Ok(None);
@@ -76,11 +76,11 @@ pub fn parse(py: Python<'_>, text: &str) -> PyResult<Option<DLDevice>> {
     }
 }
 
-/// The queue that dpctl and dpnp use on the device `id` unless they are told otherwise, which dpctl keeps for everybody, and dpctl's
+/// The queue that dpctl and dpnp use on the device `id` by default, which dpctl keeps for the whole process, and dpctl's
 /// object of it.
 ///
 /// # Errors
-/// `ValueError` for a registered context, of which dpctl keeps none; `BufferError` for a number that nobody has registered;
+/// `ValueError` for a registered context, of which dpctl keeps none; `BufferError` for a number that was never registered;
 /// `ImportError` without dpctl.
 pub fn common_queue<'py>(py: Python<'py>, id: DLDevice) -> PyResult<(Arc<SyclQueue>, Bound<'py, PyAny>)> {
     resolve(py, id)?;
@@ -148,7 +148,7 @@ fn pointer_of(object: &Bound<'_, PyAny>) -> PyResult<Option<NonNull<c_void>>> {
     Ok(NonNull::new(ptr::with_exposed_provenance_mut(address.call0()?.extract::<usize>()?)))
 }
 
-/// A queue of somebody else's as one of `device`, acquired now; `None` if the object is no queue.
+/// A foreign queue as one of `device`, acquired now; `None` if the object is no queue.
 ///
 /// # Errors
 /// `ValueError` for a queue of another context or device.

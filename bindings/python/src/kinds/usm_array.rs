@@ -2,7 +2,7 @@
 //! interface"): shape, strides and offset in elements, and `syclobj`, what the memory's context is known by.
 //!
 //! It keeps nothing alive and says nothing of order. So of an import the object itself is kept until the last use of the memory is
-//! over, and what its queue had by then comes first, where `syclobj` is one. Of an export nobody tells when the consumer is done:
+//! over, and what its queue had by then comes first, where `syclobj` is one. The end of an export's use is unknown:
 //! the dictionary of a tensor is that of memory that is ready, without a lease, and counted as an exchange that could not be
 //! ordered.
 
@@ -155,7 +155,7 @@ pub fn describe<'py>(
     let (_, device) = entry(py, place)?;
     let device =
         device.downcast::<SyclDevice>().ok_or_else(|| lacks(format!("{place} is no SYCL device")))?;
-    // A context and no queue of ours: dpctl enqueues on its own.
+    // A context, not a queue: dpctl enqueues on its own queue.
     let context = NonNull::new(ptr::with_exposed_provenance_mut(device.native_context()))
         .ok_or_else(|| lacks("the context is gone".into()))?;
     let dpctl = py.import("dpctl").map_err(|_| lacks("dpctl is not here".into()))?;

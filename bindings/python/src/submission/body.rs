@@ -50,17 +50,17 @@ pub enum Use {
 /// The queue that a function enqueues on.
 pub struct On {
     pub queue: Arc<dyn Queue>,
-    /// Who keeps it alive, if it is somebody else's: until the end of the operation is marked there.
+    /// The owner of a foreign queue, kept until the end of the operation is marked there.
     owner: Option<Py<PyAny>>,
 }
 
 impl On {
-    /// A queue of ours.
+    /// A queue of the engine.
     pub fn ours(queue: Arc<dyn Queue>) -> Arc<Self> {
         Arc::new(Self { queue, owner: None })
     }
 
-    /// A queue of somebody else's, which `owner` keeps alive.
+    /// A foreign queue, which `owner` keeps alive.
     pub fn theirs(queue: Arc<dyn Queue>, owner: &Bound<'_, PyAny>) -> Arc<Self> {
         Arc::new(Self { queue, owner: Some(owner.clone().unbind()) })
     }
@@ -78,7 +78,7 @@ impl Drop for On {
 }
 
 /// The body of an operation, waiting for its turn. One that never gets it, since the operation is skipped, lets go of its
-/// Python objects with the Python lock: they may hold leases that somebody waits for.
+/// Python objects with the Python lock: they may hold leases that other threads wait for.
 pub struct Body {
     parts: Option<Parts>,
 }
@@ -193,7 +193,7 @@ fn start(
     parts: impl FnOnce(Python<'_>) -> PyResult<Option<Parts>>,
 ) {
     // Completing may copy memory and hand on work, so it happens without the Python lock; by then the views of a plain
-    // body are gone, unless somebody kept them.
+    // body are gone, unless the body kept them elsewhere.
     let scope = completion.scope().clone();
     let completion = Pending::new(completion, result, on, &scope);
     trace::body_wants_lock(scope.id());
@@ -306,7 +306,7 @@ impl Parts {
         Ok(None)
     }
 
-    /// Tells the recorder which library's arrays the function gets.
+    /// Notes in the trace which library's arrays the function gets.
     fn note_library(&self, py: Python<'_>, scope: &Scope) {
         let module =
             self.using.as_ref().and_then(|using| using.bind(py).getattr(intern!(py, "__module__")).ok());
@@ -491,7 +491,7 @@ struct Pending {
     result: Use,
     /// Where the function enqueues.
     queue: Option<Arc<dyn Queue>>,
-    /// Keeps somebody else's queue until the end is marked there.
+    /// Keeps a foreign queue until the end is marked there.
     _on: Option<Arc<On>>,
 }
 
@@ -523,14 +523,14 @@ impl Pending {
         let (fence, outcome) = match fence {
             None => (None, outcome),
             Some(Ok(fence)) => (Some(fence), outcome),
-            // What it has left runs on, and nobody will know when it ends.
+            // Enqueued work runs on, and its end can never be known.
             Some(Err(error)) => {
                 (Some(estafette::bindings::lost(error.clone())), outcome.and(Err(error.into())))
             }
         };
         match (self.result, outcome, &fence) {
             (Use::Ignored, outcome, None) => completion.complete(outcome.map(drop)),
-            // Nobody may use the operands before what was enqueued is done, even if the function then failed.
+            // The operands must not be used before the enqueued work is done, even if the function then failed.
             (Use::Ignored, outcome, Some(fence)) => completion.complete_after_with(fence, outcome.map(drop)),
             (Use::Produced, Ok(Some(late)), None) => completion.produce(Ok(late.produced)),
             (Use::Produced, Ok(Some(late)), Some(fence)) => {
@@ -549,7 +549,7 @@ pub struct OperationScope {
     scope: Scope,
 }
 
-/// How many scopes there are. While there is none, nobody needs to ask whether the calling code belongs to one.
+/// How many scopes there are. While there is none, no caller needs to find out whether its code belongs to one.
 static SCOPES: AtomicUsize = AtomicUsize::new(0);
 
 impl OperationScope {

@@ -31,7 +31,7 @@ struct Parts {
 
 impl OperatorFunction {
     /// # Errors
-    /// `TypeError` for what cannot be called, and for `async def` functions: nobody says on which event loop they run.
+    /// `TypeError` for what cannot be called, and for `async def` functions: their event loop is unknown.
     pub fn new(
         function: &Bound<'_, PyAny>,
         using: Option<Bound<'_, PyAny>>,
@@ -114,7 +114,7 @@ impl Parts {
             arguments.push(object(given)?.into_any());
         }
         for made in &fresh {
-            // Nobody else has it, so the lease is there at once.
+            // The tensor has no other handle, so the lease is granted at once.
             arguments.push(object(made)?.call_method0("for_write")?);
         }
         drop(inputs);

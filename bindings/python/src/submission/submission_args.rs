@@ -49,7 +49,7 @@ pub struct Order {
     pub copy: Option<bool>,
     /// The queue that the function enqueues on.
     pub queue: Option<Arc<dyn Queue>>,
-    /// An operation without operands gets a variable of its own, or nobody would see it in a diagnosis.
+    /// An operation without operands gets a variable of its own, so that a diagnosis shows the operation.
     pub own: OnceLock<Variable>,
 }
 
@@ -171,7 +171,7 @@ pub fn of_call(
     Ok((Order { operands, priority, queue, ..of_delivery(name, result)? }, body))
 }
 
-/// What a result asks for that somebody else will bring.
+/// Description of a result that another thread or library will bring.
 pub fn of_delivery(name: String, result: &ResultOptions<'_, '_>) -> PyResult<Order> {
     Ok(Order {
         operands: Operands::default(),
@@ -230,7 +230,7 @@ fn queue_of(on: Option<&Bound<'_, PyAny>>) -> PyResult<Option<Arc<On>>> {
         return Ok(None);
     }
     if device.device_type == DeviceType::ONE_API {
-        // What SYCL's libraries enqueue goes to a queue that they agree on, not to one of ours.
+        // What SYCL's libraries enqueue goes to a queue that they agree on, not to one of the engine.
         let (queue, owner) = sycl::common_queue(on.py(), device)?;
         return Ok(Some(On::theirs(queue, &owner)));
     }

@@ -1,4 +1,4 @@
-//! Whose turn it is on a queue of somebody else's.
+//! Serializes functions that enqueue on one foreign queue.
 //!
 //! Two threads that enqueue with dpnp (0.20) on one queue at once can block each other for ever, in dpctl's list of what the queue
 //! was given. A `sycl::queue` may be used by many threads, but the libraries around it keep books of their own. So the functions of
@@ -16,7 +16,7 @@ use estafette_sync::sync::Mutex;
 /// By the identity of the queue, which is that of no other as long as a wrapper of it lives; and those keep the variables.
 static TURNS: Mutex<BTreeMap<usize, Weak<Variable>>> = Mutex::new(BTreeMap::new());
 
-/// The variable of what is behind `queue`, if that is a SYCL queue of somebody else's. It is kept by the wrapper, and so by the
+/// The variable of what is behind `queue`, if that is a foreign SYCL queue. It is kept by the wrapper, and so by the
 /// operations under way that have it.
 pub fn on(queue: &dyn Queue) -> Option<Variable> {
     let queue = SyclQueue::from_queue(queue).filter(|queue| queue.is_foreign())?;

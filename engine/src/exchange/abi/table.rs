@@ -37,7 +37,7 @@ const OLDER_MAX: usize = 8;
 /// Alignment of fresh memory: what vectorizing libraries ask for, and a cache line.
 const ALIGN: usize = 64;
 
-/// The header of a table of ours.
+/// The header of this engine's table.
 pub const HEADER: Header =
     Header { version: DLPackVersion { major: VERSION.0, minor: VERSION.1 }, prev_api: std::ptr::null_mut() };
 
@@ -70,7 +70,7 @@ pub unsafe fn understood(table: *const Table) -> Option<&'static Table> {
 /// dimensions, and `data` is NULL when there are no elements, as the header asks.
 ///
 /// # Safety
-/// `out` may be written. Whoever reads it must stop before `layout` is dropped.
+/// `out` may be written. Reads of `out` must end before `layout` is dropped.
 pub unsafe fn lend(layout: &Layout, data: *mut u8, out: NonNull<DLTensor>) {
     let mut tensor = export::describe_raw(layout, data);
     if layout.ndim() > 0 {
@@ -103,7 +103,7 @@ pub unsafe fn allocate(prototype: NonNull<DLTensor>) -> Result<ManagedTensor, Er
     let storage = Storage::device(allocation);
     let data = storage.data();
     let owner = move || drop(storage);
-    // SAFETY: the memory is as long as the layout says, nobody else has it, and it lives until the deleter is called.
+    // SAFETY: the memory is as long as the layout says, it has no other owner, and it lives until the deleter is called.
     Ok(unsafe { export(&layout, data, ExportFlags::default(), super::Abi::Versioned, owner) })
 }
 

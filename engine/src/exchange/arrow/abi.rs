@@ -1,6 +1,6 @@
 //! The C structs of Arrow's C data and C device interfaces, as owned values.
 //!
-//! Whoever has a struct whose `release` is set owns what it describes. A struct is *moved* by copying its bytes and setting
+//! The holder of a struct whose `release` is set owns what the struct describes. A struct is *moved* by copying its bytes and setting
 //! `release` of the source to NULL, so a value of these types is released when dropped, unless it was moved out before. They
 //! have the layout of the C structs: a pointer to one is a pointer to the C struct, for a capsule or another language.
 
@@ -73,7 +73,7 @@ pub struct ArrowHostArray(pub(super) RawArray);
 #[repr(transparent)]
 pub struct ArrowDeviceArray(pub(super) RawDeviceArray);
 
-// SAFETY: the interface lets whoever owns a struct release it on any thread; producers that need a lock or an interpreter
+// SAFETY: the owner of a struct may release it on any thread; producers that need a lock or an interpreter
 // there take it themselves. The pointers in it are only read, and what they point to does not change.
 unsafe impl Send for ArrowSchema {}
 // SAFETY: as for `ArrowSchema`.
@@ -113,7 +113,7 @@ impl ArrowDeviceArray {
     /// `source` is NULL, or was released or moved elsewhere before. Nothing is owed to anybody then.
     ///
     /// # Safety
-    /// `source` is NULL or points to a valid `ArrowDeviceArray` that nobody else looks at meanwhile. What it describes stays
+    /// `source` is NULL or points to a valid `ArrowDeviceArray` that no other thread accesses meanwhile. What it describes stays
     /// valid and unchanged until its `release` is called, which may be done once, from any thread, and does not unwind.
     pub unsafe fn take(source: *mut c_void) -> Result<Self, InvalidTensor> {
         let source = source.cast::<RawDeviceArray>();

@@ -46,7 +46,7 @@ impl ArrowDeviceArray {
         check_nulls(array, validity.cast(), device == DLDevice::CPU)?;
         let flags = ExportFlags { read_only: true, is_copied: false };
         // SAFETY: the interface says that an array has `length` initialized elements from `offset` on in its second buffer,
-        // until it is released, which happens when the owner is dropped. Nobody writes: the tensor is read-only.
+        // until it is released, which happens when the owner is dropped. Nothing writes them: the tensor is read-only.
         let tensor = unsafe { export(&layout, data, flags, Abi::Versioned, move || drop(self)) };
         Ok(Imported { tensor, sync_event })
     }
@@ -79,7 +79,7 @@ fn check_shape(array: &RawArray) -> Result<usize, InvalidTensor> {
     Ok(offset)
 }
 
-/// Checks that no value is missing. A count of -1 says that nobody has counted.
+/// Checks that no value is missing. A count of -1 means that the producer has not counted.
 fn check_nulls(array: &RawArray, validity: *const u8, on_host: bool) -> Result<(), InvalidTensor> {
     let nulls = match array.null_count {
         0 => return Ok(()),

@@ -70,7 +70,7 @@ struct Exported {
 /// A native event that is kept until the fence is released.
 struct Kept(NativeEvent);
 
-// SAFETY: only its pointer is handed out; it is dropped by whoever drops the whole.
+// SAFETY: only its pointer is handed out; the owner of the whole struct drops it.
 unsafe impl Sync for Kept {}
 
 /// # Safety
@@ -138,7 +138,7 @@ unsafe extern "C" fn order_on(context: *mut c_void, device: DLDevice, stream: *m
         match queue.and_then(|queue| queue.order_after(&exported.fence)) {
             Ok(Order::Nothing | Order::Device) => OK,
             Ok(Order::Host) => known,
-            // For the rest somebody who knows the stream can use the native event.
+            // A consumer that knows the stream can use the native event for the rest.
             Err(error) => {
                 tracing::debug!(%error, "a stream cannot be ordered after a fence of ours");
                 known
@@ -147,7 +147,7 @@ unsafe extern "C" fn order_on(context: *mut c_void, device: DLDevice, stream: *m
     })
 }
 
-/// A callback of somebody else, which is called once or taken back.
+/// A foreign callback, which is called once or taken back.
 struct Subscription {
     number: u64,
     call: Mutex<Option<Call>>,
@@ -175,7 +175,7 @@ impl Subscriber for Subscription {
             Err(error) => (status_of(&error), Some(text_of(&error.to_string()))),
         };
         let text = text.as_ref().map_or(std::ptr::null(), |text| text.as_ptr());
-        // SAFETY: whoever subscribed vouches for the callback; it was not taken back, and is called this once.
+        // SAFETY: the subscriber vouches for the callback; it was not taken back, and is called this once.
         callback::run(|| unsafe { callback(argument, status, text) });
     }
 
@@ -258,7 +258,7 @@ unsafe extern "C" fn native(context: *mut c_void, device: DLDevice) -> *mut c_vo
 }
 
 unsafe extern "C" fn retain(context: *mut c_void) {
-    // SAFETY: the context is an `Arc` that was turned into a pointer, and somebody holds a count of it.
+    // SAFETY: the context is an `Arc` that was turned into a pointer, and the caller holds a count of it.
     unsafe { Arc::increment_strong_count(context.cast::<Exported>()) };
 }
 

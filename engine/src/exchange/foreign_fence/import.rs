@@ -85,7 +85,7 @@ pub unsafe fn import(raw: NonNull<RawFence>, devices: &[Arc<dyn Device>]) -> Res
     })))
 }
 
-/// A retained fence of somebody else. Dropping it releases it.
+/// A retained foreign fence. Drop releases the fence.
 struct Held(RawFence);
 
 // SAFETY: every function of the struct may be called by any thread, which is part of its contract; the context is only
@@ -117,7 +117,7 @@ impl Held {
         failure(status, text)
     }
 
-    /// The fence of a device of ours that its native event stands for.
+    /// The fence of one of the engine's devices that the native event stands for.
     fn native_fence(&self, devices: &[Arc<dyn Device>]) -> Option<Fence> {
         let native = self.0.native?;
         let device =
@@ -185,7 +185,7 @@ impl ForeignEvent {
             subscriptions.tokens.push((number, token));
             return Some(());
         }
-        // Nobody will call, unless somebody has already, in spite of what it says: then the subscriber was told.
+        // No call will come. If one came already, in spite of the status, the subscriber was notified.
         registry().take(number).is_none().then_some(())
     }
 
@@ -330,7 +330,7 @@ impl Drop for ForeignEvent {
 
 /// A subscription under way at a foreign scheduler.
 struct Entry {
-    /// Keeps the fence for as long as somebody waits for it.
+    /// Keeps the fence for as long as a subscriber waits for it.
     event: Arc<ForeignEvent>,
     subscriber: Arc<dyn Subscriber>,
     /// When the fence is queried, unless it has called before.
@@ -384,7 +384,7 @@ impl Registry {
         lock(&self.inner).entries.remove(&number)
     }
 
-    /// Whether it has been called, or nobody waits any more.
+    /// Whether the callback was called, or no subscriber waits any more.
     fn is_over(&self, number: u64) -> bool {
         let subscriber = lock(&self.inner).entries.get(&number).map(|entry| entry.subscriber.clone());
         subscriber.is_none_or(|subscriber| subscriber.abandoned())

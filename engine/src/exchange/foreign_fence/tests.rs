@@ -85,7 +85,7 @@ impl Foreign {
         }
     }
 
-    /// A fence that tells.
+    /// A fence that notifies its subscribers.
     fn telling(&'static self) -> RawFence {
         RawFence { subscribe: Some(subscribe), unsubscribe: Some(unsubscribe), ..self.polled() }
     }
@@ -356,7 +356,7 @@ fn a_fence_is_held_until_nobody_needs_it_and_its_owner_may_leave_early() {
     assert!(copy.is_done());
     drop(copy);
     assert_eq!(foreign.holders(), 0);
-    // Told after it was released: nobody is there.
+    // A notification after the release finds no subscriber.
     foreign.tell(OK, std::ptr::null());
 }
 
@@ -468,7 +468,7 @@ fn a_waiter_that_gives_up_does_not_keep_the_fence() {
         drop(waiting);
         drop(fence);
         assert_eq!(foreign.holders(), 1, "only its maker has it, though it never settled");
-        // Too late: nobody is there any more.
+        // A late notification finds no subscriber.
         foreign.settle(OK);
         foreign.tell(OK, std::ptr::null());
     }

@@ -1,7 +1,7 @@
-//! Deleters that need not go to the thread: those known to be quick, where somebody says that it is a good place.
+//! Deleters that need not go to the thread: those known to be quick, where the caller says that they may run.
 //!
-//! Handing over costs a lock and, for a deleter that needs the Python lock, a fight for it between two threads. Who drops a
-//! tensor as Python drops any object holds that lock and none of ours, and is prepared for whatever an object's end may run.
+//! Handing over costs a lock and, for a deleter that needs the Python lock, a fight for it between two threads. A thread that drops a
+//! tensor as Python drops any object holds that lock and none of the engine's, and is prepared for whatever an object's end may run.
 
 use std::cell::Cell;
 
@@ -13,7 +13,7 @@ thread_local! {
 
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Place {
-    /// Nobody has said anything.
+    /// No value was set.
     Elsewhere,
     /// A good place.
     Good,

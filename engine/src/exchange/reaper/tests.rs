@@ -360,7 +360,7 @@ fn a_forked_child_leaks_quietly_and_never_hangs() {
             reaper.release(FenceSet::default(), unsafe { std::ptr::read(storage) });
             // A fresh reaper, as if the parent had never used one: the storage remembers where it was made.
             let fresh = Reaper::new();
-            // SAFETY: as above; leaking twice harms nobody.
+            // SAFETY: as above; leaking twice is harmless.
             fresh.release(FenceSet::default(), unsafe { std::ptr::read(storage) });
             reaper.flush(LONG)
                 && reaper.stop(LONG)

@@ -31,7 +31,7 @@ pub(super) struct Shared {
     watch: Condvar,
     /// Wakes those who flush or stop.
     pub(super) progress: Condvar,
-    /// Tells the threads to run no further deleter: `stop` has given up on it. Relaxed, since the lock
+    /// True if the threads must run no further deleter: `stop` has given up on it. Relaxed, since the lock
     /// orders the rest.
     pub(super) abandoned: AtomicBool,
     /// As `abandoned`, from the beginning of `stop` on, for those who would run a deleter elsewhere.

@@ -57,8 +57,8 @@ impl Lane {
         self.0.lock()
     }
 
-    /// Notes the end of the deleter under way, and takes the next storage. The second answer is what the queue's books have to
-    /// be told of now.
+    /// Notes the end of the deleter under way, and takes the next storage. The second value is what the
+    /// queue's counters have to include now.
     pub(super) fn step(&self) -> (Step, [Option<Run>; 2]) {
         let mut books = self.lock();
         if books.overtaken {
@@ -96,7 +96,7 @@ impl Lane {
 pub(super) struct Overtaken {
     /// What it has not begun with.
     pub(super) rest: VecDeque<Ready>,
-    /// What the queue's books have not been told of.
+    /// What the queue's counters do not include yet.
     pub(super) returned: Option<Run>,
     /// Whose deleter it is in.
     pub(super) what: What,

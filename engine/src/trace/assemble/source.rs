@@ -17,7 +17,7 @@ impl EventIndex<'_> {
         self.kind_and_id(self.index[self.operations[at] as usize]).1
     }
 
-    /// What the events of an operation tell.
+    /// The operation that its events describe.
     pub(super) fn assemble(&self, at: usize) -> AssembledOp {
         let id = self.id(at);
         let mut assembled = AssembledOp {

@@ -11,8 +11,8 @@ use flate2::write::ZlibEncoder;
 /// What a block may grow to when it is read; a larger one is written as it is.
 const INFLATED_MAX: usize = 8 << 20;
 
-/// How many times its size a block may grow to, and what it may grow to however small it is. With this a file takes memory that its
-/// size bears a relation to, whoever made it. Blocks of traces grow to some ten times their size.
+/// How many times its size a block may grow to, and what it may grow to however small it is. So a file takes memory in relation to its
+/// size, whatever its origin. Blocks of traces grow to some ten times their size.
 const GROWTH_MAX: usize = 100;
 const GROWTH_FREE: usize = 1 << 16;
 

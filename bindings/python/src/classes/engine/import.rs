@@ -188,7 +188,7 @@ impl PyEngine {
             // stream that this table returned.
             ready.insert(device.default_queue().record().map_err(estafette::Error::from).or_raise(py)?);
         }
-        // SAFETY: whoever gives a DLPack struct away vouches for its memory; on the host its content is ready by then.
+        // SAFETY: the producer of a DLPack struct vouches for its memory; on the host its content is ready by then.
         let tensor = unsafe {
             self.engine(py)?.import_with(managed, ImportOptions::default().ready(ready).read_only(immutable))
         };

@@ -118,7 +118,7 @@ impl PyEngine {
 }
 
 impl PyEngine {
-    /// Submits an operation that leaves its completion in `slot`, for whoever brings its result.
+    /// Submits an operation that leaves its completion in `slot`, for the bringer of its result.
     fn receive_now(&self, py: Python<'_>, order: &Order, slot: &from_future::Slot) -> PyResult<Tensor> {
         let engine = self.engine(py)?;
         let leave = |slot: &from_future::Slot| {

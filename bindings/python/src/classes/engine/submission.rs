@@ -23,8 +23,8 @@ impl PyEngine {
     ///
     /// Returns at once. The function runs when everything submitted before on its operands has come far enough: reads see
     /// what earlier writes left, writes have the memory to themselves. A tensor in both lists is updated in place. What
-    /// the function returns is ignored; what it raises is raised again to whoever waits for the operation or for what it
-    /// writes. An ``async def`` function, and a coroutine that the function returns, run as a task on the event loop of the
+    /// the function returns is ignored; what it raises is raised again where the operation or what it writes is
+    /// awaited. An ``async def`` function, and a coroutine that the function returns, run as a task on the event loop of the
     /// submitter; a generator function is refused.
     ///
     /// Among operations that are ready, those of higher `priority` are started first. Priorities age: while operations with a priority
