@@ -137,6 +137,6 @@ impl<T> OrRaise<T> for Result<T, Error> {
 
 /// Why a body did not run at all.
 pub fn finalizing() -> BodyError {
-    debug_assert!(guard::is_closed(), "only a closed gate turns bodies away");
+    debug_assert!(guard::is_closed(), "only a closed guard turns bodies away");
     "the Python interpreter is shutting down".into()
 }

@@ -1,33 +1,17 @@
 //! The Python package `estafette`: a thin layer that turns Python's protocols into calls of the engine. It never decides
 //! what runs when, and imports no array library itself.
 //!
-//! | file | its one idea |
+//! | folder | what it has |
 //! |---|---|
-//! | `engine`, `tensor`, `exporter`, `operation`, `access`, `variable` | the classes that users see |
-//! | `handle`, `order`, `arguments` | what the objects of one engine share; what a submission asks for; shapes, types and times as people write them |
-//! | `import`, `export`, `capsule` | DLPack's Python protocol, both ways |
-//! | `arrow` | Arrow's PyCapsule interface, both ways |
-//! | `dlpack_method` | `__dlpack__` for the usual call |
-//! | `buffer`, `copy` | Python's buffer protocol; copies as operations |
-//! | `exchange_table`, `peer_table` | DLPack's C exchange table, ours and others' |
-//! | `peers` | what we know of other libraries, by name |
-//! | `sycl`, `turns` | queues of dpctl, the device table; functions on one queue take turns |
-//! | `usm_array` | the SYCL USM array interface, both ways |
-//! | `origin` | whether memory comes from its owner or from an export of the engine |
-//! | `unordered` | exchanges that could not be ordered |
-//! | `site` | where in a program a call comes from |
-//! | `call_sites` | whether leases note which line takes them |
-//! | `body`, `function_kind` | running Python functions as operations; which of them are asynchronous or none |
-//! | `awaiting`, `suspension` | `await` on asyncio's event loops |
-//! | `watch`, `helping` | what the watchdog logs; whether waits run operations on their own thread |
-//! | `future` | futures of others as promises |
-//! | `promise` | `__estafette_promise__`, both ways |
-//! | `mxnet` | arrays of MXNet's asynchronous engine as promises |
-//! | `operators`, `operator_function` | named functions: the registry, and those in Python |
-//! | `gate`, `exit`, `process`, `thread_state`, `interrupt` | the end of the interpreter, the fork of the process and Ctrl-C, survived |
-//! | `recording` | where the time went: the recorder, its file and its report |
-//! | `error`, `report`, `unretrieved` | reports as Python objects; failures that nothing has looked at |
-//! | `attached`, `fastcall` | the Python lock as a lock, and calls without detours |
+//! | `classes` | the classes that users see, and what the objects of one engine share |
+//! | `submission` | from a call of Python to a submission; Python functions as bodies |
+//! | `exchange` | memory from other libraries and to them; what is known of peers |
+//! | `kinds` | what belongs to one kind of device: streams, queues, array interfaces |
+//! | `asyncio` | `await` on event loops |
+//! | `interpreter` | thread states, fast calls, exit, fork and signals |
+//!
+//! Beside them: `arguments` (shapes, types and times as people write them), `error` and `unretrieved` (failures as exceptions,
+//! and failures that nothing has looked at), `watch` (what the watchdog logs).
 //!
 //! # Invariants
 //!

@@ -16,10 +16,10 @@ use pyo3::types::PyDict;
 #[pyclass(frozen, module = "estafette._estafette", name = "_Suspension")]
 pub struct Suspension {
     event_loop: Py<PyAny>,
-    inner: Mutex<Inner>,
+    inner: Mutex<FutureState>,
 }
 
-struct Inner {
+struct FutureState {
     /// Set by the awaitable that yields the future to a task, cleared by the task: so asyncio distinguishes `await` from a bare `yield`.
     blocking: bool,
     end: End,
@@ -43,12 +43,12 @@ struct Callback {
 impl Suspension {
     /// Ready to be yielded to a task of `event_loop`.
     pub fn new(event_loop: &Bound<'_, PyAny>) -> PyResult<Py<Self>> {
-        let inner = Inner { blocking: true, end: End::Pending, message: None, callbacks: Vec::new() };
+        let inner = FutureState { blocking: true, end: End::Pending, message: None, callbacks: Vec::new() };
         Py::new(event_loop.py(), Self { event_loop: event_loop.clone().unbind(), inner: Mutex::new(inner) })
     }
 
     /// Nothing of Python happens under this lock.
-    fn inner(&self) -> MutexGuard<'_, Inner> {
+    fn inner(&self) -> MutexGuard<'_, FutureState> {
         self.inner.lock()
     }
 

@@ -19,7 +19,7 @@ use crate::exchange::export::poll_once;
 use crate::interpreter::guard;
 use crate::interpreter::process::Own;
 use crate::submission::body::{self, Body, Repeated};
-use crate::submission::submission_args::{self, Order};
+use crate::submission::submission_args::{self, SubmissionArgs};
 
 /// Operations that are recorded once and then run any number of times, each time as one operation. Made by
 /// `Engine.program`; the nodes are recorded by `submit`, in a ``with`` block at the end of which the program is finished::
@@ -74,14 +74,14 @@ impl PyProgram {
         PyRuntimeError::new_err(format!("program `{}` {what}", shown(&self.name)))
     }
 
-    fn record(&self, py: Python<'_>, order: Order, body: Body) -> PyResult<()> {
+    fn record(&self, py: Python<'_>, args: SubmissionArgs, body: Body) -> PyResult<()> {
         self.engine.engine(py)?;
         let body = Repeated::new(body);
         let mut stage = self.stage();
         let Stage::Recording(builder) = &mut *stage else {
             return Err(self.error("is finished: nothing more can be recorded"));
         };
-        let Order { operands, name, queue, .. } = order;
+        let SubmissionArgs { operands, name, queue, .. } = args;
         let (reads, writes): (Vec<_>, Vec<_>) =
             (operands.read_vars.iter().collect(), operands.write_vars.iter().collect());
         let mut node = builder
@@ -154,8 +154,8 @@ impl PyProgram {
         name: Option<String>,
         on: Option<&Bound<'_, PyAny>>,
     ) -> PyResult<()> {
-        let (order, body) = submission_args::of_submit(r#fn, reads, writes, using, name, on, 0)?;
-        self.record(r#fn.py(), order, body)
+        let (args, body) = submission_args::of_submit(r#fn, reads, writes, using, name, on, 0)?;
+        self.record(r#fn.py(), args, body)
     }
 
     /// Ends the recording; the end of the ``with`` block calls this method. With ``graph=True``, raises

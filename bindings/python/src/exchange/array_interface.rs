@@ -76,7 +76,7 @@ pub fn kept_with(object: &Bound<'_, PyAny>, managed: ManagedTensor) -> PyResult<
     Ok(unsafe { export(&layout, data, flags, abi, let_go) })
 }
 
-/// A reference that is dropped with the Python lock. With the gate closed it is left to the interpreter that is going away.
+/// A reference that is dropped with the Python lock. With the guard closed it is left to the interpreter that is going away.
 struct Keeper(Option<Py<PyAny>>);
 
 impl Drop for Keeper {

@@ -23,12 +23,12 @@ pub fn is_all_there_is(object: &Bound<'_, PyAny>) -> PyResult<bool> {
 }
 
 /// A buffer of another object. It stays where it is: exporters let fields of the struct point to others.
-struct Held(Box<ffi::Py_buffer>);
+struct HeldBuffer(Box<ffi::Py_buffer>);
 
 // SAFETY: the struct is only read, by the thread that filled it, and released with the interpreter lock.
-unsafe impl Send for Held {}
+unsafe impl Send for HeldBuffer {}
 
-impl Held {
+impl HeldBuffer {
     fn of(object: &Bound<'_, PyAny>) -> PyResult<Self> {
         let mut view = Box::new(MaybeUninit::<ffi::Py_buffer>::uninit());
         // SAFETY: a live object and a place for the answer, which is filled in unless an exception is set.
@@ -41,9 +41,9 @@ impl Held {
     }
 }
 
-impl Drop for Held {
+impl Drop for HeldBuffer {
     fn drop(&mut self) {
-        // With the gate closed the buffer is left to the interpreter that is going away.
+        // With the guard closed the buffer is left to the interpreter that is going away.
         // SAFETY: filled in by `of`, and released once.
         guard::attach(|_| unsafe { ffi::PyBuffer_Release(&raw mut *self.0) });
     }
@@ -57,7 +57,7 @@ impl Drop for Held {
 pub fn take(object: &Bound<'_, PyAny>) -> PyResult<ManagedTensor> {
     let py = object.py();
     let refuse = |why: String| raise(py, "ExchangeError", format!("this buffer cannot be a tensor: {why}"));
-    let held = Held::of(object)?;
+    let held = HeldBuffer::of(object)?;
     let view = &held.0;
     if !view.suboffsets.is_null() {
         return Err(refuse("it has suboffsets, so its elements lie behind pointers".into()));

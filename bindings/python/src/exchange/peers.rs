@@ -357,13 +357,13 @@ impl Known {
 /// Types that are remembered. A program exchanges arrays of few types; a new one takes the slot of an old one.
 const TYPES: usize = 64;
 
-struct Entry {
+struct KnownClass {
     /// Kept, so that its address stays unique.
     class: Py<PyType>,
     known: Known,
 }
 
-static KNOWN: Attached<[Option<Entry>; TYPES]> = Attached::new([const { None }; TYPES]);
+static KNOWN: Attached<[Option<KnownClass>; TYPES]> = Attached::new([const { None }; TYPES]);
 
 /// What is known of the type of `object`.
 pub fn of(object: &Bound<'_, PyAny>) -> Known {
@@ -382,7 +382,7 @@ pub fn of(object: &Bound<'_, PyAny>) -> Known {
         let class = object.get_type();
         let promise = class.hasattr(intern!(py, "__estafette_promise__")).unwrap_or(false);
         let known = Known { peer: row_of(&class), table: peer_table::of(&class), promise };
-        let entry = Entry { class: class.unbind(), known };
+        let entry = KnownClass { class: class.unbind(), known };
         // SAFETY: exchanges two values; the old one is dropped afterwards.
         let old = unsafe { KNOWN.with(py, |known| known[slot].replace(entry)) };
         drop(old);

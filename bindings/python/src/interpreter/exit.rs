@@ -4,8 +4,8 @@
 //!    threads, as bodies may need them, and after, for what those threads have submitted. The wait ends when no operation has
 //!    ended for a while, when only leases hold up what is left, or by Ctrl-C; then what is left is named on the standard error.
 //! 2. Failures that nothing has looked at are reported.
-//! 3. The gate closes: operations that have not begun fail instead of calling Python. Those that run get a moment to end,
-//!    then an exception. One that is in C for longer stays there when it comes back to the finalizing interpreter (`stay.rs`).
+//! 3. The guard closes: operations that have not begun fail instead of calling Python. Those that run get a moment to end,
+//!    then an exception. One that is in C for longer stays there when it comes back to the finalizing interpreter (`finalization.rs`).
 //! 4. The reaper runs the deleters that are due, which may need the interpreter, and stops; later ones leak. The process
 //!    ends anyway.
 //!

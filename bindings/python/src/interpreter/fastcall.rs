@@ -5,7 +5,7 @@
 //! every CPython from 3.11 on exports all of them under the same signature. So they are looked up when first needed, and
 //! where one is missing the slower form does the same.
 //!
-//! Being looked up, they may also unwind as far as Rust knows, which calls of code of the program need ([`stay`]).
+//! Being looked up, they may also unwind as far as Rust knows, which calls of code of the program need ([`finalization`](crate::interpreter::finalization)).
 
 use std::ffi::{CStr, c_int};
 use std::ptr;

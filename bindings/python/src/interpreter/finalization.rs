@@ -1,6 +1,6 @@
 //! Calls of Python code that a thread may come back from when the interpreter is finalizing.
 //!
-//! The exit closes the [gate](crate::interpreter::guard) and waits for those inside, but code in C cannot be interrupted. When it returns to the
+//! The exit closes the [guard](crate::interpreter::guard) and waits for those inside, but code in C cannot be interrupted. When it returns to the
 //! interpreter that is on its way out, CPython before 3.14 ends the thread by `pthread_exit`, which unwinds the stack; at the first
 //! Rust frame below a function that must not unwind this aborts the process. A call through here stops the unwinding instead: the
 //! thread stays where it is for the rest of the process, which is what CPython does itself from 3.14 on, and the exit goes on with the

@@ -1,4 +1,4 @@
-//! The gate between threads of the engine and the interpreter.
+//! The guard between threads of the engine and the interpreter.
 //!
 //! A thread that waits for the Python lock while the interpreter finalizes is ended by CPython where it stands, which
 //! tears down Rust frames and aborts the process (before 3.14; from then on it hangs). So every thread that is not
@@ -14,7 +14,7 @@
 //! A thread that is inside, in code of the program in C, cannot be interrupted, and is not waited for without end. Where it comes back
 //! to a finalizing interpreter it [stays](crate::interpreter::finalization) instead of being torn down.
 //!
-//! The race excluded: a thread that has looked at an open gate cannot ask for the lock after `close` has returned, since
+//! The race excluded: a thread that has looked at an open guard cannot ask for the lock after `close` has returned, since
 //! looking and stepping in are one step. That, and forks, are the business of [`Rundown`], which has models.
 
 use std::cell::Cell;
@@ -70,7 +70,7 @@ pub fn attach<R>(f: impl FnOnce(Python<'_>) -> R) -> Option<R> {
     Python::try_attach(f)
 }
 
-/// Runs `f` inside the gate, if that is open, without the Python lock.
+/// Runs `f` inside the guard, if that is open, without the Python lock.
 pub fn inside(f: impl FnOnce()) {
     if let Some(_inside) = Inside::enter() {
         f();

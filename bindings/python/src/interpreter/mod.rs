@@ -9,7 +9,7 @@
 //! | `exit` | The interpreter's exit, with whatever is still open |
 //! | `fastcall` | Calls that CPython has a faster form of than the stable interface of 3.11 knows |
 //! | `finalization` | Calls of Python code that a thread may come back from when the interpreter is finalizing |
-//! | `guard` | The gate between threads of the engine and the interpreter |
+//! | `guard` | The guard between threads of the engine and the interpreter |
 //! | `interrupt` | Ctrl-C during a blocking wait |
 //! | `lease_sites` | Whether leases note the line of Python code that takes them, and what becomes of their memory there |
 //! | `process` | What must not be touched in a forked child |

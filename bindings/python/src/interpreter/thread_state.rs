@@ -52,7 +52,7 @@ impl Drop for Turn {
 /// A thread state that outlasts single uses of Python.
 struct Kept(());
 
-/// Makes sure that the calling thread has a state that lasts. Called inside the gate.
+/// Makes sure that the calling thread has a state that lasts. Called inside the guard.
 pub fn keep() {
     if KNOWN.get() {
         return;
@@ -63,7 +63,7 @@ pub fn keep() {
         return;
     }
     let turn = Turn::take();
-    // SAFETY: the gate is open, so the interpreter is there. The state made here is given back in `drop`; the lock is let
+    // SAFETY: the guard is open, so the interpreter is there. The state made here is given back in `drop`; the lock is let
     // go of at once, as after any `PyEval_SaveThread`.
     unsafe {
         ffi::PyGILState_Ensure();

@@ -254,7 +254,7 @@ struct Keeper(Option<Py<PyAny>>);
 
 impl Drop for Keeper {
     fn drop(&mut self) {
-        // With the gate closed it is left to the interpreter that is going away.
+        // With the guard closed it is left to the interpreter that is going away.
         guard::attach(|_| drop(self.0.take()));
         std::mem::forget(self.0.take());
     }

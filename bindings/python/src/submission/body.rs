@@ -70,7 +70,7 @@ impl Drop for On {
     fn drop(&mut self) {
         let mut owner = self.owner.take();
         if owner.is_some() {
-            // With the gate closed it is left to the interpreter that is going away.
+            // With the guard closed it is left to the interpreter that is going away.
             guard::attach(|_| drop(owner.take()));
             std::mem::forget(owner);
         }
@@ -262,7 +262,7 @@ impl Drop for Body {
     fn drop(&mut self) {
         if let Some(parts) = self.parts.take() {
             let mut parts = Some(parts);
-            // With the gate closed they are left to the interpreter that is going away.
+            // With the guard closed they are left to the interpreter that is going away.
             guard::attach(|_| drop(parts.take()));
             std::mem::forget(parts);
         }

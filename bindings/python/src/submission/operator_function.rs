@@ -64,7 +64,7 @@ impl OperatorFunction {
 
 impl Drop for OperatorFunction {
     fn drop(&mut self) {
-        // The last call may end on a thread without the Python lock. With the gate closed the objects are left to the
+        // The last call may end on a thread without the Python lock. With the guard closed the objects are left to the
         // interpreter that is going away.
         let mut parts = self.parts.take();
         guard::attach(|_| drop(parts.take()));

@@ -40,7 +40,7 @@ impl Operands {
 
 /// What a submission asks for.
 #[derive(Clone)]
-pub struct Order {
+pub struct SubmissionArgs {
     pub operands: Operands,
     pub name: String,
     pub priority: i32,
@@ -53,7 +53,7 @@ pub struct Order {
     pub own: OnceLock<Variable>,
 }
 
-impl Order {
+impl SubmissionArgs {
     fn describe<'e>(&'e self, engine: &'e Engine) -> OpBuilder<'e, Tensors> {
         let Operands { reads, read_vars, write_vars, .. } = &self.operands;
         let read_vars: Vec<&Variable> = read_vars.iter().collect();
@@ -99,7 +99,7 @@ pub fn of_submit(
     name: Option<String>,
     on: Option<&Bound<'_, PyAny>>,
     priority: i32,
-) -> PyResult<(Order, Body)> {
+) -> PyResult<(SubmissionArgs, Body)> {
     let py = function.py();
     let on = queue_of(on)?;
     let queue = on.as_ref().map(|on| Arc::clone(&on.queue));
@@ -125,7 +125,7 @@ pub fn of_submit(
     let body = Body::new(function, using, &PyTuple::new(py, objects)?, Use::Ignored)?.on(on)?;
     let name = name.map_or_else(|| name_of(function), Ok)?;
     Ok((
-        Order {
+        SubmissionArgs {
             operands,
             name,
             priority,
@@ -156,7 +156,7 @@ pub fn of_call(
     name: Option<String>,
     on: Option<&Bound<'_, PyAny>>,
     priority: i32,
-) -> PyResult<(Order, Body)> {
+) -> PyResult<(SubmissionArgs, Body)> {
     let py = function.py();
     let on = queue_of(on)?;
     let queue = on.as_ref().map(|on| Arc::clone(&on.queue));
@@ -168,12 +168,12 @@ pub fn of_call(
     }
     let body = Body::new(function, using, tensors, Use::Produced)?.on(on)?;
     let name = name.map_or_else(|| name_of(function), Ok)?;
-    Ok((Order { operands, priority, queue, ..of_delivery(name, result)? }, body))
+    Ok((SubmissionArgs { operands, priority, queue, ..of_delivery(name, result)? }, body))
 }
 
 /// Description of a result that another thread or library will bring.
-pub fn of_delivery(name: String, result: &ResultOptions<'_, '_>) -> PyResult<Order> {
-    Ok(Order {
+pub fn of_delivery(name: String, result: &ResultOptions<'_, '_>) -> PyResult<SubmissionArgs> {
+    Ok(SubmissionArgs {
         operands: Operands::default(),
         name,
         priority: 0,

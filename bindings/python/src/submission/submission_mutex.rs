@@ -14,24 +14,24 @@ use estafette::devices::sycl::SyclQueue;
 use estafette_sync::sync::Mutex;
 
 /// By the identity of the queue, which is that of no other as long as a wrapper of it lives; and those keep the variables.
-static TURNS: Mutex<BTreeMap<usize, Weak<Variable>>> = Mutex::new(BTreeMap::new());
+static MUTEXES: Mutex<BTreeMap<usize, Weak<Variable>>> = Mutex::new(BTreeMap::new());
 
 /// The variable of what is behind `queue`, if that is a foreign SYCL queue. It is kept by the wrapper, and so by the
 /// operations under way that have it.
 pub fn on(queue: &dyn Queue) -> Option<Variable> {
     let queue = SyclQueue::from_queue(queue).filter(|queue| queue.is_foreign())?;
-    let mut turns = TURNS.lock();
+    let mut mutexes = MUTEXES.lock();
     let identity = queue.identity();
-    let variable = match turns.get(&identity).and_then(Weak::upgrade) {
+    let variable = match mutexes.get(&identity).and_then(Weak::upgrade) {
         Some(variable) => variable,
         None => {
-            turns.retain(|_, variable| variable.strong_count() > 0);
+            mutexes.retain(|_, variable| variable.strong_count() > 0);
             let variable = Arc::new(Variable::for_turns());
-            turns.insert(identity, Arc::downgrade(&variable));
+            mutexes.insert(identity, Arc::downgrade(&variable));
             variable
         }
     };
-    drop(turns);
+    drop(mutexes);
     let turn = (*variable).clone();
     queue.keep(variable);
     Some(turn)

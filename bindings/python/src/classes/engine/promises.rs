@@ -15,7 +15,7 @@ use crate::exchange::from_future;
 use crate::exchange::mxnet;
 use crate::interpreter::guard;
 use crate::submission::body;
-use crate::submission::submission_args::{self, Order, ResultOptions};
+use crate::submission::submission_args::{self, ResultOptions, SubmissionArgs};
 
 #[pymethods]
 impl PyEngine {
@@ -72,10 +72,10 @@ impl PyEngine {
         }
         let source = py.import("estafette._futures")?.getattr("source")?.call1((future,))?;
         let (called, listen): (String, Bound<'_, PyAny>) = source.extract()?;
-        let order =
+        let args =
             submission_args::of_delivery(name.unwrap_or(called), &ResultOptions { alias_of, like, copy })?;
         let slot = from_future::Slot::default();
-        let tensor = self.receive_now(py, &order, &slot)?;
+        let tensor = self.receive_now(py, &args, &slot)?;
         let delivery = from_future::Delivery::new(Arc::clone(&slot));
         listen.call1((delivery,)).inspect_err(|error| from_future::call_off(py, &slot, error))?;
         Bound::new(py, self.wrap(tensor))
@@ -107,10 +107,10 @@ impl PyEngine {
         self.engine(py)?;
         let parts = py.import("estafette._mxnet")?.getattr("parts")?.call1((array,))?;
         let (handle, functions): (usize, [usize; 5]) = parts.extract()?;
-        let order =
+        let args =
             submission_args::of_delivery(name.unwrap_or_else(|| "mxnet".into()), &ResultOptions::default())?;
         let slot = from_future::Slot::default();
-        let tensor = self.receive_now(py, &order, &slot)?;
+        let tensor = self.receive_now(py, &args, &slot)?;
         mxnet::push(py, handle, functions, slot, write)?;
         imported(py);
         Bound::new(py, self.wrap(tensor))
@@ -119,19 +119,24 @@ impl PyEngine {
 
 impl PyEngine {
     /// Submits an operation that leaves its completion in `slot`, for the bringer of its result.
-    fn receive_now(&self, py: Python<'_>, order: &Order, slot: &from_future::Slot) -> PyResult<Tensor> {
+    fn receive_now(
+        &self,
+        py: Python<'_>,
+        args: &SubmissionArgs,
+        slot: &from_future::Slot,
+    ) -> PyResult<Tensor> {
         let engine = self.engine(py)?;
         let leave = |slot: &from_future::Slot| {
             let slot = Arc::clone(slot);
             move |end: Completion| *slot.lock() = Some(end)
         };
         match body::within(py, || {
-            poll_once(async { order.promise(engine).permit().await?.receive(leave(slot)) })
+            poll_once(async { args.promise(engine).permit().await?.receive(leave(slot)) })
         })? {
             Some(outcome) => outcome.or_raise(py),
             None => {
                 self.handle.may_wait(py)?;
-                guard::detach(py, || order.promise(engine).receive(leave(slot))).or_raise(py)
+                guard::detach(py, || args.promise(engine).receive(leave(slot))).or_raise(py)
             }
         }
     }

@@ -15,7 +15,7 @@ use crate::error::OrRaise;
 use crate::exchange::export::poll_once;
 use crate::interpreter::guard;
 use crate::submission::body::{self, Body};
-use crate::submission::submission_args::{self, Order, ResultOptions};
+use crate::submission::submission_args::{self, ResultOptions, SubmissionArgs};
 
 #[pymethods]
 impl PyEngine {
@@ -50,8 +50,8 @@ impl PyEngine {
         priority: i32,
     ) -> PyResult<PyOperation> {
         let py = r#fn.py();
-        let (order, body) = submission_args::of_submit(r#fn, reads, writes, using, name, on, priority)?;
-        let op = self.submit_now(py, &order, body)?;
+        let (args, body) = submission_args::of_submit(r#fn, reads, writes, using, name, on, priority)?;
+        let op = self.submit_now(py, &args, body)?;
         Ok(PyOperation::new(op, self.handle.clone()))
     }
 
@@ -69,10 +69,10 @@ impl PyEngine {
         priority: i32,
     ) -> PyResult<Awaiter> {
         let py = r#fn.py();
-        let (order, body) = submission_args::of_submit(r#fn, reads, writes, using, name, on, priority)?;
+        let (args, body) = submission_args::of_submit(r#fn, reads, writes, using, name, on, priority)?;
         let (engine, handle) = (self.engine(py)?.clone(), self.handle.clone());
         Ok(Awaiter::pending(async move {
-            let outcome = order
+            let outcome = args
                 .operation(&engine)
                 .permit()
                 .await
@@ -134,8 +134,8 @@ impl PyEngine {
     ) -> PyResult<PyTensor> {
         let py = r#fn.py();
         let result = ResultOptions { alias_of, like, copy };
-        let (order, body) = submission_args::of_call(r#fn, tensors, using, &result, name, on, priority)?;
-        Ok(self.wrap(self.call_now(py, &order, body)?))
+        let (args, body) = submission_args::of_call(r#fn, tensors, using, &result, name, on, priority)?;
+        Ok(self.wrap(self.call_now(py, &args, body)?))
     }
 
     /// As `call`, but waits for a permit without stopping the event loop: ``z = await eng.call_async(...)``
@@ -156,10 +156,10 @@ impl PyEngine {
     ) -> PyResult<Awaiter> {
         let py = r#fn.py();
         let result = ResultOptions { alias_of, like, copy };
-        let (order, body) = submission_args::of_call(r#fn, tensors, using, &result, name, on, priority)?;
+        let (args, body) = submission_args::of_call(r#fn, tensors, using, &result, name, on, priority)?;
         let (engine, handle) = (self.engine(py)?.clone(), self.handle.clone());
         Ok(Awaiter::pending(async move {
-            let outcome = order
+            let outcome = args
                 .promise(&engine)
                 .permit()
                 .await
@@ -203,12 +203,12 @@ impl PyEngine {
 
 impl PyEngine {
     /// Submits without waiting where it can; where it must wait for room, without the Python lock.
-    fn submit_now(&self, py: Python<'_>, order: &Order, body: Body) -> PyResult<estafette::Op> {
+    fn submit_now(&self, py: Python<'_>, args: &SubmissionArgs, body: Body) -> PyResult<estafette::Op> {
         let engine = self.engine(py)?;
         let first = body.clone_ref(py);
         let tried = body::within(py, || {
             poll_once(async {
-                order.operation(engine).permit().await?.run_external(move |end: Completion| first.start(end))
+                args.operation(engine).permit().await?.run_external(move |end: Completion| first.start(end))
             })
         })?;
         match tried {
@@ -218,22 +218,18 @@ impl PyEngine {
             }
             None => {
                 self.handle.may_wait(py)?;
-                guard::detach(py, || order.operation(engine).run_external(move |end| body.start(end)))
+                guard::detach(py, || args.operation(engine).run_external(move |end| body.start(end)))
                     .or_raise(py)
             }
         }
     }
 
-    fn call_now(&self, py: Python<'_>, order: &Order, body: Body) -> PyResult<Tensor> {
+    fn call_now(&self, py: Python<'_>, args: &SubmissionArgs, body: Body) -> PyResult<Tensor> {
         let engine = self.engine(py)?;
         let first = body.clone_ref(py);
         let tried = body::within(py, || {
             poll_once(async {
-                order
-                    .promise(engine)
-                    .permit()
-                    .await?
-                    .produce_external(move |end: Completion| first.start(end))
+                args.promise(engine).permit().await?.produce_external(move |end: Completion| first.start(end))
             })
         })?;
         match tried {
@@ -243,7 +239,7 @@ impl PyEngine {
             }
             None => {
                 self.handle.may_wait(py)?;
-                guard::detach(py, || order.promise(engine).produce_external(move |end| body.start(end)))
+                guard::detach(py, || args.promise(engine).produce_external(move |end| body.start(end)))
                     .or_raise(py)
             }
         }
