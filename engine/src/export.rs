@@ -122,7 +122,7 @@ impl Tensor {
     ///
     /// # Errors
     /// As there.
-    pub async fn export_as_copy_async(&self, options: &ExportOptions) -> Result<ManagedTensor, Error> {
+    pub(crate) async fn export_as_copy_async(&self, options: &ExportOptions) -> Result<ManagedTensor, Error> {
         let lease = self.lease(Access::Read, options.owner_text()).for_consumer(&options.consumer).await?;
         self.export_after(lease, options)
     }

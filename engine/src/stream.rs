@@ -61,20 +61,6 @@ impl Engine {
     pub fn import_stream(&self, device: DLDevice) -> Result<ImportStream, Error> {
         ImportStream::on(device_with_streams(self.core(), device)?)
     }
-
-    /// The fence of the work that is enqueued so far on a foreign stream.
-    ///
-    /// # Errors
-    /// [`Error::Invalid`] for a device that the engine does not have; [`Error::Device`] for a stream of another device, or when
-    /// the driver refuses.
-    ///
-    /// # Safety
-    /// As for [`Device::foreign_queue`].
-    pub unsafe fn fence_of_stream(&self, device: DLDevice, stream: usize) -> Result<Fence, Error> {
-        // SAFETY: by contract.
-        let queue = unsafe { device_with_streams(self.core(), device)?.foreign_queue(stream) }?;
-        Ok(queue.record()?)
-    }
 }
 
 /// The device whose queues use memory of `device`.

@@ -20,11 +20,4 @@ impl Engine {
         // SAFETY: the caller's promise is the same.
         unsafe { foreign_fence::import(fence, self.devices()) }
     }
-
-    /// Hands a fence to another scheduler. The owner of the struct owns one count of the fence.
-    pub fn export_fence(&self, fence: Fence) -> RawFence {
-        let place = fence.device();
-        let device = self.devices().iter().find(|device| device.id() == place);
-        foreign_fence::export(fence, device.cloned())
-    }
 }

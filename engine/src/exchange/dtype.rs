@@ -104,12 +104,12 @@ impl DType {
     }
 
     /// The same values, `lanes` of them in one element.
-    pub const fn with_lanes(self, lanes: u16) -> Self {
+    pub(crate) const fn with_lanes(self, lanes: u16) -> Self {
         Self { lanes, ..self }
     }
 
     /// Bits of one element: `bits × lanes`.
-    pub const fn itemsize_bits(self) -> u32 {
+    pub(crate) const fn itemsize_bits(self) -> u32 {
         self.bits as u32 * self.lanes as u32
     }
 
@@ -120,7 +120,7 @@ impl DType {
 
     /// Bytes of `n` elements packed without gaps, as DLPack packs sub-byte types. `None` when that is more
     /// than an object of this address space can have (`isize::MAX`).
-    pub const fn bytes_for(self, n: usize) -> Option<usize> {
+    pub(crate) const fn bytes_for(self, n: usize) -> Option<usize> {
         // 2^64 × 2^24 fits in 128 bits.
         let bytes = (n as u128 * self.itemsize_bits() as u128).div_ceil(8);
         if bytes <= isize::MAX as u128 { Some(bytes as usize) } else { None }
@@ -139,7 +139,7 @@ impl DType {
 
     /// Checks the rules that DLPack states: no zero bits or lanes, `bool` and the 8-bit floats have 8 bits,
     /// the 6- and 4-bit floats 6 and 4 (the header demands that consumers refuse other values).
-    pub fn validate(self) -> Result<(), InvalidTensor> {
+    pub(crate) fn validate(self) -> Result<(), InvalidTensor> {
         if self.lanes == 0 {
             return Err(InvalidTensor::new("dtype.lanes", "is 0"));
         }

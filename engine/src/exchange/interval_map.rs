@@ -15,7 +15,7 @@ use smallvec::SmallVec;
 
 /// What two numbers must share to mean the same place.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum AddressSpace {
+pub(crate) enum AddressSpace {
     /// The unified virtual address space of the process: host memory of every kind, CUDA and ROCm memory of
     /// all devices, and oneAPI's USM. Their runtimes hand out addresses that are unique in the process. The
     /// same memory appears under different device types (managed memory as CUDA by PyTorch, as CUDA-managed
@@ -34,7 +34,7 @@ pub enum AddressSpace {
 
 impl AddressSpace {
     /// The space that data pointers of `device` belong to.
-    pub fn of(device: DLDevice) -> Self {
+    pub(crate) fn of(device: DLDevice) -> Self {
         if device.device_type.has_addresses() {
             return Self::Unified;
         }
@@ -44,7 +44,7 @@ impl AddressSpace {
 
 /// An entry of [`IntervalMap`], for taking it out again.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub struct IntervalKey {
+pub(crate) struct IntervalKey {
     space: AddressSpace,
     class: usize,
     start: usize,
@@ -56,13 +56,13 @@ pub struct IntervalKey {
 ///
 /// Values are cloned out under the lock and dropped outside of it; `Clone` must be short and call nothing
 /// foreign (an `Arc` or `Weak` is what it is made for). An empty range overlaps nothing.
-pub struct IntervalMap<V> {
+pub(crate) struct IntervalMap<V> {
     table: Mutex<Table<V>>,
 }
 
 /// What becomes of a range that is [resolved](IntervalMap::resolve).
 #[derive(Debug)]
-pub enum Resolution<V> {
+pub(crate) enum Resolution<V> {
     /// It is not entered.
     Nothing,
     /// An entry of its own.
@@ -71,37 +71,27 @@ pub enum Resolution<V> {
     Share(usize),
 }
 
-/// What [`IntervalMap::overlapping`] finds, in the order of addresses, older entries first where they begin
+/// The values that overlap a range, in the order of addresses, older entries first where they begin
 /// together.
 pub type Overlapping<V> = SmallVec<[V; 4]>;
 
 impl<V: Clone> IntervalMap<V> {
     /// An empty map.
-    pub const fn new() -> Self {
+    pub(crate) const fn new() -> Self {
         Self { table: Mutex::new(Table { spaces: BTreeMap::new(), ids: 0, len: 0 }) }
-    }
-
-    /// Adds a range.
-    pub fn insert(&self, space: AddressSpace, range: Range<usize>, value: V) -> IntervalKey {
-        self.lock().insert(space, range, value)
     }
 
     /// Gives one use of an entry up; the last one takes it out. `None` before that, if it has been done already, or if the range
     /// was empty.
-    pub fn remove(&self, key: IntervalKey) -> Option<V> {
+    pub(crate) fn remove(&self, key: IntervalKey) -> Option<V> {
         self.lock().remove(key)
     }
 
-    /// The values of all entries that share at least one byte with `range`.
-    pub fn overlapping(&self, space: AddressSpace, range: Range<usize>) -> Overlapping<V> {
-        self.lock().overlapping(space, range)
-    }
-
-    /// Looks and inserts in one step: `decide` sees the values that overlap `range` and answers what becomes of it. Of two threads that resolve overlapping ranges at once, the second sees what
-    /// the first inserted.
+    /// Finds the values that overlap `range`, and inserts what `decide` answers, in one step. Of two threads
+    /// that resolve overlapping ranges at once, the second sees what the first inserted.
     ///
     /// `decide` runs under the lock: it must be short and call nothing foreign, nor this map.
-    pub fn resolve<R>(
+    pub(crate) fn resolve<R>(
         &self,
         space: AddressSpace,
         range: Range<usize>,
@@ -121,16 +111,6 @@ impl<V: Clone> IntervalMap<V> {
         };
         drop(table);
         (key, result)
-    }
-
-    /// The number of entries.
-    pub fn len(&self) -> usize {
-        self.lock().len
-    }
-
-    /// Whether there is no entry.
-    pub fn is_empty(&self) -> bool {
-        self.len() == 0
     }
 
     fn lock(&self) -> MutexGuard<'_, Table<V>> {
@@ -209,10 +189,6 @@ impl<V: Clone> Table<V> {
         Some(entry.value)
     }
 
-    fn overlapping(&self, space: AddressSpace, range: Range<usize>) -> Overlapping<V> {
-        self.found(space, &range).into_iter().map(|(_, value)| value).collect()
-    }
-
     fn found(&self, space: AddressSpace, range: &Range<usize>) -> SmallVec<[(IntervalKey, V); 4]> {
         let mut found: SmallVec<[(IntervalKey, &V); 4]> = SmallVec::new();
         let Some(classes) = self.spaces.get(&space).filter(|_| !range.is_empty()) else {
@@ -249,6 +225,29 @@ fn class_of(len: usize) -> usize {
 /// The most bytes that a range of this class has.
 fn longest(class: usize) -> usize {
     1_usize.checked_shl(class as u32).unwrap_or(usize::MAX)
+}
+
+#[cfg(test)]
+impl<V: Clone> IntervalMap<V> {
+    /// Adds a range.
+    pub(crate) fn insert(&self, space: AddressSpace, range: Range<usize>, value: V) -> IntervalKey {
+        self.lock().insert(space, range, value)
+    }
+
+    /// The values of all entries that share at least one byte with `range`.
+    pub(crate) fn overlapping(&self, space: AddressSpace, range: Range<usize>) -> Overlapping<V> {
+        self.lock().found(space, &range).into_iter().map(|(_, value)| value).collect()
+    }
+
+    /// The number of entries.
+    pub(crate) fn len(&self) -> usize {
+        self.lock().len
+    }
+
+    /// Whether there is no entry.
+    pub(crate) fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
 }
 
 #[cfg(test)]

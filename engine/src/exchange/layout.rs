@@ -59,13 +59,13 @@ impl Layout {
 
     /// The same with the first element `byte_offset` bytes after the data pointer. Only devices whose data
     /// pointer is a handle need it; everywhere else the offset belongs into the pointer.
-    pub fn with_byte_offset(self, byte_offset: u64) -> Self {
+    pub(crate) fn with_byte_offset(self, byte_offset: u64) -> Self {
         Self { byte_offset, ..self }
     }
 
     /// The same with every sub-byte element padded to whole bytes
     /// (`DLPACK_FLAG_BITMASK_IS_SUBBYTE_TYPE_PADDED`). Says nothing about other types.
-    pub fn with_padding(self, padded: bool) -> Self {
+    pub(crate) fn with_padding(self, padded: bool) -> Self {
         Self { padded: padded && self.dtype.is_sub_byte(), ..self }
     }
 
@@ -100,7 +100,7 @@ impl Layout {
     }
 
     /// Whether sub-byte elements are padded to whole bytes.
-    pub fn is_padded(&self) -> bool {
+    pub(crate) fn is_padded(&self) -> bool {
         self.padded
     }
 
@@ -136,7 +136,7 @@ impl Layout {
     ///
     /// On devices whose data pointer is a handle the range stands for the handle itself: two views into one
     /// buffer overlap whatever their offsets are, which can only order too much.
-    pub fn byte_range(&self, data: *const u8) -> Range<usize> {
+    pub(crate) fn byte_range(&self, data: *const u8) -> Range<usize> {
         let range = self.byte_range_wide(data);
         // Only a pointer that `check_data` refuses gets clamped here.
         let clamp = |address: i128| address.clamp(0, usize::MAX as i128) as usize;
@@ -145,7 +145,7 @@ impl Layout {
 
     /// Checks that `data` can be the address of the first element: not NULL unless there is no element, and
     /// all elements within the address space.
-    pub fn check_data(&self, data: *const u8) -> Result<(), InvalidTensor> {
+    pub(crate) fn check_data(&self, data: *const u8) -> Result<(), InvalidTensor> {
         if self.is_empty() {
             return Ok(());
         }
@@ -158,14 +158,6 @@ impl Layout {
             return Err(InvalidTensor::new("strides", reason));
         }
         Ok(())
-    }
-
-    /// Whether `data` is aligned for one value of the type, as typed code expects. Misaligned tensors are
-    /// exchanged and copied like any others; only typed views refuse them.
-    pub fn is_aligned(&self, data: *const u8) -> bool {
-        let parts = if self.dtype.code == super::dtype::code::COMPLEX { 2 } else { 1 };
-        let bytes = usize::from(self.dtype.bits) / 8 / parts;
-        !bytes.is_power_of_two() || (data as usize).is_multiple_of(bytes)
     }
 
     /// Checks that the elements at `data` may be seen as a slice of `T`, and says how long the slice is.

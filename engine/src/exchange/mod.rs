@@ -8,8 +8,8 @@
 //! | [`abi`] | the DLPack structs: import, export, one deleter call. The only place that knows `dlpark` |
 //! | [`arrow`] | arrays of Arrow's C device interface, as managed tensors and back |
 //! | [`foreign_fence`] | fences of other schedulers, and fences for them, as a struct of C functions |
-//! | [`storage`] | the owner that keeps memory alive |
-//! | [`interval_map`] | values by address range, and which of them overlap |
+//! | `storage` | the owner that keeps memory alive |
+//! | `interval_map` | values by address range, and which of them overlap |
 //! | [`ReleaseStream`] | the stream in whose order an allocator reuses memory |
 //! | [`mod@reaper`] | the threads that run foreign deleters and hold no lock |
 //! | [`quarantine`] | memory that a consumer released while its device work may still run |
@@ -37,11 +37,11 @@ pub mod arrow;
 pub mod callback;
 pub mod dtype;
 pub mod foreign_fence;
-pub mod interval_map;
+pub(crate) mod interval_map;
 pub mod layout;
 pub mod quarantine;
 pub mod reaper;
-pub mod storage;
+pub(crate) mod storage;
 
 mod log_panic;
 pub(crate) mod pack;
@@ -49,12 +49,12 @@ mod release_stream;
 
 pub use abi::{Abi, ExportFlags, ManagedTensor, export, table};
 pub use dtype::{BF16Bits, DType, Element, F16Bits};
-pub use interval_map::{AddressSpace, IntervalKey, IntervalMap, Resolution};
+pub(crate) use interval_map::{AddressSpace, IntervalKey, IntervalMap, Resolution};
 pub use layout::Layout;
 pub use reaper::{Reaper, ReaperStats, Release, ReleaseStatus, reaper, with_inline_deleters};
 pub use release_stream::ReleaseStream;
 pub(crate) use release_stream::handed_back;
-pub use storage::Storage;
+pub(crate) use storage::Storage;
 
 pub use crate::core::fork;
 pub use crate::core::invalid_tensor::InvalidTensor;

@@ -115,12 +115,12 @@ impl Reaper {
     /// Never blocks, and runs no foreign code on this thread that was not declared prompt. Plain memory of our own whose
     /// fences are known to be done is freed right here, which is cheaper than handing it over; so is foreign memory with a
     /// prompt deleter in a scope of [`with_inline_deleters`]. Must not be called under a lock that a fence's subscriber may take.
-    pub fn release(&self, fence_set: FenceSet, storage: Storage) {
+    pub(crate) fn release(&self, fence_set: FenceSet, storage: Storage) {
         self.release_of(fence_set, storage, What::default);
     }
 
     /// As [`release`](Self::release), of memory that diagnoses describe by `what`, which is asked only where it may be needed.
-    pub fn release_of(&self, mut fence_set: FenceSet, storage: Storage, what: impl FnOnce() -> What) {
+    pub(crate) fn release_of(&self, mut fence_set: FenceSet, storage: Storage, what: impl FnOnce() -> What) {
         if self.shared.is_forked() || storage.is_from_before_fork() {
             // No lock may be taken here: its holder may not exist in this process.
             return self.shared.leak(storage);

@@ -16,7 +16,7 @@ use super::fork;
 use super::release_stream::ReleaseStream;
 
 /// The owner of a tensor's memory. Dropping it gives the memory back.
-pub struct Storage {
+pub(crate) struct Storage {
     owner: Owner,
     /// The fork generation in which it was made: in another one it must not be dropped.
     generation: u32,
@@ -43,33 +43,33 @@ unsafe impl Sync for Storage {}
 
 impl Storage {
     /// Memory of another library, given back by its deleter.
-    pub fn foreign(tensor: ManagedTensor) -> Self {
+    pub(crate) fn foreign(tensor: ManagedTensor) -> Self {
         Self::new(Owner::Foreign(tensor))
     }
 
     /// The same, of an allocator that works in the order of the stream `release_stream`.
-    pub fn stream_ordered(tensor: ManagedTensor, release_stream: ReleaseStream) -> Self {
+    pub(crate) fn stream_ordered(tensor: ManagedTensor, release_stream: ReleaseStream) -> Self {
         Self::new(Owner::StreamOrdered(Box::new((tensor, release_stream))))
     }
 
     /// Memory allocated from a device.
-    pub fn device(allocation: Allocation) -> Self {
+    pub(crate) fn device(allocation: Allocation) -> Self {
         Self::new(Owner::Device(allocation))
     }
 
     /// The elements of a vector, used in place.
-    pub fn vec<T: Element>(elements: Vec<T>) -> Self {
+    pub(crate) fn vec<T: Element>(elements: Vec<T>) -> Self {
         Self::new(Owner::Vec(RawVec::new(elements)))
     }
 
     /// Memory at `data` that `owner` keeps valid, for example an `Arc` of an array from another crate.
-    pub fn owned(owner: Box<dyn Any + Send>, data: *mut u8) -> Self {
+    pub(crate) fn owned(owner: Box<dyn Any + Send>, data: *mut u8) -> Self {
         Self::new(Owner::Any { data, _owner: owner })
     }
 
     /// The first element's address, or the handle of the memory on devices without addresses. May be NULL
     /// or dangling when there are no bytes.
-    pub fn data(&self) -> *mut u8 {
+    pub(crate) fn data(&self) -> *mut u8 {
         match &self.owner {
             Owner::Foreign(tensor) => tensor.data(),
             Owner::StreamOrdered(stream_ordered) => stream_ordered.0.data(),
@@ -80,7 +80,7 @@ impl Storage {
     }
 
     /// The foreign tensor, where that is what it is.
-    pub fn as_foreign(&self) -> Option<&ManagedTensor> {
+    pub(crate) fn as_foreign(&self) -> Option<&ManagedTensor> {
         match &self.owner {
             Owner::Foreign(tensor) => Some(tensor),
             Owner::StreamOrdered(stream_ordered) => Some(&stream_ordered.0),
@@ -99,7 +99,7 @@ impl Storage {
     /// Whether dropping it may run code that we do not know (a deleter, the `Drop` of a user's type) or
     /// call a driver. Such a storage is only ever dropped by the reaper; plain host memory of our own may
     /// be freed anywhere.
-    pub fn runs_foreign_code(&self) -> bool {
+    pub(crate) fn runs_foreign_code(&self) -> bool {
         match &self.owner {
             Owner::Foreign(_) | Owner::StreamOrdered(_) | Owner::Any { .. } => true,
             Owner::Device(allocation) => allocation.device().device_type != DeviceType::CPU,
@@ -108,12 +108,12 @@ impl Storage {
     }
 
     /// Whether the code that we do not know is known after all to be quick, and to need no lock but the Python one.
-    pub fn has_inline_deleter(&self) -> bool {
+    pub(crate) fn has_inline_deleter(&self) -> bool {
         self.as_foreign().is_some_and(ManagedTensor::has_inline_deleter)
     }
 
     /// Whether it was made before a fork and this is the child.
-    pub fn is_from_before_fork(&self) -> bool {
+    pub(crate) fn is_from_before_fork(&self) -> bool {
         self.generation != fork::generation()
     }
 

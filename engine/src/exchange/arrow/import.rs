@@ -28,7 +28,7 @@ impl ArrowDeviceArray {
     ///
     /// # Errors
     /// The first field that a tensor cannot have; the array has been released then.
-    pub fn into_tensor(self, format: &CStr) -> Result<Imported, InvalidTensor> {
+    pub(crate) fn into_tensor(self, format: &CStr) -> Result<Imported, InvalidTensor> {
         let dtype = format::dtype(format)?;
         let device = self.device();
         let sync_event = NonNull::new(self.0.sync_event);

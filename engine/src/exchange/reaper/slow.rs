@@ -125,7 +125,7 @@ impl fmt::Display for Release {
 impl Reaper {
     /// Memory that has been on its way back for long: each deleter that has run for more than a quarter of a second, and the oldest of
     /// those that wait for a deleter for that long, or for device work for more than ten seconds.
-    pub fn slow(&self) -> Vec<Release> {
+    pub(crate) fn slow(&self) -> Vec<Release> {
         self.slower_than(SLOW, FENCED_LONG)
     }
 
