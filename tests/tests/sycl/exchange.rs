@@ -91,7 +91,7 @@ fn a_recording_says_when_the_device_worked() {
         }
         x.wait().unwrap();
         y.wait().unwrap();
-        // The thread that saw the end may still be trace it.
+        // The thread that saw the end may still be recording it.
         std::thread::sleep(Duration::from_millis(50));
         let trace = recorder.finish();
         // And afterwards.

@@ -1,6 +1,6 @@
 //! A trace as a Perfetto trace, and back.
 //!
-//! The file is an ordinary trace that any tool for Perfetto traces reads: a track per track, per library and per counter,
+//! The file is an ordinary trace that any tool for Perfetto traces reads: a track per thread and queue, per library and per counter,
 //! a slice per body, wait and lease, and a flow along each dependence. What Perfetto has no field for travels as debug
 //! annotations of the events, so that the same file holds the whole [`Trace`](crate::Trace).
 //!

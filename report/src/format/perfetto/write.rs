@@ -1,4 +1,4 @@
-//! Writes a trace as a trace.
+//! Writes a trace as a Perfetto trace.
 
 use std::io::{self, Write};
 
