@@ -22,15 +22,16 @@ use crate::tensor::handle::Tensor;
 type Handed = (ArrowSchema, ArrowDeviceArray);
 
 impl Engine {
-    /// Takes over an array of Arrow's C device interface, without a copy; `format` is that of its schema. On an error it has
-    /// been released.
+    /// Adopts an array of Arrow's C device interface, without a copy; `format` is the format of its schema. On an
+    /// error the array has been released.
     ///
-    /// The tensor has one dimension and is read-only, as Arrow's memory never changes. It is ready when the array's
-    /// `sync_event` is.
+    /// The tensor has one dimension and is read-only, as Arrow's memory never changes. The tensor is ready when the
+    /// array's `sync_event` is.
     ///
     /// # Errors
     /// [`Error::InvalidTensor`] names what a tensor cannot have (nulls, a type that is not primitive, ...);
-    /// [`Error::Invalid`] for a device that the engine does not have; [`Error::Device`] when it knows no such events.
+    /// [`Error::Invalid`] for a device that the engine does not have; [`Error::Device`] for a device without
+    /// such events.
     ///
     /// # Safety
     /// What the array says must be true until it is released, and its memory is not written meanwhile. Its `sync_event` is
@@ -61,12 +62,12 @@ impl Tensor {
     /// Hands the tensor to a consumer of Arrow's C device interface, without a copy, under a read lease that ends when the
     /// consumer releases the array.
     ///
-    /// Memory of a device with events leaves as soon as the work on it has been *issued*: the array's `sync_event` says
-    /// when it is done. Anything else leaves when it is ready.
+    /// Memory of a device with events is exported as soon as the work on it has been *issued*: the array's
+    /// `sync_event` marks the end of that work. All other memory is exported when it is ready.
     ///
     /// # Errors
-    /// The root cause of a failed version; [`Error::InvalidTensor`] for what an Arrow array cannot be: it has one dimension,
-    /// no gaps, and a primitive element type.
+    /// The root cause of a failed version; [`Error::InvalidTensor`] for a tensor that no Arrow array can describe:
+    /// an array has one dimension, no gaps, and a primitive element type.
     pub async fn export_arrow(&self) -> Result<Handed, Error> {
         if !self.is_defined() {
             self.ready().await?;

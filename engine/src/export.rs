@@ -24,17 +24,17 @@ use crate::trace::{self, hooks};
 pub struct ExportOptions {
     /// What the consumer may do.
     pub access: Access,
-    /// Which struct it gets. A legacy struct cannot say that memory is read-only.
+    /// The struct that the consumer gets. A legacy struct cannot say that memory is read-only.
     pub abi: Abi,
-    /// Who takes it, for diagnoses.
+    /// The owner of the lease, for diagnoses.
     pub owner: Option<LeaseOwner>,
     /// How long a blocking export waits; `None` waits as long as it takes.
     pub timeout: Option<Duration>,
-    /// Whether the consumer gets a copy of its own, flagged as one, instead of a lease. A copy from or to a device is an
-    /// operation ([`Engine::copy`](crate::Engine::copy)); one from a lease, a scope or an engine that has shut down is made on
-    /// the thread that exports, as is one that only the host has part in.
+    /// Whether the consumer gets a copy of its own, flagged as a copy, instead of a lease. A copy from or to a
+    /// device is an operation ([`Engine::copy`](crate::Engine::copy)). The exporting thread itself makes a copy
+    /// within the host, and copies from a lease, a scope, or an engine that has shut down.
     pub copy: bool,
-    /// Where that copy is, row-major.
+    /// The device of the copy, which is row-major.
     pub copy_to: DLDevice,
     /// The consumer, for the order of its work. A foreign queue must stay valid until the export has returned.
     pub consumer: Consumer,
@@ -68,8 +68,8 @@ impl ExportOptions {
 }
 
 impl Tensor {
-    /// Hands the tensor to another library once it is defined, ready, and free for `access`. The lease ends when the
-    /// consumer calls the deleter.
+    /// Hands the tensor to another library once the tensor is defined, ready, and free for `access`. The lease
+    /// ends when the consumer calls the deleter.
     ///
     /// # Errors
     /// The root cause of a failed version; [`Error::Conflict`] for a write lease of memory that may not be written.
@@ -106,9 +106,9 @@ impl Tensor {
         }
     }
 
-    /// Hands a tensor that was made for this consumer to it, flagged as a copy, which means that it is the consumer's alone.
-    /// Blocks until it is ready, or only until it is defined where the consumer has a queue, which waits itself. No lease is
-    /// left.
+    /// Hands a tensor that was made for this consumer to the consumer. The struct is flagged as a copy: the
+    /// memory is the consumer's alone, and no lease is left. Blocks until the tensor is ready. Where the consumer
+    /// has a queue, the queue waits for the content, and the thread waits only until the tensor is defined.
     ///
     /// # Errors
     /// As [`export_wait`](Self::export_wait).
@@ -139,8 +139,9 @@ impl Tensor {
         Ok(export_alias(keeper, definition, ExportFlags::COPY, options))
     }
 
-    /// A read lease for a consumer, in the versioned struct, of a tensor that nothing stands in the way of: `None` when it
-    /// would have to wait, or to look at failures and fences. The cheapest way out; `owner` is asked only if it is open.
+    /// A read lease for a consumer, in the versioned struct, if the tensor is ready and free: the cheapest export.
+    /// Returns `None` where the export would have to wait, or to inspect failures and fences; then `owner` is not
+    /// called.
     ///
     /// # Errors
     /// [`Error::Forked`] in a forked child.
@@ -161,12 +162,12 @@ impl Tensor {
         Ok(lease.map(|lease| export_lease(lease, definition, Abi::Versioned)))
     }
 
-    /// Describes the tensor in `out` without a lease: shape and strides are lent, and nothing orders what the reader does.
-    /// For calls that are over when control comes back (`dltensor_from_py_object_no_sync` of the exchange table). Does not
-    /// wait.
+    /// Describes the tensor in `out` without a lease: the struct borrows shape and strides, and nothing orders the
+    /// reader's uses. For calls that end before control returns (`dltensor_from_py_object_no_sync` of the
+    /// exchange table). Does not wait.
     ///
     /// # Errors
-    /// [`Error::NotDefined`] while there is nothing to describe.
+    /// [`Error::NotDefined`] while the tensor is not defined.
     ///
     /// # Safety
     /// `out` may be written. Reads of `out` must end before the last handle of the tensor is dropped, and the reader
@@ -193,8 +194,8 @@ impl Tensor {
 }
 
 impl Lease {
-    /// Hands the leased tensor to another library; the lease then lasts until the consumer has called the deleter and all
-    /// clones are gone.
+    /// Hands the leased tensor to another library. The lease then lasts until the consumer has called the deleter
+    /// and all clones of the lease are gone.
     ///
     /// # Errors
     /// [`Error::Invalid`] when the struct cannot describe the tensor.
@@ -202,8 +203,7 @@ impl Lease {
         self.export_with(&ExportOptions { abi, ..ExportOptions::new(self.inner.access()) })
     }
 
-    /// As [`export`](Self::export), with the struct and the copying that `options` ask for; access and owner are the
-    /// lease's.
+    /// As [`export`](Self::export), with the struct and the copying of `options`; access and owner are the lease's.
     ///
     /// # Errors
     /// As [`export`](Self::export), and as [`Tensor::export_with`] for a copy.

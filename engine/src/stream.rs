@@ -11,7 +11,8 @@ use crate::engine::Engine;
 use crate::lease::consumer::Consumer;
 use crate::tensor::handle::Tensor;
 
-/// A queue of the engine that a producer orders its work before, for one tensor. See [`Engine::import_stream`].
+/// A queue of the engine for one import: the producer orders its work before the queue. See
+/// [`Engine::import_stream`].
 #[derive(Debug)]
 pub struct ImportStream(PooledQueue);
 
@@ -44,7 +45,7 @@ impl ImportStream {
 }
 
 impl Engine {
-    /// The queue of `device` for work that asks for no particular one. The same at every call.
+    /// The default queue of `device`: the same at every call.
     ///
     /// # Errors
     /// [`Error::Invalid`] for a device that the engine does not have.
@@ -52,8 +53,8 @@ impl Engine {
         Ok(device_with_streams(self.core(), device)?.default_queue())
     }
 
-    /// A queue of `device` that a producer orders its work before: give the producer [`ImportStream::stream`], and import
-    /// with [`ImportStream::fence`].
+    /// A queue of `device` for an import. Hand [`ImportStream::stream`] to the producer, which orders its work
+    /// before the queue; then import with [`ImportStream::fence`].
     ///
     /// # Errors
     /// [`Error::Invalid`] for a device that the engine does not have or whose queues have no handles; [`Error::Device`] when the

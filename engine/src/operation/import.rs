@@ -78,8 +78,9 @@ impl Produced {
     }
 }
 
-/// Whether memory of `device` is opaque, and only passed on from one library to another: its kind is younger than this version. Its uses
-/// are ordered as the host sees them; what the device itself still does is unknown here.
+/// True if memory of `device` is opaque: its kind is younger than this version, so the engine only passes the
+/// memory on from one library to another. The engine orders the uses that the host knows; work that the device
+/// still does is unknown.
 fn is_opaque(device: DLDevice) -> bool {
     device.device_type.name().is_none()
 }

@@ -15,14 +15,14 @@ pub(crate) fn host_can_use(core: &Core, device: DLDevice, data: *const u8) -> bo
 /// Alignment of fresh memory: what vectorizing libraries ask for, and a cache line.
 pub(crate) const ALIGN: usize = 64;
 
-/// Memory for `layout` that is shown before anything has written it: zero where the host can use it, since safe views must not show
-/// uninitialized bytes.
+/// Memory for `layout` that views may show before any write: zero where the host can use the memory, since safe
+/// views must not show uninitialized bytes.
 pub(crate) fn unwritten(core: &Core, layout: &Layout) -> Result<Storage, Error> {
     let id = layout.device();
     let zeroed =
         id.device_type.is_host_readable() || core.device(id).is_some_and(|device| device.host_accessible());
     let storage = fresh(core, layout, zeroed)?;
-    // What views ask is the place, and the device may know more of it than of its memory in general.
+    // Views query the address, and the device may know more of the address than of its memory in general.
     if !zeroed && host_can_use(core, id, storage.data()) {
         // SAFETY: the memory is ours alone, at least this long, and the host may write it.
         unsafe { storage.data().write_bytes(0, layout.byte_len()) };
@@ -30,7 +30,8 @@ pub(crate) fn unwritten(core: &Core, layout: &Layout) -> Result<Storage, Error> 
     Ok(storage)
 }
 
-/// Memory for `layout` on the device that it names. Unless it is `zeroed`, the caller overwrites it before it is shown.
+/// Memory for `layout` on its device. Unless the memory is `zeroed`, the caller overwrites it before any view
+/// shows it.
 pub(crate) fn fresh(core: &Core, layout: &Layout, zeroed: bool) -> Result<Storage, Error> {
     let id = layout.device();
     let owner = id.queue_device();
