@@ -39,11 +39,11 @@ impl Delivered for Result<(), Error> {
 ///
 /// Wakers are called after the lock is released, since they are foreign code.
 pub(crate) struct OneShot<V> {
-    inner: Mutex<Inner<V>>,
+    inner: Mutex<OneShotState<V>>,
     changed: Condvar,
 }
 
-struct Inner<V> {
+struct OneShotState<V> {
     value: Option<V>,
     wakers: Wakers,
     sleepers: usize,
@@ -52,12 +52,12 @@ struct Inner<V> {
 impl<V: Clone + Delivered> OneShot<V> {
     pub(crate) fn new() -> Self {
         Self {
-            inner: Mutex::new(Inner { value: None, wakers: Wakers::default(), sleepers: 0 }),
+            inner: Mutex::new(OneShotState { value: None, wakers: Wakers::default(), sleepers: 0 }),
             changed: Condvar::new(),
         }
     }
 
-    fn lock(&self) -> MutexGuard<'_, Inner<V>> {
+    fn lock(&self) -> MutexGuard<'_, OneShotState<V>> {
         // A panic under this lock is impossible: nothing foreign runs under it.
         self.inner.lock()
     }

@@ -13,13 +13,13 @@ use crate::core::one_shot::wake;
 /// Most things have one waiting future, which needs no allocation.
 #[derive(Debug, Default)]
 pub(crate) struct Wakers {
-    waiting: Waiting,
+    waiting: WakerList,
     /// The last number that was given.
     last: u64,
 }
 
 #[derive(Debug, Default)]
-struct Waiting {
+struct WakerList {
     /// Filled only while `others` is empty, so that no future is in both.
     first: Option<(u64, Waker)>,
     others: BTreeMap<u64, Waker>,
@@ -60,7 +60,7 @@ impl Wakers {
             self.last += 1;
             key.0 = self.last;
         }
-        let Waiting { first, others } = &mut self.waiting;
+        let WakerList { first, others } = &mut self.waiting;
         let replaced = match first {
             Some((number, known)) if *number == key.0 => Some(std::mem::replace(known, waker)),
             None if others.is_empty() => {
@@ -75,7 +75,7 @@ impl Wakers {
     /// Takes the future's waker out, to be dropped under no lock.
     #[must_use]
     pub(crate) fn remove(&mut self, key: &WakerKey) -> Option<Contained<Waker>> {
-        let Waiting { first, others } = &mut self.waiting;
+        let WakerList { first, others } = &mut self.waiting;
         let removed = match first.take_if(|(number, _)| *number == key.0) {
             Some((_, waker)) => Some(waker),
             None => others.remove(&key.0),
@@ -103,7 +103,7 @@ impl Drop for Wakers {
 }
 
 /// Wakers that were taken out.
-pub(crate) struct Taken(Waiting);
+pub(crate) struct Taken(WakerList);
 
 impl Taken {
     pub(crate) fn wake(self) {

@@ -55,7 +55,7 @@ use estafette_sync::sync::{Arc, OnceLock};
 
 pub use self::inline::with_inline_deleters;
 use self::queue::{Phase, Queue, Ready, Ticket};
-pub use self::slow::{Release, ReleaseStatus, What};
+pub use self::slow::{Release, ReleaseStatus, ReleasedMemory};
 use self::thread::Shared;
 
 use super::storage::Storage;
@@ -116,11 +116,16 @@ impl Reaper {
     /// fences are known to be done is freed right here, which is cheaper than handing it over; so is foreign memory with a
     /// prompt deleter in a scope of [`with_inline_deleters`]. Must not be called under a lock that a fence's subscriber may take.
     pub(crate) fn release(&self, fence_set: FenceSet, storage: Storage) {
-        self.release_of(fence_set, storage, What::default);
+        self.release_of(fence_set, storage, ReleasedMemory::default);
     }
 
     /// As [`release`](Self::release), of memory that diagnoses describe by `what`, which is asked only where it may be needed.
-    pub(crate) fn release_of(&self, mut fence_set: FenceSet, storage: Storage, what: impl FnOnce() -> What) {
+    pub(crate) fn release_of(
+        &self,
+        mut fence_set: FenceSet,
+        storage: Storage,
+        what: impl FnOnce() -> ReleasedMemory,
+    ) {
         if self.shared.is_forked() || storage.is_from_before_fork() {
             // No lock may be taken here: its holder may not exist in this process.
             return self.shared.leak(storage);
@@ -236,7 +241,7 @@ impl Reaper {
         ReaperStats { released, deleters, leaked, pending, peak_pending }
     }
 
-    fn release_after(&self, fence_set: FenceSet, storage: Storage, what: What) {
+    fn release_after(&self, fence_set: FenceSet, storage: Storage, what: ReleasedMemory) {
         // Two for each that may join them, so they become fewer.
         self.watch_again(2);
         let what = what.at(storage.data());
@@ -245,7 +250,7 @@ impl Reaper {
         queue.fenced.insert(ticket.id, (ticket.since, what));
         drop(queue);
         let waiting =
-            Waiting { storage: ManuallyDrop::new(storage), ticket, what, shared: self.shared.clone() };
+            FencedStorage { storage: ManuallyDrop::new(storage), ticket, what, shared: self.shared.clone() };
         waiting.watch(fence_set);
     }
 
@@ -286,14 +291,14 @@ fn is_faulty(fences: &FenceSet) -> bool {
 
 /// A storage that waits for fences. It is leaked unless a callback lets it proceed: a callback that is lost must
 /// not free early.
-struct Waiting {
+struct FencedStorage {
     storage: ManuallyDrop<Storage>,
     ticket: Ticket,
-    what: What,
+    what: ReleasedMemory,
     shared: Arc<Shared>,
 }
 
-impl Waiting {
+impl FencedStorage {
     /// Goes on once all of `fences` have settled.
     fn watch(self, fences: FenceSet) {
         let watched = fences.clone();
@@ -344,7 +349,7 @@ impl Waiting {
     }
 }
 
-impl Drop for Waiting {
+impl Drop for FencedStorage {
     fn drop(&mut self) {
         self.shared.leaked.fetch_add(1, Ordering::Relaxed);
         if !self.shared.is_forked() {

@@ -268,7 +268,7 @@ impl Scope {
     fn end_with(
         &self,
         fences: &[Fence],
-        outcome: impl FnOnce(&ActiveTask, Target<'_>, Held<'_>, Option<&Fence>) -> Defined,
+        outcome: impl FnOnce(&ActiveTask, Target<'_>, MayRead<'_>, Option<&Fence>) -> Defined,
     ) {
         let mut inner = self.lock();
         let Some(running) = inner.running.take() else { return };
@@ -349,7 +349,7 @@ fn dispatch_granted(next: Option<crate::core::operation::OpGranted>) {
 /// The tensor that an operation produces, if any.
 type Target<'a> = Option<&'a (Tensor, Copying)>;
 /// Returns true for a tensor that the operation may read.
-type Held<'a> = &'a dyn Fn(&Tensor) -> bool;
+type MayRead<'a> = &'a dyn Fn(&Tensor) -> bool;
 /// How an operation ended.
 pub(crate) type Ended = Result<(), OperationError>;
 /// How an operation ended. `Ok` has the fence of a copy, if the result was copied.
@@ -361,7 +361,7 @@ pub(crate) fn define_result(
     tag: &OpTag,
     outcome: Result<BodyResult<Option<Produced>>, Panic>,
     target: Target<'_>,
-    held: Held<'_>,
+    held: MayRead<'_>,
     ready: Option<&Fence>,
 ) -> Defined {
     let produced = match outcome {

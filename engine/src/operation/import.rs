@@ -17,7 +17,7 @@ use crate::tensor::memory::{ALIGN, fresh, host_can_use};
 use crate::trace::{self, hooks};
 
 /// Memory with a description, not yet known to the engine.
-struct Arrival {
+struct ImportedMemory {
     layout: Layout,
     data: *mut u8,
     storage: Storage,
@@ -170,8 +170,8 @@ pub(crate) fn import(
         None => Storage::foreign(managed),
         Some(stream) => Storage::stream_ordered(managed, stream),
     };
-    let arrival = Arrival { layout, data, storage, read_only };
-    Ok(enter(core, arrival, ready, || origin.map_or(Origin::Unknown, |origin| origin())))
+    let memory = ImportedMemory { layout, data, storage, read_only };
+    Ok(register(core, memory, ready, || origin.map_or(Origin::Unknown, |origin| origin())))
 }
 
 /// The layout, if memory on its device may be released in the order of `stream`.
@@ -199,9 +199,9 @@ pub(crate) fn from_vec<T: Element>(core: &CoreRef, values: Vec<T>, shape: &[i64]
     core.check_usable()?;
     let layout = vec_layout::<T>(values.len(), shape)?;
     let storage = Storage::vec(values);
-    let arrival = Arrival { layout, data: storage.data(), storage, read_only: false };
+    let memory = ImportedMemory { layout, data: storage.data(), storage, read_only: false };
     // Fresh memory cannot have been lent before.
-    Ok(enter(core, arrival, FenceSet::default(), || Origin::Owner))
+    Ok(register(core, memory, FenceSet::default(), || Origin::Owner))
 }
 
 /// A tensor in the memory on `device` that `make` gives.
@@ -215,15 +215,20 @@ pub(crate) fn allocate(
     core.check_usable()?;
     let layout = Layout::contiguous(dtype, device, shape)?;
     let storage = make(core, &layout)?;
-    let arrival = Arrival { layout, data: storage.data(), storage, read_only: false };
+    let memory = ImportedMemory { layout, data: storage.data(), storage, read_only: false };
     // Fresh memory cannot have been lent before.
-    Ok(enter(core, arrival, FenceSet::default(), || Origin::Owner))
+    Ok(register(core, memory, FenceSet::default(), || Origin::Owner))
 }
 
-/// Gives an arrival its variables.
+/// Registers memory in the alias map, and returns its tensor.
 #[inline]
-fn enter(core: &CoreRef, arrival: Arrival, ready: FenceSet, origin: impl FnOnce() -> Origin) -> Tensor {
-    let Arrival { layout, data, storage, read_only } = arrival;
+fn register(
+    core: &CoreRef,
+    memory: ImportedMemory,
+    ready: FenceSet,
+    origin: impl FnOnce() -> Origin,
+) -> Tensor {
+    let ImportedMemory { layout, data, storage, read_only } = memory;
     let range = layout.byte_range(data);
     let space = AddressSpace::of(layout.device());
     let Placement { vars, placed, lease } = alias_map::place(core, space, range, &ready, origin);
@@ -263,14 +268,14 @@ pub(crate) fn define(
     ready: Option<&Fence>,
 ) -> Result<Option<Fence>, Error> {
     let core = &target.core;
-    let arrival = match produced.0 {
+    let memory = match produced.0 {
         Source::Managed { managed, read_only } => {
             let (layout, data) = (describe(core, &managed)?, managed.data());
             let read_only = read_only || managed.read_only();
-            Arrival { layout, data, storage: Storage::foreign(managed), read_only }
+            ImportedMemory { layout, data, storage: Storage::foreign(managed), read_only }
         }
         Source::Ready { layout, storage } => {
-            Arrival { data: storage.data(), layout, storage, read_only: false }
+            ImportedMemory { data: storage.data(), layout, storage, read_only: false }
         }
         Source::Tensor(tensor) => {
             let held = held(&tensor);
@@ -278,7 +283,7 @@ pub(crate) fn define(
         }
     };
     if let Some((dtype, shape)) = target.declared() {
-        let found = &arrival.layout;
+        let found = &memory.layout;
         if found.dtype() != *dtype || found.shape() != shape.as_slice() {
             return Err(Error::invalid(format!(
                 "the result is {} {:?}, but {dtype} {:?} was declared",
@@ -288,23 +293,23 @@ pub(crate) fn define(
             )));
         }
     }
-    let range = arrival.layout.byte_range(arrival.data);
-    let space = AddressSpace::of(arrival.layout.device());
+    let range = memory.layout.byte_range(memory.data);
+    let space = AddressSpace::of(memory.layout.device());
     let own = &target.vars[0];
     let placed = match copying {
         Copying::Always => Err(0),
         Copying::Allowed | Copying::Refused => alias_map::place_result(space, range, own, &target.vars),
     };
     let mut later = None;
-    let (arrival, placed) = match placed {
-        Ok(placed) => (arrival, placed),
+    let (memory, placed) = match placed {
+        Ok(placed) => (memory, placed),
         Err(strangers) if copying == Copying::Refused => {
             return Err(Error::Conflict(format!(
                 "the result overlaps {strangers} tensor(s) already known; declare it with alias_of, or allow copying"
             )));
         }
         Err(_) => {
-            let (copy, fence) = copied_after(core, &arrival, ready)?;
+            let (copy, fence) = copied_after(core, &memory, ready)?;
             let after: FenceSet = fence.iter().cloned().collect();
             later = fence;
             let range = copy.layout.byte_range(copy.data);
@@ -316,11 +321,11 @@ pub(crate) fn define(
                 ));
             };
             // The original's deleter is foreign code.
-            reaper().release(after, arrival.storage);
+            reaper().release(after, memory.storage);
             (copy, placed)
         }
     };
-    let Arrival { layout, data, storage, read_only } = arrival;
+    let ImportedMemory { layout, data, storage, read_only } = memory;
     let host = host_can_use(core, layout.device(), data);
     target.define(Definition { layout, data, host, storage, read_only, placed: Some(placed) });
     if trace::is_open() {
@@ -332,15 +337,15 @@ pub(crate) fn define(
 /// A copy of what will be there when `ready` is done, and when it is there itself, if that is not known to be now.
 fn copied_after(
     core: &Core,
-    arrival: &Arrival,
+    memory: &ImportedMemory,
     ready: Option<&Fence>,
-) -> Result<(Arrival, Option<Fence>), Error> {
-    let Arrival { layout, data, .. } = arrival;
+) -> Result<(ImportedMemory, Option<Fence>), Error> {
+    let ImportedMemory { layout, data, .. } = memory;
     if let Some(ready) = ready
         && !host_can_use(core, layout.device(), *data)
         && let Some((layout, storage, fence)) = copy::within_device(core, layout, *data, ready)?
     {
-        return Ok((Arrival { data: storage.data(), layout, storage, read_only: false }, Some(fence)));
+        return Ok((ImportedMemory { data: storage.data(), layout, storage, read_only: false }, Some(fence)));
     }
     if let Some(ready) = ready {
         let _spare = core.pool.is_worker().then(|| core.pool.blocking());
@@ -359,7 +364,7 @@ fn lease_of_result(tensor: &Tensor) -> Result<Lease, Error> {
 
 /// Takes the memory out of a tensor without other handles, or copies it. The operation may read it if it is `held`; else it
 /// takes a lease for as long as the copy takes.
-fn take_over(core: &Core, tensor: Tensor, held: bool) -> Result<Arrival, Error> {
+fn take_over(core: &Core, tensor: Tensor, held: bool) -> Result<ImportedMemory, Error> {
     if held {
         let definition = tensor.inner.definition()?;
         return copy_of(core, &definition.layout, definition.data);
@@ -386,7 +391,7 @@ fn take_over(core: &Core, tensor: Tensor, held: bool) -> Result<Arrival, Error> 
         inner.take_definition().ok_or_else(|| Error::invalid("the produced tensor is not defined"))?;
     let Definition { layout, data, storage, read_only, placed, .. } = definition;
     drop(placed);
-    Ok(Arrival { layout, data, storage, read_only })
+    Ok(ImportedMemory { layout, data, storage, read_only })
 }
 
 /// A row-major copy in fresh memory of the device `to`, for a consumer. Memory without gaps is copied on its own device; else,
@@ -418,7 +423,7 @@ pub(crate) fn copied(
 }
 
 /// A row-major copy in fresh host memory.
-fn copy_of(core: &Core, layout: &Layout, data: *const u8) -> Result<Arrival, Error> {
+fn copy_of(core: &Core, layout: &Layout, data: *const u8) -> Result<ImportedMemory, Error> {
     if !host_can_use(core, layout.device(), data) {
         return copy_from_device(core, layout, data);
     }
@@ -428,12 +433,12 @@ fn copy_of(core: &Core, layout: &Layout, data: *const u8) -> Result<Arrival, Err
     // SAFETY: `data` is described by a valid layout and readable here; the target is fresh, ours, and as long as a
     // row-major layout of the same type and shape is.
     unsafe { to_contiguous(layout, data, storage.data()) }?;
-    Ok(Arrival { data: storage.data(), layout: target, storage, read_only: false })
+    Ok(ImportedMemory { data: storage.data(), layout: target, storage, read_only: false })
 }
 
 /// As [`copy_of`], of memory that the host cannot read: the device copies what the layout spans into memory of the host, on a
 /// queue of its own. The thread waits for that one copy; it is a worker's, in an operation.
-fn copy_from_device(core: &Core, layout: &Layout, data: *const u8) -> Result<Arrival, Error> {
+fn copy_from_device(core: &Core, layout: &Layout, data: *const u8) -> Result<ImportedMemory, Error> {
     let device = core
         .device(layout.device())
         .ok_or_else(|| Error::Conflict(format!("the host cannot copy a result on {}", layout.device())))?;
@@ -456,5 +461,5 @@ fn copy_from_device(core: &Core, layout: &Layout, data: *const u8) -> Result<Arr
     let storage = fresh(core, &target, false)?;
     // SAFETY: the staging holds the span, `before` bytes into which the first element is; the target is fresh and ours.
     unsafe { to_contiguous(layout, staging.ptr().as_ptr().add(before), storage.data()) }?;
-    Ok(Arrival { data: storage.data(), layout: target, storage, read_only: false })
+    Ok(ImportedMemory { data: storage.data(), layout: target, storage, read_only: false })
 }

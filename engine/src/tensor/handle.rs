@@ -11,7 +11,7 @@ use crate::core::core_ref::CoreRef;
 use crate::core::error::{Error, OperationError};
 use crate::core::operation::{Name, OpTag, OpVar};
 use crate::core::var_state::{Asked, BROKEN_FENCES, FAILED, READ_FENCES, Replaced, WRITE_FENCES};
-use crate::exchange::reaper::What;
+use crate::exchange::reaper::ReleasedMemory;
 use crate::exchange::{DType, Layout, Storage, reaper};
 use crate::lease::LeaseState;
 use crate::tensor::alias_map::Placed;
@@ -387,6 +387,6 @@ impl Drop for TensorInner {
         // Every operation on this tensor kept the tensor alive until its fences were on the variables. So all
         // fences are on the variables now.
         let variable = self.vars.first().map_or(0, |var| var.id().get());
-        reaper().release_of(self.all_fences(), storage, || What::tensor(variable, &layout));
+        reaper().release_of(self.all_fences(), storage, || ReleasedMemory::tensor(variable, &layout));
     }
 }

@@ -209,7 +209,7 @@ impl Drop for Pending {
     }
 }
 
-struct Entry {
+struct PendingWait {
     awaited: Awaited,
     /// `None` while the future is being woken.
     waker: Option<Waker>,
@@ -223,7 +223,7 @@ struct Entry {
 
 #[derive(Default)]
 struct List {
-    places: Vec<(u32, Option<Box<Entry>>)>,
+    places: Vec<(u32, Option<Box<PendingWait>>)>,
     free: Vec<usize>,
 }
 
@@ -237,7 +237,7 @@ fn list(number: usize) -> MutexGuard<'static, List> {
 }
 
 impl List {
-    fn entry(&mut self, key: Key) -> Option<&mut Box<Entry>> {
+    fn entry(&mut self, key: Key) -> Option<&mut Box<PendingWait>> {
         let (generation, entry) = self.places.get_mut(key.place())?;
         if *generation == key.generation() { entry.as_mut() } else { None }
     }
@@ -257,7 +257,7 @@ fn own_list() -> usize {
 fn register(awaited: Awaited, waker: Waker) -> Option<Key> {
     let pause = awaited.pause();
     let next_look = pause.and_then(clock::deadline);
-    let entry = Box::new(Entry {
+    let entry = Box::new(PendingWait {
         awaited,
         waker: Some(waker),
         thread: clock::this_thread(),

@@ -63,7 +63,8 @@ impl ArrowDeviceArray {
         let event = sync_event.as_ref().map_or(ptr::null_mut(), |event| event.pointer().as_ptr());
         let buffers = [ptr::null(), tensor.data().cast_const().cast::<c_void>()];
         let generation = fork::generation();
-        let held = Box::leak(Box::new(Held { buffers, generation, _tensor: tensor, _event: sync_event }));
+        let held =
+            Box::leak(Box::new(ArrayOwner { buffers, generation, _tensor: tensor, _event: sync_event }));
         let array = RawArray {
             length,
             null_count: 0,
@@ -84,7 +85,7 @@ impl ArrowDeviceArray {
 }
 
 /// What an exported array keeps until it is released.
-struct Held {
+struct ArrayOwner {
     /// The validity bitmap, which there is none of, and the data.
     buffers: [*const c_void; 2],
     generation: u32,
@@ -102,7 +103,7 @@ unsafe extern "C" fn release(array: *mut RawArray) {
     // released is what the interface asks for.
     unsafe {
         (*array).release = None;
-        let held = (*array).private_data.cast::<Held>();
+        let held = (*array).private_data.cast::<ArrayOwner>();
         if (*held).generation != fork::generation() {
             return fork::count_leak();
         }

@@ -74,7 +74,7 @@ pub unsafe fn import(raw: NonNull<RawFence>, devices: &[Arc<dyn Device>]) -> Res
         // SAFETY: the caller vouches for the functions.
         unsafe { retain(raw.context) };
     }
-    let held = Held(raw);
+    let held = RetainedFence(raw);
     let native = held.native_fence(devices);
     Ok(Fence::event(Arc::new_cyclic(|own| ForeignEvent {
         held: Some(held),
@@ -86,15 +86,15 @@ pub unsafe fn import(raw: NonNull<RawFence>, devices: &[Arc<dyn Device>]) -> Res
 }
 
 /// A retained foreign fence. Drop releases the fence.
-struct Held(RawFence);
+struct RetainedFence(RawFence);
 
 // SAFETY: every function of the struct may be called by any thread, which is part of its contract; the context is only
 // handed to them.
-unsafe impl Send for Held {}
+unsafe impl Send for RetainedFence {}
 // SAFETY: as above.
-unsafe impl Sync for Held {}
+unsafe impl Sync for RetainedFence {}
 
-impl Drop for Held {
+impl Drop for RetainedFence {
     fn drop(&mut self) {
         if let Some(release) = self.0.release {
             // SAFETY: retained once when it was taken over, released once here.
@@ -103,7 +103,7 @@ impl Drop for Held {
     }
 }
 
-impl Held {
+impl RetainedFence {
     fn query(&self) -> i32 {
         let query = self.0.query.expect("checked when it was taken over");
         // SAFETY: the fence is retained.
@@ -146,7 +146,7 @@ fn failure(status: i32, text: Option<String>) -> DeviceError {
 
 struct ForeignEvent {
     /// `None` only while this is dropped.
-    held: Option<Held>,
+    held: Option<RetainedFence>,
     own: Weak<ForeignEvent>,
     /// How it settled: what was heard first.
     outcome: OnceLock<Outcome>,
@@ -162,7 +162,7 @@ struct Subscriptions {
 }
 
 impl ForeignEvent {
-    fn held(&self) -> &Held {
+    fn held(&self) -> &RetainedFence {
         self.held.as_ref().expect("there until it is dropped")
     }
 
@@ -175,7 +175,8 @@ impl ForeignEvent {
     fn subscribe(&self, subscriber: &Arc<dyn Subscriber>) -> Option<()> {
         let subscribe = self.held().0.subscribe?;
         let event = self.own.upgrade()?;
-        let number = registry().enter(Entry { event, subscriber: subscriber.clone(), due: Due::first() });
+        let number =
+            registry().enter(Subscription { event, subscriber: subscriber.clone(), due: Due::first() });
         let mut token = 0;
         // SAFETY: the fence is retained; the callback knows its argument for a number, whatever is done with it.
         let status =
@@ -329,7 +330,7 @@ impl Drop for ForeignEvent {
 }
 
 /// A subscription under way at a foreign scheduler.
-struct Entry {
+struct Subscription {
     /// Keeps the fence for as long as a subscriber waits for it.
     event: Arc<ForeignEvent>,
     subscriber: Arc<dyn Subscriber>,
@@ -337,24 +338,24 @@ struct Entry {
     due: Due,
 }
 
-impl Entry {
+impl Subscription {
     /// Has the reactor notify the subscriber, together with the fence, whose last holder this may be.
     fn deliver(self, outcome: Outcome) {
         let outcome = self.event.note(outcome);
-        let told = Told { subscriber: self.subscriber, _event: self.event };
-        Reactor::global().deliver_soon(Arc::new(told), outcome);
+        let notification = Notification { subscriber: self.subscriber, _event: self.event };
+        Reactor::global().deliver_soon(Arc::new(notification), outcome);
     }
 }
 
 /// Every subscription of the process, by number.
 struct Registry {
-    inner: Mutex<Numbered>,
+    inner: Mutex<Registered>,
 }
 
 #[derive(Default)]
-struct Numbered {
+struct Registered {
     last: u64,
-    entries: BTreeMap<u64, Entry>,
+    entries: BTreeMap<u64, Subscription>,
     /// Queries the fences of entries that are due; started with the first entry.
     overdue: overdue::Thread,
 }
@@ -367,7 +368,7 @@ fn registry() -> &'static Registry {
 }
 
 impl Registry {
-    fn enter(&self, entry: Entry) -> u64 {
+    fn enter(&self, entry: Subscription) -> u64 {
         let mut inner = lock(&self.inner);
         inner.last += 1;
         let number = inner.last;
@@ -380,7 +381,7 @@ impl Registry {
         number
     }
 
-    fn take(&self, number: u64) -> Option<Entry> {
+    fn take(&self, number: u64) -> Option<Subscription> {
         lock(&self.inner).entries.remove(&number)
     }
 
@@ -405,7 +406,7 @@ fn query_due() -> bool {
             return false;
         }
         let now = Instant::now();
-        let is_due = |(number, entry): (&u64, &mut Entry)| {
+        let is_due = |(number, entry): (&u64, &mut Subscription)| {
             entry.due.is_reached(now).then(|| (*number, entry.event.clone()))
         };
         inner.entries.iter_mut().filter_map(is_due).collect()
@@ -456,12 +457,12 @@ unsafe extern "C" fn settled(argument: *mut c_void, status: i32, message: *const
 }
 
 /// A subscriber on its way to the reactor's thread.
-struct Told {
+struct Notification {
     subscriber: Arc<dyn Subscriber>,
     _event: Arc<ForeignEvent>,
 }
 
-impl Subscriber for Told {
+impl Subscriber for Notification {
     fn settled(self: Arc<Self>, outcome: Outcome) {
         self.subscriber.clone().settled(outcome);
     }

@@ -8,8 +8,8 @@ use estafette_sync::sync::Arc;
 use estafette_sync::thread;
 
 use super::Storage;
-use super::slow::What;
-use super::thread_state::Lane;
+use super::slow::ReleasedMemory;
+use super::thread_state::DeleterThread;
 use crate::core::clock::Coarse;
 
 /// The place of one storage in the books.
@@ -26,7 +26,7 @@ pub(super) struct Ticket {
 pub(super) struct Ready {
     pub(super) storage: Storage,
     pub(super) ticket: Ticket,
-    pub(super) what: What,
+    pub(super) what: ReleasedMemory,
 }
 
 #[derive(Default)]
@@ -34,18 +34,18 @@ pub(super) struct Queue {
     pub(super) ready: VecDeque<Ready>,
     pub(super) phase: Phase,
     /// The thread that runs deleters.
-    pub(super) leader: Option<Arc<Lane>>,
+    pub(super) leader: Option<Arc<DeleterThread>>,
     /// Threads that were in a deleter for too long, so that another one leads in their place.
-    pub(super) overtaken: Vec<Arc<Lane>>,
+    pub(super) overtaken: Vec<Arc<DeleterThread>>,
     pub(super) follower: Follower,
     /// Of all threads that have not left.
     pub(super) threads: Vec<thread::JoinHandle<()>>,
     /// What the leader does.
-    pub(super) rest: Rest,
+    pub(super) rest: LeaderState,
     /// What a thread does before its first deleter.
     pub(super) on_start: Option<fn()>,
     /// Storages that wait for fences, the oldest first.
-    pub(super) fenced: BTreeMap<u64, (Coarse, What)>,
+    pub(super) fenced: BTreeMap<u64, (Coarse, ReleasedMemory)>,
     pub(super) entered: u64,
     pub(super) pending: u64,
     pub(super) peak_pending: u64,
@@ -69,7 +69,7 @@ pub(super) enum Phase {
 
 /// What the leader does. See the module's protocol.
 #[derive(Clone, Copy, PartialEq, Eq, Default)]
-pub(super) enum Rest {
+pub(super) enum LeaderState {
     #[default]
     Busy,
     Napping,

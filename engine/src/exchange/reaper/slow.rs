@@ -8,7 +8,7 @@ use estafette_sync::sync::Arc;
 
 use super::Reaper;
 use super::queue::{Phase, Queue};
-use super::thread_state::Lane;
+use super::thread_state::DeleterThread;
 use crate::core::clock::Coarse;
 use crate::exchange::dtype::DType;
 use crate::exchange::layout::Layout;
@@ -25,13 +25,13 @@ const DIMS: usize = 4;
 
 /// Whose memory it was, for people.
 #[derive(Debug, Clone, Copy, Default)]
-pub struct What {
-    tensor: Option<Looks>,
+pub struct ReleasedMemory {
+    tensor: Option<TensorSummary>,
     address: usize,
 }
 
 #[derive(Debug, Clone, Copy)]
-struct Looks {
+struct TensorSummary {
     variable: u64,
     dtype: DType,
     device: DLDevice,
@@ -39,12 +39,12 @@ struct Looks {
     shape: [i64; DIMS],
 }
 
-impl What {
+impl ReleasedMemory {
     /// The memory of a tensor that `variable` orders the uses of.
     pub(crate) fn tensor(variable: u64, layout: &Layout) -> Self {
         let mut shape = [0; DIMS];
         shape.iter_mut().zip(layout.shape()).for_each(|(kept, length)| *kept = *length);
-        let looks = Looks {
+        let looks = TensorSummary {
             variable,
             dtype: layout.dtype(),
             device: layout.device(),
@@ -65,11 +65,11 @@ impl What {
     }
 }
 
-impl fmt::Display for What {
+impl fmt::Display for ReleasedMemory {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match &self.tensor {
             None => f.write_str("an owner without a tensor")?,
-            Some(Looks { variable, dtype, device, ndim, shape }) => {
+            Some(TensorSummary { variable, dtype, device, ndim, shape }) => {
                 let ndim = usize::from(*ndim);
                 write!(f, "the tensor of variable {variable} ({dtype} [")?;
                 for (at, length) in shape.iter().take(ndim).enumerate() {
@@ -138,8 +138,11 @@ impl Reaper {
             return Vec::new();
         }
         let mut found = Vec::new();
-        let mut oldest: Option<(u64, Coarse, What)> = None;
-        let older = |oldest: &mut Option<(u64, Coarse, What)>, id: u64, since: Coarse, what: What| {
+        let mut oldest: Option<(u64, Coarse, ReleasedMemory)> = None;
+        let older = |oldest: &mut Option<(u64, Coarse, ReleasedMemory)>,
+                     id: u64,
+                     since: Coarse,
+                     what: ReleasedMemory| {
             if oldest.is_none_or(|(known, ..)| id < known) {
                 *oldest = Some((id, since, what));
             }
@@ -164,7 +167,7 @@ impl Reaper {
         if let Some(ready) = queue.ready.front() {
             older(&mut oldest, ready.ticket.id, ready.ticket.since, ready.what.at(ready.storage.data()));
         }
-        let waits = |(id, since, what): (u64, Coarse, What), status, long| {
+        let waits = |(id, since, what): (u64, Coarse, ReleasedMemory), status, long| {
             let age = since.elapsed();
             (age >= long).then(|| Release { id, what: what.to_string(), status, age })
         };
@@ -180,7 +183,7 @@ impl Reaper {
 }
 
 /// Of all threads that have begun with a deleter.
-fn lanes(queue: &Queue) -> impl Iterator<Item = &Arc<Lane>> {
+fn lanes(queue: &Queue) -> impl Iterator<Item = &Arc<DeleterThread>> {
     queue.overtaken.iter().chain(&queue.leader)
 }
 

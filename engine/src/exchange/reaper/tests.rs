@@ -1,4 +1,4 @@
-use super::queue::Rest;
+use super::queue::LeaderState;
 use super::*;
 
 use std::sync::atomic::AtomicUsize;
@@ -151,7 +151,7 @@ fn a_release_wakes_the_sleeping_thread() {
         let (sender, receiver) = mpsc::channel();
         reaper.release(FenceSet::default(), deleter(move || sender.send(()).unwrap()));
         assert_eq!(receiver.recv_timeout(LONG), Ok(()));
-        while reaper.shared.lock().rest != Rest::Asleep {
+        while reaper.shared.lock().rest != LeaderState::Asleep {
             std::thread::yield_now();
         }
     }
@@ -174,7 +174,7 @@ fn a_callback_that_is_lost_leaks_instead_of_freeing_early() {
     let reaper = Reaper::new();
     let ticket = reaper.shared.lock().enter();
     let storage = ManuallyDrop::new(never_dropped());
-    drop(Waiting { storage, ticket, what: What::default(), shared: reaper.shared.clone() });
+    drop(FencedStorage { storage, ticket, what: ReleasedMemory::default(), shared: reaper.shared.clone() });
     assert_eq!(counts(&reaper), (0, 1, 0));
     assert!(reaper.flush(Duration::ZERO));
 }

@@ -12,10 +12,10 @@ use estafette_sync::{daemon, stack, thread, valgrind};
 
 use super::super::abi::ManagedTensor;
 use super::super::log_panic::log_panic;
-use super::queue::{Follower, Phase, Queue, Ready, Rest};
-use super::slow::{SLOW, What};
-use super::thread_state::{Lane, Overtaken, Run, Step, Underway};
-use super::{BACKLOG, FenceSet, NAP, Storage, THREADS_MAX, Waiting, fork};
+use super::queue::{Follower, LeaderState, Phase, Queue, Ready};
+use super::slow::{ReleasedMemory, SLOW};
+use super::thread_state::{DeleterThread, Overtaken, Run, Step, Underway};
+use super::{BACKLOG, FenceSet, FencedStorage, NAP, Storage, THREADS_MAX, fork};
 
 pub(super) struct Shared {
     /// After this time a deleter is slow.
@@ -24,7 +24,7 @@ pub(super) struct Shared {
     generation: u32,
     queue: Mutex<Queue>,
     /// Storages whose fences no thread observes.
-    unwatched: Mutex<Vec<(Waiting, FenceSet)>>,
+    unwatched: Mutex<Vec<(FencedStorage, FenceSet)>>,
     /// Wakes the leader.
     pub(super) work: Condvar,
     /// Wakes the follower.
@@ -66,7 +66,7 @@ impl Shared {
         self.queue.lock()
     }
 
-    pub(super) fn unwatched(&self) -> MutexGuard<'_, Vec<(Waiting, FenceSet)>> {
+    pub(super) fn unwatched(&self) -> MutexGuard<'_, Vec<(FencedStorage, FenceSet)>> {
         self.unwatched.lock()
     }
 
@@ -78,15 +78,15 @@ impl Shared {
         queue.ready.push_back(ready);
         self.start(&mut queue);
         let wake = match queue.rest {
-            Rest::Busy => {
+            LeaderState::Busy => {
                 self.follow_the_leader(&mut queue);
                 false
             }
-            Rest::Napping => queue.ready.len() == BACKLOG,
-            Rest::Asleep => true,
+            LeaderState::Napping => queue.ready.len() == BACKLOG,
+            LeaderState::Asleep => true,
         };
         if wake {
-            queue.rest = Rest::Busy;
+            queue.rest = LeaderState::Busy;
             drop(queue);
             self.work.notify_one();
         }
@@ -162,7 +162,7 @@ impl Shared {
 
     /// One thread: follows, then leads until it is overtaken.
     fn run(self: &Arc<Self>) {
-        let lane = Arc::new(Lane::default());
+        let lane = Arc::new(DeleterThread::default());
         let mut is_new = true;
         while self.follow(&lane) {
             let hook = self.lock().on_start.filter(|_| mem::take(&mut is_new));
@@ -176,7 +176,7 @@ impl Shared {
     }
 
     /// Waits until this thread leads; false if it has to leave instead.
-    fn follow(&self, lane: &Arc<Lane>) -> bool {
+    fn follow(&self, lane: &Arc<DeleterThread>) -> bool {
         let mut queue = self.lock();
         loop {
             if queue.phase == Phase::Stopped {
@@ -190,7 +190,7 @@ impl Shared {
                     }
                     queue.leader = Some(Arc::clone(lane));
                     queue.follower = Follower::None;
-                    queue.rest = Rest::Busy;
+                    queue.rest = LeaderState::Busy;
                     drop(queue);
                     if let Some(what) = overtaken {
                         // What has returned before may be waited for.
@@ -212,7 +212,7 @@ impl Shared {
     }
 
     /// Runs deleters. True if another thread leads now, false at the end.
-    fn lead(self: &Arc<Self>, lane: &Arc<Lane>) -> bool {
+    fn lead(self: &Arc<Self>, lane: &Arc<DeleterThread>) -> bool {
         loop {
             let mut queue = self.rest(self.lock());
             if queue.ready.is_empty() || queue.phase == Phase::Stopped {
@@ -236,7 +236,7 @@ impl Shared {
 
     /// Moves what is ready to `lane`, but for memory that an overtaken deleter still has: that waits behind it. Says whether more than
     /// one was taken.
-    fn take_batch(&self, queue: &mut Queue, lane: &Lane) -> bool {
+    fn take_batch(&self, queue: &mut Queue, lane: &DeleterThread) -> bool {
         let mut books = lane.lock();
         mem::swap(&mut queue.ready, &mut books.batch);
         for slow in &queue.overtaken {
@@ -251,7 +251,7 @@ impl Shared {
     }
 
     /// Runs the deleters of a lane's batch. True if another thread leads now.
-    fn drop_all(&self, lane: &Lane) -> bool {
+    fn drop_all(&self, lane: &DeleterThread) -> bool {
         loop {
             let (step, reports) = lane.step();
             self.report(reports);
@@ -267,7 +267,7 @@ impl Shared {
     }
 
     /// The deleter that this thread was overtaken in has returned. True if the thread follows from now on, false if it has to leave.
-    fn is_back(&self, lane: &Arc<Lane>) -> bool {
+    fn is_back(&self, lane: &Arc<DeleterThread>) -> bool {
         let mut queue = self.lock();
         queue.overtaken.retain(|slow| !Arc::ptr_eq(slow, lane));
         let mut books = lane.lock();
@@ -282,8 +282,8 @@ impl Shared {
             leaked = behind;
         } else if !behind.is_empty() {
             queue.put_first(behind);
-            if queue.rest != Rest::Busy {
-                queue.rest = Rest::Busy;
+            if queue.rest != LeaderState::Busy {
+                queue.rest = LeaderState::Busy;
                 self.work.notify_one();
             }
         }
@@ -304,14 +304,14 @@ impl Shared {
     /// Returns when there is something ready or the thread is to end: first naps, then sleeps.
     fn rest<'a>(&'a self, mut queue: MutexGuard<'a, Queue>) -> MutexGuard<'a, Queue> {
         if queue.ready.is_empty() && queue.phase == Phase::Running {
-            queue.rest = Rest::Napping;
+            queue.rest = LeaderState::Napping;
             queue = self.work.wait_timeout(queue, NAP).0;
         }
         while queue.ready.is_empty() && queue.phase == Phase::Running {
-            queue.rest = Rest::Asleep;
+            queue.rest = LeaderState::Asleep;
             queue = self.work.wait(queue);
         }
-        queue.rest = Rest::Busy;
+        queue.rest = LeaderState::Busy;
         queue
     }
 
@@ -344,7 +344,7 @@ impl Shared {
 /// deleter.
 fn slow_in(queue: &Queue, slow: Duration) -> Option<Duration> {
     let Some(leader) = &queue.leader else { return Some(Duration::ZERO) };
-    if queue.rest != Rest::Busy {
+    if queue.rest != LeaderState::Busy {
         return None;
     }
     let books = leader.lock();
@@ -356,7 +356,7 @@ fn slow_in(queue: &Queue, slow: Duration) -> Option<Duration> {
 }
 
 /// Takes what the leader has not begun with, if its deleter is slow, and gives whose deleter that is.
-fn overtake(queue: &mut Queue, slow: Duration) -> Option<What> {
+fn overtake(queue: &mut Queue, slow: Duration) -> Option<ReleasedMemory> {
     let Overtaken { rest, returned, what } = queue.leader.as_ref()?.overtake(slow)?;
     returned.into_iter().for_each(|(epoch, count)| queue.leave(epoch, count));
     queue.put_first(rest);

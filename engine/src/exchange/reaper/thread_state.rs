@@ -8,16 +8,16 @@ use estafette_sync::sync::{Mutex, MutexGuard};
 
 use super::REPORT;
 use super::queue::{Ready, Ticket};
-use super::slow::What;
+use super::slow::ReleasedMemory;
 use crate::core::clock::Coarse;
 
 /// The books of one thread. Its lock is taken by the thread itself once per deleter, and by others only to look or to overtake;
 /// it comes after the lock of the queue.
 #[derive(Default)]
-pub(super) struct Lane(Mutex<Books>);
+pub(super) struct DeleterThread(Mutex<ThreadState>);
 
 #[derive(Default)]
-pub(super) struct Books {
+pub(super) struct ThreadState {
     /// Storages that the thread has taken and not begun with, in order.
     pub(super) batch: VecDeque<Ready>,
     /// The deleter that the thread is in.
@@ -39,7 +39,7 @@ pub(super) struct Underway {
     pub(super) ticket: Ticket,
     /// When it was called.
     pub(super) since: Coarse,
-    pub(super) what: What,
+    pub(super) what: ReleasedMemory,
 }
 
 /// What a thread does next.
@@ -51,8 +51,8 @@ pub(super) enum Step {
     Overtaken,
 }
 
-impl Lane {
-    pub(super) fn lock(&self) -> MutexGuard<'_, Books> {
+impl DeleterThread {
+    pub(super) fn lock(&self) -> MutexGuard<'_, ThreadState> {
         // Nothing that can panic runs under the lock but allocation failure, which aborts.
         self.0.lock()
     }
@@ -99,5 +99,5 @@ pub(super) struct Overtaken {
     /// What the queue's counters do not include yet.
     pub(super) returned: Option<Run>,
     /// Whose deleter it is in.
-    pub(super) what: What,
+    pub(super) what: ReleasedMemory,
 }

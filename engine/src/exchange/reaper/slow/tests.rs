@@ -34,7 +34,7 @@ fn a_deleter_that_does_not_return_is_named_and_the_others_go_on() {
     let calls = Arc::new(AtomicUsize::new(0));
     let (hangs, has_begun, leave) = gated();
     let layout = Layout::contiguous(DType::F32, DLDevice::CPU, &[20, 5]).unwrap();
-    reaper.release_of(FenceSet::default(), hangs, || What::tensor(17, &layout));
+    reaper.release_of(FenceSet::default(), hangs, || ReleasedMemory::tensor(17, &layout));
     has_begun.recv().unwrap();
     (0..500).for_each(|_| reaper.release(FenceSet::default(), counting(&calls)));
     until("the others go on", || calls.load(Ordering::Relaxed) == 500);
@@ -159,7 +159,7 @@ fn memory_that_waits_for_device_work_for_long_is_named() {
     let layout = Layout::contiguous(DType::I8, DLDevice::CPU, &[1, 2, 3, 4, 5]).unwrap();
     let (completer, fence) = host::promise("a long kernel");
     let storage = Storage::vec(vec![0_i8; 120]);
-    reaper.release_of(fence_set([&fence]), storage, || What::tensor(4, &layout));
+    reaper.release_of(fence_set([&fence]), storage, || ReleasedMemory::tensor(4, &layout));
     assert!(reaper.slow().is_empty(), "seconds are usual there");
     let [long] = &reaper.slower_than(SLOW, Duration::ZERO)[..] else { panic!("one waits") };
     assert_eq!(long.status, ReleaseStatus::Fenced);
