@@ -23,8 +23,8 @@ use crate::interpreter::call_site;
 use crate::interpreter::guard;
 use crate::interpreter::lease_sites;
 use crate::interpreter::process::Own;
-use crate::kinds::cuda_array;
-use crate::kinds::usm_array;
+use crate::kinds::cuda::array as cuda_array;
+use crate::kinds::sycl::array as usm_array;
 use crate::submission::body::would_block;
 
 /// Leases of several tensors, taken together at the beginning of a ``with`` or ``async with`` block and returned at its

@@ -29,8 +29,8 @@ use crate::exchange::export::{self, From, Request};
 use crate::exchange::promise;
 use crate::interpreter::guard;
 use crate::interpreter::process::Own;
-use crate::kinds::cuda_array;
-use crate::kinds::usm_array;
+use crate::kinds::cuda::array as cuda_array;
+use crate::kinds::sycl::array as usm_array;
 use crate::submission::body::{self, would_block};
 
 /// A promise of an n-dimensional array.

@@ -32,7 +32,7 @@ use crate::classes::exporter::Exporter;
 use crate::classes::tensor::PyTensor;
 use crate::error::{OrRaise, raise, to_py};
 use crate::exchange::export::{self, From, Request};
-use crate::kinds::stream;
+use crate::kinds::cuda::stream;
 use crate::submission::body;
 
 static TENSORS: Published = Published(Table {

@@ -21,7 +21,7 @@ use crate::exchange::copy::copied_now;
 use crate::exchange::unordered::{self, Reason};
 use crate::interpreter::call_site;
 use crate::interpreter::guard;
-use crate::kinds::stream;
+use crate::kinds::cuda::stream;
 use crate::submission::body::{self, would_block};
 
 /// Tensors handed out by this process.

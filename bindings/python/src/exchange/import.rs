@@ -20,10 +20,10 @@ use crate::exchange::peer_table::PeerTable;
 use crate::exchange::peers::{self, Legacy, NullStream, Omitted, Peer, Stream};
 use crate::exchange::unordered::{self, Reason};
 use crate::interpreter::fastcall;
-use crate::kinds::cuda_array;
-use crate::kinds::stream;
+use crate::kinds::cuda::array as cuda_array;
+use crate::kinds::cuda::stream;
 use crate::kinds::sycl;
-use crate::kinds::usm_array;
+use crate::kinds::sycl::array as usm_array;
 
 /// Tensors from outside that this process's engines have taken over.
 pub static IMPORTED: AtomicU64 = AtomicU64::new(0);

@@ -3,13 +3,9 @@
 //! | part | what it has |
 //! |---|---|
 //! | `barriers` | Barriers over a device, held off while another library records a graph there |
-//! | `cuda_array` | The CUDA array interface |
-//! | `stream` | What consumers write as `stream`, and which of our devices is behind memory |
-//! | `sycl` | SYCL in Python: queues of dpctl, arrays whose memory is USM, and the device table |
-//! | `usm_array` | The SYCL USM array interface |
+//! | `cuda` | CUDA's streams, and its array interface |
+//! | `sycl` | Queues of dpctl, arrays whose memory is USM, and the device table |
 
 pub(crate) mod barriers;
-pub(crate) mod cuda_array;
-pub(crate) mod stream;
+pub(crate) mod cuda;
 pub(crate) mod sycl;
-pub(crate) mod usm_array;

@@ -26,7 +26,7 @@ use crate::exchange::peers;
 use crate::interpreter::fastcall;
 use crate::interpreter::guard;
 use crate::interpreter::process;
-use crate::kinds::stream;
+use crate::kinds::cuda::stream;
 use crate::submission::function_kind::{
     FunctionKind, is_coroutine, never_runs, refuse_coroutine, refuse_generator, refuse_masked,
 };

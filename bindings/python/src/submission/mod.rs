@@ -7,11 +7,9 @@
 //! | `helping` | Whether waits run operations on the thread that waits |
 //! | `operator_function` | Python functions as operators |
 //! | `submission_args` | What a submission asks for, read from the arguments of `submit` and `call` |
-//! | `submission_mutex` | Serializes functions that enqueue on one foreign queue |
 
 pub(crate) mod body;
 pub(crate) mod function_kind;
 pub(crate) mod helping;
 pub(crate) mod operator_function;
 pub(crate) mod submission_args;
-pub(crate) mod submission_mutex;

@@ -15,10 +15,10 @@ use crate::arguments::{not_a_tensor, parse_dtype, parse_shape};
 use crate::classes::tensor::PyTensor;
 use crate::classes::variable::PyVariable;
 use crate::exchange::import::parse_device;
-use crate::kinds::stream;
+use crate::kinds::cuda::stream;
 use crate::kinds::sycl;
+use crate::kinds::sycl::submission_mutex;
 use crate::submission::body::{Body, On, Use};
-use crate::submission::submission_mutex;
 
 /// The operands of an operation, sorted.
 #[derive(Default, Clone)]

@@ -10,7 +10,7 @@ use crate::classes::variable::PyVariable;
 use crate::error::OrRaise;
 use crate::exchange::import::parse_device;
 use crate::interpreter::process::Own;
-use crate::kinds::stream;
+use crate::kinds::cuda::stream;
 
 #[pymethods]
 impl PyEngine {

@@ -21,7 +21,7 @@ use crate::exchange::origin;
 use crate::exchange::peers;
 use crate::exchange::promise;
 use crate::interpreter::lease_sites;
-use crate::kinds::stream;
+use crate::kinds::cuda::stream;
 use crate::submission::body;
 
 /// A loop that imports and drops tensors keeps the Python lock nearly all the time, and deleters need that

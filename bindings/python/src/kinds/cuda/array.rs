@@ -24,7 +24,7 @@ use crate::exchange::peers::{Peer, Unnamed};
 use crate::exchange::typestr;
 use crate::exchange::unordered::{self, Reason};
 use crate::interpreter::guard;
-use crate::kinds::stream;
+use crate::kinds::cuda::stream;
 use crate::submission::body;
 
 const NAME: &str = "__cuda_array_interface__";

@@ -3,6 +3,9 @@
 //! dpctl is never imported here. A queue is anything with `addressof_ref` and `sycl_context` (a `dpctl.SyclQueue`), or the
 //! capsule of one; what is behind it is used through dpctl's C interface, which is in the process as soon as there is one.
 
+pub(crate) mod array;
+pub(crate) mod submission_mutex;
+
 use std::ffi::c_void;
 use std::ptr::{self, NonNull};
 use std::sync::Arc;
