@@ -75,7 +75,7 @@ mod _estafette {
     #[pymodule_export]
     use super::kinds::barriers::hold_barriers;
     #[pymodule_export]
-    use super::kinds::sycl::{devices, register_context, unregister_context};
+    use super::kinds::device_table::{devices, register_context, unregister_context};
     #[pymodule_export]
     use super::submission::helping::set_helping;
 

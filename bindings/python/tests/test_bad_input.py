@@ -253,7 +253,7 @@ class TestBadRequests:
 
     @pytest.mark.parametrize("device", [(2, 0), (1, 1), (99, 0)])
     def test_another_device_is_a_buffer_error(self, exporter, device):
-        with pytest.raises(BufferError, match="cannot be exported"):
+        with pytest.raises(BufferError, match="cannot be exported|is not available"):
             exporter.__dlpack__(dl_device=device, max_version=(1, 0))
         exporter.__dlpack__(dl_device=(1, 0), max_version=(1, 0))
 

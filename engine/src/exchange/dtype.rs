@@ -113,7 +113,7 @@ impl DType {
         self.bits as u32 * self.lanes as u32
     }
 
-    /// Bytes of one element that stands alone: [`itemsize_bits`](Self::itemsize_bits) rounded up.
+    /// Bytes of one element that stands alone: its bits rounded up.
     pub const fn itemsize(self) -> usize {
         self.itemsize_bits().div_ceil(8) as usize
     }

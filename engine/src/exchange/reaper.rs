@@ -1,10 +1,10 @@
-//! The thread that gives memory back: it drops each [`Storage`] after its last use on a device, with no
+//! The thread that gives memory back: it drops each `Storage` after its last use on a device, with no
 //! lock held, and never on a driver callback or a user's thread. Foreign deleters may take any lock, the
 //! Python one included, and may run for as long as they like; here they delay nothing but each other, and that for a quarter of
 //! a second at most.
 //!
 //! # The way of a storage
-//! 1. *Handed over* by [`Reaper::release`] with the fences that its memory still carries.
+//! 1. *Handed over* by `Reaper::release` with the fences that its memory still carries.
 //! 2. *Waiting* in the [`Reactor`] until every fence has settled. Nothing here blocks meanwhile. Memory with a
 //!    [`ReleaseStream`](super::ReleaseStream) skips this step if the stream there can be made to wait instead.
 //! 3. *Ready*: in the thread's queue. Then dropped (*released*), or *leaked* where dropping it could do harm:

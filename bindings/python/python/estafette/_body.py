@@ -61,7 +61,7 @@ def _end_child(error):
         os._exit(code & 0xFF)
 
 
-def run_on_cuda(scope, function, using, tensors, place):
+def run_on_stream(scope, function, using, tensors, place):
     """As `run`, with the stream of `place`, a handle and the number of its device, as the current one of the libraries."""
     handle, device = place
     with _streams.entered(handle, device, using):

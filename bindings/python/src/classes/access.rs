@@ -23,8 +23,6 @@ use crate::interpreter::call_site;
 use crate::interpreter::guard;
 use crate::interpreter::lease_sites;
 use crate::interpreter::process::Own;
-use crate::kinds::cuda::array as cuda_array;
-use crate::kinds::sycl::array as usm_array;
 use crate::submission::body::would_block;
 
 /// Leases of several tensors, taken together at the beginning of a ``with`` or ``async with`` block and returned at its
@@ -261,20 +259,6 @@ impl PyView {
     /// Where the data is, for the array API's protocol.
     fn __dlpack_device__(&self, py: Python<'_>) -> PyResult<(i32, i32)> {
         export::device(py, self.lease(py)?.tensor())
-    }
-
-    /// The CUDA array interface (version 3), of CUDA memory, under this lease.
-    #[getter]
-    fn __cuda_array_interface__<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
-        let lease = self.lease(py)?;
-        cuda_array::describe(py, lease.tensor(), Some(lease.access()))
-    }
-
-    /// The memory for libraries of SYCL that know no DLPack, while the block lasts. Missing on memory that is not SYCL's.
-    #[getter]
-    fn __sycl_usm_array_interface__<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
-        let lease = self.lease(py)?;
-        usm_array::describe(py, lease.tensor(), Some(lease.access()))
     }
 
     /// ``memoryview(view)``: the memory under this lease, which lasts until the last view of it is released.

@@ -29,8 +29,6 @@ use crate::exchange::export::{self, From, Request};
 use crate::exchange::promise;
 use crate::interpreter::guard;
 use crate::interpreter::process::Own;
-use crate::kinds::cuda::array as cuda_array;
-use crate::kinds::sycl::array as usm_array;
 use crate::submission::body::{self, would_block};
 
 /// A promise of an n-dimensional array.
@@ -163,14 +161,6 @@ impl PyTensor {
         promise::of_tensor(py, self.tensor(py)?)
     }
 
-    /// The CUDA array interface (version 3). Only tensors in CUDA memory have this attribute. The engine does
-    /// not track the consumer's view: the consumer must finish before any operation writes the tensor.
-    /// `t.read()` and `eng.access` return views under a lease.
-    #[getter]
-    fn __cuda_array_interface__<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
-        cuda_array::describe(py, self.tensor(py)?, None)
-    }
-
     /// Ends the leases of exports into captures of CUDA graphs, and returns how many leases it ended. Call
     /// this method when no such graph will be launched again.
     fn end_captures(&self, py: Python<'_>) -> PyResult<usize> {
@@ -288,14 +278,6 @@ impl PyTensor {
     unsafe fn __releasebuffer__(&self, view: *mut ffi::Py_buffer) {
         // SAFETY: Python's view, which was filled above.
         unsafe { buffer::release(view) };
-    }
-
-    /// The SYCL USM array interface, for libraries of SYCL without DLPack. Only tensors in SYCL memory have
-    /// this attribute. Waits until the data is ready. The consumer does not report the end of its use, so no
-    /// operation may write the tensor meanwhile.
-    #[getter]
-    fn __sycl_usm_array_interface__<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
-        usm_array::describe(py, self.tensor(py)?, None)
     }
 
     /// ``np.asarray(t, dtype)``, for element types that Python's buffers lack. The array has a read lease, or

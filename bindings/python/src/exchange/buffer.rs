@@ -142,7 +142,7 @@ pub unsafe fn fill(
     let layout = managed.describe().map_err(Into::into).or_raise(py)?;
     let read_only = managed.read_only();
     let dtype = layout.dtype();
-    if !export::host_can_read(layout.device()) {
+    if !layout.device().device_type.is_host_readable() {
         let message = format!("memory on {} cannot be a buffer of the host", layout.device());
         return Err(raise(py, "ExchangeError", message));
     }
@@ -221,7 +221,7 @@ pub fn array_interface<'py>(this: &Bound<'py, PyAny>, tensor: &Tensor) -> PyResu
     export::until_defined(py, tensor)?;
     let layout = tensor.layout().or_raise(py)?;
     let lacks = |why: &str| PyAttributeError::new_err(format!("no `__array_interface__`: {why}"));
-    if !export::host_can_read(layout.device()) {
+    if !layout.device().device_type.is_host_readable() {
         return Err(lacks("the memory is not the host's"));
     }
     if !layout.is_contiguous() {

@@ -32,7 +32,7 @@ use crate::classes::exporter::Exporter;
 use crate::classes::tensor::PyTensor;
 use crate::error::{OrRaise, raise, to_py};
 use crate::exchange::export::{self, From, Request};
-use crate::kinds::cuda::stream;
+use crate::kinds;
 use crate::submission::body;
 
 static TENSORS: Published = Published(Table {
@@ -107,9 +107,9 @@ fn take(object: &Bound<'_, PyAny>) -> PyResult<ManagedTensor> {
         let tensor = tensor.get().tensor(py)?;
         export::until_defined(py, tensor)?;
         let device = tensor.device().or_raise(py)?;
-        if stream::has_default_stream(device) {
+        if let Some(default) = kinds::default_stream(device) {
             // Ordered before the stream that we say is ours.
-            let ours = work_stream(py, device)?.into_pyobject(py)?.into_any();
+            let ours = work_stream(py, device, default)?.into_pyobject(py)?.into_any();
             let request = Request { stream: Some(&ours), ..request };
             return export::export_managed(py, From::Tensor(tensor, Access::Read), &request);
         }
@@ -129,10 +129,11 @@ fn take(object: &Bound<'_, PyAny>) -> PyResult<ManagedTensor> {
     Err(PyTypeError::new_err(format!("{kind} is not of the type whose C exchange table this is")))
 }
 
-/// The stream that our work on a CUDA device goes to, and that consumers of this table come after.
-fn work_stream(py: Python<'_>, device: DLDevice) -> PyResult<usize> {
-    let device = stream::device_of(py, device)?;
-    Ok(device.map_or(stream::LEGACY, |device| device.default_queue().native()))
+/// The stream that our work on `device` goes to, and that consumers of this table come after. `default` is the stream of a context for which
+/// the engine has no device.
+fn work_stream(py: Python<'_>, device: DLDevice, default: usize) -> PyResult<usize> {
+    let device = kinds::device_of(py, device)?;
+    Ok(device.map_or(default, |device| device.default_queue().native()))
 }
 
 unsafe extern "C" fn describe(object: *mut c_void, out: *mut DLTensor) -> c_int {
@@ -177,13 +178,13 @@ unsafe extern "C" fn current_stream(kind: DLDeviceType, id: i32, out: *mut *mut 
     for_c(|py| {
         let out = NonNull::new(out).ok_or_else(null_argument)?;
         let device = DLDevice::new(DeviceType(kind.0 as i32), id);
-        if stream::has_default_stream(device) {
-            let stream = work_stream(py, device)?;
+        if let Some(default) = kinds::default_stream(device) {
+            let stream = work_stream(py, device, default)?;
             // SAFETY: the place is the caller's.
             unsafe { out.write(std::ptr::with_exposed_provenance_mut(stream)) };
             return Ok(());
         }
-        if !export::host_can_read(device) {
+        if !device.device_type.is_host_readable() {
             // Never NULL there, which would say "the default stream".
             return Err(raise(py, "ExchangeError", format!("no work is done on device {device} here")));
         }

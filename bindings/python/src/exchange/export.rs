@@ -21,7 +21,7 @@ use crate::exchange::copy::copied_now;
 use crate::exchange::unordered::{self, Reason};
 use crate::interpreter::call_site;
 use crate::interpreter::guard;
-use crate::kinds::cuda::stream;
+use crate::kinds;
 use crate::submission::body::{self, would_block};
 
 /// Tensors handed out by this process.
@@ -57,9 +57,7 @@ impl Request<'_, '_> {
         }
         let known = match wanted {
             DLDevice::CPU => true,
-            // Without a driver there is no such place to export to.
-            wanted if stream::has_default_stream(wanted) => stream::device_of(py, wanted).is_ok(),
-            wanted => stream::device_of(py, wanted)?.is_some(),
+            wanted => kinds::device_of(py, wanted)?.is_some(),
         };
         Ok((known && can_go_to_host(device)).then_some(wanted))
     }
@@ -72,7 +70,7 @@ impl Request<'_, '_> {
     /// What it comes to for memory of `tensor` on `device`.
     ///
     /// # Errors
-    /// As [`stream::consumer`]; `BufferError` for another device.
+    /// As [`kinds::consumer`]; `BufferError` for another device.
     fn options(
         &self,
         py: Python<'_>,
@@ -93,27 +91,20 @@ impl Request<'_, '_> {
             abi: self.abi(),
             copy: self.copy == Some(true),
             copy_to: home_of_copies(device),
-            consumer: stream::consumer(tensor, device, self.stream, py)?,
+            consumer: kinds::consumer(tensor, device, self.stream, py)?,
             ..ExportOptions::new(access)
         })
     }
 }
 
-/// Devices whose memory host code may read.
-pub fn host_can_read(device: DLDevice) -> bool {
-    let kinds = [DeviceType::CPU, DeviceType::CUDA_HOST, DeviceType::ROCM_HOST, DeviceType::CUDA_MANAGED];
-    kinds.contains(&device.device_type)
-}
-
 /// Where a copy of memory on `device` is: on the device, or on the host in place of memory that the host can read.
 pub fn home_of_copies(device: DLDevice) -> DLDevice {
-    let own = [DeviceType::ONE_API, DeviceType::CUDA].contains(&device.device_type);
-    if own { device } else { DLDevice::CPU }
+    if kinds::has_queues(device) { device } else { DLDevice::CPU }
 }
 
 /// Devices whose memory comes to the host by a copy at least.
 pub fn can_go_to_host(device: DLDevice) -> bool {
-    host_can_read(device) || [DeviceType::ONE_API, DeviceType::CUDA].contains(&device.device_type)
+    device.device_type.is_host_readable() || kinds::has_queues(device)
 }
 
 /// What the tensor is exported from.
@@ -161,18 +152,18 @@ pub fn export_from<'py>(
             let Some(to) = request.copied_to(py, device)? else { return export(py, from, request) };
             if to == DLDevice::CPU && request.stream.is_some() {
                 // Refused first, so that nothing is copied in vain. The copy is there when this returns.
-                stream::consumer(tensor, to, request.stream, py)?;
+                kinds::consumer(tensor, to, request.stream, py)?;
             }
             // A consumer's stream waits for the copy itself; which one is known before the copy is, on the same device.
             let ordered = to == device
                 && running_loop::get(py)?.is_none()
-                && matches!(stream::consumer(tensor, to, request.stream, py)?, Consumer::Queue(_));
+                && matches!(kinds::consumer(tensor, to, request.stream, py)?, Consumer::Queue(_));
             match copied_now(py, engine, tensor, to, !ordered)? {
                 Some(copy) => {
                     let placed = if ordered { tensor } else { &copy };
                     let options = ExportOptions {
                         abi: request.abi(),
-                        consumer: stream::consumer(placed, to, request.stream, py)?,
+                        consumer: kinds::consumer(placed, to, request.stream, py)?,
                         ..ExportOptions::new(Access::Alias)
                     };
                     let managed = guard::detach(py, || copy.export_as_copy(&options)).or_raise(py)?;
@@ -275,7 +266,9 @@ fn exported(py: Python<'_>, tensor: &Tensor) -> PyResult<()> {
 /// As [`export`].
 #[inline(always)]
 pub fn at_once(py: Python<'_>, tensor: &Tensor) -> PyResult<Option<ManagedTensor>> {
-    if body::current_scope(py)?.is_some() || tensor.device().is_ok_and(stream::has_default_stream) {
+    if body::current_scope(py)?.is_some()
+        || tensor.device().is_ok_and(|device| kinds::default_stream(device).is_some())
+    {
         return Ok(None);
     }
     let managed = tensor.export_at_once(|| call_site::caller(py).place).or_raise(py)?;

@@ -4,7 +4,7 @@ use estafette::ImportStream;
 use estafette::devices::{DLDevice, DeviceType, FenceSet};
 use estafette::exchange::ManagedTensor;
 use estafette_sync::sync::atomic::AtomicU64;
-use pyo3::exceptions::{PyAttributeError, PyException, PyTypeError, PyValueError};
+use pyo3::exceptions::{PyAttributeError, PyException, PyTypeError};
 use pyo3::intern;
 use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
@@ -15,15 +15,11 @@ use crate::exchange::array_interface;
 use crate::exchange::buffer_import;
 use crate::exchange::capsule;
 use crate::exchange::export;
-use crate::exchange::export::host_can_read;
 use crate::exchange::peer_table::PeerTable;
 use crate::exchange::peers::{self, Legacy, NullStream, Omitted, Peer, Stream};
 use crate::exchange::unordered::{self, Reason};
 use crate::interpreter::fastcall;
-use crate::kinds::cuda::array as cuda_array;
-use crate::kinds::cuda::stream;
-use crate::kinds::sycl;
-use crate::kinds::sycl::array as usm_array;
+use crate::kinds;
 
 /// Tensors from outside that this process's engines have taken over.
 pub static IMPORTED: AtomicU64 = AtomicU64::new(0);
@@ -45,8 +41,7 @@ pub struct Wanted {
 impl Wanted {
     /// Whether a copy that is made here gives what is wanted, where the producer did not.
     pub fn can_be_moved_from(&self, device: DLDevice) -> bool {
-        let devices = [DeviceType::ONE_API, DeviceType::CUDA];
-        let reachable = |to: DLDevice| to == DLDevice::CPU || devices.contains(&to.device_type);
+        let reachable = |to: DLDevice| to == DLDevice::CPU || kinds::has_queues(to);
         self.copy != Some(false) && self.device.is_some_and(reachable) && export::can_go_to_host(device)
     }
 
@@ -86,9 +81,9 @@ pub fn take(object: &Bound<'_, PyAny>, wanted: &Wanted) -> PyResult<Taken> {
         let mut ready = FenceSet::default();
         if device != DLDevice::CPU {
             unordered::note(py, true, Reason::RawCapsule, device.to_string());
-            if stream::is_cuda(device) {
+            if let Some(stream) = kinds::of(device).unnamed_stream() {
                 // In want of better, as if it had been made for that stream.
-                ready.extend(stream::fence_of(py, device, stream::LEGACY)?);
+                ready = kinds::fence_of(py, device, stream)?;
             }
         }
         return Ok(Taken { managed, immutable, ready });
@@ -97,10 +92,13 @@ pub fn take(object: &Bound<'_, PyAny>, wanted: &Wanted) -> PyResult<Taken> {
     let peer = known.peer();
     let (mut managed, ready) = match known.table {
         Some(table) if wanted.is_plain() => through_table(object, table, peer)?,
-        _ if cuda_array::is_to_be_asked(object, peer)? => cuda_array::take(object, peer)?,
-        _ if usm_array::is_all_there_is(object)? => usm_array::take(object)?,
-        _ if buffer_import::is_all_there_is(object)? => (buffer_import::take(object)?, FenceSet::default()),
-        _ => through_protocol(object, peer, wanted)?,
+        _ => match kinds::import_array(object, peer)? {
+            Some(taken) => taken,
+            None if buffer_import::is_all_there_is(object)? => {
+                (buffer_import::take(object)?, FenceSet::default())
+            }
+            None => through_protocol(object, peer, wanted)?,
+        },
     };
     check(py, &managed, wanted)?;
     let immutable = is_immutable(py, &managed, Some(peer), wanted)?;
@@ -178,17 +176,8 @@ fn through_table(
         drop(managed);
         return through_protocol(object, peer, &Wanted::default());
     }
-    if device.device_type == DeviceType::ONE_API {
-        let ready = FenceSet::from(sycl::acquire(object, device)?);
-        return Ok((managed, ready));
-    }
-    if !stream::is_cuda(device) {
-        return Ok((managed, FenceSet::default()));
-    }
-    // What is enqueued on the producer's stream by now, it may have enqueued for this tensor.
-    let stream = if stream.is_null() { stream::LEGACY } else { stream.expose_provenance() };
-    let ready = stream::fence_of(py, device, stream)?;
-    Ok((managed, FenceSet::from_iter(ready)))
+    let ready = kinds::of(device).acquire(object, device, Some(stream.expose_provenance()))?;
+    Ok((managed, ready))
 }
 
 /// Takes a tensor through `__dlpack__`.
@@ -209,7 +198,7 @@ fn through_protocol(
     }
     if let (Some(from), Some(to)) = (device, wanted.device)
         && from != to
-        && (to.device_type == DeviceType::ONE_API || peer.stream == Stream::HostOnly)
+        && (kinds::of(to).has_numbers_of_ours() || peer.stream == Stream::HostOnly)
         && to != DLDevice::CPU
     {
         // The numbers of the device table are ours to understand; a producer knows its own at best, and one without devices none.
@@ -220,7 +209,7 @@ fn through_protocol(
         return through_protocol(object, peer, &Wanted::default());
     }
     // Always named: what no stream means differs from producer to producer. Of a move to the host it must be none.
-    let import_stream = goal.map(|goal| stream::import_stream(py, goal)).transpose()?.flatten();
+    let import_stream = goal.map(|goal| kinds::import_stream(py, goal)).transpose()?.flatten();
     let stream = import_stream.as_ref().map(ImportStream::stream);
     let (answer, heeded) = ask(object, device, wanted, stream)?;
     let raw = answer.cast::<PyCapsule>().map_err(|_| {
@@ -229,16 +218,14 @@ fn through_protocol(
     })?;
     let managed = capsule::consume(raw)?;
     let device = managed.device();
-    if device.device_type == DeviceType::ONE_API {
-        let ready = FenceSet::from(sycl::acquire(object, device)?);
-        return Ok((managed, ready));
-    }
-    let mut ready = FenceSet::default();
+    let mut ready = kinds::of(device).acquire(object, device, None)?;
     if let Some(import_stream) = import_stream {
         // At once: what it stands for is this tensor, and no longer its producer's stream.
         ready.insert(import_stream.fence().or_raise(py)?);
         if !heeded || peer.stream == Stream::Ignored {
-            ready.extend(stream::fence_of(py, device, stream::LEGACY)?);
+            if let Some(stream) = kinds::of(device).unnamed_stream() {
+                ready.extend(kinds::fence_of(py, device, stream)?);
+            }
             unordered::note(py, true, Reason::IgnoredStream, name_of(peer));
         }
     }
@@ -251,8 +238,8 @@ fn through_protocol(
 /// # Errors
 /// `BufferError` that says why a device of the device table is not there.
 pub fn reachable(py: Python<'_>, device: DLDevice) -> PyResult<bool> {
-    let known = host_can_read(device) || device.device_type.name().is_none();
-    Ok(known || stream::device_of(py, device)?.is_some())
+    let known = device.device_type.is_host_readable() || device.device_type.name().is_none();
+    Ok(known || kinds::device_of(py, device)?.is_some())
 }
 
 /// The error for a device that is not there.
@@ -395,30 +382,9 @@ fn check(py: Python<'_>, managed: &ManagedTensor, wanted: &Wanted) -> PyResult<(
     if !reachable(py, managed.device())? {
         return Err(not_available(py, managed.device()));
     }
-    stream::check_place(py, managed)?;
+    kinds::of(managed.device()).check_place(py, managed)?;
     if wanted.copy == Some(false) && managed.is_copied() {
         return Err(raise(py, "ExchangeError", "the producer made a copy although copying was refused"));
     }
     Ok(())
-}
-
-/// A device as people write it: a `(type, id)` pair, `"cpu"`, or something with such a pair in it.
-pub fn parse_device(device: &Bound<'_, PyAny>) -> PyResult<DLDevice> {
-    if let Ok((kind, id)) = device.extract::<(i32, i32)>() {
-        return Ok(DLDevice::new(DeviceType(kind), id));
-    }
-    let text = device.str()?.to_string();
-    if let Some(device) = sycl::parse(device.py(), &text)? {
-        return Ok(device);
-    }
-    let cuda = text.strip_prefix("cuda").map(|number| number.strip_prefix(':').unwrap_or("0"));
-    if let Some(number) = cuda.and_then(|number| number.parse().ok()) {
-        return Ok(DLDevice::new(DeviceType::CUDA, number));
-    }
-    match text.as_str() {
-        "cpu" | "cpu:0" => Ok(DLDevice::CPU),
-        _ => Err(PyValueError::new_err(format!(
-            "device {text}: \"cpu\", \"cuda:<number>\", \"oneapi:<number>\" and \"sycl:cpu\" are names of devices, and so are DLPack's numbers such as (1, 0)"
-        ))),
-    }
 }

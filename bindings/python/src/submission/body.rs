@@ -26,7 +26,7 @@ use crate::exchange::peers;
 use crate::interpreter::fastcall;
 use crate::interpreter::guard;
 use crate::interpreter::process;
-use crate::kinds::cuda::stream;
+use crate::kinds;
 use crate::submission::function_kind::{
     FunctionKind, is_coroutine, never_runs, refuse_coroutine, refuse_generator, refuse_masked,
 };
@@ -63,6 +63,12 @@ impl On {
     /// A foreign queue, which `owner` keeps alive.
     pub fn theirs(queue: Arc<dyn Queue>, owner: &Bound<'_, PyAny>) -> Arc<Self> {
         Arc::new(Self { queue, owner: Some(owner.clone().unbind()) })
+    }
+
+    /// What a queue is called that coroutines cannot run on; `None` if they can on this one.
+    fn without_coroutines(&self) -> Option<&'static str> {
+        let kind = kinds::of(self.queue.device());
+        kind.current_stream(&*self.queue).and_then(|_| kind.queue_name())
     }
 }
 
@@ -144,13 +150,15 @@ impl Body {
     /// Makes what the function enqueues there a part of the operation.
     ///
     /// # Errors
-    /// `TypeError` for an `async def` function on a CUDA stream: the thread of its event loop runs other tasks meanwhile, and
-    /// has one current stream.
+    /// `TypeError` for an `async def` function where libraries have a current stream: the thread of its event loop runs other tasks
+    /// meanwhile, and has one current stream.
     pub fn on(mut self, on: Option<Arc<On>>) -> PyResult<Self> {
         if let Some(parts) = &mut self.parts {
-            let cuda = on.as_ref().is_some_and(|on| stream::is_cuda(on.queue.device()));
-            if cuda && parts.is_async {
-                return Err(PyTypeError::new_err("an `async def` function cannot run on a CUDA stream"));
+            if let Some(name) = on.as_ref().and_then(|on| on.without_coroutines())
+                && parts.is_async
+            {
+                let message = format!("an `async def` function cannot run on {name}");
+                return Err(PyTypeError::new_err(message));
             }
             parts.on = on;
         }
@@ -293,9 +301,9 @@ impl Parts {
             return take_late(value, self.result, self.on.is_some()).map(Some);
         }
         let py = value.py();
-        let on_cuda = self.on.as_ref().is_some_and(|on| stream::is_cuda(on.queue.device()));
-        let event_loop = self.event_loop.as_ref().filter(|_| !on_cuda);
-        let Some(event_loop) = event_loop else { return Err(refuse_coroutine(value, on_cuda)) };
+        let refused_on = self.on.as_ref().and_then(|on| on.without_coroutines());
+        let event_loop = self.event_loop.as_ref().filter(|_| refused_on.is_none());
+        let Some(event_loop) = event_loop else { return Err(refuse_coroutine(value, refused_on)) };
         let done = Bound::new(py, TaskDone { completion, result: self.result })?;
         let start = helper(py, "start_coroutine")?;
         let arguments = (start, value, event_loop, &self.context, done);
@@ -323,10 +331,10 @@ impl Parts {
         // A node of a graph is given another queue than it was recorded with.
         let queue = if self.on.is_some() { scope.get().scope().queue() } else { None };
         let run_in_context = self.context.bind(py).getattr(intern!(py, "run"))?;
-        let value = match queue.filter(|queue| stream::is_cuda(queue.device())) {
-            Some(queue) => {
-                let place = (queue.native(), queue.device().device_id);
-                let run = helper(py, "run_on_cuda")?;
+        let current = queue.and_then(|queue| kinds::of(queue.device()).current_stream(&*queue));
+        let value = match current {
+            Some(place) => {
+                let run = helper(py, "run_on_stream")?;
                 let arguments = (run, scope, &self.function, &self.using, &self.tensors, place);
                 fastcall::call(&run_in_context, &arguments.into_pyobject(py)?)?
             }
@@ -428,7 +436,7 @@ pub fn run_plain<'py>(
     };
     let value = parts.run(py, scope.clone())?;
     if is_coroutine(&value)? {
-        return Err(refuse_coroutine(&value, false));
+        return Err(refuse_coroutine(&value, None));
     }
     Ok(value)
 }

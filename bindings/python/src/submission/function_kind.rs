@@ -94,15 +94,14 @@ pub fn is_coroutine(value: &Bound<'_, PyAny>) -> PyResult<bool> {
     Ok(!value.is_none() && value.is_instance(COROUTINE.import(value.py(), "types", "CoroutineType")?)?)
 }
 
-/// The error for a coroutine that nothing can await, which is closed.
-pub fn refuse_coroutine(coroutine: &Bound<'_, PyAny>, on_cuda: bool) -> PyErr {
+/// The error for a coroutine that nothing can await, which is closed. `on` is what a queue is called that it cannot run on.
+pub fn refuse_coroutine(coroutine: &Bound<'_, PyAny>, on: Option<&str>) -> PyErr {
     if let Err(error) = coroutine.call_method0(intern!(coroutine.py(), "close")) {
         return error;
     }
-    PyTypeError::new_err(if on_cuda {
-        "the function returned a coroutine, which cannot run on a CUDA stream"
-    } else {
-        "the function returned a coroutine, which runs on the event loop of the submitter: submit it where one is running"
+    PyTypeError::new_err(match on {
+        Some(name) => format!("the function returned a coroutine, which cannot run on {name}"),
+        None => "the function returned a coroutine, which runs on the event loop of the submitter: submit it where one is running".into(),
     })
 }
 

@@ -2,11 +2,11 @@
 
 use std::sync::Arc;
 
-use estafette::devices::{DLDevice, DeviceType, Queue};
+use estafette::devices::Queue;
 use estafette::operation::{OpBuilder, Tensors};
 use estafette::{Engine, Tensor, Variable};
 use estafette_sync::sync::OnceLock;
-use pyo3::exceptions::{PyTypeError, PyValueError};
+use pyo3::exceptions::PyTypeError;
 use pyo3::prelude::*;
 use pyo3::types::{PyTuple, PyType};
 
@@ -14,10 +14,7 @@ use crate::arguments;
 use crate::arguments::{not_a_tensor, parse_dtype, parse_shape};
 use crate::classes::tensor::PyTensor;
 use crate::classes::variable::PyVariable;
-use crate::exchange::import::parse_device;
-use crate::kinds::cuda::stream;
-use crate::kinds::sycl;
-use crate::kinds::sycl::submission_mutex;
+use crate::kinds;
 use crate::submission::body::{Body, On, Use};
 
 /// The operands of an operation, sorted.
@@ -104,7 +101,7 @@ pub fn of_submit(
     let on = queue_of(on)?;
     let queue = on.as_ref().map(|on| Arc::clone(&on.queue));
     let mut operands = Operands::default();
-    operands.write_vars.extend(queue.as_deref().and_then(submission_mutex::on));
+    operands.write_vars.extend(queue.as_deref().and_then(kinds::submission_mutex));
     let mut objects: Vec<Bound<'_, PyAny>> = Vec::new();
     for (list, write) in [(reads, false), (writes, true)] {
         let Some(list) = list else { continue };
@@ -161,7 +158,7 @@ pub fn of_call(
     let on = queue_of(on)?;
     let queue = on.as_ref().map(|on| Arc::clone(&on.queue));
     let mut operands = Operands::default();
-    operands.write_vars.extend(queue.as_deref().and_then(submission_mutex::on));
+    operands.write_vars.extend(queue.as_deref().and_then(kinds::submission_mutex));
     for item in tensors {
         let tensor = item.cast::<PyTensor>().map_err(|_| not_a_tensor(&item))?;
         operands.reads.push(tensor.get().tensor(py)?.clone());
@@ -219,28 +216,11 @@ pub fn parse_like(like: &Bound<'_, PyAny>) -> PyResult<(estafette::DType, Vec<i6
 /// `ValueError` for what is neither the host, nor a device, nor a queue; `BufferError` for a device that is not there.
 fn queue_of(on: Option<&Bound<'_, PyAny>>) -> PyResult<Option<Arc<On>>> {
     let Some(on) = on else { return Ok(None) };
-    if let Some(queue) = stream::queue_of(on)? {
-        return Ok(Some(On::theirs(queue, on)));
-    }
-    if let Some(queue) = sycl::queue_on(on, None)? {
-        return Ok(Some(On::theirs(queue, on)));
-    }
-    let device = parse_device(on)?;
-    if device == DLDevice::CPU {
-        return Ok(None);
-    }
-    if device.device_type == DeviceType::ONE_API {
-        // What SYCL's libraries enqueue goes to a queue that they agree on, not to one of the engine.
-        let (queue, owner) = sycl::common_queue(on.py(), device)?;
-        return Ok(Some(On::theirs(queue, &owner)));
-    }
-    match stream::device_of(on.py(), device)? {
-        Some(device) => Ok(Some(On::ours(device.default_queue()))),
-        None => Err(PyValueError::new_err(format!(
-            "on={}: name a device with queues, or the queue that the function enqueues on: a dpctl.SyclQueue, or a CUDA stream",
-            on.repr()?
-        ))),
-    }
+    let place = kinds::queue_of(on)?;
+    Ok(place.map(|(queue, owner)| match owner {
+        Some(owner) => On::theirs(queue, &owner),
+        None => On::ours(queue),
+    }))
 }
 
 /// What a function calls itself.

@@ -11,7 +11,7 @@ use super::{
     DLTensor, DlpackFlags, Layout, ManagedTensor, Raw, RawDevice, VERSION, fork,
 };
 
-/// What an exported tensor says about its memory. [Padding](Layout::is_padded) comes from the layout.
+/// What an exported tensor says about its memory. Padding comes from the layout.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct ExportFlags {
     /// The consumer must not write. Lost in the legacy struct.

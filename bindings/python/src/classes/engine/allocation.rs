@@ -8,9 +8,8 @@ use crate::arguments::{parse_dtype, parse_shape};
 use crate::classes::tensor::PyTensor;
 use crate::classes::variable::PyVariable;
 use crate::error::OrRaise;
-use crate::exchange::import::parse_device;
 use crate::interpreter::process::Own;
-use crate::kinds::cuda::stream;
+use crate::kinds;
 
 #[pymethods]
 impl PyEngine {
@@ -26,10 +25,10 @@ impl PyEngine {
     ) -> PyResult<PyTensor> {
         let (shape, dtype) = (parse_shape(shape)?, parse_dtype(dtype)?);
         let engine = self.engine(py)?;
-        let tensor = match device.map(parse_device).transpose()? {
+        let tensor = match device.map(kinds::parse_device).transpose()? {
             None | Some(DLDevice::CPU) => engine.empty(&shape, dtype),
             Some(device) => {
-                stream::device_of(py, device)?;
+                kinds::device_of(py, device)?;
                 engine.empty_on(device, &shape, dtype)
             }
         };

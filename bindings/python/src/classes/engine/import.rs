@@ -16,12 +16,12 @@ use crate::error::{OrRaise, raise};
 use crate::exchange::arrow;
 use crate::exchange::copy::copied;
 use crate::exchange::export::until_defined;
-use crate::exchange::import::{self, IMPORTED, Taken, Wanted, parse_device};
+use crate::exchange::import::{self, IMPORTED, Taken, Wanted};
 use crate::exchange::origin;
 use crate::exchange::peers;
 use crate::exchange::promise;
 use crate::interpreter::lease_sites;
-use crate::kinds::cuda::stream;
+use crate::kinds;
 use crate::submission::body;
 
 /// A loop that imports and drops tensors keeps the Python lock nearly all the time, and deleters need that
@@ -73,7 +73,7 @@ impl PyEngine {
     ) -> PyResult<Bound<'py, PyTensor>> {
         let py = x.py();
         let engine = self.engine(py)?;
-        let wanted = Wanted { device: device.map(parse_device).transpose()?, copy, writable };
+        let wanted = Wanted { device: device.map(kinds::parse_device).transpose()?, copy, writable };
         if let Ok(tensor) = x.cast::<PyTensor>() {
             if freed_on.is_some() {
                 return Err(PyValueError::new_err(
@@ -93,7 +93,7 @@ impl PyEngine {
         }
         let Taken { managed, immutable, ready } = import::take(x, &wanted)?;
         let made_a_copy = managed.is_copied();
-        let home = freed_on.map(|stream| stream::home(managed.device(), stream)).transpose()?;
+        let home = freed_on.map(|stream| kinds::release_stream(managed.device(), stream)).transpose()?;
         // SAFETY: the producer vouches for the memory: that is what DLPack's protocol means. On the host its content is ready
         // when `__dlpack__` has returned. For the home, the caller does.
         let take = || unsafe {
@@ -181,8 +181,8 @@ impl PyEngine {
         let immutable = managed.version().is_none();
         let device = managed.device();
         let mut ready = FenceSet::default();
-        if stream::has_default_stream(device)
-            && let Some(device) = stream::device_of(py, device)?
+        if kinds::default_stream(device).is_some()
+            && let Some(device) = kinds::device_of(py, device)?
         {
             // The producer has already ordered memory that it passes to Estafette's exchange table before the
             // stream that this table returned.

@@ -17,6 +17,8 @@ use pyo3::exceptions::{PyAttributeError, PyValueError};
 use pyo3::prelude::*;
 use pyo3::types::{PyBool, PyDict, PyTuple};
 
+use crate::classes::access::PyView;
+use crate::classes::tensor::PyTensor;
 use crate::error::{OrRaise, raise, to_py};
 use crate::exchange::array_interface::{self, Dictionary};
 use crate::exchange::export::until_defined;
@@ -24,7 +26,8 @@ use crate::exchange::peers::{Peer, Unnamed};
 use crate::exchange::typestr;
 use crate::exchange::unordered::{self, Reason};
 use crate::interpreter::guard;
-use crate::kinds::cuda::stream;
+use crate::kinds::cuda::{Cuda, stream};
+use crate::kinds::{self, Kind};
 use crate::submission::body;
 
 const NAME: &str = "__cuda_array_interface__";
@@ -78,11 +81,11 @@ pub fn take(object: &Bound<'_, PyAny>, peer: &Peer) -> PyResult<(ManagedTensor, 
     let of_default = version < WITH_STREAM || peer.unnamed == Unnamed::DefaultStream;
     let stream = match interface.entry("stream")? {
         Some(stream) if peer.unnamed == Unnamed::DefaultStream && is_zero(&stream) => Some(stream::LEGACY),
-        Some(stream) => Some(stream::cuda_handle(&stream)?),
+        Some(stream) => Some(stream::handle(&stream)?),
         None => of_default.then_some(stream::LEGACY),
     };
     let ready = match stream {
-        Some(stream) => FenceSet::from_iter(stream::fence_of(py, device, stream)?),
+        Some(stream) => kinds::fence_of(py, device, stream)?,
         None => FenceSet::default(),
     };
     let data = ptr::with_exposed_provenance_mut(address);
@@ -106,7 +109,7 @@ fn device_of(py: Python<'_>, address: usize) -> PyResult<DLDevice> {
 
 fn first_device(py: Python<'_>) -> PyResult<DLDevice> {
     let device = DLDevice::new(DeviceType::CUDA, 0);
-    stream::device_of(py, device).map(|_| device)
+    kinds::device_of(py, device).map(|_| device)
 }
 
 /// The dictionary of `tensor` for a consumer, whose stream is to be ordered after the one that it names. `leased` says whether a
@@ -115,11 +118,7 @@ fn first_device(py: Python<'_>) -> PyResult<DLDevice> {
 /// # Errors
 /// `AttributeError` for memory that is not CUDA's, so that the tensor seems not to have the interface, and for types that it has
 /// no name for; the failure of the tensor.
-pub fn describe<'py>(
-    py: Python<'py>,
-    tensor: &Tensor,
-    leased: Option<Access>,
-) -> PyResult<Bound<'py, PyDict>> {
+fn describe<'py>(py: Python<'py>, tensor: &Tensor, leased: Option<Access>) -> PyResult<Bound<'py, PyDict>> {
     let scope = if leased.is_none() { body::current_scope(py)? } else { None };
     let operand = scope.as_ref().and_then(|scope| {
         let scope = scope.get().scope();
@@ -129,7 +128,7 @@ pub fn describe<'py>(
         until_defined(py, tensor)?;
     }
     let place = tensor.device().or_raise(py)?;
-    if !stream::is_cuda(place) {
+    if !Cuda.covers(place) {
         return Err(PyAttributeError::new_err(format!(
             "memory on {place} has no `__cuda_array_interface__`"
         )));
@@ -142,7 +141,7 @@ pub fn describe<'py>(
     })?;
     let device = DLDevice::new(DeviceType::CUDA, place.device_id);
     let device =
-        stream::device_of(py, device)?.ok_or_else(|| PyAttributeError::new_err("there is no CUDA driver"))?;
+        kinds::device_of(py, device)?.ok_or_else(|| PyAttributeError::new_err("there is no CUDA driver"))?;
     let (access, queue) = match (operand, leased) {
         // What it comes after was left to the operation's queue; on the host it has been waited for.
         (Some((access, queue)), _) => (access, queue),
@@ -172,4 +171,25 @@ pub fn describe<'py>(
     dictionary.set_item("data", (address, access != Access::Write))?;
     dictionary.set_item("stream", queue.map(|queue| queue.native()))?;
     Ok(dictionary)
+}
+
+#[pymethods]
+impl PyTensor {
+    /// The CUDA array interface (version 3). Only tensors in CUDA memory have this attribute. The engine does
+    /// not track the consumer's view: the consumer must finish before any operation writes the tensor.
+    /// `t.read()` and `eng.access` return views under a lease.
+    #[getter]
+    fn __cuda_array_interface__<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
+        describe(py, self.tensor(py)?, None)
+    }
+}
+
+#[pymethods]
+impl PyView {
+    /// The CUDA array interface (version 3), of CUDA memory, under this lease.
+    #[getter]
+    fn __cuda_array_interface__<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
+        let lease = self.lease(py)?;
+        describe(py, lease.tensor(), Some(lease.access()))
+    }
 }

@@ -18,6 +18,8 @@ use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyString, PyTuple};
 
 use crate::asyncio::running_loop;
+use crate::classes::access::PyView;
+use crate::classes::tensor::PyTensor;
 use crate::error::{OrRaise, raise, to_py};
 use crate::exchange::array_interface::{self, Dictionary};
 use crate::exchange::export::until_defined;
@@ -136,11 +138,7 @@ fn entry(py: Python<'_>, id: DLDevice) -> PyResult<(DLDevice, Known)> {
 /// # Errors
 /// `AttributeError` for memory that is not SYCL's, so that the tensor seems not to have the interface, for types that it has no name
 /// for, and without dpctl; the failure of the tensor; `WouldBlockError` where waiting would stop an event loop.
-pub fn describe<'py>(
-    py: Python<'py>,
-    tensor: &Tensor,
-    leased: Option<Access>,
-) -> PyResult<Bound<'py, PyDict>> {
+fn describe<'py>(py: Python<'py>, tensor: &Tensor, leased: Option<Access>) -> PyResult<Bound<'py, PyDict>> {
     if leased.is_none() {
         until_defined(py, tensor)?;
     }
@@ -185,4 +183,25 @@ pub fn describe<'py>(
     dictionary.set_item("data", (address, leased != Some(Access::Write)))?;
     dictionary.set_item("syclobj", context)?;
     Ok(dictionary)
+}
+
+#[pymethods]
+impl PyTensor {
+    /// The SYCL USM array interface, for libraries of SYCL without DLPack. Only tensors in SYCL memory have
+    /// this attribute. Waits until the data is ready. The consumer does not report the end of its use, so no
+    /// operation may write the tensor meanwhile.
+    #[getter]
+    fn __sycl_usm_array_interface__<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
+        describe(py, self.tensor(py)?, None)
+    }
+}
+
+#[pymethods]
+impl PyView {
+    /// The memory for libraries of SYCL that know no DLPack, while the block lasts. Missing on memory that is not SYCL's.
+    #[getter]
+    fn __sycl_usm_array_interface__<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
+        let lease = self.lease(py)?;
+        describe(py, lease.tensor(), Some(lease.access()))
+    }
 }

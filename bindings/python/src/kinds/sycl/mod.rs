@@ -1,26 +1,108 @@
-//! SYCL in Python: queues of dpctl, arrays whose memory is USM, and the device table.
+//! SYCL in Python: queues of dpctl, and arrays whose memory is USM.
 //!
 //! dpctl is never imported here. A queue is anything with `addressof_ref` and `sycl_context` (a `dpctl.SyclQueue`), or the
 //! capsule of one; what is behind it is used through dpctl's C interface, which is in the process as soon as there is one.
+//!
+//! | part | what it has |
+//! |---|---|
+//! | `array` | The SYCL USM array interface |
+//! | `submission_mutex` | Serializes functions that enqueue on one foreign queue |
 
 pub(crate) mod array;
-pub(crate) mod submission_mutex;
+mod submission_mutex;
 
 use std::ffi::c_void;
 use std::ptr::{self, NonNull};
 use std::sync::Arc;
 
 use estafette::devices::sycl::{self, SyclQueue, SyclRuntime};
-use estafette::devices::table::{self, Entry};
-use estafette::devices::{DLDevice, DeviceError, DeviceType, Fence, Queue};
+use estafette::devices::{DLDevice, DeviceError, DeviceType, Fence, FenceSet, Queue, table};
+use estafette::exchange::ManagedTensor;
+use estafette::lease::Consumer;
+use estafette::{Tensor, Variable};
 use pyo3::exceptions::{PyTypeError, PyValueError};
 use pyo3::intern;
 use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
-use pyo3::types::{PyCapsule, PyTuple};
+use pyo3::types::PyCapsule;
 
 use crate::error::raise;
+use crate::exchange::peers::Peer;
 use crate::interpreter::guard;
+use crate::kinds::{Kind, Place};
+
+/// The devices of SYCL's runtime, whose memory is unified shared memory.
+pub struct Sycl;
+
+impl Kind for Sycl {
+    fn covers(&self, device: DLDevice) -> bool {
+        device.device_type == DeviceType::ONE_API
+    }
+
+    fn prepare(&self, py: Python<'_>) -> PyResult<()> {
+        suggest(py)
+    }
+
+    fn device_names(&self) -> &'static [&'static str] {
+        &["\"oneapi:<number>\"", "\"sycl:cpu\""]
+    }
+
+    fn parse_device(&self, py: Python<'_>, text: &str) -> PyResult<Option<DLDevice>> {
+        parse(py, text)
+    }
+
+    fn has_numbers_of_ours(&self) -> bool {
+        true
+    }
+
+    fn queue_name(&self) -> Option<&'static str> {
+        Some("a dpctl.SyclQueue")
+    }
+
+    fn consumer(
+        &self,
+        _tensor: &Tensor,
+        device: DLDevice,
+        stream: &Bound<'_, PyAny>,
+    ) -> PyResult<Option<Consumer>> {
+        Ok(queue_on(stream, Some(device))?.map(|queue| Consumer::Queue(queue)))
+    }
+
+    fn queue_of(&self, object: &Bound<'_, PyAny>) -> PyResult<Option<Arc<dyn Queue>>> {
+        Ok(queue_on(object, None)?.map(|queue| queue as Arc<dyn Queue>))
+    }
+
+    /// What SYCL's libraries enqueue goes to a queue that they agree on, not to one of the engine.
+    fn queue_for_functions<'py>(&self, py: Python<'py>, device: DLDevice) -> PyResult<Option<Place<'py>>> {
+        let (queue, owner) = common_queue(py, device)?;
+        Ok(Some((queue, Some(owner))))
+    }
+
+    fn submission_mutex(&self, queue: &dyn Queue) -> Option<Variable> {
+        submission_mutex::on(queue)
+    }
+
+    fn import_array(
+        &self,
+        object: &Bound<'_, PyAny>,
+        _peer: &Peer,
+    ) -> PyResult<Option<(ManagedTensor, FenceSet)>> {
+        array::is_all_there_is(object)?.then(|| array::take(object)).transpose()
+    }
+
+    fn acquire(
+        &self,
+        object: &Bound<'_, PyAny>,
+        device: DLDevice,
+        _stream: Option<usize>,
+    ) -> PyResult<FenceSet> {
+        acquire(object, device).map(FenceSet::from)
+    }
+
+    fn context_of(&self, object: &Bound<'_, PyAny>) -> PyResult<Option<NonNull<c_void>>> {
+        context_of(object)
+    }
+}
 
 /// Names to the loader the folder of the package dpctl of this environment, without importing it. Once, and only if the library is not
 /// in the process yet.
@@ -43,24 +125,11 @@ fn suggest(py: Python<'_>) -> PyResult<()> {
     .copied()
 }
 
-/// What `device` stands for, of a kind that is looked up in the device table; `None` for other kinds.
-///
-/// # Errors
-/// `BufferError` for a number that was never registered, or that is registered no more.
-pub fn resolve(py: Python<'_>, device: DLDevice) -> PyResult<Option<Entry>> {
-    if device.device_type != DeviceType::ONE_API {
-        return Ok(None);
-    }
-    suggest(py)?;
-    let entry = guard::detach(py, || table::resolve(device));
-    entry.map(Some).map_err(|error| raise(py, "ExchangeError", error.to_string()))
-}
-
 /// A device as people write it: `"oneapi:0"`, and `"sycl"`, `"sycl:cpu"` or `"sycl:gpu"` for the first one (of that kind).
 ///
 /// # Errors
 /// `ValueError` if there is no such device.
-pub fn parse(py: Python<'_>, text: &str) -> PyResult<Option<DLDevice>> {
+fn parse(py: Python<'_>, text: &str) -> PyResult<Option<DLDevice>> {
     let (family, which) = text.split_once(':').unwrap_or((text, ""));
     if !matches!(family, "sycl" | "oneapi") {
         return Ok(None);
@@ -85,8 +154,10 @@ pub fn parse(py: Python<'_>, text: &str) -> PyResult<Option<DLDevice>> {
 /// # Errors
 /// `ValueError` for a registered context, of which dpctl keeps none; `BufferError` for a number that was never registered;
 /// `ImportError` without dpctl.
-pub fn common_queue<'py>(py: Python<'py>, id: DLDevice) -> PyResult<(Arc<SyclQueue>, Bound<'py, PyAny>)> {
-    resolve(py, id)?;
+fn common_queue<'py>(py: Python<'py>, id: DLDevice) -> PyResult<(Arc<SyclQueue>, Bound<'py, PyAny>)> {
+    suggest(py)?;
+    guard::detach(py, || table::resolve(id))
+        .map_err(|error| raise(py, "ExchangeError", error.to_string()))?;
     let none = || {
         let message =
             format!("on={id}: of a registered context name the queue, for example a dpctl.SyclQueue");
@@ -102,7 +173,7 @@ pub fn common_queue<'py>(py: Python<'py>, id: DLDevice) -> PyResult<(Arc<SyclQue
 }
 
 /// The pointer to the `sycl::context` of a `dpctl.SyclContext` or of its capsule; `None` for anything else.
-pub fn context_of(object: &Bound<'_, PyAny>) -> PyResult<Option<NonNull<c_void>>> {
+fn context_of(object: &Bound<'_, PyAny>) -> PyResult<Option<NonNull<c_void>>> {
     let py = object.py();
     if let Ok(capsule) = object.cast::<PyCapsule>() {
         let pointer = capsule.pointer_checked(Some(c"SyclContextRef"));
@@ -118,7 +189,7 @@ pub fn context_of(object: &Bound<'_, PyAny>) -> PyResult<Option<NonNull<c_void>>
 }
 
 /// The number of the first device of `context`, a live context, if the device table knows it.
-pub fn device_of_context(py: Python<'_>, context: NonNull<c_void>) -> PyResult<Option<DLDevice>> {
+fn device_of_context(py: Python<'_>, context: NonNull<c_void>) -> PyResult<Option<DLDevice>> {
     suggest(py)?;
     let entries = guard::detach(py, table::entries);
     let found = entries.iter().find(|entry| {
@@ -155,7 +226,7 @@ fn pointer_of(object: &Bound<'_, PyAny>) -> PyResult<Option<NonNull<c_void>>> {
 ///
 /// # Errors
 /// `ValueError` for a queue of another context or device.
-pub fn queue_on(object: &Bound<'_, PyAny>, device: Option<DLDevice>) -> PyResult<Option<Arc<SyclQueue>>> {
+fn queue_on(object: &Bound<'_, PyAny>, device: Option<DLDevice>) -> PyResult<Option<Arc<SyclQueue>>> {
     let py = object.py();
     let Some(pointer) = pointer_of(object)? else { return Ok(None) };
     suggest(py)?;
@@ -184,7 +255,7 @@ pub fn queue_on(object: &Bound<'_, PyAny>, device: Option<DLDevice>) -> PyResult
 ///
 /// # Errors
 /// `BufferError` for an array that names no queue.
-pub fn acquire(object: &Bound<'_, PyAny>, device: DLDevice) -> PyResult<Fence> {
+fn acquire(object: &Bound<'_, PyAny>, device: DLDevice) -> PyResult<Fence> {
     let py = object.py();
     let queue = match object.getattr_opt(intern!(py, "sycl_queue"))? {
         Some(queue) => Some(queue),
@@ -199,50 +270,4 @@ pub fn acquire(object: &Bound<'_, PyAny>, device: DLDevice) -> PyResult<Fence> {
         raise(py, "ExchangeError", message)
     })?;
     queue.record().map_err(|error| raise(py, "ExchangeError", error.to_string()))
-}
-
-/// The device table, and whatever else has memory: a tuple of `estafette.DeviceInfo`. Loads the SYCL runtime if there is one.
-#[pyfunction]
-pub fn devices(py: Python<'_>) -> PyResult<Bound<'_, PyTuple>> {
-    suggest(py)?;
-    let class = py.import("estafette._reports")?.getattr("DeviceInfo")?;
-    let entries = guard::detach(py, table::entries);
-    let host = class.call1(((1, 0), "host", true, 0_usize, 0_usize))?;
-    let rows = entries.iter().map(|entry| {
-        let name = entry.device.as_ref().map_or("a context", |device| device.name());
-        let host = entry.device.as_ref().is_some_and(|device| device.host_accessible());
-        let id = (entry.id.device_type.0, entry.id.device_id);
-        class.call1((id, name, host, entry.context, entry.registrations))
-    });
-    let rows = std::iter::once(Ok(host)).chain(rows).collect::<PyResult<Vec<_>>>()?;
-    PyTuple::new(py, rows)
-}
-
-/// Gives a native context a number that can travel in DLPack: the `(type, id)` pair. `context` is a `dpctl.SyclContext`, or a
-/// pointer. The context must stay alive until `unregister_context`.
-#[pyfunction]
-#[pyo3(signature = (context, /, *, device_type = 14))]
-pub fn register_context(context: &Bound<'_, PyAny>, device_type: i32) -> PyResult<(i32, i32)> {
-    let py = context.py();
-    let address = match context.getattr_opt(intern!(py, "addressof_ref"))? {
-        Some(address) => address.call0()?.extract::<usize>()?,
-        None => context.extract().map_err(|_| {
-            PyTypeError::new_err("a context is a dpctl.SyclContext or the address of a native context")
-        })?,
-    };
-    let context = NonNull::new(ptr::with_exposed_provenance_mut(address))
-        .ok_or_else(|| PyValueError::new_err("the address of a context is not 0"))?;
-    suggest(py)?;
-    // SAFETY: the caller vouches for the pointer, as documented.
-    let id = unsafe { table::register(DeviceType(device_type), context) };
-    let id = id.map_err(|error| PyValueError::new_err(error.to_string()))?;
-    Ok((id.device_type.0, id.device_id))
-}
-
-/// Ends one registration of a context.
-#[pyfunction]
-#[pyo3(signature = (device, /))]
-pub fn unregister_context(device: (i32, i32)) -> PyResult<()> {
-    let id = DLDevice::new(DeviceType(device.0), device.1);
-    table::unregister(id).map_err(|error| PyValueError::new_err(error.to_string()))
 }
