@@ -13,7 +13,7 @@ use crate::classes::handle::EngineHandle;
 use crate::error::OrRaise;
 use crate::interpreter::guard;
 use crate::interpreter::process::Own;
-use crate::submission::body::would_block;
+use crate::submission::scope::would_block;
 
 /// A submitted operation: can be awaited, waited for and cancelled. Letting go of it changes nothing for the operation; a failure
 /// that nothing has looked at is reported then, or when the last tensor that it concerns goes.

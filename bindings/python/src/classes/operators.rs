@@ -16,8 +16,8 @@ use crate::classes::tensor::PyTensor;
 use crate::error::{OrRaise, to_py};
 use crate::exchange::export::poll_once;
 use crate::interpreter::guard;
-use crate::submission::body;
 use crate::submission::operator_function::{self, OperatorFunction};
+use crate::submission::scope;
 
 /// The operators of this process, by name: functions that one library brings and any other has scheduled.
 ///
@@ -229,7 +229,7 @@ impl PyOperator {
 impl PyOperator {
     /// Submits without waiting where it can; where it must wait for room, without the Python lock.
     fn write(&self, py: Python<'_>, call: &OperatorCall, outputs: &[&Tensor]) -> PyResult<()> {
-        let tried = body::within(py, || poll_once(call.clone().run_into_async(outputs)))?;
+        let tried = scope::within(py, || poll_once(call.clone().run_into_async(outputs)))?;
         let outcome = match tried {
             Some(outcome) => outcome,
             None => {
@@ -252,7 +252,7 @@ impl PyOperator {
             let tensors = guard::detach(py, || call.clone().produce()).or_raise(py)?;
             return Ok(PyTuple::new(py, tensors.into_iter().map(wrap))?.into_any());
         }
-        let tried = body::within(py, || poll_once(call.clone().produce_async()))?;
+        let tried = scope::within(py, || poll_once(call.clone().produce_async()))?;
         let outcome = match tried {
             Some(outcome) => outcome,
             None => {

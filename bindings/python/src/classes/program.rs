@@ -18,7 +18,8 @@ use crate::error::OrRaise;
 use crate::exchange::export::poll_once;
 use crate::interpreter::guard;
 use crate::interpreter::process::Own;
-use crate::submission::body::{self, Body, Repeated};
+use crate::submission::body::{Body, Repeated};
+use crate::submission::scope;
 use crate::submission::submission_args::{self, SubmissionArgs};
 
 /// Operations that are recorded once and then run any number of times, each time as one operation. Made by
@@ -205,7 +206,7 @@ impl PyProgram {
     /// Raises as `Engine.submit`.
     fn replay(&self, py: Python<'_>) -> PyResult<PyOperation> {
         let program = self.ready(py)?;
-        let op = match body::within(py, || poll_once(program.replay_async()))? {
+        let op = match scope::within(py, || poll_once(program.replay_async()))? {
             Some(outcome) => outcome,
             None => {
                 self.engine.may_wait(py)?;

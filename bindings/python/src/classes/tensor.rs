@@ -29,7 +29,8 @@ use crate::exchange::export::{self, From, Request};
 use crate::exchange::promise;
 use crate::interpreter::guard;
 use crate::interpreter::process::Own;
-use crate::submission::body::{self, would_block};
+use crate::submission::scope;
+use crate::submission::scope::would_block;
 
 /// A promise of an n-dimensional array.
 ///
@@ -136,7 +137,7 @@ impl PyTensor {
             let outcome = tensor.wait_timeout(Duration::ZERO).or_raise(py);
             return Ok(Awaiter::done(outcome.map(|()| this.clone().into_any().unbind())));
         }
-        let (ready, result) = (body::within(py, || tensor.ready())?, this.clone().unbind());
+        let (ready, result) = (scope::within(py, || tensor.ready())?, this.clone().unbind());
         Ok(Awaiter::pending(async move {
             let outcome = ready.await;
             Box::new(move |py: Python<'_>| outcome.or_raise(py).map(|()| result.into_any())) as _

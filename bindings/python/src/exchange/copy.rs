@@ -9,7 +9,8 @@ use crate::classes::handle::EngineHandle;
 use crate::error::{OrRaise, to_py};
 use crate::exchange::export::poll_once;
 use crate::interpreter::guard;
-use crate::submission::body::{self, would_block};
+use crate::submission::scope;
+use crate::submission::scope::would_block;
 
 /// The promise of a copy in memory of the device `to`.
 ///
@@ -52,7 +53,7 @@ fn submit(
     to: DLDevice,
 ) -> PyResult<Result<Tensor, Error>> {
     let engine = handle.engine(py)?;
-    match body::within(py, || poll_once(engine.copy_async(tensor, to)))? {
+    match scope::within(py, || poll_once(engine.copy_async(tensor, to)))? {
         Some(outcome) => Ok(outcome),
         None => {
             handle.may_wait(py)?;

@@ -33,7 +33,7 @@ use crate::classes::tensor::PyTensor;
 use crate::error::{OrRaise, raise, to_py};
 use crate::exchange::export::{self, From, Request};
 use crate::kinds;
-use crate::submission::body;
+use crate::submission::scope;
 
 static TENSORS: Published = Published(Table {
     header: table::HEADER,
@@ -155,7 +155,7 @@ unsafe extern "C" fn describe(object: *mut c_void, out: *mut DLTensor) -> c_int 
 
 /// Waits until a reader may look, unless the running operation has the tensor anyway.
 fn until_ready(py: Python<'_>, tensor: &Tensor) -> PyResult<()> {
-    if body::has_operand(py, tensor)? { Ok(()) } else { export::until_ready(py, tensor) }
+    if scope::has_operand(py, tensor)? { Ok(()) } else { export::until_ready(py, tensor) }
 }
 
 unsafe extern "C" fn to_object(tensor: *mut DLManagedTensorVersioned, out: *mut *mut c_void) -> c_int {

@@ -22,7 +22,8 @@ use crate::exchange::unordered::{self, Reason};
 use crate::interpreter::call_site;
 use crate::interpreter::guard;
 use crate::kinds;
-use crate::submission::body::{self, would_block};
+use crate::submission::scope;
+use crate::submission::scope::would_block;
 
 /// Tensors handed out by this process.
 pub static EXPORTED: AtomicU64 = AtomicU64::new(0);
@@ -146,7 +147,7 @@ pub fn export_from<'py>(
     request: &Request<'_, 'py>,
 ) -> PyResult<Bound<'py, PyCapsule>> {
     match from {
-        From::Tensor(tensor, _) if request.may_copy() && !body::has_operand(py, tensor)? => {
+        From::Tensor(tensor, _) if request.may_copy() && !scope::has_operand(py, tensor)? => {
             until_defined(py, tensor)?;
             let device = tensor.device().or_raise(py)?;
             let Some(to) = request.copied_to(py, device)? else { return export(py, from, request) };
@@ -192,7 +193,7 @@ pub fn export_managed<'py>(
     };
     let scope = match from {
         From::Tensor(tensor, access) if access != Access::Alias => {
-            body::current_scope(py)?.and_then(|scope| {
+            scope::current_scope(py)?.and_then(|scope| {
                 let scope = scope.get().scope();
                 scope.access_of(tensor).map(|declared| (scope.clone(), declared))
             })
@@ -266,7 +267,7 @@ fn exported(py: Python<'_>, tensor: &Tensor) -> PyResult<()> {
 /// As [`export`].
 #[inline(always)]
 pub fn at_once(py: Python<'_>, tensor: &Tensor) -> PyResult<Option<ManagedTensor>> {
-    if body::current_scope(py)?.is_some()
+    if scope::current_scope(py)?.is_some()
         || tensor.device().is_ok_and(|device| kinds::default_stream(device).is_some())
     {
         return Ok(None);
@@ -342,7 +343,7 @@ pub fn until_ready(py: Python<'_>, tensor: &Tensor) -> PyResult<()> {
 /// # Errors
 /// As [`until_defined`].
 pub fn device(py: Python<'_>, tensor: &Tensor) -> PyResult<(i32, i32)> {
-    if !body::has_operand(py, tensor)? {
+    if !scope::has_operand(py, tensor)? {
         until_defined(py, tensor)?;
     }
     let device = tensor.device().or_raise(py)?;

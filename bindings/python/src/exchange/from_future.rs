@@ -14,7 +14,7 @@ use pyo3::prelude::*;
 use crate::error::Raised;
 use crate::interpreter::guard;
 use crate::interpreter::process::Own;
-use crate::submission::body::{Use, take_result};
+use crate::submission::outcome::{Use, take_result};
 
 /// Where the operation leaves its completion for the future.
 pub type Slot = Arc<Mutex<Option<Completion>>>;

@@ -23,7 +23,8 @@ use pyo3::types::{PyCapsule, PyDict, PyTuple};
 use crate::error::OrRaise;
 use crate::exchange::capsule;
 use crate::exchange::peers::{self, Legacy};
-use crate::submission::body::{Body, Use};
+use crate::submission::body::Body;
+use crate::submission::outcome::Use;
 
 /// What the capsule is called.
 pub const NAME: &CStr = c"estafette_fence";

@@ -26,7 +26,7 @@ use crate::classes::handle::{EngineHandle, Shared};
 use crate::interpreter::guard;
 use crate::interpreter::interrupt;
 use crate::interpreter::process;
-use crate::submission::body;
+use crate::submission::running;
 
 /// How long the exit waits while no operation ends, and how long functions that run then may take to end by themselves.
 const GRACE: Duration = Duration::from_secs(5);
@@ -85,7 +85,7 @@ pub fn at_exit(py: Python<'_>) {
     // What was abandoned had its time.
     let grace = if ABANDONED.load(Ordering::Relaxed) { Duration::ZERO } else { GRACE };
     if !guard::close(py, grace) {
-        body::interrupt_all(py);
+        running::interrupt_all(py);
         guard::close(py, LAST_GRACE);
     }
     py.detach(|| {
@@ -190,7 +190,7 @@ fn say_abandoned(py: Python<'_>, engines: &[&Engine], interrupted: bool) -> PyRe
     });
     let mut lines: Vec<String> = operations.iter().map(OpStatus::to_string).collect();
     // Operations without operands are not among those in order.
-    for (op, function) in body::all_running(py) {
+    for (op, function) in running::all_running(py) {
         if operations.iter().all(|known| known.id != op) {
             lines.push(format!("operation {op} is running {}", function.bind(py).repr()?));
         }

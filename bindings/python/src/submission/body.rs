@@ -6,12 +6,9 @@
 
 use std::sync::Arc;
 
-use estafette::devices::{DeviceError, Fence, FenceSet, Order, Queue};
-use estafette::{BodyResult, Completion, Produced, Scope, Tensor, trace};
-use estafette_sync::sync::atomic::{AtomicUsize, Ordering};
+use estafette::{BodyResult, Completion, Scope, trace};
 use estafette_sync::sync::{Mutex, MutexGuard};
-use pyo3::exceptions::{PyRuntimeError, PySystemExit, PyTypeError};
-use pyo3::ffi;
+use pyo3::exceptions::{PyRuntimeError, PyTypeError};
 use pyo3::gc::{PyTraverseError, PyVisit};
 use pyo3::intern;
 use pyo3::prelude::*;
@@ -19,68 +16,24 @@ use pyo3::sync::PyOnceLock;
 use pyo3::types::PyTuple;
 
 use crate::asyncio::running_loop;
-use crate::classes::tensor::PyTensor;
-use crate::error::{Raised, finalizing, raise};
-use crate::exchange::import::{self, IMPORTED, Taken, Wanted};
+use crate::error::{Raised, finalizing};
 use crate::exchange::peers;
 use crate::interpreter::fastcall;
 use crate::interpreter::guard;
-use crate::interpreter::process;
 use crate::kinds;
 use crate::submission::function_kind::{
-    FunctionKind, is_coroutine, never_runs, refuse_coroutine, refuse_generator, refuse_masked,
+    FunctionKind, is_coroutine, never_runs, refuse_coroutine, refuse_generator,
 };
+use crate::submission::on::On;
+use crate::submission::outcome::{Late, Pending, TaskDone, Use, take_late};
+use crate::submission::running::Running;
+use crate::submission::scope::OperationScope;
 
 /// A function of `estafette/_body.py`.
 pub fn helper<'py>(py: Python<'py>, name: &str) -> PyResult<Bound<'py, PyAny>> {
     static MODULE: PyOnceLock<Py<PyModule>> = PyOnceLock::new();
     let module = MODULE.get_or_try_init(py, || py.import("estafette._body").map(Bound::unbind))?;
     module.bind(py).getattr(name)
-}
-
-/// What becomes of a function's result.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Use {
-    /// Nothing: the operation is what it does to its operands.
-    Ignored,
-    /// It becomes the promised tensor.
-    Produced,
-}
-
-/// The queue that a function enqueues on.
-pub struct On {
-    pub queue: Arc<dyn Queue>,
-    /// The owner of a foreign queue, kept until the end of the operation is marked there.
-    owner: Option<Py<PyAny>>,
-}
-
-impl On {
-    /// A queue of the engine.
-    pub fn ours(queue: Arc<dyn Queue>) -> Arc<Self> {
-        Arc::new(Self { queue, owner: None })
-    }
-
-    /// A foreign queue, which `owner` keeps alive.
-    pub fn theirs(queue: Arc<dyn Queue>, owner: &Bound<'_, PyAny>) -> Arc<Self> {
-        Arc::new(Self { queue, owner: Some(owner.clone().unbind()) })
-    }
-
-    /// What a queue is called that coroutines cannot run on; `None` if they can on this one.
-    fn without_coroutines(&self) -> Option<&'static str> {
-        let kind = kinds::of(self.queue.device());
-        kind.current_stream(&*self.queue).and_then(|_| kind.queue_name())
-    }
-}
-
-impl Drop for On {
-    fn drop(&mut self) {
-        let mut owner = self.owner.take();
-        if owner.is_some() {
-            // With the guard closed it is left to the interpreter that is going away.
-            guard::attach(|_| drop(owner.take()));
-            std::mem::forget(owner);
-        }
-    }
 }
 
 /// The body of an operation, waiting for its turn. One that never gets it, since the operation is skipped, lets go of its
@@ -304,7 +257,7 @@ impl Parts {
         let refused_on = self.on.as_ref().and_then(|on| on.without_coroutines());
         let event_loop = self.event_loop.as_ref().filter(|_| refused_on.is_none());
         let Some(event_loop) = event_loop else { return Err(refuse_coroutine(value, refused_on)) };
-        let done = Bound::new(py, TaskDone { completion, result: self.result })?;
+        let done = Bound::new(py, TaskDone::new(completion, self.result))?;
         let start = helper(py, "start_coroutine")?;
         let arguments = (start, value, event_loop, &self.context, done);
         event_loop.call_method1(py, intern!(py, "call_soon_threadsafe"), arguments).inspect_err(|_| {
@@ -351,69 +304,13 @@ impl Parts {
         let event_loop =
             self.event_loop.as_ref().expect("an `async def` function is submitted on an event loop");
         let scope = Bound::new(py, OperationScope::new(scope))?;
-        let done = Bound::new(py, TaskDone { completion, result: self.result })?;
+        let done = Bound::new(py, TaskDone::new(completion, self.result))?;
         let start = helper(py, "start_async")?;
         let arguments =
             (start, scope, &self.function, &self.using, &self.tensors, event_loop, &self.context, done);
         event_loop.call_method1(py, intern!(py, "call_soon_threadsafe"), arguments)?;
         Ok(())
     }
-}
-
-/// A plain body that runs right now.
-struct RunningBody {
-    /// Python's name of its thread.
-    thread: u64,
-    /// Identity of its operation.
-    op: u64,
-    function: Py<PyAny>,
-}
-
-/// Held for as long as it takes to add or remove one, and never while Python runs.
-static RUNNING: Mutex<Vec<RunningBody>> = Mutex::new(Vec::new());
-
-fn running() -> MutexGuard<'static, Vec<RunningBody>> {
-    RUNNING.lock()
-}
-
-/// A plain body on its way through a thread; dropped when it has ended.
-struct Running {
-    thread: u64,
-}
-
-impl Running {
-    fn note(function: &Bound<'_, PyAny>, op: u64) -> PyResult<Self> {
-        let thread = guard::ident(function.py())?;
-        running().push(RunningBody { thread, op, function: function.clone().unbind() });
-        Ok(Self { thread })
-    }
-}
-
-impl Drop for Running {
-    fn drop(&mut self) {
-        let ended = {
-            let mut running = running();
-            let at = running.iter().rposition(|body| body.thread == self.thread);
-            at.map(|at| running.swap_remove(at))
-        };
-        // Its function may go with it.
-        drop(ended);
-    }
-}
-
-/// Raises `SystemExit` in every plain body that runs; what is not in Python code notices when it comes back to it.
-pub fn interrupt_all(py: Python<'_>) {
-    let threads: Vec<u64> = running().iter().map(|body| body.thread).collect();
-    let exit = py.get_type::<PySystemExit>();
-    for thread in threads {
-        // SAFETY: called with the Python lock; a thread that is gone is not found and not touched.
-        unsafe { ffi::PyThreadState_SetAsyncExc(thread as std::ffi::c_long, exit.as_ptr()) };
-    }
-}
-
-/// The operations whose plain bodies run right now, with their functions.
-pub fn all_running(py: Python<'_>) -> Vec<(u64, Py<PyAny>)> {
-    running().iter().map(|body| (body.op, body.function.clone_ref(py))).collect()
 }
 
 /// Runs a plain function as the operation of `scope`, each of `tensors` through `using`.
@@ -444,209 +341,4 @@ pub fn run_plain<'py>(
 fn copy_context(py: Python<'_>) -> PyResult<Py<PyAny>> {
     static COPY_CONTEXT: PyOnceLock<Py<PyAny>> = PyOnceLock::new();
     Ok(COPY_CONTEXT.import(py, "contextvars", "copy_context")?.call0()?.unbind())
-}
-
-/// A result, and what has to be done before it is there.
-pub struct Late {
-    produced: Produced,
-    ready: FenceSet,
-}
-
-/// What a function has returned, taken over from the library that made it.
-pub fn take_result(value: &Bound<'_, PyAny>, wanted: Use) -> PyResult<Option<Produced>> {
-    Ok(take_late(value, wanted, false)?.map(|late| late.produced))
-}
-
-/// As [`take_result`]; what the result waits for is left to a function's queue, or waited for.
-fn take_late(value: &Bound<'_, PyAny>, wanted: Use, on_device: bool) -> PyResult<Option<Late>> {
-    if wanted == Use::Ignored {
-        return Ok(None);
-    }
-    if let Ok(tensor) = value.cast::<PyTensor>() {
-        let produced = Produced::from(tensor.get().tensor(value.py())?.clone());
-        return Ok(Some(Late { produced, ready: FenceSet::default() }));
-    }
-    refuse_masked(value)?;
-    let array = if is_numpy_scalar(value)? {
-        Some(value.call_method0(intern!(value.py(), "__array__"))?)
-    } else {
-        None
-    };
-    let Taken { managed, immutable, mut ready } =
-        import::take(array.as_ref().unwrap_or(value), &Wanted::default())?;
-    if !ready.is_empty() && !on_device {
-        // A result is there when it is handed on.
-        let waiting = std::mem::take(&mut ready);
-        guard::detach(value.py(), || {
-            waiting.into_iter().try_for_each(|fence| fence.wait_timeout(None).unwrap_or(Ok(())))
-        })
-        .map_err(|error| raise(value.py(), "DeviceError", error.to_string()))?;
-    }
-    IMPORTED.fetch_add(1, Ordering::Relaxed);
-    let produced = if immutable { Produced::immutable(managed) } else { Produced::from(managed) };
-    Ok(Some(Late { produced, ready }))
-}
-
-/// Whether it is what NumPy gives for an array without dimensions, such as `x.sum()`, which does not speak DLPack.
-fn is_numpy_scalar(value: &Bound<'_, PyAny>) -> PyResult<bool> {
-    Ok(peers::of(value).peer().root == "numpy" && !value.hasattr(intern!(value.py(), "__dlpack__"))?)
-}
-
-/// The duty to complete, shared by those of whom one will.
-#[derive(Clone)]
-struct Pending {
-    completion: Arc<Mutex<Option<Completion>>>,
-    result: Use,
-    /// Where the function enqueues.
-    queue: Option<Arc<dyn Queue>>,
-    /// Keeps a foreign queue until the end is marked there.
-    _on: Option<Arc<On>>,
-}
-
-impl Pending {
-    fn new(completion: Completion, result: Use, on: Option<Arc<On>>, scope: &Scope) -> Self {
-        let queue = on.as_ref().and_then(|_| scope.queue());
-        Self { completion: Arc::new(Mutex::new(Some(completion))), result, queue, _on: on }
-    }
-
-    fn is_told(&self) -> bool {
-        self.completion.lock().is_none()
-    }
-
-    /// The fence of what a function has left on its queue, which its result is behind.
-    fn left_on(queue: &dyn Queue, late: Option<&Late>) -> Result<Fence, DeviceError> {
-        for fence in late.iter().flat_map(|late| &late.ready) {
-            if queue.order_after(fence)? == Order::Host {
-                fence.wait_timeout(None).unwrap_or(Ok(()))?;
-            }
-        }
-        queue.record()
-    }
-
-    fn end(&self, outcome: BodyResult<Option<Late>>) {
-        let taken = self.completion.lock().take();
-        let Some(completion) = taken else { return };
-        let late = outcome.as_ref().ok().and_then(|late| late.as_ref());
-        let fence = self.queue.as_ref().map(|queue| Self::left_on(&**queue, late));
-        let (fence, outcome) = match fence {
-            None => (None, outcome),
-            Some(Ok(fence)) => (Some(fence), outcome),
-            // Enqueued work runs on, and its end can never be known.
-            Some(Err(error)) => {
-                (Some(estafette::bindings::lost(error.clone())), outcome.and(Err(error.into())))
-            }
-        };
-        match (self.result, outcome, &fence) {
-            (Use::Ignored, outcome, None) => completion.complete(outcome.map(drop)),
-            // The operands must not be used before the enqueued work is done, even if the function then failed.
-            (Use::Ignored, outcome, Some(fence)) => completion.complete_after_with(fence, outcome.map(drop)),
-            (Use::Produced, Ok(Some(late)), None) => completion.produce(Ok(late.produced)),
-            (Use::Produced, Ok(Some(late)), Some(fence)) => {
-                completion.produce_after(fence, Ok(late.produced))
-            }
-            (Use::Produced, Ok(None), _) => completion.produce(Err("the function gave no result".into())),
-            (Use::Produced, Err(error), None) => completion.produce(Err(error)),
-            (Use::Produced, Err(error), Some(fence)) => completion.produce_after(fence, Err(error)),
-        }
-    }
-}
-
-/// Names the running operation in the context variable.
-#[pyclass(frozen, module = "estafette._estafette", name = "_OperationScope")]
-pub struct OperationScope {
-    scope: Scope,
-}
-
-/// How many scopes there are. While there is none, no caller needs to find out whether its code belongs to one.
-static SCOPES: AtomicUsize = AtomicUsize::new(0);
-
-impl OperationScope {
-    fn new(scope: Scope) -> Self {
-        SCOPES.fetch_add(1, Ordering::Relaxed);
-        Self { scope }
-    }
-
-    pub fn scope(&self) -> &Scope {
-        &self.scope
-    }
-}
-
-impl Drop for OperationScope {
-    fn drop(&mut self) {
-        SCOPES.fetch_sub(1, Ordering::Relaxed);
-    }
-}
-
-/// The scope of the operation whose body the calling code belongs to.
-pub fn current_scope<'py>(py: Python<'py>) -> PyResult<Option<Bound<'py, OperationScope>>> {
-    static VARIABLE: PyOnceLock<Py<PyAny>> = PyOnceLock::new();
-    // A scope that this code belongs to was made before, with the Python lock, which is held.
-    if SCOPES.load(Ordering::Relaxed) == 0 {
-        return Ok(None);
-    }
-    let variable = VARIABLE.get_or_try_init(py, || {
-        py.import("estafette._body")?.getattr(intern!(py, "operation")).map(Bound::unbind)
-    })?;
-    let current = fastcall::context_value(variable.bind(py))?;
-    Ok(current.and_then(|current| current.cast_into::<OperationScope>().ok()))
-}
-
-/// Whether the calling code belongs to the body of an operation that has `tensor` as an operand.
-pub fn has_operand(py: Python<'_>, tensor: &Tensor) -> PyResult<bool> {
-    Ok(current_scope(py)?.is_some_and(|scope| scope.get().scope().access_of(tensor).is_some()))
-}
-
-/// Called by the event loop with the finished task of an asynchronous body.
-#[pyclass(frozen, module = "estafette._estafette", name = "_TaskDone")]
-struct TaskDone {
-    completion: Pending,
-    result: Use,
-}
-
-impl Drop for TaskDone {
-    fn drop(&mut self) {
-        if process::is_engines_child() {
-            // The operation is the parent's.
-            return std::mem::forget(self.completion.clone());
-        }
-        if self.completion.is_told() {
-            return;
-        }
-        guard::attach(|py| {
-            let lost = "the task of its `async def` function was dropped before it had ended, as one is whose event loop is closed";
-            guard::detach(py, || self.completion.end(Err(lost.into())));
-        });
-    }
-}
-
-#[pymethods]
-impl TaskDone {
-    fn __call__(&self, task: &Bound<'_, PyAny>) {
-        let py = task.py();
-        let outcome = task
-            .call_method0(intern!(py, "result"))
-            .and_then(|value| take_late(&value, self.result, self.completion.queue.is_some()));
-        let outcome = outcome.map_err(|error| Raised::body_error(py, error));
-        guard::detach(py, || self.completion.end(outcome));
-    }
-}
-
-/// Runs `f` as the operation whose body the calling code belongs to, so that waits in it know whom they must not wait
-/// for. A plain body runs as it anyway; this is for asynchronous ones, whose steps share a thread with other tasks.
-pub fn within<T>(py: Python<'_>, f: impl FnOnce() -> T) -> PyResult<T> {
-    Ok(match current_scope(py)? {
-        Some(scope) => scope.get().scope().enter(f),
-        None => f(),
-    })
-}
-
-/// The error for a synchronous wait where it would stop an event loop.
-pub fn would_block(py: Python<'_>, what: &str) -> PyErr {
-    raise(
-        py,
-        "WouldBlockError",
-        format!(
-            "{what} is not ready, and waiting for it here would stop the running event loop; use `await`"
-        ),
-    )
 }

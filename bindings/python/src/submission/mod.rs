@@ -5,11 +5,19 @@
 //! | `body` | Running the Python functions of operations |
 //! | `function_kind` | What kind of function a body is, and results that no operation may have |
 //! | `helping` | Whether waits run operations on the thread that waits |
+//! | `on` | The queue that the function of an operation enqueues on |
 //! | `operator_function` | Python functions as operators |
+//! | `outcome` | The end of an operation with a Python function: its result, and what was left on its queue |
+//! | `running` | The plain bodies that run right now, with their threads |
+//! | `scope` | Which operation the calling code belongs to |
 //! | `submission_args` | What a submission asks for, read from the arguments of `submit` and `call` |
 
 pub(crate) mod body;
 pub(crate) mod function_kind;
 pub(crate) mod helping;
+pub(crate) mod on;
 pub(crate) mod operator_function;
+pub(crate) mod outcome;
+pub(crate) mod running;
+pub(crate) mod scope;
 pub(crate) mod submission_args;

@@ -13,8 +13,9 @@ use crate::classes::tensor::PyTensor;
 use crate::error::{OrRaise, Raised, finalizing};
 use crate::interpreter::guard;
 use crate::interpreter::process::Own;
-use crate::submission::body::{self, Use, take_result};
+use crate::submission::body;
 use crate::submission::function_kind::{FunctionKind, never_runs};
+use crate::submission::outcome::{Use, take_result};
 use crate::submission::submission_args::{name_of, parse_like};
 use crate::unretrieved::Failures;
 

@@ -15,7 +15,9 @@ use crate::arguments::{not_a_tensor, parse_dtype, parse_shape};
 use crate::classes::tensor::PyTensor;
 use crate::classes::variable::PyVariable;
 use crate::kinds;
-use crate::submission::body::{Body, On, Use};
+use crate::submission::body::Body;
+use crate::submission::on::On;
+use crate::submission::outcome::Use;
 
 /// The operands of an operation, sorted.
 #[derive(Default, Clone)]

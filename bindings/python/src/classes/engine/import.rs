@@ -22,7 +22,7 @@ use crate::exchange::peers;
 use crate::exchange::promise;
 use crate::interpreter::lease_sites;
 use crate::kinds;
-use crate::submission::body;
+use crate::submission::scope;
 
 /// A loop that imports and drops tensors keeps the Python lock nearly all the time, and deleters need that
 /// lock. An import yields to the deleters when more releases than this number are due, so that memory cannot
@@ -107,7 +107,7 @@ impl PyEngine {
                 },
             )
         };
-        let tensor = body::within(py, take)?.or_raise(py)?;
+        let tensor = scope::within(py, take)?.or_raise(py)?;
         imported(py);
         if trace::is_open() {
             trace::imported_from(&tensor, peers::of(x).peer().root);

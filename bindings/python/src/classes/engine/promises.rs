@@ -14,7 +14,7 @@ use crate::exchange::export::poll_once;
 use crate::exchange::from_future;
 use crate::exchange::mxnet;
 use crate::interpreter::guard;
-use crate::submission::body;
+use crate::submission::scope;
 use crate::submission::submission_args::{self, ResultOptions, SubmissionArgs};
 
 #[pymethods]
@@ -130,7 +130,7 @@ impl PyEngine {
             let slot = Arc::clone(slot);
             move |end: Completion| *slot.lock() = Some(end)
         };
-        match body::within(py, || {
+        match scope::within(py, || {
             poll_once(async { args.promise(engine).permit().await?.receive(leave(slot)) })
         })? {
             Some(outcome) => outcome.or_raise(py),

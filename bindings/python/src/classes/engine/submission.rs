@@ -14,7 +14,8 @@ use crate::classes::tensor::PyTensor;
 use crate::error::OrRaise;
 use crate::exchange::export::poll_once;
 use crate::interpreter::guard;
-use crate::submission::body::{self, Body};
+use crate::submission::body::Body;
+use crate::submission::scope;
 use crate::submission::submission_args::{self, ResultOptions, SubmissionArgs};
 
 #[pymethods]
@@ -206,7 +207,7 @@ impl PyEngine {
     fn submit_now(&self, py: Python<'_>, args: &SubmissionArgs, body: Body) -> PyResult<estafette::Op> {
         let engine = self.engine(py)?;
         let first = body.clone_ref(py);
-        let tried = body::within(py, || {
+        let tried = scope::within(py, || {
             poll_once(async {
                 args.operation(engine).permit().await?.run_external(move |end: Completion| first.start(end))
             })
@@ -227,7 +228,7 @@ impl PyEngine {
     fn call_now(&self, py: Python<'_>, args: &SubmissionArgs, body: Body) -> PyResult<Tensor> {
         let engine = self.engine(py)?;
         let first = body.clone_ref(py);
-        let tried = body::within(py, || {
+        let tried = scope::within(py, || {
             poll_once(async {
                 args.promise(engine).permit().await?.produce_external(move |end: Completion| first.start(end))
             })

@@ -28,7 +28,7 @@ use crate::exchange::unordered::{self, Reason};
 use crate::interpreter::guard;
 use crate::kinds::cuda::{Cuda, stream};
 use crate::kinds::{self, Kind};
-use crate::submission::body;
+use crate::submission::scope;
 
 const NAME: &str = "__cuda_array_interface__";
 /// The version whose producers name a stream.
@@ -119,7 +119,7 @@ fn first_device(py: Python<'_>) -> PyResult<DLDevice> {
 /// `AttributeError` for memory that is not CUDA's, so that the tensor seems not to have the interface, and for types that it has
 /// no name for; the failure of the tensor.
 fn describe<'py>(py: Python<'py>, tensor: &Tensor, leased: Option<Access>) -> PyResult<Bound<'py, PyDict>> {
-    let scope = if leased.is_none() { body::current_scope(py)? } else { None };
+    let scope = if leased.is_none() { scope::current_scope(py)? } else { None };
     let operand = scope.as_ref().and_then(|scope| {
         let scope = scope.get().scope();
         Some((scope.describe(tensor)?, scope.queue()))

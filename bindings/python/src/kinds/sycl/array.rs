@@ -27,7 +27,7 @@ use crate::exchange::typestr;
 use crate::exchange::unordered::{self, Reason};
 use crate::interpreter::guard;
 use crate::kinds::sycl;
-use crate::submission::body::would_block;
+use crate::submission::scope::would_block;
 
 const NAME: &str = "__sycl_usm_array_interface__";
 const VERSION: i64 = 1;

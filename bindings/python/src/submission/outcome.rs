@@ -1,0 +1,174 @@
+//! The end of an operation with a Python function: its result, and what was left on its queue.
+
+use std::sync::Arc;
+
+use estafette::devices::{DeviceError, Fence, FenceSet, Order, Queue};
+use estafette::{BodyResult, Completion, Produced, Scope};
+use estafette_sync::sync::Mutex;
+use estafette_sync::sync::atomic::Ordering;
+use pyo3::intern;
+use pyo3::prelude::*;
+
+use crate::classes::tensor::PyTensor;
+use crate::error::{Raised, raise};
+use crate::exchange::import::{self, IMPORTED, Taken, Wanted};
+use crate::exchange::peers;
+use crate::interpreter::guard;
+use crate::interpreter::process;
+use crate::submission::function_kind::refuse_masked;
+use crate::submission::on::On;
+
+/// What becomes of a function's result.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Use {
+    /// Nothing: the operation is what it does to its operands.
+    Ignored,
+    /// It becomes the promised tensor.
+    Produced,
+}
+
+/// A result, and what has to be done before it is there.
+pub struct Late {
+    produced: Produced,
+    ready: FenceSet,
+}
+
+/// What a function has returned, taken over from the library that made it.
+pub fn take_result(value: &Bound<'_, PyAny>, wanted: Use) -> PyResult<Option<Produced>> {
+    Ok(take_late(value, wanted, false)?.map(|late| late.produced))
+}
+
+/// As [`take_result`]; what the result waits for is left to a function's queue, or waited for.
+pub fn take_late(value: &Bound<'_, PyAny>, wanted: Use, on_device: bool) -> PyResult<Option<Late>> {
+    if wanted == Use::Ignored {
+        return Ok(None);
+    }
+    if let Ok(tensor) = value.cast::<PyTensor>() {
+        let produced = Produced::from(tensor.get().tensor(value.py())?.clone());
+        return Ok(Some(Late { produced, ready: FenceSet::default() }));
+    }
+    refuse_masked(value)?;
+    let array = if is_numpy_scalar(value)? {
+        Some(value.call_method0(intern!(value.py(), "__array__"))?)
+    } else {
+        None
+    };
+    let Taken { managed, immutable, mut ready } =
+        import::take(array.as_ref().unwrap_or(value), &Wanted::default())?;
+    if !ready.is_empty() && !on_device {
+        // A result is there when it is handed on.
+        let waiting = std::mem::take(&mut ready);
+        guard::detach(value.py(), || {
+            waiting.into_iter().try_for_each(|fence| fence.wait_timeout(None).unwrap_or(Ok(())))
+        })
+        .map_err(|error| raise(value.py(), "DeviceError", error.to_string()))?;
+    }
+    IMPORTED.fetch_add(1, Ordering::Relaxed);
+    let produced = if immutable { Produced::immutable(managed) } else { Produced::from(managed) };
+    Ok(Some(Late { produced, ready }))
+}
+
+/// Whether it is what NumPy gives for an array without dimensions, such as `x.sum()`, which does not speak DLPack.
+fn is_numpy_scalar(value: &Bound<'_, PyAny>) -> PyResult<bool> {
+    Ok(peers::of(value).peer().root == "numpy" && !value.hasattr(intern!(value.py(), "__dlpack__"))?)
+}
+
+/// The duty to complete, shared by those of whom one will.
+#[derive(Clone)]
+pub struct Pending {
+    completion: Arc<Mutex<Option<Completion>>>,
+    result: Use,
+    /// Where the function enqueues.
+    queue: Option<Arc<dyn Queue>>,
+    /// Keeps a foreign queue until the end is marked there.
+    _on: Option<Arc<On>>,
+}
+
+impl Pending {
+    pub fn new(completion: Completion, result: Use, on: Option<Arc<On>>, scope: &Scope) -> Self {
+        let queue = on.as_ref().and_then(|_| scope.queue());
+        Self { completion: Arc::new(Mutex::new(Some(completion))), result, queue, _on: on }
+    }
+
+    fn is_told(&self) -> bool {
+        self.completion.lock().is_none()
+    }
+
+    /// The fence of what a function has left on its queue, which its result is behind.
+    fn left_on(queue: &dyn Queue, late: Option<&Late>) -> Result<Fence, DeviceError> {
+        for fence in late.iter().flat_map(|late| &late.ready) {
+            if queue.order_after(fence)? == Order::Host {
+                fence.wait_timeout(None).unwrap_or(Ok(()))?;
+            }
+        }
+        queue.record()
+    }
+
+    pub fn end(&self, outcome: BodyResult<Option<Late>>) {
+        let taken = self.completion.lock().take();
+        let Some(completion) = taken else { return };
+        let late = outcome.as_ref().ok().and_then(|late| late.as_ref());
+        let fence = self.queue.as_ref().map(|queue| Self::left_on(&**queue, late));
+        let (fence, outcome) = match fence {
+            None => (None, outcome),
+            Some(Ok(fence)) => (Some(fence), outcome),
+            // Enqueued work runs on, and its end can never be known.
+            Some(Err(error)) => {
+                (Some(estafette::bindings::lost(error.clone())), outcome.and(Err(error.into())))
+            }
+        };
+        match (self.result, outcome, &fence) {
+            (Use::Ignored, outcome, None) => completion.complete(outcome.map(drop)),
+            // The operands must not be used before the enqueued work is done, even if the function then failed.
+            (Use::Ignored, outcome, Some(fence)) => completion.complete_after_with(fence, outcome.map(drop)),
+            (Use::Produced, Ok(Some(late)), None) => completion.produce(Ok(late.produced)),
+            (Use::Produced, Ok(Some(late)), Some(fence)) => {
+                completion.produce_after(fence, Ok(late.produced))
+            }
+            (Use::Produced, Ok(None), _) => completion.produce(Err("the function gave no result".into())),
+            (Use::Produced, Err(error), None) => completion.produce(Err(error)),
+            (Use::Produced, Err(error), Some(fence)) => completion.produce_after(fence, Err(error)),
+        }
+    }
+}
+
+/// Called by the event loop with the finished task of an asynchronous body.
+#[pyclass(frozen, module = "estafette._estafette", name = "_TaskDone")]
+pub struct TaskDone {
+    completion: Pending,
+    result: Use,
+}
+
+impl TaskDone {
+    pub fn new(completion: Pending, result: Use) -> Self {
+        Self { completion, result }
+    }
+}
+
+impl Drop for TaskDone {
+    fn drop(&mut self) {
+        if process::is_engines_child() {
+            // The operation is the parent's.
+            return std::mem::forget(self.completion.clone());
+        }
+        if self.completion.is_told() {
+            return;
+        }
+        guard::attach(|py| {
+            let lost = "the task of its `async def` function was dropped before it had ended, as one is whose event loop is closed";
+            guard::detach(py, || self.completion.end(Err(lost.into())));
+        });
+    }
+}
+
+#[pymethods]
+impl TaskDone {
+    fn __call__(&self, task: &Bound<'_, PyAny>) {
+        let py = task.py();
+        let outcome = task
+            .call_method0(intern!(py, "result"))
+            .and_then(|value| take_late(&value, self.result, self.completion.queue.is_some()));
+        let outcome = outcome.map_err(|error| Raised::body_error(py, error));
+        guard::detach(py, || self.completion.end(outcome));
+    }
+}

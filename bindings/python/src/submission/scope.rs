@@ -1,0 +1,75 @@
+//! Which operation the calling code belongs to.
+
+use estafette::{Scope, Tensor};
+use estafette_sync::sync::atomic::{AtomicUsize, Ordering};
+use pyo3::intern;
+use pyo3::prelude::*;
+use pyo3::sync::PyOnceLock;
+
+use crate::error::raise;
+use crate::interpreter::fastcall;
+
+/// Names the running operation in the context variable.
+#[pyclass(frozen, module = "estafette._estafette", name = "_OperationScope")]
+pub struct OperationScope {
+    scope: Scope,
+}
+
+/// How many scopes there are. While there is none, no caller needs to find out whether its code belongs to one.
+static SCOPES: AtomicUsize = AtomicUsize::new(0);
+
+impl OperationScope {
+    pub fn new(scope: Scope) -> Self {
+        SCOPES.fetch_add(1, Ordering::Relaxed);
+        Self { scope }
+    }
+
+    pub fn scope(&self) -> &Scope {
+        &self.scope
+    }
+}
+
+impl Drop for OperationScope {
+    fn drop(&mut self) {
+        SCOPES.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+/// The scope of the operation whose body the calling code belongs to.
+pub fn current_scope<'py>(py: Python<'py>) -> PyResult<Option<Bound<'py, OperationScope>>> {
+    static VARIABLE: PyOnceLock<Py<PyAny>> = PyOnceLock::new();
+    // A scope that this code belongs to was made before, with the Python lock, which is held.
+    if SCOPES.load(Ordering::Relaxed) == 0 {
+        return Ok(None);
+    }
+    let variable = VARIABLE.get_or_try_init(py, || {
+        py.import("estafette._body")?.getattr(intern!(py, "operation")).map(Bound::unbind)
+    })?;
+    let current = fastcall::context_value(variable.bind(py))?;
+    Ok(current.and_then(|current| current.cast_into::<OperationScope>().ok()))
+}
+
+/// Whether the calling code belongs to the body of an operation that has `tensor` as an operand.
+pub fn has_operand(py: Python<'_>, tensor: &Tensor) -> PyResult<bool> {
+    Ok(current_scope(py)?.is_some_and(|scope| scope.get().scope().access_of(tensor).is_some()))
+}
+
+/// Runs `f` as the operation whose body the calling code belongs to, so that waits in it know whom they must not wait
+/// for. A plain body runs as it anyway; this is for asynchronous ones, whose steps share a thread with other tasks.
+pub fn within<T>(py: Python<'_>, f: impl FnOnce() -> T) -> PyResult<T> {
+    Ok(match current_scope(py)? {
+        Some(scope) => scope.get().scope().enter(f),
+        None => f(),
+    })
+}
+
+/// The error for a synchronous wait where it would stop an event loop.
+pub fn would_block(py: Python<'_>, what: &str) -> PyErr {
+    raise(
+        py,
+        "WouldBlockError",
+        format!(
+            "{what} is not ready, and waiting for it here would stop the running event loop; use `await`"
+        ),
+    )
+}
