@@ -29,7 +29,7 @@ static LEASES: Table<Lease> = Table::new(Kind::Lease);
 /// `device` is the memory's own; for pinned and managed memory (`kDLCUDAHost`, `kDLCUDAManaged`) also the CUDA device of the
 /// stream. A stream is a `CUstream` (for CUDA's default streams their handles 1 and 2) or a pointer to a `sycl::queue`; its handle
 /// is used in this call only, but CUDA's legacy stream and SYCL queues are looked at once more when the lease ends. A stream that
-/// is recording a graph gets its waits too.
+/// is capturing a graph gets its waits too.
 ///
 /// `access` is an `estafette_access`; with `ESTAFETTE_ALIAS` nothing is waited for but the tensor's definition.
 ///

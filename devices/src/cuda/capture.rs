@@ -31,12 +31,12 @@ impl CudaQueue {
     ///
     /// `enqueue` gets the `CUstream`, and enqueues there, or with this queue's own methods, from this thread
     /// alone; work of other queues has to be joined before it returns. While it runs the queue can wait for
-    /// nothing outside of the recording: whatever the work needs is waited for before a launch. Other threads
+    /// nothing outside of the capture: whatever the work needs is waited for before a launch. Other threads
     /// must not use the queue meanwhile.
     ///
     /// # Errors
-    /// The queue is not ours, has failed, or is recording already; the driver has no graphs or refused the
-    /// recording; or what `enqueue` says. The queue is as it was before.
+    /// The queue is not ours, has failed, or is capturing already; the driver has no graphs or refused the
+    /// capture; or what `enqueue` says. The queue is as it was before.
     pub fn capture(
         &self,
         enqueue: impl FnOnce(usize) -> Result<(), DeviceError>,
@@ -48,7 +48,7 @@ impl CudaQueue {
     /// to the end: `enqueue` may enqueue on all of them, and order them by their fences.
     ///
     /// # Errors
-    /// As [`capture`](Self::capture); or one of `others` is of another device, not ours, or recording
+    /// As [`capture`](Self::capture); or one of `others` is of another device, not ours, or capturing
     /// already.
     pub fn capture_across(
         &self,
@@ -89,9 +89,9 @@ impl CudaQueue {
         let mut graph: CUgraph = ptr::null_mut();
         let ended = stream.end_capture(|raw| {
             let _current = context.make_current()?;
-            // SAFETY: the recording that was begun above, on this thread.
+            // SAFETY: the capture that was begun above, on this thread.
             let code = unsafe { end(raw, &raw mut graph) };
-            context.check(code, "cannot end the recording of a graph")
+            context.check(code, "cannot end the capture of a graph")
         });
         joined[..taking_part].iter().for_each(|other| other.leave_capture());
         let enqueued = match enqueued {
@@ -136,7 +136,7 @@ impl CudaGraph {
     /// Enqueues all of it on `queue`, and gives the fence of it.
     ///
     /// # Errors
-    /// The queue is of another device or is recording, the context is broken, or the driver refused it.
+    /// The queue is of another device or is capturing, the context is broken, or the driver refused it.
     pub fn launch(&self, queue: &CudaQueue) -> Result<Fence, DeviceError> {
         if !Arc::ptr_eq(queue.context(), &self.context) {
             let message = format!("the graph is of {}, the queue of {}", self.context.id, queue.device());

@@ -378,17 +378,17 @@ impl fmt::Debug for EventFence {
 /// another queue of the capture may wait for it.
 pub(super) struct Captured {
     event: Arc<Event>,
-    /// The driver's number of the recording; `None` where it does not say, and then nothing can be ordered
+    /// The driver's number of the capture; `None` where it does not say, and then nothing can be ordered
     /// after this.
-    pub(super) recording: Option<u64>,
+    pub(super) capture_id: Option<u64>,
     failure: DeviceError,
 }
 
 impl Captured {
-    pub(super) fn new(event: Arc<Event>, recording: Option<u64>) -> Self {
+    pub(super) fn new(event: Arc<Event>, capture_id: Option<u64>) -> Self {
         let message = "this point was recorded into a graph: it has no time of its own, what it stands for runs whenever the \
                        graph is launched";
-        Self { event, recording, failure: DeviceError::new(DeviceErrorKind::Invalid, message) }
+        Self { event, capture_id, failure: DeviceError::new(DeviceErrorKind::Invalid, message) }
     }
 
     pub(super) fn raw(&self) -> CUevent {

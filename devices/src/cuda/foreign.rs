@@ -20,7 +20,7 @@ use super::stream::{is_capturing, wait};
 const LEGACY: usize = 1;
 /// `CU_STREAM_PER_THREAD`: the default stream of whichever thread says so.
 pub(super) const PER_THREAD: usize = 2;
-/// `CU_EVENT_WAIT_EXTERNAL`: in a recording, wait at every launch for what the event was last recorded for.
+/// `CU_EVENT_WAIT_EXTERNAL`: in a capture, wait at every launch for what the event was last recorded for.
 const WAIT_EXTERNAL: u32 = 1;
 
 /// A foreign stream, for as long as the call that gave it.
@@ -86,8 +86,8 @@ impl Foreign {
         is_capturing(context, self.raw())
     }
 
-    /// Makes what is enqueued here next wait for an event from outside of any recording. Says whether that
-    /// holds for all that comes later, and not for a recording alone.
+    /// Makes what is enqueued here next wait for an event from outside of any capture. Says whether that
+    /// holds for all that comes later, and not for a capture alone.
     ///
     /// # Safety
     /// The event is live.
@@ -104,7 +104,7 @@ impl Foreign {
         }
         let Some(ours) = ours else {
             let message =
-                "the stream is recording a graph, which would wait for somebody else's event at every launch";
+                "the stream is capturing a graph, which would wait for somebody else's event at every launch";
             return Err(DeviceError::new(DeviceErrorKind::Invalid, message));
         };
         // The graph waits for the event for as long as the graph lives; no driver call reports its end.
@@ -114,7 +114,7 @@ impl Foreign {
         Ok(false)
     }
 
-    /// Makes what is recorded here next wait for a point of the same recording.
+    /// Makes what is recorded here next wait for a point of the same capture.
     ///
     /// # Safety
     /// The event is live.
@@ -122,19 +122,19 @@ impl Foreign {
         &self,
         context: &Context,
         event: CUevent,
-        recording: Option<u64>,
+        capture_id: Option<u64>,
     ) -> Result<(), DeviceError> {
         self.here()?;
-        if recording.is_none() || self.recording(context)? != recording {
+        if capture_id.is_none() || self.capture_id(context)? != capture_id {
             return Err(not_the_same_capture());
         }
         // SAFETY: by contract.
         unsafe { wait(context, self.raw(), event, 0) }
     }
 
-    /// The driver's number of the recording that this stream takes part in.
-    pub(super) fn recording(&self, context: &Context) -> Result<Option<u64>, DeviceError> {
-        recording(context, self.raw())
+    /// The driver's number of the capture that this stream takes part in.
+    pub(super) fn capture_id(&self, context: &Context) -> Result<Option<u64>, DeviceError> {
+        capture_id(context, self.raw())
     }
 
     /// An event of everything enqueued here by now, by whomever.
@@ -146,13 +146,13 @@ impl Foreign {
 }
 
 pub(super) fn not_the_same_capture() -> DeviceError {
-    let message = "a point in a graph can be waited for in the same recording only";
+    let message = "a point in a graph can be waited for in the same capture only";
     DeviceError::new(DeviceErrorKind::Invalid, message)
 }
 
-/// The driver's number of the recording that `stream` takes part in; `None` for none, and where the driver
+/// The driver's number of the capture that `stream` takes part in; `None` for none, and where the driver
 /// does not say.
-pub(super) fn recording(context: &Context, stream: CUstream) -> Result<Option<u64>, DeviceError> {
+pub(super) fn capture_id(context: &Context, stream: CUstream) -> Result<Option<u64>, DeviceError> {
     let Some(ask) = context.api.capture_info else { return Ok(None) };
     let (mut status, mut number): (u32, u64) = (0, 0);
     let _current = context.make_current()?;
@@ -163,6 +163,6 @@ pub(super) fn recording(context: &Context, stream: CUstream) -> Result<Option<u6
     if code == NOT_SUPPORTED {
         return Ok(None);
     }
-    context.check(code, "cannot tell what the stream is recording")?;
+    context.check(code, "cannot tell what the stream is capturing")?;
     Ok((status == 1).then_some(number))
 }

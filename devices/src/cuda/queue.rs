@@ -16,7 +16,7 @@ use super::capture;
 use super::context::Context;
 use super::events::Event;
 use super::events::{Captured, EventFence};
-use super::foreign::{Foreign, recording};
+use super::foreign::{Foreign, capture_id};
 use super::stream::Stream;
 use super::timing::TimedInterval;
 
@@ -39,7 +39,7 @@ enum Kind {
 enum Behind {
     /// An event, whether it is ours, and its context.
     Event(CUevent, Option<Arc<Event>>, Arc<Context>),
-    /// A point in a recording.
+    /// A point in a capture.
     Captured(CUevent, Option<u64>),
     /// It is done.
     Done,
@@ -131,7 +131,7 @@ impl CudaQueue {
         }
     }
 
-    /// Begins to measure; `None` in a recording, which runs when it is launched.
+    /// Begins to measure; `None` in a capture, which runs when it is launched.
     fn begin_to_measure(&self) -> Result<Option<Arc<TimedInterval>>, DeviceError> {
         if self.is_capturing()? {
             return Ok(None);
@@ -237,7 +237,7 @@ fn behind(fence: &Fence) -> Result<Behind, DeviceError> {
         });
     }
     if let Some(captured) = any.downcast_ref::<Captured>() {
-        return Ok(Behind::Captured(captured.raw(), captured.recording));
+        return Ok(Behind::Captured(captured.raw(), captured.capture_id));
     }
     Ok(Behind::Unknown)
 }
@@ -305,8 +305,8 @@ impl Queue for CudaQueue {
                     drop(state);
                     // SAFETY: a live stream of the context.
                     let event = unsafe { Event::record(&self.context, stream.raw()) }?;
-                    let recording = recording(&self.context, stream.raw())?;
-                    return Ok(Fence::event(Arc::new(Captured::new(event, recording))));
+                    let capture_id = capture_id(&self.context, stream.raw())?;
+                    return Ok(Fence::event(Arc::new(Captured::new(event, capture_id))));
                 }
                 let sequence = stream.next(&mut state);
                 let seen = state.clock.snapshot();
@@ -316,8 +316,8 @@ impl Queue for CudaQueue {
             Kind::Foreign(foreign, _) => {
                 if foreign.is_capturing(&self.context)? {
                     let event = foreign.record(&self.context)?;
-                    let recording = foreign.recording(&self.context)?;
-                    return Ok(Fence::event(Arc::new(Captured::new(event, recording))));
+                    let capture_id = foreign.capture_id(&self.context)?;
+                    return Ok(Fence::event(Arc::new(Captured::new(event, capture_id))));
                 }
                 Ok(Fence::event(Arc::new(EventFence::of(foreign.record(&self.context)?))))
             }

@@ -35,7 +35,7 @@ use crate::{DeviceError, DeviceErrorKind, Fence, QueueClock, QueueId};
 use super::context::Context;
 use super::driver::Handle;
 use super::events::Event;
-use super::foreign::{not_the_same_capture, recording};
+use super::foreign::{capture_id, not_the_same_capture};
 use super::progress::TimelineValue;
 
 /// In `completed`: the number stands still for ever.
@@ -297,13 +297,13 @@ impl Stream {
         Ok(())
     }
 
-    /// Makes what is recorded here next wait for a point of the same recording.
+    /// Makes what is recorded here next wait for a point of the same capture.
     ///
     /// # Safety
     /// `event` is live.
     pub(super) unsafe fn wait_within(&self, event: CUevent, number: Option<u64>) -> Result<(), DeviceError> {
         let _state = self.state();
-        if number.is_none() || recording(&self.context, self.raw())? != number {
+        if number.is_none() || capture_id(&self.context, self.raw())? != number {
             return Err(not_the_same_capture());
         }
         // SAFETY: by contract.
@@ -351,7 +351,7 @@ impl Stream {
         if !self.records(state)? {
             return Ok(());
         }
-        let message = format!("{} is recording a graph: nothing outside of it can be waited for", self.id);
+        let message = format!("{} is capturing a graph: nothing outside of it can be waited for", self.id);
         Err(DeviceError::new(DeviceErrorKind::Invalid, message).with_queue(self.id))
     }
 
@@ -369,7 +369,7 @@ impl Stream {
     /// had later.
     ///
     /// # Errors
-    /// It is recording already, is broken, or `begin` did not work.
+    /// It is capturing already, is broken, or `begin` did not work.
     pub(super) fn begin_capture(
         &self,
         begin: impl FnOnce(CUstream) -> Result<(), DeviceError>,
@@ -387,7 +387,7 @@ impl Stream {
         Ok(())
     }
 
-    /// Takes part, from here on, in the recording that `origin` has begun.
+    /// Takes part, from here on, in the capture that `origin` has begun.
     ///
     /// # Errors
     /// As [`begin_capture`](Self::begin_capture).
@@ -395,15 +395,15 @@ impl Stream {
         self.begin_capture(|raw| {
             // SAFETY: a live stream of the context.
             let fork = unsafe { Event::record(&self.context, origin.raw()) }?;
-            // SAFETY: the event is live, and a recording keeps what it waits for by itself.
+            // SAFETY: the event is live, and a capture keeps what it waits for by itself.
             unsafe { wait(&self.context, raw, fork.raw(), 0) }
         })
     }
 
-    /// Makes `origin`, whose recording this stream has joined, come after what was enqueued here.
+    /// Makes `origin`, whose capture this stream has joined, come after what was enqueued here.
     ///
     /// # Errors
-    /// The recording was spoilt.
+    /// The capture was spoilt.
     pub(super) fn rejoin(&self, origin: &Self) -> Result<(), DeviceError> {
         // SAFETY: a live stream of the context.
         let join = unsafe { Event::record(&self.context, self.raw()) }?;
@@ -411,14 +411,14 @@ impl Stream {
         unsafe { wait(&self.context, origin.raw(), join.raw(), 0) }
     }
 
-    /// The recording that this stream has joined is over.
+    /// The capture that this stream has joined is over.
     pub(super) fn leave_capture(&self) {
         let mut state = self.state();
         state.capture = false;
         *self.context.captures() -= 1;
     }
 
-    /// The recording is over.
+    /// The capture is over.
     pub(super) fn end_capture(
         &self,
         end: impl FnOnce(CUstream) -> Result<(), DeviceError>,
@@ -456,6 +456,6 @@ pub(super) fn is_capturing(context: &Context, stream: CUstream) -> Result<bool, 
     // SAFETY: a live stream; the status is a number, written to one.
     let code =
         unsafe { (context.api.stream_capturing)(stream, (&raw mut status).cast::<CUstreamCaptureStatus>()) };
-    context.check(code, "cannot tell whether the stream is recording a graph")?;
+    context.check(code, "cannot tell whether the stream is capturing a graph")?;
     Ok(status != 0)
 }

@@ -108,7 +108,7 @@ impl TimedInterval {
     /// The driver refused an event.
     ///
     /// # Safety
-    /// `stream` is live, of the context, and not recording a graph.
+    /// `stream` is live, of the context, and not capturing a graph.
     pub(super) unsafe fn begin(context: &Arc<Context>, stream: CUstream) -> Result<Arc<Self>, DeviceError> {
         let reference = context.clock.reference(context)?;
         let called_ns = host_now_ns();

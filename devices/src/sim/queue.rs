@@ -19,7 +19,7 @@ pub struct SimQueue {
     pub(super) core: Arc<Core>,
     id: QueueId,
     in_order: bool,
-    /// Whether its owner is recording a graph.
+    /// Whether its owner is capturing a graph.
     capturing: AtomicBool,
 }
 
@@ -68,7 +68,7 @@ impl SimQueue {
         Arc::ptr_eq(&self.core, core)
     }
 
-    /// Begins or ends the recording of a graph: what [`Queue::is_capturing`] says of it, by whatever handle.
+    /// Begins or ends the capture of a graph: what [`Queue::is_capturing`] says of it, by whatever handle.
     pub fn set_capturing(&self, capturing: bool) {
         self.capturing.store(capturing, Ordering::Release);
     }

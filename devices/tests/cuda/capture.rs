@@ -174,7 +174,7 @@ fn a_stream_that_records_gets_waits_and_records_and_no_query() {
         let point = acquired.record().expect("it works");
         assert!(!point.observed_done());
         assert!(settle(&point).is_err(), "it has no time");
-        // Within the same recording it means something: another stream joins, and is joined again.
+        // Within the same capture it means something: another stream joins, and is joined again.
         // SAFETY: as above.
         let second = unsafe { bench.device.foreign_queue(joined.handle()) }.expect("it is of the device");
         assert!(second.order_after(&point).is_err(), "a stream that does not record does not join unasked");

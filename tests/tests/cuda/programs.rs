@@ -269,7 +269,7 @@ fn what_the_driver_cannot_record_is_a_failure_of_its_node_and_the_next_replay_tr
         (0, FailureKind::Error, "fate of bad"),
         (1, FailureKind::Panic, "fate of bad"),
         (2, FailureKind::Device, "cannot be part of a graph"),
-        (3, FailureKind::Error, "recording a graph"),
+        (3, FailureKind::Error, "capturing a graph"),
     ] {
         fate.store(number, Ordering::SeqCst);
         // Its own failure: what the replay writes, it only writes.

@@ -42,7 +42,7 @@ impl Reason {
             Self::DeviceMemory => "device memory read by the host",
             Self::NoStream => "no synchronization asked for",
             Self::IgnoredStream => "producer ignores streams; ordered after its default stream only",
-            Self::Untracked => "array interface, whose end of use nobody is told",
+            Self::Untracked => "array interface, whose consumer does not report the end of its use",
             Self::Unmarked => "read lease in a struct without flags",
         }
     }
