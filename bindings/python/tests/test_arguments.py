@@ -1,290 +1,208 @@
-"""What people write by mistake: each is refused where it is written, with the argument's name and what would do."""
+"""Tensors anywhere among the arguments of a call, and what makes arrays of them."""
 
-import concurrent.futures
+import asyncio
+import collections
+import dataclasses
+import functools
 
 import pytest
 
 import estafette as est
-from conftest import peer, until
 
 
-def nothing(*_):
-    pass
+@dataclasses.dataclass(frozen=True)
+class Layer:
+    weight: object
+    scale: int = 2
 
 
-class TestNumbers:
-    @pytest.mark.parametrize("argument", ["workers", "in_flight_limit"])
-    @pytest.mark.parametrize("value", [0, -1, 10**30])
-    def test_a_count_out_of_range_is_named(self, argument, value):
-        with pytest.raises(est.InvalidError, match=rf"^{argument} must be at least 1, and below 2\*\*64, not {value}$"):
-            est.Engine(**{argument: value})
-
-    @pytest.mark.parametrize("value", ["2", 1.5])
-    def test_a_count_that_is_no_number_is_named(self, value):
-        with pytest.raises(TypeError, match=rf"^workers must be a whole number, not {type(value).__name__}$"):
-            est.Engine(workers=value)
-
-    def test_more_workers_than_a_machine_can_have_are_refused_and_not_tried(self):
-        for workers in (1025, 3000, 10**9):
-            with pytest.raises(est.InvalidError, match=f"{workers} workers: an engine has at most 1024"):
-                est.Engine(workers=workers)
-
-    @pytest.mark.parametrize("argument", ["lease_timeout", "watchdog"])
-    @pytest.mark.parametrize("value", [-1, float("nan")])
-    def test_a_time_that_is_none_is_named(self, argument, value):
-        with pytest.raises(ValueError, match=rf"^{argument} must be a number of seconds"):
-            est.Engine(1, **{argument: value})
-
-    def test_times_that_no_clock_reaches_are_no_limit(self, eng, np):
-        t = eng.zeros(1, "int8")
-        for endless in (float("inf"), 1e300):
-            t.wait(endless)
-            eng.wait_all(endless)
-        with pytest.raises(ValueError, match="timeout"):
-            t.wait(-1e300)
-
-    def test_an_infinite_lease_timeout_is_none_and_not_the_default(self, np):
-        with est.Engine(workers=1, lease_timeout=float("inf")) as engine:
-            t = engine.zeros(1, "int8")
-            taken = concurrent.futures.ThreadPoolExecutor(1).submit(np.from_dlpack, t)
-            array = taken.result()
-            op = engine.submit(lambda x: x.fill(1), writes=[t], using=np.from_dlpack)
-            with pytest.raises(TimeoutError):
-                op.wait(0.05)
-            del array, taken
-            op.wait()
+@dataclasses.dataclass
+class Slots:
+    __slots__ = ("weight",)
+    weight: object
 
 
-class TestTypesAndShapes:
-    @pytest.mark.parametrize(("given", "is_"), [(int, "int64"), (float, "float64"), (complex, "complex128"), (bool, "bool")])
-    def test_the_types_of_python_are_what_numpy_takes_them_for(self, eng, np, given, is_):
-        assert eng.zeros(2, given).dtype == is_ == np.zeros(2, given).dtype.name
-
-    def test_the_other_byte_order_is_refused_and_not_taken_for_ours(self, eng, np):
-        other = np.dtype("float32").newbyteorder()
-        with pytest.raises(ValueError, match="byte order"):
-            eng.empty(2, other)
-
-    @pytest.mark.parametrize("name", ["f4", "object", "", None, 3])
-    def test_another_name_is_refused_with_some_that_are_not(self, eng, name):
-        with pytest.raises(ValueError, match=r'`.*` is not an element type.*"float32"'):
-            eng.empty(2, name)
-
-    def test_a_shape_that_nothing_can_have_is_refused_at_submission(self, eng, np):
-        for shape in ((-2,), (2, -1), (2**62, 4)):
-            with pytest.raises(est.InvalidTensorError, match="shape"):
-                eng.call(lambda: np.ones(2), like=(shape, "float32"))
-
-    @pytest.mark.parametrize("like", [3, (2,), ((2,), "float32", 1)])
-    def test_what_a_result_cannot_be_like_is_refused(self, eng, np, like):
-        with pytest.raises(TypeError, match=r"\(shape, dtype\)"):
-            eng.call(lambda: np.ones(2), like=like)
+Pair = collections.namedtuple("Pair", "left right")
 
 
-class TestRoom:
-    def test_no_room_is_a_memory_error_too(self, eng):
-        with pytest.raises(MemoryError, match="out of host memory for 1152921504606846976 bytes") as caught:
-            eng.empty(2**60, "uint8")
-        assert isinstance(caught.value, est.OutOfMemoryError) and isinstance(caught.value, est.DeviceError)
-        assert eng.zeros(4, "uint8").is_ready()
+@pytest.fixture
+def ones(eng, np):
+    return eng.from_dlpack(np.ones(3))
 
 
-class TestOperands:
-    @pytest.mark.parametrize("argument", ["reads", "writes"])
-    def test_an_operand_without_a_list_is_told_how(self, eng, argument):
-        t = eng.zeros(1, "int8")
-        for single in (t, 5, eng.var()):
-            with pytest.raises(TypeError, match=rf"`{argument}` is a list, not .*: write `{argument}=\[x\]`"):
-                eng.submit(nothing, **{argument: single})
-        with pytest.raises(TypeError, match=rf"`{argument}=\[x\]`"):
-            eng.access(**{argument: t})
-
-    def test_alias_of_too(self, eng, np):
-        t = eng.zeros(1, "int8")
-        with pytest.raises(TypeError, match=r"`alias_of=\[x\]`"):
-            eng.call(nothing, t, alias_of=t)
-
-    def test_a_using_that_cannot_be_called_is_refused_at_submission(self, eng):
-        t = eng.zeros(1, "int8")
-        for submit in (lambda: eng.submit(nothing, reads=[t], using=3), lambda: eng.call(nothing, t, using="np.asarray")):
-            with pytest.raises(TypeError, match="`using`"):
-                submit()
-
-    def test_a_generator_of_operands_keeps_its_own_error(self, eng):
-        def operands():
-            yield eng.zeros(1, "int8")
-            raise LookupError("no more")
-
-        with pytest.raises(LookupError, match="no more"):
-            eng.submit(nothing, reads=operands())
+def value(np, t):
+    return np.from_dlpack(t).tolist()
 
 
-class TestValues:
-    def test_a_promise_is_no_number(self, eng, np):
-        # Python would read its bytes as digits.
-        t = eng.from_dlpack(np.frombuffer(bytearray(b"42"), "uint8"))
-        for kind in (int, float):
-            with pytest.raises(TypeError, match="a promise and no number"):
-                kind(t)
+class TestArguments:
+    def test_a_tensor_may_be_anywhere(self, eng, np, ones):
+        def add(first, *rest, named, other=0):
+            for array in (first, rest[0][0], rest[0][1]["x"], rest[1].left, rest[2].weight, rest[3].weight, *named):
+                assert type(array) is np.ndarray
+            assert (rest[0][1]["y"], rest[1].right, rest[2].scale, other) == ("y", None, 5, 7)
+            assert (type(rest[0]), type(rest[1]), type(rest[2])) == (list, Pair, Layer)
+            return first + rest[0][0] + rest[0][1]["x"] + rest[1].left + rest[2].weight + rest[3].weight + named[0]
 
-    def test_a_scalar_of_numpy_is_a_result(self, eng, np):
-        x = eng.from_dlpack(np.arange(5.0))
-        total = eng.call(np.sum, x, using=np.from_dlpack)
-        highest = eng.call(np.dot, x, x, using=np.from_dlpack, like=((), "float64"))
-        assert (np.from_dlpack(total), total.shape, total.dtype) == (10, (), "float64")
-        assert np.from_dlpack(highest) == 30
-        with concurrent.futures.ThreadPoolExecutor(1) as pool:
-            later = eng.from_future(pool.submit(np.float32, 2.5))
-            assert np.from_dlpack(later) == 2.5
+        shared = [ones, {"x": ones, "y": "y"}]
+        layer = Layer(ones, 5)
+        t = eng.call(
+            add, ones, shared, Pair(ones, None), layer, Slots(ones), named=(ones,), other=7, using=np.from_dlpack
+        )
+        assert value(np, t) == [7.0] * 3
+        # The caller's containers are as they were.
+        assert shared[0] is ones and shared[1]["x"] is ones and layer.weight is ones
 
-    def test_but_a_number_of_python_has_no_type(self, eng):
-        with pytest.raises(est.OperationError, match="float has no `__dlpack__`"):
-            eng.call(lambda: 3.5).wait()
+    def test_containers_keep_their_kind(self, eng, np, ones):
+        ordered = collections.OrderedDict(b=ones, a=1)
+        missing = collections.defaultdict(int, x=ones)
 
-    def test_everything_says_what_it_is(self, eng, np):
-        t = eng.zeros((2, 3), "float32")
-        v = eng.var()
-        assert repr(v) == f"<estafette.Variable {v.id}>"
-        assert repr(t.for_write()) == "<estafette.Exporter for write of <estafette.Tensor float32[2, 3], cpu:0, ready>>"
-        with t.read() as view:
-            assert repr(view) == "<estafette.View for read of float32[2, 3]>"
-        assert repr(view) == "<estafette.View whose block has ended>"
-        assert repr(eng.operators).startswith("<estafette.Operators: ")
+        def look(ordered, missing):
+            assert type(ordered) is collections.OrderedDict and list(ordered) == ["b", "a"]
+            assert missing["nothing"] == 0
+            return ordered["b"] + missing["x"]
 
+        assert value(np, eng.call(look, ordered, missing, using=np.from_dlpack)) == [2.0] * 3
+        assert "nothing" not in missing
 
-class TestProducers:
-    def test_a_type_error_about_the_data_is_not_taken_for_an_unknown_argument(self, eng):
-        class Refuses:
-            asked = 0
+    def test_what_holds_no_tensor_is_the_very_object(self, eng, np, ones):
+        inside = [1, {"a": 2}]
+        outside = [inside, ones]
+        cyclic = []
+        cyclic.append(cyclic)
 
-            def __dlpack_device__(self):
-                return 1, 0
+        def look(x, a, b, c):
+            assert a is inside and b[0] is inside and c is cyclic
+            return x
 
-            def __dlpack__(self, *, stream=None, max_version=None, dl_device=None, copy=None):
-                self.asked += 1
-                raise TypeError("no strings attached")
+        eng.call(look, ones, inside, outside, cyclic, using=np.from_dlpack).wait()
 
-        for copy in (None, True):
-            refuses = Refuses()
-            with pytest.raises(TypeError, match="no strings attached"):
-                eng.from_dlpack(refuses, copy=copy)
-            assert refuses.asked == 1
+    def test_the_operation_waits_for_a_tensor_in_a_container(self, eng, np):
+        late = eng.call(lambda: np.full(2, 4.0))
+        assert value(np, eng.call(lambda items: items["x"][0] * 2, {"x": [late]}, using=np.from_dlpack)) == [8.0, 8.0]
 
-    def test_a_wrapper_that_passes_anything_on_is_asked_with_less(self, eng, np):
-        class Old:
-            def __dlpack__(self, stream=None):
-                return np.arange(3.0).__dlpack__()
+    def test_the_failure_of_a_tensor_in_a_container_is_the_failure(self, eng, np):
+        def fails():
+            raise ValueError("no data")
 
-        class Wrapper:
-            def __dlpack_device__(self):
-                return 1, 0
+        broken = eng.call(fails, name="load")
+        with pytest.raises(est.OperationError, match="no data"):
+            eng.call(lambda items: items[0], [broken], using=np.from_dlpack).wait()
 
-            def __dlpack__(self, **arguments):
-                return Old().__dlpack__(**arguments)
+    def test_a_variable_among_arguments_is_refused(self, eng, ones):
+        for arguments in ((eng.var(),), ([eng.var()],)):
+            with pytest.raises(TypeError, match="a Variable has no data"):
+                eng.call(lambda *_: None, ones, *arguments)
 
-        assert eng.from_dlpack(Wrapper()).shape == (3,)
+    def test_partial_functions_and_names(self, eng, np, ones):
+        t = eng.call(functools.partial(np.sum, axis=0), [ones, ones])
+        assert value(np, t) == [2.0] * 3
+        inner = functools.partial(lambda a, b, c: a + b + c, 1)
+        assert value(np, eng.call(inner, ones, c=2, using=np.from_dlpack)) == [4.0] * 3
+        # The function's own argument of an option's name.
+        copied = eng.call(functools.partial(np.array, copy=True), ones, dtype="int8")
+        copied.wait()
+        assert copied.dtype == "int8"
 
-
-def test_a_library_of_a_subinterpreter_is_refused():
-    """A second interpreter's end would be taken for that of the process."""
-    from conftest import run_program
-
-    out, err = run_program(
-        """
-        import estafette
-        try:
-            import _interpreters as interpreters
-        except ImportError:
-            import _xxsubinterpreters as interpreters
-        import warnings
-        inside = interpreters.create()
-        program = '''
-        try:
-            import estafette
-        except ImportError as error:
-            print(error, flush=True)
-        '''
-        import textwrap
-        interpreters.run_string(inside, textwrap.dedent(program))
-        interpreters.destroy(inside)
-        with estafette.Engine(workers=1) as eng:
-            eng.submit(print, name="still works").wait()
-        print("end")
-        """
-    )
-    assert "main interpreter only" in out and out.strip().endswith("end"), (out, err)
-
-
-def test_a_full_window_on_an_event_loop_says_what_to_write(np):
-    import asyncio
-
-    async def main():
-        with est.Engine(workers=1, in_flight_limit=1) as eng:
-            gate = concurrent.futures.Future()
-            t = eng.from_future(gate)
-            with pytest.raises(est.InFlightLimitError, match=r"await eng\.submit_async"):
-                eng.submit(nothing, reads=[t])
-            gate.set_result(np.ones(1))
-            await t
-
-    asyncio.run(main())
-
-
-def test_leaving_an_engine_on_an_event_loop_says_what_to_write(np):
-    import asyncio
-
-    gate = concurrent.futures.Future()
-
-    async def main():
-        eng = est.Engine(workers=1)
-        late = eng.from_future(gate)
-        for wait in (eng.wait_all, eng.shutdown, lambda: eng.__exit__(None, None, None)):
-            with pytest.raises(est.WouldBlockError, match="async with"):
-                wait()
-        gate.set_result(np.ones(1))
-        await late
-        eng.shutdown()
-
-    asyncio.run(main())
-
-
-def test_an_asynchronous_body_whose_loop_is_gone_fails_and_says_so(eng, np):
-    import asyncio
-    import gc
-
-    async def forever(_):
-        await asyncio.sleep(1000)
-
-    async def begin():
-        op = eng.submit(forever, writes=[t], using=np.from_dlpack)
-        await asyncio.sleep(0)
-        return op
-
-    t = eng.zeros(1, "int8")
-    loop = asyncio.new_event_loop()
-    loop.set_exception_handler(lambda *_: None)
-    op = loop.run_until_complete(begin())
-    loop.run_until_complete(asyncio.sleep(0.05))
-    loop.close()
-    del loop
-    until(lambda: gc.collect() is not None and op.is_done())
-    with pytest.raises(est.OperationError, match="event loop"):
-        op.wait()
-
-
-def test_other_event_loops_are_told_what_to_do():
-    peer("numpy")
-    with est.Engine(workers=1) as eng:
-        t = eng.zeros(1, "int8")
-        gate = concurrent.futures.Future()
-        late = eng.from_future(gate)
-
+    def test_an_asynchronous_function_gets_arguments_too(self, np):
         async def main():
-            await late
+            async with est.Engine(workers=1) as eng:
+                x = eng.from_dlpack(np.ones(2))
 
-        with pytest.raises(RuntimeError, match="asyncio.*t.wait"):
-            main().send(None)
-        gate.set_exception(ValueError("never"))
-        with pytest.raises(est.OperationError, match="never"):
-            late.wait()
-        t.wait()
+                async def add(items, k):
+                    await asyncio.sleep(0)
+                    return items["x"] + k
+
+                promise = await eng.call_async(add, {"x": x}, k=3, using=np.from_dlpack)
+                return value(np, await promise)
+
+        assert asyncio.run(main()) == [4.0, 4.0]
+
+    def test_a_generator_function_is_refused_at_once(self, eng, ones):
+        def generate(x, k):
+            yield x
+
+        with pytest.raises(TypeError, match="generator"):
+            eng.call(generate, ones, 3)
+
+
+class TestUsing:
+    def test_a_function_of_an_array_library_gets_its_arrays(self, eng, np, ones):
+        seen = []
+
+        def probe(x):
+            seen.append(type(x))
+
+        eng.submit(probe, reads=[ones]).wait()
+        assert value(np, eng.call(np.add, ones, ones)) == [2.0] * 3
+        # A function of no library gets the tensor.
+        assert seen == [est.Tensor]
+
+    def test_jax_and_torch(self, eng, np, jnp, torch, ones):
+        assert value(np, eng.call(jnp.add, ones, ones)) == [2.0] * 3
+        assert value(np, eng.call(torch.add, ones, ones)) == [2.0] * 3
+        assert value(np, eng.call(torch.nn.functional.relu, ones)) == [1.0] * 3
+
+    def test_an_engine_has_a_default(self, np):
+        with est.Engine(workers=1, using=np.from_dlpack) as eng:
+            x = eng.from_dlpack(np.ones(2))
+            assert value(np, eng.call(lambda x: x + 1, x)) == [2.0, 2.0]
+            kinds = []
+            eng.submit(lambda x: kinds.append(type(x)), reads=[x]).wait()
+            eng.submit(lambda x: kinds.append(type(x)), reads=[x], using=lambda t: t).wait()
+            with eng.program("p") as program:
+                program.submit(lambda x: kinds.append(type(x)), reads=[x])
+            program.replay().wait()
+            assert kinds == [np.ndarray, est.Tensor, np.ndarray]
+
+    def test_what_cannot_be_called_is_refused(self):
+        with pytest.raises(TypeError, match="`using` is a function"):
+            est.Engine(using="numpy")
+
+
+class TestWrapped:
+    def test_wrap_submits(self, eng, np, ones):
+        add = eng.wrap(np.add, like=((3,), "float64"))
+        t = add(ones, 2)
+        assert t.shape == (3,) and value(np, t) == [3.0] * 3
+        assert add.__name__ == "add"
+
+    def test_op_orders_what_it_writes(self, eng, np, ones):
+        @eng.op(writes="out", using=np.from_dlpack)
+        def scale(x, factor, *, out):
+            """Scales."""
+            np.multiply(x, factor, out=out)
+
+        y = eng.zeros(3, "float64")
+        assert isinstance(scale(ones, 3, out=y), est.Operation)
+        # In place: what it reads and what it writes are one tensor.
+        scale(y, factor=2, out=y)
+        assert value(np, y) == [6.0] * 3
+        assert (scale.__name__, scale.__doc__) == ("scale", "Scales.")
+
+    def test_op_passes_each_tensor_to_its_parameter(self, eng, np):
+        a, b, c = (eng.from_dlpack(np.full(2, float(n)), writable=True) for n in (1, 2, 4))
+
+        @eng.op(reads=["items"], writes=["first", "last"], using=np.from_dlpack)
+        def mix(first, items, last):
+            first += items["b"]
+            last += first
+
+        mix(a, {"b": b}, c).wait()
+        assert [value(np, t)[0] for t in (a, b, c)] == [3.0, 2.0, 7.0]
+
+    def test_op_without_writes_promises_its_result(self, eng, np, ones):
+        @eng.op(using=np.from_dlpack)
+        def double(x):
+            return x * 2
+
+        assert value(np, double(ones)) == [2.0] * 3
+
+    def test_wrong_names_are_refused(self, eng, ones):
+        with pytest.raises(TypeError, match="has no parameter 'z'"):
+            eng.op(writes="z")(lambda x: None)
+        with pytest.raises(TypeError, match="names of parameters"):
+            eng.op(writes=[3])
+        with pytest.raises(TypeError, match="`reads` and `writes` do not name"):
+            eng.op(reads="x", writes="y")(lambda x, y, z: None)(ones, eng.zeros(1, "int8"), eng.zeros(2, "int8"))
+        with pytest.raises(TypeError, match="missing"):
+            eng.op(writes="y")(lambda x, y: None)(ones)

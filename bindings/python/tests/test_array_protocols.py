@@ -81,12 +81,9 @@ class TestPython:
         with pytest.raises(TypeError, match=r"`reads` is a list, not estafette.Tensor: write `reads=\[x\]`"):
             eng.submit(lambda x: None, reads=t)
 
-    def test_a_number_in_place_of_a_tensor_is_told_where_it_belongs(self, eng, np):
-        for number in (2, 2.5, True):
-            with pytest.raises(TypeError, match="a number goes into the function: `functools.partial`"):
-                eng.call(np.multiply, eng.zeros(3, "int8"), number)
-        with pytest.raises(TypeError, match="`from_dlpack` makes one of an array"):
-            eng.call(np.multiply, eng.zeros(3, "int8"), np.zeros(3))
+    def test_what_is_no_tensor_is_passed_on(self, eng, np):
+        for other in (2, np.full(3, 2.0)):
+            assert np.from_dlpack(eng.call(np.multiply, eng.from_dlpack(np.ones(3)), other)).tolist() == [2.0] * 3
 
 
 class TestPandas:

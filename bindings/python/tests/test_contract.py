@@ -269,8 +269,8 @@ def test_wrong_arguments_are_type_errors(eng, np):
         eng.submit(lambda x: None, reads=[np.zeros(1)])
     with pytest.raises(TypeError, match=r"reads=\[x\]"):
         eng.submit(lambda x: None, reads=x)
-    with pytest.raises(TypeError, match="estafette.Tensor"):
-        eng.call(lambda x: None, 3)
+    with pytest.raises(TypeError, match="Variable has no data"):
+        eng.call(lambda x: None, eng.var())
     with pytest.raises(ValueError, match="timeout"):
         x.wait(timeout=-1)
     with pytest.raises(TypeError):

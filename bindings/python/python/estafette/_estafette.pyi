@@ -40,6 +40,7 @@ class Engine:
         watchdog: float | None = None,
         failures: Literal["raise", "log", "ignore"] | None = None,
         stack_size: int | None = None,
+        using: Using | None = None,
     ) -> Self: ...
     @property
     def workers(self) -> int: ...
@@ -115,6 +116,23 @@ class Engine:
         on: DeviceLike | object | None = None,
         priority: int = 0,
     ) -> Awaitable[Tensor]: ...
+    def wrap(self, fn: Callable[..., Any], /, **options: Any) -> Callable[..., Tensor]: ...
+    @overload
+    def op(
+        self,
+        *,
+        reads: str | Iterable[str] | None = None,
+        writes: None = None,
+        **options: Any,
+    ) -> Callable[[Callable[..., Any]], Callable[..., Tensor]]: ...
+    @overload
+    def op(
+        self,
+        *,
+        reads: str | Iterable[str] | None = None,
+        writes: str | Iterable[str],
+        **options: Any,
+    ) -> Callable[[Callable[..., Any]], Callable[..., Operation]]: ...
     def access(
         self,
         reads: Iterable[Tensor] | None = None,

@@ -9,6 +9,7 @@ use pyo3::prelude::*;
 use crate::asyncio::running_loop;
 use crate::error::raise;
 use crate::interpreter::process::Own;
+use crate::submission::using;
 use crate::unretrieved::Failures;
 
 /// What the objects of one engine share.
@@ -23,6 +24,8 @@ pub(crate) struct Shared {
     pub(crate) lease_timeout: Duration,
     /// What becomes of failures that nothing has looked at.
     pub(crate) failures: Failures,
+    /// What makes arrays of tensors for functions whose submission names nothing.
+    pub(crate) using: using::Default,
 }
 
 impl EngineHandle {
@@ -33,6 +36,11 @@ impl EngineHandle {
     /// How long a wait is held up by leases alone.
     pub fn lease_timeout(&self) -> Duration {
         self.shared.lease_timeout
+    }
+
+    /// What makes arrays of tensors for functions whose submission names nothing.
+    pub fn using(&self) -> &using::Default {
+        &self.shared.using
     }
 
     /// The same for handles of the same engine.

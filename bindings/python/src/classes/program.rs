@@ -20,7 +20,7 @@ use crate::interpreter::guard;
 use crate::interpreter::process::Own;
 use crate::submission::body::{Body, Repeated};
 use crate::submission::scope;
-use crate::submission::submission_args::{self, SubmissionArgs};
+use crate::submission::submission_args::{self, Submission, SubmissionArgs};
 
 /// Operations that are recorded once and then run any number of times, each time as one operation. Made by
 /// `Engine.program`; the nodes are recorded by `submit`, in a ``with`` block at the end of which the program is finished::
@@ -155,7 +155,9 @@ impl PyProgram {
         name: Option<String>,
         on: Option<&Bound<'_, PyAny>>,
     ) -> PyResult<()> {
-        let (args, body) = submission_args::of_submit(r#fn, reads, writes, using, name, on, 0)?;
+        let default = self.engine.using();
+        let submission = Submission { function: r#fn, using, default, name, on, priority: 0 };
+        let (args, body) = submission_args::of_submit(submission, reads, writes)?;
         self.record(r#fn.py(), args, body)
     }
 

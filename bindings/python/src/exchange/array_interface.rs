@@ -7,7 +7,7 @@ use pyo3::prelude::*;
 use pyo3::types::PyDict;
 
 use crate::error::OrRaise;
-use crate::interpreter::guard;
+use crate::interpreter::kept::Kept;
 
 /// Whether an object has the interface `name` and does not speak DLPack.
 pub fn is_all_there_is(object: &Bound<'_, PyAny>, name: &str) -> PyResult<bool> {
@@ -53,7 +53,7 @@ pub unsafe fn kept_by(
     data: *mut u8,
     read_only: bool,
 ) -> ManagedTensor {
-    let keeper = Keeper(Some(object.clone().unbind()));
+    let keeper = Kept::new(object.clone().unbind());
     let flags = ExportFlags { read_only, is_copied: false };
     // SAFETY: by contract, and the object is kept until the deleter is called.
     unsafe { export(layout, data.cast(), flags, Abi::Versioned, move || drop(keeper)) }
@@ -67,21 +67,11 @@ pub fn kept_with(object: &Bound<'_, PyAny>, managed: ManagedTensor) -> PyResult<
     let layout = managed.describe().map_err(Into::into).or_raise(object.py())?;
     let flags = ExportFlags { read_only: managed.read_only(), is_copied: managed.is_copied() };
     let (data, abi) = (managed.data(), managed.abi());
-    let keeper = Keeper(Some(object.clone().unbind()));
+    let keeper = Kept::new(object.clone().unbind());
     let let_go = move || {
         drop(managed);
         drop(keeper);
     };
     // SAFETY: the same memory, which both of the kept owners keep until the deleter is called.
     Ok(unsafe { export(&layout, data, flags, abi, let_go) })
-}
-
-/// A reference that is dropped with the Python lock. With the guard closed it is left to the interpreter that is going away.
-struct Keeper(Option<Py<PyAny>>);
-
-impl Drop for Keeper {
-    fn drop(&mut self) {
-        guard::attach(|_| drop(self.0.take()));
-        std::mem::forget(self.0.take());
-    }
 }

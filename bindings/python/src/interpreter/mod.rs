@@ -11,6 +11,7 @@
 //! | `finalization` | Calls of Python code that a thread may come back from when the interpreter is finalizing |
 //! | `guard` | The guard between threads of the engine and the interpreter |
 //! | `interrupt` | Ctrl-C during a blocking wait |
+//! | `kept` | Python objects that any thread may drop |
 //! | `lease_sites` | Whether leases note the line of Python code that takes them, and what becomes of their memory there |
 //! | `process` | What must not be touched in a forked child |
 //! | `thread_state` | The states that Python keeps of threads of the engine |
@@ -23,6 +24,7 @@ pub(crate) mod fastcall;
 pub(crate) mod finalization;
 pub(crate) mod guard;
 pub(crate) mod interrupt;
+pub(crate) mod kept;
 pub(crate) mod lease_sites;
 pub(crate) mod process;
 pub(crate) mod thread_state;

@@ -41,6 +41,7 @@ use crate::error::{OrRaise, raise};
 use crate::exchange::peers::Peer;
 use crate::exchange::unordered::{self, Reason};
 use crate::interpreter::guard;
+use crate::interpreter::kept::Kept;
 pub use crate::kinds::kind::Kind;
 use crate::kinds::kind::Opaque;
 
@@ -187,21 +188,10 @@ pub fn release_stream(device: DLDevice, stream: &Bound<'_, PyAny>) -> PyResult<R
     let handle = of(device).handle(stream)?;
     let found = device_of(stream.py(), device)?;
     let found = found.ok_or_else(|| PyValueError::new_err(format!("freed_on: {device} is not available")))?;
-    let keeper = Keeper(Some(stream.clone().unbind()));
+    let keeper = Kept::new(stream.clone().unbind());
     // SAFETY: the caller vouches for it, and the object keeps it alive.
     let home = unsafe { ReleaseStream::new(found, handle, Some(Box::new(keeper))) };
     home.map_err(|error| PyValueError::new_err(format!("freed_on: {error}")))
-}
-
-/// A Python object that is dropped on a thread without the Python lock.
-struct Keeper(Option<Py<PyAny>>);
-
-impl Drop for Keeper {
-    fn drop(&mut self) {
-        // With the guard closed it is left to the interpreter that is going away.
-        guard::attach(|_| drop(self.0.take()));
-        std::mem::forget(self.0.take());
-    }
 }
 
 /// A queue for an operation to run on, and the Python object that keeps it alive, if one does.

@@ -73,9 +73,7 @@ impl Body {
         if let Some(using) = using
             && !using.is_callable()
         {
-            let message =
-                format!("`using` is a function that makes arrays of tensors, not {}", using.repr()?);
-            return Err(PyTypeError::new_err(message));
+            return Err(not_a_using(using)?);
         }
         let kind = FunctionKind::of(function)?;
         if kind == FunctionKind::Generator {
@@ -311,6 +309,12 @@ impl Parts {
         event_loop.call_method1(py, intern!(py, "call_soon_threadsafe"), arguments)?;
         Ok(())
     }
+}
+
+/// The error for a `using` that cannot be called.
+pub fn not_a_using(using: &Bound<'_, PyAny>) -> PyResult<PyErr> {
+    let message = format!("`using` is a function that makes arrays of tensors, not {}", using.repr()?);
+    Ok(PyTypeError::new_err(message))
 }
 
 /// Runs a plain function as the operation of `scope`, each of `tensors` through `using`.

@@ -30,17 +30,10 @@ pub enum FunctionKind {
 impl FunctionKind {
     /// Looks through `functools.partial`, and at `__call__` of objects that are no functions.
     pub fn of(function: &Bound<'_, PyAny>) -> PyResult<Self> {
-        static PARTIAL: PyOnceLock<Py<PyAny>> = PyOnceLock::new();
         let py = function.py();
-        let mut function = function.clone();
-        for _ in 0..PARTIALS_MAX {
-            if let Some(kind) = Self::of_code(&function)? {
-                return Ok(kind);
-            }
-            if !function.is_instance(PARTIAL.import(py, "functools", "partial")?)? {
-                break;
-            }
-            function = function.getattr(intern!(py, "func"))?;
+        let function = innermost(function)?;
+        if let Some(kind) = Self::of_code(&function)? {
+            return Ok(kind);
         }
         let called = function.get_type().getattr_opt(intern!(py, "__call__"))?;
         let kind = called.map(|called| Self::of_code(&called)).transpose()?.flatten();
@@ -59,6 +52,21 @@ impl FunctionKind {
             _ => Self::Plain,
         }))
     }
+}
+
+/// The function within `functools.partial`, or `function` itself.
+pub fn innermost<'py>(function: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyAny>> {
+    static PARTIAL: PyOnceLock<Py<PyAny>> = PyOnceLock::new();
+    let py = function.py();
+    let partial = PARTIAL.import(py, "functools", "partial")?;
+    let mut function = function.clone();
+    for _ in 0..PARTIALS_MAX {
+        if !function.is_instance(partial)? {
+            break;
+        }
+        function = function.getattr(intern!(py, "func"))?;
+    }
+    Ok(function)
 }
 
 /// The error for a function whose call only makes a generator.

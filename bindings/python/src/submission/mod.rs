@@ -11,6 +11,7 @@
 //! | `running` | The plain bodies that run right now, with their threads |
 //! | `scope` | Which operation the calling code belongs to |
 //! | `submission_args` | What a submission asks for, read from the arguments of `submit` and `call` |
+//! | `using` | What makes arrays of an operation's tensors |
 
 pub(crate) mod body;
 pub(crate) mod function_kind;
@@ -21,3 +22,4 @@ pub(crate) mod outcome;
 pub(crate) mod running;
 pub(crate) mod scope;
 pub(crate) mod submission_args;
+pub(crate) mod using;

@@ -12,6 +12,7 @@ use crate::classes::handle::{EngineHandle, Shared};
 use crate::classes::tensor::PyTensor;
 use crate::error::{OrRaise, Raised, finalizing};
 use crate::interpreter::guard;
+use crate::interpreter::kept::Kept;
 use crate::interpreter::process::Own;
 use crate::submission::body;
 use crate::submission::function_kind::{FunctionKind, never_runs};
@@ -21,7 +22,7 @@ use crate::unretrieved::Failures;
 
 /// A Python function, and how it is called.
 pub struct OperatorFunction {
-    parts: Option<Parts>,
+    parts: Kept<Parts>,
 }
 
 struct Parts {
@@ -59,23 +60,13 @@ impl OperatorFunction {
             using: using.map(Bound::unbind),
             infer: infer.map(Bound::unbind),
         };
-        Ok(Self { parts: Some(parts) })
-    }
-}
-
-impl Drop for OperatorFunction {
-    fn drop(&mut self) {
-        // The last call may end on a thread without the Python lock. With the guard closed the objects are left to the
-        // interpreter that is going away.
-        let mut parts = self.parts.take();
-        guard::attach(|_| drop(parts.take()));
-        std::mem::forget(parts);
+        Ok(Self { parts: Kept::new(parts) })
     }
 }
 
 impl Implementation for OperatorFunction {
     fn start(&self, invocation: Invocation) {
-        let Some(parts) = &self.parts else { return };
+        let parts = &*self.parts;
         let outcome =
             guard::attach(|py| parts.run(py, &invocation).map_err(|error| Raised::body_error(py, error)));
         // Without the Python lock, as finishing may copy memory and hands on work; by then the views are gone.
@@ -93,7 +84,7 @@ impl Parts {
         let lease_timeout = engine.lease_timeout();
         // The tensors that it is for end no engine.
         let failures = Failures::Log;
-        let shared = Shared { engine: Own::new(engine), lease_timeout, failures };
+        let shared = Shared { engine: Own::new(engine), lease_timeout, failures, using: None };
         let handle = EngineHandle { shared: Arc::new(shared) };
         let object = |tensor: &Tensor| Bound::new(py, PyTensor::new(tensor.clone(), handle.clone()));
         let inputs = call.inputs().iter().map(object).collect::<PyResult<Vec<_>>>()?;

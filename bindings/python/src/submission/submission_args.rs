@@ -8,7 +8,7 @@ use estafette::{Engine, Tensor, Variable};
 use estafette_sync::sync::OnceLock;
 use pyo3::exceptions::PyTypeError;
 use pyo3::prelude::*;
-use pyo3::types::{PyTuple, PyType};
+use pyo3::types::{PyDict, PyTuple, PyType};
 
 use crate::arguments;
 use crate::arguments::{not_a_tensor, parse_dtype, parse_shape};
@@ -18,6 +18,7 @@ use crate::kinds;
 use crate::submission::body::Body;
 use crate::submission::on::On;
 use crate::submission::outcome::Use;
+use crate::submission::using;
 
 /// The operands of an operation, sorted.
 #[derive(Default, Clone)]
@@ -89,16 +90,24 @@ impl SubmissionArgs {
     }
 }
 
+/// What all submissions of a function have in common.
+pub struct Submission<'a, 'py> {
+    pub function: &'a Bound<'py, PyAny>,
+    pub using: Option<&'a Bound<'py, PyAny>>,
+    /// The engine's function that makes arrays.
+    pub default: &'a using::Default,
+    pub name: Option<String>,
+    pub on: Option<&'a Bound<'py, PyAny>>,
+    pub priority: i32,
+}
+
 /// What `submit` asks for, and the body.
 pub fn of_submit(
-    function: &Bound<'_, PyAny>,
+    submission: Submission<'_, '_>,
     reads: Option<&Bound<'_, PyAny>>,
     writes: Option<&Bound<'_, PyAny>>,
-    using: Option<&Bound<'_, PyAny>>,
-    name: Option<String>,
-    on: Option<&Bound<'_, PyAny>>,
-    priority: i32,
 ) -> PyResult<(SubmissionArgs, Body)> {
+    let Submission { function, using, default, name, on, priority } = submission;
     let py = function.py();
     let on = queue_of(on)?;
     let queue = on.as_ref().map(|on| Arc::clone(&on.queue));
@@ -121,7 +130,8 @@ pub fn of_submit(
             }
         }
     }
-    let body = Body::new(function, using, &PyTuple::new(py, objects)?, Use::Ignored)?.on(on)?;
+    let using = using::of(function, using, default)?;
+    let body = Body::new(function, using.as_ref(), &PyTuple::new(py, objects)?, Use::Ignored)?.on(on)?;
     let name = name.map_or_else(|| name_of(function), Ok)?;
     Ok((
         SubmissionArgs {
@@ -148,25 +158,32 @@ pub struct ResultOptions<'a, 'py> {
 
 /// What `call` asks for, and the body.
 pub fn of_call(
-    function: &Bound<'_, PyAny>,
-    tensors: &Bound<'_, PyTuple>,
-    using: Option<&Bound<'_, PyAny>>,
+    submission: Submission<'_, '_>,
+    args: &Bound<'_, PyTuple>,
+    kwargs: Option<&Bound<'_, PyDict>>,
     result: &ResultOptions<'_, '_>,
-    name: Option<String>,
-    on: Option<&Bound<'_, PyAny>>,
-    priority: i32,
 ) -> PyResult<(SubmissionArgs, Body)> {
+    let Submission { function, using, default, name, on, priority } = submission;
     let py = function.py();
     let on = queue_of(on)?;
     let queue = on.as_ref().map(|on| Arc::clone(&on.queue));
     let mut operands = Operands::default();
     operands.write_vars.extend(queue.as_deref().and_then(kinds::submission_mutex));
-    for item in tensors {
-        let tensor = item.cast::<PyTensor>().map_err(|_| not_a_tensor(&item))?;
-        operands.reads.push(tensor.get().tensor(py)?.clone());
-    }
-    let body = Body::new(function, using, tensors, Use::Produced)?.on(on)?;
+    let using = using::of(function, using, default)?;
     let name = name.map_or_else(|| name_of(function), Ok)?;
+    let plain = kwargs.is_none_or(|kwargs| kwargs.is_empty())
+        && args.iter_borrowed().all(|item| item.is_instance_of::<PyTensor>());
+    let (function, tensors) = if plain {
+        (function.clone(), args.clone())
+    } else {
+        let kwargs = kwargs.cloned().unwrap_or_else(|| PyDict::new(py));
+        let bound = py.import("estafette._calls")?.call_method1("bind", (function, args, kwargs))?;
+        bound.extract()?
+    };
+    for item in tensors.iter_borrowed() {
+        operands.reads.push(item.cast::<PyTensor>()?.get().tensor(py)?.clone());
+    }
+    let body = Body::new(&function, using.as_ref(), &tensors, Use::Produced)?.on(on)?;
     Ok((SubmissionArgs { operands, priority, queue, ..of_delivery(name, result)? }, body))
 }
 

@@ -31,8 +31,10 @@ use crate::exchange::import::IMPORTED;
 use crate::interpreter::exit;
 use crate::interpreter::guard;
 use crate::interpreter::interrupt;
+use crate::interpreter::kept::Kept;
 use crate::interpreter::process::{self, Own};
 use crate::interpreter::thread_state;
+use crate::submission::body;
 use crate::unretrieved::{self, Failures};
 use crate::watch;
 
@@ -70,6 +72,9 @@ const LEASE_TIMEOUT_DEFAULT: Duration = Duration::from_secs(30);
 /// stack_size: bytes of stack of each thread that runs operations, from 64 KiB to 1 TiB, or 0 for the
 ///     system's size (``ulimit -s``; 8 MiB if unlimited, and 2 MiB at least); default the value of
 ///     `threading.stack_size` when the engine is made, as for Python's own threads.
+/// using: the function that makes arrays of tensors, for calls that name none, for example
+///     ``np.from_dlpack``; default the one of the library that a function belongs to, as for ``np.add``, and
+///     none for other functions, which get the tensors themselves.
 #[pyclass(frozen, module = "estafette", name = "Engine", weakref)]
 pub struct PyEngine {
     handle: EngineHandle,
@@ -116,8 +121,10 @@ impl PyEngine {
 impl PyEngine {
     #[new]
     #[pyo3(signature = (
-        workers = None, *, in_flight_limit = None, lease_timeout = None, watchdog = None, failures = None, stack_size = None
+        workers = None, *, in_flight_limit = None, lease_timeout = None, watchdog = None, failures = None, stack_size = None,
+        using = None
     ))]
+    #[expect(clippy::too_many_arguments, reason = "keyword arguments of the Python class")]
     fn new(
         py: Python<'_>,
         workers: Option<&Bound<'_, PyAny>>,
@@ -126,7 +133,13 @@ impl PyEngine {
         watchdog: Option<f64>,
         failures: Option<&Bound<'_, PyAny>>,
         stack_size: Option<&Bound<'_, PyAny>>,
+        using: Option<Bound<'_, PyAny>>,
     ) -> PyResult<Self> {
+        if let Some(using) = &using
+            && !using.is_callable()
+        {
+            return Err(body::not_a_using(using)?);
+        }
         let failures = Failures::parse(failures)?;
         // Not 0: Python functions never run on a thread that waits.
         let workers = count("workers", 1, workers)?
@@ -156,7 +169,8 @@ impl PyEngine {
         engine.on_lease_wait(collect_garbage);
         engine.on_wait_of(guard::is_known_main, interrupt::asked);
         estafette::operation::on_unretrieved(unretrieved::reporter);
-        let shared = Shared { engine: Own::new(engine), lease_timeout, failures };
+        let using = using.map(|using| Kept::new(using.unbind()));
+        let shared = Shared { engine: Own::new(engine), lease_timeout, failures, using };
         let handle = EngineHandle { shared: Arc::new(shared) };
         exit::watch(&handle);
         Ok(Self { handle, workers })

@@ -2,7 +2,7 @@
 
 use estafette::{Access, Completion, Tensor};
 use pyo3::prelude::*;
-use pyo3::types::PyTuple;
+use pyo3::types::{PyDict, PyTuple};
 
 use super::PyEngine;
 use crate::arguments::{list as list_of, not_a_tensor};
@@ -16,7 +16,7 @@ use crate::exchange::export::poll_once;
 use crate::interpreter::guard;
 use crate::submission::body::Body;
 use crate::submission::scope;
-use crate::submission::submission_args::{self, ResultOptions, SubmissionArgs};
+use crate::submission::submission_args::{self, ResultOptions, Submission, SubmissionArgs};
 
 #[pymethods]
 impl PyEngine {
@@ -51,7 +51,8 @@ impl PyEngine {
         priority: i32,
     ) -> PyResult<PyOperation> {
         let py = r#fn.py();
-        let (args, body) = submission_args::of_submit(r#fn, reads, writes, using, name, on, priority)?;
+        let (args, body) =
+            submission_args::of_submit(self.submission(r#fn, using, name, on, priority), reads, writes)?;
         let op = self.submit_now(py, &args, body)?;
         Ok(PyOperation::new(op, self.handle.clone()))
     }
@@ -70,7 +71,8 @@ impl PyEngine {
         priority: i32,
     ) -> PyResult<Awaiter> {
         let py = r#fn.py();
-        let (args, body) = submission_args::of_submit(r#fn, reads, writes, using, name, on, priority)?;
+        let (args, body) =
+            submission_args::of_submit(self.submission(r#fn, using, name, on, priority), reads, writes)?;
         let (engine, handle) = (self.engine(py)?.clone(), self.handle.clone());
         Ok(Awaiter::pending(async move {
             let outcome = args
@@ -107,24 +109,30 @@ impl PyEngine {
 
     /// Submits an operation whose result becomes a new tensor, and returns the promise of it at once.
     ///
-    /// `fn(*tensors)` gets each tensor through `using`; what it returns (anything that speaks DLPack) becomes the promise's
+    /// Tensors may be anywhere among the arguments, in lists, tuples, dicts and dataclasses too: the function gets an
+    /// array in place of each, which `using` makes, for example ``np.from_dlpack``. Everything else is passed on as it is. A
+    /// keyword argument of the function that has the name of an option here is given by `functools.partial`. What it returns (anything that speaks DLPack) becomes the promise's
     /// memory, without a copy. A result that overlaps memory already known is copied, unless `alias_of` names the tensors
     /// that it is a view of; with ``copy=False`` that is a failure instead, and ``copy=True`` always copies. `like`, a
     /// ``(shape, dtype)`` pair or something with these two attributes, declares shape and dtype, so that they are known at
     /// once. An ``async def`` function runs as a task on the event loop of the submitter.
     ///
+    /// using: makes an array of a tensor; default the engine's, and else that of the library whose function `fn` is.
+    ///
     ///     >>> a = eng.from_dlpack(np.eye(2))
-    ///     >>> b = eng.call(np.add, a, a, using=np.from_dlpack, like=((2, 2), "float64"))
+    ///     >>> np.from_dlpack(eng.call(np.sum, [a, a], axis=0)).tolist()
+    ///     [[2.0, 0.0], [0.0, 2.0]]
+    ///     >>> b = eng.call(np.add, a, a, like=((2, 2), "float64"))
     ///     >>> b.shape                       # declared, so it is known before it is there
     ///     (2, 2)
     ///     >>> np.from_dlpack(b).tolist()
     ///     [[2.0, 0.0], [0.0, 2.0]]
-    #[pyo3(signature = (r#fn, *tensors, using = None, alias_of = None, like = None, copy = None, name = None, on = None, priority = 0))]
+    #[pyo3(signature = (r#fn, *args, using = None, alias_of = None, like = None, copy = None, name = None, on = None, priority = 0, **kwargs))]
     #[expect(clippy::too_many_arguments, reason = "keyword arguments of the Python method")]
     fn call(
         &self,
         r#fn: &Bound<'_, PyAny>,
-        tensors: &Bound<'_, PyTuple>,
+        args: &Bound<'_, PyTuple>,
         using: Option<&Bound<'_, PyAny>>,
         alias_of: Option<&Bound<'_, PyAny>>,
         like: Option<&Bound<'_, PyAny>>,
@@ -132,21 +140,27 @@ impl PyEngine {
         name: Option<String>,
         on: Option<&Bound<'_, PyAny>>,
         priority: i32,
+        kwargs: Option<&Bound<'_, PyDict>>,
     ) -> PyResult<PyTensor> {
         let py = r#fn.py();
         let result = ResultOptions { alias_of, like, copy };
-        let (args, body) = submission_args::of_call(r#fn, tensors, using, &result, name, on, priority)?;
+        let (args, body) = submission_args::of_call(
+            self.submission(r#fn, using, name, on, priority),
+            args,
+            kwargs,
+            &result,
+        )?;
         Ok(self.wrap(self.call_now(py, &args, body)?))
     }
 
     /// As `call`, but waits for a permit without stopping the event loop: ``z = await eng.call_async(...)``
     /// gives the promise.
-    #[pyo3(signature = (r#fn, *tensors, using = None, alias_of = None, like = None, copy = None, name = None, on = None, priority = 0))]
+    #[pyo3(signature = (r#fn, *args, using = None, alias_of = None, like = None, copy = None, name = None, on = None, priority = 0, **kwargs))]
     #[expect(clippy::too_many_arguments, reason = "keyword arguments of the Python method")]
     fn call_async(
         &self,
         r#fn: &Bound<'_, PyAny>,
-        tensors: &Bound<'_, PyTuple>,
+        args: &Bound<'_, PyTuple>,
         using: Option<&Bound<'_, PyAny>>,
         alias_of: Option<&Bound<'_, PyAny>>,
         like: Option<&Bound<'_, PyAny>>,
@@ -154,10 +168,16 @@ impl PyEngine {
         name: Option<String>,
         on: Option<&Bound<'_, PyAny>>,
         priority: i32,
+        kwargs: Option<&Bound<'_, PyDict>>,
     ) -> PyResult<Awaiter> {
         let py = r#fn.py();
         let result = ResultOptions { alias_of, like, copy };
-        let (args, body) = submission_args::of_call(r#fn, tensors, using, &result, name, on, priority)?;
+        let (args, body) = submission_args::of_call(
+            self.submission(r#fn, using, name, on, priority),
+            args,
+            kwargs,
+            &result,
+        )?;
         let (engine, handle) = (self.engine(py)?.clone(), self.handle.clone());
         Ok(Awaiter::pending(async move {
             let outcome = args
@@ -169,6 +189,50 @@ impl PyEngine {
                 Ok(Py::new(py, PyTensor::new(outcome.or_raise(py)?, handle))?.into_any())
             }) as _
         }))
+    }
+
+    /// Returns a function that submits a call of `fn` with its arguments, and returns the promise of its result. `options` are
+    /// those of `call`.
+    ///
+    ///     >>> add = eng.wrap(np.add)
+    ///     >>> np.from_dlpack(add(eng.from_dlpack(np.arange(3)), 1)).tolist()
+    ///     [1, 2, 3]
+    #[pyo3(name = "wrap", signature = (r#fn, /, **options))]
+    fn wrap_function<'py>(
+        this: &Bound<'py, Self>,
+        r#fn: &Bound<'py, PyAny>,
+        options: Option<&Bound<'py, PyDict>>,
+    ) -> PyResult<Bound<'py, PyAny>> {
+        let py = this.py();
+        let options = options.cloned().unwrap_or_else(|| PyDict::new(py));
+        py.import("estafette._calls")?.call_method1("wrap", (this, r#fn, options))
+    }
+
+    /// Makes a decorator: the function becomes one that submits itself, and returns the `Operation`.
+    ///
+    /// writes: names of the parameters whose tensors the function changes, or one name. Without it the function is wrapped
+    ///     as by `wrap`.
+    /// reads: names of the parameters whose tensors it reads; default all others.
+    /// options: `using`, `name`, `on` and `priority`, as in `submit`.
+    ///
+    ///     >>> @eng.op(writes="out", using=np.from_dlpack)
+    ///     ... def scale(x, factor, out):
+    ///     ...     np.multiply(x, factor, out=out)
+    ///     >>> y = eng.zeros(3, "float64")
+    ///     >>> scale(eng.from_dlpack(np.arange(3.0)), 10, out=y).wait()
+    ///     >>> np.from_dlpack(y).tolist()
+    ///     [0.0, 10.0, 20.0]
+    #[pyo3(signature = (*, reads = None, writes = None, **options))]
+    fn op<'py>(
+        this: &Bound<'py, Self>,
+        reads: Option<&Bound<'py, PyAny>>,
+        writes: Option<&Bound<'py, PyAny>>,
+        options: Option<&Bound<'py, PyDict>>,
+    ) -> PyResult<Bound<'py, PyAny>> {
+        let py = this.py();
+        let options = options.cloned().unwrap_or_else(|| PyDict::new(py));
+        let none = PyTuple::empty(py).into_any();
+        py.import("estafette._calls")?.call_method1("op", (this, reads, writes.unwrap_or(&none), options))
     }
 
     /// Scoped leases of several tensors, taken all at once: ``with eng.access(reads=[a], writes=[b]) as (x, y)``, or
@@ -203,6 +267,17 @@ impl PyEngine {
 }
 
 impl PyEngine {
+    fn submission<'a, 'py>(
+        &'a self,
+        function: &'a Bound<'py, PyAny>,
+        using: Option<&'a Bound<'py, PyAny>>,
+        name: Option<String>,
+        on: Option<&'a Bound<'py, PyAny>>,
+        priority: i32,
+    ) -> Submission<'a, 'py> {
+        Submission { function, using, default: self.handle.using(), name, on, priority }
+    }
+
     /// Submits without waiting where it can; where it must wait for room, without the Python lock.
     fn submit_now(&self, py: Python<'_>, args: &SubmissionArgs, body: Body) -> PyResult<estafette::Op> {
         let engine = self.engine(py)?;

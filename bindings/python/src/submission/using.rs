@@ -1,0 +1,47 @@
+//! What makes arrays of an operation's tensors: the function that is given, the engine's, or that of the function's own library.
+
+use pyo3::intern;
+use pyo3::prelude::*;
+use pyo3::sync::PyOnceLock;
+use pyo3::types::{PyDict, PyString};
+
+use crate::exchange::peers;
+use crate::interpreter::kept::Kept;
+use crate::submission::function_kind::innermost;
+
+/// The function of an engine that makes arrays, for calls that name none.
+pub type Default = Option<Kept<Py<PyAny>>>;
+
+/// What makes arrays for `function`: `given`, else the engine's `default`, else `from_dlpack` of the array library whose function it
+/// is. `None` for any other function, which gets the tensors themselves.
+pub fn of<'py>(
+    function: &Bound<'py, PyAny>,
+    given: Option<&Bound<'py, PyAny>>,
+    default: &Default,
+) -> PyResult<Option<Bound<'py, PyAny>>> {
+    if let Some(given) = given {
+        return Ok(Some(given.clone()));
+    }
+    match default {
+        Some(default) => Ok(Some(default.bind(function.py()).clone())),
+        None => of_library(&innermost(function)?),
+    }
+}
+
+fn of_library<'py>(function: &Bound<'py, PyAny>) -> PyResult<Option<Bound<'py, PyAny>>> {
+    /// By the name of a module; `None` in Python for a library without such a function.
+    static FOUND: PyOnceLock<Py<PyDict>> = PyOnceLock::new();
+    let py = function.py();
+    let Some(module) = function.getattr_opt(intern!(py, "__module__"))? else { return Ok(None) };
+    let Ok(module) = module.cast::<PyString>() else { return Ok(None) };
+    let found = FOUND.get_or_init(py, || PyDict::new(py).unbind()).bind(py);
+    if let Some(using) = found.get_item(module)? {
+        return Ok((!using.is_none()).then_some(using));
+    }
+    if peers::of_module(module.to_str()?).is_none() {
+        return Ok(None);
+    }
+    let using = py.import("estafette._calls")?.call_method1("using_of", (module,))?;
+    found.set_item(module, &using)?;
+    Ok((!using.is_none()).then_some(using))
+}
