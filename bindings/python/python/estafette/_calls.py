@@ -1,4 +1,4 @@
-"""Calls with tensors anywhere among their arguments. Called by the extension, never by users."""
+"""Calls with tensors anywhere among their arguments and results. Called by the extension, never by users."""
 
 from __future__ import annotations
 
@@ -39,8 +39,8 @@ def bind(function, args, keywords):
 
 
 def _call(function, args, keywords, tensors):
-    args = [(_filler(value, tensors, ()), value) for value in args]
-    keywords = {key: (_filler(value, tensors, ()), value) for key, value in keywords.items()}
+    args = [(_filler(value, tensors, _is_tensor), value) for value in args]
+    keywords = {key: (_filler(value, tensors, _is_tensor), value) for key, value in keywords.items()}
     return Call(function, args, keywords)
 
 
@@ -49,34 +49,49 @@ def _filled(item, arrays):
     return value if fill is None else fill(arrays)
 
 
-def _filler(value, tensors, outer):
-    """The function that gives `value` with arrays in place of its tensors, which are added to `tensors`.
-
-    None for a value without tensors, which is passed on as it is. `outer` has the identities of what `value` is in: a
-    container that is in itself is not entered again.
-    """
-    if isinstance(value, Tensor):
-        tensors.append(value)
-        return operator.itemgetter(len(tensors) - 1)
+def _is_tensor(value):
     if isinstance(value, Variable):
         raise TypeError("a Variable has no data to pass to a function: `submit(reads=..., writes=...)` orders by it")
+    return isinstance(value, Tensor)
+
+
+_ARRAYS = "__dlpack__", "__array_interface__", "__cuda_array_interface__", "__sycl_usm_array_interface__"
+
+
+def _is_array(value):
+    return any(hasattr(value, name) for name in _ARRAYS)
+
+
+def _filler(value, found, is_leaf, outer=()):
+    """The function that gives `value` with other objects in place of its leaves, which are added to `found`.
+
+    None for a value without leaves, which stays as it is. `outer` has the identities of what `value` is in: a container
+    that is in itself is not entered again.
+    """
+    if is_leaf(value):
+        found.append(value)
+        return operator.itemgetter(len(found) - 1)
     if id(value) in outer:
         return None
     outer = (*outer, id(value))
     if isinstance(value, (list, tuple)):
-        items = [(_filler(item, tensors, outer), item) for item in value]
+        items = [(_filler(item, found, is_leaf, outer), item) for item in value]
         if all(fill is None for fill, _ in items):
             return None
         make = getattr(type(value), "_make", type(value))
-        return lambda arrays: make([_filled(item, arrays) for item in items])
+        return lambda objects: make([_filled(item, objects) for item in items])
     if isinstance(value, dict):
-        fillers = {key: _filler(item, tensors, outer) for key, item in value.items()}
+        fillers = {key: _filler(item, found, is_leaf, outer) for key, item in value.items()}
         return _copy_filler(value, fillers, dict.__setitem__)
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+    if _is_dataclass(value):
         names = [field.name for field in dataclasses.fields(value) if hasattr(value, field.name)]
-        fillers = {name: _filler(getattr(value, name), tensors, outer) for name in names}
+        fillers = {name: _filler(getattr(value, name), found, is_leaf, outer) for name in names}
         return _copy_filler(value, fillers, object.__setattr__)
     return None
+
+
+def _is_dataclass(value):
+    return dataclasses.is_dataclass(value) and not isinstance(value, type)
 
 
 def _copy_filler(value, fillers, put):
@@ -91,6 +106,73 @@ def _copy_filler(value, fillers, put):
         return filled
 
     return fill
+
+
+def unpacked(value):
+    """The arrays in what a function has returned, and what makes the same of their promises; None for one array."""
+    if value is not None and not isinstance(value, (list, tuple, dict)) and (_is_array(value) or not _is_dataclass(value)):
+        return None
+    arrays: list[object] = []
+    fill = _filler(value, arrays, _is_array)
+    return arrays, (fill or (lambda _: value))
+
+
+def declared(outputs, like):
+    """What the caller has said of the results: how their arrays are taken, what is made of the promises, what each is like.
+
+    None where nothing is said, or where `like` is that of one array.
+    """
+    names = likes = None
+    if isinstance(like, dict):
+        names, likes = list(like), list(like.values())
+    elif isinstance(like, list):
+        likes = like
+    elif outputs is None:
+        return None
+    elif like is not None:
+        raise TypeError("`like` of several outputs is a list or a dict, with what each is like")
+    if outputs is not None:
+        said = _outputs(outputs)
+        if likes is not None and said != (names if names is not None else len(likes)):
+            raise TypeError(f"outputs={outputs!r} and `like` do not say the same")
+        names = None if isinstance(said, int) else said
+    if likes is None:
+        likes = [None] * (said if names is None else len(names))
+    if names is None:
+        return functools.partial(_take_sequence, len(likes)), tuple, likes
+    return functools.partial(_take_mapping, names), lambda tensors: dict(zip(names, tensors)), likes
+
+
+def _outputs(outputs):
+    if isinstance(outputs, int) and not isinstance(outputs, bool) and outputs >= 0:
+        return outputs
+    if isinstance(outputs, (list, tuple)):
+        names = list(outputs)
+        if names and all(isinstance(name, str) for name in names) and len(set(names)) == len(names):
+            return names
+    raise TypeError(f"outputs is the number of arrays that the function returns, or their names in a dict, not {outputs!r}")
+
+
+def _take_sequence(count, value):
+    if count == 0 and value is None:
+        return []
+    if not isinstance(value, (list, tuple)) or len(value) != count:
+        raise TypeError(f"the function returned {_described(value)}, and outputs={count} was declared")
+    return list(value)
+
+
+def _take_mapping(names, value):
+    if not isinstance(value, dict) or set(value) != set(names):
+        raise TypeError(f"the function returned {_described(value)}, and the outputs {', '.join(map(repr, names))} were declared")
+    return [value[name] for name in names]
+
+
+def _described(value):
+    if isinstance(value, dict):
+        return f"a dict of {', '.join(map(repr, value))}" if value else "an empty dict"
+    if isinstance(value, (list, tuple)):
+        return f"a {type(value).__name__} of {len(value)}"
+    return "nothing" if value is None else type(value).__name__
 
 
 def wrap(engine, function, options):
@@ -149,7 +231,7 @@ def _tensors_of(arguments, names):
     tensors: list[Tensor] = []
     for name in names:
         if name in arguments:
-            _filler(arguments[name], tensors, ())
+            _filler(arguments[name], tensors, _is_tensor)
     return tensors
 
 

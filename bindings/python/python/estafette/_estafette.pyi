@@ -92,6 +92,7 @@ class Engine:
         on: DeviceLike | object | None = None,
         priority: int = 0,
     ) -> Awaitable[Operation]: ...
+    @overload
     def call(
         self,
         fn: Callable[..., Any],
@@ -100,10 +101,82 @@ class Engine:
         alias_of: Iterable[Tensor] | None = None,
         like: Like | None = None,
         copy: bool | None = None,
+        outputs: None = None,
         name: str | None = None,
         on: DeviceLike | object | None = None,
         priority: int = 0,
     ) -> Tensor: ...
+    @overload
+    def call(
+        self,
+        fn: Callable[..., Any],
+        *tensors: Tensor,
+        using: Using | None = None,
+        alias_of: Iterable[Tensor] | None = None,
+        like: None = None,
+        copy: bool | None = None,
+        outputs: Literal[0],
+        name: str | None = None,
+        on: DeviceLike | object | None = None,
+        priority: int = 0,
+    ) -> Operation: ...
+    @overload
+    def call(
+        self,
+        fn: Callable[..., Any],
+        *tensors: Tensor,
+        using: Using | None = None,
+        alias_of: Iterable[Tensor] | None = None,
+        like: list[Like] | None = None,
+        copy: bool | None = None,
+        outputs: int,
+        name: str | None = None,
+        on: DeviceLike | object | None = None,
+        priority: int = 0,
+    ) -> tuple[Tensor, ...]: ...
+    @overload
+    def call(
+        self,
+        fn: Callable[..., Any],
+        *tensors: Tensor,
+        using: Using | None = None,
+        alias_of: Iterable[Tensor] | None = None,
+        like: dict[str, Like] | None = None,
+        copy: bool | None = None,
+        outputs: Sequence[str],
+        name: str | None = None,
+        on: DeviceLike | object | None = None,
+        priority: int = 0,
+    ) -> dict[str, Tensor]: ...
+    @overload
+    def call(
+        self,
+        fn: Callable[..., Any],
+        *tensors: Tensor,
+        using: Using | None = None,
+        alias_of: Iterable[Tensor] | None = None,
+        like: list[Like],
+        copy: bool | None = None,
+        outputs: None = None,
+        name: str | None = None,
+        on: DeviceLike | object | None = None,
+        priority: int = 0,
+    ) -> tuple[Tensor, ...]: ...
+    @overload
+    def call(
+        self,
+        fn: Callable[..., Any],
+        *tensors: Tensor,
+        using: Using | None = None,
+        alias_of: Iterable[Tensor] | None = None,
+        like: dict[str, Like],
+        copy: bool | None = None,
+        outputs: None = None,
+        name: str | None = None,
+        on: DeviceLike | object | None = None,
+        priority: int = 0,
+    ) -> dict[str, Tensor]: ...
+    @overload
     def call_async(
         self,
         fn: Callable[..., Any],
@@ -112,10 +185,81 @@ class Engine:
         alias_of: Iterable[Tensor] | None = None,
         like: Like | None = None,
         copy: bool | None = None,
+        outputs: None = None,
         name: str | None = None,
         on: DeviceLike | object | None = None,
         priority: int = 0,
     ) -> Awaitable[Tensor]: ...
+    @overload
+    def call_async(
+        self,
+        fn: Callable[..., Any],
+        *tensors: Tensor,
+        using: Using | None = None,
+        alias_of: Iterable[Tensor] | None = None,
+        like: None = None,
+        copy: bool | None = None,
+        outputs: Literal[0],
+        name: str | None = None,
+        on: DeviceLike | object | None = None,
+        priority: int = 0,
+    ) -> Awaitable[Operation]: ...
+    @overload
+    def call_async(
+        self,
+        fn: Callable[..., Any],
+        *tensors: Tensor,
+        using: Using | None = None,
+        alias_of: Iterable[Tensor] | None = None,
+        like: list[Like] | None = None,
+        copy: bool | None = None,
+        outputs: int,
+        name: str | None = None,
+        on: DeviceLike | object | None = None,
+        priority: int = 0,
+    ) -> Awaitable[tuple[Tensor, ...]]: ...
+    @overload
+    def call_async(
+        self,
+        fn: Callable[..., Any],
+        *tensors: Tensor,
+        using: Using | None = None,
+        alias_of: Iterable[Tensor] | None = None,
+        like: dict[str, Like] | None = None,
+        copy: bool | None = None,
+        outputs: Sequence[str],
+        name: str | None = None,
+        on: DeviceLike | object | None = None,
+        priority: int = 0,
+    ) -> Awaitable[dict[str, Tensor]]: ...
+    @overload
+    def call_async(
+        self,
+        fn: Callable[..., Any],
+        *tensors: Tensor,
+        using: Using | None = None,
+        alias_of: Iterable[Tensor] | None = None,
+        like: list[Like],
+        copy: bool | None = None,
+        outputs: None = None,
+        name: str | None = None,
+        on: DeviceLike | object | None = None,
+        priority: int = 0,
+    ) -> Awaitable[tuple[Tensor, ...]]: ...
+    @overload
+    def call_async(
+        self,
+        fn: Callable[..., Any],
+        *tensors: Tensor,
+        using: Using | None = None,
+        alias_of: Iterable[Tensor] | None = None,
+        like: dict[str, Like],
+        copy: bool | None = None,
+        outputs: None = None,
+        name: str | None = None,
+        on: DeviceLike | object | None = None,
+        priority: int = 0,
+    ) -> Awaitable[dict[str, Tensor]]: ...
     def wrap(self, fn: Callable[..., Any], /, **options: Any) -> Callable[..., Tensor]: ...
     @overload
     def op(
@@ -164,7 +308,7 @@ class Tensor:
     def is_defined(self) -> bool: ...
     def wait(self, timeout: float | None = None) -> None: ...
     def block_until_ready(self, timeout: float | None = None) -> Self: ...
-    def __await__(self) -> Generator[Any, None, Self]: ...
+    def __await__(self) -> Generator[Any, None, Any]: ...
     def writable(self) -> Awaitable[Self]: ...
     @property
     def __estafette_promise__(self) -> CapsuleType: ...
@@ -209,6 +353,7 @@ class Tensor:
     def __len__(self) -> int: ...
     def __bool__(self) -> bool: ...
     def __iter__(self) -> Iterator[Any]: ...
+    def __getitem__(self, key: Any, /) -> Any: ...
     def to_host(self) -> Tensor: ...
     def for_write(self) -> Exporter: ...
     def alias(self) -> Exporter: ...

@@ -23,6 +23,7 @@ use crate::interpreter::call_site;
 use crate::interpreter::guard;
 use crate::interpreter::lease_sites;
 use crate::interpreter::process::Own;
+use crate::submission::results;
 use crate::submission::scope::would_block;
 
 /// Leases of several tensors, taken together at the beginning of a ``with`` or ``async with`` block and returned at its
@@ -88,6 +89,9 @@ impl PyAccess {
     }
 
     fn lend(&self, py: Python<'_>, leases: Vec<Lease>) -> PyResult<Py<PyAny>> {
+        for lease in &leases {
+            results::refuse_placeholder(py, lease.tensor())?;
+        }
         let views = leases
             .into_iter()
             .map(|lease| Py::new(py, PyView { lease: Mutex::new(Some(Own::new(lease))) }))

@@ -155,8 +155,8 @@ impl PyProgram {
         name: Option<String>,
         on: Option<&Bound<'_, PyAny>>,
     ) -> PyResult<()> {
-        let default = self.engine.using();
-        let submission = Submission { function: r#fn, using, default, name, on, priority: 0 };
+        let engine = &self.engine;
+        let submission = Submission { function: r#fn, using, engine, name, on, priority: 0 };
         let (args, body) = submission_args::of_submit(submission, reads, writes)?;
         self.record(r#fn.py(), args, body)
     }

@@ -2,6 +2,7 @@
 
 use std::ffi::c_int;
 use std::mem::ManuallyDrop;
+use std::sync::Arc;
 use std::time::Duration;
 
 use estafette::devices::DLDevice;
@@ -29,6 +30,7 @@ use crate::exchange::export::{self, From, Request};
 use crate::exchange::promise;
 use crate::interpreter::guard;
 use crate::interpreter::process::Own;
+use crate::submission::results::{self, Results};
 use crate::submission::scope;
 use crate::submission::scope::would_block;
 
@@ -41,6 +43,8 @@ use crate::submission::scope::would_block;
 pub struct PyTensor {
     tensor: DroppedInline,
     engine: EngineHandle,
+    /// Of the promise of a call of which nothing is known but that it returns.
+    results: Option<Arc<Results>>,
 }
 
 /// A tensor whose drop keeps the Python lock, as drops of Python objects do, and holds no lock of the engine.
@@ -55,11 +59,50 @@ impl Drop for DroppedInline {
 
 impl PyTensor {
     pub fn new(tensor: Tensor, engine: EngineHandle) -> Self {
-        Self { tensor: DroppedInline(ManuallyDrop::new(Own::new(tensor))), engine }
+        Self::of_call(tensor, engine, None)
     }
 
+    /// The promise of a call, whose result may turn out to be several.
+    pub fn of_call(tensor: Tensor, engine: EngineHandle, results: Option<Arc<Results>>) -> Self {
+        Self { tensor: DroppedInline(ManuallyDrop::new(Own::new(tensor))), engine, results }
+    }
+
+    /// # Errors
+    /// `ForkedError` in a forked child; `TypeError` for the promise of a call that has returned no single array.
     pub fn tensor(&self, py: Python<'_>) -> PyResult<&Tensor> {
+        if self.structure().is_some() {
+            return Err(results::not_one_array());
+        }
+        self.promise(py)
+    }
+
+    /// The promise, of one array or of several.
+    fn promise(&self, py: Python<'_>) -> PyResult<&Tensor> {
         self.tensor.0.get(py)
+    }
+
+    /// The results of a call that has returned no single array.
+    fn structure(&self) -> Option<&Arc<Results>> {
+        self.results.as_ref().filter(|results| results.is_structured())
+    }
+
+    /// What a call has returned if that is no single array, with promises in place of arrays. Waits until that is known.
+    ///
+    /// # Errors
+    /// The failure of the call; `WouldBlockError` on an event loop's thread; those of a submission.
+    fn unpacked<'py>(&self, py: Python<'py>) -> PyResult<Option<Bound<'py, PyAny>>> {
+        if self.results.is_some() && self.structure().is_none() {
+            export::until_known(py, self.promise(py)?)?;
+        }
+        self.structure().map(|results| results.unpack(py, &self.engine)).transpose()
+    }
+
+    /// What ``await`` gives: the tensor, or what the call has returned.
+    fn awaited(this: &Bound<'_, Self>) -> PyResult<Py<PyAny>> {
+        match this.get().structure() {
+            Some(results) => results.unpack(this.py(), &this.get().engine).map(Bound::unbind),
+            None => Ok(this.clone().into_any().unbind()),
+        }
     }
 
     pub fn engine(&self) -> &EngineHandle {
@@ -77,12 +120,12 @@ impl PyTensor {
 
     /// Returns True if the current version is finished, with or without a failure. Never waits.
     fn is_ready(&self, py: Python<'_>) -> PyResult<bool> {
-        Ok(self.tensor(py)?.is_ready())
+        Ok(self.promise(py)?.is_ready())
     }
 
     /// Returns True if the tensor has its memory and shape. Never waits.
     fn is_defined(&self, py: Python<'_>) -> PyResult<bool> {
-        Ok(self.tensor(py)?.is_defined())
+        Ok(self.promise(py)?.is_defined())
     }
 
     /// Blocks until the version current at this call is finished, at most `timeout` seconds.
@@ -101,7 +144,7 @@ impl PyTensor {
     ///     estafette.OperationError: operation `load` (op ...) failed: ValueError: no data
     #[pyo3(signature = (timeout = None))]
     fn wait(&self, py: Python<'_>, timeout: Option<f64>) -> PyResult<()> {
-        let tensor = self.tensor(py)?;
+        let tensor = self.promise(py)?;
         let timeout = seconds("timeout", timeout)?;
         if tensor.is_ready() || timeout.is_some_and(|timeout| timeout.is_zero()) {
             return tensor.wait_timeout(Duration::ZERO).or_raise(py);
@@ -132,15 +175,16 @@ impl PyTensor {
     /// engine's `lease_timeout`, or up to an eighth longer.
     fn __await__(this: &Bound<'_, Self>) -> PyResult<Awaiter> {
         let py = this.py();
-        let tensor = this.get().tensor(py)?;
+        let tensor = this.get().promise(py)?;
         if tensor.is_ready() {
             let outcome = tensor.wait_timeout(Duration::ZERO).or_raise(py);
-            return Ok(Awaiter::done(outcome.map(|()| this.clone().into_any().unbind())));
+            return Ok(Awaiter::done(outcome.and_then(|()| Self::awaited(this))));
         }
         let (ready, result) = (scope::within(py, || tensor.ready())?, this.clone().unbind());
         Ok(Awaiter::pending(async move {
             let outcome = ready.await;
-            Box::new(move |py: Python<'_>| outcome.or_raise(py).map(|()| result.into_any())) as _
+            Box::new(move |py: Python<'_>| outcome.or_raise(py).and_then(|()| Self::awaited(result.bind(py))))
+                as _
         }))
     }
 
@@ -306,6 +350,9 @@ impl PyTensor {
     /// ``np.from_dlpack(t)``.
     fn __iter__<'py>(this: &Bound<'py, Self>) -> PyResult<Bound<'py, PyIterator>> {
         let py = this.py();
+        if let Some(results) = this.get().unpacked(py)? {
+            return results.try_iter();
+        }
         let tensor = this.get().tensor(py)?;
         export::until_defined(py, tensor)?;
         match tensor.shape().or_raise(py)?.len() {
@@ -313,6 +360,14 @@ impl PyTensor {
             ndim => Err(PyTypeError::new_err(format!(
                 "a tensor with {ndim} dimensions is not iterated over: take it with a library, `np.from_dlpack(t)`"
             ))),
+        }
+    }
+
+    /// ``t["loss"]`` and ``t[0]``: one of the results of a call that returns several. Waits until they are known.
+    fn __getitem__<'py>(&self, key: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyAny>> {
+        match self.unpacked(key.py())? {
+            Some(results) => results.get_item(key),
+            None => Err(PyTypeError::new_err("elements are taken with a library: `np.from_dlpack(t)[...]`")),
         }
     }
 
@@ -378,6 +433,9 @@ impl PyTensor {
 
     /// Length of the first dimension. Raises `NotDefinedError` while the tensor has no shape yet.
     fn __len__(&self, py: Python<'_>) -> PyResult<usize> {
+        if let Some(results) = self.structure() {
+            return results.unpack(py, &self.engine)?.len();
+        }
         let shape = self.tensor(py)?.shape().or_raise(py)?;
         let first =
             shape.first().ok_or_else(|| PyTypeError::new_err("a tensor without dimensions has no length"))?;
@@ -404,6 +462,9 @@ impl PyTensor {
         let Some(tensor) = self.tensor.0.try_get() else {
             return "<estafette.Tensor of the parent process>".into();
         };
+        if self.structure().is_some() {
+            return "<estafette.Tensor of no single array, ready>".into();
+        }
         let what = match (tensor.dtype(), tensor.shape()) {
             (Ok(dtype), Ok(shape)) => format!("{dtype}{:?}", shape.as_slice()),
             _ => "no shape yet".to_string(),

@@ -22,6 +22,7 @@ use crate::exchange::unordered::{self, Reason};
 use crate::interpreter::call_site;
 use crate::interpreter::guard;
 use crate::kinds;
+use crate::submission::results;
 use crate::submission::scope;
 use crate::submission::scope::would_block;
 
@@ -308,8 +309,21 @@ pub fn poll_once<T>(future: impl Future<Output = T>) -> Option<T> {
 /// Waits until the tensor has its memory and shape.
 ///
 /// # Errors
-/// The failure of the operation that should have made it; `WouldBlockError` on an event loop's thread.
+/// The failure of the operation that should have made it; `WouldBlockError` on an event loop's thread; `TypeError` for the promise of
+/// a call that has returned no single array.
 pub fn until_defined(py: Python<'_>, tensor: &Tensor) -> PyResult<()> {
+    if tensor.is_defined() {
+        return Ok(());
+    }
+    until_known(py, tensor)?;
+    results::refuse_placeholder(py, tensor)
+}
+
+/// As [`until_defined`], also for the promise of several results.
+///
+/// # Errors
+/// As [`until_defined`], without `TypeError`.
+pub fn until_known(py: Python<'_>, tensor: &Tensor) -> PyResult<()> {
     if tensor.is_defined() {
         return Ok(());
     }

@@ -7,20 +7,49 @@
 
 use std::sync::Arc;
 
-use estafette::Completion;
+use estafette::{Completion, Tensor};
 use estafette_sync::sync::Mutex;
 use pyo3::prelude::*;
 
-use crate::error::Raised;
+use crate::classes::handle::EngineHandle;
+use crate::error::{OrRaise, Raised};
+use crate::exchange::export::poll_once;
 use crate::interpreter::guard;
 use crate::interpreter::process::Own;
-use crate::submission::outcome::{Use, take_result};
+use crate::submission::outcome::take_result;
+use crate::submission::scope;
+use crate::submission::submission_args::SubmissionArgs;
 
 /// Where the operation leaves its completion for the future.
 pub type Slot = Arc<Mutex<Option<Completion>>>;
 
-fn take(slot: &Slot) -> Option<Completion> {
+pub fn take(slot: &Slot) -> Option<Completion> {
     slot.lock().take()
+}
+
+/// Submits an operation that leaves its completion in `slot`, for the bringer of its result. Without operands it is there when this
+/// returns.
+///
+/// # Errors
+/// Those of a submission; `InFlightLimitError` where waiting for room would stop an event loop.
+pub fn receive(
+    py: Python<'_>,
+    engine: &EngineHandle,
+    args: &SubmissionArgs,
+    slot: &Slot,
+) -> PyResult<Tensor> {
+    let core = engine.engine(py)?;
+    let leave = || {
+        let slot = Arc::clone(slot);
+        move |end: Completion| *slot.lock() = Some(end)
+    };
+    match scope::within(py, || poll_once(async { args.promise(core).permit().await?.receive(leave()) }))? {
+        Some(outcome) => outcome.or_raise(py),
+        None => {
+            engine.may_wait(py)?;
+            guard::detach(py, || args.promise(core).receive(leave())).or_raise(py)
+        }
+    }
 }
 
 /// Ends the operation when listening has failed: the caller gets `error`, so there is nothing to report.
@@ -47,20 +76,18 @@ impl Delivery {
 impl Delivery {
     fn __call__(&self, value: &Bound<'_, PyAny>, error: Option<Bound<'_, PyAny>>, cancelled: bool) {
         let py = value.py();
-        // In a forked child the operation is the parent's, who hears of the end himself.
+        // In a forked child the operation belongs to the parent process.
         let Some(completion) = self.slot.try_get().and_then(take) else { return };
         let outcome = match error {
             Some(error) => Err(PyErr::from_value(error)),
-            None => take_result(value, Use::Produced),
+            None => take_result(value),
         };
         // The frames behind the exception are the future's, and stay as they are.
         let outcome = outcome.map_err(|error| Raised::foreign(py, error));
         // Completing may copy memory and hands on work, so it happens without the Python lock.
         guard::detach(py, || match outcome {
-            Ok(Some(produced)) => completion.produce(Ok(produced)),
-            Ok(None) => completion.produce(Err("the future gave no result".into())),
             Err(why) if cancelled => completion.cancel(why),
-            Err(why) => completion.produce(Err(why)),
+            outcome => completion.produce(outcome),
         });
     }
 }

@@ -155,7 +155,7 @@ fn late(object: &Bound<'_, PyAny>, engine: &Engine, promise: Fence) -> PyResult<
             .or_raise(py)?;
     let give = py.import("estafette._body")?.getattr("give")?;
     let function = py.import("functools")?.getattr("partial")?.call1((give, object))?;
-    let body = Body::new(&function, None, &PyTuple::empty(py), Use::Produced)?;
+    let body = Body::new(&function, None, &PyTuple::empty(py), Use::Produced(None))?;
     let op = engine.op("foreign promise").reads([&gate]).worker_only();
     op.produce_external(move |end: Completion| body.start(end)).or_raise(py)
 }

@@ -125,7 +125,7 @@ impl Body {
             context: parts.context.clone_ref(py),
             event_loop: parts.event_loop.as_ref().map(|event_loop| event_loop.clone_ref(py)),
             is_async: parts.is_async,
-            result: parts.result,
+            result: parts.result.clone(),
             on: parts.on.clone(),
         });
         Self { parts }
@@ -139,7 +139,7 @@ impl Body {
     /// Runs or sends off the function; called by the engine on one of its workers, without the Python lock.
     pub fn start(mut self, completion: Completion) {
         let Some(parts) = &self.parts else { return };
-        let (result, on) = (parts.result, parts.on.clone());
+        let (result, on) = (parts.result.clone(), parts.on.clone());
         start(completion, result, on, |_py| Ok(self.parts.take()));
     }
 }
@@ -172,7 +172,6 @@ fn start(
 
 /// The body of a node of a program, which is called by every replay.
 pub struct Repeated {
-    result: Use,
     on: Option<Arc<On>>,
     /// Held for as long as it takes to take references, and never waited for: the garbage collector may come in between.
     body: Mutex<Body>,
@@ -181,12 +180,12 @@ pub struct Repeated {
 impl Repeated {
     pub fn new(body: Body) -> Arc<Self> {
         let on = body.parts.as_ref().and_then(|parts| parts.on.clone());
-        Arc::new(Self { result: Use::Ignored, on, body: Mutex::new(body) })
+        Arc::new(Self { on, body: Mutex::new(body) })
     }
 
     /// As [`Body::start`], in a copy of the recorder's context of its own: calls may overlap.
     pub fn start(&self, completion: Completion) {
-        start(completion, self.result, self.on.clone(), |py| {
+        start(completion, Use::Ignored, self.on.clone(), |py| {
             let mut again = self.body().clone_ref(py);
             if let Some(parts) = &mut again.parts {
                 parts.context = parts.context.call_method0(py, intern!(py, "copy"))?;
@@ -249,13 +248,13 @@ impl Parts {
     /// What a plain function has returned; `None` for a coroutine, which goes to the event loop of the submitter.
     fn take(&self, value: &Bound<'_, PyAny>, completion: Pending) -> PyResult<Option<Option<Late>>> {
         if !is_coroutine(value)? {
-            return take_late(value, self.result, self.on.is_some()).map(Some);
+            return take_late(value, &self.result, self.on.is_some()).map(Some);
         }
         let py = value.py();
         let refused_on = self.on.as_ref().and_then(|on| on.without_coroutines());
         let event_loop = self.event_loop.as_ref().filter(|_| refused_on.is_none());
         let Some(event_loop) = event_loop else { return Err(refuse_coroutine(value, refused_on)) };
-        let done = Bound::new(py, TaskDone::new(completion, self.result))?;
+        let done = Bound::new(py, TaskDone::new(completion, self.result.clone()))?;
         let start = helper(py, "start_coroutine")?;
         let arguments = (start, value, event_loop, &self.context, done);
         event_loop.call_method1(py, intern!(py, "call_soon_threadsafe"), arguments).inspect_err(|_| {
@@ -302,7 +301,7 @@ impl Parts {
         let event_loop =
             self.event_loop.as_ref().expect("an `async def` function is submitted on an event loop");
         let scope = Bound::new(py, OperationScope::new(scope))?;
-        let done = Bound::new(py, TaskDone::new(completion, self.result))?;
+        let done = Bound::new(py, TaskDone::new(completion, self.result.clone()))?;
         let start = helper(py, "start_async")?;
         let arguments =
             (start, scope, &self.function, &self.using, &self.tensors, event_loop, &self.context, done);

@@ -16,7 +16,7 @@ use crate::interpreter::kept::Kept;
 use crate::interpreter::process::Own;
 use crate::submission::body;
 use crate::submission::function_kind::{FunctionKind, never_runs};
-use crate::submission::outcome::{Use, take_result};
+use crate::submission::outcome::take_result;
 use crate::submission::submission_args::{name_of, parse_like};
 use crate::unretrieved::Failures;
 
@@ -114,13 +114,11 @@ impl Parts {
         let using = self.using.as_ref().map(|using| using.bind(py));
         let value = body::run_plain(call.scope(), &function, using, PyTuple::new(py, arguments)?)?;
         match call.operator().signature().kind {
-            OperatorKind::Allocating if outputs == 1 => {
-                Ok(take_result(&value, Use::Produced)?.into_iter().collect())
-            }
+            OperatorKind::Allocating if outputs == 1 => Ok(vec![take_result(&value)?]),
             OperatorKind::Allocating => {
                 let mut produced = Vec::new();
                 for item in value.try_iter()? {
-                    produced.extend(take_result(&item?, Use::Produced)?);
+                    produced.push(take_result(&item?)?);
                 }
                 Ok(produced)
             }

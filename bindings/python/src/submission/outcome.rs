@@ -17,35 +17,59 @@ use crate::interpreter::guard;
 use crate::interpreter::process;
 use crate::submission::function_kind::refuse_masked;
 use crate::submission::on::On;
+use crate::submission::results::{self, Results};
 
 /// What becomes of a function's result.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Clone)]
 pub enum Use {
     /// Nothing: the operation is what it does to its operands.
     Ignored,
-    /// It becomes the promised tensor.
-    Produced,
+    /// It becomes the promised tensor, or goes to the results if it is no single array.
+    Produced(Option<Arc<Results>>),
+    /// It goes to the results.
+    Several(Arc<Results>),
 }
 
 /// A result, and what has to be done before it is there.
 pub struct Late {
-    produced: Produced,
+    /// `None` for several results.
+    produced: Option<Produced>,
     ready: FenceSet,
 }
 
 /// What a function has returned, taken over from the library that made it.
-pub fn take_result(value: &Bound<'_, PyAny>, wanted: Use) -> PyResult<Option<Produced>> {
-    Ok(take_late(value, wanted, false)?.map(|late| late.produced))
+pub fn take_result(value: &Bound<'_, PyAny>) -> PyResult<Produced> {
+    take_one(value, false).map(|(produced, _)| produced)
 }
 
 /// As [`take_result`]; what the result waits for is left to a function's queue, or waited for.
-pub fn take_late(value: &Bound<'_, PyAny>, wanted: Use, on_device: bool) -> PyResult<Option<Late>> {
-    if wanted == Use::Ignored {
-        return Ok(None);
+pub fn take_late(value: &Bound<'_, PyAny>, wanted: &Use, on_device: bool) -> PyResult<Option<Late>> {
+    let (results, has_tensor) = match wanted {
+        Use::Ignored => return Ok(None),
+        Use::Produced(results) => (results.as_ref(), true),
+        Use::Several(results) => (Some(results), false),
+    };
+    if let Some(results) = results {
+        let mut ready = FenceSet::default();
+        let filled = results.fill(value, |array| {
+            let (produced, fences) = take_one(&array, on_device)?;
+            ready.extend(fences);
+            Ok(produced)
+        })?;
+        if filled {
+            let produced = has_tensor.then(|| results::placeholder(value.py())).transpose()?;
+            return Ok(Some(Late { produced: produced.map(Produced::from), ready }));
+        }
     }
+    let (produced, ready) = take_one(value, on_device)?;
+    Ok(Some(Late { produced: Some(produced), ready }))
+}
+
+/// One array, and what it waits for.
+fn take_one(value: &Bound<'_, PyAny>, on_device: bool) -> PyResult<(Produced, FenceSet)> {
     if let Ok(tensor) = value.cast::<PyTensor>() {
         let produced = Produced::from(tensor.get().tensor(value.py())?.clone());
-        return Ok(Some(Late { produced, ready: FenceSet::default() }));
+        return Ok((produced, FenceSet::default()));
     }
     refuse_masked(value)?;
     let array = if is_numpy_scalar(value)? {
@@ -65,7 +89,7 @@ pub fn take_late(value: &Bound<'_, PyAny>, wanted: Use, on_device: bool) -> PyRe
     }
     IMPORTED.fetch_add(1, Ordering::Relaxed);
     let produced = if immutable { Produced::immutable(managed) } else { Produced::from(managed) };
-    Ok(Some(Late { produced, ready }))
+    Ok((produced, ready))
 }
 
 /// Whether it is what NumPy gives for an array without dimensions, such as `x.sum()`, which does not speak DLPack.
@@ -117,17 +141,21 @@ impl Pending {
                 (Some(estafette::bindings::lost(error.clone())), outcome.and(Err(error.into())))
             }
         };
-        match (self.result, outcome, &fence) {
-            (Use::Ignored, outcome, None) => completion.complete(outcome.map(drop)),
+        match (&self.result, outcome, &fence) {
+            (Use::Ignored | Use::Several(_), outcome, None) => completion.complete(outcome.map(drop)),
             // The operands must not be used before the enqueued work is done, even if the function then failed.
-            (Use::Ignored, outcome, Some(fence)) => completion.complete_after_with(fence, outcome.map(drop)),
-            (Use::Produced, Ok(Some(late)), None) => completion.produce(Ok(late.produced)),
-            (Use::Produced, Ok(Some(late)), Some(fence)) => {
-                completion.produce_after(fence, Ok(late.produced))
+            (Use::Ignored | Use::Several(_), outcome, Some(fence)) => {
+                completion.complete_after_with(fence, outcome.map(drop));
             }
-            (Use::Produced, Ok(None), _) => completion.produce(Err("the function gave no result".into())),
-            (Use::Produced, Err(error), None) => completion.produce(Err(error)),
-            (Use::Produced, Err(error), Some(fence)) => completion.produce_after(fence, Err(error)),
+            (Use::Produced(_), outcome, fence) => {
+                let produced = outcome.and_then(|late| {
+                    late.and_then(|late| late.produced).ok_or_else(|| "the function gave no result".into())
+                });
+                match fence {
+                    None => completion.produce(produced),
+                    Some(fence) => completion.produce_after(fence, produced),
+                }
+            }
         }
     }
 }
@@ -167,7 +195,7 @@ impl TaskDone {
         let py = task.py();
         let outcome = task
             .call_method0(intern!(py, "result"))
-            .and_then(|value| take_late(&value, self.result, self.completion.queue.is_some()));
+            .and_then(|value| take_late(&value, &self.result, self.completion.queue.is_some()));
         let outcome = outcome.map_err(|error| Raised::body_error(py, error));
         guard::detach(py, || self.completion.end(outcome));
     }

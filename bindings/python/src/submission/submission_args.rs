@@ -8,16 +8,18 @@ use estafette::{Engine, Tensor, Variable};
 use estafette_sync::sync::OnceLock;
 use pyo3::exceptions::PyTypeError;
 use pyo3::prelude::*;
-use pyo3::types::{PyDict, PyTuple, PyType};
+use pyo3::types::{PyDict, PyList, PyTuple, PyType};
 
 use crate::arguments;
 use crate::arguments::{not_a_tensor, parse_dtype, parse_shape};
+use crate::classes::handle::EngineHandle;
 use crate::classes::tensor::PyTensor;
 use crate::classes::variable::PyVariable;
 use crate::kinds;
 use crate::submission::body::Body;
 use crate::submission::on::On;
 use crate::submission::outcome::Use;
+use crate::submission::results::Results;
 use crate::submission::using;
 
 /// The operands of an operation, sorted.
@@ -94,8 +96,7 @@ impl SubmissionArgs {
 pub struct Submission<'a, 'py> {
     pub function: &'a Bound<'py, PyAny>,
     pub using: Option<&'a Bound<'py, PyAny>>,
-    /// The engine's function that makes arrays.
-    pub default: &'a using::Default,
+    pub engine: &'a EngineHandle,
     pub name: Option<String>,
     pub on: Option<&'a Bound<'py, PyAny>>,
     pub priority: i32,
@@ -107,7 +108,7 @@ pub fn of_submit(
     reads: Option<&Bound<'_, PyAny>>,
     writes: Option<&Bound<'_, PyAny>>,
 ) -> PyResult<(SubmissionArgs, Body)> {
-    let Submission { function, using, default, name, on, priority } = submission;
+    let Submission { function, using, engine, name, on, priority } = submission;
     let py = function.py();
     let on = queue_of(on)?;
     let queue = on.as_ref().map(|on| Arc::clone(&on.queue));
@@ -130,7 +131,7 @@ pub fn of_submit(
             }
         }
     }
-    let using = using::of(function, using, default)?;
+    let using = using::of(function, using, engine.using())?;
     let body = Body::new(function, using.as_ref(), &PyTuple::new(py, objects)?, Use::Ignored)?.on(on)?;
     let name = name.map_or_else(|| name_of(function), Ok)?;
     Ok((
@@ -149,11 +150,21 @@ pub fn of_submit(
 }
 
 /// The options of a call that concern its result.
-#[derive(Default)]
+#[derive(Default, Clone, Copy)]
 pub struct ResultOptions<'a, 'py> {
     pub alias_of: Option<&'a Bound<'py, PyAny>>,
     pub like: Option<&'a Bound<'py, PyAny>>,
     pub copy: Option<bool>,
+    /// How many arrays there are, or their names.
+    pub outputs: Option<&'a Bound<'py, PyAny>>,
+}
+
+/// What a call gives.
+pub enum Outcome {
+    /// A promise of one array, or of what it is unpacked into if nothing was said of it.
+    One(Option<Arc<Results>>),
+    /// A promise for each array, and what makes the structure of them.
+    Several { results: Arc<Results>, promises: Vec<SubmissionArgs>, build: Py<PyAny> },
 }
 
 /// What `call` asks for, and the body.
@@ -162,14 +173,14 @@ pub fn of_call(
     args: &Bound<'_, PyTuple>,
     kwargs: Option<&Bound<'_, PyDict>>,
     result: &ResultOptions<'_, '_>,
-) -> PyResult<(SubmissionArgs, Body)> {
-    let Submission { function, using, default, name, on, priority } = submission;
+) -> PyResult<(SubmissionArgs, Body, Outcome)> {
+    let Submission { function, using, engine, name, on, priority } = submission;
     let py = function.py();
     let on = queue_of(on)?;
     let queue = on.as_ref().map(|on| Arc::clone(&on.queue));
     let mut operands = Operands::default();
     operands.write_vars.extend(queue.as_deref().and_then(kinds::submission_mutex));
-    let using = using::of(function, using, default)?;
+    let using = using::of(function, using, engine.using())?;
     let name = name.map_or_else(|| name_of(function), Ok)?;
     let plain = kwargs.is_none_or(|kwargs| kwargs.is_empty())
         && args.iter_borrowed().all(|item| item.is_instance_of::<PyTensor>());
@@ -183,8 +194,46 @@ pub fn of_call(
     for item in tensors.iter_borrowed() {
         operands.reads.push(item.cast::<PyTensor>()?.get().tensor(py)?.clone());
     }
-    let body = Body::new(&function, using.as_ref(), &tensors, Use::Produced)?.on(on)?;
-    Ok((SubmissionArgs { operands, priority, queue, ..of_delivery(name, result)? }, body))
+    let (args, wanted, outcome) = match declared(py, result)? {
+        None => {
+            let args = SubmissionArgs { priority, ..of_delivery(name, result)? };
+            // Of what it is like is declared, it is one array.
+            let results = args.like.is_none().then(|| Arc::new(Results::unknown(args.clone())));
+            (args, Use::Produced(results.clone()), Outcome::One(results))
+        }
+        Some((take, build, likes)) => {
+            let args =
+                SubmissionArgs { priority, ..of_delivery(name, &ResultOptions { like: None, ..*result })? };
+            // The arrays come after the function.
+            let ran = engine.engine(py)?.var();
+            operands.write_vars.push(ran.clone());
+            let mut promise = args.clone();
+            promise.operands.read_vars.push(ran);
+            let results = Arc::new(Results::declared(promise.clone(), take));
+            let promises = likes.into_iter().map(|like| SubmissionArgs { like, ..promise.clone() }).collect();
+            let args = SubmissionArgs { alias_of: Vec::new(), copy: None, ..args };
+            (args, Use::Several(Arc::clone(&results)), Outcome::Several { results, promises, build })
+        }
+    };
+    let body = Body::new(&function, using.as_ref(), &tensors, wanted)?.on(on)?;
+    Ok((SubmissionArgs { operands, queue, ..args }, body, outcome))
+}
+
+/// Takes the arrays, builds the structure of their promises, and says what each is like.
+type Declared = (Py<PyAny>, Py<PyAny>, Vec<Option<(estafette::DType, Vec<i64>)>>);
+
+/// What the caller has declared of several results.
+fn declared(py: Python<'_>, result: &ResultOptions<'_, '_>) -> PyResult<Option<Declared>> {
+    let several =
+        result.like.is_some_and(|like| like.is_instance_of::<PyList>() || like.is_instance_of::<PyDict>());
+    if result.outputs.is_none() && !several {
+        return Ok(None);
+    }
+    let declared = py.import("estafette._calls")?.call_method1("declared", (result.outputs, result.like))?;
+    let (take, build, likes): (_, _, Vec<Option<Bound<'_, PyAny>>>) = declared.extract()?;
+    let likes =
+        likes.iter().map(|like| like.as_ref().map(parse_like).transpose()).collect::<PyResult<_>>()?;
+    Ok(Some((take, build, likes)))
 }
 
 /// Description of a result that another thread or library will bring.

@@ -2,20 +2,15 @@
 
 use std::sync::Arc;
 
-use estafette::{Completion, Tensor};
 use pyo3::exceptions::PyTypeError;
 use pyo3::prelude::*;
 
 use super::PyEngine;
 use super::import::imported;
 use crate::classes::tensor::PyTensor;
-use crate::error::OrRaise;
-use crate::exchange::export::poll_once;
 use crate::exchange::from_future;
 use crate::exchange::mxnet;
-use crate::interpreter::guard;
-use crate::submission::scope;
-use crate::submission::submission_args::{self, ResultOptions, SubmissionArgs};
+use crate::submission::submission_args::{self, ResultOptions};
 
 #[pymethods]
 impl PyEngine {
@@ -72,10 +67,12 @@ impl PyEngine {
         }
         let source = py.import("estafette._futures")?.getattr("source")?.call1((future,))?;
         let (called, listen): (String, Bound<'_, PyAny>) = source.extract()?;
-        let args =
-            submission_args::of_delivery(name.unwrap_or(called), &ResultOptions { alias_of, like, copy })?;
+        let args = submission_args::of_delivery(
+            name.unwrap_or(called),
+            &ResultOptions { alias_of, like, copy, outputs: None },
+        )?;
         let slot = from_future::Slot::default();
-        let tensor = self.receive_now(py, &args, &slot)?;
+        let tensor = from_future::receive(py, &self.handle, &args, &slot)?;
         let delivery = from_future::Delivery::new(Arc::clone(&slot));
         listen.call1((delivery,)).inspect_err(|error| from_future::call_off(py, &slot, error))?;
         Bound::new(py, self.wrap(tensor))
@@ -110,34 +107,9 @@ impl PyEngine {
         let args =
             submission_args::of_delivery(name.unwrap_or_else(|| "mxnet".into()), &ResultOptions::default())?;
         let slot = from_future::Slot::default();
-        let tensor = self.receive_now(py, &args, &slot)?;
+        let tensor = from_future::receive(py, &self.handle, &args, &slot)?;
         mxnet::push(py, handle, functions, slot, write)?;
         imported(py);
         Bound::new(py, self.wrap(tensor))
-    }
-}
-
-impl PyEngine {
-    /// Submits an operation that leaves its completion in `slot`, for the bringer of its result.
-    fn receive_now(
-        &self,
-        py: Python<'_>,
-        args: &SubmissionArgs,
-        slot: &from_future::Slot,
-    ) -> PyResult<Tensor> {
-        let engine = self.engine(py)?;
-        let leave = |slot: &from_future::Slot| {
-            let slot = Arc::clone(slot);
-            move |end: Completion| *slot.lock() = Some(end)
-        };
-        match scope::within(py, || {
-            poll_once(async { args.promise(engine).permit().await?.receive(leave(slot)) })
-        })? {
-            Some(outcome) => outcome.or_raise(py),
-            None => {
-                self.handle.may_wait(py)?;
-                guard::detach(py, || args.promise(engine).receive(leave(slot))).or_raise(py)
-            }
-        }
     }
 }

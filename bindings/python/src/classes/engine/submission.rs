@@ -1,13 +1,16 @@
 //! Work for the engine: `submit`, `call` and their asynchronous forms, and programs; and `access`, which is the work of the block below it.
 
+use std::sync::Arc;
+
 use estafette::{Access, Completion, Tensor};
 use pyo3::prelude::*;
-use pyo3::types::{PyDict, PyTuple};
+use pyo3::types::{PyDict, PyList, PyTuple};
 
 use super::PyEngine;
 use crate::arguments::{list as list_of, not_a_tensor};
 use crate::asyncio::awaiting::Awaiter;
 use crate::classes::access::PyAccess;
+use crate::classes::handle::EngineHandle;
 use crate::classes::operation::PyOperation;
 use crate::classes::program::{self, PyProgram};
 use crate::classes::tensor::PyTensor;
@@ -15,8 +18,9 @@ use crate::error::OrRaise;
 use crate::exchange::export::poll_once;
 use crate::interpreter::guard;
 use crate::submission::body::Body;
+use crate::submission::results::Results;
 use crate::submission::scope;
-use crate::submission::submission_args::{self, ResultOptions, Submission, SubmissionArgs};
+use crate::submission::submission_args::{self, Outcome, ResultOptions, Submission, SubmissionArgs};
 
 #[pymethods]
 impl PyEngine {
@@ -117,17 +121,27 @@ impl PyEngine {
     /// ``(shape, dtype)`` pair or something with these two attributes, declares shape and dtype, so that they are known at
     /// once. An ``async def`` function runs as a task on the event loop of the submitter.
     ///
+    /// The function may return several arrays, in tuples, lists, dicts and dataclasses, or nothing: the promise is unpacked as
+    /// what it returns (``a, b = eng.call(...)``, ``t["loss"]``, ``await t``), with a promise in place of each array.
+    /// That waits for the function, unless the results are declared:
+    ///
+    /// outputs: the number of arrays that the function returns in a tuple or list, or a list of their names in a dict. `call`
+    ///     then returns a tuple or dict of promises at once; for 0 an `Operation`.
+    /// like: a list or dict of what each output is like declares them too.
     /// using: makes an array of a tensor; default the engine's, and else that of the library whose function `fn` is.
     ///
     ///     >>> a = eng.from_dlpack(np.eye(2))
     ///     >>> np.from_dlpack(eng.call(np.sum, [a, a], axis=0)).tolist()
     ///     [[2.0, 0.0], [0.0, 2.0]]
+    ///     >>> quotient, rest = eng.call(np.divmod, a, 3, outputs=2)
+    ///     >>> np.from_dlpack(rest).tolist()
+    ///     [[1.0, 0.0], [0.0, 1.0]]
     ///     >>> b = eng.call(np.add, a, a, like=((2, 2), "float64"))
     ///     >>> b.shape                       # declared, so it is known before it is there
     ///     (2, 2)
     ///     >>> np.from_dlpack(b).tolist()
     ///     [[2.0, 0.0], [0.0, 2.0]]
-    #[pyo3(signature = (r#fn, *args, using = None, alias_of = None, like = None, copy = None, name = None, on = None, priority = 0, **kwargs))]
+    #[pyo3(signature = (r#fn, *args, using = None, alias_of = None, like = None, copy = None, outputs = None, name = None, on = None, priority = 0, **kwargs))]
     #[expect(clippy::too_many_arguments, reason = "keyword arguments of the Python method")]
     fn call(
         &self,
@@ -137,25 +151,37 @@ impl PyEngine {
         alias_of: Option<&Bound<'_, PyAny>>,
         like: Option<&Bound<'_, PyAny>>,
         copy: Option<bool>,
+        outputs: Option<&Bound<'_, PyAny>>,
         name: Option<String>,
         on: Option<&Bound<'_, PyAny>>,
         priority: i32,
         kwargs: Option<&Bound<'_, PyDict>>,
-    ) -> PyResult<PyTensor> {
+    ) -> PyResult<Py<PyAny>> {
         let py = r#fn.py();
-        let result = ResultOptions { alias_of, like, copy };
-        let (args, body) = submission_args::of_call(
-            self.submission(r#fn, using, name, on, priority),
-            args,
-            kwargs,
-            &result,
-        )?;
-        Ok(self.wrap(self.call_now(py, &args, body)?))
+        let result = ResultOptions { alias_of, like, copy, outputs };
+        let submission = self.submission(r#fn, using, name, on, priority);
+        let (args, body, outcome) = submission_args::of_call(submission, args, kwargs, &result)?;
+        match outcome {
+            Outcome::One(results) => {
+                Given::One(self.call_now(py, &args, body)?, results).into_python(py, self.handle.clone())
+            }
+            Outcome::Several { results, promises, build } => {
+                // Several operations, which are submitted together or not at all.
+                let stats = self.engine(py)?.stats();
+                if stats.in_flight + promises.len() + 1 > stats.in_flight_limit {
+                    self.handle.may_wait(py)?;
+                }
+                let op = self.submit_now(py, &args, body)?;
+                let promise = |(at, args)| results.promise(py, &self.handle, at, args);
+                let tensors = promises.iter().enumerate().map(promise).collect::<PyResult<Vec<_>>>()?;
+                Given::Several(op, tensors, build).into_python(py, self.handle.clone())
+            }
+        }
     }
 
     /// As `call`, but waits for a permit without stopping the event loop: ``z = await eng.call_async(...)``
     /// gives the promise.
-    #[pyo3(signature = (r#fn, *args, using = None, alias_of = None, like = None, copy = None, name = None, on = None, priority = 0, **kwargs))]
+    #[pyo3(signature = (r#fn, *args, using = None, alias_of = None, like = None, copy = None, outputs = None, name = None, on = None, priority = 0, **kwargs))]
     #[expect(clippy::too_many_arguments, reason = "keyword arguments of the Python method")]
     fn call_async(
         &self,
@@ -165,29 +191,39 @@ impl PyEngine {
         alias_of: Option<&Bound<'_, PyAny>>,
         like: Option<&Bound<'_, PyAny>>,
         copy: Option<bool>,
+        outputs: Option<&Bound<'_, PyAny>>,
         name: Option<String>,
         on: Option<&Bound<'_, PyAny>>,
         priority: i32,
         kwargs: Option<&Bound<'_, PyDict>>,
     ) -> PyResult<Awaiter> {
         let py = r#fn.py();
-        let result = ResultOptions { alias_of, like, copy };
-        let (args, body) = submission_args::of_call(
-            self.submission(r#fn, using, name, on, priority),
-            args,
-            kwargs,
-            &result,
-        )?;
+        let result = ResultOptions { alias_of, like, copy, outputs };
+        let submission = self.submission(r#fn, using, name, on, priority);
+        let (args, body, outcome) = submission_args::of_call(submission, args, kwargs, &result)?;
         let (engine, handle) = (self.engine(py)?.clone(), self.handle.clone());
         Ok(Awaiter::pending(async move {
-            let outcome = args
-                .promise(&engine)
-                .permit()
-                .await
-                .and_then(|op| op.produce_external(move |end| body.start(end)));
-            Box::new(move |py: Python<'_>| {
-                Ok(Py::new(py, PyTensor::new(outcome.or_raise(py)?, handle))?.into_any())
-            }) as _
+            let given = async {
+                match outcome {
+                    Outcome::One(results) => {
+                        let op = args.promise(&engine).permit().await?;
+                        let tensor = op.produce_external(move |end| body.start(end))?;
+                        Ok(Given::One(tensor, results))
+                    }
+                    Outcome::Several { results, promises, build } => {
+                        let op = args.operation(&engine).permit().await?;
+                        let op = op.run_external(move |end| body.start(end))?;
+                        let mut tensors = Vec::new();
+                        for (at, args) in promises.iter().enumerate() {
+                            let op = args.promise(&engine).permit().await?;
+                            tensors.push(op.produce_external(results.deliver(at))?);
+                        }
+                        Ok(Given::Several(op, tensors, build))
+                    }
+                }
+            };
+            let given: Result<Given, estafette::Error> = given.await;
+            Box::new(move |py: Python<'_>| given.or_raise(py)?.into_python(py, handle)) as _
         }))
     }
 
@@ -266,6 +302,29 @@ impl PyEngine {
     }
 }
 
+/// What a call has given.
+enum Given {
+    One(Tensor, Option<Arc<Results>>),
+    Several(estafette::Op, Vec<Tensor>, Py<PyAny>),
+}
+
+impl Given {
+    fn into_python(self, py: Python<'_>, handle: EngineHandle) -> PyResult<Py<PyAny>> {
+        match self {
+            Self::One(tensor, results) => {
+                Ok(Py::new(py, PyTensor::of_call(tensor, handle, results))?.into_any())
+            }
+            Self::Several(op, tensors, _) if tensors.is_empty() => {
+                Ok(Py::new(py, PyOperation::new(op, handle))?.into_any())
+            }
+            Self::Several(_, tensors, build) => {
+                let tensors = tensors.into_iter().map(|tensor| PyTensor::new(tensor, handle.clone()));
+                build.call1(py, (PyList::new(py, tensors.collect::<Vec<_>>())?,))
+            }
+        }
+    }
+}
+
 impl PyEngine {
     fn submission<'a, 'py>(
         &'a self,
@@ -275,7 +334,7 @@ impl PyEngine {
         on: Option<&'a Bound<'py, PyAny>>,
         priority: i32,
     ) -> Submission<'a, 'py> {
-        Submission { function, using, default: self.handle.using(), name, on, priority }
+        Submission { function, using, engine: &self.handle, name, on, priority }
     }
 
     /// Submits without waiting where it can; where it must wait for room, without the Python lock.

@@ -1,0 +1,201 @@
+//! Several results of one function: each array becomes a promise, in the structure in which the function has returned them.
+//!
+//! An operation runs the function and leaves the arrays here. One operation for each array makes a tensor of it, as the result of a
+//! call becomes one. Where the caller has declared the structure these operations are submitted at once; otherwise
+//! when the caller unpacks the promise of the call. Such a promise is defined by a [placeholder] meanwhile.
+
+use std::sync::Arc;
+
+use estafette::devices::DLDevice;
+use estafette::exchange::{Abi, ExportFlags, ManagedTensor, export};
+use estafette::{BodyResult, Completion, DType, Layout, Produced, Tensor};
+use estafette_sync::sync::Mutex;
+use estafette_sync::sync::atomic::{AtomicBool, Ordering};
+use pyo3::exceptions::PyTypeError;
+use pyo3::prelude::*;
+use pyo3::types::{PyDict, PyList, PyTuple};
+
+use crate::classes::handle::EngineHandle;
+use crate::classes::tensor::PyTensor;
+use crate::error::{OrRaise, to_py};
+use crate::exchange::export::poll_once;
+use crate::exchange::from_future::{self, Slot};
+use crate::exchange::peers;
+use crate::interpreter::guard;
+use crate::interpreter::kept::Kept;
+use crate::submission::scope;
+use crate::submission::submission_args::SubmissionArgs;
+
+/// The results of one call.
+pub struct Results {
+    /// What the operations ask for that make tensors of the arrays.
+    args: SubmissionArgs,
+    /// Takes the arrays out of what the function returns, where the caller has declared the structure.
+    take: Option<Kept<Py<PyAny>>>,
+    /// Whether the function has returned no single array.
+    structured: AtomicBool,
+    state: Mutex<State>,
+}
+
+#[derive(Default)]
+struct State {
+    arrays: Vec<Option<Produced>>,
+    /// Makes the structure of the promises.
+    build: Option<Kept<Py<PyAny>>>,
+    /// The structure, once the promise was unpacked.
+    built: Option<Kept<Py<PyAny>>>,
+}
+
+impl Results {
+    /// Of a function that may return anything.
+    pub fn unknown(args: SubmissionArgs) -> Self {
+        Self { args, take: None, structured: AtomicBool::new(false), state: Mutex::default() }
+    }
+
+    /// Of a function whose results `take` takes apart.
+    pub fn declared(args: SubmissionArgs, take: Py<PyAny>) -> Self {
+        Self { take: Some(Kept::new(take)), ..Self::unknown(args) }
+    }
+
+    /// Whether the function has returned no single array.
+    pub fn is_structured(&self) -> bool {
+        self.structured.load(Ordering::Acquire)
+    }
+
+    /// The arrays in what the function has returned, which `keep` takes over; `None` for one array.
+    ///
+    /// # Errors
+    /// `TypeError` for other results than declared; those of `keep`.
+    pub fn fill<'py>(
+        &self,
+        value: &Bound<'py, PyAny>,
+        keep: impl FnMut(Bound<'py, PyAny>) -> PyResult<Produced>,
+    ) -> PyResult<bool> {
+        let py = value.py();
+        let (arrays, build) = match &self.take {
+            Some(take) => (take.bind(py).call1((value,))?, None),
+            None if is_single(value)? => return Ok(false),
+            None => {
+                let unpacked = py.import("estafette._calls")?.call_method1("unpacked", (value,))?;
+                if unpacked.is_none() {
+                    return Ok(false);
+                }
+                let (arrays, build): (Bound<'_, PyAny>, Py<PyAny>) = unpacked.extract()?;
+                (arrays, Some(Kept::new(build)))
+            }
+        };
+        let arrays =
+            arrays.cast::<PyList>()?.iter().map(keep).map(|kept| kept.map(Some)).collect::<PyResult<_>>()?;
+        *self.state.lock() = State { arrays, build, built: None };
+        self.structured.store(true, Ordering::Release);
+        Ok(true)
+    }
+
+    /// The body of the operation that makes a tensor of the array at `at`, of results whose structure was declared.
+    pub fn deliver(self: &Arc<Self>, at: usize) -> impl FnOnce(Completion) + Send + 'static {
+        let results = Arc::clone(self);
+        move |end: Completion| end.produce(results.array(at))
+    }
+
+    fn array(&self, at: usize) -> BodyResult<Produced> {
+        let array = self.state.lock().arrays.get_mut(at).and_then(Option::take);
+        array.ok_or_else(|| "the function gave no such result".into())
+    }
+
+    /// Submits the operation that makes a tensor of the array at `at`, whose structure was declared.
+    ///
+    /// # Errors
+    /// Those of a submission; `InFlightLimitError` where waiting for room would stop an event loop.
+    pub fn promise(
+        self: &Arc<Self>,
+        py: Python<'_>,
+        engine: &EngineHandle,
+        at: usize,
+        args: &SubmissionArgs,
+    ) -> PyResult<Tensor> {
+        let core = engine.engine(py)?;
+        let tried = scope::within(py, || {
+            poll_once(async { args.promise(core).permit().await?.produce_external(self.deliver(at)) })
+        })?;
+        match tried {
+            Some(outcome) => outcome.or_raise(py),
+            None => {
+                engine.may_wait(py)?;
+                guard::detach(py, || args.promise(core).produce_external(self.deliver(at))).or_raise(py)
+            }
+        }
+    }
+
+    /// A tensor of the array at `at`, which is there: it is defined when this returns.
+    ///
+    /// # Errors
+    /// As [`Results::promise`].
+    fn tensor(&self, py: Python<'_>, engine: &EngineHandle, at: usize) -> PyResult<PyTensor> {
+        let slot = Slot::default();
+        let tensor = from_future::receive(py, engine, &self.args, &slot)?;
+        if let Some(end) = from_future::take(&slot) {
+            // Completing may copy memory.
+            guard::detach(py, || end.produce(self.array(at)));
+        }
+        Ok(PyTensor::new(tensor, engine.clone()))
+    }
+
+    /// What the function has returned, with promises in place of arrays: the same at every call.
+    ///
+    /// # Errors
+    /// Those of [`Results::promise`].
+    pub fn unpack<'py>(
+        self: &Arc<Self>,
+        py: Python<'py>,
+        engine: &EngineHandle,
+    ) -> PyResult<Bound<'py, PyAny>> {
+        let (count, build) = {
+            let state = self.state.lock();
+            if let Some(built) = &state.built {
+                return Ok(built.bind(py).clone());
+            }
+            (state.arrays.len(), state.build.as_ref().map(|build| build.clone_ref(py)))
+        };
+        let tensors = (0..count).map(|at| self.tensor(py, engine, at)).collect::<PyResult<Vec<_>>>()?;
+        let build = build.ok_or_else(|| PyTypeError::new_err("the result is one array"))?;
+        let built = build.bind(py).call1((PyList::new(py, tensors)?,))?;
+        self.state.lock().built = Some(Kept::new(built.clone().unbind()));
+        Ok(built)
+    }
+}
+
+/// Whether a value is no structure for sure.
+fn is_single(value: &Bound<'_, PyAny>) -> PyResult<bool> {
+    let is_container = value.is_none()
+        || value.is_instance_of::<PyTuple>()
+        || value.is_instance_of::<PyList>()
+        || value.is_instance_of::<PyDict>();
+    Ok(!is_container && !peers::of(value).peer().root.is_empty())
+}
+
+/// What defines the promise of a call whose function has returned no single array. No library takes elements of this type.
+///
+/// # Errors
+/// None in practice: the layout is a constant.
+pub fn placeholder(py: Python<'_>) -> PyResult<ManagedTensor> {
+    let layout =
+        Layout::contiguous(PLACEHOLDER, DLDevice::CPU, &[0]).map_err(|error| to_py(py, &error.into()))?;
+    let flags = ExportFlags { read_only: true, is_copied: false };
+    // SAFETY: there is no memory to describe.
+    Ok(unsafe { export(&layout, std::ptr::null_mut(), flags, Abi::Versioned, || ()) })
+}
+
+const PLACEHOLDER: DType = DType::new(3, 8);
+
+/// # Errors
+/// `TypeError` for the promise of a call whose function has returned no single array.
+pub fn refuse_placeholder(py: Python<'_>, tensor: &Tensor) -> PyResult<()> {
+    if tensor.dtype().or_raise(py)? == PLACEHOLDER { Err(not_one_array()) } else { Ok(()) }
+}
+
+/// The error for using several results as an array.
+pub fn not_one_array() -> PyErr {
+    PyTypeError::new_err(
+        "the function has returned no single array: unpack the promise (`a, b = t`, `t[\"name\"]`), or declare `outputs=...`",
+    )
+}

@@ -1,0 +1,248 @@
+"""Functions that return several arrays, or none: declared, or known when they have returned."""
+
+import asyncio
+import collections
+import dataclasses
+import gc
+import threading
+import time
+
+import pytest
+
+import estafette as est
+
+Pair = collections.namedtuple("Pair", "left right")
+
+
+@dataclasses.dataclass
+class State:
+    weight: object
+    step: int
+
+
+@pytest.fixture
+def x(eng, np):
+    return eng.from_dlpack(np.arange(3.0))
+
+
+def value(np, t):
+    return np.from_dlpack(t).tolist()
+
+
+class TestUnpacked:
+    def test_a_tuple_is_unpacked(self, eng, np, x):
+        quotient, rest = eng.call(np.divmod, x, 2)
+        assert value(np, quotient) == [0.0, 0.0, 1.0] and value(np, rest) == [0.0, 1.0, 0.0]
+
+    def test_the_structure_is_kept(self, eng, np, x):
+        def several(x):
+            return {"pair": Pair(x + 1, None), "states": [State(x * 2, 7)], "count": 3}
+
+        t = eng.call(several, x, using=np.from_dlpack)
+        assert isinstance(t, est.Tensor)
+        assert list(t) == ["pair", "states", "count"] and len(t) == 3
+        assert type(t["pair"]) is Pair and t["pair"].right is None and t["count"] == 3
+        assert type(t["states"][0]) is State and t["states"][0].step == 7
+        assert value(np, t["pair"].left) == [1.0, 2.0, 3.0]
+        assert value(np, t["states"][0].weight) == [0.0, 2.0, 4.0]
+        # The same promises every time.
+        assert t["pair"].left is t["pair"].left
+
+    def test_nothing_is_a_result(self, eng, x):
+        seen = []
+        t = eng.call(lambda x: seen.append(1), x)
+        t.wait()
+        assert seen == [1] and t.is_ready() and "no single array" in repr(t)
+
+    def test_await_gives_what_the_function_returned(self, np):
+        async def main():
+            async with est.Engine(workers=2) as eng:
+                x = eng.from_dlpack(np.arange(3.0))
+                quotient, rest = await eng.call(np.divmod, x, 2)
+                # They are there: nothing stops the loop.
+                assert value(np, quotient) == [0.0, 0.0, 1.0] and value(np, rest) == [0.0, 1.0, 0.0]
+                assert await eng.call(lambda: None) is None
+                assert value(np, (await eng.call(lambda x: {"y": x + 1}, x, using=np.from_dlpack))["y"]) == [1.0, 2.0, 3.0]
+                release = threading.Event()
+                late = eng.call(lambda x: (release.wait(), x), x, using=np.from_dlpack)
+                with pytest.raises(est.WouldBlockError):
+                    late[0]
+                release.set()
+                assert (await late)[0] is True
+
+        asyncio.run(main())
+
+    @pytest.mark.parametrize("pending", [False, True])
+    def test_several_results_are_no_array(self, eng, np, x, pending):
+        release = threading.Event()
+        if not pending:
+            release.set()
+        t = eng.call(lambda x: (release.wait(), x, x)[1:], x, using=np.from_dlpack)
+        if pending:
+            threading.Timer(0.05, release.set).start()
+        else:
+            t.wait()
+        uses = [
+            lambda: np.from_dlpack(t),
+            lambda: np.asarray(t),
+            lambda: memoryview(t),
+            lambda: eng.from_dlpack(t, copy=True),
+            lambda: t.read().__enter__(),
+            lambda: t.__arrow_c_array__(),
+        ]
+        for use in uses:
+            with pytest.raises((TypeError, est.OperationError), match="no single array"):
+                use()
+        with pytest.raises(TypeError, match="no single array"):
+            t.shape
+
+    def test_an_operation_does_not_get_several_results_as_an_array(self, eng, np, x):
+        release = threading.Event()
+        t = eng.call(lambda x: (release.wait(), x), x, using=np.from_dlpack)
+        after = eng.call(np.negative, t)
+        release.set()
+        with pytest.raises(est.OperationError, match="no single array"):
+            after.wait()
+
+    def test_the_failure_of_the_function_is_raised_when_unpacking(self, eng, np, x):
+        def fails(x):
+            raise ValueError("no data")
+
+        t = eng.call(fails, x, name="load")
+        for use in (lambda: t[0], lambda: list(t), lambda: t.wait()):
+            with pytest.raises(est.OperationError, match="`load`.*no data"):
+                use()
+
+    def test_one_array_has_no_elements_here(self, eng, x):
+        with pytest.raises(TypeError, match="elements are taken with a library"):
+            x[0]
+
+    def test_results_that_share_memory_are_safe(self, eng, np, x):
+        a, b = eng.call(lambda x: (x, x), x, using=np.from_dlpack)
+        eng.submit(lambda a: a.fill(9), writes=[a], using=np.from_dlpack).wait()
+        assert value(np, x) == [0.0, 1.0, 2.0] and value(np, b) == [0.0, 1.0, 2.0]
+
+    def test_what_is_never_unpacked_is_released(self, eng, np):
+        import weakref
+
+        class Array(np.ndarray):
+            pass
+
+        gone = []
+
+        def several():
+            array = np.zeros(3).view(Array)
+            gone.append(weakref.ref(array))
+            return array, 3
+
+        t = eng.call(several)
+        t.wait()
+        assert gone[0]() is not None
+        del t
+        deadline = time.monotonic() + 20
+        while gone[0]() is not None and time.monotonic() < deadline:
+            gc.collect()
+            time.sleep(0.01)
+        assert gone[0]() is None
+
+
+class TestDeclared:
+    def test_promises_are_there_at_once(self, eng, np, x):
+        release = threading.Event()
+
+        def several(x):
+            release.wait()
+            return x + 1, x + 2
+
+        first, second = eng.call(several, x, using=np.from_dlpack, outputs=2)
+        after = eng.call(np.add, first, second)
+        assert not first.is_ready()
+        release.set()
+        assert value(np, after) == [3.0, 5.0, 7.0]
+
+    def test_names(self, eng, np, x):
+        t = eng.call(lambda x: {"b": x + 1, "a": x}, x, using=np.from_dlpack, outputs=["a", "b"])
+        assert list(t) == ["a", "b"] and value(np, t["b"]) == [1.0, 2.0, 3.0]
+
+    def test_nothing(self, eng, x):
+        seen = []
+        op = eng.call(lambda x: seen.append(1), x, outputs=0)
+        assert isinstance(op, est.Operation)
+        op.wait()
+        assert seen == [1]
+
+    def test_like_declares(self, eng, np, x):
+        like = ((3,), "float64")
+        a, b = eng.call(np.divmod, x, 2, like=[like, like])
+        assert a.shape == b.shape == (3,)
+        named = eng.call(lambda x: {"y": x + 1}, x, using=np.from_dlpack, like={"y": like})
+        assert named["y"].shape == (3,) and value(np, named["y"]) == [1.0, 2.0, 3.0]
+        wrong = eng.call(np.divmod, x, 2, like=[like, ((4,), "float64")])
+        wrong[0].wait()
+        with pytest.raises(est.OperationError, match="was declared"):
+            wrong[1].wait()
+
+    def test_asynchronously(self, np):
+        async def main():
+            async with est.Engine(workers=2) as eng:
+                x = eng.from_dlpack(np.arange(3.0))
+
+                async def several(x):
+                    await asyncio.sleep(0)
+                    return x + 1, x + 2
+
+                first, second = await eng.call_async(several, x, using=np.from_dlpack, outputs=2)
+                await asyncio.gather(first, second)
+                assert value(np, second) == [2.0, 3.0, 4.0]
+                op = await eng.call_async(lambda: None, outputs=0)
+                assert isinstance(op, est.Operation)
+                await op
+
+        asyncio.run(main())
+
+    @pytest.mark.parametrize(
+        "outputs, returned, says",
+        [
+            (3, (1, 2), "a tuple of 2, and outputs=3"),
+            (1, 5, "returned int, and outputs=1"),
+            (0, (1,), "a tuple of 1, and outputs=0"),
+            (2, None, "returned nothing, and outputs=2"),
+            (["a"], {"b": 1}, "a dict of 'b', and the outputs 'a'"),
+            (["a"], (1,), "a tuple of 1, and the outputs 'a'"),
+        ],
+    )
+    def test_other_results_than_declared_are_the_failure(self, eng, outputs, returned, says):
+        t = eng.call(lambda: returned, outputs=outputs)
+        promises = t if isinstance(t, tuple) else t.values() if isinstance(t, dict) else [t]
+        for promise in promises:
+            with pytest.raises(est.OperationError, match=says):
+                promise.wait()
+
+    @pytest.mark.parametrize("outputs", [True, -1, "ab", ["a", "a"], [], [1], 2.5])
+    def test_wrong_outputs_are_refused(self, eng, outputs):
+        with pytest.raises(TypeError, match="outputs is the number of arrays"):
+            eng.call(lambda: None, outputs=outputs)
+
+    def test_what_contradicts_is_refused(self, eng):
+        like = ((3,), "float64")
+        with pytest.raises(TypeError, match="do not say the same"):
+            eng.call(lambda: None, outputs=1, like=[like, like])
+        with pytest.raises(TypeError, match="a list or a dict"):
+            eng.call(lambda: None, outputs=2, like=like)
+
+    def test_a_failure_reaches_every_promise(self, eng):
+        def fails():
+            raise ValueError("no data")
+
+        for promise in eng.call(fails, outputs=3, name="load"):
+            with pytest.raises(est.OperationError, match="no data"):
+                promise.wait()
+
+    def test_a_full_engine_refuses_all_of_them_on_a_loop(self, np):
+        async def main():
+            async with est.Engine(workers=1, in_flight_limit=2) as eng:
+                with pytest.raises(est.InFlightLimitError):
+                    eng.call(lambda: (1, 2), outputs=2)
+                assert eng.stats().in_flight == 0
+
+        asyncio.run(main())
