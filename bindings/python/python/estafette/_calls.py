@@ -34,7 +34,7 @@ class Call(functools.partial):
 
 def bind(function, args, keywords):
     """The tensors among the arguments, and the function that is to be called with their arrays."""
-    tensors: list[Tensor] = []
+    tensors = []
     return _call(function, args, keywords, tensors), tuple(tensors)
 
 
@@ -112,7 +112,7 @@ def unpacked(value):
     """The arrays in what a function has returned, and what makes the same of their promises; None for one array."""
     if value is not None and not isinstance(value, (list, tuple, dict)) and (_is_array(value) or not _is_dataclass(value)):
         return None
-    arrays: list[object] = []
+    arrays = []
     fill = _filler(value, arrays, _is_array)
     return arrays, (fill or (lambda _: value))
 
@@ -200,7 +200,7 @@ def op(engine, reads, writes, options):
         @functools.wraps(function)
         def submitted(*args, **kwargs):
             bound = signature.bind(*args, **kwargs)
-            tensors: list[Tensor] = []
+            tensors = []
             call = _call(function, bound.args, bound.kwargs, tensors)
             changed = _tensors_of(bound.arguments, written)
             looked_at = tensors if read is None else _tensors_of(bound.arguments, read)
@@ -228,7 +228,7 @@ def _names(what, names):
 
 
 def _tensors_of(arguments, names):
-    tensors: list[Tensor] = []
+    tensors = []
     for name in names:
         if name in arguments:
             _filler(arguments[name], tensors, _is_tensor)

@@ -96,7 +96,7 @@ class Engine:
     def call(
         self,
         fn: Callable[..., Any],
-        *tensors: Tensor,
+        *args: Any,
         using: Using | None = None,
         alias_of: Iterable[Tensor] | None = None,
         like: Like | None = None,
@@ -105,12 +105,13 @@ class Engine:
         name: str | None = None,
         on: DeviceLike | object | None = None,
         priority: int = 0,
+        **kwargs: Any,
     ) -> Tensor: ...
     @overload
-    def call(
+    def call(  # type: ignore[overload-overlap]
         self,
         fn: Callable[..., Any],
-        *tensors: Tensor,
+        *args: Any,
         using: Using | None = None,
         alias_of: Iterable[Tensor] | None = None,
         like: None = None,
@@ -119,12 +120,13 @@ class Engine:
         name: str | None = None,
         on: DeviceLike | object | None = None,
         priority: int = 0,
+        **kwargs: Any,
     ) -> Operation: ...
     @overload
     def call(
         self,
         fn: Callable[..., Any],
-        *tensors: Tensor,
+        *args: Any,
         using: Using | None = None,
         alias_of: Iterable[Tensor] | None = None,
         like: list[Like] | None = None,
@@ -133,12 +135,13 @@ class Engine:
         name: str | None = None,
         on: DeviceLike | object | None = None,
         priority: int = 0,
+        **kwargs: Any,
     ) -> tuple[Tensor, ...]: ...
     @overload
     def call(
         self,
         fn: Callable[..., Any],
-        *tensors: Tensor,
+        *args: Any,
         using: Using | None = None,
         alias_of: Iterable[Tensor] | None = None,
         like: dict[str, Like] | None = None,
@@ -147,12 +150,13 @@ class Engine:
         name: str | None = None,
         on: DeviceLike | object | None = None,
         priority: int = 0,
+        **kwargs: Any,
     ) -> dict[str, Tensor]: ...
     @overload
     def call(
         self,
         fn: Callable[..., Any],
-        *tensors: Tensor,
+        *args: Any,
         using: Using | None = None,
         alias_of: Iterable[Tensor] | None = None,
         like: list[Like],
@@ -161,12 +165,13 @@ class Engine:
         name: str | None = None,
         on: DeviceLike | object | None = None,
         priority: int = 0,
+        **kwargs: Any,
     ) -> tuple[Tensor, ...]: ...
     @overload
     def call(
         self,
         fn: Callable[..., Any],
-        *tensors: Tensor,
+        *args: Any,
         using: Using | None = None,
         alias_of: Iterable[Tensor] | None = None,
         like: dict[str, Like],
@@ -175,12 +180,13 @@ class Engine:
         name: str | None = None,
         on: DeviceLike | object | None = None,
         priority: int = 0,
+        **kwargs: Any,
     ) -> dict[str, Tensor]: ...
     @overload
     def call_async(
         self,
         fn: Callable[..., Any],
-        *tensors: Tensor,
+        *args: Any,
         using: Using | None = None,
         alias_of: Iterable[Tensor] | None = None,
         like: Like | None = None,
@@ -189,12 +195,13 @@ class Engine:
         name: str | None = None,
         on: DeviceLike | object | None = None,
         priority: int = 0,
+        **kwargs: Any,
     ) -> Awaitable[Tensor]: ...
     @overload
-    def call_async(
+    def call_async(  # type: ignore[overload-overlap]
         self,
         fn: Callable[..., Any],
-        *tensors: Tensor,
+        *args: Any,
         using: Using | None = None,
         alias_of: Iterable[Tensor] | None = None,
         like: None = None,
@@ -203,12 +210,13 @@ class Engine:
         name: str | None = None,
         on: DeviceLike | object | None = None,
         priority: int = 0,
+        **kwargs: Any,
     ) -> Awaitable[Operation]: ...
     @overload
     def call_async(
         self,
         fn: Callable[..., Any],
-        *tensors: Tensor,
+        *args: Any,
         using: Using | None = None,
         alias_of: Iterable[Tensor] | None = None,
         like: list[Like] | None = None,
@@ -217,12 +225,13 @@ class Engine:
         name: str | None = None,
         on: DeviceLike | object | None = None,
         priority: int = 0,
+        **kwargs: Any,
     ) -> Awaitable[tuple[Tensor, ...]]: ...
     @overload
     def call_async(
         self,
         fn: Callable[..., Any],
-        *tensors: Tensor,
+        *args: Any,
         using: Using | None = None,
         alias_of: Iterable[Tensor] | None = None,
         like: dict[str, Like] | None = None,
@@ -231,12 +240,13 @@ class Engine:
         name: str | None = None,
         on: DeviceLike | object | None = None,
         priority: int = 0,
+        **kwargs: Any,
     ) -> Awaitable[dict[str, Tensor]]: ...
     @overload
     def call_async(
         self,
         fn: Callable[..., Any],
-        *tensors: Tensor,
+        *args: Any,
         using: Using | None = None,
         alias_of: Iterable[Tensor] | None = None,
         like: list[Like],
@@ -245,12 +255,13 @@ class Engine:
         name: str | None = None,
         on: DeviceLike | object | None = None,
         priority: int = 0,
+        **kwargs: Any,
     ) -> Awaitable[tuple[Tensor, ...]]: ...
     @overload
     def call_async(
         self,
         fn: Callable[..., Any],
-        *tensors: Tensor,
+        *args: Any,
         using: Using | None = None,
         alias_of: Iterable[Tensor] | None = None,
         like: dict[str, Like],
@@ -259,6 +270,7 @@ class Engine:
         name: str | None = None,
         on: DeviceLike | object | None = None,
         priority: int = 0,
+        **kwargs: Any,
     ) -> Awaitable[dict[str, Tensor]]: ...
     def wrap(self, fn: Callable[..., Any], /, **options: Any) -> Callable[..., Tensor]: ...
     @overload
