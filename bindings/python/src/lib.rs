@@ -11,7 +11,7 @@
 //! | `interpreter` | thread states, fast calls, exit, fork and signals |
 //!
 //! Beside them: `arguments` (shapes, types and times as people write them), `error` and `unretrieved` (failures as exceptions,
-//! and failures that nothing has looked at), `watch` (what the watchdog logs).
+//! and failures that nothing has looked at), `log` (warnings and errors of the engine in Python's log).
 //!
 //! # Invariants
 //!
@@ -28,9 +28,9 @@ mod error;
 mod exchange;
 mod interpreter;
 mod kinds;
+mod log;
 mod submission;
 mod unretrieved;
-mod watch;
 
 use pyo3::prelude::*;
 
@@ -39,8 +39,9 @@ use pyo3::prelude::*;
 #[global_allocator]
 static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 
-/// The extension behind the package `estafette`.
-#[pymodule]
+/// The extension behind the package `estafette`. `interpreter/attached.rs` rests on the Python lock, so an interpreter
+/// without one turns it on when it loads the extension.
+#[pymodule(gil_used = true)]
 mod _estafette {
     #[pymodule_export]
     use super::classes::access::{PyAccess, PyView};
@@ -83,6 +84,7 @@ mod _estafette {
 
     #[pymodule_init]
     fn init(module: &Bound<'_, PyModule>) -> PyResult<()> {
+        super::log::install();
         super::interpreter::dlpack_method::install(module.py())?;
         super::exchange::exchange_table::install(module.py())?;
         module.add("__version__", env!("CARGO_PKG_VERSION"))

@@ -179,7 +179,7 @@ impl Use {
         match &outcome {
             Ok(()) => RELEASED.fetch_add(1, Ordering::AcqRel),
             Err(error) => {
-                tracing::error!(%error, "nobody knows when memory was last used on a device: it is leaked");
+                tracing::error!(%error, "the last use of memory on a device is unknown: the memory is leaked");
                 GIVEN_UP.fetch_add(1, Ordering::AcqRel)
             }
         };

@@ -3,7 +3,7 @@
 //! 1. What is in flight runs to its end, as with `concurrent.futures`. That is waited for twice: before Python joins its
 //!    threads, as bodies may need them, and after, for what those threads have submitted. The wait ends when no operation has
 //!    ended for a while, when only leases hold up what is left, or by Ctrl-C; then what is left is named on the standard error.
-//! 2. Failures that nothing has looked at are reported.
+//! 2. Failures that nothing has looked at are reported, and what the engine has logged reaches Python's log.
 //! 3. The guard closes: operations that have not begun fail instead of calling Python. Those that run get a moment to end,
 //!    then an exception. One that is in C for longer stays there when it comes back to the finalizing interpreter (`finalization.rs`).
 //! 4. The reaper runs the deleters that are due, which may need the interpreter, and stops; later ones leak. The process
@@ -26,6 +26,7 @@ use crate::classes::handle::{EngineHandle, Shared};
 use crate::interpreter::guard;
 use crate::interpreter::interrupt;
 use crate::interpreter::process;
+use crate::log;
 use crate::submission::running;
 
 /// How long the exit waits while no operation ends, and how long functions that run then may take to end by themselves.
@@ -82,6 +83,7 @@ pub fn at_exit(py: Python<'_>) {
             engine.unretrieved().report();
         }
     }
+    log::flush(py, LAST_GRACE);
     // What was abandoned had its time.
     let grace = if ABANDONED.load(Ordering::Relaxed) { Duration::ZERO } else { GRACE };
     if !guard::close(py, grace) {

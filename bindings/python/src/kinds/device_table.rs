@@ -33,9 +33,8 @@ pub fn devices(py: Python<'_>) -> PyResult<Bound<'_, PyTuple>> {
 #[pyo3(signature = (context, /, *, device_type = 14))]
 pub fn register_context(context: &Bound<'_, PyAny>, device_type: i32) -> PyResult<(i32, i32)> {
     let py = context.py();
-    let device_type = DeviceType(device_type);
-    let kind = kinds::of(DLDevice::new(device_type, 0));
-    let context = match kind.context_of(context)? {
+    let known = KINDS.iter().find_map(|kind| kind.context_of(context).transpose()).transpose()?;
+    let context = match known {
         Some(context) => context,
         None => {
             let address = context.extract::<usize>().map_err(|_| {
@@ -45,7 +44,8 @@ pub fn register_context(context: &Bound<'_, PyAny>, device_type: i32) -> PyResul
                 .ok_or_else(|| PyValueError::new_err("the address of a context is not 0"))?
         }
     };
-    kind.prepare(py)?;
+    let device_type = DeviceType(device_type);
+    kinds::of(DLDevice::new(device_type, 0)).prepare(py)?;
     // SAFETY: the caller vouches for the pointer, as documented.
     let id = unsafe { table::register(device_type, context) };
     let id = id.map_err(|error| PyValueError::new_err(error.to_string()))?;

@@ -34,9 +34,9 @@ use crate::interpreter::interrupt;
 use crate::interpreter::kept::Kept;
 use crate::interpreter::process::{self, Own};
 use crate::interpreter::thread_state;
+use crate::log;
 use crate::submission::body;
 use crate::unretrieved::{self, Failures};
-use crate::watch;
 
 /// Equals the engine's default. Repeated here because this crate watches the long waits of event loops.
 const LEASE_TIMEOUT_DEFAULT: Duration = Duration::from_secs(30);
@@ -157,7 +157,7 @@ impl PyEngine {
             builder = builder.stack_size(stack_size);
         }
         if let Some(limit) = seconds("watchdog", watchdog)? {
-            builder = builder.on_stall(limit, watch::tell_stall);
+            builder = builder.on_stall(limit, log::stalled);
         }
         let lease_timeout = match lease_timeout {
             Some(_) => seconds("lease_timeout", lease_timeout)?.unwrap_or(Duration::MAX),

@@ -56,7 +56,7 @@ impl Kind for Sycl {
     }
 
     fn queue_name(&self) -> Option<&'static str> {
-        Some("a dpctl.SyclQueue")
+        Some("a SYCL queue (dpctl.SyclQueue)")
     }
 
     fn consumer(

@@ -1,0 +1,162 @@
+"""Warnings of the engine in the logger `estafette`: what they say, and who must not be stopped by them."""
+
+import logging
+import os
+import sys
+import threading
+
+import pytest
+
+from capsules import Made
+from conftest import run_program, until
+
+import estafette as est
+
+SLOW = "a deleter is slow"
+
+
+class Slow(Made):
+    """A producer whose deleter takes its time, of which the engine warns."""
+
+    def __init__(self):
+        super().__init__()
+        self.entered = threading.Event()
+        self.may_return = threading.Event()
+
+    def _delete(self, managed):
+        self.entered.set()
+        assert self.may_return.wait(60), "the test never let the deleter go"
+        super()._delete(managed)
+
+
+@pytest.fixture
+def logged():
+    """Records of the logger; a test may replace `logged.then`, which gets each of them on the thread that logs."""
+
+    class Handler(logging.Handler):
+        records = []
+        then = staticmethod(lambda record: None)
+
+        def emit(self, record):
+            self.records.append(record)
+            self.then(record)
+
+    handler = Handler()
+    handler.records = []
+    logger = logging.getLogger("estafette")
+    logger.addHandler(handler)
+    yield handler
+    logger.removeHandler(handler)
+
+
+def warn(eng):
+    """Makes the engine warn once; gives what ends the reason."""
+    slow = Slow()
+    eng.from_dlpack(slow.capsule)
+    assert slow.entered.wait(30)
+    # Other memory waits for it.
+    eng.from_dlpack(Made().capsule)
+    return slow
+
+
+def messages(logged):
+    return [record.getMessage() for record in logged.records]
+
+
+def test_a_warning_has_its_level_its_text_and_its_fields(eng, logged):
+    slow = warn(eng)
+    until(lambda: any(SLOW in message for message in messages(logged)))
+    slow.may_return.set()
+    (record,) = [record for record in logged.records if SLOW in record.getMessage()]
+    assert record.levelno == logging.WARNING and "(what=" in record.getMessage()
+
+
+def test_a_handler_that_raises_stops_nothing(eng, logged, monkeypatch):
+    raised = []
+    monkeypatch.setattr("sys.unraisablehook", lambda told: raised.append(str(told.exc_value)))
+
+    def fails(record):
+        raise ValueError("the handler fails")
+
+    logged.then = fails
+    slow = warn(eng)
+    until(lambda: raised == ["the handler fails"])
+    slow.may_return.set()
+    logged.then = lambda record: None
+    again = warn(eng)
+    until(lambda: sum(SLOW in message for message in messages(logged)) == 2)
+    again.may_return.set()
+    until(lambda: slow.deleted == again.deleted == 1)
+
+
+def test_a_handler_may_use_the_engine(eng, np, logged):
+    results = []
+
+    def uses(record):
+        results.append(np.from_dlpack(eng.call(np.full, 2, 7)).tolist())
+
+    logged.then = uses
+    slow = warn(eng)
+    until(lambda: results)
+    slow.may_return.set()
+    assert results == [[7, 7]]
+
+
+def test_a_handler_that_hangs_stops_only_the_log(eng, np, logged):
+    release = threading.Event()
+    logged.then = lambda record: release.wait(60)
+    slow = warn(eng)
+    until(lambda: logged.records)
+    assert np.from_dlpack(eng.call(np.full, 2, 7)).tolist() == [7, 7]
+    more = [warn(eng) for _ in range(3)]
+    for each in (slow, *more):
+        each.may_return.set()
+    until(lambda: all(each.deleted == 1 for each in (slow, *more)))
+    release.set()
+
+
+def test_what_was_logged_last_is_there_when_the_program_ends():
+    _, errors = run_program("""
+        import logging, time
+        logging.basicConfig(format="%(levelname)s %(name)s %(message)s")
+        import estafette as est
+        from capsules import Made
+
+        class Slow(Made):
+            def _delete(self, managed):
+                time.sleep(1)
+                super()._delete(managed)
+
+        eng = est.Engine(workers=1)
+        eng.from_dlpack(Slow().capsule)
+        time.sleep(0.1)
+        eng.from_dlpack(Made().capsule)
+        time.sleep(0.5)
+    """, env={"PYTHONPATH": os.pathsep.join(sys.path)})
+    assert "WARNING estafette a deleter is slow" in errors
+
+
+def test_a_forked_child_says_nothing_and_ends():
+    output, errors = run_program("""
+        import logging, os, time
+        logging.basicConfig(format="%(process)d %(message)s")
+        import estafette as est
+        from capsules import Made
+
+        class Slow(Made):
+            def _delete(self, managed):
+                time.sleep(1)
+                super()._delete(managed)
+
+        eng = est.Engine(workers=1)
+        eng.from_dlpack(Slow().capsule)
+        time.sleep(0.1)
+        eng.from_dlpack(Made().capsule)
+        time.sleep(0.5)
+        child = os.fork()
+        if child == 0:
+            os._exit(0)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+        print(os.getpid())
+    """, env={"PYTHONPATH": os.pathsep.join(sys.path)})
+    assert f"{output.strip()} a deleter is slow" in errors
