@@ -1,48 +1,24 @@
 //! Warnings and errors of the engine in Python's log: the logger ``estafette``.
 //!
-//! The crates of the engine report them as events of `tracing`, on any thread, perhaps under a lock of theirs. So an event is text in a
-//! queue, and one thread passes the texts to Python. The queue is bounded: what it has no room for is counted.
+//! The crates of the engine report them as events of `tracing`, on any thread, perhaps under a lock of theirs. So an event is text in
+//! the queue of a [`Courier`]. The queue is bounded: what it has no room for is counted.
 
-use std::collections::VecDeque;
 use std::fmt::{self, Write};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
-use estafette_sync::sync::{Condvar, Mutex};
-use estafette_sync::thread;
+use estafette_sync::sync::atomic::{AtomicUsize, Ordering};
 use pyo3::prelude::*;
 use tracing::field::{Field, Visit};
 use tracing::level_filters::LevelFilter;
 use tracing::span::{Attributes, Id, Record};
 use tracing::{Event, Level, Metadata, Subscriber};
 
-use crate::interpreter::{guard, process};
+use crate::interpreter::courier::Courier;
 
-/// Events that wait for Python at most.
-const WAITING_MAX: usize = 1_000;
+static COURIER: Courier = Courier::new("estafette-log", 1_000);
 
-/// The queue of this process.
-static QUEUE: Queue =
-    Queue { state: Mutex::new(State::EMPTY), pushed: Condvar::new(), passed: Condvar::new() };
-
-struct Queue {
-    state: Mutex<State>,
-    pushed: Condvar,
-    /// Notified when everything was passed on.
-    passed: Condvar,
-}
-
-struct State {
-    waiting: VecDeque<(Level, String)>,
-    /// How many there was no room for.
-    lost: usize,
-    /// Whether the thread is there, or an event on its way to Python.
-    has_thread: bool,
-    passing: bool,
-}
-
-impl State {
-    const EMPTY: Self = Self { waiting: VecDeque::new(), lost: 0, has_thread: false, passing: false };
-}
+/// Events for which there was no room.
+static LOST: AtomicUsize = AtomicUsize::new(0);
 
 /// Makes the events of the engine go to Python's log.
 pub fn install() {
@@ -57,58 +33,19 @@ pub fn stalled(stall: estafette::wait::Stall<'_>) {
 
 /// Waits until Python has everything that was logged, for at most `timeout`.
 pub fn flush(py: Python<'_>, timeout: Duration) {
-    py.detach(|| {
-        let until = Instant::now() + timeout;
-        let mut state = QUEUE.state.lock();
-        while state.passing || !state.waiting.is_empty() {
-            let left = until.saturating_duration_since(Instant::now());
-            if left.is_zero() {
-                return;
-            }
-            state = QUEUE.passed.wait_timeout(state, left).0;
-        }
-    });
+    COURIER.flush(py, timeout);
 }
 
 fn push(level: Level, text: String) {
-    if process::is_engines_child() {
-        // The thread stayed in the parent, and the lock may have been held there.
-        return;
-    }
-    let mut state = QUEUE.state.lock();
-    if state.waiting.len() == WAITING_MAX {
-        state.lost += 1;
-        return;
-    }
-    state.waiting.push_back((level, text));
-    if !state.has_thread {
-        // Without a thread the texts wait for the next event.
-        state.has_thread = thread::Builder::new().name("estafette-log".into()).spawn(pass_on).is_ok();
-    }
-    drop(state);
-    QUEUE.pushed.notify_one();
-}
-
-/// Passes events on for as long as the process lasts.
-fn pass_on() {
-    let mut state = QUEUE.state.lock();
-    loop {
-        state.passing = false;
-        let Some((level, text)) = state.waiting.pop_front() else {
-            QUEUE.passed.notify_all();
-            state = QUEUE.pushed.wait(state);
-            continue;
-        };
-        state.passing = true;
-        let lost = std::mem::take(&mut state.lost);
-        drop(state);
-        guard::attach(|py| {
-            log(py, level, &text);
-            if lost > 0 {
-                log(py, Level::WARN, &format!("{lost} more messages came too fast to be logged"));
-            }
-        });
-        state = QUEUE.state.lock();
+    let job = move |py: Python<'_>| {
+        log(py, level, &text);
+        let lost = LOST.swap(0, Ordering::Relaxed);
+        if lost > 0 {
+            log(py, Level::WARN, &format!("{lost} more messages came too fast to be logged"));
+        }
+    };
+    if !COURIER.send(Box::new(job)) {
+        LOST.fetch_add(1, Ordering::Relaxed);
     }
 }
 

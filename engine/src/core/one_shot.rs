@@ -85,6 +85,11 @@ impl<V: Clone + Delivered> OneShot<V> {
         self.lock().value.clone().map(retrieved)
     }
 
+    /// The value if the value is set. A failure in the value stays unretrieved.
+    pub(crate) fn glance(&self) -> Option<V> {
+        self.lock().value.clone()
+    }
+
     /// Polls for the value with the future's `key`. The future [takes its waker out](Self::forget) when it is
     /// dropped.
     pub(crate) fn poll(&self, cx: &mut Context<'_>, key: &mut WakerKey) -> Poll<V> {

@@ -113,9 +113,14 @@ pub(crate) fn query_leaves() {
     QUERIES.fetch_sub(1, Ordering::SeqCst);
 }
 
+/// Whether a cancelled operation has not left its graph yet.
+pub(crate) fn is_any() -> bool {
+    CANCELLED.load(Ordering::SeqCst) > 0
+}
+
 /// Inspects a query after its submission, and notifies it if the version it waits for can only be a failure.
 pub(crate) fn query_waits(query: &OpHandle) {
-    if CANCELLED.load(Ordering::SeqCst) == 0 {
+    if !is_any() {
         return;
     }
     let mut walk = Walk::default();
@@ -146,7 +151,7 @@ pub(crate) fn cancelled_leaves(op: &OpHandle) {
 /// came through the operation become invalid.
 pub(crate) fn withdrawing(op: &OpHandle, withdraw: impl FnOnce() -> bool) -> bool {
     let state = op.payload();
-    if state.kind == Kind::ReadinessQuery || CANCELLED.load(Ordering::SeqCst) == 0 {
+    if state.kind == Kind::ReadinessQuery || !is_any() {
         return withdraw();
     }
     let mut walk = Walk::default();

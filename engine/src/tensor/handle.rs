@@ -317,7 +317,7 @@ impl TensorInner {
 
     /// As [`look`](Self::look), when something is queued or carried on a variable.
     #[cold]
-    fn look_closely(&self) -> Option<Result<(), Error>> {
+    pub(crate) fn look_closely(&self) -> Option<Result<(), Error>> {
         for var in &self.vars {
             if var.is_quiet() {
                 continue;

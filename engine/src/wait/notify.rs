@@ -12,14 +12,17 @@ use estafette_sync::sync::Mutex;
 use estafette_sync::sync::atomic::{AtomicUsize, Ordering};
 
 use crate::core::context;
-use crate::core::error::Error;
+use crate::core::error::{Error, FailureKind, OperationError};
 use crate::core::operation::{Op, drop_panic};
 use crate::core::var_state::{Asked, Replaced};
+use crate::core::wakers::WakerKey;
 use crate::exchange::callback;
 use crate::exchange::foreign_fence::{self, RawFence};
 use crate::lease::Lease;
+use crate::operation::cancellation;
 use crate::operation::completion::Completion;
 use crate::tensor::handle::{Tensor, TensorInner};
+use crate::wait::ready::Ended;
 
 /// A self-polling future: each wake-up polls it on the waking thread. Its output goes to a callback. Needs no
 /// executor.
@@ -111,13 +114,25 @@ impl Tensor {
     where
         C: FnOnce(Result<(), Error>) + Send + 'static,
     {
-        notify(self.ready(), move |outcome| {
-            let call = || callback::run(|| callback(outcome));
-            if let Err(panic) = catch_unwind(AssertUnwindSafe(call)) {
-                tracing::error!("a callback of a tensor panicked");
-                drop_panic(panic);
-            }
-        });
+        notify(self.ready(), move |outcome| call_back(|| callback(outcome)));
+    }
+
+    /// As [`on_ready`](Self::on_ready), without the outcome: a failure stays unretrieved.
+    pub fn on_done<C>(&self, callback: C)
+    where
+        C: FnOnce() + Send + 'static,
+    {
+        notify(Ended::new(&self.inner), move |()| call_back(callback));
+    }
+
+    /// How the current version failed, if it did. The failure stays unretrieved.
+    pub fn failure_kind(&self) -> Option<FailureKind> {
+        match self.inner.look_closely() {
+            Some(outcome) => outcome.err()?.operation().map(OperationError::kind),
+            // It is known to be cancelled before the operations in front of it have ended.
+            None if cancellation::is_any() => Ended::new(&self.inner).failure_kind(),
+            None => None,
+        }
     }
 
     /// The readiness of the version current at this call, as a fence. If only one fence of a device is
@@ -173,7 +188,47 @@ impl Tensor {
     }
 }
 
+/// Calls a callback of the program, which must not block. A panic is logged.
+fn call_back(callback: impl FnOnce()) {
+    if let Err(panic) = catch_unwind(AssertUnwindSafe(|| callback::run(callback))) {
+        tracing::error!("a callback of the program panicked");
+        drop_panic(panic);
+    }
+}
+
+/// The end of an operation, whose outcome stays unretrieved.
+struct OpEnded(Op);
+
+impl Future for OpEnded {
+    type Output = ();
+
+    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<()> {
+        let Op { handle, key, .. } = &mut self.0;
+        let state = handle.payload();
+        if state.core.check_fork().is_err() || state.one_shot().is_set(cx, key) {
+            // A one-shot that is set has no wakers.
+            *key = WakerKey::default();
+            return Poll::Ready(());
+        }
+        Poll::Pending
+    }
+}
+
 impl Op {
+    /// Calls `callback` once, when the operation has ended: as [`Tensor::on_done`].
+    pub fn on_done<C>(&self, callback: C)
+    where
+        C: FnOnce() + Send + 'static,
+    {
+        notify(OpEnded(self.clone()), move |()| call_back(callback));
+    }
+
+    /// How the operation failed, if it has ended so. The failure stays unretrieved.
+    pub fn failure_kind(&self) -> Option<FailureKind> {
+        let state = self.handle.payload();
+        if self.is_done() { state.failure().map(|failure| failure.kind()) } else { None }
+    }
+
     /// The end of the operation as a fence. An operation that leaves device work ends when this work was
     /// issued.
     pub fn fence(&self) -> Fence {

@@ -14,9 +14,9 @@ use estafette_devices::Reactor;
 use estafette_graph::{Mode, OpId};
 use smallvec::SmallVec;
 
-use crate::core::error::Error;
+use crate::core::error::{Error, FailureKind, OperationError};
 use crate::core::one_shot::{OneShot, ReadySignal};
-use crate::core::operation::{self, EndKeys, Kind, Name, OpHandle, Role};
+use crate::core::operation::{self, EndKeys, Kind, Name, OpGranted, OpHandle, Role};
 use crate::core::wakers::WakerKey;
 use crate::operation::cancellation;
 use crate::operation::run::{self};
@@ -65,6 +65,18 @@ fn poll_closely_or_query(tensor: &TensorInner) -> Polled {
     if let Err(error) = tensor.core.check_fork() {
         return Polled::Failed(Box::new(error));
     }
+    let (query, granted) = submit_query(tensor);
+    if let Some(granted) = granted {
+        run::dispatch_one(granted);
+    } else if let Err(error) = blocking::check_self_wait(&query.handle) {
+        return Polled::Failed(Box::new(error));
+    } else {
+        cancellation::query_waits(&query.handle);
+    }
+    Polled::Probing(query)
+}
+
+fn submit_query(tensor: &TensorInner) -> (ReadinessQuery, Option<OpGranted>) {
     let one_shot = Arc::new(OneShot::new());
     let mut pending_op = operation::pending_op(&tensor.core, Name::Static("ready"), Kind::ReadinessQuery);
     pending_op.payload_mut().set_role(Role::ReadinessQuery(Arc::clone(&one_shot)));
@@ -74,15 +86,41 @@ fn poll_closely_or_query(tensor: &TensorInner) -> Polled {
     }
     cancellation::query_enters();
     let (handle, granted) = pending_op.submit();
-    let query = ReadinessQuery { one_shot, handle, pending: Pending::default() };
-    if let Some(granted) = granted {
-        run::dispatch_one(granted);
-    } else if let Err(error) = blocking::check_self_wait(&query.handle) {
-        return Polled::Failed(Box::new(error));
-    } else {
-        cancellation::query_waits(&query.handle);
+    (ReadinessQuery { one_shot, handle, pending: Pending::default() }, granted)
+}
+
+/// The end of the version that is current when the future is made. What the end is stays unretrieved, and leases alone never end
+/// the future.
+pub(crate) struct Ended(Option<ReadinessQuery>);
+
+impl Ended {
+    pub(crate) fn new(tensor: &TensorInner) -> Self {
+        if tensor.is_quiet() || tensor.look_closely().is_some() || tensor.core.check_fork().is_err() {
+            return Self(None);
+        }
+        let (query, granted) = submit_query(tensor);
+        match granted {
+            Some(granted) => run::dispatch_one(granted),
+            None => cancellation::query_waits(&query.handle),
+        }
+        Self(Some(query))
     }
-    Polled::Probing(query)
+
+    /// How the version failed, if that is known.
+    pub(crate) fn failure_kind(&self) -> Option<FailureKind> {
+        self.0.as_ref()?.one_shot.glance()?.err()?.operation().map(OperationError::kind)
+    }
+}
+
+impl Future for Ended {
+    type Output = ();
+
+    fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<()> {
+        match &self.0 {
+            Some(query) if !query.one_shot.is_set(cx, &mut WakerKey::alone()) => Poll::Pending,
+            _ => Poll::Ready(()),
+        }
+    }
 }
 
 /// A future of the version that was current when the future was made. See [`Tensor::ready`].

@@ -474,10 +474,16 @@ fn callbacks_and_hooks() {
             called.send(outcome.is_ok()).unwrap();
             assert!(!panics, "a callback");
         });
+        let (value, called) = (stage.value(), called.clone());
+        stage.x.on_done(move || {
+            value.calls_back();
+            called.send(true).unwrap();
+            assert!(!panics, "a callback");
+        });
     }
     gate.complete(Ok(()));
-    assert!(have_called.recv().unwrap() && have_called.recv().unwrap());
-    stage.ends_with(2);
+    assert!((0..4).all(|_| have_called.recv().unwrap()));
+    stage.ends_with(4);
 }
 
 #[test]

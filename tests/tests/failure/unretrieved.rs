@@ -4,12 +4,13 @@
 use std::collections::BTreeMap;
 use std::error::Error as _;
 use std::future::Future;
+use std::sync::mpsc::channel;
 use std::sync::{Arc, Mutex, Once};
 use std::task::{Context, Waker};
 
 use estafette::devices::{DeviceError, DeviceErrorKind, host};
 use estafette::tensor::TensorState;
-use estafette::{Access, DType, Engine, Error, ExportOptions, Tensor};
+use estafette::{Access, DType, Engine, Error, ExportOptions, FailureKind, Tensor};
 use futures::executor::block_on;
 use tests::gate::Gate;
 use tests::ops::until;
@@ -202,9 +203,16 @@ fn looks_that_show_no_failure_do_not_retrieve() {
     // Made before the failure, and never polled to its end.
     let mut given_up = Box::pin(x.ready());
     assert!(given_up.as_mut().poll(&mut Context::from_waker(Waker::noop())).is_pending());
+    let (called, calls) = channel();
+    let also = called.clone();
+    x.on_done(move || called.send(()).unwrap());
+    op.on_done(move || also.send(()).unwrap());
     gate.begun().complete(Ok(()));
     engine.wait_all(None).unwrap();
+    calls.recv().unwrap();
+    calls.recv().unwrap();
     assert!(x.is_ready() && op.is_done());
+    assert_eq!((x.failure_kind(), op.failure_kind()), (Some(FailureKind::Error), Some(FailureKind::Error)));
     block_on(x.writable()).unwrap();
     let _ = (engine.diagnose(), engine.activity(), engine.stats(), format!("{op:?}"));
     drop((op, x));

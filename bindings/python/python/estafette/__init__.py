@@ -71,6 +71,7 @@ from ._estafette import (
     unregister_context,
 )
 from ._helping import without_helping
+from ._promises import as_completed, wait
 from ._recording import Report, record, report
 from ._recording import from_environment as _recording_from_environment
 from ._reports import (
@@ -136,6 +137,7 @@ __all__ = [
     "WouldBlockError",
     "WouldDeadlockError",
     "__version__",
+    "as_completed",
     "current_stream",
     "default_engine",
     "devices",
@@ -148,6 +150,7 @@ __all__ = [
     "report",
     "unordered_exchanges",
     "unregister_context",
+    "wait",
     "without_helping",
 ]
 

@@ -28,7 +28,18 @@ impl PyOperation {
     pub fn new(op: Op, engine: EngineHandle) -> Self {
         Self { op: Own::new(op), _engine: engine }
     }
+
+    fn ended(&self, py: Python<'_>) -> PyResult<&Op> {
+        self.op.get(py)
+    }
+
+    /// What ``await`` gives.
+    fn awaited(this: &Bound<'_, Self>) -> PyResult<Py<PyAny>> {
+        Ok(this.py().None())
+    }
 }
+
+crate::classes::promise::future_methods!(PyOperation);
 
 #[pymethods]
 impl PyOperation {

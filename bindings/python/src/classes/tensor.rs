@@ -73,11 +73,11 @@ impl PyTensor {
         if self.structure().is_some() {
             return Err(results::not_one_array());
         }
-        self.promise(py)
+        self.ended(py)
     }
 
     /// The promise, of one array or of several.
-    fn promise(&self, py: Python<'_>) -> PyResult<&Tensor> {
+    pub(super) fn ended(&self, py: Python<'_>) -> PyResult<&Tensor> {
         self.tensor.0.get(py)
     }
 
@@ -92,13 +92,13 @@ impl PyTensor {
     /// The failure of the call; `WouldBlockError` on an event loop's thread; those of a submission.
     fn unpacked<'py>(&self, py: Python<'py>) -> PyResult<Option<Bound<'py, PyAny>>> {
         if self.results.is_some() && self.structure().is_none() {
-            export::until_known(py, self.promise(py)?)?;
+            export::until_known(py, self.ended(py)?)?;
         }
         self.structure().map(|results| results.unpack(py, &self.engine)).transpose()
     }
 
     /// What ``await`` gives: the tensor, or what the call has returned.
-    fn awaited(this: &Bound<'_, Self>) -> PyResult<Py<PyAny>> {
+    pub(super) fn awaited(this: &Bound<'_, Self>) -> PyResult<Py<PyAny>> {
         match this.get().structure() {
             Some(results) => results.unpack(this.py(), &this.get().engine).map(Bound::unbind),
             None => Ok(this.clone().into_any().unbind()),
@@ -110,6 +110,8 @@ impl PyTensor {
     }
 }
 
+crate::classes::promise::future_methods!(PyTensor);
+
 #[pymethods]
 impl PyTensor {
     /// Names the tensor in reports of recordings, including recordings that begin later.
@@ -120,12 +122,12 @@ impl PyTensor {
 
     /// Returns True if the current version is finished, with or without a failure. Never waits.
     fn is_ready(&self, py: Python<'_>) -> PyResult<bool> {
-        Ok(self.promise(py)?.is_ready())
+        Ok(self.ended(py)?.is_ready())
     }
 
     /// Returns True if the tensor has its memory and shape. Never waits.
     fn is_defined(&self, py: Python<'_>) -> PyResult<bool> {
-        Ok(self.promise(py)?.is_defined())
+        Ok(self.ended(py)?.is_defined())
     }
 
     /// Blocks until the version current at this call is finished, at most `timeout` seconds.
@@ -144,7 +146,7 @@ impl PyTensor {
     ///     estafette.OperationError: operation `load` (op ...) failed: ValueError: no data
     #[pyo3(signature = (timeout = None))]
     fn wait(&self, py: Python<'_>, timeout: Option<f64>) -> PyResult<()> {
-        let tensor = self.promise(py)?;
+        let tensor = self.ended(py)?;
         let timeout = seconds("timeout", timeout)?;
         if tensor.is_ready() || timeout.is_some_and(|timeout| timeout.is_zero()) {
             return tensor.wait_timeout(Duration::ZERO).or_raise(py);
@@ -175,7 +177,7 @@ impl PyTensor {
     /// engine's `lease_timeout`, or up to an eighth longer.
     fn __await__(this: &Bound<'_, Self>) -> PyResult<Awaiter> {
         let py = this.py();
-        let tensor = this.get().promise(py)?;
+        let tensor = this.get().ended(py)?;
         if tensor.is_ready() {
             let outcome = tensor.wait_timeout(Duration::ZERO).or_raise(py);
             return Ok(Awaiter::done(outcome.and_then(|()| Self::awaited(this))));
@@ -242,6 +244,31 @@ impl PyTensor {
     #[getter]
     fn device(&self, py: Python<'_>) -> PyResult<Py<PyAny>> {
         device_object(py, self.tensor(py)?)
+    }
+
+    /// Number of elements.
+    #[getter]
+    fn size(&self, py: Python<'_>) -> PyResult<i64> {
+        Ok(self.tensor(py)?.shape().or_raise(py)?.iter().product())
+    }
+
+    /// Bytes of one element; elements of less than a byte are rounded up.
+    #[getter]
+    fn itemsize(&self, py: Python<'_>) -> PyResult<usize> {
+        Ok(self.tensor(py)?.dtype().or_raise(py)?.itemsize())
+    }
+
+    /// Bytes of all elements, without the gaps between them.
+    #[getter]
+    fn nbytes(&self, py: Python<'_>) -> PyResult<usize> {
+        Ok(self.tensor(py)?.layout().or_raise(py)?.byte_len())
+    }
+
+    /// Distance of neighbours in each dimension, in elements, as in DLPack and PyTorch; NumPy's strides are in bytes. Raises
+    /// `NotDefinedError` while the tensor has no memory yet.
+    #[getter]
+    fn strides<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyTuple>> {
+        PyTuple::new(py, self.tensor(py)?.layout().or_raise(py)?.strides())
     }
 
     /// Address of the first element. Code may read the memory only in an operation or under a lease.

@@ -3,7 +3,8 @@
 //! 1. What is in flight runs to its end, as with `concurrent.futures`. That is waited for twice: before Python joins its
 //!    threads, as bodies may need them, and after, for what those threads have submitted. The wait ends when no operation has
 //!    ended for a while, when only leases hold up what is left, or by Ctrl-C; then what is left is named on the standard error.
-//! 2. Failures that nothing has looked at are reported, and what the engine has logged reaches Python's log.
+//! 2. Failures that nothing has looked at are reported; callbacks that are due are called, and what the engine has logged reaches
+//!    Python's log.
 //! 3. The guard closes: operations that have not begun fail instead of calling Python. Those that run get a moment to end,
 //!    then an exception. One that is in C for longer stays there when it comes back to the finalizing interpreter (`finalization.rs`).
 //! 4. The reaper runs the deleters that are due, which may need the interpreter, and stops; later ones leak. The process
@@ -23,6 +24,7 @@ use pyo3::exceptions::PyKeyboardInterrupt;
 use pyo3::prelude::*;
 
 use crate::classes::handle::{EngineHandle, Shared};
+use crate::classes::promise;
 use crate::interpreter::guard;
 use crate::interpreter::interrupt;
 use crate::interpreter::process;
@@ -83,9 +85,10 @@ pub fn at_exit(py: Python<'_>) {
             engine.unretrieved().report();
         }
     }
-    log::flush(py, LAST_GRACE);
     // What was abandoned had its time.
     let grace = if ABANDONED.load(Ordering::Relaxed) { Duration::ZERO } else { GRACE };
+    promise::flush(py, grace);
+    log::flush(py, LAST_GRACE);
     if !guard::close(py, grace) {
         running::interrupt_all(py);
         guard::close(py, LAST_GRACE);

@@ -5,6 +5,7 @@
 //! |---|---|
 //! | `attached` | State that the Python lock protects |
 //! | `call_site` | Where in a Python program a call comes from |
+//! | `courier` | Work for the Python lock that threads of the engine hand to a thread of its own |
 //! | `dlpack_method` | `Tensor.__dlpack__` for the usual call: keywords only, and nothing asked for but a version |
 //! | `exit` | The interpreter's exit, with whatever is still open |
 //! | `fastcall` | Calls that CPython has a faster form of than the stable interface of 3.11 knows |
@@ -18,6 +19,7 @@
 
 pub(crate) mod attached;
 pub(crate) mod call_site;
+pub(crate) mod courier;
 pub(crate) mod dlpack_method;
 pub(crate) mod exit;
 pub(crate) mod fastcall;

@@ -1,0 +1,198 @@
+//! What `Tensor` and `Operation` have in common with futures of `concurrent.futures`.
+//!
+//! `concurrent.futures.wait` and `as_completed` take any object with the attributes of a future that they use: `_condition`, `_state`
+//! and `_waiters` (CPython: Lib/concurrent/futures/_base.py). `asyncio.wrap_future` wants the class itself, which `future()` gives.
+
+use std::time::Duration;
+
+use estafette::{FailureKind, Op, Tensor};
+use pyo3::intern;
+use pyo3::prelude::*;
+use pyo3::types::PyDict;
+
+use crate::interpreter::courier::Courier;
+use crate::interpreter::kept::Kept;
+
+/// Calls the callbacks of promises.
+static CALLBACKS: Courier = Courier::new("estafette-callbacks", usize::MAX);
+
+/// Waits until every callback was called, for at most `timeout`.
+pub fn flush(py: Python<'_>, timeout: Duration) {
+    CALLBACKS.flush(py, timeout);
+}
+
+/// A handle of the engine that ends.
+pub trait Ends {
+    fn is_done(&self) -> bool;
+    /// How it failed; the failure stays unretrieved.
+    fn failure_kind(&self) -> Option<FailureKind>;
+    /// Calls back on any thread, under no lock.
+    fn on_done(&self, callback: impl FnOnce() + Send + 'static);
+}
+
+impl Ends for Tensor {
+    fn is_done(&self) -> bool {
+        self.is_ready() || self.failure_kind().is_some()
+    }
+
+    fn failure_kind(&self) -> Option<FailureKind> {
+        self.failure_kind()
+    }
+
+    fn on_done(&self, callback: impl FnOnce() + Send + 'static) {
+        self.on_done(callback);
+    }
+}
+
+impl Ends for Op {
+    fn is_done(&self) -> bool {
+        self.is_done()
+    }
+
+    fn failure_kind(&self) -> Option<FailureKind> {
+        self.failure_kind()
+    }
+
+    fn on_done(&self, callback: impl FnOnce() + Send + 'static) {
+        self.on_done(callback);
+    }
+}
+
+/// Whether the promise of `handle` was cancelled.
+pub fn is_cancelled(handle: &impl Ends) -> bool {
+    handle.failure_kind() == Some(FailureKind::Cancelled)
+}
+
+/// Whether the promise of `handle` failed and was not cancelled.
+pub fn is_failed(handle: &impl Ends) -> bool {
+    handle.failure_kind().is_some_and(|kind| kind != FailureKind::Cancelled)
+}
+
+/// Calls `callback(promise)` once: now if the promise of `handle` is done, else soon after its end, on a thread of the package.
+pub fn add_done_callback(
+    handle: &impl Ends,
+    promise: Bound<'_, PyAny>,
+    callback: Bound<'_, PyAny>,
+) -> PyResult<()> {
+    if !callback.is_callable() {
+        return Err(pyo3::exceptions::PyTypeError::new_err(format!("{} is not callable", callback.repr()?)));
+    }
+    if handle.is_done() {
+        call(&callback, &promise);
+        return Ok(());
+    }
+    let kept = Kept::new((callback.unbind(), promise.unbind()));
+    let expected = CALLBACKS.expect();
+    handle.on_done(move || {
+        let _expected = expected;
+        CALLBACKS.send(Box::new(move |py| {
+            let (callback, promise) = &*kept;
+            call(callback.bind(py), promise.bind(py));
+        }));
+    });
+    Ok(())
+}
+
+/// In the manner of `concurrent.futures`: what a callback raises is logged.
+fn call(callback: &Bound<'_, PyAny>, promise: &Bound<'_, PyAny>) {
+    let py = callback.py();
+    let Err(error) = callback.call1((promise,)) else { return };
+    let logged = (|| {
+        let options = PyDict::new(py);
+        options.set_item(intern!(py, "exc_info"), error.value(py))?;
+        let logger = py.import("logging")?.call_method1("getLogger", ("estafette",))?;
+        logger.call_method("error", ("the callback of %r raised an exception", promise), Some(&options))
+    })();
+    if let Err(error) = logged {
+        // A handler of the user's that fails.
+        error.write_unraisable(py, None);
+    }
+}
+
+/// `exception(timeout)`, from the outcome of a wait: the failure of an operation is returned, other errors are raised.
+///
+/// # Errors
+/// `TimeoutError`, `CancelledError`, and what else ends a wait.
+pub fn exception(py: Python<'_>, waited: PyResult<()>) -> PyResult<Option<Py<PyAny>>> {
+    let Err(error) = waited else { return Ok(None) };
+    let errors = py.import("estafette._errors")?;
+    let failed = error.value(py).is_instance(&errors.getattr(intern!(py, "OperationError"))?)?;
+    let cancelled = error.value(py).is_instance(&errors.getattr(intern!(py, "CancelledError"))?)?;
+    if failed && !cancelled { Ok(Some(error.into_value(py).into_any())) } else { Err(error) }
+}
+
+/// A function of `estafette/_promises.py`, called with the promise.
+pub fn helper<'py>(promise: &Bound<'py, PyAny>, name: &str) -> PyResult<Bound<'py, PyAny>> {
+    promise.py().import("estafette._promises")?.call_method1(name, (promise,))
+}
+
+/// The methods of futures, for a class with `ended`, `wait` and `awaited`.
+macro_rules! future_methods {
+    ($class:ty) => {
+        #[pymethods]
+        impl $class {
+            /// Returns True if the promise is done, with or without a failure. Never waits.
+            fn done(&self, py: Python<'_>) -> PyResult<bool> {
+                Ok(crate::classes::promise::Ends::is_done(self.ended(py)?))
+            }
+
+            /// Returns True if the operation was cancelled. Never waits.
+            fn cancelled(&self, py: Python<'_>) -> PyResult<bool> {
+                Ok(crate::classes::promise::is_cancelled(self.ended(py)?))
+            }
+
+            /// Waits as `wait` does, and returns what ``await`` gives.
+            #[pyo3(signature = (timeout = None))]
+            fn result(this: &Bound<'_, Self>, timeout: Option<f64>) -> PyResult<Py<PyAny>> {
+                this.get().wait(this.py(), timeout)?;
+                Self::awaited(this)
+            }
+
+            /// Waits as `wait` does, and returns the `OperationError` of a failure, or None. Raises `CancelledError` for a
+            /// cancelled operation, and ``TimeoutError`` when time is up.
+            #[pyo3(signature = (timeout = None))]
+            fn exception(&self, py: Python<'_>, timeout: Option<f64>) -> PyResult<Option<Py<PyAny>>> {
+                crate::classes::promise::exception(py, self.wait(py, timeout))
+            }
+
+            /// Calls ``fn(self)`` once when the promise is done: at once if it is, else on a thread of the package that calls
+            /// one callback after the other. What the function raises is logged.
+            #[pyo3(signature = (r#fn, /))]
+            fn add_done_callback(this: &Bound<'_, Self>, r#fn: Bound<'_, PyAny>) -> PyResult<()> {
+                crate::classes::promise::add_done_callback(
+                    this.get().ended(this.py())?,
+                    this.clone().into_any(),
+                    r#fn,
+                )
+            }
+
+            /// Returns a `concurrent.futures.Future` that ends as the promise does, for `asyncio.wrap_future` and other code
+            /// that wants that very class.
+            fn future<'py>(this: &Bound<'py, Self>) -> PyResult<Bound<'py, PyAny>> {
+                crate::classes::promise::helper(this.as_any(), "future")
+            }
+
+            #[getter]
+            fn _state<'py>(this: &Bound<'py, Self>) -> PyResult<Bound<'py, PyAny>> {
+                crate::classes::promise::helper(this.as_any(), "state")
+            }
+
+            /// Whether the operation failed and was not cancelled; the failure stays unretrieved.
+            fn _failed(&self, py: Python<'_>) -> PyResult<bool> {
+                Ok(crate::classes::promise::is_failed(self.ended(py)?))
+            }
+
+            #[getter]
+            fn _condition<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
+                py.import("estafette._promises")?.getattr("ENDS")
+            }
+
+            #[getter]
+            fn _waiters<'py>(this: &Bound<'py, Self>) -> PyResult<Bound<'py, PyAny>> {
+                crate::classes::promise::helper(this.as_any(), "Waiters")
+            }
+        }
+    };
+}
+
+pub(crate) use future_methods;

@@ -1,0 +1,116 @@
+//! Work for the Python lock that threads of the engine hand to a thread of its own: they may hold locks, and must not wait.
+
+use std::collections::VecDeque;
+use std::time::{Duration, Instant};
+
+use estafette_sync::sync::{Condvar, Mutex};
+use estafette_sync::thread;
+use pyo3::prelude::*;
+
+use crate::interpreter::{guard, process};
+
+/// What is done with the Python lock. With the guard closed it is left to the interpreter that is going away.
+pub type Job = Box<dyn FnOnce(Python<'_>) + Send>;
+
+/// A queue of jobs and the thread that does them, one after the other. The thread starts with the first job and lasts as long as the
+/// process.
+pub struct Courier {
+    /// Name of the thread.
+    name: &'static str,
+    /// Jobs that wait at most.
+    limit: usize,
+    state: Mutex<State>,
+    sent: Condvar,
+    /// Notified when no job waits, and when one is expected no more.
+    idle: Condvar,
+}
+
+struct State {
+    waiting: VecDeque<Job>,
+    has_thread: bool,
+    /// Whether a job is being done.
+    is_busy: bool,
+    /// Jobs that are not here yet.
+    expected: usize,
+}
+
+/// A job that will be handed over before this is dropped, or never.
+pub struct Expected(&'static Courier);
+
+impl Drop for Expected {
+    fn drop(&mut self) {
+        if process::is_engines_child() {
+            return;
+        }
+        self.0.state.lock().expected -= 1;
+        self.0.idle.notify_all();
+    }
+}
+
+impl Courier {
+    pub const fn new(name: &'static str, limit: usize) -> Self {
+        let state = State { waiting: VecDeque::new(), has_thread: false, is_busy: false, expected: 0 };
+        Self { name, limit, state: Mutex::new(state), sent: Condvar::new(), idle: Condvar::new() }
+    }
+
+    /// Makes [`flush`](Self::flush) wait for one more job.
+    pub fn expect(&'static self) -> Expected {
+        self.state.lock().expected += 1;
+        Expected(self)
+    }
+
+    /// Hands over a job; false if there is no room for it, or in a forked child, where the thread is not.
+    pub fn send(&'static self, job: Job) -> bool {
+        if process::is_engines_child() {
+            // Python objects in it are the parent's.
+            std::mem::forget(job);
+            return false;
+        }
+        let mut state = self.state.lock();
+        if state.waiting.len() >= self.limit {
+            return false;
+        }
+        state.waiting.push_back(job);
+        if !state.has_thread {
+            // Without a thread jobs wait for the next one.
+            let spawned = thread::Builder::new().name(self.name.into()).spawn(|| self.run());
+            state.has_thread = spawned.is_ok();
+        }
+        drop(state);
+        self.sent.notify_one();
+        true
+    }
+
+    /// Waits until every job is done, also those that are expected, for at most `timeout`.
+    pub fn flush(&self, py: Python<'_>, timeout: Duration) {
+        py.detach(|| {
+            let until = Instant::now() + timeout;
+            let mut state = self.state.lock();
+            while state.is_busy || state.expected > 0 || !state.waiting.is_empty() {
+                let left = until.saturating_duration_since(Instant::now());
+                if left.is_zero() {
+                    return;
+                }
+                state = self.idle.wait_timeout(state, left).0;
+            }
+        });
+    }
+
+    fn run(&self) {
+        let mut state = self.state.lock();
+        loop {
+            state.is_busy = false;
+            let Some(job) = state.waiting.pop_front() else {
+                self.idle.notify_all();
+                state = self.sent.wait(state);
+                continue;
+            };
+            state.is_busy = true;
+            drop(state);
+            let mut job = Some(job);
+            guard::attach(|py| job.take().map(|job| job(py)));
+            std::mem::forget(job);
+            state = self.state.lock();
+        }
+    }
+}

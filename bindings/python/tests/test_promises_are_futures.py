@@ -1,0 +1,267 @@
+"""Tensors and operations where futures of `concurrent.futures` are expected."""
+
+import asyncio
+import concurrent.futures
+import logging
+import threading
+import time
+
+import pytest
+
+import estafette as est
+from conftest import run_program, until
+
+
+@pytest.fixture
+def eng():
+    with est.Engine(workers=4, failures="ignore") as engine:
+        yield engine
+
+
+@pytest.fixture
+def late(eng, gate):
+    """A tensor and an operation that end when the gate opens."""
+    return eng.call(lambda: (gate(), bytearray(b"abc"))[1], name="late"), eng.submit(gate, name="late")
+
+
+def fails():
+    raise ValueError("no data")
+
+
+class TestResults:
+    def test_before_and_after_the_end(self, eng, np, gate, late):
+        tensor, operation = late
+        for promise in late:
+            assert not promise.done() and not promise.cancelled()
+            with pytest.raises(TimeoutError):
+                promise.result(0.01)
+            with pytest.raises(TimeoutError):
+                promise.exception(0)
+        gate.open()
+        assert tensor.result() is tensor and operation.result(30) is None
+        for promise in late:
+            assert promise.done() and not promise.cancelled() and promise.exception() is None
+
+    def test_several_results(self, eng, np):
+        quotient, rest = eng.call(np.divmod, eng.from_dlpack(np.arange(3)), 2).result()
+        assert np.from_dlpack(rest).tolist() == [0, 1, 0]
+        assert eng.call(lambda: None).result() is None
+
+    def test_a_failure(self, eng):
+        for promise in (eng.call(fails, name="load"), eng.submit(fails, name="load")):
+            error = promise.exception(30)
+            assert isinstance(error, est.OperationError) and isinstance(error.__cause__, ValueError)
+            with pytest.raises(est.OperationError, match="no data"):
+                promise.result()
+            assert not promise.cancelled()
+
+    def test_a_cancelled_operation(self, eng, gate):
+        y = eng.zeros(1, "int8")
+        eng.submit(gate, writes=[y])
+        operation = eng.submit(lambda y: None, writes=[y])
+        assert operation.cancel() and operation.cancelled() and operation.done()
+        with pytest.raises(est.CancelledError):
+            operation.exception()
+        gate.open()
+        until(y.done)
+        assert y.cancelled()
+
+    def test_what_only_looks_retrieves_no_failure(self, caplog, monkeypatch):
+        monkeypatch.setattr("sys.unraisablehook", lambda told: None)
+        with est.Engine(workers=1, failures="log") as eng:
+            with caplog.at_level(logging.ERROR, "estafette"):
+                called = threading.Event()
+                t = eng.call(fails, name="load")
+                t.add_done_callback(lambda t: called.set())
+                assert called.wait(30) and t.done() and not t.cancelled() and t._state == "FINISHED"
+                del t
+                until(lambda: any("never retrieved" in record.getMessage() for record in caplog.records))
+
+
+class TestCallbacks:
+    @pytest.mark.parametrize("which", [0, 1])
+    def test_called_once_after_the_end(self, eng, gate, late, which):
+        promise, seen = late[which], []
+        promise.add_done_callback(lambda p: seen.append((p is promise, p.done(), threading.current_thread())))
+        assert not seen
+        gate.open()
+        until(lambda: seen)
+        assert seen[0][:2] == (True, True)
+        promise.add_done_callback(lambda p: seen.append(threading.current_thread()))
+        # At once, on this thread.
+        assert seen[1] is threading.current_thread()
+        time.sleep(0.02)
+        assert len(seen) == 2
+
+    def test_what_it_raises_is_logged(self, eng, gate, late, caplog):
+        def raises(promise):
+            raise ValueError("in the callback")
+
+        for promise in late:
+            promise.add_done_callback(raises)
+        gate.open()
+        until(lambda: len(caplog.records) == 2)
+        late[0].add_done_callback(raises)
+        assert len(caplog.records) == 3
+        for record in caplog.records:
+            assert record.name == "estafette" and "in the callback" in str(record.exc_info[1])
+
+    def test_a_callback_may_add_others_and_use_the_engine(self, eng, np, gate, late):
+        results = []
+
+        def first(tensor):
+            tensor.add_done_callback(lambda t: results.append("second"))
+            results.append(np.from_dlpack(eng.call(np.full, 2, 7).result()).tolist())
+
+        late[0].add_done_callback(first)
+        gate.open()
+        until(lambda: len(results) == 2)
+        assert results == ["second", [7, 7]]
+
+    def test_a_promise_without_another_reference_calls_back(self, eng, gate):
+        seen = []
+        eng.call(lambda: (gate(), bytearray(3))[1]).add_done_callback(lambda t: seen.append(t.shape))
+        gate.open()
+        until(lambda: seen)
+        assert seen == [(3,)]
+
+    def test_many(self, eng, gate, late):
+        seen = []
+        for number in range(5000):
+            late[0].add_done_callback(lambda t, number=number: seen.append(number))
+        gate.open()
+        until(lambda: len(seen) == 5000, 30)
+        assert sorted(seen) == list(range(5000))
+
+    def test_of_a_failure_and_of_a_cancelled_operation(self, eng, gate):
+        y, seen = eng.zeros(1, "int8"), []
+        eng.submit(gate, writes=[y])
+        cancelled = eng.submit(lambda y: None, writes=[y])
+        failed = eng.submit(lambda y: fails(), writes=[eng.zeros(1, "int8")])
+        for promise in (cancelled, failed, y):
+            promise.add_done_callback(lambda p: seen.append(p.cancelled()))
+        cancelled.cancel()
+        gate.open()
+        until(lambda: len(seen) == 3)
+        # The version of `y` that the cancelled operation would have made is cancelled too.
+        assert sorted(seen) == [False, True, True]
+        assert failed.exception() is not None
+
+    def test_what_cannot_be_called_is_refused(self, late, gate):
+        for promise in late:
+            with pytest.raises(TypeError, match="not callable"):
+                promise.add_done_callback(3)
+        gate.open()
+
+
+class TestOthers:
+    def test_concurrent_futures_wait(self, eng, np, gate, late):
+        ready = eng.call(np.zeros, 3)
+        for wait in (concurrent.futures.wait, est.wait):
+            done, rest = wait([ready, *late], return_when="FIRST_COMPLETED", timeout=30)
+            assert ready in done and not rest - set(late)
+        assert est.wait(late, timeout=0.01).not_done == set(late)
+        gate.open()
+        assert concurrent.futures.wait([ready, *late], timeout=30).done == {ready, *late}
+
+    def test_the_first_exception_ends_the_wait(self, eng, gate, late):
+        failing = eng.submit(fails)
+        done, rest = est.wait([*late, failing], timeout=30, return_when="FIRST_EXCEPTION")
+        assert done == {failing} and rest == set(late)
+        assert failing.exception() is not None
+        gate.open()
+
+    def test_as_completed(self, eng, np, gate, late):
+        ready = eng.call(np.zeros, 3)
+        ready.wait()
+        for as_completed in (est.as_completed, concurrent.futures.as_completed):
+            with pytest.raises(TimeoutError):
+                seen = []
+                for promise in as_completed([*late, ready], timeout=0.05):
+                    seen.append(promise)
+            assert seen == [ready]
+        gate.open()
+        assert set(est.as_completed([*late, ready], timeout=30)) == {ready, *late}
+
+    def test_mixed_with_futures_of_a_pool(self, eng, late, gate):
+        with concurrent.futures.ThreadPoolExecutor() as pool:
+            other = pool.submit(time.sleep, 0)
+            threading.Timer(0.02, gate.open).start()
+            assert concurrent.futures.wait([other, *late], timeout=30).done == {other, *late}
+
+    def test_a_future_of_the_very_class(self, eng, np, gate, late):
+        futures = [promise.future() for promise in late]
+        assert all(type(future) is concurrent.futures.Future and not future.done() for future in futures)
+        gate.open()
+        assert futures[0].result(30) is late[0] and futures[1].result(30) is None
+        failing = eng.submit(fails).future()
+        assert isinstance(failing.exception(30), est.OperationError)
+        y = eng.zeros(1, "int8")
+        held = np.from_dlpack(y)
+        cancelled = eng.submit(lambda y: None, writes=[y])
+        future = cancelled.future()
+        cancelled.cancel()
+        assert isinstance(future.exception(30), est.CancelledError)
+        del held
+
+    def test_asyncio(self, np):
+        async def main():
+            async with est.Engine(workers=1) as eng:
+                t = eng.call(np.zeros, 3)
+                assert await asyncio.wrap_future(t.future()) is t
+                for promise in [eng.call(lambda: (time.sleep(0.05), bytearray(3))[1]), eng.submit(lambda: time.sleep(0.05))]:
+                    with pytest.raises(est.WouldBlockError):
+                        promise.result()
+                    await promise
+                    promise.result()
+
+        asyncio.run(main())
+
+    def test_jax_blocks_until_they_are_ready(self, eng, np, jax):
+        t = eng.call(lambda: (time.sleep(0.02), np.zeros(3))[1])
+        tree = jax.block_until_ready({"x": [t]})
+        assert tree["x"][0] is t and t.done()
+
+
+class TestEnds:
+    def test_callbacks_that_are_due_are_called_at_exit(self):
+        output, _ = run_program("""
+            import time
+            import estafette as est
+            eng = est.Engine(workers=1)
+            t = eng.call(lambda: (time.sleep(0.2), bytearray(3))[1])
+            t.add_done_callback(lambda t: print("called", t.shape))
+        """)
+        assert output == "called (3,)\n"
+
+    def test_a_forked_child_ends(self):
+        output, _ = run_program("""
+            import os, time
+            import estafette as est
+            eng = est.Engine(workers=1)
+            t = eng.call(lambda: (time.sleep(0.2), bytearray(3))[1])
+            t.add_done_callback(lambda t: print("called", flush=True))
+            child = os.fork()
+            if child == 0:
+                try:
+                    t.add_done_callback(print)
+                except est.ForkedError:
+                    os._exit(7)
+                os._exit(1)
+            print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
+        """)
+        assert sorted(output.split()) == ["7", "called"]
+
+
+class TestAttributes:
+    def test_sizes_and_strides(self, eng, np):
+        t = eng.from_dlpack(np.zeros((2, 3, 4), "int16")[:, ::2])
+        assert (t.size, t.itemsize, t.nbytes, t.ndim, len(t)) == (16, 2, 32, 3, 2)
+        assert t.strides == (12, 8, 1)
+        assert eng.empty((), "float64").size == 1 and eng.empty((0, 3), "int8").nbytes == 0
+
+    def test_of_a_promise_without_a_shape(self, eng, gate, late):
+        for name in ("size", "itemsize", "nbytes", "strides"):
+            with pytest.raises(est.NotDefinedError):
+                getattr(late[0], name)
+        gate.open()
