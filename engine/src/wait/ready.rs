@@ -89,8 +89,8 @@ fn submit_query(tensor: &TensorInner) -> (ReadinessQuery, Option<OpGranted>) {
     (ReadinessQuery { one_shot, handle, pending: Pending::default() }, granted)
 }
 
-/// The end of the version that is current when the future is made. What the end is stays unretrieved, and leases alone never end
-/// the future.
+/// The end of the version that is current when the future is made. A failure stays unretrieved, and leases alone
+/// never end the future.
 pub(crate) struct Ended(Option<ReadinessQuery>);
 
 impl Ended {

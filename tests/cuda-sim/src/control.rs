@@ -141,6 +141,12 @@ pub extern "C" fn cusim_used(device: u32) -> u64 {
     Session::open().memory.used.get(&(device as usize)).copied().unwrap_or(0)
 }
 
+/// How many executable graphs there are.
+#[unsafe(no_mangle)]
+pub extern "C" fn cusim_graphs() -> u64 {
+    Session::open().executables.len() as u64
+}
+
 /// The `nth` command that a stream starts from now on fails with a code, and its context with it. With `nth`
 /// 0 the stream's context fails at once. 0 when there is no such stream, else 1.
 #[unsafe(no_mangle)]

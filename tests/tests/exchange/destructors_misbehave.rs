@@ -466,15 +466,15 @@ fn captures_of_bodies_that_run_and_of_bodies_that_never_do() {
 fn callbacks_and_hooks() {
     let stage = Stage::new();
     let gate = Gate::on_tensors(&stage.engine, std::slice::from_ref(&stage.x)).begun();
-    let (called, have_called) = channel();
+    let (sender, have_called) = channel();
     for panics in [false, true] {
-        let (value, called) = (stage.value(), called.clone());
+        let (value, called) = (stage.value(), sender.clone());
         stage.x.on_ready(move |outcome| {
             value.calls_back();
             called.send(outcome.is_ok()).unwrap();
             assert!(!panics, "a callback");
         });
-        let (value, called) = (stage.value(), called.clone());
+        let (value, called) = (stage.value(), sender.clone());
         stage.x.on_done(move || {
             value.calls_back();
             called.send(true).unwrap();

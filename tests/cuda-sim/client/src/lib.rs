@@ -131,6 +131,11 @@ impl Simulator {
         self.call::<extern "C" fn(u32) -> u64>(c"cusim_used")(device)
     }
 
+    /// How many executable graphs there are.
+    pub fn graphs(&self) -> u64 {
+        self.call::<extern "C" fn() -> u64>(c"cusim_graphs")()
+    }
+
     /// The `nth` command that a stream starts from now on fails with a code of the driver, and its context
     /// with it; 0 is at once.
     pub fn fault(&self, stream: usize, nth: u64, code: i32) {
