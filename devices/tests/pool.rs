@@ -22,10 +22,41 @@ fn run(f: impl FnOnce() + Send + 'static) -> Run {
     Run(Box::new(move |_| f()))
 }
 
-fn pool(workers: usize, spare_limit: usize) -> Pool<Run> {
-    Pool::new(PoolOptions { workers, name: "test".to_owned(), spare_limit, ..PoolOptions::default() })
+fn pool(workers: usize, spare_limit: usize, adaptive: bool) -> Pool<Run> {
+    let name = "test".to_owned();
+    Pool::new(PoolOptions { workers, name, spare_limit, adaptive, ..PoolOptions::default() })
         .expect("threads can be started")
 }
+
+/// Tests for pools that run jobs on every worker, and for those that find out on how many.
+macro_rules! both_kinds {
+    ($($test:ident),* $(,)?) => {
+        mod every_worker {
+            $(#[test] fn $test() { super::$test(false); })*
+        }
+        mod adaptive {
+            $(#[test] fn $test() { super::$test(true); })*
+        }
+    };
+}
+
+both_kinds!(
+    every_job_pushed_from_several_threads_runs_exactly_once,
+    jobs_pushed_by_a_job_run_on_its_worker_and_are_stolen_when_it_blocks,
+    higher_priorities_go_first_and_negative_ones_last_in_order_of_arrival,
+    a_panicking_job_leaves_its_worker_alive,
+    without_workers_jobs_run_only_where_they_are_taken,
+    a_worker_that_looks_for_a_job_keeps_its_own_jobs_in_order,
+    a_batch_with_one_wake_up_reaches_as_many_workers_as_it_needs,
+    a_spare_thread_covers_a_blocked_worker_up_to_the_limit,
+    blocking_again_and_again_reuses_the_spare_thread,
+    blocking_outside_of_the_pool_does_nothing,
+    dropping_the_last_handle_lets_workers_drain_and_leave,
+    the_last_handle_may_be_dropped_on_a_worker,
+    shutdown_leaves_what_is_queued_for_others,
+    sleeping_workers_are_woken_again_and_again,
+    a_worker_that_feeds_itself_still_serves_the_others,
+);
 
 /// Long enough for a slow machine; a test that waits this long has failed.
 const PATIENCE: Duration = Duration::from_secs(30);
@@ -43,10 +74,9 @@ impl Drop for Dropped {
     }
 }
 
-#[test]
-fn every_job_pushed_from_several_threads_runs_exactly_once() {
+fn every_job_pushed_from_several_threads_runs_exactly_once(adaptive: bool) {
     const EACH: usize = 5_000;
-    let pool = pool(3, 0);
+    let pool = pool(3, 0, adaptive);
     let ran: Arc<Vec<AtomicUsize>> = Arc::new((0..4 * EACH).map(|_| AtomicUsize::new(0)).collect());
     std::thread::scope(|scope| {
         for thread in 0..4 {
@@ -76,9 +106,8 @@ fn every_job_pushed_from_several_threads_runs_exactly_once() {
     assert!(ran.iter().all(|count| count.load(Ordering::SeqCst) == 1));
 }
 
-#[test]
-fn jobs_pushed_by_a_job_run_on_its_worker_and_are_stolen_when_it_blocks() {
-    let pool = pool(2, 0);
+fn jobs_pushed_by_a_job_run_on_its_worker_and_are_stolen_when_it_blocks(adaptive: bool) {
+    let pool = pool(2, 0, adaptive);
     let (report, reports) = channel();
     let outer = report.clone();
     pool.push(Run(Box::new(move |pool| {
@@ -93,9 +122,8 @@ fn jobs_pushed_by_a_job_run_on_its_worker_and_are_stolen_when_it_blocks() {
     assert!(!pool.is_worker());
 }
 
-#[test]
-fn higher_priorities_go_first_and_negative_ones_last_in_order_of_arrival() {
-    let pool = pool(1, 0);
+fn higher_priorities_go_first_and_negative_ones_last_in_order_of_arrival(adaptive: bool) {
+    let pool = pool(1, 0, adaptive);
     let (open, gate) = channel::<()>();
     let (started, start) = channel();
     pool.push(run(move || {
@@ -115,18 +143,16 @@ fn higher_priorities_go_first_and_negative_ones_last_in_order_of_arrival() {
     assert_eq!(order, ["top", "hi a", "hi b", "n1", "n2", "low", "lowest"]);
 }
 
-#[test]
-fn a_panicking_job_leaves_its_worker_alive() {
-    let pool = pool(1, 0);
+fn a_panicking_job_leaves_its_worker_alive(adaptive: bool) {
+    let pool = pool(1, 0, adaptive);
     let (report, reports) = channel();
     pool.push(run(|| panic!("this job is broken on purpose")));
     pool.push(run(move || report.send(()).unwrap()));
     receive(&reports);
 }
 
-#[test]
-fn without_workers_jobs_run_only_where_they_are_taken() {
-    let pool = pool(0, 4);
+fn without_workers_jobs_run_only_where_they_are_taken(adaptive: bool) {
+    let pool = pool(0, 4, adaptive);
     let (report, reports) = channel();
     for number in 0..3 {
         let report = report.clone();
@@ -169,9 +195,8 @@ fn taking_a_matching_job_leaves_the_others_in_order() {
     assert_eq!(rest, [1, 2, 3, 5, 6, 8, 9, -100]);
 }
 
-#[test]
-fn a_worker_that_looks_for_a_job_keeps_its_own_jobs_in_order() {
-    let pool = pool(1, 0);
+fn a_worker_that_looks_for_a_job_keeps_its_own_jobs_in_order(adaptive: bool) {
+    let pool = pool(1, 0, adaptive);
     let (report, reports) = channel();
     let order = Arc::new(Mutex::new(Vec::new()));
     let seen = order.clone();
@@ -272,9 +297,8 @@ fn somebody_who_finds_nothing_waits_for_jobs_in_the_hands_of_a_scan() {
     }
 }
 
-#[test]
-fn a_batch_with_one_wake_up_reaches_as_many_workers_as_it_needs() {
-    let pool = pool(3, 0);
+fn a_batch_with_one_wake_up_reaches_as_many_workers_as_it_needs(adaptive: bool) {
+    let pool = pool(3, 0, adaptive);
     for round in 0..500 {
         let (report, reports) = channel();
         // Three jobs that need each other at the same time.
@@ -292,9 +316,8 @@ fn a_batch_with_one_wake_up_reaches_as_many_workers_as_it_needs() {
     }
 }
 
-#[test]
-fn a_spare_thread_covers_a_blocked_worker_up_to_the_limit() {
-    let pool = pool(1, 1);
+fn a_spare_thread_covers_a_blocked_worker_up_to_the_limit(adaptive: bool) {
+    let pool = pool(1, 1, adaptive);
     let (release, held) = channel::<()>();
     let (started, start) = channel();
     let (report, reports) = channel();
@@ -328,9 +351,8 @@ fn a_spare_thread_covers_a_blocked_worker_up_to_the_limit() {
     release_spare.send(()).unwrap();
 }
 
-#[test]
-fn blocking_again_and_again_reuses_the_spare_thread() {
-    let pool = pool(1, 1);
+fn blocking_again_and_again_reuses_the_spare_thread(adaptive: bool) {
+    let pool = pool(1, 1, adaptive);
     let threads: Arc<Mutex<Vec<_>>> = Arc::default();
     for _ in 0..50 {
         let (report, reports) = channel();
@@ -350,21 +372,19 @@ fn blocking_again_and_again_reuses_the_spare_thread() {
     assert!(threads.len() <= 2, "the worker and its spare take turns: {threads:?}");
 }
 
-#[test]
-fn blocking_outside_of_the_pool_does_nothing() {
-    let pool = pool(1, 1);
+fn blocking_outside_of_the_pool_does_nothing(adaptive: bool) {
+    let pool = pool(1, 1, adaptive);
     drop(pool.blocking());
     let (report, reports) = channel();
     pool.push(run(move || report.send(()).unwrap()));
     receive(&reports);
 }
 
-#[test]
-fn dropping_the_last_handle_lets_workers_drain_and_leave() {
+fn dropping_the_last_handle_lets_workers_drain_and_leave(adaptive: bool) {
     let dropped = Arc::new(AtomicUsize::new(0));
     let ran = Arc::new(AtomicUsize::new(0));
     let (gone, all_gone): (Sender<()>, _) = channel();
-    let pool = pool(2, 2);
+    let pool = pool(2, 2, adaptive);
     for _ in 0..1_000 {
         let (token, ran, gone) = (Dropped(dropped.clone()), ran.clone(), gone.clone());
         pool.push(Run(Box::new(move |pool| {
@@ -388,10 +408,9 @@ fn dropping_the_last_handle_lets_workers_drain_and_leave() {
     assert_eq!(ran.load(Ordering::SeqCst), 1_000);
 }
 
-#[test]
-fn the_last_handle_may_be_dropped_on_a_worker() {
+fn the_last_handle_may_be_dropped_on_a_worker(adaptive: bool) {
     let (report, reports) = channel();
-    let pool = pool(1, 0);
+    let pool = pool(1, 0, adaptive);
     let last = pool.clone();
     pool.push(run(move || {
         assert!(!last.join(Some(PATIENCE)), "a worker cannot wait for itself");
@@ -402,9 +421,8 @@ fn the_last_handle_may_be_dropped_on_a_worker() {
     receive(&reports);
 }
 
-#[test]
-fn shutdown_leaves_what_is_queued_for_others() {
-    let pool = pool(1, 0);
+fn shutdown_leaves_what_is_queued_for_others(adaptive: bool) {
+    let pool = pool(1, 0, adaptive);
     let (open, gate) = channel::<()>();
     let (started, start) = channel();
     pool.push(run(move || {
@@ -421,9 +439,8 @@ fn shutdown_leaves_what_is_queued_for_others() {
     assert!(pool.try_take().is_none());
 }
 
-#[test]
-fn sleeping_workers_are_woken_again_and_again() {
-    let pool = pool(2, 0);
+fn sleeping_workers_are_woken_again_and_again(adaptive: bool) {
+    let pool = pool(2, 0, adaptive);
     for round in 0..2_000 {
         let (report, reports) = channel();
         // A pause of changing length lets workers get to a different point on their way to sleep each time.
@@ -433,9 +450,8 @@ fn sleeping_workers_are_woken_again_and_again() {
     }
 }
 
-#[test]
-fn a_worker_that_feeds_itself_still_serves_the_others() {
-    let pool = pool(1, 0);
+fn a_worker_that_feeds_itself_still_serves_the_others(adaptive: bool) {
+    let pool = pool(1, 0, adaptive);
     let stop = Arc::new(AtomicUsize::new(0));
     fn forever(stop: Arc<AtomicUsize>) -> Run {
         Run(Box::new(move |pool| {

@@ -26,78 +26,85 @@ impl Job for Run {
     }
 }
 
-fn pool(workers: usize, spare_limit: usize) -> Pool<Run> {
-    Pool::new(PoolOptions { workers, name: "test".to_owned(), spare_limit, ..PoolOptions::default() })
+fn pool(workers: usize, spare_limit: usize, adaptive: bool) -> Pool<Run> {
+    let name = "test".to_owned();
+    Pool::new(PoolOptions { workers, name, spare_limit, adaptive, ..PoolOptions::default() })
         .expect("threads can be started")
+}
+
+/// Checks `situation` in pools that run jobs on every worker, and in those that find out on how many. Their timeouts never pass here, so
+/// that no wake-up can come from these.
+fn check_both_kinds(situation: impl Fn(bool) + Send + Sync + Copy + 'static) {
+    for adaptive in [false, true] {
+        shuttle::check_random(move || situation(adaptive), SCHEDULES);
+    }
 }
 
 #[test]
 fn jobs_of_two_pushers_all_run_and_the_workers_leave() {
-    shuttle::check_random(
-        || {
-            let pool = pool(2, 0);
-            let ran = Arc::new(AtomicUsize::new(0));
-            let pusher = thread::spawn({
-                let (pool, ran) = (pool.clone(), ran.clone());
-                move || {
-                    let job = || {
-                        let ran = ran.clone();
-                        Run(Box::new(move |_| {
-                            ran.fetch_add(1, Ordering::SeqCst);
-                        }))
-                    };
-                    pool.push_batch([job(), job()]);
-                }
-            });
-            let (done, all_done) = mpsc::channel();
-            pool.push(Run(Box::new(move |pool| {
-                let inner = done.clone();
-                pool.push(Run(Box::new(move |_| inner.send(()).unwrap())));
-                done.send(()).unwrap();
-            })));
-            all_done.recv().unwrap();
-            all_done.recv().unwrap();
-            pusher.join().unwrap();
-            let crew = pool.clone();
-            drop(pool);
-            while crew.has_work() {
-                thread::yield_now();
+    check_both_kinds(|adaptive| {
+        let pool = pool(2, 0, adaptive);
+        let ran = Arc::new(AtomicUsize::new(0));
+        let pusher = thread::spawn({
+            let (pool, ran) = (pool.clone(), ran.clone());
+            move || {
+                let job = || {
+                    let ran = ran.clone();
+                    Run(Box::new(move |_| {
+                        ran.fetch_add(1, Ordering::SeqCst);
+                    }))
+                };
+                pool.push_batch([job(), job()]);
             }
-            crew.shutdown();
-            assert!(crew.join(None));
-            assert_eq!(ran.load(Ordering::SeqCst), 2);
-        },
-        SCHEDULES,
-    );
+        });
+        let (done, all_done) = mpsc::channel();
+        pool.push(Run(Box::new(move |pool| {
+            let inner = done.clone();
+            pool.push(Run(Box::new(move |_| inner.send(()).unwrap())));
+            done.send(()).unwrap();
+        })));
+        all_done.recv().unwrap();
+        all_done.recv().unwrap();
+        pusher.join().unwrap();
+        let crew = pool.clone();
+        drop(pool);
+        while crew.has_work() {
+            thread::yield_now();
+        }
+        crew.shutdown();
+        assert!(crew.join(None));
+        assert_eq!(ran.load(Ordering::SeqCst), 2);
+    });
 }
 
 #[test]
 fn a_blocked_worker_is_covered_whatever_the_schedule() {
-    shuttle::check_random(
-        || {
-            let pool = pool(1, 1);
-            let (release, held) = mpsc::channel::<()>();
-            let (done, all_done) = mpsc::channel();
-            pool.push(Run(Box::new(move |pool| {
-                for _ in 0..2 {
-                    let _covered = pool.blocking();
-                    held.recv().unwrap();
-                }
-            })));
+    check_both_kinds(|adaptive| {
+        let pool = pool(1, 1, adaptive);
+        let (release, held) = mpsc::channel::<()>();
+        let (done, all_done) = mpsc::channel();
+        pool.push(Run(Box::new(move |pool| {
             for _ in 0..2 {
-                let (release, done) = (release.clone(), done.clone());
-                pool.push(Run(Box::new(move |_| {
-                    release.send(()).unwrap();
-                    done.send(()).unwrap();
-                })));
+                let _covered = pool.blocking();
+                held.recv().unwrap();
             }
-            all_done.recv().unwrap();
-            all_done.recv().unwrap();
-            pool.shutdown();
-            assert!(pool.join(None));
-        },
-        SCHEDULES,
-    );
+        })));
+        for _ in 0..2 {
+            let (release, done) = (release.clone(), done.clone());
+            pool.push(Run(Box::new(move |_| {
+                release.send(()).unwrap();
+                done.send(()).unwrap();
+            })));
+        }
+        all_done.recv().unwrap();
+        all_done.recv().unwrap();
+        // Of the worker and its spare thread, whichever goes on.
+        let (done, is_done) = mpsc::channel();
+        pool.push(Run(Box::new(move |_| done.send(()).unwrap())));
+        is_done.recv().unwrap();
+        pool.shutdown();
+        assert!(pool.join(None));
+    });
 }
 
 #[test]

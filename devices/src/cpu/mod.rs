@@ -9,8 +9,11 @@
 //! | `queues.rs` | where jobs wait: deques, injector, priorities; taking one particular job out of the middle |
 //! | `priority.rs` | jobs that are not ordinary, by priority and by age |
 //! | `workers.rs` | the loop of one thread; which threads exist, and spare ones for workers that block |
+//! | `concurrency.rs` | how many threads run jobs at once, where more may be slower than fewer |
 //! | `sleep.rs` | who sleeps and who wakes whom; independent of all the others, checked with loom |
 
+#[cfg(not(estafette_loom))]
+mod concurrency;
 #[cfg(not(estafette_loom))]
 mod pool;
 #[cfg(not(estafette_loom))]

@@ -14,6 +14,7 @@ use estafette_sync::{stack, thread_local};
 
 use crate::{DeviceError, DeviceErrorKind};
 
+use super::concurrency::Concurrency;
 use super::queues::Queues;
 use super::sleep::{Sleep, WORKERS_MAX};
 use super::workers;
@@ -37,6 +38,9 @@ pub struct PoolOptions {
     pub spare_limit: usize,
     /// Bytes of stack that each thread has.
     pub stack_size: usize,
+    /// Whether the pool finds out how many threads run jobs at once with the best throughput, from one upwards, and lets the others
+    /// sleep: for jobs that share a lock.
+    pub adaptive: bool,
 }
 
 impl Default for PoolOptions {
@@ -49,6 +53,7 @@ impl Default for PoolOptions {
             name: "estafette-worker".to_owned(),
             spare_limit: cores,
             stack_size: stack::default_size(),
+            adaptive: false,
         }
     }
 }
@@ -69,6 +74,8 @@ pub(super) struct Shared<J> {
     pub(super) queues: Queues<J>,
     pub(super) sleep: Sleep,
     pub(super) threads: Threads<J>,
+    /// `None` where every worker runs jobs.
+    pub(super) concurrency: Option<Box<Concurrency>>,
     pub(super) external: FreeDeques<J>,
     pub(super) workers: usize,
     name: String,
@@ -96,7 +103,7 @@ impl<J: Job> Pool<J> {
     /// # Errors
     /// A thread could not be started; those already started leave again.
     pub fn new(options: PoolOptions) -> Result<Self, DeviceError> {
-        let PoolOptions { workers, name, spare_limit, stack_size } = options;
+        let PoolOptions { workers, name, spare_limit, stack_size, adaptive } = options;
         let threads = workers.checked_add(spare_limit).filter(|&threads| threads <= WORKERS_MAX);
         let threads = threads.ok_or_else(|| {
             let message = format!(
@@ -112,6 +119,7 @@ impl<J: Job> Pool<J> {
             queues,
             sleep: Sleep::default(),
             threads: Threads::new(spare, stack_size),
+            concurrency: (adaptive && workers > 0).then(|| Box::new(Concurrency::new(workers))),
             external: FreeDeques::new(lent),
             workers,
             name,
@@ -150,7 +158,7 @@ impl<J: Job> Pool<J> {
     /// Without workers no thread sleeps.
     fn notify(&self) {
         if self.shared.workers > 0 {
-            self.shared.sleep.notify();
+            self.shared.notify();
         }
     }
 
@@ -177,7 +185,7 @@ impl<J: Job> Pool<J> {
             return self.push(job);
         }
         self.shared.queues.push_priority(job, priority);
-        self.shared.sleep.notify();
+        self.shared.notify();
     }
 
     /// Takes the job that would run next, for a thread that wants to help. The caller runs it.
@@ -225,7 +233,7 @@ impl<J: Job> Pool<J> {
             .unwrap_or_else(|| take(None));
         if self.has_work() {
             // A worker may have looked while the jobs were in hand.
-            self.shared.sleep.notify();
+            self.shared.notify();
         }
         job
     }
@@ -266,6 +274,9 @@ impl<J: Job> Pool<J> {
             context.blocking_depth.set(depth + 1);
             depth == 0
         });
+        if covered == Some(true) {
+            workers::with_context(&self.shared, |context| context.give_turn_back());
+        }
         if covered == Some(true)
             && let Cover::Start(index, deque) = self.shared.threads.block()
             && let Err(error) = self.start(index, deque)
@@ -331,10 +342,33 @@ impl<J: Job> Pool<J> {
 }
 
 impl<J> Shared<J> {
+    /// Jobs were pushed: wakes a worker, if one is of use.
+    pub(super) fn notify(&self) {
+        if self.concurrency.as_ref().is_none_or(|concurrency| concurrency.wants_a_thread()) {
+            self.sleep.notify();
+        }
+    }
+
+    /// Whether a worker that sleeps, or is about to, is of use.
+    pub(super) fn wants_a_thread(&self) -> bool {
+        self.queues.has_work()
+            && self.concurrency.as_ref().is_none_or(|concurrency| concurrency.wants_a_thread())
+    }
+
+    /// Gives a turn back, and wakes another thread where jobs are left.
+    pub(super) fn leave_turn(&self) {
+        if let Some(concurrency) = &self.concurrency {
+            concurrency.leave();
+            if self.wants_a_thread() {
+                self.sleep.notify();
+            }
+        }
+    }
+
     /// Gives what is in `deque` to everybody.
     pub(super) fn share(&self, deque: &Deque<J>) {
         if self.queues.share(deque) {
-            self.sleep.notify();
+            self.notify();
         }
     }
 
@@ -390,6 +424,7 @@ impl<J: Job> Drop for BlockingGuard<J> {
         });
         if outermost == Some(true) {
             shared.threads.unblock();
+            workers::with_context(&shared, |context| context.take_turn());
         }
     }
 }

@@ -50,6 +50,7 @@
 use estafette_sync::barrier;
 use estafette_sync::sync::atomic::{AtomicUsize, Ordering};
 use estafette_sync::sync::{Arc, Condvar, Mutex, MutexGuard};
+use estafette_sync::time::Duration;
 
 /// The sleeping state of the workers of one pool.
 #[derive(Debug, Default)]
@@ -89,6 +90,15 @@ impl Parker {
             taken = self.woken.wait(taken);
         }
         *taken = false;
+    }
+
+    /// As [`park`](Self::park), for `timeout` at most; false if it passed.
+    fn park_for(&self, timeout: Duration) -> bool {
+        let mut taken = self.taken();
+        if !*taken {
+            taken = self.woken.wait_timeout(taken, timeout).0;
+        }
+        std::mem::take(&mut *taken)
     }
 
     fn taken(&self) -> MutexGuard<'_, bool> {
@@ -147,6 +157,26 @@ impl Sleep {
     /// The calling worker, which is searching, sleeps until it is notified, or returns at once if
     /// `stay_awake` says so after it was counted as sleeping. It is searching again when this returns.
     pub(super) fn sleep(&self, parker: &Arc<Parker>, stay_awake: impl FnOnce() -> bool) {
+        if self.lie_down(parker, stay_awake) {
+            parker.park();
+        }
+    }
+
+    /// As [`sleep`](Self::sleep), for `timeout` at most.
+    pub(super) fn sleep_for(
+        &self,
+        parker: &Arc<Parker>,
+        timeout: Duration,
+        stay_awake: impl FnOnce() -> bool,
+    ) {
+        if self.lie_down(parker, stay_awake) && !parker.park_for(timeout) && !self.get_up(parker) {
+            // Another thread has removed this worker already and wakes it.
+            parker.park();
+        }
+    }
+
+    /// Enters the idle list. False if `stay_awake` says so after the worker was counted as sleeping.
+    fn lie_down(&self, parker: &Arc<Parker>, stay_awake: impl FnOnce() -> bool) -> bool {
         {
             let mut idle = self.idle();
             idle.push(parker.clone());
@@ -154,16 +184,17 @@ impl Sleep {
             self.counters.fetch_add(SLEEPING.wrapping_sub(SEARCHING), Ordering::SeqCst);
         }
         barrier::heavy();
-        if stay_awake() {
-            let mut idle = self.idle();
-            if let Some(place) = idle.iter().position(|sleeper| Arc::ptr_eq(sleeper, parker)) {
-                idle.remove(place);
-                self.one_sleeper_searches();
-                return;
-            }
-            // Another thread has removed this worker already and wakes it: that wake-up has to be consumed.
-        }
-        parker.park();
+        // Where another thread has removed this worker already, its wake-up has to be consumed.
+        !(stay_awake() && self.get_up(parker))
+    }
+
+    /// Leaves the idle list, unless another thread has removed this worker already.
+    fn get_up(&self, parker: &Arc<Parker>) -> bool {
+        let mut idle = self.idle();
+        let Some(place) = idle.iter().position(|sleeper| Arc::ptr_eq(sleeper, parker)) else { return false };
+        idle.remove(place);
+        self.one_sleeper_searches();
+        true
     }
 
     /// One worker that just left the idle list counts as searching. The caller holds the lock of the list.

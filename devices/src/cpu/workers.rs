@@ -13,6 +13,7 @@ use estafette_sync::{hint, thread, thread_local};
 
 use crate::guarded::guarded;
 
+use super::concurrency::OVERDUE;
 use super::pool::{Job, Pool, Shared};
 use super::sleep::Parker;
 
@@ -34,6 +35,8 @@ pub(super) struct Context<J: Job> {
     index: usize,
     parker: Arc<Parker>,
     ticks: Cell<u32>,
+    /// Whether this thread has a turn, where the pool limits how many run.
+    has_turn: Cell<bool>,
 }
 
 thread_local! {
@@ -50,11 +53,14 @@ pub(super) fn run<J: Job>(shared: Arc<Shared<J>>, index: usize, deque: Deque<J>)
         index,
         parker: Default::default(),
         ticks: Cell::new(0),
+        has_turn: Cell::new(false),
     });
     CURRENT.with(|current| *current.borrow_mut() = Some(context.clone()));
     let pool = Pool::uncounted(context.shared.clone());
     while let Some(job) = context.next() {
+        let start = context.shared.concurrency.as_ref().map(|concurrency| concurrency.starts());
         guarded("a job", || job.run(&pool));
+        start.into_iter().for_each(|start| context.ended(start));
     }
     drop(pool);
     CURRENT.with(|current| current.borrow_mut().take());
@@ -82,15 +88,43 @@ impl<J: Job> Context<J> {
         self.ticks.set(self.ticks.get().wrapping_add(1));
         self.rest_if_surplus();
         if self.shared.is_shut_down() {
+            self.give_turn_back();
             return None;
         }
         self.take().or_else(|| self.search())
     }
 
+    /// A job that was started at `start` has ended.
+    fn ended(&self, start: u64) {
+        let Some(concurrency) = &self.shared.concurrency else { return };
+        if concurrency.ends(start) {
+            self.shared.sleep.notify();
+        }
+        if concurrency.leave_if_exceeded() {
+            self.has_turn.set(false);
+        }
+    }
+
+    /// The thread is about to block, to rest or to end.
+    pub(super) fn give_turn_back(&self) {
+        if self.has_turn.take() {
+            self.shared.leave_turn();
+        }
+    }
+
+    /// The thread goes on after it was blocked, whatever the limit is.
+    pub(super) fn take_turn(&self) {
+        if let Some(concurrency) = &self.shared.concurrency
+            && !self.has_turn.replace(true)
+        {
+            concurrency.exceed();
+        }
+    }
+
     /// Looks for a job in turns, sleeps when there is none, and begins again.
     fn search(&self) -> Option<J> {
         let shared = &self.shared;
-        let has_work = || shared.queues.has_work();
+        let has_work = || shared.wants_a_thread();
         shared.sleep.start_searching();
         loop {
             for round in 0..SPIN_ROUNDS + YIELD_ROUNDS {
@@ -102,6 +136,9 @@ impl<J: Job> Context<J> {
                     shared.sleep.stop_searching(has_work);
                     return None;
                 }
+                if shared.concurrency.as_ref().is_some_and(|concurrency| !concurrency.has_room()) {
+                    break;
+                }
                 pause(round);
             }
             if self.is_spare() && shared.threads.has_surplus() {
@@ -111,11 +148,38 @@ impl<J: Job> Context<J> {
                 shared.sleep.start_searching();
                 continue;
             }
-            shared.sleep.sleep(&self.parker, || has_work() || shared.is_shut_down() || shared.is_abandoned());
+            let stay_awake = || has_work() || shared.is_shut_down() || shared.is_abandoned();
+            let has_jobs = || shared.queues.has_work();
+            match shared.concurrency.as_ref().filter(|it| has_jobs() && it.begin_watch()) {
+                None => shared.sleep.sleep(&self.parker, stay_awake),
+                Some(concurrency) => {
+                    shared.sleep.sleep_for(&self.parker, OVERDUE, || stay_awake() && concurrency.has_room());
+                    if has_jobs() && concurrency.is_overdue() {
+                        self.take_turn();
+                    }
+                    concurrency.end_watch();
+                }
+            }
         }
     }
 
     fn take(&self) -> Option<J> {
+        let Some(concurrency) = &self.shared.concurrency else { return self.take_with_turn() };
+        if !self.has_turn.get() && !concurrency.enter() {
+            return None;
+        }
+        self.has_turn.set(true);
+        let job = self.take_with_turn();
+        if job.is_none() {
+            concurrency.starves();
+            self.has_turn.set(false);
+            // The search looks once more before the thread sleeps.
+            concurrency.leave();
+        }
+        job
+    }
+
+    fn take_with_turn(&self) -> Option<J> {
         self.shared.queues.take(self.index, &self.deque, self.ticks.get())
     }
 
@@ -137,6 +201,7 @@ impl<J: Job> Context<J> {
     fn rest_if_surplus(&self) {
         let threads = &self.shared.threads;
         if self.is_spare() && threads.has_surplus() {
+            self.give_turn_back();
             self.hand_over();
             threads.rest(|| self.shared.is_shut_down() || self.shared.is_abandoned());
         }

@@ -47,6 +47,7 @@ pub struct EngineBuilder {
     watch: Option<(Duration, OnStall)>,
     report_failures: bool,
     stack_size: Option<usize>,
+    adaptive: bool,
 }
 
 impl EngineBuilder {
@@ -58,6 +59,15 @@ impl EngineBuilder {
     /// long as these waits last.
     pub fn workers(mut self, workers: usize) -> Self {
         self.workers = Some(workers);
+        self
+    }
+
+    /// The engine finds out how many of its workers run operations at once with the best throughput, from one upwards, and lets the
+    /// others sleep. For bodies that share a lock, such as that of a language's interpreter: two threads that take the lock from each
+    /// other may get less done than one. A ready operation may start beside others after a millisecond at the latest, so operations
+    /// may wait for each other. Default: off, every worker runs operations.
+    pub fn adaptive_workers(mut self, adaptive: bool) -> Self {
+        self.adaptive = adaptive;
         self
     }
 
@@ -167,7 +177,9 @@ impl EngineBuilder {
             }
             devices.push(device);
         }
-        let options = PoolOptions { workers, name: "estafette".into(), stack_size, ..PoolOptions::default() };
+        let adaptive = self.adaptive;
+        let name = "estafette".into();
+        let options = PoolOptions { workers, name, stack_size, adaptive, ..PoolOptions::default() };
         let pool = Pool::new(options).map_err(|error| Error::Start(error.to_string()))?;
         let core = Core::shared(CoreOptions {
             pool,
@@ -203,6 +215,7 @@ impl Engine {
             watch: None,
             report_failures: true,
             stack_size: None,
+            adaptive: false,
         }
     }
 }

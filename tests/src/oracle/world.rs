@@ -197,7 +197,10 @@ impl World {
             [device.queue(false) as Arc<dyn Queue>, device.queue(false), device.queue(true)]
         });
         let engine = || {
-            let builder = Engine::builder().workers(shape.workers).in_flight_limit(shape.in_flight_limit);
+            // By the shape and not by the dice, so that a seed stands for the same program as before.
+            let adaptive = shape.tensors % 2 == 1;
+            let builder = Engine::builder().workers(shape.workers).adaptive_workers(adaptive);
+            let builder = builder.in_flight_limit(shape.in_flight_limit);
             match &device {
                 Some(device) => builder.device(device.clone() as Arc<dyn Device>).build(),
                 None => builder.build(),

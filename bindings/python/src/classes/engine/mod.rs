@@ -144,7 +144,10 @@ impl PyEngine {
         // Not 0: Python functions never run on a thread that waits.
         let workers = count("workers", 1, workers)?
             .unwrap_or_else(|| std::thread::available_parallelism().map_or(1, |cores| cores.get()));
-        let mut builder = Engine::builder().workers(workers).report_failures(failures != Failures::Ignore);
+        let mut builder = Engine::builder()
+            .workers(workers)
+            .adaptive_workers(true)
+            .report_failures(failures != Failures::Ignore);
         if let Some(in_flight_limit) = count("in_flight_limit", 1, in_flight_limit)? {
             builder = builder.in_flight_limit(in_flight_limit);
         }
