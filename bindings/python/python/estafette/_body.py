@@ -8,6 +8,7 @@ import sys
 import traceback
 
 from . import _streams
+from ._estafette import Exporter, Tensor
 
 # Which operation the calling code belongs to. A context variable and not a thread-local: it follows an asynchronous
 # body through its event loop, and `copy_context` carries it wherever the body takes it.
@@ -18,11 +19,11 @@ operation: contextvars.ContextVar[object | None] = contextvars.ContextVar("estaf
 _forked_in: object | None = None
 
 
-def run(scope, function, using, tensors):
+def run(scope, function, using, arguments):
     """The body of an operation with a plain function."""
     operation.set(scope)
     try:
-        value = function(*tensors) if using is None else function(*[using(tensor) for tensor in tensors])
+        value = function(*arguments) if using is None else function(*_with_arrays(arguments, using))
     except BaseException as error:
         if _forked_in is scope:
             _end_child(error)
@@ -30,6 +31,14 @@ def run(scope, function, using, tensors):
     if _forked_in is scope:
         _end_child(None)
     return value
+
+
+# What a function gets an array in place of; operators get the latter, of their operands.
+_TENSORS = Tensor, Exporter
+
+
+def _with_arrays(arguments, using):
+    return [using(argument) if type(argument) in _TENSORS else argument for argument in arguments]
 
 
 def note_fork():
@@ -61,11 +70,11 @@ def _end_child(error):
         os._exit(code & 0xFF)
 
 
-def run_on_stream(scope, function, using, tensors, place):
+def run_on_stream(scope, function, using, arguments, place):
     """As `run`, with the stream of `place`, a handle and the number of its device, as the current one of the libraries."""
     handle, device = place
     with _streams.entered(handle, device, using):
-        return run(scope, function, using, tensors)
+        return run(scope, function, using, arguments)
 
 
 def give(value):
@@ -73,17 +82,17 @@ def give(value):
     return value
 
 
-async def run_async(scope, function, using, tensors):
+async def run_async(scope, function, using, arguments):
     """The body of an operation with an `async def` function, as a task on the submitter's loop."""
     operation.set(scope)
     if using is None:
-        return await function(*tensors)
-    return await function(*[using(tensor) for tensor in tensors])
+        return await function(*arguments)
+    return await function(*_with_arrays(arguments, using))
 
 
-def start_async(scope, function, using, tensors, loop, context, done):
+def start_async(scope, function, using, arguments, loop, context, done):
     """Starts `run_async` on the thread of `loop`; `done` gets the finished task."""
-    task = loop.create_task(run_async(scope, function, using, tensors), context=context)
+    task = loop.create_task(run_async(scope, function, using, arguments), context=context)
     task.add_done_callback(done, context=context)
 
 

@@ -6,6 +6,7 @@
 
 use std::sync::Arc;
 
+use estafette::exchange::with_inline_deleters;
 use estafette::{BodyResult, Completion, Scope, trace};
 use estafette_sync::sync::{Mutex, MutexGuard};
 use pyo3::exceptions::{PyRuntimeError, PyTypeError};
@@ -45,8 +46,8 @@ pub struct Body {
 struct Parts {
     function: Py<PyAny>,
     using: Option<Py<PyAny>>,
-    /// `Tensor` objects in the order of the function's arguments.
-    tensors: Py<PyTuple>,
+    /// The function's arguments, with `Tensor` objects where it gets arrays.
+    arguments: Py<PyTuple>,
     context: Py<PyAny>,
     /// The submitter's event loop, if one was running.
     event_loop: Option<Py<PyAny>>,
@@ -63,7 +64,7 @@ impl Body {
     pub fn new(
         function: &Bound<'_, PyAny>,
         using: Option<&Bound<'_, PyAny>>,
-        tensors: &Bound<'_, PyTuple>,
+        arguments: &Bound<'_, PyTuple>,
         result: Use,
     ) -> PyResult<Self> {
         let py = function.py();
@@ -88,7 +89,7 @@ impl Body {
         let parts = Parts {
             function: function.clone().unbind(),
             using: using.map(|using| using.clone().unbind()),
-            tensors: tensors.clone().unbind(),
+            arguments: arguments.clone().unbind(),
             context: copy_context(py)?,
             event_loop: event_loop.map(Bound::unbind),
             is_async,
@@ -121,7 +122,7 @@ impl Body {
         let parts = self.parts.as_ref().map(|parts| Parts {
             function: parts.function.clone_ref(py),
             using: parts.using.as_ref().map(|using| using.clone_ref(py)),
-            tensors: parts.tensors.clone_ref(py),
+            arguments: parts.arguments.clone_ref(py),
             context: parts.context.clone_ref(py),
             event_loop: parts.event_loop.as_ref().map(|event_loop| event_loop.clone_ref(py)),
             is_async: parts.is_async,
@@ -140,30 +141,40 @@ impl Body {
     pub fn start(mut self, completion: Completion) {
         let Some(parts) = &self.parts else { return };
         let (result, on) = (parts.result.clone(), parts.on.clone());
-        start(completion, result, on, |_py| Ok(self.parts.take()));
+        start(completion, result, on, true, |_py| Ok(self.parts.take()));
     }
 }
 
-/// Runs or sends off the function of what `parts` gives.
+/// Runs or sends off the function of what `parts` gives. `is_alone`: it is no node of a program.
 fn start(
     completion: Completion,
     result: Use,
     on: Option<Arc<On>>,
+    is_alone: bool,
     parts: impl FnOnce(Python<'_>) -> PyResult<Option<Parts>>,
 ) {
-    // Completing may copy memory and hand on work, so it happens without the Python lock; by then the views of a plain
-    // body are gone, unless the body kept them elsewhere.
     let scope = completion.scope().clone();
+    // What follows the end of work on a queue, or of a node, may take long.
+    let ends_here = is_alone && on.is_none();
     let completion = Pending::new(completion, result, on, &scope);
     trace::body_wants_lock(scope.id());
     let outcome = guard::attach(|py| {
         trace::body_has_lock(scope.id());
-        match parts(py) {
-            Ok(parts) => parts.map(|parts| parts.call(py, scope, completion.clone())),
-            Err(error) => Some(Some(Err(Raised::body_error(py, error)))),
+        let outcome = match parts(py) {
+            Ok(parts) => parts.and_then(|parts| parts.call(py, scope, completion.clone())),
+            Err(error) => Some(Err(Raised::body_error(py, error))),
+        };
+        match outcome {
+            // With the Python lock the last use of an array frees it here, for the next one, and not on another thread that takes
+            // the lock for that.
+            Some(outcome) if ends_here && !guard::is_closed() => {
+                with_inline_deleters(|| completion.end(outcome));
+                None
+            }
+            outcome => outcome,
         }
     });
-    match outcome.flatten() {
+    match outcome {
         Some(Some(outcome)) => completion.end(outcome),
         Some(None) => {}
         None => completion.end(Err(finalizing())),
@@ -185,7 +196,7 @@ impl Repeated {
 
     /// As [`Body::start`], in a copy of the recorder's context of its own: calls may overlap.
     pub fn start(&self, completion: Completion) {
-        start(completion, Use::Ignored, self.on.clone(), |py| {
+        start(completion, Use::Ignored, self.on.clone(), false, |py| {
             let mut again = self.body().clone_ref(py);
             if let Some(parts) = &mut again.parts {
                 parts.context = parts.context.call_method0(py, intern!(py, "copy"))?;
@@ -204,7 +215,7 @@ impl Repeated {
         let Some(parts) = &body.parts else { return Ok(()) };
         visit.call(&parts.function)?;
         visit.call(&parts.using)?;
-        visit.call(&parts.tensors)?;
+        visit.call(&parts.arguments)?;
         visit.call(&parts.context)?;
         visit.call(&parts.event_loop)
     }
@@ -285,12 +296,12 @@ impl Parts {
         let value = match current {
             Some(place) => {
                 let run = helper(py, "run_on_stream")?;
-                let arguments = (run, scope, &self.function, &self.using, &self.tensors, place);
-                fastcall::call(&run_in_context, &arguments.into_pyobject(py)?)?
+                let call = (run, scope, &self.function, &self.using, &self.arguments, place);
+                fastcall::call(&run_in_context, &call.into_pyobject(py)?)?
             }
             None => {
-                let arguments = (helper(py, "run")?, scope, &self.function, &self.using, &self.tensors);
-                fastcall::call(&run_in_context, &arguments.into_pyobject(py)?)?
+                let call = (helper(py, "run")?, scope, &self.function, &self.using, &self.arguments);
+                fastcall::call(&run_in_context, &call.into_pyobject(py)?)?
             }
         };
         refuse_generator(&value)?;
@@ -304,7 +315,7 @@ impl Parts {
         let done = Bound::new(py, TaskDone::new(completion, self.result.clone()))?;
         let start = helper(py, "start_async")?;
         let arguments =
-            (start, scope, &self.function, &self.using, &self.tensors, event_loop, &self.context, done);
+            (start, scope, &self.function, &self.using, &self.arguments, event_loop, &self.context, done);
         event_loop.call_method1(py, intern!(py, "call_soon_threadsafe"), arguments)?;
         Ok(())
     }
@@ -316,18 +327,18 @@ pub fn not_a_using(using: &Bound<'_, PyAny>) -> PyResult<PyErr> {
     Ok(PyTypeError::new_err(message))
 }
 
-/// Runs a plain function as the operation of `scope`, each of `tensors` through `using`.
+/// Runs a plain function as the operation of `scope`, each tensor of `arguments` through `using`.
 pub fn run_plain<'py>(
     scope: &Scope,
     function: &Bound<'py, PyAny>,
     using: Option<&Bound<'py, PyAny>>,
-    tensors: Bound<'py, PyTuple>,
+    arguments: Bound<'py, PyTuple>,
 ) -> PyResult<Bound<'py, PyAny>> {
     let py = function.py();
     let parts = Parts {
         function: function.clone().unbind(),
         using: using.map(|using| using.clone().unbind()),
-        tensors: tensors.unbind(),
+        arguments: arguments.unbind(),
         context: copy_context(py)?,
         event_loop: None,
         is_async: false,

@@ -7,6 +7,7 @@ use estafette::operation::{OpBuilder, Tensors};
 use estafette::{Engine, Tensor, Variable};
 use estafette_sync::sync::OnceLock;
 use pyo3::exceptions::PyTypeError;
+use pyo3::intern;
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyList, PyTuple, PyType};
 
@@ -182,17 +183,19 @@ pub fn of_call(
     operands.write_vars.extend(queue.as_deref().and_then(kinds::submission_mutex));
     let using = using::of(function, using, engine.using())?;
     let name = name.map_or_else(|| name_of(function), Ok)?;
-    let plain = kwargs.is_none_or(|kwargs| kwargs.is_empty())
-        && args.iter_borrowed().all(|item| item.is_instance_of::<PyTensor>());
-    let (function, tensors) = if plain {
+    let mut plain = kwargs.is_none_or(|kwargs| kwargs.is_empty());
+    for item in args.iter_borrowed() {
+        plain = plain && (item.is_exact_instance_of::<PyTensor>() || has_no_tensors(&item)?);
+    }
+    let (function, arguments) = if plain {
         (function.clone(), args.clone())
     } else {
         let kwargs = kwargs.cloned().unwrap_or_else(|| PyDict::new(py));
         let bound = py.import("estafette._calls")?.call_method1("bind", (function, args, kwargs))?;
         bound.extract()?
     };
-    for item in tensors.iter_borrowed() {
-        operands.reads.push(item.cast::<PyTensor>()?.get().tensor(py)?.clone());
+    for tensor in arguments.iter_borrowed().filter_map(|item| item.cast::<PyTensor>().ok()) {
+        operands.reads.push(tensor.get().tensor(py)?.clone());
     }
     let (args, wanted, outcome) = match declared(py, result)? {
         None => {
@@ -215,8 +218,18 @@ pub fn of_call(
             (args, Use::Several(Arc::clone(&results)), Outcome::Several { results, promises, build })
         }
     };
-    let body = Body::new(&function, using.as_ref(), &tensors, wanted)?.on(on)?;
+    let body = Body::new(&function, using.as_ref(), &arguments, wanted)?.on(on)?;
     Ok((SubmissionArgs { operands, queue, ..args }, body, outcome))
+}
+
+/// Whether an argument, which is no tensor, is certainly nothing that may have tensors in it.
+fn has_no_tensors(item: &Bound<'_, PyAny>) -> PyResult<bool> {
+    let may_have = item.is_instance_of::<PyTuple>()
+        || item.is_instance_of::<PyList>()
+        || item.is_instance_of::<PyDict>()
+        || item.is_instance_of::<PyVariable>()
+        || item.get_type().hasattr(intern!(item.py(), "__dataclass_fields__"))?;
+    Ok(!may_have)
 }
 
 /// Takes the arrays, builds the structure of their promises, and says what each is like.
