@@ -5,7 +5,7 @@ use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Barrier, Mutex};
 use std::time::Duration;
 
-use estafette_devices::cpu::{Job, Pool, PoolOptions};
+use estafette_devices::cpu::{Job, Pool, PoolOptions, SharedLock};
 
 /// A job that is a closure.
 struct Run(Body);
@@ -16,25 +16,40 @@ impl Job for Run {
     fn run(self, pool: &Pool<Self>) {
         (self.0)(pool);
     }
+
+    fn needs_lock(&self) -> bool {
+        true
+    }
+}
+
+/// Runs up to three jobs at a time.
+#[derive(Debug)]
+struct Lock;
+
+impl SharedLock for Lock {
+    fn hold(&self, next: &mut dyn FnMut() -> bool) {
+        let _ = next() && next() && next();
+    }
 }
 
 fn run(f: impl FnOnce() + Send + 'static) -> Run {
     Run(Box::new(move |_| f()))
 }
 
-fn pool(workers: usize, spare_limit: usize, adaptive: bool) -> Pool<Run> {
+fn pool(workers: usize, spare_limit: usize, with_lock: bool) -> Pool<Run> {
     let name = "test".to_owned();
-    Pool::new(PoolOptions { workers, name, spare_limit, adaptive, ..PoolOptions::default() })
+    let lock = with_lock.then(|| Arc::new(Lock) as Arc<dyn SharedLock>);
+    Pool::new(PoolOptions { workers, name, spare_limit, lock, ..PoolOptions::default() })
         .expect("threads can be started")
 }
 
-/// Tests for pools that run jobs on every worker, and for those that find out on how many.
+/// Tests for pools without and with a shared lock.
 macro_rules! both_kinds {
     ($($test:ident),* $(,)?) => {
         mod every_worker {
             $(#[test] fn $test() { super::$test(false); })*
         }
-        mod adaptive {
+        mod with_lock {
             $(#[test] fn $test() { super::$test(true); })*
         }
     };
@@ -74,9 +89,9 @@ impl Drop for Dropped {
     }
 }
 
-fn every_job_pushed_from_several_threads_runs_exactly_once(adaptive: bool) {
+fn every_job_pushed_from_several_threads_runs_exactly_once(with_lock: bool) {
     const EACH: usize = 5_000;
-    let pool = pool(3, 0, adaptive);
+    let pool = pool(3, 0, with_lock);
     let ran: Arc<Vec<AtomicUsize>> = Arc::new((0..4 * EACH).map(|_| AtomicUsize::new(0)).collect());
     std::thread::scope(|scope| {
         for thread in 0..4 {
@@ -106,8 +121,8 @@ fn every_job_pushed_from_several_threads_runs_exactly_once(adaptive: bool) {
     assert!(ran.iter().all(|count| count.load(Ordering::SeqCst) == 1));
 }
 
-fn jobs_pushed_by_a_job_run_on_its_worker_and_are_stolen_when_it_blocks(adaptive: bool) {
-    let pool = pool(2, 0, adaptive);
+fn jobs_pushed_by_a_job_run_on_its_worker_and_are_stolen_when_it_blocks(with_lock: bool) {
+    let pool = pool(2, 0, with_lock);
     let (report, reports) = channel();
     let outer = report.clone();
     pool.push(Run(Box::new(move |pool| {
@@ -122,8 +137,8 @@ fn jobs_pushed_by_a_job_run_on_its_worker_and_are_stolen_when_it_blocks(adaptive
     assert!(!pool.is_worker());
 }
 
-fn higher_priorities_go_first_and_negative_ones_last_in_order_of_arrival(adaptive: bool) {
-    let pool = pool(1, 0, adaptive);
+fn higher_priorities_go_first_and_negative_ones_last_in_order_of_arrival(with_lock: bool) {
+    let pool = pool(1, 0, with_lock);
     let (open, gate) = channel::<()>();
     let (started, start) = channel();
     pool.push(run(move || {
@@ -143,16 +158,16 @@ fn higher_priorities_go_first_and_negative_ones_last_in_order_of_arrival(adaptiv
     assert_eq!(order, ["top", "hi a", "hi b", "n1", "n2", "low", "lowest"]);
 }
 
-fn a_panicking_job_leaves_its_worker_alive(adaptive: bool) {
-    let pool = pool(1, 0, adaptive);
+fn a_panicking_job_leaves_its_worker_alive(with_lock: bool) {
+    let pool = pool(1, 0, with_lock);
     let (report, reports) = channel();
     pool.push(run(|| panic!("this job is broken on purpose")));
     pool.push(run(move || report.send(()).unwrap()));
     receive(&reports);
 }
 
-fn without_workers_jobs_run_only_where_they_are_taken(adaptive: bool) {
-    let pool = pool(0, 4, adaptive);
+fn without_workers_jobs_run_only_where_they_are_taken(with_lock: bool) {
+    let pool = pool(0, 4, with_lock);
     let (report, reports) = channel();
     for number in 0..3 {
         let report = report.clone();
@@ -195,8 +210,8 @@ fn taking_a_matching_job_leaves_the_others_in_order() {
     assert_eq!(rest, [1, 2, 3, 5, 6, 8, 9, -100]);
 }
 
-fn a_worker_that_looks_for_a_job_keeps_its_own_jobs_in_order(adaptive: bool) {
-    let pool = pool(1, 0, adaptive);
+fn a_worker_that_looks_for_a_job_keeps_its_own_jobs_in_order(with_lock: bool) {
+    let pool = pool(1, 0, with_lock);
     let (report, reports) = channel();
     let order = Arc::new(Mutex::new(Vec::new()));
     let seen = order.clone();
@@ -297,8 +312,8 @@ fn somebody_who_finds_nothing_waits_for_jobs_in_the_hands_of_a_scan() {
     }
 }
 
-fn a_batch_with_one_wake_up_reaches_as_many_workers_as_it_needs(adaptive: bool) {
-    let pool = pool(3, 0, adaptive);
+fn a_batch_with_one_wake_up_reaches_as_many_workers_as_it_needs(with_lock: bool) {
+    let pool = pool(3, 0, with_lock);
     for round in 0..500 {
         let (report, reports) = channel();
         // Three jobs that need each other at the same time.
@@ -316,8 +331,8 @@ fn a_batch_with_one_wake_up_reaches_as_many_workers_as_it_needs(adaptive: bool) 
     }
 }
 
-fn a_spare_thread_covers_a_blocked_worker_up_to_the_limit(adaptive: bool) {
-    let pool = pool(1, 1, adaptive);
+fn a_spare_thread_covers_a_blocked_worker_up_to_the_limit(with_lock: bool) {
+    let pool = pool(1, 1, with_lock);
     let (release, held) = channel::<()>();
     let (started, start) = channel();
     let (report, reports) = channel();
@@ -351,8 +366,8 @@ fn a_spare_thread_covers_a_blocked_worker_up_to_the_limit(adaptive: bool) {
     release_spare.send(()).unwrap();
 }
 
-fn blocking_again_and_again_reuses_the_spare_thread(adaptive: bool) {
-    let pool = pool(1, 1, adaptive);
+fn blocking_again_and_again_reuses_the_spare_thread(with_lock: bool) {
+    let pool = pool(1, 1, with_lock);
     let threads: Arc<Mutex<Vec<_>>> = Arc::default();
     for _ in 0..50 {
         let (report, reports) = channel();
@@ -372,19 +387,19 @@ fn blocking_again_and_again_reuses_the_spare_thread(adaptive: bool) {
     assert!(threads.len() <= 2, "the worker and its spare take turns: {threads:?}");
 }
 
-fn blocking_outside_of_the_pool_does_nothing(adaptive: bool) {
-    let pool = pool(1, 1, adaptive);
+fn blocking_outside_of_the_pool_does_nothing(with_lock: bool) {
+    let pool = pool(1, 1, with_lock);
     drop(pool.blocking());
     let (report, reports) = channel();
     pool.push(run(move || report.send(()).unwrap()));
     receive(&reports);
 }
 
-fn dropping_the_last_handle_lets_workers_drain_and_leave(adaptive: bool) {
+fn dropping_the_last_handle_lets_workers_drain_and_leave(with_lock: bool) {
     let dropped = Arc::new(AtomicUsize::new(0));
     let ran = Arc::new(AtomicUsize::new(0));
     let (gone, all_gone): (Sender<()>, _) = channel();
-    let pool = pool(2, 2, adaptive);
+    let pool = pool(2, 2, with_lock);
     for _ in 0..1_000 {
         let (token, ran, gone) = (Dropped(dropped.clone()), ran.clone(), gone.clone());
         pool.push(Run(Box::new(move |pool| {
@@ -408,9 +423,9 @@ fn dropping_the_last_handle_lets_workers_drain_and_leave(adaptive: bool) {
     assert_eq!(ran.load(Ordering::SeqCst), 1_000);
 }
 
-fn the_last_handle_may_be_dropped_on_a_worker(adaptive: bool) {
+fn the_last_handle_may_be_dropped_on_a_worker(with_lock: bool) {
     let (report, reports) = channel();
-    let pool = pool(1, 0, adaptive);
+    let pool = pool(1, 0, with_lock);
     let last = pool.clone();
     pool.push(run(move || {
         assert!(!last.join(Some(PATIENCE)), "a worker cannot wait for itself");
@@ -421,8 +436,8 @@ fn the_last_handle_may_be_dropped_on_a_worker(adaptive: bool) {
     receive(&reports);
 }
 
-fn shutdown_leaves_what_is_queued_for_others(adaptive: bool) {
-    let pool = pool(1, 0, adaptive);
+fn shutdown_leaves_what_is_queued_for_others(with_lock: bool) {
+    let pool = pool(1, 0, with_lock);
     let (open, gate) = channel::<()>();
     let (started, start) = channel();
     pool.push(run(move || {
@@ -439,8 +454,8 @@ fn shutdown_leaves_what_is_queued_for_others(adaptive: bool) {
     assert!(pool.try_take().is_none());
 }
 
-fn sleeping_workers_are_woken_again_and_again(adaptive: bool) {
-    let pool = pool(2, 0, adaptive);
+fn sleeping_workers_are_woken_again_and_again(with_lock: bool) {
+    let pool = pool(2, 0, with_lock);
     for round in 0..2_000 {
         let (report, reports) = channel();
         // A pause of changing length lets workers get to a different point on their way to sleep each time.
@@ -450,8 +465,8 @@ fn sleeping_workers_are_woken_again_and_again(adaptive: bool) {
     }
 }
 
-fn a_worker_that_feeds_itself_still_serves_the_others(adaptive: bool) {
-    let pool = pool(1, 0, adaptive);
+fn a_worker_that_feeds_itself_still_serves_the_others(with_lock: bool) {
+    let pool = pool(1, 0, with_lock);
     let stop = Arc::new(AtomicUsize::new(0));
     fn forever(stop: Arc<AtomicUsize>) -> Run {
         Run(Box::new(move |pool| {

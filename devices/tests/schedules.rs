@@ -6,7 +6,7 @@
 
 use std::sync::Arc;
 
-use estafette_devices::cpu::{Job, Pool, PoolOptions};
+use estafette_devices::cpu::{Job, Pool, PoolOptions, SharedLock};
 use estafette_devices::sim::{SimDevice, SimNotify, SimOptions, SimPace};
 use estafette_devices::{FenceSet, Order, Queue, Reactor, host};
 use estafette_sync::sync::atomic::{AtomicUsize, Ordering};
@@ -24,26 +24,41 @@ impl Job for Run {
     fn run(self, pool: &Pool<Self>) {
         (self.0)(pool);
     }
+
+    fn needs_lock(&self) -> bool {
+        true
+    }
 }
 
-fn pool(workers: usize, spare_limit: usize, adaptive: bool) -> Pool<Run> {
+/// Runs up to three jobs at a time.
+#[derive(Debug)]
+struct Lock;
+
+impl SharedLock for Lock {
+    fn hold(&self, next: &mut dyn FnMut() -> bool) {
+        let _ = next() && next() && next();
+    }
+}
+
+fn pool(workers: usize, spare_limit: usize, with_lock: bool) -> Pool<Run> {
     let name = "test".to_owned();
-    Pool::new(PoolOptions { workers, name, spare_limit, adaptive, ..PoolOptions::default() })
+    let lock = with_lock.then(|| Arc::new(Lock) as Arc<dyn SharedLock>);
+    Pool::new(PoolOptions { workers, name, spare_limit, lock, ..PoolOptions::default() })
         .expect("threads can be started")
 }
 
-/// Checks `situation` in pools that run jobs on every worker, and in those that find out on how many. Their timeouts never pass here, so
+/// Checks `situation` in pools without and with a shared lock. Their timeouts never pass here, so
 /// that no wake-up can come from these.
 fn check_both_kinds(situation: impl Fn(bool) + Send + Sync + Copy + 'static) {
-    for adaptive in [false, true] {
-        shuttle::check_random(move || situation(adaptive), SCHEDULES);
+    for with_lock in [false, true] {
+        shuttle::check_random(move || situation(with_lock), SCHEDULES);
     }
 }
 
 #[test]
 fn jobs_of_two_pushers_all_run_and_the_workers_leave() {
-    check_both_kinds(|adaptive| {
-        let pool = pool(2, 0, adaptive);
+    check_both_kinds(|with_lock| {
+        let pool = pool(2, 0, with_lock);
         let ran = Arc::new(AtomicUsize::new(0));
         let pusher = thread::spawn({
             let (pool, ran) = (pool.clone(), ran.clone());
@@ -79,8 +94,8 @@ fn jobs_of_two_pushers_all_run_and_the_workers_leave() {
 
 #[test]
 fn a_blocked_worker_is_covered_whatever_the_schedule() {
-    check_both_kinds(|adaptive| {
-        let pool = pool(1, 1, adaptive);
+    check_both_kinds(|with_lock| {
+        let pool = pool(1, 1, with_lock);
         let (release, held) = mpsc::channel::<()>();
         let (done, all_done) = mpsc::channel();
         pool.push(Run(Box::new(move |pool| {

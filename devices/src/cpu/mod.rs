@@ -26,4 +26,4 @@ mod sleep;
 mod workers;
 
 #[cfg(not(estafette_loom))]
-pub use self::pool::{BlockingGuard, Job, Pool, PoolOptions};
+pub use self::pool::{BlockingGuard, Job, Pool, PoolOptions, SharedLock};

@@ -25,6 +25,21 @@ pub trait Job: Send + 'static + Sized {
     /// Does the work, on a worker. What is pushed to `pool` from here goes to the worker's own deque. A panic
     /// is logged, and the worker lives on.
     fn run(self, pool: &Pool<Self>);
+
+    /// Whether the job needs the pool's [`SharedLock`].
+    fn needs_lock(&self) -> bool {
+        false
+    }
+
+    /// A worker asks for the lock to run this job.
+    fn waits_for_lock(&self) {}
+}
+
+/// A lock that jobs of a pool share, such as that of a language's interpreter.
+pub trait SharedLock: fmt::Debug + Send + Sync {
+    /// Takes the lock and calls `next` at least once, and again as long as that returns true and no other thread should have the lock
+    /// for longer. Each call runs a job.
+    fn hold(&self, next: &mut dyn FnMut() -> bool);
 }
 
 /// How a [`Pool`] is made.
@@ -38,9 +53,9 @@ pub struct PoolOptions {
     pub spare_limit: usize,
     /// Bytes of stack that each thread has.
     pub stack_size: usize,
-    /// Whether the pool finds out how many threads run jobs at once with the best throughput, from one upwards, and lets the others
-    /// sleep: for jobs that share a lock.
-    pub adaptive: bool,
+    /// A lock that jobs share: a worker that has it runs the next job that needs it without giving it up in between. The pool finds out
+    /// how many threads run jobs at once with the best throughput, from one upwards, and lets the others sleep.
+    pub lock: Option<Arc<dyn SharedLock>>,
 }
 
 impl Default for PoolOptions {
@@ -53,7 +68,7 @@ impl Default for PoolOptions {
             name: "estafette-worker".to_owned(),
             spare_limit: cores,
             stack_size: stack::default_size(),
-            adaptive: false,
+            lock: None,
         }
     }
 }
@@ -74,7 +89,8 @@ pub(super) struct Shared<J> {
     pub(super) queues: Queues<J>,
     pub(super) sleep: Sleep,
     pub(super) threads: Threads<J>,
-    /// `None` where every worker runs jobs.
+    pub(super) lock: Option<Arc<dyn SharedLock>>,
+    /// `None` without a shared lock: every worker runs jobs.
     pub(super) concurrency: Option<Box<Concurrency>>,
     pub(super) external: FreeDeques<J>,
     pub(super) workers: usize,
@@ -103,7 +119,7 @@ impl<J: Job> Pool<J> {
     /// # Errors
     /// A thread could not be started; those already started leave again.
     pub fn new(options: PoolOptions) -> Result<Self, DeviceError> {
-        let PoolOptions { workers, name, spare_limit, stack_size, adaptive } = options;
+        let PoolOptions { workers, name, spare_limit, stack_size, lock } = options;
         let threads = workers.checked_add(spare_limit).filter(|&threads| threads <= WORKERS_MAX);
         let threads = threads.ok_or_else(|| {
             let message = format!(
@@ -119,7 +135,8 @@ impl<J: Job> Pool<J> {
             queues,
             sleep: Sleep::default(),
             threads: Threads::new(spare, stack_size),
-            concurrency: (adaptive && workers > 0).then(|| Box::new(Concurrency::new(workers))),
+            concurrency: (lock.is_some() && workers > 0).then(|| Box::new(Concurrency::new(workers))),
+            lock,
             external: FreeDeques::new(lent),
             workers,
             name,

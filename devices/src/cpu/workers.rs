@@ -14,7 +14,7 @@ use estafette_sync::{hint, thread, thread_local};
 use crate::guarded::guarded;
 
 use super::concurrency::OVERDUE;
-use super::pool::{Job, Pool, Shared};
+use super::pool::{Job, Pool, Shared, SharedLock};
 use super::sleep::Parker;
 
 /// Rounds of looking for work with a busy pause between them, before yielding. A job that is pushed while a
@@ -57,10 +57,16 @@ pub(super) fn run<J: Job>(shared: Arc<Shared<J>>, index: usize, deque: Deque<J>)
     });
     CURRENT.with(|current| *current.borrow_mut() = Some(context.clone()));
     let pool = Pool::uncounted(context.shared.clone());
-    while let Some(job) = context.next() {
-        let start = context.shared.concurrency.as_ref().map(|concurrency| concurrency.starts());
-        guarded("a job", || job.run(&pool));
-        start.into_iter().for_each(|start| context.ended(start));
+    let mut next = context.next();
+    while let Some(job) = next {
+        next = match &context.shared.lock {
+            Some(lock) if job.needs_lock() => context.run_with_lock(lock.as_ref(), job, &pool),
+            _ => {
+                context.run(job, &pool);
+                None
+            }
+        };
+        next = next.or_else(|| context.next());
     }
     drop(pool);
     CURRENT.with(|current| current.borrow_mut().take());
@@ -92,6 +98,32 @@ impl<J: Job> Context<J> {
             return None;
         }
         self.take().or_else(|| self.search())
+    }
+
+    fn run(&self, job: J, pool: &Pool<J>) {
+        let start = self.shared.concurrency.as_ref().map(|concurrency| concurrency.starts());
+        guarded("a job", || job.run(pool));
+        start.into_iter().for_each(|start| self.ended(start));
+    }
+
+    /// Runs `job`, and the next ones as long as they need the lock too. Returns a job that is still to be run.
+    fn run_with_lock(&self, lock: &dyn SharedLock, job: J, pool: &Pool<J>) -> Option<J> {
+        job.waits_for_lock();
+        let mut next = Some(job);
+        lock.hold(&mut || {
+            next.take().into_iter().for_each(|job| self.run(job, pool));
+            next = self.next_at_once();
+            next.as_ref().is_some_and(J::needs_lock)
+        });
+        next
+    }
+
+    /// The next job, if there is one and this thread need not rest.
+    fn next_at_once(&self) -> Option<J> {
+        self.ticks.set(self.ticks.get().wrapping_add(1));
+        let may_go_on =
+            !self.shared.is_shut_down() && !(self.is_spare() && self.shared.threads.has_surplus());
+        may_go_on.then(|| self.take()).flatten()
     }
 
     /// A job that was started at `start` has ended.

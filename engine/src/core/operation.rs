@@ -153,12 +153,20 @@ pub(crate) enum Kind {
     /// Runs a body that only certain threads may run (it needs the Python lock): waiting threads do not help
     /// with such a body.
     WorkerOnly,
+    /// As `WorkerOnly`, and a worker may take the engine's shared lock for several such bodies.
+    NeedsLock,
     /// Observes readiness, and leaves the graph.
     ReadinessQuery,
     /// Joins variables into one group.
     Merge,
     /// An external use, from export until its last holder releases it.
     Lease,
+}
+
+impl Kind {
+    pub(crate) fn has_body(self) -> bool {
+        matches!(self, Self::Work | Self::WorkerOnly | Self::NeedsLock)
+    }
 }
 
 /// The body (or the lease) has taken over.
@@ -329,8 +337,8 @@ impl OpState {
     /// Whether a thread that works for the engine `core` may run this operation next instead of polling its
     /// pool.
     #[inline]
-    pub(crate) fn handle_outlives_call(&self, core: Option<u64>) -> bool {
-        matches!(self.kind, Kind::Work | Kind::WorkerOnly) && self.priority == 0 && core == Some(self.core.id)
+    pub(crate) fn may_follow(&self, core: Option<u64>) -> bool {
+        self.kind.has_body() && self.priority == 0 && core == Some(self.core.id)
     }
 
     /// Begins an operation that was not submitted yet.

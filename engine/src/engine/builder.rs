@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use estafette_devices::Device;
-use estafette_devices::cpu::{Pool, PoolOptions};
+use estafette_devices::cpu::{Pool, PoolOptions, SharedLock};
 use estafette_devices::host::HostDevice;
 use estafette_sync::stack;
 use estafette_sync::sync::OnceLock;
@@ -47,7 +47,7 @@ pub struct EngineBuilder {
     watch: Option<(Duration, OnStall)>,
     report_failures: bool,
     stack_size: Option<usize>,
-    adaptive: bool,
+    lock: Option<Arc<dyn SharedLock>>,
 }
 
 impl EngineBuilder {
@@ -62,12 +62,13 @@ impl EngineBuilder {
         self
     }
 
-    /// The engine finds out how many of its workers run operations at once with the best throughput, from one upwards, and lets the
-    /// others sleep. For bodies that share a lock, such as that of a language's interpreter: two threads that take the lock from each
-    /// other may get less done than one. A ready operation may start beside others after a millisecond at the latest, so operations
-    /// may wait for each other. Default: off, every worker runs operations.
-    pub fn adaptive_workers(mut self, adaptive: bool) -> Self {
-        self.adaptive = adaptive;
+    /// A lock that bodies share, such as that of a language's interpreter. A worker that has it runs one
+    /// [body that needs it](crate::operation::OpBuilder::needs_lock) after the other without giving it up in between. Two threads that
+    /// take the lock from each other may get less done than one, so the engine finds out how many of its workers run operations at once
+    /// with the best throughput, from one upwards, and lets the others sleep. A ready operation may start beside others after a
+    /// millisecond at the latest, so operations may wait for each other. Default: none, and every worker runs operations.
+    pub fn shared_lock(mut self, lock: Arc<dyn SharedLock>) -> Self {
+        self.lock = Some(lock);
         self
     }
 
@@ -177,9 +178,8 @@ impl EngineBuilder {
             }
             devices.push(device);
         }
-        let adaptive = self.adaptive;
         let name = "estafette".into();
-        let options = PoolOptions { workers, name, stack_size, adaptive, ..PoolOptions::default() };
+        let options = PoolOptions { workers, name, stack_size, lock: self.lock, ..PoolOptions::default() };
         let pool = Pool::new(options).map_err(|error| Error::Start(error.to_string()))?;
         let core = Core::shared(CoreOptions {
             pool,
@@ -215,7 +215,7 @@ impl Engine {
             watch: None,
             report_failures: true,
             stack_size: None,
-            adaptive: false,
+            lock: None,
         }
     }
 }

@@ -37,6 +37,8 @@ use crate::tensor::variable::Variable;
 use crate::wait::activity::{Activity, StallWatch};
 use crate::wait::diagnose::{Diagnosis, diagnose};
 
+pub use estafette_devices::cpu::SharedLock;
+
 pub use self::builder::{EngineBuilder, STACK_SIZES, WORKERS_MAX};
 pub use self::shutdown::ShutdownReport;
 pub use self::stats::Stats;

@@ -82,8 +82,8 @@ pub(crate) enum PermitMode {
 pub trait Target<'v> {
     /// Notes a variable.
     fn access(&mut self, variable: &'v Variable, mode: Mode);
-    /// Keeps waiting threads from running the body.
-    fn set_worker_only(&mut self);
+    /// Keeps waiting threads from running the body. `needs_lock`: it needs the engine's shared lock.
+    fn set_worker_only(&mut self, needs_lock: bool);
 }
 
 impl<'e> Target<'e> for Submission<'e> {
@@ -92,8 +92,8 @@ impl<'e> Target<'e> for Submission<'e> {
         self.pending_op.access(&variable.var, mode);
     }
 
-    fn set_worker_only(&mut self) {
-        self.pending_op.payload_mut().kind = Kind::WorkerOnly;
+    fn set_worker_only(&mut self, needs_lock: bool) {
+        self.pending_op.payload_mut().kind = if needs_lock { Kind::NeedsLock } else { Kind::WorkerOnly };
     }
 }
 
@@ -200,7 +200,17 @@ impl<T, R, W, U> Description<T, R, W, U> {
     where
         T: Target<'v>,
     {
-        self.target.set_worker_only();
+        self.target.set_worker_only(false);
+        self
+    }
+
+    /// As [`worker_only`](Self::worker_only), of a body that takes the engine's [shared lock](crate::EngineBuilder::shared_lock) and
+    /// lets go of it before it waits. The operation may begin and end while its thread has the lock.
+    pub fn needs_lock<'v>(mut self) -> Self
+    where
+        T: Target<'v>,
+    {
+        self.target.set_worker_only(true);
         self
     }
 

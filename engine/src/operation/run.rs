@@ -37,7 +37,21 @@ pub(crate) type ReadyList = SmallVec<[OpGranted; 32]>;
 
 impl cpu::Job for ReadyOp {
     fn run(self, _pool: &Pool<Self>) {
-        execute(self.0);
+        if self.needs_lock() {
+            execute_while(self.0, |next| next.payload().kind == Kind::NeedsLock);
+        } else {
+            execute(self.0);
+        }
+    }
+
+    fn needs_lock(&self) -> bool {
+        self.0.payload().kind == Kind::NeedsLock
+    }
+
+    fn waits_for_lock(&self) {
+        if self.0.payload().noted {
+            hooks::body_wants_lock(self.0.id().get());
+        }
     }
 }
 
@@ -77,10 +91,10 @@ pub(crate) fn execute_one(granted: OpGranted) {
 #[inline]
 pub(crate) fn dispatch_one(granted: OpGranted) {
     match granted.payload().kind {
-        Kind::Work | Kind::WorkerOnly if granted.payload().core.runs_at_once(&granted) => {
+        Kind::Work | Kind::WorkerOnly | Kind::NeedsLock if granted.payload().core.runs_at_once(&granted) => {
             run_at_once(granted)
         }
-        Kind::Work | Kind::WorkerOnly => {
+        Kind::Work | Kind::WorkerOnly | Kind::NeedsLock => {
             if granted.payload().noted {
                 hooks::ready_at_once(granted.id());
             }
@@ -157,7 +171,7 @@ fn dispatch_keeping_first(ready: &mut ReadyList, keep_for: Option<u64>) -> Optio
                 let granted = ready.remove(at);
                 crate::tensor::alias_map::merge_granted(granted, ready);
             }
-            Kind::Work | Kind::WorkerOnly => at += 1,
+            Kind::Work | Kind::WorkerOnly | Kind::NeedsLock => at += 1,
         }
     }
     let urgent = ready.iter().any(|granted| granted.payload().priority > 0);
@@ -168,7 +182,7 @@ fn dispatch_keeping_first(ready: &mut ReadyList, keep_for: Option<u64>) -> Optio
     // The engine whose pool has new operations and no wake-up yet. One wake-up is enough for all of them.
     let mut unwoken: Option<CoreRef> = None;
     for granted in ready.drain(..) {
-        if !urgent && first.is_none() && granted.payload().handle_outlives_call(keep_for) {
+        if !urgent && first.is_none() && granted.payload().may_follow(keep_for) {
             first = Some(granted);
         } else if granted.payload().priority != 0 {
             push(granted);
@@ -404,7 +418,7 @@ fn end_well(granted: OpGranted) -> Option<OpGranted> {
         notify_end(handle);
     }
     let first = completed.next_granted()?;
-    if !completed.has_granted() && first.payload().handle_outlives_call(Some(core)) {
+    if !completed.has_granted() && first.payload().may_follow(Some(core)) {
         // The most frequent case, and the only one in a chain.
         return Some(first);
     }

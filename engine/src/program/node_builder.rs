@@ -38,7 +38,7 @@ impl<'v> Target<'v> for Recording<'_> {
         }
     }
 
-    fn set_worker_only(&mut self) {
+    fn set_worker_only(&mut self, _needs_lock: bool) {
         self.worker_only = true;
     }
 }

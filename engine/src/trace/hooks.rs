@@ -31,7 +31,7 @@ const ANY: u64 = 0;
 
 fn use_of(kind: Kind) -> UseKind {
     match kind {
-        Kind::Work | Kind::WorkerOnly => UseKind::Body,
+        Kind::Work | Kind::WorkerOnly | Kind::NeedsLock => UseKind::Body,
         Kind::ReadinessQuery => UseKind::Wait,
         Kind::Lease => UseKind::Lease,
         Kind::Merge => UseKind::Copy,

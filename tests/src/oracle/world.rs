@@ -9,6 +9,7 @@ use std::time::Duration;
 
 use estafette::devices::sim::SimDevice;
 use estafette::devices::{Device, FenceSet, Queue, host};
+use estafette::engine::SharedLock;
 use estafette::{BodyResult, Completion, Engine, Error, Op, Produced, Tensor, Variable};
 use estafette_sync::sync::mpsc::{Receiver, Sender, channel};
 use estafette_sync::{thread, thread_local};
@@ -176,6 +177,21 @@ unsafe impl Send for Place {}
 // SAFETY: as above.
 unsafe impl Sync for Place {}
 
+/// Whether the bodies of a world share a lock. By the shape and not by the dice, so that a seed stands for the same program as before.
+fn has_lock(shape: &Shape) -> bool {
+    shape.tensors % 2 == 1
+}
+
+/// A lock without one: bodies wait for each other here, and a thread keeps it for as long as bodies follow each other.
+#[derive(Debug)]
+struct BodyLock;
+
+impl SharedLock for BodyLock {
+    fn hold(&self, next: &mut dyn FnMut() -> bool) {
+        while next() {}
+    }
+}
+
 impl World {
     /// Draws a program and makes its cells.
     ///
@@ -197,9 +213,8 @@ impl World {
             [device.queue(false) as Arc<dyn Queue>, device.queue(false), device.queue(true)]
         });
         let engine = || {
-            // By the shape and not by the dice, so that a seed stands for the same program as before.
-            let adaptive = shape.tensors % 2 == 1;
-            let builder = Engine::builder().workers(shape.workers).adaptive_workers(adaptive);
+            let builder = Engine::builder().workers(shape.workers);
+            let builder = if has_lock(&shape) { builder.shared_lock(Arc::new(BodyLock)) } else { builder };
             let builder = builder.in_flight_limit(shape.in_flight_limit);
             match &device {
                 Some(device) => builder.device(device.clone() as Arc<dyn Device>).build(),
@@ -651,7 +666,9 @@ impl Submitter<'_> {
             }
             (0, Body::Sync) => {
                 let ticket = ticket();
-                builder().run(move |_, _| ticket.run())
+                let needs_lock = has_lock(&self.world.shape) && op % 2 == 0;
+                let builder = if needs_lock { builder().needs_lock() } else { builder() };
+                builder.run(move |_, _| ticket.run())
             }
             (0, Body::Refusing) => loop {
                 let ticket = ticket();

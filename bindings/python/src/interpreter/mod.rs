@@ -3,6 +3,7 @@
 //!
 //! | part | what it has |
 //! |---|---|
+//! | `allocator` | How the C library keeps memory that array libraries have freed |
 //! | `attached` | State that the Python lock protects |
 //! | `call_site` | Where in a Python program a call comes from |
 //! | `courier` | Work for the Python lock that threads of the engine hand to a thread of its own |
@@ -15,8 +16,10 @@
 //! | `kept` | Python objects that any thread may drop |
 //! | `lease_sites` | Whether leases note the line of Python code that takes them, and what becomes of their memory there |
 //! | `process` | What must not be touched in a forked child |
+//! | `python_lock` | The Python lock as a lock that bodies share |
 //! | `thread_state` | The states that Python keeps of threads of the engine |
 
+pub(crate) mod allocator;
 pub(crate) mod attached;
 pub(crate) mod call_site;
 pub(crate) mod courier;
@@ -29,4 +32,5 @@ pub(crate) mod interrupt;
 pub(crate) mod kept;
 pub(crate) mod lease_sites;
 pub(crate) mod process;
+pub(crate) mod python_lock;
 pub(crate) mod thread_state;

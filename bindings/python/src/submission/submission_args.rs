@@ -67,11 +67,11 @@ impl SubmissionArgs {
             .reads_slice(reads)
             .reads_vars(&read_vars)
             .writes_vars(&write_vars)
-            .priority(self.priority)
-            .worker_only();
+            .priority(self.priority);
         match &self.queue {
-            Some(queue) => builder.on(queue),
-            None => builder,
+            // Work on a queue may wait for other work while it begins.
+            Some(queue) => builder.worker_only().on(queue),
+            None => builder.needs_lock(),
         }
     }
 

@@ -111,7 +111,7 @@ impl AssembledOp {
                 }
             }
             EventKind::Observed => operation.observed = Some(at),
-            EventKind::Awake => operation.awake = Some(at),
+            EventKind::Awake => operation.awake = operation.awake.or(Some(at)),
             EventKind::Locked => self.locked = Some(at),
             EventKind::Resumed => {
                 operation.resumed = Some(at);

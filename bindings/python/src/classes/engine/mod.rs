@@ -28,11 +28,13 @@ use crate::classes::tensor::PyTensor;
 use crate::error::{OrRaise, raise};
 use crate::exchange::export::EXPORTED;
 use crate::exchange::import::IMPORTED;
+use crate::interpreter::allocator;
 use crate::interpreter::exit;
 use crate::interpreter::guard;
 use crate::interpreter::interrupt;
 use crate::interpreter::kept::Kept;
 use crate::interpreter::process::{self, Own};
+use crate::interpreter::python_lock::PythonLock;
 use crate::interpreter::thread_state;
 use crate::log;
 use crate::submission::body;
@@ -54,7 +56,10 @@ const LEASE_TIMEOUT_DEFAULT: Duration = Duration::from_secs(30);
 ///     <estafette.Operation ...>
 ///     [1.0, 2.0, 5.0]
 ///
-/// workers: threads for operations; default one per core.
+/// workers: threads for operations; default one per core. Python functions share the interpreter's lock, so the
+///     engine measures how many of its workers run at once with the best throughput. With 0, operations run on
+///     threads that wait without a timeout, and on threads that submit once 32 operations are ready; for an
+///     ``await`` or a wait with a timeout the engine starts a thread.
 /// in_flight_limit: operations in flight before a submission waits; default 4,096.
 /// lease_timeout: seconds that leases alone may hold up a wait (blocking or ``await``), or a submission at
 ///     the in-flight limit, before the wait raises `LeaseHeldError`; default 30. A blocking wait for a lease
@@ -141,12 +146,12 @@ impl PyEngine {
             return Err(body::not_a_using(using)?);
         }
         let failures = Failures::parse(failures)?;
-        // Not 0: Python functions never run on a thread that waits.
-        let workers = count("workers", 1, workers)?
+        allocator::keep_freed_arrays();
+        let workers = count("workers", 0, workers)?
             .unwrap_or_else(|| std::thread::available_parallelism().map_or(1, |cores| cores.get()));
         let mut builder = Engine::builder()
             .workers(workers)
-            .adaptive_workers(true)
+            .shared_lock(Arc::new(PythonLock))
             .report_failures(failures != Failures::Ignore);
         if let Some(in_flight_limit) = count("in_flight_limit", 1, in_flight_limit)? {
             builder = builder.in_flight_limit(in_flight_limit);

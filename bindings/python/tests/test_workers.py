@@ -1,0 +1,129 @@
+"""Which threads run Python functions, and what these threads leave to others."""
+
+import asyncio
+import sys
+import threading
+
+import pytest
+
+import estafette as est
+from conftest import run_program
+
+
+class TestWithoutWorkers:
+    @pytest.fixture
+    def eng(self):
+        with est.Engine(workers=0) as eng:
+            yield eng
+
+    def test_a_wait_runs_functions_on_its_own_thread(self, eng, np):
+        threads = []
+        y = eng.call(lambda: (threads.append(threading.get_ident()), np.arange(3.0))[1])
+        z = eng.call(lambda y: (threads.append(threading.get_ident()), y + 1)[1], y, using=np.from_dlpack)
+        assert threads == []
+        z.wait()
+        assert threads == [threading.get_ident()] * 2
+        assert np.from_dlpack(z).tolist() == [1.0, 2.0, 3.0]
+
+    def test_a_submission_runs_functions_once_many_are_ready(self, eng):
+        threads = []
+        for _ in range(100):
+            eng.submit(lambda: threads.append(threading.get_ident()))
+        assert set(threads) == {threading.get_ident()}
+        eng.wait_all()
+        assert len(threads) == 100
+
+    def test_an_await_runs_functions_on_another_thread(self, eng, np):
+        async def later():
+            await asyncio.sleep(0)
+            return np.arange(2.0)
+
+        async def main():
+            threads = []
+            y = eng.call(later)
+            await eng.submit(lambda y: threads.append(threading.get_ident()), reads=[y], using=np.from_dlpack)
+            return threads
+
+        (thread,) = asyncio.run(asyncio.wait_for(main(), 60))
+        assert thread != threading.get_ident()
+
+    def test_a_wait_with_a_timeout_ends_in_time_whatever_is_ready(self, eng):
+        gate = threading.Event()
+        operation = eng.submit(gate.wait)
+        try:
+            with pytest.raises(TimeoutError):
+                operation.wait(timeout=0.01)
+        finally:
+            gate.set()
+        operation.wait()
+
+    def test_a_failure_on_the_waiting_thread_is_the_operations_own(self, eng):
+        operation = eng.submit(lambda: 1 / 0)
+        with pytest.raises(est.OperationError) as raised:
+            operation.wait()
+        assert isinstance(raised.value.__cause__, ZeroDivisionError)
+
+    def test_a_wait_inside_a_function_runs_what_it_waits_for(self, eng):
+        order = []
+
+        def outer():
+            eng.submit(lambda: order.append("inner")).wait()
+            order.append("outer")
+
+        eng.submit(outer).wait()
+        assert order == ["inner", "outer"]
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_functions_that_follow_each_other_let_an_event_loop_run(workers):
+    """A worker keeps the Python lock from one function to the next; the loop gets it all the same."""
+    turns, ran = 0, 0
+    done = threading.Event()
+
+    def again():
+        nonlocal ran
+        ran += 1
+        if turns < 20:
+            eng.submit(again)
+            eng.submit(again) if ran < 100 else None
+        else:
+            done.set()
+
+    async def main():
+        nonlocal turns
+        while turns < 20:
+            await asyncio.sleep(0)
+            turns += 1
+        await asyncio.to_thread(done.wait, 60)
+
+    with est.Engine(workers=workers) as eng:
+        eng.submit(again)
+        asyncio.run(asyncio.wait_for(main(), 60))
+        assert done.is_set() and ran > 0
+
+
+FAULTS = """
+    import resource
+    import numpy as np
+    import estafette as est
+
+    def arrays():
+        # Three live at a time, so that memory is free at the end of a heap and in the middle.
+        for _ in range(50):
+            a, b, c = (np.zeros(1 << 17) + 1 for _ in range(3))
+
+    with est.Engine(workers=1) as eng:
+        eng.submit(arrays).wait()
+        before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+        eng.submit(arrays).wait()
+        print((resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before) / 150)
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="glibc's thresholds")
+def test_memory_of_freed_arrays_is_kept_for_the_next_ones_unless_the_program_says_otherwise():
+    ours, _ = run_program(FAULTS)
+    assert float(ours) < 25
+    given_back = {"MALLOC_MMAP_THRESHOLD_": "131072", "MALLOC_TRIM_THRESHOLD_": "131072"}
+    theirs, _ = run_program(FAULTS, env=given_back)
+    assert float(theirs) > 200
