@@ -116,4 +116,5 @@ pub mod bindings {
     pub use crate::core::lost::lost;
     pub use crate::tensor::alias_map::Origin;
     pub use crate::wait::inspect::inspected;
+    pub use crate::wait::notify::wait_any;
 }

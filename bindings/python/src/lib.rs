@@ -56,6 +56,8 @@ mod _estafette {
     #[pymodule_export]
     use super::classes::program::PyProgram;
     #[pymodule_export]
+    use super::classes::promise::wait_any;
+    #[pymodule_export]
     use super::classes::recording::{begin_recording, end_recording, name_shown, read_report};
     #[pymodule_export]
     use super::classes::tensor::PyTensor;

@@ -57,6 +57,17 @@ def test_a_generator_is_refused_as_a_node_and_as_an_operator(eng):
     with pytest.raises(TypeError, match="generator function"):
         with eng.program("p") as program:
             program.submit(generator)
+    for options in ({}, {"using": generator}, {"infer": asynchronous_generator}):
+        function = (lambda x: x) if options else generator
+        with pytest.raises(TypeError, match="generator function"):
+            eng.operators.register("generates", function, **options)
+    assert "generates" not in eng.operators
+
+
+@pytest.mark.parametrize("made", [generator, asynchronous_generator])
+def test_a_generator_is_no_future(eng, made):
+    with pytest.raises(TypeError, match="is no future"):
+        eng.from_future(made())
 
 
 @pytest.mark.parametrize("made", [generator, asynchronous_generator])
@@ -70,6 +81,22 @@ def test_a_function_that_returns_a_generator_fails(eng, made):
     assert isinstance(raised.value.__cause__, TypeError)
     with pytest.raises(est.OperationError, match="generator"):
         eng.call(lambda: made()).wait()
+
+
+@pytest.mark.parametrize("made", [generator, asynchronous_generator, lambda *operands: fills(*operands)])
+def test_nodes_and_operators_that_return_what_runs_nothing_fail(eng, made):
+    t = eng.zeros(3, "int8")
+    with eng.program("p") as program:
+        program.submit(lambda t: made(t), writes=[t])
+    eng.operators.register("made", lambda t: made(t))
+    try:
+        for promise in (program.replay(), eng.operators["made"](eng.zeros(3, "int8"))):
+            with pytest.raises(est.OperationError, match="generator.*runs nothing|coroutine.*event loop") as raised:
+                promise.wait(30)
+            assert isinstance(raised.value.__cause__, TypeError)
+    finally:
+        eng.operators.unregister("made")
+    eng.submit(lambda t: None, writes=[t]).wait(30)
 
 
 def test_the_way_out_that_the_error_names_works(eng, np):
@@ -140,6 +167,24 @@ def test_a_coroutine_that_a_plain_function_returned_is_the_operation(np):
                 await eng.submit(lambda: fails())
 
     asyncio.run(main())
+
+
+def test_nodes_that_are_coroutines_run_on_the_loop_that_recorded_them(np):
+    # Each node fails on a closed loop.
+    with est.Engine(workers=1, failures="ignore") as eng:
+        t = eng.zeros(3, "int8")
+
+        async def main():
+            with eng.program("p") as program:
+                program.submit(fills, writes=[t], using=np.from_dlpack)
+                program.submit(lambda t: fills(t), writes=[t], using=np.from_dlpack)
+            await asyncio.gather(*(program.replay() for _ in range(100)))
+            assert np.array(np.from_dlpack(t)).tolist() == [7, 7, 7]
+            return program
+
+        program = asyncio.run(main())
+        with pytest.raises(est.OperationError, match="closed"):
+            program.replay().wait(30)
 
 
 def test_asynchronous_objects_and_coroutines_need_an_event_loop(eng):

@@ -1,9 +1,11 @@
 """Warnings of the engine in the logger `estafette`: what they say, and who must not be stopped by them."""
 
+import asyncio
 import logging
 import os
 import sys
 import threading
+import time
 
 import pytest
 
@@ -113,6 +115,64 @@ def test_a_handler_that_hangs_stops_only_the_log(eng, np, logged):
         each.may_return.set()
     until(lambda: all(each.deleted == 1 for each in (slow, *more)))
     release.set()
+
+
+def test_a_panic_that_the_engine_contains_is_logged(eng, logged, gate, capfd):
+    """An exception of PyO3's own class becomes a panic again where the extension gets it: here in a wake-up."""
+    with pytest.raises(est.InvalidTensorError):
+        eng.zeros(-1, "int8")  # Any error makes the class.
+    panics = [kind for kind in BaseException.__subclasses__() if kind.__name__ == "PanicException"]
+    z = eng.zeros(1, "int8")
+    eng.submit(gate, writes=[z])
+
+    class Loop(asyncio.SelectorEventLoop):
+        def call_soon_threadsafe(self, *call, **options):
+            # Other packages may have such a class too.
+            raise panics.pop()("in the wake-up") if panics else RuntimeError("no more of them")
+
+    async def main():
+        waits = [asyncio.ensure_future(z) for _ in panics]
+        await asyncio.sleep(0.01)
+        gate.open()
+        until(z.is_ready)
+        until(lambda: any("panicked" in message for message in messages(logged)))
+        for wait in waits:
+            wait.cancel()
+        await asyncio.gather(*waits, return_exceptions=True)
+
+    with asyncio.Runner(loop_factory=Loop) as runner:
+        runner.run(main())
+    (record,) = [record for record in logged.records if "panicked" in record.getMessage()]
+    assert record.levelno == logging.ERROR and record.name == "estafette"
+    eng.submit(lambda: None).wait(30)
+
+
+def test_a_burst_of_messages_is_bounded_and_says_how_many_are_left_out(logged, gate):
+    count, begun = 10_000, threading.Event()
+
+    def slow(record):
+        begun.wait(60)
+        time.sleep(0.001)
+
+    def told():
+        texts = messages(logged)
+        lost = [int(text.split()[0]) for text in texts if text.endswith("more messages came too fast to be logged")]
+        return sum(text.startswith("stalled: ") for text in texts), sum(lost)
+
+    logged.then = slow
+    with est.Engine(workers=2, in_flight_limit=2 * count, watchdog=0.01) as eng:
+        v = eng.var()
+        eng.submit(gate, writes=[v])
+        waiting = [eng.submit(lambda: None, reads=[v]) for _ in range(count)]
+        # The engine goes on while the handler does not.
+        eng.submit(lambda: None).wait(30)
+        begun.set()
+        until(lambda: sum(told()) >= count, 60)
+        gate.open()
+        assert est.wait(waiting, 60).done == set(waiting)
+    stalls, lost = told()
+    # The two operations that wait for nothing may be stalled behind a busy worker for a moment.
+    assert count <= stalls + lost <= count + 2 and lost > 0
 
 
 def test_what_was_logged_last_is_there_when_the_program_ends():

@@ -6,6 +6,7 @@ import contextvars
 import gc
 import logging
 import random
+import sys
 import threading
 import time
 import weakref
@@ -234,6 +235,199 @@ class TestNothingStaysBehind:
         run(main())
         gc.collect()
         assert not any(reference() for reference in gone)
+
+
+class TestThousands:
+    @pytest.mark.parametrize("kind", ["plain", "asynchronous"])
+    def test_in_one_gather_with_failures_among_them(self, kind):
+        count = 10_000
+
+        def work(i):
+            if i % 5 == 0:
+                raise KeyError(i)
+
+        async def later(i):
+            await asyncio.sleep(0)
+            work(i)
+
+        function = work if kind == "plain" else later
+
+        async def main():
+            async with est.Engine(workers=2, in_flight_limit=2 * count) as eng:
+                ops = [eng.submit(lambda i=i: function(i)) for i in range(count)]
+                outcomes = await asyncio.gather(*ops, return_exceptions=True)
+                for i, outcome in enumerate(outcomes):
+                    assert outcome is None if i % 5 else outcome.__cause__.args == (i,)
+                # The first failure ends the gathering, and no operation.
+                with pytest.raises(est.OperationError):
+                    await asyncio.gather(*ops)
+
+        run(main())
+
+    def test_in_one_gather_that_is_cancelled_half_way(self, gate):
+        count, ran = 10_000, []
+
+        async def main():
+            async with est.Engine(workers=2, in_flight_limit=2 * count) as eng:
+                v = eng.var()
+                first = [eng.submit(lambda: None) for _ in range(count // 2)]
+                eng.submit(gate, writes=[v])
+                rest = [eng.submit(lambda i=i: ran.append(i), reads=[v]) for i in range(count // 2)]
+                gathered = asyncio.gather(*first, *rest)
+                await asyncio.gather(*first)
+                gathered.cancel()
+                with pytest.raises(asyncio.CancelledError):
+                    await gathered
+                # The awaits were cancelled, the operations were not.
+                assert not ran and not any(op.done() for op in rest)
+                gate.open()
+                assert await asyncio.gather(*first, *rest) == [None] * count
+                assert sorted(ran) == list(range(count // 2))
+
+        run(main())
+
+    def test_awaits_that_time_out_and_groups_that_are_cancelled(self, gate):
+        async def main():
+            async with est.Engine(workers=2, in_flight_limit=10_000) as eng:
+                v = eng.var()
+                eng.submit(gate, writes=[v])
+                ops = [eng.submit(lambda: None, reads=[v]) for _ in range(2_000)]
+                waits = [asyncio.wait_for(op, 0.001) for op in ops]
+                outcomes = await asyncio.gather(*waits, return_exceptions=True)
+                assert {type(outcome) for outcome in outcomes} == {TimeoutError}
+
+                async def group():
+                    async with asyncio.TaskGroup() as tasks:
+                        for op in ops:
+                            tasks.create_task(asyncio.wait_for(op, 60))
+
+                grouped = asyncio.create_task(group())
+                while len(asyncio.all_tasks()) < len(ops):
+                    await asyncio.sleep(0)
+                grouped.cancel()
+                with pytest.raises(asyncio.CancelledError):
+                    await grouped
+                assert not any(op.done() for op in ops)
+                gate.open()
+                assert await asyncio.gather(*ops) == [None] * len(ops)
+
+        run(main())
+
+
+class TestClosedLoops:
+    @pytest.fixture
+    def reports(self, monkeypatch):
+        found = []
+        monkeypatch.setattr(sys, "unraisablehook", found.append)
+        yield found
+        gc.collect()
+        assert not found
+
+    @pytest.mark.parametrize("kind", ["tensor", "operation", "future", "writable"])
+    def test_promises_that_were_awaited_on_one_complete_and_are_awaited_on_another(self, eng, gate, reports, caplog, kind):
+        future = concurrent.futures.Future()
+        t = eng.zeros(1, "int8")
+        op = eng.submit(gate, writes=[t])
+        promise = eng.from_future(future) if kind == "future" else op if kind == "operation" else t
+        wait = t.writable if kind == "writable" else lambda: promise
+        loop = asyncio.new_event_loop()
+
+        async def begin():
+            for _ in range(20):
+                asyncio.ensure_future(wait())
+            await asyncio.sleep(0.01)
+
+        async def again():
+            waiting = [asyncio.ensure_future(wait()) for _ in range(3)]
+            await asyncio.sleep(0)
+            gate.open()
+            future.set_result(bytearray(3))
+            return await asyncio.gather(*waiting)
+
+        loop.run_until_complete(begin())
+        loop.close()
+        assert run(again()) == [None if kind == "operation" else promise] * 3
+        assert not [record for record in caplog.records if record.name != "asyncio"]
+
+    @pytest.mark.parametrize("kind", ["function", "coroutine", "from_future", "task", "future"])
+    def test_fail_what_their_tasks_would_have_done_without_a_collection_of_garbage(self, eng, reports, kind):
+        loop, futures = asyncio.new_event_loop(), []
+
+        async def body():
+            await asyncio.sleep(60)
+
+        async def main():
+            futures.append(loop.create_future())
+            begin = {
+                "function": lambda: eng.call(body),
+                "coroutine": lambda: eng.call(lambda: body()),
+                "from_future": lambda: eng.from_future(body()),
+                "task": lambda: eng.from_future(asyncio.create_task(body())),
+                "future": lambda: eng.from_future(futures[0]),
+            }
+            promises = [begin[kind]() for _ in range(3)]
+            while kind != "future" and len(asyncio.all_tasks()) < 4:
+                await asyncio.sleep(0.001)
+            return promises
+
+        promises = loop.run_until_complete(main())
+        assert not any(promise.done() for promise in promises)
+        gc.disable()
+        try:
+            loop.close()
+            loop.close()
+            for promise in promises:
+                with pytest.raises(est.OperationError, match="event loop.* closed"):
+                    promise.wait(30)
+        finally:
+            gc.enable()
+        eng.submit(lambda: None).wait(30)
+
+    def test_are_closed_as_their_class_closes_them(self, eng):
+        closed = []
+
+        class Loop(asyncio.SelectorEventLoop):
+            def close(self):
+                closed.append(self)
+                super().close()
+
+        loop = Loop()
+
+        async def body():
+            pass
+
+        async def main():
+            await eng.submit(body)
+            with pytest.raises(RuntimeError, match="running"):
+                loop.close()
+            # A loop that could not be closed goes on.
+            await eng.submit(body)
+
+        loop.run_until_complete(main())
+        loop.close()
+        assert closed == [loop] * 2 and loop.is_closed()
+
+    def test_one_engine_outlasts_any_number_of_runs(self, np):
+        with est.Engine(workers=2) as eng:
+            later = []
+
+            async def body(n):
+                await asyncio.sleep(0)
+                return np.full(1, n)
+
+            async def main(n):
+                gate = Gate()
+                for promise in later:
+                    await promise
+                    assert np.from_dlpack(promise).tolist() == [n - 1]
+                assert np.from_dlpack(await eng.call(lambda: body(n))).tolist() == [n]
+                later[:] = [eng.call(lambda: (gate(), np.full(1, n))[1]) for _ in range(3)]
+                asyncio.get_running_loop().call_soon(gate.open)
+
+            for n in range(20):
+                run(main(n))
+            for promise in later:
+                promise.wait(30)
 
 
 class TestEnginesThatEnd:

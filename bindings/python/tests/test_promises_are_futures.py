@@ -186,8 +186,68 @@ class TestOthers:
     def test_mixed_with_futures_of_a_pool(self, eng, late, gate):
         with concurrent.futures.ThreadPoolExecutor() as pool:
             other = pool.submit(time.sleep, 0)
+            for wait in (concurrent.futures.wait, est.wait):
+                assert wait([other, *late], 30, "FIRST_COMPLETED").done == {other}
             threading.Timer(0.02, gate.open).start()
-            assert concurrent.futures.wait([other, *late], timeout=30).done == {other, *late}
+            for wait in (concurrent.futures.wait, est.wait):
+                assert wait([other, *late], timeout=30).done == {other, *late}
+            assert set(est.as_completed([other, *late])) == {other, *late}
+
+    def test_on_an_event_loop_what_is_not_done_is_refused(self, late, gate):
+        async def main():
+            for return_when in ("ALL_COMPLETED", "FIRST_COMPLETED", "FIRST_EXCEPTION"):
+                with pytest.raises(est.WouldBlockError):
+                    est.wait(late, return_when=return_when)
+                assert est.wait(late, 0, return_when).not_done == set(late)
+            for promises in (late, late[:1]):
+                with pytest.raises(est.WouldBlockError):
+                    list(est.as_completed(promises))
+            gate.open()
+            await asyncio.gather(*late)
+            assert est.wait(late).done == set(est.as_completed(late)) == set(late)
+
+        asyncio.run(main())
+
+    def test_mistakes(self, late, gate):
+        with pytest.raises(ValueError, match="return_when is one of"):
+            est.wait(late, return_when="SOME_COMPLETED")
+        assert est.wait([]) == (set(), set()) and list(est.as_completed([])) == []
+        gate.open()
+
+    def test_a_wait_behind_a_lease_of_its_own_thread_ends(self, eng, np):
+        t = eng.zeros(1, "int8")
+        held = np.from_dlpack(t)
+        op = eng.submit(lambda t: None, writes=[t])
+        for wait in (est.wait, lambda promises: list(est.as_completed(promises))):
+            with pytest.raises(est.LeaseHeldError, match="read lease"):
+                wait([op])
+        del held
+        assert est.wait([op], 30).done == {op}
+
+    @pytest.mark.parametrize("return_when", ["ALL_COMPLETED", "FIRST_COMPLETED", "FIRST_EXCEPTION"])
+    def test_waiting_retrieves_no_failure(self, caplog, monkeypatch, gate, return_when):
+        monkeypatch.setattr("sys.unraisablehook", lambda told: None)
+        with est.Engine(workers=1, failures="log") as eng:
+            op, t = eng.submit(lambda: (gate(), fails()), name="load"), eng.call(fails, name="load")
+            threading.Timer(0.02, gate.open).start()
+            assert est.wait([op, t], 30, return_when).done
+            assert set(est.as_completed([op, t])) == {op, t}
+            assert not caplog.records
+            del op, t
+            until(lambda: sum("never retrieved" in record.getMessage() for record in caplog.records) == 2)
+
+    def test_waits_in_vain_leave_nothing_in_the_queue(self, eng, late, gate):
+        for _ in range(100):
+            assert est.wait(late, 0.0001).not_done == set(late)
+        assert {op.name for op in eng.diagnose().operations} == {"late"}
+        gate.open()
+
+    def test_thousands(self, eng, gate):
+        v = eng.var()
+        eng.submit(gate, writes=[v])
+        ops = [eng.submit(lambda: None, reads=[v]) for _ in range(4_000)]
+        threading.Timer(0.02, gate.open).start()
+        assert len(est.wait(ops, 60).done) == len(set(est.as_completed(ops, 60))) == len(ops)
 
     def test_a_future_of_the_very_class(self, eng, np, gate, late):
         futures = [promise.future() for promise in late]

@@ -305,7 +305,12 @@ class TestEnd:
         with est.Engine(workers=1, failures="ignore") as engine:
             op = engine.submit(boom)
             engine.submit(boom)
-        del op
+            with engine.program("nodes") as program:
+                for _ in range(2):
+                    program.submit(boom)
+            with pytest.raises(est.OperationError):
+                program.replay().wait()
+        del op, program
         gc.collect()
         assert not reports and not caplog.records
 

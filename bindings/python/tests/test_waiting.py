@@ -9,6 +9,8 @@ import pytest
 import estafette as est
 from conftest import run_program, until
 
+ITSELF = "waits for the operation that waits for it"
+
 
 class TestUnderJaxsName:
     def test_it_waits_and_gives_the_tensor(self, eng):
@@ -187,6 +189,123 @@ class TestInsideOperations:
         op.wait(20)
         assert len(caught) == 3
 
+    @pytest.mark.parametrize("kind", ["call", "submit"])
+    def test_a_wait_for_the_own_promise_is_an_error_in_each_form(self, eng, np, kind):
+        go, errors = threading.Event(), []
+
+        def body():
+            go.wait(20)
+            forms = [promise.wait, promise.result, promise.exception, lambda: promise.result(20)]
+            forms += [lambda: est.wait([promise]), lambda: est.wait([promise], 20)]
+            forms += [lambda: list(est.as_completed([promise]))]
+            if kind == "call":
+                forms += [lambda: np.asarray(promise), promise.block_until_ready]
+            for form in forms:
+                with pytest.raises(est.WouldDeadlockError, match=ITSELF) as caught:
+                    form()
+                errors.append(caught.value)
+            return np.zeros(1)
+
+        promise = getattr(eng, kind)(body)
+        go.set()
+        promise.wait(30)
+        assert len(errors) == {"call": 9, "submit": 7}[kind]
+
+    def test_an_await_of_what_is_the_own_is_an_error_in_each_form(self, eng):
+        t = eng.zeros(1, "int8")
+
+        async def main():
+            errors = []
+
+            async def enter(access):
+                async with access:
+                    raise AssertionError("it is the operation's own")
+
+            async def circle(_):
+                forms = [lambda: op, lambda: t, t.writable, lambda: enter(t.read()), lambda: enter(t.write())]
+                for form in [*forms, lambda: enter(eng.access(reads=[t])), lambda: asyncio.gather(op, t)]:
+                    with pytest.raises(est.WouldDeadlockError, match=ITSELF) as caught:
+                        await form()
+                    errors.append(caught.value)
+                # What is called at the end waits for nothing.
+                op.add_done_callback(errors.append)
+
+            op = eng.submit(circle, writes=[t])
+            await asyncio.wait_for(op, 30)
+            until(lambda: len(errors) == 8)
+            # The tensor was given up by all of these.
+            async with asyncio.timeout(30), t.write():
+                pass
+
+        asyncio.run(main())
+
+    @pytest.mark.parametrize("wait", ["est.wait", "FIRST_COMPLETED", "as_completed"])
+    def test_waiting_for_several_promises_keeps_no_worker(self, wait):
+        waits = {
+            "est.wait": est.wait,
+            "FIRST_COMPLETED": lambda promises: est.wait(promises, return_when="FIRST_COMPLETED"),
+            "as_completed": lambda promises: list(est.as_completed(promises)),
+        }
+        reached = []
+
+        def level(n):
+            reached.append(n)
+            if n < 30:
+                waits[wait]([eng.submit(lambda: level(n + 1)), eng.submit(lambda: None)])
+
+        with est.Engine(workers=1) as eng:
+            eng.submit(lambda: level(0)).wait(30)
+            eng.wait_all(30)
+            assert reached == list(range(31))
+
+    def test_recursion_without_waiting_is_as_deep_as_one_likes(self):
+        with est.Engine(workers=1, in_flight_limit=2) as eng:
+            reached = []
+
+            def level(n):
+                reached.append(n)
+                if n < 1000:
+                    eng.submit(lambda: level(n + 1))
+
+            level(0)
+            eng.wait_all(30)
+            assert reached == list(range(1001))
+
+    def test_recursion_that_waits_is_deeper_than_there_are_workers(self, np):
+        with est.Engine(workers=2) as eng:
+
+            def depth(n):
+                return np.zeros(1) if n == 0 else np.from_dlpack(eng.call(depth, n - 1)) + 1
+
+            def fibonacci(n):
+                if n < 2:
+                    return np.full(1, n)
+                first, second = eng.call(fibonacci, n - 1), eng.call(fibonacci, n - 2)
+                return np.from_dlpack(first) + np.from_dlpack(second)
+
+            assert np.from_dlpack(eng.call(depth, 500)).tolist() == [500]
+            assert np.from_dlpack(eng.call(fibonacci, 12)).tolist() == [144]
+
+    def test_recursion_of_asynchronous_functions_needs_no_thread(self, np):
+        async def main():
+            async with est.Engine(workers=1) as eng:
+
+                async def depth(n):
+                    return np.zeros(1) if n == 0 else np.from_dlpack(await eng.call(depth, n - 1)) + 1
+
+                result = await asyncio.wait_for(eng.call(depth, 1000), 60)
+                assert np.from_dlpack(result).tolist() == [1000]
+
+        asyncio.run(main())
+
+    def test_a_promise_that_is_returned_before_it_is_there_is_an_error(self, np):
+        gate = threading.Event()
+        with est.Engine(workers=2) as eng:
+            y = eng.call(lambda: eng.call(lambda: (gate.wait(20), np.zeros(1))[1]))
+            with pytest.raises(est.OperationError, match="not ready; await it in the body"):
+                y.wait(30)
+            gate.set()
+
     def test_an_operand_is_exported_without_waiting_and_anything_else_with(self, eng, np):
         x, other = eng.zeros(3, "int64"), eng.zeros(3, "int64")
         for _ in range(20):
@@ -215,6 +334,14 @@ class TestCtrlC:
             "t.write().__enter__()",
             "eng.shutdown()",
             "eng.submit(lambda: None)",
+            "eng.__exit__(None, None, None)",
+            "t.result()",
+            "op.exception()",
+            "op.future().result()",
+            "t.block_until_ready()",
+            "est.wait([t, op])",
+            "est.wait([t, op], return_when='FIRST_COMPLETED')",
+            "list(est.as_completed([t, op]))",
         ],
     )
     def test_ends_a_blocking_wait(self, np, wait):

@@ -19,6 +19,10 @@ pub(crate) trait Delivered {
     fn retrieve(&self);
 }
 
+impl Delivered for () {
+    fn retrieve(&self) {}
+}
+
 impl Delivered for Result<(), OperationError> {
     fn retrieve(&self) {
         if let Err(failure) = self {

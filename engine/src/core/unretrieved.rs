@@ -123,6 +123,11 @@ impl Failures {
         self.list.lock()
     }
 
+    /// Whether failures of the engine's operations are reported.
+    pub(crate) fn are_reported(&self) -> bool {
+        self.reports
+    }
+
     /// Lists a failure of one of the engine's operations. Only the first engine lists it: others have
     /// dependents.
     pub(crate) fn add(self: &Arc<Self>, failure: &OperationError) {

@@ -21,6 +21,8 @@ pub(super) struct Run {
     pub(super) plan: Arc<Plan>,
     pub(super) failures: Failures,
     pub(super) op: OpId,
+    /// False if the engine reports no failures: that of one node is the replay's, and those of others are dropped.
+    reports: bool,
     /// Fences that root nodes (no predecessors) wait for, in programs whose nodes wait for fences themselves.
     pub(super) earlier: Earlier,
     /// Taken by the thread that accounts for the last node.
@@ -36,7 +38,8 @@ pub(super) fn start(plan: Arc<Plan>, core: &CoreRef, inputs: Option<&Inputs>, co
     let op = OpId::new(completion.id());
     let earlier = inputs.map(Inputs::take).unwrap_or_default();
     let completion = Mutex::new(Some(completion));
-    let run = Run { plan, failures: Failures::default(), op, earlier, completion };
+    let reports = core.failures.are_reported();
+    let run = Run { plan, failures: Failures::default(), op, reports, earlier, completion };
     let plan = &run.plan;
     let helpers = shared::helpers_max(core, plan);
     if let Some(issue) = &plan.issue
@@ -79,6 +82,9 @@ impl Run {
     }
 
     pub(super) fn failed(&self, node: u32, failure: OperationError) {
+        if !self.reports {
+            failure.heard().retrieve();
+        }
         self.failures.note(&self.plan.order, node, failure);
     }
 

@@ -34,6 +34,7 @@ use crate::core::error::Error;
 use crate::core::operation::OpHandle;
 use crate::core::wakers::locks_are_lost;
 use crate::tensor::handle::Tensor;
+use crate::wait::blocking;
 use crate::wait::inspect::{EVERYTHING, Inspection};
 use crate::wait::stand_in::{StandInSet, others_without_workers};
 
@@ -133,6 +134,14 @@ impl Awaited {
         self
     }
 
+    /// As [`blocking::check_self_wait`]. A notification waits for nothing.
+    fn check_self_wait(&self) -> Result<(), Error> {
+        if context::is_notification() {
+            return Ok(());
+        }
+        self.ops.iter().try_for_each(blocking::check_self_wait)
+    }
+
     /// The time between inspections while no hold-up by leases is known.
     fn pause(&self) -> Option<Duration> {
         if self.room {
@@ -173,11 +182,16 @@ const _: () = assert!(LISTS == 16, "a key has four bits for it");
 
 impl Pending {
     /// Registers a pending future after its poll. The future wakes when leases have held it up for too long;
-    /// this function then returns the error. The first call calls `begin`.
+    /// this function then returns the error. The first call calls `begin`, and fails where the wait leads back
+    /// to the operation that polls.
     pub(crate) fn poll(&mut self, cx: &mut Context<'_>, begin: impl FnOnce() -> Awaited) -> Option<Error> {
         match self.0 {
             None => {
-                self.0 = register(begin(), cx.waker().clone());
+                let awaited = begin();
+                if let Err(error) = awaited.check_self_wait() {
+                    return Some(error);
+                }
+                self.0 = register(awaited, cx.waker().clone());
                 None
             }
             Some(key) => {

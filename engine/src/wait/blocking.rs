@@ -299,14 +299,18 @@ pub(crate) fn block_on_op(
 pub(crate) fn check_self_wait(waiting: &OpHandle) -> Result<(), Error> {
     let Some(current) = context::current() else { return Ok(()) };
     if Inspection::of(waiting, EVERYTHING).ops().any(|(id, _, _)| id == current) {
-        return Err(Error::WouldDeadlock("a tensor waits for the operation that waits for it".into()));
+        let what = match waiting.payload().kind {
+            Kind::ReadinessQuery => "a tensor".into(),
+            _ => format!("operation `{}`", shown(waiting.payload().name.as_str())),
+        };
+        return Err(Error::WouldDeadlock(format!("{what} waits for the operation that waits for it")));
     }
     Ok(())
 }
 
 /// Whether the operation, if granted, has a body that has not begun.
 pub(crate) fn is_ready_work(op: &OpState) -> bool {
-    matches!(op.kind, Kind::Work | Kind::WorkerOnly) && op.phase() == Phase::Queued
+    op.kind.has_body() && op.phase() == Phase::Queued
 }
 
 /// The operations that a wait may help with, and the engines whose pools run them: operations of one engine

@@ -8,7 +8,7 @@
 //! | `diagnose` | Which operation waits for which: a snapshot of everything in flight, in words |
 //! | `inspect` | Inspections of the graph: what an operation waits for, and whether any of these blockers can move |
 //! | `activity` | The engine while it runs: what is stalled at this moment, and the watchdog that reports long stalls |
-//! | `notify` | Notifications without `await`: callbacks, and fences for other schedulers |
+//! | `notify` | Notifications without `await`: callbacks, fences for other schedulers, and waits for one of several ends |
 //! | `op` | Waits for an operation |
 //! | `ready` | Readiness: futures and queries |
 //! | `room` | Waits of a whole engine: for room below the in-flight limit, and for the end of everything |

@@ -10,18 +10,22 @@ use std::task::{Context, Poll, Wake, Waker};
 use estafette_devices::{DeviceError, DeviceErrorKind, Fence, host};
 use estafette_sync::sync::Mutex;
 use estafette_sync::sync::atomic::{AtomicUsize, Ordering};
+use estafette_sync::time::{Duration, Instant};
 
-use crate::core::context;
+use crate::core::core_ref::CoreRef;
 use crate::core::error::{Error, FailureKind, OperationError};
-use crate::core::operation::{Op, drop_panic};
+use crate::core::one_shot::OneShot;
+use crate::core::operation::{Op, OpHandle, drop_panic};
 use crate::core::var_state::{Asked, Replaced};
 use crate::core::wakers::WakerKey;
+use crate::core::{clock, context};
 use crate::exchange::callback;
 use crate::exchange::foreign_fence::{self, RawFence};
 use crate::lease::Lease;
 use crate::operation::cancellation;
 use crate::operation::completion::Completion;
 use crate::tensor::handle::{Tensor, TensorInner};
+use crate::wait::blocking;
 use crate::wait::ready::Ended;
 
 /// A self-polling future: each wake-up polls it on the waking thread. Its output goes to a callback. Needs no
@@ -193,6 +197,51 @@ fn call_back(callback: impl FnOnce()) {
     if let Err(panic) = catch_unwind(AssertUnwindSafe(|| callback::run(callback))) {
         tracing::error!("a callback of the program panicked");
         drop_panic(panic);
+    }
+}
+
+/// Blocks until one of the operations has ended or one of the tensors is finished. Failures stay unretrieved.
+///
+/// # Errors
+/// [`Error::Timeout`]; the reason why the last of them can never end, if none can.
+pub fn wait_any(ops: &[Op], tensors: &[Tensor], timeout: Option<Duration>) -> Result<(), Error> {
+    let woken = Arc::new(Woken(OneShot::new()));
+    let waker = Waker::from(Arc::clone(&woken));
+    let mut cx = Context::from_waker(&waker);
+    let mut ends: Vec<Pin<Box<dyn Future<Output = ()>>>> = Vec::new();
+    let mut waiting: Vec<(&CoreRef, OpHandle)> = Vec::new();
+    for op in ops {
+        ends.push(Box::pin(OpEnded(op.clone())));
+        waiting.push((&op.handle.payload().core, op.handle.clone()));
+    }
+    for tensor in tensors {
+        let ended = Ended::new(&tensor.inner);
+        let Some(query) = ended.handle() else { return tensor.inner.core.check_fork() };
+        ends.push(Box::pin(ended));
+        waiting.push((&tensor.inner.core, query));
+    }
+    if ends.iter_mut().any(|ended| ended.as_mut().poll(&mut cx).is_ready()) {
+        return Ok(());
+    }
+    let until = timeout.and_then(clock::deadline);
+    let what = if waiting.len() == 1 { "a promise" } else { "one of several promises" };
+    let mut outcome = Ok(());
+    for (core, handle) in waiting {
+        let left = until.map(|until| until.saturating_duration_since(Instant::now()));
+        outcome = blocking::block(core, &handle, what, &woken.0, left);
+        // Another one may still end.
+        if !matches!(outcome, Err(Error::WouldDeadlock(_) | Error::LeaseHeld(_))) {
+            return outcome;
+        }
+    }
+    outcome
+}
+
+struct Woken(OneShot<()>);
+
+impl Wake for Woken {
+    fn wake(self: Arc<Self>) {
+        self.0.set(());
     }
 }
 

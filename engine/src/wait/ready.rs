@@ -106,6 +106,11 @@ impl Ended {
         Self(Some(query))
     }
 
+    /// The query for the end, if that is not known.
+    pub(crate) fn handle(&self) -> Option<OpHandle> {
+        self.0.as_ref().map(|query| query.handle.clone())
+    }
+
     /// How the version failed, if that is known.
     pub(crate) fn failure_kind(&self) -> Option<FailureKind> {
         self.0.as_ref()?.one_shot.glance()?.err()?.operation().map(OperationError::kind)

@@ -666,7 +666,7 @@ impl Submitter<'_> {
             }
             (0, Body::Sync) => {
                 let ticket = ticket();
-                let needs_lock = has_lock(&self.world.shape) && op % 2 == 0;
+                let needs_lock = has_lock(&self.world.shape) && op.is_multiple_of(2);
                 let builder = if needs_lock { builder().needs_lock() } else { builder() };
                 builder.run(move |_, _| ticket.run())
             }

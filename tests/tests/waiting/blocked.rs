@@ -6,7 +6,7 @@ use std::sync::{Arc, Barrier};
 use std::time::Duration;
 
 use estafette::wait::Status;
-use estafette::{Access, Engine, Error, ExportOptions, Produced, Tensor};
+use estafette::{Access, Engine, Error, ExportOptions, Op, Produced, Tensor};
 use futures::FutureExt;
 use futures::executor::block_on;
 use tests::gate::Gate;
@@ -381,10 +381,11 @@ fn a_wait_for_itself_is_an_error() {
         let engine = engine(workers);
         let watchdog = Watchdog::of(&engine);
         let x = tensor(&engine, 0.0);
-        let (said, heard) = channel();
+        let ((said, heard), (give, given)) = (channel(), channel::<Op>());
         let (mine, inner) = (x.clone(), engine.clone());
         let op = engine.op("self").writes([&x]).run(move |[], [_x]| {
-            // By its output, by what is queued behind it, by a lease, by everything.
+            let myself = given.recv()?;
+            // By its handle, by its output, by what is queued behind it, by a lease, by everything.
             let behind = add(&inner, &mine, 1.0);
             let errors = [
                 mine.wait().unwrap_err(),
@@ -392,11 +393,19 @@ fn a_wait_for_itself_is_an_error() {
                 mine.export_wait(&ExportOptions::new(Access::Read)).unwrap_err(),
                 inner.wait_all(None).unwrap_err(),
                 block_on(mine.ready()).unwrap_err(),
+                block_on(mine.writable()).unwrap_err(),
+                block_on(mine.lease(Access::Read, "itself")).unwrap_err(),
+                myself.wait().unwrap_err(),
+                block_on(myself.clone()).unwrap_err(),
             ];
+            // What is called at the end waits for nothing.
+            myself.on_done(|| ());
             said.send(errors)?;
             Ok(())
         });
-        op.unwrap().wait().unwrap();
+        let op = op.unwrap();
+        give.send(op.clone()).unwrap();
+        op.wait().unwrap();
         heard.recv().unwrap().iter().for_each(assert_would_deadlock);
         engine.wait_all(None).unwrap();
         assert_eq!(get(&x), 1.0);

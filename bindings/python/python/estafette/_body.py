@@ -7,7 +7,7 @@ import os
 import sys
 import traceback
 
-from . import _streams
+from . import _loops, _streams
 from ._estafette import Exporter, Tensor
 
 # Which operation the calling code belongs to. A context variable and not a thread-local: it follows an asynchronous
@@ -82,23 +82,32 @@ def give(value):
     return value
 
 
-async def run_async(scope, function, using, arguments):
+async def run_async(scope, function, using, arguments, done):
     """The body of an operation with an `async def` function, as a task on the submitter's loop."""
     operation.set(scope)
-    if using is None:
-        return await function(*arguments)
-    return await function(*_with_arrays(arguments, using))
+    try:
+        if using is None:
+            return await function(*arguments)
+        return await function(*_with_arrays(arguments, using))
+    except _loops.LEAVE as error:
+        done.failed(error)
+        raise
 
 
 def start_async(scope, function, using, arguments, loop, context, done):
     """Starts `run_async` on the thread of `loop`; `done` gets the finished task."""
-    task = loop.create_task(run_async(scope, function, using, arguments), context=context)
-    task.add_done_callback(done, context=context)
+    task = loop.create_task(run_async(scope, function, using, arguments, done), context=context)
+    _report(task, loop, context, done)
 
 
 def start_coroutine(coroutine, loop, context, done):
     """As `start_async`, for the coroutine that a plain function has returned, with the context in which it was called."""
-    loop.create_task(coroutine, context=context).add_done_callback(done, context=context)
+    _report(_loops.create_task(loop, coroutine, done.failed, context=context), loop, context, done)
+
+
+def _report(task, loop, context, done):
+    task.add_done_callback(done, context=context)
+    _loops.on_close(loop, done)
 
 
 def let_go(error):

@@ -7,6 +7,8 @@ import concurrent.futures
 import functools
 import inspect
 
+from . import _loops
+
 # Two classes of the same name: asyncio's own, and that of thread pools.
 _CANCELLED = (asyncio.CancelledError, concurrent.futures.CancelledError)
 
@@ -56,20 +58,22 @@ def _listen(future, delivery):
 def _listen_on_loop(loop, future, delivery):
     """For asyncio's futures and tasks, which may be touched on the thread of their loop only."""
     if asyncio._get_running_loop() is not loop:
-        loop.call_soon_threadsafe(_listen, future, delivery)
+        loop.call_soon_threadsafe(_listen_here, loop, future, delivery)
     elif future.done():
         _tell(delivery, future)
     else:
-        _listen(future, delivery)
+        _listen_here(loop, future, delivery)
+
+
+def _listen_here(loop, future, delivery):
+    """As `_listen`, on the thread of `loop`."""
+    _listen(future, delivery)
+    _loops.on_close(loop, delivery)
 
 
 def _drive(loop, awaitable, delivery):
     """For what has to be awaited."""
-    _listen(loop.create_task(awaitable if inspect.iscoroutine(awaitable) else _wait(awaitable)), delivery)
-
-
-async def _wait(awaitable):
-    return await awaitable
+    _listen_here(loop, _loops.create_task(loop, awaitable, lambda error: delivery(None, error, False)), delivery)
 
 
 def _tell(delivery, future):

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
 import concurrent.futures
 import functools
 import threading
+import time
 from typing import TYPE_CHECKING
 
-from ._errors import CancelledError
+from ._body import operation
+from ._errors import CancelledError, WouldBlockError
+from ._estafette import Operation, Tensor, _wait_any
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
-    from typing import Union
-
-    from ._estafette import Operation, Tensor
+    from typing import Any, Union
 
     _Promise = Union[Operation, Tensor]
 
@@ -102,20 +104,42 @@ def _settle(made, promise):
         made.set_exception(error)
 
 
+_RETURN_WHEN = (concurrent.futures.ALL_COMPLETED, concurrent.futures.FIRST_COMPLETED, concurrent.futures.FIRST_EXCEPTION)
+
+
 def wait(
     promises: Iterable[_Promise], timeout: float | None = None, return_when: str = concurrent.futures.ALL_COMPLETED
 ) -> concurrent.futures._base.DoneAndNotDoneFutures[_Promise]:
     """Waits for tensors and operations, as ``concurrent.futures.wait`` does: returns the sets `done` and `not_done`.
 
-    timeout: seconds; default no limit. return_when: ``"ALL_COMPLETED"``, ``"FIRST_COMPLETED"`` or ``"FIRST_EXCEPTION"``. A
-    failure is not raised here.
+    timeout: seconds; default no limit. return_when: ``"ALL_COMPLETED"``, ``"FIRST_COMPLETED"`` or
+    ``"FIRST_EXCEPTION"``. A failure is not raised here. A wait that can never end raises as `Tensor.wait` does. Use
+    this function inside operations: `concurrent.futures.wait` occupies a worker there.
 
         >>> a, b = eng.call(np.zeros, 3), eng.call(np.ones, 3)
         >>> done, not_done = est.wait([a, b])
         >>> len(done), len(not_done)
         (2, 0)
     """
-    return concurrent.futures.wait(promises, timeout, return_when)  # type: ignore[arg-type, return-value]
+    promises = set(promises)
+    if not _are_ours(promises) or (return_when == concurrent.futures.FIRST_EXCEPTION and not _is_body()):
+        _check_loop(promises, timeout)
+        return concurrent.futures.wait(promises, timeout, return_when)  # type: ignore[arg-type, return-value]
+    if return_when not in _RETURN_WHEN:
+        raise ValueError(f"return_when is one of {_RETURN_WHEN}, not {return_when!r}")
+    until = _until(timeout)
+    rest = _pending(promises)
+    try:
+        if return_when == concurrent.futures.ALL_COMPLETED:
+            for promise in rest:
+                _wait_any([promise], _left(until))
+        while not _is_over(promises, rest, return_when):
+            _wait_any(list(rest), _left(until))
+            rest = _pending(promises)
+    except TimeoutError:
+        pass
+    rest = _pending(promises)
+    return concurrent.futures._base.DoneAndNotDoneFutures(promises - rest, rest)
 
 
 def as_completed(promises: Iterable[_Promise], timeout: float | None = None) -> Iterator[_Promise]:
@@ -124,4 +148,49 @@ def as_completed(promises: Iterable[_Promise], timeout: float | None = None) -> 
         >>> sorted(t.shape for t in est.as_completed([eng.call(np.zeros, 3), eng.call(np.ones, 2)]))
         [(2,), (3,)]
     """
-    return concurrent.futures.as_completed(promises, timeout)  # type: ignore[arg-type, return-value]
+    rest = set(promises)
+    if not _are_ours(rest) or (len(rest) > 1 and not _is_body()):
+        _check_loop(rest, timeout)
+        yield from concurrent.futures.as_completed(rest, timeout)  # type: ignore[arg-type, misc]
+        return
+    until = _until(timeout)
+    while rest:
+        ended, left = wait(rest, _left(until), concurrent.futures.FIRST_COMPLETED)
+        if not ended:
+            raise TimeoutError(f"{len(left)} promises are not done")
+        rest -= ended  # type: ignore[operator]
+        yield from ended  # type: ignore[misc]
+
+
+def _are_ours(promises):
+    """Whether no future of others is among them."""
+    return all(isinstance(promise, (Operation, Tensor)) for promise in promises)
+
+
+def _is_body():
+    """Whether the calling code belongs to an operation, whose waits the engine has to know of."""
+    return operation.get() is not None
+
+
+def _check_loop(promises, timeout):
+    if timeout != 0 and asyncio._get_running_loop() is not None and _pending(promises):
+        raise WouldBlockError("promises are not done; waiting here would stop the running event loop; use `await`")
+
+
+def _pending(promises):
+    return {promise for promise in promises if not promise.done()}
+
+
+def _is_over(promises, rest, return_when):
+    if return_when == concurrent.futures.FIRST_COMPLETED and len(rest) < len(promises):
+        return True
+    fails = return_when == concurrent.futures.FIRST_EXCEPTION
+    return not rest or (fails and any(promise._failed() for promise in promises))
+
+
+def _until(timeout):
+    return None if timeout is None else time.monotonic() + timeout
+
+
+def _left(until):
+    return None if until is None else max(0, until - time.monotonic())

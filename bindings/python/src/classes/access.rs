@@ -24,7 +24,7 @@ use crate::interpreter::guard;
 use crate::interpreter::lease_sites;
 use crate::interpreter::process::Own;
 use crate::submission::results;
-use crate::submission::scope::would_block;
+use crate::submission::scope::{self, would_block};
 
 /// Leases of several tensors, taken together at the beginning of a ``with`` or ``async with`` block and returned at its
 /// end. A view that outlives the block keeps its lease.
@@ -153,9 +153,15 @@ impl PyAccess {
         let wanted = this.get().begin(py)?;
         let engine = this.get().engine.engine(py)?.clone();
         let owner = Self::owner(py);
-        let entering = Entering { access: Some(this.clone().unbind()) };
+        let mut entering = Entering { access: Some(this.clone().unbind()) };
+        let mut leases = Box::pin(async move { engine.lease_all(&wanted, owner).await });
+        // As in `Operation.__await__`.
+        if let Some(leases) = scope::poll_within(py, &mut leases)? {
+            entering.access = None;
+            return Ok(Awaiter::done(this.get().open(py, leases)));
+        }
         Ok(Awaiter::pending(async move {
-            let leases = engine.lease_all(&wanted, owner).await;
+            let leases = leases.await;
             let mut entering = entering;
             Box::new(move |py: Python<'_>| match entering.access.take() {
                 Some(access) => access.get().open(py, leases),

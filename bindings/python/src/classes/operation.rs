@@ -13,7 +13,7 @@ use crate::classes::handle::EngineHandle;
 use crate::error::OrRaise;
 use crate::interpreter::guard;
 use crate::interpreter::process::Own;
-use crate::submission::scope::would_block;
+use crate::submission::scope::{self, would_block};
 
 /// A submitted operation: can be awaited, waited for and cancelled. Letting go of it changes nothing for the operation; a failure
 /// that nothing has looked at is reported then, or when the last tensor that it concerns goes.
@@ -29,7 +29,7 @@ impl PyOperation {
         Self { op: Own::new(op), _engine: engine }
     }
 
-    fn ended(&self, py: Python<'_>) -> PyResult<&Op> {
+    pub fn ended(&self, py: Python<'_>) -> PyResult<&Op> {
         self.op.get(py)
     }
 
@@ -93,7 +93,11 @@ impl PyOperation {
 
     /// ``await op`` waits until the operation has ended. Raises `OperationError` when it failed.
     fn __await__(&self, py: Python<'_>) -> PyResult<Awaiter> {
-        let op = self.op.get(py)?.clone();
+        let mut op = self.op.get(py)?.clone();
+        // The first poll finds a wait of an operation for itself.
+        if let Some(outcome) = scope::poll_within(py, &mut op)? {
+            return Ok(Awaiter::done(outcome.or_raise(py).map(|()| py.None())));
+        }
         Ok(Awaiter::pending(async move {
             let outcome = op.await;
             Box::new(move |py: Python<'_>| outcome.or_raise(py).map(|()| py.None())) as _

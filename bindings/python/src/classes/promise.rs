@@ -6,12 +6,20 @@
 use std::time::Duration;
 
 use estafette::{FailureKind, Op, Tensor};
+use pyo3::exceptions::PyException;
 use pyo3::intern;
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
 
+use crate::arguments::seconds;
+use crate::asyncio::running_loop;
+use crate::classes::operation::PyOperation;
+use crate::classes::tensor::PyTensor;
+use crate::error::OrRaise;
 use crate::interpreter::courier::Courier;
+use crate::interpreter::guard;
 use crate::interpreter::kept::Kept;
+use crate::submission::scope::would_block;
 
 /// Calls the callbacks of promises.
 static CALLBACKS: Courier = Courier::new("estafette-callbacks", usize::MAX);
@@ -78,8 +86,11 @@ pub fn add_done_callback(
         return Err(pyo3::exceptions::PyTypeError::new_err(format!("{} is not callable", callback.repr()?)));
     }
     if handle.is_done() {
-        call(&callback, &promise);
-        return Ok(());
+        // Ctrl-C during the callback must reach the caller.
+        return match callback.call1((&promise,)) {
+            Err(error) if error.is_instance_of::<PyException>(promise.py()) => log(&error, &promise),
+            called => called.map(drop),
+        };
     }
     let kept = Kept::new((callback.unbind(), promise.unbind()));
     let expected = CALLBACKS.expect();
@@ -87,26 +98,49 @@ pub fn add_done_callback(
         let _expected = expected;
         CALLBACKS.send(Box::new(move |py| {
             let (callback, promise) = &*kept;
-            call(callback.bind(py), promise.bind(py));
+            let promise = promise.bind(py);
+            if let Err(error) = callback.call1(py, (promise,))
+                && let Err(error) = log(&error, promise)
+            {
+                // A handler of the user's that fails.
+                error.write_unraisable(py, None);
+            }
         }));
     });
     Ok(())
 }
 
-/// In the manner of `concurrent.futures`: what a callback raises is logged.
-fn call(callback: &Bound<'_, PyAny>, promise: &Bound<'_, PyAny>) {
-    let py = callback.py();
-    let Err(error) = callback.call1((promise,)) else { return };
-    let logged = (|| {
-        let options = PyDict::new(py);
-        options.set_item(intern!(py, "exc_info"), error.value(py))?;
-        let logger = py.import("logging")?.call_method1("getLogger", ("estafette",))?;
-        logger.call_method("error", ("the callback of %r raised an exception", promise), Some(&options))
-    })();
-    if let Err(error) = logged {
-        // A handler of the user's that fails.
-        error.write_unraisable(py, None);
+/// Logs what a callback has raised, in the manner of `concurrent.futures`.
+fn log(error: &PyErr, promise: &Bound<'_, PyAny>) -> PyResult<()> {
+    let py = promise.py();
+    let options = PyDict::new(py);
+    options.set_item(intern!(py, "exc_info"), error.value(py))?;
+    let logger = py.import("logging")?.call_method1("getLogger", ("estafette",))?;
+    logger.call_method("error", ("the callback of %r raised an exception", promise), Some(&options)).map(drop)
+}
+
+/// Blocks until one of `promises`, tensors and operations, is done. Failures stay unretrieved.
+///
+/// # Errors
+/// `WouldBlockError` on the thread of an event loop; `TimeoutError`, and what else ends a wait.
+#[pyfunction]
+#[pyo3(name = "_wait_any")]
+pub fn wait_any(py: Python<'_>, promises: Vec<Bound<'_, PyAny>>, timeout: Option<f64>) -> PyResult<()> {
+    let timeout = seconds("timeout", timeout)?;
+    let (mut ops, mut tensors) = (Vec::new(), Vec::new());
+    for promise in &promises {
+        match promise.cast::<PyOperation>() {
+            Ok(operation) => ops.push(operation.get().ended(py)?.clone()),
+            Err(_) => tensors.push(promise.cast::<PyTensor>()?.get().ended(py)?.clone()),
+        }
     }
+    if ops.iter().any(Ends::is_done) || tensors.iter().any(Ends::is_done) {
+        return Ok(());
+    }
+    if timeout != Some(Duration::ZERO) && running_loop::get(py)?.is_some() {
+        return Err(would_block(py, "a promise"));
+    }
+    guard::detach(py, || estafette::bindings::wait_any(&ops, &tensors, timeout)).or_raise(py)
 }
 
 /// `exception(timeout)`, from the outcome of a wait: the failure of an operation is returned, other errors are raised.

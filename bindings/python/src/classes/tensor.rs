@@ -77,7 +77,7 @@ impl PyTensor {
     }
 
     /// The promise, of one array or of several.
-    pub(super) fn ended(&self, py: Python<'_>) -> PyResult<&Tensor> {
+    pub fn ended(&self, py: Python<'_>) -> PyResult<&Tensor> {
         self.tensor.0.get(py)
     }
 
@@ -194,7 +194,11 @@ impl PyTensor {
     /// lease), and returns `t`.
     fn writable(this: &Bound<'_, Self>) -> PyResult<Awaiter> {
         let py = this.py();
-        let (writable, result) = (this.get().tensor(py)?.writable(), this.clone().unbind());
+        let (mut writable, result) = (this.get().tensor(py)?.writable(), this.clone().unbind());
+        // As in `Operation.__await__`.
+        if let Some(outcome) = scope::poll_within(py, &mut writable)? {
+            return Ok(Awaiter::done(outcome.or_raise(py).map(|()| result.into_any())));
+        }
         Ok(Awaiter::pending(async move {
             let outcome = writable.await;
             Box::new(move |py: Python<'_>| outcome.or_raise(py).map(|()| result.into_any())) as _

@@ -61,7 +61,7 @@ pub fn call_off(py: Python<'_>, slot: &Slot, error: &PyErr) {
 }
 
 /// What a future reports its end to: `delivery(value, error, cancelled)`. Only the first call counts.
-#[pyclass(frozen, module = "estafette._estafette", name = "_Delivery")]
+#[pyclass(frozen, module = "estafette._estafette", name = "_Delivery", weakref)]
 pub struct Delivery {
     slot: Own<Slot>,
 }
@@ -89,6 +89,13 @@ impl Delivery {
             Err(why) if cancelled => completion.cancel(why),
             outcome => completion.produce(outcome),
         });
+    }
+
+    /// The event loop of the future is closed.
+    fn lost(&self, py: Python<'_>) {
+        let Some(completion) = self.slot.try_get().and_then(take) else { return };
+        let lost = "the event loop of the future was closed before the future had a result";
+        guard::detach(py, || completion.produce(Err(lost.into())));
     }
 }
 

@@ -161,7 +161,7 @@ impl Pending {
 }
 
 /// Called by the event loop with the finished task of an asynchronous body.
-#[pyclass(frozen, module = "estafette._estafette", name = "_TaskDone")]
+#[pyclass(frozen, module = "estafette._estafette", name = "_TaskDone", weakref)]
 pub struct TaskDone {
     completion: Pending,
     result: Use,
@@ -182,10 +182,7 @@ impl Drop for TaskDone {
         if self.completion.is_told() {
             return;
         }
-        guard::attach(|py| {
-            let lost = "the task of its `async def` function was dropped before it had ended, as one is whose event loop is closed";
-            guard::detach(py, || self.completion.end(Err(lost.into())));
-        });
+        guard::attach(|py| self.lost(py));
     }
 }
 
@@ -198,5 +195,18 @@ impl TaskDone {
             .and_then(|value| take_late(&value, &self.result, self.completion.queue.is_some()));
         let outcome = outcome.map_err(|error| Raised::body_error(py, error));
         guard::detach(py, || self.completion.end(outcome));
+    }
+
+    /// The function has raised `error`, and the task may never call.
+    fn failed(&self, error: Bound<'_, PyAny>) {
+        let py = error.py();
+        let why = Raised::body_error(py, PyErr::from_value(error));
+        guard::detach(py, || self.completion.end(Err(why)));
+    }
+
+    /// The task is gone, or its event loop is closed.
+    fn lost(&self, py: Python<'_>) {
+        let lost = "the task of its `async def` function was dropped before it had ended, as one is whose event loop is closed";
+        guard::detach(py, || self.completion.end(Err(lost.into())));
     }
 }

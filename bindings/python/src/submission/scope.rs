@@ -7,6 +7,7 @@ use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
 
 use crate::error::raise;
+use crate::exchange::export::poll_once;
 use crate::interpreter::fastcall;
 
 /// Names the running operation in the context variable.
@@ -61,6 +62,11 @@ pub fn within<T>(py: Python<'_>, f: impl FnOnce() -> T) -> PyResult<T> {
         Some(scope) => scope.get().scope().enter(f),
         None => f(),
     })
+}
+
+/// Polls `future` once as that operation, if there is one.
+pub fn poll_within<T>(py: Python<'_>, future: impl Future<Output = T>) -> PyResult<Option<T>> {
+    Ok(current_scope(py)?.and_then(|scope| scope.get().scope().enter(|| poll_once(future))))
 }
 
 /// The error for a synchronous wait where it would stop an event loop.

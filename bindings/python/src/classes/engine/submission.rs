@@ -115,8 +115,8 @@ impl PyEngine {
     ///
     /// Tensors may be anywhere among the arguments, in lists, tuples, dicts and dataclasses too: the function gets an
     /// array in place of each, which `using` makes, for example ``np.from_dlpack``. Everything else is passed on as it is. A
-    /// keyword argument of the function that has the name of an option here is given by `functools.partial`. What it returns (anything that speaks DLPack) becomes the promise's
-    /// memory, without a copy. A result that overlaps memory already known is copied, unless `alias_of` names the tensors
+    /// keyword argument of the function that has the name of an option here is given by `functools.partial`. What the function
+    /// returns (anything that speaks DLPack) becomes the promise's memory, without a copy. A result that overlaps memory already known is copied, unless `alias_of` names the tensors
     /// that it is a view of; with ``copy=False`` that is a failure instead, and ``copy=True`` always copies. `like`, a
     /// ``(shape, dtype)`` pair or something with these two attributes, declares shape and dtype, so that they are known at
     /// once. An ``async def`` function runs as a task on the event loop of the submitter.
@@ -129,6 +129,10 @@ impl PyEngine {
     ///     then returns a tuple or dict of promises at once; for 0 an `Operation`.
     /// like: a list or dict of what each output is like declares them too.
     /// using: makes an array of a tensor; default the engine's, and else that of the library whose function `fn` is.
+    ///
+    /// Type checkers compare a call that has no options with the parameters of the function: the number of up to four positional
+    /// arguments, which may have any type, since tensors stand in the place of arrays, and names and types of keyword arguments.
+    /// With options nothing is compared; `wrap` takes them apart from the arguments.
     ///
     ///     >>> a = eng.from_dlpack(np.eye(2))
     ///     >>> np.from_dlpack(eng.call(np.sum, [a, a], axis=0)).tolist()
@@ -228,7 +232,7 @@ impl PyEngine {
     }
 
     /// Returns a function that submits a call of `fn` with its arguments, and returns the promise of its result. `options` are
-    /// those of `call`.
+    /// those of `call`. Type checkers compare calls with the parameters of `fn`, see `estafette.typing.Submitter`.
     ///
     ///     >>> add = eng.wrap(np.add)
     ///     >>> np.from_dlpack(add(eng.from_dlpack(np.arange(3)), 1)).tolist()

@@ -1,0 +1,49 @@
+"""Ends of tasks that their event loop does not report. Called by the extension, never by users."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import weakref
+
+# What a task raises out of its event loop. The callbacks of the task are called by the next run of the loop, which may
+# never come.
+LEAVE = (KeyboardInterrupt, SystemExit)
+
+
+def create_task(loop, awaitable, failed, **options):
+    """A task of `loop` that awaits `awaitable`, and calls ``failed(error)`` for an exception that leaves the loop."""
+    task = loop.create_task(_reported(awaitable, failed), **options)
+    if inspect.iscoroutine(awaitable):
+        # A task that is cancelled before its first step awaits nothing.
+        task.add_done_callback(lambda _: awaitable.close())
+    return task
+
+
+async def _reported(awaitable, failed):
+    try:
+        return await awaitable
+    except LEAVE as error:
+        failed(error)
+        raise
+
+
+def on_close(loop, end):
+    """Calls ``end.lost()`` when `loop` is closed, if `end` still exists.
+
+    Tasks that are pending when their loop is closed never resume. They are part of reference cycles, so only a
+    collection of garbage would free them.
+    """
+    ends = getattr(loop, "_estafette_ends", None)
+    if ends is None:
+        ends = loop._estafette_ends = weakref.WeakSet()
+        # A loop that nothing refers to any more goes at once.
+        loop.close = functools.partial(_close, weakref.ref(loop), vars(loop).get("close"), ends)
+    ends.add(end)
+
+
+def _close(reference, before, ends):
+    loop = reference()
+    before() if before else type(loop).close(loop)
+    for end in list(ends):
+        end.lost()
