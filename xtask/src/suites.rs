@@ -401,14 +401,17 @@ pub const SUITES: &[Suite] = &[
     },
     Suite {
         name: "stubs",
-        about: "the type stubs of the Python package against the package itself",
+        about: "the type stubs of the Python package against the package itself, and type checkers on programs",
         quick: true,
         needs: &[Need::Python],
         counted: false,
         limit: minutes(10),
         commands: |context| {
             let allowed = ["--allowlist", "bindings/python/stubs-allowed.txt", "--ignore-unused-allowlist"];
-            vec![python(context, &[&["-m", "mypy.stubtest", "estafette"][..], &allowed].concat())]
+            vec![
+                python(context, &[&["-m", "mypy.stubtest", "estafette"][..], &allowed].concat()),
+                python(context, &["-m", "pytest", "-rs", "bindings/python/stubs"]),
+            ]
         },
     },
     Suite {

@@ -14,6 +14,8 @@
 
 Arrays come in by ``from_dlpack`` and go out by ``__dlpack__``, so anything that speaks DLPack is a peer; none is
 imported by this package. An export is a *lease*: engine writes wait until the array made from it is gone.
+
+``estafette.typing`` has types for annotations.
 """
 
 from __future__ import annotations
@@ -92,7 +94,7 @@ from ._streams import Stream, current_stream, hold_barriers
 if TYPE_CHECKING:
     from typing_extensions import Buffer, CapsuleType
 
-    from ._typing import DeviceLike, StreamLike, SupportsDLPack
+    from .typing import DeviceLike, StreamLike, SupportsDLPack
 
 __all__ = [
     "Access",

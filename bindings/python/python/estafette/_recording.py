@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 
     from typing_extensions import Self
 
+    from .typing import ReportData
+
 
 @dataclass(frozen=True)
 class Report:
@@ -23,7 +25,7 @@ class Report:
 
     headline: str
     """One sentence: what most of the waiting was for."""
-    data: dict[str, Any]
+    data: ReportData
     """Everything, by the schema in ``docs/report.md``."""
     text: str
     """For people."""

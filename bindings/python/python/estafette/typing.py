@@ -1,0 +1,299 @@
+"""Types for annotations: what the functions of this package take and return. The type stubs use the same names.
+
+::
+
+    def submit_all(eng: est.Engine, arrays: Sequence[SupportsDLPack], using: Using) -> list[est.Tensor]: ...
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from typing import Any, Concatenate, Literal, ParamSpec, Protocol, SupportsIndex, TypeAlias, TypedDict, TypeVar, Union
+from typing import overload
+
+from ._estafette import Tensor
+from ._reports import Device
+
+__all__ = [
+    "Body",
+    "CallOptions",
+    "CallsBack",
+    "Cause",
+    "DeviceLike",
+    "DtypeLike",
+    "FutureLike",
+    "HasShapeAndDtype",
+    "Like",
+    "ReportAdvice",
+    "ReportBarriers",
+    "ReportCause",
+    "ReportData",
+    "ReportMatrix",
+    "ReportOperation",
+    "ReportPath",
+    "ReportRunTime",
+    "ReportTensor",
+    "ReportTotals",
+    "ReportWait",
+    "ShapeLike",
+    "StreamLike",
+    "SubmitOptions",
+    "Submitter",
+    "SupportsArrow",
+    "SupportsArrowArray",
+    "SupportsArrowDeviceArray",
+    "SupportsCudaStream",
+    "SupportsDLPack",
+    "Using",
+]
+
+# --- Arguments --------------------------------------------------------------------------------------------------------
+
+
+class SupportsDLPack(Protocol):
+    """What ``from_dlpack`` takes: the array API's protocol."""
+
+    def __dlpack__(self, *, max_version: tuple[int, int] | None = ...) -> Any: ...
+
+
+class SupportsArrowDeviceArray(Protocol):
+    """What ``from_arrow`` takes: Arrow's C device interface."""
+
+    def __arrow_c_device_array__(self) -> tuple[Any, Any]: ...
+
+
+class SupportsArrowArray(Protocol):
+    """What ``from_arrow`` takes too: Arrow's C data interface, of host memory."""
+
+    def __arrow_c_array__(self) -> tuple[Any, Any]: ...
+
+
+class HasShapeAndDtype(Protocol):
+    """An array, or something that looks like one."""
+
+    @property
+    def shape(self) -> Any: ...
+    @property
+    def dtype(self) -> Any: ...
+
+
+class SupportsCudaStream(Protocol):
+    """A stream of PyTorch, CuPy, cuda.core and others."""
+
+    def __cuda_stream__(self) -> tuple[int, int]: ...
+
+
+class CallsBack(Protocol):
+    """A future that calls back when it is done: of `concurrent.futures`, Dask or PyTorch."""
+
+    def add_done_callback(self, callback: Any, /) -> Any: ...
+
+
+SupportsArrow: TypeAlias = Union[SupportsArrowDeviceArray, SupportsArrowArray]
+"""What ``from_arrow`` takes."""
+DeviceLike: TypeAlias = Union[str, tuple[int, int], Device]
+"""A device: its name (``"cuda:0"``), or DLPack's numbers for it."""
+ShapeLike: TypeAlias = Union[SupportsIndex, Sequence[SupportsIndex]]
+"""The lengths of all dimensions, in elements; an integer for one dimension."""
+DtypeLike: TypeAlias = Any
+"""An element type: its name (``"float32"``), or the dtype of a library."""
+Like: TypeAlias = Union[tuple[ShapeLike, DtypeLike], HasShapeAndDtype]
+"""What a result is like: a pair (shape, dtype), or something that has both."""
+StreamLike: TypeAlias = Union[int, SupportsCudaStream]
+"""A stream of a device: an object of its library, or its number as in DLPack."""
+FutureLike: TypeAlias = Union[Awaitable[Any], CallsBack]
+"""What ``from_future`` takes."""
+Using: TypeAlias = Callable[[Any], Any]
+"""A function that makes an array of a tensor, for example ``np.from_dlpack``."""
+Body: TypeAlias = Union[
+    Callable[[], object],
+    # With these, type checkers know that the parameters of a lambda may have any type.
+    Callable[Concatenate[Any, ...], object],
+    Callable[Concatenate[Any, Any, ...], object],
+    Callable[Concatenate[Any, Any, Any, ...], object],
+    Callable[Concatenate[Any, Any, Any, Any, ...], object],
+    Callable[..., object],
+]
+"""The function of an operation, as ``submit`` takes it: any function."""
+
+
+class SubmitOptions(TypedDict, total=False):
+    """Keyword options of ``submit`` and ``op``."""
+
+    using: Using | None
+    name: str | None
+    on: object
+    priority: int
+
+
+class CallOptions(SubmitOptions, total=False):
+    """Keyword options of ``call``, ``wrap`` and ``op``, but for `outputs` and `like`."""
+
+    alias_of: Iterable[Tensor] | None
+    copy: bool | None
+
+
+# --- Functions that submit --------------------------------------------------------------------------------------------
+
+P = ParamSpec("P")
+Q = ParamSpec("Q")
+R = TypeVar("R")
+
+
+class Submitter(Protocol[P, R]):
+    """What ``wrap`` and ``op`` make of a function: a call is submitted, and returns `R`, for example a ``Tensor``.
+
+    Type checkers compare calls with the parameters of the function. A positional argument may have any type, since
+    tensors stand in the place of arrays; the number of up to four is checked, but mypy accepts too many. Names and
+    types of keyword arguments are checked: pass a tensor for a parameter that is declared as an array by position.
+    Calls with a keyword argument `out` are not checked.
+    """
+
+    @overload
+    def __call__(self, *args: Any, out: Tensor | Sequence[Tensor], **kwargs: Any) -> R: ...
+    @overload
+    def __call__(self, a: Any, b: Any, c: Any, d: Any, e: Any, /, *args: Any, **kwargs: Any) -> R: ...
+    @overload
+    def __call__(
+        self: Submitter[Concatenate[Any, Any, Any, Any, Q], R],
+        a: Any,
+        b: Any,
+        c: Any,
+        d: Any,
+        /,
+        *args: Q.args,
+        **kwargs: Q.kwargs,
+    ) -> R: ...
+    @overload
+    def __call__(
+        self: Submitter[Concatenate[Any, Any, Any, Q], R],
+        a: Any,
+        b: Any,
+        c: Any,
+        /,
+        *args: Q.args,
+        **kwargs: Q.kwargs,
+    ) -> R: ...
+    @overload
+    def __call__(
+        self: Submitter[Concatenate[Any, Any, Q], R], a: Any, b: Any, /, *args: Q.args, **kwargs: Q.kwargs
+    ) -> R: ...
+    @overload
+    def __call__(self: Submitter[Concatenate[Any, Q], R], a: Any, /, *args: Q.args, **kwargs: Q.kwargs) -> R: ...
+    @overload
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R: ...
+
+
+# --- Reports ----------------------------------------------------------------------------------------------------------
+
+Cause: TypeAlias = Literal["computing", "queued", "no worker", "not observed", "not resumed", "leased"]
+"""Why something waited; ``docs/report.md`` describes each."""
+
+
+class ReportTotals(TypedDict):
+    """Numbers of what was recorded."""
+
+    operations: int
+    failed: int
+    unfinished: int
+    waits: int
+    leases: int
+    running_ns: int
+    waited_ns: int
+
+
+class ReportCause(TypedDict):
+    """Waiting time of one cause, at the root."""
+
+    cause: Cause
+    waited_ns: int
+    waits: int
+
+
+class ReportWait(TypedDict):
+    """One of the longest waits. `waiter` is an identity, as in ``diagnose()``."""
+
+    sentence: str
+    waiter: int
+    waited_ns: int
+    cause: Cause
+    blocker: str
+
+
+class ReportMatrix(TypedDict):
+    """Who waited for whom: ``waited_ns[row][column]``, rows waited for columns."""
+
+    libraries: list[str]
+    waited_ns: list[list[int]]
+
+
+class ReportOperation(TypedDict):
+    """All operations of one name."""
+
+    name: str
+    count: int
+    running_ns: int
+    waited_ns: int
+    blamed_ns: int
+    slack_ns: int
+
+
+class ReportTensor(TypedDict):
+    """All tensors of one name."""
+
+    name: str
+    bytes: int
+    accesses: int
+    waited_ns: int
+    leased_ns: int
+
+
+class ReportPath(TypedDict):
+    """The critical path: the longest chain of work."""
+
+    length_ns: int
+    count: int
+    names: list[str]
+
+
+class ReportRunTime(TypedDict):
+    """A part of the run time, along whatever held up the end."""
+
+    what: str
+    time_ns: int
+
+
+class ReportBarriers(TypedDict):
+    """What a global barrier at each hand-over would have cost."""
+
+    hand_overs: int
+    longer: int
+    extra_ns: int
+    worst_ns: int
+
+
+class ReportAdvice(TypedDict):
+    """A change that would help, and what it would save at most."""
+
+    change: str
+    saves_ns: int
+
+
+class ReportData(TypedDict):
+    """``Report.data``: its fields are described in ``docs/report.md``. Later versions may have more of them."""
+
+    schema: int
+    headline: str
+    program: str
+    duration_ns: int
+    totals: ReportTotals
+    causes: list[ReportCause]
+    worst: list[ReportWait]
+    matrix: ReportMatrix
+    operations: list[ReportOperation]
+    tensors: list[ReportTensor]
+    critical_path: ReportPath
+    run_time: list[ReportRunTime]
+    barriers: ReportBarriers
+    advice: list[ReportAdvice]
+    missing: list[str]
