@@ -1,4 +1,5 @@
 //! Situations of the worker pool.
+#![allow(clippy::unwrap_used, reason = "the functions are tests, by a macro")]
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc::{Receiver, Sender, channel};

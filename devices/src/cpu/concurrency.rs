@@ -72,7 +72,7 @@ struct Trial {
 impl Trial {
     /// Whether the window that runs has the other limit.
     fn is_other(&self) -> bool {
-        self.windows % 2 == 0
+        self.windows.is_multiple_of(2)
     }
 }
 

@@ -121,9 +121,8 @@ impl<J: Job> Context<J> {
     /// The next job, if there is one and this thread need not rest.
     fn next_at_once(&self) -> Option<J> {
         self.ticks.set(self.ticks.get().wrapping_add(1));
-        let may_go_on =
-            !self.shared.is_shut_down() && !(self.is_spare() && self.shared.threads.has_surplus());
-        may_go_on.then(|| self.take()).flatten()
+        let must_rest = self.is_spare() && self.shared.threads.has_surplus();
+        if must_rest || self.shared.is_shut_down() { None } else { self.take() }
     }
 
     /// A job that was started at `start` has ended.
