@@ -4,6 +4,7 @@
 //! for, who looks at flags. None of them is ever imported here; a row is found by the module that a type or a calling
 //! function comes from. A library without a row is treated as the specification says, and with the doubt on the safe side.
 
+use estafette_sync::sync::Mutex;
 use pyo3::exceptions::PyBufferError;
 use pyo3::intern;
 use pyo3::prelude::*;
@@ -11,7 +12,6 @@ use pyo3::sync::PyOnceLock;
 use pyo3::types::{PyString, PyTuple, PyType};
 
 use crate::exchange::peer_table::{self, PeerTable};
-use crate::interpreter::attached::Attached;
 use crate::interpreter::fastcall;
 
 /// What a legacy struct from a producer stands for. It cannot say that memory is read-only, so NumPy treats every legacy
@@ -363,7 +363,7 @@ struct KnownClass {
     known: Known,
 }
 
-static KNOWN: Attached<[Option<KnownClass>; TYPES]> = Attached::new([const { None }; TYPES]);
+static KNOWN: Mutex<[Option<KnownClass>; TYPES]> = Mutex::new([const { None }; TYPES]);
 
 /// What is known of the type of `object`.
 pub fn of(object: &Bound<'_, PyAny>) -> Known {
@@ -371,20 +371,16 @@ pub fn of(object: &Bound<'_, PyAny>) -> Known {
     let class = object.get_type_ptr();
     // Types are some kilobytes apart.
     let slot = (class as usize >> 6) % TYPES;
-    // SAFETY: compares addresses and copies plain values.
-    let remembered = unsafe {
-        KNOWN.with(py, |known| {
-            let entry = known[slot].as_ref()?;
-            (entry.class.as_ptr() == class.cast()).then_some(entry.known)
-        })
-    };
+    let remembered = KNOWN.lock()[slot]
+        .as_ref()
+        .filter(|entry| entry.class.as_ptr() == class.cast())
+        .map(|entry| entry.known);
     remembered.unwrap_or_else(|| {
         let class = object.get_type();
         let promise = class.hasattr(intern!(py, "__estafette_promise__")).unwrap_or(false);
         let known = Known { peer: row_of(&class), table: peer_table::of(&class), promise };
         let entry = KnownClass { class: class.unbind(), known };
-        // SAFETY: exchanges two values; the old one is dropped afterwards.
-        let old = unsafe { KNOWN.with(py, |known| known[slot].replace(entry)) };
+        let old = KNOWN.lock()[slot].replace(entry);
         drop(old);
         known
     })

@@ -1,13 +1,13 @@
 //! Where in a Python program a call comes from.
 
 use estafette::lease::{CallSite, LeaseOwner};
+use estafette_sync::sync::Mutex;
 use pyo3::ffi;
 use pyo3::intern;
 use pyo3::prelude::*;
 use pyo3::types::PyString;
 
 use crate::exchange::peers::{self, Peer};
-use crate::interpreter::attached::Attached;
 use crate::interpreter::fastcall;
 use crate::interpreter::lease_sites;
 
@@ -36,7 +36,7 @@ struct Site {
     is_body: bool,
 }
 
-static SITES: Attached<[Option<Site>; KEPT]> = Attached::new([const { None }; KEPT]);
+static SITES: Mutex<[Option<Site>; KEPT]> = Mutex::new([const { None }; KEPT]);
 
 /// Looks at the calling frames.
 #[inline]
@@ -56,7 +56,7 @@ fn look<'py>(py: Python<'py>, mut frame: Bound<'py, PyAny>) -> PyResult<Caller> 
     let mut library: Option<&'static Peer> = None;
     for _ in 0..FRAMES_MAX {
         let (code, position) = (code_of(&frame), fastcall::position(&frame));
-        if let Some((place, is_body)) = kept(py, &code, position) {
+        if let Some((place, is_body)) = kept(&code, position) {
             return Ok(Caller { place, is_body, library });
         }
         // Code that is run by `exec` may have no module.
@@ -109,22 +109,17 @@ fn slot(code: &Bound<'_, PyAny>, position: i32) -> usize {
     (address ^ (address >> 7)).wrapping_add(position as usize) % KEPT
 }
 
-fn kept(py: Python<'_>, code: &Bound<'_, PyAny>, position: i32) -> Option<(LeaseOwner, bool)> {
-    // SAFETY: compares addresses and clones a text.
-    unsafe {
-        SITES.with(py, |sites| {
-            let site = sites[slot(code, position)].as_ref()?;
-            let same = site.code.as_ptr() == code.as_ptr() && site.position == position;
-            // One that was kept before the switch was turned is formatted anew.
-            let told = site.place.site().is_some() == lease_sites::are_recorded();
-            (same && told).then(|| (site.place.clone(), site.is_body))
-        })
-    }
+fn kept(code: &Bound<'_, PyAny>, position: i32) -> Option<(LeaseOwner, bool)> {
+    let sites = SITES.lock();
+    let site = sites[slot(code, position)].as_ref()?;
+    let same = site.code.as_ptr() == code.as_ptr() && site.position == position;
+    // One that was kept before the switch was turned is formatted anew.
+    let is_current = site.place.site().is_some() == lease_sites::are_recorded();
+    (same && is_current).then(|| (site.place.clone(), site.is_body))
 }
 
 fn keep(py: Python<'_>, site: Site) {
     let slot = slot(site.code.bind(py), site.position);
-    // SAFETY: exchanges two values; the old one is dropped afterwards.
-    let old = unsafe { SITES.with(py, |sites| sites[slot].replace(site)) };
+    let old = SITES.lock()[slot].replace(site);
     drop(old);
 }

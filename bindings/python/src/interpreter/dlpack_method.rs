@@ -8,6 +8,7 @@ use std::ffi::c_int;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::ptr;
 
+use estafette_sync::sync::Mutex;
 use pyo3::exceptions::PySystemError;
 use pyo3::ffi;
 use pyo3::prelude::*;
@@ -17,7 +18,6 @@ use pyo3::types::{PyCapsule, PyDict, PyTuple};
 use crate::classes::tensor::PyTensor;
 use crate::exchange::capsule;
 use crate::exchange::export;
-use crate::interpreter::attached::Attached;
 
 /// The method that knows everything.
 static GENERAL: PyOnceLock<Py<PyAny>> = PyOnceLock::new();
@@ -73,7 +73,7 @@ struct Names {
     meaning: Meaning,
 }
 
-static NAMES: Attached<[Option<Names>; KEPT]> = Attached::new([const { None }; KEPT]);
+static NAMES: Mutex<[Option<Names>; KEPT]> = Mutex::new([const { None }; KEPT]);
 
 unsafe extern "C" fn dlpack(
     this: *mut ffi::PyObject,
@@ -169,15 +169,11 @@ unsafe fn is_versioned(version: *mut ffi::PyObject) -> bool {
 
 /// What the names mean; `None` for too many or unknown ones.
 fn meaning_of(names: &Bound<'_, PyAny>) -> Option<Meaning> {
-    let py = names.py();
     let slot = (names.as_ptr() as usize >> 4) % KEPT;
-    // SAFETY: compares addresses and copies plain values.
-    let kept = unsafe {
-        NAMES.with(py, |kept| {
-            let kept = kept[slot].as_ref()?;
-            (kept.tuple.as_ptr() == names.as_ptr()).then_some(kept.meaning)
-        })
-    };
+    let kept = NAMES.lock()[slot]
+        .as_ref()
+        .filter(|kept| kept.tuple.as_ptr() == names.as_ptr())
+        .map(|kept| kept.meaning);
     kept.or_else(|| {
         let tuple = names.cast::<PyTuple>().ok()?;
         let mut meaning = Meaning([None; NAMES_MAX]);
@@ -192,8 +188,7 @@ fn meaning_of(names: &Bound<'_, PyAny>) -> Option<Meaning> {
             *meaning.0.get_mut(index)? = Some(argument);
         }
         let names = Names { tuple: tuple.clone().into_any().unbind(), meaning };
-        // SAFETY: exchanges two values; the old one is dropped afterwards.
-        let old = unsafe { NAMES.with(py, |kept| kept[slot].replace(names)) };
+        let old = NAMES.lock()[slot].replace(names);
         drop(old);
         Some(meaning)
     })

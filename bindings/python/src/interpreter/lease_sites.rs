@@ -7,12 +7,12 @@
 use std::sync::Arc;
 
 use estafette::{Lease, trace};
+use estafette_sync::sync::Mutex;
 use estafette_sync::sync::atomic::{AtomicBool, Ordering};
 use pyo3::prelude::*;
 use pyo3::types::PyType;
 
 use crate::exchange::peers;
-use crate::interpreter::attached::Attached;
 
 static RECORDED: AtomicBool = AtomicBool::new(false);
 
@@ -63,26 +63,21 @@ const KEPT: usize = 32;
 /// One slot each: a type and its name.
 type Names = [Option<(Py<PyType>, Arc<str>)>; KEPT];
 
-static NAMES: Attached<Names> = Attached::new([const { None }; KEPT]);
+static NAMES: Mutex<Names> = Mutex::new([const { None }; KEPT]);
 
 /// The full name of a type.
 fn name_of(kind: &Bound<'_, PyType>) -> Option<Arc<str>> {
-    let py = kind.py();
     // Type objects are aligned to 16 bytes, and some hundred bytes long.
     let slot = kind.as_ptr().addr() / 16;
     let slot = (slot ^ (slot / 64)) % KEPT;
-    let known = |names: &mut Names| {
-        let (known, name) = names[slot].as_ref()?;
-        (known.as_ptr() == kind.as_ptr()).then(|| Arc::clone(name))
-    };
-    // SAFETY: compares addresses and clones a text.
-    if let Some(name) = unsafe { NAMES.with(py, known) } {
-        return Some(name);
+    if let Some((known, name)) = &NAMES.lock()[slot]
+        && known.as_ptr() == kind.as_ptr()
+    {
+        return Some(Arc::clone(name));
     }
     let name: Arc<str> = kind.fully_qualified_name().ok()?.to_string_lossy().into();
     let new = (kind.clone().unbind(), Arc::clone(&name));
-    // SAFETY: exchanges two values; the old one is dropped afterwards.
-    let old = unsafe { NAMES.with(py, |names| names[slot].replace(new)) };
+    let old = NAMES.lock()[slot].replace(new);
     drop(old);
     Some(name)
 }

@@ -4,7 +4,6 @@
 //! | part | what it has |
 //! |---|---|
 //! | `allocator` | How the C library keeps memory that array libraries have freed |
-//! | `attached` | State that the Python lock protects |
 //! | `call_site` | Where in a Python program a call comes from |
 //! | `courier` | Work for the Python lock that threads of the engine hand to a thread of its own |
 //! | `dlpack_method` | `Tensor.__dlpack__` for the usual call: keywords only, and nothing asked for but a version |
@@ -20,7 +19,6 @@
 //! | `thread_state` | The states that Python keeps of threads of the engine |
 
 pub(crate) mod allocator;
-pub(crate) mod attached;
 pub(crate) mod call_site;
 pub(crate) mod courier;
 pub(crate) mod dlpack_method;
