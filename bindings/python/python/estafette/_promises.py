@@ -7,7 +7,7 @@ import concurrent.futures
 import functools
 import threading
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, overload
 
 from ._body import operation
 from ._errors import CancelledError, WouldBlockError
@@ -142,6 +142,12 @@ def wait(
     return concurrent.futures._base.DoneAndNotDoneFutures(promises - rest, rest)
 
 
+@overload
+def as_completed(promises: Iterable[Tensor], timeout: float | None = None) -> Iterator[Tensor]: ...
+@overload
+def as_completed(promises: Iterable[Operation], timeout: float | None = None) -> Iterator[Operation]: ...
+@overload
+def as_completed(promises: Iterable[_Promise], timeout: float | None = None) -> Iterator[_Promise]: ...
 def as_completed(promises: Iterable[_Promise], timeout: float | None = None) -> Iterator[_Promise]:
     """Gives tensors and operations as they are done, as ``concurrent.futures.as_completed`` does.
 
