@@ -427,6 +427,15 @@ pub const SUITES: &[Suite] = &[
         },
     },
     Suite {
+        name: "notebooks",
+        about: "the tutorial, the README's example and waits in cells, in a real kernel",
+        quick: false,
+        needs: &[Need::Python],
+        counted: true,
+        limit: minutes(10),
+        commands: |context| vec![python(context, &["-m", "pytest", "-rs", "bindings/python/notebooks"])],
+    },
+    Suite {
         name: "rust-examples",
         about: "the Rust examples",
         quick: false,

@@ -122,7 +122,7 @@ def wait(
         (2, 0)
     """
     promises = set(promises)
-    if not _are_ours(promises) or (return_when == concurrent.futures.FIRST_EXCEPTION and not _is_body()):
+    if not _are_ours(promises) or (return_when == concurrent.futures.FIRST_EXCEPTION and not _asks_the_engine()):
         _check_loop(promises, timeout)
         return concurrent.futures.wait(promises, timeout, return_when)  # type: ignore[arg-type, return-value]
     if return_when not in _RETURN_WHEN:
@@ -155,7 +155,7 @@ def as_completed(promises: Iterable[_Promise], timeout: float | None = None) -> 
         [(2,), (3,)]
     """
     rest = set(promises)
-    if not _are_ours(rest) or (len(rest) > 1 and not _is_body()):
+    if not _are_ours(rest) or (len(rest) > 1 and not _asks_the_engine()):
         _check_loop(rest, timeout)
         yield from concurrent.futures.as_completed(rest, timeout)  # type: ignore[arg-type, misc]
         return
@@ -173,9 +173,9 @@ def _are_ours(promises):
     return all(isinstance(promise, (Operation, Tensor)) for promise in promises)
 
 
-def _is_body():
-    """Whether the calling code belongs to an operation, whose waits the engine has to know of."""
-    return operation.get() is not None
+def _asks_the_engine():
+    """Whether the engine has to know of a wait: in a function of an operation, and on the thread of an event loop."""
+    return operation.get() is not None or asyncio._get_running_loop() is not None
 
 
 def _check_loop(promises, timeout):

@@ -6,7 +6,7 @@ import json
 import os
 import shutil
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from ._estafette import _begin_recording, _end_recording, _read_report, _shown, record_call_sites
@@ -25,13 +25,20 @@ class Report:
 
     headline: str
     """One sentence: what most of the waiting was for."""
-    data: ReportData
+    data: ReportData = field(repr=False)
     """Everything, by the schema in ``docs/report.md``."""
-    text: str
+    text: str = field(repr=False)
     """For people."""
+    path: str = field(repr=False)
+    """The file of the recording."""
 
     def __str__(self) -> str:
         return self.text
+
+    def _repr_html_(self) -> str:
+        from . import _html
+
+        return _html.report(self)
 
 
 def report(
@@ -57,7 +64,7 @@ def report(
     page = None if html is None else os.fspath(html)
     text, data = _read_report(os.fspath(path), columns, short, page)
     fields = json.loads(data)
-    return Report(headline=fields["headline"], data=fields, text=text)
+    return Report(headline=fields["headline"], data=fields, text=text, path=os.fspath(path))
 
 
 class record:  # noqa: N801 - used like a function

@@ -161,6 +161,14 @@ class Diagnosis:
     def __str__(self) -> str:
         return self.text
 
+    def __repr__(self) -> str:
+        return f"<estafette.Diagnosis of {len(self.operations):,} operations and {len(self.releases):,} releases>"
+
+    def _repr_html_(self) -> str:
+        from . import _html
+
+        return _html.diagnosis(self)
+
 
 @dataclass(frozen=True)
 class Stats:
@@ -199,6 +207,15 @@ class Stats:
     """Those stalled by leases alone."""
     oldest_lease: Lease | None
     """The lease of this engine's tensors that has been held longest."""
+
+    def __repr__(self) -> str:
+        states = f"{self.running:,} running, {self.ready:,} ready, {self.queued:,} queued, {self.leased:,} leased"
+        return f"<estafette.Stats {self.in_flight:,} of {self.in_flight_limit:,} in flight: {states}>"
+
+    def _repr_html_(self) -> str:
+        from . import _html
+
+        return _html.stats(self)
 
 
 @dataclass(frozen=True)

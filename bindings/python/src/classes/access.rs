@@ -11,7 +11,7 @@ use pyo3::prelude::*;
 use pyo3::types::{PyCapsule, PyDict, PyTuple};
 
 use crate::asyncio::awaiting::Awaiter;
-use crate::asyncio::running_loop;
+use crate::asyncio::{running_loop, stopped_loop};
 use crate::classes::handle::EngineHandle;
 use crate::classes::tensor::{PyTensor, device_object};
 use crate::error::{OrRaise, raise};
@@ -24,7 +24,7 @@ use crate::interpreter::guard;
 use crate::interpreter::lease_sites;
 use crate::interpreter::process::Own;
 use crate::submission::results;
-use crate::submission::scope::{self, would_block};
+use crate::submission::scope;
 
 /// Leases of several tensors, taken together at the beginning of a ``with`` or ``async with`` block and returned at its
 /// end. A view that outlives the block keeps its lease.
@@ -186,7 +186,10 @@ impl PyAccess {
     ) -> PyResult<Result<Vec<Lease>, Error>> {
         let engine = self.engine.engine(py)?;
         if running_loop::get(py)?.is_some() {
-            return poll_once(engine.lease_all(wanted, owner)).ok_or_else(|| would_block(py, "the access"));
+            if let Some(outcome) = poll_once(engine.lease_all(wanted, owner.clone())) {
+                return Ok(outcome);
+            }
+            stopped_loop::check(py, "the access")?;
         }
         Ok(guard::detach(py, || engine.lease_all(wanted, owner).wait(None)))
     }

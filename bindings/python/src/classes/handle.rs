@@ -6,7 +6,7 @@ use std::time::Duration;
 use estafette::{Engine, Error};
 use pyo3::prelude::*;
 
-use crate::asyncio::running_loop;
+use crate::asyncio::stopped_loop;
 use crate::error::raise;
 use crate::interpreter::process::Own;
 use crate::submission::using;
@@ -53,7 +53,7 @@ impl EngineHandle {
     /// # Errors
     /// `InFlightLimitError` on an event loop's thread.
     pub fn may_wait(&self, py: Python<'_>) -> PyResult<()> {
-        if running_loop::get(py)?.is_none() {
+        if stopped_loop::may_block(py)? {
             return Ok(());
         }
         let stats = self.engine(py)?.stats();

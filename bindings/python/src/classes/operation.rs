@@ -8,12 +8,12 @@ use pyo3::prelude::*;
 
 use crate::arguments::seconds;
 use crate::asyncio::awaiting::Awaiter;
-use crate::asyncio::running_loop;
+use crate::asyncio::stopped_loop;
 use crate::classes::handle::EngineHandle;
 use crate::error::OrRaise;
 use crate::interpreter::guard;
 use crate::interpreter::process::Own;
-use crate::submission::scope::{self, would_block};
+use crate::submission::scope;
 
 /// A submitted operation: can be awaited, waited for and cancelled. Letting go of it changes nothing for the operation; a failure
 /// that nothing has looked at is reported then, or when the last tensor that it concerns goes.
@@ -85,9 +85,7 @@ impl PyOperation {
         if op.is_done() || timeout.is_some_and(|timeout| timeout.is_zero()) {
             return op.wait_timeout(Some(Duration::ZERO)).or_raise(py);
         }
-        if running_loop::get(py)?.is_some() {
-            return Err(would_block(py, &format!("operation `{}`", shown(op.name()))));
-        }
+        stopped_loop::check(py, &format!("operation `{}`", shown(op.name())))?;
         guard::detach(py, || op.wait_timeout(timeout)).or_raise(py)
     }
 

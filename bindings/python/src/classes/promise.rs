@@ -12,14 +12,13 @@ use pyo3::prelude::*;
 use pyo3::types::PyDict;
 
 use crate::arguments::seconds;
-use crate::asyncio::running_loop;
+use crate::asyncio::stopped_loop;
 use crate::classes::operation::PyOperation;
 use crate::classes::tensor::PyTensor;
 use crate::error::OrRaise;
 use crate::interpreter::courier::Courier;
 use crate::interpreter::guard;
 use crate::interpreter::kept::Kept;
-use crate::submission::scope::would_block;
 
 /// Calls the callbacks of promises.
 static CALLBACKS: Courier = Courier::new("estafette-callbacks", usize::MAX);
@@ -137,8 +136,8 @@ pub fn wait_any(py: Python<'_>, promises: Vec<Bound<'_, PyAny>>, timeout: Option
     if ops.iter().any(Ends::is_done) || tensors.iter().any(Ends::is_done) {
         return Ok(());
     }
-    if timeout != Some(Duration::ZERO) && running_loop::get(py)?.is_some() {
-        return Err(would_block(py, "a promise"));
+    if timeout != Some(Duration::ZERO) {
+        stopped_loop::check(py, "a promise")?;
     }
     guard::detach(py, || estafette::bindings::wait_any(&ops, &tensors, timeout)).or_raise(py)
 }

@@ -17,7 +17,7 @@ use pyo3::types::{PyCapsule, PyDict, PyIterator, PyMemoryView, PyTuple};
 
 use crate::arguments::seconds;
 use crate::asyncio::awaiting::Awaiter;
-use crate::asyncio::running_loop;
+use crate::asyncio::stopped_loop;
 use crate::classes::access::PyAccess;
 use crate::classes::exporter::Exporter;
 use crate::classes::handle::EngineHandle;
@@ -32,7 +32,6 @@ use crate::interpreter::guard;
 use crate::interpreter::process::Own;
 use crate::submission::results::{self, Results};
 use crate::submission::scope;
-use crate::submission::scope::would_block;
 
 /// A promise of an n-dimensional array.
 ///
@@ -151,9 +150,7 @@ impl PyTensor {
         if tensor.is_ready() || timeout.is_some_and(|timeout| timeout.is_zero()) {
             return tensor.wait_timeout(Duration::ZERO).or_raise(py);
         }
-        if running_loop::get(py)?.is_some() {
-            return Err(would_block(py, "the tensor"));
-        }
+        stopped_loop::check(py, "the tensor")?;
         guard::detach(py, || match timeout {
             Some(timeout) => tensor.wait_timeout(timeout),
             None => tensor.wait(),
@@ -487,6 +484,10 @@ impl PyTensor {
 
     fn __float__(&self) -> PyResult<f64> {
         Err(no_number("float"))
+    }
+
+    fn _repr_html_<'py>(this: &Bound<'py, Self>) -> PyResult<Bound<'py, PyAny>> {
+        this.py().import("estafette._html")?.call_method1("tensor", (this,))
     }
 
     fn __repr__(&self) -> String {

@@ -4,13 +4,12 @@ use estafette::devices::DLDevice;
 use estafette::{Error, Tensor};
 use pyo3::prelude::*;
 
-use crate::asyncio::running_loop;
+use crate::asyncio::stopped_loop;
 use crate::classes::handle::EngineHandle;
 use crate::error::{OrRaise, to_py};
 use crate::exchange::export::poll_once;
 use crate::interpreter::guard;
 use crate::submission::scope;
-use crate::submission::scope::would_block;
 
 /// The promise of a copy in memory of the device `to`.
 ///
@@ -32,8 +31,8 @@ pub fn copied_now(
     to: DLDevice,
     waits: bool,
 ) -> PyResult<Option<Tensor>> {
-    if waits && !tensor.is_ready() && running_loop::get(py)?.is_some() {
-        return Err(would_block(py, "the tensor"));
+    if waits && !tensor.is_ready() {
+        stopped_loop::check(py, "the tensor")?;
     }
     let copy = match submit(py, handle, tensor, to)? {
         Ok(copy) => copy,

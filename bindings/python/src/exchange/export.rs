@@ -13,7 +13,7 @@ use pyo3::exceptions::PyTypeError;
 use pyo3::prelude::*;
 use pyo3::types::PyCapsule;
 
-use crate::asyncio::running_loop;
+use crate::asyncio::{running_loop, stopped_loop};
 use crate::classes::handle::EngineHandle;
 use crate::error::{OrRaise, raise, to_py};
 use crate::exchange::capsule;
@@ -24,7 +24,6 @@ use crate::interpreter::guard;
 use crate::kinds;
 use crate::submission::results;
 use crate::submission::scope;
-use crate::submission::scope::would_block;
 
 /// Tensors handed out by this process.
 pub static EXPORTED: AtomicU64 = AtomicU64::new(0);
@@ -289,11 +288,10 @@ fn take_lease(py: Python<'_>, tensor: &Tensor, options: &ExportOptions) -> PyRes
             || options.access == Access::Alias
             || options.access == Access::Read && tensor.is_ready());
     if quick || running_loop::get(py)?.is_some() {
-        match poll_once(tensor.export_with(options.clone())) {
-            Some(outcome) => return outcome.or_raise(py),
-            None if running_loop::get(py)?.is_some() => return Err(would_block(py, "the tensor")),
-            None => {}
+        if let Some(outcome) = poll_once(tensor.export_with(options.clone())) {
+            return outcome.or_raise(py);
         }
+        stopped_loop::check(py, "the tensor")?;
     }
     guard::detach(py, || tensor.export_wait(options)).or_raise(py)
 }
@@ -327,8 +325,8 @@ pub fn until_known(py: Python<'_>, tensor: &Tensor) -> PyResult<()> {
     if tensor.is_defined() {
         return Ok(());
     }
-    if !tensor.is_ready() && running_loop::get(py)?.is_some() {
-        return Err(would_block(py, "the tensor"));
+    if !tensor.is_ready() {
+        stopped_loop::check(py, "the tensor")?;
     }
     guard::detach(py, || tensor.wait()).or_raise(py)?;
     if tensor.is_defined() {
@@ -346,9 +344,7 @@ pub fn until_ready(py: Python<'_>, tensor: &Tensor) -> PyResult<()> {
     if tensor.is_ready() {
         return tensor.wait_timeout(Duration::ZERO).or_raise(py);
     }
-    if running_loop::get(py)?.is_some() {
-        return Err(would_block(py, "the tensor"));
-    }
+    stopped_loop::check(py, "the tensor")?;
     guard::detach(py, || tensor.wait()).or_raise(py)
 }
 

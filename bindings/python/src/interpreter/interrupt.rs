@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 use pyo3::exceptions::PyException;
 use pyo3::prelude::*;
 
+use crate::asyncio::stopped_loop;
 use crate::interpreter::guard;
 
 thread_local! {
@@ -48,9 +49,10 @@ pub fn forget() {
     drop(KEPT.take());
 }
 
-/// Whether a signal handler has raised something. Only the main thread has signal handlers.
+/// Whether a signal handler has raised something, or the wait can no longer end. Only the main thread has signal handlers, and the cells of
+/// a notebook.
 pub fn asked() -> bool {
-    match guard::attach(|py| py.check_signals()) {
+    match guard::attach(|py| py.check_signals().and_then(|()| stopped_loop::check_again(py))) {
         Some(Err(error)) => {
             RAISED.set(Some(error));
             true

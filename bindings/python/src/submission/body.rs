@@ -265,7 +265,8 @@ impl Parts {
         let refused_on = self.on.as_ref().and_then(|on| on.without_coroutines());
         let event_loop = self.event_loop.as_ref().filter(|_| refused_on.is_none());
         let Some(event_loop) = event_loop else { return Err(refuse_coroutine(value, refused_on)) };
-        let done = Bound::new(py, TaskDone::new(completion, self.result.clone()))?;
+        let done = TaskDone::new(completion, self.result.clone(), event_loop.bind(py));
+        let done = Bound::new(py, done)?;
         let start = helper(py, "start_coroutine")?;
         let arguments = (start, value, event_loop, &self.context, done);
         event_loop.call_method1(py, intern!(py, "call_soon_threadsafe"), arguments).inspect_err(|_| {
@@ -312,7 +313,8 @@ impl Parts {
         let event_loop =
             self.event_loop.as_ref().expect("an `async def` function is submitted on an event loop");
         let scope = Bound::new(py, OperationScope::new(scope))?;
-        let done = Bound::new(py, TaskDone::new(completion, self.result.clone()))?;
+        let done = TaskDone::new(completion, self.result.clone(), event_loop.bind(py));
+        let done = Bound::new(py, done)?;
         let start = helper(py, "start_async")?;
         let arguments =
             (start, scope, &self.function, &self.using, &self.arguments, event_loop, &self.context, done);

@@ -9,6 +9,7 @@ use estafette_sync::sync::atomic::Ordering;
 use pyo3::intern;
 use pyo3::prelude::*;
 
+use crate::asyncio::stopped_loop::Begun;
 use crate::classes::tensor::PyTensor;
 use crate::error::{Raised, raise};
 use crate::exchange::import::{self, IMPORTED, Taken, Wanted};
@@ -165,11 +166,12 @@ impl Pending {
 pub struct TaskDone {
     completion: Pending,
     result: Use,
+    _begun: Begun,
 }
 
 impl TaskDone {
-    pub fn new(completion: Pending, result: Use) -> Self {
-        Self { completion, result }
+    pub fn new(completion: Pending, result: Use, event_loop: &Bound<'_, PyAny>) -> Self {
+        Self { completion, result, _begun: Begun::on(event_loop) }
     }
 }
 

@@ -6,7 +6,6 @@ use pyo3::intern;
 use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
 
-use crate::error::raise;
 use crate::exchange::export::poll_once;
 use crate::interpreter::fastcall;
 
@@ -67,15 +66,4 @@ pub fn within<T>(py: Python<'_>, f: impl FnOnce() -> T) -> PyResult<T> {
 /// Polls `future` once as that operation, if there is one.
 pub fn poll_within<T>(py: Python<'_>, future: impl Future<Output = T>) -> PyResult<Option<T>> {
     Ok(current_scope(py)?.and_then(|scope| scope.get().scope().enter(|| poll_once(future))))
-}
-
-/// The error for a synchronous wait where it would stop an event loop.
-pub fn would_block(py: Python<'_>, what: &str) -> PyErr {
-    raise(
-        py,
-        "WouldBlockError",
-        format!(
-            "{what} is not ready, and waiting for it here would stop the running event loop; use `await`"
-        ),
-    )
 }

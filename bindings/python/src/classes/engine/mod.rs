@@ -20,7 +20,7 @@ use pyo3::types::PyTuple;
 
 use crate::arguments::{count, seconds};
 use crate::asyncio::awaiting::Awaiter;
-use crate::asyncio::running_loop;
+use crate::asyncio::stopped_loop;
 use crate::classes::handle::{EngineHandle, Shared};
 use crate::classes::operators::PyOperators;
 use crate::classes::report;
@@ -99,7 +99,7 @@ impl PyEngine {
     fn drain(&self, py: Python<'_>, timeout: Option<Duration>) -> PyResult<ShutdownReport> {
         let engine = self.engine(py)?;
         let at_once = timeout.is_some_and(|timeout| timeout.is_zero());
-        if !at_once && engine.stats().in_flight > 0 && running_loop::get(py)?.is_some() {
+        if !at_once && engine.stats().in_flight > 0 && !stopped_loop::may_block(py)? {
             return Err(would_stop_the_loop(py));
         }
         let report = guard::detach(py, || match timeout {
@@ -205,7 +205,7 @@ impl PyEngine {
         if engine.stats().in_flight == 0 {
             return Ok(());
         }
-        if running_loop::get(py)?.is_some() {
+        if !stopped_loop::may_block(py)? {
             return Err(would_stop_the_loop(py));
         }
         guard::detach(py, || engine.wait_all(timeout)).or_raise(py)

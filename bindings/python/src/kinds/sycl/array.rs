@@ -17,7 +17,7 @@ use pyo3::ffi;
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyString, PyTuple};
 
-use crate::asyncio::running_loop;
+use crate::asyncio::stopped_loop;
 use crate::classes::access::PyView;
 use crate::classes::tensor::PyTensor;
 use crate::error::{OrRaise, raise, to_py};
@@ -27,7 +27,6 @@ use crate::exchange::typestr;
 use crate::exchange::unordered::{self, Reason};
 use crate::interpreter::guard;
 use crate::kinds::sycl;
-use crate::submission::scope::would_block;
 
 const NAME: &str = "__sycl_usm_array_interface__";
 const VERSION: i64 = 1;
@@ -166,8 +165,8 @@ fn describe<'py>(py: Python<'py>, tensor: &Tensor, leased: Option<Access>) -> Py
     }?;
     let context = dpctl.call_method1("SyclContext", (capsule,))?;
     if leased.is_none() {
-        if !tensor.is_ready() && running_loop::get(py)?.is_some() {
-            return Err(would_block(py, "the tensor"));
+        if !tensor.is_ready() {
+            stopped_loop::check(py, "the tensor")?;
         }
         guard::detach(py, || tensor.wait()).or_raise(py)?;
         unordered::note(py, false, Reason::Untracked, place.to_string());
