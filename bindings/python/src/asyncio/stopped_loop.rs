@@ -88,8 +88,9 @@ fn is_notebook(py: Python<'_>) -> PyResult<bool> {
     static MODULES: PyOnceLock<Py<PyDict>> = PyOnceLock::new();
     let modules = MODULES.import(py, "sys", "modules")?;
     let Some(ipython) = modules.get_item(intern!(py, "IPython"))? else { return Ok(false) };
-    let shell = ipython.call_method0(intern!(py, "get_ipython"))?;
-    Ok(guard::is_main(py) && shell.hasattr(intern!(py, "kernel"))?)
+    // Another thread may be in the middle of importing it.
+    let Some(get_shell) = ipython.getattr_opt(intern!(py, "get_ipython"))? else { return Ok(false) };
+    Ok(guard::is_main(py) && get_shell.call0()?.hasattr(intern!(py, "kernel"))?)
 }
 
 fn would_block(py: Python<'_>, what: &str) -> PyErr {
