@@ -7,8 +7,9 @@
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
+use std::time::Duration;
 
-use crate::shell;
+use crate::shell::{self, Ended};
 
 /// How many of the array libraries an environment holds.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -60,6 +61,15 @@ pub enum Build {
     Release,
 }
 
+/// How often pip may fail before its failure counts: pip itself tries again to connect, but not when a download of gigabytes is cut.
+const PIP_TRIES: u32 = 3;
+
+/// How long to wait before pip is started again.
+const PIP_PAUSE: Duration = Duration::from_secs(20);
+
+/// How long one run of pip may take.
+const PIP_LIMIT: Duration = Duration::from_secs(30 * 60);
+
 /// A virtual environment that is up to date with its requirement files.
 #[derive(Debug)]
 pub struct Environment {
@@ -89,7 +99,7 @@ impl Environment {
             return Ok(environment);
         }
 
-        println!("Python environment {folder}: {}", download(&wanted));
+        println!("Python environment {folder}: {}", download_size(&wanted));
         if works {
             // Whatever happens from here on, the environment is not what the stamp says.
             let _ = std::fs::remove_file(&stamp);
@@ -99,13 +109,39 @@ impl Environment {
             shell::run(make)?;
         }
         let file = requirements.last().expect("every environment has a requirement file");
-        let mut install = environment.command(&["-m", "pip", "install", "--disable-pip-version-check"]);
-        // Gigabytes that are installed once need no second copy in pip's cache.
-        install.args(["--no-cache-dir", "--requirement", file]).args(pip_options);
-        shell::run(install)?;
+        environment.download(file, pip_options)?;
         std::fs::write(&stamp, wanted)
             .map_err(|error| format!("cannot write {}: {error}", stamp.display()))?;
         Ok(environment)
+    }
+
+    /// Installs what a requirement file names, from the index that pip is set up for.
+    fn download(&self, file: &str, pip_options: &[&str]) -> Result<(), String> {
+        let mut tries = 0;
+        loop {
+            let mut install = self.command(&["-m", "pip", "install", "--disable-pip-version-check"]);
+            // Gigabytes that are installed once need no second copy in pip's cache.
+            install
+                .args(["--no-cache-dir", "--progress-bar", "off", "--requirement", file])
+                .args(pip_options);
+            // The last of them says what went wrong.
+            let mut error = String::new();
+            let ended = shell::watch(install, PIP_LIMIT, |line| {
+                if line.starts_with("ERROR:") {
+                    line.clone_into(&mut error);
+                }
+            })?;
+            if matches!(ended, Ended::Exit(status) if status.success()) {
+                return Ok(());
+            }
+            tries += 1;
+            let what = format!("pip installs {file}: {ended}: {error}");
+            if tries == PIP_TRIES {
+                return Err(what);
+            }
+            println!("{what}; it is tried again");
+            std::thread::sleep(PIP_PAUSE);
+        }
     }
 
     /// The folder of the environment.
@@ -254,7 +290,7 @@ fn usable(name: &str) -> Result<PathBuf, String> {
 }
 
 /// What the requirement files say about the size of the download; the last one speaks for all.
-fn download(requirements: &str) -> String {
+fn download_size(requirements: &str) -> String {
     match requirements.lines().filter_map(|line| line.strip_prefix("# download: ")).next_back() {
         Some(size) => format!("downloading {size}"),
         None => "downloading packages of unknown size".to_owned(),
@@ -292,8 +328,8 @@ mod tests {
 
     #[test]
     fn the_size_of_the_larger_file_is_the_one_shown() {
-        assert_eq!(download("# download: 1 MB\n# download: 2 GB\n"), "downloading 2 GB");
-        assert_eq!(download("numpy==1"), "downloading packages of unknown size");
+        assert_eq!(download_size("# download: 1 MB\n# download: 2 GB\n"), "downloading 2 GB");
+        assert_eq!(download_size("numpy==1"), "downloading packages of unknown size");
     }
 
     #[test]

@@ -60,6 +60,15 @@ pub enum Ended {
     OverLimit,
 }
 
+impl std::fmt::Display for Ended {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::Exit(status) => status.fmt(f),
+            Self::OverLimit => f.write_str("it was still running at its limit"),
+        }
+    }
+}
+
 /// Runs a command for at most `limit`, passes its output on line by line and shows each line to `look`.
 ///
 /// Both of its output streams go through one pipe, so lines keep the order in which they were written.
