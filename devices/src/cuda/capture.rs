@@ -6,13 +6,13 @@ use std::ptr;
 use std::sync::Arc;
 
 use cudarc::driver::sys::{CUgraph, CUgraphExec, CUstreamCaptureMode};
-use estafette_sync::abandoned::is_abandoned;
 use estafette_sync::sync::Mutex;
 
 use crate::{DeviceError, DeviceErrorKind, Fence, LaunchGraph, Queue, Reactor, Recorded};
 
 use super::context::Context;
 use super::driver::Handle;
+use super::exit::is_driver_gone;
 use super::queue::{CudaQueue, not_ours};
 
 /// Work that was recorded on a queue, ready to be launched.
@@ -147,6 +147,8 @@ impl CudaGraph {
         };
         // Launches of one graph may not be made by two threads at once.
         let mut last = self.last.lock();
+        // Queues that are captured do not wait for memory.
+        queue.await_memory()?;
         // SAFETY: both are live and of one context.
         queue.enqueue("cannot launch a graph", |stream| unsafe { launch(self.executable.get(), stream) })?;
         self.context.counters.graph_launches.one();
@@ -184,7 +186,7 @@ impl LaunchGraph for CudaGraph {
 
 impl Drop for CudaGraph {
     fn drop(&mut self) {
-        if is_abandoned() {
+        if is_driver_gone() {
             return;
         }
         let (context, executable) = (Arc::clone(&self.context), self.executable);

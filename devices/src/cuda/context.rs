@@ -14,6 +14,8 @@ use super::driver;
 use super::driver::Handle;
 use super::driver::{Api, Code};
 use super::events::{Events, Purpose};
+use super::exit;
+use super::memory::{Kept, Kind};
 use super::progress::TimelineValues;
 use super::stream::Stream;
 use super::timing::DeviceClock;
@@ -36,6 +38,9 @@ pub(super) struct Context {
     fault: OnceLock<DeviceError>,
     /// Streams that fail when this context does: its own, and those of others that wait for it.
     streams: Mutex<Vec<Weak<Stream>>>,
+    /// Pinned and managed memory that is used again.
+    pinned: Kept,
+    managed: Kept,
     /// Own captures in progress. A query of the whole context would invalidate them.
     captures: Mutex<usize>,
 }
@@ -59,6 +64,8 @@ impl Context {
             faulted: AtomicBool::new(false),
             fault: OnceLock::new(),
             streams: Mutex::default(),
+            pinned: Kept::default(),
+            managed: Kept::default(),
             captures: Mutex::default(),
         })
     }
@@ -72,12 +79,14 @@ impl Context {
 
     /// Makes this the thread's current context, until the guard goes.
     pub(super) fn make_current(&self) -> Result<Current<'_>, DeviceError> {
-        Ok(Current { context: self, pushed: self.push()? })
+        let call = exit::Call::begin()?;
+        Ok(Current { context: self, pushed: self.push()?, _call: call })
     }
 
     /// Makes this the thread's current context, and says whether it was another one, which [`pop`](Self::pop)
     /// puts back.
     pub(super) fn push(&self) -> Result<bool, DeviceError> {
+        let _call = exit::Call::begin()?;
         let mut now: CUcontext = ptr::null_mut();
         // SAFETY: writes one pointer.
         let code = unsafe { (self.api.context_current)(&raw mut now) };
@@ -93,6 +102,7 @@ impl Context {
     /// Puts back what [`push`](Self::push) replaced on this thread. Whatever was made current in between in
     /// place of this context is forgotten with it.
     pub(super) fn pop(&self) {
+        let Ok(_call) = exit::Call::begin() else { return };
         let mut left: CUcontext = ptr::null_mut();
         // SAFETY: takes one context off this thread's stack; the caller has pushed one.
         let _ = unsafe { (self.api.context_pop)(&raw mut left) };
@@ -121,7 +131,11 @@ impl Context {
             return fault.clone();
         }
         let error = driver::error(self.api, code, what);
-        if error.kind() == DeviceErrorKind::Fault { self.poison(error) } else { error }
+        if code == exit::DEINITIALIZED {
+            // A library of this process has shut the driver down before its exit.
+            exit::begin();
+        }
+        if error.kind() == DeviceErrorKind::Fault && !exit::has_begun() { self.poison(error) } else { error }
     }
 
     /// What broke this context, if anything did.
@@ -167,6 +181,20 @@ impl Context {
         self.captures.lock()
     }
 
+    /// Where released memory of a kind is kept; `None` for device memory.
+    pub(super) fn kept(&self, kind: Kind) -> Option<&Kept> {
+        match kind {
+            Kind::Device => None,
+            Kind::Pinned => Some(&self.pinned),
+            Kind::Managed => Some(&self.managed),
+        }
+    }
+
+    /// The streams that fail when this context does.
+    pub(super) fn live_streams(&self) -> Vec<Arc<Stream>> {
+        self.streams().iter().filter_map(Weak::upgrade).collect()
+    }
+
     fn streams(&self) -> MutexGuard<'_, Vec<Weak<Stream>>> {
         self.streams.lock()
     }
@@ -183,6 +211,8 @@ impl fmt::Debug for Context {
 pub(super) struct Current<'a> {
     context: &'a Context,
     pushed: bool,
+    /// The exit of the process waits until this is gone.
+    _call: exit::Call,
 }
 
 impl Drop for Current<'_> {

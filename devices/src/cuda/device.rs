@@ -67,7 +67,7 @@ impl CudaDevice {
         let opened = || {
             let context = Context::new(api, id, Handle::new(raw), timeline_values);
             let memory_bytes = memory_bytes as u64;
-            let pool = if pools { Pool::new(&context, memory_bytes).map(Arc::new) } else { None };
+            let pool = if pools { Pool::new(&context).map(Arc::new) } else { None };
             let default_queue = CudaQueue::own(&context)?;
             Ok(Self { context, pool, name, memory_bytes, default_queue, peers: Peers::new(count) })
         };
@@ -134,11 +134,14 @@ impl CudaDevice {
         self.context.intact()?;
         // SAFETY: by contract.
         let foreign = unsafe { Foreign::new(&self.context, handle) }?;
-        Ok(CudaQueue::foreign(&self.context, foreign))
+        let queue = CudaQueue::foreign(&self.context, foreign);
+        queue.await_memory()?;
+        Ok(queue)
     }
 
     /// Pinned host memory for `bytes` bytes aligned to `align`: the host uses it directly, and so does every
-    /// CUDA device. Freeing it may wait for the device.
+    /// CUDA device. Up to 64 MiB are kept for later allocations when it is freed; freeing more waits for the
+    /// device.
     ///
     /// # Errors
     /// `Invalid` for an alignment that is no power of two up to 256; `OutOfMemory`.
@@ -146,8 +149,8 @@ impl CudaDevice {
         allocate(&self.context, None, Kind::Pinned, bytes, align)
     }
 
-    /// Managed memory for `bytes` bytes aligned to `align`: it goes where it is used. Freeing it may wait for
-    /// the device.
+    /// Managed memory for `bytes` bytes aligned to `align`: it goes where it is used. Freed as pinned
+    /// memory is.
     ///
     /// # Errors
     /// As for [`CudaDevice::allocate_pinned`].

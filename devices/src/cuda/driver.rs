@@ -15,6 +15,7 @@ use estafette_sync::sync::OnceLock;
 use crate::{DeviceError, DeviceErrorKind};
 
 use super::device::CudaDevice;
+use super::exit;
 use super::memory::PointerInfo;
 
 /// Why there is no CUDA in this process.
@@ -39,6 +40,7 @@ pub(super) fn load() -> Result<(Api, usize), CudaUnavailable> {
     if code != 0 {
         return Err(CudaUnavailable(format!("cuInit says {} ({code})", name_of(&api, code))));
     }
+    exit::arrange();
     let mut count: c_int = 0;
     // SAFETY: as above.
     let code = unsafe { (api.device_count)(&raw mut count) };
@@ -131,7 +133,6 @@ driver! {
         stream_create = cuStreamCreate(*mut CUstream, c_uint);
         stream_destroy = cuStreamDestroy_v2(CUstream);
         stream_query = cuStreamQuery(CUstream);
-        stream_synchronize = cuStreamSynchronize(CUstream);
         stream_context = cuStreamGetCtx(CUstream, *mut CUcontext);
         stream_wait = cuStreamWaitEvent(CUstream, CUevent, c_uint);
         stream_capturing = cuStreamIsCapturing(CUstream, *mut CUstreamCaptureStatus);
@@ -159,6 +160,7 @@ driver! {
         pool_access = cuMemPoolSetAccess(CUmemoryPool, *const CUmemAccessDesc, usize);
         pool_allocate = cuMemAllocFromPoolAsync(*mut CUdeviceptr, usize, CUmemoryPool, CUstream);
         pool_free = cuMemFreeAsync(CUdeviceptr, CUstream);
+        pool_trim = cuMemPoolTrimTo(CUmemoryPool, usize);
         peer_possible = cuDeviceCanAccessPeer(*mut c_int, CUdevice, CUdevice);
         peer_enable = cuCtxEnablePeerAccess(CUcontext, c_uint);
         capture_begin = cuStreamBeginCapture_v2(CUstream, CUstreamCaptureMode);
@@ -190,13 +192,15 @@ pub(super) const PEER_ACCESS_ALREADY_ENABLED: Code = 704;
 fn is_sticky(code: Code) -> bool {
     matches!(
         code,
-        // The driver is shutting down; memory, link and contained errors.
-        4 | 214 | 220 | 226
+        // The primary context is gone; memory, link and contained errors.
+        201 | 214 | 220 | 226
         // Illegal address, timeout, context destroyed, assert.
         | 700 | 702 | 709 | 710
         // Stack, instruction, alignment, address space, program counter, launch, tensor memory.
         | 714
             ..=719 | 721
+        // The server of MPS does not answer, or has ended this client.
+        | 806 | 810
         // An external device; unknown.
         | 911 | 999
     )
@@ -207,8 +211,8 @@ pub(super) fn error(api: &Api, code: Code, what: &str) -> DeviceError {
     let kind = match code {
         _ if is_sticky(code) => DeviceErrorKind::Fault,
         OUT_OF_MEMORY => DeviceErrorKind::OutOfMemory,
-        // An invalid value, context or handle; something that a capture does not allow.
-        INVALID_VALUE | 201 | 400 | 900..=908 => DeviceErrorKind::Invalid,
+        // An invalid value or handle; something that a capture does not allow.
+        INVALID_VALUE | 400 | 900..=908 => DeviceErrorKind::Invalid,
         _ => DeviceErrorKind::Other,
     };
     DeviceError::new(kind, format!("{what}: {}", name_of(api, code))).with_code(code.into())
@@ -298,6 +302,11 @@ impl CudaRuntime {
         opened.as_ref()
     }
 
+    /// The devices that are open.
+    pub(super) fn opened(&self) -> impl Iterator<Item = &Arc<CudaDevice>> {
+        self.opened.iter().filter_map(|place| place.get()?.as_ref())
+    }
+
     /// All devices, in the driver's order, opened now; those that cannot be used are left out.
     pub fn devices(&self) -> &[Arc<CudaDevice>] {
         self.all.get_or_init(|| (0..self.count() as i32).filter_map(|at| self.device(at)).cloned().collect())
@@ -306,8 +315,7 @@ impl CudaRuntime {
     /// What `pointer` points to, as [`CudaDevice::pointer_info`] reports it, asked of any open device. Opens
     /// the first device if none is open.
     pub fn pointer_info(&self, pointer: *const u8) -> Option<PointerInfo> {
-        let open = self.opened.iter().find_map(|place| place.get()?.as_ref());
-        open.or_else(|| self.device(0))?.pointer_info(pointer)
+        self.opened().next().or_else(|| self.device(0))?.pointer_info(pointer)
     }
 
     /// The newest version of CUDA that the driver supports, as `1000 * major + 10 * minor`.

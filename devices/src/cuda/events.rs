@@ -8,7 +8,6 @@ use std::sync::Arc;
 use std::{fmt, ptr};
 
 use cudarc::driver::sys::{CUevent, CUstream};
-use estafette_sync::abandoned::is_abandoned;
 use estafette_sync::sync::Mutex;
 use estafette_sync::sync::atomic::{AtomicBool, Ordering};
 
@@ -20,6 +19,8 @@ use crate::{DLDevice, DeviceError, DeviceErrorKind, FenceState};
 use super::context::Context;
 use super::driver::Handle;
 use super::driver::NOT_READY;
+use super::exit;
+use super::exit::is_driver_gone;
 
 /// Free events that are kept. More at once means a burst; what it needed beyond is destroyed.
 const FREE_MAX: usize = 1_024;
@@ -195,7 +196,7 @@ pub(super) fn query(context: &Context, event: CUevent) -> Result<bool, DeviceErr
 
 /// Destroys an event that is no slot's.
 pub(super) fn destroy(context: &Context, event: Handle<CUevent>) {
-    if is_abandoned() {
+    if is_driver_gone() {
         return;
     }
     if let Ok(_current) = context.make_current_relaxed() {
@@ -206,7 +207,7 @@ pub(super) fn destroy(context: &Context, event: Handle<CUevent>) {
 
 impl Drop for Event {
     fn drop(&mut self) {
-        if is_abandoned() || self.given_up.load(Ordering::Relaxed) {
+        if is_driver_gone() || self.given_up.load(Ordering::Relaxed) {
             return;
         }
         if self.context.events(self.purpose).release(self.index, self.generation) {
@@ -345,6 +346,7 @@ impl source::Event for EventFence {
             };
             match asked {
                 Ok(false) => {}
+                Err(_) if exit::has_begun() => {}
                 outcome => self.settle(&outcome.map(drop)),
             }
         }

@@ -1,11 +1,14 @@
 //! Memory: an own pool on the device where the driver has pools, pinned and managed memory, and pointer
 //! lookup.
 //!
-//! Freeing with `cuMemFree` waits for the whole device, which nothing here may do, so device memory comes
-//! from a pool. It is given out and taken back in the order of a stream that carries nothing else and so
-//! never lags behind: what it hands out can be used on every queue at once. Without pools it is `cuMemAlloc`,
-//! and freeing waits: a lost feature of old drivers.
+//! Freeing with `cuMemFree` waits for the whole device, and other calls into the driver wait for that one. So
+//! - *device memory* comes from a pool, in the order of a stream that carries nothing else. That stream shares
+//!   a hardware connection with others, so it may lag behind them for any time. Then all queues wait on the
+//!   device for what it has handed out ([`PENDING`]); the host does not. Without pools device memory is
+//!   `cuMemAlloc`, and freeing waits: a lost feature of old drivers.
+//! - *pinned and managed memory* is kept when it is released, and handed out again ([`Kept`]).
 
+use std::collections::HashMap;
 use std::ffi::c_void;
 use std::num::NonZeroUsize;
 use std::ptr;
@@ -17,8 +20,7 @@ use cudarc::driver::sys::{
     CUmemLocation, CUmemLocationType, CUmemPool_attribute, CUmemPoolProps, CUmemoryPool, CUpointer_attribute,
     CUstream,
 };
-use estafette_sync::abandoned::is_abandoned;
-use estafette_sync::sync::OnceLock;
+use estafette_sync::sync::{Mutex, OnceLock};
 
 use crate::{Allocation, DLDevice, DeviceError, DeviceErrorKind, DeviceType};
 
@@ -27,12 +29,19 @@ use super::device::CudaDevice;
 use super::driver::Code;
 use super::driver::CudaRuntime;
 use super::driver::Handle;
-use super::driver::{INVALID_VALUE, NOT_READY, PEER_ACCESS_ALREADY_ENABLED};
+use super::driver::{NOT_READY, OUT_OF_MEMORY, PEER_ACCESS_ALREADY_ENABLED};
+use super::events::Event;
+use super::exit::is_driver_gone;
 
 /// What the driver aligns every allocation to (CUDA Programming Guide, "Device Memory Accesses").
 const ALIGN: usize = 256;
-/// The pool keeps up to this part of the device's memory for later when it is given back.
-const POOL_KEEPS: u64 = 4;
+/// Bytes that a pool keeps for later, and that are kept of pinned and of managed memory each. Other libraries
+/// of the process cannot use them.
+const KEEPS: usize = 256 << 20;
+/// Larger pinned or managed allocations are freed when they are released.
+const KEPT_MAX: usize = 64 << 20;
+/// The smallest size in which pinned and managed memory is kept.
+const KEPT_MIN: usize = 4_096;
 /// `CU_MEMHOSTALLOC_PORTABLE`: pinned for every context.
 const PORTABLE: u32 = 1;
 /// `CU_MEM_ATTACH_GLOBAL`: managed memory that every stream may use.
@@ -57,11 +66,13 @@ pub(super) struct Pool {
     raw: Handle<CUmemoryPool>,
     /// It carries allocations and nothing else.
     stream: Handle<CUstream>,
+    /// Allocations come one after the other, so that an event covers what was handed out before it.
+    turn: Mutex<()>,
 }
 
 impl Pool {
-    /// The pool, if the driver and the device have such; `memory` is what the device has, in bytes.
-    pub(super) fn new(context: &Context, memory: u64) -> Option<Self> {
+    /// The pool, if the driver and the device have such.
+    pub(super) fn new(context: &Context) -> Option<Self> {
         let api = context.api;
         let (create, set) = (api.pool_create?, api.pool_attribute?);
         let _both = (api.pool_allocate?, api.pool_free?);
@@ -74,7 +85,7 @@ impl Pool {
             reserved: [0; 64],
         };
         let (mut raw, mut stream): (CUmemoryPool, CUstream) = (ptr::null_mut(), ptr::null_mut());
-        let mut keeps = memory / POOL_KEEPS;
+        let mut keeps = KEEPS as u64;
         // SAFETY: the properties and the results are valid; a threshold is a number of 64 bits. A pool that
         // was made stays.
         unsafe {
@@ -88,29 +99,45 @@ impl Pool {
                 return None;
             }
         }
-        Some(Self { raw: Handle::new(raw), stream: Handle::new(stream) })
+        Some(Self { raw: Handle::new(raw), stream: Handle::new(stream), turn: Mutex::new(()) })
     }
 
-    fn allocate(&self, context: &Context, bytes: usize) -> Result<CUdeviceptr, Code> {
+    fn allocate(&self, context: &Arc<Context>, bytes: usize) -> Result<CUdeviceptr, DeviceError> {
         let api = context.api;
-        let allocate = api.pool_allocate.ok_or(NOT_READY)?;
+        let allocate = api.pool_allocate.expect("a pool is made where there is this function");
         let mut memory: CUdeviceptr = 0;
+        let _turn = self.turn.lock();
+        let _current = context.make_current_relaxed()?;
         // SAFETY: writes one address; pool and stream are live.
-        unsafe {
-            match allocate(&raw mut memory, bytes, self.raw.get(), self.stream.get()) {
-                0 => {}
-                code => return Err(code),
-            }
-            // The memory is there for other streams when this one has got to it, which waits for no work.
-            match (api.stream_query)(self.stream.get()) {
-                NOT_READY => match (api.stream_synchronize)(self.stream.get()) {
-                    0 => Ok(memory),
-                    code => Err(code),
-                },
-                0 => Ok(memory),
-                code => Err(code),
-            }
+        let mut ask = || unsafe { allocate(&raw mut memory, bytes, self.raw.get(), self.stream.get()) };
+        let mut code = ask();
+        if let (OUT_OF_MEMORY, Some(trim)) = (code, api.pool_trim) {
+            // What the pool keeps may be in the way.
+            // SAFETY: a live pool.
+            let _ = unsafe { trim(self.raw.get(), 0) };
+            code = ask();
         }
+        context.check(code, &cannot_allocate(bytes, context.id))?;
+        // SAFETY: a live stream.
+        match unsafe { (api.stream_query)(self.stream.get()) } {
+            NOT_READY => self.order_queues(context)?,
+            code => context.check(code, "the stream of the pool failed")?,
+        }
+        Ok(memory)
+    }
+
+    /// Makes all queues come after what was handed out so far.
+    fn order_queues(&self, context: &Arc<Context>) -> Result<(), DeviceError> {
+        // SAFETY: a live stream of the context.
+        let event = unsafe { Event::record(context, self.stream.get()) }?;
+        // First, so that a stream that is made meanwhile finds it.
+        PENDING.lock().push(Arc::clone(&event));
+        let Ok(runtime) = CudaRuntime::get() else { return Ok(()) };
+        let streams = runtime.opened().flat_map(|device| device.context().live_streams());
+        for stream in streams {
+            stream.await_memory(&event)?;
+        }
+        Ok(())
     }
 
     /// # Safety
@@ -139,6 +166,70 @@ impl Pool {
 
 fn at(device: i32) -> CUmemLocation {
     CUmemLocation { type_: CUmemLocationType::CU_MEM_LOCATION_TYPE_DEVICE, id: device }
+}
+
+estafette_sync::statics! {
+    /// Events behind allocations that the device may not have got to, of all devices.
+    static PENDING: Mutex<Vec<Arc<Event>>> = Mutex::new(Vec::new());
+}
+
+/// Events that new streams, foreign streams and graphs wait for before they use memory of a pool.
+pub(super) fn pending() -> Vec<Arc<Event>> {
+    let events = PENDING.lock().clone();
+    // Memory of a broken device is of no use, so nothing waits for it.
+    let (waiting, over): (Vec<_>, Vec<_>) =
+        events.into_iter().partition(|event| matches!(event.query(), Ok(false)));
+    if !over.is_empty() {
+        PENDING.lock().retain(|event| !over.iter().any(|other| Arc::ptr_eq(event, other)));
+    }
+    waiting
+}
+
+/// Pinned and managed memory of one kind that was released and is used again: freeing it waits for the whole
+/// device. By powers of two.
+#[derive(Default)]
+pub(super) struct Kept {
+    blocks: Mutex<Blocks>,
+}
+
+#[derive(Default)]
+struct Blocks {
+    by_size: HashMap<usize, Vec<Block>>,
+    bytes: usize,
+}
+
+struct Block(NonNull<u8>);
+
+// SAFETY: nothing refers to memory that is kept.
+unsafe impl Send for Block {}
+
+impl Kept {
+    /// The size in which an allocation of so many bytes is kept, if it is.
+    fn size(bytes: usize) -> Option<usize> {
+        (bytes <= KEPT_MAX).then(|| bytes.next_power_of_two().max(KEPT_MIN))
+    }
+
+    fn take(&self, size: usize) -> Option<NonNull<u8>> {
+        let mut blocks = self.blocks.lock();
+        let block = blocks.by_size.get_mut(&size)?.pop()?;
+        blocks.bytes -= size;
+        Some(block.0)
+    }
+
+    /// Whether there was room for it.
+    fn put(&self, size: usize, memory: NonNull<u8>) -> bool {
+        let mut blocks = self.blocks.lock();
+        let fits = blocks.bytes + size <= KEEPS;
+        if fits {
+            blocks.bytes += size;
+            blocks.by_size.entry(size).or_default().push(Block(memory));
+        }
+        fits
+    }
+}
+
+fn cannot_allocate(bytes: usize, device: DLDevice) -> String {
+    format!("cannot allocate {bytes} bytes of {device} memory")
 }
 
 /// Which kind of memory is wanted.
@@ -177,8 +268,10 @@ pub(super) fn allocate(
         return Ok(Allocation::empty(align, device));
     }
     let pool = if matches!(kind, Kind::Device) { pool.cloned() } else { None };
-    let memory = take(context, pool.as_deref(), kind, bytes)
-        .map_err(|code| context.error(code, &format!("cannot allocate {bytes} bytes of {device} memory")))?;
+    let memory = match &pool {
+        Some(pool) => address(pool.allocate(context, bytes)?, device)?,
+        None => take(context, kind, bytes, device)?,
+    };
     let context = Arc::clone(context);
     let free = move |memory: NonNull<u8>, bytes: usize| {
         // SAFETY: allocated below, freed once; nothing uses an allocation when its owner drops it.
@@ -188,38 +281,48 @@ pub(super) fn allocate(
     Ok(unsafe { Allocation::from_raw(memory, bytes, device, free) })
 }
 
-fn take(context: &Context, pool: Option<&Pool>, kind: Kind, bytes: usize) -> Result<NonNull<u8>, Code> {
+fn address(memory: CUdeviceptr, device: DLDevice) -> Result<NonNull<u8>, DeviceError> {
+    NonNull::new(ptr::with_exposed_provenance_mut(memory as usize)).ok_or_else(|| {
+        DeviceError::new(DeviceErrorKind::Other, format!("the driver gave address 0 for {device} memory"))
+    })
+}
+
+/// Memory that is no pool's.
+fn take(context: &Context, kind: Kind, bytes: usize, device: DLDevice) -> Result<NonNull<u8>, DeviceError> {
     let api = context.api;
+    let kept = context.kept(kind).zip(Kept::size(bytes));
+    if let Some(memory) = kept.and_then(|(kept, size)| kept.take(size)) {
+        return Ok(memory);
+    }
+    let size = kept.map_or(bytes, |(_, size)| size);
     let mut host: *mut c_void = ptr::null_mut();
-    let mut device: CUdeviceptr = 0;
-    let Ok(_current) = context.make_current_relaxed() else { return Err(INVALID_VALUE) };
+    let mut memory: CUdeviceptr = 0;
+    let _current = context.make_current_relaxed()?;
     // SAFETY: each writes one address.
     let code = unsafe {
-        match (kind, pool) {
-            (Kind::Device, Some(pool)) => {
-                device = pool.allocate(context, bytes)?;
-                0
-            }
-            (Kind::Device, None) => (api.memory_allocate)(&raw mut device, bytes),
-            (Kind::Managed, _) => (api.managed_allocate)(&raw mut device, bytes, ATTACH_GLOBAL),
-            (Kind::Pinned, _) => (api.host_allocate)(&raw mut host, bytes, PORTABLE),
+        match kind {
+            Kind::Device => (api.memory_allocate)(&raw mut memory, size),
+            Kind::Managed => (api.managed_allocate)(&raw mut memory, size, ATTACH_GLOBAL),
+            Kind::Pinned => (api.host_allocate)(&raw mut host, size, PORTABLE),
         }
     };
-    if code != 0 {
-        return Err(code);
-    }
-    let memory = if host.is_null() { ptr::with_exposed_provenance_mut(device as usize) } else { host.cast() };
-    NonNull::new(memory).ok_or(INVALID_VALUE)
+    context.check(code, &cannot_allocate(bytes, device))?;
+    NonNull::new(host.cast()).map_or_else(|| address(memory, device), Ok)
 }
 
 /// # Safety
 /// The memory is [`take`]n with the same arguments, and nothing uses it any more.
 unsafe fn release(context: &Context, pool: Option<&Pool>, kind: Kind, memory: NonNull<u8>, bytes: usize) {
-    // In a forked child nothing of the driver works, and the memory is the parent's.
-    if is_abandoned() {
+    // In a forked child the memory is the parent's; what exits leaves it to the system.
+    if is_driver_gone() {
         return;
     }
     let freed = context.intact().and_then(|()| {
+        if let Some((kept, size)) = context.kept(kind).zip(Kept::size(bytes))
+            && kept.put(size, memory)
+        {
+            return Ok(());
+        }
         let _current = context.make_current_relaxed()?;
         let device = memory.as_ptr().expose_provenance() as CUdeviceptr;
         // SAFETY: by contract.

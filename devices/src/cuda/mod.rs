@@ -26,6 +26,7 @@
 //! | `stream` | own streams; what is enqueued on them and the events that cover it |
 //! | `progress` | how far they have come; the pinned timeline values that they count in |
 //! | `foreign` | foreign streams |
+//! | `exit` | the end of the process: nothing calls the driver once it shuts down |
 //! | `events` | native events; fences that are one |
 //! | `capture` | work of queues, captured once and launched often |
 //! | `timing` | when work ran |
@@ -49,6 +50,7 @@ mod context;
 mod device;
 mod driver;
 mod events;
+mod exit;
 mod foreign;
 mod memory;
 mod progress;

@@ -17,6 +17,7 @@ use super::context::Context;
 use super::events::Event;
 use super::events::{Captured, EventFence};
 use super::foreign::{Foreign, capture_id};
+use super::memory;
 use super::stream::Stream;
 use super::timing::TimedInterval;
 
@@ -118,6 +119,18 @@ impl CudaQueue {
         self.context.check(command(stream), what)?;
         self.context.counters.commands.one();
         Ok(())
+    }
+
+    /// Makes what is enqueued here next come after the allocations that the device may not have got to.
+    pub(super) fn await_memory(&self) -> Result<(), DeviceError> {
+        memory::pending().iter().try_for_each(|event| match &self.kind {
+            Kind::Own(stream) => stream.await_memory(event),
+            Kind::Foreign(foreign, _) => {
+                foreign.here()?;
+                // SAFETY: ours, and live.
+                unsafe { foreign.wait(&self.context, event.raw(), Some(event)) }.map(drop)
+            }
+        })
     }
 
     /// The stream, for a call by this thread.

@@ -24,7 +24,6 @@ use std::sync::Arc;
 use std::{fmt, ptr};
 
 use cudarc::driver::sys::{CUevent, CUstream, CUstreamCaptureStatus};
-use estafette_sync::abandoned::is_abandoned;
 use estafette_sync::sync::atomic::{AtomicU64, Ordering};
 use estafette_sync::sync::{Mutex, MutexGuard, OnceLock};
 use estafette_sync::time::Instant;
@@ -35,7 +34,10 @@ use crate::{DeviceError, DeviceErrorKind, Fence, QueueClock, QueueId};
 use super::context::Context;
 use super::driver::Handle;
 use super::events::Event;
+use super::exit;
+use super::exit::is_driver_gone;
 use super::foreign::{capture_id, not_the_same_capture};
+use super::memory;
 use super::progress::TimelineValue;
 
 /// In `completed`: the number stands still for ever.
@@ -103,6 +105,7 @@ impl Stream {
         }
         let stream = Arc::new(stream);
         context.adopt(&stream);
+        memory::pending().iter().try_for_each(|event| stream.await_memory(event))?;
         Ok(stream)
     }
 
@@ -153,6 +156,10 @@ impl Stream {
 
     /// Nothing more is done here, because of `error`.
     pub(super) fn fail(&self, error: &DeviceError) {
+        // What the exit refuses has not failed.
+        if exit::has_begun() {
+            return;
+        }
         if let Some(value) = self.value {
             self.reach(value.read());
         }
@@ -177,8 +184,7 @@ impl Stream {
 
 impl Drop for Stream {
     fn drop(&mut self) {
-        // In a forked child nothing of the driver works.
-        if is_abandoned() {
+        if is_driver_gone() {
             return;
         }
         if self.context.fault().is_some() {
@@ -295,6 +301,18 @@ impl Stream {
             context.adopt(self);
         }
         Ok(())
+    }
+
+    /// Makes what is enqueued here next wait for an event behind allocations, unless that is recorded into a
+    /// graph: then each launch waits. No mark is needed before it, since nothing here comes before an
+    /// allocation.
+    pub(super) fn await_memory(&self, event: &Event) -> Result<(), DeviceError> {
+        let state = self.state();
+        if self.records(&state)? {
+            return Ok(());
+        }
+        // SAFETY: ours, and live.
+        unsafe { wait(&self.context, self.raw(), event.raw(), 0) }
     }
 
     /// Makes what is recorded here next wait for a point of the same capture.

@@ -78,8 +78,9 @@ fn what_there_is_no_room_for_is_an_error_and_no_more() {
     assert_eq!(bench.device.allocate(64, 3).expect_err("3").kind(), DeviceErrorKind::Invalid);
     assert_eq!(bench.device.allocate(64, 512).expect_err("512").kind(), DeviceErrorKind::Invalid);
     if let Some(simulator) = bench.simulator("the driver fails allocations as it likes") {
-        simulator.fail_allocation(1);
+        simulator.capacity(simulator.used(0));
         assert!(bench.device.allocate(64, 64).is_err());
+        simulator.capacity(4 << 30);
     }
     assert!(bench.device.allocate(64, 64).is_ok(), "the device is unharmed");
 }

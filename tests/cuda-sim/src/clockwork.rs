@@ -83,13 +83,12 @@ pub(crate) fn step(session: &mut Session, limit: Option<u64>) -> bool {
 }
 
 fn start_what_is_ready(session: &mut Session) {
-    for stream in session.busy.clone() {
-        if let Some(id) = session.ready(stream) {
-            let kind = session.commands[&id].kind;
-            let latency = session.script.latency(stream, kind);
-            let now = session.script.now;
-            let command = session.commands.get_mut(&id).expect("it is ready");
-            command.progress = Progress::Until(now + latency + command.work.nanoseconds());
-        }
+    // What has begun may let others of its connection begin.
+    while let Some(id) = session.busy.iter().find_map(|stream| session.ready(*stream)) {
+        let (stream, kind) = (session.commands[&id].stream, session.commands[&id].kind);
+        let latency = session.script.latency(stream, kind);
+        let now = session.script.now;
+        let command = session.commands.get_mut(&id).expect("it is ready");
+        command.progress = Progress::Until(now + latency + command.work.nanoseconds());
     }
 }

@@ -7,6 +7,7 @@ use crate::codes::{Code, ILLEGAL_ADDRESS, STREAM_CAPTURE_IMPLICIT, STREAM_CAPTUR
 use crate::kernels::Launch;
 use crate::kind::Kind;
 use crate::state::{IN_HOST_FUNCTION, Recorded, State};
+use crate::stream::Stream;
 use crate::vector_clock::VectorClock;
 
 pub(crate) type CommandId = u64;
@@ -163,24 +164,26 @@ impl State {
         Ok(Some(id))
     }
 
-    /// The legacy stream may not be used while a stream that waits for it is captured.
+    /// The legacy stream may not be used while a stream that waits for it is captured: that ends the capture.
     pub(crate) fn refuse_implicit_capture(&mut self, stream: usize) -> Result<(), Code> {
+        let Some(capture) = self.capture_beside(stream) else { return Ok(()) };
+        self.invalidate(capture);
+        Err(STREAM_CAPTURE_IMPLICIT)
+    }
+
+    /// The same for questions about captures, which leave the capture as it is.
+    pub(crate) fn not_beside_a_capture(&self, stream: usize) -> Result<(), Code> {
+        self.capture_beside(stream).map_or(Ok(()), |_| Err(STREAM_CAPTURE_IMPLICIT))
+    }
+
+    /// If `stream` is a legacy stream: the capture of a stream that waits for it.
+    fn capture_beside(&self, stream: usize) -> Option<u64> {
         let this = &self.streams[stream];
         if this.origin != crate::stream::Origin::Legacy {
-            return Ok(());
+            return None;
         }
-        let context = this.context;
-        let caught = self
-            .streams
-            .iter()
-            .find(|other| other.context == context && other.is_blocking() && other.capture.is_some());
-        match caught.and_then(|other| other.capture) {
-            Some(capture) => {
-                self.invalidate(capture);
-                Err(STREAM_CAPTURE_IMPLICIT)
-            }
-            None => Ok(()),
-        }
+        let beside = |other: &&Stream| other.context == this.context && other.is_blocking();
+        self.streams.iter().filter(beside).find_map(|other| other.capture)
     }
 
     /// The command that a stream may begin now.
@@ -191,8 +194,27 @@ impl State {
         let can = !this.blocked
             && command.progress == Progress::Queued
             && command.after.iter().all(|other| self.is_over(*other))
-            && is_satisfied(&command.work);
+            && is_satisfied(&command.work)
+            && self.is_first_of_its_connection(stream, id);
         can.then_some(id)
+    }
+
+    /// Whether all that came before on the same hardware connection has begun. The connection passes commands
+    /// on in the order in which they were enqueued, whatever their streams: one that cannot begin holds up
+    /// all behind it (CUDA Programming Guide, `CUDA_DEVICE_MAX_CONNECTIONS`).
+    fn is_first_of_its_connection(&self, stream: usize, id: CommandId) -> bool {
+        let Some(connections) = self.script.connections else { return true };
+        let place = |stream: usize| {
+            let this = &self.streams[stream];
+            (this.context, this.number % connections)
+        };
+        let own = place(stream);
+        let begins_next = |other: usize| {
+            let mut queue = self.streams[other].queue.iter();
+            queue.find(|id| self.commands[id].progress == Progress::Queued)
+        };
+        let others = self.busy.iter().filter(|other| **other != stream && place(**other) == own);
+        others.filter_map(|other| begins_next(*other)).all(|other| *other > id)
     }
 
     /// Whether a stream waits for a value in memory, of which no notification comes.
@@ -205,6 +227,8 @@ impl State {
     pub(crate) fn begin(&mut self, id: CommandId) -> Option<Work> {
         let command = self.commands.get_mut(&id)?;
         command.progress = Progress::Running;
+        // What shares the connection may begin now.
+        self.news |= self.script.connections.is_some();
         let (stream, work, kind) = (command.stream, command.work.clone(), command.kind);
         let touches = command.touches.clone();
         let clock = command.clock.clone();

@@ -222,3 +222,41 @@ pub unsafe extern "C" fn cusim_violations(text: *mut u8, room: usize) -> usize {
 pub extern "C" fn cusim_forget_violations() {
     Session::open().violations.clear();
 }
+
+/// How many hardware connections the streams of a context share; 0 for one each.
+#[unsafe(no_mangle)]
+pub extern "C" fn cusim_connections(count: u32) {
+    Session::open().script.connections = (count > 0).then_some(count as usize);
+}
+
+/// How many commands a stream takes before a call that enqueues one waits; 0 for any number.
+#[unsafe(no_mangle)]
+pub extern "C" fn cusim_depth(commands: u32) {
+    Session::open().script.depth = (commands > 0).then_some(commands as usize);
+}
+
+/// How long each call lasts that needs a context, in nanoseconds.
+#[unsafe(no_mangle)]
+pub extern "C" fn cusim_call_time(nanoseconds: u64) {
+    Session::open().script.call_time = nanoseconds;
+}
+
+/// Whether what pins memory, makes a stream or loads code waits for all work of the context.
+#[unsafe(no_mangle)]
+pub extern "C" fn cusim_setup_waits(waits: c_int) {
+    Session::open().script.setup_waits = waits != 0;
+}
+
+/// Whether devices reach each other's memory.
+#[unsafe(no_mangle)]
+pub extern "C" fn cusim_peer_access(possible: c_int) {
+    Session::open().script.peer_access = possible != 0;
+}
+
+/// Bytes that the pools of a device keep for later.
+#[unsafe(no_mangle)]
+pub extern "C" fn cusim_kept(device: u32) -> u64 {
+    let session = Session::open();
+    let pools = session.pools.values().filter(|pool| pool.device == device as usize);
+    pools.map(|pool| pool.reserved - pool.used).sum()
+}

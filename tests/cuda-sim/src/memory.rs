@@ -25,10 +25,29 @@ pub(crate) struct Allocation {
     pub(crate) context: usize,
     pub(crate) number: u64,
     pub(crate) flags: u32,
-    /// Came from a pool, so that it may be released in stream order.
-    pub(crate) pooled: bool,
+    /// The handle of the pool that it came from, or 0.
+    pub(crate) pool: u64,
     pub(crate) live: bool,
     pub(crate) accesses: Vec<Access>,
+}
+
+/// A pool of a device.
+#[derive(Debug, Default)]
+pub(crate) struct Pool {
+    pub(crate) device: usize,
+    /// Other devices whose kernels may use its memory.
+    pub(crate) reached_by: Vec<usize>,
+    /// Bytes that allocations use, and that the pool has of the device.
+    pub(crate) used: u64,
+    pub(crate) reserved: u64,
+    /// Bytes that it keeps when a thread synchronizes.
+    pub(crate) threshold: u64,
+}
+
+impl Pool {
+    pub(crate) fn trim_to(&mut self, kept: u64) {
+        self.reserved = self.used.max(self.reserved.min(kept));
+    }
 }
 
 /// What was released is kept for a while, so that a use after it is found instead of doing harm.
@@ -71,21 +90,12 @@ impl Memory {
         place: Place,
         context: usize,
         flags: u32,
-        pooled: bool,
+        pool: u64,
     ) {
         self.made += 1;
         let number = self.made;
-        let allocation = Allocation {
-            base,
-            bytes,
-            place,
-            context,
-            number,
-            flags,
-            pooled,
-            live: true,
-            accesses: Vec::new(),
-        };
+        let allocation =
+            Allocation { base, bytes, place, context, number, flags, pool, live: true, accesses: Vec::new() };
         self.by_base.insert(base, allocation);
     }
 
@@ -125,7 +135,7 @@ impl State {
         bytes: u64,
         place: Place,
         flags: u32,
-        pooled: bool,
+        pool: u64,
     ) -> Result<u64, Code> {
         if bytes == 0 {
             return Err(INVALID_VALUE);
@@ -138,12 +148,20 @@ impl State {
             }
         }
         let device = self.contexts[context].device;
-        let used = self.memory.used.entry(device).or_default();
         if place != Place::Pinned {
-            if bytes > self.script.capacity.saturating_sub(*used) {
+            let kept = |(handle, other): (&u64, &Pool)| {
+                if *handle != pool && other.device == device { other.reserved - other.used } else { 0 }
+            };
+            let kept: u64 = self.pools.iter().map(kept).sum();
+            let used = self.memory.used.entry(device).or_default();
+            if bytes > self.script.capacity.saturating_sub(*used + kept) {
                 return Err(OUT_OF_MEMORY);
             }
             *used += bytes;
+            if let Some(pool) = self.pools.get_mut(&pool) {
+                pool.used += bytes;
+                pool.reserved = pool.reserved.max(pool.used);
+            }
         }
         // Not zeroed: with an alignment of its own the allocator would write every byte of it.
         // SAFETY: the size is not zero.
@@ -154,7 +172,7 @@ impl State {
         // A read of unwritten memory shall be noticed.
         // SAFETY: these bytes were just allocated.
         unsafe { base.write_bytes(0xcd, bytes.min(1 << 20) as usize) };
-        self.memory.insert(base as u64, bytes, place, context, flags, pooled);
+        self.memory.insert(base as u64, bytes, place, context, flags, pool);
         Ok(base as u64)
     }
 
@@ -164,8 +182,19 @@ impl State {
             && !matches!(allocation.place, Place::Pinned | Place::Registered)
         {
             let device = self.contexts[allocation.context].device;
-            let bytes = allocation.bytes;
+            let (bytes, pool) = (allocation.bytes, allocation.pool);
             *self.memory.used.entry(device).or_default() -= bytes;
+            if let Some(pool) = self.pools.get_mut(&pool) {
+                pool.used -= bytes;
+            }
+        }
+    }
+
+    /// What pools keep beyond their thresholds is given back when a thread synchronizes, and not before
+    /// (CUDA Programming Guide, "Stream-Ordered Memory Allocator").
+    pub(crate) fn trim_pools(&mut self) {
+        for pool in self.pools.values_mut() {
+            pool.trim_to(pool.threshold);
         }
     }
 
@@ -178,8 +207,11 @@ impl State {
         let memory = &self.memory.by_base;
         let Some((_, allocation)) = memory.range(..=touch.address).next_back() else { return false };
         let (own, its) = (self.contexts[context].device, self.contexts[allocation.context].device);
-        let reachable =
-            allocation.place != Place::Device || own == its || self.contexts[context].peers.contains(&its);
+        let shared = match self.pools.get(&allocation.pool) {
+            Some(pool) => pool.reached_by.contains(&own),
+            None => self.contexts[context].peers.contains(&its),
+        };
+        let reachable = allocation.place != Place::Device || own == its || shared;
         touch.end() <= allocation.base + allocation.bytes && reachable
     }
 

@@ -23,6 +23,17 @@ pub(crate) struct Script {
     pub(crate) capacity: u64,
     /// How many commands a stream starts until one fails, and with what.
     pub(crate) faults: HashMap<usize, (u64, Code)>,
+    /// Hardware connections of a context, which its streams share in the order of their creation. `None`: one
+    /// for each stream.
+    pub(crate) connections: Option<usize>,
+    /// Commands that a stream takes; a call that enqueues one more waits. `None`: any number.
+    pub(crate) depth: Option<usize>,
+    /// How long each call lasts that needs a context, in nanoseconds.
+    pub(crate) call_time: u64,
+    /// Whether devices reach each other's memory.
+    pub(crate) peer_access: bool,
+    /// Whether what pins memory, makes a stream or loads code waits for all work of the context.
+    pub(crate) setup_waits: bool,
 }
 
 impl Default for Script {
@@ -39,8 +50,20 @@ impl Default for Script {
             failing_allocation: None,
             capacity: 4 << 30,
             faults: HashMap::new(),
+            connections: from_environment("ESTAFETTE_CUDA_SIM_CONNECTIONS"),
+            depth: from_environment("ESTAFETTE_CUDA_SIM_DEPTH"),
+            call_time: from_environment("ESTAFETTE_CUDA_SIM_CALL_NS").unwrap_or(0) as u64,
+            peer_access: true,
+            setup_waits: false,
         }
     }
+}
+
+/// A positive number for a whole process, which a suite sets for tests that script nothing themselves.
+fn from_environment(name: &str) -> Option<usize> {
+    let text = std::env::var(name).ok()?;
+    let number = text.parse().unwrap_or_else(|_| panic!("{name} is a number, not {text:?}"));
+    (number > 0).then_some(number)
 }
 
 impl Script {

@@ -8,8 +8,8 @@ use std::time::{Duration, Instant};
 
 use crate::capture::{Capture, Node};
 use crate::codes::{Code, INVALID_CONTEXT, INVALID_HANDLE, NOT_INITIALIZED, NOT_PERMITTED};
-use crate::command::{Command, CommandId};
-use crate::memory::Memory;
+use crate::command::{Command, CommandId, Request};
+use crate::memory::{Memory, Pool};
 use crate::script::Script;
 use crate::stream::Stream;
 use crate::vector_clock::VectorClock;
@@ -26,6 +26,8 @@ pub(crate) struct Context {
     pub(crate) fault: Option<Code>,
     /// Whose memory its kernels may use.
     pub(crate) peers: Vec<usize>,
+    /// Whether a call has its lock.
+    pub(crate) busy: bool,
 }
 
 /// What an event was last recorded as.
@@ -62,6 +64,10 @@ pub(crate) struct State {
     pub(crate) busy: BTreeSet<usize>,
     /// Whether something has changed that others may wait for.
     pub(crate) news: bool,
+    /// Threads that wait for the lock of a context.
+    pub(crate) queued_calls: usize,
+    /// Set when the driver's own handler at the exit of the process has run.
+    pub(crate) shut_down: bool,
     pub(crate) events: HashMap<u64, Event>,
     pub(crate) commands: HashMap<CommandId, Command>,
     pub(crate) last_command: CommandId,
@@ -76,12 +82,15 @@ pub(crate) struct State {
     /// Names of the kernels in each module.
     pub(crate) modules: HashMap<u64, Vec<String>>,
     pub(crate) functions: HashMap<u64, crate::kernels::Kernel>,
-    pub(crate) pools: HashMap<u64, usize>,
+    pub(crate) pools: HashMap<u64, Pool>,
     pub(crate) calls: BTreeMap<&'static str, u64>,
     pub(crate) violations: Vec<String>,
     pub(crate) script: Script,
     started: Instant,
 }
+
+/// Of a process that called the driver after its shutdown began.
+const EXIT_STATUS: i32 = 86;
 
 struct Driver {
     state: Mutex<State>,
@@ -106,6 +115,8 @@ fn driver() -> &'static Driver {
             by_handle: HashMap::new(),
             busy: BTreeSet::new(),
             news: false,
+            queued_calls: 0,
+            shut_down: false,
             events: HashMap::new(),
             commands: HashMap::new(),
             last_command: 0,
@@ -211,6 +222,9 @@ pub(crate) fn call(name: &'static str, body: impl FnOnce(&mut Session) -> Result
         session.violation(format!("{name} was called from a host function"));
         return NOT_PERMITTED;
     }
+    if session.shut_down && name != "cuDriverGetVersion" {
+        return session.refuse_after_shutdown(name);
+    }
     let early = matches!(
         name,
         "cuInit"
@@ -223,12 +237,79 @@ pub(crate) fn call(name: &'static str, body: impl FnOnce(&mut Session) -> Result
     if !session.initialized && !early {
         return NOT_INITIALIZED;
     }
+    let locked = session.lock_context(name);
     let code = body(&mut session).err().unwrap_or(0);
+    if let Some(context) = locked {
+        session.contexts[context].busy = false;
+        session.news |= session.queued_calls > 0;
+    }
     session.changed();
     code
 }
 
+/// Calls that need no lock: they concern the calling thread or constants alone, or give it up to wait.
+fn needs_no_lock(name: &str) -> bool {
+    ["cuCtxGet", "cuCtxSet", "cuCtxPush", "cuCtxPop", "cuDevice", "cuGet", "cuDriver", "cuThread"]
+        .iter()
+        .any(|prefix| name.starts_with(prefix))
+        || name.ends_with("Synchronize")
+        || name == "cuInit"
+}
+
+impl Session {
+    /// Takes the lock of the calling thread's context for a call, as the driver does, for as long as such a
+    /// call lasts. Returns the context.
+    fn lock_context(&mut self, name: &str) -> Option<usize> {
+        if needs_no_lock(name) {
+            return None;
+        }
+        let context = CURRENT.with_borrow(|stack| stack.last().copied())?;
+        while self.contexts[context].busy {
+            self.queued_calls += 1;
+            self.sleep(None);
+            self.queued_calls -= 1;
+        }
+        self.contexts[context].busy = true;
+        let time = self.script.call_time;
+        if time > 0 {
+            self.unlocked(|| std::thread::sleep(Duration::from_nanos(time)));
+        }
+        Some(context)
+    }
+
+    /// As [`State::enqueue`], once the stream has room.
+    pub(crate) fn enqueue(&mut self, stream: usize, request: Request) -> Result<Option<CommandId>, Code> {
+        if let Some(depth) = self.script.depth
+            && self.streams[stream].capture.is_none()
+        {
+            self.wait_until(|state| state.streams[stream].queue.len() < depth);
+            self.sound(self.streams[stream].context)?;
+        }
+        State::enqueue(self, stream, request)
+    }
+
+    /// Waits for all work of the calling thread's context, if the script says that such calls do.
+    ///
+    /// # Errors
+    /// The thread has no context, or a broken one.
+    pub(crate) fn wait_for_setup(&mut self) -> Result<(), Code> {
+        let context = self.current()?;
+        if self.script.setup_waits { self.wait_for_context(context) } else { Ok(()) }
+    }
+}
+
 impl State {
+    /// A call after the driver's shutdown began, which is undefined. The process ends with a status that a
+    /// test sees, since no test can ask any more.
+    fn refuse_after_shutdown(&mut self, name: &str) -> Code {
+        eprintln!("the simulated CUDA driver: {name} was called after its shutdown began");
+        unsafe extern "C" {
+            /// The C library's: ends the process at once.
+            safe fn _exit(status: std::ffi::c_int) -> !;
+        }
+        _exit(EXIT_STATUS)
+    }
+
     pub(crate) fn handle(&mut self) -> u64 {
         self.last_handle += 1;
         // Far above 32 bits, so that a handle that was cut short is no handle.

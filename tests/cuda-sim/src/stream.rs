@@ -32,6 +32,8 @@ pub(crate) struct Stream {
     pub(crate) origin: Origin,
     pub(crate) flags: u32,
     pub(crate) priority: i32,
+    /// How many streams its context had before.
+    pub(crate) number: usize,
     /// What is not over, in order.
     pub(crate) queue: VecDeque<CommandId>,
     /// How many commands it has got, and what each next one is known to come after.
@@ -63,12 +65,14 @@ impl State {
             Origin::Records => 0,
         };
         let place = self.streams.len();
+        let number = self.streams.iter().filter(|stream| stream.context == context).count();
         self.streams.push(Stream {
             handle,
             context,
             origin,
             flags,
             priority,
+            number,
             queue: VecDeque::new(),
             count: 0,
             clock: VectorClock::default(),

@@ -154,6 +154,36 @@ impl Simulator {
         self.call::<extern "C" fn()>(c"cusim_heal")();
     }
 
+    /// How many hardware connections the streams of a context share; 0 is one each.
+    pub fn connections(&self, count: u32) {
+        self.call::<extern "C" fn(u32)>(c"cusim_connections")(count);
+    }
+
+    /// How many commands a stream takes before a call that enqueues one waits; 0 is any number.
+    pub fn depth(&self, commands: u32) {
+        self.call::<extern "C" fn(u32)>(c"cusim_depth")(commands);
+    }
+
+    /// How long each call lasts that needs a context, in nanoseconds. It has the context's lock meanwhile.
+    pub fn call_time(&self, nanoseconds: u64) {
+        self.call::<extern "C" fn(u64)>(c"cusim_call_time")(nanoseconds);
+    }
+
+    /// Whether what pins memory, makes a stream or loads code waits for all work of the context.
+    pub fn setup_waits(&self, waits: bool) {
+        self.call::<extern "C" fn(c_int)>(c"cusim_setup_waits")(c_int::from(waits));
+    }
+
+    /// Whether devices reach each other's memory.
+    pub fn peer_access(&self, possible: bool) {
+        self.call::<extern "C" fn(c_int)>(c"cusim_peer_access")(c_int::from(possible));
+    }
+
+    /// Bytes that the pools of a device keep for later.
+    pub fn kept(&self, device: u32) -> u64 {
+        self.call::<extern "C" fn(u32) -> u64>(c"cusim_kept")(device)
+    }
+
     /// How often a function of the driver was called; of `copies that may block`, how many copies on a stream
     /// could have held up their caller, since an end of them was not pinned.
     pub fn calls(&self, function: &str) -> u64 {

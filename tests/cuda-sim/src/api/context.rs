@@ -9,7 +9,8 @@ use crate::state::{CURRENT, Context, Session};
 fn create(session: &mut Session, device: c_int) -> Result<u64, Code> {
     let device = session.device(device)?;
     let handle = session.handle();
-    let context = Context { handle, device, primary: false, holders: 1, fault: None, peers: Vec::new() };
+    let context =
+        Context { handle, device, primary: false, holders: 1, fault: None, peers: Vec::new(), busy: false };
     session.contexts.push(context);
     let place = session.contexts.len() - 1;
     CURRENT.with_borrow_mut(|stack| stack.push(place));
@@ -28,6 +29,13 @@ driver! {
         let device = session.device(device)?;
         let holders = &mut session.contexts[device].holders;
         *holders = holders.checked_sub(1).ok_or(INVALID_CONTEXT)?;
+        Ok(())
+    }
+
+    // What `cudaDeviceReset` does: nothing of the context works any more, for any library.
+    fn cuDevicePrimaryCtxReset_v2(device: c_int) |session| {
+        let device = session.device(device)?;
+        session.fault(device, CONTEXT_IS_DESTROYED);
         Ok(())
     }
 
@@ -148,6 +156,9 @@ driver! {
         let context = session.current()?;
         let peer = session.context(peer)?;
         let device = session.contexts[peer].device;
+        if !session.script.peer_access {
+            return Err(PEER_ACCESS_UNSUPPORTED);
+        }
         let peers = &mut session.contexts[context].peers;
         if peers.contains(&device) {
             return Err(PEER_ACCESS_ALREADY_ENABLED);
@@ -169,7 +180,7 @@ driver! {
 
 impl Session {
     /// Waits for all streams of a context, and learns that they are done.
-    pub(super) fn wait_for_context(&mut self, context: usize) -> Result<(), Code> {
+    pub(crate) fn wait_for_context(&mut self, context: usize) -> Result<(), Code> {
         let last = self.last_command;
         self.wait_until(|state| {
             let mut commands = state.commands.iter();
@@ -178,6 +189,7 @@ impl Session {
                     .any(|(id, command)| *id <= last && state.streams[command.stream].context == context)
         });
         self.sound(context)?;
+        self.trim_pools();
         for stream in 0..self.streams.len() {
             if self.streams[stream].context == context {
                 // Commands that came meanwhile are not known to be over.

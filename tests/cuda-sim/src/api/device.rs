@@ -1,10 +1,11 @@
 //! Start, devices and what they say of themselves, names of codes.
 
 use std::ffi::{c_char, c_int, c_void};
+use std::time::Duration;
 
 use super::put;
 use crate::codes::*;
-use crate::state::{Context, State};
+use crate::state::{Context, Session, State};
 
 impl State {
     pub(super) fn device(&self, ordinal: c_int) -> Result<usize, Code> {
@@ -36,6 +37,17 @@ impl State {
     }
 }
 
+unsafe extern "C" {
+    /// The C library's.
+    safe fn atexit(function: extern "C" fn()) -> c_int;
+}
+
+/// After it every call is a violation. It waits a little, so that calls of threads that still run are seen.
+extern "C" fn shut_down() {
+    Session::open().shut_down = true;
+    std::thread::sleep(Duration::from_millis(20));
+}
+
 driver! {
     fn cuInit(flags: u32) |session| {
         if flags != 0 {
@@ -46,9 +58,11 @@ driver! {
         }
         if !session.initialized {
             session.initialized = true;
+            // As the driver does. What was registered later runs earlier.
+            atexit(shut_down);
             for device in 0..session.script.devices {
                 let handle = session.handle();
-                let context = Context { handle, device, primary: true, holders: 0, fault: None, peers: Vec::new() };
+                let context = Context { handle, device, primary: true, holders: 0, fault: None, peers: Vec::new(), busy: false };
                 session.contexts.push(context);
             }
         }
@@ -105,13 +119,13 @@ driver! {
 
     fn cuDeviceCanAccessPeer(can: *mut c_int, device: c_int, peer: c_int) |session| {
         let different = session.device(device)? != session.device(peer)?;
-        put(can, c_int::from(different))
+        put(can, c_int::from(different && session.script.peer_access))
     }
 
     fn cuDeviceGetP2PAttribute(value: *mut c_int, attribute: c_int, source: c_int, target: c_int) |session| {
         let _ = attribute;
         let different = session.device(source)? != session.device(target)?;
-        put(value, c_int::from(different))
+        put(value, c_int::from(different && session.script.peer_access))
     }
 
     fn cuGetErrorName(code: i32, text: *mut *const c_char) |_session| {

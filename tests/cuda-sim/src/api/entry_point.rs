@@ -24,6 +24,7 @@ const SINCE: &[(&str, c_int)] = &[
     ("cuCtxPushCurrent_v2", 4000),
     ("cuDeviceGetUuid_v2", 11040),
     ("cuDevicePrimaryCtxRelease_v2", 11000),
+    ("cuDevicePrimaryCtxReset_v2", 11000),
     ("cuDevicePrimaryCtxSetFlags_v2", 11000),
     ("cuDeviceTotalMem_v2", 3020),
     ("cuEventDestroy_v2", 4000),

@@ -6,22 +6,41 @@ use super::put;
 use crate::codes::*;
 use crate::command::{Request, Touch, Work};
 use crate::kind::Kind;
-use crate::memory::Place;
+use crate::memory::{Place, Pool};
 use crate::state::Session;
 
+/// `CU_MEMPOOL_ATTR_RELEASE_THRESHOLD`.
+const RELEASE_THRESHOLD: u32 = 4;
+
 impl Session {
-    fn allocate_async(&mut self, bytes: usize, stream: u64) -> Result<u64, Code> {
+    fn allocate_async(&mut self, bytes: usize, pool: Option<u64>, stream: u64) -> Result<u64, Code> {
         let stream = self.sound_stream(stream)?;
         if self.streams[stream].capture.is_some() {
             // A real driver makes an allocation node; the simulator has none.
             return Err(NOT_SUPPORTED);
         }
         let context = self.streams[stream].context;
-        let base = self.allocate(context, bytes as u64, Place::Device, 0, true)?;
+        let pool = match pool {
+            Some(pool) => self.pool(pool).map(|_| pool)?,
+            None => self.default_pool(self.contexts[context].device as c_int)?,
+        };
+        let base = self.allocate(context, bytes as u64, Place::Device, 0, pool)?;
         // It is there from this point of the stream on: to others that is as if it were written.
         let touches = vec![Touch::write(base, bytes as u64)];
-        self.enqueue(stream, Request::new(Kind::Memory, Work::Nothing, touches))?;
+        self.enqueue_for_memory(stream, Work::Nothing, touches)?;
         Ok(base)
+    }
+
+    /// Takes its place in the order of a stream. Where nothing comes before it, the driver has it done when the
+    /// call returns.
+    fn enqueue_for_memory(&mut self, stream: usize, work: Work, touches: Vec<Touch>) -> Result<(), Code> {
+        let command = self.enqueue(stream, Request::new(Kind::Memory, work, touches))?;
+        if let Some(command) = command.filter(|command| self.ready(stream) == Some(*command))
+            && self.begin(command).is_some()
+        {
+            self.finish(command);
+        }
+        Ok(())
     }
 
     /// Releases memory at once, after all that the context still has to do, as the driver does.
@@ -38,15 +57,15 @@ impl Session {
         Ok(())
     }
 
-    fn pool(&self, pool: u64) -> Result<usize, Code> {
-        self.pools.get(&pool).copied().ok_or(INVALID_VALUE)
+    fn pool(&mut self, pool: u64) -> Result<&mut Pool, Code> {
+        self.pools.get_mut(&pool).ok_or(INVALID_VALUE)
     }
 
     fn default_pool(&mut self, device: c_int) -> Result<u64, Code> {
         let device = self.device(device)?;
         // A handle that no other object has: these are counted from further up.
         let handle = 0x5d00_0000_0000 + device as u64 * 0x40;
-        self.pools.insert(handle, device);
+        self.pools.entry(handle).or_insert_with(|| Pool { device, ..Pool::default() });
         Ok(handle)
     }
 }
@@ -55,7 +74,8 @@ driver! {
     fn cuMemAlloc_v2(address: *mut u64, bytes: usize) |session| {
         let context = session.current()?;
         session.refuse_during_capture()?;
-        let base = session.allocate(context, bytes as u64, Place::Device, 0, false)?;
+        session.wait_for_setup()?;
+        let base = session.allocate(context, bytes as u64, Place::Device, 0, 0)?;
         put(address, base)
     }
 
@@ -71,21 +91,23 @@ driver! {
     fn cuMemAllocManaged(address: *mut u64, bytes: usize, flags: c_uint) |session| {
         let context = session.current()?;
         session.refuse_during_capture()?;
-        let base = session.allocate(context, bytes as u64, Place::Managed, flags, false)?;
+        let base = session.allocate(context, bytes as u64, Place::Managed, flags, 0)?;
         put(address, base)
     }
 
     fn cuMemHostAlloc(address: *mut *mut c_void, bytes: usize, flags: c_uint) |session| {
         let context = session.current()?;
         session.refuse_during_capture()?;
-        let base = session.allocate(context, bytes as u64, Place::Pinned, flags, false)?;
+        session.wait_for_setup()?;
+        let base = session.allocate(context, bytes as u64, Place::Pinned, flags, 0)?;
         put(address, base as *mut c_void)
     }
 
     fn cuMemAllocHost_v2(address: *mut *mut c_void, bytes: usize) |session| {
         let context = session.current()?;
         session.refuse_during_capture()?;
-        let base = session.allocate(context, bytes as u64, Place::Pinned, 0, false)?;
+        session.wait_for_setup()?;
+        let base = session.allocate(context, bytes as u64, Place::Pinned, 0, 0)?;
         put(address, base as *mut c_void)
     }
 
@@ -110,10 +132,11 @@ driver! {
 
     fn cuMemHostRegister_v2(address: *mut c_void, bytes: usize, flags: c_uint) |session| {
         let context = session.current()?;
+        session.wait_for_setup()?;
         if session.memory.live(address as u64).is_some() {
             return Err(HOST_MEMORY_ALREADY_REGISTERED);
         }
-        session.memory.insert(address as u64, bytes as u64, Place::Registered, context, flags, false);
+        session.memory.insert(address as u64, bytes as u64, Place::Registered, context, flags, 0);
         Ok(())
     }
 
@@ -128,13 +151,12 @@ driver! {
     }
 
     fn cuMemAllocAsync(address: *mut u64, bytes: usize, stream: u64) |session| {
-        let base = session.allocate_async(bytes, stream)?;
+        let base = session.allocate_async(bytes, None, stream)?;
         put(address, base)
     }
 
     fn cuMemAllocFromPoolAsync(address: *mut u64, bytes: usize, pool: u64, stream: u64) |session| {
-        session.pool(pool)?;
-        let base = session.allocate_async(bytes, stream)?;
+        let base = session.allocate_async(bytes, Some(pool), stream)?;
         put(address, base)
     }
 
@@ -146,8 +168,7 @@ driver! {
         }
         let touches = vec![Touch::write(address, allocation.bytes)];
         session.give_back_capacity(address);
-        session.enqueue(stream, Request::new(Kind::Memory, Work::Free { base: address }, touches))?;
-        Ok(())
+        session.enqueue_for_memory(stream, Work::Free { base: address }, touches)
     }
 
     fn cuDeviceGetDefaultMemPool(pool: *mut u64, device: c_int) |session| {
@@ -173,7 +194,7 @@ driver! {
         }
         let device = session.device(properties.cast::<c_int>().add(3).read())?;
         let handle = session.handle();
-        session.pools.insert(handle, device);
+        session.pools.insert(handle, Pool { device, ..Pool::default() });
         put(pool, handle)
     }
 
@@ -182,31 +203,48 @@ driver! {
     }
 
     fn cuMemPoolSetAttribute(pool: u64, attribute: c_uint, value: *mut c_void) |session| {
-        let _ = attribute;
-        session.pool(pool)?;
-        if value.is_null() { Err(INVALID_VALUE) } else { Ok(()) }
+        let pool = session.pool(pool)?;
+        if value.is_null() {
+            return Err(INVALID_VALUE);
+        }
+        if attribute == RELEASE_THRESHOLD {
+            pool.threshold = value.cast::<u64>().read_unaligned();
+        }
+        Ok(())
     }
 
     fn cuMemPoolGetAttribute(pool: u64, attribute: c_uint, value: *mut c_void) |session| {
-        let device = session.pool(pool)?;
-        let used = session.memory.used.get(&device).copied().unwrap_or(0);
-        // Reserved and used bytes are counts of 64 bits, the first three attributes are flags.
+        let pool = session.pool(pool)?;
+        // Bytes are counts of 64 bits, the first three attributes are flags.
         match attribute {
             1..=3 => put(value.cast::<c_int>(), 1),
-            5..=8 => put(value.cast::<u64>(), used),
+            RELEASE_THRESHOLD => put(value.cast::<u64>(), pool.threshold),
+            5 | 6 => put(value.cast::<u64>(), pool.reserved),
+            7 | 8 => put(value.cast::<u64>(), pool.used),
             _ => put(value.cast::<u64>(), 0),
         }
     }
 
-    fn cuMemPoolSetAccess(pool: u64, access: *const c_void, count: usize) |session| {
-        let _ = (access, count);
-        session.pool(pool)?;
+    fn cuMemPoolSetAccess(pool: u64, access: *const [c_int; 3], count: usize) |session| {
+        let own = session.pool(pool)?.device;
+        for at in 0..count {
+            // Each is the kind of a location, the device's number, and what is allowed.
+            let [_, device, allowed] = access.add(at).read();
+            let device = session.device(device)?;
+            if device != own && !session.script.peer_access {
+                return Err(INVALID_DEVICE);
+            }
+            let reached_by = &mut session.pool(pool)?.reached_by;
+            reached_by.retain(|other| *other != device);
+            if allowed != 0 {
+                reached_by.push(device);
+            }
+        }
         Ok(())
     }
 
     fn cuMemPoolTrimTo(pool: u64, kept: usize) |session| {
-        let _ = kept;
-        session.pool(pool)?;
+        session.pool(pool)?.trim_to(kept as u64);
         Ok(())
     }
 
@@ -294,10 +332,7 @@ unsafe fn pointer_attribute(
             11 => put(out.cast::<u64>(), allocation.base),
             12 => put(out.cast::<usize>(), allocation.bytes as usize),
             13 => put(out.cast::<c_uint>(), 1),
-            17 => put(
-                out.cast::<u64>(),
-                if allocation.pooled { 0x5d00_0000_0000 + context.device as u64 * 0x40 } else { 0 },
-            ),
+            17 => put(out.cast::<u64>(), allocation.pool),
             _ => Err(NOT_SUPPORTED),
         }
     }

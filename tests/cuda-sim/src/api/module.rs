@@ -89,7 +89,7 @@ pub(super) unsafe fn launch(
 
 driver! {
     fn cuModuleLoadData(module: *mut u64, image: *const c_void) |session| {
-        session.current()?;
+        session.wait_for_setup()?;
         load(session, module, image)
     }
 
@@ -97,7 +97,7 @@ driver! {
         module: *mut u64, image: *const c_void, count: c_uint, options: *mut c_uint, values: *mut *mut c_void,
     ) |session| {
         let _ = (count, options, values);
-        session.current()?;
+        session.wait_for_setup()?;
         load(session, module, image)
     }
 

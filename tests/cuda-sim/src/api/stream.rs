@@ -21,6 +21,7 @@ impl Session {
         });
         self.sound(context)?;
         self.host.merge(&clock);
+        self.trim_pools();
         Ok(())
     }
 }
@@ -28,12 +29,14 @@ impl Session {
 driver! {
     fn cuStreamCreate(stream: *mut u64, flags: u32) |session| {
         let context = session.current()?;
+        session.wait_for_setup()?;
         let place = session.add_stream(context, Origin::Created, flags, 0);
         put(stream, session.streams[place].handle)
     }
 
     fn cuStreamCreateWithPriority(stream: *mut u64, flags: u32, priority: c_int) |session| {
         let context = session.current()?;
+        session.wait_for_setup()?;
         let place = session.add_stream(context, Origin::Created, flags, priority.clamp(-2, 0));
         put(stream, session.streams[place].handle)
     }
@@ -189,13 +192,13 @@ driver! {
 
     fn cuStreamIsCapturing(stream: u64, status: *mut u32) |session| {
         let stream = session.stream(stream)?;
-        session.refuse_implicit_capture(stream)?;
+        session.not_beside_a_capture(stream)?;
         put(status, capture_status(session, stream).0)
     }
 
     fn cuStreamGetCaptureInfo(stream: u64, status: *mut u32, id: *mut u64) |session| {
         let stream = session.stream(stream)?;
-        session.refuse_implicit_capture(stream)?;
+        session.not_beside_a_capture(stream)?;
         let (now, capture) = capture_status(session, stream);
         put_if_wanted(id, capture);
         put(status, now)
@@ -205,7 +208,7 @@ driver! {
         stream: u64, status: *mut u32, id: *mut u64, graph: *mut u64, dependencies: *mut *const u64, count: *mut usize,
     ) |session| {
         let stream = session.stream(stream)?;
-        session.refuse_implicit_capture(stream)?;
+        session.not_beside_a_capture(stream)?;
         let (now, capture) = capture_status(session, stream);
         put_if_wanted(id, capture);
         put_if_wanted(graph, capture);

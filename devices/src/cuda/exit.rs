@@ -1,0 +1,78 @@
+//! The exit of the process: no call reaches the driver once its own shutdown may have begun.
+//!
+//! The driver shuts down in a handler of the C library's `exit`, which it registers when it starts. A call
+//! after that is undefined (CUDA Programming Guide, "Initialization"), and threads of ours still run then: the
+//! reactor, the quarantine, workers. So [`arrange`] registers a handler right after the driver has started;
+//! handlers run in the opposite order. It refuses calls from then on and waits for those that are under way.
+//! What was in flight stays as it is: nothing fails, and memory is left to the end of the process.
+//!
+//! These are plain `std` atomics: an exit takes part in no protocol.
+
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::time::{Duration, Instant};
+
+use estafette_sync::abandoned::is_abandoned;
+
+use crate::{DeviceError, DeviceErrorKind};
+
+/// How long the exit waits for calls that are under way. One that waits for the device may last for ever.
+const GRACE: Duration = Duration::from_millis(500);
+/// `CUDA_ERROR_DEINITIALIZED`: the driver is shutting down.
+pub(super) const DEINITIALIZED: i32 = 4;
+
+static EXITING: AtomicBool = AtomicBool::new(false);
+/// Calls that are under way.
+static CALLS: AtomicUsize = AtomicUsize::new(0);
+
+/// To be called once, after the driver has started.
+pub(super) fn arrange() {
+    // SAFETY: the handler takes nothing and stays. Where it cannot be registered, the exit is as it was.
+    let _ = unsafe { libc::atexit(at_exit) };
+}
+
+extern "C" fn at_exit() {
+    begin();
+    let deadline = Instant::now() + GRACE;
+    while CALLS.load(Ordering::SeqCst) > 0 && Instant::now() < deadline {
+        std::thread::yield_now();
+    }
+}
+
+/// Refuses calls from now on.
+pub(super) fn begin() {
+    EXITING.store(true, Ordering::SeqCst);
+}
+
+/// Whether calls are refused.
+pub(super) fn has_begun() -> bool {
+    EXITING.load(Ordering::Relaxed)
+}
+
+/// Whether nothing of the driver works in this process any more: it exits, or is a forked child.
+pub(super) fn is_driver_gone() -> bool {
+    is_abandoned() || has_begun()
+}
+
+/// While this lives, the exit waits.
+#[must_use]
+pub(super) struct Call(());
+
+impl Call {
+    /// # Errors
+    /// The process exits. The code is the driver's own for that.
+    pub(super) fn begin() -> Result<Self, DeviceError> {
+        CALLS.fetch_add(1, Ordering::SeqCst);
+        let call = Self(());
+        if EXITING.load(Ordering::SeqCst) {
+            let message = "the process exits: the CUDA driver is not called any more";
+            return Err(DeviceError::new(DeviceErrorKind::Other, message).with_code(DEINITIALIZED.into()));
+        }
+        Ok(call)
+    }
+}
+
+impl Drop for Call {
+    fn drop(&mut self) {
+        CALLS.fetch_sub(1, Ordering::SeqCst);
+    }
+}
