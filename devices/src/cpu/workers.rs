@@ -71,6 +71,8 @@ pub(super) fn run<J: Job>(shared: Arc<Shared<J>>, index: usize, deque: Deque<J>)
     drop(pool);
     CURRENT.with(|current| current.borrow_mut().take());
     context.hand_over();
+    // Workers without a turn may have gone to sleep again while jobs were left.
+    context.shared.sleep.notify_all();
     context.shared.threads.leave();
 }
 
@@ -179,12 +181,12 @@ impl<J: Job> Context<J> {
                 shared.sleep.start_searching();
                 continue;
             }
-            let stay_awake = || has_work() || shared.is_shut_down() || shared.is_abandoned();
+            let stay_awake = || has_work() || self.must_leave();
             let has_jobs = || shared.queues.has_work();
             match shared.concurrency.as_ref().filter(|it| has_jobs() && it.begin_watch()) {
                 None => shared.sleep.sleep(&self.parker, stay_awake),
                 Some(concurrency) => {
-                    shared.sleep.sleep_for(&self.parker, OVERDUE, || stay_awake() && concurrency.has_room());
+                    shared.sleep.sleep_for(&self.parker, OVERDUE, stay_awake);
                     if has_jobs() && concurrency.is_overdue() {
                         self.take_turn();
                     }
