@@ -165,7 +165,7 @@ static void results_are_promises_until_they_are_there(void) {
   estafette_tensor_release(result);
   CHECK(deleted_after_flush(memory) == 0);
   view->deleter(view);
-  CHECK(deleted_after_flush(memory) == 1);
+  CHECK(deletions(memory) == 1);
   free(memory);
   estafette_tensor_release(failed);
   estafette_tensor_release(gate);

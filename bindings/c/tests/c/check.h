@@ -81,6 +81,13 @@ static inline int deleted_after_flush(counted *tensor) {
   return atomic_load(&tensor->deleted);
 }
 
+/* How often the deleter was called. A worker releases the operands of an operation just after it has reported the end, so a
+   flush alone may come too early: the first call is waited for. */
+static inline int deletions(counted *tensor) {
+  for (int look = 0; look < 10000 && deleted_after_flush(tensor) == 0; look++) usleep(1000);
+  return deleted_after_flush(tensor);
+}
+
 static inline estafette_engine *engine_new(int workers) {
   estafette_engine_options options;
   memset(&options, 0, sizeof options);

@@ -109,7 +109,7 @@ static void a_tensor_with_a_foreign_promise_is_awaited_and_chained_on(void) {
     OK(estafette_wait(tensor, 10 * SECOND));
     CHECK(reader.called == 1);
     estafette_tensor_release(tensor);
-    CHECK(deleted_after_flush(memory) == 1);
+    CHECK(deletions(memory) == 1);
     estafette_engine_destroy(engine);
     fence_free(fence);
     free(memory);
@@ -130,7 +130,7 @@ static void failure_travels_with_its_message(void) {
   OK(estafette_wait_all(engine, 10 * SECOND));
   CHECK(reader.called == 0 && drops(&reader) == 1);
   estafette_tensor_release(tensor);
-  CHECK(deleted_after_flush(memory) == 1);
+  CHECK(deletions(memory) == 1);
   estafette_engine_destroy(engine);
   fence_free(fence);
   free(memory);
@@ -149,7 +149,7 @@ static void the_deleter_waits_for_the_consumers_work(void) {
   CHECK(atomic_load(&memory->deleted) == 0);
   EXPECT(ESTAFETTE_TIMEOUT, estafette_flush_deleters(SECOND / 100));
   fence_settle(fence, ESTAFETTE_OK);
-  CHECK(deleted_after_flush(memory) == 1);
+  CHECK(deletions(memory) == 1);
   fence_free(fence);
   free(memory);
 }
@@ -196,7 +196,7 @@ static void our_promise_orders_a_foreign_schedulers_work(void) {
   again.release(again.context);
   OK(estafette_wait(other, 10 * SECOND));
   estafette_tensor_release(other);
-  CHECK(deleted_after_flush(memory) == 1);
+  CHECK(deletions(memory) == 1);
   free(memory);
   estafette_tensor_release(tensor);
   estafette_engine_destroy(engine);

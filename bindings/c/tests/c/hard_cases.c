@@ -43,7 +43,7 @@ static void on_any_error_the_caller_keeps_what_it_passed(void) {
   REFUSED(ESTAFETTE_INVALID, "fence", estafette_tensor_release_after(tensor, &broken));
   OK(estafette_query(tensor));
   estafette_tensor_release(tensor);
-  CHECK(deleted_after_flush(mine) == 1);
+  CHECK(deletions(mine) == 1);
   estafette_engine_destroy(engine);
   free(mine);
 }

@@ -199,7 +199,7 @@ static void options_and_types_that_cannot_be_are_named(void) {
   OK(estafette_tensor_data(tensor, &data));
   CHECK(data == (char *)memory->values + 1);
   OK(estafette_tensor_release(tensor));
-  CHECK(deleted_after_flush(memory) == 1);
+  CHECK(deletions(memory) == 1);
   free(memory);
   OK(estafette_engine_destroy(engine));
 }
