@@ -22,9 +22,10 @@ use std::fs::File;
 use std::io::{BufWriter, Write};
 use std::time::{Duration, Instant};
 
-use arrow::array::{AsArray, Float32Array};
-use arrow::compute::kernels::numeric;
-use arrow::datatypes::Float32Type;
+use arrow_arith::numeric;
+use arrow_array::Float32Array;
+use arrow_array::cast::AsArray;
+use arrow_array::types::Float32Type;
 use estafette::trace::{Recorder, TraceOptions};
 use estafette::{Engine, Produced, Tensor};
 use estafette_report::{Trace, terminal};

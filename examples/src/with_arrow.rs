@@ -7,8 +7,8 @@ use std::panic::AssertUnwindSafe;
 use std::ptr::NonNull;
 use std::sync::Arc;
 
-use arrow::array::{Array, Float32Array};
-use arrow::buffer::{Buffer, ScalarBuffer};
+use arrow_array::{Array, Float32Array};
+use arrow_buffer::{Buffer, ScalarBuffer};
 use estafette::devices::DLDevice;
 use estafette::exchange::{Abi, ExportFlags, export};
 use estafette::{Access, DType, ExportOptions, Layout, ManagedTensor, Scope, Tensor};
