@@ -33,6 +33,8 @@ thread_local! {
     /// How often this thread is inside; only the first time counts.
     static DEPTH: Cell<u32> = const { Cell::new(0) };
     static MAIN: Cell<Option<bool>> = const { Cell::new(None) };
+    /// Python's name for this thread, once it was asked for. A fork keeps it.
+    static IDENT: Cell<Option<u64>> = const { Cell::new(None) };
 }
 
 /// Being inside; dropping it steps out.
@@ -117,7 +119,12 @@ pub fn is_known_main() -> bool {
 /// Python's name for the calling thread.
 pub fn ident(py: Python<'_>) -> PyResult<u64> {
     static GET_IDENT: PyOnceLock<Py<PyAny>> = PyOnceLock::new();
-    GET_IDENT.import(py, "threading", "get_ident")?.call0()?.extract()
+    if let Some(ident) = IDENT.get() {
+        return Ok(ident);
+    }
+    let ident = GET_IDENT.import(py, "threading", "get_ident")?.call0()?.extract()?;
+    IDENT.set(Some(ident));
+    Ok(ident)
 }
 
 fn main_ident(py: Python<'_>) -> PyResult<u64> {

@@ -38,7 +38,7 @@ use pyo3::prelude::*;
 use pyo3::types::PyBool;
 
 use crate::error::{OrRaise, raise};
-use crate::exchange::peers::Peer;
+use crate::exchange::peers::{Peer, Stream};
 use crate::exchange::unordered::{self, Reason};
 use crate::interpreter::guard;
 use crate::interpreter::kept::Kept;
@@ -166,7 +166,9 @@ pub fn fence_of(py: Python<'_>, device: DLDevice, stream: usize) -> PyResult<Fen
 /// # Errors
 /// As [`Kind::import_array`].
 pub fn import_array(object: &Bound<'_, PyAny>, peer: &Peer) -> PyResult<Option<(ManagedTensor, FenceSet)>> {
-    for kind in KINDS {
+    // A library without devices has none of their array interfaces.
+    let kinds = if peer.stream == Stream::HostOnly { &[] } else { KINDS };
+    for kind in kinds {
         if let Some(taken) = kind.import_array(object, peer)? {
             return Ok(Some(taken));
         }

@@ -289,6 +289,7 @@ impl Parts {
     /// Runs a plain function; what it returns is no generator, but may be a coroutine.
     fn run<'py>(&self, py: Python<'py>, scope: Scope) -> PyResult<Bound<'py, PyAny>> {
         let _running = Running::note(self.function.bind(py), scope.id())?;
+        static RUN: PyOnceLock<Py<PyAny>> = PyOnceLock::new();
         let scope = Bound::new(py, OperationScope::new(scope))?;
         // A node of a graph is given another queue than it was recorded with.
         let queue = if self.on.is_some() { scope.get().scope().queue() } else { None };
@@ -301,7 +302,8 @@ impl Parts {
                 fastcall::call(&run_in_context, &call.into_pyobject(py)?)?
             }
             None => {
-                let call = (helper(py, "run")?, scope, &self.function, &self.using, &self.arguments);
+                let run = RUN.import(py, "estafette._body", "run")?;
+                let call = (run, scope, &self.function, &self.using, &self.arguments);
                 fastcall::call(&run_in_context, &call.into_pyobject(py)?)?
             }
         };

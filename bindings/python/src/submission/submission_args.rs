@@ -306,7 +306,8 @@ fn queue_of(on: Option<&Bound<'_, PyAny>>) -> PyResult<Option<Arc<On>>> {
 
 /// What a function calls itself.
 pub fn name_of(function: &Bound<'_, PyAny>) -> PyResult<String> {
-    for attribute in ["__qualname__", "__name__"] {
+    let py = function.py();
+    for attribute in [intern!(py, "__qualname__"), intern!(py, "__name__")] {
         if let Ok(name) = function.getattr(attribute).and_then(|name| name.extract()) {
             return Ok(name);
         }

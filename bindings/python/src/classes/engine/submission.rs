@@ -344,42 +344,46 @@ impl PyEngine {
     /// Submits without waiting where it can; where it must wait for room, without the Python lock.
     fn submit_now(&self, py: Python<'_>, args: &SubmissionArgs, body: Body) -> PyResult<estafette::Op> {
         let engine = self.engine(py)?;
-        let first = body.clone_ref(py);
+        let mut left = Some(body);
         let tried = scope::within(py, || {
             poll_once(async {
-                args.operation(engine).permit().await?.run_external(move |end: Completion| first.start(end))
+                let permit = args.operation(engine).permit().await?;
+                let body = left.take().expect("the future is polled once");
+                permit.run_external(move |end: Completion| body.start(end))
             })
         })?;
-        match tried {
-            Some(outcome) => {
-                body.drop_attached(py);
-                outcome.or_raise(py)
-            }
-            None => {
+        match (tried, left) {
+            (None, Some(body)) => {
                 self.handle.may_wait(py)?;
                 guard::detach(py, || args.operation(engine).run_external(move |end| body.start(end)))
                     .or_raise(py)
+            }
+            (tried, left) => {
+                left.into_iter().for_each(|body| body.drop_attached(py));
+                tried.expect("a body that is gone was submitted").or_raise(py)
             }
         }
     }
 
     fn call_now(&self, py: Python<'_>, args: &SubmissionArgs, body: Body) -> PyResult<Tensor> {
         let engine = self.engine(py)?;
-        let first = body.clone_ref(py);
+        let mut left = Some(body);
         let tried = scope::within(py, || {
             poll_once(async {
-                args.promise(engine).permit().await?.produce_external(move |end: Completion| first.start(end))
+                let permit = args.promise(engine).permit().await?;
+                let body = left.take().expect("the future is polled once");
+                permit.produce_external(move |end: Completion| body.start(end))
             })
         })?;
-        match tried {
-            Some(outcome) => {
-                body.drop_attached(py);
-                outcome.or_raise(py)
-            }
-            None => {
+        match (tried, left) {
+            (None, Some(body)) => {
                 self.handle.may_wait(py)?;
                 guard::detach(py, || args.promise(engine).produce_external(move |end| body.start(end)))
                     .or_raise(py)
+            }
+            (tried, left) => {
+                left.into_iter().for_each(|body| body.drop_attached(py));
+                tried.expect("a body that is gone was submitted").or_raise(py)
             }
         }
     }
