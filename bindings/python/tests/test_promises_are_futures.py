@@ -3,6 +3,7 @@
 import asyncio
 import concurrent.futures
 import logging
+import sys
 import threading
 import time
 
@@ -163,6 +164,18 @@ class TestOthers:
         assert est.wait(late, timeout=0.01).not_done == set(late)
         gate.open()
         assert concurrent.futures.wait([ready, *late], timeout=30).done == {ready, *late}
+
+    def test_polling_costs_one_callback(self, late, gate):
+        def references():
+            return [sys.getrefcount(promise) for promise in late]
+
+        concurrent.futures.wait(late, timeout=0)
+        before = references()
+        for _ in range(100):
+            assert concurrent.futures.wait(late, timeout=0).not_done == set(late)
+        assert references() == before
+        gate.open()
+        assert concurrent.futures.wait(late, timeout=30).done == set(late)
 
     def test_the_first_exception_ends_the_wait(self, eng, gate, late):
         failing = eng.submit(fails)

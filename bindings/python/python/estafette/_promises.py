@@ -30,6 +30,8 @@ class _Ends:
         self._lock = threading.RLock()
         self._depth = 0
         self.known = set()
+        # The waiters of promises that have not ended. Each such promise has one callback, however often it is waited for.
+        self.waiters = {}
 
     def acquire(self):
         self._lock.acquire()
@@ -68,21 +70,37 @@ class Waiters:
 
     def append(self, waiter):
         with ENDS:
-            if self._promise not in ENDS.known:
-                self._promise.add_done_callback(functools.partial(_tell, waiter))
+            if self._promise in ENDS.known:
+                return
+            waiters = ENDS.waiters.get(self._promise)
+            if waiters is not None:
+                waiters.append(waiter)
+                return
+            ENDS.waiters[self._promise] = [waiter]
+            try:
+                self._promise.add_done_callback(_tell)
+            except BaseException:
+                # The next wait adds a callback of its own.
+                ENDS.waiters.pop(self._promise, None)
+                raise
 
     def remove(self, waiter):
-        """What comes too late for a waiter changes nothing."""
+        """A promise that has ended has no waiters."""
+        with ENDS:
+            waiters = ENDS.waiters.get(self._promise, ())
+            if waiter in waiters:
+                waiters.remove(waiter)
 
 
-def _tell(waiter, promise):
+def _tell(promise):
     with ENDS:
-        if promise.cancelled():
-            waiter.add_cancelled(promise)
-        elif promise._failed():
-            waiter.add_exception(promise)
-        else:
-            waiter.add_result(promise)
+        for waiter in ENDS.waiters.pop(promise, ()):
+            if promise.cancelled():
+                waiter.add_cancelled(promise)
+            elif promise._failed():
+                waiter.add_exception(promise)
+            else:
+                waiter.add_result(promise)
 
 
 def future(promise):
