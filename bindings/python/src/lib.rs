@@ -87,6 +87,7 @@ mod _estafette {
     #[pymodule_init]
     fn init(module: &Bound<'_, PyModule>) -> PyResult<()> {
         super::log::install();
+        super::interpreter::guard::install(module.py())?;
         super::interpreter::dlpack_method::install(module.py())?;
         super::exchange::exchange_table::install(module.py())?;
         module.add("__version__", env!("CARGO_PKG_VERSION"))

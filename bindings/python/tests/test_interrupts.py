@@ -383,6 +383,34 @@ class TestCtrlC:
             asyncio.run(main())
         assert seen == ["goes on"] and ops[0].exception(30) is None
 
+    def test_no_code_that_could_swallow_it_runs_in_a_wait(self):
+        output, errors = run_program(
+            """
+            import os, signal, threading
+            import estafette as est
+            signal.signal(signal.SIGINT, signal.default_int_handler)
+
+            def interrupted():
+                raise KeyboardInterrupt
+
+            threading.main_thread = threading.get_ident = interrupted
+            gate = threading.Event()
+
+            def body():
+                os.kill(os.getpid(), signal.SIGINT)
+                gate.wait(20)
+
+            with est.Engine(workers=1) as eng:
+                op = eng.submit(body)
+                try:
+                    op.wait()
+                except KeyboardInterrupt:
+                    print("interrupted", op.done())
+                gate.set()
+            """
+        )
+        assert output == "interrupted False\n", errors
+
     def test_twice_ends_a_block_that_was_left_by_the_first(self):
         """The first one leaves the block, whose end still waits for what runs."""
         output, errors = run_program(

@@ -21,6 +21,7 @@ use std::cell::Cell;
 use std::time::Duration;
 
 use estafette_sync::rundown::Rundown;
+use estafette_sync::sync::atomic::{AtomicU64, Ordering};
 use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
 
@@ -28,6 +29,8 @@ use crate::interpreter::process;
 use crate::interpreter::thread_state;
 
 static GATE: Rundown = Rundown::new();
+/// Python's name for its main thread.
+static MAIN_IDENT: AtomicU64 = AtomicU64::new(0);
 
 thread_local! {
     /// How often this thread is inside; only the first time counts.
@@ -102,10 +105,29 @@ fn stay_away() -> ! {
     }
 }
 
+/// Notes which thread is Python's main thread. Python code answers that, and such code runs signal handlers, whose exceptions a wait
+/// could not raise. So it is asked once, when the extension is loaded.
+///
+/// # Errors
+/// What a signal handler raises meanwhile.
+pub fn install(py: Python<'_>) -> PyResult<()> {
+    let main: u64 = py.import("threading")?.call_method0("main_thread")?.getattr("ident")?.extract()?;
+    MAIN_IDENT.store(main, Ordering::Relaxed);
+    ident(py).map(drop)
+}
+
+/// The calling thread is the main one from now on: it has forked, and this is the child.
+pub fn become_main(py: Python<'_>) {
+    if let Ok(ident) = ident(py) {
+        MAIN_IDENT.store(ident, Ordering::Relaxed);
+        MAIN.set(Some(true));
+    }
+}
+
 /// Whether this is Python's main thread, the one that handles signals and runs the exit.
 pub fn is_main(py: Python<'_>) -> bool {
     MAIN.get().unwrap_or_else(|| {
-        let main = ident(py).and_then(|ident| Ok(ident == main_ident(py)?)).unwrap_or(false);
+        let main = ident(py).is_ok_and(|ident| ident == MAIN_IDENT.load(Ordering::Relaxed));
         MAIN.set(Some(main));
         main
     })
@@ -125,10 +147,6 @@ pub fn ident(py: Python<'_>) -> PyResult<u64> {
     let ident = GET_IDENT.import(py, "threading", "get_ident")?.call0()?.extract()?;
     IDENT.set(Some(ident));
     Ok(ident)
-}
-
-fn main_ident(py: Python<'_>) -> PyResult<u64> {
-    py.import("threading")?.call_method0("main_thread")?.getattr("ident")?.extract()
 }
 
 /// Closes the guard and waits until no thread is inside, for at most `timeout`. Returns whether that was so.

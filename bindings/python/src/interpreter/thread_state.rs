@@ -112,7 +112,8 @@ pub fn after_fork_in_parent() {
 /// Called by Python after a fork in the child, on its only thread.
 #[pyfunction]
 #[pyo3(name = "_after_fork_in_child")]
-pub fn after_fork_in_child() {
+pub fn after_fork_in_child(py: Python<'_>) {
+    guard::become_main(py);
     // A child may have an engine of its own when its parent had none; then no other thread can have had the turn, or its
     // lock. Otherwise nothing here uses either.
     if !process::is_engines_child() {
