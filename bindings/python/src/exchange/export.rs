@@ -288,7 +288,9 @@ fn take_lease(py: Python<'_>, tensor: &Tensor, options: &ExportOptions) -> PyRes
             || options.access == Access::Alias
             || options.access == Access::Read && tensor.is_ready());
     if quick || running_loop::get(py)?.is_some() {
-        if let Some(outcome) = poll_once(tensor.export_with(options.clone())) {
+        let export = || poll_once(tensor.export_with(options.clone()));
+        // A driver is called for a consumer's queue.
+        if let Some(outcome) = if ordered { guard::detach(py, export) } else { export() } {
             return outcome.or_raise(py);
         }
         stopped_loop::check(py, "the tensor")?;
