@@ -31,7 +31,7 @@ fn run_again(test: &str, arrange: impl FnOnce(&mut Command)) -> ExitStatus {
     let id = child.id() as i32;
     let watch = thread::spawn(move || {
         if receiver.recv_timeout(PATIENCE) == Err(mpsc::RecvTimeoutError::Timeout) {
-            // SAFETY: a child that nobody has waited for, so the number is still its own.
+            // SAFETY: a child that no thread has waited for, so the number is still its own.
             unsafe { libc::kill(id, libc::SIGKILL) };
         }
     });

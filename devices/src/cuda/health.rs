@@ -2,7 +2,7 @@
 //!
 //! A broken context writes no values, and a thread that waits for one would wait for ever. So the driver is
 //! asked now and then. That call can take long: it waits for the lock of its context, which a launch holds
-//! while its stream takes no more work. The reactor, and whoever polls, must not wait for that: they mark the
+//! while its stream takes no more work. The reactor, and other threads that poll, must not wait for it: they mark the
 //! stream as suspect, and this thread asks.
 
 use std::sync::Arc;

@@ -150,7 +150,7 @@ fn a_pool_keeps_little_of_what_was_released() {
     let pieces = [(); 16].map(|()| device.allocate(64 << 20, 64).expect("there is room"));
     assert_eq!(simulator.kept(device.ordinal() as u32), 0);
     drop(pieces);
-    // Memory beyond the threshold goes when somebody synchronizes, as other libraries do.
+    // Memory beyond the threshold goes when a thread synchronizes, as other libraries make theirs do.
     // SAFETY: a call without arguments.
     inside(&device, || assert_ok(unsafe { sys::cuCtxSynchronize() }));
     assert_eq!(simulator.kept(device.ordinal() as u32), KEPT);
