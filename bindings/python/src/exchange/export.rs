@@ -158,7 +158,7 @@ pub fn export_from<'py>(
             // A consumer's stream waits for the copy itself; which one is known before the copy is, on the same device.
             let ordered = to == device
                 && running_loop::get(py)?.is_none()
-                && matches!(kinds::consumer(tensor, to, request.stream, py)?, Consumer::Queue(_));
+                && kinds::consumer(tensor, to, request.stream, py)?.queue().is_some();
             match copied_now(py, engine, tensor, to, !ordered)? {
                 Some(copy) => {
                     let placed = if ordered { tensor } else { &copy };
