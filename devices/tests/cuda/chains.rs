@@ -84,6 +84,8 @@ fn a_launch_that_waits_for_room_holds_up_no_notice_of_other_work() {
     Reactor::global().when_settled([&expected], move |outcome| {
         sender.send(outcome.is_ok()).expect("the test listens");
     });
+    // Only the full stream is in the way.
+    simulator.connections(0);
     simulator.depth(simulator.pending(to_full) as u32);
     simulator.forget_calls();
     thread::scope(|scope| {
