@@ -26,6 +26,7 @@ const MISSING: &[&str] = &[
     "cuCtxEnablePeerAccess",
     "cuGraphInstantiateWithFlags",
     "cuCtxRecordEvent",
+    "cuStreamGetCtx_v2",
 ];
 
 #[test]

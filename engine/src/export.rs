@@ -262,7 +262,7 @@ impl Scope {
         let lease = LeaseState::view_of(running, tensor, access, owner);
         inner.note_view(&lease, mode);
         drop(inner);
-        if let (Some(own), Consumer::Queue(other)) = (queue, &options.consumer)
+        if let (Some(own), Some(other)) = (queue, options.consumer.queue())
             && own.native() != other.native()
         {
             // Only the operation's own queue is ordered after the operation's inputs.

@@ -8,7 +8,7 @@ use crate::copy::queue_pool::PooledQueue;
 use crate::core::core_ref::CoreRef;
 use crate::core::error::Error;
 use crate::engine::Engine;
-use crate::lease::consumer::Consumer;
+use crate::lease::consumer::{Consumer, Keeper};
 use crate::tensor::handle::Tensor;
 
 /// A queue of the engine for one import: the producer orders its work before the queue. See
@@ -81,6 +81,39 @@ impl Tensor {
     /// # Safety
     /// As for [`Device::foreign_queue`], for as long as the consumer is used.
     pub unsafe fn consumer_on(&self, device: DLDevice, stream: usize) -> Result<Consumer, Error> {
+        // SAFETY: by contract.
+        Ok(Consumer::Queue(unsafe { self.queue_for_consumer(device, stream) }?))
+    }
+
+    /// As [`consumer_on`](Self::consumer_on), for a stream that stays until `keeper` is dropped. No barrier over the device is
+    /// needed when its lease ends.
+    ///
+    /// # Errors
+    /// As there; [`Error::Invalid`] for a handle that means another stream on other threads
+    /// ([`Device::handle_is_same_on_all_threads`]).
+    ///
+    /// # Safety
+    /// `stream` is a live native handle of a queue of the device, and stays so until `keeper` is dropped.
+    pub unsafe fn consumer_on_kept(
+        &self,
+        device: DLDevice,
+        stream: usize,
+        keeper: Keeper,
+    ) -> Result<Consumer, Error> {
+        // SAFETY: by contract.
+        let queue = unsafe { self.queue_for_consumer(device, stream) }?;
+        let place = device_with_streams(&self.inner.core, device)?;
+        if !place.handle_is_same_on_all_threads(stream) {
+            return Err(Error::invalid(format!(
+                "stream {stream} cannot be kept: it means another stream on other threads"
+            )));
+        }
+        Ok(Consumer::KeptQueue(queue, keeper))
+    }
+
+    /// # Safety
+    /// As for [`consumer_on`](Self::consumer_on).
+    unsafe fn queue_for_consumer(&self, device: DLDevice, stream: usize) -> Result<Arc<dyn Queue>, Error> {
         let place = self.device()?;
         let owner = place.queue_device();
         let is_shared = owner != place;
@@ -90,6 +123,6 @@ impl Tensor {
         }
         let device = device_with_streams(&self.inner.core, device)?;
         // SAFETY: by contract.
-        Ok(Consumer::Queue(unsafe { device.foreign_queue(stream) }?))
+        Ok(unsafe { device.foreign_queue(stream) }?)
     }
 }

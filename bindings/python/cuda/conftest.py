@@ -4,6 +4,7 @@
 ``libcuda.so.1``: libraries that call nothing but the driver run on it for real.
 """
 
+import contextlib
 import ctypes
 import os
 
@@ -46,6 +47,22 @@ class Simulator:
         code = getattr(_SIM, name)(*arguments)
         assert code == 0, f"{name}: {code}"
 
+    @contextlib.contextmanager
+    def on_device(self, number):
+        """The primary context of another device is the one of the functions meanwhile."""
+        before, self.context = self.context, ctypes.c_void_p()
+        try:
+            self("cuDevicePrimaryCtxRetain", ctypes.byref(self.context), number)
+            yield
+        finally:
+            self.context = before
+
+    def current_device(self):
+        """The device of the thread's current context."""
+        device = ctypes.c_int()
+        assert _SIM.cuCtxGetDevice(ctypes.byref(device)) == 0
+        return device.value
+
     def stream(self):
         stream = ctypes.c_void_p()
         self("cuStreamCreate", ctypes.byref(stream), 1)
@@ -54,6 +71,11 @@ class Simulator:
     def memory(self, size):
         pointer = ctypes.c_uint64()
         self("cuMemAlloc_v2", ctypes.byref(pointer), ctypes.c_size_t(size))
+        return pointer.value
+
+    def pinned_memory(self, size):
+        pointer = ctypes.c_void_p()
+        self("cuMemHostAlloc", ctypes.byref(pointer), ctypes.c_size_t(size), 0)
         return pointer.value
 
     def fill(self, stream, pointer, value, size):

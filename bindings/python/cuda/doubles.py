@@ -129,7 +129,7 @@ class Array:
             library.sim.order(library.current, stream)
         return self.capsule()
 
-    def capsule(self):
+    def capsule(self, device=0):
         shape = (ctypes.c_int64 * 1)(self.size)
         strides = (ctypes.c_int64 * 1)(1)
 
@@ -137,7 +137,7 @@ class Array:
             _alive.pop(ctypes.addressof(managed.contents), None)
 
         deleter = DELETER(delete)
-        tensor = DLTensor(self.pointer, self.library.kind, 0, 1, 1, 8, 1, shape, strides, 0)
+        tensor = DLTensor(self.pointer, self.library.kind, device, 1, 1, 8, 1, shape, strides, 0)
         managed = Managed(1, 0, None, deleter, 0, tensor)
         _alive[ctypes.addressof(managed)] = (managed, shape, strides, deleter, self)
         return _api.PyCapsule_New(ctypes.addressof(managed), NAME, None)

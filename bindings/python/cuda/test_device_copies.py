@@ -89,12 +89,13 @@ def test_a_strided_array_is_packed_on_its_way(sim, eng):
     assert (np.from_dlpack(there.to_host()) == data).all()
 
 
-def test_a_copy_for_a_stream_is_handed_out_while_its_producer_runs(sim, one, lib):
+@pytest.mark.parametrize("form", [int, Stream], ids=["handle", "object"])
+def test_a_copy_for_a_stream_is_handed_out_while_its_producer_runs(sim, one, lib, form):
     x, stream = pending(one, lib, 7, 64)
 
     class Copying:
         def __dlpack__(self, *, stream, max_version):
-            return x.__dlpack__(stream=stream, max_version=max_version, copy=True)
+            return x.__dlpack__(stream=form(stream), max_version=max_version, copy=True)
 
     begin = time.monotonic()
     mine = lib.from_dlpack(Copying())

@@ -1,7 +1,10 @@
 """Functions on the device: `on=`, what is the current stream of which library, and results that are still being computed."""
 
+import contextlib
+import gc
 import sys
 import types
+import weakref
 
 import pytest
 from doubles import Library, Stream
@@ -9,6 +12,21 @@ from doubles import Library, Stream
 import estafette as est
 
 SIZE = 64
+
+
+class Pool:
+    """PyTorch's pool of memory that no other allocation is given."""
+
+    current = None
+
+    @contextlib.contextmanager
+    def used(self, device):
+        assert device == 0
+        before, Pool.current = Pool.current, self
+        try:
+            yield
+        finally:
+            Pool.current = before
 
 
 @pytest.fixture
@@ -20,6 +38,8 @@ def lib(sim, monkeypatch):
         is_available=lambda: True,
         ExternalStream=lambda handle, device: (handle, device),
         stream=lambda external: lib.stream(external[0]),
+        MemPool=Pool,
+        use_mem_pool=Pool.used,
     )
     monkeypatch.setitem(sys.modules, "torch", torch)
     return lib
@@ -192,6 +212,98 @@ def test_a_program_is_one_graph(sim, eng, lib):
     eng.submit(lambda y: sim.fill(lib.current, y.pointer, 1, SIZE), writes=[y], using=lib.from_dlpack, on="cuda")
     step.replay()
     assert lib.copied(lib.from_dlpack(y)).bytes() == bytes([6]) * SIZE
+
+
+def test_what_a_recorded_function_allocates_in_pytorch_is_the_graphs_alone(sim, eng, lib):
+    x = eng.empty((SIZE,), "uint8", device="cuda")
+    pools = []
+
+    def fill(x):
+        pools.append(Pool.current and weakref.ref(Pool.current))
+        sim.fill(lib.current, x.pointer, 4, SIZE)
+
+    eng.submit(fill, writes=[x], using=lib.from_dlpack, on="cuda").wait(timeout=30)
+    with eng.program(graph=True) as p:
+        p.submit(fill, writes=[x], using=lib.from_dlpack, on="cuda")
+        p.submit(fill, writes=[x], using=lib.from_dlpack, on="cuda")
+    p.replay().wait(timeout=30)
+    p.replay().wait(timeout=30)
+    x.wait(timeout=30)
+    outside, *inside = pools
+    gc.collect()
+    assert outside is None and len(inside) == 2 and Pool.current is None
+    assert None not in [pool() for pool in inside], "they live as long as the graph"
+    del p
+    gc.collect()
+    assert [pool() for pool in inside] == [None, None]
+
+
+def test_pytorch_without_such_pools_is_refused(sim, eng, lib, monkeypatch):
+    monkeypatch.delattr(sys.modules["torch"].cuda, "use_mem_pool")
+    x = eng.empty((SIZE,), "uint8", device="cuda")
+    with eng.program(graph=True) as p:
+        p.submit(lambda x: None, writes=[x], using=lib.from_dlpack, on="cuda")
+    with pytest.raises(est.OperationError, match="record the program without graph=True"):
+        p.replay().wait(timeout=30)
+
+
+class CuPy(types.ModuleType):
+    """A double of CuPy's streams and allocator; `deprecated` is one before version 14."""
+
+    def __init__(self, lib, *, deprecated):
+        super().__init__("cupy")
+        self.lib, self.asked, self.allocator = lib, [], lambda size: ("cached", size)
+        new = {} if deprecated else {"from_external": lambda stream: self.external(*stream.__cuda_stream__()[1:], "from_external")}
+        self.cuda = types.SimpleNamespace(
+            Device=lambda number: contextlib.nullcontext(),
+            Stream=types.SimpleNamespace(**new),
+            ExternalStream=lambda handle, device: self.external(handle, "ExternalStream"),
+            using_allocator=self.using_allocator,
+        )
+
+    def external(self, handle, how):
+        self.asked.append(how)
+        return self.lib.stream(handle)
+
+    @contextlib.contextmanager
+    def using_allocator(self, allocator):
+        before, self.allocator = self.allocator, allocator
+        try:
+            yield
+        finally:
+            self.allocator = before
+
+
+@pytest.mark.parametrize("deprecated", [False, True])
+def test_cupy_is_told_the_stream_by_what_is_not_deprecated(sim, eng, monkeypatch, deprecated):
+    lib = Library(sim)
+    cupy = CuPy(lib, deprecated=deprecated)
+    monkeypatch.setitem(sys.modules, "cupy", cupy)
+    x = eng.empty((SIZE,), "uint8", device="cuda")
+    streams = []
+    told = lambda x: streams.append((lib.current, est.current_stream().handle))
+    eng.submit(told, writes=[x], using=lambda t: t.data_ptr, on="cuda").wait(timeout=30)
+    (current, own), = streams
+    assert current == own
+    assert cupy.asked == ["ExternalStream" if deprecated else "from_external"]
+
+
+def test_a_recorded_function_that_allocates_in_cupy_is_refused(sim, eng, monkeypatch):
+    lib = Library(sim)
+    cupy = CuPy(lib, deprecated=False)
+    monkeypatch.setitem(sys.modules, "cupy", cupy)
+    x = eng.empty((SIZE,), "uint8", device="cuda")
+    got = []
+
+    def work(x):
+        got.append(cupy.allocator(256))
+
+    eng.submit(work, writes=[x], using=lambda t: t.data_ptr, on="cuda").wait(timeout=30)
+    with eng.program(graph=True) as p:
+        p.submit(work, writes=[x], using=lambda t: t.data_ptr, on="cuda")
+    with pytest.raises(est.OperationError, match="asked CuPy for 256 bytes.*declare the memory in `writes`"):
+        p.replay().wait(timeout=30)
+    assert got == [("cached", 256)]
 
 
 def test_a_function_that_fails_as_it_is_recorded_fails_the_replay_and_is_called_again(sim, eng, lib):

@@ -107,6 +107,8 @@ impl CudaQueue {
         }
         let mut executable: CUgraphExec = ptr::null_mut();
         let instantiated = context.make_current_relaxed().and_then(|_current| {
+            // Not uploaded (`cuGraphUpload`): the first launch pays for that, once. An upload comes after all
+            // that is on its stream by then, and each launch on any stream comes after the upload.
             // SAFETY: an own graph; writes one handle.
             let code = unsafe { instantiate(&raw mut executable, graph, 0) };
             context.check(code, "cannot make the graph ready")

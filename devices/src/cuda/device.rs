@@ -28,6 +28,7 @@ pub struct CudaDevice {
     pool: Option<Arc<Pool>>,
     name: String,
     memory_bytes: u64,
+    managed_is_concurrent: bool,
     default_queue: Arc<CudaQueue>,
     peers: Peers,
 }
@@ -64,12 +65,14 @@ impl CudaDevice {
             && has(CUdevice_attribute::CU_DEVICE_ATTRIBUTE_CAN_USE_64_BIT_STREAM_MEM_OPS);
         let timeline_values = counts.then(TimelineValues::default);
         let pools = has(CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MEMORY_POOLS_SUPPORTED);
+        let managed_is_concurrent = has(CUdevice_attribute::CU_DEVICE_ATTRIBUTE_CONCURRENT_MANAGED_ACCESS);
         let opened = || {
             let context = Context::new(api, id, Handle::new(raw), timeline_values);
             let memory_bytes = memory_bytes as u64;
             let pool = if pools { Pool::new(&context).map(Arc::new) } else { None };
             let default_queue = CudaQueue::own(&context)?;
-            Ok(Self { context, pool, name, memory_bytes, default_queue, peers: Peers::new(count) })
+            let peers = Peers::new(count);
+            Ok(Self { context, pool, name, memory_bytes, managed_is_concurrent, default_queue, peers })
         };
         opened().inspect_err(|_| {
             // SAFETY: gives back what was retained above.
@@ -106,6 +109,19 @@ impl CudaDevice {
     /// memory is of device 0 for DLPack. `None` for memory that the driver knows nothing of.
     pub fn pointer_info(&self, pointer: *const u8) -> Option<PointerInfo> {
         memory::pointer_info(&self.context, pointer)
+    }
+
+    /// Whether this device may use the memory at `pointer`, whichever device it is of: by peer access, or
+    /// mapped for both. False where the driver does not say.
+    pub fn can_access(&self, pointer: *const u8) -> bool {
+        memory::can_access(&self.context, pointer)
+    }
+
+    /// Whether the host may use managed memory while this device works. Else it may not even where no work
+    /// uses that memory, which no order between uses of the memory can see to (CUDA Programming Guide,
+    /// "Unified Memory on Windows or devices with compute capability 5.x", and on Tegra).
+    pub fn managed_is_concurrent(&self) -> bool {
+        self.managed_is_concurrent
     }
 
     /// Calls into the driver so far.
@@ -153,8 +169,16 @@ impl CudaDevice {
     /// memory is.
     ///
     /// # Errors
-    /// As for [`CudaDevice::allocate_pinned`].
+    /// As for [`CudaDevice::allocate_pinned`]; `Invalid` on a device without
+    /// [concurrent access](Self::managed_is_concurrent).
     pub fn allocate_managed(&self, bytes: usize, align: usize) -> Result<Allocation, DeviceError> {
+        if !self.managed_is_concurrent {
+            let message = format!(
+                "managed memory of {} cannot be used by the host while the device works; pinned memory can",
+                self.context.id
+            );
+            return Err(DeviceError::new(DeviceErrorKind::Invalid, message));
+        }
         allocate(&self.context, None, Kind::Managed, bytes, align)
     }
 

@@ -27,12 +27,11 @@ pub struct CudaUnavailable(pub(super) String);
 ///
 /// The oldest driver that does is 11.1's, by its symbols; what came later is looked for by name.
 pub(super) fn load() -> Result<(Api, usize), CudaUnavailable> {
-    // SAFETY: the driver is made to be loaded at any time, by any thread.
-    if !unsafe { sys::is_culib_present() } {
+    let Some(library) = library() else {
         return Err(CudaUnavailable("there is no NVIDIA driver (libcuda.so.1) on this machine".to_owned()));
-    }
-    // SAFETY: it was found just now, so this does not panic; a library of that name is the driver.
-    let api = unsafe { Api::find(sys::culib()) }.map_err(|symbol| {
+    };
+    // SAFETY: a library of that name is the driver.
+    let api = unsafe { Api::find(library) }.map_err(|symbol| {
         CudaUnavailable(format!("the driver lacks the function {symbol}; it is too old"))
     })?;
     // SAFETY: the arguments are those of the header.
@@ -53,7 +52,20 @@ pub(super) fn load() -> Result<(Api, usize), CudaUnavailable> {
     }
 }
 
-// The functions of the driver that we call, found by name in the library that cudarc has loaded.
+/// The driver's library, which stays loaded.
+///
+/// Only the driver is called `libcuda.so.1`. A toolkit has a stub called `libcuda.so`, for linkers, whose
+/// functions all fail; images for builds name its folder in `LD_LIBRARY_PATH`. cudarc tries that name first.
+fn library() -> Option<&'static libloading::Library> {
+    // SAFETY: the driver is made to be loaded at any time, by any thread.
+    if let Ok(driver) = unsafe { libloading::Library::new("libcuda.so.1") } {
+        return Some(Box::leak(Box::new(driver)));
+    }
+    // SAFETY: as above; what is present is loaded without a panic.
+    unsafe { sys::is_culib_present().then(|| sys::culib()) }
+}
+
+// The functions of the driver that we call, found by name in its library.
 //
 // The declarations are checked against cudarc's while compiling. They are called as they are here, not
 // through cudarc's own functions, for two reasons: cudarc's panic where the driver lacks a symbol, and they
@@ -175,6 +187,8 @@ driver! {
         error_name = cuGetErrorName(c_int, *mut *const c_char);
         // Since CUDA 12.5.
         context_record = cuCtxRecordEvent(CUcontext, CUevent);
+        // Since CUDA 12.5. The last is a `CUgreenCtx`.
+        stream_contexts = cuStreamGetCtx_v2(CUstream, *mut CUcontext, *mut *mut c_void);
     }
 }
 
@@ -186,6 +200,8 @@ pub(super) const OUT_OF_MEMORY: Code = 2;
 pub(super) const NOT_SUPPORTED: Code = 801;
 pub(super) const CAPTURE_UNSUPPORTED: Code = 900;
 pub(super) const PEER_ACCESS_ALREADY_ENABLED: Code = 704;
+pub(super) const INVALID_CONTEXT: Code = 201;
+pub(super) const CONTEXT_IS_DESTROYED: Code = 709;
 
 /// Whether a number means that nothing of its context works any more: after each of these cuda.h says that
 /// the process has to end, or that the context is gone.
@@ -193,13 +209,14 @@ fn is_sticky(code: Code) -> bool {
     matches!(
         code,
         // The primary context is gone; memory, link and contained errors.
-        201 | 214 | 220 | 226
-        // Illegal address, timeout, context destroyed, assert.
-        | 700 | 702 | 709 | 710
+        INVALID_CONTEXT | 214 | 220 | 226
+        // Illegal address, timeout, the primary context destroyed (`cudaDeviceReset`), assert.
+        | 700 | 702 | CONTEXT_IS_DESTROYED | 710
         // Stack, instruction, alignment, address space, program counter, launch, tensor memory.
         | 714
             ..=719 | 721
-        // The server of MPS does not answer, or has ended this client.
+        // The server of MPS does not answer any more, or has ended this client. The other codes of MPS say
+        // that a client cannot start now (805, 807, 808, 809): it may try again.
         | 806 | 810
         // An external device; unknown.
         | 911 | 999
@@ -208,14 +225,17 @@ fn is_sticky(code: Code) -> bool {
 
 /// The error for `what` not having worked.
 pub(super) fn error(api: &Api, code: Code, what: &str) -> DeviceError {
-    let kind = match code {
+    DeviceError::new(kind(code), format!("{what}: {}", name_of(api, code))).with_code(code.into())
+}
+
+fn kind(code: Code) -> DeviceErrorKind {
+    match code {
         _ if is_sticky(code) => DeviceErrorKind::Fault,
         OUT_OF_MEMORY => DeviceErrorKind::OutOfMemory,
         // An invalid value or handle; something that a capture does not allow.
         INVALID_VALUE | 400 | 900..=908 => DeviceErrorKind::Invalid,
         _ => DeviceErrorKind::Other,
-    };
-    DeviceError::new(kind, format!("{what}: {}", name_of(api, code))).with_code(code.into())
+    }
 }
 
 /// The driver's own name of a number.
@@ -327,5 +347,21 @@ impl CudaRuntime {
 impl fmt::Debug for CudaRuntime {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "CudaRuntime(version {}, {} devices)", self.driver_version, self.count())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn codes_that_end_a_context_are_told_from_those_that_do_not() {
+        let fault = [201, 214, 220, 226, 700, 702, 709, 710, 714, 719, 721, 806, 810, 911, 999];
+        let other = [exit::DEINITIALIZED, 3, 100, 600, 800, NOT_SUPPORTED, 805, 807, 808, 809];
+        let invalid = [INVALID_VALUE, 400, 900, 906, 908];
+        assert_eq!(fault.map(kind), [DeviceErrorKind::Fault; 15]);
+        assert_eq!(other.map(kind), [DeviceErrorKind::Other; 10]);
+        assert_eq!(invalid.map(kind), [DeviceErrorKind::Invalid; 5]);
+        assert_eq!(kind(OUT_OF_MEMORY), DeviceErrorKind::OutOfMemory);
     }
 }

@@ -1,6 +1,7 @@
 //! Foreign queues: nothing of them is kept, and nothing is enqueued on them but waits, records, and copies
 //! that were asked for.
 
+use std::ffi::c_void;
 use std::ptr;
 use std::sync::Arc;
 
@@ -12,7 +13,7 @@ use crate::{DeviceError, DeviceErrorKind};
 
 use super::context::Context;
 use super::driver::Handle;
-use super::driver::NOT_SUPPORTED;
+use super::driver::{CONTEXT_IS_DESTROYED, INVALID_CONTEXT, NOT_SUPPORTED};
 use super::events::Event;
 use super::stream::{is_capturing, wait};
 
@@ -50,8 +51,23 @@ impl Foreign {
         }
         let mut of: CUcontext = ptr::null_mut();
         let _current = context.make_current()?;
-        // SAFETY: by contract a live stream.
-        let code = unsafe { (context.api.stream_context)(raw, &raw mut of) };
+        // SAFETY: by contract a live stream; writes two handles, or one.
+        let code = unsafe {
+            match context.api.stream_contexts {
+                // Of a stream of a green context: the primary context, whose memory and events the green one
+                // shares. The older function names a context of its own.
+                Some(contexts) => {
+                    let mut green: *mut c_void = ptr::null_mut();
+                    contexts(raw, &raw mut of, &raw mut green)
+                }
+                None => (context.api.stream_context)(raw, &raw mut of),
+            }
+        };
+        // The stream's context may be gone and ours be sound.
+        if matches!(code, INVALID_CONTEXT | CONTEXT_IS_DESTROYED) {
+            let message = format!("stream {handle:#x} is of a context that is gone");
+            return Err(DeviceError::new(DeviceErrorKind::Invalid, message).with_code(code.into()));
+        }
         context.check(code, "cannot tell which context the stream is of")?;
         if of != context.raw.get() {
             let message =

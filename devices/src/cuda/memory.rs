@@ -369,6 +369,20 @@ pub(super) fn pointer_info(context: &Context, pointer: *const u8) -> Option<Poin
     Some(PointerInfo { device, ordinal })
 }
 
+/// Whether the device of `context` may use the memory at `pointer`, whichever device it is of.
+pub(super) fn can_access(context: &Context, pointer: *const u8) -> bool {
+    let address = pointer.expose_provenance() as CUdeviceptr;
+    let mut flags: u32 = 0;
+    let Ok(_current) = context.make_current_relaxed() else { return false };
+    // SAFETY: the flags are a number, written to one. They are of the device of the current context.
+    let code = unsafe {
+        let attribute = CUpointer_attribute::CU_POINTER_ATTRIBUTE_ACCESS_FLAGS;
+        (context.api.pointer_attribute)((&raw mut flags).cast(), attribute, address)
+    };
+    // CU_MEM_ACCESS_FLAGS_PROT_NONE is 0.
+    code == 0 && flags != 0
+}
+
 // Devices that reach each other's memory. Where they do not, copies between them go through the host, which
 // the driver does.
 
@@ -395,10 +409,10 @@ impl Peers {
         }
         let place = usize::try_from(info.ordinal).ok().and_then(|at| self.reached.get(at));
         if let Some(place) = place.filter(|place| place.get().is_none()) {
-            place.get_or_init(|| {
-                let peer = CudaRuntime::get().ok().and_then(|runtime| runtime.device(info.ordinal));
-                peer.is_some_and(|peer| enable(device, peer))
-            });
+            // Enabling access can wait for both devices, so no other thread waits for the one that enables:
+            // a copy meanwhile goes through the host, and enabling twice does no harm.
+            let peer = CudaRuntime::get().ok().and_then(|runtime| runtime.device(info.ordinal));
+            let _ = place.set(peer.is_some_and(|peer| enable(device, peer)));
         }
     }
 }

@@ -26,6 +26,7 @@
 //! | `stream` | own streams; what is enqueued on them and the events that cover it |
 //! | `progress` | how far they have come; the pinned timeline values that they count in |
 //! | `foreign` | foreign streams |
+//! | `health` | a thread that asks the driver for faults |
 //! | `exit` | the end of the process: nothing calls the driver once it shuts down |
 //! | `events` | native events; fences that are one |
 //! | `capture` | work of queues, captured once and launched often |
@@ -52,6 +53,7 @@ mod driver;
 mod events;
 mod exit;
 mod foreign;
+mod health;
 mod memory;
 mod progress;
 mod queue;

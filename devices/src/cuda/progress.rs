@@ -14,10 +14,11 @@ use crate::{DLDevice, DeviceError, QueueId};
 use super::context::Context;
 use super::driver::NOT_READY;
 use super::events::Event;
-use super::stream::{FROZEN, Stream};
+use super::health;
+use super::stream::{FROZEN, Stream, is_capturing};
 
 /// How often the driver is asked whether a stream still works, at most.
-const HEALTH_NS: u64 = 200_000;
+const HEALTH_NS: u64 = 10_000_000;
 /// Readers of the value look at the clock once in as many times.
 const HEALTH_READS: u64 = 64;
 
@@ -213,18 +214,33 @@ impl Stream {
         self.age_ns().saturating_sub(self.checked_ns.load(Ordering::Relaxed)) >= HEALTH_NS
     }
 
-    /// Asks the driver whether the stream still works, if it is time.
+    /// Has the driver asked whether the stream still works, if it is time.
     fn check_health(&self) {
         if !self.is_health_check_due() {
             return;
         }
         self.checked_ns.store(self.age_ns(), Ordering::Relaxed);
-        let state = self.state();
-        // A capturing stream is not queried.
-        if self.records(&state).unwrap_or(true) {
+        self.is_suspect.store(true, Ordering::Release);
+        health::look_soon(&self.context);
+    }
+
+    /// Asks the driver whether the stream still works, if a poll has had doubts.
+    pub(super) fn look_if_suspect(&self) {
+        if !self.is_suspect.swap(false, Ordering::AcqRel) {
             return;
         }
-        let newest = state.sequence;
+        let state = self.state();
+        let (newest, is_touched) = (state.sequence, state.touched);
+        if state.capture {
+            return;
+        }
+        // A capturing stream is not queried, and no own capture begins while the guard lives. The queue itself
+        // is free for others.
+        let _no_capture = self.context.captures();
+        drop(state);
+        if is_touched && is_capturing(&self.context, self.raw()).unwrap_or(true) {
+            return;
+        }
         match self.query() {
             Ok(false) => {}
             Ok(true) => self.reach(newest),

@@ -17,14 +17,15 @@
 //! same atomic, so no thread that has seen a fence fail sees it done later. The value in pinned memory is
 //! read into `completed`.
 //!
-//! A broken context writes no value, so a poll queries the driver about the stream from time to time.
+//! A broken context writes no value, so the driver is queried about a polled stream from time to time, on
+//! another thread ([`super::health`]).
 
 use std::collections::VecDeque;
 use std::sync::Arc;
 use std::{fmt, ptr};
 
 use cudarc::driver::sys::{CUevent, CUstream, CUstreamCaptureStatus};
-use estafette_sync::sync::atomic::{AtomicU64, Ordering};
+use estafette_sync::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use estafette_sync::sync::{Mutex, MutexGuard, OnceLock};
 use estafette_sync::time::Instant;
 
@@ -64,6 +65,8 @@ pub(super) struct Stream {
     pub(super) reads: AtomicU64,
     /// When the driver was asked about the stream last, since `born`.
     pub(super) checked_ns: AtomicU64,
+    /// Whether the driver is to be asked about the stream.
+    pub(super) is_suspect: AtomicBool,
     pub(super) born: Instant,
     state: Mutex<QueueState>,
     /// Fences of other contexts that it waits for. A lock of its own, taken by the thread that finds such a
@@ -96,6 +99,7 @@ impl Stream {
             wanted: AtomicU64::new(0),
             reads: AtomicU64::new(0),
             checked_ns: AtomicU64::new(0),
+            is_suspect: AtomicBool::new(false),
             born: Instant::now(),
             state: Mutex::new(QueueState::new(id)),
             depends: Mutex::default(),

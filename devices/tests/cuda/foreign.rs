@@ -1,8 +1,10 @@
 //! Streams of others.
 
-use std::thread;
+use std::ffi::c_void;
+use std::{ptr, thread};
 
 use cudarc::driver::sys;
+use estafette_cuda_sim_client::path;
 use estafette_devices::{CurrentGuard, Device, DeviceErrorKind, FenceState, Order, Queue};
 
 use crate::harness::{MOMENT, assert_ok, bench, block, fill, inside, order, record, settle};
@@ -89,6 +91,67 @@ fn what_is_no_stream_of_the_device_is_refused() {
     let refused = unsafe { other.foreign_queue(stranger.handle()) }.expect_err("it is of another context");
     assert_eq!(refused.kind(), DeviceErrorKind::Invalid);
     assert!(refused.message().contains(&other.id().to_string()), "{refused}");
+}
+
+/// A green context is a part of its device's primary context, whose memory and events it shares.
+#[test]
+fn a_stream_of_a_green_context_is_one_of_its_device() {
+    let bench = bench();
+    if bench.simulator("a green context takes a part of the device from other tests").is_none() {
+        return;
+    }
+    type Create = unsafe extern "C" fn(*mut u64, *mut c_void, i32, u32) -> sys::CUresult;
+    type CreateStream = unsafe extern "C" fn(*mut usize, u64, u32, i32) -> sys::CUresult;
+    let (mut green, mut handle) = (0, 0);
+    // SAFETY: the library is the simulator, whose functions have these types. Each writes one handle, and it
+    // reads no resources.
+    unsafe {
+        let driver = libloading::Library::new(path().expect("it is built")).expect("it is loaded");
+        let create = driver.get::<Create>(b"cuGreenCtxCreate").expect("since 12.4");
+        let create_stream = driver.get::<CreateStream>(b"cuGreenCtxStreamCreate").expect("since 12.4");
+        assert_ok(create(&raw mut green, ptr::null_mut(), bench.device.ordinal(), 1));
+        assert_ok(create_stream(&raw mut handle, green, 1, 0));
+    }
+    let queue = bench.queue();
+    let memory = bench.memory(64);
+    let release = block(&*queue);
+    fill(&queue, &memory, 1);
+    // SAFETY: the stream is never destroyed.
+    let acquired = unsafe { bench.device.foreign(handle) }.expect("it is of the device");
+    assert_eq!(acquired.order_after(&record(&queue)).expect("it works"), Order::Device);
+    fill(&acquired, &memory, 2);
+    let theirs = acquired.record().expect("it works");
+    assert!(theirs.wait_timeout(Some(MOMENT)).is_none());
+    release();
+    settle(&theirs).expect("nothing failed");
+    bench.assert_filled(&memory, 2);
+    let other = bench.another_device().expect("the simulator has some");
+    // SAFETY: as above.
+    assert!(unsafe { other.foreign_queue(handle) }.is_err());
+    bench.assert_nothing_wrong();
+}
+
+/// That the context of a stream is gone says nothing about the primary context.
+#[test]
+fn a_stream_of_a_destroyed_context_breaks_nothing() {
+    let bench = bench();
+    if bench.simulator("the driver may crash on such a stream").is_none() {
+        return;
+    }
+    let (mut context, mut stream) = (ptr::null_mut(), ptr::null_mut());
+    // SAFETY: each writes one handle; what was created is destroyed once.
+    unsafe {
+        assert_ok(sys::cuCtxCreate_v2(&raw mut context, 0, bench.device.ordinal()));
+        assert_ok(sys::cuStreamCreate(&raw mut stream, 1));
+        assert_ok(sys::cuCtxDestroy_v2(context));
+    }
+    // SAFETY: the simulator knows its streams; it follows no address.
+    let refused = unsafe { bench.device.foreign_queue(stream.expose_provenance()) }.expect_err("it is gone");
+    assert_eq!(refused.kind(), DeviceErrorKind::Invalid);
+    assert!(refused.message().ends_with("is of a context that is gone"), "{refused}");
+    assert!(bench.device.fault().is_none());
+    assert!(bench.device.queue().is_ok());
+    bench.assert_nothing_wrong();
 }
 
 #[test]

@@ -1,8 +1,24 @@
 //! Memory of every kind.
 
+use std::sync::{Arc, mpsc};
+use std::thread;
+
+use cudarc::driver::sys;
+use estafette_devices::cuda::CudaDevice;
 use estafette_devices::{DLDevice, Device, DeviceErrorKind, DeviceType};
 
-use crate::harness::{bench, fill, record, settle};
+use crate::harness::{
+    MOMENT, PATIENCE, assert_ok, bench, block, fill, inside, intact_devices, record, settle,
+};
+
+/// What is kept of each kind of memory, at most.
+const KEPT: u64 = 256 << 20;
+
+/// A device whose memory no other test uses.
+fn apart(number: usize) -> Arc<CudaDevice> {
+    let devices = intact_devices();
+    Arc::clone(&devices[devices.len() - 1 - number])
+}
 
 #[test]
 fn memory_from_the_pool_is_freed_without_waiting() {
@@ -83,4 +99,118 @@ fn what_there_is_no_room_for_is_an_error_and_no_more() {
         simulator.capacity(4 << 30);
     }
     assert!(bench.device.allocate(64, 64).is_ok(), "the device is unharmed");
+}
+
+/// The pool's stream may share a hardware connection with a stream that is blocked for any time. Then the
+/// streams that use the memory wait, and no thread does.
+#[test]
+fn an_allocation_behind_a_blocked_connection_holds_up_no_thread() {
+    let bench = bench();
+    let Some(simulator) = bench.simulator("connections are the driver's own business") else { return };
+    let (blocked, other) = (bench.queue(), bench.queue());
+    let stranger = bench.foreign_stream();
+    let release = block(&*blocked);
+    simulator.connections(1);
+    let (sender, receiver) = mpsc::channel();
+    let device = Arc::clone(&bench.device);
+    thread::spawn(move || {
+        let memory = [(); 3].map(|()| device.allocate(64, 64).expect("there is room"));
+        sender.send(memory).expect("the test listens");
+    });
+    let [first, second, third] = receiver.recv_timeout(PATIENCE).expect("the call does not wait");
+    fill(&other, &first, 7);
+    let ours = record(&other);
+    // A queue that is made later, and a stream of another library.
+    let later = bench.queue();
+    fill(&later, &second, 8);
+    let new = record(&later);
+    // SAFETY: the stream lives to the end of the test.
+    let acquired = unsafe { bench.device.foreign_queue(stranger.handle()) }.expect("it is of the device");
+    stranger.fill(&third, 9);
+    let theirs = acquired.record().expect("it works");
+    for fence in [&ours, &new, &theirs] {
+        assert!(fence.wait_timeout(Some(MOMENT)).is_none(), "its stream waits for the memory");
+    }
+    release();
+    for fence in [&ours, &new, &theirs] {
+        settle(fence).expect("nothing failed");
+    }
+    bench.assert_filled(&first, 7);
+    bench.assert_filled(&second, 8);
+    bench.assert_filled(&third, 9);
+    assert_eq!(simulator.calls("cuStreamSynchronize"), 0);
+    bench.assert_nothing_wrong();
+}
+
+#[test]
+fn a_pool_keeps_little_of_what_was_released() {
+    let bench = bench();
+    let Some(simulator) = bench.simulator("what a pool keeps is known of the simulator only") else { return };
+    let device = apart(0);
+    let pieces = [(); 16].map(|()| device.allocate(64 << 20, 64).expect("there is room"));
+    assert_eq!(simulator.kept(device.ordinal() as u32), 0);
+    drop(pieces);
+    // Memory beyond the threshold goes when a thread synchronizes, as other libraries make theirs do.
+    // SAFETY: a call without arguments.
+    inside(&device, || assert_ok(unsafe { sys::cuCtxSynchronize() }));
+    assert_eq!(simulator.kept(device.ordinal() as u32), KEPT);
+    simulator.forget_calls();
+    bench.assert_nothing_wrong();
+}
+
+#[test]
+fn what_a_pool_keeps_is_given_back_before_an_allocation_fails() {
+    let bench = bench();
+    let Some(simulator) = bench.simulator("the driver fails allocations as it likes") else { return };
+    simulator.fail_allocation(1);
+    bench.device.allocate(64, 64).expect("there was room after all");
+    assert_eq!(simulator.calls("cuMemPoolTrimTo"), 1);
+    bench.assert_nothing_wrong();
+}
+
+/// Freeing pinned or managed memory waits for the device, so a little is kept and handed out again.
+#[test]
+fn pinned_and_managed_memory_is_kept_up_to_a_limit() {
+    let bench = bench();
+    let Some(simulator) = bench.simulator("which calls were made is known of the simulator only") else {
+        return;
+    };
+    type Allocate = fn(&CudaDevice, usize) -> estafette_devices::Allocation;
+    let pinned: Allocate = |device, bytes| device.allocate_pinned(bytes, 64).expect("there is room");
+    let managed: Allocate = |device, bytes| device.allocate_managed(bytes, 64).expect("there is room");
+    let device = apart(1);
+    for (allocate, made, freed) in
+        [(pinned, "cuMemHostAlloc", "cuMemFreeHost"), (managed, "cuMemAllocManaged", "cuMemFree_v2")]
+    {
+        let calls = || (simulator.calls(made), simulator.calls(freed));
+        simulator.forget_calls();
+        drop([(); 6].map(|()| allocate(&device, 64 << 20)));
+        assert_eq!(calls(), (6, 2), "four are kept");
+        drop([(); 4].map(|()| allocate(&device, (64 << 20) - 1)));
+        assert_eq!(calls(), (6, 2), "and handed out again");
+        drop(allocate(&device, (64 << 20) + 1));
+        assert_eq!(calls(), (7, 3), "a large piece is not kept");
+    }
+    bench.assert_nothing_wrong();
+}
+
+#[test]
+fn memory_of_another_device_is_accessible_once_the_two_are_peers() {
+    let bench = bench();
+    if bench.simulator("which devices are peers depends on the machine").is_none() {
+        return;
+    }
+    let (device, other) = (apart(2), apart(3));
+    let [own, theirs] = [&device, &other].map(|device| device.allocate(64, 64).expect("there is room"));
+    let local = [0_u8; 64];
+    assert!(device.can_access(own.ptr().as_ptr()));
+    assert!(!device.can_access(theirs.ptr().as_ptr()));
+    assert!(!device.can_access(local.as_ptr()), "the driver knows nothing of it");
+    let queue = device.queue().expect("it works");
+    // SAFETY: both live until the copy is settled.
+    unsafe { device.copy(&*queue, theirs.ptr().as_ptr(), own.ptr().as_ptr(), 64) }.expect("it takes work");
+    settle(&record(&queue)).expect("nothing failed");
+    assert!(device.can_access(theirs.ptr().as_ptr()), "the copy has made them peers");
+    assert!(!other.can_access(own.ptr().as_ptr()), "in one direction");
+    bench.assert_nothing_wrong();
 }

@@ -11,7 +11,7 @@
 //!    broken, and the reaper leaks the memory: *given up*, and logged. Writes that waited for it go on then.
 //!
 //! A driver may refuse a barrier for the time being: CUDA does during a capture of a graph in the context, and then that
-//! capture is lost without a warning. So the quarantine retries refused barriers, and a program that
+//! capture is lost without a warning. So the quarantine retries refused barriers, less and less often, and a program that
 //! captures graphs while consumers release memory can hold barriers off by [`pause`]. The engine's own captures do so
 //! (`CudaDevice::barrier`).
 //!
@@ -38,6 +38,15 @@ const IDLE: Duration = Duration::from_secs(10);
 
 /// How long a barrier that was refused for the time being waits before it is asked for again.
 const AGAIN: Duration = Duration::from_millis(20);
+
+/// The longest such wait. Each refusal in a row doubles it: asking has spoilt the graph that was being recorded, and its
+/// program records it anew.
+const AGAIN_MAX: Duration = Duration::from_secs(2);
+
+/// The wait after so many refusals in a row, the last one included.
+fn wait_after(refusals: u32) -> Duration {
+    AGAIN.saturating_mul(1 << refusals.saturating_sub(1).min(16)).min(AGAIN_MAX)
+}
 
 /// How long a pause waits for a barrier that is being asked for just then: asking takes microseconds, but for drivers that have
 /// no event of a device, which wait for it.
@@ -275,18 +284,20 @@ impl DeviceQuarantine {
     }
 
     fn run(&self) {
+        let mut refusals = 0;
         while let Some(mut covered) = self.next() {
             covered.retain(|consumer_use| consumer_use.waits());
             if covered.is_empty() {
                 continue;
             }
             let Some(asking) = Asking::begin() else {
-                self.later(covered);
+                self.later(covered, AGAIN);
                 continue;
             };
             BARRIERS.fetch_add(1, Ordering::Relaxed);
             let barrier = self.device.barrier();
             drop(asking);
+            refusals = if barrier.is_ok() { 0 } else { refusals + 1 };
             match barrier {
                 Ok(barrier) => Reactor::global().when_settled([barrier], move |outcome| {
                     let outcome = outcome.map_err(|error| unknowable(&error.to_string()));
@@ -295,7 +306,7 @@ impl DeviceQuarantine {
                 // The driver's own word, and not that it is broken.
                 Err(error) if error.code().is_some() && error.kind() != DeviceErrorKind::Fault => {
                     tracing::debug!(%error, "the driver refused a barrier; it will be asked again");
-                    self.later(covered);
+                    self.later(covered, wait_after(refusals));
                 }
                 Err(error) => {
                     let error = unknowable(&error.to_string());
@@ -305,9 +316,9 @@ impl DeviceQuarantine {
         }
     }
 
-    /// Puts uses back, after a while.
-    fn later(&self, uses: Vec<Arc<Use>>) {
-        thread::sleep(AGAIN);
+    /// Puts uses back, after `wait`.
+    fn later(&self, uses: Vec<Arc<Use>>, wait: Duration) {
+        thread::sleep(wait);
         self.uses().extend(uses);
     }
 

@@ -8,13 +8,14 @@
 //! | unknown | nothing waits for it | after a quarantine |
 //!
 //! Two more kinds of memory go through a [quarantine](quarantine): memory handed to a queue whose handle does
-//! not outlive the call, and device memory handed to the host on devices whose consumers may release memory
+//! not outlive the call and that nothing [keeps](Consumer::KeptQueue), and device memory handed to the host on devices whose consumers may release memory
 //! while their work still runs. Memory handed into the capture of a graph is read again at every launch, so
 //! its lease lasts until [`Tensor::end_captures`].
 
+use std::any::Any;
 use std::sync::Arc;
 
-use estafette_devices::{DLDevice, Fence, FenceSet, Outcome, Queue, Reactor, Subscriber};
+use estafette_devices::{DLDevice, DeviceError, Fence, FenceSet, Outcome, Queue, Reactor, Subscriber};
 use estafette_sync::sync::Mutex;
 
 use super::Lease;
@@ -25,6 +26,9 @@ use crate::exchange::quarantine::{self, LastUse};
 use crate::exchange::{Storage, reaper};
 use crate::tensor::handle::{Tensor, TensorInner};
 
+/// What keeps a queue of a consumer alive.
+pub type Keeper = Arc<dyn Any + Send + Sync>;
+
 /// Who memory is handed to, as far as order is concerned.
 #[derive(Clone, Debug, Default)]
 pub enum Consumer {
@@ -34,6 +38,9 @@ pub enum Consumer {
     /// The work enqueued on this queue from now on. A queue that does not belong to this engine is used
     /// within the call only, unless its handle outlives the call.
     Queue(Arc<dyn Queue>),
+    /// As `Queue`, with a queue whose handle stays valid until the keeper is dropped, which happens after the
+    /// lease. The end of the lease then waits for the work that is on the queue by then.
+    KeptQueue(Arc<dyn Queue>, Keeper),
     /// A consumer that orders its work itself. Nothing is waited for, and the end of its work is unknown.
     Unordered,
 }
@@ -44,13 +51,28 @@ impl Consumer {
         !matches!(self, Self::Host)
     }
 
+    /// The queue that the consumer uses the memory on, if it has named one.
+    pub fn queue(&self) -> Option<&Arc<dyn Queue>> {
+        match self {
+            Self::Queue(queue) | Self::KeptQueue(queue, _) => Some(queue),
+            Self::Host | Self::Unordered => None,
+        }
+    }
+
     /// What the end of a use by this consumer waits for.
     pub(crate) fn after(&self, tensor: &TensorInner) -> Result<Option<EndsAfter>, Error> {
         Ok(match self {
             Self::Host if may_release_before_completion(tensor) => Some(EndsAfter::Unknown),
             Self::Host => None,
-            Self::Queue(queue) if queue.is_capturing()? => Some(EndsAfter::Captured),
-            Self::Queue(queue) if queue.handle_outlives_call() => Some(EndsAfter::Queue(Arc::clone(queue))),
+            Self::Queue(queue) | Self::KeptQueue(queue, _) if queue.is_capturing()? => {
+                Some(EndsAfter::Captured)
+            }
+            Self::KeptQueue(queue, keeper) => {
+                Some(EndsAfter::Queue(Arc::clone(queue), Some(Arc::clone(keeper))))
+            }
+            Self::Queue(queue) if queue.handle_outlives_call() => {
+                Some(EndsAfter::Queue(Arc::clone(queue), None))
+            }
             Self::Queue(_) | Self::Unordered => Some(EndsAfter::Unknown),
         })
     }
@@ -68,11 +90,16 @@ pub(crate) fn may_release_before_completion(tensor: &TensorInner) -> bool {
             .is_some_and(|device| device.may_release_before_completion())
 }
 
+/// Queues that the end of one lease looks at. A lease that is handed to more waits for the whole device.
+const QUEUES_MAX: usize = 16;
+
 /// What the end of a lease waits for if the lease's owner names no work.
 #[derive(Debug, Clone)]
 pub(crate) enum EndsAfter {
-    /// The work on this queue at the end of the lease.
-    Queue(Arc<dyn Queue>),
+    /// The work on this queue at the end of the lease, and what keeps the queue alive.
+    Queue(Arc<dyn Queue>, Option<Keeper>),
+    /// The work on several such queues.
+    Queues(Vec<(Arc<dyn Queue>, Option<Keeper>)>),
     /// Unknown work.
     Unknown,
     /// Unknown work, repeated by each launch of a graph.
@@ -80,33 +107,59 @@ pub(crate) enum EndsAfter {
 }
 
 impl EndsAfter {
-    /// The fence of the last use of memory on `device`, of a use that ends now.
-    pub(crate) fn fence(self, core: &Core, device: DLDevice) -> Fence {
-        if let Self::Queue(queue) = &self
-            // The legacy stream fails this query while another stream is being captured, and must not be used
-            // then.
-            && matches!(queue.is_capturing(), Ok(false))
-        {
-            if !queue.record_is_thread_safe() {
-                return record_on_reactor(Arc::clone(queue));
-            }
-            if let Ok(fence) = queue.record() {
-                return fence;
-            }
-        }
-        quarantine::enter(core.device(device.queue_device()), core.quarantine_timeout)
+    /// The fences of the last uses of memory on `device`, which end now.
+    pub(crate) fn fences(self, core: &Core, device: DLDevice) -> FenceSet {
+        // The legacy stream fails this query while another stream is being captured, and must not be used
+        // then.
+        let is_free = |queue: &Arc<dyn Queue>| matches!(queue.is_capturing(), Ok(false));
+        let last = |queue| if is_free(queue) { last_work(queue).ok() } else { None };
+        let known = match &self {
+            Self::Queue(queue, _) => last(queue).map(FenceSet::from),
+            Self::Queues(queues) => queues.iter().map(|(queue, _)| last(queue)).collect(),
+            Self::Unknown | Self::Captured => None,
+        };
+        known.unwrap_or_else(|| {
+            quarantine::enter(core.device(device.queue_device()), core.quarantine_timeout).into()
+        })
     }
 
-    /// Both, for memory that was handed out twice under one lease.
-    pub(crate) fn and(self, other: Self) -> Self {
-        match (self, other) {
-            (Self::Captured, _) | (_, Self::Captured) => Self::Captured,
-            (Self::Queue(one), Self::Queue(other)) if one.native() == other.native() && one.native() != 0 => {
-                Self::Queue(one)
+    /// Both, for memory that was handed out twice under one lease. Keepers that are not needed go to `unneeded`.
+    pub(crate) fn and(self, other: Self, unneeded: &mut Vec<Keeper>) -> Self {
+        let is_captured = matches!(self, Self::Captured) || matches!(other, Self::Captured);
+        let is_unknown = matches!(self, Self::Unknown) || matches!(other, Self::Unknown);
+        let mut queues = self.into_queues();
+        for (queue, keeper) in other.into_queues() {
+            let is_it = |known: &Arc<dyn Queue>| {
+                known.native() == queue.native() && known.device() == queue.device() && queue.native() != 0
+            };
+            if queues.iter().any(|(known, _)| is_it(known)) {
+                unneeded.extend(keeper);
+            } else {
+                queues.push((queue, keeper));
             }
-            _ => Self::Unknown,
+        }
+        if !is_captured && !is_unknown && queues.len() <= QUEUES_MAX {
+            return Self::Queues(queues);
+        }
+        unneeded.extend(queues.into_iter().filter_map(|(_, keeper)| keeper));
+        if is_captured { Self::Captured } else { Self::Unknown }
+    }
+
+    fn into_queues(self) -> Vec<(Arc<dyn Queue>, Option<Keeper>)> {
+        match self {
+            Self::Queue(queue, keeper) => vec![(queue, keeper)],
+            Self::Queues(queues) => queues,
+            Self::Unknown | Self::Captured => Vec::new(),
         }
     }
+}
+
+/// The fence of the work that is on `queue` now. No graph is recorded there.
+///
+/// # Errors
+/// The queue has failed.
+pub(super) fn last_work(queue: &Arc<dyn Queue>) -> Result<Fence, DeviceError> {
+    if queue.record_is_thread_safe() { queue.record() } else { Ok(record_on_reactor(Arc::clone(queue))) }
 }
 
 /// A fence recorded on `queue` by the reactor's thread. The fence covers at least the work that is on the
@@ -136,7 +189,7 @@ impl Subscriber for FenceRecorder {
 
 /// Releases memory of the engine on `device` that one consumer had for itself, after the consumer's last use.
 pub(crate) fn release_storage(storage: Storage, core: &Core, device: DLDevice, after: Option<EndsAfter>) {
-    let last = after.map(|after| FenceSet::from(after.fence(core, device)));
+    let last = after.map(|after| after.fences(core, device));
     reaper().release(last.unwrap_or_default(), storage);
 }
 
@@ -185,10 +238,9 @@ impl Lease {
 
 #[cfg(test)]
 mod tests {
-    use std::any::Any;
     use std::time::Duration;
 
-    use estafette_devices::{DeviceError, DeviceErrorKind, FenceState, Order, QueueId};
+    use estafette_devices::{DeviceErrorKind, FenceState, Order, QueueId};
 
     use super::*;
 

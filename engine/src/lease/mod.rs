@@ -27,19 +27,22 @@ mod state;
 
 use std::sync::Arc;
 
-use estafette_devices::Fence;
 use estafette_devices::host;
+use estafette_devices::{Fence, Queue, Reactor};
 
 use crate::core::error::Error;
 use crate::tensor::handle::Tensor;
 use crate::trace::{self, hooks};
 
-pub use self::consumer::Consumer;
+pub use self::consumer::{Consumer, Keeper};
 pub(crate) use self::operation::{LeaseOp, lease_granted};
 pub use self::request::LeaseRequest;
 pub(crate) use self::state::LeaseState;
 pub use crate::core::error::LeaseHeld;
 pub use crate::core::lease_info::{Access, CallSite, LeaseInfo, LeaseOwner};
+
+/// Fences of [`Lease::used_on`] that a lease keeps. So many become one, which the host settles.
+const USED_MAX: usize = 64;
 
 /// A use of a tensor outside any operation, which lasts until it is dropped.
 ///
@@ -78,6 +81,44 @@ impl Lease {
     /// Makes the end of this lease wait for `fence`, the owner's last device work.
     pub fn release_after(self, fence: Fence) {
         self.inner.at_end(|at_end| at_end.done = Some(fence));
+    }
+
+    /// Notes that the owner has handed the memory to `consumer`, whose work the end of this lease waits for.
+    /// Exports of the lease do so themselves. The consumer comes after earlier work by itself.
+    ///
+    /// # Errors
+    /// [`Error::Device`] when the consumer's queue has failed.
+    pub fn hand_to(&self, consumer: &Consumer) -> Result<(), Error> {
+        self.note_end(consumer)
+    }
+
+    /// Makes the end of this lease wait for what is enqueued on `queue` by now, besides all that it waits for
+    /// otherwise: for an owner that uses the memory on other queues than the one that it was handed to. To be
+    /// called when the last work with the memory is enqueued there.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] while a graph is recorded on the queue, which would use the memory at each launch;
+    /// [`Error::Device`] when the queue has failed.
+    pub fn used_on(&self, queue: &Arc<dyn Queue>) -> Result<(), Error> {
+        if queue.is_capturing()? {
+            return Err(Error::invalid(
+                "a graph is being recorded on the queue: hand the memory to the queue, so that the lease lasts as long as the graph",
+            ));
+        }
+        let fence = consumer::last_work(queue)?;
+        let mut many = None;
+        self.inner.at_end(|at_end| {
+            at_end.used.insert(fence);
+            if at_end.used.len() >= USED_MAX {
+                many = Some(std::mem::take(&mut at_end.used));
+            }
+        });
+        if let Some(many) = many {
+            let (completer, all) = host::promise("uses of a lease on queues of its owner");
+            Reactor::global().when_settled(&many, move |outcome| completer.settle(outcome));
+            self.inner.at_end(|at_end| at_end.used.insert(all));
+        }
+        Ok(())
     }
 
     /// The end of this lease as a fence: done when the last clone is dropped and the owner's device work is

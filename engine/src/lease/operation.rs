@@ -158,7 +158,7 @@ pub(super) fn give_up(handle: &OpHandle, op: Arc<LeaseOp>) {
     }
     handle.payload().cancel();
     match op.replace_by_abandoned() {
-        Stage::Held(granted) => end(granted, None),
+        Stage::Held(granted) => end(granted, &[]),
         Stage::Settling(granted) => end_unused(granted),
         Stage::Waiting | Stage::Abandoned => {}
     }
@@ -231,14 +231,14 @@ pub(super) fn end_unused(granted: OpGranted) {
 
 /// Ends the operation of a held lease. Operations that waited for it are granted; device work until `done`
 /// stays pending.
-pub(super) fn end(granted: OpGranted, done: Option<Fence>) {
+pub(super) fn end(granted: OpGranted, done: &[Fence]) {
     let tag = OpTag::of(&granted);
     let consumer_orders = granted.payload().lease().is_some_and(|op| op.consumer_orders);
-    let ending = if done.is_none() && consumer_orders {
+    let ending = if done.is_empty() && consumer_orders {
         // The consumer was never ordered after earlier work, and did not use the memory.
         Ending::Polled
     } else {
-        Ending::Ran { left: done.as_ref().map(|done| (std::slice::from_ref(done), &tag)), failure: None }
+        Ending::Ran { left: (!done.is_empty()).then_some((done, &tag)), failure: None }
     };
     complete(granted, &ending);
 }

@@ -101,15 +101,15 @@ impl LeaseState {
     }
 
     /// Ends a granted pin. Operations that waited for it are granted; device work until `done` stays pending.
-    pub(super) fn unpin(&self, pin: &Pin, done: Option<Fence>) {
+    pub(super) fn unpin(&self, pin: &Pin, done: &[Fence]) {
         if let Some(id) = pin.traced_id() {
-            hooks::unpinned(id, done.as_ref());
+            hooks::unpinned(id, done);
         }
         let mut ready = ReadyList::new();
         let mut observer = None;
         let mut replaced = Replaced::default();
-        let tag = done.is_some().then(|| OpTag { name: Name::Static("lease"), id: graph().next_id() });
-        let left = done.as_ref().map(std::slice::from_ref).zip(tag.as_ref());
+        let tag = (!done.is_empty()).then(|| OpTag { name: Name::Static("lease"), id: graph().next_id() });
+        let left = tag.as_ref().map(|tag| (done, tag));
         let ending = Ending::Ran { left, failure: None };
         let finish = |state: &mut VarState, flags: &mut u32| {
             // SAFETY: the lease was listed when the pin was granted.

@@ -89,7 +89,7 @@ pub struct LeaseRequest<L = Lease> {
     engine: Option<CoreRef>,
     wanted: SmallVec<[(Tensor, Access); 1]>,
     owner: LeaseOwner,
-    /// `None` if the engine itself uses the memory.
+    /// `None` if the engine itself uses the memory, and where consumers are named later.
     consumer: Option<Consumer>,
     step: Step,
     finish: fn(Leases) -> L,
@@ -112,6 +112,14 @@ impl<L> LeaseRequest<L> {
     /// stay valid until the lease is granted.
     pub fn for_consumer(mut self, consumer: &Consumer) -> Self {
         self.consumer = Some(consumer.clone());
+        self
+    }
+
+    /// Takes the lease for consumers that are named later: by exports of the lease, or by
+    /// [`Lease::hand_to`](super::Lease::hand_to). The request waits as for the host. The end of a lease that is
+    /// never handed out waits for no device.
+    pub fn for_later_consumers(mut self) -> Self {
+        self.consumer = None;
         self
     }
 
@@ -222,7 +230,7 @@ impl<L> LeaseRequest<L> {
                 Lease { inner: lease }
             };
             let leases = self.wanted.iter().map(split).collect();
-            end(granted, None);
+            end(granted, &[]);
             leases
         };
         for (tensor, access) in &self.wanted {
@@ -404,7 +412,7 @@ fn order_consumer(
     pending: &FenceSet,
 ) -> Result<FenceSet, Error> {
     let mut host = FenceSet::default();
-    let Some(Consumer::Queue(queue)) = consumer else { return Ok(host) };
+    let Some(queue) = consumer.and_then(Consumer::queue) else { return Ok(host) };
     for fence in pending {
         match queue.order_after(fence) {
             Ok(Order::Nothing | Order::Device) => {}

@@ -4,7 +4,7 @@ use std::marker::PhantomPinned;
 use std::sync::Arc;
 
 use estafette_devices::host::Completer;
-use estafette_devices::{Fence, Reactor};
+use estafette_devices::{Fence, FenceSet, Reactor};
 use estafette_graph::{Mode, OpId};
 use estafette_sync::sync::atomic::{AtomicBool, Ordering};
 use estafette_sync::sync::{Mutex, MutexGuard, OnceLock};
@@ -62,6 +62,8 @@ pub(super) enum LeaseOrder {
 pub(super) struct AtEnd {
     /// Device work of the owner that the end waits for.
     pub(super) done: Option<Fence>,
+    /// Work on queues that the owner has named beside it, which the end waits for as well.
+    pub(super) used: FenceSet,
     /// What the end waits for if the owner names no work.
     after: Option<EndsAfter>,
     /// Settled after the end.
@@ -220,9 +222,11 @@ impl LeaseState {
 
     /// Makes the end wait for the consumer's last work, unless the owner names that work.
     pub(crate) fn ends_after(&self, after: EndsAfter) {
+        // Keepers may be foreign code's, and are dropped without the lock.
+        let mut unneeded = Vec::new();
         self.at_end(|at_end| {
             at_end.after = Some(match at_end.after.take() {
-                Some(known) => known.and(after),
+                Some(known) => known.and(after, &mut unneeded),
                 None => after,
             });
         });
@@ -269,7 +273,7 @@ impl LeaseState {
             self.ends_after(EndsAfter::Unknown);
         } else if let Some(queue) = running.payload().queue() {
             // Work that was pending when the operation began may still be pending when this lease ends.
-            self.ends_after(EndsAfter::Queue(Arc::clone(queue)));
+            self.ends_after(EndsAfter::Queue(Arc::clone(queue), None));
         }
         let mut state = OpState::new(self.tensor.inner.core.clone(), Name::Static("lease"), Kind::Lease);
         state.set_role(Role::Lease(Arc::clone(op)));
@@ -285,7 +289,7 @@ impl LeaseState {
         }
         if let Err(granted) = op.hold(granted) {
             // The last clone of the lease was dropped meanwhile.
-            end(granted, None);
+            end(granted, &[]);
         }
     }
 }
@@ -303,7 +307,7 @@ impl Drop for LeaseState {
             return;
         }
         match self.at_end.get_mut().take() {
-            None => self.end(None),
+            None => self.end(&[]),
             Some(at_end) => self.end_with(*at_end),
         }
     }
@@ -312,7 +316,7 @@ impl Drop for LeaseState {
 impl LeaseState {
     /// Ends the lease; operations that waited for it continue after `done`.
     #[inline]
-    fn end(&self, done: Option<Fence>) {
+    fn end(&self, done: &[Fence]) {
         let granted = match &self.order {
             LeaseOrder::Pin(pin) if pin.is_listed() => return self.unpin(pin, done),
             LeaseOrder::Operation { op, .. } => op.abandon(),
@@ -320,22 +324,26 @@ impl LeaseState {
         };
         if let Some(granted) = granted {
             end(granted, done);
-        } else if let Some(done) = done {
+        } else {
             // No queue knows the lease, but its memory must stay until the work is done.
-            let _ = self.tensor.used_until(&done);
+            for done in done {
+                let _ = self.tensor.used_until(done);
+            }
         }
     }
 
     #[cold]
     fn end_with(&mut self, at_end: AtEnd) {
-        let AtEnd { done, after, notified } = at_end;
-        let done = done.or_else(|| {
-            let device = self.tensor.inner.definition().ok()?.layout.device();
-            Some(after?.fence(&self.tensor.inner.core, device))
-        });
-        let fences: SmallVec<[Fence; 1]> =
-            if notified.is_empty() { SmallVec::new() } else { done.iter().cloned().collect() };
-        self.end(done);
+        let AtEnd { done, used: mut fences, after, notified } = at_end;
+        match (done, after, self.tensor.inner.definition()) {
+            (Some(done), _, _) => fences.insert(done),
+            (None, Some(after), Ok(definition)) => {
+                fences.extend(after.fences(&self.tensor.inner.core, definition.layout.device()));
+            }
+            _ => {}
+        }
+        let fences: SmallVec<[Fence; 1]> = fences.into_iter().collect();
+        self.end(&fences);
         if !notified.is_empty() {
             Reactor::global().when_settled(&fences, move |outcome| {
                 notified.into_iter().for_each(|completer| completer.settle(outcome.clone()));

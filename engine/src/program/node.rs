@@ -78,7 +78,7 @@ impl NodeRun {
     pub(crate) fn keep(&self, views: Views) {
         if let Some(queue) = &self.queue {
             for lease in views.iter().filter_map(|(view, _)| view.upgrade()) {
-                lease.ends_after(EndsAfter::Queue(Arc::clone(queue)));
+                lease.ends_after(EndsAfter::Queue(Arc::clone(queue), None));
             }
         }
         self.replay.keep(views);

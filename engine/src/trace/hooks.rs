@@ -367,14 +367,14 @@ pub(crate) fn pinned(id: OpId, owner: &LeaseOwner, tensor: &Tensor, var: VarId) 
 /// The end of such a lease; whether device work goes on.
 #[cold]
 #[inline(never)]
-pub(crate) fn unpinned(id: OpId, left: Option<&Fence>) {
+pub(crate) fn unpinned(id: OpId, left: &[Fence]) {
     events::ended(id.get(), "ok", None);
     writer::with(|writer| {
         let now = writer.now();
-        writer.write(EventKind::Ended, now, id.get(), [ended(OutcomeCode::Well, left.is_some(), NONE)]);
+        writer.write(EventKind::Ended, now, id.get(), [ended(OutcomeCode::Well, !left.is_empty(), NONE)]);
     });
-    if let Some(left) = left {
-        watch(id, std::slice::from_ref(left), None);
+    if !left.is_empty() {
+        watch(id, left, None);
     }
 }
 

@@ -57,6 +57,8 @@ pub(crate) struct Graph {
 pub(crate) struct State {
     pub(crate) initialized: bool,
     pub(crate) contexts: Vec<Context>,
+    /// The primary context that each green context is a part of, by the handle of the green one.
+    pub(crate) green_contexts: HashMap<u64, usize>,
     pub(crate) streams: Vec<Stream>,
     /// Streams that were made and not destroyed, by their handles.
     pub(crate) by_handle: HashMap<u64, usize>,
@@ -111,6 +113,7 @@ fn driver() -> &'static Driver {
         state: Mutex::new(State {
             initialized: false,
             contexts: Vec::new(),
+            green_contexts: HashMap::new(),
             streams: Vec::new(),
             by_handle: HashMap::new(),
             busy: BTreeSet::new(),

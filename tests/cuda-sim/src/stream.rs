@@ -29,6 +29,8 @@ pub(crate) enum Origin {
 pub(crate) struct Stream {
     pub(crate) handle: u64,
     pub(crate) context: usize,
+    /// The handle of its green context, which is a part of `context`; 0 for none.
+    pub(crate) green: u64,
     pub(crate) origin: Origin,
     pub(crate) flags: u32,
     pub(crate) priority: i32,
@@ -69,6 +71,7 @@ impl State {
         self.streams.push(Stream {
             handle,
             context,
+            green: 0,
             origin,
             flags,
             priority,

@@ -11,7 +11,7 @@ use estafette::devices::cuda::{CudaDevice, CudaGraph, CudaQueue, CudaRuntime};
 use estafette::devices::sim::{SimDevice, SimOptions, SimPace, SimQueue};
 use estafette::devices::{Allocation, DLDevice, Device, DeviceType, Queue};
 use estafette::exchange::{Abi, ExportFlags, Layout, export, reaper};
-use estafette::lease::Consumer;
+use estafette::lease::{Consumer, Keeper};
 use estafette::operators::{Attributes, operators};
 use estafette::{Access, DType, Engine, ExportOptions, ImportOptions, Lease, Op, Tensor, View, ViewMut};
 use estafette_c::estafette_status::ESTAFETTE_OK;
@@ -208,6 +208,115 @@ fn without_the_quarantine_the_simulator_finds_the_race_of_consumer_and_writer() 
     bench.fill(&bench.ours, &x, 6).wait().unwrap();
     bench.simulator.unblock(theirs.stream());
     bench.speaks(&theirs);
+}
+
+#[test]
+fn a_lease_on_a_stream_that_is_kept_ends_behind_an_event_and_needs_no_barrier() {
+    let bench = bench();
+    let theirs = bench.theirs();
+    let x = bench.bytes();
+    bench.fill(&bench.ours, &x, 5).wait().unwrap();
+    let before = bench.engine.stats().quarantine;
+    let keeper: Keeper = Arc::new(());
+    // SAFETY: the stream lives to the end of the test.
+    let consumer = unsafe { x.consumer_on_kept(bench.device.id(), theirs.stream(), Arc::clone(&keeper)) };
+    let lease = bench.lease(&x, Access::Read, &consumer.unwrap());
+    bench.simulator.block(theirs.stream());
+    theirs.copies(&x);
+    assert_eq!(Arc::strong_count(&keeper), 2, "the lease has the other");
+    drop(lease);
+    assert_eq!(Arc::strong_count(&keeper), 1);
+    // Issued at once: its queue waits.
+    bench.fill(&bench.ours, &x, 6).wait().unwrap();
+    assert!(!x.is_ready());
+    bench.simulator.unblock(theirs.stream());
+    assert_eq!((theirs.read(), bench.first(&x)), (5, 6));
+    assert_eq!(bench.engine.stats().quarantine, before);
+    // SAFETY: the default stream is always there.
+    let refused = unsafe { x.consumer_on_kept(bench.device.id(), 2, keeper) };
+    assert!(refused.is_err_and(|error| error.to_string().contains("another stream on other threads")));
+    bench.silent();
+}
+
+/// A lease for a queue of the engine that the consumer uses on a stream of its own as well; `tells` says whether
+/// it names that stream.
+fn used_on_another_stream(tells: bool) -> (Bench, Theirs) {
+    let bench = bench();
+    let theirs = bench.theirs();
+    let x = bench.bytes();
+    bench.fill(&bench.ours, &x, 5).wait().unwrap();
+    x.wait().unwrap();
+    let before = bench.engine.stats().quarantine;
+    let lease = bench.lease(&x, Access::Read, &Consumer::Queue(Arc::clone(&bench.ours)));
+    bench.simulator.block(theirs.stream());
+    theirs.copies(&x);
+    if tells {
+        // SAFETY: the stream lives to the end of the test.
+        let other = unsafe { bench.device.foreign_queue(theirs.stream()) }.unwrap();
+        lease.used_on(&other).unwrap();
+    }
+    drop(lease);
+    bench.fill(&bench.ours, &x, 6).wait().unwrap();
+    if !tells {
+        x.wait().unwrap();
+    }
+    bench.simulator.unblock(theirs.stream());
+    x.wait().unwrap();
+    assert_eq!(bench.engine.stats().quarantine, before);
+    (bench, theirs)
+}
+
+#[test]
+fn a_lease_ends_after_work_on_the_streams_that_it_was_used_on() {
+    let (bench, theirs) = used_on_another_stream(true);
+    assert_eq!(theirs.read(), 5);
+    bench.silent();
+}
+
+#[test]
+fn a_lease_may_be_told_of_uses_without_end() {
+    let bench = bench();
+    let theirs = bench.theirs();
+    let x = bench.bytes();
+    bench.fill(&bench.ours, &x, 5).wait().unwrap();
+    x.wait().unwrap();
+    let lease = bench.lease(&x, Access::Read, &Consumer::Queue(Arc::clone(&bench.ours)));
+    bench.simulator.block(theirs.stream());
+    theirs.copies(&x);
+    for _ in 0..1_000 {
+        // SAFETY: the stream lives to the end of the test.
+        lease.used_on(&unsafe { bench.device.foreign_queue(theirs.stream()) }.unwrap()).unwrap();
+    }
+    drop(lease);
+    let overwrite = bench.fill(&bench.ours, &x, 6);
+    bench.simulator.unblock(theirs.stream());
+    overwrite.wait().unwrap();
+    assert_eq!((theirs.read(), bench.first(&x)), (5, 6));
+    bench.silent();
+}
+
+#[test]
+fn without_its_word_the_simulator_finds_the_race_of_another_stream_and_the_writer() {
+    let (bench, theirs) = used_on_another_stream(false);
+    bench.speaks(&theirs);
+}
+
+#[test]
+fn a_queue_that_records_a_graph_is_no_further_stream_of_a_lease() {
+    let bench = bench();
+    let x = bench.bytes();
+    bench.fill(&bench.ours, &x, 5).wait().unwrap();
+    let lease = bench.lease(&x, Access::Read, &Consumer::Queue(Arc::clone(&bench.ours)));
+    let queue = bench.device.queue().unwrap();
+    let recording = Arc::clone(&queue) as Arc<dyn Queue>;
+    let mut refused = None;
+    let _graph = queue.capture(|_| {
+        refused = lease.used_on(&recording).err();
+        Ok(())
+    });
+    assert!(refused.is_some_and(|error| error.to_string().contains("a graph is being recorded")));
+    drop(lease);
+    bench.silent();
 }
 
 #[test]

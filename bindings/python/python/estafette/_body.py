@@ -70,10 +70,13 @@ def _end_child(error):
         os._exit(code & 0xFF)
 
 
-def run_on_stream(scope, function, using, arguments, place):
-    """As `run`, with the stream of `place`, a handle and the number of its device, as the current one of the libraries."""
+def run_on_stream(scope, function, using, arguments, place, kept):
+    """As `run`, with the stream of `place`, a handle and the number of its device, as the current one of the libraries.
+
+    kept: a list for what a graph needs that is recorded from the function; None if none is recorded.
+    """
     handle, device = place
-    with _streams.entered(handle, device, using):
+    with _streams.entered(handle, device, using, kept):
         return run(scope, function, using, arguments)
 
 

@@ -851,6 +851,14 @@ class View:
     @property
     def access(self) -> str:
         """``"read"`` or ``"write"``."""
+    def used_on(self, stream: Any, /) -> None:
+        """Makes the end of this lease wait for the work that is on ``stream`` now, besides the stream that the view was
+        handed to: PyTorch's ``record_stream``, for memory of Estafette. Call this method once the last work with the
+        memory is enqueued on ``stream``, a stream object or a handle as for ``__dlpack__``.
+
+        Raises `ValueError` for memory that is not used on streams, and for a stream of another device; `InvalidError` while a
+        graph is recorded on ``stream``.
+        """
     def __arrow_c_device_array__(
         self, requested_schema: object | None = None, **kwargs: None
     ) -> tuple[CapsuleType, CapsuleType]:

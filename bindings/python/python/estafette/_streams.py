@@ -81,8 +81,39 @@ def _torch(torch: Any, handle: int, device: int) -> contextlib.AbstractContextMa
 
 @contextlib.contextmanager
 def _cupy(cupy: Any, handle: int, device: int) -> Iterator[None]:
-    with cupy.cuda.Device(device), cupy.cuda.ExternalStream(handle, device):
-        yield
+    with cupy.cuda.Device(device):
+        # `ExternalStream` is deprecated where there is this one.
+        from_external = getattr(cupy.cuda.Stream, "from_external", None)
+        stream = from_external(Stream(handle, device)) if from_external else cupy.cuda.ExternalStream(handle, device)
+        with stream:
+            yield
+
+
+# Allocators with a cache give memory that a function has freed to the next one that asks. A graph goes on using it at every replay, and
+# its stream is one that the allocator knows nothing of.
+
+
+def _torch_recorded(torch: Any, device: int, kept: list[Any]) -> contextlib.AbstractContextManager[Any] | None:
+    if not torch.cuda.is_available():
+        return None
+    pool, use = getattr(torch.cuda, "MemPool", None), getattr(torch.cuda, "use_mem_pool", None)
+    if pool is None or use is None:
+        raise RuntimeError(
+            "program(graph=True): a function of PyTorch needs memory that nobody else is given, which PyTorch has since version 2.5 "
+            "(torch.cuda.use_mem_pool); record the program without graph=True"
+        )
+    kept.append(pool())
+    return use(kept[-1], device)
+
+
+def _cupy_recorded(cupy: Any, _device: int, _kept: list[Any]) -> contextlib.AbstractContextManager[Any]:
+    def refuse(size: int) -> Any:
+        raise RuntimeError(
+            f"program(graph=True): a function has asked CuPy for {size} bytes, which CuPy would give to others while every replay "
+            "uses them; declare the memory in `writes` and compute into it (`out=`), or record the program without graph=True"
+        )
+
+    return cupy.cuda.using_allocator(refuse)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -97,6 +128,8 @@ class Row:
     """For people."""
     source: str
     """Where this is from."""
+    recorded: Callable[[Any, int, list[Any]], contextlib.AbstractContextManager[Any] | None] | None = None
+    """While a graph is recorded: makes the library allocate nothing that others are given. The list lives as long as the graph."""
 
 
 ROWS: tuple[Row, ...] = (
@@ -104,13 +137,15 @@ ROWS: tuple[Row, ...] = (
         "torch",
         _torch,
         "torch.cuda.stream(torch.cuda.ExternalStream(handle)), if it was built with CUDA",
-        "pytorch/pytorch: torch/cuda/streams.py (ExternalStream), torch/cuda/__init__.py (stream)",
+        "pytorch/pytorch: torch/cuda/streams.py (ExternalStream), torch/cuda/__init__.py (stream), torch/cuda/memory.py (use_mem_pool)",
+        _torch_recorded,
     ),
     Row(
         "cupy",
         _cupy,
-        "cupy.cuda.ExternalStream(handle) as a context",
-        "cupy/cupy: cupy/cuda/stream.pyx (ExternalStream, __enter__)",
+        "cupy.cuda.Stream.from_external(stream) as a context; before CuPy 14 cupy.cuda.ExternalStream(handle)",
+        "cupy/cupy: cupy/cuda/stream.pyx (Stream.from_external, ExternalStream, __enter__), cupy/cuda/memory.pyx (using_allocator)",
+        _cupy_recorded,
     ),
     Row(
         "numba",
@@ -135,16 +170,24 @@ def _rows(using: Callable[..., Any] | None) -> list[Row]:
 
 
 @contextlib.contextmanager
-def entered(handle: int, device: int, using: Callable[..., Any] | None) -> Iterator[None]:
-    """Runs the block with the stream as the current one of this thread, in Estafette and in the libraries that have one."""
+def entered(handle: int, device: int, using: Callable[..., Any] | None, kept: list[Any] | None) -> Iterator[None]:
+    """Runs the block with the stream as the current one of this thread, in Estafette and in the libraries that have one.
+
+    kept: what a graph needs that is recorded from the block, instead of what an earlier attempt left there; None if none is recorded.
+    """
+    if kept is not None:
+        kept.clear()
     with contextlib.ExitStack() as stack:
         for row in _rows(using):
             library = sys.modules.get(row.root)
-            if row.enter is None or library is None:
+            if library is None:
                 continue
-            context = row.enter(library, handle, device)
-            if context is not None:
-                stack.enter_context(context)
+            contexts = [row.enter and row.enter(library, handle, device)]
+            if kept is not None:
+                contexts.append(row.recorded and row.recorded(library, device, kept))
+            for context in contexts:
+                if context is not None:
+                    stack.enter_context(context)
         token = _current.set(Stream(handle, device))
         try:
             yield

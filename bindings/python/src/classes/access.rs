@@ -2,10 +2,10 @@
 
 use std::ffi::c_int;
 
-use estafette::lease::LeaseOwner;
+use estafette::lease::{Consumer, LeaseOwner};
 use estafette::{Access, Error, Lease, Tensor};
 use estafette_sync::sync::{Mutex, MutexGuard};
-use pyo3::exceptions::PyRuntimeError;
+use pyo3::exceptions::{PyRuntimeError, PyValueError};
 use pyo3::ffi;
 use pyo3::prelude::*;
 use pyo3::types::{PyCapsule, PyDict, PyTuple};
@@ -23,6 +23,7 @@ use crate::interpreter::call_site;
 use crate::interpreter::guard;
 use crate::interpreter::lease_sites;
 use crate::interpreter::process::Own;
+use crate::kinds;
 use crate::submission::results;
 use crate::submission::scope;
 
@@ -154,7 +155,8 @@ impl PyAccess {
         let engine = this.get().engine.engine(py)?.clone();
         let owner = Self::owner(py);
         let mut entering = Entering { access: Some(this.clone().unbind()) };
-        let mut leases = Box::pin(async move { engine.lease_all(&wanted, owner).await });
+        let mut leases =
+            Box::pin(async move { engine.lease_all(&wanted, owner).for_later_consumers().await });
         // As in `Operation.__await__`.
         if let Some(leases) = scope::poll_within(py, &mut leases)? {
             entering.access = None;
@@ -186,12 +188,12 @@ impl PyAccess {
     ) -> PyResult<Result<Vec<Lease>, Error>> {
         let engine = self.engine.engine(py)?;
         if running_loop::get(py)?.is_some() {
-            if let Some(outcome) = poll_once(engine.lease_all(wanted, owner.clone())) {
+            if let Some(outcome) = poll_once(engine.lease_all(wanted, owner.clone()).for_later_consumers()) {
                 return Ok(outcome);
             }
             stopped_loop::check(py, "the access")?;
         }
-        Ok(guard::detach(py, || engine.lease_all(wanted, owner).wait(None)))
+        Ok(guard::detach(py, || engine.lease_all(wanted, owner).for_later_consumers().wait(None)))
     }
 }
 
@@ -325,6 +327,26 @@ impl PyView {
     #[getter]
     fn access(&self, py: Python<'_>) -> PyResult<String> {
         Ok(self.lease(py)?.access().to_string())
+    }
+
+    /// Makes the end of this lease wait for the work that is on ``stream`` now, besides the stream that the view was
+    /// handed to: PyTorch's ``record_stream``, for memory of Estafette. Call this method once the last work with the
+    /// memory is enqueued on ``stream``, a stream object or a handle as for ``__dlpack__``.
+    ///
+    /// Raises `ValueError` for memory that is not used on streams, and for a stream of another device; `InvalidError` while a
+    /// graph is recorded on ``stream``.
+    #[pyo3(signature = (stream, /))]
+    fn used_on(&self, py: Python<'_>, stream: &Bound<'_, PyAny>) -> PyResult<()> {
+        let lease = self.lease(py)?;
+        let device = lease.tensor().device().or_raise(py)?;
+        match kinds::consumer(lease.tensor(), device, Some(stream), py)? {
+            Consumer::Queue(queue) | Consumer::KeptQueue(queue, _) => {
+                guard::detach(py, || lease.used_on(&queue)).or_raise(py)
+            }
+            Consumer::Host | Consumer::Unordered => Err(PyValueError::new_err(format!(
+                "used_on: {stream} is no stream that uses memory on {device}"
+            ))),
+        }
     }
 
     fn __repr__(&self, py: Python<'_>) -> String {

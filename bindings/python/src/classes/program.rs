@@ -77,7 +77,7 @@ impl PyProgram {
 
     fn record(&self, py: Python<'_>, args: SubmissionArgs, body: Body) -> PyResult<()> {
         self.engine.engine(py)?;
-        let body = Repeated::new(body);
+        let body = Repeated::new(py, body);
         let mut stage = self.stage();
         let Stage::Recording(builder) = &mut *stage else {
             return Err(self.error("is finished: nothing more can be recorded"));

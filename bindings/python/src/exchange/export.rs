@@ -158,7 +158,7 @@ pub fn export_from<'py>(
             // A consumer's stream waits for the copy itself; which one is known before the copy is, on the same device.
             let ordered = to == device
                 && running_loop::get(py)?.is_none()
-                && matches!(kinds::consumer(tensor, to, request.stream, py)?, Consumer::Queue(_));
+                && kinds::consumer(tensor, to, request.stream, py)?.queue().is_some();
             match copied_now(py, engine, tensor, to, !ordered)? {
                 Some(copy) => {
                     let placed = if ordered { tensor } else { &copy };
@@ -288,7 +288,9 @@ fn take_lease(py: Python<'_>, tensor: &Tensor, options: &ExportOptions) -> PyRes
             || options.access == Access::Alias
             || options.access == Access::Read && tensor.is_ready());
     if quick || running_loop::get(py)?.is_some() {
-        if let Some(outcome) = poll_once(tensor.export_with(options.clone())) {
+        let export = || poll_once(tensor.export_with(options.clone()));
+        // A driver is called for a consumer's queue.
+        if let Some(outcome) = if ordered { guard::detach(py, export) } else { export() } {
             return outcome.or_raise(py);
         }
         stopped_loop::check(py, "the tensor")?;

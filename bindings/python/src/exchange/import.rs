@@ -1,7 +1,7 @@
 //! Taking tensors from other libraries, by the rules of the array API and DLPack's Python specification.
 
 use estafette::ImportStream;
-use estafette::devices::{DLDevice, DeviceType, FenceSet};
+use estafette::devices::{CurrentGuard, DLDevice, DeviceType, FenceSet};
 use estafette::exchange::ManagedTensor;
 use estafette_sync::sync::atomic::AtomicU64;
 use pyo3::exceptions::{PyAttributeError, PyException, PyTypeError};
@@ -19,6 +19,7 @@ use crate::exchange::peer_table::PeerTable;
 use crate::exchange::peers::{self, Legacy, NullStream, Omitted, Peer, Stream};
 use crate::exchange::unordered::{self, Reason};
 use crate::interpreter::fastcall;
+use crate::interpreter::guard;
 use crate::kinds;
 
 /// Tensors from outside that this process's engines have taken over.
@@ -26,6 +27,9 @@ pub static IMPORTED: AtomicU64 = AtomicU64::new(0);
 
 /// The newest DLPack version that we understand.
 const MAX_VERSION: (u32, u32) = (1, 3);
+
+/// What an XLA client says of a stream that it cannot order an array before.
+const UNIMPLEMENTED: &str = "UNIMPLEMENTED";
 
 /// What the caller asks of an import.
 #[derive(Debug, Clone, Copy, Default)]
@@ -210,8 +214,19 @@ fn through_protocol(
     }
     // Always named: what no stream means differs from producer to producer. Of a move to the host it must be none.
     let import_stream = goal.map(|goal| kinds::import_stream(py, goal)).transpose()?.flatten();
-    let stream = import_stream.as_ref().map(ImportStream::stream);
-    let (answer, heeded) = ask(object, device, wanted, stream)?;
+    let is_named =
+        peer.streams_for_pinned || goal.is_none_or(|goal| goal.device_type != DeviceType::CUDA_HOST);
+    let stream = import_stream.as_ref().filter(|_| is_named).map(ImportStream::stream);
+    let (answer, heeded) = {
+        // A producer may want its device to be the current one of the thread.
+        let place = match (stream, device) {
+            (Some(_), Some(device)) => kinds::ordered_on(py, device)?,
+            _ => None,
+        };
+        let current = place.as_deref().map(CurrentGuard::device).transpose();
+        let _current = current.map_err(|error| raise(py, "ExchangeError", error.to_string()))?;
+        ask(object, device, wanted, stream, peer)?
+    };
     let raw = answer.cast::<PyCapsule>().map_err(|_| {
         let kind = answer.get_type().name().map_or_else(|_| "?".into(), |name| name.to_string());
         PyTypeError::new_err(format!("`__dlpack__` returned {kind}, not a capsule"))
@@ -221,8 +236,8 @@ fn through_protocol(
     let mut ready = kinds::of(device).acquire(object, device, None)?;
     if let Some(import_stream) = import_stream {
         // At once: what it stands for is this tensor, and no longer its producer's stream.
-        ready.insert(import_stream.fence().or_raise(py)?);
-        if !heeded || peer.stream == Stream::Ignored {
+        ready.insert(guard::detach(py, || import_stream.fence()).or_raise(py)?);
+        if !heeded || stream.is_none() || peer.stream == Stream::Ignored {
             if let Some(stream) = kinds::of(device).unnamed_stream() {
                 ready.extend(kinds::fence_of(py, device, stream)?);
             }
@@ -284,6 +299,7 @@ fn ask<'py>(
     device: Option<DLDevice>,
     wanted: &Wanted,
     stream: Option<usize>,
+    peer: &Peer,
 ) -> PyResult<(Bound<'py, PyAny>, bool)> {
     let py = object.py();
     let name = intern!(py, "__dlpack__");
@@ -326,6 +342,13 @@ fn ask<'py>(
     let again = answer.as_ref().is_err_and(type_error) && !knows(object, &["max_version"]);
     if stream.is_some() && again {
         answer = object.call_method(name, (), Some(&with_stream()?));
+    }
+    if let (Some(_), Some(wait), Err(error)) = (stream, peer.host_wait, &answer)
+        && error.value(py).str()?.to_string_lossy().contains(UNIMPLEMENTED)
+    {
+        // No stream orders it, so that nothing is left to be ordered.
+        object.call_method0(wait)?;
+        return Ok((versioned(object)?, true));
     }
     let mut heeded = true;
     if again && answer.as_ref().is_err_and(type_error) {

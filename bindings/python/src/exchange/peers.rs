@@ -46,6 +46,26 @@ pub enum Omitted {
     NoSync,
 }
 
+/// What a consumer on a device works on that asks for memory without naming a stream.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Nameless {
+    /// The device's default stream, as the array API says.
+    DefaultStream,
+    /// Streams of its own, which the default stream does not order: the host waits for it.
+    OwnStreams,
+}
+
+/// Whether the streams that a consumer names by bare handles outlive the exchange.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Streams {
+    /// Nothing is known: a handle may be another stream's when the consumer has let go.
+    Unknown,
+    /// They live as long as the process.
+    Last,
+    /// Those of PyTorch's pool do, and external ones may not. Its current stream says which it is.
+    PyTorchPool,
+}
+
 /// What NULL from `current_work_stream` of a producer's C exchange table stands for on devices with streams.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum NullStream {
@@ -88,6 +108,14 @@ pub struct Peer {
     pub stream: Stream,
     /// What it takes an omitted stream for.
     pub omitted: Omitted,
+    /// What it works on when it names no stream as a consumer.
+    pub nameless: Nameless,
+    /// Whether the streams that it names as a consumer stay.
+    pub streams: Streams,
+    /// Whether it takes a stream for pinned memory, as for memory of a device. Else none is named, as for the host's.
+    pub streams_for_pinned: bool,
+    /// The method by which the host waits for an array, of a library that can refuse every stream.
+    pub host_wait: Option<&'static str>,
     /// What NULL means in its C exchange table.
     pub null_stream: NullStream,
     /// What no stream and 0 mean in its CUDA array interface.
@@ -146,6 +174,10 @@ const UNKNOWN: Peer = Peer {
     read_only: ReadOnly::Honoured,
     stream: Stream::Honoured,
     omitted: Omitted::DefaultStream,
+    nameless: Nameless::DefaultStream,
+    streams: Streams::Unknown,
+    streams_for_pinned: true,
+    host_wait: None,
     null_stream: NullStream::DefaultStream,
     unnamed: Unnamed::AsWritten,
     interface_first: false,
@@ -174,14 +206,23 @@ pub static PEERS: &[Peer] = &[
         root: "jax",
         immutable: true,
         omitted: Omitted::HostWait,
-        source: "jax-ml/jax: jaxlib/dlpack.cc, jax/_src/dlpack.py; jax-ml/jax#40789",
+        // With XLA_PYTHON_CLIENT_USE_TFRT_GPU_CLIENT it names none, and refuses each as unimplemented.
+        nameless: Nameless::OwnStreams,
+        host_wait: Some("block_until_ready"),
+        // They are those of its client.
+        streams: Streams::Last,
+        source: "jax-ml/jax: jaxlib/dlpack.cc, jax/_src/dlpack.py; jax-ml/jax#40789; openxla/xla: tfrt_gpu_buffer.cc",
         ..UNKNOWN
     },
     Peer {
         root: "jaxlib",
         immutable: true,
         omitted: Omitted::HostWait,
-        source: "jax-ml/jax: jaxlib/dlpack.cc, jax/_src/dlpack.py; jax-ml/jax#40789",
+        nameless: Nameless::OwnStreams,
+        host_wait: Some("block_until_ready"),
+        // They are those of its client.
+        streams: Streams::Last,
+        source: "jax-ml/jax: jaxlib/dlpack.cc, jax/_src/dlpack.py; jax-ml/jax#40789; openxla/xla: tfrt_gpu_buffer.cc",
         ..UNKNOWN
     },
     Peer {
@@ -190,6 +231,10 @@ pub static PEERS: &[Peer] = &[
         read_only: ReadOnly::Ignored,
         // `None` itself is the default stream; an omitted argument is -1, on purpose (pytorch/pytorch#163242).
         omitted: Omitted::NoSync,
+        // For what its tensors call "cpu" it asserts that there is none.
+        streams_for_pinned: false,
+        // c10/cuda/CUDAStream.cpp: the streams of the pool are never destroyed.
+        streams: Streams::PyTorchPool,
         prompt_deleter: true,
         unsaid: &UNSAID_BY_TORCH,
         source: "pytorch/pytorch: torch/_tensor.py, torch/utils/dlpack.py, torch/csrc/Module.cpp; #163242, #188554",
@@ -208,6 +253,8 @@ pub static PEERS: &[Peer] = &[
         immutable: true,
         stream: Stream::Ignored,
         omitted: Omitted::NoSync,
+        // Its compute stream does not wait for the default stream.
+        nameless: Nameless::OwnStreams,
         source: "tensorflow/tensorflow: tensorflow/c/eager/dlpack.cc; tensorflow/tensorflow#61420",
         ..UNKNOWN
     },

@@ -26,6 +26,8 @@ pub enum Reason {
     DeviceMemory,
     /// A consumer on a device demanded that no stream waits, and the end of its work is unknown.
     NoStream,
+    /// A consumer of which nothing is known named no stream, which stands for the device's default stream.
+    NamelessStream,
     /// A producer that takes a stream and does nothing about it: its default stream was waited for.
     IgnoredStream,
     /// A description of memory that says when it may be used, and not for how long.
@@ -41,6 +43,7 @@ impl Reason {
             Self::RawCapsule => "raw capsule of device memory",
             Self::DeviceMemory => "device memory read by the host",
             Self::NoStream => "no synchronization asked for",
+            Self::NamelessStream => "no stream named; ordered before the default stream only",
             Self::IgnoredStream => "producer ignores streams; ordered after its default stream only",
             Self::Untracked => "array interface, whose consumer does not report the end of its use",
             Self::Unmarked => "read lease in a struct without flags",

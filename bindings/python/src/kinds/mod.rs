@@ -13,13 +13,16 @@
 //! | memory | `None` | a stream |
 //! |---|---|---|
 //! | host | the host waits | refused, but for -1 |
-//! | CUDA | the legacy default stream waits | an integer handle above 2, or an object with `__cuda_stream__`: that stream waits; 1 and 2: the default streams; 0: refused, since it may mean either; -1: no stream waits |
+//! | CUDA | the legacy default stream waits; the host, for libraries that work on other streams | an integer handle above 2, or an object with `__cuda_stream__`: that stream waits; 1 and 2: the default streams; 0: refused, since it may mean either; -1: no stream waits |
 //! | pinned, managed | the host waits, since a host reader reads at once | as CUDA, on the CUDA device of the stream |
 //! | SYCL | the host waits | a `dpctl.SyclQueue` or its capsule: the queue waits |
 //! | others | the host waits | refused, but for -1 |
 //!
 //! The values are those of the array API (data-apis/array-api: array_object.py, `__dlpack__`), and of `__cuda_stream__`
 //! (NVIDIA/cuda-python: cuda_core, interoperability), whose 0 is the legacy default stream.
+//!
+//! Calls that may reach a driver are made without the Python lock: a driver may wait for a thread in a host function, which may want
+//! that lock.
 
 pub(crate) mod barriers;
 pub(crate) mod cuda;
@@ -31,15 +34,16 @@ use std::sync::Arc;
 
 use estafette::devices::{DLDevice, Device, DeviceType, Fence, FenceSet, Queue, table};
 use estafette::exchange::{ManagedTensor, ReleaseStream};
-use estafette::lease::Consumer;
+use estafette::lease::{Consumer, Keeper};
 use estafette::{ImportStream, Tensor, Variable};
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 use pyo3::types::PyBool;
 
 use crate::error::{OrRaise, raise};
-use crate::exchange::peers::{Peer, Stream};
+use crate::exchange::peers::{Nameless, Peer, Stream};
 use crate::exchange::unordered::{self, Reason};
+use crate::interpreter::call_site;
 use crate::interpreter::guard;
 use crate::interpreter::kept::Kept;
 pub use crate::kinds::kind::Kind;
@@ -80,7 +84,7 @@ pub fn device_of(py: Python<'_>, device: DLDevice) -> PyResult<Option<Arc<dyn De
 }
 
 /// The device whose queues order memory of `device`, where there is a driver.
-fn ordered_on(py: Python<'_>, device: DLDevice) -> PyResult<Option<Arc<dyn Device>>> {
+pub fn ordered_on(py: Python<'_>, device: DLDevice) -> PyResult<Option<Arc<dyn Device>>> {
     match of(device).ordered_on(device) {
         Some(device) => device_of(py, device),
         None => Ok(None),
@@ -99,9 +103,14 @@ pub fn consumer(
 ) -> PyResult<Consumer> {
     let kind = of(device);
     let Some(stream) = stream else {
-        return match kind.default_stream(device) {
-            Some(handle) => consumer_on(py, tensor, device, handle),
-            None => Ok(Consumer::Host),
+        let Some(handle) = kind.default_stream(device) else { return Ok(Consumer::Host) };
+        return match call_site::caller(py).library {
+            Some(library) if library.nameless == Nameless::OwnStreams => Ok(Consumer::Host),
+            Some(_) => consumer_on(py, tensor, device, handle, None),
+            None => {
+                unordered::note(py, false, Reason::NamelessStream, device.to_string());
+                consumer_on(py, tensor, device, handle, None)
+            }
         };
     };
     let unordered =
@@ -121,11 +130,17 @@ pub fn consumer(
     })
 }
 
-/// Who takes `tensor`, memory of `device`, on the stream with this native handle.
+/// Who takes `tensor`, memory of `device`, on the stream with this native handle, which stays as long as `keeper` if there is one.
 ///
 /// # Errors
 /// `ValueError` for a stream of another device.
-fn consumer_on(py: Python<'_>, tensor: &Tensor, device: DLDevice, handle: usize) -> PyResult<Consumer> {
+fn consumer_on(
+    py: Python<'_>,
+    tensor: &Tensor,
+    device: DLDevice,
+    handle: usize,
+    keeper: Option<Keeper>,
+) -> PyResult<Consumer> {
     if let Some(device) = device_of(py, device)? {
         let ours = device.default_queue();
         if ours.native() == handle {
@@ -133,8 +148,13 @@ fn consumer_on(py: Python<'_>, tensor: &Tensor, device: DLDevice, handle: usize)
             return Ok(Consumer::Queue(ours));
         }
     }
-    // SAFETY: the caller that passes a stream vouches for it for the length of the call; default streams always are.
-    unsafe { tensor.consumer_on(device, handle) }.map_err(|error| PyValueError::new_err(error.to_string()))
+    let consumer = guard::detach(py, || match keeper {
+        // SAFETY: the keeper is the stream's object, or the stream is of a library whose streams stay.
+        Some(keeper) => unsafe { tensor.consumer_on_kept(device, handle, keeper) },
+        // SAFETY: the caller that passes a stream vouches for it for the length of the call; default streams always are.
+        None => unsafe { tensor.consumer_on(device, handle) },
+    });
+    consumer.map_err(|error| PyValueError::new_err(error.to_string()))
 }
 
 /// A queue of the engine for a producer of memory on `device` to order its work before; `None` where streams are no handles, or there
@@ -147,7 +167,7 @@ pub fn import_stream(py: Python<'_>, device: DLDevice) -> PyResult<Option<Import
         return Ok(None);
     }
     let Some(device) = ordered_on(py, device)? else { return Ok(None) };
-    ImportStream::on(device).map(Some).or_raise(py)
+    guard::detach(py, || ImportStream::on(device)).map(Some).or_raise(py)
 }
 
 /// The fence of what is enqueued by now on `stream`, a native handle, for memory on `device`; empty where there is no driver.
@@ -156,8 +176,11 @@ pub fn import_stream(py: Python<'_>, device: DLDevice) -> PyResult<Option<Import
 /// `BufferError` for a stream of another device.
 pub fn fence_of(py: Python<'_>, device: DLDevice, stream: usize) -> PyResult<FenceSet> {
     let Some(device) = ordered_on(py, device)? else { return Ok(FenceSet::default()) };
-    // SAFETY: the producer vouches for its stream for the length of the call; default streams always are.
-    let fence: Result<Fence, _> = unsafe { device.foreign_queue(stream) }.and_then(|queue| queue.record());
+    let record = || -> Result<Fence, _> {
+        // SAFETY: the producer vouches for its stream for the length of the call; default streams always are.
+        unsafe { device.foreign_queue(stream) }.and_then(|queue| queue.record())
+    };
+    let fence = guard::detach(py, record);
     fence.map(FenceSet::from).map_err(|error| raise(py, "ExchangeError", error.to_string()))
 }
 

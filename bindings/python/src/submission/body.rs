@@ -14,7 +14,7 @@ use pyo3::gc::{PyTraverseError, PyVisit};
 use pyo3::intern;
 use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
-use pyo3::types::PyTuple;
+use pyo3::types::{PyList, PyTuple};
 
 use crate::asyncio::running_loop;
 use crate::error::{Raised, finalizing};
@@ -56,6 +56,8 @@ struct Parts {
     result: Use,
     /// Where the function enqueues: what is there when it returns is a part of the operation.
     on: Option<Arc<On>>,
+    /// Of a node: a list for what a graph needs that was recorded from the function, such as pools of memory.
+    kept: Option<Py<PyList>>,
 }
 
 impl Body {
@@ -95,6 +97,7 @@ impl Body {
             is_async,
             result,
             on: None,
+            kept: None,
         };
         Ok(Self { parts: Some(parts) })
     }
@@ -128,6 +131,7 @@ impl Body {
             is_async: parts.is_async,
             result: parts.result.clone(),
             on: parts.on.clone(),
+            kept: parts.kept.as_ref().map(|kept| kept.clone_ref(py)),
         });
         Self { parts }
     }
@@ -189,7 +193,10 @@ pub struct Repeated {
 }
 
 impl Repeated {
-    pub fn new(body: Body) -> Arc<Self> {
+    pub fn new(py: Python<'_>, mut body: Body) -> Arc<Self> {
+        if let Some(parts) = &mut body.parts {
+            parts.kept = Some(PyList::empty(py).unbind());
+        }
         let on = body.parts.as_ref().and_then(|parts| parts.on.clone());
         Arc::new(Self { on, body: Mutex::new(body) })
     }
@@ -217,6 +224,7 @@ impl Repeated {
         visit.call(&parts.using)?;
         visit.call(&parts.arguments)?;
         visit.call(&parts.context)?;
+        visit.call(&parts.kept)?;
         visit.call(&parts.event_loop)
     }
 
@@ -294,11 +302,13 @@ impl Parts {
         // A node of a graph is given another queue than it was recorded with.
         let queue = if self.on.is_some() { scope.get().scope().queue() } else { None };
         let run_in_context = self.context.bind(py).getattr(intern!(py, "run"))?;
-        let current = queue.and_then(|queue| kinds::of(queue.device()).current_stream(&*queue));
+        let current = queue.as_ref().and_then(|queue| kinds::of(queue.device()).current_stream(&**queue));
         let value = match current {
             Some(place) => {
                 let run = helper(py, "run_on_stream")?;
-                let call = (run, scope, &self.function, &self.using, &self.arguments, place);
+                let is_recorded = queue.is_some_and(|queue| matches!(queue.is_capturing(), Ok(true)));
+                let kept = self.kept.as_ref().filter(|_| is_recorded);
+                let call = (run, scope, &self.function, &self.using, &self.arguments, place, kept);
                 fastcall::call(&run_in_context, &call.into_pyobject(py)?)?
             }
             None => {
@@ -348,6 +358,7 @@ pub fn run_plain<'py>(
         is_async: false,
         result: Use::Ignored,
         on: None,
+        kept: None,
     };
     let value = parts.run(py, scope.clone())?;
     if is_coroutine(&value)? {

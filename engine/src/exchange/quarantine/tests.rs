@@ -12,6 +12,8 @@ struct Slow {
     host: Arc<HostDevice>,
     asked: SyncSender<()>,
     go: Mutex<Receiver<()>>,
+    /// How often the driver refuses, first.
+    refusals: AtomicU64,
 }
 
 impl Device for Slow {
@@ -38,6 +40,11 @@ impl Device for Slow {
     fn barrier(&self) -> Result<Fence, DeviceError> {
         self.asked.send(()).expect("the test listens");
         self.go.lock().recv().expect("the test lets go");
+        let left = self.refusals.load(Ordering::Relaxed);
+        if left > 0 {
+            self.refusals.store(left - 1, Ordering::Relaxed);
+            return Err(DeviceError::new(DeviceErrorKind::Invalid, "a graph is recorded").with_code(900));
+        }
         self.host.default_queue().record()
     }
 
@@ -65,7 +72,12 @@ impl Device for Slow {
 fn a_pause_that_meets_a_barrier_begins_when_that_was_asked_for() {
     const LONG: Duration = Duration::from_secs(20);
     let ((asked, was_asked), (go, may_go)) = (sync_channel(4), sync_channel(4));
-    let device: Arc<dyn Device> = Arc::new(Slow { host: HostDevice::new(), asked, go: Mutex::new(may_go) });
+    let device: Arc<dyn Device> = Arc::new(Slow {
+        host: HostDevice::new(),
+        asked,
+        go: Mutex::new(may_go),
+        refusals: AtomicU64::new(0),
+    });
     let first = enter(Some(Arc::clone(&device)), LONG);
     was_asked.recv_timeout(LONG).expect("the first use is covered");
     let (begun, has_begun) = sync_channel(1);
@@ -88,4 +100,27 @@ fn a_pause_that_meets_a_barrier_begins_when_that_was_asked_for() {
     go.send(()).expect("it waits");
     assert!(second.wait_timeout(Some(LONG)).expect("in time").is_ok());
     program.join().expect("it does not panic");
+}
+
+/// Each request spoils the graph that another library records, and so does each one that follows at once.
+#[test]
+fn a_barrier_that_is_refused_is_asked_for_less_and_less_often() {
+    const LONG: Duration = Duration::from_secs(20);
+    const REFUSALS: u32 = 5;
+    let ((asked, was_asked), (go, may_go)) = (sync_channel(16), sync_channel(16));
+    let device: Arc<dyn Device> = Arc::new(Slow {
+        host: HostDevice::new(),
+        asked,
+        go: Mutex::new(may_go),
+        refusals: AtomicU64::new(REFUSALS.into()),
+    });
+    (0..=REFUSALS).for_each(|_| go.send(()).expect("there is room"));
+    let begin = Instant::now();
+    let end = enter(Some(device), LONG);
+    assert!(end.wait_timeout(Some(LONG)).expect("in time").is_ok());
+    assert_eq!(was_asked.try_iter().count(), REFUSALS as usize + 1);
+    let waits: Vec<_> = (1..=REFUSALS).map(wait_after).collect();
+    assert_eq!(waits, [1, 2, 4, 8, 16].map(|times| AGAIN * times));
+    assert!(begin.elapsed() >= waits.iter().sum());
+    assert_eq!(wait_after(u32::MAX), AGAIN_MAX);
 }

@@ -83,6 +83,15 @@ driver! {
         Ok(())
     }
 
+    fn cuGreenCtxCreate(green: *mut u64, resources: *mut c_void, device: c_int, flags: u32) |session| {
+        let _ = (resources, flags);
+        let device = session.device(device)?;
+        session.contexts[device].holders += 1;
+        let handle = session.handle();
+        session.green_contexts.insert(handle, device);
+        put(green, handle)
+    }
+
     fn cuCtxGetCurrent(context: *mut u64) |session| {
         let current = CURRENT.with_borrow(|stack| stack.last().copied());
         put(context, current.map_or(0, |context| session.contexts[context].handle))

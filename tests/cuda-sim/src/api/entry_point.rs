@@ -48,6 +48,7 @@ const SINCE: &[(&str, c_int)] = &[
     ("cuStreamBeginCapture_v2", 10010),
     ("cuStreamDestroy_v2", 4000),
     ("cuStreamGetCaptureInfo_v2", 11030),
+    ("cuStreamGetCtx_v2", 12050),
     ("cuStreamWaitValue32_v2", 11070),
     ("cuStreamWaitValue64_v2", 11070),
     ("cuStreamWriteValue32_v2", 11070),

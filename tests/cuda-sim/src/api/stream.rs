@@ -7,7 +7,7 @@ use crate::capture::{External, Mode, THREAD_MODE};
 use crate::codes::*;
 use crate::command::{Comparison, Request, Touch, Work};
 use crate::kind::Kind;
-use crate::state::{Recorded, Session};
+use crate::state::{Recorded, Session, State};
 use crate::stream::Origin;
 
 impl Session {
@@ -23,6 +23,14 @@ impl Session {
         self.host.merge(&clock);
         self.trim_pools();
         Ok(())
+    }
+}
+
+impl State {
+    /// The handle of a stream's context.
+    fn context_of_stream(&self, stream: usize) -> Result<u64, Code> {
+        let context = &self.contexts[self.streams[stream].context];
+        if context.holders == 0 { Err(CONTEXT_IS_DESTROYED) } else { Ok(context.handle) }
     }
 }
 
@@ -127,7 +135,24 @@ driver! {
 
     fn cuStreamGetCtx(stream: u64, context: *mut u64) |session| {
         let stream = session.stream(stream)?;
-        put(context, session.contexts[session.streams[stream].context].handle)
+        let own = session.context_of_stream(stream)?;
+        // A green context stands for itself here.
+        let green = session.streams[stream].green;
+        put(context, if green == 0 { own } else { green })
+    }
+
+    fn cuStreamGetCtx_v2(stream: u64, context: *mut u64, green: *mut u64) |session| {
+        let stream = session.stream(stream)?;
+        let own = session.context_of_stream(stream)?;
+        put_if_wanted(green, session.streams[stream].green);
+        put(context, own)
+    }
+
+    fn cuGreenCtxStreamCreate(stream: *mut u64, green: u64, flags: u32, priority: c_int) |session| {
+        let context = *session.green_contexts.get(&green).ok_or(INVALID_CONTEXT)?;
+        let place = session.add_stream(context, Origin::Created, flags, priority.clamp(-2, 0));
+        session.streams[place].green = green;
+        put(stream, session.streams[place].handle)
     }
 
     fn cuStreamGetDevice(stream: u64, device: *mut c_int) |session| {

@@ -190,6 +190,8 @@ impl PyView {
     #[getter]
     fn __cuda_array_interface__<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
         let lease = self.lease(py)?;
+        // No notification says on which streams the consumer uses it.
+        lease.hand_to(&Consumer::Unordered).or_raise(py)?;
         describe(py, lease.tensor(), Some(lease.access()))
     }
 }

@@ -8,6 +8,7 @@
 pub(crate) mod array;
 mod stream;
 
+use std::ptr;
 use std::sync::Arc;
 
 use estafette::Tensor;
@@ -19,6 +20,7 @@ use pyo3::prelude::*;
 
 use crate::error::raise;
 use crate::exchange::peers::Peer;
+use crate::interpreter::guard;
 use crate::kinds::{self, Kind};
 
 /// CUDA's devices, and pinned and managed memory.
@@ -46,20 +48,10 @@ impl Kind for Cuda {
     }
 
     fn check_place(&self, py: Python<'_>, managed: &ManagedTensor) -> PyResult<()> {
-        let said = managed.device();
-        if is_shared(said) {
-            return Ok(());
-        }
-        let Ok(runtime) = CudaRuntime::get() else { return Ok(()) };
-        let known = runtime.device(said.device_id).and_then(|device| device.pointer_info(managed.data()));
-        match known {
-            Some(info) if info.ordinal != said.device_id => {
-                let message = format!(
-                    "the struct says {said}, and the driver that the memory is of cuda:{}",
-                    info.ordinal
-                );
-                Err(raise(py, "ExchangeError", message))
-            }
+        let (said, data) = (managed.device(), managed.data());
+        match said.device_type {
+            DeviceType::CUDA => check_device(py, said, data),
+            DeviceType::CUDA_MANAGED => check_managed(py, data),
             _ => Ok(()),
         }
     }
@@ -88,7 +80,8 @@ impl Kind for Cuda {
     ) -> PyResult<Option<Consumer>> {
         let handle = stream::handle(stream)?;
         let on = self.ordered_on(device).unwrap_or(device);
-        kinds::consumer_on(stream.py(), tensor, on, handle).map(Some)
+        let keeper = stream::keeper(stream, handle, on);
+        kinds::consumer_on(stream.py(), tensor, on, handle, keeper).map(Some)
     }
 
     fn queue_of(&self, object: &Bound<'_, PyAny>) -> PyResult<Option<Arc<dyn Queue>>> {
@@ -120,6 +113,39 @@ impl Kind for Cuda {
             None => Ok(FenceSet::default()),
         }
     }
+}
+
+/// Refuses memory that the device that its struct names cannot use. Memory of other devices that it can use (by peer access, or mapped
+/// for both) is said to be its own by some, such as PyTorch's symmetric memory.
+fn check_device(py: Python<'_>, said: DLDevice, data: *mut u8) -> PyResult<()> {
+    let data = data.expose_provenance();
+    let elsewhere = guard::detach(py, || {
+        let data = ptr::with_exposed_provenance(data);
+        let device = CudaRuntime::get().ok()?.device(said.device_id)?;
+        let info = device.pointer_info(data)?;
+        (info.ordinal != said.device_id && !device.can_access(data)).then_some(info.ordinal)
+    });
+    elsewhere.map_or(Ok(()), |ordinal| {
+        let message = format!("the struct says {said}, and the driver that the memory is of cuda:{ordinal}");
+        Err(raise(py, "ExchangeError", message))
+    })
+}
+
+/// Refuses managed memory of a device that keeps the host from all such memory while it works.
+fn check_managed(py: Python<'_>, data: *mut u8) -> PyResult<()> {
+    let data = data.expose_provenance();
+    let refused = guard::detach(py, || {
+        let runtime = CudaRuntime::get().ok()?;
+        let info = runtime.pointer_info(ptr::with_exposed_provenance(data))?;
+        let device = runtime.device(info.ordinal)?;
+        (!device.managed_is_concurrent()).then_some(info.ordinal)
+    });
+    refused.map_or(Ok(()), |ordinal| {
+        let message = format!(
+            "the host may not use managed memory of cuda:{ordinal} while that device works; pinned memory can be exchanged"
+        );
+        Err(raise(py, "ExchangeError", message))
+    })
 }
 
 /// Whether both the host and CUDA's streams use memory of `device`.

@@ -2,11 +2,17 @@
 
 use std::sync::Arc;
 
-use estafette::devices::{DLDevice, DeviceType, Queue, table};
+use estafette::devices::{DLDevice, Device, DeviceType, Queue, table};
+use estafette::lease::Keeper;
 use pyo3::exceptions::{PyTypeError, PyValueError};
 use pyo3::intern;
 use pyo3::prelude::*;
 use pyo3::types::{PyBool, PyInt};
+
+use crate::exchange::peers::Streams;
+use crate::interpreter::call_site;
+use crate::interpreter::guard;
+use crate::interpreter::kept::Kept;
 
 /// CUDA's legacy default stream.
 pub const LEGACY: usize = 1;
@@ -63,6 +69,37 @@ fn of_protocol(stream: &Bound<'_, PyAny>) -> PyResult<Option<usize>> {
     Ok(Some(if handle == 0 { LEGACY } else { handle }))
 }
 
+/// What keeps a consumer's stream until the end of its lease; `None` where the stream may end before, so that a barrier over the
+/// device has to show the end of its work.
+pub fn keeper(stream: &Bound<'_, PyAny>, handle: usize, device: DLDevice) -> Option<Keeper> {
+    let py = stream.py();
+    if handle <= PER_THREAD {
+        // The legacy stream needs none, and that of a thread is another one on the thread where the lease ends.
+        return None;
+    }
+    if stream.hasattr(intern!(py, "__cuda_stream__")).unwrap_or(false) {
+        return Some(Arc::new(Kept::new(stream.clone().unbind())));
+    }
+    let stays = match call_site::caller(py).library?.streams {
+        Streams::Unknown => false,
+        Streams::Last => true,
+        Streams::PyTorchPool => is_of_pytorch_pool(py, handle, device.device_id).unwrap_or(false),
+    };
+    stays.then(|| Arc::new(()) as Keeper)
+}
+
+/// Whether `handle` is PyTorch's current stream and one of its pool. The identifier of an external stream is its handle
+/// (pytorch/pytorch: c10/cuda/CUDAStream.cpp).
+fn is_of_pytorch_pool(py: Python<'_>, handle: usize, device: i32) -> PyResult<bool> {
+    let modules = py.import("sys")?.getattr("modules")?;
+    let torch = modules.get_item(intern!(py, "torch"))?;
+    let current =
+        torch.getattr(intern!(py, "cuda"))?.call_method1(intern!(py, "current_stream"), (device,))?;
+    let is_current = current.getattr(intern!(py, "cuda_stream"))?.extract::<usize>()? == handle;
+    let id = current.getattr(intern!(py, "stream_id"))?.extract::<i128>()?;
+    Ok(is_current && id != handle as i128)
+}
+
 /// A foreign stream for an operation to run on; `None` if the object is no stream. The object keeps it alive.
 ///
 /// # Errors
@@ -79,9 +116,11 @@ pub fn queue_of(stream: &Bound<'_, PyAny>) -> PyResult<Option<Arc<dyn Queue>>> {
     let number = named.and_then(|number| number.extract::<i32>().ok());
     let mut refused = None;
     for number in number.map_or(0..i32::from(u8::MAX), |number| number..number + 1) {
-        let Ok(entry) = table::resolve(DLDevice::new(DeviceType::CUDA, number)) else { break };
+        let device = DLDevice::new(DeviceType::CUDA, number);
+        let Ok(entry) = guard::detach(stream.py(), || table::resolve(device)) else { break };
         // SAFETY: the object is alive, and the owner of the queue keeps it.
-        match entry.device.map(|device| unsafe { device.foreign_queue(handle) }) {
+        let acquire = |device: Arc<dyn Device>| unsafe { device.foreign_queue(handle) };
+        match entry.device.map(|device| guard::detach(stream.py(), || acquire(device))) {
             Some(Ok(queue)) => return Ok(Some(queue)),
             Some(Err(error)) => refused = Some(error.to_string()),
             None => {}
