@@ -51,7 +51,7 @@ fn only_the_oldest_event_of_a_queue_is_queried() {
     }
     let queue = bench.queue();
     let memory = bench.memory(64);
-    let release = block(&*queue);
+    let blocked = block(&*queue);
     let fences: Vec<_> = (0..50)
         .map(|round| {
             fill(&queue, &memory, round);
@@ -64,7 +64,7 @@ fn only_the_oldest_event_of_a_queue_is_queried() {
     assert_eq!(fences.iter().filter(|fence| fence.is_done()).count(), 0);
     let asked = bench.device.counters().event_queries - before.event_queries;
     assert_eq!(asked, 50, "each is answered by one query, of the oldest");
-    release();
+    blocked.release();
     let last = fences.last().expect("there are some");
     assert!(last.wait_timeout(Some(PATIENCE)).expect("in time").is_ok());
     let before = bench.device.counters();

@@ -14,16 +14,16 @@ fn a_fault_is_seen_after_its_successors_were_issued() {
     let Some(simulator) = bench.simulator(WHY) else { return };
     let (broken, waiting, aside) = (bench.queue(), bench.queue(), bench.queue());
     let [memory, copy] = [(); 2].map(|()| bench.memory(64));
-    let release = block(&*broken);
+    let blocked = block(&*broken);
     break_next(simulator, &broken);
     fill(&broken, &memory, 1);
     let faulty = record(&broken);
     order(&waiting, &faulty);
     bench.copy(&waiting, &memory, &copy);
     let successor = record(&waiting);
-    let hold = block(&*aside);
+    let aside_blocked = block(&*aside);
     let unrelated = record(&aside);
-    release();
+    blocked.release();
     let root = settle(&faulty).expect_err("its work failed");
     assert_eq!((root.kind(), root.code()), (DeviceErrorKind::Fault, Some(ILLEGAL_ADDRESS)));
     assert!(root.to_string().contains("CUDA_ERROR_ILLEGAL_ADDRESS"), "{root}");
@@ -35,7 +35,7 @@ fn a_fault_is_seen_after_its_successors_were_issued() {
     assert!(bench.device.create_queue().is_err_and(|error| error.same_root(&root)));
     assert!(bench.device.allocate(64, 64).is_err_and(|error| error.same_root(&root)));
     assert!(bench.device.fault().is_some_and(|error| error.same_root(&root)));
-    hold();
+    aside_blocked.release();
     bench.assert_nothing_wrong();
 }
 
@@ -49,7 +49,7 @@ fn a_fault_in_the_middle_of_a_chain() {
     fill(&first, &memory, 1);
     let before = record(&first);
     settle(&before).expect("nothing failed yet");
-    let release = block(&*first);
+    let blocked = block(&*first);
     fill(&first, &memory, 2);
     let earlier = record(&first);
     break_next(simulator, &first);
@@ -65,7 +65,7 @@ fn a_fault_in_the_middle_of_a_chain() {
     Reactor::global().when_settled([&middle, &last], move |outcome| {
         sender.send(outcome).expect("the test listens");
     });
-    release();
+    blocked.release();
     let told = receiver.recv_timeout(PATIENCE).expect("nobody hangs").expect_err("the chain broke");
     for fence in [&middle, &crossed, &last] {
         let FenceState::Failed(error) = fence.state() else { panic!("{fence:?} cannot be done") };
@@ -87,10 +87,10 @@ fn memory_of_a_broken_device_is_leaked_and_counted() {
     let Some(simulator) = bench.simulator(WHY) else { return };
     let queue = bench.queue();
     let (memory, pinned) = (bench.memory(640), bench.device.allocate_pinned(64, 64).expect("there is room"));
-    let release = block(&*queue);
+    let blocked = block(&*queue);
     break_next(simulator, &queue);
     fill(&queue, &memory, 1);
-    release();
+    blocked.release();
     assert!(settle(&record(&queue)).is_err());
     let freed = ["cuMemFreeAsync", "cuMemFree_v2", "cuMemFreeHost"].map(|function| simulator.calls(function));
     drop((memory, pinned));
@@ -109,13 +109,13 @@ fn a_queue_of_another_device_that_waits_for_a_broken_one_fails() {
     let (broken, there, free) =
         (bench.queue(), other.queue().expect("it works"), other.queue().expect("it works"));
     let memory = bench.memory(64);
-    let release = block(&*broken);
+    let blocked = block(&*broken);
     break_next(simulator, &broken);
     fill(&broken, &memory, 1);
     let faulty = record(&broken);
     order(&there, &faulty);
     let dependent = record(&there);
-    release();
+    blocked.release();
     let root = settle(&faulty).expect_err("its work failed");
     assert!(settle(&dependent).is_err_and(|error| error.same_root(&root)));
     assert!(other.fault().is_none(), "its own context is sound");
@@ -129,7 +129,7 @@ fn whoever_asks_again_and_again_finds_the_fault() {
     let Some(simulator) = bench.simulator(WHY) else { return };
     let queue = bench.queue();
     let memory = bench.memory(64);
-    let release = block(&*queue);
+    let blocked = block(&*queue);
     fill(&queue, &memory, 1);
     let fence = record(&queue);
     assert!(fence.state().is_pending(), "and a number is on its way");
@@ -145,5 +145,5 @@ fn whoever_asks_again_and_again_finds_the_fault() {
         }
     };
     assert_eq!(error.code(), Some(719));
-    release();
+    blocked.release();
 }

@@ -34,7 +34,7 @@ fn work_of_a_stranger_is_waited_for_and_waits() {
     let stranger = bench.foreign_stream();
     // SAFETY: the stream lives to the end of the test.
     let acquire = || unsafe { bench.device.foreign_queue(stranger.handle()) }.expect("it is of the device");
-    let release = block(&*queue);
+    let blocked = block(&*queue);
     fill(&queue, &given, 1);
     let written = record(&queue);
     // What the stranger does from here on comes after our work.
@@ -49,7 +49,7 @@ fn work_of_a_stranger_is_waited_for_and_waits() {
     bench.copy(&queue, &given, &copied);
     let end = record(&queue);
     assert!(end.wait_timeout(Some(MOMENT)).is_none());
-    release();
+    blocked.release();
     settle(&end).expect("nothing failed");
     assert!(theirs.is_done());
     bench.assert_filled(&copied, 2);
@@ -96,7 +96,7 @@ fn the_default_streams_are_taken_by_their_numbers() {
     let bench = bench();
     let queue = bench.queue();
     let memory = bench.memory(4_096);
-    let release = block(&*queue);
+    let blocked = block(&*queue);
     fill(&queue, &memory, 4);
     let written = record(&queue);
     for number in [1, 2] {
@@ -107,7 +107,7 @@ fn the_default_streams_are_taken_by_their_numbers() {
         let fence = default.record().expect("it works");
         assert!(fence.state().is_pending(), "the default stream {number} waits");
     }
-    release();
+    blocked.release();
     settle(&written).expect("nothing failed");
     for number in [1, 2] {
         // SAFETY: as above.
@@ -127,9 +127,9 @@ fn the_stream_of_each_thread_is_not_used_on_another() {
         let asked = scope.spawn(|| {
             assert_eq!(mine.record().expect_err("another thread's").kind(), DeviceErrorKind::Invalid);
             let pending = bench.queue();
-            let release = block(&*pending);
+            let blocked = block(&*pending);
             let refused = mine.order_after(&record(&pending));
-            release();
+            blocked.release();
             refused.expect_err("another thread's")
         });
         let error = asked.join().expect("it does not panic");
@@ -170,7 +170,7 @@ fn events_cross_to_others_and_back() {
     let bench = bench();
     let queue = bench.queue();
     let memory = bench.memory(64);
-    let release = block(&*queue);
+    let blocked = block(&*queue);
     fill(&queue, &memory, 1);
     let fence = record(&queue);
     let event = bench.device.event_of_fence(&fence).expect("a device has events");
@@ -185,7 +185,7 @@ fn events_cross_to_others_and_back() {
     assert_eq!(order(&consumer, &back), Order::Device);
     let end = record(&consumer);
     assert!(end.wait_timeout(Some(MOMENT)).is_none());
-    release();
+    blocked.release();
     settle(&end).expect("nothing failed");
     settle(&back).expect("nothing failed");
     // SAFETY: alive.
@@ -210,13 +210,13 @@ fn a_barrier_is_over_all_that_anybody_has_enqueued() {
     let stranger = bench.foreign_stream();
     // SAFETY: the stream lives to the end of the test.
     let acquired = unsafe { bench.device.foreign_queue(stranger.handle()) }.expect("it is of the device");
-    let release = block(&*acquired);
+    let blocked = block(&*acquired);
     let theirs = acquired.record().expect("it works");
     let device = bench.device.clone();
     let barrier = thread::spawn(move || device.barrier().map(|fence| settle(&fence)));
     thread::sleep(MOMENT);
     assert!(!barrier.is_finished(), "a stranger's work is under way");
-    release();
+    blocked.release();
     let settled = barrier.join().expect("it does not panic").expect("the device has one");
     assert!(settled.is_ok());
     assert!(matches!(theirs.state(), FenceState::Done));

@@ -1,6 +1,6 @@
 use std::sync::Arc;
 
-use estafette_devices::conformance::{Harness, Skip, run};
+use estafette_devices::conformance::{Blocked, Harness, Skip, run};
 use estafette_devices::cuda::CudaQueue;
 use estafette_devices::{Allocation, Device, DeviceError, Queue};
 
@@ -23,18 +23,26 @@ impl Harness for CudaHarness {
         unsafe { cuda(queue).fill(memory.ptr().as_ptr(), value, memory.len()) }
     }
 
-    fn block(&self, queue: &dyn Queue) -> Result<Box<dyn FnOnce() + Send>, Skip> {
+    fn block(&self, queue: &dyn Queue) -> Result<Blocked, Skip> {
         Ok(block(queue))
     }
 
-    fn break_queue(&self, queue: &dyn Queue) -> Result<(), Skip> {
-        let Some(simulator) = simulator() else {
+    fn memory_bytes(&self) -> Option<usize> {
+        usize::try_from(device().memory_bytes()).ok()
+    }
+
+    fn can_break(&self) -> Result<(), Skip> {
+        if is_gpu() {
             return Err(Skip::because("a fault of a GPU ends the process's use of it for good"));
-        };
-        break_next(simulator, cuda(queue));
+        }
+        Ok(())
+    }
+
+    fn break_queue(&self, queue: &dyn Queue) {
+        break_next(simulator().expect("a GPU is not broken"), cuda(queue));
         // What fails.
         let memory = Box::leak(Box::new(device().allocate(1, 1).expect("there is room for a byte")));
-        self.fill(queue, memory, 0).map_err(|error| Skip::because(error.message()))
+        self.fill(queue, memory, 0).expect("a queue that has not failed takes work");
     }
 
     fn breaks_the_device(&self) -> bool {
