@@ -219,6 +219,7 @@ fn run(options: &Options) -> Result<Ended, Failure> {
         record.describe(&setup);
         return Ok(Ended::Passed);
     }
+    setup.driver.warm_up()?;
     for step in STEPS.iter().filter(|step| options.steps.iter().any(|name| name == step.name)) {
         if let Err(failure) = (step.run)(&setup, options, &mut record) {
             record.failed(step.name, &failure.to_string());
