@@ -247,6 +247,19 @@ pub extern "C" fn cusim_setup_waits(waits: c_int) {
     Session::open().script.setup_waits = waits != 0;
 }
 
+/// What `cuInit` fails with from now on, as under MPS; 0 for nothing.
+#[unsafe(no_mangle)]
+pub extern "C" fn cusim_fail_start(code: c_int) {
+    Session::open().script.start = (code != 0).then_some(code);
+}
+
+/// Says that the host now uses the memory there. Found wrong where the device may not be running meanwhile: of
+/// managed memory on a device without concurrent access.
+#[unsafe(no_mangle)]
+pub extern "C" fn cusim_host_uses(address: u64) {
+    Session::open().host_uses(address);
+}
+
 /// Whether devices reach each other's memory.
 #[unsafe(no_mangle)]
 pub extern "C" fn cusim_peer_access(possible: c_int) {

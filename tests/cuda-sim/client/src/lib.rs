@@ -174,6 +174,17 @@ impl Simulator {
         self.call::<extern "C" fn(c_int)>(c"cusim_setup_waits")(c_int::from(waits));
     }
 
+    /// What `cuInit` fails with from now on, as under MPS; 0 is nothing.
+    pub fn fail_start(&self, code: i32) {
+        self.call::<extern "C" fn(c_int)>(c"cusim_fail_start")(code);
+    }
+
+    /// Says that the host now uses the memory there. A violation of managed memory on a device without
+    /// concurrent access (attribute 89) that has anything to do.
+    pub fn host_uses(&self, address: u64) {
+        self.call::<extern "C" fn(u64)>(c"cusim_host_uses")(address);
+    }
+
     /// Whether devices reach each other's memory.
     pub fn peer_access(&self, possible: bool) {
         self.call::<extern "C" fn(c_int)>(c"cusim_peer_access")(c_int::from(possible));
