@@ -106,6 +106,14 @@ impl<'a> Bench<'a> {
         self.harness.memory_bytes()
     }
 
+    pub(super) fn room(&self) -> usize {
+        self.harness.room()
+    }
+
+    pub(super) fn queues_are_independent(&self) -> Result<(), Skip> {
+        self.harness.queues_are_independent()
+    }
+
     pub(super) fn advance(&self) {
         self.harness.advance();
     }

@@ -89,6 +89,7 @@ fn waiting_queue(bench: &Bench<'_>) -> Result<(), Skip> {
 }
 
 fn callbacks_get_the_error(bench: &Bench<'_>) -> Result<(), Skip> {
+    bench.queues_are_independent()?;
     bench.can_break()?;
     let (broken, fine) = (bench.queue(), bench.queue());
     let (blocked_broken, blocked_fine) = (bench.block_all(&*broken)?, bench.block(&*fine)?);

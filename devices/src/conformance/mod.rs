@@ -75,6 +75,19 @@ pub trait Harness {
         None
     }
 
+    /// How much work a queue takes that is blocked, before enqueueing more waits for it.
+    fn room(&self) -> usize {
+        usize::MAX
+    }
+
+    /// Whether a queue goes on while others are blocked.
+    ///
+    /// # Errors
+    /// It need not, and why.
+    fn queues_are_independent(&self) -> Result<(), Skip> {
+        Ok(())
+    }
+
     /// Lets the device make progress, where it does not by itself. Does not wait for anything.
     fn advance(&self) {}
 }

@@ -75,6 +75,22 @@ impl Bench {
         self.simulator
     }
 
+    /// How much work a blocked stream takes, beside the wait that blocks it and what marks the work's end, before
+    /// a call that enqueues more waits.
+    pub fn room(&self) -> usize {
+        room()
+    }
+
+    /// Whether a stream goes on while so many others are blocked; `false`, said aloud, where streams share fewer
+    /// hardware connections than that.
+    pub fn goes_on_beside(&self, blocked: usize) -> bool {
+        let goes_on = connections() > blocked;
+        if !goes_on {
+            eprintln!("skipped: the streams share {} hardware connections", connections());
+        }
+        goes_on
+    }
+
     /// A second device that works.
     pub fn another_device(&self) -> Option<Arc<CudaDevice>> {
         let other = intact_devices().into_iter().find(|other| other.ordinal() != self.device.ordinal());
@@ -135,6 +151,25 @@ impl Bench {
     pub fn foreign_stream(&self) -> ForeignStream {
         ForeignStream::new(&self.device)
     }
+}
+
+/// What a driver is said to take before a launch waits is about a thousand.
+const DRIVERS_DEPTH: usize = 1_000;
+/// What a driver gives a process unless `CUDA_DEVICE_MAX_CONNECTIONS` says otherwise.
+const DRIVERS_CONNECTIONS: usize = 8;
+
+pub fn room() -> usize {
+    let depth = simulator().map_or(Some(DRIVERS_DEPTH), |simulator| simulator.limits().1);
+    depth.map_or(usize::MAX, |depth| depth - 4)
+}
+
+/// How many streams may be blocked, and one more goes on.
+pub fn connections() -> usize {
+    if let Some(simulator) = simulator() {
+        return simulator.limits().0.unwrap_or(usize::MAX);
+    }
+    let asked = std::env::var("CUDA_DEVICE_MAX_CONNECTIONS").ok();
+    asked.and_then(|number| number.parse().ok()).unwrap_or(DRIVERS_CONNECTIONS)
 }
 
 pub fn fill(queue: &CudaQueue, memory: &Allocation, value: u8) {

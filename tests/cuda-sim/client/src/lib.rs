@@ -164,6 +164,16 @@ impl Simulator {
         self.call::<extern "C" fn(u32)>(c"cusim_depth")(commands);
     }
 
+    /// How many hardware connections the streams of a context share, and how many commands a stream takes; `None`
+    /// where there is no limit. A script or the environment sets them, for a process of tests that have to know.
+    pub fn limits(&self) -> (Option<usize>, Option<usize>) {
+        let (mut connections, mut depth) = (0, 0);
+        let ask = self.call::<extern "C" fn(*mut u64, *mut u64)>(c"cusim_limits");
+        ask(&raw mut connections, &raw mut depth);
+        let limit = |number: u64| (number > 0).then_some(number as usize);
+        (limit(connections), limit(depth))
+    }
+
     /// How long each call lasts that needs a context, in nanoseconds. It has the context's lock meanwhile.
     pub fn call_time(&self, nanoseconds: u64) {
         self.call::<extern "C" fn(u64)>(c"cusim_call_time")(nanoseconds);
