@@ -220,6 +220,13 @@ impl Driver {
         unsafe { result::stream::synchronize(stream as CUstream) }
     }
 
+    /// Waits for the whole context.
+    pub fn synchronize_context(&self) -> Result<(), DriverError> {
+        let _entered = self.enter()?;
+        // SAFETY: a context is current.
+        unsafe { sys::cuCtxSynchronize() }.result()
+    }
+
     /// Memory of the device. For as long as the process lives: the suite takes little.
     pub fn memory(&self, bytes: usize) -> Result<u64, DriverError> {
         let _entered = self.enter()?;

@@ -10,7 +10,7 @@ use crate::record::Record;
 use crate::supervise::{self, How};
 
 /// What one tool may take: it slows kernels down many times, and ours are small.
-const LIMIT: Duration = Duration::from_secs(75);
+const LIMIT: Duration = Duration::from_secs(38);
 
 /// A step that blocks no stream, since instrumented kernels behind a blocked stream can hang, and whose outcome does
 /// not depend on how long a kernel takes.

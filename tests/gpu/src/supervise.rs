@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use crate::failure::Failure;
 use crate::record::Record;
-use crate::{Ended, NO_DEVICE, Options, STEPS};
+use crate::{Ended, NO_DEVICE, Options, STEPS, machine};
 
 /// How long looking for a device may take: the driver's start, and loading kernels.
 const PROBE: Duration = Duration::from_secs(60);
@@ -37,6 +37,9 @@ fn supervise(
         How::Ended(status) if status.success() => {}
         How::Ended(status) if status.code() == Some(i32::from(NO_DEVICE)) => return Ok(Ended::NoDevice),
         how => record.failed("device", &format!("looking for a device {}", how.words())),
+    }
+    if !options.simulator {
+        machine::describe(record);
     }
     for step in STEPS {
         if !options.only.is_empty() && !options.only.iter().any(|only| only == step.name) {
@@ -111,6 +114,9 @@ fn command(options: &Options, what: &str, events: &Path) -> Result<Command, Fail
     }
     if let Some(python) = &options.python {
         command.args(["--python", python]);
+    }
+    if let Some(tests) = &options.tests {
+        command.arg("--tests").arg(tests);
     }
     Ok(command)
 }
