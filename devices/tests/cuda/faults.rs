@@ -2,7 +2,9 @@
 
 use estafette_devices::{Device, DeviceErrorKind, FenceState, Queue, Reactor};
 
-use crate::harness::{PATIENCE, bench, block, break_next, fill, order, record, settle};
+use cudarc::driver::sys;
+
+use crate::harness::{PATIENCE, assert_ok, bench, block, break_next, fill, order, record, settle};
 
 const ILLEGAL_ADDRESS: i64 = 700;
 const WHY: &str = "a fault ends a process's use of a GPU for good";
@@ -146,4 +148,54 @@ fn whoever_asks_again_and_again_finds_the_fault() {
     };
     assert_eq!(error.code(), Some(719));
     blocked.release();
+}
+
+/// Another library resets the device: what it told nobody is a fault for everybody else.
+#[test]
+fn a_context_that_another_library_resets_fails_all_that_was_under_way_and_all_that_comes() {
+    let bench = bench();
+    if bench.simulator(WHY).is_none() {
+        return;
+    }
+    let (queue, waiting) = (bench.queue(), bench.queue());
+    let memory = bench.memory(64);
+    let blocked = block(&*queue);
+    fill(&queue, &memory, 1);
+    let pending = record(&queue);
+    order(&waiting, &pending);
+    let behind = record(&waiting);
+    // SAFETY: the device is there. That nothing of it is used afterwards is what the test looks at.
+    unsafe { assert_ok(sys::cuDevicePrimaryCtxReset_v2(bench.device.ordinal())) };
+    blocked.release();
+    let root = settle(&pending).expect_err("its stream is gone");
+    assert_eq!(root.kind(), DeviceErrorKind::Fault);
+    // `CUDA_ERROR_INVALID_CONTEXT` or `CUDA_ERROR_CONTEXT_IS_DESTROYED`, by the call that met it first.
+    assert!(matches!(root.code(), Some(201 | 709)), "{root}");
+    assert!(settle(&behind).is_err_and(|error| error.same_root(&root)));
+    assert!(queue.record().is_err_and(|error| error.same_root(&root)));
+    assert!(bench.device.create_queue().is_err_and(|error| error.same_root(&root)));
+    assert!(bench.device.allocate(64, 64).is_err_and(|error| error.same_root(&root)));
+    drop((queue, waiting, memory));
+    bench.assert_nothing_wrong();
+}
+
+/// A process under MPS whose server ends it, or is gone.
+#[test]
+fn a_client_that_its_server_ends_has_a_fault_by_the_drivers_name() {
+    for (code, name) in [(810, "CUDA_ERROR_MPS_CLIENT_TERMINATED"), (806, "CUDA_ERROR_MPS_RPC_FAILURE")] {
+        let bench = bench();
+        let Some(simulator) = bench.simulator(WHY) else { return };
+        let queue = bench.queue();
+        let memory = bench.memory(64);
+        let blocked = block(&*queue);
+        fill(&queue, &memory, 1);
+        let pending = record(&queue);
+        simulator.fault(queue.native(), 0, code);
+        blocked.release();
+        let root = settle(&pending).expect_err("the context is broken");
+        assert_eq!((root.kind(), root.code()), (DeviceErrorKind::Fault, Some(code.into())));
+        assert!(root.to_string().contains(name), "{root}");
+        assert!(bench.device.fault().is_some_and(|error| error.same_root(&root)));
+        bench.assert_nothing_wrong();
+    }
 }

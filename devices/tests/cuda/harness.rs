@@ -41,6 +41,10 @@ pub fn simulator() -> Option<&'static Simulator> {
     }
     let simulator = Simulator::load_without(crate::MISSING).expect("the simulator is built with the tests");
     simulator.devices(DEVICES);
+    // Before the first device is opened, and again after what was scripted is forgotten.
+    for (attribute, value) in crate::ATTRIBUTES {
+        simulator.attribute(*attribute, *value);
+    }
     Some(simulator)
 }
 
@@ -62,6 +66,7 @@ pub fn bench() -> Bench {
     if let Some(simulator) = simulator {
         simulator.reset();
     }
+    let simulator = self::simulator();
     flags(&device);
     Bench { simulator, device, _turn: turn }
 }

@@ -90,6 +90,27 @@ fn an_attribute_says_what_was_scripted() {
     assert_eq!(ask(), 0);
 }
 
+#[test]
+fn what_an_attribute_denies_is_not_supported() {
+    let bench = bench();
+    let (stream, word) = (non_blocking(), pinned(8) as u64);
+    let unsupported = CUresult::CUDA_ERROR_NOT_SUPPORTED;
+    bench.simulator.attribute(Attribute::CU_DEVICE_ATTRIBUTE_CAN_USE_64_BIT_STREAM_MEM_OPS as i32, 0);
+    bench.simulator.attribute(Attribute::CU_DEVICE_ATTRIBUTE_MEMORY_POOLS_SUPPORTED as i32, 0);
+    // SAFETY: the stream and the word are alive, and there is a place for the result.
+    unsafe {
+        fails(sys::cuStreamWriteValue64_v2(stream, word, 1, 0), unsupported);
+        fails(sys::cuStreamWaitValue64_v2(stream, word, 1, 0), unsupported);
+        ok(sys::cuStreamWriteValue32_v2(stream, word, 1, 0));
+        let (mut pool, properties) = (std::ptr::null_mut(), std::mem::zeroed());
+        fails(sys::cuMemPoolCreate(&mut pool, &properties), unsupported);
+    }
+    bench.simulator.attribute(Attribute::CU_DEVICE_ATTRIBUTE_CAN_USE_STREAM_MEM_OPS_V1 as i32, 0);
+    // SAFETY: as above.
+    fails(unsafe { sys::cuStreamWaitValue32_v2(stream, word, 1, 0) }, unsupported);
+    synchronize(stream);
+}
+
 /// A pool of the first device that keeps `threshold` bytes.
 fn pool(threshold: u64) -> CUmemoryPool {
     let (mut pool, mut threshold) = (std::ptr::null_mut(), threshold);
