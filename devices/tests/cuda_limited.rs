@@ -9,8 +9,6 @@ mod ordering;
 #[path = "cuda/suite.rs"]
 mod suite;
 
-use estafette_devices::Device;
-
 use self::harness::bench;
 
 /// What devices say of attributes, by the driver's numbers.

@@ -2,7 +2,9 @@
 
 use estafette_devices::{DLDevice, Device, DeviceErrorKind, DeviceType};
 
-use crate::harness::{bench, fill, record, settle};
+use cudarc::driver::sys;
+
+use crate::harness::{PATIENCE, bench, block, fill, order, record, settle};
 
 #[test]
 fn memory_from_the_pool_is_freed_without_waiting() {
@@ -83,4 +85,89 @@ fn what_there_is_no_room_for_is_an_error_and_no_more() {
         simulator.capacity(4 << 30);
     }
     assert!(bench.device.allocate(64, 64).is_ok(), "the device is unharmed");
+}
+
+/// The pool's stream may share a hardware connection with a stream that somebody has blocked for hours.
+#[test]
+fn allocating_waits_for_nothing_where_the_only_connection_is_blocked_and_uses_come_later() {
+    let bench = bench();
+    let Some(simulator) = bench.simulator("connections are scripted") else { return };
+    if !bench.device.has_pool() {
+        return eprintln!("skipped: there is no pool");
+    }
+    let (stuck, queue) = (bench.queue(), bench.queue());
+    simulator.connections(1);
+    let blocked = block(&*stuck);
+    let (sender, receiver) = std::sync::mpsc::channel();
+    let device = std::sync::Arc::clone(&bench.device);
+    let allocating = std::thread::spawn(move || {
+        let memory = device.allocate(1 << 20, 64).expect("there is room");
+        sender.send(memory).expect("the test listens");
+    });
+    let allocated = receiver.recv_timeout(PATIENCE);
+    if allocated.is_err() {
+        blocked.release();
+        panic!("allocating waits for a stream that it has nothing to do with");
+    }
+    let memory = allocated.expect("just asked");
+    fill(&queue, &memory, 7);
+    // A stream that is made later comes after the allocation too.
+    let later = bench.queue();
+    order(&later, &record(&queue));
+    let copy = bench.device.allocate(1 << 20, 64).expect("there is room");
+    bench.copy(&later, &memory, &copy);
+    let end = record(&later);
+    assert!(end.state().is_pending(), "all of it is behind the blocked stream");
+    blocked.release();
+    settle(&end).expect("nothing failed");
+    bench.assert_filled(&copy, 7);
+    allocating.join().expect("it has sent what it made");
+    bench.assert_nothing_wrong();
+}
+
+/// Other libraries of the process need what the pool does not use.
+#[test]
+fn a_pool_keeps_little_and_gives_it_back_when_memory_runs_out() {
+    const MIB: u64 = 1 << 20;
+    let bench = bench();
+    let Some(simulator) = bench.simulator("only the simulator counts what a pool keeps") else { return };
+    if !bench.device.has_pool() {
+        return eprintln!("skipped: there is no pool");
+    }
+    let ordinal = bench.device.ordinal() as u32;
+    drop(bench.device.allocate(1 << 30, 64).expect("there is room"));
+    // Any library of the process synchronizes now and then.
+    let stranger = bench.foreign_stream();
+    crate::harness::inside(&bench.device, || {
+        // SAFETY: the stream is alive.
+        unsafe { crate::harness::assert_ok(sys::cuStreamSynchronize(stranger.raw)) };
+    });
+    assert!(simulator.kept(ordinal) <= 256 * MIB, "{} MiB", simulator.kept(ordinal) / MIB);
+    simulator.fail_allocation(1);
+    drop(bench.device.allocate(64, 64).expect("there is room once the pool has given back what it kept"));
+    assert_eq!(simulator.calls("cuMemPoolTrimTo"), 1);
+    simulator.fail_allocation(1);
+    simulator.capacity(simulator.used(ordinal));
+    let error = bench.device.allocate(64, 64).expect_err("there is no room");
+    assert_eq!(error.kind(), DeviceErrorKind::OutOfMemory);
+    bench.assert_nothing_wrong();
+}
+
+/// Pinning memory and freeing pinned memory wait for the whole device.
+#[test]
+fn pinned_memory_is_used_again_and_freeing_it_waits_for_nothing() {
+    let bench = bench();
+    let Some(simulator) = bench.simulator("calls are counted by the simulator only") else { return };
+    let queue = bench.queue();
+    drop(bench.device.allocate_pinned(100_000, 64).expect("there is room"));
+    let blocked = block(&*queue);
+    let before = simulator.calls("cuMemHostAlloc");
+    for bytes in [100_000, 70_000, 131_072] {
+        drop(bench.device.allocate_pinned(bytes, 64).expect("there is room"));
+    }
+    assert_eq!(simulator.calls("cuMemHostAlloc"), before, "of one size in powers of two");
+    assert_eq!(simulator.calls("cuMemFreeHost"), 0);
+    blocked.release();
+    settle(&record(&queue)).expect("nothing failed");
+    bench.assert_nothing_wrong();
 }
