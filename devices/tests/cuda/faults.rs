@@ -150,7 +150,7 @@ fn whoever_asks_again_and_again_finds_the_fault() {
     blocked.release();
 }
 
-/// Another library resets the device: what it told nobody is a fault for everybody else.
+/// Another library resets the device without a word to the engine: that is a fault of the device.
 #[test]
 fn a_context_that_another_library_resets_fails_all_that_was_under_way_and_all_that_comes() {
     let bench = bench();

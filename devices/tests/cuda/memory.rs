@@ -87,7 +87,7 @@ fn what_there_is_no_room_for_is_an_error_and_no_more() {
     assert!(bench.device.allocate(64, 64).is_ok(), "the device is unharmed");
 }
 
-/// The pool's stream may share a hardware connection with a stream that somebody has blocked for hours.
+/// The pool's stream may share a hardware connection with a stream that another library has blocked for hours.
 #[test]
 fn allocating_waits_for_nothing_where_the_only_connection_is_blocked_and_uses_come_later() {
     let bench = bench();

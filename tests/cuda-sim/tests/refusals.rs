@@ -29,7 +29,7 @@ fn a_context_that_was_reset_is_gone_for_everybody() {
         // A thread that does not have it current cannot make it so.
         fails(sys::cuCtxPushCurrent_v2(bench.context), CUresult::CUDA_ERROR_INVALID_CONTEXT);
         assert_eq!(bench.simulator.violations(), [""; 0], "nobody could know");
-        // Whoever retains it gets a new one, without what was in it.
+        // A library that retains it gets a new one, without what was in it.
         let mut context = std::ptr::null_mut();
         ok(sys::cuDevicePrimaryCtxRetain(&mut context, 0));
         assert_eq!(context, bench.context);

@@ -34,7 +34,7 @@ driver! {
     }
 
     // What `cudaDeviceReset` does: nothing of the context works any more, for any library. Threads that have
-    // the context current are told that it is destroyed, and others that there is no such context.
+    // the context current get the code of a destroyed context, and others that of an invalid one.
     fn cuDevicePrimaryCtxReset_v2(device: c_int) |session| {
         let device = session.device(device)?;
         session.fault(device, CONTEXT_IS_DESTROYED);
