@@ -168,7 +168,7 @@ fn calls_leave_the_context_of_the_thread_as_it_was() {
 #[test]
 fn events_cross_to_others_and_back() {
     let bench = bench();
-    let queue = bench.queue();
+    let (queue, consumer) = (bench.queue(), bench.queue());
     let memory = bench.memory(64);
     let blocked = block(&*queue);
     fill(&queue, &memory, 1);
@@ -181,7 +181,6 @@ fn events_cross_to_others_and_back() {
     // SAFETY: alive until it has settled.
     let back = unsafe { bench.device.fence_of_event(event.pointer()) }.expect("an event is a fence");
     assert!(back.state().is_pending());
-    let consumer = bench.queue();
     assert_eq!(order(&consumer, &back), Order::Device);
     let end = record(&consumer);
     assert!(end.wait_timeout(Some(MOMENT)).is_none());

@@ -72,15 +72,15 @@ fn far_more_than_64_operations_in_flight() {
     let count = 200.min(bench.room() / 2);
     let (producer, consumer) = (bench.queue(), bench.queue());
     let pairs: Vec<_> = (0..count).map(|_| [bench.memory(256), bench.memory(256)]).collect();
+    let elsewhere: Vec<_> = (0..count).map(|_| bench.queue()).collect();
     let before = bench.device.counters();
     let blocked = block(&*producer);
     let mut fences = Vec::new();
-    for (number, [source, _]) in pairs.iter().enumerate() {
+    for ((number, [source, _]), elsewhere) in pairs.iter().enumerate().zip(&elsewhere) {
         fill(&producer, source, number as u8);
         // Asked for one by one, so that each has an event of its own.
         let written = record(&producer);
-        let elsewhere = bench.queue();
-        order(&elsewhere, &written);
+        order(elsewhere, &written);
         fences.push(written);
     }
     for ([source, target], written) in pairs.iter().zip(&fences) {

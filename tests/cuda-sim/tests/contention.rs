@@ -25,7 +25,7 @@ fn assert_waits(bench: &Bench, stream: CUstream, waits: bool, call: impl FnOnce(
             // SAFETY: the context stays.
             ok(unsafe { sys::cuCtxSetCurrent(context as CUcontext) });
             call();
-            returned.send(()).unwrap();
+            returned.send(()).expect("the test listens");
         });
         if waits {
             assert!(returns.recv_timeout(MOMENT).is_err(), "the call does not wait");
@@ -132,7 +132,7 @@ fn a_call_that_waits_holds_up_all_others_of_its_context() {
             // SAFETY: both contexts stay.
             ok(unsafe { sys::cuCtxSetCurrent(elsewhere as CUcontext) });
             event();
-            made.send(()).unwrap();
+            made.send(()).expect("the test listens");
             // SAFETY: as above.
             ok(unsafe { sys::cuCtxSetCurrent(context as CUcontext) });
             event();

@@ -190,9 +190,9 @@ const ROLE: &str = "CUDA_SIM_TEST_ROLE";
 
 /// Runs a test of this file in a process of its own.
 fn in_a_process(test: &str, role: &str) -> std::process::Output {
-    let mut command = Command::new(std::env::current_exe().unwrap());
+    let mut command = Command::new(std::env::current_exe().expect("the test is a program"));
     command.args([test, "--exact", "--nocapture", "--test-threads=1"]).env(ROLE, role);
-    command.output().unwrap()
+    command.output().expect("the test can be started again")
 }
 
 #[test]
@@ -237,7 +237,7 @@ fn a_server_of_mps_that_is_not_there_fails_the_start_and_one_that_goes_fails_the
             assert_eq!(child.status.code(), Some(0), "{child:?}");
         }
         Ok(_) => {
-            let simulator = estafette_cuda_sim_client::Simulator::load().unwrap();
+            let simulator = estafette_cuda_sim_client::Simulator::load().expect("the simulator is built with the tests");
             for (code, name) in [
                 (codes::MPS_CONNECTION_FAILED, CUresult::CUDA_ERROR_MPS_CONNECTION_FAILED),
                 (codes::MPS_RPC_FAILURE, CUresult::CUDA_ERROR_MPS_RPC_FAILURE),

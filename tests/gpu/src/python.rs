@@ -44,7 +44,7 @@ pub fn run(setup: &Setup, options: &Options, record: &mut Record) -> Result<(), 
         .collect();
     files.sort_by_key(|file| {
         let is_it = |name: &&str| file.file_stem().is_some_and(|stem| stem == *name);
-        (ORDER.iter().position(|name| is_it(&name)).unwrap_or(ORDER.len()), file.clone())
+        (ORDER.iter().position(is_it).unwrap_or(ORDER.len()), file.clone())
     });
     for file in files {
         let name = file.file_stem().map(|stem| stem.to_string_lossy().into_owned()).unwrap_or_default();
