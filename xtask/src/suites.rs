@@ -303,6 +303,8 @@ pub const SUITES: &[Suite] = &[
             );
             suite.arg(environment.python());
             play_the_driver(context, &mut suite);
+            // The driver at its slowest: pinning memory and making streams wait for the whole device.
+            suite.env("ESTAFETTE_CUDA_SIM_SETUP_WAITS", "1").env("ESTAFETTE_CUDA_SIM_DEPTH", "1024");
             let rehearse =
                 |file: &String| python(context, &[&format!("tests/gpu/python/{file}.py"), "--rehearse"]);
             let files =
