@@ -237,7 +237,8 @@ fn a_server_of_mps_that_is_not_there_fails_the_start_and_one_that_goes_fails_the
             assert_eq!(child.status.code(), Some(0), "{child:?}");
         }
         Ok(_) => {
-            let simulator = estafette_cuda_sim_client::Simulator::load().expect("the simulator is built with the tests");
+            let simulator =
+                estafette_cuda_sim_client::Simulator::load().expect("the simulator is built with the tests");
             for (code, name) in [
                 (codes::MPS_CONNECTION_FAILED, CUresult::CUDA_ERROR_MPS_CONNECTION_FAILED),
                 (codes::MPS_RPC_FAILURE, CUresult::CUDA_ERROR_MPS_RPC_FAILURE),

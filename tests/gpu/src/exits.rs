@@ -52,11 +52,13 @@ pub fn child(setup: &Setup) -> Result<(), Failure> {
     let queue = setup.queue()?;
     let (x, at) = setup.bytes(&engine, 1 << 20)?;
     let driver = setup.driver;
-    engine.op("slow").writes([&x]).on(&queue).run_on(move |queue, [], [_x]| {
+    let slow = engine.op("slow").writes([&x]).on(&queue).run_on(move |queue, [], [_x]| {
         driver.delay(queue.native(), DELAY)?;
         // SAFETY: the operation keeps the memory, and the process ends with it.
         Ok(unsafe { driver.fill(queue.native(), at, 1 << 20, 1) }?)
     })?;
+    // Until its body has run, which calls the driver by hand and knows nothing of exits.
+    slow.wait()?;
     let copy = engine.copy(&x, DLDevice::CPU)?;
     let behind = engine.op("behind").reads([&copy]).run(|[_copy], []| Ok(()))?;
     std::thread::spawn(move || behind.wait());
