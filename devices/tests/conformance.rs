@@ -3,7 +3,7 @@
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 
-use estafette_devices::conformance::{Harness, Report, Skip, run};
+use estafette_devices::conformance::{Blocked, Harness, Report, Skip, run};
 use estafette_devices::host::HostDevice;
 use estafette_devices::sim::{SimDevice, SimNotify, SimOptions, SimPace, SimQueue};
 use estafette_devices::{Allocation, Device, DeviceError, DeviceErrorKind, Queue};
@@ -59,20 +59,27 @@ impl Harness for SimHarness {
         sim(queue).launch("fill", 100, move || target.fill(value))
     }
 
-    fn block(&self, queue: &dyn Queue) -> Result<Box<dyn FnOnce() + Send>, Skip> {
+    fn block(&self, queue: &dyn Queue) -> Result<Blocked, Skip> {
         let device = self.current();
         let name = format!("block {}", self.blocks.fetch_add(1, Ordering::Relaxed));
         device.hold(&name);
         sim(queue).launch(name.clone(), 10, || ()).expect("the queue takes work");
-        Ok(Box::new(move || assert!(device.release(&name))))
+        Ok(Blocked::new(move || assert!(device.release(&name))))
     }
 
-    fn break_queue(&self, queue: &dyn Queue) -> Result<(), Skip> {
+    fn can_break(&self) -> Result<(), Skip> {
+        Ok(())
+    }
+
+    fn break_queue(&self, queue: &dyn Queue) {
         let error = DeviceError::new(DeviceErrorKind::Fault, "illegal address").with_code(700);
         // Scripted first: a device that runs freely could complete the piece before.
         self.current().fail_named("broken", error);
         sim(queue).launch("broken", 10, || ()).expect("the queue takes work");
-        Ok(())
+    }
+
+    fn memory_bytes(&self) -> Option<usize> {
+        Some(self.options.memory_bytes)
     }
 
     fn advance(&self) {
@@ -118,6 +125,78 @@ fn free_running_devices_pass() {
     }
 }
 
+/// A device whose queues cannot be broken, or do not take the work of a check after so many pieces. It counts the
+/// queues that are blocked now.
+struct Frail {
+    device: SimHarness,
+    fills: AtomicUsize,
+    blocked: Arc<AtomicUsize>,
+    /// What was blocked when a check began.
+    left: Mutex<Vec<usize>>,
+}
+
+impl Frail {
+    fn new(fills: usize) -> Self {
+        Self {
+            device: SimHarness::new(SimOptions::default()),
+            fills: AtomicUsize::new(fills),
+            blocked: Arc::default(),
+            left: Mutex::default(),
+        }
+    }
+}
+
+impl Harness for Frail {
+    fn device(&self) -> Arc<dyn Device> {
+        self.left.lock().expect("nothing panics with the lock").push(self.blocked.load(Ordering::Relaxed));
+        self.device.device()
+    }
+
+    fn fill(&self, queue: &dyn Queue, memory: &Allocation, value: u8) -> Result<(), DeviceError> {
+        if self.fills.fetch_sub(1, Ordering::Relaxed) == 1 {
+            return Err(DeviceError::new(DeviceErrorKind::Other, "no more work"));
+        }
+        self.device.fill(queue, memory, value)
+    }
+
+    fn block(&self, queue: &dyn Queue) -> Result<Blocked, Skip> {
+        let inner = self.device.block(queue)?;
+        let blocked = Arc::clone(&self.blocked);
+        blocked.fetch_add(1, Ordering::Relaxed);
+        Ok(Blocked::new(move || {
+            blocked.fetch_sub(1, Ordering::Relaxed);
+            drop(inner);
+        }))
+    }
+
+    fn can_break(&self) -> Result<(), Skip> {
+        Err(Skip::because("its queues do not break"))
+    }
+
+    fn advance(&self) {
+        self.device.advance();
+    }
+}
+
+#[test]
+fn a_check_that_is_skipped_leaves_no_queue_blocked() {
+    let frail = Frail::new(usize::MAX);
+    let report = run(&frail);
+    assert_eq!(report.skipped.len(), 5, "{report:?}");
+    let left = frail.left.into_inner().expect("nothing panics with the lock");
+    assert!(left.len() > 40 && left.iter().all(|blocked| *blocked == 0), "{left:?}");
+}
+
+#[test]
+fn a_check_that_fails_leaves_no_queue_blocked() {
+    // In the check of a pending fence, which blocks its queue before its second fill.
+    let frail = Frail::new(2);
+    let failed = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| run(&frail)));
+    assert!(failed.is_err());
+    assert_eq!(frail.blocked.load(Ordering::Relaxed), 0);
+    assert_eq!(frail.device.blocks.load(Ordering::Relaxed), 1, "a queue was blocked before");
+}
+
 /// The host works at once, on the thread that enqueues.
 struct HostHarness;
 
@@ -131,11 +210,11 @@ impl Harness for HostHarness {
         Ok(())
     }
 
-    fn block(&self, _queue: &dyn Queue) -> Result<Box<dyn FnOnce() + Send>, Skip> {
+    fn block(&self, _queue: &dyn Queue) -> Result<Blocked, Skip> {
         Err(Skip::because("work of the host is done when it has been enqueued"))
     }
 
-    fn break_queue(&self, _queue: &dyn Queue) -> Result<(), Skip> {
+    fn can_break(&self) -> Result<(), Skip> {
         Err(Skip::because("a queue of the host cannot fail"))
     }
 }

@@ -15,6 +15,8 @@ use estafette_devices::{Device, DeviceErrorKind};
 
 use self::harness::{PATIENCE, bench, block, fill, record, settle};
 
+/// What devices say of attributes, by the driver's numbers.
+const ATTRIBUTES: &[(i32, i32)] = &[];
 /// What the driver lacks.
 const MISSING: &[&str] = &[
     "cuStreamWriteValue64_v2",
@@ -52,8 +54,10 @@ fn only_the_oldest_event_of_a_queue_is_queried() {
     }
     let queue = bench.queue();
     let memory = bench.memory(64);
-    let release = block(&*queue);
-    let fences: Vec<_> = (0..50)
+    let blocked = block(&*queue);
+    // A stream takes two commands for each: the work and an event.
+    let count = 50.min(bench.room() / 2) as u8;
+    let fences: Vec<_> = (0..count)
         .map(|round| {
             fill(&queue, &memory, round);
             let fence = record(&queue);
@@ -64,8 +68,8 @@ fn only_the_oldest_event_of_a_queue_is_queried() {
     let before = bench.device.counters();
     assert_eq!(fences.iter().filter(|fence| fence.is_done()).count(), 0);
     let asked = bench.device.counters().event_queries - before.event_queries;
-    assert_eq!(asked, 50, "each is answered by one query, of the oldest");
-    release();
+    assert_eq!(asked, count.into(), "each is answered by one query, of the oldest");
+    blocked.release();
     let last = fences.last().expect("there are some");
     assert!(last.wait_timeout(Some(PATIENCE)).expect("in time").is_ok());
     let before = bench.device.counters();

@@ -5,7 +5,7 @@ use std::ffi::{c_int, c_void};
 use std::ptr;
 use std::sync::{Arc, OnceLock};
 
-use estafette_devices::conformance::{Harness, Report, Skip, run};
+use estafette_devices::conformance::{Blocked, Harness, Report, Skip, run};
 use estafette_devices::sycl::{SyclDevice, SyclQueue, SyclRuntime};
 use estafette_devices::{Allocation, Device, DeviceError, Queue};
 use libloading::os::unix::Library;
@@ -171,13 +171,13 @@ impl Harness for SyclHarness {
         unsafe { sycl(queue).fill(memory.ptr().as_ptr(), value, memory.len()) }
     }
 
-    fn block(&self, queue: &dyn Queue) -> Result<Box<dyn FnOnce() + Send>, Skip> {
+    fn block(&self, queue: &dyn Queue) -> Result<Blocked, Skip> {
         let events = UserEvents::get(&self.device);
         let held = events.hold(queue);
-        Ok(Box::new(move || events.complete(held)))
+        Ok(Blocked::new(move || events.complete(held)))
     }
 
-    fn break_queue(&self, _queue: &dyn Queue) -> Result<(), Skip> {
+    fn can_break(&self) -> Result<(), Skip> {
         // Tried with a user event that ends in an error: the status of what depends on it reads "complete",
         // and an out-of-order queue crashes in the driver.
         Err(Skip::because("the CPU driver does not report that a command failed"))

@@ -1,7 +1,7 @@
 #!/bin/sh
 # Runs the GPU suite from this folder, with the libraries of the machine's Python (ESTAFETTE_PYTHON, else python3).
 #
-#   sh run.sh [FOLDER]            everything, within nine minutes; FOLDER (here: results) gets a record and a log
+#   sh run.sh [FOLDER]            everything, within eight minutes; FOLDER (here: results) gets a record and a log
 #   sh run.sh FOLDER --only ...   only some steps (gpu-suite --help names them); the record says which
 #
 # Needs an NVIDIA driver; says "skipped: no device" without one. Needs no Rust, no compiler and no CUDA toolkit. Each step has a
@@ -20,13 +20,13 @@ if command -v "$python" >/dev/null; then
     PYTHONPATH=$site${PYTHONPATH:+:$PYTHONPATH}
     export PYTHONPATH
 fi
-chmod +x "$here/gpu-suite"
+chmod +x "$here/gpu-suite" "$here/cuda-tests"
 name=$(date -u +%F)-gpu
 [ $# -eq 0 ] || name=$name-$(date -u +%H%M%S)
 # The status is that of the suite, not of what shows its output.
 status=$results/.status
 {
-    "$here/gpu-suite" --files "$here/python" --python "$python" --record "$results/$name.md" "$@" 2>&1
+    "$here/gpu-suite" --files "$here/python" --python "$python" --tests "$here/cuda-tests" --record "$results/$name.md" "$@" 2>&1
     echo $? >"$status"
 } | tee "$results/$name.log"
 code=$(cat "$status")

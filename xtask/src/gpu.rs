@@ -1,7 +1,7 @@
 //! `cargo xtask gpu`: the GPU suite of `tests/gpu`, here or packed for a machine without Rust.
 
 use std::path::{Path, PathBuf};
-use std::process::{Command, ExitStatus};
+use std::process::{Command, ExitStatus, Stdio};
 
 use crate::peers::machine;
 use crate::python::{Build, Environment, Peers};
@@ -49,9 +49,31 @@ pub fn run(options: &Options) -> Result<bool, String> {
     shell::run(shell::cargo(&target, &["build", "--release", "--package", "estafette-gpu-suite"]))?;
     let suite = target.join("release").join("gpu-suite");
     match &options.package {
-        Some(folder) => package(&suite, folder).map(|()| true),
+        Some(folder) => package(&suite, &device_tests(&target)?, folder).map(|()| true),
         None => run_here(&suite, &target, options),
     }
+}
+
+/// Builds the tests of CUDA devices, which the suite runs on the machine's driver. The path of their program.
+fn device_tests(target: &Path) -> Result<PathBuf, String> {
+    let test = ["test", "--release", "--package", "estafette-devices", "--test", "cuda", "--no-run"];
+    let rest = ["--features", "estafette-devices/cuda-tests", "--message-format", "json"];
+    let mut build = shell::cargo(target, &[&test[..], &rest].concat());
+    let output =
+        build.stderr(Stdio::inherit()).output().map_err(|error| format!("cannot start cargo: {error}"))?;
+    if !output.status.success() {
+        return Err(format!("the tests of CUDA devices do not build: {}", output.status));
+    }
+    program_in(&String::from_utf8_lossy(&output.stdout))
+        .ok_or_else(|| "cargo does not say where the tests of CUDA devices are".to_owned())
+}
+
+/// The program that cargo's messages, one line of JSON each, name last.
+fn program_in(messages: &str) -> Option<PathBuf> {
+    messages.lines().rev().find_map(|line| {
+        let (_, rest) = line.split_once(r#""executable":""#)?;
+        rest.split_once('"').map(|(path, _)| PathBuf::from(path))
+    })
 }
 
 fn run_here(suite: &Path, target: &Path, options: &Options) -> Result<bool, String> {
@@ -74,6 +96,7 @@ fn run_here(suite: &Path, target: &Path, options: &Options) -> Result<bool, Stri
     shell::run(unpack)?;
     let mut command = shell::command(suite);
     command.args(["--files", FILES, "--python", &python]).env("PYTHONPATH", &site);
+    command.arg("--tests").arg(device_tests(target)?);
     match &options.only {
         Some(steps) => command.args(["--only", steps]),
         // A record that is kept is of the whole suite.
@@ -82,17 +105,19 @@ fn run_here(suite: &Path, target: &Path, options: &Options) -> Result<bool, Stri
     Ok(status(command)?.success())
 }
 
-/// Program, wheel and Python files in a folder with a script that runs them.
-fn package(suite: &Path, folder: &Path) -> Result<(), String> {
+/// Programs, wheel and Python files in a folder with a script that runs them.
+fn package(suite: &Path, tests: &Path, folder: &Path) -> Result<(), String> {
     let wheel = Environment::prepare(Peers::Small)?.build_wheel(Build::Release)?;
     let folder = &shell::root().join(folder);
     let python = folder.join("python");
     std::fs::create_dir_all(&python).map_err(|error| format!("cannot make {}: {error}", python.display()))?;
-    let program = folder.join("gpu-suite");
-    copy(suite, &program)?;
-    let mut strip = shell::command("strip");
-    strip.arg(&program);
-    shell::run(strip)?;
+    for (program, name) in [(suite, "gpu-suite"), (tests, "cuda-tests")] {
+        let packed = folder.join(name);
+        copy(program, &packed)?;
+        let mut strip = shell::command("strip");
+        strip.arg(&packed);
+        shell::run(strip)?;
+    }
     copy(&wheel, &folder.join(wheel.file_name().unwrap_or_default()))?;
     let files = std::fs::read_dir(shell::root().join(FILES))
         .map_err(|error| format!("cannot read {FILES}: {error}"))?;
@@ -142,6 +167,19 @@ fn status(mut command: Command) -> Result<ExitStatus, String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_program_of_tests_is_the_one_that_cargo_names_last() {
+        let messages = concat!(
+            r#"{"reason":"compiler-artifact","executable":null}"#,
+            "\n",
+            r#"{"reason":"compiler-artifact","executable":"/target/release/deps/cuda-1","fresh":true}"#,
+            "\n",
+            r#"{"reason":"build-finished","success":true}"#,
+        );
+        assert_eq!(program_in(messages), Some("/target/release/deps/cuda-1".into()));
+        assert_eq!(program_in("{}"), None);
+    }
 
     #[test]
     fn a_package_is_whole() {

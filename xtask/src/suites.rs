@@ -51,6 +51,11 @@ pub const NEEDING_A_RUNTIME: &str =
 /// What lets the GPU suite run without a GPU.
 pub const SIMULATED: &str = "estafette-gpu-suite/simulator";
 
+/// What the simulated CUDA driver is like in further runs of its tests, beside one without limits: hardware
+/// connections of a context, commands that a stream takes, and nanoseconds that a call lasts. Each pair of values
+/// that matters comes once.
+const DRIVERS: [[&str; 3]; 3] = [["1", "16", "50000"], ["8", "1024", "0"], ["32", "16", "0"]];
+
 /// The Rust tests leave out the extension: it has no interpreter to run in.
 const TESTED: &[&str] = &["--workspace", "--exclude", "estafette-python"];
 
@@ -298,6 +303,8 @@ pub const SUITES: &[Suite] = &[
             );
             suite.arg(environment.python());
             play_the_driver(context, &mut suite);
+            // The driver at its slowest: pinning memory and making streams wait for the whole device.
+            suite.env("ESTAFETTE_CUDA_SIM_SETUP_WAITS", "1").env("ESTAFETTE_CUDA_SIM_DEPTH", "1024");
             let rehearse =
                 |file: &String| python(context, &[&format!("tests/gpu/python/{file}.py"), "--rehearse"]);
             let files =
@@ -309,17 +316,26 @@ pub const SUITES: &[Suite] = &[
     },
     Suite {
         name: "cuda",
-        about: "CUDA devices on a simulated driver, which finds what nothing ordered; no GPU",
+        about: "CUDA devices on a simulated driver, which finds what nothing ordered, also with few connections and short queues; no GPU",
         quick: false,
         needs: &[],
         counted: true,
         limit: minutes(15),
         commands: |context| {
-            vec![cargo(
-                &context.target,
-                &["test", "--package", "estafette-devices", "--package", "tests", "--test", "cuda*"],
-                &["--features", NEEDING_A_RUNTIME],
-            )]
+            let tests = || {
+                cargo(
+                    &context.target,
+                    &["test", "--package", "estafette-devices", "--package", "tests", "--test", "cuda*"],
+                    &["--features", NEEDING_A_RUNTIME],
+                )
+            };
+            let limited = DRIVERS.map(|[connections, depth, call_ns]| {
+                let mut tests = tests();
+                tests.env("ESTAFETTE_CUDA_SIM_CONNECTIONS", connections);
+                tests.env("ESTAFETTE_CUDA_SIM_DEPTH", depth).env("ESTAFETTE_CUDA_SIM_CALL_NS", call_ns);
+                tests
+            });
+            [tests()].into_iter().chain(limited).collect()
         },
     },
     Suite {

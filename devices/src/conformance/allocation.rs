@@ -2,6 +2,9 @@ use crate::DeviceErrorKind;
 
 use super::{Check, Skip, bench::Bench};
 
+/// 64 TiB, more than any device has.
+const UNKNOWN_MEMORY: usize = 1 << 46;
+
 pub(super) const CHECKS: &[Check] = &[
     ("allocation: is aligned, sized and of its device", aligned_and_sized),
     ("allocation: of no bytes is fine", no_bytes),
@@ -51,7 +54,8 @@ fn impossible(bench: &Bench<'_>) -> Result<(), Skip> {
         let error = bench.device.allocate(bytes, align).expect_err("no device can do that");
         assert!(matches!(error.kind(), DeviceErrorKind::Invalid | DeviceErrorKind::OutOfMemory), "{error:?}");
     }
-    let error = bench.device.allocate(1 << 46, 64).expect_err("64 TiB are too much for any device");
+    let bytes = bench.memory_bytes().map_or(UNKNOWN_MEMORY, |whole| 2 * whole);
+    let error = bench.device.allocate(bytes, 64).expect_err("that is more than the device has");
     assert_eq!(error.kind(), DeviceErrorKind::OutOfMemory);
     bench.memory(64);
     Ok(())
@@ -76,9 +80,10 @@ fn zeroed(bench: &Bench<'_>) -> Result<(), Skip> {
 }
 
 fn freed_memory_returns(bench: &Bench<'_>) -> Result<(), Skip> {
-    // 64 GiB in all, more than the devices of the suite have.
-    for _ in 0..1_024 {
-        drop(bench.device.allocate(64 << 20, 64).expect("the memory before has been freed"));
+    // Three times what the device has.
+    let (bytes, rounds) = bench.memory_bytes().map_or((64 << 20, 1_024), |whole| (whole / 8, 24));
+    for _ in 0..rounds {
+        drop(bench.device.allocate(bytes, 64).expect("the memory before has been freed"));
     }
     Ok(())
 }

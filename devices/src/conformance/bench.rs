@@ -5,7 +5,7 @@ use estafette_sync::time::{Duration, Instant};
 
 use crate::{Allocation, Device, DeviceError, Fence, Order, Outcome, Queue};
 
-use super::{Harness, Skip};
+use super::{Blocked, Harness, Skip};
 
 /// A check that waits this long for something has failed.
 const PATIENCE: Duration = Duration::from_secs(30);
@@ -71,19 +71,23 @@ impl<'a> Bench<'a> {
         order
     }
 
-    pub(super) fn block(&self, queue: &dyn Queue) -> Result<Box<dyn FnOnce() + Send>, Skip> {
+    pub(super) fn block(&self, queue: &dyn Queue) -> Result<Blocked, Skip> {
         self.harness.block(queue)
     }
 
     /// Holds back everything that is enqueued on `queue` from here on, on an out-of-order queue as well.
-    pub(super) fn block_all(&self, queue: &dyn Queue) -> Result<Box<dyn FnOnce() + Send>, Skip> {
-        let release = self.block(queue)?;
+    pub(super) fn block_all(&self, queue: &dyn Queue) -> Result<Blocked, Skip> {
+        let blocked = self.block(queue)?;
         self.order(queue, &self.record(queue));
-        Ok(release)
+        Ok(blocked)
     }
 
-    pub(super) fn break_queue(&self, queue: &dyn Queue) -> Result<(), Skip> {
-        self.harness.break_queue(queue)
+    pub(super) fn can_break(&self) -> Result<(), Skip> {
+        self.harness.can_break()
+    }
+
+    pub(super) fn break_queue(&self, queue: &dyn Queue) {
+        self.harness.break_queue(queue);
     }
 
     /// As [`assert_filled`](Self::assert_filled), after a queue was broken: where nothing can be read any
@@ -96,6 +100,18 @@ impl<'a> Bench<'a> {
 
     pub(super) fn breaks_the_device(&self) -> bool {
         self.harness.breaks_the_device()
+    }
+
+    pub(super) fn memory_bytes(&self) -> Option<usize> {
+        self.harness.memory_bytes()
+    }
+
+    pub(super) fn room(&self) -> usize {
+        self.harness.room()
+    }
+
+    pub(super) fn queues_are_independent(&self) -> Result<(), Skip> {
+        self.harness.queues_are_independent()
     }
 
     pub(super) fn advance(&self) {

@@ -13,14 +13,15 @@ pub(super) const CHECKS: &[Check] = &[
 ];
 
 fn one_root_error(bench: &Bench<'_>) -> Result<(), Skip> {
+    bench.can_break()?;
     let (queue, memory) = (bench.queue(), bench.memory(64));
-    let release = bench.block_all(&*queue)?;
-    bench.break_queue(&*queue)?;
+    let blocked = bench.block_all(&*queue)?;
+    bench.break_queue(&*queue);
     let first = bench.record(&*queue);
     bench.order(&*queue, &first);
     bench.fill(&*queue, &memory, 1);
     let second = bench.record(&*queue);
-    release();
+    blocked.release();
     let root = bench.settle(&first).expect_err("its work failed");
     for fence in [&first, &second, &first] {
         let FenceState::Failed(error) = fence.state() else { panic!("{fence:?} should have failed") };
@@ -35,14 +36,15 @@ fn one_root_error(bench: &Bench<'_>) -> Result<(), Skip> {
 }
 
 fn done_before_stays_done(bench: &Bench<'_>) -> Result<(), Skip> {
+    bench.can_break()?;
     let (queue, memory) = (bench.queue(), bench.memory(64));
     bench.fill(&*queue, &memory, 1);
     let before = bench.record(&*queue);
     assert!(bench.settle(&before).is_ok());
-    let release = bench.block_all(&*queue)?;
-    bench.break_queue(&*queue)?;
+    let blocked = bench.block_all(&*queue)?;
+    bench.break_queue(&*queue);
     let after = bench.record(&*queue);
-    release();
+    blocked.release();
     assert!(bench.settle(&after).is_err());
     assert!(before.is_done());
     let mut fence_set: FenceSet = [before, after].into_iter().collect();
@@ -52,11 +54,12 @@ fn done_before_stays_done(bench: &Bench<'_>) -> Result<(), Skip> {
 }
 
 fn takes_no_more(bench: &Bench<'_>) -> Result<(), Skip> {
+    bench.can_break()?;
     let (queue, other, memory) = (bench.queue(), bench.queue(), bench.memory(64));
-    let release = bench.block_all(&*queue)?;
-    bench.break_queue(&*queue)?;
+    let blocked = bench.block_all(&*queue)?;
+    bench.break_queue(&*queue);
     let fence = bench.record(&*queue);
-    release();
+    blocked.release();
     let root = bench.settle(&fence).expect_err("its work failed");
     for _ in 0..2 {
         let refused = bench.try_fill(&*queue, &memory, 1).expect_err("the queue has failed");
@@ -69,14 +72,15 @@ fn takes_no_more(bench: &Bench<'_>) -> Result<(), Skip> {
 }
 
 fn waiting_queue(bench: &Bench<'_>) -> Result<(), Skip> {
+    bench.can_break()?;
     let (broken, waiting, memory) = (bench.queue(), bench.queue(), bench.memory(64));
-    let release = bench.block_all(&*broken)?;
-    bench.break_queue(&*broken)?;
+    let blocked = bench.block_all(&*broken)?;
+    bench.break_queue(&*broken);
     let fence = bench.record(&*broken);
     bench.order(&*waiting, &fence);
     bench.fill(&*waiting, &memory, 1);
     let dependent = bench.record(&*waiting);
-    release();
+    blocked.release();
     let root = bench.settle(&fence).expect_err("its work failed");
     let outcome = bench.settle(&dependent);
     assert!(outcome.is_err_and(|error| error.same_root(&root)), "it can never run as ordered");
@@ -85,21 +89,23 @@ fn waiting_queue(bench: &Bench<'_>) -> Result<(), Skip> {
 }
 
 fn callbacks_get_the_error(bench: &Bench<'_>) -> Result<(), Skip> {
+    bench.queues_are_independent()?;
+    bench.can_break()?;
     let (broken, fine) = (bench.queue(), bench.queue());
-    let (release_broken, release_fine) = (bench.block_all(&*broken)?, bench.block(&*fine)?);
-    bench.break_queue(&*broken)?;
+    let (blocked_broken, blocked_fine) = (bench.block_all(&*broken)?, bench.block(&*fine)?);
+    bench.break_queue(&*broken);
     let fences = [bench.record(&*broken), bench.record(&*fine)];
     let (told, telling) = channel();
     Reactor::global().when_settled(&fences, move |outcome| {
         told.send(outcome).expect("the check listens to the end");
     });
-    release_broken();
+    blocked_broken.release();
     assert!(bench.settle(&fences[0]).is_err());
     // A queue that broke with the other has settled as well.
     if !bench.breaks_the_device() {
         assert!(telling.try_recv().is_err(), "all of them settle first");
     }
-    release_fine();
+    blocked_fine.release();
     let error = bench.until(|| telling.try_recv().ok()).expect_err("one of them failed");
     assert_ne!(error.kind(), DeviceErrorKind::Cancelled);
     Ok(())

@@ -29,7 +29,7 @@ fn without_work(bench: &Bench<'_>) -> Result<(), Skip> {
 
 fn pending_until_done(bench: &Bench<'_>) -> Result<(), Skip> {
     let (queue, memory) = (bench.queue(), bench.memory(64));
-    let release = bench.block_all(&*queue)?;
+    let blocked = bench.block_all(&*queue)?;
     bench.fill(&*queue, &memory, 7);
     let fence = bench.record(&*queue);
     for _ in 0..10 {
@@ -38,7 +38,7 @@ fn pending_until_done(bench: &Bench<'_>) -> Result<(), Skip> {
         assert!(!fence.is_done());
         assert!(!fence.observed_done());
     }
-    release();
+    blocked.release();
     assert!(bench.settle(&fence).is_ok());
     bench.assert_filled(&memory, 7);
     Ok(())
@@ -60,7 +60,7 @@ fn stays_done(bench: &Bench<'_>) -> Result<(), Skip> {
 
 fn settle_in_order(bench: &Bench<'_>) -> Result<(), Skip> {
     let (queue, memory) = (bench.queue(), bench.memory(64));
-    let release = bench.block_all(&*queue)?;
+    let blocked = bench.block_all(&*queue)?;
     let fences: Vec<_> = (0..5)
         .map(|value| {
             bench.fill(&*queue, &memory, value);
@@ -72,7 +72,7 @@ fn settle_in_order(bench: &Bench<'_>) -> Result<(), Skip> {
         assert!(!pair[0].same_or_later_on_queue(&pair[1]));
     }
     assert!(fences.iter().all(|fence| fence.state().is_pending()));
-    release();
+    blocked.release();
     assert!(bench.settle(&fences[4]).is_ok());
     assert!(fences.iter().all(|fence| fence.is_done()), "a later fence covers the earlier ones");
     Ok(())
@@ -80,13 +80,13 @@ fn settle_in_order(bench: &Bench<'_>) -> Result<(), Skip> {
 
 fn wait_with_timeout(bench: &Bench<'_>) -> Result<(), Skip> {
     let queue = bench.queue();
-    let release = bench.block(&*queue)?;
+    let blocked = bench.block(&*queue)?;
     let fence = bench.record(&*queue);
     assert!(fence.wait_timeout(Some(Duration::ZERO)).is_none());
     for _ in 0..3 {
         assert!(fence.wait_timeout(Some(Duration::from_millis(1))).is_none());
     }
-    release();
+    blocked.release();
     assert!(bench.settle(&fence).is_ok());
     assert!(fence.wait_timeout(Some(Duration::ZERO)).is_some());
     Ok(())
@@ -104,7 +104,7 @@ impl Wake for Wakes {
 
 fn future_is_woken(bench: &Bench<'_>) -> Result<(), Skip> {
     let queue = bench.queue();
-    let release = bench.block(&*queue)?;
+    let blocked = bench.block(&*queue)?;
     let fence = bench.record(&*queue);
     let wakes = Arc::new(Wakes::default());
     let waker = Waker::from(wakes.clone());
@@ -113,7 +113,7 @@ fn future_is_woken(bench: &Bench<'_>) -> Result<(), Skip> {
     assert!(settled.as_mut().poll(&mut context).is_pending());
     assert!(settled.as_mut().poll(&mut context).is_pending(), "polling again does not register again");
     assert_eq!(wakes.0.load(Ordering::SeqCst), 0);
-    release();
+    blocked.release();
     bench.until(|| (wakes.0.load(Ordering::SeqCst) > 0).then_some(()));
     assert!(matches!(settled.as_mut().poll(&mut context), Poll::Ready(Ok(()))));
     assert_eq!(wakes.0.load(Ordering::SeqCst), 1);
@@ -124,7 +124,7 @@ fn future_is_woken(bench: &Bench<'_>) -> Result<(), Skip> {
 
 fn dropping_a_future(bench: &Bench<'_>) -> Result<(), Skip> {
     let (queue, memory) = (bench.queue(), bench.memory(64));
-    let release = bench.block_all(&*queue)?;
+    let blocked = bench.block_all(&*queue)?;
     bench.fill(&*queue, &memory, 9);
     let fence = bench.record(&*queue);
     let wakes = Arc::new(Wakes::default());
@@ -134,7 +134,7 @@ fn dropping_a_future(bench: &Bench<'_>) -> Result<(), Skip> {
         assert!(settled.as_mut().poll(&mut Context::from_waker(&waker)).is_pending());
     }
     assert_eq!(Arc::strong_count(&wakes), 2, "a dropped future keeps no waker");
-    release();
+    blocked.release();
     assert!(bench.settle(&fence).is_ok());
     assert_eq!(wakes.0.load(Ordering::SeqCst), 0);
     bench.assert_filled(&memory, 9);
@@ -143,13 +143,13 @@ fn dropping_a_future(bench: &Bench<'_>) -> Result<(), Skip> {
 
 fn outlives_its_queue(bench: &Bench<'_>) -> Result<(), Skip> {
     let (queue, memory) = (bench.queue(), bench.memory(64));
-    let release = bench.block_all(&*queue)?;
+    let blocked = bench.block_all(&*queue)?;
     bench.fill(&*queue, &memory, 5);
     let fence = bench.record(&*queue);
     let id = queue.id();
     drop(queue);
     assert!(fence.state().is_pending());
-    release();
+    blocked.release();
     assert!(bench.settle(&fence).is_ok());
     assert!(fence.queue().is_none_or(|queue| queue == id));
     bench.assert_filled(&memory, 5);

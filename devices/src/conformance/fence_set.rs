@@ -11,7 +11,7 @@ pub(super) const CHECKS: &[Check] = &[
 
 fn newest_of_a_queue(bench: &Bench<'_>) -> Result<(), Skip> {
     let (queue, memory) = (bench.queue(), bench.memory(64));
-    let release = bench.block(&*queue)?;
+    let blocked = bench.block(&*queue)?;
     let older = bench.record(&*queue);
     bench.fill(&*queue, &memory, 1);
     let newer = bench.record(&*queue);
@@ -24,21 +24,22 @@ fn newest_of_a_queue(bench: &Bench<'_>) -> Result<(), Skip> {
     let mut merged = FenceSet::from(older);
     merged.merge(&fence_set);
     assert_eq!(merged.len(), 1);
-    release();
+    blocked.release();
     assert!(bench.settle(&newer).is_ok());
     Ok(())
 }
 
 fn done_when_all_are(bench: &Bench<'_>) -> Result<(), Skip> {
+    bench.queues_are_independent()?;
     let (first, second) = (bench.queue(), bench.queue());
-    let (release_first, release_second) = (bench.block(&*first)?, bench.block(&*second)?);
+    let (blocked_first, blocked_second) = (bench.block(&*first)?, bench.block(&*second)?);
     let fences = [bench.record(&*first), bench.record(&*second)];
     let fence_set: FenceSet = fences.iter().cloned().collect();
     assert!(fence_set.state().is_pending());
-    release_first();
+    blocked_first.release();
     assert!(bench.settle(&fences[0]).is_ok());
     assert!(fence_set.state().is_pending());
-    release_second();
+    blocked_second.release();
     assert!(bench.settle(&fences[1]).is_ok());
     assert!(matches!(fence_set.state(), FenceState::Done));
     Ok(())
@@ -46,7 +47,7 @@ fn done_when_all_are(bench: &Bench<'_>) -> Result<(), Skip> {
 
 fn write_replaces(bench: &Bench<'_>) -> Result<(), Skip> {
     let (reader, other, writer) = (bench.queue(), bench.queue(), bench.queue());
-    let (release_reader, release_other) = (bench.block(&*reader)?, bench.block(&*other)?);
+    let (blocked_reader, blocked_other) = (bench.block(&*reader)?, bench.block(&*other)?);
     let (read, unrelated) = (bench.record(&*reader), bench.record(&*other));
     let (completer, promise) = host::promise("conformance");
     let mut fence_set: FenceSet = [read.clone(), unrelated.clone(), promise.clone()].into_iter().collect();
@@ -66,22 +67,23 @@ fn write_replaces(bench: &Bench<'_>) -> Result<(), Skip> {
     fence_set.replace_ordered_after(&promise);
     assert_eq!(fence_set.len(), 2);
     completer.complete();
-    release_reader();
-    release_other();
+    blocked_reader.release();
+    blocked_other.release();
     assert!(bench.settle(&bench.record(&*writer)).is_ok());
     Ok(())
 }
 
 fn pruning(bench: &Bench<'_>) -> Result<(), Skip> {
+    bench.queues_are_independent()?;
     let (first, second) = (bench.queue(), bench.queue());
-    let (release_first, release_second) = (bench.block(&*first)?, bench.block(&*second)?);
+    let (blocked_first, blocked_second) = (bench.block(&*first)?, bench.block(&*second)?);
     let fences = [bench.record(&*first), bench.record(&*second)];
     let mut fence_set: FenceSet = fences.iter().cloned().collect();
-    release_first();
+    blocked_first.release();
     assert!(bench.settle(&fences[0]).is_ok());
     fence_set.prune();
     assert_eq!(fence_set.len(), 1);
-    release_second();
+    blocked_second.release();
     assert!(bench.settle(&fences[1]).is_ok());
     fence_set.prune();
     assert!(fence_set.is_empty());

@@ -27,6 +27,7 @@ mod ordering;
 mod program;
 mod reactor;
 
+use std::fmt;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::Arc;
 
@@ -45,17 +46,23 @@ pub trait Harness {
     /// As for any enqueueing.
     fn fill(&self, queue: &dyn Queue, memory: &Allocation, value: u8) -> Result<(), DeviceError>;
 
-    /// Enqueues work that does not complete before the returned function has been called.
+    /// Enqueues work that does not complete before the returned guard is dropped.
     ///
     /// # Errors
     /// The device cannot do that, and why.
-    fn block(&self, queue: &dyn Queue) -> Result<Box<dyn FnOnce() + Send>, Skip>;
+    fn block(&self, queue: &dyn Queue) -> Result<Blocked, Skip>;
 
-    /// Enqueues work that fails, and with it its queue.
+    /// Whether [`Harness::break_queue`] works. A check asks before it blocks a queue, so that a check that is
+    /// skipped leaves no queue blocked.
     ///
     /// # Errors
     /// The device cannot do that, and why.
-    fn break_queue(&self, queue: &dyn Queue) -> Result<(), Skip>;
+    fn can_break(&self) -> Result<(), Skip>;
+
+    /// Enqueues work that fails, and with it its queue. Called only where [`Harness::can_break`] agrees.
+    fn break_queue(&self, queue: &dyn Queue) {
+        panic!("{queue:?} cannot be broken, and `can_break` says so");
+    }
 
     /// Whether what [`Harness::break_queue`] breaks is the whole device, all of its queues and memory: then
     /// nothing of it can be looked at afterwards. [`Harness::device`] gives another one next time.
@@ -63,8 +70,57 @@ pub trait Harness {
         false
     }
 
+    /// How many bytes of memory the device has; `None` where the harness does not know.
+    fn memory_bytes(&self) -> Option<usize> {
+        None
+    }
+
+    /// How much work a queue takes that is blocked, before enqueueing more waits for it.
+    fn room(&self) -> usize {
+        usize::MAX
+    }
+
+    /// Whether a queue goes on while others are blocked.
+    ///
+    /// # Errors
+    /// It need not, and why.
+    fn queues_are_independent(&self) -> Result<(), Skip> {
+        Ok(())
+    }
+
     /// Lets the device make progress, where it does not by itself. Does not wait for anything.
     fn advance(&self) {}
+}
+
+/// A queue that is held back. Dropping the guard releases the queue: also where a check fails or is skipped,
+/// since a blocked queue can hold up every other queue of its device.
+#[must_use = "the queue is released when this is dropped"]
+pub struct Blocked {
+    release: Option<Box<dyn FnOnce() + Send>>,
+}
+
+impl Blocked {
+    /// A guard that calls `release` once, when it is dropped.
+    pub fn new(release: impl FnOnce() + Send + 'static) -> Self {
+        Self { release: Some(Box::new(release)) }
+    }
+
+    /// Releases the queue.
+    pub fn release(self) {}
+}
+
+impl Drop for Blocked {
+    fn drop(&mut self) {
+        if let Some(release) = self.release.take() {
+            release();
+        }
+    }
+}
+
+impl fmt::Debug for Blocked {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Blocked").finish_non_exhaustive()
+    }
 }
 
 /// Why a check does not apply to a device.

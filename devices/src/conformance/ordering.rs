@@ -20,10 +20,10 @@ fn own_fences(bench: &Bench<'_>) -> Result<(), Skip> {
     if !queue.in_order() {
         return Err(Skip::because("its queues are out of order"));
     }
-    let release = bench.block(&*queue)?;
+    let blocked = bench.block(&*queue)?;
     let fence = bench.record(&*queue);
     assert_eq!(bench.order(&*queue, &fence), Order::Nothing);
-    release();
+    blocked.release();
     assert!(bench.settle(&fence).is_ok());
     Ok(())
 }
@@ -31,7 +31,7 @@ fn own_fences(bench: &Bench<'_>) -> Result<(), Skip> {
 fn producer_and_consumer(bench: &Bench<'_>) -> Result<(), Skip> {
     let (producer, consumer) = (bench.queue(), bench.queue());
     let (source, target) = (bench.memory(256), bench.memory(256));
-    let release = bench.block_all(&*producer)?;
+    let blocked = bench.block_all(&*producer)?;
     bench.fill(&*producer, &source, 42);
     let written = bench.record(&*producer);
     assert_eq!(bench.order(&*consumer, &written), Order::Device, "two queues of one runtime");
@@ -40,7 +40,7 @@ fn producer_and_consumer(bench: &Bench<'_>) -> Result<(), Skip> {
     assert!(read.same_or_later_on_queue(&written), "the consumer's fence is ordered after the producer's");
     bench.advance();
     assert!(read.state().is_pending());
-    release();
+    blocked.release();
     assert!(bench.settle(&read).is_ok());
     assert!(written.is_done());
     bench.assert_filled(&target, 42);
@@ -52,10 +52,10 @@ fn two_readers_then_a_writer(bench: &Bench<'_>) -> Result<(), Skip> {
     let (shared, a, b) = (bench.memory(64), bench.memory(64), bench.memory(64));
     bench.fill(&*writer, &shared, 1);
     let written = bench.record(&*writer);
-    let mut releases = Vec::new();
+    let mut blocks = Vec::new();
     let mut reads = Vec::new();
     for (queue, copy) in [(&first, &a), (&second, &b)] {
-        releases.push(bench.block_all(&**queue)?);
+        blocks.push(bench.block_all(&**queue)?);
         bench.order(&**queue, &written);
         bench.copy(&**queue, &shared, copy);
         reads.push(bench.record(&**queue));
@@ -66,10 +66,10 @@ fn two_readers_then_a_writer(bench: &Bench<'_>) -> Result<(), Skip> {
     bench.fill(&*writer, &shared, 2);
     let rewritten = bench.record(&*writer);
     // The reader that was waited for last ends first: waiting for only one of them would show.
-    while let Some(release) = releases.pop() {
+    while let Some(blocked) = blocks.pop() {
         bench.advance();
         assert!(rewritten.state().is_pending());
-        release();
+        blocked.release();
     }
     assert!(bench.settle(&rewritten).is_ok());
     bench.assert_filled(&a, 1);
@@ -80,25 +80,25 @@ fn two_readers_then_a_writer(bench: &Bench<'_>) -> Result<(), Skip> {
 
 fn no_wait_twice(bench: &Bench<'_>) -> Result<(), Skip> {
     let (producer, consumer) = (bench.queue(), bench.queue());
-    let release = bench.block(&*producer)?;
+    let blocked = bench.block(&*producer)?;
     let fence = bench.record(&*producer);
     assert_eq!(bench.order(&*consumer, &fence), Order::Device);
     assert_eq!(bench.order(&*consumer, &fence), Order::Nothing);
     assert_eq!(bench.order(&*consumer, &fence.clone()), Order::Nothing);
-    release();
+    blocked.release();
     assert!(bench.settle(&bench.record(&*consumer)).is_ok());
     Ok(())
 }
 
 fn newer_covers_older(bench: &Bench<'_>) -> Result<(), Skip> {
     let (producer, consumer, memory) = (bench.queue(), bench.queue(), bench.memory(64));
-    let release = bench.block(&*producer)?;
+    let blocked = bench.block(&*producer)?;
     let older = bench.record(&*producer);
     bench.fill(&*producer, &memory, 1);
     let newer = bench.record(&*producer);
     assert_eq!(bench.order(&*consumer, &newer), Order::Device);
     assert_eq!(bench.order(&*consumer, &older), Order::Nothing);
-    release();
+    blocked.release();
     assert!(bench.settle(&bench.record(&*consumer)).is_ok());
     Ok(())
 }
@@ -106,7 +106,7 @@ fn newer_covers_older(bench: &Bench<'_>) -> Result<(), Skip> {
 fn implied_by_another_wait(bench: &Bench<'_>) -> Result<(), Skip> {
     let (first, second, third) = (bench.queue(), bench.queue(), bench.queue());
     let memory = bench.memory(64);
-    let release = bench.block(&*first)?;
+    let blocked = bench.block(&*first)?;
     let origin = bench.record(&*first);
     assert_eq!(bench.order(&*second, &origin), Order::Device);
     bench.fill(&*second, &memory, 1);
@@ -115,7 +115,7 @@ fn implied_by_another_wait(bench: &Bench<'_>) -> Result<(), Skip> {
     assert_eq!(bench.order(&*third, &origin), Order::Nothing, "the second queue had waited for it");
     let last = bench.record(&*third);
     assert!(last.state().is_pending());
-    release();
+    blocked.release();
     assert!(bench.settle(&last).is_ok());
     assert!(origin.is_done());
     Ok(())
@@ -124,7 +124,7 @@ fn implied_by_another_wait(bench: &Bench<'_>) -> Result<(), Skip> {
 fn not_implied(bench: &Bench<'_>) -> Result<(), Skip> {
     let (first, second, third) = (bench.queue(), bench.queue(), bench.queue());
     let (source, copy, target) = (bench.memory(64), bench.memory(64), bench.memory(64));
-    let release = bench.block(&*first)?;
+    let blocked = bench.block(&*first)?;
     let early = bench.record(&*first);
     // Recorded before the second queue waited: it knows nothing of the first.
     bench.fill(&*second, &copy, 1);
@@ -138,7 +138,7 @@ fn not_implied(bench: &Bench<'_>) -> Result<(), Skip> {
     assert_eq!(bench.order(&*third, &late), Order::Device, "later than what was waited for");
     bench.copy(&*third, &source, &target);
     let last = bench.record(&*third);
-    release();
+    blocked.release();
     assert!(bench.settle(&last).is_ok());
     bench.assert_filled(&target, 3);
     assert!(bench.settle(&bench.record(&*second)).is_ok());

@@ -2,7 +2,9 @@
 
 use estafette_devices::{Device, DeviceErrorKind, FenceState, Queue, Reactor};
 
-use crate::harness::{PATIENCE, bench, block, break_next, fill, order, record, settle};
+use cudarc::driver::sys;
+
+use crate::harness::{PATIENCE, assert_ok, bench, block, break_next, fill, order, record, settle};
 
 const ILLEGAL_ADDRESS: i64 = 700;
 const WHY: &str = "a fault ends a process's use of a GPU for good";
@@ -14,16 +16,16 @@ fn a_fault_is_seen_after_its_successors_were_issued() {
     let Some(simulator) = bench.simulator(WHY) else { return };
     let (broken, waiting, aside) = (bench.queue(), bench.queue(), bench.queue());
     let [memory, copy] = [(); 2].map(|()| bench.memory(64));
-    let release = block(&*broken);
+    let blocked = block(&*broken);
     break_next(simulator, &broken);
     fill(&broken, &memory, 1);
     let faulty = record(&broken);
     order(&waiting, &faulty);
     bench.copy(&waiting, &memory, &copy);
     let successor = record(&waiting);
-    let hold = block(&*aside);
+    let aside_blocked = block(&*aside);
     let unrelated = record(&aside);
-    release();
+    blocked.release();
     let root = settle(&faulty).expect_err("its work failed");
     assert_eq!((root.kind(), root.code()), (DeviceErrorKind::Fault, Some(ILLEGAL_ADDRESS)));
     assert!(root.to_string().contains("CUDA_ERROR_ILLEGAL_ADDRESS"), "{root}");
@@ -35,7 +37,7 @@ fn a_fault_is_seen_after_its_successors_were_issued() {
     assert!(bench.device.create_queue().is_err_and(|error| error.same_root(&root)));
     assert!(bench.device.allocate(64, 64).is_err_and(|error| error.same_root(&root)));
     assert!(bench.device.fault().is_some_and(|error| error.same_root(&root)));
-    hold();
+    aside_blocked.release();
     bench.assert_nothing_wrong();
 }
 
@@ -49,7 +51,7 @@ fn a_fault_in_the_middle_of_a_chain() {
     fill(&first, &memory, 1);
     let before = record(&first);
     settle(&before).expect("nothing failed yet");
-    let release = block(&*first);
+    let blocked = block(&*first);
     fill(&first, &memory, 2);
     let earlier = record(&first);
     break_next(simulator, &first);
@@ -65,7 +67,7 @@ fn a_fault_in_the_middle_of_a_chain() {
     Reactor::global().when_settled([&middle, &last], move |outcome| {
         sender.send(outcome).expect("the test listens");
     });
-    release();
+    blocked.release();
     let told = receiver.recv_timeout(PATIENCE).expect("nobody hangs").expect_err("the chain broke");
     for fence in [&middle, &crossed, &last] {
         let FenceState::Failed(error) = fence.state() else { panic!("{fence:?} cannot be done") };
@@ -87,10 +89,10 @@ fn memory_of_a_broken_device_is_leaked_and_counted() {
     let Some(simulator) = bench.simulator(WHY) else { return };
     let queue = bench.queue();
     let (memory, pinned) = (bench.memory(640), bench.device.allocate_pinned(64, 64).expect("there is room"));
-    let release = block(&*queue);
+    let blocked = block(&*queue);
     break_next(simulator, &queue);
     fill(&queue, &memory, 1);
-    release();
+    blocked.release();
     assert!(settle(&record(&queue)).is_err());
     let freed = ["cuMemFreeAsync", "cuMemFree_v2", "cuMemFreeHost"].map(|function| simulator.calls(function));
     drop((memory, pinned));
@@ -109,13 +111,13 @@ fn a_queue_of_another_device_that_waits_for_a_broken_one_fails() {
     let (broken, there, free) =
         (bench.queue(), other.queue().expect("it works"), other.queue().expect("it works"));
     let memory = bench.memory(64);
-    let release = block(&*broken);
+    let blocked = block(&*broken);
     break_next(simulator, &broken);
     fill(&broken, &memory, 1);
     let faulty = record(&broken);
     order(&there, &faulty);
     let dependent = record(&there);
-    release();
+    blocked.release();
     let root = settle(&faulty).expect_err("its work failed");
     assert!(settle(&dependent).is_err_and(|error| error.same_root(&root)));
     assert!(other.fault().is_none(), "its own context is sound");
@@ -129,7 +131,7 @@ fn whoever_asks_again_and_again_finds_the_fault() {
     let Some(simulator) = bench.simulator(WHY) else { return };
     let queue = bench.queue();
     let memory = bench.memory(64);
-    let release = block(&*queue);
+    let blocked = block(&*queue);
     fill(&queue, &memory, 1);
     let fence = record(&queue);
     assert!(fence.state().is_pending(), "and a number is on its way");
@@ -145,5 +147,55 @@ fn whoever_asks_again_and_again_finds_the_fault() {
         }
     };
     assert_eq!(error.code(), Some(719));
-    release();
+    blocked.release();
+}
+
+/// Another library resets the device without a word to the engine: that is a fault of the device.
+#[test]
+fn a_context_that_another_library_resets_fails_all_that_was_under_way_and_all_that_comes() {
+    let bench = bench();
+    if bench.simulator(WHY).is_none() {
+        return;
+    }
+    let (queue, waiting) = (bench.queue(), bench.queue());
+    let memory = bench.memory(64);
+    let blocked = block(&*queue);
+    fill(&queue, &memory, 1);
+    let pending = record(&queue);
+    order(&waiting, &pending);
+    let behind = record(&waiting);
+    // SAFETY: the device is there. That nothing of it is used afterwards is what the test looks at.
+    unsafe { assert_ok(sys::cuDevicePrimaryCtxReset_v2(bench.device.ordinal())) };
+    blocked.release();
+    let root = settle(&pending).expect_err("its stream is gone");
+    assert_eq!(root.kind(), DeviceErrorKind::Fault);
+    // `CUDA_ERROR_INVALID_CONTEXT` or `CUDA_ERROR_CONTEXT_IS_DESTROYED`, by the call that met it first.
+    assert!(matches!(root.code(), Some(201 | 709)), "{root}");
+    assert!(settle(&behind).is_err_and(|error| error.same_root(&root)));
+    assert!(queue.record().is_err_and(|error| error.same_root(&root)));
+    assert!(bench.device.create_queue().is_err_and(|error| error.same_root(&root)));
+    assert!(bench.device.allocate(64, 64).is_err_and(|error| error.same_root(&root)));
+    drop((queue, waiting, memory));
+    bench.assert_nothing_wrong();
+}
+
+/// A process under MPS whose server ends it, or is gone.
+#[test]
+fn a_client_that_its_server_ends_has_a_fault_by_the_drivers_name() {
+    for (code, name) in [(810, "CUDA_ERROR_MPS_CLIENT_TERMINATED"), (806, "CUDA_ERROR_MPS_RPC_FAILURE")] {
+        let bench = bench();
+        let Some(simulator) = bench.simulator(WHY) else { return };
+        let queue = bench.queue();
+        let memory = bench.memory(64);
+        let blocked = block(&*queue);
+        fill(&queue, &memory, 1);
+        let pending = record(&queue);
+        simulator.fault(queue.native(), 0, code);
+        blocked.release();
+        let root = settle(&pending).expect_err("the context is broken");
+        assert_eq!((root.kind(), root.code()), (DeviceErrorKind::Fault, Some(code.into())));
+        assert!(root.to_string().contains(name), "{root}");
+        assert!(bench.device.fault().is_some_and(|error| error.same_root(&root)));
+        bench.assert_nothing_wrong();
+    }
 }

@@ -36,7 +36,7 @@ fn work_of_a_stranger_is_waited_for_and_waits() {
     let stranger = bench.foreign_stream();
     // SAFETY: the stream lives to the end of the test.
     let acquire = || unsafe { bench.device.foreign_queue(stranger.handle()) }.expect("it is of the device");
-    let release = block(&*queue);
+    let blocked = block(&*queue);
     fill(&queue, &given, 1);
     let written = record(&queue);
     // What the stranger does from here on comes after our work.
@@ -51,7 +51,7 @@ fn work_of_a_stranger_is_waited_for_and_waits() {
     bench.copy(&queue, &given, &copied);
     let end = record(&queue);
     assert!(end.wait_timeout(Some(MOMENT)).is_none());
-    release();
+    blocked.release();
     settle(&end).expect("nothing failed");
     assert!(theirs.is_done());
     bench.assert_filled(&copied, 2);
@@ -114,7 +114,7 @@ fn a_stream_of_a_green_context_is_one_of_its_device() {
     }
     let queue = bench.queue();
     let memory = bench.memory(64);
-    let release = block(&*queue);
+    let blocked = block(&*queue);
     fill(&queue, &memory, 1);
     // SAFETY: the stream is never destroyed.
     let acquired = unsafe { bench.device.foreign(handle) }.expect("it is of the device");
@@ -122,7 +122,7 @@ fn a_stream_of_a_green_context_is_one_of_its_device() {
     fill(&acquired, &memory, 2);
     let theirs = acquired.record().expect("it works");
     assert!(theirs.wait_timeout(Some(MOMENT)).is_none());
-    release();
+    blocked.release();
     settle(&theirs).expect("nothing failed");
     bench.assert_filled(&memory, 2);
     let other = bench.another_device().expect("the simulator has some");
@@ -159,7 +159,7 @@ fn the_default_streams_are_taken_by_their_numbers() {
     let bench = bench();
     let queue = bench.queue();
     let memory = bench.memory(4_096);
-    let release = block(&*queue);
+    let blocked = block(&*queue);
     fill(&queue, &memory, 4);
     let written = record(&queue);
     for number in [1, 2] {
@@ -170,7 +170,7 @@ fn the_default_streams_are_taken_by_their_numbers() {
         let fence = default.record().expect("it works");
         assert!(fence.state().is_pending(), "the default stream {number} waits");
     }
-    release();
+    blocked.release();
     settle(&written).expect("nothing failed");
     for number in [1, 2] {
         // SAFETY: as above.
@@ -190,9 +190,9 @@ fn the_stream_of_each_thread_is_not_used_on_another() {
         let asked = scope.spawn(|| {
             assert_eq!(mine.record().expect_err("another thread's").kind(), DeviceErrorKind::Invalid);
             let pending = bench.queue();
-            let release = block(&*pending);
+            let blocked = block(&*pending);
             let refused = mine.order_after(&record(&pending));
-            release();
+            blocked.release();
             refused.expect_err("another thread's")
         });
         let error = asked.join().expect("it does not panic");
@@ -231,9 +231,9 @@ fn calls_leave_the_context_of_the_thread_as_it_was() {
 #[test]
 fn events_cross_to_others_and_back() {
     let bench = bench();
-    let queue = bench.queue();
+    let (queue, consumer) = (bench.queue(), bench.queue());
     let memory = bench.memory(64);
-    let release = block(&*queue);
+    let blocked = block(&*queue);
     fill(&queue, &memory, 1);
     let fence = record(&queue);
     let event = bench.device.event_of_fence(&fence).expect("a device has events");
@@ -244,11 +244,10 @@ fn events_cross_to_others_and_back() {
     // SAFETY: alive until it has settled.
     let back = unsafe { bench.device.fence_of_event(event.pointer()) }.expect("an event is a fence");
     assert!(back.state().is_pending());
-    let consumer = bench.queue();
     assert_eq!(order(&consumer, &back), Order::Device);
     let end = record(&consumer);
     assert!(end.wait_timeout(Some(MOMENT)).is_none());
-    release();
+    blocked.release();
     settle(&end).expect("nothing failed");
     settle(&back).expect("nothing failed");
     // SAFETY: alive.
@@ -273,13 +272,13 @@ fn a_barrier_is_over_all_that_anybody_has_enqueued() {
     let stranger = bench.foreign_stream();
     // SAFETY: the stream lives to the end of the test.
     let acquired = unsafe { bench.device.foreign_queue(stranger.handle()) }.expect("it is of the device");
-    let release = block(&*acquired);
+    let blocked = block(&*acquired);
     let theirs = acquired.record().expect("it works");
     let device = bench.device.clone();
     let barrier = thread::spawn(move || device.barrier().map(|fence| settle(&fence)));
     thread::sleep(MOMENT);
     assert!(!barrier.is_finished(), "a stranger's work is under way");
-    release();
+    blocked.release();
     let settled = barrier.join().expect("it does not panic").expect("the device has one");
     assert!(settled.is_ok());
     assert!(matches!(theirs.state(), FenceState::Done));

@@ -2,12 +2,13 @@
 
 use std::ffi::c_void;
 use std::ptr;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use cudarc::driver::sys::{self, CUcontext, CUresult, CUstream};
 use estafette_cuda_sim_client::Simulator;
+use estafette_devices::conformance::Blocked;
 use estafette_devices::cuda::{CudaDevice, CudaQueue, CudaRuntime};
 use estafette_devices::{Allocation, Device, Fence, Order, Outcome, Queue};
 use estafette_sync::sync::{Mutex, MutexGuard};
@@ -40,6 +41,10 @@ pub fn simulator() -> Option<&'static Simulator> {
     }
     let simulator = Simulator::load_without(crate::MISSING).expect("the simulator is built with the tests");
     simulator.devices(DEVICES);
+    // Before the first device is opened, and again after what was scripted is forgotten.
+    for (attribute, value) in crate::ATTRIBUTES {
+        simulator.attribute(*attribute, *value);
+    }
     Some(simulator)
 }
 
@@ -61,6 +66,8 @@ pub fn bench() -> Bench {
     if let Some(simulator) = simulator {
         simulator.reset();
     }
+    let simulator = self::simulator();
+    flags(&device);
     Bench { simulator, device, _turn: turn }
 }
 
@@ -71,6 +78,22 @@ impl Bench {
             eprintln!("skipped on a GPU: {why}");
         }
         self.simulator
+    }
+
+    /// How much work a blocked stream takes, beside the wait that blocks it and what marks the work's end, before
+    /// a call that enqueues more waits.
+    pub fn room(&self) -> usize {
+        room()
+    }
+
+    /// Whether a stream goes on while so many others are blocked; `false`, said aloud, where streams share fewer
+    /// hardware connections than that.
+    pub fn goes_on_beside(&self, blocked: usize) -> bool {
+        let goes_on = connections() > blocked;
+        if !goes_on {
+            eprintln!("skipped: the streams share {} hardware connections", connections());
+        }
+        goes_on
     }
 
     /// A second device that works.
@@ -135,6 +158,25 @@ impl Bench {
     }
 }
 
+/// What a driver is said to take before a launch waits is about a thousand.
+const DRIVERS_DEPTH: usize = 1_000;
+/// What a driver gives a process unless `CUDA_DEVICE_MAX_CONNECTIONS` says otherwise.
+const DRIVERS_CONNECTIONS: usize = 8;
+
+pub fn room() -> usize {
+    let depth = simulator().map_or(Some(DRIVERS_DEPTH), |simulator| simulator.limits().1);
+    depth.map_or(usize::MAX, |depth| depth - 4)
+}
+
+/// How many streams may be blocked, and one more goes on.
+pub fn connections() -> usize {
+    if let Some(simulator) = simulator() {
+        return simulator.limits().0.unwrap_or(usize::MAX);
+    }
+    let asked = std::env::var("CUDA_DEVICE_MAX_CONNECTIONS").ok();
+    asked.and_then(|number| number.parse().ok()).unwrap_or(DRIVERS_CONNECTIONS)
+}
+
 pub fn fill(queue: &CudaQueue, memory: &Allocation, value: u8) {
     // SAFETY: tests keep the memory alive and order accesses to it.
     unsafe { queue.fill(memory.ptr().as_ptr(), value, memory.len()) }
@@ -155,29 +197,51 @@ pub fn settle(fence: &Fence) -> Outcome {
     fence.wait_timeout(Some(PATIENCE)).expect("it settles in time")
 }
 
-/// Enqueues a wait that ends when the returned function is called.
-pub fn block(queue: &dyn Queue) -> Box<dyn FnOnce() + Send> {
+/// Enqueues a wait that ends when the returned guard is dropped.
+pub fn block(queue: &dyn Queue) -> Blocked {
     let runtime = CudaRuntime::get().expect("the queue is of some device");
     let device = runtime.device(queue.device().device_id).expect("the queue's");
     hold(device, ptr::with_exposed_provenance_mut(queue.native()))
 }
 
 /// The same on a stream of the device.
-pub fn hold(device: &CudaDevice, stream: CUstream) -> Box<dyn FnOnce() + Send> {
-    let mut place: *mut c_void = ptr::null_mut();
+pub fn hold(device: &CudaDevice, stream: CUstream) -> Blocked {
+    let flag = next_flag(device);
     inside(device, || {
-        // SAFETY: a page of pinned memory for every hold stays for good: the device reads it while it waits.
-        // The stream is live; CU_STREAM_WAIT_VALUE_EQ is 1.
-        unsafe {
-            assert_ok(sys::cuMemHostAlloc(&raw mut place, 4_096, 1));
-            place.cast::<u32>().write(0);
-            let flag = place.expose_provenance() as u64;
-            assert_ok(sys::cuStreamWaitValue32_v2(stream, flag, 1, 1));
-        }
+        let at = ptr::from_ref(flag).expose_provenance() as u64;
+        // SAFETY: the flag stays for good: the device reads it while it waits. The stream is live;
+        // CU_STREAM_WAIT_VALUE_EQ is 1.
+        unsafe { assert_ok(sys::cuStreamWaitValue32_v2(stream, at, 1, 1)) };
     });
-    // SAFETY: the page, which stays.
-    let flag = unsafe { place.cast::<AtomicU32>().as_ref() }.expect("there is room for a page");
-    Box::new(move || flag.store(1, Ordering::SeqCst))
+    Blocked::new(move || flag.store(1, Ordering::SeqCst))
+}
+
+/// How many streams the tests of a process may block.
+const FLAGS: usize = 4_096;
+
+/// A word of pinned memory, 0 at first, that nothing else uses. All of them are made before the first stream is
+/// blocked: pinning memory may wait for the whole device.
+fn next_flag(device: &CudaDevice) -> &'static AtomicU32 {
+    static TAKEN: AtomicUsize = AtomicUsize::new(0);
+    let taken = TAKEN.fetch_add(1, Ordering::Relaxed);
+    flags(device).get(taken).expect("the tests block fewer streams than there are flags")
+}
+
+fn flags(device: &CudaDevice) -> &'static [AtomicU32] {
+    static MADE: OnceLock<&'static [AtomicU32]> = OnceLock::new();
+    MADE.get_or_init(|| {
+        let bytes = FLAGS * size_of::<AtomicU32>();
+        let mut place: *mut c_void = ptr::null_mut();
+        inside(device, || {
+            // SAFETY: writes one address; 1 makes the memory that of all contexts.
+            unsafe { assert_ok(sys::cuMemHostAlloc(&raw mut place, bytes, 1)) };
+        });
+        // SAFETY: so many bytes were just allocated, are aligned to pages, and are never released.
+        unsafe {
+            place.cast::<u8>().write_bytes(0, bytes);
+            std::slice::from_raw_parts(place.cast(), FLAGS)
+        }
+    })
 }
 
 #[track_caller]

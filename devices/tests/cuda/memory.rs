@@ -109,7 +109,7 @@ fn an_allocation_behind_a_blocked_connection_holds_up_no_thread() {
     let Some(simulator) = bench.simulator("connections are the driver's own business") else { return };
     let (blocked, other) = (bench.queue(), bench.queue());
     let stranger = bench.foreign_stream();
-    let release = block(&*blocked);
+    let held = block(&*blocked);
     simulator.connections(1);
     let (sender, receiver) = mpsc::channel();
     let device = Arc::clone(&bench.device);
@@ -131,7 +131,7 @@ fn an_allocation_behind_a_blocked_connection_holds_up_no_thread() {
     for fence in [&ours, &new, &theirs] {
         assert!(fence.wait_timeout(Some(MOMENT)).is_none(), "its stream waits for the memory");
     }
-    release();
+    held.release();
     for fence in [&ours, &new, &theirs] {
         settle(fence).expect("nothing failed");
     }
@@ -212,5 +212,24 @@ fn memory_of_another_device_is_accessible_once_the_two_are_peers() {
     settle(&record(&queue)).expect("nothing failed");
     assert!(device.can_access(theirs.ptr().as_ptr()), "the copy has made them peers");
     assert!(!other.can_access(own.ptr().as_ptr()), "in one direction");
+    bench.assert_nothing_wrong();
+}
+
+/// Pinning memory and freeing pinned memory wait for the whole device.
+#[test]
+fn pinned_memory_is_used_again_and_freeing_it_waits_for_nothing() {
+    let bench = bench();
+    let Some(simulator) = bench.simulator("calls are counted by the simulator only") else { return };
+    let queue = bench.queue();
+    drop(bench.device.allocate_pinned(100_000, 64).expect("there is room"));
+    let blocked = block(&*queue);
+    let before = simulator.calls("cuMemHostAlloc");
+    for bytes in [100_000, 70_000, 131_072] {
+        drop(bench.device.allocate_pinned(bytes, 64).expect("there is room"));
+    }
+    assert_eq!(simulator.calls("cuMemHostAlloc"), before, "of one size in powers of two");
+    assert_eq!(simulator.calls("cuMemFreeHost"), 0);
+    blocked.release();
+    settle(&record(&queue)).expect("nothing failed");
     bench.assert_nothing_wrong();
 }

@@ -235,6 +235,23 @@ pub extern "C" fn cusim_depth(commands: u32) {
     Session::open().script.depth = (commands > 0).then_some(commands as usize);
 }
 
+/// Writes how many hardware connections the streams of a context share, and how many commands a stream takes; 0
+/// where there is no limit.
+///
+/// # Safety
+///
+/// Both may be written.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cusim_limits(connections: *mut u64, depth: *mut u64) {
+    let session = Session::open();
+    let number = |limit: Option<usize>| limit.unwrap_or(0) as u64;
+    // SAFETY: promised by the caller.
+    unsafe {
+        connections.write(number(session.script.connections));
+        depth.write(number(session.script.depth));
+    }
+}
+
 /// How long each call lasts that needs a context, in nanoseconds.
 #[unsafe(no_mangle)]
 pub extern "C" fn cusim_call_time(nanoseconds: u64) {
@@ -245,6 +262,19 @@ pub extern "C" fn cusim_call_time(nanoseconds: u64) {
 #[unsafe(no_mangle)]
 pub extern "C" fn cusim_setup_waits(waits: c_int) {
     Session::open().script.setup_waits = waits != 0;
+}
+
+/// What `cuInit` fails with from now on, as under MPS; 0 for nothing.
+#[unsafe(no_mangle)]
+pub extern "C" fn cusim_fail_start(code: c_int) {
+    Session::open().script.start = (code != 0).then_some(code);
+}
+
+/// Says that the host now uses the memory there. Found wrong where the device may not be running meanwhile: of
+/// managed memory on a device without concurrent access.
+#[unsafe(no_mangle)]
+pub extern "C" fn cusim_host_uses(address: u64) {
+    Session::open().host_uses(address);
 }
 
 /// Whether devices reach each other's memory.

@@ -50,6 +50,9 @@ impl Pool {
     }
 }
 
+/// `CU_DEVICE_ATTRIBUTE_CONCURRENT_MANAGED_ACCESS`.
+const CONCURRENT_MANAGED_ACCESS: i32 = 89;
+
 /// What was released is kept for a while, so that a use after it is found instead of doing harm.
 const QUARANTINE: u64 = 64 << 20;
 
@@ -104,6 +107,14 @@ impl Memory {
         if let Some(allocation) = self.by_base.get_mut(&base) {
             allocation.live = false;
         }
+    }
+
+    /// The context of all this was reset. Its memory is kept: the host may still look at words in it.
+    pub(crate) fn forget(&mut self, context: usize) {
+        for allocation in self.by_base.values_mut().filter(|allocation| allocation.context == context) {
+            allocation.live = false;
+        }
+        self.used.remove(&context);
     }
 
     /// Nothing uses it any more.
@@ -198,6 +209,18 @@ impl State {
         }
     }
 
+    /// A thread of the host uses memory. Where host and device cannot use managed memory at the same time, it must
+    /// not while the device has anything to do (CUDA Programming Guide, "GPU Exclusive Access To Managed Memory").
+    pub(crate) fn host_uses(&mut self, address: u64) {
+        let Some(allocation) = self.memory.live(address) else { return };
+        let (context, place) = (allocation.context, allocation.place);
+        let concurrent = self.attribute(self.contexts[context].device, CONCURRENT_MANAGED_ACCESS) != 0;
+        let is_idle = !self.commands.values().any(|command| self.streams[command.stream].context == context);
+        if place == Place::Managed && !concurrent && !is_idle {
+            self.violation(format!("the host uses managed memory at {address:#x} while the device works"));
+        }
+    }
+
     /// Whether kernels of a context may use that memory.
     pub(crate) fn device_may_touch(&self, context: usize, touch: &Touch) -> bool {
         if touch.bytes == 0 {
@@ -211,7 +234,8 @@ impl State {
             Some(pool) => pool.reached_by.contains(&own),
             None => self.contexts[context].peers.contains(&its),
         };
-        let reachable = allocation.place != Place::Device || own == its || shared;
+        let reachable =
+            allocation.place != Place::Device || own == its || (shared && self.script.peer_access);
         touch.end() <= allocation.base + allocation.bytes && reachable
     }
 

@@ -30,6 +30,8 @@ pub(crate) struct Script {
     pub(crate) depth: Option<usize>,
     /// How long each call lasts that needs a context, in nanoseconds.
     pub(crate) call_time: u64,
+    /// What `cuInit` fails with.
+    pub(crate) start: Option<Code>,
     /// Whether devices reach each other's memory.
     pub(crate) peer_access: bool,
     /// Whether what pins memory, makes a stream or loads code waits for all work of the context.
@@ -50,11 +52,13 @@ impl Default for Script {
             failing_allocation: None,
             capacity: 4 << 30,
             faults: HashMap::new(),
-            connections: from_environment("ESTAFETTE_CUDA_SIM_CONNECTIONS"),
+            connections: from_environment("ESTAFETTE_CUDA_SIM_CONNECTIONS")
+                .or_else(|| from_environment("CUDA_DEVICE_MAX_CONNECTIONS")),
             depth: from_environment("ESTAFETTE_CUDA_SIM_DEPTH"),
             call_time: from_environment("ESTAFETTE_CUDA_SIM_CALL_NS").unwrap_or(0) as u64,
+            start: None,
             peer_access: true,
-            setup_waits: false,
+            setup_waits: from_environment("ESTAFETTE_CUDA_SIM_SETUP_WAITS").is_some(),
         }
     }
 }

@@ -236,3 +236,28 @@ fn what_is_recorded_in_a_spoilt_capture_is_refused() {
     fails(unsafe { sys::cuEventRecord(event, stream) }, CUresult::CUDA_ERROR_STREAM_CAPTURE_INVALIDATED);
     assert_eq!(end(stream), Err(CUresult::CUDA_ERROR_STREAM_CAPTURE_INVALIDATED));
 }
+
+#[test]
+fn the_legacy_stream_is_asked_about_a_capture_beside_it_without_harm_and_given_work_with_harm() {
+    let bench = bench();
+    let (blocking, legacy, memory) = (stream(0), std::ptr::null_mut(), device_memory(8));
+    begin(blocking, Mode::CU_STREAM_CAPTURE_MODE_RELAXED);
+    let implicit = CUresult::CUDA_ERROR_STREAM_CAPTURE_IMPLICIT;
+    let mut status = sys::CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE;
+    let none: *mut u64 = std::ptr::null_mut();
+    // SAFETY: the legacy stream is always there, and there are places for results.
+    unsafe {
+        fails(sys::cuStreamIsCapturing(legacy, &mut status), implicit);
+        let (id, graph, first, count) = (none, none.cast(), none.cast(), none.cast());
+        fails(sys::cuStreamGetCaptureInfo_v2(legacy, &mut status, id, graph, first, count), implicit);
+        // What is asked of the stream itself is answered.
+        ok(sys::cuStreamIsCapturing(blocking, &mut status));
+    }
+    assert_eq!(status, sys::CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_ACTIVE);
+    end(blocking).unwrap();
+    begin(blocking, Mode::CU_STREAM_CAPTURE_MODE_RELAXED);
+    // SAFETY: the memory is the test's.
+    fails(unsafe { sys::cuMemsetD8Async(memory, 1, 8, legacy) }, implicit);
+    assert_eq!(end(blocking), Err(CUresult::CUDA_ERROR_STREAM_CAPTURE_INVALIDATED));
+    assert_eq!(bench.simulator.violations(), [""; 0]);
+}

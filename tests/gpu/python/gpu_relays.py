@@ -11,8 +11,9 @@ import numpy as np
 from suite import ON, REHEARSAL, SIMULATOR, Library, Skip, installed, note_versions, report, run
 
 COUNT = 1 << 20
-#: What a slow producer takes, and how long the host may be busy with handing on what it makes.
-DELAY_MS, FREE_MS = 100.0, 1.0
+#: What a slow producer takes, and how long the host may be busy with handing on what it makes: the interpreter's turns
+#: take 5 ms each.
+DELAY_MS, FREE_MS = 100.0, 10.0
 
 FOUND, MISSING = installed()
 

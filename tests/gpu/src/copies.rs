@@ -23,6 +23,9 @@ pub fn run(setup: &Setup, record: &mut Record) -> Result<(), Failure> {
     let host = engine.from_vec(pattern.clone(), &[BYTES as i64])?;
     let x = engine.copy(&host, device)?;
     x.wait()?;
+    // The first copy of each kind pins memory, which waits for the device.
+    engine.copy(&x, DLDevice::CPU)?.wait()?;
+    engine.copy(&x, device)?.wait()?;
     engine.op("delay").updates([&x]).on(&queue).run_on(move |queue, [], [], [_x]| {
         driver.delay(queue.native(), DELAY)?;
         Ok(())

@@ -5,7 +5,8 @@ use std::ffi::{CString, c_void};
 
 use cudarc::driver::DriverError;
 use cudarc::driver::result;
-use cudarc::driver::sys::{self, CUcontext, CUevent, CUfunction, CUstream};
+use cudarc::driver::sys::{self, CUcontext, CUevent, CUfunction, CUresult, CUstream};
+use estafette_sync::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
 
 /// The kernels, which the driver compiles.
 pub const KERNELS: &str = include_str!("kernels.ptx");
@@ -18,6 +19,7 @@ pub struct Driver {
     fill: CUfunction,
     add: CUfunction,
     scale: CUfunction,
+    flags: &'static Flags,
 }
 
 // SAFETY: these handles may be used from any thread.
@@ -47,8 +49,9 @@ impl Driver {
         // SAFETY: the device is there; the context is never released.
         let context = unsafe { result::primary_ctx::retain(device) }?;
         let none = std::ptr::null_mut();
-        let mut this = Self { context, delay: none, fill: none, add: none, scale: none };
-        let _entered = this.enter()?;
+        let _entered = enter(context)?;
+        let flags = Box::leak(Box::new(Flags::new()?));
+        let mut this = Self { context, delay: none, fill: none, add: none, scale: none, flags };
         let text = CString::new(KERNELS).expect("PTX has no zero bytes");
         // SAFETY: PTX text with a zero byte at its end.
         let module = unsafe { result::module::load_data(text.as_ptr().cast()) }?;
@@ -65,9 +68,35 @@ impl Driver {
     }
 
     pub fn enter(&self) -> Result<Entered, DriverError> {
-        // SAFETY: the context is alive.
-        unsafe { sys::cuCtxPushCurrent_v2(self.context) }.result()?;
-        Ok(Entered)
+        enter(self.context)
+    }
+
+    /// Does everything once that a step does later. What is used first loads code, makes memory or starts a copy
+    /// engine, which can wait for the whole device: a step that has blocked a stream by then would hang.
+    pub fn warm_up(&self) -> Result<(), DriverError> {
+        const BYTES: usize = 64;
+        let (stream, flag, event) = (self.stream()?, self.flag()?, self.event()?);
+        let [a, b] = [self.memory(BYTES)?, self.memory(BYTES)?];
+        let count = BYTES / size_of::<f32>();
+        // SAFETY: the memory stays for the process.
+        unsafe {
+            self.fill(stream, a, BYTES, 0)?;
+            self.copy(stream, b, a, BYTES)?;
+            self.add(stream, b, a, a, count)?;
+            self.scale(stream, b, a, 1.0, count)?;
+        }
+        self.delay(stream, 1)?;
+        self.record(event, stream)?;
+        self.wait(stream, event)?;
+        // A device may have none of these: the steps that want them say so.
+        if self.set_by(stream, flag).is_ok() {
+            self.wait_for(stream, flag)?;
+        }
+        self.synchronize(stream)?;
+        let bytes = self.read(b, BYTES)?;
+        let _entered = self.enter()?;
+        // SAFETY: the memory stays, and has that size.
+        unsafe { result::memcpy_htod_sync(a, &bytes) }
     }
 
     /// # Safety
@@ -191,6 +220,13 @@ impl Driver {
         unsafe { result::stream::synchronize(stream as CUstream) }
     }
 
+    /// Waits for the whole context.
+    pub fn synchronize_context(&self) -> Result<(), DriverError> {
+        let _entered = self.enter()?;
+        // SAFETY: a context is current.
+        unsafe { sys::cuCtxSynchronize() }.result()
+    }
+
     /// Memory of the device. For as long as the process lives: the suite takes little.
     pub fn memory(&self, bytes: usize) -> Result<u64, DriverError> {
         let _entered = self.enter()?;
@@ -198,16 +234,9 @@ impl Driver {
         unsafe { result::malloc_sync(bytes) }
     }
 
-    /// A word of pinned memory, 0 at first. For as long as the process lives.
+    /// A word of pinned memory, 0 at first, that was made with the driver. Nothing else has it.
     pub fn flag(&self) -> Result<Flag, DriverError> {
-        let _entered = self.enter()?;
-        // SAFETY: the size is not zero; what is got is written before it is read.
-        let word = unsafe { result::malloc_host(64, 0) }?.cast::<estafette_sync::sync::atomic::AtomicU32>();
-        // SAFETY: 64 bytes, aligned to pages.
-        Ok(Flag(unsafe {
-            word.write(estafette_sync::sync::atomic::AtomicU32::new(0));
-            &*word
-        }))
+        self.flags.next()
     }
 
     /// Makes a stream wait until the host sets a flag. `None` where the device has no such waits.
@@ -268,9 +297,51 @@ impl Event {
     }
 }
 
+fn enter(context: CUcontext) -> Result<Entered, DriverError> {
+    // SAFETY: the context is alive.
+    unsafe { sys::cuCtxPushCurrent_v2(context) }.result()?;
+    Ok(Entered)
+}
+
+/// All flags of the process, made at once: pinning memory may wait for the whole device, and some stream is
+/// blocked by the time that a step wants its next flag.
+#[derive(Debug)]
+struct Flags {
+    words: &'static [Line],
+    taken: AtomicUsize,
+}
+
+/// Flags that the device and the host write at the same time share no cache line.
+#[derive(Debug)]
+#[repr(align(64))]
+struct Line(AtomicU32);
+
+impl Flags {
+    /// A step takes about a hundred.
+    const COUNT: usize = 4_096;
+
+    fn new() -> Result<Self, DriverError> {
+        let bytes = Self::COUNT * size_of::<Line>();
+        // SAFETY: the size is not zero; what is got is written before it is read.
+        let place = unsafe { result::malloc_host(bytes, 0) }?;
+        // SAFETY: so many bytes, aligned to pages, for as long as the process lives.
+        let words = unsafe {
+            place.cast::<u8>().write_bytes(0, bytes);
+            std::slice::from_raw_parts(place.cast(), Self::COUNT)
+        };
+        Ok(Self { words, taken: AtomicUsize::new(0) })
+    }
+
+    fn next(&self) -> Result<Flag, DriverError> {
+        let taken = self.taken.fetch_add(1, Ordering::Relaxed);
+        let line = self.words.get(taken).ok_or(DriverError(CUresult::CUDA_ERROR_OUT_OF_MEMORY))?;
+        Ok(Flag(&line.0))
+    }
+}
+
 /// A word that host and device both see.
 #[derive(Clone, Copy, Debug)]
-pub struct Flag(&'static estafette_sync::sync::atomic::AtomicU32);
+pub struct Flag(&'static AtomicU32);
 
 impl Flag {
     fn address(self) -> u64 {
@@ -278,10 +349,10 @@ impl Flag {
     }
 
     pub fn set(self, value: u32) {
-        self.0.store(value, estafette_sync::sync::atomic::Ordering::Release);
+        self.0.store(value, Ordering::Release);
     }
 
     pub fn get(self) -> u32 {
-        self.0.load(estafette_sync::sync::atomic::Ordering::Acquire)
+        self.0.load(Ordering::Acquire)
     }
 }

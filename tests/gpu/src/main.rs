@@ -15,6 +15,11 @@
 //! | `copies` | copies between host and device that hold up no other work |
 //! | `programs` | random programs on several queues against the host |
 //! | `faults` | a real fault, in a process of its own |
+//! | `streams` | many streams beside one that is blocked |
+//! | `exits` | processes that exit while the device works |
+//! | `device_tests` | the tests of CUDA devices that otherwise run on the simulator |
+//! | `cpu` | figures of the machine's processor |
+//! | `machine` | facts of the machine |
 //! | `ping_pong`, `replays`, `wake`, `ready` | figures |
 //! | `python` | relays and figures of the libraries of the machine's Python |
 //! | `sanitizer` | the checks once more under compute-sanitizer |
@@ -22,9 +27,13 @@
 
 mod conformance;
 mod copies;
+mod cpu;
+mod device_tests;
 mod driver;
+mod exits;
 mod failure;
 mod faults;
+mod machine;
 mod ping_pong;
 mod programs;
 mod python;
@@ -34,6 +43,7 @@ mod record;
 mod replays;
 mod sanitizer;
 mod setup;
+mod streams;
 mod supervise;
 mod wake;
 
@@ -53,22 +63,24 @@ usage: gpu-suite [options]
   --record FILE     also write a record in Markdown, after every step anew
   --files FOLDER    where the Python files of the suite are
   --python PROGRAM  the interpreter for them (python3)
-  --only NAME,...   only these steps: conformance, races, copies, programs, ping-pong, replays, wake,
-                    ready, faults, python, sanitizer
-  --seconds NUMBER  for all of it (540); what no time is left for is skipped
+  --tests PROGRAM   the tests of CUDA devices
+  --only NAME,...   only these steps: races, copies, programs, ping-pong, replays, wake, ready, faults,
+                    streams, exits, cpu, conformance, device-tests, python, sanitizer
+  --seconds NUMBER  for all of it (480); what no time is left for is skipped
   --probe           only look for a device; ends with 3 where there is none
   --simulator       on the simulated driver, where this program has one; figures are no results
   --help            this text
 ";
 
-/// For all steps together: they fit into ten minutes.
-const SECONDS: u64 = 540;
+/// For all steps together.
+const SECONDS: u64 = 480;
 
 #[derive(Debug)]
 struct Options {
     record: Option<PathBuf>,
     files: Option<PathBuf>,
     python: Option<String>,
+    tests: Option<PathBuf>,
     only: Vec<String>,
     simulator: bool,
     probe: bool,
@@ -87,6 +99,7 @@ impl Default for Options {
             record: None,
             files: None,
             python: None,
+            tests: None,
             only: Vec::new(),
             simulator: false,
             probe: false,
@@ -114,9 +127,8 @@ const fn step(
     Step { name, limit: Duration::from_secs(seconds), run }
 }
 
-/// In the order of what would be missed most if time ran out.
+/// What is most likely to succeed comes first: a step that hangs costs its limit, and nothing of those before it.
 const STEPS: &[Step] = &[
-    step("conformance", 60, |setup, _, record| conformance::run(setup, record)),
     step("races", 60, |setup, _, record| races::run(setup, record)),
     step("copies", 60, |setup, _, record| copies::run(setup, record)),
     step("programs", 60, |setup, _, record| programs::run(setup, record)),
@@ -125,8 +137,13 @@ const STEPS: &[Step] = &[
     step("wake", 60, |setup, _, record| wake::run(setup, record)),
     step("ready", 30, |setup, _, record| ready::run(setup, record)),
     step("faults", 75, |_, options, record| faults::run(options.simulator, record)),
-    step("python", 320, python::run),
-    step("sanitizer", 240, |_, options, record| sanitizer::run(options, record)),
+    step("streams", 40, |setup, _, record| streams::run(setup, record)),
+    step("exits", 75, |_, options, record| exits::run(options.simulator, record)),
+    step("cpu", 60, |_, options, record| cpu::run(options.simulator, record)),
+    step("conformance", 60, |setup, _, record| conformance::run(setup, record)),
+    step("device-tests", 90, |_, options, record| device_tests::run(options, record)),
+    step("python", 240, python::run),
+    step("sanitizer", 120, |_, options, record| sanitizer::run(options, record)),
 ];
 
 fn parse(arguments: impl Iterator<Item = String>) -> Result<Option<Options>, String> {
@@ -139,6 +156,7 @@ fn parse(arguments: impl Iterator<Item = String>) -> Result<Option<Options>, Str
             "--record" => options.record = Some(value()?.into()),
             "--files" => options.files = Some(value()?.into()),
             "--python" => options.python = Some(value()?),
+            "--tests" => options.tests = Some(value()?.into()),
             "--only" => options.only = list(value()?),
             "--steps" => options.steps = list(value()?),
             "--events" => options.events = Some(value()?.into()),
@@ -208,8 +226,11 @@ fn run(options: &Options) -> Result<Ended, Failure> {
             return Ok(Ended::NoDevice);
         }
     };
-    if let Some(child) = &options.child {
-        return faults::child(&setup, child).map(|()| Ended::Passed);
+    match options.child.as_deref() {
+        None => {}
+        Some(faults::CHILD) => return faults::child(&setup).map(|()| Ended::Passed),
+        Some(exits::CHILD) => return exits::child(&setup).map(|()| Ended::Passed),
+        Some(other) => return Err(Failure::wrong(format!("no child is called {other}"))),
     }
     let mut record = Record::new(setup.simulated);
     if let Some(events) = &options.events {
@@ -219,6 +240,7 @@ fn run(options: &Options) -> Result<Ended, Failure> {
         record.describe(&setup);
         return Ok(Ended::Passed);
     }
+    setup.driver.warm_up()?;
     for step in STEPS.iter().filter(|step| options.steps.iter().any(|name| name == step.name)) {
         if let Err(failure) = (step.run)(&setup, options, &mut record) {
             record.failed(step.name, &failure.to_string());

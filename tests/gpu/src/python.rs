@@ -12,7 +12,9 @@ use crate::setup::Setup;
 use crate::{Options, supervise};
 
 /// What one file may take. Its checks have limits of their own.
-const LIMIT: Duration = Duration::from_secs(150);
+const LIMIT: Duration = Duration::from_secs(100);
+/// What is most likely to succeed comes first.
+const ORDER: [&str; 4] = ["gpu_relays", "gpu_figures", "gpu_memory", "gpu_captures"];
 /// What a file ends with of which a check has failed.
 const FAILED: i32 = 4;
 
@@ -40,7 +42,10 @@ pub fn run(setup: &Setup, options: &Options, record: &mut Record) -> Result<(), 
         .map(|entry| entry.path())
         .filter(|path| path.file_name().is_some_and(|name| name.to_string_lossy().starts_with("gpu_")))
         .collect();
-    files.sort();
+    files.sort_by_key(|file| {
+        let is_it = |name: &&str| file.file_stem().is_some_and(|stem| stem == *name);
+        (ORDER.iter().position(is_it).unwrap_or(ORDER.len()), file.clone())
+    });
     for file in files {
         let name = file.file_stem().map(|stem| stem.to_string_lossy().into_owned()).unwrap_or_default();
         let mut command = Command::new(python);

@@ -18,8 +18,9 @@ use crate::setup::Setup;
 
 /// How long the first piece of work takes.
 const DELAY: u64 = 100_000_000;
-/// How long the host may be busy with both.
-const FREE_WITHIN: Duration = Duration::from_millis(1);
+/// How long the host may be busy with both: far less than the delay, and more than a turn that another thread of the
+/// machine may take.
+const FREE_WITHIN: Duration = Duration::from_millis(5);
 const BYTES: usize = 1 << 20;
 
 /// What both pieces of work do, by their streams. Memory: `x`, which both use, and `y`.

@@ -10,7 +10,11 @@ use crate::record::Record;
 use crate::supervise::{self, How};
 
 /// What one tool may take: it slows kernels down many times, and ours are small.
-const LIMIT: Duration = Duration::from_secs(75);
+const LIMIT: Duration = Duration::from_secs(38);
+
+/// A step that blocks no stream, since instrumented kernels behind a blocked stream can hang, and whose outcome does
+/// not depend on how long a kernel takes.
+const STEPS: &str = "programs";
 
 fn find() -> Option<PathBuf> {
     let places = ["compute-sanitizer", "/usr/local/cuda/bin/compute-sanitizer"];
@@ -34,11 +38,13 @@ pub fn run(options: &Options, record: &mut Record) -> Result<(), Failure> {
     for tool in ["memcheck", "racecheck", "initcheck"] {
         let name = format!("sanitizer: {tool}");
         let mut command = Command::new(&sanitizer);
-        command.args(["--tool", tool, "--error-exitcode", "99"]);
+        // Some checks ask for what cannot be had, and a program may ask whether something is over: the driver's
+        // refusals are no findings.
+        command.args(["--tool", tool, "--error-exitcode", "99", "--report-api-errors", "no"]);
         // In the process that it looks at, not in another one.
-        command.arg(std::env::current_exe()?).args(["--steps", "conformance,programs"]);
+        command.arg(std::env::current_exe()?).args(["--steps", STEPS]);
         match supervise::within(&mut command, LIMIT)? {
-            How::Ended(status) if status.success() => record.passed(&name, "conformance and programs"),
+            How::Ended(status) if status.success() => record.passed(&name, STEPS),
             how => record.failed(&name, &format!("{tool} {}; what it found is above", how.words())),
         }
     }

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use crate::failure::Failure;
 use crate::record::Record;
-use crate::{Ended, NO_DEVICE, Options, STEPS};
+use crate::{Ended, NO_DEVICE, Options, STEPS, machine};
 
 /// How long looking for a device may take: the driver's start, and loading kernels.
 const PROBE: Duration = Duration::from_secs(60);
@@ -37,6 +37,9 @@ fn supervise(
         How::Ended(status) if status.success() => {}
         How::Ended(status) if status.code() == Some(i32::from(NO_DEVICE)) => return Ok(Ended::NoDevice),
         how => record.failed("device", &format!("looking for a device {}", how.words())),
+    }
+    if !options.simulator {
+        machine::describe(record);
     }
     for step in STEPS {
         if !options.only.is_empty() && !options.only.iter().any(|only| only == step.name) {
@@ -79,7 +82,26 @@ fn one(
     record: &mut Record,
 ) -> Result<How, Failure> {
     fs::write(events, "")?;
+    let mut command = command(options, what, events)?;
+    let how = within(&mut command, limit)?;
+    // A process that was killed may have written half a line.
+    for line in fs::read_to_string(events)?.lines() {
+        if let Ok(event) = serde_json::from_str(line) {
+            record.take(&event);
+        }
+    }
+    Ok(how)
+}
+
+/// The environment of every process that uses the device. By default a process has eight hardware connections,
+/// and a stream that waits holds up every other one on its connection; 32 are the most. Code is loaded at the
+/// start, not with the first launch, which can wait for the whole device.
+const ENVIRONMENT: [(&str, &str); 2] =
+    [("CUDA_DEVICE_MAX_CONNECTIONS", "32"), ("CUDA_MODULE_LOADING", "EAGER")];
+
+fn command(options: &Options, what: &str, events: &Path) -> Result<Command, Failure> {
     let mut command = Command::new(std::env::current_exe()?);
+    command.envs(ENVIRONMENT);
     if what == "--probe" {
         command.arg(what);
     } else {
@@ -93,14 +115,10 @@ fn one(
     if let Some(python) = &options.python {
         command.args(["--python", python]);
     }
-    let how = within(&mut command, limit)?;
-    // A process that was killed may have written half a line.
-    for line in fs::read_to_string(events)?.lines() {
-        if let Ok(event) = serde_json::from_str(line) {
-            record.take(&event);
-        }
+    if let Some(tests) = &options.tests {
+        command.arg("--tests").arg(tests);
     }
-    Ok(how)
+    Ok(command)
 }
 
 /// How a process ended.
@@ -152,6 +170,15 @@ pub fn kill(child: &mut Child) {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_step_has_all_connections_and_loads_its_code_at_the_start() {
+        let command = command(&Options::default(), "races", Path::new("events")).expect("there is a program");
+        let environment: Vec<_> = command.get_envs().collect();
+        for (name, value) in [("CUDA_DEVICE_MAX_CONNECTIONS", "32"), ("CUDA_MODULE_LOADING", "EAGER")] {
+            assert!(environment.contains(&(name.as_ref(), Some(value.as_ref()))), "{environment:?}");
+        }
+    }
 
     #[test]
     fn what_hangs_is_killed_with_its_children() {

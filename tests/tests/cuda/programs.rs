@@ -148,7 +148,10 @@ fn a_graph_is_recorded_by_the_first_replay_and_launched_by_one_call_for_each() {
     assert_eq!(bench.simulator.pending(bench.queues[0].native()), 1, "one command for all of it");
     assert!(!x.is_ready());
     let recorded = bench.calls(ENQUEUES);
-    for _ in 0..99 {
+    // As many as the blocked stream takes.
+    let (_, depth) = bench.simulator.limits();
+    let more = depth.map_or(99, |depth| 99.min(depth - 4));
+    for _ in 0..more {
         let replay = program.replay().unwrap();
         until("it is issued", || replay.is_done());
     }
@@ -158,7 +161,7 @@ fn a_graph_is_recorded_by_the_first_replay_and_launched_by_one_call_for_each() {
         [recorded[0], recorded[1], recorded[3]],
         "replays launch, and do nothing else"
     );
-    assert_eq!(launches, 100);
+    assert_eq!(launches, more as u64 + 1);
     bench.simulator.unblock(bench.queues[0].native());
     assert_eq!([&x, &y, &z, &w].map(|tensor| bench.first(tensor).unwrap()), [3, 3, 4, 4]);
     bench.silent();

@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::{Sender, channel};
 use std::sync::{Arc, Mutex};
 
-use estafette::devices::conformance::{Harness, Skip, run};
+use estafette::devices::conformance::{Blocked, Harness, Skip, run};
 use estafette::devices::{
     Allocation, Clock, DLDevice, Device, DeviceError, DeviceErrorKind, DeviceType, Fence, Order, Queue,
     QueueClock, QueueId, Subscriber, Timeline, Watch,
@@ -232,15 +232,15 @@ impl Harness for Suite {
         Ok(())
     }
 
-    fn block(&self, queue: &dyn Queue) -> Result<Box<dyn FnOnce() + Send>, Skip> {
+    fn block(&self, queue: &dyn Queue) -> Result<Blocked, Skip> {
         let (release, released) = channel::<()>();
         Stream::of(queue).unwrap().submit(move || {
             let _ = released.recv();
         });
-        Ok(Box::new(move || drop(release)))
+        Ok(Blocked::new(move || drop(release)))
     }
 
-    fn break_queue(&self, _queue: &dyn Queue) -> Result<(), Skip> {
+    fn can_break(&self) -> Result<(), Skip> {
         Err(Skip::because("a thread that runs closures does not fail"))
     }
 }

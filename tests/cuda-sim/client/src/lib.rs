@@ -164,6 +164,16 @@ impl Simulator {
         self.call::<extern "C" fn(u32)>(c"cusim_depth")(commands);
     }
 
+    /// How many hardware connections the streams of a context share, and how many commands a stream takes; `None`
+    /// where there is no limit. A script or the environment sets them, for a process of tests that have to know.
+    pub fn limits(&self) -> (Option<usize>, Option<usize>) {
+        let (mut connections, mut depth) = (0, 0);
+        let ask = self.call::<extern "C" fn(*mut u64, *mut u64)>(c"cusim_limits");
+        ask(&raw mut connections, &raw mut depth);
+        let limit = |number: u64| (number > 0).then_some(number as usize);
+        (limit(connections), limit(depth))
+    }
+
     /// How long each call lasts that needs a context, in nanoseconds. It has the context's lock meanwhile.
     pub fn call_time(&self, nanoseconds: u64) {
         self.call::<extern "C" fn(u64)>(c"cusim_call_time")(nanoseconds);
@@ -172,6 +182,17 @@ impl Simulator {
     /// Whether what pins memory, makes a stream or loads code waits for all work of the context.
     pub fn setup_waits(&self, waits: bool) {
         self.call::<extern "C" fn(c_int)>(c"cusim_setup_waits")(c_int::from(waits));
+    }
+
+    /// What `cuInit` fails with from now on, as under MPS; 0 is nothing.
+    pub fn fail_start(&self, code: i32) {
+        self.call::<extern "C" fn(c_int)>(c"cusim_fail_start")(code);
+    }
+
+    /// Says that the host now uses the memory there. A violation of managed memory on a device without
+    /// concurrent access (attribute 89) that has anything to do.
+    pub fn host_uses(&self, address: u64) {
+        self.call::<extern "C" fn(u64)>(c"cusim_host_uses")(address);
     }
 
     /// Whether devices reach each other's memory.

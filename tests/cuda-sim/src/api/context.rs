@@ -20,6 +20,7 @@ fn create(session: &mut Session, device: c_int) -> Result<u64, Code> {
 driver! {
     fn cuDevicePrimaryCtxRetain(context: *mut u64, device: c_int) |session| {
         let device = session.device(device)?;
+        session.revive(device);
         session.sound(device)?;
         session.contexts[device].holders += 1;
         put(context, session.contexts[device].handle)
@@ -32,10 +33,12 @@ driver! {
         Ok(())
     }
 
-    // What `cudaDeviceReset` does: nothing of the context works any more, for any library.
+    // What `cudaDeviceReset` does: nothing of the context works any more, for any library. Threads that have
+    // the context current get the code of a destroyed context, and others that of an invalid one.
     fn cuDevicePrimaryCtxReset_v2(device: c_int) |session| {
         let device = session.device(device)?;
         session.fault(device, CONTEXT_IS_DESTROYED);
+        session.contexts[device].holders = 0;
         Ok(())
     }
 
@@ -188,6 +191,22 @@ driver! {
 }
 
 impl Session {
+    /// Makes a primary context anew that was reset: under its old handle, without what it had.
+    fn revive(&mut self, device: usize) {
+        let context = &mut self.contexts[device];
+        if context.holders > 0 || context.fault != Some(CONTEXT_IS_DESTROYED) {
+            return;
+        }
+        context.fault = None;
+        context.peers.clear();
+        let state = &mut **self;
+        let streams = &state.streams;
+        state.by_handle.retain(|_, stream| streams[*stream].context != device);
+        state.events.retain(|_, event| event.context != device);
+        state.memory.forget(device);
+        state.pools.retain(|_, pool| pool.device != device);
+    }
+
     /// Waits for all streams of a context, and learns that they are done.
     pub(crate) fn wait_for_context(&mut self, context: usize) -> Result<(), Code> {
         let last = self.last_command;

@@ -12,7 +12,7 @@ impl State {
         usize::try_from(ordinal).ok().filter(|device| *device < self.script.devices).ok_or(INVALID_DEVICE)
     }
 
-    fn attribute(&self, device: usize, attribute: c_int) -> c_int {
+    pub(crate) fn attribute(&self, device: usize, attribute: c_int) -> c_int {
         if let Some(value) = self.script.attributes.get(&attribute) {
             return *value;
         }
@@ -52,6 +52,9 @@ driver! {
     fn cuInit(flags: u32) |session| {
         if flags != 0 {
             return Err(INVALID_VALUE);
+        }
+        if let Some(code) = session.script.start {
+            return Err(code);
         }
         if session.script.devices == 0 {
             return Err(NO_DEVICE);

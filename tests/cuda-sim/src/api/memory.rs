@@ -9,6 +9,8 @@ use crate::kind::Kind;
 use crate::memory::{Place, Pool};
 use crate::state::Session;
 
+/// `CU_DEVICE_ATTRIBUTE_MEMORY_POOLS_SUPPORTED`.
+const MEMORY_POOLS_SUPPORTED: c_int = 115;
 /// `CU_MEMPOOL_ATTR_RELEASE_THRESHOLD`.
 const RELEASE_THRESHOLD: u32 = 4;
 
@@ -193,6 +195,9 @@ driver! {
             return Err(INVALID_VALUE);
         }
         let device = session.device(properties.cast::<c_int>().add(3).read())?;
+        if session.attribute(device, MEMORY_POOLS_SUPPORTED) == 0 {
+            return Err(NOT_SUPPORTED);
+        }
         let handle = session.handle();
         session.pools.insert(handle, Pool { device, ..Pool::default() });
         put(pool, handle)

@@ -10,6 +10,11 @@ use crate::kind::Kind;
 use crate::state::{Recorded, Session, State};
 use crate::stream::Origin;
 
+/// `CU_DEVICE_ATTRIBUTE_CAN_USE_STREAM_MEM_OPS_V1`, which the second generation of the calls has no other of here.
+const CAN_USE_MEMORY_OPERATIONS: c_int = 92;
+/// `CU_DEVICE_ATTRIBUTE_CAN_USE_64_BIT_STREAM_MEM_OPS`.
+const CAN_USE_64_BIT_MEMORY_OPERATIONS: c_int = 122;
+
 impl Session {
     /// Waits for all that a stream holds now.
     pub(super) fn wait_for_stream(&mut self, stream: usize) -> Result<(), Code> {
@@ -260,8 +265,16 @@ fn capture_status(session: &Session, stream: usize) -> (u32, u64) {
     }
 }
 
+/// Refuses what the device says that it cannot do.
+fn can_use_memory_operations(session: &Session, stream: usize, wide: bool) -> Result<(), Code> {
+    let device = session.contexts[session.streams[stream].context].device;
+    let attribute = if wide { CAN_USE_64_BIT_MEMORY_OPERATIONS } else { CAN_USE_MEMORY_OPERATIONS };
+    if session.attribute(device, attribute) == 0 { Err(NOT_SUPPORTED) } else { Ok(()) }
+}
+
 fn write_value(session: &mut Session, stream: u64, address: u64, value: u64, wide: bool) -> Result<(), Code> {
     let stream = session.sound_stream(stream)?;
+    can_use_memory_operations(session, stream, wide)?;
     let bytes = if wide { 8 } else { 4 };
     session.check_known(address, bytes)?;
     if !address.is_multiple_of(bytes) {
@@ -282,6 +295,7 @@ fn wait_value(
     wide: bool,
 ) -> Result<(), Code> {
     let stream = session.sound_stream(stream)?;
+    can_use_memory_operations(session, stream, wide)?;
     let bytes = if wide { 8 } else { 4 };
     session.check_known(address, bytes)?;
     if !address.is_multiple_of(bytes) {

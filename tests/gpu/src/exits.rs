@@ -1,0 +1,67 @@
+//! A process that exits while the device works: no thread of the engine calls the driver once its own shutdown
+//! has begun. Each exit is a process of its own.
+
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
+
+use estafette::devices::DLDevice;
+
+use crate::failure::{Failure, ensure};
+use crate::record::Record;
+use crate::setup::Setup;
+use crate::supervise::{self, How};
+
+pub const CHILD: &str = "exit";
+const EXITS: usize = 50;
+/// What one process may take, the start of the driver included.
+const LIMIT: Duration = Duration::from_secs(20);
+/// After this time no further process is started: the driver's start takes its time on some machines.
+const ENOUGH: Duration = Duration::from_secs(50);
+/// How long the device is busy when the process exits.
+const DELAY: u64 = 30_000_000;
+
+pub fn run(simulator: bool, record: &mut Record) -> Result<(), Failure> {
+    let log = std::env::temp_dir().join(format!("estafette-gpu-exits-{}.log", std::process::id()));
+    let outcome = exits(simulator, &log);
+    let _ = std::fs::remove_file(&log);
+    let (exits, took) = outcome?;
+    record.passed("exits", &format!("{exits} processes with work pending, {:.1} s", took.as_secs_f64()));
+    Ok(())
+}
+
+fn exits(simulator: bool, log: &std::path::Path) -> Result<(usize, Duration), Failure> {
+    let begin = Instant::now();
+    let mut exits = 0;
+    while exits < EXITS && begin.elapsed() < ENOUGH {
+        let mut command = Command::new(std::env::current_exe()?);
+        command.args(["--child", CHILD]).args(simulator.then_some("--simulator"));
+        command.stdout(Stdio::null()).stderr(std::fs::File::create(log)?);
+        let how = supervise::within(&mut command, LIMIT)?;
+        let said = std::fs::read_to_string(log)?;
+        let quiet = matches!(how, How::Ended(status) if status.success()) && said.is_empty();
+        ensure(quiet, || format!("exit {exits} {}: {}", how.words(), said.trim()))?;
+        exits += 1;
+    }
+    Ok((exits, begin.elapsed()))
+}
+
+/// What the child does: leaves work on the device, a copy behind it, an operation that waits for both, and a
+/// thread that awaits the end, and exits.
+pub fn child(setup: &Setup) -> Result<(), Failure> {
+    let engine = setup.engine()?;
+    let queue = setup.queue()?;
+    let (x, at) = setup.bytes(&engine, 1 << 20)?;
+    let driver = setup.driver;
+    let slow = engine.op("slow").writes([&x]).on(&queue).run_on(move |queue, [], [_x]| {
+        driver.delay(queue.native(), DELAY)?;
+        // SAFETY: the operation keeps the memory, and the process ends with it.
+        Ok(unsafe { driver.fill(queue.native(), at, 1 << 20, 1) }?)
+    })?;
+    // Until its body has run, which calls the driver by hand and knows nothing of exits.
+    slow.wait()?;
+    let copy = engine.copy(&x, DLDevice::CPU)?;
+    let behind = engine.op("behind").reads([&copy]).run(|[_copy], []| Ok(()))?;
+    std::thread::spawn(move || behind.wait());
+    // With everything alive: handlers of the C library's `exit` run, and destructors of Rust do not.
+    std::process::exit(0)
+}
