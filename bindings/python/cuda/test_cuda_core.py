@@ -135,7 +135,7 @@ def test_a_strided_memory_view_waits_on_its_stream_and_the_host_does_not(sim, en
     # The view is a lease: a writer waits for it, and for the copy that goes on when it is gone.
     later = overwrite(eng, core, x, 7)
     with pytest.raises(est.LeaseHeldError, match="test_cuda_core"):
-        later.wait(timeout=0.05)
+        later.wait(timeout=30)
     del view
     gc.collect()
     sim.unblock(ours)

@@ -96,7 +96,7 @@ def test_a_consumer_that_wants_no_synchronization_is_counted(sim, eng, lib):
     later = overwrite(eng, lib, x, 6)
     sim.unblock(ours)
     with pytest.raises(est.LeaseHeldError, match="test_a_consumer_that_wants"):
-        later.wait(timeout=0.05)
+        later.wait(timeout=30)
     del capsule
     later.wait()
 

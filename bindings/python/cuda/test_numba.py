@@ -142,7 +142,7 @@ def test_a_view_is_a_lease_for_as_long_as_it_lasts(sim, eng, lib):
         array = cuda.as_cuda_array(view)
         later = overwrite_with(eng, sim, x, 2)
         with pytest.raises(est.LeaseHeldError):
-            later.wait(timeout=0.05)
+            later.wait(timeout=30)
         assert download(array).tobytes() == b"\x01" * SIZE
     later.wait(timeout=30)
     assert lib.copied(bytes_of(lib, x)).bytes() == b"\x02" * SIZE

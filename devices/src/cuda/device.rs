@@ -156,8 +156,8 @@ impl CudaDevice {
     }
 
     /// Pinned host memory for `bytes` bytes aligned to `align`: the host uses it directly, and so does every
-    /// CUDA device. Up to 64 MiB are kept for later allocations when it is freed; freeing more waits for the
-    /// device.
+    /// CUDA device. What is freed is kept for later allocations: blocks of up to 64 MiB, 256 MiB in all. Freeing
+    /// other memory waits for the device.
     ///
     /// # Errors
     /// `Invalid` for an alignment that is no power of two up to 256; `OutOfMemory`.

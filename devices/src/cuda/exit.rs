@@ -1,10 +1,10 @@
 //! The exit of the process: no call reaches the driver once its own shutdown may have begun.
 //!
 //! The driver shuts down in a handler of the C library's `exit`, which it registers when it starts. A call
-//! after that is undefined (CUDA Programming Guide, "Initialization"), and threads of the engine still run then: the
-//! reactor, the quarantine, workers. So [`arrange`] registers a handler right after the driver has started;
-//! handlers run in the opposite order. It refuses calls from then on and waits for those that are under way.
-//! What was in flight stays as it is: nothing fails, and memory is left to the end of the process.
+//! after that is undefined (CUDA Programming Guide, "Initialization"), and threads of the engine still run
+//! then: the reactor, the quarantine, workers. So [`arrange`] registers a handler right after the driver has
+//! started; handlers run in the opposite order. It refuses calls from then on and waits for those that are
+//! under way. What was in flight stays as it is: nothing fails, and memory is left to the end of the process.
 //!
 //! These are plain `std` atomics: an exit takes part in no protocol.
 

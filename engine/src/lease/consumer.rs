@@ -8,9 +8,9 @@
 //! | unknown | nothing waits for it | after a quarantine |
 //!
 //! Two more kinds of memory go through a [quarantine](quarantine): memory handed to a queue whose handle does
-//! not outlive the call and that nothing [keeps](Consumer::KeptQueue), and device memory handed to the host on devices whose consumers may release memory
-//! while their work still runs. Memory handed into the capture of a graph is read again at every launch, so
-//! its lease lasts until [`Tensor::end_captures`].
+//! not outlive the call and that nothing [keeps](Consumer::KeptQueue), and device memory handed to the host on
+//! devices whose consumers may release memory while their work still runs. Memory handed into the capture of
+//! a graph is read again at every launch, so its lease lasts until [`Tensor::end_captures`].
 
 use std::any::Any;
 use std::sync::Arc;
