@@ -1,9 +1,9 @@
-//! Asking the driver whether streams still work, on a thread of its own.
+//! Queries of the driver whether streams still work, on a thread of their own.
 //!
 //! A broken context writes no values, and a thread that waits for one would wait for ever. So the driver is
-//! asked now and then. That call can take long: it waits for the lock of its context, which a launch holds
-//! while its stream takes no more work. The reactor, and other threads that poll, must not wait for it: they mark the
-//! stream as suspect, and this thread asks.
+//! queried now and then. That call can take long: it waits for the lock of its context, which a launch holds
+//! while its stream takes no more work. The reactor, and other threads that poll, must not wait for it: they
+//! mark the stream as suspect, and this thread queries the driver.
 
 use std::sync::Arc;
 
@@ -25,8 +25,9 @@ estafette_sync::statics! {
     static ARRIVED: Condvar = Condvar::new();
 }
 
-/// Has the suspect streams of `context` looked at soon. Calls no driver, but where no thread can be started.
-pub(super) fn look_soon(context: &Arc<Context>) {
+/// Requests an inspection of the suspect streams of `context`. The caller inspects them itself, which calls the
+/// driver, only where no thread can be started.
+pub(super) fn inspect_soon(context: &Arc<Context>) {
     if is_driver_gone() {
         return;
     }
@@ -43,12 +44,12 @@ pub(super) fn look_soon(context: &Arc<Context>) {
     if has_thread {
         ARRIVED.notify_one();
     } else {
-        look(context);
+        inspect(context);
     }
 }
 
-fn look(context: &Context) {
-    context.live_streams().iter().for_each(|stream| stream.look_if_suspect());
+fn inspect(context: &Context) {
+    context.live_streams().iter().for_each(|stream| stream.inspect_if_suspect());
 }
 
 fn run() {
@@ -60,7 +61,7 @@ fn run() {
             continue;
         }
         drop(requests);
-        contexts.iter().for_each(|context| look(context));
+        contexts.iter().for_each(|context| inspect(context));
         requests = REQUESTS.lock();
     }
 }

@@ -221,11 +221,11 @@ impl Stream {
         }
         self.checked_ns.store(self.age_ns(), Ordering::Relaxed);
         self.is_suspect.store(true, Ordering::Release);
-        health::look_soon(&self.context);
+        health::inspect_soon(&self.context);
     }
 
     /// Asks the driver whether the stream still works, if a poll has had doubts.
-    pub(super) fn look_if_suspect(&self) {
+    pub(super) fn inspect_if_suspect(&self) {
         if !self.is_suspect.swap(false, Ordering::AcqRel) {
             return;
         }
