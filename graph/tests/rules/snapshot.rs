@@ -1,8 +1,6 @@
 //! Pictures of what is queued, and what they explain.
 
-mod common;
-
-use common::{Driver, r, w};
+use crate::common::{Driver, r, w};
 use estafette_graph::{Blocker, Hazard, Mode, OpId, Snapshot};
 
 fn all(driver: &Driver) -> Snapshot<String> {

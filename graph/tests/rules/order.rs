@@ -1,8 +1,6 @@
 //! Who may go when: situations of one thread, event by event.
 
-mod common;
-
-use common::{Driver, r, w};
+use crate::common::{Driver, r, w};
 use estafette_graph::{Graph, Mode, OpId};
 
 #[test]

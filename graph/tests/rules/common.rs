@@ -1,5 +1,4 @@
 //! Drives a graph by names, on one thread.
-#![allow(dead_code, reason = "each test binary uses a part")]
 
 use std::collections::BTreeMap;
 

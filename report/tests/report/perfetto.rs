@@ -1,14 +1,13 @@
 //! A trace that goes through a Perfetto trace comes back as it was; what is left of a damaged one is true.
 
-mod made_up;
-mod strategies;
-
 use std::sync::LazyLock;
 
 use estafette_report::attribution::attribute;
 use estafette_report::model::{Blocker, Stall};
 use estafette_report::{Trace, perfetto};
 use proptest::prelude::*;
+
+use crate::{made_up, strategies};
 
 fn bytes(trace: &Trace) -> Vec<u8> {
     let mut bytes = Vec::new();

@@ -1,8 +1,6 @@
 //! What is found by walking back from an operation that waits.
 
-mod common;
-
-use common::{Driver, r, w};
+use crate::common::{Driver, r, w};
 use estafette_graph::{Granted, Graph, Mode, OpRef, Step, StepKind, Var, Walk};
 
 const EVERYTHING: usize = usize::MAX;

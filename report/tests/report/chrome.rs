@@ -1,13 +1,12 @@
 //! Chrome JSON: it parses, its stretches lie side by side, its arrows have both ends and run forwards.
 
-mod made_up;
-mod strategies;
-
 use std::collections::HashMap;
 
 use estafette_report::{Trace, chrome};
 use proptest::prelude::*;
 use serde_json::Value;
+
+use crate::{made_up, strategies};
 
 fn events(trace: &Trace) -> Vec<Value> {
     let mut bytes = Vec::new();

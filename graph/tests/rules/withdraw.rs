@@ -1,11 +1,9 @@
 //! Withdrawal: an operation that waits leaves its queues at once, and what waited behind it goes on.
 
-mod common;
-
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use common::{Driver, r, w};
+use crate::common::{Driver, r, w};
 use estafette_graph::{Graph, Mode, Var};
 
 /// Nothing to wait for.

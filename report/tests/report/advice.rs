@@ -1,6 +1,5 @@
 //! What would help, of programs whose truth can be computed by hand: each trace has an engine of two workers and no time lost
 //! between an end and what it allows.
-#![allow(clippy::unwrap_used, reason = "in a test, an unwrap is an assertion")]
 
 use estafette_report::attribution::attribute;
 use estafette_report::model::*;

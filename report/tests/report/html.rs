@@ -1,9 +1,6 @@
 //! The page as text: nothing of a trace becomes markup, and the numbers in it are the trace's. What it looks like and
 //! does is tested in a browser, `tests/python/test_html.py`.
 
-mod made_up;
-mod strategies;
-
 use std::io::Read;
 
 use base64::Engine as _;
@@ -12,6 +9,8 @@ use estafette_report::{Trace, html};
 use flate2::read::ZlibDecoder;
 use proptest::prelude::*;
 use serde_json::Value;
+
+use crate::{made_up, strategies};
 
 fn page(trace: &Trace) -> String {
     let mut bytes = Vec::new();
@@ -73,7 +72,7 @@ proptest! {
     fn nothing_of_a_recording_becomes_markup(mut trace in strategies::trace()) {
         trace.stalls.retain(|stall| stall.to > stall.from);
         let page = page(&trace);
-        prop_assert_eq!(markup(&page), markup(&crate::page(&Trace::default())));
+        prop_assert_eq!(markup(&page), markup(&self::page(&Trace::default())));
         prop_assert_eq!(&embedded(&page)["program"], &Value::from(trace.program.as_str()));
     }
 }

@@ -3,8 +3,6 @@
 //!
 //! `ESTAFETTE_FUZZ_SECONDS` makes it go on with other seeds for as long.
 
-mod made_up;
-
 use std::io::Write;
 use std::time::{Duration, Instant};
 
@@ -12,6 +10,8 @@ use estafette_report::terminal::{Style, text};
 use estafette_report::{Trace, chrome, html, perfetto, report};
 use flate2::Compression;
 use flate2::write::ZlibEncoder;
+
+use crate::made_up;
 
 /// Damaged files in a usual run.
 const ROUNDS: u64 = 200;

@@ -1,12 +1,11 @@
 //! Names that hold what a terminal obeys: texts for people show them, data has them as they are.
-#![allow(clippy::unwrap_used, reason = "in a test, an unwrap is an assertion")]
-
-mod made_up;
 
 use estafette_report::diff::difference;
 use estafette_report::model::{OperationKind, Outcome};
 use estafette_report::terminal::{Style, difference_text, text};
 use estafette_report::{Trace, perfetto, report};
+
+use crate::made_up;
 
 /// Clears the screen, sets the title and the clipboard, rings, forges a line, turns the direction of the text; C1 too.
 const HOSTILE: &str =

@@ -1,8 +1,6 @@
 //! Steps along the queues: what looks at the writes of an operation, and whose writes it looks at.
 
-mod common;
-
-use common::{Driver, r, w};
+use crate::common::{Driver, r, w};
 use estafette_graph::{Mode, OpRef};
 
 fn behind(op: &OpRef<usize, String>) -> Vec<String> {
@@ -19,7 +17,7 @@ fn ahead(op: &OpRef<usize, String>) -> Vec<String> {
 
 const NONE: [&str; 0] = [];
 
-fn u(var: usize) -> common::Access {
+fn u(var: usize) -> crate::common::Access {
     (var, Mode::Update)
 }
 

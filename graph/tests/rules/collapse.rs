@@ -1,10 +1,8 @@
 //! Collapse: accesses to members become accesses to the group.
 
-mod common;
-
 use std::sync::Arc;
 
-use common::{Driver, r, w};
+use crate::common::{Driver, r, w};
 use estafette_graph::{Graph, Mode};
 
 #[test]

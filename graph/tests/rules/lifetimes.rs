@@ -1,7 +1,5 @@
 //! What lives how long: every state and payload is dropped exactly once, and never early.
 
-mod common;
-
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 

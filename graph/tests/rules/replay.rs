@@ -1,6 +1,4 @@
 //! The order of replays: reduced dependences, countdowns, and what reads from what.
-#![cfg(not(estafette_loom))]
-#![allow(clippy::unwrap_used, reason = "in a test, an unwrap is an assertion")]
 
 use std::collections::BTreeSet;
 

@@ -1,6 +1,5 @@
 //! Whatever a trace says, true or not: the stretches of each access tile a time that begins with its submission, and what is
 //! built on them neither fails nor loses a nanosecond.
-#![allow(clippy::unwrap_used, reason = "in a test, an unwrap is an assertion")]
 
 use std::collections::HashMap;
 

@@ -1,0 +1,13 @@
+//! What a trace becomes: files, pages, stalls and advice.
+#![allow(clippy::unwrap_used, reason = "in a test, an unwrap is an assertion")]
+
+mod advice;
+mod chrome;
+mod damaged;
+mod html;
+#[path = "../made_up/mod.rs"]
+mod made_up;
+mod names;
+mod perfetto;
+mod strategies;
+mod tiling;
