@@ -1,6 +1,6 @@
 //! The countdown of a replay under every interleaving (within a preemption bound) that loom can produce.
 //!
-//! Run with `RUSTFLAGS="--cfg estafette_loom" cargo test -p estafette-graph --release --test loom_replay`.
+//! Run with `RUSTFLAGS="--cfg estafette_loom" cargo test -p estafette-graph --profile model --test loom_replay`.
 //!
 //! Loom watches the cells that the operations use: two that overlap and should not are reported as a race.
 #![allow(clippy::unwrap_used, reason = "in a test, an unwrap is an assertion")]

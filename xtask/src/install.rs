@@ -4,6 +4,7 @@ use std::fs;
 use std::path::Path;
 
 use crate::shell;
+use crate::suites::TESTED;
 
 /// What goes where, from the folder of the C bindings.
 const FILES: [(&str, &str); 4] = [
@@ -26,14 +27,19 @@ const SHARED: [&str; 3] = ["libestafette.so.0.1.0", "libestafette.so.0", "libest
 /// across it.
 const BUILD: [&str; 6] = ["rustc", "--package", "estafette-c", "--lib", "--crate-type", "cdylib,staticlib"];
 
+/// How the library is built for tests alone: with everything that the Rust tests have compiled.
+const BUILD_FOR_TESTS: [&str; 4] = ["build", "--lib", "--test", "c_programs"];
+
 /// Builds the library and installs it with its headers and what build systems look for.
 pub fn run(prefix: &str, profile: &str) -> Result<bool, String> {
     let target = shell::target()?;
-    let mut build = shell::cargo(&target, &BUILD);
-    build.args(["--profile", profile]);
-    shell::run(build)?;
     // The profile "dev" has a folder of another name.
-    let built = target.join(if profile == "dev" { "debug" } else { profile });
+    let (build, folder) = match profile {
+        "dev" => ([&BUILD_FOR_TESTS, TESTED].concat(), "debug"),
+        other => ([&BUILD[..], &["--profile", profile]].concat(), other),
+    };
+    shell::run(shell::cargo(&target, &build))?;
+    let built = target.join(folder);
     let (prefix, bindings) = (Path::new(prefix), shell::root().join("bindings/c"));
     let version = env!("CARGO_PKG_VERSION");
     for (from, to) in FILES {

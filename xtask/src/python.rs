@@ -193,9 +193,10 @@ impl Environment {
                 .map_err(|error| format!("cannot empty {}: {error}", folder.display()))?;
         }
         let mut build = self.command(&["-m", "maturin", "build"]);
-        if how == Build::Release {
-            build.arg("--release");
-        }
+        match how {
+            Build::Release => build.arg("--release"),
+            Build::Quick => build.args(["--features", "shared-build"]),
+        };
         build.args(["--manifest-path", "bindings/python/Cargo.toml", "--interpreter"]).arg(self.python());
         build.arg("--out").arg(&folder).env("CARGO_TARGET_DIR", &target);
         shell::run(build)?;

@@ -37,8 +37,6 @@ impl Model {
     pub fn cargo(&self, target: &Path, first: &[&str], rest: &[&str]) -> Command {
         let mut command = shell::cargo(&target.join(self.checker), &[first, self.place, rest].concat());
         command.env("RUSTFLAGS", format!("--cfg estafette_{}", self.checker));
-        // Optimizing across crates takes longer here than it saves.
-        command.env("CARGO_PROFILE_RELEASE_LTO", "off");
         command
     }
 }
@@ -56,8 +54,14 @@ pub const SIMULATED: &str = "estafette-gpu-suite/simulator";
 /// that matters comes once.
 const DRIVERS: [[&str; 3]; 3] = [["1", "16", "50000"], ["8", "1024", "0"], ["32", "16", "0"]];
 
-/// The Rust tests leave out the extension: it has no interpreter to run in.
-const TESTED: &[&str] = &["--workspace", "--exclude", "estafette-python"];
+/// The Rust tests leave out the extension: it has no interpreter to run in. Other suites name the same packages, even where
+/// they use one of them: cargo turns on the features that the named packages ask for together, and compiles a
+/// dependency again where these differ.
+pub const TESTED: &[&str] = &["--workspace", "--exclude", "estafette-python"];
+
+/// As [`TESTED`] for what is built with `--release`: the packages of a plain `cargo run --release --example`, and what
+/// their examples need.
+const RELEASED: &[&str] = &["build", "--release", "--examples"];
 
 /// One row of the table.
 pub struct Suite {
@@ -187,13 +191,12 @@ pub const SUITES: &[Suite] = &[
         counted: false,
         limit: minutes(20),
         commands: |context| {
-            let build = ["build", "--package", "tests", "--bin", "failing_system"];
-            // The shared library that the C program uses.
-            let library = ["build", "--package", "estafette-c", "--lib"];
+            // The library is the one that the C program uses.
+            let build = built(context, &["--lib", "--bin", "failing_system"]);
             let (environment, _) = context.python.as_ref().expect("set up before the suite");
             let mut run = shell::command(context.target.join("debug/failing_system"));
             run.env("FAILING_PYTHON", environment.python());
-            vec![cargo(&context.target, &build, &[]), cargo(&context.target, &library, &[]), run]
+            vec![build, run]
         },
     },
     Suite {
@@ -204,10 +207,9 @@ pub const SUITES: &[Suite] = &[
         counted: false,
         limit: minutes(20),
         commands: |context| {
-            let build = ["build", "--release", "--package", "tests", "--bin", "churn"];
             let mut check = memcheck();
             check.arg(context.target.join("release/churn")).arg("2000");
-            vec![cargo(&context.target, &build, &[]), check]
+            vec![cargo(&context.target, RELEASED, &["--bin", "churn"]), check]
         },
     },
     Suite {
@@ -218,8 +220,8 @@ pub const SUITES: &[Suite] = &[
         counted: false,
         limit: minutes(20),
         commands: |context| {
-            let build = ["build", "--release", "--package", "tests", "--bin", "scale"];
-            vec![cargo(&context.target, &build, &[]), shell::command(context.target.join("release/scale"))]
+            let count = shell::command(context.target.join("release/scale"));
+            vec![cargo(&context.target, RELEASED, &["--bin", "scale"]), count]
         },
     },
     Suite {
@@ -263,7 +265,13 @@ pub const SUITES: &[Suite] = &[
         needs: &[Need::Python],
         counted: true,
         limit: minutes(15),
-        commands: |context| vec![python(context, &["-m", "pytest", "-rs", "bindings/python/tests"])],
+        commands: |context| {
+            let mut tests = python(context, &["-m", "pytest", "-rs", "bindings/python/tests"]);
+            if context.quick {
+                tests.env("ESTAFETTE_FEW_EXAMPLES", "1");
+            }
+            vec![tests]
+        },
     },
     Suite {
         name: "sycl",
@@ -294,14 +302,9 @@ pub const SUITES: &[Suite] = &[
         limit: minutes(15),
         commands: |context| {
             let (environment, _) = context.python.as_ref().expect("set up before the suite");
-            let build = cargo(&context.target, &["build", "--package", "estafette-cuda-sim"], &[]);
-            // Without `--package`, so that what it is made of has the features that other suites have built it with.
-            let mut suite = cargo(
-                &context.target,
-                &["run", "--bin", "gpu-suite", "--features", SIMULATED],
-                &["--", "--simulator", "--files", "tests/gpu/python", "--python"],
-            );
-            suite.arg(environment.python());
+            let build = built(context, &["--lib", "--bin", "gpu-suite", "--features", SIMULATED]);
+            let mut suite = shell::command(context.target.join("debug/gpu-suite"));
+            suite.args(["--simulator", "--files", "tests/gpu/python", "--python"]).arg(environment.python());
             play_the_driver(context, &mut suite);
             // The driver at its slowest: pinning memory and making streams wait for the whole device.
             suite.env("ESTAFETTE_CUDA_SIM_SETUP_WAITS", "1").env("ESTAFETTE_CUDA_SIM_DEPTH", "1024");
@@ -346,7 +349,7 @@ pub const SUITES: &[Suite] = &[
         counted: true,
         limit: minutes(10),
         commands: |context| {
-            let build = cargo(&context.target, &["build", "--package", "estafette-cuda-sim"], &[]);
+            let build = built(context, &["--lib"]);
             let mut tests = python(context, &["-m", "pytest", "-rs", "bindings/python/cuda"]);
             play_the_driver(context, &mut tests);
             vec![build, tests]
@@ -551,7 +554,7 @@ fn rust_tests(target: &Path, extra: &[&str]) -> Command {
 fn models(target: &Path, checker: &str) -> Vec<Command> {
     let chosen = MODELS.iter().filter(|model| model.checker == checker);
     // The simulation is built for shuttle as well, with the checks of a test build.
-    let test: &[&str] = if checker == "shuttle" { &["test"] } else { &["test", "--release"] };
+    let test: &[&str] = if checker == "shuttle" { &["test"] } else { &["test", "--profile", "model"] };
     chosen.map(|model| model.cargo(target, test, &[])).collect()
 }
 
@@ -588,7 +591,7 @@ fn c_programs(context: &Context) -> Vec<Command> {
     let (environment, _) = context.python.as_ref().expect("set up before the first suite that needs it");
     // The compiler reports a folder that cannot be found, as a missing header.
     let packages = environment.packages().unwrap_or_default();
-    let mut programs = cargo(&context.target, &["test", "--package", "estafette-c"], &["--test", "programs"]);
+    let mut programs = cargo(&context.target, &["test", "--test", "c_programs"], TESTED);
     programs.env("ESTAFETTE_PREFIX", c_prefix(context));
     programs.env("ESTAFETTE_DLPACK", packages.join("tvm_ffi/include"));
     if context.quick {
@@ -614,7 +617,7 @@ fn c_memcheck(context: &Context) -> Vec<Command> {
         check.arg("--errors-for-leak-kinds=definite,possible").arg(&program);
         commands.extend([compile, check]);
     }
-    let mut races = cargo(&context.target, &["test", "--package", "estafette-c"], &["--test", "races"]);
+    let mut races = cargo(&context.target, &["test", "--test", "c_races"], TESTED);
     races.env("ESTAFETTE_PREFIX", &prefix);
     commands.push(races);
     commands
@@ -628,12 +631,11 @@ fn python(context: &Context, arguments: &[&str]) -> Command {
 /// Python tests of the files that a recording becomes; first the files.
 fn looks_at_reports(context: &Context, tests: &str) -> Vec<Command> {
     let samples = context.target.join("report-samples");
-    let build = ["build", "--release", "--package", "estafette-report", "--example", "made_up"];
     let mut write = shell::command(context.target.join("release/examples/made_up"));
     write.arg(&samples);
     let mut look = python(context, &["-m", "pytest", "-rs", tests]);
     look.env("ESTAFETTE_REPORT_SAMPLES", samples);
-    vec![cargo(&context.target, &build, &[]), write, look]
+    vec![cargo(&context.target, RELEASED, &[]), write, look]
 }
 
 /// Other people's tests of DLPack, on our tensors. What deviates is listed beside the plugin.
@@ -659,6 +661,12 @@ fn borrowed(context: &Context) -> Vec<Command> {
         commands.push(run("host-cupy", wheels.packages(), cupy));
     }
     commands
+}
+
+/// Builds what the Rust tests are made of, and of that `what`.
+fn built(context: &Context, what: &[&str]) -> Command {
+    // A test among the targets: without one, cargo leaves out what tests alone depend on, and its features.
+    cargo(&context.target, &["build", "--test", "c_programs"], &[TESTED, what].concat())
 }
 
 fn cargo(target: &Path, first: &[&str], rest: &[&str]) -> Command {

@@ -1,6 +1,6 @@
 //! The variable protocol under every interleaving (within a preemption bound) that loom can produce.
 //!
-//! Run with `RUSTFLAGS="--cfg estafette_loom" cargo test -p estafette-graph --release --test loom`.
+//! Run with `RUSTFLAGS="--cfg estafette_loom" cargo test -p estafette-graph --profile model --test loom`.
 //!
 //! Loom also watches every cell of the crate (links, targets, payloads, states): an access that the protocol
 //! does not order is reported as a race, and memory that is not given back as a leak.
