@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 import estafette as est
 from capsules import Made, Producer, python
-from conftest import run_program, until
+from conftest import examples, run_program, until
 
 NDIM_MAX = 64
 I64_MAX = 2**63 - 1
@@ -84,7 +84,7 @@ def one_engine():
         yield eng
 
 
-@hypothesis.settings(max_examples=1500, deadline=None, database=None)
+@hypothesis.settings(max_examples=examples(1500), deadline=None, database=None)
 @hypothesis.given(fields=tensors(), legacy=st.booleans())
 def test_any_tensor_is_accepted_or_refused_by_its_first_wrong_field(one_engine, fields, legacy):
     made = Made(legacy=legacy, **{**fields, "data": fields["data"] or None})
@@ -103,7 +103,7 @@ def test_any_tensor_is_accepted_or_refused_by_its_first_wrong_field(one_engine, 
         assert made.deleted == 1
 
 
-@hypothesis.settings(max_examples=200, deadline=None, database=None)
+@hypothesis.settings(max_examples=examples(200), deadline=None, database=None)
 @hypothesis.given(kind=st.integers(1, 21), id=st.integers(-(2**31), 2**31 - 1))
 def test_any_device_that_is_known_and_not_here_is_named(one_engine, kind, id):
     # 5 and 6 are numbers that DLPack does not use.

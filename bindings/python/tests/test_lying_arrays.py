@@ -9,12 +9,12 @@ from hypothesis import strategies as st
 
 import estafette as est
 from capsules import Made
-from conftest import until
+from conftest import examples, until
 
 # What `from_dlpack` documents. `InvalidTensorError` and `ExchangeError` are among them, by inheritance.
 DOCUMENTED = (TypeError, ValueError, BufferError, OverflowError, AttributeError)
 SETTINGS = hypothesis.settings(
-    max_examples=300,
+    max_examples=examples(300),
     deadline=None,
     database=None,
     derandomize=True,

@@ -13,7 +13,7 @@ static BEFORE: LazyLock<usize> = LazyLock::new(counting::bytes);
 
 /// Operations of the smaller and of the larger recording. What more operations take decides, so that what
 /// every recording takes does not.
-const SIZES: [usize; 2] = [40_000, 200_000];
+const SIZES: [usize; 2] = [20_000, 60_000];
 
 /// Bytes for each operation with one access, to read its file; 1,030 when this was written.
 const READING_MAX: usize = 1_200;

@@ -42,7 +42,7 @@ fn a_blocking_submit_with_everything_in_flight_behind_leases_would_deadlock() {
 
 #[test]
 fn a_full_window_behind_a_lease_of_another_thread_waits_for_the_lease() {
-    const LOOKS: usize = 20;
+    const LOOKS: usize = 5;
     for workers in [0, 1] {
         let engine = limited(workers, 4);
         let watchdog = Watchdog::of(&engine);
