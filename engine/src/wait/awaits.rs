@@ -17,6 +17,7 @@ use std::num::NonZeroU64;
 use std::task::{Context, Waker};
 
 use estafette_graph::OpId;
+use estafette_sync::process;
 use estafette_sync::sync::atomic::{AtomicUsize, Ordering};
 use estafette_sync::sync::{Mutex, MutexGuard};
 use estafette_sync::thread::ThreadId;
@@ -32,7 +33,6 @@ use crate::core::context;
 use crate::core::core_ref::CoreRef;
 use crate::core::error::Error;
 use crate::core::operation::OpHandle;
-use crate::core::wakers::locks_are_lost;
 use crate::tensor::handle::Tensor;
 use crate::wait::blocking;
 use crate::wait::inspect::{EVERYTHING, Inspection};
@@ -321,7 +321,7 @@ fn poll_again(key: Key, waker: &Waker) -> Option<Error> {
 }
 
 fn leave(key: Key) {
-    if locks_are_lost() {
+    if process::is_forked() {
         // The lists may be locked by threads that did not come along.
         return;
     }
