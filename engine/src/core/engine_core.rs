@@ -306,6 +306,11 @@ impl Core {
         self.pool.workers() == 0
     }
 
+    /// Whether no thread of the pool takes an operation: there is none, or all are blocked.
+    pub(crate) fn has_no_free_thread(&self) -> bool {
+        self.has_no_workers() || self.pool.is_stuck()
+    }
+
     /// Notifies a thread of the work that was pushed to the pool: a worker or, without workers, a waiting
     /// thread.
     #[inline]

@@ -462,7 +462,7 @@ fn wait_on_host(
     timeout: Option<Duration>,
 ) -> Result<(), Error> {
     let _cover = core.cover();
-    let helps = core.has_no_workers() && timeout.is_none() && context::may_help();
+    let helps = timeout.is_none() && core.helps_without_workers();
     let mut stand_ins = StandInSet::default();
     if core.has_no_workers() && !helps {
         stand_ins.want(core);

@@ -105,7 +105,8 @@ impl Operators {
     /// # Errors
     /// [`Error::Forked`].
     pub fn list(&self) -> Result<Vec<Arc<Operator>>, Error> {
-        let mut all: Vec<Arc<Operator>> = self.known()?.iter().map(|entry| Arc::clone(entry.value())).collect();
+        let mut all: Vec<Arc<Operator>> =
+            self.known()?.iter().map(|entry| Arc::clone(entry.value())).collect();
         all.sort_by(|a, b| a.name.cmp(&b.name));
         Ok(all)
     }

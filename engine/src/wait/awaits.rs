@@ -89,7 +89,7 @@ impl Awaited {
     /// A wait for room in the engine, or for everything in it to end.
     pub(crate) fn room(core: &CoreRef) -> Self {
         let awaited = Self::new(core.clone(), "an engine", SmallVec::new());
-        Self { room: others_without_workers(core.has_no_workers()), limit: None, ..awaited }
+        Self { room: others_without_workers(core), limit: None, ..awaited }
     }
 
     /// A thread that is blocked until `op` has ended, or is granted. The watcher wakes the thread when the
@@ -121,7 +121,7 @@ impl Awaited {
 
     /// Requests stand-ins in the engines without workers that have something to run for this wait.
     fn with_stand_ins(mut self) -> Self {
-        if others_without_workers(self.core.has_no_workers()) {
+        if others_without_workers(&self.core) {
             let mut look = Inspection::new();
             for op in &self.ops {
                 look.add(op);

@@ -131,7 +131,7 @@ impl<'a> Checks<'a> {
     /// Makes the next pause of a wait in `core` longer, unless an engine without workers may have something
     /// to run for the wait: only a check finds such work.
     pub(crate) fn back_off(&mut self, core: &Core) {
-        if !others_without_workers(core.has_no_workers()) {
+        if !others_without_workers(core) {
             self.pause = (self.pause * 2).min(self.pause_last);
         }
     }
