@@ -4,23 +4,7 @@
 use std::time::Duration;
 
 use estafette_devices::{Reactor, host};
-
-/// What the child found out, as its exit status.
-fn in_child(check: impl FnOnce() -> bool) -> bool {
-    // SAFETY: the child only runs `check` and leaves by `_exit`; this process has no other thread that could
-    // hold a lock which `check` needs (the test harness waits).
-    let child = unsafe { libc::fork() };
-    assert!(child >= 0, "fork failed");
-    if child == 0 {
-        let passed = std::panic::catch_unwind(std::panic::AssertUnwindSafe(check)).unwrap_or(false);
-        // SAFETY: leaves the child without running the parent's destructors.
-        unsafe { libc::_exit(i32::from(!passed)) };
-    }
-    let mut status = -1;
-    // SAFETY: `status` is valid for the call, and the child is ours.
-    assert_eq!(unsafe { libc::waitpid(child, &raw mut status, 0) }, child);
-    libc::WIFEXITED(status) && libc::WEXITSTATUS(status) == 0
-}
+use estafette_sync::process::in_forked_child;
 
 #[test]
 fn a_forked_child_is_told_so_and_the_parent_goes_on() {
@@ -31,7 +15,7 @@ fn a_forked_child_is_told_so_and_the_parent_goes_on() {
     let (told, telling) = std::sync::mpsc::channel();
     Reactor::global().when_settled([&fence], move |outcome| told.send(outcome.is_ok()).unwrap());
 
-    assert!(in_child(|| {
+    assert!(in_forked_child(|| {
         let refused = fence.wait_timeout(Some(Duration::from_secs(60)));
         let refused = refused
             .is_some_and(|outcome| outcome.is_err_and(|error| error.message().starts_with("forked child")));

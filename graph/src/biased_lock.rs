@@ -29,7 +29,7 @@
 use std::cell::Cell;
 use std::ptr::NonNull;
 
-use estafette_sync::abandoned::is_abandoned;
+use estafette_sync::process::is_forked;
 use estafette_sync::sync::atomic::{AtomicU64, Ordering};
 use estafette_sync::{barrier, thread};
 
@@ -122,13 +122,13 @@ impl BiasedLock {
         loop {
             match self.owner.load(Ordering::Acquire) {
                 SHARED => return,
-                REVOKING if is_abandoned() => self.owner.store(SHARED, Ordering::Relaxed),
+                REVOKING if is_forked() => self.owner.store(SHARED, Ordering::Relaxed),
                 REVOKING => thread::yield_now(),
                 UNCLAIMED if self.becomes(UNCLAIMED, SHARED) => return,
                 owner if self.becomes(owner, REVOKING) => {
                     barrier::heavy();
                     // In a forked child, the owner's thread may not exist; then it never leaves.
-                    while self.inside.load(Ordering::Acquire) != OUTSIDE && !is_abandoned() {
+                    while self.inside.load(Ordering::Acquire) != OUTSIDE && !is_forked() {
                         thread::yield_now();
                     }
                     self.owner.store(SHARED, Ordering::Release);

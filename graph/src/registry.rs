@@ -2,7 +2,7 @@
 
 use std::ptr::NonNull;
 
-use estafette_sync::abandoned::is_abandoned;
+use estafette_sync::process::is_forked;
 use estafette_sync::sync::{Mutex, MutexGuard};
 
 use crate::graph::Graph;
@@ -48,7 +48,7 @@ impl<V, T> Registry<V, T> {
         &self,
         make: impl FnOnce(u64, usize) -> NonNull<VarNode<V, T>>,
     ) -> NonNull<VarNode<V, T>> {
-        if is_abandoned() {
+        if is_forked() {
             // The lock may be held for ever. No thread reads the list any more, so the variable need not be
             // on it.
             return make(0, 0);

@@ -11,7 +11,7 @@
 //! | [`event_count`], [`rundown`] | waiting for a condition; closing something that threads use |
 //! | [`sharded_counter`] | how much is under way, counted without locked instructions |
 //! | [`mod@panic`], [`essential`] | containing panics of foreign code; threads that must not panic |
-//! | [`abandoned`] | locks of a forked child that are never released |
+//! | [`process`] | what a forked child must not use, wait for or drop |
 //! | [`stack`], [`valgrind`] | stack sizes; annotations for race detectors |
 //! | `simulated` | under shuttle: a clock that tests move, timeouts that end by it, a scheduler with a seed |
 
@@ -26,7 +26,6 @@ pub use std::time;
 #[cfg(not(any(estafette_loom, estafette_shuttle)))]
 pub use std::{hint, thread, thread_local};
 
-pub mod abandoned;
 pub mod barrier;
 pub mod essential;
 pub mod event_count;
@@ -34,6 +33,7 @@ pub mod event_count;
 mod membarrier;
 mod mutex;
 pub mod panic;
+pub mod process;
 pub mod rundown;
 pub mod sharded_counter;
 #[cfg(estafette_shuttle)]

@@ -16,11 +16,11 @@
 //!
 //! # Forks
 //! A forked child has none of the other uses, and the lock may be lost. Entering and leaving an open thing
-//! takes no lock; leaving a closed one takes none in a [child](crate::abandoned).
+//! takes no lock; leaving a closed one takes none in a [child](crate::process).
 //!
 //! The models at the end of this file check this with loom.
 
-use crate::abandoned::is_abandoned;
+use crate::process::is_forked;
 use crate::sync::atomic::{AtomicUsize, Ordering};
 use crate::sync::{Condvar, Mutex};
 use crate::time::{Duration, Instant};
@@ -63,7 +63,7 @@ impl Rundown {
     pub fn leave(&self) {
         let before = self.word.fetch_sub(USE, Ordering::Release);
         debug_assert!(before >= USE, "leave comes after enter");
-        if before == USE | CLOSED && !is_abandoned() {
+        if before == USE | CLOSED && !is_forked() {
             drop(self.closing.lock());
             self.left.notify_all();
         }
@@ -119,7 +119,7 @@ mod tests {
             assert!(child >= 0, "fork failed");
             if child == 0 {
                 libc::alarm(30);
-                crate::abandoned::abandon();
+                crate::process::pretend_forked();
                 rundown.leave();
                 libc::_exit(i32::from(rundown.enter()));
             }

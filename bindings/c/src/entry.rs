@@ -4,8 +4,8 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::ptr::NonNull;
 
 use estafette::Error;
-use estafette::exchange::fork;
 use estafette_sync::panic::{Panic, text_of_panic};
+use estafette_sync::process;
 use estafette_sync::valgrind;
 
 use crate::last_error;
@@ -44,7 +44,7 @@ pub(crate) const DONE: Answer = Ok(estafette_status::ESTAFETTE_OK);
 /// Runs the inside of a function that uses the library's locks or threads, which a forked child has not got.
 #[inline]
 pub(crate) fn entry(inside: impl FnOnce() -> Answer) -> estafette_status {
-    if fork::in_child() {
+    if process::claim().is_err() {
         return store_error(Error::Forked.into());
     }
     entry_anywhere(inside)

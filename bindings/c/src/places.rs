@@ -8,7 +8,7 @@
 use std::cell::RefCell;
 use std::fmt::Display;
 
-use estafette::exchange::fork;
+use estafette_sync::process;
 use estafette_sync::sync::atomic::{AtomicU32, Ordering};
 use estafette_sync::sync::{Mutex, MutexGuard, OnceLock};
 
@@ -125,7 +125,7 @@ struct Kept([Vec<u32>; KINDS]);
 impl Drop for Kept {
     fn drop(&mut self) {
         // In a forked child the lock may be held for ever.
-        if fork::in_child() {
+        if process::is_forked() {
             return;
         }
         for (kept, free) in self.0.iter_mut().zip(&FREE) {

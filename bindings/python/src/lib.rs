@@ -72,7 +72,7 @@ mod _estafette {
     #[pymodule_export]
     use super::interpreter::lease_sites::record_call_sites;
     #[pymodule_export]
-    use super::interpreter::process::check_interpreter;
+    use super::interpreter::thread_state::check_interpreter;
     #[pymodule_export]
     use super::interpreter::thread_state::{after_fork_in_child, after_fork_in_parent, before_fork};
     #[pymodule_export]

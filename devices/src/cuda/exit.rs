@@ -11,7 +11,7 @@
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
-use estafette_sync::abandoned::is_abandoned;
+use estafette_sync::process::is_forked;
 
 use crate::{DeviceError, DeviceErrorKind};
 
@@ -50,7 +50,7 @@ pub(super) fn has_begun() -> bool {
 
 /// Whether nothing of the driver works in this process any more: it exits, or is a forked child.
 pub(super) fn is_driver_gone() -> bool {
-    is_abandoned() || has_begun()
+    is_forked() || has_begun()
 }
 
 /// While this lives, the exit waits.

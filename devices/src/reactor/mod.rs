@@ -28,6 +28,7 @@ mod thread;
 
 use std::sync::Arc;
 
+use estafette_sync::process;
 use estafette_sync::sync::OnceLock;
 
 use crate::fence::source::{Subscriber, Watch, deliver};
@@ -43,8 +44,6 @@ use self::thread::Shared;
 #[derive(Debug)]
 pub struct Reactor {
     shared: Arc<Shared>,
-    /// The process that the thread runs in. A forked child has no such thread.
-    process: u32,
 }
 
 impl Reactor {
@@ -57,7 +56,8 @@ impl Reactor {
     }
 
     fn new() -> Self {
-        Self { shared: Arc::new(Shared::default()), process: std::process::id() }
+        let _ = process::claim();
+        Self { shared: Arc::default() }
     }
 
     /// Calls `f` once, when every one of `fences` has settled: with `Ok` if all are done, else with the
@@ -95,7 +95,7 @@ impl Reactor {
     /// Notifies `subscriber` of `outcome` on the reactor's own thread: for callers that must not run
     /// callbacks, such as under a lock of another library.
     pub fn deliver_soon(&self, subscriber: Arc<dyn Subscriber>, outcome: Outcome) {
-        if std::process::id() != self.process {
+        if process::is_forked() {
             return deliver(subscriber, outcome);
         }
         let fence = Fence::event(Arc::new(settled::Settled(outcome.clone())));
@@ -112,7 +112,7 @@ impl Reactor {
         }
         // Locks may be held for ever by threads that did not survive a fork, so the process is checked before
         // any.
-        if std::process::id() != self.process {
+        if process::is_forked() {
             return deliver(subscriber, Err(forked()));
         }
         match fence.watch(&subscriber) {

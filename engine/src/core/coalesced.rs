@@ -10,6 +10,7 @@
 use std::cell::RefCell;
 use std::sync::Arc;
 
+use estafette_sync::process;
 use estafette_sync::sync::atomic::{AtomicBool, Ordering};
 use estafette_sync::sync::{Mutex, MutexGuard};
 use estafette_sync::thread_local;
@@ -55,7 +56,7 @@ fn open() -> MutexGuard<'static, Open> {
 /// function only runs `submit`.
 pub(crate) fn hold_back<T>(core: &CoreRef, submit: impl FnOnce() -> T) -> T {
     // In a forked child nothing is submitted, and locks may be held for ever.
-    let outermost = COALESCED.with_borrow(Option::is_none) && core.check_fork().is_ok();
+    let outermost = COALESCED.with_borrow(Option::is_none) && !process::is_forked();
     /// Stops coalescing, also when `submit` panics.
     struct End(bool);
     impl Drop for End {

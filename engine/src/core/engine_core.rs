@@ -7,6 +7,7 @@ use estafette_devices::cpu::{BlockingGuard, Pool};
 use estafette_devices::{DLDevice, Device, table};
 use estafette_graph::Graph;
 use estafette_sync::barrier;
+use estafette_sync::process;
 use estafette_sync::sharded_counter::ShardedCounter;
 use estafette_sync::sync::atomic::{AtomicBool, AtomicU64, Ordering, fence};
 use estafette_sync::sync::{Mutex, OnceLock};
@@ -16,7 +17,6 @@ use crate::core::coalesced;
 use crate::core::context;
 use crate::core::core_ref::CoreRef;
 use crate::core::error::Error;
-use crate::core::fork;
 use crate::core::notifier::Notifier;
 use crate::core::operation::{OpGraph, ReadyOp};
 #[cfg(not(estafette_shuttle))]
@@ -87,8 +87,6 @@ pub(crate) struct Core {
     pub(crate) on_wait: OnceLock<WaitHook>,
     /// Failures of the engine's operations.
     pub(crate) failures: Arc<Failures>,
-    /// The fork generation that the engine was made in.
-    generation: u32,
 }
 
 enum Runtime {
@@ -175,39 +173,19 @@ impl Core {
             on_lease_wait: OnceLock::new(),
             on_wait: OnceLock::new(),
             failures: Failures::new(options.report_failures),
-            generation: fork::generation(),
         })
-    }
-
-    /// Fails in a process that was forked from one with an engine: the reactor, the reaper and the graph's
-    /// locks were left in an unknown state by threads that do not exist here, so a new engine would not help.
-    pub(crate) fn check_process() -> Result<(), Error> {
-        estafette_sync::statics! {
-            static FIRST: OnceLock<u32> = OnceLock::new();
-        }
-        if *FIRST.get_or_init(fork::generation) != fork::generation() {
-            return Err(Error::Forked);
-        }
-        fork::engine_is_made();
-        Ok(())
-    }
-
-    /// Fails in a forked child: the engine's threads do not exist there, and its locks may be held forever.
-    #[inline(always)]
-    pub(crate) fn check_fork(&self) -> Result<(), Error> {
-        if self.generation == fork::generation() { Ok(()) } else { Err(Error::Forked) }
     }
 
     /// Whether submissions are accepted: neither a forked child nor shut down.
     #[inline(always)]
     pub(crate) fn is_open(&self) -> bool {
-        self.generation == fork::generation() && !self.closing.load(Ordering::Acquire)
+        !process::is_forked() && !self.closing.load(Ordering::Acquire)
     }
 
     /// Fails in a forked child and after shutdown. Operations may still submit while the engine drains.
     #[inline]
     pub(crate) fn check_usable(&self) -> Result<(), Error> {
-        self.check_fork()?;
+        process::check()?;
         if self.closing.load(Ordering::Acquire) && context::current().is_none() {
             return Err(Error::Shutdown);
         }
@@ -326,6 +304,11 @@ impl Core {
     #[inline]
     pub(crate) fn has_no_workers(&self) -> bool {
         self.pool.workers() == 0
+    }
+
+    /// Whether no thread of the pool takes an operation: there is none, or all are blocked.
+    pub(crate) fn has_no_free_thread(&self) -> bool {
+        self.has_no_workers() || self.pool.is_stuck()
     }
 
     /// Notifies a thread of the work that was pushed to the pool: a worker or, without workers, a waiting

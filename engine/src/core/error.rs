@@ -9,7 +9,7 @@ use std::time::Duration;
 use estafette_devices::DeviceError;
 use estafette_graph::OpId;
 use estafette_report::shown::shown;
-use estafette_sync::abandoned::is_abandoned;
+use estafette_sync::process::{Forked, is_forked};
 
 use crate::core::contained::Contained;
 use crate::core::invalid_tensor::InvalidTensor;
@@ -156,6 +156,12 @@ pub(crate) struct Failure {
     heard: Arc<Heard>,
 }
 
+impl From<Forked> for Error {
+    fn from(_: Forked) -> Self {
+        Self::Forked
+    }
+}
+
 impl Failure {
     /// A cancellation: the program asked for it.
     fn is_unsurprising(&self) -> bool {
@@ -166,7 +172,7 @@ impl Failure {
 impl Drop for Failure {
     fn drop(&mut self) {
         // In a forked child the failure is the parent's.
-        if self.heard.is_settled() || self.is_unsurprising() || is_abandoned() {
+        if self.heard.is_settled() || self.is_unsurprising() || is_forked() {
             return;
         }
         unretrieved::last_handle_gone(OperationError(Arc::new(Self {

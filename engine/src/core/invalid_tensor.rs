@@ -16,28 +16,13 @@ pub struct InvalidTensor {
 
 impl InvalidTensor {
     /// An error about `field`; `reason` continues the sentence that the field's name begins.
-    pub fn new(field: &'static str, reason: impl Into<Cow<'static, str>>) -> Self {
+    pub(crate) fn new(field: &'static str, reason: impl Into<Cow<'static, str>>) -> Self {
         Self { field, index: None, reason: reason.into() }
     }
 
     /// The same about one entry of `field`, for example `shape[1]`.
-    pub fn at(field: &'static str, index: usize, reason: impl Into<Cow<'static, str>>) -> Self {
+    pub(crate) fn at(field: &'static str, index: usize, reason: impl Into<Cow<'static, str>>) -> Self {
         Self { field, index: Some(index), reason: reason.into() }
-    }
-
-    /// The field's name in the C struct: `shape`, `strides`, `ndim`, `dtype.bits`, `null_count`, ...
-    pub fn field(&self) -> &'static str {
-        self.field
-    }
-
-    /// The entry of the field, where it is an array.
-    pub fn index(&self) -> Option<usize> {
-        self.index
-    }
-
-    /// What is wrong, in words that follow the field's name.
-    pub fn reason(&self) -> &str {
-        &self.reason
     }
 
     fn place(&self) -> impl fmt::Display {
@@ -58,6 +43,5 @@ mod tests {
         assert_eq!(InvalidTensor::at("shape", 1, "is -3").to_string(), "shape[1] is -3");
         let error = InvalidTensor::new("ndim", format!("is {}", -1));
         assert_eq!(error.to_string(), "ndim is -1");
-        assert_eq!((error.field(), error.index(), error.reason()), ("ndim", None, "is -1"));
     }
 }

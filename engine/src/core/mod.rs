@@ -11,7 +11,6 @@
 //! | `engine_core` | What all handles of one engine share |
 //! | `error` | Errors, sorted by what the caller can do |
 //! | `notifier` | An event count: notified whenever something may have changed; waiters check their condition again after each notification |
-//! | `fork` | Which process this is: a forked child has the memory and none of the threads |
 //! | `inputs` | The fences that a replay of a program comes after |
 //! | `invalid_tensor` | The error of validation: a field and what is wrong with it |
 //! | `lease_info` | What a lease permits, who owns it, and what a diagnosis reports of it |
@@ -50,7 +49,6 @@ pub(crate) mod context;
 pub(crate) mod core_ref;
 pub(crate) mod engine_core;
 pub(crate) mod error;
-pub mod fork;
 pub(crate) mod inputs;
 pub(crate) mod invalid_tensor;
 pub(crate) mod lease_info;

@@ -4,8 +4,9 @@
 use std::task::Waker;
 
 use estafette_sync::event_count::{self, EventCount, Waiter};
+use estafette_sync::process;
 
-use crate::core::wakers::{WakerKey, Wakers, locks_are_lost};
+use crate::core::wakers::{WakerKey, Wakers};
 
 /// The event count of threads and futures of an engine. A notification costs one load while nothing listens.
 #[derive(Debug, Default)]
@@ -56,7 +57,7 @@ impl Notifier {
     /// Removes the waker of a future that no longer waits.
     pub(crate) fn forget(&self, key: &mut WakerKey) {
         let key = std::mem::take(key);
-        if !key.is_used() || locks_are_lost() {
+        if !key.is_used() || process::is_forked() {
             return;
         }
         let removed = self.0.with_wakers(|wakers| wakers.remove(&key));

@@ -3,12 +3,13 @@
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::task::{Context, Poll, Waker};
 
+use estafette_sync::process;
 use estafette_sync::sync::{Condvar, Mutex, MutexGuard};
 use estafette_sync::time::Instant;
 
 use crate::core::error::{Error, OperationError};
 use crate::core::operation::drop_panic;
-use crate::core::wakers::{WakerKey, Wakers, locks_are_lost};
+use crate::core::wakers::{WakerKey, Wakers};
 
 /// The outcome of a readiness query.
 pub(crate) type ReadySignal = OneShot<Result<(), Error>>;
@@ -137,7 +138,7 @@ impl<V: Clone + Delivered> OneShot<V> {
     /// Removes the waker of a future that no longer waits.
     pub(crate) fn forget(&self, key: &mut WakerKey) {
         let key = std::mem::take(key);
-        if !key.is_used() || locks_are_lost() {
+        if !key.is_used() || process::is_forked() {
             return;
         }
         let removed = self.lock().wakers.remove(&key);

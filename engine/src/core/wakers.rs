@@ -4,7 +4,6 @@ use std::collections::BTreeMap;
 use std::task::Waker;
 
 use crate::core::contained::Contained;
-use crate::core::fork;
 use crate::core::one_shot::wake;
 
 /// The wakers of pending futures, for the lock of the thing that the futures wait for. Under that lock no
@@ -113,10 +112,4 @@ impl Taken {
     fn into_iter(self) -> impl Iterator<Item = Waker> {
         self.0.first.map(|(_, waker)| waker).into_iter().chain(self.0.others.into_values())
     }
-}
-
-/// Whether a destructor of this process must not take a lock: in a forked child, a thread that does not exist
-/// there may hold the lock.
-pub(crate) fn locks_are_lost() -> bool {
-    fork::in_child() && estafette_sync::abandoned::is_abandoned()
 }

@@ -7,6 +7,7 @@ use std::time::Duration;
 use estafette_devices::Device;
 use estafette_devices::cpu::{Pool, PoolOptions, SharedLock};
 use estafette_devices::host::HostDevice;
+use estafette_sync::process;
 use estafette_sync::stack;
 use estafette_sync::sync::OnceLock;
 
@@ -170,7 +171,7 @@ impl EngineBuilder {
         if self.in_flight_limit == 0 {
             return Err(Error::invalid("an in-flight limit of 0 permits no operation"));
         }
-        Core::check_process()?;
+        process::claim()?;
         let mut devices: Vec<Arc<dyn Device>> = vec![HostDevice::new()];
         for device in self.devices {
             if devices.iter().any(|known| known.id() == device.id()) {

@@ -24,11 +24,11 @@ use dlpark::ffi::{
     DLManagedTensorVersioned, DLPackVersion, DLTensor,
 };
 use estafette_devices::{DLDevice, DeviceType};
+use estafette_sync::process::{self, Generation};
 
 pub use export::{ExportFlags, export};
 
 use super::dtype::DType;
-use super::fork;
 use super::layout::{Layout, NDIM_MAX};
 use crate::core::invalid_tensor::InvalidTensor;
 
@@ -52,7 +52,7 @@ pub enum Abi {
 pub struct ManagedTensor {
     /// Of the struct that `abi` says. Apart from each other the two fit two words, in which a value is returned.
     managed: NonNull<c_void>,
-    generation: u32,
+    generation: Generation,
     abi: Abi,
     inline_deleter: bool,
 }
@@ -243,7 +243,7 @@ impl ManagedTensor {
             Raw::Legacy(tensor) => (tensor.cast(), Abi::Legacy),
             Raw::Versioned(tensor) => (tensor.cast(), Abi::Versioned),
         };
-        Self { managed, abi, generation: fork::generation(), inline_deleter: false }
+        Self { managed, abi, generation: Generation::current(), inline_deleter: false }
     }
 
     #[inline]
@@ -283,9 +283,8 @@ impl ManagedTensor {
 
 impl Drop for ManagedTensor {
     fn drop(&mut self) {
-        if self.generation != fork::generation() {
-            fork::count_leak();
-            return;
+        if !self.generation.is_current() {
+            return process::count_leak();
         }
         // SAFETY: the struct is owned, so its deleter has not been called; this is the one place that calls
         // it, and nothing reads the struct afterwards. The place of `deleter` is stable across major

@@ -32,7 +32,7 @@ impl Drop for Back {
 }
 
 /// Whether the calling code is a callback. The body of an operation is none, even where a callback runs it.
-pub fn is_running() -> bool {
+pub(crate) fn is_running() -> bool {
     RUNNING.get().is_some_and(|current| current == context::current_with_core())
 }
 

@@ -131,12 +131,6 @@ impl DType {
         !self.itemsize_bits().is_multiple_of(8)
     }
 
-    /// Whether this version knows what the bits mean. Opaque types can be exchanged, but not viewed as
-    /// values.
-    pub const fn is_known(self) -> bool {
-        self.code <= code::FLOAT4_E2M1FN
-    }
-
     /// Checks the rules that DLPack states: no zero bits or lanes, `bool` and the 8-bit floats have 8 bits,
     /// the 6- and 4-bit floats 6 and 4 (the header demands that consumers refuse other values).
     pub(crate) fn validate(self) -> Result<(), InvalidTensor> {
@@ -366,7 +360,6 @@ mod tests {
         for fine in [DType::new(code::INT, 4), DType::new(18, 64), DType::new(255, 7), DType::C32] {
             assert_eq!(reason(fine), Ok(()));
         }
-        assert!(DType::F4_E2M1FN.is_known() && !DType::new(18, 64).is_known());
     }
 
     #[test]

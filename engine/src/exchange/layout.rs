@@ -95,7 +95,7 @@ impl Layout {
     }
 
     /// Bytes from the data handle to the first element; 0 on devices with addresses.
-    pub fn byte_offset(&self) -> u64 {
+    pub(crate) fn byte_offset(&self) -> u64 {
         self.byte_offset
     }
 

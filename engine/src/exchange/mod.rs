@@ -56,5 +56,4 @@ pub use release_stream::ReleaseStream;
 pub(crate) use release_stream::handed_back;
 pub(crate) use storage::Storage;
 
-pub use crate::core::fork;
 pub use crate::core::invalid_tensor::InvalidTensor;

@@ -50,6 +50,7 @@ use std::mem::{self, ManuallyDrop};
 use std::time::Duration;
 
 use estafette_devices::{DeviceError, DeviceErrorKind, FenceSet, FenceState, Reactor};
+use estafette_sync::process;
 use estafette_sync::sync::atomic::Ordering;
 use estafette_sync::sync::{Arc, OnceLock};
 
@@ -58,8 +59,8 @@ use self::queue::{Phase, Queue, Ready, Ticket};
 pub use self::slow::{Release, ReleaseStatus, ReleasedMemory};
 use self::thread::Shared;
 
+use super::callback;
 use super::storage::Storage;
-use super::{callback, fork};
 
 /// How long the thread stays awake for more when its queue is empty: long against a wake-up (some 20 µs),
 /// short against anything that waits for memory to come back.
@@ -126,7 +127,7 @@ impl Reaper {
         storage: Storage,
         what: impl FnOnce() -> ReleasedMemory,
     ) {
-        if self.shared.is_forked() || storage.is_from_before_fork() {
+        if process::is_forked() {
             // No lock may be taken here: its holder may not exist in this process.
             return self.shared.leak(storage);
         }
@@ -161,7 +162,7 @@ impl Reaper {
     ///
     /// On the reaper's own thread, in a deleter, and in a callback it does not wait: it might wait for itself.
     pub fn flush(&self, timeout: Duration) -> bool {
-        if self.shared.is_forked() {
+        if process::is_forked() {
             return true;
         }
         self.watch_again(usize::MAX);
@@ -183,7 +184,7 @@ impl Reaper {
     /// shutdown of an interpreter that deleters need. Returns whether all threads have ended within
     /// `timeout`; one that has not ends after the deleter that it is in, and the rest is leaked.
     pub fn stop(&self, timeout: Duration) -> bool {
-        if self.shared.is_forked() {
+        if process::is_forked() {
             return true;
         }
         self.shared.stopped.store(true, Ordering::Relaxed);
@@ -223,7 +224,7 @@ impl Reaper {
     /// Sets what each thread does before its first deleter: whatever deleters want to find there, such as an interpreter's
     /// notion of the thread. Only the first call counts, and only for threads that have run no deleter.
     pub fn on_start(&self, hook: fn()) {
-        if !self.shared.is_forked() {
+        if !process::is_forked() {
             self.shared.lock().on_start.get_or_insert(hook);
         }
     }
@@ -232,8 +233,8 @@ impl Reaper {
     pub fn stats(&self) -> ReaperStats {
         let released = self.shared.released.load(Ordering::Relaxed);
         let deleters = self.shared.deleters.load(Ordering::Relaxed);
-        let leaked = self.shared.leaked.load(Ordering::Relaxed);
-        if self.shared.is_forked() {
+        let leaked = self.shared.leaked.load(Ordering::Relaxed) + process::leaked();
+        if process::is_forked() {
             return ReaperStats { released, deleters, leaked, ..ReaperStats::default() };
         }
         let queue = self.shared.lock();
@@ -303,9 +304,11 @@ impl FencedStorage {
     fn watch(self, fences: FenceSet) {
         let watched = fences.clone();
         Reactor::global().when_settled(&watched, move |outcome| match outcome {
+            // The child has copies of the parent's promises and may settle them; the drop leaks.
+            _ if process::is_forked() => drop(self),
             Ok(()) => self.proceed(),
             Err(_) if may_release(&fences) => self.proceed(),
-            Err(_) if !self.shared.is_forked() && !is_faulty(&fences) => self.watch_later(fences),
+            Err(_) if !is_faulty(&fences) => self.watch_later(fences),
             Err(error) => self.give_up(&error),
         });
     }
@@ -329,11 +332,6 @@ impl FencedStorage {
         let (storage, shared) =
             unsafe { (ManuallyDrop::take(&mut this.storage), std::ptr::read(&this.shared)) };
         let ready = Ready { storage, ticket: this.ticket, what: this.what };
-        if shared.is_forked() {
-            // The child has copies of the parent's promises and may settle them; the lock may be held for
-            // ever.
-            return shared.leak(ready.storage);
-        }
         let mut queue = shared.lock();
         queue.fenced.remove(&ready.ticket.id);
         if queue.phase == Phase::Running {
@@ -352,7 +350,7 @@ impl FencedStorage {
 impl Drop for FencedStorage {
     fn drop(&mut self) {
         self.shared.leaked.fetch_add(1, Ordering::Relaxed);
-        if !self.shared.is_forked() {
+        if !process::is_forked() {
             let mut queue = self.shared.lock();
             queue.fenced.remove(&self.ticket.id);
             queue.leave(self.ticket.epoch, 1);

@@ -61,7 +61,7 @@ impl ReleaseStream {
     }
 
     /// The device of the stream.
-    pub fn device(&self) -> DLDevice {
+    pub(crate) fn device(&self) -> DLDevice {
         self.device.id()
     }
 

@@ -12,14 +12,11 @@ use estafette_devices::{Allocation, DeviceType};
 
 use super::abi::ManagedTensor;
 use super::dtype::Element;
-use super::fork;
 use super::release_stream::ReleaseStream;
 
 /// The owner of a tensor's memory. Dropping it gives the memory back.
 pub(crate) struct Storage {
     owner: Owner,
-    /// The fork generation in which it was made: in another one it must not be dropped.
-    generation: u32,
 }
 
 enum Owner {
@@ -112,13 +109,8 @@ impl Storage {
         self.as_foreign().is_some_and(ManagedTensor::has_inline_deleter)
     }
 
-    /// Whether it was made before a fork and this is the child.
-    pub(crate) fn is_from_before_fork(&self) -> bool {
-        self.generation != fork::generation()
-    }
-
     fn new(owner: Owner) -> Self {
-        Self { owner, generation: fork::generation() }
+        Self { owner }
     }
 }
 

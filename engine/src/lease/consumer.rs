@@ -16,6 +16,7 @@ use std::any::Any;
 use std::sync::Arc;
 
 use estafette_devices::{DLDevice, DeviceError, Fence, FenceSet, Outcome, Queue, Reactor, Subscriber};
+use estafette_sync::process;
 use estafette_sync::sync::Mutex;
 
 use super::Lease;
@@ -208,7 +209,7 @@ impl Tensor {
     /// these graphs will be launched again. Returns the number of leases. The memory goes through a
     /// quarantine.
     pub fn end_captures(&self) -> usize {
-        if self.inner.core.check_fork().is_err() {
+        if process::is_forked() {
             return 0;
         }
         let ended: Vec<_> = {

@@ -12,6 +12,7 @@ use std::task::{Context, Poll, ready};
 
 use estafette_devices::{FenceSet, FenceState, Order};
 use estafette_graph::Mode;
+use estafette_sync::process;
 use estafette_sync::time::{Duration, Instant};
 use smallvec::{SmallVec, smallvec};
 
@@ -196,7 +197,7 @@ impl<L> LeaseRequest<L> {
 
     fn submit(&self) -> Result<Submitted, Error> {
         let core = self.core();
-        core.check_fork()?;
+        process::check()?;
         for (tensor, access) in &self.wanted {
             match access {
                 Access::Read => {}
@@ -461,7 +462,7 @@ fn wait_on_host(
     timeout: Option<Duration>,
 ) -> Result<(), Error> {
     let _cover = core.cover();
-    let helps = core.has_no_workers() && timeout.is_none() && context::may_help();
+    let helps = timeout.is_none() && core.helps_without_workers();
     let mut stand_ins = StandInSet::default();
     if core.has_no_workers() && !helps {
         stand_ins.want(core);

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use estafette_devices::host::Completer;
 use estafette_devices::{Fence, FenceSet, Reactor};
 use estafette_graph::{Mode, OpId};
+use estafette_sync::process;
 use estafette_sync::sync::atomic::{AtomicBool, Ordering};
 use estafette_sync::sync::{Mutex, MutexGuard, OnceLock};
 use smallvec::SmallVec;
@@ -21,7 +22,6 @@ use crate::core::engine_core::graph;
 use crate::core::lease_info::{LeaseDetails, LeaseInfo, LeaseOwner};
 use crate::core::operation::{self, Kind, Name, OpGranted, OpState, OpVar, Role};
 use crate::core::var_state::VarState;
-use crate::exchange::fork;
 use crate::tensor::alias_map::Region;
 use crate::tensor::handle::Tensor;
 use crate::trace::hooks;
@@ -32,7 +32,6 @@ pub(crate) struct LeaseState {
     pub(super) order: LeaseOrder,
     /// See [`scope`](Self::scope). Made at first use: few leases are imported from.
     scope: OnceLock<OpVar>,
-    generation: u32,
     /// True for an alias, and for a view that became one: nothing waits for the lease, and nothing is derived
     /// from it.
     untracked: AtomicBool,
@@ -78,7 +77,6 @@ impl LeaseState {
             tensor,
             order,
             scope: OnceLock::new(),
-            generation: fork::generation(),
             untracked: AtomicBool::new(untracked),
             at_end: Mutex::new(None),
             _listed: PhantomPinned,
@@ -296,7 +294,7 @@ impl LeaseState {
 
 impl Drop for LeaseState {
     fn drop(&mut self) {
-        if self.generation != fork::generation() {
+        if process::is_forked() {
             // A forked child: threads that do not exist here may hold the graph's locks.
             let op = match &self.order {
                 LeaseOrder::Operation { op, .. } => Some(Arc::clone(op)),

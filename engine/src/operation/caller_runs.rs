@@ -51,6 +51,11 @@ impl Core {
         found
     }
 
+    /// Whether the calling thread runs ready operations of this engine, since the engine has no worker.
+    pub(crate) fn helps_without_workers(&self) -> bool {
+        self.has_no_workers() && context::may_help()
+    }
+
     /// Caller-runs policy: with no workers and `BACKLOG` ready operations, the submitting thread runs `op` at
     /// once. Running `op` is then cheaper than queueing it.
     #[inline(always)]

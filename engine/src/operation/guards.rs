@@ -70,7 +70,7 @@ impl ReadGuard {
     }
 
     /// The tensor as a view.
-    pub fn view(&self) -> View<'_> {
+    fn view(&self) -> View<'_> {
         View::new(self.tensor.inner.granted_definition())
     }
 
@@ -89,13 +89,8 @@ impl WriteGuard {
         Self { tensor, _open: open }
     }
 
-    /// The tensor as an exclusive view.
-    pub fn view_mut(&mut self) -> ViewMut<'_> {
-        ViewMut::new(self.tensor.inner.granted_definition())
-    }
-
     /// The tensor as a view.
-    pub fn view(&self) -> View<'_> {
+    fn view(&self) -> View<'_> {
         View::new(self.tensor.inner.granted_definition())
     }
 

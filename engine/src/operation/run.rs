@@ -28,7 +28,7 @@ use crate::core::inputs::Earlier;
 use crate::core::operation::{self, Kind, OpGranted, OpHandle, OpState, OpTag, ReadyOp};
 use crate::core::var_state::{Asked, Ending, FAILED, READ_FENCES, Replaced, VarState, WRITE_FENCES};
 use crate::operation::cancellation;
-use crate::trace::{events, hooks};
+use crate::trace::hooks;
 
 /// Newly granted operations on their way to a thread.
 ///
@@ -298,17 +298,7 @@ fn begin<const AT_ONCE: bool>(granted: OpGranted) -> Option<OpGranted> {
 /// As [`begin`], of an operation that the trace records.
 #[cold]
 fn begin_noted<const AT_ONCE: bool>(granted: OpGranted) -> Option<OpGranted> {
-    if AT_ONCE {
-        // One reading of the clock serves both events.
-        hooks::begins_at_once(&granted);
-    } else {
-        hooks::begins(&granted);
-    }
-    if !events::are_emitted() {
-        return run(granted);
-    }
-    let span = events::body(&granted);
-    let _entered = span.enter();
+    let _body = hooks::body_begins(&granted, AT_ONCE);
     run(granted)
 }
 

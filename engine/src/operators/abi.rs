@@ -7,12 +7,13 @@ use std::ffi::{CStr, CString, c_char, c_void};
 use std::ptr::NonNull;
 
 use estafette_report::shown::shown;
+use estafette_sync::process;
 use estafette_sync::valgrind;
 
 use crate::core::error::{BodyError, BodyResult, Error};
 use crate::exchange::layout::NDIM_MAX;
 use crate::exchange::table::{self, DLManagedTensorVersioned, DLTensor};
-use crate::exchange::{Abi, ExportFlags, InvalidTensor, Layout, ManagedTensor, export, fork};
+use crate::exchange::{Abi, ExportFlags, InvalidTensor, Layout, ManagedTensor, export};
 use crate::operation::import::Produced;
 use crate::tensor::handle::Definition;
 
@@ -93,7 +94,6 @@ pub struct OperatorOptions {
 struct Context {
     pointer: *mut c_void,
     drop: OperatorDrop,
-    generation: u32,
 }
 
 // SAFETY: the contract of registration lets any thread call the function with its context, and drop it.
@@ -105,7 +105,7 @@ impl Drop for Context {
     fn drop(&mut self) {
         // In a forked child it is the parent's.
         if let Some(drop) = self.drop
-            && self.generation == fork::generation()
+            && !process::is_forked()
         {
             // SAFETY: called once, after the last call, as registration promises.
             unsafe { drop(self.pointer) };
@@ -161,7 +161,7 @@ pub(super) fn foreign(
     }
     let signature = signature(name, options)?;
     // From here on nothing fails, so the context is ours.
-    let context = Context { pointer, drop, generation: fork::generation() };
+    let context = Context { pointer, drop };
     let foreign = Foreign { function, infer: options.infer, context, library };
     Ok(Operator {
         name: name.into(),

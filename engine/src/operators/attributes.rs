@@ -14,7 +14,7 @@ pub struct Attributes {
 
 impl Attributes {
     /// Sets the value of `key`.
-    pub fn set(&mut self, key: impl Into<String>, value: impl Into<String>) {
+    pub(crate) fn set(&mut self, key: impl Into<String>, value: impl Into<String>) {
         let (key, value) = (key.into(), value.into());
         match self.pairs.iter_mut().find(|(known, _)| *known == key) {
             Some((_, old)) => *old = value,
@@ -23,7 +23,7 @@ impl Attributes {
     }
 
     /// The value of `key`.
-    pub fn get(&self, key: &str) -> Option<&str> {
+    pub(crate) fn get(&self, key: &str) -> Option<&str> {
         self.iter().find(|(known, _)| *known == key).map(|(_, value)| value)
     }
 

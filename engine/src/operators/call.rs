@@ -25,7 +25,6 @@ pub struct OperatorCall {
     operator: Arc<Operator>,
     inputs: Vec<Tensor>,
     attributes: Attributes,
-    priority: i32,
     queue: Option<Arc<dyn Queue>>,
 }
 
@@ -33,7 +32,7 @@ impl OperatorCall {
     /// A call of an operator that was looked up before, in `engine`.
     pub fn new(engine: Engine, operator: Arc<Operator>) -> Self {
         let (inputs, attributes) = (Vec::new(), Attributes::default());
-        Self { engine, operator, inputs, attributes, priority: 0, queue: None }
+        Self { engine, operator, inputs, attributes, queue: None }
     }
 
     /// The operator that is called.
@@ -53,13 +52,6 @@ impl OperatorCall {
         self
     }
 
-    /// Among ready operations, higher ones are started first. Default 0. Priorities age as in
-    /// [`OpBuilder::priority`](crate::operation::OpBuilder::priority).
-    pub fn priority(mut self, priority: i32) -> Self {
-        self.priority = priority;
-        self
-    }
-
     /// The queue that the operator enqueues on, instead of running on the host. Only for calls that are given their outputs.
     pub fn on(mut self, queue: &Arc<dyn Queue>) -> Self {
         self.queue = Some(Arc::clone(queue));
@@ -74,8 +66,8 @@ impl OperatorCall {
     /// written; those of [`OpBuilder::run`](OpBuilder::run). Failures of the operator itself appear where the operation or its
     /// outputs are awaited.
     pub fn run_into(self, outputs: &[&Tensor]) -> Result<Op, Error> {
-        let (parts, priority) = self.parts_into(outputs)?;
-        let builder = describe(&parts, priority).writes_slice(&parts.outputs);
+        let parts = self.parts_into(outputs)?;
+        let builder = describe(&parts).writes_slice(&parts.outputs);
         check_overlap(&parts.operator, &builder)?;
         builder.run_external(starting(&parts, Results::Written))
     }
@@ -85,8 +77,8 @@ impl OperatorCall {
     /// # Errors
     /// As [`run_into`](Self::run_into).
     pub async fn run_into_async(self, outputs: &[&Tensor]) -> Result<Op, Error> {
-        let (parts, priority) = self.parts_into(outputs)?;
-        let builder = describe(&parts, priority).writes_slice(&parts.outputs);
+        let parts = self.parts_into(outputs)?;
+        let builder = describe(&parts).writes_slice(&parts.outputs);
         check_overlap(&parts.operator, &builder)?;
         builder.permit().await?.run_external(starting(&parts, Results::Written))
     }
@@ -96,19 +88,18 @@ impl OperatorCall {
     /// # Errors
     /// As [`run_into`](Self::run_into), and [`Error::Invalid`] for an operator that has to be given its outputs.
     pub fn produce(self) -> Result<Vec<Tensor>, Error> {
-        let (parts, priority) = self.parts_producing()?;
+        let parts = self.parts_producing()?;
         if parts.operator.signature.outputs == 1 {
-            let builder = describe(&parts, priority);
+            let builder = describe(&parts);
             return Ok(vec![builder.produce_external(starting(&parts, Results::One))?]);
         }
         // One operation runs the operator; one per result makes a tensor of it. They are ordered by a variable of their own.
         let (slots, ran) = (Slots::default(), parts.engine.var());
         let results = Results::Several(Arc::clone(&slots));
-        describe(&parts, priority).writes_vars(&[&ran]).run_external(starting(&parts, results))?;
+        describe(&parts).writes_vars(&[&ran]).run_external(starting(&parts, results))?;
         let outputs = 0..parts.operator.signature.outputs;
         let fetch = |at| {
-            let builder =
-                parts.engine.op(parts.operator.name.to_string()).reads_vars(&[&ran]).priority(priority);
+            let builder = parts.engine.op(parts.operator.name.to_string()).reads_vars(&[&ran]);
             builder.produce_external(fetching(&slots, at))
         };
         outputs.map(fetch).collect()
@@ -119,30 +110,29 @@ impl OperatorCall {
     /// # Errors
     /// As [`produce`](Self::produce).
     pub async fn produce_async(self) -> Result<Vec<Tensor>, Error> {
-        let (parts, priority) = self.parts_producing()?;
+        let parts = self.parts_producing()?;
         if parts.operator.signature.outputs == 1 {
-            let builder = describe(&parts, priority);
+            let builder = describe(&parts);
             return Ok(vec![builder.permit().await?.produce_external(starting(&parts, Results::One))?]);
         }
         let (slots, ran) = (Slots::default(), parts.engine.var());
         let results = Results::Several(Arc::clone(&slots));
-        let builder = describe(&parts, priority).writes_vars(&[&ran]);
+        let builder = describe(&parts).writes_vars(&[&ran]);
         builder.permit().await?.run_external(starting(&parts, results))?;
         let mut tensors = Vec::new();
         for at in 0..parts.operator.signature.outputs {
-            let builder =
-                parts.engine.op(parts.operator.name.to_string()).reads_vars(&[&ran]).priority(priority);
+            let builder = parts.engine.op(parts.operator.name.to_string()).reads_vars(&[&ran]);
             tensors.push(builder.permit().await?.produce_external(fetching(&slots, at))?);
         }
         Ok(tensors)
     }
 
-    fn parts_into(self, outputs: &[&Tensor]) -> Result<(Arc<Parts>, i32), Error> {
+    fn parts_into(self, outputs: &[&Tensor]) -> Result<Arc<Parts>, Error> {
         self.operator.check_arity(self.inputs.len(), Some(outputs.len()))?;
         self.parts(outputs)
     }
 
-    fn parts_producing(self) -> Result<(Arc<Parts>, i32), Error> {
+    fn parts_producing(self) -> Result<Arc<Parts>, Error> {
         self.operator.check_arity(self.inputs.len(), None)?;
         if self.queue.is_some() {
             return Err(Error::invalid(format!(
@@ -153,17 +143,16 @@ impl OperatorCall {
         self.parts(&[])
     }
 
-    fn parts(self, outputs: &[&Tensor]) -> Result<(Arc<Parts>, i32), Error> {
-        let Self { engine, operator, inputs, attributes, priority, queue } = self;
+    fn parts(self, outputs: &[&Tensor]) -> Result<Arc<Parts>, Error> {
+        let Self { engine, operator, inputs, attributes, queue } = self;
         attributes.check()?;
         let outputs = outputs.iter().map(|tensor| (*tensor).clone()).collect();
-        Ok((Arc::new(Parts { operator, engine, inputs, outputs, attributes, queue }), priority))
+        Ok(Arc::new(Parts { operator, engine, inputs, outputs, attributes, queue }))
     }
 }
 
-fn describe(parts: &Parts, priority: i32) -> OpBuilder<'_, Tensors> {
-    let mut builder =
-        parts.engine.op(parts.operator.name.to_string()).reads_slice(&parts.inputs).priority(priority);
+fn describe(parts: &Parts) -> OpBuilder<'_, Tensors> {
+    let mut builder = parts.engine.op(parts.operator.name.to_string()).reads_slice(&parts.inputs);
     if parts.operator.implementation.takes_a_lock() {
         builder = builder.worker_only();
     }

@@ -74,7 +74,7 @@ impl Operators {
     /// Loading a library runs its code. Its entry point keeps the contract of [`OperatorEntry`], and its operators that of
     /// [`OperatorFunction`].
     pub unsafe fn load(&self, path: impl AsRef<Path>) -> Result<Vec<String>, Error> {
-        crate::core::engine_core::Core::check_process()?;
+        estafette_sync::process::claim()?;
         let path = path.as_ref();
         let wrong = |what: String| Error::invalid(format!("{}: {what}", path.display()));
         // All symbols at once: one that is missing is an error here, and not the end of the process at its first call.

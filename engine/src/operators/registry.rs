@@ -5,9 +5,9 @@ use std::sync::Arc;
 use dashmap::DashMap;
 use dashmap::mapref::entry::Entry;
 use estafette_report::shown::shown;
+use estafette_sync::process::{self, Forked};
 use estafette_sync::sync::OnceLock;
 
-use crate::core::engine_core::Core;
 use crate::core::error::Error;
 use crate::engine::Engine;
 
@@ -60,11 +60,12 @@ impl Operators {
 
     /// Adds an operator, or gives it back with the reason.
     pub(super) fn add(&self, operator: Operator) -> Result<(), Box<Refused>> {
-        if let Err(error) = Core::check_process() {
-            return Err(Box::new(Refused { error, operator }));
-        }
+        let known = match self.known() {
+            Ok(known) => known,
+            Err(forked) => return Err(Box::new(Refused { error: forked.into(), operator })),
+        };
         // What the implementation drops is foreign, so a refused one is dropped by the caller, outside of the map's lock.
-        match self.known.entry(Arc::clone(&operator.name)) {
+        match known.entry(Arc::clone(&operator.name)) {
             Entry::Vacant(free) => {
                 free.insert(Arc::new(operator));
                 Ok(())
@@ -83,8 +84,7 @@ impl Operators {
     /// # Errors
     /// [`Error::NoOperator`]; [`Error::Forked`].
     pub fn unregister(&self, name: &str) -> Result<(), Error> {
-        Core::check_process()?;
-        let removed = self.known.remove(name);
+        let removed = self.known()?.remove(name);
         match removed {
             Some(_dropped_here) => Ok(()),
             None => Err(self.unknown(name)),
@@ -96,8 +96,7 @@ impl Operators {
     /// # Errors
     /// [`Error::NoOperator`], with names that are near; [`Error::Forked`].
     pub fn get(&self, name: &str) -> Result<Arc<Operator>, Error> {
-        Core::check_process()?;
-        let found = self.known.get(name).map(|entry| Arc::clone(entry.value()));
+        let found = self.known()?.get(name).map(|entry| Arc::clone(entry.value()));
         found.ok_or_else(|| self.unknown(name))
     }
 
@@ -106,10 +105,15 @@ impl Operators {
     /// # Errors
     /// [`Error::Forked`].
     pub fn list(&self) -> Result<Vec<Arc<Operator>>, Error> {
-        Core::check_process()?;
-        let mut all: Vec<Arc<Operator>> = self.known.iter().map(|entry| Arc::clone(entry.value())).collect();
+        let mut all: Vec<Arc<Operator>> =
+            self.known()?.iter().map(|entry| Arc::clone(entry.value())).collect();
         all.sort_by(|a, b| a.name.cmp(&b.name));
         Ok(all)
+    }
+
+    fn known(&self) -> Result<&DashMap<Arc<str>, Arc<Operator>>, Forked> {
+        process::claim()?;
+        Ok(&self.known)
     }
 
     fn unknown(&self, name: &str) -> Error {

@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use estafette_devices::{DLDevice, FenceSet};
 use estafette_report::shown::shown;
+use estafette_sync::process;
 use estafette_sync::sync::OnceLock;
 use smallvec::SmallVec;
 
@@ -369,7 +370,7 @@ impl TensorInner {
 
 impl Drop for TensorInner {
     fn drop(&mut self) {
-        let forked = self.core.check_fork().is_err();
+        let forked = process::is_forked();
         if forked {
             // A forked child: locks of the graph, of the ranges and of the pool may be held by threads that
             // do not exist here.

@@ -120,11 +120,6 @@ impl<'a> View<'a> {
         self.definition.layout.dtype()
     }
 
-    /// Where the data is.
-    pub fn device(&self) -> DLDevice {
-        self.definition.layout.device()
-    }
-
     /// Address of the first element; may be read while the view lives, as the layout describes.
     pub fn data_ptr(&self) -> *const u8 {
         self.definition.data
@@ -147,11 +142,6 @@ impl<'a> ViewMut<'a> {
         Ok(unsafe { std::slice::from_raw_parts_mut(slice_start(self.definition, len), len) })
     }
 
-    /// The same tensor for reading.
-    pub fn as_view(&self) -> View<'_> {
-        View::new(self.definition)
-    }
-
     /// Length of each dimension.
     pub fn shape(&self) -> &'a [i64] {
         self.definition.layout.shape()
@@ -160,16 +150,6 @@ impl<'a> ViewMut<'a> {
     /// Type, shape, strides and place together.
     pub fn layout(&self) -> &'a Layout {
         &self.definition.layout
-    }
-
-    /// Element type.
-    pub fn dtype(&self) -> DType {
-        self.definition.layout.dtype()
-    }
-
-    /// Where the data is.
-    pub fn device(&self) -> DLDevice {
-        self.definition.layout.device()
     }
 
     /// Address of the first element; may be read and written while the view lives.

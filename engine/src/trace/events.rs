@@ -5,7 +5,8 @@
 
 use std::sync::atomic::Ordering;
 
-use tracing::{Span, debug, debug_span};
+use tracing::span::EnteredSpan;
+use tracing::{debug, debug_span};
 
 use super::{EVENTS, OPEN};
 use crate::core::lease_info::LeaseOwner;
@@ -23,7 +24,7 @@ pub fn emit_events(on: bool) -> bool {
 }
 
 #[inline]
-pub(crate) fn are_emitted() -> bool {
+fn are_emitted() -> bool {
     OPEN.load(Ordering::Relaxed) & EVENTS != 0
 }
 
@@ -40,8 +41,11 @@ pub(super) fn ready(id: u64) {
 }
 
 /// The span that a body runs in.
-pub(crate) fn body(granted: &OpGranted) -> Span {
-    debug_span!(target: "estafette::op", "operation", id = granted.id().get(), operation = granted.payload().name.as_str())
+pub(super) fn body(granted: &OpGranted) -> Option<EnteredSpan> {
+    are_emitted().then(|| {
+        debug_span!(target: "estafette::op", "operation", id = granted.id().get(), operation = granted.payload().name.as_str())
+            .entered()
+    })
 }
 
 pub(super) fn ended(id: u64, outcome: &str, why: Option<&str>) {

@@ -10,6 +10,7 @@ use estafette_devices::{Fence, Reactor, Timing};
 use estafette_graph::{Mode, OpId, VarId};
 use estafette_sync::sync::Mutex;
 use smallvec::SmallVec;
+use tracing::span::EnteredSpan;
 
 use super::encoding::{
     EventKind, NONE, OutcomeCode, UseKind, WORDS_MAX, access, element, ended, name_and_use, narrow, pair,
@@ -172,10 +173,7 @@ impl crate::tensor::variable::Variable {
 #[inline(never)]
 pub(crate) fn ready(id: OpId) {
     events::ready(id.get());
-    writer::with(|writer| {
-        let now = writer.now();
-        writer.write(EventKind::Ready, now, id.get(), []);
-    });
+    write(EventKind::Ready, id.get(), []);
 }
 
 /// As [`ready`], for an operation that this thread has just submitted.
@@ -186,21 +184,22 @@ pub(crate) fn ready_at_once(id: OpId) {
     writer::with(|writer| writer.write(EventKind::Ready, writer.last, id.get(), []));
 }
 
-/// The body of an operation begins.
+/// An operation begins that has no body on this thread.
 #[cold]
 #[inline(never)]
 pub(crate) fn begins(granted: &OpGranted) {
     begins_at(granted, Writer::now);
 }
 
-/// As [`begins`], on the thread that has noted something else about an operation just now, with nothing in between that takes time.
+/// The body of an operation begins. It ends when the result is dropped. `at_once` says that the thread has noted something else about
+/// an operation just now, with nothing in between that takes time: one reading of the clock serves both.
 #[cold]
 #[inline(never)]
-pub(crate) fn begins_at_once(granted: &OpGranted) {
-    begins_at(granted, |writer| writer.last);
+pub(crate) fn body_begins(granted: &OpGranted, at_once: bool) -> Option<EnteredSpan> {
+    begins_at(granted, |writer| if at_once { writer.last } else { writer.now() });
+    events::body(granted)
 }
 
-#[inline(always)]
 fn begins_at(granted: &OpGranted, at: impl FnOnce(&mut Writer) -> u64) {
     let id = granted.id().get();
     if granted.payload().kind == Kind::Lease {
@@ -309,20 +308,14 @@ fn watch(id: OpId, fences: &[Fence], timing: Option<Arc<dyn Timing>>) {
 #[inline(never)]
 pub(crate) fn withdrawn(id: OpId) {
     events::ended(id.get(), "cancelled", None);
-    writer::with(|writer| {
-        let now = writer.now();
-        writer.write(EventKind::Ended, now, id.get(), [ended(OutcomeCode::Cancelled, false, NONE)]);
-    });
+    write(EventKind::Ended, id.get(), [ended(OutcomeCode::Cancelled, false, NONE)]);
 }
 
 /// The waiters for an operation are about to be notified.
 #[cold]
 #[inline(never)]
 pub(crate) fn observed(id: OpId) {
-    writer::with(|writer| {
-        let now = writer.now();
-        writer.write(EventKind::Observed, now, id.get(), []);
-    });
+    write(EventKind::Observed, id.get(), []);
 }
 
 /// A waiter resumes; `blocking` if the waiter is a thread.
@@ -369,10 +362,7 @@ pub(crate) fn pinned(id: OpId, owner: &LeaseOwner, tensor: &Tensor, var: VarId) 
 #[inline(never)]
 pub(crate) fn unpinned(id: OpId, left: &[Fence]) {
     events::ended(id.get(), "ok", None);
-    writer::with(|writer| {
-        let now = writer.now();
-        writer.write(EventKind::Ended, now, id.get(), [ended(OutcomeCode::Well, !left.is_empty(), NONE)]);
-    });
+    write(EventKind::Ended, id.get(), [ended(OutcomeCode::Well, !left.is_empty(), NONE)]);
     if !left.is_empty() {
         watch(id, left, None);
     }
@@ -465,9 +455,13 @@ pub fn on_event_loop() {
 
 fn note(kind: EventKind, id: u64) {
     if super::is_open() {
-        writer::with(|writer| {
-            let now = writer.now();
-            writer.write(kind, now, id, []);
-        });
+        write(kind, id, []);
     }
+}
+
+fn write<const N: usize>(kind: EventKind, id: u64, words: [u64; N]) {
+    writer::with(|writer| {
+        let now = writer.now();
+        writer.write(kind, now, id, words);
+    });
 }

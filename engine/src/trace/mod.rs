@@ -26,7 +26,7 @@ mod assemble;
 mod buffer;
 mod chain;
 mod encoding;
-pub(crate) mod events;
+mod events;
 mod free_list;
 pub(crate) mod hooks;
 mod names;

@@ -26,6 +26,7 @@ use std::time::Duration;
 
 use estafette_report::file;
 use estafette_report::model::TrackKind;
+use estafette_sync::process::Generation;
 use estafette_sync::sync::Mutex;
 use estafette_sync::sync::atomic::{AtomicBool, Ordering};
 use estafette_sync::thread::{self, JoinHandle};
@@ -91,7 +92,7 @@ pub(super) struct Unfinished {
     /// `None` once it has ended.
     thread: Option<JoinHandle<()>>,
     /// In a forked child the file is the parent's, and the thread does not exist.
-    process: u32,
+    generation: Generation,
 }
 
 #[derive(Debug)]
@@ -116,7 +117,7 @@ impl Unfinished {
         let (file, path) = file::create_beside(target, "unfinished")?;
         let shared = Arc::new(Shared { closed: AtomicBool::new(false), failed: Mutex::new(None) });
         let mut unfinished =
-            Self { path, shared: Arc::clone(&shared), thread: None, process: std::process::id() };
+            Self { path, shared: Arc::clone(&shared), thread: None, generation: Generation::current() };
         names::watch(true);
         let mut writing =
             Writing { session: Arc::clone(session), file, cursors: Vec::new(), out: MAGIC.to_vec() };
@@ -144,7 +145,7 @@ impl Unfinished {
 
     /// Writes what is left, and ends the writing. Returns what went wrong, now or before.
     pub(super) fn end(&mut self) -> Option<io::Error> {
-        if self.process != std::process::id() {
+        if !self.generation.is_current() {
             // Of a thread that does not exist here nothing can be waited for.
             std::mem::forget(self.thread.take());
             return None;
@@ -160,7 +161,7 @@ impl Unfinished {
 
     /// Ends the writing and removes the file.
     pub(super) fn remove(&mut self) {
-        if self.process == std::process::id() {
+        if self.generation.is_current() {
             let _ = self.end();
             let _ = fs::remove_file(&self.path);
         }

@@ -17,6 +17,7 @@ use std::num::NonZeroU64;
 use std::task::{Context, Waker};
 
 use estafette_graph::OpId;
+use estafette_sync::process;
 use estafette_sync::sync::atomic::{AtomicUsize, Ordering};
 use estafette_sync::sync::{Mutex, MutexGuard};
 use estafette_sync::thread::ThreadId;
@@ -32,7 +33,6 @@ use crate::core::context;
 use crate::core::core_ref::CoreRef;
 use crate::core::error::Error;
 use crate::core::operation::OpHandle;
-use crate::core::wakers::locks_are_lost;
 use crate::tensor::handle::Tensor;
 use crate::wait::blocking;
 use crate::wait::inspect::{EVERYTHING, Inspection};
@@ -89,7 +89,7 @@ impl Awaited {
     /// A wait for room in the engine, or for everything in it to end.
     pub(crate) fn room(core: &CoreRef) -> Self {
         let awaited = Self::new(core.clone(), "an engine", SmallVec::new());
-        Self { room: others_without_workers(core.has_no_workers()), limit: None, ..awaited }
+        Self { room: others_without_workers(core), limit: None, ..awaited }
     }
 
     /// A thread that is blocked until `op` has ended, or is granted. The watcher wakes the thread when the
@@ -121,7 +121,7 @@ impl Awaited {
 
     /// Requests stand-ins in the engines without workers that have something to run for this wait.
     fn with_stand_ins(mut self) -> Self {
-        if others_without_workers(self.core.has_no_workers()) {
+        if others_without_workers(&self.core) {
             let mut look = Inspection::new();
             for op in &self.ops {
                 look.add(op);
@@ -321,7 +321,7 @@ fn poll_again(key: Key, waker: &Waker) -> Option<Error> {
 }
 
 fn leave(key: Key) {
-    if locks_are_lost() {
+    if process::is_forked() {
         // The lists may be locked by threads that did not come along.
         return;
     }

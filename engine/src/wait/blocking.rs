@@ -16,6 +16,7 @@ use std::collections::HashSet;
 
 use estafette_graph::{OpId, Snapshot};
 use estafette_report::shown::shown;
+use estafette_sync::process;
 use estafette_sync::thread;
 use estafette_sync::time::{Duration, Instant};
 use smallvec::SmallVec;
@@ -132,7 +133,7 @@ pub(crate) fn block<V: Clone + Delivered>(
     if let Some(value) = one_shot.get() {
         return Ok(value);
     }
-    core.check_fork()?;
+    process::check()?;
     if let Some(Duration::ZERO) = timeout {
         return Err(Error::Timeout(Duration::ZERO));
     }
@@ -258,11 +259,8 @@ impl Relief {
     /// the work have had the time.
     fn see_to(&mut self, seen: &Inspection, what: &str) -> Result<(), Error> {
         let before = std::mem::take(&mut self.hopeless);
-        let is_left = |op: &OpState| {
-            is_ready_work(op)
-                && (op.core.has_no_workers() || op.core.pool.is_stuck())
-                && op.core.pool.has_work()
-        };
+        let is_left =
+            |op: &OpState| is_ready_work(op) && op.core.has_no_free_thread() && op.core.pool.has_work();
         for (_, _, op) in seen.ops().filter(|(_, granted, op)| *granted && is_left(op)) {
             let Some(missing) = self.stand_ins.want(&op.core) else { continue };
             if before {
@@ -344,7 +342,7 @@ impl Needed {
     /// the waiting thread itself runs what it needs, or has to know the engines that have something to run
     /// for it.
     fn at_the_start(core: &CoreRef, watch: &mut Watch<'_>, timeout: Option<Duration>) -> Result<Self, Error> {
-        let others = others_without_workers(core.has_no_workers());
+        let others = others_without_workers(core);
         let limit = match (others, core.has_no_workers()) {
             (true, _) => EVERYTHING,
             (false, true) => HELP_SCAN_MAX * ACCESSES_PER_OP,

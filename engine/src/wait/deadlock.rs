@@ -12,6 +12,7 @@
 use std::collections::{HashMap, HashSet};
 
 use estafette_graph::{Explained, OpId, OpView, Snapshot};
+use estafette_sync::process;
 use estafette_sync::sync::atomic::{AtomicBool, Ordering};
 use estafette_sync::time::{Duration, Instant};
 use smallvec::SmallVec;
@@ -23,7 +24,6 @@ use crate::core::error::{Error, LeaseHeld};
 use crate::core::lease_info::LeaseInfo;
 use crate::core::notifier::Notifier;
 use crate::core::operation::{Kind, Phase};
-use crate::core::wakers::locks_are_lost;
 use crate::wait::blocking::{self, OpSummary, let_go};
 use crate::wait::inspect;
 use crate::wait::stand_in::{StandInSet, others_without_workers};
@@ -131,7 +131,7 @@ impl<'a> Checks<'a> {
     /// Makes the next pause of a wait in `core` longer, unless an engine without workers may have something
     /// to run for the wait: only a check finds such work.
     pub(crate) fn back_off(&mut self, core: &Core) {
-        if !others_without_workers(core.has_no_workers()) {
+        if !others_without_workers(core) {
             self.pause = (self.pause * 2).min(self.pause_last);
         }
     }
@@ -145,7 +145,7 @@ impl<'a> Checks<'a> {
     /// Makes another thread check, if this one checks for all. The caller may be away for any time.
     pub(crate) fn hand_over(&mut self) {
         // In a forked child no other thread waits, and the notifier may be locked for ever.
-        if std::mem::take(&mut self.is_in_charge) && !locks_are_lost() {
+        if std::mem::take(&mut self.is_in_charge) && !process::is_forked() {
             self.detector.is_taken.store(false, Ordering::SeqCst);
             self.notifier.notify();
         }

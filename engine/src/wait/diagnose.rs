@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use estafette_graph::Hazard;
 use estafette_report::shown::shown;
+use estafette_sync::process;
 
 use crate::core::engine_core::Core;
 use crate::core::lease_info::LeaseInfo;
@@ -76,7 +77,7 @@ pub struct Blocker {
 }
 
 pub(crate) fn diagnose(core: &Core) -> Diagnosis {
-    if core.check_fork().is_err() {
+    if process::is_forked() {
         // A forked child: nothing runs here, and locks may be held by threads that do not exist.
         return Diagnosis { operations: Vec::new(), releases: Vec::new() };
     }

@@ -4,6 +4,7 @@ use std::future::Future;
 use std::pin::Pin;
 use std::task::{Context, Poll};
 
+use estafette_sync::process;
 use estafette_sync::time::Duration;
 
 use crate::core::error::{Error, OperationError};
@@ -43,7 +44,7 @@ impl Future for Op {
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
         let Self { handle, pending, key } = &mut *self;
         let state = handle.payload();
-        state.core.check_fork()?;
+        process::check()?;
         match state.one_shot().poll(cx, key) {
             Poll::Ready(outcome) => {
                 pending.over();

@@ -12,6 +12,7 @@ use std::task::{Context, Poll};
 
 use estafette_devices::Reactor;
 use estafette_graph::{Mode, OpId};
+use estafette_sync::process;
 use smallvec::SmallVec;
 
 use crate::core::error::{Error, FailureKind, OperationError};
@@ -46,7 +47,7 @@ pub(crate) fn look(tensor: &TensorInner) -> Option<Result<(), Error>> {
     if tensor.is_quiet() {
         Some(Ok(()))
     } else {
-        tensor.look().or_else(|| tensor.core.check_fork().err().map(Err))
+        tensor.look().or_else(|| process::check().err().map(|forked| Err(forked.into())))
     }
 }
 
@@ -57,13 +58,10 @@ pub(crate) fn poll_or_query(tensor: &TensorInner) -> Polled {
 
 #[cold]
 fn poll_closely_or_query(tensor: &TensorInner) -> Polled {
-    match tensor.look() {
+    match look(tensor) {
         Some(Ok(())) => return Polled::Ready,
         Some(Err(error)) => return Polled::Failed(Box::new(error)),
         None => {}
-    }
-    if let Err(error) = tensor.core.check_fork() {
-        return Polled::Failed(Box::new(error));
     }
     let (query, granted) = submit_query(tensor);
     if let Some(granted) = granted {
@@ -95,7 +93,7 @@ pub(crate) struct Ended(Option<ReadinessQuery>);
 
 impl Ended {
     pub(crate) fn new(tensor: &TensorInner) -> Self {
-        if tensor.is_quiet() || tensor.look_closely().is_some() || tensor.core.check_fork().is_err() {
+        if tensor.is_quiet() || tensor.look_closely().is_some() || process::is_forked() {
             return Self(None);
         }
         let (query, granted) = submit_query(tensor);
@@ -246,7 +244,7 @@ impl Future for Writable {
     type Output = Result<(), Error>;
 
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
-        self.tensor.inner.core.check_fork()?;
+        process::check()?;
         let polled = self.poll_uses(cx);
         if polled.is_ready() {
             self.pending.over();

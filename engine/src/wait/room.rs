@@ -184,21 +184,16 @@ impl CoreRef {
         foreign_fence::stand_in_for_queries();
         self.want_others(stand_ins);
         let has_work = self.pool.has_work();
-        if has_work && ((self.has_no_workers() && !self.helps_without_workers()) || self.pool.is_stuck()) {
+        if has_work && self.has_no_free_thread() && !self.helps_without_workers() {
             stand_ins.want(self);
         }
         has_work
     }
 
-    /// Whether the calling thread runs ready operations of this engine, since the engine has no worker.
-    fn helps_without_workers(&self) -> bool {
-        self.has_no_workers() && context::may_help()
-    }
-
     /// Requests stand-ins of other engines, without workers, that something in flight in this engine waits
     /// for.
     fn want_others(&self, stand_ins: &mut StandInSet) {
-        if others_without_workers(self.has_no_workers())
+        if others_without_workers(self)
             && let Some(others) = self.others_looks.look(|| deadlock::without_workers(self))
         {
             for core in &others {

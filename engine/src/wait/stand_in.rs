@@ -25,6 +25,7 @@ use estafette_sync::time::{Duration, Instant};
 use smallvec::SmallVec;
 
 use crate::core::core_ref::CoreRef;
+use crate::core::engine_core::Core;
 use crate::core::operation::drop_panic;
 use crate::operation::run;
 
@@ -123,10 +124,9 @@ pub(crate) fn workerless_gone() {
     WORKERLESS.fetch_sub(1, Ordering::Relaxed);
 }
 
-/// Whether there may be another engine without workers. `alone` says whether the calling engine has none
-/// either.
-pub(crate) fn others_without_workers(alone: bool) -> bool {
-    WORKERLESS.load(Ordering::Relaxed) > usize::from(alone)
+/// Whether there may be an engine without workers besides `core`.
+pub(crate) fn others_without_workers(core: &Core) -> bool {
+    WORKERLESS.load(Ordering::Relaxed) > usize::from(core.has_no_workers())
 }
 
 /// Counts the calling thread as blocked, if it is a stand-in, until this is dropped.
@@ -244,10 +244,7 @@ impl StandIns {
 
     /// Whether the calling stand-in continues: it is wanted, and the only one that takes operations.
     fn goes_on(&self, core: &CoreRef) -> bool {
-        self.is_wanted()
-            && !core.is_over()
-            && (core.has_no_workers() || core.pool.is_stuck())
-            && self.threads().active() <= 1
+        self.is_wanted() && !core.is_over() && core.has_no_free_thread() && self.threads().active() <= 1
     }
 }
 

@@ -7,8 +7,8 @@
 
 use std::ptr::NonNull;
 
-use estafette_sync::abandoned::is_abandoned;
 use estafette_sync::cell::UnsafeCell;
+use estafette_sync::process::is_forked;
 use estafette_sync::sync::Mutex;
 use estafette_sync::sync::atomic::{AtomicU64, Ordering};
 #[cfg(estafette_shuttle)]
@@ -92,7 +92,7 @@ impl<V, T> Slab<V, T> {
 
     #[cold]
     fn take_from_shard(&self) -> (BlockPtr<V, T>, u64) {
-        if is_abandoned() {
+        if is_forked() {
             return self.take_unshared();
         }
         loop {
@@ -118,7 +118,7 @@ impl<V, T> Slab<V, T> {
 
     /// Returns blocks, which the caller then owns, and their number: at least one, at most `count`.
     pub(crate) fn take_list(&self, count: usize) -> (List<V, T>, usize) {
-        if is_abandoned() {
+        if is_forked() {
             // SAFETY: the list is ours, and what is left of it is lost.
             return unsafe { Self::chain(Self::allocate()).cut(count) }.expect("a chunk has blocks");
         }
@@ -134,7 +134,7 @@ impl<V, T> Slab<V, T> {
 
     /// Takes free blocks back.
     pub(crate) fn give_list(&self, list: List<V, T>) {
-        if is_abandoned() {
+        if is_forked() {
             // The lock may be held for ever: the blocks are lost.
             return;
         }
@@ -340,7 +340,7 @@ mod tests {
     const WITHIN: Duration = Duration::from_secs(20);
 
     /// A program of its own, since what it does to its process cannot be undone.
-    const CHILD: &str = "ESTAFETTE_TEST_OF_ABANDONED_LOCKS";
+    const CHILD: &str = "ESTAFETTE_TEST_OF_LOST_LOCKS";
 
     #[test]
     fn where_locks_are_held_for_ever_nobody_waits_for_them() {
@@ -362,7 +362,7 @@ mod tests {
             for shard in &slab.shards {
                 shard.lock.lock(std::ptr::null);
             }
-            estafette_sync::abandoned::abandon();
+            estafette_sync::process::pretend_forked();
             let (done, is_done) = mpsc::channel();
             // At its end the thread empties its magazine.
             let thread = std::thread::spawn(move || {

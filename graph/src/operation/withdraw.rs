@@ -4,7 +4,7 @@
 //! not keep others waiting. While the locks of all its variables are held, none of its accesses can be
 //! granted. So the operation either waits, and is taken out, or has been granted already, and stays.
 
-use estafette_sync::abandoned::is_abandoned;
+use estafette_sync::process::is_forked;
 
 use crate::biased_lock::CriticalSection;
 use crate::operation::access::{AccessPtr, Mode};
@@ -46,7 +46,7 @@ impl<V, T> OpRef<V, T> {
 
     fn withdraw_what(&self, what: What, ready: impl FnMut(Granted<V, T>)) -> bool {
         // True for withdrawn and completed operations, too. In a forked child, locks may be held for ever.
-        if self.as_block().is_granted() || is_abandoned() {
+        if self.as_block().is_granted() || is_forked() {
             return false;
         }
         let mut ended = Completed::new();

@@ -4,8 +4,8 @@ use std::fmt;
 use std::mem::ManuallyDrop;
 use std::ptr::NonNull;
 
-use estafette_sync::abandoned::is_abandoned;
 use estafette_sync::cell::UnsafeCell;
+use estafette_sync::process::is_forked;
 use estafette_sync::sync::Arc;
 use estafette_sync::sync::atomic::{AtomicUsize, Ordering};
 
@@ -414,7 +414,7 @@ impl<V, T> VarNode<V, T> {
                 if node.as_ref().handles.fetch_sub(1, Ordering::AcqRel) > 1 {
                     return;
                 }
-                if is_abandoned() {
+                if is_forked() {
                     // The lock may be held for ever: the variable is lost.
                     return;
                 }

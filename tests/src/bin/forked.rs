@@ -6,8 +6,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use estafette::exchange::fork;
 use estafette::{Access, Engine, Error, ExportOptions, Lease, ManagedTensor, Op, Tensor};
+use estafette_sync::process;
 use futures::FutureExt;
 use futures::executor::block_on;
 use tests::churn::churn;
@@ -95,7 +95,7 @@ fn prepare() -> Things {
     let failed = engine.op("fails").run(|[], []| Err("not looked at".into())).expect("accepted");
     estafette::operation::on_unretrieved(|failure| {
         // The threads of the parent have failures of their own.
-        if fork::in_child() {
+        if process::is_forked() {
             eprintln!("reported in the child: {failure}");
         }
     });
@@ -108,7 +108,7 @@ fn assert_forked<T: std::fmt::Debug>(what: &str, result: Result<T, Error>) {
 
 fn in_child(things: Things) {
     let Things { engine, deleted, idle, alone, busy, exported, lease, gate, behind, failed } = things;
-    assert!(fork::in_child());
+    assert!(process::is_forked());
     assert_forked("an operation", engine.op("child").reads([&idle]).run(|[_x], []| Ok(())));
     assert_forked("a refusing operation", engine.op("child").without_waiting().run(|[], []| Ok(())));
     assert_forked(
@@ -133,9 +133,9 @@ fn in_child(things: Things) {
     // SAFETY: a fresh tensor that describes its memory truly.
     assert_forked("an import", unsafe { engine.import(foreign::tensor(&[1.0], &refused)) });
     // Everything that is dropped leaks, quietly and counted, and without touching a lock.
-    let before = fork::leaked();
+    let before = process::leaked();
     drop(exported);
-    assert_eq!(fork::leaked(), before + 1, "the export is counted");
+    assert_eq!(process::leaked(), before + 1, "the export is counted");
     let before = engine.stats().leaked;
     drop(alone);
     assert_eq!(engine.stats().leaked, before + 1, "the tensor is counted");
@@ -147,8 +147,8 @@ fn in_child(things: Things) {
 
 fn in_parent(things: Things) {
     let Things { engine, deleted, idle, alone, busy, exported, lease, gate, behind, failed } = things;
-    assert!(!fork::in_child());
-    assert_eq!(fork::leaked(), 0);
+    assert!(!process::is_forked());
+    assert_eq!(process::leaked(), 0);
     gate.open();
     behind.wait().expect("the parent's work goes on");
     failed.wait().expect_err("its body fails");

@@ -10,8 +10,9 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use estafette::exchange::{fork, reaper};
+use estafette::exchange::reaper;
 use estafette::{Access, DType, Engine, Error, Op, Tensor};
+use estafette_sync::process;
 use futures::FutureExt;
 use futures::executor::block_on;
 use futures::future::{join_all, select_all};
@@ -368,7 +369,7 @@ fn forks(soak: &Soak, engine: &Engine) {
             // SAFETY: an alarm for a process that has no other.
             unsafe { libc::alarm(20) };
             let refused = matches!(engine.op("child").run(|[], []| Ok(())), Err(Error::Forked));
-            let code = if refused && fork::in_child() { 0 } else { 3 };
+            let code = if refused && process::is_forked() { 0 } else { 3 };
             // SAFETY: ends the child without running what the parent has registered to run at its exit.
             unsafe { libc::_exit(code) };
         }

@@ -4,6 +4,7 @@ use std::ffi::c_int;
 
 use estafette::lease::{Consumer, LeaseOwner};
 use estafette::{Access, Error, Lease, Tensor};
+use estafette_sync::process::ProcessBound;
 use estafette_sync::sync::{Mutex, MutexGuard};
 use pyo3::exceptions::{PyRuntimeError, PyValueError};
 use pyo3::ffi;
@@ -22,7 +23,6 @@ use crate::exchange::export::{self, From, Request, poll_once};
 use crate::interpreter::call_site;
 use crate::interpreter::guard;
 use crate::interpreter::lease_sites;
-use crate::interpreter::process::Own;
 use crate::kinds;
 use crate::submission::results;
 use crate::submission::scope;
@@ -95,7 +95,7 @@ impl PyAccess {
         }
         let views = leases
             .into_iter()
-            .map(|lease| Py::new(py, PyView { lease: Mutex::new(Some(Own::new(lease))) }))
+            .map(|lease| Py::new(py, PyView { lease: Mutex::new(Some(ProcessBound::new(lease))) }))
             .collect::<PyResult<Vec<_>>>()?;
         let lent: Vec<Py<PyAny>> = views.iter().map(|view| view.clone_ref(py).into_any()).collect();
         let noted: Vec<Py<PyView>> = views.iter().map(|view| view.clone_ref(py)).collect();
@@ -213,14 +213,14 @@ impl Drop for Entering {
 /// A tensor under a scoped lease. Pass it to ``from_dlpack`` of any library; that waits for nothing.
 #[pyclass(frozen, module = "estafette", name = "View")]
 pub struct PyView {
-    lease: Mutex<Option<Own<Lease>>>,
+    lease: Mutex<Option<ProcessBound<Lease>>>,
 }
 
 impl PyView {
     pub fn lease(&self, py: Python<'_>) -> PyResult<Lease> {
         let lease = self.lease.lock();
         match lease.as_ref() {
-            Some(lease) => lease.get(py).cloned(),
+            Some(lease) => lease.get().or_raise(py).cloned(),
             None => Err(raise(py, "ConflictError", "the `with` block that this view belongs to has ended")),
         }
     }

@@ -4,11 +4,11 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use estafette::{Engine, Error};
+use estafette_sync::process::ProcessBound;
 use pyo3::prelude::*;
 
 use crate::asyncio::stopped_loop;
-use crate::error::raise;
-use crate::interpreter::process::Own;
+use crate::error::{OrRaise, raise};
 use crate::submission::using;
 use crate::unretrieved::Failures;
 
@@ -20,7 +20,7 @@ pub struct EngineHandle {
 
 /// Shared by the handles.
 pub(crate) struct Shared {
-    pub(crate) engine: Own<Engine>,
+    pub(crate) engine: ProcessBound<Engine>,
     pub(crate) lease_timeout: Duration,
     /// What becomes of failures that nothing has looked at.
     pub(crate) failures: Failures,
@@ -30,7 +30,7 @@ pub(crate) struct Shared {
 
 impl EngineHandle {
     pub fn engine(&self, py: Python<'_>) -> PyResult<&Engine> {
-        self.shared.engine.get(py)
+        self.shared.engine.get().or_raise(py)
     }
 
     /// How long a wait is held up by leases alone.

@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use estafette::Op;
 use estafette_report::shown::shown;
+use estafette_sync::process::ProcessBound;
 use pyo3::prelude::*;
 
 use crate::arguments::seconds;
@@ -12,25 +13,24 @@ use crate::asyncio::stopped_loop;
 use crate::classes::handle::EngineHandle;
 use crate::error::OrRaise;
 use crate::interpreter::guard;
-use crate::interpreter::process::Own;
 use crate::submission::scope;
 
 /// A submitted operation: can be awaited, waited for and cancelled. Letting go of it changes nothing for the operation; a failure
 /// that nothing has looked at is reported then, or when the last tensor that it concerns goes.
 #[pyclass(frozen, module = "estafette", name = "Operation", weakref)]
 pub struct PyOperation {
-    op: Own<Op>,
+    op: ProcessBound<Op>,
     /// An operation keeps its engine.
     _engine: EngineHandle,
 }
 
 impl PyOperation {
     pub fn new(op: Op, engine: EngineHandle) -> Self {
-        Self { op: Own::new(op), _engine: engine }
+        Self { op: ProcessBound::new(op), _engine: engine }
     }
 
     pub fn ended(&self, py: Python<'_>) -> PyResult<&Op> {
-        self.op.get(py)
+        self.op.get().or_raise(py)
     }
 
     /// What ``await`` gives.
@@ -46,18 +46,18 @@ impl PyOperation {
     /// The name given at submission.
     #[getter]
     fn name(&self, py: Python<'_>) -> PyResult<String> {
-        Ok(self.op.get(py)?.name().to_string())
+        Ok(self.op.get().or_raise(py)?.name().to_string())
     }
 
     /// Identity, as in errors and diagnoses.
     #[getter]
     fn id(&self, py: Python<'_>) -> PyResult<u64> {
-        Ok(self.op.get(py)?.id())
+        Ok(self.op.get().or_raise(py)?.id())
     }
 
     /// Whether the operation has ended, well or not.
     fn is_done(&self, py: Python<'_>) -> PyResult<bool> {
-        Ok(self.op.get(py)?.is_done())
+        Ok(self.op.get().or_raise(py)?.is_done())
     }
 
     /// Cancels the operation if it has not begun; says whether it was. Its outputs then raise `CancelledError`; memory
@@ -72,7 +72,7 @@ impl PyOperation {
     ///     Traceback (most recent call last):
     ///     estafette.CancelledError: operation `late` (op ...) was cancelled: cancelled before it began
     fn cancel(&self, py: Python<'_>) -> PyResult<bool> {
-        let op = self.op.get(py)?;
+        let op = self.op.get().or_raise(py)?;
         Ok(guard::detach(py, || op.cancel()))
     }
 
@@ -80,7 +80,7 @@ impl PyOperation {
     /// as `Tensor.wait` does: at once where it waits for a lease that this very thread has taken.
     #[pyo3(signature = (timeout = None))]
     fn wait(&self, py: Python<'_>, timeout: Option<f64>) -> PyResult<()> {
-        let op = self.op.get(py)?;
+        let op = self.op.get().or_raise(py)?;
         let timeout = seconds("timeout", timeout)?;
         if op.is_done() || timeout.is_some_and(|timeout| timeout.is_zero()) {
             return op.wait_timeout(Some(Duration::ZERO)).or_raise(py);
@@ -91,7 +91,7 @@ impl PyOperation {
 
     /// ``await op`` waits until the operation has ended. Raises `OperationError` when it failed.
     fn __await__(&self, py: Python<'_>) -> PyResult<Awaiter> {
-        let mut op = self.op.get(py)?.clone();
+        let mut op = self.op.get().or_raise(py)?.clone();
         // The first poll finds a wait of an operation for itself.
         if let Some(outcome) = scope::poll_within(py, &mut op)? {
             return Ok(Awaiter::done(outcome.or_raise(py).map(|()| py.None())));
@@ -103,12 +103,12 @@ impl PyOperation {
     }
 
     fn __repr__(&self) -> String {
-        match self.op.try_get() {
-            Some(op) => {
+        match self.op.get() {
+            Ok(op) => {
                 let state = if op.is_done() { "done" } else { "in flight" };
                 format!("<estafette.Operation {} `{}`, {state}>", op.id(), shown(op.name()))
             }
-            None => "<estafette.Operation of the parent process>".into(),
+            Err(_) => "<estafette.Operation of the parent process>".into(),
         }
     }
 }

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use estafette::program::ProgramBuilder;
 use estafette::{Engine, Program};
 use estafette_report::shown::shown;
+use estafette_sync::process::ProcessBound;
 use estafette_sync::sync::{Mutex, MutexGuard};
 use pyo3::exceptions::PyRuntimeError;
 use pyo3::gc::{PyTraverseError, PyVisit};
@@ -17,7 +18,6 @@ use crate::classes::operation::PyOperation;
 use crate::error::OrRaise;
 use crate::exchange::export::poll_once;
 use crate::interpreter::guard;
-use crate::interpreter::process::Own;
 use crate::submission::body::{Body, Repeated};
 use crate::submission::scope;
 use crate::submission::submission_args::{self, Submission, SubmissionArgs};
@@ -51,15 +51,15 @@ pub struct PyProgram {
 }
 
 enum Stage {
-    Recording(Own<Box<ProgramBuilder>>),
-    Ready(Own<Program>),
+    Recording(ProcessBound<Box<ProgramBuilder>>),
+    Ready(ProcessBound<Program>),
     /// True if the recording block raised, or the program could not be finished.
     Abandoned,
 }
 
 impl PyProgram {
     pub fn new(engine: EngineHandle, builder: ProgramBuilder, name: String, graph: bool) -> Self {
-        let stage = Mutex::new(Stage::Recording(Own::new(Box::new(builder))));
+        let stage = Mutex::new(Stage::Recording(ProcessBound::new(Box::new(builder))));
         Self { engine, name, graph, stage, bodies: Mutex::default() }
     }
 
@@ -86,7 +86,8 @@ impl PyProgram {
         let (reads, writes): (Vec<_>, Vec<_>) =
             (operands.read_vars.iter().collect(), operands.write_vars.iter().collect());
         let mut node = builder
-            .get_mut(py)?
+            .get_mut()
+            .or_raise(py)?
             .op(name)
             .reads_slice(&operands.reads)
             .writes_slice(&operands.writes)
@@ -106,7 +107,7 @@ impl PyProgram {
     /// A handle of the finished program.
     fn ready(&self, py: Python<'_>) -> PyResult<Program> {
         match &*self.stage() {
-            Stage::Ready(program) => Ok(program.get(py)?.clone()),
+            Stage::Ready(program) => Ok(program.get().or_raise(py)?.clone()),
             Stage::Recording(_) => {
                 Err(self.error("is still being recorded: leave its `with` block, or `finish` it"))
             }
@@ -175,10 +176,10 @@ impl PyProgram {
                 }
             }
         };
-        let builder = builder.into_inner(py)?;
+        let builder = builder.into_inner().or_raise(py)?;
         let graph = self.graph;
         let finished = guard::detach(py, || if graph { builder.finish_as_graph() } else { builder.finish() });
-        *self.stage() = Stage::Ready(Own::new(finished.or_raise(py)?));
+        *self.stage() = Stage::Ready(ProcessBound::new(finished.or_raise(py)?));
         Ok(())
     }
 
@@ -242,7 +243,7 @@ impl PyProgram {
     fn __traverse__(&self, visit: PyVisit<'_>) -> Result<(), PyTraverseError> {
         // A replay in flight needs the functions, even if other references to them are gone.
         let idle = match self.stage.try_lock().as_deref() {
-            Some(Stage::Ready(program)) => program.try_get().is_some_and(|program| !program.is_in_use()),
+            Some(Stage::Ready(program)) => program.get().is_ok_and(|program| !program.is_in_use()),
             Some(Stage::Recording(_) | Stage::Abandoned) => true,
             None => false,
         };

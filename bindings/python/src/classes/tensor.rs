@@ -9,6 +9,7 @@ use estafette::devices::DLDevice;
 use estafette::exchange::with_inline_deleters;
 use estafette::tensor::TensorState;
 use estafette::{Access, Tensor};
+use estafette_sync::process::ProcessBound;
 use pyo3::exceptions::PyTypeError;
 use pyo3::ffi;
 use pyo3::prelude::*;
@@ -29,7 +30,6 @@ use crate::exchange::dtype;
 use crate::exchange::export::{self, From, Request};
 use crate::exchange::promise;
 use crate::interpreter::guard;
-use crate::interpreter::process::Own;
 use crate::submission::results::{self, Results};
 use crate::submission::scope;
 
@@ -47,7 +47,7 @@ pub struct PyTensor {
 }
 
 /// A tensor whose drop keeps the Python lock, as drops of Python objects do, and holds no lock of the engine.
-struct DroppedInline(ManuallyDrop<Own<Tensor>>);
+struct DroppedInline(ManuallyDrop<ProcessBound<Tensor>>);
 
 impl Drop for DroppedInline {
     fn drop(&mut self) {
@@ -63,7 +63,7 @@ impl PyTensor {
 
     /// The promise of a call, whose result may turn out to be several.
     pub fn of_call(tensor: Tensor, engine: EngineHandle, results: Option<Arc<Results>>) -> Self {
-        Self { tensor: DroppedInline(ManuallyDrop::new(Own::new(tensor))), engine, results }
+        Self { tensor: DroppedInline(ManuallyDrop::new(ProcessBound::new(tensor))), engine, results }
     }
 
     /// # Errors
@@ -77,7 +77,7 @@ impl PyTensor {
 
     /// The promise, of one array or of several.
     pub fn ended(&self, py: Python<'_>) -> PyResult<&Tensor> {
-        self.tensor.0.get(py)
+        self.tensor.0.get().or_raise(py)
     }
 
     /// The results of a call that has returned no single array.
@@ -491,7 +491,7 @@ impl PyTensor {
     }
 
     fn __repr__(&self) -> String {
-        let Some(tensor) = self.tensor.0.try_get() else {
+        let Ok(tensor) = self.tensor.0.get() else {
             return "<estafette.Tensor of the parent process>".into();
         };
         if self.structure().is_some() {

@@ -1,15 +1,16 @@
 //! The class `Variable`.
 
 use estafette::Variable;
+use estafette_sync::process::ProcessBound;
 use pyo3::prelude::*;
 
-use crate::interpreter::process::Own;
+use crate::error::OrRaise;
 
 /// Something whose order is kept and that has no memory: a file, a counter, a device setting. Use it in the `reads` and
 /// `writes` of `submit`; the function does not get it as an argument.
 #[pyclass(frozen, module = "estafette", name = "Variable", weakref)]
 pub struct PyVariable {
-    pub(crate) variable: Own<Variable>,
+    pub(crate) variable: ProcessBound<Variable>,
 }
 
 #[pymethods]
@@ -17,19 +18,19 @@ impl PyVariable {
     /// Identity, as in diagnoses.
     #[getter]
     fn id(&self, py: Python<'_>) -> PyResult<u64> {
-        Ok(self.variable.get(py)?.id())
+        Ok(self.variable.get().or_raise(py)?.id())
     }
 
     /// Number of writes that have finished.
     #[getter]
     fn version(&self, py: Python<'_>) -> PyResult<u64> {
-        Ok(self.variable.get(py)?.version())
+        Ok(self.variable.get().or_raise(py)?.version())
     }
 
     fn __repr__(&self) -> String {
-        match self.variable.try_get() {
-            Some(variable) => format!("<estafette.Variable {}>", variable.id()),
-            None => "<estafette.Variable of the parent process>".into(),
+        match self.variable.get() {
+            Ok(variable) => format!("<estafette.Variable {}>", variable.id()),
+            Err(_) => "<estafette.Variable of the parent process>".into(),
         }
     }
 }

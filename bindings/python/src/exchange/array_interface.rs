@@ -64,7 +64,7 @@ pub unsafe fn kept_by(
 /// # Errors
 /// What is wrong with the struct.
 pub fn kept_with(object: &Bound<'_, PyAny>, managed: ManagedTensor) -> PyResult<ManagedTensor> {
-    let layout = managed.describe().map_err(Into::into).or_raise(object.py())?;
+    let layout = managed.describe().or_raise(object.py())?;
     let flags = ExportFlags { read_only: managed.read_only(), is_copied: managed.is_copied() };
     let (data, abi) = (managed.data(), managed.abi());
     let keeper = Kept::new(object.clone().unbind());

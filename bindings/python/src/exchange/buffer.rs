@@ -104,7 +104,7 @@ fn as_bits<'py>(this: &Bound<'py, PyAny>, kind: DType) -> PyResult<Bound<'py, Py
     options.set_item("max_version", (1, 0))?;
     let exported = this.call_method("__dlpack__", (), Some(&options))?.cast_into::<PyCapsule>()?;
     let managed = capsule::consume(&exported)?;
-    let layout = managed.describe().map_err(Into::into).or_raise(py)?;
+    let layout = managed.describe().or_raise(py)?;
     let bits = DType::new(DType::U8.code, kind.bits);
     let layout = Layout::strided(bits, layout.device(), layout.shape(), layout.strides())
         .map_err(|error| to_py(py, &error.into()))?;
@@ -139,7 +139,7 @@ pub unsafe fn fill(
     interrupt::forget();
     let managed = export::export_managed(py, from, &request)
         .inspect_err(|error| interrupt::keep(py, owner.as_ptr().addr(), error))?;
-    let layout = managed.describe().map_err(Into::into).or_raise(py)?;
+    let layout = managed.describe().or_raise(py)?;
     let read_only = managed.read_only();
     let dtype = layout.dtype();
     if !layout.device().device_type.is_host_readable() {

@@ -8,6 +8,7 @@
 use std::sync::Arc;
 
 use estafette::{Completion, Tensor};
+use estafette_sync::process::ProcessBound;
 use estafette_sync::sync::Mutex;
 use pyo3::prelude::*;
 
@@ -15,7 +16,6 @@ use crate::classes::handle::EngineHandle;
 use crate::error::{OrRaise, Raised};
 use crate::exchange::export::poll_once;
 use crate::interpreter::guard;
-use crate::interpreter::process::Own;
 use crate::submission::outcome::take_result;
 use crate::submission::scope;
 use crate::submission::submission_args::SubmissionArgs;
@@ -63,12 +63,12 @@ pub fn call_off(py: Python<'_>, slot: &Slot, error: &PyErr) {
 /// What a future reports its end to: `delivery(value, error, cancelled)`. Only the first call counts.
 #[pyclass(frozen, module = "estafette._estafette", name = "_Delivery", weakref)]
 pub struct Delivery {
-    slot: Own<Slot>,
+    slot: ProcessBound<Slot>,
 }
 
 impl Delivery {
     pub fn new(slot: Slot) -> Self {
-        Self { slot: Own::new(slot) }
+        Self { slot: ProcessBound::new(slot) }
     }
 }
 
@@ -77,7 +77,7 @@ impl Delivery {
     fn __call__(&self, value: &Bound<'_, PyAny>, error: Option<Bound<'_, PyAny>>, cancelled: bool) {
         let py = value.py();
         // In a forked child the operation belongs to the parent process.
-        let Some(completion) = self.slot.try_get().and_then(take) else { return };
+        let Some(completion) = self.slot.get().ok().and_then(take) else { return };
         let outcome = match error {
             Some(error) => Err(PyErr::from_value(error)),
             None => take_result(value),
@@ -93,7 +93,7 @@ impl Delivery {
 
     /// The event loop of the future is closed.
     fn lost(&self, py: Python<'_>) {
-        let Some(completion) = self.slot.try_get().and_then(take) else { return };
+        let Some(completion) = self.slot.get().ok().and_then(take) else { return };
         let lost = "the event loop of the future was closed before the future had a result";
         guard::detach(py, || completion.produce(Err(lost.into())));
     }
@@ -101,7 +101,7 @@ impl Delivery {
 
 impl Drop for Delivery {
     fn drop(&mut self) {
-        if let Some(completion) = self.slot.try_get().and_then(take) {
+        if let Some(completion) = self.slot.get().ok().and_then(take) {
             completion.produce(Err("the future was dropped before it had a result".into()));
         }
     }

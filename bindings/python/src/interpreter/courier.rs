@@ -3,11 +3,12 @@
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
+use estafette_sync::process;
 use estafette_sync::sync::{Condvar, Mutex};
 use estafette_sync::thread;
 use pyo3::prelude::*;
 
-use crate::interpreter::{guard, process};
+use crate::interpreter::guard;
 
 /// What is done with the Python lock. With the guard closed it is left to the interpreter that is going away.
 pub type Job = Box<dyn FnOnce(Python<'_>) + Send>;
@@ -39,7 +40,7 @@ pub struct Expected(&'static Courier);
 
 impl Drop for Expected {
     fn drop(&mut self) {
-        if process::is_engines_child() {
+        if process::is_forked() {
             return;
         }
         self.0.state.lock().expected -= 1;
@@ -61,7 +62,7 @@ impl Courier {
 
     /// Hands over a job; false if there is no room for it, or in a forked child, where the thread is not.
     pub fn send(&'static self, job: Job) -> bool {
-        if process::is_engines_child() {
+        if process::is_forked() {
             // Python objects in it are the parent's.
             std::mem::forget(job);
             return false;

@@ -18,6 +18,7 @@ use std::time::{Duration, Instant};
 use estafette::exchange::reaper;
 use estafette::wait::{OpStatus, Status};
 use estafette::{Engine, Error};
+use estafette_sync::process;
 use estafette_sync::sync::atomic::{AtomicBool, Ordering};
 use estafette_sync::sync::{Mutex, MutexGuard};
 use pyo3::exceptions::PyKeyboardInterrupt;
@@ -27,7 +28,6 @@ use crate::classes::handle::{EngineHandle, Shared};
 use crate::classes::promise;
 use crate::interpreter::guard;
 use crate::interpreter::interrupt;
-use crate::interpreter::process;
 use crate::log;
 use crate::submission::running;
 
@@ -67,7 +67,7 @@ pub fn watch(engine: &EngineHandle) {
 #[pyfunction]
 #[pyo3(name = "_before_threads_end")]
 pub fn before_threads_end(py: Python<'_>) {
-    if !process::is_engines_child() {
+    if !process::is_forked() {
         finish(py, false);
     }
 }
@@ -76,12 +76,12 @@ pub fn before_threads_end(py: Python<'_>) {
 #[pyfunction]
 #[pyo3(name = "_at_exit")]
 pub fn at_exit(py: Python<'_>) {
-    if process::is_engines_child() {
+    if process::is_forked() {
         return;
     }
     finish(py, true);
     for shared in there() {
-        if let Some(engine) = shared.engine.try_get() {
+        if let Ok(engine) = shared.engine.get() {
             engine.unretrieved().report();
         }
     }
@@ -109,7 +109,7 @@ fn finish(py: Python<'_>, last: bool) {
         return;
     }
     let shared = there();
-    let engines: Vec<&Engine> = shared.iter().filter_map(|shared| shared.engine.try_get()).collect();
+    let engines: Vec<&Engine> = shared.iter().filter_map(|shared| shared.engine.get().ok()).collect();
     if in_flight(&engines) == 0 {
         return;
     }

@@ -20,12 +20,12 @@
 use std::cell::Cell;
 use std::time::Duration;
 
+use estafette_sync::process;
 use estafette_sync::rundown::Rundown;
 use estafette_sync::sync::atomic::{AtomicU64, Ordering};
 use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
 
-use crate::interpreter::process;
 use crate::interpreter::thread_state;
 
 static GATE: Rundown = Rundown::new();
@@ -45,7 +45,7 @@ struct Inside(());
 
 impl Inside {
     fn enter() -> Option<Self> {
-        if process::is_engines_child() {
+        if process::is_forked() {
             // The lock may be held for ever, by a thread that is not here.
             return None;
         }
@@ -88,7 +88,7 @@ pub fn detach<R: Send>(py: Python<'_>, f: impl FnOnce() -> R + Send) -> R {
     let (value, inside) = py.detach(|| {
         let value = f();
         // In a forked child the thread that forked is the main one, whatever it was before.
-        let free = main || process::is_engines_child();
+        let free = main || process::is_forked();
         let inside = if free { None } else { Some(Inside::enter().unwrap_or_else(|| stay_away())) };
         (value, inside)
     });

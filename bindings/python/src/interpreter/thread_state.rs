@@ -10,12 +10,13 @@
 
 use std::cell::{Cell, RefCell};
 
+use estafette_sync::process;
 use estafette_sync::sync::{Condvar, Mutex};
+use pyo3::exceptions::PyImportError;
 use pyo3::ffi;
 use pyo3::prelude::*;
 
 use crate::interpreter::guard;
-use crate::interpreter::process;
 
 /// Whether a thread makes or deletes a thread state, or forks.
 static BUSY: Mutex<bool> = Mutex::new(false);
@@ -95,6 +96,23 @@ impl Drop for Kept {
     }
 }
 
+/// The engine belongs to the process: it could not distinguish an interpreter's end from that of the process.
+///
+/// # Errors
+/// `ImportError` in a subinterpreter.
+#[pyfunction(name = "_check_interpreter")]
+pub fn check_interpreter(py: Python<'_>) -> PyResult<()> {
+    let _ = py;
+    // SAFETY: the calling thread has a thread state, since it has the Python lock.
+    let id = unsafe { ffi::PyInterpreterState_GetID(ffi::PyInterpreterState_Get()) };
+    if id == 0 {
+        return Ok(());
+    }
+    Err(PyImportError::new_err(
+        "estafette works in the main interpreter only, not in subinterpreters; start threads or processes (by spawn) instead",
+    ))
+}
+
 /// Called by Python before a fork, on the thread that forks.
 #[pyfunction]
 #[pyo3(name = "_before_fork")]
@@ -116,7 +134,7 @@ pub fn after_fork_in_child(py: Python<'_>) {
     guard::become_main(py);
     // A child may have an engine of its own when its parent had none; then no other thread can have had the turn, or its
     // lock. Otherwise nothing here uses either.
-    if !process::is_engines_child() {
+    if !process::is_forked() {
         drop(Turn(()));
     }
 }

@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use estafette::operators::{Implementation, Invocation, OperatorKind};
 use estafette::{Produced, Tensor};
+use estafette_sync::process::ProcessBound;
 use pyo3::exceptions::{PyTypeError, PyValueError};
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyTuple};
@@ -13,7 +14,6 @@ use crate::classes::tensor::PyTensor;
 use crate::error::{OrRaise, Raised, finalizing};
 use crate::interpreter::guard;
 use crate::interpreter::kept::Kept;
-use crate::interpreter::process::Own;
 use crate::submission::body;
 use crate::submission::function_kind::{FunctionKind, never_runs};
 use crate::submission::outcome::take_result;
@@ -84,7 +84,7 @@ impl Parts {
         let lease_timeout = engine.lease_timeout();
         // The tensors that it is for end no engine.
         let failures = Failures::Log;
-        let shared = Shared { engine: Own::new(engine), lease_timeout, failures, using: None };
+        let shared = Shared { engine: ProcessBound::new(engine), lease_timeout, failures, using: None };
         let handle = EngineHandle { shared: Arc::new(shared) };
         let object = |tensor: &Tensor| Bound::new(py, PyTensor::new(tensor.clone(), handle.clone()));
         let inputs = call.inputs().iter().map(object).collect::<PyResult<Vec<_>>>()?;

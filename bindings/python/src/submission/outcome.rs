@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use estafette::devices::{DeviceError, Fence, FenceSet, Order, Queue};
 use estafette::{BodyResult, Completion, Produced, Scope};
+use estafette_sync::process;
 use estafette_sync::sync::Mutex;
 use estafette_sync::sync::atomic::Ordering;
 use pyo3::intern;
@@ -15,7 +16,6 @@ use crate::error::{Raised, raise};
 use crate::exchange::import::{self, IMPORTED, Taken, Wanted};
 use crate::exchange::peers;
 use crate::interpreter::guard;
-use crate::interpreter::process;
 use crate::submission::function_kind::refuse_masked;
 use crate::submission::on::On;
 use crate::submission::results::{self, Results};
@@ -177,7 +177,7 @@ impl TaskDone {
 
 impl Drop for TaskDone {
     fn drop(&mut self) {
-        if process::is_engines_child() {
+        if process::is_forked() {
             // The operation is the parent's.
             return std::mem::forget(self.completion.clone());
         }

@@ -16,6 +16,7 @@ use crate::arguments::{not_a_tensor, parse_dtype, parse_shape};
 use crate::classes::handle::EngineHandle;
 use crate::classes::tensor::PyTensor;
 use crate::classes::variable::PyVariable;
+use crate::error::OrRaise;
 use crate::kinds;
 use crate::submission::body::Body;
 use crate::submission::on::On;
@@ -126,7 +127,7 @@ pub fn of_submit(
                 objects.push(item);
             } else if let Ok(variable) = item.cast::<PyVariable>() {
                 let variables = if write { &mut operands.write_vars } else { &mut operands.read_vars };
-                variables.push(variable.get().variable.get(py)?.clone());
+                variables.push(variable.get().variable.get().or_raise(py)?.clone());
             } else {
                 return Err(not_a_tensor(&item));
             }

@@ -2,13 +2,14 @@
 
 use std::alloc;
 use std::ffi::c_void;
-use std::mem::ManuallyDrop;
 use std::ptr::{self, NonNull};
+
+use estafette_sync::process::ProcessBound;
 
 use super::super::log_panic::log_panic;
 use super::{
     Abi, DLDataType, DLDataTypeCode, DLDeviceType, DLManagedTensor, DLManagedTensorVersioned, DLPackVersion,
-    DLTensor, DlpackFlags, Layout, ManagedTensor, Raw, RawDevice, VERSION, fork,
+    DLTensor, DlpackFlags, Layout, ManagedTensor, Raw, RawDevice, VERSION,
 };
 
 /// What an exported tensor says about its memory. Padding comes from the layout.
@@ -78,8 +79,7 @@ where
 struct Exported<M, F> {
     /// First, so that a pointer to it is a pointer to the whole.
     managed: M,
-    owner: ManuallyDrop<F>,
-    generation: u32,
+    owner: ProcessBound<F>,
     ndim: usize,
 }
 
@@ -113,9 +113,8 @@ impl<M, F: FnOnce() + Send + 'static> Exported<M, F> {
             ptr::copy_nonoverlapping(layout.shape().as_ptr(), shape, ndim);
             ptr::copy_nonoverlapping(layout.strides().as_ptr(), strides, ndim);
             let dims = if ndim == 0 { (ptr::null_mut(), ptr::null_mut()) } else { (shape, strides) };
-            let generation = fork::generation();
             let managed = managed(memory.cast(), dims);
-            start.write(Self { managed, owner: ManuallyDrop::new(owner), generation, ndim });
+            start.write(Self { managed, owner: ProcessBound::new(owner), ndim });
         }
         start.cast()
     }
@@ -130,13 +129,11 @@ impl<M, F: FnOnce() + Send + 'static> Exported<M, F> {
         // SAFETY: as above: `managed` is the first field of a live `Self`, made by the allocation that
         // `place` describes. The owner is moved out exactly once; the memory is not used after it is freed.
         unsafe {
-            if (*start).generation != fork::generation() {
-                fork::count_leak();
-                return;
-            }
-            let owner = ManuallyDrop::take(&mut (*start).owner);
+            let owner = ptr::read(&raw const (*start).owner).into_inner();
             alloc::dealloc(start.cast(), Self::place((*start).ndim).0);
-            log_panic("owner of an exported tensor", owner);
+            if let Ok(owner) = owner {
+                log_panic("owner of an exported tensor", owner);
+            }
         }
     }
 }

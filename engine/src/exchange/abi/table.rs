@@ -114,7 +114,7 @@ pub unsafe fn allocate(prototype: NonNull<DLTensor>) -> Result<ManagedTensor, Er
 ///
 /// # Safety
 /// `description` is readable, and its shape has `ndim` readable entries or is NULL.
-pub unsafe fn layout_of(description: NonNull<DLTensor>) -> Result<Layout, InvalidTensor> {
+pub(crate) unsafe fn layout_of(description: NonNull<DLTensor>) -> Result<Layout, InvalidTensor> {
     // SAFETY: by contract of this function.
     let description = unsafe { description.read() };
     let ndim = usize::try_from(description.ndim)
@@ -133,7 +133,7 @@ pub unsafe fn layout_of(description: NonNull<DLTensor>) -> Result<Layout, Invali
 ///
 /// # Safety
 /// As for [`lend`].
-pub unsafe fn lent(layout: &Layout, data: *mut u8) -> DLManagedTensorVersioned {
+pub(crate) unsafe fn lent(layout: &Layout, data: *mut u8) -> DLManagedTensorVersioned {
     let mut dl_tensor = export::describe_raw(layout, data);
     // SAFETY: the place is ours; about `layout` the caller promises.
     unsafe { lend(layout, data, NonNull::from(&mut dl_tensor)) };
@@ -142,7 +142,10 @@ pub unsafe fn lent(layout: &Layout, data: *mut u8) -> DLManagedTensorVersioned {
 
 /// A struct to be filled in with an element type and a shape: on `device`, without dimensions, and with room for
 /// [`NDIM_MAX`] of them in `dims`.
-pub fn blank(device: estafette_devices::DLDevice, dims: &mut [i64; NDIM_MAX]) -> DLManagedTensorVersioned {
+pub(crate) fn blank(
+    device: estafette_devices::DLDevice,
+    dims: &mut [i64; NDIM_MAX],
+) -> DLManagedTensorVersioned {
     unowned(DLTensor {
         data: std::ptr::null_mut(),
         device: RawDevice {

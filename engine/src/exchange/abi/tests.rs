@@ -411,13 +411,13 @@ fn in_a_forked_child_neither_deleters_nor_owners_run() {
     let exported =
         export(&layout, ptr::without_provenance_mut(64), ExportFlags::default(), Abi::Versioned, owner);
     let exported = exported.into_raw_versioned().unwrap().cast::<DLManagedTensorVersioned>();
-    let fine = crate::core::fork::tests::in_forked_child(|| {
+    let fine = estafette_sync::process::in_forked_child(|| {
         // SAFETY: the child's copies; each is given up once in this process.
         unsafe {
             drop(std::ptr::read(&imported));
             (*exported).deleter.unwrap()(exported);
         }
-        deleted.load(Ordering::Relaxed) == 0 && calls.load(Ordering::Relaxed) == 0 && fork::leaked() == 2
+        deleted.load(Ordering::Relaxed) == 0 && calls.load(Ordering::Relaxed) == 0 && process::leaked() == 2
     });
     assert!(fine);
     drop(imported);

@@ -8,8 +8,8 @@ use std::ffi::{CStr, c_char, c_void};
 use std::fmt;
 
 use estafette_devices::{DLDevice, DeviceType};
+use estafette_sync::process;
 
-use super::super::fork;
 use crate::core::invalid_tensor::InvalidTensor;
 
 /// `struct ArrowSchema`.
@@ -207,8 +207,8 @@ impl Drop for ArrowSchema {
 fn release_array(array: &mut RawArray) {
     let Some(release) = array.release else { return };
     // Its parts belong to the parent process, and a lock that `release` takes may be held by a thread that is not here.
-    if fork::in_child() {
-        return fork::count_leak();
+    if process::is_forked() {
+        return process::count_leak();
     }
     // SAFETY: as in `ArrowSchema`.
     unsafe { release(array) };

@@ -4,10 +4,10 @@ use std::ffi::c_void;
 use std::ptr;
 
 use estafette_devices::{DLDevice, NativeEvent};
+use estafette_sync::process::ProcessBound;
 
 use super::super::abi::ManagedTensor;
 use super::super::dtype::DType;
-use super::super::fork;
 use super::super::log_panic::log_panic;
 use super::abi::{ArrowDeviceArray, ArrowSchema, HOST_ID, RawArray, RawDeviceArray, RawSchema};
 use super::format;
@@ -62,9 +62,8 @@ impl ArrowDeviceArray {
         }
         let event = sync_event.as_ref().map_or(ptr::null_mut(), |event| event.pointer().as_ptr());
         let buffers = [ptr::null(), tensor.data().cast_const().cast::<c_void>()];
-        let generation = fork::generation();
         let held =
-            Box::leak(Box::new(ArrayOwner { buffers, generation, _tensor: tensor, _event: sync_event }));
+            Box::leak(Box::new(ArrayOwner { buffers, _lent: ProcessBound::new((tensor, sync_event)) }));
         let array = RawArray {
             length,
             null_count: 0,
@@ -88,10 +87,8 @@ impl ArrowDeviceArray {
 struct ArrayOwner {
     /// The validity bitmap, which there is none of, and the data.
     buffers: [*const c_void; 2],
-    generation: u32,
     /// First the tensor is given back, then the event goes.
-    _tensor: ManagedTensor,
-    _event: Option<NativeEvent>,
+    _lent: ProcessBound<(ManagedTensor, Option<NativeEvent>)>,
 }
 
 /// What the consumer calls, once, with the struct wherever it has been moved.
@@ -104,9 +101,6 @@ unsafe extern "C" fn release(array: *mut RawArray) {
     unsafe {
         (*array).release = None;
         let held = (*array).private_data.cast::<ArrayOwner>();
-        if (*held).generation != fork::generation() {
-            return fork::count_leak();
-        }
         log_panic("the tensor behind an Arrow array", || drop(Box::from_raw(held)));
     }
 }
@@ -125,7 +119,7 @@ mod tests {
     use super::super::super::abi::{Abi, ExportFlags, export};
     use super::super::super::layout::Layout;
     use super::*;
-    use crate::core::fork::{leaked, tests::in_forked_child};
+    use estafette_sync::process::{in_forked_child, leaked};
 
     #[test]
     fn an_array_released_in_a_forked_child_stays_the_parents() {

@@ -8,6 +8,7 @@ use estafette_devices::{
     DLDevice, Device, Fence, FenceState, NativeEvent, Order, Outcome, Reactor, Subscriber,
 };
 use estafette_sync::panic::contain_panic;
+use estafette_sync::process;
 use estafette_sync::sync::atomic::{AtomicU64, Ordering};
 use estafette_sync::sync::{Mutex, OnceLock};
 use estafette_sync::valgrind;
@@ -15,7 +16,7 @@ use estafette_sync::valgrind;
 use super::{
     FAILED, FENCE_VERSION, FenceCallback, INVALID, OK, PENDING, RawFence, TIMEOUT, WOULD_DEADLOCK, status_of,
 };
-use crate::exchange::{callback, fork};
+use crate::exchange::callback;
 
 /// The struct of `fence`, for another scheduler. The caller owns one count of it and gives that up by its `release`.
 ///
@@ -199,7 +200,7 @@ unsafe extern "C" fn subscribe(
     let exported = unsafe { exported(context) };
     let Some(callback) = callback else { return INVALID };
     // In a forked child the locks may be held for ever.
-    if fork::in_child() {
+    if process::is_forked() {
         return FAILED;
     }
     guarded(FAILED, || {
@@ -223,7 +224,7 @@ unsafe extern "C" fn subscribe(
 unsafe extern "C" fn unsubscribe(context: *mut c_void, token: u64) -> i32 {
     // SAFETY: called with the context that stands beside it.
     let exported = unsafe { exported(context) };
-    if fork::in_child() {
+    if process::is_forked() {
         return PENDING;
     }
     guarded(FAILED, || {

@@ -18,6 +18,7 @@ use estafette_devices::{
     DLDevice, Device, DeviceError, DeviceErrorKind, Event, Fence, FenceState, Order, Outcome, Queue, Reactor,
     Subscriber, Watch,
 };
+use estafette_sync::process;
 use estafette_sync::sync::{Mutex, MutexGuard, OnceLock};
 use estafette_sync::time::Instant;
 use estafette_sync::{thread_local, valgrind};
@@ -25,8 +26,8 @@ use estafette_sync::{thread_local, valgrind};
 use super::overdue::{self, Due};
 use super::{FENCE_VERSION, OK, RawFence, kind_of};
 use crate::core::error::Error;
+use crate::exchange::reaper;
 use crate::exchange::storage::Storage;
-use crate::exchange::{fork, reaper};
 
 /// Abandoned subscriptions are looked for when a fence has so many, and then at each doubling.
 const SWEEP_MIN: usize = 16;
@@ -290,7 +291,7 @@ impl Event for ForeignEvent {
 
     fn waiter_left(&self) {
         // In a forked child the locks may be held for ever.
-        if !fork::in_child() {
+        if !process::is_forked() {
             self.sweep();
         }
     }
@@ -425,7 +426,7 @@ fn query_due() -> bool {
 /// Does the part of the thread that queries overdue fences, where the system has refused that thread: starts it, or queries the fences on
 /// the calling thread. For threads that look at what waits.
 pub(crate) fn stand_in_for_queries() {
-    if overdue::is_missing() && !fork::in_child() {
+    if overdue::is_missing() && !process::is_forked() {
         let started = lock(&registry().inner).overdue.start(query_due);
         if started.is_err() {
             query_due();
@@ -437,7 +438,7 @@ pub(crate) fn stand_in_for_queries() {
 unsafe extern "C" fn settled(argument: *mut c_void, status: i32, message: *const c_char) {
     valgrind::before();
     // In a forked child the lock may be held for ever.
-    if fork::in_child() {
+    if process::is_forked() {
         return;
     }
     // A second call, or one that comes too late, finds nothing.

@@ -4,6 +4,7 @@ use std::fmt;
 use std::time::Duration;
 
 use estafette_devices::DLDevice;
+use estafette_sync::process;
 use estafette_sync::sync::Arc;
 
 use super::Reaper;
@@ -130,7 +131,7 @@ impl Reaper {
     }
 
     pub(super) fn slower_than(&self, slow: Duration, fenced_long: Duration) -> Vec<Release> {
-        if self.shared.is_forked() {
+        if process::is_forked() {
             return Vec::new();
         }
         let queue = self.shared.lock();

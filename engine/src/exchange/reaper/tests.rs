@@ -355,10 +355,10 @@ fn a_forked_child_leaks_quietly_and_never_hangs() {
         // that lock.
         let _inside = reaper.shared.lock();
         let (reaper, storage) = (&reaper, &storage);
-        crate::core::fork::tests::in_forked_child(|| {
+        estafette_sync::process::in_forked_child(|| {
             // SAFETY: the child's copy of the storage, given up once in this process.
             reaper.release(FenceSet::default(), unsafe { std::ptr::read(storage) });
-            // A fresh reaper, as if the parent had never used one: the storage remembers where it was made.
+            // A fresh reaper, as if the parent had never used one.
             let fresh = Reaper::new();
             // SAFETY: as above; leaking twice is harmless.
             fresh.release(FenceSet::default(), unsafe { std::ptr::read(storage) });

@@ -15,13 +15,11 @@ use super::super::log_panic::log_panic;
 use super::queue::{Follower, LeaderState, Phase, Queue, Ready};
 use super::slow::{ReleasedMemory, SLOW};
 use super::thread_state::{DeleterThread, Overtaken, Run, Step, Underway};
-use super::{BACKLOG, FenceSet, FencedStorage, NAP, Storage, THREADS_MAX, fork};
+use super::{BACKLOG, FenceSet, FencedStorage, NAP, Storage, THREADS_MAX};
 
 pub(super) struct Shared {
     /// After this time a deleter is slow.
     pub(super) slow: Duration,
-    /// The fork generation that the thread lives in.
-    generation: u32,
     queue: Mutex<Queue>,
     /// Storages whose fences no thread observes.
     unwatched: Mutex<Vec<(FencedStorage, FenceSet)>>,
@@ -45,7 +43,6 @@ impl Default for Shared {
     fn default() -> Self {
         Self {
             slow: SLOW,
-            generation: fork::generation(),
             queue: Mutex::default(),
             unwatched: Mutex::default(),
             work: Condvar::new(),
@@ -68,10 +65,6 @@ impl Shared {
 
     pub(super) fn unwatched(&self) -> MutexGuard<'_, Vec<(FencedStorage, FenceSet)>> {
         self.unwatched.lock()
-    }
-
-    pub(super) fn is_forked(&self) -> bool {
-        self.generation != fork::generation()
     }
 
     pub(super) fn push(self: &Arc<Self>, mut queue: MutexGuard<'_, Queue>, ready: Ready) {

@@ -263,7 +263,7 @@ fn wanted_threads(look: &Inspection, due: &[Due], places: &[Places]) -> Vec<usiz
         return Vec::new();
     }
     let helped = look.reaches(|op| is_ready_work(op) && op.kind == Kind::Work);
-    let left = look.reaches(|op| is_ready_work(op) && (op.core.has_no_workers() || op.core.pool.is_stuck()));
+    let left = look.reaches(|op| is_ready_work(op) && op.core.has_no_free_thread());
     let is_wanted = |due: &Due, place: usize| left[place] || (due.helps && helped[place]);
     let threads = due
         .iter()

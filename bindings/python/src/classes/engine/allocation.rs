@@ -1,6 +1,7 @@
 //! Tensors and variables that the engine creates: `empty`, `zeros`, `var`.
 
 use estafette::devices::DLDevice;
+use estafette_sync::process::ProcessBound;
 use pyo3::prelude::*;
 
 use super::PyEngine;
@@ -8,7 +9,6 @@ use crate::arguments::{parse_dtype, parse_shape};
 use crate::classes::tensor::PyTensor;
 use crate::classes::variable::PyVariable;
 use crate::error::OrRaise;
-use crate::interpreter::process::Own;
 use crate::kinds;
 
 #[pymethods]
@@ -48,6 +48,6 @@ impl PyEngine {
 
     /// Returns a variable: an object without memory that operations are ordered by.
     fn var(&self, py: Python<'_>) -> PyResult<PyVariable> {
-        Ok(PyVariable { variable: Own::new(self.engine(py)?.var()) })
+        Ok(PyVariable { variable: ProcessBound::new(self.engine(py)?.var()) })
     }
 }

@@ -14,6 +14,7 @@ use std::time::Duration;
 use estafette::engine::ShutdownReport;
 use estafette::exchange::reaper;
 use estafette::{Engine, Tensor};
+use estafette_sync::process::ProcessBound;
 use estafette_sync::sync::atomic::Ordering;
 use pyo3::prelude::*;
 use pyo3::types::PyTuple;
@@ -33,7 +34,6 @@ use crate::interpreter::exit;
 use crate::interpreter::guard;
 use crate::interpreter::interrupt;
 use crate::interpreter::kept::Kept;
-use crate::interpreter::process::{self, Own};
 use crate::interpreter::python_lock::PythonLock;
 use crate::interpreter::thread_state;
 use crate::log;
@@ -172,13 +172,12 @@ impl PyEngine {
             None => LEASE_TIMEOUT_DEFAULT,
         };
         let engine = builder.lease_timeout(lease_timeout).build().or_raise(py)?;
-        process::has_engine();
         reaper().on_start(thread_state::prepare);
         engine.on_lease_wait(collect_garbage);
         engine.on_wait_of(guard::is_known_main, interrupt::asked);
         estafette::operation::on_unretrieved(unretrieved::reporter);
         let using = using.map(|using| Kept::new(using.unbind()));
-        let shared = Shared { engine: Own::new(engine), lease_timeout, failures, using };
+        let shared = Shared { engine: ProcessBound::new(engine), lease_timeout, failures, using };
         let handle = EngineHandle { shared: Arc::new(shared) };
         exit::watch(&handle);
         Ok(Self { handle, workers })
@@ -289,15 +288,15 @@ impl PyEngine {
     }
 
     fn __repr__(&self) -> String {
-        match self.handle.shared.engine.try_get() {
-            Some(engine) => {
+        match self.handle.shared.engine.get() {
+            Ok(engine) => {
                 format!(
                     "<estafette.Engine, {} workers, {} in flight>",
                     self.workers,
                     engine.stats().in_flight
                 )
             }
-            None => "<estafette.Engine of the parent process>".into(),
+            Err(_) => "<estafette.Engine of the parent process>".into(),
         }
     }
 }
