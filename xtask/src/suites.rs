@@ -522,9 +522,9 @@ fn play_the_driver(context: &Context, command: &mut Command) {
     command.env("ESTAFETTE_CUDA_SIM", simulator).env("LD_LIBRARY_PATH", folder);
 }
 
-/// Builds the C interface and the two frameworks with it, and runs the relay.
+/// Installs the C interface, builds the two frameworks with it, and runs the relay.
 fn delegate(context: &Context) -> Vec<Command> {
-    let library = context.target.join("release/libestafette_c.a");
+    let library = c_prefix(context).join("lib/libestafette.a");
     let build = context.target.join("delegate");
     let mut configure = shell::command("cmake");
     configure.args(["-S", "examples/delegate", "-DCMAKE_BUILD_TYPE=Release", "-B"]).arg(&build);
@@ -533,7 +533,7 @@ fn delegate(context: &Context) -> Vec<Command> {
     compile.arg("--build").arg(&build);
     let program = build.join("libdelegate.so");
     vec![
-        cargo(&context.target, &["build", "--release", "--package", "estafette-c"], &[]),
+        install_c(context),
         configure,
         compile,
         python(context, &["examples/delegate/delegate.py", &program.to_string_lossy()]),
