@@ -36,10 +36,10 @@ struct Counted {
   }
 
   // A struct with all fields but the functions of the framework. The caller owns one reference.
-  static estafette_fence fence(State state) {
-    estafette_fence fence;
+  static DLFence fence(State state) {
+    DLFence fence;
     std::memset(&fence, 0, sizeof fence);
-    fence.version = ESTAFETTE_FENCE_VERSION;
+    fence.version = DLPACK_FENCE_VERSION;
     fence.size = sizeof fence;
     fence.context = new Counted(std::move(state));
     fence.device = DLDevice{kDLCPU, 0};
@@ -50,9 +50,9 @@ struct Counted {
 };
 
 // Mill calls back, so its fences notify.
-inline estafette_fence fence_of(const mill::Tensor &tensor) {
+inline DLFence fence_of(const mill::Tensor &tensor) {
   using Fence = Counted<std::shared_ptr<mill::Event>>;
-  estafette_fence fence = Fence::fence(tensor.ready);
+  DLFence fence = Fence::fence(tensor.ready);
   fence.query = [](void *context) -> int32_t {
     switch (Fence::of(context).state->state()) {
       case mill::Event::State::pending: return ESTAFETTE_PENDING;
@@ -60,7 +60,7 @@ inline estafette_fence fence_of(const mill::Tensor &tensor) {
       default: return ESTAFETTE_FAILED;
     }
   };
-  fence.subscribe = [](void *context, estafette_fence_callback callback, void *argument, uint64_t *token) -> int32_t {
+  fence.subscribe = [](void *context, DLFenceCallback callback, void *argument, uint64_t *token) -> int32_t {
     *token = 0;
     Fence::of(context).state->then([callback, argument](const std::string *failure) {
       if (failure == nullptr) return callback(argument, ESTAFETTE_OK, nullptr);
@@ -84,9 +84,9 @@ struct Ticket {
 };
 
 // Tide can only be polled, and so can its fences.
-inline estafette_fence fence_of(const tide::Loop &loop, uint64_t ticket) {
+inline DLFence fence_of(const tide::Loop &loop, uint64_t ticket) {
   using Fence = Counted<Ticket>;
-  estafette_fence fence = Fence::fence(Ticket{&loop, ticket});
+  DLFence fence = Fence::fence(Ticket{&loop, ticket});
   fence.query = [](void *context) -> int32_t {
     const Ticket &ticket = Fence::of(context).state;
     return ticket.loop->passed(ticket.number) ? ESTAFETTE_OK : ESTAFETTE_PENDING;

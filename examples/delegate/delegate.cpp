@@ -48,7 +48,7 @@ using TideTensor = std::shared_ptr<tide::Tensor>;
 estafette_tensor *to_estafette(World &world, const MillTensor &tensor) {
   const DLDataType f32{kDLFloat, 32, 1};
   DLManagedTensorVersioned *managed = crossing::managed(tensor, f32, DLPACK_FLAG_BITMASK_READ_ONLY, world.counts);
-  estafette_fence ready = crossing::fence_of(*tensor);
+  DLFence ready = crossing::fence_of(*tensor);
   estafette_tensor *handle = nullptr;
   estafette_status status = estafette_import(world.engine, managed, &ready, &handle);
   ready.release(ready.context);
@@ -170,11 +170,11 @@ DLManagedTensorVersioned *tide_managed(World *world, TideTensor *tensor) {
 }
 
 // For `__estafette_promise__`: the fence of a tensor of Tide. The caller releases the fence by `fence_drop`.
-estafette_fence *tide_fence(World *world, TideTensor *tensor) {
-  return guarded([=] { return new estafette_fence(crossing::fence_of(world->loop, (*tensor)->ticket)); });
+DLFence *tide_fence(World *world, TideTensor *tensor) {
+  return guarded([=] { return new DLFence(crossing::fence_of(world->loop, (*tensor)->ticket)); });
 }
 
-void fence_drop(estafette_fence *fence) {
+void fence_drop(DLFence *fence) {
   fence->release(fence->context);
   delete fence;
 }
@@ -182,7 +182,7 @@ void fence_drop(estafette_fence *fence) {
 void managed_delete(DLManagedTensorVersioned *managed) { managed->deleter(managed); }
 
 // Mill sums a tensor of another library when `ready` is done. Takes `managed`, also on an error.
-MillTensor *mill_sum(World *world, DLManagedTensorVersioned *managed, const estafette_fence *ready) {
+MillTensor *mill_sum(World *world, DLManagedTensorVersioned *managed, const DLFence *ready) {
   return guarded([=]() -> MillTensor * {
     estafette_tensor *input = nullptr;
     estafette_status imported = estafette_import(world->engine, managed, ready, &input);

@@ -39,7 +39,7 @@ impl Program {
                 _ => {}
             }
             valid &= fence.version == 1
-                && fence.size as usize == size_of::<estafette_fence>()
+                && fence.size as usize == size_of::<DLFence>()
                 && fence.query.is_some()
                 && fence.release.is_some()
                 && fence.flags == 0;
