@@ -816,6 +816,35 @@ estafette_status estafette_promise_settle(struct estafette_promise *promise,
 estafette_status estafette_promise_drop(struct estafette_promise *promise);
 
 /**
+ * As `estafette_import`, of a tensor with fences: it is ready when its producer's `ready` is done, and its description may come as late.
+ * The deleter is called when the last use is over, so no fence is added.
+ *
+ * Returns as `estafette_import`. Of a tensor that is described late, what is wrong with the description fails the new tensor.
+ *
+ * What the caller promises:
+ * As for `estafette_import`.
+ */
+estafette_status estafette_import_fenced(struct estafette_engine *engine,
+                                         DLManagedTensorFenced *fenced,
+                                         struct estafette_tensor **out);
+
+/**
+ * Hands a tensor to another library at once, with fences: its `ready` is done when the tensor is ready and free for `access`
+ * (`ESTAFETTE_READ` or `ESTAFETTE_WRITE`). The caller owns `*out`; the lease ends when its deleter was called, and the fences that the
+ * consumer has added before are done. A tensor whose operation has not run yet is described late.
+ *
+ * Returns `ESTAFETTE_OK`, also for a failed version, which fails `ready`; `ESTAFETTE_CONFLICT` for writing what may not be written;
+ * `ESTAFETTE_INVALID` for NULL, a handle that is not in use, or another access; `ESTAFETTE_FORKED`. `*out` is written only on success. May be
+ * called by any thread.
+ *
+ * What the caller promises:
+ * Each pointer but handles is NULL or what its type says.
+ */
+estafette_status estafette_export_fenced(const struct estafette_tensor *tensor,
+                                         int32_t access,
+                                         DLManagedTensorFenced **out);
+
+/**
  * Says whether functions of this library may run operations on the calling thread: 0 for no, anything else for yes. Gives what was
  * said before, 0 or 1. A thread may, until it says otherwise.
  *

@@ -113,7 +113,7 @@ pub unsafe extern "C" fn estafette_lease_release(
         let fence = match NonNull::new(done.cast_mut()) {
             None => None,
             // SAFETY: by contract of this function.
-            Some(done) => Some(unsafe { held.import_fence(done) }?),
+            Some(done) => Some(unsafe { held.tensor().import_fence(done) }?),
         };
         drop(held);
         let lease = LEASES.take(lease, "lease")?;

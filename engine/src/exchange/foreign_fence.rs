@@ -18,7 +18,7 @@ mod export;
 mod import;
 mod overdue;
 
-pub use export::export;
+pub use export::{done, export};
 pub use import::import;
 pub(crate) use import::stand_in_for_queries;
 
