@@ -99,11 +99,11 @@ struct Counts {
   std::atomic<int> made{0}, given_back{0};
 };
 
-// A vector of a framework as a DLPack struct, which keeps the framework's tensor alive.
+// A vector of a framework as a DLPack struct with a fence, which keeps the framework's tensor alive. Takes the caller's reference of `ready`.
 template <typename Tensor>
-DLManagedTensorVersioned *managed(std::shared_ptr<Tensor> tensor, DLDataType dtype, uint64_t flags, Counts &counts) {
+DLManagedTensorFenced *fenced(std::shared_ptr<Tensor> tensor, DLDataType dtype, uint64_t flags, Counts &counts, DLFence ready) {
   struct Export {
-    DLManagedTensorVersioned managed;
+    DLManagedTensorFenced fenced;
     int64_t shape, stride;
     std::shared_ptr<Tensor> owner;
     Counts *counts;
@@ -111,15 +111,22 @@ DLManagedTensorVersioned *managed(std::shared_ptr<Tensor> tensor, DLDataType dty
   auto made = new Export{};
   made->shape = static_cast<int64_t>(tensor->values.size());
   made->stride = 1;
-  made->managed.version = DLPackVersion{DLPACK_MAJOR_VERSION, DLPACK_MINOR_VERSION};
-  made->managed.manager_ctx = made;
-  made->managed.flags = flags;
-  made->managed.deleter = [](DLManagedTensorVersioned *self) {
+  made->fenced.version = DLPACK_FENCE_VERSION;
+  made->fenced.size = sizeof made->fenced;
+  made->fenced.ready = ready;
+  // The frameworks keep no fences: the consumer calls the deleter after its last use.
+  made->fenced.add_done = [](DLManagedTensorFenced *, const DLFence *) -> int32_t { return DLPACK_FENCE_PENDING; };
+  DLManagedTensorVersioned &managed = made->fenced.managed;
+  managed.version = DLPackVersion{DLPACK_MAJOR_VERSION, DLPACK_MINOR_VERSION};
+  managed.manager_ctx = made;
+  managed.flags = flags;
+  managed.deleter = [](DLManagedTensorVersioned *self) {
     auto made = static_cast<Export *>(self->manager_ctx);
+    dlpack_fence_release(&made->fenced.ready);
     made->counts->given_back++;
     delete made;
   };
-  DLTensor &described = made->managed.dl_tensor;
+  DLTensor &described = managed.dl_tensor;
   described.data = tensor->values.data();
   described.device = DLDevice{kDLCPU, 0};
   described.ndim = 1;
@@ -129,7 +136,7 @@ DLManagedTensorVersioned *managed(std::shared_ptr<Tensor> tensor, DLDataType dty
   made->owner = std::move(tensor);
   made->counts = &counts;
   counts.made++;
-  return &made->managed;
+  return &made->fenced;
 }
 
 }  // namespace crossing
