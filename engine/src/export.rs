@@ -274,7 +274,7 @@ impl Scope {
 }
 
 /// Makes the struct of an untracked view, which keeps the memory and nothing else.
-fn export_alias(
+pub(crate) fn export_alias(
     keeper: Arc<LeaseState>,
     definition: &Definition,
     flags: ExportFlags,

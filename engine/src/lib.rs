@@ -86,6 +86,7 @@ mod core;
 pub mod engine;
 pub mod exchange;
 mod export;
+mod fenced;
 pub mod lease;
 pub mod operation;
 pub mod operators;

@@ -36,10 +36,10 @@ struct Counted {
   }
 
   // A struct with all fields but the functions of the framework. The caller owns one reference.
-  static estafette_fence fence(State state) {
-    estafette_fence fence;
+  static DLFence fence(State state) {
+    DLFence fence;
     std::memset(&fence, 0, sizeof fence);
-    fence.version = ESTAFETTE_FENCE_VERSION;
+    fence.version = DLPACK_FENCE_VERSION;
     fence.size = sizeof fence;
     fence.context = new Counted(std::move(state));
     fence.device = DLDevice{kDLCPU, 0};
@@ -50,9 +50,9 @@ struct Counted {
 };
 
 // Mill calls back, so its fences notify.
-inline estafette_fence fence_of(const mill::Tensor &tensor) {
+inline DLFence fence_of(const mill::Tensor &tensor) {
   using Fence = Counted<std::shared_ptr<mill::Event>>;
-  estafette_fence fence = Fence::fence(tensor.ready);
+  DLFence fence = Fence::fence(tensor.ready);
   fence.query = [](void *context) -> int32_t {
     switch (Fence::of(context).state->state()) {
       case mill::Event::State::pending: return ESTAFETTE_PENDING;
@@ -60,7 +60,7 @@ inline estafette_fence fence_of(const mill::Tensor &tensor) {
       default: return ESTAFETTE_FAILED;
     }
   };
-  fence.subscribe = [](void *context, estafette_fence_callback callback, void *argument, uint64_t *token) -> int32_t {
+  fence.subscribe = [](void *context, DLFenceCallback callback, void *argument, uint64_t *token) -> int32_t {
     *token = 0;
     Fence::of(context).state->then([callback, argument](const std::string *failure) {
       if (failure == nullptr) return callback(argument, ESTAFETTE_OK, nullptr);
@@ -84,9 +84,9 @@ struct Ticket {
 };
 
 // Tide can only be polled, and so can its fences.
-inline estafette_fence fence_of(const tide::Loop &loop, uint64_t ticket) {
+inline DLFence fence_of(const tide::Loop &loop, uint64_t ticket) {
   using Fence = Counted<Ticket>;
-  estafette_fence fence = Fence::fence(Ticket{&loop, ticket});
+  DLFence fence = Fence::fence(Ticket{&loop, ticket});
   fence.query = [](void *context) -> int32_t {
     const Ticket &ticket = Fence::of(context).state;
     return ticket.loop->passed(ticket.number) ? ESTAFETTE_OK : ESTAFETTE_PENDING;
@@ -99,11 +99,11 @@ struct Counts {
   std::atomic<int> made{0}, given_back{0};
 };
 
-// A vector of a framework as a DLPack struct, which keeps the framework's tensor alive.
+// A vector of a framework as a DLPack struct with a fence, which keeps the framework's tensor alive. Takes the caller's reference of `ready`.
 template <typename Tensor>
-DLManagedTensorVersioned *managed(std::shared_ptr<Tensor> tensor, DLDataType dtype, uint64_t flags, Counts &counts) {
+DLManagedTensorFenced *fenced(std::shared_ptr<Tensor> tensor, DLDataType dtype, uint64_t flags, Counts &counts, DLFence ready) {
   struct Export {
-    DLManagedTensorVersioned managed;
+    DLManagedTensorFenced fenced;
     int64_t shape, stride;
     std::shared_ptr<Tensor> owner;
     Counts *counts;
@@ -111,15 +111,22 @@ DLManagedTensorVersioned *managed(std::shared_ptr<Tensor> tensor, DLDataType dty
   auto made = new Export{};
   made->shape = static_cast<int64_t>(tensor->values.size());
   made->stride = 1;
-  made->managed.version = DLPackVersion{DLPACK_MAJOR_VERSION, DLPACK_MINOR_VERSION};
-  made->managed.manager_ctx = made;
-  made->managed.flags = flags;
-  made->managed.deleter = [](DLManagedTensorVersioned *self) {
+  made->fenced.version = DLPACK_FENCE_VERSION;
+  made->fenced.size = sizeof made->fenced;
+  made->fenced.ready = ready;
+  // The frameworks keep no fences: the consumer calls the deleter after its last use.
+  made->fenced.add_done = [](DLManagedTensorFenced *, const DLFence *) -> int32_t { return DLPACK_FENCE_PENDING; };
+  DLManagedTensorVersioned &managed = made->fenced.managed;
+  managed.version = DLPackVersion{DLPACK_MAJOR_VERSION, DLPACK_MINOR_VERSION};
+  managed.manager_ctx = made;
+  managed.flags = flags;
+  managed.deleter = [](DLManagedTensorVersioned *self) {
     auto made = static_cast<Export *>(self->manager_ctx);
+    dlpack_fence_release(&made->fenced.ready);
     made->counts->given_back++;
     delete made;
   };
-  DLTensor &described = made->managed.dl_tensor;
+  DLTensor &described = managed.dl_tensor;
   described.data = tensor->values.data();
   described.device = DLDevice{kDLCPU, 0};
   described.ndim = 1;
@@ -129,7 +136,7 @@ DLManagedTensorVersioned *managed(std::shared_ptr<Tensor> tensor, DLDataType dty
   made->owner = std::move(tensor);
   made->counts = &counts;
   counts.made++;
-  return &made->managed;
+  return &made->fenced;
 }
 
 }  // namespace crossing

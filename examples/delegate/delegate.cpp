@@ -44,17 +44,19 @@ struct World {
 using MillTensor = std::shared_ptr<mill::Tensor>;
 using TideTensor = std::shared_ptr<tide::Tensor>;
 
+// A tensor with its fence as a tensor of Estafette. Takes `tensor`, also on an error.
+estafette_tensor *imported(World &world, DLManagedTensorFenced *tensor) {
+  estafette_tensor *handle = nullptr;
+  estafette_status status = estafette_import_fenced(world.engine, tensor, &handle);
+  if (status < 0) tensor->managed.deleter(&tensor->managed);
+  crossing::check(status);
+  return handle;
+}
+
 // A tensor of Mill as a tensor of Estafette, which is ready when Mill's tensor is.
 estafette_tensor *to_estafette(World &world, const MillTensor &tensor) {
   const DLDataType f32{kDLFloat, 32, 1};
-  DLManagedTensorVersioned *managed = crossing::managed(tensor, f32, DLPACK_FLAG_BITMASK_READ_ONLY, world.counts);
-  estafette_fence ready = crossing::fence_of(*tensor);
-  estafette_tensor *handle = nullptr;
-  estafette_status status = estafette_import(world.engine, managed, &ready, &handle);
-  ready.release(ready.context);
-  if (status < 0) managed->deleter(managed);  // On an error it is still ours.
-  crossing::check(status);
-  return handle;
+  return imported(world, crossing::fenced(tensor, f32, DLPACK_FLAG_BITMASK_READ_ONLY, world.counts, crossing::fence_of(*tensor)));
 }
 
 // A task of Mill in Estafette's schedule: it sums a tensor, and reports its end.
@@ -161,33 +163,21 @@ int64_t tide_turn(World *world) {
   }
 }
 
-// For `__dlpack__`: the memory of a tensor of Tide, ready or not.
-DLManagedTensorVersioned *tide_managed(World *world, TideTensor *tensor) {
+// For `__dlpack_fence__`: the memory of a tensor of Tide, ready or not.
+DLManagedTensorFenced *tide_fenced(World *world, TideTensor *tensor) {
   return guarded([=] {
     const DLDataType f64{kDLFloat, 64, 1};
-    return crossing::managed(*tensor, f64, DLPACK_FLAG_BITMASK_READ_ONLY, world->counts);
+    DLFence ready = crossing::fence_of(world->loop, (*tensor)->ticket);
+    return crossing::fenced(*tensor, f64, DLPACK_FLAG_BITMASK_READ_ONLY, world->counts, ready);
   });
 }
 
-// For `__estafette_promise__`: the fence of a tensor of Tide. The caller releases the fence by `fence_drop`.
-estafette_fence *tide_fence(World *world, TideTensor *tensor) {
-  return guarded([=] { return new estafette_fence(crossing::fence_of(world->loop, (*tensor)->ticket)); });
-}
+void fenced_delete(DLManagedTensorFenced *fenced) { fenced->managed.deleter(&fenced->managed); }
 
-void fence_drop(estafette_fence *fence) {
-  fence->release(fence->context);
-  delete fence;
-}
-
-void managed_delete(DLManagedTensorVersioned *managed) { managed->deleter(managed); }
-
-// Mill sums a tensor of another library when `ready` is done. Takes `managed`, also on an error.
-MillTensor *mill_sum(World *world, DLManagedTensorVersioned *managed, const estafette_fence *ready) {
+// Mill sums a tensor of another library when the tensor is ready. Takes `fenced`, also on an error.
+MillTensor *mill_sum(World *world, DLManagedTensorFenced *fenced) {
   return guarded([=]() -> MillTensor * {
-    estafette_tensor *input = nullptr;
-    estafette_status imported = estafette_import(world->engine, managed, ready, &input);
-    if (imported < 0) managed->deleter(managed);
-    crossing::check(imported);
+    estafette_tensor *input = imported(*world, fenced);
     auto out = std::make_shared<mill::Tensor>(1);
     auto sum = new Sum{world, input, out};
     estafette_status status =

@@ -34,17 +34,15 @@ class CLibrary:
             "delegate_given_back": (ctypes.c_int, p),
             "mill_ramp": (p, p, ctypes.c_float, i, ctypes.c_int),
             "mill_double": (p, p, p),
-            "mill_sum": (p, p, p, p),
+            "mill_sum": (p, p, p),
             "mill_query": (ctypes.c_int, p),
             "mill_value": (ctypes.c_float, p),
             "mill_drop": (None, p),
             "tide_take": (p, p, p),
             "tide_turn": (i, p),
-            "tide_managed": (p, p, p),
-            "tide_fence": (p, p, p),
+            "tide_fenced": (p, p, p),
             "tide_drop": (None, p),
-            "fence_drop": (None, p),
-            "managed_delete": (None, p),
+            "fenced_delete": (None, p),
         }
         for name, (result, *arguments) in types.items():
             function = getattr(c, name)
@@ -70,7 +68,7 @@ _raw = ctypes.PyDLL(None)
 _raw.PyCapsule_IsValid.argtypes = _raw.PyCapsule_GetPointer.argtypes = [ctypes.c_void_p, ctypes.c_char_p]
 _raw.PyCapsule_GetPointer.restype = ctypes.c_void_p
 
-MANAGED, USED, FENCE = b"dltensor_versioned", b"used_dltensor_versioned", b"estafette_fence"
+FENCED, USED = b"dltensor_fenced", b"used_dltensor_fenced"
 
 
 class TideArray:
@@ -81,10 +79,8 @@ class TideArray:
 
         @ctypes.CFUNCTYPE(None, ctypes.c_void_p)
         def give_back(capsule):
-            if _raw.PyCapsule_IsValid(capsule, MANAGED):
-                lib.managed_delete(_raw.PyCapsule_GetPointer(capsule, MANAGED))
-            elif _raw.PyCapsule_IsValid(capsule, FENCE):
-                lib.fence_drop(_raw.PyCapsule_GetPointer(capsule, FENCE))
+            if _raw.PyCapsule_IsValid(capsule, FENCED):
+                lib.fenced_delete(_raw.PyCapsule_GetPointer(capsule, FENCED))
 
         # Lives as long as the library: a capsule may outlive this object.
         lib.__dict__.setdefault("kept", []).append(give_back)
@@ -93,24 +89,19 @@ class TideArray:
     def __dlpack_device__(self):
         return (1, 0)
 
-    def __dlpack__(self, *, stream=None, max_version=None, dl_device=None, copy=None):
-        if stream != -1:
-            raise BufferError("Tide never waits: take its promise, and ask with stream=-1")
-        return _python.PyCapsule_New(self._lib.tide_managed(self._world, self._tensor), MANAGED, self._give_back)
+    def __dlpack__(self, **_):
+        raise BufferError("Tide never waits: call `__dlpack_fence__`")
 
-    @property
-    def __estafette_promise__(self):
-        return _python.PyCapsule_New(self._lib.tide_fence(self._world, self._tensor), FENCE, self._give_back)
+    def __dlpack_fence__(self, *, max_version=None, dl_device=None, copy=None):
+        return _python.PyCapsule_New(self._lib.tide_fenced(self._world, self._tensor), FENCED, self._give_back)
 
 
 def hand_over(lib, world, tensor):
-    """Passes a tensor of the Python package to Mill: its memory without a copy, and its readiness as a promise."""
-    promise = tensor.__estafette_promise__
-    # The promise says when Mill may read, so no lease has to be awaited here.
-    capsule = tensor.alias().__dlpack__(max_version=(1, 3))
-    managed = _python.PyCapsule_GetPointer(capsule, MANAGED)
+    """Passes a tensor of the Python package to Mill, ready or not, without a copy."""
+    capsule = tensor.__dlpack_fence__(max_version=(1, 3))
+    fenced = _python.PyCapsule_GetPointer(capsule, FENCED)
     _python.PyCapsule_SetName(capsule, USED)
-    return lib.mill_sum(world, managed, _python.PyCapsule_GetPointer(promise, FENCE))
+    return lib.mill_sum(world, fenced)
 
 
 def squares():
@@ -186,7 +177,7 @@ def main(path):
         ("leg", "crossings", "data", "ready"),
         ("Mill > Tide", FRAMES, "C interface", "a fence that pushes; Tide asks in each turn"),
         ("Tide > " + ", ".join(name for name, *_ in kinds), FRAMES, "DLPack", "a fence that only answers, polled"),
-        ("Python > Mill", FRAMES, "DLPack", "Estafette's promise, as a C struct"),
+        ("Python > Mill", FRAMES, "DLPack", "Estafette's fence, as a C struct"),
     ]
     for leg, crossings, data, ready in rows:
         print(f"{leg:<30}{crossings:>10}  {data:<13}{ready}")

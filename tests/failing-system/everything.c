@@ -95,7 +95,7 @@ static void ends_elsewhere(void *context, estafette_op *op) {
 static void ends_with_a_fence(void *context, estafette_op *op) {
   atomic_fetch_add(&((job *)context)->ran, 1);
   estafette_promise *promise;
-  estafette_fence fence;
+  DLFence fence;
   if (!TWICE("a promise", estafette_promise_create("the fence", &promise, &fence))) {
     TWICE("complete", estafette_op_complete(op, ESTAFETTE_FAILED, estafette_last_error()));
     return;
@@ -216,7 +216,7 @@ static void with_a_tensor(estafette_engine *engine, estafette_tensor *tensor) {
   }
   estafette_lease *lease;
   DLDevice host = {kDLCPU, 0};
-  estafette_fence fence;
+  DLFence fence;
   if (ok("lease", estafette_order_on(tensor, ESTAFETTE_WRITE, host, 0, &lease))) {
     submit(engine, "behind a lease", run_one, tensor);
     if (ok("fence of a lease", estafette_lease_fence(lease, &fence))) fence.release(fence.context);
@@ -234,7 +234,7 @@ static void with_a_tensor(estafette_engine *engine, estafette_tensor *tensor) {
 static void imports(estafette_engine *engine) {
   memory *made = memory_new();
   estafette_promise *promise;
-  estafette_fence fence;
+  DLFence fence;
   if (!ok("a promise", estafette_promise_create("ready", &promise, &fence))) return;
   estafette_tensor *tensor;
   made->taken = ok("import", estafette_import(engine, &made->managed, &fence, &tensor));

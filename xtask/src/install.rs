@@ -7,9 +7,10 @@ use crate::shell;
 use crate::suites::TESTED;
 
 /// What goes where, from the folder of the C bindings.
-const FILES: [(&str, &str); 4] = [
+const FILES: [(&str, &str); 5] = [
     ("include/estafette.h", "include/estafette.h"),
     ("include/estafette.hpp", "include/estafette.hpp"),
+    ("../fence/include/dlpack_fence.h", "include/dlpack_fence.h"),
     ("install/estafetteConfig.cmake", "lib/cmake/estafette/estafetteConfig.cmake"),
     ("install/estafette.supp", "share/estafette/estafette.supp"),
 ];

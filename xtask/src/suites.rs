@@ -591,7 +591,8 @@ fn c_programs(context: &Context) -> Vec<Command> {
     let (environment, _) = context.python.as_ref().expect("set up before the first suite that needs it");
     // The compiler reports a folder that cannot be found, as a missing header.
     let packages = environment.packages().unwrap_or_default();
-    let mut programs = cargo(&context.target, &["test", "--test", "c_programs"], TESTED);
+    let mut programs =
+        cargo(&context.target, &["test", "--test", "c_programs", "--test", "c_fences"], TESTED);
     programs.env("ESTAFETTE_PREFIX", c_prefix(context));
     programs.env("ESTAFETTE_DLPACK", packages.join("tvm_ffi/include"));
     if context.quick {
@@ -605,12 +606,23 @@ fn c_programs(context: &Context) -> Vec<Command> {
 fn c_memcheck(context: &Context) -> Vec<Command> {
     let prefix = c_prefix(context);
     let mut commands = vec![install_c(context)];
-    for name in ["hard_cases", "misuse", "fences", "calls", "failures", "operators"] {
+    let programs = ["hard_cases", "misuse", "fences", "calls", "failures", "operators"]
+        .map(|name| (name, format!("bindings/c/tests/c/{name}.c")));
+    let examples = ["alone", "through"].map(|name| (name, format!("examples/fences/{name}.c")));
+    for (name, source) in programs.into_iter().chain(examples) {
         let program = prefix.join(name);
         let mut compile = shell::command("gcc");
         compile.args(["-std=c11", "-D_GNU_SOURCE", "-g", "-pthread", "-I"]).arg(prefix.join("include"));
-        compile.arg(format!("bindings/c/tests/c/{name}.c")).arg("-L").arg(prefix.join("lib"));
-        compile.arg("-lestafette").arg(format!("-Wl,-rpath,{}", prefix.join("lib").display()));
+        compile.arg(&source);
+        if source.starts_with("examples") {
+            compile.args(["examples/fences/pool.c", "examples/fences/reader.c"]);
+        }
+        compile.arg("-L").arg(prefix.join("lib"));
+        // `alone` uses nothing of the library, and shows that its absence is not noticed.
+        compile
+            .arg("-Wl,--as-needed")
+            .arg("-lestafette")
+            .arg(format!("-Wl,-rpath,{}", prefix.join("lib").display()));
         compile.arg("-o").arg(&program);
         let mut check = memcheck();
         check.arg(format!("--suppressions={}", prefix.join("share/estafette/estafette.supp").display()));
@@ -666,7 +678,7 @@ fn borrowed(context: &Context) -> Vec<Command> {
 /// Builds what the Rust tests are made of, and of that `what`.
 fn built(context: &Context, what: &[&str]) -> Command {
     // A test among the targets: without one, cargo leaves out what tests alone depend on, and its features.
-    cargo(&context.target, &["build", "--test", "c_programs"], &[TESTED, what].concat())
+    cargo(&context.target, &["build", "--test", "c_programs", "--test", "c_fences"], &[TESTED, what].concat())
 }
 
 fn cargo(target: &Path, first: &[&str], rest: &[&str]) -> Command {

@@ -4,113 +4,7 @@
 #define ESTAFETTE_H
 
 #include <stddef.h>
-#include <stdint.h>
-
-/* The part of DLPack 1.3 that this interface uses, for programs that have not included `dlpack/dlpack.h`. Whoever has that
- * header includes it first; the two agree in every size and offset, which the tests of this project check. */
-#if !defined(DLPACK_DLPACK_H_) && !defined(ESTAFETTE_DLPACK_DECLARED)
-#define ESTAFETTE_DLPACK_DECLARED
-
-#define DLPACK_MAJOR_VERSION 1
-#define DLPACK_MINOR_VERSION 3
-
-#define DLPACK_FLAG_BITMASK_READ_ONLY (1UL << 0UL)
-#define DLPACK_FLAG_BITMASK_IS_COPIED (1UL << 1UL)
-#define DLPACK_FLAG_BITMASK_IS_SUBBYTE_TYPE_PADDED (1UL << 2UL)
-
-#ifdef __cplusplus
-extern "C" {
-#endif
-
-/** The version of DLPack that a struct was made with. */
-typedef struct {
-  uint32_t major;
-  uint32_t minor;
-} DLPackVersion;
-
-/** Kinds of devices. */
-#ifdef __cplusplus
-typedef enum : int32_t {
-#else
-typedef enum {
-#endif
-  kDLCPU = 1,
-  kDLCUDA = 2,
-  kDLCUDAHost = 3,
-  kDLOpenCL = 4,
-  kDLVulkan = 7,
-  kDLMetal = 8,
-  kDLVPI = 9,
-  kDLROCM = 10,
-  kDLROCMHost = 11,
-  kDLExtDev = 12,
-  kDLCUDAManaged = 13,
-  kDLOneAPI = 14,
-  kDLWebGPU = 15,
-  kDLHexagon = 16,
-  kDLMAIA = 17,
-  kDLTrn = 18
-} DLDeviceType;
-
-/** A device: its kind, and its number among that kind. */
-typedef struct {
-  DLDeviceType device_type;
-  int32_t device_id;
-} DLDevice;
-
-/** Kinds of numbers. */
-typedef enum {
-  kDLInt = 0U,
-  kDLUInt = 1U,
-  kDLFloat = 2U,
-  kDLOpaqueHandle = 3U,
-  kDLBfloat = 4U,
-  kDLComplex = 5U,
-  kDLBool = 6U,
-  kDLFloat8_e3m4 = 7U,
-  kDLFloat8_e4m3 = 8U,
-  kDLFloat8_e4m3b11fnuz = 9U,
-  kDLFloat8_e4m3fn = 10U,
-  kDLFloat8_e4m3fnuz = 11U,
-  kDLFloat8_e5m2 = 12U,
-  kDLFloat8_e5m2fnuz = 13U,
-  kDLFloat8_e8m0fnu = 14U,
-  kDLFloat6_e2m3fn = 15U,
-  kDLFloat6_e3m2fn = 16U,
-  kDLFloat4_e2m1fn = 17U
-} DLDataTypeCode;
-
-/** An element type: a `DLDataTypeCode`, the bits of each lane, and the number of lanes. */
-typedef struct {
-  uint8_t code;
-  uint8_t bits;
-  uint16_t lanes;
-} DLDataType;
-
-/** A tensor that somebody else owns. Strides count elements, `byte_offset` bytes from `data` to the first element. */
-typedef struct {
-  void *data;
-  DLDevice device;
-  int32_t ndim;
-  DLDataType dtype;
-  int64_t *shape;
-  int64_t *strides;
-  uint64_t byte_offset;
-} DLTensor;
-
-/** A tensor with its owner; who has it calls `deleter` once. */
-typedef struct DLManagedTensorVersioned {
-  DLPackVersion version;
-  void *manager_ctx;
-  void (*deleter)(struct DLManagedTensorVersioned *self);
-  uint64_t flags;
-  DLTensor dl_tensor;
-} DLManagedTensorVersioned;
-
-#ifdef __cplusplus
-}
-#endif
-#endif /* DLPACK_DLPACK_H_ */
+#include "dlpack_fence.h"
 
 /**
  * The version of this interface; a new major version breaks programs, a new minor version adds to it.
@@ -126,11 +20,6 @@ typedef struct DLManagedTensorVersioned {
  * No limit of time.
  */
 #define ESTAFETTE_FOREVER UINT64_MAX
-
-/**
- * The version of `estafette_fence`.
- */
-#define ESTAFETTE_FENCE_VERSION 1
 
 /**
  * [`OperatorOptions::kind`] of [`OperatorKind::Destination`].
@@ -419,91 +308,6 @@ typedef void (*estafette_log_callback)(void *context, int32_t level, const char 
  * Called once with the context, when the library will not use it any more. NULL when there is nothing to do.
  */
 typedef void (*estafette_drop)(void *context);
-
-/**
- * What a fence calls when it settles: the `argument` of the subscription, a status (`ESTAFETTE_OK` or an error, never
- * `ESTAFETTE_PENDING`), and for an error its text, which may be NULL and is only read during the call.
- *
- * It may be called by any thread, under any lock, during `subscribe` itself, more than once, or too late: what counts is the
- * first call.
- */
-typedef void (*estafette_fence_callback)(void *argument, int32_t status, const char *message);
-
-/**
- * A point in the work of some scheduler: pending, done or failed. Any scheduler can fill one.
- *
- * The receiver of a pointer to a fence copies the struct and calls `retain`; the original may go at once. `query` must be there,
- * the other functions may be NULL. Each may be called by any thread. None may block, but for `wait`. None may unwind (throw).
- *
- * Statuses are those of `estafette_status`: `ESTAFETTE_OK` for done, `ESTAFETTE_PENDING` for not yet, negative for failed.
- * A fence settles once; what it says first counts.
- */
-typedef struct estafette_fence {
-  /**
-   * `ESTAFETTE_FENCE_VERSION`.
-   */
-  uint32_t version;
-  /**
-   * `sizeof(estafette_fence)` where it was filled; later fields of newer versions are ignored.
-   */
-  uint32_t size;
-  /**
-   * Passed to every function.
-   */
-  void *context;
-  /**
-   * Where the work runs, `kDLCPU` for work of the host.
-   */
-  DLDevice device;
-  /**
-   * 0.
-   */
-  uint64_t flags;
-  /**
-   * Where it stands. Must be there. Cheap: it may be called some thousand times per second during a wait if there is
-   * no `subscribe`. A subscription that has not been called for a second or two is asked for as well, then after pauses that grow
-   * to a minute. It must not ask for what waits for this fence: the fence fails then.
-   */
-  int32_t (*query)(void *context);
-  /**
-   * Blocks until it has settled or `timeout_ns` has passed (`ESTAFETTE_TIMEOUT`); `UINT64_MAX` means no limit. For
-   * schedulers without anything better: the engine itself does not call it. That of a fence of the engine returns
-   * `ESTAFETTE_WOULD_DEADLOCK` where it would block in a callback.
-   */
-  int32_t (*wait)(void *context, uint64_t timeout_ns);
-  /**
-   * Makes what is enqueued on `stream` of `device` from now on run after this fence, without the host waiting:
-   * `ESTAFETTE_OK`. `ESTAFETTE_PENDING` means that it cannot, so the host has to wait.
-   */
-  int32_t (*order_on)(void *context, DLDevice device, void *stream);
-  /**
-   * Arranges that `callback(argument, ...)` is called when it settles, and writes what `unsubscribe` needs to `token`:
-   * `ESTAFETTE_OK`. Anything else means that nothing was arranged, for example because it has settled; `query` returns the state.
-   */
-  int32_t (*subscribe)(void *context, estafette_fence_callback callback, void *argument, uint64_t *token);
-  /**
-   * Takes a subscription back: `ESTAFETTE_OK` if the callback will not be called, `ESTAFETTE_PENDING` if it was called or
-   * is being called right now.
-   */
-  int32_t (*unsubscribe)(void *context, uint64_t token);
-  /**
-   * Why it has failed, in words, valid until `release`; NULL when there is nothing to say.
-   */
-  const char *(*error)(void *context);
-  /**
-   * A native event of the kind that Arrow's C device interface gives to `device`'s type (`cudaEvent_t*`, `hipEvent_t*`,
-   * `sycl::event*`, ...), recorded, and valid until `release`; NULL when there is none.
-   */
-  void *(*native)(void *context, DLDevice device);
-  /**
-   * Counts one more holder. NULL only together with `release`, for a fence that lives as long as the process.
-   */
-  void (*retain)(void *context);
-  /**
-   * Counts one holder less; called once per `retain`, on a thread that holds no lock of the engine.
-   */
-  void (*release)(void *context);
-} estafette_fence;
 
 /**
  * An option of a call: a name and a text.
@@ -946,7 +750,7 @@ estafette_status estafette_op_export(struct estafette_op *op,
  * `out` is NULL or may be written. `tensor` may be any value.
  */
 estafette_status estafette_tensor_fence(const struct estafette_tensor *tensor,
-                                        estafette_fence *out);
+                                        DLFence *out);
 
 /**
  * The end of every use of `tensor` that was submitted before this call, leases included, as a fence to `*out`: when it is done,
@@ -960,7 +764,7 @@ estafette_status estafette_tensor_fence(const struct estafette_tensor *tensor,
  * As for `estafette_tensor_fence`.
  */
 estafette_status estafette_writable_fence(const struct estafette_tensor *tensor,
-                                          estafette_fence *out);
+                                          DLFence *out);
 
 /**
  * The end of an operation as a fence, to `*out`; of one that ends with a fence, the end of that. Ownership as for
@@ -973,7 +777,7 @@ estafette_status estafette_writable_fence(const struct estafette_tensor *tensor,
  * `out` is NULL or may be written. `op` may be any value.
  */
 estafette_status estafette_op_fence(struct estafette_op *op,
-                                    estafette_fence *out);
+                                    DLFence *out);
 
 /**
  * Makes a fence that the caller settles by `estafette_promise_settle`. `name` appears in messages; NULL means "a promise". The
@@ -987,7 +791,7 @@ estafette_status estafette_op_fence(struct estafette_op *op,
  */
 estafette_status estafette_promise_create(const char *name,
                                           struct estafette_promise **out,
-                                          estafette_fence *fence);
+                                          DLFence *fence);
 
 /**
  * Settles and releases a promise: `ESTAFETTE_OK` for done, or a negative status with a text, which may be NULL. Waiters
@@ -1010,6 +814,35 @@ estafette_status estafette_promise_settle(struct estafette_promise *promise,
  * `ESTAFETTE_FORKED`: there the promise is leaked. May be called by any thread. `promise` may be any value.
  */
 estafette_status estafette_promise_drop(struct estafette_promise *promise);
+
+/**
+ * As `estafette_import`, of a tensor with fences: it is ready when its producer's `ready` is done, and its description may come as late.
+ * The deleter is called when the last use is over, so no fence is added.
+ *
+ * Returns as `estafette_import`. Of a tensor that is described late, what is wrong with the description fails the new tensor.
+ *
+ * What the caller promises:
+ * As for `estafette_import`.
+ */
+estafette_status estafette_import_fenced(struct estafette_engine *engine,
+                                         DLManagedTensorFenced *fenced,
+                                         struct estafette_tensor **out);
+
+/**
+ * Hands a tensor to another library at once, with fences: its `ready` is done when the tensor is ready and free for `access`
+ * (`ESTAFETTE_READ` or `ESTAFETTE_WRITE`). The caller owns `*out`; the lease ends when its deleter was called, and the fences that the
+ * consumer has added before are done. A tensor whose operation has not run yet is described late.
+ *
+ * Returns `ESTAFETTE_OK`, also for a failed version, which fails `ready`; `ESTAFETTE_CONFLICT` for writing what may not be written;
+ * `ESTAFETTE_INVALID` for NULL, a handle that is not in use, or another access; `ESTAFETTE_FORKED`. `*out` is written only on success. May be
+ * called by any thread.
+ *
+ * What the caller promises:
+ * Each pointer but handles is NULL or what its type says.
+ */
+estafette_status estafette_export_fenced(const struct estafette_tensor *tensor,
+                                         int32_t access,
+                                         DLManagedTensorFenced **out);
 
 /**
  * Says whether functions of this library may run operations on the calling thread: 0 for no, anything else for yes. Gives what was
@@ -1073,7 +906,7 @@ estafette_status estafette_order_on(const struct estafette_tensor *tensor,
  * Each pointer but handles is NULL or what its type says.
  */
 estafette_status estafette_lease_fence(const struct estafette_lease *lease,
-                                       estafette_fence *out);
+                                       DLFence *out);
 
 /**
  * Ends a lease when the holder's last device work is done: `done` is copied and retained, and stays the caller's. NULL means
@@ -1089,7 +922,7 @@ estafette_status estafette_lease_fence(const struct estafette_lease *lease,
  * `done` is NULL or what its type says. `lease` may be any value.
  */
 estafette_status estafette_lease_release(struct estafette_lease *lease,
-                                         const estafette_fence *done);
+                                         const DLFence *done);
 
 /**
  * Sets where the log events of this copy of the library go, up to `level` (1 to 5, see `estafette_log_callback`). It replaces
@@ -1150,7 +983,7 @@ estafette_status estafette_op_stream(struct estafette_op *op,
  * `fence` is NULL or what its type says. `op` may be any value.
  */
 estafette_status estafette_op_complete_after(struct estafette_op *op,
-                                             const struct estafette_fence *fence);
+                                             const DLFence *fence);
 
 /**
  * Ends an operation that was submitted by `estafette_produce` with its result. On `ESTAFETTE_OK` the library owns `managed`; a
@@ -1466,7 +1299,7 @@ estafette_status estafette_produce(struct estafette_engine *engine,
  */
 estafette_status estafette_import(struct estafette_engine *engine,
                                   DLManagedTensorVersioned *managed,
-                                  const estafette_fence *ready,
+                                  const DLFence *ready,
                                   struct estafette_tensor **out);
 
 /**
@@ -1515,7 +1348,7 @@ estafette_status estafette_tensor_release(struct estafette_tensor *tensor);
  * `fence` is NULL or what its type says. `tensor` may be any value.
  */
 estafette_status estafette_tensor_release_after(struct estafette_tensor *tensor,
-                                                const estafette_fence *fence);
+                                                const DLFence *fence);
 
 /**
  * Where a tensor stands, at once.

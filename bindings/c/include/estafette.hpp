@@ -51,10 +51,10 @@ inline void check(int status) {
 class Fence {
  public:
   /// Takes one count over.
-  static Fence adopt(const estafette_fence &raw) { return Fence(raw); }
+  static Fence adopt(const DLFence &raw) { return Fence(raw); }
 
   /// Counts one more holder.
-  static Fence share(const estafette_fence &raw) {
+  static Fence share(const DLFence &raw) {
     if (raw.retain) raw.retain(raw.context);
     return Fence(raw);
   }
@@ -71,7 +71,7 @@ class Fence {
     if (raw_.release) raw_.release(raw_.context);
   }
 
-  const estafette_fence *get() const noexcept { return &raw_; }
+  const DLFence *get() const noexcept { return &raw_; }
 
   /// Whether it is done. Throws when it has failed.
   bool is_done() const {
@@ -81,14 +81,14 @@ class Fence {
   }
 
  private:
-  explicit Fence(const estafette_fence &raw) : raw_(raw) {}
+  explicit Fence(const DLFence &raw) : raw_(raw) {}
 
   std::string text() const {
     const char *text = raw_.error ? raw_.error(raw_.context) : nullptr;
     return text ? text : "";
   }
 
-  estafette_fence raw_;
+  DLFence raw_;
 };
 
 /// A fence that this program settles, once. Dropped without a word, it fails the fence as cancelled.
@@ -106,7 +106,7 @@ class Promise {
     void operator()(estafette_promise *promise) const { estafette_promise_drop(promise); }
   };
   using Handle = std::unique_ptr<estafette_promise, Drop>;
-  using Made = std::pair<estafette_promise *, estafette_fence>;
+  using Made = std::pair<estafette_promise *, DLFence>;
 
   explicit Promise(Made made) : promise_(made.first), fence_(Fence::adopt(made.second)) {}
 
@@ -137,7 +137,7 @@ class Lease {
 
   /// Its end, for the producer.
   Fence end() const {
-    estafette_fence fence;
+    DLFence fence;
     check(estafette_lease_fence(lease_.get(), &fence));
     return Fence::adopt(fence);
   }
@@ -222,14 +222,14 @@ class Tensor {
 
   /// Readiness of the current version, for other schedulers.
   Fence fence() const {
-    estafette_fence fence;
+    DLFence fence;
     check(estafette_tensor_fence(tensor_, &fence));
     return Fence::adopt(fence);
   }
 
   /// The end of every use so far, for producers that want to write in place.
   Fence writable() const {
-    estafette_fence fence;
+    DLFence fence;
     check(estafette_writable_fence(tensor_, &fence));
     return Fence::adopt(fence);
   }
@@ -316,7 +316,7 @@ class Operation {
   }
 
   Fence end() const {
-    estafette_fence fence;
+    DLFence fence;
     check(estafette_op_fence(op_.get(), &fence));
     return Fence::adopt(fence);
   }

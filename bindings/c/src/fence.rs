@@ -17,16 +17,13 @@ use crate::status::estafette_status;
 use crate::tensor::{estafette_tensor, tensor};
 
 /// The struct, under its name in C.
-pub use estafette::exchange::foreign_fence::RawFence as estafette_fence;
+pub use estafette::exchange::foreign_fence::RawFence as DLFence;
 
 /// The caller's fence as ours.
 ///
 /// # Safety
 /// `fence` is what its type says.
-pub(crate) unsafe fn import_fence(
-    engine: &Engine,
-    fence: NonNull<estafette_fence>,
-) -> Result<Fence, Refusal> {
+pub(crate) unsafe fn import_fence(engine: &Engine, fence: NonNull<DLFence>) -> Result<Fence, Refusal> {
     // SAFETY: by contract of this function.
     Ok(unsafe { engine.import_fence(fence) }?)
 }
@@ -42,7 +39,7 @@ pub(crate) unsafe fn import_fence(
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn estafette_tensor_fence(
     tensor: *const estafette_tensor,
-    out: *mut estafette_fence,
+    out: *mut DLFence,
 ) -> estafette_status {
     entry(|| {
         let tensor = self::tensor(tensor, "tensor")?;
@@ -65,7 +62,7 @@ pub unsafe extern "C" fn estafette_tensor_fence(
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn estafette_writable_fence(
     tensor: *const estafette_tensor,
-    out: *mut estafette_fence,
+    out: *mut DLFence,
 ) -> estafette_status {
     entry(|| {
         let tensor = self::tensor(tensor, "tensor")?;
@@ -85,10 +82,7 @@ pub unsafe extern "C" fn estafette_writable_fence(
 /// # Safety
 /// `out` is NULL or may be written. `op` may be any value.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn estafette_op_fence(
-    op: *mut estafette_op,
-    out: *mut estafette_fence,
-) -> estafette_status {
+pub unsafe extern "C" fn estafette_op_fence(op: *mut estafette_op, out: *mut DLFence) -> estafette_status {
     entry(|| {
         let out = place(out, "out")?;
         let fence = slots::end_fence(op)?;
@@ -116,7 +110,7 @@ static PROMISES: Table<Completer> = Table::new(Kind::Promise);
 pub unsafe extern "C" fn estafette_promise_create(
     name: *const c_char,
     out: *mut *mut estafette_promise,
-    fence: *mut estafette_fence,
+    fence: *mut DLFence,
 ) -> estafette_status {
     entry(|| {
         let out = place(out, "out")?;

@@ -9,7 +9,7 @@ use estafette::{Access, Lease};
 
 use crate::entry::{DONE, entry, place};
 use crate::export::{access, check_stream, consumer, until_defined};
-use crate::fence::estafette_fence;
+use crate::fence::DLFence;
 use crate::handles::Table;
 use crate::places::Kind;
 use crate::status::estafette_status;
@@ -78,7 +78,7 @@ pub unsafe extern "C" fn estafette_order_on(
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn estafette_lease_fence(
     lease: *const estafette_lease,
-    out: *mut estafette_fence,
+    out: *mut DLFence,
 ) -> estafette_status {
     entry(|| {
         let lease = LEASES.get(lease, "lease")?;
@@ -103,7 +103,7 @@ pub unsafe extern "C" fn estafette_lease_fence(
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn estafette_lease_release(
     lease: *mut estafette_lease,
-    done: *const estafette_fence,
+    done: *const DLFence,
 ) -> estafette_status {
     entry(|| {
         if lease.is_null() {
@@ -113,7 +113,7 @@ pub unsafe extern "C" fn estafette_lease_release(
         let fence = match NonNull::new(done.cast_mut()) {
             None => None,
             // SAFETY: by contract of this function.
-            Some(done) => Some(unsafe { held.import_fence(done) }?),
+            Some(done) => Some(unsafe { held.tensor().import_fence(done) }?),
         };
         drop(held);
         let lease = LEASES.take(lease, "lease")?;

@@ -8,7 +8,7 @@
 //! |---|---|---|
 //! | `estafette_tensor*`, `estafette_lease*`, `estafette_promise*`, `estafette_engine*`, `estafette_program*` | place and generation in a table (`handles.rs`), not an address | any value may be given |
 //! | `estafette_op*` | the same, with how far the operation is (`slots.rs`) | any value may be given |
-//! | `estafette_fence` | functions and a context, which is an address | fields, when it is taken over |
+//! | `DLFence` | functions and a context, which is an address | fields, when it is taken over |
 //!
 //! # Rules that hold for every function
 //! - On any error the caller keeps what it passed: tensors, fences, contexts.
@@ -35,6 +35,7 @@ mod engine;
 mod entry;
 mod export;
 mod fence;
+mod fenced;
 mod handles;
 mod helping;
 mod last_error;
@@ -58,6 +59,7 @@ pub use dlpack::{DLDataType, DLManagedTensorVersioned, DLTensor};
 pub use engine::*;
 pub use export::*;
 pub use fence::*;
+pub use fenced::*;
 pub use helping::*;
 pub use last_error::*;
 pub use lease::*;

@@ -12,7 +12,7 @@ use crate::context::{Context, estafette_drop};
 use crate::dlpack::{DLDataType, DLManagedTensorVersioned};
 use crate::engine::{self, estafette_engine, timeout};
 use crate::entry::{Answer, DONE, Refusal, array, entry, entry_anywhere, is_null, place};
-use crate::fence::{estafette_fence, import_fence};
+use crate::fence::{DLFence, import_fence};
 use crate::handles::{Pinned, Table, Vacant};
 use crate::places::Kind;
 use crate::status::estafette_status;
@@ -81,7 +81,7 @@ pub(crate) fn reserve() -> Result<Vacant<Tensor>, Refusal> {
 pub unsafe extern "C" fn estafette_import(
     engine: *mut estafette_engine,
     managed: *mut DLManagedTensorVersioned,
-    ready: *const estafette_fence,
+    ready: *const DLFence,
     out: *mut *mut estafette_tensor,
 ) -> estafette_status {
     entry(|| {
@@ -197,7 +197,7 @@ pub extern "C" fn estafette_tensor_release(tensor: *mut estafette_tensor) -> est
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn estafette_tensor_release_after(
     tensor: *mut estafette_tensor,
-    fence: *const estafette_fence,
+    fence: *const DLFence,
 ) -> estafette_status {
     entry(|| {
         if tensor.is_null() {

@@ -4,17 +4,12 @@
 
 use std::path::Path;
 
-/// The DLPack structs that the interface uses, for programs that have not included DLPack's own header.
-const DLPACK: &str = include_str!("dlpack_part.h");
-
 fn folder() -> &'static Path {
     Path::new(env!("CARGO_MANIFEST_DIR"))
 }
 
 fn generate() -> String {
-    let mut config =
-        cbindgen::Config::from_file(folder().join("cbindgen.toml")).expect("a valid configuration");
-    config.after_includes = Some(format!("\n{}", DLPACK.trim_end()));
+    let config = cbindgen::Config::from_file(folder().join("cbindgen.toml")).expect("a valid configuration");
     let builder = cbindgen::Builder::new()
         .with_config(config)
         .with_src(folder().join("src/lib.rs"))

@@ -11,6 +11,7 @@
 //! it aborts the process, as in any `extern "C"` call.
 
 mod export;
+pub mod fenced;
 pub mod table;
 
 use std::borrow::Cow;

@@ -47,6 +47,7 @@ mod log_panic;
 pub(crate) mod pack;
 mod release_stream;
 
+pub use abi::fenced::Fenced;
 pub use abi::{Abi, ExportFlags, ManagedTensor, export, table};
 pub use dtype::{BF16Bits, DType, Element, F16Bits};
 pub(crate) use interval_map::{AddressSpace, IntervalKey, IntervalMap, Resolution};

@@ -105,7 +105,12 @@ impl Lease {
                 "a graph is being recorded on the queue: hand the memory to the queue, so that the lease lasts as long as the graph",
             ));
         }
-        let fence = consumer::last_work(queue)?;
+        self.used_until(consumer::last_work(queue)?);
+        Ok(())
+    }
+
+    /// Makes the end of this lease wait for `fence` too: for each piece of the owner's work that may outlive the lease.
+    pub fn used_until(&self, fence: Fence) {
         let mut many = None;
         self.inner.at_end(|at_end| {
             at_end.used.insert(fence);
@@ -118,7 +123,6 @@ impl Lease {
             Reactor::global().when_settled(&many, move |outcome| completer.settle(outcome));
             self.inner.at_end(|at_end| at_end.used.insert(all));
         }
-        Ok(())
     }
 
     /// The end of this lease as a fence: done when the last clone is dropped and the owner's device work is

@@ -22,7 +22,6 @@ use crate::core::wakers::WakerKey;
 use crate::core::{clock, context};
 use crate::exchange::callback;
 use crate::exchange::foreign_fence::{self, RawFence};
-use crate::lease::Lease;
 use crate::operation::cancellation;
 use crate::operation::completion::Completion;
 use crate::tensor::handle::{Tensor, TensorInner};
@@ -82,7 +81,7 @@ where
 
 /// Calls `callback` with the output of `future`: on this thread if `future` is ready, else on the thread that
 /// wakes the future last.
-fn notify<F, C>(future: F, callback: C)
+pub(crate) fn notify<F, C>(future: F, callback: C)
 where
     F: Future + Send + 'static,
     C: FnOnce(F::Output) + Send + 'static,
@@ -102,7 +101,7 @@ where
 }
 
 /// The error of a fence for an error of the engine.
-fn device_error(error: Error) -> DeviceError {
+pub(crate) fn device_error(error: Error) -> DeviceError {
     match error {
         Error::Device(error) => error,
         Error::Cancelled(_) => DeviceError::new(DeviceErrorKind::Cancelled, error.full_text()),
@@ -301,7 +300,7 @@ impl Completion {
     }
 }
 
-impl Lease {
+impl Tensor {
     /// As [`Engine::import_fence`](crate::Engine::import_fence), with the devices of the tensor's engine, its own among them.
     ///
     /// # Errors
@@ -310,9 +309,9 @@ impl Lease {
     /// # Safety
     /// As for [`foreign_fence::import`].
     pub unsafe fn import_fence(&self, fence: NonNull<RawFence>) -> Result<Fence, Error> {
-        let core = &self.tensor().inner.core;
+        let core = &self.inner.core;
         let mut devices = core.devices.clone();
-        if let Ok(place) = self.tensor().device() {
+        if let Ok(place) = self.device() {
             devices.extend(core.device(place));
         }
         // SAFETY: the caller's promise is the same.

@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex};
 
 use estafette::devices::DLDevice;
 use estafette::exchange::foreign_fence::{FENCE_VERSION, FenceCallback};
-use estafette_c::estafette_fence;
+use estafette_c::DLFence;
 
 use super::bytes::Bytes;
 use super::shared::Shared;
@@ -54,7 +54,7 @@ fn of<'a>(context: *mut c_void) -> &'a ForeignFence {
 
 impl ForeignFence {
     /// A pending fence, and its struct. The program holds one count.
-    pub fn new(shared: &Arc<Shared>, bytes: &mut Bytes<'_>) -> (*const ForeignFence, estafette_fence) {
+    pub fn new(shared: &Arc<Shared>, bytes: &mut Bytes<'_>) -> (*const ForeignFence, DLFence) {
         let fence = Box::into_raw(Box::new(ForeignFence {
             state: AtomicI32::new(1),
             holders: AtomicI64::new(1),
@@ -75,9 +75,9 @@ impl ForeignFence {
         shared.fence_holders.fetch_add(1, SeqCst);
         let subscribes = bytes.below(2) == 1;
         let speaks = bytes.below(2) == 1;
-        let raw = estafette_fence {
+        let raw = DLFence {
             version: FENCE_VERSION,
-            size: size_of::<estafette_fence>() as u32,
+            size: size_of::<DLFence>() as u32,
             context: fence.cast(),
             device: DLDevice::CPU,
             flags: 0,

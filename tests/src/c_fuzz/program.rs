@@ -85,11 +85,11 @@ struct Program {
     views: Vec<*mut DLManagedTensorVersioned>,
     promises: Vec<*mut estafette_promise>,
     /// Of promises; each is one count.
-    fences: Vec<estafette_fence>,
+    fences: Vec<DLFence>,
     /// Of tensors, operations and leases. They are not given back to the library: something that ends after
     /// its own end would never end.
-    derived: Vec<estafette_fence>,
-    foreign: Vec<(*const ForeignFence, estafette_fence)>,
+    derived: Vec<DLFence>,
+    foreign: Vec<(*const ForeignFence, DLFence)>,
     recordings: Vec<Recorded>,
     operators: Vec<Registered>,
     contexts: Vec<Registration>,
@@ -224,7 +224,7 @@ impl Program {
     }
 
     /// Any fence there is, as a caller passes it.
-    fn any_fence(&self, bytes: &mut Bytes<'_>) -> Option<estafette_fence> {
+    fn any_fence(&self, bytes: &mut Bytes<'_>) -> Option<DLFence> {
         match bytes.below(3) {
             0 => None,
             1 => pick(&self.foreign, bytes).map(|(_, raw)| raw),

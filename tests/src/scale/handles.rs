@@ -161,7 +161,7 @@ impl Handles {
 
     /// A promise that is settled.
     pub(super) fn promise(&self) {
-        let (mut promise, mut fence) = (null_mut(), std::mem::MaybeUninit::<estafette_fence>::uninit());
+        let (mut promise, mut fence) = (null_mut(), std::mem::MaybeUninit::<DLFence>::uninit());
         // SAFETY: places for both.
         ok(unsafe { estafette_promise_create(null(), &mut promise, fence.as_mut_ptr()) });
         // SAFETY: written by the call above.

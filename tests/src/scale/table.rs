@@ -102,6 +102,11 @@ pub const CALLS: &[Call] = &[
         let lent = lease(&tensor);
         meter.count(|| drop(lent));
     }),
+    constant("export_fenced and its deleter", |world, meter| {
+        let tensor = world.fresh();
+        let options = ExportOptions::new(Access::Read);
+        meter.count(|| drop(tensor.export_fenced(&options).expect("accepted")));
+    }),
     Call {
         name: "export once more",
         run: |world, meter| drop(meter.count(|| lease(&world.one))),

@@ -6,8 +6,8 @@
 #include <stdio.h>
 
 #ifdef WITH_DLPACK
-#ifdef ESTAFETTE_DLPACK_DECLARED
-#error "estafette.h must use the header that was included first"
+#ifdef DLPACK_FENCE_DLPACK_DECLARED
+#error "dlpack_fence.h must use the header that was included first"
 #endif
 #else
 #ifdef DLPACK_DLPACK_H_
@@ -46,9 +46,9 @@ int main(void) {
   FIELD(DLManagedTensorVersioned, deleter);
   FIELD(DLManagedTensorVersioned, flags);
   FIELD(DLManagedTensorVersioned, dl_tensor);
-  SIZE(estafette_fence);
-  FIELD(estafette_fence, device);
-  FIELD(estafette_fence, release);
+  SIZE(DLFence);
+  FIELD(DLFence, device);
+  FIELD(DLFence, release);
   SIZE(estafette_export_options);
   NUMBER(DLPACK_MAJOR_VERSION);
   NUMBER(DLPACK_MINOR_VERSION);

@@ -272,7 +272,7 @@ static void log_events_go_where_the_program_says(void) {
   /* Memory whose last use can never be known to be over is leaked, and that is logged. */
   estafette_engine *engine = engine_new(1);
   estafette_promise *promise;
-  estafette_fence fence;
+  DLFence fence;
   OK(estafette_promise_create(0, &promise, &fence));
   counted *memory = counted_new();
   estafette_tensor *tensor;

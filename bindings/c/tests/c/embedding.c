@@ -23,14 +23,14 @@ typedef struct {
   void (*destroy)(estafette_engine *);
   estafette_status (*shutdown)(estafette_engine *, uint64_t);
   estafette_status (*zeros)(estafette_engine *, const int64_t *, int32_t, DLDataType, estafette_tensor **);
-  estafette_status (*import)(estafette_engine *, DLManagedTensorVersioned *, const estafette_fence *, estafette_tensor **);
+  estafette_status (*import)(estafette_engine *, DLManagedTensorVersioned *, const DLFence *, estafette_tensor **);
   estafette_status (*export_)(const estafette_tensor *, const estafette_export_options *, DLManagedTensorVersioned **);
   estafette_status (*submit)(estafette_engine *, const char *, estafette_function, void *, estafette_drop,
                              estafette_tensor *const *, size_t, estafette_tensor *const *, size_t);
   estafette_status (*complete)(estafette_op *, int32_t, const char *);
   estafette_status (*query)(const estafette_tensor *);
   estafette_status (*wait)(const estafette_tensor *, uint64_t);
-  estafette_status (*fence)(const estafette_tensor *, estafette_fence *);
+  estafette_status (*fence)(const estafette_tensor *, DLFence *);
   void (*release)(estafette_tensor *);
   const char *(*last_error)(void);
 } copy;
@@ -136,7 +136,7 @@ static void two_copies_in_one_process_exchange_tensors(const char *path, const c
   float *data = managed->dl_tensor.data;
   current = &one;
   CHECK(one.submit(first, "fill", fill, data, 0, 0, 0, &made, 1) == ESTAFETTE_OK);
-  estafette_fence ready;
+  DLFence ready;
   CHECK(one.fence(made, &ready) == ESTAFETTE_OK);
   CHECK(two.import(second, managed, &ready, &taken) == ESTAFETTE_OK);
   ready.release(ready.context);

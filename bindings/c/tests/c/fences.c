@@ -6,7 +6,7 @@ typedef struct {
   pthread_mutex_t lock;
   atomic_int status;
   atomic_int holders;
-  estafette_fence_callback callback[8];
+  DLFenceCallback callback[8];
   void *argument[8];
   int subscribers;
 } scheduler_fence;
@@ -19,7 +19,7 @@ static int32_t fence_query(void *context) {
   return status;
 }
 
-static int32_t fence_subscribe(void *context, estafette_fence_callback callback, void *argument, uint64_t *token) {
+static int32_t fence_subscribe(void *context, DLFenceCallback callback, void *argument, uint64_t *token) {
   scheduler_fence *self = context;
   int32_t status = ESTAFETTE_PENDING;
   pthread_mutex_lock(&self->lock);
@@ -58,13 +58,13 @@ static void fence_settle(scheduler_fence *self, int32_t status) {
   pthread_mutex_unlock(&self->lock);
 }
 
-static scheduler_fence *fence_new(estafette_fence *raw, int tells) {
+static scheduler_fence *fence_new(DLFence *raw, int tells) {
   scheduler_fence *self = calloc(1, sizeof *self);
   pthread_mutex_init(&self->lock, 0);
   atomic_store(&self->status, ESTAFETTE_PENDING);
   atomic_store(&self->holders, 1);
   memset(raw, 0, sizeof *raw);
-  raw->version = ESTAFETTE_FENCE_VERSION;
+  raw->version = DLPACK_FENCE_VERSION;
   raw->size = sizeof *raw;
   raw->context = self;
   raw->device.device_type = kDLCPU;
@@ -90,7 +90,7 @@ static void fence_free(scheduler_fence *self) {
 static void a_tensor_with_a_foreign_promise_is_awaited_and_chained_on(void) {
   for (int tells = 0; tells < 2; tells++) {
     estafette_engine *engine = engine_new(2);
-    estafette_fence raw;
+    DLFence raw;
     scheduler_fence *fence = fence_new(&raw, tells);
     counted *memory = counted_new();
     estafette_tensor *tensor;
@@ -118,7 +118,7 @@ static void a_tensor_with_a_foreign_promise_is_awaited_and_chained_on(void) {
 
 static void failure_travels_with_its_message(void) {
   estafette_engine *engine = engine_new(1);
-  estafette_fence raw;
+  DLFence raw;
   scheduler_fence *fence = fence_new(&raw, 1);
   counted *memory = counted_new();
   estafette_tensor *tensor;
@@ -138,7 +138,7 @@ static void failure_travels_with_its_message(void) {
 
 static void the_deleter_waits_for_the_consumers_work(void) {
   estafette_engine *engine = engine_new(1);
-  estafette_fence raw;
+  DLFence raw;
   scheduler_fence *fence = fence_new(&raw, 1);
   counted *memory = counted_new();
   estafette_tensor *tensor;
@@ -165,10 +165,10 @@ static void our_promise_orders_a_foreign_schedulers_work(void) {
   static counting writer;
   OK(estafette_submit(engine, "writer", counting_function, &writer, 0, 0, 0, &tensor, 1));
   begun(&writer);
-  estafette_fence ready, writable;
+  DLFence ready, writable;
   OK(estafette_tensor_fence(tensor, &ready));
   OK(estafette_writable_fence(tensor, &writable));
-  CHECK(ready.version == ESTAFETTE_FENCE_VERSION && ready.size == sizeof ready);
+  CHECK(ready.version == DLPACK_FENCE_VERSION && ready.size == sizeof ready);
   CHECK(ready.query(ready.context) == ESTAFETTE_PENDING);
   CHECK(ready.wait(ready.context, SECOND / 100) == ESTAFETTE_TIMEOUT);
   atomic_int ended = 0, never = 0;
@@ -188,7 +188,7 @@ static void our_promise_orders_a_foreign_schedulers_work(void) {
   writable.release(writable.context);
 
   /* Handed back, it is our own again. */
-  estafette_fence again;
+  DLFence again;
   OK(estafette_tensor_fence(tensor, &again));
   counted *memory = counted_new();
   estafette_tensor *other;
@@ -207,11 +207,11 @@ static void the_end_of_an_operation_is_a_fence_too(void) {
   static counting context;
   estafette_op *op;
   OK(estafette_submit_with(engine, 0, counting_function, &context, 0, 0, 0, 0, 0, &op));
-  estafette_fence end;
+  DLFence end;
   OK(estafette_op_fence(op, &end));
   CHECK(end.query(end.context) == ESTAFETTE_PENDING);
   estafette_promise *promise;
-  estafette_fence work;
+  DLFence work;
   OK(estafette_promise_create("work", &promise, &work));
   OK(estafette_op_complete_after(begun(&context), &work));
   work.release(work.context);

@@ -17,7 +17,7 @@ static void on_any_error_the_caller_keeps_what_it_passed(void) {
   mine->managed.dl_tensor.device.device_type = kDLCPU;
   REFUSED(ESTAFETTE_INVALID, "out", estafette_import(engine, &mine->managed, 0, 0));
   REFUSED(ESTAFETTE_INVALID, "engine", estafette_import(0, &mine->managed, 0, &tensor));
-  estafette_fence broken;
+  DLFence broken;
   memset(&broken, 0, sizeof broken);
   REFUSED(ESTAFETTE_INVALID, "fence: version", estafette_import(engine, &mine->managed, &broken, &tensor));
   CHECK(deleted_after_flush(mine) == 0 && tensor == 0);
@@ -64,7 +64,7 @@ static void order_on_returns_a_lease_that_ends_with_lease_release(void) {
 
   /* Released, but its last work is not done yet. */
   estafette_promise *promise;
-  estafette_fence work, end;
+  DLFence work, end;
   OK(estafette_promise_create("the consumer's kernel", &promise, &work));
   OK(estafette_lease_fence(lease, &end));
   OK(estafette_lease_release(lease, &work));
@@ -88,7 +88,7 @@ static void complete_after_finishes_when_the_fence_does(void) {
   estafette_engine *engine = engine_new(2);
   estafette_tensor *tensor = floats(engine, 4);
   estafette_promise *promise;
-  estafette_fence fence;
+  DLFence fence;
   OK(estafette_promise_create(0, &promise, &fence));
   static counting context, reader;
   reader.complete = 1;
@@ -127,7 +127,7 @@ static void complete_after_finishes_when_the_fence_does(void) {
 /* A function that gives its work to a thread of its own, which uses the context until it settles the fence. */
 typedef struct {
   estafette_promise *promise;
-  estafette_fence fence;
+  DLFence fence;
   atomic_int *dropped, started;
   pthread_mutex_t may_work;
   int32_t outcome, work[64];

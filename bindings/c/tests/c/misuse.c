@@ -23,7 +23,7 @@ static void a_tensor_that_was_released_is_refused_everywhere(void) {
   DLDevice host = {kDLCPU, 0}, device;
   estafette_lease *lease;
   OVER("tensor", estafette_order_on(over, ESTAFETTE_READ, host, 0, &lease));
-  estafette_fence fence;
+  DLFence fence;
   OVER("tensor", estafette_tensor_fence(over, &fence));
   OVER("tensor", estafette_writable_fence(over, &fence));
   DLTensor lent;
@@ -69,7 +69,7 @@ static void leases_promises_and_programs_end_once(void) {
   REFUSED(ESTAFETTE_INVALID, "tensor: this is the handle of a lease", estafette_query((estafette_tensor *)lease));
   OK(estafette_lease_release(lease, 0));
   OVER("lease", estafette_lease_release(lease, 0));
-  estafette_fence fence, end;
+  DLFence fence, end;
   OVER("lease", estafette_lease_fence(lease, &end));
 
   estafette_promise *promise;
@@ -208,7 +208,7 @@ typedef struct {
   estafette_engine *engine;
   estafette_tensor *tensor;
   estafette_op *other;
-  estafette_fence fence, last;
+  DLFence fence, last;
   counting held;
   atomic_int done, ended;
 } waiting;
@@ -267,7 +267,7 @@ static void a_callback_that_waits_is_refused_at_once(void) {
 
   /* On the thread that settles the fence, on that of an operation, on the reactor's, and at once. */
   estafette_promise *promise;
-  estafette_fence fence;
+  DLFence fence;
   uint64_t token;
   OK(estafette_promise_create(0, &promise, &fence));
   OK(fence.subscribe(fence.context, waits_when_settled, &self, &token));

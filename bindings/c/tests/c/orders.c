@@ -81,7 +81,7 @@ static void memory_changes_hands_by_leases_exports_and_fences(void) {
     OK(estafette_lease_release(lease, 0));
   }
   estafette_promise *promise;
-  estafette_fence fence;
+  DLFence fence;
   OK(estafette_promise_create(0, &promise, &fence));
   pthread_t thread;
   CHECK(pthread_create(&thread, 0, settle, promise) == 0);

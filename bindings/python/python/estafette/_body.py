@@ -80,11 +80,6 @@ def run_on_stream(scope, function, using, arguments, place, kept):
         return run(scope, function, using, arguments)
 
 
-def give(value):
-    """The body of an operation whose result is there already."""
-    return value
-
-
 async def run_async(scope, function, using, arguments, done):
     """The body of an operation with an `async def` function, as a task on the submitter's loop."""
     operation.set(scope)

@@ -109,8 +109,8 @@ class Engine:
         capsule, or an object with a buffer of numbers, such as `bytearray`, `array.array` and `memoryview`.
 
         The engine orders memory that overlaps known tensors with these tensors. An Estafette tensor is
-        returned as it is. The call does not wait for an object with ``__estafette_promise__``: the tensor is
-        ready when that promise is done.
+        returned as it is. The call does not wait for an object with ``__dlpack_fence__``: the tensor is
+        ready when the fence of that object is done.
 
         device: device of the result; default the device of `x`.
         copy: True always copies, False never copies, None copies only if necessary.
@@ -636,10 +636,16 @@ class Tensor:
         """``await t.writable()`` waits until the memory may be overwritten (no unfinished write, no reader, no
         lease), and returns `t`.
         """
-    @property
-    def __estafette_promise__(self) -> CapsuleType:
-        """The readiness of the current version, for consumers that know `estafette.h`: a capsule named
-        ``estafette_fence`` with a pointer to the struct of that name in `estafette.h`. Never waits.
+    def __dlpack_fence__(
+        self,
+        *,
+        max_version: tuple[int, int] | None = None,
+        dl_device: tuple[int, int] | None = None,
+        copy: bool | None = None,
+    ) -> CapsuleType:
+        """The tensor for a consumer that knows `dlpack_fence.h`: a capsule named ``dltensor_fenced``, with a fence
+        that is done when the data may be read. Never waits. The read lease lasts until the consumer has called
+        the deleter and its own fences are done. `BufferError` where `__dlpack__` has to be called instead.
         """
     @property
     def __cuda_array_interface__(self) -> dict[str, Any]:
@@ -802,6 +808,14 @@ class Exporter:
         copy: bool | None = None,
     ) -> CapsuleType:
         """Hands the tensor out; the array API's protocol. Waits until it is free for this access."""
+    def __dlpack_fence__(
+        self,
+        *,
+        max_version: tuple[int, int] | None = None,
+        dl_device: tuple[int, int] | None = None,
+        copy: bool | None = None,
+    ) -> CapsuleType:
+        """As `Tensor.__dlpack_fence__`, with this access. An alias has no fences: `BufferError`."""
     def __dlpack_device__(self) -> tuple[int, int]:
         """Where the data is, for the array API's protocol."""
 

@@ -10,6 +10,7 @@ use pyo3::types::PyCapsule;
 use crate::classes::tensor::PyTensor;
 use crate::exchange::buffer;
 use crate::exchange::export::{self, From, Request};
+use crate::exchange::fence;
 
 /// A tensor on its way to a library, with the access that it shall have. Each export takes a lease of its own.
 #[pyclass(frozen, module = "estafette", name = "Exporter")]
@@ -44,6 +45,19 @@ impl Exporter {
         let request = Request { stream, max_version: export::version(max_version)?, dl_device, copy };
         let tensor = self.tensor.get();
         export::export_from(py, tensor.engine(), From::Tensor(tensor.tensor(py)?, self.access), &request)
+    }
+
+    /// As `Tensor.__dlpack_fence__`, with this access. An alias has no fences: `BufferError`.
+    #[pyo3(signature = (*, max_version = None, dl_device = None, copy = None))]
+    fn __dlpack_fence__<'py>(
+        &self,
+        py: Python<'py>,
+        max_version: Option<&Bound<'py, PyAny>>,
+        dl_device: Option<(i32, i32)>,
+        copy: Option<bool>,
+    ) -> PyResult<Bound<'py, PyCapsule>> {
+        let (tensor, access) = self.parts(py)?;
+        fence::export(py, tensor, access, export::version(max_version)?, dl_device, copy)
     }
 
     /// Where the data is, for the array API's protocol.

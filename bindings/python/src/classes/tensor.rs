@@ -28,7 +28,7 @@ use crate::exchange::buffer;
 use crate::exchange::copy::copied;
 use crate::exchange::dtype;
 use crate::exchange::export::{self, From, Request};
-use crate::exchange::promise;
+use crate::exchange::fence;
 use crate::interpreter::guard;
 use crate::submission::results::{self, Results};
 use crate::submission::scope;
@@ -202,11 +202,19 @@ impl PyTensor {
         }))
     }
 
-    /// The readiness of the current version, for consumers that know `estafette.h`: a capsule named
-    /// ``estafette_fence`` with a pointer to the struct of that name in `estafette.h`. Never waits.
-    #[getter]
-    fn __estafette_promise__<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyCapsule>> {
-        promise::of_tensor(py, self.tensor(py)?)
+    /// The tensor for a consumer that knows `dlpack_fence.h`: a capsule named ``dltensor_fenced``, with a fence
+    /// that is done when the data may be read. Never waits. The read lease lasts until the consumer has called
+    /// the deleter and its own fences are done. `BufferError` where `__dlpack__` has to be called instead.
+    #[pyo3(signature = (*, max_version = None, dl_device = None, copy = None))]
+    fn __dlpack_fence__<'py>(
+        &self,
+        py: Python<'py>,
+        max_version: Option<&Bound<'py, PyAny>>,
+        dl_device: Option<(i32, i32)>,
+        copy: Option<bool>,
+    ) -> PyResult<Bound<'py, PyCapsule>> {
+        let max_version = export::version(max_version)?;
+        fence::export(py, self.tensor(py)?, Access::Read, max_version, dl_device, copy)
     }
 
     /// Ends the leases of exports into captures of CUDA graphs, and returns how many leases it ended. Call

@@ -11,13 +11,13 @@
 //! | `dtype` | Element types in Python: `estafette.DType`, and the types of NumPy that they are |
 //! | `exchange_table` | Our own C exchange table: how consumers that know it take our tensors, and make them, without a Python call |
 //! | `export` | Giving tensors to other libraries: what `__dlpack__` asks for, and where the answer comes from |
+//! | `fence` | `__dlpack_fence__`: tensors with fences of both sides in a capsule, both ways |
 //! | `from_future` | Futures of other schedulers as promises: `eng.from_future(f)` |
 //! | `import` | Taking tensors from other libraries, by the rules of the array API and DLPack's Python specification |
 //! | `mxnet` | Arrays of MXNet 1.9 as promises: `eng.from_mxnet(array)` |
 //! | `origin` | Whether an array has its memory from its owner |
 //! | `peer_table` | Taking tensors through the C exchange tables of other libraries, without a Python call |
 //! | `peers` | What we know of other libraries: one table, a row for each, with the source of what it says |
-//! | `promise` | `__estafette_promise__`: the promise of a tensor as a C struct in a capsule, both ways |
 //! | `typestr` | NumPy's way to write an element type |
 //! | `unordered` | Exchanges that could not be ordered |
 
@@ -30,12 +30,12 @@ pub(crate) mod copy;
 pub(crate) mod dtype;
 pub(crate) mod exchange_table;
 pub(crate) mod export;
+pub(crate) mod fence;
 pub(crate) mod from_future;
 pub(crate) mod import;
 pub(crate) mod mxnet;
 pub(crate) mod origin;
 pub(crate) mod peer_table;
 pub(crate) mod peers;
-pub(crate) mod promise;
 pub(crate) mod typestr;
 pub(crate) mod unordered;

@@ -391,8 +391,8 @@ pub struct Known {
     peer: Option<&'static Peer>,
     /// Its C exchange table, if it has one that we understand.
     pub table: Option<PeerTable>,
-    /// Whether its objects say by a promise when they are ready.
-    pub promise: bool,
+    /// Whether its objects have `__dlpack_fence__`.
+    pub fences: bool,
 }
 
 impl Known {
@@ -424,8 +424,8 @@ pub fn of(object: &Bound<'_, PyAny>) -> Known {
         .map(|entry| entry.known);
     remembered.unwrap_or_else(|| {
         let class = object.get_type();
-        let promise = class.hasattr(intern!(py, "__estafette_promise__")).unwrap_or(false);
-        let known = Known { peer: row_of(&class), table: peer_table::of(&class), promise };
+        let fences = class.hasattr(intern!(py, "__dlpack_fence__")).unwrap_or(false);
+        let known = Known { peer: row_of(&class), table: peer_table::of(&class), fences };
         let entry = KnownClass { class: class.unbind(), known };
         let old = KNOWN.lock()[slot].replace(entry);
         drop(old);

@@ -49,6 +49,29 @@ pub fn export(fence: Fence, device: Option<Arc<dyn Device>>) -> RawFence {
     }
 }
 
+/// A fence that is done. It needs no release.
+pub fn done(device: DLDevice) -> RawFence {
+    unsafe extern "C" fn query(_: *mut c_void) -> i32 {
+        OK
+    }
+    RawFence {
+        version: FENCE_VERSION,
+        size: size_of::<RawFence>() as u32,
+        context: std::ptr::null_mut(),
+        device,
+        flags: 0,
+        query: Some(query),
+        wait: None,
+        order_on: None,
+        subscribe: None,
+        unsubscribe: None,
+        error: None,
+        native: None,
+        retain: None,
+        release: None,
+    }
+}
+
 /// The fence inside, if the struct is one that this copy of the library has made.
 pub(super) fn own(raw: &RawFence) -> Option<Fence> {
     let ours: unsafe extern "C" fn(*mut c_void) -> i32 = query;

@@ -151,7 +151,7 @@ impl Program {
         // SAFETY: as the interface wants it, or wrong in a way that it promises to see.
         unsafe {
             if bytes.one_in(4) {
-                let mut wrong: estafette_fence = std::mem::zeroed();
+                let mut wrong: DLFence = std::mem::zeroed();
                 wrong.version = 1;
                 expect(
                     estafette_op_complete_after(op, &raw const wrong),

@@ -39,7 +39,7 @@ impl Program {
                 _ => {}
             }
             valid &= fence.version == 1
-                && fence.size as usize == size_of::<estafette_fence>()
+                && fence.size as usize == size_of::<DLFence>()
                 && fence.query.is_some()
                 && fence.release.is_some()
                 && fence.flags == 0;
@@ -116,6 +116,24 @@ impl Program {
         assert!(valid || got != status::ESTAFETTE_OK, "wrong options were accepted");
         if got == status::ESTAFETTE_OK {
             self.views.push(view);
+        }
+        if !valid && options.access < 2 {
+            self.export_fenced(tensor, options.access);
+        }
+    }
+
+    /// Exports with fences, and gives up at once, ready or not.
+    fn export_fenced(&self, tensor: *mut estafette_tensor, access: i32) {
+        let (mut fenced, mut none) = (ptr::null_mut(), ptr::null_mut());
+        // SAFETY: as the interface wants it, or wrong in a way that it promises to see; deleted once.
+        unsafe {
+            let got = estafette_export_fenced(tensor, access, &raw mut fenced);
+            allowed(got, &[status::ESTAFETTE_OK, status::ESTAFETTE_CONFLICT], "export with fences");
+            let wrong = estafette_import_fenced(self.engine, ptr::null_mut(), &raw mut none);
+            expect(wrong, status::ESTAFETTE_INVALID, "import of no fenced tensor");
+            if got == status::ESTAFETTE_OK {
+                delete(fenced.cast());
+            }
         }
     }
 

@@ -16,10 +16,10 @@ use crate::error::{OrRaise, raise};
 use crate::exchange::arrow;
 use crate::exchange::copy::copied;
 use crate::exchange::export::until_defined;
+use crate::exchange::fence;
 use crate::exchange::import::{self, IMPORTED, Taken, Wanted};
 use crate::exchange::origin;
 use crate::exchange::peers;
-use crate::exchange::promise;
 use crate::interpreter::lease_sites;
 use crate::kinds;
 use crate::submission::scope;
@@ -41,8 +41,8 @@ impl PyEngine {
     /// capsule, or an object with a buffer of numbers, such as `bytearray`, `array.array` and `memoryview`.
     ///
     /// The engine orders memory that overlaps known tensors with these tensors. An Estafette tensor is
-    /// returned as it is. The call does not wait for an object with ``__estafette_promise__``: the tensor is
-    /// ready when that promise is done.
+    /// returned as it is. The call does not wait for an object with ``__dlpack_fence__``: the tensor is
+    /// ready when the fence of that object is done.
     ///
     /// device: device of the result; default the device of `x`.
     /// copy: True always copies, False never copies, None copies only if necessary.
@@ -84,9 +84,8 @@ impl PyEngine {
         }
         if freed_on.is_none()
             && writable.is_none()
-            && let Some(promise) = promise::pending(x, engine)?
+            && let Some(tensor) = fence::import(x, engine)?
         {
-            let tensor = promise::import(x, engine, promise)?;
             imported(py);
             let copies = wanted.device.is_some() || copy == Some(true);
             return Bound::new(py, self.wrap(self.copied_if(py, copies, tensor, &wanted)?));

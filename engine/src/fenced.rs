@@ -1,0 +1,199 @@
+//! Tensors with fences, as `dlpack_fence.h` has them: imports that are ready later, and exports that wait for nothing.
+//!
+//! An export submits the request of its lease and returns. Its `ready` is done when the lease is granted; the lease ends when the
+//! consumer has called the deleter and its fences are done. A deleter that comes before the grant leaves the request in its place: the
+//! lease then ends as soon as it is granted and the consumer's fences are done.
+
+use std::ptr::NonNull;
+use std::sync::Arc;
+
+use estafette_devices::{DLDevice, Fence, host};
+use estafette_sync::process;
+use estafette_sync::sync::Mutex;
+
+use crate::core::error::Error;
+use crate::engine::Engine;
+use crate::exchange::abi::fenced::{ExportedFenced, FencedOwner};
+use crate::exchange::foreign_fence::{self, RawFence};
+use crate::exchange::{Abi, DType, ExportFlags, Fenced, Layout, ManagedTensor, export};
+use crate::export::{ExportOptions, export_alias, export_held};
+use crate::lease::{Access, Lease, LeaseState, check_writable};
+use crate::operation::import::ImportOptions;
+use crate::tensor::handle::Tensor;
+use crate::wait::notify::{device_error, notify};
+
+impl Engine {
+    /// Adopts a fenced tensor of another library, without a copy and without waiting: it is ready when its `ready` fence is.
+    ///
+    /// # Errors
+    /// As [`import_with`](Self::import_with), and [`Error::Invalid`] for a fence that breaks the rules. The tensor comes back, and its
+    /// deleter was not called.
+    ///
+    /// # Safety
+    /// As for [`import_with`](Self::import_with); the fence is what its type says.
+    pub unsafe fn import_fenced(
+        &self,
+        fenced: Fenced,
+        options: ImportOptions<'_>,
+    ) -> Result<Tensor, Box<(Error, ManagedTensor)>> {
+        let Fenced { managed, ready, described_late } = fenced;
+        // SAFETY: by contract; `managed` keeps the struct.
+        let ready = match unsafe { self.import_fence(ready) } {
+            Ok(ready) => ready,
+            Err(error) => return Err(Box::new((error, managed))),
+        };
+        if !described_late {
+            let options = if ready.observed_done() { options } else { options.ready(ready) };
+            // SAFETY: by contract.
+            return unsafe { self.import_or_return(managed, options) };
+        }
+        let late = Arc::new(Mutex::new(Some(managed)));
+        let body = Arc::clone(&late);
+        let produced = self.gate(ready).and_then(|gate| {
+            self.op("described late")
+                .reads([&gate])
+                .produce(move |_| Ok(body.lock().take().expect("a body runs once")))
+        });
+        produced.map_err(|error| Box::new((error, late.lock().take().expect("the body has not run"))))
+    }
+
+    /// A tensor of nothing that is ready when `ready` is.
+    fn gate(&self, ready: Fence) -> Result<Tensor, Error> {
+        let nothing = Layout::contiguous(DType::U8, DLDevice::CPU, &[0])?;
+        // SAFETY: there is no memory.
+        unsafe {
+            let nothing =
+                export(&nothing, std::ptr::null_mut(), ExportFlags::default(), Abi::Versioned, || ());
+            self.import_with(nothing, ImportOptions::default().ready(ready).read_only(true))
+        }
+    }
+}
+
+impl Tensor {
+    /// Hands the tensor to another library at once, as a `DLManagedTensorFenced`: its `ready` is done when
+    /// the tensor is ready and free for the access of `options`. The lease ends after the deleter's call and the consumer's fences.
+    ///
+    /// Only access and owner of `options` count: there is no copy, and the consumer orders its queues by the fences.
+    ///
+    /// # Errors
+    /// [`Error::Conflict`] for a write lease of memory that may not be written; [`Error::Invalid`] for an alias, which
+    /// nothing orders; [`Error::Forked`] in a forked child. A failed version fails `ready`.
+    pub fn export_fenced(&self, options: &ExportOptions) -> Result<Fenced, Error> {
+        process::check()?;
+        match options.access {
+            Access::Alias => return Err(Error::invalid("access is alias, which no fence orders")),
+            Access::Write => check_writable(self)?,
+            Access::Read => {}
+        }
+        let options = &ExportOptions {
+            owner: Some(options.owner_text()),
+            timeout: None,
+            ..ExportOptions::new(options.access)
+        };
+        let at_once =
+            options.access == Access::Read && self.inner.is_quiet() && self.inner.definition().is_ok();
+        if at_once && let Some(lease) = LeaseState::try_read(self, || options.owner_text()) {
+            let held = export_held(Arc::clone(&lease), options)?;
+            let state = State { lease: Some(Lease { inner: lease }), ..State::default() };
+            let export = Arc::new(FencedExport { tensor: self.clone(), state: Mutex::new(state) });
+            let exported =
+                ExportedFenced::new(export.clone(), foreign_fence::done(held.device()), Some(&held));
+            export.state.lock().held = Some(held);
+            return Ok(exported.owned());
+        }
+        let described = match self.inner.definition() {
+            Err(_) => None,
+            Ok(definition) => {
+                let read_only = options.access == Access::Read || definition.read_only;
+                let keeper = LeaseState::alias(self, options.owner_text());
+                let flags = ExportFlags { read_only, is_copied: false };
+                Some(export_alias(keeper, definition, flags, options))
+            }
+        };
+        let (completer, ready) = host::promise("a lease of an exported tensor");
+        let export = Arc::new(FencedExport { tensor: self.clone(), state: Mutex::default() });
+        let exported =
+            ExportedFenced::new(export.clone(), foreign_fence::export(ready, None), described.as_ref());
+        {
+            let mut state = export.state.lock();
+            state.late = described.is_none().then_some(exported);
+            state.described = described;
+        }
+        let request = self.lease(options.access, options.owner_text()).for_later_consumers();
+        let options = options.clone();
+        notify(request, move |granted| {
+            let outcome = granted.and_then(|lease| export.granted(lease, &options));
+            completer.settle(outcome.map_err(device_error));
+        });
+        Ok(exported.owned())
+    }
+}
+
+/// An export until its deleter was called.
+struct FencedExport {
+    tensor: Tensor,
+    state: Mutex<State>,
+}
+
+#[derive(Default)]
+struct State {
+    /// The struct, if it waits for its description. `None` from the deleter's call on.
+    late: Option<ExportedFenced>,
+    /// The description of a tensor that was defined at the call.
+    described: Option<ManagedTensor>,
+    lease: Option<Lease>,
+    /// The leased tensor, by which its memory is recognized in imports.
+    held: Option<ManagedTensor>,
+    /// Fences of the consumer that came before the lease.
+    done: Vec<Fence>,
+    is_released: bool,
+}
+
+impl FencedExport {
+    fn granted(&self, lease: Lease, options: &ExportOptions) -> Result<(), Error> {
+        let held = export_held(Arc::clone(&lease.inner), options)?;
+        let mut state = self.state.lock();
+        let done = std::mem::take(&mut state.done);
+        let unneeded = if state.is_released {
+            Some((held, lease.clone()))
+        } else {
+            if let Some(exported) = state.late.take() {
+                // SAFETY: the deleter was not called, and takes this lock first; the consumer waits for `ready`.
+                unsafe { exported.describe(&held) };
+            }
+            state.held = Some(held);
+            state.lease = Some(lease.clone());
+            None
+        };
+        drop(state);
+        done.into_iter().for_each(|fence| lease.used_until(fence));
+        // The lease ends here if the deleter has been called.
+        drop((lease, unneeded));
+        Ok(())
+    }
+}
+
+impl FencedOwner for FencedExport {
+    unsafe fn add_done(&self, done: NonNull<RawFence>) -> i32 {
+        // SAFETY: by contract.
+        let Ok(fence) = (unsafe { self.tensor.import_fence(done) }) else { return foreign_fence::INVALID };
+        let mut state = self.state.lock();
+        match state.lease.clone() {
+            None => state.done.push(fence),
+            Some(lease) => {
+                drop(state);
+                lease.used_until(fence);
+            }
+        }
+        foreign_fence::OK
+    }
+
+    fn release(&self) {
+        let mut state = self.state.lock();
+        state.is_released = true;
+        state.late = None;
+        let dropped = (state.held.take(), state.lease.take(), state.described.take());
+        drop(state);
+        drop(dropped);
+    }
+}
