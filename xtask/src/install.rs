@@ -28,9 +28,14 @@ const BUILD: [&str; 6] = ["rustc", "--package", "estafette-c", "--lib", "--crate
 
 /// Builds the library and installs it with its headers and what build systems look for.
 pub fn run(prefix: &str, profile: &str) -> Result<bool, String> {
+    run_with(prefix, profile, &[])
+}
+
+/// The same, with arguments for the compiler.
+pub fn run_with(prefix: &str, profile: &str, rustc: &[&str]) -> Result<bool, String> {
     let target = shell::target()?;
     let mut build = shell::cargo(&target, &BUILD);
-    build.args(["--profile", profile]);
+    build.args(["--profile", profile, "--"]).args(rustc);
     shell::run(build)?;
     // The profile "dev" has a folder of another name.
     let built = target.join(if profile == "dev" { "debug" } else { profile });
@@ -57,7 +62,8 @@ pub fn run(prefix: &str, profile: &str) -> Result<bool, String> {
     Ok(true)
 }
 
-fn copy(from: &Path, to: &Path) -> Result<(), String> {
+/// Copies a file, into folders that are made.
+pub fn copy(from: &Path, to: &Path) -> Result<(), String> {
     make_room(to)?;
     // A library that a program has loaded must not change under it: the new one is another file.
     let _ = fs::remove_file(to);
@@ -66,13 +72,18 @@ fn copy(from: &Path, to: &Path) -> Result<(), String> {
     Ok(())
 }
 
-fn write(to: &Path, text: &str) -> Result<(), String> {
+/// Writes a file, into folders that are made.
+pub fn write(to: &Path, text: &str) -> Result<(), String> {
     make_room(to)?;
     fs::write(to, text).map_err(|error| format!("cannot write {}: {error}", to.display()))
 }
 
 fn make_room(to: &Path) -> Result<(), String> {
-    let folder = to.parent().unwrap_or(to);
+    make_folder(to.parent().unwrap_or(to))
+}
+
+/// Makes a folder and those above it.
+pub fn make_folder(folder: &Path) -> Result<(), String> {
     fs::create_dir_all(folder).map_err(|error| format!("cannot make {}: {error}", folder.display()))
 }
 

@@ -1,8 +1,9 @@
-//! Formatting, clippy and rustdoc, with warnings denied; the layers of the engine, and the words of comments.
+//! Formatting, clippy and rustdoc, with warnings denied; the layers of the engine, the words of comments, and the licence texts of packages.
 
 mod guarantees;
 mod kinds;
 mod layers;
+mod licences;
 mod source;
 mod words;
 
@@ -66,7 +67,7 @@ pub fn run_counted() -> Result<bool, String> {
 
 fn counted() -> Result<Vec<String>, String> {
     let mut failed = Vec::new();
-    for check in [guarantees::check, kinds::check, layers::check, words::check] {
+    for check in [guarantees::check, kinds::check, layers::check, licences::check, words::check] {
         failed.append(&mut check(shell::root())?);
     }
     Ok(failed)
