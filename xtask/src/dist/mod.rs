@@ -182,11 +182,13 @@ fn remove_folder(folder: &Path) -> Result<(), String> {
     }
 }
 
-/// The compiler's option for zig as linker, by a script.
+/// The compiler's option for zig as linker, by a script. maturin knows which arguments of rustc zig takes, and looks for `python3 -m ziglang`.
 fn linker(tools: &Environment, target: &Path) -> Result<String, String> {
     let script = target.join("zig-linker");
-    let python = tools.python();
-    let text = format!("#!/bin/sh\nexec '{}' -m maturin zig cc -- -target {ZIG_TARGET} \"$@\"\n", python.display());
+    let text = format!(
+        "#!/bin/sh\nPATH='{}':$PATH exec python3 -m maturin zig cc -- -target {ZIG_TARGET} \"$@\"\n",
+        tools.path().join("bin").display()
+    );
     install::write(&script, &text)?;
     let mut executable = shell::command("chmod");
     executable.arg("755").arg(&script);
