@@ -3,7 +3,7 @@
 use std::fs;
 use std::path::Path;
 
-use crate::shell;
+use crate::{dist, shell};
 
 /// What goes where, from the folder of the C bindings.
 const FILES: [(&str, &str); 4] = [
@@ -31,8 +31,12 @@ pub fn run(prefix: &str, profile: &str) -> Result<bool, String> {
     run_with(prefix, profile, &[])
 }
 
-/// The same, with arguments for the compiler.
-pub fn run_with(prefix: &str, profile: &str, rustc: &[&str]) -> Result<bool, String> {
+/// The library as it is handed out: optimized as a whole, and linked for systems with an older C library.
+pub fn run_portable(prefix: &str) -> Result<bool, String> {
+    run_with(prefix, "dist", &["-C", &dist::linker()?])
+}
+
+fn run_with(prefix: &str, profile: &str, rustc: &[&str]) -> Result<bool, String> {
     let target = shell::target()?;
     let mut build = shell::cargo(&target, &BUILD);
     build.args(["--profile", profile, "--"]).args(rustc);

@@ -20,6 +20,7 @@ pub fn run() -> Result<bool, String> {
     let target = shell::target()?;
     let mut failed = Vec::new();
     let mut checks = vec![format(), clippy(&target), docs(&target)];
+    checks.extend(FEATURES.map(|feature| with_feature(&target, feature)));
     // Code that only the model checkers see.
     let models = MODELS.iter().chain([&SIMULATION]);
     checks.extend(models.map(|model| model.cargo(&target, &["clippy"], MODEL_LINTS)));
@@ -50,6 +51,15 @@ fn clippy(target: &std::path::Path) -> Command {
     let mut command = shell::cargo(target, &arguments);
     command.env("PYO3_NO_PYTHON", "1");
     command
+}
+
+/// Features of the crate `estafette`, each of which compiles alone; and none.
+const FEATURES: [&str; 10] =
+    ["", "arrow", "cuda", "half", "ndarray", "num-complex", "operators", "report", "sycl", "tokio"];
+
+fn with_feature(target: &std::path::Path, feature: &str) -> Command {
+    let package = ["clippy", "--package", "estafette", "--lib", "--no-default-features", "--features"];
+    shell::cargo(target, &[&package[..], &[feature, "--", "-D", "warnings"]].concat())
 }
 
 fn docs(target: &std::path::Path) -> Command {

@@ -44,9 +44,10 @@ commands
   wheel        build the Python wheel and print its path
   venv [--all]
                make or update the private Python environment with the wheel in it, and print its path
-  install PREFIX [--profile NAME]
+  install PREFIX [--profile NAME | --portable]
                build the C library and install it there, with its headers and what pkg-config and CMake look for
                  --profile  a profile of cargo (dist: small, optimized as a whole)
+                 --portable as it is handed out: for systems with glibc 2.28 or newer
   dist [--check]
                make what is handed out, into target/handed-out: crates, Python wheel and source distribution, C library,
                checksums, and a list of all parts (SBOM). Publishes nothing
@@ -95,6 +96,7 @@ fn main() -> ExitCode {
         ["install", prefix, "--profile", profile] => install::run(prefix, profile),
         ["dist"] => dist::run(false),
         ["dist", "--check"] => dist::run(true),
+        ["install", prefix, "--portable"] => install::run_portable(prefix),
         ["wheel"] => wheel(),
         ["venv"] => venv(python::Peers::Small),
         ["venv", "--all"] => venv(python::Peers::All),

@@ -189,13 +189,7 @@ impl Environment {
 
     /// Builds the wheel of `bindings/python`, with that package's features alone.
     pub fn build_wheel(&self, how: Build) -> Result<PathBuf, String> {
-        let target = shell::target()?;
-        let folder = target.join("xtask-wheel");
-        // What an earlier version left there must not be taken for this one.
-        if folder.exists() {
-            std::fs::remove_dir_all(&folder)
-                .map_err(|error| format!("cannot empty {}: {error}", folder.display()))?;
-        }
+        let (target, folder) = (shell::target()?, wheel_folder()?);
         let mut build = self.command(&["-m", "maturin", "build"]);
         if how == Build::Release {
             build.arg("--release");
@@ -224,6 +218,17 @@ impl Environment {
         install.args(["--no-index", "--no-deps", "--force-reinstall"]).arg(wheel);
         shell::run(install)
     }
+}
+
+/// An empty folder for a wheel.
+pub fn wheel_folder() -> Result<PathBuf, String> {
+    let folder = shell::target()?.join("xtask-wheel");
+    // What an earlier version left there must not be taken for this one.
+    if folder.exists() {
+        std::fs::remove_dir_all(&folder)
+            .map_err(|error| format!("cannot empty {}: {error}", folder.display()))?;
+    }
+    Ok(folder)
 }
 
 /// A Python 3.11 or newer that can make virtual environments.

@@ -590,9 +590,12 @@ fn this_program(arguments: &[&str]) -> Command {
 fn install_c(context: &Context) -> Command {
     let mut command = this_program(&["install"]);
     command.arg(c_prefix(context));
+    // In full the library as it is handed out.
     if context.quick {
-        command.args(["--profile", "dev"]);
-    }
+        command.args(["--profile", "dev"])
+    } else {
+        command.arg("--portable")
+    };
     command
 }
 

@@ -41,7 +41,9 @@ pub fn run(arguments: impl IntoIterator<Item = OsString>) -> u8 {
     let outcome = match Arguments::try_parse_from(arguments) {
         Ok(arguments) => execute(arguments.command),
         // Help, the version, or what is wrong.
-        Err(message) => return message.print().map_or(WRONG, |()| message.exit_code().try_into().unwrap_or(WRONG)),
+        Err(message) => {
+            return message.print().map_or(WRONG, |()| message.exit_code().try_into().unwrap_or(WRONG));
+        }
     };
     // A program that is not Rust's does not flush at its end.
     let flushed = std::io::stdout().flush();

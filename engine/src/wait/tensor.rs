@@ -10,6 +10,16 @@ use crate::tensor::views::View;
 use crate::wait::blocking;
 use crate::wait::ready::{Ready, Writable};
 
+/// `(&tensor).await` is [`ready`](Tensor::ready)`().await`.
+impl IntoFuture for &Tensor {
+    type Output = Result<(), Error>;
+    type IntoFuture = Ready;
+
+    fn into_future(self) -> Ready {
+        self.ready()
+    }
+}
+
 impl Tensor {
     /// Waits, asynchronously, until the version current at this call is finished. Every waiter of a failed
     /// version gets its root cause. The future needs no particular runtime. Dropping the future cancels the

@@ -32,7 +32,8 @@ pub fn run(files: &Files, target: &Path) -> Result<(), String> {
 /// The wheel in a new environment: the README's example, and the command on what the example recorded. No program is in `PATH`, so no
 /// compiler either.
 fn wheel(files: &Files, folder: &Path) -> Result<(), String> {
-    let bytes = fs::metadata(&files.wheel).map_err(|error| format!("{}: {error}", files.wheel.display()))?.len();
+    let bytes =
+        fs::metadata(&files.wheel).map_err(|error| format!("{}: {error}", files.wheel.display()))?.len();
     if bytes > WHEEL_BYTES_MAX {
         return Err(format!("{} has {bytes} bytes", files.wheel.display()));
     }
@@ -133,7 +134,8 @@ fn c_library(files: &Files, folder: &Path, target: &Path) -> Result<(), String> 
     let name = files.c_library.file_name().unwrap_or_default().to_string_lossy();
     let prefix = folder.join(name.trim_end_matches(".tar.gz"));
     let mut test = shell::cargo(target, &["test", "--package", "estafette-c", "--test", "programs", "--"]);
-    test.args(["the_first_program_of_the_page", "the_shared_library_is_small"]).env("ESTAFETTE_PREFIX", prefix);
+    test.args(["the_first_program_of_the_page", "the_shared_library_is_small"])
+        .env("ESTAFETTE_PREFIX", prefix);
     expect(&collect(test)?, "3 passed")
 }
 

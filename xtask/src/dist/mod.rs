@@ -14,8 +14,14 @@ use crate::python::{Environment, Peers};
 use crate::shell::{self, Ended};
 
 /// The crates that are published, each after those that it depends on.
-pub const CRATES: [&str; 6] =
-    ["estafette-sync", "estafette-graph", "estafette-devices", "estafette-report", "estafette", "estafette-c"];
+pub const CRATES: [&str; 6] = [
+    "estafette-sync",
+    "estafette-graph",
+    "estafette-devices",
+    "estafette-report",
+    "estafette",
+    "estafette-c",
+];
 
 /// The manifest of the Python package.
 const PYTHON: &str = "bindings/python/Cargo.toml";
@@ -62,13 +68,12 @@ impl Files {
         let folder = target.join("handed-out");
         // What an earlier version left there must not be taken for this one.
         remove_folder(&folder)?;
-        fs::create_dir_all(&folder)
-            .map_err(|error| format!("cannot make {}: {error}", folder.display()))?;
+        fs::create_dir_all(&folder).map_err(|error| format!("cannot make {}: {error}", folder.display()))?;
         let tools = Environment::prepare(Peers::Dist)?;
         let crates = crates(target, &folder)?;
         let sdist = sdist(&tools, &folder)?;
-        let wheel = wheel(&tools, target, &folder)?;
-        let c_library = c_library(&tools, target, &folder)?;
+        let wheel = wheel(&folder)?;
+        let c_library = c_library(target, &folder)?;
         sbom::write(target, &folder)?;
         let mut sums = shell::command("sh");
         sums.args(["-c", "sha256sum -- * >../SHA256SUMS && mv ../SHA256SUMS ."]).current_dir(&folder);
@@ -96,7 +101,9 @@ fn crates(target: &Path, folder: &Path) -> Result<Vec<PathBuf>, String> {
         let mut list = shell::command("tar");
         list.arg("-tzf").arg(&to);
         let listed = collect(list)?;
-        let has = |wanted: &&str| listed.lines().any(|path| path.split_once('/').is_some_and(|(_, path)| path == *wanted));
+        let has = |wanted: &&str| {
+            listed.lines().any(|path| path.split_once('/').is_some_and(|(_, path)| path == *wanted))
+        };
         if let Some(lacking) = IN_EACH_CRATE.iter().find(|wanted| !has(wanted)) {
             return Err(format!("{file} has no {lacking}"));
         }
@@ -112,28 +119,30 @@ fn sdist(tools: &Environment, folder: &Path) -> Result<PathBuf, String> {
     file_with(folder, ".tar.gz")
 }
 
-/// Builds the wheel with the linker of zig, so that it runs on systems with an older C library. Its dependencies are those of any other
-/// optimized build.
-fn wheel(tools: &Environment, target: &Path, folder: &Path) -> Result<PathBuf, String> {
+/// Builds the wheel into `folder`, linked for systems with an older C library. Its dependencies are those of any other optimized build.
+pub fn wheel(folder: &Path) -> Result<PathBuf, String> {
+    let (tools, target) = (Environment::prepare(Peers::Dist)?, shell::target()?);
     let mut build = tools.command(&["-m", "maturin", "build", "--release", "--compatibility", PLATFORM]);
     build.args(["--manifest-path", PYTHON, "--interpreter"]).arg(tools.python()).arg("--out").arg(folder);
-    build.args(["--", "-C"]).arg(linker(tools, target)?).env("CARGO_TARGET_DIR", target);
+    build.args(["--", "-C"]).arg(linker()?).env("CARGO_TARGET_DIR", target);
     shell::run(build)?;
     let wheel = file_with(folder, ".whl")?;
     let mut audit = tools.command(&["-m", "auditwheel", "show"]);
     audit.arg(&wheel);
     match oldest_platform(&collect(audit)?) {
         Some(minor) if minor <= GLIBC_MINOR => Ok(wheel),
-        found => Err(format!("auditwheel finds glibc 2.{found:?} instead of 2.{GLIBC_MINOR}: {}", wheel.display())),
+        found => {
+            Err(format!("auditwheel finds glibc 2.{found:?} instead of 2.{GLIBC_MINOR}: {}", wheel.display()))
+        }
     }
 }
 
 /// The C library with what build systems look for, as an archive.
-fn c_library(tools: &Environment, target: &Path, folder: &Path) -> Result<PathBuf, String> {
+fn c_library(target: &Path, folder: &Path) -> Result<PathBuf, String> {
     let name = format!("estafette-c-{}-{PLATFORM}_x86_64", env!("CARGO_PKG_VERSION"));
     let stage = target.join("c-library");
     remove_folder(&stage)?;
-    install::run_with(&stage.join(&name).to_string_lossy(), "dist", &["-C", &linker(tools, target)?])?;
+    install::run_portable(&stage.join(&name).to_string_lossy())?;
     for licence in ["LICENSE-APACHE", "LICENSE-MIT"] {
         install::copy(&shell::root().join(licence), &stage.join(&name).join(licence))?;
     }
@@ -183,8 +192,9 @@ fn remove_folder(folder: &Path) -> Result<(), String> {
 }
 
 /// The compiler's option for zig as linker, by a script. maturin knows which arguments of rustc zig takes, and looks for `python3 -m ziglang`.
-fn linker(tools: &Environment, target: &Path) -> Result<String, String> {
-    let script = target.join("zig-linker");
+pub fn linker() -> Result<String, String> {
+    let tools = Environment::prepare(Peers::Dist)?;
+    let script = shell::target()?.join("zig-linker");
     let text = format!(
         "#!/bin/sh\nPATH='{}':$PATH exec python3 -m maturin zig cc -- -target {ZIG_TARGET} \"$@\"\n",
         tools.path().join("bin").display()
