@@ -11,8 +11,8 @@ use arrow_array::{Array, ArrowPrimitiveType, PrimitiveArray};
 use arrow_buffer::{Buffer, ScalarBuffer};
 use estafette_devices::DLDevice;
 
-use crate::Engine;
 use crate::core::error::Error;
+use crate::engine::Engine;
 use crate::exchange::{Abi, Element, ExportFlags, Layout, ManagedTensor, export};
 use crate::export::ExportOptions;
 use crate::lease::Access;

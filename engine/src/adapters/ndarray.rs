@@ -3,8 +3,8 @@
 use estafette_devices::DLDevice;
 use ndarray::{Array, ArrayView, ArrayViewMut, Dimension, IxDyn};
 
-use crate::Engine;
 use crate::core::error::Error;
+use crate::engine::Engine;
 use crate::exchange::storage::Storage;
 use crate::exchange::{Element, Layout};
 use crate::operation::import::{self, Produced};
@@ -15,13 +15,14 @@ impl Engine {
     /// A tensor in the memory of `array`, with the array's shape and strides. The array is dropped when the tensor's last use is over.
     ///
     /// ```
-    /// # use estafette::{Engine, Error};
-    /// # use ndarray::{Array2, Ix2, array};
+    /// use estafette::{Engine, Error, Produced};
+    /// use ndarray::{Axis, Ix2, array};
+    ///
     /// let engine = Engine::new()?;
     /// let x = engine.from_ndarray(array![[1.0_f32, 2.0], [3.0, 4.0]])?;
     /// let sums = engine.op("sums").reads([&x]).produce(|[x]| {
-    ///     let rows = x.as_ndarray::<f32, Ix2>()?.sum_axis(ndarray::Axis(1));
-    ///     estafette::Produced::from_ndarray(rows)
+    ///     let sums = x.as_ndarray::<f32, Ix2>()?.sum_axis(Axis(1));
+    ///     Ok(Produced::from_ndarray(sums)?)
     /// })?;
     /// sums.wait()?;
     /// assert_eq!(sums.to_vec::<f32>()?, [3.0, 7.0]);

@@ -11,6 +11,13 @@ use crate::wait::blocking;
 use crate::wait::ready::{Ready, Writable};
 
 /// `(&tensor).await` is [`ready`](Tensor::ready)`().await`.
+///
+/// ```
+/// # let engine = estafette::Engine::new()?;
+/// let x = engine.from_vec(vec![1_i64, 2], &[2])?;
+/// futures::executor::block_on(async { (&x).await })?;
+/// # Ok::<(), estafette::Error>(())
+/// ```
 impl IntoFuture for &Tensor {
     type Output = Result<(), Error>;
     type IntoFuture = Ready;

@@ -90,3 +90,44 @@ fn start(stack_size: usize) -> Result<Sender<Arc<Task>>, Error> {
     thread.map_err(|error| Error::Start(format!("thread of asynchronous bodies: {error}")))?;
     Ok(queue)
 }
+
+#[cfg(test)]
+mod tests {
+    use futures::channel::oneshot;
+
+    use super::*;
+
+    const STACK: usize = 1 << 20;
+
+    #[test]
+    fn a_body_that_another_thread_wakes_is_polled_to_its_end_also_after_the_engine_has_closed() {
+        let runtime = Runtime::default();
+        for close in [false, true] {
+            let (send_value, value) = oneshot::channel();
+            let (send_end, end) = channel();
+            let body = async move { send_end.send(value.await).expect("the test waits") };
+            runtime.spawn(body, STACK).expect("a thread can be made");
+            if close {
+                runtime.close();
+            }
+            send_value.send(7).expect("the body waits");
+            assert_eq!(end.recv(), Ok(Ok(7)));
+        }
+    }
+
+    #[test]
+    fn bodies_take_turns_on_one_thread() {
+        let runtime = Runtime::default();
+        let (send_end, end) = channel();
+        let (send_value, value) = oneshot::channel();
+        let waits = send_end.clone();
+        let first = async move { waits.send(value.await).expect("the test waits") };
+        runtime.spawn(first, STACK).expect("a thread can be made");
+        let second = async move {
+            send_value.send(2).expect("the first body waits");
+            send_end.send(Ok(1)).expect("the test waits");
+        };
+        runtime.spawn(second, STACK).expect("a thread can be made");
+        assert_eq!((end.recv(), end.recv()), (Ok(Ok(1)), Ok(Ok(2))));
+    }
+}
