@@ -73,7 +73,7 @@ impl<'a> Part<'a> {
             "name": self.name,
             "version": self.version,
             // Older manifests write "or" as a slash.
-            "licenses": [{ "expression": self.licence.replace('/', " OR ") }],
+            "licenses": [{ "expression": self.licence.split('/').map(str::trim).collect::<Vec<_>>().join(" OR ") }],
         });
         if let Some(sum) = checksum(lock, self.name, self.version) {
             component["hashes"] = json!([{ "alg": "SHA-256", "content": sum }]);
@@ -95,7 +95,7 @@ mod tests {
 
     #[test]
     fn a_line_of_the_tree_becomes_a_component() {
-        let part = Part::parse("libc v0.2.1|MIT/Apache-2.0 (*)").unwrap();
+        let part = Part::parse("libc v0.2.1|MIT / Apache-2.0 (*)").unwrap();
         let lock = "[[package]]\nname = \"libc\"\nversion = \"0.2.1\"\nsource = \"s\"\nchecksum = \"ab\"\n";
         let component = part.as_component(lock);
         assert_eq!(component["purl"], "pkg:cargo/libc@0.2.1");
