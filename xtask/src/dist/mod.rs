@@ -35,6 +35,9 @@ const GLIBC_MINOR: u32 = 28;
 /// The same for zig's linker, which knows the symbols of every glibc.
 const ZIG_TARGET: &str = "x86_64-linux-gnu.2.28";
 
+/// What the archive of the C library may take.
+const C_BYTES_MAX: u64 = 4_000_000;
+
 /// How long a tool whose output is read may take.
 const TOOL_LIMIT: Duration = Duration::from_secs(10 * 60);
 
@@ -143,6 +146,10 @@ fn c_library(target: &Path, folder: &Path) -> Result<PathBuf, String> {
     let stage = target.join("c-library");
     remove_folder(&stage)?;
     install::run_portable(&stage.join(&name).to_string_lossy())?;
+    // The static library has debug lines of the standard library, which are a third of it.
+    let mut strip = shell::command("strip");
+    strip.arg("--strip-debug").arg(stage.join(&name).join("lib/libestafette.a"));
+    shell::run(strip)?;
     for licence in ["LICENSE-APACHE", "LICENSE-MIT"] {
         install::copy(&shell::root().join(licence), &stage.join(&name).join(licence))?;
     }
@@ -151,7 +158,8 @@ fn c_library(target: &Path, folder: &Path) -> Result<PathBuf, String> {
     pack.args(["--sort=name", "--owner=0", "--group=0", "--numeric-owner", "-C"]).arg(&stage);
     pack.arg("-czf").arg(&archive).arg(&name);
     shell::run(pack)?;
-    Ok(archive)
+    let bytes = fs::metadata(&archive).map_err(|error| format!("{}: {error}", archive.display()))?.len();
+    if bytes > C_BYTES_MAX { Err(format!("{} has {bytes} bytes", archive.display())) } else { Ok(archive) }
 }
 
 /// Runs a command that must succeed, and returns its output.
