@@ -15,7 +15,7 @@
 //! | `reactor` | the thread that observes fences |
 //! | [`table`] | the devices of the process by their numbers |
 //! | [`host`], [`cpu`] | promises of the host; the worker pool |
-//! | [`sim`], [`cuda`], [`sycl`] | the other backends |
+//! | [`sim`], `cuda`, `sycl` | the other backends; the last two are features, on by default |
 //! | [`conformance`] | the suite that every backend passes |
 //!
 //! This crate never knows an operation, a tensor, or any type of DLPack but [`DLDevice`].
@@ -56,6 +56,7 @@ pub use self::parts::*;
 #[path = ""]
 mod parts {
     pub mod conformance;
+    #[cfg(feature = "cuda")]
     pub mod cuda;
     mod current_guard;
     pub(crate) mod device;
@@ -67,6 +68,7 @@ mod parts {
     pub(crate) mod queue;
     pub(crate) mod reactor;
     pub mod sim;
+    #[cfg(feature = "sycl")]
     pub mod sycl;
     pub mod table;
     pub(crate) mod timing;

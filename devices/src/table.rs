@@ -20,7 +20,9 @@ use std::sync::Arc;
 
 use estafette_sync::sync::{Mutex, MutexGuard};
 
+#[cfg(feature = "cuda")]
 use crate::cuda::CudaRuntime;
+#[cfg(feature = "sycl")]
 use crate::sycl::{SyclDevice, SyclRuntime};
 use crate::{DLDevice, Device, DeviceError, DeviceErrorKind, DeviceType};
 
@@ -28,8 +30,13 @@ use crate::{DLDevice, Device, DeviceError, DeviceErrorKind, DeviceType};
 pub const FIRST_REGISTERED: i32 = 1 << 16;
 
 /// Kinds of devices whose contexts need numbers.
-const KINDS: [DeviceType; 4] =
-    [DeviceType::ONE_API, DeviceType::OPENCL, DeviceType::VULKAN, DeviceType::METAL];
+const KINDS: &[DeviceType] = &[
+    #[cfg(feature = "sycl")]
+    DeviceType::ONE_API,
+    DeviceType::OPENCL,
+    DeviceType::VULKAN,
+    DeviceType::METAL,
+];
 
 /// A runtime whose devices are entries without being registered.
 struct Backend {
@@ -38,18 +45,44 @@ struct Backend {
     find: fn(DLDevice) -> Result<Option<Entry>, DeviceError>,
     /// All devices that can be used; none without the runtime.
     all: fn() -> Vec<Entry>,
+    /// How contexts are registered, of a kind in [`KINDS`].
+    contexts: Option<Contexts>,
 }
 
-const BACKENDS: [Backend; 2] = [
+/// What the runtime of a registered context answers. Each function wants a live context of the runtime's kind.
+struct Contexts {
+    /// The device whose number stands for the context without being registered; fails without the runtime.
+    root: unsafe fn(NonNull<c_void>) -> Result<Option<DLDevice>, DeviceError>,
+    /// The entry of a context under a number.
+    entry: unsafe fn(NonNull<c_void>, DLDevice) -> Result<Entry, DeviceError>,
+    /// Whether an entry's device is of the context.
+    is_same: unsafe fn(&dyn Device, NonNull<c_void>) -> bool,
+}
+
+const BACKENDS: &[Backend] = &[
+    #[cfg(feature = "cuda")]
     Backend {
         kind: DeviceType::CUDA,
         find: |id| Ok(CudaRuntime::get().map_err(invalid)?.device(id.device_id).map(entry)),
         all: || CudaRuntime::get().into_iter().flat_map(CudaRuntime::devices).map(entry).collect(),
+        contexts: None,
     },
+    #[cfg(feature = "sycl")]
     Backend {
         kind: DeviceType::ONE_API,
         find: |id| Ok(sycl()?.devices().iter().find(|device| device.id() == id).map(entry)),
         all: || SyclRuntime::get().into_iter().flat_map(SyclRuntime::devices).map(entry).collect(),
+        contexts: Some(Contexts {
+            // SAFETY: each caller vouches for the context.
+            root: |context| Ok(unsafe { sycl()?.root_of_context(context) }.map(|root| root.id())),
+            // SAFETY: as above.
+            entry: |context, id| Ok(entry(&unsafe { sycl()?.device_of_context(context, id) }?)),
+            is_same: |device, context| {
+                let device = (device as &dyn std::any::Any).downcast_ref::<SyclDevice>();
+                // SAFETY: as above.
+                device.is_some_and(|device| unsafe { device.is_of_context(context) })
+            },
+        }),
     },
 ];
 
@@ -101,21 +134,27 @@ fn table() -> MutexGuard<'static, Table> {
 /// unregistered. (Of a SYCL context a reference is kept.)
 pub unsafe fn register(kind: DeviceType, context: NonNull<c_void>) -> Result<DLDevice, DeviceError> {
     if !KINDS.contains(&kind) {
-        let message = format!("{kind} devices have numbers of their own: there is no context to register");
+        let message = format!(
+            "{kind} devices have numbers of their own, or this build has no backend for them: there is no context to register"
+        );
         return Err(invalid(message));
     }
-    let runtime = if kind == DeviceType::ONE_API { Some(sycl()?) } else { None };
-    if let Some(runtime) = runtime
+    let backend = BACKENDS.iter().find(|backend| backend.kind == kind);
+    let contexts = backend.and_then(|backend| backend.contexts.as_ref());
+    if let Some(contexts) = contexts
         // SAFETY: by contract.
-        && let Some(root) = unsafe { runtime.root_of_context(context) }
+        && let Some(root) = unsafe { (contexts.root)(context) }?
     {
-        return Ok(root.id());
+        return Ok(root);
     }
     let address = context.as_ptr().expose_provenance();
     let mut table = table();
     for entry in table.entries.values_mut().filter(|entry| entry.id.device_type == kind) {
-        // SAFETY: by contract; the entry's context is alive as long as the entry.
-        if entry.context == address || unsafe { is_same(entry, context) } {
+        let is_same = |contexts: &Contexts| {
+            // SAFETY: by contract; the entry's context is alive as long as the entry.
+            entry.device.as_deref().is_some_and(|device| unsafe { (contexts.is_same)(device, context) })
+        };
+        if entry.context == address || contexts.is_some_and(is_same) {
             entry.registrations += 1;
             return Ok(entry.id);
         }
@@ -124,25 +163,14 @@ pub unsafe fn register(kind: DeviceType, context: NonNull<c_void>) -> Result<DLD
         DeviceError::new(DeviceErrorKind::Other, "every number of the device table has been given out")
     })?;
     let id = DLDevice::new(kind, number);
-    let entry = match runtime {
+    let entry = match contexts {
         // SAFETY: by contract.
-        Some(runtime) => entry(&unsafe { runtime.device_of_context(context, id) }?),
+        Some(contexts) => unsafe { (contexts.entry)(context, id) }?,
         None => Entry { id, context: address, device: None, registrations: 0 },
     };
     table.given += 1;
     table.entries.insert(number, Entry { registrations: 1, ..entry });
     Ok(id)
-}
-
-/// Whether a SYCL entry is of `context`.
-///
-/// # Safety
-/// `context` is a live context of the entry's kind.
-unsafe fn is_same(entry: &Entry, context: NonNull<c_void>) -> bool {
-    let device: Option<&SyclDevice> =
-        entry.device.as_ref().and_then(|device| (&**device as &dyn std::any::Any).downcast_ref());
-    // SAFETY: by contract.
-    device.is_some_and(|device| unsafe { device.is_of_context(context) })
 }
 
 /// Ends one registration. The end of the last one removes the entry; devices resolved before stay usable as
@@ -185,18 +213,20 @@ pub fn resolve(id: DLDevice) -> Result<Entry, DeviceError> {
         .ok_or_else(|| no_such(id))
 }
 
-/// Every entry: the CUDA and the SYCL devices, if there are runtimes, and what is registered. Loads both.
+/// Every entry: the devices of the backends, if there are runtimes, and what is registered. Loads all of them.
 pub fn entries() -> Vec<Entry> {
     let own = BACKENDS.iter().flat_map(|backend| (backend.all)());
     own.chain(table().entries.values().cloned().collect::<Vec<_>>()).collect()
 }
 
 /// The entry of a device whose number is the runtime's own.
+#[cfg(any(feature = "cuda", feature = "sycl"))]
 fn entry<D: Device>(device: &Arc<D>) -> Entry {
     let (id, context) = (device.id(), device.native_context());
     Entry { id, context, device: Some(Arc::clone(device) as Arc<dyn Device>), registrations: 0 }
 }
 
+#[cfg(feature = "sycl")]
 fn sycl() -> Result<&'static SyclRuntime, DeviceError> {
     SyclRuntime::get().map_err(invalid)
 }

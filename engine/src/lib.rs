@@ -72,14 +72,28 @@
 //!
 //! The names that most programs use stand here. The others stand in the module of their subject:
 //! [`operation`], [`program`], [`lease`], [`tensor`], [`wait`], [`mod@engine`], [`exchange`], [`operators`],
-//! [`trace`], and [`devices`].
+//! [`trace`], [`report`], and [`devices`].
 //!
 //! [`Engine::import`] adopts memory of other libraries, and [`Tensor::export`] hands memory out, both as
 //! DLPack structs. An export is a *lease*: engine writes wait until the consumer returns the lease.
 //!
+//! # Features
+//!
+//! | feature | what it adds | default |
+//! |---|---|---|
+//! | `cuda`, `sycl` | devices of these kinds, in [`devices`]; their libraries are looked for at run time | yes |
+//! | `operators` | `operators`: functions with a name, also from shared libraries | yes |
+//! | `report` | files of traces, and reports of them, in [`report`] | yes |
+//! | `arrow`, `ndarray` | arrays of these crates become tensors, and operands and leases become arrays | no |
+//! | `half`, `num-complex` | numbers of these crates as [`Element`]s | no |
+//! | `tokio` | a tokio runtime for asynchronous bodies; without it one thread of the engine polls them | yes |
+//!
+//! Without any, an engine has the host and the simulated device. The order of operations never depends on a feature.
+//!
 //! This crate never blocks a device, and never runs foreign code under a lock. `unsafe` is where memory of
 //! others is touched and where an operation costs next to nothing; each block says why it is sound.
 
+mod adapters;
 mod arrow;
 mod copy;
 mod core;
@@ -89,6 +103,7 @@ mod export;
 mod fenced;
 pub mod lease;
 pub mod operation;
+#[cfg(feature = "operators")]
 pub mod operators;
 pub mod program;
 mod stream;
@@ -100,6 +115,7 @@ pub use core::error::{BodyError, BodyResult, Error, FailureKind};
 pub use core::operation::Op;
 pub use engine::Engine;
 pub use estafette_devices as devices;
+pub use estafette_report as report;
 pub use exchange::{DType, Element, Layout, ManagedTensor};
 pub use export::ExportOptions;
 pub use lease::{Access, Lease};

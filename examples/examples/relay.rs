@@ -26,12 +26,15 @@ use arrow_arith::numeric;
 use arrow_array::Float32Array;
 use arrow_array::cast::AsArray;
 use arrow_array::types::Float32Type;
+use estafette::report::{self, Trace, terminal};
 use estafette::trace::{Recorder, TraceOptions};
-use estafette::{Engine, Produced, Tensor};
-use estafette_report::{Trace, terminal};
-use examples::{Ledger, Result, Trail, with_arrow, with_ndarray};
+use estafette::{Element, Engine, Produced, Tensor, View, ViewMut};
+use examples::{Ledger, Result, Trail};
 use indicatif::{ProgressBar, ProgressStyle};
-use ndarray::{Array1, Array2, ArrayView1, ArrayView2, ArrayViewMut1, ArrayViewMut2, Axis, Ix1, Ix2};
+use ndarray::{
+    Array, Array1, Array2, ArrayView, ArrayView1, ArrayView2, ArrayViewMut, ArrayViewMut1, ArrayViewMut2,
+    Axis, Dimension, Ix1, Ix2,
+};
 use tokio::sync::mpsc;
 
 const FRAMES: usize = 2_000;
@@ -98,6 +101,34 @@ struct Baton {
     trail: Trail,
 }
 
+impl Baton {
+    /// Hands an ndarray array over to the engine.
+    fn import<D: Dimension + 'static>(stage: &Stage, array: Array<f32, D>) -> Result<Self> {
+        let trail = stage.ledger.trail();
+        trail.starts(array.as_ptr());
+        let len = array.len();
+        let tensor = stage.engine.from_ndarray(array)?;
+        trail.crosses(tensor.data_ptr()?.cast::<f32>(), len);
+        Ok(Self { tensor, trail })
+    }
+}
+
+/// An operand as an ndarray view, which crosses to ndarray.
+fn view<'a, T: Element, D: Dimension>(operand: &View<'a>, trail: &Trail) -> Result<ArrayView<'a, T, D>> {
+    let view = operand.as_ndarray::<T, D>()?;
+    trail.crosses(view.as_ptr(), view.len());
+    Ok(view)
+}
+
+fn view_mut<'a, T: Element, D: Dimension>(
+    operand: &'a mut ViewMut<'_>,
+    trail: &Trail,
+) -> Result<ArrayViewMut<'a, T, D>> {
+    let view = operand.as_ndarray_mut::<T, D>()?;
+    trail.crosses(view.as_ptr(), view.len());
+    Ok(view)
+}
+
 /// What every stage needs.
 #[derive(Clone)]
 struct Stage {
@@ -108,9 +139,7 @@ struct Stage {
 /// First stage: ndarray makes a frame and hands it over.
 async fn camera(stage: Stage, frames: mpsc::Sender<Baton>) -> Result {
     for index in 0..FRAMES {
-        let trail = stage.ledger.trail();
-        let tensor = with_ndarray::import(&stage.engine, photograph(index), &trail)?;
-        if frames.send(Baton { tensor, trail }).await.is_err() {
+        if frames.send(Baton::import(&stage, photograph(index))?).await.is_err() {
             break; // The next stage has ended, and reports why.
         }
     }
@@ -119,9 +148,7 @@ async fn camera(stage: Stage, frames: mpsc::Sender<Baton>) -> Result {
 
 /// Second stage: submits the operations. It waits for no result, so it runs ahead of the work.
 async fn desk(stage: Stage, mut frames: mpsc::Receiver<Baton>, results: mpsc::Sender<Baton>) -> Result {
-    let trail = stage.ledger.trail();
-    let tensor = with_ndarray::import(&stage.engine, Array1::<f32>::zeros(COLUMNS), &trail)?;
-    let baseline = Baton { tensor, trail };
+    let baseline = Baton::import(&stage, Array1::zeros(COLUMNS))?;
     while let Some(frame) = frames.recv().await {
         submit_learn(&stage, &frame, &baseline).await?;
         submit_centre(&stage, &frame, &baseline).await?;
@@ -139,10 +166,7 @@ async fn submit_learn(stage: &Stage, frame: &Baton, baseline: &Baton) -> Result 
     stage.ledger.submitted();
     let op = stage.engine.op("learn").reads([&frame.tensor]).updates([&baseline.tensor]);
     op.permit().await?.run(move |[frame], [], [mut baseline]| {
-        learn(
-            with_ndarray::view_mut::<_, Ix1>(&mut baseline, &baseline_trail)?,
-            with_ndarray::view::<_, Ix2>(&frame, &frame_trail)?,
-        );
+        learn(view_mut::<_, Ix1>(&mut baseline, &baseline_trail)?, view::<_, Ix2>(&frame, &frame_trail)?);
         Ok(())
     })?;
     Ok(())
@@ -153,27 +177,29 @@ async fn submit_centre(stage: &Stage, frame: &Baton, baseline: &Baton) -> Result
     stage.ledger.submitted();
     let op = stage.engine.op("centre").reads([&baseline.tensor]).updates([&frame.tensor]);
     op.permit().await?.run(move |[baseline], [], [mut frame]| {
-        centre(
-            with_ndarray::view_mut::<_, Ix2>(&mut frame, &frame_trail)?,
-            with_ndarray::view::<_, Ix1>(&baseline, &baseline_trail)?,
-        );
+        centre(view_mut::<_, Ix2>(&mut frame, &frame_trail)?, view::<_, Ix1>(&baseline, &baseline_trail)?);
         Ok(())
     })?;
     Ok(())
 }
 
-/// arrow must own the memory that it reads, so this body takes no view: it borrows its operand as a DLPack
-/// tensor.
+/// arrow must own the memory that it reads, so this body takes no view: its operand becomes an array that
+/// holds a lease.
 async fn submit_square(stage: &Stage, frame: &Baton) -> Result<Baton> {
     let (frame, trail) = (frame.clone(), stage.ledger.trail());
     let energy_trail = trail.clone();
     stage.ledger.submitted();
     let op = stage.engine.op("square").reads([&frame.tensor]);
     let tensor = op.permit().await?.produce_external(move |completion| {
-        let energy = with_arrow::borrow_operand(completion.scope(), &frame.tensor, &frame.trail)
-            .and_then(|frame| square(&frame))
-            .and_then(|energy| with_arrow::to_dlpack(energy, &[ROWS as i64, COLUMNS as i64], &energy_trail));
-        completion.produce(energy.map(Produced::from));
+        let energy = || {
+            let array = completion.scope().arrow::<Float32Type>(&frame.tensor)?;
+            frame.trail.crosses(array.values().as_ptr(), array.len());
+            let energy = square(&array)?;
+            energy_trail.starts(energy.values().as_ptr());
+            Ok(Produced::from_arrow(energy, &[ROWS as i64, COLUMNS as i64])?)
+        };
+        let energy = energy();
+        completion.produce(energy);
     })?;
     Ok(Baton { tensor, trail })
 }
@@ -184,8 +210,9 @@ async fn submit_sum(stage: &Stage, energy: &Baton) -> Result<Baton> {
     stage.ledger.submitted();
     let op = stage.engine.op("sum").reads([&energy.tensor]);
     let tensor = op.permit().await?.produce(move |[energy]| {
-        let energy = with_ndarray::view::<_, Ix2>(&energy, &energy_trail)?;
-        with_ndarray::to_dlpack(sum(energy), &result_trail)
+        let result = sum(view::<_, Ix2>(&energy, &energy_trail)?);
+        result_trail.starts(result.as_ptr());
+        Ok(Produced::from_ndarray(result)?)
     })?;
     Ok(Baton { tensor, trail })
 }
@@ -213,7 +240,8 @@ async fn archive(
         let since = Instant::now();
         tensor.ready().await?;
         archive.waited += since.elapsed();
-        let result = with_arrow::lease(&tensor, &trail).await?;
+        let result = tensor.lease_arrow::<Float32Type>().await?;
+        trail.crosses(result.values().as_ptr(), result.len());
         if result.values() != expected.as_slice() {
             return Err(format!("frame {index} differs from the plain loop").into());
         }
@@ -252,36 +280,35 @@ async fn main() -> Result {
     // The last operands are dropped a moment after their operations have ended, and deleters run on another
     // thread.
     let since = Instant::now();
-    while !all_is_back(&ledger) && since.elapsed() < PATIENCE {
+    while !all_is_back(&engine, &ledger) && since.elapsed() < PATIENCE {
         tokio::time::sleep(Duration::from_millis(1)).await;
     }
-    report(&ledger, &archive, plain, relay)?;
+    show(&engine, &ledger, &archive, plain, relay)?;
     recorder.map_or(Ok(()), |recorder| where_the_time_went(&recorder.finish()))
 }
 
 /// Prints the short report, and writes the HTML page to the working directory.
 fn where_the_time_went(recording: &Trace) -> Result {
-    let report = estafette_report::report(recording);
+    let report = report::report(recording);
     println!();
     print!("{}", terminal::text(&report, terminal::Style { short: true, ..terminal::Style::default() }));
     let mut page = BufWriter::new(File::create(PAGE)?);
-    estafette_report::html::write(recording, &mut page)?;
+    report::html::write(recording, &mut page)?;
     page.flush()?;
     println!("\nthe timeline: {PAGE}");
     Ok(())
 }
 
-fn all_is_back(ledger: &Ledger) -> bool {
-    let totals = ledger.totals();
-    totals.given_back == totals.handed_over
+fn all_is_back(engine: &Engine, ledger: &Ledger) -> bool {
+    engine.stats().released == ledger.totals().handed_over
 }
 
-fn report(ledger: &Ledger, archive: &Archive, plain: Duration, relay: Duration) -> Result {
+fn show(engine: &Engine, ledger: &Ledger, archive: &Archive, plain: Duration, relay: Duration) -> Result {
     let totals = ledger.totals();
     let mut out = std::io::stdout().lock();
     let mut row = |what: &str, value: String| writeln!(out, "  {what:<34}{value:>14}");
     row("tensors imported", totals.handed_over.to_string())?;
-    row("deleters run", totals.given_back.to_string())?;
+    row("deleters run", engine.stats().released.to_string())?;
     row("crossings between libraries", totals.crossings.to_string())?;
     row("bytes handed over", format!("{:.1} MB", totals.bytes as f64 / 1e6))?;
     row("copies (address changed)", totals.copies.to_string())?;
@@ -294,7 +321,7 @@ fn report(ledger: &Ledger, archive: &Archive, plain: Duration, relay: Duration) 
     if totals.copies > 0 {
         return Err("a tensor was copied on its way".into());
     }
-    if !all_is_back(ledger) {
+    if !all_is_back(engine, ledger) {
         return Err("not all memory came back".into());
     }
     Ok(())

@@ -14,7 +14,6 @@ struct Counters {
     bytes: AtomicU64,
     operations: AtomicU64,
     handed_over: AtomicU64,
-    given_back: AtomicU64,
 }
 
 /// Counters of a [`Ledger`].
@@ -29,10 +28,8 @@ pub struct Totals {
     pub bytes: u64,
     /// Operations submitted.
     pub operations: u64,
-    /// Tensors that an array crate has exported as DLPack structs.
+    /// Tensors that an array crate has handed over.
     pub handed_over: u64,
-    /// Exported tensors whose deleter has run.
-    pub given_back: u64,
 }
 
 impl Ledger {
@@ -54,7 +51,6 @@ impl Ledger {
             bytes: self.0.bytes.load(Relaxed),
             operations: self.0.operations.load(Relaxed),
             handed_over: self.0.handed_over.load(Relaxed),
-            given_back: self.0.given_back.load(Relaxed),
         }
     }
 }
@@ -70,7 +66,7 @@ pub struct Trail {
 }
 
 impl Trail {
-    /// The producer exports the tensor, with its data at `data`.
+    /// The producer hands the tensor over, with its data at `data`.
     pub fn starts<T>(&self, data: *const T) {
         let first = self.home.set(data as usize).is_ok();
         assert!(first, "a trail has one start");
@@ -85,11 +81,6 @@ impl Trail {
         if self.home.get() != Some(&(data as usize)) {
             counters.copies.fetch_add(1, Relaxed);
         }
-    }
-
-    /// The deleter runs, so the producer has its memory back.
-    pub fn ends(&self) {
-        self.ledger.0.given_back.fetch_add(1, Relaxed);
     }
 }
 

@@ -16,7 +16,7 @@ site=$(mktemp -d) || exit 1
 trap 'rm -rf "$site"' EXIT
 # A wheel is an archive; what cannot be unpacked is told by the step that needs it.
 if command -v "$python" >/dev/null; then
-    "$python" -m zipfile -e "$here"/estafette-*.whl "$site" || echo "the wheel cannot be unpacked" >&2
+    "$python" -m zipfile -e "$here"/estafette_engine-*.whl "$site" || echo "the wheel cannot be unpacked" >&2
     PYTHONPATH=$site${PYTHONPATH:+:$PYTHONPATH}
     export PYTHONPATH
 fi

@@ -3,8 +3,8 @@
 use std::fs;
 use std::path::Path;
 
-use crate::shell;
 use crate::suites::TESTED;
+use crate::{dist, shell};
 
 /// What goes where, from the folder of the C bindings.
 const FILES: [(&str, &str); 5] = [
@@ -33,11 +33,20 @@ const BUILD_FOR_TESTS: [&str; 4] = ["build", "--lib", "--test", "c_programs"];
 
 /// Builds the library and installs it with its headers and what build systems look for.
 pub fn run(prefix: &str, profile: &str) -> Result<bool, String> {
+    run_with(prefix, profile, &[])
+}
+
+/// The library as it is handed out: optimized as a whole, and linked for systems with an older C library.
+pub fn run_portable(prefix: &str) -> Result<bool, String> {
+    run_with(prefix, "dist", &["-C", &dist::linker()?])
+}
+
+fn run_with(prefix: &str, profile: &str, rustc: &[&str]) -> Result<bool, String> {
     let target = shell::target()?;
     // The profile "dev" has a folder of another name.
     let (build, folder) = match profile {
         "dev" => ([&BUILD_FOR_TESTS, TESTED].concat(), "debug"),
-        other => ([&BUILD[..], &["--profile", profile]].concat(), other),
+        other => ([&BUILD[..], &["--profile", profile, "--"], rustc].concat(), other),
     };
     shell::run(shell::cargo(&target, &build))?;
     let built = target.join(folder);
@@ -64,7 +73,8 @@ pub fn run(prefix: &str, profile: &str) -> Result<bool, String> {
     Ok(true)
 }
 
-fn copy(from: &Path, to: &Path) -> Result<(), String> {
+/// Copies a file, into folders that are made.
+pub fn copy(from: &Path, to: &Path) -> Result<(), String> {
     make_room(to)?;
     // A library that a program has loaded must not change under it: the new one is another file.
     let _ = fs::remove_file(to);
@@ -73,13 +83,18 @@ fn copy(from: &Path, to: &Path) -> Result<(), String> {
     Ok(())
 }
 
-fn write(to: &Path, text: &str) -> Result<(), String> {
+/// Writes a file, into folders that are made.
+pub fn write(to: &Path, text: &str) -> Result<(), String> {
     make_room(to)?;
     fs::write(to, text).map_err(|error| format!("cannot write {}: {error}", to.display()))
 }
 
 fn make_room(to: &Path) -> Result<(), String> {
-    let folder = to.parent().unwrap_or(to);
+    make_folder(to.parent().unwrap_or(to))
+}
+
+/// Makes a folder and those above it.
+pub fn make_folder(folder: &Path) -> Result<(), String> {
     fs::create_dir_all(folder).map_err(|error| format!("cannot make {}: {error}", folder.display()))
 }
 

@@ -1,8 +1,10 @@
-//! Formatting, clippy and rustdoc, with warnings denied; the layers of the engine, and the words of comments.
+//! Formatting, clippy and rustdoc, with warnings denied; the layers of the engine, the words of comments, and the licence texts of packages.
 
 mod guarantees;
 mod kinds;
 mod layers;
+mod licences;
+mod shared;
 mod source;
 mod words;
 
@@ -19,6 +21,7 @@ pub fn run() -> Result<bool, String> {
     let target = shell::target()?;
     let mut failed = Vec::new();
     let mut checks = vec![format(), clippy(&target), docs(&target)];
+    checks.extend(FEATURES.map(|feature| with_feature(&target, feature)));
     // Code that only the model checkers see.
     let models = MODELS.iter().chain([&SIMULATION]);
     checks.extend(models.map(|model| model.cargo(&target, &["clippy"], MODEL_LINTS)));
@@ -51,6 +54,15 @@ fn clippy(target: &std::path::Path) -> Command {
     command
 }
 
+/// Features of the crate `estafette`, each of which compiles alone; and none.
+const FEATURES: [&str; 10] =
+    ["", "arrow", "cuda", "half", "ndarray", "num-complex", "operators", "report", "sycl", "tokio"];
+
+fn with_feature(target: &std::path::Path, feature: &str) -> Command {
+    let package = ["clippy", "--package", "estafette", "--lib", "--no-default-features", "--features"];
+    shell::cargo(target, &[&package[..], &[feature, "--", "-D", "warnings"]].concat())
+}
+
 fn docs(target: &std::path::Path) -> Command {
     let mut command = shell::cargo(target, &["doc", "--workspace", "--no-deps"]);
     command.env("RUSTDOCFLAGS", "-D warnings").env("PYO3_NO_PYTHON", "1");
@@ -66,7 +78,9 @@ pub fn run_counted() -> Result<bool, String> {
 
 fn counted() -> Result<Vec<String>, String> {
     let mut failed = Vec::new();
-    for check in [guarantees::check, kinds::check, layers::check, words::check] {
+    for check in
+        [guarantees::check, kinds::check, layers::check, licences::check, shared::check, words::check]
+    {
         failed.append(&mut check(shell::root())?);
     }
     Ok(failed)

@@ -4,6 +4,7 @@
 //! does gets used.
 
 mod counts;
+mod dist;
 mod fuzz;
 mod gpu;
 mod install;
@@ -43,9 +44,14 @@ commands
   wheel        build the Python wheel and print its path
   venv [--all]
                make or update the private Python environment with the wheel in it, and print its path
-  install PREFIX [--profile NAME]
+  install PREFIX [--profile NAME | --portable]
                build the C library and install it there, with its headers and what pkg-config and CMake look for
                  --profile  a profile of cargo (dist: small, optimized as a whole)
+                 --portable as it is handed out: for systems with glibc 2.28 or newer
+  dist [--check]
+               make what is handed out, into target/handed-out: crates, Python wheel and source distribution, C library,
+               checksums, and a list of all parts (SBOM). Publishes nothing
+                 --check    take them as users do, in a folder outside of the repository
   peers [--rounds R] [--only PEER,...] [--workloads NAME,...] [--check] [--install] [--save]
                run the benches' workloads on our engine and on GCC and LLVM OpenMP, StarPU, oneTBB and MXNet's engine,
                interleaved, and print tables of both; a peer that cannot be built is reported as missing
@@ -88,6 +94,9 @@ fn main() -> ExitCode {
         ["gpu", rest @ ..] => gpu::Options::parse(rest).and_then(|options| gpu::run(&options)),
         ["install", prefix] => install::run(prefix, "dist"),
         ["install", prefix, "--profile", profile] => install::run(prefix, profile),
+        ["dist"] => dist::run(false),
+        ["dist", "--check"] => dist::run(true),
+        ["install", prefix, "--portable"] => install::run_portable(prefix),
         ["wheel"] => wheel(),
         ["venv"] => venv(python::Peers::Small),
         ["venv", "--all"] => venv(python::Peers::All),

@@ -2,7 +2,7 @@
 //!
 //! Environments are ignored by git: `.venv-small` for the quick suites, `.venv` with every peer that lives with the others in
 //! one process, `.venv-legacy` with a peer that does not, `.venv-borrowed` with other people's tests, and `.venv-mxnet` with
-//! the engine that the benches compare ours to. Each holds a copy of the requirements that it was made from; when those
+//! the engine that the benches compare ours to, and `.venv-dist` with what makes what is handed out. Each holds a copy of the requirements that it was made from; when those
 //! change, pip brings it up to date in place.
 
 use std::path::{Path, PathBuf};
@@ -22,6 +22,8 @@ pub enum Peers {
     Legacy,
     /// Warp, PaddlePaddle, OpenVINO, MLX and nanobind, of which one pins what JAX depends on to another version.
     Other,
+    /// None, but the tools that make what is handed out.
+    Dist,
 }
 
 impl Peers {
@@ -31,6 +33,7 @@ impl Peers {
             Peers::All => ".venv",
             Peers::Legacy => ".venv-legacy",
             Peers::Other => ".venv-other-peers",
+            Peers::Dist => ".venv-dist",
         }
     }
 
@@ -45,6 +48,7 @@ impl Peers {
             ],
             Peers::Legacy => &["tests/python-env/legacy.txt"],
             Peers::Other => &["tests/python-env/other-peers.txt"],
+            Peers::Dist => &["tests/python-env/dist.txt"],
         }
     }
 }
@@ -185,13 +189,7 @@ impl Environment {
 
     /// Builds the wheel of `bindings/python`, with that package's features alone.
     pub fn build_wheel(&self, how: Build) -> Result<PathBuf, String> {
-        let target = shell::target()?;
-        let folder = target.join("xtask-wheel");
-        // What an earlier version left there must not be taken for this one.
-        if folder.exists() {
-            std::fs::remove_dir_all(&folder)
-                .map_err(|error| format!("cannot empty {}: {error}", folder.display()))?;
-        }
+        let (target, folder) = (shell::target()?, wheel_folder()?);
         let mut build = self.command(&["-m", "maturin", "build"]);
         match how {
             Build::Release => build.arg("--release"),
@@ -221,6 +219,17 @@ impl Environment {
         install.args(["--no-index", "--no-deps", "--force-reinstall"]).arg(wheel);
         shell::run(install)
     }
+}
+
+/// An empty folder for a wheel.
+pub fn wheel_folder() -> Result<PathBuf, String> {
+    let folder = shell::target()?.join("xtask-wheel");
+    // What an earlier version left there must not be taken for this one.
+    if folder.exists() {
+        std::fs::remove_dir_all(&folder)
+            .map_err(|error| format!("cannot empty {}: {error}", folder.display()))?;
+    }
+    Ok(folder)
 }
 
 /// A Python 3.11 or newer that can make virtual environments.
@@ -312,6 +321,7 @@ mod tests {
             Peers::All.requirements(),
             Peers::Legacy.requirements(),
             Peers::Other.requirements(),
+            Peers::Dist.requirements(),
             &[BORROWED.1],
         ]
         .concat();

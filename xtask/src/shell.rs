@@ -158,7 +158,7 @@ fn cannot_start(command: &Command, error: &std::io::Error) -> String {
 }
 
 /// The command as one would type it, with the root's path left out.
-fn describe(command: &Command) -> String {
+pub fn describe(command: &Command) -> String {
     let root = format!("{}/", root().display());
     let variables =
         command.get_envs().filter(|(name, _)| *name != "CARGO_TARGET_DIR").filter_map(|(name, value)| {

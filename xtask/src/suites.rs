@@ -250,12 +250,8 @@ pub const SUITES: &[Suite] = &[
         counted: false,
         limit: minutes(20),
         commands: |_| {
-            // This very program, so that a run by hand is the same.
-            let this = std::env::current_exe().unwrap_or_else(|_| "cargo-xtask-that-cannot-be-found".into());
-            let mut fuzz = shell::command(this);
             // No new inputs: a change is judged by what it changed.
-            fuzz.args(["fuzz", "--seconds", "0"]);
-            vec![fuzz]
+            vec![this_program(&["fuzz", "--seconds", "0"])]
         },
     },
     Suite {
@@ -496,6 +492,15 @@ pub const SUITES: &[Suite] = &[
         limit: minutes(20),
         commands: delegate,
     },
+    Suite {
+        name: "dist",
+        about: "the files that are handed out: crates, wheel, source distribution and C library, as their users take them",
+        quick: false,
+        needs: &[Need::Python, CMAKE, PKG_CONFIG],
+        counted: false,
+        limit: minutes(20),
+        commands: |_| vec![this_program(&["dist", "--check"])],
+    },
 ];
 
 const CPP: Need = Need::Program("g++", "on Debian: `apt-get install g++`");
@@ -576,14 +581,24 @@ fn c_prefix(context: &Context) -> PathBuf {
     context.target.join("c-prefix")
 }
 
-/// Installs the library, by this very program.
-fn install_c(context: &Context) -> Command {
+/// This very program, so that a run by hand is the same.
+fn this_program(arguments: &[&str]) -> Command {
     let this = std::env::current_exe().unwrap_or_else(|_| "cargo-xtask-that-cannot-be-found".into());
     let mut command = shell::command(this);
-    command.arg("install").arg(c_prefix(context));
+    command.args(arguments);
+    command
+}
+
+/// Installs the library.
+fn install_c(context: &Context) -> Command {
+    let mut command = this_program(&["install"]);
+    command.arg(c_prefix(context));
+    // In full the library as it is handed out.
     if context.quick {
-        command.args(["--profile", "dev"]);
-    }
+        command.args(["--profile", "dev"])
+    } else {
+        command.arg("--portable")
+    };
     command
 }
 
@@ -700,10 +715,16 @@ fn names_in(folder: &str, extension: &str) -> Vec<String> {
     names
 }
 
+/// The blocks in that language of a Markdown text.
+pub fn blocks<'a>(markdown: &'a str, language: &str) -> impl Iterator<Item = &'a str> {
+    let parts = markdown.split("\n```");
+    let start = format!("{language}\n");
+    parts.filter_map(move |part| part.strip_prefix(&start))
+}
+
 /// The Python blocks of a Markdown text, one after the other. Without any, a program that fails.
-fn python_examples(markdown: &str) -> String {
-    let blocks = markdown.split("\n```python\n").skip(1).filter_map(|rest| rest.split("\n```").next());
-    let program = blocks.collect::<Vec<_>>().join("\n\n");
+pub fn python_examples(markdown: &str) -> String {
+    let program = blocks(markdown, "python").collect::<Vec<_>>().join("\n\n");
     if program.is_empty() { "raise SystemExit('there is no Python example')".to_owned() } else { program }
 }
 

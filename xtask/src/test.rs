@@ -5,6 +5,7 @@ use std::fmt;
 use std::time::{Duration, Instant};
 
 use crate::counts::Counts;
+use crate::dist;
 use crate::python::{self, BORROWED, Build, Environment, Peers};
 use crate::shell::{self, Ended};
 use crate::suites::{Context, Need, SUITES, Suite};
@@ -170,7 +171,13 @@ impl SetUp {
 
 fn set_up_python(context: &mut Context) -> Result<(), String> {
     let environment = Environment::prepare(if context.quick { Peers::Small } else { Peers::All })?;
-    let wheel = environment.install_wheel(if context.quick { Build::Quick } else { Build::Release })?;
+    let wheel = if context.quick {
+        environment.build_wheel(Build::Quick)?
+    } else {
+        // The wheel that is handed out.
+        dist::wheel(&python::wheel_folder()?)?
+    };
+    environment.install(&wheel)?;
     context.python = Some((environment, wheel));
     Ok(())
 }

@@ -10,8 +10,8 @@
 //! | `asyncio` | `await` on event loops |
 //! | `interpreter` | thread states, fast calls, exit, fork and signals |
 //!
-//! Beside them: `arguments` (shapes, types and times as people write them), `error` and `unretrieved` (failures as exceptions,
-//! and failures that nothing has looked at), `log` (warnings and errors of the engine in Python's log).
+//! Beside them: `arguments` (shapes, types and times as people write them), `command` (the command `estafette`), `error` and `unretrieved`
+//! (failures as exceptions, and failures that nothing has looked at), `log` (warnings and errors of the engine in Python's log).
 //!
 //! # Invariants
 //!
@@ -24,6 +24,7 @@
 mod arguments;
 mod asyncio;
 mod classes;
+mod command;
 mod error;
 mod exchange;
 mod interpreter;
@@ -63,6 +64,8 @@ mod _estafette {
     use super::classes::tensor::PyTensor;
     #[pymodule_export]
     use super::classes::variable::PyVariable;
+    #[pymodule_export]
+    use super::command::command;
     #[pymodule_export]
     use super::exchange::peers::peers;
     #[pymodule_export]

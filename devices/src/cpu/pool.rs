@@ -5,7 +5,7 @@ use std::marker::PhantomData;
 use std::sync::Arc;
 use std::time::Duration;
 
-use crossbeam::deque::Worker as Deque;
+use crossbeam_deque::Worker as Deque;
 use estafette_sync::essential::essential;
 use estafette_sync::process::{self, is_forked};
 use estafette_sync::sync::Mutex;
@@ -348,7 +348,7 @@ impl<J: Job> Pool<J> {
         job.into_iter().for_each(|job| self.shared.queues.push(job));
     }
 
-    fn start(&self, index: usize, deque: crossbeam::deque::Worker<J>) -> std::io::Result<()> {
+    fn start(&self, index: usize, deque: crossbeam_deque::Worker<J>) -> std::io::Result<()> {
         let shared = self.shared.clone();
         let name = format!("{}-{index}", shared.name);
         let thread = name.clone();

@@ -15,7 +15,7 @@
 use std::collections::VecDeque;
 use std::mem;
 
-use crossbeam::deque::{Injector, Steal, Stealer, Worker};
+use crossbeam_deque::{Injector, Steal, Stealer, Worker};
 use estafette_sync::sync::atomic::{AtomicUsize, Ordering};
 use estafette_sync::sync::{Mutex, MutexGuard};
 

@@ -5,7 +5,7 @@ use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 use std::sync::Arc;
 
-use crossbeam::deque::{Worker, Worker as Deque};
+use crossbeam_deque::{Worker, Worker as Deque};
 use estafette_sync::sync::atomic::{AtomicBool, Ordering};
 use estafette_sync::sync::{Condvar, Mutex, MutexGuard};
 use estafette_sync::time::{Duration, Instant};

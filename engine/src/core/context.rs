@@ -12,6 +12,7 @@ use estafette_graph::OpId;
 use estafette_sync::thread_local;
 
 use crate::core::operation::OpGranted;
+use crate::core::runtime;
 
 thread_local! {
     static CURRENT: Cell<Option<Current>> = const { Cell::new(None) };
@@ -171,15 +172,10 @@ impl Drop for Helping {
     }
 }
 
-/// Runs `sleep`, which blocks the thread. In an asynchronous body, a multi-thread runtime moves the other
-/// tasks of the thread to other threads meanwhile. A runtime of one thread cannot do so, and the wait may be
-/// for one of these tasks.
+/// Runs `sleep`, which blocks the thread; in an asynchronous body by way of its runtime.
 pub(crate) fn blocking<R>(sleep: impl FnOnce() -> R) -> R {
     crate::core::coalesced::wake_held_back();
-    let covered = ON_RUNTIME.get()
-        && tokio::runtime::Handle::try_current()
-            .is_ok_and(|runtime| runtime.runtime_flavor() == tokio::runtime::RuntimeFlavor::MultiThread);
-    if covered { tokio::task::block_in_place(sleep) } else { sleep() }
+    if ON_RUNTIME.get() { runtime::block(sleep) } else { sleep() }
 }
 
 /// Restores what was known of the thread before.

@@ -9,8 +9,8 @@ use estafette_graph::Graph;
 use estafette_sync::barrier;
 use estafette_sync::process;
 use estafette_sync::sharded_counter::ShardedCounter;
+use estafette_sync::sync::OnceLock;
 use estafette_sync::sync::atomic::{AtomicBool, AtomicU64, Ordering, fence};
-use estafette_sync::sync::{Mutex, OnceLock};
 use estafette_sync::time::Duration;
 
 use crate::core::coalesced;
@@ -19,8 +19,7 @@ use crate::core::core_ref::CoreRef;
 use crate::core::error::Error;
 use crate::core::notifier::Notifier;
 use crate::core::operation::{OpGraph, ReadyOp};
-#[cfg(not(estafette_shuttle))]
-use crate::core::own_runtime;
+use crate::core::runtime::Runtime;
 use crate::core::unretrieved::Failures;
 use crate::wait::deadlock::Detector;
 use crate::wait::inspect::Pace;
@@ -78,34 +77,13 @@ pub(crate) struct Core {
     pub(crate) closing: AtomicBool,
     /// Bytes of stack of each thread that runs bodies.
     pub(crate) stack_size: usize,
-    /// For asynchronous bodies; made at first use, gone when closed.
-    runtime: Mutex<Option<Runtime>>,
-    /// True once the warning was logged that a submission blocks this runtime.
-    blocked_runtime: AtomicBool,
+    /// For asynchronous bodies.
+    pub(crate) runtime: Runtime,
     /// Called once per wait that only leases hold up: a garbage-collected language collects here.
     pub(crate) on_lease_wait: OnceLock<Box<dyn Fn() + Send + Sync>>,
     pub(crate) on_wait: OnceLock<WaitHook>,
     /// Failures of the engine's operations.
     pub(crate) failures: Arc<Failures>,
-}
-
-enum Runtime {
-    Given(tokio::runtime::Handle),
-    /// Present until dropped.
-    #[cfg_attr(estafette_shuttle, expect(dead_code, reason = "an execution of a model has tasks of its own"))]
-    Own(Option<tokio::runtime::Runtime>),
-}
-
-impl Drop for Runtime {
-    fn drop(&mut self) {
-        if let Self::Own(runtime) = self
-            && let Some(runtime) = runtime.take()
-        {
-            // The last handle may be dropped inside asynchronous code, where waiting for the runtime would
-            // panic.
-            runtime.shutdown_background();
-        }
-    }
 }
 
 /// While it lives, the calling thread counts as blocked.
@@ -129,7 +107,7 @@ pub(crate) struct CoreOptions {
     pub(crate) lease_timeout: Duration,
     pub(crate) quarantine_timeout: Duration,
     pub(crate) in_flight_limit: usize,
-    pub(crate) runtime: Option<tokio::runtime::Handle>,
+    pub(crate) runtime: Runtime,
     pub(crate) report_failures: bool,
     pub(crate) stack_size: usize,
 }
@@ -168,8 +146,7 @@ impl Core {
             others_looks: Pace::default(),
             closing: AtomicBool::new(false),
             stack_size: options.stack_size,
-            runtime: Mutex::new(options.runtime.map(Runtime::Given)),
-            blocked_runtime: AtomicBool::new(false),
+            runtime: options.runtime,
             on_lease_wait: OnceLock::new(),
             on_wait: OnceLock::new(),
             failures: Failures::new(options.report_failures),
@@ -199,53 +176,10 @@ impl Core {
         own.cloned().or_else(|| table::resolve(id).ok()?.device)
     }
 
-    /// Logs once that the calling thread, which waits for room, belongs to a tokio runtime. Other tasks of
-    /// that runtime may be held up. Where the runtime has one thread and runs this engine's asynchronous
-    /// bodies, the wait may last for ever. This is no error: tokio does not say whether the thread may block
-    /// (`spawn_blocking`) or polls tasks.
-    pub(crate) fn warn_of_a_blocked_runtime(&self) {
-        let Ok(here) = tokio::runtime::Handle::try_current() else { return };
-        if self.blocked_runtime.swap(true, Ordering::Relaxed) {
-            return;
-        }
-        let runs_bodies = match &*self.runtime.lock() {
-            Some(Runtime::Given(given)) => given.id() == here.id(),
-            Some(Runtime::Own(_)) | None => false,
-        };
-        if runs_bodies && here.runtime_flavor() == tokio::runtime::RuntimeFlavor::CurrentThread {
-            tracing::warn!(
-                "a submission waits for room on the thread of the runtime that runs this engine's asynchronous bodies: if these are \
-                 in the way it waits for ever; submit with `permit().await` there, or give the engine a runtime with more threads"
-            );
-        } else {
-            tracing::warn!(
-                "a submission waits for room on a thread of a tokio runtime, and may hold up the tasks of that runtime; submit with \
-                 `permit().await` in tasks"
-            );
-        }
-    }
-
     /// Runs an asynchronous body. The runtime is made at first use.
     #[cfg(not(estafette_shuttle))]
     pub(crate) fn spawn(&self, task: impl Future<Output = ()> + Send + 'static) -> Result<(), Error> {
-        let mut runtime = self.runtime.lock();
-        if runtime.is_none() {
-            drop(runtime);
-            let own = Runtime::Own(Some(own_runtime::start(self.stack_size)?));
-            runtime = self.runtime.lock();
-            if runtime.is_none() {
-                *runtime = Some(own);
-            }
-        }
-        let handle = match &*runtime {
-            Some(Runtime::Given(handle)) => handle.clone(),
-            Some(Runtime::Own(Some(runtime))) => runtime.handle().clone(),
-            Some(Runtime::Own(None)) | None => return Err(Error::Shutdown),
-        };
-        // Spawning may drop the task, which is foreign code.
-        drop(runtime);
-        drop(handle.spawn(task));
-        Ok(())
+        self.runtime.spawn(task, self.stack_size)
     }
 
     /// Runs an asynchronous body as a task of the execution, which has no other runtime.
@@ -371,8 +305,7 @@ impl Core {
                 self.notifier.notify();
             }
             self.pool.release();
-            let runtime = self.runtime.lock().take();
-            drop(runtime);
+            self.runtime.close();
         }
     }
 }

@@ -18,8 +18,8 @@
 //! | `one_shot` | A value set once, for any number of waiters: threads that block and tasks that await |
 //! | `op_extras` | What only some operations have, behind one pointer that is null for most |
 //! | `operation` | State of an operation, and the public handle of an operation |
-//! | `own_runtime` | The tokio runtime that an engine makes for its asynchronous bodies |
 //! | `per_device` | What is kept for each device |
+//! | `runtime` | What polls the asynchronous bodies of an engine |
 //! | `unretrieved` | Failures that the program has not retrieved |
 //! | `var_state` | State of a variable: the version, its failure, and its pending fences |
 //! | `wakers` | Wakers of futures that wait for the same thing |
@@ -57,9 +57,8 @@ pub(crate) mod notifier;
 pub(crate) mod one_shot;
 pub(crate) mod op_extras;
 pub(crate) mod operation;
-#[cfg(not(estafette_shuttle))]
-pub(crate) mod own_runtime;
 pub(crate) mod per_device;
+pub(crate) mod runtime;
 pub(crate) mod unretrieved;
 pub(crate) mod var_state;
 pub(crate) mod wakers;

@@ -13,6 +13,7 @@ use estafette_sync::sync::OnceLock;
 
 use crate::core::engine_core::{Core, CoreOptions};
 use crate::core::error::Error;
+use crate::core::runtime::Runtime;
 use crate::engine::{Engine, Handle};
 use crate::wait::activity::{self, OnStall, Stall, StallWatch};
 use crate::wait::diagnose::diagnose;
@@ -44,7 +45,7 @@ pub struct EngineBuilder {
     lease_timeout: Duration,
     quarantine_timeout: Duration,
     devices: Vec<Arc<dyn Device>>,
-    runtime: Option<tokio::runtime::Handle>,
+    runtime: Runtime,
     watch: Option<(Duration, OnStall)>,
     report_failures: bool,
     stack_size: Option<usize>,
@@ -113,14 +114,16 @@ impl EngineBuilder {
     }
 
     /// The tokio runtime for asynchronous bodies. Default: the engine's own runtime with one thread, made at
-    /// first use.
+    /// first use. Without the feature `tokio` one thread polls all asynchronous bodies of an engine: there a body that blocks for another
+    /// body waits for ever.
     ///
     /// A runtime of one thread (`new_current_thread`) runs bodies only while that thread polls. A task on
     /// such a runtime waits for ever when the task blocks for such a body, in [`run`](crate::operation::OpBuilder::run)
     /// at the in-flight limit or in a wait. Use the asynchronous forms in such a task
     /// ([`permit`](crate::operation::OpBuilder::permit)`().await`, `ready().await`).
+    #[cfg(feature = "tokio")]
     pub fn tokio(mut self, runtime: tokio::runtime::Handle) -> Self {
-        self.runtime = Some(runtime);
+        self.runtime = Runtime::given(runtime);
         self
     }
 
@@ -204,6 +207,14 @@ impl EngineBuilder {
 }
 
 impl Engine {
+    /// An engine with the default options: one worker per core.
+    ///
+    /// # Errors
+    /// As [`EngineBuilder::build`].
+    pub fn new() -> Result<Self, Error> {
+        Self::builder().build()
+    }
+
     /// Options for a new engine.
     pub fn builder() -> EngineBuilder {
         EngineBuilder {
@@ -212,7 +223,7 @@ impl Engine {
             lease_timeout: LEASE_TIMEOUT_DEFAULT,
             quarantine_timeout: QUARANTINE_TIMEOUT_DEFAULT,
             devices: Vec::new(),
-            runtime: None,
+            runtime: Runtime::default(),
             watch: None,
             report_failures: true,
             stack_size: None,

@@ -212,7 +212,8 @@ pub trait Element: Copy + Send + Sync + fmt::Debug + 'static + sealed::Sealed {
     }
 }
 
-/// An IEEE half-precision value as its 16 bits; conversions are left to the array library that wants them.
+/// An IEEE half-precision value as its 16 bits; conversions are left to the array library that wants them,
+/// or to `half::f16` with the feature `half`.
 #[repr(transparent)]
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 pub struct F16Bits(pub u16);
@@ -242,6 +243,16 @@ elements! {
     u16 => U16, u32 => U32, u64 => U64,
     f32 => F32, f64 => F64, F16Bits => F16, BF16Bits => BF16,
     [f32; 2] => C64, [f64; 2] => C128,
+}
+
+#[cfg(feature = "half")]
+elements! {
+    half::f16 => F16, half::bf16 => BF16,
+}
+
+#[cfg(feature = "num-complex")]
+elements! {
+    num_complex::Complex<f32> => C64, num_complex::Complex<f64> => C128,
 }
 
 impl sealed::Sealed for u8 {}

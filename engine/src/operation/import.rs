@@ -197,11 +197,14 @@ fn describe(core: &Core, managed: &ManagedTensor) -> Result<Layout, Error> {
 
 pub(crate) fn from_vec<T: Element>(core: &CoreRef, values: Vec<T>, shape: &[i64]) -> Result<Tensor, Error> {
     core.check_usable()?;
-    let layout = vec_layout::<T>(values.len(), shape)?;
-    let storage = Storage::vec(values);
+    Ok(own(core, vec_layout::<T>(values.len(), shape)?, Storage::vec(values)))
+}
+
+/// A tensor in memory that no other code reaches.
+pub(crate) fn own(core: &CoreRef, layout: Layout, storage: Storage) -> Tensor {
     let memory = ImportedMemory { layout, data: storage.data(), storage, read_only: false };
     // Fresh memory cannot have been lent before.
-    Ok(register(core, memory, FenceSet::default(), || Origin::Owner))
+    register(core, memory, FenceSet::default(), || Origin::Owner)
 }
 
 /// A tensor in the memory on `device` that `make` gives.
@@ -215,9 +218,7 @@ pub(crate) fn allocate(
     core.check_usable()?;
     let layout = Layout::contiguous(dtype, device, shape)?;
     let storage = make(core, &layout)?;
-    let memory = ImportedMemory { layout, data: storage.data(), storage, read_only: false };
-    // Fresh memory cannot have been lent before.
-    Ok(register(core, memory, FenceSet::default(), || Origin::Owner))
+    Ok(own(core, layout, storage))
 }
 
 /// Registers memory in the alias map, and returns its tensor.

@@ -22,6 +22,8 @@
 //! - A thread that notes an event never waits: an event that does not fit is counted.
 //! - A lease without an operation has an operation id too, so that traces can name it.
 
+#![cfg_attr(not(feature = "report"), allow(dead_code, reason = "what files of traces need"))]
+
 mod assemble;
 mod buffer;
 mod chain;
@@ -31,26 +33,32 @@ mod free_list;
 pub(crate) mod hooks;
 mod names;
 mod ticks;
+#[cfg(feature = "report")]
 mod unfinished;
 mod writer;
 
+#[cfg(feature = "report")]
 use std::fmt;
+#[cfg(feature = "report")]
 use std::io;
+#[cfg(feature = "report")]
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use estafette_report::{Trace, file, perfetto};
+use estafette_report::Trace;
 use estafette_sync::sync::Mutex;
 // The switch is outside of every protocol: a plain std atomic, so that it may be a static under model checkers too.
 use std::sync::atomic::{AtomicU32, Ordering};
 
 use self::assemble::{BLOCKS_MAX, EventIndex};
 use self::ticks::Ticks;
+#[cfg(feature = "report")]
 use self::unfinished::Unfinished;
 use self::writer::Session;
 use crate::core::error::Error;
 
-use estafette_report::shown::shown;
+#[cfg(feature = "report")]
+use estafette_report::{file, perfetto, shown::shown};
 
 pub use self::events::emit_events;
 pub use self::hooks::{
@@ -132,10 +140,12 @@ pub struct Recorder {
     program: String,
     started_unix_ns: u64,
     /// Where it is to be saved, and what is written there meanwhile.
+    #[cfg(feature = "report")]
     file: Option<(PathBuf, Unfinished)>,
 }
 
 /// A trace that could not be saved. Its file has the content that it had before.
+#[cfg(feature = "report")]
 #[derive(Debug)]
 pub struct Unsaved {
     /// Where it should have been.
@@ -146,6 +156,7 @@ pub struct Unsaved {
     pub kept: Option<PathBuf>,
 }
 
+#[cfg(feature = "report")]
 impl fmt::Display for Unsaved {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let path = self.path.display().to_string();
@@ -157,6 +168,7 @@ impl fmt::Display for Unsaved {
     }
 }
 
+#[cfg(feature = "report")]
 impl std::error::Error for Unsaved {
     fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
         Some(&self.error)
@@ -171,6 +183,7 @@ impl std::error::Error for Unsaved {
 /// # Errors
 /// Those of the system; `InvalidInput` for what is no regular file; `InvalidData`, with a text that begins with "is", for a file that
 /// is no trace or of which nothing is left.
+#[cfg(feature = "report")]
 pub fn read(path: &Path) -> io::Result<Trace> {
     let bytes = file::read(path)?;
     let trace =
@@ -207,7 +220,13 @@ impl Recorder {
         drop(session);
         let started_unix_ns = unix_ns();
         OPEN.fetch_or(number, Ordering::Release);
-        Ok(Self { session: new, program, started_unix_ns, file: None })
+        Ok(Self {
+            session: new,
+            program,
+            started_unix_ns,
+            #[cfg(feature = "report")]
+            file: None,
+        })
     }
 
     /// Says which file [`save`](Self::save) writes. From now on what is noted is also written beside it, several times a second, to
@@ -233,6 +252,7 @@ impl Recorder {
     /// # Errors
     /// Those of the system for the unfinished file and the thread that writes it; `InvalidInput` where `path` is something else than a
     /// regular file. The recorder is closed then.
+    #[cfg(feature = "report")]
     pub fn to_file(mut self, path: &Path) -> io::Result<Self> {
         let unfinished = Unfinished::begin(&self.session, path, self.started_unix_ns, &self.program)?;
         self.file = Some((path.to_owned(), unfinished));
@@ -244,6 +264,7 @@ impl Recorder {
     ///
     /// # Errors
     /// Those of the system; the file is as it was before, and the unfinished one stays. `InvalidInput` without [`to_file`](Self::to_file).
+    #[cfg(feature = "report")]
     pub fn save(mut self) -> Result<(), Unsaved> {
         self.close();
         let Some((path, mut unfinished)) = self.file.take() else {
@@ -293,6 +314,7 @@ impl Recorder {
 impl Drop for Recorder {
     fn drop(&mut self) {
         self.close();
+        #[cfg(feature = "report")]
         if let Some((_, unfinished)) = &mut self.file {
             unfinished.remove();
         }

@@ -97,7 +97,7 @@ impl CoreRef {
             checks.start_over();
             return Ok(());
         }
-        self.warn_of_a_blocked_runtime();
+        self.runtime.warn_if_blocked();
         if checks.are_due()
             && !self.is_moved_by(&mut checks.stand_ins)
             && let Some(checked) = self.progress_looks.look(|| checks.check_room(self, in_flight))

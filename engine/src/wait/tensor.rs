@@ -10,6 +10,23 @@ use crate::tensor::views::View;
 use crate::wait::blocking;
 use crate::wait::ready::{Ready, Writable};
 
+/// `(&tensor).await` is [`ready`](Tensor::ready)`().await`.
+///
+/// ```
+/// # let engine = estafette::Engine::new()?;
+/// let x = engine.from_vec(vec![1_i64, 2], &[2])?;
+/// futures::executor::block_on(async { (&x).await })?;
+/// # Ok::<(), estafette::Error>(())
+/// ```
+impl IntoFuture for &Tensor {
+    type Output = Result<(), Error>;
+    type IntoFuture = Ready;
+
+    fn into_future(self) -> Ready {
+        self.ready()
+    }
+}
+
 impl Tensor {
     /// Waits, asynchronously, until the version current at this call is finished. Every waiter of a failed
     /// version gets its root cause. The future needs no particular runtime. Dropping the future cancels the

@@ -33,6 +33,7 @@
 mod countdown;
 mod log;
 mod order;
+#[cfg(feature = "reduction")]
 mod reduction;
 
 pub use countdown::{Countdown, Released};

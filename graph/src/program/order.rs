@@ -15,13 +15,16 @@ pub struct ProgramOrder {
 }
 
 impl ProgramOrder {
-    /// Computes the order, without dependences that follow from others ([`ProgramLog::reduced`]).
+    /// Computes the order, without dependences that follow from others (`ProgramLog::reduced`, with the feature `reduction`).
     ///
     /// # Panics
     /// For 2³² or more operations or dependences.
     pub fn of(log: &ProgramLog) -> Self {
         let len = log.ops().len();
+        #[cfg(feature = "reduction")]
         let edges = log.reduced();
+        #[cfg(not(feature = "reduction"))]
+        let edges = log.dependences();
         let mut predecessors = vec![0; len];
         for &(before, after) in &edges {
             assert!(before < after, "dependences lead from earlier to later operations");

@@ -29,6 +29,7 @@ use crate::model::{
 };
 
 use self::counters::counters;
+#[cfg(feature = "report")]
 pub(crate) use self::counters::{COUNTERS, changes};
 use self::order::{Before, Order};
 use self::pool::Pool;

@@ -16,16 +16,28 @@
 //! | `walk` | chain of causes from the end of a run back to its start |
 //! | `what_if` | duration of a run under changed conditions |
 
+#[cfg(feature = "report")]
 pub(crate) mod advice;
 pub mod attribution;
+#[cfg(feature = "report")]
 pub mod barrier;
+#[cfg(feature = "report")]
 pub mod critical_path;
+#[cfg(feature = "report")]
 pub mod diff;
+#[cfg(feature = "report")]
 pub(crate) mod idle;
+#[cfg(feature = "report")]
 pub mod matrix;
+#[cfg(feature = "report")]
 pub(crate) mod place;
+#[cfg(feature = "report")]
 pub mod roots;
+#[cfg(feature = "report")]
 pub mod sentences;
+#[cfg(feature = "report")]
 pub mod summary;
+#[cfg(feature = "report")]
 pub mod walk;
+#[cfg(feature = "report")]
 pub(crate) mod what_if;

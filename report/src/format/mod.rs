@@ -9,7 +9,10 @@
 //! | `perfetto` | Perfetto traces, written and read back |
 
 pub mod budget;
+#[cfg(feature = "report")]
 pub mod chrome;
+#[cfg(feature = "report")]
 pub(crate) mod facts;
 pub mod file;
+#[cfg(feature = "report")]
 pub mod perfetto;

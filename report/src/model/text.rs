@@ -66,6 +66,7 @@ impl PartialEq<&str> for Text {
     }
 }
 
+#[cfg(feature = "report")]
 impl serde::Serialize for Text {
     fn serialize<S: serde::Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         serializer.serialize_str(self)

@@ -1,0 +1,78 @@
+//! The command `estafette`: lists devices, runs workloads, and reads traces.
+//!
+//! The program of this package and the script of the Python package both call [`run`]. The latter is built without the feature `bench`, as
+//! the workloads are not for users.
+
+#[cfg(feature = "bench")]
+mod bench;
+mod demo;
+mod devices;
+mod report;
+
+use std::ffi::OsString;
+use std::io::Write;
+
+use clap::{CommandFactory, Parser, Subcommand};
+use estafette_report::shown::shown;
+
+/// Orchestrates tensor exchange as a dependency graph.
+#[derive(Parser)]
+#[command(name = "estafette", version, max_term_width = 110)]
+struct Arguments {
+    #[command(subcommand)]
+    command: Option<Command>,
+}
+
+#[derive(Subcommand)]
+enum Command {
+    /// List the devices that the engine finds here.
+    Devices,
+    Demo(demo::Arguments),
+    Report(report::Arguments),
+    #[cfg(feature = "bench")]
+    Bench(bench::Arguments),
+}
+
+/// What a shell sees when arguments or files are wrong.
+const WRONG: u8 = 2;
+
+/// Runs the command with its arguments, of which the first is its name, and returns the exit code.
+pub fn run(arguments: impl IntoIterator<Item = OsString>) -> u8 {
+    let outcome = match Arguments::try_parse_from(arguments) {
+        Ok(arguments) => execute(arguments.command),
+        // Help, the version, or what is wrong.
+        Err(message) => {
+            return message.print().map_or(WRONG, |()| message.exit_code().try_into().unwrap_or(WRONG));
+        }
+    };
+    // A program that is not Rust's does not flush at its end.
+    let flushed = std::io::stdout().flush();
+    match outcome.and_then(|()| Ok(flushed?)) {
+        Ok(()) => 0,
+        Err(error) => {
+            eprintln!("estafette: {}", shown(&error.to_string()));
+            WRONG
+        }
+    }
+}
+
+fn execute(command: Option<Command>) -> Result<(), Box<dyn std::error::Error>> {
+    match command {
+        None => Ok(Arguments::command().print_help()?),
+        Some(Command::Devices) => devices::print(),
+        Some(Command::Demo(arguments)) => demo::run(&arguments),
+        Some(Command::Report(arguments)) => report::run(&arguments),
+        #[cfg(feature = "bench")]
+        Some(Command::Bench(arguments)) => bench::run(&arguments),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{Arguments, CommandFactory};
+
+    #[test]
+    fn the_arguments_are_consistent() {
+        Arguments::command().debug_assert();
+    }
+}

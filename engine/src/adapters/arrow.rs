@@ -1,0 +1,172 @@
+//! arrow: primitive arrays become read-only tensors, and read leases become primitive arrays.
+//!
+//! An arrow buffer needs an owner that lives as long as the buffer, so it borrows no view but a DLPack tensor: a lease. Writers wait until
+//! arrow has dropped its last reference to the memory.
+
+use std::panic::AssertUnwindSafe;
+use std::ptr::NonNull;
+use std::sync::Arc;
+
+use arrow_array::{Array, ArrowPrimitiveType, PrimitiveArray};
+use arrow_buffer::{Buffer, ScalarBuffer};
+use estafette_devices::DLDevice;
+
+use crate::core::error::Error;
+use crate::engine::Engine;
+use crate::exchange::{Abi, Element, ExportFlags, Layout, ManagedTensor, export};
+use crate::export::ExportOptions;
+use crate::lease::Access;
+use crate::operation::completion::Scope;
+use crate::operation::import::Produced;
+use crate::tensor::handle::Tensor;
+
+impl Engine {
+    /// A read-only tensor of this shape in the memory of `array`; arrow itself knows one dimension. The array is dropped when the
+    /// tensor's last use is over.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] when the array has nulls, which DLPack cannot describe, or another number of elements than the shape.
+    pub fn from_arrow<T>(&self, array: PrimitiveArray<T>, shape: &[i64]) -> Result<Tensor, Error>
+    where
+        T: ArrowPrimitiveType<Native: Element>,
+    {
+        let managed = managed(array, shape)?;
+        // SAFETY: the tensor was made just now from an array that keeps its memory alive and unchanged, and the tensor is read-only.
+        unsafe { self.import(managed) }
+    }
+}
+
+impl Produced {
+    /// The memory of `array`, which must not be written, with this shape.
+    ///
+    /// # Errors
+    /// As [`Engine::from_arrow`].
+    pub fn from_arrow<T>(array: PrimitiveArray<T>, shape: &[i64]) -> Result<Self, Error>
+    where
+        T: ArrowPrimitiveType<Native: Element>,
+    {
+        managed(array, shape).map(Self::from)
+    }
+}
+
+impl Scope {
+    /// An operand that the operation reads, as an array. The array belongs to the operation; an array that outlives the operation is a
+    /// lease.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] when the operation does not read `operand` or writes it, and when the tensor is not a contiguous one of the
+    /// array's type on the host.
+    pub fn arrow<T>(&self, operand: &Tensor) -> Result<PrimitiveArray<T>, Error>
+    where
+        T: ArrowPrimitiveType<Native: Element>,
+    {
+        if self.access_of(operand) != Some(Access::Read) {
+            let message = "arrow arrays are immutable: the operation must read this tensor and not write it";
+            return Err(Error::invalid(message));
+        }
+        let lent = self.export(operand, &ExportOptions::new(Access::Read))?;
+        // SAFETY: the operation was granted read access, which the export prolongs until it is dropped.
+        unsafe { borrow(lent) }
+    }
+}
+
+impl Tensor {
+    /// The tensor as an array, once it is ready. Writers wait until the array is dropped.
+    ///
+    /// # Errors
+    /// Those of [`export`](Self::export); [`Error::Invalid`] when the tensor is not a contiguous one of the array's type on the host.
+    pub async fn lease_arrow<T>(&self) -> Result<PrimitiveArray<T>, Error>
+    where
+        T: ArrowPrimitiveType<Native: Element>,
+    {
+        let lent = self.export(Access::Read).await?;
+        // SAFETY: the tensor is ready, and the read lease keeps writers away until the export is dropped.
+        unsafe { borrow(lent) }
+    }
+}
+
+fn managed<T>(array: PrimitiveArray<T>, shape: &[i64]) -> Result<ManagedTensor, Error>
+where
+    T: ArrowPrimitiveType<Native: Element>,
+{
+    let layout = Layout::contiguous(T::Native::DTYPE, DLDevice::CPU, shape)?;
+    if array.null_count() > 0 {
+        return Err(Error::invalid("the array has nulls, which DLPack cannot describe"));
+    }
+    if layout.len() != array.len() {
+        return Err(Error::invalid(format!("{} elements do not fill shape {shape:?}", array.len())));
+    }
+    let data = array.values().as_ptr();
+    let flags = ExportFlags { read_only: true, ..ExportFlags::default() };
+    // SAFETY: the array holds as many initialized elements as the layout has, and it keeps them alive, unchanged, until the owner is
+    // called, which drops it; no consumer writes through the pointer, since the tensor is read-only.
+    Ok(unsafe { export(&layout, data.cast_mut().cast(), flags, Abi::Versioned, move || drop(array)) })
+}
+
+/// # Safety
+/// The memory must be initialized, and no code may write it until `lent` is dropped.
+unsafe fn borrow<T>(lent: ManagedTensor) -> Result<PrimitiveArray<T>, Error>
+where
+    T: ArrowPrimitiveType<Native: Element>,
+{
+    let layout = lent.describe()?;
+    if layout.device() != DLDevice::CPU {
+        return Err(Error::invalid(format!("arrow cannot borrow memory on {}", layout.device())));
+    }
+    let len = layout.check_slice::<T::Native>(lent.data())?;
+    let Some(data) = NonNull::new(lent.data()).filter(|_| len > 0) else {
+        return Ok(PrimitiveArray::new(ScalarBuffer::from(Vec::new()), None));
+    };
+    // The owner only has to be dropped; arrow asks for unwind safety because it cannot know that.
+    let owner = Arc::new(AssertUnwindSafe(lent));
+    // SAFETY: `check_slice` has found `len` contiguous, aligned elements there. They stay where they are, and unwritten as the caller
+    // promises, until `owner` is dropped, which the buffer does last.
+    let buffer = unsafe { Buffer::from_custom_allocation(data, len * size_of::<T::Native>(), owner) };
+    Ok(PrimitiveArray::new(ScalarBuffer::new(buffer, 0, len), None))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use arrow_array::Float32Array;
+    use arrow_array::types::Float32Type;
+
+    use super::*;
+
+    fn engine() -> Engine {
+        Engine::builder().workers(1).build().unwrap()
+    }
+
+    #[test]
+    fn nulls_and_wrong_shapes_are_refused() {
+        assert!(engine().from_arrow(Float32Array::from(vec![Some(1.0), None]), &[2]).is_err());
+        assert!(engine().from_arrow(Float32Array::from(vec![1.0, 2.0]), &[3]).is_err());
+    }
+
+    #[test]
+    fn a_leased_array_keeps_writers_waiting_until_it_is_dropped() {
+        let engine = engine();
+        let x = engine.from_vec(vec![1.0_f32, 2.0], &[2]).unwrap();
+        let array = futures::executor::block_on(x.lease_arrow::<Float32Type>()).unwrap();
+        assert_eq!(array.values().as_ptr(), x.data_ptr().unwrap().cast::<f32>());
+        let write = engine.op("clear").writes([&x]).run(|[], [mut x]| {
+            x.as_mut_slice::<f32>()?.fill(0.0);
+            Ok(())
+        });
+        let write = write.unwrap();
+        assert!(!write.is_done());
+        assert_eq!(array.values(), &[1.0, 2.0]);
+        drop(array);
+        write.wait_timeout(Some(Duration::from_secs(10))).unwrap();
+        assert_eq!(x.to_vec::<f32>().unwrap(), [0.0, 0.0]);
+    }
+
+    #[test]
+    fn arrow_memory_cannot_be_written_by_operations() {
+        let engine = engine();
+        let x = engine.from_arrow(Float32Array::from(vec![1.0, 2.0]), &[2]).unwrap();
+        let refused = engine.op("clear").writes([&x]).run(|[], [_]| Ok(()));
+        assert!(matches!(refused, Err(Error::Conflict(_))));
+    }
+}

@@ -1,0 +1,13 @@
+//! Arrays and numbers of other Rust crates, each behind a feature with the crate's name.
+//!
+//! | part | what it has |
+//! |---|---|
+//! | `ndarray` | owned arrays become tensors at the same address; views of operands |
+//! | `arrow` | primitive arrays become read-only tensors, and read leases become primitive arrays |
+//!
+//! Elements of `half` and `num-complex` are in `exchange/dtype.rs`, where the trait [`Element`](crate::Element) is sealed.
+
+#[cfg(feature = "arrow")]
+mod arrow;
+#[cfg(feature = "ndarray")]
+mod ndarray;

@@ -1,0 +1,13 @@
+//! What polls the asynchronous bodies of an engine: a tokio runtime, given or made at first use. Without the feature `tokio` a thread of
+//! the engine polls them, made at first use.
+
+#[cfg(any(test, not(feature = "tokio")))]
+#[cfg_attr(feature = "tokio", allow(dead_code, reason = "its tests run with all features too"))]
+mod own_thread;
+#[cfg(feature = "tokio")]
+mod with_tokio;
+
+#[cfg(not(feature = "tokio"))]
+pub(crate) use own_thread::{Runtime, block};
+#[cfg(feature = "tokio")]
+pub(crate) use with_tokio::{Runtime, block};

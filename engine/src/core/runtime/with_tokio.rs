@@ -1,0 +1,141 @@
+//! A tokio runtime for asynchronous bodies.
+
+#[cfg(not(estafette_shuttle))]
+use std::io;
+#[cfg(not(estafette_shuttle))]
+use std::panic::{AssertUnwindSafe, catch_unwind};
+
+use estafette_sync::sync::Mutex;
+use estafette_sync::sync::atomic::{AtomicBool, Ordering};
+use tokio::runtime::{Handle, RuntimeFlavor};
+
+use crate::core::error::Error;
+#[cfg(not(estafette_shuttle))]
+use crate::core::operation::text_of_panic;
+
+/// The runtime of an engine.
+#[derive(Default)]
+pub(crate) struct Runtime {
+    /// Made at first use, gone when closed.
+    place: Mutex<Option<Place>>,
+    /// True once the warning was logged that a submission blocks this runtime.
+    blocked: AtomicBool,
+}
+
+enum Place {
+    Given(Handle),
+    /// Present until dropped.
+    #[cfg_attr(estafette_shuttle, expect(dead_code, reason = "an execution of a model has tasks of its own"))]
+    Own(Option<tokio::runtime::Runtime>),
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        if let Self::Own(runtime) = self
+            && let Some(runtime) = runtime.take()
+        {
+            // The last handle may be dropped inside asynchronous code, where waiting for the runtime would
+            // panic.
+            runtime.shutdown_background();
+        }
+    }
+}
+
+impl Runtime {
+    /// The runtime of the program.
+    pub(crate) fn given(runtime: Handle) -> Self {
+        Self { place: Mutex::new(Some(Place::Given(runtime))), ..Self::default() }
+    }
+
+    /// Runs an asynchronous body; `stack_size` is for the thread of a runtime that is made for it.
+    ///
+    /// # Errors
+    /// [`Error::Start`] when the runtime cannot be made.
+    #[cfg(not(estafette_shuttle))]
+    pub(crate) fn spawn(
+        &self,
+        task: impl Future<Output = ()> + Send + 'static,
+        stack_size: usize,
+    ) -> Result<(), Error> {
+        let mut place = self.place.lock();
+        if place.is_none() {
+            drop(place);
+            let own = Place::Own(Some(start(stack_size)?));
+            place = self.place.lock();
+            if place.is_none() {
+                *place = Some(own);
+            }
+        }
+        let handle = match &*place {
+            Some(Place::Given(handle)) => handle.clone(),
+            Some(Place::Own(Some(runtime))) => runtime.handle().clone(),
+            Some(Place::Own(None)) | None => return Err(Error::Shutdown),
+        };
+        // Spawning may drop the task, which is foreign code.
+        drop(place);
+        drop(handle.spawn(task));
+        Ok(())
+    }
+
+    /// Logs once that the calling thread, which waits for room, belongs to a tokio runtime. Other tasks of
+    /// that runtime may be held up. Where the runtime has one thread and runs this engine's asynchronous
+    /// bodies, the wait may last for ever. This is no error: tokio does not say whether the thread may block
+    /// (`spawn_blocking`) or polls tasks.
+    pub(crate) fn warn_if_blocked(&self) {
+        let Ok(here) = Handle::try_current() else { return };
+        if self.blocked.swap(true, Ordering::Relaxed) {
+            return;
+        }
+        let runs_bodies = match &*self.place.lock() {
+            Some(Place::Given(given)) => given.id() == here.id(),
+            Some(Place::Own(_)) | None => false,
+        };
+        if runs_bodies && here.runtime_flavor() == RuntimeFlavor::CurrentThread {
+            tracing::warn!(
+                "a submission waits for room on the thread of the runtime that runs this engine's asynchronous bodies: if these are \
+                 in the way it waits for ever; submit with `permit().await` there, or give the engine a runtime with more threads"
+            );
+        } else {
+            tracing::warn!(
+                "a submission waits for room on a thread of a tokio runtime, and may hold up the tasks of that runtime; submit with \
+                 `permit().await` in tasks"
+            );
+        }
+    }
+
+    /// Ends a runtime that was made for the engine.
+    pub(crate) fn close(&self) {
+        let place = self.place.lock().take();
+        drop(place);
+    }
+}
+
+/// Runs `sleep`, which blocks the thread, in an asynchronous body. A multi-thread runtime moves the other tasks of the thread to other
+/// threads meanwhile. A runtime of one thread cannot do so, and the wait may be for one of these tasks.
+pub(crate) fn block<R>(sleep: impl FnOnce() -> R) -> R {
+    let covered =
+        Handle::try_current().is_ok_and(|runtime| runtime.runtime_flavor() == RuntimeFlavor::MultiThread);
+    if covered { tokio::task::block_in_place(sleep) } else { sleep() }
+}
+
+/// A runtime of one thread, with `stack_size` bytes of stack.
+///
+/// # Errors
+/// [`Error::Start`] when the system refuses a thread or a descriptor. Where a thread is refused tokio panics;
+/// this function contains the panic.
+#[cfg(not(estafette_shuttle))]
+fn start(stack_size: usize) -> Result<tokio::runtime::Runtime, Error> {
+    let build = || -> io::Result<tokio::runtime::Runtime> {
+        tokio::runtime::Builder::new_multi_thread()
+            .worker_threads(1)
+            .thread_name("estafette-async")
+            .thread_stack_size(stack_size)
+            .enable_all()
+            .build()
+    };
+    let built = match catch_unwind(AssertUnwindSafe(build)) {
+        Ok(built) => built.map_err(|error| error.to_string()),
+        Err(panic) => Err(text_of_panic(panic)),
+    };
+    built.map_err(|why| Error::Start(format!("asynchronous runtime: {why}")))
+}

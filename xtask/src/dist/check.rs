@@ -1,0 +1,150 @@
+//! What is handed out, as its users take it: in a new folder outside of the repository, where nothing of the repository is found.
+
+use std::fs;
+use std::path::Path;
+use std::process::Command;
+
+use super::{CRATES, Files, collect, file_with, remove_folder};
+use crate::install::{self, make_folder, write};
+use crate::python::{Environment, Peers};
+use crate::shell;
+use crate::suites::{blocks, python_examples};
+
+/// What `pip install` of the wheel and an import may take.
+const WHEEL_BYTES_MAX: u64 = 15 << 20;
+/// The manifest of a program of a user, with what the README's example needs.
+const USER: &str = "[package]\nname = \"user\"\nversion = \"0.1.0\"\nedition = \"2024\"\n\n[dependencies]\n\
+                    estafette = \"0.1.0\"\ntokio = { version = \"1\", features = [\"macros\", \"rt-multi-thread\"] }\n\n[workspace]\n";
+const README: &str = include_str!("../../../README.md");
+
+/// Runs every check; the folder is left behind when one fails.
+pub fn run(files: &Files, target: &Path) -> Result<(), String> {
+    let folder = std::env::temp_dir().join(format!("estafette-dist-{}", std::process::id()));
+    make_folder(&folder)?;
+    println!("in {}", folder.display());
+    wheel(files, &folder)?;
+    sdist(files, &folder, target)?;
+    crates(files, &folder)?;
+    c_library(files, &folder, target)?;
+    remove_folder(&folder)
+}
+
+/// The wheel in a new environment: the README's example, and the command on what the example recorded. No program is in `PATH`, so no
+/// compiler either.
+fn wheel(files: &Files, folder: &Path) -> Result<(), String> {
+    let bytes =
+        fs::metadata(&files.wheel).map_err(|error| format!("{}: {error}", files.wheel.display()))?.len();
+    if bytes > WHEEL_BYTES_MAX {
+        return Err(format!("{} has {bytes} bytes", files.wheel.display()));
+    }
+    // Its peers are gigabytes; the new environment finds those of the suites, after its own packages.
+    let peers = Environment::prepare(Peers::All)?;
+    let venv = folder.join("venv");
+    let mut make = peers.command(&["-m", "venv"]);
+    make.arg(&venv);
+    shell::run(make)?;
+    let python = venv.join("bin/python");
+    let within = |program: &Path, arguments: &[&str]| {
+        let mut command = Command::new(program);
+        command.args(arguments).current_dir(folder).env_clear().env("PATH", "").env("HOME", folder);
+        peers.name_opencl(&mut command);
+        command
+    };
+    let wheel = files.wheel.to_string_lossy();
+    shell::run(within(&python, &["-m", "pip", "install", "--quiet", "--no-index", &wheel]))?;
+    let (major, minor) = peers.version()?;
+    let own = venv.join(format!("lib/python{major}.{minor}/site-packages"));
+    write(&own.join("peers.pth"), &format!("{}\n", peers.packages()?.display()))?;
+    // An import starts no thread, and is of the new environment.
+    let import = "import os, estafette as est; assert est.__file__.startswith(os.getcwd()), est.__file__; \
+                  assert os.listdir('/proc/self/task') == [str(os.getpid())]";
+    shell::run(within(&python, &["-c", import]))?;
+    let mut example = within(&python, &["-c", &python_examples(README)]);
+    example.env("ESTAFETTE_TRACE", "readme.pftrace");
+    shell::run(example)?;
+    let command = venv.join("bin/estafette");
+    let devices = collect(within(&command, &["devices"]))?;
+    expect(&devices, "cpu:0")?;
+    let report = collect(within(&command, &["report", "readme.pftrace"]))?;
+    expect(&report, "sqrt")
+}
+
+/// The source distribution, built by pip as pip does it, and imported.
+fn sdist(files: &Files, folder: &Path, target: &Path) -> Result<(), String> {
+    let python = folder.join("venv/bin/python");
+    let (built, unpacked) = (folder.join("from-sdist"), folder.join("from-sdist/unpacked"));
+    let mut build = Command::new(&python);
+    build.args(["-m", "pip", "wheel", "--quiet", "--no-deps", "--no-cache-dir", "--wheel-dir"]).arg(&built);
+    build.arg(&files.sdist).current_dir(folder);
+    // Optimizing shows nothing more of the sources.
+    build.env("MATURIN_PEP517_ARGS", "--profile dev").env("CARGO_TARGET_DIR", target);
+    shell::run(build)?;
+    let wheel = file_with(&built, ".whl")?;
+    let mut unpack = Command::new(&python);
+    unpack.args(["-m", "zipfile", "-e"]).args([&wheel, &unpacked]);
+    shell::run(unpack)?;
+    let mut import = Command::new(&python);
+    let program = "import os, estafette as est; assert est.__file__.startswith(os.environ['PYTHONPATH']); \
+                   eng = est.Engine(workers=1); assert bytes(eng.zeros(2, 'int8')) == b'\\0\\0'";
+    import.args(["-c", program]).current_dir(folder).env("PYTHONPATH", &unpacked);
+    shell::run(import)
+}
+
+/// A new crate that depends on the packed ones. Cargo takes them, and everything that they depend on, from a folder that stands for the
+/// registry: with their checksums and without a network.
+fn crates(files: &Files, folder: &Path) -> Result<(), String> {
+    let (user, registry) = (folder.join("user"), folder.join("registry"));
+    make_folder(&user.join("src"))?;
+    let program = blocks(README, "rust").next().ok_or("the README has no Rust example")?;
+    write(&user.join("src/main.rs"), program)?;
+    write(&user.join("Cargo.toml"), USER)?;
+    // The versions that everything else was tested with.
+    install::copy(&shell::root().join("Cargo.lock"), &user.join("Cargo.lock"))?;
+    let cargo = |arguments: &[&str]| {
+        let mut command = shell::cargo(&user.join("target"), arguments);
+        command.current_dir(&user);
+        command
+    };
+    // First what the packed crates depend on, with the packed crates as folders that are theirs; then the packed crates.
+    let mut vendor = cargo(&["vendor", "--quiet", "--versioned-dirs"]);
+    vendor.arg(&registry);
+    for (name, file) in CRATES.iter().zip(&files.crates) {
+        run_in(folder, Command::new("tar").arg("-xzf").arg(file))?;
+        let unpacked = folder.join(file.file_stem().unwrap_or_default());
+        vendor.arg("--config").arg(format!("patch.crates-io.{name}.path={:?}", unpacked));
+    }
+    collect(vendor)?;
+    for file in &files.crates {
+        run_in(&registry, Command::new("tar").arg("-xzf").arg(file))?;
+        let mut sum = Command::new("sha256sum");
+        sum.arg(file);
+        let sum = collect(sum)?;
+        let sum = sum.split(' ').next().unwrap_or_default();
+        let checksums = registry.join(file.file_stem().unwrap_or_default()).join(".cargo-checksum.json");
+        write(&checksums, &format!(r#"{{"files":{{}},"package":"{sum}"}}"#))?;
+    }
+    let mut run = cargo(&["run", "--offline", "--config", r#"source.crates-io.replace-with="handed-out""#]);
+    run.arg("--config").arg(format!("source.handed-out.directory={registry:?}"));
+    shell::run(run)
+}
+
+/// The archive of the C library: the program of `docs/c.md` by pkg-config and by CMake, and the size of the library.
+fn c_library(files: &Files, folder: &Path, target: &Path) -> Result<(), String> {
+    run_in(folder, Command::new("tar").arg("-xzf").arg(&files.c_library))?;
+    let name = files.c_library.file_name().unwrap_or_default().to_string_lossy();
+    let prefix = folder.join(name.trim_end_matches(".tar.gz"));
+    let mut test = shell::cargo(target, &["test", "--package", "estafette-c", "--test", "programs", "--"]);
+    test.args(["the_first_program_of_the_page", "the_shared_library_is_small"])
+        .env("ESTAFETTE_PREFIX", prefix);
+    expect(&collect(test)?, "3 passed")
+}
+
+fn run_in(folder: &Path, command: &mut Command) -> Result<(), String> {
+    command.current_dir(folder);
+    let status = command.status().map_err(|error| format!("{command:?}: {error}"))?;
+    if status.success() { Ok(()) } else { Err(format!("{command:?}: {status}")) }
+}
+
+fn expect(output: &str, part: &str) -> Result<(), String> {
+    if output.contains(part) { Ok(()) } else { Err(format!("`{part}` is missing in\n{output}")) }
+}

@@ -1,0 +1,227 @@
+//! `cargo xtask dist`: the files that are handed out, in one folder, and a check of them as their users take them.
+//!
+//! Nothing is published: CONTRIBUTING.md has the commands for that.
+
+mod check;
+mod sbom;
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use crate::install;
+use crate::python::{Environment, Peers};
+use crate::shell::{self, Ended};
+
+/// The crates that are published, each after those that it depends on.
+pub const CRATES: [&str; 6] = [
+    "estafette-sync",
+    "estafette-graph",
+    "estafette-devices",
+    "estafette-report",
+    "estafette",
+    "estafette-c",
+];
+
+/// The manifest of the Python package.
+const PYTHON: &str = "bindings/python/Cargo.toml";
+
+/// What every `.crate` file must hold.
+const IN_EACH_CRATE: [&str; 4] = ["Cargo.toml", "README.md", "LICENSE-APACHE", "LICENSE-MIT"];
+
+/// The platform of the wheel, and with it of the C library: systems with glibc 2.28 or newer.
+const PLATFORM: &str = "manylinux_2_28";
+const GLIBC_MINOR: u32 = 28;
+/// The same for zig's linker, which knows the symbols of every glibc.
+const ZIG_TARGET: &str = "x86_64-linux-gnu.2.28";
+
+/// What the archive of the C library may take.
+const C_BYTES_MAX: u64 = 4_000_000;
+
+/// How long a tool whose output is read may take.
+const TOOL_LIMIT: Duration = Duration::from_secs(10 * 60);
+
+/// What the command line asked for, and the folder of the result.
+pub fn run(check: bool) -> Result<bool, String> {
+    let target = shell::target()?;
+    let files = Files::make(&target)?;
+    if check {
+        check::run(&files, &target)?;
+    }
+    println!("{}", files.folder.display());
+    Ok(true)
+}
+
+/// What was made.
+pub struct Files {
+    /// Where all of it lies.
+    pub folder: PathBuf,
+    /// The wheel of the Python package.
+    pub wheel: PathBuf,
+    /// Its source distribution.
+    pub sdist: PathBuf,
+    /// The C library, as it is installed, in a folder named after the file.
+    pub c_library: PathBuf,
+    /// The `.crate` files, in the order of [`CRATES`].
+    pub crates: Vec<PathBuf>,
+}
+
+impl Files {
+    fn make(target: &Path) -> Result<Self, String> {
+        let folder = target.join("handed-out");
+        // What an earlier version left there must not be taken for this one.
+        remove_folder(&folder)?;
+        fs::create_dir_all(&folder).map_err(|error| format!("cannot make {}: {error}", folder.display()))?;
+        let tools = Environment::prepare(Peers::Dist)?;
+        let crates = crates(target, &folder)?;
+        let sdist = sdist(&tools, &folder)?;
+        let wheel = wheel(&folder)?;
+        let c_library = c_library(target, &folder)?;
+        sbom::write(target, &folder)?;
+        let mut sums = shell::command("sh");
+        sums.args(["-c", "sha256sum -- * >../SHA256SUMS && mv ../SHA256SUMS ."]).current_dir(&folder);
+        shell::run(sums)?;
+        Ok(Self { folder, wheel, sdist, c_library, crates })
+    }
+}
+
+/// Packs the crates. A warning of cargo is a failure.
+fn crates(target: &Path, folder: &Path) -> Result<Vec<PathBuf>, String> {
+    // The check builds the packed crates; cargo would build them with no dependency built before.
+    let mut package = shell::cargo(target, &["package", "--locked", "--allow-dirty", "--no-verify"]);
+    CRATES.iter().for_each(|name| {
+        package.args(["--package", name]);
+    });
+    let output = collect(package)?;
+    if let Some(warning) = output.lines().find(|line| line.starts_with("warning")) {
+        return Err(format!("cargo package: {warning}\n{output}"));
+    }
+    let mut packed = Vec::new();
+    for name in CRATES {
+        let file = format!("{name}-{}.crate", env!("CARGO_PKG_VERSION"));
+        let to = folder.join(&file);
+        install::copy(&target.join("package").join(&file), &to)?;
+        let mut list = shell::command("tar");
+        list.arg("-tzf").arg(&to);
+        let listed = collect(list)?;
+        let has = |wanted: &&str| {
+            listed.lines().any(|path| path.split_once('/').is_some_and(|(_, path)| path == *wanted))
+        };
+        if let Some(lacking) = IN_EACH_CRATE.iter().find(|wanted| !has(wanted)) {
+            return Err(format!("{file} has no {lacking}"));
+        }
+        packed.push(to);
+    }
+    Ok(packed)
+}
+
+fn sdist(tools: &Environment, folder: &Path) -> Result<PathBuf, String> {
+    let mut pack = tools.command(&["-m", "maturin", "sdist", "--manifest-path", PYTHON, "--out"]);
+    pack.arg(folder);
+    shell::run(pack)?;
+    file_with(folder, ".tar.gz")
+}
+
+/// Builds the wheel into `folder`, linked for systems with an older C library. Its dependencies are those of any other optimized build.
+pub fn wheel(folder: &Path) -> Result<PathBuf, String> {
+    let (tools, target) = (Environment::prepare(Peers::Dist)?, shell::target()?);
+    let mut build = tools.command(&["-m", "maturin", "build", "--release", "--compatibility", PLATFORM]);
+    build.args(["--manifest-path", PYTHON, "--interpreter"]).arg(tools.python()).arg("--out").arg(folder);
+    build.args(["--", "-C"]).arg(linker()?).env("CARGO_TARGET_DIR", target);
+    shell::run(build)?;
+    let wheel = file_with(folder, ".whl")?;
+    let mut audit = tools.command(&["-m", "auditwheel", "show"]);
+    audit.arg(&wheel);
+    match oldest_platform(&collect(audit)?) {
+        Some(minor) if minor <= GLIBC_MINOR => Ok(wheel),
+        found => {
+            Err(format!("auditwheel finds glibc 2.{found:?} instead of 2.{GLIBC_MINOR}: {}", wheel.display()))
+        }
+    }
+}
+
+/// The C library with what build systems look for, as an archive.
+fn c_library(target: &Path, folder: &Path) -> Result<PathBuf, String> {
+    let name = format!("estafette-c-{}-{PLATFORM}_x86_64", env!("CARGO_PKG_VERSION"));
+    let stage = target.join("c-library");
+    remove_folder(&stage)?;
+    install::run_portable(&stage.join(&name).to_string_lossy())?;
+    // The static library has debug lines of the standard library, which are a third of it.
+    let mut strip = shell::command("strip");
+    strip.arg("--strip-debug").arg(stage.join(&name).join("lib/libestafette.a"));
+    shell::run(strip)?;
+    for licence in ["LICENSE-APACHE", "LICENSE-MIT"] {
+        install::copy(&shell::root().join(licence), &stage.join(&name).join(licence))?;
+    }
+    let archive = folder.join(format!("{name}.tar.gz"));
+    let mut pack = shell::command("tar");
+    pack.args(["--sort=name", "--owner=0", "--group=0", "--numeric-owner", "-C"]).arg(&stage);
+    pack.arg("-czf").arg(&archive).arg(&name);
+    shell::run(pack)?;
+    let bytes = fs::metadata(&archive).map_err(|error| format!("{}: {error}", archive.display()))?.len();
+    if bytes > C_BYTES_MAX { Err(format!("{} has {bytes} bytes", archive.display())) } else { Ok(archive) }
+}
+
+/// Runs a command that must succeed, and returns its output.
+fn collect(command: std::process::Command) -> Result<String, String> {
+    let what = shell::describe(&command);
+    println!("$ {what}");
+    match shell::collect(command, TOOL_LIMIT)? {
+        (Ended::Exit(status), output) if status.success() => Ok(output),
+        (ended, output) => Err(format!("`{what}`: {ended}\n{output}")),
+    }
+}
+
+/// The second number of glibc in the platform that auditwheel finds. It breaks lines anywhere.
+fn oldest_platform(said: &str) -> Option<u32> {
+    let said = said.split_whitespace().collect::<Vec<_>>().join(" ");
+    let (_, tag) = said.split_once("following platform tag: \"manylinux_2_")?;
+    tag.split('_').next()?.parse().ok()
+}
+
+/// The one file in `folder` whose name ends like that.
+fn file_with(folder: &Path, end: &str) -> Result<PathBuf, String> {
+    let unreadable = |error| format!("cannot read {}: {error}", folder.display());
+    fs::read_dir(folder)
+        .map_err(unreadable)?
+        .flatten()
+        .map(|entry| entry.path())
+        .find(|path| path.to_string_lossy().ends_with(end))
+        .ok_or_else(|| format!("there is no *{end} in {}", folder.display()))
+}
+
+fn remove_folder(folder: &Path) -> Result<(), String> {
+    match fs::remove_dir_all(folder) {
+        Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
+            Err(format!("cannot empty {}: {error}", folder.display()))
+        }
+        _ => Ok(()),
+    }
+}
+
+/// The compiler's option for zig as linker, by a script. maturin knows which arguments of rustc zig takes, and looks for `python3 -m ziglang`.
+pub fn linker() -> Result<String, String> {
+    let tools = Environment::prepare(Peers::Dist)?;
+    let script = shell::target()?.join("zig-linker");
+    let text = format!(
+        "#!/bin/sh\nPATH='{}':$PATH exec python3 -m maturin zig cc -- -target {ZIG_TARGET} \"$@\"\n",
+        tools.path().join("bin").display()
+    );
+    install::write(&script, &text)?;
+    let mut executable = shell::command("chmod");
+    executable.arg("755").arg(&script);
+    shell::run(executable)?;
+    Ok(format!("linker={}", script.display()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_platform_is_found_across_lines() {
+        let said = "x.whl\nis consistent with the following platform\ntag: \"manylinux_2_17_x86_64\".\n";
+        assert_eq!(oldest_platform(said), Some(17));
+        assert_eq!(oldest_platform("following platform tag: \"linux_x86_64\""), None);
+    }
+}
