@@ -13,6 +13,8 @@
 mod export;
 pub mod fenced;
 pub mod table;
+#[cfg(feature = "operators")]
+pub(crate) mod unowned;
 
 use std::borrow::Cow;
 use std::ffi::c_void;

@@ -13,6 +13,7 @@ use estafette_sync::valgrind;
 use crate::core::error::{BodyError, BodyResult, Error};
 use crate::exchange::layout::NDIM_MAX;
 use crate::exchange::table::{self, DLManagedTensorVersioned, DLTensor};
+use crate::exchange::unowned;
 use crate::exchange::{Abi, ExportFlags, InvalidTensor, Layout, ManagedTensor, export};
 use crate::operation::import::Produced;
 use crate::tensor::handle::Definition;
@@ -222,7 +223,7 @@ impl Foreign {
         let Some(function) = function else { return Err("the operator has no such function".into()) };
         // SAFETY: the definitions live until the call is over, which is what lending asks; the operation may read them.
         let described: Vec<DLManagedTensorVersioned> =
-            inputs.iter().map(|input| unsafe { table::lent(&input.layout, input.data) }).collect();
+            inputs.iter().map(|input| unsafe { unowned::lent(&input.layout, input.data) }).collect();
         let inputs: Vec<*const DLTensor> = described.iter().map(|input| &raw const input.dl_tensor).collect();
         let texts: Vec<(CString, CString)> = call
             .attributes()
@@ -279,7 +280,7 @@ impl Kernel for Foreign {
         let count = call.operator().signature().outputs;
         let mut dims = vec![[0_i64; NDIM_MAX]; count];
         let mut blanks: Vec<DLManagedTensorVersioned> =
-            dims.iter_mut().map(|dims| table::blank(call.device(), dims)).collect();
+            dims.iter_mut().map(|dims| unowned::blank(call.device(), dims)).collect();
         let mut outputs: Vec<*mut DLManagedTensorVersioned> =
             blanks.iter_mut().map(|blank| &raw mut *blank).collect();
         self.call(self.infer, call, inputs, &mut outputs)?;
@@ -294,7 +295,7 @@ impl Kernel for Foreign {
     fn fill(&self, call: &Invocation, inputs: &[&Definition], outputs: &[&Definition]) -> BodyResult {
         // SAFETY: as for the inputs of `call`; the operation may write them.
         let mut lent: Vec<DLManagedTensorVersioned> =
-            outputs.iter().map(|output| unsafe { table::lent(&output.layout, output.data) }).collect();
+            outputs.iter().map(|output| unsafe { unowned::lent(&output.layout, output.data) }).collect();
         let mut outputs: Vec<*mut DLManagedTensorVersioned> =
             lent.iter_mut().map(|output| &raw mut *output).collect();
         self.call(self.function, call, inputs, &mut outputs)

@@ -9,6 +9,7 @@ use estafette_sync::sync::Mutex;
 use estafette_sync::sync::atomic::{AtomicBool, Ordering};
 use tokio::runtime::{Handle, RuntimeFlavor};
 
+#[cfg(not(estafette_shuttle))]
 use crate::core::error::Error;
 #[cfg(not(estafette_shuttle))]
 use crate::core::operation::text_of_panic;

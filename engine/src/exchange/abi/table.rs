@@ -18,10 +18,7 @@ pub use dlpark::ffi::{
 use super::super::dtype::DType;
 use super::super::layout::{Layout, NDIM_MAX};
 use super::super::storage::Storage;
-use super::{
-    DLDataType, DLDataTypeCode, DlpackFlags, ExportFlags, ManagedTensor, RawDevice, VERSION, device_of,
-    export, read_dims,
-};
+use super::{ExportFlags, ManagedTensor, VERSION, device_of, export, read_dims};
 use crate::core::error::Error;
 use crate::core::invalid_tensor::InvalidTensor;
 
@@ -127,47 +124,6 @@ pub(crate) unsafe fn layout_of(description: NonNull<DLTensor>) -> Result<Layout,
     let dtype = description.dtype;
     let dtype = DType { code: dtype.code.0, bits: dtype.bits, lanes: dtype.lanes };
     Layout::contiguous(dtype, device_of(&description), &shape)
-}
-
-/// A struct around [`lend`]: memory that the reader does not own, so that there is nothing to call at its end.
-///
-/// # Safety
-/// As for [`lend`].
-pub(crate) unsafe fn lent(layout: &Layout, data: *mut u8) -> DLManagedTensorVersioned {
-    let mut dl_tensor = export::describe_raw(layout, data);
-    // SAFETY: the place is ours; about `layout` the caller promises.
-    unsafe { lend(layout, data, NonNull::from(&mut dl_tensor)) };
-    unowned(dl_tensor)
-}
-
-/// A struct to be filled in with an element type and a shape: on `device`, without dimensions, and with room for
-/// [`NDIM_MAX`] of them in `dims`.
-pub(crate) fn blank(
-    device: estafette_devices::DLDevice,
-    dims: &mut [i64; NDIM_MAX],
-) -> DLManagedTensorVersioned {
-    unowned(DLTensor {
-        data: std::ptr::null_mut(),
-        device: RawDevice {
-            device_type: DLDeviceType(device.device_type.0 as u32),
-            device_id: device.device_id,
-        },
-        ndim: 0,
-        dtype: DLDataType { code: DLDataTypeCode(0), bits: 0, lanes: 1 },
-        shape: dims.as_mut_ptr(),
-        strides: std::ptr::null_mut(),
-        byte_offset: 0,
-    })
-}
-
-fn unowned(dl_tensor: DLTensor) -> DLManagedTensorVersioned {
-    DLManagedTensorVersioned {
-        version: DLPackVersion { major: VERSION.0, minor: VERSION.1 },
-        manager_ctx: std::ptr::null_mut(),
-        deleter: None,
-        flags: DlpackFlags::empty(),
-        dl_tensor,
-    }
 }
 
 #[cfg(test)]
