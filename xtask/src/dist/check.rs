@@ -8,7 +8,7 @@ use super::{CRATES, Files, collect, file_with, remove_folder};
 use crate::install::{self, make_folder, write};
 use crate::python::{Environment, Peers};
 use crate::shell;
-use crate::suites::{blocks, python_examples};
+use crate::suites::{TESTED, blocks, python_examples};
 
 /// What `pip install` of the wheel and an import may take.
 const WHEEL_BYTES_MAX: u64 = 15 << 20;
@@ -77,7 +77,7 @@ fn sdist(files: &Files, folder: &Path, target: &Path) -> Result<(), String> {
     build.args(["-m", "pip", "wheel", "--quiet", "--no-deps", "--no-cache-dir", "--wheel-dir"]).arg(&built);
     build.arg(&files.sdist).current_dir(folder);
     // Optimizing shows nothing more of the sources.
-    build.env("MATURIN_PEP517_ARGS", "--profile dev").env("CARGO_TARGET_DIR", target);
+    build.env("MATURIN_PEP517_ARGS", "--profile dev --features shared-build").env("CARGO_TARGET_DIR", target);
     shell::run(build)?;
     let wheel = file_with(&built, ".whl")?;
     let mut unpack = Command::new(&python);
@@ -133,8 +133,8 @@ fn c_library(files: &Files, folder: &Path, target: &Path) -> Result<(), String> 
     run_in(folder, Command::new("tar").arg("-xzf").arg(&files.c_library))?;
     let name = files.c_library.file_name().unwrap_or_default().to_string_lossy();
     let prefix = folder.join(name.trim_end_matches(".tar.gz"));
-    let mut test = shell::cargo(target, &["test", "--package", "estafette-c", "--test", "programs", "--"]);
-    test.args(["the_first_program_of_the_page", "the_shared_library_is_small"])
+    let mut test = shell::cargo(target, &[&["test", "--test", "c_programs"], TESTED].concat());
+    test.args(["--", "the_first_program_of_the_page", "the_shared_library_is_small"])
         .env("ESTAFETTE_PREFIX", prefix);
     expect(&collect(test)?, "3 passed")
 }
