@@ -1,9 +1,9 @@
 //! The private Python environment: which interpreter, what is installed, and the wheel of the package.
 //!
 //! Environments are ignored by git: `.venv-small` for the quick suites, `.venv` with every peer that lives with the others in
-//! one process, `.venv-legacy` with a peer that does not, `.venv-borrowed` with other people's tests, and `.venv-mxnet` with
-//! the engine that the benches compare ours to, and `.venv-dist` with what makes what is handed out. Each holds a copy of the requirements that it was made from; when those
-//! change, pip brings it up to date in place.
+//! one process, `.venv-legacy` and `.venv-other-peers` with peers that do not, `.venv-borrowed` with other people's tests,
+//! `.venv-mxnet` with the engine that the benches compare ours to, and `.venv-dist` with the tools of `cargo xtask dist`. Each
+//! holds a copy of the requirements that it was made from; when those change, pip brings it up to date in place.
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};

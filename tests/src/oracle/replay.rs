@@ -4,6 +4,7 @@ use std::collections::BTreeSet;
 
 use estafette::FailureKind;
 use estafette::tensor::TensorState;
+use estafette_sync::thread;
 
 use super::program::{Body, Fate, OpIndex};
 use super::world::{Ended, World, digest, written};
@@ -230,9 +231,14 @@ fn compare(world: &World, number: usize, known: &Known) {
     let value = known.value.unwrap_or_else(|| cell.value());
     assert_eq!((cell.value(), cell.version()), (value, known.version), "cell {number}");
     let Some(tensor) = cell.tensor() else { return };
-    // The work on a device is over, and its fence may settle a moment later.
     let waited = tensor.wait();
-    let state = tensor.state();
+    // The work on a device is over, and its fence may settle a moment later. A wait for a version that has failed does not wait for that.
+    let state = loop {
+        match tensor.state() {
+            TensorState::Pending if waited.is_err() => thread::yield_now(),
+            state => break state,
+        }
+    };
     if known.poison.is_empty() {
         assert!(
             matches!(state, TensorState::Ready) && waited.is_ok(),
@@ -241,7 +247,9 @@ fn compare(world: &World, number: usize, known: &Known) {
         assert_eq!(tensor.to_vec::<u64>().expect("a ready tensor is read"), [value]);
         return;
     }
-    let TensorState::Failed(error) = state else { panic!("cell {number} is {state:?}, oracle: {known:?}") };
+    let TensorState::Failed(error) = state else {
+        panic!("cell {number} is {state:?} after {waited:?}, oracle: {known:?}")
+    };
     for error in [error, waited.expect_err("a failed tensor fails every wait")] {
         let cause = error.operation().expect("a failed tensor names an operation").id();
         let ids = world.ids.lock().unwrap_or_else(std::sync::PoisonError::into_inner);

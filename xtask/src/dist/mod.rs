@@ -200,11 +200,17 @@ fn remove_folder(folder: &Path) -> Result<(), String> {
 }
 
 /// The compiler's option for zig as linker, by a script. maturin knows which arguments of rustc zig takes, and looks for `python3 -m ziglang`.
+///
+/// zig would link an unwinder of its own into the library. A thread that ends by `pthread_exit`, as one does that comes back to an
+/// interpreter that is gone, is unwound by the system's `libgcc_s`, which crashes in functions of another one. So the system's is named by
+/// its path.
 pub fn linker() -> Result<String, String> {
     let tools = Environment::prepare(Peers::Dist)?;
     let script = shell::target()?.join("zig-linker");
     let text = format!(
-        "#!/bin/sh\nPATH='{}':$PATH exec python3 -m maturin zig cc -- -target {ZIG_TARGET} \"$@\"\n",
+        "#!/bin/sh\nunwinder=$(gcc -print-file-name=libgcc_s.so.1)\nfor argument; do\n    shift\n    case $argument in\n    -lgcc_s) \
+         set -- \"$@\" \"$unwinder\" ;;\n    *) set -- \"$@\" \"$argument\" ;;\n    esac\ndone\n\
+         PATH='{}':$PATH exec python3 -m maturin zig cc -- -target {ZIG_TARGET} \"$@\"\n",
         tools.path().join("bin").display()
     );
     install::write(&script, &text)?;
