@@ -1,0 +1,235 @@
+//! The commands of suites that need more than a line.
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use super::{Context, MODELS, RELEASED, TESTED};
+use crate::shell;
+
+/// Makes the simulator the driver that a program finds, by its path and by the driver's names.
+pub(super) fn play_the_driver(context: &Context, command: &mut Command) {
+    let simulator = context.target.join("debug/libestafette_cuda_sim.so");
+    let folder = context.target.join("simulated-driver");
+    // The program reports a link that cannot be made: it finds no simulator there.
+    let _ = std::fs::create_dir_all(&folder);
+    for name in ["libcuda.so", "libcuda.so.1"] {
+        let link = folder.join(name);
+        let _ = std::fs::remove_file(&link);
+        let _ = std::os::unix::fs::symlink(&simulator, link);
+    }
+    command.env("ESTAFETTE_CUDA_SIM", simulator).env("LD_LIBRARY_PATH", folder);
+}
+
+/// Installs the C interface, builds the two frameworks with it, and runs the relay.
+pub(super) fn delegate(context: &Context) -> Vec<Command> {
+    let library = c_prefix(context).join("lib/libestafette.a");
+    let build = context.target.join("delegate");
+    let mut configure = shell::command("cmake");
+    configure.args(["-S", "examples/delegate", "-DCMAKE_BUILD_TYPE=Release", "-B"]).arg(&build);
+    configure.arg(format!("-DESTAFETTE_LIBRARY={}", library.display()));
+    let mut compile = shell::command("cmake");
+    compile.arg("--build").arg(&build);
+    let program = build.join("libdelegate.so");
+    vec![
+        install_c(context),
+        configure,
+        compile,
+        python(context, &["examples/delegate/delegate.py", &program.to_string_lossy()]),
+    ]
+}
+
+/// nextest where it is installed, as it runs tests in parallel across binaries; else plain `cargo test`.
+pub(super) fn rust_tests(target: &Path, extra: &[&str]) -> Command {
+    let runner: &[&str] = if shell::answers("cargo", &["nextest", "--version"]) {
+        &["nextest", "run", "--no-fail-fast", "--no-tests=fail"]
+    } else {
+        &["test", "--lib", "--bins", "--tests", "--no-fail-fast"]
+    };
+    cargo(target, runner, &[TESTED, extra].concat())
+}
+
+/// The models are built optimized, as a checker runs each of them many thousand times.
+pub(super) fn models(target: &Path, checker: &str) -> Vec<Command> {
+    let chosen = MODELS.iter().filter(|model| model.checker == checker);
+    // The simulation is built for shuttle as well, with the checks of a test build.
+    let test: &[&str] = if checker == "shuttle" { &["test"] } else { &["test", "--profile", "model"] };
+    chosen.map(|model| model.cargo(target, test, &[])).collect()
+}
+
+pub(super) fn memcheck() -> Command {
+    let mut command = shell::command("valgrind");
+    // Without fair scheduling, threads that spin for each other starve under valgrind's single lock.
+    command.args([
+        "--error-exitcode=99",
+        "--leak-check=full",
+        "--errors-for-leak-kinds=definite",
+        "--show-leak-kinds=definite",
+        "--fair-sched=yes",
+    ]);
+    command
+}
+
+/// Where the C suites install the library.
+fn c_prefix(context: &Context) -> PathBuf {
+    context.target.join("c-prefix")
+}
+
+/// This very program, so that a run by hand is the same.
+pub(super) fn this_program(arguments: &[&str]) -> Command {
+    let this = std::env::current_exe().unwrap_or_else(|_| "cargo-xtask-that-cannot-be-found".into());
+    let mut command = shell::command(this);
+    command.args(arguments);
+    command
+}
+
+/// Installs the library.
+fn install_c(context: &Context) -> Command {
+    let mut command = this_program(&["install"]);
+    command.arg(c_prefix(context));
+    // In full the library as it is handed out.
+    if context.quick {
+        command.args(["--profile", "dev"])
+    } else {
+        command.arg("--portable")
+    };
+    command
+}
+
+pub(super) fn c_programs(context: &Context) -> Vec<Command> {
+    let (environment, _) = context.python.as_ref().expect("set up before the first suite that needs it");
+    // The compiler reports a folder that cannot be found, as a missing header.
+    let packages = environment.packages().unwrap_or_default();
+    let mut programs =
+        cargo(&context.target, &["test", "--test", "c_programs", "--test", "c_fences"], TESTED);
+    programs.env("ESTAFETTE_PREFIX", c_prefix(context));
+    programs.env("ESTAFETTE_DLPACK", packages.join("tvm_ffi/include"));
+    if context.quick {
+        // That test is of the library as it is handed out.
+        programs.args(["--", "--skip", "the_shared_library_is_small"]);
+    }
+    vec![install_c(context), programs]
+}
+
+/// The C programs that need nothing but the library, compiled and run under valgrind.
+pub(super) fn c_memcheck(context: &Context) -> Vec<Command> {
+    let prefix = c_prefix(context);
+    let mut commands = vec![install_c(context)];
+    let programs = ["hard_cases", "misuse", "fences", "calls", "failures", "operators"]
+        .map(|name| (name, format!("bindings/c/tests/c/{name}.c")));
+    let examples = ["alone", "through"].map(|name| (name, format!("examples/fences/{name}.c")));
+    for (name, source) in programs.into_iter().chain(examples) {
+        let program = prefix.join(name);
+        let mut compile = shell::command("gcc");
+        compile.args(["-std=c11", "-D_GNU_SOURCE", "-g", "-pthread", "-I"]).arg(prefix.join("include"));
+        compile.arg(&source);
+        if source.starts_with("examples") {
+            compile.args(["examples/fences/pool.c", "examples/fences/reader.c"]);
+        }
+        compile.arg("-L").arg(prefix.join("lib"));
+        // `alone` uses nothing of the library, and shows that its absence is not noticed.
+        compile
+            .arg("-Wl,--as-needed")
+            .arg("-lestafette")
+            .arg(format!("-Wl,-rpath,{}", prefix.join("lib").display()));
+        compile.arg("-o").arg(&program);
+        let mut check = memcheck();
+        check.arg(format!("--suppressions={}", prefix.join("share/estafette/estafette.supp").display()));
+        check.arg("--errors-for-leak-kinds=definite,possible").arg(&program);
+        commands.extend([compile, check]);
+    }
+    let mut races = cargo(&context.target, &["test", "--test", "c_races"], TESTED);
+    races.env("ESTAFETTE_PREFIX", &prefix);
+    commands.push(races);
+    commands
+}
+
+pub(super) fn python(context: &Context, arguments: &[&str]) -> Command {
+    let (environment, _) = context.python.as_ref().expect("set up before the first suite that needs it");
+    environment.command(arguments)
+}
+
+/// Python tests of the files that a recording becomes; first the files.
+pub(super) fn looks_at_reports(context: &Context, tests: &str) -> Vec<Command> {
+    let samples = context.target.join("report-samples");
+    let mut write = shell::command(context.target.join("release/examples/made_up"));
+    write.arg(&samples);
+    let mut look = python(context, &["-m", "pytest", "-rs", tests]);
+    look.env("ESTAFETTE_REPORT_SAMPLES", samples);
+    vec![cargo(&context.target, RELEASED, &[]), write, look]
+}
+
+/// Other people's tests of DLPack, on our tensors. What deviates is listed beside the plugin.
+pub(super) fn borrowed(context: &Context) -> Vec<Command> {
+    let (environment, _) = context.python.as_ref().expect("set up before the first suite that needs it");
+    let run = |role: &str, packages: Result<PathBuf, String>, test: &str| {
+        // pytest reports a folder that cannot be found, as a missing file.
+        let test = packages.unwrap_or_default().join(test);
+        let mut command = python(context, &["-m", "pytest", "-rs", "-p", "borrowed", "--noconftest"]);
+        command.args(["-p", "no:cacheprovider", "--rootdir=bindings/python/borrowed", "--role", role]);
+        command.arg(test).env("PYTHONPATH", shell::root().join("bindings/python/borrowed"));
+        command
+    };
+    let numpy = "numpy/_core/tests/test_dlpack.py";
+    let mut commands =
+        vec![run("producer", environment.packages(), numpy), run("middleman", environment.packages(), numpy)];
+    if !context.quick {
+        let usm = "dpnp/tests/tensor/test_usm_ndarray_dlpack.py";
+        commands.push(run("usm-middleman", environment.packages(), usm));
+    }
+    if let Some(wheels) = &context.borrowed {
+        let cupy = "dpnp/tests/third_party/cupy/core_tests/test_dlpack.py";
+        commands.push(run("host-cupy", wheels.packages(), cupy));
+    }
+    commands
+}
+
+/// Builds what the Rust tests are made of, and of that `what`.
+pub(super) fn built(context: &Context, what: &[&str]) -> Command {
+    // A test among the targets: without one, cargo leaves out what tests alone depend on, and its features.
+    cargo(&context.target, &["build", "--test", "c_programs", "--test", "c_fences"], &[TESTED, what].concat())
+}
+
+pub(super) fn cargo(target: &Path, first: &[&str], rest: &[&str]) -> Command {
+    shell::cargo(target, &[first, rest].concat())
+}
+
+/// The names of the files in `folder` with that extension, sorted; none when there is no such folder.
+pub(super) fn names_in(folder: &str, extension: &str) -> Vec<String> {
+    let files = std::fs::read_dir(shell::root().join(folder))
+        .into_iter()
+        .flatten()
+        .flatten()
+        .map(|entry| entry.path());
+    let mut names: Vec<String> = files
+        .filter(|path| path.extension().is_some_and(|its_extension| its_extension == extension))
+        .filter_map(|path| Some(path.file_stem()?.to_str()?.to_owned()))
+        .collect();
+    names.sort_unstable();
+    names
+}
+
+/// The blocks in that language of a Markdown text.
+pub fn blocks<'a>(markdown: &'a str, language: &str) -> impl Iterator<Item = &'a str> {
+    let parts = markdown.split("\n```");
+    let start = format!("{language}\n");
+    parts.filter_map(move |part| part.strip_prefix(&start))
+}
+
+/// The Python blocks of a Markdown text, one after the other. Without any, a program that fails.
+pub fn python_examples(markdown: &str) -> String {
+    let program = blocks(markdown, "python").collect::<Vec<_>>().join("\n\n");
+    if program.is_empty() { "raise SystemExit('there is no Python example')".to_owned() } else { program }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn python_blocks_of_a_text_become_one_program() {
+        let text =
+            "# Title\n```rust\nlet a = 1;\n```\n```python\na = 1\n```\nand\n```python\nprint(a)\n```\n";
+        assert_eq!(python_examples(text), "a = 1\n\nprint(a)");
+        assert!(python_examples("# Title").starts_with("raise SystemExit"));
+    }
+}
