@@ -312,8 +312,8 @@ impl Model {
         let Some(own) = queue.iter().position(|(id, _)| *id == request) else { return Some(false) };
         let mut failed = self.vars[var].failed;
         for (earlier, its) in &queue[..own] {
-            if soonest && self.may_be_gone(*earlier, *its) {
-                failed |= its.is_exclusive();
+            if soonest && let Some(fails) = self.may_be_gone(*earlier, *its) {
+                failed |= fails;
             } else if mode.is_exclusive() || its.is_exclusive() {
                 return None;
             }
@@ -321,10 +321,18 @@ impl Model {
         Some(failed)
     }
 
-    /// A cancelled operation may give up at once what it only reads, and the rest when its turn comes.
-    fn may_be_gone(&self, request: RequestId, mode: Mode) -> bool {
-        self.requests[request].cancelled
-            && (!mode.is_exclusive() || self.verdict(request, true) == Verdict::Skip)
+    /// Whether `request`, which waits and uses a variable in this mode, may have left already; then, whether the
+    /// variable fails by that. A cancelled operation may give up at once what it only reads, and the rest when
+    /// its turn comes. A collapse or a question behind such an operation may then be over too.
+    fn may_be_gone(&self, request: RequestId, mode: Mode) -> Option<bool> {
+        let Request { kind, cancelled, accesses, .. } = &self.requests[request];
+        if matches!(kind, Kind::Collapse | Kind::Question) {
+            let mut found = accesses.iter().map(|(var, mode)| self.clear(*var, *mode, request, true));
+            let fails = found.try_fold(false, |fails, failed| Some(fails | failed?))?;
+            return Some(fails && *kind == Kind::Collapse);
+        }
+        let is_gone = *cancelled && (!mode.is_exclusive() || self.verdict(request, true) == Verdict::Skip);
+        is_gone.then_some(mode.is_exclusive())
     }
 
     /// The body begins, or the lease is held.
@@ -338,8 +346,22 @@ impl Model {
         }
     }
 
-    /// Cancelled operations that would be in the way of `request` are gone, since it is granted.
+    /// Cancelled operations, collapses and questions that would be in the way of `request` are gone, since it is
+    /// granted.
     fn pass(&mut self, request: RequestId) {
+        let mut over = BTreeSet::new();
+        for (var, own_mode) in &self.requests[request].accesses {
+            let queue = &self.vars[*var].queue;
+            let own = queue.iter().position(|(id, _)| *id == request).unwrap_or(0);
+            let in_the_way = |(_, mode): &&(_, Mode)| own_mode.is_exclusive() || mode.is_exclusive();
+            over.extend(queue[..own].iter().filter(in_the_way).map(|(id, _)| *id));
+        }
+        over.retain(|id| matches!(self.requests[*id].kind, Kind::Collapse | Kind::Question));
+        for id in over {
+            if self.requests[id].state == State::Waiting {
+                self.begin(id);
+            }
+        }
         for (var, own_mode) in self.requests[request].accesses.clone() {
             let (requests, var) = (&self.requests, &mut self.vars[var]);
             let own = var.queue.iter().position(|(id, _)| *id == request).unwrap_or(0);
