@@ -173,6 +173,10 @@ def sim(driver):
 @pytest.fixture
 def eng(driver):
     import estafette as est
+    from doubles import settle
 
     with est.Engine(workers=2) as engine:
         yield engine
+        # A deleter that frees pinned memory waits for every stream of the device, and for one that the next test blocks.
+        driver.unblock_all()
+        settle(engine)

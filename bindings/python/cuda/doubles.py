@@ -2,9 +2,24 @@
 
 import contextlib
 import ctypes
+import gc
 import threading
+import time
 
 CUDA = 2
+
+
+def wait_until(condition):
+    end = time.monotonic() + 30
+    while not condition():
+        assert time.monotonic() < end, "nothing happened"
+        time.sleep(0.001)
+
+
+def settle(eng):
+    """Waits until nothing is in flight and every deleter has run."""
+    gc.collect()
+    wait_until(lambda: eng.stats().releasing == 0 and eng.stats().in_flight == 0)
 
 
 class DLTensor(ctypes.Structure):

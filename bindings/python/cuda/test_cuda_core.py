@@ -8,6 +8,7 @@ import pytest
 from cuda.bindings import driver
 from cuda.core import LEGACY_DEFAULT_STREAM, PER_THREAD_DEFAULT_STREAM, Buffer, Device, Stream
 from cuda.core.utils import StridedMemoryView, args_viewable_as_strided_memory
+from doubles import settle, wait_until
 from test_exchange import SIZE, overwrite
 
 import estafette as est
@@ -391,15 +392,3 @@ def test_a_closed_buffer_and_a_closed_engine_are_said(sim, core):
     with pytest.raises(est.ShutdownError):
         eng.from_dlpack(core.full(1))
     del x
-
-
-def wait_until(condition):
-    end = time.monotonic() + 30
-    while not condition():
-        assert time.monotonic() < end, "nothing happened"
-        time.sleep(0.001)
-
-
-def settle(eng):
-    gc.collect()
-    wait_until(lambda: eng.stats().releasing == 0 and eng.stats().in_flight == 0)

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from numba import cuda
 from test_exchange import overwrite, read
-from doubles import Library
+from doubles import Library, settle
 
 import estafette as est
 
@@ -232,7 +232,7 @@ def free_what_was_put_by():
 
 
 def test_memory_of_numba_is_freed_after_its_last_use(sim, eng):
-    settled(sim, eng)
+    settle(eng)
     free_what_was_put_by()
     array = cuda.to_device(VALUES)
     pointer = array.__cuda_array_interface__["data"][0]
@@ -264,12 +264,12 @@ def test_memory_of_numba_is_freed_after_its_last_use(sim, eng):
 
 def test_a_flood_of_arrays_is_freed_by_the_thread_that_lets_them_go(sim, eng):
     """More than Numba puts by, so it frees on our thread: in a context, or the memory would be lost."""
-    settled(sim, eng)
+    settle(eng)
     free_what_was_put_by()
     used, freed = sim.used(), sim.calls("cuMemFree_v2")
     for _ in range(100):
         eng.from_dlpack(cuda.device_array(COUNT, "float32"))
-    settled(sim, eng)
+    settle(eng)
     assert sim.calls("cuMemFree_v2") > freed
     free_what_was_put_by()
     assert (sim.used(), sim.calls("cuMemFree_v2")) == (used, freed + 100)
@@ -279,24 +279,17 @@ def test_ten_thousand_imports_leave_nothing_behind(sim, eng):
     array = cuda.to_device(VALUES)
     for _ in range(100):
         eng.from_dlpack(array)
-    used, before = settled(sim, eng)
+    settle(eng)
+    used, before = sim.used(), eng.stats()
     for _ in range(10_000):
         eng.from_dlpack(array)
-    assert settled(sim, eng)[0] == used
+    settle(eng)
+    assert sim.used() == used
     after = eng.stats()
     assert after.imported - before.imported == after.deleters - before.deleters == 10_000
     import sys
 
     assert sys.getrefcount(array) == 2
-
-
-def settled(sim, eng):
-    gc.collect()
-    end = time.monotonic() + 30
-    while (stats := eng.stats()).releasing or stats.in_flight:
-        assert time.monotonic() < end, stats
-        time.sleep(0.001)
-    return sim.used(), stats
 
 
 @pytest.mark.parametrize("kind", ["managed", "mapped"])
