@@ -36,7 +36,7 @@ pub fn run(prefix: &str, profile: &str) -> Result<bool, String> {
     run_with(prefix, profile, &[])
 }
 
-/// The library as it is handed out: optimized as a whole, and linked for systems with an older C library.
+/// The library of a release: optimized as a whole, and linked for systems with an older C library.
 pub fn run_portable(prefix: &str) -> Result<bool, String> {
     run_with(prefix, "dist", &["-C", &dist::linker()?])
 }

@@ -21,7 +21,7 @@ pub fn run() -> Result<bool, String> {
     let target = shell::target()?;
     let mut failed = Vec::new();
     let mut checks = vec![format(), clippy(&target), docs(&target)];
-    checks.extend(FEATURES.map(|feature| with_feature(&target, feature)));
+    checks.extend(features(&target)?.iter().map(|feature| with_feature(&target, feature)));
     // Code that only the model checkers see.
     let models = MODELS.iter().chain([&SIMULATION]);
     checks.extend(models.map(|model| model.cargo(&target, &["clippy"], MODEL_LINTS)));
@@ -54,9 +54,20 @@ fn clippy(target: &std::path::Path) -> Command {
     command
 }
 
-/// Features of the crate `estafette`, each of which compiles alone; and none.
-const FEATURES: [&str; 10] =
-    ["", "arrow", "cuda", "half", "ndarray", "num-complex", "operators", "report", "sycl", "tokio"];
+/// The features of the crate `estafette`, each of which compiles alone; and none.
+fn features(target: &std::path::Path) -> Result<Vec<String>, String> {
+    let mut metadata = shell::cargo(target, &["metadata", "--locked", "--no-deps", "--format-version", "1"]);
+    let output = metadata.output().map_err(|error| format!("cargo metadata: {error}"))?;
+    let metadata: serde_json::Value =
+        serde_json::from_slice(&output.stdout).map_err(|error| format!("cargo metadata: {error}"))?;
+    let packages = metadata["packages"].as_array().into_iter().flatten();
+    let engine = packages
+        .filter(|package| package["name"] == "estafette")
+        .find_map(|package| package["features"].as_object());
+    let engine = engine.ok_or("cargo metadata lists no features of the package estafette")?;
+    let named = engine.keys().filter(|feature| *feature != "default").cloned();
+    Ok(std::iter::once(String::new()).chain(named).collect())
+}
 
 fn with_feature(target: &std::path::Path, feature: &str) -> Command {
     let package = ["clippy", "--package", "estafette", "--lib", "--no-default-features", "--features"];

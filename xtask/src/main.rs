@@ -47,10 +47,10 @@ commands
   install PREFIX [--profile NAME | --portable]
                build the C library and install it there, with its headers and what pkg-config and CMake look for
                  --profile  a profile of cargo (dist: small, optimized as a whole)
-                 --portable as it is handed out: for systems with glibc 2.28 or newer
+                 --portable as in a release: for systems with glibc 2.28 or newer
   dist [--check]
-               make what is handed out, into target/handed-out: crates, Python wheel and source distribution, C library,
-               checksums, and a list of all parts (SBOM). Publishes nothing
+               make the release artifacts, into target/artifacts: crates, Python wheel and source distribution, C library,
+               checksums, SBOM. Publishes nothing
                  --check    take them as users do, in a folder outside of the repository
   peers [--rounds R] [--only PEER,...] [--workloads NAME,...] [--check] [--install] [--save]
                run the benches' workloads on our engine and on GCC and LLVM OpenMP, StarPU, oneTBB and MXNet's engine,

@@ -22,7 +22,7 @@ pub enum Peers {
     Legacy,
     /// Warp, PaddlePaddle, OpenVINO, MLX and nanobind, of which one pins what JAX depends on to another version.
     Other,
-    /// None, but the tools that make what is handed out.
+    /// None, but the tools of `cargo xtask dist`.
     Dist,
 }
 
@@ -61,7 +61,7 @@ pub const BORROWED: (&str, &str) = (".venv-borrowed", "tests/python-env/borrowed
 pub enum Build {
     /// As the Rust tests are, from the same dependencies.
     Quick,
-    /// Optimized, as it is handed out.
+    /// Optimized.
     Release,
 }
 

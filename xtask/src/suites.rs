@@ -501,7 +501,7 @@ pub const SUITES: &[Suite] = &[
     },
     Suite {
         name: "dist",
-        about: "the files that are handed out: crates, wheel, source distribution and C library, as their users take them",
+        about: "the release artifacts: crates, wheel, source distribution and C library, as users take them",
         quick: false,
         needs: &[Need::Python, CMAKE, PKG_CONFIG],
         counted: false,

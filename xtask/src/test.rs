@@ -174,7 +174,7 @@ fn set_up_python(context: &mut Context) -> Result<(), String> {
     let wheel = if context.quick {
         environment.build_wheel(Build::Quick)?
     } else {
-        // The wheel that is handed out.
+        // The wheel of a release.
         dist::wheel(&python::wheel_folder()?)?
     };
     environment.install(&wheel)?;

@@ -9,7 +9,7 @@ use crate::engine::{self, estafette_engine};
 use crate::entry::{DONE, Refusal, entry, place};
 use crate::export::access;
 use crate::status::estafette_status;
-use crate::tensor::{estafette_tensor, reserve, tensor};
+use crate::tensor::{estafette_tensor, reserve, tensor, write_imported};
 
 /// `DLManagedTensorFenced`.
 #[derive(Debug)]
@@ -36,19 +36,9 @@ pub unsafe extern "C" fn estafette_import_fenced(
         let taken = unsafe { Fenced::take(fenced.cast::<c_void>()) };
         let taken = taken.map_err(|error| Refusal::from(Error::from(error)))?;
         // SAFETY: by contract of this function.
-        match unsafe { engine.import_fenced(taken, ImportOptions::default()) } {
-            Ok(tensor) => {
-                // SAFETY: writable, by contract.
-                unsafe { out.write(vacant.fill(tensor)) };
-                DONE
-            }
-            Err(back) => {
-                let (error, managed) = *back;
-                // The caller keeps it.
-                let _ = managed.into_raw_versioned();
-                Err(error.into())
-            }
-        }
+        let imported = unsafe { engine.import_fenced(taken, ImportOptions::default()) };
+        // SAFETY: writable, by contract.
+        unsafe { write_imported(imported, vacant, out) }
     })
 }
 

@@ -107,20 +107,33 @@ pub unsafe extern "C" fn estafette_import(
         let owned = unsafe { ManagedTensor::from_raw_versioned(managed.as_ptr().cast()) };
         let owned = owned.map_err(|error| Refusal::from(Error::from(error)))?;
         // SAFETY: by contract of this function.
-        match unsafe { engine.import_or_return(owned, ImportOptions::default().ready(fences)) } {
-            Ok(tensor) => {
-                // SAFETY: writable, by contract.
-                unsafe { out.write(vacant.fill(tensor)) };
-                DONE
-            }
-            Err(back) => {
-                let (error, managed) = *back;
-                // The caller keeps it.
-                let _ = managed.into_raw_versioned();
-                Err(error.into())
-            }
-        }
+        let imported = unsafe { engine.import_or_return(owned, ImportOptions::default().ready(fences)) };
+        // SAFETY: writable, by contract.
+        unsafe { write_imported(imported, vacant, out) }
     })
+}
+
+/// Writes the handle of an imported tensor to `out`. A tensor that was refused stays the caller's.
+///
+/// # Safety
+/// `out` may be written.
+pub(crate) unsafe fn write_imported(
+    imported: Result<Tensor, Box<(Error, ManagedTensor)>>,
+    vacant: Vacant<Tensor>,
+    out: NonNull<*mut estafette_tensor>,
+) -> Answer {
+    match imported {
+        Ok(tensor) => {
+            // SAFETY: by contract of this function.
+            unsafe { out.write(vacant.fill(tensor)) };
+            DONE
+        }
+        Err(back) => {
+            let (error, managed) = *back;
+            let _ = managed.into_raw_versioned();
+            Err(error.into())
+        }
+    }
 }
 
 /// A new tensor of zeros in host memory, in row-major order: `shape` has `ndim` lengths, and may be NULL when `ndim` is 0. The

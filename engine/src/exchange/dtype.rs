@@ -380,4 +380,30 @@ mod tests {
             u8::accepts(DType::BOOL) && !bool::accepts(DType::U8) && !f32::accepts(DType::F32.with_lanes(2))
         );
     }
+
+    /// Elements of another crate come back as they were, and its neighbours of the same size are refused.
+    #[cfg(any(feature = "half", feature = "num-complex"))]
+    fn come_back<T: Element + PartialEq>(values: &[T], dtype: DType, refused: DType) {
+        let engine = crate::Engine::builder().workers(1).build().unwrap();
+        let x = engine.from_vec(values.to_vec(), &[values.len() as i64]).unwrap();
+        assert_eq!(x.dtype().unwrap(), dtype);
+        assert_eq!(x.to_vec::<T>().unwrap(), values);
+        let y = engine.zeros(&[2], refused).unwrap();
+        assert!(y.to_vec::<T>().is_err(), "{refused}");
+    }
+
+    #[test]
+    #[cfg(feature = "half")]
+    fn numbers_of_half_are_elements() {
+        come_back(&[half::f16::from_f32(1.5), half::f16::NEG_INFINITY], DType::F16, DType::BF16);
+        come_back(&[half::bf16::from_f32(-2.0), half::bf16::MAX], DType::BF16, DType::F16);
+    }
+
+    #[test]
+    #[cfg(feature = "num-complex")]
+    fn numbers_of_num_complex_are_elements() {
+        use num_complex::Complex;
+        come_back(&[Complex::new(1.0_f32, -2.0)], DType::C64, DType::F64);
+        come_back(&[Complex::new(1.0_f64, -2.0)], DType::C128, DType::C64);
+    }
 }

@@ -1,4 +1,4 @@
-//! What is handed out, as its users take it: in a new folder outside of the repository, where nothing of the repository is found.
+//! The release artifacts as users take them: in a new folder outside of the repository, where nothing of the repository is found.
 
 use std::fs;
 use std::path::Path;
@@ -10,7 +10,7 @@ use crate::python::{Environment, Peers};
 use crate::shell;
 use crate::suites::{TESTED, blocks, python_examples};
 
-/// What `pip install` of the wheel and an import may take.
+/// The size of the wheel stays below this number of bytes.
 const WHEEL_BYTES_MAX: u64 = 15 << 20;
 /// The manifest of a program of a user, with what the README's example needs.
 const USER: &str = "[package]\nname = \"user\"\nversion = \"0.1.0\"\nedition = \"2024\"\n\n[dependencies]\n\
@@ -123,8 +123,8 @@ fn crates(files: &Files, folder: &Path) -> Result<(), String> {
         let checksums = registry.join(file.file_stem().unwrap_or_default()).join(".cargo-checksum.json");
         write(&checksums, &format!(r#"{{"files":{{}},"package":"{sum}"}}"#))?;
     }
-    let mut run = cargo(&["run", "--offline", "--config", r#"source.crates-io.replace-with="handed-out""#]);
-    run.arg("--config").arg(format!("source.handed-out.directory={registry:?}"));
+    let mut run = cargo(&["run", "--offline", "--config", r#"source.crates-io.replace-with="artifacts""#]);
+    run.arg("--config").arg(format!("source.artifacts.directory={registry:?}"));
     shell::run(run)
 }
 

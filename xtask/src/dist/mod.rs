@@ -1,4 +1,4 @@
-//! `cargo xtask dist`: the files that are handed out, in one folder, and a check of them as their users take them.
+//! `cargo xtask dist`: the release artifacts, in one folder, and a check of them as users take them.
 //!
 //! Nothing is published: CONTRIBUTING.md has the commands for that.
 
@@ -68,7 +68,7 @@ pub struct Files {
 
 impl Files {
     fn make(target: &Path) -> Result<Self, String> {
-        let folder = target.join("handed-out");
+        let folder = target.join("artifacts");
         // What an earlier version left there must not be taken for this one.
         remove_folder(&folder)?;
         fs::create_dir_all(&folder).map_err(|error| format!("cannot make {}: {error}", folder.display()))?;

@@ -1,4 +1,4 @@
-//! The list of all parts (SBOM) of what is handed out, in the form of CycloneDX.
+//! The software bill of materials (SBOM) of the release artifacts, in the form of CycloneDX.
 //!
 //! Cargo's own tree of a package has exactly the features that the package is built with; a listing of the workspace would have those of
 //! tests as well.
@@ -11,24 +11,24 @@ use serde_json::{Value, json};
 use super::{CRATES, collect};
 use crate::{install, shell};
 
-/// Writes the list into `folder`.
+/// Writes it into `folder`.
 pub fn write(target: &Path, folder: &Path) -> Result<(), String> {
-    let mut parts = BTreeMap::new();
+    let mut components = BTreeMap::new();
     let mut uses = Vec::new();
     let lock = include_str!("../../../Cargo.lock");
     for package in CRATES.iter().chain(&["estafette-python"]) {
         let tree = ["tree", "--locked", "--package", package, "--edges", "normal,build", "--prefix", "none"];
-        // Without a target the tree would have the parts of all platforms.
+        // Without a target the tree would have the components of all platforms.
         let format = ["--target", "x86_64-unknown-linux-gnu", "--format", "{p}|{l}"];
         let listed = collect(shell::cargo(target, &[&tree[..], &format].concat()))?;
         let mut used = BTreeSet::new();
         for line in listed.lines() {
-            let Some(part) = Part::parse(line) else { continue };
-            used.insert(part.reference());
-            parts.insert(part.reference(), part.as_component(lock));
+            let Some(component) = Component::parse(line) else { continue };
+            used.insert(component.reference());
+            components.insert(component.reference(), component.as_json(lock));
         }
         // The first line is the package itself.
-        let itself = listed.lines().find_map(Part::parse).ok_or("cargo tree lists nothing")?.reference();
+        let itself = listed.lines().find_map(Component::parse).ok_or("cargo tree lists nothing")?.reference();
         used.remove(&itself);
         uses.push(json!({ "ref": itself, "dependsOn": used }));
     }
@@ -38,20 +38,20 @@ pub fn write(target: &Path, folder: &Path) -> Result<(), String> {
         "specVersion": "1.5",
         "version": 1,
         "metadata": { "component": { "type": "library", "name": "estafette", "version": version } },
-        "components": parts.values().collect::<Vec<_>>(),
+        "components": components.values().collect::<Vec<_>>(),
         "dependencies": uses,
     });
     install::write(&folder.join(format!("estafette-{version}.cdx.json")), &format!("{list:#}\n"))
 }
 
 /// A line of cargo's tree.
-struct Part<'a> {
+struct Component<'a> {
     name: &'a str,
     version: &'a str,
     licence: &'a str,
 }
 
-impl<'a> Part<'a> {
+impl<'a> Component<'a> {
     /// Reads `name v1.2.3 (where from)|licence (*)`.
     fn parse(line: &'a str) -> Option<Self> {
         let (package, licence) = line.split_once('|')?;
@@ -64,7 +64,7 @@ impl<'a> Part<'a> {
         format!("pkg:cargo/{}@{}", self.name, self.version)
     }
 
-    fn as_component(&self, lock: &str) -> Value {
+    fn as_json(&self, lock: &str) -> Value {
         let reference = self.reference();
         let mut component = json!({
             "type": "library",
@@ -95,13 +95,13 @@ mod tests {
 
     #[test]
     fn a_line_of_the_tree_becomes_a_component() {
-        let part = Part::parse("libc v0.2.1|MIT / Apache-2.0 (*)").unwrap();
+        let libc = Component::parse("libc v0.2.1|MIT / Apache-2.0 (*)").unwrap();
         let lock = "[[package]]\nname = \"libc\"\nversion = \"0.2.1\"\nsource = \"s\"\nchecksum = \"ab\"\n";
-        let component = part.as_component(lock);
+        let component = libc.as_json(lock);
         assert_eq!(component["purl"], "pkg:cargo/libc@0.2.1");
         assert_eq!(component["licenses"][0]["expression"], "MIT OR Apache-2.0");
         assert_eq!(component["hashes"][0]["content"], "ab");
-        assert!(Part::parse("own v0.1.0 (/here)|MIT").unwrap().as_component(lock).get("hashes").is_none());
-        assert!(Part::parse("").is_none());
+        assert!(Component::parse("own v0.1.0 (/here)|MIT").unwrap().as_json(lock).get("hashes").is_none());
+        assert!(Component::parse("").is_none());
     }
 }

@@ -86,7 +86,7 @@ pub(super) fn this_program(arguments: &[&str]) -> Command {
 fn install_c(context: &Context) -> Command {
     let mut command = this_program(&["install"]);
     command.arg(c_prefix(context));
-    // In full the library as it is handed out.
+    // In full the library of a release.
     if context.quick {
         command.args(["--profile", "dev"])
     } else {
@@ -104,7 +104,7 @@ pub(super) fn c_programs(context: &Context) -> Vec<Command> {
     programs.env("ESTAFETTE_PREFIX", c_prefix(context));
     programs.env("ESTAFETTE_DLPACK", packages.join("tvm_ffi/include"));
     if context.quick {
-        // That test is of the library as it is handed out.
+        // That test is of the library of a release.
         programs.args(["--", "--skip", "the_shared_library_is_small"]);
     }
     vec![install_c(context), programs]

@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use estafette_sync::process::{self, Generation};
 
-use super::super::foreign_fence::{FENCE_VERSION, RawFence};
+use super::super::foreign_fence::{FAILED, FENCE_VERSION, INVALID, RawFence};
 use super::super::log_panic::log_panic;
 use super::{
     DLDataType, DLDataTypeCode, DLDeviceType, DLManagedTensorVersioned, DLPackVersion, DLTensor, DlpackFlags,
@@ -178,12 +178,12 @@ impl ExportedFenced {
 }
 
 unsafe extern "C" fn add_done(raw: *mut RawFenced, done: *const RawFence) -> i32 {
-    let Some(done) = NonNull::new(done.cast_mut()) else { return super::super::foreign_fence::INVALID };
+    let Some(done) = NonNull::new(done.cast_mut()) else { return INVALID };
     // SAFETY: the consumer calls this with the struct before it calls the deleter, and vouches for the fence.
     unsafe {
         let block = &*raw.cast::<Block>();
         if !block.generation.is_current() {
-            return super::super::foreign_fence::FAILED;
+            return FAILED;
         }
         block.owner.add_done(done)
     }
