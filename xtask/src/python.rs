@@ -75,7 +75,7 @@ const PIP_PAUSE: Duration = Duration::from_secs(20);
 const PIP_LIMIT: Duration = Duration::from_secs(30 * 60);
 
 /// A virtual environment that is up to date with its requirement files.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub struct Environment {
     path: PathBuf,
 }
@@ -124,9 +124,9 @@ impl Environment {
         let mut tries = 0;
         loop {
             let mut install = self.command(&["-m", "pip", "install", "--disable-pip-version-check"]);
-            // Gigabytes that are installed once need no second copy in pip's cache.
+            // Gigabytes that are installed once need no second copy in pip's cache. Python compiles what is imported.
             install
-                .args(["--no-cache-dir", "--progress-bar", "off", "--requirement", file])
+                .args(["--no-cache-dir", "--no-compile", "--progress-bar", "off", "--requirement", file])
                 .args(pip_options);
             // The last of them says what went wrong.
             let mut error = String::new();
