@@ -85,6 +85,7 @@
 //! | `operators` | `operators`: functions with a name, also from shared libraries | yes |
 //! | `report` | files of traces, and reports of them, in [`report`] | yes |
 //! | `arrow`, `ndarray` | arrays of these crates become tensors, and operands and leases become arrays | no |
+//! | `futures` | `Pipeline`: a `Sink` of inputs and a `Stream` of results, with back-pressure | no |
 //! | `half`, `num-complex` | numbers of these crates as [`Element`]s | no |
 //! | `tokio` | a tokio runtime for asynchronous bodies; without it one thread of the engine polls them | yes |
 //!
@@ -111,6 +112,8 @@ pub mod tensor;
 pub mod trace;
 pub mod wait;
 
+#[cfg(feature = "futures")]
+pub use adapters::pipeline::Pipeline;
 pub use core::error::{BodyError, BodyResult, Error, FailureKind};
 pub use core::operation::Op;
 pub use engine::Engine;

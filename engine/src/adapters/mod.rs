@@ -1,8 +1,9 @@
-//! Arrays and numbers of other Rust crates, each behind a feature with the crate's name.
+//! Arrays, numbers and streams of other Rust crates, each behind a feature with the crate's name.
 //!
 //! | part | what it has |
 //! |---|---|
 //! | `ndarray` | owned arrays become tensors at the same address; views of operands |
+//! | `pipeline` | a sink of inputs and a stream of results, of the traits in `futures` |
 //! | `arrow` | primitive arrays become read-only tensors, and read leases become primitive arrays |
 //!
 //! Elements of `half` and `num-complex` are in `exchange/dtype.rs`, where the trait [`Element`](crate::Element) is sealed.
@@ -11,3 +12,5 @@
 mod arrow;
 #[cfg(feature = "ndarray")]
 mod ndarray;
+#[cfg(feature = "futures")]
+pub(crate) mod pipeline;

@@ -1,0 +1,218 @@
+//! A pipeline with back-pressure: a sink of inputs, and a stream of their results.
+
+use std::collections::VecDeque;
+use std::fmt;
+use std::pin::Pin;
+use std::task::{Context, Poll, Waker, ready};
+
+use futures_core::Stream;
+use futures_sink::Sink;
+
+use crate::core::error::Error;
+use crate::tensor::handle::Tensor;
+use crate::wait::ready::Ready;
+
+/// Submits operations for each input, and gives their results in the order of the inputs, once they are ready.
+///
+/// A pipeline is a [`Sink`] of inputs and a [`Stream`] of results. The sink accepts an input while fewer than `limit` results
+/// are outstanding: submitted, and not taken from the stream. Beyond that the sender waits. Each half runs in its own task after
+/// `futures::StreamExt::split`. When the sink is closed, the stream ends with the last result.
+///
+/// Dropping the pipeline drops the results, not the work.
+///
+/// ```
+/// use estafette::{Engine, Pipeline, Produced};
+/// use futures::{SinkExt, StreamExt};
+///
+/// let engine = Engine::builder().workers(2).build()?;
+/// let (inputs, results) = Pipeline::new(4, |n: i64| {
+///     engine.op("square").produce(move |[]| Ok(Produced::from_vec(vec![n * n], &[1])?))
+/// })
+/// .split();
+/// let numbers = futures::stream::iter((0..100).map(Ok));
+/// let sums = results.map(|result| Ok::<_, estafette::Error>(result?.to_vec::<i64>()?[0]));
+/// let (sent, squares) = futures::executor::block_on(futures::future::join(
+///     numbers.forward(inputs),
+///     sums.collect::<Vec<_>>(),
+/// ));
+/// sent?;
+/// assert_eq!(squares.len(), 100);
+/// assert_eq!(*squares[99].as_ref().unwrap(), 99 * 99);
+/// # Ok::<(), estafette::Error>(())
+/// ```
+pub struct Pipeline<S> {
+    submit: S,
+    limit: usize,
+    outstanding: VecDeque<(Tensor, Ready)>,
+    is_closed: bool,
+    /// Waits for room.
+    sender: Option<Waker>,
+    /// Waits for an input.
+    reader: Option<Waker>,
+}
+
+impl<S> Pipeline<S> {
+    /// A pipeline of what `submit` submits for an input. `submit` returns the result, which need not be ready. A sender waits
+    /// while `limit` results are outstanding; at least one may be.
+    ///
+    /// `submit` must not block: `limit` times the operations of an input should be less than the
+    /// [limit](crate::engine::EngineBuilder::in_flight_limit) of the engine.
+    pub fn new<I>(limit: usize, submit: S) -> Self
+    where
+        S: FnMut(I) -> Result<Tensor, Error>,
+    {
+        Self {
+            submit,
+            limit: limit.max(1),
+            outstanding: VecDeque::new(),
+            is_closed: false,
+            sender: None,
+            reader: None,
+        }
+    }
+}
+
+// Nothing of a pipeline is pinned.
+impl<S> Unpin for Pipeline<S> {}
+
+impl<S> fmt::Debug for Pipeline<S> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { limit, outstanding, is_closed, .. } = self;
+        f.debug_struct("Pipeline")
+            .field("limit", limit)
+            .field("outstanding", &outstanding.len())
+            .field("is_closed", is_closed)
+            .finish_non_exhaustive()
+    }
+}
+
+impl<S, I> Sink<I> for Pipeline<S>
+where
+    S: FnMut(I) -> Result<Tensor, Error>,
+{
+    /// What `submit` was refused with. The failure of an operation is in the stream.
+    type Error = Error;
+
+    fn poll_ready(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Result<(), Error>> {
+        // A closed pipeline refuses the input that comes next.
+        if self.outstanding.len() < self.limit || self.is_closed {
+            return Poll::Ready(Ok(()));
+        }
+        self.sender = Some(cx.waker().clone());
+        Poll::Pending
+    }
+
+    fn start_send(mut self: Pin<&mut Self>, input: I) -> Result<(), Error> {
+        if self.is_closed {
+            return Err(Error::invalid("the pipeline is closed"));
+        }
+        let result = (self.submit)(input)?;
+        let ready = result.ready();
+        self.outstanding.push_back((result, ready));
+        self.reader.take().into_iter().for_each(Waker::wake);
+        Ok(())
+    }
+
+    /// At once, as every input is submitted when it is sent.
+    fn poll_flush(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<Result<(), Error>> {
+        Poll::Ready(Ok(()))
+    }
+
+    fn poll_close(mut self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<Result<(), Error>> {
+        self.is_closed = true;
+        self.sender.take().into_iter().for_each(Waker::wake);
+        self.reader.take().into_iter().for_each(Waker::wake);
+        Poll::Ready(Ok(()))
+    }
+}
+
+impl<S> Stream for Pipeline<S> {
+    /// A result that is ready, or the failure of what should have written it.
+    type Item = Result<Tensor, Error>;
+
+    fn poll_next(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Self::Item>> {
+        let Some((_, front)) = self.outstanding.front_mut() else {
+            if self.is_closed {
+                return Poll::Ready(None);
+            }
+            self.reader = Some(cx.waker().clone());
+            return Poll::Pending;
+        };
+        let ended = ready!(Pin::new(front).poll(cx));
+        let result = self.outstanding.pop_front().map(|(result, _)| ended.map(|()| result));
+        self.sender.take().into_iter().for_each(Waker::wake);
+        Poll::Ready(result)
+    }
+
+    fn size_hint(&self) -> (usize, Option<usize>) {
+        let outstanding = self.outstanding.len();
+        (outstanding, self.is_closed.then_some(outstanding))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use futures::executor::block_on;
+    use futures::{FutureExt, SinkExt, StreamExt};
+
+    use super::*;
+    use crate::engine::Engine;
+    use crate::operation::import::Produced;
+
+    #[test]
+    fn a_sender_waits_while_the_limit_is_outstanding() {
+        let engine = Engine::builder().workers(1).build().unwrap();
+        let submit = |n: i64| engine.op("one").produce(move |[]| Ok(Produced::from_vec(vec![n], &[1])?));
+        let mut pipeline = Pipeline::new(2, submit);
+        for n in 0..2 {
+            assert!(pipeline.send(n).now_or_never().is_some());
+        }
+        assert!(pipeline.feed(2).now_or_never().is_none(), "two results are outstanding");
+        let first = block_on(pipeline.next()).unwrap().unwrap();
+        assert_eq!(first.to_vec::<i64>().unwrap(), [0]);
+        assert!(pipeline.send(2).now_or_never().is_some());
+        block_on(SinkExt::<i64>::close(&mut pipeline)).unwrap();
+        assert!(matches!(block_on(pipeline.send(3)), Err(Error::Invalid(_))));
+        assert_eq!(pipeline.size_hint(), (2, Some(2)));
+        let rest: Vec<_> =
+            block_on(pipeline.map(|result| result.unwrap().to_vec::<i64>().unwrap()[0]).collect());
+        assert_eq!(rest, [1, 2]);
+    }
+
+    #[test]
+    fn a_failure_takes_the_place_of_its_result_and_a_refusal_reaches_the_sender() {
+        let engine = Engine::builder().workers(1).build().unwrap();
+        let submit = |n: i64| match n {
+            0 => Err(Error::invalid("refused")),
+            n => engine.op("odd").produce(move |[]| {
+                if n % 2 == 0 { Err("even".into()) } else { Ok(Produced::from_vec(vec![n], &[1])?) }
+            }),
+        };
+        let mut pipeline = Pipeline::new(8, submit);
+        assert!(block_on(pipeline.send(0)).unwrap_err().to_string().contains("refused"));
+        for n in 1..4 {
+            block_on(pipeline.send(n)).unwrap();
+        }
+        block_on(SinkExt::<i64>::close(&mut pipeline)).unwrap();
+        let failed: Vec<_> = block_on(pipeline.map(|result| result.is_err()).collect());
+        assert_eq!(failed, [false, true, false]);
+    }
+
+    #[test]
+    fn tasks_of_their_own_send_and_take() {
+        let engine = Engine::builder().workers(2).build().unwrap();
+        let submit = {
+            let engine = engine.clone();
+            move |n: i64| engine.op("n").produce(move |[]| Ok(Produced::from_vec(vec![n], &[1])?))
+        };
+        let (mut inputs, results) = Pipeline::new(3, submit).split();
+        let taker = std::thread::spawn(move || {
+            block_on(results.map(|result| result.unwrap().to_vec::<i64>().unwrap()[0]).collect::<Vec<_>>())
+        });
+        for n in 0..1000 {
+            block_on(inputs.send(n)).unwrap();
+        }
+        block_on(inputs.close()).unwrap();
+        assert_eq!(taker.join().unwrap(), (0..1000).collect::<Vec<_>>());
+    }
+}
