@@ -18,6 +18,8 @@ mod test;
 
 use std::process::ExitCode;
 
+use dist::Then;
+
 const HELP: &str = "\
 Chores of Estafette.
 
@@ -48,10 +50,11 @@ commands
                build the C library and install it there, with its headers and what pkg-config and CMake look for
                  --profile  a profile of cargo (dist: small, optimized as a whole)
                  --portable as in a release: for systems with glibc 2.28 or newer
-  dist [--check]
+  dist [--check | --compare]
                make the release artifacts, into target/artifacts: crates, Python wheel and source distribution, C library,
                checksums, SBOM. Publishes nothing
                  --check    take them as users do, in a folder outside of the repository
+                 --compare  make them twice, and compare them byte by byte
   peers [--rounds R] [--only PEER,...] [--workloads NAME,...] [--check] [--install] [--save]
                run the benches' workloads on our engine and on GCC and LLVM OpenMP, StarPU, oneTBB and MXNet's engine,
                interleaved, and print tables of both; a peer that cannot be built is reported as missing
@@ -94,8 +97,9 @@ fn main() -> ExitCode {
         ["gpu", rest @ ..] => gpu::Options::parse(rest).and_then(|options| gpu::run(&options)),
         ["install", prefix] => install::run(prefix, "dist"),
         ["install", prefix, "--profile", profile] => install::run(prefix, profile),
-        ["dist"] => dist::run(false),
-        ["dist", "--check"] => dist::run(true),
+        ["dist"] => dist::run(Then::Keep),
+        ["dist", "--check"] => dist::run(Then::Check),
+        ["dist", "--compare"] => dist::run(Then::Compare),
         ["install", prefix, "--portable"] => install::run_portable(prefix),
         ["wheel"] => wheel(),
         ["venv"] => venv(python::Peers::Small),

@@ -41,15 +41,51 @@ const C_BYTES_MAX: u64 = 4_000_000;
 /// How long a tool whose output is read may take.
 const TOOL_LIMIT: Duration = Duration::from_secs(10 * 60);
 
-/// What the command line asked for, and the folder of the result.
-pub fn run(check: bool) -> Result<bool, String> {
+/// The time of every file in an archive, in seconds since 1970: the oldest that a wheel can hold, as it is a zip file.
+const FILE_TIME: &str = "315532800";
+
+/// What happens to the artifacts once they are made.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Then {
+    /// Nothing more.
+    Keep,
+    /// Each is taken as users take it.
+    Check,
+    /// They are made again, and compared byte by byte.
+    Compare,
+}
+
+/// Makes the artifacts, and prints their folder.
+pub fn run(then: Then) -> Result<bool, String> {
     let target = shell::target()?;
     let files = Files::make(&target)?;
-    if check {
-        check::run(&files, &target)?;
+    match then {
+        Then::Keep => {}
+        Then::Check => check::run(&files, &target)?,
+        Then::Compare => compare(&files, &target.join("again"))?,
     }
     println!("{}", files.folder.display());
     Ok(true)
+}
+
+/// Makes the artifacts in another target folder. A rebuilt release has the same bytes.
+fn compare(files: &Files, target: &Path) -> Result<(), String> {
+    let mut make = shell::command("cargo");
+    make.args(["xtask", "dist"]).env("CARGO_TARGET_DIR", target);
+    shell::run(make)?;
+    let sums = |folder: &Path| {
+        let path = folder.join("SHA256SUMS");
+        fs::read_to_string(&path).map_err(|error| format!("cannot read {}: {error}", path.display()))
+    };
+    let (first, second) = (sums(&files.folder)?, sums(&target.join("artifacts"))?);
+    let differs = |line: &&str| !second.lines().any(|other| other == *line);
+    let differing: Vec<_> =
+        first.lines().filter(differs).filter_map(|line| line.split_whitespace().nth(1)).collect();
+    if differing.is_empty() {
+        Ok(())
+    } else {
+        Err(format!("made twice, these files differ: {}", differing.join(", ")))
+    }
 }
 
 /// What was made.
@@ -117,7 +153,7 @@ fn crates(target: &Path, folder: &Path) -> Result<Vec<PathBuf>, String> {
 
 fn sdist(tools: &Environment, folder: &Path) -> Result<PathBuf, String> {
     let mut pack = tools.command(&["-m", "maturin", "sdist", "--manifest-path", PYTHON, "--out"]);
-    pack.arg(folder);
+    pack.arg(folder).env("SOURCE_DATE_EPOCH", FILE_TIME);
     shell::run(pack)?;
     file_with(folder, ".tar.gz")
 }
@@ -128,6 +164,7 @@ pub fn wheel(folder: &Path) -> Result<PathBuf, String> {
     let mut build = tools.command(&["-m", "maturin", "build", "--release", "--compatibility", PLATFORM]);
     build.args(["--manifest-path", PYTHON, "--interpreter"]).arg(tools.python()).arg("--out").arg(folder);
     build.args(["--", "-C"]).arg(linker()?).env("CARGO_TARGET_DIR", target);
+    build.env("SOURCE_DATE_EPOCH", FILE_TIME);
     shell::run(build)?;
     let wheel = file_with(folder, ".whl")?;
     let mut audit = tools.command(&["-m", "auditwheel", "show"]);
@@ -155,8 +192,8 @@ fn c_library(target: &Path, folder: &Path) -> Result<PathBuf, String> {
     }
     let archive = folder.join(format!("{name}.tar.gz"));
     let mut pack = shell::command("tar");
-    pack.args(["--sort=name", "--owner=0", "--group=0", "--numeric-owner", "-C"]).arg(&stage);
-    pack.arg("-czf").arg(&archive).arg(&name);
+    pack.args(["--sort=name", "--owner=0", "--group=0", "--numeric-owner", "--use-compress-program=gzip -n"]);
+    pack.arg(format!("--mtime=@{FILE_TIME}")).arg("-C").arg(&stage).arg("-cf").arg(&archive).arg(&name);
     shell::run(pack)?;
     let bytes = fs::metadata(&archive).map_err(|error| format!("{}: {error}", archive.display()))?.len();
     if bytes > C_BYTES_MAX { Err(format!("{} has {bytes} bytes", archive.display())) } else { Ok(archive) }
