@@ -121,7 +121,7 @@ pub struct Context {
 }
 
 /// Suites that keep one processor busy however many there are. They run one after the other, beside all the others.
-pub const BESIDE: &[&str] = &["memcheck", "scale", "fuzz", "python", "perfetto", "viewers", "html"];
+pub const BESIDE: &[&str] = &["memcheck", "fuzz", "python", "perfetto", "viewers", "html"];
 
 /// Every suite, in the order in which they run.
 pub const SUITES: &[Suite] = &[
