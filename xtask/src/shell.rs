@@ -1,6 +1,5 @@
 //! Running other programs: where, with what, for how long at most, and with their output passed on as it comes.
 
-use std::cell::RefCell;
 use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
@@ -76,7 +75,7 @@ impl std::fmt::Display for Ended {
 pub fn watch(command: Command, limit: Duration, mut look: impl FnMut(&str)) -> Result<Ended, String> {
     announce(&command);
     follow(command, limit, |line| {
-        print!("{}{line}", label());
+        print!("{line}");
         look(line.trim_end());
     })
 }
@@ -151,20 +150,7 @@ fn with_descendants(pid: u32) -> Vec<u32> {
 }
 
 fn announce(command: &Command) {
-    println!("{}$ {}", label(), describe(command));
-}
-
-thread_local! {
-    static LABEL: RefCell<String> = const { RefCell::new(String::new()) };
-}
-
-/// Lines that this thread prints from now on begin with `label`: what several threads print at once stays apart.
-pub fn set_label(label: String) {
-    LABEL.set(label);
-}
-
-fn label() -> String {
-    LABEL.with_borrow(String::clone)
+    println!("$ {}", describe(command));
 }
 
 fn cannot_start(command: &Command, error: &std::io::Error) -> String {

@@ -120,9 +120,6 @@ pub struct Context {
     pub quick: bool,
 }
 
-/// Suites that keep one processor busy however many there are. They run one after the other, beside all the others.
-pub const BESIDE: &[&str] = &["memcheck", "fuzz", "python", "perfetto", "viewers", "html"];
-
 /// Every suite, in the order in which they run.
 pub const SUITES: &[Suite] = &[
     Suite {
@@ -556,6 +553,5 @@ mod tests {
         names.sort_unstable();
         names.dedup();
         assert_eq!(names.len(), SUITES.len());
-        assert!(BESIDE.iter().all(|name| names.contains(name)));
     }
 }

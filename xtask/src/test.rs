@@ -1,16 +1,14 @@
-//! `cargo xtask test`: set up, run the suites, end with a line for each.
+//! `cargo xtask test`: set up, run the suites one after the other, end with a line for each.
 
 use std::collections::VecDeque;
 use std::fmt;
-use std::path::{Path, PathBuf};
-use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
 use crate::counts::Counts;
 use crate::dist;
 use crate::python::{self, BORROWED, Build, Environment, Peers};
 use crate::shell::{self, Ended};
-use crate::suites::{BESIDE, Context, Need, SUITES, Suite};
+use crate::suites::{Context, Need, SUITES, Suite};
 
 /// What the command line asked for.
 #[derive(Debug, Default, PartialEq)]
@@ -81,99 +79,31 @@ const LAST_LINES: usize = 40;
 
 /// Runs the chosen suites; true when none failed.
 pub fn run(options: &Options) -> Result<bool, String> {
-    let chosen = options.chosen();
-    let quick = !options.all && chosen.iter().all(|suite| suite.quick);
-    let run = Run { options, target: shell::target()?, quick, set_up: Mutex::default() };
-    let has_room = std::thread::available_parallelism().is_ok_and(|processors| processors.get() > 1);
-    let runs_beside = |suite: &&Suite| has_room && BESIDE.contains(&suite.name);
-    let (beside, others): (Vec<_>, Vec<_>) = chosen.iter().copied().partition(runs_beside);
-    let mut lines = std::thread::scope(|scope| {
-        let beside = scope.spawn(|| run.one_by_one(&beside, |suite| format!("{} | ", suite.name)));
-        let mut lines = run.one_by_one(&others, |_| String::new());
-        lines.extend(beside.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)));
-        lines
-    });
-    lines.sort_by_key(|line| SUITES.iter().position(|suite| suite.name == line.suite));
-    Ok(close(&lines))
-}
-
-/// What the threads that run suites share.
-struct Run<'a> {
-    options: &'a Options,
-    target: PathBuf,
-    quick: bool,
-    set_up: Mutex<SetUp>,
-}
-
-impl Run<'_> {
-    /// Runs `suites` in this order. Each line that a suite prints begins with its `label`.
-    fn one_by_one(&self, suites: &[&'static Suite], label: impl Fn(&Suite) -> String) -> Vec<Line> {
-        let run = |suite: &&'static Suite| {
-            shell::set_label(label(suite));
-            self.one(suite)
-        };
-        suites.iter().map(run).collect()
-    }
-
-    fn one(&self, suite: &'static Suite) -> Line {
+    let target = shell::target()?;
+    let quick = !options.all && options.chosen().iter().all(|suite| suite.quick);
+    let mut context = Context { target, python: None, legacy: None, other: None, borrowed: None, quick };
+    let mut lines = Vec::new();
+    // Each set-up is tried once; if it fails, every suite that needs it reports why.
+    let mut set_up = SetUp::default();
+    for suite in options.chosen() {
         let start = Instant::now();
         println!("\n== {}: {}", suite.name, suite.about);
         let mut last = Vec::new();
         let mut outcome = match missing(suite) {
             Some(reason) => Outcome::Skipped(reason),
-            None => match self.prepare(suite) {
-                Ok(context) => run_suite(suite, &context, self.options, &mut last),
+            None => match set_up.prepare(suite, &mut context) {
+                Ok(()) => run_suite(suite, &context, options, &mut last),
                 Err(reason) => Outcome::Failed(format!("no Python environment: {reason}")),
             },
         };
-        if let (true, Outcome::Skipped(reason)) = (self.options.require, &outcome)
+        if let (true, Outcome::Skipped(reason)) = (options.require, &outcome)
             && !excused(reason)
         {
             outcome = Outcome::Failed(format!("required, but skipped: {reason}"));
         }
-        Line { suite: suite.name, outcome, took: start.elapsed(), last }
+        lines.push(Line { suite: suite.name, outcome, took: start.elapsed(), last });
     }
-
-    /// Sets up what `suite` needs and is not there yet.
-    fn prepare(&self, suite: &Suite) -> Result<Context, String> {
-        let mut context = Context {
-            target: self.target.clone(),
-            python: None,
-            legacy: None,
-            other: None,
-            borrowed: None,
-            quick: self.quick,
-        };
-        for need in suite.needs {
-            if matches!(need, Need::Program(..)) {
-                continue;
-            }
-            // A thread that needs an environment waits while another one sets it up.
-            let mut set_up = self.set_up.lock().map_err(|_| "its set-up has panicked".to_owned())?;
-            let SetUp { python, legacy, other, borrowed } = &mut *set_up;
-            // The quick form runs only those of other people's tests that lie in the first environment.
-            if *need == Need::Borrowed {
-                if !self.quick {
-                    context.borrowed = Some(borrowed.get_or_insert_with(set_up_borrowed).clone()?);
-                }
-                continue;
-            }
-            let python = python.get_or_insert_with(|| set_up_python(self.quick)).clone()?;
-            let with_the_wheel = |peers| with_the_wheel(peers, &python.1);
-            match need {
-                Need::Legacy => {
-                    context.legacy =
-                        Some(legacy.get_or_insert_with(|| with_the_wheel(Peers::Legacy)).clone()?);
-                }
-                Need::Other => {
-                    context.other = Some(other.get_or_insert_with(|| with_the_wheel(Peers::Other)).clone()?);
-                }
-                Need::Python | Need::Borrowed | Need::Program(..) => {}
-            }
-            context.python = Some(python);
-        }
-        Ok(context)
-    }
+    Ok(close(&lines))
 }
 
 /// Only a device that the machine does not have excuses a skip from `--require`.
@@ -206,38 +136,74 @@ fn too_new_for_mxnet((major, minor): (u32, u32)) -> Option<String> {
     })
 }
 
-/// How the set-up of each environment went. Each is tried once; if it fails, every suite that needs it reports why.
+/// How the set-up of each environment went.
 #[derive(Default)]
 struct SetUp {
-    python: Option<Result<(Environment, PathBuf), String>>,
-    legacy: Option<Result<Environment, String>>,
-    other: Option<Result<Environment, String>>,
-    borrowed: Option<Result<Environment, String>>,
+    python: Option<Result<(), String>>,
+    legacy: Option<Result<(), String>>,
+    other: Option<Result<(), String>>,
+    borrowed: Option<Result<(), String>>,
 }
 
-/// The environment of the package, and the wheel that is installed in it.
-fn set_up_python(quick: bool) -> Result<(Environment, PathBuf), String> {
-    let environment = Environment::prepare(if quick { Peers::Small } else { Peers::All })?;
-    let wheel = if quick {
+impl SetUp {
+    /// Sets up what `suite` needs and is not there yet.
+    fn prepare(&mut self, suite: &Suite, context: &mut Context) -> Result<(), String> {
+        for need in suite.needs {
+            match need {
+                Need::Program(..) => {}
+                Need::Python => self.python.get_or_insert_with(|| set_up_python(context)).clone()?,
+                Need::Legacy => {
+                    self.python.get_or_insert_with(|| set_up_python(context)).clone()?;
+                    self.legacy.get_or_insert_with(|| set_up_legacy(context)).clone()?;
+                }
+                Need::Other => {
+                    self.python.get_or_insert_with(|| set_up_python(context)).clone()?;
+                    self.other.get_or_insert_with(|| set_up_other(context)).clone()?;
+                }
+                // The quick form runs only what lies in the first environment.
+                Need::Borrowed if context.quick => {}
+                Need::Borrowed => self.borrowed.get_or_insert_with(|| set_up_borrowed(context)).clone()?,
+            }
+        }
+        Ok(())
+    }
+}
+
+fn set_up_python(context: &mut Context) -> Result<(), String> {
+    let environment = Environment::prepare(if context.quick { Peers::Small } else { Peers::All })?;
+    let wheel = if context.quick {
         environment.build_wheel(Build::Quick)?
     } else {
         // The wheel of a release.
         dist::wheel(&python::wheel_folder()?)?
     };
     environment.install(&wheel)?;
-    Ok((environment, wheel))
+    context.python = Some((environment, wheel));
+    Ok(())
+}
+
+fn set_up_legacy(context: &mut Context) -> Result<(), String> {
+    context.legacy = Some(with_the_wheel(Peers::Legacy, context)?);
+    Ok(())
+}
+
+fn set_up_other(context: &mut Context) -> Result<(), String> {
+    context.other = Some(with_the_wheel(Peers::Other, context)?);
+    Ok(())
 }
 
 /// An environment besides the first one, with the same wheel in it.
-fn with_the_wheel(peers: Peers, wheel: &Path) -> Result<Environment, String> {
+fn with_the_wheel(peers: Peers, context: &Context) -> Result<Environment, String> {
     let environment = Environment::prepare(peers)?;
+    let (_, wheel) = context.python.as_ref().expect("set up before, for its wheel");
     environment.install(wheel)?;
     Ok(environment)
 }
 
-fn set_up_borrowed() -> Result<Environment, String> {
+fn set_up_borrowed(context: &mut Context) -> Result<(), String> {
     let (folder, requirements) = BORROWED;
-    Environment::prepare_bare(folder, requirements)
+    context.borrowed = Some(Environment::prepare_bare(folder, requirements)?);
+    Ok(())
 }
 
 /// Runs the commands of one suite. The end of what a failed one printed is added to `last`.
