@@ -12,13 +12,12 @@ use crate::core::error::Error;
 use crate::tensor::handle::Tensor;
 use crate::wait::ready::Ready;
 
-/// Submits operations for each input, and gives their results in the order of the inputs, once they are ready.
+/// A [`Sink`] of inputs and a [`Stream`] of their results. The pipeline submits operations for each input, and yields the
+/// results in the order of the inputs.
 ///
-/// A pipeline is a [`Sink`] of inputs and a [`Stream`] of results. The sink accepts an input while fewer than `limit` results
-/// are outstanding: submitted, and not taken from the stream. Beyond that the sender waits. Each half runs in its own task after
-/// `futures::StreamExt::split`. When the sink is closed, the stream ends with the last result.
-///
-/// Dropping the pipeline drops the results, not the work.
+/// The sink accepts an input while fewer than `limit` results are outstanding: submitted, and not taken from the stream.
+/// Beyond that the sender waits. `futures::StreamExt::split` makes two halves, which tasks of their own may use. Once the sink
+/// is closed, the stream ends after the last result. A pipeline that is dropped drops its results; their operations run.
 ///
 /// ```
 /// use estafette::{Engine, Pipeline, Produced};
@@ -109,7 +108,7 @@ where
         let result = (self.submit)(input)?;
         let ready = result.ready();
         self.outstanding.push_back((result, ready));
-        self.reader.take().into_iter().for_each(Waker::wake);
+        wake(&mut self.reader);
         Ok(())
     }
 
@@ -120,8 +119,8 @@ where
 
     fn poll_close(mut self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<Result<(), Error>> {
         self.is_closed = true;
-        self.sender.take().into_iter().for_each(Waker::wake);
-        self.reader.take().into_iter().for_each(Waker::wake);
+        wake(&mut self.sender);
+        wake(&mut self.reader);
         Poll::Ready(Ok(()))
     }
 }
@@ -140,13 +139,19 @@ impl<S> Stream for Pipeline<S> {
         };
         let ended = ready!(Pin::new(front).poll(cx));
         let result = self.outstanding.pop_front().map(|(result, _)| ended.map(|()| result));
-        self.sender.take().into_iter().for_each(Waker::wake);
+        wake(&mut self.sender);
         Poll::Ready(result)
     }
 
     fn size_hint(&self) -> (usize, Option<usize>) {
         let outstanding = self.outstanding.len();
         (outstanding, self.is_closed.then_some(outstanding))
+    }
+}
+
+fn wake(waiting: &mut Option<Waker>) {
+    if let Some(waker) = waiting.take() {
+        waker.wake();
     }
 }
 

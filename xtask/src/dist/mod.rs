@@ -78,14 +78,12 @@ fn compare(files: &Files, target: &Path) -> Result<(), String> {
         fs::read_to_string(&path).map_err(|error| format!("cannot read {}: {error}", path.display()))
     };
     let (first, second) = (sums(&files.folder)?, sums(&target.join("artifacts"))?);
-    let differs = |line: &&str| !second.lines().any(|other| other == *line);
-    let differing: Vec<_> =
-        first.lines().filter(differs).filter_map(|line| line.split_whitespace().nth(1)).collect();
-    if differing.is_empty() {
-        Ok(())
-    } else {
-        Err(format!("made twice, these files differ: {}", differing.join(", ")))
+    if first == second {
+        return Ok(());
     }
+    let differs = |line: &&str| !second.lines().any(|other| other == *line);
+    let differing: Vec<_> = first.lines().filter(differs).collect();
+    Err(format!("made twice, these files differ:\n{}", differing.join("\n")))
 }
 
 /// What was made.
