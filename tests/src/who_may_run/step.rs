@@ -7,7 +7,7 @@ use estafette::bindings::Origin;
 use estafette::devices::FenceSet;
 use estafette::{Access, Error, ExportOptions, ImportOptions, Tensor};
 
-use super::model::{FenceId, Kind, Mode, RequestId, State, TensorId, Verdict};
+use super::model::{FenceId, Kind, Mode, Model, Request, RequestId, State, TensorId, Verdict};
 use super::world::{Asked, Asking, BLOCK, Real, World};
 use crate::dice::Dice;
 use crate::foreign::Deleted;
@@ -243,24 +243,33 @@ impl Step {
             }
             Self::Look { tensor } => {
                 let (question, tensor) = (world.model.ask(tensor), world.tensor(tensor));
+                world.keep_pace();
                 let looked = world.without_helping(|| tensor.wait_timeout(Duration::ZERO));
                 let knows = matches!(looked, Ok(()) | Err(Error::Failed(_) | Error::Cancelled(_)));
-                if knows && !world.model.may_know(&question, looked.is_ok())
-                    || !knows && world.model.must_know(&question)
-                {
+                let fits = if knows {
+                    world.allows(|model| model.may_know(&question, looked.is_ok()))
+                } else {
+                    !world.model.must_know(&question)
+                };
+                if !fits {
                     world.fail(&format!("a look said {looked:?}"));
                 }
                 world.model.give_up(question.request);
-                world.keep_pace();
             }
             Self::Cancel { request } => {
                 let Real::Op(op, _) = &world.requests[request] else { return };
-                let waits = world.model.requests[request].state == State::Waiting
-                    && !world.model.requests[request].cancelled;
-                if op.cancel() != waits {
-                    world.fail(&format!("request {request} waits: {waits}, and `cancel` says otherwise"));
+                let waits = |model: &Model| {
+                    let Request { state, cancelled, .. } = &model.requests[request];
+                    *state == State::Waiting && !cancelled
+                };
+                let cancelled = op.cancel();
+                if !world.allows(|model| waits(model) == cancelled) {
+                    world.fail(&format!(
+                        "request {request} waits: {}, and `cancel` says otherwise",
+                        !cancelled
+                    ));
                 }
-                world.model.requests[request].cancelled |= waits;
+                world.model.requests[request].cancelled |= cancelled;
             }
             Self::UsedUntil { tensor } => {
                 let (id, fence) = world.fence();
@@ -405,7 +414,8 @@ fn lease_of(world: &World, dice: &mut Dice, alive: &[TensorId]) -> Option<(Tenso
 fn try_lease(world: &mut World, id: TensorId, access: Access, how: Try) {
     let tensor = world.tensor(id);
     let request = world.model.submit(Kind::Lease, vec![(id, mode(access))]);
-    let (must, may) = (world.model.must(request), world.model.may(request));
+    world.keep_pace();
+    let must = world.model.must(request);
     let tried = match how {
         Try::Now => tensor.lease(access, "a try").try_now().map(|lease| lease.map(Real::Held)),
         Try::Export => tensor.export_at_once(|| "a try".into()).map(|view| view.map(Real::Exported)),
@@ -419,26 +429,25 @@ fn try_lease(world: &mut World, id: TensorId, access: Access, how: Try) {
         }
     };
     let fits = match &tried {
-        Ok(Some(_)) => may == Verdict::Begin,
+        Ok(Some(_)) => world.allows(|model| model.may(request) == Verdict::Begin),
         // It does not look closely.
         Ok(None) if how == Try::Export => true,
         Ok(None) => !matches!(must, Verdict::Begin | Verdict::Skip),
-        Err(Error::Failed(_) | Error::Cancelled(_)) => may == Verdict::Skip,
+        Err(Error::Failed(_) | Error::Cancelled(_)) => {
+            world.allows(|model| model.may(request) == Verdict::Skip)
+        }
         Err(_) => false,
     };
     if !fits {
-        let said = tried.map(|lease| lease.is_some());
+        let (may, said) = (world.model.may(request), tried.map(|lease| lease.is_some()));
         world.fail(&format!("a lease must {must:?}, at the soonest {may:?}; the engine says {said:?}"));
     }
     match tried {
         Ok(Some(real)) => {
             world.model.begin(request);
-            world.submitted(real);
+            world.requests[request] = real;
         }
-        _ => {
-            world.model.give_up(request);
-            world.submitted(Real::Elsewhere);
-        }
+        _ => world.model.give_up(request),
     }
 }
 

@@ -398,6 +398,20 @@ impl World {
         })
     }
 
+    /// Whether the model allows what the engine has answered. A cancelled operation, and what fails by that, may leave between
+    /// two steps; so the model follows the engine until it allows the answer.
+    pub fn allows(&mut self, answer: impl Fn(&Model) -> bool) -> bool {
+        let deadline = Instant::now() + LIMIT;
+        while !answer(&self.model) {
+            if Instant::now() > deadline {
+                return false;
+            }
+            self.observe();
+            while self.follow() {}
+        }
+        true
+    }
+
     fn waiting(&self) -> Vec<RequestId> {
         let requests = self.model.requests.iter().enumerate();
         requests.filter(|(_, request)| request.state == State::Waiting).map(|(id, _)| id).collect()
