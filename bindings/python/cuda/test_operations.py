@@ -7,7 +7,7 @@ import types
 import weakref
 
 import pytest
-from doubles import Library, Stream
+from doubles import Library, Stream, wait_until
 
 import estafette as est
 
@@ -234,8 +234,8 @@ def test_what_a_recorded_function_allocates_in_pytorch_is_the_graphs_alone(sim, 
     assert outside is None and len(inside) == 2 and Pool.current is None
     assert None not in [pool() for pool in inside], "they live as long as the graph"
     del p
-    gc.collect()
-    assert [pool() for pool in inside] == [None, None]
+    # The worker lets go of the program after it has reported the end of the replay.
+    wait_until(lambda: gc.collect() is not None and [pool() for pool in inside] == [None, None])
 
 
 def test_pytorch_without_such_pools_is_refused(sim, eng, lib, monkeypatch):

@@ -11,7 +11,7 @@ import pytest
 
 import estafette as est
 
-from conftest import run_program
+from conftest import run_program, until
 
 
 @pytest.fixture
@@ -181,23 +181,24 @@ def test_a_node_runs_in_a_copy_of_the_recorders_context(np, eng):
 
 def test_long_nodes_run_beside_each_other(np, eng):
     """Two nodes that wait for each other, without the Python lock: once it is known that they are long, two threads share them."""
-    meet = threading.Event()
     first = True
-    barrier = threading.Barrier(2)
+    barrier = threading.Barrier(2, timeout=30)
 
     def node():
         if first:
             time.sleep(0.01)
         else:
-            barrier.wait(timeout=30)
+            barrier.wait()
 
     with eng.program() as p:
         p.submit(node)
         p.submit(node)
     p.replay().wait(timeout=30)
     first = False
+    # How long the nodes are is noted after the end of the replay. A worker that is here has left it.
+    for op in [eng.submit(barrier.wait, name="here") for _ in range(2)]:
+        op.wait(timeout=30)
     p.replay().wait(timeout=30)
-    assert not meet.is_set()
 
 
 def test_replays_race_with_submissions_of_other_threads(np, eng):
@@ -252,8 +253,8 @@ def test_a_program_is_let_go_of_with_what_it_holds(np, eng):
     del held, p
     last.wait(timeout=30)
     eng.wait_all(timeout=30)
-    gc.collect()
-    assert gone() is None
+    # The worker lets go of the program after it has reported the end of the replay.
+    until(lambda: gc.collect() is not None and gone() is None)
 
 
 def test_a_program_that_its_own_functions_refer_to_is_collected(np, eng):
@@ -284,12 +285,7 @@ def test_a_program_that_its_own_functions_refer_to_is_collected(np, eng):
     gate.set()
     replay.wait(timeout=30)
     eng.wait_all(timeout=30)
-    for _ in range(100):
-        gc.collect()
-        if gone() is None:
-            break
-        time.sleep(0.01)
-    assert gone() is None
+    until(lambda: gc.collect() is not None and gone() is None)
 
 
 def test_ten_thousand_replays_leave_no_memory_behind(np):
