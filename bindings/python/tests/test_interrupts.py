@@ -334,15 +334,18 @@ def ctrl_c():
 
 class TestCtrlC:
     def test_in_a_body_ends_the_wait_of_the_main_thread_and_not_the_body(self, engine, ctrl_c):
-        gate, ended = Gate(), []
+        begin, gate, ended = Gate(), Gate(), []
 
         def body():
+            begin()
             ctrl_c()
             gate()
             ended.append(True)
 
         op = engine.submit(body)
         with pytest.raises(KeyboardInterrupt):
+            # Only here is the exception expected.
+            begin.open()
             op.wait(30)
         assert not op.done()
         gate.open()

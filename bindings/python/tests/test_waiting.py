@@ -356,9 +356,9 @@ class TestCtrlC:
             t = eng.zeros(1, "int8")
             gate = threading.Event()
             op = eng.submit(lambda _: gate.wait(20), writes=[t])
-            threading.Timer(0.3, lambda: os.kill(os.getpid(), signal.SIGINT)).start()
             began = time.monotonic()
             try:
+                threading.Timer(0.3, lambda: os.kill(os.getpid(), signal.SIGINT)).start()
                 {wait}
             except KeyboardInterrupt:
                 print("interrupted", time.monotonic() - began < 5)
@@ -378,8 +378,8 @@ class TestCtrlC:
             t = eng.zeros(1, "int8")
             gate = threading.Event()
             eng.submit(lambda _: gate.wait(20), writes=[t])
-            threading.Timer(0.3, lambda: os.kill(os.getpid(), signal.SIGINT)).start()
             try:
+                threading.Timer(0.3, lambda: os.kill(os.getpid(), signal.SIGINT)).start()
                 memoryview(t)
             except KeyboardInterrupt:
                 print("interrupted")
@@ -423,12 +423,17 @@ class TestCtrlC:
             gate = threading.Event()
             began = time.monotonic()
 
+            def interrupt_later():
+                threading.Timer(0.3, lambda: os.kill(os.getpid(), signal.SIGINT)).start()
+
             async def main():
                 async with est.Engine(workers=1) as eng:
                     op = eng.submit(lambda: gate.wait(20))
-                    for delay in (0.3, 0.6):
-                        threading.Timer(delay, lambda: os.kill(os.getpid(), signal.SIGINT)).start()
-                    await op
+                    interrupt_later()
+                    try:
+                        await op
+                    finally:
+                        interrupt_later()
 
             try:
                 asyncio.run(main())
