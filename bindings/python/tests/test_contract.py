@@ -242,7 +242,7 @@ def test_stats_count(eng, np):
     assert (after.imported - before.imported, after.exported - before.exported) == (1, 1)
     assert after.in_flight_limit == 4_096
     del t
-    until(lambda: eng.stats().deleters == before.deleters + 1)
+    until(lambda: eng.stats().deleters > before.deleters)
 
 
 def test_a_block_drains_its_engine():

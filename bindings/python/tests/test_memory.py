@@ -31,7 +31,7 @@ def settled(eng):
 
 @pytest.fixture
 def flat(eng):
-    """Runs a round many times and checks that memory grows no more after a warm-up.
+    """Runs a round many times and checks that memory grows no more after a warm-up. Gives how many rounds ran.
 
     A leak grows with every run; what the peers of this process allocate now and then does not.
     """
@@ -52,6 +52,7 @@ def flat(eng):
             run_rounds(rounds)
             grown.append(resident() - before)
         assert grown[-1] <= allowed, f"{grown} bytes more after {rounds} rounds each"
+        return warm_up + rounds * len(grown)
 
     return run
 
@@ -64,9 +65,9 @@ def test_round_trips_through_numpy_leave_nothing(eng, np, flat):
         a = np.from_dlpack(eng.from_dlpack(x))
         assert a.ctypes.data == x.ctypes.data
 
-    flat(round_, warm_up=5_000, rounds=50_000, allowed=2 << 20)
+    ran = flat(round_, warm_up=5_000, rounds=50_000, allowed=2 << 20)
     after = eng.stats()
-    assert after.imported - before.imported == after.deleters - before.deleters == 55_000
+    assert after.imported - before.imported == after.deleters - before.deleters == ran
     assert after.leaked == before.leaked
 
 
@@ -149,7 +150,8 @@ def test_every_deleter_is_called_once_whatever_the_order(np):
                 del arrays[random.randrange(len(arrays))]
     eng.wait_all(30)
     assert all(one.deleted <= 1 for one in made)
-    assert 0 < sum(one.deleted for one in made) < len(made)
+    until(lambda: any(one.deleted for one in made))
+    assert sum(one.deleted for one in made) < len(made)
     tensors.clear()
     arrays.clear()
     gc.collect()
