@@ -11,7 +11,7 @@ import threading
 import time
 
 import pytest
-from conftest import run_program
+from conftest import run_program, until
 
 import estafette as est
 
@@ -75,10 +75,16 @@ class TestPlantedStalls:
         assert "no worker (the worker pool)" in line and "`resize` waited" in line
 
     def test_a_blocked_python_lock(self, eng, np, path):
-        with est.record(path):
-            op = eng.submit(lambda: None, name="score")
-            spin(LONG)
-            op.wait()
+        before = sys.getswitchinterval()
+        # The worker does not get the lock between the submission and what keeps it.
+        sys.setswitchinterval(10 * LONG)
+        try:
+            with est.record(path):
+                op = eng.submit(lambda: None, name="score")
+                spin(LONG)
+                op.wait()
+        finally:
+            sys.setswitchinterval(before)
         line = first_line(path)
         assert "not resumed (the Python lock)" in line and "`score`" in line
 
@@ -94,6 +100,7 @@ class TestPlantedStalls:
             task = asyncio.ensure_future(consume())
             await asyncio.sleep(0)
             # The loop does something else while the task could go on.
+            until(t.is_ready)
             time.sleep(LONG)
             await task
 
@@ -364,7 +371,8 @@ class TestEndsThatAreNone:
 
     def end(self, path, how):
         program = textwrap.dedent(self.PROGRAM) + how
-        process = subprocess.Popen([sys.executable, "-c", program, str(path)], stdout=subprocess.PIPE, text=True)
+        pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+        process = subprocess.Popen([sys.executable, "-c", program, str(path)], **pipes, text=True)
         assert process.stdout.readline() == "recorded\n"
         return process
 
@@ -382,9 +390,7 @@ class TestEndsThatAreNone:
     def test_a_process_that_a_signal_ends(self, good, path, number):
         process = self.end(path, "time.sleep(600)\n")
         # It is written several times a second.
-        deadline = time.monotonic() + 60
-        while self.operations(path, process) < 2000 and time.monotonic() < deadline:
-            time.sleep(0.01)
+        until(lambda: self.operations(path, process) == 2000, 60)
         process.send_signal(number)
         process.communicate()
         assert path.read_bytes() == good
@@ -394,7 +400,8 @@ class TestEndsThatAreNone:
         assert "batch" in [row["name"] for row in report.data["tensors"]]
 
     def test_a_process_that_leaves_without_the_interpreters_end(self, good, path):
-        process = self.end(path, "time.sleep(1)\nos._exit(3)\n")
+        process = self.end(path, "sys.stdin.read()\nos._exit(3)\n")
+        until(lambda: self.operations(path, process) == 2000, 60)
         process.communicate()
         assert process.returncode == 3 and path.read_bytes() == good
         assert self.left(path, process).data["totals"]["operations"] == 2000
