@@ -111,10 +111,15 @@ def test_a_handler_that_hangs_stops_only_the_log(eng, np, logged):
     until(lambda: logged.records)
     assert np.from_dlpack(eng.call(np.full, 2, 7)).tolist() == [7, 7]
     more = [warn(eng) for _ in range(3)]
+    behind = Made()
+    eng.from_dlpack(behind.capsule)
+    # The engine warns of each slow deleter, and then goes on with what is behind.
+    until(lambda: behind.deleted == 1)
     for each in (slow, *more):
         each.may_return.set()
     until(lambda: all(each.deleted == 1 for each in (slow, *more)))
     release.set()
+    until(lambda: sum(SLOW in message for message in messages(logged)) == 4)
 
 
 def test_a_panic_that_the_engine_contains_is_logged(eng, logged, gate, capfd):
@@ -177,46 +182,56 @@ def test_a_burst_of_messages_is_bounded_and_says_how_many_are_left_out(logged, g
 
 def test_what_was_logged_last_is_there_when_the_program_ends():
     _, errors = run_program("""
-        import logging, time
+        import logging, threading, time
         logging.basicConfig(format="%(levelname)s %(name)s %(message)s")
         import estafette as est
         from capsules import Made
 
         class Slow(Made):
             def _delete(self, managed):
-                time.sleep(1)
+                entered.set()
+                may_return.wait(30)
                 super()._delete(managed)
 
+        entered, may_return, behind = threading.Event(), threading.Event(), Made()
         eng = est.Engine(workers=1)
         eng.from_dlpack(Slow().capsule)
-        time.sleep(0.1)
-        eng.from_dlpack(Made().capsule)
-        time.sleep(0.5)
+        entered.wait(30)
+        eng.from_dlpack(behind.capsule)
+        # The engine warns of the slow deleter, and then goes on with what is behind.
+        while not behind.deleted:
+            time.sleep(0.001)
+        may_return.set()
     """, env={"PYTHONPATH": os.pathsep.join(sys.path)})
     assert "WARNING estafette a deleter is slow" in errors
 
 
 def test_a_forked_child_says_nothing_and_ends():
     output, errors = run_program("""
-        import logging, os, time
+        import logging, os, threading, time
         logging.basicConfig(format="%(process)d %(message)s")
         import estafette as est
         from capsules import Made
 
         class Slow(Made):
             def _delete(self, managed):
-                time.sleep(1)
+                entered.set()
+                may_return.wait(30)
                 super()._delete(managed)
 
+        entered, may_return, behind = threading.Event(), threading.Event(), Made()
         eng = est.Engine(workers=1)
         eng.from_dlpack(Slow().capsule)
-        time.sleep(0.1)
-        eng.from_dlpack(Made().capsule)
-        time.sleep(0.5)
+        entered.wait(30)
+        eng.from_dlpack(behind.capsule)
+        # The engine warns of the slow deleter, and then goes on with what is behind.
+        while not behind.deleted:
+            time.sleep(0.001)
         child = os.fork()
         if child == 0:
             os._exit(0)
         assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+        may_return.set()
         print(os.getpid())
     """, env={"PYTHONPATH": os.pathsep.join(sys.path)})
     assert f"{output.strip()} a deleter is slow" in errors
