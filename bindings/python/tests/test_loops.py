@@ -53,7 +53,7 @@ class TestBatches:
                 gate.open()
                 # The loop is busy, so all of this happens within one turn of it.
                 until(lambda: eng.stats().in_flight == 0)
-                time.sleep(0.05)
+                until(lambda: calls)
                 assert len(calls) == 1 and not any(task.done() for task in tasks)
                 assert await asyncio.gather(*tasks) == tensors
                 assert len(calls) == 1

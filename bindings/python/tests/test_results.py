@@ -5,11 +5,11 @@ import collections
 import dataclasses
 import gc
 import threading
-import time
 
 import pytest
 
 import estafette as est
+from conftest import until
 
 Pair = collections.namedtuple("Pair", "left right")
 
@@ -139,11 +139,7 @@ class TestUnpacked:
         t.wait()
         assert gone[0]() is not None
         del t
-        deadline = time.monotonic() + 20
-        while gone[0]() is not None and time.monotonic() < deadline:
-            gc.collect()
-            time.sleep(0.01)
-        assert gone[0]() is None
+        until(lambda: gc.collect() is not None and gone[0]() is None)
 
 
 class TestDeclared:

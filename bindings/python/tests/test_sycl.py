@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 import estafette as est
+from conftest import until
 
 dpctl = pytest.importorskip("dpctl", reason="dpctl is not in this environment")
 dpnp = pytest.importorskip("dpnp", reason="dpnp is not in this environment")
@@ -134,11 +135,7 @@ def test_memory_goes_back_when_its_last_user_is_gone(eng):
     released = eng.stats().released
     del y
     gc.collect()
-    for _ in range(200):
-        if eng.stats().released > released:
-            break
-        time.sleep(0.01)
-    assert eng.stats().released > released
+    until(lambda: eng.stats().released > released)
 
 
 def test_contexts_have_numbers_while_they_are_registered():
@@ -307,12 +304,7 @@ def test_dpctls_memory_is_imported_and_kept_until_its_last_use(eng):
     with pytest.raises(est.EstafetteError):
         eng.submit(lambda a: None, writes=[u])
     del t, u
-    for _ in range(200):
-        gc.collect()
-        if alive() is None:
-            break
-        time.sleep(0.01)
-    assert alive() is None
+    until(lambda: gc.collect() is not None and alive() is None)
 
 
 @pytest.mark.parametrize(
