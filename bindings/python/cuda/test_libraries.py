@@ -9,7 +9,7 @@ import types
 import weakref
 
 import pytest
-from doubles import Array, Library, Stream
+from doubles import Array, Library, Stream, wait_until
 
 import estafette as est
 
@@ -114,8 +114,7 @@ def test_a_stream_object_is_kept_until_the_end_of_the_lease_which_needs_no_barri
     assert not x.is_ready()
     sim.unblock(lib.current)
     x.wait(timeout=30)
-    gc.collect()
-    assert alive() is None
+    wait_until(lambda: gc.collect() is not None and alive() is None)
     assert sim.read(lib.current, result, SIZE) == bytes([5]) * SIZE
     assert sim.calls("cuCtxRecordEvent") == 0
 
