@@ -403,7 +403,10 @@ fn dropping_the_last_handle_lets_workers_drain_and_leave(with_lock: bool) {
     let pool = pool(2, 2, with_lock);
     for _ in 0..1_000 {
         let (token, ran, gone) = (Dropped(dropped.clone()), ran.clone(), gone.clone());
+        let own = gone.clone();
         pool.push(Run(Box::new(move |pool| {
+            // Dropped after the token.
+            let _own = own;
             let _token = token;
             // Jobs pushed while draining run as well.
             pool.push(run(move || {

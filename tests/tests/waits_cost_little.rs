@@ -3,7 +3,7 @@
 //! The counter is the process's, so the tests of this file take turns.
 
 use std::sync::mpsc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 use tests::ops::exclusive;
 
 use estafette::bindings::inspected;
@@ -55,10 +55,11 @@ fn counted<R>(f: impl FnOnce() -> R) -> (R, u64) {
 fn the_start_of_a_wait_looks_at_no_more_behind_a_long_chain_than_behind_a_short_one() {
     let _alone = exclusive();
     let engine = engine();
-    let looked = [500, 5_000].map(|length| {
+    let [short, long] = [500_u64, 5_000].map(|length| {
         let first = tensor(&engine);
         let open = gate(&engine, &first);
-        let last = chain(&engine, &first, length);
+        let last = chain(&engine, &first, length as usize);
+        let began = Instant::now();
         // A wait with a timeout of less than a look's time takes none; one without takes one before it
         // sleeps.
         let waiter = std::thread::spawn(move || counted(|| last.wait()));
@@ -68,11 +69,11 @@ fn the_start_of_a_wait_looks_at_no_more_behind_a_long_chain_than_behind_a_short_
         drop(open);
         let (waited, looked) = waiter.join().expect("it does not panic");
         waited.expect("the chain runs");
-        looked
+        // It may have slept for so long that looks went through the whole chain: after 10, 30, 70 ... ms.
+        let looks = (1..32).take_while(|look| WHILE / 30 * ((1 << look) - 1) <= began.elapsed()).count();
+        (looked, 500 + looks.max(2) as u64 * 4 * length)
     });
-    // It may have slept for so long that one look went through the whole chain.
-    assert!(looked[0] < 500 + 2 * 4 * 500, "{looked:?}");
-    assert!(looked[1] < 500 + 2 * 4 * 5_000, "{looked:?}");
+    assert!(short.0 < short.1 && long.0 < long.1, "{short:?}, {long:?}");
 }
 
 #[test]

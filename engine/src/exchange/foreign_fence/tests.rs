@@ -293,6 +293,9 @@ fn a_fence_that_signals_twice_is_heard_once() {
     foreign.tell(OK, std::ptr::null());
     foreign.tell(FAILED, c"changed its mind".as_ptr());
     assert!(fence.wait_timeout(Some(LONG)).unwrap().is_ok(), "the first word counts");
+    while told.load(SeqCst) == 0 {
+        std::thread::yield_now();
+    }
     // What was sent before has been delivered once a later one was.
     let other = take_over(Foreign::new().telling()).unwrap();
     assert!(other.wait_timeout(Some(Duration::from_millis(10))).is_none());
