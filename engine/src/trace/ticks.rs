@@ -137,15 +137,21 @@ mod tests {
 
     #[test]
     fn ticks_become_the_time_that_the_monotonic_clock_shows() {
-        let ticks = Ticks::start(None);
-        let began = Instant::now();
-        let first = ticks.now();
-        std::thread::sleep(std::time::Duration::from_millis(30));
-        let second = ticks.now();
-        let took = began.elapsed().as_nanos() as f64;
-        let scale = ticks.scale();
-        let measured = (scale.nanos(second) - scale.nanos(first)) as f64;
-        assert!((measured / took - 1.0).abs() < 0.05, "{measured} against {took}");
+        let measure = || {
+            let ticks = Ticks::start(None);
+            let began = Instant::now();
+            let first = ticks.now();
+            std::thread::sleep(std::time::Duration::from_millis(30));
+            let second = ticks.now();
+            let took = began.elapsed().as_nanos() as f64;
+            let scale = ticks.scale();
+            ((scale.nanos(second) - scale.nanos(first)) as f64, took)
+        };
+        // Another thread may take the processor between a reading of one clock and that of the other. In one of several
+        // measurements it does not.
+        let measurements: Vec<_> = (0..10).map(|_| measure()).collect();
+        let agree = |(measured, took): &(f64, f64)| (measured / took - 1.0).abs() < 0.05;
+        assert!(measurements.iter().any(agree), "{measurements:?}");
     }
 
     #[test]
