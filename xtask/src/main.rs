@@ -3,6 +3,7 @@
 //! It knows how to set up, build, check and package; it never holds logic of the engine. It compiles in seconds, since a chore that
 //! does gets used.
 
+mod api;
 mod counts;
 mod dist;
 mod fuzz;
@@ -33,8 +34,11 @@ commands
                  --suite    only the named suites
   suites       list the suites and what each needs
   lint [--counted]
-               formatting, clippy and rustdoc, with warnings denied; what is counted of layers and words may only fall
+               formatting, clippy and rustdoc, with warnings denied; the listings of `api`; what is counted of layers and words may
+               only fall
                  --counted  only what is counted, without the compiler
+  api [--save] compare the listings of the public interfaces in docs/api (Rust, C, Python) with the sources
+                 --save     replace them
   fuzz [TARGET...] [--seconds N] [--keep] [--input FILE]
                run the fuzz targets (c-abi, recordings, arrow, operators) under libFuzzer with coverage; needs a C++ compiler
                  --seconds  how long each target runs (60); 0: the kept inputs only
@@ -90,6 +94,8 @@ fn main() -> ExitCode {
         }
         ["lint"] => lint::run(),
         ["lint", "--counted"] => lint::run_counted(),
+        ["api"] => api::run(false),
+        ["api", "--save"] => api::run(true),
         ["fuzz", rest @ ..] => fuzz::Options::parse(rest).and_then(|options| fuzz::run(&options)),
         ["instructions"] => instructions::run(false),
         ["instructions", "--save"] => instructions::run(true),

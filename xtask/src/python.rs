@@ -233,7 +233,7 @@ pub fn wheel_folder() -> Result<PathBuf, String> {
 }
 
 /// A Python 3.11 or newer that can make virtual environments.
-fn interpreter() -> Result<PathBuf, String> {
+pub fn interpreter() -> Result<PathBuf, String> {
     if let Some(chosen) = std::env::var_os("ESTAFETTE_PYTHON") {
         return match usable(&chosen.to_string_lossy()) {
             Ok(path) => Ok(path),
