@@ -13,6 +13,7 @@ mod instructions;
 mod lint;
 mod peers;
 mod python;
+mod requirements;
 mod shell;
 mod suites;
 mod test;
@@ -50,6 +51,10 @@ commands
   wheel        build the Python wheel and print its path
   venv [--all]
                make or update the private Python environment with the wheel in it, and print its path
+  requirements [--upgrade]
+               lock what the Python environments are made from: NAME.in in tests/python-env and benches/peers becomes NAME.txt
+               with all that is installed and the hashes of its files
+                 --upgrade  what NAME.in does not pin gets its newest version
   install PREFIX [--profile NAME | --portable]
                build the C library and install it there, with its headers and what pkg-config and CMake look for
                  --profile  a profile of cargo (dist: small, optimized as a whole)
@@ -107,6 +112,8 @@ fn main() -> ExitCode {
         ["dist", "--check"] => dist::run(Then::Check),
         ["dist", "--compare"] => dist::run(Then::Compare),
         ["install", prefix, "--portable"] => install::run_portable(prefix),
+        ["requirements"] => requirements::run(false),
+        ["requirements", "--upgrade"] => requirements::run(true),
         ["wheel"] => wheel(),
         ["venv"] => venv(python::Peers::Small),
         ["venv", "--all"] => venv(python::Peers::All),
