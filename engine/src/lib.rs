@@ -85,6 +85,8 @@
 //! | `operators` | `operators`: functions with a name, also from shared libraries | yes |
 //! | `report` | files of traces, and reports of them, in [`report`] | yes |
 //! | `arrow`, `ndarray` | arrays of these crates become tensors, and operands and leases become arrays | no |
+//! | `cudarc` | slices of device memory of this crate become tensors, and leases become views for its streams | no |
+//! | `dlpark` | managed tensors of this crate, and with its features arrays of candle, image and safetensors | no |
 //! | `futures` | `Pipeline`: a `Sink` of inputs and a `Stream` of results, with back-pressure | no |
 //! | `half`, `num-complex` | numbers of these crates as [`Element`]s | no |
 //! | `tokio` | a tokio runtime for asynchronous bodies; without it one thread of the engine polls them | yes |
@@ -112,6 +114,8 @@ pub mod tensor;
 pub mod trace;
 pub mod wait;
 
+#[cfg(feature = "cudarc")]
+pub use adapters::cudarc::CudarcLease;
 #[cfg(feature = "futures")]
 pub use adapters::pipeline::Pipeline;
 pub use core::error::{BodyError, BodyResult, Error, FailureKind};

@@ -1,4 +1,5 @@
-//! Formatting, clippy and rustdoc, with warnings denied; the layers of the engine, the words of comments, and the licence texts of packages.
+//! Formatting, clippy and rustdoc, with warnings denied; the stored listings of public interfaces; the layers of the engine, the words of
+//! comments, and the licence texts of packages.
 
 mod guarantees;
 mod kinds;
@@ -10,8 +11,8 @@ mod words;
 
 use std::process::Command;
 
-use crate::shell;
 use crate::suites::{MODELS, NEEDING_A_RUNTIME, SIMULATED, SIMULATION};
+use crate::{api, shell};
 
 /// Locks of a model checker are large, and so is what holds them.
 const MODEL_LINTS: &[&str] = &["--", "-D", "warnings", "-A", "clippy::large_enum_variant"];
@@ -20,7 +21,8 @@ const MODEL_LINTS: &[&str] = &["--", "-D", "warnings", "-A", "clippy::large_enum
 pub fn run() -> Result<bool, String> {
     let target = shell::target()?;
     let mut failed = Vec::new();
-    let mut checks = vec![format(), clippy(&target), docs(&target)];
+    let mut checks = vec![format(), clippy(&target)];
+    checks.push(with_feature(&target, ""));
     checks.extend(features(&target)?.iter().map(|feature| with_feature(&target, feature)));
     // Code that only the model checkers see.
     let models = MODELS.iter().chain([&SIMULATION]);
@@ -29,6 +31,10 @@ pub fn run() -> Result<bool, String> {
         if let Err(message) = shell::run(check) {
             failed.push(message);
         }
+    }
+    match shell::run(api::docs(&target)?) {
+        Ok(()) => failed.append(&mut api::check(&target)?),
+        Err(message) => failed.push(message),
     }
     failed.append(&mut counted()?);
     failed.iter().for_each(|message| println!("failed: {message}"));
@@ -54,8 +60,8 @@ fn clippy(target: &std::path::Path) -> Command {
     command
 }
 
-/// The features of the crate `estafette`, each of which compiles alone; and none.
-fn features(target: &std::path::Path) -> Result<Vec<String>, String> {
+/// The features of the crate `estafette`, each of which compiles alone.
+pub fn features(target: &std::path::Path) -> Result<Vec<String>, String> {
     let mut metadata = shell::cargo(target, &["metadata", "--locked", "--no-deps", "--format-version", "1"]);
     let output = metadata.output().map_err(|error| format!("cargo metadata: {error}"))?;
     let metadata: serde_json::Value =
@@ -65,19 +71,12 @@ fn features(target: &std::path::Path) -> Result<Vec<String>, String> {
         .filter(|package| package["name"] == "estafette")
         .find_map(|package| package["features"].as_object());
     let engine = engine.ok_or("cargo metadata lists no features of the package estafette")?;
-    let named = engine.keys().filter(|feature| *feature != "default").cloned();
-    Ok(std::iter::once(String::new()).chain(named).collect())
+    Ok(engine.keys().filter(|feature| *feature != "default").cloned().collect())
 }
 
 fn with_feature(target: &std::path::Path, feature: &str) -> Command {
     let package = ["clippy", "--package", "estafette", "--lib", "--no-default-features", "--features"];
     shell::cargo(target, &[&package[..], &[feature, "--", "-D", "warnings"]].concat())
-}
-
-fn docs(target: &std::path::Path) -> Command {
-    let mut command = shell::cargo(target, &["doc", "--workspace", "--no-deps"]);
-    command.env("RUSTDOCFLAGS", "-D warnings").env("PYO3_NO_PYTHON", "1");
-    command
 }
 
 /// The checks of what is counted, without the compiler: true when all pass.

@@ -3,6 +3,7 @@
 //! It knows how to set up, build, check and package; it never holds logic of the engine. It compiles in seconds, since a chore that
 //! does gets used.
 
+mod api;
 mod counts;
 mod dist;
 mod fuzz;
@@ -12,6 +13,7 @@ mod instructions;
 mod lint;
 mod peers;
 mod python;
+mod requirements;
 mod shell;
 mod suites;
 mod test;
@@ -33,8 +35,11 @@ commands
                  --suite    only the named suites
   suites       list the suites and what each needs
   lint [--counted]
-               formatting, clippy and rustdoc, with warnings denied; what is counted of layers and words may only fall
+               formatting, clippy and rustdoc, with warnings denied; the listings of `api`; what is counted of layers and words may
+               only fall
                  --counted  only what is counted, without the compiler
+  api [--save] compare the listings of the public interfaces in docs/api (Rust, C, Python) with the sources
+                 --save     replace them
   fuzz [TARGET...] [--seconds N] [--keep] [--input FILE]
                run the fuzz targets (c-abi, recordings, arrow, operators) under libFuzzer with coverage; needs a C++ compiler
                  --seconds  how long each target runs (60); 0: the kept inputs only
@@ -46,6 +51,10 @@ commands
   wheel        build the Python wheel and print its path
   venv [--all]
                make or update the private Python environment with the wheel in it, and print its path
+  requirements [--upgrade]
+               lock what the Python environments are made from: NAME.in in tests/python-env and benches/peers becomes NAME.txt
+               with all that is installed and the hashes of its files
+                 --upgrade  what NAME.in does not pin gets its newest version
   install PREFIX [--profile NAME | --portable]
                build the C library and install it there, with its headers and what pkg-config and CMake look for
                  --profile  a profile of cargo (dist: small, optimized as a whole)
@@ -90,6 +99,8 @@ fn main() -> ExitCode {
         }
         ["lint"] => lint::run(),
         ["lint", "--counted"] => lint::run_counted(),
+        ["api"] => api::run(false),
+        ["api", "--save"] => api::run(true),
         ["fuzz", rest @ ..] => fuzz::Options::parse(rest).and_then(|options| fuzz::run(&options)),
         ["instructions"] => instructions::run(false),
         ["instructions", "--save"] => instructions::run(true),
@@ -101,6 +112,8 @@ fn main() -> ExitCode {
         ["dist", "--check"] => dist::run(Then::Check),
         ["dist", "--compare"] => dist::run(Then::Compare),
         ["install", prefix, "--portable"] => install::run_portable(prefix),
+        ["requirements"] => requirements::run(false),
+        ["requirements", "--upgrade"] => requirements::run(true),
         ["wheel"] => wheel(),
         ["venv"] => venv(python::Peers::Small),
         ["venv", "--all"] => venv(python::Peers::All),

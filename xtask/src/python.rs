@@ -3,7 +3,7 @@
 //! Environments are ignored by git: `.venv-small` for the quick suites, `.venv` with every peer that lives with the others in
 //! one process, `.venv-legacy` and `.venv-other-peers` with peers that do not, `.venv-borrowed` with other people's tests,
 //! `.venv-mxnet` with the engine that the benches compare ours to, and `.venv-dist` with the tools of `cargo xtask dist`. Each
-//! holds a copy of the requirements that it was made from; when those change, pip brings it up to date in place.
+//! holds a copy of the locked requirements that it was made from; when those change, pip brings it up to date in place.
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
@@ -37,24 +37,20 @@ impl Peers {
         }
     }
 
-    /// The requirement files, the one to hand to pip last.
-    fn requirements(self) -> &'static [&'static str] {
+    /// The requirement files, without their extension.
+    pub const fn requirements(self) -> &'static str {
         match self {
-            Peers::Small => &["tests/python-env/constraints.txt", "tests/python-env/small.txt"],
-            Peers::All => &[
-                "tests/python-env/constraints.txt",
-                "tests/python-env/small.txt",
-                "tests/python-env/all.txt",
-            ],
-            Peers::Legacy => &["tests/python-env/legacy.txt"],
-            Peers::Other => &["tests/python-env/other-peers.txt"],
-            Peers::Dist => &["tests/python-env/dist.txt"],
+            Peers::Small => "tests/python-env/small",
+            Peers::All => "tests/python-env/all",
+            Peers::Legacy => "tests/python-env/legacy",
+            Peers::Other => "tests/python-env/other-peers",
+            Peers::Dist => "tests/python-env/dist",
         }
     }
 }
 
-/// The folder with other people's tests, and the file that says which.
-pub const BORROWED: (&str, &str) = (".venv-borrowed", "tests/python-env/borrowed.txt");
+/// The folder with other people's tests, and the requirement files that say which.
+pub const BORROWED: (&str, &str) = (".venv-borrowed", "tests/python-env/borrowed");
 
 /// How the extension is built.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -86,24 +82,22 @@ impl Environment {
         Self::at(peers.folder(), peers.requirements(), &[])
     }
 
-    /// The same for an environment that holds what one requirement file names and nothing that this depends on.
+    /// The same for an environment that holds what these requirement files name and nothing that this depends on.
     pub fn prepare_bare(folder: &str, requirements: &str) -> Result<Self, String> {
-        Self::at(folder, &[requirements], &["--no-deps"])
+        Self::at(folder, requirements, &["--no-deps"])
     }
 
-    fn at(folder: &str, requirements: &[&str], pip_options: &[&str]) -> Result<Self, String> {
+    fn at(folder: &str, requirements: &str, pip_options: &[&str]) -> Result<Self, String> {
         let environment = Environment { path: shell::root().join(folder) };
         let stamp = environment.path.join("requirements-installed.txt");
-        let mut wanted = String::new();
-        for file in requirements {
-            wanted += &read(&shell::root().join(file))?;
-        }
+        let (edited, locked) = (format!("{requirements}.in"), format!("{requirements}.txt"));
+        let wanted = read(&shell::root().join(&locked))?;
         let works = shell::answers(&environment.python().to_string_lossy(), &["-c", "import pip"]);
         if works && std::fs::read_to_string(&stamp).is_ok_and(|installed| installed == wanted) {
             return Ok(environment);
         }
 
-        println!("Python environment {folder}: {}", download_size(&wanted));
+        println!("Python environment {folder}: {}", download_size(&read(&shell::root().join(edited))?));
         if works {
             // Whatever happens from here on, the environment is not what the stamp says.
             let _ = std::fs::remove_file(&stamp);
@@ -112,21 +106,28 @@ impl Environment {
             make.args(["-m", "venv", "--clear"]).arg(&environment.path);
             shell::run(make)?;
         }
-        let file = requirements.last().expect("every environment has a requirement file");
-        environment.download(file, pip_options)?;
+        environment.download(&locked, pip_options)?;
         std::fs::write(&stamp, wanted)
             .map_err(|error| format!("cannot write {}: {error}", stamp.display()))?;
         Ok(environment)
     }
 
-    /// Installs what a requirement file names, from the index that pip is set up for.
+    /// Installs what a requirement file names, from the index that pip is set up for. A file with another hash is refused.
     fn download(&self, file: &str, pip_options: &[&str]) -> Result<(), String> {
         let mut tries = 0;
         loop {
             let mut install = self.command(&["-m", "pip", "install", "--disable-pip-version-check"]);
             // Gigabytes that are installed once need no second copy in pip's cache. Python compiles what is imported.
             install
-                .args(["--no-cache-dir", "--no-compile", "--progress-bar", "off", "--requirement", file])
+                .args([
+                    "--no-cache-dir",
+                    "--no-compile",
+                    "--progress-bar",
+                    "off",
+                    "--require-hashes",
+                    "--requirement",
+                    file,
+                ])
                 .args(pip_options);
             // The last of them says what went wrong.
             let mut error = String::new();
@@ -233,7 +234,7 @@ pub fn wheel_folder() -> Result<PathBuf, String> {
 }
 
 /// A Python 3.11 or newer that can make virtual environments.
-fn interpreter() -> Result<PathBuf, String> {
+pub fn interpreter() -> Result<PathBuf, String> {
     if let Some(chosen) = std::env::var_os("ESTAFETTE_PYTHON") {
         return match usable(&chosen.to_string_lossy()) {
             Ok(path) => Ok(path),
@@ -299,9 +300,9 @@ fn usable(name: &str) -> Result<PathBuf, String> {
     })
 }
 
-/// What the requirement files say about the size of the download; the last one speaks for all.
+/// What a requirement file says about the size of the download.
 fn download_size(requirements: &str) -> String {
-    match requirements.lines().filter_map(|line| line.strip_prefix("# download: ")).next_back() {
+    match requirements.lines().find_map(|line| line.strip_prefix("# download: ")) {
         Some(size) => format!("downloading {size}"),
         None => "downloading packages of unknown size".to_owned(),
     }
@@ -316,30 +317,8 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_requirement_is_pinned_and_every_file_tells_its_download_size() {
-        let files = [
-            Peers::All.requirements(),
-            Peers::Legacy.requirements(),
-            Peers::Other.requirements(),
-            Peers::Dist.requirements(),
-            &[BORROWED.1],
-        ]
-        .concat();
-        for file in files {
-            let text = read(&shell::root().join(file)).expect("the requirement file is there");
-            assert!(
-                text.contains("# download: ") || file.ends_with("constraints.txt"),
-                "{file} tells no size"
-            );
-            for line in text.lines().filter(|line| !line.starts_with(['#', '-'])) {
-                assert!(line.contains("=="), "{file} does not pin `{line}`");
-            }
-        }
-    }
-
-    #[test]
-    fn the_size_of_the_larger_file_is_the_one_shown() {
-        assert_eq!(download_size("# download: 1 MB\n# download: 2 GB\n"), "downloading 2 GB");
+    fn the_size_is_shown_where_a_file_says_it() {
+        assert_eq!(download_size("# x\n# download: 2 GB\n"), "downloading 2 GB");
         assert_eq!(download_size("numpy==1"), "downloading packages of unknown size");
     }
 

@@ -16,7 +16,7 @@ def test_the_tables_of_the_page_are_those_of_the_tests():
 def test_every_peer_is_named_with_the_version_that_was_tested():
     environments = Path(__file__).parents[3] / "tests" / "python-env"
     # MXNet's environment pins an older NumPy; the one that counts comes after it.
-    pinned = "".join((environments / name).read_text() for name in ("legacy.txt", "other-peers.txt", "small.txt", "all.txt"))
+    pinned = "".join((environments / name).read_text() for name in ("legacy.in", "other-peers.in", "small.in", "all.in"))
     versions = dict(line.split(";")[0].split("==") for line in pinned.splitlines() if "==" in line)
     page = PAGE.read_text()
     together = ("numpy", "jax[cpu]", "torch", "tensorflow-cpu", "apache-tvm-ffi", "pyarrow", "onnxruntime")

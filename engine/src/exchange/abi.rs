@@ -1,7 +1,7 @@
 //! The DLPack structs, both ways: taking a managed tensor from outside, and making one for outside.
 //!
-//! This folder is the only place that names `dlpark`; everything else sees our own types and `*mut c_void`, but for the C
-//! exchange [`table`], whose structs its users have to know. Of `dlpark` only the struct definitions are used. The structs
+//! Beside the adapter for it, this folder is the only place that names `dlpark`; everything else sees our own types and `*mut c_void`,
+//! but for the C exchange [`table`], whose structs its users have to know. Of `dlpark` only the struct definitions are used. The structs
 //! stay behind raw pointers all the time: they belong to another library, which may hold pointers into them, so no Rust
 //! reference to one is ever made.
 //!

@@ -5,7 +5,7 @@
 //! |---|---|
 //! | [`dtype`] | element types, as DLPack writes them; unknown types are opaque, not refused |
 //! | [`layout`] | shape, strides and the addresses they touch, valid by construction |
-//! | [`abi`] | the DLPack structs: import, export, one deleter call. The only place that knows `dlpark` |
+//! | [`abi`] | the DLPack structs: import, export, one deleter call. Beside the adapter for it, the only place that knows `dlpark` |
 //! | [`arrow`] | arrays of Arrow's C device interface, as managed tensors and back |
 //! | [`foreign_fence`] | fences of other schedulers, and fences for them, as a struct of C functions |
 //! | `storage` | the owner that keeps memory alive |

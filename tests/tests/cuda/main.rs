@@ -3,6 +3,7 @@
 
 mod arrow;
 mod copies;
+mod cudarc;
 mod exchange;
 mod hand_back;
 mod programs;

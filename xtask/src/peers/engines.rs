@@ -5,6 +5,7 @@ use std::process::Command;
 
 use super::workloads::{Kind, Setting, Workload};
 use crate::python::Environment;
+use crate::requirements::MXNET;
 use crate::shell;
 
 /// A peer: a program under `benches/peers` for one engine.
@@ -263,7 +264,8 @@ fn pkg_config(library: &str, questions: &[&str]) -> Result<Vec<String>, String> 
 
 /// MXNet's library in its environment, which is made if need be.
 fn libmxnet() -> Result<PathBuf, String> {
-    let environment = Environment::prepare_bare(".venv-mxnet", "benches/peers/mxnet.txt")?;
+    let (folder, requirements) = MXNET;
+    let environment = Environment::prepare_bare(folder, requirements)?;
     let script = "import importlib.util as u; print(u.find_spec('mxnet').submodule_search_locations[0])";
     let output = environment
         .command(&["-c", script])

@@ -1,0 +1,199 @@
+//! `cargo xtask api`: the stored listings of the public interfaces, in `docs/api`, compared with the sources.
+//!
+//! The listings show a changed public name in review. Rust: rustdoc's JSON, with all features. C: the installed headers without
+//! comments and bodies. Python: `bindings/python/stubs/listing.py`.
+
+use std::path::Path;
+use std::process::Command;
+
+use crate::dist::CRATES;
+use crate::{install, lint, python, shell};
+
+/// Where the listings lie.
+const FOLDER: &str = "docs/api";
+
+/// The crate of the C library, whose listing is that of its headers.
+const C_CRATE: &str = "estafette-c";
+
+/// The headers that other programs include.
+const HEADERS: [&str; 2] = ["estafette.h", "dlpack_fence.h"];
+
+/// Documents the crates, and compares the listings or replaces them; true when the stored ones are right.
+pub fn run(save: bool) -> Result<bool, String> {
+    let target = shell::target()?;
+    shell::run(docs(&target)?)?;
+    if save {
+        for (name, listing) in listings(&target)? {
+            install::write(&shell::root().join(FOLDER).join(name), &listing)?;
+        }
+        return Ok(true);
+    }
+    let failed = check(&target)?;
+    failed.iter().for_each(|message| println!("failed: {message}"));
+    Ok(failed.is_empty())
+}
+
+/// After [`docs`] has run: prints how the sources differ from the stored listings, and returns which do.
+pub fn check(target: &Path) -> Result<Vec<String>, String> {
+    let mut wrong = Vec::new();
+    for (name, listing) in listings(target)? {
+        let stored = Path::new(FOLDER).join(&name);
+        let made = target.join("api").join(&name);
+        install::write(&made, &listing)?;
+        let mut compare = shell::command("diff");
+        compare.arg("-u").arg(&stored).arg(&made);
+        if !compare.status().map_err(|error| format!("diff: {error}"))?.success() {
+            let stored = stored.display();
+            wrong.push(format!("{stored} is not what the sources have: `cargo xtask api --save` accepts it"));
+        }
+    }
+    Ok(wrong)
+}
+
+/// rustdoc over the workspace, with warnings denied. It makes JSON, as it checks the same then as with pages.
+pub fn docs(target: &Path) -> Result<Command, String> {
+    // Only rustdoc is allowed what is unstable: build scripts that see the variable would run again, and all that depends on them.
+    let script = target.join("rustdoc-json");
+    install::write(&script, "#!/bin/sh\nRUSTC_BOOTSTRAP=1 exec rustdoc \"$@\"\n")?;
+    let mut executable = shell::command("chmod");
+    executable.arg("755").arg(&script);
+    shell::run(executable)?;
+    let features: Vec<_> =
+        lint::features(target)?.iter().map(|feature| format!("estafette/{feature}")).collect();
+    let mut command = shell::cargo(target, &["doc", "--workspace", "--no-deps", "--features"]);
+    command.arg(features.join(",")).env("RUSTDOC", script).env("PYO3_NO_PYTHON", "1");
+    command.env("RUSTDOCFLAGS", "-D warnings -Z unstable-options --output-format json");
+    Ok(command)
+}
+
+/// The listings as the sources have them, with the names of their files.
+fn listings(target: &Path) -> Result<Vec<(String, String)>, String> {
+    let mut made = Vec::new();
+    for name in CRATES.iter().filter(|name| **name != C_CRATE) {
+        let json = target.join("doc").join(format!("{}.json", name.replace('-', "_")));
+        let mut list = shell::cargo(target, &["run", "--quiet", "--package", "api-listing", "--"]);
+        list.arg(json);
+        made.push((format!("{name}.txt"), output(list)?));
+    }
+    for header in HEADERS {
+        let path = shell::root().join("bindings/c/include").join(header);
+        let text = std::fs::read_to_string(&path).map_err(|error| format!("{}: {error}", path.display()))?;
+        made.push((format!("{header}.txt"), declarations(&text)));
+    }
+    match python::interpreter() {
+        Ok(interpreter) => {
+            let mut list = shell::command(interpreter);
+            list.arg("bindings/python/stubs/listing.py");
+            made.push(("python.txt".to_owned(), output(list)?));
+        }
+        Err(why) => println!("python.txt is left out: {why}"),
+    }
+    Ok(made)
+}
+
+fn output(mut command: Command) -> Result<String, String> {
+    let what = shell::describe(&command);
+    let output = command.output().map_err(|error| format!("`{what}`: {error}"))?;
+    if !output.status.success() {
+        return Err(format!("`{what}`: {}", String::from_utf8_lossy(&output.stderr)));
+    }
+    Ok(String::from_utf8_lossy(&output.stdout).into_owned())
+}
+
+/// The macros with values, then the declarations of a header, one a line, and so are members of structs and enums. Of conditional
+/// parts, the first alternative is listed.
+fn declarations(header: &str) -> String {
+    let (mut macros, mut code) = (String::new(), String::new());
+    // For each `#if` that is open: whether another alternative than its first began.
+    let mut is_alternative = Vec::new();
+    for line in without_comments(&header.replace("\\\n", " ")).lines() {
+        let line = line.trim();
+        let Some(directive) = line.strip_prefix('#') else {
+            if !is_alternative.contains(&true) {
+                code.extend([line, " "]);
+            }
+            continue;
+        };
+        let words: Vec<_> = directive.split_whitespace().collect();
+        match words[..] {
+            ["if" | "ifdef" | "ifndef", ..] => is_alternative.push(false),
+            ["else" | "elif", ..] => {
+                is_alternative.iter_mut().next_back().into_iter().for_each(|it| *it = true)
+            }
+            ["endif", ..] => _ = is_alternative.pop(),
+            ["define", _, _, ..] if !is_alternative.contains(&true) => {
+                macros += &format!("#{}\n", words.join(" "));
+            }
+            _ => {}
+        }
+    }
+    macros + &statements(&code.split_whitespace().collect::<Vec<_>>().join(" "))
+}
+
+/// `text` with a space for each comment.
+fn without_comments(text: &str) -> String {
+    let mut kept = String::new();
+    let mut rest = text;
+    while let Some(at) = rest.find('/') {
+        kept += &rest[..at];
+        rest = &rest[at..];
+        let end = match rest.as_bytes().get(1) {
+            Some(b'*') => rest.find("*/").map(|end| end + 2),
+            Some(b'/') => rest.find('\n'),
+            _ => {
+                kept.push('/');
+                Some(1)
+            }
+        };
+        rest = &rest[end.unwrap_or(rest.len())..];
+        kept.push(' ');
+    }
+    kept + rest
+}
+
+/// A line for each declaration and each member, without bodies of functions.
+fn statements(code: &str) -> String {
+    let mut text = String::new();
+    // How many braces of a body are open.
+    let mut body = 0;
+    let mut is_enum = false;
+    for c in code.chars() {
+        match c {
+            '{' if body > 0 => body += 1,
+            '}' if body > 0 => body -= 1,
+            _ if body > 0 => {}
+            '{' if text.trim_end().ends_with(')') => {
+                text.truncate(text.trim_end().len());
+                text += ";\n";
+                body = 1;
+            }
+            '{' => {
+                is_enum = text.lines().next_back().is_some_and(|line| line.contains("enum"));
+                text += "{\n";
+            }
+            '}' => {
+                is_enum = false;
+                text += "\n}";
+            }
+            ';' => text += ";\n",
+            ',' if is_enum => text += ",\n",
+            c => text.push(c),
+        }
+    }
+    text.lines().map(str::trim).filter(|line| !line.is_empty()).map(|line| format!("{line}\n")).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_header_is_listed_without_comments_bodies_and_second_alternatives() {
+        let header = "#ifndef X_H\n#define X_H\n#define LIMIT 4 /* at\nmost */\n/** Doc. */\n#if A\ntypedef enum : int { // x\n\
+                      #else\ntypedef enum {\n#endif\n  ONE = 1, TWO } number;\nint f(int a,\n    int b);\n\
+                      static inline int g(void) { if (1) { return 2; } return 1 / 1; }\nstruct s { int x; };\n#endif\n";
+        let expected = "#define LIMIT 4\ntypedef enum : int {\nONE = 1,\nTWO\n} number;\nint f(int a, int b);\n\
+                        static inline int g(void);\nstruct s {\nint x;\n};\n";
+        assert_eq!(declarations(header), expected);
+    }
+}
