@@ -5,11 +5,13 @@ mod kinds;
 mod layers;
 mod licences;
 mod shared;
+mod snippets;
 mod source;
 mod words;
 
 use std::process::Command;
 
+use crate::dist::CRATES;
 use crate::shell;
 use crate::suites::{MODELS, NEEDING_A_RUNTIME, SIMULATED, SIMULATION};
 
@@ -20,7 +22,7 @@ const MODEL_LINTS: &[&str] = &["--", "-D", "warnings", "-A", "clippy::large_enum
 pub fn run() -> Result<bool, String> {
     let target = shell::target()?;
     let mut failed = Vec::new();
-    let mut checks = vec![format(), clippy(&target), docs(&target)];
+    let mut checks = vec![format(), clippy(&target), published_docs(&target), other_docs(&target)];
     checks.extend(features(&target)?.iter().map(|feature| with_feature(&target, feature)));
     // Code that only the model checkers see.
     let models = MODELS.iter().chain([&SIMULATION]);
@@ -74,8 +76,27 @@ fn with_feature(target: &std::path::Path, feature: &str) -> Command {
     shell::cargo(target, &[&package[..], &[feature, "--", "-D", "warnings"]].concat())
 }
 
-fn docs(target: &std::path::Path) -> Command {
-    let mut command = shell::cargo(target, &["doc", "--workspace", "--no-deps"]);
+/// The documentation of the published crates, with every feature, in a folder of its own. The site holds the same.
+pub fn published_docs(target: &std::path::Path) -> Command {
+    let mut command = docs(&target.join("published"), &["--all-features"]);
+    CRATES.iter().for_each(|name| {
+        command.args(["--package", name]);
+    });
+    // What it is compiled from is shared with everything else.
+    command.env("CARGO_BUILD_BUILD_DIR", target);
+    command
+}
+
+fn other_docs(target: &std::path::Path) -> Command {
+    let mut command = docs(target, &["--workspace"]);
+    CRATES.iter().for_each(|name| {
+        command.args(["--exclude", name]);
+    });
+    command
+}
+
+fn docs(folder: &std::path::Path, what: &[&str]) -> Command {
+    let mut command = shell::cargo(folder, &[&["doc", "--no-deps"], what].concat());
     command.env("RUSTDOCFLAGS", "-D warnings").env("PYO3_NO_PYTHON", "1");
     command
 }
@@ -89,9 +110,15 @@ pub fn run_counted() -> Result<bool, String> {
 
 fn counted() -> Result<Vec<String>, String> {
     let mut failed = Vec::new();
-    for check in
-        [guarantees::check, kinds::check, layers::check, licences::check, shared::check, words::check]
-    {
+    for check in [
+        guarantees::check,
+        kinds::check,
+        layers::check,
+        licences::check,
+        shared::check,
+        snippets::check,
+        words::check,
+    ] {
         failed.append(&mut check(shell::root())?);
     }
     Ok(failed)

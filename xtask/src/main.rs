@@ -13,6 +13,7 @@ mod lint;
 mod peers;
 mod python;
 mod shell;
+mod site;
 mod suites;
 mod test;
 
@@ -55,6 +56,7 @@ commands
                checksums, SBOM. Publishes nothing
                  --check    take them as users do, in a folder outside of the repository
                  --compare  make them twice, and compare them byte by byte
+  site         make the documents and references into a site of plain files, in target/site, that needs no network to be read
   peers [--rounds R] [--only PEER,...] [--workloads NAME,...] [--check] [--install] [--save]
                run the benches' workloads on our engine and on GCC and LLVM OpenMP, StarPU, oneTBB and MXNet's engine,
                interleaved, and print tables of both; a peer that cannot be built is reported as missing
@@ -101,6 +103,7 @@ fn main() -> ExitCode {
         ["dist", "--check"] => dist::run(Then::Check),
         ["dist", "--compare"] => dist::run(Then::Compare),
         ["install", prefix, "--portable"] => install::run_portable(prefix),
+        ["site"] => site::run(),
         ["wheel"] => wheel(),
         ["venv"] => venv(python::Peers::Small),
         ["venv", "--all"] => venv(python::Peers::All),

@@ -1,0 +1,31 @@
+//! `cargo xtask site`: the documents of the repository, and the references of Rust, Python and C, as plain files.
+
+use crate::dist;
+use crate::install;
+use crate::lint;
+use crate::python::{Environment, Peers};
+use crate::shell;
+
+/// Makes the site, and prints its first page. A warning of a tool is a failure.
+pub fn run() -> Result<bool, String> {
+    let target = shell::target()?;
+    let (site, rust) = (target.join("site"), target.join("site/reference/rust"));
+    let tools = Environment::prepare(Peers::Site)?;
+    shell::run(lint::published_docs(&target))?;
+    // A page whose source is gone must not stay.
+    dist::remove_folder(&site)?;
+    let mut build =
+        tools.command(&["-m", "sphinx", "--quiet", "--fail-on-warning", "--fresh-env", "--jobs", "2"]);
+    build
+        .args(["--conf-dir", "docs/site", "--doctree-dir"])
+        .arg(target.join("site-doctrees"))
+        .arg(".")
+        .arg(&site);
+    shell::run(build)?;
+    install::make_folder(&rust)?;
+    let mut copy = shell::command("cp");
+    copy.arg("-r").arg(target.join("published/doc/.")).arg(&rust);
+    shell::run(copy)?;
+    println!("{}", site.join("index.html").display());
+    Ok(true)
+}
