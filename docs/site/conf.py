@@ -8,7 +8,7 @@ ROOT = pathlib.Path(__file__).parents[2]
 
 project = html_title = "Estafette"
 root_doc = "docs/index"
-exclude_patterns = ["target", ".*", "shared"]
+exclude_patterns = ["target", "**/.*", ".*"]
 extensions = ["myst_parser", "sphinx.ext.autodoc", "autoapi.extension", "hawkmoth"]
 # A word in single backticks is code, as in Markdown.
 default_role = "code"
@@ -18,6 +18,8 @@ myst_enable_extensions = ["colon_fence"]
 
 html_theme = "furo"
 html_extra_path = ["extra"]
+html_static_path = ["static"]
+html_css_files = ["wide.css"]
 html_copy_source = False
 html_show_copyright = False
 # It fetches the pages that were found, which a browser refuses where they are files.
@@ -44,6 +46,11 @@ def arguments(app, what, name, object, options, lines):
     lines[:] = ARGUMENT.sub(r"\1:param \2: \3", "\n".join(lines)).split("\n")
 
 
+def hide_lines(app, docname, source):
+    """Takes the lines out of Rust's examples that its documentation hides."""
+    source[0] = re.sub(r"(?ms)^```rust\n.*?^```", lambda block: re.sub(r"(?m)^# .*\n", "", block[0]), source[0])
+
+
 def plain_words(app, lines, transform, options):
     """Makes what the comments of the C header have of Rust's documentation plain text."""
     text = re.sub(r"\[(`[^`]*`)\]", r"\1", "\n".join(lines))
@@ -57,6 +64,7 @@ def skip(app, what, name, object, skip, options):
 
 
 def setup(app):
+    app.connect("source-read", hide_lines)
     app.connect("autodoc-process-docstring", arguments)
     app.connect("hawkmoth-process-docstring", plain_words)
     app.connect("autoapi-skip-member", skip)

@@ -40,14 +40,15 @@ def test_the_program_of(name):
     assert done.returncode == 0 and not done.stderr, done.stdout + done.stderr
 
 
-@pytest.mark.parametrize("name", PROGRAMS)
-def test_mypy_accepts_the_program_of(name, tmp_path):
+@pytest.mark.parametrize("recipes", [False, True], ids=["the guide", "the recipes"])
+def test_mypy_accepts_the_programs_of(recipes, tmp_path):
     pytest.importorskip("mypy")
-    program = tmp_path / "program.py"
-    program.write_text(PROGRAMS[name])
     options = ["--strict"]
-    if name != "python":
+    if recipes:
         # PyTorch and JAX export names by importing them, some peers have no stubs, and functions have no annotations there.
         options += ["--implicit-reexport", "--ignore-missing-imports", "--allow-untyped-defs", "--allow-untyped-calls"]
-    done = subprocess.run([sys.executable, "-m", "mypy", *options, program], capture_output=True, text=True, timeout=100)
+    for name in PROGRAMS:
+        if (name != "python") == recipes:
+            (tmp_path / f"{name}_program.py").write_text(PROGRAMS[name])
+    done = subprocess.run([sys.executable, "-m", "mypy", *options, tmp_path], capture_output=True, text=True, timeout=200)
     assert done.returncode == 0, done.stdout + done.stderr
