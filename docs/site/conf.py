@@ -27,7 +27,7 @@ html_show_search_summary = False
 
 autoapi_dirs = [str(ROOT / "bindings/python/python/estafette")]
 autoapi_ignore = ["*/__main__.py"]
-autoapi_root = "docs/reference/python"
+autoapi_root = "docs/reference"
 autoapi_file_patterns = ["*.pyi", "*.py"]
 autoapi_options = ["members", "undoc-members", "imported-members", "special-members", "show-inheritance"]
 autoapi_add_toctree_entry = False
@@ -59,8 +59,9 @@ def plain_words(app, lines, transform, options):
 
 def skip(app, what, name, object, skip, options):
     """Of the special methods, only those that say what they do, and constructors."""
-    special = object.short_name.startswith("__")
-    return skip or special and not (object.docstring or object.short_name == "__new__")
+    if object.short_name == "__new__":
+        return object.inherited
+    return skip or object.short_name.startswith("__") and not object.docstring
 
 
 def setup(app):

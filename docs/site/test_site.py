@@ -119,7 +119,7 @@ def test_the_first_page_leads_to_the_others(browser, open_page):
         ("quarantine", "docs/exchange.html"),
         ("DataLoader", "docs/recipes/pytorch.html"),
         ("estafette_tensor_release_after", "docs/site/c.html"),
-        ("from_dlpack", "docs/reference/python/estafette/index.html"),
+        ("from_dlpack", "docs/reference/estafette/index.html"),
         ("withdraw", "graph/PROTOCOL.html"),
     ],
 )
