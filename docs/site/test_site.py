@@ -104,13 +104,19 @@ def wait(browser, look):
     return WebDriverWait(browser, SEARCH_SECONDS_MAX).until(look)
 
 
+def wait_for(browser, page):
+    """Until that page has replaced another one as a whole."""
+    wait(browser, lambda browser: browser.execute_script(
+        "return location.pathname.endsWith(arguments[0]) && document.readyState === 'complete'", f"/{page}"))
+
+
 def test_the_first_page_leads_to_the_others(browser, open_page):
     open_page("index.html")
-    wait(browser, lambda browser: browser.current_url.endswith("docs/index.html"))
+    wait_for(browser, "docs/index.html")
     captions = [element.text.lower() for element in browser.find_elements(By.CSS_SELECTOR, ".sidebar-tree .caption-text")]
     assert captions == ["guide", "recipes", "reference", "how it works", "how it is measured", "project"]
     browser.find_element(By.LINK_TEXT, "the variable protocol").click()
-    assert browser.find_element(By.TAG_NAME, "h1").text.startswith("The variable protocol")
+    wait_for(browser, "graph/PROTOCOL.html")
 
 
 @pytest.mark.parametrize(
@@ -127,14 +133,14 @@ def test_a_search_finds(browser, open_page, word, page):
     open_page("docs/index.html")
     field = browser.find_element(By.CSS_SELECTOR, "input[name=q]")
     field.send_keys(word, Keys.ENTER)
-    wait(browser, lambda browser: "search.html" in browser.current_url)
+    wait_for(browser, "search.html")
 
     def found(browser):
         links = browser.find_elements(By.CSS_SELECTOR, "#search-results li a")
         return [link for link in links if f"/{page}" in link.get_attribute("href")]
 
     wait(browser, found)[0].click()
-    assert f"/{page}" in browser.current_url
+    wait_for(browser, page)
 
 
 def test_pictures_are_drawn(browser, open_page):
