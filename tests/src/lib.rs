@@ -18,7 +18,15 @@ pub mod simulation;
 pub mod watchdog;
 pub mod who_may_run;
 
-/// The Rust examples of the README compile and run.
+/// The Rust examples of the README and of the guide compile and run.
 #[cfg(doctest)]
-#[doc = include_str!("../../README.md")]
-struct Readme;
+mod pages {
+    #[doc = include_str!("../../README.md")]
+    struct Readme;
+    #[doc = include_str!("../../docs/guide/rust.md")]
+    struct Rust;
+    #[doc = include_str!("../../docs/guide/service.md")]
+    struct Service;
+    #[doc = include_str!("../../docs/guide/device.md")]
+    struct Device;
+}

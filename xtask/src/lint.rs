@@ -6,6 +6,7 @@ mod kinds;
 mod layers;
 mod licences;
 mod shared;
+mod snippets;
 mod source;
 mod words;
 
@@ -88,9 +89,15 @@ pub fn run_counted() -> Result<bool, String> {
 
 fn counted() -> Result<Vec<String>, String> {
     let mut failed = Vec::new();
-    for check in
-        [guarantees::check, kinds::check, layers::check, licences::check, shared::check, words::check]
-    {
+    for check in [
+        guarantees::check,
+        kinds::check,
+        layers::check,
+        licences::check,
+        shared::check,
+        snippets::check,
+        words::check,
+    ] {
         failed.append(&mut check(shell::root())?);
     }
     Ok(failed)

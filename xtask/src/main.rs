@@ -15,6 +15,7 @@ mod peers;
 mod python;
 mod requirements;
 mod shell;
+mod site;
 mod suites;
 mod test;
 
@@ -64,6 +65,7 @@ commands
                checksums, SBOM. Publishes nothing
                  --check    take them as users do, in a folder outside of the repository
                  --compare  make them twice, and compare them byte by byte
+  site         make the documents and references into a site of plain files, in target/site, that needs no network to be read
   peers [--rounds R] [--only PEER,...] [--workloads NAME,...] [--check] [--install] [--save]
                run the benches' workloads on our engine and on GCC and LLVM OpenMP, StarPU, oneTBB and MXNet's engine,
                interleaved, and print tables of both; a peer that cannot be built is reported as missing
@@ -114,6 +116,7 @@ fn main() -> ExitCode {
         ["install", prefix, "--portable"] => install::run_portable(prefix),
         ["requirements"] => requirements::run(false),
         ["requirements", "--upgrade"] => requirements::run(true),
+        ["site"] => site::run(),
         ["wheel"] => wheel(),
         ["venv"] => venv(python::Peers::Small),
         ["venv", "--all"] => venv(python::Peers::All),

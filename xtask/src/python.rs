@@ -2,8 +2,9 @@
 //!
 //! Environments are ignored by git: `.venv-small` for the quick suites, `.venv` with every peer that lives with the others in
 //! one process, `.venv-legacy` and `.venv-other-peers` with peers that do not, `.venv-borrowed` with other people's tests,
-//! `.venv-mxnet` with the engine that the benches compare ours to, and `.venv-dist` with the tools of `cargo xtask dist`. Each
-//! holds a copy of the locked requirements that it was made from; when those change, pip brings it up to date in place.
+//! `.venv-mxnet` with the engine that the benches compare ours to, `.venv-dist` and `.venv-site` with the tools of `cargo xtask dist` and
+//! `cargo xtask site`. Each holds a copy of the locked requirements that it was made from; when those change, pip brings it
+//! up to date in place.
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
@@ -24,6 +25,8 @@ pub enum Peers {
     Other,
     /// None, but the tools of `cargo xtask dist`.
     Dist,
+    /// None, but the tools of `cargo xtask site`.
+    Site,
 }
 
 impl Peers {
@@ -34,6 +37,7 @@ impl Peers {
             Peers::Legacy => ".venv-legacy",
             Peers::Other => ".venv-other-peers",
             Peers::Dist => ".venv-dist",
+            Peers::Site => ".venv-site",
         }
     }
 
@@ -45,6 +49,7 @@ impl Peers {
             Peers::Legacy => "tests/python-env/legacy",
             Peers::Other => "tests/python-env/other-peers",
             Peers::Dist => "tests/python-env/dist",
+            Peers::Site => "tests/python-env/site",
         }
     }
 }

@@ -7,12 +7,13 @@ use crate::python::{BORROWED, Environment, Peers};
 use crate::shell;
 
 /// The names without extension, each after what it takes versions from.
-pub const FILES: [&str; 8] = [
+pub const FILES: [&str; 9] = [
     Peers::All.requirements(),
     Peers::Small.requirements(),
     Peers::Legacy.requirements(),
     Peers::Other.requirements(),
     Peers::Dist.requirements(),
+    Peers::Site.requirements(),
     BORROWED.1,
     MXNET.1,
     UV.1,

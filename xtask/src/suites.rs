@@ -413,6 +413,19 @@ pub const SUITES: &[Suite] = &[
         commands: |context| looks_at_reports(context, "report/tests/python/test_html.py"),
     },
     Suite {
+        name: "site",
+        about: "the site of the documents: it builds without a warning, no link is dead, and a browser without a network searches it",
+        quick: false,
+        needs: &[Need::Python, CHROMIUM, CHROMEDRIVER],
+        counted: false,
+        limit: minutes(15),
+        commands: |context| {
+            let mut look = python(context, &["-m", "pytest", "-rs", "docs/site/test_site.py"]);
+            look.env("ESTAFETTE_SITE", context.target.join("site"));
+            vec![this_program(&["site"]), look]
+        },
+    },
+    Suite {
         name: "borrowed",
         about: "the DLPack tests of NumPy and CuPy, on our tensors",
         quick: true,
@@ -438,13 +451,17 @@ pub const SUITES: &[Suite] = &[
     },
     Suite {
         name: "readme",
-        about: "the Python examples of the README and of docs",
+        about: "the Python examples of the READMEs and of docs",
         quick: false,
         needs: &[Need::Python],
         counted: false,
         limit: minutes(5),
         commands: |context| {
-            let pages = [include_str!("../../README.md"), include_str!("../../docs/exchange.md")];
+            let pages = [
+                include_str!("../../README.md"),
+                include_str!("../../bindings/python/README.md"),
+                include_str!("../../docs/exchange.md"),
+            ];
             pages.iter().map(|page| python(context, &["-c", &python_examples(page)])).collect()
         },
     },

@@ -148,17 +148,49 @@ fn a_program_that_is_linked_statically() {
     assert_ran(&run(&mut Command::new(program)), 7);
 }
 
+fn blocks(page: &str) -> Vec<&str> {
+    page.split("```c\n").skip(1).filter_map(|rest| rest.split("```").next()).collect()
+}
+
 /// The first C block of the page.
 fn first_program() -> PathBuf {
-    let page = include_str!("../../../docs/c.md");
-    let program = page
-        .split("```c\n")
-        .nth(1)
-        .and_then(|rest| rest.split("```").next())
-        .expect("the page has a program");
     let file = scratch("page").join("first.c");
-    std::fs::write(&file, program).expect("writable");
+    std::fs::write(&file, blocks(include_str!("../../../docs/c.md"))[0]).expect("writable");
     file
+}
+
+/// They are fragments: what a program has around each is declared here.
+#[test]
+fn the_other_blocks_of_the_pages_compile() {
+    let fragments = [
+        (
+            blocks(include_str!("../../../README.md")),
+            "void part(DLManagedTensorVersioned *managed, DLFence fence, DLFence last_use, estafette_tensor *y, void *context, \
+             void (*drop_context)(void *), void (*blur)(void *, estafette_op *)) {",
+            "}",
+        ),
+        (
+            blocks(include_str!("../../../docs/c.md")).split_off(1),
+            "void part(estafette_engine *engine, void *model, estafette_tensor *x, estafette_tensor *y, \
+             void (*forward)(void *, estafette_op *), void (*update)(void *, estafette_op *)) {",
+            "}",
+        ),
+        // The structs are those of the header.
+        (
+            blocks(include_str!("../../../docs/proposal.md")),
+            "typedef DLFence HeaderFence;\ntypedef DLManagedTensorFenced HeaderFenced;\n\
+             #define DLFence PageFence\n#define DLManagedTensorFenced PageFenced",
+            "_Static_assert(sizeof(PageFence) == sizeof(HeaderFence), \"\");\n\
+             _Static_assert(sizeof(PageFenced) == sizeof(HeaderFenced), \"\");",
+        ),
+    ];
+    for (number, (blocks, before, after)) in fragments.into_iter().enumerate() {
+        let [block] = blocks[..] else { panic!("page {number} has {} such blocks", blocks.len()) };
+        let file = scratch("fragments").join(format!("{number}.c"));
+        std::fs::write(&file, format!("#include <estafette.h>\n{before}\n{block}\n{after}\n"))
+            .expect("writable");
+        run(compiler(&file, "c11").arg("-fsyntax-only"));
+    }
 }
 
 /// By the page's own command, from a prefix where the system looks for no library.

@@ -1,4 +1,4 @@
-"""The snippets of the guide run as they stand, and its programs pass mypy."""
+"""The snippets of the guide and of the recipes run as they stand, and their programs pass mypy."""
 
 import importlib.util
 import pathlib
@@ -8,21 +8,26 @@ import sys
 
 import pytest
 
-GUIDE = pathlib.Path(__file__).parents[3] / "docs" / "python.md"
+ROOT = pathlib.Path(__file__).parents[3]
+PAGES = [ROOT / "docs/python.md", *(page for page in sorted(ROOT.glob("docs/recipes/*.md")) if page.stem != "index")]
 
 
-def programs():
-    """The main part as one program, and each recipe: name and text."""
-    main, *recipes = re.split(r"^### ", GUIDE.read_text(), flags=re.M)
-    texts = {"the guide": main} | {recipe.split(":")[0]: recipe for recipe in recipes}
-    return {name: "\n".join(re.findall(r"^```python\n(.*?)^```", text, re.M | re.S)) for name, text in texts.items()}
+def program(page, info="python"):
+    return "\n".join(re.findall(rf"^```{info}\n(.*?)^```", page.read_text(), re.M | re.S))
 
 
-PROGRAMS = programs()
+PROGRAMS = {page.stem: program(page) for page in PAGES if program(page)}
 
 
-def test_the_guide_has_the_recipes_that_it_should():
-    assert list(PROGRAMS) == ["the guide", "PyTorch", "JAX", "ONNX Runtime", "pandas", "Arrow"]
+def test_the_recipes_are_those_of_their_list():
+    listed = re.findall(r"\((\w+)\.md\)", (ROOT / "docs/recipes/index.md").read_text())
+    assert sorted(listed) == [page.stem for page in PAGES[1:]]
+    assert len(PROGRAMS) >= 8
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_what_cannot_run_here_compiles(page):
+    compile(program(page, "python notest"), page.name, "exec")
 
 
 @pytest.mark.parametrize("name", PROGRAMS)
@@ -35,14 +40,15 @@ def test_the_program_of(name):
     assert done.returncode == 0 and not done.stderr, done.stdout + done.stderr
 
 
-@pytest.mark.parametrize("name", PROGRAMS)
-def test_mypy_accepts_the_program_of(name, tmp_path):
+@pytest.mark.parametrize("recipes", [False, True], ids=["the guide", "the recipes"])
+def test_mypy_accepts_the_programs_of(recipes, tmp_path):
     pytest.importorskip("mypy")
-    program = tmp_path / "program.py"
-    program.write_text(PROGRAMS[name])
     options = ["--strict"]
-    if name != "the guide":
+    if recipes:
         # PyTorch and JAX export names by importing them, some peers have no stubs, and functions have no annotations there.
         options += ["--implicit-reexport", "--ignore-missing-imports", "--allow-untyped-defs", "--allow-untyped-calls"]
-    done = subprocess.run([sys.executable, "-m", "mypy", *options, program], capture_output=True, text=True, timeout=100)
+    for name in PROGRAMS:
+        if (name != "python") == recipes:
+            (tmp_path / f"{name}_program.py").write_text(PROGRAMS[name])
+    done = subprocess.run([sys.executable, "-m", "mypy", *options, tmp_path], capture_output=True, text=True, timeout=200)
     assert done.returncode == 0, done.stdout + done.stderr

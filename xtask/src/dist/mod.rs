@@ -225,7 +225,7 @@ fn file_with(folder: &Path, end: &str) -> Result<PathBuf, String> {
         .ok_or_else(|| format!("there is no *{end} in {}", folder.display()))
 }
 
-fn remove_folder(folder: &Path) -> Result<(), String> {
+pub fn remove_folder(folder: &Path) -> Result<(), String> {
     match fs::remove_dir_all(folder) {
         Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
             Err(format!("cannot empty {}: {error}", folder.display()))
