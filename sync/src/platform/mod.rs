@@ -19,6 +19,9 @@
 //!
 //! [`exit`] is the same everywhere; so is most of [`library`], where the standard library knows the difference.
 
+#[cfg(unix)]
+#[doc(hidden)]
+pub mod child;
 pub mod exit;
 pub mod library;
 
