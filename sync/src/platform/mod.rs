@@ -7,7 +7,7 @@
 //! | [`clock`] | the coarse clock; the clock that drivers of devices use | `Instant` |
 //! | `fork` | a handler of `pthread_atfork` | the process id is compared at each question |
 //! | [`library`] | versions in names; what is loaded already; symbols of the process | no such name, nothing found |
-//! | [`memory`] | mappings, large pages, thresholds of glibc | the program's allocator as it is |
+//! | [`memory`] | mappings, large pages, thresholds of glibc | the program's allocator as it is, which clears large blocks by writing to them |
 //! | `stack` | `RLIMIT_STACK` | no limit is known |
 //! | [`thread`] | the slack of naps; a thread's number | naps as they are; no number |
 //!
@@ -17,6 +17,8 @@
 //! | [`ticks`] | the time stamp counter | never steady |
 //! | `valgrind` | client requests | nothing |
 //!
+//! `--cfg estafette_portable` switches the special forms off, and so do the model checkers: what they run is portable.
+//!
 //! [`exit`] is the same everywhere; so is most of [`library`], where the standard library knows the difference.
 
 #[cfg(unix)]
@@ -25,17 +27,20 @@ pub mod child;
 pub mod exit;
 pub mod library;
 
-#[cfg(all(target_os = "linux", not(any(estafette_loom, estafette_shuttle))))]
+#[cfg(all(target_os = "linux", not(any(estafette_portable, estafette_loom, estafette_shuttle))))]
 #[path = "linux/mod.rs"]
 mod system;
-#[cfg(not(all(target_os = "linux", not(any(estafette_loom, estafette_shuttle)))))]
+#[cfg(not(all(target_os = "linux", not(any(estafette_portable, estafette_loom, estafette_shuttle)))))]
 #[path = "portable/system.rs"]
 mod system;
 
-#[cfg(all(target_arch = "x86_64", not(any(miri, estafette_loom, estafette_shuttle))))]
+#[cfg(all(target_arch = "x86_64", not(any(miri, estafette_portable, estafette_loom, estafette_shuttle))))]
 #[path = "x86_64/mod.rs"]
 mod processor;
-#[cfg(not(all(target_arch = "x86_64", not(any(miri, estafette_loom, estafette_shuttle)))))]
+#[cfg(not(all(
+    target_arch = "x86_64",
+    not(any(miri, estafette_portable, estafette_loom, estafette_shuttle))
+)))]
 #[path = "portable/processor.rs"]
 mod processor;
 
