@@ -1,9 +1,10 @@
-//! Formatting, clippy and rustdoc, with warnings denied; the layers of the engine, the words of comments, and the licence texts of packages.
+//! Formatting, clippy and rustdoc, with warnings denied; the layers of the engine, what names an operating system, the words of comments, and the licence texts of packages.
 
 mod guarantees;
 mod kinds;
 mod layers;
 mod licences;
+mod platform;
 mod shared;
 mod source;
 mod words;
@@ -89,9 +90,15 @@ pub fn run_counted() -> Result<bool, String> {
 
 fn counted() -> Result<Vec<String>, String> {
     let mut failed = Vec::new();
-    for check in
-        [guarantees::check, kinds::check, layers::check, licences::check, shared::check, words::check]
-    {
+    for check in [
+        guarantees::check,
+        kinds::check,
+        layers::check,
+        licences::check,
+        platform::check,
+        shared::check,
+        words::check,
+    ] {
         failed.append(&mut check(shell::root())?);
     }
     Ok(failed)
