@@ -41,8 +41,6 @@ fn begins_tests(lines: &[&str]) -> bool {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
-
     #[test]
     fn code_ends_where_tests_or_models_begin() {
         let code = "let a = 1; // one\n#[cfg(test)]\nfn f() {}\n#[cfg(all(test, unix))]\n#[allow(x)]\nmod models {\n}\n";
