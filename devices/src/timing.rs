@@ -1,5 +1,7 @@
 use std::fmt;
 
+use estafette_sync::platform::clock;
+
 /// A stretch of time in which work ran on its device, in nanoseconds of the host's monotonic clock; on a
 /// simulated device, of its virtual time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -78,19 +80,8 @@ impl ClockBracket {
 }
 
 /// Nanoseconds of the host's monotonic clock, the unit and origin of [`DeviceSpan`].
-#[cfg(not(estafette_shuttle))]
 pub fn host_now_ns() -> u64 {
-    let mut now = libc::timespec { tv_sec: 0, tv_nsec: 0 };
-    // SAFETY: `now` is a valid, exclusive place for the kernel to write the time to.
-    let status = unsafe { libc::clock_gettime(libc::CLOCK_MONOTONIC, &raw mut now) };
-    debug_assert_eq!(status, 0, "every Linux has the monotonic clock");
-    now.tv_sec as u64 * 1_000_000_000 + now.tv_nsec as u64
-}
-
-/// Nanoseconds by the clock of the execution.
-#[cfg(estafette_shuttle)]
-pub fn host_now_ns() -> u64 {
-    estafette_sync::time::Instant::now().since_the_beginning().as_nanos() as u64
+    clock::monotonic_ns()
 }
 
 #[cfg(test)]

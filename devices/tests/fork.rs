@@ -4,7 +4,7 @@
 use std::time::Duration;
 
 use estafette_devices::{Reactor, host};
-use estafette_sync::process::in_forked_child;
+use estafette_sync::platform::child::in_forked_child;
 
 #[test]
 fn a_forked_child_is_told_so_and_the_parent_goes_on() {

@@ -61,7 +61,6 @@ mod graph_ref;
 mod id;
 mod inspect;
 mod operation;
-mod prefetch;
 pub mod program;
 mod reentry;
 mod registry;

@@ -6,7 +6,9 @@
 //! the kernel run a fence on every processor that runs a thread of this process (Linux, `membarrier(2)`,
 //! command *private expedited*). If the kernel refuses that from the beginning, both are ordinary fences. If
 //! it refuses later, the heavy side uses another way that is as strong, or ends the process
-//! (`membarrier.rs`).
+//! (`platform/linux/membarrier.rs`).
+
+use crate::platform::barrier as imp;
 
 /// The cheap side: orders stores before with loads after, with regard to threads that call [`heavy`].
 #[inline(always)]
@@ -22,62 +24,7 @@ pub fn heavy() {
 
 /// Whether [`light`] costs almost nothing. True in a model.
 pub fn is_asymmetric() -> bool {
-    imp::is_asymmetric()
-}
-
-#[cfg(all(target_os = "linux", not(any(estafette_loom, estafette_shuttle))))]
-mod imp {
-    use std::sync::OnceLock;
-    use std::sync::atomic::{AtomicBool, Ordering, compiler_fence, fence};
-
-    use crate::membarrier;
-
-    /// Whether `heavy` makes others fence. Until it is known, `light` fences itself.
-    static EXPEDITED: AtomicBool = AtomicBool::new(false);
-
-    #[inline(always)]
-    pub fn light() {
-        if EXPEDITED.load(Ordering::Relaxed) {
-            compiler_fence(Ordering::SeqCst);
-        } else {
-            fence(Ordering::SeqCst);
-        }
-    }
-
-    pub fn is_asymmetric() -> bool {
-        static REGISTERED: OnceLock<bool> = OnceLock::new();
-        *REGISTERED.get_or_init(|| {
-            let registered = membarrier::register();
-            EXPEDITED.store(registered, Ordering::Relaxed);
-            registered
-        })
-    }
-
-    pub fn heavy() {
-        let expedited = is_asymmetric();
-        fence(Ordering::SeqCst);
-        if expedited {
-            membarrier::fence_everywhere();
-        }
-    }
-}
-
-#[cfg(not(all(target_os = "linux", not(any(estafette_loom, estafette_shuttle)))))]
-mod imp {
-    use crate::sync::atomic::{Ordering, fence};
-
-    #[inline(always)]
-    pub fn light() {
-        fence(Ordering::SeqCst);
-    }
-
-    pub fn heavy() {
-        fence(Ordering::SeqCst);
-    }
-
-    pub fn is_asymmetric() -> bool {
-        cfg!(any(estafette_loom, estafette_shuttle))
-    }
+    cfg!(any(estafette_loom, estafette_shuttle)) || imp::is_asymmetric()
 }
 
 #[cfg(all(test, not(any(estafette_loom, estafette_shuttle))))]

@@ -12,6 +12,7 @@
 //! | [`sharded_counter`] | how much is under way, counted without locked instructions |
 //! | [`mod@panic`], [`essential`] | containing panics of foreign code; threads that must not panic |
 //! | [`process`] | what a forked child must not use, wait for or drop |
+//! | [`platform`] | what is Linux or x86-64 only, and its portable forms |
 //! | [`stack`], [`valgrind`] | stack sizes; annotations for race detectors |
 //! | `simulated` | under shuttle: a clock that tests move, timeouts that end by it, a scheduler with a seed |
 
@@ -29,10 +30,9 @@ pub use std::{hint, thread, thread_local};
 pub mod barrier;
 pub mod essential;
 pub mod event_count;
-#[cfg(all(target_os = "linux", not(any(estafette_loom, estafette_shuttle))))]
-mod membarrier;
 mod mutex;
 pub mod panic;
+pub mod platform;
 pub mod process;
 pub mod rundown;
 pub mod sharded_counter;

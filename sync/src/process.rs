@@ -12,23 +12,16 @@
 //!
 //! A child may use the library if its parent had not claimed it: before the first engine, reactor or call of the C interface.
 //!
-//! A handler of `pthread_atfork` notes the fork. Asking is one relaxed load, where `getpid` is a system call. A raw `clone` without
-//! the C library does not run the handler; such a child cannot use the C library's allocator either, so it cannot get here.
-//!
-//! These are plain `std` atomics: they take part in no protocol, and a fork handler runs outside of model checkers.
+//! How a fork is noticed depends on the system: `platform/linux/fork.rs`, `platform/portable/fork.rs`.
 
 use std::mem::ManuallyDrop;
-use std::sync::atomic::{AtomicU8, AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use crate::platform::fork;
 
 /// The process was forked from one that had claimed the library, and cannot use it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Forked;
-
-const UNCLAIMED: u8 = 0;
-const CLAIMED: u8 = 1;
-const FORKED: u8 = 2;
-
-static STATE: AtomicU8 = AtomicU8::new(UNCLAIMED);
 
 /// Called before locks or threads of the library come into use: children that are forked from now on cannot use the library.
 ///
@@ -36,17 +29,14 @@ static STATE: AtomicU8 = AtomicU8::new(UNCLAIMED);
 /// This process is such a child.
 #[inline]
 pub fn claim() -> Result<(), Forked> {
-    if STATE.load(Ordering::Relaxed) == UNCLAIMED {
-        Generation::current();
-        let _ = STATE.compare_exchange(UNCLAIMED, CLAIMED, Ordering::Relaxed, Ordering::Relaxed);
-    }
+    fork::claim();
     check()
 }
 
 /// Whether the locks of this process may be held by threads that do not exist.
 #[inline(always)]
 pub fn is_forked() -> bool {
-    STATE.load(Ordering::Relaxed) == FORKED
+    fork::is_forked()
 }
 
 /// # Errors
@@ -59,7 +49,7 @@ pub fn check() -> Result<(), Forked> {
 /// Makes this process one whose locks are lost, for tests of what then waits for none.
 #[doc(hidden)]
 pub fn pretend_forked() {
-    STATE.store(FORKED, Ordering::Relaxed);
+    fork::pretend_forked();
 }
 
 static LEAKED: AtomicU64 = AtomicU64::new(0);
@@ -82,8 +72,7 @@ impl Generation {
     /// That of this process. From the first call on forks are noticed.
     #[inline(always)]
     pub fn current() -> Self {
-        let generation = GENERATION.load(Ordering::Relaxed);
-        if generation == UNWATCHED { watch() } else { Self(generation) }
+        Self(fork::generation())
     }
 
     /// Whether what was made in this generation was made in this process.
@@ -91,34 +80,6 @@ impl Generation {
     pub fn is_current(self) -> bool {
         self == Self::current()
     }
-}
-
-/// No generation was queried so far.
-const UNWATCHED: u32 = u32::MAX;
-
-static GENERATION: AtomicU32 = AtomicU32::new(UNWATCHED);
-
-#[cold]
-fn watch() -> Generation {
-    #[cfg(unix)]
-    {
-        // SAFETY: the handler is an `extern "C"` function without arguments that only changes atomics, which is allowed between
-        // fork and exec; it lives as long as this library is loaded (the C library removes the handlers of a library it unloads).
-        // A second handler, of a thread that registers at the same time, does no harm.
-        let status = unsafe { libc::pthread_atfork(None, None, Some(fork_in_child)) };
-        if status != 0 {
-            // Memory was short: the next call tries again.
-            return Generation(0);
-        }
-    }
-    let _ = GENERATION.compare_exchange(UNWATCHED, 0, Ordering::Relaxed, Ordering::Relaxed);
-    Generation(GENERATION.load(Ordering::Relaxed))
-}
-
-#[cfg(unix)]
-extern "C" fn fork_in_child() {
-    GENERATION.fetch_add(1, Ordering::Relaxed);
-    let _ = STATE.compare_exchange(CLAIMED, FORKED, Ordering::Relaxed, Ordering::Relaxed);
 }
 
 /// A value that may only be used and dropped in the process that made it. A forked child leaks its copy.
@@ -172,31 +133,12 @@ impl<T> Drop for ProcessBound<T> {
     }
 }
 
-/// Runs `child` in a forked child of this process, claimed now, and returns whether it returned true there: for tests. `child`
-/// must take no lock that another thread may hold, and so must not allocate much.
-#[cfg(unix)]
-#[doc(hidden)]
-pub fn in_forked_child(child: impl FnOnce() -> bool) -> bool {
-    claim().expect("a test is no forked child");
-    // SAFETY: the child only runs `child` and leaves by `_exit`; the parent waits for it.
-    unsafe {
-        let pid = libc::fork();
-        assert!(pid >= 0, "fork failed");
-        if pid == 0 {
-            let fine = std::panic::catch_unwind(std::panic::AssertUnwindSafe(child)).unwrap_or(false);
-            libc::_exit(i32::from(!fine));
-        }
-        let mut status = 0;
-        assert_eq!(libc::waitpid(pid, &raw mut status, 0), pid);
-        libc::WIFEXITED(status) && libc::WEXITSTATUS(status) == 0
-    }
-}
-
 #[cfg(all(test, unix, not(any(estafette_loom, estafette_shuttle))))]
 mod tests {
     use std::sync::Arc;
 
     use super::*;
+    use crate::platform::child::in_forked_child;
 
     #[test]
     fn a_forked_child_neither_gets_nor_drops_what_its_parent_made() {

@@ -6,6 +6,7 @@
 
 use std::sync::OnceLock;
 
+use crate::platform;
 use crate::thread::Builder;
 
 /// What a thread gets where the system sets no limit, or does not say: the usual limit of Linux.
@@ -20,7 +21,7 @@ pub fn default_size() -> usize {
     static SIZE: OnceLock<usize> = OnceLock::new();
     *SIZE.get_or_init(|| {
         let asked = std::env::var("RUST_MIN_STACK").ok().and_then(|size| size.parse().ok());
-        asked.unwrap_or_else(|| size_under(limit()))
+        asked.unwrap_or_else(|| size_under(platform::stack::limit()))
     })
 }
 
@@ -31,20 +32,6 @@ pub fn thread(name: impl Into<String>) -> Builder {
 
 fn size_under(limit: Option<u64>) -> usize {
     limit.and_then(|limit| limit.try_into().ok()).unwrap_or(USUAL).max(LEAST)
-}
-
-/// `None` if there is no limit, or none is known.
-#[cfg(unix)]
-fn limit() -> Option<u64> {
-    let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
-    // SAFETY: writes the struct that it is given.
-    let known = unsafe { libc::getrlimit(libc::RLIMIT_STACK, &raw mut limit) } == 0;
-    (known && limit.rlim_cur != libc::RLIM_INFINITY).then_some(limit.rlim_cur)
-}
-
-#[cfg(not(unix))]
-fn limit() -> Option<u64> {
-    None
 }
 
 #[cfg(test)]

@@ -1,5 +1,5 @@
-//! An allocator that counts allocations and bytes. A test of allocations or of memory declares one as its
-//! `#[global_allocator]`.
+//! An allocator that counts allocations and bytes, but not those that the system refuses. A test of
+//! allocations or of memory declares one as its `#[global_allocator]`.
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
@@ -85,10 +85,13 @@ pub fn taken<R>(f: impl FnOnce() -> R) -> (R, usize) {
 // SAFETY: everything is passed on to the system's allocator as it came.
 unsafe impl GlobalAlloc for Counting {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
-        count(layout.size());
-        held(layout.size() as isize);
         // SAFETY: passed on.
-        unsafe { System.alloc(layout) }
+        let block = unsafe { System.alloc(layout) };
+        if !block.is_null() {
+            count(layout.size());
+            held(layout.size() as isize);
+        }
+        block
     }
 
     unsafe fn dealloc(&self, pointer: *mut u8, layout: Layout) {
@@ -99,11 +102,13 @@ unsafe impl GlobalAlloc for Counting {
     }
 
     unsafe fn realloc(&self, pointer: *mut u8, layout: Layout, size: usize) -> *mut u8 {
-        count(size);
-        held(size as isize - layout.size() as isize);
         // SAFETY: passed on.
         let longer = unsafe { System.realloc(pointer, layout, size) };
-        BYTES.fetch_sub(layout.size(), Ordering::Relaxed);
+        if !longer.is_null() {
+            count(size);
+            held(size as isize - layout.size() as isize);
+            BYTES.fetch_sub(layout.size(), Ordering::Relaxed);
+        }
         longer
     }
 }

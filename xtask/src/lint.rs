@@ -1,10 +1,11 @@
-//! Formatting, clippy and rustdoc, with warnings denied; the stored listings of public interfaces; the layers of the engine, the words of
-//! comments, and the licence texts of packages.
+//! Formatting, clippy and rustdoc, with warnings denied; the stored listings of public interfaces; the layers of the engine, what
+//! names an operating system, the words of comments, and the licence texts of packages.
 
 mod guarantees;
 mod kinds;
 mod layers;
 mod licences;
+mod platform;
 mod shared;
 mod snippets;
 mod source;
@@ -94,6 +95,7 @@ fn counted() -> Result<Vec<String>, String> {
         kinds::check,
         layers::check,
         licences::check,
+        platform::check,
         shared::check,
         snippets::check,
         words::check,

@@ -70,6 +70,12 @@ pub const TESTED: &[&str] = &["--workspace", "--exclude", "estafette-python", "-
 /// their examples need.
 const RELEASED: &[&str] = &["build", "--release", "--examples"];
 
+/// Tests that meet the platform: fences of both sides, forks, clocks, libraries, memory and threads of the host. They are built without
+/// optimization, as most of their time is the compiler's.
+const PORTABLE: &str = "test --config profile.dev.opt-level=0 --config profile.dev.debug=false --no-fail-fast \
+    --package estafette-sync --package estafette-devices --package estafette --package tests \
+    --lib --test pool --test fork --test conformance --test leases --test process --test shutdown --test trace --test waiting";
+
 /// One row of the table.
 pub struct Suite {
     /// Its name on the command line and in the closing table.
@@ -157,6 +163,21 @@ pub const SUITES: &[Suite] = &[
         counted: true,
         limit: minutes(30),
         commands: |context| models(&context.target, "shuttle"),
+    },
+    Suite {
+        name: "portable",
+        about: "tests of what depends on the platform, with no form that is special to Linux or x86-64",
+        quick: false,
+        needs: &[],
+        counted: true,
+        limit: minutes(20),
+        commands: |context| {
+            let arguments: Vec<&str> = PORTABLE.split_whitespace().collect();
+            // Its flags rebuild everything.
+            let mut tests = cargo(&context.target.join("portable"), &arguments, &[]);
+            tests.env("RUSTFLAGS", "--cfg estafette_portable");
+            vec![tests]
+        },
     },
     Suite {
         name: "simulation",

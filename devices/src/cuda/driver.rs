@@ -10,6 +10,7 @@ use cudarc::driver::sys::{
     CUmemAccessDesc, CUmemPool_attribute, CUmemPoolProps, CUmemoryPool, CUpointer_attribute, CUresult,
     CUstream, CUstreamCaptureMode, CUstreamCaptureStatus,
 };
+use estafette_sync::platform::library::versioned;
 use estafette_sync::sync::OnceLock;
 
 use crate::{DeviceError, DeviceErrorKind};
@@ -28,7 +29,10 @@ pub struct CudaUnavailable(pub(super) String);
 /// The oldest driver that does is 11.1's, by its symbols; what came later is looked for by name.
 pub(super) fn load() -> Result<(Api, usize), CudaUnavailable> {
     let Some(library) = library() else {
-        return Err(CudaUnavailable("there is no NVIDIA driver (libcuda.so.1) on this machine".to_owned()));
+        return Err(CudaUnavailable(format!(
+            "there is no NVIDIA driver{} on this machine",
+            versioned("cuda", 1).map(|name| format!(" ({name})")).unwrap_or_default()
+        )));
     };
     // SAFETY: a library of that name is the driver.
     let api = unsafe { Api::find(library) }.map_err(|symbol| {
@@ -54,11 +58,13 @@ pub(super) fn load() -> Result<(Api, usize), CudaUnavailable> {
 
 /// The driver's library, which stays loaded.
 ///
-/// Only the driver is called `libcuda.so.1`. A toolkit has a stub called `libcuda.so`, for linkers, whose
+/// On Linux only the driver is called `libcuda.so.1`. A toolkit has a stub called `libcuda.so`, for linkers, whose
 /// functions all fail; images for builds name its folder in `LD_LIBRARY_PATH`. cudarc tries that name first.
 fn library() -> Option<&'static libloading::Library> {
-    // SAFETY: the driver is made to be loaded at any time, by any thread.
-    if let Ok(driver) = unsafe { libloading::Library::new("libcuda.so.1") } {
+    if let Some(name) = versioned("cuda", 1)
+        // SAFETY: the driver is made to be loaded at any time, by any thread.
+        && let Ok(driver) = unsafe { libloading::Library::new(name) }
+    {
         return Some(Box::leak(Box::new(driver)));
     }
     // SAFETY: as above; what is present is loaded without a panic.

@@ -11,6 +11,7 @@
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
+use estafette_sync::platform::exit;
 use estafette_sync::process::is_forked;
 
 use crate::{DeviceError, DeviceErrorKind};
@@ -26,8 +27,8 @@ static CALLS: AtomicUsize = AtomicUsize::new(0);
 
 /// To be called once, after the driver has started.
 pub(super) fn arrange() {
-    // SAFETY: the handler takes nothing and stays. Where it cannot be registered, the exit is as it was.
-    let _ = unsafe { libc::atexit(at_exit) };
+    // Where the handler cannot be registered, the exit is as it was.
+    exit::at_exit(at_exit);
 }
 
 extern "C" fn at_exit() {

@@ -6,7 +6,7 @@ use estafette_sync::essential::essential;
 use estafette_sync::sync::Mutex;
 use estafette_sync::sync::atomic::{AtomicUsize, Ordering};
 use estafette_sync::time::{Duration, Instant};
-use estafette_sync::{daemon, stack, thread};
+use estafette_sync::{daemon, platform, stack, thread};
 
 use crate::fence::source::deliver;
 use crate::fence::waiting::Ready;
@@ -88,7 +88,7 @@ impl Shared {
 
     /// The thread. It lives as long as the process.
     fn run(&self) {
-        precise_naps();
+        platform::thread::nap_precisely();
         let mut poll_list = PollList::default();
         let mut ready: Vec<Ready> = Vec::new();
         let mut pace = Pace::new();
@@ -128,18 +128,6 @@ impl fmt::Debug for Shared {
         f.debug_struct("Shared").field("armed", &self.armed).finish_non_exhaustive()
     }
 }
-
-/// The system may end naps of this thread late by a microsecond, instead of the usual 50 that spare it
-/// wake-ups.
-#[cfg(all(target_os = "linux", not(estafette_shuttle)))]
-fn precise_naps() {
-    const SLACK_NS: libc::c_ulong = 1_000;
-    // SAFETY: a setting of the calling thread, by its number; nothing is pointed to.
-    let _ = unsafe { libc::prctl(libc::PR_SET_TIMERSLACK, SLACK_NS) };
-}
-
-#[cfg(not(all(target_os = "linux", not(estafette_shuttle))))]
-fn precise_naps() {}
 
 /// How long to pause between sweeps: spin, then yield, then nap.
 struct Pace {

@@ -3,16 +3,16 @@
 //! [suggested](suggest_library) (the one in the environment that its packages come from), and what the loader
 //! finds by name.
 
-use std::ffi::{CStr, OsString, c_int, c_void};
+use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 use std::{env, fs};
 
+use estafette_sync::platform::library::{self, file_name, loaded};
 use estafette_sync::sync::Mutex;
-use libloading::os::unix::{self, RTLD_LOCAL, RTLD_NOW};
 
 use super::api::Api;
 
-const NAME: &str = "libDPCTLSyclInterface.so";
+const STEM: &str = "DPCTLSyclInterface";
 const VARIABLE: &str = "ESTAFETTE_DPCTL_LIBRARY";
 
 /// Why there is no SYCL in this process.
@@ -32,7 +32,7 @@ pub fn suggest_library(file: impl Into<PathBuf>) {
 
 /// Whether the library is in the process already.
 pub(super) fn is_loaded() -> bool {
-    !loaded(NAME).is_empty()
+    !loaded(&file_name(STEM)).is_empty()
 }
 
 /// Loads the library, or takes the one that is there.
@@ -44,7 +44,8 @@ pub(super) fn load() -> Result<Api, SyclUnavailable> {
 }
 
 fn open() -> Result<(libloading::Library, String), SyclUnavailable> {
-    if let Some(file) = loaded(NAME).pop() {
+    let name = file_name(STEM);
+    if let Some(file) = loaded(&name).pop() {
         return open_file(&file);
     }
     if let Some(file) = env::var_os(VARIABLE).filter(|file| !file.is_empty()) {
@@ -56,8 +57,8 @@ fn open() -> Result<(libloading::Library, String), SyclUnavailable> {
     if let Some(file) = suggested.iter().find(|file| file.is_file()) {
         return open_file(file);
     }
-    open_file(Path::new(NAME)).map_err(|SyclUnavailable(why)| {
-        SyclUnavailable(format!("{why}; install dpctl, or name its {NAME} in {VARIABLE}"))
+    open_file(Path::new(&name)).map_err(|SyclUnavailable(why)| {
+        SyclUnavailable(format!("{why}; install dpctl, or name its {name} in {VARIABLE}"))
     })
 }
 
@@ -65,9 +66,9 @@ fn open_file(file: &Path) -> Result<(libloading::Library, String), SyclUnavailab
     refuse_second_runtime(file)?;
     // SAFETY: dpctl's library and the SYCL runtime that it needs are made to be loaded at any time, by any
     // thread; a file that was named on purpose is trusted to be it.
-    let library = unsafe { unix::Library::open(Some(file), RTLD_NOW | RTLD_LOCAL) }
+    let library = unsafe { library::open(file) }
         .map_err(|error| SyclUnavailable(format!("cannot load {}: {}", file.display(), chain(&error))))?;
-    Ok((library.into(), file.display().to_string()))
+    Ok((library, file.display().to_string()))
 }
 
 /// An error with what the loader had to say.
@@ -79,7 +80,7 @@ fn chain(error: &dyn std::error::Error) -> String {
 /// another one than is there is not loaded: the loader shares libraries by the names that are written in the
 /// files.
 fn refuse_second_runtime(file: &Path) -> Result<(), SyclUnavailable> {
-    let runtimes = loaded("libsycl.so");
+    let runtimes = loaded(&file_name("sycl"));
     let Some(runtime) = runtimes.first() else { return Ok(()) };
     let name = runtime.file_name().map(OsString::from).unwrap_or_default();
     // A name that the loader is to find itself is not read: it says what it finds only by loading it.
@@ -93,35 +94,6 @@ fn refuse_second_runtime(file: &Path) -> Result<(), SyclUnavailable> {
         file.display(),
         runtime.display()
     )))
-}
-
-/// The files in this process whose name begins with `prefix`.
-pub(super) fn loaded(prefix: &str) -> Vec<PathBuf> {
-    struct Search<'a> {
-        prefix: &'a str,
-        found: Vec<PathBuf>,
-    }
-
-    unsafe extern "C" fn visit(info: *mut libc::dl_phdr_info, _size: usize, data: *mut c_void) -> c_int {
-        // SAFETY: the loader gives a valid description, and `data` is the search below, used by nothing else
-        // meanwhile.
-        let (name, search) = unsafe { ((*info).dlpi_name, &mut *data.cast::<Search<'_>>()) };
-        if name.is_null() {
-            return 0;
-        }
-        // SAFETY: the loader's names are C strings that live as long as this call.
-        let path = PathBuf::from(unsafe { CStr::from_ptr(name) }.to_string_lossy().into_owned());
-        let file = path.file_name().map(|file| file.to_string_lossy().into_owned());
-        if file.is_some_and(|file| file.starts_with(search.prefix)) {
-            search.found.push(path);
-        }
-        0
-    }
-
-    let mut search = Search { prefix, found: Vec::new() };
-    // SAFETY: the callback matches the search that it is given.
-    unsafe { libc::dl_iterate_phdr(Some(visit), (&raw mut search).cast()) };
-    search.found
 }
 
 impl SyclUnavailable {

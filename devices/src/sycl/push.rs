@@ -16,14 +16,13 @@ use std::ffi::{c_int, c_void};
 use std::ptr::NonNull;
 use std::sync::Arc;
 
+use estafette_sync::platform::library::{self, file_name, loaded};
 use estafette_sync::sync::OnceLock;
-use libloading::os::unix::{Library, RTLD_LOCAL, RTLD_NOW};
 
 use super::api::Object;
 use super::errors;
 use super::event::Event;
 use super::handle::Handle;
-use super::library::loaded;
 
 /// `CL_COMPLETE`.
 const COMPLETE: c_int = 0;
@@ -53,13 +52,13 @@ impl Functions {
     }
 
     fn find() -> Option<Self> {
-        let open = |name: &str| {
-            let file = loaded(name).into_iter().next()?;
+        let open = |stem: &str| {
+            let file = loaded(&file_name(stem)).into_iter().next()?;
             // SAFETY: in the process already, so nothing new is run; never closed.
-            let library = unsafe { Library::open(Some(file), RTLD_NOW | RTLD_LOCAL) }.ok()?;
+            let library = unsafe { library::open(&file) }.ok()?;
             Some(&*Box::leak(Box::new(library)))
         };
-        let (sycl, opencl) = (open("libsycl.so")?, open("libOpenCL.so")?);
+        let (sycl, opencl) = (open("sycl")?, open("OpenCL")?);
         // SAFETY: the types are those of the declarations; a member function without arguments takes `this`
         // as its first argument in the Itanium C++ ABI, and returns an integer as a C function does.
         unsafe {

@@ -3,6 +3,7 @@
 
 use std::cell::Cell;
 
+use estafette_sync::platform::clock;
 use estafette_sync::thread::{self, ThreadId};
 use estafette_sync::thread_local;
 use estafette_sync::time::{Duration, Instant};
@@ -22,21 +23,8 @@ pub(crate) struct Coarse(u32);
 
 impl Coarse {
     #[inline]
-    #[cfg(not(estafette_shuttle))]
     pub(crate) fn now() -> Self {
-        let mut now = libc::timespec { tv_sec: 0, tv_nsec: 0 };
-        // SAFETY: `now` is a valid, exclusive place for the kernel to write the time to.
-        let status = unsafe { libc::clock_gettime(libc::CLOCK_MONOTONIC_COARSE, &mut now) };
-        // The coarse clock exists on every Linux since 2.6.32.
-        debug_assert_eq!(status, 0, "the coarse clock cannot be read: {}", std::io::Error::last_os_error());
-        // Up to a second, nanoseconds fit 32 bits, where dividing is cheaper.
-        Self((now.tv_sec as u32).wrapping_mul(1_000).wrapping_add(now.tv_nsec as u32 / 1_000_000))
-    }
-
-    /// Now, by the clock of the execution.
-    #[cfg(estafette_shuttle)]
-    pub(crate) fn now() -> Self {
-        Self(Instant::now().since_the_beginning().as_millis() as u32)
+        Self(clock::coarse_ms())
     }
 
     /// The time since then, if that is less than seven weeks.

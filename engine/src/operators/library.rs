@@ -9,7 +9,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use estafette_report::shown::shown;
-use libloading::os::unix::{self, RTLD_LOCAL, RTLD_NOW};
+use estafette_sync::platform::library;
 
 use crate::core::error::Error;
 
@@ -77,11 +77,10 @@ impl Operators {
         estafette_sync::process::claim()?;
         let path = path.as_ref();
         let wrong = |what: String| Error::invalid(format!("{}: {what}", path.display()));
-        // All symbols at once: one that is missing is an error here, and not the end of the process at its first call.
         // SAFETY: by contract of this function.
-        let library = unsafe { unix::Library::open(Some(path), RTLD_NOW | RTLD_LOCAL) };
+        let library = unsafe { library::open(path) };
         let library = library.map_err(|error| wrong(format!("cannot be loaded: {}", reason(&error))))?;
-        let library = Arc::new(libloading::Library::from(library));
+        let library = Arc::new(library);
         // SAFETY: by contract of this function, what has this name is of this type.
         let entry = unsafe { library.get::<OperatorEntry>(ENTRY.to_bytes_with_nul()) };
         let entry = entry.ok().and_then(|entry| *entry);

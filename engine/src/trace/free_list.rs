@@ -5,10 +5,11 @@
 //! separate thread therefore touches memory ahead of the writers, in slabs for which the system can use large pages. A
 //! writer that finds the free list empty does not wait: it takes a fresh buffer.
 
-use std::mem::MaybeUninit;
+use std::ptr::NonNull;
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 
+use estafette_sync::platform::memory;
 use estafette_sync::sync::Mutex;
 use estafette_sync::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use estafette_sync::thread::{self, Thread};
@@ -30,11 +31,9 @@ impl Slab {
     /// Zeros, touched.
     fn touched() -> Arc<Self> {
         let mut slab = Box::<Self>::new_uninit();
-        let place: *mut MaybeUninit<Self> = &raw mut *slab;
-        #[cfg(target_os = "linux")]
-        // SAFETY: whole pages that only this function owns. The advice changes their speed alone, so its result does not
-        // matter.
-        let _ = unsafe { libc::madvise(place.cast(), SLAB_BYTES, libc::MADV_HUGEPAGE) };
+        let place = NonNull::from(&mut *slab);
+        // SAFETY: whole pages that only this function owns.
+        unsafe { memory::prefer_large_pages(place.cast(), SLAB_BYTES) };
         // SAFETY: the allocation has the size of `Self`, and only this function owns it. Zero is a value of every integer.
         let slab = unsafe {
             place.write_bytes(0, 1);

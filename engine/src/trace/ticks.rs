@@ -6,6 +6,7 @@
 use std::sync::Arc;
 
 use estafette_devices::host_now_ns;
+use estafette_sync::platform::ticks;
 use estafette_sync::time::Instant;
 
 type Clock = Arc<dyn Fn() -> u64 + Send + Sync>;
@@ -30,7 +31,7 @@ impl Ticks {
         let (began, began_ns) = (Instant::now(), host_now_ns());
         let source = match given {
             Some(clock) => Source::Given(clock),
-            None if counter_is_steady() => Source::Counter,
+            None if ticks::are_steady() => Source::Counter,
             None => Source::Monotonic,
         };
         let mut ticks = Self { source, first: 0, began, began_ns };
@@ -47,7 +48,7 @@ impl Ticks {
     #[inline]
     fn raw(&self) -> u64 {
         match &self.source {
-            Source::Counter => counter(),
+            Source::Counter => ticks::read(),
             Source::Monotonic => self.began.elapsed().as_nanos() as u64,
             Source::Given(clock) => clock(),
         }
@@ -102,33 +103,6 @@ impl Scale {
     pub(super) fn duration(&self) -> u64 {
         self.nanos(self.last)
     }
-}
-
-/// Whether the counter runs at one rate, in all states of the processor and on all of them alike: what Linux calls
-/// `constant_tsc` and `nonstop_tsc` and Intel's manual (volume 3, section 19.17.1) an invariant time stamp counter.
-#[cfg(target_arch = "x86_64")]
-fn counter_is_steady() -> bool {
-    const EXTENDED_MAX: u32 = 0x8000_0000;
-    const POWER: u32 = 0x8000_0007;
-    let known = std::arch::x86_64::__cpuid(EXTENDED_MAX).eax >= POWER;
-    known && std::arch::x86_64::__cpuid(POWER).edx & (1 << 8) != 0
-}
-
-#[cfg(target_arch = "x86_64")]
-#[inline(always)]
-fn counter() -> u64 {
-    // SAFETY: every x86-64 processor has the instruction, and Linux leaves it to programs.
-    unsafe { std::arch::x86_64::_rdtsc() }
-}
-
-#[cfg(not(target_arch = "x86_64"))]
-fn counter_is_steady() -> bool {
-    false
-}
-
-#[cfg(not(target_arch = "x86_64"))]
-fn counter() -> u64 {
-    unreachable!("the counter is used only where it is steady")
 }
 
 #[cfg(test)]

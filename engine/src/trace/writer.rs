@@ -5,6 +5,7 @@ use std::collections::HashMap;
 use std::sync::Arc;
 
 use estafette_report::model::TrackKind;
+use estafette_sync::platform;
 use estafette_sync::sync::Mutex;
 use estafette_sync::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use estafette_sync::thread_local;
@@ -139,10 +140,8 @@ impl ThreadLog {
 
 /// The name of a thread that Rust has not started: `main`, or its number in the system.
 fn unnamed() -> String {
-    let this = std::fs::read_link("/proc/thread-self").unwrap_or_default();
-    let number = this.file_name().map(|number| number.to_string_lossy().into_owned());
-    match number {
-        Some(number) if number == std::process::id().to_string() => "main".into(),
+    match platform::thread::number() {
+        Some(number) if number == std::process::id() => "main".into(),
         Some(number) => format!("thread {number}"),
         None => format!("{:?}", std::thread::current().id()),
     }

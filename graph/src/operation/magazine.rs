@@ -8,12 +8,12 @@
 use std::cell::Cell;
 use std::ptr::NonNull;
 
+use estafette_sync::platform::prefetch::prefetch;
 #[cfg(estafette_shuttle)]
 use estafette_sync::thread_local;
 
 use crate::operation::block::BlockPtr;
 use crate::operation::slab::{List, Slab};
-use crate::prefetch::prefetch;
 
 /// Blocks that move between a thread and its shard at once. A thread keeps at most twice as many, in two
 /// lists (as in Bonwick and Adams, "Magazines and Vmem", 2001). A full list is returned as a whole.

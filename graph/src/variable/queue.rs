@@ -3,9 +3,9 @@
 use std::ptr::NonNull;
 
 use estafette_sync::cell::UnsafeCell;
+use estafette_sync::platform::prefetch::prefetch;
 
 use crate::operation::access::{Access, AccessPtr, Link, Links, Mode};
-use crate::prefetch::prefetch;
 
 /// An intrusive ring of accesses, closed by a link of the queue's own: so no access is the first or the last,
 /// and linking and unlinking need no (unpredictable) branch.

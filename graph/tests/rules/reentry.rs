@@ -43,6 +43,15 @@ fn graphs() -> [Numbers; 2] {
     [Numbers::immortal(), shared]
 }
 
+/// Whether a thread can have a graph for itself. Where the fences of both sides cost the same, none has.
+fn a_thread_can_be_alone() -> bool {
+    let can = estafette_sync::barrier::is_asymmetric();
+    if !can {
+        eprintln!("skipped: every graph is shared");
+    }
+    can
+}
+
 #[test]
 fn a_closure_gets_no_second_reference_to_the_state_that_it_has() {
     watched(|| {
@@ -63,6 +72,9 @@ fn a_closure_gets_no_second_reference_to_the_state_that_it_has() {
 
 #[test]
 fn a_closure_in_a_graph_that_one_thread_has_for_itself_can_do_nothing_with_it() {
+    if !a_thread_can_be_alone() {
+        return;
+    }
     watched(|| {
         let graph = Numbers::immortal();
         let (x, y) = (graph.var(vec![1]), graph.var(vec![2]));
@@ -86,6 +98,9 @@ fn a_closure_in_a_graph_that_one_thread_has_for_itself_can_do_nothing_with_it() 
 
 #[test]
 fn a_refused_closure_does_not_let_another_thread_in() {
+    if !a_thread_can_be_alone() {
+        return;
+    }
     watched(|| {
         let graph = Numbers::immortal();
         let (x, y) = (graph.var(vec![1]), graph.var(vec![2]));

@@ -25,8 +25,25 @@ pub fn files(folder: &Path, extension: &str) -> Result<Vec<PathBuf>, String> {
     Ok(found)
 }
 
-/// `text` without comments and without the tests at its end.
+/// `text` without comments and without the tests and models at its end.
 pub fn code(text: &str) -> String {
-    let text = text.split("#[cfg(test)]\nmod tests {").next().unwrap_or_default();
-    text.lines().map(|line| line.split("//").next().unwrap_or_default()).collect::<Vec<_>>().join("\n")
+    let lines: Vec<&str> = text.lines().map(|line| line.split("//").next().unwrap_or_default()).collect();
+    let end = (0..lines.len()).find(|&at| begins_tests(&lines[at..])).unwrap_or(lines.len());
+    lines[..end].join("\n")
+}
+
+/// Whether the first of `lines` is the condition of a module of tests or models.
+fn begins_tests(lines: &[&str]) -> bool {
+    let conditional = lines[0].starts_with("#[cfg(test)]") || lines[0].starts_with("#[cfg(all(test,");
+    let item = lines.iter().find(|line| !line.is_empty() && !line.starts_with("#["));
+    conditional && item.is_some_and(|item| item.starts_with("mod ") && item.ends_with('{'))
+}
+
+#[cfg(test)]
+mod tests {
+    #[test]
+    fn code_ends_where_tests_or_models_begin() {
+        let code = "let a = 1; // one\n#[cfg(test)]\nfn f() {}\n#[cfg(all(test, unix))]\n#[allow(x)]\nmod models {\n}\n";
+        assert_eq!(super::code(code), "let a = 1; \n#[cfg(test)]\nfn f() {}");
+    }
 }

@@ -7,10 +7,11 @@
 //!
 //! Being looked up, they may also unwind as far as Rust knows, which calls of code of the program need ([`finalization`](crate::interpreter::finalization)).
 
-use std::ffi::{CStr, c_int};
+use std::ffi::{c_int, c_void};
 use std::ptr;
 use std::sync::OnceLock;
 
+use estafette_sync::platform::library::symbol;
 use pyo3::exceptions::PySystemError;
 use pyo3::ffi;
 use pyo3::prelude::*;
@@ -60,18 +61,13 @@ fn found() -> &'static Found {
         // `None`.
         unsafe {
             Found {
-                call: std::mem::transmute::<*mut libc::c_void, Option<Call>>(call),
-                vectorcall_method: std::mem::transmute::<*mut libc::c_void, Option<VectorcallMethod>>(method),
-                context_var_get: std::mem::transmute::<*mut libc::c_void, Option<ContextVarGet>>(get),
-                frame_get_lasti: std::mem::transmute::<*mut libc::c_void, Option<FrameGetLasti>>(lasti),
+                call: std::mem::transmute::<*mut c_void, Option<Call>>(call),
+                vectorcall_method: std::mem::transmute::<*mut c_void, Option<VectorcallMethod>>(method),
+                context_var_get: std::mem::transmute::<*mut c_void, Option<ContextVarGet>>(get),
+                frame_get_lasti: std::mem::transmute::<*mut c_void, Option<FrameGetLasti>>(lasti),
             }
         }
     })
-}
-
-fn symbol(name: &CStr) -> *mut libc::c_void {
-    // SAFETY: looks among what is loaded; the name ends with a zero byte.
-    unsafe { libc::dlsym(libc::RTLD_DEFAULT, name.as_ptr()) }
 }
 
 /// `object.name(*, **keywords)`, where `names` are the names of `values`.

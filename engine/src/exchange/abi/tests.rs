@@ -411,7 +411,7 @@ fn in_a_forked_child_neither_deleters_nor_owners_run() {
     let exported =
         export(&layout, ptr::without_provenance_mut(64), ExportFlags::default(), Abi::Versioned, owner);
     let exported = exported.into_raw_versioned().unwrap().cast::<DLManagedTensorVersioned>();
-    let fine = estafette_sync::process::in_forked_child(|| {
+    let fine = estafette_sync::platform::child::in_forked_child(|| {
         // SAFETY: the child's copies; each is given up once in this process.
         unsafe {
             drop(std::ptr::read(&imported));

@@ -119,7 +119,8 @@ mod tests {
     use super::super::super::abi::{Abi, ExportFlags, export};
     use super::super::super::layout::Layout;
     use super::*;
-    use estafette_sync::process::{in_forked_child, leaked};
+    use estafette_sync::platform::child::in_forked_child;
+    use estafette_sync::process::leaked;
 
     #[test]
     fn an_array_released_in_a_forked_child_stays_the_parents() {

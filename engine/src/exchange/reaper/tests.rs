@@ -355,7 +355,7 @@ fn a_forked_child_leaks_quietly_and_never_hangs() {
         // that lock.
         let _inside = reaper.shared.lock();
         let (reaper, storage) = (&reaper, &storage);
-        estafette_sync::process::in_forked_child(|| {
+        estafette_sync::platform::child::in_forked_child(|| {
             // SAFETY: the child's copy of the storage, given up once in this process.
             reaper.release(FenceSet::default(), unsafe { std::ptr::read(storage) });
             // A fresh reaper, as if the parent had never used one.

@@ -20,6 +20,7 @@ use estafette::devices::{DLDevice, DeviceError, DeviceType, Fence, FenceSet, Que
 use estafette::exchange::ManagedTensor;
 use estafette::lease::Consumer;
 use estafette::{Tensor, Variable};
+use estafette_sync::platform::library::file_name;
 use pyo3::exceptions::{PyTypeError, PyValueError};
 use pyo3::intern;
 use pyo3::prelude::*;
@@ -117,8 +118,8 @@ fn suggest(py: Python<'_>) -> PyResult<()> {
             return Ok(());
         }
         for folder in spec.getattr("submodule_search_locations")?.try_iter()? {
-            let file = std::path::PathBuf::from(folder?.extract::<String>()?);
-            sycl::suggest_library(file.join("libDPCTLSyclInterface.so"));
+            let folder = std::path::PathBuf::from(folder?.extract::<String>()?);
+            sycl::suggest_library(folder.join(file_name("DPCTLSyclInterface")));
         }
         Ok(())
     })

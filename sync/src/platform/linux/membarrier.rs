@@ -27,7 +27,7 @@ trait System {
 }
 
 /// Registers the process. False where the kernel does not know the command, or a sandbox refuses it.
-pub(crate) fn register() -> bool {
+pub(super) fn register() -> bool {
     let registered = Kernel.membarrier(libc::MEMBARRIER_CMD_REGISTER_PRIVATE_EXPEDITED).is_ok();
     if registered {
         page::prepare();
@@ -37,7 +37,7 @@ pub(crate) fn register() -> bool {
 
 /// Makes every processor that runs a thread of this process fence. Ends the process if there is no way to do
 /// so.
-pub(crate) fn fence_everywhere() {
+pub(super) fn fence_everywhere() {
     if Kernel.membarrier(libc::MEMBARRIER_CMD_PRIVATE_EXPEDITED).is_ok() {
         return;
     }
