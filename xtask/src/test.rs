@@ -2,6 +2,7 @@
 
 use std::collections::VecDeque;
 use std::fmt;
+use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use crate::counts::Counts;
@@ -84,7 +85,7 @@ pub fn run(options: &Options) -> Result<bool, String> {
     let mut context = Context { target, python: None, legacy: None, other: None, borrowed: None, quick };
     let mut lines = Vec::new();
     // Each set-up is tried once; if it fails, every suite that needs it reports why.
-    let mut set_up = SetUp::default();
+    let mut set_up = SetUp::downloading(&options.chosen(), quick);
     for suite in options.chosen() {
         let start = Instant::now();
         println!("\n== {}: {}", suite.name, suite.about);
@@ -139,6 +140,8 @@ fn too_new_for_mxnet((major, minor): (u32, u32)) -> Option<String> {
 /// How the set-up of each environment went.
 #[derive(Default)]
 struct SetUp {
+    /// Fills the environments while the first suites compile.
+    downloads: Option<JoinHandle<()>>,
     python: Option<Result<(), String>>,
     legacy: Option<Result<(), String>>,
     other: Option<Result<(), String>>,
@@ -146,9 +149,34 @@ struct SetUp {
 }
 
 impl SetUp {
+    /// Begins to download what `suites` need. A download that fails is tried again, and told of, by the suite that needs it.
+    fn downloading(suites: &[&Suite], quick: bool) -> Self {
+        let able = suites.iter().filter(|suite| missing(suite).is_none());
+        let mut needs: Vec<_> = able.flat_map(|suite| suite.needs).copied().collect();
+        needs.dedup();
+        let download = move || {
+            for need in needs {
+                let _ = match need {
+                    Need::Python => Environment::prepare(peers(quick)),
+                    Need::Legacy => Environment::prepare(Peers::Legacy),
+                    Need::Other => Environment::prepare(Peers::Other),
+                    Need::Borrowed if !quick => Environment::prepare_bare(BORROWED.0, BORROWED.1),
+                    Need::Borrowed | Need::Program(..) => continue,
+                };
+            }
+        };
+        Self { downloads: Some(std::thread::spawn(download)), ..Self::default() }
+    }
+
     /// Sets up what `suite` needs and is not there yet.
     fn prepare(&mut self, suite: &Suite, context: &mut Context) -> Result<(), String> {
         for need in suite.needs {
+            if !matches!(need, Need::Program(..))
+                && let Some(downloads) = self.downloads.take()
+            {
+                // What it could not do is done below.
+                let _ = downloads.join();
+            }
             match need {
                 Need::Program(..) => {}
                 Need::Python => self.python.get_or_insert_with(|| set_up_python(context)).clone()?,
@@ -169,8 +197,13 @@ impl SetUp {
     }
 }
 
+/// What the first environment holds.
+fn peers(quick: bool) -> Peers {
+    if quick { Peers::Small } else { Peers::All }
+}
+
 fn set_up_python(context: &mut Context) -> Result<(), String> {
-    let environment = Environment::prepare(if context.quick { Peers::Small } else { Peers::All })?;
+    let environment = Environment::prepare(peers(context.quick))?;
     let wheel = if context.quick {
         environment.build_wheel(Build::Quick)?
     } else {

@@ -37,6 +37,8 @@ const STRIDE: usize = 16;
 const LIMIT: Duration = Duration::from_secs(60);
 /// A sweep with as much to complain about is over.
 const COMPLAINTS_MAX: usize = 20;
+/// Runs at a time, for each processor: a run mostly waits.
+const LANES: usize = 4;
 /// More than the calls of any function in one run: a sweep that gets here does not end.
 const CALLS_MAX: usize = 1 << 20;
 
@@ -142,7 +144,7 @@ fn failures(programs: &Programs, folder: &Path, sweep: &Sweep) -> (usize, Vec<St
     let next = Mutex::new(Some(1));
     let (runs, struck) = (AtomicUsize::new(0), AtomicUsize::new(0));
     let complaints = Mutex::new(Vec::new());
-    let lanes = std::thread::available_parallelism().map_or(1, usize::from);
+    let lanes = LANES * std::thread::available_parallelism().map_or(1, usize::from);
     std::thread::scope(|scope| {
         for lane in 0..lanes {
             let (next, runs, struck, complaints) = (&next, &runs, &struck, &complaints);
