@@ -9,6 +9,7 @@
 //! | [`statics`] | statics that start anew with each execution of a model |
 //! | [`barrier`] | a store-load fence that costs only one of two sides |
 //! | [`event_count`], [`rundown`] | waiting for a condition; closing something that threads use |
+//! | [`tagged_slot`] | values that any tag may be given for, at any time |
 //! | [`sharded_counter`] | how much is under way, counted without locked instructions |
 //! | [`mod@panic`], [`essential`] | containing panics of foreign code; threads that must not panic |
 //! | [`process`] | what a forked child must not use, wait for or drop |
@@ -39,6 +40,7 @@ pub mod sharded_counter;
 #[cfg(estafette_shuttle)]
 pub mod simulated;
 pub mod stack;
+pub mod tagged_slot;
 pub mod valgrind;
 
 /// Locks and atomics: those of [`std::sync`], loom or shuttle, with a `Mutex` and a `Condvar` without poison.

@@ -2,53 +2,17 @@
 //!
 //! Any value may be given as a handle (see `places.rs`), by any thread at any time: a call *pins* what it uses, and what was
 //! released meanwhile goes when the last call that uses it returns. A lookup takes no lock.
-//!
-//! # The word of a place
-//! Its upper half is the tag, its lower half counts pins. While the handle is in use, its holders together have one pin, so the
-//! count is 0 only when the place is free.
-//!
-//! | step | word |
-//! |---|---|
-//! | filled | new tag, 1 pin |
-//! | a call pins | fails unless the tag is the handle's; one pin more |
-//! | the last holder releases | the bit "in use" goes, and the holders' pin |
-//! | a call, or the last holder, gives a pin up | one pin less; giving up the last one takes the value out and frees the place |
 
-use std::cell::UnsafeCell;
 use std::fmt::Display;
-use std::mem::MaybeUninit;
 use std::ops::Deref;
 
-use estafette_sync::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
-use estafette_sync::thread;
+use estafette_sync::tagged_slot::{NotCounted, TaggedSlot};
 
 use crate::entry::Refusal;
 use crate::places::{self, Kind, Places};
 
 /// The things of one kind that are in use.
-pub(crate) struct Table<T: 'static>(Places<Slot<T>>);
-
-struct Slot<T> {
-    word: AtomicU64,
-    /// Holders of the handle. Those of one that is over are not looked at.
-    holders: AtomicU32,
-    value: UnsafeCell<MaybeUninit<T>>,
-}
-
-// SAFETY: the value is shared by those who have a pin, and moved out by the one who gave up the last.
-unsafe impl<T: Send + Sync> Sync for Slot<T> {}
-
-fn word(tag: u32, pins: u32) -> u64 {
-    (u64::from(tag) << 32) | u64::from(pins)
-}
-
-fn tag_of(word: u64) -> u32 {
-    (word >> 32) as u32
-}
-
-fn pins_of(word: u64) -> u32 {
-    word as u32
-}
+pub(crate) struct Table<T: 'static>(Places<TaggedSlot<T>>);
 
 impl<T: Send + Sync> Table<T> {
     pub(crate) const fn new(kind: Kind) -> Self {
@@ -58,11 +22,7 @@ impl<T: Send + Sync> Table<T> {
     /// A free place, which is filled when nothing can fail any more.
     pub(crate) fn reserve(&'static self) -> Result<Vacant<T>, Refusal> {
         let kind = self.0.kind();
-        let (number, slot) = self.0.take(|| Slot {
-            word: AtomicU64::new(word(kind.first_tag(), 0)),
-            holders: AtomicU32::new(0),
-            value: UnsafeCell::new(MaybeUninit::uninit()),
-        })?;
+        let (number, slot) = self.0.take(|| TaggedSlot::new(kind.first_tag()))?;
         Ok(Vacant { table: self, slot, number })
     }
 
@@ -72,77 +32,33 @@ impl<T: Send + Sync> Table<T> {
         self.pin(handle).ok_or_else(|| self.0.kind().refusal(handle, name))
     }
 
-    /// The tag of a handle that may be in use, and its place.
-    #[inline]
-    fn find<H>(&'static self, handle: *const H) -> Option<(u32, u32, &'static Slot<T>)> {
-        let (tag, number) = places::parts(handle);
-        let slot = self.0.get(number)?;
-        // The tag of a place that is free, or was released during a call, is no handle's.
-        places::may_be_in_use(tag).then_some((tag, number, slot))
-    }
-
     #[inline]
     fn pin<H>(&'static self, handle: *const H) -> Option<Pinned<T>> {
-        let (tag, number, slot) = self.find(handle)?;
-        let mut seen = slot.word.load(Ordering::Relaxed);
-        loop {
-            if tag_of(seen) != tag {
-                return None;
-            }
-            // Acquire: what filled the place is seen.
-            match slot.word.compare_exchange_weak(seen, seen + 1, Ordering::Acquire, Ordering::Relaxed) {
-                Ok(_) => return Some(Pinned { table: self, slot, number }),
-                Err(now) => seen = now,
-            }
-        }
+        let (tag, number) = places::parts(handle);
+        let slot = self.0.get(number)?;
+        slot.pin(tag).then(|| Pinned { table: self, slot, number })
     }
 
     /// Counts one holder more.
     pub(crate) fn retain<H>(&'static self, handle: *const H, name: &str) -> Result<(), Refusal> {
         let pinned = self.get(handle, name)?;
-        let counted = pinned.slot.holders.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |holders| {
-            if holders == 0 { None } else { holders.checked_add(1) }
-        });
-        counted.map(drop).map_err(|holders| match holders {
-            0 => self.0.kind().refusal(handle, name),
-            _ => Refusal::invalid(format!("{name}: too many holders")),
+        // SAFETY: pinned.
+        unsafe { pinned.slot.retain() }.map_err(|why| match why {
+            NotCounted::NotInUse => self.0.kind().refusal(handle, name),
+            NotCounted::TooMany => Refusal::invalid(format!("{name}: too many holders")),
         })
     }
 
     /// Counts one holder less. The value is dropped with the last one, or when the last call that uses it returns.
     pub(crate) fn release<H>(&'static self, handle: *const H, name: &str) -> Result<(), Refusal> {
-        // Mostly there is one holder, and no call under way.
-        if let Some((tag, number, slot)) = self.find(handle)
-            && slot.holders.load(Ordering::Relaxed) == 1
-            && let (alone, free) = (word(tag, 1), word(places::over(tag), 0))
-            && slot.word.compare_exchange(alone, free, Ordering::AcqRel, Ordering::Relaxed).is_ok()
-        {
-            // SAFETY: the last pin was just given up, with a handle in use.
+        let (tag, number) = places::parts(handle);
+        let slot = self.0.get(number).ok_or_else(|| self.0.kind().refusal(handle, name))?;
+        let release = slot.release(tag);
+        if release.was_last {
+            // SAFETY: the last pin was just given up.
             drop(unsafe { self.vacate(slot, number) });
-            return Ok(());
         }
-        let pinned = self.get(handle, name)?;
-        let counted = pinned
-            .slot
-            .holders
-            .fetch_update(Ordering::AcqRel, Ordering::Relaxed, |holders| holders.checked_sub(1));
-        match counted {
-            // The last pin is given up with `pinned`.
-            Ok(1) => self.end(handle, pinned.slot, name),
-            Ok(_) => Ok(()),
-            // Another thread has released it at the same time.
-            Err(_) => Err(self.0.kind().refusal(handle, name)),
-        }
-    }
-
-    /// Ends the use of a handle that the caller has pinned, and gives up one of its two pins, the holders' and the caller's.
-    fn end<H>(&'static self, handle: *const H, slot: &Slot<T>, name: &str) -> Result<(), Refusal> {
-        let (tag, _) = places::parts(handle);
-        let ended = slot.word.fetch_update(Ordering::AcqRel, Ordering::Relaxed, |seen| {
-            (tag_of(seen) == tag).then(|| word(places::over(tag), pins_of(seen) - 1))
-        });
-        // Another thread may have been faster.
-        ended.map(drop).map_err(|_| self.0.kind().refusal(handle, name))
+        if release.is_counted { Ok(()) } else { Err(self.0.kind().refusal(handle, name)) }
     }
 
     /// Ends the use of `handle`, whatever its holders, and gives what it stood for. Waits for calls that use it right now: for kinds
@@ -150,23 +66,24 @@ impl<T: Send + Sync> Table<T> {
     pub(crate) fn take<H>(&'static self, handle: *const H, name: &str) -> Result<T, Refusal> {
         let pinned = self.get(handle, name)?;
         let (slot, number) = (pinned.slot, pinned.number);
-        self.end(handle, slot, name)?;
-        std::mem::forget(pinned);
-        while pins_of(slot.word.load(Ordering::Acquire)) != 1 {
-            thread::yield_now();
+        // SAFETY: pinned by this tag.
+        if !unsafe { slot.end(places::parts(handle).0) } {
+            return Err(self.0.kind().refusal(handle, name));
         }
-        slot.word.fetch_sub(1, Ordering::Relaxed);
-        // SAFETY: the last pin was given up here, and a handle that is over gives none.
-        Ok(unsafe { self.vacate(slot, number) })
+        std::mem::forget(pinned);
+        // SAFETY: pinned, and ended.
+        let value = unsafe { slot.take() };
+        self.0.give_back(number);
+        Ok(value)
     }
 
     /// Takes the value out of a place and frees it.
     ///
     /// # Safety
     /// The caller has given up the last pin.
-    unsafe fn vacate(&'static self, slot: &Slot<T>, number: u32) -> T {
-        // SAFETY: the place was filled, as it had pins, and no other thread has access now.
-        let value = unsafe { (*slot.value.get()).assume_init_read() };
+    unsafe fn vacate(&'static self, slot: &TaggedSlot<T>, number: u32) -> T {
+        // SAFETY: as this function's own contract says.
+        let value = unsafe { slot.vacate() };
         self.0.give_back(number);
         value
     }
@@ -175,7 +92,7 @@ impl<T: Send + Sync> Table<T> {
 /// A place for a handle to be.
 pub(crate) struct Vacant<T: Send + Sync + 'static> {
     table: &'static Table<T>,
-    slot: &'static Slot<T>,
+    slot: &'static TaggedSlot<T>,
     number: u32,
 }
 
@@ -184,12 +101,9 @@ impl<T: Send + Sync> Vacant<T> {
     pub(crate) fn fill<H>(self, value: T) -> *mut H {
         let (table, slot, number) = (self.table, self.slot, self.number);
         std::mem::forget(self);
-        // SAFETY: a free place is only its taker's, and holds nothing.
-        unsafe { (*slot.value.get()).write(value) };
-        let tag = table.0.kind().next_tag(tag_of(slot.word.load(Ordering::Relaxed)));
-        slot.holders.store(1, Ordering::Relaxed);
-        // Release: a thread that pins it sees the value.
-        slot.word.store(word(tag, 1), Ordering::Release);
+        let tag = table.0.kind().next_tag(slot.tag());
+        // SAFETY: a free place is only its taker's.
+        unsafe { slot.fill(tag, value) };
         places::handle(tag, number)
     }
 }
@@ -203,7 +117,7 @@ impl<T: Send + Sync> Drop for Vacant<T> {
 /// Something that a call uses.
 pub(crate) struct Pinned<T: Send + Sync + 'static> {
     table: &'static Table<T>,
-    slot: &'static Slot<T>,
+    slot: &'static TaggedSlot<T>,
     number: u32,
 }
 
@@ -212,17 +126,16 @@ impl<T: Send + Sync> Deref for Pinned<T> {
 
     #[inline]
     fn deref(&self) -> &T {
-        // SAFETY: pinned, so it is there and stays.
-        unsafe { (*self.slot.value.get()).assume_init_ref() }
+        // SAFETY: pinned.
+        unsafe { self.slot.value() }
     }
 }
 
 impl<T: Send + Sync> Drop for Pinned<T> {
     #[inline]
     fn drop(&mut self) {
-        let before = self.slot.word.fetch_sub(1, Ordering::Release);
-        if pins_of(before) == 1 {
-            fence(Ordering::Acquire);
+        // SAFETY: this is the pin.
+        if unsafe { self.slot.unpin() } {
             // SAFETY: the last pin was just given up.
             drop(unsafe { self.table.vacate(self.slot, self.number) });
         }
@@ -232,7 +145,7 @@ impl<T: Send + Sync> Drop for Pinned<T> {
 #[cfg(test)]
 mod tests {
     use std::sync::Arc;
-    use std::sync::atomic::AtomicUsize;
+    use std::sync::atomic::{AtomicUsize, Ordering};
 
     use super::*;
 

@@ -11,6 +11,7 @@ use std::fmt::Display;
 use estafette_sync::process;
 use estafette_sync::sync::atomic::{AtomicU32, Ordering};
 use estafette_sync::sync::{Mutex, MutexGuard, OnceLock};
+use estafette_sync::tagged_slot::IN_USE;
 
 use crate::entry::Refusal;
 use crate::status::estafette_status;
@@ -31,8 +32,6 @@ const KINDS: usize = 7;
 
 /// The kind is in the upper bits of a tag.
 const KIND_SHIFT: u32 = 29;
-/// Set while a handle is in use. The generation is counted above it.
-const IN_USE: u32 = 1;
 
 impl Kind {
     const ALL: [Kind; KINDS - 1] =
@@ -82,16 +81,6 @@ impl Kind {
             _ => format!("{name}: this handle is not in use; {}", self.end()),
         })
     }
-}
-
-/// The tag of what is in use no more.
-pub(crate) fn over(tag: u32) -> u32 {
-    tag & !IN_USE
-}
-
-/// Whether `tag` may be that of a handle.
-pub(crate) fn may_be_in_use(tag: u32) -> bool {
-    tag & IN_USE != 0
 }
 
 /// The handle that `tag` and `number` make.
@@ -256,7 +245,7 @@ mod tests {
     fn tags_say_the_kind_and_never_make_null() {
         let kind = Kind::Engine;
         let first = kind.next_tag(kind.first_tag());
-        let second = kind.next_tag(over(first));
+        let second = kind.next_tag(first & !IN_USE);
         assert_ne!(first, second);
         assert_eq!(
             kind.next_tag(u32::MAX) >> KIND_SHIFT,

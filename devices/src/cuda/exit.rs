@@ -6,13 +6,13 @@
 //! started; handlers run in the opposite order. It refuses calls from then on and waits for those that are
 //! under way. What was in flight stays as it is: nothing fails, and memory is left to the end of the process.
 //!
-//! These are plain `std` atomics: an exit takes part in no protocol.
+//! Calls are uses of a [`Rundown`], whose models check that none begins after the exit has begun to wait.
 
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use estafette_sync::platform::exit;
 use estafette_sync::process::is_forked;
+use estafette_sync::rundown::Rundown;
 
 use crate::{DeviceError, DeviceErrorKind};
 
@@ -21,9 +21,10 @@ const GRACE: Duration = Duration::from_millis(500);
 /// `CUDA_ERROR_DEINITIALIZED`: the driver is shutting down.
 pub(super) const DEINITIALIZED: i32 = 4;
 
-static EXITING: AtomicBool = AtomicBool::new(false);
-/// Calls that are under way.
-static CALLS: AtomicUsize = AtomicUsize::new(0);
+estafette_sync::statics! {
+    /// Closed when the process exits. Calls that are under way are its uses.
+    static DRIVER: Rundown = Rundown::new();
+}
 
 /// To be called once, after the driver has started.
 pub(super) fn arrange() {
@@ -32,21 +33,18 @@ pub(super) fn arrange() {
 }
 
 extern "C" fn at_exit() {
-    begin();
-    let deadline = Instant::now() + GRACE;
-    while CALLS.load(Ordering::SeqCst) > 0 && Instant::now() < deadline {
-        std::thread::yield_now();
-    }
+    // A call that waits for the device goes on.
+    let _ = DRIVER.close(GRACE);
 }
 
 /// Refuses calls from now on.
 pub(super) fn begin() {
-    EXITING.store(true, Ordering::SeqCst);
+    let _ = DRIVER.close(Duration::ZERO);
 }
 
 /// Whether calls are refused.
 pub(super) fn has_begun() -> bool {
-    EXITING.load(Ordering::Relaxed)
+    DRIVER.is_closed()
 }
 
 /// Whether nothing of the driver works in this process any more: it exits, or is a forked child.
@@ -62,18 +60,16 @@ impl Call {
     /// # Errors
     /// The process exits. The code is the driver's own for that.
     pub(super) fn begin() -> Result<Self, DeviceError> {
-        CALLS.fetch_add(1, Ordering::SeqCst);
-        let call = Self(());
-        if EXITING.load(Ordering::SeqCst) {
-            let message = "the process exits: the CUDA driver is not called any more";
-            return Err(DeviceError::new(DeviceErrorKind::Other, message).with_code(DEINITIALIZED.into()));
+        if DRIVER.enter() {
+            return Ok(Self(()));
         }
-        Ok(call)
+        let message = "the process exits: the CUDA driver is not called any more";
+        Err(DeviceError::new(DeviceErrorKind::Other, message).with_code(DEINITIALIZED.into()))
     }
 }
 
 impl Drop for Call {
     fn drop(&mut self) {
-        CALLS.fetch_sub(1, Ordering::SeqCst);
+        DRIVER.leave();
     }
 }
