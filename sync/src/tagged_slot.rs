@@ -102,7 +102,7 @@ impl<T> TaggedSlot<T> {
     #[inline]
     pub fn pin(&self, tag: u32) -> bool {
         let mut seen = self.word.load(Ordering::Relaxed);
-        // The tag of what is not in use is nobody's to give.
+        // A free slot has a tag without the bit.
         while tag_of(seen) == tag && tag & IN_USE != 0 {
             // Acquire: what filled the slot is seen.
             match self.word.compare_exchange_weak(seen, seen + 1, Ordering::Acquire, Ordering::Relaxed) {

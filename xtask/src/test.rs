@@ -149,7 +149,7 @@ struct SetUp {
 }
 
 impl SetUp {
-    /// Begins to download what `suites` need. A download that fails is tried again, and told of, by the suite that needs it.
+    /// Begins to download what `suites` need. The suite that needs a failed download tries it again, and reports a failure.
     fn downloading(suites: &[&Suite], quick: bool) -> Self {
         let able = suites.iter().filter(|suite| missing(suite).is_none());
         let mut needs: Vec<_> = able.flat_map(|suite| suite.needs).copied().collect();
