@@ -9,7 +9,7 @@
 //! - *Fill*: a new tag, one holder, one pin.
 //! - *Pin*: one pin more; fails unless the tag is that of the value.
 //! - *End*, by the last holder: the bit "in use" goes, and the holders' pin.
-//! - *Unpin*: one pin less. Whoever gave up the last one takes the value out, and the slot is free.
+//! - *Unpin*: one pin less. The thread that gave up the last one takes the value out, and the slot is free.
 //!
 //! # The excluded races
 //! A pin that comes after the end: the end changes the tag in the same step. A use of the value while it is taken out, or after: the
