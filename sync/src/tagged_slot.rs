@@ -31,7 +31,7 @@ pub const IN_USE: u32 = 1;
 /// See the module. A value that is still there is not dropped with its slot.
 pub struct TaggedSlot<T> {
     word: AtomicU64,
-    /// Of a value that is not in use any more, nothing looks at them.
+    /// They count only while the value is in use.
     holders: AtomicU32,
     value: UnsafeCell<MaybeUninit<T>>,
 }
@@ -295,7 +295,7 @@ mod models {
         fn release(&self) -> bool {
             let Release { is_counted, was_last } = self.slot.release(FIRST);
             if was_last {
-                // SAFETY: as said.
+                // SAFETY: it was the last pin.
                 drop(unsafe { self.slot.vacate() });
             }
             is_counted
@@ -380,7 +380,7 @@ mod models {
             let other = Arc::clone(&model);
             let other = thread::spawn(move || (other.call(FIRST), other.call(SECOND)));
             if model.slot.release(FIRST).was_last {
-                // SAFETY: as said; then the slot is free.
+                // SAFETY: it was the last pin. Then the slot is free.
                 drop(unsafe { model.slot.vacate() });
                 model.fill(SECOND);
                 assert!(model.call(SECOND));

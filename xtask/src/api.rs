@@ -54,10 +54,7 @@ pub fn check(target: &Path) -> Result<Vec<String>, String> {
 pub fn docs(target: &Path) -> Result<Command, String> {
     // Only rustdoc is allowed what is unstable: build scripts that see the variable would run again, and all that depends on them.
     let script = target.join("rustdoc-json");
-    install::write(&script, "#!/bin/sh\nRUSTC_BOOTSTRAP=1 exec rustdoc \"$@\"\n")?;
-    let mut executable = shell::command("chmod");
-    executable.arg("755").arg(&script);
-    shell::run(executable)?;
+    install::write_script(&script, "#!/bin/sh\nRUSTC_BOOTSTRAP=1 exec rustdoc \"$@\"\n")?;
     let features: Vec<_> =
         lint::features(target)?.iter().map(|feature| format!("estafette/{feature}")).collect();
     let mut command = shell::cargo(target, &["doc", "--workspace", "--no-deps", "--features"]);

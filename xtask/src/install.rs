@@ -1,6 +1,7 @@
 //! `cargo xtask install PREFIX`: the C library as C programs want it.
 
 use std::fs;
+use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 
 use crate::suites::TESTED;
@@ -87,6 +88,13 @@ pub fn copy(from: &Path, to: &Path) -> Result<(), String> {
 pub fn write(to: &Path, text: &str) -> Result<(), String> {
     make_room(to)?;
     fs::write(to, text).map_err(|error| format!("cannot write {}: {error}", to.display()))
+}
+
+/// Writes a program that the shell runs.
+pub fn write_script(to: &Path, text: &str) -> Result<(), String> {
+    write(to, text)?;
+    fs::set_permissions(to, fs::Permissions::from_mode(0o755))
+        .map_err(|error| format!("cannot make {} executable: {error}", to.display()))
 }
 
 fn make_room(to: &Path) -> Result<(), String> {

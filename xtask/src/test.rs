@@ -151,9 +151,12 @@ struct SetUp {
 impl SetUp {
     /// Begins to download what `suites` need. The suite that needs a failed download tries it again, and reports a failure.
     fn downloading(suites: &[&Suite], quick: bool) -> Self {
-        let able = suites.iter().filter(|suite| missing(suite).is_none());
-        let mut needs: Vec<_> = able.flat_map(|suite| suite.needs).copied().collect();
-        needs.dedup();
+        let mut needs = Vec::new();
+        for need in suites.iter().filter(|suite| missing(suite).is_none()).flat_map(|suite| suite.needs) {
+            if !needs.contains(need) {
+                needs.push(*need);
+            }
+        }
         let download = move || {
             for need in needs {
                 let _ = match need {

@@ -1,7 +1,7 @@
 //! Handles: what the caller holds of a tensor, a lease, a promise, an engine or a program.
 //!
 //! Any value may be given as a handle (see `places.rs`), by any thread at any time: a call *pins* what it uses, and what was
-//! released meanwhile goes when the last call that uses it returns. A lookup takes no lock.
+//! released meanwhile goes when the last call that uses it returns. A lookup takes no lock. The protocol is that of [`TaggedSlot`].
 
 use std::fmt::Display;
 use std::ops::Deref;

@@ -3,9 +3,8 @@
 #![forbid(unsafe_code)]
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::Mutex;
 use std::sync::mpsc::channel;
-use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use estafette_graph::{Graph, Mode, Var};
@@ -43,15 +42,6 @@ fn graphs() -> [Numbers; 2] {
     [Numbers::immortal(), shared]
 }
 
-/// Whether a thread can have a graph for itself. Where the fences of both sides cost the same, none has.
-fn a_thread_can_be_alone() -> bool {
-    let can = estafette_sync::barrier::is_asymmetric();
-    if !can {
-        eprintln!("skipped: every graph is shared");
-    }
-    can
-}
-
 #[test]
 fn a_closure_gets_no_second_reference_to_the_state_that_it_has() {
     watched(|| {
@@ -70,11 +60,10 @@ fn a_closure_gets_no_second_reference_to_the_state_that_it_has() {
     });
 }
 
+/// In the portable form no thread has a graph for itself.
+#[cfg(not(estafette_portable))]
 #[test]
 fn a_closure_in_a_graph_that_one_thread_has_for_itself_can_do_nothing_with_it() {
-    if !a_thread_can_be_alone() {
-        return;
-    }
     watched(|| {
         let graph = Numbers::immortal();
         let (x, y) = (graph.var(vec![1]), graph.var(vec![2]));
@@ -96,11 +85,13 @@ fn a_closure_in_a_graph_that_one_thread_has_for_itself_can_do_nothing_with_it() 
     });
 }
 
+/// In the portable form no thread has a graph for itself.
+#[cfg(not(estafette_portable))]
 #[test]
 fn a_refused_closure_does_not_let_another_thread_in() {
-    if !a_thread_can_be_alone() {
-        return;
-    }
+    use std::sync::Arc;
+    use std::sync::atomic::{AtomicBool, Ordering};
+
     watched(|| {
         let graph = Numbers::immortal();
         let (x, y) = (graph.var(vec![1]), graph.var(vec![2]));

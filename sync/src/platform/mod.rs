@@ -1,5 +1,5 @@
 //! The one door to what is Linux or x86-64 only. Each part has a special form and a portable one, which needs the standard library
-//! alone; the lines below choose. No other file of the project names an operating system or a processor (`cargo xtask lint` counts).
+//! alone; the lines below choose. `cargo xtask lint` counts what code that users install names an operating system or a processor elsewhere.
 //!
 //! | part | Linux | portable |
 //! |---|---|---|

@@ -248,10 +248,7 @@ pub fn linker() -> Result<String, String> {
          PATH='{}':$PATH exec python3 -m maturin zig cc -- -target {ZIG_TARGET} \"$@\"\n",
         tools.path().join("bin").display()
     );
-    install::write(&script, &text)?;
-    let mut executable = shell::command("chmod");
-    executable.arg("755").arg(&script);
-    shell::run(executable)?;
+    install::write_script(&script, &text)?;
     Ok(format!("linker={}", script.display()))
 }
 
