@@ -98,37 +98,37 @@ fn a_copy_for_a_consumer_is_flagged_and_holds_no_lease() {
 
 #[test]
 fn readers_that_come_and_go_never_see_a_writer_at_work() {
-    const ROUNDS: usize = 2_000;
     let engine = engine(2);
     let x = tensor(&engine, 0.0);
     let writing = std::sync::Arc::new(AtomicBool::new(false));
     std::thread::scope(|scope| {
-        let readers: Vec<_> = (0..2)
-            .map(|_| {
-                scope.spawn(|| {
-                    let mut let_in = 0;
-                    for _ in 0..ROUNDS {
-                        let Some(lent) = at_once(&x) else { continue };
-                        assert!(!writing.load(Ordering::SeqCst), "let in while a writer was at work");
-                        let_in += 1;
-                        drop(lent);
-                    }
-                    let_in
-                })
-            })
-            .collect();
-        for _ in 0..ROUNDS / 10 {
-            let at_work = std::sync::Arc::clone(&writing);
-            let op = engine.op("write").writes([&x]).run(move |[], [_]| {
-                at_work.store(true, Ordering::SeqCst);
-                std::hint::spin_loop();
-                at_work.store(false, Ordering::SeqCst);
-                Ok(())
-            });
-            op.unwrap().wait().unwrap();
-        }
-        let let_in: usize = readers.into_iter().map(|reader| reader.join().unwrap()).sum();
-        assert!(let_in > 0, "no reader was ever let in");
+        let writer = scope.spawn(|| {
+            for _ in 0..200 {
+                let at_work = std::sync::Arc::clone(&writing);
+                let op = engine.op("write").writes([&x]).run(move |[], [_]| {
+                    at_work.store(true, Ordering::SeqCst);
+                    std::hint::spin_loop();
+                    at_work.store(false, Ordering::SeqCst);
+                    Ok(())
+                });
+                op.unwrap().wait().unwrap();
+            }
+        });
+        let reads = || {
+            let mut let_in = false;
+            // A reader that met only writers goes on until it is let in.
+            while !writer.is_finished() || !let_in {
+                let Some(lent) = at_once(&x) else { continue };
+                assert!(!writing.load(Ordering::SeqCst), "let in while a writer was at work");
+                let_in = true;
+                drop(lent);
+            }
+        };
+        std::thread::scope(|scope| {
+            scope.spawn(reads);
+            reads();
+        });
+        writer.join().unwrap();
     });
     assert!(engine.diagnose().operations.is_empty());
 }
