@@ -213,7 +213,8 @@ impl<J: Job> Context<J> {
     }
 
     fn take_with_turn(&self) -> Option<J> {
-        self.shared.queues.take(self.index, &self.deque, self.ticks.get())
+        let in_rows = self.shared.concurrency.as_ref().is_some_and(|concurrency| concurrency.runs_in_rows());
+        self.shared.queues.take(self.index, &self.deque, self.ticks.get(), in_rows)
     }
 
     fn take_unless_shut_down(&self) -> Option<J> {
