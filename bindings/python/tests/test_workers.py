@@ -1,6 +1,7 @@
 """Which threads run Python functions, and what these threads leave to others."""
 
 import asyncio
+import itertools
 import sys
 import threading
 
@@ -32,6 +33,21 @@ class TestWithoutWorkers:
         assert set(threads) == {threading.get_ident()}
         eng.wait_all()
         assert len(threads) == 100
+
+    def test_functions_of_one_kind_follow_each_other(self, eng, np):
+        order = []
+
+        def step(name, *_):
+            order.append(name)
+            return np.zeros(1)
+
+        for _ in range(100):
+            x = eng.call(step, "a")
+            x = eng.call(step, "b", x, using=np.from_dlpack)
+            eng.call(step, "c", x, using=np.from_dlpack)
+        eng.wait_all()
+        rows = [len(list(row)) for _, row in itertools.groupby(order)]
+        assert sum(rows) == 300 and max(rows) > 20 and len(rows) < 60, order
 
     def test_an_await_runs_functions_on_another_thread(self, eng, np):
         async def later():

@@ -57,12 +57,14 @@ impl Core {
     }
 
     /// Caller-runs policy: with no workers and `BACKLOG` ready operations, the submitting thread runs `op` at
-    /// once. Running `op` is then cheaper than queueing it.
+    /// once. Running `op` is then cheaper than queueing it. Of operations that need a shared lock it runs the
+    /// whole backlog, in the order of submission, as their code is then in the caches.
     #[inline(always)]
     pub(crate) fn runs_at_once(&self, op: &OpGranted) -> bool {
         self.has_no_workers()
             && op.payload().priority == 0
-            && (self.is_caller_running() || self.pool.backlog() >= BACKLOG)
+            && (self.pool.backlog() >= BACKLOG
+                || (self.is_caller_running() && op.payload().kind != Kind::NeedsLock))
             && context::current().is_none()
             && context::may_help()
     }

@@ -107,6 +107,12 @@ pub(crate) fn dispatch_one(granted: OpGranted) {
 /// Runs an operation on the thread that submitted it.
 #[inline]
 fn run_at_once(granted: OpGranted) {
+    if granted.payload().kind == Kind::NeedsLock {
+        let core = granted.payload().core.clone();
+        push(granted);
+        while core.help_any() {}
+        return;
+    }
     if !granted.payload().core.is_caller_running() {
         let core = granted.payload().core.clone();
         core.begin_caller_runs();
