@@ -97,21 +97,21 @@ fn assert_kept(out: &str, checks: usize) {
 fn the_libraries_keep_the_rules() {
     let files = [example("check_libraries.c"), checks(), example("pool.c"), example("reader.c")];
     for out in run_files("check_libraries", &files, false) {
-        assert_kept(&out, 14 + 7 + 7);
+        assert_kept(&out, 15 + 7 + 7);
     }
 }
 
 #[test]
 fn estafette_keeps_the_rules() {
     for out in run_files("check_estafette", &[example("check_estafette.c"), checks()], true) {
-        assert_kept(&out, 14 + 7);
+        assert_kept(&out, 15 + 7);
     }
 }
 
 /// A library that breaks a rule: a file, what is in it and what becomes of that, and a check that fails then.
 struct Mutant(&'static str, &'static str, &'static str, &'static str);
 
-const MUTANTS: [Mutant; 23] = [
+const MUTANTS: [Mutant; 24] = [
     // Producers.
     Mutant(
         "pool.c",
@@ -158,6 +158,12 @@ const MUTANTS: [Mutant; 23] = [
         "if (self->status != DLPACK_FENCE_DEVICE) {",
         "if (self->status <= 0) {",
         "memory_is_not_given_back_after_a_fault_of_a_device",
+    ),
+    Mutant(
+        "pool.c",
+        "if (writer) writer->run = lose, push(&owner->ready, writer);",
+        "if (writer) push(&owner->ready, writer);",
+        "a_write_after_a_fault_of_a_device_fails",
     ),
     Mutant(
         "pool.c",

@@ -50,7 +50,7 @@ class Fence(ctypes.Structure):
     ]
 
     def state(self):
-        return self.query(self.context)
+        return self.query(self.context) if self.query else DONE
 
     def text(self):
         """Why it has failed, or None."""
