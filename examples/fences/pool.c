@@ -41,7 +41,7 @@ typedef struct version {
 struct pool_tensor {
   pool *owner;
   int holders; /* the handle, tasks, and uses of versions */
-  int lost;    /* a device broke in a consumer's work: the memory is neither written nor given back any more */
+  int lost;    /* a device broke in a consumer's work: the memory is never given back */
   version *now;
   int64_t length;
   float *values;
@@ -237,21 +237,15 @@ static void use_begins(pool_tensor *tensor, version *content) {
   dlpack_fence_retain(&content->fence);
 }
 
-static void lose(task *self);
-
 static void consumer_done(task *self) {
   pool *owner = self->owner;
-  if (self->status != DLPACK_FENCE_DEVICE) {
-    use_over(self->tensor, self->version);
-  } else { /* Nothing is known of the consumer's work. */
+  if (self->status == DLPACK_FENCE_DEVICE) { /* Nothing is known of the consumer's work: the memory is never given back. */
     pthread_mutex_lock(&owner->lock);
-    if (!self->tensor->lost) self->tensor->lost = 1, owner->lost++;
-    task *writer = self->version->writer;
-    self->version->writer = NULL;
-    if (writer) writer->run = lose, push(&owner->ready, writer);
+    if (!self->tensor->lost) self->tensor->lost = 1, self->tensor->holders++, owner->lost++;
     pthread_cond_broadcast(&owner->changed);
     pthread_mutex_unlock(&owner->lock);
   }
+  use_over(self->tensor, self->version);
   task_free(self);
 }
 
@@ -316,9 +310,6 @@ static void fill(task *self) {
   for (int64_t i = 0; i < self->tensor->length; i++) self->tensor->values[i] = self->first + (float)i;
   settle(self, DLPACK_FENCE_DONE, NULL);
 }
-
-/* A write that would come after a fault of a device. */
-static void lose(task *self) { settle(self, DLPACK_FENCE_DEVICE, "a device broke in a consumer's work"); }
 
 static void fail(task *self) { settle(self, DLPACK_FENCE_FAILED, "the pool is empty"); }
 
@@ -388,8 +379,7 @@ void pool_refill(pool_tensor *tensor, float first, int ms) {
   pthread_mutex_lock(&owner->lock);
   before = tensor->now;
   tensor->now = after;
-  if (tensor->lost) making->run = lose;
-  if (before->uses && !tensor->lost) before->writer = making;
+  if (before->uses) before->writer = making;
   else push(&owner->ready, making), pthread_cond_signal(&owner->changed);
   pthread_mutex_unlock(&owner->lock);
   dlpack_fence_release(&before->fence);

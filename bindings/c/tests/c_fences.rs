@@ -149,21 +149,22 @@ const MUTANTS: [Mutant; 24] = [
     Mutant("pool.c", "  push(&owner->polled, added);\n", "", "a_consumers_fence_that_is_polled"),
     Mutant(
         "pool.c",
-        "if (self->status != DLPACK_FENCE_DEVICE) {",
-        "if (self->status == DLPACK_FENCE_DONE) {",
+        "if (self->status == DLPACK_FENCE_DEVICE) {",
+        "if (self->status != DLPACK_FENCE_DONE) {",
         "a_consumers_work_that_fails_ends_its_use",
     ),
     Mutant(
         "pool.c",
-        "if (self->status != DLPACK_FENCE_DEVICE) {",
-        "if (self->status <= 0) {",
+        "if (self->status == DLPACK_FENCE_DEVICE) {",
+        "if (self->status > 0) {",
         "memory_is_not_given_back_after_a_fault_of_a_device",
     ),
     Mutant(
         "pool.c",
-        "if (writer) writer->run = lose, push(&owner->ready, writer);",
-        "if (writer) push(&owner->ready, writer);",
-        "a_write_after_a_fault_of_a_device_fails",
+        "  use_over(self->tensor, self->version);\n  task_free(self);\n}\n\nstatic int32_t add_done",
+        "  if (self->status != DLPACK_FENCE_DEVICE) use_over(self->tensor, self->version);\n  task_free(self);\n}\n\nstatic \
+         int32_t add_done",
+        "a_write_after_a_fault_of_a_device_begins",
     ),
     Mutant(
         "pool.c",

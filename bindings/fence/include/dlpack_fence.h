@@ -117,11 +117,11 @@ typedef struct DLFence {
  * R9   The consumer calls `add_done` for each piece of its work that may outlive the call of the deleter, before that call. The producer
  *      copies and retains the fence. Any result but DLPACK_FENCE_DONE: not accepted, so the consumer must wait before the deleter.
  * R10  The consumer must call the deleter once, on any thread, also if `ready` is pending or failed; or it refuses the struct untouched.
- * R11  The producer must not write, free or reuse the memory before the deleter was called and every fence of `add_done` has settled, nor
- *      ever after DLPACK_FENCE_DEVICE; after another failure what the consumer may write is undefined.
+ * R11  The producer must not write, free or reuse the memory before the deleter was called and every fence of `add_done` has settled. After
+ *      DLPACK_FENCE_DEVICE it must not free or reuse the memory; after every failure what the consumer may write is undefined.
  * R12  Several consumers get a struct each. Read-only ones may run at once; the producer writes after all of them.
  * R13  For a stream that captures a graph `order_on` must return DLPACK_FENCE_PENDING and leave the capture as it is.
- * R14  A write that waits for a done fence must fail, as DLPACK_FENCE_DEVICE, if that fence does; after another failure it begins. */
+ * R14  A write of the tensor that waits for a done fence begins when that fence has settled, however: a failure must not hold it up. */
 #define DLPACK_FENCE_DESCRIBED_LATE 1u
 typedef struct DLManagedTensorFenced {
   DLManagedTensorVersioned managed;

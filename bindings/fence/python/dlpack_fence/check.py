@@ -167,6 +167,10 @@ def producer_work_that_fails_ends_its_use(library):
     producer_writes_wait(library, FAILED)
 
 
+def producer_a_write_after_a_fault_of_a_device_begins(library):
+    producer_writes_wait(library, dlpack_fence.DEVICE)
+
+
 def producer_two_consumers(library):
     tensor, first = finished(library)
     second, now, works = given(library, tensor), bytes_of(first), [Flag(), Flag()]
