@@ -14,7 +14,7 @@ from doubles import Library, wait_until
 FENCES = pathlib.Path(__file__).parents[2] / "fence"
 sys.path.insert(0, str(FENCES / "python"))
 
-import dlpack_fence  # noqa: E402
+import dlpack_fence.check  # noqa: E402
 from dlpack_fence import DONE, PENDING, Device, Fence, libraries, take  # noqa: E402
 
 CUDA, SIZE = Device(2, 0), 64
@@ -154,3 +154,17 @@ class TestAdapters:
         sim.unblock(lib.default)
         taken.wait()
         taken.close()
+
+
+class Gives:
+    give = None
+
+
+# All but the failure: work of a stream fails with its whole context, and then no event can be asked.
+@pytest.mark.parametrize("check", [name for name in dlpack_fence.check.checks_of(Gives) if name != "producer_failure"])
+def test_a_library_on_the_simulated_driver_keeps_the_rules(check):
+    here = pathlib.Path(__file__).parent
+    path = os.pathsep.join([str(FENCES / "python"), str(here), *filter(None, [os.environ.get("PYTHONPATH")])])
+    command = [sys.executable, "-m", "dlpack_fence.check", "fence_checked", check]
+    ran = subprocess.run(command, env={**os.environ, "PYTHONPATH": path}, capture_output=True, text=True, timeout=100)
+    assert ran.returncode == 0, ran.stdout + ran.stderr

@@ -53,6 +53,13 @@ class TestPyTorch:
         del y
         until(lambda: x.back == 1)
 
+    @pytest.mark.parametrize("max_version", [None, (1, 0)])
+    def test_a_capsule_that_is_dropped_is_given_back(self, np, max_version):
+        x = Late(np.zeros(3))
+        x.ready.settle()
+        take(x).__dlpack__(max_version=max_version)
+        until(lambda: x.back == 1)
+
     def test_it_does_not_take_what_has_failed(self, np, torch):
         x = Late(np.zeros(3))
         x.ready.settle(FAILED, "no ink")
@@ -95,7 +102,12 @@ class TestJax:
         taken.close()
         x = Late(np.arange(3.0, dtype="float32"))
         x.ready.settle()
-        assert jax.dlpack.from_dlpack(take(x)).tolist() == [0, 1, 2]
+        y = jax.dlpack.from_dlpack(take(x))
+        assert y.tolist() == [0, 1, 2] and x.back == 0
+        del y
+        until(lambda: x.back == 1)
+        with pytest.raises(BufferError, match="read-only"):
+            take(libraries.jax(jnp.arange(5))).__dlpack__()
 
     def test_what_is_not_ready_is_described_late_and_nothing_waits(self, jnp):
         gate = threading.Event()

@@ -1,7 +1,7 @@
 """Fences beside DLPack, in Python: `dlpack_fence.h` by `ctypes`, for producers and consumers without an extension of their own.
 
 A producer gives ``__dlpack_fence__`` beside ``__dlpack__``, and answers with `give`; a consumer calls `take`. See the header for the
-rules. Nothing but CPython is needed; what is given must have a versioned DLPack capsule (NumPy 2.1 and newer).
+rules. Nothing but CPython is needed; what is given must take ``max_version`` in its ``__dlpack__`` (NumPy 2.1 and newer).
 
 The functions of a `Flag` are Python code: a library that calls one on a thread of its own waits for the Python lock there.
 """
@@ -16,6 +16,7 @@ DONE, PENDING, TIMEOUT, INVALID, FAILED, DEVICE, CANCELLED = 0, 1, 2, -1, -2, -3
 DESCRIBED_LATE = 1
 FENCED, USED_FENCED = b"dltensor_fenced", b"used_dltensor_fenced"
 VERSIONED, USED_VERSIONED = b"dltensor_versioned", b"used_dltensor_versioned"
+PLAIN, USED_PLAIN = b"dltensor", b"used_dltensor"
 
 _i32, _u32, _u64, _pointer = ctypes.c_int32, ctypes.c_uint32, ctypes.c_uint64, ctypes.c_void_p
 CALLBACK = ctypes.CFUNCTYPE(None, _pointer, _i32, ctypes.c_char_p)
@@ -96,6 +97,13 @@ Managed._fields_ = [
     ("flags", _u64),
     ("dl_tensor", Tensor),
 ]
+
+
+class Unversioned(ctypes.Structure):
+    """`DLManagedTensor`, which does not say whether it may be written."""
+
+    _fields_ = [("dl_tensor", Tensor), ("manager_ctx", _pointer), ("deleter", DELETER)]
+    minor, flags = 0, 1
 
 
 class Fenced(ctypes.Structure):
@@ -292,11 +300,12 @@ class _Given:
         _given[self.address] = self
 
     def describe(self, capsule):
-        pointer = _python.PyCapsule_GetPointer(capsule, VERSIONED)
-        self._plain = plain = ctypes.cast(pointer, ctypes.POINTER(Managed)).contents
-        _python.PyCapsule_SetName(capsule, USED_VERSIONED)
+        versioned = _raw.PyCapsule_IsValid(id(capsule), VERSIONED)
+        name, used, kind = (VERSIONED, USED_VERSIONED, Managed) if versioned else (PLAIN, USED_PLAIN, Unversioned)
+        self._plain = plain = kind.from_address(_python.PyCapsule_GetPointer(capsule, name))
+        _python.PyCapsule_SetName(capsule, used)
         managed = self.raw.managed
-        managed.major, managed.minor, managed.flags = plain.major, plain.minor, plain.flags
+        managed.minor, managed.flags = plain.minor, plain.flags
         managed.dl_tensor = plain.dl_tensor
 
     def describe_late(self, export):
@@ -355,11 +364,12 @@ _drop_pointer = ctypes.cast(_drop_capsule, _pointer)
 
 
 def give(array, ready, over=None, **arguments):
-    """The answer of ``__dlpack_fence__``: `array` (an object with a versioned DLPack capsule, given without waiting), which may be read when
+    """The answer of ``__dlpack_fence__``: `array` (an object with ``__dlpack__``, which does not wait), which may be read when
     the `Flag` `ready` is done. `over()` is called once when the consumer's deleter was called and its fences have settled. `arguments` are
     for the array's ``__dlpack__``."""
+    capsule = array.__dlpack__(max_version=(1, 0), **arguments)
     made = _Given(ready, over)
-    made.describe(array.__dlpack__(max_version=(1, 0), **arguments))
+    made.describe(capsule)
     return _python.PyCapsule_New(made.address, FENCED, _drop_pointer)
 
 
@@ -426,8 +436,6 @@ class Taken:
     def __dlpack__(self, *, stream=None, max_version=None, **_):
         """Hands the tensor on to a library that knows no fences: `stream` of CUDA is ordered after `ready`, and a fence of it is added before
         the deleter; else the host waits. This object is closed then."""
-        if max_version is None or max_version[0] < 1:
-            raise BufferError("only versioned capsules are given")
         from .libraries import cuda_event
 
         device, ready = self.__dlpack_device__(), self.raw.ready
@@ -439,8 +447,20 @@ class Taken:
             self._deleter, self._stream = DELETER.from_buffer_copy(managed.deleter), stream
             _lent[self._address] = self
             managed.deleter = _hand_back
+        if max_version is None or max_version[0] < 1:
+            return self._unversioned()
         self._closed = True
         return _python.PyCapsule_New(self._address, VERSIONED, _drop_plain_pointer)
+
+    def _unversioned(self):
+        managed = self.raw.managed
+        if managed.flags & 1:
+            raise BufferError("the memory is read-only, which only a versioned capsule says")
+        made = Unversioned(managed.dl_tensor, None, _hand_back_unversioned)
+        address = ctypes.addressof(made)
+        _lent[address] = (made, lambda: managed.deleter(self._address))
+        self._closed = True
+        return _python.PyCapsule_New(address, PLAIN, _drop_plain_pointer)
 
     def _hand_back(self):
         from .libraries import cuda_event
@@ -470,13 +490,15 @@ class Taken:
 
 _lent = {}
 _hand_back = DELETER(lambda address: _lent.pop(address)._hand_back())
+_hand_back_unversioned = DELETER(lambda address: _lent.pop(address)[1]())
 
 
 @ctypes.CFUNCTYPE(None, _pointer)
 def _drop_plain(capsule):
-    if _raw.PyCapsule_IsValid(capsule, VERSIONED):
-        address = _raw.PyCapsule_GetPointer(capsule, VERSIONED)
-        Managed.from_address(address).deleter(address)
+    for name, kind in ((VERSIONED, Managed), (PLAIN, Unversioned)):
+        if _raw.PyCapsule_IsValid(capsule, name):
+            address = _raw.PyCapsule_GetPointer(capsule, name)
+            kind.from_address(address).deleter(address)
 
 
 _drop_plain_pointer = ctypes.cast(_drop_plain, _pointer)
