@@ -103,7 +103,7 @@ class TestJax:
         x = Late(np.arange(3.0, dtype="float32"))
         x.ready.settle()
         y = jax.dlpack.from_dlpack(take(x))
-        assert y.tolist() == [0, 1, 2] and x.back == 0
+        assert y.tolist() == [0, 1, 2]  # a view, or a copy where JAX wants another alignment
         del y
         until(lambda: x.back == 1)
         with pytest.raises(BufferError, match="read-only"):

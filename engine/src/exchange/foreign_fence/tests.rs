@@ -397,7 +397,7 @@ fn a_fence_without_a_query_is_done_and_nothing_of_it_is_called() {
     let foreign = Foreign::new();
     let fence = take_over(RawFence { query: None, ..foreign.telling() }).unwrap();
     assert!(matches!(fence.state(), FenceState::Done));
-    assert_eq!(fence.wait_timeout(None), Some(Ok(())));
+    assert!(matches!(fence.wait_timeout(None), Some(Ok(()))));
     assert_eq!((foreign.holders(), foreign.calls.lock().len()), (1, 0));
 }
 
