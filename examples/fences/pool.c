@@ -41,6 +41,7 @@ typedef struct version {
 struct pool_tensor {
   pool *owner;
   int holders; /* the handle, tasks, and uses of versions */
+  int lost;    /* a device broke in a consumer's work: the memory is never given back */
   version *now;
   int64_t length;
   float *values;
@@ -238,14 +239,13 @@ static void use_begins(pool_tensor *tensor, version *content) {
 
 static void consumer_done(task *self) {
   pool *owner = self->owner;
-  if (self->status != DLPACK_FENCE_DEVICE) {
-    use_over(self->tensor, self->version);
-  } else { /* Nothing is known of the consumer's work: the memory is given up, and never reused. */
+  if (self->status == DLPACK_FENCE_DEVICE) { /* Nothing is known of the consumer's work: the memory is never given back. */
     pthread_mutex_lock(&owner->lock);
-    owner->lost++;
+    if (!self->tensor->lost) self->tensor->lost = 1, self->tensor->holders++, owner->lost++;
     pthread_cond_broadcast(&owner->changed);
     pthread_mutex_unlock(&owner->lock);
   }
+  use_over(self->tensor, self->version);
   task_free(self);
 }
 

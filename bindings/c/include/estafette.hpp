@@ -75,7 +75,7 @@ class Fence {
 
   /// Whether it is done. Throws when it has failed.
   bool is_done() const {
-    int status = raw_.query(raw_.context);
+    int status = dlpack_fence_query(&raw_);
     if (status < 0) throw Error(status, text());
     return status == ESTAFETTE_OK;
   }

@@ -97,21 +97,21 @@ fn assert_kept(out: &str, checks: usize) {
 fn the_libraries_keep_the_rules() {
     let files = [example("check_libraries.c"), checks(), example("pool.c"), example("reader.c")];
     for out in run_files("check_libraries", &files, false) {
-        assert_kept(&out, 14 + 7 + 7);
+        assert_kept(&out, 15 + 7 + 7);
     }
 }
 
 #[test]
 fn estafette_keeps_the_rules() {
     for out in run_files("check_estafette", &[example("check_estafette.c"), checks()], true) {
-        assert_kept(&out, 14 + 7);
+        assert_kept(&out, 15 + 7);
     }
 }
 
 /// A library that breaks a rule: a file, what is in it and what becomes of that, and a check that fails then.
 struct Mutant(&'static str, &'static str, &'static str, &'static str);
 
-const MUTANTS: [Mutant; 23] = [
+const MUTANTS: [Mutant; 24] = [
     // Producers.
     Mutant(
         "pool.c",
@@ -149,15 +149,22 @@ const MUTANTS: [Mutant; 23] = [
     Mutant("pool.c", "  push(&owner->polled, added);\n", "", "a_consumers_fence_that_is_polled"),
     Mutant(
         "pool.c",
-        "if (self->status != DLPACK_FENCE_DEVICE) {",
-        "if (self->status == DLPACK_FENCE_DONE) {",
+        "if (self->status == DLPACK_FENCE_DEVICE) {",
+        "if (self->status != DLPACK_FENCE_DONE) {",
         "a_consumers_work_that_fails_ends_its_use",
     ),
     Mutant(
         "pool.c",
-        "if (self->status != DLPACK_FENCE_DEVICE) {",
-        "if (self->status <= 0) {",
+        "if (self->status == DLPACK_FENCE_DEVICE) {",
+        "if (self->status > 0) {",
         "memory_is_not_given_back_after_a_fault_of_a_device",
+    ),
+    Mutant(
+        "pool.c",
+        "  use_over(self->tensor, self->version);\n  task_free(self);\n}\n\nstatic int32_t add_done",
+        "  if (self->status != DLPACK_FENCE_DEVICE) use_over(self->tensor, self->version);\n  task_free(self);\n}\n\nstatic \
+         int32_t add_done",
+        "a_write_after_a_fault_of_a_device_begins",
     ),
     Mutant(
         "pool.c",

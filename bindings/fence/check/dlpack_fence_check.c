@@ -177,7 +177,7 @@ static void check_struct(const DLManagedTensorFenced *tensor) {
   RULE("R2", tensor->version == DLPACK_FENCE_VERSION && tensor->size >= sizeof *tensor);
   RULE("R2", tensor->managed.version.major == DLPACK_MAJOR_VERSION && tensor->managed.deleter && tensor->add_done);
   RULE("R2", ready->version == DLPACK_FENCE_VERSION && ready->size >= sizeof *ready && ready->flags == 0);
-  RULE("R2", ready->query && !ready->retain == !ready->release);
+  RULE("R2", !ready->retain == !ready->release);
 }
 
 static void delete(DLManagedTensorFenced *tensor) { tensor->managed.deleter(&tensor->managed); }
@@ -331,6 +331,28 @@ static void memory_is_not_given_back_after_a_fault_of_a_device(const void *subje
   RULE("R11", it.it->live(it.library) == 1);
 }
 
+/* The producer's own write of the tensor, which is no reuse. */
+static void a_write_after_a_fault_of_a_device_begins(const void *subject) {
+  world it = begin(subject);
+  if (!it.it->overwrite) return;
+  finish(&it);
+  DLManagedTensorFenced *tensor = give(&it);
+  COMES("R5", dlpack_fence_query(&tensor->ready) == DLPACK_FENCE_DONE);
+  content now = content_of(tensor);
+  DLFence done;
+  strict *work = strict_new(&done, 1);
+  RULE("R9", tensor->add_done(tensor, &done) == DLPACK_FENCE_DONE);
+  delete(tensor);
+  it.it->overwrite(it.library, it.tensor);
+  nap(PAUSE_MS);
+  RULE("R11", unchanged(&now));
+  strict_settle(work, DLPACK_FENCE_DEVICE);
+  COMES("R14", !unchanged(&now));
+  it.it->drop(it.library, it.tensor);
+  nap(PAUSE_MS);
+  RULE("R11", it.it->live(it.library) == 1);
+}
+
 static void memory_outlives_the_producers_handle(const void *subject) {
   world it = begin(subject);
   finish(&it);
@@ -446,6 +468,7 @@ int dlpack_fence_check_producer(const DLFenceProducer *subject) {
   RUN(a_consumers_fence_that_is_polled);
   RUN(a_consumers_work_that_fails_ends_its_use);
   RUN(memory_is_not_given_back_after_a_fault_of_a_device);
+  RUN(a_write_after_a_fault_of_a_device_begins);
   RUN(memory_outlives_the_producers_handle);
   RUN(two_consumers);
   RUN(other_threads);
@@ -467,7 +490,7 @@ static int32_t guarded_add(DLManagedTensorFenced *raw, const DLFence *done) {
   guarded *self = (guarded *)raw;
   int number = atomic_fetch_add(&self->added, 1);
   RULE("R10", atomic_load(&self->deleted) == 0);
-  RULE("R2", done->version == DLPACK_FENCE_VERSION && done->size >= sizeof *done && done->query && !done->retain == !done->release);
+  RULE("R2", done->version == DLPACK_FENCE_VERSION && done->size >= sizeof *done && !done->retain == !done->release);
   if (number >= 8) return DLPACK_FENCE_PENDING;
   self->done[number] = *done;
   dlpack_fence_retain(&self->done[number]);

@@ -1,7 +1,7 @@
 /* dlpack_fence.h, version 1: when a tensor may be used, beside DLPack's where it is. One file, C99 and later, C++11 and later.
  *
  * A `DLFence` is a point in the work of a library: pending, done or failed. A `DLManagedTensorFenced` is a DLPack tensor with a
- * fence from its producer (`ready`) and fences from its consumer (`add_done`). Rules R1 to R12 stand where they apply; "must" marks them.
+ * fence from its producer (`ready`) and fences from its consumer (`add_done`). Rules R1 to R14 stand where they apply; "must" marks them.
  *
  * SPDX-License-Identifier: Apache-2.0 OR MIT */
 #ifndef DLPACK_FENCE_H_
@@ -75,7 +75,7 @@ enum {
 typedef void (*DLFenceCallback)(void *argument, int32_t status, const char *message);
 
 /* R1  A receiver copies the struct and calls `retain`; the struct that it was given may go at once. It calls `release` once.
- * R2  `query` is there. Every other function may be NULL; `retain` and `release` only together, for a fence that lives for ever.
+ * R2  A fence without `query` is done. Every other function may be NULL; `retain` and `release` only together, for a fence that lives for ever.
  * R3  Any thread may call every function, at any time between `retain` and `release`. None blocks (but `wait`), none throws.
  * R4  A fence settles once: after DLPACK_FENCE_DONE or a negative status it must not change. What happened before is visible then.
  * R5  A fence must settle whatever its consumers do, without help of the thread that asks. What can never be done, fails.
@@ -86,12 +86,12 @@ typedef struct DLFence {
   void *context;     /* passed to every function */
   DLDevice device;   /* where the work runs; {kDLCPU, 0} for the host */
   uint64_t flags;    /* 0 */
-  /* Returns the state: DLPACK_FENCE_DONE, DLPACK_FENCE_PENDING, or how it failed. Cheap: without `subscribe` it is polled. */
+  /* Returns the state: DLPACK_FENCE_DONE, DLPACK_FENCE_PENDING, or how it failed. Cheap: without `subscribe` it is polled. NULL: done. */
   int32_t (*query)(void *context);
   /* Blocks until the fence has settled, or DLPACK_FENCE_TIMEOUT; UINT64_MAX for no limit. */
   int32_t (*wait)(void *context, uint64_t timeout_ns);
   /* DLPACK_FENCE_DONE: what is enqueued on `stream` of `device` from now on runs after this fence, without the host waiting. `stream` is
-   * a cudaStream_t, hipStream_t, sycl::queue*, ..., used during the call only. DLPACK_FENCE_PENDING: impossible, the host must wait. */
+   * a cudaStream_t, hipStream_t, sycl::queue*, ..., used during the call only. DLPACK_FENCE_PENDING: impossible, the host must wait (R13). */
   int32_t (*order_on)(void *context, DLDevice device, void *stream);
   /* DLPACK_FENCE_DONE: `callback(argument, ...)` will be called, or was, and `*token` identifies the subscription. DLPACK_FENCE_PENDING: it
    * will not be called, for example since the fence has settled, which `query` says. */
@@ -118,8 +118,10 @@ typedef struct DLFence {
  *      copies and retains the fence. Any result but DLPACK_FENCE_DONE: not accepted, so the consumer must wait before the deleter.
  * R10  The consumer must call the deleter once, on any thread, also if `ready` is pending or failed; or it refuses the struct untouched.
  * R11  The producer must not write, free or reuse the memory before the deleter was called and every fence of `add_done` has settled. After
- *      DLPACK_FENCE_DEVICE it must not free or reuse the memory; after another failure what the consumer may write is undefined.
- * R12  Several consumers get a struct each. Read-only ones may run at once; the producer writes after all of them. */
+ *      DLPACK_FENCE_DEVICE it must not free or reuse the memory; after every failure what the consumer may write is undefined.
+ * R12  Several consumers get a struct each. Read-only ones may run at once; the producer writes after all of them.
+ * R13  For a stream that captures a graph `order_on` must return DLPACK_FENCE_PENDING and leave the capture as it is.
+ * R14  A write of the tensor that waits for a done fence begins when that fence has settled, however: a failure must not hold it up. */
 #define DLPACK_FENCE_DESCRIBED_LATE 1u
 typedef struct DLManagedTensorFenced {
   DLManagedTensorVersioned managed;
@@ -136,11 +138,10 @@ static inline DLFence dlpack_fence_of(DLDevice device, void *context, int32_t (*
   DLFence fence = {DLPACK_FENCE_VERSION, (uint32_t)sizeof(DLFence), context, device, 0, query, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL};
   return fence;
 }
-static inline int32_t dlpack_fence_query_done_(void *context) { return (void)context, DLPACK_FENCE_DONE; }
-/* A fence that is done already. No allocation, nothing to release. */
-static inline DLFence dlpack_fence_done(DLDevice device) { return dlpack_fence_of(device, NULL, dlpack_fence_query_done_); }
+/* A fence that is done already. No allocation, nothing to call, nothing to release. */
+static inline DLFence dlpack_fence_done(DLDevice device) { return dlpack_fence_of(device, NULL, NULL); }
 
-static inline int32_t dlpack_fence_query(const DLFence *fence) { return fence->query(fence->context); }
+static inline int32_t dlpack_fence_query(const DLFence *fence) { return fence->query ? fence->query(fence->context) : DLPACK_FENCE_DONE; }
 static inline void dlpack_fence_retain(const DLFence *fence) { if (fence->retain) fence->retain(fence->context); }
 static inline void dlpack_fence_release(const DLFence *fence) { if (fence->release) fence->release(fence->context); }
 
@@ -177,10 +178,8 @@ static inline int32_t dlpack_fence_flag_unsubscribe_(void *context, uint64_t tok
 static inline const char *dlpack_fence_flag_error_(void *context) {
   return dlpack_fence_flag_query_(context) < 0 ? ((DLFenceFlag *)context)->message : NULL;
 }
-
 /* The count comes first in a flag and in an event. */
 static inline void dlpack_fence_retain_(void *context) { __atomic_fetch_add((int32_t *)context, 1, __ATOMIC_RELAXED); }
-
 static inline void dlpack_fence_flag_release_(void *context) {
   DLFenceFlag *flag = (DLFenceFlag *)context;
   DLFenceFlagNode *node, *next;
@@ -218,9 +217,9 @@ static inline int32_t dlpack_fence_flag_settle(DLFenceFlag *flag, int32_t status
 #if defined(__unix__) || defined(__APPLE__)
 /* An event of a device, whose runtime is found at run time. */
 typedef struct {
-  int32_t holders;
-  void *event;                                                    /* CUevent, or sycl::event* */
+  int32_t holders; void *event;                                   /* CUevent, or sycl::event* */
   int (*state)(void *event);                                      /* cuEventQuery, DPCTLEvent_GetCommandExecutionStatus */
+  int (*cuda_capturing)(void *stream, int *capturing);            /* cuStreamIsCapturing */
   int (*cuda_wait)(void *stream, void *event, unsigned flags);    /* cuStreamWaitEvent */
   int (*cuda_destroy)(void *event);                               /* cuEventDestroy_v2 */
   void *(*sycl_wait)(void *queue, void *const *events, size_t n); /* DPCTLQueue_SubmitBarrierForEvents */
@@ -235,9 +234,11 @@ static inline int32_t dlpack_fence_event_query_(void *context) {
 }
 static inline int32_t dlpack_fence_event_order_(void *context, DLDevice device, void *stream) {
   DLFenceEvent *self = (DLFenceEvent *)context;
+  int busy = 0;
   void *barrier = device.device_type == kDLOneAPI && self->sycl_wait ? self->sycl_wait(stream, &self->event, 1) : NULL;
   if (barrier) return self->sycl_destroy(barrier), DLPACK_FENCE_DONE;
-  if (device.device_type != kDLCUDA || !self->cuda_wait) return DLPACK_FENCE_PENDING;
+  /* A wait would spoil the capture, and the graph would run again when the event is gone. */
+  if (device.device_type != kDLCUDA || !self->cuda_wait || self->cuda_capturing(stream, &busy) || busy) return DLPACK_FENCE_PENDING;
   return self->cuda_wait(stream, self->event, 0) == 0 ? DLPACK_FENCE_DONE : DLPACK_FENCE_PENDING;
 }
 static inline void *dlpack_fence_event_native_(void *context, DLDevice device) {
@@ -253,8 +254,7 @@ static inline void dlpack_fence_event_release_(void *context) {
 }
 static inline DLFence dlpack_fence_event_(DLFenceEvent *self, DLDevice device) {
   DLFence fence = dlpack_fence_of(device, self, dlpack_fence_event_query_);
-  self->holders = 1;
-  fence.order_on = dlpack_fence_event_order_, fence.native = dlpack_fence_event_native_;
+  self->holders = 1, fence.order_on = dlpack_fence_event_order_, fence.native = dlpack_fence_event_native_;
   fence.retain = dlpack_fence_retain_, fence.release = dlpack_fence_event_release_;
   return fence;
 }
@@ -267,12 +267,12 @@ static inline int dlpack_fence_find_(void *library, const char *name, void *func
  * is no driver, it refuses, or the stream is capturing a graph; then the host must synchronize the stream, or the graph carry the order. */
 static inline int32_t dlpack_fence_cuda(DLDevice device, void *stream, DLFence *fence) {
   void *driver = dlopen("libcuda.so.1", RTLD_LAZY | RTLD_LOCAL);
-  int (*capturing)(void *, int *), (*create)(void **, unsigned), (*record)(void *, void *), busy = 0;
+  int (*create)(void **, unsigned), (*record)(void *, void *), busy = 0;
   DLFenceEvent *self = (DLFenceEvent *)calloc(1, sizeof *self);
-  if (!self || !dlpack_fence_find_(driver, "cuStreamIsCapturing", &capturing) || !dlpack_fence_find_(driver, "cuEventCreate", &create) ||
-      !dlpack_fence_find_(driver, "cuEventRecord", &record) || !dlpack_fence_find_(driver, "cuEventQuery", &self->state) ||
-      !dlpack_fence_find_(driver, "cuStreamWaitEvent", &self->cuda_wait) ||
-      !dlpack_fence_find_(driver, "cuEventDestroy_v2", &self->cuda_destroy) || capturing(stream, &busy) || busy || create(&self->event, 2))
+  if (!self || !dlpack_fence_find_(driver, "cuStreamIsCapturing", &self->cuda_capturing) ||
+      !dlpack_fence_find_(driver, "cuEventCreate", &create) || !dlpack_fence_find_(driver, "cuEventRecord", &record) ||
+      !dlpack_fence_find_(driver, "cuEventQuery", &self->state) || !dlpack_fence_find_(driver, "cuStreamWaitEvent", &self->cuda_wait) ||
+      !dlpack_fence_find_(driver, "cuEventDestroy_v2", &self->cuda_destroy) || self->cuda_capturing(stream, &busy) || busy || create(&self->event, 2))
     return free(self), DLPACK_FENCE_PENDING;
   if (record(self->event, stream)) return self->cuda_destroy(self->event), free(self), DLPACK_FENCE_PENDING;
   return *fence = dlpack_fence_event_(self, device), DLPACK_FENCE_DONE;

@@ -6,13 +6,16 @@ import pathlib
 import shutil
 import subprocess
 import sys
+import types
 
 import pytest
+from doubles import Library, wait_until
 
 FENCES = pathlib.Path(__file__).parents[2] / "fence"
 sys.path.insert(0, str(FENCES / "python"))
 
-from dlpack_fence import DONE, PENDING, Device, Fence  # noqa: E402
+import dlpack_fence.check  # noqa: E402
+from dlpack_fence import DONE, PENDING, Device, Fence, libraries, take  # noqa: E402
 
 CUDA, SIZE = Device(2, 0), 64
 SOURCE = """
@@ -90,3 +93,82 @@ def test_no_event_is_recorded_on_a_stream_that_captures_a_graph(sim, record):
     assert record(stream)[0] == PENDING and sim.calls("cuEventRecord") == recorded
     sim("cuStreamEndCapture", stream, ctypes.byref(graph))
     assert record(stream)[0] == DONE
+
+
+def test_order_on_leaves_a_stream_that_captures_a_graph_as_it_is(sim, record):
+    producer, consumer, graph = sim.stream(), ctypes.c_void_p(sim.stream()), ctypes.c_void_p()
+    status, ready = record(producer)
+    assert status == DONE
+    sim("cuStreamBeginCapture_v2", consumer, 2)
+    waits = sim.calls("cuStreamWaitEvent")
+    assert order(ready, consumer) == PENDING and sim.calls("cuStreamWaitEvent") == waits
+    python = libraries.cuda_event((2, 0), producer)
+    assert order(python.raw, consumer) == PENDING and libraries.cuda_event((2, 0), consumer.value) is None
+    # The capture is not spoiled: it ends with a graph, and then the stream can wait.
+    sim("cuStreamEndCapture", consumer, ctypes.byref(graph))
+    assert graph.value and order(ready, consumer) == DONE and order(python.raw, consumer) == DONE
+    ready.drop()
+
+
+class TestAdapters:
+    """`dlpack_fence.libraries` and a library with a current stream, as PyTorch and CuPy are; their own builds were not run."""
+
+    def lent(self, lib, array):
+        class Exports:
+            __dlpack_device__ = array.__dlpack_device__
+            seen = []
+
+            def __dlpack__(self, **arguments):
+                self.seen.append(arguments)
+                return array.__dlpack__(**arguments)
+
+        return libraries.on_cuda_stream(Exports(), lambda: lib.current), Exports.seen
+
+    def test_two_libraries_wait_for_each_other_on_the_device(self, sim):
+        producer, consumer = Library(sim), Library(sim)
+        sim.block(producer.default)
+        x = producer.full(5)
+        lent, seen = self.lent(producer, x)
+        taken = take(lent)
+        assert taken.ready.state() == PENDING and seen == [{"max_version": (1, 0), "stream": -1}]
+        y = consumer.from_dlpack(taken)
+        z = consumer.copied(y)
+        address = taken._address
+        del y  # the deleter comes while the work of both is pending
+        assert sim.pending(consumer.default) > 0 and address in dlpack_fence._given
+        sim.unblock(producer.default)
+        assert z.bytes() == bytes([5] * 64)
+        wait_until(lambda: address not in dlpack_fence._given)
+
+    @pytest.mark.parametrize("name", ["pytorch", "cupy"])
+    def test_the_current_stream_of_the_library_counts(self, sim, monkeypatch, name):
+        lib = Library(sim)
+        x = lib.full(5)
+        x.device = types.SimpleNamespace(type="cuda")
+        stream = types.SimpleNamespace(cuda_stream=lib.current, ptr=lib.current)
+        cuda = types.SimpleNamespace(current_stream=lambda device: stream, get_current_stream=lambda: stream)
+        monkeypatch.setitem(sys.modules, {"pytorch": "torch"}.get(name, name), types.SimpleNamespace(cuda=cuda))
+        sim.block(lib.default)
+        taken = take(getattr(libraries, name)(x))
+        assert taken.ready.state() == PENDING
+        sim.unblock(lib.default)
+        taken.wait()
+        taken.close()
+
+
+class Gives:
+    give = None
+
+
+# Work of a stream fails with its whole context, and then no event can be asked. A forked child has the simulator's locks as they were, and
+# none of the threads that hold them.
+APART = ("producer_failure", "producer_a_forked_child")
+
+
+@pytest.mark.parametrize("check", [name for name in dlpack_fence.check.checks_of(Gives) if name not in APART])
+def test_a_library_on_the_simulated_driver_keeps_the_rules(check):
+    here = pathlib.Path(__file__).parent
+    path = os.pathsep.join([str(FENCES / "python"), str(here), *filter(None, [os.environ.get("PYTHONPATH")])])
+    command = [sys.executable, "-m", "dlpack_fence.check", "fence_checked", check]
+    ran = subprocess.run(command, env={**os.environ, "PYTHONPATH": path}, capture_output=True, text=True, timeout=100)
+    assert ran.returncode == 0, ran.stdout + ran.stderr

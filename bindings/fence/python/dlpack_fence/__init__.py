@@ -1,7 +1,7 @@
 """Fences beside DLPack, in Python: `dlpack_fence.h` by `ctypes`, for producers and consumers without an extension of their own.
 
 A producer gives ``__dlpack_fence__`` beside ``__dlpack__``, and answers with `give`; a consumer calls `take`. See the header for the
-rules. Nothing but CPython is needed; what is given must have a versioned DLPack capsule (NumPy 2.1 and newer).
+rules. Nothing but CPython is needed; what is given must take ``max_version`` in its ``__dlpack__`` (NumPy 2.1 and newer).
 
 The functions of a `Flag` are Python code: a library that calls one on a thread of its own waits for the Python lock there.
 """
@@ -16,6 +16,7 @@ DONE, PENDING, TIMEOUT, INVALID, FAILED, DEVICE, CANCELLED = 0, 1, 2, -1, -2, -3
 DESCRIBED_LATE = 1
 FENCED, USED_FENCED = b"dltensor_fenced", b"used_dltensor_fenced"
 VERSIONED, USED_VERSIONED = b"dltensor_versioned", b"used_dltensor_versioned"
+PLAIN, USED_PLAIN = b"dltensor", b"used_dltensor"
 
 _i32, _u32, _u64, _pointer = ctypes.c_int32, ctypes.c_uint32, ctypes.c_uint64, ctypes.c_void_p
 CALLBACK = ctypes.CFUNCTYPE(None, _pointer, _i32, ctypes.c_char_p)
@@ -50,7 +51,7 @@ class Fence(ctypes.Structure):
     ]
 
     def state(self):
-        return self.query(self.context)
+        return self.query(self.context) if self.query else DONE
 
     def text(self):
         """Why it has failed, or None."""
@@ -96,6 +97,13 @@ Managed._fields_ = [
     ("flags", _u64),
     ("dl_tensor", Tensor),
 ]
+
+
+class Unversioned(ctypes.Structure):
+    """`DLManagedTensor`, which does not say whether it may be written."""
+
+    _fields_ = [("dl_tensor", Tensor), ("manager_ctx", _pointer), ("deleter", DELETER)]
+    minor, flags = 0, 1
 
 
 class Fenced(ctypes.Structure):
@@ -194,7 +202,7 @@ def _error(context):
 
 _types = dict(Fence._fields_)
 _functions = [
-    _types["query"](lambda context: _flags[context]._status),
+    _types["query"](lambda context: _flags[context].state()),
     _types["wait"](),
     _types["order_on"](),
     _types["subscribe"](lambda context, callback, argument, token: _flags[context]._subscribe(callback, argument, token)),
@@ -280,20 +288,33 @@ _drops = _Drops()
 class _Given:
     """A struct that a consumer has, and what it keeps."""
 
-    def __init__(self, capsule, flag, over):
-        pointer = _python.PyCapsule_GetPointer(capsule, VERSIONED)
-        self._plain = ctypes.cast(pointer, ctypes.POINTER(Managed)).contents
-        _python.PyCapsule_SetName(capsule, USED_VERSIONED)
-        self._over, self._uses, self._lock = over, 1, threading.Lock()
+    def __init__(self, flag, over):
+        self._plain = None
+        self._over, self._uses, self._lost, self._lock = over, 1, False, threading.Lock()
         flag._count(1)
         self._flag = flag
         self.raw = Fenced(version=VERSION, size=ctypes.sizeof(Fenced), fence_flags=0, ready=flag.raw, add_done=_add_done)
-        managed, plain = self.raw.managed, self._plain
-        managed.major, managed.minor, managed.flags = plain.major, plain.minor, plain.flags
-        managed.dl_tensor = plain.dl_tensor
-        managed.deleter = _delete
+        managed = self.raw.managed
+        managed.major, managed.deleter = 1, _delete
         self.address = managed.manager_ctx = ctypes.addressof(self.raw)
         _given[self.address] = self
+
+    def describe(self, capsule):
+        versioned = _raw.PyCapsule_IsValid(id(capsule), VERSIONED)
+        name, used, kind = (VERSIONED, USED_VERSIONED, Managed) if versioned else (PLAIN, USED_PLAIN, Unversioned)
+        self._plain = plain = kind.from_address(_python.PyCapsule_GetPointer(capsule, name))
+        _python.PyCapsule_SetName(capsule, used)
+        managed = self.raw.managed
+        managed.minor, managed.flags = plain.minor, plain.flags
+        managed.dl_tensor = plain.dl_tensor
+
+    def describe_late(self, export):
+        try:
+            self.describe(export())
+            self._flag.settle()
+        except Exception as error:
+            self._flag.settle(FAILED, f"{type(error).__name__}: {error}")
+        self.end_use()
 
     def add_done(self, done):
         if done.state() == DONE:
@@ -304,17 +325,18 @@ class _Given:
 
     def _done(self, status, _message):
         # After a fault of a device nothing is known of the consumer's work: the memory is kept for ever.
-        if status != DEVICE:
-            self.end_use()
+        self._lost |= status == DEVICE
+        self.end_use()
 
     def end_use(self):
         with self._lock:
             self._uses -= 1
             last = self._uses == 0
         if last:
-            _given.pop(self.address, None)
-            if self._plain.deleter:
-                self._plain.deleter(ctypes.addressof(self._plain))
+            if not self._lost:
+                _given.pop(self.address, None)
+                if self._plain is not None and self._plain.deleter:
+                    self._plain.deleter(ctypes.addressof(self._plain))
             if self._over is not None:
                 self._over()
 
@@ -341,10 +363,21 @@ def _drop_capsule(capsule):
 _drop_pointer = ctypes.cast(_drop_capsule, _pointer)
 
 
-def give(array, ready, over=None):
-    """The answer of ``__dlpack_fence__``: `array` (an object with a versioned DLPack capsule, given without waiting), which may be read when
-    the `Flag` `ready` is done. `over()` is called once when the consumer's deleter was called and its fences have settled."""
-    made = _Given(array.__dlpack__(max_version=(1, 0)), ready, over)
+def give(array, ready, over=None, **arguments):
+    """The answer of ``__dlpack_fence__``: `array` (an object with ``__dlpack__``, which does not wait), which may be read when
+    the `Flag` `ready` is done. `over()` is called once when the consumer's deleter was called and its fences have settled. `arguments` are
+    for the array's ``__dlpack__``."""
+    capsule = array.__dlpack__(max_version=(1, 0), **arguments)
+    made = _Given(ready, over)
+    made.describe(capsule)
+    return _python.PyCapsule_New(made.address, FENCED, _drop_pointer)
+
+
+def give_late(export, over=None):
+    """As `give`, of a library whose ``__dlpack__`` waits: a thread calls `export()`, which returns its capsule or raises."""
+    made = _Given(Flag(), over)
+    made.raw.fence_flags, made._uses = DESCRIBED_LATE, 2
+    threading.Thread(target=made.describe_late, args=(export,), daemon=True).start()
     return _python.PyCapsule_New(made.address, FENCED, _drop_pointer)
 
 
@@ -395,6 +428,55 @@ class Taken:
         }
         return np.asarray(type("Memory", (), {"__array_interface__": interface})())
 
+    def __dlpack_device__(self):
+        self._described()
+        device = self.raw.managed.dl_tensor.device
+        return (device.device_type, device.device_id)
+
+    def __dlpack__(self, *, stream=None, max_version=None, **_):
+        """Hands the tensor on to a library that knows no fences: `stream` of CUDA is ordered after `ready`, and a fence of it is added before
+        the deleter; else the host waits. This object is closed then."""
+        from .libraries import cuda_event
+
+        device, ready = self.__dlpack_device__(), self.raw.ready
+        stream = stream if device[0] == 2 and stream not in (None, -1) else None
+        if stream is None or not ready.order_on or ready.order_on(ready.context, Device(*device), stream) != DONE:
+            self.wait()
+        if stream is not None:
+            managed = self.raw.managed
+            self._deleter, self._stream = DELETER.from_buffer_copy(managed.deleter), stream
+            _lent[self._address] = self
+            managed.deleter = _hand_back
+        if max_version is None or max_version[0] < 1:
+            return self._unversioned()
+        self._closed = True
+        return _python.PyCapsule_New(self._address, VERSIONED, _drop_plain_pointer)
+
+    def _unversioned(self):
+        managed = self.raw.managed
+        if managed.flags & 1:
+            raise BufferError("the memory is read-only, which only a versioned capsule says")
+        made = Unversioned(managed.dl_tensor, None, _hand_back_unversioned)
+        address = ctypes.addressof(made)
+        _lent[address] = (made, lambda: managed.deleter(self._address))
+        self._closed = True
+        return _python.PyCapsule_New(address, PLAIN, _drop_plain_pointer)
+
+    def _hand_back(self):
+        from .libraries import cuda_event
+
+        done = cuda_event(self.__dlpack_device__(), self._stream)
+        if done is None:  # the stream captures a graph, which may use the memory whenever it is launched: it is kept for ever
+            return
+        if self.add_done(done):
+            self._deleter(self._address)
+        else:
+            Subscription(done.raw, lambda status, _: None if status == DEVICE else self._deleter(self._address))
+
+    def _described(self):
+        if self.raw.fence_flags & DESCRIBED_LATE:
+            self.wait()
+
     def add_done(self, flag):
         """Tells the producer that work until `flag` uses the memory. False if the producer takes no fences: then `close` after the work."""
         return self.raw.add_done(self._address, ctypes.byref(flag.raw)) == DONE
@@ -404,6 +486,22 @@ class Taken:
         if not self._closed:
             self._closed = True
             self.raw.managed.deleter(self._address)
+
+
+_lent = {}
+_hand_back = DELETER(lambda address: _lent.pop(address)._hand_back())
+_hand_back_unversioned = DELETER(lambda address: _lent.pop(address)[1]())
+
+
+@ctypes.CFUNCTYPE(None, _pointer)
+def _drop_plain(capsule):
+    for name, kind in ((VERSIONED, Managed), (PLAIN, Unversioned)):
+        if _raw.PyCapsule_IsValid(capsule, name):
+            address = _raw.PyCapsule_GetPointer(capsule, name)
+            kind.from_address(address).deleter(address)
+
+
+_drop_plain_pointer = ctypes.cast(_drop_plain, _pointer)
 
 
 def take(x):
