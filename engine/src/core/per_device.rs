@@ -11,8 +11,10 @@ pub(crate) struct PerDevice<T>(Mutex<Vec<Of<T>>>);
 type Of<T> = (Weak<dyn Device>, Arc<T>);
 
 impl<T: Default> PerDevice<T> {
-    pub(crate) const fn new() -> Self {
-        Self(Mutex::new(Vec::new()))
+    estafette_sync::const_fn! {
+        pub(crate) fn new() -> Self {
+            Self(Mutex::new(Vec::new()))
+        }
     }
 
     /// The one of `device`, made at first use.
