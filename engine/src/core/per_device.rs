@@ -48,7 +48,7 @@ mod tests {
 
     #[test]
     fn each_device_has_its_own_and_it_goes_with_the_device() {
-        static KEPT: PerDevice<u8> = PerDevice::new();
+        estafette_sync::statics! { static KEPT: PerDevice<u8> = PerDevice::new(); }
         let one: Arc<dyn Device> = HostDevice::new();
         let other: Arc<dyn Device> = HostDevice::new();
         let (a, b) = (KEPT.of(&one), KEPT.of(&other));
