@@ -177,20 +177,19 @@ mod models {
         }
     }
 
-    /// Settles the event on another thread, beside `meet`.
+    /// Settles the event beside `meet` on another thread. The thread that settles begins: of a load of another thread before both a load
+    /// and a store of its own, loom would not see that the store depends on it.
     fn settled_beside(outcome: impl Fn() -> Outcome + Sync + Send + Copy + 'static, meet: fn(&Arc<Model>)) {
         loom::model(move || {
             let model = Arc::new(Model { event: HostEvent::new(), content: UnsafeCell::new(0) });
             let other = Arc::clone(&model);
-            let settling = thread::spawn(move || {
-                // SAFETY: loom checks this.
-                other.content.with_mut(|content| unsafe { *content = 1 });
-                for subscriber in other.event.settle(&outcome()) {
-                    subscriber.settled(outcome());
-                }
-            });
-            meet(&model);
-            settling.join().expect("it does not panic");
+            let meeting = thread::spawn(move || meet(&other));
+            // SAFETY: loom checks this.
+            model.content.with_mut(|content| unsafe { *content = 1 });
+            for subscriber in model.event.settle(&outcome()) {
+                subscriber.settled(outcome());
+            }
+            meeting.join().expect("it does not panic");
         });
     }
 
