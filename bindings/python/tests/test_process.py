@@ -6,6 +6,7 @@ Each case is a program of its own, so that what it does to its process is not do
 import textwrap
 from pathlib import Path
 
+import estafette as est
 import pytest
 
 from conftest import peer, run_program

@@ -172,7 +172,8 @@ mod models {
     fn a_failure_is_there_with_what_came_before_it_and_freezes_the_number() {
         loom::model(|| {
             let model = Model::new();
-            let threads = [beside(&model, |model| model.completed.reach(1)), beside(&model, Model::break_down)];
+            let threads =
+                [beside(&model, |model| model.completed.reach(1)), beside(&model, Model::break_down)];
             if let Some(error) = model.completed.failure() {
                 assert_eq!(error.kind(), DeviceErrorKind::Fault);
                 // SAFETY: loom checks this.

@@ -42,13 +42,7 @@ struct Inner {
 
 impl Progress {
     pub(super) fn new(queue: QueueId, device: DLDevice, in_order: bool) -> Arc<Self> {
-        Arc::new(Self {
-            queue,
-            device,
-            in_order,
-            completed: Completed::new(),
-            inner: Mutex::default(),
-        })
+        Arc::new(Self { queue, device, in_order, completed: Completed::new(), inner: Mutex::default() })
     }
 
     /// Gives number `sequence` its event. True if it is time to [look](Self::tidy) what is done, under no

@@ -52,8 +52,8 @@ use std::time::Duration;
 
 use estafette_devices::{DeviceError, DeviceErrorKind, FenceSet, FenceState, Reactor};
 use estafette_sync::process;
-use estafette_sync::sync::atomic::Ordering;
 use estafette_sync::sync::OnceLock;
+use estafette_sync::sync::atomic::Ordering;
 
 pub use self::inline::with_inline_deleters;
 use self::queue::{Phase, Queue, Ready, Ticket};

@@ -72,7 +72,8 @@ fn wheel(files: &Files, folder: &Path) -> Result<(), String> {
     }
     imports.sort_unstable();
     let size = within(&python, &["-c", INSTALLED_BYTES]);
-    let installed: u64 = collect(size)?.trim().parse().map_err(|error| format!("the installed size: {error}"))?;
+    let installed: u64 =
+        collect(size)?.trim().parse().map_err(|error| format!("the installed size: {error}"))?;
     if installed > INSTALLED_BYTES_MAX {
         return Err(format!("{installed} bytes are installed"));
     }
@@ -99,7 +100,8 @@ const INSTALLED_BYTES: &str = "import importlib.metadata as m; \
 
 /// The microseconds that the import of the package and of all that it imports took, as `-X importtime` says it.
 fn import_us(said: &str) -> Result<u64, String> {
-    let line = said.lines().find(|line| line.split('|').next_back().is_some_and(|name| name.trim() == "estafette"));
+    let line =
+        said.lines().find(|line| line.split('|').next_back().is_some_and(|name| name.trim() == "estafette"));
     let cumulative = line.and_then(|line| line.split('|').nth(1)).and_then(|time| time.trim().parse().ok());
     cumulative.ok_or_else(|| format!("no time of `estafette` in\n{said}"))
 }
