@@ -159,6 +159,10 @@ fn statements(code: &str) -> String {
             '{' if body > 0 => body += 1,
             '}' if body > 0 => body -= 1,
             _ if body > 0 => {}
+            // A default of a parameter.
+            '{' | '}' if last_line(&text).matches('(').count() > last_line(&text).matches(')').count() => {
+                text.push(c)
+            }
             // Types and namespaces have no parameters.
             '{' if last_line(&text).contains(')') => {
                 text.truncate(text.len() - last_line(&text).len() + signature(last_line(&text)).len());
@@ -225,9 +229,9 @@ mod tests {
     #[test]
     fn a_class_is_listed_without_bodies_and_private_members() {
         let header = "namespace n {\nclass Error : public base {\n  int hidden;\n public:\n  explicit Error(int a) : base(a), a_(f(a)) {}\n\
-                      int status() const noexcept { return a_; }\n  Error &operator=(Error other) = delete;\n private:\n\
+                      int status(D d = {0, 1}) const noexcept { return a_; }\n  Error &operator=(Error other) = delete;\n private:\n\
                       struct Drop { void operator()(int *a) const { g(a); } };\n int a_;\n};\nstruct Open { int b; };\n}\n";
-        let expected = "namespace n {\nclass Error : public base {\nexplicit Error(int a);\nint status() const noexcept;\n\
+        let expected = "namespace n {\nclass Error : public base {\nexplicit Error(int a);\nint status(D d = {0, 1}) const noexcept;\n\
                         Error &operator=(Error other) = delete;\n};\nstruct Open {\nint b;\n};\n}\n";
         assert_eq!(declarations(header), expected);
     }
