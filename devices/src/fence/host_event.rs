@@ -164,7 +164,7 @@ mod models {
         }
     }
 
-    /// Reads the content when it is told.
+    /// Reads the content when the event settles.
     struct Reader {
         model: Arc<Model>,
         told: AtomicU8,
