@@ -45,45 +45,36 @@
 //! - The number of a context in the device table is never given twice.
 //! - A driver measures device time only while a queue is asked for it ([`Queue::time`]).
 
-// Under loom only the protocols of `cpu` are compiled: loom has no reference-counted trait objects, and its
-// models are of a few steps only.
+#[cfg(not(estafette_loom))]
+pub mod conformance;
 pub mod cpu;
+#[cfg(feature = "cuda")]
+pub mod cuda;
+mod current_guard;
+pub(crate) mod device;
+mod dl_device;
+mod error;
+pub(crate) mod fence;
+pub(crate) mod guarded;
+pub mod host;
+pub(crate) mod queue;
+pub(crate) mod reactor;
+pub mod sim;
+#[cfg(feature = "sycl")]
+pub mod sycl;
+pub mod table;
+pub(crate) mod timing;
 
-#[cfg(not(estafette_loom))]
-pub use self::parts::*;
-
-#[cfg(not(estafette_loom))]
-#[path = ""]
-mod parts {
-    pub mod conformance;
-    #[cfg(feature = "cuda")]
-    pub mod cuda;
-    mod current_guard;
-    pub(crate) mod device;
-    mod dl_device;
-    mod error;
-    pub(crate) mod fence;
-    pub(crate) mod guarded;
-    pub mod host;
-    pub(crate) mod queue;
-    pub(crate) mod reactor;
-    pub mod sim;
-    #[cfg(feature = "sycl")]
-    pub mod sycl;
-    pub mod table;
-    pub(crate) mod timing;
-
-    pub use self::{
-        current_guard::CurrentGuard,
-        device::{Allocation, Device},
-        dl_device::{DLDevice, DeviceType},
-        error::{DeviceError, DeviceErrorKind},
-        fence::{
-            Clock, Event, Fence, FenceSet, FenceState, NativeEvent, Outcome, QueueClock, Settled, Subscriber,
-            Timeline, Watch,
-        },
-        queue::{LaunchGraph, Order, Queue, QueueId, Recorded},
-        reactor::{AsFence, Reactor},
-        timing::{ClockBracket, DeviceSpan, Timing, host_now_ns},
-    };
-}
+pub use self::{
+    current_guard::CurrentGuard,
+    device::{Allocation, Device},
+    dl_device::{DLDevice, DeviceType},
+    error::{DeviceError, DeviceErrorKind},
+    fence::{
+        Clock, Event, Fence, FenceSet, FenceState, NativeEvent, Outcome, QueueClock, Settled, Subscriber,
+        Timeline, Watch,
+    },
+    queue::{LaunchGraph, Order, Queue, QueueId, Recorded},
+    reactor::{AsFence, Reactor},
+    timing::{ClockBracket, DeviceSpan, Timing, host_now_ns},
+};

@@ -15,10 +15,13 @@
 //! | [`process`] | what a forked child must not use, wait for or drop |
 //! | [`platform`] | what is Linux or x86-64 only, and its portable forms |
 //! | [`stack`], [`valgrind`] | stack sizes; annotations for race detectors |
+//! | `exhaustive` | under loom: thread-locals and statics as engines use them |
 //! | `simulated` | under shuttle: a clock that tests move, timeouts that end by it, a scheduler with a seed |
 
 #[cfg(estafette_loom)]
-pub use loom::{hint, thread, thread_local};
+pub use exhaustive::thread;
+#[cfg(estafette_loom)]
+pub use loom::hint;
 #[cfg(estafette_shuttle)]
 pub use shuttle::hint;
 #[cfg(estafette_shuttle)]
@@ -31,6 +34,10 @@ pub use std::{hint, thread, thread_local};
 pub mod barrier;
 pub mod essential;
 pub mod event_count;
+#[cfg(estafette_loom)]
+pub mod exhaustive;
+#[cfg(any(estafette_loom, estafette_shuttle))]
+mod local_key;
 mod mutex;
 pub mod panic;
 pub mod platform;
@@ -47,6 +54,9 @@ pub mod valgrind;
 pub mod sync {
     #[cfg(estafette_loom)]
     pub use loom::sync::*;
+    /// Loom does not see it: nothing is ordered by it there.
+    #[cfg(estafette_loom)]
+    pub use std::sync::OnceLock;
     #[cfg(not(any(estafette_loom, estafette_shuttle)))]
     pub use std::sync::*;
 
@@ -55,13 +65,31 @@ pub mod sync {
     pub use crate::simulated::sync::*;
 }
 
-/// Statics that hold synchronization primitives. Under shuttle each execution of a model has values of its
+/// Statics that hold synchronization primitives. Under a model checker each execution of a model has values of its
 /// own, made at their first use: such a static is reached by method calls and by `&*NAME`.
-#[cfg(not(estafette_shuttle))]
+#[cfg(not(any(estafette_loom, estafette_shuttle)))]
 #[macro_export]
 macro_rules! statics {
     ($($(#[$attribute:meta])* $visible:vis static $name:ident: $type:ty = $value:expr;)+) => {
         $($(#[$attribute])* $visible static $name: $type = $value;)+
+    };
+}
+
+/// A function that is constant, but under loom, whose primitives are made at run time.
+#[cfg(not(estafette_loom))]
+#[macro_export]
+macro_rules! const_fn {
+    ($(#[$attribute:meta])* $visible:vis fn $($rest:tt)+) => {
+        $(#[$attribute])* $visible const fn $($rest)+
+    };
+}
+
+/// An array of equal constants, as a constant; under loom as a value.
+#[cfg(not(estafette_loom))]
+#[macro_export]
+macro_rules! array {
+    ($value:expr; $length:expr) => {
+        [const { $value }; $length]
     };
 }
 

@@ -1,7 +1,7 @@
 //! `cargo xtask api`: the stored listings of the public interfaces, in `docs/api`, compared with the sources.
 //!
-//! The listings show a changed public name in review. Rust: rustdoc's JSON, with all features. C: the installed headers without
-//! comments and bodies. Python: `bindings/python/stubs/listing.py`.
+//! The listings show a changed public name in review. Rust: rustdoc's JSON, with all features. C and C++: the installed headers
+//! without comments, bodies and private members. Python: `bindings/python/stubs/listing.py`.
 
 use std::path::Path;
 use std::process::Command;
@@ -16,7 +16,7 @@ const FOLDER: &str = "docs/api";
 const C_CRATE: &str = "estafette-c";
 
 /// The headers that other programs include.
-const HEADERS: [&str; 2] = ["estafette.h", "dlpack_fence.h"];
+const HEADERS: [&str; 3] = ["estafette.h", "estafette.hpp", "dlpack_fence.h"];
 
 /// Documents the crates, and compares the listings or replaces them; true when the stored ones are right.
 pub fn run(save: bool) -> Result<bool, String> {
@@ -159,13 +159,18 @@ fn statements(code: &str) -> String {
             '{' if body > 0 => body += 1,
             '}' if body > 0 => body -= 1,
             _ if body > 0 => {}
-            '{' if text.trim_end().ends_with(')') => {
-                text.truncate(text.trim_end().len());
+            // A default of a parameter.
+            '{' | '}' if last_line(&text).matches('(').count() > last_line(&text).matches(')').count() => {
+                text.push(c)
+            }
+            // Types and namespaces have no parameters.
+            '{' if last_line(&text).contains(')') => {
+                text.truncate(text.len() - last_line(&text).len() + signature(last_line(&text)).len());
                 text += ";\n";
                 body = 1;
             }
             '{' => {
-                is_enum = text.lines().next_back().is_some_and(|line| line.contains("enum"));
+                is_enum = last_line(&text).contains("enum");
                 text += "{\n";
             }
             '}' => {
@@ -174,15 +179,62 @@ fn statements(code: &str) -> String {
             }
             ';' => text += ";\n",
             ',' if is_enum => text += ",\n",
+            ':' if ["public", "private"].contains(&last_line(&text).trim()) => text += ":\n",
             c => text.push(c),
         }
     }
-    text.lines().map(str::trim).filter(|line| !line.is_empty()).map(|line| format!("{line}\n")).collect()
+    public_part(text.lines().map(str::trim).filter(|line| !line.is_empty()))
+}
+
+fn last_line(text: &str) -> &str {
+    &text[text.rfind('\n').map_or(0, |end| end + 1)..]
+}
+
+/// The declaration of a function, without what a constructor begins with.
+fn signature(line: &str) -> &str {
+    let parameters = line.find('(').unwrap_or_default();
+    let end = line[parameters..].find(" : ").map_or(line.len(), |at| parameters + at);
+    line[..end].trim_end()
+}
+
+/// The lines, without the private members of classes.
+fn public_part<'a>(lines: impl Iterator<Item = &'a str>) -> String {
+    let mut text = String::new();
+    // For each brace that is open: whether its members are private.
+    let mut is_private = Vec::new();
+    for line in lines {
+        match (line, is_private.last_mut()) {
+            ("public:", Some(last)) => *last = false,
+            ("private:", Some(last)) => *last = true,
+            _ => {
+                if line.starts_with('}') {
+                    is_private.pop();
+                }
+                if !is_private.contains(&true) {
+                    text.extend([line, "\n"]);
+                }
+                if line.ends_with('{') {
+                    is_private.push(line.starts_with("class "));
+                }
+            }
+        }
+    }
+    text
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_class_is_listed_without_bodies_and_private_members() {
+        let header = "namespace n {\nclass Error : public base {\n  int hidden;\n public:\n  explicit Error(int a) : base(a), a_(f(a)) {}\n\
+                      int status(D d = {0, 1}) const noexcept { return a_; }\n  Error &operator=(Error other) = delete;\n private:\n\
+                      struct Drop { void operator()(int *a) const { g(a); } };\n int a_;\n};\nstruct Open { int b; };\n}\n";
+        let expected = "namespace n {\nclass Error : public base {\nexplicit Error(int a);\nint status(D d = {0, 1}) const noexcept;\n\
+                        Error &operator=(Error other) = delete;\n};\nstruct Open {\nint b;\n};\n}\n";
+        assert_eq!(declarations(header), expected);
+    }
 
     #[test]
     fn a_header_is_listed_without_comments_bodies_and_second_alternatives() {

@@ -14,7 +14,10 @@ MODULES = ["__init__", "typing"]
 def source(module):
     stubs = PACKAGE / f"{module}.pyi"
     path = stubs if stubs.exists() else PACKAGE / f"{module}.py"
-    return ast.parse(path.read_text(encoding="utf-8")).body
+    body = ast.parse(path.read_text(encoding="utf-8")).body
+    # What type checkers alone see is imported at its first use.
+    seen = [node.body for node in body if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"]
+    return [*body, *(node for nodes in seen for node in nodes)]
 
 
 def names(node):

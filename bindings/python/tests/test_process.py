@@ -6,6 +6,7 @@ Each case is a program of its own, so that what it does to its process is not do
 import textwrap
 from pathlib import Path
 
+import estafette as est
 import pytest
 
 from conftest import peer, run_program
@@ -218,6 +219,27 @@ class TestFork:
             """
         )
         assert out == "b'hello\\n'\n"
+
+
+class TestImport:
+    def test_it_starts_no_thread_and_brings_nothing_that_takes_long_to_import(self):
+        # Each of them takes as long as all of the package. What an environment imports at its start is no matter.
+        out, _ = run_program(
+            """
+            import os, sys
+            before = set(sys.modules)
+            import estafette
+            print(len(os.listdir("/proc/self/task")))
+            print({"asyncio", "dataclasses", "inspect", "json", "numpy", "typing"} & (set(sys.modules) - before))
+            """
+        )
+        assert out == "1\nset()\n"
+
+    def test_what_is_imported_at_its_first_use_is_listed_and_a_wrong_name_is_an_error(self):
+        assert set(est.__all__) <= set(dir(est))
+        assert all(hasattr(est, name) for name in est.__all__)
+        with pytest.raises(AttributeError, match="has no attribute 'Devise'"):
+            est.Devise
 
 
 class TestMultiprocessing:

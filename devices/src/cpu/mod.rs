@@ -12,18 +12,11 @@
 //! | `concurrency.rs` | how many threads run jobs at once, where more may be slower than fewer |
 //! | `sleep.rs` | who sleeps and who wakes whom; independent of all the others, checked with loom |
 
-#[cfg(not(estafette_loom))]
 mod concurrency;
-#[cfg(not(estafette_loom))]
 mod pool;
-#[cfg(not(estafette_loom))]
 mod priority;
-#[cfg(not(estafette_loom))]
 mod queues;
-#[cfg_attr(estafette_loom, allow(dead_code, reason = "only its models use it there"))]
 mod sleep;
-#[cfg(not(estafette_loom))]
 mod workers;
 
-#[cfg(not(estafette_loom))]
 pub use self::pool::{BlockingGuard, Job, Pool, PoolOptions, SharedLock};

@@ -47,9 +47,11 @@
 //! The models at the end of this file check this with loom. Each of the three fences, the second look before
 //! parking and the chain of wake-ups has been taken out once; each time a model failed.
 
+use std::sync::Arc;
+
 use estafette_sync::barrier;
 use estafette_sync::sync::atomic::{AtomicUsize, Ordering};
-use estafette_sync::sync::{Arc, Condvar, Mutex, MutexGuard};
+use estafette_sync::sync::{Condvar, Mutex, MutexGuard};
 use estafette_sync::time::Duration;
 
 /// The sleeping state of the workers of one pool.

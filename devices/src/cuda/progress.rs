@@ -15,7 +15,7 @@ use super::context::Context;
 use super::driver::NOT_READY;
 use super::events::Event;
 use super::health;
-use super::stream::{FROZEN, Stream, is_capturing};
+use super::stream::{Stream, is_capturing};
 
 /// How often the driver is asked whether a stream still works, at most.
 const HEALTH_NS: u64 = 10_000_000;
@@ -33,18 +33,16 @@ impl Timeline for Stream {
 
     #[inline]
     fn completed(&self) -> u64 {
-        self.completed.load(Ordering::Acquire) & !FROZEN
+        self.completed.number()
     }
 
     #[inline]
     fn failure(&self) -> Option<DeviceError> {
-        // The failure is there before the bit is.
-        let frozen = self.completed.load(Ordering::Acquire) & FROZEN != 0;
-        if frozen { self.failure.get().cloned() } else { None }
+        self.completed.failure().cloned()
     }
 
     fn poll(&self) -> u64 {
-        if self.completed.load(Ordering::Acquire) & FROZEN == 0 {
+        if !self.completed.is_frozen() {
             self.read();
             let wanted = self.wanted.load(Ordering::Acquire);
             if wanted > self.completed() {
@@ -85,11 +83,10 @@ impl Timeline for Stream {
 
     #[inline]
     fn peek(&self, sequence: u64) -> Option<bool> {
-        let known = self.completed.load(Ordering::Acquire);
-        if known & !FROZEN >= sequence {
+        if self.completed() >= sequence {
             return Some(true);
         }
-        if known & FROZEN != 0 || self.written.load(Ordering::Acquire) < sequence {
+        if self.completed.is_frozen() || self.written.load(Ordering::Acquire) < sequence {
             return None;
         }
         self.read();
@@ -199,7 +196,7 @@ impl Stream {
     fn read(&self) {
         if let Some(value) = self.value {
             let number = value.read();
-            if number > self.completed.load(Ordering::Relaxed) & !FROZEN {
+            if number > self.completed() {
                 self.reach(number);
             }
         }

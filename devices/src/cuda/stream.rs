@@ -13,9 +13,7 @@
 //! and a fence that the wait depends on would then wait for itself, for ever.
 //!
 //! # What is known
-//! `completed` only goes up, and stands still for good when the stream breaks: bit `FROZEN` is set in the
-//! same atomic, so no thread that has seen a fence fail sees it done later. The value in pinned memory is
-//! read into `completed`.
+//! [`Completed`] has the newest number, and the failure of a stream that is broken. The value in pinned memory is read into it.
 //!
 //! A broken context writes no value, so the driver is queried about a polled stream from time to time, on
 //! another thread ([`super::health`]).
@@ -26,9 +24,10 @@ use std::{fmt, ptr};
 
 use cudarc::driver::sys::{CUevent, CUstream, CUstreamCaptureStatus};
 use estafette_sync::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use estafette_sync::sync::{Mutex, MutexGuard, OnceLock};
+use estafette_sync::sync::{Mutex, MutexGuard};
 use estafette_sync::time::Instant;
 
+use crate::fence::completed::Completed;
 use crate::fence::source::Timeline;
 use crate::{DeviceError, DeviceErrorKind, Fence, QueueClock, QueueId};
 
@@ -41,8 +40,6 @@ use super::foreign::{capture_id, not_the_same_capture};
 use super::memory;
 use super::progress::TimelineValue;
 
-/// In `completed`: the number stands still for ever.
-pub(super) const FROZEN: u64 = 1 << 63;
 /// `CU_STREAM_NON_BLOCKING`: the legacy default stream and this one do not wait for each other.
 const NON_BLOCKING: u32 = 1;
 
@@ -50,9 +47,7 @@ pub(super) struct Stream {
     pub(super) context: Arc<Context>,
     pub(super) id: QueueId,
     raw: Handle<CUstream>,
-    /// The newest number known to be done, and `FROZEN`.
-    pub(super) completed: AtomicU64,
-    pub(super) failure: OnceLock<DeviceError>,
+    pub(super) completed: Completed,
     /// Where the device counts.
     pub(super) value: Option<TimelineValue>,
     /// The newest number that the device was asked to write. Goes up under the state's lock.
@@ -91,8 +86,7 @@ impl Stream {
             context: Arc::clone(context),
             id,
             raw: Handle::new(raw),
-            completed: AtomicU64::new(0),
-            failure: OnceLock::new(),
+            completed: Completed::new(),
             value: None,
             written: AtomicU64::new(0),
             asked: AtomicU64::new(0),
@@ -149,13 +143,7 @@ impl Stream {
 
     /// Number `sequence` is done, and all before it.
     pub(super) fn reach(&self, sequence: u64) {
-        let mut known = self.completed.load(Ordering::Relaxed);
-        while known & FROZEN == 0 && known < sequence {
-            match self.completed.compare_exchange_weak(known, sequence, Ordering::AcqRel, Ordering::Relaxed) {
-                Ok(_) => return,
-                Err(now) => known = now,
-            }
-        }
+        self.completed.reach(sequence);
     }
 
     /// Nothing more is done here, because of `error`.
@@ -167,8 +155,7 @@ impl Stream {
         if let Some(value) = self.value {
             self.reach(value.read());
         }
-        self.failure.get_or_init(|| error.clone());
-        self.completed.fetch_or(FROZEN, Ordering::AcqRel);
+        self.completed.fail(error);
     }
 
     /// `context` is broken. It is this stream's, or one that it has waited for.

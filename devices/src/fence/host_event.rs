@@ -138,3 +138,106 @@ mod tests {
         assert!(signal.settle(&Ok(())).is_empty(), "settling twice tells nobody twice");
     }
 }
+
+/// Models: `RUSTFLAGS="--cfg estafette_loom" cargo test -p estafette-devices --profile model --lib models::`.
+#[cfg(all(test, estafette_loom))]
+mod models {
+    use estafette_sync::cell::UnsafeCell;
+    use estafette_sync::thread;
+
+    use super::*;
+    use crate::DeviceErrorKind;
+
+    /// What the event stands for. Loom reports a read that the write does not happen before.
+    struct Model {
+        event: HostEvent,
+        content: UnsafeCell<u32>,
+    }
+
+    // SAFETY: loom checks the accesses to the content.
+    unsafe impl Sync for Model {}
+
+    impl Model {
+        fn read(&self) -> u32 {
+            // SAFETY: loom checks this.
+            self.content.with(|content| unsafe { *content })
+        }
+    }
+
+    /// Reads the content when the event settles.
+    struct Reader {
+        model: Arc<Model>,
+        told: AtomicU8,
+    }
+
+    impl Subscriber for Reader {
+        fn settled(self: Arc<Self>, outcome: Outcome) {
+            assert_eq!((outcome.is_ok(), self.model.read()), (true, 1));
+            self.told.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+
+    /// Settles the event beside `meet` on another thread. The thread that settles begins: of a load of another thread before both a load
+    /// and a store of its own, loom would not see that the store depends on it.
+    fn settled_beside(outcome: impl Fn() -> Outcome + Sync + Send + Copy + 'static, meet: fn(&Arc<Model>)) {
+        loom::model(move || {
+            let model = Arc::new(Model { event: HostEvent::new(), content: UnsafeCell::new(0) });
+            let other = Arc::clone(&model);
+            let meeting = thread::spawn(move || meet(&other));
+            // SAFETY: loom checks this.
+            model.content.with_mut(|content| unsafe { *content = 1 });
+            for subscriber in model.event.settle(&outcome()) {
+                subscriber.settled(outcome());
+            }
+            meeting.join().expect("it does not panic");
+        });
+    }
+
+    #[test]
+    fn what_came_before_a_settled_event_is_seen_by_those_who_ask() {
+        settled_beside(
+            || Ok(()),
+            |model| {
+                if model.event.is_done() {
+                    assert_eq!(model.read(), 1);
+                }
+                if matches!(model.event.state(), FenceState::Done) {
+                    assert_eq!(model.read(), 1);
+                }
+            },
+        );
+    }
+
+    #[test]
+    fn a_failed_event_has_its_error() {
+        let fault = || Err(DeviceError::new(DeviceErrorKind::Fault, "gone"));
+        settled_beside(fault, |model| match model.event.state() {
+            FenceState::Pending => {}
+            FenceState::Failed(error) => {
+                assert_eq!((error.kind(), model.read()), (DeviceErrorKind::Fault, 1));
+            }
+            FenceState::Done => panic!("it fails"),
+        });
+    }
+
+    #[test]
+    fn a_subscriber_is_told_once_or_at_once() {
+        settled_beside(
+            || Ok(()),
+            |model| {
+                let reader = Arc::new(Reader { model: Arc::clone(model), told: AtomicU8::new(0) });
+                let subscriber: Arc<dyn Subscriber> = reader.clone();
+                if let Watch::Settled(outcome) = model.event.watch(&subscriber) {
+                    subscriber.settled(outcome);
+                }
+                while !model.event.is_done() {
+                    thread::yield_now();
+                }
+                while reader.told.load(Ordering::Relaxed) == 0 {
+                    thread::yield_now();
+                }
+                assert_eq!(reader.told.load(Ordering::Relaxed), 1);
+            },
+        );
+    }
+}

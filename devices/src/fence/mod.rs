@@ -11,6 +11,8 @@
 //! | `native_event` | an event of a driver that leaves the process's hands |
 
 mod clock;
+#[cfg(any(feature = "cuda", feature = "sycl"))]
+pub(crate) mod completed;
 mod fence_set;
 pub(crate) mod host_event;
 mod native_event;

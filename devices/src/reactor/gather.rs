@@ -53,3 +53,48 @@ impl<F: FnOnce(Outcome) + Send, W: Fn() -> bool + Send + Sync> Subscriber for Ga
         }
     }
 }
+
+/// Models: `RUSTFLAGS="--cfg estafette_loom" cargo test -p estafette-devices --profile model --lib models::`.
+#[cfg(all(test, estafette_loom))]
+mod models {
+    use estafette_sync::cell::UnsafeCell;
+    use estafette_sync::thread;
+
+    use super::*;
+
+    /// The work that two fences stand for. Loom reports a read that a write does not happen before.
+    struct Work([UnsafeCell<u32>; 2]);
+
+    // SAFETY: loom checks the accesses.
+    unsafe impl Sync for Work {}
+    // SAFETY: as above.
+    unsafe impl Send for Work {}
+
+    #[test]
+    fn the_callback_runs_once_and_sees_the_work_of_every_fence() {
+        loom::model(|| {
+            let work = Arc::new(Work([UnsafeCell::new(0), UnsafeCell::new(0)]));
+            let calls = Arc::new(AtomicUsize::new(0));
+            let (seen, counted) = (Arc::clone(&work), Arc::clone(&calls));
+            let callback = move |_: Outcome| {
+                // SAFETY: loom checks this.
+                let sum: u32 = seen.0.iter().map(|part| part.with(|part| unsafe { *part })).sum();
+                assert_eq!(sum, 2);
+                counted.fetch_add(1, Ordering::Relaxed);
+            };
+            let gather = Arc::new(Gather::new(callback, || true));
+            let settling = [0, 1].map(|part| {
+                gather.expect_one();
+                let (work, gather) = (Arc::clone(&work), Arc::clone(&gather));
+                thread::spawn(move || {
+                    // SAFETY: loom checks this.
+                    work.0[part].with_mut(|part| unsafe { *part = 1 });
+                    gather.settled(Ok(()));
+                })
+            });
+            gather.settled(Ok(()));
+            settling.into_iter().for_each(|thread| thread.join().expect("it does not panic"));
+            assert_eq!(calls.load(Ordering::Relaxed), 1);
+        });
+    }
+}

@@ -1,10 +1,10 @@
 use std::collections::VecDeque;
 use std::sync::Arc;
 
-use estafette_sync::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use estafette_sync::sync::{Mutex, MutexGuard};
 use smallvec::SmallVec;
 
+use crate::fence::completed::Completed;
 use crate::fence::source::{Outcome, Subscriber, Timeline, Watch};
 use crate::{DLDevice, DeviceError, QueueId};
 
@@ -27,9 +27,8 @@ pub(super) struct Progress {
     /// Whether all events are of one queue of the runtime: then the errors of all of them come back to a wait
     /// for the last.
     in_order: bool,
-    completed: AtomicU64,
-    /// Whether there is a failure, for those who ask often.
-    failed: AtomicBool,
+    /// Changed under the lock.
+    completed: Completed,
     inner: Mutex<Inner>,
 }
 
@@ -39,19 +38,11 @@ struct Inner {
     marks: VecDeque<(u64, Arc<Event>)>,
     /// Length of `marks` at which they are looked through next.
     look_at: usize,
-    failure: Option<DeviceError>,
 }
 
 impl Progress {
     pub(super) fn new(queue: QueueId, device: DLDevice, in_order: bool) -> Arc<Self> {
-        Arc::new(Self {
-            queue,
-            device,
-            in_order,
-            completed: AtomicU64::new(0),
-            failed: AtomicBool::new(false),
-            inner: Mutex::default(),
-        })
+        Arc::new(Self { queue, device, in_order, completed: Completed::new(), inner: Mutex::default() })
     }
 
     /// Gives number `sequence` its event. True if it is time to [look](Self::tidy) what is done, under no
@@ -91,15 +82,15 @@ impl Progress {
     pub(super) fn reach(&self, sequence: u64, outcome: Outcome) -> Outcome {
         let mut passed = SmallVec::<[_; 4]>::new();
         let mut inner = self.lock();
-        let outcome = match (outcome, &inner.failure) {
+        let outcome = match (outcome, self.completed.failure()) {
             (_, Some(failure)) if sequence > self.completed() => Err(failure.clone()),
             (Err(error), None) => {
                 let error = error.with_queue(self.queue);
-                self.note(&mut inner, error.clone());
+                self.completed.fail(&error);
                 Err(error)
             }
             (outcome, _) => {
-                self.completed.fetch_max(sequence, Ordering::Release);
+                self.completed.reach(sequence);
                 while let Some((_, event)) = inner.marks.pop_front_if(|(number, _)| *number <= sequence) {
                     passed.push(event);
                 }
@@ -114,13 +105,9 @@ impl Progress {
     }
 
     /// The queue takes no more work, because of `error`.
-    pub(super) fn fail(&self, error: DeviceError) {
-        self.note(&mut self.lock(), error);
-    }
-
-    fn note(&self, inner: &mut Inner, error: DeviceError) {
-        inner.failure.get_or_insert(error);
-        self.failed.store(true, Ordering::Release);
+    pub(super) fn fail(&self, error: &DeviceError) {
+        let _under_the_lock = self.lock();
+        self.completed.fail(error);
     }
 
     /// The first event that covers `sequence`; `None` when that is done or can never be.
@@ -158,11 +145,11 @@ impl Timeline for Progress {
     }
 
     fn completed(&self) -> u64 {
-        self.completed.load(Ordering::Acquire)
+        self.completed.number()
     }
 
     fn failure(&self) -> Option<DeviceError> {
-        if self.failed.load(Ordering::Acquire) { self.lock().failure.clone() } else { None }
+        self.completed.failure().cloned()
     }
 
     /// Asks the oldest numbers, up to the first one that is pending: none that failed is passed over. Of

@@ -227,7 +227,7 @@ impl Queue for SyclQueue {
             (Ok(handle), _) => handle.expose_provenance(),
             (Err(error), Some(progress)) => {
                 // Work would run too early. Later calls on this queue fail with this error.
-                progress.fail(error.with_queue(self.id));
+                progress.fail(&error.with_queue(self.id));
                 0
             }
             (Err(_), None) => 0,

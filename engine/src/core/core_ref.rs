@@ -72,7 +72,8 @@ struct Clearing;
 
 impl Drop for Clearing {
     fn drop(&mut self) {
-        THREAD_CACHE.with(ThreadCache::detach);
+        // Under loom the cache goes at the same time; there threads clear theirs before they end.
+        let _ = THREAD_CACHE.try_with(ThreadCache::detach);
     }
 }
 
@@ -243,5 +244,75 @@ impl Deref for CoreRef {
 impl std::fmt::Debug for CoreRef {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         (**self).fmt(f)
+    }
+}
+
+/// Models: `RUSTFLAGS="--cfg estafette_loom" cargo test -p estafette --profile model --lib models::`.
+#[cfg(all(test, estafette_loom))]
+mod models {
+    use std::sync::Arc;
+
+    use estafette_sync::cell::UnsafeCell;
+    use estafette_sync::thread;
+
+    use super::*;
+
+    /// Loom reports a use that nothing orders before the end of the core.
+    struct Content(Arc<UnsafeCell<u32>>);
+
+    // SAFETY: loom checks the accesses.
+    unsafe impl Send for Content {}
+    // SAFETY: as above.
+    unsafe impl Sync for Content {}
+
+    impl Content {
+        fn read(&self) {
+            // SAFETY: loom checks this.
+            assert_eq!(self.0.with(|content| unsafe { *content }), 1);
+        }
+    }
+
+    impl Drop for Content {
+        fn drop(&mut self) {
+            // SAFETY: loom checks this.
+            self.0.with_mut(|content| unsafe { *content = 0 });
+        }
+    }
+
+    /// A core of an engine without workers, with a content that its lease hook keeps.
+    fn core() -> (CoreRef, Arc<UnsafeCell<u32>>) {
+        let engine = crate::Engine::builder().workers(0).build().expect("an engine starts");
+        let core = engine.core().clone();
+        let cell = Arc::new(UnsafeCell::new(1));
+        let content = Content(Arc::clone(&cell));
+        assert!(core.on_lease_wait.set(Box::new(move || content.read())).is_ok());
+        (core, cell)
+    }
+
+    fn read(core: &CoreRef) {
+        core.on_lease_wait.get().expect("set above")();
+    }
+
+    #[test]
+    fn the_last_reference_ends_the_core_after_all_uses() {
+        loom::model(|| {
+            let (core, cell) = core();
+            let other = core.clone();
+            // Each thread uses references of its cache, and returns them.
+            let user = thread::spawn(move || {
+                other.with_shard(|_| ());
+                let again = other.clone();
+                read(&again);
+                drop(again);
+                drop(other.clone());
+                other.clear_thread_cache();
+            });
+            read(&core);
+            core.clear_thread_cache();
+            drop(core);
+            user.join().expect("it does not panic");
+            // SAFETY: loom checks this.
+            assert_eq!(cell.with(|content| unsafe { *content }), 0, "the core is gone");
+        });
     }
 }

@@ -25,7 +25,7 @@ pub(crate) struct OpExtrasCell {
 
 impl OpExtrasCell {
     #[inline(always)]
-    pub(crate) const fn new() -> Self {
+    pub(crate) fn new() -> Self {
         Self { place: AtomicPtr::new(ptr::null_mut()) }
     }
 
@@ -52,14 +52,14 @@ impl OpExtrasCell {
     pub(crate) fn get_mut(&mut self) -> &mut OpExtras {
         self.get_or_make();
         // SAFETY: set above, and borrowed as `self` is.
-        unsafe { &mut **self.place.get_mut() }
+        unsafe { &mut *self.place.load(Ordering::Relaxed) }
     }
 }
 
 impl Drop for OpExtrasCell {
     #[inline(always)]
     fn drop(&mut self) {
-        if !self.place.get_mut().is_null() {
+        if !self.place.load(Ordering::Relaxed).is_null() {
             self.end();
         }
     }
@@ -69,6 +69,6 @@ impl OpExtrasCell {
     #[cold]
     fn end(&mut self) {
         // SAFETY: the pointer came from a box, no other reference is left, and this function is called once.
-        drop(unsafe { Box::from_raw(*self.place.get_mut()) });
+        drop(unsafe { Box::from_raw(self.place.load(Ordering::Relaxed)) });
     }
 }

@@ -277,7 +277,7 @@ impl OpState {
     /// Notes that the operation has a permit and counts as in flight.
     #[inline(always)]
     pub(crate) fn hold_permit(&mut self) {
-        *self.counted.get_mut() = true;
+        self.counted.store(true, Ordering::Relaxed);
     }
 
     /// Sets what the operation does, before it is submitted.
@@ -344,7 +344,7 @@ impl OpState {
 
     /// Begins an operation that was not submitted yet.
     pub(crate) fn begin_unsubmitted(&mut self) {
-        *self.phase.get_mut() |= BEGUN;
+        self.phase.store(self.phase.load(Ordering::Relaxed) | BEGUN, Ordering::Relaxed);
     }
 
     /// Whether the operation has a permit.

@@ -11,8 +11,10 @@ pub(crate) struct PerDevice<T>(Mutex<Vec<Of<T>>>);
 type Of<T> = (Weak<dyn Device>, Arc<T>);
 
 impl<T: Default> PerDevice<T> {
-    pub(crate) const fn new() -> Self {
-        Self(Mutex::new(Vec::new()))
+    estafette_sync::const_fn! {
+        pub(crate) fn new() -> Self {
+            Self(Mutex::new(Vec::new()))
+        }
     }
 
     /// The one of `device`, made at first use.
@@ -46,7 +48,7 @@ mod tests {
 
     #[test]
     fn each_device_has_its_own_and_it_goes_with_the_device() {
-        static KEPT: PerDevice<u8> = PerDevice::new();
+        estafette_sync::statics! { static KEPT: PerDevice<u8> = PerDevice::new(); }
         let one: Arc<dyn Device> = HostDevice::new();
         let other: Arc<dyn Device> = HostDevice::new();
         let (a, b) = (KEPT.of(&one), KEPT.of(&other));

@@ -76,9 +76,11 @@ pub(crate) enum Resolution<V> {
 pub type Overlapping<V> = SmallVec<[V; 4]>;
 
 impl<V: Clone> IntervalMap<V> {
-    /// An empty map.
-    pub(crate) const fn new() -> Self {
-        Self { table: Mutex::new(Table { spaces: BTreeMap::new(), ids: 0, len: 0 }) }
+    estafette_sync::const_fn! {
+        /// An empty map.
+        pub(crate) fn new() -> Self {
+            Self { table: Mutex::new(Table { spaces: BTreeMap::new(), ids: 0, len: 0 }) }
+        }
     }
 
     /// Gives one use of an entry up; the last one takes it out. `None` before that, if it has been done already, or if the range

@@ -47,12 +47,13 @@ mod thread_state;
 
 use std::fmt;
 use std::mem::{self, ManuallyDrop};
+use std::sync::Arc;
 use std::time::Duration;
 
 use estafette_devices::{DeviceError, DeviceErrorKind, FenceSet, FenceState, Reactor};
 use estafette_sync::process;
+use estafette_sync::sync::OnceLock;
 use estafette_sync::sync::atomic::Ordering;
-use estafette_sync::sync::{Arc, OnceLock};
 
 pub use self::inline::with_inline_deleters;
 use self::queue::{Phase, Queue, Ready, Ticket};

@@ -36,7 +36,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use estafette_graph::Mode;
-use estafette_sync::sync::atomic::{AtomicUsize, Ordering};
+use estafette_sync::sync::atomic::{AtomicUsize, Ordering, fence};
 use estafette_sync::sync::{Mutex, MutexGuard};
 
 use crate::core::error::OperationError;
@@ -67,6 +67,13 @@ estafette_sync::statics! {
 }
 
 type Op = OpHandle;
+
+/// Loom treats sequentially consistent accesses as acquire-release ones, and needs a fence between the two of each side.
+fn sequentially_consistent() {
+    if cfg!(estafette_loom) {
+        fence(Ordering::SeqCst);
+    }
+}
 
 struct Verdicts {
     /// Operations that were cancelled and not skipped, with their failures.
@@ -106,6 +113,14 @@ fn lock() -> MutexGuard<'static, Verdicts> {
 /// Counts a query, before its submission.
 pub(crate) fn query_enters() {
     QUERIES.fetch_add(1, Ordering::SeqCst);
+    sequentially_consistent();
+}
+
+/// Shows queries that operations are cancelled; true if a query waits.
+fn announce(cancelled: usize) -> bool {
+    CANCELLED.store(cancelled, Ordering::SeqCst);
+    sequentially_consistent();
+    QUERIES.load(Ordering::SeqCst) > 0
 }
 
 /// Counts the end of a query, which was granted or withdrawn.
@@ -190,8 +205,7 @@ impl Verdicts {
         let Some(cause) = state.failure() else { return };
         self.cancelled.insert(id, cause.clone());
         state.verdict.store(id, Ordering::Relaxed);
-        CANCELLED.store(self.cancelled.len(), Ordering::SeqCst);
-        if QUERIES.load(Ordering::SeqCst) == 0 {
+        if !announce(self.cancelled.len()) {
             self.sound += 1;
             return;
         }
@@ -274,5 +288,24 @@ impl Verdicts {
         let state: &OpState = op.payload();
         op.sources(|mode| looks(state, mode), |read| self.is_sound(read), &mut sources);
         (op, sources)
+    }
+}
+
+/// Models: `RUSTFLAGS="--cfg estafette_loom" cargo test -p estafette --profile model --lib models::`.
+#[cfg(all(test, estafette_loom))]
+mod models {
+    use estafette_sync::thread;
+
+    use super::*;
+
+    #[test]
+    fn of_a_cancel_and_a_query_at_the_same_time_one_walks() {
+        loom::model(|| {
+            let cancel = thread::spawn(|| announce(1));
+            query_enters();
+            let query_walks = is_any();
+            let cancel_walks = cancel.join().expect("it does not panic");
+            assert!(query_walks || cancel_walks);
+        });
     }
 }

@@ -5,8 +5,10 @@
 
 use std::ops::Range;
 use std::sync::Arc;
-// Outside of every protocol of the engine: plain std atomics, which may come into being as zeroed memory.
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+// The words are plain std atomics, which may come into being as zeroed memory; the length orders them.
+use std::sync::atomic::AtomicU64;
+
+use estafette_sync::sync::atomic::{AtomicUsize, Ordering};
 
 use super::free_list::Slab;
 
@@ -78,5 +80,58 @@ impl TraceBuffer {
     /// Words that were published.
     pub(super) fn read(&self, words: Range<usize>) -> impl Iterator<Item = u64> {
         self.words()[words].iter().map(|word| word.load(Ordering::Relaxed))
+    }
+}
+
+/// Models: `RUSTFLAGS="--cfg estafette_loom" cargo test -p estafette --profile model --lib models::`.
+#[cfg(all(test, estafette_loom))]
+mod models {
+    use estafette_sync::cell::UnsafeCell;
+    use estafette_sync::thread;
+
+    use super::*;
+    use crate::trace::chain::Chain;
+
+    /// The buffers of a thread, and what it does before each event. Loom reports a read that a write does not happen before, as it
+    /// would with the words.
+    struct Model {
+        buffers: Chain<TraceBuffer>,
+        noted: [UnsafeCell<u64>; 2],
+    }
+
+    // SAFETY: loom checks the accesses to what is noted.
+    unsafe impl Sync for Model {}
+
+    impl Model {
+        fn note(&self, buffer: &TraceBuffer, at: usize, event: usize) -> usize {
+            // SAFETY: loom checks this.
+            self.noted[event].with_mut(|noted| unsafe { *noted = 7 });
+            buffer.write(at, [event as u64, 7], std::iter::empty())
+        }
+    }
+
+    #[test]
+    fn a_reader_sees_whole_events_while_the_thread_writes() {
+        loom::model(|| {
+            let noted = [UnsafeCell::new(0), UnsafeCell::new(0)];
+            let model = Arc::new(Model { buffers: Chain::default(), noted });
+            let buffer = model.buffers.append(None, TraceBuffer::fresh());
+            let writer = {
+                let model = Arc::clone(&model);
+                thread::spawn(move || {
+                    let end = model.note(&buffer.value, 0, 0);
+                    model.note(&buffer.value, end, 1);
+                })
+            };
+            let first = model.buffers.first().expect("appended above");
+            let published = first.value.published();
+            let words: Vec<_> = first.value.read(0..published).collect();
+            for (event, words) in words.chunks(2).enumerate() {
+                assert_eq!(words, [event as u64, 7]);
+                // SAFETY: loom checks this.
+                assert_eq!(model.noted[event].with(|noted| unsafe { *noted }), 7);
+            }
+            writer.join().expect("it does not panic");
+        });
     }
 }

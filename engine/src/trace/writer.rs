@@ -347,3 +347,27 @@ impl Writer {
         self.log.event_loop.store(true, Ordering::Relaxed);
     }
 }
+
+/// Models: `RUSTFLAGS="--cfg estafette_loom" cargo test -p estafette --profile model --lib models::`.
+#[cfg(all(test, estafette_loom))]
+mod models {
+    use super::*;
+    use estafette_sync::thread;
+
+    #[test]
+    fn a_body_that_a_reader_meets_has_its_beginning() {
+        loom::model(|| {
+            let body = Arc::new(Body::default());
+            let running = {
+                let body = Arc::clone(&body);
+                thread::spawn(move || {
+                    body.set(3, 70);
+                    body.clear();
+                })
+            };
+            assert!(matches!(body.get(), None | Some((3, 70))));
+            running.join().expect("it does not panic");
+            assert_eq!(body.get(), None);
+        });
+    }
+}

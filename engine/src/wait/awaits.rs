@@ -243,7 +243,7 @@ struct List {
 
 estafette_sync::statics! {
     static ENTRIES: [Mutex<List>; LISTS] =
-        [const { Mutex::new(List { places: Vec::new(), free: Vec::new() }) }; LISTS];
+        estafette_sync::array![Mutex::new(List { places: Vec::new(), free: Vec::new() }); LISTS];
 }
 
 fn list(number: usize) -> MutexGuard<'static, List> {

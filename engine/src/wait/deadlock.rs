@@ -146,7 +146,8 @@ impl<'a> Checks<'a> {
     pub(crate) fn hand_over(&mut self) {
         // In a forked child no other thread waits, and the notifier may be locked for ever.
         if std::mem::take(&mut self.is_in_charge) && !process::is_forked() {
-            self.detector.is_taken.store(false, Ordering::SeqCst);
+            // A read-modify-write: loom does not order a plain store after that of another thread.
+            self.detector.is_taken.swap(false, Ordering::SeqCst);
             self.notifier.notify();
         }
     }
@@ -330,5 +331,51 @@ impl Search<'_> {
             }
         }
         false
+    }
+}
+
+/// Models: `RUSTFLAGS="--cfg estafette_loom" cargo test -p estafette --profile model --lib models::`.
+#[cfg(all(test, estafette_loom))]
+mod models {
+    use std::sync::Arc;
+
+    use estafette_sync::thread;
+
+    use super::*;
+
+    #[derive(Default)]
+    struct Model {
+        detector: Detector,
+        notifier: Notifier,
+    }
+
+    impl Model {
+        fn checks(&self) -> Checks<'_> {
+            let mut checks = Checks::new(&self.detector, &self.notifier, Duration::from_secs(1));
+            checks.has_slept = true;
+            checks
+        }
+    }
+
+    #[test]
+    fn the_checks_are_handed_over_to_a_thread_that_falls_asleep() {
+        loom::model(|| {
+            let model = Arc::new(Model::default());
+            let mut checks = model.checks();
+            assert!(checks.next().is_some(), "the first one has the checks");
+            let other = {
+                let model = Arc::clone(&model);
+                thread::spawn(move || {
+                    let mut checks = model.checks();
+                    let mut listening = model.notifier.listen();
+                    // A hand-over that is missed leaves it asleep for ever.
+                    while checks.next().is_none() {
+                        listening.wait_until(None);
+                    }
+                })
+            };
+            checks.hand_over();
+            other.join().expect("it does not panic");
+        });
     }
 }

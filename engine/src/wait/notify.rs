@@ -318,3 +318,51 @@ impl Tensor {
         unsafe { foreign_fence::import(fence, &devices) }
     }
 }
+
+/// Models: `RUSTFLAGS="--cfg estafette_loom" cargo test -p estafette --profile model --lib models::`.
+#[cfg(all(test, estafette_loom))]
+mod models {
+    use estafette_sync::thread;
+
+    use super::*;
+
+    /// Ends after two steps of other threads.
+    struct Steps {
+        done: Arc<AtomicUsize>,
+        waker: Arc<Mutex<Option<Waker>>>,
+    }
+
+    impl Future for Steps {
+        type Output = ();
+
+        fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<()> {
+            *self.waker.lock() = Some(cx.waker().clone());
+            // Only the wake-ups order this load after the steps.
+            if self.done.load(Ordering::Relaxed) == 2 { Poll::Ready(()) } else { Poll::Pending }
+        }
+    }
+
+    #[test]
+    fn a_wake_up_that_meets_a_poll_is_not_lost() {
+        loom::model(|| {
+            let (done, calls) = (Arc::new(AtomicUsize::new(0)), Arc::new(AtomicUsize::new(0)));
+            let waker = Arc::new(Mutex::new(None));
+            let counted = Arc::clone(&calls);
+            notify(Steps { done: Arc::clone(&done), waker: Arc::clone(&waker) }, move |()| {
+                counted.fetch_add(1, Ordering::Relaxed);
+            });
+            let waker: Waker = waker.lock().clone().expect("the future was polled");
+            let other = {
+                let (done, waker) = (Arc::clone(&done), waker.clone());
+                thread::spawn(move || {
+                    done.fetch_add(1, Ordering::Relaxed);
+                    waker.wake();
+                })
+            };
+            done.fetch_add(1, Ordering::Relaxed);
+            waker.wake();
+            other.join().expect("it does not panic");
+            assert_eq!(calls.load(Ordering::Relaxed), 1);
+        });
+    }
+}

@@ -3,6 +3,7 @@
 use std::fs;
 use std::path::Path;
 use std::process::Command;
+use std::time::Instant;
 
 use super::{CRATES, Files, collect, file_with, remove_folder};
 use crate::install::{self, make_folder, write};
@@ -10,8 +11,11 @@ use crate::python::{Environment, Peers};
 use crate::shell;
 use crate::suites::{TESTED, blocks, python_examples};
 
-/// The size of the wheel stays below this number of bytes.
+/// The size of the wheel stays below this number of bytes, and so does the size of the package once it is installed.
 const WHEEL_BYTES_MAX: u64 = 15 << 20;
+const INSTALLED_BYTES_MAX: u64 = 15 << 20;
+/// How often the import is measured.
+const IMPORTS: usize = 5;
 /// The manifest of a program of a user, with what the README's example needs.
 const USER: &str = "[package]\nname = \"user\"\nversion = \"0.1.0\"\nedition = \"2024\"\n\n[dependencies]\n\
                     estafette = \"0.1.0\"\ntokio = { version = \"1\", features = [\"macros\", \"rt-multi-thread\"] }\n\n[workspace]\n";
@@ -51,7 +55,9 @@ fn wheel(files: &Files, folder: &Path) -> Result<(), String> {
         command
     };
     let wheel = files.wheel.to_string_lossy();
+    let before = Instant::now();
     shell::run(within(&python, &["-m", "pip", "install", "--quiet", "--no-index", &wheel]))?;
+    let install = before.elapsed();
     let (major, minor) = peers.version()?;
     let own = venv.join(format!("lib/python{major}.{minor}/site-packages"));
     write(&own.join("peers.pth"), &format!("{}\n", peers.packages()?.display()))?;
@@ -59,6 +65,25 @@ fn wheel(files: &Files, folder: &Path) -> Result<(), String> {
     let import = "import os, estafette as est; assert est.__file__.startswith(os.getcwd()), est.__file__; \
                   assert os.listdir('/proc/self/task') == [str(os.getpid())]";
     shell::run(within(&python, &["-c", import]))?;
+    // The times are shown and judged by people: a busy machine takes longer.
+    let mut imports = Vec::new();
+    for _ in 0..IMPORTS {
+        imports.push(import_us(&collect(within(&python, &["-X", "importtime", "-c", "import estafette"]))?)?);
+    }
+    imports.sort_unstable();
+    let size = within(&python, &["-c", INSTALLED_BYTES]);
+    let installed: u64 =
+        collect(size)?.trim().parse().map_err(|error| format!("the installed size: {error}"))?;
+    if installed > INSTALLED_BYTES_MAX {
+        return Err(format!("{installed} bytes are installed"));
+    }
+    println!(
+        "the wheel: {:.1} MB, {:.1} MB installed in {:.1} s by pip; an import takes {:.1} ms (median of {IMPORTS})",
+        bytes as f64 / 1e6,
+        installed as f64 / 1e6,
+        install.as_secs_f64(),
+        imports[IMPORTS / 2] as f64 / 1e3
+    );
     let mut example = within(&python, &["-c", &python_examples(README)]);
     example.env("ESTAFETTE_TRACE", "readme.pftrace");
     shell::run(example)?;
@@ -67,6 +92,18 @@ fn wheel(files: &Files, folder: &Path) -> Result<(), String> {
     expect(&devices, "cpu:0")?;
     let report = collect(within(&command, &["report", "readme.pftrace"]))?;
     expect(&report, "sqrt")
+}
+
+/// A program that prints the bytes of the package's files.
+const INSTALLED_BYTES: &str = "import importlib.metadata as m; \
+                               print(sum(f.locate().stat().st_size for f in m.files('estafette-engine')))";
+
+/// The microseconds that the import of the package and of all that it imports took, as `-X importtime` says it.
+fn import_us(said: &str) -> Result<u64, String> {
+    let line =
+        said.lines().find(|line| line.split('|').next_back().is_some_and(|name| name.trim() == "estafette"));
+    let cumulative = line.and_then(|line| line.split('|').nth(1)).and_then(|time| time.trim().parse().ok());
+    cumulative.ok_or_else(|| format!("no time of `estafette` in\n{said}"))
 }
 
 /// The source distribution, built by pip as pip does it, and imported.
@@ -147,4 +184,17 @@ fn run_in(folder: &Path, command: &mut Command) -> Result<(), String> {
 
 fn expect(output: &str, part: &str) -> Result<(), String> {
     if output.contains(part) { Ok(()) } else { Err(format!("`{part}` is missing in\n{output}")) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_time_of_the_package_is_that_with_all_it_imports() {
+        let said = "import time: self [us] | cumulative | imported package\nimport time:  10 |  20 |   estafette._estafette\n\
+                    import time:       300 |       1234 | estafette\n";
+        assert_eq!(import_us(said), Ok(1234));
+        assert!(import_us("import time: 1 | 2 | os").is_err());
+    }
 }

@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use super::{Context, MODELS, RELEASED, TESTED};
+use super::{Context, MODELS, Model, RELEASED, TESTED};
 use crate::shell;
 
 /// Makes the simulator the driver that a program finds, by its path and by the driver's names.
@@ -53,7 +53,9 @@ pub(super) fn models(target: &Path, checker: &str) -> Vec<Command> {
     let chosen = MODELS.iter().filter(|model| model.checker == checker);
     // The simulation is built for shuttle as well, with the checks of a test build.
     let test: &[&str] = if checker == "shuttle" { &["test"] } else { &["test", "--profile", "model"] };
-    chosen.map(|model| model.cargo(target, test, &[])).collect()
+    // Other unit tests use the same primitives, which exist inside of a model only.
+    let name = |model: &Model| if model.place.contains(&"--lib") { &["models::"][..] } else { &[] };
+    chosen.map(|model| model.cargo(target, test, name(model))).collect()
 }
 
 pub(super) fn memcheck() -> Command {

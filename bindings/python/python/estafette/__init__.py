@@ -22,9 +22,9 @@ from __future__ import annotations
 
 import atexit as _atexit
 import contextlib as _contextlib
+import importlib as _importlib
 import os as _os
 import threading as _threading
-from typing import TYPE_CHECKING
 
 from ._body import note_fork as _note_fork
 from ._dtype import DType
@@ -74,26 +74,27 @@ from ._estafette import (
 )
 from ._helping import without_helping
 from ._promises import as_completed, wait
-from ._recording import Report, record, report
-from ._recording import from_environment as _recording_from_environment
-from ._reports import (
-    Blocker,
-    Device,
-    DeviceInfo,
-    Diagnosis,
-    Lease,
-    Peer,
-    Release,
-    ShutdownReport,
-    Stats,
-    UnorderedExchange,
-    OpStatus,
-)
 from ._streams import Stream, current_stream, hold_barriers
 
+# As `typing` has it, which takes as long to import as all of this package.
+TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing_extensions import Buffer, CapsuleType
 
+    from ._recording import Report, record, report
+    from ._reports import (
+        Blocker,
+        Device,
+        DeviceInfo,
+        Diagnosis,
+        Lease,
+        Peer,
+        Release,
+        ShutdownReport,
+        Stats,
+        UnorderedExchange,
+        OpStatus,
+    )
     from .typing import DeviceLike, StreamLike, SupportsDLPack
 
 __all__ = [
@@ -156,6 +157,36 @@ __all__ = [
     "without_helping",
 ]
 
+_RECORDING = ("Report", "record", "report")
+_REPORTS = (
+    "Blocker",
+    "Device",
+    "DeviceInfo",
+    "Diagnosis",
+    "Lease",
+    "Peer",
+    "Release",
+    "ShutdownReport",
+    "Stats",
+    "UnorderedExchange",
+    "OpStatus",
+)
+
+
+def __getattr__(name: str) -> object:
+    # What most programs never use takes most of the time of an import, dataclasses above all, so it is imported at its first use.
+    if name not in _RECORDING and name not in _REPORTS:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    module = "_recording" if name in _RECORDING else "_reports"
+    found: object = getattr(_importlib.import_module(f"{__name__}.{module}"), name)
+    globals()[name] = found
+    return found
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})
+
+
 _check_interpreter()
 
 _default: Engine | None = None
@@ -209,6 +240,8 @@ if hasattr(_threading, "_register_atexit"):
         _threading._register_atexit(_before_threads_end)
 
 # Called before `_at_exit`, which lets no thread of the engine into the interpreter any more.
-_recording = _recording_from_environment()
-if _recording is not None:
-    _atexit.register(_recording.stop)
+if _os.environ.get("ESTAFETTE_TRACE"):
+    from ._recording import from_environment as _from_environment
+
+    if (_begun := _from_environment()) is not None:
+        _atexit.register(_begun.stop)

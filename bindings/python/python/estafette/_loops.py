@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import functools
-import inspect
 import weakref
+from types import CoroutineType
 
 # What a task raises out of its event loop. The callbacks of the task are called by the next run of the loop, which may
 # never come.
@@ -14,7 +14,7 @@ LEAVE = (KeyboardInterrupt, SystemExit)
 def create_task(loop, awaitable, failed, **options):
     """A task of `loop` that awaits `awaitable`, and calls ``failed(error)`` for an exception that leaves the loop."""
     task = loop.create_task(_reported(awaitable, failed), **options)
-    if inspect.iscoroutine(awaitable):
+    if isinstance(awaitable, CoroutineType):
         # A task that is cancelled before its first step awaits nothing.
         task.add_done_callback(lambda _: awaitable.close())
     return task

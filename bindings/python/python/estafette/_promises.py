@@ -2,22 +2,26 @@
 
 from __future__ import annotations
 
-import asyncio
 import concurrent.futures
 import functools
+import sys
 import threading
 import time
-from typing import TYPE_CHECKING, overload
 
 from ._body import operation
 from ._errors import CancelledError, WouldBlockError
 from ._estafette import Operation, Tensor, _wait_any
 
+TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
-    from typing import Any, Union
+    from typing import Any, Union, overload
 
     _Promise = Union[Operation, Tensor]
+else:
+
+    def overload(function):
+        return function
 
 
 class _Ends:
@@ -191,13 +195,19 @@ def _are_ours(promises):
     return all(isinstance(promise, (Operation, Tensor)) for promise in promises)
 
 
+def _runs_a_loop() -> bool:
+    """Whether an event loop runs in this thread. Its module, which takes long to import, is there then."""
+    running = getattr(sys.modules.get("asyncio"), "_get_running_loop", None)
+    return running is not None and running() is not None
+
+
 def _asks_the_engine():
     """Whether the engine has to know of a wait: in a function of an operation, and on the thread of an event loop."""
-    return operation.get() is not None or asyncio._get_running_loop() is not None
+    return operation.get() is not None or _runs_a_loop()
 
 
 def _check_loop(promises, timeout):
-    if timeout != 0 and asyncio._get_running_loop() is not None and _pending(promises):
+    if timeout != 0 and _runs_a_loop() and _pending(promises):
         raise WouldBlockError("promises are not done; waiting here would stop the running event loop; use `await`")
 
 

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
 import os
-import shutil
 import sys
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -60,6 +58,9 @@ def report(
     would take more is missing, and the report says so. Names that hold control characters are shown with escapes. Raises
     ``ValueError`` when nothing is left, ``OSError`` when a file cannot be read or written, or is no regular file.
     """
+    import json
+    import shutil
+
     columns = shutil.get_terminal_size((100, 24)).columns if width is None else width
     page = None if html is None else os.fspath(html)
     text, data = _read_report(os.fspath(path), columns, short, page)

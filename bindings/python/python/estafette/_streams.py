@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import contextlib
 import contextvars
-import dataclasses
 import sys
 from collections.abc import Callable, Iterator
-from typing import Any
 
 from ._estafette import _hold_barriers
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
 
 
 class Stream:
@@ -116,20 +118,25 @@ def _cupy_recorded(cupy: Any, _device: int, _kept: list[Any]) -> contextlib.Abst
     return cupy.cuda.using_allocator(refuse)
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
 class Row:
-    """How one library is told."""
+    """How one library is told.
 
-    root: str
-    """First part of its modules' names."""
-    enter: Callable[[Any, int, int], contextlib.AbstractContextManager[Any] | None] | None
-    """Makes the stream the thread's current one; None where the library has no such notion."""
-    how: str
-    """For people."""
-    source: str
-    """Where this is from."""
-    recorded: Callable[[Any, int, list[Any]], contextlib.AbstractContextManager[Any] | None] | None = None
-    """While a graph is recorded: makes the library allocate nothing that others are given. The list lives as long as the graph."""
+    `root` is the first part of its modules' names. `enter` makes the stream the thread's current one; None where the library has no
+    such notion. `how` is for people, and `source` says where this is from. `recorded` makes the library allocate nothing that others
+    are given while a graph is recorded; its list lives as long as the graph.
+    """
+
+    __slots__ = ("enter", "how", "recorded", "root", "source")
+
+    def __init__(
+        self,
+        root: str,
+        enter: Callable[[Any, int, int], contextlib.AbstractContextManager[Any] | None] | None,
+        how: str,
+        source: str,
+        recorded: Callable[[Any, int, list[Any]], contextlib.AbstractContextManager[Any] | None] | None = None,
+    ) -> None:
+        self.root, self.enter, self.how, self.source, self.recorded = root, enter, how, source, recorded
 
 
 ROWS: tuple[Row, ...] = (

@@ -76,7 +76,7 @@ pub(crate) fn block<R>(sleep: impl FnOnce() -> R) -> R {
 fn start(stack_size: usize) -> Result<Sender<Arc<Task>>, Error> {
     let (queue, woken) = channel::<Arc<Task>>();
     let work = move || {
-        for task in woken {
+        while let Ok(task) = woken.recv() {
             // No other thread polls a task, so the lock is free. A wake-up of the task meanwhile only sends it.
             let Some(mut body) = task.body.lock().take() else { continue };
             let waker = Waker::from(Arc::clone(&task));

@@ -3,8 +3,8 @@
 
 use std::collections::{BTreeMap, VecDeque};
 use std::mem;
+use std::sync::Arc;
 
-use estafette_sync::sync::Arc;
 use estafette_sync::thread;
 
 use super::Storage;

@@ -1,11 +1,11 @@
 //! Memory that has been on its way back for long, as [`Engine::diagnose`](crate::Engine::diagnose) and the watchdog show it.
 
 use std::fmt;
+use std::sync::Arc;
 use std::time::Duration;
 
 use estafette_devices::DLDevice;
 use estafette_sync::process;
-use estafette_sync::sync::Arc;
 
 use super::Reaper;
 use super::queue::{Phase, Queue};

@@ -2,11 +2,12 @@
 
 use std::collections::VecDeque;
 use std::mem;
+use std::sync::Arc;
 
 use estafette_devices::{CurrentGuard, DLDevice, Device, table};
 use estafette_sync::essential::essential;
 use estafette_sync::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use estafette_sync::sync::{Arc, Condvar, Mutex, MutexGuard};
+use estafette_sync::sync::{Condvar, Mutex, MutexGuard};
 use estafette_sync::time::{Duration, Instant};
 use estafette_sync::{daemon, stack, thread, valgrind};
 
