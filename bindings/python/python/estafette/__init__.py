@@ -73,6 +73,7 @@ from ._estafette import (
     unregister_context,
 )
 from ._helping import without_helping
+from ._observe import observe
 from ._promises import as_completed, wait
 from ._recording import Report, record, report
 from ._recording import from_environment as _recording_from_environment
@@ -145,6 +146,7 @@ __all__ = [
     "devices",
     "from_dlpack",
     "hold_barriers",
+    "observe",
     "peers",
     "record",
     "record_call_sites",

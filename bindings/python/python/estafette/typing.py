@@ -28,6 +28,7 @@ __all__ = [
     "ReportBarriers",
     "ReportCause",
     "ReportData",
+    "ReportExchange",
     "ReportMatrix",
     "ReportOperation",
     "ReportPath",
@@ -227,6 +228,22 @@ class ReportMatrix(TypedDict):
     waited_ns: list[list[int]]
 
 
+# `from` is a keyword of Python, so this one is not written as a class.
+ReportExchange = TypedDict(
+    "ReportExchange",
+    {
+        "from": str,
+        "to": str,
+        "count": int,
+        "bytes": int,
+        "copies": int,
+        "copied_bytes": int,
+        "waited_ns": int,
+    },
+)
+"""What one library handed to another."""
+
+
 class ReportOperation(TypedDict):
     """All operations of one name."""
 
@@ -290,6 +307,7 @@ class ReportData(TypedDict):
     causes: list[ReportCause]
     worst: list[ReportWait]
     matrix: ReportMatrix
+    exchanges: list[ReportExchange]
     operations: list[ReportOperation]
     tensors: list[ReportTensor]
     critical_path: ReportPath
