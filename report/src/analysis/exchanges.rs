@@ -13,9 +13,9 @@ use crate::model::{Blocker, Nanos, Operation, OperationId, OperationKind};
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Exchange {
     /// The library whose memory it is; `host` is no known library.
-    pub from: String,
+    pub producer: String,
     /// The library that took it; `host` is the program itself.
-    pub to: String,
+    pub consumer: String,
     /// How often.
     pub count: usize,
     /// Bytes that were handed over, as far as known.
@@ -24,7 +24,7 @@ pub struct Exchange {
     pub copies: usize,
     /// Bytes of these.
     pub copied_bytes: u64,
-    /// Time that `to` waited for it: for the copies, and for the work of `from`.
+    /// Time that the consumer waited for it: for the copies, and for the work of the producer.
     pub waited_ns: Nanos,
 }
 
@@ -56,7 +56,11 @@ pub fn exchanges(trace: &Trace, roots: &[Root]) -> Vec<Exchange> {
             row.waited_ns = row.waited_ns.saturating_add(root.duration());
         }
     }
-    let named = |((from, to), row)| Exchange { from: str::to_owned(from), to: str::to_owned(to), ..row };
+    let named = |((producer, consumer), row)| Exchange {
+        producer: str::to_owned(producer),
+        consumer: str::to_owned(consumer),
+        ..row
+    };
     let mut rows: Vec<Exchange> = rows.into_iter().map(named).collect();
     rows.sort_by_key(|row| std::cmp::Reverse((row.waited_ns, row.bytes)));
     rows

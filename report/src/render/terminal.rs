@@ -168,7 +168,7 @@ impl Page {
         for row in report.exchanges.iter().take(ROWS) {
             let numbers = [row.count as u64, row.bytes, row.copies as u64, row.copied_bytes];
             let cells = numbers.map(|number| number.to_string());
-            let name = format!("{} → {}", row.from, row.to);
+            let name = format!("{} → {}", row.producer, row.consumer);
             rows.push(std::iter::once(name).chain(cells).chain([duration(row.waited_ns)]).collect());
         }
         self.table(&rows);

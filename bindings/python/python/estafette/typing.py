@@ -228,20 +228,16 @@ class ReportMatrix(TypedDict):
     waited_ns: list[list[int]]
 
 
-# `from` is a keyword of Python, so this one is not written as a class.
-ReportExchange = TypedDict(
-    "ReportExchange",
-    {
-        "from": str,
-        "to": str,
-        "count": int,
-        "bytes": int,
-        "copies": int,
-        "copied_bytes": int,
-        "waited_ns": int,
-    },
-)
-"""What one library handed to another."""
+class ReportExchange(TypedDict):
+    """What one library handed to another. `producer` is where the memory is from."""
+
+    producer: str
+    consumer: str
+    count: int
+    bytes: int
+    copies: int
+    copied_bytes: int
+    waited_ns: int
 
 
 class ReportOperation(TypedDict):

@@ -32,9 +32,10 @@ class observe:  # noqa: N801 - used like a function
     """Notes where the program hands arrays from library to library, copies and waits, without a change of the program::
 
         >>> with est.observe() as seen:
-        ...     total = jnp.arange(4.0).sum().item()
-        >>> [(row["from"], row["to"], row["copies"]) for row in seen.report().data["exchanges"]]
-        [('jax', 'host', 1)]
+        ...     np.from_dlpack(eng.zeros(4, "float32")).tolist()
+        [0.0, 0.0, 0.0, 0.0]
+        >>> [(row["producer"], row["consumer"], row["bytes"]) for row in seen.report().data["exchanges"]]
+        [('estafette', 'numpy', 16)]
 
     Functions of NumPy, JAX, PyTorch, TensorFlow, ``concurrent.futures``, ``queue`` and ``asyncio`` that hand data over or wait are
     wrapped meanwhile, also in libraries that are imported later: ``np.asarray``, ``Tensor.cpu``, ``block_until_ready``, ``Future.result``
@@ -82,6 +83,7 @@ class observe:  # noqa: N801 - used like a function
             patches.remove()
             if roles.open_notes is notes:
                 roles.open_notes = None
+                roles.library_of.cache_clear()
         if self._process == os.getpid():
             program = os.path.basename(sys.argv[0]) if sys.argv and sys.argv[0] else "python"
             since = (notes.started_unix_ns, notes.started)

@@ -122,7 +122,9 @@ class Notes:
         return texts
 
 
-OUTSIDE = frozenset(("asyncio", "concurrent", "estafette", "importlib", "jax", "jaxlib", "numpy", "queue", "threading", "torch", "tensorflow"))
+OUTSIDE = frozenset(
+    "asyncio concurrent estafette importlib jax jaxlib numpy queue tensorflow threading torch".split()
+)
 """Modules whose lines are none of the program."""
 
 

@@ -36,7 +36,7 @@ class Observed:
     def __get__(self, instance: Any, owner: Any = None) -> Any:
         return self if instance is None else types.MethodType(self, instance)
 
-    @property
+    @property  # type: ignore[misc]
     def __class__(self) -> Any:
         return type(self._original)
 
@@ -64,7 +64,7 @@ class Observed:
     def __reduce_ex__(self, protocol: Any) -> Any:
         # By its name as long as that finds it, and later as the function.
         with contextlib.suppress(AttributeError, KeyError):
-            found = functools.reduce(getattr, self.__qualname__.split("."), sys.modules[self.__module__])
+            found: Any = functools.reduce(getattr, self.__qualname__.split("."), sys.modules[self.__module__])
             if found is self:
                 return self.__qualname__
         return (copy.copy, (self._original,))
@@ -133,7 +133,7 @@ class _Finder:
         if not self._patches.concerns(name):
             return None
         finders = list(sys.meta_path)
-        for finder in finders[finders.index(self) + 1 :]:  # type: ignore[arg-type]
+        for finder in finders[finders.index(self) + 1 :]:
             find = getattr(finder, "find_spec", None)
             spec: ModuleSpec | None = find(name, path, target) if find is not None else None
             if spec is not None:

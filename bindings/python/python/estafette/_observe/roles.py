@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import os
 import sys
 import weakref
 from typing import TYPE_CHECKING, Any
@@ -37,7 +38,7 @@ open_notes: Notes | None = None
 
 
 @functools.lru_cache(maxsize=1024)
-def library_of(kind: type) -> str:
+def library_of(kind: Any) -> str:
     """The library of a class of arrays."""
     roots = [str(base.__module__).partition(".")[0] for base in kind.__mro__]
     roots = [NAMES.get(root, root) for root in roots]
@@ -99,8 +100,9 @@ def _tensor(array: Any, library: str) -> Tensor:
 # --- Calls that hand data over or wait --------------------------------------------------------------------------------
 
 
-def _pass(observed: Observed, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    return observed._original(*args, **kwargs)
+def _is_inside(notes: Notes) -> bool:
+    """Whether this thread is in a call that is noted: what that calls is a part of it."""
+    return getattr(notes.local, "inside", False)
 
 
 def _timed(
@@ -118,36 +120,37 @@ def _timed(
         result = observed._original(*args, **kwargs)
     except BaseException as error:
         ended = clock()
-        local.inside = False
         _noted(notes, note, began, ended, None, type(error).__name__)
         raise
-    ended = clock()
-    local.inside = False
-    _noted(notes, note, began, ended, result, None)
-    return result
+    else:
+        ended = clock()
+        _noted(notes, note, began, ended, result, None)
+        return result
+    finally:
+        local.inside = False
 
 
 def _noted(notes: Notes, note: Callable[..., Any], *about: Any) -> None:
     """Whatever goes wrong with a note is none of the program's business; it is counted."""
-    notes.local.inside = True
+    before, notes.local.inside = _is_inside(notes), True
     try:
         note(*about)
     except Exception:
         notes.broken += 1
     finally:
-        notes.local.inside = False
+        notes.local.inside = before
 
 
 def _quietly(notes: Notes, ask: Callable[..., Any], *about: Any) -> Any:
     """What a question says, or `None`."""
-    notes.local.inside = True
+    before, notes.local.inside = _is_inside(notes), True
     try:
         return ask(*about)
     except Exception:
         notes.broken += 1
         return None
     finally:
-        notes.local.inside = False
+        notes.local.inside = before
 
 
 def _shown(row: Row) -> str:
@@ -158,10 +161,11 @@ def _shown(row: Row) -> str:
 def _exchange(observed: Observed, args: tuple[Any, ...], kwargs: dict[str, Any], to: str) -> Any:
     """A call that hands the first argument over to the library `to`, or to the host."""
     notes = open_notes
-    if notes is None or getattr(notes.local, "inside", False):
+    if notes is None or _is_inside(notes):
         return observed._original(*args, **kwargs)
-    source = args[0] if args else next(iter(kwargs.values()), None)
-    origin = library_of(type(source))
+    source: Any = args[0] if args else next(iter(kwargs.values()), None)
+    kind: Any = type(source)
+    origin = library_of(kind)
     if origin in (NO_ARRAY, to) and not (origin == NO_ARRAY and observed._row.role == "to_host"):
         return observed._original(*args, **kwargs)
     origin = origin or observed._row.library
@@ -198,7 +202,16 @@ def _note_exchange(
         what = f"work of {origin} and its copy to {goal}" if pending else f"copy from {origin} to {goal}"
         tensor = _tensor(source, origin)
         blocker = notes.add(
-            "copy", what, began, library=library, site=place, track=track, began=began, done=ended, tensor=tensor
+            "copy",
+            what,
+            began,
+            library=library,
+            site=place,
+            submitter=track,
+            track=track,
+            began=began,
+            done=ended,
+            tensor=tensor,
         )
     elif failed is None:
         at = ended if pending else began
@@ -214,7 +227,10 @@ def _note_exchange(
 
 def _work_of(notes: Notes, library: str, began: int, ended: int) -> int:
     """What a library does while it is waited for, of which nothing else is seen."""
-    return notes.add("operation", f"work of {library}", began, library=library, began=began, done=ended)
+    track = notes.track()
+    return notes.add(
+        "operation", f"work of {library}", began, library=library, submitter=track, began=began, done=ended
+    )
 
 
 def _note_wait(
@@ -265,7 +281,7 @@ def give(observed: Observed, args: tuple[Any, ...], kwargs: dict[str, Any]) -> A
 def wait(observed: Observed, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """A call that waits for the work of its library."""
     notes = open_notes
-    if notes is None or getattr(notes.local, "inside", False):
+    if notes is None or _is_inside(notes):
         return observed._original(*args, **kwargs)
 
     def note(began: int, ended: int, _result: Any, failed: str | None) -> None:
@@ -286,6 +302,7 @@ class _Work:
     def __init__(self, identity: int) -> None:
         self.identity = identity
         self.submitted: int | None = None
+        self.submitter: int | None = None
 
 
 def _work_for(notes: Notes, future: Any) -> _Work:
@@ -301,7 +318,7 @@ def _work_for(notes: Notes, future: Any) -> _Work:
 def result(observed: Observed, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """A wait for a future."""
     notes = open_notes
-    if notes is None or not args:
+    if notes is None or not args or _is_inside(notes):
         return observed._original(*args, **kwargs)
 
     def note(began: int, ended: int, _result: Any, failed: str | None) -> None:
@@ -319,7 +336,12 @@ def submit(observed: Observed, args: tuple[Any, ...], kwargs: dict[str, Any]) ->
         return observed._original(*args, **kwargs)
     began = clock()
     future = observed._original(*args, **kwargs)
-    _noted(notes, lambda: setattr(_work_for(notes, future), "submitted", began))
+
+    def note() -> None:
+        work = _work_for(notes, future)
+        work.submitted, work.submitter = began, notes.track()
+
+    _noted(notes, note)
     return future
 
 
@@ -347,8 +369,18 @@ def _note_work(notes: Notes, work: _Work, function: Any, began: int, ended: int)
     name = getattr(function, "__qualname__", type(function).__qualname__)
     place = None if code is None else Site(code.co_filename, code.co_firstlineno, code.co_qualname)
     submitted = began if work.submitted is None else min(work.submitted, began)
+    track = notes.track()
+    submitter = track if work.submitter is None else work.submitter
     notes.add(
-        "operation", name, submitted, identity=work.identity, site=place, track=notes.track(), began=began, done=ended
+        "operation",
+        name,
+        submitted,
+        identity=work.identity,
+        site=place,
+        submitter=submitter,
+        track=track,
+        began=began,
+        done=ended,
     )
 
 
@@ -369,6 +401,7 @@ class _Turn:
                 self.name,
                 self.since,
                 site=self.place,
+                submitter=self.track,
                 track=self.track,
                 began=self.since,
                 done=self.until,
@@ -386,7 +419,7 @@ def put(observed: Observed, args: tuple[Any, ...], kwargs: dict[str, Any]) -> An
 
 def _queue_call(observed: Observed, args: tuple[Any, ...], kwargs: dict[str, Any], own: str, other: str) -> Any:
     notes = open_notes
-    if notes is None or not args:
+    if notes is None or not args or _is_inside(notes):
         return observed._original(*args, **kwargs)
     turns: dict[tuple[int, str], _Turn] = notes.__dict__.setdefault("turns", {})
     key = id(args[0])
@@ -394,9 +427,11 @@ def _queue_call(observed: Observed, args: tuple[Any, ...], kwargs: dict[str, Any
     def begin() -> Site | None:
         place = site()
         began = clock()
-        function = "" if place is None else f"{place.function}, "
+        before = f"Queue.{own}"
+        if place is not None:
+            before = f"{place.function} before {before} at {os.path.basename(place.file)}:{place.line}"
         since = getattr(notes.local, "since", notes.started)
-        turn = _Turn(f"{function}until Queue.{own}", notes.track(), place, since, began)
+        turn = _Turn(before, notes.track(), place, since, began)
         if len(turns) >= QUEUES_MAX:
             turns.clear()
         turns[key, own] = turn
@@ -438,7 +473,7 @@ def step(observed: Observed, args: tuple[Any, ...], kwargs: dict[str, Any]) -> A
 
 
 def _coroutine(callback: Any) -> Any:
-    task = getattr(callback, "__self__", None)
+    task: Any = getattr(callback, "__self__", None)
     return task.get_coro() if hasattr(task, "get_coro") else None
 
 
@@ -450,7 +485,14 @@ def _note_step(notes: Notes, what: Any, line: int | None, began: int, ended: int
     place = None if code is None else Site(code.co_filename, line or code.co_firstlineno, code.co_qualname)
     track = notes.track("event loop")
     blocker = notes.add(
-        "operation", f"a step of {name}", began, site=place, track=track, began=began, done=ended
+        "operation",
+        f"a step of {name}",
+        began,
+        site=place,
+        submitter=track,
+        track=track,
+        began=began,
+        done=ended,
     )
     notes.add(
         "await", "asyncio's loop", began, site=place, submitter=track, resumed=ended, waits_for=blocker

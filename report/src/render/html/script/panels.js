@@ -177,9 +177,9 @@ function fillExchanges(data) {
     table.replaceWith(element("p", { className: "none" }, "Nothing was handed over."));
     return;
   }
-  for (const { from, to, count: times, bytes, copies, copied_bytes: copied, waited_ns: waited } of exchanges) {
+  for (const { producer, consumer, count: times, bytes, copies, copied_bytes: copied, waited_ns: waited } of exchanges) {
     const cells = [times, bytes, copies, copied].map((number) => element("td", {}, number.toLocaleString("en")));
-    table.tBodies[0].append(element("tr", {}, element("th", { scope: "row" }, `${from} → ${to}`), ...cells, element("td", {}, duration(waited))));
+    table.tBodies[0].append(element("tr", {}, element("th", { scope: "row" }, `${producer} → ${consumer}`), ...cells, element("td", {}, duration(waited))));
   }
 }
 
