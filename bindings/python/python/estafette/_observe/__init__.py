@@ -87,9 +87,9 @@ class observe:  # noqa: N801 - used like a function
         if self._process == os.getpid():
             program = os.path.basename(sys.argv[0]) if sys.argv and sys.argv[0] else "python"
             since = (notes.started_unix_ns, notes.started)
-            # Other threads may still be in a call that they note at its end.
-            tracks, steps = list(notes.tracks), list(notes.steps)
-            _write_observation(self.path, program, since, ended, tracks, steps, notes.missing())
+            _write_observation(
+                self.path, program, since, ended, list(notes.tracks), notes.finished(), notes.missing()
+            )
 
     def report(self, **options: Any) -> Report:
         """The report of what was seen; options as those of `est.report`."""

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import sys
 import threading
 import time
-from typing import Any, NamedTuple
+from typing import Any, TypeAlias
 
 clock = time.perf_counter_ns
 
@@ -17,38 +18,22 @@ FRAMES_MAX = 64
 """Frames that are looked at for the program's line."""
 
 
-class Site(NamedTuple):
-    """A line of the program."""
+# Exact tuples of numbers and texts: the garbage collector looks at them once and never again. A program with millions of objects would
+# otherwise pay for each full collection that the notes bring about.
+Site: TypeAlias = tuple[str, int, str]
+"""A line of the program: file, line, function."""
 
-    file: str
-    line: int
-    function: str
+Tensor: TypeAlias = tuple[Any, Any, int | None, str]
+"""What was handed over: element type, shape, bytes, library."""
 
+Times: TypeAlias = tuple[int | None, int | None, int | None]
+"""Began, done, resumed."""
 
-class Tensor(NamedTuple):
-    """What was handed over."""
-
-    name: str
-    bytes: int | None
-    library: str | None
-
-
-class Step(NamedTuple):
-    """An operation of the report's model: `report/src/model/trace.rs` describes the fields. Times are of `clock`."""
-
-    id: int
-    kind: str
-    name: str
-    library: str | None
-    site: Site | None
-    submitter: int | None
-    track: int | None
-    submitted: int
-    times: tuple[int | None, int | None, int | None]
-    """Began, done, resumed."""
-    waits_for: int | None
-    tensor: Tensor | None
-    failed: str | None
+Step: TypeAlias = tuple[
+    int, str, str, str | None, Site | None, int | None, int | None, int, Times, int | None, Tensor | None, str | None
+]
+"""An operation of the report's model, whose fields `report/src/model/trace.rs` describes: id, kind, name, library, site, submitter,
+track, submitted, times, waits_for, tensor, failed. Times are of `clock`."""
 
 
 class Notes:
@@ -93,7 +78,7 @@ class Notes:
         else:
             times = (began, done, resumed)
             self.steps.append(
-                Step(identity, kind, name, library, site, submitter, track, submitted, times, waits_for, tensor, failed)
+                (identity, kind, name, library, site, submitter, track, submitted, times, waits_for, tensor, failed)
             )
         return identity
 
@@ -112,6 +97,11 @@ class Notes:
             self.tracks[track] = (self.tracks[track][0], kind)
         return track
 
+    def finished(self) -> list[tuple[Any, ...]]:
+        """The steps, with the names of tensors."""
+        # Other threads may still be in a call that they note at its end.
+        return [(*step[:-2], None if step[-2] is None else _named(step[-2]), step[-1]) for step in list(self.steps)]
+
     def missing(self) -> list[str]:
         """What is not among the steps, in words."""
         texts = []
@@ -128,15 +118,25 @@ OUTSIDE = frozenset(
 """Modules whose lines are none of the program."""
 
 
+def _named(tensor: Tensor) -> tuple[str, int | None, str]:
+    kind, shape, size, library = tensor
+    kind = str(kind).removeprefix("torch.")
+    return (f"{kind}[{','.join(map(str, shape))}] of {library}", size, library)
+
+
+@functools.lru_cache(maxsize=4096)
+def _is_outside(module: Any) -> bool:
+    return isinstance(module, str) and module.partition(".")[0] in OUTSIDE
+
+
 def site() -> Site | None:
     """The line of the program that made the call."""
     frame: Any = sys._getframe(1)
     for _ in range(FRAMES_MAX):
         if frame is None:
             return None
-        module = frame.f_globals.get("__name__")
-        if not isinstance(module, str) or module.partition(".")[0] not in OUTSIDE:
+        if not _is_outside(frame.f_globals.get("__name__")):
             code = frame.f_code
-            return Site(code.co_filename, frame.f_lineno or 0, code.co_qualname)
+            return (code.co_filename, frame.f_lineno or 0, code.co_qualname)
         frame = frame.f_back
     return None

@@ -62,8 +62,8 @@ def _is_pending(library: str, array: Any) -> bool:
 
 def _pointer(array: Any, library: str) -> int | None:
     """Where the memory of an array is, if that can be asked without a wait."""
-    if library == "numpy" and hasattr(array, "ctypes"):
-        return int(array.ctypes.data)
+    if library == "numpy" and hasattr(array, "__array_interface__"):
+        return int(array.__array_interface__["data"][0])
     if library == "torch" and array.device.type == "cpu":
         return int(array.data_ptr())
     return None
@@ -89,12 +89,10 @@ def _is_copied(row: Row, source: Any, origin: str, result: Any, options: dict[st
 
 def _tensor(array: Any, library: str) -> Tensor:
     try:
-        kind = str(array.dtype).removeprefix("torch.")
-        name = f"{kind}[{','.join(map(str, array.shape))}] of {library}"
         size = getattr(array, "nbytes", None)
-        return Tensor(name, size if isinstance(size, int) else None, library)
+        return (array.dtype, tuple(array.shape), size if isinstance(size, int) else None, library)
     except Exception:
-        return Tensor(f"{type(array).__name__} of {library}", None, library)
+        return (type(array).__name__, (), None, library)
 
 
 # --- Calls that hand data over or wait --------------------------------------------------------------------------------
@@ -153,6 +151,7 @@ def _quietly(notes: Notes, ask: Callable[..., Any], *about: Any) -> Any:
         notes.local.inside = before
 
 
+@functools.cache
 def _shown(row: Row) -> str:
     library = "" if row.library == "python" else f"{row.library}."
     return f"{library}{row.name.replace('ArrayImpl', 'Array')}"
@@ -367,7 +366,7 @@ def _note_work(notes: Notes, work: _Work, function: Any, began: int, ended: int)
         function = function.func
     code = getattr(function, "__code__", None)
     name = getattr(function, "__qualname__", type(function).__qualname__)
-    place = None if code is None else Site(code.co_filename, code.co_firstlineno, code.co_qualname)
+    place = None if code is None else (code.co_filename, code.co_firstlineno, code.co_qualname)
     submitted = began if work.submitted is None else min(work.submitted, began)
     track = notes.track()
     submitter = track if work.submitter is None else work.submitter
@@ -429,7 +428,7 @@ def _queue_call(observed: Observed, args: tuple[Any, ...], kwargs: dict[str, Any
         began = clock()
         before = f"Queue.{own}"
         if place is not None:
-            before = f"{place.function} before {before} at {os.path.basename(place.file)}:{place.line}"
+            before = f"{place[2]} before {before} at {os.path.basename(place[0])}:{place[1]}"
         since = getattr(notes.local, "since", notes.started)
         turn = _Turn(before, notes.track(), place, since, began)
         if len(turns) >= QUEUES_MAX:
@@ -482,7 +481,7 @@ def _note_step(notes: Notes, what: Any, line: int | None, began: int, ended: int
         what = what.func
     code = getattr(what, "cr_code", None) or getattr(what, "__code__", None)
     name = getattr(what, "__qualname__", type(what).__qualname__)
-    place = None if code is None else Site(code.co_filename, line or code.co_firstlineno, code.co_qualname)
+    place = None if code is None else (code.co_filename, line or code.co_firstlineno, code.co_qualname)
     track = notes.track("event loop")
     blocker = notes.add(
         "operation",
