@@ -7,8 +7,8 @@ itself counts: libraries are compiled and imported before, and the file is writt
     python benches/python/recording.py [--pairs 30] [--rounds 10] [--loop] [--observe exchanges|nothing]
 
 With `--loop`, a loop of three cheap exchanges per turn takes the place of the relay, in microseconds per turn. With `--observe` it is
-observe mode that is measured, by a program without an engine: about 1,000 turns a second, each with NumPy's work of a millisecond and one
-exchange between NumPy and PyTorch (`exchanges`), or with the work alone (`nothing`).
+observe mode that is measured, by a program without an engine: turns of some two milliseconds of NumPy's work, each with two
+exchanges of NumPy, PyTorch and the host (`exchanges`), or with the work alone (`nothing`).
 """
 
 import argparse
@@ -77,7 +77,7 @@ def observed_of(turns, exchanges):
 
     def run():
         for _ in range(turns):
-            for _ in range(4):
+            for _ in range(48):
                 np.multiply(a, 1.0, out=a)
             if exchanges:
                 torch.from_numpy(small).sum().item()
@@ -112,7 +112,7 @@ def main():
 
     tool = est.observe if options.observe else est.record
     if options.observe:
-        run, steps = observed_of(1_000, options.observe == "exchanges")
+        run, steps = observed_of(300, options.observe == "exchanges")
     else:
         run, steps = loop_of(2_000) if options.loop else relay_of(options.rounds)
     what = "turn" if options.loop or options.observe else "batch"

@@ -13,7 +13,8 @@ MODULES = ["__init__", "typing"]
 
 def source(module):
     stubs = PACKAGE / f"{module}.pyi"
-    path = stubs if stubs.exists() else PACKAGE / f"{module}.py"
+    paths = (stubs, PACKAGE / f"{module}.py", PACKAGE / module / "__init__.py")
+    path = next(path for path in paths if path.exists())
     return ast.parse(path.read_text(encoding="utf-8")).body
 
 
