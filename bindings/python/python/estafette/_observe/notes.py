@@ -124,9 +124,11 @@ def _named(tensor: Tensor) -> tuple[str, int | None, str]:
     return (f"{kind}[{','.join(map(str, shape))}] of {library}", size, library)
 
 
-@functools.lru_cache(maxsize=4096)
-def _is_outside(module: Any) -> bool:
+def _is_library(module: Any) -> bool:
     return isinstance(module, str) and module.partition(".")[0] in OUTSIDE
+
+
+_is_outside = functools.lru_cache(maxsize=4096)(_is_library)
 
 
 def site() -> Site | None:

@@ -37,8 +37,7 @@ open_notes: Notes | None = None
 # --- Arrays -----------------------------------------------------------------------------------------------------------
 
 
-@functools.lru_cache(maxsize=1024)
-def library_of(kind: Any) -> str:
+def _library(kind: Any) -> str:
     """The library of a class of arrays."""
     roots = [str(base.__module__).partition(".")[0] for base in kind.__mro__]
     roots = [NAMES.get(root, root) for root in roots]
@@ -46,6 +45,9 @@ def library_of(kind: Any) -> str:
     if known is None and not any(hasattr(kind, name) for name in ("__dlpack__", "__array__")):
         return NO_ARRAY
     return known or roots[0]
+
+
+library_of = functools.lru_cache(maxsize=1024)(_library)
 
 
 def _is_pending(library: str, array: Any) -> bool:
@@ -151,10 +153,12 @@ def _quietly(notes: Notes, ask: Callable[..., Any], *about: Any) -> Any:
         notes.local.inside = before
 
 
-@functools.cache
-def _shown(row: Row) -> str:
+def _name(row: Row) -> str:
     library = "" if row.library == "python" else f"{row.library}."
     return f"{library}{row.name.replace('ArrayImpl', 'Array')}"
+
+
+_shown = functools.cache(_name)
 
 
 def _exchange(observed: Observed, args: tuple[Any, ...], kwargs: dict[str, Any], to: str) -> Any:
