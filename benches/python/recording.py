@@ -4,9 +4,11 @@ Pairs of runs in one process, one with a recording and one without, in an order 
 median, and an interval in which the median lies with 95 % (the bootstrap's, with 2,000 draws). Only the time of the relay
 itself counts: libraries are compiled and imported before, and the file is written afterwards.
 
-    python benches/python/recording.py [--pairs 30] [--rounds 10] [--loop]
+    python benches/python/recording.py [--pairs 30] [--rounds 10] [--loop] [--observe exchanges|nothing]
 
-With `--loop`, a loop of three cheap exchanges per turn takes the place of the relay, in microseconds per turn.
+With `--loop`, a loop of three cheap exchanges per turn takes the place of the relay, in microseconds per turn. With `--observe` it is
+observe mode that is measured, by a program without an engine: turns of some two milliseconds of NumPy's work, each with two
+exchanges of NumPy, PyTorch and the host (`exchanges`), or with the work alone (`nothing`).
 """
 
 import argparse
@@ -66,9 +68,26 @@ def loop_of(turns):
     return run, turns
 
 
-def seconds(run, path):
+def observed_of(turns, exchanges):
+    """Work of NumPy, and in each turn a crossing to PyTorch and a value back, if there are exchanges."""
+    import torch
+
+    a = np.ones(600_000, "float32")
+    small = np.ones(64, "float32")
+
+    def run():
+        for _ in range(turns):
+            for _ in range(48):
+                np.multiply(a, 1.0, out=a)
+            if exchanges:
+                torch.from_numpy(small).sum().item()
+
+    return run, turns
+
+
+def seconds(run, path, tool=est.record):
     """How long `run` takes, recorded to the file `path` unless there is none."""
-    recording = est.record(path) if path else contextlib.nullcontext()
+    recording = tool(path) if path else contextlib.nullcontext()
     with recording:
         began = time.perf_counter()
         run()
@@ -88,17 +107,22 @@ def main():
     arguments.add_argument("--pairs", type=int, default=30)
     arguments.add_argument("--rounds", type=int, default=10, help="how often the digits go around in one run")
     arguments.add_argument("--loop", action="store_true")
+    arguments.add_argument("--observe", choices=("exchanges", "nothing"))
     options = arguments.parse_args()
 
-    run, steps = loop_of(2_000) if options.loop else relay_of(options.rounds)
-    what = "turn" if options.loop else "batch"
+    tool = est.observe if options.observe else est.record
+    if options.observe:
+        run, steps = observed_of(300, options.observe == "exchanges")
+    else:
+        run, steps = loop_of(2_000) if options.loop else relay_of(options.rounds)
+    what = "turn" if options.loop or options.observe else "batch"
     with tempfile.TemporaryDirectory() as folder:
         path = os.path.join(folder, "run.pftrace")
-        seconds(run, None), seconds(run, path)
+        seconds(run, None), seconds(run, path, tool)
         without, recorded = [], []
         for _ in range(options.pairs):
             for place in random.sample([None, path], 2):
-                (recorded if place else without).append(seconds(run, place))
+                (recorded if place else without).append(seconds(run, place, tool))
     for name, samples in ("without", without), ("recorded", recorded):
         each = [sample / steps * 1e6 for sample in samples]
         print(f"{name:9} {statistics.median(each):8.2f} us per {what} [{min(each):.2f}-{max(each):.2f}]")

@@ -51,6 +51,8 @@ mod _estafette {
     #[pymodule_export]
     use super::classes::exporter::Exporter;
     #[pymodule_export]
+    use super::classes::observation::write_observation;
+    #[pymodule_export]
     use super::classes::operation::PyOperation;
     #[pymodule_export]
     use super::classes::operators::{PyOperator, PyOperators};

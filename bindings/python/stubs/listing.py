@@ -13,7 +13,8 @@ MODULES = ["__init__", "typing"]
 
 def source(module):
     stubs = PACKAGE / f"{module}.pyi"
-    path = stubs if stubs.exists() else PACKAGE / f"{module}.py"
+    paths = (stubs, PACKAGE / f"{module}.py", PACKAGE / module / "__init__.py")
+    path = next(path for path in paths if path.exists())
     body = ast.parse(path.read_text(encoding="utf-8")).body
     # What type checkers alone see is imported at its first use.
     seen = [node.body for node in body if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"]

@@ -1,4 +1,4 @@
-"""The snippets of the guide and of the recipes run as they stand, and their programs pass mypy."""
+"""The snippets of the guide, of observe mode and of the recipes run as they stand, and their programs pass mypy."""
 
 import importlib.util
 import pathlib
@@ -9,7 +9,8 @@ import sys
 import pytest
 
 ROOT = pathlib.Path(__file__).parents[3]
-PAGES = [ROOT / "docs/python.md", *(page for page in sorted(ROOT.glob("docs/recipes/*.md")) if page.stem != "index")]
+RECIPES = [page for page in sorted(ROOT.glob("docs/recipes/*.md")) if page.stem != "index"]
+PAGES = [ROOT / "docs/python.md", ROOT / "docs/observe.md", *RECIPES]
 
 
 def program(page, info="python"):
@@ -21,7 +22,7 @@ PROGRAMS = {page.stem: program(page) for page in PAGES if program(page)}
 
 def test_the_recipes_are_those_of_their_list():
     listed = re.findall(r"\((\w+)\.md\)", (ROOT / "docs/recipes/index.md").read_text())
-    assert sorted(listed) == [page.stem for page in PAGES[1:]]
+    assert sorted(listed) == [page.stem for page in RECIPES]
     assert len(PROGRAMS) >= 8
 
 
@@ -40,7 +41,7 @@ def test_the_program_of(name):
     assert done.returncode == 0 and not done.stderr, done.stdout + done.stderr
 
 
-@pytest.mark.parametrize("recipes", [False, True], ids=["the guide", "the recipes"])
+@pytest.mark.parametrize("recipes", [False, True], ids=["the guide", "the others"])
 def test_mypy_accepts_the_programs_of(recipes, tmp_path):
     pytest.importorskip("mypy")
     options = ["--strict"]

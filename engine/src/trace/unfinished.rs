@@ -114,16 +114,17 @@ impl Unfinished {
         program: &str,
     ) -> io::Result<Self> {
         file::check_target(target)?;
-        let (file, path) = file::create_beside(target, "unfinished")?;
+        let (mut file, path) = file::create_beside(target, "unfinished")?;
         let shared = Arc::new(Shared { closed: AtomicBool::new(false), failed: Mutex::new(None) });
         let mut unfinished =
             Self { path, shared: Arc::clone(&shared), thread: None, generation: Generation::current() };
         names::watch(true);
-        let mut writing =
-            Writing { session: Arc::clone(session), file, cursors: Vec::new(), out: MAGIC.to_vec() };
-        part(&mut writing.out, Part::Head, &[&started_unix_ns.to_le_bytes(), program.as_bytes()]);
+        let mut head = MAGIC.to_vec();
+        part(&mut head, Part::Head, &[&started_unix_ns.to_le_bytes(), program.as_bytes()]);
         // The head at once: what cannot be written is an error here.
-        let begun = writing.flush().and_then(|()| {
+        let begun = file.write_all(&head).and_then(|()| {
+            let writing =
+                Writing { session: Arc::clone(session), file, cursors: Vec::new(), out: Vec::new() };
             let builder = thread::Builder::new().name("estafette-trace".into());
             builder.spawn(move || writing.run(&shared))
         });
@@ -168,6 +169,19 @@ impl Unfinished {
     }
 }
 
+/// Writes the new names, and then `out`, which was collected before and may refer to them.
+fn write(file: &mut File, out: &mut Vec<u8>) -> io::Result<()> {
+    let mut named = Vec::new();
+    for (variable, name) in names::fresh() {
+        let length = (name.len() as u64).to_le_bytes();
+        part(&mut named, Part::Names, &[&variable.to_le_bytes(), &length, name.as_bytes()]);
+    }
+    file.write_all(&named)?;
+    file.write_all(out)?;
+    out.clear();
+    Ok(())
+}
+
 /// What the thread has.
 struct Writing {
     session: Arc<Session>,
@@ -203,20 +217,13 @@ impl Writing {
             let cursor = &mut self.cursors[number];
             while cursor.write(&mut self.out) {
                 if self.out.len() > PART_MAX {
-                    self.file.write_all(&self.out)?;
-                    self.out.clear();
+                    write(&mut self.file, &mut self.out)?;
                 }
             }
         }
-        for (variable, name) in names::fresh() {
-            let length = (name.len() as u64).to_le_bytes();
-            part(&mut self.out, Part::Names, &[&variable.to_le_bytes(), &length, name.as_bytes()]);
-        }
         let (ticks, per_tick) = self.session.ticks.scale().parts();
         part(&mut self.out, Part::Clock, &[&ticks.to_le_bytes(), &per_tick.to_le_bytes()]);
-        self.file.write_all(&self.out)?;
-        self.out.clear();
-        Ok(())
+        write(&mut self.file, &mut self.out)
     }
 }
 

@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::Trace;
 use crate::analysis::roots::Root;
-use crate::model::{Blocker, LibraryId, Nanos, OperationId};
+use crate::model::{Blocker, LibraryId, Nanos, OperationId, OperationKind};
 
 /// Waiting time by the library that waited (rows) and the one that it waited for (columns).
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -18,7 +18,7 @@ pub struct Matrix {
     pub waited_ns: Vec<Vec<Nanos>>,
 }
 
-const HOST: &str = "host";
+pub(crate) const HOST: &str = "host";
 const ENGINE: &str = "engine";
 const OTHERS: &str = "others";
 
@@ -31,7 +31,7 @@ pub fn matrix(trace: &Trace, roots: &[Root]) -> Matrix {
     for root in roots {
         let waiter = of_operation(trace, root.waiter);
         let blocker = match root.blocker {
-            Blocker::Operation(id) => of_operation(trace, id),
+            Blocker::Operation(id) => of_blocker(trace, id),
             Blocker::Lease(id) => of_library(trace.lease(id).and_then(|lease| lease.library)),
             Blocker::None
             | Blocker::Pool
@@ -105,6 +105,13 @@ impl Place {
 
 fn of_operation(trace: &Trace, id: OperationId) -> Place {
     of_library(trace.operation(id).and_then(|operation| operation.library))
+}
+
+/// A copy is waited for because of the library whose memory it copies.
+fn of_blocker(trace: &Trace, id: OperationId) -> Place {
+    let copied = trace.operation(id).filter(|operation| operation.kind == OperationKind::Copy);
+    let memory = copied.and_then(|copy| trace.variable(copy.accesses.first()?.variable));
+    memory.map_or_else(|| of_operation(trace, id), |memory| of_library(memory.library))
 }
 
 fn of_library(library: Option<LibraryId>) -> Place {

@@ -7,6 +7,7 @@
 //! | `barrier` | cost of global barriers instead of dependences |
 //! | `critical_path` | the longest chain of work, and the slack of all other work |
 //! | `diff` | comparison of two reports |
+//! | `exchanges` | what was handed from library to library |
 //! | `idle` | times without an active operation |
 //! | `matrix` | waiting time per pair of libraries |
 //! | `place` | row and time at which each span is drawn |
@@ -25,6 +26,8 @@ pub mod barrier;
 pub mod critical_path;
 #[cfg(feature = "report")]
 pub mod diff;
+#[cfg(feature = "report")]
+pub mod exchanges;
 #[cfg(feature = "report")]
 pub(crate) mod idle;
 #[cfg(feature = "report")]

@@ -27,6 +27,9 @@ pub fn name(trace: &Trace, id: OperationId) -> String {
         return format!("operation {id}, which is not in the trace");
     };
     let who = operation.library.and_then(|library| trace.libraries.get(library));
+    if let (OperationKind::Wait | OperationKind::Await, Some(site)) = (operation.kind, &operation.site) {
+        return format!("`{}` at {}", shown(&operation.name), place(site));
+    }
     match (operation.kind, who) {
         (OperationKind::Export, Some(library)) => format!("an export to {}", shown(library)),
         (OperationKind::Export, None) => match trace.lease(id) {

@@ -10,6 +10,7 @@ use crate::Trace;
 use crate::analysis::advice::advice;
 use crate::analysis::barrier::{Barriers, barriers};
 use crate::analysis::critical_path::{critical_path, own_time};
+use crate::analysis::exchanges::{Exchange, exchanges};
 use crate::analysis::idle::idle;
 use crate::analysis::matrix::{Matrix, matrix};
 use crate::analysis::roots::{Root, roots};
@@ -44,6 +45,8 @@ pub struct Report {
     pub worst: Vec<WorstRow>,
     /// Who waited for whom.
     pub matrix: Matrix,
+    /// What was handed from library to library, longest waits first.
+    pub exchanges: Vec<Exchange>,
     /// By name, most waiting first.
     pub operations: Vec<OperationRow>,
     /// By name, most waiting first.
@@ -193,6 +196,7 @@ pub fn report(trace: &Trace) -> Report {
         causes: causes(&roots),
         worst: worst(trace, &waits),
         matrix: matrix(trace, &roots),
+        exchanges: exchanges(trace, &roots),
         operations: operations(trace, &roots, &path.slack),
         tensors: tensors(trace),
         critical_path: PathRow { length_ns: path.length, count: path.operations.len(), names },

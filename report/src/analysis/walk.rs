@@ -44,7 +44,10 @@ fn walked(trace: &Trace) -> Walker<'_> {
         .filter(|operation| operation.began.is_some() || operation.resumed.is_some())
         .max_by_key(|operation| end(operation, trace.duration));
     if let Some(last) = last {
-        walker.at = end(last, trace.duration);
+        // What came after the last of it was the program's own.
+        let end = end(last, trace.duration);
+        walker.at = trace.duration.max(end);
+        walker.step(end, What::Program);
         walker.go(last);
     }
     walker.steps.reverse();

@@ -119,6 +119,7 @@ impl Page {
         }
         if !self.style.short {
             self.matrix(&report.matrix);
+            self.exchanges(report);
             self.operations(report);
             self.tensors(report);
             self.run_time(report);
@@ -156,6 +157,22 @@ impl Page {
             rows.push(std::iter::once(library.clone()).chain(cells).collect());
         }
         self.table(&rows);
+    }
+
+    fn exchanges(&mut self, report: &Report) {
+        if report.exchanges.is_empty() {
+            return;
+        }
+        self.title("Handed over, library by library");
+        let mut rows = vec![words(["", "times", "bytes", "copies", "copied bytes", "waited"])];
+        for row in report.exchanges.iter().take(ROWS) {
+            let numbers = [row.count as u64, row.bytes, row.copies as u64, row.copied_bytes];
+            let cells = numbers.map(|number| number.to_string());
+            let name = format!("{} → {}", row.producer, row.consumer);
+            rows.push(std::iter::once(name).chain(cells).chain([duration(row.waited_ns)]).collect());
+        }
+        self.table(&rows);
+        self.more(report.exchanges.len());
     }
 
     fn operations(&mut self, report: &Report) {

@@ -81,6 +81,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing_extensions import Buffer, CapsuleType
 
+    from ._observe import observe
     from ._recording import Report, record, report
     from ._reports import (
         Blocker,
@@ -146,6 +147,7 @@ __all__ = [
     "devices",
     "from_dlpack",
     "hold_barriers",
+    "observe",
     "peers",
     "record",
     "record_call_sites",
@@ -157,27 +159,30 @@ __all__ = [
     "without_helping",
 ]
 
-_RECORDING = ("Report", "record", "report")
-_REPORTS = (
-    "Blocker",
-    "Device",
-    "DeviceInfo",
-    "Diagnosis",
-    "Lease",
-    "Peer",
-    "Release",
-    "ShutdownReport",
-    "Stats",
-    "UnorderedExchange",
-    "OpStatus",
-)
+# What most programs never use takes most of the time of an import, dataclasses above all, so it is imported at its first use.
+_LATER = {
+    "_observe": ["observe"],
+    "_recording": ["Report", "record", "report"],
+    "_reports": [
+        "Blocker",
+        "Device",
+        "DeviceInfo",
+        "Diagnosis",
+        "Lease",
+        "Peer",
+        "Release",
+        "ShutdownReport",
+        "Stats",
+        "UnorderedExchange",
+        "OpStatus",
+    ],
+}
 
 
 def __getattr__(name: str) -> object:
-    # What most programs never use takes most of the time of an import, dataclasses above all, so it is imported at its first use.
-    if name not in _RECORDING and name not in _REPORTS:
+    module = next((module for module, names in _LATER.items() if name in names), None)
+    if module is None:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    module = "_recording" if name in _RECORDING else "_reports"
     found: object = getattr(_importlib.import_module(f"{__name__}.{module}"), name)
     globals()[name] = found
     return found

@@ -28,6 +28,7 @@ __all__ = [
     "ReportBarriers",
     "ReportCause",
     "ReportData",
+    "ReportExchange",
     "ReportMatrix",
     "ReportOperation",
     "ReportPath",
@@ -227,6 +228,18 @@ class ReportMatrix(TypedDict):
     waited_ns: list[list[int]]
 
 
+class ReportExchange(TypedDict):
+    """What one library handed to another. `producer` is where the memory is from."""
+
+    producer: str
+    consumer: str
+    count: int
+    bytes: int
+    copies: int
+    copied_bytes: int
+    waited_ns: int
+
+
 class ReportOperation(TypedDict):
     """All operations of one name."""
 
@@ -290,6 +303,7 @@ class ReportData(TypedDict):
     causes: list[ReportCause]
     worst: list[ReportWait]
     matrix: ReportMatrix
+    exchanges: list[ReportExchange]
     operations: list[ReportOperation]
     tensors: list[ReportTensor]
     critical_path: ReportPath

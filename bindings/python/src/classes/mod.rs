@@ -7,6 +7,7 @@
 //! | `exporter` | The class `Exporter`: what a tensor is exported through for another access than reading |
 //! | `handle` | What the objects of one engine share |
 //! | `operation` | The class `Operation`: a handle on what was submitted |
+//! | `observation` | What observe mode has noted, as the file of a trace |
 //! | `operators` | `eng.operators`: the registry of operators as a mapping, and operators as functions of tensors |
 //! | `program` | The class `Program`: operations that are recorded once and replayed often |
 //! | `promise` | What `Tensor` and `Operation` have in common with futures of `concurrent.futures` |
@@ -19,6 +20,7 @@ pub(crate) mod access;
 pub(crate) mod engine;
 pub(crate) mod exporter;
 pub(crate) mod handle;
+pub(crate) mod observation;
 pub(crate) mod operation;
 pub(crate) mod operators;
 pub(crate) mod program;

@@ -90,7 +90,7 @@ pub fn read_report(
 }
 
 /// As Python's own: the class that its number has, and the file.
-fn of_file(path: &Path, error: std::io::Error) -> PyErr {
+pub fn of_file(path: &Path, error: std::io::Error) -> PyErr {
     match error.raw_os_error() {
         Some(number) => PyOSError::new_err((number, error.to_string(), path.to_path_buf())),
         None => PyOSError::new_err(format!("{}: {error}", path.display())),

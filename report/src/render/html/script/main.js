@@ -188,6 +188,7 @@ function begin(data) {
   });
   fillAdvice(data);
   fillMatrix(data, (stall) => chooseStall(stall));
+  fillExchanges(data);
   fillNames(data, (name) => {
     search(name);
     nextFound(1);

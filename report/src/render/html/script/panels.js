@@ -169,6 +169,20 @@ function fillMatrix(data, choose) {
   });
 }
 
+// What one library handed to another.
+function fillExchanges(data) {
+  const table = document.getElementById("exchanges");
+  const { exchanges } = data.report;
+  if (!exchanges.length) {
+    table.replaceWith(element("p", { className: "none" }, "Nothing was handed over."));
+    return;
+  }
+  for (const { producer, consumer, count: times, bytes, copies, copied_bytes: copied, waited_ns: waited } of exchanges) {
+    const cells = [times, bytes, copies, copied].map((number) => element("td", {}, number.toLocaleString("en")));
+    table.tBodies[0].append(element("tr", {}, element("th", { scope: "row" }, `${producer} → ${consumer}`), ...cells, element("td", {}, duration(waited))));
+  }
+}
+
 // For each cell of the matrix, the longest of its waits.
 function longestOfCells(data, libraries) {
   const { stalls, operations } = data;

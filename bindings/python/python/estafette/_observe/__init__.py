@@ -1,0 +1,181 @@
+"""Observe mode: where a program waits and copies that knows nothing of Estafette."""
+
+from __future__ import annotations
+
+import os
+import runpy
+import shutil
+import sys
+import tempfile
+import threading
+import types
+import weakref
+from typing import TYPE_CHECKING, Any
+
+from .._errors import ConflictError
+from .._estafette import _write_observation
+from .._recording import Report, report
+from . import roles
+from .notes import Notes, clock
+from .patches import Patches
+from .table import ROWS
+
+if TYPE_CHECKING:
+    from types import TracebackType
+
+    from typing_extensions import Self
+
+_opening = threading.Lock()
+
+
+class observe:  # noqa: N801 - used like a function
+    """Notes where the program hands arrays from library to library, copies and waits, without a change of the program::
+
+        >>> with est.observe() as seen:
+        ...     np.from_dlpack(eng.zeros(4, "float32")).tolist()
+        [0.0, 0.0, 0.0, 0.0]
+        >>> [(row["producer"], row["consumer"], row["bytes"]) for row in seen.report().data["exchanges"]]
+        [('estafette', 'numpy', 16)]
+
+    Functions of NumPy, JAX, PyTorch, TensorFlow, ``concurrent.futures``, ``queue`` and ``asyncio`` that hand data over or wait are
+    wrapped meanwhile, also in libraries that are imported later: ``np.asarray``, ``Tensor.cpu``, ``block_until_ready``, ``Future.result``
+    and others. Results, exceptions and types are those of the functions. At the end nothing is wrapped any more. A program that has put a
+    wrapper of its own around one of ours keeps it.
+
+    The outcome is a trace as `record` makes one, written at the end to the file `path`; without a path, to a temporary file, which
+    lasts as long as this object. One observation at a time is made per process; another raises ``ConflictError``. A forked child
+    observes nothing.
+
+    ``python -m estafette observe script.py`` does the same for a whole program.
+    """
+
+    def __init__(self, path: str | os.PathLike[str] | None = None) -> None:
+        self._given = None if path is None else os.path.abspath(os.fspath(path))
+        self._path: str | None = self._given
+        self._notes: Notes | None = None
+        self._patches: Patches | None = None
+        self._process: int | None = None
+
+    def start(self) -> None:
+        """Begins to observe."""
+        if self._patches is not None:
+            raise RuntimeError("this observation was started already")
+        with _opening:
+            if roles.open_notes is not None:
+                raise ConflictError("the process is observed already")
+            if self._path is None:
+                folder = tempfile.mkdtemp(prefix="estafette-")
+                weakref.finalize(self, shutil.rmtree, folder, ignore_errors=True)
+                self._path = os.path.join(folder, "observed.pftrace")
+            self._process = os.getpid()
+            self._patches = Patches(ROWS, roles.ROLES)
+            self._notes = roles.open_notes = Notes()
+            self._patches.place()
+
+    def stop(self) -> None:
+        """Ends the observation and writes the file. In a forked child it writes nothing: the observation is its parent's."""
+        notes, patches = self._notes, self._patches
+        if patches is None or notes is None:
+            raise RuntimeError("nothing is being observed by this object")
+        ended = clock()
+        self._notes = self._patches = None
+        with _opening:
+            patches.remove()
+            if roles.open_notes is notes:
+                roles.open_notes = None
+                roles.library_of.cache_clear()
+        if self._process == os.getpid():
+            program = os.path.basename(sys.argv[0]) if sys.argv and sys.argv[0] else "python"
+            since = (notes.started_unix_ns, notes.started)
+            _write_observation(
+                self.path, program, since, ended, list(notes.tracks), notes.finished(), notes.missing()
+            )
+
+    def report(self, **options: Any) -> Report:
+        """The report of what was seen; options as those of `est.report`."""
+        return report(self.path, **options)
+
+    @property
+    def path(self) -> str:
+        """The absolute path of the file. Without a path of its own the observation has one when it was started."""
+        if self._path is None:
+            raise RuntimeError("this observation was not started")
+        return self._path
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(
+        self,
+        *_exception: type[BaseException] | BaseException | TracebackType | None,
+    ) -> None:
+        self.stop()
+
+
+def _in_child() -> None:
+    global _opening
+    _opening = threading.Lock()
+    roles.open_notes = None
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_in_child)
+
+USAGE = "usage: python -m estafette observe [--html OUT] [--trace OUT] (SCRIPT | -m MODULE) [ARGUMENT ...]"
+
+
+def command(arguments: list[str]) -> int:
+    """``estafette observe``: runs a program and reports on it. The program's own exit code, or 2 for wrong arguments."""
+    outputs: dict[str, str] = {}
+    while arguments and arguments[0] in ("--html", "--trace"):
+        if len(arguments) < 2:
+            print(f"{arguments[0]} needs a file\n{USAGE}", file=sys.stderr)
+            return 2
+        outputs[arguments[0]] = os.path.abspath(arguments[1])
+        arguments = arguments[2:]
+    is_module = arguments[:1] == ["-m"]
+    program = arguments[1:] if is_module else arguments
+    if arguments[:1] in (["--help"], ["-h"]):
+        print(USAGE)
+        return 0
+    if not program or (not is_module and program[0].startswith("-")):
+        print(USAGE, file=sys.stderr)
+        return 2
+    seen = observe(outputs.get("--trace"))
+    try:
+        with seen:
+            try:
+                _run_module(program) if is_module else _run_script(program)
+            finally:
+                # What the interpreter would wait for is part of the program.
+                for thread in threading.enumerate():
+                    if thread is not threading.current_thread() and not thread.daemon:
+                        thread.join()
+    finally:
+        print(seen.report(html=outputs.get("--html")), file=sys.stderr)
+    return 0
+
+
+def _run_script(program: list[str]) -> None:
+    """As ``python SCRIPT`` does it."""
+    path = program[0]
+    with open(path, "rb") as file:
+        code = compile(file.read(), path, "exec", dont_inherit=True)
+    module = types.ModuleType("__main__")
+    module.__dict__.update(__file__=path, __builtins__=__builtins__)
+    sys.argv[:] = program
+    sys.path[0] = os.path.dirname(os.path.realpath(path))
+    # It stays: what the program leaves to be called at exit looks for its names there.
+    sys.modules["__main__"] = module
+    exec(code, module.__dict__)
+
+
+def _run_module(program: list[str]) -> None:
+    """As ``python -m MODULE`` does it."""
+    sys.argv[:] = program
+    sys.path[0] = os.getcwd()
+    runpy.run_module(program[0], run_name="__main__", alter_sys=True)
+
+
+observe.__module__ = "estafette"

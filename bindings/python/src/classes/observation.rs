@@ -1,0 +1,174 @@
+//! What observe mode has noted (`estafette/_observe/notes.py`), as the file of an ordinary trace.
+
+use std::collections::{BTreeMap, HashMap};
+use std::path::PathBuf;
+
+use estafette_report::attribution::attribute;
+use estafette_report::model::{
+    Access, LibraryId, Mode, Operation, OperationKind, Outcome, Site, Text, Track, TrackKind, Variable,
+};
+use estafette_report::{Trace, file, perfetto};
+use pyo3::exceptions::PyValueError;
+use pyo3::prelude::*;
+
+use super::recording::of_file;
+use crate::interpreter::guard;
+
+/// A line of a program: file, line, function.
+type Place = (String, u32, String);
+
+/// What was handed over: name, bytes, library.
+type Thing = (String, Option<u64>, Option<String>);
+
+/// The fields of `Step`, in their order; times are those of the clock.
+type Step = (
+    u64,
+    String,
+    String,
+    Option<String>,
+    Option<Place>,
+    Option<usize>,
+    Option<usize>,
+    u64,
+    (Option<u64>, Option<u64>, Option<u64>),
+    Option<u64>,
+    Option<Thing>,
+    Option<String>,
+);
+
+/// Writes what was noted to a file. `begin`: when that began, in nanoseconds since 1970 and by the clock; `ended` is by the clock.
+///
+/// # Errors
+/// `OSError` when the file cannot be written; `ValueError` for a kind of step or track that there is not.
+#[pyfunction(name = "_write_observation")]
+#[pyo3(signature = (path, program, begin, ended, tracks, steps, missing, /))]
+pub fn write_observation(
+    py: Python<'_>,
+    path: PathBuf,
+    program: String,
+    begin: (u64, u64),
+    ended: u64,
+    tracks: Vec<(String, String)>,
+    steps: Vec<Step>,
+    missing: Vec<String>,
+) -> PyResult<()> {
+    let (started_unix_ns, began) = begin;
+    guard::detach(py, || {
+        let mut made = Made { began, ended, ..Made::default() };
+        let tracks = tracks.into_iter().map(|(name, kind)| {
+            let kind = match kind.as_str() {
+                "thread" => TrackKind::Thread,
+                "event loop" => TrackKind::EventLoop,
+                _ => return Err(unknown("kind of track", &kind)),
+            };
+            Ok(Track { name: name.into(), kind })
+        });
+        let tracks = tracks.collect::<PyResult<Vec<_>>>()?;
+        let operations = steps.into_iter().map(|step| made.operation(step));
+        let mut operations = operations.collect::<PyResult<Vec<_>>>()?;
+        operations.sort_unstable_by_key(|operation| operation.id);
+        let mut trace = Trace {
+            started_unix_ns,
+            duration: ended.saturating_sub(began),
+            program: program.into(),
+            tracks,
+            libraries: made.libraries,
+            variables: made.variables,
+            operations,
+            ..Trace::default()
+        };
+        trace.losses.damage = missing;
+        attribute(&mut trace);
+        file::replace(&path, |out| perfetto::write(&trace, out)).map_err(|error| of_file(&path, error))
+    })
+}
+
+fn unknown(what: &str, word: &str) -> PyErr {
+    PyValueError::new_err(format!("`{word}` is no {what}"))
+}
+
+/// What is made of the steps so far.
+#[derive(Default)]
+struct Made {
+    began: u64,
+    ended: u64,
+    libraries: Vec<Text>,
+    variables: Vec<Variable>,
+    by_thing: HashMap<Thing, u64>,
+    texts: BTreeMap<String, Text>,
+}
+
+impl Made {
+    fn time(&self, at: u64) -> u64 {
+        at.clamp(self.began, self.ended) - self.began
+    }
+
+    /// Texts of which there are few, each once.
+    fn text(&mut self, text: String) -> Text {
+        self.texts.entry(text).or_insert_with_key(|text| text.as_str().into()).clone()
+    }
+
+    fn library(&mut self, name: &str) -> LibraryId {
+        let known = self.libraries.iter().position(|library| *library == *name);
+        known.unwrap_or_else(|| {
+            self.libraries.push(name.into());
+            self.libraries.len() - 1
+        })
+    }
+
+    fn variable(&mut self, thing: Thing) -> u64 {
+        if let Some(id) = self.by_thing.get(&thing) {
+            return *id;
+        }
+        let id = self.variables.len() as u64 + 1;
+        let (name, bytes, library) = thing.clone();
+        let library = library.map(|library| self.library(&library));
+        self.variables.push(Variable { id, name: name.into(), bytes, library });
+        self.by_thing.insert(thing, id);
+        id
+    }
+
+    fn operation(&mut self, step: Step) -> PyResult<Operation> {
+        let (id, kind, name, library, site, submitter, track, submitted, times, waits_for, thing, failed) =
+            step;
+        let kind = match kind.as_str() {
+            "operation" => OperationKind::Operation,
+            "wait" => OperationKind::Wait,
+            "await" => OperationKind::Await,
+            "copy" => OperationKind::Copy,
+            "export" => OperationKind::Export,
+            _ => return Err(unknown("kind of step", &kind)),
+        };
+        let submitted = self.time(submitted);
+        let (began, done, resumed) = times;
+        let [began, done, resumed] =
+            [began, done, resumed].map(|time| time.map(|time| self.time(time).max(submitted)));
+        let runs = matches!(kind, OperationKind::Operation | OperationKind::Copy);
+        let access = thing.map(|thing| Access { variable: self.variable(thing), mode: Mode::Read });
+        Ok(Operation {
+            id,
+            name: self.text(name),
+            kind,
+            library: library.map(|library| self.library(&library)),
+            site: site.map(|(file, line, function)| Site {
+                file: self.text(file),
+                line,
+                function: self.text(function),
+            }),
+            submitter,
+            track,
+            submitted,
+            granted: runs.then_some(submitted),
+            ready: runs.then_some(began.unwrap_or(submitted)),
+            began,
+            issued: done,
+            done,
+            observed: done,
+            resumed,
+            outcome: failed.map_or(Outcome::Ok, |why| Outcome::Failed(why.into())),
+            accesses: access.into_iter().collect(),
+            waits_for,
+            ..Operation::default()
+        })
+    }
+}

@@ -1,0 +1,532 @@
+"""Observe mode: what it finds in programs that know nothing of Estafette. The programs measure themselves what they have planted."""
+
+import asyncio
+import concurrent.futures
+import contextlib
+import importlib
+import io
+import json
+import os
+import queue
+import subprocess
+import sys
+import textwrap
+import threading
+import time
+
+import pytest
+
+import estafette as est
+from conftest import peer, run_program
+from estafette._observe import command, roles
+from estafette._observe.patches import Observed
+from estafette._observe.table import ROWS
+
+
+@pytest.fixture
+def observed(tmp_path):
+    """Runs an unmodified program under the command; gives its report and the numbers that it has printed."""
+
+    def run(source, *arguments):
+        script = tmp_path / "program.py"
+        script.write_text(textwrap.dedent(source))
+        trace = tmp_path / "program.pftrace"
+        done = subprocess.run(
+            [sys.executable, "-m", "estafette", "observe", "--trace", trace, script, *arguments],
+            capture_output=True,
+            text=True,
+            timeout=110,
+        )
+        assert done.returncode == 0, done.stderr
+        report = est.report(trace)
+        assert report.data["missing"] == []
+        # Every moment of the run is spent on one thing.
+        assert sum(row["time_ns"] for row in report.data["run_time"]) == report.data["duration_ns"]
+        return report, json.loads(done.stdout)
+
+    return run
+
+
+def waited(report, name):
+    """How long the waits of this name and line were."""
+    (row,) = [row for row in report.data["operations"] if row["name"] == name]
+    return row["waited_ns"]
+
+
+def between(report, one, other):
+    (row,) = [row for row in report.data["exchanges"] if (row["producer"], row["consumer"]) == (one, other)]
+    return row
+
+
+def matrix(report, one, other):
+    """How long a library waited for another."""
+    names = report.data["matrix"]["libraries"]
+    return report.data["matrix"]["waited_ns"][names.index(one)][names.index(other)]
+
+
+def line_of(source, text):
+    return next(at for at, line in enumerate(textwrap.dedent(source).splitlines(), 1) if text in line)
+
+
+# --- Three programs with planted stalls -------------------------------------------------------------------------------
+
+HIDDEN_COPY = """
+    import json
+    import time
+    import torch
+
+    batch = torch.ones(3_000_000)
+    began = time.perf_counter_ns()
+    values = batch.tolist()
+    print(json.dumps(time.perf_counter_ns() - began))
+"""
+
+
+def test_a_hidden_copy_to_the_host_is_found(observed, torch):
+    report, planted = observed(HIDDEN_COPY)
+    name = f"`torch.Tensor.tolist` at program.py:{line_of(HIDDEN_COPY, 'tolist')}"
+    assert planted / 2 < waited(report, name) <= planted
+    assert name in report.data["worst"][0]["sentence"]
+    assert "copy from torch to the host" in report.data["worst"][0]["sentence"]
+    row = between(report, "torch", "host")
+    assert (row["count"], row["copies"], row["copied_bytes"]) == (1, 1, 12_000_000)
+    assert matrix(report, "host", "torch") == row["waited_ns"] == waited(report, name)
+
+
+SYNCHRONIZED_LOOP = """
+    import json
+    import time
+    import jax.numpy as jnp
+
+    x = jnp.ones((1200, 1200))
+    x.block_until_ready()
+    planted = 0
+    for _ in range(5):
+        x = x @ x
+        began = time.perf_counter_ns()
+        x.block_until_ready()
+        planted += time.perf_counter_ns() - began
+    print(json.dumps(planted))
+"""
+
+
+def test_a_synchronize_inside_a_loop_is_found(observed, jax):
+    report, planted = observed(SYNCHRONIZED_LOOP)
+    name = f"`jax.Array.block_until_ready` at program.py:{line_of(SYNCHRONIZED_LOOP, '    x.block_until')}"
+    assert planted / 2 < waited(report, name) <= planted
+    (row,) = [row for row in report.data["operations"] if row["name"] == name]
+    assert row["count"] == 5
+    assert planted / 2 < matrix(report, "host", "jax")
+    assert "work of jax" in report.data["headline"]
+
+
+SLOW_CONSUMER = """
+    import json
+    import queue
+    import threading
+    import time
+
+    items = queue.Queue(maxsize=1)
+
+    def consume():
+        while items.get() is not None:
+            time.sleep(0.02)
+
+    consumer = threading.Thread(target=consume, name="consumer")
+    consumer.start()
+    began = time.perf_counter_ns()
+    for item in range(20):
+        items.put(item)
+    print(json.dumps(time.perf_counter_ns() - began))
+    items.put(None)
+"""
+
+
+def test_a_slow_consumer_is_found(observed):
+    report, planted = observed(SLOW_CONSUMER)
+    put = f"`Queue.put` at program.py:{line_of(SLOW_CONSUMER, 'items.put(item)')}"
+    assert planted / 2 < waited(report, put) <= planted
+    blocker = f"`consume before Queue.get at program.py:{line_of(SLOW_CONSUMER, 'items.get')}`"
+    blamed = [row for row in report.data["operations"] if row["name"] == blocker]
+    assert blamed and planted / 2 < blamed[0]["blamed_ns"]
+    assert blocker in report.data["headline"]
+
+
+# --- What else is seen ------------------------------------------------------------------------------------------------
+
+
+def test_arrays_between_libraries_are_noted_with_their_bytes(np, torch, jnp):
+    with est.observe() as seen:
+        x = jnp.arange(8.0)
+        x.block_until_ready()
+        array = np.asarray(x)
+        copy = np.array(x)
+        tensor = torch.from_dlpack(x)
+        same = torch.from_numpy(np.ones(4, "float32"))
+        back = same.numpy()
+        other = torch.as_tensor(np.ones(2), dtype=torch.float32)
+    report = seen.report()
+    del array, copy, tensor, back, other
+    counts = {(row["producer"], row["consumer"]): row for row in report.data["exchanges"]}
+    row = counts["jax", "torch"]
+    assert (row["count"], row["bytes"], row["copies"]) == (1, 32, 0)
+    row = counts["jax", "numpy"]
+    assert row["copies"] == 1 and row["copied_bytes"] == 32 and row["count"] >= 2
+    row = counts["numpy", "torch"]
+    assert (row["count"], row["bytes"], row["copies"], row["copied_bytes"]) == (2, 32, 1, 16)
+    row = counts["torch", "numpy"]
+    assert (row["count"], row["bytes"], row["copies"]) == (1, 16, 0)
+
+
+def test_a_wait_for_a_future_names_the_function(tmp_path):
+    go_on = threading.Event()
+
+    def slow():
+        go_on.wait(30)
+        return 7
+
+    with est.observe(tmp_path / "run.pftrace") as seen, concurrent.futures.ThreadPoolExecutor(1) as pool:
+        future = pool.submit(slow)
+        threading.Timer(0.05, go_on.set).start()
+        assert future.result() == 7
+    (row,) = [row for row in seen.report().data["worst"] if "Future.result" in row["sentence"]]
+    assert row["blocker"].endswith("slow`") and "test_observe.py" in row["sentence"]
+    assert row["waited_ns"] >= 20_000_000
+
+
+def test_a_future_that_fails_raises_its_own_exception():
+    error = KeyError("mine")
+
+    def fails():
+        time.sleep(0.001)
+        raise error
+
+    with est.observe(), concurrent.futures.ThreadPoolExecutor(1) as pool:
+        with pytest.raises(KeyError) as caught:
+            pool.submit(fails).result()
+        assert caught.value is error
+        with pytest.raises(queue.Empty):
+            queue.Queue().get(timeout=0.001)
+
+
+def test_a_step_that_blocks_its_event_loop_is_found():
+    async def blocks():
+        await asyncio.sleep(0)
+        time.sleep(0.05)
+
+    with est.observe() as seen:
+        asyncio.run(blocks())
+    data = seen.report().data
+    (row,) = [row for row in data["worst"] if "asyncio's loop" in row["sentence"]]
+    assert "a step of" in row["blocker"] and "blocks" in row["blocker"]
+    assert row["waited_ns"] >= 50_000_000
+
+
+def test_a_library_that_is_not_in_the_table_is_seen_by_those_that_are(np, tmp_path, monkeypatch):
+    (tmp_path / "devlib.py").write_text(
+        textwrap.dedent("""
+            import numpy as np
+
+            class DeviceArray:
+                shape, dtype, nbytes = (3,), "int8", 3
+                def __array__(self, dtype=None, copy=None):
+                    return np.arange(3, dtype="int8")
+
+            class Broken(DeviceArray):
+                @property
+                def shape(self):
+                    raise RuntimeError("asked too early")
+        """)
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    import devlib
+
+    with est.observe() as seen:
+        assert np.asarray(devlib.DeviceArray()).tolist() == [0, 1, 2]
+        assert np.array(devlib.Broken()).tolist() == [0, 1, 2]
+    row = between(seen.report(), "devlib", "numpy")
+    assert (row["count"], row["copies"], row["bytes"]) == (2, 2, 3)
+
+
+def test_every_function_of_the_table_is_there_in_the_libraries_that_are_installed(np, jax, torch):
+    tensorflow = importlib.util.find_spec("tensorflow") is not None
+    with est.observe():
+        for row in ROWS:
+            if row.library == "tensorflow" and not tensorflow:
+                continue
+            if row.library == "tensorflow":
+                peer("tensorflow")
+            owner = importlib.import_module(row.module)
+            for name in row.name.split("."):
+                owner = getattr(owner, name)
+            assert type(owner) is Observed, row
+    assert all(row.role in roles.ROLES and row.source for row in ROWS)
+
+
+# --- Programs notice nothing ------------------------------------------------------------------------------------------
+
+
+def originals():
+    import numpy as np
+    import torch
+
+    return [
+        np.asarray,
+        np.from_dlpack,
+        torch.from_dlpack,
+        vars(torch.Tensor).get("item"),
+        vars(torch.Tensor)["__array__"],
+        concurrent.futures.Future.result,
+        queue.Queue.get,
+        asyncio.Handle._run,
+        list(sys.meta_path),
+    ]
+
+
+def test_nothing_stays_patched(np, torch):
+    before = originals()
+    with est.observe():
+        assert type(np.asarray) is Observed and type(vars(torch.Tensor)["item"]) is Observed
+    after = originals()
+    assert before == after
+    assert all(one is other for one, other in zip(before[:-1], after[:-1], strict=True))
+
+
+def test_an_exception_of_the_block_leaves_nothing_patched_and_the_trace_written(np):
+    before = np.asarray
+    seen = est.observe()
+    with pytest.raises(ZeroDivisionError), seen:
+        1 / 0  # noqa: B018
+    assert np.asarray is before
+    assert seen.report().data["totals"]["operations"] == 0
+
+
+def test_one_observation_at_a_time():
+    with est.observe():
+        with pytest.raises(est.ConflictError, match="observed already"):
+            est.observe().start()
+    with est.observe():
+        pass
+    with pytest.raises(RuntimeError, match="nothing is being observed"):
+        est.observe().stop()
+    with pytest.raises(RuntimeError, match="was not started"):
+        _ = est.observe().path
+
+
+def test_a_temporary_trace_goes_with_its_observation():
+    with est.observe() as seen:
+        pass
+    path = seen.path
+    assert os.path.exists(path)
+    del seen
+    assert not os.path.exists(os.path.dirname(path))
+
+
+def test_a_wrapper_of_the_program_stays_in_place_and_works(np):
+    original = np.asarray
+    calls = []
+    with est.observe() as seen:
+        inner = np.asarray
+
+        def mine(*args, **kwargs):
+            calls.append(args)
+            return inner(*args, **kwargs)
+
+        np.asarray = mine
+    try:
+        assert np.asarray is mine
+        assert np.asarray([1, 2]).tolist() == [1, 2] and len(calls) == 1
+        with est.observe():
+            assert np.asarray([3]).tolist() == [3]
+        assert np.asarray is mine
+    finally:
+        np.asarray = original
+    assert seen.report().data["exchanges"] == []
+
+
+def test_wrapped_functions_are_as_the_functions(np, torch):
+    source = """
+        import copy, functools, inspect, pickle, types
+        import numpy as np
+        import torch
+        import estafette as est
+
+        def about(f):
+            return (f.__name__, f.__qualname__, f.__doc__, repr(f), isinstance(f, types.FunctionType), isinstance(f, types.BuiltinFunctionType),
+                    inspect.isroutine(f), callable(f), hash(f))
+
+        functions = lambda: [np.asarray, np.from_dlpack, torch.from_dlpack, torch.Tensor.item, torch.Tensor.__array__]
+        plain = functions()
+        before = [about(f) for f in functions()]
+        with est.observe():
+            wrapped = functions()
+            assert [about(f) for f in wrapped] == before
+            assert wrapped == plain and plain == wrapped
+            assert {f: 1 for f in wrapped}[plain[0]] == 1 and {plain[0]: 1}[wrapped[0]] == 1
+            assert [f.__module__ for f in wrapped[:3]] == [f.__module__ for f in plain[:3]]
+            assert inspect.signature(torch.from_dlpack) == inspect.signature(plain[2])
+            part = functools.partial(np.asarray, dtype="int8")
+            assert pickle.loads(pickle.dumps(wrapped[0])) is wrapped[0]
+            pickled = pickle.dumps(part)
+            assert copy.deepcopy(wrapped[0]) is wrapped[0]
+
+            class Mine(torch.Tensor):
+                def item(self):
+                    return ("mine", super().item())
+
+            assert torch.ones(()).as_subclass(Mine).item() == ("mine", 1.0)
+            parameter = torch.nn.Parameter(torch.ones(()))
+            assert parameter.item() == 1.0 and isinstance(parameter, torch.Tensor)
+            bound = torch.ones(()).item
+            assert bound() == 1.0 and bound.__name__ == "item"
+        assert pickle.loads(pickled)([1]).dtype == "int8" and part([1]).dtype == "int8"
+        assert pickle.loads(pickle.dumps(wrapped[0])) is np.asarray
+        assert bound() == 1.0
+    """
+    run_program(source)
+
+
+def test_handlers_by_function_are_found(torch):
+    source = """
+        import torch
+        import estafette as est
+
+        with est.observe():
+            handlers = {torch.Tensor.cpu: lambda x: "handled"}
+
+            class Mine(torch.Tensor):
+                @classmethod
+                def __torch_function__(cls, function, types, args=(), kwargs=None):
+                    if function in handlers:
+                        return handlers[function](*args)
+                    return super().__torch_function__(function, types, args, kwargs or {})
+
+            assert torch.ones(3).as_subclass(Mine).cpu() == "handled"
+    """
+    run_program(source)
+
+
+def test_functions_that_numba_compiles_are_compiled(np):
+    peer("numba")
+    source = """
+        import numpy as np
+        import numba
+        import estafette as est
+
+        with est.observe():
+            compiled = numba.njit(lambda x: np.asarray(x).sum() + np.array([1.0, 2.0]).sum())
+            assert compiled(np.ones(3)) == 6.0
+    """
+    run_program(source)
+
+
+def test_a_library_that_is_imported_or_reloaded_meanwhile_is_observed(np):
+    source = """
+        import importlib
+        import estafette as est
+        from estafette._observe.patches import Observed
+
+        with est.observe():
+            import numpy as np
+            assert type(np.asarray) is Observed
+            assert type(np.__loader__).__name__ == type(np.__spec__.loader).__name__ == "SourceFileLoader"
+            import queue
+            old = queue.Queue
+            queue = importlib.reload(queue)
+            assert queue.Queue is not old
+            assert type(queue.Queue.get) is Observed and type(old.get) is Observed
+            q = queue.Queue()
+            q.put(1)
+            assert q.get() == 1
+        assert type(np.asarray) is not Observed
+        assert type(queue.Queue.get) is type(old.get) is type(lambda: None)
+    """
+    run_program(source)
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork on this system")
+def test_a_forked_child_observes_nothing_and_may_end_the_block(np, tmp_path):
+    source = f"""
+        import os
+        import numpy as np
+        import estafette as est
+
+        path = {str(tmp_path / "run.pftrace")!r}
+        with est.observe(path):
+            child = os.fork()
+            assert np.asarray([1]).tolist() == [1]
+            if child != 0:
+                # The child leaves the block, and its own, and has written its own trace only.
+                assert os.waitpid(child, 0)[1] == 0
+                assert not os.path.exists(path)
+        if child == 0:
+            with est.observe(path + ".child"):
+                assert np.asarray([1]).tolist() == [1]
+            os._exit(0 if os.path.exists(path + ".child") else 1)
+        assert est.report(path).data["missing"] == []
+    """
+    run_program(source)
+
+
+def test_many_threads_are_observed_at_once(torch):
+    def work():
+        for _ in range(200):
+            assert torch.ones(3).tolist() == [1.0, 1.0, 1.0]
+
+    threads = [threading.Thread(target=work, name=f"worker {at}") for at in range(4)]
+    with est.observe() as seen:
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    row = between(seen.report(), "torch", "host")
+    assert (row["count"], row["copied_bytes"]) == (800, 800 * 12)
+    assert seen.report().data["missing"] == []
+
+
+def test_what_does_not_fit_is_counted(torch, monkeypatch):
+    from estafette._observe import notes
+
+    monkeypatch.setattr(notes, "STEPS_MAX", 10)
+    with est.observe() as seen:
+        for _ in range(20):
+            torch.ones(2).tolist()
+    (missing,) = seen.report().data["missing"]
+    assert "were not kept" in missing
+
+
+# --- The command ------------------------------------------------------------------------------------------------------
+
+
+def test_the_command_gives_the_program_its_arguments_and_makes_the_page(tmp_path):
+    (tmp_path / "beside.py").write_text("value = 5")
+    script = tmp_path / "program.py"
+    script.write_text("import sys, beside\nprint(__name__, sys.argv[1:], beside.value)\nsys.exit(3)\n")
+    page = tmp_path / "page.html"
+    done = subprocess.run(
+        [sys.executable, "-m", "estafette", "observe", "--html", page, script, "--html", "x"],
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert done.returncode == 3
+    assert done.stdout == "__main__ ['--html', 'x'] 5\n"
+    assert "Causes of waiting" in done.stderr
+    assert "<!doctype html>" in page.read_text(encoding="utf-8").lower()
+
+
+def test_the_command_runs_modules_and_says_what_is_wrong_with_its_arguments(capsys):
+    done = subprocess.run(
+        [sys.executable, "-m", "estafette", "observe", "-m", "json.tool", "--help"],
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert done.returncode == 0 and "json" in done.stdout
+    assert command([]) == 2
+    assert command(["--html"]) == 2
+    assert command(["--unknown", "x"]) == 2
+    assert "usage:" in capsys.readouterr().err
+    with contextlib.redirect_stdout(io.StringIO()) as out:
+        assert command(["--help"]) == 0
+    assert "usage:" in out.getvalue()
