@@ -57,12 +57,8 @@ fn the_header_compiles_in_every_standard_and_is_short() {
     let folder = scratch("fence-header");
     let c = ["c99", "c11", "c17", "c2x"];
     let cpp = ["c++11", "c++14", "c++17", "c++20", "c++23"];
-    let compilers = [("gcc", "alone.c", &c[..]), ("g++", "alone.cpp", &cpp), ("clang", "alone.c", &c)];
-    for (compiler, file, standards) in compilers.into_iter().chain([("clang++", "alone.cpp", &cpp[..])]) {
-        if Command::new(compiler).arg("--version").output().is_err() {
-            println!("{compiler} is not installed: the header was not compiled by it");
-            continue;
-        }
+    // The suite `dist` compiles it with clang.
+    for (compiler, file, standards) in [("gcc", "alone.c", &c[..]), ("g++", "alone.cpp", &cpp)] {
         let file = folder.join(file);
         std::fs::write(&file, "#include \"dlpack_fence.h\"\nint main(void) { return 0; }\n")
             .expect("writable");

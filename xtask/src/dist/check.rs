@@ -170,10 +170,35 @@ fn c_library(files: &Files, folder: &Path, target: &Path) -> Result<(), String> 
     run_in(folder, Command::new("tar").arg("-xzf").arg(&files.c_library))?;
     let name = files.c_library.file_name().unwrap_or_default().to_string_lossy();
     let prefix = folder.join(name.trim_end_matches(".tar.gz"));
+    clang(&prefix.join("include"), folder)?;
     let mut test = shell::cargo(target, &[&["test", "--test", "c_programs"], TESTED].concat());
     test.args(["--", "the_first_program_of_the_page", "the_shared_library_is_small"])
         .env("ESTAFETTE_PREFIX", prefix);
     expect(&collect(test)?, "3 passed")
+}
+
+/// The headers in clang, which zig contains. The suites of C compile them with gcc.
+fn clang(include: &Path, folder: &Path) -> Result<(), String> {
+    const C: &[&str] = &["c99", "c11", "c17", "c23"];
+    const CPP: &[&str] = &["c++11", "c++14", "c++17", "c++20", "c++23"];
+    let tools = Environment::prepare(Peers::Dist)?;
+    for (compiler, header, standards) in [
+        ("cc", "dlpack_fence.h", C),
+        ("cc", "estafette.h", C),
+        ("c++", "dlpack_fence.h", CPP),
+        ("c++", "estafette.h", CPP),
+        ("c++", "estafette.hpp", &CPP[2..]),
+    ] {
+        let source = folder.join(if compiler == "cc" { "header.c" } else { "header.cpp" });
+        write(&source, &format!("#include \"{header}\"\nint main(void) {{ return 0; }}\n"))?;
+        for standard in standards {
+            let mut command = tools.command(&["-m", "ziglang", compiler, &format!("-std={standard}")]);
+            command.args(["-Wall", "-Wextra", "-Wpedantic", "-Werror", "-c", "-o", "header.o", "-I"]);
+            run_in(folder, command.arg(include).arg(&source))
+                .map_err(|error| format!("{header} as {standard}: {error}"))?;
+        }
+    }
+    Ok(())
 }
 
 fn run_in(folder: &Path, command: &mut Command) -> Result<(), String> {
