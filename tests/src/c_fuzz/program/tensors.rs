@@ -33,14 +33,14 @@ impl Program {
             match bytes.below(10) {
                 1 => fence.version = 9,
                 2 => fence.size = 8,
-                3 => fence.query = None,
+                3 => fence.retain = None,
                 4 => fence.release = None,
                 5 => fence.flags = 1,
                 _ => {}
             }
             valid &= fence.version == 1
                 && fence.size as usize == size_of::<DLFence>()
-                && fence.query.is_some()
+                && fence.retain.is_some()
                 && fence.release.is_some()
                 && fence.flags == 0;
         }
