@@ -36,23 +36,22 @@ type Step = (
     Option<String>,
 );
 
-/// Writes what was noted to a file. `begin`: when that began, in nanoseconds since 1970 and by the clock; `ended` is by the clock.
+/// Writes what was noted to a file. `times`: when that began, in nanoseconds since 1970 and by the clock, and when it ended, by the clock.
 ///
 /// # Errors
 /// `OSError` when the file cannot be written; `ValueError` for a kind of step or track that there is not.
 #[pyfunction(name = "_write_observation")]
-#[pyo3(signature = (path, program, begin, ended, tracks, steps, missing, /))]
+#[pyo3(signature = (path, program, times, tracks, steps, missing, /))]
 pub fn write_observation(
     py: Python<'_>,
     path: PathBuf,
     program: String,
-    begin: (u64, u64),
-    ended: u64,
+    times: (u64, u64, u64),
     tracks: Vec<(String, String)>,
     steps: Vec<Step>,
     missing: Vec<String>,
 ) -> PyResult<()> {
-    let (started_unix_ns, began) = begin;
+    let (started_unix_ns, began, ended) = times;
     guard::detach(py, || {
         let mut made = Made { began, ended, ..Made::default() };
         let tracks = tracks.into_iter().map(|(name, kind)| {

@@ -86,10 +86,8 @@ class observe:  # noqa: N801 - used like a function
                 roles.library_of.cache_clear()
         if self._process == os.getpid():
             program = os.path.basename(sys.argv[0]) if sys.argv and sys.argv[0] else "python"
-            since = (notes.started_unix_ns, notes.started)
-            _write_observation(
-                self.path, program, since, ended, list(notes.tracks), notes.finished(), notes.missing()
-            )
+            times = (notes.started_unix_ns, notes.started, ended)
+            _write_observation(self.path, program, times, list(notes.tracks), notes.finished(), notes.missing())
 
     def report(self, **options: Any) -> Report:
         """The report of what was seen; options as those of `est.report`."""
