@@ -14,6 +14,7 @@
 //! worker, the *lookout*, sleeps for that long at a time as long as jobs wait and others run.
 
 use std::fmt;
+use std::ops::Range;
 
 use estafette_sync::sync::Mutex;
 use estafette_sync::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering, fence};
@@ -23,8 +24,9 @@ use estafette_sync::time::{Duration, Instant};
 pub(super) const OVERDUE: Duration = Duration::from_millis(1);
 /// Jobs that take longer on average gain by every thread.
 const LONG_NS: u64 = 500_000;
-/// Jobs that take less on average run in rows. At the rate at which a core reads memory, 10 GB/s, such a job touches less than 1 MB.
-const SHORT_NS: u64 = 80_000;
+/// Jobs whose average is in this range run in rows. At the rate at which a core reads memory, 10 GB/s, such a job touches less than 1 MB.
+/// The code of shorter jobs is little enough to stay in the caches.
+const ROWS_NS: Range<u64> = 10_000..80_000;
 /// Length of a window.
 const WINDOW_NS: u64 = 4_000_000;
 /// Fewer jobs than this say nothing about the throughput of a window.
@@ -195,7 +197,7 @@ impl Concurrency {
         let busy = self.busy.swap(0, Ordering::Relaxed);
         let starved = self.starved.swap(false, Ordering::Relaxed);
         let length = now - control.window_began;
-        self.in_rows.store(busy < jobs * SHORT_NS, Ordering::Relaxed);
+        self.in_rows.store(jobs > 0 && ROWS_NS.contains(&(busy / jobs)), Ordering::Relaxed);
         let limit = control.limit_after(now, (jobs, length), busy, starved, self.workers);
         control.window_began = now;
         self.ends.store(now + WINDOW_NS, Ordering::Relaxed);
@@ -327,7 +329,7 @@ mod tests {
     }
 
     #[test]
-    fn short_jobs_run_in_rows_and_long_ones_do_not() {
+    fn short_jobs_run_in_rows_and_others_do_not() {
         let concurrency = Concurrency::new(1);
         let window_of = |job_ns: u64| {
             concurrency.jobs.store(10, Ordering::Relaxed);
@@ -337,7 +339,7 @@ mod tests {
             concurrency.runs_in_rows()
         };
         assert!(!concurrency.runs_in_rows(), "nothing is known yet");
-        assert!(window_of(SHORT_NS / 2) && !window_of(2 * SHORT_NS) && window_of(SHORT_NS / 2));
+        assert!(window_of(40_000) && !window_of(160_000) && window_of(40_000) && !window_of(2_000));
     }
 
     #[test]
