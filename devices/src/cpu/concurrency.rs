@@ -7,8 +7,8 @@
 //! .NET ThreadPool", 2008). Only windows in which no thread ran out of jobs count. Jobs that take long gain by threads and lose little
 //! by switches between them: then every worker has a turn.
 //!
-//! Jobs that are short spend much of their time on code that is not in the caches. They run in rows, so that jobs which call the same
-//! function follow each other. Jobs that take longer work on larger data, and run where their input is in the caches.
+//! Jobs that are short spend much of their time on code that is not in the caches. They run breadth first, so that jobs which call the
+//! same function follow each other. Jobs that take longer work on larger data, and run depth first, while their input is in the caches.
 //!
 //! A job may wait for another one. So a worker may exceed the limit when no job was started for [`OVERDUE`] while one waits. One idle
 //! worker, the *lookout*, sleeps for that long at a time as long as jobs wait and others run.
@@ -24,9 +24,9 @@ use estafette_sync::time::{Duration, Instant};
 pub(super) const OVERDUE: Duration = Duration::from_millis(1);
 /// Jobs that take longer on average gain by every thread.
 const LONG_NS: u64 = 500_000;
-/// Jobs whose average is in this range run in rows. At the rate at which a core reads memory, 10 GB/s, such a job touches less than 1 MB.
+/// Jobs whose average is in this range run breadth first. At the rate at which a core reads memory, 10 GB/s, such a job touches less than 1 MB.
 /// The code of shorter jobs is little enough to stay in the caches.
-const ROWS_NS: Range<u64> = 10_000..80_000;
+const BREADTH_FIRST_NS: Range<u64> = 10_000..80_000;
 /// Length of a window.
 const WINDOW_NS: u64 = 4_000_000;
 /// Fewer jobs than this say nothing about the throughput of a window.
@@ -54,8 +54,8 @@ pub(super) struct Concurrency {
     jobs: AtomicU64,
     busy: AtomicU64,
     starved: AtomicBool,
-    /// Whether the jobs of the last window were short.
-    in_rows: AtomicBool,
+    /// Whether the jobs of the last window were of such a length.
+    breadth_first: AtomicBool,
     /// When this window ends.
     ends: AtomicU64,
     control: Mutex<Control>,
@@ -109,7 +109,7 @@ impl Concurrency {
             jobs: AtomicU64::new(0),
             busy: AtomicU64::new(0),
             starved: AtomicBool::new(false),
-            in_rows: AtomicBool::new(false),
+            breadth_first: AtomicBool::new(false),
             ends: AtomicU64::new(WINDOW_NS),
             control: Mutex::new(control),
         }
@@ -164,9 +164,9 @@ impl Concurrency {
         self.now().saturating_sub(self.last_start.load(Ordering::Relaxed)) > OVERDUE.as_nanos() as u64
     }
 
-    /// Whether jobs are so short that they run in rows. One load.
-    pub(super) fn runs_in_rows(&self) -> bool {
-        self.in_rows.load(Ordering::Relaxed)
+    /// Whether jobs run breadth first. One load.
+    pub(super) fn is_breadth_first(&self) -> bool {
+        self.breadth_first.load(Ordering::Relaxed)
     }
 
     /// A thread with a turn found no job.
@@ -197,7 +197,7 @@ impl Concurrency {
         let busy = self.busy.swap(0, Ordering::Relaxed);
         let starved = self.starved.swap(false, Ordering::Relaxed);
         let length = now - control.window_began;
-        self.in_rows.store(jobs > 0 && ROWS_NS.contains(&(busy / jobs)), Ordering::Relaxed);
+        self.breadth_first.store(jobs > 0 && BREADTH_FIRST_NS.contains(&(busy / jobs)), Ordering::Relaxed);
         let limit = control.limit_after(now, (jobs, length), busy, starved, self.workers);
         control.window_began = now;
         self.ends.store(now + WINDOW_NS, Ordering::Relaxed);
@@ -241,12 +241,9 @@ impl Control {
         let sum = if trial.is_other() { &mut trial.with_other } else { &mut trial.with_chosen };
         *sum = (sum.0 + jobs, sum.1 + length);
         trial.windows += 1;
-        if trial.windows == 1 {
-            return self.chosen;
-        }
         let rate = |(jobs, length): (u64, u64)| jobs as f64 / length as f64;
         let (other, gain) = (trial.other, rate(trial.with_other) / rate(trial.with_chosen));
-        if trial.windows < TRIAL_WINDOWS && gain > GAIN_HOPELESS {
+        if trial.windows == 1 || (trial.windows < TRIAL_WINDOWS && gain > GAIN_HOPELESS) {
             return if trial.is_other() { trial.other } else { self.chosen };
         }
         self.trial = None;
@@ -312,33 +309,26 @@ mod tests {
     fn a_trial_of_a_limit_that_loses_much_ends_after_one_window() {
         let concurrency = Concurrency::new(2);
         let mut control = concurrency.control.lock();
-        let mut limits = vec![];
-        let mut now = 0;
-        while now < SECOND {
-            now += WINDOW_NS;
-            limits.push(control.limit_after(
-                now,
-                (1_000 / limits.last().unwrap_or(&1), WINDOW_NS),
-                0,
-                false,
-                2,
-            ) as u64);
+        let mut limits = vec![1];
+        for window in 1..SECOND / WINDOW_NS {
+            let jobs = 1_000 / limits[limits.len() - 1] as u64;
+            limits.push(control.limit_after(window * WINDOW_NS, (jobs, WINDOW_NS), 0, false, 2));
         }
         let trials = limits.chunk_by(|a, b| a == b).filter(|chunk| chunk[0] == 2);
         assert!(trials.clone().count() > 1 && trials.clone().all(|chunk| chunk.len() == 1), "{limits:?}");
     }
 
     #[test]
-    fn short_jobs_run_in_rows_and_others_do_not() {
+    fn short_jobs_run_breadth_first_and_others_do_not() {
         let concurrency = Concurrency::new(1);
         let window_of = |job_ns: u64| {
             concurrency.jobs.store(10, Ordering::Relaxed);
             concurrency.busy.store(10 * job_ns, Ordering::Relaxed);
             concurrency.ends.store(0, Ordering::Relaxed);
             concurrency.ends(concurrency.now());
-            concurrency.runs_in_rows()
+            concurrency.is_breadth_first()
         };
-        assert!(!concurrency.runs_in_rows(), "nothing is known yet");
+        assert!(!concurrency.is_breadth_first(), "nothing is known yet");
         assert!(window_of(40_000) && !window_of(160_000) && window_of(40_000) && !window_of(2_000));
     }
 

@@ -2,8 +2,8 @@
 //!
 //! A worker takes, in this order: jobs of positive priority, its own deque (newest first: what it pushed is
 //! warm), jobs that were looked at and put back, the injector (oldest first), the other threads' deques
-//! (oldest first), jobs of negative priority. In *rows* it takes up to [`ROW`] jobs at once from the
-//! injector and the other deques, and of its own the oldest first: then the successors of a row follow
+//! (oldest first), jobs of negative priority. Breadth first, it takes up to [`BATCH`] jobs at once from the
+//! injector and the other deques, and of its own the oldest first: so the successors of a batch follow
 //! behind all of it. Threads from outside that push have *external* deques (taken
 //! from oldest first by every thread); the injector is for those that came when all were taken. Every
 //! [`FAIR_TICKS`] jobs the shared ends come first, so neither the injector nor the old end of its own deque
@@ -27,9 +27,9 @@ use super::priority::{Due, Entry, Priorities};
 /// fall into step with loops in the work; the number is tokio's.
 pub(super) const FAIR_TICKS: u32 = 61;
 
-/// Jobs that a worker takes at once in rows. Many enough that code which a row shares stays in the caches,
-/// few enough for the results of a row, which all exist at the same time.
-const ROW: usize = 16;
+/// Jobs that a worker takes at once, breadth first. They are many enough that code which a batch shares stays
+/// in the caches, and few enough for the results of a batch, which all exist at the same time.
+const BATCH: usize = 16;
 
 /// How often a steal that lost a race is tried again before it counts as "found nothing here". Each loss
 /// means that another thread got a job, and a worker looks once more before it sleeps.
@@ -116,7 +116,8 @@ impl<J> Queues<J> {
     }
 
     /// The next job for the worker that owns deque number `index`; `ticks` counts the jobs that it has run.
-    pub(super) fn take(&self, index: usize, own: &Worker<J>, ticks: u32, in_rows: bool) -> Option<J> {
+    /// `breadth_first`: successors follow behind their batch, instead of at once.
+    pub(super) fn take(&self, index: usize, own: &Worker<J>, ticks: u32, breadth_first: bool) -> Option<J> {
         let fair = || {
             let tick = ticks % FAIR_TICKS == FAIR_TICKS - 1;
             tick.then(|| {
@@ -132,8 +133,8 @@ impl<J> Queues<J> {
             .flatten()
         };
         let ordinary = || {
-            if in_rows {
-                return self.take_in_rows(index, own);
+            if breadth_first {
+                return self.take_breadth_first(index, own);
             }
             own.pop()
                 .or_else(|| self.pop_returned())
@@ -143,8 +144,8 @@ impl<J> Queues<J> {
         self.take_sorted().or_else(fair).or_else(ordinary).or_else(|| self.priorities.pop())
     }
 
-    /// The oldest own job, else the first of a new row, whose others become own jobs.
-    fn take_in_rows(&self, index: usize, own: &Worker<J>) -> Option<J> {
+    /// The oldest own job, else the first of a new batch, whose others become own jobs.
+    fn take_breadth_first(&self, index: usize, own: &Worker<J>) -> Option<J> {
         if let Some(job) = retried(|| self.stealers[index].steal()) {
             return Some(job);
         }
@@ -154,7 +155,7 @@ impl<J> Queues<J> {
             injected.or_else(|| others().find_map(|(_, stealer)| retried(|| stealer.steal())))
         };
         let first = shared()?;
-        (1..ROW).map_while(|_| shared()).for_each(|job| own.push(job));
+        (1..BATCH).map_while(|_| shared()).for_each(|job| own.push(job));
         Some(first)
     }
 
@@ -426,11 +427,11 @@ mod tests {
     use super::*;
 
     /// What worker 0 of two takes; each job below 100 is followed by one that is 100 more.
-    fn taken(jobs: u32, in_rows: bool) -> Vec<u32> {
+    fn taken(jobs: u32, breadth_first: bool) -> Vec<u32> {
         let (queues, owned, _) = Queues::new(2, 0);
         (0..jobs).for_each(|job| queues.push(job));
         let mut taken = vec![];
-        while let Some(job) = queues.take(0, &owned[0], 0, in_rows) {
+        while let Some(job) = queues.take(0, &owned[0], 0, breadth_first) {
             taken.push(job);
             if job < 100 {
                 owned[0].push(job + 100);
@@ -440,20 +441,20 @@ mod tests {
     }
 
     #[test]
-    fn the_successors_of_a_row_follow_behind_all_of_it() {
-        let row = ROW as u32;
-        let rows = [0..row, 100..100 + row, row..row + 3, 100 + row..103 + row];
-        assert_eq!(taken(row + 3, true), rows.into_iter().flatten().collect::<Vec<_>>());
+    fn the_successors_of_a_batch_follow_behind_all_of_it() {
+        let size = BATCH as u32;
+        let batches = [0..size, 100..100 + size, size..size + 3, 100 + size..103 + size];
+        assert_eq!(taken(size + 3, true), batches.into_iter().flatten().collect::<Vec<_>>());
     }
 
     #[test]
-    fn without_rows_a_successor_follows_at_once() {
+    fn depth_first_a_successor_follows_at_once() {
         let pairs = (0..40).flat_map(|job| [job, job + 100]);
         assert_eq!(taken(40, false), pairs.collect::<Vec<_>>());
     }
 
     #[test]
-    fn a_row_takes_what_another_worker_has_too() {
+    fn a_batch_takes_what_another_worker_has_too() {
         let (queues, owned, _) = Queues::new(2, 0);
         (0..3).for_each(|job| owned[1].push(job));
         assert_eq!(queues.take(0, &owned[0], 0, true), Some(0));

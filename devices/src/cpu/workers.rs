@@ -213,8 +213,9 @@ impl<J: Job> Context<J> {
     }
 
     fn take_with_turn(&self) -> Option<J> {
-        let in_rows = self.shared.concurrency.as_ref().is_some_and(|concurrency| concurrency.runs_in_rows());
-        self.shared.queues.take(self.index, &self.deque, self.ticks.get(), in_rows)
+        let concurrency = self.shared.concurrency.as_ref();
+        let breadth_first = concurrency.is_some_and(|concurrency| concurrency.is_breadth_first());
+        self.shared.queues.take(self.index, &self.deque, self.ticks.get(), breadth_first)
     }
 
     fn take_unless_shut_down(&self) -> Option<J> {

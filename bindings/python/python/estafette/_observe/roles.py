@@ -281,19 +281,29 @@ def give(observed: Observed, args: tuple[Any, ...], kwargs: dict[str, Any]) -> A
     return _exchange(observed, args, kwargs, caller if caller in LIBRARIES else "")
 
 
-def wait(observed: Observed, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """A call that waits for the work of its library."""
+def _wait_for(
+    observed: Observed,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    blocker: Callable[[Notes, int, int], int],
+) -> Any:
+    """A call that only waits; `blocker` gives what for."""
     notes = open_notes
     if notes is None or _is_inside(notes):
         return observed._original(*args, **kwargs)
 
     def note(began: int, ended: int, _result: Any, failed: str | None) -> None:
         if ended - began >= SHORT_NS:
-            row = observed._row
-            blocker = _work_of(notes, row.library, began, ended)
-            _note_wait(notes, _shown(row), site(), notes.track(), began, ended, blocker, failed=failed)
+            waits_for = blocker(notes, began, ended)
+            _note_wait(notes, _shown(observed._row), site(), notes.track(), began, ended, waits_for, failed=failed)
 
     return _timed(notes, observed, args, kwargs, note)
+
+
+def wait(observed: Observed, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """A call that waits for the work of its library."""
+    library = observed._row.library
+    return _wait_for(observed, args, kwargs, lambda notes, began, ended: _work_of(notes, library, began, ended))
 
 
 # --- Futures and executors --------------------------------------------------------------------------------------------
@@ -320,16 +330,7 @@ def _work_for(notes: Notes, future: Any) -> _Work:
 
 def result(observed: Observed, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """A wait for a future."""
-    notes = open_notes
-    if notes is None or not args or _is_inside(notes):
-        return observed._original(*args, **kwargs)
-
-    def note(began: int, ended: int, _result: Any, failed: str | None) -> None:
-        if ended - began >= SHORT_NS:
-            blocker = _work_for(notes, args[0]).identity
-            _note_wait(notes, _shown(observed._row), site(), notes.track(), began, ended, blocker, failed=failed)
-
-    return _timed(notes, observed, args, kwargs, note)
+    return _wait_for(observed, args, kwargs, lambda notes, _began, _ended: _work_for(notes, args[0]).identity)
 
 
 def submit(observed: Observed, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
