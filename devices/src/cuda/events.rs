@@ -357,6 +357,14 @@ impl source::Event for EventFence {
         self.signal.is_done()
     }
 
+    fn observed_state(&self) -> FenceState {
+        match self.context.fault() {
+            // Settles it.
+            Some(_) => self.state(),
+            None => self.signal.state(),
+        }
+    }
+
     fn watch(&self, _subscriber: &Arc<dyn Subscriber>) -> Watch {
         self.state().outcome().map_or(Watch::MustPoll, Watch::Settled)
     }

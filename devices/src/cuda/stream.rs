@@ -199,9 +199,9 @@ impl fmt::Debug for Stream {
 
 // What is enqueued on an own stream: numbers, the events that cover some of them, and the waits.
 
-/// Events on a stream before the oldest are looked at unasked, so that they become free in chains that no
-/// thread polls.
-const MARKS_LOOK: usize = 16;
+/// Every so many events on a stream the oldest are looked at unasked, so that they become free in chains that no
+/// thread polls. A look is a query of the driver, which costs more than an event and a wait.
+const MARKS_LOOK: usize = 64;
 /// Events that are kept. Beyond, every second one is dropped: a request for its number gets the next event.
 const MARKS_MAX: usize = 1_024;
 
@@ -325,7 +325,7 @@ impl Stream {
         // SAFETY: a live stream of the context.
         let event = unsafe { Event::record(&self.context, self.raw()) }?;
         let number = state.sequence;
-        if state.marks.len() >= MARKS_LOOK {
+        if state.marks.len() % MARKS_LOOK == MARKS_LOOK - 1 {
             self.retire(state)?;
         }
         if state.marks.len() >= MARKS_MAX {
@@ -340,16 +340,21 @@ impl Stream {
         Ok(event)
     }
 
-    /// Queries the oldest events, up to the first that is not done.
+    /// Finds the newest event that is done, by bisection, if the oldest is: a stream completes its events in order.
     pub(super) fn retire(&self, state: &mut QueueState) -> Result<(), DeviceError> {
         let completed = self.completed();
         while state.marks.pop_front_if(|(number, _)| *number <= completed).is_some() {}
-        while let Some((number, event)) = state.marks.front() {
-            if !event.query()? {
-                break;
+        let (mut done, mut at, mut pending) = (0, 0, state.marks.len());
+        while done < pending {
+            if state.marks[at].1.query()? {
+                done = at + 1;
+            } else {
+                pending = at;
             }
-            self.reach(*number);
-            state.marks.pop_front();
+            at = done.midpoint(pending);
+        }
+        if let Some((number, _)) = state.marks.drain(..done).next_back() {
+            self.reach(number);
         }
         Ok(())
     }

@@ -192,6 +192,23 @@ impl Fence {
         }
     }
 
+    /// The state as far as it is known: pending where only a call of a driver could say more. A device makes no
+    /// effort to announce its progress for this.
+    pub fn observed_state(&self) -> FenceState {
+        match &self.source {
+            Source::Event(event) => event.observed_state(),
+            Source::Point(timeline) => {
+                // A failure freezes the counter, so a failure that was read before the counter is final.
+                let failure = timeline.failure();
+                match timeline.peek(self.sequence) {
+                    Some(true) => FenceState::Done,
+                    _ if timeline.completed() >= self.sequence => FenceState::Done,
+                    _ => failure.map_or(FenceState::Pending, FenceState::Failed),
+                }
+            }
+        }
+    }
+
     /// Whether the work is finished, if loads can answer; `None` if only the backend can. Calls no driver,
     /// takes no lock.
     #[inline]

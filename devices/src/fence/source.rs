@@ -86,6 +86,11 @@ pub trait Event: Send + Sync + Debug + Any {
     /// Whether it is known to be done without asking anybody. May be false for something done.
     fn observed_done(&self) -> bool;
 
+    /// As [`state`](Event::state), where that may call a driver: pending unless more is known without a call.
+    fn observed_state(&self) -> FenceState {
+        self.state()
+    }
+
     /// Arranges that `subscriber` learns how it settled.
     fn watch(&self, subscriber: &Arc<dyn Subscriber>) -> Watch;
 

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use estafette_sync::essential::essential;
 use estafette_sync::sync::Mutex;
-use estafette_sync::sync::atomic::{AtomicUsize, Ordering};
+use estafette_sync::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use estafette_sync::time::{Duration, Instant};
 use estafette_sync::{daemon, platform, stack, thread};
 
@@ -20,12 +20,12 @@ use super::spin::has_spare_cores;
 const SPIN_SWEEPS: u32 = 64;
 /// Sweeps with a yield between them after that: on a machine with two cores the work itself may need ours.
 const YIELD_SWEEPS: u32 = 64;
-/// On a machine with cores to spare, yields go on this long: a nap ends late by what the system takes to wake
-/// a thread.
-const YIELD_TIME: Duration = Duration::from_micros(200);
+/// On a machine with cores to spare, yields go on this long. A nap ends late by what the system takes to wake a
+/// thread: a nap of 50 µs takes 110 µs on a virtual machine.
+const YIELD_TIME: Duration = Duration::from_millis(20);
 /// The first nap.
 const NAP_MIN: Duration = Duration::from_micros(50);
-/// The longest nap, and so the longest that a settled fence goes unobserved while others are armed.
+/// The longest nap, and so the longest that a settled fence goes unobserved.
 const NAP_MAX: Duration = Duration::from_millis(1);
 /// A nap is this fraction of the time waited so far, so observing late costs about an eighth of the wait at
 /// most.
@@ -36,6 +36,8 @@ const NAP_FRACTION: u32 = 8;
 pub(super) struct Shared {
     /// Subscriptions in the inbox and in the poll list. See the module's protocol.
     armed: AtomicUsize,
+    /// Whether the thread naps, or is about to.
+    naps: AtomicBool,
     inbox: Mutex<Inbox>,
 }
 
@@ -60,7 +62,8 @@ impl Shared {
             inbox.arrived.push(armed);
             // Counted under the lock: the thread never takes out a subscription that is not counted yet.
             let first = self.armed.fetch_add(1, Ordering::SeqCst) == 0;
-            if first { inbox.thread.clone() } else { None }
+            let sleeps = first || self.naps.load(Ordering::SeqCst);
+            if sleeps { inbox.thread.clone() } else { None }
         };
         if let Some(thread) = parked {
             thread.unpark();
@@ -109,7 +112,9 @@ impl Shared {
             }
             poll_list.sweep(&mut ready);
             if ready.is_empty() {
-                pace.pause();
+                if let Some(nap) = pace.pause() {
+                    self.nap(nap, held);
+                }
                 continue;
             }
             pace = Pace::new();
@@ -120,6 +125,17 @@ impl Shared {
             held -= count;
             self.armed.fetch_sub(count, Ordering::SeqCst);
         }
+    }
+}
+
+impl Shared {
+    /// Sleeps, unless something has arrived beyond the `held` subscriptions, or until something does.
+    fn nap(&self, nap: Duration, held: usize) {
+        self.naps.store(true, Ordering::SeqCst);
+        if self.armed.load(Ordering::SeqCst) == held {
+            thread::park_timeout(nap);
+        }
+        self.naps.store(false, Ordering::SeqCst);
     }
 }
 
@@ -140,7 +156,8 @@ impl Pace {
         Self { sweeps: 0, since: None }
     }
 
-    fn pause(&mut self) {
+    /// Pauses, or says for how long to nap.
+    fn pause(&mut self) -> Option<Duration> {
         self.sweeps = self.sweeps.saturating_add(1);
         if self.sweeps <= SPIN_SWEEPS {
             estafette_sync::hint::spin_loop();
@@ -148,10 +165,11 @@ impl Pace {
             thread::yield_now();
         } else {
             let elapsed = self.since.get_or_insert_with(Instant::now).elapsed();
-            if elapsed < YIELD_TIME && has_spare_cores() {
-                return thread::yield_now();
+            if elapsed >= YIELD_TIME || !has_spare_cores() {
+                return Some((elapsed / NAP_FRACTION).clamp(NAP_MIN, NAP_MAX));
             }
-            thread::park_timeout((elapsed / NAP_FRACTION).clamp(NAP_MIN, NAP_MAX));
+            thread::yield_now();
         }
+        None
     }
 }

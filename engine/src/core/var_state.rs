@@ -263,6 +263,13 @@ impl VarState {
         self.carried.as_deref().map(|carried| carried.writers.clone()).unwrap_or_default()
     }
 
+    /// The fences of the current version's writers, unless loads show that one is pending.
+    pub(crate) fn writers_unless_pending(&self) -> Option<FenceSet> {
+        let Some(carried) = self.carried.as_deref() else { return Some(FenceSet::default()) };
+        let pending = carried.writers.iter().any(|fence| fence.peek() == Some(false));
+        (!pending).then(|| carried.writers.clone())
+    }
+
     /// The fences of the current version's writers, and of its readers.
     pub(crate) fn fences(&self) -> (FenceSet, FenceSet) {
         let fences = |carried: &Carried| (carried.writers.clone(), carried.readers.clone());
@@ -384,10 +391,20 @@ pub(crate) struct Asked {
 }
 
 impl Asked {
+    /// A query of every fence, which may call a driver and make the device announce its progress.
     pub(crate) fn ask(fences: &FenceSet) -> Self {
+        Self::of(fences, Fence::state)
+    }
+
+    /// What is known of every fence without a call of a driver: others count as pending.
+    pub(crate) fn observe(fences: &FenceSet) -> Self {
+        Self::of(fences, Fence::observed_state)
+    }
+
+    fn of(fences: &FenceSet, state: impl Fn(&Fence) -> FenceState) -> Self {
         let mut asked = Self::default();
         for fence in fences {
-            match fence.state() {
+            match state(fence) {
                 FenceState::Pending => asked.pending.insert(fence.clone()),
                 FenceState::Failed(error) => {
                     asked.failed.get_or_insert(error);

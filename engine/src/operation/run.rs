@@ -221,8 +221,10 @@ pub(crate) struct Inspection {
     inputs: FenceSet,
 }
 
-/// Inspects every access. Fences are queried outside of the variable's lock, since a query may call a driver.
-pub(crate) fn inspect(granted: &OpGranted) -> Inspection {
+/// Inspects every access. `ask` is [`Asked::ask`], or [`Asked::observe`] for work that can be ordered after a
+/// pending fence on its device: that is cheaper than a query of the driver. Fences are queried outside of the
+/// variable's lock, since a query may call a driver.
+pub(crate) fn inspect(granted: &OpGranted, ask: fn(&FenceSet) -> Asked) -> Inspection {
     let mut found = Inspection { failure: None, pending: FenceSet::default(), inputs: FenceSet::default() };
     let queue = granted.payload().queue().filter(|queue| queue.in_order());
     for access in granted.accesses() {
@@ -237,8 +239,8 @@ pub(crate) fn inspect(granted: &OpGranted) -> Inspection {
             continue;
         }
         let (writers, readers) = access.with_state(|state, _| state.fences());
-        let writers = Asked::ask(&writers);
-        let readers = if mode.is_exclusive() { Asked::ask(&readers) } else { Asked::default() };
+        let writers = ask(&writers);
+        let readers = if mode.is_exclusive() { ask(&readers) } else { Asked::default() };
         if mode.reads() {
             found.inputs.merge(&writers.pending);
         }
@@ -331,8 +333,9 @@ enum Inputs {
 
 fn resolve_inputs(granted: &OpGranted) -> Inputs {
     let mut pending_before = usize::MAX;
+    let mut observes = granted.payload().inputs().is_none() && granted.payload().queue().is_some();
     loop {
-        let found = inspect(granted);
+        let found = inspect(granted, if observes { Asked::observe } else { Asked::ask });
         if let Some(cause) = found.failure {
             return Inputs::Skip(cause);
         }
@@ -350,6 +353,7 @@ fn resolve_inputs(granted: &OpGranted) -> Inputs {
             // A fence may have failed since the inspection. That is the failure of its writer, and matters
             // only to operations that read, so the next inspection decides. If the same fences are pending
             // again, the queue itself refuses.
+            Err(_) if observes => observes = false,
             Err(_) if found.pending.len() < pending_before => pending_before = found.pending.len(),
             Err(error) => return Inputs::Skip(OpTag::of(granted).device_failure(error)),
         }

@@ -330,12 +330,9 @@ impl TensorInner {
             if flags & (FAILED | WRITE_FENCES) == 0 {
                 continue;
             }
-            let writers = var.with_ordering_state(|state, _| state.writers());
             // A program that polls while a device works gets its answer from the cached state, without a call
             // of the driver.
-            if writers.iter().any(|fence| fence.peek() == Some(false)) {
-                return None;
-            }
+            let writers = var.with_ordering_state(|state, _| state.writers_unless_pending())?;
             let asked = Asked::ask(&writers);
             if !asked.pending.is_empty() {
                 return None;
