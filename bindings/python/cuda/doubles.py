@@ -144,11 +144,15 @@ class Array:
             library.sim.order(library.current, stream)
         return self.capsule()
 
+    def deleted(self):
+        """A deleter of a capsule runs."""
+
     def capsule(self, device=0):
         shape = (ctypes.c_int64 * 1)(self.size)
         strides = (ctypes.c_int64 * 1)(1)
 
         def delete(managed):
+            self.deleted()
             _alive.pop(ctypes.addressof(managed.contents), None)
 
         deleter = DELETER(delete)

@@ -2,9 +2,11 @@
 
 import ctypes
 import gc
+import threading
+import time
 
 import pytest
-from doubles import Array, Described, Library, Managed, Stream
+from doubles import Array, Described, Library, Managed, Stream, wait_until
 
 import estafette as est
 
@@ -126,6 +128,52 @@ def test_an_import_is_ordered_on_a_stream_of_ours(sim, eng, lib):
     sim.unblock(lib.current)
     assert result.bytes() == bytes([3]) * SIZE
     t.wait(timeout=30)
+
+
+EXPORT_OF_JAX = """
+def to_dlpack(array):
+    state["inside"] += 1
+    state["most"] = max(state["most"], state["inside"])
+    sleep(0.0005)
+    state["inside"] -= 1
+    return array and array.made_capsule()
+"""
+
+
+def test_arrays_of_jax_are_exported_and_let_go_one_at_a_time(sim, eng):
+    state = {"inside": 0, "most": 0, "deleted": 0, "beside": 0}
+    module = {"__name__": "jax._src.dlpack", "state": state, "sleep": time.sleep}
+    exec(EXPORT_OF_JAX, module)
+
+    class JaxArray(Array):
+        __module__ = "jax._src.array"
+
+        def __dlpack__(self, **arguments):
+            return module["to_dlpack"](self)
+
+        def made_capsule(self):
+            return self.capsule()
+
+        def deleted(self):
+            state["deleted"] += 1
+            state["beside"] += state["inside"]
+
+    lib = Library(sim)
+    array = JaxArray(lib, sim.memory(SIZE), SIZE)
+    rounds, threads = 60, 3
+
+    def imports():
+        for _ in range(rounds):
+            eng.from_dlpack(array)
+
+    work = [threading.Thread(target=imports) for _ in range(threads)]
+    for thread in work:
+        thread.start()
+    for thread in work:
+        thread.join(60)
+    assert state["most"] == 1, "one import runs at a time"
+    wait_until(lambda: state["deleted"] == rounds * threads)
+    assert state["beside"] == 0, "no deleter runs beside an export"
 
 
 def test_a_producer_that_takes_no_stream_is_waited_for_by_the_default_stream_and_counted(sim, eng):

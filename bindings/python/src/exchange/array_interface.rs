@@ -64,14 +64,25 @@ pub unsafe fn kept_by(
 /// # Errors
 /// What is wrong with the struct.
 pub fn kept_with(object: &Bound<'_, PyAny>, managed: ManagedTensor) -> PyResult<ManagedTensor> {
-    let layout = managed.describe().or_raise(object.py())?;
-    let flags = ExportFlags { read_only: managed.read_only(), is_copied: managed.is_copied() };
-    let (data, abi) = (managed.data(), managed.abi());
     let keeper = Kept::new(object.clone().unbind());
-    let let_go = move || {
+    released_by(object.py(), managed, move |managed| {
         drop(managed);
         drop(keeper);
-    };
-    // SAFETY: the same memory, which both of the kept owners keep until the deleter is called.
-    Ok(unsafe { export(&layout, data, flags, abi, let_go) })
+    })
+}
+
+/// `managed` in a struct whose deleter hands it to `release`.
+///
+/// # Errors
+/// What is wrong with the struct.
+pub fn released_by(
+    py: Python<'_>,
+    managed: ManagedTensor,
+    release: impl FnOnce(ManagedTensor) + Send + 'static,
+) -> PyResult<ManagedTensor> {
+    let layout = managed.describe().or_raise(py)?;
+    let flags = ExportFlags { read_only: managed.read_only(), is_copied: managed.is_copied() };
+    let (data, abi) = (managed.data(), managed.abi());
+    // SAFETY: the same memory, which `managed` keeps until the deleter is called.
+    Ok(unsafe { export(&layout, data, flags, abi, move || release(managed)) })
 }

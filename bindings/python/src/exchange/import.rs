@@ -15,6 +15,7 @@ use crate::exchange::array_interface;
 use crate::exchange::buffer_import;
 use crate::exchange::capsule;
 use crate::exchange::export;
+use crate::exchange::one_export::{self, Turn};
 use crate::exchange::peer_table::PeerTable;
 use crate::exchange::peers::{self, Legacy, NullStream, Omitted, Peer, Stream};
 use crate::exchange::unordered::{self, Reason};
@@ -225,15 +226,20 @@ fn through_protocol(
         };
         let current = place.as_deref().map(CurrentGuard::device).transpose();
         let _current = current.map_err(|error| raise(py, "ExchangeError", error.to_string()))?;
+        let alone = peer.exports_alone && device.is_none_or(|device| device != DLDevice::CPU);
+        let _turn = if alone { Turn::take(py) } else { None };
         ask(object, device, wanted, stream, peer)?
     };
     let raw = answer.cast::<PyCapsule>().map_err(|_| {
         let kind = answer.get_type().name().map_or_else(|_| "?".into(), |name| name.to_string());
         PyTypeError::new_err(format!("`__dlpack__` returned {kind}, not a capsule"))
     })?;
-    let managed = capsule::consume(raw)?;
+    let mut managed = capsule::consume(raw)?;
     let device = managed.device();
     let mut ready = kinds::of(device).acquire(object, device, None)?;
+    if peer.exports_alone && device != DLDevice::CPU {
+        managed = one_export::released_alone(py, managed)?;
+    }
     if let Some(import_stream) = import_stream {
         // At once: what it stands for is this tensor, and no longer its producer's stream.
         ready.insert(guard::detach(py, || import_stream.fence()).or_raise(py)?);

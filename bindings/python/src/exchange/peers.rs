@@ -124,6 +124,8 @@ pub struct Peer {
     pub interface_first: bool,
     /// Its struct keeps the memory alive, as DLPack says. Else the object does.
     pub keeps_memory: bool,
+    /// An export of an array on a device must not run beside another one, or beside the deleter of an earlier one.
+    pub exports_alone: bool,
     /// Its deleter is quick and needs no lock but the Python one: it may run wherever Python drops our tensor.
     pub prompt_deleter: bool,
     /// What its C exchange table exports although its `__dlpack__` refuses, since the struct would not say it: attributes and
@@ -182,6 +184,7 @@ const UNKNOWN: Peer = Peer {
     unnamed: Unnamed::AsWritten,
     interface_first: false,
     keeps_memory: true,
+    exports_alone: false,
     prompt_deleter: false,
     unsaid: &[],
     source: "data-apis/array-api: array_object.py, __dlpack__",
@@ -211,7 +214,8 @@ pub static PEERS: &[Peer] = &[
         host_wait: Some("block_until_ready"),
         // They are those of its client.
         streams: Streams::Last,
-        source: "jax-ml/jax: jaxlib/dlpack.cc, jax/_src/dlpack.py; jax-ml/jax#40789; openxla/xla: tfrt_gpu_buffer.cc",
+        exports_alone: true,
+        source: "jax-ml/jax: jaxlib/dlpack.cc, jax/_src/dlpack.py; jax-ml/jax#40789; openxla/xla: tfrt_gpu_buffer.cc, pjrt_c_api_wrapper_impl.cc",
         ..UNKNOWN
     },
     Peer {
@@ -222,7 +226,8 @@ pub static PEERS: &[Peer] = &[
         host_wait: Some("block_until_ready"),
         // They are those of its client.
         streams: Streams::Last,
-        source: "jax-ml/jax: jaxlib/dlpack.cc, jax/_src/dlpack.py; jax-ml/jax#40789; openxla/xla: tfrt_gpu_buffer.cc",
+        exports_alone: true,
+        source: "jax-ml/jax: jaxlib/dlpack.cc, jax/_src/dlpack.py; jax-ml/jax#40789; openxla/xla: tfrt_gpu_buffer.cc, pjrt_c_api_wrapper_impl.cc",
         ..UNKNOWN
     },
     Peer {
