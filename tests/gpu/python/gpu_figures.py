@@ -45,8 +45,8 @@ def check_handing_over() -> None:
                 f"handing over, {producer.name} → {consumer.name}",
                 f"{spread(kept[0], 'µs')}, {ratio:.2f} × the libraries alone",
                 f"`__dlpack__` and `from_dlpack` {spread(kept[1], 'µs')}",
-                "≤ 15 µs",
-                statistics.median(kept[0]) <= 15.0,
+                "≤ 15 µs, or no more than the libraries alone",
+                statistics.median(kept[0]) <= 15.0 or ratio <= 1.0,
             )
 
 

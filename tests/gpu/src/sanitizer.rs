@@ -1,5 +1,6 @@
 //! The checks once more under NVIDIA's compute-sanitizer, where it is installed.
 
+use std::fs::File;
 use std::path::PathBuf;
 use std::process::{Command, Stdio};
 use std::time::Duration;
@@ -15,6 +16,9 @@ const LIMIT: Duration = Duration::from_secs(38);
 /// A step that blocks no stream, since instrumented kernels behind a blocked stream can hang, and whose outcome does
 /// not depend on how long a kernel takes.
 const STEPS: &str = "programs";
+
+/// What a tool says that needs the driver's debugger on a machine without it.
+const NO_DEBUGGER: &str = "Could not find CUDA Debugger back-end";
 
 fn find() -> Option<PathBuf> {
     let places = ["compute-sanitizer", "/usr/local/cuda/bin/compute-sanitizer"];
@@ -43,8 +47,17 @@ pub fn run(options: &Options, record: &mut Record) -> Result<(), Failure> {
         command.args(["--tool", tool, "--error-exitcode", "99", "--report-api-errors", "no"]);
         // In the process that it looks at, not in another one.
         command.arg(std::env::current_exe()?).args(["--steps", STEPS]);
-        match supervise::within(&mut command, LIMIT)? {
+        let log = std::env::temp_dir().join(format!("estafette-gpu-{tool}-{}.log", std::process::id()));
+        let file = File::create(&log)?;
+        command.stdout(file.try_clone()?).stderr(file);
+        let how = supervise::within(&mut command, LIMIT);
+        let said = std::fs::read_to_string(&log)?;
+        let _ = std::fs::remove_file(&log);
+        println!("{said}");
+        match how? {
             How::Ended(status) if status.success() => record.passed(&name, STEPS),
+            // Before it looks at anything.
+            How::Ended(_) if said.contains(NO_DEBUGGER) => record.skipped(&name, NO_DEBUGGER),
             how => record.failed(&name, &format!("{tool} {}; what it found is above", how.words())),
         }
     }
