@@ -8,12 +8,14 @@
 //! | `pool.rs` | the handle: push, take, shut down; deques for threads from outside |
 //! | `queues.rs` | where jobs wait: deques, injector, priorities; taking one particular job out of the middle |
 //! | `priority.rs` | jobs that are not ordinary, by priority and by age |
+//! | `in_order.rs` | jobs that enqueue work on devices, in the order of their numbers |
 //! | `workers.rs` | the loop of one thread; which threads exist, and spare ones for workers that block |
 //! | `concurrency.rs` | how many threads run jobs at once, where more may be slower than fewer |
 //! | `sleep.rs` | who sleeps and who wakes whom; independent of all the others, checked with loom |
 
 mod concurrency;
 mod pool;
+mod in_order;
 mod priority;
 mod queues;
 mod sleep;

@@ -157,6 +157,19 @@ impl<J: Job> Pool<J> {
         self.shared.queues.push_priority(job, priority);
     }
 
+    /// Queues a job that enqueues work on a device, without waking anybody; see [`Pool::push_unnoticed`]. Of such jobs the
+    /// one with the least `number` runs first. No other job has that number.
+    pub fn push_in_order_unnoticed(&self, job: J, number: u64) {
+        self.shared.queues.in_order.push(number, job);
+    }
+
+    /// `job`, which would run now, or a job that was [queued in order](Self::push_in_order_unnoticed) in exchange for it, if
+    /// that one comes first and `wanted` is true for it. `wanted` only classifies: it is called under a lock.
+    #[inline]
+    pub fn first_in_order(&self, job: J, number: u64, wanted: impl FnOnce(&J) -> bool) -> J {
+        self.shared.queues.in_order.exchange(number, job, wanted)
+    }
+
     /// Wakes a worker if that is needed for the jobs that were pushed unnoticed; it wakes the next one if
     /// there is more.
     #[inline]
@@ -214,11 +227,15 @@ impl<J: Job> Pool<J> {
     /// a job that is not wanted goes in front of the others. For a thread that would help, and must not be in
     /// the way: a search through the queues, [`Pool::take_matching`], has jobs in hand that a worker would
     /// start meanwhile.
-    pub fn take_next_if(&self, wanted: impl FnOnce(&J) -> bool) -> Option<J> {
+    pub fn take_next_if(&self, wanted: impl FnMut(&J) -> bool) -> Option<J> {
         if self.shared.queues.has_sorted() {
             return None;
         }
         let queues = &self.shared.queues;
+        let mut wanted = wanted;
+        if let Some(job) = queues.in_order.pop_if(&mut wanted) {
+            return Some(job);
+        }
         let from_external = with_deque(&self.shared, |deque| queues.take_unsorted(Some(deque)));
         let job = from_external.unwrap_or_else(|| queues.take_unsorted(None))?;
         if wanted(&job) {

@@ -9,6 +9,9 @@
 //! [`FAIR_TICKS`] jobs the shared ends come first, so neither the injector nor the old end of its own deque
 //! can starve while it feeds itself.
 //!
+//! Jobs [in order](super::in_order) are those that enqueue work on devices. They take turns with the deques, so that neither
+//! the devices nor the host wait for the other's backlog.
+//!
 //! Priorities age: while jobs with a priority wait, every [`AGE`]th take of the pool, by whichever thread,
 //! goes by age. In turn it takes one of the oldest ordinary jobs, from another deque each time, or the job
 //! with a priority that has waited longest. So of 2 × `AGE` takes at least one is an ordinary job, if one
@@ -21,6 +24,7 @@ use crossbeam_deque::{Injector, Steal, Stealer, Worker};
 use estafette_sync::sync::atomic::{AtomicUsize, Ordering};
 use estafette_sync::sync::{Mutex, MutexGuard};
 
+use super::in_order::InOrder;
 use super::priority::{Due, Entry, Priorities};
 
 /// After this many jobs a worker serves the shared queues before its own deque. Prime, so that it does not
@@ -39,6 +43,7 @@ const STEAL_RETRIES_MAX: usize = 32;
 #[derive(Debug)]
 pub(super) struct Queues<J> {
     pub(super) priorities: Priorities<J>,
+    pub(super) in_order: InOrder<J>,
     /// Jobs that a scan took from the front of the injector or from the old end of a deque and did
     /// not want. They are older than what is still there, so they go first.
     pub(super) returned: Mutex<VecDeque<J>>,
@@ -66,6 +71,7 @@ impl<J> Queues<J> {
         let lent: Vec<_> = std::iter::repeat_with(Worker::new_fifo).take(external).collect();
         let queues = Self {
             priorities: Priorities::new(),
+            in_order: InOrder::new(),
             returned: Mutex::new(VecDeque::new()),
             returned_len: AtomicUsize::new(0),
             injector: Injector::new(),
@@ -108,6 +114,7 @@ impl<J> Queues<J> {
         // where it goes to; jobs in hand move backwards.
         self.scanning.load(Ordering::SeqCst) > 0
             || !self.priorities.is_empty()
+            || !self.in_order.is_empty()
             || waits(external)
             || self.returned_len.load(Ordering::SeqCst) > 0
             || !self.injector.is_empty()
@@ -141,7 +148,14 @@ impl<J> Queues<J> {
                 .or_else(|| retried(|| self.injector.steal_batch_and_pop(own)))
                 .or_else(|| self.steal(index, |stealer| stealer.steal_batch_and_pop(own)))
         };
-        self.take_sorted().or_else(fair).or_else(ordinary).or_else(|| self.priorities.pop())
+        let in_order = || self.in_order.pop();
+        let sorted = self.take_sorted().or_else(fair);
+        let job = if ticks.is_multiple_of(2) {
+            sorted.or_else(in_order).or_else(ordinary)
+        } else {
+            sorted.or_else(ordinary).or_else(in_order)
+        };
+        job.or_else(|| self.priorities.pop())
     }
 
     /// The oldest own job, else the first of a new batch, whose others become own jobs.
@@ -166,6 +180,7 @@ impl<J> Queues<J> {
             let job = self
                 .take_sorted()
                 .or_else(|| self.pop_returned())
+                .or_else(|| self.in_order.pop())
                 .or_else(|| own?.pop())
                 .or_else(|| retried(|| self.injector.steal()))
                 .or_else(|| self.steal(0, Stealer::steal))
@@ -343,6 +358,7 @@ impl<'a, J> Hand<'a, J> {
         };
         by_age
             .or_else(|| self.find_entry(|entry| entry.is_positive() && wanted(&entry.job)))
+            .or_else(|| self.queues.in_order.find(&mut *wanted))
             .or_else(|| self.find_own(wanted))
             .or_else(|| self.find_returned(wanted))
             .or_else(|| self.find_injected(wanted))

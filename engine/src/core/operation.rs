@@ -342,6 +342,12 @@ impl OpState {
         self.kind.has_body() && self.priority == 0 && core == Some(self.core.id)
     }
 
+    /// Whether the body enqueues work on a device, in the order of submission as far as the inputs allow.
+    #[inline]
+    pub(crate) fn enqueues_in_order(&self) -> bool {
+        self.queue().is_some() && self.priority == 0
+    }
+
     /// Begins an operation that was not submitted yet.
     pub(crate) fn begin_unsubmitted(&mut self) {
         self.phase.store(self.phase.load(Ordering::Relaxed) | BEGUN, Ordering::Relaxed);

@@ -75,11 +75,23 @@ fn run_chain(mut next: Option<OpGranted>, mine: impl Fn(&OpGranted) -> bool) {
     for _ in 1..INLINE_MAX {
         match next {
             None => return,
-            Some(granted) if mine(&granted) => next = start::<false>(granted),
+            Some(granted) if mine(&granted) => next = start::<false>(first_in_order(granted, &mine)),
             Some(_) => break,
         }
     }
     next.into_iter().for_each(push);
+}
+
+/// `granted`, or an operation that was submitted before it and waits to enqueue work on a device as `granted` does: a
+/// chain of such operations is not enqueued to its end before the next chain.
+#[inline]
+fn first_in_order(granted: OpGranted, mine: impl Fn(&OpGranted) -> bool) -> OpGranted {
+    if !granted.payload().enqueues_in_order() {
+        return granted;
+    }
+    let (core, number, kind) = (granted.payload().core.clone(), granted.id().get(), granted.payload().kind);
+    let wanted = |other: &ReadyOp| other.0.payload().kind == kind && mine(&other.0);
+    core.pool.first_in_order(ReadyOp(granted), number, wanted).0
 }
 
 /// Runs `granted`, and pushes its first successor to the pool.
@@ -142,13 +154,22 @@ pub(crate) fn push(granted: OpGranted) {
 #[inline]
 fn push_noted(granted: OpGranted) {
     let core = granted.payload().core.clone();
-    let priority = granted.payload().priority;
-    if priority == 0 {
-        core.pool.push_unnoticed(ReadyOp(granted));
-    } else {
-        core.pool.push_priority_unnoticed(ReadyOp(granted), priority);
-    }
+    push_to_pool(granted);
     core.work_arrived();
+}
+
+/// Queues an operation in the pool of its engine, and wakes no thread.
+#[inline]
+fn push_to_pool(granted: OpGranted) {
+    let core = granted.payload().core.clone();
+    match granted.payload().priority {
+        0 if granted.payload().enqueues_in_order() => {
+            let number = granted.id().get();
+            core.pool.push_in_order_unnoticed(ReadyOp(granted), number);
+        }
+        0 => core.pool.push_unnoticed(ReadyOp(granted)),
+        priority => core.pool.push_priority_unnoticed(ReadyOp(granted), priority),
+    }
 }
 
 /// Dispatches granted operations: handles queries and leases, and pushes the rest.
@@ -197,7 +218,7 @@ fn dispatch_keeping_first(ready: &mut ReadyList, keep_for: Option<u64>) -> Optio
                 hooks::ready(granted.id());
             }
             let core = granted.payload().core.clone();
-            core.pool.push_unnoticed(ReadyOp(granted));
+            push_to_pool(granted);
             if !unwoken.as_ref().is_some_and(|last| last.same(&core))
                 && let Some(other) = unwoken.replace(core)
             {

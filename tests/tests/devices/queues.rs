@@ -40,6 +40,33 @@ fn a_chain_on_one_queue_is_settled_by_queue_order_alone() {
 }
 
 #[test]
+fn chains_are_issued_in_the_order_of_submission_and_not_one_after_the_other() {
+    let (device, engine, watchdog) = sim(1, SimOptions::default());
+    let queue = queue(&device);
+    let tensors: Vec<_> = (0..6).map(|_| on_device(&device, &engine)).collect();
+    // The only worker is busy until everything is submitted.
+    let (go, gone) = channel::<()>();
+    let gate = engine.op("gate").run(move |[], []| Ok(gone.recv()?)).unwrap();
+    let names = ["a0", "b0", "c0", "a1", "b1", "c1", "a2", "b2", "c2", "a3", "b3", "c3"];
+    for (number, name) in names.into_iter().enumerate() {
+        // Each pair of tensors has a chain of its own, in which the steps go to and fro.
+        let (pair, step) = (number % 3, number / 3);
+        let (from, to) = (&tensors[2 * pair + step % 2], &tensors[2 * pair + (step + 1) % 2]);
+        match step {
+            0 => write_on(&engine, &queue, name, to, 0.0),
+            _ => copy_on(&engine, &queue, name, from, to),
+        };
+    }
+    go.send(()).unwrap();
+    gate.wait().unwrap();
+    // This thread does not help: it would issue what it waits for.
+    tests::ops::until("all of them are issued", || device.unfinished() == names.len());
+    device.run_until_idle();
+    assert_eq!(started(&device), names);
+    assert!(watchdog.still_watches());
+}
+
+#[test]
 fn another_queue_waits_on_the_device_once_and_the_host_not_at_all() {
     let (device, engine, watchdog) = sim(1, SimOptions::default());
     let (producer, consumer) = (queue(&device), queue(&device));
