@@ -2,8 +2,10 @@
 
 import ctypes
 import gc
+import sys
 import threading
 import time
+import types
 
 import pytest
 from doubles import Array, Described, Library, Managed, Stream, wait_until
@@ -128,6 +130,32 @@ def test_an_import_is_ordered_on_a_stream_of_ours(sim, eng, lib):
     sim.unblock(lib.current)
     assert result.bytes() == bytes([3]) * SIZE
     t.wait(timeout=30)
+
+
+def test_arrays_of_cupy_are_taken_behind_its_current_stream(sim, eng, lib, monkeypatch):
+    class CuPyArray(Array):
+        __module__ = "cupy"
+
+    class CuPyStream:
+        ptr = lib.current
+
+    module = types.ModuleType("cupy.cuda")
+    module.get_current_stream = lambda device: CuPyStream
+    monkeypatch.setitem(sys.modules, "cupy.cuda", module)
+    array = lib.full(3)
+    sim.block(lib.current)
+    sim.fill(lib.current, array.pointer, 4, SIZE)
+    t = eng.from_dlpack(CuPyArray(lib, array.pointer, SIZE))
+    assert lib.seen[-1]["stream"] == lib.current, "CuPy has nothing to order"
+    assert not t.is_ready()
+    other = Library(sim)
+    result = other.copied(other.from_dlpack(t))
+    sim.unblock(lib.current)
+    assert result.bytes() == bytes([4]) * SIZE
+    # The default stream has no number in CuPy, and 1 in DLPack.
+    CuPyStream.ptr = 0
+    eng.from_dlpack(CuPyArray(lib, array.pointer, SIZE))
+    assert lib.seen[-1]["stream"] == 1
 
 
 EXPORT_OF_JAX = """

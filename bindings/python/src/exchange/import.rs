@@ -213,6 +213,12 @@ fn through_protocol(
         }
         return through_protocol(object, peer, &Wanted::default());
     }
+    if let Some(device) = device
+        && wanted.is_plain()
+        && let Some(stream) = current_stream(py, peer, device)?
+    {
+        return behind_current_stream(object, peer, device, stream);
+    }
     // Always named: what no stream means differs from producer to producer. Of a move to the host it must be none.
     let import_stream = goal.map(|goal| kinds::import_stream(py, goal)).transpose()?.flatten();
     let is_named =
@@ -230,11 +236,7 @@ fn through_protocol(
         let _turn = if alone { Turn::take(py) } else { None };
         ask(object, device, wanted, stream, peer)?
     };
-    let raw = answer.cast::<PyCapsule>().map_err(|_| {
-        let kind = answer.get_type().name().map_or_else(|_| "?".into(), |name| name.to_string());
-        PyTypeError::new_err(format!("`__dlpack__` returned {kind}, not a capsule"))
-    })?;
-    let mut managed = capsule::consume(raw)?;
+    let mut managed = consume(&answer)?;
     let device = managed.device();
     let mut ready = kinds::of(device).acquire(object, device, None)?;
     if peer.exports_alone && device != DLDevice::CPU {
@@ -251,6 +253,39 @@ fn through_protocol(
         }
     }
     Ok((managed, ready))
+}
+
+/// The stream that a producer works on here, if it says so; `None` for devices without streams.
+fn current_stream(py: Python<'_>, peer: &Peer, device: DLDevice) -> PyResult<Option<usize>> {
+    let (Some((module, function)), Some(default)) = (peer.current_stream, kinds::default_stream(device)) else {
+        return Ok(None);
+    };
+    let modules = py.import(intern!(py, "sys"))?.getattr(intern!(py, "modules"))?;
+    let Ok(module) = modules.get_item(module) else { return Ok(None) };
+    let stream = module.call_method1(function, (device.device_id,))?.getattr(intern!(py, "ptr"))?;
+    Ok(Some(stream.extract().map(|stream| if stream == 0 { default } else { stream })?))
+}
+
+/// Takes a tensor for the stream that its producer works on, and orders it behind what is enqueued there by now.
+fn behind_current_stream(
+    object: &Bound<'_, PyAny>,
+    peer: &Peer,
+    device: DLDevice,
+    stream: usize,
+) -> PyResult<(ManagedTensor, FenceSet)> {
+    let (answer, _) = ask(object, Some(device), &Wanted::default(), Some(stream), peer)?;
+    let managed = consume(&answer)?;
+    let ready = kinds::of(device).acquire(object, device, Some(stream))?;
+    Ok((managed, ready))
+}
+
+/// Takes over the tensor in what `__dlpack__` returned.
+fn consume(answer: &Bound<'_, PyAny>) -> PyResult<ManagedTensor> {
+    let raw = answer.cast::<PyCapsule>().map_err(|_| {
+        let kind = answer.get_type().name().map_or_else(|_| "?".into(), |name| name.to_string());
+        PyTypeError::new_err(format!("`__dlpack__` returned {kind}, not a capsule"))
+    })?;
+    capsule::consume(raw)
 }
 
 /// Devices whose memory host code may read, so that they need no device of the engine, and those that this version does not know:

@@ -112,6 +112,9 @@ pub struct Peer {
     pub nameless: Nameless,
     /// Whether the streams that it names as a consumer stay.
     pub streams: Streams,
+    /// The module and the function in it that gives its current stream on a device, an object with `ptr`. An export for that stream
+    /// makes no event and no wait, which cost such a library some microseconds; the import orders itself behind the stream.
+    pub current_stream: Option<(&'static str, &'static str)>,
     /// Whether it takes a stream for pinned memory, as for memory of a device. Else none is named, as for the host's.
     pub streams_for_pinned: bool,
     /// The method by which the host waits for an array, of a library that can refuse every stream.
@@ -178,6 +181,7 @@ const UNKNOWN: Peer = Peer {
     omitted: Omitted::DefaultStream,
     nameless: Nameless::DefaultStream,
     streams: Streams::Unknown,
+    current_stream: None,
     streams_for_pinned: true,
     host_wait: None,
     null_stream: NullStream::DefaultStream,
@@ -249,7 +253,8 @@ pub static PEERS: &[Peer] = &[
         root: "cupy",
         legacy: Legacy::Writable,
         read_only: ReadOnly::Ignored,
-        source: "cupy/cupy: cupy/_core/core.pyx, cupy/_core/dlpack.pyx",
+        current_stream: Some(("cupy.cuda", "get_current_stream")),
+        source: "cupy/cupy: cupy/_core/core.pyx, cupy/_core/dlpack.pyx, cupy/cuda/stream.pyx",
         ..UNKNOWN
     },
     Peer {
