@@ -324,7 +324,7 @@ impl Queue for CudaQueue {
                 let sequence = stream.next(&mut state);
                 let seen = state.clock.snapshot();
                 drop(state);
-                Ok(Fence::point(Arc::clone(stream) as Arc<dyn Timeline>, sequence, seen))
+                Ok(Fence::own_point(Arc::clone(stream) as Arc<dyn Timeline>, sequence, seen))
             }
             Kind::Foreign(foreign, _) => {
                 if foreign.is_capturing(&self.context)? {

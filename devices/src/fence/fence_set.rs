@@ -107,6 +107,10 @@ impl FenceSet {
 
     /// Adds all fences of `other`.
     pub fn merge(&mut self, other: &FenceSet) {
+        if self.is_empty() {
+            self.clone_from(other);
+            return;
+        }
         for fence in &other.fences {
             self.insert(fence.clone());
         }

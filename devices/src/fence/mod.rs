@@ -55,6 +55,7 @@ pub struct Fence {
     sequence: u64,
     /// What the queue had seen of other queues when this was recorded.
     seen: Clock,
+    peeks_under_locks: bool,
 }
 
 #[derive(Clone)]
@@ -136,7 +137,12 @@ impl Fence {
     /// recorded.
     pub fn point(timeline: Arc<dyn Timeline>, sequence: u64, seen: Clock) -> Self {
         let queue = Some(timeline.queue());
-        Self { source: Source::Point(Shared::new(timeline)), queue, sequence, seen }
+        Self { source: Source::Point(Shared::new(timeline)), queue, sequence, seen, peeks_under_locks: false }
+    }
+
+    /// As [`point`](Self::point), of a timeline whose `peek` loads and calls nothing, and so may be called under locks.
+    pub(crate) fn own_point(timeline: Arc<dyn Timeline>, sequence: u64, seen: Clock) -> Self {
+        Self { peeks_under_locks: true, ..Self::point(timeline, sequence, seen) }
     }
 
     /// A stand-alone fence.
@@ -149,7 +155,7 @@ impl Fence {
     /// [`Fence::point`].
     pub fn recorded_event(event: Arc<dyn Event>, sequence: u64, seen: Clock) -> Self {
         let queue = event.queue();
-        Self { source: Source::Event(Shared::new(event)), queue, sequence, seen }
+        Self { source: Source::Event(Shared::new(event)), queue, sequence, seen, peeks_under_locks: false }
     }
 
     /// The state of the fence. Queries the backend while the answer is not known yet.
@@ -217,6 +223,12 @@ impl Fence {
             Source::Point(timeline) => timeline.peek(self.sequence),
             Source::Event(event) => event.observed_done().then_some(true),
         }
+    }
+
+    /// As [`peek`](Self::peek), for callers that hold a lock: `None` for what may be a user's.
+    #[inline]
+    pub fn peek_under_lock(&self) -> Option<bool> {
+        if self.peeks_under_locks { self.peek() } else { None }
     }
 
     /// The queue, where there is one.

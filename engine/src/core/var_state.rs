@@ -266,7 +266,7 @@ impl VarState {
     /// The fences of the current version's writers, unless loads show that one is pending.
     pub(crate) fn writers_unless_pending(&self) -> Option<FenceSet> {
         let Some(carried) = self.carried.as_deref() else { return Some(FenceSet::default()) };
-        let pending = carried.writers.iter().any(|fence| fence.peek() == Some(false));
+        let pending = carried.writers.iter().any(|fence| fence.peek_under_lock() == Some(false));
         (!pending).then(|| carried.writers.clone())
     }
 

@@ -16,7 +16,7 @@ use crate::core::lease_info::{LeaseDetails, LeaseInfo};
 use crate::core::one_shot::OneShot;
 use crate::core::one_shot::ReadySignal;
 use crate::core::operation::{self, OpGranted, OpHandle, OpTag};
-use crate::core::var_state::{Asked, Ending};
+use crate::core::var_state::Ending;
 use crate::operation::run::{self, ReadyList};
 use crate::operation::withdraw::withdraw;
 use crate::trace::hooks;
@@ -188,7 +188,7 @@ pub(crate) fn lease_granted(granted: OpGranted, ready: &mut ReadyList) {
 /// Holds the lease once the fences of earlier uses are done, or refuses it if the version has failed. A
 /// failed *reader* does not fail the lease.
 fn settle(granted: OpGranted, op: Arc<LeaseOp>, ready: &mut ReadyList) {
-    let found = run::inspect(&granted, if op.consumer_orders { Asked::observe } else { Asked::ask });
+    let found = run::inspect(&granted, op.consumer_orders);
     if let Some(failure) = found.failure {
         refuse(granted, &op, failure, ready);
     } else if found.pending.is_empty() {

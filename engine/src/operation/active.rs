@@ -11,7 +11,6 @@ use crate::core::core_ref::CoreRef;
 use crate::core::error::OperationError;
 use crate::core::lost::lost;
 use crate::core::operation::{OpGranted, OpTag};
-use crate::core::var_state::Asked;
 use crate::exchange::quarantine;
 use crate::lease::LeaseState;
 use crate::operation::run::{self, Running};
@@ -80,7 +79,7 @@ impl ActiveTask {
         if let Self::Op(running) = self
             && running.op().payload().inputs().is_some()
         {
-            run::inspect(running.op(), Asked::ask);
+            run::inspect(running.op(), false);
         }
     }
 

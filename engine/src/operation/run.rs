@@ -242,10 +242,10 @@ pub(crate) struct Inspection {
     inputs: FenceSet,
 }
 
-/// Inspects every access. `ask` is [`Asked::ask`], or [`Asked::observe`] for work that can be ordered after a
-/// pending fence on its device: that is cheaper than a query of the driver. Fences are queried outside of the
-/// variable's lock, since a query may call a driver.
-pub(crate) fn inspect(granted: &OpGranted, ask: fn(&FenceSet) -> Asked) -> Inspection {
+/// Inspects every access. With `observe` no driver is called, and a fence that only a driver could say more about
+/// counts as pending: that is for work that can be ordered after a pending fence on its device, which is cheaper
+/// than a query. Fences are asked outside of the variable's lock, since a query may call a driver.
+pub(crate) fn inspect(granted: &OpGranted, observe: bool) -> Inspection {
     let mut found = Inspection { failure: None, pending: FenceSet::default(), inputs: FenceSet::default() };
     let queue = granted.payload().queue().filter(|queue| queue.in_order());
     for access in granted.accesses() {
@@ -259,24 +259,33 @@ pub(crate) fn inspect(granted: &OpGranted, ask: fn(&FenceSet) -> Asked) -> Inspe
         {
             continue;
         }
-        let (writers, readers) = access.with_state(|state, _| state.fences());
-        let writers = ask(&writers);
-        let readers = if mode.is_exclusive() { ask(&readers) } else { Asked::default() };
+        let (mut writers, mut readers) = access.with_state(|state, _| state.fences());
+        if !mode.is_exclusive() {
+            readers.clear();
+        }
+        let is_pending = |fence: &Fence| fence.observed_state().is_pending();
+        let all_pending = || writers.iter().chain(&readers).all(is_pending);
+        let nothing_new = observe && access.flags() & FAILED == 0 && all_pending();
+        if !nothing_new {
+            let ask = if observe { Asked::observe } else { Asked::ask };
+            let asked = (ask(&writers), ask(&readers));
+            let mut replaced = Replaced::default();
+            let failure = access.with_state(|state, flags| {
+                state.note(&asked.0, &asked.1, flags, &mut replaced);
+                state.failure().cloned()
+            });
+            // A pure write does not use the version that it replaces, so the failure of that version does not
+            // matter.
+            if mode.reads() && found.failure.is_none() {
+                found.failure = failure;
+            }
+            (writers, readers) = (asked.0.pending, asked.1.pending);
+        }
         if mode.reads() {
-            found.inputs.merge(&writers.pending);
+            found.inputs.merge(&writers);
         }
-        found.pending.merge(&writers.pending);
-        found.pending.merge(&readers.pending);
-        let mut replaced = Replaced::default();
-        let failure = access.with_state(|state, flags| {
-            state.note(&writers, &readers, flags, &mut replaced);
-            state.failure().cloned()
-        });
-        // A pure write does not use the version that it replaces, so the failure of that version does not
-        // matter.
-        if mode.reads() && found.failure.is_none() {
-            found.failure = failure;
-        }
+        found.pending.merge(&writers);
+        found.pending.merge(&readers);
     }
     found
 }
@@ -356,7 +365,7 @@ fn resolve_inputs(granted: &OpGranted) -> Inputs {
     let mut pending_before = usize::MAX;
     let mut observes = granted.payload().inputs().is_none() && granted.payload().queue().is_some();
     loop {
-        let found = inspect(granted, if observes { Asked::observe } else { Asked::ask });
+        let found = inspect(granted, observes);
         if let Some(cause) = found.failure {
             return Inputs::Skip(cause);
         }

@@ -333,6 +333,9 @@ impl TensorInner {
             // A program that polls while a device works gets its answer from the cached state, without a call
             // of the driver.
             let writers = var.with_ordering_state(|state, _| state.writers_unless_pending())?;
+            if writers.iter().any(|fence| fence.peek() == Some(false)) {
+                return None;
+            }
             let asked = Asked::ask(&writers);
             if !asked.pending.is_empty() {
                 return None;

@@ -9,6 +9,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use estafette::devices::{Fence, Queue};
+use estafette_sync::sync::atomic::{AtomicBool, Ordering};
 use futures::channel::oneshot;
 use futures::executor::block_on;
 
@@ -214,14 +215,21 @@ fn microseconds(begin: Instant) -> f64 {
 /// Awaits a future on a thread of its own, which waits for so long before the device is released. How long after the
 /// release it runs again.
 fn asleep_until(flag: Flag, before: Duration, future: impl Future<Output = ()> + Send + 'static) -> f64 {
-    let (begins, begun) = std::sync::mpsc::channel();
+    let begun = Arc::new(AtomicBool::new(false));
+    let begins = begun.clone();
     let waiter = std::thread::spawn(move || {
-        let _ = begins.send(());
+        begins.store(true, Ordering::Release);
         block_on(future);
         Instant::now()
     });
-    let _ = begun.recv();
-    std::thread::sleep(before);
+    while !begun.load(Ordering::Acquire) {
+        std::hint::spin_loop();
+    }
+    let start = Instant::now();
+    // A sleep would take several times as long as a short pause.
+    while start.elapsed() < before {
+        std::hint::spin_loop();
+    }
     let begin = release(flag);
     let end = waiter.join().expect("the waiting thread does not panic");
     end.saturating_duration_since(begin).as_secs_f64() * 1e6
