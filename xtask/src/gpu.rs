@@ -15,6 +15,8 @@ const NO_DEVICE: i32 = 3;
 const KERNELS: &str = "tests/gpu/src/kernels.ptx";
 /// The Python files, for the suite and its package.
 const FILES: &str = "tests/gpu/python";
+/// The package of fences, which one of them uses.
+const FENCES: &str = "bindings/fence/python/dlpack_fence";
 
 /// What the command line asked for.
 #[derive(Debug, Default, PartialEq)]
@@ -110,7 +112,7 @@ fn package(suite: &Path, tests: &Path, folder: &Path) -> Result<(), String> {
     let wheel = Environment::prepare(Peers::Small)?.build_wheel(Build::Release)?;
     let folder = &shell::root().join(folder);
     let python = folder.join("python");
-    std::fs::create_dir_all(&python).map_err(|error| format!("cannot make {}: {error}", python.display()))?;
+    std::fs::create_dir_all(folder).map_err(|error| format!("cannot make {}: {error}", folder.display()))?;
     for (program, name) in [(suite, "gpu-suite"), (tests, "cuda-tests")] {
         let packed = folder.join(name);
         copy(program, &packed)?;
@@ -119,13 +121,8 @@ fn package(suite: &Path, tests: &Path, folder: &Path) -> Result<(), String> {
         shell::run(strip)?;
     }
     copy(&wheel, &folder.join(wheel.file_name().unwrap_or_default()))?;
-    let files = std::fs::read_dir(shell::root().join(FILES))
-        .map_err(|error| format!("cannot read {FILES}: {error}"))?;
-    for file in files.flatten().map(|entry| entry.path()) {
-        if file.extension().is_some_and(|extension| extension == "py") {
-            copy(&file, &python.join(file.file_name().unwrap_or_default()))?;
-        }
-    }
+    copy_python(FILES, &python)?;
+    copy_python(FENCES, &python.join("dlpack_fence"))?;
     copy(&shell::root().join(KERNELS), &python.join("kernels.ptx"))?;
     let script = folder.join("run.sh");
     copy(&shell::root().join("tests/gpu/run.sh"), &script)?;
@@ -137,6 +134,19 @@ fn package(suite: &Path, tests: &Path, folder: &Path) -> Result<(), String> {
     );
     if bytes > PACKAGE_MIB_MAX << 20 {
         return Err(format!("the package is larger than {PACKAGE_MIB_MAX} MiB"));
+    }
+    Ok(())
+}
+
+/// Copies the Python files of a folder of the project.
+fn copy_python(from: &str, to: &Path) -> Result<(), String> {
+    std::fs::create_dir_all(to).map_err(|error| format!("cannot make {}: {error}", to.display()))?;
+    let files = std::fs::read_dir(shell::root().join(from));
+    for file in files.map_err(|error| format!("cannot read {from}: {error}"))?.flatten() {
+        let file = file.path();
+        if file.extension().is_some_and(|extension| extension == "py") {
+            copy(&file, &to.join(file.file_name().unwrap_or_default()))?;
+        }
     }
     Ok(())
 }

@@ -18,7 +18,7 @@ const AT_A_TIME: usize = 5;
 /// What one process may take, the start of the driver included.
 const LIMIT: Duration = Duration::from_secs(20);
 /// After this time no further process is started.
-const ENOUGH: Duration = Duration::from_secs(50);
+const ENOUGH: Duration = Duration::from_secs(30);
 /// How long the device is busy when the process exits.
 const DELAY: u64 = 30_000_000;
 
