@@ -14,8 +14,8 @@
 //! | `sleep.rs` | who sleeps and who wakes whom; independent of all the others, checked with loom |
 
 mod concurrency;
-mod pool;
 mod in_order;
+mod pool;
 mod priority;
 mod queues;
 mod sleep;

@@ -67,7 +67,7 @@ pub fn exchanges(trace: &Trace, roots: &[Root]) -> Vec<Exchange> {
 }
 
 /// From which library to which an operation hands something over, if it does.
-fn pair<'t>(trace: &'t Trace, operation: &'t Operation) -> Option<(&'t str, &'t str)> {
+pub(crate) fn pair<'t>(trace: &'t Trace, operation: &'t Operation) -> Option<(&'t str, &'t str)> {
     if !matches!(operation.kind, OperationKind::Copy | OperationKind::Export) {
         return None;
     }

@@ -8,6 +8,7 @@
 //! | `critical_path` | the longest chain of work, and the slack of all other work |
 //! | `diff` | comparison of two reports |
 //! | `exchanges` | what was handed from library to library |
+//! | `hand_overs` | hand-overs of device memory that nothing ordered |
 //! | `idle` | times without an active operation |
 //! | `matrix` | waiting time per pair of libraries |
 //! | `place` | row and time at which each span is drawn |
@@ -28,6 +29,8 @@ pub mod critical_path;
 pub mod diff;
 #[cfg(feature = "report")]
 pub mod exchanges;
+#[cfg(feature = "report")]
+pub mod hand_overs;
 #[cfg(feature = "report")]
 pub(crate) mod idle;
 #[cfg(feature = "report")]

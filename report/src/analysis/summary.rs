@@ -11,6 +11,7 @@ use crate::analysis::advice::advice;
 use crate::analysis::barrier::{Barriers, barriers};
 use crate::analysis::critical_path::{critical_path, own_time};
 use crate::analysis::exchanges::{Exchange, exchanges};
+use crate::analysis::hand_overs::{HandOver, hand_overs};
 use crate::analysis::idle::idle;
 use crate::analysis::matrix::{Matrix, matrix};
 use crate::analysis::roots::{Root, roots};
@@ -47,6 +48,9 @@ pub struct Report {
     pub matrix: Matrix,
     /// What was handed from library to library, longest waits first.
     pub exchanges: Vec<Exchange>,
+    /// Hand-overs of device memory that nothing ordered after the work that made it, or that may not have been.
+    #[serde(default)]
+    pub hand_overs: Vec<HandOver>,
     /// By name, most waiting first.
     pub operations: Vec<OperationRow>,
     /// By name, most waiting first.
@@ -197,6 +201,7 @@ pub fn report(trace: &Trace) -> Report {
         worst: worst(trace, &waits),
         matrix: matrix(trace, &roots),
         exchanges: exchanges(trace, &roots),
+        hand_overs: hand_overs(trace),
         operations: operations(trace, &roots, &path.slack),
         tensors: tensors(trace),
         critical_path: PathRow { length_ns: path.length, count: path.operations.len(), names },

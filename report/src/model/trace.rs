@@ -133,6 +133,19 @@ pub struct Operation {
     pub accesses: Vec<Access>,
     /// The operation whose end it waits for by name, if it has no accesses of its own.
     pub waits_for: Option<OperationId>,
+    /// Of a hand-over of device memory whose order was not seen to. Rare, and so apart.
+    pub disorder: Option<Box<Disorder>>,
+}
+
+/// A hand-over of device memory that nothing ordered after the work which made it, or that may not have been ordered.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Disorder {
+    /// Whether it is certain that nothing did.
+    pub is_known: bool,
+    /// The line behind which the memory was made.
+    pub after: Option<Site>,
+    /// The reason, in words.
+    pub why: Text,
 }
 
 /// What an operation is.

@@ -120,6 +120,7 @@ impl Page {
         if !self.style.short {
             self.matrix(&report.matrix);
             self.exchanges(report);
+            self.hand_overs(report);
             self.operations(report);
             self.tensors(report);
             self.run_time(report);
@@ -173,6 +174,17 @@ impl Page {
         }
         self.table(&rows);
         self.more(report.exchanges.len());
+    }
+
+    fn hand_overs(&mut self, report: &Report) {
+        if report.hand_overs.is_empty() {
+            return;
+        }
+        self.title("Handed over between streams");
+        for row in report.hand_overs.iter().take(ROWS) {
+            self.paragraph("  ", &row.sentence(), 4);
+        }
+        self.more(report.hand_overs.len());
     }
 
     fn operations(&mut self, report: &Report) {

@@ -31,7 +31,8 @@ pub fn run(simulator: bool, record: &mut Record) -> Result<(), Failure> {
         ends.sum::<Result<usize, Failure>>()
     })?;
     let took = begin.elapsed().as_secs_f64();
-    record.passed("exits", &format!("{exits} processes with work pending, {AT_A_TIME} at a time, {took:.1} s"));
+    record
+        .passed("exits", &format!("{exits} processes with work pending, {AT_A_TIME} at a time, {took:.1} s"));
     Ok(())
 }
 

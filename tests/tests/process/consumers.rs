@@ -354,7 +354,11 @@ fn a_lease_handed_into_a_capture_stays_until_it_is_ended_by_name() {
     };
     let exported = x.export_wait(&options).unwrap();
     drop((exported, options));
-    assert_eq!(device.driver_calls().queries, queries, "the export is ordered on the device, and asks it nothing");
+    assert_eq!(
+        device.driver_calls().queries,
+        queries,
+        "the export is ordered on the device, and asks it nothing"
+    );
     theirs.set_capturing(false);
     let overwrite = write_on(&engine, &ours, "overwrite", &x, 6.0);
     device.run_until_idle();

@@ -29,6 +29,7 @@ __all__ = [
     "ReportCause",
     "ReportData",
     "ReportExchange",
+    "ReportHandOver",
     "ReportMatrix",
     "ReportOperation",
     "ReportPath",
@@ -261,6 +262,18 @@ class ReportTensor(TypedDict):
     leased_ns: int
 
 
+class ReportHandOver(TypedDict):
+    """Hand-overs of device memory at one line that nothing ordered (``none``), or of which that is not known (``unknown``)."""
+
+    order: str
+    producer: str
+    consumer: str
+    made: str
+    taken: str
+    why: str
+    count: int
+
+
 class ReportPath(TypedDict):
     """The critical path: the longest chain of work."""
 
@@ -304,6 +317,7 @@ class ReportData(TypedDict):
     worst: list[ReportWait]
     matrix: ReportMatrix
     exchanges: list[ReportExchange]
+    hand_overs: list[ReportHandOver]
     operations: list[ReportOperation]
     tensors: list[ReportTensor]
     critical_path: ReportPath

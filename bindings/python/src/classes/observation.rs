@@ -5,7 +5,8 @@ use std::path::PathBuf;
 
 use estafette_report::attribution::attribute;
 use estafette_report::model::{
-    Access, LibraryId, Mode, Operation, OperationKind, Outcome, Site, Text, Track, TrackKind, Variable,
+    Access, Disorder, LibraryId, Mode, Operation, OperationKind, Outcome, Site, Text, Track, TrackKind,
+    Variable,
 };
 use estafette_report::{Trace, file, perfetto};
 use pyo3::exceptions::PyValueError;
@@ -36,12 +37,15 @@ type Step = (
     Option<String>,
 );
 
+/// A hand-over that nothing ordered, or that may not have been: identity, `none` or `unknown`, the line behind which it was made, the reason.
+type Unordered = (u64, String, Option<Place>, String);
+
 /// Writes what was noted to a file. `times`: when that began, in nanoseconds since 1970 and by the clock, and when it ended, by the clock.
 ///
 /// # Errors
 /// `OSError` when the file cannot be written; `ValueError` for a kind of step or track that there is not.
 #[pyfunction(name = "_write_observation")]
-#[pyo3(signature = (path, program, times, tracks, steps, missing, /))]
+#[pyo3(signature = (path, program, times, tracks, steps, disorders, missing, /))]
 pub fn write_observation(
     py: Python<'_>,
     path: PathBuf,
@@ -49,6 +53,7 @@ pub fn write_observation(
     times: (u64, u64, u64),
     tracks: Vec<(String, String)>,
     steps: Vec<Step>,
+    disorders: Vec<Unordered>,
     missing: Vec<String>,
 ) -> PyResult<()> {
     let (started_unix_ns, began, ended) = times;
@@ -66,6 +71,18 @@ pub fn write_observation(
         let operations = steps.into_iter().map(|step| made.operation(step));
         let mut operations = operations.collect::<PyResult<Vec<_>>>()?;
         operations.sort_unstable_by_key(|operation| operation.id);
+        for (id, known, after, why) in disorders {
+            let is_known = match known.as_str() {
+                "none" => true,
+                "unknown" => false,
+                _ => return Err(unknown("order", &known)),
+            };
+            // One that did not fit among the steps is not there.
+            if let Ok(at) = operations.binary_search_by_key(&id, |operation| operation.id) {
+                let after = after.map(|place| made.site(place));
+                operations[at].disorder = Some(Box::new(Disorder { is_known, after, why: made.text(why) }));
+            }
+        }
         let mut trace = Trace {
             started_unix_ns,
             duration: ended.saturating_sub(began),
@@ -127,6 +144,10 @@ impl Made {
         id
     }
 
+    fn site(&mut self, (file, line, function): Place) -> Site {
+        Site { file: self.text(file), line, function: self.text(function) }
+    }
+
     fn operation(&mut self, step: Step) -> PyResult<Operation> {
         let (id, kind, name, library, site, submitter, track, submitted, times, waits_for, thing, failed) =
             step;
@@ -149,11 +170,7 @@ impl Made {
             name: self.text(name),
             kind,
             library: library.map(|library| self.library(&library)),
-            site: site.map(|(file, line, function)| Site {
-                file: self.text(file),
-                line,
-                function: self.text(function),
-            }),
+            site: site.map(|place| self.site(place)),
             submitter,
             track,
             submitted,

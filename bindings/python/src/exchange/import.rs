@@ -257,7 +257,8 @@ fn through_protocol(
 
 /// The stream that a producer works on here, if it says so; `None` for devices without streams.
 fn current_stream(py: Python<'_>, peer: &Peer, device: DLDevice) -> PyResult<Option<usize>> {
-    let (Some((module, function)), Some(default)) = (peer.current_stream, kinds::default_stream(device)) else {
+    let (Some((module, function)), Some(default)) = (peer.current_stream, kinds::default_stream(device))
+    else {
         return Ok(None);
     };
     let modules = py.import(intern!(py, "sys"))?.getattr(intern!(py, "modules"))?;

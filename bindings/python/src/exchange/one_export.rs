@@ -16,8 +16,8 @@ use estafette::exchange::ManagedTensor;
 use estafette_sync::sync::Mutex;
 use estafette_sync::sync::atomic::{AtomicBool, Ordering};
 use pyo3::prelude::*;
-use pyo3::{ffi, intern};
 use pyo3::types::{PyDict, PyString};
+use pyo3::{ffi, intern};
 
 use crate::exchange::array_interface;
 use crate::interpreter::courier::Courier;

@@ -8,7 +8,7 @@ use super::words::{
 };
 use super::{Fact, Facts, Item, ReadFacts};
 use crate::model::{
-    Access, Edge, Lease, LostRecords, Operation, Outcome, Site, Stall, Text, Trace, Track, Variable,
+    Access, Disorder, Edge, Lease, LostRecords, Operation, Outcome, Site, Stall, Text, Trace, Track, Variable,
 };
 
 /// The text called `name`, or `earlier` in files of before the first release.
@@ -186,7 +186,25 @@ pub(crate) fn operation(operation: &Operation) -> Facts {
     if let Some(why) = why {
         facts = facts.text("why", why);
     }
-    site(facts, operation.site.as_ref()).list("accesses", operation.accesses.iter().map(access))
+    site(facts, operation.site.as_ref())
+        .list("accesses", operation.accesses.iter().map(access))
+        .list("disorder", operation.disorder.iter().map(|it| Fact::Facts(disorder(it))))
+}
+
+fn disorder(disorder: &Disorder) -> Facts {
+    let facts = Facts::default()
+        .word("order", if disorder.is_known { "none" } else { "unknown" })
+        .text("why", &disorder.why);
+    site(facts, disorder.after.as_ref())
+}
+
+fn disorder_from(facts: &impl ReadFacts) -> Result<Disorder, String> {
+    let is_known = match facts.need_text("order")?.as_str() {
+        "none" => true,
+        "unknown" => false,
+        other => return Err(format!("has an unknown order, `{other}`")),
+    };
+    Ok(Disorder { is_known, after: site_from(facts)?, why: facts.need_text("why")?.clone() })
 }
 
 pub(crate) fn operation_from(name: &Text, facts: &impl ReadFacts) -> Result<Operation, String> {
@@ -200,6 +218,7 @@ pub(crate) fn operation_from(name: &Text, facts: &impl ReadFacts) -> Result<Oper
         accesses.push(Access { variable: facts.need_uint("tensor")?, mode });
     }
     accesses.shrink_to_fit();
+    let disorder = facts.find_things("disorder").next().transpose()?;
     Ok(Operation {
         id: facts.need_uint("id")?,
         name: name.clone(),
@@ -228,6 +247,7 @@ pub(crate) fn operation_from(name: &Text, facts: &impl ReadFacts) -> Result<Oper
         },
         accesses,
         waits_for: facts.find_uint("waits for"),
+        disorder: disorder.map(|facts| disorder_from(&facts)).transpose()?.map(Box::new),
     })
 }
 

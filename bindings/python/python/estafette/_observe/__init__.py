@@ -17,6 +17,7 @@ from .._estafette import _write_observation
 from .._recording import Report, report
 from . import roles
 from .notes import Notes, clock
+from .order import Order
 from .patches import Patches
 from .table import ROWS
 
@@ -68,6 +69,7 @@ class observe:  # noqa: N801 - used like a function
                 weakref.finalize(self, shutil.rmtree, folder, ignore_errors=True)
                 self._path = os.path.join(folder, "observed.pftrace")
             self._process = os.getpid()
+            roles.order = Order()
             self._patches = Patches(ROWS, roles.ROLES)
             self._notes = roles.open_notes = Notes()
             self._patches.place()
@@ -87,7 +89,8 @@ class observe:  # noqa: N801 - used like a function
         if self._process == os.getpid():
             program = os.path.basename(sys.argv[0]) if sys.argv and sys.argv[0] else "python"
             times = (notes.started_unix_ns, notes.started, ended)
-            _write_observation(self.path, program, times, list(notes.tracks), notes.finished(), notes.missing())
+            disorders = list(notes.disorders)
+            _write_observation(self.path, program, times, list(notes.tracks), notes.finished(), disorders, notes.missing())
 
     def report(self, **options: Any) -> Report:
         """The report of what was seen; options as those of `est.report`."""

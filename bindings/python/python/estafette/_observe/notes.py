@@ -36,11 +36,17 @@ Step: TypeAlias = tuple[
 track, submitted, times, waits_for, tensor, failed. Times are of `clock`."""
 
 
+Disorder: TypeAlias = tuple[int, str, Site | None, str]
+"""A hand-over whose streams nothing ordered, or may not have: its identity, `none` or `unknown`, the line behind which it was made, and
+the reason."""
+
+
 class Notes:
     """Everything that one observation has seen."""
 
     def __init__(self) -> None:
         self.steps: list[Step] = []
+        self.disorders: list[Disorder] = []
         self.tracks: list[tuple[str, str]] = []
         self.local = threading.local()
         self.lost = 0
@@ -113,7 +119,7 @@ class Notes:
 
 
 OUTSIDE = frozenset(
-    "asyncio concurrent estafette importlib jax jaxlib numpy queue tensorflow threading torch".split()
+    "asyncio concurrent cuda cupy cupyx estafette importlib jax jaxlib numba numba_cuda numpy queue tensorflow threading torch".split()
 )
 """Modules whose lines are none of the program."""
 

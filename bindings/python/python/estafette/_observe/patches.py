@@ -4,10 +4,15 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import ctypes
 import functools
+import gc
+import inspect
 import sys
 import types
 from typing import TYPE_CHECKING, Any
+
+from .order import ACTS
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -27,6 +32,7 @@ class Observed:
         functools.update_wrapper(self, function)
         self._original = function
         self._row = row
+        self._act: Any = ACTS.get(row.act)
         self._call: Any = call
 
     def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
@@ -78,7 +84,7 @@ class Patches:
         self._rows: dict[str, list[Row]] = {}
         for row in rows:
             self._rows.setdefault(row.module, []).append(row)
-        self._placed: list[tuple[Any, str, bool, Observed]] = []
+        self._placed: list[tuple[Any, str, Any, Any]] = []
         self._finder = _Finder(self)
 
     def place(self) -> None:
@@ -87,40 +93,82 @@ class Patches:
         for name in self._rows:
             module = sys.modules.get(name)
             if module is not None:
-                self.place_in(module)
+                self.place_in(name, module)
 
     def remove(self) -> None:
         """Puts back what is still in place. What others have wrapped since stays, and observes no more."""
         with contextlib.suppress(ValueError):
             sys.meta_path.remove(self._finder)
-        for owner, name, was_own, observed in reversed(self._placed):
-            observed._call = None
-            if vars(owner).get(name) is observed:
-                if was_own:
-                    setattr(owner, name, observed._original)
-                else:
-                    delattr(owner, name)
+        for owner, name, before, placed in reversed(self._placed):
+            _observed_in(placed)._call = None
+            if vars(owner).get(name) is placed:
+                _put(owner, name, before)
         self._placed.clear()
 
     def concerns(self, module: str) -> bool:
         """Whether the table has functions of a module."""
         return module in self._rows
 
-    def place_in(self, module: types.ModuleType) -> None:
-        """Observes the functions of a module that was imported."""
-        for row in self._rows[module.__name__]:
+    def place_in(self, name: str, module: types.ModuleType) -> None:
+        """Observes the functions of a module that was imported by a name, which it may have changed."""
+        for row in self._rows[name]:
             *path, name = row.name.split(".")
             try:
                 owner = functools.reduce(getattr, path, module)
                 function = getattr(owner, name)
             except AttributeError:
                 continue
-            if type(function) is Observed:
+            found = inspect.getattr_static(owner, name, function)
+            if _observed_in(found) is not None:
                 continue
-            observed = Observed(function, row, self._calls[row.role])
-            was_own = name in vars(owner)
-            setattr(owner, name, observed)
-            self._placed.append((owner, name, was_own, observed))
+            call = self._calls[row.role]
+            placed: Any
+            if isinstance(found, classmethod | types.ClassMethodDescriptorType):
+                # Of the class that it is called on, which may be a subclass.
+                placed = classmethod(Observed(functools.update_wrapper(_of_class(found), function), row, call))
+            elif isinstance(found, property | types.GetSetDescriptorType):
+                placed = property(Observed(_value_of(found), row, call), doc=found.__doc__)
+            else:
+                placed = Observed(function, row, call)
+            before = vars(owner).get(name, _ABSENT)
+            _put(owner, name, placed)
+            self._placed.append((owner, name, before, placed))
+
+
+_ABSENT = object()
+
+
+def _of_class(method: Any) -> Any:
+    return lambda owner, *args, **kwargs: method.__get__(None, owner)(*args, **kwargs)
+
+
+def _value_of(descriptor: Any) -> Any:
+    return lambda instance: descriptor.__get__(instance)
+
+
+def _observed_in(found: Any) -> Any:
+    """The observed function in what stands in a class."""
+    if isinstance(found, classmethod):
+        found = found.__func__
+    elif isinstance(found, property):
+        found = found.fget
+    return found if type(found) is Observed else None
+
+
+def _put(owner: Any, name: str, what: Any) -> None:
+    """Sets an attribute, also of a class that Python code cannot change, such as those of Cython libraries."""
+    try:
+        delattr(owner, name) if what is _ABSENT else setattr(owner, name, what)
+    except TypeError:
+        if not isinstance(owner, type):
+            raise
+        # Their methods are in a plain dictionary as well, behind a view that only reads; lookups are told of the change.
+        (inside,) = gc.get_referents(owner.__dict__)
+        if what is _ABSENT:
+            del inside[name]
+        else:
+            inside[name] = what
+        ctypes.pythonapi.PyType_Modified(ctypes.py_object(owner))
 
 
 class _Finder:
@@ -138,7 +186,7 @@ class _Finder:
             spec: ModuleSpec | None = find(name, path, target) if find is not None else None
             if spec is not None:
                 if spec.loader is not None and hasattr(spec.loader, "exec_module"):
-                    spec.loader = _Loader(spec.loader, self._patches)  # type: ignore[assignment]
+                    spec.loader = _Loader(spec.loader, self._patches, name)  # type: ignore[assignment]
                 return spec
         return None
 
@@ -146,9 +194,10 @@ class _Finder:
 class _Loader:
     """Loads as the loader that it stands for, and gives the module that one back."""
 
-    def __init__(self, loader: Any, patches: Patches) -> None:
+    def __init__(self, loader: Any, patches: Patches, name: str) -> None:
         self._loader = loader
         self._patches = patches
+        self._name = name
 
     def create_module(self, spec: ModuleSpec) -> types.ModuleType | None:
         spec.loader = self._loader
@@ -163,7 +212,7 @@ class _Loader:
             module.__spec__.loader = self._loader
         module.__loader__ = self._loader
         self._loader.exec_module(module)
-        self._patches.place_in(module)
+        self._patches.place_in(self._name, module)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._loader, name)

@@ -9,6 +9,7 @@ import weakref
 from typing import TYPE_CHECKING, Any
 
 from .notes import Notes, Site, Tensor, clock, site
+from .order import LEGACY, Act, Order, hand_over, is_on_device, pointer_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -22,8 +23,12 @@ SHORT_NS = 5_000
 BLOCKED_NS = 10_000_000
 """A step of an event loop that takes longer blocks it. asyncio's own debug mode begins at ten times that."""
 
-LIBRARIES = ("numpy", "jax", "torch", "tensorflow")
-NAMES = {"jaxlib": "jax"}
+LIBRARIES = ("numpy", "jax", "torch", "tensorflow", "cupy", "numba", "cuda.core")
+NAMES = {"jaxlib": "jax", "cuda": "cuda.core"}
+PATHS = ("torch.cuda", "torch.accelerator", "cupy.cuda.runtime", "numba.cuda")
+"""Modules by which programs call their functions."""
+DEVICE_LIBRARIES = ("torch", "jax", "cupy", "numba", "cuda.core", "estafette")
+"""Those that hand device memory over without a copy."""
 QUEUES_MAX = 10_000
 """Queues of which the last call is remembered."""
 
@@ -32,6 +37,9 @@ NO_ARRAY = ""
 
 open_notes: Notes | None = None
 """Where it is noted; `None` while nothing is observed, and in a forked child."""
+
+order = Order()
+"""What the observation knows of the order of streams."""
 
 
 # --- Arrays -----------------------------------------------------------------------------------------------------------
@@ -42,7 +50,7 @@ def _library(kind: Any) -> str:
     roots = [str(base.__module__).partition(".")[0] for base in kind.__mro__]
     roots = [NAMES.get(root, root) for root in roots]
     known = next((root for root in roots if root in LIBRARIES), None)
-    if known is None and not any(hasattr(kind, name) for name in ("__dlpack__", "__array__")):
+    if known is None and not any(hasattr(kind, name) for name in ("__dlpack__", "__array__", "__cuda_array_interface__")):
         return NO_ARRAY
     return known or roots[0]
 
@@ -50,25 +58,17 @@ def _library(kind: Any) -> str:
 library_of = functools.lru_cache(maxsize=1024)(_library)
 
 
-def _is_pending(library: str, array: Any) -> bool:
-    """Whether the library may still be computing it."""
+def _is_pending(library: str, array: Any, row: Row) -> bool:
+    """Whether the library may still be computing it, and the call waits for that."""
     match library:
         case "numpy":
             return False
         case "jax":
             return hasattr(array, "is_ready") and not array.is_ready()
-        case "torch":
-            return hasattr(array, "device") and array.device.type != "cpu"
-    return True
-
-
-def _pointer(array: Any, library: str) -> int | None:
-    """Where the memory of an array is, if that can be asked without a wait."""
-    if library == "numpy" and hasattr(array, "__array_interface__"):
-        return int(array.__array_interface__["data"][0])
-    if library == "torch" and array.device.type == "cpu":
-        return int(array.data_ptr())
-    return None
+    if library in DEVICE_LIBRARIES and row.library in DEVICE_LIBRARIES and row.role in ("take", "view", "give"):
+        # Of these the consumers wait on the host that take a stream from `__cuda_array_interface__`.
+        return library in ("cupy", "numba") and row.library in ("cupy", "numba") and row.name != "from_dlpack"
+    return library != "torch" or (hasattr(array, "device") and array.device.type != "cpu")
 
 
 def _is_copied(row: Row, source: Any, origin: str, result: Any, options: dict[str, Any]) -> bool:
@@ -76,16 +76,15 @@ def _is_copied(row: Row, source: Any, origin: str, result: Any, options: dict[st
     if row.role == "to_host" or options.get("copy") is True:
         return True
     if row.library == "numpy" or row.role == "to_numpy":
-        return bool(getattr(getattr(result, "flags", None), "owndata", False))
+        return bool(getattr(getattr(result, "flags", None), "owndata", False)) or row.library in ("cupy", "numba")
     if row.role == "move":
         return result is not source
-    if row.role == "take":
-        before = _pointer(source, origin)
-        if row.library == "torch":
-            return before is not None and before != _pointer(result, "torch")
-        if row.library == "jax" and before is not None:
+    if row.role == "take" and row.name != "from_dlpack":
+        before = pointer_of(origin, source)
+        if row.library == "jax":
             # The result is not asked, which would wait for it. `docs/peers.md`: JAX copies memory that is aligned to less than 64 bytes.
-            return row.name in ("asarray", "array") or before % 64 != 0
+            return before is not None and (row.name in ("asarray", "array") or before % 64 != 0)
+        return before is not None and before != pointer_of(row.library, result)
     return False
 
 
@@ -124,6 +123,8 @@ def _timed(
         raise
     else:
         ended = clock()
+        if observed._act is not None:
+            _noted(notes, observed._act, Act(order, args, kwargs, result))
         _noted(notes, note, began, ended, result, None)
         return result
     finally:
@@ -154,31 +155,43 @@ def _quietly(notes: Notes, ask: Callable[..., Any], *about: Any) -> Any:
 
 
 def _name(row: Row) -> str:
-    library = "" if row.library == "python" else f"{row.library}."
-    return f"{library}{row.name.replace('ArrayImpl', 'Array')}"
+    library = "" if row.library == "python" else f"{row.module if row.module in PATHS else row.library}."
+    return f"{library}{row.name.replace('ArrayImpl', 'Array').replace('_BaseStream', 'Stream')}"
+
+
+def _acted(notes: Notes, observed: Observed, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Makes a call, and notes what it did to the order of streams."""
+    result = observed._original(*args, **kwargs)
+    if observed._act is not None:
+        _noted(notes, observed._act, Act(order, args, kwargs, result))
+    return result
 
 
 _shown = functools.cache(_name)
 
 
-def _exchange(observed: Observed, args: tuple[Any, ...], kwargs: dict[str, Any], to: str) -> Any:
-    """A call that hands the first argument over to the library `to`, or to the host."""
+def _exchange(observed: Observed, args: tuple[Any, ...], kwargs: dict[str, Any], to: str, at: int = 0) -> Any:
+    """A call that hands an argument over, the first one or that at `at`, to the library `to`, or to the host."""
     notes = open_notes
-    if notes is None or _is_inside(notes):
+    if notes is None:
         return observed._original(*args, **kwargs)
-    source: Any = args[0] if args else next(iter(kwargs.values()), None)
+    source: Any = args[at] if len(args) > at else next(iter(kwargs.values()), None)
     kind: Any = type(source)
     origin = library_of(kind)
-    if origin in (NO_ARRAY, to) and not (origin == NO_ARRAY and observed._row.role == "to_host"):
-        return observed._original(*args, **kwargs)
-    origin = origin or observed._row.library
     row = observed._row
-    pending = _quietly(notes, _is_pending, origin, source)
+    # What stays in its library is no hand-over, unless it names another stream.
+    if _is_inside(notes) or (origin == to and row.role != "view") or (origin == NO_ARRAY and row.role != "to_host"):
+        return _acted(notes, observed, args, kwargs)
+    origin = origin or row.library
+    pending = _quietly(notes, _is_pending, origin, source, row)
+    if row.role != "give":
+        notes.local.given = None
 
     def note(began: int, ended: int, result: Any, failed: str | None) -> None:
         if row.role == "move" and (result is source or result.device == source.device):
             return
-        _note_exchange(notes, row, source, origin, to, pending, began, ended, result, kwargs, failed)
+        asked = kwargs.get("stream_ptr", args[2] if len(args) > 2 and row.role == "view" else None)
+        _note_exchange(notes, row, source, origin, to, pending, began, ended, result, kwargs, asked, failed)
 
     return _timed(notes, observed, args, kwargs, note)
 
@@ -194,6 +207,7 @@ def _note_exchange(
     ended: int,
     result: Any,
     options: dict[str, Any],
+    asked: Any,
     failed: str | None,
 ) -> None:
     place, track = site(), notes.track()
@@ -219,9 +233,13 @@ def _note_exchange(
     elif failed is None:
         at = ended if pending else began
         tensor = _tensor(source, origin)
-        notes.add(
+        identity = notes.add(
             "export", name, at, library=library, site=place, submitter=track, began=at, done=ended, resumed=at, tensor=tensor
         )
+        if row.library in DEVICE_LIBRARIES and is_on_device(origin, source):
+            disorder = hand_over(order, origin, source, row.library, asked, notes.local.given, options)
+            if disorder is not None:
+                notes.disorders.append((identity, *disorder))
     if (copied or pending) and ended - began >= SHORT_NS:
         if blocker is None:
             blocker = _work_of(notes, origin, began, ended)
@@ -276,9 +294,33 @@ def to_host(observed: Observed, args: tuple[Any, ...], kwargs: dict[str, Any]) -
 move = to_host
 
 
+def view(observed: Observed, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """A method of a class, with the array as its first argument."""
+    return _exchange(observed, args, kwargs, observed._row.library, 1)
+
+
 def give(observed: Observed, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    notes = open_notes
+    if notes is not None:
+        # Without a stream nothing is ordered, whatever a library takes `None` for.
+        stream = kwargs.get("stream", -1)
+        notes.local.given = LEGACY if stream is None else stream
     caller = str(sys._getframe(2).f_globals.get("__name__")).partition(".")[0]
+    caller = NAMES.get(caller, caller)
     return _exchange(observed, args, kwargs, caller if caller in LIBRARIES else "")
+
+
+def acts(observed: Observed, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """A call that orders streams and neither hands over nor waits."""
+    notes = open_notes
+    return observed._original(*args, **kwargs) if notes is None else _acted(notes, observed, args, kwargs)
+
+
+def look(observed: Observed, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """A function of a tensor whose result depends on its values: it waits if the tensor is on a device."""
+    if args and getattr(args[0], "is_cuda", False):
+        return wait(observed, args, kwargs)
+    return observed._original(*args, **kwargs)
 
 
 def _wait_for(
@@ -289,8 +331,10 @@ def _wait_for(
 ) -> Any:
     """A call that only waits; `blocker` gives what for."""
     notes = open_notes
-    if notes is None or _is_inside(notes):
+    if notes is None:
         return observed._original(*args, **kwargs)
+    if _is_inside(notes):
+        return _acted(notes, observed, args, kwargs)
 
     def note(began: int, ended: int, _result: Any, failed: str | None) -> None:
         if ended - began >= SHORT_NS:
@@ -504,6 +548,6 @@ def _note_step(notes: Notes, what: Any, line: int | None, began: int, ended: int
 
 
 ROLES: dict[str, Callable[[Observed, tuple[Any, ...], dict[str, Any]], Any]] = {
-    role.__name__: role for role in (take, to_numpy, give, wait, result, submit, work, get, put, step)
+    role.__name__: role for role in (take, to_numpy, view, give, acts, look, wait, result, submit, work, get, put, step)
 } | {"to_host": to_host, "move": move}
 """The functions by the names that the table has for them."""

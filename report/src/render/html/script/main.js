@@ -189,6 +189,7 @@ function begin(data) {
   fillAdvice(data);
   fillMatrix(data, (stall) => chooseStall(stall));
   fillExchanges(data);
+  fillHandOvers(data);
   fillNames(data, (name) => {
     search(name);
     nextFound(1);

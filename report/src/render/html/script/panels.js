@@ -183,6 +183,16 @@ function fillExchanges(data) {
   }
 }
 
+// Hand-overs between streams that nothing ordered.
+function fillHandOvers(data) {
+  const list = document.getElementById("hand-overs");
+  for (const { order, producer, consumer, made, taken, why, count: times } of data.report.hand_overs) {
+    const lines = [made && `made after ${made}`, taken && `taken at ${taken}`].filter(Boolean).map((line) => `, ${line}`);
+    const state = order === "none" ? "not ordered" : "order unknown";
+    list.append(element("li", {}, `${state}: ${producer} → ${consumer}, ${times} ×${lines.join("")}: ${why}`));
+  }
+}
+
 // For each cell of the matrix, the longest of its waits.
 function longestOfCells(data, libraries) {
   const { stalls, operations } = data;

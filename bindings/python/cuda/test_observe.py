@@ -1,0 +1,242 @@
+"""Observe mode with cuda.core and Numba, which run for real on the simulated driver: waits, and the order of hand-overs."""
+
+import gc
+import threading
+import time
+
+import numpy as np
+import pytest
+from cuda.core import Buffer, Device, Event, Stream
+from cuda.core.utils import StridedMemoryView
+from doubles import Library
+from numba import cuda
+
+import estafette as est
+from estafette._observe.patches import Observed
+
+SIZE = 64
+VALUES = np.arange(16, dtype="float32")
+
+
+@pytest.fixture
+def device(sim):
+    device = Device(0)
+    device.set_current()
+    return device
+
+
+@pytest.fixture
+def streams(device):
+    return device.create_stream(), device.create_stream()
+
+
+def handle(stream):
+    return int(stream.handle)
+
+
+def numbers(seen):
+    """The hand-overs by order, libraries and lines, the lines as their distance from the first line of the caller."""
+    return [(row["order"], row["producer"], row["consumer"], row["made"], row["taken"]) for row in seen.report().data["hand_overs"]]
+
+
+def here(offset=0):
+    import sys
+
+    return f"test_observe.py:{sys._getframe(1).f_lineno + offset}"
+
+
+def test_a_view_on_another_stream_is_not_ordered_after_the_fill(device, streams):
+    first, second = streams
+    buffer = device.allocate(SIZE, stream=first)
+    with est.observe() as seen:
+        buffer.fill(b"\x01", stream=first)
+        made = here(-1)
+        StridedMemoryView.from_dlpack(buffer, stream_ptr=handle(second))
+        taken = here(-1)
+    assert numbers(seen) == [("none", "cuda.core", "cuda.core", made, taken)]
+    assert "not ordered: cuda.core → cuda.core, 1 ×, made after " + made in str(seen.report())
+
+
+def waits_for_the_stream(first, second):
+    second.wait(first)
+
+
+def waits_for_an_event(first, second):
+    second.wait(first.record())
+
+
+def waits_by_another_stream(first, second):
+    between = Device(0).create_stream()
+    between.wait(first)
+    second.wait(between.record())
+
+
+def synchronizes_the_stream(first, second):
+    first.sync()
+
+
+def synchronizes_an_event(first, second):
+    first.record().sync()
+
+
+def asks_an_event(first, second):
+    event = first.record()
+    while not event.is_done:
+        time.sleep(0.001)
+
+
+def waits_by_numba(first, second):
+    event = cuda.event()
+    event.record(cuda.external_stream(handle(first)))
+    event.wait(cuda.external_stream(handle(second)))
+
+
+def synchronizes_by_numba(first, second):
+    cuda.external_stream(handle(first)).synchronize()
+
+
+@pytest.mark.parametrize(
+    "order",
+    [
+        waits_for_the_stream,
+        waits_for_an_event,
+        waits_by_another_stream,
+        synchronizes_the_stream,
+        synchronizes_an_event,
+        asks_an_event,
+        waits_by_numba,
+        synchronizes_by_numba,
+    ],
+)
+def test_what_is_ordered_is_not_accused(device, streams, order):
+    first, second = streams
+    buffer = device.allocate(SIZE, stream=first)
+    with est.observe() as seen:
+        buffer.fill(b"\x01", stream=first)
+        order(first, second)
+        StridedMemoryView.from_dlpack(buffer, stream_ptr=handle(second))
+        StridedMemoryView.from_dlpack(buffer, stream_ptr=handle(first))
+    assert numbers(seen) == []
+
+
+def test_an_order_of_before_the_write_is_none(device, streams):
+    first, second = streams
+    buffer = device.allocate(SIZE, stream=first)
+    with est.observe() as seen:
+        event = first.record()
+        buffer.fill(b"\x01", stream=first)
+        second.wait(event)
+        StridedMemoryView.from_dlpack(buffer, stream_ptr=handle(second))
+    assert [row[0] for row in numbers(seen)] == ["none"]
+
+
+def test_a_copy_to_the_device_that_nothing_waits_for(device, streams):
+    _, second = streams
+    stream = cuda.stream()
+    array = cuda.device_array(16, "float32")
+    bound = cuda.to_device(VALUES, stream=stream)
+    with est.observe() as seen:
+        array.copy_to_device(VALUES, stream=stream)
+        made = here(-1)
+        # The array names no stream, and so nothing can wait for it.
+        StridedMemoryView.from_cuda_array_interface(array, stream_ptr=handle(second))
+        taken = here(-1)
+        # This one does.
+        bound.copy_to_device(VALUES)
+        StridedMemoryView.from_cuda_array_interface(bound, stream_ptr=handle(second))
+    assert numbers(seen) == [("none", "numba", "cuda.core", made, taken)]
+    stream.synchronize()
+
+
+def test_a_mended_copy_to_the_device_is_not_accused(device, streams):
+    _, second = streams
+    stream = cuda.stream()
+    array = cuda.device_array(16, "float32")
+    with est.observe() as seen:
+        array.copy_to_device(VALUES, stream=stream)
+        stream.synchronize()
+        StridedMemoryView.from_cuda_array_interface(array, stream_ptr=handle(second))
+        other = cuda.to_device(VALUES)
+        StridedMemoryView.from_cuda_array_interface(other, stream_ptr=handle(second))
+    assert numbers(seen) == []
+
+
+def test_what_cannot_be_known_is_said_to_be_unknown(sim, device, streams):
+    first, second = streams
+    lib = Library(sim)
+    buffer = device.allocate(SIZE, stream=first)
+    buffer.fill(b"\x01", stream=first)
+    with est.observe() as seen:
+        # It was filled before the observation, and perhaps waited for.
+        StridedMemoryView.from_dlpack(buffer, stream_ptr=handle(second))
+        # The consumer does not say where it works.
+        buffer.fill(b"\x02", stream=first)
+        StridedMemoryView.from_dlpack(buffer, stream_ptr=-1)
+        # A library that is not in the table.
+        StridedMemoryView.from_dlpack(lib.full(1), stream_ptr=handle(second))
+    rows = numbers(seen)
+    assert len(rows) == 3 and {row[0] for row in rows} == {"unknown"}
+    assert {row[1] for row in rows} == {"cuda.core", "doubles"}
+    first.sync()
+
+
+def test_memory_that_is_used_again_is_not_taken_for_what_was_there(device, streams):
+    first, second = streams
+    with est.observe() as seen:
+        buffer = device.allocate(SIZE, stream=first)
+        buffer.fill(b"\x01", stream=first)
+        buffer.close()
+        del buffer
+        gc.collect()
+        # The pool may give the same memory again.
+        other = device.allocate(SIZE, stream=second)
+        StridedMemoryView.from_dlpack(other, stream_ptr=handle(second))
+    assert [row[0] for row in numbers(seen)] == ["unknown"]
+
+
+@pytest.mark.parametrize("library", ["cuda.core stream", "cuda.core event", "numba stream", "numba event", "numba copy"])
+def test_waits_are_found_with_their_lines(sim, device, streams, library):
+    first, _ = streams
+    stream = cuda.external_stream(handle(first))
+    array = cuda.to_device(VALUES)
+    buffer = device.allocate(SIZE, stream=first)
+    event = cuda.event()
+    sim.block(handle(first))
+    with est.observe() as seen:
+        buffer.fill(b"\x01", stream=first)
+        core_event = first.record()
+        event.record(stream)
+        threading.Timer(0.05, sim.unblock, [handle(first)]).start()
+        began = time.perf_counter_ns()
+        match library:
+            case "cuda.core stream":
+                name, line = "cuda.core.Stream.sync", here(1)
+                first.sync()
+            case "cuda.core event":
+                name, line = "cuda.core.Event.sync", here(1)
+                core_event.sync()
+            case "numba stream":
+                name, line = "numba.Stream.synchronize", here(1)
+                stream.synchronize()
+            case "numba event":
+                name, line = "numba.Event.synchronize", here(1)
+                event.synchronize()
+            case "numba copy":
+                name, line = "numba.DeviceNDArray.copy_to_host", here(1)
+                array.copy_to_host(stream=stream)
+                stream.synchronize()
+        planted = time.perf_counter_ns() - began
+    rows = {row["name"]: row["waited_ns"] for row in seen.report().data["operations"]}
+    assert f"`{name}` at {line}" in rows, rows
+    if library != "numba copy":
+        assert planted / 2 < rows[f"`{name}` at {line}"] <= planted
+
+
+def test_classes_that_cannot_be_changed_are_as_before(device):
+    before = {kind: dict(vars(kind)) for kind in (Stream, Event, Buffer, Device, StridedMemoryView)}
+    with est.observe():
+        assert type(vars(Stream)["sync"]) is Observed and type(vars(Buffer)["fill"]) is Observed
+        assert type(vars(StridedMemoryView)["from_dlpack"]) is classmethod
+        assert StridedMemoryView.from_dlpack.__name__ == "from_dlpack"
+    for kind, names in before.items():
+        assert dict(vars(kind)) == names and all(vars(kind)[name] is value for name, value in names.items())

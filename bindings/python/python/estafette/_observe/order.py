@@ -1,0 +1,579 @@
+"""Which work of which stream of a CUDA device comes after which, as far as the observed calls say so.
+
+Every act that orders has a tick. A stream knows up to which tick the work of other streams comes before its own further work. What is
+handed over has spans: streams on which it was made, and the ticks between which that was. It is *not ordered* when its consumer's
+stream is ordered after nothing that is as late as the beginning of a span; *ordered* when it is ordered after the ends of all of them.
+Everything between these is *unknown*, and so is all that the libraries do not tell. An act that cannot be told apart orders everything.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+import weakref
+from typing import Any, NamedTuple, TypeAlias
+
+from .notes import Site, site
+
+LEGACY = 1
+"""The default stream that waits for the others, and they for it."""
+
+EVENTS_MAX = 10_000
+"""Events that are remembered. One that is not orders everything."""
+
+WRITES_MAX = 100_000
+"""Memory of which the writes are remembered."""
+
+ALL: None = None
+"""In the place of a stream: all of them."""
+
+Known: TypeAlias = dict["int | None", int]
+"""Up to which tick the work of each stream."""
+
+DEVICES = (2, 13)
+"""CUDA's memory, and that which the driver moves, as DLPack numbers them."""
+
+NONE, UNKNOWN = "none", "unknown"
+
+Verdict: TypeAlias = "tuple[str, Site | None, str] | None"
+"""What is wrong with an order: one of the two words, the line behind which the work was, and the reason. `None`: nothing is."""
+
+
+class Span(NamedTuple):
+    """Where and when memory was written, by ticks."""
+
+    stream: int
+    first: int
+    last: int
+    place: Site | None
+
+
+class _Period:
+    """The time for which a library had a stream as its current one."""
+
+    def __init__(self, first: int, place: Site | None) -> None:
+        self.first, self.place = first, place
+        self.last = first
+        self.users = 0
+
+
+def handle_of(stream: Any) -> int:
+    """The driver's handle of a library's stream. 0 is the default stream."""
+    if stream is None or stream == 0:
+        return LEGACY
+    if not isinstance(stream, int):
+        found = getattr(stream, "cuda_stream", getattr(stream, "ptr", None))
+        stream = stream.__cuda_stream__()[1] if found is None else found
+    return int(stream) or LEGACY
+
+
+def event_of(event: Any) -> int:
+    """The driver's handle of a library's event."""
+    for name in ("cuda_event", "ptr", "handle"):
+        found = getattr(event, name, None)
+        if found is not None:
+            return int(found)
+    raise TypeError(f"an event of {type(event).__name__} has no handle")
+
+
+def _is_apart(stream: Any) -> bool | None:
+    """Whether a stream and the default stream do not wait for each other; `None` where the stream does not say."""
+    if hasattr(stream, "cuda_stream"):
+        # Those of PyTorch's pool; others are from anywhere.
+        return None if type(stream).__name__ == "ExternalStream" else True
+    for name in ("is_non_blocking", "is_nonblocking"):
+        if hasattr(stream, name):
+            return bool(getattr(stream, name))
+    return None
+
+
+class Order:
+    """What one observation knows of it."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._tick = 1
+        self._after: dict[int, Known] = {}
+        self._host: Known = {}
+        self._events: dict[int, Known] = {}
+        # Streams that do not wait for the default stream, nor it for them. Of others it is taken that they do.
+        self._apart: set[int] = set()
+        self._periods: dict[str, dict[int, _Period]] = {}
+        self._local = threading.local()
+        self._writes: dict[int, tuple[Any, Span]] = {}
+        # What a library had done before is not known, nor what it had waited for.
+        self._is_cupy_old = "cupy" in sys.modules
+        torch = sys.modules.get("torch")
+        self._old_blocks: set[int] = set()
+        self._segments: list[tuple[int, int, int]] = []
+        if torch is not None and torch.cuda.is_initialized():
+            for segment in torch.cuda.memory_snapshot():
+                self._old_blocks.update(address for address, _ in _blocks(segment))
+
+    # --- What orders ---
+
+    def _seen(self, stream: Any) -> int:
+        handle = handle_of(stream)
+        if handle != LEGACY and not isinstance(stream, int):
+            is_apart = _is_apart(stream)
+            if is_apart is not None:
+                (self._apart.add if is_apart else self._apart.discard)(handle)
+        self._after.setdefault(handle, {})
+        return handle
+
+    def _now(self, stream: int) -> Known:
+        """What is before an event that is recorded now."""
+        self._tick += 1
+        known = dict(self._after.get(stream, ()))
+        _merge(known, self._host)
+        known[stream] = self._tick
+        if stream == LEGACY:
+            known.update((other, self._tick) for other in self._after if other not in self._apart)
+        elif stream not in self._apart:
+            known[LEGACY] = self._tick
+        return known
+
+    def record(self, event: Any, stream: Any) -> None:
+        """An event is recorded on a stream."""
+        with self._lock:
+            if len(self._events) >= EVENTS_MAX:
+                self._events.clear()
+            self._events[event_of(event)] = self._now(self._seen(stream))
+
+    def wait(self, stream: Any, event: Any) -> None:
+        """A stream waits for an event."""
+        with self._lock:
+            _merge(self._after[self._seen(stream)], self._recorded(event))
+
+    def _recorded(self, event: Any) -> Known:
+        known = self._events.get(event_of(event))
+        if known is None:
+            self._tick += 1
+            return {ALL: self._tick}
+        return known
+
+    def follow(self, stream: Any, earlier: Any) -> None:
+        """A stream waits for all that is on an earlier one."""
+        with self._lock:
+            _merge(self._after[self._seen(stream)], self._now(self._seen(earlier)))
+
+    def host_waits(self, stream: Any) -> None:
+        """The host waits for all that is on a stream."""
+        with self._lock:
+            _merge(self._host, self._now(self._seen(stream)))
+
+    def host_waits_for_event(self, event: Any) -> None:
+        with self._lock:
+            _merge(self._host, self._recorded(event))
+
+    def everything(self) -> None:
+        """The host waits for everything; or what is done is not known, and might be that."""
+        with self._lock:
+            self._tick += 1
+            self._host[ALL] = self._tick
+
+    # --- What is made where ---
+
+    def use(self, library: str, stream: Any, place: Site | None) -> None:
+        """A library's current stream on this thread is another one."""
+        with self._lock:
+            handle = self._seen(stream)
+            self._tick += 1
+            periods = self._of(library)
+            before = self._local.__dict__.get(library, LEGACY)
+            if before in periods:
+                left = periods[before]
+                left.users -= 1
+                left.last = self._tick
+            period = periods.get(handle)
+            if period is None:
+                period = periods[handle] = _Period(self._tick, place)
+            period.users += 1
+            self._local.__dict__[library] = handle
+
+    def _of(self, library: str) -> dict[int, _Period]:
+        periods = self._periods.get(library)
+        if periods is None:
+            # Any thread may be at work on the default stream at any time.
+            default = _Period(1, None)
+            default.users = 1 << 30
+            periods = self._periods[library] = {LEGACY: default}
+        return periods
+
+    def _span(self, stream: int, period: _Period) -> Span:
+        return Span(stream, period.first, self._tick if period.users > 0 else period.last, period.place)
+
+    def write(self, owner: Any, pointer: int, stream: Any, place: Site | None, *, sure: bool) -> None:
+        """Work that writes to memory is enqueued; unless `sure` it may only read what was written before."""
+        with self._lock:
+            handle = self._seen(stream)
+            self._tick += 1
+            span = Span(handle, self._tick, self._tick, place)
+            entry = self._writes.get(pointer)
+            if not sure and entry is not None and entry[0]() is not None:
+                # Of two streams that use it nobody knows which has written.
+                span = entry[1]._replace(last=self._tick) if entry[1].stream == handle else entry[1]._replace(first=0)
+            if len(self._writes) >= WRITES_MAX:
+                self._writes.clear()
+            self._writes[pointer] = (weakref.ref(owner), span)
+
+    def written(self, pointer: int) -> list[Span] | None:
+        """The last write to memory that lives."""
+        entry = self._writes.get(pointer)
+        return None if entry is None or entry[0]() is None else [entry[1]]
+
+    def spans_of_cupy(self) -> list[Span]:
+        """Where an array of CuPy's may have been made."""
+        with self._lock:
+            spans = [self._span(*item) for item in self._of("cupy").items()]
+        return [span._replace(first=0) for span in spans] if self._is_cupy_old else spans
+
+    def spans_of_torch(self, pointer: int, fresh: bool) -> list[Span] | None:
+        """Where a tensor of PyTorch's was made, by the stream that its memory belongs to."""
+        with self._lock:
+            periods = dict(self._of("torch"))
+        if len(periods) == 1 and not fresh:
+            stream: int | None = LEGACY
+        else:
+            stream = self._stream_of_block(pointer, fresh)
+        period = None if stream is None else periods.get(stream)
+        if stream is None or period is None:
+            return None
+        return [self._span(stream, period)]
+
+    def _stream_of_block(self, pointer: int, fresh: bool) -> int | None:
+        if not fresh:
+            for begin, end, stream in self._segments:
+                if begin <= pointer < end:
+                    return stream
+        torch: Any = sys.modules["torch"]
+        self._segments = []
+        found: int | None = None
+        for segment in torch.cuda.memory_snapshot():
+            begin, end = segment["address"], segment["address"] + segment["total_size"]
+            # Memory of graphs and of the program's own pools is written in ways that its stream does not tell.
+            if tuple(segment.get("segment_pool_id", (0, 0))) != (0, 0):
+                continue
+            stream = int(segment["stream"]) or LEGACY
+            self._segments.append((begin, end, stream))
+            if begin <= pointer < end:
+                block = next((address for address, size in _blocks(segment) if address <= pointer < address + size), None)
+                if block is not None and block not in self._old_blocks:
+                    found = stream
+        return found
+
+    # --- What comes out ---
+
+    def verdict(self, spans: list[Span] | None, consumer: Any) -> Verdict:
+        """Whether work on a stream, or on one that is not known (`None`), comes after what was handed over."""
+        if spans is None:
+            return (UNKNOWN, None, "the producer does not say on which stream it was made")
+        with self._lock:
+            goal = None if consumer is None else self._seen(consumer)
+            states = [self._state(span, goal) for span in spans]
+        if all(state is None for state in states):
+            return None
+        place = next((span.place for span in reversed(spans) if span.place is not None), None)
+        if goal is None:
+            return (UNKNOWN, place, "the consumer does not say on which stream it works")
+        if all(state == NONE for state in states):
+            return (NONE, place, "no event, no synchronize and no stream argument is between the streams")
+        return (UNKNOWN, place, "it may have been made on several streams, or before or after what was waited for")
+
+    def _state(self, span: Span, goal: int | None) -> str | None:
+        known = dict(self._host)
+        if goal is not None:
+            _merge(known, self._after.get(goal, {}))
+            blocking = {span.stream, goal} - {LEGACY} - self._apart
+            if span.stream == goal or (LEGACY in (span.stream, goal) and blocking):
+                return None
+        reached = max(known.get(span.stream, 0), known.get(ALL, 0))
+        if reached >= span.last:
+            return None
+        return NONE if reached < span.first else UNKNOWN
+
+
+def _merge(known: Known, other: Known) -> None:
+    for stream, tick in other.items():
+        if tick > known.get(stream, 0):
+            known[stream] = tick
+
+
+def _blocks(segment: Any) -> list[tuple[int, int]]:
+    """Address and size of the blocks of a segment of PyTorch's that are in use."""
+    found, address = [], segment["address"]
+    for block in segment["blocks"]:
+        if block["state"].startswith("active"):
+            found.append((block.get("address", address), block["size"]))
+        address += block["size"]
+    return found
+
+
+# --- What each function does -------------------------------------------------------------------------------------------
+
+
+def _torch_stream(device: Any = None) -> int:
+    """The current stream of PyTorch."""
+    torch: Any = sys.modules["torch"]
+    index = getattr(device, "index", device)
+    raw = torch._C._cuda_getCurrentRawStream(torch.cuda.current_device() if index is None else index)
+    return int(raw) or LEGACY
+
+
+def _cupy_stream() -> Any:
+    return sys.modules["cupy"].cuda.get_current_stream()
+
+
+def current(library: str, device: Any = None) -> Any:
+    """The current stream of a library, if it has one."""
+    match library:
+        case "torch":
+            return _torch_stream(device)
+        case "cupy":
+            return _cupy_stream()
+    return None
+
+
+def _argument(args: tuple[Any, ...], kwargs: dict[str, Any], at: int, name: str) -> Any:
+    return args[at] if len(args) > at else kwargs.get(name)
+
+
+class Act(NamedTuple):
+    """A call that has returned."""
+
+    order: Order
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    result: Any
+
+    def argument(self, at: int, name: str) -> Any:
+        return _argument(self.args, self.kwargs, at, name)
+
+
+def _torch_use(act: Act) -> None:
+    stream = act.argument(0, "stream")
+    if stream is not None:
+        act.order.use("torch", stream, site())
+
+
+def _torch_record(act: Act) -> None:
+    stream = act.argument(1, "stream")
+    act.order.record(act.args[0], _torch_stream() if stream is None else stream)
+
+
+def _torch_wait(act: Act) -> None:
+    stream = act.argument(1, "stream")
+    act.order.wait(_torch_stream() if stream is None else stream, act.args[0])
+
+
+def _host_waits(act: Act) -> None:
+    act.order.host_waits(act.args[0])
+
+
+def _host_waits_for_event(act: Act) -> None:
+    act.order.host_waits_for_event(act.args[0])
+
+
+def _asked_stream(act: Act) -> None:
+    if act.result:
+        act.order.host_waits(act.args[0])
+
+
+def _asked_event(act: Act) -> None:
+    if act.result:
+        act.order.host_waits_for_event(act.args[0])
+
+
+def _everything(act: Act) -> None:
+    act.order.everything()
+
+
+def _torch_value(act: Act) -> None:
+    """A copy from or to the host, which waits for the current stream unless it is told not to."""
+    tensor, result = act.args[0] if act.args else None, act.result
+    devices = {getattr(tensor, "is_cuda", None), getattr(result, "is_cuda", None)}
+    if True in devices and devices != {True} and not act.kwargs.get("non_blocking", False):
+        act.order.host_waits(_torch_stream((tensor if getattr(tensor, "is_cuda", False) else result).device))
+
+
+def _torch_give(act: Act) -> None:
+    stream = act.kwargs.get("stream", -1)
+    if act.args[0].is_cuda and stream != -1:
+        act.order.follow(stream, _torch_stream(act.args[0].device))
+
+
+def _cupy_use(act: Act) -> None:
+    act.order.use("cupy", _cupy_stream(), site())
+
+
+def _cupy_record(act: Act) -> None:
+    stream = act.argument(1, "stream")
+    act.order.record(act.args[0], _cupy_stream() if stream is None else stream)
+
+
+def _record_on(act: Act) -> None:
+    event = act.argument(1, "event")
+    act.order.record(act.result if event is None else event, act.args[0])
+
+
+def _wait_event(act: Act) -> None:
+    act.order.wait(act.args[0], act.argument(1, "event"))
+
+
+def _cupy_value(act: Act) -> None:
+    """A copy to the host, which waits unless it is told not to."""
+    if act.kwargs.get("blocking", True):
+        stream = act.kwargs.get("stream")
+        act.order.host_waits(_cupy_stream() if stream is None else stream)
+
+
+def _cupy_give(act: Act) -> None:
+    stream = act.kwargs.get("stream")
+    if stream != -1:
+        act.order.follow(stream, _cupy_stream())
+
+
+def _numba_record(act: Act) -> None:
+    act.order.record(act.args[0], act.argument(1, "stream"))
+
+
+def _numba_wait(act: Act) -> None:
+    act.order.wait(act.argument(1, "stream"), act.args[0])
+
+
+def _numba_fill(act: Act) -> None:
+    """`to_device(obj, stream=0)` and `copy_to_device(self, ary, stream=0)`: a copy on a stream, or one that the host waits for."""
+    array, stream = (act.result, act.argument(1, "stream")) if act.result is not None else (act.args[0], act.argument(2, "stream"))
+    stream = stream or array.stream
+    act.order.write(array.gpu_data, pointer_of("numba", array), stream, site(), sure=True)
+    if not stream:
+        act.order.host_waits(LEGACY)
+
+
+def _numba_fetch(act: Act) -> None:
+    act.order.host_waits(act.argument(2, "stream") or act.args[0].stream)
+
+
+def _numba_launch(act: Act) -> None:
+    """`launch(self, args, griddim, blockdim, stream=0, sharedmem=0)`."""
+    for array in act.argument(1, "args"):
+        if hasattr(array, "gpu_data"):
+            act.order.write(array.gpu_data, pointer_of("numba", array), act.argument(4, "stream"), site(), sure=False)
+
+
+def _core_wait(act: Act) -> None:
+    other = act.argument(1, "event_or_stream")
+    if hasattr(other, "is_done"):
+        act.order.wait(act.args[0], other)
+    elif hasattr(other, "__cuda_stream__"):
+        act.order.follow(act.args[0], other)
+    else:
+        act.order.everything()
+
+
+def _core_fill(act: Act) -> None:
+    """`fill(value, *, stream)` and `copy_from(src, *, stream)`."""
+    act.order.write(act.args[0], int(act.args[0].handle), act.kwargs["stream"], site(), sure=True)
+
+
+def _core_copy_to(act: Act) -> None:
+    act.order.write(act.result, int(act.result.handle), act.kwargs["stream"], site(), sure=True)
+
+
+def _core_launch(act: Act) -> None:
+    """`launch(stream, config, kernel, *arguments)`."""
+    stream = act.args[0]
+    if not hasattr(stream, "__cuda_stream__"):
+        return
+    for argument in act.args[3:]:
+        if isinstance(argument, int):
+            entry = act.order._writes.get(argument)
+            argument = None if entry is None else entry[0]()
+        if hasattr(argument, "memory_resource"):
+            act.order.write(argument, int(argument.handle), stream, site(), sure=False)
+
+
+ACTS: dict[str, Any] = {
+    act.__name__[1:]: act
+    for act in (
+        _torch_use, _torch_record, _torch_wait, _torch_value, _torch_give, _host_waits, _host_waits_for_event, _asked_stream,
+        _asked_event, _everything, _cupy_use, _cupy_record, _cupy_value, _cupy_give, _record_on, _wait_event, _numba_record,
+        _numba_wait, _numba_fill, _numba_fetch, _numba_launch, _core_wait, _core_fill, _core_copy_to, _core_launch,
+    )
+}
+"""By the names that the table has for them."""
+
+
+# --- Hand-overs --------------------------------------------------------------------------------------------------------
+
+
+def pointer_of(library: str, array: Any) -> int | None:
+    """Where the memory of an array is, if that can be asked without a wait."""
+    match library:
+        case "numpy":
+            return int(array.__array_interface__["data"][0]) if hasattr(array, "__array_interface__") else None
+        case "torch":
+            return int(array.data_ptr())
+        case "cupy":
+            return int(array.data.ptr)
+        case "numba":
+            return int(array.device_ctypes_pointer.value or 0)
+        case "cuda.core":
+            return int(array.ptr if hasattr(array, "ptr") else array.handle)
+    return None
+
+
+def is_on_device(library: str, array: Any) -> bool:
+    """Whether an array is in memory of a CUDA device."""
+    match library:
+        case "torch":
+            return bool(getattr(array, "is_cuda", False))
+        case "cupy" | "numba":
+            return True
+        case "cuda.core":
+            return bool(getattr(array, "is_device_accessible", False))
+        case "jax":
+            return any(device.platform in ("gpu", "cuda") for device in array.devices())
+    return hasattr(array, "__dlpack_device__") and array.__dlpack_device__()[0] in DEVICES
+
+
+def _exported_stream(library: str, array: Any) -> Any:
+    """The stream that `__cuda_array_interface__` names, for which a consumer waits."""
+    match library:
+        case "cupy":
+            return _cupy_stream()
+        case "numba":
+            return array.stream or None
+    return None
+
+
+def hand_over(
+    order: Order, origin: str, source: Any, library: str, asked: Any, given: Any, options: dict[str, Any]
+) -> Verdict:
+    """What is known of the order of a hand-over without a copy that has taken place. `asked`: the stream that the consumer named in
+    the call; `given`: the one with which the producer's `__dlpack__` was called."""
+    if origin in ("jax", "estafette") and given is not None:
+        return None
+    if origin == "estafette":
+        return None
+    consumer = asked if asked not in (None, -1) else given if given not in (None, -1) else current(library)
+    if given is None and hasattr(source, "__cuda_array_interface__"):
+        exported = _exported_stream(origin, source)
+        if exported is not None and library == "cuda.core" and asked not in (None, -1):
+            order.follow(asked, exported)
+        elif exported is not None and library in ("cupy", "numba") and options.get("sync", True):
+            order.host_waits(exported)
+    match origin:
+        case "torch":
+            spans = order.spans_of_torch(int(source.data_ptr()), False)
+            verdict = order.verdict(spans, consumer)
+            if verdict is not None and verdict[0] == NONE:
+                # Looked at again before it is said.
+                verdict = order.verdict(order.spans_of_torch(int(source.data_ptr()), True), consumer)
+            return verdict
+        case "cupy":
+            return order.verdict(order.spans_of_cupy(), consumer)
+        case "numba" | "cuda.core":
+            pointer = pointer_of(origin, source)
+            return order.verdict(None if pointer is None else order.written(pointer), consumer)
+    return order.verdict(None, consumer)
