@@ -141,6 +141,7 @@ impl Fence {
     }
 
     /// As [`point`](Self::point), of a timeline whose `peek` loads and calls nothing, and so may be called under locks.
+    #[cfg(feature = "cuda")]
     pub(crate) fn own_point(timeline: Arc<dyn Timeline>, sequence: u64, seen: Clock) -> Self {
         Self { peeks_under_locks: true, ..Self::point(timeline, sequence, seen) }
     }
