@@ -1,6 +1,9 @@
 """Observe mode with cuda.core and Numba, which run for real on the simulated driver: waits, and the order of hand-overs."""
 
 import gc
+import importlib
+import inspect
+import sys
 import threading
 import time
 
@@ -12,7 +15,8 @@ from doubles import Library
 from numba import cuda
 
 import estafette as est
-from estafette._observe.patches import Observed
+from estafette._observe.patches import Observed, observed_in
+from estafette._observe.table import ROWS
 
 SIZE = 64
 VALUES = np.arange(16, dtype="float32")
@@ -40,8 +44,6 @@ def numbers(seen):
 
 
 def here(offset=0):
-    import sys
-
     return f"test_observe.py:{sys._getframe(1).f_lineno + offset}"
 
 
@@ -240,3 +242,30 @@ def test_classes_that_cannot_be_changed_are_as_before(device):
         assert StridedMemoryView.from_dlpack.__name__ == "from_dlpack"
     for kind, names in before.items():
         assert dict(vars(kind)) == names and all(vars(kind)[name] is value for name, value in names.items())
+
+
+def test_every_function_of_the_table_is_there(device):
+    rows = [row for row in ROWS if row.library in ("numba", "cuda.core")]
+    with est.observe():
+        for row in rows:
+            importlib.import_module(row.module)
+            owner = sys.modules[row.module]
+            *path, name = row.name.split(".")
+            for part in path:
+                owner = getattr(owner, part)
+            assert observed_in(inspect.getattr_static(owner, name)) is not None, row
+    assert len(rows) > 20
+
+
+def test_an_interface_that_the_program_asks_for_is_a_hand_over(sim):
+    stream = cuda.stream()
+    array = cuda.device_array(16, "float32")
+    with est.observe() as seen:
+        array.copy_to_device(VALUES, stream=stream)
+        assert array.__cuda_array_interface__["stream"] is None
+        stream.synchronize()
+        assert array.__cuda_array_interface__["stream"] is None
+    (row,) = [row for row in seen.report().data["exchanges"] if row["producer"] == "numba"]
+    assert (row["consumer"], row["count"], row["copies"], row["bytes"]) == ("host", 2, 0, 128)
+    # Where the dictionary goes is not known; after the wait that does not matter.
+    assert [row[:3] for row in numbers(seen)] == [("unknown", "numba", "host")]
