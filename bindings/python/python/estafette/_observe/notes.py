@@ -147,11 +147,11 @@ class Notes:
     def _add_exchange(self, exchange: Exchange, disorders: list[tuple[Any, ...]]) -> None:
         name, origin, to, pending, copied, began, ended, place, track, kind, shape, size, failed, verdict = exchange
         tensor = (kind, shape, size, origin)
-        blocker = None
+        blocker = identity = None
         if copied:
             goal = to or "the host"
             what = f"work of {origin} and its copy to {goal}" if pending else f"copy from {origin} to {goal}"
-            blocker = self.add(
+            blocker = identity = self.add(
                 "copy",
                 what,
                 began,
@@ -168,8 +168,8 @@ class Notes:
             identity = self.add(
                 "export", name, at, library=to, site=place, submitter=track, began=at, done=ended, resumed=at, tensor=tensor
             )
-            if verdict is not None:
-                disorders.append((identity, *verdict))
+        if verdict is not None:
+            disorders.append((identity, *verdict))
         if (copied or pending) and ended - began >= SHORT_NS:
             if blocker is None:
                 blocker = self.work_of(origin, track, began, ended)

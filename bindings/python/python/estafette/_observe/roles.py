@@ -179,7 +179,7 @@ def exchange(observed: Observed, args: tuple[Any, ...], kwargs: dict[str, Any], 
                 if row.role != "move" or failed is not None or (result is not source and result.device != source.device):
                     copied = failed is None and _is_copied(row, source, origin, result, kwargs)
                     verdict = None
-                    if not copied and failed is None and "numpy" not in (origin, to) and row.library in DEVICE_LIBRARIES:
+                    if failed is None and "numpy" not in (origin, to) and row.role in ("take", "view", "give"):
                         verdict = _verdict(row, origin, source, to, lane, args, kwargs)
                     about = _about(source)
                     place = site(3)
@@ -209,7 +209,7 @@ def _verdict(
     row: Row, origin: str, source: Any, to: str, lane: Lane, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> Any:
     """What is known of the order of a hand-over, if it is one of device memory."""
-    if not is_on_device(origin, source):
+    if row.library not in DEVICE_LIBRARIES or not is_on_device(origin, source):
         return None
     asked = kwargs.get("stream_ptr", args[2] if len(args) > 2 and row.role == "view" else None)
     return hand_over(order, origin, source, to, asked, lane.given, kwargs)
