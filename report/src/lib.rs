@@ -27,7 +27,9 @@ pub use analysis::attribution;
 #[cfg(feature = "report")]
 pub use analysis::summary::{Report, report};
 #[cfg(feature = "report")]
-pub use analysis::{barrier, critical_path, diff, exchanges, hand_overs, matrix, roots, sentences, summary, walk};
+pub use analysis::{
+    barrier, critical_path, diff, exchanges, hand_overs, matrix, roots, sentences, summary, walk,
+};
 pub use format::{budget, file};
 #[cfg(feature = "report")]
 pub use format::{chrome, perfetto};

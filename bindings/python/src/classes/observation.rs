@@ -5,7 +5,8 @@ use std::path::PathBuf;
 
 use estafette_report::attribution::attribute;
 use estafette_report::model::{
-    Access, Disorder, LibraryId, Mode, Operation, OperationKind, Outcome, Site, Text, Track, TrackKind, Variable,
+    Access, Disorder, LibraryId, Mode, Operation, OperationKind, Outcome, Site, Text, Track, TrackKind,
+    Variable,
 };
 use estafette_report::{Trace, file, perfetto};
 use pyo3::exceptions::PyValueError;
