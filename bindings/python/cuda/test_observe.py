@@ -1,6 +1,11 @@
 """Observe mode with cuda.core and Numba, which run for real on the simulated driver: waits, and the order of hand-overs."""
 
 import gc
+import importlib
+import inspect
+import subprocess
+import sys
+import textwrap
 import threading
 import time
 
@@ -12,7 +17,8 @@ from doubles import Library
 from numba import cuda
 
 import estafette as est
-from estafette._observe.patches import Observed
+from estafette._observe.patches import Observed, observed_in
+from estafette._observe.table import ROWS
 
 SIZE = 64
 VALUES = np.arange(16, dtype="float32")
@@ -40,19 +46,27 @@ def numbers(seen):
 
 
 def here(offset=0):
-    import sys
-
     return f"test_observe.py:{sys._getframe(1).f_lineno + offset}"
 
 
-def test_a_view_on_another_stream_is_not_ordered_after_the_fill(device, streams):
+def copied(view, stream):
+    """A copy of what a view shows: the simulator notices when nothing orders it."""
+    target = Device(0).allocate(SIZE, stream=stream)
+    Buffer.from_handle(view.ptr, SIZE, owner=view).copy_to(target, stream=stream)
+
+
+def test_a_view_on_another_stream_is_not_ordered_after_the_fill(sim, device, streams):
     first, second = streams
     buffer = device.allocate(SIZE, stream=first)
+    second.wait(first)
     with est.observe() as seen:
         buffer.fill(b"\x01", stream=first)
         made = here(-1)
-        StridedMemoryView.from_dlpack(buffer, stream_ptr=handle(second))
+        view = StridedMemoryView.from_dlpack(buffer, stream_ptr=handle(second))
         taken = here(-1)
+        copied(view, second)
+    second.sync()
+    sim.expect_race()
     assert numbers(seen) == [("none", "cuda.core", "cuda.core", made, taken)]
     assert "not ordered: cuda.core → cuda.core, 1 ×, made after " + made in str(seen.report())
 
@@ -114,9 +128,11 @@ def test_what_is_ordered_is_not_accused(device, streams, order):
     with est.observe() as seen:
         buffer.fill(b"\x01", stream=first)
         order(first, second)
-        StridedMemoryView.from_dlpack(buffer, stream_ptr=handle(second))
+        copied(StridedMemoryView.from_dlpack(buffer, stream_ptr=handle(second)), second)
         StridedMemoryView.from_dlpack(buffer, stream_ptr=handle(first))
     assert numbers(seen) == []
+    # The buffer is given back on its own stream.
+    second.sync()
 
 
 def test_an_order_of_before_the_write_is_none(device, streams):
@@ -240,3 +256,91 @@ def test_classes_that_cannot_be_changed_are_as_before(device):
         assert StridedMemoryView.from_dlpack.__name__ == "from_dlpack"
     for kind, names in before.items():
         assert dict(vars(kind)) == names and all(vars(kind)[name] is value for name, value in names.items())
+
+
+def test_every_function_of_the_table_is_there(device):
+    rows = [row for row in ROWS if row.library in ("numba", "cuda.core")]
+    with est.observe():
+        for row in rows:
+            importlib.import_module(row.module)
+            owner = sys.modules[row.module]
+            *path, name = row.name.split(".")
+            for part in path:
+                owner = getattr(owner, part)
+            assert observed_in(inspect.getattr_static(owner, name)) is not None, row
+    assert len(rows) > 20
+
+
+def test_an_interface_that_the_program_asks_for_is_a_hand_over(sim):
+    stream = cuda.stream()
+    array = cuda.device_array(16, "float32")
+    with est.observe() as seen:
+        array.copy_to_device(VALUES, stream=stream)
+        assert array.__cuda_array_interface__["stream"] is None
+        stream.synchronize()
+        assert array.__cuda_array_interface__["stream"] is None
+    (row,) = [row for row in seen.report().data["exchanges"] if row["producer"] == "numba"]
+    assert (row["consumer"], row["count"], row["copies"], row["bytes"]) == ("host", 2, 0, 128)
+    # Where the dictionary goes is not known; after the wait that does not matter.
+    assert [row[:3] for row in numbers(seen)] == [("unknown", "numba", "host")]
+
+
+PIPELINE = """
+    import ctypes
+    import sys
+
+    # A version of the driver that NVIDIA's libraries are made for.
+    ctypes.CDLL("libcuda.so.1").cusim_driver_version(13000)
+
+    import numpy as np
+    from cuda.core import Device
+    from cuda.core.utils import StridedMemoryView
+    from numba import cuda
+
+    mended = sys.argv[1:] == ["mended"]
+    device = Device(0)
+    device.set_current()
+    load, work = device.create_stream(), device.create_stream()
+    upload = cuda.stream()
+    buffer = device.allocate(64, stream=load)
+    weights = cuda.device_array(16, "float32")
+    for turn in range(3):
+        buffer.fill(bytes([turn]), stream=load)
+        if mended:
+            work.wait(load)
+        batch = StridedMemoryView.from_dlpack(buffer, stream_ptr=int(work.handle))
+        weights.copy_to_device(np.arange(16, dtype="float32"), stream=upload)
+        if mended:
+            done = cuda.event()
+            done.record(upload)
+            done.wait(cuda.external_stream(int(work.handle)))
+        view = StridedMemoryView.from_any_interface(weights, stream_ptr=int(work.handle))
+        work.sync()
+    upload.synchronize()
+    load.sync()
+"""
+
+
+def test_two_missing_waits_of_a_program_are_named_and_the_mended_one_gives_none(sim, tmp_path):
+    script = tmp_path / "program.py"
+    script.write_text(textwrap.dedent(PIPELINE))
+    line = {text: at for at, text in enumerate(script.read_text().splitlines(), 1)}
+    at = {word: f"program.py:{next(at for text, at in line.items() if word in text)}" for word in ("fill", "from_dlpack", "copy_to_dev", "from_any")}
+
+    def observed(*arguments):
+        trace = tmp_path / "program.pftrace"
+        command = [sys.executable, "-m", "estafette", "observe", "--trace", trace, script, *arguments]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=110)
+        assert done.returncode == 0, done.stderr
+        data = est.report(trace).data
+        assert data["missing"] == []
+        return done.stderr, data["hand_overs"]
+
+    text, rows = observed()
+    assert [(row["order"], row["producer"], row["consumer"], row["made"], row["taken"], row["count"]) for row in rows] == [
+        ("none", "cuda.core", "cuda.core", at["fill"], at["from_dlpack"], 3),
+        ("none", "numba", "cuda.core", at["copy_to_dev"], at["from_any"], 3),
+    ]
+    assert "not ordered: numba → cuda.core, 3 ×" in text
+    text, rows = observed("mended")
+    assert rows == [] and "ordered" not in text

@@ -104,6 +104,9 @@ FAKES = {
             array.__dlpack__(stream=stream, max_version=(1, 0))
             return ndarray(array.data_ptr() if hasattr(array, "data_ptr") else array.data.ptr)
 
+        def array(obj, dtype=None, copy=True, order="K", subok=False, ndmin=0, *, blocking=False):
+            return ndarray(1)
+
         def asarray(a, dtype=None, order=None, *, blocking=False):
             return ndarray(a.data_ptr() if hasattr(a, "data_ptr") else a.data.ptr)
     """,
@@ -317,6 +320,18 @@ def test_an_interface_without_a_stream_orders_nothing(cuda, cupy):
         with cp.cuda.Stream(444, non_blocking=False):
             cp.asarray(x)
     assert orders(seen) == [("none", "torch", "cupy")]
+
+
+def test_a_copy_on_another_stream_reads_as_well(cuda, cupy):
+    with est.observe() as seen:
+        cp = cupy()
+        cuda.use(SIDE)
+        x = cuda.tensor()
+        cuda.use(DEFAULT)
+        cp.array(x)
+    assert orders(seen) == [("none", "torch", "cupy")]
+    (row,) = seen.report().data["exchanges"]
+    assert (row["copies"], row["copied_bytes"]) == (1, 16)
 
 
 def test_what_was_waited_for_between_two_uses_of_a_stream_is_unknown(torch, cuda, cupy):

@@ -7,6 +7,7 @@ use serde::{Deserialize, Serialize};
 use crate::Trace;
 use crate::analysis::exchanges::pair;
 use crate::analysis::sentences::place;
+use crate::model::shown::shown;
 use crate::model::{Site, Text};
 
 /// The hand-overs of one line.
@@ -32,11 +33,13 @@ impl HandOver {
     /// In words.
     pub fn sentence(&self) -> String {
         let order = if self.order == "none" { "not ordered" } else { "order unknown" };
-        let line =
-            |word: &str, line: &str| if line.is_empty() { String::new() } else { format!(", {word} {line}") };
-        let Self { producer, consumer, made, taken, why, count, .. } = self;
-        let (made, taken) = (line("made after", made), line("taken at", taken));
-        format!("{order}: {producer} → {consumer}, {count} ×{made}{taken}: {why}")
+        let line = |word: &str, line: &str| match line {
+            "" => String::new(),
+            line => format!(", {word} {line}"),
+        };
+        let (made, taken) = (line("made after", &self.made), line("taken at", &self.taken));
+        let (producer, consumer) = (shown(&self.producer), shown(&self.consumer));
+        format!("{order}: {producer} → {consumer}, {} ×{made}{taken}: {}", self.count, shown(&self.why))
     }
 }
 

@@ -117,10 +117,10 @@ impl Page {
         if report.worst.is_empty() {
             self.line("  none");
         }
+        self.hand_overs(report);
         if !self.style.short {
             self.matrix(&report.matrix);
             self.exchanges(report);
-            self.hand_overs(report);
             self.operations(report);
             self.tensors(report);
             self.run_time(report);

@@ -1,7 +1,8 @@
 //! Names that hold what a terminal obeys: texts for people show them, data has them as they are.
 
 use estafette_report::diff::difference;
-use estafette_report::model::{OperationKind, Outcome};
+use estafette_report::hand_overs::HandOver;
+use estafette_report::model::{Disorder, OperationKind, Outcome};
 use estafette_report::terminal::{Style, difference_text, text};
 use estafette_report::{Trace, perfetto, report};
 
@@ -26,6 +27,11 @@ fn trace() -> Trace {
         operation.name = hostile(&operation.name).into();
         if let Some(site) = &mut operation.site {
             (site.file, site.function) = (hostile(&site.file).into(), hostile(&site.function).into());
+        }
+        if operation.kind == OperationKind::Export {
+            let after = operation.site.clone();
+            operation.disorder =
+                Some(Box::new(Disorder { is_known: true, after, why: hostile("why").into() }));
         }
         if operation.kind == OperationKind::Operation {
             operation.outcome = Outcome::Failed(hostile("why").into());
@@ -79,7 +85,9 @@ fn sentences_of_the_report_show_names_and_data_has_them_as_they_are() {
         .chain(report.advice.iter().map(|advice| &advice.change))
         .chain(report.run_time.iter().map(|row| &row.what))
         .chain(&report.missing);
-    for sentence in sentences {
+    let hand_overs: Vec<String> = report.hand_overs.iter().map(HandOver::sentence).collect();
+    assert!(!hand_overs.is_empty());
+    for sentence in sentences.chain(&hand_overs) {
         assert_eq!(obeyed(sentence), None);
         assert!(!sentence.contains('\n'), "{sentence:?}");
     }

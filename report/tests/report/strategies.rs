@@ -89,8 +89,8 @@ fn track() -> impl Strategy<Value = Option<TrackId>> {
 fn operation() -> impl Strategy<Value = Operation> {
     let first = (text(), operation_kind(), library(), site(), track(), track(), outcome());
     let times = (time(), prop::array::uniform8(maybe_time()));
-    let uses = (prop::collection::vec(access(), 0..4), prop::option::of(0..24_u64));
-    (first, times, uses).prop_map(|(first, times, (accesses, waits_for))| {
+    let uses = (prop::collection::vec(access(), 0..4), prop::option::of(0..24_u64), disorder());
+    (first, times, uses).prop_map(|(first, times, (accesses, waits_for, disorder))| {
         let (name, kind, library, site, submitter, track, outcome) = first;
         let (submitted, [granted, ready, awake, began, issued, done, observed, resumed]) = times;
         Operation {
@@ -114,8 +114,14 @@ fn operation() -> impl Strategy<Value = Operation> {
             outcome,
             accesses,
             waits_for,
+            disorder: disorder.map(Box::new),
         }
     })
+}
+
+fn disorder() -> impl Strategy<Value = Option<Disorder>> {
+    let some = (any::<bool>(), site(), text());
+    prop::option::weighted(0.2, some.prop_map(|(is_known, after, why)| Disorder { is_known, after, why }))
 }
 
 fn lease() -> impl Strategy<Value = Lease> {

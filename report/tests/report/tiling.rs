@@ -64,6 +64,7 @@ fn operation() -> impl Strategy<Value = Operation> {
             resumed,
             outcome: Outcome::Ok,
             waits_for: if accesses.is_empty() { about.3 } else { None },
+            disorder: None,
             accesses,
         }
     })

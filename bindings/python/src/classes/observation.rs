@@ -45,18 +45,18 @@ type Unordered = (u64, String, Option<Place>, String);
 /// # Errors
 /// `OSError` when the file cannot be written; `ValueError` for a kind of step or track that there is not.
 #[pyfunction(name = "_write_observation")]
-#[pyo3(signature = (path, program, times, tracks, steps, disorders, missing, /))]
+#[pyo3(signature = (path, program, times, tracks, noted, missing, /))]
 pub fn write_observation(
     py: Python<'_>,
     path: PathBuf,
     program: String,
     times: (u64, u64, u64),
     tracks: Vec<(String, String)>,
-    steps: Vec<Step>,
-    disorders: Vec<Unordered>,
+    noted: (Vec<Step>, Vec<Unordered>),
     missing: Vec<String>,
 ) -> PyResult<()> {
     let (started_unix_ns, began, ended) = times;
+    let (steps, disorders) = noted;
     guard::detach(py, || {
         let mut made = Made { began, ended, ..Made::default() };
         let tracks = tracks.into_iter().map(|(name, kind)| {

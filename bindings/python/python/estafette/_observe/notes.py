@@ -36,9 +36,32 @@ Step: TypeAlias = tuple[
 track, submitted, times, waits_for, tensor, failed. Times are of `clock`."""
 
 
-Disorder: TypeAlias = tuple[int, str, Site | None, str]
-"""A hand-over whose streams nothing ordered, or may not have: its identity, `none` or `unknown`, the line behind which it was made, and
-the reason."""
+Verdict: TypeAlias = tuple[str, Site | None, str]
+"""A hand-over whose streams nothing ordered, or may not have: `none` or `unknown`, the line behind which it was made, and the reason."""
+
+Exchange: TypeAlias = tuple[
+    str, str, str | None, bool, bool, int, int, Site | None, int, Any, Any, int | None, str | None, Verdict | None
+]
+"""A call that hands something over, as short as it can be noted: name, the libraries it goes from and to, whether the first may still have
+been at work, whether it was copied, began, done, site, track, element type, shape, bytes, failed, verdict."""
+
+SHORT_NS = 5_000
+"""A wait that is shorter is none: the call itself takes some of it."""
+
+
+class Lane:
+    """What is to be remembered of a thread."""
+
+    __slots__ = ("given", "inside", "since", "track")
+
+    def __init__(self, since: int) -> None:
+        self.inside = False
+        """Whether it is in a call that is noted: what that calls is a part of it."""
+        self.given: Any = None
+        """The stream that the last `__dlpack__` of the call was given."""
+        self.since = since
+        """When its last call of a queue ended."""
+        self.track: int | None = None
 
 
 class Notes:
@@ -46,7 +69,8 @@ class Notes:
 
     def __init__(self) -> None:
         self.steps: list[Step] = []
-        self.disorders: list[Disorder] = []
+        self.exchanges: list[Exchange] = []
+        self.most = STEPS_MAX
         self.tracks: list[tuple[str, str]] = []
         self.local = threading.local()
         self.lost = 0
@@ -79,7 +103,7 @@ class Notes:
     ) -> int:
         """Adds a step and returns its identity."""
         identity = next(self._ids) if identity is None else identity
-        if len(self.steps) >= STEPS_MAX:
+        if len(self.steps) >= self.most:
             self.lost += 1
         else:
             times = (began, done, resumed)
@@ -88,35 +112,114 @@ class Notes:
             )
         return identity
 
+    def lane(self) -> Lane:
+        """That of this thread."""
+        try:
+            lane: Lane = self.local.lane
+        except AttributeError:
+            lane = self.local.lane = Lane(self.started)
+        return lane
+
     def track(self, kind: str = "thread") -> int:
-        """The lane of this thread."""
-        track: int | None = getattr(self.local, "track", None)
-        if track is None:
+        """The track of this thread."""
+        lane = self.lane()
+        if lane.track is None:
             # `current_thread` would make an object for a thread that is none of Python's.
             thread = threading._active.get(threading.get_ident())  # type: ignore[attr-defined]
             name = thread.name if thread is not None else f"thread {threading.get_native_id()}"
             # A list grows by one thread at a time: the place is found again by what was put there.
             own = (name, kind)
             self.tracks.append(own)
-            track = self.local.track = next(at for at, it in enumerate(self.tracks) if it is own)
+            lane.track = next(at for at, it in enumerate(self.tracks) if it is own)
         elif kind != "thread":
-            self.tracks[track] = (self.tracks[track][0], kind)
-        return track
+            self.tracks[lane.track] = (self.tracks[lane.track][0], kind)
+        return lane.track
 
-    def finished(self) -> list[tuple[Any, ...]]:
-        """The steps, with the names of tensors."""
+    def finished(self) -> tuple[list[tuple[Any, ...]], list[tuple[Any, ...]]]:
+        """The steps, with the names of tensors, and the hand-overs that nothing ordered, by the identity of their step."""
+        disorders: list[tuple[Any, ...]] = []
         # Other threads may still be in a call that they note at its end.
-        return [(*step[:-2], None if step[-2] is None else _named(step[-2]), step[-1]) for step in list(self.steps)]
+        for exchange in list(self.exchanges):
+            self._add_exchange(exchange, disorders)
+        steps = [(*step[:-2], None if step[-2] is None else _named(step[-2]), step[-1]) for step in list(self.steps)]
+        return steps, disorders
+
+    def _add_exchange(self, exchange: Exchange, disorders: list[tuple[Any, ...]]) -> None:
+        name, origin, to, pending, copied, began, ended, place, track, kind, shape, size, failed, verdict = exchange
+        tensor = (kind, shape, size, origin)
+        blocker = identity = None
+        if copied:
+            goal = to or "the host"
+            what = f"work of {origin} and its copy to {goal}" if pending else f"copy from {origin} to {goal}"
+            blocker = identity = self.add(
+                "copy",
+                what,
+                began,
+                library=to,
+                site=place,
+                submitter=track,
+                track=track,
+                began=began,
+                done=ended,
+                tensor=tensor,
+            )
+        elif failed is None:
+            at = ended if pending else began
+            identity = self.add(
+                "export", name, at, library=to, site=place, submitter=track, began=at, done=ended, resumed=at, tensor=tensor
+            )
+        if verdict is not None:
+            disorders.append((identity, *verdict))
+        if (copied or pending) and ended - began >= SHORT_NS:
+            if blocker is None:
+                blocker = self.work_of(origin, track, began, ended)
+            self.wait(name, place, track, began, ended, blocker, library=to, failed=failed)
+
+    def work_of(self, library: str, track: int, began: int, ended: int) -> int:
+        """What a library does while it is waited for, of which nothing else is seen."""
+        return self.add(
+            "operation", f"work of {library}", began, library=library, submitter=track, began=began, done=ended
+        )
+
+    def wait(
+        self,
+        name: str,
+        place: Site | None,
+        track: int,
+        began: int,
+        ended: int,
+        blocker: int | None,
+        *,
+        library: str | None = None,
+        failed: str | None = None,
+    ) -> None:
+        """A wait of a thread."""
+        self.add(
+            "wait",
+            name,
+            began,
+            library=library,
+            site=place,
+            submitter=track,
+            resumed=ended,
+            waits_for=blocker,
+            failed=failed,
+        )
 
     def missing(self) -> list[str]:
         """What is not among the steps, in words."""
         texts = []
         if self.lost:
-            texts.append(f"{self.lost} steps beyond the first {STEPS_MAX} were not kept")
+            texts.append(f"{self.lost} steps beyond the first {self.most} were not kept")
         if self.broken:
             texts.append(f"{self.broken} calls were made and could not be noted")
         return texts
 
+
+SITES_MAX = 10_000
+"""Lines that are remembered."""
+
+_sites: dict[tuple[int, int], tuple[Any, Site]] = {}
 
 OUTSIDE = frozenset(
     "asyncio concurrent cuda cupy cupyx estafette importlib jax jaxlib numba numba_cuda numpy queue tensorflow threading torch".split()
@@ -137,14 +240,21 @@ def _is_library(module: Any) -> bool:
 _is_outside = functools.lru_cache(maxsize=4096)(_is_library)
 
 
-def site() -> Site | None:
-    """The line of the program that made the call."""
-    frame: Any = sys._getframe(1)
+def site(depth: int = 1) -> Site | None:
+    """The line of the program that made the call; `depth` callers are none of it."""
+    frame: Any = sys._getframe(depth)
     for _ in range(FRAMES_MAX):
         if frame is None:
             return None
         if not _is_outside(frame.f_globals.get("__name__")):
             code = frame.f_code
-            return (code.co_filename, frame.f_lineno or 0, code.co_qualname)
+            # Cheaper than the search for the line and a text of its own. The code is kept, as its identity is the key.
+            key = (id(code), frame.f_lasti)
+            found = _sites.get(key)
+            if found is None:
+                if len(_sites) >= SITES_MAX:
+                    _sites.clear()
+                found = _sites[key] = (code, (code.co_filename, frame.f_lineno or 0, code.co_qualname))
+            return found[1]
         frame = frame.f_back
     return None

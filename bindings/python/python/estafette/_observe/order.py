@@ -8,18 +8,25 @@ Everything between these is *unknown*, and so is all that the libraries do not t
 
 from __future__ import annotations
 
+import bisect
 import sys
 import threading
 import weakref
 from typing import Any, NamedTuple, TypeAlias
 
-from .notes import Site, site
+from .notes import Site, Verdict, site
 
 LEGACY = 1
 """The default stream that waits for the others, and they for it."""
 
 EVENTS_MAX = 10_000
 """Events that are remembered. One that is not orders everything."""
+
+STREAMS_MAX = 1_000
+"""Streams that are remembered. Those of before are then taken to be ordered."""
+
+FOREIGN_MAX = 10_000
+"""Addresses that are remembered not to be of PyTorch's pools."""
 
 WRITES_MAX = 100_000
 """Memory of which the writes are remembered."""
@@ -34,9 +41,7 @@ DEVICES = (2, 13)
 """CUDA's memory, and that which the driver moves, as DLPack numbers them."""
 
 NONE, UNKNOWN = "none", "unknown"
-
-Verdict: TypeAlias = "tuple[str, Site | None, str] | None"
-"""What is wrong with an order: one of the two words, the line behind which the work was, and the reason. `None`: nothing is."""
+"""What may be wrong with an order."""
 
 
 class Span(NamedTuple):
@@ -105,7 +110,9 @@ class Order:
         self._is_cupy_old = "cupy" in sys.modules
         torch = sys.modules.get("torch")
         self._old_blocks: set[int] = set()
-        self._segments: list[tuple[int, int, int]] = []
+        # By address: begin, end, and the stream; `None` where that does not tell who writes.
+        self._segments: list[tuple[int, int, int | None]] = []
+        self._foreign: set[int] = set()
         if torch is not None and torch.cuda.is_initialized():
             for segment in torch.cuda.memory_snapshot():
                 self._old_blocks.update(address for address, _ in _blocks(segment))
@@ -118,7 +125,11 @@ class Order:
             is_apart = _is_apart(stream)
             if is_apart is not None:
                 (self._apart.add if is_apart else self._apart.discard)(handle)
-        self._after.setdefault(handle, {})
+        if handle not in self._after:
+            if len(self._after) >= STREAMS_MAX:
+                self._after.clear()
+                self._host[ALL] = self._tick
+            self._after[handle] = {}
         return handle
 
     def _now(self, stream: int) -> Known:
@@ -211,7 +222,7 @@ class Order:
             span = Span(handle, self._tick, self._tick, place)
             entry = self._writes.get(pointer)
             if not sure and entry is not None and entry[0]() is not None:
-                # Of two streams that use it nobody knows which has written.
+                # Of two streams that use it either may have written.
                 span = entry[1]._replace(last=self._tick) if entry[1].stream == handle else entry[1]._replace(first=0)
             if len(self._writes) >= WRITES_MAX:
                 self._writes.clear()
@@ -243,28 +254,36 @@ class Order:
 
     def _stream_of_block(self, pointer: int, fresh: bool) -> int | None:
         if not fresh:
-            for begin, end, stream in self._segments:
-                if begin <= pointer < end:
-                    return stream
+            at = bisect.bisect_right(self._segments, pointer, key=lambda segment: segment[0]) - 1
+            if at >= 0 and pointer < self._segments[at][1]:
+                return self._segments[at][2]
+            if pointer in self._foreign:
+                return None
         torch: Any = sys.modules["torch"]
-        self._segments = []
+        segments: list[tuple[int, int, int | None]] = []
         found: int | None = None
         for segment in torch.cuda.memory_snapshot():
             begin, end = segment["address"], segment["address"] + segment["total_size"]
             # Memory of graphs and of the program's own pools is written in ways that its stream does not tell.
-            if tuple(segment.get("segment_pool_id", (0, 0))) != (0, 0):
-                continue
-            stream = int(segment["stream"]) or LEGACY
-            self._segments.append((begin, end, stream))
+            is_private = tuple(segment.get("segment_pool_id", (0, 0))) != (0, 0)
+            stream = None if is_private else int(segment["stream"]) or LEGACY
+            segments.append((begin, end, stream))
             if begin <= pointer < end:
-                block = next((address for address, size in _blocks(segment) if address <= pointer < address + size), None)
+                blocks = _blocks(segment)
+                block = next((address for address, size in blocks if address <= pointer < address + size), None)
                 if block is not None and block not in self._old_blocks:
                     found = stream
+        segments.sort(key=lambda segment: segment[0])
+        self._segments = segments
+        if found is None:
+            if len(self._foreign) >= FOREIGN_MAX:
+                self._foreign.clear()
+            self._foreign.add(pointer)
         return found
 
     # --- What comes out ---
 
-    def verdict(self, spans: list[Span] | None, consumer: Any) -> Verdict:
+    def verdict(self, spans: list[Span] | None, consumer: Any) -> Verdict | None:
         """Whether work on a stream, or on one that is not known (`None`), comes after what was handed over."""
         if spans is None:
             return (UNKNOWN, None, "the producer does not say on which stream it was made")
@@ -354,6 +373,13 @@ def _torch_use(act: Act) -> None:
     stream = act.argument(0, "stream")
     if stream is not None:
         act.order.use("torch", stream, site())
+
+
+def _torch_use_current(act: Act) -> None:
+    """The current stream was changed by a stream of any device."""
+    torch: Any = sys.modules["torch"]
+    if torch.cuda.is_initialized():
+        act.order.use("torch", torch.cuda.current_stream(), site())
 
 
 def _torch_record(act: Act) -> None:
@@ -496,7 +522,7 @@ def _core_launch(act: Act) -> None:
 ACTS: dict[str, Any] = {
     act.__name__[1:]: act
     for act in (
-        _torch_use, _torch_record, _torch_wait, _torch_value, _torch_give, _host_waits, _host_waits_for_event, _asked_stream,
+        _torch_use, _torch_use_current, _torch_record, _torch_wait, _torch_value, _torch_give, _host_waits, _host_waits_for_event, _asked_stream,
         _asked_event, _everything, _cupy_use, _cupy_record, _cupy_value, _cupy_give, _record_on, _wait_event, _numba_record,
         _numba_wait, _numba_fill, _numba_fetch, _numba_launch, _core_wait, _core_fill, _core_copy_to, _core_launch,
     )
@@ -549,20 +575,18 @@ def _exported_stream(library: str, array: Any) -> Any:
 
 def hand_over(
     order: Order, origin: str, source: Any, library: str, asked: Any, given: Any, options: dict[str, Any]
-) -> Verdict:
+) -> Verdict | None:
     """What is known of the order of a hand-over without a copy that has taken place. `asked`: the stream that the consumer named in
     the call; `given`: the one with which the producer's `__dlpack__` was called."""
-    if origin in ("jax", "estafette") and given is not None:
-        return None
-    if origin == "estafette":
+    # JAX and Estafette order by the stream that they are given; Estafette in every other way as well.
+    if origin == "estafette" or (origin == "jax" and given is not None):
         return None
     consumer = asked if asked not in (None, -1) else given if given not in (None, -1) else current(library)
-    if given is None and hasattr(source, "__cuda_array_interface__"):
-        exported = _exported_stream(origin, source)
-        if exported is not None and library == "cuda.core" and asked not in (None, -1):
-            order.follow(asked, exported)
-        elif exported is not None and library in ("cupy", "numba") and options.get("sync", True):
-            order.host_waits(exported)
+    exported = None if given is not None else _exported_stream(origin, source)
+    if exported is not None and library == "cuda.core" and asked not in (None, -1):
+        order.follow(asked, exported)
+    elif exported is not None and library in ("cupy", "numba") and options.get("sync", True):
+        order.host_waits(exported)
     match origin:
         case "torch":
             spans = order.spans_of_torch(int(source.data_ptr()), False)

@@ -13,6 +13,7 @@ import types
 from typing import TYPE_CHECKING, Any
 
 from .order import ACTS
+from .table import GOALS, shown
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -33,6 +34,10 @@ class Observed:
         self._original = function
         self._row = row
         self._act: Any = ACTS.get(row.act)
+        # Worked out once, as a call should find things ready.
+        self._name = shown(row)
+        self._to = GOALS.get(row.role, row.library)
+        self._at = 1 if row.role == "view" else 0
         self._call: Any = call
 
     def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
@@ -100,7 +105,7 @@ class Patches:
         with contextlib.suppress(ValueError):
             sys.meta_path.remove(self._finder)
         for owner, name, before, placed in reversed(self._placed):
-            _observed_in(placed)._call = None
+            observed_in(placed)._call = None
             if vars(owner).get(name) is placed:
                 _put(owner, name, before)
         self._placed.clear()
@@ -119,7 +124,7 @@ class Patches:
             except AttributeError:
                 continue
             found = inspect.getattr_static(owner, name, function)
-            if _observed_in(found) is not None:
+            if observed_in(found) is not None:
                 continue
             call = self._calls[row.role]
             placed: Any
@@ -146,7 +151,7 @@ def _value_of(descriptor: Any) -> Any:
     return lambda instance: descriptor.__get__(instance)
 
 
-def _observed_in(found: Any) -> Any:
+def observed_in(found: Any) -> Any:
     """The observed function in what stands in a class."""
     if isinstance(found, classmethod):
         found = found.__func__

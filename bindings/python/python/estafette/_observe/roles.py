@@ -8,7 +8,7 @@ import sys
 import weakref
 from typing import TYPE_CHECKING, Any
 
-from .notes import Notes, Site, Tensor, clock, site
+from .notes import SHORT_NS, Lane, Notes, Site, clock, site
 from .order import LEGACY, Act, Order, hand_over, is_on_device, pointer_of
 
 if TYPE_CHECKING:
@@ -17,16 +17,11 @@ if TYPE_CHECKING:
     from .patches import Observed
     from .table import Row
 
-SHORT_NS = 5_000
-"""A wait that is shorter is none: the call itself takes some of it."""
-
 BLOCKED_NS = 10_000_000
 """A step of an event loop that takes longer blocks it. asyncio's own debug mode begins at ten times that."""
 
 LIBRARIES = ("numpy", "jax", "torch", "tensorflow", "cupy", "numba", "cuda.core")
 NAMES = {"jaxlib": "jax", "cuda": "cuda.core"}
-PATHS = ("torch.cuda", "torch.accelerator", "cupy.cuda.runtime", "numba.cuda")
-"""Modules by which programs call their functions."""
 DEVICE_LIBRARIES = ("torch", "jax", "cupy", "numba", "cuda.core", "estafette")
 """Those that hand device memory over without a copy."""
 QUEUES_MAX = 10_000
@@ -64,11 +59,14 @@ def _is_pending(library: str, array: Any, row: Row) -> bool:
         case "numpy":
             return False
         case "jax":
-            return hasattr(array, "is_ready") and not array.is_ready()
+            if not hasattr(array, "is_ready") or array.is_ready():
+                return False
+            # A stream waits for it then, and not the host.
+            return not (row.library in DEVICE_LIBRARIES and row.name.endswith("_dlpack") and is_on_device(library, array))
     if library in DEVICE_LIBRARIES and row.library in DEVICE_LIBRARIES and row.role in ("take", "view", "give"):
         # Of these the consumers wait on the host that take a stream from `__cuda_array_interface__`.
         return library in ("cupy", "numba") and row.library in ("cupy", "numba") and row.name != "from_dlpack"
-    return library != "torch" or (hasattr(array, "device") and array.device.type != "cpu")
+    return library != "torch" or not array.is_cpu
 
 
 def _is_copied(row: Row, source: Any, origin: str, result: Any, options: dict[str, Any]) -> bool:
@@ -79,7 +77,7 @@ def _is_copied(row: Row, source: Any, origin: str, result: Any, options: dict[st
         return bool(getattr(getattr(result, "flags", None), "owndata", False)) or row.library in ("cupy", "numba")
     if row.role == "move":
         return result is not source
-    if row.role == "take" and row.name != "from_dlpack":
+    if row.role == "take" and row.name not in ("from_dlpack", "from_numpy"):
         before = pointer_of(origin, source)
         if row.library == "jax":
             # The result is not asked, which would wait for it. `docs/peers.md`: JAX copies memory that is aligned to less than 64 bytes.
@@ -88,20 +86,7 @@ def _is_copied(row: Row, source: Any, origin: str, result: Any, options: dict[st
     return False
 
 
-def _tensor(array: Any, library: str) -> Tensor:
-    try:
-        size = getattr(array, "nbytes", None)
-        return (array.dtype, tuple(array.shape), size if isinstance(size, int) else None, library)
-    except Exception:
-        return (type(array).__name__, (), None, library)
-
-
 # --- Calls that hand data over or wait --------------------------------------------------------------------------------
-
-
-def _is_inside(notes: Notes) -> bool:
-    """Whether this thread is in a call that is noted: what that calls is a part of it."""
-    return getattr(notes.local, "inside", False)
 
 
 def _timed(
@@ -112,51 +97,37 @@ def _timed(
     note: Callable[[int, int, Any, str | None], None],
 ) -> Any:
     """Makes the call; `note` gets when it began and ended, its result, and the class of its exception."""
-    local = notes.local
-    local.inside = True
-    began = clock()
+    lane = notes.lane()
+    lane.inside = True
+    result, failed = None, None
     try:
-        result = observed._original(*args, **kwargs)
-    except BaseException as error:
-        ended = clock()
-        _noted(notes, note, began, ended, None, type(error).__name__)
-        raise
-    else:
-        ended = clock()
-        if observed._act is not None:
-            _noted(notes, observed._act, Act(order, args, kwargs, result))
-        _noted(notes, note, began, ended, result, None)
+        began = clock()
+        try:
+            result = observed._original(*args, **kwargs)
+        except BaseException as error:
+            failed = type(error).__name__
+            raise
+        finally:
+            ended = clock()
+            if observed._act is not None and failed is None:
+                _noted(notes, observed._act, Act(order, args, kwargs, result))
+            _noted(notes, note, began, ended, result, failed)
         return result
     finally:
-        local.inside = False
+        lane.inside = False
 
 
-def _noted(notes: Notes, note: Callable[..., Any], *about: Any) -> None:
-    """Whatever goes wrong with a note is none of the program's business; it is counted."""
-    before, notes.local.inside = _is_inside(notes), True
+def _noted(notes: Notes, note: Callable[..., Any], *about: Any) -> Any:
+    """What a question says, or `None`. Whatever goes wrong with a note is none of the program's business; it is counted."""
+    lane = notes.lane()
+    before, lane.inside = lane.inside, True
     try:
-        note(*about)
-    except Exception:
-        notes.broken += 1
-    finally:
-        notes.local.inside = before
-
-
-def _quietly(notes: Notes, ask: Callable[..., Any], *about: Any) -> Any:
-    """What a question says, or `None`."""
-    before, notes.local.inside = _is_inside(notes), True
-    try:
-        return ask(*about)
+        return note(*about)
     except Exception:
         notes.broken += 1
         return None
     finally:
-        notes.local.inside = before
-
-
-def _name(row: Row) -> str:
-    library = "" if row.library == "python" else f"{row.module if row.module in PATHS else row.library}."
-    return f"{library}{row.name.replace('ArrayImpl', 'Array').replace('_BaseStream', 'Stream')}"
+        lane.inside = before
 
 
 def _acted(notes: Notes, observed: Observed, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -167,147 +138,92 @@ def _acted(notes: Notes, observed: Observed, args: tuple[Any, ...], kwargs: dict
     return result
 
 
-_shown = functools.cache(_name)
-
-
-def _exchange(observed: Observed, args: tuple[Any, ...], kwargs: dict[str, Any], to: str, at: int = 0) -> Any:
-    """A call that hands an argument over, the first one or that at `at`, to the library `to`, or to the host."""
+# In one function with few calls, because a program that exchanges at every turn runs this as often, each time with cold caches.
+def exchange(observed: Observed, args: tuple[Any, ...], kwargs: dict[str, Any], to: str | None = None) -> Any:
+    """A call that hands an argument over to a library, or to the host."""
     notes = open_notes
     if notes is None:
         return observed._original(*args, **kwargs)
+    at, row = observed._at, observed._row
     source: Any = args[at] if len(args) > at else next(iter(kwargs.values()), None)
     kind: Any = type(source)
     origin = library_of(kind)
-    row = observed._row
+    if to is None:
+        to = observed._to
+    lane = notes.lane()
     # What stays in its library is no hand-over, unless it names another stream.
-    if _is_inside(notes) or (origin == to and row.role != "view") or (origin == NO_ARRAY and row.role != "to_host"):
+    if lane.inside or (origin == to and row.role != "view") or (origin == NO_ARRAY and row.role != "to_host"):
         return _acted(notes, observed, args, kwargs)
     origin = origin or row.library
-    pending = _quietly(notes, _is_pending, origin, source, row)
-    if row.role != "give":
-        notes.local.given = None
-
-    def note(began: int, ended: int, result: Any, failed: str | None) -> None:
-        if row.role == "move" and (result is source or result.device == source.device):
-            return
-        asked = kwargs.get("stream_ptr", args[2] if len(args) > 2 and row.role == "view" else None)
-        _note_exchange(notes, row, source, origin, to, pending, began, ended, result, kwargs, asked, failed)
-
-    return _timed(notes, observed, args, kwargs, note)
-
-
-def _note_exchange(
-    notes: Notes,
-    row: Row,
-    source: Any,
-    origin: str,
-    to: str,
-    pending: bool,
-    began: int,
-    ended: int,
-    result: Any,
-    options: dict[str, Any],
-    asked: Any,
-    failed: str | None,
-) -> None:
-    place, track = site(), notes.track()
-    library, name = to or None, _shown(row)
-    copied = failed is None and _is_copied(row, source, origin, result, options)
-    blocker = None
-    if copied:
-        goal = to or "the host"
-        what = f"work of {origin} and its copy to {goal}" if pending else f"copy from {origin} to {goal}"
-        tensor = _tensor(source, origin)
-        blocker = notes.add(
-            "copy",
-            what,
-            began,
-            library=library,
-            site=place,
-            submitter=track,
-            track=track,
-            began=began,
-            done=ended,
-            tensor=tensor,
-        )
-    elif failed is None:
-        at = ended if pending else began
-        tensor = _tensor(source, origin)
-        identity = notes.add(
-            "export", name, at, library=library, site=place, submitter=track, began=at, done=ended, resumed=at, tensor=tensor
-        )
-        if row.library in DEVICE_LIBRARIES and is_on_device(origin, source):
-            disorder = hand_over(order, origin, source, row.library, asked, notes.local.given, options)
-            if disorder is not None:
-                notes.disorders.append((identity, *disorder))
-    if (copied or pending) and ended - began >= SHORT_NS:
-        if blocker is None:
-            blocker = _work_of(notes, origin, began, ended)
-        _note_wait(notes, name, place, track, began, ended, blocker, library=library, failed=failed)
+    lane.inside = True
+    pending, result, failed = True, None, None
+    try:
+        try:
+            pending = _is_pending(origin, source, row)
+        except Exception:
+            notes.broken += 1
+        if not row.name.endswith("__dlpack__"):
+            lane.given = None
+        began = clock()
+        try:
+            result = observed._original(*args, **kwargs)
+        except BaseException as error:
+            failed = type(error).__name__
+            raise
+        finally:
+            ended = clock()
+            try:
+                # Nothing waits for a value that is on the host.
+                if observed._act is not None and failed is None and (pending or row.role != "to_host"):
+                    observed._act(Act(order, args, kwargs, result))
+                if row.role != "move" or failed is not None or (result is not source and result.device != source.device):
+                    copied = failed is None and _is_copied(row, source, origin, result, kwargs)
+                    verdict = None
+                    if failed is None and "numpy" not in (origin, to) and row.role in ("take", "view", "give"):
+                        verdict = _verdict(row, origin, source, to, lane, args, kwargs)
+                    about = _about(source)
+                    place = site(3)
+                    track = notes.track() if lane.track is None else lane.track
+                    noted = (observed._name, origin, to or None, pending, copied, began, ended, place, track, *about, failed, verdict)
+                    if len(notes.exchanges) < notes.most:
+                        notes.exchanges.append(noted)
+                    else:
+                        notes.lost += 1
+            except Exception:
+                notes.broken += 1
+        return result
+    finally:
+        lane.inside = False
 
 
-def _work_of(notes: Notes, library: str, began: int, ended: int) -> int:
-    """What a library does while it is waited for, of which nothing else is seen."""
-    track = notes.track()
-    return notes.add(
-        "operation", f"work of {library}", began, library=library, submitter=track, began=began, done=ended
-    )
+def _about(array: Any) -> tuple[Any, Any, int | None]:
+    """Element type, shape and bytes."""
+    try:
+        size = getattr(array, "nbytes", None)
+        return (array.dtype, tuple(array.shape), size if isinstance(size, int) else None)
+    except Exception:
+        return (type(array).__name__, (), None)
 
 
-def _note_wait(
-    notes: Notes,
-    name: str,
-    place: Site | None,
-    track: int,
-    began: int,
-    ended: int,
-    blocker: int | None,
-    *,
-    library: str | None = None,
-    failed: str | None = None,
-) -> None:
-    notes.add(
-        "wait",
-        name,
-        began,
-        library=library,
-        site=place,
-        submitter=track,
-        resumed=ended,
-        waits_for=blocker,
-        failed=failed,
-    )
-
-
-def take(observed: Observed, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    return _exchange(observed, args, kwargs, observed._row.library)
-
-
-def to_numpy(observed: Observed, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    return _exchange(observed, args, kwargs, "numpy")
-
-
-def to_host(observed: Observed, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    return _exchange(observed, args, kwargs, "")
-
-
-move = to_host
-
-
-def view(observed: Observed, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """A method of a class, with the array as its first argument."""
-    return _exchange(observed, args, kwargs, observed._row.library, 1)
+def _verdict(
+    row: Row, origin: str, source: Any, to: str, lane: Lane, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> Any:
+    """What is known of the order of a hand-over, if it is one of device memory."""
+    if row.library not in DEVICE_LIBRARIES or not is_on_device(origin, source):
+        return None
+    asked = kwargs.get("stream_ptr", args[2] if len(args) > 2 and row.role == "view" else None)
+    return hand_over(order, origin, source, to, asked, lane.given, kwargs)
 
 
 def give(observed: Observed, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     notes = open_notes
-    if notes is not None:
+    if notes is not None and observed._row.name.endswith("__dlpack__"):
         # Without a stream nothing is ordered, whatever a library takes `None` for.
         stream = kwargs.get("stream", -1)
-        notes.local.given = LEGACY if stream is None else stream
+        notes.lane().given = LEGACY if stream is None else stream
     caller = str(sys._getframe(2).f_globals.get("__name__")).partition(".")[0]
     caller = NAMES.get(caller, caller)
-    return _exchange(observed, args, kwargs, caller if caller in LIBRARIES else "")
+    return exchange(observed, args, kwargs, caller if caller in LIBRARIES else "")
 
 
 def acts(observed: Observed, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -333,13 +249,13 @@ def _wait_for(
     notes = open_notes
     if notes is None:
         return observed._original(*args, **kwargs)
-    if _is_inside(notes):
+    if notes.lane().inside:
         return _acted(notes, observed, args, kwargs)
 
     def note(began: int, ended: int, _result: Any, failed: str | None) -> None:
         if ended - began >= SHORT_NS:
             waits_for = blocker(notes, began, ended)
-            _note_wait(notes, _shown(observed._row), site(), notes.track(), began, ended, waits_for, failed=failed)
+            notes.wait(observed._name, site(), notes.track(), began, ended, waits_for, failed=failed)
 
     return _timed(notes, observed, args, kwargs, note)
 
@@ -347,7 +263,7 @@ def _wait_for(
 def wait(observed: Observed, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """A call that waits for the work of its library."""
     library = observed._row.library
-    return _wait_for(observed, args, kwargs, lambda notes, began, ended: _work_of(notes, library, began, ended))
+    return _wait_for(observed, args, kwargs, lambda notes, began, ended: notes.work_of(library, notes.track(), began, ended))
 
 
 # --- Futures and executors --------------------------------------------------------------------------------------------
@@ -401,7 +317,7 @@ def work(observed: Observed, args: tuple[Any, ...], kwargs: dict[str, Any]) -> A
     item = args[0]
     # The item lets go of them when it is done.
     future, function = getattr(item, "future", None), getattr(item, "fn", None) or getattr(item, "task", (None,))[0]
-    work = _quietly(notes, _work_for, notes, future)
+    work = _noted(notes, _work_for, notes, future)
     began = clock()
     try:
         return observed._original(*args, **kwargs)
@@ -467,7 +383,7 @@ def put(observed: Observed, args: tuple[Any, ...], kwargs: dict[str, Any]) -> An
 
 def _queue_call(observed: Observed, args: tuple[Any, ...], kwargs: dict[str, Any], own: str, other: str) -> Any:
     notes = open_notes
-    if notes is None or not args or _is_inside(notes):
+    if notes is None or not args or notes.lane().inside:
         return observed._original(*args, **kwargs)
     turns: dict[tuple[int, str], _Turn] = notes.__dict__.setdefault("turns", {})
     key = id(args[0])
@@ -478,22 +394,21 @@ def _queue_call(observed: Observed, args: tuple[Any, ...], kwargs: dict[str, Any
         before = f"Queue.{own}"
         if place is not None:
             before = f"{place[2]} before {before} at {os.path.basename(place[0])}:{place[1]}"
-        since = getattr(notes.local, "since", notes.started)
-        turn = _Turn(before, notes.track(), place, since, began)
+        turn = _Turn(before, notes.track(), place, notes.lane().since, began)
         if len(turns) >= QUEUES_MAX:
             turns.clear()
         turns[key, own] = turn
         return place
 
-    place = _quietly(notes, begin)
+    place = _noted(notes, begin)
 
     def note(began: int, ended: int, _result: Any, failed: str | None) -> None:
-        notes.local.since = ended
+        notes.lane().since = ended
         if ended - began >= SHORT_NS:
             turn = turns.get((key, other))
             # An earlier call of the other side did not end this wait.
             blocker = turn.noted(notes) if turn is not None and turn.until >= began else None
-            _note_wait(notes, _shown(observed._row), place, notes.track(), began, ended, blocker, failed=failed)
+            notes.wait(observed._name, place, notes.track(), began, ended, blocker, failed=failed)
 
     return _timed(notes, observed, args, kwargs, note)
 
@@ -507,7 +422,7 @@ def step(observed: Observed, args: tuple[Any, ...], kwargs: dict[str, Any]) -> A
     if notes is None or not args:
         return observed._original(*args, **kwargs)
     callback = getattr(args[0], "_callback", None)
-    coroutine = _quietly(notes, _coroutine, callback)
+    coroutine = _noted(notes, _coroutine, callback)
     frame = getattr(coroutine, "cr_frame", None)
     line = None if frame is None else frame.f_lineno
     del frame
@@ -548,6 +463,6 @@ def _note_step(notes: Notes, what: Any, line: int | None, began: int, ended: int
 
 
 ROLES: dict[str, Callable[[Observed, tuple[Any, ...], dict[str, Any]], Any]] = {
-    role.__name__: role for role in (take, to_numpy, view, give, acts, look, wait, result, submit, work, get, put, step)
-} | {"to_host": to_host, "move": move}
+    role.__name__: role for role in (give, acts, look, wait, result, submit, work, get, put, step)
+} | dict.fromkeys(("take", "view", "to_numpy", "to_host", "move"), exchange)
 """The functions by the names that the table has for them."""

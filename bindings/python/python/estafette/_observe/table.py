@@ -25,6 +25,19 @@ class Row(NamedTuple):
     """What it does to the order of streams: a function of `order`."""
 
 
+GOALS = {"to_numpy": "numpy", "to_host": "", "move": ""}
+"""Where functions hand over to, by roles; others to their own library. The empty one is the host."""
+
+PATHS = ("torch.cuda", "torch.accelerator", "cupy.cuda.runtime", "numba.cuda")
+"""Modules by which programs call their functions."""
+
+
+def shown(row: Row) -> str:
+    """The name of a function in reports."""
+    library = "" if row.library == "python" else f"{row.module if row.module in PATHS else row.library}."
+    return f"{library}{row.name.replace('ArrayImpl', 'Array').replace('_BaseStream', 'Stream')}"
+
+
 _NUMPY = "numpy.org/doc/2.4/reference/routines.array-creation.html; for JAX's arrays on the host by the buffer protocol, tested"
 _JAX = "docs.jax.dev/en/latest/async_dispatch.html: what shows a value waits for it"
 _JAX_PUT = "docs.jax.dev/en/latest/_autosummary/jax.device_put.html"
@@ -72,6 +85,7 @@ ROWS: tuple[Row, ...] = (
     *_methods(*_TENSOR, "to_host", _TORCH, _VALUES, "torch_value"),
     *_methods(*_TENSOR, "move", _TORCH, "to cpu cuda", "torch_value"),
     *_methods(*_TENSOR, "give", _TORCH_TAKE, "__dlpack__", "torch_give"),
+    *_methods(*_TENSOR, "give", _TORCH_TAKE, "__cuda_array_interface__"),
     *_methods(*_TENSOR, "look", _TORCH, "nonzero equal allclose", "torch_value"),
     *_rows("torch", "torch", "look", _TORCH, "nonzero equal allclose", "torch_value"),
     *_rows("torch", "torch", "take", _TORCH_TAKE, "from_dlpack from_numpy"),
@@ -86,6 +100,8 @@ ROWS: tuple[Row, ...] = (
     *_rows("torch", "torch.cuda", "acts", _TORCH_STREAMS, "Event.wait", "torch_wait"),
     *_rows("torch", "torch.cuda", "acts", _TORCH_STREAMS, "set_stream", "torch_use"),
     *_rows("torch", "torch.cuda", "acts", _TORCH_STREAMS, "empty_cache CUDAGraph.replay", "everything"),
+    *_rows("torch", "torch", "acts", _TORCH_STREAMS, "Stream.__enter__ Stream.__exit__", "torch_use_current"),
+    *_rows("torch", "torch.accelerator", "acts", _TORCH_STREAMS, "set_stream", "torch_use_current"),
     # Those of any device do not tell the driver's handles.
     *_rows("torch", "torch", "wait", _TORCH_STREAMS, "Stream.synchronize Event.synchronize", "everything"),
     *_rows("torch", "torch", "acts", _TORCH_STREAMS, "Stream.wait_event Stream.wait_stream Stream.query", "everything"),
@@ -94,8 +110,9 @@ ROWS: tuple[Row, ...] = (
     *_rows("cupy", "cupy", "take", _CUPY, "asarray array asanyarray ascontiguousarray from_dlpack"),
     *_rows("cupy", "cupy", "to_numpy", _CUPY, "asnumpy ndarray.get", "cupy_value"),
     *_rows("cupy", "cupy", "to_host", _CUPY, "ndarray.item ndarray.tolist ndarray.tobytes", "cupy_value"),
-    *_methods("cupy", "cupy", "ndarray", "to_host", _CUPY, "__float__ __int__ __bool__ __index__ __complex__", "cupy_value"),
+    *_methods("cupy", "cupy", "ndarray", "to_host", _CUPY, "__float__ __int__ __bool__ __complex__", "cupy_value"),
     *_rows("cupy", "cupy", "give", _CUPY, "ndarray.__dlpack__", "cupy_give"),
+    *_rows("cupy", "cupy", "give", _CUPY, "ndarray.__cuda_array_interface__"),
     *_methods("cupy", "cupy.cuda.stream", "_BaseStream", "wait", _CUPY_STREAMS, "synchronize", "host_waits"),
     *_methods("cupy", "cupy.cuda.stream", "_BaseStream", "acts", _CUPY_STREAMS, "done", "asked_stream"),
     *_methods("cupy", "cupy.cuda.stream", "_BaseStream", "acts", _CUPY_STREAMS, "__enter__ __exit__ use", "cupy_use"),
@@ -113,6 +130,7 @@ ROWS: tuple[Row, ...] = (
     *_rows("numba", "numba.cuda", "wait", _NUMBA_STREAMS, "synchronize", "everything"),
     *_methods("numba", "numba.cuda.cudadrv.devicearray", "DeviceNDArray", "to_numpy", _NUMBA, "copy_to_host __array__", "numba_fetch"),
     *_methods("numba", "numba.cuda.cudadrv.devicearray", "DeviceNDArray", "acts", _NUMBA, "copy_to_device", "numba_fill"),
+    *_methods("numba", "numba.cuda.cudadrv.devicearray", "DeviceNDArrayBase", "give", _NUMBA, "__cuda_array_interface__"),
     *_methods("numba", "numba.cuda.cudadrv.driver", "Stream", "wait", _NUMBA_STREAMS, "synchronize", "host_waits"),
     *_methods("numba", "numba.cuda.cudadrv.driver", "Event", "wait", _NUMBA_STREAMS, "synchronize", "host_waits_for_event"),
     *_methods("numba", "numba.cuda.cudadrv.driver", "Event", "acts", _NUMBA_STREAMS, "query", "asked_event"),
