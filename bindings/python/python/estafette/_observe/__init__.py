@@ -89,8 +89,7 @@ class observe:  # noqa: N801 - used like a function
         if self._process == os.getpid():
             program = os.path.basename(sys.argv[0]) if sys.argv and sys.argv[0] else "python"
             times = (notes.started_unix_ns, notes.started, ended)
-            steps, disorders = notes.finished()
-            _write_observation(self.path, program, times, list(notes.tracks), (steps, disorders), notes.missing())
+            _write_observation(self.path, program, times, list(notes.tracks), notes.finished(), notes.missing())
 
     def report(self, **options: Any) -> Report:
         """The report of what was seen; options as those of `est.report`."""
