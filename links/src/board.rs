@@ -322,7 +322,7 @@ mod tests {
             mine[slot.kind.place(5)].store(pending, Ordering::Relaxed);
             assert!(board.outcome(slot, 7).is_none(), "{pending:x}");
         }
-        mine[slot.kind.place(5)].store(word(3, FAILED, 0xffff_ff), Ordering::Relaxed);
+        mine[slot.kind.place(5)].store(word(3, FAILED, 0x00ff_ffff), Ordering::Relaxed);
         assert!(board.outcome(slot, 7).is_some_and(|outcome| outcome.is_err()));
     }
 }

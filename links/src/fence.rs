@@ -91,6 +91,13 @@ impl Event for PeerEvent {
 
 impl fmt::Debug for PeerEvent {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{:?} {} of process {}, {:?}", self.slot.kind, self.slot.index, self.shared.process(), self.state())
+        write!(
+            f,
+            "{:?} {} of process {}, {:?}",
+            self.slot.kind,
+            self.slot.index,
+            self.shared.process(),
+            self.state()
+        )
     }
 }

@@ -123,7 +123,12 @@ impl Hub {
     }
 
     /// Greets the process at the other end of a new connection.
-    pub(crate) fn greet(&'static self, socket: Socket, arrived: Arrived, side: Side) -> Result<(), LinkError> {
+    pub(crate) fn greet(
+        &'static self,
+        socket: Socket,
+        arrived: Arrived,
+        side: Side,
+    ) -> Result<(), LinkError> {
         let system = || LinkError::system("greeting another process");
         let (process, user) = socket.peer().map_err(system())?;
         if user != own_user() {

@@ -36,7 +36,8 @@ impl Lines {
     /// Starts the thread.
     pub(crate) fn start(&'static self) -> Result<(), LinkError> {
         let run = move || essential("the thread of life lines", || self.run());
-        let thread = stack::thread("estafette-lives").spawn(run).map_err(LinkError::system("starting a thread"))?;
+        let thread =
+            stack::thread("estafette-lives").spawn(run).map_err(LinkError::system("starting a thread"))?;
         daemon(thread);
         let mut state = self.state.lock();
         loop {
@@ -76,15 +77,19 @@ impl Lines {
 
     fn run(&self) {
         let held = RobustList::of_this_thread();
-        let mut state = self.state.lock();
-        let failed = held.is_err();
-        match held {
-            Ok(held) => state.held = Some(held),
-            Err(error) => state.error = Some(error),
+        let is_holding = held.is_ok();
+        {
+            let mut state = self.state.lock();
+            match held {
+                Ok(held) => state.held = Some(held),
+                Err(error) => state.error = Some(error),
+            }
         }
-        drop(state);
         self.started.notify_all();
-        while !failed {
+        if !is_holding {
+            return;
+        }
+        loop {
             let changes = self.changes.load(Ordering::Acquire);
             let watched: Vec<_> = self.state.lock().watched.iter().take(WATCHED_MAX).cloned().collect();
             let mut words = vec![(&self.changes, changes)];

@@ -100,7 +100,8 @@ impl Sent {
 
     /// Takes back indices whose promise and answer are settled: the oldest, or where all are in use any.
     fn reclaim(&mut self, own: &OwnBoard<Arc<Memory>>) {
-        let is_over = |(slot, answer): &(SlotId, Arc<PeerEvent>)| own.is_settled(*slot) && answer.outcome().is_some();
+        let is_over =
+            |(slot, answer): &(SlotId, Arc<PeerEvent>)| own.is_settled(*slot) && answer.outcome().is_some();
         let free = |free: &mut Vec<usize>, (slot, _): (SlotId, Arc<PeerEvent>)| {
             own.free(slot);
             free.push(slot.index);
@@ -109,7 +110,8 @@ impl Sent {
             self.unanswered.pop_front().into_iter().for_each(|over| free(&mut self.free, over));
         }
         if self.free.is_empty() && self.fresh == SLOTS {
-            let (over, open) = std::mem::take(&mut self.unanswered).into_iter().partition::<Vec<_>, _>(is_over);
+            let (over, open) =
+                std::mem::take(&mut self.unanswered).into_iter().partition::<Vec<_>, _>(is_over);
             self.unanswered = open.into();
             over.into_iter().for_each(|over| free(&mut self.free, over));
         }
@@ -117,7 +119,13 @@ impl Sent {
 }
 
 impl Shared {
-    pub(crate) fn new(own: (Arc<Memory>, Line), peer: Memory, channel: Channel, hub: &'static Hub, token: u64) -> Self {
+    pub(crate) fn new(
+        own: (Arc<Memory>, Line),
+        peer: Memory,
+        channel: Channel,
+        hub: &'static Hub,
+        token: u64,
+    ) -> Self {
         let peer_line = peer.half_word(LINE).load(Ordering::Relaxed);
         Self {
             own: OwnBoard::new(own.0),
@@ -294,8 +302,9 @@ impl Shared {
 
     fn look(&self) {
         self.note(0);
-        let (settled, pending): (Vec<_>, Vec<_>) =
-            std::mem::take(&mut *self.watched.lock()).into_iter().partition(|event| event.outcome().is_some());
+        let (settled, pending): (Vec<_>, Vec<_>) = std::mem::take(&mut *self.watched.lock())
+            .into_iter()
+            .partition(|event| event.outcome().is_some());
         self.watched.lock().extend(pending);
         settled.into_iter().for_each(|event| event.deliver());
         let fate = self.fate.load(Ordering::Acquire);
@@ -318,7 +327,7 @@ impl Shared {
         let is_closed = self.is_closed.load(Ordering::SeqCst) && self.in_use.load(Ordering::SeqCst) == 0;
         let mut sent = self.sent.lock();
         let is_answered = || sent.unanswered.iter().all(|(_, answer)| answer.outcome().is_some());
-        if !is_peer_over && !(is_closed && is_answered()) {
+        if !(is_peer_over || is_closed && is_answered()) {
             return false;
         }
         // The events refer to this link.
@@ -381,7 +390,10 @@ fn see(
 
 impl fmt::Debug for Shared {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Link").field("process", &self.process()).field("fate", &self.fate).finish_non_exhaustive()
+        f.debug_struct("Link")
+            .field("process", &self.process())
+            .field("fate", &self.fate)
+            .finish_non_exhaustive()
     }
 }
 
@@ -421,7 +433,8 @@ impl Link {
         let mut sent = shared.sent.lock();
         // Under the lock: what is over is cleared under it, once.
         shared.check()?;
-        let has_room = sent.writer.has_room(note.len(), &shared.peer).map_err(|what| shared.break_off(what))?;
+        let has_room =
+            sent.writer.has_room(note.len(), &shared.peer).map_err(|what| shared.break_off(what))?;
         let index = if has_room { sent.index(&shared.own) } else { None };
         let Some(index) = index else { return Err(LinkError::Full { process: self.process() }) };
         let generation = shared.own.next_generation(Kind::Ready, index);
@@ -475,7 +488,8 @@ impl Link {
         if matches!(checked, Err(LinkError::Forked)) {
             return checked.map(|()| None);
         }
-        let message = shared.reader.lock().read(&shared.own, &shared.peer).map_err(|what| shared.break_off(what))?;
+        let message =
+            shared.reader.lock().read(&shared.own, &shared.peer).map_err(|what| shared.break_off(what))?;
         let Some(message) = message else { return checked.map(|()| None) };
         shared.tell();
         shared.in_use.fetch_add(1, Ordering::SeqCst);

@@ -31,7 +31,11 @@ pub(crate) struct Writer {
 
 impl Writer {
     /// Whether a message with such a note has room.
-    pub(crate) fn has_room<P: Words>(&self, note_bytes: usize, peer: &PeerBoard<P>) -> Result<bool, Nonsense> {
+    pub(crate) fn has_room<P: Words>(
+        &self,
+        note_bytes: usize,
+        peer: &PeerBoard<P>,
+    ) -> Result<bool, Nonsense> {
         let used = self.head.wrapping_sub(peer.load(TAIL));
         if used > RING {
             return Err(Nonsense("it has read more than was written"));

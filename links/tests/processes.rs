@@ -147,8 +147,11 @@ fn a_peer_that_is_stopped_is_waited_for() {
             let pid = peer.process().cast_signed();
             let used = link.try_send(&done(), b"first").unwrap();
             assert!(outcome(&used).is_ok());
-            // SAFETY: signals to a child of this process.
-            unsafe { libc::kill(pid, libc::SIGSTOP) };
+            // SAFETY: a signal to a child of this process, and waiting until it has stopped; it is not reaped.
+            unsafe {
+                libc::kill(pid, libc::SIGSTOP);
+                libc::waitpid(pid, std::ptr::null_mut(), libc::WUNTRACED);
+            }
             let used = link.try_send(&done(), b"second").unwrap();
             assert!(used.wait_timeout(Some(Duration::from_millis(50))).is_none(), "neither used nor failed");
             // SAFETY: as above.

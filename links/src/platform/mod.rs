@@ -19,6 +19,6 @@ mod system;
 mod system;
 
 pub use self::system::{
-    Descriptor, Memory, Poll, RobustList, Socket, Waker, owner_died, own_process, own_user, random, wait_for_any,
-    wake_all,
+    Descriptor, Memory, Poll, RobustList, Socket, Waker, own_process, own_user, owner_died, random,
+    wait_for_any, wake_all,
 };

@@ -39,7 +39,9 @@ impl Poll {
             libc::epoll_wait(self.0.as_raw_fd(), events.as_mut_ptr(), EVENTS_MAX as libc::c_int, -1)
         };
         match check(count) {
-            Ok(count) => Ok(events.iter().take(count.cast_unsigned() as usize).map(|event| event.u64).collect()),
+            Ok(count) => {
+                Ok(events.iter().take(count.cast_unsigned() as usize).map(|event| event.u64).collect())
+            }
             Err(error) if error.kind() == io::ErrorKind::Interrupted => Ok(Vec::new()),
             Err(error) => Err(error),
         }

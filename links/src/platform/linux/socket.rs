@@ -124,7 +124,7 @@ impl Socket {
             while let Some(its) = header.as_ref() {
                 if its.cmsg_level == libc::SOL_SOCKET && its.cmsg_type == libc::SCM_RIGHTS {
                     let data = libc::CMSG_DATA(header).cast::<RawFd>();
-                    let count = (its.cmsg_len as usize - libc::CMSG_LEN(0) as usize) / size_of::<RawFd>();
+                    let count = (its.cmsg_len - libc::CMSG_LEN(0) as usize) / size_of::<RawFd>();
                     descriptors
                         .extend((0..count).map(|at| OwnedFd::from_raw_fd(data.add(at).read_unaligned())));
                 }
