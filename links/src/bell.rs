@@ -24,13 +24,11 @@ impl Listener {
         fence(Ordering::SeqCst);
     }
 
-    /// From now on the peer need not ring. The caller looks at everything after this.
+    /// From now on the peer need not ring. No fence: what a look after this misses, the look after the next `listen` finds.
     pub(crate) fn pause<W: Words>(&self, own: &OwnBoard<W>) {
         let mut state = self.state.lock();
         state.1 = false;
         own.store(LISTENING, 0);
-        drop(state);
-        fence(Ordering::SeqCst);
     }
 }
 

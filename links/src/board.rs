@@ -22,7 +22,7 @@ use estafette_sync::sync::atomic::{AtomicU64, Ordering, fence};
 use crate::platform::Memory;
 
 /// Slots of each kind, and so the most that one process may have sent without it being used and over.
-pub(crate) const SLOTS: usize = if cfg!(estafette_loom) { 1 } else { 16_384 };
+pub(crate) const SLOTS: usize = if cfg!(estafette_loom) { 2 } else { 16_384 };
 /// Words of the ring, a power of two.
 pub(crate) const RING: u64 = if cfg!(estafette_loom) { 4 } else { 8192 };
 /// Failures whose texts are held at the same time.
@@ -181,7 +181,7 @@ fn text_place(number: usize) -> Option<usize> {
 /// The board of this process.
 #[derive(Debug)]
 pub(crate) struct OwnBoard<W> {
-    words: W,
+    pub(crate) words: W,
     /// The slot that each text is of.
     texts: Mutex<[Option<SlotId>; TEXTS]>,
 }

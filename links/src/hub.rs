@@ -16,7 +16,7 @@ use crate::mailbox::Mailbox;
 use crate::platform::{Memory, Poll, Socket, Waker, own_process, own_user};
 
 /// What a greeting says: that it is one, and the version of the protocol.
-const GREETING: [u8; 16] = *b"estafette link 1";
+pub(crate) const GREETING: [u8; 16] = *b"estafette link 1";
 /// Connections to doors whose greeting has not come. The oldest gives way.
 const GREETINGS_MAX: usize = 64;
 /// Links that a door has and nobody has accepted. Further ones are refused.

@@ -41,6 +41,8 @@ mod board;
 mod door;
 mod error;
 mod fence;
+#[cfg(all(test, not(any(estafette_portable, estafette_loom, estafette_shuttle))))]
+mod hostile;
 mod hub;
 mod life;
 mod link;

@@ -52,7 +52,7 @@ pub(crate) struct Channel {
 
 /// What the handles of a link, its fences, and the threads share.
 pub(crate) struct Shared {
-    own: OwnBoard<Arc<Memory>>,
+    pub(crate) own: OwnBoard<Arc<Memory>>,
     peer: PeerBoard<Memory>,
     channel: Channel,
     hub: &'static Hub,
@@ -255,7 +255,7 @@ impl Shared {
         }
     }
 
-    fn ring(&self) {
+    pub(crate) fn ring(&self) {
         // A socket without room has something to wake the peer already; one without a peer has nobody to wake.
         let _ = self.channel.socket.send(&[BELL], &[]);
     }
@@ -403,7 +403,7 @@ impl fmt::Debug for Shared {
 /// settled fail at the peer.
 #[derive(Debug)]
 pub struct Link {
-    shared: Arc<Shared>,
+    pub(crate) shared: Arc<Shared>,
 }
 
 impl Link {
