@@ -4,10 +4,13 @@
 //! median. `ESTAFETTE_LINKS_GIB` says how much memory the processes have that are killed (1).
 
 use std::fs::File;
+use std::future::Future;
 use std::io::{ErrorKind, Read, Write};
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::process::{Child, Command, Stdio};
+use std::sync::{Arc, Mutex};
+use std::task::{Context, Poll, Wake, Waker};
 use std::time::{Duration, Instant};
 
 use estafette_devices::{Fence, Reactor, host};
@@ -19,6 +22,8 @@ const AWAKE: usize = 20_000;
 const IDLE: usize = 300;
 const STREAM: usize = 100_000;
 const WINDOW: usize = 64;
+/// Items of a stream that are timed together.
+const BATCH: usize = 256;
 const KILLS: usize = 5;
 const IN_FLIGHT: usize = 10_000;
 /// In this time a process that waits has gone to sleep.
@@ -60,6 +65,13 @@ fn link_role(role: &str, address: &str) {
                 received.complete();
             }
         }
+        "link-inline" => {
+            let inline = Arc::new(Inline(Mutex::new(link)));
+            Wake::wake(Arc::clone(&inline));
+            loop {
+                std::thread::park();
+            }
+        }
         "link-keeps" => {
             let kept: Vec<_> = (0..IN_FLIGHT).map(|_| block_on(link.receive()).expect("sent")).collect();
             link.try_send(&done(), &[]).expect("there is room");
@@ -76,6 +88,24 @@ fn link_role(role: &str, address: &str) {
             loop {
                 std::thread::sleep(Duration::from_secs(resident[0].into()));
                 std::hint::black_box((&received, &resident));
+            }
+        }
+    }
+}
+
+/// Receives and answers on the thread that wakes it, which is the link thread; ends the process with the link.
+struct Inline(Mutex<Link>);
+
+impl Wake for Inline {
+    fn wake(self: Arc<Self>) {
+        let waker = Waker::from(Arc::clone(&self));
+        let link = self.0.lock().expect("no thread panics");
+        loop {
+            let received = std::pin::pin!(link.receive()).poll(&mut Context::from_waker(&waker));
+            match received {
+                Poll::Ready(Ok(received)) => received.complete(),
+                Poll::Ready(Err(_)) => std::process::exit(0),
+                Poll::Pending => return,
             }
         }
     }
@@ -213,9 +243,9 @@ fn link_idle(door: &Door) -> f64 {
     median
 }
 
-/// As `link_idle`, but the answer is observed by a callback on the link thread, as an engine does.
+/// As `link_idle`, but no thread beside the link threads waits: both sides go on in callbacks, as an engine does.
 fn link_idle_callback(door: &Door) -> f64 {
-    let peer = Peer::start(door, "link-idle");
+    let peer = Peer::start(door, "link-inline");
     let fence = done();
     let (sender, receiver) = std::sync::mpsc::channel();
     let times = (0..IDLE).map(|_| {
@@ -237,30 +267,27 @@ fn link_stream(door: &Door) -> f64 {
     pin(0);
     let fence = done();
     let mut window = std::collections::VecDeque::with_capacity(WINDOW);
-    let start = Instant::now();
-    for _ in 0..STREAM {
-        if window.len() == WINDOW {
-            let oldest: Fence = window.pop_front().expect("it is full");
-            while oldest.peek() != Some(true) {
-                std::hint::spin_loop();
+    let mut times = Vec::new();
+    for _ in 0..STREAM / BATCH {
+        let start = Instant::now();
+        for _ in 0..BATCH {
+            if window.len() == WINDOW {
+                let oldest: Fence = window.pop_front().expect("it is full");
+                while oldest.peek() != Some(true) {
+                    std::hint::spin_loop();
+                }
             }
+            window.push_back(peer.0.try_send(&fence, &[]).expect("there is room"));
         }
-        window.push_back(peer.0.try_send(&fence, &[]).expect("there is room"));
+        times.push(start.elapsed() / BATCH as u32);
     }
-    let per_item = start.elapsed().as_secs_f64() * 1e6 / STREAM as f64;
+    let per_item = median_us(times);
     unpin();
     peer.end();
     per_item
 }
 
-fn bytes(
-    is_awake: bool,
-    input: Stdio,
-    output: Stdio,
-    write: &mut dyn Write,
-    read: &mut dyn Read,
-    drop_ends: impl FnOnce(),
-) -> f64 {
+fn bytes(is_awake: bool, input: Stdio, output: Stdio, write: &mut dyn Write, read: &mut dyn Read) -> f64 {
     let mut command = this(&[if is_awake { "bytes-awake" } else { "bytes-idle" }]);
     let mut child = command.stdin(input).stdout(output).spawn().expect("a process");
     drop(command);
@@ -270,7 +297,6 @@ fn bytes(
         write.write_all(&[1]).expect("the other process reads");
         assert!(read_byte(&mut read, &mut [0]), "the other process answers");
     });
-    drop_ends();
     child.kill().expect("it runs");
     child.wait().expect("it ends");
     median
@@ -282,7 +308,7 @@ fn pipe(is_awake: bool) -> f64 {
     if is_awake {
         set_nonblocking(&read);
     }
-    bytes(is_awake, their_input.into(), their_output.into(), &mut write, &mut read, || ())
+    bytes(is_awake, their_input.into(), their_output.into(), &mut write, &mut read)
 }
 
 fn socket(is_awake: bool) -> f64 {
@@ -293,7 +319,7 @@ fn socket(is_awake: bool) -> f64 {
     let [input, output] =
         [&theirs; 2].map(|socket| Stdio::from(OwnedFd::from(socket.try_clone().expect("a descriptor"))));
     drop(theirs);
-    bytes(is_awake, input, output, &mut &mine, &mut &mine, || ())
+    bytes(is_awake, input, output, &mut &mine, &mut &mine)
 }
 
 /// Connecting, mapping and the first round trip, to a process whose threads run.
@@ -341,7 +367,7 @@ fn line(what: &str, unit: &str, figures: Vec<f64>, beside: &[(&str, f64)]) -> f6
 fn measure() {
     let before = descriptors();
     let door = Door::open().expect("a door");
-    let mut all: [Vec<f64>; 10] = Default::default();
+    let mut all: [Vec<f64>; 9] = Default::default();
     for _ in 0..ROUNDS {
         let round = [
             pipe(true),
@@ -356,7 +382,7 @@ fn measure() {
         ];
         all.iter_mut().zip(round).for_each(|(figures, figure)| figures.push(figure));
     }
-    let [pipe_awake, socket_awake, awake, stream, pipe_idle, socket_idle, idle, callback, contact, _] = all;
+    let [pipe_awake, socket_awake, awake, stream, pipe_idle, socket_idle, idle, callback, contact] = all;
     let pipe = line("pipe, round trip, both awake", "µs", pipe_awake, &[]);
     let socket = line("unix socket, round trip, both awake", "µs", socket_awake, &[]);
     let beside = [("pipe", pipe), ("socket", socket)];
@@ -366,7 +392,7 @@ fn measure() {
     let socket = line("unix socket, round trip, both idle", "µs", socket_idle, &[]);
     let beside = [("pipe", pipe), ("socket", socket)];
     line("2  link: the same, both idle, threads wait", "µs", idle, &beside);
-    line("2  link: both idle, the answer calls back", "µs", callback, &beside);
+    line("2  link: the same, both idle, callbacks", "µs", callback, &beside);
     line("6  link: first contact, within a process", "µs", contact, &[]);
 
     let peer = Peer::start(&door, "link-keeps");

@@ -78,7 +78,7 @@ fn assert_works(door: &Door) {
 fn scribble(link: &Link, random: &mut Random) {
     let own = &link.shared.own;
     let small = random.next() % 5;
-    let sensible = small << 32 | (random.next() % 9) << 16 | random.next() % 40;
+    let sensible = small << 32 | (random.next() % 9) << 16 | (random.next() % 40);
     match random.below(20_000) {
         0 => own.words.half_word(LINE).store(random.next() as u32, Ordering::Relaxed),
         1..4 => own.store([HEAD, TAIL, CLOSED][random.below(3)], random.next()),
@@ -88,8 +88,10 @@ fn scribble(link: &Link, random: &mut Random) {
         6_000..8_000 => own.store(TAIL, own.load(TAIL) + small % 2),
         8_000..10_000 => own.store(LISTENING, small),
         10_000..14_000 => own.set_ring(random.next(), sensible),
-        _ => own
-            .store(32 + random.below(8) + random.below(2) * SLOTS, small << 32 | random.next() & 0x00ff_ff03),
+        _ => own.store(
+            32 + random.below(8) + random.below(2) * SLOTS,
+            small << 32 | (random.next() & 0x00ff_ff03),
+        ),
     }
 }
 

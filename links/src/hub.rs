@@ -206,7 +206,7 @@ impl Hub {
             Some(Entry::Link(link)) => {
                 if token != even {
                     link.note_gone();
-                } else if link.drain() {
+                } else if link.drain(true) {
                     // The end comes late, where a child of the peer has the socket too; it comes early only from a process that
                     // gives up its link without a word, which is lost then as if it had died.
                     self.poll.remove(link.channel().socket.descriptor());

@@ -6,7 +6,7 @@ use std::future::poll_fn;
 use std::sync::Arc;
 use std::task::Poll;
 
-use estafette_devices::{DeviceError, Fence, FenceState, Outcome, Reactor};
+use estafette_devices::{DeviceError, Event, Fence, FenceState, Outcome, Reactor};
 use estafette_sync::process;
 use estafette_sync::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
 use estafette_sync::sync::{Mutex, OnceLock};
@@ -102,8 +102,10 @@ impl Sent {
     fn reclaim(&mut self, own: &OwnBoard<Arc<Memory>>) {
         let is_over =
             |(slot, answer): &(SlotId, Arc<PeerEvent>)| own.is_settled(*slot) && answer.outcome().is_some();
-        let free = |free: &mut Vec<usize>, (slot, _): (SlotId, Arc<PeerEvent>)| {
-            own.free(slot);
+        let free = |free: &mut Vec<usize>, (slot, answer): (SlotId, Arc<PeerEvent>)| {
+            if !answer.observed_done() {
+                own.free(slot);
+            }
             free.push(slot.index);
         };
         while self.unanswered.front().is_some_and(is_over) {
@@ -341,11 +343,10 @@ impl Shared {
         true
     }
 
-    /// Takes messages from the socket; true at its end.
-    pub(crate) fn drain(&self) -> bool {
+    /// Takes messages from the socket: up to the first ring on the link thread, which comes back if there is more. True at its end.
+    pub(crate) fn drain(&self, is_link_thread: bool) -> bool {
         let mut seen = self.seen.lock();
         let mut bytes = [0; 16];
-        let mut is_rung = false;
         for _ in 0..DRAINED_MAX {
             let (length, descriptors) = match self.channel.socket.receive(&mut bytes) {
                 Ok(Some((0, _))) | Err(_) => return true,
@@ -353,8 +354,9 @@ impl Shared {
                 Ok(None) => break,
             };
             let nonsense = match (bytes[0], length, &descriptors[..]) {
+                (BELL, 1, []) if is_link_thread => break,
                 (BELL, 1, []) => {
-                    is_rung = true;
+                    self.hub.attend_soon(self.token);
                     continue;
                 }
                 (SEGMENT, 16, [descriptor]) => see(&mut seen, &bytes, descriptor).err(),
@@ -363,9 +365,6 @@ impl Shared {
             if let Some(nonsense) = nonsense {
                 self.break_off(nonsense);
             }
-        }
-        if is_rung {
-            self.hub.attend_soon(self.token);
         }
         false
     }
@@ -490,8 +489,10 @@ impl Link {
         }
         let message =
             shared.reader.lock().read(&shared.own, &shared.peer).map_err(|what| shared.break_off(what))?;
-        let Some(message) = message else { return checked.map(|()| None) };
-        shared.tell();
+        let Some((message, is_room_news)) = message else { return checked.map(|()| None) };
+        if is_room_news {
+            shared.tell();
+        }
         shared.in_use.fetch_add(1, Ordering::SeqCst);
         let slot = SlotId { kind: Kind::Ready, index: message.index, generation: message.generation };
         let fence = Fence::event(PeerEvent::new(Arc::clone(shared), slot));
@@ -555,7 +556,7 @@ impl Link {
             return Ok(segment);
         }
         process::check().map_err(|_| LinkError::Forked)?;
-        self.shared.drain();
+        self.shared.drain(false);
         let process = self.process();
         known().ok_or_else(|| LinkError::Invalid(format!("process {process} has shown no segment {number}")))
     }

@@ -177,7 +177,7 @@ fn messages_are_whole_and_in_order() {
             let mut reader = Reader::default();
             for round in 1..=3_u8 {
                 let message = loop {
-                    if let Some(message) = reader.read(&receiver.own, &receiver.peer).expect("sense") {
+                    if let Some((message, _)) = reader.read(&receiver.own, &receiver.peer).expect("sense") {
                         break message;
                     }
                     thread::yield_now();

@@ -2,6 +2,8 @@
 
 use crate::board::{HEAD, OwnBoard, PeerBoard, RING, SLOTS, TAIL, Words};
 
+/// Words of the ring after which a peer that waits for room looks again.
+const EIGHTH: u64 = if RING < 8 { 1 } else { RING / 8 };
 /// Bytes of a note.
 pub(crate) const NOTE_BYTES: usize = 1024;
 
@@ -27,20 +29,26 @@ pub(crate) struct Nonsense(pub(crate) &'static str);
 pub(crate) struct Writer {
     /// What is published as [`HEAD`].
     head: u64,
+    /// What the peer has read, when this process looked last.
+    read: u64,
 }
 
 impl Writer {
     /// Whether a message with such a note has room.
     pub(crate) fn has_room<P: Words>(
-        &self,
+        &mut self,
         note_bytes: usize,
         peer: &PeerBoard<P>,
     ) -> Result<bool, Nonsense> {
-        let used = self.head.wrapping_sub(peer.load(TAIL));
-        if used > RING {
-            return Err(Nonsense("it has read more than was written"));
+        let room = |read| (self.head - read) + length(note_bytes) <= RING;
+        if !room(self.read) {
+            let read = peer.load(TAIL);
+            if !(self.read..=self.head).contains(&read) {
+                return Err(Nonsense("it has read what was not written"));
+            }
+            self.read = read;
         }
-        Ok(RING - used >= length(note_bytes))
+        Ok(room(self.read))
     }
 
     /// Publishes a message, which has room.
@@ -62,16 +70,22 @@ impl Writer {
 pub(crate) struct Reader {
     /// What is published as [`TAIL`].
     tail: u64,
+    /// What the peer has written, when this process looked last.
+    written: u64,
 }
 
 impl Reader {
-    /// Takes the next message, if there is one.
+    /// Takes the next message, if there is one, and says whether a peer without room is to hear of it: at every eighth of the ring, so
+    /// that the many messages of a fast peer need no fence each.
     pub(crate) fn read<W: Words, P: Words>(
         &mut self,
         own: &OwnBoard<W>,
         peer: &PeerBoard<P>,
-    ) -> Result<Option<Message>, Nonsense> {
-        let there = peer.load(HEAD).wrapping_sub(self.tail);
+    ) -> Result<Option<(Message, bool)>, Nonsense> {
+        if self.written == self.tail {
+            self.written = peer.load(HEAD);
+        }
+        let there = self.written.wrapping_sub(self.tail);
         if there == 0 {
             return Ok(None);
         }
@@ -86,9 +100,11 @@ impl Reader {
         let positions = self.tail.wrapping_add(1)..self.tail.wrapping_add(length(bytes));
         let words = positions.flat_map(|position| peer.ring(position).to_le_bytes());
         let note = words.take(bytes).collect();
+        let before = self.tail;
         self.tail = self.tail.wrapping_add(length(bytes));
         // The words have been copied: their places may be written again.
         own.store(TAIL, self.tail);
-        Ok(Some(Message { index, generation: (first >> 32) as u32, note }))
+        let message = Message { index, generation: (first >> 32) as u32, note };
+        Ok(Some((message, before / EIGHTH != self.tail / EIGHTH)))
     }
 }
