@@ -341,7 +341,7 @@ fn descriptors() -> usize {
     std::fs::read_dir("/proc/self/fd").expect("a folder of the kernel's").count()
 }
 
-/// Milliseconds until a waiter is told of a death, and until what the dead process used is free.
+/// Milliseconds until a fence says that the peer died, and until what the dead process used is free.
 fn told(door: &Door) -> (f64, f64) {
     let Peer(link, mut child) = Peer::start(door, "victim");
     let kept = link.try_send(&done(), &[]).expect("there is room");

@@ -19,7 +19,7 @@ use crate::platform::{Memory, Poll, Socket, Waker, own_process, own_user};
 pub(crate) const GREETING: [u8; 16] = *b"estafette link 1";
 /// Connections to doors whose greeting has not come. The oldest gives way.
 const GREETINGS_MAX: usize = 64;
-/// Links that a door has and nobody has accepted. Further ones are refused.
+/// Links of a door that wait to be accepted. Further ones are refused.
 const ARRIVED_MAX: usize = 128;
 /// The waker's token. Others are even; a link has also the odd one that follows, for the end of its peer.
 const WAKER: u64 = 0;

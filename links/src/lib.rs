@@ -41,8 +41,6 @@ mod board;
 mod door;
 mod error;
 mod fence;
-#[cfg(all(test, not(any(estafette_portable, estafette_loom, estafette_shuttle))))]
-mod hostile;
 mod hub;
 mod life;
 mod link;
@@ -52,6 +50,8 @@ mod models;
 mod platform;
 mod ring;
 mod segment;
+#[cfg(all(test, not(any(estafette_portable, estafette_loom, estafette_shuttle))))]
+mod tests;
 
 pub use self::{
     door::{Address, Door},

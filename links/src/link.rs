@@ -23,7 +23,7 @@ use crate::{LinkError, PeerSegment, Segment};
 
 /// What is known of the peer, as bits: it sends and settles nothing more.
 const FATE_CLOSING: u32 = 1;
-/// It uses nothing of ours any more, in good order.
+/// It uses nothing of this process any more, in good order.
 const FATE_LEFT: u32 = 2;
 /// It is dying: another of its threads may still run for an instant.
 const FATE_LOST: u32 = 4;
@@ -258,7 +258,7 @@ impl Shared {
     }
 
     pub(crate) fn ring(&self) {
-        // A socket without room has something to wake the peer already; one without a peer has nobody to wake.
+        // A socket without room wakes the peer already, and after the peer's end there is no one to wake.
         let _ = self.channel.socket.send(&[BELL], &[]);
     }
 

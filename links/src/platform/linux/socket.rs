@@ -1,6 +1,6 @@
 //! Unix sockets that keep messages apart (`SOCK_SEQPACKET`). A name is abstract: it is in no file system, and ends with its socket.
 //!
-//! No call here blocks. Calls say so one by one, since a peer shares the flags of what it was given, and none of ours.
+//! No call here blocks. Each says so itself, so that nothing depends on the flags of a descriptor.
 
 use std::io;
 use std::mem::{offset_of, size_of, zeroed};
