@@ -27,6 +27,8 @@ pub enum DeviceErrorKind {
     Invalid,
     /// The promised work was given up. Nothing is broken.
     Cancelled,
+    /// Another process promised the work, and died.
+    PeerDied,
     /// Anything else; the message says what.
     Other,
 }

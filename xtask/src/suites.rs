@@ -31,6 +31,7 @@ pub const MODELS: &[Model] = &[
     Model { checker: "loom", place: &["--package", "estafette-graph", "--test", "loom"] },
     Model { checker: "loom", place: &["--package", "estafette-graph", "--test", "loom_replay"] },
     Model { checker: "loom", place: &["--package", "estafette-devices", "--lib"] },
+    Model { checker: "loom", place: &["--package", "estafette-links", "--lib"] },
     Model { checker: "loom", place: &["--package", "estafette", "--no-default-features", "--lib"] },
     Model { checker: "shuttle", place: &["--package", "estafette-devices", "--test", "schedules"] },
     Model { checker: "shuttle", place: &["--package", "tests", "--test", "protocols"] },

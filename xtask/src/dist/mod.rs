@@ -14,10 +14,11 @@ use crate::python::{Environment, Peers};
 use crate::shell::{self, Ended};
 
 /// The crates that are published, each after those that it depends on.
-pub const CRATES: [&str; 6] = [
+pub const CRATES: [&str; 7] = [
     "estafette-sync",
     "estafette-graph",
     "estafette-devices",
+    "estafette-links",
     "estafette-report",
     "estafette",
     "estafette-c",

@@ -5,8 +5,17 @@ use std::path::Path;
 use super::source;
 
 /// The folders of what is published on its own.
-const PACKAGES: [&str; 8] =
-    ["sync", "graph", "devices", "report", "engine", "bindings/c", "bindings/fence", "bindings/python"];
+const PACKAGES: [&str; 9] = [
+    "sync",
+    "graph",
+    "devices",
+    "links",
+    "report",
+    "engine",
+    "bindings/c",
+    "bindings/fence",
+    "bindings/python",
+];
 
 /// Returns each copy that is not the project's text.
 pub fn check(root: &Path) -> Result<Vec<String>, String> {

@@ -16,7 +16,7 @@ const RUN_BY: &[(&str, &[&str])] = &[
 
 /// Folders whose pages are the site's.
 const ROOMS: &[&str] =
-    &["benches", "bindings", "devices", "docs", "examples", "graph", "report", "sync", "tests"];
+    &["benches", "bindings", "devices", "docs", "examples", "graph", "links", "report", "sync", "tests"];
 
 /// Prints how many blocks there are, and returns what is wrong.
 pub fn check(root: &Path) -> Result<Vec<String>, String> {

@@ -1,0 +1,328 @@
+//! Boards: what one process says to another. A board is an array of words that its owner writes and its peer maps read-only.
+//! PROTOCOL.md has the steps.
+//!
+//! | words | meaning |
+//! |---|---|
+//! | [`HEAD`] | words of messages that the owner has put into its ring, since the beginning |
+//! | [`TAIL`] | words of messages that the owner has taken from its peer's ring |
+//! | [`LISTENING`] | not 0: the owner wants to be rung at the next change; each time another number |
+//! | [`CLOSED`] | see its constants |
+//! | ready, used | slots: how the owner's promise of an index settled; how its use of the peer's went |
+//! | ring | messages, one behind the other |
+//! | texts | why slots have failed |
+//!
+//! The life line is behind the words, in a page of its own, since it is half a word.
+
+use std::sync::Arc;
+
+use estafette_devices::{DeviceError, DeviceErrorKind, Outcome};
+use estafette_sync::sync::Mutex;
+use estafette_sync::sync::atomic::{AtomicU64, Ordering, fence};
+
+use crate::platform::Memory;
+
+/// Slots of each kind, and so the most that one process may have sent without it being used and over.
+pub(crate) const SLOTS: usize = if cfg!(estafette_loom) { 2 } else { 16_384 };
+/// Words of the ring, a power of two.
+pub(crate) const RING: u64 = if cfg!(estafette_loom) { 4 } else { 8192 };
+/// Failures whose texts are held at the same time.
+const TEXTS: usize = if cfg!(estafette_loom) { 1 } else { 64 };
+/// Words of a text; the first has its length in bytes.
+const TEXT_WORDS: usize = if cfg!(estafette_loom) { 2 } else { 32 };
+/// Bytes of a text. What is longer is cut.
+const TEXT_BYTES: usize = (TEXT_WORDS - 1) * 8;
+
+/// Each in a cache line of its own.
+pub(crate) const HEAD: usize = 0;
+pub(crate) const TAIL: usize = 8;
+pub(crate) const LISTENING: usize = 16;
+pub(crate) const CLOSED: usize = 24;
+const SLOTS_AT: usize = 32;
+const RING_AT: usize = SLOTS_AT + 2 * SLOTS;
+const TEXTS_AT: usize = RING_AT + RING as usize;
+pub(crate) const WORDS: usize = TEXTS_AT + TEXTS * TEXT_WORDS;
+
+/// Where the life line is, in bytes: in the page behind the words.
+pub(crate) const LINE: usize = (WORDS * 8).next_multiple_of(4096);
+/// Bytes of a board.
+pub(crate) const BYTES: usize = LINE + 4096;
+
+/// Values of [`CLOSED`], which only rises. The owner sends nothing more, and what it has not settled it will not settle.
+pub(crate) const CLOSING: u64 = 1;
+/// The owner uses nothing of the peer's any more.
+pub(crate) const LEFT: u64 = 2;
+
+/// Where the words of a board are: mapped memory, or in models an array.
+pub(crate) trait Words: Send + Sync {
+    /// [`WORDS`] words at least.
+    fn words(&self) -> &[AtomicU64];
+}
+
+impl Words for Memory {
+    fn words(&self) -> &[AtomicU64] {
+        Memory::words(self)
+    }
+}
+
+impl<W: Words> Words for Arc<W> {
+    fn words(&self) -> &[AtomicU64] {
+        (**self).words()
+    }
+}
+
+/// Which of the two slots of an index.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Kind {
+    /// Of what the owner of the board has sent.
+    Ready = 0,
+    /// Of what the owner of the board has received.
+    Used = 1,
+}
+
+impl Kind {
+    /// The slot with which the peer answers.
+    fn answer(self) -> Self {
+        match self {
+            Kind::Ready => Kind::Used,
+            Kind::Used => Kind::Ready,
+        }
+    }
+
+    fn place(self, index: usize) -> usize {
+        assert!(index < SLOTS, "indices are checked where they are read");
+        SLOTS_AT + self as usize * SLOTS + index
+    }
+}
+
+/// A slot: which index, and which use of that index.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct SlotId {
+    pub(crate) kind: Kind,
+    pub(crate) index: usize,
+    pub(crate) generation: u32,
+}
+
+/// What a slot's word says: the generation in the upper half, then the kind of a failure, the number of its text from 1 on, and the state.
+const FREE: u64 = 0;
+const PENDING: u64 = 1;
+const DONE: u64 = 2;
+const FAILED: u64 = 3;
+
+fn word(generation: u32, state: u64, failure: u64) -> u64 {
+    u64::from(generation) << 32 | failure << 8 | state
+}
+
+fn is_settled(word: u64, generation: u32) -> bool {
+    word >> 32 == u64::from(generation) && matches!(word & 0xff, DONE | FAILED)
+}
+
+/// The kinds of failures, by their numbers on boards.
+const KINDS: [DeviceErrorKind; 6] = [
+    DeviceErrorKind::Other,
+    DeviceErrorKind::Fault,
+    DeviceErrorKind::OutOfMemory,
+    DeviceErrorKind::Invalid,
+    DeviceErrorKind::Cancelled,
+    DeviceErrorKind::PeerDied,
+];
+
+/// The board of the peer. Its content is whatever the peer has put there: each word is loaded once, and checked.
+#[derive(Debug)]
+pub(crate) struct PeerBoard<W>(pub(crate) W);
+
+impl<W: Words> PeerBoard<W> {
+    /// A word, and what the peer did before it stored it.
+    #[inline]
+    pub(crate) fn load(&self, place: usize) -> u64 {
+        let word = self.load_relaxed(place);
+        // Memory that is mapped read-only allows relaxed loads only.
+        fence(Ordering::Acquire);
+        word
+    }
+
+    #[inline]
+    fn load_relaxed(&self, place: usize) -> u64 {
+        self.0.words()[place].load(Ordering::Relaxed)
+    }
+
+    /// A word of the ring, whose `position` the head has passed.
+    pub(crate) fn ring(&self, position: u64) -> u64 {
+        self.load_relaxed(RING_AT + (position % RING) as usize)
+    }
+
+    /// How the use of a slot ended, unless it has not. Another generation, or a state that is none, counts as not.
+    pub(crate) fn outcome(&self, slot: SlotId, process: u32) -> Option<Outcome> {
+        let word = self.load(slot.kind.place(slot.index));
+        if !is_settled(word, slot.generation) {
+            return None;
+        }
+        if word & 0xff == DONE {
+            return Some(Ok(()));
+        }
+        let kind = KINDS.get((word >> 8 & 0xff) as usize).copied().unwrap_or(DeviceErrorKind::Other);
+        let text = self.text((word >> 16 & 0xffff) as usize);
+        Some(Err(DeviceError::new(kind, format!("{text} (in process {process})"))))
+    }
+
+    /// A text, which its owner leaves alone until the answer to its slot is settled.
+    fn text(&self, number: usize) -> String {
+        let Some(place) = text_place(number) else { return "failed, without a text".to_owned() };
+        let length = self.load_relaxed(place).min(TEXT_BYTES as u64) as usize;
+        let words = (place + 1..place + TEXT_WORDS).map(|at| self.load_relaxed(at).to_le_bytes());
+        let bytes: Vec<u8> = words.flatten().take(length).collect();
+        String::from_utf8_lossy(&bytes).into_owned()
+    }
+}
+
+fn text_place(number: usize) -> Option<usize> {
+    (1..=TEXTS).contains(&number).then(|| TEXTS_AT + (number - 1) * TEXT_WORDS)
+}
+
+/// The board of this process.
+#[derive(Debug)]
+pub(crate) struct OwnBoard<W> {
+    pub(crate) words: W,
+    /// The slot that each text is of.
+    texts: Mutex<[Option<SlotId>; TEXTS]>,
+}
+
+impl<W: Words> OwnBoard<W> {
+    /// A board on words that are all zero.
+    pub(crate) fn new(words: W) -> Self {
+        Self { words, texts: Mutex::new([None; TEXTS]) }
+    }
+
+    /// Publishes a word, with everything that was done before.
+    #[inline]
+    pub(crate) fn store(&self, place: usize, value: u64) {
+        self.words.words()[place].store(value, Ordering::Release);
+    }
+
+    /// What this process stored last.
+    #[inline]
+    pub(crate) fn load(&self, place: usize) -> u64 {
+        self.words.words()[place].load(Ordering::Relaxed)
+    }
+
+    /// Stores a word of the ring, which a store to [`HEAD`] publishes.
+    pub(crate) fn set_ring(&self, position: u64, value: u64) {
+        self.words.words()[RING_AT + (position % RING) as usize].store(value, Ordering::Relaxed);
+    }
+
+    /// The number of the next use of an index.
+    pub(crate) fn next_generation(&self, kind: Kind, index: usize) -> u32 {
+        ((self.load(kind.place(index)) >> 32) as u32).wrapping_add(1)
+    }
+
+    /// Begins the use of an index.
+    pub(crate) fn begin(&self, slot: SlotId) {
+        self.store(slot.kind.place(slot.index), word(slot.generation, PENDING, 0));
+    }
+
+    /// Says that the answer was read, so that the peer may use its text again.
+    pub(crate) fn free(&self, slot: SlotId) {
+        self.store(slot.kind.place(slot.index), word(slot.generation, FREE, 0));
+    }
+
+    pub(crate) fn is_settled(&self, slot: SlotId) -> bool {
+        is_settled(self.load(slot.kind.place(slot.index)), slot.generation)
+    }
+
+    /// Settles a slot, with everything that was done before.
+    pub(crate) fn settle<P: Words>(&self, slot: SlotId, outcome: &Outcome, peer: &PeerBoard<P>) {
+        let word = match outcome {
+            Ok(()) => word(slot.generation, DONE, 0),
+            Err(error) => {
+                let kind = KINDS.iter().position(|kind| *kind == error.kind()).unwrap_or(0);
+                let text = self.write_text(slot, &error.to_string(), peer);
+                word(slot.generation, FAILED, (text << 8 | kind) as u64)
+            }
+        };
+        self.store(slot.kind.place(slot.index), word);
+    }
+
+    /// The number of a text for this slot; 0 if the peer has yet to read all of them.
+    fn write_text<P: Words>(&self, slot: SlotId, text: &str, peer: &PeerBoard<P>) -> usize {
+        let mut texts = self.texts.lock();
+        let free = texts.iter().position(|text| text.is_none_or(|its| has_read(its, peer)));
+        let Some(at) = free else { return 0 };
+        texts[at] = Some(slot);
+        let place = text_place(at + 1).expect("a number of a text");
+        let text = &text.as_bytes()[..text.floor_char_boundary(TEXT_BYTES)];
+        let words = self.words.words();
+        words[place].store(text.len() as u64, Ordering::Relaxed);
+        for (word, bytes) in words[place + 1..].iter().zip(text.chunks(8)) {
+            let mut whole = [0; 8];
+            whole[..bytes.len()].copy_from_slice(bytes);
+            word.store(u64::from_le_bytes(whole), Ordering::Relaxed);
+        }
+        at + 1
+    }
+}
+
+/// Whether the peer has read how `slot` failed: it has answered a promise, or it has gone on from the answer.
+fn has_read<P: Words>(slot: SlotId, peer: &PeerBoard<P>) -> bool {
+    let answer = peer.load(slot.kind.answer().place(slot.index));
+    match slot.kind {
+        Kind::Ready => is_settled(answer, slot.generation),
+        Kind::Used => !is_settled(answer, slot.generation),
+    }
+}
+
+#[cfg(all(test, not(estafette_loom)))]
+mod tests {
+    use super::*;
+
+    fn words() -> Arc<Vec<AtomicU64>> {
+        Arc::new((0..WORDS).map(|_| AtomicU64::new(0)).collect())
+    }
+
+    impl Words for Vec<AtomicU64> {
+        fn words(&self) -> &[AtomicU64] {
+            self
+        }
+    }
+
+    fn failure(text: &str) -> Outcome {
+        Err(DeviceError::new(DeviceErrorKind::Fault, text))
+    }
+
+    fn text(board: &PeerBoard<Arc<Vec<AtomicU64>>>, slot: SlotId) -> String {
+        let outcome = board.outcome(slot, 7).expect("settled");
+        let error = outcome.expect_err("failed");
+        assert_eq!(error.kind(), DeviceErrorKind::Fault);
+        error.message().to_owned()
+    }
+
+    #[test]
+    fn texts_are_cut_at_a_character_and_used_again_once_they_were_read() {
+        let [mine, theirs] = [words(), words()];
+        let (own, other) = (OwnBoard::new(Arc::clone(&mine)), OwnBoard::new(Arc::clone(&theirs)));
+        let (own_seen, peer) = (PeerBoard(mine), PeerBoard(theirs));
+        let slot = |index| SlotId { kind: Kind::Ready, index, generation: 1 };
+        let long = format!("{}é", "x".repeat(TEXT_BYTES - 1));
+        own.settle(slot(0), &failure(&long), &peer);
+        assert_eq!(text(&own_seen, slot(0)), format!("{} (in process 7)", "x".repeat(TEXT_BYTES - 1)));
+        for index in 1..=TEXTS {
+            own.settle(slot(index), &failure("short"), &peer);
+        }
+        assert_eq!(text(&own_seen, slot(TEXTS - 1)), "short (in process 7)");
+        assert_eq!(text(&own_seen, slot(TEXTS)), "failed, without a text (in process 7)");
+        other.settle(SlotId { kind: Kind::Used, ..slot(3) }, &Ok(()), &own_seen);
+        own.settle(slot(TEXTS + 1), &failure("again"), &peer);
+        assert_eq!(text(&own_seen, slot(TEXTS + 1)), "again (in process 7)");
+    }
+
+    #[test]
+    fn words_of_another_generation_or_of_no_state_are_pending() {
+        let mine = words();
+        let board = PeerBoard(Arc::clone(&mine));
+        let slot = SlotId { kind: Kind::Used, index: 5, generation: 3 };
+        for pending in [word(2, DONE, 0), word(3, PENDING, 0), word(3, FREE, 0), word(3, 77, 0)] {
+            mine[slot.kind.place(5)].store(pending, Ordering::Relaxed);
+            assert!(board.outcome(slot, 7).is_none(), "{pending:x}");
+        }
+        mine[slot.kind.place(5)].store(word(3, FAILED, 0x00ff_ffff), Ordering::Relaxed);
+        assert!(board.outcome(slot, 7).is_some_and(|outcome| outcome.is_err()));
+    }
+}

@@ -1,0 +1,104 @@
+//! Doors: where other processes reach this one.
+
+use std::fmt;
+use std::sync::Arc;
+
+use crate::hub::Hub;
+use crate::link::Link;
+use crate::mailbox::Mailbox;
+use crate::platform::{Socket, random};
+use crate::{LinkError, hub};
+
+/// Where a door is: some bytes, which may travel through anything to a process of the same user on the same machine.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct Address(Vec<u8>);
+
+/// What the name of a door begins with.
+const PREFIX: &[u8] = b"estafette-";
+/// Bytes of an address: the beginning, and a random number of 128 bits.
+const ADDRESS_BYTES: usize = PREFIX.len() + 32;
+
+impl Address {
+    /// The address that `bytes` are.
+    ///
+    /// # Errors
+    /// They are none.
+    pub fn from_bytes(bytes: &[u8]) -> Result<Self, LinkError> {
+        let digits = bytes.strip_prefix(PREFIX).filter(|digits| digits.iter().all(u8::is_ascii_hexdigit));
+        match digits {
+            Some(_) if bytes.len() == ADDRESS_BYTES => Ok(Self(bytes.to_vec())),
+            _ => Err(LinkError::Invalid(format!("{} bytes that are no address of a door", bytes.len()))),
+        }
+    }
+
+    /// As bytes.
+    pub fn as_bytes(&self) -> &[u8] {
+        &self.0
+    }
+}
+
+impl fmt::Display for Address {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&String::from_utf8_lossy(&self.0))
+    }
+}
+
+/// Where other processes of the same user and machine make links to this one. It ends when it is dropped; its links stay.
+#[derive(Debug)]
+pub struct Door {
+    address: Address,
+    hub: &'static Hub,
+    token: u64,
+    arrived: Arc<Mailbox<Result<Link, LinkError>>>,
+}
+
+impl Door {
+    /// A door with an address of its own.
+    ///
+    /// # Errors
+    /// Those of the system; this system or kernel has no links.
+    pub fn open() -> Result<Self, LinkError> {
+        let hub = Hub::get()?;
+        let name: [u8; 16] = random().map_err(LinkError::system("asking for random bytes"))?;
+        let digits = name.iter().flat_map(|byte| format!("{byte:02x}").into_bytes());
+        let address = Address(PREFIX.iter().copied().chain(digits).collect());
+        let socket = Socket::listen(&address.0).map_err(LinkError::system("opening a door"))?;
+        let arrived = Arc::new(Mailbox::default());
+        let token = hub.add_door(socket, Arc::clone(&arrived))?;
+        Ok(Self { address, hub, token, arrived })
+    }
+
+    /// Where it is.
+    pub fn address(&self) -> &Address {
+        &self.address
+    }
+
+    /// The next link that another process has made.
+    ///
+    /// # Errors
+    /// The system refused to make one; the next call goes on.
+    pub async fn accept(&self) -> Result<Link, LinkError> {
+        self.hub.resume(self.token)?;
+        self.arrived.take().await
+    }
+}
+
+impl Drop for Door {
+    fn drop(&mut self) {
+        self.hub.remove(self.token);
+    }
+}
+
+impl Link {
+    /// A link to the process with a door at `address`.
+    ///
+    /// # Errors
+    /// Nothing is there any more, or it acts for another user; those of the system.
+    pub async fn connect(address: &Address) -> Result<Self, LinkError> {
+        let hub = Hub::get()?;
+        let socket = Socket::connect(&address.0).map_err(LinkError::system("connecting to a door"))?;
+        let arrived = Arc::new(Mailbox::default());
+        hub.greet(socket, Arc::clone(&arrived), hub::Side::Connects)?;
+        arrived.take().await
+    }
+}

@@ -1,0 +1,77 @@
+use std::io;
+
+use estafette_devices::{DeviceError, DeviceErrorKind};
+
+use crate::ring::Nonsense;
+
+/// Why a link cannot do what it was asked for.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum LinkError {
+    /// The peer has not taken or not used enough of what was sent. Nothing was sent; wait for the peer.
+    #[error("process {process} has as much to receive or to use as a link holds")]
+    Full {
+        /// The peer.
+        process: u32,
+    },
+    /// The peer closed the link in good order.
+    #[error("process {process} closed the link")]
+    Closed {
+        /// The peer.
+        process: u32,
+    },
+    /// The peer died, or is about to.
+    #[error("process {process} died")]
+    PeerDied {
+        /// The peer.
+        process: u32,
+    },
+    /// The peer does not keep to the protocol. The link is of no use any more.
+    #[error("process {process} broke the protocol of links: {what}")]
+    Protocol {
+        /// The peer.
+        process: u32,
+        /// What it did.
+        what: String,
+    },
+    /// There is no link to that process: it acts for another user, or speaks another version.
+    #[error("no link: {0}")]
+    Refused(String),
+    /// The argument makes no sense; the message names it.
+    #[error("{0}")]
+    Invalid(String),
+    /// The operating system refused.
+    #[error("{what}: {error}")]
+    System {
+        /// What was asked of it.
+        what: &'static str,
+        /// What it said.
+        #[source]
+        error: io::Error,
+    },
+    /// This process was forked from one with links, which it cannot use.
+    #[error("forked child: links and the threads behind them live in the parent process only")]
+    Forked,
+}
+
+impl LinkError {
+    pub(crate) fn system(what: &'static str) -> impl FnOnce(io::Error) -> Self {
+        move |error| Self::System { what, error }
+    }
+
+    pub(crate) fn nonsense(process: u32, Nonsense(what): Nonsense) -> Self {
+        Self::Protocol { process, what: what.to_owned() }
+    }
+}
+
+/// As the failure of a fence.
+impl From<&LinkError> for DeviceError {
+    fn from(error: &LinkError) -> Self {
+        let kind = match error {
+            LinkError::PeerDied { .. } => DeviceErrorKind::PeerDied,
+            LinkError::Closed { .. } => DeviceErrorKind::Cancelled,
+            _ => DeviceErrorKind::Other,
+        };
+        Self::new(kind, error.to_string())
+    }
+}

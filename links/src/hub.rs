@@ -1,0 +1,318 @@
+//! The link thread of the process: it greets, is rung, and sees the ends of peers. Started with the first door or link.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::sync::Arc;
+
+use estafette_sync::essential::essential;
+use estafette_sync::sync::Mutex;
+use estafette_sync::{daemon, process, stack, statics};
+
+use crate::LinkError;
+use crate::board::BYTES;
+use crate::life::{Line, Lines};
+use crate::link::{Channel, Link, Shared};
+use crate::mailbox::Mailbox;
+use crate::platform::{Memory, Poll, Socket, Waker, own_process, own_user};
+
+/// What a greeting says: that it is one, and the version of the protocol.
+pub(crate) const GREETING: [u8; 16] = *b"estafette link 1";
+/// Connections to doors whose greeting has not come. The oldest gives way.
+const GREETINGS_MAX: usize = 64;
+/// Links of a door that wait to be accepted. Further ones are refused.
+const ARRIVED_MAX: usize = 128;
+/// The waker's token. Others are even; a link has also the odd one that follows, for the end of its peer.
+const WAKER: u64 = 0;
+
+statics! {
+    static HUB: Mutex<Option<&'static Hub>> = Mutex::new(None);
+}
+
+/// What the link thread waits for.
+pub(crate) struct Hub {
+    poll: Poll,
+    waker: Waker,
+    lines: Lines,
+    entries: Mutex<Entries>,
+    /// Links that it is to look at.
+    attended: Mutex<Vec<u64>>,
+}
+
+#[derive(Default)]
+struct Entries {
+    last: u64,
+    by_token: BTreeMap<u64, Entry>,
+}
+
+enum Entry {
+    Door(Arc<DoorEntry>),
+    Greeting(Greeting),
+    Link(Arc<Shared>),
+}
+
+struct DoorEntry {
+    socket: Socket,
+    arrived: Arrived,
+    /// The system refused a connection, and the door waits for its owner.
+    is_paused: Mutex<bool>,
+}
+
+type Arrived = Arc<Mailbox<Result<Link, LinkError>>>;
+
+/// A connection whose peer has not greeted.
+struct Greeting {
+    socket: Socket,
+    process: u32,
+    board: Arc<Memory>,
+    line: Line,
+    arrived: Arrived,
+    side: Side,
+}
+
+/// Which side of a connection this process is.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Side {
+    /// It learns why there is no link.
+    Connects,
+    /// Its door goes on as if a connection without a link had not been.
+    Accepts,
+}
+
+impl Hub {
+    /// That of the process, whose threads start now if they have not.
+    pub(crate) fn get() -> Result<&'static Self, LinkError> {
+        process::claim().map_err(|_| LinkError::Forked)?;
+        let mut hub = HUB.lock();
+        if let Some(hub) = *hub {
+            return Ok(hub);
+        }
+        let system = || LinkError::system("starting to wait for other processes");
+        let new = Hub {
+            poll: Poll::new().map_err(system())?,
+            waker: Waker::new().map_err(system())?,
+            lines: Lines::default(),
+            entries: Mutex::default(),
+            attended: Mutex::default(),
+        };
+        new.poll.add(new.waker.descriptor(), WAKER).map_err(system())?;
+        // Its threads live as long as the process. Where one cannot start, this one and a thread that sleeps are left over.
+        let new: &'static Hub = Box::leak(Box::new(new));
+        new.lines.start()?;
+        let run = || essential("the link thread", || new.run());
+        daemon(stack::thread("estafette-links").spawn(run).map_err(LinkError::system("starting a thread"))?);
+        *hub = Some(new);
+        Ok(new)
+    }
+
+    pub(crate) fn add_door(&self, socket: Socket, arrived: Arrived) -> Result<u64, LinkError> {
+        let door = Arc::new(DoorEntry { socket, arrived, is_paused: Mutex::new(false) });
+        let token = self.insert(Entry::Door(Arc::clone(&door)));
+        self.poll.add(door.socket.descriptor(), token).map_err(LinkError::system("waiting at a door"))?;
+        Ok(token)
+    }
+
+    /// A door that the system has refused a connection tries again.
+    pub(crate) fn resume(&self, token: u64) -> Result<(), LinkError> {
+        process::check().map_err(|_| LinkError::Forked)?;
+        let Some(Entry::Door(door)) = self.entry(token) else { return Ok(()) };
+        let mut is_paused = door.is_paused.lock();
+        if std::mem::take(&mut *is_paused) {
+            self.poll.add(door.socket.descriptor(), token).map_err(LinkError::system("waiting at a door"))?;
+        }
+        Ok(())
+    }
+
+    /// Greets the process at the other end of a new connection.
+    pub(crate) fn greet(
+        &'static self,
+        socket: Socket,
+        arrived: Arrived,
+        side: Side,
+    ) -> Result<(), LinkError> {
+        let system = || LinkError::system("greeting another process");
+        let (process, user) = socket.peer().map_err(system())?;
+        if user != own_user() {
+            return Err(LinkError::Refused(format!("process {process} acts for another user, {user}")));
+        }
+        let (board, descriptor) = Memory::create("estafette-board", BYTES).map_err(system())?;
+        let board = Arc::new(board);
+        let line = self.lines.hold(Arc::clone(&board));
+        let end = own_process().map_err(system())?;
+        socket.send(&GREETING, &[&descriptor, &end]).map_err(system())?;
+        let mut entries = self.entries.lock();
+        let token = entries.next_token();
+        self.poll.add(socket.descriptor(), token).map_err(system())?;
+        let greeting = Greeting { socket, process, board, line, arrived, side };
+        entries.by_token.insert(token, Entry::Greeting(greeting));
+        let given_up = if side == Side::Accepts { entries.oldest_beyond() } else { None };
+        drop(entries);
+        drop(given_up);
+        Ok(())
+    }
+
+    /// Has the link thread look at a link soon.
+    pub(crate) fn attend_soon(&self, token: u64) {
+        self.attended.lock().push(token);
+        self.waker.wake();
+    }
+
+    /// Takes something out. The last handle closes it.
+    pub(crate) fn remove(&self, token: u64) {
+        if process::is_forked() {
+            return;
+        }
+        let entry = self.entries.lock().by_token.remove(&token);
+        match &entry {
+            Some(Entry::Door(door)) => self.poll.remove(door.socket.descriptor()),
+            Some(Entry::Link(link)) => {
+                self.poll.remove(link.channel().socket.descriptor());
+                self.poll.remove(&link.channel().end);
+                self.lines.unwatch(link);
+            }
+            _ => {}
+        }
+    }
+
+    fn insert(&self, entry: Entry) -> u64 {
+        let mut entries = self.entries.lock();
+        let token = entries.next_token();
+        entries.by_token.insert(token, entry);
+        token
+    }
+
+    /// The thread.
+    fn run(&'static self) {
+        loop {
+            for token in self.poll.wait().expect("a set of descriptors can be waited for") {
+                self.handle(token);
+            }
+            let attended = std::mem::take(&mut *self.attended.lock());
+            for token in attended {
+                if let Some(Entry::Link(link)) = self.entry(token) {
+                    self.attend(token, &link);
+                }
+            }
+        }
+    }
+
+    fn handle(&'static self, token: u64) {
+        if token == WAKER {
+            return self.waker.clear();
+        }
+        let even = token & !1;
+        match self.entry(even) {
+            Some(Entry::Door(door)) => self.accept(&door),
+            Some(Entry::Greeting(greeting)) => self.meet(token, greeting),
+            Some(Entry::Link(link)) => {
+                if token != even {
+                    link.note_gone();
+                } else if link.drain(true) {
+                    // The end comes late, where a child of the peer has the socket too; it comes early only from a process that
+                    // gives up its link without a word, which is lost then as if it had died.
+                    self.poll.remove(link.channel().socket.descriptor());
+                    link.note_lost();
+                }
+                self.attend(even, &link);
+            }
+            None => {}
+        }
+    }
+
+    /// A share in an entry; a greeting is taken out.
+    fn entry(&self, token: u64) -> Option<Entry> {
+        let mut entries = self.entries.lock();
+        match entries.by_token.get(&token)? {
+            Entry::Door(door) => Some(Entry::Door(Arc::clone(door))),
+            Entry::Link(link) => Some(Entry::Link(Arc::clone(link))),
+            Entry::Greeting(_) => entries.by_token.remove(&token),
+        }
+    }
+
+    fn attend(&self, token: u64, link: &Shared) {
+        if link.attend() {
+            self.remove(token);
+        }
+    }
+
+    fn accept(&'static self, door: &DoorEntry) {
+        let made = door.socket.accept().map_err(LinkError::system("accepting a connection"));
+        let arrived = Arc::clone(&door.arrived);
+        let made = made.and_then(|socket| {
+            let Some(socket) = socket.filter(|_| arrived.len() < ARRIVED_MAX) else { return Ok(()) };
+            self.greet(socket, Arc::clone(&arrived), Side::Accepts)
+        });
+        match made {
+            // A process that has gone again, or is none to speak to.
+            Ok(()) | Err(LinkError::Refused(_)) => {}
+            Err(error) => {
+                // The connection waits on: without a pause it would wake this thread again and again.
+                self.poll.remove(door.socket.descriptor());
+                *door.is_paused.lock() = true;
+                arrived.put(Err(error));
+            }
+        }
+    }
+
+    /// Reads the greeting of a peer, and makes the link.
+    fn meet(&'static self, token: u64, greeting: Greeting) {
+        let mut bytes = [0; GREETING.len()];
+        let received = greeting.socket.receive(&mut bytes);
+        if let Ok(None) = received {
+            self.entries.lock().by_token.insert(token, Entry::Greeting(greeting));
+            return;
+        }
+        self.poll.remove(greeting.socket.descriptor());
+        let Greeting { socket, process, board, line, arrived, side } = greeting;
+        let refused = |what: &str| LinkError::Refused(format!("process {process} {what}"));
+        let link = match received.map_err(LinkError::system("meeting another process")) {
+            Err(error) => Err(error),
+            Ok(Some((length, descriptors))) if length == GREETING.len() && bytes == GREETING => {
+                match <[_; 2]>::try_from(descriptors) {
+                    Ok([theirs, end]) => Memory::open(&theirs, BYTES)
+                        .map_err(|error| refused(&format!("has no board: {error}")))
+                        .map(|peer| (peer, Channel { socket, end, process })),
+                    Err(_) => Err(refused("came without its board")),
+                }
+            }
+            Ok(Some((0, _))) => Err(refused("hung up")),
+            Ok(_) => Err(refused("speaks another version, or something else")),
+        };
+        let link = link.and_then(|(peer, channel)| {
+            let link = Arc::new(Shared::new((board, line), peer, channel, self, token));
+            self.entries.lock().by_token.insert(token, Entry::Link(Arc::clone(&link)));
+            let added = self.poll.add(link.channel().socket.descriptor(), token);
+            let added = added.and_then(|()| self.poll.add(&link.channel().end, token | 1));
+            if let Err(error) = added {
+                self.remove(token);
+                return Err(LinkError::system("waiting for another process")(error));
+            }
+            self.lines.watch(Arc::clone(&link));
+            Ok(Link::new(link))
+        });
+        match (link, side) {
+            (Err(_), Side::Accepts) => {}
+            (link, _) => arrived.put(link),
+        }
+    }
+}
+
+impl Entries {
+    fn next_token(&mut self) -> u64 {
+        self.last += 2;
+        self.last
+    }
+
+    /// The connection that has waited longest, if there are too many.
+    fn oldest_beyond(&mut self) -> Option<Entry> {
+        let greets = |entry: &Entry| matches!(entry, Entry::Greeting(its) if its.side == Side::Accepts);
+        let mut waiting = self.by_token.iter().filter(|(_, entry)| greets(entry)).map(|(token, _)| *token);
+        let oldest = waiting.next()?;
+        (waiting.count() >= GREETINGS_MAX).then(|| self.by_token.remove(&oldest)).flatten()
+    }
+}
+
+impl fmt::Debug for Hub {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Hub").field("entries", &self.entries.lock().by_token.len()).finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,61 @@
+//! Processes say *when it is done*, too: fences that cross between the processes of one machine, and memory that they speak of.
+//!
+//! A [`Link`] joins two processes. One sends a promise, the other has it as a [`Fence`](estafette_devices::Fence) that settles as the
+//! promise does, and the answer, that the use is over, comes back the same way. A failure crosses with its text. The death of a process
+//! settles every fence that waits for it. Memory crosses as a [`Segment`], which its owner writes and its peers read.
+//!
+//! This crate never knows an operation, a tensor, a name that outlives a process, or a lock in shared memory. There is no broker. A program
+//! that opens no [`Door`] and no link pays nothing: no thread, no descriptor.
+//!
+//! | part | idea |
+//! |---|---|
+//! | `board`, `ring`, `bell` | shared words with one writer each: slots, messages, who wants to be rung; models |
+//! | `fence` | a slot of a peer's board as an event of `estafette_devices` |
+//! | `link`, `door`, `segment`, `error` | what users have |
+//! | `hub`, `life`, `mailbox` | the link thread; the thread of life lines; what they leave for futures |
+//! | `platform` | what links ask of the operating system |
+//!
+//! The protocol, its numbered steps and the races that it excludes are in `PROTOCOL.md` beside this crate's manifest.
+//!
+//! ```no_run
+//! use estafette_devices::host;
+//! use estafette_links::{Address, Door, Link, LinkError};
+//!
+//! # async fn producer(door: Door) -> Result<(), LinkError> {
+//! let link = door.accept().await?;                          // one process: `door.address()` went to the other
+//! let (completer, promise) = host::promise("frame 7");
+//! let used = link.send(&promise, b"frame 7").await?;        // crosses at once, pending
+//! completer.complete();
+//! used.settled().await.expect("the other process is done with it");
+//! # Ok(()) }
+//! # async fn consumer(address: Address) -> Result<(), LinkError> {
+//! let link = Link::connect(&address).await?;                // the other process
+//! let frame = link.receive().await?;
+//! frame.fence().settled().await.expect("the promise was kept");
+//! frame.complete();
+//! # Ok(()) }
+//! ```
+
+mod bell;
+mod board;
+mod door;
+mod error;
+mod fence;
+mod hub;
+mod life;
+mod link;
+mod mailbox;
+#[cfg(all(test, estafette_loom))]
+mod models;
+mod platform;
+mod ring;
+mod segment;
+#[cfg(all(test, not(any(estafette_portable, estafette_loom, estafette_shuttle))))]
+mod tests;
+
+pub use self::{
+    door::{Address, Door},
+    error::LinkError,
+    link::{Link, Received},
+    segment::{PeerSegment, Segment},
+};

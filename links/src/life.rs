@@ -1,0 +1,134 @@
+//! Life lines: how the death of a process is known before the kernel frees its memory. PROTOCOL.md, *death*.
+
+use std::sync::Arc;
+
+use estafette_sync::essential::essential;
+use estafette_sync::sync::atomic::{AtomicU32, Ordering};
+use estafette_sync::sync::{Condvar, Mutex};
+use estafette_sync::{daemon, process, stack};
+
+use crate::LinkError;
+use crate::board::LINE;
+use crate::link::Shared;
+use crate::platform::{Memory, RobustList, owner_died, wait_for_any, wake_all};
+
+/// Life lines that are watched; the kernel waits for 128 words at once. Of further peers the end is seen, and not its beginning.
+const WATCHED_MAX: usize = 126;
+
+/// The thread that holds the lines of this process and watches those of its peers. It does nothing else: its end is, for all peers, the
+/// death of this process.
+#[derive(Debug, Default)]
+pub(crate) struct Lines {
+    state: Mutex<State>,
+    started: Condvar,
+    /// Changes when the list of what is watched does.
+    changes: AtomicU32,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    held: Option<RobustList>,
+    watched: Vec<Arc<Shared>>,
+    error: Option<std::io::Error>,
+}
+
+impl Lines {
+    /// Starts the thread.
+    pub(crate) fn start(&'static self) -> Result<(), LinkError> {
+        let run = move || essential("the thread of life lines", || self.run());
+        let thread =
+            stack::thread("estafette-lives").spawn(run).map_err(LinkError::system("starting a thread"))?;
+        daemon(thread);
+        let mut state = self.state.lock();
+        loop {
+            if let Some(error) = state.error.take() {
+                return Err(LinkError::system("holding a life line")(error));
+            }
+            if state.held.is_some() {
+                return Ok(());
+            }
+            state = self.started.wait(state);
+        }
+    }
+
+    /// Holds the line of a new board.
+    pub(crate) fn hold(&'static self, board: Arc<Memory>) -> Line {
+        if let Some(held) = &self.state.lock().held {
+            held.hold(&board, LINE);
+        }
+        Line { board, lines: self }
+    }
+
+    /// From now on the death of the peer is noted.
+    pub(crate) fn watch(&self, link: Arc<Shared>) {
+        self.state.lock().watched.push(link);
+        self.look_again();
+    }
+
+    pub(crate) fn unwatch(&self, link: &Shared) {
+        self.state.lock().watched.retain(|watched| !std::ptr::eq(&raw const **watched, link));
+        self.look_again();
+    }
+
+    fn look_again(&self) {
+        self.changes.fetch_add(1, Ordering::Release);
+        wake_all(&self.changes);
+    }
+
+    fn run(&self) {
+        let held = RobustList::of_this_thread();
+        let is_holding = held.is_ok();
+        {
+            let mut state = self.state.lock();
+            match held {
+                Ok(held) => state.held = Some(held),
+                Err(error) => state.error = Some(error),
+            }
+        }
+        self.started.notify_all();
+        if !is_holding {
+            return;
+        }
+        loop {
+            let changes = self.changes.load(Ordering::Acquire);
+            let watched: Vec<_> = self.state.lock().watched.iter().take(WATCHED_MAX).cloned().collect();
+            let mut words = vec![(&self.changes, changes)];
+            for link in &watched {
+                let (line, held) = link.line();
+                match line.load(Ordering::Relaxed) {
+                    word if owner_died(word) => link.note_lost(),
+                    word if word == held => words.push((line, held)),
+                    // Let go of in good order, or damaged: the link thread sees what becomes of the process.
+                    _ => self.state.lock().watched.retain(|watched| !Arc::ptr_eq(watched, link)),
+                }
+            }
+            if words.len() == watched.len() + 1 && wait_for_any(&words).is_err() {
+                // The kernel cannot wait for several words. The end of a process is still seen.
+                loop {
+                    estafette_sync::thread::park();
+                }
+            }
+            for link in watched.iter().filter(|link| link.is_lost()) {
+                self.state.lock().watched.retain(|watched| !Arc::ptr_eq(watched, link));
+            }
+        }
+    }
+}
+
+/// The held line of a board.
+#[derive(Debug)]
+pub(crate) struct Line {
+    board: Arc<Memory>,
+    lines: &'static Lines,
+}
+
+impl Drop for Line {
+    fn drop(&mut self) {
+        // A child has neither the board nor the thread.
+        if !process::is_forked()
+            && let Some(held) = &self.lines.state.lock().held
+        {
+            held.release(&self.board, LINE);
+        }
+    }
+}

@@ -1,0 +1,622 @@
+//! Links: two boards, a socket, and what each process knows of the other.
+
+use std::collections::{HashMap, VecDeque};
+use std::fmt;
+use std::future::poll_fn;
+use std::sync::Arc;
+use std::task::Poll;
+
+use estafette_devices::{DeviceError, Event, Fence, FenceState, Outcome, Reactor};
+use estafette_sync::process;
+use estafette_sync::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
+use estafette_sync::sync::{Mutex, OnceLock};
+
+use crate::bell::{Listener, Ringer};
+use crate::board::{CLOSED, CLOSING, HEAD, Kind, LEFT, LINE, OwnBoard, PeerBoard, SLOTS, SlotId, TAIL};
+use crate::fence::PeerEvent;
+use crate::hub::Hub;
+use crate::life::Line;
+use crate::mailbox::{Futures, register, wake};
+use crate::platform::{Descriptor, Memory, Socket};
+use crate::ring::{NOTE_BYTES, Nonsense, Reader, Writer};
+use crate::{LinkError, PeerSegment, Segment};
+
+/// What is known of the peer, as bits: it sends and settles nothing more.
+const FATE_CLOSING: u32 = 1;
+/// It uses nothing of this process any more, in good order.
+const FATE_LEFT: u32 = 2;
+/// It is dying: another of its threads may still run for an instant.
+const FATE_LOST: u32 = 4;
+/// It touches nothing any more.
+const FATE_GONE: u32 = 8;
+/// It does not keep to the protocol.
+const FATE_BROKEN: u32 = 16;
+
+/// Messages on the socket: a ring of the bell.
+const BELL: u8 = 1;
+/// A segment: its number and its length follow, and a descriptor comes with it.
+const SEGMENT: u8 = 2;
+/// Segments that one peer may show.
+const SEGMENTS_MAX: usize = 1024;
+
+/// Messages that one look at the socket takes.
+const DRAINED_MAX: usize = 64;
+
+/// How the peer is reached.
+pub(crate) struct Channel {
+    pub(crate) socket: Socket,
+    /// The peer as a descriptor, which is readable when each of its threads has ended.
+    pub(crate) end: Descriptor,
+    pub(crate) process: u32,
+}
+
+/// What the handles of a link, its fences, and the threads share.
+pub(crate) struct Shared {
+    pub(crate) own: OwnBoard<Arc<Memory>>,
+    peer: PeerBoard<Memory>,
+    channel: Channel,
+    hub: &'static Hub,
+    /// What the hub knows it by.
+    token: u64,
+    _line: Line,
+    /// The peer's line while its thread lives.
+    peer_line: u32,
+    fate: AtomicU32,
+    broken: OnceLock<&'static str>,
+    listener: Listener,
+    ringer: Ringer,
+    sent: Mutex<Sent>,
+    reader: Mutex<Reader>,
+    /// Futures that wait for a message, and those that wait for room.
+    receivers: Futures,
+    senders: Futures,
+    /// Fences of the peer with subscribers.
+    watched: Mutex<Vec<Arc<PeerEvent>>>,
+    /// What was received and is in use.
+    in_use: AtomicUsize,
+    /// The handle was dropped.
+    is_closed: AtomicBool,
+    shown: Mutex<HashMap<u64, u32>>,
+    seen: Mutex<HashMap<u32, Arc<PeerSegment>>>,
+}
+
+/// What was sent and is not over.
+struct Sent {
+    writer: Writer,
+    /// Indices from here on were never used.
+    fresh: usize,
+    free: Vec<usize>,
+    /// The oldest first.
+    unanswered: VecDeque<(SlotId, Arc<PeerEvent>)>,
+}
+
+impl Sent {
+    /// An index that is not in use.
+    fn index(&mut self, own: &OwnBoard<Arc<Memory>>) -> Option<usize> {
+        self.reclaim(own);
+        let fresh = (self.fresh < SLOTS).then_some(self.fresh);
+        self.free.pop().or_else(|| fresh.inspect(|_| self.fresh += 1))
+    }
+
+    /// Takes back indices whose promise and answer are settled: the oldest, or where all are in use any.
+    fn reclaim(&mut self, own: &OwnBoard<Arc<Memory>>) {
+        let is_over =
+            |(slot, answer): &(SlotId, Arc<PeerEvent>)| own.is_settled(*slot) && answer.outcome().is_some();
+        let free = |free: &mut Vec<usize>, (slot, answer): (SlotId, Arc<PeerEvent>)| {
+            if !answer.observed_done() {
+                own.free(slot);
+            }
+            free.push(slot.index);
+        };
+        while self.unanswered.front().is_some_and(is_over) {
+            self.unanswered.pop_front().into_iter().for_each(|over| free(&mut self.free, over));
+        }
+        if self.free.is_empty() && self.fresh == SLOTS {
+            let (over, open) =
+                std::mem::take(&mut self.unanswered).into_iter().partition::<Vec<_>, _>(is_over);
+            self.unanswered = open.into();
+            over.into_iter().for_each(|over| free(&mut self.free, over));
+        }
+    }
+}
+
+impl Shared {
+    pub(crate) fn new(
+        own: (Arc<Memory>, Line),
+        peer: Memory,
+        channel: Channel,
+        hub: &'static Hub,
+        token: u64,
+    ) -> Self {
+        let peer_line = peer.half_word(LINE).load(Ordering::Relaxed);
+        Self {
+            own: OwnBoard::new(own.0),
+            peer: PeerBoard(peer),
+            channel,
+            hub,
+            token,
+            _line: own.1,
+            peer_line,
+            fate: AtomicU32::new(0),
+            broken: OnceLock::new(),
+            listener: Listener::default(),
+            ringer: Ringer::default(),
+            sent: Mutex::new(Sent {
+                writer: Writer::default(),
+                fresh: 0,
+                free: Vec::new(),
+                unanswered: VecDeque::new(),
+            }),
+            reader: Mutex::default(),
+            receivers: Futures::default(),
+            senders: Futures::default(),
+            watched: Mutex::default(),
+            in_use: AtomicUsize::new(0),
+            is_closed: AtomicBool::new(false),
+            shown: Mutex::default(),
+            seen: Mutex::default(),
+        }
+    }
+
+    pub(crate) fn process(&self) -> u32 {
+        self.channel.process
+    }
+
+    pub(crate) fn channel(&self) -> &Channel {
+        &self.channel
+    }
+
+    /// The peer's life line, and what it says while the peer lives.
+    pub(crate) fn line(&self) -> (&AtomicU32, u32) {
+        (self.peer.0.half_word(LINE), self.peer_line)
+    }
+
+    // What is known of the peer.
+
+    /// How the peer settled a slot, or why it never will. What is known of the peer is read first: so this is the last look at a slot
+    /// of a process that is known to be dead.
+    pub(crate) fn outcome(&self, slot: SlotId) -> Option<Outcome> {
+        let fate = self.fate.load(Ordering::Acquire);
+        let settled = self.peer.outcome(slot, self.process());
+        if settled.is_some() || fate == 0 {
+            return settled;
+        }
+        match slot.kind {
+            Kind::Ready => Some(Err((&self.error(fate)).into())),
+            // What it left it does not use. What a dead process used is used by others once nothing of it can touch it.
+            Kind::Used if fate & FATE_LEFT != 0 => Some(Ok(())),
+            Kind::Used if fate & FATE_GONE != 0 => Some(Err((&self.died()).into())),
+            Kind::Used => None,
+        }
+    }
+
+    fn died(&self) -> LinkError {
+        LinkError::PeerDied { process: self.process() }
+    }
+
+    fn error(&self, fate: u32) -> LinkError {
+        let process = self.process();
+        match self.broken.get() {
+            Some(what) => LinkError::nonsense(process, Nonsense(what)),
+            None if fate & FATE_CLOSING != 0 => LinkError::Closed { process },
+            None => self.died(),
+        }
+    }
+
+    fn check(&self) -> Result<(), LinkError> {
+        process::check().map_err(|_| LinkError::Forked)?;
+        match self.fate.load(Ordering::Acquire) {
+            0 => Ok(()),
+            fate => Err(self.error(fate)),
+        }
+    }
+
+    /// Notes `fate`, but after what the peer has said itself: a process that has left may die.
+    fn note(&self, fate: u32) {
+        let said = match self.peer.load(CLOSED) {
+            0 => 0,
+            CLOSING => FATE_CLOSING,
+            LEFT => FATE_CLOSING | FATE_LEFT,
+            _ => FATE_BROKEN,
+        };
+        if said & FATE_BROKEN != 0 {
+            let _ = self.broken.set("it is neither open nor closed");
+        }
+        self.fate.fetch_or(said, Ordering::AcqRel);
+        self.fate.fetch_or(fate, Ordering::AcqRel);
+    }
+
+    /// On the thread of life lines: the peer is dying.
+    pub(crate) fn note_lost(&self) {
+        self.note(FATE_LOST);
+        self.hub.attend_soon(self.token);
+    }
+
+    /// Every thread of the peer has ended.
+    pub(crate) fn note_gone(&self) {
+        self.note(FATE_LOST | FATE_GONE);
+    }
+
+    pub(crate) fn is_lost(&self) -> bool {
+        self.fate.load(Ordering::Acquire) & FATE_LOST != 0
+    }
+
+    fn break_off(&self, what: Nonsense) -> LinkError {
+        let _ = self.broken.set(what.0);
+        self.note(FATE_BROKEN);
+        self.hub.attend_soon(self.token);
+        LinkError::nonsense(self.process(), what)
+    }
+
+    // What the peer is to know.
+
+    /// After a change of the own board.
+    fn tell(&self) {
+        if self.ringer.must_ring(&self.peer) {
+            self.ring();
+        }
+    }
+
+    pub(crate) fn ring(&self) {
+        // A socket without room wakes the peer already, and after the peer's end there is no one to wake.
+        let _ = self.channel.socket.send(&[BELL], &[]);
+    }
+
+    /// How a promise that was sent, or the use of what was received, settled. The peer takes the promises of a closed link as failed.
+    fn settle(&self, slot: SlotId, outcome: &Outcome) {
+        let is_late = slot.kind == Kind::Ready && self.is_closed.load(Ordering::SeqCst);
+        if !is_late && !process::is_forked() {
+            self.own.settle(slot, outcome, &self.peer);
+            self.tell();
+        }
+    }
+
+    /// How the use of what was received ended.
+    fn answer(&self, slot: SlotId, outcome: &Outcome) {
+        self.settle(slot, outcome);
+        self.in_use.fetch_sub(1, Ordering::SeqCst);
+        if self.is_closed.load(Ordering::SeqCst) {
+            self.hub.attend_soon(self.token);
+        }
+    }
+
+    // What the link thread does.
+
+    /// Keeps an event that has subscribers until it has settled. The caller listens after this, and looks again.
+    pub(crate) fn watch(&self, event: Arc<PeerEvent>) {
+        self.watched.lock().push(event);
+    }
+
+    pub(crate) fn listen(&self) {
+        self.listener.listen(&self.own);
+    }
+
+    /// Looks at everything that the peer may have changed, and goes on listening if anyone waits. True when the link is over.
+    pub(crate) fn attend(&self) -> bool {
+        self.listener.pause(&self.own);
+        self.look();
+        if self.has_waiters() {
+            self.listen();
+            self.look();
+        }
+        self.is_over()
+    }
+
+    fn look(&self) {
+        self.note(0);
+        let (settled, pending): (Vec<_>, Vec<_>) = std::mem::take(&mut *self.watched.lock())
+            .into_iter()
+            .partition(|event| event.outcome().is_some());
+        self.watched.lock().extend(pending);
+        settled.into_iter().for_each(|event| event.deliver());
+        let fate = self.fate.load(Ordering::Acquire);
+        if fate != 0 || self.peer.load(HEAD) != self.own.load(TAIL) {
+            wake(&self.receivers);
+        }
+        wake(&self.senders);
+    }
+
+    fn has_waiters(&self) -> bool {
+        self.is_closed.load(Ordering::SeqCst)
+            || self.receivers.has_waiters()
+            || self.senders.has_waiters()
+            || !self.watched.lock().is_empty()
+    }
+
+    /// Whether nothing can come of the link any more. Says so to the peer.
+    fn is_over(&self) -> bool {
+        let is_peer_over = self.fate.load(Ordering::Acquire) & (FATE_LEFT | FATE_GONE) != 0;
+        let is_closed = self.is_closed.load(Ordering::SeqCst) && self.in_use.load(Ordering::SeqCst) == 0;
+        let mut sent = self.sent.lock();
+        let is_answered = || sent.unanswered.iter().all(|(_, answer)| answer.outcome().is_some());
+        if !(is_peer_over || is_closed && is_answered()) {
+            return false;
+        }
+        // The events refer to this link.
+        let answered = std::mem::take(&mut sent.unanswered);
+        drop(sent);
+        drop(answered);
+        if is_closed {
+            self.own.store(CLOSED, LEFT);
+            self.ring();
+        }
+        true
+    }
+
+    /// Takes messages from the socket: up to the first ring on the link thread, which comes back if there is more. True at its end.
+    pub(crate) fn drain(&self, is_link_thread: bool) -> bool {
+        let mut seen = self.seen.lock();
+        let mut bytes = [0; 16];
+        for _ in 0..DRAINED_MAX {
+            let (length, descriptors) = match self.channel.socket.receive(&mut bytes) {
+                Ok(Some((0, _))) | Err(_) => return true,
+                Ok(Some(message)) => message,
+                Ok(None) => break,
+            };
+            let nonsense = match (bytes[0], length, &descriptors[..]) {
+                (BELL, 1, []) if is_link_thread => break,
+                (BELL, 1, []) => {
+                    self.hub.attend_soon(self.token);
+                    continue;
+                }
+                (SEGMENT, 16, [descriptor]) => see(&mut seen, &bytes, descriptor).err(),
+                _ => Some(Nonsense("an unknown message")),
+            };
+            if let Some(nonsense) = nonsense {
+                self.break_off(nonsense);
+            }
+        }
+        false
+    }
+}
+
+/// Maps a segment that the peer shows.
+fn see(
+    seen: &mut HashMap<u32, Arc<PeerSegment>>,
+    message: &[u8; 16],
+    descriptor: &Descriptor,
+) -> Result<(), Nonsense> {
+    let number = u32::from_le_bytes(*message[4..8].as_array().expect("four bytes"));
+    let bytes = u64::from_le_bytes(*message[8..].as_array().expect("eight bytes"));
+    let bytes = usize::try_from(bytes).map_err(|_| Nonsense("a segment without end"))?;
+    if seen.len() >= SEGMENTS_MAX || seen.contains_key(&number) {
+        return Err(Nonsense("a segment too many"));
+    }
+    let memory = Memory::open(descriptor, bytes).map_err(|_| Nonsense("a segment that is none"))?;
+    seen.insert(number, Arc::new(PeerSegment(memory)));
+    Ok(())
+}
+
+impl fmt::Debug for Shared {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Link")
+            .field("process", &self.process())
+            .field("fate", &self.fate)
+            .finish_non_exhaustive()
+    }
+}
+
+/// A link to another process: fences cross it, each with a note, and the answer to each comes back. All calls may be made from any thread.
+///
+/// Dropping it closes the link in good order. What was received stays in use until it is answered; promises that were sent and have not
+/// settled fail at the peer.
+#[derive(Debug)]
+pub struct Link {
+    pub(crate) shared: Arc<Shared>,
+}
+
+impl Link {
+    pub(crate) fn new(shared: Arc<Shared>) -> Self {
+        Self { shared }
+    }
+
+    /// The number of the peer's process, as this process sees it; 0 if it cannot see it.
+    pub fn process(&self) -> u32 {
+        self.shared.process()
+    }
+
+    /// Sends a promise, with at most 1,024 bytes for its receiver. The peer's fence settles as `fence` does.
+    ///
+    /// Returns a fence for the answer: done once the peer uses it no more, failed if the peer said so or died. After a death it settles
+    /// only when no thread of the peer can touch anything any more.
+    ///
+    /// # Errors
+    /// [`LinkError::Full`], where [`send`](Self::send) waits; the peer closed, died or broke the protocol; the note is too long.
+    pub fn try_send(&self, fence: &Fence, note: &[u8]) -> Result<Fence, LinkError> {
+        if note.len() > NOTE_BYTES {
+            let message = format!("a note of {} bytes, and {NOTE_BYTES} is the most", note.len());
+            return Err(LinkError::Invalid(message));
+        }
+        let shared = &self.shared;
+        let state = fence.state();
+        let mut sent = shared.sent.lock();
+        // Under the lock: what is over is cleared under it, once.
+        shared.check()?;
+        let has_room =
+            sent.writer.has_room(note.len(), &shared.peer).map_err(|what| shared.break_off(what))?;
+        let index = if has_room { sent.index(&shared.own) } else { None };
+        let Some(index) = index else { return Err(LinkError::Full { process: self.process() }) };
+        let generation = shared.own.next_generation(Kind::Ready, index);
+        let slot = SlotId { kind: Kind::Ready, index, generation };
+        let is_pending = state.is_pending();
+        match state.outcome() {
+            None => shared.own.begin(slot),
+            Some(outcome) => shared.own.settle(slot, &outcome, &shared.peer),
+        }
+        let answer = PeerEvent::new(Arc::clone(shared), SlotId { kind: Kind::Used, ..slot });
+        sent.unanswered.push_back((slot, Arc::clone(&answer)));
+        sent.writer.write(index, generation, note, &shared.own);
+        drop(sent);
+        shared.tell();
+        if is_pending {
+            let shared = Arc::clone(shared);
+            Reactor::global().when_settled([fence], move |outcome| shared.settle(slot, &outcome));
+        }
+        Ok(Fence::event(answer))
+    }
+
+    /// As [`try_send`](Self::try_send), waiting while the peer has as much as a link holds.
+    ///
+    /// # Errors
+    /// As `try_send`, without `Full`.
+    pub async fn send(&self, fence: &Fence, note: &[u8]) -> Result<Fence, LinkError> {
+        let attempt = || match self.try_send(fence, note) {
+            Err(LinkError::Full { .. }) => Poll::Pending,
+            result => Poll::Ready(result),
+        };
+        poll_fn(|context| {
+            let first = attempt();
+            if first.is_ready() {
+                return first;
+            }
+            register(&self.shared.senders, context);
+            self.shared.listen();
+            attempt()
+        })
+        .await
+    }
+
+    /// The next promise of the peer, if one is there.
+    ///
+    /// # Errors
+    /// Nothing more comes: the peer closed, died or broke the protocol.
+    pub fn try_receive(&self) -> Result<Option<Received>, LinkError> {
+        let shared = &self.shared;
+        // Before the look at the ring, which then is the last one. What came whole is not taken away.
+        let checked = shared.check();
+        if matches!(checked, Err(LinkError::Forked)) {
+            return checked.map(|()| None);
+        }
+        let message =
+            shared.reader.lock().read(&shared.own, &shared.peer).map_err(|what| shared.break_off(what))?;
+        let Some((message, is_room_news)) = message else { return checked.map(|()| None) };
+        if is_room_news {
+            shared.tell();
+        }
+        shared.in_use.fetch_add(1, Ordering::SeqCst);
+        let slot = SlotId { kind: Kind::Ready, index: message.index, generation: message.generation };
+        let fence = Fence::event(PeerEvent::new(Arc::clone(shared), slot));
+        let answer = Some((Arc::clone(shared), SlotId { kind: Kind::Used, ..slot }));
+        Ok(Some(Received { fence, note: message.note, answer }))
+    }
+
+    /// The next promise of the peer.
+    ///
+    /// # Errors
+    /// As [`try_receive`](Self::try_receive).
+    pub async fn receive(&self) -> Result<Received, LinkError> {
+        poll_fn(|context| {
+            if let Some(result) = self.try_receive().transpose() {
+                return Poll::Ready(result);
+            }
+            register(&self.shared.receivers, context);
+            self.shared.listen();
+            self.try_receive().transpose().map_or(Poll::Pending, Poll::Ready)
+        })
+        .await
+    }
+
+    /// Lets the peer read a segment, and returns the number by which the peer asks for it.
+    ///
+    /// # Errors
+    /// [`LinkError::Full`] while the peer does not look; the peer closed, died or broke the protocol; 1,024 segments were shown.
+    pub fn show(&self, segment: &Segment) -> Result<u32, LinkError> {
+        let shared = &self.shared;
+        shared.check()?;
+        let mut shown = shared.shown.lock();
+        if let Some(number) = shown.get(&segment.number()) {
+            return Ok(*number);
+        }
+        if shown.len() >= SEGMENTS_MAX {
+            return Err(LinkError::Invalid(format!("more than {SEGMENTS_MAX} segments on one link")));
+        }
+        let number = shown.len() as u32;
+        let mut message = [SEGMENT; 16];
+        message[4..8].copy_from_slice(&number.to_le_bytes());
+        message[8..].copy_from_slice(&(segment.bytes() as u64).to_le_bytes());
+        match shared.channel.socket.send(&message, &[segment.descriptor()]) {
+            Ok(()) => {
+                shown.insert(segment.number(), number);
+                Ok(number)
+            }
+            Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => {
+                Err(LinkError::Full { process: self.process() })
+            }
+            Err(error) => Err(LinkError::system("passing shared memory")(error)),
+        }
+    }
+
+    /// The segment that the peer has shown under this number. Each is mapped once; it may be kept longer than the link.
+    ///
+    /// # Errors
+    /// The peer has shown none under this number.
+    pub fn segment(&self, number: u32) -> Result<Arc<PeerSegment>, LinkError> {
+        let known = || self.shared.seen.lock().get(&number).cloned();
+        if let Some(segment) = known() {
+            return Ok(segment);
+        }
+        process::check().map_err(|_| LinkError::Forked)?;
+        self.shared.drain(false);
+        let process = self.process();
+        known().ok_or_else(|| LinkError::Invalid(format!("process {process} has shown no segment {number}")))
+    }
+}
+
+impl Drop for Link {
+    fn drop(&mut self) {
+        if !process::is_forked() {
+            self.shared.own.store(CLOSED, CLOSING);
+            self.shared.is_closed.store(true, Ordering::SeqCst);
+            self.shared.ring();
+            self.shared.hub.attend_soon(self.shared.token);
+        }
+    }
+}
+
+/// A promise of the peer in use. Dropping it answers that the use is over.
+#[derive(Debug)]
+pub struct Received {
+    fence: Fence,
+    note: Vec<u8>,
+    answer: Option<(Arc<Shared>, SlotId)>,
+}
+
+impl Received {
+    /// Settles when the peer's promise does, and fails if the peer closes the link or dies before.
+    pub fn fence(&self) -> &Fence {
+        &self.fence
+    }
+
+    /// What the peer wrote.
+    pub fn note(&self) -> &[u8] {
+        &self.note
+    }
+
+    /// Answers that the use is over. The answer leaves once the promise has settled.
+    pub fn complete(self) {
+        drop(self);
+    }
+
+    /// Answers that the use failed.
+    pub fn fail(mut self, error: DeviceError) {
+        self.answer(Err(error));
+    }
+
+    fn answer(&mut self, outcome: Outcome) {
+        let Some((shared, slot)) = self.answer.take() else { return };
+        if process::is_forked() {
+            return;
+        }
+        if matches!(self.fence.state(), FenceState::Pending) {
+            Reactor::global().when_settled([&self.fence], move |_| shared.answer(slot, &outcome));
+        } else {
+            shared.answer(slot, &outcome);
+        }
+    }
+}
+
+impl Drop for Received {
+    fn drop(&mut self) {
+        self.answer(Ok(()));
+    }
+}

@@ -1,0 +1,243 @@
+//! Models of what crosses between boards: `RUSTFLAGS="--cfg estafette_loom" cargo test -p estafette-links --profile model --lib models::`.
+//!
+//! A thread stands for a process. Boards are small: two indices, a ring of four words, one text of eight bytes.
+
+use std::sync::Arc;
+
+use estafette_devices::{DeviceError, DeviceErrorKind, Outcome};
+use estafette_sync::cell::UnsafeCell;
+use estafette_sync::sync::atomic::AtomicU64;
+use estafette_sync::sync::{Condvar, Mutex};
+use estafette_sync::thread;
+use loom::model::Builder;
+
+use crate::bell::{Listener, Ringer};
+use crate::board::{Kind, OwnBoard, PeerBoard, SlotId, WORDS, Words};
+use crate::ring::{Reader, Writer};
+
+type Shared = Arc<Vec<AtomicU64>>;
+
+impl Words for Vec<AtomicU64> {
+    fn words(&self) -> &[AtomicU64] {
+        self
+    }
+}
+
+/// A process: its own board, and the other's.
+struct Process {
+    own: OwnBoard<Shared>,
+    peer: PeerBoard<Shared>,
+}
+
+fn processes() -> [Process; 2] {
+    let [a, b] = [(); 2].map(|()| Arc::new((0..WORDS).map(|_| AtomicU64::new(0)).collect::<Vec<_>>()));
+    let process = |own: &Shared, peer: &Shared| Process {
+        own: OwnBoard::new(Arc::clone(own)),
+        peer: PeerBoard(Arc::clone(peer)),
+    };
+    [process(&a, &b), process(&b, &a)]
+}
+
+/// Memory of the owner. Loom reports a use that nothing orders.
+struct Segment(UnsafeCell<u64>);
+
+// SAFETY: loom checks the accesses.
+unsafe impl Sync for Segment {}
+
+impl Segment {
+    fn write(&self, value: u64) {
+        // SAFETY: loom checks this.
+        self.0.with_mut(|content| unsafe { *content = value });
+    }
+
+    fn read(&self) -> u64 {
+        // SAFETY: loom checks this.
+        self.0.with(|content| unsafe { *content })
+    }
+}
+
+/// The socket: what rings.
+#[derive(Default)]
+struct Bell {
+    is_rung: Mutex<bool>,
+    rung: Condvar,
+}
+
+impl Bell {
+    fn ring(&self) {
+        *self.is_rung.lock() = true;
+        self.rung.notify_one();
+    }
+
+    fn sleep(&self) {
+        let mut is_rung = self.is_rung.lock();
+        while !std::mem::take(&mut *is_rung) {
+            is_rung = self.rung.wait(is_rung);
+        }
+    }
+}
+
+fn slot(kind: Kind, generation: u32) -> SlotId {
+    SlotId { kind, index: 0, generation }
+}
+
+fn outcome(process: &Process, slot: SlotId) -> Option<Outcome> {
+    process.peer.outcome(slot, 1)
+}
+
+fn wait_for(process: &Process, slot: SlotId) -> Outcome {
+    loop {
+        if let Some(outcome) = outcome(process, slot) {
+            return outcome;
+        }
+        thread::yield_now();
+    }
+}
+
+fn message(error: &DeviceError) -> &str {
+    error.message()
+}
+
+fn failed(text: &str) -> Outcome {
+    Err(DeviceError::new(DeviceErrorKind::Fault, text))
+}
+
+#[test]
+fn memory_is_read_between_the_promise_and_the_answer() {
+    loom::model(|| {
+        let [owner, user] = processes();
+        let memory = Arc::new(Segment(UnsafeCell::new(0)));
+        let lent = Arc::clone(&memory);
+        let using = thread::spawn(move || {
+            if outcome(&user, slot(Kind::Ready, 1)).is_some() {
+                assert_eq!(lent.read(), 7);
+                user.own.settle(slot(Kind::Used, 1), &Ok(()), &user.peer);
+            }
+        });
+        memory.write(7);
+        owner.own.settle(slot(Kind::Ready, 1), &Ok(()), &owner.peer);
+        if outcome(&owner, slot(Kind::Used, 1)).is_some() {
+            memory.write(8);
+        }
+        using.join().expect("it does not panic");
+    });
+}
+
+/// Without the answer the owner writes while the peer reads.
+#[test]
+#[should_panic(expected = "Causality violation")]
+fn memory_that_is_written_before_the_answer_is_found() {
+    loom::model(|| {
+        let [owner, user] = processes();
+        let memory = Arc::new(Segment(UnsafeCell::new(0)));
+        let lent = Arc::clone(&memory);
+        let using = thread::spawn(move || {
+            if outcome(&user, slot(Kind::Ready, 1)).is_some() {
+                lent.read();
+            }
+        });
+        memory.write(7);
+        owner.own.settle(slot(Kind::Ready, 1), &Ok(()), &owner.peer);
+        memory.write(8);
+        using.join().expect("it does not panic");
+    });
+}
+
+/// There is one text. It is used again only after the peer has read it.
+#[test]
+fn a_failure_has_its_own_text_or_none() {
+    let mut builder = Builder::new();
+    builder.preemption_bound = Some(3);
+    builder.check(|| {
+        let [owner, user] = processes();
+        let other = SlotId { index: 1, ..slot(Kind::Ready, 1) };
+        let using = thread::spawn(move || {
+            let error = wait_for(&user, slot(Kind::Ready, 1)).expect_err("it failed");
+            assert_eq!(message(&error), "first (in process 1)");
+            user.own.settle(slot(Kind::Used, 1), &Ok(()), &user.peer);
+            if let Some(Err(error)) = outcome(&user, other) {
+                let texts = ["second (in process 1)", "failed, without a text (in process 1)"];
+                assert!(texts.contains(&message(&error)));
+            }
+        });
+        owner.own.settle(slot(Kind::Ready, 1), &failed("first"), &owner.peer);
+        owner.own.settle(other, &failed("second"), &owner.peer);
+        using.join().expect("it does not panic");
+    });
+}
+
+/// A message of two words, then another that needs the places of the first one.
+#[test]
+fn messages_are_whole_and_in_order() {
+    let mut builder = Builder::new();
+    builder.preemption_bound = Some(3);
+    builder.check(|| {
+        let [sender, receiver] = processes();
+        let receiving = thread::spawn(move || {
+            let mut reader = Reader::default();
+            for round in 1..=3_u8 {
+                let message = loop {
+                    if let Some((message, _)) = reader.read(&receiver.own, &receiver.peer).expect("sense") {
+                        break message;
+                    }
+                    thread::yield_now();
+                };
+                assert_eq!((message.generation, message.note), (u32::from(round), vec![round; 8]));
+            }
+        });
+        let mut writer = Writer::default();
+        for round in 1..=3_u8 {
+            while !writer.has_room(8, &sender.peer).expect("sense") {
+                thread::yield_now();
+            }
+            writer.write(0, u32::from(round), &[round; 8], &sender.own);
+        }
+        receiving.join().expect("it does not panic");
+    });
+}
+
+/// Tells twice beside a process that listens until it has seen both. A ring that is lost is a deadlock, which loom reports.
+fn tells_beside(listen: fn(&Listener, &Process)) {
+    let mut builder = Builder::new();
+    builder.preemption_bound = Some(3);
+    builder.check(move || {
+        let [teller, sleeper] = processes();
+        let bell = Arc::new(Bell::default());
+        let rung = Arc::clone(&bell);
+        let sleeping = thread::spawn(move || {
+            let listener = Listener::default();
+            let has_all = || outcome(&sleeper, slot(Kind::Used, 1)).is_some();
+            loop {
+                listener.pause(&sleeper.own);
+                if has_all() {
+                    break;
+                }
+                listen(&listener, &sleeper);
+                if has_all() {
+                    break;
+                }
+                rung.sleep();
+            }
+        });
+        let ringer = Ringer::default();
+        for kind in [Kind::Ready, Kind::Used] {
+            teller.own.settle(slot(kind, 1), &Ok(()), &teller.peer);
+            if ringer.must_ring(&teller.peer) {
+                bell.ring();
+            }
+        }
+        sleeping.join().expect("it does not panic");
+    });
+}
+
+#[test]
+fn a_process_that_goes_to_sleep_sees_the_change_or_is_rung() {
+    tells_beside(|listener, sleeper| listener.listen(&sleeper.own));
+}
+
+/// Without the fence behind it, the word that says *ring me* comes too late.
+#[test]
+#[should_panic(expected = "deadlock")]
+fn a_process_that_listens_without_a_fence_is_lost() {
+    tells_beside(|_, sleeper| sleeper.own.store(crate::board::LISTENING, 1));
+}

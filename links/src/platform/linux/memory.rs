@@ -1,0 +1,123 @@
+//! Sealed shared memory.
+
+use std::ffi::CString;
+use std::io;
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+use std::ptr::{NonNull, null_mut};
+
+use estafette_sync::process::{Generation, count_leak};
+use estafette_sync::sync::atomic::{AtomicU32, AtomicU64};
+
+use super::check;
+
+/// Without these a peer could shrink the memory under a mapping of it, whose use would be a fault.
+const FIXED_SIZE: libc::c_int = libc::F_SEAL_SHRINK | libc::F_SEAL_GROW;
+
+/// A mapping of shared memory: writable for its owner, read-only in every other process.
+#[derive(Debug)]
+pub struct Memory {
+    start: NonNull<u8>,
+    bytes: usize,
+    /// A forked child does not have its parent's writable mappings.
+    generation: Generation,
+    is_own: bool,
+}
+
+// SAFETY: the mapping belongs to no thread.
+unsafe impl Send for Memory {}
+// SAFETY: all that is given out is a pointer, and atomics.
+unsafe impl Sync for Memory {}
+
+impl Memory {
+    /// New memory that this process alone can write, all zero, backed by pages at once. The descriptor is for peers.
+    pub fn create(name: &str, bytes: usize) -> io::Result<(Self, OwnedFd)> {
+        let name = CString::new(name)?;
+        // SAFETY: the name ends with a zero byte, and is copied.
+        let descriptor =
+            check(unsafe { libc::memfd_create(name.as_ptr(), libc::MFD_CLOEXEC | libc::MFD_ALLOW_SEALING) })?;
+        // SAFETY: a new descriptor, which nothing else has.
+        let descriptor = unsafe { OwnedFd::from_raw_fd(descriptor) };
+        let length = libc::off_t::try_from(bytes).map_err(|_| io::ErrorKind::InvalidInput)?;
+        // Memory that is short is an error here, and not a fault at the first use.
+        // SAFETY: takes integers.
+        check(unsafe { libc::fallocate(descriptor.as_raw_fd(), 0, 0, length) })?;
+        let memory = Self::map(&descriptor, bytes, true)?;
+        // From now on no process can map the memory for writing; the mapping above stays writable.
+        let seals = FIXED_SIZE | libc::F_SEAL_FUTURE_WRITE | libc::F_SEAL_SEAL;
+        // SAFETY: takes integers.
+        check(unsafe { libc::fcntl(descriptor.as_raw_fd(), libc::F_ADD_SEALS, seals) })?;
+        Ok((memory, descriptor))
+    }
+
+    /// Maps memory of another process for reading. It must be sealed against a change of its size, and have `bytes` bytes.
+    pub fn open(descriptor: &OwnedFd, bytes: usize) -> io::Result<Self> {
+        let invalid = |what| Err(io::Error::new(io::ErrorKind::InvalidData, what));
+        // SAFETY: takes integers. Only memory that can be sealed has seals.
+        let seals = unsafe { libc::fcntl(descriptor.as_raw_fd(), libc::F_GET_SEALS) };
+        if seals < 0 || seals & FIXED_SIZE != FIXED_SIZE {
+            return invalid("the descriptor is not one of sealed memory");
+        }
+        // SAFETY: all zero is a value of this struct, which the call fills in.
+        let mut status: libc::stat = unsafe { std::mem::zeroed() };
+        // SAFETY: the struct is valid for writing.
+        check(unsafe { libc::fstat(descriptor.as_raw_fd(), &raw mut status) })?;
+        if usize::try_from(status.st_size) != Ok(bytes) {
+            return invalid("the memory has another size than was said");
+        }
+        Self::map(descriptor, bytes, false)
+    }
+
+    fn map(descriptor: &OwnedFd, bytes: usize, is_own: bool) -> io::Result<Self> {
+        let protection = if is_own { libc::PROT_READ | libc::PROT_WRITE } else { libc::PROT_READ };
+        let flags = libc::MAP_SHARED | libc::MAP_POPULATE;
+        // SAFETY: a new mapping, at a place that the kernel chooses.
+        let start = unsafe { libc::mmap(null_mut(), bytes, protection, flags, descriptor.as_raw_fd(), 0) };
+        if start == libc::MAP_FAILED {
+            return Err(io::Error::last_os_error());
+        }
+        let start = NonNull::new(start.cast()).ok_or(io::ErrorKind::AddrNotAvailable)?;
+        let memory = Self { start, bytes, generation: Generation::current(), is_own };
+        if is_own {
+            // Else a forked child could write what peers take for words of its parent.
+            // SAFETY: the mapping was just made with this length.
+            check(unsafe { libc::madvise(start.as_ptr().cast(), bytes, libc::MADV_DONTFORK) })?;
+        }
+        Ok(memory)
+    }
+
+    /// Where it begins.
+    pub fn start(&self) -> NonNull<u8> {
+        self.start
+    }
+
+    /// Its length.
+    pub fn bytes(&self) -> usize {
+        self.bytes
+    }
+
+    /// The memory as words. A forked child may not use those of its parent.
+    pub fn words(&self) -> &[AtomicU64] {
+        // SAFETY: pages are aligned, words of any content are valid, and other processes change them by atomic stores. Of memory that
+        // is mapped read-only the callers only load.
+        unsafe { std::slice::from_raw_parts(self.start.as_ptr().cast(), self.bytes / size_of::<u64>()) }
+    }
+
+    /// The half word at a byte offset, which no one uses as part of a word.
+    pub fn half_word(&self, offset: usize) -> &AtomicU32 {
+        assert!(offset.is_multiple_of(4) && offset + 4 <= self.bytes, "inside of the memory");
+        // SAFETY: as for words; in range by the assertion.
+        unsafe { &*self.start.as_ptr().add(offset).cast() }
+    }
+}
+
+impl Drop for Memory {
+    fn drop(&mut self) {
+        if self.is_own && !self.generation.is_current() {
+            // By now the child may have something else there.
+            return count_leak();
+        }
+        // SAFETY: a whole mapping, made by this process or inherited, and not used any more.
+        let unmapped = unsafe { libc::munmap(self.start.as_ptr().cast(), self.bytes) };
+        debug_assert_eq!(unmapped, 0, "a whole mapping can be unmapped");
+    }
+}

@@ -1,0 +1,44 @@
+//! What Linux has. See `platform`.
+
+mod futex;
+mod memory;
+mod poll;
+mod socket;
+
+use std::io;
+use std::os::fd::{FromRawFd, OwnedFd, RawFd};
+
+pub use self::futex::{RobustList, owner_died, wait_for_any, wake_all};
+pub use self::memory::Memory;
+pub use self::poll::{Poll, Waker};
+pub use self::socket::Socket;
+
+/// Something of the kernel's. It is closed on drop, and in programs that this process becomes.
+pub type Descriptor = OwnedFd;
+
+/// This process as a descriptor, which is readable once each of its threads has ended.
+pub fn own_process() -> io::Result<Descriptor> {
+    // SAFETY: takes two integers.
+    let descriptor = unsafe { libc::syscall(libc::SYS_pidfd_open, libc::getpid(), 0) };
+    // SAFETY: a new descriptor, which nothing else has; descriptors fit in an `int`.
+    check(descriptor).map(|descriptor| unsafe { OwnedFd::from_raw_fd(descriptor as RawFd) })
+}
+
+/// The user that this process acts for.
+pub fn own_user() -> u32 {
+    // SAFETY: cannot fail.
+    unsafe { libc::geteuid() }
+}
+
+/// Random bytes that other processes cannot guess.
+pub fn random<const N: usize>() -> io::Result<[u8; N]> {
+    let mut bytes = [0; N];
+    // SAFETY: writes at most the length that it is given. So few bytes come whole.
+    check(unsafe { libc::getrandom(bytes.as_mut_ptr().cast(), N, 0) })?;
+    Ok(bytes)
+}
+
+/// The error of the last call, if it returned a negative number.
+fn check<T: PartialOrd + Default>(result: T) -> io::Result<T> {
+    if result < T::default() { Err(io::Error::last_os_error()) } else { Ok(result) }
+}

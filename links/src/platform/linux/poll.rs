@@ -1,0 +1,90 @@
+//! Waiting for descriptors.
+
+use std::io;
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+
+use super::check;
+
+/// A set of descriptors to wait for.
+#[derive(Debug)]
+pub struct Poll(OwnedFd);
+
+/// Readable descriptors that one wait returns.
+const EVENTS_MAX: usize = 32;
+
+impl Poll {
+    /// An empty set.
+    pub fn new() -> io::Result<Self> {
+        // SAFETY: takes an integer.
+        let descriptor = check(unsafe { libc::epoll_create1(libc::EPOLL_CLOEXEC) })?;
+        // SAFETY: a new descriptor, which nothing else has.
+        Ok(Self(unsafe { OwnedFd::from_raw_fd(descriptor) }))
+    }
+
+    /// Adds a descriptor; while it is readable, waits return `token`.
+    pub fn add(&self, descriptor: &OwnedFd, token: u64) -> io::Result<()> {
+        self.control(libc::EPOLL_CTL_ADD, descriptor, token)
+    }
+
+    /// Takes a descriptor out again. One that is not in the set is not an error.
+    pub fn remove(&self, descriptor: &OwnedFd) {
+        let _ = self.control(libc::EPOLL_CTL_DEL, descriptor, 0);
+    }
+
+    /// Waits until a descriptor is readable, and returns the tokens of those that are.
+    pub fn wait(&self) -> io::Result<Vec<u64>> {
+        let mut events = [libc::epoll_event { events: 0, u64: 0 }; EVENTS_MAX];
+        // SAFETY: writes as many events as it is given space for, at most.
+        let count = unsafe {
+            libc::epoll_wait(self.0.as_raw_fd(), events.as_mut_ptr(), EVENTS_MAX as libc::c_int, -1)
+        };
+        match check(count) {
+            Ok(count) => {
+                Ok(events.iter().take(count.cast_unsigned() as usize).map(|event| event.u64).collect())
+            }
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => Ok(Vec::new()),
+            Err(error) => Err(error),
+        }
+    }
+
+    fn control(&self, what: libc::c_int, descriptor: &OwnedFd, token: u64) -> io::Result<()> {
+        let mut event = libc::epoll_event { events: libc::EPOLLIN as u32, u64: token };
+        // SAFETY: reads the event.
+        let result =
+            unsafe { libc::epoll_ctl(self.0.as_raw_fd(), what, descriptor.as_raw_fd(), &raw mut event) };
+        check(result).map(|_| ())
+    }
+}
+
+/// Ends the wait of a [`Poll`] of this process.
+#[derive(Debug)]
+pub struct Waker(OwnedFd);
+
+impl Waker {
+    /// A waker that has not been used.
+    pub fn new() -> io::Result<Self> {
+        // SAFETY: takes integers.
+        let descriptor = check(unsafe { libc::eventfd(0, libc::EFD_CLOEXEC | libc::EFD_NONBLOCK) })?;
+        // SAFETY: a new descriptor, which nothing else has.
+        Ok(Self(unsafe { OwnedFd::from_raw_fd(descriptor) }))
+    }
+
+    /// Makes it readable.
+    pub fn wake(&self) {
+        let one = 1_u64;
+        // SAFETY: eight bytes. The call fails only while the counter is full, and readable.
+        let _ = unsafe { libc::write(self.0.as_raw_fd(), (&raw const one).cast(), 8) };
+    }
+
+    /// Makes it unreadable.
+    pub fn clear(&self) {
+        let mut count = 0_u64;
+        // SAFETY: eight bytes. The call fails only while the counter is zero.
+        let _ = unsafe { libc::read(self.0.as_raw_fd(), (&raw mut count).cast(), 8) };
+    }
+
+    /// What a [`Poll`] waits for.
+    pub fn descriptor(&self) -> &OwnedFd {
+        &self.0
+    }
+}

@@ -1,0 +1,24 @@
+//! What links ask of the operating system. It stands here and not in `estafette_sync::platform`, since descriptors that cross
+//! processes, sockets and sealed memory are of no use to a process alone.
+//!
+//! | part | Linux | portable |
+//! |---|---|---|
+//! | [`Memory`] | a sealed memfd, mapped | none |
+//! | [`Socket`] | an abstract unix socket that keeps messages apart and carries descriptors | none |
+//! | [`Poll`], [`Waker`] | `epoll`, `eventfd` | none |
+//! | [`RobustList`], [`wait_for_any`] | robust futexes, `futex_waitv` | none |
+//! | [`own_process`], [`random`] | a pidfd, `getrandom` | none |
+//!
+//! In the portable form each constructor says that links are not supported, and its types have no values.
+
+#[cfg(all(target_os = "linux", not(any(estafette_portable, estafette_loom, estafette_shuttle))))]
+#[path = "linux/mod.rs"]
+mod system;
+#[cfg(not(all(target_os = "linux", not(any(estafette_portable, estafette_loom, estafette_shuttle)))))]
+#[path = "portable.rs"]
+mod system;
+
+pub use self::system::{
+    Descriptor, Memory, Poll, RobustList, Socket, Waker, own_process, own_user, owner_died, random,
+    wait_for_any, wake_all,
+};

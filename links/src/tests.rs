@@ -1,0 +1,264 @@
+//! Peers that do not keep to the protocol. Both ends are in this process, so that a test reaches the words of a board.
+
+use std::os::fd::OwnedFd;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use estafette_devices::{DeviceErrorKind, Fence, host};
+use estafette_sync::sync::{Mutex, MutexGuard};
+
+use crate::board::{BYTES, CLOSED, HEAD, LINE, LISTENING, SLOTS, TAIL, WORDS};
+use crate::hub::GREETING;
+use crate::platform::{Descriptor, Memory, Socket, Waker, own_process};
+use crate::{Door, Link, LinkError};
+
+/// The tests count what the process has, so there is one at a time.
+static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
+
+/// Nothing that is waited for here takes this long, however slow the machine.
+const HUNG: Duration = Duration::from_secs(60);
+
+/// The number that splitmix64 gives for a seed.
+struct Random(u64);
+
+impl Random {
+    fn next(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9E37_79B9_7F4A_7C15);
+        let z = (self.0 ^ (self.0 >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
+        let z = (z ^ (z >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
+        z ^ (z >> 31)
+    }
+
+    fn below(&mut self, limit: usize) -> usize {
+        (self.next() % limit as u64) as usize
+    }
+}
+
+fn descriptors() -> usize {
+    std::fs::read_dir("/proc/self/fd").expect("a folder of the kernel's").count()
+}
+
+/// A door in a process whose threads run, with as many descriptors as the process has then.
+fn door() -> (Door, usize, MutexGuard<'static, ()>) {
+    let alone = ONE_AT_A_TIME.lock();
+    let door = Door::open().expect("a door");
+    (door, descriptors(), alone)
+}
+
+fn until(what: &str, condition: impl Fn() -> bool) {
+    let deadline = Instant::now() + HUNG;
+    while !condition() {
+        assert!(Instant::now() < deadline, "not in time: {what}");
+        std::thread::sleep(Duration::from_millis(1));
+    }
+}
+
+/// Both ends of a link.
+fn pair(door: &Door) -> (Link, Link) {
+    let (near, far) = std::thread::scope(|scope| {
+        let far = scope.spawn(|| futures::executor::block_on(Link::connect(door.address())));
+        (futures::executor::block_on(door.accept()), far.join().expect("it does not panic"))
+    });
+    (near.expect("a link"), far.expect("a link"))
+}
+
+fn assert_works(door: &Door) {
+    let (near, far) = pair(door);
+    let (completer, promise) = host::promise("works");
+    completer.complete();
+    let used = near.try_send(&promise, b"still here").expect("there is room");
+    until("a message", || {
+        let received = far.try_receive().expect("an honest peer");
+        received.is_some_and(|received| received.note() == b"still here")
+    });
+    assert!(used.wait_timeout(Some(HUNG)).expect("in time").is_ok());
+}
+
+/// Words that come close to sense, and words that do not.
+fn scribble(link: &Link, random: &mut Random) {
+    let own = &link.shared.own;
+    let small = random.next() % 5;
+    let sensible = small << 32 | (random.next() % 9) << 16 | (random.next() % 40);
+    match random.below(20_000) {
+        0 => own.words.half_word(LINE).store(random.next() as u32, Ordering::Relaxed),
+        1..4 => own.store([HEAD, TAIL, CLOSED][random.below(3)], random.next()),
+        4..8 => own.store(random.below(WORDS), random.next()),
+        8..4_000 => link.shared.ring(),
+        4_000..6_000 => own.store(HEAD, own.load(HEAD) + small),
+        6_000..8_000 => own.store(TAIL, own.load(TAIL) + small % 2),
+        8_000..10_000 => own.store(LISTENING, small),
+        10_000..14_000 => own.set_ring(random.next(), sensible),
+        _ => own.store(
+            32 + random.below(8) + random.below(2) * SLOTS,
+            small << 32 | (random.next() & 0x00ff_ff03),
+        ),
+    }
+}
+
+/// Ends the hostile thread, whatever becomes of the other.
+struct End<'a>(&'a AtomicBool);
+
+impl Drop for End<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Relaxed);
+    }
+}
+
+#[test]
+fn a_board_of_random_words_neither_crashes_nor_hangs_its_reader() {
+    let (door, before, _alone) = door();
+    let (mut settled, mut taken) = (0, 0);
+    for seed in 0..60 {
+        let (hostile, link) = pair(&door);
+        let is_over = AtomicBool::new(false);
+        let mut fences: Vec<Fence> = Vec::new();
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                let mut random = Random(seed);
+                while !is_over.load(Ordering::Relaxed) {
+                    scribble(&hostile, &mut random);
+                }
+            });
+            let _end = End(&is_over);
+            let mut random = Random(!seed);
+            let mut received = Vec::new();
+            for _ in 0..200 {
+                let (completer, promise) = host::promise("of the honest side");
+                fences.extend(link.try_send(&promise, &[1; 100][..random.below(100)]));
+                if random.below(2) == 0 {
+                    completer.complete();
+                }
+                if let Ok(Some(item)) = link.try_receive() {
+                    assert!(item.note().len() <= 1024);
+                    fences.push(item.fence().clone());
+                    received.push(item);
+                    taken += 1;
+                }
+                if random.below(3) == 0 {
+                    received.clear();
+                }
+                let at = random.below(fences.len() + 1);
+                if let Some(fence) = fences.get(at) {
+                    let state = fence.state();
+                    // With a subscriber.
+                    let _ = fence.wait_timeout(Some(Duration::from_micros(20)));
+                    settled += u32::from(!state.is_pending());
+                    assert!(state.is_pending() || format!("{state:?}") == format!("{:?}", fence.state()));
+                }
+            }
+        });
+        // What it left it does not use, whatever else it has said.
+        drop(hostile);
+        for fence in fences {
+            assert!(fence.wait_timeout(Some(HUNG)).is_some(), "seed {seed}: {fence:?} hangs");
+        }
+    }
+    assert!(settled > 0 && taken > 0, "{settled} looks at settled fences and {taken} messages");
+    assert_works(&door);
+    until("all descriptors are closed", || descriptors() <= before);
+}
+
+/// A connection to a door that greets with these descriptors.
+fn greets(door: &Door, greeting: &[u8], descriptors: &[&Descriptor]) -> Socket {
+    let socket = Socket::connect(door.address().as_bytes()).expect("a connection");
+    socket.send(greeting, descriptors).expect("it is sent");
+    socket
+}
+
+#[test]
+fn a_door_goes_on_after_greetings_that_are_none() {
+    let (door, before, _alone) = door();
+    let folder: OwnedFd = std::fs::File::open("/").expect("a folder").into();
+    let event = Waker::new().expect("an event");
+    let (_board, board) = Memory::create("a board", BYTES).expect("memory");
+    let (_small, small) = Memory::create("a small board", 4096).expect("memory");
+    let own = own_process().expect("a descriptor");
+    let event = event.descriptor();
+    let wrong: [(&[u8], &[&OwnedFd]); 10] = [
+        (b"", &[]),
+        (b"estafette link 2", &[&board, &own]),
+        (b"GET / HTTP/1.1\r\n\r\n", &[]),
+        (&GREETING, &[]),
+        (&GREETING, &[&board]),
+        (&GREETING, &[&board, &own, &own]),
+        (&GREETING, &[&folder, &own]),
+        (&GREETING, &[event, &own]),
+        (&GREETING, &[&small, &own]),
+        // A folder cannot be waited for.
+        (&GREETING, &[&board, &folder]),
+    ];
+    let mut sockets: Vec<_> = wrong.iter().map(|(greeting, with)| greets(&door, greeting, with)).collect();
+    // Those that say nothing. The oldest give way.
+    sockets.extend((0..100).map(|_| Socket::connect(door.address().as_bytes()).expect("a connection")));
+    for socket in &sockets[..20] {
+        let mut bytes = [0; 64];
+        until("the door has hung up", || match socket.receive(&mut bytes.clone()) {
+            Ok(Some((length, _))) => length == 0,
+            Ok(None) => false,
+            Err(_) => true,
+        });
+        let _ = &mut bytes;
+    }
+    assert_works(&door);
+    drop((sockets, folder, board, small, own));
+    until("all descriptors are closed", || descriptors() <= before + 1);
+}
+
+/// A peer that has greeted well.
+fn peer(door: &Door) -> (Socket, Link, Memory) {
+    let (memory, board) = Memory::create("a board", BYTES).expect("memory");
+    let own = own_process().expect("a descriptor");
+    let socket = greets(door, &GREETING, &[&board, &own]);
+    (socket, futures::executor::block_on(door.accept()).expect("a link"), memory)
+}
+
+fn shows(number: u32, bytes: u64) -> [u8; 16] {
+    let mut message = [2; 16];
+    message[4..8].copy_from_slice(&number.to_le_bytes());
+    message[8..].copy_from_slice(&bytes.to_le_bytes());
+    message
+}
+
+#[test]
+fn messages_that_are_none_end_the_link_and_say_why() {
+    let (door, _, _alone) = door();
+    let (_memory, segment) = Memory::create("a segment", 4096).expect("memory");
+    let event = Waker::new().expect("an event");
+    let wrong: [(&[u8], &[&OwnedFd], &str); 6] = [
+        (&[9], &[], "an unknown message"),
+        (&[1], &[&segment], "an unknown message"),
+        (&[2; 16], &[], "an unknown message"),
+        (&shows(0, 8192), &[&segment], "a segment that is none"),
+        (&shows(0, u64::MAX), &[&segment], "a segment that is none"),
+        (&shows(0, 8), &[event.descriptor()], "a segment that is none"),
+    ];
+    for (message, with, why) in wrong {
+        let (socket, link, _board) = peer(&door);
+        let (_completer, promise) = host::promise("pending");
+        let used = link.try_send(&promise, &[]).expect("there is room");
+        socket.send(message, with).expect("it is sent");
+        let process = link.process();
+        let error = futures::executor::block_on(link.receive()).expect_err("the link is broken");
+        assert_eq!(error.to_string(), format!("process {process} broke the protocol of links: {why}"));
+        assert!(matches!(link.try_send(&promise, &[]), Err(LinkError::Protocol { .. })));
+        // It may use the promise still: this process.
+        assert!(used.state().is_pending());
+    }
+}
+
+#[test]
+fn a_peer_that_hangs_up_without_a_word_is_lost() {
+    let (door, _, _alone) = door();
+    let (socket, link, board) = peer(&door);
+    let (completer, promise) = host::promise("done");
+    completer.complete();
+    let used = link.try_send(&promise, &[]).expect("there is room");
+    // A message of a slot that stays pending.
+    board.words()[HEAD].store(1, Ordering::Release);
+    let received = futures::executor::block_on(link.receive()).expect("a message");
+    drop(socket);
+    let error = received.fence().wait_timeout(Some(HUNG)).expect("in time").expect_err("it fails");
+    assert_eq!(error.kind(), DeviceErrorKind::PeerDied);
+    // What it uses is in its hands until it has ended.
+    assert!(used.state().is_pending());
+}

@@ -1,0 +1,337 @@
+//! Two processes and the fences between them.
+
+mod support;
+
+use std::os::unix::process::ExitStatusExt;
+use std::time::Duration;
+
+use estafette_devices::{DeviceError, DeviceErrorKind, Fence, host};
+use estafette_links::{Address, Door, Link, LinkError, Received, Segment};
+
+use support::{Peer, assert_names_the_dead, failure, outcome, role, two, until, wait};
+
+fn done() -> Fence {
+    let (completer, fence) = host::promise("done");
+    completer.complete();
+    fence
+}
+
+fn receive(link: &Link) -> Received {
+    wait(link.receive()).expect("something is received")
+}
+
+#[test]
+fn a_promise_settles_in_the_other_process_and_its_answer_comes_back() {
+    two(
+        "a_promise_settles_in_the_other_process_and_its_answer_comes_back",
+        |_, link| {
+            let (completer, promise) = host::promise("frame");
+            let used = link.try_send(&promise, b"frame 7").expect("there is room");
+            assert_eq!(receive(&link).note(), b"it is pending");
+            assert!(used.state().is_pending());
+            completer.complete();
+            assert!(outcome(&used).is_ok());
+        },
+        |link| {
+            let frame = receive(&link);
+            assert_eq!(frame.note(), b"frame 7");
+            assert!(frame.fence().state().is_pending());
+            let seen = link.try_send(&done(), b"it is pending").expect("there is room");
+            assert!(wait(frame.fence().settled()).is_ok());
+            frame.complete();
+            assert!(outcome(&seen).is_ok());
+            // Closed in good order before this process ends; the first one has what it waits for.
+            assert!(matches!(wait(link.receive()), Err(LinkError::Closed { .. })));
+        },
+    );
+}
+
+#[test]
+fn failures_cross_with_their_text_in_both_directions() {
+    two(
+        "failures_cross_with_their_text_in_both_directions",
+        |peer, link| {
+            let (completer, promise) = host::promise("frame");
+            let used = link.try_send(&promise, &[]).expect("there is room");
+            completer.fail(DeviceError::new(DeviceErrorKind::OutOfMemory, "no room for the frame"));
+            let error = failure(&used);
+            assert_eq!(error.kind(), DeviceErrorKind::Fault);
+            assert_eq!(error.message(), format!("the screen broke (in process {})", peer.process()));
+            assert!(failure(&used).same_root(&error));
+        },
+        |link| {
+            let frame = receive(&link);
+            let error = failure(frame.fence());
+            assert_eq!(error.kind(), DeviceErrorKind::OutOfMemory);
+            assert_eq!(error.message(), format!("no room for the frame (in process {})", link.process()));
+            frame.fail(DeviceError::new(DeviceErrorKind::Fault, "the screen broke"));
+            assert!(matches!(wait(link.receive()), Err(LinkError::Closed { .. })));
+        },
+    );
+}
+
+#[test]
+fn a_link_that_is_closed_in_good_order_is_no_death() {
+    two(
+        "a_link_that_is_closed_in_good_order_is_no_death",
+        |peer, link| {
+            let kept = link.try_send(&done(), b"kept").expect("there is room");
+            let [pending, ready] = [receive(&link), receive(&link)];
+            let used = link.try_send(&done(), b"go").expect("there is room");
+            let error = failure(pending.fence());
+            let closed = format!("process {} closed the link", peer.process());
+            assert_eq!((error.kind(), error.message()), (DeviceErrorKind::Cancelled, &*closed));
+            assert!(outcome(ready.fence()).is_ok(), "what was ready stays ready");
+            assert!(matches!(wait(link.receive()), Err(LinkError::Closed { .. })));
+            assert!(matches!(link.try_send(&done(), &[]), Err(LinkError::Closed { .. })));
+            assert!(outcome(&used).is_ok() && outcome(&kept).is_ok());
+        },
+        |link| {
+            let kept = receive(&link);
+            let (_promise, pending) = host::promise("never kept");
+            link.try_send(&pending, &[]).expect("there is room");
+            link.try_send(&done(), &[]).expect("there is room");
+            assert_eq!(receive(&link).note(), b"go");
+            drop(link);
+            // What was received outlives the handle.
+            assert!(outcome(kept.fence()).is_ok());
+        },
+    );
+}
+
+/// The peer uses a fence, and then neither settles nor answers anything. It is killed while a child of it lives on.
+#[test]
+fn the_dead_are_named_although_a_forked_child_of_them_lives() {
+    if let Some(door) = role() {
+        let link = wait(Link::connect(&Address::from_bytes(door.as_bytes()).unwrap())).unwrap();
+        let (_promise, pending) = host::promise("never kept");
+        link.try_send(&pending, &[]).unwrap();
+        link.try_send(&done(), &[]).unwrap();
+        let _kept = receive(&link);
+        // SAFETY: the child only sleeps and leaves.
+        unsafe {
+            if libc::fork() == 0 {
+                std::thread::sleep(Duration::from_secs(5));
+                libc::_exit(0);
+            }
+        }
+        link.try_send(&done(), b"kill me").unwrap();
+        std::thread::sleep(Duration::from_secs(600));
+    }
+    let door = Door::open().unwrap();
+    let mut peer =
+        Peer::start("the_dead_are_named_although_a_forked_child_of_them_lives", &door.address().to_string());
+    let link = wait(door.accept()).unwrap();
+    let kept = link.try_send(&done(), &[]).unwrap();
+    let (_promise, open) = host::promise("of the survivor");
+    let unused = link.try_send(&open, &[]).unwrap();
+    let [pending, ready, last] = [(); 3].map(|()| receive(&link));
+    assert_eq!(last.note(), b"kill me");
+    let process = peer.process();
+    let killed = std::time::Instant::now();
+    peer.kill();
+    for fence in [pending.fence(), &kept, &unused] {
+        assert_names_the_dead(fence, process);
+    }
+    assert!(killed.elapsed() < Duration::from_secs(4), "told before the child ends");
+    assert!(outcome(ready.fence()).is_ok(), "what was ready stays ready");
+    assert!(matches!(wait(link.receive()), Err(LinkError::PeerDied { process: its }) if its == process));
+    assert!(matches!(link.try_send(&done(), &[]), Err(LinkError::PeerDied { .. })));
+}
+
+#[test]
+fn a_peer_that_is_stopped_is_waited_for() {
+    two(
+        "a_peer_that_is_stopped_is_waited_for",
+        |peer, link| {
+            let pid = peer.process().cast_signed();
+            let used = link.try_send(&done(), b"first").unwrap();
+            assert!(outcome(&used).is_ok());
+            // SAFETY: a signal to a child of this process, and waiting until it has stopped; it is not reaped.
+            unsafe {
+                libc::kill(pid, libc::SIGSTOP);
+                libc::waitpid(pid, std::ptr::null_mut(), libc::WUNTRACED);
+            }
+            let used = link.try_send(&done(), b"second").unwrap();
+            assert!(used.wait_timeout(Some(Duration::from_millis(50))).is_none(), "neither used nor failed");
+            // SAFETY: as above.
+            unsafe { libc::kill(pid, libc::SIGCONT) };
+            assert!(outcome(&used).is_ok());
+        },
+        |link| while wait(link.receive()).is_ok() {},
+    );
+}
+
+#[test]
+fn a_full_link_makes_its_sender_wait() {
+    two(
+        "a_full_link_makes_its_sender_wait",
+        |_, link| {
+            let mut sent = Vec::new();
+            loop {
+                match link.try_send(&done(), &[7; 1024]) {
+                    Ok(used) => sent.push(used),
+                    Err(LinkError::Full { .. }) => break,
+                    Err(error) => panic!("{error}"),
+                }
+            }
+            assert!(sent.len() >= 63, "{} notes of 1 KiB", sent.len());
+            for _ in 0..20_000 {
+                sent.push(wait(link.send(&done(), b"go on")).expect("it is sent"));
+            }
+            assert!(sent.iter().all(|used| outcome(used).is_ok()));
+            assert!(matches!(link.try_send(&done(), &[7; 1025]), Err(LinkError::Invalid(_))));
+        },
+        |link| {
+            // Not before the ring is full: the peer stops there.
+            std::thread::sleep(Duration::from_millis(50));
+            let mut count = 0;
+            while let Ok(received) = wait(link.receive()) {
+                assert!(outcome(received.fence()).is_ok());
+                count += 1;
+            }
+            assert!(count > 20_000, "{count}");
+        },
+    );
+}
+
+/// A page of numbers that follow from the first one.
+fn page(round: u64) -> impl Iterator<Item = u64> {
+    (0..512).map(move |at| round.wrapping_mul(0x9E37_79B9_7F4A_7C15).rotate_left(at))
+}
+
+#[test]
+fn a_segment_is_seen_as_it_was_when_its_fence_settled() {
+    const ROUNDS: u64 = 300;
+    two(
+        "a_segment_is_seen_as_it_was_when_its_fence_settled",
+        |_, link| {
+            let segment = Segment::new(512 * 8).expect("memory");
+            let number = link.show(&segment).expect("it is shown");
+            assert_eq!(link.show(&segment).expect("it is known"), number);
+            for round in 0..ROUNDS {
+                let (completer, promise) = host::promise("a page");
+                let used = link.try_send(&promise, &number.to_le_bytes()).expect("there is room");
+                for (at, value) in page(round).enumerate() {
+                    // SAFETY: inside of the segment, which the peer reads only between the promise and its answer.
+                    unsafe { segment.start().cast::<u64>().add(at).write(value) };
+                }
+                completer.complete();
+                assert!(outcome(&used).is_ok(), "round {round}");
+            }
+        },
+        |link| {
+            for round in 0..ROUNDS {
+                let received = receive(&link);
+                let number = u32::from_le_bytes(received.note().try_into().expect("a number"));
+                let segment = link.segment(number).expect("it is shown");
+                assert_eq!(segment.bytes(), 512 * 8);
+                assert!(outcome(received.fence()).is_ok());
+                // SAFETY: all of the segment, which its owner leaves alone until the answer.
+                let seen = unsafe { std::slice::from_raw_parts(segment.start().cast::<u64>().as_ptr(), 512) };
+                assert!(page(round).eq(seen.iter().copied()), "round {round}");
+                received.complete();
+            }
+            assert!(matches!(link.segment(77), Err(LinkError::Invalid(_))));
+            assert!(matches!(wait(link.receive()), Err(LinkError::Closed { .. })));
+        },
+    );
+}
+
+#[test]
+fn a_peer_that_writes_to_a_segment_faults_and_changes_nothing() {
+    let name = "a_peer_that_writes_to_a_segment_faults_and_changes_nothing";
+    if let Some(door) = role() {
+        let link = wait(Link::connect(&Address::from_bytes(door.as_bytes()).unwrap())).unwrap();
+        let received = receive(&link);
+        let segment = link.segment(0).unwrap();
+        assert!(outcome(received.fence()).is_ok());
+        // The way round the mapping is closed as well.
+        let path = format!("/proc/{}/fd/{}", link.process(), received.note()[0]);
+        let again = std::fs::OpenOptions::new().read(true).write(true).open(path);
+        if let Ok(again) = again {
+            use std::io::Write;
+            assert!((&again).write(&[1]).is_err(), "sealed against writes");
+        }
+        // SAFETY: it is not: the processor refuses this.
+        unsafe { segment.start().write_volatile(1) };
+        unreachable!("the write has no effect");
+    }
+    let door = Door::open().unwrap();
+    let mut peer = Peer::start(name, &door.address().to_string());
+    let link = wait(door.accept()).unwrap();
+    let segment = Segment::new(4096).unwrap();
+    link.show(&segment).unwrap();
+    let descriptor = std::fs::read_dir("/proc/self/fd")
+        .unwrap()
+        .flatten()
+        .find(|entry| {
+            std::fs::read_link(entry.path())
+                .is_ok_and(|to| to.to_string_lossy().contains("estafette-segment"))
+        })
+        .expect("the segment has a descriptor");
+    let number: u8 = descriptor.file_name().to_string_lossy().parse().unwrap();
+    let used = link.try_send(&done(), &[number]).unwrap();
+    assert_names_the_dead(&used, peer.process());
+    assert_eq!(peer.0.wait().unwrap().signal(), Some(libc::SIGSEGV));
+    // SAFETY: the first byte of the segment.
+    assert_eq!(unsafe { segment.start().read_volatile() }, 0);
+}
+
+#[test]
+fn a_forked_child_is_refused_and_its_end_is_not_noticed() {
+    two(
+        "a_forked_child_is_refused_and_its_end_is_not_noticed",
+        |_, link| {
+            let (completer, promise) = host::promise("after the fork");
+            let used = link.try_send(&promise, &[]).unwrap();
+            let received = receive(&link);
+            assert!(estafette_sync::platform::child::in_forked_child(|| {
+                // SAFETY: the child's copies; it gives each up once.
+                let (link, received) = unsafe { (std::ptr::read(&link), std::ptr::read(&received)) };
+                let is_refused = matches!(link.try_receive(), Err(LinkError::Forked))
+                    && matches!(link.try_send(received.fence(), &[]), Err(LinkError::Forked))
+                    && matches!(Door::open(), Err(LinkError::Forked));
+                drop((link, received));
+                is_refused
+            }));
+            completer.complete();
+            assert!(outcome(&used).is_ok());
+            received.complete();
+        },
+        |link| {
+            let sent = link.try_send(&done(), &[]).unwrap();
+            let received = receive(&link);
+            assert!(outcome(received.fence()).is_ok(), "the child has neither closed nor failed it");
+            assert!(sent.state().is_pending(), "nor answered");
+            received.complete();
+            assert!(outcome(&sent).is_ok());
+            assert!(matches!(wait(link.receive()), Err(LinkError::Closed { .. })));
+        },
+    );
+}
+
+#[test]
+fn a_door_takes_several_links_and_refuses_what_is_none() {
+    let door = Door::open().unwrap();
+    let links: Vec<_> = (0..5)
+        .map(|_| {
+            let (near, far) = std::thread::scope(|scope| {
+                let far = scope.spawn(|| wait(Link::connect(door.address())).unwrap());
+                (wait(door.accept()).unwrap(), far.join().unwrap())
+            });
+            (near, far)
+        })
+        .collect();
+    for (near, far) in &links {
+        let used = near.try_send(&done(), b"to itself").unwrap();
+        assert_eq!(receive(far).note(), b"to itself");
+        assert!(outcome(&used).is_ok());
+    }
+    let address = door.address().clone();
+    drop(door);
+    until("the door is gone", || {
+        matches!(wait(Link::connect(&address)), Err(LinkError::System { .. } | LinkError::Refused(_)))
+    });
+    assert!(Address::from_bytes(b"estafette-7").is_err() && Address::from_bytes(address.as_bytes()).is_ok());
+}

@@ -1,0 +1,135 @@
+//! Two processes: a test starts its own program again, with the name of the test and the address of a door.
+
+#![allow(dead_code, reason = "each test program uses a part")]
+
+use std::future::Future;
+use std::io::{BufRead, BufReader};
+use std::pin::pin;
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::sync::Arc;
+use std::task::{Context, Poll, Wake, Waker};
+use std::thread::Thread;
+use std::time::{Duration, Instant};
+
+use estafette_devices::{DeviceError, DeviceErrorKind, Fence, Outcome};
+use estafette_links::{Address, Door, Link};
+
+/// Nothing that is waited for here takes this long, however slow the machine.
+const HUNG: Duration = Duration::from_secs(60);
+/// The address of the door, for the process that was started.
+const DOOR: &str = "ESTAFETTE_LINKS_DOOR";
+
+struct Unpark(Thread);
+
+impl Wake for Unpark {
+    fn wake(self: Arc<Self>) {
+        self.0.unpark();
+    }
+}
+
+/// Runs a future on this thread. One that hangs fails the test.
+pub fn wait<F: Future>(future: F) -> F::Output {
+    let mut future = pin!(future);
+    let waker = Waker::from(Arc::new(Unpark(std::thread::current())));
+    let deadline = Instant::now() + HUNG;
+    loop {
+        if let Poll::Ready(result) = future.as_mut().poll(&mut Context::from_waker(&waker)) {
+            return result;
+        }
+        let left = deadline.saturating_duration_since(Instant::now());
+        assert!(!left.is_zero(), "a future hangs");
+        std::thread::park_timeout(left);
+    }
+}
+
+/// How a fence settles. One that hangs fails the test.
+pub fn outcome(fence: &Fence) -> Outcome {
+    fence.wait_timeout(Some(HUNG)).unwrap_or_else(|| panic!("{fence:?} hangs"))
+}
+
+/// The failure of a fence.
+pub fn failure(fence: &Fence) -> DeviceError {
+    outcome(fence).expect_err("the fence fails")
+}
+
+/// Waits until `condition` holds.
+pub fn until(what: &str, condition: impl Fn() -> bool) {
+    let deadline = Instant::now() + HUNG;
+    while !condition() {
+        assert!(Instant::now() < deadline, "not in time: {what}");
+        std::thread::sleep(Duration::from_millis(1));
+    }
+}
+
+/// That `fence` says that process `process` died.
+pub fn assert_names_the_dead(fence: &Fence, process: u32) {
+    let error = failure(fence);
+    assert_eq!(
+        (error.kind(), error.message()),
+        (DeviceErrorKind::PeerDied, &*format!("process {process} died"))
+    );
+}
+
+/// A process that runs a role of this test program. It ends with this value.
+pub struct Peer(pub Child);
+
+impl Peer {
+    /// Starts the test `name` in a process of its own, with a door to come to, or an empty address.
+    pub fn start(name: &str, door: &str) -> Self {
+        let this = std::env::current_exe().expect("the path of this test");
+        let mut command = Command::new(this);
+        command
+            .args(["--exact", name, "--nocapture"])
+            .env(DOOR, door)
+            .stdin(Stdio::null())
+            .stdout(Stdio::piped());
+        Self(command.spawn().expect("a process"))
+    }
+
+    pub fn process(&self) -> u32 {
+        self.0.id()
+    }
+
+    /// The address that it printed.
+    pub fn address(&mut self) -> Address {
+        let output = BufReader::new(self.0.stdout.take().expect("a pipe"));
+        let mut lines = output.lines().map(|line| line.expect("text"));
+        let line = lines.find_map(|line| line.split_once("door ").map(|(_, address)| address.to_owned()));
+        Address::from_bytes(line.expect("an address").as_bytes()).expect("the address of a door")
+    }
+
+    pub fn kill(&mut self) {
+        self.0.kill().expect("it runs");
+    }
+
+    pub fn end(mut self) -> ExitStatus {
+        self.0.wait().expect("it ends")
+    }
+}
+
+impl Drop for Peer {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+/// The address that this process was started with, if it is the second process of test.
+pub fn role() -> Option<String> {
+    std::env::var(DOOR).ok()
+}
+
+/// Runs `second` in a process of its own with a link to this one, and `first` here. The second one ends well.
+pub fn two(name: &str, first: impl FnOnce(&Peer, Link), second: impl FnOnce(Link)) {
+    if let Some(door) = role() {
+        let address = Address::from_bytes(door.as_bytes()).expect("the address of a door");
+        return second(wait(Link::connect(&address)).expect("a link"));
+    }
+    let door = Door::open().expect("a door");
+    let peer = Peer::start(name, &door.address().to_string());
+    let link = wait(door.accept()).expect("a link");
+    assert_eq!(link.process(), peer.process());
+    first(&peer, link);
+    let status = peer.end();
+    assert!(status.success(), "the other process: {status}");
+}
