@@ -102,8 +102,9 @@ impl Timeline for Stream {
         Some(false)
     }
 
+    /// Unless the host has asked for a number that only an event covers.
     fn query_is_cheap(&self) -> bool {
-        self.value.is_some()
+        self.value.is_some() && self.completed() >= self.asked.load(Ordering::Acquire)
     }
 
     fn watch(&self, sequence: u64, _subscriber: &Arc<dyn Subscriber>) -> Watch {

@@ -40,12 +40,21 @@ impl PollList {
     }
 
     /// Asks every queue once and every event once, and moves what has settled to `ready`. Abandoned
-    /// subscriptions go there as well: telling them does nothing.
-    pub(super) fn sweep(&mut self, ready: &mut Vec<Ready>) {
+    /// subscriptions go there as well: telling them does nothing. Without `drivers`, only those are asked whose answer is a load.
+    /// Says whether there are such.
+    pub(super) fn sweep(&mut self, drivers: bool, ready: &mut Vec<Ready>) -> bool {
+        let mut loads = false;
         self.queues.retain(|_, queue| {
-            queue.sweep(ready);
+            let is_load = queue.timeline.query_is_cheap();
+            loads |= is_load;
+            if is_load || drivers {
+                queue.sweep(ready);
+            }
             !queue.waiting.is_empty()
         });
+        if !drivers {
+            return loads;
+        }
         let mut index = 0;
         while let Some((event, subscriber)) = self.events.get(index) {
             let outcome = if subscriber.abandoned() { Some(Ok(())) } else { query(event).outcome() };
@@ -54,6 +63,7 @@ impl PollList {
                 Some(outcome) => ready.push((self.events.swap_remove(index).1, outcome)),
             }
         }
+        loads
     }
 }
 
@@ -169,14 +179,14 @@ mod tests {
             poll_list.add(armed(&two, sequence));
         }
         let mut ready = Vec::new();
-        poll_list.sweep(&mut ready);
+        poll_list.sweep(true, &mut ready);
         assert!(ready.is_empty());
         one.completed.store(400, Ordering::Release);
-        poll_list.sweep(&mut ready);
+        poll_list.sweep(true, &mut ready);
         assert_eq!(ready.len(), 400);
         one.completed.store(1_000, Ordering::Release);
-        poll_list.sweep(&mut ready);
-        poll_list.sweep(&mut ready);
+        poll_list.sweep(true, &mut ready);
+        poll_list.sweep(true, &mut ready);
         assert_eq!(ready.len(), 1_000);
         let queries = [&one, &two].map(|driver| driver.queries.load(Ordering::Relaxed));
         assert_eq!(queries, [3, 4], "a queue without pending fences is not asked any more");
@@ -190,7 +200,7 @@ mod tests {
         driver.completed.store(1, Ordering::Release);
         *driver.failure() = Some(DeviceError::new(DeviceErrorKind::Fault, "gone"));
         let mut ready = Vec::new();
-        poll_list.sweep(&mut ready);
+        poll_list.sweep(true, &mut ready);
         let done: Vec<_> = ready.iter().map(|(_, outcome)| outcome.is_ok()).collect();
         assert_eq!(done, [true, false, false]);
         assert!(poll_list.queues.is_empty());

@@ -20,14 +20,15 @@ pub(super) fn has_spare_cores() -> bool {
         && *SPARE.get_or_init(|| std::thread::available_parallelism().is_ok_and(|cores| cores.get() > 2))
 }
 
-/// Asks `fence` for a moment, if asking is as cheap as a load. `None` if it is still pending then.
+/// Asks `fence` for a moment, as long as asking is as cheap as a load. `None` if it is still pending then.
 pub(crate) fn spin(fence: &Fence) -> Option<Outcome> {
-    if fence.query_is_cheap() && has_spare_cores() { spin_for(fence, BUDGET) } else { None }
+    if has_spare_cores() { spin_for(fence, BUDGET) } else { None }
 }
 
 fn spin_for(fence: &Fence, budget: Duration) -> Option<Outcome> {
     let deadline = Instant::now() + budget;
-    loop {
+    // The first query may show that only a driver can answer.
+    while fence.query_is_cheap() {
         for _ in 0..ROUND {
             if let Some(outcome) = fence.state().outcome() {
                 return Some(outcome);
@@ -38,26 +39,84 @@ fn spin_for(fence: &Fence, budget: Duration) -> Option<Outcome> {
             return None;
         }
     }
+    None
 }
 
 #[cfg(test)]
 mod tests {
+    use std::sync::Arc;
+    use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+
     use super::*;
-    use crate::host;
+    use crate::fence::source::{Subscriber, Timeline, Watch};
+    use crate::{Clock, DLDevice, DeviceError, QueueId, host};
+
+    /// A queue that counts in a word, until only its driver knows more.
+    #[derive(Debug)]
+    struct Queue {
+        id: QueueId,
+        completed: AtomicU64,
+        is_cheap: AtomicBool,
+    }
+
+    impl Timeline for Queue {
+        fn queue(&self) -> QueueId {
+            self.id
+        }
+
+        fn device(&self) -> DLDevice {
+            DLDevice::CPU
+        }
+
+        fn completed(&self) -> u64 {
+            self.completed.load(Ordering::Acquire)
+        }
+
+        fn failure(&self) -> Option<DeviceError> {
+            None
+        }
+
+        fn poll(&self) -> u64 {
+            self.completed()
+        }
+
+        fn query_is_cheap(&self) -> bool {
+            self.is_cheap.load(Ordering::Relaxed)
+        }
+
+        fn watch(&self, _sequence: u64, _subscriber: &Arc<dyn Subscriber>) -> Watch {
+            Watch::MustPoll
+        }
+    }
 
     #[test]
     fn a_spin_ends_when_the_fence_settles_or_when_the_time_is_up() {
-        let (completer, fence) = host::promise("spin");
+        let (id, is_cheap) = (QueueId::next(), AtomicBool::new(true));
+        let queue = Arc::new(Queue { id, completed: AtomicU64::new(0), is_cheap });
+        let fence = Fence::point(queue.clone(), 1, Clock::default());
         let start = Instant::now();
         assert!(spin_for(&fence, BUDGET).is_none());
         assert!(start.elapsed() >= BUDGET);
-        assert!(!fence.query_is_cheap(), "who is told need not ask");
-        assert!(spin(&fence).is_none());
         let waiter = {
             let fence = fence.clone();
             std::thread::spawn(move || spin_for(&fence, Duration::from_secs(20)))
         };
-        completer.complete();
+        queue.completed.store(1, Ordering::Release);
         assert!(waiter.join().expect("it does not panic").is_some_and(|outcome| outcome.is_ok()));
+    }
+
+    #[test]
+    fn a_spin_ends_where_only_a_driver_knows_more() {
+        let (id, is_cheap) = (QueueId::next(), AtomicBool::new(true));
+        let queue = Arc::new(Queue { id, completed: AtomicU64::new(0), is_cheap });
+        let fence = Fence::point(queue.clone(), 1, Clock::default());
+        let waiter = {
+            let fence = fence.clone();
+            std::thread::spawn(move || spin_for(&fence, Duration::from_secs(600)))
+        };
+        queue.is_cheap.store(false, Ordering::Relaxed);
+        assert!(waiter.join().expect("it does not panic").is_none());
+        let (_completer, promised) = host::promise("spin");
+        assert!(spin(&promised).is_none(), "a source that notifies need not be asked");
     }
 }
