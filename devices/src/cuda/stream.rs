@@ -201,7 +201,7 @@ impl fmt::Debug for Stream {
 
 /// Every so many events on a stream the oldest are looked at unasked, so that they become free in chains that no
 /// thread polls. A look is a query of the driver, which costs more than an event and a wait.
-const MARKS_LOOK: usize = 256;
+const MARKS_LOOK: usize = 64;
 /// Events that are kept. Beyond, every second one is dropped: a request for its number gets the next event.
 const MARKS_MAX: usize = 1_024;
 
