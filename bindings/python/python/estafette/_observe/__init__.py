@@ -38,10 +38,11 @@ class observe:  # noqa: N801 - used like a function
         >>> [(row["producer"], row["consumer"], row["bytes"]) for row in seen.report().data["exchanges"]]
         [('estafette', 'numpy', 16)]
 
-    Functions of NumPy, JAX, PyTorch, TensorFlow, ``concurrent.futures``, ``queue`` and ``asyncio`` that hand data over or wait are
-    wrapped meanwhile, also in libraries that are imported later: ``np.asarray``, ``Tensor.cpu``, ``block_until_ready``, ``Future.result``
-    and others. Results, exceptions and types are those of the functions. At the end nothing is wrapped any more. A program that has put a
-    wrapper of its own around one of ours keeps it.
+    Functions of NumPy, JAX, PyTorch, TensorFlow, CuPy, Numba, cuda.core, ``concurrent.futures``, ``queue`` and ``asyncio`` that hand data
+    over or wait are wrapped meanwhile, also in libraries that are imported later: ``np.asarray``, ``Tensor.cpu``, ``block_until_ready``,
+    ``Future.result`` and others. Results, exceptions and types are those of the functions. At the end nothing is wrapped any more. A
+    program that has put a wrapper of its own around one of ours keeps it. Hand-overs of CUDA memory between streams that nothing ordered
+    are in ``seen.report().data["hand_overs"]``.
 
     The outcome is a trace as `record` makes one, written at the end to the file `path`; without a path, to a temporary file, which
     lasts as long as this object. One observation at a time is made per process; another raises ``ConflictError``. A forked child

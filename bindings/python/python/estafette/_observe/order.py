@@ -416,7 +416,8 @@ def _everything(act: Act) -> None:
 
 def _torch_value(act: Act) -> None:
     """A copy from or to the host, which waits for the current stream unless it is told not to."""
-    tensor, result = act.args[0] if act.args else None, act.result
+    tensor: Any = act.args[0] if act.args else None
+    result = act.result
     devices = {getattr(tensor, "is_cuda", None), getattr(result, "is_cuda", None)}
     if True in devices and devices != {True} and not act.kwargs.get("non_blocking", False):
         act.order.host_waits(_torch_stream((tensor if getattr(tensor, "is_cuda", False) else result).device))
@@ -471,7 +472,7 @@ def _numba_fill(act: Act) -> None:
     """`to_device(obj, stream=0)` and `copy_to_device(self, ary, stream=0)`: a copy on a stream, or one that the host waits for."""
     array, stream = (act.result, act.argument(1, "stream")) if act.result is not None else (act.args[0], act.argument(2, "stream"))
     stream = stream or array.stream
-    act.order.write(array.gpu_data, pointer_of("numba", array), stream, site(), sure=True)
+    act.order.write(array.gpu_data, pointer_of("numba", array) or 0, stream, site(), sure=True)
     if not stream:
         act.order.host_waits(LEGACY)
 
@@ -484,7 +485,8 @@ def _numba_launch(act: Act) -> None:
     """`launch(self, args, griddim, blockdim, stream=0, sharedmem=0)`."""
     for array in act.argument(1, "args"):
         if hasattr(array, "gpu_data"):
-            act.order.write(array.gpu_data, pointer_of("numba", array), act.argument(4, "stream"), site(), sure=False)
+            pointer = pointer_of("numba", array) or 0
+            act.order.write(array.gpu_data, pointer, act.argument(4, "stream"), site(), sure=False)
 
 
 def _core_wait(act: Act) -> None:
@@ -522,9 +524,32 @@ def _core_launch(act: Act) -> None:
 ACTS: dict[str, Any] = {
     act.__name__[1:]: act
     for act in (
-        _torch_use, _torch_use_current, _torch_record, _torch_wait, _torch_value, _torch_give, _host_waits, _host_waits_for_event, _asked_stream,
-        _asked_event, _everything, _cupy_use, _cupy_record, _cupy_value, _cupy_give, _record_on, _wait_event, _numba_record,
-        _numba_wait, _numba_fill, _numba_fetch, _numba_launch, _core_wait, _core_fill, _core_copy_to, _core_launch,
+        _torch_use,
+        _torch_use_current,
+        _torch_record,
+        _torch_wait,
+        _torch_value,
+        _torch_give,
+        _host_waits,
+        _host_waits_for_event,
+        _asked_stream,
+        _asked_event,
+        _everything,
+        _cupy_use,
+        _cupy_record,
+        _cupy_value,
+        _cupy_give,
+        _record_on,
+        _wait_event,
+        _numba_record,
+        _numba_wait,
+        _numba_fill,
+        _numba_fetch,
+        _numba_launch,
+        _core_wait,
+        _core_fill,
+        _core_copy_to,
+        _core_launch,
     )
 }
 """By the names that the table has for them."""

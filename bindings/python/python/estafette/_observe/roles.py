@@ -156,7 +156,8 @@ def exchange(observed: Observed, args: tuple[Any, ...], kwargs: dict[str, Any], 
         return _acted(notes, observed, args, kwargs)
     origin = origin or row.library
     lane.inside = True
-    pending, result, failed = True, None, None
+    result: Any = None
+    pending, failed = True, None
     try:
         try:
             pending = _is_pending(origin, source, row)
