@@ -178,7 +178,7 @@ class OnCuda:
             """A tensor whose memory is said to be a device's."""
 
             __torch_function__ = torch._C._disabled_torch_function_impl
-            is_cuda = True
+            is_cuda, is_cpu = True, False
             device = torch.device("cuda", 0)
 
             def data_ptr(self):
@@ -206,7 +206,7 @@ class OnCuda:
 
     def tensor(self, pool=(0, 0)):
         """A tensor that is made on the current stream."""
-        x = self.torch.ones(4).as_subclass(self.kind)
+        x = self.torch.ones(1).as_subclass(self.kind)
         x.pointer = SEGMENT * (len(self.blocks) + 1)
         self.blocks[x.pointer] = (self.now, pool)
         return x
@@ -310,6 +310,31 @@ def test_the_current_stream_of_the_producer_is_waited_for(cuda, cupy):
     assert orders(seen) == []
 
 
+ASKS = {
+    "item": lambda x: x.item(),
+    "tolist": lambda x: x.tolist(),
+    "to": lambda x: x.to("cpu"),
+    "nonzero": lambda x: x.nonzero(),
+    "equal": lambda x: x.equal(x),
+    "later": lambda x: x.to("cpu", non_blocking=True),
+}
+
+
+@pytest.mark.parametrize("ask", ASKS)
+def test_a_value_on_the_host_waits_for_the_current_stream(torch, cuda, cupy, ask, monkeypatch):
+    # The tensor of the double is on the host, and would give itself.
+    monkeypatch.setattr(torch.Tensor, "to", lambda self, device, non_blocking=False: torch.ones(1))
+    with est.observe() as seen:
+        cp = cupy()
+        cuda.use(SIDE)
+        x = cuda.tensor()
+        ASKS[ask](x)
+        cuda.use(DEFAULT)
+        cp.from_dlpack(x)
+    # Between the wait and the end of the use of the stream there may have been more work.
+    assert orders(seen) == [("none" if ask == "later" else "unknown", "torch", "cupy")]
+
+
 def test_an_interface_without_a_stream_orders_nothing(cuda, cupy):
     with est.observe() as seen:
         cp = cupy()
@@ -331,7 +356,7 @@ def test_a_copy_on_another_stream_reads_as_well(cuda, cupy):
         cp.array(x)
     assert orders(seen) == [("none", "torch", "cupy")]
     (row,) = seen.report().data["exchanges"]
-    assert (row["copies"], row["copied_bytes"]) == (1, 16)
+    assert (row["copies"], row["copied_bytes"]) == (1, 4)
 
 
 def test_what_was_waited_for_between_two_uses_of_a_stream_is_unknown(torch, cuda, cupy):

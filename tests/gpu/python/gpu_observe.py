@@ -87,7 +87,7 @@ def check_a_planted_item_is_found() -> None:
     assert value == COUNT
     data = data_of(seen)
     compare("torch.Tensor.item", waited(data, "torch.Tensor.item", "the item"), planted)
-    assert data["worst"][0]["blocker"] == "`work of torch and its copy to the host`", data["worst"][0]
+    assert "work of torch and its copy to the host" in data["worst"][0]["blocker"], data["worst"][0]
 
 
 def check_waits_of_cupy_are_found() -> None:
@@ -98,7 +98,9 @@ def check_waits_of_cupy_are_found() -> None:
     assert delay is not None
     x = cupy.ones(COUNT, dtype=cupy.float32)
     stream, event = cupy.cuda.Stream(non_blocking=True), cupy.cuda.Event()
+    # Compiled before.
     delay(1.0)
+    assert x.sum().item() == COUNT
     cupy.cuda.Device().synchronize()
     before = vars(cupy.cuda.Device)["synchronize"]
     with est.observe() as seen:
@@ -130,7 +132,6 @@ def check_waits_of_cupy_are_found() -> None:
 def check_a_wait_for_jax_is_found() -> None:
     need("jax")
     import jax
-    import jax.numpy as jnp
 
     work = jax.jit(lambda x: jax.lax.fori_loop(0, 200, lambda _, y: y @ x / 1024.0, x))
     x = LIBRARIES["jax"].full(1 << 22, 1.0).reshape(2048, 2048)
@@ -141,7 +142,6 @@ def check_a_wait_for_jax_is_found() -> None:
         y.block_until_ready()  # the array
         planted = time.perf_counter_ns() - began
     compare("block_until_ready", waited(data_of(seen), "jax.Array.block_until_ready", "the array"), planted)
-    del jnp
 
 
 def check_an_unordered_hand_over_is_named() -> None:

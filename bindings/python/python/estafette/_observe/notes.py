@@ -74,7 +74,7 @@ class Notes:
         self.tracks: list[tuple[str, str]] = []
         self.local = threading.local()
         self.lost = 0
-        self.broken = 0
+        self.broken: list[str] = []
         self.started_unix_ns = time.time_ns()
         self.started = clock()
         self._ids = itertools.count(1)
@@ -111,6 +111,10 @@ class Notes:
                 (identity, kind, name, library, site, submitter, track, submitted, times, waits_for, tensor, failed)
             )
         return identity
+
+    def lose(self, error: Exception) -> None:
+        """A call could not be noted."""
+        self.broken.append(f"{type(error).__name__}: {error}"[:200] if not self.broken else "")
 
     def lane(self) -> Lane:
         """That of this thread."""
@@ -212,7 +216,7 @@ class Notes:
         if self.lost:
             texts.append(f"{self.lost} steps beyond the first {self.most} were not kept")
         if self.broken:
-            texts.append(f"{self.broken} calls were made and could not be noted")
+            texts.append(f"{len(self.broken)} calls were made and could not be noted; the first: {self.broken[0]}")
         return texts
 
 

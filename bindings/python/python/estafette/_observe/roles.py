@@ -123,8 +123,8 @@ def _noted(notes: Notes, note: Callable[..., Any], *about: Any) -> Any:
     before, lane.inside = lane.inside, True
     try:
         return note(*about)
-    except Exception:
-        notes.broken += 1
+    except Exception as error:
+        notes.lose(error)
         return None
     finally:
         lane.inside = before
@@ -161,8 +161,8 @@ def exchange(observed: Observed, args: tuple[Any, ...], kwargs: dict[str, Any], 
     try:
         try:
             pending = _is_pending(origin, source, row)
-        except Exception:
-            notes.broken += 1
+        except Exception as error:
+            notes.lose(error)
         if not row.name.endswith("__dlpack__"):
             lane.given = None
         began = clock()
@@ -190,8 +190,8 @@ def exchange(observed: Observed, args: tuple[Any, ...], kwargs: dict[str, Any], 
                         notes.exchanges.append(noted)
                     else:
                         notes.lost += 1
-            except Exception:
-                notes.broken += 1
+            except Exception as error:
+                notes.lose(error)
         return result
     finally:
         lane.inside = False
