@@ -10,6 +10,7 @@ import textwrap
 import pytest
 
 import estafette as est
+from estafette._observe.order import Order, hand_over
 
 FAKES = {
     # As `cupy/cuda/stream.pyx` has it.
@@ -266,6 +267,10 @@ def by_an_event_on_the_host(torch, cp, own):
     assert event.done
 
 
+def by_asking_the_stream(torch, cp, own):
+    assert SIDE.query()
+
+
 def by_the_host(torch, cp, own):
     SIDE.synchronize()
 
@@ -281,6 +286,7 @@ def by_the_device(torch, cp, own):
         by_an_event_of_the_default_stream,
         by_an_event_of_cupy,
         by_an_event_on_the_host,
+        by_asking_the_stream,
         by_the_host,
         by_the_device,
     ],
@@ -370,6 +376,70 @@ def test_what_was_waited_for_between_two_uses_of_a_stream_is_unknown(torch, cuda
         cuda.use(DEFAULT)
         cp.asarray(x)
     assert orders(seen) == [("unknown", "torch", "cupy")]
+
+
+def test_what_is_made_after_a_wait_on_a_stream_that_is_still_in_use_is_unknown(torch, cuda, cupy):
+    with est.observe() as seen:
+        cp = cupy()
+        cuda.use(SIDE)
+        torch.cuda.synchronize()
+        cp.asarray(cuda.tensor())
+    assert orders(seen) == [("unknown", "torch", "cupy")]
+
+
+def test_a_stream_that_waits_for_the_default_stream_passes_that_on(cuda, cupy):
+    with est.observe() as seen:
+        cp = cupy()
+        own = cp.cuda.Stream(333)
+        x = cuda.tensor()
+        own.wait_event(cp.cuda.Stream(444, non_blocking=False).record())
+        with own:
+            cp.asarray(x)
+    # Of PyTorch's default stream the use never ends.
+    assert orders(seen) == [("unknown", "torch", "cupy")]
+
+
+class Memory:
+    """An owner of memory, as a buffer is."""
+
+
+def test_memory_is_known_as_long_as_its_owner_lives():
+    order, owner = Order(), Memory()
+    order.write(owner, 4096, SIDE, None, sure=True)
+    assert [span.stream for span in order.written(4096)] == [SIDE.cuda_stream]
+    del owner
+    assert order.written(4096) is None
+
+
+def test_a_second_use_by_a_kernel_may_have_written_or_read():
+    order, owner = Order(), Memory()
+    order.write(owner, 4096, SIDE, None, sure=False)
+    order.host_waits(SIDE)
+    assert order.verdict(order.written(4096), OTHER) is None
+    order.write(owner, 4096, SIDE, None, sure=False)
+    assert order.verdict(order.written(4096), OTHER)[0] == "unknown"
+    order.host_waits(SIDE)
+    assert order.verdict(order.written(4096), OTHER) is None
+    order.write(owner, 4096, OTHER, None, sure=False)
+    assert order.verdict(order.written(4096), OTHER) is None
+    assert order.verdict(order.written(4096), DEFAULT)[0] == "unknown"
+
+
+class NumbaArray:
+    """As Numba's array on a stream, whose interface names that stream."""
+
+    stream = SIDE
+
+    class device_ctypes_pointer:
+        value = 4096
+
+
+def test_the_stream_of_an_interface_is_waited_for_on_the_host_by_those_that_do():
+    for consumer, options, expected in (("cupy", {}, None), ("numba", {"sync": False}, "none"), ("torch", {}, "none")):
+        order, owner = Order(), Memory()
+        order.write(owner, 4096, SIDE, None, sure=True)
+        verdict = hand_over(order, order.begin(), "numba", NumbaArray, consumer, OTHER, None, options)
+        assert (verdict and verdict[0]) == expected, consumer
 
 
 def test_what_was_made_before_the_observation_is_unknown(torch, cuda, cupy, monkeypatch):

@@ -105,7 +105,7 @@ class Order:
         self._apart: set[int] = set()
         self._periods: dict[str, dict[int, _Period]] = {}
         self._local = threading.local()
-        self._writes: dict[int, tuple[Any, Span]] = {}
+        self._writes: dict[int, tuple[Any, list[Span]]] = {}
         # What a library had done before is not known, nor what it had waited for.
         self._is_cupy_old = "cupy" in sys.modules
         torch = sys.modules.get("torch")
@@ -136,7 +136,6 @@ class Order:
         """What is before an event that is recorded now."""
         self._tick += 1
         known = dict(self._after.get(stream, ()))
-        _merge(known, self._host)
         known[stream] = self._tick
         if stream == LEGACY:
             known.update((other, self._tick) for other in self._after if other not in self._apart)
@@ -211,35 +210,43 @@ class Order:
             periods = self._periods[library] = {LEGACY: default}
         return periods
 
-    def _span(self, stream: int, period: _Period) -> Span:
-        return Span(stream, period.first, self._tick if period.users > 0 else period.last, period.place)
+    def begin(self) -> int:
+        """The tick of a hand-over: what it orders itself is later, and what was ordered before may have been before the work."""
+        with self._lock:
+            self._tick += 1
+            return self._tick
+
+    def _span(self, stream: int, period: _Period, begun: int) -> Span:
+        return Span(stream, period.first, begun if period.users > 0 else period.last, period.place)
 
     def write(self, owner: Any, pointer: int, stream: Any, place: Site | None, *, sure: bool) -> None:
         """Work that writes to memory is enqueued; unless `sure` it may only read what was written before."""
         with self._lock:
             handle = self._seen(stream)
             self._tick += 1
-            span = Span(handle, self._tick, self._tick, place)
+            spans = [Span(handle, self._tick, self._tick, place)]
             entry = self._writes.get(pointer)
             if not sure and entry is not None and entry[0]() is not None:
-                # Of two streams that use it either may have written.
-                span = entry[1]._replace(last=self._tick) if entry[1].stream == handle else entry[1]._replace(first=0)
+                # The first use has written, as there was nothing to read. Of the later ones each may have.
+                before = next((span for span in entry[1] if span.stream == handle), None)
+                spans = [span for span in entry[1] if span is not before]
+                spans.append(Span(handle, 0 if before is None else before.first, self._tick, place))
             if len(self._writes) >= WRITES_MAX:
                 self._writes.clear()
-            self._writes[pointer] = (weakref.ref(owner), span)
+            self._writes[pointer] = (weakref.ref(owner), spans)
 
     def written(self, pointer: int) -> list[Span] | None:
-        """The last write to memory that lives."""
+        """The last writes to memory that lives."""
         entry = self._writes.get(pointer)
-        return None if entry is None or entry[0]() is None else [entry[1]]
+        return None if entry is None or entry[0]() is None else entry[1]
 
-    def spans_of_cupy(self) -> list[Span]:
+    def spans_of_cupy(self, begun: int) -> list[Span]:
         """Where an array of CuPy's may have been made."""
         with self._lock:
-            spans = [self._span(*item) for item in self._of("cupy").items()]
+            spans = [self._span(*item, begun) for item in self._of("cupy").items()]
         return [span._replace(first=0) for span in spans] if self._is_cupy_old else spans
 
-    def spans_of_torch(self, pointer: int, fresh: bool) -> list[Span] | None:
+    def spans_of_torch(self, pointer: int, begun: int, fresh: bool) -> list[Span] | None:
         """Where a tensor of PyTorch's was made, by the stream that its memory belongs to."""
         with self._lock:
             periods = dict(self._of("torch"))
@@ -250,7 +257,7 @@ class Order:
         period = None if stream is None else periods.get(stream)
         if stream is None or period is None:
             return None
-        return [self._span(stream, period)]
+        return [self._span(stream, period, begun)]
 
     def _stream_of_block(self, pointer: int, fresh: bool) -> int | None:
         if not fresh:
@@ -599,9 +606,9 @@ def _exported_stream(library: str, array: Any) -> Any:
 
 
 def hand_over(
-    order: Order, origin: str, source: Any, library: str, asked: Any, given: Any, options: dict[str, Any]
+    order: Order, begun: int, origin: str, source: Any, library: str, asked: Any, given: Any, options: dict[str, Any]
 ) -> Verdict | None:
-    """What is known of the order of a hand-over without a copy that has taken place. `asked`: the stream that the consumer named in
+    """What is known of the order of a hand-over without a copy that has taken place. `begun`: its tick; `asked`: the stream that the consumer named in
     the call; `given`: the one with which the producer's `__dlpack__` was called."""
     # JAX and Estafette order by the stream that they are given; Estafette in every other way as well.
     if origin == "estafette" or (origin == "jax" and given is not None):
@@ -614,14 +621,14 @@ def hand_over(
         order.host_waits(exported)
     match origin:
         case "torch":
-            spans = order.spans_of_torch(int(source.data_ptr()), False)
+            spans = order.spans_of_torch(int(source.data_ptr()), begun, False)
             verdict = order.verdict(spans, consumer)
             if verdict is not None and verdict[0] == NONE:
                 # Looked at again before it is said.
-                verdict = order.verdict(order.spans_of_torch(int(source.data_ptr()), True), consumer)
+                verdict = order.verdict(order.spans_of_torch(int(source.data_ptr()), begun, True), consumer)
             return verdict
         case "cupy":
-            return order.verdict(order.spans_of_cupy(), consumer)
+            return order.verdict(order.spans_of_cupy(begun), consumer)
         case "numba" | "cuda.core":
             pointer = pointer_of(origin, source)
             return order.verdict(None if pointer is None else order.written(pointer), consumer)

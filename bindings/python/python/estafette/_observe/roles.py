@@ -24,6 +24,8 @@ LIBRARIES = ("numpy", "jax", "torch", "tensorflow", "cupy", "numba", "cuda.core"
 NAMES = {"jaxlib": "jax", "cuda": "cuda.core"}
 DEVICE_LIBRARIES = ("torch", "jax", "cupy", "numba", "cuda.core", "estafette")
 """Those that hand device memory over without a copy."""
+HAND_OVERS = ("take", "view", "give")
+"""Roles in which memory may stay on its device."""
 QUEUES_MAX = 10_000
 """Queues of which the last call is remembered."""
 
@@ -63,7 +65,7 @@ def _is_pending(library: str, array: Any, row: Row) -> bool:
                 return False
             # A stream waits for it then, and not the host.
             return not (row.library in DEVICE_LIBRARIES and row.name.endswith("_dlpack") and is_on_device(library, array))
-    if library in DEVICE_LIBRARIES and row.library in DEVICE_LIBRARIES and row.role in ("take", "view", "give"):
+    if library in DEVICE_LIBRARIES and row.library in DEVICE_LIBRARIES and row.role in HAND_OVERS:
         # Of these the consumers wait on the host that take a stream from `__cuda_array_interface__`.
         return library in ("cupy", "numba") and row.library in ("cupy", "numba") and row.name != "from_dlpack"
     return library != "torch" or not array.is_cpu
@@ -77,11 +79,14 @@ def _is_copied(row: Row, source: Any, origin: str, result: Any, options: dict[st
         return bool(getattr(getattr(result, "flags", None), "owndata", False)) or row.library in ("cupy", "numba")
     if row.role == "move":
         return result is not source
+    if row.role == "take" and row.library == "jax":
+        # The result is not asked, which would wait for it. `docs/peers.md`: JAX copies what the host has aligned to less than 64 bytes.
+        before = pointer_of(origin, source)
+        return before is not None and (
+            row.name in ("asarray", "array") or (before % 64 != 0 and not is_on_device(origin, source))
+        )
     if row.role == "take" and row.name not in ("from_dlpack", "from_numpy"):
         before = pointer_of(origin, source)
-        if row.library == "jax":
-            # The result is not asked, which would wait for it. `docs/peers.md`: JAX copies memory that is aligned to less than 64 bytes.
-            return before is not None and (row.name in ("asarray", "array") or before % 64 != 0)
         return before is not None and before != pointer_of(row.library, result)
     return False
 
@@ -165,6 +170,9 @@ def exchange(observed: Observed, args: tuple[Any, ...], kwargs: dict[str, Any], 
             notes.lose(error)
         if not row.name.endswith("__dlpack__"):
             lane.given = None
+        begun = None
+        if row.role in HAND_OVERS and "numpy" not in (origin, to) and row.library in DEVICE_LIBRARIES:
+            begun = order.begin()
         began = clock()
         try:
             result = observed._original(*args, **kwargs)
@@ -180,8 +188,8 @@ def exchange(observed: Observed, args: tuple[Any, ...], kwargs: dict[str, Any], 
                 if row.role != "move" or failed is not None or (result is not source and result.device != source.device):
                     copied = failed is None and _is_copied(row, source, origin, result, kwargs)
                     verdict = None
-                    if failed is None and "numpy" not in (origin, to) and row.role in ("take", "view", "give"):
-                        verdict = _verdict(row, origin, source, to, lane, args, kwargs)
+                    if failed is None and begun is not None and is_on_device(origin, source):
+                        verdict = _verdict(row, begun, origin, source, to, lane, args, kwargs)
                     about = _about(source)
                     place = site(3)
                     track = notes.track() if lane.track is None else lane.track
@@ -207,13 +215,11 @@ def _about(array: Any) -> tuple[Any, Any, int | None]:
 
 
 def _verdict(
-    row: Row, origin: str, source: Any, to: str, lane: Lane, args: tuple[Any, ...], kwargs: dict[str, Any]
+    row: Row, begun: int, origin: str, source: Any, to: str, lane: Lane, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> Any:
-    """What is known of the order of a hand-over, if it is one of device memory."""
-    if row.library not in DEVICE_LIBRARIES or not is_on_device(origin, source):
-        return None
+    """What is known of the order of a hand-over of device memory."""
     asked = kwargs.get("stream_ptr", args[2] if len(args) > 2 and row.role == "view" else None)
-    return hand_over(order, origin, source, to, asked, lane.given, kwargs)
+    return hand_over(order, begun, origin, source, to, asked, lane.given, kwargs)
 
 
 def give(observed: Observed, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
