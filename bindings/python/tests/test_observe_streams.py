@@ -442,6 +442,21 @@ def test_the_stream_of_an_interface_is_waited_for_on_the_host_by_those_that_do()
         assert (verdict and verdict[0]) == expected, consumer
 
 
+def test_cuda_core_asks_pytorch_for_its_current_stream(cuda):
+    order = Order()
+    order.use("torch", SIDE, None)
+    cuda.now = SIDE.cuda_stream
+    x = cuda.tensor()
+    order.use("torch", DEFAULT, None)
+    verdict = hand_over(order, order.begin(), "torch", x, "cuda.core", OTHER.cuda_stream, None, {})
+    assert verdict is None
+    cuda.now = DEFAULT.cuda_stream
+    order.use("torch", SIDE, None)
+    order.use("torch", DEFAULT, None)
+    verdict = hand_over(order, order.begin(), "torch", x, "cuda.core", OTHER.cuda_stream, None, {})
+    assert verdict[0] == "unknown"
+
+
 def test_what_was_made_before_the_observation_is_unknown(torch, cuda, cupy, monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
     cuda.now = SIDE.cuda_stream

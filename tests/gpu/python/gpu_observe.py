@@ -220,6 +220,31 @@ def check_ordered_hand_overs_are_not_accused() -> None:
         assert (y == 3.0).all()
 
 
+def check_a_view_of_a_tensor_is_ordered_by_the_current_stream() -> None:
+    need("torch", "cuda.core")
+    import torch
+    from cuda.core import Device
+    from cuda.core.utils import StridedMemoryView
+
+    device = Device(0)
+    device.set_current()
+    delay = LIBRARIES["torch"].delay
+    assert delay is not None
+    side, own = torch.cuda.Stream(), device.create_stream()
+    with est.observe() as seen:
+        with torch.cuda.stream(side):  # filled on the side
+            delay(BUSY)
+            x = torch.full((COUNT,), 3.0, device="cuda")
+            StridedMemoryView.from_any_interface(x, stream_ptr=int(own.handle))
+        with torch.cuda.stream(side):
+            y = torch.full((COUNT,), 4.0, device="cuda")
+        StridedMemoryView.from_any_interface(y, stream_ptr=int(own.handle))
+    torch.cuda.synchronize()
+    # The second fill came after what the first view waited for; of `y` it is not known when in between it was made.
+    (row,) = hand_overs(data_of(seen), "torch", "cuda.core")
+    assert row["order"] == "unknown" and row["made"] == line_of("filled on the side"), row
+
+
 def check_a_view_of_cuda_core_is_judged_by_its_stream() -> None:
     need("cuda.core")
     from cuda.core import Device
@@ -260,6 +285,7 @@ if __name__ == "__main__":
             check_a_wait_for_jax_is_found,
             check_an_unordered_hand_over_is_named,
             check_ordered_hand_overs_are_not_accused,
+            check_a_view_of_a_tensor_is_ordered_by_the_current_stream,
             check_a_view_of_cuda_core_is_judged_by_its_stream,
         ]
     )

@@ -595,13 +595,16 @@ def is_on_device(library: str, array: Any) -> bool:
     return hasattr(array, "__dlpack_device__") and array.__dlpack_device__()[0] in DEVICES
 
 
-def _exported_stream(library: str, array: Any) -> Any:
+def _exported_stream(origin: str, array: Any, library: str) -> Any:
     """The stream that `__cuda_array_interface__` names, for which a consumer waits."""
-    match library:
+    match origin:
         case "cupy":
             return _cupy_stream()
         case "numba":
             return array.stream or None
+        case "torch" if library == "cuda.core":
+            # It names none, but cuda.core asks PyTorch for its current stream (`_tensor_bridge.pyi`).
+            return _torch_stream(array.device)
     return None
 
 
@@ -614,7 +617,7 @@ def hand_over(
     if origin == "estafette" or (origin == "jax" and given is not None):
         return None
     consumer = asked if asked not in (None, -1) else given if given not in (None, -1) else current(library)
-    exported = None if given is not None else _exported_stream(origin, source)
+    exported = None if given is not None else _exported_stream(origin, source, library)
     if exported is not None and library == "cuda.core" and asked not in (None, -1):
         order.follow(asked, exported)
     elif exported is not None and library in ("cupy", "numba") and options.get("sync", True):
