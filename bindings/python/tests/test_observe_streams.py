@@ -469,6 +469,21 @@ def test_what_was_made_before_the_observation_is_unknown(torch, cuda, cupy, monk
     assert orders(seen) == [("unknown", "torch", "cupy")]
 
 
+def test_an_allocator_without_segments_leaves_all_unknown(torch, cuda, cupy, monkeypatch):
+    def refuse():
+        raise RuntimeError("this allocator has no snapshots")
+
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.cuda, "memory_snapshot", refuse)
+    with est.observe() as seen:
+        cp = cupy()
+        cuda.use(SIDE)
+        x = cuda.tensor()
+        cuda.use(DEFAULT)
+        cp.from_dlpack(x)
+    assert orders(seen) == [("unknown", "torch", "cupy")]
+
+
 def test_memory_of_a_graph_is_unknown(cuda, cupy):
     with est.observe() as seen:
         cp = cupy()

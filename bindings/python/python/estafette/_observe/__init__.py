@@ -62,6 +62,7 @@ class observe:  # noqa: N801 - used like a function
         """Begins to observe."""
         if self._patches is not None:
             raise RuntimeError("this observation was started already")
+        order = Order()
         with _opening:
             if roles.open_notes is not None:
                 raise ConflictError("the process is observed already")
@@ -70,9 +71,8 @@ class observe:  # noqa: N801 - used like a function
                 weakref.finalize(self, shutil.rmtree, folder, ignore_errors=True)
                 self._path = os.path.join(folder, "observed.pftrace")
             self._process = os.getpid()
-            roles.order = Order()
             self._patches = Patches(ROWS, roles.ROLES)
-            self._notes = roles.open_notes = Notes()
+            self._notes = roles.open_notes = Notes(order)
             self._patches.place()
 
     def stop(self) -> None:

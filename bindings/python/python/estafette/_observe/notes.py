@@ -7,7 +7,10 @@ import itertools
 import sys
 import threading
 import time
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+if TYPE_CHECKING:
+    from .order import Order
 
 clock = time.perf_counter_ns
 
@@ -67,7 +70,8 @@ class Lane:
 class Notes:
     """Everything that one observation has seen."""
 
-    def __init__(self) -> None:
+    def __init__(self, order: Order) -> None:
+        self.order = order
         self.steps: list[Step] = []
         self.exchanges: list[Exchange] = []
         self.most = STEPS_MAX

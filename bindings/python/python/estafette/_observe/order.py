@@ -81,8 +81,13 @@ def event_of(event: Any) -> int:
     raise TypeError(f"an event of {type(event).__name__} has no handle")
 
 
+def _described(stream: Any) -> tuple[int, bool | None]:
+    """The handle of a stream, and whether it and the default stream do not wait for each other; `None` where it does not say."""
+    handle = handle_of(stream)
+    return (handle, None if handle == LEGACY or isinstance(stream, int) else _is_apart(stream))
+
+
 def _is_apart(stream: Any) -> bool | None:
-    """Whether a stream and the default stream do not wait for each other; `None` where the stream does not say."""
     if hasattr(stream, "cuda_stream"):
         # Those of PyTorch's pool; others are from anywhere.
         return None if type(stream).__name__ == "ExternalStream" else True
@@ -96,7 +101,8 @@ class Order:
     """What one observation knows of it."""
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
+        # Taken again by what a collection of garbage calls in between. No library is asked under it.
+        self._lock = threading.RLock()
         self._tick = 1
         self._after: dict[int, Known] = {}
         self._host: Known = {}
@@ -110,21 +116,17 @@ class Order:
         self._is_cupy_old = "cupy" in sys.modules
         torch = sys.modules.get("torch")
         self._old_blocks: set[int] = set()
+        if torch is not None and torch.cuda.is_initialized():
+            self._old_blocks.update(address for segment in _snapshot() for address, _ in _blocks(segment))
         # By address: begin, end, and the stream; `None` where that does not tell who writes.
         self._segments: list[tuple[int, int, int | None]] = []
         self._foreign: set[int] = set()
-        if torch is not None and torch.cuda.is_initialized():
-            for segment in torch.cuda.memory_snapshot():
-                self._old_blocks.update(address for address, _ in _blocks(segment))
 
     # --- What orders ---
 
-    def _seen(self, stream: Any) -> int:
-        handle = handle_of(stream)
-        if handle != LEGACY and not isinstance(stream, int):
-            is_apart = _is_apart(stream)
-            if is_apart is not None:
-                (self._apart.add if is_apart else self._apart.discard)(handle)
+    def _seen(self, handle: int, is_apart: bool | None) -> int:
+        if is_apart is not None:
+            (self._apart.add if is_apart else self._apart.discard)(handle)
         if handle not in self._after:
             if len(self._after) >= STREAMS_MAX:
                 self._after.clear()
@@ -145,18 +147,20 @@ class Order:
 
     def record(self, event: Any, stream: Any) -> None:
         """An event is recorded on a stream."""
+        at, event = _described(stream), event_of(event)
         with self._lock:
             if len(self._events) >= EVENTS_MAX:
                 self._events.clear()
-            self._events[event_of(event)] = self._now(self._seen(stream))
+            self._events[event] = self._now(self._seen(*at))
 
     def wait(self, stream: Any, event: Any) -> None:
         """A stream waits for an event."""
+        at, event = _described(stream), event_of(event)
         with self._lock:
-            _merge(self._after[self._seen(stream)], self._recorded(event))
+            _merge(self._after[self._seen(*at)], self._recorded(event))
 
-    def _recorded(self, event: Any) -> Known:
-        known = self._events.get(event_of(event))
+    def _recorded(self, event: int) -> Known:
+        known = self._events.get(event)
         if known is None:
             self._tick += 1
             return {ALL: self._tick}
@@ -164,15 +168,20 @@ class Order:
 
     def follow(self, stream: Any, earlier: Any) -> None:
         """A stream waits for all that is on an earlier one."""
+        at, before = _described(stream), _described(earlier)
         with self._lock:
-            _merge(self._after[self._seen(stream)], self._now(self._seen(earlier)))
+            known = self._now(self._seen(*before))
+            _merge(self._after[self._seen(*at)], known)
 
     def host_waits(self, stream: Any) -> None:
         """The host waits for all that is on a stream."""
+        at = _described(stream)
         with self._lock:
-            _merge(self._host, self._now(self._seen(stream)))
+            _merge(self._host, self._now(self._seen(*at)))
 
     def host_waits_for_event(self, event: Any) -> None:
+        """The host waits for an event."""
+        event = event_of(event)
         with self._lock:
             _merge(self._host, self._recorded(event))
 
@@ -186,8 +195,9 @@ class Order:
 
     def use(self, library: str, stream: Any, place: Site | None) -> None:
         """A library's current stream on this thread is another one."""
+        at = _described(stream)
         with self._lock:
-            handle = self._seen(stream)
+            handle = self._seen(*at)
             self._tick += 1
             periods = self._of(library)
             before = self._local.__dict__.get(library, LEGACY)
@@ -221,8 +231,9 @@ class Order:
 
     def write(self, owner: Any, pointer: int, stream: Any, place: Site | None, *, sure: bool) -> None:
         """Work that writes to memory is enqueued; unless `sure` it may only read what was written before."""
+        at, reference = _described(stream), weakref.ref(owner)
         with self._lock:
-            handle = self._seen(stream)
+            handle = self._seen(*at)
             self._tick += 1
             spans = [Span(handle, self._tick, self._tick, place)]
             entry = self._writes.get(pointer)
@@ -233,7 +244,7 @@ class Order:
                 spans.append(Span(handle, 0 if before is None else before.first, self._tick, place))
             if len(self._writes) >= WRITES_MAX:
                 self._writes.clear()
-            self._writes[pointer] = (weakref.ref(owner), spans)
+            self._writes[pointer] = (reference, spans)
 
     def written(self, pointer: int) -> list[Span] | None:
         """The last writes to memory that lives."""
@@ -266,10 +277,9 @@ class Order:
                 return self._segments[at][2]
             if pointer in self._foreign:
                 return None
-        torch: Any = sys.modules["torch"]
         segments: list[tuple[int, int, int | None]] = []
         found: int | None = None
-        for segment in torch.cuda.memory_snapshot():
+        for segment in _snapshot():
             begin, end = segment["address"], segment["address"] + segment["total_size"]
             # Memory of graphs and of the program's own pools is written in ways that its stream does not tell.
             is_private = tuple(segment.get("segment_pool_id", (0, 0))) != (0, 0)
@@ -294,8 +304,9 @@ class Order:
         """Whether work on a stream, or on one that is not known (`None`), comes after what was handed over."""
         if spans is None:
             return (UNKNOWN, None, "the producer does not say on which stream it was made")
+        at = None if consumer is None else _described(consumer)
         with self._lock:
-            goal = None if consumer is None else self._seen(consumer)
+            goal = None if at is None else self._seen(*at)
             states = [self._state(span, goal) for span in spans]
         if all(state is None for state in states):
             return None
@@ -323,6 +334,15 @@ def _merge(known: Known, other: Known) -> None:
     for stream, tick in other.items():
         if tick > known.get(stream, 0):
             known[stream] = tick
+
+
+def _snapshot() -> list[Any]:
+    """The segments of PyTorch's caching allocator; none if another allocator takes its place, which knows of none."""
+    torch: Any = sys.modules["torch"]
+    try:
+        return list(torch.cuda.memory_snapshot())
+    except Exception:
+        return []
 
 
 def _blocks(segment: Any) -> list[tuple[int, int]]:

@@ -35,9 +35,6 @@ NO_ARRAY = ""
 open_notes: Notes | None = None
 """Where it is noted; `None` while nothing is observed, and in a forked child."""
 
-order = Order()
-"""What the observation knows of the order of streams."""
-
 
 # --- Arrays -----------------------------------------------------------------------------------------------------------
 
@@ -115,7 +112,7 @@ def _timed(
         finally:
             ended = clock()
             if observed._act is not None and failed is None:
-                _noted(notes, observed._act, Act(order, args, kwargs, result))
+                _noted(notes, observed._act, Act(notes.order, args, kwargs, result))
             _noted(notes, note, began, ended, result, failed)
         return result
     finally:
@@ -139,7 +136,7 @@ def _acted(notes: Notes, observed: Observed, args: tuple[Any, ...], kwargs: dict
     """Makes a call, and notes what it did to the order of streams."""
     result = observed._original(*args, **kwargs)
     if observed._act is not None:
-        _noted(notes, observed._act, Act(order, args, kwargs, result))
+        _noted(notes, observed._act, Act(notes.order, args, kwargs, result))
     return result
 
 
@@ -172,7 +169,7 @@ def exchange(observed: Observed, args: tuple[Any, ...], kwargs: dict[str, Any], 
             lane.given = None
         begun = None
         if row.role in HAND_OVERS and "numpy" not in (origin, to) and row.library in DEVICE_LIBRARIES:
-            begun = order.begin()
+            begun = notes.order.begin()
         began = clock()
         try:
             result = observed._original(*args, **kwargs)
@@ -184,12 +181,12 @@ def exchange(observed: Observed, args: tuple[Any, ...], kwargs: dict[str, Any], 
             try:
                 # Nothing waits for a value that is on the host.
                 if observed._act is not None and failed is None and (pending or row.role != "to_host"):
-                    observed._act(Act(order, args, kwargs, result))
+                    observed._act(Act(notes.order, args, kwargs, result))
                 if row.role != "move" or failed is not None or (result is not source and result.device != source.device):
                     copied = failed is None and _is_copied(row, source, origin, result, kwargs)
                     verdict = None
                     if failed is None and begun is not None and is_on_device(origin, source):
-                        verdict = _verdict(row, begun, origin, source, to, lane, args, kwargs)
+                        verdict = _verdict(notes.order, row, begun, origin, source, to, lane, args, kwargs)
                     about = _about(source)
                     place = site(3)
                     track = notes.track() if lane.track is None else lane.track
@@ -215,7 +212,7 @@ def _about(array: Any) -> tuple[Any, Any, int | None]:
 
 
 def _verdict(
-    row: Row, begun: int, origin: str, source: Any, to: str, lane: Lane, args: tuple[Any, ...], kwargs: dict[str, Any]
+    order: Order, row: Row, begun: int, origin: str, source: Any, to: str, lane: Lane, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> Any:
     """What is known of the order of a hand-over of device memory."""
     asked = kwargs.get("stream_ptr", args[2] if len(args) > 2 and row.role == "view" else None)
