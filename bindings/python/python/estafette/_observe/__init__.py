@@ -86,7 +86,7 @@ class observe:  # noqa: N801 - used like a function
             patches.remove()
             if roles.open_notes is notes:
                 roles.open_notes = None
-                roles.library_of.cache_clear()
+                roles.libraries.clear()
         if self._process == os.getpid():
             program = os.path.basename(sys.argv[0]) if sys.argv and sys.argv[0] else "python"
             times = (notes.started_unix_ns, notes.started, ended)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import itertools
 import sys
 import threading
@@ -43,7 +42,7 @@ Verdict: TypeAlias = tuple[str, Site | None, str]
 """A hand-over whose streams nothing ordered, or may not have: `none` or `unknown`, the line behind which it was made, and the reason."""
 
 Exchange: TypeAlias = tuple[
-    str, str, str | None, bool, bool, int, int, Site | None, int, Any, Any, int | None, str | None, Verdict | None
+    str, str, str | None, bool, bool, int, int, Site | None, int, Any, Any, Any, str | None, Verdict | None
 ]
 """A call that hands something over, as short as it can be noted: name, the libraries it goes from and to, whether the first may still have
 been at work, whether it was copied, began, done, site, track, element type, shape, bytes, failed, verdict."""
@@ -154,7 +153,8 @@ class Notes:
 
     def _add_exchange(self, exchange: Exchange, disorders: list[tuple[Any, ...]]) -> None:
         name, origin, to, pending, copied, began, ended, place, track, kind, shape, size, failed, verdict = exchange
-        tensor = (kind, shape, size, origin)
+        to = to or None
+        tensor = (kind, shape, size if isinstance(size, int) else None, origin)
         blocker = identity = None
         if copied:
             goal = to or "the host"
@@ -224,6 +224,9 @@ class Notes:
         return texts
 
 
+MODULES_MAX = 4_096
+"""Modules that are remembered."""
+
 SITES_MAX = 10_000
 """Lines that are remembered."""
 
@@ -245,7 +248,15 @@ def _is_library(module: Any) -> bool:
     return isinstance(module, str) and module.partition(".")[0] in OUTSIDE
 
 
-_is_outside = functools.lru_cache(maxsize=4096)(_is_library)
+_outside: dict[Any, bool] = {}
+"""Modules that were seen, and whether they are outside of the program."""
+
+
+def _is_outside(module: Any) -> bool:
+    if len(_outside) >= MODULES_MAX:
+        _outside.clear()
+    found = _outside[module] = _is_library(module)
+    return found
 
 
 def site(depth: int = 1) -> Site | None:
@@ -254,7 +265,11 @@ def site(depth: int = 1) -> Site | None:
     for _ in range(FRAMES_MAX):
         if frame is None:
             return None
-        if not _is_outside(frame.f_globals.get("__name__")):
+        name = frame.f_globals.get("__name__")
+        is_outside = _outside.get(name)
+        if is_outside is None:
+            is_outside = _is_outside(name)
+        if not is_outside:
             code = frame.f_code
             # Cheaper than the search for the line and a text of its own. The code is kept, as its identity is the key.
             key = (id(code), frame.f_lasti)
