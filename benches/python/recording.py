@@ -106,7 +106,7 @@ def stalls(times):
 
 
 def in_processes(pairs, what):
-    """The seconds of runs without and with observation, in two processes that take turns in an order that is drawn. The processes are
+    """The processor's seconds of runs without and with observation, in two processes that take turns in an order that is drawn. The processes are
     new after every ten pairs: the memory of one may lie better than that of the other."""
     found = {"without": [], "observed": []}
     for _ in range(-(-pairs // 10)):
@@ -133,18 +133,20 @@ def one_process(what, way):
     with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as stack:
         if way == "observed":
             stack.enter_context(est.observe(os.path.join(folder, "run.pftrace")))
-        print(seconds(run, None), flush=True)
+        # The processor's time of this thread: while two processes take turns, others of the machine do not.
+        seconds(run, None)
+        print(flush=True)
         for _ in sys.stdin:
-            print(seconds(run, None), flush=True)
+            print(seconds(run, None, clock=time.thread_time), flush=True)
 
 
-def seconds(run, path, tool=est.record):
+def seconds(run, path, tool=est.record, clock=time.perf_counter):
     """How long `run` takes, recorded to the file `path` unless there is none."""
     recording = tool(path) if path else contextlib.nullcontext()
     with recording:
-        began = time.perf_counter()
+        began = clock()
         run()
-        return time.perf_counter() - began
+        return clock() - began
 
 
 def interval(samples):

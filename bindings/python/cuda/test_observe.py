@@ -324,8 +324,9 @@ PIPELINE = """
 def test_two_missing_waits_of_a_program_are_named_and_the_mended_one_gives_none(sim, tmp_path):
     script = tmp_path / "program.py"
     script.write_text(textwrap.dedent(PIPELINE))
-    line = {text: at for at, text in enumerate(script.read_text().splitlines(), 1)}
-    at = {word: f"program.py:{next(at for text, at in line.items() if word in text)}" for word in ("fill", "from_dlpack", "copy_to_dev", "from_any")}
+    lines = script.read_text().splitlines()
+    words = ("fill", "from_dlpack", "copy_to_dev", "from_any")
+    at = {word: f"program.py:{next(at for at, line in enumerate(lines, 1) if word in line)}" for word in words}
 
     def observed(*arguments):
         trace = tmp_path / "program.pftrace"

@@ -10,6 +10,7 @@ import textwrap
 import pytest
 
 import estafette as est
+from estafette._observe.order import Order, hand_over
 
 FAKES = {
     # As `cupy/cuda/stream.pyx` has it.
@@ -178,7 +179,7 @@ class OnCuda:
             """A tensor whose memory is said to be a device's."""
 
             __torch_function__ = torch._C._disabled_torch_function_impl
-            is_cuda = True
+            is_cuda, is_cpu = True, False
             device = torch.device("cuda", 0)
 
             def data_ptr(self):
@@ -206,7 +207,7 @@ class OnCuda:
 
     def tensor(self, pool=(0, 0)):
         """A tensor that is made on the current stream."""
-        x = self.torch.ones(4).as_subclass(self.kind)
+        x = self.torch.ones(1).as_subclass(self.kind)
         x.pointer = SEGMENT * (len(self.blocks) + 1)
         self.blocks[x.pointer] = (self.now, pool)
         return x
@@ -266,6 +267,10 @@ def by_an_event_on_the_host(torch, cp, own):
     assert event.done
 
 
+def by_asking_the_stream(torch, cp, own):
+    assert SIDE.query()
+
+
 def by_the_host(torch, cp, own):
     SIDE.synchronize()
 
@@ -281,6 +286,7 @@ def by_the_device(torch, cp, own):
         by_an_event_of_the_default_stream,
         by_an_event_of_cupy,
         by_an_event_on_the_host,
+        by_asking_the_stream,
         by_the_host,
         by_the_device,
     ],
@@ -310,6 +316,31 @@ def test_the_current_stream_of_the_producer_is_waited_for(cuda, cupy):
     assert orders(seen) == []
 
 
+ASKS = {
+    "item": lambda x: x.item(),
+    "tolist": lambda x: x.tolist(),
+    "to": lambda x: x.to("cpu"),
+    "nonzero": lambda x: x.nonzero(),
+    "equal": lambda x: x.equal(x),
+    "later": lambda x: x.to("cpu", non_blocking=True),
+}
+
+
+@pytest.mark.parametrize("ask", ASKS)
+def test_a_value_on_the_host_waits_for_the_current_stream(torch, cuda, cupy, ask, monkeypatch):
+    # The tensor of the double is on the host, and would give itself.
+    monkeypatch.setattr(torch.Tensor, "to", lambda self, device, non_blocking=False: torch.ones(1))
+    with est.observe() as seen:
+        cp = cupy()
+        cuda.use(SIDE)
+        x = cuda.tensor()
+        ASKS[ask](x)
+        cuda.use(DEFAULT)
+        cp.from_dlpack(x)
+    # Between the wait and the end of the use of the stream there may have been more work.
+    assert orders(seen) == [("none" if ask == "later" else "unknown", "torch", "cupy")]
+
+
 def test_an_interface_without_a_stream_orders_nothing(cuda, cupy):
     with est.observe() as seen:
         cp = cupy()
@@ -331,7 +362,7 @@ def test_a_copy_on_another_stream_reads_as_well(cuda, cupy):
         cp.array(x)
     assert orders(seen) == [("none", "torch", "cupy")]
     (row,) = seen.report().data["exchanges"]
-    assert (row["copies"], row["copied_bytes"]) == (1, 16)
+    assert (row["copies"], row["copied_bytes"]) == (1, 4)
 
 
 def test_what_was_waited_for_between_two_uses_of_a_stream_is_unknown(torch, cuda, cupy):
@@ -347,6 +378,85 @@ def test_what_was_waited_for_between_two_uses_of_a_stream_is_unknown(torch, cuda
     assert orders(seen) == [("unknown", "torch", "cupy")]
 
 
+def test_what_is_made_after_a_wait_on_a_stream_that_is_still_in_use_is_unknown(torch, cuda, cupy):
+    with est.observe() as seen:
+        cp = cupy()
+        cuda.use(SIDE)
+        torch.cuda.synchronize()
+        cp.asarray(cuda.tensor())
+    assert orders(seen) == [("unknown", "torch", "cupy")]
+
+
+def test_a_stream_that_waits_for_the_default_stream_passes_that_on(cuda, cupy):
+    with est.observe() as seen:
+        cp = cupy()
+        own = cp.cuda.Stream(333)
+        x = cuda.tensor()
+        own.wait_event(cp.cuda.Stream(444, non_blocking=False).record())
+        with own:
+            cp.asarray(x)
+    # Of PyTorch's default stream the use never ends.
+    assert orders(seen) == [("unknown", "torch", "cupy")]
+
+
+class Memory:
+    """An owner of memory, as a buffer is."""
+
+
+def test_memory_is_known_as_long_as_its_owner_lives():
+    order, owner = Order(), Memory()
+    order.write(owner, 4096, SIDE, None, sure=True)
+    assert [span.stream for span in order.written(4096)] == [SIDE.cuda_stream]
+    del owner
+    assert order.written(4096) is None
+
+
+def test_a_second_use_by_a_kernel_may_have_written_or_read():
+    order, owner = Order(), Memory()
+    order.write(owner, 4096, SIDE, None, sure=False)
+    order.host_waits(SIDE)
+    assert order.verdict(order.written(4096), OTHER) is None
+    order.write(owner, 4096, SIDE, None, sure=False)
+    assert order.verdict(order.written(4096), OTHER)[0] == "unknown"
+    order.host_waits(SIDE)
+    assert order.verdict(order.written(4096), OTHER) is None
+    order.write(owner, 4096, OTHER, None, sure=False)
+    assert order.verdict(order.written(4096), OTHER) is None
+    assert order.verdict(order.written(4096), DEFAULT)[0] == "unknown"
+
+
+class NumbaArray:
+    """As Numba's array on a stream, whose interface names that stream."""
+
+    stream = SIDE
+
+    class device_ctypes_pointer:
+        value = 4096
+
+
+def test_the_stream_of_an_interface_is_waited_for_on_the_host_by_those_that_do():
+    for consumer, options, expected in (("cupy", {}, None), ("numba", {"sync": False}, "none"), ("torch", {}, "none")):
+        order, owner = Order(), Memory()
+        order.write(owner, 4096, SIDE, None, sure=True)
+        verdict = hand_over(order, order.begin(), "numba", NumbaArray, consumer, OTHER, None, options)
+        assert (verdict and verdict[0]) == expected, consumer
+
+
+def test_cuda_core_asks_pytorch_for_its_current_stream(cuda):
+    order = Order()
+    order.use("torch", SIDE, None)
+    cuda.now = SIDE.cuda_stream
+    x = cuda.tensor()
+    order.use("torch", DEFAULT, None)
+    verdict = hand_over(order, order.begin(), "torch", x, "cuda.core", OTHER.cuda_stream, None, {})
+    assert verdict is None
+    cuda.now = DEFAULT.cuda_stream
+    order.use("torch", SIDE, None)
+    order.use("torch", DEFAULT, None)
+    verdict = hand_over(order, order.begin(), "torch", x, "cuda.core", OTHER.cuda_stream, None, {})
+    assert verdict[0] == "unknown"
+
+
 def test_what_was_made_before_the_observation_is_unknown(torch, cuda, cupy, monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
     cuda.now = SIDE.cuda_stream
@@ -354,6 +464,21 @@ def test_what_was_made_before_the_observation_is_unknown(torch, cuda, cupy, monk
     with est.observe() as seen:
         cp = cupy()
         cuda.use(SIDE)
+        cuda.use(DEFAULT)
+        cp.from_dlpack(x)
+    assert orders(seen) == [("unknown", "torch", "cupy")]
+
+
+def test_an_allocator_without_segments_leaves_all_unknown(torch, cuda, cupy, monkeypatch):
+    def refuse():
+        raise RuntimeError("this allocator has no snapshots")
+
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.cuda, "memory_snapshot", refuse)
+    with est.observe() as seen:
+        cp = cupy()
+        cuda.use(SIDE)
+        x = cuda.tensor()
         cuda.use(DEFAULT)
         cp.from_dlpack(x)
     assert orders(seen) == [("unknown", "torch", "cupy")]

@@ -328,7 +328,8 @@ impl Reader {
                 plausible([it.done, it.observed, it.resumed])?;
                 plausible([it.ran.map(|(from, _)| from), it.ran.map(|(_, to)| to)])?;
                 owner = Some(it.id);
-                self.budget.take(size_of::<Operation>() + size_of_val(&it.accesses[..]))?;
+                let disorder = it.disorder.as_deref().map_or(0, size_of_val);
+                self.budget.take(size_of::<Operation>() + size_of_val(&it.accesses[..]) + disorder)?;
                 self.trace.operations.push(it);
             }
             What::Lease => {

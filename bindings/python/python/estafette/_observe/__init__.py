@@ -38,10 +38,11 @@ class observe:  # noqa: N801 - used like a function
         >>> [(row["producer"], row["consumer"], row["bytes"]) for row in seen.report().data["exchanges"]]
         [('estafette', 'numpy', 16)]
 
-    Functions of NumPy, JAX, PyTorch, TensorFlow, ``concurrent.futures``, ``queue`` and ``asyncio`` that hand data over or wait are
-    wrapped meanwhile, also in libraries that are imported later: ``np.asarray``, ``Tensor.cpu``, ``block_until_ready``, ``Future.result``
-    and others. Results, exceptions and types are those of the functions. At the end nothing is wrapped any more. A program that has put a
-    wrapper of its own around one of ours keeps it.
+    Functions of NumPy, JAX, PyTorch, TensorFlow, CuPy, Numba, cuda.core, ``concurrent.futures``, ``queue`` and ``asyncio`` that hand data
+    over or wait are wrapped meanwhile, also in libraries that are imported later: ``np.asarray``, ``Tensor.cpu``, ``block_until_ready``,
+    ``Future.result`` and others. Results, exceptions and types are those of the functions. At the end nothing is wrapped any more. A
+    program that has put a wrapper of its own around one of ours keeps it. Hand-overs of CUDA memory between streams that nothing ordered
+    are in ``seen.report().data["hand_overs"]``.
 
     The outcome is a trace as `record` makes one, written at the end to the file `path`; without a path, to a temporary file, which
     lasts as long as this object. One observation at a time is made per process; another raises ``ConflictError``. A forked child
@@ -61,6 +62,7 @@ class observe:  # noqa: N801 - used like a function
         """Begins to observe."""
         if self._patches is not None:
             raise RuntimeError("this observation was started already")
+        order = Order()
         with _opening:
             if roles.open_notes is not None:
                 raise ConflictError("the process is observed already")
@@ -69,9 +71,8 @@ class observe:  # noqa: N801 - used like a function
                 weakref.finalize(self, shutil.rmtree, folder, ignore_errors=True)
                 self._path = os.path.join(folder, "observed.pftrace")
             self._process = os.getpid()
-            roles.order = Order()
             self._patches = Patches(ROWS, roles.ROLES)
-            self._notes = roles.open_notes = Notes()
+            self._notes = roles.open_notes = Notes(order)
             self._patches.place()
 
     def stop(self) -> None:
@@ -85,7 +86,7 @@ class observe:  # noqa: N801 - used like a function
             patches.remove()
             if roles.open_notes is notes:
                 roles.open_notes = None
-                roles.library_of.cache_clear()
+                roles.libraries.clear()
         if self._process == os.getpid():
             program = os.path.basename(sys.argv[0]) if sys.argv and sys.argv[0] else "python"
             times = (notes.started_unix_ns, notes.started, ended)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-import functools
 import itertools
 import sys
 import threading
 import time
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+if TYPE_CHECKING:
+    from .order import Order
 
 clock = time.perf_counter_ns
 
@@ -40,7 +42,7 @@ Verdict: TypeAlias = tuple[str, Site | None, str]
 """A hand-over whose streams nothing ordered, or may not have: `none` or `unknown`, the line behind which it was made, and the reason."""
 
 Exchange: TypeAlias = tuple[
-    str, str, str | None, bool, bool, int, int, Site | None, int, Any, Any, int | None, str | None, Verdict | None
+    str, str, str | None, bool, bool, int, int, Site | None, int, Any, Any, Any, str | None, Verdict | None
 ]
 """A call that hands something over, as short as it can be noted: name, the libraries it goes from and to, whether the first may still have
 been at work, whether it was copied, began, done, site, track, element type, shape, bytes, failed, verdict."""
@@ -67,14 +69,15 @@ class Lane:
 class Notes:
     """Everything that one observation has seen."""
 
-    def __init__(self) -> None:
+    def __init__(self, order: Order) -> None:
+        self.order = order
         self.steps: list[Step] = []
         self.exchanges: list[Exchange] = []
         self.most = STEPS_MAX
         self.tracks: list[tuple[str, str]] = []
         self.local = threading.local()
         self.lost = 0
-        self.broken = 0
+        self.broken: list[str] = []
         self.started_unix_ns = time.time_ns()
         self.started = clock()
         self._ids = itertools.count(1)
@@ -112,6 +115,10 @@ class Notes:
             )
         return identity
 
+    def lose(self, error: Exception) -> None:
+        """A call could not be noted."""
+        self.broken.append(f"{type(error).__name__}: {error}"[:200] if not self.broken else "")
+
     def lane(self) -> Lane:
         """That of this thread."""
         try:
@@ -146,7 +153,8 @@ class Notes:
 
     def _add_exchange(self, exchange: Exchange, disorders: list[tuple[Any, ...]]) -> None:
         name, origin, to, pending, copied, began, ended, place, track, kind, shape, size, failed, verdict = exchange
-        tensor = (kind, shape, size, origin)
+        to = to or None
+        tensor = (kind, shape, size if isinstance(size, int) else None, origin)
         blocker = identity = None
         if copied:
             goal = to or "the host"
@@ -212,9 +220,12 @@ class Notes:
         if self.lost:
             texts.append(f"{self.lost} steps beyond the first {self.most} were not kept")
         if self.broken:
-            texts.append(f"{self.broken} calls were made and could not be noted")
+            texts.append(f"{len(self.broken)} calls were made and could not be noted; the first: {self.broken[0]}")
         return texts
 
+
+MODULES_MAX = 4_096
+"""Modules that are remembered."""
 
 SITES_MAX = 10_000
 """Lines that are remembered."""
@@ -237,7 +248,15 @@ def _is_library(module: Any) -> bool:
     return isinstance(module, str) and module.partition(".")[0] in OUTSIDE
 
 
-_is_outside = functools.lru_cache(maxsize=4096)(_is_library)
+_outside: dict[Any, bool] = {}
+"""Modules that were seen, and whether they are outside of the program."""
+
+
+def _is_outside(module: Any) -> bool:
+    if len(_outside) >= MODULES_MAX:
+        _outside.clear()
+    found = _outside[module] = _is_library(module)
+    return found
 
 
 def site(depth: int = 1) -> Site | None:
@@ -246,7 +265,11 @@ def site(depth: int = 1) -> Site | None:
     for _ in range(FRAMES_MAX):
         if frame is None:
             return None
-        if not _is_outside(frame.f_globals.get("__name__")):
+        name = frame.f_globals.get("__name__")
+        is_outside = _outside.get(name)
+        if is_outside is None:
+            is_outside = _is_outside(name)
+        if not is_outside:
             code = frame.f_code
             # Cheaper than the search for the line and a text of its own. The code is kept, as its identity is the key.
             key = (id(code), frame.f_lasti)

@@ -81,8 +81,13 @@ def event_of(event: Any) -> int:
     raise TypeError(f"an event of {type(event).__name__} has no handle")
 
 
+def _described(stream: Any) -> tuple[int, bool | None]:
+    """The handle of a stream, and whether it and the default stream do not wait for each other; `None` where it does not say."""
+    handle = handle_of(stream)
+    return (handle, None if handle == LEGACY or isinstance(stream, int) else _is_apart(stream))
+
+
 def _is_apart(stream: Any) -> bool | None:
-    """Whether a stream and the default stream do not wait for each other; `None` where the stream does not say."""
     if hasattr(stream, "cuda_stream"):
         # Those of PyTorch's pool; others are from anywhere.
         return None if type(stream).__name__ == "ExternalStream" else True
@@ -96,7 +101,8 @@ class Order:
     """What one observation knows of it."""
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
+        # Taken again by what a collection of garbage calls in between. No library is asked under it.
+        self._lock = threading.RLock()
         self._tick = 1
         self._after: dict[int, Known] = {}
         self._host: Known = {}
@@ -105,26 +111,22 @@ class Order:
         self._apart: set[int] = set()
         self._periods: dict[str, dict[int, _Period]] = {}
         self._local = threading.local()
-        self._writes: dict[int, tuple[Any, Span]] = {}
+        self._writes: dict[int, tuple[Any, list[Span]]] = {}
         # What a library had done before is not known, nor what it had waited for.
         self._is_cupy_old = "cupy" in sys.modules
         torch = sys.modules.get("torch")
         self._old_blocks: set[int] = set()
+        if torch is not None and torch.cuda.is_initialized():
+            self._old_blocks.update(address for segment in _snapshot() for address, _ in _blocks(segment))
         # By address: begin, end, and the stream; `None` where that does not tell who writes.
         self._segments: list[tuple[int, int, int | None]] = []
         self._foreign: set[int] = set()
-        if torch is not None and torch.cuda.is_initialized():
-            for segment in torch.cuda.memory_snapshot():
-                self._old_blocks.update(address for address, _ in _blocks(segment))
 
     # --- What orders ---
 
-    def _seen(self, stream: Any) -> int:
-        handle = handle_of(stream)
-        if handle != LEGACY and not isinstance(stream, int):
-            is_apart = _is_apart(stream)
-            if is_apart is not None:
-                (self._apart.add if is_apart else self._apart.discard)(handle)
+    def _seen(self, handle: int, is_apart: bool | None) -> int:
+        if is_apart is not None:
+            (self._apart.add if is_apart else self._apart.discard)(handle)
         if handle not in self._after:
             if len(self._after) >= STREAMS_MAX:
                 self._after.clear()
@@ -136,7 +138,6 @@ class Order:
         """What is before an event that is recorded now."""
         self._tick += 1
         known = dict(self._after.get(stream, ()))
-        _merge(known, self._host)
         known[stream] = self._tick
         if stream == LEGACY:
             known.update((other, self._tick) for other in self._after if other not in self._apart)
@@ -146,18 +147,20 @@ class Order:
 
     def record(self, event: Any, stream: Any) -> None:
         """An event is recorded on a stream."""
+        at, event = _described(stream), event_of(event)
         with self._lock:
             if len(self._events) >= EVENTS_MAX:
                 self._events.clear()
-            self._events[event_of(event)] = self._now(self._seen(stream))
+            self._events[event] = self._now(self._seen(*at))
 
     def wait(self, stream: Any, event: Any) -> None:
         """A stream waits for an event."""
+        at, event = _described(stream), event_of(event)
         with self._lock:
-            _merge(self._after[self._seen(stream)], self._recorded(event))
+            _merge(self._after[self._seen(*at)], self._recorded(event))
 
-    def _recorded(self, event: Any) -> Known:
-        known = self._events.get(event_of(event))
+    def _recorded(self, event: int) -> Known:
+        known = self._events.get(event)
         if known is None:
             self._tick += 1
             return {ALL: self._tick}
@@ -165,15 +168,20 @@ class Order:
 
     def follow(self, stream: Any, earlier: Any) -> None:
         """A stream waits for all that is on an earlier one."""
+        at, before = _described(stream), _described(earlier)
         with self._lock:
-            _merge(self._after[self._seen(stream)], self._now(self._seen(earlier)))
+            known = self._now(self._seen(*before))
+            _merge(self._after[self._seen(*at)], known)
 
     def host_waits(self, stream: Any) -> None:
         """The host waits for all that is on a stream."""
+        at = _described(stream)
         with self._lock:
-            _merge(self._host, self._now(self._seen(stream)))
+            _merge(self._host, self._now(self._seen(*at)))
 
     def host_waits_for_event(self, event: Any) -> None:
+        """The host waits for an event."""
+        event = event_of(event)
         with self._lock:
             _merge(self._host, self._recorded(event))
 
@@ -187,8 +195,9 @@ class Order:
 
     def use(self, library: str, stream: Any, place: Site | None) -> None:
         """A library's current stream on this thread is another one."""
+        at = _described(stream)
         with self._lock:
-            handle = self._seen(stream)
+            handle = self._seen(*at)
             self._tick += 1
             periods = self._of(library)
             before = self._local.__dict__.get(library, LEGACY)
@@ -211,35 +220,44 @@ class Order:
             periods = self._periods[library] = {LEGACY: default}
         return periods
 
-    def _span(self, stream: int, period: _Period) -> Span:
-        return Span(stream, period.first, self._tick if period.users > 0 else period.last, period.place)
+    def begin(self) -> int:
+        """The tick of a hand-over: what it orders itself is later, and what was ordered before may have been before the work."""
+        with self._lock:
+            self._tick += 1
+            return self._tick
+
+    def _span(self, stream: int, period: _Period, begun: int) -> Span:
+        return Span(stream, period.first, begun if period.users > 0 else period.last, period.place)
 
     def write(self, owner: Any, pointer: int, stream: Any, place: Site | None, *, sure: bool) -> None:
         """Work that writes to memory is enqueued; unless `sure` it may only read what was written before."""
+        at, reference = _described(stream), weakref.ref(owner)
         with self._lock:
-            handle = self._seen(stream)
+            handle = self._seen(*at)
             self._tick += 1
-            span = Span(handle, self._tick, self._tick, place)
+            spans = [Span(handle, self._tick, self._tick, place)]
             entry = self._writes.get(pointer)
             if not sure and entry is not None and entry[0]() is not None:
-                # Of two streams that use it either may have written.
-                span = entry[1]._replace(last=self._tick) if entry[1].stream == handle else entry[1]._replace(first=0)
+                # The first use has written, as there was nothing to read. Of the later ones each may have.
+                before = next((span for span in entry[1] if span.stream == handle), None)
+                spans = [span for span in entry[1] if span is not before]
+                spans.append(Span(handle, 0 if before is None else before.first, self._tick, place))
             if len(self._writes) >= WRITES_MAX:
                 self._writes.clear()
-            self._writes[pointer] = (weakref.ref(owner), span)
+            self._writes[pointer] = (reference, spans)
 
     def written(self, pointer: int) -> list[Span] | None:
-        """The last write to memory that lives."""
+        """The last writes to memory that lives."""
         entry = self._writes.get(pointer)
-        return None if entry is None or entry[0]() is None else [entry[1]]
+        return None if entry is None or entry[0]() is None else entry[1]
 
-    def spans_of_cupy(self) -> list[Span]:
+    def spans_of_cupy(self, begun: int) -> list[Span]:
         """Where an array of CuPy's may have been made."""
         with self._lock:
-            spans = [self._span(*item) for item in self._of("cupy").items()]
+            spans = [self._span(*item, begun) for item in self._of("cupy").items()]
         return [span._replace(first=0) for span in spans] if self._is_cupy_old else spans
 
-    def spans_of_torch(self, pointer: int, fresh: bool) -> list[Span] | None:
+    def spans_of_torch(self, pointer: int, begun: int, fresh: bool) -> list[Span] | None:
         """Where a tensor of PyTorch's was made, by the stream that its memory belongs to."""
         with self._lock:
             periods = dict(self._of("torch"))
@@ -250,7 +268,7 @@ class Order:
         period = None if stream is None else periods.get(stream)
         if stream is None or period is None:
             return None
-        return [self._span(stream, period)]
+        return [self._span(stream, period, begun)]
 
     def _stream_of_block(self, pointer: int, fresh: bool) -> int | None:
         if not fresh:
@@ -259,10 +277,9 @@ class Order:
                 return self._segments[at][2]
             if pointer in self._foreign:
                 return None
-        torch: Any = sys.modules["torch"]
         segments: list[tuple[int, int, int | None]] = []
         found: int | None = None
-        for segment in torch.cuda.memory_snapshot():
+        for segment in _snapshot():
             begin, end = segment["address"], segment["address"] + segment["total_size"]
             # Memory of graphs and of the program's own pools is written in ways that its stream does not tell.
             is_private = tuple(segment.get("segment_pool_id", (0, 0))) != (0, 0)
@@ -287,8 +304,9 @@ class Order:
         """Whether work on a stream, or on one that is not known (`None`), comes after what was handed over."""
         if spans is None:
             return (UNKNOWN, None, "the producer does not say on which stream it was made")
+        at = None if consumer is None else _described(consumer)
         with self._lock:
-            goal = None if consumer is None else self._seen(consumer)
+            goal = None if at is None else self._seen(*at)
             states = [self._state(span, goal) for span in spans]
         if all(state is None for state in states):
             return None
@@ -316,6 +334,15 @@ def _merge(known: Known, other: Known) -> None:
     for stream, tick in other.items():
         if tick > known.get(stream, 0):
             known[stream] = tick
+
+
+def _snapshot() -> list[Any]:
+    """The segments of PyTorch's caching allocator; none if another allocator takes its place, which knows of none."""
+    torch: Any = sys.modules["torch"]
+    try:
+        return list(torch.cuda.memory_snapshot())
+    except Exception:
+        return []
 
 
 def _blocks(segment: Any) -> list[tuple[int, int]]:
@@ -416,7 +443,8 @@ def _everything(act: Act) -> None:
 
 def _torch_value(act: Act) -> None:
     """A copy from or to the host, which waits for the current stream unless it is told not to."""
-    tensor, result = act.args[0] if act.args else None, act.result
+    tensor: Any = act.args[0] if act.args else None
+    result = act.result
     devices = {getattr(tensor, "is_cuda", None), getattr(result, "is_cuda", None)}
     if True in devices and devices != {True} and not act.kwargs.get("non_blocking", False):
         act.order.host_waits(_torch_stream((tensor if getattr(tensor, "is_cuda", False) else result).device))
@@ -471,7 +499,7 @@ def _numba_fill(act: Act) -> None:
     """`to_device(obj, stream=0)` and `copy_to_device(self, ary, stream=0)`: a copy on a stream, or one that the host waits for."""
     array, stream = (act.result, act.argument(1, "stream")) if act.result is not None else (act.args[0], act.argument(2, "stream"))
     stream = stream or array.stream
-    act.order.write(array.gpu_data, pointer_of("numba", array), stream, site(), sure=True)
+    act.order.write(array.gpu_data, pointer_of("numba", array) or 0, stream, site(), sure=True)
     if not stream:
         act.order.host_waits(LEGACY)
 
@@ -484,7 +512,8 @@ def _numba_launch(act: Act) -> None:
     """`launch(self, args, griddim, blockdim, stream=0, sharedmem=0)`."""
     for array in act.argument(1, "args"):
         if hasattr(array, "gpu_data"):
-            act.order.write(array.gpu_data, pointer_of("numba", array), act.argument(4, "stream"), site(), sure=False)
+            pointer = pointer_of("numba", array) or 0
+            act.order.write(array.gpu_data, pointer, act.argument(4, "stream"), site(), sure=False)
 
 
 def _core_wait(act: Act) -> None:
@@ -522,9 +551,32 @@ def _core_launch(act: Act) -> None:
 ACTS: dict[str, Any] = {
     act.__name__[1:]: act
     for act in (
-        _torch_use, _torch_use_current, _torch_record, _torch_wait, _torch_value, _torch_give, _host_waits, _host_waits_for_event, _asked_stream,
-        _asked_event, _everything, _cupy_use, _cupy_record, _cupy_value, _cupy_give, _record_on, _wait_event, _numba_record,
-        _numba_wait, _numba_fill, _numba_fetch, _numba_launch, _core_wait, _core_fill, _core_copy_to, _core_launch,
+        _torch_use,
+        _torch_use_current,
+        _torch_record,
+        _torch_wait,
+        _torch_value,
+        _torch_give,
+        _host_waits,
+        _host_waits_for_event,
+        _asked_stream,
+        _asked_event,
+        _everything,
+        _cupy_use,
+        _cupy_record,
+        _cupy_value,
+        _cupy_give,
+        _record_on,
+        _wait_event,
+        _numba_record,
+        _numba_wait,
+        _numba_fill,
+        _numba_fetch,
+        _numba_launch,
+        _core_wait,
+        _core_fill,
+        _core_copy_to,
+        _core_launch,
     )
 }
 """By the names that the table has for them."""
@@ -563,40 +615,43 @@ def is_on_device(library: str, array: Any) -> bool:
     return hasattr(array, "__dlpack_device__") and array.__dlpack_device__()[0] in DEVICES
 
 
-def _exported_stream(library: str, array: Any) -> Any:
+def _exported_stream(origin: str, array: Any, library: str) -> Any:
     """The stream that `__cuda_array_interface__` names, for which a consumer waits."""
-    match library:
+    match origin:
         case "cupy":
             return _cupy_stream()
         case "numba":
             return array.stream or None
+        case "torch" if library == "cuda.core":
+            # It names none, but cuda.core asks PyTorch for its current stream (`_tensor_bridge.pyi`).
+            return _torch_stream(array.device)
     return None
 
 
 def hand_over(
-    order: Order, origin: str, source: Any, library: str, asked: Any, given: Any, options: dict[str, Any]
+    order: Order, begun: int, origin: str, source: Any, library: str, asked: Any, given: Any, options: dict[str, Any]
 ) -> Verdict | None:
-    """What is known of the order of a hand-over without a copy that has taken place. `asked`: the stream that the consumer named in
+    """What is known of the order of a hand-over without a copy that has taken place. `begun`: its tick; `asked`: the stream that the consumer named in
     the call; `given`: the one with which the producer's `__dlpack__` was called."""
     # JAX and Estafette order by the stream that they are given; Estafette in every other way as well.
     if origin == "estafette" or (origin == "jax" and given is not None):
         return None
     consumer = asked if asked not in (None, -1) else given if given not in (None, -1) else current(library)
-    exported = None if given is not None else _exported_stream(origin, source)
+    exported = None if given is not None else _exported_stream(origin, source, library)
     if exported is not None and library == "cuda.core" and asked not in (None, -1):
         order.follow(asked, exported)
     elif exported is not None and library in ("cupy", "numba") and options.get("sync", True):
         order.host_waits(exported)
     match origin:
         case "torch":
-            spans = order.spans_of_torch(int(source.data_ptr()), False)
+            spans = order.spans_of_torch(int(source.data_ptr()), begun, False)
             verdict = order.verdict(spans, consumer)
             if verdict is not None and verdict[0] == NONE:
                 # Looked at again before it is said.
-                verdict = order.verdict(order.spans_of_torch(int(source.data_ptr()), True), consumer)
+                verdict = order.verdict(order.spans_of_torch(int(source.data_ptr()), begun, True), consumer)
             return verdict
         case "cupy":
-            return order.verdict(order.spans_of_cupy(), consumer)
+            return order.verdict(order.spans_of_cupy(begun), consumer)
         case "numba" | "cuda.core":
             pointer = pointer_of(origin, source)
             return order.verdict(None if pointer is None else order.written(pointer), consumer)

@@ -13,7 +13,7 @@ import types
 from typing import TYPE_CHECKING, Any
 
 from .order import ACTS
-from .table import GOALS, shown
+from .table import Plan, shown
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -34,10 +34,9 @@ class Observed:
         self._original = function
         self._row = row
         self._act: Any = ACTS.get(row.act)
-        # Worked out once, as a call should find things ready.
         self._name = shown(row)
-        self._to = GOALS.get(row.role, row.library)
-        self._at = 1 if row.role == "view" else 0
+        # Worked out once, and found in one place, as most calls come with cold caches.
+        self._plan = Plan.of(function, row, self._act, self._name)
         self._call: Any = call
 
     def __call__(self, /, *args: Any, **kwargs: Any) -> Any:

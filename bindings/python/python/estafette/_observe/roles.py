@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Any
 from .notes import SHORT_NS, Lane, Notes, Site, clock, site
 from .order import LEGACY, Act, Order, hand_over, is_on_device, pointer_of
 
+from .table import COPIES, DEVICE_LIBRARIES, EITHER, HAND_OVERS
+
 if TYPE_CHECKING:
     from collections.abc import Callable
 
@@ -22,8 +24,6 @@ BLOCKED_NS = 10_000_000
 
 LIBRARIES = ("numpy", "jax", "torch", "tensorflow", "cupy", "numba", "cuda.core")
 NAMES = {"jaxlib": "jax", "cuda": "cuda.core"}
-DEVICE_LIBRARIES = ("torch", "jax", "cupy", "numba", "cuda.core", "estafette")
-"""Those that hand device memory over without a copy."""
 QUEUES_MAX = 10_000
 """Queues of which the last call is remembered."""
 
@@ -33,15 +33,11 @@ NO_ARRAY = ""
 open_notes: Notes | None = None
 """Where it is noted; `None` while nothing is observed, and in a forked child."""
 
-order = Order()
-"""What the observation knows of the order of streams."""
-
 
 # --- Arrays -----------------------------------------------------------------------------------------------------------
 
 
 def _library(kind: Any) -> str:
-    """The library of a class of arrays."""
     roots = [str(base.__module__).partition(".")[0] for base in kind.__mro__]
     roots = [NAMES.get(root, root) for root in roots]
     known = next((root for root in roots if root in LIBRARIES), None)
@@ -50,7 +46,21 @@ def _library(kind: Any) -> str:
     return known or roots[0]
 
 
-library_of = functools.lru_cache(maxsize=1024)(_library)
+KINDS_MAX = 1024
+"""Classes of which the library is remembered."""
+
+libraries: dict[Any, str] = {}
+"""The libraries of classes that were seen."""
+
+
+def library_of(kind: Any) -> str:
+    """The library of a class of arrays."""
+    found = libraries.get(kind)
+    if found is None:
+        if len(libraries) >= KINDS_MAX:
+            libraries.clear()
+        found = libraries[kind] = _library(kind)
+    return found
 
 
 def _is_pending(library: str, array: Any, row: Row) -> bool:
@@ -63,7 +73,7 @@ def _is_pending(library: str, array: Any, row: Row) -> bool:
                 return False
             # A stream waits for it then, and not the host.
             return not (row.library in DEVICE_LIBRARIES and row.name.endswith("_dlpack") and is_on_device(library, array))
-    if library in DEVICE_LIBRARIES and row.library in DEVICE_LIBRARIES and row.role in ("take", "view", "give"):
+    if library in DEVICE_LIBRARIES and row.library in DEVICE_LIBRARIES and row.role in HAND_OVERS:
         # Of these the consumers wait on the host that take a stream from `__cuda_array_interface__`.
         return library in ("cupy", "numba") and row.library in ("cupy", "numba") and row.name != "from_dlpack"
     return library != "torch" or not array.is_cpu
@@ -73,15 +83,20 @@ def _is_copied(row: Row, source: Any, origin: str, result: Any, options: dict[st
     """Whether the result is in memory of its own."""
     if row.role == "to_host" or options.get("copy") is True:
         return True
+    if row.role in ("view", "give"):
+        return False
     if row.library == "numpy" or row.role == "to_numpy":
         return bool(getattr(getattr(result, "flags", None), "owndata", False)) or row.library in ("cupy", "numba")
     if row.role == "move":
         return result is not source
+    if row.role == "take" and row.library == "jax":
+        # The result is not asked, which would wait for it. `docs/peers.md`: JAX copies what the host has aligned to less than 64 bytes.
+        before = pointer_of(origin, source)
+        return before is not None and (
+            row.name in ("asarray", "array") or (before % 64 != 0 and not is_on_device(origin, source))
+        )
     if row.role == "take" and row.name not in ("from_dlpack", "from_numpy"):
         before = pointer_of(origin, source)
-        if row.library == "jax":
-            # The result is not asked, which would wait for it. `docs/peers.md`: JAX copies memory that is aligned to less than 64 bytes.
-            return before is not None and (row.name in ("asarray", "array") or before % 64 != 0)
         return before is not None and before != pointer_of(row.library, result)
     return False
 
@@ -110,7 +125,7 @@ def _timed(
         finally:
             ended = clock()
             if observed._act is not None and failed is None:
-                _noted(notes, observed._act, Act(order, args, kwargs, result))
+                _noted(notes, observed._act, Act(notes.order, args, kwargs, result))
             _noted(notes, note, began, ended, result, failed)
         return result
     finally:
@@ -123,8 +138,8 @@ def _noted(notes: Notes, note: Callable[..., Any], *about: Any) -> Any:
     before, lane.inside = lane.inside, True
     try:
         return note(*about)
-    except Exception:
-        notes.broken += 1
+    except Exception as error:
+        notes.lose(error)
         return None
     finally:
         lane.inside = before
@@ -134,39 +149,44 @@ def _acted(notes: Notes, observed: Observed, args: tuple[Any, ...], kwargs: dict
     """Makes a call, and notes what it did to the order of streams."""
     result = observed._original(*args, **kwargs)
     if observed._act is not None:
-        _noted(notes, observed._act, Act(order, args, kwargs, result))
+        _noted(notes, observed._act, Act(notes.order, args, kwargs, result))
     return result
 
 
-# In one function with few calls, because a program that exchanges at every turn runs this as often, each time with cold caches.
+# In one function with few calls, because a program that exchanges at every turn comes here each time with cold caches.
 def exchange(observed: Observed, args: tuple[Any, ...], kwargs: dict[str, Any], to: str | None = None) -> Any:
     """A call that hands an argument over to a library, or to the host."""
     notes = open_notes
     if notes is None:
         return observed._original(*args, **kwargs)
-    at, row = observed._at, observed._row
+    original, row, act, name, goal, at, stays, keeps_stream, between_devices, copies = observed._plan
+    if to is None:
+        to = goal
     source: Any = args[at] if len(args) > at else next(iter(kwargs.values()), None)
     kind: Any = type(source)
-    origin = library_of(kind)
-    if to is None:
-        to = observed._to
+    origin = libraries.get(kind)
+    if origin is None:
+        origin = library_of(kind)
     lane = notes.lane()
     # What stays in its library is no hand-over, unless it names another stream.
-    if lane.inside or (origin == to and row.role != "view") or (origin == NO_ARRAY and row.role != "to_host"):
+    if lane.inside or (origin == to and not stays) or (origin == NO_ARRAY and copies != COPIES):
         return _acted(notes, observed, args, kwargs)
     origin = origin or row.library
     lane.inside = True
-    pending, result, failed = True, None, None
+    result: Any = None
+    pending, failed, begun = False, None, 0
     try:
         try:
-            pending = _is_pending(origin, source, row)
-        except Exception:
-            notes.broken += 1
-        if not row.name.endswith("__dlpack__"):
+            pending = origin != "numpy" and _is_pending(origin, source, row)
+            if between_devices and origin != "numpy":
+                begun = notes.order.begin()
+        except Exception as error:
+            notes.lose(error)
+        if not keeps_stream:
             lane.given = None
         began = clock()
         try:
-            result = observed._original(*args, **kwargs)
+            result = original(*args, **kwargs)
         except BaseException as error:
             failed = type(error).__name__
             raise
@@ -174,23 +194,29 @@ def exchange(observed: Observed, args: tuple[Any, ...], kwargs: dict[str, Any], 
             ended = clock()
             try:
                 # Nothing waits for a value that is on the host.
-                if observed._act is not None and failed is None and (pending or row.role != "to_host"):
-                    observed._act(Act(order, args, kwargs, result))
+                if act is not None and failed is None and (pending or copies != COPIES):
+                    act(Act(notes.order, args, kwargs, result))
                 if row.role != "move" or failed is not None or (result is not source and result.device != source.device):
-                    copied = failed is None and _is_copied(row, source, origin, result, kwargs)
+                    copied = copies == COPIES
+                    if copies == EITHER or kwargs:
+                        copied = _is_copied(row, source, origin, result, kwargs)
                     verdict = None
-                    if failed is None and "numpy" not in (origin, to) and row.role in ("take", "view", "give"):
-                        verdict = _verdict(row, origin, source, to, lane, args, kwargs)
-                    about = _about(source)
+                    if begun and failed is None and is_on_device(origin, source):
+                        verdict = _verdict(notes.order, row, begun, origin, source, to, lane, args, kwargs)
+                    try:
+                        dtype, shape, size = source.dtype, tuple(source.shape), source.nbytes
+                    except Exception:
+                        dtype, shape, size = _about(source)
                     place = site(3)
                     track = notes.track() if lane.track is None else lane.track
-                    noted = (observed._name, origin, to or None, pending, copied, began, ended, place, track, *about, failed, verdict)
+                    copied = copied and failed is None
+                    noted = (name, origin, to, pending, copied, began, ended, place, track, dtype, shape, size, failed, verdict)
                     if len(notes.exchanges) < notes.most:
                         notes.exchanges.append(noted)
                     else:
                         notes.lost += 1
-            except Exception:
-                notes.broken += 1
+            except Exception as error:
+                notes.lose(error)
         return result
     finally:
         lane.inside = False
@@ -200,19 +226,17 @@ def _about(array: Any) -> tuple[Any, Any, int | None]:
     """Element type, shape and bytes."""
     try:
         size = getattr(array, "nbytes", None)
-        return (array.dtype, tuple(array.shape), size if isinstance(size, int) else None)
+        return (array.dtype, tuple(array.shape), size)
     except Exception:
         return (type(array).__name__, (), None)
 
 
 def _verdict(
-    row: Row, origin: str, source: Any, to: str, lane: Lane, args: tuple[Any, ...], kwargs: dict[str, Any]
+    order: Order, row: Row, begun: int, origin: str, source: Any, to: str, lane: Lane, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> Any:
-    """What is known of the order of a hand-over, if it is one of device memory."""
-    if row.library not in DEVICE_LIBRARIES or not is_on_device(origin, source):
-        return None
+    """What is known of the order of a hand-over of device memory."""
     asked = kwargs.get("stream_ptr", args[2] if len(args) > 2 and row.role == "view" else None)
-    return hand_over(order, origin, source, to, asked, lane.given, kwargs)
+    return hand_over(order, begun, origin, source, to, asked, lane.given, kwargs)
 
 
 def give(observed: Observed, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

@@ -5,7 +5,7 @@ A row whose module is never imported costs nothing. A row whose name a version o
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 
 class Row(NamedTuple):
@@ -25,9 +25,6 @@ class Row(NamedTuple):
     """What it does to the order of streams: a function of `order`."""
 
 
-GOALS = {"to_numpy": "numpy", "to_host": "", "move": ""}
-"""Where functions hand over to, by roles; others to their own library. The empty one is the host."""
-
 PATHS = ("torch.cuda", "torch.accelerator", "cupy.cuda.runtime", "numba.cuda")
 """Modules by which programs call their functions."""
 
@@ -36,6 +33,58 @@ def shown(row: Row) -> str:
     """The name of a function in reports."""
     library = "" if row.library == "python" else f"{row.module if row.module in PATHS else row.library}."
     return f"{library}{row.name.replace('ArrayImpl', 'Array').replace('_BaseStream', 'Stream')}"
+
+
+GOALS = {"to_numpy": "numpy", "to_host": "", "move": ""}
+"""Where functions hand over to, by roles; others to their own library. The empty one is the host."""
+
+DEVICE_LIBRARIES = ("torch", "jax", "cupy", "numba", "cuda.core", "estafette")
+"""Those that hand device memory over without a copy."""
+
+HAND_OVERS = ("take", "view", "give")
+"""Roles in which memory may stay on its device."""
+
+SHARES, COPIES, EITHER = 0, 1, 2
+"""Whether the result is in memory of its own."""
+
+
+class Plan(NamedTuple):
+    """What is known of each call of a function that hands something over."""
+
+    original: Any
+    row: Row
+    act: Any
+    name: str
+    to: str
+    at: int
+    """Which argument is handed over."""
+    stays: bool
+    """Whether it may be handed over from its library to the same."""
+    keeps_stream: bool
+    """Whether it is `__dlpack__`, whose stream was noted before."""
+    between_devices: bool
+    """Whether the memory may stay on its device."""
+    copies: int
+
+    @staticmethod
+    def of(function: Any, row: Row, act: Any, name: str) -> Plan:
+        copies = EITHER
+        if row.role == "to_host":
+            copies = COPIES
+        elif row.role in ("view", "give") or (row.library != "jax" and row.name in ("from_dlpack", "from_numpy")):
+            copies = SHARES
+        return Plan(
+            function,
+            row,
+            act,
+            name,
+            GOALS.get(row.role, row.library),
+            1 if row.role == "view" else 0,
+            row.role == "view",
+            row.name.endswith("__dlpack__"),
+            row.role in HAND_OVERS and row.library in DEVICE_LIBRARIES,
+            copies,
+        )
 
 
 _NUMPY = "numpy.org/doc/2.4/reference/routines.array-creation.html; for JAX's arrays on the host by the buffer protocol, tested"
