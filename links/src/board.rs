@@ -235,6 +235,7 @@ impl<W: Words> OwnBoard<W> {
             Err(error) => {
                 let kind = KINDS.iter().position(|kind| *kind == error.kind()).unwrap_or(0);
                 let text = self.write_text(slot, &error.to_string(), peer);
+                step!("settle, text");
                 word(slot.generation, FAILED, (text << 8 | kind) as u64)
             }
         };

@@ -1,5 +1,7 @@
 //! Peers that do not keep to the protocol. Both ends are in this process, so that a test reaches the words of a board.
 
+pub(crate) mod deaths;
+
 use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
@@ -34,6 +36,7 @@ impl Random {
     }
 }
 
+/// Descriptors of this process.
 fn descriptors() -> usize {
     std::fs::read_dir("/proc/self/fd").expect("a folder of the kernel's").count()
 }
@@ -158,6 +161,19 @@ fn a_board_of_random_words_neither_crashes_nor_hangs_its_reader() {
     until("all descriptors are closed", || descriptors() <= before);
 }
 
+/// Memory that its owner could shrink under a reader.
+fn unsealed_memory(bytes: usize) -> OwnedFd {
+    use std::os::fd::FromRawFd;
+    // SAFETY: the name ends with a zero byte; the descriptor is new, and nothing else has it.
+    let file = unsafe {
+        let descriptor =
+            libc::memfd_create(c"unsealed".as_ptr(), libc::MFD_CLOEXEC | libc::MFD_ALLOW_SEALING);
+        std::fs::File::from_raw_fd(descriptor)
+    };
+    file.set_len(bytes as u64).expect("memory");
+    file.into()
+}
+
 /// A connection to a door that greets with these descriptors.
 fn greets(door: &Door, greeting: &[u8], descriptors: &[&Descriptor]) -> Socket {
     let socket = Socket::connect(door.address().as_bytes()).expect("a connection");
@@ -174,7 +190,8 @@ fn a_door_goes_on_after_greetings_that_are_none() {
     let (_small, small) = Memory::create("a small board", 4096).expect("memory");
     let own = own_process().expect("a descriptor");
     let event = event.descriptor();
-    let wrong: [(&[u8], &[&OwnedFd]); 10] = [
+    let unsealed = unsealed_memory(BYTES);
+    let wrong: [(&[u8], &[&OwnedFd]); 11] = [
         (b"", &[]),
         (b"estafette link 2", &[&board, &own]),
         (b"GET / HTTP/1.1\r\n\r\n", &[]),
@@ -184,6 +201,7 @@ fn a_door_goes_on_after_greetings_that_are_none() {
         (&GREETING, &[&folder, &own]),
         (&GREETING, &[event, &own]),
         (&GREETING, &[&small, &own]),
+        (&GREETING, &[&unsealed, &own]),
         // A folder cannot be waited for.
         (&GREETING, &[&board, &folder]),
     ];
@@ -191,16 +209,19 @@ fn a_door_goes_on_after_greetings_that_are_none() {
     // Those that say nothing. The oldest give way.
     sockets.extend((0..100).map(|_| Socket::connect(door.address().as_bytes()).expect("a connection")));
     for socket in &sockets[..20] {
-        let mut bytes = [0; 64];
-        until("the door has hung up", || match socket.receive(&mut bytes.clone()) {
-            Ok(Some((length, _))) => length == 0,
-            Ok(None) => false,
-            Err(_) => true,
+        until("the door has hung up", || {
+            loop {
+                match socket.receive(&mut [0; 64]) {
+                    Ok(Some((0, _))) | Err(_) => return true,
+                    // Its greeting, which came first.
+                    Ok(Some(_)) => {}
+                    Ok(None) => return false,
+                }
+            }
         });
-        let _ = &mut bytes;
     }
     assert_works(&door);
-    drop((sockets, folder, board, small, own));
+    drop((sockets, folder, board, small, unsealed, own));
     until("all descriptors are closed", || descriptors() <= before + 1);
 }
 
