@@ -64,6 +64,13 @@ impl Words for Memory {
     }
 }
 
+#[cfg(test)]
+impl<W: Words> Words for &W {
+    fn words(&self) -> &[AtomicU64] {
+        (**self).words()
+    }
+}
+
 impl<W: Words> Words for Arc<W> {
     fn words(&self) -> &[AtomicU64] {
         (**self).words()

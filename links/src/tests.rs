@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use estafette_devices::{DeviceErrorKind, Fence, host};
 use estafette_sync::sync::{Mutex, MutexGuard};
 
-use crate::board::{BYTES, CLOSED, HEAD, LINE, LISTENING, SLOTS, TAIL, WORDS};
+use crate::board::{BYTES, CLOSED, HEAD, LINE, LISTENING, OwnBoard, RING, SLOTS, TAIL, WORDS};
 use crate::hub::GREETING;
 use crate::platform::{Descriptor, Memory, Socket, Waker, own_process};
 use crate::{Door, Link, LinkError};
@@ -265,6 +265,46 @@ fn messages_that_are_none_end_the_link_and_say_why() {
         // It may use the promise still: this process.
         assert!(used.state().is_pending());
     }
+}
+
+#[test]
+fn words_that_make_no_sense_end_the_link_and_say_why() {
+    let (door, _, _alone) = door();
+    let [long, foreign] = ["a message is longer than what was written", "a message names what there is not"];
+    let wrong = [
+        (1, 9, long),
+        (RING + 1, 0, long),
+        (u64::MAX, 0, long),
+        (1, (SLOTS as u64) << 16, foreign),
+        (RING, 2_000, foreign),
+    ];
+    for (head, message, why) in wrong {
+        let (_socket, link, board) = peer(&door);
+        OwnBoard::new(&board).set_ring(0, message);
+        board.words()[HEAD].store(head, Ordering::Release);
+        let error = link.try_receive().expect_err("the link is broken");
+        assert_eq!(
+            error.to_string(),
+            format!("process {} broke the protocol of links: {why}", link.process())
+        );
+    }
+}
+
+#[test]
+fn a_closed_link_ends_with_the_answer_to_what_it_used() {
+    let (door, before, _alone) = door();
+    let (near, far) = pair(&door);
+    let (_completer, promise) = host::promise("of the other side");
+    let used = far.try_send(&promise, &[]).expect("there is room");
+    let received = futures::executor::block_on(near.receive()).expect("a message");
+    let open = descriptors();
+    drop(near);
+    assert!(used.wait_timeout(Some(Duration::from_millis(20))).is_none(), "it is in use");
+    drop((_completer, received));
+    assert!(used.wait_timeout(Some(HUNG)).expect("in time").is_ok());
+    until("one end of the link is closed", || descriptors() < open);
+    drop((used, far));
+    until("all descriptors are closed", || descriptors() <= before);
 }
 
 #[test]
