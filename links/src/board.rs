@@ -64,6 +64,13 @@ impl Words for Memory {
     }
 }
 
+#[cfg(test)]
+impl<W: Words> Words for &W {
+    fn words(&self) -> &[AtomicU64] {
+        (**self).words()
+    }
+}
+
 impl<W: Words> Words for Arc<W> {
     fn words(&self) -> &[AtomicU64] {
         (**self).words()
@@ -235,6 +242,7 @@ impl<W: Words> OwnBoard<W> {
             Err(error) => {
                 let kind = KINDS.iter().position(|kind| *kind == error.kind()).unwrap_or(0);
                 let text = self.write_text(slot, &error.to_string(), peer);
+                step!("settle, text");
                 word(slot.generation, FAILED, (text << 8 | kind) as u64)
             }
         };

@@ -135,10 +135,13 @@ impl Hub {
             return Err(LinkError::Refused(format!("process {process} acts for another user, {user}")));
         }
         let (board, descriptor) = Memory::create("estafette-board", BYTES).map_err(system())?;
+        step!("greet 2");
         let board = Arc::new(board);
         let line = self.lines.hold(Arc::clone(&board));
+        step!("greet 3");
         let end = own_process().map_err(system())?;
         socket.send(&GREETING, &[&descriptor, &end]).map_err(system())?;
+        step!("greet 4");
         let mut entries = self.entries.lock();
         let token = entries.next_token();
         self.poll.add(socket.descriptor(), token).map_err(system())?;
@@ -277,6 +280,7 @@ impl Hub {
             Ok(Some((0, _))) => Err(refused("hung up")),
             Ok(_) => Err(refused("speaks another version, or something else")),
         };
+        step!("greet 5");
         let link = link.and_then(|(peer, channel)| {
             let link = Arc::new(Shared::new((board, line), peer, channel, self, token));
             self.entries.lock().by_token.insert(token, Entry::Link(Arc::clone(&link)));
@@ -287,6 +291,7 @@ impl Hub {
                 return Err(LinkError::system("waiting for another process")(error));
             }
             self.lines.watch(Arc::clone(&link));
+            step!("greet 6");
             Ok(Link::new(link))
         });
         match (link, side) {

@@ -36,6 +36,14 @@
 //! # Ok(()) }
 //! ```
 
+/// A step of the protocol. Tests of this crate end the process there.
+macro_rules! step {
+    ($name:literal) => {
+        #[cfg(all(test, not(any(estafette_portable, estafette_loom, estafette_shuttle))))]
+        crate::tests::deaths::at($name);
+    };
+}
+
 mod bell;
 mod board;
 mod door;

@@ -267,13 +267,17 @@ impl Shared {
         let is_late = slot.kind == Kind::Ready && self.is_closed.load(Ordering::SeqCst);
         if !is_late && !process::is_forked() {
             self.own.settle(slot, outcome, &self.peer);
+            step!("settle");
             self.tell();
+            step!("settle, told");
         }
     }
 
     /// How the use of what was received ended.
     fn answer(&self, slot: SlotId, outcome: &Outcome) {
+        step!("answer");
         self.settle(slot, outcome);
+        step!("answer, told");
         self.in_use.fetch_sub(1, Ordering::SeqCst);
         if self.is_closed.load(Ordering::SeqCst) {
             self.hub.attend_soon(self.token);
@@ -338,6 +342,7 @@ impl Shared {
         drop(answered);
         if is_closed {
             self.own.store(CLOSED, LEFT);
+            step!("left");
             self.ring();
         }
         true
@@ -443,11 +448,14 @@ impl Link {
             None => shared.own.begin(slot),
             Some(outcome) => shared.own.settle(slot, &outcome, &shared.peer),
         }
+        step!("send 3");
         let answer = PeerEvent::new(Arc::clone(shared), SlotId { kind: Kind::Used, ..slot });
         sent.unanswered.push_back((slot, Arc::clone(&answer)));
         sent.writer.write(index, generation, note, &shared.own);
         drop(sent);
+        step!("send 4");
         shared.tell();
+        step!("send 5");
         if is_pending {
             let shared = Arc::clone(shared);
             Reactor::global().when_settled([fence], move |outcome| shared.settle(slot, &outcome));
@@ -536,6 +544,7 @@ impl Link {
         message[8..].copy_from_slice(&(segment.bytes() as u64).to_le_bytes());
         match shared.channel.socket.send(&message, &[segment.descriptor()]) {
             Ok(()) => {
+                step!("segment");
                 shown.insert(segment.number(), number);
                 Ok(number)
             }
@@ -566,6 +575,7 @@ impl Drop for Link {
     fn drop(&mut self) {
         if !process::is_forked() {
             self.shared.own.store(CLOSED, CLOSING);
+            step!("close");
             self.shared.is_closed.store(true, Ordering::SeqCst);
             self.shared.ring();
             self.shared.hub.attend_soon(self.shared.token);

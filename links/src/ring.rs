@@ -61,6 +61,7 @@ impl Writer {
             own.set_ring(position, u64::from_le_bytes(whole));
         }
         self.head += length(note.len());
+        step!("send 4, ring");
         own.store(HEAD, self.head);
     }
 }
@@ -103,7 +104,9 @@ impl Reader {
         let before = self.tail;
         self.tail = self.tail.wrapping_add(length(bytes));
         // The words have been copied: their places may be written again.
+        step!("receive 2, copied");
         own.store(TAIL, self.tail);
+        step!("receive 2");
         let message = Message { index, generation: (first >> 32) as u32, note };
         Ok(Some((message, before / EIGHTH != self.tail / EIGHTH)))
     }

@@ -1,5 +1,7 @@
 //! Peers that do not keep to the protocol. Both ends are in this process, so that a test reaches the words of a board.
 
+pub(crate) mod deaths;
+
 use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
@@ -7,7 +9,7 @@ use std::time::{Duration, Instant};
 use estafette_devices::{DeviceErrorKind, Fence, host};
 use estafette_sync::sync::{Mutex, MutexGuard};
 
-use crate::board::{BYTES, CLOSED, HEAD, LINE, LISTENING, SLOTS, TAIL, WORDS};
+use crate::board::{BYTES, CLOSED, HEAD, LINE, LISTENING, OwnBoard, RING, SLOTS, TAIL, WORDS};
 use crate::hub::GREETING;
 use crate::platform::{Descriptor, Memory, Socket, Waker, own_process};
 use crate::{Door, Link, LinkError};
@@ -34,6 +36,7 @@ impl Random {
     }
 }
 
+/// Descriptors of this process.
 fn descriptors() -> usize {
     std::fs::read_dir("/proc/self/fd").expect("a folder of the kernel's").count()
 }
@@ -158,6 +161,19 @@ fn a_board_of_random_words_neither_crashes_nor_hangs_its_reader() {
     until("all descriptors are closed", || descriptors() <= before);
 }
 
+/// Memory that its owner could shrink under a reader.
+fn unsealed_memory(bytes: usize) -> OwnedFd {
+    use std::os::fd::FromRawFd;
+    // SAFETY: the name ends with a zero byte; the descriptor is new, and nothing else has it.
+    let file = unsafe {
+        let descriptor =
+            libc::memfd_create(c"unsealed".as_ptr(), libc::MFD_CLOEXEC | libc::MFD_ALLOW_SEALING);
+        std::fs::File::from_raw_fd(descriptor)
+    };
+    file.set_len(bytes as u64).expect("memory");
+    file.into()
+}
+
 /// A connection to a door that greets with these descriptors.
 fn greets(door: &Door, greeting: &[u8], descriptors: &[&Descriptor]) -> Socket {
     let socket = Socket::connect(door.address().as_bytes()).expect("a connection");
@@ -174,7 +190,8 @@ fn a_door_goes_on_after_greetings_that_are_none() {
     let (_small, small) = Memory::create("a small board", 4096).expect("memory");
     let own = own_process().expect("a descriptor");
     let event = event.descriptor();
-    let wrong: [(&[u8], &[&OwnedFd]); 10] = [
+    let unsealed = unsealed_memory(BYTES);
+    let wrong: [(&[u8], &[&OwnedFd]); 11] = [
         (b"", &[]),
         (b"estafette link 2", &[&board, &own]),
         (b"GET / HTTP/1.1\r\n\r\n", &[]),
@@ -184,6 +201,7 @@ fn a_door_goes_on_after_greetings_that_are_none() {
         (&GREETING, &[&folder, &own]),
         (&GREETING, &[event, &own]),
         (&GREETING, &[&small, &own]),
+        (&GREETING, &[&unsealed, &own]),
         // A folder cannot be waited for.
         (&GREETING, &[&board, &folder]),
     ];
@@ -191,16 +209,19 @@ fn a_door_goes_on_after_greetings_that_are_none() {
     // Those that say nothing. The oldest give way.
     sockets.extend((0..100).map(|_| Socket::connect(door.address().as_bytes()).expect("a connection")));
     for socket in &sockets[..20] {
-        let mut bytes = [0; 64];
-        until("the door has hung up", || match socket.receive(&mut bytes.clone()) {
-            Ok(Some((length, _))) => length == 0,
-            Ok(None) => false,
-            Err(_) => true,
+        until("the door has hung up", || {
+            loop {
+                match socket.receive(&mut [0; 64]) {
+                    Ok(Some((0, _))) | Err(_) => return true,
+                    // Its greeting, which came first.
+                    Ok(Some(_)) => {}
+                    Ok(None) => return false,
+                }
+            }
         });
-        let _ = &mut bytes;
     }
     assert_works(&door);
-    drop((sockets, folder, board, small, own));
+    drop((sockets, folder, board, small, unsealed, own));
     until("all descriptors are closed", || descriptors() <= before + 1);
 }
 
@@ -244,6 +265,46 @@ fn messages_that_are_none_end_the_link_and_say_why() {
         // It may use the promise still: this process.
         assert!(used.state().is_pending());
     }
+}
+
+#[test]
+fn words_that_make_no_sense_end_the_link_and_say_why() {
+    let (door, _, _alone) = door();
+    let [long, foreign] = ["a message is longer than what was written", "a message names what there is not"];
+    let wrong = [
+        (1, 9, long),
+        (RING + 1, 0, long),
+        (u64::MAX, 0, long),
+        (1, (SLOTS as u64) << 16, foreign),
+        (RING, 2_000, foreign),
+    ];
+    for (head, message, why) in wrong {
+        let (_socket, link, board) = peer(&door);
+        OwnBoard::new(&board).set_ring(0, message);
+        board.words()[HEAD].store(head, Ordering::Release);
+        let error = link.try_receive().expect_err("the link is broken");
+        assert_eq!(
+            error.to_string(),
+            format!("process {} broke the protocol of links: {why}", link.process())
+        );
+    }
+}
+
+#[test]
+fn a_closed_link_ends_with_the_answer_to_what_it_used() {
+    let (door, before, _alone) = door();
+    let (near, far) = pair(&door);
+    let (_completer, promise) = host::promise("of the other side");
+    let used = far.try_send(&promise, &[]).expect("there is room");
+    let received = futures::executor::block_on(near.receive()).expect("a message");
+    let open = descriptors();
+    drop(near);
+    assert!(used.wait_timeout(Some(Duration::from_millis(20))).is_none(), "it is in use");
+    drop((_completer, received));
+    assert!(used.wait_timeout(Some(HUNG)).expect("in time").is_ok());
+    until("one end of the link is closed", || descriptors() < open);
+    drop((used, far));
+    until("all descriptors are closed", || descriptors() <= before);
 }
 
 #[test]

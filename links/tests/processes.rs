@@ -139,6 +139,36 @@ fn the_dead_are_named_although_a_forked_child_of_them_lives() {
     assert!(matches!(link.try_send(&done(), &[]), Err(LinkError::PeerDied { .. })));
 }
 
+/// The process becomes another program: its threads have ended, and it has not. A child keeps its socket open.
+#[test]
+fn a_process_that_is_lost_and_not_gone_keeps_what_it_uses() {
+    let name = "a_process_that_is_lost_and_not_gone_keeps_what_it_uses";
+    if let Some(door) = role() {
+        use std::os::unix::process::CommandExt;
+        let link = wait(Link::connect(&Address::from_bytes(door.as_bytes()).unwrap())).unwrap();
+        let (_promise, pending) = host::promise("never kept");
+        link.try_send(&pending, &[]).unwrap();
+        let _kept = receive(&link);
+        // SAFETY: the child only sleeps and leaves.
+        unsafe {
+            if libc::fork() == 0 {
+                std::thread::sleep(Duration::from_secs(5));
+                libc::_exit(0);
+            }
+        }
+        panic!("{}", std::process::Command::new("sleep").arg("600").exec());
+    }
+    let door = Door::open().unwrap();
+    let mut peer = Peer::start(name, &door.address().to_string());
+    let link = wait(door.accept()).unwrap();
+    let kept = link.try_send(&done(), &[]).unwrap();
+    let pending = receive(&link);
+    assert_names_the_dead(pending.fence(), peer.process());
+    assert!(kept.wait_timeout(Some(Duration::from_millis(50))).is_none(), "it may use it still");
+    peer.kill();
+    assert_names_the_dead(&kept, peer.process());
+}
+
 #[test]
 fn a_peer_that_is_stopped_is_waited_for() {
     two(
@@ -293,7 +323,10 @@ fn a_forked_child_is_refused_and_its_end_is_not_noticed() {
                     && matches!(link.try_send(received.fence(), &[]), Err(LinkError::Forked))
                     && matches!(Door::open(), Err(LinkError::Forked));
                 drop((link, received));
-                is_refused
+                let maps = std::fs::read_to_string("/proc/self/maps").unwrap_or_default();
+                let writable =
+                    maps.lines().filter(|line| line.contains("rw-s") && line.contains("memfd:estafette"));
+                is_refused && !maps.is_empty() && writable.count() == 0
             }));
             completer.complete();
             assert!(outcome(&used).is_ok());

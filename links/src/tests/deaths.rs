@@ -1,0 +1,196 @@
+//! A process dies at each step of the protocol, and the other one goes on.
+
+use std::os::unix::process::ExitStatusExt;
+use std::process::{Child, Command, Stdio};
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::task::{Context, Poll, Waker};
+
+use estafette_devices::{DeviceError, DeviceErrorKind, Fence, host};
+use estafette_sync::process;
+
+use super::{HUNG, descriptors, door, until};
+use crate::{Address, Door, Link, LinkError, Segment};
+
+/// The name of a step, and how often it is passed before the process dies there.
+const STEP: &str = "ESTAFETTE_LINKS_STEP";
+/// Where the victim connects to; empty where it opens a door.
+const DOOR: &str = "ESTAFETTE_LINKS_DOOR";
+
+/// Every step, at which the process that comes there dies.
+const STEPS: [&str; 19] = [
+    "greet 2",
+    "greet 3",
+    "greet 4",
+    "greet 5",
+    "greet 6",
+    "send 3",
+    "send 4, ring",
+    "send 4",
+    "send 5",
+    "settle, text",
+    "settle",
+    "settle, told",
+    "receive 2, copied",
+    "receive 2",
+    "answer",
+    "answer, told",
+    "segment",
+    "close",
+    "left",
+];
+
+/// Ends this process if it is the one that dies at this step.
+pub(crate) fn at(step: &str) {
+    static PASSED: AtomicU32 = AtomicU32::new(0);
+    assert!(STEPS.contains(&step), "{step} is in the list");
+    let Ok(wanted) = std::env::var(STEP) else { return };
+    let (name, count) = wanted.split_once(':').expect("a step and a number");
+    if name == step && PASSED.fetch_add(1, Ordering::Relaxed).to_string() == count {
+        // SAFETY: a signal to this process, which does not return.
+        unsafe { libc::kill(libc::getpid(), libc::SIGKILL) };
+        loop {
+            std::thread::park();
+        }
+    }
+}
+
+/// What both processes do, until one of them has done it long enough or the other one ends: promises are kept and broken, and so is what is
+/// received used and not. Returns the fences that wait for the other process.
+fn work(link: &Link, rounds: u64) -> Vec<Fence> {
+    let fail = || DeviceError::new(DeviceErrorKind::Fault, "on purpose");
+    let (mut fences, mut received) = (Vec::new(), Vec::new());
+    let mut segments = Vec::new();
+    for round in 0..rounds {
+        let (completer, promise) = host::promise("of a round");
+        fences.extend(link.try_send(&promise, &round.to_le_bytes()));
+        segments
+            .extend(Segment::new(4096).ok().filter(|segment| round % 4 == 0 && link.show(segment).is_ok()));
+        if round % 2 == 0 {
+            completer.complete()
+        } else {
+            completer.fail(fail())
+        }
+        loop {
+            match link.try_receive() {
+                Ok(Some(item)) => {
+                    fences.push(item.fence().clone());
+                    received.push(item);
+                }
+                Ok(None) => break,
+                Err(LinkError::PeerDied { .. } | LinkError::Closed { .. }) => return fences,
+                Err(error) => panic!("the peer does nothing wrong: {error}"),
+            }
+        }
+        if round % 3 == 0 {
+            received.pop().into_iter().for_each(|item| item.fail(fail()));
+            received.clear();
+        }
+        std::thread::sleep(std::time::Duration::from_micros(50));
+    }
+    fences
+}
+
+/// The process that dies.
+fn victim(address: &str) {
+    let link = match Address::from_bytes(address.as_bytes()) {
+        Ok(address) => futures::executor::block_on(Link::connect(&address)).expect("a link"),
+        Err(_) => {
+            let door = Door::open().expect("a door");
+            // A file, as the output is that of the test program.
+            std::fs::write(address.strip_prefix("file ").expect("a path"), door.address().as_bytes())
+                .expect("a file");
+            futures::executor::block_on(door.accept()).expect("a link")
+        }
+    };
+    work(&link, 40);
+    drop(link);
+    // Time for the link thread to leave, once the other one has answered.
+    std::thread::sleep(HUNG);
+}
+
+fn start(name: &str, step: &str, count: u32, address: &str) -> Child {
+    let mut command = Command::new(std::env::current_exe().expect("the path of this test"));
+    command.args(["--exact", name, "--nocapture"]).stdout(Stdio::null());
+    command.env(STEP, format!("{step}:{count}")).env(DOOR, address).spawn().expect("a process")
+}
+
+/// The result of `future`, unless the process ends before.
+fn unless_it_ends<T>(child: &mut Child, future: impl Future<Output = T>) -> Option<T> {
+    let mut future = std::pin::pin!(future);
+    loop {
+        let has_ended = child.try_wait().expect("a child").is_some();
+        // After its end there is one more look.
+        match future.as_mut().poll(&mut Context::from_waker(Waker::noop())) {
+            Poll::Ready(result) => return Some(result),
+            Poll::Pending if has_ended => return None,
+            Poll::Pending => std::thread::sleep(std::time::Duration::from_micros(100)),
+        }
+    }
+}
+
+/// The survivor's part, once there is a link.
+fn survive(what: &str, child: &Child, link: Link) {
+    let fences = work(&link, u64::MAX);
+    for fence in &fences {
+        let outcome = fence.wait_timeout(Some(HUNG)).unwrap_or_else(|| panic!("{what}: {fence:?} hangs"));
+        let Err(error) = outcome else { continue };
+        let process = child.id();
+        let expected = match error.kind() {
+            DeviceErrorKind::PeerDied => format!("process {process} died"),
+            DeviceErrorKind::Cancelled => format!("process {process} closed the link"),
+            _ => format!("on purpose (in process {process})"),
+        };
+        assert_eq!(error.message(), expected, "{what}");
+    }
+}
+
+#[test]
+fn a_death_at_any_step_leaves_the_other_process_whole() {
+    if let Ok(address) = std::env::var(DOOR) {
+        return victim(&address);
+    }
+    assert!(process::claim().is_ok());
+    let name = "tests::deaths::a_death_at_any_step_leaves_the_other_process_whole";
+    let (door, before, _alone) = door();
+    let file = std::env::temp_dir().join(format!("estafette-links-{}", std::process::id()));
+    for step in STEPS {
+        for count in [0, 5] {
+            // What comes once on a link is passed once.
+            if count > 0 && (step.starts_with("greet") || ["close", "left"].contains(&step)) {
+                continue;
+            }
+            for connects in [true, false] {
+                let what = format!(
+                    "step {step}, number {count}, the one that {}",
+                    if connects { "connects" } else { "accepts" }
+                );
+                let mut child;
+                let link = if connects {
+                    child = start(name, step, count, &door.address().to_string());
+                    unless_it_ends(&mut child, door.accept())
+                } else {
+                    let _ = std::fs::remove_file(&file);
+                    child = start(name, step, count, &format!("file {}", file.display()));
+                    let read =
+                        || std::fs::read(&file).ok().and_then(|bytes| Address::from_bytes(&bytes).ok());
+                    until("the address of the door", || read().is_some());
+                    unless_it_ends(&mut child, Link::connect(&read().expect("an address")))
+                };
+                match link {
+                    Some(Ok(link)) => survive(&what, &child, link),
+                    Some(Err(LinkError::Refused(_) | LinkError::System { .. })) | None => {
+                        assert!(step.starts_with("greet"), "{what}: there was a link");
+                    }
+                    Some(Err(error)) => panic!("{what}: {error}"),
+                }
+                assert_eq!(
+                    child.wait().expect("a child").signal(),
+                    Some(libc::SIGKILL),
+                    "{what}: it came there"
+                );
+                until(&format!("{what}: all descriptors are closed"), || descriptors() <= before);
+            }
+        }
+    }
+    let _ = std::fs::remove_file(file);
+}
