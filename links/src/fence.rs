@@ -84,7 +84,10 @@ impl Event for PeerEvent {
             self.shared.watch(self.this.upgrade().expect("a caller has it"));
         }
         self.shared.listen();
-        self.deliver();
+        if self.outcome().is_some() {
+            self.deliver();
+            self.shared.unwatch(self);
+        }
         Watch::Subscribed
     }
 }

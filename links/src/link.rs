@@ -291,6 +291,13 @@ impl Shared {
         self.watched.lock().push(event);
     }
 
+    /// Lets go of an event that has settled. The link thread may be done with the link, and the event keeps the link.
+    pub(crate) fn unwatch(&self, event: &PeerEvent) {
+        let gone = |watched: &mut Arc<PeerEvent>| std::ptr::eq(&raw const **watched, event);
+        let gone: Vec<_> = self.watched.lock().extract_if(.., gone).collect();
+        drop(gone);
+    }
+
     pub(crate) fn listen(&self) {
         self.listener.listen(&self.own);
     }
@@ -303,7 +310,12 @@ impl Shared {
             self.listen();
             self.look();
         }
-        self.is_over()
+        if !self.is_over() {
+            return false;
+        }
+        // The peer may have left after the last look. Now every event has an outcome, and this thread comes back no more.
+        self.look();
+        true
     }
 
     fn look(&self) {
