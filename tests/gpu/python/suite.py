@@ -313,10 +313,14 @@ def cuda_core() -> Library:
 
     ones: dict[int, Any] = {}
 
+    making = threading.Lock()
+
     def ones_of(n: int) -> Any:
-        if n not in ones:
-            ones[n] = upload(np.ones(n, np.float32), own)
-        return ones[n]
+        # Two workers that made them at once would drop one of them while a kernel reads it.
+        with making:
+            if n not in ones:
+                ones[n] = upload(np.ones(n, np.float32), own)
+            return ones[n]
 
     def full(n: int, value: float) -> Any:
         device.set_current()
