@@ -22,6 +22,8 @@
 //! sees `naps`. An arrival while the thread polls needs no unpark, which spares one futex call per fence on a
 //! busy device.
 
+#[cfg(test)]
+mod double;
 mod gather;
 mod poll_list;
 mod settled;

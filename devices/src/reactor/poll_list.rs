@@ -102,62 +102,12 @@ fn panicked(who: &str) -> DeviceError {
 
 #[cfg(test)]
 mod tests {
-    use estafette_sync::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
-    use estafette_sync::sync::{Mutex, MutexGuard};
+    use estafette_sync::sync::atomic::Ordering;
 
+    use super::super::double::Driver;
     use super::*;
-    use crate::fence::source::{Outcome, Watch};
-    use crate::{Clock, DLDevice};
-
-    #[derive(Debug)]
-    struct Driver {
-        queue: QueueId,
-        completed: AtomicU64,
-        failure: Mutex<Option<DeviceError>>,
-        queries: AtomicUsize,
-    }
-
-    impl Driver {
-        fn new() -> Arc<Self> {
-            Arc::new(Self {
-                queue: QueueId::next(),
-                completed: AtomicU64::new(0),
-                failure: Mutex::new(None),
-                queries: AtomicUsize::new(0),
-            })
-        }
-
-        fn failure(&self) -> MutexGuard<'_, Option<DeviceError>> {
-            self.failure.lock()
-        }
-    }
-
-    impl Timeline for Driver {
-        fn queue(&self) -> QueueId {
-            self.queue
-        }
-
-        fn device(&self) -> DLDevice {
-            DLDevice::CPU
-        }
-
-        fn completed(&self) -> u64 {
-            self.completed.load(Ordering::Acquire)
-        }
-
-        fn failure(&self) -> Option<DeviceError> {
-            self.failure().clone()
-        }
-
-        fn poll(&self) -> u64 {
-            self.queries.fetch_add(1, Ordering::Relaxed);
-            self.completed()
-        }
-
-        fn watch(&self, _sequence: u64, _subscriber: &Arc<dyn Subscriber>) -> Watch {
-            Watch::MustPoll
-        }
-    }
+    use crate::Clock;
+    use crate::fence::source::Outcome;
 
     struct Nobody;
 
@@ -190,6 +140,21 @@ mod tests {
         assert_eq!(ready.len(), 1_000);
         let queries = [&one, &two].map(|driver| driver.queries.load(Ordering::Relaxed));
         assert_eq!(queries, [3, 4], "a queue without pending fences is not asked any more");
+    }
+
+    #[test]
+    fn without_drivers_only_those_are_asked_whose_answer_is_a_load() {
+        let (one, two) = (Driver::new(), Driver::new());
+        two.is_cheap.store(true, Ordering::Relaxed);
+        let mut poll_list = PollList::default();
+        [&one, &two].into_iter().for_each(|driver| poll_list.add(armed(driver, 1)));
+        [&one, &two].into_iter().for_each(|driver| driver.completed.store(1, Ordering::Release));
+        let mut ready = Vec::new();
+        assert!(poll_list.sweep(false, &mut ready), "one of them answers by a load");
+        let queries = [&one, &two].map(|driver| driver.queries.load(Ordering::Relaxed));
+        assert_eq!((ready.len(), queries), (1, [0, 1]));
+        assert!(!poll_list.sweep(true, &mut ready));
+        assert_eq!(ready.len(), 2);
     }
 
     #[test]

@@ -45,75 +45,35 @@ fn spin_for(fence: &Fence, budget: Duration) -> Option<Outcome> {
 #[cfg(test)]
 mod tests {
     use std::sync::Arc;
-    use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
+    use estafette_sync::sync::atomic::Ordering;
+
+    use super::super::double::Driver;
     use super::*;
-    use crate::fence::source::{Subscriber, Timeline, Watch};
-    use crate::{Clock, DLDevice, DeviceError, QueueId, host};
+    use crate::{Clock, host};
 
-    /// A queue that counts in a word, until only its driver knows more.
-    #[derive(Debug)]
-    struct Queue {
-        id: QueueId,
-        completed: AtomicU64,
-        is_cheap: AtomicBool,
-    }
-
-    impl Timeline for Queue {
-        fn queue(&self) -> QueueId {
-            self.id
-        }
-
-        fn device(&self) -> DLDevice {
-            DLDevice::CPU
-        }
-
-        fn completed(&self) -> u64 {
-            self.completed.load(Ordering::Acquire)
-        }
-
-        fn failure(&self) -> Option<DeviceError> {
-            None
-        }
-
-        fn poll(&self) -> u64 {
-            self.completed()
-        }
-
-        fn query_is_cheap(&self) -> bool {
-            self.is_cheap.load(Ordering::Relaxed)
-        }
-
-        fn watch(&self, _sequence: u64, _subscriber: &Arc<dyn Subscriber>) -> Watch {
-            Watch::MustPoll
-        }
+    /// A queue whose answer is a load, a fence of it, and a thread that spins for the fence.
+    fn spinning(budget: Duration) -> (Arc<Driver>, std::thread::JoinHandle<Option<Outcome>>) {
+        let queue = Driver::new();
+        queue.is_cheap.store(true, Ordering::Relaxed);
+        let fence = Fence::point(queue.clone(), 1, Clock::default());
+        (queue, std::thread::spawn(move || spin_for(&fence, budget)))
     }
 
     #[test]
     fn a_spin_ends_when_the_fence_settles_or_when_the_time_is_up() {
-        let (id, is_cheap) = (QueueId::next(), AtomicBool::new(true));
-        let queue = Arc::new(Queue { id, completed: AtomicU64::new(0), is_cheap });
-        let fence = Fence::point(queue.clone(), 1, Clock::default());
         let start = Instant::now();
-        assert!(spin_for(&fence, BUDGET).is_none());
+        let (_queue, waiter) = spinning(BUDGET);
+        assert!(waiter.join().expect("it does not panic").is_none());
         assert!(start.elapsed() >= BUDGET);
-        let waiter = {
-            let fence = fence.clone();
-            std::thread::spawn(move || spin_for(&fence, Duration::from_secs(20)))
-        };
+        let (queue, waiter) = spinning(Duration::from_secs(20));
         queue.completed.store(1, Ordering::Release);
         assert!(waiter.join().expect("it does not panic").is_some_and(|outcome| outcome.is_ok()));
     }
 
     #[test]
     fn a_spin_ends_where_only_a_driver_knows_more() {
-        let (id, is_cheap) = (QueueId::next(), AtomicBool::new(true));
-        let queue = Arc::new(Queue { id, completed: AtomicU64::new(0), is_cheap });
-        let fence = Fence::point(queue.clone(), 1, Clock::default());
-        let waiter = {
-            let fence = fence.clone();
-            std::thread::spawn(move || spin_for(&fence, Duration::from_secs(600)))
-        };
+        let (queue, waiter) = spinning(Duration::from_secs(600));
         queue.is_cheap.store(false, Ordering::Relaxed);
         assert!(waiter.join().expect("it does not panic").is_none());
         let (_completer, promised) = host::promise("spin");

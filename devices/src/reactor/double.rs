@@ -1,0 +1,66 @@
+//! A queue for the tests of the reactor.
+
+use std::sync::Arc;
+
+use estafette_sync::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use estafette_sync::sync::{Mutex, MutexGuard};
+
+use crate::fence::source::{Subscriber, Timeline, Watch};
+use crate::{DLDevice, DeviceError, QueueId};
+
+#[derive(Debug)]
+pub(super) struct Driver {
+    queue: QueueId,
+    pub(super) completed: AtomicU64,
+    /// Whether a query costs a load.
+    pub(super) is_cheap: AtomicBool,
+    failure: Mutex<Option<DeviceError>>,
+    pub(super) queries: AtomicUsize,
+}
+
+impl Driver {
+    pub(super) fn new() -> Arc<Self> {
+        Arc::new(Self {
+            queue: QueueId::next(),
+            completed: AtomicU64::new(0),
+            is_cheap: AtomicBool::new(false),
+            failure: Mutex::new(None),
+            queries: AtomicUsize::new(0),
+        })
+    }
+
+    pub(super) fn failure(&self) -> MutexGuard<'_, Option<DeviceError>> {
+        self.failure.lock()
+    }
+}
+
+impl Timeline for Driver {
+    fn queue(&self) -> QueueId {
+        self.queue
+    }
+
+    fn device(&self) -> DLDevice {
+        DLDevice::CPU
+    }
+
+    fn completed(&self) -> u64 {
+        self.completed.load(Ordering::Acquire)
+    }
+
+    fn failure(&self) -> Option<DeviceError> {
+        self.failure().clone()
+    }
+
+    fn poll(&self) -> u64 {
+        self.queries.fetch_add(1, Ordering::Relaxed);
+        self.completed()
+    }
+
+    fn query_is_cheap(&self) -> bool {
+        self.is_cheap.load(Ordering::Relaxed)
+    }
+
+    fn watch(&self, _sequence: u64, _subscriber: &Arc<dyn Subscriber>) -> Watch {
+        Watch::MustPoll
+    }
+}
