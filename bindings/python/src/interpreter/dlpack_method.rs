@@ -8,6 +8,7 @@ use std::ffi::c_int;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::ptr;
 
+use estafette::Access;
 use estafette_sync::sync::Mutex;
 use pyo3::exceptions::PySystemError;
 use pyo3::ffi;
@@ -16,8 +17,7 @@ use pyo3::sync::PyOnceLock;
 use pyo3::types::{PyCapsule, PyDict, PyTuple};
 
 use crate::classes::tensor::PyTensor;
-use crate::exchange::capsule;
-use crate::exchange::export;
+use crate::exchange::export::{self, From, Request};
 
 /// The method that knows everything.
 static GENERAL: PyOnceLock<Py<PyAny>> = PyOnceLock::new();
@@ -110,7 +110,7 @@ unsafe extern "C" fn dlpack(
     }
 }
 
-/// The export, if the call is a plain one and nothing is in its way.
+/// The export, if the call is a plain one.
 ///
 /// # Safety
 /// `values` has a live object for each of `names`, a tuple.
@@ -142,8 +142,8 @@ unsafe fn plain<'py>(
     // SAFETY: the method is called on instances of its class only, which Python checks.
     let tensor = unsafe { this.cast_unchecked::<PyTensor>() };
     let tensor = tensor.get().tensor(py)?;
-    let managed = export::at_once(py, tensor)?;
-    managed.map(|managed| capsule::wrap(py, managed)).transpose()
+    let request = Request { stream: None, max_version: Some((1, 0)), dl_device: None, copy: None };
+    export::export(py, From::Tensor(tensor, Access::Read), &request).map(Some)
 }
 
 /// Whether it is a pair of integers that says 1.0 or newer.
