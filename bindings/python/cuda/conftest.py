@@ -20,6 +20,7 @@ except (OSError, AttributeError):
     raise pytest.UsageError("libcuda.so.1 is not the simulator; run `cargo xtask test --suite cuda-python`") from None
 # A version that NVIDIA's own Python libraries are made for.
 _SIM.cusim_driver_version(13000)
+_SIM.cusim_interpreter(ctypes.cast(ctypes.pythonapi.PyGILState_Check, ctypes.c_void_p))
 
 
 class Simulator:

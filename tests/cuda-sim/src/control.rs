@@ -264,6 +264,16 @@ pub extern "C" fn cusim_setup_waits(waits: c_int) {
     Session::open().script.setup_waits = waits != 0;
 }
 
+/// What says whether the calling thread has the lock of an interpreter: no call that may wait is to be made with it.
+///
+/// # Safety
+///
+/// A function that any thread may call at any time, such as `PyGILState_Check`, or NULL.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cusim_interpreter(has_lock: Option<unsafe extern "C" fn() -> c_int>) {
+    Session::open().script.has_interpreter = has_lock;
+}
+
 /// What `cuInit` fails with from now on, as under MPS; 0 for nothing.
 #[unsafe(no_mangle)]
 pub extern "C" fn cusim_fail_start(code: c_int) {

@@ -1,6 +1,7 @@
 //! What a test has ordered: how long things take, what fails and when.
 
 use std::collections::HashMap;
+use std::ffi::c_int;
 
 use crate::codes::Code;
 use crate::kind::Kind;
@@ -36,6 +37,9 @@ pub(crate) struct Script {
     pub(crate) peer_access: bool,
     /// Whether what pins memory, makes a stream or loads code waits for all work of the context.
     pub(crate) setup_waits: bool,
+    /// Asks whether the calling thread has the lock of a Python interpreter. A call that may wait must not be made with it: what the
+    /// driver waits for may be a thread that wants that lock.
+    pub(crate) has_interpreter: Option<unsafe extern "C" fn() -> c_int>,
 }
 
 impl Default for Script {
@@ -59,6 +63,7 @@ impl Default for Script {
             start: None,
             peer_access: true,
             setup_waits: from_environment("ESTAFETTE_CUDA_SIM_SETUP_WAITS").is_some(),
+            has_interpreter: None,
         }
     }
 }

@@ -26,7 +26,6 @@ import importlib as _importlib
 import os as _os
 import threading as _threading
 
-from ._body import note_fork as _note_fork
 from ._dtype import DType
 from ._errors import (
     CancelledError,
@@ -226,7 +225,6 @@ def _in_child() -> None:
     global _default_lock
     _default_lock = _threading.Lock()
     _after_fork_in_child()
-    _note_fork()
 
 
 if hasattr(_os, "register_at_fork"):

@@ -15,24 +15,6 @@ from ._estafette import Exporter, Tensor
 operation: contextvars.ContextVar[object | None] = contextvars.ContextVar("estafette.operation", default=None)
 
 
-# The operation whose plain body this process was forked in, in the child.
-_forked_in: object | None = None
-
-
-def run(scope, function, using, arguments):
-    """The body of an operation with a plain function."""
-    operation.set(scope)
-    try:
-        value = function(*arguments) if using is None else function(*_with_arrays(arguments, using))
-    except BaseException as error:
-        if _forked_in is scope:
-            _end_child(error)
-        raise
-    if _forked_in is scope:
-        _end_child(None)
-    return value
-
-
 # What a function gets an array in place of; operators get the latter, of their operands.
 _TENSORS = Tensor, Exporter
 
@@ -41,13 +23,7 @@ def _with_arrays(arguments, using):
     return [using(argument) if type(argument) in _TENSORS else argument for argument in arguments]
 
 
-def note_fork():
-    """Called in a forked child."""
-    global _forked_in
-    _forked_in = operation.get()
-
-
-def _end_child(error):
+def end_child(error):
     """Ends a forked child with the body that it was forked in, as `multiprocessing` ends its children.
 
     The thread of the body is the only one of the child. Nothing in the child would give it another operation to run.
@@ -70,14 +46,14 @@ def _end_child(error):
         os._exit(code & 0xFF)
 
 
-def run_on_stream(scope, function, using, arguments, place, kept):
-    """As `run`, with the stream of `place`, a handle and the number of its device, as the current one of the libraries.
+def run_on_stream(call, using, place, kept):
+    """Makes `call` with the stream of `place`, a handle and the number of its device, as the current one of the libraries.
 
     kept: a list for what a graph needs that is recorded from the function; None if none is recorded.
     """
     handle, device = place
     with _streams.entered(handle, device, using, kept):
-        return run(scope, function, using, arguments)
+        return call()
 
 
 async def run_async(scope, function, using, arguments, done):

@@ -1,5 +1,8 @@
 //! Where in a Python program a call comes from.
 
+use std::cell::Cell;
+use std::ptr;
+
 use estafette::lease::{CallSite, LeaseOwner};
 use estafette_sync::sync::Mutex;
 use pyo3::ffi;
@@ -38,11 +41,36 @@ struct Site {
 
 static SITES: Mutex<[Option<Site>; KEPT]> = Mutex::new([const { None }; KEPT]);
 
+thread_local! {
+    /// The frame, which may be NULL, on which this package makes an array for the function of an operation.
+    static CONVERTING: Cell<Option<*mut ffi::PyFrameObject>> = const { Cell::new(None) };
+}
+
+/// Runs `f`, which makes arrays for the function of an operation: its exports are that operation's.
+pub fn converting<R>(_py: Python<'_>, f: impl FnOnce() -> R) -> R {
+    struct Back(Option<*mut ffi::PyFrameObject>);
+
+    impl Drop for Back {
+        fn drop(&mut self) {
+            CONVERTING.set(self.0);
+        }
+    }
+
+    // SAFETY: the current frame, borrowed, or NULL; it outlasts what it calls.
+    let _back = Back(CONVERTING.replace(Some(unsafe { ffi::PyEval_GetFrame() })));
+    f()
+}
+
 /// Looks at the calling frames.
 #[inline]
 pub fn caller(py: Python<'_>) -> Caller {
     // SAFETY: the current frame, borrowed, or NULL.
-    let frame = unsafe { Bound::from_borrowed_ptr_or_opt(py, ffi::PyEval_GetFrame().cast()) };
+    let frame = unsafe { ffi::PyEval_GetFrame() };
+    if CONVERTING.get() == Some(frame) {
+        return body(None);
+    }
+    // SAFETY: as above.
+    let frame = unsafe { Bound::from_borrowed_ptr_or_opt(py, frame.cast()) };
     let found = frame.map(|frame| look(py, frame));
     match found {
         Some(Ok(caller)) => {
@@ -50,6 +78,11 @@ pub fn caller(py: Python<'_>) -> Caller {
         }
         _ => Caller { place: "unknown Python code".into(), is_body: false, library: None },
     }
+}
+
+/// This package, for the function of an operation.
+fn body(library: Option<&'static Peer>) -> Caller {
+    Caller { place: "the function of an operation".into(), is_body: true, library }
 }
 
 fn look<'py>(py: Python<'py>, mut frame: Bound<'py, PyAny>) -> PyResult<Caller> {
@@ -65,6 +98,10 @@ fn look<'py>(py: Python<'py>, mut frame: Bound<'py, PyAny>) -> PyResult<Caller> 
         let is_body = module == Some("estafette._body");
         let peer = module.and_then(peers::of_module);
         let next = frame.getattr(intern!(py, "f_back"))?;
+        let below = if next.is_none() { ptr::null_mut() } else { next.as_ptr().cast() };
+        if peer.is_some() && CONVERTING.get() == Some(below) {
+            return Ok(body(library.or(peer)));
+        }
         if peer.is_none() || next.is_none() {
             let place = text(&frame, &code)?;
             if peer.is_none() {

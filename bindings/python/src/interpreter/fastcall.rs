@@ -1,13 +1,14 @@
 //! Calls that CPython has a faster form of than the stable interface of 3.11 knows.
 //!
 //! The extension is built once for every Python from 3.11 on, and may link only to what that promises.
-//! `PyObject_VectorcallMethod` joined the promise in 3.12, `PyContextVar_Get` and `PyFrame_GetLasti` have not yet, but
-//! every CPython from 3.11 on exports all of them under the same signature. So they are looked up when first needed, and
-//! where one is missing the slower form does the same.
+//! `PyObject_Vectorcall` and `PyObject_VectorcallMethod` joined the promise in 3.12, the functions of contexts and
+//! `PyFrame_GetLasti` have not yet, but every CPython from 3.11 on exports all of them under the same signature. So they are
+//! looked up when first needed, and where one is missing the slower form does the same.
 //!
 //! Being looked up, they may also unwind as far as Rust knows, which calls of code of the program need ([`finalization`](crate::interpreter::finalization)).
 
 use std::ffi::{c_int, c_void};
+use std::mem::transmute;
 use std::ptr;
 use std::sync::OnceLock;
 
@@ -35,37 +36,45 @@ type ContextVarGet = unsafe extern "C" fn(
 /// Says that the slot before the arguments may be overwritten (`PY_VECTORCALL_ARGUMENTS_OFFSET`).
 const OFFSET: usize = 1 << (usize::BITS - 1);
 
-type Call = unsafe extern "C-unwind" fn(
+type ContextVarSet =
+    unsafe extern "C" fn(var: *mut ffi::PyObject, value: *mut ffi::PyObject) -> *mut ffi::PyObject;
+
+type ContextStep = unsafe extern "C" fn(context: *mut ffi::PyObject) -> c_int;
+
+type Vectorcall = unsafe extern "C-unwind" fn(
     callable: *mut ffi::PyObject,
-    arguments: *mut ffi::PyObject,
-    keywords: *mut ffi::PyObject,
+    args: *const *mut ffi::PyObject,
+    nargsf: usize,
+    kwnames: *mut ffi::PyObject,
 ) -> *mut ffi::PyObject;
 
 type FrameGetLasti = unsafe extern "C" fn(frame: *mut ffi::PyFrameObject) -> c_int;
 
 struct Found {
-    call: Option<Call>,
+    vectorcall: Option<Vectorcall>,
     vectorcall_method: Option<VectorcallMethod>,
+    context_enter: Option<ContextStep>,
+    context_exit: Option<ContextStep>,
     context_var_get: Option<ContextVarGet>,
+    context_var_set: Option<ContextVarSet>,
     frame_get_lasti: Option<FrameGetLasti>,
 }
 
 fn found() -> &'static Found {
     static FOUND: OnceLock<Found> = OnceLock::new();
-    FOUND.get_or_init(|| {
-        let call = symbol(c"PyObject_Call");
-        let method = symbol(c"PyObject_VectorcallMethod");
-        let get = symbol(c"PyContextVar_Get");
-        let lasti = symbol(c"PyFrame_GetLasti");
-        // SAFETY: functions of these names have these signatures in every CPython that exports them; a null pointer becomes
-        // `None`.
-        unsafe {
-            Found {
-                call: std::mem::transmute::<*mut c_void, Option<Call>>(call),
-                vectorcall_method: std::mem::transmute::<*mut c_void, Option<VectorcallMethod>>(method),
-                context_var_get: std::mem::transmute::<*mut c_void, Option<ContextVarGet>>(get),
-                frame_get_lasti: std::mem::transmute::<*mut c_void, Option<FrameGetLasti>>(lasti),
-            }
+    // SAFETY: functions of these names have these signatures in every CPython that exports them; a null pointer becomes
+    // `None`.
+    FOUND.get_or_init(|| unsafe {
+        Found {
+            vectorcall: transmute::<*mut c_void, Option<Vectorcall>>(symbol(c"PyObject_Vectorcall")),
+            vectorcall_method: transmute::<*mut c_void, Option<VectorcallMethod>>(symbol(
+                c"PyObject_VectorcallMethod",
+            )),
+            context_enter: transmute::<*mut c_void, Option<ContextStep>>(symbol(c"PyContext_Enter")),
+            context_exit: transmute::<*mut c_void, Option<ContextStep>>(symbol(c"PyContext_Exit")),
+            context_var_get: transmute::<*mut c_void, Option<ContextVarGet>>(symbol(c"PyContextVar_Get")),
+            context_var_set: transmute::<*mut c_void, Option<ContextVarSet>>(symbol(c"PyContextVar_Set")),
+            frame_get_lasti: transmute::<*mut c_void, Option<FrameGetLasti>>(symbol(c"PyFrame_GetLasti")),
         }
     })
 }
@@ -106,14 +115,69 @@ pub fn call_method<'py>(
 /// `callable(*arguments)`, for code of the program, which may block in C until the interpreter finalizes.
 pub fn call<'py>(
     callable: &Bound<'py, PyAny>,
-    arguments: &Bound<'py, PyTuple>,
+    arguments: &[Bound<'py, PyAny>],
 ) -> PyResult<Bound<'py, PyAny>> {
-    let Some(call) = found().call else { return callable.call1(arguments) };
-    // SAFETY: both are alive, keywords may be NULL, and the answer is a new reference, or NULL with an exception set.
-    unsafe {
-        let answer = finalization::or_return(|| call(callable.as_ptr(), arguments.as_ptr(), ptr::null_mut()));
-        Bound::from_owned_ptr_or_err(callable.py(), answer)
+    /// More than most functions take.
+    const MOST: usize = 7;
+    let py = callable.py();
+    let Some(call) = found().vectorcall else { return callable.call1(PyTuple::new(py, arguments)?) };
+    let mut few = [ptr::null_mut(); MOST + 1];
+    let mut many = Vec::new();
+    let slots = if arguments.len() <= MOST {
+        &mut few[..=arguments.len()]
+    } else {
+        many.resize(arguments.len() + 1, ptr::null_mut());
+        &mut many[..]
+    };
+    for (slot, argument) in std::iter::zip(&mut slots[1..], arguments) {
+        *slot = argument.as_ptr();
     }
+    // SAFETY: `slots[1..]` are live objects, with a spare slot in front; the answer is a new reference, or NULL with an
+    // exception set.
+    unsafe {
+        let first = slots.as_ptr().add(1);
+        let (callable, count) = (callable.as_ptr(), arguments.len() | OFFSET);
+        let answer = finalization::or_return(|| call(callable, first, count, ptr::null_mut()));
+        Bound::from_owned_ptr_or_err(py, answer)
+    }
+}
+
+/// Runs `f` with `context` as the thread's current one, and gives its result; `None`, without running it, where that takes
+/// `context.run`.
+///
+/// # Errors
+/// `RuntimeError` for a context that is entered already.
+pub fn in_context<R>(context: &Bound<'_, PyAny>, f: impl FnOnce() -> R) -> PyResult<Option<R>> {
+    struct Entered<'a, 'py>(&'a Bound<'py, PyAny>, ContextStep);
+
+    impl Drop for Entered<'_, '_> {
+        fn drop(&mut self) {
+            // SAFETY: a live context, the current one of this thread again.
+            if unsafe { (self.1)(self.0.as_ptr()) } < 0
+                && let Some(error) = PyErr::take(self.0.py())
+            {
+                error.write_unraisable(self.0.py(), None);
+            }
+        }
+    }
+
+    let (Some(enter), Some(exit)) = (found().context_enter, found().context_exit) else { return Ok(None) };
+    // SAFETY: a live context.
+    if unsafe { enter(context.as_ptr()) } < 0 {
+        return Err(PyErr::fetch(context.py()));
+    }
+    let _entered = Entered(context, exit);
+    Ok(Some(f()))
+}
+
+/// Sets a context variable in the current context.
+pub fn set_context_value(variable: &Bound<'_, PyAny>, value: &Bound<'_, PyAny>) -> PyResult<()> {
+    let py = variable.py();
+    let Some(set) = found().context_var_set else {
+        return variable.call_method1(pyo3::intern!(py, "set"), (value,)).map(drop);
+    };
+    // SAFETY: both are alive, and the token is a new reference, or NULL with an exception set.
+    unsafe { Bound::from_owned_ptr_or_err(py, set(variable.as_ptr(), value.as_ptr())).map(drop) }
 }
 
 /// The value of a context variable; `None` when it has none.

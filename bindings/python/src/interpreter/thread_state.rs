@@ -17,6 +17,7 @@ use pyo3::ffi;
 use pyo3::prelude::*;
 
 use crate::interpreter::guard;
+use crate::submission::plain_call::note_fork;
 
 /// Whether a thread makes or deletes a thread state, or forks.
 static BUSY: Mutex<bool> = Mutex::new(false);
@@ -130,11 +131,12 @@ pub fn after_fork_in_parent() {
 /// Called by Python after a fork in the child, on its only thread.
 #[pyfunction]
 #[pyo3(name = "_after_fork_in_child")]
-pub fn after_fork_in_child(py: Python<'_>) {
+pub fn after_fork_in_child(py: Python<'_>) -> PyResult<()> {
     guard::become_main(py);
     // A child may have an engine of its own when its parent had none; then no other thread can have had the turn, or its
     // lock. Otherwise nothing here uses either.
     if !process::is_forked() {
         drop(Turn(()));
     }
+    note_fork(py)
 }

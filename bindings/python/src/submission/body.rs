@@ -27,6 +27,7 @@ use crate::submission::function_kind::{
 };
 use crate::submission::on::On;
 use crate::submission::outcome::{Late, Pending, TaskDone, Use, take_late};
+use crate::submission::plain_call::PlainCall;
 use crate::submission::running::Running;
 use crate::submission::scope::OperationScope;
 
@@ -297,25 +298,27 @@ impl Parts {
     /// Runs a plain function; what it returns is no generator, but may be a coroutine.
     fn run<'py>(&self, py: Python<'py>, scope: Scope) -> PyResult<Bound<'py, PyAny>> {
         let _running = Running::note(self.function.bind(py), scope.id())?;
-        static RUN: PyOnceLock<Py<PyAny>> = PyOnceLock::new();
-        let scope = Bound::new(py, OperationScope::new(scope))?;
         // A node of a graph is given another queue than it was recorded with.
-        let queue = if self.on.is_some() { scope.get().scope().queue() } else { None };
-        let run_in_context = self.context.bind(py).getattr(intern!(py, "run"))?;
+        let queue = if self.on.is_some() { scope.queue() } else { None };
         let current = queue.as_ref().and_then(|queue| kinds::of(queue.device()).current_stream(&**queue));
+        let call = PlainCall {
+            scope: Bound::new(py, OperationScope::new(scope))?.unbind(),
+            function: self.function.clone_ref(py),
+            using: self.using.as_ref().map(|using| using.clone_ref(py)),
+            arguments: self.arguments.clone_ref(py),
+        };
+        let context = self.context.bind(py);
         let value = match current {
             Some(place) => {
-                let run = helper(py, "run_on_stream")?;
                 let is_recorded = queue.is_some_and(|queue| matches!(queue.is_capturing(), Ok(true)));
                 let kept = self.kept.as_ref().filter(|_| is_recorded);
-                let call = (run, scope, &self.function, &self.using, &self.arguments, place, kept);
-                fastcall::call(&run_in_context, &call.into_pyobject(py)?)?
+                let call = (helper(py, "run_on_stream")?, call, &self.using, place, kept);
+                context.call_method1(intern!(py, "run"), call)?
             }
-            None => {
-                let run = RUN.import(py, "estafette._body", "run")?;
-                let call = (run, scope, &self.function, &self.using, &self.arguments);
-                fastcall::call(&run_in_context, &call.into_pyobject(py)?)?
-            }
+            None => match fastcall::in_context(context, || call.__call__(py))? {
+                Some(value) => value?,
+                None => context.call_method1(intern!(py, "run"), (call,))?,
+            },
         };
         refuse_generator(&value)?;
         Ok(value)

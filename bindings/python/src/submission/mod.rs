@@ -8,6 +8,7 @@
 //! | `on` | The queue that the function of an operation enqueues on |
 //! | `operator_function` | Python functions as operators |
 //! | `outcome` | The end of an operation with a Python function: its result, and what was left on its queue |
+//! | `plain_call` | The call of a plain function, in the context of its submitter |
 //! | `results` | Several results of one function |
 //! | `running` | The plain bodies that run right now, with their threads |
 //! | `scope` | Which operation the calling code belongs to |
@@ -20,6 +21,7 @@ pub(crate) mod helping;
 pub(crate) mod on;
 pub(crate) mod operator_function;
 pub(crate) mod outcome;
+pub(crate) mod plain_call;
 pub(crate) mod results;
 pub(crate) mod running;
 pub(crate) mod scope;

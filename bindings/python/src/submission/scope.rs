@@ -2,7 +2,6 @@
 
 use estafette::{Scope, Tensor};
 use estafette_sync::sync::atomic::{AtomicUsize, Ordering};
-use pyo3::intern;
 use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
 
@@ -35,17 +34,24 @@ impl Drop for OperationScope {
     }
 }
 
+/// The context variable that names the running operation.
+fn variable(py: Python<'_>) -> PyResult<&Bound<'_, PyAny>> {
+    static VARIABLE: PyOnceLock<Py<PyAny>> = PyOnceLock::new();
+    VARIABLE.import(py, "estafette._body", "operation")
+}
+
+/// Makes the calling code part of the operation of `scope`, in the current context.
+pub fn enter(scope: &Bound<'_, OperationScope>) -> PyResult<()> {
+    fastcall::set_context_value(variable(scope.py())?, scope)
+}
+
 /// The scope of the operation whose body the calling code belongs to.
 pub fn current_scope<'py>(py: Python<'py>) -> PyResult<Option<Bound<'py, OperationScope>>> {
-    static VARIABLE: PyOnceLock<Py<PyAny>> = PyOnceLock::new();
     // A scope that this code belongs to was made before, with the Python lock, which is held.
     if SCOPES.load(Ordering::Relaxed) == 0 {
         return Ok(None);
     }
-    let variable = VARIABLE.get_or_try_init(py, || {
-        py.import("estafette._body")?.getattr(intern!(py, "operation")).map(Bound::unbind)
-    })?;
-    let current = fastcall::context_value(variable.bind(py))?;
+    let current = fastcall::context_value(variable(py)?)?;
     Ok(current.and_then(|current| current.cast_into::<OperationScope>().ok()))
 }
 

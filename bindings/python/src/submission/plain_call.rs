@@ -1,0 +1,69 @@
+//! The call of a plain function, in the context of its submitter.
+
+use std::ptr;
+
+use estafette_sync::sync::atomic::{AtomicPtr, Ordering};
+use pyo3::ffi;
+use pyo3::prelude::*;
+use pyo3::types::PyTuple;
+
+use crate::classes::exporter::Exporter;
+use crate::classes::tensor::PyTensor;
+use crate::interpreter::{call_site, fastcall};
+use crate::submission::body::helper;
+use crate::submission::scope::{self, OperationScope};
+
+/// What the process was forked in, in the child: the scope of a plain function. The function holds it for as long as it runs.
+static FORKED_IN: AtomicPtr<ffi::PyObject> = AtomicPtr::new(ptr::null_mut());
+
+/// Notes in a forked child what it was forked in.
+pub fn note_fork(py: Python<'_>) -> PyResult<()> {
+    let scope = scope::current_scope(py)?;
+    FORKED_IN.store(scope.map_or(ptr::null_mut(), |scope| scope.as_ptr()), Ordering::Relaxed);
+    Ok(())
+}
+
+/// A function, and what it is called with. Called in a context of its own.
+#[pyclass(frozen, module = "estafette._estafette", name = "_PlainCall")]
+pub struct PlainCall {
+    pub scope: Py<OperationScope>,
+    pub function: Py<PyAny>,
+    pub using: Option<Py<PyAny>>,
+    /// The function's arguments, with `Tensor` objects where it gets arrays.
+    pub arguments: Py<PyTuple>,
+}
+
+#[pymethods]
+impl PlainCall {
+    pub fn __call__<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
+        scope::enter(self.scope.bind(py))?;
+        let outcome = self.call(py);
+        if FORKED_IN.load(Ordering::Relaxed) == self.scope.as_ptr() {
+            let error = outcome.as_ref().err().map(|error| error.clone_ref(py));
+            // It does not return.
+            helper(py, "end_child")?.call1((error,))?;
+        }
+        outcome
+    }
+}
+
+impl PlainCall {
+    fn call<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
+        let arguments = self.arguments.bind(py).iter();
+        let arguments: Vec<_> = match &self.using {
+            None => arguments.collect(),
+            Some(using) => call_site::converting(py, || {
+                arguments.map(|argument| with_array(using.bind(py), argument)).collect::<PyResult<_>>()
+            })?,
+        };
+        fastcall::call(self.function.bind(py), &arguments)
+    }
+}
+
+/// The array that a function gets in place of a tensor. Operators get an `Exporter` of their operands.
+fn with_array<'py>(using: &Bound<'py, PyAny>, argument: Bound<'py, PyAny>) -> PyResult<Bound<'py, PyAny>> {
+    if argument.is_exact_instance_of::<PyTensor>() || argument.is_exact_instance_of::<Exporter>() {
+        return fastcall::call(using, &[argument]);
+    }
+    Ok(argument)
+}
