@@ -138,6 +138,7 @@ pub use tensor::views::{View, ViewMut};
 #[doc(hidden)]
 pub mod bindings {
     pub use crate::core::lost::lost;
+    pub use crate::core::program_lock::set_program_lock;
     pub use crate::tensor::alias_map::Origin;
     pub use crate::wait::inspect::inspected;
     pub use crate::wait::notify::wait_any;

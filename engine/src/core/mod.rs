@@ -19,6 +19,7 @@
 //! | `op_extras` | What only some operations have, behind one pointer that is null for most |
 //! | `operation` | State of an operation, and the public handle of an operation |
 //! | `per_device` | What is kept for each device |
+//! | `program_lock` | The lock of an interpreter, which a thread may have where the engine calls a driver |
 //! | `runtime` | What polls the asynchronous bodies of an engine |
 //! | `unretrieved` | Failures that the program has not retrieved |
 //! | `var_state` | State of a variable: the version, its failure, and its pending fences |
@@ -58,6 +59,7 @@ pub(crate) mod one_shot;
 pub(crate) mod op_extras;
 pub(crate) mod operation;
 pub(crate) mod per_device;
+pub(crate) mod program_lock;
 pub(crate) mod runtime;
 pub(crate) mod unretrieved;
 pub(crate) mod var_state;

@@ -5,6 +5,8 @@
 //!
 //! # The way of a storage
 //! 1. *Handed over* by `Reaper::release` with the fences that its memory still carries.
+//!    A thread that holds a lock of the program, as in [`with_inline_deleters`], leaves everything that may call a driver to the
+//!    reaper's thread: the driver may wait for another thread that wants this lock.
 //! 2. *Waiting* in the [`Reactor`] until every fence has settled. Nothing here blocks meanwhile. Memory with a
 //!    [`ReleaseStream`](super::ReleaseStream) skips this step if the stream there can be made to wait instead.
 //! 3. *Ready*: in the thread's queue. Then dropped (*released*), or *leaked* where dropping it could do harm:
@@ -133,10 +135,13 @@ impl Reaper {
             return self.shared.leak(storage);
         }
         fence_set.prune();
-        if !fence_set.is_empty()
-            && !storage.release_stream().is_some_and(|release_stream| release_stream.waits_for(&fence_set))
-        {
-            return self.release_after(fence_set, storage, what());
+        if !fence_set.is_empty() {
+            if inline::is_good_place() {
+                return self.release_later(fence_set, storage, what());
+            }
+            if !is_ordered(&storage, &fence_set) {
+                return self.release_after(fence_set, storage, what());
+            }
         }
         if !storage.runs_foreign_code() {
             drop(storage);
@@ -246,24 +251,18 @@ impl Reaper {
     fn release_after(&self, fence_set: FenceSet, storage: Storage, what: ReleasedMemory) {
         // Two for each that may join them, so they become fewer.
         self.watch_again(2);
-        let what = what.at(storage.data());
-        let mut queue = self.shared.lock();
-        let ticket = queue.enter();
-        queue.fenced.insert(ticket.id, (ticket.since, what));
-        drop(queue);
-        let waiting =
-            FencedStorage { storage: ManuallyDrop::new(storage), ticket, what, shared: self.shared.clone() };
-        waiting.watch(fence_set);
+        FencedStorage::new(&self.shared, storage, what).watch(fence_set);
+    }
+
+    /// As [`release_after`](Self::release_after), on the reaper's thread.
+    fn release_later(&self, fence_set: FenceSet, storage: Storage, what: ReleasedMemory) {
+        FencedStorage::new(&self.shared, storage, what).watch_later(fence_set);
+        self.shared.watch_soon();
     }
 
     /// Has the reactor observe the fences of `most` storages at most whose fences it could not, since the system had refused its thread.
     fn watch_again(&self, most: usize) {
-        let unwatched = {
-            let mut unwatched = self.shared.unwatched();
-            let most = most.min(unwatched.len());
-            unwatched.drain(..most).collect::<Vec<_>>()
-        };
-        unwatched.into_iter().for_each(|(waiting, fences)| waiting.watch(fences));
+        self.shared.watch_again(most);
     }
 }
 
@@ -271,6 +270,11 @@ impl fmt::Debug for Reaper {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Reaper").field("stats", &self.stats()).finish_non_exhaustive()
     }
+}
+
+/// Whether the stream that the allocator of `storage` goes by waits for `fences` from now on.
+fn is_ordered(storage: &Storage, fences: &FenceSet) -> bool {
+    storage.release_stream().is_some_and(|release_stream| release_stream.waits_for(fences))
 }
 
 /// Whether memory behind these fences, of which at least one failed, is certainly out of use. The reactor
@@ -301,6 +305,20 @@ struct FencedStorage {
 }
 
 impl FencedStorage {
+    fn new(shared: &Arc<Shared>, storage: Storage, what: ReleasedMemory) -> Self {
+        let what = what.at(storage.data());
+        let mut queue = shared.lock();
+        let ticket = queue.enter();
+        queue.fenced.insert(ticket.id, (ticket.since, what));
+        drop(queue);
+        Self { storage: ManuallyDrop::new(storage), ticket, what, shared: shared.clone() }
+    }
+
+    /// Goes on once all of `fences` have settled, or now if the allocator's stream waits for them.
+    fn order(self, fences: FenceSet) {
+        if is_ordered(&self.storage, &fences) { self.proceed() } else { self.watch(fences) }
+    }
+
     /// Goes on once all of `fences` have settled.
     fn watch(self, fences: FenceSet) {
         let watched = fences.clone();
@@ -314,7 +332,7 @@ impl FencedStorage {
         });
     }
 
-    /// A fence is pending that the reactor does not observe: the system has refused its thread.
+    /// No thread observes the fences yet: the system has refused the reactor's thread, or this one must not ask.
     fn watch_later(self, fences: FenceSet) {
         let shared = self.shared.clone();
         let mut unwatched = shared.unwatched();

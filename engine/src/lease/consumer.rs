@@ -23,6 +23,7 @@ use super::Lease;
 use super::state::LeaseState;
 use crate::core::engine_core::Core;
 use crate::core::error::Error;
+use crate::core::program_lock::without_program_lock;
 use crate::exchange::quarantine::{self, LastUse};
 use crate::exchange::{Storage, reaper};
 use crate::tensor::handle::{Tensor, TensorInner};
@@ -108,13 +109,17 @@ pub(crate) enum EndsAfter {
 }
 
 impl EndsAfter {
-    /// The fences of the last uses of memory on `device`, which end now.
+    /// The fences of the last uses of memory on `device`, which end now. A deleter may ask for them on a thread of the program.
     pub(crate) fn fences(self, core: &Core, device: DLDevice) -> FenceSet {
+        without_program_lock(|| self.find_fences(core, device))
+    }
+
+    fn find_fences(&self, core: &Core, device: DLDevice) -> FenceSet {
         // The legacy stream fails this query while another stream is being captured, and must not be used
         // then.
         let is_free = |queue: &Arc<dyn Queue>| matches!(queue.is_capturing(), Ok(false));
         let last = |queue| if is_free(queue) { last_work(queue).ok() } else { None };
-        let known = match &self {
+        let known = match self {
             Self::Queue(queue, _) => last(queue).map(FenceSet::from),
             Self::Queues(queues) => queues.iter().map(|(queue, _)| last(queue)).collect(),
             Self::Unknown | Self::Captured => None,

@@ -189,7 +189,9 @@ fn fits(layout: Layout, stream: Option<&ReleaseStream>) -> Result<Layout, Error>
 fn describe(core: &Core, managed: &ManagedTensor) -> Result<Layout, Error> {
     let layout = managed.describe()?;
     let device = layout.device();
-    if !host_can_use(core, device, managed.data()) && core.device(device).is_none() && !is_opaque(device) {
+    let is_known =
+        device.device_type.is_host_readable() || core.device(device).is_some() || is_opaque(device);
+    if !is_known {
         return Err(Error::invalid(format!("device {device} is not available in this engine")));
     }
     Ok(layout)

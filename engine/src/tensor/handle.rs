@@ -214,6 +214,12 @@ impl Tensor {
         self.inner.is_quiet() || self.inner.look_closely().is_some()
     }
 
+    /// As [`is_ready`](Self::is_ready), without a call of a driver: `None` where only such a call could tell.
+    #[doc(hidden)]
+    pub fn known_ready(&self) -> Option<bool> {
+        self.inner.known_finished()
+    }
+
     /// The state of the tensor.
     pub fn state(&self) -> TensorState {
         match self.inner.look() {
@@ -314,6 +320,34 @@ impl TensorInner {
     #[inline]
     pub(crate) fn is_quiet(&self) -> bool {
         self.vars.iter().all(OpVar::is_quiet)
+    }
+
+    /// Whether the current version is finished, as far as loads can tell: `None` where only a driver could.
+    pub(crate) fn known_finished(&self) -> Option<bool> {
+        let mut known = Some(true);
+        for var in &self.vars {
+            if var.is_quiet() {
+                continue;
+            }
+            if var.has_unfinished_write() {
+                return Some(false);
+            }
+            if var.flags() & WRITE_FENCES == 0 {
+                continue;
+            }
+            let writers = var.with_ordering_state(|state, _| state.writers_unless_pending());
+            for fence in writers.iter().flatten() {
+                known = match fence.peek() {
+                    Some(true) => known,
+                    Some(false) => return Some(false),
+                    None => None,
+                };
+            }
+            if writers.is_none() {
+                return Some(false);
+            }
+        }
+        known
     }
 
     /// As [`look`](Self::look), when something is queued or carried on a variable.

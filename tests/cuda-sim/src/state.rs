@@ -267,9 +267,10 @@ impl Session {
             return None;
         }
         let context = CURRENT.with_borrow(|stack| stack.last().copied())?;
-        // SAFETY: a function of the interpreter that any thread may call.
-        if self.script.has_interpreter.is_some_and(|asked| unsafe { asked() } != 0) {
-            if std::env::var_os("SIMBT").is_some() { eprintln!("HELD {name}\n{}", std::backtrace::Backtrace::force_capture()); }
+        // What an address is depends on no work. SAFETY: a function of the interpreter that any thread may call.
+        if !name.starts_with("cuPointerGet")
+            && self.script.has_interpreter.is_some_and(|asked| unsafe { asked() } != 0)
+        {
             self.violation(format!("{name}, which may wait, was called with the interpreter's lock held"));
         }
         while self.contexts[context].busy {

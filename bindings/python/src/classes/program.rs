@@ -57,6 +57,16 @@ enum Stage {
     Abandoned,
 }
 
+impl Drop for PyProgram {
+    fn drop(&mut self) {
+        // A graph is destroyed by its driver.
+        if self.graph {
+            let mut stage = Some(std::mem::replace(self.stage.get_mut(), Stage::Abandoned));
+            guard::without_lock(&mut || drop(stage.take()));
+        }
+    }
+}
+
 impl PyProgram {
     pub fn new(engine: EngineHandle, builder: ProgramBuilder, name: String, graph: bool) -> Self {
         let stage = Mutex::new(Stage::Recording(ProcessBound::new(Box::new(builder))));

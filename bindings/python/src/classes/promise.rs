@@ -16,6 +16,7 @@ use crate::asyncio::stopped_loop;
 use crate::classes::operation::PyOperation;
 use crate::classes::tensor::PyTensor;
 use crate::error::OrRaise;
+use crate::exchange::export;
 use crate::interpreter::courier::Courier;
 use crate::interpreter::guard;
 use crate::interpreter::kept::Kept;
@@ -30,7 +31,7 @@ pub fn flush(py: Python<'_>, timeout: Duration) {
 
 /// A handle of the engine that ends.
 pub trait Ends {
-    fn is_done(&self) -> bool;
+    fn is_done(&self, py: Python<'_>) -> bool;
     /// How it failed; the failure stays unretrieved.
     fn failure_kind(&self) -> Option<FailureKind>;
     /// Calls back on any thread, under no lock.
@@ -38,8 +39,8 @@ pub trait Ends {
 }
 
 impl Ends for Tensor {
-    fn is_done(&self) -> bool {
-        self.is_ready() || self.failure_kind().is_some()
+    fn is_done(&self, py: Python<'_>) -> bool {
+        export::is_ready(py, self) || self.failure_kind().is_some()
     }
 
     fn failure_kind(&self) -> Option<FailureKind> {
@@ -52,7 +53,7 @@ impl Ends for Tensor {
 }
 
 impl Ends for Op {
-    fn is_done(&self) -> bool {
+    fn is_done(&self, _py: Python<'_>) -> bool {
         self.is_done()
     }
 
@@ -84,7 +85,7 @@ pub fn add_done_callback(
     if !callback.is_callable() {
         return Err(pyo3::exceptions::PyTypeError::new_err(format!("{} is not callable", callback.repr()?)));
     }
-    if handle.is_done() {
+    if handle.is_done(promise.py()) {
         // Ctrl-C during the callback must reach the caller.
         return match callback.call1((&promise,)) {
             Err(error) if error.is_instance_of::<PyException>(promise.py()) => log(&error, &promise),
@@ -133,7 +134,7 @@ pub fn wait_any(py: Python<'_>, promises: Vec<Bound<'_, PyAny>>, timeout: Option
             Err(_) => tensors.push(promise.cast::<PyTensor>()?.get().ended(py)?.clone()),
         }
     }
-    if ops.iter().any(Ends::is_done) || tensors.iter().any(Ends::is_done) {
+    if ops.iter().any(|op| op.is_done()) || tensors.iter().any(|tensor| Ends::is_done(tensor, py)) {
         return Ok(());
     }
     if timeout != Some(Duration::ZERO) {
@@ -166,7 +167,7 @@ macro_rules! future_methods {
         impl $class {
             /// Returns True if the promise is done, with or without a failure. Never waits.
             fn done(&self, py: Python<'_>) -> PyResult<bool> {
-                Ok(crate::classes::promise::Ends::is_done(self.ended(py)?))
+                Ok(crate::classes::promise::Ends::is_done(self.ended(py)?, py))
             }
 
             /// Returns True if the operation was cancelled. Never waits.

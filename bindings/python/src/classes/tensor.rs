@@ -121,7 +121,7 @@ impl PyTensor {
 
     /// Returns True if the current version is finished, with or without a failure. Never waits.
     fn is_ready(&self, py: Python<'_>) -> PyResult<bool> {
-        Ok(self.ended(py)?.is_ready())
+        Ok(export::is_ready(py, self.ended(py)?))
     }
 
     /// Returns True if the tensor has its memory and shape. Never waits.
@@ -147,7 +147,7 @@ impl PyTensor {
     fn wait(&self, py: Python<'_>, timeout: Option<f64>) -> PyResult<()> {
         let tensor = self.ended(py)?;
         let timeout = seconds("timeout", timeout)?;
-        if tensor.is_ready() || timeout.is_some_and(|timeout| timeout.is_zero()) {
+        if export::is_ready(py, tensor) || timeout.is_some_and(|timeout| timeout.is_zero()) {
             return tensor.wait_timeout(Duration::ZERO).or_raise(py);
         }
         stopped_loop::check(py, "the tensor")?;
@@ -175,7 +175,7 @@ impl PyTensor {
     fn __await__(this: &Bound<'_, Self>) -> PyResult<Awaiter> {
         let py = this.py();
         let tensor = this.get().ended(py)?;
-        if tensor.is_ready() {
+        if export::is_ready(py, tensor) {
             let outcome = tensor.wait_timeout(Duration::ZERO).or_raise(py);
             return Ok(Awaiter::done(outcome.and_then(|()| Self::awaited(this))));
         }

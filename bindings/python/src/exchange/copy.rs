@@ -7,7 +7,7 @@ use pyo3::prelude::*;
 use crate::asyncio::stopped_loop;
 use crate::classes::handle::EngineHandle;
 use crate::error::{OrRaise, to_py};
-use crate::exchange::export::poll_once;
+use crate::exchange::export::{is_ready, poll_once};
 use crate::interpreter::guard;
 use crate::submission::scope;
 
@@ -31,7 +31,7 @@ pub fn copied_now(
     to: DLDevice,
     waits: bool,
 ) -> PyResult<Option<Tensor>> {
-    if waits && !tensor.is_ready() {
+    if waits && !is_ready(py, tensor) {
         stopped_loop::check(py, "the tensor")?;
     }
     let copy = match submit(py, handle, tensor, to)? {
@@ -52,7 +52,8 @@ fn submit(
     to: DLDevice,
 ) -> PyResult<Result<Tensor, Error>> {
     let engine = handle.engine(py)?;
-    match scope::within(py, || poll_once(engine.copy_async(tensor, to)))? {
+    // A device may make a stream for it.
+    match scope::within(py, || guard::detach(py, || poll_once(engine.copy_async(tensor, to))))? {
         Some(outcome) => Ok(outcome),
         None => {
             handle.may_wait(py)?;

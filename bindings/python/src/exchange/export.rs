@@ -235,9 +235,9 @@ pub fn export_managed<'py>(
                 let message = "this tensor is declared in `reads` of the running operation, not in `writes`";
                 return Err(raise(py, "ConflictError", message));
             }
-            scope.export(tensor, &options).or_raise(py)?
+            ordered(py, &options, || scope.export(tensor, &options)).or_raise(py)?
         }
-        (None, From::Lease(lease)) => lease.export_with(&options).or_raise(py)?,
+        (None, From::Lease(lease)) => ordered(py, &options, || lease.export_with(&options)).or_raise(py)?,
         (None, From::Tensor(tensor, _)) => take_lease(py, tensor, &options)?,
     };
     exported(py, tensor)?;
@@ -279,18 +279,26 @@ pub fn at_once(py: Python<'_>, tensor: &Tensor) -> PyResult<Option<ManagedTensor
     Ok(managed)
 }
 
+/// Whether the consumer's queue comes after the tensor, and not the host.
+fn is_ordered(options: &ExportOptions) -> bool {
+    !matches!(options.consumer, Consumer::Host)
+}
+
+/// Runs `export`, without the Python lock where it calls a driver for the consumer's queue.
+fn ordered<R: Send>(py: Python<'_>, options: &ExportOptions, export: impl FnOnce() -> R + Send) -> R {
+    if is_ordered(options) { guard::detach(py, export) } else { export() }
+}
+
 fn take_lease(py: Python<'_>, tensor: &Tensor, options: &ExportOptions) -> PyResult<ManagedTensor> {
     // A tensor that is ready for reading is exported without letting go of the Python lock, which may take milliseconds
     // to get back; a copy takes its time and is made without it. A consumer's queue waits itself for what was issued.
-    let ordered = !matches!(options.consumer, Consumer::Host);
     let quick = !options.copy
-        && (ordered
+        && (is_ordered(options)
             || options.access == Access::Alias
-            || options.access == Access::Read && tensor.is_ready());
+            || options.access == Access::Read && is_ready(py, tensor));
     if quick || running_loop::get(py)?.is_some() {
         let export = || poll_once(tensor.export_with(options.clone()));
-        // A driver is called for a consumer's queue.
-        if let Some(outcome) = if ordered { guard::detach(py, export) } else { export() } {
+        if let Some(outcome) = ordered(py, options, export) {
             return outcome.or_raise(py);
         }
         stopped_loop::check(py, "the tensor")?;
@@ -327,7 +335,7 @@ pub fn until_known(py: Python<'_>, tensor: &Tensor) -> PyResult<()> {
     if tensor.is_defined() {
         return Ok(());
     }
-    if !tensor.is_ready() {
+    if !is_ready(py, tensor) {
         stopped_loop::check(py, "the tensor")?;
     }
     guard::detach(py, || tensor.wait()).or_raise(py)?;
@@ -343,11 +351,16 @@ pub fn until_known(py: Python<'_>, tensor: &Tensor) -> PyResult<()> {
 /// # Errors
 /// The failure of its version; `WouldBlockError` on an event loop's thread.
 pub fn until_ready(py: Python<'_>, tensor: &Tensor) -> PyResult<()> {
-    if tensor.is_ready() {
+    if is_ready(py, tensor) {
         return tensor.wait_timeout(Duration::ZERO).or_raise(py);
     }
     stopped_loop::check(py, "the tensor")?;
     guard::detach(py, || tensor.wait()).or_raise(py)
+}
+
+/// Whether the tensor is ready for readers. A driver is asked without the Python lock.
+pub fn is_ready(py: Python<'_>, tensor: &Tensor) -> bool {
+    tensor.known_ready().unwrap_or_else(|| guard::detach(py, || tensor.is_ready()))
 }
 
 /// The answer to `__dlpack_device__`.

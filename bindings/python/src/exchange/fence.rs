@@ -15,6 +15,7 @@ use pyo3::prelude::*;
 use pyo3::types::{PyCapsule, PyDict};
 
 use crate::error::{OrRaise, raise, to_py};
+use crate::exchange::export::is_ready;
 use crate::exchange::peers;
 use crate::interpreter::{call_site, guard};
 use crate::submission::scope;
@@ -61,7 +62,7 @@ pub fn export<'py>(
     let options = ExportOptions { owner: Some(call_site::caller(py).place), ..ExportOptions::new(access) };
     let export = || tensor.export_fenced(&options);
     // Neither way waits. What is not ready may be granted here, and callbacks run.
-    let exported = if tensor.is_ready() { export() } else { guard::detach(py, export) };
+    let exported = if is_ready(py, tensor) { export() } else { guard::detach(py, export) };
     let raw = exported.or_raise(py)?.into_raw();
     // SAFETY: the pointer is not NULL, the name is static, and the destructor expects what such a capsule holds.
     let capsule = unsafe { ffi::PyCapsule_New(raw, NAME.as_ptr(), Some(delete)) };

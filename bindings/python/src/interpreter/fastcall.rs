@@ -1,8 +1,8 @@
 //! Calls that CPython has a faster form of than the stable interface of 3.11 knows.
 //!
 //! The extension is built once for every Python from 3.11 on, and may link only to what that promises.
-//! `PyObject_Vectorcall` and `PyObject_VectorcallMethod` joined the promise in 3.12, the functions of contexts and
-//! `PyFrame_GetLasti` have not yet, but every CPython from 3.11 on exports all of them under the same signature. So they are
+//! `PyObject_Vectorcall` and `PyObject_VectorcallMethod` joined the promise in 3.12, the functions of contexts,
+//! `PyFrame_GetLasti` and `PyGILState_Check` have not yet, but every CPython from 3.11 on exports all of them under the same signature. So they are
 //! looked up when first needed, and where one is missing the slower form does the same.
 //!
 //! Being looked up, they may also unwind as far as Rust knows, which calls of code of the program need ([`finalization`](crate::interpreter::finalization)).
@@ -50,6 +50,8 @@ type Vectorcall = unsafe extern "C-unwind" fn(
 
 type FrameGetLasti = unsafe extern "C" fn(frame: *mut ffi::PyFrameObject) -> c_int;
 
+type GilCheck = unsafe extern "C" fn() -> c_int;
+
 struct Found {
     vectorcall: Option<Vectorcall>,
     vectorcall_method: Option<VectorcallMethod>,
@@ -58,6 +60,7 @@ struct Found {
     context_var_get: Option<ContextVarGet>,
     context_var_set: Option<ContextVarSet>,
     frame_get_lasti: Option<FrameGetLasti>,
+    gil_check: Option<GilCheck>,
 }
 
 fn found() -> &'static Found {
@@ -75,6 +78,7 @@ fn found() -> &'static Found {
             context_var_get: transmute::<*mut c_void, Option<ContextVarGet>>(symbol(c"PyContextVar_Get")),
             context_var_set: transmute::<*mut c_void, Option<ContextVarSet>>(symbol(c"PyContextVar_Set")),
             frame_get_lasti: transmute::<*mut c_void, Option<FrameGetLasti>>(symbol(c"PyFrame_GetLasti")),
+            gil_check: transmute::<*mut c_void, Option<GilCheck>>(symbol(c"PyGILState_Check")),
         }
     })
 }
@@ -194,6 +198,12 @@ pub fn context_value<'py>(variable: &Bound<'py, PyAny>) -> PyResult<Option<Bound
         }
         Ok(Bound::from_owned_ptr_or_opt(py, value))
     }
+}
+
+/// Whether the calling thread has the Python lock; false where that cannot be known.
+pub fn has_lock() -> bool {
+    // SAFETY: any thread may ask.
+    found().gil_check.is_some_and(|check| unsafe { check() } != 0)
 }
 
 /// Where in its code a frame is: the same number for the same place. That is the position of its instruction, or else its

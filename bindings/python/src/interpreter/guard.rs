@@ -26,7 +26,7 @@ use estafette_sync::sync::atomic::{AtomicU64, Ordering};
 use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
 
-use crate::interpreter::thread_state;
+use crate::interpreter::{fastcall, thread_state};
 
 static GATE: Rundown = Rundown::new();
 /// Python's name for its main thread.
@@ -96,6 +96,25 @@ pub fn detach<R: Send>(py: Python<'_>, f: impl FnOnce() -> R + Send) -> R {
     drop(inside);
     estafette::trace::wait_has_lock();
     value
+}
+
+/// Runs `f` without the Python lock, whether or not the calling thread has it.
+pub fn without_lock(f: &mut dyn FnMut()) {
+    struct Here<'a>(&'a mut dyn FnMut());
+    // SAFETY: it runs on the thread that made it.
+    unsafe impl Send for Here<'_> {}
+    impl Here<'_> {
+        fn run(self) {
+            (self.0)();
+        }
+    }
+
+    if !fastcall::has_lock() {
+        return f();
+    }
+    // SAFETY: the thread has the lock.
+    let (py, here) = (unsafe { Python::assume_attached() }, Here(f));
+    detach(py, || here.run());
 }
 
 /// The interpreter this thread wants to go back to is finalizing. Whatever the thread was doing, it ends with the process.

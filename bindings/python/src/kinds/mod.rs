@@ -215,7 +215,8 @@ pub fn release_stream(device: DLDevice, stream: &Bound<'_, PyAny>) -> PyResult<R
     let found = found.ok_or_else(|| PyValueError::new_err(format!("freed_on: {device} is not available")))?;
     let keeper = Kept::new(stream.clone().unbind());
     // SAFETY: the caller vouches for it, and the object keeps it alive.
-    let home = unsafe { ReleaseStream::new(found, handle, Some(Box::new(keeper))) };
+    let home =
+        guard::detach(stream.py(), || unsafe { ReleaseStream::new(found, handle, Some(Box::new(keeper))) });
     home.map_err(|error| PyValueError::new_err(format!("freed_on: {error}")))
 }
 

@@ -310,8 +310,11 @@ impl Parts {
         let context = self.context.bind(py);
         let value = match current {
             Some(place) => {
-                let is_recorded = queue.is_some_and(|queue| matches!(queue.is_capturing(), Ok(true)));
-                let kept = self.kept.as_ref().filter(|_| is_recorded);
+                // Nodes of programs alone have a list.
+                let kept = self.kept.as_ref().filter(|_| {
+                    let is_capturing = || queue.is_some_and(|queue| matches!(queue.is_capturing(), Ok(true)));
+                    guard::detach(py, is_capturing)
+                });
                 let call = (helper(py, "run_on_stream")?, call, &self.using, place, kept);
                 context.call_method1(intern!(py, "run"), call)?
             }

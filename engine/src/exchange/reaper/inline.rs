@@ -31,6 +31,11 @@ pub fn with_inline_deleters<R>(f: impl FnOnce() -> R) -> R {
     f()
 }
 
+/// Whether the calling thread is in [`with_inline_deleters`].
+pub(super) fn is_good_place() -> bool {
+    PLACE.get() != Place::Elsewhere
+}
+
 /// Permission to run one deleter right here.
 pub(super) fn take_turn() -> Option<Turn> {
     (PLACE.get() == Place::Good).then(|| {

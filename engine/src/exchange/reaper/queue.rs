@@ -42,6 +42,8 @@ pub(super) struct Queue {
     pub(super) threads: Vec<thread::JoinHandle<()>>,
     /// What the leader does.
     pub(super) rest: LeaderState,
+    /// Whether the leader has to have fences observed that no thread observes.
+    pub(super) watch_due: bool,
     /// What a thread does before its first deleter.
     pub(super) on_start: Option<fn()>,
     /// Storages that wait for fences, the oldest first.
@@ -88,6 +90,11 @@ pub(super) enum Follower {
 }
 
 impl Queue {
+    /// Whether the leader has something to do.
+    pub(super) fn has_work(&self) -> bool {
+        self.watch_due || !self.ready.is_empty()
+    }
+
     /// Counts a storage in; the answer is needed to count it out.
     pub(super) fn enter(&mut self) -> Ticket {
         self.entered += 1;

@@ -390,7 +390,7 @@ mod inline_deleters {
 
     use crate::exchange::abi::{Abi, ExportFlags, export};
     use crate::exchange::{DType, Layout, ManagedTensor, with_inline_deleters};
-    use estafette_devices::DLDevice;
+    use estafette_devices::{DLDevice, Event, Subscriber, Watch};
 
     /// A foreign tensor without elements whose deleter runs `f`.
     fn foreign(f: impl FnOnce() + Send + 'static) -> ManagedTensor {
@@ -438,6 +438,54 @@ mod inline_deleters {
         completer.complete();
         assert!(reaper.flush(LONG));
         assert!(ran_on.try_recv().is_ok());
+    }
+
+    /// Work that is done, as only a driver can tell. It notes which threads ask.
+    #[derive(Debug)]
+    struct AsksDriver(mpsc::Sender<std::thread::ThreadId>);
+
+    impl Event for AsksDriver {
+        fn device(&self) -> DLDevice {
+            DLDevice::CPU
+        }
+
+        fn state(&self) -> FenceState {
+            let _ = self.0.send(std::thread::current().id());
+            FenceState::Done
+        }
+
+        fn observed_done(&self) -> bool {
+            false
+        }
+
+        fn observed_state(&self) -> FenceState {
+            FenceState::Pending
+        }
+
+        fn watch(&self, _: &Arc<dyn Subscriber>) -> Watch {
+            Watch::MustPoll
+        }
+    }
+
+    #[test]
+    fn a_thread_with_a_lock_of_the_program_asks_no_driver() {
+        let reaper = Reaper::new();
+        let here = std::thread::current().id();
+        let calls = Arc::new(AtomicUsize::new(0));
+        let (sender, asked_on) = mpsc::channel();
+        let fence = Fence::event(Arc::new(AsksDriver(sender)));
+        with_inline_deleters(|| reaper.release(fence_set([&fence]), counting(&calls)));
+        let asked = asked_on.recv_timeout(LONG).expect("the thread of the reaper asks without a flush");
+        assert_ne!(asked, here);
+        reaper.release(fence_set([&fence]), counting(&calls));
+        assert_eq!(
+            asked_on.try_iter().filter(|thread| *thread == here).count(),
+            1,
+            "a free thread asks itself"
+        );
+        assert!(reaper.flush(LONG));
+        assert_eq!(calls.load(Ordering::Relaxed), 2);
+        assert_eq!(counts(&reaper), (2, 0, 0));
     }
 
     #[test]

@@ -68,8 +68,30 @@ impl Shared {
         self.unwatched.lock()
     }
 
+    /// Has the reactor observe the fences of `most` storages at most that no thread observes.
+    pub(super) fn watch_again(&self, most: usize) {
+        let unwatched = {
+            let mut unwatched = self.unwatched();
+            let most = most.min(unwatched.len());
+            unwatched.drain(..most).collect::<Vec<_>>()
+        };
+        unwatched.into_iter().for_each(|(waiting, fences)| waiting.order(fences));
+    }
+
+    /// Has the leader do the same for all of them.
+    pub(super) fn watch_soon(self: &Arc<Self>) {
+        let mut queue = self.lock();
+        queue.watch_due = true;
+        self.wake(queue);
+    }
+
     pub(super) fn push(self: &Arc<Self>, mut queue: MutexGuard<'_, Queue>, ready: Ready) {
         queue.ready.push_back(ready);
+        self.wake(queue);
+    }
+
+    /// Sees to it that the leader notices what there is to do.
+    fn wake(self: &Arc<Self>, mut queue: MutexGuard<'_, Queue>) {
         self.start(&mut queue);
         let wake = match queue.rest {
             LeaderState::Busy => {
@@ -89,7 +111,7 @@ impl Shared {
     /// Starts the first thread if there is work for it. When the system refuses, the next push or flush tries
     /// again.
     pub(super) fn start(self: &Arc<Self>, queue: &mut Queue) {
-        if queue.threads.is_empty() && !queue.ready.is_empty() && queue.phase == Phase::Running {
+        if queue.threads.is_empty() && queue.has_work() && queue.phase == Phase::Running {
             self.spawn(queue);
         }
     }
@@ -209,6 +231,11 @@ impl Shared {
     fn lead(self: &Arc<Self>, lane: &Arc<DeleterThread>) -> bool {
         loop {
             let mut queue = self.rest(self.lock());
+            if mem::take(&mut queue.watch_due) && queue.phase == Phase::Running {
+                drop(queue);
+                self.watch_again(usize::MAX);
+                continue;
+            }
             if queue.ready.is_empty() || queue.phase == Phase::Stopped {
                 queue.phase = Phase::Stopped;
                 queue.leader = None;
@@ -297,11 +324,11 @@ impl Shared {
 
     /// Returns when there is something ready or the thread is to end: first naps, then sleeps.
     fn rest<'a>(&'a self, mut queue: MutexGuard<'a, Queue>) -> MutexGuard<'a, Queue> {
-        if queue.ready.is_empty() && queue.phase == Phase::Running {
+        if !queue.has_work() && queue.phase == Phase::Running {
             queue.rest = LeaderState::Napping;
             queue = self.work.wait_timeout(queue, NAP).0;
         }
-        while queue.ready.is_empty() && queue.phase == Phase::Running {
+        while !queue.has_work() && queue.phase == Phase::Running {
             queue.rest = LeaderState::Asleep;
             queue = self.work.wait(queue);
         }
@@ -334,15 +361,15 @@ impl Shared {
     }
 }
 
-/// The time after which the follower has to look: zero if the leader's place is to be taken now; `None` while nothing waits for a
-/// deleter.
+/// The time after which the follower has to look: zero if the leader's place is to be taken now; `None` while nothing waits for the
+/// leader.
 fn slow_in(queue: &Queue, slow: Duration) -> Option<Duration> {
     let Some(leader) = &queue.leader else { return Some(Duration::ZERO) };
     if queue.rest != LeaderState::Busy {
         return None;
     }
     let books = leader.lock();
-    if queue.ready.is_empty() && books.batch.is_empty() {
+    if !queue.has_work() && books.batch.is_empty() {
         return None;
     }
     // Between two deleters the leader is not slow.

@@ -9,6 +9,7 @@ use crate::arguments::{parse_dtype, parse_shape};
 use crate::classes::tensor::PyTensor;
 use crate::classes::variable::PyVariable;
 use crate::error::OrRaise;
+use crate::interpreter::guard;
 use crate::kinds;
 
 #[pymethods]
@@ -29,7 +30,7 @@ impl PyEngine {
             None | Some(DLDevice::CPU) => engine.empty(&shape, dtype),
             Some(device) => {
                 kinds::device_of(py, device)?;
-                engine.empty_on(device, &shape, dtype)
+                guard::detach(py, || engine.empty_on(device, &shape, dtype))
             }
         };
         Ok(self.wrap(tensor.or_raise(py)?))

@@ -11,6 +11,7 @@ mod submission;
 use std::sync::Arc;
 use std::time::Duration;
 
+use estafette::bindings::set_program_lock;
 use estafette::engine::ShutdownReport;
 use estafette::exchange::reaper;
 use estafette::{Engine, Tensor};
@@ -173,6 +174,7 @@ impl PyEngine {
         };
         let engine = builder.lease_timeout(lease_timeout).build().or_raise(py)?;
         reaper().on_start(thread_state::prepare);
+        set_program_lock(guard::without_lock);
         engine.on_lease_wait(collect_garbage);
         engine.on_wait_of(guard::is_known_main, interrupt::asked);
         estafette::operation::on_unretrieved(unretrieved::reporter);

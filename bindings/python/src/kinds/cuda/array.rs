@@ -152,9 +152,10 @@ fn describe<'py>(py: Python<'py>, tensor: &Tensor, leased: Option<Access>) -> Py
             // The lease is over when the waits are enqueued.
             let consumer = Consumer::Queue(Arc::clone(&queue));
             let lease = guard::detach(py, || {
-                tensor.lease(Access::Read, "a CUDA array interface").for_consumer(&consumer).wait(None)
+                let lease = tensor.lease(Access::Read, "a CUDA array interface").for_consumer(&consumer);
+                lease.wait(None).map(drop)
             });
-            drop(lease.or_raise(py)?);
+            lease.or_raise(py)?;
             unordered::note(py, false, Reason::Untracked, place.to_string());
             (Access::Read, Some(queue))
         }

@@ -22,7 +22,7 @@ use crate::classes::access::PyView;
 use crate::classes::tensor::PyTensor;
 use crate::error::{OrRaise, raise, to_py};
 use crate::exchange::array_interface::{self, Dictionary};
-use crate::exchange::export::until_defined;
+use crate::exchange::export::{is_ready, until_defined};
 use crate::exchange::typestr;
 use crate::exchange::unordered::{self, Reason};
 use crate::interpreter::guard;
@@ -165,7 +165,7 @@ fn describe<'py>(py: Python<'py>, tensor: &Tensor, leased: Option<Access>) -> Py
     }?;
     let context = dpctl.call_method1("SyclContext", (capsule,))?;
     if leased.is_none() {
-        if !tensor.is_ready() {
+        if !is_ready(py, tensor) {
             stopped_loop::check(py, "the tensor")?;
         }
         guard::detach(py, || tensor.wait()).or_raise(py)?;
