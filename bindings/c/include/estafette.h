@@ -154,6 +154,12 @@ typedef int32_t estafette_access;
 #endif // __cplusplus
 
 /**
+ * The functions of this library, with the version of the interface in front. A new minor version adds functions at the end, and `size`
+ * grows.
+ */
+typedef struct estafette_api estafette_api;
+
+/**
  * Schedules operations in the order that their data demands. Any thread may use an engine. One that is destroyed while calls use
  * it goes when the last of them returns.
  */
@@ -504,6 +510,15 @@ typedef const char *(*estafette_operator_entry)(struct estafette_operator_regist
 #ifdef __cplusplus
 extern "C" {
 #endif // __cplusplus
+
+/**
+ * The functions of this library in a table, for programs that load the library at run time. It lives as long as the process. The Python
+ * package gives the same table by `estafette.c_api()`, as a capsule of the name "estafette.c_api".
+ *
+ * Compare `version_major` with `ESTAFETTE_VERSION_MAJOR`. A function is there if `size` reaches beyond its member. May be called by any
+ * thread, and in a forked child.
+ */
+const struct estafette_api *estafette_get_api(void);
 
 /**
  * Gives a context a number, to `*device_id`, that stands for it in a `DLDevice` everywhere in this process; the same context gets
@@ -1419,6 +1434,84 @@ const char *estafette_version_text(void);
  * NULL, or a text that `estafette_diagnose` or another function that says so has given, not freed before.
  */
 void estafette_string_free(char *text);
+
+/**
+ * All functions; see `estafette_get_api`. Members that are words of C++ have a `_` at the end.
+ */
+struct estafette_api {
+  uint32_t size;
+  uint32_t version_major;
+  uint32_t version_minor;
+  uint32_t reserved;
+  void (*version)(uint32_t *major, uint32_t *minor);
+  const char *(*version_text)(void);
+  const struct estafette_api *(*get_api)(void);
+  void (*string_free)(char *text);
+  const char *(*last_error)(void);
+  estafette_status (*clear_error)(const struct estafette_tensor *tensor);
+  const char *(*status_text)(int32_t status);
+  estafette_status (*set_log)(int32_t level, estafette_log_callback callback, void *context, estafette_drop drop_context);
+  estafette_status (*engine_create)(const struct estafette_engine_options *options, struct estafette_engine **out);
+  estafette_status (*engine_destroy)(struct estafette_engine *engine);
+  estafette_status (*engine_shutdown)(struct estafette_engine *engine, uint64_t timeout_ns);
+  estafette_status (*wait_all)(struct estafette_engine *engine, uint64_t timeout_ns);
+  estafette_status (*diagnose)(struct estafette_engine *engine, char **out);
+  estafette_status (*engine_stats)(struct estafette_engine *engine, struct estafette_stats *stats);
+  estafette_status (*flush_deleters)(uint64_t timeout_ns);
+  int32_t (*set_helping)(int32_t allowed);
+  estafette_status (*import_)(struct estafette_engine *engine, DLManagedTensorVersioned *managed, const DLFence *ready, struct estafette_tensor **out);
+  estafette_status (*import_fenced)(struct estafette_engine *engine, DLManagedTensorFenced *fenced, struct estafette_tensor **out);
+  estafette_status (*zeros)(struct estafette_engine *engine, const int64_t *shape, int32_t ndim, DLDataType dtype, struct estafette_tensor **out);
+  estafette_status (*tensor_retain)(struct estafette_tensor *tensor);
+  estafette_status (*tensor_release)(struct estafette_tensor *tensor);
+  estafette_status (*tensor_release_after)(struct estafette_tensor *tensor, const DLFence *fence);
+  estafette_status (*query)(const struct estafette_tensor *tensor);
+  estafette_status (*wait)(const struct estafette_tensor *tensor, uint64_t timeout_ns);
+  estafette_status (*on_ready)(const struct estafette_tensor *tensor, estafette_ready_callback callback, void *context, estafette_drop drop_context);
+  estafette_status (*tensor_shape)(const struct estafette_tensor *tensor, int64_t *shape, int32_t capacity, int32_t *ndim);
+  estafette_status (*tensor_dtype)(const struct estafette_tensor *tensor, DLDataType *out);
+  estafette_status (*tensor_device)(const struct estafette_tensor *tensor, DLDevice *out);
+  estafette_status (*tensor_data)(const struct estafette_tensor *tensor, void **out);
+  estafette_status (*tensor_read_only)(const struct estafette_tensor *tensor, int32_t *out);
+  estafette_status (*tensor_lend)(const struct estafette_tensor *tensor, DLTensor *out);
+  estafette_status (*tensor_fence)(const struct estafette_tensor *tensor, DLFence *out);
+  estafette_status (*writable_fence)(const struct estafette_tensor *tensor, DLFence *out);
+  estafette_status (*order_on)(const struct estafette_tensor *tensor, int32_t access, DLDevice device, void *stream, struct estafette_lease **out);
+  estafette_status (*export_)(const struct estafette_tensor *tensor, const struct estafette_export_options *options, DLManagedTensorVersioned **out);
+  estafette_status (*export_fenced)(const struct estafette_tensor *tensor, int32_t access, DLManagedTensorFenced **out);
+  estafette_status (*op_export)(struct estafette_op *op, const struct estafette_tensor *tensor, DLManagedTensorVersioned **out);
+  estafette_status (*lease_fence)(const struct estafette_lease *lease, DLFence *out);
+  estafette_status (*lease_release)(struct estafette_lease *lease, const DLFence *done);
+  estafette_status (*submit)(struct estafette_engine *engine, const char *name, estafette_function function, void *context, estafette_drop drop_context, struct estafette_tensor *const *reads, size_t n_reads, struct estafette_tensor *const *writes, size_t n_writes);
+  estafette_status (*submit_with)(struct estafette_engine *engine, const struct estafette_submit_options *options, estafette_function function, void *context, estafette_drop drop_context, struct estafette_tensor *const *reads, size_t n_reads, struct estafette_tensor *const *writes, size_t n_writes, struct estafette_op **out);
+  estafette_status (*produce)(struct estafette_engine *engine, const struct estafette_submit_options *options, estafette_function function, void *context, estafette_drop drop_context, struct estafette_tensor *const *reads, size_t n_reads, struct estafette_tensor **out);
+  estafette_status (*op_complete)(struct estafette_op *op, int32_t status, const char *message);
+  estafette_status (*op_stream)(struct estafette_op *op, void **stream);
+  estafette_status (*op_complete_after)(struct estafette_op *op, const DLFence *fence);
+  estafette_status (*op_complete_with)(struct estafette_op *op, DLManagedTensorVersioned *managed);
+  estafette_status (*op_retain)(struct estafette_op *op);
+  estafette_status (*op_release)(struct estafette_op *op);
+  estafette_status (*op_query)(struct estafette_op *op);
+  estafette_status (*op_wait)(struct estafette_op *op, uint64_t timeout_ns);
+  estafette_status (*op_cancel)(struct estafette_op *op);
+  estafette_status (*op_fence)(struct estafette_op *op, DLFence *out);
+  estafette_status (*promise_create)(const char *name, struct estafette_promise **out, DLFence *fence);
+  estafette_status (*promise_settle)(struct estafette_promise *promise, int32_t status, const char *message);
+  estafette_status (*promise_drop)(struct estafette_promise *promise);
+  estafette_status (*program_begin)(struct estafette_engine *engine, const char *name, struct estafette_program **out);
+  estafette_status (*program_add)(struct estafette_program *program, const struct estafette_submit_options *options, estafette_function function, void *context, estafette_drop drop_context, struct estafette_tensor *const *reads, size_t n_reads, struct estafette_tensor *const *writes, size_t n_writes);
+  estafette_status (*program_finish)(struct estafette_program *program, int32_t graph);
+  estafette_status (*program_replay)(struct estafette_program *program, int32_t nonblocking, struct estafette_op **out);
+  estafette_status (*program_destroy)(struct estafette_program *program);
+  estafette_status (*register_context)(DLDeviceType device_type, void *native_handle, int32_t *device_id);
+  estafette_status (*unregister_context)(DLDeviceType device_type, int32_t device_id);
+  estafette_status (*resolve_context)(DLDeviceType device_type, int32_t device_id, void **native_handle);
+  estafette_status (*register_operator)(const char *name, estafette_operator_function function, const struct estafette_operator_options *options, void *context, estafette_drop drop_context);
+  estafette_status (*unregister_operator)(const char *name);
+  estafette_status (*load_operators)(const char *path, size_t *count);
+  estafette_status (*list_operators)(estafette_operator_callback callback, void *context);
+  estafette_status (*call_operator)(struct estafette_engine *engine, const char *name, struct estafette_tensor *const *inputs, size_t n_inputs, struct estafette_tensor **outputs, size_t n_outputs, const struct estafette_attribute *attributes, size_t n_attributes);
+};
 
 #ifdef __cplusplus
 }  // extern "C"

@@ -25,6 +25,11 @@ pub(crate) fn engine(engine: *const estafette_engine) -> Result<Pinned<Engine>, 
     ENGINES.get(engine, "engine")
 }
 
+/// A handle of an engine that was made elsewhere.
+pub(crate) fn handle_of(engine: Engine) -> Result<*mut estafette_engine, Refusal> {
+    Ok(ENGINES.reserve()?.fill(engine))
+}
+
 /// Options of an engine. All bytes zero, but for `size`, are the defaults.
 #[repr(C)]
 #[derive(Debug, Clone, Copy)]

@@ -7,15 +7,17 @@ use std::ffi::c_char;
 const LENGTH: usize = 2048;
 
 thread_local! {
-    /// In one place for as long as the thread lives: a pointer that was read before a call shows the text of that call.
-    static LAST: Cell<[u8; LENGTH]> = const { Cell::new([0; LENGTH]) };
+    /// In one place for as long as the thread lives: a pointer that was read before a call shows the text of that call. That place is
+    /// not in the thread's block of variables, where a library that is loaded late finds little room.
+    static LAST: Box<Cell<[u8; LENGTH]>> = Box::new(Cell::new([0; LENGTH]));
 }
 
 /// Keeps `message` for this thread.
 pub(crate) fn set(message: &str) {
     let length = message.floor_char_boundary(LENGTH - 1);
-    LAST.with(|last| {
-        let last: &Cell<[u8]> = last;
+    // A thread that ends has no place for a text any more.
+    let _ = LAST.try_with(|last| {
+        let last: &Cell<[u8]> = &**last;
         let places = last.as_slice_of_cells();
         for (place, byte) in places.iter().zip(&message.as_bytes()[..length]) {
             // What follows a NUL would be lost in C.
@@ -32,7 +34,7 @@ pub(crate) fn set(message: &str) {
 /// error overwrites the text. May be called in a forked child.
 #[unsafe(no_mangle)]
 pub extern "C" fn estafette_last_error() -> *const c_char {
-    LAST.with(|last| last.as_ptr().cast_const().cast())
+    LAST.try_with(|last| last.as_ptr().cast_const().cast()).unwrap_or(c"".as_ptr())
 }
 
 #[cfg(test)]

@@ -27,6 +27,7 @@
 #[cfg(not(target_pointer_width = "64"))]
 compile_error!("handles hold a place and a generation in the 64 bits of a pointer");
 
+mod api;
 mod context;
 mod contexts;
 mod describe;
@@ -53,6 +54,7 @@ mod submit;
 mod tensor;
 mod version;
 
+pub use api::*;
 pub use contexts::*;
 pub use describe::*;
 pub use dlpack::{DLDataType, DLManagedTensorVersioned, DLTensor};

@@ -4,6 +4,8 @@
 
 use std::path::Path;
 
+use estafette_c::FUNCTIONS;
+
 fn folder() -> &'static Path {
     Path::new(env!("CARGO_MANIFEST_DIR"))
 }
@@ -18,7 +20,40 @@ fn generate() -> String {
         .with_src(folder().join("../../engine/src/operators/library.rs"));
     let mut text = Vec::new();
     builder.generate().expect("the sources can be read").write(&mut text);
-    tidy(&String::from_utf8(text).expect("text"))
+    with_table(&tidy(&String::from_utf8(text).expect("text")))
+}
+
+/// The header with the members of `estafette_api`, which are made of the declarations of the functions.
+fn with_table(header: &str) -> String {
+    let mut members = String::new();
+    for name in FUNCTIONS {
+        let at = header.find(&format!("{name}(")).unwrap_or_else(|| panic!("{name} is not declared"));
+        let start = header[..at].rfind("\n\n").map_or(0, |end| end + 2);
+        let result = header[start..at].rsplit("*/").next().unwrap_or_default();
+        let end = at + header[at..].find(';').expect("a declaration ends");
+        let words = |text: &str| text.split_whitespace().collect::<Vec<_>>().join(" ");
+        let (result, parameters) = (words(result), words(&header[at + name.len()..end]));
+        let gap = if result.ends_with('*') { "" } else { " " };
+        let short = name.trim_start_matches("estafette_");
+        // `export` and `import` are words of C++.
+        let short =
+            if ["export", "import"].contains(&short) { format!("{short}_") } else { short.to_owned() };
+        members += &format!("  {result}{gap}(*{short}){parameters};\n");
+    }
+    let declarations = header.lines().filter(|line| {
+        line.contains('(') && !line.starts_with([' ', '#', '/', '}']) && !line.starts_with("typedef")
+    });
+    for declaration in declarations {
+        let name = declaration.split('(').next().and_then(|before| before.split([' ', '*']).next_back());
+        assert!(name.is_some_and(|name| FUNCTIONS.contains(&name)), "the table lacks {declaration}");
+    }
+    let table = format!(
+        "/**\n * All functions; see `estafette_get_api`. Members that are words of C++ have a `_` at the end.\n */\n\
+         struct estafette_api {{\n  uint32_t size;\n  uint32_t version_major;\n  uint32_t version_minor;\n  uint32_t reserved;\n{members}}};\n\n"
+    );
+    let guard = "#ifdef __cplusplus\n}";
+    let end = header.rfind(guard).expect("the end of the declarations");
+    format!("{}{table}{}", &header[..end], &header[end..])
 }
 
 /// Rustdoc's sections as C programmers write them.

@@ -47,6 +47,8 @@ mod _estafette {
     #[pymodule_export]
     use super::classes::access::{PyAccess, PyView};
     #[pymodule_export]
+    use super::classes::c_handles::c_api;
+    #[pymodule_export]
     use super::classes::engine::PyEngine;
     #[pymodule_export]
     use super::classes::exporter::Exporter;

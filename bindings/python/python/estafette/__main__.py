@@ -12,6 +12,10 @@ def main() -> int:
         from ._observe import command
 
         return command(sys.argv[2:])
+    if sys.argv[1:2] == ["config"]:
+        from ._config import command
+
+        return command(sys.argv[2:])
     # The interpreter would obey Ctrl-C only after the command.
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     return _command(["estafette", *sys.argv[1:]])

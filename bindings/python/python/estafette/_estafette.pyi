@@ -27,7 +27,7 @@ from .typing import (
     Using,
 )
 
-__all__ = ["Access", "Engine", "Exporter", "Operation", "Operator", "Operators", "Program", "Tensor", "Variable", "View", "__version__", "_after_fork_in_child", "_after_fork_in_parent", "_at_exit", "_before_fork", "_before_threads_end", "_begin_recording", "_check_interpreter", "_command", "_end_recording", "_hold_barriers", "_read_report", "_set_helping", "_shown", "_wait_any", "_write_observation", "devices", "peers", "record_call_sites", "register_context", "unordered_exchanges", "unregister_context"]
+__all__ = ["Access", "Engine", "Exporter", "Operation", "Operator", "Operators", "Program", "Tensor", "Variable", "View", "__version__", "_after_fork_in_child", "_after_fork_in_parent", "_at_exit", "_before_fork", "_before_threads_end", "_begin_recording", "_check_interpreter", "_command", "_end_recording", "_hold_barriers", "_read_report", "_set_helping", "_shown", "_wait_any", "_write_observation", "c_api", "devices", "peers", "record_call_sites", "register_context", "unordered_exchanges", "unregister_context"]
 
 __version__: str
 
@@ -202,6 +202,18 @@ class Engine:
         """Returns a tensor of zeros in host memory."""
     def var(self) -> Variable:
         """Returns a variable: an object without memory that operations are ordered by."""
+    def c_handle(self) -> int:
+        """Returns a handle of the engine for C, an ``estafette_engine*`` as an integer. The caller owns it, and gives it up by
+        ``estafette_engine_destroy``, which leaves the engine as it is for Python.
+        """
+    def tensor_from_c(self, handle: int) -> Tensor:
+        """Returns the tensor of a handle from C, an ``estafette_tensor*`` as an integer. The handle stays its owner's. The tensor is ordered
+        with all uses of it, in C and here; no memory is exchanged. Raises `ValueError` for what is no such handle.
+        """
+    def operation_from_c(self, handle: int) -> Operation:
+        """Returns the operation of a handle from C, an ``estafette_op*`` as an integer. The handle stays its owner's. Raises `ValueError` for
+        what is no handle of a submitted operation.
+        """
     def submit(
         self,
         fn: Body,
@@ -659,6 +671,10 @@ class Tensor:
         this attribute. Waits until the data is ready. The consumer does not report the end of its use, so no
         operation may write the tensor meanwhile.
         """
+    def c_handle(self) -> int:
+        """Returns a handle of the tensor for C, an ``estafette_tensor*`` as an integer. The caller owns it, and gives it up by
+        ``estafette_tensor_release``.
+        """
     def end_captures(self) -> int:
         """Ends the leases of exports into captures of CUDA graphs, and returns how many leases it ended. Call
         this method when no such graph will be launched again.
@@ -903,6 +919,10 @@ class Operation:
     @property
     def id(self) -> int:
         """Identity, as in errors and diagnoses."""
+    def c_handle(self) -> int:
+        """Returns a handle of the operation for C, an ``estafette_op*`` as an integer, to query, wait for, cancel, or have a fence of. The
+        caller owns it, and gives it up by ``estafette_op_release``.
+        """
     def is_done(self) -> bool:
         """Whether the operation has ended, well or not."""
     def cancel(self) -> bool:
@@ -1144,6 +1164,13 @@ def _after_fork_in_parent() -> None: ...
 def _at_exit() -> None: ...
 def _before_fork() -> None: ...
 def _before_threads_end() -> None: ...
+def c_api() -> CapsuleType:
+    """Returns the functions of `estafette.h` in a table: a capsule named ``estafette.c_api`` with a pointer to the struct `estafette_api`.
+
+    Code in C takes the pointer by `PyCapsule_GetPointer`. It needs no other library, and what it does is in the graph of this process,
+    beside what Python does. ``python -m estafette config`` names the header, and how to link instead.
+    """
+
 def record_call_sites(on: bool = True, /) -> bool:
     """Whether leases taken from now on note the file, line and function that take them, and the type of the object that they
     are for where that is known. Says what it was before. Off, as it is at first, taking a lease costs less.

@@ -3,6 +3,7 @@
 //! | part | what it has |
 //! |---|---|
 //! | `access` | Scoped leases: `with eng.access(...)`, `with t.read()`, `with t.write()`, and their `async` forms |
+//! | `c_handles` | The C interface in this extension: its functions, and handles of what Python has |
 //! | `engine` | The class `Engine`: how one is made, waited for, asked and ended |
 //! | `exporter` | The class `Exporter`: what a tensor is exported through for another access than reading |
 //! | `handle` | What the objects of one engine share |
@@ -17,6 +18,7 @@
 //! | `variable` | The class `Variable` |
 
 pub(crate) mod access;
+pub(crate) mod c_handles;
 pub(crate) mod engine;
 pub(crate) mod exporter;
 pub(crate) mod handle;

@@ -83,16 +83,16 @@ const LEASE_TIMEOUT_DEFAULT: Duration = Duration::from_secs(30);
 ///     none for other functions, which get the tensors themselves.
 #[pyclass(frozen, module = "estafette", name = "Engine", weakref)]
 pub struct PyEngine {
-    handle: EngineHandle,
+    pub(super) handle: EngineHandle,
     workers: usize,
 }
 
 impl PyEngine {
-    fn engine(&self, py: Python<'_>) -> PyResult<&Engine> {
+    pub(super) fn engine(&self, py: Python<'_>) -> PyResult<&Engine> {
         self.handle.engine(py)
     }
 
-    fn wrap(&self, tensor: Tensor) -> PyTensor {
+    pub(super) fn wrap(&self, tensor: Tensor) -> PyTensor {
         PyTensor::new(tensor, self.handle.clone())
     }
 

@@ -1,0 +1,1 @@
+../../../../fence/include/dlpack_fence.h
