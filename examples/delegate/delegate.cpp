@@ -27,14 +27,9 @@ struct World {
   crossing::Counts counts;
   tide::Loop loop;
   mill::Pool pool{2};
-  estafette_engine *engine = nullptr;
+  estafette_engine *engine;
 
-  World() {
-    estafette_engine_options options{};
-    options.size = sizeof options;
-    options.workers = 1;
-    crossing::check(estafette_engine_create(&options, &engine));
-  }
+  explicit World(estafette_engine *engine) : engine(engine) {}
   ~World() {
     estafette_wait_all(engine, ESTAFETTE_FOREVER);
     estafette_engine_destroy(engine);
@@ -101,8 +96,9 @@ extern "C" {
 
 const char *delegate_error() { return failure.c_str(); }
 
-World *delegate_create() {
-  return guarded([] { return new World; });
+// Takes over the handle of an engine.
+World *delegate_create(estafette_engine *engine) {
+  return guarded([=] { return new World(engine); });
 }
 
 void delegate_destroy(World *world) { delete world; }
@@ -163,21 +159,20 @@ int64_t tide_turn(World *world) {
   }
 }
 
-// For `__dlpack_fence__`: the memory of a tensor of Tide, ready or not.
-DLManagedTensorFenced *tide_fenced(World *world, TideTensor *tensor) {
+// A tensor of Tide as a tensor of Estafette, ready or not. The caller owns the handle.
+estafette_tensor *tide_tensor(World *world, TideTensor *tensor) {
   return guarded([=] {
     const DLDataType f64{kDLFloat, 64, 1};
     DLFence ready = crossing::fence_of(world->loop, (*tensor)->ticket);
-    return crossing::fenced(*tensor, f64, DLPACK_FLAG_BITMASK_READ_ONLY, world->counts, ready);
+    return imported(*world, crossing::fenced(*tensor, f64, DLPACK_FLAG_BITMASK_READ_ONLY, world->counts, ready));
   });
 }
 
-void fenced_delete(DLManagedTensorFenced *fenced) { fenced->managed.deleter(&fenced->managed); }
+void tensor_drop(estafette_tensor *tensor) { estafette_tensor_release(tensor); }
 
-// Mill sums a tensor of another library when the tensor is ready. Takes `fenced`, also on an error.
-MillTensor *mill_sum(World *world, DLManagedTensorFenced *fenced) {
+// Mill sums a tensor of Estafette when the tensor is ready. Takes over the handle, also on an error.
+MillTensor *mill_sum(World *world, estafette_tensor *input) {
   return guarded([=]() -> MillTensor * {
-    estafette_tensor *input = imported(*world, fenced);
     auto out = std::make_shared<mill::Tensor>(1);
     auto sum = new Sum{world, input, out};
     estafette_status status =

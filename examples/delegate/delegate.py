@@ -4,14 +4,16 @@
 
     python examples/delegate/delegate.py build/libdelegate.so
 
-*Mill* has a pool of threads and calls back; *Tide* has a loop and can only be asked. Both delegate their crossings to
-Estafette's C interface. Per frame: Mill computes and doubles a ramp, Tide takes it as doubles, NumPy (or PyTorch, or JAX) squares
-it in the schedule of Estafette's Python package, and Mill sums it up. All frames are submitted before the first is there.
+*Mill* has a pool of threads and calls back; *Tide* has a loop and can only be asked. Both delegate their crossings to the C interface
+in Estafette's Python package, so all operations are in one graph and one trace. Per frame: Mill computes and doubles a ramp, Tide takes
+it as doubles, NumPy (or PyTorch, or JAX) squares it, and Mill sums it up. All frames are submitted before the first is there.
 """
 
 import ctypes
 import importlib.util
+import os
 import sys
+import tempfile
 import time
 
 import numpy as np
@@ -28,7 +30,7 @@ class CLibrary:
         c, p, i = ctypes.CDLL(path), ctypes.c_void_p, ctypes.c_int64
         types = {
             "delegate_error": (ctypes.c_char_p,),
-            "delegate_create": (p,),
+            "delegate_create": (p, p),
             "delegate_destroy": (None, p),
             "delegate_made": (ctypes.c_int, p),
             "delegate_given_back": (ctypes.c_int, p),
@@ -40,9 +42,9 @@ class CLibrary:
             "mill_drop": (None, p),
             "tide_take": (p, p, p),
             "tide_turn": (i, p),
-            "tide_fenced": (p, p, p),
+            "tide_tensor": (p, p, p),
             "tide_drop": (None, p),
-            "fenced_delete": (None, p),
+            "tensor_drop": (None, p),
         }
         for name, (result, *arguments) in types.items():
             function = getattr(c, name)
@@ -55,53 +57,6 @@ class CLibrary:
         if result is None:
             raise RuntimeError(self.delegate_error().decode())
         return result
-
-
-_python = ctypes.pythonapi
-_python.PyCapsule_New.restype = ctypes.py_object
-_python.PyCapsule_New.argtypes = [ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p]
-_python.PyCapsule_GetPointer.restype = ctypes.c_void_p
-_python.PyCapsule_GetPointer.argtypes = [ctypes.py_object, ctypes.c_char_p]
-_python.PyCapsule_SetName.argtypes = [ctypes.py_object, ctypes.c_char_p]
-# Signatures for destructors, which must not take a new reference to their object.
-_raw = ctypes.PyDLL(None)
-_raw.PyCapsule_IsValid.argtypes = _raw.PyCapsule_GetPointer.argtypes = [ctypes.c_void_p, ctypes.c_char_p]
-_raw.PyCapsule_GetPointer.restype = ctypes.c_void_p
-
-FENCED, USED = b"dltensor_fenced", b"used_dltensor_fenced"
-
-
-class TideArray:
-    """A tensor of Tide, for Python libraries."""
-
-    def __init__(self, lib, world, tensor):
-        self._lib, self._world, self._tensor = lib, world, tensor
-
-        @ctypes.CFUNCTYPE(None, ctypes.c_void_p)
-        def give_back(capsule):
-            if _raw.PyCapsule_IsValid(capsule, FENCED):
-                lib.fenced_delete(_raw.PyCapsule_GetPointer(capsule, FENCED))
-
-        # Lives as long as the library: a capsule may outlive this object.
-        lib.__dict__.setdefault("kept", []).append(give_back)
-        self._give_back = ctypes.cast(give_back, ctypes.c_void_p)
-
-    def __dlpack_device__(self):
-        return (1, 0)
-
-    def __dlpack__(self, **_):
-        raise BufferError("Tide never waits: call `__dlpack_fence__`")
-
-    def __dlpack_fence__(self, *, max_version=None, dl_device=None, copy=None):
-        return _python.PyCapsule_New(self._lib.tide_fenced(self._world, self._tensor), FENCED, self._give_back)
-
-
-def hand_over(lib, world, tensor):
-    """Passes a tensor of the Python package to Mill, ready or not, without a copy."""
-    capsule = tensor.__dlpack_fence__(max_version=(1, 3))
-    fenced = _python.PyCapsule_GetPointer(capsule, FENCED)
-    _python.PyCapsule_SetName(capsule, USED)
-    return lib.mill_sum(world, fenced)
 
 
 def squares():
@@ -124,10 +79,11 @@ def squares():
 
 def main(path):
     lib = CLibrary(path)
-    world = lib.delegate_create()
     kinds = list(squares())
     frames, drops = [], []
-    with est.Engine(workers=2) as eng:
+    file = os.path.join(tempfile.mkdtemp(), "relay.pftrace")
+    with est.record(file) as trace, est.Engine(workers=2) as eng:
+        world = lib.delegate_create(eng.c_handle())
         for name, using, square in kinds:
             # The first call of a library is slow.
             x, y = eng.zeros(1, "float64"), eng.zeros(1, "float64")
@@ -139,10 +95,12 @@ def main(path):
             ramp = lib.mill_ramp(world, frame, LENGTH, MILLISECONDS)
             doubled = lib.mill_double(world, ramp)
             taken = lib.tide_take(world, doubled)
-            x = eng.from_dlpack(TideArray(lib, world, taken))
+            handle = lib.tide_tensor(world, taken)
+            x = eng.tensor_from_c(handle)
+            lib.tensor_drop(handle)
             y = eng.empty(LENGTH, "float64")
             eng.submit(square, reads=[x], writes=[y], using=using, name=name)
-            total = hand_over(lib, world, y)
+            total = lib.mill_sum(world, y.c_handle())
             frames.append((name, total))
             drops += [(lib.mill_drop, ramp), (lib.mill_drop, doubled), (lib.tide_drop, taken), (lib.mill_drop, total)]
         submitted = time.perf_counter() - began
@@ -176,15 +134,24 @@ def main(path):
     rows = [
         ("leg", "crossings", "data", "ready"),
         ("Mill > Tide", FRAMES, "C interface", "a fence that pushes; Tide asks in each turn"),
-        ("Tide > " + ", ".join(name for name, *_ in kinds), FRAMES, "DLPack", "a fence that only answers, polled"),
-        ("Python > Mill", FRAMES, "DLPack", "Estafette's fence, as a C struct"),
+        ("Tide > " + ", ".join(name for name, *_ in kinds), FRAMES, "a handle", "a fence that only answers, polled"),
+        ("Python > Mill", FRAMES, "a handle", "a dependency in the graph that both use"),
     ]
     for leg, crossings, data, ready in rows:
         print(f"{leg:<30}{crossings:>10}  {data:<13}{ready}")
     print()
     print(f"{FRAMES} frames submitted in {submitted * 1e3:.1f} ms, {early} of them done by then; all after {took * 1e3:.1f} ms")
     print(f"Mill's own work takes {alone * 1e3:.0f} ms, shared by 2 threads; Tide's loop turned {turns} times and never blocked")
+    operations = trace.report().data["operations"]
+
+    def count(*names):
+        return sum(row["count"] for row in operations if any(f"`{name}`" in row["name"] for name in names))
+
+    in_python, in_mill = count(*(name for name, *_ in kinds)), count("mill sum")
+    print(f"one trace: {in_python} operations of Python, {in_mill} of Mill")
     print(f"sums right: {right} of {FRAMES}; memory given back: {given_back} of {made}")
+    if in_python < FRAMES or in_mill != FRAMES:
+        raise SystemExit("the trace lacks operations")
     if right != FRAMES or given_back != made or early == FRAMES:
         raise SystemExit("something was not as it should be")
 

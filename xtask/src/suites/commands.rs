@@ -20,22 +20,19 @@ pub(super) fn play_the_driver(context: &Context, command: &mut Command) {
     command.env("ESTAFETTE_CUDA_SIM", simulator).env("LD_LIBRARY_PATH", folder);
 }
 
-/// Installs the C interface, builds the two frameworks with it, and runs the relay.
+/// Builds the two frameworks with the C interface in the wheel, and runs the relay.
 pub(super) fn delegate(context: &Context) -> Vec<Command> {
-    let library = c_prefix(context).join("lib/libestafette.a");
     let build = context.target.join("delegate");
     let mut configure = shell::command("cmake");
     configure.args(["-S", "examples/delegate", "-DCMAKE_BUILD_TYPE=Release", "-B"]).arg(&build);
-    configure.arg(format!("-DESTAFETTE_LIBRARY={}", library.display()));
+    let (environment, _) = context.python.as_ref().expect("set up before the suite");
+    let package = environment.packages().map(|packages| packages.join("estafette/cmake"));
+    // CMake says that it does not find the package.
+    configure.arg(format!("-Destafette_DIR={}", package.unwrap_or_default().display()));
     let mut compile = shell::command("cmake");
     compile.arg("--build").arg(&build);
     let program = build.join("libdelegate.so");
-    vec![
-        install_c(context),
-        configure,
-        compile,
-        python(context, &["examples/delegate/delegate.py", &program.to_string_lossy()]),
-    ]
+    vec![configure, compile, python(context, &["examples/delegate/delegate.py", &program.to_string_lossy()])]
 }
 
 /// nextest where it is installed, as it runs tests in parallel across binaries; else plain `cargo test`.
