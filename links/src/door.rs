@@ -102,3 +102,18 @@ impl Link {
         arrived.take().await
     }
 }
+
+#[cfg(all(test, estafette_portable))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_system_without_links_says_so() {
+        let error = Door::open().expect_err("there are none");
+        assert_eq!(
+            error.to_string(),
+            "starting to wait for other processes: links between processes need Linux"
+        );
+        assert!(crate::Segment::new(4096).is_err());
+    }
+}
