@@ -17,26 +17,30 @@
 //! # async fn consumer(address: Address) -> Result<(), estafette::Error> {
 //! let engine = Engine::new()?;
 //! let link = engine.connect(&address).await?;
-//! let x = link.receive().await?;                           // a promise like any other
+//! let x = link.receive().await?.expect("a tensor");        // a promise like any other
 //! x.ready().await?;
 //! # Ok(()) }
 //! ```
 
+mod ticket;
+
 use std::sync::Arc;
 
-use estafette_devices::{DLDevice, DeviceError, Reactor, host};
-use estafette_links::{Arena, Link as RawLink, LinkError, Received};
-
+use estafette_devices::host::{self, HostDevice};
+use estafette_devices::{DLDevice, Device, DeviceError, Fence, Reactor};
+use estafette_links::{Arena, Link as RawLink, LinkError, Received, Segment};
 use estafette_sync::sync::Mutex;
 
 use crate::core::error::Error;
 use crate::engine::Engine;
-use crate::exchange::{Abi, DType, ExportFlags, Layout, export};
+use crate::exchange::{Abi, DType, ExportFlags, Layout, ManagedTensor, Storage, export};
 use crate::lease::{Access, Lease, LeaseOwner};
-use crate::operation::import::ImportOptions;
+use crate::operation::import;
 use crate::tensor::handle::Tensor;
+use crate::tensor::memory::ALIGN;
 use crate::wait::notify::{device_error, notify};
 
+pub use self::ticket::Ticket;
 pub use estafette_links::{Address, Door};
 
 /// A link of an engine to another process.
@@ -57,6 +61,18 @@ impl From<LinkError> for Error {
 }
 
 impl Engine {
+    /// A tensor of zeros in host memory that other processes can be shown, whatever the engine's other memory is.
+    ///
+    /// # Errors
+    /// As [`zeros`](Self::zeros).
+    pub fn zeros_shared(&self, shape: &[i64], dtype: DType) -> Result<Tensor, Error> {
+        import::allocate(self.core(), DLDevice::CPU, shape, dtype, |_, layout| {
+            Ok(Storage::device(
+                HostDevice::with_memory(Arc::new(Arena)).allocate_zeroed(layout.byte_len().max(1), ALIGN)?,
+            ))
+        })
+    }
+
     /// A link to the process with a door at `address`.
     ///
     /// # Errors
@@ -81,36 +97,62 @@ impl Link {
     }
 
     fn owner(&self) -> LeaseOwner {
-        LeaseOwner::from(format!("process {}", self.process())).elsewhere()
+        LeaseOwner::from(format!("process {}", self.process()))
     }
 
     /// Lets the other process read the tensor's current version, ready or not. Writes submitted later wait until the other process is done.
     /// Waits while the link is full.
     ///
     /// # Errors
-    /// [`Error::Invalid`] if the memory cannot be shown to others: its engine was made without [`shared`](crate::engine::EngineBuilder::shared),
-    /// or it came from elsewhere, or is not there yet. [`Error::Device`] if the other process left or died.
+    /// [`Error::NotShared`] if the memory cannot be shown to others: its engine was made without
+    /// [`shared`](crate::engine::EngineBuilder::shared), or it came from elsewhere. [`Error::NotDefined`] if there is no memory yet.
+    /// [`Error::Device`] if the other process left or died.
     pub async fn send(&self, tensor: &Tensor) -> Result<(), Error> {
+        hand_over(&self.link, &[], Arc::new(Export::new(tensor, self.owner())?)).await
+    }
+
+    /// The next tensor of the other process: a promise, read-only, in the memory of that process. `None` once that process has closed the
+    /// link in good order.
+    ///
+    /// # Errors
+    /// [`Error::Device`] if the other process died; [`Error::Invalid`] if it says what makes no sense.
+    pub async fn receive(&self) -> Result<Option<Tensor>, Error> {
+        let received = match self.link.receive().await {
+            Ok(received) => received,
+            Err(LinkError::Closed { .. }) => return Ok(None),
+            Err(error) => return Err(error.into()),
+        };
+        let note = received.note().to_vec();
+        let (managed, ready) = take_over(&self.link, received, &note)?;
+        import::of_another_process(self.engine.core(), managed, ready).map(Some)
+    }
+}
+
+/// A version of a tensor, on behalf of other processes: under one read lease for as long as anything has a share in this.
+struct Export {
+    segment: Arc<Segment>,
+    /// Where the first element is in the segment.
+    first: usize,
+    layout: Layout,
+    /// Done when the lease is granted.
+    ready: Fence,
+    _share: Share,
+}
+
+impl Export {
+    /// Requests the lease: it takes its place in the order now.
+    fn new(tensor: &Tensor, owner: LeaseOwner) -> Result<Self, Error> {
         let definition = tensor.inner.definition()?;
         let layout = &definition.layout;
         let range = layout.byte_range(definition.data);
         let base = std::ptr::without_provenance::<u8>(range.start);
-        let not_shared = || {
-            Error::invalid(
-                "the tensor's memory is not shared with other processes: see `EngineBuilder::shared`",
-            )
-        };
         let is_host = layout.device() == DLDevice::CPU && definition.host;
         let found = if is_host { Arena.find(base, range.len()) } else { None };
-        let (segment, offset) = found.ok_or_else(not_shared)?;
-        let number = self.link.show(&segment)?;
-        let first = offset + (definition.data.addr() - range.start);
-        let note = Description { number, first: first as u64, layout: layout.clone() }.to_bytes();
+        let (segment, offset) = found.ok_or(Error::NotShared(NOT_SHARED.into()))?;
         let (completer, ready) = host::promise("a lease for another process");
-        // The request takes its place in the order now.
-        let request = tensor.lease(Access::Read, self.owner());
         let share = Share::default();
         let granted = Arc::clone(&share.0);
+        let request = tensor.lease(Access::Read, owner.elsewhere());
         notify(request, move |lease: Result<Lease, Error>| match lease {
             Ok(lease) => {
                 let ended = granted.lock().put(lease);
@@ -119,42 +161,52 @@ impl Link {
             }
             Err(error) => completer.fail(device_error(error)),
         });
-        let answer = self.link.send(&ready, &note).await?;
-        // Whatever the answer is, the other process touches the memory no more.
-        Reactor::global().when_settled([&answer], move |_| drop(share));
-        Ok(())
+        let first = offset + (definition.data.addr() - range.start);
+        Ok(Self { segment, first, layout: layout.clone(), ready, _share: share })
     }
+}
 
-    /// The next tensor of the other process: a promise, read-only, in the memory of that process.
-    ///
-    /// # Errors
-    /// [`Error::Device`] if the other process left or died; [`Error::Invalid`] if it says what makes no sense.
-    pub async fn receive(&self) -> Result<Tensor, Error> {
-        let received = self.link.receive().await?;
-        let Description { number, first, layout } = Description::from_bytes(received.note())
-            .ok_or_else(|| Error::invalid(format!("process {} sent no tensor", self.process())))?;
-        let segment = self.link.segment(number)?;
-        let start = segment.start().as_ptr();
-        let outside =
-            || Error::invalid(format!("process {} sent a tensor outside of its memory", self.process()));
-        let first =
-            usize::try_from(first).ok().filter(|first| *first <= segment.bytes()).ok_or_else(outside)?;
-        let data = start.wrapping_add(first);
-        layout.check_data(data)?;
-        let range = layout.byte_range(data);
-        if range.start < start.addr() || range.end > start.addr() + segment.bytes() {
-            return Err(outside());
-        }
-        let ready = received.fence().clone();
-        let keeper: (Received, _) = (received, segment);
-        let flags = ExportFlags { read_only: true, is_copied: false };
-        // SAFETY: the elements are inside of the segment, which is mapped until the keeper is dropped; its owner leaves them alone
-        // between the fence and the answer, which the drop of what was received gives.
-        unsafe {
-            let managed = export(&layout, data, flags, Abi::Versioned, move || drop(keeper));
-            self.engine.import_with(managed, ImportOptions::default().ready(ready).read_only(true))
-        }
+/// Why a tensor is refused.
+const NOT_SHARED: &str = "the memory of the tensor is not memory that this process can show to others: make the tensor in an engine with \
+                          shared memory, and have operations write to it; a tensor of another process is asked of that process";
+
+/// Sends an export behind `prefix`. The share ends when the other process touches the memory no more.
+async fn hand_over(link: &RawLink, prefix: &[u8], export: Arc<Export>) -> Result<(), Error> {
+    let number = link.show(&export.segment)?;
+    let Export { first, layout, .. } = &*export;
+    let description = Description { number, first: *first as u64, layout: layout.clone() };
+    let note = [prefix, &description.to_bytes()].concat();
+    let answer = link.send(&export.ready, &note).await?;
+    Reactor::global().when_settled([&answer], move |_| drop(export));
+    Ok(())
+}
+
+/// What was received with a description, and when it may be read.
+fn take_over(
+    link: &RawLink,
+    received: Received,
+    description: &[u8],
+) -> Result<(ManagedTensor, Fence), Error> {
+    let process = link.process();
+    let Description { number, first, layout } = Description::from_bytes(description)
+        .ok_or_else(|| Error::invalid(format!("process {process} sent no tensor")))?;
+    let segment = link.segment(number)?;
+    let start = segment.start().as_ptr();
+    let outside = || Error::invalid(format!("process {process} sent a tensor outside of its memory"));
+    let first = usize::try_from(first).ok().filter(|first| *first <= segment.bytes()).ok_or_else(outside)?;
+    let data = start.wrapping_add(first);
+    layout.check_data(data)?;
+    let range = layout.byte_range(data);
+    if range.start < start.addr() || range.end > start.addr() + segment.bytes() {
+        return Err(outside());
     }
+    let ready = received.fence().clone();
+    let keeper: (Received, _) = (received, segment);
+    let flags = ExportFlags { read_only: true, is_copied: false };
+    // SAFETY: the elements are inside of the segment, which is mapped until the keeper is dropped; its owner leaves them alone
+    // between the fence and the answer, which the drop of what was received gives.
+    let managed = unsafe { export(&layout, data, flags, Abi::Versioned, move || drop(keeper)) };
+    Ok((managed, ready))
 }
 
 /// The lease of another process, granted or not. It ends when this is dropped.

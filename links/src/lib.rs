@@ -64,7 +64,7 @@ mod tests;
 
 pub use self::{
     arena::Arena,
-    door::{Address, Door},
+    door::{Address, Door, secret},
     error::LinkError,
     link::{Link, Received},
     segment::{PeerSegment, Segment},

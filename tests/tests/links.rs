@@ -5,8 +5,10 @@
 #[path = "../../links/tests/support/mod.rs"]
 mod support;
 
-use estafette::remote::{Address, Door, Link};
-use estafette::{DType, Engine, Tensor};
+use std::time::Duration;
+
+use estafette::remote::{Address, Door, Link, Ticket};
+use estafette::{DType, Engine, Error, Tensor};
 
 use support::{Peer, role, until, wait};
 
@@ -42,6 +44,43 @@ fn is_send<T: Send>(value: T) -> T {
     value
 }
 
+fn receive(link: &Link) -> Tensor {
+    wait(link.receive()).expect("a link").expect("a tensor")
+}
+
+fn send_ticket(engine: &Engine, link: &Link, ticket: &Ticket) {
+    let bytes = ticket.to_bytes();
+    let tensor = engine.zeros(&[bytes.len() as i64], DType::U8).unwrap();
+    let written = engine.op("ticket").writes([&tensor]).run(move |[], [mut tensor]| {
+        tensor.as_mut_slice::<u8>()?.copy_from_slice(&bytes);
+        Ok(())
+    });
+    drop(written.unwrap());
+    wait(link.send(&tensor)).unwrap();
+}
+
+fn receive_ticket(link: &Link) -> Ticket {
+    let tensor = receive(link);
+    tensor.wait().unwrap();
+    Ticket::from_bytes(&tensor.to_vec::<u8>().unwrap()).unwrap()
+}
+
+/// Sends a word, which the other process waits for with `heard`.
+fn say(engine: &Engine, link: &Link) {
+    wait(link.send(&engine.zeros(&[1], DType::I64).unwrap())).unwrap();
+}
+
+fn heard(link: &Link) {
+    drop(receive(link));
+}
+
+/// Never ends by itself.
+fn until_killed() -> ! {
+    loop {
+        std::thread::sleep(Duration::from_secs(600));
+    }
+}
+
 /// Runs `owner` here and `consumer` in another process, each with an engine and a link.
 fn two(name: &str, owner: impl FnOnce(&mut Peer, &Engine, Link), consumer: impl FnOnce(&Engine, Link)) {
     let engine = engine();
@@ -70,7 +109,7 @@ fn each_version_is_seen_whole_and_writes_wait_for_its_readers() {
             }
             fill(engine, &x, -1);
             for round in 0..ROUNDS {
-                let doubled = wait(is_send(link.receive())).unwrap();
+                let doubled = wait(is_send(link.receive())).unwrap().unwrap();
                 assert_eq!(value(engine, &doubled).unwrap(), 2 * round);
             }
             assert_eq!(value(engine, &x).unwrap(), -1);
@@ -79,7 +118,7 @@ fn each_version_is_seen_whole_and_writes_wait_for_its_readers() {
         },
         |engine, link| {
             for round in 0..ROUNDS {
-                let x = wait(link.receive()).unwrap();
+                let x = receive(&link);
                 assert_eq!(x.shape().unwrap()[..], [LENGTH]);
                 let y = engine.zeros(&[LENGTH], DType::I64).unwrap();
                 engine
@@ -97,7 +136,7 @@ fn each_version_is_seen_whole_and_writes_wait_for_its_readers() {
                 wait(link.send(&y)).unwrap();
                 assert_eq!(value(engine, &y).unwrap(), 2 * round);
             }
-            assert!(wait(link.receive()).unwrap_err().to_string().contains("closed the link"));
+            assert!(wait(link.receive()).unwrap().is_none(), "the other process has closed the link");
         },
     );
 }
@@ -114,19 +153,21 @@ fn failures_follow_the_data_into_another_process() {
             wait(link.send(&x)).unwrap();
             let private = Engine::builder().workers(1).build().unwrap();
             let y = private.zeros(&[LENGTH], DType::I64).unwrap();
-            assert!(wait(link.send(&y)).unwrap_err().to_string().contains("not shared"));
+            assert!(matches!(wait(link.send(&y)), Err(Error::NotShared(_))));
+            wait(link.send(&private.zeros_shared(&[LENGTH], DType::I64).unwrap())).unwrap();
             assert!(peer.0.wait().unwrap().success());
             assert!(x.wait().is_ok());
         },
         |engine, link| {
-            let failed = wait(link.receive()).unwrap();
+            let failed = receive(&link);
             let error = failed.wait().unwrap_err().to_string();
             assert!(error.contains("out of paper") && error.contains("in process"), "{error}");
             drop(failed);
-            let healed = wait(link.receive()).unwrap();
+            let healed = receive(&link);
             assert_eq!(value(engine, &healed).unwrap(), 7);
             let refused = engine.op("write").writes([&healed]).run(|[], [_x]| Ok(()));
             assert!(refused.is_err(), "it is lent for reading");
+            assert_eq!(value(engine, &receive(&link)).unwrap(), 0);
         },
     );
 }
@@ -139,18 +180,18 @@ fn a_consumer_that_dies_gives_back_what_it_read() {
             let x = engine.zeros(&[LENGTH], DType::I64).unwrap();
             fill(engine, &x, 1);
             wait(link.send(&x)).unwrap();
-            drop(wait(link.receive()).unwrap());
+            drop(receive(&link));
             fill(engine, &x, 2);
-            std::thread::sleep(std::time::Duration::from_millis(30));
+            std::thread::sleep(Duration::from_millis(30));
             assert!(!x.is_ready(), "the write waits for the lease");
             peer.kill();
             assert_eq!(value(engine, &x).unwrap(), 2);
         },
         |engine, link| {
-            let x = wait(link.receive()).unwrap();
+            let x = receive(&link);
             assert_eq!(value(engine, &x).unwrap(), 1);
-            wait(link.send(&engine.zeros(&[1], DType::I64).unwrap())).unwrap();
-            std::thread::sleep(std::time::Duration::from_secs(600));
+            say(engine, &link);
+            until_killed();
         },
     );
 }
@@ -161,8 +202,8 @@ fn what_an_owner_had_finished_when_it_died_stays_readable() {
         "what_an_owner_had_finished_when_it_died_stays_readable",
         |peer, engine, link| {
             // The roles are reversed here: the other process is the owner.
-            let ready = wait(link.receive()).unwrap();
-            let pending = wait(link.receive()).unwrap();
+            let ready = receive(&link);
+            let pending = receive(&link);
             let after = engine.zeros(&[LENGTH], DType::I64).unwrap();
             engine.op("copy").reads([&pending]).writes([&after]).run(|[_x], [_y]| Ok(())).unwrap();
             until("the first is ready", || ready.is_ready());
@@ -180,12 +221,179 @@ fn what_an_owner_had_finished_when_it_died_stays_readable() {
                 .op("endless")
                 .writes([&pending])
                 .run(|[], [_x]| {
-                    std::thread::sleep(std::time::Duration::from_secs(600));
+                    std::thread::sleep(Duration::from_secs(600));
                     Ok(())
                 })
                 .unwrap();
             wait(link.send(&pending)).unwrap();
-            std::thread::sleep(std::time::Duration::from_secs(600));
+            until_killed();
         },
     );
+}
+
+/// The owner writes the memory of the first version again once the consumer is done with it, and not before: the second version is
+/// pending until then.
+#[test]
+fn a_version_can_be_used_while_a_later_one_of_the_same_memory_is_pending() {
+    two(
+        "a_version_can_be_used_while_a_later_one_of_the_same_memory_is_pending",
+        |peer, engine, link| {
+            let x = engine.zeros(&[LENGTH], DType::I64).unwrap();
+            for version in 1..=3 {
+                fill(engine, &x, version);
+                wait(link.send(&x)).unwrap();
+            }
+            assert!(peer.0.wait().unwrap().success());
+        },
+        |engine, link| {
+            let [first, second, third] = [(); 3].map(|()| receive(&link));
+            assert_eq!(value(engine, &first).unwrap(), 1);
+            assert!(!second.is_ready());
+            drop(first);
+            assert_eq!(value(engine, &second).unwrap(), 2);
+            drop(second);
+            assert_eq!(value(engine, &third).unwrap(), 3);
+        },
+    );
+}
+
+#[test]
+fn a_ticket_is_a_promise_in_a_process_without_a_link() {
+    two(
+        "a_ticket_is_a_promise_in_a_process_without_a_link",
+        |peer, engine, link| {
+            let x = engine.zeros(&[LENGTH], DType::I64).unwrap();
+            let (begin, began) = std::sync::mpsc::channel();
+            let slow = engine.op("slow").writes([&x]).run(move |[], [mut x]| {
+                began.recv()?;
+                x.as_mut_slice::<i64>()?.fill(7);
+                Ok(())
+            });
+            drop(slow.unwrap());
+            let ticket = x.ticket().unwrap();
+            fill(engine, &x, 8);
+            send_ticket(engine, &link, &ticket);
+            heard(&link);
+            begin.send(()).unwrap();
+            heard(&link);
+            // Its uses are over, and the ticket is not.
+            assert!(!x.is_ready(), "the write waits for the ticket");
+            drop(ticket);
+            assert_eq!(value(engine, &x).unwrap(), 8);
+            say(engine, &link);
+            assert!(peer.0.wait().unwrap().success());
+        },
+        |engine, link| {
+            let ticket = receive_ticket(&link);
+            let [first, second] = [(); 2].map(|()| engine.from_ticket(&ticket).unwrap());
+            until("the first is defined", || first.is_defined());
+            assert!(!first.is_ready());
+            say(engine, &link);
+            assert_eq!(value(engine, &first).unwrap(), 7);
+            assert_eq!(value(engine, &second).unwrap(), 7);
+            drop((first, second));
+            say(engine, &link);
+            heard(&link);
+            let late = engine.from_ticket(&ticket).unwrap();
+            let error = late.wait().unwrap_err().to_string();
+            assert!(error.contains("not valid any more"), "{error}");
+        },
+    );
+}
+
+#[test]
+fn thousands_of_tickets_are_redeemed_at_once() {
+    const TICKETS: i64 = 5_000;
+    two(
+        "thousands_of_tickets_are_redeemed_at_once",
+        |peer, engine, link| {
+            let x = engine.zeros(&[LENGTH], DType::I64).unwrap();
+            fill(engine, &x, 3);
+            let ticket = x.ticket().unwrap();
+            send_ticket(engine, &link, &ticket);
+            assert!(peer.0.wait().unwrap().success());
+            drop(ticket);
+            fill(engine, &x, 4);
+            assert_eq!(value(engine, &x).unwrap(), 4);
+        },
+        |_, link| {
+            let engine = Engine::builder().in_flight_limit(2 * TICKETS as usize).build().unwrap();
+            let ticket = receive_ticket(&link);
+            let tensors: Vec<_> = (0..TICKETS).map(|_| engine.from_ticket(&ticket).unwrap()).collect();
+            tensors.iter().for_each(|tensor| tensor.wait().unwrap());
+            assert_eq!(value(&engine, &tensors[77]).unwrap(), 3);
+        },
+    );
+}
+
+#[test]
+fn the_death_of_an_owner_fails_what_its_tickets_promised() {
+    two(
+        "the_death_of_an_owner_fails_what_its_tickets_promised",
+        |peer, engine, link| {
+            // The roles are reversed here: the other process is the owner.
+            let [ready, pending] = [(); 2].map(|()| receive_ticket(&link));
+            let [x, y] = [&ready, &pending].map(|ticket| engine.from_ticket(ticket).unwrap());
+            assert_eq!(value(engine, &x).unwrap(), 5);
+            until("the second is defined", || y.is_defined());
+            peer.kill();
+            let died = format!("process {} died", peer.process());
+            assert!(y.wait().unwrap_err().to_string().contains(&died));
+            assert_eq!(value(engine, &x).unwrap(), 5, "what was ready stays readable");
+            until("its end is known", || {
+                let late = engine.from_ticket(&ready).unwrap();
+                late.wait().is_err_and(|error| error.to_string().contains(&died))
+            });
+        },
+        |engine, link| {
+            let [ready, pending] = [(); 2].map(|()| engine.zeros(&[LENGTH], DType::I64).unwrap());
+            fill(engine, &ready, 5);
+            drop(engine.op("endless").writes([&pending]).run(|[], [_x]| until_killed()).unwrap());
+            let tickets = [&ready, &pending].map(|tensor| tensor.ticket().unwrap());
+            tickets.iter().for_each(|ticket| send_ticket(engine, &link, ticket));
+            until_killed();
+        },
+    );
+}
+
+#[test]
+fn a_consumer_that_dies_gives_back_what_its_tickets_gave_it() {
+    two(
+        "a_consumer_that_dies_gives_back_what_its_tickets_gave_it",
+        |peer, engine, link| {
+            let x = engine.zeros(&[LENGTH], DType::I64).unwrap();
+            fill(engine, &x, 1);
+            let ticket = x.ticket().unwrap();
+            send_ticket(engine, &link, &ticket);
+            heard(&link);
+            drop(ticket);
+            fill(engine, &x, 2);
+            std::thread::sleep(Duration::from_millis(30));
+            assert!(!x.is_ready(), "the write waits for the other process");
+            peer.kill();
+            assert_eq!(value(engine, &x).unwrap(), 2);
+        },
+        |engine, link| {
+            let ticket = receive_ticket(&link);
+            let x = engine.from_ticket(&ticket).unwrap();
+            assert_eq!(value(engine, &x).unwrap(), 1);
+            say(engine, &link);
+            until_killed();
+        },
+    );
+}
+
+#[test]
+fn bytes_that_are_no_ticket_are_refused_and_a_process_may_use_its_own_tickets() {
+    let engine = engine();
+    let x = engine.zeros(&[LENGTH], DType::I64).unwrap();
+    fill(&engine, &x, 6);
+    let ticket = x.ticket().unwrap();
+    let bytes = ticket.to_bytes();
+    for wrong in [&bytes[1..], &bytes[..bytes.len() - 1], b"", &[0; 62]] {
+        assert!(matches!(Ticket::from_bytes(wrong), Err(Error::Invalid(_))), "{wrong:?}");
+    }
+    let y = engine.from_ticket(&Ticket::from_bytes(&bytes).unwrap()).unwrap();
+    assert_eq!(value(&engine, &y).unwrap(), 6);
+    assert!(matches!(y.ticket(), Err(Error::NotShared(_))), "its owner is asked for tickets");
 }

@@ -88,6 +88,13 @@ pub fn to_py(py: Python<'_>, error: &Error) -> PyErr {
         Error::LeaseHeld(held) => return lease_held(py, error, held).unwrap_or_else(|error| error),
         Error::Invalid(_) => "InvalidError",
         Error::InvalidTensor(_) => "InvalidTensorError",
+        Error::NotShared(_) => "NotSharedError",
+        Error::Device(device) if device.kind() == DeviceErrorKind::PeerDied => {
+            return match class(py, "PeerDiedError") {
+                Ok(class) => PyErr::from_type(class, (error.to_string(), device.process())),
+                Err(error) => error,
+            };
+        }
         Error::Device(error) if error.kind() == DeviceErrorKind::OutOfMemory => "OutOfMemoryError",
         Error::Device(_) => "DeviceError",
         Error::Conflict(_) => "ConflictError",
