@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use estafette::devices::DeviceErrorKind;
+use estafette::devices::{DeviceError, DeviceErrorKind};
 use estafette::lease::LeaseHeld;
 use estafette::operation::OperationError;
 use estafette::{BodyError, Error};
@@ -127,6 +127,8 @@ fn operation(py: Python<'_>, name: &str, failure: &OperationError) -> PyErr {
         error.set_cause(py, Some(PyErr::from_value(raised.value.clone_ref(py).into_bound(py).into_any())));
     } else if let Some(source) = source.and_then(|source| source.downcast_ref::<Error>()) {
         error.set_cause(py, Some(to_py(py, source)));
+    } else if let Some(source) = source.and_then(|source| source.downcast_ref::<DeviceError>()) {
+        error.set_cause(py, Some(to_py(py, &Error::Device(source.clone()))));
     }
     error
 }

@@ -6,6 +6,7 @@ import copy
 import gc
 import os
 import pickle
+import signal
 import subprocess
 import sys
 import textwrap
@@ -360,8 +361,26 @@ def test_a_received_tensor_that_comes_back_through_a_library_keeps_its_lease(eng
         """,
     )
     peer.link.send(eng.zeros(3, "int64", shared=True))
-    assert peer.read() == "InvalidError"
+    assert peer.read() == "ConflictError"
     assert peer.ended_well()
+
+
+def test_a_write_to_received_memory_ends_the_process_that_does_it(eng, np, other):
+    peer = other(
+        eng,
+        """
+        import ctypes
+        x = link.receive(60)
+        x.wait(60)
+        ctypes.memset(x.data_ptr, 1, 1)
+        """,
+    )
+    x = eng.zeros(3, "int64", shared=True)
+    fill(eng, np, x, 7)
+    peer.link.send(x)
+    assert peer.process.wait(60) == -signal.SIGSEGV
+    assert np.from_dlpack(x).tolist() == [7, 7, 7]
+    fill(eng, np, x, 8).wait(10)
 
 
 class TestBadInput:
@@ -427,6 +446,7 @@ def test_an_engine_without_a_link_has_no_thread_and_no_descriptor_more():
     run_program(
         """
         import os
+        import time
         import estafette as est
 
         def names():
@@ -434,11 +454,14 @@ def test_an_engine_without_a_link_has_no_thread_and_no_descriptor_more():
 
         before = len(os.listdir("/proc/self/fd"))
         with est.Engine(workers=1) as eng:
-            eng.call(lambda: 1).result()
+            eng.submit(lambda: None).wait()
             assert not {name for name in names() if name.startswith(("estafette-link", "estafette-live"))}, names()
             assert len(os.listdir("/proc/self/fd")) == before
             eng.door().close()
-            assert {"estafette-links", "estafette-lives"} <= names()
+            # A thread gives itself its name.
+            deadline = time.monotonic() + 60
+            while not {"estafette-links", "estafette-lives"} <= names():
+                assert time.monotonic() < deadline, names()
         """
     )
 
