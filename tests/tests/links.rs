@@ -50,24 +50,24 @@ fn receive(link: &Link) -> Tensor {
 
 fn send_ticket(engine: &Engine, link: &Link, ticket: &Ticket) {
     let bytes = ticket.to_bytes();
-    let tensor = engine.zeros(&[bytes.len() as i64], DType::U8).unwrap();
+    let tensor = engine.zeros(&[bytes.len() as i64], DType::U8).expect("memory");
     let written = engine.op("ticket").writes([&tensor]).run(move |[], [mut tensor]| {
         tensor.as_mut_slice::<u8>()?.copy_from_slice(&bytes);
         Ok(())
     });
-    drop(written.unwrap());
-    wait(link.send(&tensor)).unwrap();
+    drop(written.expect("submitted"));
+    wait(link.send(&tensor)).expect("sent");
 }
 
 fn receive_ticket(link: &Link) -> Ticket {
     let tensor = receive(link);
-    tensor.wait().unwrap();
-    Ticket::from_bytes(&tensor.to_vec::<u8>().unwrap()).unwrap()
+    tensor.wait().expect("a ticket");
+    Ticket::from_bytes(&tensor.to_vec::<u8>().expect("bytes")).expect("a ticket")
 }
 
 /// Sends a word, which the other process waits for with `heard`.
 fn say(engine: &Engine, link: &Link) {
-    wait(link.send(&engine.zeros(&[1], DType::I64).unwrap())).unwrap();
+    wait(link.send(&engine.zeros(&[1], DType::I64).expect("memory"))).expect("sent");
 }
 
 fn heard(link: &Link) {

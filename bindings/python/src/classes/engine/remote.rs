@@ -32,6 +32,7 @@ impl PyEngine {
     /// Returns a promise of the tensor that a ticket of another process names: a `Ticket`, or the bytes of one. It is read-only and has
     /// its memory in that process. Returns at once. The tensor fails if that process has died, or has revoked the ticket.
     #[pyo3(signature = (ticket, /))]
+    #[allow(clippy::wrong_self_convention, reason = "beside `from_dlpack`")]
     fn from_ticket(&self, py: Python<'_>, ticket: &Bound<'_, PyAny>) -> PyResult<PyTensor> {
         let ticket = parse_ticket(py, ticket)?;
         let engine = self.engine(py)?;
