@@ -208,6 +208,8 @@ def test_the_death_of_a_consumer_ends_its_leases(eng, np, other):
     for op in later:
         op.wait(10)
     assert np.from_dlpack(x).tolist() == np.from_dlpack(y).tolist() == [8, 8, 8]
+    with pytest.raises(est.PeerDiedError, match=f"process {peer.process.pid} died"):
+        peer.link.send(x)
 
 
 def test_a_failure_crosses_with_its_text(eng, np, other):
@@ -322,6 +324,21 @@ class TestEventLoops:
 
         asyncio.run(main())
         peer.link.close()
+        assert peer.ended_well()
+
+    def test_a_cancelled_receive_takes_nothing(self, eng, np, other):
+        peer = other(eng, "sys.stdin.readline(); link.send(eng.zeros(3, 'int64')); sys.stdin.readline()")
+
+        async def main():
+            waiting = [asyncio.ensure_future(peer.link.receive_async()) for _ in range(3)]
+            await asyncio.sleep(0.02)
+            for task in waiting[:2]:
+                task.cancel()
+            peer.write("send")
+            assert (await asyncio.wait_for(waiting[2], 60)).shape == (3,)
+
+        asyncio.run(main())
+        peer.write("end")
         assert peer.ended_well()
 
     def test_doors_and_links_are_made_without_a_block(self, eng):
@@ -440,6 +457,49 @@ class TestBadInput:
     def test_device_memory_is_not_shared(self, eng):
         with pytest.raises(est.InvalidError, match="cannot be shared"):
             eng.empty(3, "int8", device=(2, 0), shared=True)
+
+
+def test_ctrl_c_ends_a_wait_and_loses_nothing(eng, other):
+    peer = other(eng, "sys.stdin.readline(); link.send(eng.zeros(3, 'int64')); sys.stdin.readline()")
+    threading.Timer(0.05, os.kill, (os.getpid(), signal.SIGINT)).start()
+    with pytest.raises(KeyboardInterrupt):
+        peer.link.receive()
+    peer.write("send")
+    assert peer.link.receive(60).shape == (3,)
+    peer.write("end")
+    assert peer.ended_well()
+
+
+def test_a_forked_child_is_refused_and_its_end_changes_nothing(eng, np):
+    run_program(
+        """
+        import os, warnings
+        warnings.simplefilter("ignore", DeprecationWarning)
+        import estafette as est
+
+        eng = est.Engine(workers=1, shared=True)
+        door = eng.door()
+        link = eng.connect(door.address)
+        other = door.accept(60)
+        x = eng.zeros(3, "int64")
+        ticket = x.ticket()
+        pid = os.fork()
+        if pid == 0:
+            uses = [door.accept, lambda: link.send(x), link.receive, x.ticket, lambda: eng.from_ticket(ticket)]
+            for use in [*uses, eng.door, lambda: eng.connect(door.address)]:
+                try:
+                    use()
+                except est.ForkedError:
+                    continue
+                os._exit(1)
+            door.close(), link.close(), ticket.revoke()
+            os._exit(0)
+        assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+        link.send(x)
+        assert other.receive(60).result(60).shape == (3,)
+        assert eng.from_ticket(ticket).result(60).shape == (3,)
+        """
+    )
 
 
 def test_an_engine_without_a_link_has_no_thread_and_no_descriptor_more():
