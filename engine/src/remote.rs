@@ -2,6 +2,7 @@
 //!
 //! The owner orders: what crosses is a lease of the owner's tensor and the fence that says when the lease is granted. The lease ends when
 //! the other process has used the tensor, when it leaves, or when it has died and can touch nothing any more. No bytes are copied.
+//! A [`Ticket`] names a version in some bytes, for processes that no link joins.
 //!
 //! ```no_run
 //! use estafette::remote::{Address, Door, Link};
