@@ -36,7 +36,7 @@ fn value(engine: &Engine, tensor: &Tensor) -> Result<i64, estafette::Error> {
         one.as_mut_slice::<i64>()?[0] = elements[0];
         Ok(())
     })?;
-    one.wait()?;
+    one.wait_timeout(Duration::from_secs(60))?;
     Ok(one.to_vec::<i64>()?[0])
 }
 
