@@ -13,6 +13,7 @@ struct Inner {
     code: Option<i64>,
     message: Box<str>,
     queue: Option<QueueId>,
+    process: Option<u32>,
 }
 
 /// What the caller can do about a [`DeviceError`].
@@ -36,7 +37,13 @@ pub enum DeviceErrorKind {
 impl DeviceError {
     /// An error without a driver code and without a queue. Messages are lower case and name what is wrong.
     pub fn new(kind: DeviceErrorKind, message: impl Into<String>) -> Self {
-        Self(Arc::new(Inner { kind, code: None, message: message.into().into_boxed_str(), queue: None }))
+        Self(Arc::new(Inner {
+            kind,
+            code: None,
+            message: message.into().into_boxed_str(),
+            queue: None,
+            process: None,
+        }))
     }
 
     /// The same error with the driver's own code.
@@ -49,6 +56,12 @@ impl DeviceError {
     #[must_use]
     pub fn with_queue(self, queue: QueueId) -> Self {
         self.changed(|inner| inner.queue = Some(queue))
+    }
+
+    /// The same error, with the process that caused it.
+    #[must_use]
+    pub fn with_process(self, process: u32) -> Self {
+        self.changed(|inner| inner.process = Some(process))
     }
 
     /// What the caller can do about it.
@@ -69,6 +82,11 @@ impl DeviceError {
     /// The queue on which it happened, where there is one.
     pub fn queue(&self) -> Option<QueueId> {
         self.0.queue
+    }
+
+    /// The process that caused it, where that is another one than that which says so.
+    pub fn process(&self) -> Option<u32> {
+        self.0.process
     }
 
     /// Whether both are the same occurrence, not merely equal words: every waiter gets the one root error.

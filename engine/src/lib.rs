@@ -88,6 +88,7 @@
 //! | `cudarc` | slices of device memory of this crate become tensors, and leases become views for its streams | no |
 //! | `dlpark` | managed tensors of this crate, and with its features arrays of candle, image and safetensors | no |
 //! | `futures` | `Pipeline`: a `Sink` of inputs and a `Stream` of results, with back-pressure | no |
+//! | `links` | [`remote`]: tensors of other processes on this machine (Linux) | no |
 //! | `half`, `num-complex` | numbers of these crates as [`Element`]s | no |
 //! | `tokio` | a tokio runtime for asynchronous bodies; without it one thread of the engine polls them | yes |
 //!
@@ -109,6 +110,8 @@ pub mod operation;
 #[cfg(feature = "operators")]
 pub mod operators;
 pub mod program;
+#[cfg(feature = "links")]
+pub mod remote;
 mod stream;
 pub mod tensor;
 pub mod trace;

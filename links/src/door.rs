@@ -18,7 +18,18 @@ const PREFIX: &[u8] = b"estafette-";
 /// Bytes of an address: the beginning, and a random number of 128 bits.
 const ADDRESS_BYTES: usize = PREFIX.len() + 32;
 
+/// 128 random bits, which name something that only those can ask for who were given the name.
+///
+/// # Errors
+/// The system has none.
+pub fn secret() -> Result<[u8; 16], LinkError> {
+    random().map_err(LinkError::system("asking for random bytes"))
+}
+
 impl Address {
+    /// How many bytes an address has.
+    pub const BYTES: usize = ADDRESS_BYTES;
+
     /// The address that `bytes` are.
     ///
     /// # Errors
@@ -59,8 +70,7 @@ impl Door {
     /// Those of the system; this system or kernel has no links.
     pub fn open() -> Result<Self, LinkError> {
         let hub = Hub::get()?;
-        let name: [u8; 16] = random().map_err(LinkError::system("asking for random bytes"))?;
-        let digits = name.iter().flat_map(|byte| format!("{byte:02x}").into_bytes());
+        let digits = secret()?.into_iter().flat_map(|byte| format!("{byte:02x}").into_bytes());
         let address = Address(PREFIX.iter().copied().chain(digits).collect());
         let socket = Socket::listen(&address.0).map_err(LinkError::system("opening a door"))?;
         let arrived = Arc::new(Mailbox::default());
@@ -100,5 +110,20 @@ impl Link {
         let arrived = Arc::new(Mailbox::default());
         hub.greet(socket, Arc::clone(&arrived), hub::Side::Connects)?;
         arrived.take().await
+    }
+}
+
+#[cfg(all(test, estafette_portable))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_system_without_links_says_so() {
+        let error = Door::open().expect_err("there are none");
+        assert_eq!(
+            error.to_string(),
+            "starting to wait for other processes: links between processes need Linux"
+        );
+        assert!(crate::Segment::new(4096).is_err());
     }
 }

@@ -72,6 +72,10 @@ impl From<&LinkError> for DeviceError {
             LinkError::Closed { .. } => DeviceErrorKind::Cancelled,
             _ => DeviceErrorKind::Other,
         };
-        Self::new(kind, error.to_string())
+        let message = Self::new(kind, error.to_string());
+        match error {
+            LinkError::PeerDied { process } => message.with_process(*process),
+            _ => message,
+        }
     }
 }

@@ -11,7 +11,7 @@
 //! |---|---|
 //! | `board`, `ring`, `bell` | shared words with one writer each: slots, messages, who wants to be rung; models |
 //! | `fence` | a slot of a peer's board as an event of `estafette_devices` |
-//! | `link`, `door`, `segment`, `error` | what users have |
+//! | `link`, `door`, `segment`, `arena`, `error` | what users have |
 //! | `hub`, `life`, `mailbox` | the link thread; the thread of life lines; what they leave for futures |
 //! | `platform` | what links ask of the operating system |
 //!
@@ -44,6 +44,7 @@ macro_rules! step {
     };
 }
 
+mod arena;
 mod bell;
 mod board;
 mod door;
@@ -62,7 +63,8 @@ mod segment;
 mod tests;
 
 pub use self::{
-    door::{Address, Door},
+    arena::Arena,
+    door::{Address, Door, secret},
     error::LinkError,
     link::{Link, Received},
     segment::{PeerSegment, Segment},

@@ -1,5 +1,7 @@
 //! Processes that are killed at random moments, and what is left of them. One test, as it counts what the process has.
 
+#![cfg(not(any(estafette_portable, estafette_loom, estafette_shuttle)))]
+
 mod support;
 
 use std::sync::atomic::{AtomicBool, Ordering};

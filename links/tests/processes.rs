@@ -1,5 +1,7 @@
 //! Two processes and the fences between them.
 
+#![cfg(not(any(estafette_portable, estafette_loom, estafette_shuttle)))]
+
 mod support;
 
 use std::os::unix::process::ExitStatusExt;

@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use estafette::devices::DeviceErrorKind;
+use estafette::devices::{DeviceError, DeviceErrorKind};
 use estafette::lease::LeaseHeld;
 use estafette::operation::OperationError;
 use estafette::{BodyError, Error};
@@ -88,6 +88,13 @@ pub fn to_py(py: Python<'_>, error: &Error) -> PyErr {
         Error::LeaseHeld(held) => return lease_held(py, error, held).unwrap_or_else(|error| error),
         Error::Invalid(_) => "InvalidError",
         Error::InvalidTensor(_) => "InvalidTensorError",
+        Error::NotShared(_) => "NotSharedError",
+        Error::Device(device) if device.kind() == DeviceErrorKind::PeerDied => {
+            return match class(py, "PeerDiedError") {
+                Ok(class) => PyErr::from_type(class, (error.to_string(), device.process())),
+                Err(error) => error,
+            };
+        }
         Error::Device(error) if error.kind() == DeviceErrorKind::OutOfMemory => "OutOfMemoryError",
         Error::Device(_) => "DeviceError",
         Error::Conflict(_) => "ConflictError",
@@ -120,6 +127,8 @@ fn operation(py: Python<'_>, name: &str, failure: &OperationError) -> PyErr {
         error.set_cause(py, Some(PyErr::from_value(raised.value.clone_ref(py).into_bound(py).into_any())));
     } else if let Some(source) = source.and_then(|source| source.downcast_ref::<Error>()) {
         error.set_cause(py, Some(to_py(py, source)));
+    } else if let Some(source) = source.and_then(|source| source.downcast_ref::<DeviceError>()) {
+        error.set_cause(py, Some(to_py(py, &Error::Device(source.clone()))));
     }
     error
 }

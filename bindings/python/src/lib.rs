@@ -65,6 +65,8 @@ mod _estafette {
     #[pymodule_export]
     use super::classes::recording::{begin_recording, end_recording, name_shown, read_report};
     #[pymodule_export]
+    use super::classes::remote::{PyDoor, PyLink, PyTicket};
+    #[pymodule_export]
     use super::classes::tensor::PyTensor;
     #[pymodule_export]
     use super::classes::variable::PyVariable;

@@ -1,4 +1,5 @@
 use std::any::Any;
+use std::fmt;
 use std::sync::Arc;
 
 use super::memory;
@@ -13,12 +14,27 @@ use crate::{
 #[derive(Debug)]
 pub struct HostDevice {
     default_queue: Arc<HostQueue>,
+    memory: Option<Arc<dyn HostMemory>>,
+}
+
+/// Where a host device takes memory from, instead of the program's allocator.
+pub trait HostMemory: Send + Sync + fmt::Debug {
+    /// As [`Device::allocate`]; the content may be anything.
+    ///
+    /// # Errors
+    /// There is no room.
+    fn allocate(&self, bytes: usize, align: usize) -> Result<Allocation, DeviceError>;
 }
 
 impl HostDevice {
     /// The host.
     pub fn new() -> Arc<Self> {
-        Arc::new(Self { default_queue: HostQueue::new() })
+        Arc::new(Self { default_queue: HostQueue::new(), memory: None })
+    }
+
+    /// The host, with memory from `memory`.
+    pub fn with_memory(memory: Arc<dyn HostMemory>) -> Arc<Self> {
+        Arc::new(Self { default_queue: HostQueue::new(), memory: Some(memory) })
     }
 }
 
@@ -44,11 +60,18 @@ impl Device for HostDevice {
     }
 
     fn allocate(&self, bytes: usize, align: usize) -> Result<Allocation, DeviceError> {
-        memory::allocate(bytes, align, DLDevice::CPU, false)
+        match &self.memory {
+            Some(memory) => memory.allocate(bytes, align),
+            None => memory::allocate(bytes, align, DLDevice::CPU, false),
+        }
     }
 
     fn allocate_zeroed(&self, bytes: usize, align: usize) -> Result<Allocation, DeviceError> {
-        memory::allocate(bytes, align, DLDevice::CPU, true)
+        let Some(memory) = &self.memory else { return memory::allocate(bytes, align, DLDevice::CPU, true) };
+        let allocation = memory.allocate(bytes, align)?;
+        // SAFETY: the allocation is this long, and nothing else has it.
+        unsafe { allocation.ptr().write_bytes(0, bytes) };
+        Ok(allocation)
     }
 
     unsafe fn copy(

@@ -7,7 +7,7 @@ mod promise;
 
 pub(crate) use self::memory::allocate as allocate_host;
 pub use self::{
-    device::HostDevice,
+    device::{HostDevice, HostMemory},
     future::{IntoOutcome, fence_of},
     promise::{Completer, promise},
 };

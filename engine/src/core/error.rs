@@ -34,6 +34,9 @@ pub enum Error {
     /// The operation was cancelled before it began.
     #[error(transparent)]
     Cancelled(OperationError),
+    /// Other processes cannot be shown the memory of this tensor; the message says why.
+    #[error("not shared: {0}")]
+    NotShared(Cow<'static, str>),
     /// A device refused or broke.
     #[error("device error: {0}")]
     Device(#[from] DeviceError),

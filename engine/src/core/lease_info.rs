@@ -47,6 +47,8 @@ pub struct LeaseOwner {
 struct OwnerText {
     text: Box<str>,
     site: Option<CallSite>,
+    /// No thread of this process can end the lease.
+    is_elsewhere: bool,
 }
 
 /// A line of a program.
@@ -75,6 +77,13 @@ impl LeaseOwner {
         self
     }
 
+    /// The owner is in another process: no thread here waits for itself when it waits for the lease.
+    #[cfg(feature = "links")]
+    pub(crate) fn elsewhere(mut self) -> Self {
+        Arc::make_mut(&mut self.text).is_elsewhere = true;
+        self
+    }
+
     /// Whether both are clones of one owner.
     pub(crate) fn same(&self, other: &Self) -> bool {
         Arc::ptr_eq(&self.text, &other.text) && self.library == other.library
@@ -99,13 +108,19 @@ impl LeaseOwner {
 
 impl From<&str> for LeaseOwner {
     fn from(text: &str) -> Self {
-        Self { text: Arc::new(OwnerText { text: text.into(), site: None }), library: None }
+        Self {
+            text: Arc::new(OwnerText { text: text.into(), site: None, is_elsewhere: false }),
+            library: None,
+        }
     }
 }
 
 impl From<String> for LeaseOwner {
     fn from(text: String) -> Self {
-        Self { text: Arc::new(OwnerText { text: text.into(), site: None }), library: None }
+        Self {
+            text: Arc::new(OwnerText { text: text.into(), site: None, is_elsewhere: false }),
+            library: None,
+        }
     }
 }
 
@@ -136,14 +151,16 @@ pub(crate) struct LeaseDetails {
     pub(crate) owner: LeaseOwner,
     /// The kind of object that the owner has made of the memory, once known.
     pub(crate) object: OnceLock<Arc<str>>,
-    thread: ThreadId,
+    /// The thread that asked, if the owner is in this process.
+    thread: Option<ThreadId>,
     since: Coarse,
 }
 
 impl LeaseDetails {
     #[inline(always)]
     pub(crate) fn new(access: Access, owner: LeaseOwner) -> Self {
-        Self { access, owner, object: OnceLock::new(), thread: clock::this_thread(), since: Coarse::now() }
+        let thread = (!owner.text.is_elsewhere).then(clock::this_thread);
+        Self { access, owner, object: OnceLock::new(), thread, since: Coarse::now() }
     }
 
     pub(crate) fn since(&self) -> Coarse {
@@ -157,7 +174,7 @@ impl LeaseDetails {
             object: self.object.get().cloned(),
             age: self.since.elapsed(),
             held,
-            own: self.thread == clock::this_thread(),
+            own: self.thread == Some(clock::this_thread()),
             thread: self.thread,
         }
     }
@@ -180,8 +197,8 @@ pub struct LeaseInfo {
     pub held: bool,
     /// True if the thread that made this copy asked for the lease.
     pub own: bool,
-    /// The thread that asked for the lease.
-    pub(crate) thread: ThreadId,
+    /// The thread that asked for the lease, if its owner is in this process.
+    pub(crate) thread: Option<ThreadId>,
 }
 
 impl fmt::Display for LeaseInfo {

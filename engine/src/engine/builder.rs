@@ -50,6 +50,8 @@ pub struct EngineBuilder {
     report_failures: bool,
     stack_size: Option<usize>,
     lock: Option<Arc<dyn SharedLock>>,
+    #[cfg(feature = "links")]
+    is_shared: bool,
 }
 
 impl EngineBuilder {
@@ -71,6 +73,13 @@ impl EngineBuilder {
     /// millisecond at the latest, so operations may wait for each other. Default: none, and every worker runs operations.
     pub fn shared_lock(mut self, lock: Arc<dyn SharedLock>) -> Self {
         self.lock = Some(lock);
+        self
+    }
+
+    /// Whether host memory of this engine comes from memory that other processes can be shown. Default: no.
+    #[cfg(feature = "links")]
+    pub fn shared(mut self, is_shared: bool) -> Self {
+        self.is_shared = is_shared;
         self
     }
 
@@ -175,7 +184,15 @@ impl EngineBuilder {
             return Err(Error::invalid("an in-flight limit of 0 permits no operation"));
         }
         process::claim()?;
-        let mut devices: Vec<Arc<dyn Device>> = vec![HostDevice::new()];
+        #[cfg(not(feature = "links"))]
+        let host = HostDevice::new();
+        #[cfg(feature = "links")]
+        let host = if self.is_shared {
+            HostDevice::with_memory(Arc::new(estafette_links::Arena))
+        } else {
+            HostDevice::new()
+        };
+        let mut devices: Vec<Arc<dyn Device>> = vec![host];
         for device in self.devices {
             if devices.iter().any(|known| known.id() == device.id()) {
                 return Err(Error::invalid(format!("device {} is given twice", device.id())));
@@ -228,6 +245,8 @@ impl Engine {
             report_failures: true,
             stack_size: None,
             lock: None,
+            #[cfg(feature = "links")]
+            is_shared: false,
         }
     }
 }

@@ -14,6 +14,8 @@ use crate::lease::{Access, Lease};
 use crate::tensor::alias_map::{self, Origin, Placement};
 use crate::tensor::handle::{Definition, Tensor, TensorInner};
 use crate::tensor::memory::{ALIGN, fresh, host_can_use};
+#[cfg(feature = "links")]
+use crate::tensor::{handle::VarSet, variable::Variable};
 use crate::trace::{self, hooks};
 
 /// Memory with a description, not yet known to the engine.
@@ -31,8 +33,16 @@ pub struct Produced(Source);
 
 enum Source {
     Tensor(Tensor),
-    Managed { managed: ManagedTensor, read_only: bool },
-    Ready { layout: Layout, storage: Storage },
+    Managed {
+        managed: ManagedTensor,
+        read_only: bool,
+    },
+    Ready {
+        layout: Layout,
+        storage: Storage,
+    },
+    #[cfg(feature = "links")]
+    Elsewhere(ManagedTensor),
 }
 
 impl std::fmt::Debug for Produced {
@@ -41,6 +51,8 @@ impl std::fmt::Debug for Produced {
             Source::Tensor(_) => "Produced(tensor)",
             Source::Managed { .. } => "Produced(managed tensor)",
             Source::Ready { .. } => "Produced(memory)",
+            #[cfg(feature = "links")]
+            Source::Elsewhere(_) => "Produced(tensor of another process)",
         })
     }
 }
@@ -61,6 +73,12 @@ impl Produced {
     /// A tensor from outside that must not be written, even if its struct cannot say so.
     pub fn immutable(managed: ManagedTensor) -> Self {
         Self(Source::Managed { managed, read_only: true })
+    }
+
+    /// A tensor in memory that another process alone writes.
+    #[cfg(feature = "links")]
+    pub(crate) fn elsewhere(managed: ManagedTensor) -> Self {
+        Self(Source::Elsewhere(managed))
     }
 
     /// Memory of an operation's own, described by `layout`.
@@ -223,6 +241,24 @@ pub(crate) fn allocate(
     Ok(own(core, layout, storage))
 }
 
+/// A tensor in memory that another process alone writes, readable once `ready` is done. It is read-only, and ordered with nothing: what
+/// is at the same place are other versions.
+#[cfg(feature = "links")]
+pub(crate) fn of_another_process(
+    core: &CoreRef,
+    managed: ManagedTensor,
+    ready: Fence,
+) -> Result<Tensor, Error> {
+    core.check_usable()?;
+    let (layout, data) = (describe(core, &managed)?, managed.data());
+    let own = Variable::new().var;
+    let space = AddressSpace::of(layout.device());
+    let placed = alias_map::place_apart(space, layout.byte_range(data), own.clone());
+    alias_map::carry(&own, &ready.into());
+    let memory = ImportedMemory { layout, data, storage: Storage::foreign(managed), read_only: true };
+    Ok(placed_at(core, memory, Placement { vars: VarSet::from_iter([own]), placed, lease: None }))
+}
+
 /// Registers memory in the alias map, and returns its tensor.
 #[inline]
 fn register(
@@ -231,10 +267,16 @@ fn register(
     ready: FenceSet,
     origin: impl FnOnce() -> Origin,
 ) -> Tensor {
+    let range = memory.layout.byte_range(memory.data);
+    let space = AddressSpace::of(memory.layout.device());
+    let placement = alias_map::place(core, space, range, &ready, origin);
+    placed_at(core, memory, placement)
+}
+
+#[inline]
+fn placed_at(core: &CoreRef, memory: ImportedMemory, placement: Placement) -> Tensor {
     let ImportedMemory { layout, data, storage, read_only } = memory;
-    let range = layout.byte_range(data);
-    let space = AddressSpace::of(layout.device());
-    let Placement { vars, placed, lease } = alias_map::place(core, space, range, &ready, origin);
+    let Placement { vars, placed, lease } = placement;
     let read_only =
         read_only || lease.as_ref().is_some_and(|lease| lease.access() == crate::lease::Access::Read);
     let host = host_can_use(core, layout.device(), data);
@@ -271,11 +313,18 @@ pub(crate) fn define(
     ready: Option<&Fence>,
 ) -> Result<Option<Fence>, Error> {
     let core = &target.core;
+    #[cfg(feature = "links")]
+    let is_elsewhere = matches!(produced.0, Source::Elsewhere(_));
     let memory = match produced.0 {
         Source::Managed { managed, read_only } => {
             let (layout, data) = (describe(core, &managed)?, managed.data());
             let read_only = read_only || managed.read_only();
             ImportedMemory { layout, data, storage: Storage::foreign(managed), read_only }
+        }
+        #[cfg(feature = "links")]
+        Source::Elsewhere(managed) => {
+            let (layout, data) = (describe(core, &managed)?, managed.data());
+            ImportedMemory { layout, data, storage: Storage::foreign(managed), read_only: true }
         }
         Source::Ready { layout, storage } => {
             ImportedMemory { data: storage.data(), layout, storage, read_only: false }
@@ -300,6 +349,8 @@ pub(crate) fn define(
     let space = AddressSpace::of(memory.layout.device());
     let own = &target.vars[0];
     let placed = match copying {
+        #[cfg(feature = "links")]
+        _ if is_elsewhere => Ok(alias_map::place_apart(space, range, own.clone())),
         Copying::Always => Err(0),
         Copying::Allowed | Copying::Refused => alias_map::place_result(space, range, own, &target.vars),
     };

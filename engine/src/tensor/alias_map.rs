@@ -278,12 +278,15 @@ fn try_place(
         collapse(core, &group, &members);
     }
     if !ready.is_empty() {
-        // The fences belong to the memory's present content, whichever variable stands for it.
-        let mut replaced = Replaced::default();
-        vars[vars.len() - 1]
-            .with_ordering_state(|state, flags| state.add_writers(ready, flags, &mut replaced));
+        carry(&vars[vars.len() - 1], ready);
     }
     Some(Placement { vars, placed: Placed { region, key }, lease })
+}
+
+/// The fences belong to the memory's present content, whichever variable stands for it.
+pub(crate) fn carry(var: &OpVar, ready: &FenceSet) {
+    let mut replaced = Replaced::default();
+    var.with_ordering_state(|state, flags| state.add_writers(ready, flags, &mut replaced));
 }
 
 /// Enters the memory of a produced result, ordered by `own`. Returns the number of overlapping entries
@@ -310,6 +313,15 @@ pub(crate) fn place_result(
         (Resolution::Insert(Arc::clone(&region)), Ok(region))
     });
     result.map(|region| Placed { region, key })
+}
+
+/// Enters memory that another process alone writes, ordered by `own`. What else is at the same place are other versions, which that
+/// process keeps apart.
+#[cfg(feature = "links")]
+pub(crate) fn place_apart(space: AddressSpace, range: Range<usize>, own: OpVar) -> Placed {
+    let region = Region::new(range.clone(), own);
+    let (key, ()) = regions().resolve(space, range, |_| (Resolution::Insert(Arc::clone(&region)), ()));
+    Placed { region, key }
 }
 
 /// From now on `members` are ordered as one variable.

@@ -71,6 +71,26 @@ class DeviceError(EstafetteError):
     """A device refused or broke."""
 
 
+class PeerDiedError(DeviceError):
+    """Another process has died: what it had promised will not come. Where an operation has failed for that, this
+    is the ``__cause__``.
+    """
+
+    process: int | None
+    """Its number, where it is this process that has seen the death."""
+
+    def __init__(self, message: str, process: int | None = None) -> None:
+        super().__init__(message, process)
+        self.process = process
+
+    def __str__(self) -> str:
+        return str(self.args[0])
+
+
+class NotSharedError(EstafetteError):
+    """Other processes cannot be shown the memory of this tensor. Make it with ``shared=True``."""
+
+
 class OutOfMemoryError(DeviceError, MemoryError):
     """The host or a device has no room; nothing is broken. Free something, or ask for less."""
 

@@ -27,7 +27,7 @@ from .typing import (
     Using,
 )
 
-__all__ = ["Access", "Engine", "Exporter", "Operation", "Operator", "Operators", "Program", "Tensor", "Variable", "View", "__version__", "_after_fork_in_child", "_after_fork_in_parent", "_at_exit", "_before_fork", "_before_threads_end", "_begin_recording", "_check_interpreter", "_command", "_end_recording", "_hold_barriers", "_read_report", "_set_helping", "_shown", "_wait_any", "_write_observation", "c_api", "devices", "peers", "record_call_sites", "register_context", "unordered_exchanges", "unregister_context"]
+__all__ = ["Access", "Door", "Engine", "Exporter", "Link", "Operation", "Operator", "Operators", "Program", "Tensor", "Ticket", "Variable", "View", "__version__", "_after_fork_in_child", "_after_fork_in_parent", "_at_exit", "_before_fork", "_before_threads_end", "_begin_recording", "_check_interpreter", "_command", "_end_recording", "_hold_barriers", "_read_report", "_set_helping", "_shown", "_wait_any", "_write_observation", "c_api", "devices", "peers", "record_call_sites", "register_context", "unordered_exchanges", "unregister_context"]
 
 __version__: str
 
@@ -76,6 +76,7 @@ class Engine:
     using: the function that makes arrays of tensors, for calls that name none, for example
         ``np.from_dlpack``; default the one of the library that a function belongs to, as for ``np.add``, and
         none for other functions, which get the tensors themselves.
+    shared: True if other processes can be shown all host memory that the engine makes; default False.
     """
 
     def __new__(
@@ -88,6 +89,7 @@ class Engine:
         failures: Literal["raise", "log", "ignore"] | None = None,
         stack_size: int | None = None,
         using: Using | None = None,
+        shared: bool = False,
     ) -> Self: ...
     @property
     def workers(self) -> int:
@@ -194,12 +196,26 @@ class Engine:
         The tensor has one dimension and is read-only, as Arrow's memory never changes. The array must have
         integers or floats and no nulls; `InvalidTensorError` names what a tensor cannot have.
         """
-    def empty(self, shape: ShapeLike, dtype: DtypeLike, *, device: DeviceLike | None = None) -> Tensor:
+    def empty(
+        self, shape: ShapeLike, dtype: DtypeLike, *, device: DeviceLike | None = None, shared: bool = False
+    ) -> Tensor:
         """Returns a tensor of the given shape and element type, for operations to fill: in host memory, or in
-        memory of `device`, for example ``"sycl:cpu"``.
+        memory of `device`, for example ``"sycl:cpu"``. With `shared`, other processes can be shown the memory, which is on the host.
         """
-    def zeros(self, shape: ShapeLike, dtype: DtypeLike) -> Tensor:
-        """Returns a tensor of zeros in host memory."""
+    def zeros(self, shape: ShapeLike, dtype: DtypeLike, *, shared: bool = False) -> Tensor:
+        """Returns a tensor of zeros in host memory. With `shared`, other processes can be shown the memory."""
+    def door(self) -> Door:
+        """Opens a door, where other processes of the same user on this machine make links to this one. What they send becomes tensors
+        of this engine.
+        """
+    def connect(self, address: str, /, timeout: float | None = None) -> Link:
+        """Makes a link to the process with a door at `address`, in at most `timeout` seconds."""
+    def connect_async(self, address: str, /) -> Awaitable[Link]:
+        """As `connect`, to be awaited."""
+    def from_ticket(self, ticket: Ticket | bytes, /) -> Tensor:
+        """Returns a promise of the tensor that a ticket of another process names: a `Ticket`, or the bytes of one. It is read-only and has
+        its memory in that process. Returns at once. The tensor fails if that process has died, or has revoked the ticket.
+        """
     def var(self) -> Variable:
         """Returns a variable: an object without memory that operations are ordered by."""
     def c_handle(self) -> int:
@@ -796,6 +812,10 @@ class Tensor:
     @overload
     def write(self, using: Using) -> Access[Any]:
         """Returns a scoped write lease, with the arguments of `read`."""
+    def ticket(self) -> Ticket:
+        """Returns a ticket for the current version, ready or not, which another process gives to `Engine.from_ticket`. Later writes wait until
+        the ticket is gone, and what was made with it. Never waits. Raises `NotSharedError` and `NotDefinedError` as `Link.send` does.
+        """
     def clear_error(self) -> None:
         """Declares the current version good after a failure or cancellation that left the data intact. Raises
         `ConflictError` while writes are unfinished.
@@ -1131,6 +1151,88 @@ class Operator:
     def origin(self) -> str:
         """Where it comes from: a language, the path of a library, the full name of a Python function."""
     def __call__(self, *inputs: Tensor, out: Tensor | Sequence[Tensor] | None = None, **attributes: Any) -> Any: ...
+
+@final
+class Door:
+    """Where other processes of the same user on this machine make links to this one: ``eng.door()``. Its address goes to them by
+    any means. A door that is closed leaves its links open.
+    """
+
+    @property
+    def address(self) -> str:
+        """Where the door is, for `Engine.connect` in another process."""
+    def accept(self, timeout: float | None = None) -> Link:
+        """Returns the next link that another process makes, after at most `timeout` seconds."""
+    def accept_async(self) -> Awaitable[Link]:
+        """As `accept`, to be awaited."""
+    def close(self) -> None:
+        """Closes the door."""
+    def __enter__(self) -> Self: ...
+    def __exit__(
+        self,
+        *_exception: type[BaseException] | BaseException | TracebackType | None,
+    ) -> None: ...
+
+@final
+class Link:
+    """A link to another process: tensors cross it in both directions, in order, without a copy.
+
+    A tensor may be sent before it is ready. The other process gets a promise, which is read-only. The sender's later writes wait
+    until the other process has let go of it, has closed the link, or has died. A block ``with link`` closes the link at its end.
+    Iterating over a link gives what the other process sends, until that process closes the link; ``async for`` works as well.
+    """
+
+    @property
+    def process(self) -> int:
+        """The number of the other process."""
+    def send(self, tensor: Tensor, /, timeout: float | None = None) -> None:
+        """Sends the current version of a tensor, ready or not. Waits, at most `timeout` seconds, only while the link is full: the
+        other process then has 16,384 tensors of this one, or has not received hundreds.
+
+        Raises `NotSharedError` for memory that cannot be shown to other processes, see ``shared`` of `Engine.zeros`, `NotDefinedError`
+        while the tensor has no memory, and `PeerDiedError`.
+        """
+    def send_async(self, tensor: Tensor, /) -> Awaitable[None]:
+        """As `send`, to be awaited."""
+    def receive(self, timeout: float | None = None) -> Tensor | None:
+        """Returns the next tensor of the other process, after at most `timeout` seconds, or None once that process has closed the
+        link. Raises `PeerDiedError` when that process has died, after everything that it had sent.
+        """
+    def receive_async(self) -> Awaitable[Tensor | None]:
+        """As `receive`, to be awaited."""
+    def close(self) -> None:
+        """Closes the link. What was received stays readable. Promises that were sent and are not kept fail in the other process."""
+    def __iter__(self) -> Self: ...
+    def __next__(self) -> Tensor: ...
+    def __aiter__(self) -> Self: ...
+    def __anext__(self) -> Awaitable[Tensor]: ...
+    def __enter__(self) -> Self: ...
+    def __exit__(
+        self,
+        *_exception: type[BaseException] | BaseException | TracebackType | None,
+    ) -> None: ...
+
+@final
+class Ticket:
+    """Names a version of a tensor for other processes of the same user on this machine: ``t.ticket()``, `Engine.from_ticket`.
+
+    ``bytes(ticket)`` may travel through anything, and a ticket can be pickled. The version is kept from later writes for as long as
+    this object lives, and then until everything that was made with it is gone. A ticket that was made from bytes, or by pickle, keeps
+    nothing. A block ``with t.ticket() as ticket`` revokes the ticket at its end.
+    """
+
+    def __new__(cls, bytes: Ticket | bytes, /) -> Self: ...
+    @property
+    def process(self) -> int:
+        """The number of the process that has the tensor."""
+    def revoke(self) -> None:
+        """Revokes the ticket, if this process made it: nothing new can be made with it. Tensors that were made with it stay."""
+    def __bytes__(self) -> bytes: ...
+    def __enter__(self) -> Self: ...
+    def __exit__(
+        self,
+        *_exception: type[BaseException] | BaseException | TracebackType | None,
+    ) -> None: ...
 
 @final
 class Variable:

@@ -22,6 +22,7 @@ use crate::asyncio::stopped_loop;
 use crate::classes::access::PyAccess;
 use crate::classes::exporter::Exporter;
 use crate::classes::handle::EngineHandle;
+use crate::classes::remote::PyTicket;
 use crate::error::{OrRaise, raise};
 use crate::exchange::arrow;
 use crate::exchange::buffer;
@@ -458,6 +459,21 @@ impl PyTensor {
     #[pyo3(signature = (using = None))]
     fn write(this: &Bound<'_, Self>, using: Option<Bound<'_, PyAny>>) -> PyAccess {
         PyAccess::one(this, Access::Write, using)
+    }
+
+    /// Returns a ticket for the current version, ready or not, which another process gives to `Engine.from_ticket`. Later writes wait until
+    /// the ticket is gone, and what was made with it. Never waits. Raises `NotSharedError` and `NotDefinedError` as `Link.send` does.
+    fn ticket(&self, py: Python<'_>) -> PyResult<PyTicket> {
+        PyTicket::of(py, self.tensor(py)?)
+    }
+
+    /// No bytes of a tensor could say how long its memory is to be kept.
+    #[pyo3(signature = (_protocol, /))]
+    fn __reduce_ex__(&self, _protocol: &Bound<'_, PyAny>) -> PyResult<Py<PyAny>> {
+        Err(PyTypeError::new_err(
+            "an estafette.Tensor is not pickled: pickle `t.ticket()` for another process on this machine, or send `t` by a link, \
+             `link.send(t)`; for a copy pickle `np.from_dlpack(t)`",
+        ))
     }
 
     /// Declares the current version good after a failure or cancellation that left the data intact. Raises

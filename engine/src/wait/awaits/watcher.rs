@@ -341,7 +341,7 @@ impl Due {
                 entry.next_look = since.checked_add(limit.max(LOOK_MIN));
                 if self.is_over_limit(now) {
                     let mut leases = leases.clone();
-                    leases.iter_mut().for_each(|lease| lease.own = lease.thread == self.thread);
+                    leases.iter_mut().for_each(|lease| lease.own = lease.thread == Some(self.thread));
                     entry.verdict = Some(Error::LeaseHeld(LeaseHeld::new(entry.awaited.what, leases)));
                     entry.next_look = None;
                     waker = entry.waker.take();
@@ -351,7 +351,7 @@ impl Due {
         let next = entry.next_look;
         drop(entries);
         waker.into_iter().for_each(wake);
-        if first && let Some(own) = held.iter().flatten().find(|lease| lease.thread == self.thread) {
+        if first && let Some(own) = held.iter().flatten().find(|lease| lease.thread == Some(self.thread)) {
             tracing::warn!(lease = %own, "an await waits for a lease that its own thread has taken");
         }
         next

@@ -1,11 +1,12 @@
 //! The class `Engine`: creation, waits, queries and shutdown.
 //!
 //! Its other methods have files of their own: `import` (memory of other libraries), `promises` (futures of
-//! other schedulers), `allocation` (memory of the engine) and `submission`.
+//! other schedulers), `allocation` (memory of the engine), `remote` (other processes) and `submission`.
 
 mod allocation;
 mod import;
 mod promises;
+mod remote;
 mod submission;
 
 use std::sync::Arc;
@@ -81,6 +82,7 @@ const LEASE_TIMEOUT_DEFAULT: Duration = Duration::from_secs(30);
 /// using: the function that makes arrays of tensors, for calls that name none, for example
 ///     ``np.from_dlpack``; default the one of the library that a function belongs to, as for ``np.add``, and
 ///     none for other functions, which get the tensors themselves.
+/// shared: True if other processes can be shown all host memory that the engine makes; default False.
 #[pyclass(frozen, module = "estafette", name = "Engine", weakref)]
 pub struct PyEngine {
     pub(super) handle: EngineHandle,
@@ -128,7 +130,7 @@ impl PyEngine {
     #[new]
     #[pyo3(signature = (
         workers = None, *, in_flight_limit = None, lease_timeout = None, watchdog = None, failures = None, stack_size = None,
-        using = None
+        using = None, shared = false
     ))]
     #[expect(clippy::too_many_arguments, reason = "keyword arguments of the Python class")]
     fn new(
@@ -140,6 +142,7 @@ impl PyEngine {
         failures: Option<&Bound<'_, PyAny>>,
         stack_size: Option<&Bound<'_, PyAny>>,
         using: Option<Bound<'_, PyAny>>,
+        shared: bool,
     ) -> PyResult<Self> {
         if let Some(using) = &using
             && !using.is_callable()
@@ -152,6 +155,7 @@ impl PyEngine {
             .unwrap_or_else(|| std::thread::available_parallelism().map_or(1, |cores| cores.get()));
         let mut builder = Engine::builder()
             .workers(workers)
+            .shared(shared)
             .shared_lock(Arc::new(PythonLock))
             .report_failures(failures != Failures::Ignore);
         if let Some(in_flight_limit) = count("in_flight_limit", 1, in_flight_limit)? {

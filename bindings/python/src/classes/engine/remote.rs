@@ -1,0 +1,45 @@
+//! Tensors of other processes: `door`, `connect`, `from_ticket`.
+
+use pyo3::prelude::*;
+
+use super::PyEngine;
+use crate::asyncio::awaiting::Awaiter;
+use crate::classes::remote::{PyDoor, PyLink, parse_ticket};
+use crate::classes::tensor::PyTensor;
+use crate::error::OrRaise;
+use crate::interpreter::guard;
+
+#[pymethods]
+impl PyEngine {
+    /// Opens a door, where other processes of the same user on this machine make links to this one. What they send becomes tensors
+    /// of this engine.
+    fn door(&self, py: Python<'_>) -> PyResult<PyDoor> {
+        PyDoor::open(py, &self.handle)
+    }
+
+    /// Makes a link to the process with a door at `address`, in at most `timeout` seconds.
+    #[pyo3(signature = (address, /, timeout = None))]
+    fn connect(&self, py: Python<'_>, address: &str, timeout: Option<f64>) -> PyResult<PyLink> {
+        PyLink::connect(py, &self.handle, address, timeout)
+    }
+
+    /// As `connect`, to be awaited.
+    #[pyo3(signature = (address, /))]
+    fn connect_async(&self, py: Python<'_>, address: &str) -> PyResult<Awaiter> {
+        PyLink::connect_async(py, &self.handle, address)
+    }
+
+    /// Returns a promise of the tensor that a ticket of another process names: a `Ticket`, or the bytes of one. It is read-only and has
+    /// its memory in that process. Returns at once. The tensor fails if that process has died, or has revoked the ticket.
+    #[pyo3(signature = (ticket, /))]
+    #[allow(clippy::wrong_self_convention, reason = "beside `from_dlpack`")]
+    fn from_ticket(&self, py: Python<'_>, ticket: &Bound<'_, PyAny>) -> PyResult<PyTensor> {
+        let ticket = parse_ticket(py, ticket)?;
+        let engine = self.engine(py)?;
+        let stats = engine.stats();
+        if stats.in_flight >= stats.in_flight_limit {
+            self.handle.may_wait(py)?;
+        }
+        Ok(self.wrap(guard::detach(py, || engine.from_ticket(&ticket)).or_raise(py)?))
+    }
+}

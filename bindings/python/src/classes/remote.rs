@@ -1,0 +1,415 @@
+//! Tensors of other processes: the classes `Door`, `Link` and `Ticket`.
+
+use std::pin::{Pin, pin};
+use std::sync::Arc;
+use std::task::{Context, Poll, Wake, Waker};
+use std::thread::Thread;
+use std::time::{Duration, Instant};
+
+use estafette::remote::{Address, Door, Link, Ticket};
+use estafette::{Engine, Error, Tensor};
+use estafette_sync::process::ProcessBound;
+use estafette_sync::sync::Mutex;
+use pyo3::exceptions::{PyStopAsyncIteration, PyStopIteration, PyTimeoutError, PyTypeError};
+use pyo3::prelude::*;
+use pyo3::types::{PyBytes, PyTuple, PyType};
+
+use crate::arguments::seconds;
+use crate::asyncio::awaiting::Awaiter;
+use crate::asyncio::stopped_loop;
+use crate::classes::handle::EngineHandle;
+use crate::classes::tensor::PyTensor;
+use crate::error::{OrRaise, raise};
+use crate::exchange::export::poll_once;
+use crate::interpreter::{guard, interrupt};
+
+/// Time between two looks for Ctrl-C.
+const LOOK: Duration = Duration::from_millis(50);
+
+struct Unpark(Thread);
+
+impl Wake for Unpark {
+    fn wake(self: Arc<Self>) {
+        self.0.unpark();
+    }
+}
+
+/// Polls until it is ready, the time is up, or a signal handler has raised: then `None`.
+fn block_on<T>(mut future: Pin<&mut impl Future<Output = T>>, timeout: Option<Duration>) -> Option<T> {
+    let waker = Waker::from(Arc::new(Unpark(std::thread::current())));
+    let deadline = timeout.and_then(|timeout| Instant::now().checked_add(timeout));
+    loop {
+        if let Poll::Ready(output) = future.as_mut().poll(&mut Context::from_waker(&waker)) {
+            return Some(output);
+        }
+        let left = deadline.map(|deadline| deadline.saturating_duration_since(Instant::now()));
+        let has_ended = left.is_some_and(|left| left.is_zero());
+        let is_main = guard::is_known_main();
+        if has_ended || is_main && interrupt::asked() {
+            return None;
+        }
+        match (left, is_main) {
+            (None, false) => std::thread::park(),
+            (left, is_main) => {
+                std::thread::park_timeout(left.unwrap_or(LOOK).min(if is_main {
+                    LOOK
+                } else {
+                    Duration::MAX
+                }));
+            }
+        }
+    }
+}
+
+/// Waits for `future`, which is waiting for `what`.
+///
+/// # Errors
+/// `TimeoutError`; `WouldBlockError` on the thread of an event loop; what a signal handler has raised.
+fn wait<T: Send>(
+    py: Python<'_>,
+    what: &str,
+    timeout: Option<f64>,
+    future: impl Future<Output = Result<T, Error>> + Send,
+) -> PyResult<T> {
+    let timeout = seconds("timeout", timeout)?;
+    let mut future = pin!(future);
+    if let Some(output) = guard::detach(py, || poll_once(future.as_mut())) {
+        return output.or_raise(py);
+    }
+    stopped_loop::check(py, what)?;
+    match guard::detach(py, || block_on(future, timeout)) {
+        Some(output) => output.or_raise(py),
+        None => Err(interrupt::take().unwrap_or_else(|| {
+            PyTimeoutError::new_err(format!("{what} did not come within {:?}", timeout.unwrap_or_default()))
+        })),
+    }
+}
+
+/// An ``await`` of `future`, whose output `finish` turns into Python.
+fn awaited<T: Send + 'static>(
+    future: impl Future<Output = Result<T, Error>> + Send + 'static,
+    finish: impl FnOnce(Python<'_>, T) -> PyResult<Py<PyAny>> + Send + 'static,
+) -> Awaiter {
+    Awaiter::pending(async move {
+        let output = future.await;
+        Box::new(move |py: Python<'_>| finish(py, output.or_raise(py)?)) as _
+    })
+}
+
+/// An object of this process, until it is closed.
+struct Open<T>(Mutex<Option<Arc<ProcessBound<T>>>>);
+
+impl<T> Open<T> {
+    fn new(value: T) -> Self {
+        Self(Mutex::new(Some(Arc::new(ProcessBound::new(value)))))
+    }
+
+    /// # Errors
+    /// `InvalidError` once it is closed; `ForkedError` in a forked child.
+    fn get(&self, py: Python<'_>, what: &str) -> PyResult<Arc<ProcessBound<T>>> {
+        let value = self.0.lock().clone();
+        let value = value.ok_or_else(|| raise(py, "InvalidError", format!("the {what} is closed")))?;
+        value.get().or_raise(py)?;
+        Ok(value)
+    }
+
+    fn close(&self, py: Python<'_>)
+    where
+        T: Send + Sync,
+    {
+        let value = self.0.lock().take();
+        guard::detach(py, || drop(value));
+    }
+}
+
+/// The value, which [`Open::get`] has checked.
+fn own<T>(value: &ProcessBound<T>) -> Result<&T, Error> {
+    Ok(value.get()?)
+}
+
+/// Where other processes of the same user on this machine make links to this one: ``eng.door()``. Its address goes to them by
+/// any means. A door that is closed leaves its links open.
+#[pyclass(frozen, module = "estafette", name = "Door", weakref)]
+pub struct PyDoor {
+    door: Open<Door>,
+    address: String,
+    engine: EngineHandle,
+}
+
+impl PyDoor {
+    pub fn open(py: Python<'_>, engine: &EngineHandle) -> PyResult<Self> {
+        engine.engine(py)?;
+        let door = guard::detach(py, Door::open).or_raise(py)?;
+        let address = door.address().to_string();
+        Ok(Self { door: Open::new(door), address, engine: engine.clone() })
+    }
+
+    async fn next(engine: Engine, door: Arc<ProcessBound<Door>>) -> Result<Link, Error> {
+        engine.accept(own(&door)?).await
+    }
+}
+
+#[pymethods]
+impl PyDoor {
+    /// Where the door is, for `Engine.connect` in another process.
+    #[getter]
+    fn address(&self) -> &str {
+        &self.address
+    }
+
+    /// Returns the next link that another process makes, after at most `timeout` seconds.
+    #[pyo3(signature = (timeout = None))]
+    fn accept(&self, py: Python<'_>, timeout: Option<f64>) -> PyResult<PyLink> {
+        let (engine, door) = (self.engine.engine(py)?.clone(), self.door.get(py, "door")?);
+        let link = wait(py, "a link", timeout, Self::next(engine, door))?;
+        Ok(PyLink::new(link, &self.engine))
+    }
+
+    /// As `accept`, to be awaited.
+    fn accept_async(&self, py: Python<'_>) -> PyResult<Awaiter> {
+        let (engine, door) = (self.engine.engine(py)?.clone(), self.door.get(py, "door")?);
+        Ok(PyLink::awaited(Self::next(engine, door), self.engine.clone()))
+    }
+
+    /// Closes the door.
+    fn close(&self, py: Python<'_>) {
+        self.door.close(py);
+    }
+
+    fn __enter__(this: Bound<'_, Self>) -> Bound<'_, Self> {
+        this
+    }
+
+    #[pyo3(signature = (*_exception))]
+    fn __exit__(&self, py: Python<'_>, _exception: &Bound<'_, PyTuple>) {
+        self.close(py);
+    }
+
+    fn __repr__(&self) -> String {
+        format!("<estafette.Door {}>", self.address)
+    }
+}
+
+/// A link to another process: tensors cross it in both directions, in order, without a copy.
+///
+/// A tensor may be sent before it is ready. The other process gets a promise, which is read-only. The sender's later writes wait
+/// until the other process has let go of it, has closed the link, or has died. A block ``with link`` closes the link at its end.
+/// Iterating over a link gives what the other process sends, until that process closes the link; ``async for`` works as well.
+#[pyclass(frozen, module = "estafette", name = "Link", weakref)]
+pub struct PyLink {
+    link: Open<Link>,
+    process: u32,
+    engine: EngineHandle,
+}
+
+impl PyLink {
+    fn new(link: Link, engine: &EngineHandle) -> Self {
+        Self { process: link.process(), link: Open::new(link), engine: engine.clone() }
+    }
+
+    /// A link that is not there yet.
+    fn awaited(
+        link: impl Future<Output = Result<Link, Error>> + Send + 'static,
+        engine: EngineHandle,
+    ) -> Awaiter {
+        awaited(link, move |py, link| Ok(Bound::new(py, Self::new(link, &engine))?.into_any().unbind()))
+    }
+
+    pub fn connect(
+        py: Python<'_>,
+        engine: &EngineHandle,
+        address: &str,
+        timeout: Option<f64>,
+    ) -> PyResult<Self> {
+        let link = wait(py, "the link", timeout, Self::connected(py, engine, address)?)?;
+        Ok(Self::new(link, engine))
+    }
+
+    pub fn connect_async(py: Python<'_>, engine: &EngineHandle, address: &str) -> PyResult<Awaiter> {
+        Ok(Self::awaited(Self::connected(py, engine, address)?, engine.clone()))
+    }
+
+    fn connected(
+        py: Python<'_>,
+        engine: &EngineHandle,
+        address: &str,
+    ) -> PyResult<impl Future<Output = Result<Link, Error>> + Send + 'static + use<>> {
+        let address = Address::from_bytes(address.as_bytes()).or_raise(py)?;
+        let engine = engine.engine(py)?.clone();
+        Ok(async move { engine.connect(&address).await })
+    }
+
+    fn get(&self, py: Python<'_>) -> PyResult<Arc<ProcessBound<Link>>> {
+        self.link.get(py, "link")
+    }
+
+    async fn sent(link: Arc<ProcessBound<Link>>, tensor: Tensor) -> Result<(), Error> {
+        own(&link)?.send(&tensor).await
+    }
+
+    async fn next(link: Arc<ProcessBound<Link>>) -> Result<Option<Tensor>, Error> {
+        own(&link)?.receive().await
+    }
+
+    fn waited(&self, py: Python<'_>, timeout: Option<f64>) -> PyResult<Option<PyTensor>> {
+        let what = format!("a tensor of process {}", self.process);
+        let tensor = wait(py, &what, timeout, Self::next(self.get(py)?))?;
+        Ok(tensor.map(|tensor| PyTensor::new(tensor, self.engine.clone())))
+    }
+
+    /// An ``await`` of the next tensor; `end` is what it gives once there is none.
+    fn received(&self, py: Python<'_>, end: fn(Python<'_>) -> PyResult<Py<PyAny>>) -> PyResult<Awaiter> {
+        let engine = self.engine.clone();
+        Ok(awaited(Self::next(self.get(py)?), move |py, tensor| match tensor {
+            Some(tensor) => Ok(Bound::new(py, PyTensor::new(tensor, engine))?.into_any().unbind()),
+            None => end(py),
+        }))
+    }
+}
+
+#[pymethods]
+impl PyLink {
+    /// The number of the other process.
+    #[getter]
+    fn process(&self) -> u32 {
+        self.process
+    }
+
+    /// Sends the current version of a tensor, ready or not. Waits, at most `timeout` seconds, only while the link is full: the
+    /// other process then has 16,384 tensors of this one, or has not received hundreds.
+    ///
+    /// Raises `NotSharedError` for memory that cannot be shown to other processes, see ``shared`` of `Engine.zeros`, `NotDefinedError`
+    /// while the tensor has no memory, and `PeerDiedError`.
+    #[pyo3(signature = (tensor, /, timeout = None))]
+    fn send(&self, py: Python<'_>, tensor: &PyTensor, timeout: Option<f64>) -> PyResult<()> {
+        let sent = Self::sent(self.get(py)?, tensor.tensor(py)?.clone());
+        wait(py, "room in the link", timeout, sent)
+    }
+
+    /// As `send`, to be awaited.
+    #[pyo3(signature = (tensor, /))]
+    fn send_async(&self, py: Python<'_>, tensor: &PyTensor) -> PyResult<Awaiter> {
+        let sent = Self::sent(self.get(py)?, tensor.tensor(py)?.clone());
+        Ok(awaited(sent, |py, ()| Ok(py.None())))
+    }
+
+    /// Returns the next tensor of the other process, after at most `timeout` seconds, or None once that process has closed the
+    /// link. Raises `PeerDiedError` when that process has died, after everything that it had sent.
+    #[pyo3(signature = (timeout = None))]
+    fn receive(&self, py: Python<'_>, timeout: Option<f64>) -> PyResult<Option<PyTensor>> {
+        self.waited(py, timeout)
+    }
+
+    /// As `receive`, to be awaited.
+    fn receive_async(&self, py: Python<'_>) -> PyResult<Awaiter> {
+        self.received(py, |py| Ok(py.None()))
+    }
+
+    /// Closes the link. What was received stays readable. Promises that were sent and are not kept fail in the other process.
+    fn close(&self, py: Python<'_>) {
+        self.link.close(py);
+    }
+
+    fn __iter__(this: Bound<'_, Self>) -> Bound<'_, Self> {
+        this
+    }
+
+    fn __next__(&self, py: Python<'_>) -> PyResult<PyTensor> {
+        self.waited(py, None)?.ok_or_else(|| PyStopIteration::new_err(()))
+    }
+
+    fn __aiter__(this: Bound<'_, Self>) -> Bound<'_, Self> {
+        this
+    }
+
+    fn __anext__(&self, py: Python<'_>) -> PyResult<Awaiter> {
+        self.received(py, |_| Err(PyStopAsyncIteration::new_err(())))
+    }
+
+    fn __enter__(this: Bound<'_, Self>) -> Bound<'_, Self> {
+        this
+    }
+
+    #[pyo3(signature = (*_exception))]
+    fn __exit__(&self, py: Python<'_>, _exception: &Bound<'_, PyTuple>) {
+        self.close(py);
+    }
+
+    fn __repr__(&self) -> String {
+        format!("<estafette.Link to process {}>", self.process)
+    }
+}
+
+/// Names a version of a tensor for other processes of the same user on this machine: ``t.ticket()``, `Engine.from_ticket`.
+///
+/// ``bytes(ticket)`` may travel through anything, and a ticket can be pickled. The version is kept from later writes for as long as
+/// this object lives, and then until everything that was made with it is gone. A ticket that was made from bytes, or by pickle, keeps
+/// nothing. A block ``with t.ticket() as ticket`` revokes the ticket at its end.
+#[pyclass(frozen, module = "estafette", name = "Ticket", weakref)]
+pub struct PyTicket {
+    bytes: Vec<u8>,
+    process: u32,
+    held: Mutex<Option<ProcessBound<Ticket>>>,
+}
+
+impl PyTicket {
+    pub fn of(py: Python<'_>, tensor: &Tensor) -> PyResult<Self> {
+        let ticket = guard::detach(py, || tensor.ticket()).or_raise(py)?;
+        let (bytes, process) = (ticket.to_bytes(), ticket.process());
+        Ok(Self { bytes, process, held: Mutex::new(Some(ProcessBound::new(ticket))) })
+    }
+}
+
+/// The argument of `from_ticket`.
+pub fn parse_ticket(py: Python<'_>, ticket: &Bound<'_, PyAny>) -> PyResult<Ticket> {
+    let bytes = match ticket.cast::<PyTicket>() {
+        Ok(ticket) => ticket.get().bytes.clone(),
+        Err(_) => ticket.cast::<PyBytes>().map(|bytes| bytes.as_bytes().to_vec()).map_err(|_| {
+            PyTypeError::new_err(format!("expected an estafette.Ticket or bytes, not {}", ticket.get_type()))
+        })?,
+    };
+    Ticket::from_bytes(&bytes).or_raise(py)
+}
+
+#[pymethods]
+impl PyTicket {
+    #[new]
+    #[pyo3(signature = (bytes, /))]
+    fn new(py: Python<'_>, bytes: &Bound<'_, PyAny>) -> PyResult<Self> {
+        let ticket = parse_ticket(py, bytes)?;
+        Ok(Self { bytes: ticket.to_bytes(), process: ticket.process(), held: Mutex::new(None) })
+    }
+
+    /// The number of the process that has the tensor.
+    #[getter]
+    fn process(&self) -> u32 {
+        self.process
+    }
+
+    /// Revokes the ticket, if this process made it: nothing new can be made with it. Tensors that were made with it stay.
+    fn revoke(&self, py: Python<'_>) {
+        let held = self.held.lock().take();
+        guard::detach(py, || drop(held));
+    }
+
+    fn __bytes__<'py>(&self, py: Python<'py>) -> Bound<'py, PyBytes> {
+        PyBytes::new(py, &self.bytes)
+    }
+
+    fn __reduce__<'py>(&self, py: Python<'py>) -> (Bound<'py, PyType>, (Bound<'py, PyBytes>,)) {
+        (py.get_type::<Self>(), (self.__bytes__(py),))
+    }
+
+    fn __enter__(this: Bound<'_, Self>) -> Bound<'_, Self> {
+        this
+    }
+
+    #[pyo3(signature = (*_exception))]
+    fn __exit__(&self, py: Python<'_>, _exception: &Bound<'_, PyTuple>) {
+        self.revoke(py);
+    }
+
+    fn __repr__(&self) -> String {
+        format!("<estafette.Ticket of process {}>", self.process)
+    }
+}

@@ -1,0 +1,573 @@
+"""Tensors of one process in another, in two real processes. Each test starts a program of its own and talks to it by links and pipes."""
+
+import asyncio
+import contextlib
+import copy
+import gc
+import os
+import pickle
+import signal
+import subprocess
+import sys
+import textwrap
+import threading
+
+import pytest
+
+import estafette as est
+from conftest import run_program, until
+
+pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="links between processes need Linux")
+
+PRELUDE = """
+import sys
+import time
+import numpy as np
+import estafette as est
+
+eng = est.Engine(workers=2, shared=True)
+link = eng.connect(sys.argv[1])
+"""
+
+
+class Other:
+    """Another process with a link to this one. It has `eng` and `link`."""
+
+    def __init__(self, eng, source):
+        with eng.door() as door:
+            program = PRELUDE + textwrap.dedent(source)
+            command = [sys.executable, "-X", "faulthandler", "-c", program, door.address]
+            self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+            self.link = door.accept(60)
+        assert self.link.process == self.process.pid
+
+    def read(self):
+        line = self.process.stdout.readline()
+        assert line, "the other process has ended"
+        return line.strip()
+
+    def write(self, line):
+        self.process.stdin.write(f"{line}\n")
+        self.process.stdin.flush()
+
+    def kill(self):
+        self.process.kill()
+
+    def ended_well(self):
+        return self.process.wait(60) == 0
+
+
+@pytest.fixture
+def other():
+    """Starts other processes, and leaves none behind."""
+    with contextlib.ExitStack() as stack:
+
+        def start(eng, source):
+            made = Other(eng, source)
+            stack.callback(made.process.stdin.close)
+            stack.callback(made.process.stdout.close)
+            stack.callback(made.process.wait)
+            stack.callback(made.kill)
+            stack.callback(made.link.close)
+            return made
+
+        yield start
+
+
+def fill(eng, np, tensor, value):
+    return eng.submit(lambda x: x.fill(value), writes=[tensor], using=np.from_dlpack, name="fill")
+
+
+def test_a_value_that_comes_later_is_a_promise_in_the_other_process(eng, np, gate, other):
+    peer = other(
+        eng,
+        """
+        x = link.receive(60)
+        print(x.shape, x.dtype, x.is_ready(), x.read_only, flush=True)
+        print(np.from_dlpack(x).tolist(), flush=True)
+        """,
+    )
+    x = eng.zeros((2, 2), "float32", shared=True)
+    eng.submit(gate, writes=[x])
+    fill(eng, np, x, 1.5)
+    peer.link.send(x)
+    assert peer.read() == "(2, 2) float32 False True"
+    gate.open()
+    assert peer.read() == "[[1.5, 1.5], [1.5, 1.5]]"
+    assert peer.ended_well()
+
+
+def test_a_write_waits_until_the_other_process_is_done_with_the_version(eng, np, other):
+    peer = other(
+        eng,
+        """
+        x = link.receive(60)
+        array = np.from_dlpack(x)
+        print("has it", flush=True)
+        sys.stdin.readline()
+        print(array.tolist(), flush=True)
+        del array, x
+        sys.stdin.readline()
+        """,
+    )
+    x = eng.zeros(3, "int64", shared=True)
+    fill(eng, np, x, 7)
+    peer.link.send(x)
+    assert peer.read() == "has it"
+    later = fill(eng, np, x, 8)
+    with pytest.raises(TimeoutError):
+        later.wait(0.05)
+    assert f"process {peer.process.pid}" in str(eng.diagnose())
+    peer.write("go on")
+    assert peer.read() == "[7, 7, 7]"
+    later.wait(10)
+    assert np.from_dlpack(x).tolist() == [8, 8, 8]
+    peer.write("end")
+    assert peer.ended_well()
+
+
+def test_a_ring_of_three_buffers_takes_a_thousand_items(eng, np, other):
+    peer = other(
+        eng,
+        """
+        count = total = 0
+        for x in link:
+            array = np.from_dlpack(x)
+            assert (array == array[0]).all(), "half of a version"
+            assert array[0] == count, (array[0], count)
+            count, total = count + 1, total + int(array.sum())
+        print(count, total, flush=True)
+        """,
+    )
+    ring = [eng.zeros(1000, "int64", shared=True) for _ in range(3)]
+    for item in range(1000):
+        fill(eng, np, ring[item % 3], item)
+        peer.link.send(ring[item % 3])
+    eng.wait_all(60)
+    for buffer in ring:
+        buffer.wait(60)
+    peer.link.close()
+    assert peer.read() == f"1000 {sum(range(1000)) * 1000}"
+    assert peer.ended_well()
+
+
+def test_the_death_of_an_owner_fails_what_it_had_promised_and_leaves_what_was_ready(eng, np, other):
+    peer = other(
+        eng,
+        """
+        ready, pending = eng.zeros(3, "int64"), eng.zeros(3, "int64")
+        eng.submit(lambda x: x.fill(5), writes=[ready], using=np.from_dlpack)
+        eng.submit(lambda x: time.sleep(600), writes=[pending])
+        link.send(ready)
+        link.send(pending)
+        sys.stdin.readline()
+        """,
+    )
+    ready, pending = peer.link.receive(60), peer.link.receive(60)
+    after = eng.call(lambda x: x, pending)
+    ready.wait(60)
+    waiting = threading.Timer(0.05, peer.kill)
+    waiting.start()
+    with pytest.raises(est.EstafetteError, match=f"process {peer.process.pid} died") as caught:
+        pending.wait(60)
+    assert peer_died(caught.value).process == peer.process.pid
+    with pytest.raises(est.EstafetteError, match=f"process {peer.process.pid} died"):
+        after.wait(60)
+    with pytest.raises(est.PeerDiedError, match=f"process {peer.process.pid} died") as caught:
+        peer.link.receive(60)
+    assert caught.value.process == peer.process.pid
+    assert np.from_dlpack(ready).tolist() == [5, 5, 5]
+
+
+def peer_died(error):
+    """The death behind an error."""
+    while not isinstance(error, est.PeerDiedError):
+        assert error is not None
+        error = error.__cause__
+    return error
+
+
+def test_the_death_of_a_consumer_ends_its_leases(eng, np, other):
+    peer = other(
+        eng,
+        """
+        held = [np.from_dlpack(link.receive(60)) for _ in range(2)]
+        print("has them", flush=True)
+        sys.stdin.readline()
+        """,
+    )
+    x, y = (eng.zeros(3, "int64", shared=True) for _ in range(2))
+    with x.ticket():
+        peer.link.send(x)
+        peer.link.send(y)
+    assert peer.read() == "has them"
+    later = [fill(eng, np, tensor, 8) for tensor in (x, y)]
+    with pytest.raises(TimeoutError):
+        later[0].wait(0.05)
+    peer.kill()
+    for op in later:
+        op.wait(10)
+    assert np.from_dlpack(x).tolist() == np.from_dlpack(y).tolist() == [8, 8, 8]
+    with pytest.raises(est.PeerDiedError, match=f"process {peer.process.pid} died"):
+        peer.link.send(x)
+
+
+def test_a_failure_crosses_with_its_text(eng, np, other):
+    peer = other(
+        eng,
+        """
+        x = link.receive(60)
+        try:
+            x.wait(60)
+        except est.EstafetteError as error:
+            print(error, flush=True)
+        """,
+    )
+    x = eng.zeros(3, "int64", shared=True)
+    eng.submit(lambda x: 1 // 0, writes=[x], name="divide")
+    peer.link.send(x)
+    text = peer.read()
+    assert "ZeroDivisionError" in text and f"in process {os.getpid()}" in text
+    with pytest.raises(est.OperationError):
+        x.wait()
+    assert peer.ended_well()
+
+
+class TestTickets:
+    def test_a_ticket_goes_through_anything_and_is_a_promise_at_the_other_end(self, eng, np, gate, other):
+        peer = other(
+            eng,
+            """
+            import pickle
+            ticket = pickle.loads(bytes.fromhex(sys.stdin.readline()))
+            x, y = eng.from_ticket(ticket), eng.from_ticket(bytes(ticket))
+            print(ticket.process, x.is_ready(), flush=True)
+            print(eng.call(np.add, x, y).result().shape, int(np.from_dlpack(x)[0]), flush=True)
+            del x, y
+            sys.stdin.readline()
+            late = eng.from_ticket(ticket)
+            try:
+                late.wait(60)
+            except est.OperationError as error:
+                print(error, flush=True)
+            """,
+        )
+        x = eng.zeros(3, "int64", shared=True)
+        eng.submit(gate, writes=[x])
+        fill(eng, np, x, 7)
+        ticket = x.ticket()
+        later = fill(eng, np, x, 8)
+        peer.write(pickle.dumps(ticket).hex())
+        assert peer.read() == f"{os.getpid()} False"
+        gate.open()
+        assert peer.read() == "(3,) 7"
+        with pytest.raises(TimeoutError):
+            later.wait(0.05)
+        ticket.revoke()
+        later.wait(10)
+        peer.write("go on")
+        assert "not valid any more" in peer.read()
+        assert peer.ended_well()
+
+    def test_the_tickets_of_a_dead_process_fail(self, eng, other):
+        peer = other(
+            eng,
+            """
+            x = eng.zeros(3, "int64")
+            ticket = x.ticket()
+            print(bytes(ticket).hex(), flush=True)
+            sys.stdin.readline()
+            """,
+        )
+        ticket = est.Ticket(bytes.fromhex(peer.read()))
+        assert ticket.process == peer.process.pid
+        x = eng.from_ticket(ticket)
+        x.wait(60)
+        peer.kill()
+        peer.process.wait(60)
+
+        def died():
+            with pytest.raises(est.OperationError) as caught:
+                eng.from_ticket(ticket).wait(60)
+            return peer_died(caught.value).process == peer.process.pid
+
+        until(died)
+        assert bytes(x) == bytes(24)
+
+
+class TestEventLoops:
+    def test_links_are_awaited(self, eng, np, other):
+        source = """
+            import asyncio
+
+            async def main():
+                async for x in link:
+                    await x
+                    y = eng.zeros(3, "int64")
+                    eng.submit(lambda x, y: np.multiply(x, 2, out=y), [x], [y], using=np.from_dlpack)
+                    await link.send_async(y)
+
+            asyncio.run(main())
+            """
+        peer = other(eng, source)
+
+        async def main():
+            x = eng.zeros(3, "int64", shared=True)
+            for value in range(20):
+                fill(eng, np, x, value)
+                await peer.link.send_async(x)
+                doubled = await asyncio.wait_for(peer.link.receive_async(), 60)
+                await doubled
+                assert np.from_dlpack(doubled).tolist() == [2 * value] * 3
+            with pytest.raises(est.WouldBlockError):
+                peer.link.receive()
+
+        asyncio.run(main())
+        peer.link.close()
+        assert peer.ended_well()
+
+    def test_a_cancelled_receive_takes_nothing(self, eng, np, other):
+        peer = other(eng, "sys.stdin.readline(); link.send(eng.zeros(3, 'int64')); sys.stdin.readline()")
+
+        async def main():
+            waiting = [asyncio.ensure_future(peer.link.receive_async()) for _ in range(3)]
+            await asyncio.sleep(0.02)
+            for task in waiting[:2]:
+                task.cancel()
+            peer.write("send")
+            assert (await asyncio.wait_for(waiting[2], 60)).shape == (3,)
+
+        asyncio.run(main())
+        peer.write("end")
+        assert peer.ended_well()
+
+    def test_doors_and_links_are_made_without_a_block(self, eng):
+        async def main():
+            with eng.door() as door:
+                link, accepted = await asyncio.gather(eng.connect_async(door.address), door.accept_async())
+            with link, accepted:
+                assert link.process == accepted.process == os.getpid()
+                with pytest.raises(asyncio.TimeoutError):
+                    await asyncio.wait_for(accepted.receive_async(), 0.02)
+            assert await accepted_end(eng)
+
+        asyncio.run(main())
+
+
+async def accepted_end(eng):
+    """Whether a link that the other end has closed ends."""
+    with eng.door() as door:
+        link, accepted = await asyncio.gather(eng.connect_async(door.address), door.accept_async())
+    link.close()
+    with accepted:
+        return await accepted.receive_async() is None and [x async for x in accepted] == []
+
+
+def test_a_received_tensor_that_comes_back_through_a_library_keeps_its_lease(eng, np, other):
+    peer = other(
+        eng,
+        """
+        x = link.receive(60)
+        array = np.from_dlpack(x)
+        again = eng.from_dlpack(array)
+        assert again.read_only
+        try:
+            eng.submit(lambda x: None, writes=[again])
+        except est.EstafetteError as error:
+            print(type(error).__name__, flush=True)
+        """,
+    )
+    peer.link.send(eng.zeros(3, "int64", shared=True))
+    assert peer.read() == "ConflictError"
+    assert peer.ended_well()
+
+
+def test_a_write_to_received_memory_ends_the_process_that_does_it(eng, np, other):
+    peer = other(
+        eng,
+        """
+        import ctypes
+        x = link.receive(60)
+        x.wait(60)
+        ctypes.memset(x.data_ptr, 1, 1)
+        """,
+    )
+    x = eng.zeros(3, "int64", shared=True)
+    fill(eng, np, x, 7)
+    peer.link.send(x)
+    assert peer.process.wait(60) == -signal.SIGSEGV
+    assert np.from_dlpack(x).tolist() == [7, 7, 7]
+    fill(eng, np, x, 8).wait(10)
+
+
+class TestBadInput:
+    def test_memory_that_is_not_shared_is_refused(self, eng, np, other):
+        peer = other(eng, "sys.stdin.readline()")
+        for private in (eng.zeros(3, "int8"), eng.from_dlpack(np.zeros(3))):
+            with pytest.raises(est.NotSharedError, match="shared"):
+                peer.link.send(private)
+            with pytest.raises(est.NotSharedError, match="shared"):
+                private.ticket()
+        peer.write("end")
+        assert peer.ended_well()
+
+    def test_a_promise_without_memory_is_refused(self, eng, gate):
+        pending = eng.call(gate)
+        with pytest.raises(est.NotDefinedError):
+            pending.ticket()
+        gate.open()
+        pending.wait()
+
+    def test_a_tensor_is_not_pickled(self, eng):
+        t = eng.zeros(3, "int8", shared=True)
+        for refused in (lambda: pickle.dumps(t), lambda: copy.deepcopy(t)):
+            with pytest.raises(TypeError, match=r"t\.ticket\(\).*link\.send"):
+                refused()
+
+    @pytest.mark.parametrize("address", ["", "nowhere", "estafette-" + "g" * 32, "estafette-" + "0" * 31])
+    def test_an_address_that_is_none(self, eng, address):
+        with pytest.raises(est.InvalidError, match="address"):
+            eng.connect(address)
+
+    def test_a_door_that_is_not_there(self, eng):
+        with pytest.raises(est.DeviceError, match="connecting to a door"):
+            eng.connect("estafette-" + "0" * 32)
+        with eng.door() as door:
+            pass
+        with pytest.raises(est.InvalidError, match="closed"):
+            door.accept()
+
+    def test_bytes_that_are_no_ticket(self, eng):
+        for wrong in (b"", b"estafette", bytes(62)):
+            with pytest.raises(est.InvalidError, match="ticket"):
+                eng.from_ticket(wrong)
+        with pytest.raises(TypeError, match="Ticket"):
+            eng.from_ticket("estafette")
+
+    def test_nothing_comes_within_the_time(self, eng, other):
+        peer = other(eng, "sys.stdin.readline()")
+        with pytest.raises(TimeoutError, match=f"process {peer.process.pid}"):
+            peer.link.receive(0.02)
+        with eng.door() as door, pytest.raises(TimeoutError):
+            door.accept(0)
+        peer.link.close()
+        with pytest.raises(est.InvalidError, match="the link is closed"):
+            peer.link.receive()
+
+    def test_device_memory_is_not_shared(self, eng):
+        with pytest.raises(est.InvalidError, match="cannot be shared"):
+            eng.empty(3, "int8", device=(2, 0), shared=True)
+
+
+def test_ctrl_c_ends_a_wait_and_loses_nothing(eng, other):
+    peer = other(eng, "sys.stdin.readline(); link.send(eng.zeros(3, 'int64')); sys.stdin.readline()")
+    threading.Timer(0.05, os.kill, (os.getpid(), signal.SIGINT)).start()
+    with pytest.raises(KeyboardInterrupt):
+        peer.link.receive()
+    peer.write("send")
+    assert peer.link.receive(60).shape == (3,)
+    peer.write("end")
+    assert peer.ended_well()
+
+
+def test_a_forked_child_is_refused_and_its_end_changes_nothing(eng, np):
+    run_program(
+        """
+        import os, warnings
+        warnings.simplefilter("ignore", DeprecationWarning)
+        import estafette as est
+
+        eng = est.Engine(workers=1, shared=True)
+        door = eng.door()
+        link = eng.connect(door.address)
+        other = door.accept(60)
+        x = eng.zeros(3, "int64")
+        ticket = x.ticket()
+        pid = os.fork()
+        if pid == 0:
+            uses = [door.accept, lambda: link.send(x), link.receive, x.ticket, lambda: eng.from_ticket(ticket)]
+            for use in [*uses, eng.door, lambda: eng.connect(door.address)]:
+                try:
+                    use()
+                except est.ForkedError:
+                    continue
+                os._exit(1)
+            door.close(), link.close(), ticket.revoke()
+            os._exit(0)
+        assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+        link.send(x)
+        assert other.receive(60).result(60).shape == (3,)
+        assert eng.from_ticket(ticket).result(60).shape == (3,)
+        """
+    )
+
+
+def test_an_engine_without_a_link_has_no_thread_and_no_descriptor_more():
+    run_program(
+        """
+        import os
+        import time
+        import estafette as est
+
+        def names():
+            return {open(f"/proc/self/task/{task}/comm").read().strip() for task in os.listdir("/proc/self/task")}
+
+        before = len(os.listdir("/proc/self/fd"))
+        with est.Engine(workers=1) as eng:
+            eng.submit(lambda: None).wait()
+            assert not {name for name in names() if name.startswith(("estafette-link", "estafette-live"))}, names()
+            assert len(os.listdir("/proc/self/fd")) == before
+            eng.door().close()
+            # A thread gives itself its name.
+            deadline = time.monotonic() + 60
+            while not {"estafette-links", "estafette-lives"} <= names():
+                assert time.monotonic() < deadline, names()
+        """
+    )
+
+
+def test_nothing_is_left_of_links_that_are_over(eng, np, other):
+    """Not of one that was closed, not of the death of a peer, and not of tickets."""
+
+    def once(is_killed):
+        peer = other(
+            eng,
+            """
+            x = eng.from_ticket(bytes.fromhex(sys.stdin.readline()))
+            y = link.receive(60)
+            x.wait(60), y.wait(60)
+            z = eng.zeros(3, "int64")
+            link.send(z)
+            own = z.ticket()
+            print(bytes(own).hex(), flush=True)
+            sys.stdin.readline()
+            """,
+        )
+        x = eng.zeros(3, "int64", shared=True)
+        with x.ticket() as ticket:
+            peer.write(bytes(ticket).hex())
+            peer.link.send(x)
+            z, own = peer.link.receive(60), est.Ticket(bytes.fromhex(peer.read()))
+            again = eng.from_ticket(own)
+            again.wait(60)
+        peer.kill() if is_killed else peer.write("end")
+        peer.process.wait(60)
+        fill(eng, np, x, 1).wait(10)
+        del z, again
+        peer.link.close()
+        peer.process.stdin.close()
+        peer.process.stdout.close()
+
+    def open_now():
+        gc.collect()
+        return len(os.listdir("/proc/self/fd"))
+
+    def maps():
+        with open("/proc/self/maps") as lines:
+            return sum("estafette" in line for line in lines)
+
+    once(False)
+    before = open_now(), maps()
+    for number in range(6):
+        once(number % 2 == 0)
+    until(lambda: (open_now(), maps()) <= before)

@@ -1,0 +1,399 @@
+//! Tensors of one process in another.
+
+#![cfg(not(any(estafette_portable, estafette_loom, estafette_shuttle)))]
+
+#[path = "../../links/tests/support/mod.rs"]
+mod support;
+
+use std::time::Duration;
+
+use estafette::remote::{Address, Door, Link, Ticket};
+use estafette::{DType, Engine, Error, Tensor};
+
+use support::{Peer, role, until, wait};
+
+const LENGTH: i64 = 5_000;
+
+fn engine() -> Engine {
+    Engine::builder().workers(2).shared(true).build().expect("an engine")
+}
+
+/// Writes `value` to all elements.
+fn fill(engine: &Engine, tensor: &Tensor, value: i64) {
+    let filled = engine.op("fill").writes([tensor]).run(move |[], [mut tensor]| {
+        tensor.as_mut_slice::<i64>()?.fill(value);
+        Ok(())
+    });
+    drop(filled.expect("submitted"));
+}
+
+/// The value of all elements.
+fn value(engine: &Engine, tensor: &Tensor) -> Result<i64, estafette::Error> {
+    let one = engine.zeros(&[1], DType::I64)?;
+    engine.op("look").reads([tensor]).writes([&one]).run(|[tensor], [mut one]| {
+        let elements = tensor.as_slice::<i64>()?;
+        assert!(elements.iter().all(|element| *element == elements[0]), "half of a version");
+        one.as_mut_slice::<i64>()?[0] = elements[0];
+        Ok(())
+    })?;
+    one.wait_timeout(Duration::from_secs(60))?;
+    Ok(one.to_vec::<i64>()?[0])
+}
+
+fn is_send<T: Send>(value: T) -> T {
+    value
+}
+
+fn receive(link: &Link) -> Tensor {
+    wait(link.receive()).expect("a link").expect("a tensor")
+}
+
+fn send_ticket(engine: &Engine, link: &Link, ticket: &Ticket) {
+    let bytes = ticket.to_bytes();
+    let tensor = engine.zeros(&[bytes.len() as i64], DType::U8).expect("memory");
+    let written = engine.op("ticket").writes([&tensor]).run(move |[], [mut tensor]| {
+        tensor.as_mut_slice::<u8>()?.copy_from_slice(&bytes);
+        Ok(())
+    });
+    drop(written.expect("submitted"));
+    wait(link.send(&tensor)).expect("sent");
+}
+
+fn receive_ticket(link: &Link) -> Ticket {
+    let tensor = receive(link);
+    tensor.wait().expect("a ticket");
+    Ticket::from_bytes(&tensor.to_vec::<u8>().expect("bytes")).expect("a ticket")
+}
+
+/// Sends a word, which the other process waits for with `heard`.
+fn say(engine: &Engine, link: &Link) {
+    wait(link.send(&engine.zeros(&[1], DType::I64).expect("memory"))).expect("sent");
+}
+
+fn heard(link: &Link) {
+    drop(receive(link));
+}
+
+/// Never ends by itself.
+fn until_killed() -> ! {
+    loop {
+        std::thread::sleep(Duration::from_secs(600));
+    }
+}
+
+/// Runs `owner` here and `consumer` in another process, each with an engine and a link.
+fn two(name: &str, owner: impl FnOnce(&mut Peer, &Engine, Link), consumer: impl FnOnce(&Engine, Link)) {
+    let engine = engine();
+    if let Some(door) = role() {
+        let address = Address::from_bytes(door.as_bytes()).expect("an address");
+        let link = wait(engine.connect(&address)).expect("a link");
+        return consumer(&engine, link);
+    }
+    let door = Door::open().expect("a door");
+    let mut peer = Peer::start(name, &door.address().to_string());
+    let link = wait(engine.accept(&door)).expect("a link");
+    owner(&mut peer, &engine, link);
+}
+
+#[test]
+fn each_version_is_seen_whole_and_writes_wait_for_its_readers() {
+    const ROUNDS: i64 = 200;
+    two(
+        "each_version_is_seen_whole_and_writes_wait_for_its_readers",
+        |peer, engine, link| {
+            let x = engine.zeros(&[LENGTH], DType::I64).unwrap();
+            for round in 0..ROUNDS {
+                // Neither the send nor the next write waits here.
+                fill(engine, &x, round);
+                wait(is_send(link.send(&x))).unwrap();
+            }
+            fill(engine, &x, -1);
+            for round in 0..ROUNDS {
+                let doubled = wait(is_send(link.receive())).unwrap().unwrap();
+                assert_eq!(value(engine, &doubled).unwrap(), 2 * round);
+            }
+            assert_eq!(value(engine, &x).unwrap(), -1);
+            drop(link);
+            assert!(peer.0.wait().unwrap().success());
+        },
+        |engine, link| {
+            for round in 0..ROUNDS {
+                let x = receive(&link);
+                assert_eq!(x.shape().unwrap()[..], [LENGTH]);
+                let y = engine.zeros(&[LENGTH], DType::I64).unwrap();
+                engine
+                    .op("double")
+                    .reads([&x])
+                    .writes([&y])
+                    .run(|[x], [mut y]| {
+                        for (y, x) in y.as_mut_slice::<i64>()?.iter_mut().zip(x.as_slice::<i64>()?) {
+                            *y = 2 * x;
+                        }
+                        Ok(())
+                    })
+                    .unwrap();
+                drop(x);
+                wait(link.send(&y)).unwrap();
+                assert_eq!(value(engine, &y).unwrap(), 2 * round);
+            }
+            assert!(wait(link.receive()).unwrap().is_none(), "the other process has closed the link");
+        },
+    );
+}
+
+#[test]
+fn failures_follow_the_data_into_another_process() {
+    two(
+        "failures_follow_the_data_into_another_process",
+        |peer, engine, link| {
+            let x = engine.zeros(&[LENGTH], DType::I64).unwrap();
+            engine.op("print").writes([&x]).run(|[], [_x]| Err("out of paper".into())).unwrap();
+            wait(link.send(&x)).unwrap();
+            fill(engine, &x, 7);
+            wait(link.send(&x)).unwrap();
+            let private = Engine::builder().workers(1).build().unwrap();
+            let y = private.zeros(&[LENGTH], DType::I64).unwrap();
+            assert!(matches!(wait(link.send(&y)), Err(Error::NotShared(_))));
+            wait(link.send(&private.zeros_shared(&[LENGTH], DType::I64).unwrap())).unwrap();
+            assert!(peer.0.wait().unwrap().success());
+            assert!(x.wait().is_ok());
+        },
+        |engine, link| {
+            let failed = receive(&link);
+            let error = failed.wait().unwrap_err().to_string();
+            assert!(error.contains("out of paper") && error.contains("in process"), "{error}");
+            drop(failed);
+            let healed = receive(&link);
+            assert_eq!(value(engine, &healed).unwrap(), 7);
+            let refused = engine.op("write").writes([&healed]).run(|[], [_x]| Ok(()));
+            assert!(refused.is_err(), "it is lent for reading");
+            assert_eq!(value(engine, &receive(&link)).unwrap(), 0);
+        },
+    );
+}
+
+#[test]
+fn a_consumer_that_dies_gives_back_what_it_read() {
+    two(
+        "a_consumer_that_dies_gives_back_what_it_read",
+        |peer, engine, link| {
+            let x = engine.zeros(&[LENGTH], DType::I64).unwrap();
+            fill(engine, &x, 1);
+            wait(link.send(&x)).unwrap();
+            drop(receive(&link));
+            fill(engine, &x, 2);
+            std::thread::sleep(Duration::from_millis(30));
+            assert!(!x.is_ready(), "the write waits for the lease");
+            peer.kill();
+            assert_eq!(value(engine, &x).unwrap(), 2);
+        },
+        |engine, link| {
+            let x = receive(&link);
+            assert_eq!(value(engine, &x).unwrap(), 1);
+            say(engine, &link);
+            until_killed();
+        },
+    );
+}
+
+#[test]
+fn what_an_owner_had_finished_when_it_died_stays_readable() {
+    two(
+        "what_an_owner_had_finished_when_it_died_stays_readable",
+        |peer, engine, link| {
+            // The roles are reversed here: the other process is the owner.
+            let ready = receive(&link);
+            let pending = receive(&link);
+            let after = engine.zeros(&[LENGTH], DType::I64).unwrap();
+            engine.op("copy").reads([&pending]).writes([&after]).run(|[_x], [_y]| Ok(())).unwrap();
+            until("the first is ready", || ready.is_ready());
+            peer.kill();
+            let died = format!("process {} died", peer.process());
+            assert!(pending.wait().unwrap_err().to_string().contains(&died));
+            assert!(after.wait().unwrap_err().to_string().contains(&died), "and so did what depends on it");
+            assert_eq!(value(engine, &ready).unwrap(), 5);
+        },
+        |engine, link| {
+            let [ready, pending] = [(); 2].map(|()| engine.zeros(&[LENGTH], DType::I64).unwrap());
+            fill(engine, &ready, 5);
+            wait(link.send(&ready)).unwrap();
+            engine
+                .op("endless")
+                .writes([&pending])
+                .run(|[], [_x]| {
+                    std::thread::sleep(Duration::from_secs(600));
+                    Ok(())
+                })
+                .unwrap();
+            wait(link.send(&pending)).unwrap();
+            until_killed();
+        },
+    );
+}
+
+/// The owner writes the memory of the first version again once the consumer is done with it, and not before: the second version is
+/// pending until then.
+#[test]
+fn a_version_can_be_used_while_a_later_one_of_the_same_memory_is_pending() {
+    two(
+        "a_version_can_be_used_while_a_later_one_of_the_same_memory_is_pending",
+        |peer, engine, link| {
+            let x = engine.zeros(&[LENGTH], DType::I64).unwrap();
+            for version in 1..=3 {
+                fill(engine, &x, version);
+                wait(link.send(&x)).unwrap();
+            }
+            assert!(peer.0.wait().unwrap().success());
+        },
+        |engine, link| {
+            let [first, second, third] = [(); 3].map(|()| receive(&link));
+            assert_eq!(value(engine, &first).unwrap(), 1);
+            assert!(!second.is_ready());
+            drop(first);
+            assert_eq!(value(engine, &second).unwrap(), 2);
+            drop(second);
+            assert_eq!(value(engine, &third).unwrap(), 3);
+        },
+    );
+}
+
+#[test]
+fn a_ticket_is_a_promise_in_a_process_without_a_link() {
+    two(
+        "a_ticket_is_a_promise_in_a_process_without_a_link",
+        |peer, engine, link| {
+            let x = engine.zeros(&[LENGTH], DType::I64).unwrap();
+            let (begin, began) = std::sync::mpsc::channel();
+            let slow = engine.op("slow").writes([&x]).run(move |[], [mut x]| {
+                began.recv()?;
+                x.as_mut_slice::<i64>()?.fill(7);
+                Ok(())
+            });
+            drop(slow.unwrap());
+            let ticket = x.ticket().unwrap();
+            fill(engine, &x, 8);
+            send_ticket(engine, &link, &ticket);
+            heard(&link);
+            begin.send(()).unwrap();
+            heard(&link);
+            // Its uses are over, and the ticket is not.
+            assert!(!x.is_ready(), "the write waits for the ticket");
+            drop(ticket);
+            assert_eq!(value(engine, &x).unwrap(), 8);
+            say(engine, &link);
+            assert!(peer.0.wait().unwrap().success());
+        },
+        |engine, link| {
+            let ticket = receive_ticket(&link);
+            let [first, second] = [(); 2].map(|()| engine.from_ticket(&ticket).unwrap());
+            until("the first is defined", || first.is_defined());
+            assert!(!first.is_ready());
+            say(engine, &link);
+            assert_eq!(value(engine, &first).unwrap(), 7);
+            assert_eq!(value(engine, &second).unwrap(), 7);
+            drop((first, second));
+            say(engine, &link);
+            heard(&link);
+            let late = engine.from_ticket(&ticket).unwrap();
+            let error = late.wait().unwrap_err().to_string();
+            assert!(error.contains("not valid any more"), "{error}");
+        },
+    );
+}
+
+#[test]
+fn thousands_of_tickets_are_redeemed_at_once() {
+    const TICKETS: i64 = 5_000;
+    two(
+        "thousands_of_tickets_are_redeemed_at_once",
+        |peer, engine, link| {
+            let x = engine.zeros(&[LENGTH], DType::I64).unwrap();
+            fill(engine, &x, 3);
+            let ticket = x.ticket().unwrap();
+            send_ticket(engine, &link, &ticket);
+            assert!(peer.0.wait().unwrap().success());
+            drop(ticket);
+            fill(engine, &x, 4);
+            assert_eq!(value(engine, &x).unwrap(), 4);
+        },
+        |_, link| {
+            let engine = Engine::builder().in_flight_limit(2 * TICKETS as usize).build().unwrap();
+            let ticket = receive_ticket(&link);
+            let tensors: Vec<_> = (0..TICKETS).map(|_| engine.from_ticket(&ticket).unwrap()).collect();
+            tensors.iter().for_each(|tensor| tensor.wait().unwrap());
+            assert_eq!(value(&engine, &tensors[77]).unwrap(), 3);
+        },
+    );
+}
+
+#[test]
+fn the_death_of_an_owner_fails_what_its_tickets_promised() {
+    two(
+        "the_death_of_an_owner_fails_what_its_tickets_promised",
+        |peer, engine, link| {
+            // The roles are reversed here: the other process is the owner.
+            let [ready, pending] = [(); 2].map(|()| receive_ticket(&link));
+            let [x, y] = [&ready, &pending].map(|ticket| engine.from_ticket(ticket).unwrap());
+            assert_eq!(value(engine, &x).unwrap(), 5);
+            until("the second is defined", || y.is_defined());
+            peer.kill();
+            let died = format!("process {} died", peer.process());
+            assert!(y.wait().unwrap_err().to_string().contains(&died));
+            assert_eq!(value(engine, &x).unwrap(), 5, "what was ready stays readable");
+            until("its end is known", || {
+                let late = engine.from_ticket(&ready).unwrap();
+                late.wait().is_err_and(|error| error.to_string().contains(&died))
+            });
+        },
+        |engine, link| {
+            let [ready, pending] = [(); 2].map(|()| engine.zeros(&[LENGTH], DType::I64).unwrap());
+            fill(engine, &ready, 5);
+            drop(engine.op("endless").writes([&pending]).run(|[], [_x]| until_killed()).unwrap());
+            let tickets = [&ready, &pending].map(|tensor| tensor.ticket().unwrap());
+            tickets.iter().for_each(|ticket| send_ticket(engine, &link, ticket));
+            until_killed();
+        },
+    );
+}
+
+#[test]
+fn a_consumer_that_dies_gives_back_what_its_tickets_gave_it() {
+    two(
+        "a_consumer_that_dies_gives_back_what_its_tickets_gave_it",
+        |peer, engine, link| {
+            let x = engine.zeros(&[LENGTH], DType::I64).unwrap();
+            fill(engine, &x, 1);
+            let ticket = x.ticket().unwrap();
+            send_ticket(engine, &link, &ticket);
+            heard(&link);
+            drop(ticket);
+            fill(engine, &x, 2);
+            std::thread::sleep(Duration::from_millis(30));
+            assert!(!x.is_ready(), "the write waits for the other process");
+            peer.kill();
+            assert_eq!(value(engine, &x).unwrap(), 2);
+        },
+        |engine, link| {
+            let ticket = receive_ticket(&link);
+            let x = engine.from_ticket(&ticket).unwrap();
+            assert_eq!(value(engine, &x).unwrap(), 1);
+            say(engine, &link);
+            until_killed();
+        },
+    );
+}
+
+#[test]
+fn bytes_that_are_no_ticket_are_refused_and_a_process_may_use_its_own_tickets() {
+    let engine = engine();
+    let x = engine.zeros(&[LENGTH], DType::I64).unwrap();
+    fill(&engine, &x, 6);
+    let ticket = x.ticket().unwrap();
+    let bytes = ticket.to_bytes();
+    for wrong in [&bytes[1..], &bytes[..bytes.len() - 1], b"", &[0; 62]] {
+        assert!(matches!(Ticket::from_bytes(wrong), Err(Error::Invalid(_))), "{wrong:?}");
+    }
+    let y = engine.from_ticket(&Ticket::from_bytes(&bytes).unwrap()).unwrap();
+    assert_eq!(value(&engine, &y).unwrap(), 6);
+    assert!(matches!(y.ticket(), Err(Error::NotShared(_))), "its owner is asked for tickets");
+}
