@@ -35,4 +35,4 @@ pub use format::{budget, file};
 pub use format::{chrome, perfetto};
 pub use model::{Trace, shown, source};
 #[cfg(feature = "report")]
-pub use render::{html, terminal};
+pub use render::{csv, html, terminal};

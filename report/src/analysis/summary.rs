@@ -192,6 +192,50 @@ pub struct Advice {
 /// Names of a critical path that are kept.
 const PATH_NAMES: usize = 64;
 
+/// What rows of operations are sorted by.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum SortBy {
+    /// The name, in the order of the alphabet.
+    Name,
+    /// How many there were; most first, as all that follow.
+    Count,
+    /// Time that they ran.
+    Ran,
+    /// Time that they waited.
+    Waited,
+    /// Time that others waited for them.
+    Blamed,
+    /// Their slack.
+    Slack,
+}
+
+impl Report {
+    /// Sorts the operations.
+    pub fn sort(&mut self, by: SortBy) {
+        let key = |row: &OperationRow| match by {
+            SortBy::Name => 0,
+            SortBy::Count => row.count as u64,
+            SortBy::Ran => row.running_ns,
+            SortBy::Waited => row.waited_ns,
+            SortBy::Blamed => row.blamed_ns,
+            SortBy::Slack => row.slack_ns,
+        };
+        self.operations.sort_by(|a, b| key(b).cmp(&key(a)).then_with(|| a.name.cmp(&b.name)));
+    }
+
+    /// Leaves of the operations, the worst waits, the run time and the advice what names a text. Returns whether an operation does.
+    pub fn keep(&mut self, text: &str) -> bool {
+        // In sentences names are shown, not as they are.
+        let shown = shown(text).to_string();
+        self.operations.retain(|row| row.name.contains(&shown));
+        self.worst.retain(|row| row.sentence.contains(&shown));
+        self.run_time.retain(|row| row.what.contains(&shown));
+        self.advice.retain(|row| row.change.contains(&shown));
+        self.with_graph.changes.retain(|row| row.sentence().contains(&shown));
+        !self.operations.is_empty()
+    }
+}
+
 /// Makes the report.
 pub fn report(trace: &Trace) -> Report {
     let trace = &*with_holders(sane(trace));

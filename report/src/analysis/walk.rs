@@ -66,6 +66,15 @@ fn end(operation: &Operation, duration: Nanos) -> Nanos {
     end.unwrap_or(duration)
 }
 
+/// Whether it is the time of a thread between two of its calls, as observe mode notes it.
+pub(crate) fn is_own_time(operation: &Operation) -> bool {
+    operation.kind == OperationKind::Operation
+        && operation.library.is_none()
+        && operation.track.is_some()
+        && operation.track == operation.submitter
+        && operation.began == Some(operation.submitted)
+}
+
 struct Walker<'a> {
     trace: &'a Trace,
     /// The critical stalls of each operation, in order of time.
@@ -150,6 +159,11 @@ impl<'a> Walker<'a> {
                 // It ran, or it was not there yet.
                 let began = ran_since.unwrap_or(0).max(current.submitted);
                 if began < at {
+                    if let Some((resumed, wait)) = self.inside(current) {
+                        self.step(resumed, What::Run(current.id));
+                        current = wait;
+                        continue;
+                    }
                     let waited = matches!(current.kind, OperationKind::Wait | OperationKind::Await);
                     let what =
                         if waited || current.began.is_none() { What::Program } else { What::Run(current.id) };
@@ -172,6 +186,16 @@ impl<'a> Walker<'a> {
                 (cause, blocker) => self.step(stall.from, What::Stall(cause, blocker)),
             }
         }
+    }
+
+    /// The last wait of a thread in a stretch of its time that was only observed: what it is called stands for all that it did.
+    fn inside(&self, current: &Operation) -> Option<(Nanos, &'a Operation)> {
+        let track = current.track.filter(|_| is_own_time(current))?;
+        let waits = self.waits.get(&track)?;
+        let last = waits.partition_point(|(resumed, _)| *resumed <= self.at).checked_sub(1)?;
+        let (resumed, id) = waits[last];
+        let wait = self.trace.operation(id).filter(|_| resumed > current.submitted)?;
+        Some((resumed, wait))
     }
 
     /// What its thread did before it submitted `current`: the wait that it had come back from.

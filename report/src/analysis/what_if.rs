@@ -14,6 +14,7 @@ use std::collections::{BinaryHeap, HashMap, HashSet};
 use crate::Trace;
 use crate::analysis::attribution::queue_of;
 use crate::analysis::critical_path::own_time;
+use crate::analysis::walk::is_own_time;
 use crate::model::{
     Blocker, Cause, Edge, Hazard, LibraryId, Mode, Nanos, Operation, OperationId, OperationKind, Stall,
     TrackId, TrackKind,
@@ -167,7 +168,7 @@ fn observed_place(trace: &Trace, operation: &Operation) -> Place {
     match operation.kind {
         OperationKind::Copy | OperationKind::Export => Place::Library(memory()),
         OperationKind::Operation if operation.library.is_some() => Place::Library(operation.library),
-        OperationKind::Operation if operation.track != operation.submitter => Place::Worker,
+        OperationKind::Operation if !is_own_time(operation) => Place::Worker,
         _ => Place::Program,
     }
 }

@@ -2,6 +2,8 @@
 
 use std::fmt::Write;
 
+use unicode_width::UnicodeWidthStr;
+
 use crate::analysis::diff::Difference;
 use crate::analysis::matrix::Matrix;
 use crate::analysis::sentences::duration;
@@ -210,9 +212,7 @@ impl Page {
         // What the engine does for the program is not among what the program has named.
         let is_own = |row: &&OperationRow| matches!(row.kind.as_str(), "operation" | "copy");
         let (own, others): (Vec<_>, Vec<_>) = report.operations.iter().partition(is_own);
-        for (title, of_kind) in
-            [("Operations, by waiting", own), ("Waits, exports and imports, by waiting", others)]
-        {
+        for (title, of_kind) in [("Operations", own), ("Waits, exports and imports", others)] {
             if of_kind.is_empty() {
                 continue;
             }
@@ -331,7 +331,7 @@ impl Page {
             for (column, cell) in row.iter().enumerate() {
                 if column == 0 {
                     let cell = cut(cell, first);
-                    let _ = write!(line, "{cell}{}", " ".repeat(first - width(&cell)));
+                    let _ = write!(line, "{cell}{}", " ".repeat(first.saturating_sub(width(&cell))));
                 } else {
                     let _ = write!(line, "  {}{cell}", " ".repeat(widths[column] - width(cell)));
                 }
@@ -349,16 +349,23 @@ fn count(number: usize, what: &str) -> String {
     format!("{number} {what}{}", if number == 1 { "" } else { "s" })
 }
 
-/// Columns, for text whose characters are one column each.
+/// Columns that a terminal takes: two for most characters of Chinese, Japanese and Korean and for emoji, none for combining ones.
 fn width(text: &str) -> usize {
-    text.chars().count()
+    UnicodeWidthStr::width(text)
 }
 
 fn cut(text: &str, to: usize) -> String {
     if width(text) <= to {
         return text.to_owned();
     }
-    let mut cut: String = text.chars().take(to.saturating_sub(1)).collect();
+    let mut cut = String::new();
+    for character in text.chars() {
+        cut.push(character);
+        if width(&cut) >= to {
+            cut.pop();
+            break;
+        }
+    }
     cut.push('…');
     cut
 }

@@ -212,8 +212,8 @@ fn what_the_engine_does_for_the_program_is_not_among_its_operations() {
     let kinds: Vec<_> = told.operations.iter().map(|row| (row.name.as_str(), row.kind.as_str())).collect();
     assert_eq!(kinds, [("`wait` at program.py:50", "wait"), ("a lease", "export"), ("`train`", "operation")]);
     let text = terminal::text(&told, Style::default());
-    let (_, tables) = text.split_once("\nOperations, by waiting\n").unwrap();
-    let (own, others) = tables.split_once("\nWaits, exports and imports, by waiting\n").unwrap();
+    let (_, tables) = text.split_once("\nOperations\n").unwrap();
+    let (own, others) = tables.split_once("\nWaits, exports and imports\n").unwrap();
     assert!(own.contains("`train`") && !own.contains("wait`") && !own.contains("lease"), "{own}");
     assert!(others.contains("`wait` at program.py:50") && others.contains("a lease"), "{others}");
 }

@@ -197,3 +197,24 @@ fn functions_of_an_executor_that_are_awaited_one_by_one() {
 fn a_trace_of_an_engine_has_none() {
     assert_eq!(report(&crate::made_up::trace(200)).with_graph.changes, []);
 }
+
+#[test]
+fn what_a_thread_waited_for_until_its_end_is_not_hidden_by_the_wait_for_its_end() {
+    // consumer |-10-|-wait for jax 40-|-10-|       main joins it from 5 on.
+    let mut seen = Seen::new();
+    let rest = seen.did("consumer until its end", CONSUMER, (5, 60), Operation::default());
+    seen.waited("Thread.join", 6, (5, 60), rest, None);
+    let work = Operation { library: Some(JAX), ..Operation::default() };
+    let work = seen.did("work of jax", CONSUMER, (10, 50), work);
+    seen.waited("jax.Array.block_until_ready", 7, (10, 50), work, None);
+    seen.0.operations.last_mut().unwrap().submitter = Some(CONSUMER);
+    let told = seen.report(60);
+    let spent: Vec<_> = told.run_time.iter().map(|row| (row.what.as_str(), row.time_ns / MS)).collect();
+    let rest = ("`consumer until its end` ran", 10);
+    assert_eq!(spent, [("`work of jax` ran", 40), rest, ("the program did something else", 10)]);
+    assert!(
+        told.headline.starts_with("67 % of the run time of 60.0 ms: computing (`work of jax`)"),
+        "{}",
+        told.headline
+    );
+}

@@ -62,7 +62,7 @@ class Lane:
         self.given: Any = None
         """The stream that the last `__dlpack__` of the call was given."""
         self.since = since
-        """When its last call of a queue ended."""
+        """When its last call of a queue, or its last function of an executor, ended."""
         self.track: int | None = None
 
 
@@ -150,11 +150,11 @@ class Notes:
         return next(at for at, it in enumerate(self.tracks) if it is own)
 
     def track_of(self, thread: threading.Thread, now: int) -> tuple[int, int]:
-        """The track of another thread, and when its last call of a queue ended; `now` if nothing was seen of it."""
-        lane = self.lanes.setdefault((thread.ident, thread.name), Lane(now))
+        """The track of another thread, and since when it does what it does `now`, as far as that is known."""
+        lane = self.lanes.setdefault((thread.ident, thread.name), Lane(self.started))
         if lane.track is None:
             lane.track = self._add_track(thread.name, "thread")
-        return lane.track, min(lane.since, now)
+        return lane.track, now if lane.since == self.started else min(lane.since, now)
 
     def finished(self) -> tuple[list[tuple[Any, ...]], list[tuple[Any, ...]]]:
         """The steps, with the names of tensors, and the hand-overs that nothing ordered, by the identity of their step."""

@@ -358,6 +358,7 @@ def _note_work(notes: Notes, work: _Work, function: Any, began: int, ended: int)
     place = None if code is None else (code.co_filename, code.co_firstlineno, code.co_qualname)
     submitted = began if work.submitted is None else min(work.submitted, began)
     track = notes.track()
+    notes.lane().since = ended
     submitter = track if work.submitter is None else work.submitter
     notes.add(
         "operation",
@@ -441,7 +442,7 @@ def _queue_call(observed: Observed, args: tuple[Any, ...], kwargs: dict[str, Any
 
 
 def join(observed: Observed, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """A wait for the end of a thread: for what it does since its last call of a queue."""
+    """A wait for the end of a thread: for what it does until then."""
 
     def rest(notes: Notes, began: int, ended: int) -> int:
         thread = args[0]
