@@ -51,7 +51,7 @@ struct Task {
     /// What it takes of itself.
     takes: Nanos,
     place: Place,
-    /// The wait that its thread came back from before it, and how long after that it was submitted; else since the start.
+    /// What its thread came back from before it, or began, and how long after that it was submitted; else since the start.
     after: (Option<usize>, Nanos),
 }
 
@@ -75,16 +75,25 @@ impl<'a> TaskGraph<'a> {
     pub(crate) fn of(trace: &'a Trace) -> Self {
         let at: HashMap<OperationId, usize> =
             trace.operations.iter().enumerate().map(|(at, operation)| (operation.id, at)).collect();
-        let mut waits: HashMap<TrackId, Vec<(Nanos, usize)>> = HashMap::new();
+        let is_observed = is_observed(trace);
+        // Of each thread what it does next depends on: when, and on which task.
+        let mut anchors: HashMap<TrackId, Vec<(Nanos, usize)>> = HashMap::new();
+        let mut last = None;
         for (at, operation) in trace.operations.iter().enumerate() {
             if let (true, Some(track), Some(resumed)) =
                 (blocks(operation.kind), operation.submitter, operation.resumed)
             {
-                waits.entry(track).or_default().push((resumed, at));
+                anchors.entry(track).or_default().push((resumed, at));
+                last = last.max(Some((resumed, at)));
+            }
+            // A thread of an executor does what it does from the beginning of a function on.
+            if let (true, Place::Worker, Some(track), Some(began)) =
+                (is_observed, observed_place(trace, operation), operation.track, operation.began)
+            {
+                anchors.entry(track).or_default().push((began, at));
             }
         }
-        waits.values_mut().for_each(|waits| waits.sort_unstable());
-        let is_observed = is_observed(trace);
+        anchors.values_mut().for_each(|anchors| anchors.sort_unstable());
         let mut tracks = HashSet::new();
         let tasks = trace.operations.iter().enumerate().map(|(at, operation)| {
             let place = match (operation.kind, queue_of(trace, operation)) {
@@ -102,19 +111,19 @@ impl<'a> TaskGraph<'a> {
             // Waits for an operation by name have numbers of their own: only time says what came before. What takes no time comes back
             // at the moment at which it is submitted itself.
             let earlier = |wait: usize| (trace.operations[wait].submitted, wait) < (time, at);
-            let before = operation.submitter.and_then(|track| waits.get(&track)).and_then(|waits| {
-                let last = waits.partition_point(|(resumed, _)| *resumed <= time);
-                waits[..last].iter().rev().take(SAME_MOMENT_MAX).find(|(_, wait)| earlier(*wait))
+            let before = operation.submitter.and_then(|track| anchors.get(&track)).and_then(|anchors| {
+                let last = anchors.partition_point(|(then, _)| *then <= time);
+                anchors[..last].iter().rev().take(SAME_MOMENT_MAX).find(|(_, wait)| earlier(*wait))
             });
             if let (Place::Worker, Some(track)) = (place, operation.track) {
                 tracks.insert(track);
             }
-            let after = before.map_or((None, time), |(resumed, wait)| (Some(*wait), time - resumed));
+            let after = before.map_or((None, time), |(then, before)| (Some(*before), time - then));
             Task { takes, place, after }
         });
         let tasks: Vec<Task> = tasks.collect();
-        let last = waits.values().filter_map(|waits| waits.last()).max().filter(|_| is_observed);
-        let tail = last.map(|(resumed, wait)| (*wait, trace.duration.saturating_sub(*resumed)));
+        let last = last.filter(|_| is_observed);
+        let tail = last.map(|(resumed, wait)| (wait, trace.duration.saturating_sub(resumed)));
         let more = usize::from(!is_observed && has_another(trace));
         let mut edges = vec![Vec::new(); tasks.len()];
         for edge in &trace.edges {
@@ -186,7 +195,7 @@ struct Simulation<'a> {
     missing: Vec<usize>,
     /// Until when, as far as known.
     ready: Vec<Nanos>,
-    /// What a thread does after each wait.
+    /// What a thread does after each task.
     next: Vec<Vec<usize>>,
     events: BinaryHeap<Reverse<(Nanos, Event, usize)>>,
     workers: BinaryHeap<Reverse<Nanos>>,
@@ -274,7 +283,7 @@ impl<'a> Simulation<'a> {
         let operation = &self.graph.trace.operations[at];
         let takes = if self.change.shared.contains(&operation.id) { 0 } else { task.takes };
         let end = begin.saturating_add(takes);
-        if blocks(operation.kind) && !self.goes_on(at) {
+        if !self.goes_on(at) {
             self.go_on(at, begin);
         }
         match task.place {

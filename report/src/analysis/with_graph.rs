@@ -20,6 +20,9 @@ use crate::model::{Nanos, Operation, OperationId, OperationKind};
 /// Lines that are tried: the trace is played again for each.
 const TRIED: usize = 6;
 
+/// What part of the run a call has to have waited, to be listed.
+const LEAST: Nanos = 1_000;
+
 /// What Estafette would change; empty for a trace of its own engines.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct WithGraph {
@@ -94,6 +97,7 @@ pub(crate) fn with_graph(trace: &Trace, steps: &[Step]) -> WithGraph {
     let mut calls: Vec<(String, Call)> = calls(trace).into_iter().collect();
     calls.sort_by(|(a, one), (b, other)| other.time.cmp(&one.time).then_with(|| a.cmp(b)));
     calls.truncate(TRIED);
+    calls.retain(|(_, call)| call.time > walked(steps) / LEAST);
     let graph = TaskGraph::of(trace);
     let Some(as_it_was) = graph.as_it_was(walked(steps)).filter(|_| !calls.is_empty()) else {
         return WithGraph::default();
