@@ -7,6 +7,7 @@
 use std::collections::HashMap;
 
 use crate::Trace;
+use crate::analysis::what_if::SAME_MOMENT_MAX;
 use crate::model::{Blocker, Cause, Nanos, Operation, OperationId, OperationKind, Stall, TrackId};
 
 /// A stretch of the walk.
@@ -79,7 +80,7 @@ struct Walker<'a> {
     trace: &'a Trace,
     /// The critical stalls of each operation, in order of time.
     stalls: HashMap<OperationId, Own<'a>>,
-    /// When each thread came back from a wait, and from which.
+    /// When each thread came back from a wait, or from a stretch of its own, and from which.
     waits: HashMap<TrackId, Vec<(Nanos, OperationId)>>,
     at: Nanos,
     steps: Vec<Step>,
@@ -128,6 +129,11 @@ impl<'a> Walker<'a> {
                 && resumed > operation.submitted
             {
                 waits.entry(track).or_default().push((resumed, operation.id));
+            }
+            if let (Some(track), Some(done)) =
+                (operation.track.filter(|_| is_own_time(operation)), operation.done)
+            {
+                waits.entry(track).or_default().push((done, operation.id));
             }
         }
         waits.values_mut().for_each(|waits| waits.sort_unstable());
@@ -188,24 +194,34 @@ impl<'a> Walker<'a> {
         }
     }
 
-    /// The last wait of a thread in a stretch of its time that was only observed: what it is called stands for all that it did.
+    /// What a thread came back from last in a stretch of its time that was only observed: what that is called stands for all that it did.
     fn inside(&self, current: &Operation) -> Option<(Nanos, &'a Operation)> {
         let track = current.track.filter(|_| is_own_time(current))?;
-        let waits = self.waits.get(&track)?;
-        let last = waits.partition_point(|(resumed, _)| *resumed <= self.at).checked_sub(1)?;
-        let (resumed, id) = waits[last];
-        let wait = self.trace.operation(id).filter(|_| resumed > current.submitted)?;
-        Some((resumed, wait))
+        self.last(track, self.at, |earlier| earlier.id != current.id)
+            .filter(|(back, _)| *back > current.submitted)
     }
 
-    /// What its thread did before it submitted `current`: the wait that it had come back from.
+    /// What its thread did before it submitted `current`: what it had come back from.
     fn before(&mut self, current: &Operation) -> Option<&'a Operation> {
-        let waits = self.waits.get(&current.submitter?)?;
-        let last = waits.partition_point(|(resumed, _)| *resumed <= current.submitted).checked_sub(1)?;
-        let (resumed, id) = waits[last];
-        let wait = self.trace.operation(id).filter(|wait| wait.submitted < current.submitted)?;
-        self.step(resumed, What::Program);
-        Some(wait)
+        let (back, earlier) = self
+            .last(current.submitter?, current.submitted, |earlier| earlier.submitted < current.submitted)?;
+        self.step(back, What::Program);
+        Some(earlier)
+    }
+
+    /// What a thread came back from last, until `at`.
+    fn last(
+        &self,
+        track: TrackId,
+        at: Nanos,
+        is_it: impl Fn(&Operation) -> bool,
+    ) -> Option<(Nanos, &'a Operation)> {
+        let waits = self.waits.get(&track)?;
+        let last = waits.partition_point(|(back, _)| *back <= at);
+        // A few may have come back at one moment.
+        let candidates = waits[..last].iter().rev().take(SAME_MOMENT_MAX);
+        let mut found = candidates.filter_map(|(back, id)| Some((*back, self.trace.operation(*id)?)));
+        found.find(|(_, earlier)| is_it(earlier))
     }
 }
 

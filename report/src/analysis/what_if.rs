@@ -31,8 +31,8 @@ pub(crate) struct Change {
     pub(crate) shared: HashSet<OperationId>,
 }
 
-/// Waits that came back at one moment and are looked at.
-const SAME_MOMENT_MAX: usize = 4;
+/// What may have come back at one moment and is looked at.
+pub(crate) const SAME_MOMENT_MAX: usize = 4;
 
 /// The tasks of a trace and the edges between them.
 pub(crate) struct TaskGraph<'a> {

@@ -168,6 +168,8 @@ fn a_slow_consumer_stays_the_longest_way() {
     let rest = seen.did("consumer until its end", CONSUMER, (60, 100), Operation::default());
     seen.waited("Thread.join", 6, (60, 100), rest, None);
     let told = seen.report(100);
+    let most = "60 % of the run time of 100 ms: computing (`consume before Queue.get`)";
+    assert!(told.headline.starts_with(most), "{}", told.headline);
     let change = only(&told);
     assert_eq!(
         (change.call.as_str(), change.waited_ns, change.saves_ns),
