@@ -38,6 +38,7 @@ __all__ = [
     "ReportTensor",
     "ReportTotals",
     "ReportWait",
+    "ReportWithGraph",
     "ShapeLike",
     "StreamLike",
     "SubmitOptions",
