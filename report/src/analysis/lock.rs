@@ -1,6 +1,6 @@
 //! Who held the Python lock while others waited for it.
 //!
-//! The lock has no events. But whoever holds it runs: where of all that a trace shows one alone ran for (nearly) a whole wait, that one
+//! The lock has no events. But what holds it runs: where of all that a trace shows one alone ran for (nearly) a whole wait, that one
 //! is named. What a trace does not show, such as a thread that calls no engine, may be to blame all the same; so the report says what is
 //! known, that this one ran meanwhile.
 

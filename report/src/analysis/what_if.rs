@@ -287,7 +287,7 @@ impl<'a> Simulation<'a> {
             self.go_on(at, begin);
         }
         match task.place {
-            // A lease may well last longer than whatever anybody waits for.
+            // A lease may well last longer than all that is waited for.
             Place::Program => self.end = self.end.max(begin),
             Place::Worker => {
                 self.workers.push(Reverse(end));
