@@ -286,11 +286,13 @@ struct Wait {
     is_of_one: bool,
 }
 
+/// The parts of one wait by what was at their root: time, and the longest stretch.
+type Parts = HashMap<(Cause, Rc<str>), (Nanos, Root)>;
+
 /// The waits of all operations, equal ones as one: those that took most time together first.
 fn waits(trace: &Trace, roots: &[Root]) -> Vec<Wait> {
     let mut named: HashMap<Blocker, Rc<str>> = HashMap::new();
-    // The parts of each wait by what was at their root: time, and the longest stretch.
-    let mut waits: HashMap<OperationId, (Nanos, HashMap<(Cause, Rc<str>), (Nanos, Root)>)> = HashMap::new();
+    let mut waits: HashMap<OperationId, (Nanos, Parts)> = HashMap::new();
     for root in roots {
         let blocker = named.entry(root.blocker).or_insert_with(|| blamed(trace, root.blocker).into());
         let (total, parts) = waits.entry(root.waiter).or_default();
