@@ -28,11 +28,11 @@ pub use analysis::attribution;
 pub use analysis::summary::{Report, report};
 #[cfg(feature = "report")]
 pub use analysis::{
-    barrier, critical_path, diff, exchanges, hand_overs, matrix, roots, sentences, summary, walk,
+    barrier, critical_path, diff, exchanges, hand_overs, matrix, roots, sentences, summary, walk, with_graph,
 };
 pub use format::{budget, file};
 #[cfg(feature = "report")]
 pub use format::{chrome, perfetto};
 pub use model::{Trace, shown, source};
 #[cfg(feature = "report")]
-pub use render::{html, terminal};
+pub use render::{csv, html, terminal};

@@ -1,10 +1,11 @@
 //! `estafette devices`
 
 use estafette::Engine;
+use estafette::devices::cuda::CudaRuntime;
 use estafette::devices::sycl::SyclRuntime;
 use estafette::devices::{DLDevice, Device, table};
 
-/// Prints one line per device: those of an engine, then the device table. Says why where there is no SYCL.
+/// Prints one line per device: those of an engine, then the device table. Says why where there is no CUDA or no SYCL.
 pub(crate) fn print() -> Result<(), Box<dyn std::error::Error>> {
     let engine = Engine::builder().workers(0).build()?;
     println!("{:<14} {:<12} {:<32} {:<12} context", "device", "dlpack", "name", "host access");
@@ -18,7 +19,11 @@ pub(crate) fn print() -> Result<(), Box<dyn std::error::Error>> {
         let context = if count == 0 { "default".to_owned() } else { format!("registered {count} times") };
         row(entry.id, device.map_or("a context", |device| device.name()), host, &context);
     }
-    if let Err(why) = SyclRuntime::get() {
+    let missing = [
+        CudaRuntime::get().err().map(|why| why.to_string()),
+        SyclRuntime::get().err().map(|why| why.to_string()),
+    ];
+    for why in missing.into_iter().flatten() {
         println!("{why}");
     }
     Ok(())

@@ -5,8 +5,10 @@ use std::io::{IsTerminal, Write};
 use std::path::{Path, PathBuf};
 
 use estafette_report::diff::difference;
+use estafette_report::shown::shown;
+use estafette_report::summary::SortBy;
 use estafette_report::terminal::{self, Style};
-use estafette_report::{Trace, file, report};
+use estafette_report::{Report, Trace, csv, file, report};
 
 /// Columns where neither the command line nor a terminal says how many there are.
 const WIDTH_DEFAULT: usize = 100;
@@ -23,6 +25,15 @@ pub(crate) struct Arguments {
     /// Print JSON.
     #[arg(long)]
     json: bool,
+    /// Print the operations as comma-separated values.
+    #[arg(long, conflicts_with_all = ["json", "short", "diff"])]
+    csv: bool,
+    /// Sort the operations by `waited` (as they are without this), `ran`, `blamed`, `count`, `slack` or `name`.
+    #[arg(long, value_name = "KEY", conflicts_with = "diff", value_parser = sort_by)]
+    sort: Option<SortBy>,
+    /// Show only what has NAME in it: of the operations, the worst waits, the run time and the advice.
+    #[arg(long, value_name = "NAME", conflicts_with = "diff")]
+    operation: Option<String>,
     /// Print the summary only.
     #[arg(long)]
     short: bool,
@@ -50,8 +61,10 @@ pub(crate) fn run(request: &Arguments) -> Result<(), Box<dyn Error>> {
         }
         ([trace], false) => {
             request.write_files(trace)?;
-            let report = report(trace);
-            if request.json {
+            let report = request.chosen(report(trace))?;
+            if request.csv {
+                csv::operations(&report)
+            } else if request.json {
                 serde_json::to_string_pretty(&report)? + "\n"
             } else {
                 terminal::text(&report, request.style())
@@ -65,6 +78,22 @@ pub(crate) fn run(request: &Arguments) -> Result<(), Box<dyn Error>> {
         Err(error) if error.kind() == std::io::ErrorKind::BrokenPipe => Ok(()),
         written => Ok(written?),
     }
+}
+
+const SORT_KEYS: [(&str, SortBy); 6] = [
+    ("waited", SortBy::Waited),
+    ("ran", SortBy::Ran),
+    ("blamed", SortBy::Blamed),
+    ("count", SortBy::Count),
+    ("slack", SortBy::Slack),
+    ("name", SortBy::Name),
+];
+
+fn sort_by(key: &str) -> Result<SortBy, String> {
+    let found = SORT_KEYS.iter().find(|(name, _)| *name == key);
+    found
+        .map(|(_, by)| *by)
+        .ok_or_else(|| format!("it is one of {}", SORT_KEYS.map(|(name, _)| name).join(", ")))
 }
 
 /// A file that is damaged is reported as far as it can be read; one that cannot be read at all is an error.
@@ -84,6 +113,24 @@ impl Arguments {
             written(path, file::replace(path, |out| estafette_report::html::write(trace, out)))?;
         }
         Ok(())
+    }
+
+    /// The report as it was asked for.
+    fn chosen(&self, mut report: Report) -> Result<Report, String> {
+        if let Some(by) = self.sort {
+            report.sort(by);
+        }
+        if let Some(name) = &self.operation {
+            let names: Vec<_> = report.operations.iter().map(|row| shown(&row.name).to_string()).collect();
+            if !report.keep(name) {
+                return Err(format!(
+                    "no operation is called `{}`; there are {}",
+                    shown(name),
+                    names.join(", ")
+                ));
+            }
+        }
+        Ok(report)
     }
 
     fn style(&self) -> Style {

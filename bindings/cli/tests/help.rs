@@ -12,7 +12,20 @@ fn every_level_has_help_that_names_its_options() {
         (&[][..], &["devices", "demo", "report", "bench", "--version"][..]),
         (&["devices"], &["--help"]),
         (&["demo"], &["--tensors"]),
-        (&["report"], &["--diff", "--json", "--short", "--html", "--chrome", "--width"]),
+        (
+            &["report"],
+            &[
+                "--diff",
+                "--json",
+                "--csv",
+                "--sort",
+                "--operation",
+                "--short",
+                "--html",
+                "--chrome",
+                "--width",
+            ],
+        ),
         (&["bench"], &["--list", "--json", "--n", "--workers", "--body", "--rounds", "--trace"]),
     ] {
         for flag in ["--help", "-h"] {
@@ -35,4 +48,14 @@ fn an_unknown_command_is_refused_with_exit_code_2() {
     assert_eq!(output.status.code(), Some(2));
     let text = String::from_utf8(output.stderr).unwrap();
     assert!(text.contains("'bensch'") && text.contains("'bench'"), "{text}");
+}
+
+#[test]
+fn devices_are_listed_or_it_is_said_why_there_are_none() {
+    let output = estafette(&["devices"]);
+    let text = String::from_utf8(output.stdout).unwrap();
+    assert!(output.status.success() && output.stderr.is_empty(), "{text}");
+    let has = |what: &str| text.lines().any(|line| line.starts_with(what));
+    assert!(has("cpu:0 "), "{text}");
+    assert!(has("cuda:0 ") != has("CUDA is not available: "), "{text}");
 }

@@ -69,6 +69,27 @@ fn a_recording_is_reported_for_people_and_for_programs() {
     assert_eq!(json["causes"].as_array().unwrap().len(), 6);
     assert!(json["run_time"].as_array().unwrap().iter().all(|row| row["time_ns"].is_u64()));
 
+    let values = text(&estafette(&[slow, "--csv", "--sort", "name"]));
+    let rows: Vec<Vec<&str>> = values.lines().map(|line| line.split(',').collect()).collect();
+    assert_eq!(rows[0][..3], ["name", "kind", "count"]);
+    let own: Vec<&str> = rows.iter().filter(|row| row[1] == "operation").map(|row| row[0]).collect();
+    assert_eq!(own, ["`consume`", "`produce`"]);
+    let table = |arguments: &[&str]| {
+        let report = text(&estafette(&[&[slow], arguments].concat()));
+        let (_, table) = report.split_once("\nOperations\n").unwrap();
+        let table = table.split("\n\n").next().unwrap();
+        table.lines().skip(1).map(|line| line.split('`').nth(1).unwrap().to_owned()).collect::<Vec<_>>()
+    };
+    assert_eq!(table(&["--sort", "ran"]), ["produce", "consume"]);
+    assert_eq!(table(&["--sort", "waited"]), ["consume", "produce"]);
+    assert_eq!(table(&["--operation", "prod"]), ["produce"]);
+    let refused = refusal(&estafette(&[slow, "--operation", "absent"]));
+    assert!(
+        refused.contains("no operation is called `absent`") && refused.contains("`produce`"),
+        "{refused}"
+    );
+    assert!(refusal(&estafette(&[slow, "--sort", "size"])).contains("waited, ran, blamed"));
+
     let difference = text(&estafette(&["--diff", fast, slow]));
     assert!(difference.contains("`produce`") && difference.contains("+"), "{difference}");
     let json: serde_json::Value =

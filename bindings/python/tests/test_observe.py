@@ -153,6 +153,70 @@ def test_a_slow_consumer_is_found(observed):
     assert blocker in report.data["headline"]
 
 
+# --- What Estafette would change --------------------------------------------------------------------------------------
+
+AWAITED_ONE_BY_ONE = """
+    import concurrent.futures
+    import json
+    import time
+
+    began = time.perf_counter_ns()
+    with concurrent.futures.ThreadPoolExecutor(1) as pool:
+        for _ in range(10):
+            time.sleep(0.01)
+            pool.submit(time.sleep, 0.02).result()
+    print(json.dumps(time.perf_counter_ns() - began))
+"""
+
+
+def test_functions_that_are_awaited_one_by_one_could_run_beside_the_program(observed):
+    report, planted = observed(AWAITED_ONE_BY_ONE)
+    (change,) = report.data["with_graph"]["changes"]
+    line = line_of(AWAITED_ONE_BY_ONE, "result()")
+    assert (change["call"], change["change"], change["count"]) == (f"`Future.result` at program.py:{line}", "no wait", 10)
+    # Nine times the program would have slept while the function did.
+    assert 9 * 5_000_000 < change["saves_ns"] <= change["waited_ns"] < planted
+    assert report.data["with_graph"]["saves_ns"] == change["saves_ns"]
+    assert "What Estafette would change" in report.text
+    assert any(row["change"].startswith("go on without waiting: `Future.result`") for row in report.data["advice"])
+
+
+def test_a_copy_between_libraries_would_not_be_made_and_a_slow_consumer_stays_slow(observed, jax):
+    copies = """
+        import json
+        import numpy as np
+        import jax.numpy as jnp
+
+        x = jnp.ones(3_000_000)
+        x.block_until_ready()
+        for _ in range(5):
+            np.array(x)
+        print(json.dumps(0))
+    """
+    report, _ = observed(copies)
+    (change,) = [row for row in report.data["with_graph"]["changes"] if "numpy.array" in row["call"]]
+    assert (change["change"], change["producer"], change["consumer"], change["count"]) == ("no copy", "jax", "numpy", 5)
+    assert 0 < change["saves_ns"] <= change["waited_ns"]
+    report, _ = observed(SLOW_CONSUMER)
+    put = f"`Queue.put` at program.py:{line_of(SLOW_CONSUMER, 'items.put(item)')}"
+    (change,) = [row for row in report.data["with_graph"]["changes"] if row["call"] == put]
+    assert change["saves_ns"] < change["waited_ns"] / 4
+
+
+def test_a_wait_for_the_end_of_a_thread_is_seen():
+    go_on = threading.Event()
+    thread = threading.Thread(target=go_on.wait, name="loader")
+    with est.observe() as seen:
+        thread.start()
+        threading.Timer(0.05, go_on.set).start()
+        thread.join()
+    data = seen.report().data
+    (row,) = [row for row in data["worst"] if row["sentence"].startswith("`Thread.join` at test_observe.py:")]
+    assert row["blocker"] == "`loader until its end`" and row["waited_ns"] >= 20_000_000
+    # A thread has to end in any order.
+    assert data["with_graph"]["changes"] == []
+
+
 # --- What else is seen ------------------------------------------------------------------------------------------------
 
 

@@ -7,7 +7,8 @@ use crate::analysis::idle::idle;
 use crate::analysis::sentences;
 use crate::analysis::summary::Advice;
 use crate::analysis::walk::{Step, What};
-use crate::analysis::what_if::{Change, TaskGraph, blocks};
+use crate::analysis::what_if::{Change, TaskGraph, blocks, is_observed};
+use crate::analysis::with_graph::WithGraph;
 use crate::model::shown::shown;
 use crate::model::{Blocker, Cause, Hazard, Mode, Nanos, OperationId, TrackKind};
 
@@ -18,12 +19,12 @@ const LISTED_MAX: usize = 3;
 const TRIED: usize = 3;
 
 /// What a change saves in percent of the run time at least, to be listed.
-const WORTH: u64 = 3;
+pub(crate) const WORTH: u64 = 3;
 
 /// What of the walk could be shorter, sorted by how much it takes of it. A change cannot save more than that, and saves less where
 /// something else then becomes the longest way. Added to these are changes that let more happen at once, with what they save when the
 /// trace is played again.
-pub(crate) fn advice(trace: &Trace, steps: &[Step]) -> Vec<Advice> {
+pub(crate) fn advice(trace: &Trace, steps: &[Step], with_graph: &WithGraph) -> Vec<Advice> {
     let mut by_change: HashMap<String, Nanos> = HashMap::new();
     // No program makes an operation take no time; a change that saves nearly as much and can be made is listed first.
     let mut faster: HashSet<String> = HashSet::new();
@@ -36,13 +37,13 @@ pub(crate) fn advice(trace: &Trace, steps: &[Step]) -> Vec<Advice> {
         }
     }
     // Nor is memory for a second tensor, or a program that goes on, to be had for nothing.
-    let overlaps = overlaps(trace, steps);
+    let is_observed = is_observed(trace);
+    let overlaps = if is_observed { with_graph.worth(walked(steps)) } else { overlaps(trace, steps) };
     let overlapping: HashSet<String> = overlaps.iter().map(|(change, _)| change.clone()).collect();
     by_change.extend(overlaps);
     let idle = idle(trace, steps);
-    // A program that is only observed submits nothing: its threads are all that there is.
-    let program = |kind| matches!(kind, TrackKind::Thread | TrackKind::EventLoop);
-    if idle > 0 && !trace.tracks.iter().all(|track| program(track.kind)) {
+    // A program that is only observed submits nothing.
+    if idle > 0 && !is_observed {
         let change = "submit earlier: nothing was under way while the program did something else";
         by_change.insert(change.to_owned(), idle);
     }
@@ -63,16 +64,15 @@ pub(crate) fn advice(trace: &Trace, steps: &[Step]) -> Vec<Advice> {
     advice
 }
 
+/// The whole of a walk.
+pub(crate) fn walked(steps: &[Step]) -> Nanos {
+    steps.iter().map(|step| step.to - step.from).sum()
+}
+
 /// Changes that let more happen at once, and what each saves.
 fn overlaps(trace: &Trace, steps: &[Step]) -> Vec<(String, Nanos)> {
-    let walked: Nanos = steps.iter().map(|step| step.to - step.from).sum();
     let graph = TaskGraph::of(trace);
-    let as_it_was = graph.play(&Change::default());
-    // A trace that plays quite differently from how it was says nothing about changes.
-    let Some(as_it_was) = as_it_was.filter(|played| *played > walked / 2 && *played < walked + walked / 10)
-    else {
-        return Vec::new();
-    };
+    let Some(as_it_was) = graph.as_it_was(walked(steps)) else { return Vec::new() };
     let saves = |change: Change| Some(as_it_was.saturating_sub(graph.play(&change)?));
     let waits = waits(trace).into_iter().filter_map(|(place, unwaited)| {
         let saved = saves(Change { unwaited, ..Change::default() })?;
@@ -83,7 +83,7 @@ fn overlaps(trace: &Trace, steps: &[Step]) -> Vec<(String, Nanos)> {
         let name = shown(&name);
         Some((format!("use two of `{name}` in turn: operations waited only to overwrite it"), saved))
     });
-    waits.chain(tensors).filter(|(_, saved)| *saved > walked / 100 * WORTH).collect()
+    waits.chain(tensors).filter(|(_, saved)| *saved > walked(steps) / 100 * WORTH).collect()
 }
 
 /// The longest of what is grouped.
@@ -121,7 +121,11 @@ fn overwritten(trace: &Trace) -> Vec<(String, HashSet<u64>)> {
     {
         let access = trace.operation(stall.waiter).and_then(|waiter| waiter.accesses.get(stall.access));
         let Some(access) = access.filter(|access| access.mode == Mode::Write) else { continue };
-        let Some(variable) = trace.variable(access.variable) else { continue };
+        // A plain variable orders what cannot be in two places, such as a file or the steps of a training.
+        let Some(variable) = trace.variable(access.variable).filter(|variable| variable.bytes.is_some())
+        else {
+            continue;
+        };
         let (time, variables) = names.entry(variable.name.to_string()).or_default();
         *time += stall.duration();
         variables.insert(variable.id);
@@ -137,8 +141,19 @@ fn change(trace: &Trace, what: What) -> Option<String> {
         }
         What::Stall(Cause::NoWorker, Blocker::Queue(_)) => "use more queues of the device".into(),
         What::Stall(Cause::NoWorker, _) => "use more workers".into(),
-        What::Stall(Cause::NotResumed, Blocker::Interpreter) => {
-            "hold the Python lock for less time, or let go of it in long calls".into()
+        What::Stall(
+            Cause::NotResumed,
+            blocker @ (Blocker::Interpreter | Blocker::Holder(_) | Blocker::Operation(_)),
+        ) => {
+            let holder = match blocker {
+                Blocker::Operation(id) => format!(" in {}", sentences::name(trace, id)),
+                Blocker::Holder(track) => trace
+                    .tracks
+                    .get(track)
+                    .map_or_else(String::new, |track| format!(" on thread `{}`", shown(&track.name))),
+                _ => String::new(),
+            };
+            format!("hold the Python lock for less time{holder}, or let go of it in long calls")
         }
         What::Stall(Cause::NotResumed, Blocker::EventLoop) => {
             "keep the event loop free: move what blocks it to an operation or a thread".into()

@@ -33,6 +33,8 @@ pub fn matrix(trace: &Trace, roots: &[Root]) -> Matrix {
         let blocker = match root.blocker {
             Blocker::Operation(id) => of_blocker(trace, id),
             Blocker::Lease(id) => of_library(trace.lease(id).and_then(|lease| lease.library)),
+            // The program itself had the Python lock.
+            Blocker::Holder(_) => Place::Host,
             Blocker::None
             | Blocker::Pool
             | Blocker::Queue(_)

@@ -10,6 +10,7 @@
 //! | `exchanges` | what was handed from library to library |
 //! | `hand_overs` | hand-overs of device memory that nothing ordered |
 //! | `idle` | times without an active operation |
+//! | `lock` | who held the Python lock |
 //! | `matrix` | waiting time per pair of libraries |
 //! | `place` | row and time at which each span is drawn |
 //! | `roots` | the blocker behind a direct blocker |
@@ -17,6 +18,7 @@
 //! | `summary` | the report as data |
 //! | `walk` | chain of causes from the end of a run back to its start |
 //! | `what_if` | duration of a run under changed conditions |
+//! | `with_graph` | what Estafette would change in an observed program |
 
 #[cfg(feature = "report")]
 pub(crate) mod advice;
@@ -34,6 +36,8 @@ pub mod hand_overs;
 #[cfg(feature = "report")]
 pub(crate) mod idle;
 #[cfg(feature = "report")]
+pub(crate) mod lock;
+#[cfg(feature = "report")]
 pub mod matrix;
 #[cfg(feature = "report")]
 pub(crate) mod place;
@@ -47,3 +51,5 @@ pub mod summary;
 pub mod walk;
 #[cfg(feature = "report")]
 pub(crate) mod what_if;
+#[cfg(feature = "report")]
+pub mod with_graph;

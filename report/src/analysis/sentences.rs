@@ -98,6 +98,13 @@ pub fn because(trace: &Trace, cause: Cause, blocker: Blocker) -> String {
         },
         (Cause::NotObserved, _) => "the end of its input had not been observed yet".into(),
         (Cause::NotResumed, Blocker::Interpreter) => "the Python lock was held elsewhere".into(),
+        (Cause::NotResumed, Blocker::Operation(id)) => {
+            format!("the Python lock was held elsewhere, and only {} ran", name(trace, id))
+        }
+        (Cause::NotResumed, Blocker::Holder(track)) => {
+            let track = trace.tracks.get(track).map_or("", |track| track.name.as_str());
+            format!("the Python lock was held elsewhere, and only thread `{}` ran", shown(track))
+        }
         (Cause::NotResumed, Blocker::EventLoop) => "the event loop was busy".into(),
         (Cause::NotResumed, Blocker::Thread(track)) => {
             let track = trace.tracks.get(track).map_or("", |track| track.name.as_str());
@@ -123,8 +130,8 @@ fn busy_workers(trace: &Trace) -> usize {
     tracks.len()
 }
 
-/// A wait as one sentence: who waited how long for whom, on what, and why.
-pub fn sentence(trace: &Trace, root: &Root, total: Nanos) -> String {
+/// A wait as one sentence: who waited for whom, on what, and why. `waited` is how long, in words.
+pub fn sentence(trace: &Trace, root: &Root, waited: &str) -> String {
     let waiter = name(trace, root.waiter);
     let access = trace.operation(root.waiter).and_then(|operation| operation.accesses.get(root.access));
     let variable = access.and_then(|access| trace.variable(access.variable));
@@ -144,7 +151,7 @@ pub fn sentence(trace: &Trace, root: &Root, total: Nanos) -> String {
         _ => String::new(),
     };
     let because = because(trace, root.cause, root.blocker);
-    format!("{waiter} waited {}{direct}{on}{hazard}, because {because}", duration(total))
+    format!("{waiter} waited {waited}{direct}{on}{hazard}, because {because}")
 }
 
 #[cfg(test)]

@@ -3,6 +3,7 @@
 //! Names of fields are those of the JSON; `docs/report.md` explains them to readers.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
+use std::rc::Rc;
 
 use serde::{Deserialize, Serialize};
 
@@ -13,13 +14,16 @@ use crate::analysis::critical_path::{critical_path, own_time};
 use crate::analysis::exchanges::{Exchange, exchanges};
 use crate::analysis::hand_overs::{HandOver, hand_overs};
 use crate::analysis::idle::idle;
+use crate::analysis::lock::with_holders;
 use crate::analysis::matrix::{Matrix, matrix};
 use crate::analysis::roots::{Root, roots};
 use crate::analysis::sentences;
-use crate::analysis::walk::{What, walk};
+use crate::analysis::walk::{Step, What, walk};
+use crate::analysis::with_graph::{WithGraph, with_graph};
+use crate::format::facts;
 use crate::model::sane::sane;
 use crate::model::shown::shown;
-use crate::model::{Blocker, Cause, Nanos, OperationId, OperationKind, Outcome};
+use crate::model::{Blocker, Cause, Nanos, OperationId, OperationKind, Outcome, TrackId};
 
 /// Stalls that are written as sentences.
 const WORST: usize = 10;
@@ -32,7 +36,7 @@ pub const SCHEMA: u32 = 1;
 pub struct Report {
     /// [`SCHEMA`] of the version that made the report.
     pub schema: u32,
-    /// One sentence: what most of the waiting was for.
+    /// What held up most of the run.
     pub headline: String,
     /// What was recorded.
     pub program: String,
@@ -42,7 +46,7 @@ pub struct Report {
     pub totals: Totals,
     /// Waiting time by cause at the root, in the order of [`Cause::ALL`].
     pub causes: Vec<CauseRow>,
-    /// The longest waits, longest first.
+    /// The worst waits, equal ones as one, those that took most time together first.
     pub worst: Vec<WorstRow>,
     /// Who waited for whom.
     pub matrix: Matrix,
@@ -51,6 +55,9 @@ pub struct Report {
     /// Hand-overs of device memory that nothing ordered after the work that made it, or that may not have been.
     #[serde(default)]
     pub hand_overs: Vec<HandOver>,
+    /// What Estafette would change in a program that was only observed.
+    #[serde(default)]
+    pub with_graph: WithGraph,
     /// By name, most waiting first.
     pub operations: Vec<OperationRow>,
     /// By name, most waiting first.
@@ -97,26 +104,35 @@ pub struct CauseRow {
     pub waits: usize,
 }
 
-/// One of the longest waits.
+/// Waits of the same operations, by name, for the same cause and blocker.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct WorstRow {
     /// In words.
     pub sentence: String,
-    /// Who waited.
+    /// Who waited longest.
     pub waiter: OperationId,
-    /// How long.
+    /// How long it did.
     pub waited_ns: Nanos,
+    /// How many of these waits there were.
+    #[serde(default)]
+    pub count: usize,
+    /// How long they were together.
+    #[serde(default)]
+    pub total_ns: Nanos,
     /// The cause of most of it, at the root.
     pub cause: String,
     /// Who is to blame for most of it, in words.
     pub blocker: String,
 }
 
-/// All operations of one name.
+/// All operations of one name and kind.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct OperationRow {
     /// The name.
     pub name: String,
+    /// The kind: `operation`, `copy`, `wait`, `await`, `export` or `import`.
+    #[serde(default)]
+    pub kind: String,
     /// How many there were.
     pub count: usize,
     /// Time that they ran.
@@ -176,13 +192,58 @@ pub struct Advice {
 /// Names of a critical path that are kept.
 const PATH_NAMES: usize = 64;
 
+/// What rows of operations are sorted by.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum SortBy {
+    /// The name, in the order of the alphabet.
+    Name,
+    /// How many there were; most first, as all that follow.
+    Count,
+    /// Time that they ran.
+    Ran,
+    /// Time that they waited.
+    Waited,
+    /// Time that others waited for them.
+    Blamed,
+    /// Their slack.
+    Slack,
+}
+
+impl Report {
+    /// Sorts the operations.
+    pub fn sort(&mut self, by: SortBy) {
+        let key = |row: &OperationRow| match by {
+            SortBy::Name => 0,
+            SortBy::Count => row.count as u64,
+            SortBy::Ran => row.running_ns,
+            SortBy::Waited => row.waited_ns,
+            SortBy::Blamed => row.blamed_ns,
+            SortBy::Slack => row.slack_ns,
+        };
+        self.operations.sort_by(|a, b| key(b).cmp(&key(a)).then_with(|| a.name.cmp(&b.name)));
+    }
+
+    /// Leaves of the operations, the worst waits, the run time and the advice what names a text. Returns whether an operation does.
+    pub fn keep(&mut self, text: &str) -> bool {
+        // In sentences names are shown, not as they are.
+        let shown = shown(text).to_string();
+        self.operations.retain(|row| row.name.contains(&shown));
+        self.worst.retain(|row| row.sentence.contains(&shown));
+        self.run_time.retain(|row| row.what.contains(&shown));
+        self.advice.retain(|row| row.change.contains(&shown));
+        self.with_graph.changes.retain(|row| row.sentence().contains(&shown));
+        !self.operations.is_empty()
+    }
+}
+
 /// Makes the report.
 pub fn report(trace: &Trace) -> Report {
-    let trace = &*sane(trace);
+    let trace = &*with_holders(sane(trace));
     let roots = roots(trace);
-    let waits = waits(&roots);
+    let waits = waits(trace, &roots);
     let path = critical_path(trace);
     let steps = walk(trace);
+    let with_graph = with_graph(trace, &steps);
     let mut names: Vec<String> = Vec::new();
     for id in &path.operations {
         let name = sentences::name(trace, *id);
@@ -193,7 +254,7 @@ pub fn report(trace: &Trace) -> Report {
     names.truncate(PATH_NAMES);
     Report {
         schema: SCHEMA,
-        headline: format!("{}{}", program(trace, &steps), headline(trace, &roots, &waits)),
+        headline: format!("{}{}", program(trace, &steps), headline(trace, &steps, &waits)),
         program: trace.program.to_string(),
         duration_ns: trace.duration,
         totals: totals(trace, &roots),
@@ -207,42 +268,82 @@ pub fn report(trace: &Trace) -> Report {
         critical_path: PathRow { length_ns: path.length, count: path.operations.len(), names },
         run_time: run_time(trace, &steps),
         barriers: barriers(trace),
-        advice: advice(trace, &steps),
+        advice: advice(trace, &steps, &with_graph),
+        with_graph,
         missing: missing(trace),
     }
 }
 
-/// The wait of one operation.
+/// Waits of one name, for one cause and blocker.
 struct Wait {
+    count: usize,
     total: Nanos,
-    /// The longest part with one root.
+    /// The longest of them, and how long it was.
+    longest: Nanos,
+    /// The longest stretch of that one.
     main: Root,
+    /// Whether all waited for the same tensor.
+    is_of_one: bool,
 }
 
 /// The parts of one wait by what was at their root: time, and the longest stretch.
-type Parts = HashMap<(Cause, Blocker), (Nanos, Root)>;
+type Parts = HashMap<(Cause, Rc<str>), (Nanos, Root)>;
 
-/// The waits of all operations, longest first.
-fn waits(roots: &[Root]) -> Vec<Wait> {
+/// The waits of all operations, equal ones as one: those that took most time together first.
+fn waits(trace: &Trace, roots: &[Root]) -> Vec<Wait> {
+    let mut named: HashMap<Blocker, Rc<str>> = HashMap::new();
     let mut waits: HashMap<OperationId, (Nanos, Parts)> = HashMap::new();
     for root in roots {
+        let blocker = named.entry(root.blocker).or_insert_with(|| blamed(trace, root.blocker).into());
         let (total, parts) = waits.entry(root.waiter).or_default();
         *total += root.duration();
-        let (part, longest) = parts.entry((root.cause, root.blocker)).or_insert((0, *root));
+        let (part, longest) = parts.entry((root.cause, Rc::clone(blocker))).or_insert((0, *root));
         *part += root.duration();
         if root.duration() > longest.duration() {
             *longest = *root;
         }
     }
-    let mut waits: Vec<Wait> = waits
-        .into_values()
-        .filter_map(|(total, parts)| {
-            let (_, main) = parts.into_values().max_by_key(|(part, root)| (*part, root.from))?;
-            Some(Wait { total, main })
-        })
-        .collect();
+    let variable = |root: &Root| {
+        let access = trace.operation(root.waiter)?.accesses.get(root.access)?;
+        Some(access.variable)
+    };
+    let mut groups: BTreeMap<(String, Cause, Rc<str>), Wait> = BTreeMap::new();
+    let mut waits: Vec<_> = waits.into_iter().collect();
+    waits.sort_unstable_by_key(|(waiter, _)| *waiter);
+    for (waiter, (total, parts)) in waits {
+        let main = parts.into_iter().max_by_key(|(_, (part, root))| (*part, root.from));
+        let Some(((cause, blocker), (_, main))) = main else { continue };
+        let key = (sentences::name(trace, waiter), cause, blocker);
+        let first = Wait { count: 0, total: 0, longest: 0, main, is_of_one: true };
+        let group = groups.entry(key).or_insert(first);
+        group.count += 1;
+        group.total += total;
+        group.is_of_one &= variable(&group.main) == variable(&main);
+        if total > group.longest {
+            (group.longest, group.main) = (total, main);
+        }
+    }
+    let mut waits: Vec<Wait> = groups.into_values().collect();
     waits.sort_by_key(|wait| (std::cmp::Reverse(wait.total), wait.main.waiter));
     waits
+}
+
+impl Wait {
+    fn sentence(&self, trace: &Trace) -> String {
+        let mut main = self.main;
+        let mut waited = sentences::duration(self.total);
+        if self.count > 1 {
+            waited = format!(
+                "{waited} in {} waits (the longest {})",
+                self.count,
+                sentences::duration(self.longest)
+            );
+        }
+        if !self.is_of_one {
+            main.access = usize::MAX;
+        }
+        sentences::sentence(trace, &main, &waited)
+    }
 }
 
 /// A blocker by what people would change: all operations of a name are one.
@@ -257,42 +358,60 @@ fn blamed(trace: &Trace, blocker: Blocker) -> String {
         }
         Blocker::Observer => "the observer of fences".into(),
         Blocker::Interpreter => "the Python lock".into(),
+        Blocker::Holder(track) => format!("the Python lock, by {}", thread(trace, track)),
         Blocker::EventLoop => "the event loop".into(),
-        Blocker::Thread(track) => trace
-            .tracks
-            .get(track)
-            .map_or_else(|| "a thread".into(), |track| format!("thread `{}`", shown(&track.name))),
+        Blocker::Thread(track) => thread(trace, track),
     }
 }
 
-/// Said first where most of the run time is no wait of anybody.
-fn program(trace: &Trace, steps: &[crate::analysis::walk::Step]) -> String {
-    let took = idle(trace, steps);
-    let whole: Nanos = steps.iter().map(|step| step.to - step.from).sum();
-    if took <= whole / 2 || trace.operations.is_empty() {
+fn thread(trace: &Trace, track: TrackId) -> String {
+    trace
+        .tracks
+        .get(track)
+        .map_or_else(|| "a thread".into(), |track| format!("thread `{}`", shown(&track.name)))
+}
+
+/// Said first where most of the run time was the program's own.
+fn program(trace: &Trace, steps: &[Step]) -> String {
+    let time = |steps: &mut dyn Iterator<Item = &Step>| steps.map(|step| step.to - step.from).sum::<Nanos>();
+    let whole = time(&mut steps.iter());
+    let own = time(&mut steps.iter().filter(|step| step.what == What::Program));
+    let alone = idle(trace, steps);
+    let (took, meanwhile) = match (alone > whole / 2, own > whole / 2) {
+        (true, _) => (alone, "while nothing was under way"),
+        (false, true) => (own, "beside what was under way"),
+        (false, false) => return String::new(),
+    };
+    if trace.operations.is_empty() {
         return String::new();
     }
-    let share = took as f64 / whole as f64 * 100.0;
-    let whole = sentences::duration(whole);
-    format!("The program itself took {share:.0} % of {whole}, while nothing was under way. ")
+    format!("The program itself took {} of {}, {meanwhile}. ", share(took, whole), sentences::duration(whole))
 }
 
-fn headline(trace: &Trace, roots: &[Root], waits: &[Wait]) -> String {
-    let mut by_blocker: HashMap<(Cause, Blocker), Nanos> = HashMap::new();
-    for root in roots {
-        *by_blocker.entry((root.cause, root.blocker)).or_default() += root.duration();
+fn share(part: Nanos, whole: Nanos) -> String {
+    format!("{:.0} %", part as f64 / whole.max(1) as f64 * 100.0)
+}
+
+/// What took most of the run time, apart from the program itself, and the wait that shows it best.
+fn headline(trace: &Trace, steps: &[Step], waits: &[Wait]) -> String {
+    let mut groups: BTreeMap<(Cause, String), Nanos> = BTreeMap::new();
+    for step in steps {
+        let (cause, blocker) = match step.what {
+            What::Program => continue,
+            What::Run(id) => (Cause::Computing, Blocker::Operation(id)),
+            What::Stall(cause, blocker) => (cause, blocker),
+        };
+        *groups.entry((cause, blamed(trace, blocker))).or_default() += step.to - step.from;
     }
-    let total: Nanos = by_blocker.values().sum();
-    let mut groups: HashMap<(Cause, String), Nanos> = HashMap::new();
-    for ((cause, blocker), time) in by_blocker {
-        *groups.entry((cause, blamed(trace, blocker))).or_default() += time;
-    }
-    let Some(((cause, blocker), time)) =
-        groups.into_iter().max_by(|(a, x), (b, y)| x.cmp(y).then_with(|| b.cmp(a)))
-    else {
+    let example = |wait: Option<&Wait>| {
+        wait.map_or_else(String::new, |wait| format!(" The longest: {}.", wait.sentence(trace)))
+    };
+    // Of what waited itself and what it waited for, the latter is the reason.
+    let most = groups.into_iter().max_by(|(a, x), (b, y)| x.cmp(y).then_with(|| b.cmp(a)));
+    let (Some(((cause, blocker), time)), false) = (most, waits.is_empty()) else {
         return "Nothing waited.".into();
     };
-    let share = time as f64 / total as f64 * 100.0;
+    let whole: Nanos = steps.iter().map(|step| step.to - step.from).sum();
     let matching = |wait: &&Wait| wait.main.cause == cause && blamed(trace, wait.main.blocker) == blocker;
     // The program's own wait is the longest, and says least; what waited for the blocker itself says most.
     let says_most = |wait: &&Wait| {
@@ -300,10 +419,13 @@ fn headline(trace: &Trace, roots: &[Root], waits: &[Wait]) -> String {
         wait.main.via.is_none() && kind != Some(OperationKind::Wait)
     };
     let worst = waits.iter().filter(matching).find(says_most).or_else(|| waits.iter().find(matching));
-    let example = worst.map_or_else(String::new, |wait| {
-        format!(" The longest: {}.", sentences::sentence(trace, &wait.main, wait.total))
-    });
-    format!("{share:.0} % of {} waited: {} ({blocker}).{example}", sentences::duration(total), cause.name())
+    format!(
+        "{} of the run time of {}: {} ({blocker}).{}",
+        share(time, whole),
+        sentences::duration(whole),
+        cause.name(),
+        example(worst)
+    )
 }
 
 fn causes(roots: &[Root]) -> Vec<CauseRow> {
@@ -322,9 +444,11 @@ fn causes(roots: &[Root]) -> Vec<CauseRow> {
 
 fn worst(trace: &Trace, waits: &[Wait]) -> Vec<WorstRow> {
     let row = |wait: &Wait| WorstRow {
-        sentence: sentences::sentence(trace, &wait.main, wait.total),
+        sentence: wait.sentence(trace),
         waiter: wait.main.waiter,
-        waited_ns: wait.total,
+        waited_ns: wait.longest,
+        count: wait.count,
+        total_ns: wait.total,
         cause: wait.main.cause.name().into(),
         blocker: blamed(trace, wait.main.blocker),
     };
@@ -353,11 +477,12 @@ fn totals(trace: &Trace, roots: &[Root]) -> Totals {
 }
 
 fn operations(trace: &Trace, roots: &[Root], slack: &HashMap<OperationId, Nanos>) -> Vec<OperationRow> {
-    let mut rows: BTreeMap<String, OperationRow> = BTreeMap::new();
+    let mut rows: BTreeMap<(String, OperationKind), OperationRow> = BTreeMap::new();
     for operation in &trace.operations {
         let name = sentences::name(trace, operation.id);
-        let row = rows.entry(name.clone()).or_insert(OperationRow {
+        let row = rows.entry((name.clone(), operation.kind)).or_insert(OperationRow {
             name,
+            kind: facts::operation_kind_word(operation.kind).to_owned(),
             count: 0,
             running_ns: 0,
             waited_ns: 0,
@@ -380,7 +505,8 @@ fn operations(trace: &Trace, roots: &[Root], slack: &HashMap<OperationId, Nanos>
         }
     }
     for (id, (waited, blamed)) in times {
-        if let Some(row) = rows.get_mut(&sentences::name(trace, id)) {
+        let kind = trace.operation(id).map(|operation| operation.kind);
+        if let Some(row) = kind.and_then(|kind| rows.get_mut(&(sentences::name(trace, id), kind))) {
             row.waited_ns += waited;
             row.blamed_ns += blamed;
         }
@@ -431,7 +557,7 @@ fn tensors(trace: &Trace) -> Vec<TensorRow> {
     rows
 }
 
-fn run_time(trace: &Trace, steps: &[crate::analysis::walk::Step]) -> Vec<RunTimeRow> {
+fn run_time(trace: &Trace, steps: &[Step]) -> Vec<RunTimeRow> {
     let mut by_what: HashMap<What, Nanos> = HashMap::new();
     for step in steps {
         *by_what.entry(step.what).or_default() += step.to - step.from;

@@ -7,6 +7,7 @@
 use std::collections::HashMap;
 
 use crate::Trace;
+use crate::analysis::what_if::SAME_MOMENT_MAX;
 use crate::model::{Blocker, Cause, Nanos, Operation, OperationId, OperationKind, Stall, TrackId};
 
 /// A stretch of the walk.
@@ -66,11 +67,20 @@ fn end(operation: &Operation, duration: Nanos) -> Nanos {
     end.unwrap_or(duration)
 }
 
+/// Whether it is the time of a thread between two of its calls, as observe mode notes it.
+pub(crate) fn is_own_time(operation: &Operation) -> bool {
+    operation.kind == OperationKind::Operation
+        && operation.library.is_none()
+        && operation.track.is_some()
+        && operation.track == operation.submitter
+        && operation.began == Some(operation.submitted)
+}
+
 struct Walker<'a> {
     trace: &'a Trace,
     /// The critical stalls of each operation, in order of time.
     stalls: HashMap<OperationId, Own<'a>>,
-    /// When each thread came back from a wait, and from which.
+    /// When each thread came back from a wait, or from a stretch of its own, and from which.
     waits: HashMap<TrackId, Vec<(Nanos, OperationId)>>,
     at: Nanos,
     steps: Vec<Step>,
@@ -120,6 +130,11 @@ impl<'a> Walker<'a> {
             {
                 waits.entry(track).or_default().push((resumed, operation.id));
             }
+            if let (Some(track), Some(done)) =
+                (operation.track.filter(|_| is_own_time(operation)), operation.done)
+            {
+                waits.entry(track).or_default().push((done, operation.id));
+            }
         }
         waits.values_mut().for_each(|waits| waits.sort_unstable());
         Self { trace, stalls, waits, at: 0, steps: Vec::new(), looked_at: 0 }
@@ -150,6 +165,11 @@ impl<'a> Walker<'a> {
                 // It ran, or it was not there yet.
                 let began = ran_since.unwrap_or(0).max(current.submitted);
                 if began < at {
+                    if let Some((resumed, wait)) = self.inside(current) {
+                        self.step(resumed, What::Run(current.id));
+                        current = wait;
+                        continue;
+                    }
                     let waited = matches!(current.kind, OperationKind::Wait | OperationKind::Await);
                     let what =
                         if waited || current.began.is_none() { What::Program } else { What::Run(current.id) };
@@ -174,14 +194,34 @@ impl<'a> Walker<'a> {
         }
     }
 
-    /// What its thread did before it submitted `current`: the wait that it had come back from.
+    /// What a thread came back from last in a stretch of its time that was only observed: what that is called stands for all that it did.
+    fn inside(&self, current: &Operation) -> Option<(Nanos, &'a Operation)> {
+        let track = current.track.filter(|_| is_own_time(current))?;
+        self.last(track, self.at, |earlier| earlier.id != current.id)
+            .filter(|(back, _)| *back > current.submitted)
+    }
+
+    /// What its thread did before it submitted `current`: what it had come back from.
     fn before(&mut self, current: &Operation) -> Option<&'a Operation> {
-        let waits = self.waits.get(&current.submitter?)?;
-        let last = waits.partition_point(|(resumed, _)| *resumed <= current.submitted).checked_sub(1)?;
-        let (resumed, id) = waits[last];
-        let wait = self.trace.operation(id).filter(|wait| wait.submitted < current.submitted)?;
-        self.step(resumed, What::Program);
-        Some(wait)
+        let (back, earlier) = self
+            .last(current.submitter?, current.submitted, |earlier| earlier.submitted < current.submitted)?;
+        self.step(back, What::Program);
+        Some(earlier)
+    }
+
+    /// What a thread came back from last, until `at`.
+    fn last(
+        &self,
+        track: TrackId,
+        at: Nanos,
+        is_it: impl Fn(&Operation) -> bool,
+    ) -> Option<(Nanos, &'a Operation)> {
+        let waits = self.waits.get(&track)?;
+        let last = waits.partition_point(|(back, _)| *back <= at);
+        // A few may have come back at one moment.
+        let candidates = waits[..last].iter().rev().take(SAME_MOMENT_MAX);
+        let mut found = candidates.filter_map(|(back, id)| Some((*back, self.trace.operation(*id)?)));
+        found.find(|(_, earlier)| is_it(earlier))
     }
 }
 

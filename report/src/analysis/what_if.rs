@@ -4,6 +4,9 @@
 //! This is list scheduling (Graham, "Bounds on Multiprocessing Timing Anomalies", 1969): whatever is ready first gets the first free
 //! worker. It knows no time between an end and what it allows, so it is compared with itself: a trace played as it was,
 //! and with the change.
+//!
+//! Of a program that was only observed, a trace has no more than what its threads waited for and handed over. Between two waits a thread
+//! takes the time that it took; the works of one library, and its copies, follow each other; what hands its memory over comes after these.
 
 use std::cmp::Reverse;
 use std::collections::{BinaryHeap, HashMap, HashSet};
@@ -11,7 +14,11 @@ use std::collections::{BinaryHeap, HashMap, HashSet};
 use crate::Trace;
 use crate::analysis::attribution::queue_of;
 use crate::analysis::critical_path::own_time;
-use crate::model::{Blocker, Cause, Edge, Hazard, Mode, Nanos, OperationId, OperationKind, Stall, TrackId};
+use crate::analysis::walk::is_own_time;
+use crate::model::{
+    Blocker, Cause, Edge, Hazard, LibraryId, Mode, Nanos, Operation, OperationId, OperationKind, Stall,
+    TrackId, TrackKind,
+};
 
 /// What differs from the recorded run.
 #[derive(Debug, Clone, Default)]
@@ -20,7 +27,12 @@ pub(crate) struct Change {
     pub(crate) unwaited: HashSet<OperationId>,
     /// An operation that overwrites one of these variables does not wait for earlier users of the old content.
     pub(crate) renamed: HashSet<u64>,
+    /// These copies are not made.
+    pub(crate) shared: HashSet<OperationId>,
 }
+
+/// What may have come back at one moment and is looked at.
+pub(crate) const SAME_MOMENT_MAX: usize = 4;
 
 /// The tasks of a trace and the edges between them.
 pub(crate) struct TaskGraph<'a> {
@@ -30,6 +42,8 @@ pub(crate) struct TaskGraph<'a> {
     edges: Vec<Vec<(usize, &'a Edge)>>,
     /// How many bodies may run at once.
     workers: usize,
+    /// How long an observed program goes on after the last wait that it came back from.
+    tail: Option<(usize, Nanos)>,
 }
 
 /// An operation, a wait or a lease.
@@ -37,14 +51,16 @@ struct Task {
     /// What it takes of itself.
     takes: Nanos,
     place: Place,
-    /// The wait that its thread came back from before it, and how long after that it was submitted; else since the start.
+    /// What its thread came back from before it, or began, and how long after that it was submitted; else since the start.
     after: (Option<usize>, Nanos),
 }
 
-#[derive(Clone, Copy, PartialEq)]
+#[derive(Clone, Copy, PartialEq, Eq, Hash)]
 enum Place {
     Worker,
     Queue(TrackId),
+    /// The work of a library that was observed, one after the other.
+    Library(Option<LibraryId>),
     /// A thread of the program, which goes on when it is ready.
     Program,
 }
@@ -59,47 +75,73 @@ impl<'a> TaskGraph<'a> {
     pub(crate) fn of(trace: &'a Trace) -> Self {
         let at: HashMap<OperationId, usize> =
             trace.operations.iter().enumerate().map(|(at, operation)| (operation.id, at)).collect();
-        let mut waits: HashMap<TrackId, Vec<(Nanos, usize)>> = HashMap::new();
+        let is_observed = is_observed(trace);
+        // Of each thread what it does next depends on: when, and on which task.
+        let mut anchors: HashMap<TrackId, Vec<(Nanos, usize)>> = HashMap::new();
+        let mut last = None;
         for (at, operation) in trace.operations.iter().enumerate() {
             if let (true, Some(track), Some(resumed)) =
                 (blocks(operation.kind), operation.submitter, operation.resumed)
             {
-                waits.entry(track).or_default().push((resumed, at));
+                anchors.entry(track).or_default().push((resumed, at));
+                last = last.max(Some((resumed, at)));
+            }
+            // A thread of an executor does what it does from the beginning of a function on.
+            if let (true, Place::Worker, Some(track), Some(began)) =
+                (is_observed, observed_place(trace, operation), operation.track, operation.began)
+            {
+                anchors.entry(track).or_default().push((began, at));
             }
         }
-        waits.values_mut().for_each(|waits| waits.sort_unstable());
+        anchors.values_mut().for_each(|anchors| anchors.sort_unstable());
         let mut tracks = HashSet::new();
         let tasks = trace.operations.iter().enumerate().map(|(at, operation)| {
-            let before = operation.submitter.and_then(|track| waits.get(&track)).and_then(|waits| {
-                let last = waits.partition_point(|(resumed, _)| *resumed <= operation.submitted);
-                waits[..last].last().filter(|(_, wait)| *wait < at)
-            });
             let place = match (operation.kind, queue_of(trace, operation)) {
+                _ if is_observed => observed_place(trace, operation),
                 (OperationKind::Operation | OperationKind::Copy, Some(queue)) => Place::Queue(queue),
                 (OperationKind::Operation | OperationKind::Copy, None) => Place::Worker,
                 _ => Place::Program,
             };
+            // What an observed thread does itself is over when the thread has come so far.
+            let own = place == Place::Program && operation.kind == OperationKind::Operation;
+            let (time, takes) = match operation.done {
+                Some(done) if own => (done, 0),
+                _ => (operation.submitted, own_time(trace, operation.id)),
+            };
+            // Waits for an operation by name have numbers of their own: only time says what came before. What takes no time comes back
+            // at the moment at which it is submitted itself.
+            let earlier = |wait: usize| (trace.operations[wait].submitted, wait) < (time, at);
+            let before = operation.submitter.and_then(|track| anchors.get(&track)).and_then(|anchors| {
+                let last = anchors.partition_point(|(then, _)| *then <= time);
+                anchors[..last].iter().rev().take(SAME_MOMENT_MAX).find(|(_, wait)| earlier(*wait))
+            });
             if let (Place::Worker, Some(track)) = (place, operation.track) {
                 tracks.insert(track);
             }
-            let after = before.map_or((None, operation.submitted), |(resumed, wait)| {
-                (Some(*wait), operation.submitted - resumed)
-            });
-            Task { takes: own_time(trace, operation.id), place, after }
+            let after = before.map_or((None, time), |(then, before)| (Some(*before), time - then));
+            Task { takes, place, after }
         });
         let tasks: Vec<Task> = tasks.collect();
+        let last = last.filter(|_| is_observed);
+        let tail = last.map(|(resumed, wait)| (wait, trace.duration.saturating_sub(resumed)));
+        let more = usize::from(!is_observed && has_another(trace));
         let mut edges = vec![Vec::new(); tasks.len()];
         for edge in &trace.edges {
             if let (Some(from), Some(to)) = (at.get(&edge.from), at.get(&edge.to)) {
                 edges[*from].push((*to, edge));
             }
         }
-        Self { trace, tasks, edges, workers: tracks.len().max(1) + usize::from(has_another(trace)) }
+        Self { trace, tasks, edges, workers: tracks.len().max(1) + more, tail }
     }
 
     /// When the last operation or wait ends; `None` if not everything can be finished, as in a trace that lies.
     pub(crate) fn play(&self, change: &Change) -> Option<Nanos> {
         Simulation::new(self, change).run()
+    }
+
+    /// How long it plays as it was, beside how long it took. A trace that plays quite differently says nothing about changes.
+    pub(crate) fn as_it_was(&self, took: Nanos) -> Option<Nanos> {
+        self.play(&Change::default()).filter(|played| *played > took / 2 && *played < took + took / 10)
     }
 
     fn holds(&self, edge: &Edge, change: &Change) -> bool {
@@ -122,6 +164,24 @@ fn has_another(trace: &Trace) -> bool {
     waited < trace.duration / 100
 }
 
+/// Whether the trace is of observe mode: it has threads of the program alone, and what one of them did at once it did not submit before.
+pub(crate) fn is_observed(trace: &Trace) -> bool {
+    let program = |kind| matches!(kind, TrackKind::Thread | TrackKind::EventLoop);
+    let works = |it: &&Operation| matches!(it.kind, OperationKind::Operation | OperationKind::Copy);
+    let at_once = |it: &Operation| it.track != it.submitter || it.began == Some(it.submitted);
+    trace.tracks.iter().all(|track| program(track.kind)) && trace.operations.iter().filter(works).all(at_once)
+}
+
+fn observed_place(trace: &Trace, operation: &Operation) -> Place {
+    let memory = || trace.variable(operation.accesses.first()?.variable)?.library;
+    match operation.kind {
+        OperationKind::Copy | OperationKind::Export => Place::Library(memory()),
+        OperationKind::Operation if operation.library.is_some() => Place::Library(operation.library),
+        OperationKind::Operation if !is_own_time(operation) => Place::Worker,
+        _ => Place::Program,
+    }
+}
+
 /// Whether the thread that it is submitted on stands still until it is over.
 pub(crate) fn blocks(kind: OperationKind) -> bool {
     matches!(kind, OperationKind::Wait | OperationKind::Export)
@@ -135,11 +195,11 @@ struct Simulation<'a> {
     missing: Vec<usize>,
     /// Until when, as far as known.
     ready: Vec<Nanos>,
-    /// What a thread does after each wait.
+    /// What a thread does after each task.
     next: Vec<Vec<usize>>,
     events: BinaryHeap<Reverse<(Nanos, Event, usize)>>,
     workers: BinaryHeap<Reverse<Nanos>>,
-    queues: HashMap<TrackId, Nanos>,
+    queues: HashMap<Place, Nanos>,
     finished: usize,
     end: Nanos,
 }
@@ -195,6 +255,9 @@ impl<'a> Simulation<'a> {
     }
 
     fn go_on(&mut self, at: usize, time: Nanos) {
+        if let Some((_, tail)) = self.graph.tail.filter(|(last, _)| *last == at) {
+            self.end = self.end.max(time.saturating_add(tail));
+        }
         for next in std::mem::take(&mut self.next[at]) {
             let after = self.graph.tasks[next].after.1;
             self.events.push(Reverse((time.saturating_add(after), Event::Submitted, next)));
@@ -215,21 +278,23 @@ impl<'a> Simulation<'a> {
         let begin = match task.place {
             Place::Program => time,
             Place::Worker => time.max(self.workers.pop().map_or(0, |Reverse(free)| free)),
-            Place::Queue(queue) => time.max(self.queues.get(&queue).copied().unwrap_or(0)),
+            place => time.max(self.queues.get(&place).copied().unwrap_or(0)),
         };
-        let end = begin.saturating_add(task.takes);
+        let operation = &self.graph.trace.operations[at];
+        let takes = if self.change.shared.contains(&operation.id) { 0 } else { task.takes };
+        let end = begin.saturating_add(takes);
+        if !self.goes_on(at) {
+            self.go_on(at, begin);
+        }
         match task.place {
-            Place::Program => {
-                // A lease may well last longer than whatever anybody waits for.
-                self.end = self.end.max(begin);
-                self.go_on(at, begin);
-            }
+            // A lease may well last longer than all that is waited for.
+            Place::Program => self.end = self.end.max(begin),
             Place::Worker => {
                 self.workers.push(Reverse(end));
                 self.end = self.end.max(end);
             }
-            Place::Queue(queue) => {
-                self.queues.insert(queue, end);
+            place => {
+                self.queues.insert(place, end);
                 self.end = self.end.max(end);
             }
         }

@@ -319,6 +319,8 @@ pub enum Blocker {
     EventLoop,
     /// A thread that had been woken was not running yet.
     Thread(TrackId),
+    /// A thread of the program, which alone ran while the Python lock was taken. Only reports have it: files have `Interpreter`.
+    Holder(TrackId),
 }
 
 /// The kind of conflict between two accesses.

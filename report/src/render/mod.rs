@@ -2,8 +2,10 @@
 //!
 //! | module | content |
 //! |---|---|
+//! | `csv` | its operations as comma-separated values |
 //! | `html` | the report as one page |
 //! | `terminal` | the report as text |
 
+pub mod csv;
 pub mod html;
 pub mod terminal;

@@ -2,10 +2,12 @@
 
 use std::fmt::Write;
 
+use unicode_width::UnicodeWidthStr;
+
 use crate::analysis::diff::Difference;
 use crate::analysis::matrix::Matrix;
 use crate::analysis::sentences::duration;
-use crate::analysis::summary::Report;
+use crate::analysis::summary::{OperationRow, Report};
 use crate::model::Nanos;
 use crate::model::shown::shown;
 
@@ -118,6 +120,7 @@ impl Page {
             self.line("  none");
         }
         self.hand_overs(report);
+        self.with_graph(report);
         if !self.style.short {
             self.matrix(&report.matrix);
             self.exchanges(report);
@@ -187,16 +190,42 @@ impl Page {
         self.more(report.hand_overs.len());
     }
 
-    fn operations(&mut self, report: &Report) {
-        self.title("Operations, by waiting");
-        let mut rows = vec![words(["", "count", "ran", "waited", "blamed", "slack"])];
-        for row in report.operations.iter().take(ROWS) {
-            let times = [row.running_ns, row.waited_ns, row.blamed_ns, row.slack_ns].map(duration);
-            let cells = [row.name.clone(), row.count.to_string()];
-            rows.push(cells.into_iter().chain(times).collect());
+    fn with_graph(&mut self, report: &Report) {
+        if report.with_graph.changes.is_empty() {
+            return;
         }
-        self.table(&rows);
-        self.more(report.operations.len());
+        self.title("What Estafette would change");
+        let gain = |saves: Nanos| match saves * 100 > report.duration_ns {
+            true => format!("the run takes {} less", duration(saves)),
+            false => "the run takes as long, since something else holds it up".to_owned(),
+        };
+        for (at, change) in report.with_graph.changes.iter().enumerate() {
+            let text = format!("{}: {}", change.sentence(), gain(change.saves_ns));
+            self.paragraph(&format!("{:3}. ", at + 1), &text, 5);
+        }
+        if report.with_graph.changes.len() > 1 {
+            self.paragraph("  ", &format!("all of these: {}", gain(report.with_graph.saves_ns)), 4);
+        }
+    }
+
+    fn operations(&mut self, report: &Report) {
+        // What the engine does for the program is not among what the program has named.
+        let is_own = |row: &&OperationRow| matches!(row.kind.as_str(), "operation" | "copy");
+        let (own, others): (Vec<_>, Vec<_>) = report.operations.iter().partition(is_own);
+        for (title, of_kind) in [("Operations", own), ("Waits, exports and imports", others)] {
+            if of_kind.is_empty() {
+                continue;
+            }
+            self.title(title);
+            let mut rows = vec![words(["", "count", "ran", "waited", "blamed", "slack"])];
+            for row in of_kind.iter().take(ROWS) {
+                let times = [row.running_ns, row.waited_ns, row.blamed_ns, row.slack_ns].map(duration);
+                let cells = [row.name.clone(), row.count.to_string()];
+                rows.push(cells.into_iter().chain(times).collect());
+            }
+            self.table(&rows);
+            self.more(of_kind.len());
+        }
     }
 
     fn tensors(&mut self, report: &Report) {
@@ -302,7 +331,7 @@ impl Page {
             for (column, cell) in row.iter().enumerate() {
                 if column == 0 {
                     let cell = cut(cell, first);
-                    let _ = write!(line, "{cell}{}", " ".repeat(first - width(&cell)));
+                    let _ = write!(line, "{cell}{}", " ".repeat(first.saturating_sub(width(&cell))));
                 } else {
                     let _ = write!(line, "  {}{cell}", " ".repeat(widths[column] - width(cell)));
                 }
@@ -320,16 +349,23 @@ fn count(number: usize, what: &str) -> String {
     format!("{number} {what}{}", if number == 1 { "" } else { "s" })
 }
 
-/// Columns, for text whose characters are one column each.
+/// Columns that a terminal takes: two for most characters of Chinese, Japanese and Korean and for emoji, none for combining ones.
 fn width(text: &str) -> usize {
-    text.chars().count()
+    UnicodeWidthStr::width(text)
 }
 
 fn cut(text: &str, to: usize) -> String {
     if width(text) <= to {
         return text.to_owned();
     }
-    let mut cut: String = text.chars().take(to.saturating_sub(1)).collect();
+    let mut cut = String::new();
+    for character in text.chars() {
+        cut.push(character);
+        if width(&cut) >= to {
+            cut.pop();
+            break;
+        }
+    }
     cut.push('…');
     cut
 }

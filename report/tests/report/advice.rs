@@ -1,80 +1,11 @@
 //! What would help, of programs whose truth can be computed by hand: each trace has an engine of two workers and no time lost
 //! between an end and what it allows.
 
-use estafette_report::attribution::attribute;
+use estafette_report::Report;
 use estafette_report::model::*;
-use estafette_report::{Report, report};
+use estafette_report::terminal::{self, Style};
 
-const MAIN: TrackId = 0;
-const MS: u64 = 1_000_000;
-
-/// Writes down a program as it runs.
-struct Program(Trace);
-
-impl Program {
-    fn new(tensors: &[&str]) -> Self {
-        let track = |name: &str, kind| Track { name: name.into(), kind };
-        let worker = |at| track(&format!("worker {at}"), TrackKind::Worker);
-        let variable = |(at, name): (usize, &&str)| Variable {
-            id: at as u64 + 1,
-            name: (*name).into(),
-            bytes: Some(4),
-            library: None,
-        };
-        Self(Trace {
-            program: "program.py".into(),
-            tracks: vec![track("main", TrackKind::Thread), worker(0), worker(1)],
-            variables: tensors.iter().enumerate().map(variable).collect(),
-            ..Trace::default()
-        })
-    }
-
-    fn part(
-        &mut self,
-        name: &str,
-        kind: OperationKind,
-        submitted: u64,
-        uses: &[(u64, Mode)],
-    ) -> &mut Operation {
-        let id = self.0.operations.len() as u64 + 1;
-        self.0.operations.push(Operation {
-            id,
-            name: name.into(),
-            kind,
-            submitter: Some(MAIN),
-            submitted,
-            outcome: Outcome::Ok,
-            accesses: uses
-                .iter()
-                .map(|(variable, mode)| Access { variable: *variable, mode: *mode })
-                .collect(),
-            ..Operation::default()
-        });
-        self.0.operations.last_mut().unwrap()
-    }
-
-    /// An operation that was ready when it began.
-    fn ran(&mut self, name: &str, worker: usize, submitted: u64, times: (u64, u64), uses: &[(u64, Mode)]) {
-        let part = self.part(name, OperationKind::Operation, submitted, uses);
-        let (began, done) = (Some(times.0), Some(times.1));
-        (part.granted, part.ready, part.awake, part.began) = (began, began, began, began);
-        (part.issued, part.done, part.observed) = (done, done, done);
-        part.track = Some(1 + worker);
-    }
-
-    /// The program waits for a tensor.
-    fn waited(&mut self, from: u64, to: u64, tensor: u64, line: u32) {
-        let part = self.part("wait", OperationKind::Wait, from, &[(tensor, Mode::Read)]);
-        (part.granted, part.observed, part.resumed) = (Some(to), Some(to), Some(to));
-        part.site = Some(Site { file: "program.py".into(), line, function: "main".into() });
-    }
-
-    fn report(mut self, duration: u64) -> Report {
-        self.0.duration = duration;
-        attribute(&mut self.0);
-        report(&self.0)
-    }
-}
+use crate::programs::{MS, Program};
 
 fn saves(report: &Report, change: &str) -> Option<u64> {
     let mut found = report.advice.iter().filter(|advice| advice.change.contains(change));
@@ -159,4 +90,130 @@ fn a_worker_that_sleeps_is_not_one_that_is_busy() {
     assert_eq!((waited("no worker"), waited("not resumed")), (5 * MS, 5 * MS));
     assert_eq!(saves(&told, "use more workers"), Some(5 * MS), "{:?}", told.advice);
     assert_eq!(saves(&told, "a worker with nothing to do sleeps"), Some(5 * MS), "{:?}", told.advice);
+}
+
+#[test]
+fn a_wait_for_an_operation_by_name_is_played_too() {
+    // work |-10-|     |-10-|      without waiting: two at once
+    // main |-wait-|   |-wait-|
+    let mut program = Program::new(&["a", "b", "c", "d"]);
+    for turn in 0..4 {
+        let times = (turn * 10 * MS, (turn + 1) * 10 * MS);
+        program.ran("work", turn as usize % 2, times.0, times, &[(1 + turn, Mode::Write)]);
+    }
+    // The engine gives these numbers behind all operations.
+    for turn in 0..4 {
+        program.waited_for(turn * 10 * MS, (turn + 1) * 10 * MS, 1 + turn);
+    }
+    let told = program.report(40 * MS);
+    assert_eq!(saves(&told, "go on without waiting on thread `main`"), Some(20 * MS), "{:?}", told.advice);
+}
+
+#[test]
+fn a_plain_variable_is_not_to_be_had_twice() {
+    let program = |name: &str| {
+        let mut program = Program::new(&[name, "left", "right"]);
+        for turn in 0..4 {
+            let times = (turn * 10 * MS, (turn + 1) * 10 * MS);
+            program.ran(
+                "step",
+                turn as usize % 2,
+                0,
+                times,
+                &[(1, Mode::Write), (2 + turn % 2, Mode::Update)],
+            );
+        }
+        program
+    };
+    assert_eq!(saves(&program("scratch").report(40 * MS), "use two of `scratch`"), Some(20 * MS));
+    let mut plain = program("log file");
+    plain.0.variables[0].bytes = None;
+    assert_eq!(saves(&plain.report(40 * MS), "use two of"), None);
+}
+
+/// The main thread computes, and holds the Python lock, from `from` to `to`: an operation waits for the lock meanwhile.
+fn lock_held(from: u64, to: u64) -> Program {
+    let mut program = Program::new(&["x"]);
+    program.ran("score", 0, from, (to, to + MS), &[(1, Mode::Write)]);
+    let score = program.0.operations.last_mut().unwrap();
+    (score.granted, score.ready, score.awake) = (Some(from), Some(from), Some(from));
+    program.waited_for(to, to + MS, 1);
+    program
+}
+
+#[test]
+fn the_thread_that_held_the_python_lock_is_named() {
+    let told = lock_held(0, 50 * MS).report(51 * MS);
+    let text = "because the Python lock was held elsewhere, and only thread `main` ran";
+    assert!(told.worst[0].sentence.ends_with(text), "{:?}", told.worst);
+    assert!(told.headline.contains("not resumed (the Python lock, by thread `main`)"), "{}", told.headline);
+    assert_eq!(saves(&told, "hold the Python lock for less time on thread `main`"), Some(50 * MS));
+    let spent: u64 = told.run_time.iter().map(|row| row.time_ns).sum();
+    assert_eq!((spent, told.duration_ns), (51 * MS, 51 * MS));
+}
+
+#[test]
+fn an_operation_that_held_the_python_lock_is_named_and_of_two_neither() {
+    let with_hog = |main_waits: bool| {
+        let mut program = lock_held(0, 50 * MS);
+        program.ran("tokenize", 1, 0, (0, 50 * MS), &[]);
+        program.0.operations.last_mut().unwrap().awake = Some(0);
+        if main_waits {
+            program.waited_for(0, 50 * MS, 3);
+        }
+        program.report(51 * MS)
+    };
+    let score =
+        |told: &Report| told.worst.iter().find(|row| row.sentence.starts_with("`score`")).unwrap().clone();
+    let told = score(&with_hog(true));
+    assert!(
+        told.sentence.ends_with("held elsewhere, and only `tokenize` ran") && told.blocker == "`tokenize`",
+        "{told:?}"
+    );
+    let told = score(&with_hog(false));
+    assert!(told.sentence.ends_with("the Python lock was held elsewhere"), "{told:?}");
+}
+
+#[test]
+fn equal_waits_are_one_and_the_headline_is_of_the_run_time() {
+    // decode |1| augment |--10--| in turn on one tensor; everything is submitted at the beginning.
+    let mut program = Program::new(&["batch"]);
+    for turn in 0..10 {
+        let begin = turn * 11 * MS;
+        program.ran("decode", 0, 0, (begin, begin + MS), &[(1, Mode::Write)]);
+        program.ran("augment", 0, 0, (begin + MS, begin + 11 * MS), &[(1, Mode::Update)]);
+    }
+    let told = program.report(110 * MS);
+    // Summed, it is ten times the run: 0 to 9 times 11 ms of each, and 1 ms more of `augment`.
+    assert_eq!(told.totals.waited_ns, 1_000 * MS);
+    assert!(
+        told.headline.starts_with("91 % of the run time of 110 ms: computing (`augment`). "),
+        "{}",
+        told.headline
+    );
+    let rows: Vec<_> = told.worst.iter().map(|row| (row.blocker.as_str(), row.count, row.total_ns)).collect();
+    assert_eq!(rows, [("`augment`", 9, 504 * MS), ("`augment`", 9, 495 * MS), ("`decode`", 1, MS)]);
+    assert!(
+        told.worst[0].sentence.starts_with("`augment` waited 504 ms in 9 waits (the longest 100 ms)"),
+        "{:?}",
+        told.worst
+    );
+    let (_, example) = told.headline.split_once("The longest: ").unwrap();
+    assert!(told.worst.iter().any(|row| example == format!("{}.", row.sentence)), "{}", told.headline);
+}
+
+#[test]
+fn what_the_engine_does_for_the_program_is_not_among_its_operations() {
+    let mut program = Program::new(&["loss"]);
+    program.ran("train", 0, 0, (0, 10 * MS), &[(1, Mode::Update)]);
+    program.waited(0, 10 * MS, 1, 50);
+    program.part("lease", OperationKind::Export, 10 * MS, &[(1, Mode::Read)]).resumed = Some(11 * MS);
+    let told = program.report(12 * MS);
+    let kinds: Vec<_> = told.operations.iter().map(|row| (row.name.as_str(), row.kind.as_str())).collect();
+    assert_eq!(kinds, [("`wait` at program.py:50", "wait"), ("a lease", "export"), ("`train`", "operation")]);
+    let text = terminal::text(&told, Style::default());
+    let (_, tables) = text.split_once("\nOperations\n").unwrap();
+    let (own, others) = tables.split_once("\nWaits, exports and imports\n").unwrap();
+    assert!(own.contains("`train`") && !own.contains("wait`") && !own.contains("lease"), "{own}");
+    assert!(others.contains("`wait` at program.py:50") && others.contains("a lease"), "{others}");
 }

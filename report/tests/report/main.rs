@@ -9,5 +9,7 @@ mod html;
 mod made_up;
 mod names;
 mod perfetto;
+mod programs;
 mod strategies;
 mod tiling;
+mod with_graph;

@@ -4,7 +4,7 @@ use estafette_report::diff::difference;
 use estafette_report::hand_overs::HandOver;
 use estafette_report::model::{Disorder, OperationKind, Outcome};
 use estafette_report::terminal::{Style, difference_text, text};
-use estafette_report::{Trace, perfetto, report};
+use estafette_report::{Trace, csv, perfetto, report};
 
 use crate::made_up;
 
@@ -97,4 +97,57 @@ fn sentences_of_the_report_show_names_and_data_has_them_as_they_are() {
     assert!(report.tensors.iter().all(|row| row.name.contains(HOSTILE)));
     let json = serde_json::to_string(&report).unwrap();
     assert_eq!(serde_json::from_str::<estafette_report::Report>(&json).unwrap(), report);
+}
+
+/// Columns of a terminal, for the characters that these tests use: those of Chinese and Japanese, of full width, and emoji take two.
+fn columns(text: &str) -> usize {
+    let columns = |character: char| match character {
+        '\u{300}'..='\u{36f}' => 0,
+        '\u{3000}'..='\u{9fff}'
+        | '\u{ac00}'..='\u{d7a3}'
+        | '\u{ff00}'..='\u{ff60}'
+        | '\u{1f300}'..='\u{1f9ff}' => 2,
+        _ => 1,
+    };
+    text.chars().map(columns).sum()
+}
+
+#[test]
+fn names_of_any_width_stand_in_straight_columns() {
+    let mut trace = made_up::trace(200);
+    let names = [
+        "画像を読み込む",
+        "학습",
+        "ＡＢＣ",
+        "cafe\u{301}",
+        "🚀 step",
+        "very long and 長い名前の操作がここにあります",
+    ];
+    for (at, operation) in trace.operations.iter_mut().enumerate() {
+        operation.name = names[at % names.len()].into();
+    }
+    let report = report(&trace);
+    for width in [60, 100] {
+        let text = text(&report, Style { width, ..Style::default() });
+        let (_, table) = text.split_once("\nOperations\n").unwrap();
+        let rows: Vec<&str> = table.lines().take_while(|line| !line.is_empty()).collect();
+        assert!(rows.len() > 4 && rows.iter().any(|row| row.contains("画像")), "{text}");
+        let ends: Vec<usize> = rows.iter().map(|row| columns(row)).collect();
+        assert!(ends.iter().all(|end| *end == ends[0] && *end <= width), "{ends:?}\n{text}");
+    }
+}
+
+#[test]
+fn comma_separated_values_keep_a_name_in_its_cell() {
+    let mut trace = made_up::trace(200);
+    for operation in &mut trace.operations {
+        operation.name = "a, \"b\"\nforged,1".into();
+    }
+    let text = csv::operations(&report(&trace));
+    assert!(text.lines().skip(1).all(|line| !line.starts_with("forged")), "{text}");
+    assert!(text.contains("\"`a, \"\"b\"\"\\nforged,1`\",operation,"), "{text}");
+    assert!(
+        text.lines().all(|line| line.ends_with(|last: char| last.is_ascii_digit() || last == 's')),
+        "{text}"
+    );
 }

@@ -29,6 +29,7 @@ __all__ = [
     "ReportCause",
     "ReportData",
     "ReportExchange",
+    "ReportGraphChange",
     "ReportHandOver",
     "ReportMatrix",
     "ReportOperation",
@@ -37,6 +38,7 @@ __all__ = [
     "ReportTensor",
     "ReportTotals",
     "ReportWait",
+    "ReportWithGraph",
     "ShapeLike",
     "StreamLike",
     "SubmitOptions",
@@ -213,11 +215,13 @@ class ReportCause(TypedDict):
 
 
 class ReportWait(TypedDict):
-    """One of the longest waits. `waiter` is an identity, as in ``diagnose()``."""
+    """The worst waits, equal ones as one. `waiter`, an identity as in ``diagnose()``, waited longest, for `waited_ns`."""
 
     sentence: str
     waiter: int
     waited_ns: int
+    count: int
+    total_ns: int
     cause: Cause
     blocker: str
 
@@ -241,10 +245,31 @@ class ReportExchange(TypedDict):
     waited_ns: int
 
 
+class ReportGraphChange(TypedDict):
+    """What Estafette would change at one call of a program that was only observed."""
+
+    call: str
+    waited_for: str
+    producer: str
+    consumer: str
+    change: str
+    count: int
+    waited_ns: int
+    saves_ns: int
+
+
+class ReportWithGraph(TypedDict):
+    """What Estafette would change in a program that was only observed, and what the run would save with all of it."""
+
+    changes: list[ReportGraphChange]
+    saves_ns: int
+
+
 class ReportOperation(TypedDict):
-    """All operations of one name."""
+    """All operations of one name and kind (``operation``, ``copy``, ``wait``, ``await``, ``export``, ``import``)."""
 
     name: str
+    kind: str
     count: int
     running_ns: int
     waited_ns: int
@@ -318,6 +343,7 @@ class ReportData(TypedDict):
     matrix: ReportMatrix
     exchanges: list[ReportExchange]
     hand_overs: list[ReportHandOver]
+    with_graph: ReportWithGraph
     operations: list[ReportOperation]
     tensors: list[ReportTensor]
     critical_path: ReportPath

@@ -47,7 +47,7 @@ pub(super) fn track_kind(text: &str) -> Result<TrackKind, String> {
     value(&TRACK_KINDS, "kind of track", text)
 }
 
-pub(super) fn operation_kind_word(kind: OperationKind) -> &'static str {
+pub(crate) fn operation_kind_word(kind: OperationKind) -> &'static str {
     word(&OPERATION_KINDS, kind)
 }
 
@@ -86,7 +86,7 @@ pub(super) fn blocker_words(blocker: Blocker) -> (&'static str, Option<u64>) {
         Blocker::Pool => ("pool", None),
         Blocker::Queue(track) => ("queue", Some(track as u64)),
         Blocker::Observer => ("observer", None),
-        Blocker::Interpreter => ("interpreter", None),
+        Blocker::Interpreter | Blocker::Holder(_) => ("interpreter", None),
         Blocker::EventLoop => ("event loop", None),
         Blocker::Thread(track) => ("thread", Some(track as u64)),
     }
@@ -131,7 +131,7 @@ pub(crate) fn blocker_name(source: &impl Source, blocker: Blocker) -> Text {
         Blocker::Pool => "workers".into(),
         Blocker::Queue(id) | Blocker::Thread(id) => track(id),
         Blocker::Observer => "reactor".into(),
-        Blocker::Interpreter => "Python lock".into(),
+        Blocker::Interpreter | Blocker::Holder(_) => "Python lock".into(),
         Blocker::EventLoop => "event loop".into(),
     }
 }

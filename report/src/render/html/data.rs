@@ -1,6 +1,7 @@
 //! What the page gets: the report, and the trace in columns. Numbers of operations and leases ("nodes") run through both:
 //! operations first.
 
+use std::borrow::Cow;
 use std::collections::HashMap;
 
 use serde_json::{Value, json};
@@ -8,6 +9,7 @@ use serde_json::{Value, json};
 use super::column::Columns;
 use super::pieces::pieces;
 use crate::analysis::critical_path::critical_path;
+use crate::analysis::lock::with_holders;
 use crate::analysis::place::{self, Row};
 use crate::analysis::roots::{Root, roots};
 use crate::analysis::sentences;
@@ -24,6 +26,7 @@ const WALKED: usize = 500;
 /// Everything, for `script/data.js`: JSON that says where its columns are, and the columns.
 pub fn of(trace: &Trace) -> (Value, Columns) {
     let mut columns = Columns::default();
+    let trace = &*with_holders(Cow::Borrowed(trace));
     let view = View::of(trace);
     let report = report(trace);
     let mut texts = Texts::default();
@@ -228,6 +231,7 @@ impl<'a> View<'a> {
             Blocker::Interpreter => (5, None),
             Blocker::EventLoop => (6, None),
             Blocker::Thread(id) => track(7, id),
+            Blocker::Holder(id) => track(8, id),
         }
     }
 

@@ -38,8 +38,8 @@ class observe:  # noqa: N801 - used like a function
         >>> [(row["producer"], row["consumer"], row["bytes"]) for row in seen.report().data["exchanges"]]
         [('estafette', 'numpy', 16)]
 
-    Functions of NumPy, JAX, PyTorch, TensorFlow, CuPy, Numba, cuda.core, ``concurrent.futures``, ``queue`` and ``asyncio`` that hand data
-    over or wait are wrapped meanwhile, also in libraries that are imported later: ``np.asarray``, ``Tensor.cpu``, ``block_until_ready``,
+    Functions of NumPy, JAX, PyTorch, TensorFlow, CuPy, Numba, cuda.core, ``concurrent.futures``, ``queue``, ``threading`` and ``asyncio`` that hand
+    data over or wait are wrapped meanwhile, also in libraries that are imported later: ``np.asarray``, ``Tensor.cpu``, ``block_until_ready``,
     ``Future.result`` and others. Results, exceptions and types are those of the functions. At the end nothing is wrapped any more. A
     program that has put a wrapper of its own around one of ours keeps it. Hand-overs of CUDA memory between streams that nothing ordered
     are in ``seen.report().data["hand_overs"]``.
@@ -144,6 +144,8 @@ def command(arguments: list[str]) -> int:
         print(USAGE, file=sys.stderr)
         return 2
     seen = observe(outputs.get("--trace"))
+    # Lines of the command itself are none of the program.
+    sys.modules["__main__"].__name__ = "estafette.__main__"
     try:
         with seen:
             try:

@@ -62,7 +62,7 @@ class Lane:
         self.given: Any = None
         """The stream that the last `__dlpack__` of the call was given."""
         self.since = since
-        """When its last call of a queue ended."""
+        """When its last call of a queue, or its last function of an executor, ended."""
         self.track: int | None = None
 
 
@@ -76,6 +76,8 @@ class Notes:
         self.most = STEPS_MAX
         self.tracks: list[tuple[str, str]] = []
         self.local = threading.local()
+        self.lanes: dict[tuple[int | None, str], Lane] = {}
+        """Those of Python's threads, for others that wait for their end: identity, which later threads get again, and name."""
         self.lost = 0
         self.broken: list[str] = []
         self.started_unix_ns = time.time_ns()
@@ -133,14 +135,26 @@ class Notes:
         if lane.track is None:
             # `current_thread` would make an object for a thread that is none of Python's.
             thread = threading._active.get(threading.get_ident())  # type: ignore[attr-defined]
+            if thread is not None:
+                self.lanes[thread.ident, thread.name] = lane
             name = thread.name if thread is not None else f"thread {threading.get_native_id()}"
-            # A list grows by one thread at a time: the place is found again by what was put there.
-            own = (name, kind)
-            self.tracks.append(own)
-            lane.track = next(at for at, it in enumerate(self.tracks) if it is own)
+            lane.track = self._add_track(name, kind)
         elif kind != "thread":
             self.tracks[lane.track] = (self.tracks[lane.track][0], kind)
         return lane.track
+
+    def _add_track(self, name: str, kind: str) -> int:
+        # A list grows by one thread at a time: the place is found again by what was put there.
+        own = (name, kind)
+        self.tracks.append(own)
+        return next(at for at, it in enumerate(self.tracks) if it is own)
+
+    def track_of(self, thread: threading.Thread, now: int) -> tuple[int, int]:
+        """The track of another thread, and since when it does what it does `now`, as far as that is known."""
+        lane = self.lanes.setdefault((thread.ident, thread.name), Lane(self.started))
+        if lane.track is None:
+            lane.track = self._add_track(thread.name, "thread")
+        return lane.track, now if lane.since == self.started else min(lane.since, now)
 
     def finished(self) -> tuple[list[tuple[Any, ...]], list[tuple[Any, ...]]]:
         """The steps, with the names of tensors, and the hand-overs that nothing ordered, by the identity of their step."""

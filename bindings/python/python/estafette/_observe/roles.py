@@ -358,6 +358,7 @@ def _note_work(notes: Notes, work: _Work, function: Any, began: int, ended: int)
     place = None if code is None else (code.co_filename, code.co_firstlineno, code.co_qualname)
     submitted = began if work.submitted is None else min(work.submitted, began)
     track = notes.track()
+    notes.lane().since = ended
     submitter = track if work.submitter is None else work.submitter
     notes.add(
         "operation",
@@ -437,6 +438,22 @@ def _queue_call(observed: Observed, args: tuple[Any, ...], kwargs: dict[str, Any
     return _timed(notes, observed, args, kwargs, note)
 
 
+# --- Threads ----------------------------------------------------------------------------------------------------------
+
+
+def join(observed: Observed, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """A wait for the end of a thread: for what it does until then."""
+
+    def rest(notes: Notes, began: int, ended: int) -> int:
+        thread = args[0]
+        track, since = notes.track_of(thread, began)
+        return notes.add(
+            "operation", f"{thread.name} until its end", since, submitter=track, track=track, began=since, done=ended
+        )
+
+    return _wait_for(observed, args, kwargs, rest)
+
+
 # --- asyncio ----------------------------------------------------------------------------------------------------------
 
 
@@ -487,6 +504,6 @@ def _note_step(notes: Notes, what: Any, line: int | None, began: int, ended: int
 
 
 ROLES: dict[str, Callable[[Observed, tuple[Any, ...], dict[str, Any]], Any]] = {
-    role.__name__: role for role in (give, acts, look, wait, result, submit, work, get, put, step)
+    role.__name__: role for role in (give, acts, look, wait, result, submit, work, get, put, join, step)
 } | dict.fromkeys(("take", "view", "to_numpy", "to_host", "move"), exchange)
 """The functions by the names that the table has for them."""

@@ -103,6 +103,7 @@ _CORE_STREAMS = "cuda.core 1.2, _stream.pyi, _event.pyi, _device.pyi and _launch
 _TENSORFLOW = "www.tensorflow.org/guide/tensor, Tensors and NumPy; www.tensorflow.org/api_docs/python/tf/experimental/dlpack"
 _FUTURES = "docs.python.org/3/library/concurrent.futures.html"
 _QUEUE = "docs.python.org/3/library/queue.html"
+_THREADING = "docs.python.org/3/library/threading.html, Thread Objects"
 _ASYNCIO = "docs.python.org/3/library/asyncio-dev.html, Running Blocking Code"
 
 
@@ -207,6 +208,7 @@ ROWS: tuple[Row, ...] = (
     *_rows("python", "concurrent.futures.thread", "work", _FUTURES, "_WorkItem.run"),
     *_rows("python", "queue", "get", _QUEUE, "Queue.get"),
     *_rows("python", "queue", "put", _QUEUE, "Queue.put"),
+    *_rows("python", "threading", "join", _THREADING, "Thread.join"),
     *_rows("python", "asyncio.events", "step", _ASYNCIO, "Handle._run"),
 )
 """All of them."""

@@ -97,7 +97,7 @@ function fillLibraries(data) {
   data.libraries.forEach((name, at) => place.append(element("span", {}, swatch(`library-${at % LIBRARY_COLORS}`), name)));
 }
 
-// The ten longest waits in the report's words.
+// The ten worst waits in the report's words.
 function fillWorst(data, choose) {
   const place = document.getElementById("worst");
   const rows = data.report.worst;
@@ -105,8 +105,8 @@ function fillWorst(data, choose) {
     const button = element("button", { type: "button", className: "stall" });
     button.dataset.stall = data.worst[at];
     const color = `cause-${CAUSES.findIndex((cause) => cause.name === row.cause)}`;
-    const share = row.waited_ns / rows[0].waited_ns;
-    button.append(element("b", {}, duration(row.waited_ns)), element("span", {}, ...prose(row.sentence), bar([[color, share]], row.cause)));
+    const share = row.total_ns / rows[0].total_ns;
+    button.append(element("b", {}, duration(row.total_ns)), element("span", {}, ...prose(row.sentence), bar([[color, share]], row.cause)));
     button.onclick = () => choose(data.worst[at]);
     place.append(element("li", {}, button));
   });
@@ -211,18 +211,26 @@ function longestOfCells(data, libraries) {
   return longest;
 }
 
+// Whether the program's author has named it: the engine's own waits and leases have names of its own.
+function isNamed(data, at) {
+  const { kind, site } = data.operations;
+  const word = data.kinds[kind[at]];
+  return word === "operation" || word === "copy" || ((word === "wait" || word === "await") && site[at] >= 0);
+}
+
 // Operations of one name together.
 function fillNames(data, search) {
   const { operations, stalls } = data;
   const sums = data.names.map(() => ({ count: 0, ran: 0, waited: 0, causes: CAUSES.map(() => 0) }));
   for (let at = 0; at < operations.count; at++) {
+    if (!isNamed(data, at)) continue;
     const sum = sums[operations.name[at]];
     const end = Number.isNaN(operations.done[at]) ? operations.issued[at] : operations.done[at];
     sum.count++;
     if (end > operations.began[at]) sum.ran += end - operations.began[at];
   }
   for (let at = 0; at < stalls.count; at++) {
-    if (stalls.waiter[at] < 0) continue;
+    if (stalls.waiter[at] < 0 || !isNamed(data, stalls.waiter[at])) continue;
     const sum = sums[operations.name[stalls.waiter[at]]];
     sum.waited += stalls.to[at] - stalls.from[at];
     sum.causes[stalls.cause[at]] += stalls.to[at] - stalls.from[at];
