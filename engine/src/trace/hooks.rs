@@ -200,7 +200,7 @@ pub(crate) fn body_begins(granted: &OpGranted, at_once: bool) -> Option<EnteredS
     events::body(granted)
 }
 
-fn begins_at(granted: &OpGranted, at: impl FnOnce(&mut Writer) -> u64) {
+fn begins_at(granted: &OpGranted, at: impl Fn(&mut Writer) -> u64) {
     let id = granted.id().get();
     if granted.payload().kind == Kind::Lease {
         events::held(id);
@@ -270,7 +270,7 @@ pub(crate) fn ends(granted: &OpGranted, ending: &Ending<'_>) {
     events::ended(id.get(), outcome, text.as_deref());
     writer::with(|writer| {
         let now = writer.now();
-        let text = text.map_or(NONE, |text| writer.text(&text));
+        let text = text.as_deref().map_or(NONE, |text| writer.text(text));
         writer.flush_running();
         writer.write(EventKind::Ended, now, id.get(), [ended(how, left.is_some(), text)]);
     });
@@ -290,9 +290,9 @@ fn watch(id: OpId, fences: &[Fence], timing: Option<Arc<dyn Timing>>) {
         writer::with(|writer| {
             let now = writer.now();
             let how = if text.is_some() { OutcomeCode::Failed } else { OutcomeCode::Well };
-            let text = text.map_or(NONE, |text| writer.text(&text));
+            let text = text.as_deref().map_or(NONE, |text| writer.text(text));
             let about = pair(u32::from(how as u8), text);
-            match span {
+            match &span {
                 None => writer.write(EventKind::Done, now, id.get(), [about]),
                 Some(span) => {
                     let [began, ended] = [span.began_ns, span.ended_ns].map(|at| writer.since_start(at));
