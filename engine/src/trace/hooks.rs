@@ -30,7 +30,7 @@ const WAITS: u64 = 1 << 62;
 /// The target of a wait for all operations in flight.
 const ANY: u64 = 0;
 
-fn use_of(kind: Kind) -> UseKind {
+pub(super) fn use_of(kind: Kind) -> UseKind {
     match kind {
         Kind::Work | Kind::WorkerOnly | Kind::NeedsLock => UseKind::Body,
         Kind::ReadinessQuery => UseKind::Wait,
@@ -40,7 +40,7 @@ fn use_of(kind: Kind) -> UseKind {
 }
 
 /// Accesses that one event has room for.
-const ACCESSES_MAX: usize = WORDS_MAX - 3;
+pub(super) const ACCESSES_MAX: usize = WORDS_MAX - 3;
 
 /// Extents of a shape that are noted, at most.
 const NDIM_MAX: usize = 64;

@@ -158,8 +158,8 @@ pub struct TraceOptions {
     /// Name of the program, for the report. `None` for the file name of the running one.
     pub program: Option<String>,
     /// Keeps only what has happened in so much time before the end, or before a [`snapshot`](Recorder::snapshot): for programs that run
-    /// for long. Where [`memory_max`](Self::memory_max) has no room for it, it is less. Operations that were submitted before are in the
-    /// trace only as far as their submission is still kept. Where the recorder has a [file](Recorder::to_file), a snapshot beside it is
+    /// for long. Where [`memory_max`](Self::memory_max) has no room for it, it is less. Operations and leases from before are in the
+    /// trace if they are in flight at the end; they begin with it. Where the recorder has a [file](Recorder::to_file), a snapshot beside it is
     /// written when the watchdog of an engine reports a stall, at most one in that time (see [`signal`](Self::signal) for its name).
     /// `None` for everything.
     pub last: Option<Duration>,

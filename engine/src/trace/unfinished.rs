@@ -38,7 +38,7 @@ use estafette_sync::sync::Mutex;
 use estafette_sync::sync::atomic::{AtomicBool, Ordering};
 use estafette_sync::thread::{self, JoinHandle};
 
-use super::assemble::in_flight;
+use super::assemble::{BEFORE, InFlight};
 use super::buffer::TraceBuffer;
 use super::chain::Link;
 use super::names;
@@ -141,6 +141,7 @@ impl Unfinished {
                 file,
                 names: names::Watch::begin(),
                 cursors: BTreeMap::new(),
+                threads: 0,
                 out: Vec::new(),
                 written: head.len(),
                 anew_from: ANEW_MIN,
@@ -229,6 +230,8 @@ struct Writing {
     names: names::Watch,
     /// By the address of the thread's log.
     cursors: BTreeMap<usize, Cursor>,
+    /// Threads that the file has.
+    threads: u32,
     /// What goes to the file next.
     out: Vec<u8>,
     /// Bytes of the file, and how many it may have until it is written anew.
@@ -265,20 +268,34 @@ impl Writing {
     /// Writes a file of what is kept still, and puts it in the place of the one that has what is not as well.
     fn write_anew(&mut self) -> io::Result<()> {
         let (file, beside) = create(&self.target)?;
-        (self.file, self.names, self.written) = (file, names::Watch::begin(), 0);
+        let head = head(&self.session);
+        (self.file, self.names, self.written) = (file, names::Watch::begin(), head.len());
         self.cursors.clear();
-        self.out = head(&self.session);
+        self.out.clear();
+        self.threads = 0;
         let first = self.session.scale().first();
         if first > 0 {
-            let in_flight: Vec<u8> = in_flight().into_iter().flat_map(u64::to_le_bytes).collect();
-            part(&mut self.out, Part::Cut, &[&first.to_le_bytes(), &in_flight]);
+            self.before(first);
         }
-        let written = self.flush().and_then(|()| fs::rename(&beside, &self.path));
+        let begun = self.file.write_all(&head);
+        let written = begun.and_then(|()| self.flush()).and_then(|()| fs::rename(&beside, &self.path));
         if written.is_err() {
             let _ = fs::remove_file(&beside);
         }
         self.anew_from = 2 * self.written + ANEW_MIN;
         written
+    }
+
+    /// What is in flight and may have been submitted before `first`, as if by the first thread.
+    fn before(&mut self, first: u64) {
+        let InFlight { ids, texts, words, .. } = InFlight::now(first);
+        let bytes = |words: Vec<u64>| words.into_iter().flat_map(u64::to_le_bytes).collect::<Vec<u8>>();
+        part(&mut self.out, Part::Cut, &[&first.to_le_bytes(), &bytes(ids.into_iter().collect())]);
+        self.threads = 1;
+        let thread = [0; 4];
+        part(&mut self.out, Part::Thread, &[&thread, &1_u32.to_le_bytes(), BEFORE.as_bytes()]);
+        texts.iter().for_each(|text| part(&mut self.out, Part::Text, &[&thread, text.as_bytes()]));
+        words.into_iter().for_each(|words| part(&mut self.out, Part::Words, &[&[0; 8], &bytes(words)]));
     }
 
     /// Writes the new names, and then what was collected, which may refer to them.
@@ -299,8 +316,11 @@ impl Writing {
     fn flush(&mut self) -> io::Result<()> {
         let threads = self.session.threads.lock().clone();
         for log in threads {
-            let (key, number) = (Arc::as_ptr(&log).addr(), self.cursors.len() as u32);
-            self.cursors.entry(key).or_insert_with(|| Cursor::of(log, number));
+            let key = Arc::as_ptr(&log).addr();
+            self.cursors.entry(key).or_insert_with(|| {
+                self.threads += 1;
+                Cursor::of(log, self.threads - 1)
+            });
             while self.cursors.get_mut(&key).is_some_and(|cursor| cursor.write(&mut self.out)) {
                 if self.out.len() > PART_MAX {
                     self.write()?;

@@ -459,10 +459,7 @@ impl Writer {
         }
         let text = self.text(owner);
         let library = owner.library().map_or(NONE, |library| self.fixed_text(library));
-        let site = owner.site().map_or(NONE, |site| {
-            // A path has no line break if reports of it are to be readable.
-            self.text(&format!("{}\n{}\n{}", site.file, site.line, site.function))
-        });
+        let site = owner.site().map_or(NONE, |site| self.text(&site.to_trace()));
         let words = [pair(text, library), site.into()];
         self.owners[slot] = Some((owner.clone(), words));
         words

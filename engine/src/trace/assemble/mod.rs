@@ -5,6 +5,7 @@
 //! whole.
 
 mod blocks;
+mod in_flight;
 mod operation;
 mod source;
 
@@ -27,10 +28,8 @@ use super::names;
 use super::ticks::Scale;
 use super::writer::{Session, ThreadLog};
 
-use crate::core::engine_core::graph;
-use crate::core::var_state::VarState;
-
 pub(super) use self::blocks::BLOCKS_MAX;
+pub(super) use self::in_flight::{BEFORE, InFlight};
 
 /// A thread of the trace.
 pub(super) struct Thread {
@@ -85,12 +84,29 @@ impl EventIndex<'static> {
         let about = Trace { program, started_unix_ns: session.started_unix_ns, ..Trace::default() };
         let scale = session.scale();
         // Before the events are looked at: the end of what is in flight then is among them, if it has come.
-        let in_flight = scale.is_cut().then(in_flight);
+        let in_flight = scale.is_cut().then(|| InFlight::now(scale.first()));
         let mut events = Self::new(scale, about, Box::new(names::get));
-        events.in_flight = in_flight;
+        in_flight.into_iter().for_each(|in_flight| events.before(in_flight));
         let threads = session.threads.lock().clone();
         threads.iter().for_each(|thread| events.log(thread));
         events.finish()
+    }
+
+    /// What is in flight and was submitted before the part that is kept. What was noted of it takes precedence, since it comes later.
+    fn before(&mut self, in_flight: InFlight) {
+        let InFlight { ids, texts, words, .. } = in_flight;
+        if !ids.is_empty() {
+            let texts = texts.into_iter().map(Text::from).collect();
+            self.begin(Thread {
+                name: BEFORE.into(),
+                kind: TrackKind::Thread,
+                lost: 0,
+                texts,
+                running: None,
+            });
+            words.into_iter().for_each(|words| self.words(words));
+        }
+        self.in_flight = Some(ids);
     }
 
     fn log(&mut self, log: &ThreadLog) {
@@ -109,13 +125,6 @@ impl EventIndex<'static> {
         self.begin(Thread { name: log.name.as_str().into(), kind: log.kind(), lost, texts, running });
         buffers.into_iter().for_each(|buffer| self.add(buffer));
     }
-}
-
-/// Operations and leases that are in flight.
-pub(super) fn in_flight() -> HashSet<u64> {
-    let pins =
-        |state: &mut VarState, found: &mut Vec<_>| state.pins().each(|pin| found.push((pin.number(), ())));
-    graph().snapshot_with(|_| (), pins).ops.iter().map(|op| op.id.get()).collect()
 }
 
 impl<'a> EventIndex<'a> {
