@@ -5,7 +5,8 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 use std::time::Duration;
 
-use estafette::trace::{Recorder, TraceOptions};
+use estafette::trace::{Recorder, TraceOptions, Unsaved};
+use estafette_sync::sync::Mutex;
 
 use crate::entry::{Answer, DONE, Refusal, entry, is_null, place};
 use crate::handles::Table;
@@ -18,7 +19,12 @@ use crate::status::estafette_status;
 #[derive(Debug)]
 pub enum estafette_recording {}
 
-static RECORDINGS: Table<Recorder> = Table::new(Kind::Recording);
+/// `None` once it was ended. A snapshot takes its time, and the end waits for it.
+static RECORDINGS: Table<Mutex<Option<Recorder>>> = Table::new(Kind::Recording);
+
+fn over(recording: *const estafette_recording) -> Refusal {
+    Kind::Recording.refusal(recording, "recording")
+}
 
 /// Options of a recording. All bytes zero, but for `size`, are the defaults.
 #[repr(C)]
@@ -89,7 +95,7 @@ pub unsafe extern "C" fn estafette_record_begin(
         let vacant = RECORDINGS.reserve()?;
         let recorder = Recorder::open(options)?.to_file(path).map_err(|error| unwritten(path, &error))?;
         // SAFETY: writable, by contract.
-        unsafe { out.write(vacant.fill(recorder)) };
+        unsafe { out.write(vacant.fill(Mutex::new(Some(recorder)))) };
         DONE
     })
 }
@@ -102,10 +108,10 @@ pub unsafe extern "C" fn estafette_record_begin(
 #[unsafe(no_mangle)]
 pub extern "C" fn estafette_record_end(recording: *mut estafette_recording) -> estafette_status {
     entry(|| -> Answer {
-        let recorder = RECORDINGS.take(recording, "recording")?;
-        let unsaved = |error: estafette::trace::Unsaved| {
-            Refusal::new(estafette_status::ESTAFETTE_INTERNAL, error.to_string())
-        };
+        let recorder =
+            RECORDINGS.get(recording, "recording")?.lock().take().ok_or_else(|| over(recording))?;
+        RECORDINGS.release(recording, "recording")?;
+        let unsaved = |error: Unsaved| Refusal::new(estafette_status::ESTAFETTE_INTERNAL, error.to_string());
         recorder.save().map_err(unsaved)?;
         DONE
     })
@@ -127,6 +133,8 @@ pub unsafe extern "C" fn estafette_record_snapshot(
         // SAFETY: by contract of this function.
         let path = unsafe { self::path(path) }?;
         let recorder = RECORDINGS.get(recording, "recording")?;
+        let recorder = recorder.lock();
+        let recorder = recorder.as_ref().ok_or_else(|| over(recording))?;
         recorder.snapshot(path).map_err(|error| unwritten(path, &error))?;
         DONE
     })
