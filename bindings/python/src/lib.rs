@@ -61,7 +61,9 @@ mod _estafette {
     #[pymodule_export]
     use super::classes::promise::wait_any;
     #[pymodule_export]
-    use super::classes::recording::{begin_recording, end_recording, name_shown, read_report};
+    use super::classes::recording::{
+        begin_recording, end_recording, name_shown, read_report, set_program_name, snapshot_recording,
+    };
     #[pymodule_export]
     use super::classes::tensor::PyTensor;
     #[pymodule_export]
