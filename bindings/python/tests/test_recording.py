@@ -222,7 +222,7 @@ class TestTheFile:
         inner.stop()
         assert est.record_call_sites(before) is False
         names = [{row["name"] for row in recording.report().data["operations"]} for recording in (outer, inner)]
-        assert {"one", "both"} <= names[0] and "one" not in names[1] and "both" in names[1]
+        assert {"`one`", "`both`"} <= names[0] and "`one`" not in names[1] and "`both`" in names[1]
         with pytest.raises(RuntimeError, match="not being made"):
             outer.stop()
 
@@ -239,8 +239,8 @@ class TestTheFile:
                 eng.submit(lambda: None, name="late").wait()
             with pytest.raises(OSError, match="nowhere"):
                 recording.snapshot(tmp_path / "nowhere" / "x")
-        assert "early" in [row["name"] for row in est.report(written).data["operations"]]
-        assert "early" not in [row["name"] for row in est.report(asked).data["operations"]]
+        assert "`early`" in [row["name"] for row in est.report(written).data["operations"]]
+        assert "`early`" not in [row["name"] for row in est.report(asked).data["operations"]]
         with pytest.raises(RuntimeError, match="not being made"):
             recording.snapshot(path)
         for options in ({"last": 0.0}, {"last": -1.0}, {"signal": signal.SIGSEGV}, {"signal": signal.SIGINT}):

@@ -73,6 +73,7 @@ static void what_is_refused(void) {
   estafette_recording *recording = NULL;
   estafette_recording_options options;
   memset(&options, 0, sizeof options);
+  remove(in_folder("run"));
   REFUSED(ESTAFETTE_INVALID, "path is NULL", estafette_record_begin(NULL, NULL, &recording));
   REFUSED(ESTAFETTE_INVALID, "out is NULL", estafette_record_begin(in_folder("run"), NULL, NULL));
   REFUSED(ESTAFETTE_INVALID, "no regular file", estafette_record_begin(folder, NULL, &recording));
