@@ -69,6 +69,10 @@ fn recordings() {
     let whole = folder.join("whole.pftrace");
     let output = run(Command::new(&program).arg(&folder).env("ESTAFETTE_TRACE", &whole));
     assert_ran(&output, 4);
+    let logged =
+        Command::new(&program).arg(&folder).env("RUST_LOG", "estafette=debug").output().expect("it starts");
+    let logged = String::from_utf8_lossy(&logged.stderr);
+    assert!(logged.contains("estafette: submitted id=") && logged.contains("operation=\"both\""), "{logged}");
     let of = |name: &str| recorded(&folder.join(name));
     assert_eq!((of("outer"), of("inner")), (vec!["both".to_owned(), "one".into()], vec!["both".to_owned()]));
     assert_eq!(of("snapshot"), ["first"]);
@@ -214,7 +218,8 @@ fn the_other_blocks_of_the_pages_compile() {
         ),
     ];
     for (number, (blocks, before, after)) in fragments.into_iter().enumerate() {
-        let [block] = blocks[..] else { panic!("page {number} has {} such blocks", blocks.len()) };
+        assert!(!blocks.is_empty(), "page {number}");
+        let block = blocks.join("\n");
         let file = scratch("fragments").join(format!("{number}.c"));
         std::fs::write(&file, format!("#include <estafette.h>\n{before}\n{block}\n{after}\n"))
             .expect("writable");

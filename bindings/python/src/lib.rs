@@ -93,7 +93,7 @@ mod _estafette {
 
     #[pymodule_init]
     fn init(module: &Bound<'_, PyModule>) -> PyResult<()> {
-        super::log::install();
+        super::log::install(module.py())?;
         super::interpreter::guard::install(module.py())?;
         super::interpreter::dlpack_method::install(module.py())?;
         super::exchange::exchange_table::install(module.py())?;

@@ -328,6 +328,12 @@ class TestPrograms:
         assert data["totals"]["operations"] == 10 and data["missing"] == [] and said == ""
         assert data["program"] == "-c", "the program's name, not the interpreter's"
 
+    def test_the_environment_asks_for_events_in_the_log(self):
+        _, said = run_program(self.PROGRAM, env={"RUST_LOG": "info,estafette=debug"})
+        assert "submitted (id=" in said and 'operation="step"' in said
+        _, said = run_program(self.PROGRAM, env={"RUST_LOG": "debug"})
+        assert said == "", "events cost something, so they are asked for by name"
+
     def test_a_program_that_cannot_be_recorded_runs_all_the_same(self, tmp_path):
         run_program(self.PROGRAM, env={"ESTAFETTE_TRACE": str(tmp_path / "nowhere" / "x")})
 

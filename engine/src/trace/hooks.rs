@@ -88,11 +88,18 @@ impl Writer {
     }
 }
 
+fn follow(id: OpId, state: &OpState) {
+    if use_of(state.kind) == UseKind::Body {
+        events::body_follows(id.get(), state.name.as_str());
+    }
+}
+
 /// A drafted operation is about to be submitted.
 #[cold]
 #[inline(never)]
 pub(crate) fn submitted(pending_op: &OpPending<'_>) {
     events::submitted(pending_op.id().get(), pending_op.payload().name.as_str(), pending_op.accesses().len());
+    follow(pending_op.id(), pending_op.payload());
     writer::with(|writer| {
         let accesses = pending_op.accesses().map(|(var, mode)| (var.get(), mode));
         writer.submitted(pending_op.id().get(), pending_op.payload(), accesses);
@@ -104,6 +111,7 @@ pub(crate) fn submitted(pending_op: &OpPending<'_>) {
 #[inline(never)]
 pub(crate) fn split_off(granted: &OpGranted) {
     events::submitted(granted.id().get(), granted.payload().name.as_str(), granted.accesses().len());
+    follow(granted.id(), granted.payload());
     writer::with(|writer| {
         let accesses = granted.accesses().map(|access| (access.var().get(), access.mode()));
         writer.submitted(granted.id().get(), granted.payload(), accesses);

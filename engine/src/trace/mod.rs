@@ -65,21 +65,20 @@ use crate::core::error::Error;
 use estafette_report::{file, perfetto, shown::shown};
 
 #[cfg(feature = "report")]
-pub(crate) use self::environment::{begin as begin_from_environment, engine_is_over};
+pub(crate) use self::environment::engine_is_over;
 #[cfg(feature = "report")]
 pub(crate) use self::unfinished::note_stall;
 
 /// Files of traces are a feature.
 #[cfg(not(feature = "report"))]
 mod without_files {
-    pub(crate) fn begin_from_environment() {}
     pub(crate) fn engine_is_over() {}
     pub(crate) fn note_stall() {}
 }
 #[cfg(not(feature = "report"))]
 pub(crate) use self::without_files::*;
 
-pub use self::events::emit_events;
+pub use self::events::{emit_events, events_asked_for};
 pub use self::hooks::{
     body_has_lock, body_uses, body_wants_lock, imported_from, on_event_loop, wait_has_lock,
 };
@@ -145,6 +144,13 @@ pub fn is_open() -> bool {
 /// Whether a recorder is open.
 fn is_kept() -> bool {
     session_set() != 0
+}
+
+/// Begins what the environment asks for. Called for each engine.
+pub(crate) fn begin_from_environment() {
+    events::begin_from_environment();
+    #[cfg(feature = "report")]
+    environment::begin();
 }
 
 /// Options of a recorder.
