@@ -958,7 +958,8 @@ estafette_status estafette_lease_release(struct estafette_lease *lease,
 /**
  * Sets where the log events of this copy of the library go, up to `level` (1 to 5, see `estafette_log_callback`). It replaces
  * an earlier one, whose `drop_context` is called when no thread runs the callback any more. NULL `callback` turns logging off, and
- * then `context` is not looked at. Without a call of this, nothing is logged.
+ * then `context` is not looked at. Without a call of this, nothing is logged, unless `RUST_LOG=estafette=debug` in the environment asks for
+ * all events: then they are lines on the standard error stream, and the callback gets them as well if `level` is 4.
  *
  * Returns `ESTAFETTE_OK`; `ESTAFETTE_INVALID` for a level that is none; `ESTAFETTE_CONFLICT` when a Rust program around this
  * library has its own way of logging already; `ESTAFETTE_FORKED`. On an error the caller keeps `context`. May be called by any
@@ -1242,7 +1243,7 @@ estafette_status estafette_program_destroy(struct estafette_program *program);
  * it, several times a second: `run.pftrace.4711.unfinished` for process 4711, which stays if the process ends before in any way.
  * `estafette report` reads both. `options` may be NULL for the defaults.
  *
- * Returns `ESTAFETTE_OK`; `ESTAFETTE_INVALID` for NULL, a path where no file can be written, or a wrong option, such as a signal that the
+ * Returns `ESTAFETTE_OK`; `ESTAFETTE_INVALID` for NULL, a path that is no UTF-8 or where no file can be written, or a wrong option, such as a signal that the
  * program handles; `ESTAFETTE_FORKED`. `*out` is written only on success. May be called by any thread.
  *
  * What the caller promises:

@@ -1,14 +1,13 @@
 //! Recordings of where the time went.
 
-use std::ffi::{CStr, OsStr, c_char};
-use std::os::unix::ffi::OsStrExt;
+use std::ffi::c_char;
 use std::path::Path;
 use std::time::Duration;
 
 use estafette::trace::{Recorder, TraceOptions, Unsaved};
 use estafette_sync::sync::Mutex;
 
-use crate::entry::{Answer, DONE, Refusal, entry, is_null, place};
+use crate::entry::{Answer, DONE, Refusal, entry, is_null, place, text};
 use crate::handles::Table;
 use crate::options::{self, Options};
 use crate::places::Kind;
@@ -56,8 +55,7 @@ unsafe fn path<'a>(path: *const c_char) -> Result<&'a Path, Refusal> {
         return Err(is_null("path"));
     }
     // SAFETY: by contract of this function.
-    let bytes = unsafe { CStr::from_ptr(path) }.to_bytes();
-    Ok(Path::new(OsStr::from_bytes(bytes)))
+    Ok(Path::new(unsafe { text(path, "", "path") }?))
 }
 
 fn unwritten(path: &Path, error: &std::io::Error) -> Refusal {
@@ -68,7 +66,7 @@ fn unwritten(path: &Path, error: &std::io::Error) -> Refusal {
 /// it, several times a second: `run.pftrace.4711.unfinished` for process 4711, which stays if the process ends before in any way.
 /// `estafette report` reads both. `options` may be NULL for the defaults.
 ///
-/// Returns `ESTAFETTE_OK`; `ESTAFETTE_INVALID` for NULL, a path where no file can be written, or a wrong option, such as a signal that the
+/// Returns `ESTAFETTE_OK`; `ESTAFETTE_INVALID` for NULL, a path that is no UTF-8 or where no file can be written, or a wrong option, such as a signal that the
 /// program handles; `ESTAFETTE_FORKED`. `*out` is written only on success. May be called by any thread.
 ///
 /// # Safety

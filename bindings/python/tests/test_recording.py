@@ -330,7 +330,7 @@ class TestPrograms:
 
     def test_the_environment_asks_for_events_in_the_log(self):
         _, said = run_program(self.PROGRAM, env={"RUST_LOG": "info,estafette=debug"})
-        assert "submitted (id=" in said and 'operation="step"' in said
+        assert "submitted (id=" in said and "operation=step" in said
         _, said = run_program(self.PROGRAM, env={"RUST_LOG": "debug"})
         assert said == "", "events cost something, so they are asked for by name"
 
