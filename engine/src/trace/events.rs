@@ -57,7 +57,7 @@ pub fn events_asked_for() -> bool {
 
 fn ask_for_events(directives: &str) -> bool {
     directives.split(',').any(|directive| {
-        let (target, level) = directive.trim().split_once('=').unwrap_or((directive.trim(), "trace"));
+        let (target, level) = directive.trim().rsplit_once('=').unwrap_or((directive.trim(), "trace"));
         let target = target.split('[').next().unwrap_or_default();
         let is_own = target == "estafette" || target.starts_with("estafette::");
         is_own && ["debug", "trace"].contains(&level.to_ascii_lowercase().as_str())
