@@ -190,6 +190,12 @@ typedef struct estafette_program estafette_program;
 typedef struct estafette_promise estafette_promise;
 
 /**
+ * Notes where the time goes in all engines of the process. Several may be made at once. For programs that are not to be changed, the
+ * environment variable `ESTAFETTE_TRACE` names a file that the whole run is recorded to.
+ */
+typedef struct estafette_recording estafette_recording;
+
+/**
  * A promise of an n-dimensional array: one count of it. Any thread may use it.
  *
  * This handle and those of leases, promises, engines, programs and operations are numbers with a generation, not addresses. A
@@ -466,6 +472,31 @@ typedef struct estafette_submit_options {
  * must not throw.
  */
 typedef void (*estafette_function)(void *context, struct estafette_op *op);
+
+/**
+ * Options of a recording. All bytes zero, but for `size`, are the defaults.
+ */
+typedef struct estafette_recording_options {
+  /**
+   * `sizeof(estafette_recording_options)`.
+   */
+  uint32_t size;
+  /**
+   * A signal (such as `SIGUSR2`) that asks for a snapshot: `run.snapshot-1.pftrace` beside `run.pftrace`, then `run.snapshot-2.pftrace`,
+   * and after ten of them the first again. The library handles the signal until the process ends; its handler only counts, and a thread
+   * of the library writes the file. 0 for none.
+   */
+  int32_t signal;
+  /**
+   * Bytes for what is noted until it is written; 0 for 256 MiB. What does not fit is counted, and the report says so.
+   */
+  uint64_t memory_max;
+  /**
+   * Keeps only what happened in so many nanoseconds before the end, or before a snapshot. A snapshot is written too when the watchdog of
+   * an engine reports a stall. 0 for everything.
+   */
+  uint64_t last_ns;
+} estafette_recording_options;
 
 /**
  * What `estafette_on_ready` calls: a status (never `ESTAFETTE_PENDING`), and for an error its text, which is only there during
@@ -942,7 +973,8 @@ estafette_status estafette_lease_release(struct estafette_lease *lease,
 /**
  * Sets where the log events of this copy of the library go, up to `level` (1 to 5, see `estafette_log_callback`). It replaces
  * an earlier one, whose `drop_context` is called when no thread runs the callback any more. NULL `callback` turns logging off, and
- * then `context` is not looked at. Without a call of this, nothing is logged.
+ * then `context` is not looked at. Without a call of this, nothing is logged, unless `RUST_LOG=estafette=debug` in the environment asks for
+ * all events: then they are lines on the standard error stream, and the callback gets them as well if `level` is 4.
  *
  * Returns `ESTAFETTE_OK`; `ESTAFETTE_INVALID` for a level that is none; `ESTAFETTE_CONFLICT` when a Rust program around this
  * library has its own way of logging already; `ESTAFETTE_FORKED`. On an error the caller keeps `context`. May be called by any
@@ -1220,6 +1252,42 @@ estafette_status estafette_program_replay(struct estafette_program *program,
  * `ESTAFETTE_FORKED`: there the program is leaked. May be called by any thread. `program` may be any value.
  */
 estafette_status estafette_program_destroy(struct estafette_program *program);
+
+/**
+ * Begins a recording, which `estafette_record_end` writes to the file `path`. Until then what is noted is also written to a file beside
+ * it, several times a second: `run.pftrace.4711.unfinished` for process 4711, which stays if the process ends before in any way.
+ * `estafette report` reads both. `options` may be NULL for the defaults.
+ *
+ * Returns `ESTAFETTE_OK`; `ESTAFETTE_INVALID` for NULL, a path that is no UTF-8 or where no file can be written, or a wrong option, such as a signal that the
+ * program handles; `ESTAFETTE_FORKED`. `*out` is written only on success. May be called by any thread.
+ *
+ * What the caller promises:
+ * `path` is NULL or ends with a NUL; `options` is NULL or as long as its size says; `out` is NULL or may be written.
+ */
+estafette_status estafette_record_begin(const char *path,
+                                        const struct estafette_recording_options *options,
+                                        struct estafette_recording **out);
+
+/**
+ * Ends a recording and writes its file. The file has its old content until the new one is whole.
+ *
+ * Returns `ESTAFETTE_OK`; `ESTAFETTE_INTERNAL` when the file cannot be written: the text names the unfinished file, which stays, and the
+ * recording is over all the same; `ESTAFETTE_INVALID` for NULL or a handle that is not in use; `ESTAFETTE_FORKED`: there the recording is
+ * its parent's. May be called by any thread. `recording` may be any value.
+ */
+estafette_status estafette_record_end(struct estafette_recording *recording);
+
+/**
+ * Writes what a recording has so far to the file `path`, and goes on.
+ *
+ * Returns `ESTAFETTE_OK`; `ESTAFETTE_INVALID` for NULL, a handle that is not in use, or a file that cannot be written, which is as it was
+ * before; `ESTAFETTE_FORKED`. May be called by any thread. `recording` may be any value.
+ *
+ * What the caller promises:
+ * `path` is NULL or ends with a NUL.
+ */
+estafette_status estafette_record_snapshot(struct estafette_recording *recording,
+                                           const char *path);
 
 /**
  * A few words for a status, for example "invalid argument"; of a number that is none, "unknown status".
@@ -1511,6 +1579,9 @@ struct estafette_api {
   estafette_status (*load_operators)(const char *path, size_t *count);
   estafette_status (*list_operators)(estafette_operator_callback callback, void *context);
   estafette_status (*call_operator)(struct estafette_engine *engine, const char *name, struct estafette_tensor *const *inputs, size_t n_inputs, struct estafette_tensor **outputs, size_t n_outputs, const struct estafette_attribute *attributes, size_t n_attributes);
+  estafette_status (*record_begin)(const char *path, const struct estafette_recording_options *options, struct estafette_recording **out);
+  estafette_status (*record_snapshot)(struct estafette_recording *recording, const char *path);
+  estafette_status (*record_end)(struct estafette_recording *recording);
 };
 
 #ifdef __cplusplus

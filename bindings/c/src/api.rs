@@ -61,7 +61,8 @@ functions! {
     estafette_program_destroy,
     estafette_register_context, estafette_unregister_context, estafette_resolve_context,
     estafette_register_operator, estafette_unregister_operator, estafette_load_operators, estafette_list_operators,
-    estafette_call_operator
+    estafette_call_operator,
+    estafette_record_begin, estafette_record_snapshot, estafette_record_end
 }
 
 /// The functions of this library in a table, for programs that load the library at run time. It lives as long as the process. The Python

@@ -8,6 +8,7 @@ use estafette::exchange::callback;
 
 use crate::entry::{Answer, DONE, Refusal, entry, entry_anywhere, is_null, place};
 use crate::handles::{Pinned, Table};
+use crate::log;
 use crate::options::{self, Options};
 use crate::places::Kind;
 use crate::status::estafette_status;
@@ -96,6 +97,7 @@ pub unsafe extern "C" fn estafette_engine_create(
         if options.stack_size != 0 {
             builder = builder.stack_size(usize::try_from(options.stack_size).unwrap_or(usize::MAX));
         }
+        log::begin_from_environment();
         let vacant = ENGINES.reserve()?;
         let engine = builder.build()?;
         // SAFETY: writable, by contract.

@@ -1,8 +1,9 @@
 //! Log events for people, to a function of the caller's.
 
-use std::ffi::{c_char, c_void};
-use std::fmt::{self, Write};
-use std::sync::Arc;
+use std::ffi::{CStr, c_char, c_void};
+use std::fmt::{self, Write as _};
+use std::io::Write as _;
+use std::sync::{Arc, Once};
 
 use estafette_report::shown::shown;
 use estafette_sync::sync::{Mutex, OnceLock};
@@ -39,7 +40,8 @@ fn sink() -> Option<Arc<Sink>> {
 
 /// Sets where the log events of this copy of the library go, up to `level` (1 to 5, see `estafette_log_callback`). It replaces
 /// an earlier one, whose `drop_context` is called when no thread runs the callback any more. NULL `callback` turns logging off, and
-/// then `context` is not looked at. Without a call of this, nothing is logged.
+/// then `context` is not looked at. Without a call of this, nothing is logged, unless `RUST_LOG=estafette=debug` in the environment asks for
+/// all events: then they are lines on the standard error stream, and the callback gets them as well if `level` is 4.
 ///
 /// Returns `ESTAFETTE_OK`; `ESTAFETTE_INVALID` for a level that is none; `ESTAFETTE_CONFLICT` when a Rust program around this
 /// library has its own way of logging already; `ESTAFETTE_FORKED`. On an error the caller keeps `context`. May be called by any
@@ -77,6 +79,28 @@ pub unsafe extern "C" fn estafette_set_log(
         tracing::callsite::rebuild_interest_cache();
         DONE
     })
+}
+
+/// Where the environment asks for events and nothing receives them yet, the standard error stream does. Called for each engine.
+pub(crate) fn begin_from_environment() {
+    unsafe extern "C" fn print(_context: *mut c_void, _level: i32, message: *const c_char) {
+        // SAFETY: the text is there during the call.
+        let message = unsafe { CStr::from_ptr(message) };
+        // Where nothing can be written, nothing can be said.
+        let _ = writeln!(std::io::stderr(), "estafette: {}", message.to_string_lossy());
+    }
+    static ONCE: Once = Once::new();
+    ONCE.call_once(|| {
+        if estafette::trace::events_asked_for() && install().is_ok() {
+            let context = Context::new(std::ptr::null_mut(), None);
+            let mut sink = SINK.get_or_init(Mutex::default).lock();
+            sink.get_or_insert_with(|| {
+                Arc::new(Sink { callback: print, context, level: LevelFilter::DEBUG })
+            });
+            drop(sink);
+            tracing::callsite::rebuild_interest_cache();
+        }
+    });
 }
 
 /// Makes this copy of the library's events come here, once per process.

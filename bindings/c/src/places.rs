@@ -25,17 +25,18 @@ pub(crate) enum Kind {
     Promise,
     Engine,
     Program,
+    Recording,
 }
 
 /// Kinds, and 0.
-const KINDS: usize = 7;
+const KINDS: usize = 8;
 
 /// The kind is in the upper bits of a tag.
 const KIND_SHIFT: u32 = 29;
 
 impl Kind {
     const ALL: [Kind; KINDS - 1] =
-        [Kind::Op, Kind::Tensor, Kind::Lease, Kind::Promise, Kind::Engine, Kind::Program];
+        [Kind::Op, Kind::Tensor, Kind::Lease, Kind::Promise, Kind::Engine, Kind::Program, Kind::Recording];
 
     fn text(self) -> &'static str {
         match self {
@@ -45,6 +46,7 @@ impl Kind {
             Kind::Promise => "a promise",
             Kind::Engine => "an engine",
             Kind::Program => "a program",
+            Kind::Recording => "a recording",
         }
     }
 
@@ -55,6 +57,7 @@ impl Kind {
             Kind::Tensor | Kind::Lease => "it was released",
             Kind::Promise => "the promise was settled or dropped",
             Kind::Engine | Kind::Program => "it was destroyed",
+            Kind::Recording => "it was ended",
         }
     }
 

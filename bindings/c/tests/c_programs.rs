@@ -3,12 +3,13 @@
 //! `cargo xtask test --suite c` installs one and runs this, with `ESTAFETTE_PREFIX`, the place, and `ESTAFETTE_DLPACK`, a folder with
 //! DLPack's own header. It is no part of a plain `cargo test`, which may have no C++ compiler.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 
 mod compile;
 
 use compile::*;
+use estafette_report::model::OperationKind;
 
 #[test]
 fn hard_cases() {
@@ -48,6 +49,38 @@ fn failures_that_nothing_has_looked_at() {
 #[test]
 fn operators() {
     assert_ran(&compile_and_run("operators.c", "c11", &[]), 4);
+}
+
+fn recorded(path: &Path) -> Vec<String> {
+    let trace = estafette::trace::read(path).expect("a trace");
+    assert!(trace.losses.is_empty(), "{:?}", trace.losses);
+    let operations = trace.operations.iter().filter(|operation| operation.kind == OperationKind::Operation);
+    let mut names: Vec<String> = operations.map(|operation| operation.name.to_string()).collect();
+    names.sort();
+    names.dedup();
+    names
+}
+
+#[test]
+fn recordings() {
+    let folder = scratch("recordings");
+    let program = folder.join("recordings");
+    run(shared(compiler(&source("recordings.c"), "c11").arg("-o").arg(&program)));
+    let whole = folder.join("whole.pftrace");
+    let output = run(Command::new(&program).arg(&folder).env("ESTAFETTE_TRACE", &whole));
+    assert_ran(&output, 4);
+    let logged =
+        Command::new(&program).arg(&folder).env("RUST_LOG", "estafette=debug").output().expect("it starts");
+    let logged = String::from_utf8_lossy(&logged.stderr);
+    assert!(logged.contains("estafette: submitted id=") && logged.contains("operation=\"both\""), "{logged}");
+    let of = |name: &str| recorded(&folder.join(name));
+    assert_eq!((of("outer"), of("inner")), (vec!["both".to_owned(), "one".into()], vec!["both".to_owned()]));
+    assert_eq!(of("snapshot"), ["first"]);
+    assert_eq!(of("rolling.snapshot-1.pftrace"), ["late"]);
+    // The variable's recording is beside the program's own.
+    for name in ["one", "both", "first", "late", "after"] {
+        assert!(recorded(&whole).contains(&name.to_owned()), "{name}");
+    }
 }
 
 /// The C side is instrumented, and both sides allocate through the sanitizer.
@@ -185,7 +218,8 @@ fn the_other_blocks_of_the_pages_compile() {
         ),
     ];
     for (number, (blocks, before, after)) in fragments.into_iter().enumerate() {
-        let [block] = blocks[..] else { panic!("page {number} has {} such blocks", blocks.len()) };
+        assert!(!blocks.is_empty(), "page {number}");
+        let block = blocks.join("\n");
         let file = scratch("fragments").join(format!("{number}.c"));
         std::fs::write(&file, format!("#include <estafette.h>\n{before}\n{block}\n{after}\n"))
             .expect("writable");

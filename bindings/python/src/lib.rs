@@ -63,7 +63,9 @@ mod _estafette {
     #[pymodule_export]
     use super::classes::promise::wait_any;
     #[pymodule_export]
-    use super::classes::recording::{begin_recording, end_recording, name_shown, read_report};
+    use super::classes::recording::{
+        begin_recording, end_recording, name_shown, read_report, set_program_name, snapshot_recording,
+    };
     #[pymodule_export]
     use super::classes::remote::{PyDoor, PyLink, PyTicket};
     #[pymodule_export]
@@ -95,7 +97,7 @@ mod _estafette {
 
     #[pymodule_init]
     fn init(module: &Bound<'_, PyModule>) -> PyResult<()> {
-        super::log::install();
+        super::log::install(module.py())?;
         super::interpreter::guard::install(module.py())?;
         super::interpreter::dlpack_method::install(module.py())?;
         super::exchange::exchange_table::install(module.py())?;

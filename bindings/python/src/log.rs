@@ -1,4 +1,5 @@
-//! Warnings and errors of the engine in Python's log: the logger ``estafette``.
+//! Warnings and errors of the engine in Python's log: the logger ``estafette``. With ``RUST_LOG=estafette=debug`` in the environment all
+//! events.
 //!
 //! The crates of the engine report them as events of `tracing`, on any thread, perhaps under a lock of theirs. So an event is text in
 //! the queue of a [`Courier`]. The queue is bounded: what it has no room for is counted.
@@ -6,6 +7,7 @@
 use std::fmt::{self, Write};
 use std::time::Duration;
 
+use estafette::trace::events_asked_for;
 use estafette_sync::sync::atomic::{AtomicUsize, Ordering};
 use pyo3::prelude::*;
 use tracing::field::{Field, Visit};
@@ -21,9 +23,21 @@ static COURIER: Courier = Courier::new("estafette-log", 1_000);
 static LOST: AtomicUsize = AtomicUsize::new(0);
 
 /// Makes the events of the engine go to Python's log.
-pub fn install() {
+pub fn install(py: Python<'_>) -> PyResult<()> {
+    let all = events_asked_for();
     // An error means that the module was initialized before.
-    let _ = tracing::subscriber::set_global_default(Log);
+    let _ =
+        tracing::subscriber::set_global_default(Log { level: if all { Level::DEBUG } else { Level::WARN } });
+    if all {
+        // The variable alone is to be enough.
+        let logging = py.import("logging")?;
+        let logger = logging.call_method1("getLogger", ("estafette",))?;
+        logger.call_method1("setLevel", (DEBUG,))?;
+        if !logger.call_method0("hasHandlers")?.is_truthy()? {
+            logger.call_method1("addHandler", (logging.call_method0("StreamHandler")?,))?;
+        }
+    }
+    Ok(())
 }
 
 /// Logs a stall; called on the engine's watchdog.
@@ -50,8 +64,13 @@ fn push(level: Level, text: String) {
 }
 
 fn log(py: Python<'_>, level: Level, text: &str) {
-    // The numbers of `logging.ERROR` and `logging.WARNING`.
-    let level = if level == Level::ERROR { 40 } else { 30 };
+    // The numbers of `logging.ERROR`, `WARNING` and `INFO`.
+    let level = match level {
+        Level::ERROR => 40,
+        Level::WARN => 30,
+        Level::INFO => 20,
+        _ => DEBUG,
+    };
     let logged = py
         .import("logging")
         .and_then(|logging| logging.call_method1("getLogger", ("estafette",)))
@@ -62,16 +81,21 @@ fn log(py: Python<'_>, level: Level, text: &str) {
     }
 }
 
-/// Takes warnings and errors of the engine's crates; spans are not kept.
-struct Log;
+/// The number of `logging.DEBUG`.
+const DEBUG: i32 = 10;
+
+/// Takes warnings and errors of the engine's crates, or more; spans are not kept.
+struct Log {
+    level: Level,
+}
 
 impl Subscriber for Log {
     fn enabled(&self, metadata: &Metadata<'_>) -> bool {
-        *metadata.level() <= Level::WARN
+        *metadata.level() <= self.level
     }
 
     fn max_level_hint(&self) -> Option<LevelFilter> {
-        Some(LevelFilter::WARN)
+        Some(self.level.into())
     }
 
     fn event(&self, event: &Event<'_>) {

@@ -206,13 +206,46 @@ class TestTheFile:
         line = recording.report().headline
         assert "`fill` waited" in line and "a lease taken by numpy at test_recording.py:" in line
 
-    def test_one_recording_at_a_time(self, path, tmp_path):
-        with est.record(path), pytest.raises(est.ConflictError, match="recorded already"), est.record(tmp_path / "other"):
-            pass
-        with est.record(path):
-            pass
+    def test_several_recordings_at_once(self, eng, np, path, tmp_path):
+        before = est.record_call_sites(False)
+        t = eng.zeros((4,), "float32")
+        outer, inner = est.record(path), est.record(tmp_path / "inner")
+        outer.start()
+        eng.submit(lambda: None, name="one").wait()
+        inner.start()
+        eng.submit(lambda: None, name="both").wait()
+        outer.stop()
+        # Leases still note their lines.
+        kept = np.from_dlpack(t)
+        assert "test_recording.py:" in str(eng.diagnose())
+        del kept
+        inner.stop()
+        assert est.record_call_sites(before) is False
+        names = [{row["name"] for row in recording.report().data["operations"]} for recording in (outer, inner)]
+        assert {"`one`", "`both`"} <= names[0] and "`one`" not in names[1] and "`both`" in names[1]
         with pytest.raises(RuntimeError, match="not being made"):
-            est.record(path).stop()
+            outer.stop()
+
+    def test_snapshots_and_the_end_alone(self, eng, path, tmp_path):
+        with est.record(path, last=0.2, signal=signal.SIGUSR2) as recording:
+            eng.submit(lambda: None, name="early").wait()
+            written = recording.snapshot(tmp_path / "snapshot-%p")
+            assert written == str(tmp_path / f"snapshot-{os.getpid()}")
+            time.sleep(0.4)
+            os.kill(os.getpid(), signal.SIGUSR2)
+            asked = tmp_path / "run.snapshot-1.pftrace"
+            # What is older than what is kept is gone, however late the signal is served.
+            while not asked.exists():
+                eng.submit(lambda: None, name="late").wait()
+            with pytest.raises(OSError, match="nowhere"):
+                recording.snapshot(tmp_path / "nowhere" / "x")
+        assert "`early`" in [row["name"] for row in est.report(written).data["operations"]]
+        assert "`early`" not in [row["name"] for row in est.report(asked).data["operations"]]
+        with pytest.raises(RuntimeError, match="not being made"):
+            recording.snapshot(path)
+        for options in ({"last": 0.0}, {"last": -1.0}, {"signal": signal.SIGSEGV}, {"signal": signal.SIGINT}):
+            with pytest.raises((ValueError, OSError)):
+                est.record(path, **options).start()
 
     def test_a_path_that_cannot_be_written_is_an_error_at_once(self, tmp_path):
         with pytest.raises(OSError, match="nowhere"):
@@ -290,8 +323,16 @@ class TestPrograms:
         """
 
     def test_the_environment_records_a_program_that_knows_nothing_of_it(self, path):
-        run_program(self.PROGRAM, env={"ESTAFETTE_TRACE": str(path)})
-        assert est.report(path).data["totals"]["operations"] == 10
+        _, said = run_program(self.PROGRAM, env={"ESTAFETTE_TRACE": str(path)})
+        data = est.report(path).data
+        assert data["totals"]["operations"] == 10 and data["missing"] == [] and said == ""
+        assert data["program"] == "-c", "the program's name, not the interpreter's"
+
+    def test_the_environment_asks_for_events_in_the_log(self):
+        _, said = run_program(self.PROGRAM, env={"RUST_LOG": "info,estafette=debug"})
+        assert "submitted (id=" in said and "operation=step" in said
+        _, said = run_program(self.PROGRAM, env={"RUST_LOG": "debug"})
+        assert said == "", "events cost something, so they are asked for by name"
 
     def test_a_program_that_cannot_be_recorded_runs_all_the_same(self, tmp_path):
         run_program(self.PROGRAM, env={"ESTAFETTE_TRACE": str(tmp_path / "nowhere" / "x")})

@@ -62,6 +62,14 @@ pub struct CallSite {
     pub function: String,
 }
 
+impl CallSite {
+    /// As one text of a trace.
+    pub(crate) fn to_trace(&self) -> String {
+        // A path has no line break if reports of it are to be readable.
+        format!("{}\n{}\n{}", self.file, self.line, self.function)
+    }
+}
+
 impl LeaseOwner {
     /// Adds the library that the owner belongs to, as the place that holds the name of the library's package.
     #[must_use]

@@ -15,6 +15,7 @@ use crate::core::engine_core::{Core, CoreOptions};
 use crate::core::error::Error;
 use crate::core::runtime::Runtime;
 use crate::engine::{Engine, Handle};
+use crate::trace;
 use crate::wait::activity::{self, OnStall, Stall, StallWatch};
 use crate::wait::diagnose::diagnose;
 
@@ -184,6 +185,7 @@ impl EngineBuilder {
             return Err(Error::invalid("an in-flight limit of 0 permits no operation"));
         }
         process::claim()?;
+        trace::begin_from_environment();
         #[cfg(not(feature = "links"))]
         let host = HostDevice::new();
         #[cfg(feature = "links")]

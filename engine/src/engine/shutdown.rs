@@ -12,6 +12,7 @@ use crate::core::lease_info::LeaseInfo;
 use crate::core::operation::{Kind, Op, OpHandle};
 use crate::core::unretrieved::Unretrieved;
 use crate::engine::Engine;
+use crate::trace;
 use crate::wait::awaits::{Awaited, Pending};
 use crate::wait::blocking::take_snapshot;
 use crate::wait::inspect;
@@ -68,6 +69,7 @@ impl Engine {
             std::task::Poll::Pending
         })
         .await;
+        trace::engine_is_over();
         self.report_of_shutdown(true)
     }
 
@@ -77,10 +79,12 @@ impl Engine {
     pub fn shutdown_timeout(&self, timeout: Duration) -> ShutdownReport {
         let core = self.core();
         core.closing.store(true, Ordering::Release);
-        if let Ok(true) = core.wait_idle(clock::deadline(timeout)) {
-            return self.report_of_shutdown(true);
-        }
-        self.cancel_held()
+        let report = match core.wait_idle(clock::deadline(timeout)) {
+            Ok(true) => self.report_of_shutdown(true),
+            _ => self.cancel_held(),
+        };
+        trace::engine_is_over();
+        report
     }
 
     fn report_of_shutdown(&self, drained: bool) -> ShutdownReport {

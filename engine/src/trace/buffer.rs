@@ -20,6 +20,8 @@ pub(super) const BUFFER_BYTES: usize = WORDS * size_of::<u64>();
 
 #[derive(Debug)]
 pub(super) struct TraceBuffer {
+    /// When its first event was noted.
+    pub(super) began: u64,
     memory: Memory,
     len: AtomicUsize,
 }
@@ -37,12 +39,12 @@ impl TraceBuffer {
         let words = Box::<[AtomicU64]>::new_zeroed_slice(WORDS);
         // SAFETY: zero is a value of every integer.
         let words = unsafe { words.assume_init() };
-        Self { memory: Memory::Fresh(words), len: AtomicUsize::new(0) }
+        Self { began: 0, memory: Memory::Fresh(words), len: AtomicUsize::new(0) }
     }
 
     /// The buffer with this number in a slab, which has no other user.
     pub(super) fn in_slab(slab: Arc<Slab>, number: usize) -> Self {
-        Self { memory: Memory::InSlab(slab, number), len: AtomicUsize::new(0) }
+        Self { began: 0, memory: Memory::InSlab(slab, number), len: AtomicUsize::new(0) }
     }
 
     #[inline(always)]

@@ -38,14 +38,17 @@ impl<T> Chain<T> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    /// Takes the list away, so that what was shown can be freed while the rest is read.
-    pub(super) fn drain(&self) -> impl Iterator<Item = Arc<Link<T>>> + use<T> {
-        let mut next = self.0.lock().unwrap_or_else(PoisonError::into_inner).take();
-        std::iter::from_fn(move || {
-            let link = next.take()?;
-            next = link.next();
-            Some(link)
-        })
+    /// The links that there are, from the first one.
+    pub(super) fn links(&self) -> impl Iterator<Item = Arc<Link<T>>> + use<T> {
+        std::iter::successors(self.first(), |link| link.next())
+    }
+
+    /// Takes the first link off the list if `is_over` returns true for it. A thread that goes on appending has to keep its last link.
+    pub(super) fn pop(&self, is_over: impl FnOnce(&Link<T>) -> bool) -> Option<Arc<Link<T>>> {
+        let mut first = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let link = first.take_if(|link| is_over(link))?;
+        *first = link.next();
+        Some(link)
     }
 }
 
@@ -80,12 +83,11 @@ mod tests {
         }
         let second = chain.first().and_then(|first| first.next()).map(|link| link.value);
         assert_eq!(second, Some(1));
-        assert!(chain.drain().map(|link| link.value).eq(0..300_000));
-        assert!(chain.first().is_none());
-        let mut last: Option<Arc<Link<u32>>> = None;
-        for value in 0..300_000 {
-            last = Some(chain.append(last.as_deref(), value));
-        }
+        assert!(chain.links().map(|link| link.value).eq(0..300_000));
+        assert!(chain.pop(|first| first.value == 1).is_none());
+        let (first, second) = (chain.pop(|_| true), chain.pop(|link| link.next().is_some()));
+        assert_eq!([first, second].map(|link| link.map(|link| link.value)), [Some(0), Some(1)]);
+        assert!(chain.links().map(|link| link.value).eq(2..300_000));
         drop(last);
         drop(chain);
     }

@@ -101,7 +101,7 @@ impl<'a> Event<'a> {
         let (&head, &id) = (words.first()?, words.get(1)?);
         let len = length_of(head);
         let own = words.get(2..len)?;
-        let event = Self { kind: EventKind::of(head), ticks: head >> 12, id, words: own };
+        let event = Self { kind: EventKind::of(head), ticks: head >> TICKS_SHIFT, id, words: own };
         Some((event, &words[len..]))
     }
 
@@ -111,10 +111,19 @@ impl<'a> Event<'a> {
     }
 }
 
+/// Bits of word 0 below the ticks.
+pub(super) const TICKS_SHIFT: u32 = 12;
+
+/// The ticks of which an event has the lower bits, noted within a week of `near`.
+pub(super) fn whole_ticks(lower: u64, near: u64) -> u64 {
+    let since = (lower.wrapping_sub(near) << TICKS_SHIFT) as i64 >> TICKS_SHIFT;
+    near.saturating_add_signed(since)
+}
+
 /// Word 0 of an event of `len` words.
 #[inline(always)]
 pub(super) fn head(kind: EventKind, len: usize, ticks: u64) -> u64 {
-    ticks << 12 | (len as u64) << 5 | kind as u64
+    ticks << TICKS_SHIFT | (len as u64) << 5 | kind as u64
 }
 
 /// The number of words of the event with this word 0.

@@ -30,7 +30,7 @@ const WAITS: u64 = 1 << 62;
 /// The target of a wait for all operations in flight.
 const ANY: u64 = 0;
 
-fn use_of(kind: Kind) -> UseKind {
+pub(super) fn use_of(kind: Kind) -> UseKind {
     match kind {
         Kind::Work | Kind::WorkerOnly | Kind::NeedsLock => UseKind::Body,
         Kind::ReadinessQuery => UseKind::Wait,
@@ -40,7 +40,7 @@ fn use_of(kind: Kind) -> UseKind {
 }
 
 /// Accesses that one event has room for.
-const ACCESSES_MAX: usize = WORDS_MAX - 3;
+pub(super) const ACCESSES_MAX: usize = WORDS_MAX - 3;
 
 /// Extents of a shape that are noted, at most.
 const NDIM_MAX: usize = 64;
@@ -88,11 +88,18 @@ impl Writer {
     }
 }
 
+fn follow(id: OpId, state: &OpState) {
+    if use_of(state.kind) == UseKind::Body {
+        events::body_follows(id.get(), state.name.as_str());
+    }
+}
+
 /// A drafted operation is about to be submitted.
 #[cold]
 #[inline(never)]
 pub(crate) fn submitted(pending_op: &OpPending<'_>) {
     events::submitted(pending_op.id().get(), pending_op.payload().name.as_str(), pending_op.accesses().len());
+    follow(pending_op.id(), pending_op.payload());
     writer::with(|writer| {
         let accesses = pending_op.accesses().map(|(var, mode)| (var.get(), mode));
         writer.submitted(pending_op.id().get(), pending_op.payload(), accesses);
@@ -104,6 +111,7 @@ pub(crate) fn submitted(pending_op: &OpPending<'_>) {
 #[inline(never)]
 pub(crate) fn split_off(granted: &OpGranted) {
     events::submitted(granted.id().get(), granted.payload().name.as_str(), granted.accesses().len());
+    follow(granted.id(), granted.payload());
     writer::with(|writer| {
         let accesses = granted.accesses().map(|access| (access.var().get(), access.mode()));
         writer.submitted(granted.id().get(), granted.payload(), accesses);
@@ -200,7 +208,7 @@ pub(crate) fn body_begins(granted: &OpGranted, at_once: bool) -> Option<EnteredS
     events::body(granted)
 }
 
-fn begins_at(granted: &OpGranted, at: impl FnOnce(&mut Writer) -> u64) {
+fn begins_at(granted: &OpGranted, at: impl Fn(&mut Writer) -> u64) {
     let id = granted.id().get();
     if granted.payload().kind == Kind::Lease {
         events::held(id);
@@ -270,7 +278,7 @@ pub(crate) fn ends(granted: &OpGranted, ending: &Ending<'_>) {
     events::ended(id.get(), outcome, text.as_deref());
     writer::with(|writer| {
         let now = writer.now();
-        let text = text.map_or(NONE, |text| writer.text(&text));
+        let text = text.as_deref().map_or(NONE, |text| writer.text(text));
         writer.flush_running();
         writer.write(EventKind::Ended, now, id.get(), [ended(how, left.is_some(), text)]);
     });
@@ -290,9 +298,9 @@ fn watch(id: OpId, fences: &[Fence], timing: Option<Arc<dyn Timing>>) {
         writer::with(|writer| {
             let now = writer.now();
             let how = if text.is_some() { OutcomeCode::Failed } else { OutcomeCode::Well };
-            let text = text.map_or(NONE, |text| writer.text(&text));
+            let text = text.as_deref().map_or(NONE, |text| writer.text(text));
             let about = pair(u32::from(how as u8), text);
-            match span {
+            match &span {
                 None => writer.write(EventKind::Done, now, id.get(), [about]),
                 Some(span) => {
                     let [began, ended] = [span.began_ns, span.ended_ns].map(|at| writer.since_start(at));

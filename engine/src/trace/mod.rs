@@ -1,14 +1,15 @@
 //! The recorder: events of operations, from which a report says afterwards where the time went.
 //!
-//! At most one [`Recorder`] is open in a process, since operations of one engine use tensors of another. While no recorder
+//! A [`Recorder`] is for all engines of a process, since operations of one engine use tensors of another. While no recorder
 //! is open, an operation costs one relaxed load at its description, and each later step tests a flag of the operation.
 //!
 //! While one is open:
 //!
 //! 1. Every operation that is described carries a flag. The hooks (`hooks`) write an event of two words and more (`encoding`) for what
 //!    happens to such an operation: submitted, ready, begun, ended, observed, resumed.
-//! 2. A thread writes to buffers of its own (`writer`, `buffer`), which no other thread writes. The thread never waits: a buffer comes from
-//!    the recorder's budget, and when that is spent, events are counted instead of kept. Buffers are made ready ahead (`free_list`).
+//! 2. A thread writes to buffers of its own (`writer`, `buffer`), one for each recorder, which no other thread writes. The thread never
+//!    waits: a buffer comes from the recorder's budget, and when that is spent, events are counted instead of kept. Buffers are made ready
+//!    ahead (`free_list`). Where only the end is kept, the oldest buffers are given up.
 //! 3. [`Recorder::save`] closes the recorder, sorts the places of all events that were published by their operations (`assemble`), and
 //!    writes the file as it makes operations from their events and attributes their stalls. [`Recorder::finish`] makes all of them, as
 //!    a [`Trace`].
@@ -28,6 +29,8 @@ mod assemble;
 mod buffer;
 mod chain;
 mod encoding;
+#[cfg(feature = "report")]
+mod environment;
 mod events;
 mod free_list;
 pub(crate) mod hooks;
@@ -44,14 +47,15 @@ use std::io;
 #[cfg(feature = "report")]
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::time::Duration;
 
 use estafette_report::Trace;
-use estafette_sync::sync::Mutex;
-// The switch is outside of every protocol: a plain std atomic, so that it may be a static under model checkers too.
+use estafette_sync::sync::{Mutex, MutexGuard};
+// The switch is outside of every protocol: a plain std atomic, so that it may be a static under model checkers too. So is the name.
+use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU32, Ordering};
 
 use self::assemble::{BLOCKS_MAX, EventIndex};
-use self::ticks::Ticks;
 #[cfg(feature = "report")]
 use self::unfinished::Unfinished;
 use self::writer::Session;
@@ -60,7 +64,21 @@ use crate::core::error::Error;
 #[cfg(feature = "report")]
 use estafette_report::{file, perfetto, shown::shown};
 
-pub use self::events::emit_events;
+#[cfg(feature = "report")]
+pub(crate) use self::environment::engine_is_over;
+#[cfg(feature = "report")]
+pub(crate) use self::unfinished::note_stall;
+
+/// Files of traces are a feature.
+#[cfg(not(feature = "report"))]
+mod without_files {
+    pub(crate) fn engine_is_over() {}
+    pub(crate) fn note_stall() {}
+}
+#[cfg(not(feature = "report"))]
+pub(crate) use self::without_files::*;
+
+pub use self::events::{emit_events, events_asked_for};
 pub use self::hooks::{
     body_has_lock, body_uses, body_wants_lock, imported_from, on_event_loop, wait_has_lock,
 };
@@ -71,16 +89,50 @@ const MEMORY_DEFAULT: usize = 256 << 20;
 /// What a buffer of events takes until it is saved: itself, and as much again for the index that saving makes of it.
 const MEMORY_PER_BUFFER: usize = 2 * buffer::BUFFER_BYTES;
 
-/// The number of the open recorder; 0 while there is none. Numbers are not used again, so a thread sees that its buffers
-/// belong to an older one.
+/// The number of the set of open recorders; 0 for the empty one. Each change gives another number, so a thread sees that its buffers
+/// belong to an older set.
 static OPEN: AtomicU32 = AtomicU32::new(0);
 
 /// The bit of [`OPEN`] that says that events are emitted; the others are the number.
 const EVENTS: u32 = 1 << 31;
 
 estafette_sync::statics! {
-    /// What writers need of the open recorder.
-    static SESSION: Mutex<Option<Arc<Session>>> = Mutex::new(None);
+    /// What writers need of the open recorders.
+    static SESSIONS: Mutex<Vec<Arc<Session>>> = Mutex::new(Vec::new());
+}
+
+/// The number of the set of open recorders.
+#[inline]
+fn session_set() -> u32 {
+    OPEN.load(Ordering::Acquire) & !EVENTS
+}
+
+/// The sessions of open recorders, locked.
+struct Opened(MutexGuard<'static, Vec<Arc<Session>>>);
+
+impl Opened {
+    fn lock() -> Self {
+        Self(SESSIONS.lock())
+    }
+
+    fn iter(&self) -> impl Iterator<Item = &Arc<Session>> {
+        self.0.iter()
+    }
+
+    fn contains(&self, session: &Arc<Session>) -> bool {
+        self.iter().any(|open| Arc::ptr_eq(open, session))
+    }
+
+    /// Gives the set another number: threads make their writers anew.
+    fn renew(&self) {
+        static NEXT: AtomicU32 = AtomicU32::new(0);
+        // 0 is the empty set.
+        let number =
+            if self.0.is_empty() { 0 } else { NEXT.fetch_add(1, Ordering::Relaxed) % (EVENTS - 1) + 1 };
+        let update = |open| Some(open & EVENTS | number);
+        // The update never refuses.
+        let _ = OPEN.fetch_update(Ordering::AcqRel, Ordering::Relaxed, update);
+    }
 }
 
 /// Whether events are noted: a recorder is open, or `tracing` events are emitted. One relaxed load.
@@ -91,7 +143,14 @@ pub fn is_open() -> bool {
 
 /// Whether a recorder is open.
 fn is_kept() -> bool {
-    OPEN.load(Ordering::Relaxed) & !EVENTS != 0
+    session_set() != 0
+}
+
+/// Begins what the environment asks for. Called for each engine.
+pub(crate) fn begin_from_environment() {
+    events::begin_from_environment();
+    #[cfg(feature = "report")]
+    environment::begin();
 }
 
 /// Options of a recorder.
@@ -104,6 +163,17 @@ pub struct TraceOptions {
     pub memory_max: Option<usize>,
     /// Name of the program, for the report. `None` for the file name of the running one.
     pub program: Option<String>,
+    /// Keeps only what has happened in so much time before the end, or before a [`snapshot`](Recorder::snapshot): for programs that run
+    /// for long. Where [`memory_max`](Self::memory_max) has no room for it, it is less. Operations and leases from before are in the
+    /// trace if they are in flight at the end; they begin with it. Where the recorder has a [file](Recorder::to_file), a snapshot beside it is
+    /// written when the watchdog of an engine reports a stall, at most one in that time (see [`signal`](Self::signal) for its name).
+    /// `None` for everything.
+    pub last: Option<Duration>,
+    /// A signal that asks for a snapshot, by its number: while the recorder has a [file](Recorder::to_file), it is written to
+    /// `run.snapshot-1.pftrace` beside `run.pftrace`, the next one to `run.snapshot-2.pftrace`, and after ten of them to the first again.
+    /// The signal's handler only counts; a thread of the recorder looks at the count several times a second. It stays when the recorder is
+    /// closed. `None` for no signal.
+    pub signal: Option<i32>,
     /// Nanoseconds of another clock than the machine's: a simulated device's, for instance. It must not go backwards.
     pub clock: Option<Arc<dyn Fn() -> u64 + Send + Sync>>,
 }
@@ -113,11 +183,14 @@ impl std::fmt::Debug for TraceOptions {
         f.debug_struct("TraceOptions")
             .field("memory_max", &self.memory_max)
             .field("program", &self.program)
+            .field("last", &self.last)
+            .field("signal", &self.signal)
             .finish_non_exhaustive()
     }
 }
 
-/// An open recorder of everything that all engines of the process do. Dropping it throws away what was noted.
+/// An open recorder of everything that all engines of the process do. Several may be open at once; each costs what one costs. Dropping it
+/// throws away what was noted.
 ///
 /// ```
 /// use estafette::Engine;
@@ -137,8 +210,8 @@ impl std::fmt::Debug for TraceOptions {
 #[must_use = "a recorder is kept until it is finished or dropped"]
 pub struct Recorder {
     session: Arc<Session>,
-    program: String,
-    started_unix_ns: u64,
+    #[cfg(feature = "report")]
+    signal: Option<i32>,
     /// Where it is to be saved, and what is written there meanwhile.
     #[cfg(feature = "report")]
     file: Option<(PathBuf, Unfinished)>,
@@ -200,30 +273,27 @@ impl Recorder {
     /// Opens the recorder.
     ///
     /// # Errors
-    /// [`Error::Conflict`] when one is open already; [`Error::Invalid`] for a memory limit that holds no event.
+    /// [`Error::Invalid`] for a memory limit that holds no event, and for no time to keep.
     pub fn open(options: TraceOptions) -> Result<Self, Error> {
-        // An id allocator, as `OPEN`.
-        static NEXT: AtomicU32 = AtomicU32::new(1);
+        if options.last == Some(Duration::ZERO) {
+            return Err(Error::invalid("a recorder of the last 0 seconds keeps nothing"));
+        }
         let buffers = options.memory_max.unwrap_or(MEMORY_DEFAULT) / MEMORY_PER_BUFFER;
         if buffers == 0 {
             return Err(Error::invalid(format!("a recorder needs at least {MEMORY_PER_BUFFER} bytes")));
         }
         let buffers = buffers.min(BLOCKS_MAX);
-        let program = options.program.unwrap_or_else(program_name);
-        let mut session = SESSION.lock();
-        if session.is_some() {
-            return Err(Error::Conflict("stalls are being recorded already".into()));
-        }
-        let number = NEXT.fetch_add(1, Ordering::Relaxed) & !EVENTS;
-        let new = Arc::new(Session::new(number, buffers, Ticks::start(options.clock)));
-        *session = Some(Arc::clone(&new));
-        drop(session);
-        let started_unix_ns = unix_ns();
-        OPEN.fetch_or(number, Ordering::Release);
+        #[cfg(feature = "report")]
+        let signal = options.signal;
+        let session = Arc::new(Session::new(buffers, options));
+        let mut opened = Opened::lock();
+        opened.0.push(Arc::clone(&session));
+        opened.renew();
+        drop(opened);
         Ok(Self {
-            session: new,
-            program,
-            started_unix_ns,
+            session,
+            #[cfg(feature = "report")]
+            signal,
             #[cfg(feature = "report")]
             file: None,
         })
@@ -231,7 +301,7 @@ impl Recorder {
 
     /// Says which file [`save`](Self::save) writes. From now on what is noted is also written beside it, several times a second, to
     /// `PATH.PROCESS.unfinished`: if the process ends before the trace is saved, that file stays, and [`read`] takes it. It takes as
-    /// much disk as the recorder takes memory.
+    /// much disk as the recorder takes memory; where only the end is kept, twice as much as that has, and 4 MiB.
     ///
     /// ```
     /// use estafette::Engine;
@@ -251,10 +321,10 @@ impl Recorder {
     ///
     /// # Errors
     /// Those of the system for the unfinished file and the thread that writes it; `InvalidInput` where `path` is something else than a
-    /// regular file. The recorder is closed then.
+    /// regular file, or the signal none that may be used; `AlreadyExists` where the program handles that signal. The recorder is closed then.
     #[cfg(feature = "report")]
     pub fn to_file(mut self, path: &Path) -> io::Result<Self> {
-        let unfinished = Unfinished::begin(&self.session, path, self.started_unix_ns, &self.program)?;
+        let unfinished = Unfinished::begin(&self.session, path, self.signal)?;
         self.file = Some((path.to_owned(), unfinished));
         Ok(self)
     }
@@ -273,14 +343,23 @@ impl Recorder {
         };
         // Its failure costs nothing if the trace can be saved.
         let _ = unfinished.end();
-        let events = self.events();
-        match file::replace(&path, |out| perfetto::attribute_and_write(&events, out)) {
+        match snapshot(&self.session, &path) {
             Ok(()) => {
                 unfinished.remove();
                 Ok(())
             }
             Err(error) => Err(Unsaved { path, error, kept: Some(unfinished.path().to_owned()) }),
         }
+    }
+
+    /// Writes what was noted so far to the file `path`, as [`save`](Self::save) does, and goes on. It takes as much memory beside what was
+    /// noted as [`save`](Self::save) does.
+    ///
+    /// # Errors
+    /// Those of the system; the file is as it was before.
+    #[cfg(feature = "report")]
+    pub fn snapshot(&self, path: &Path) -> io::Result<()> {
+        snapshot(&self.session, path)
     }
 
     /// Events that did not fit so far.
@@ -292,21 +371,16 @@ impl Recorder {
     /// operation with one access, which [`TraceOptions::memory_max`] does not count. [`save`](Self::save) needs none of that.
     pub fn finish(self) -> Trace {
         self.close();
-        self.events().trace(None).0
-    }
-
-    fn events(&self) -> EventIndex<'static> {
-        let program = self.program.as_str().into();
-        let about = Trace { program, started_unix_ns: self.started_unix_ns, ..Trace::default() };
-        EventIndex::of(&self.session, about)
+        EventIndex::of(&self.session).trace(None).0
     }
 
     fn close(&self) {
-        let mut session = SESSION.lock();
-        if session.as_ref().is_some_and(|open| Arc::ptr_eq(open, &self.session)) {
-            *session = None;
-            OPEN.fetch_and(EVENTS, Ordering::Release);
+        let mut opened = Opened::lock();
+        if opened.contains(&self.session) {
+            opened.0.retain(|open| !Arc::ptr_eq(open, &self.session));
+            opened.renew();
         }
+        drop(opened);
         self.session.close();
     }
 }
@@ -321,14 +395,27 @@ impl Drop for Recorder {
     }
 }
 
-fn program_name() -> String {
-    let path = std::env::current_exe().ok();
-    let name =
-        path.as_ref().and_then(|path| path.file_name()).map(|name| name.to_string_lossy().into_owned());
-    name.unwrap_or_else(|| "program".into())
+/// Writes what was noted in a session so far.
+#[cfg(feature = "report")]
+fn snapshot(session: &Session, path: &Path) -> io::Result<()> {
+    let events = EventIndex::of(session);
+    file::replace(path, |out| perfetto::attribute_and_write(&events, out))
 }
 
-fn unix_ns() -> u64 {
-    let since = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
-    since.map_or(0, |since| since.as_nanos().try_into().unwrap_or(u64::MAX))
+/// The name that a program's traces have, unless options say otherwise.
+static PROGRAM: OnceLock<String> = OnceLock::new();
+
+/// Sets the name that the program has in traces, unless [`TraceOptions::program`] says otherwise: for bindings to languages whose programs
+/// are run by an interpreter. Only the first call counts.
+pub fn set_program_name(name: String) {
+    let _ = PROGRAM.set(name);
+}
+
+fn program_name() -> String {
+    let of_file = || {
+        let path = std::env::current_exe().ok();
+        let name = path.as_ref().and_then(|path| path.file_name());
+        name.map(|name| name.to_string_lossy().into_owned()).unwrap_or_else(|| "program".into())
+    };
+    PROGRAM.get().cloned().unwrap_or_else(of_file)
 }

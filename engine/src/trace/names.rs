@@ -2,6 +2,7 @@
 //! tensor when they make it, and begin to record later.
 
 use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use estafette_report::model::Text;
 use estafette_sync::sync::Mutex;
@@ -12,8 +13,8 @@ const NAMES_MAX: usize = 1 << 16;
 estafette_sync::statics! {
     /// By variable, whose numbers grow and are not used again.
     static NAMES: Mutex<BTreeMap<u64, String>> = Mutex::new(BTreeMap::new());
-    /// The variables that were named since [`fresh`] was called, while that is asked for.
-    static FRESH: Mutex<Option<Vec<u64>>> = Mutex::new(None);
+    /// For each [`Watch`], by its number: the variables that were named since it was asked.
+    static FRESH: Mutex<BTreeMap<u64, Vec<u64>>> = Mutex::new(BTreeMap::new());
 }
 
 pub(super) fn note(var: u64, name: &str) {
@@ -22,26 +23,37 @@ pub(super) fn note(var: u64, name: &str) {
     if names.len() > NAMES_MAX {
         names.pop_first();
     }
-    if let Some(fresh) = &mut *FRESH.lock()
-        && fresh.len() < NAMES_MAX
-    {
+    for fresh in FRESH.lock().values_mut().filter(|fresh| fresh.len() < NAMES_MAX) {
         fresh.push(var);
     }
 }
 
-/// Whether [`fresh`] will be asked; from then on it has all names.
-pub(super) fn watch(on: bool) {
-    let names = NAMES.lock();
-    let fresh = on.then(|| names.keys().copied().collect());
-    *FRESH.lock() = fresh;
+/// Learns of all names, those that were given before included.
+#[derive(Debug)]
+pub(super) struct Watch(u64);
+
+impl Watch {
+    pub(super) fn begin() -> Self {
+        // An id allocator outside of every protocol.
+        static NEXT: AtomicU64 = AtomicU64::new(0);
+        let own = NEXT.fetch_add(1, Ordering::Relaxed);
+        let names = NAMES.lock();
+        FRESH.lock().insert(own, names.keys().copied().collect());
+        Self(own)
+    }
+
+    /// The names that were given since the last call.
+    pub(super) fn fresh(&self) -> Vec<(u64, String)> {
+        let names = NAMES.lock();
+        let fresh = FRESH.lock().get_mut(&self.0).map(std::mem::take).unwrap_or_default();
+        fresh.into_iter().filter_map(|var| Some((var, names.get(&var)?.clone()))).collect()
+    }
 }
 
-/// The names that were given since the last call.
-pub(super) fn fresh() -> Vec<(u64, String)> {
-    let names = NAMES.lock();
-    let mut fresh = FRESH.lock();
-    let fresh = fresh.as_mut().map(std::mem::take).unwrap_or_default();
-    fresh.into_iter().filter_map(|var| Some((var, names.get(&var)?.clone()))).collect()
+impl Drop for Watch {
+    fn drop(&mut self) {
+        FRESH.lock().remove(&self.0);
+    }
 }
 
 /// The name of a variable, if it has one.

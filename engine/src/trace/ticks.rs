@@ -66,7 +66,7 @@ impl Ticks {
             Source::Counter if ticks > 0 => self.began.elapsed().as_nanos() as f64 / ticks as f64,
             Source::Counter | Source::Monotonic | Source::Given(_) => 1.0,
         };
-        Scale { per_tick, last: ticks }
+        Scale { per_tick, first: 0, last: ticks }
     }
 }
 
@@ -79,13 +79,15 @@ impl std::fmt::Debug for Ticks {
 /// Turns ticks into nanoseconds.
 pub(super) struct Scale {
     per_tick: f64,
+    /// What comes before is left out.
+    first: u64,
     last: u64,
 }
 
 impl Scale {
     /// That of so many ticks in all, of so many nanoseconds each.
     pub(super) fn of(last: u64, per_tick: f64) -> Self {
-        Self { per_tick, last }
+        Self { per_tick, first: 0, last }
     }
 
     /// What [`of`](Self::of) makes it of.
@@ -93,9 +95,39 @@ impl Scale {
         (self.last, self.per_tick)
     }
 
-    /// Nanoseconds since the start. What was read after the end counts as the end.
+    /// Leaves out what comes before `first`.
+    pub(super) fn from(self, first: u64) -> Self {
+        Self { first: first.min(self.last), ..self }
+    }
+
+    pub(super) fn first(&self) -> u64 {
+        self.first
+    }
+
+    /// Whether something is left out.
+    pub(super) fn is_cut(&self) -> bool {
+        self.first > 0
+    }
+
+    /// Whether a moment is not left out.
+    pub(super) fn has(&self, ticks: u64) -> bool {
+        ticks >= self.first
+    }
+
+    /// How long it lasted until [`nanos`](Self::nanos) begins.
+    pub(super) fn cut_ns(&self) -> u64 {
+        (self.first as f64 * self.per_tick) as u64
+    }
+
+    /// The nanoseconds that [`nanos`](Self::nanos) gives, of nanoseconds since the start.
+    pub(super) fn since_cut(&self, ns: u64) -> u64 {
+        ns.saturating_sub(self.cut_ns())
+    }
+
+    /// Nanoseconds since the beginning of what is not left out. What was read before counts as the beginning, and what was read after the
+    /// end as the end.
     pub(super) fn nanos(&self, ticks: u64) -> u64 {
-        let ticks = ticks.min(self.last);
+        let ticks = ticks.min(self.last).saturating_sub(self.first);
         if self.per_tick == 1.0 { ticks } else { (ticks as f64 * self.per_tick) as u64 }
     }
 

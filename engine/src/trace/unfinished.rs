@@ -12,13 +12,19 @@
 //! running   number of the thread (u32), 0 (u32), operation whose body runs there or 0 (u64), ticks (u64)
 //! lost      number of the thread (u32), 0 (u32), events lost so far (u64)
 //! clock     ticks (u64), nanoseconds per tick (f64): what ticks mean, and how long it has lasted so far
+//! cut       ticks (u64), operations and leases (u64 each): what was noted before is not whole, and these were in flight then
 //! ```
 //!
-//! What words refer to stands before them, so the file may end anywhere.
+//! What words refer to stands before them, so the file may end anywhere. Where only the end of a trace is kept, the file is written anew
+//! now and then.
+//!
+//! The same thread writes snapshots that a signal or a watchdog asks for.
 
 mod read;
+mod requests;
 
-use std::fs::{self, File};
+use std::collections::BTreeMap;
+use std::fs::{self, File, TryLockError};
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -26,23 +32,31 @@ use std::time::Duration;
 
 use estafette_report::file;
 use estafette_report::model::TrackKind;
+use estafette_sync::platform::signal as signals;
 use estafette_sync::process::Generation;
 use estafette_sync::sync::Mutex;
 use estafette_sync::sync::atomic::{AtomicBool, Ordering};
 use estafette_sync::thread::{self, JoinHandle};
 
+use super::assemble::{BEFORE, InFlight};
 use super::buffer::TraceBuffer;
 use super::chain::Link;
 use super::names;
 use super::writer::{Session, ThreadLog};
 
+use self::requests::Requests;
+
 pub(super) use self::read::{is_unfinished, read};
+pub(crate) use self::requests::note_stall;
 
 /// How every unfinished trace begins. A finished one begins with byte 10.
 pub(super) const MAGIC: [u8; 8] = *b"ESTFREC1";
 
 /// Time between two looks at what was noted: what a killed process loses.
 const PERIOD: Duration = Duration::from_millis(200);
+
+/// Bytes that the file may have beside twice what is kept, where only the end is.
+const ANEW_MIN: usize = 4 << 20;
 
 /// What is written to the file at once, about.
 const PART_MAX: usize = 1 << 20;
@@ -59,10 +73,11 @@ pub(super) enum Part {
     Running,
     Lost,
     Clock,
+    Cut,
 }
 
 impl Part {
-    pub(super) const ALL: [Self; 8] = [
+    pub(super) const ALL: [Self; 9] = [
         Self::Head,
         Self::Names,
         Self::Thread,
@@ -71,6 +86,7 @@ impl Part {
         Self::Running,
         Self::Lost,
         Self::Clock,
+        Self::Cut,
     ];
 }
 
@@ -107,24 +123,29 @@ impl Unfinished {
     ///
     /// # Errors
     /// Those of the system, for the file or the thread.
-    pub(super) fn begin(
-        session: &Arc<Session>,
-        target: &Path,
-        started_unix_ns: u64,
-        program: &str,
-    ) -> io::Result<Self> {
+    pub(super) fn begin(session: &Arc<Session>, target: &Path, signal: Option<i32>) -> io::Result<Self> {
         file::check_target(target)?;
-        let (mut file, path) = file::create_beside(target, "unfinished")?;
+        signal.map_or(Ok(()), signals::count)?;
+        let (mut file, path) = create(target)?;
         let shared = Arc::new(Shared { closed: AtomicBool::new(false), failed: Mutex::new(None) });
         let mut unfinished =
             Self { path, shared: Arc::clone(&shared), thread: None, generation: Generation::current() };
-        names::watch(true);
-        let mut head = MAGIC.to_vec();
-        part(&mut head, Part::Head, &[&started_unix_ns.to_le_bytes(), program.as_bytes()]);
+        let head = head(session);
         // The head at once: what cannot be written is an error here.
         let begun = file.write_all(&head).and_then(|()| {
-            let writing =
-                Writing { session: Arc::clone(session), file, cursors: Vec::new(), out: Vec::new() };
+            let writing = Writing {
+                requests: Requests::of(session, target, signal),
+                session: Arc::clone(session),
+                target: target.to_owned(),
+                path: unfinished.path.clone(),
+                file,
+                names: names::Watch::begin(),
+                cursors: BTreeMap::new(),
+                threads: 0,
+                out: Vec::new(),
+                written: head.len(),
+                anew_from: ANEW_MIN,
+            };
             let builder = thread::Builder::new().name("estafette-trace".into());
             builder.spawn(move || writing.run(&shared))
         });
@@ -156,7 +177,6 @@ impl Unfinished {
         thread.thread().unpark();
         // It contains no foreign code, so it does not panic; if it did, the file ends there.
         let _ = thread.join();
-        names::watch(false);
         self.shared.failed.lock().take()
     }
 
@@ -169,37 +189,67 @@ impl Unfinished {
     }
 }
 
-/// Writes the new names, and then `out`, which was collected before and may refer to them.
-fn write(file: &mut File, out: &mut Vec<u8>) -> io::Result<()> {
-    let mut named = Vec::new();
-    for (variable, name) in names::fresh() {
-        let length = (name.len() as u64).to_le_bytes();
-        part(&mut named, Part::Names, &[&variable.to_le_bytes(), &length, name.as_bytes()]);
-    }
-    file.write_all(&named)?;
-    file.write_all(out)?;
-    out.clear();
-    Ok(())
+/// Creates the file. While it is locked, another process sees that it is being written.
+fn create(target: &Path) -> io::Result<(File, PathBuf)> {
+    let (file, path) = file::create_beside(target, "unfinished")?;
+    // Where the file system has no locks, processes with the same target do not see each other.
+    let _ = file.lock();
+    Ok((file, path))
+}
+
+/// Whether another process records to the file `target`.
+pub(super) fn is_recorded_by_another(target: &Path) -> bool {
+    let (Some(folder), Some(name)) = (target.parent(), target.file_name()) else { return false };
+    let Ok(entries) = fs::read_dir(folder) else { return false };
+    let name = name.to_string_lossy();
+    entries.flatten().any(|entry| {
+        let entry_name = entry.file_name();
+        let process = entry_name.to_str().and_then(|entry| {
+            let number = entry.strip_prefix(&*name)?.strip_prefix('.')?.strip_suffix(".unfinished")?;
+            number.split('-').next()?.parse().ok()
+        });
+        process.is_some_and(|process: u32| process != std::process::id())
+            && File::open(entry.path())
+                .is_ok_and(|file| matches!(file.try_lock_shared(), Err(TryLockError::WouldBlock)))
+    })
+}
+
+fn head(session: &Session) -> Vec<u8> {
+    let mut head = MAGIC.to_vec();
+    part(&mut head, Part::Head, &[&session.started_unix_ns.to_le_bytes(), session.program.as_bytes()]);
+    head
 }
 
 /// What the thread has.
 struct Writing {
     session: Arc<Session>,
+    requests: Requests,
+    target: PathBuf,
+    path: PathBuf,
     file: File,
-    cursors: Vec<Cursor>,
+    names: names::Watch,
+    /// By the address of the thread's log.
+    cursors: BTreeMap<usize, Cursor>,
+    /// Threads that the file has.
+    threads: u32,
     /// What goes to the file next.
     out: Vec<u8>,
+    /// Bytes of the file, and how many it may have until it is written anew.
+    written: usize,
+    anew_from: usize,
 }
 
 impl Writing {
     fn run(mut self, shared: &Shared) {
+        let mut goes_on = true;
         loop {
             let last = shared.closed.load(Ordering::Acquire);
-            if let Err(error) = self.flush() {
+            if goes_on && let Err(error) = self.flush_or_write_anew() {
                 tracing::warn!(%error, "what is recorded is not written to its unfinished file any more");
                 *shared.failed.lock() = Some(error);
-                return;
+                goes_on = false;
             }
+            self.requests.serve(&self.session);
             if last {
                 return;
             }
@@ -207,23 +257,79 @@ impl Writing {
         }
     }
 
+    fn flush_or_write_anew(&mut self) -> io::Result<()> {
+        if self.session.last.is_some() && self.written > self.anew_from {
+            self.write_anew()
+        } else {
+            self.flush()
+        }
+    }
+
+    /// Writes a file of what is kept still, and puts it in the place of the one that has what is not as well.
+    fn write_anew(&mut self) -> io::Result<()> {
+        let (file, beside) = create(&self.target)?;
+        let head = head(&self.session);
+        (self.file, self.names, self.written) = (file, names::Watch::begin(), head.len());
+        self.cursors.clear();
+        self.out.clear();
+        self.threads = 0;
+        let first = self.session.scale().first();
+        if first > 0 {
+            self.before(first);
+        }
+        let begun = self.file.write_all(&head);
+        let written = begun.and_then(|()| self.flush()).and_then(|()| fs::rename(&beside, &self.path));
+        if written.is_err() {
+            let _ = fs::remove_file(&beside);
+        }
+        self.anew_from = 2 * self.written + ANEW_MIN;
+        written
+    }
+
+    /// What is in flight and may have been submitted before `first`, as if by the first thread.
+    fn before(&mut self, first: u64) {
+        let InFlight { ids, texts, words, .. } = InFlight::now(first);
+        let bytes = |words: Vec<u64>| words.into_iter().flat_map(u64::to_le_bytes).collect::<Vec<u8>>();
+        part(&mut self.out, Part::Cut, &[&first.to_le_bytes(), &bytes(ids.into_iter().collect())]);
+        self.threads = 1;
+        let thread = [0; 4];
+        part(&mut self.out, Part::Thread, &[&thread, &1_u32.to_le_bytes(), BEFORE.as_bytes()]);
+        texts.iter().for_each(|text| part(&mut self.out, Part::Text, &[&thread, text.as_bytes()]));
+        words.into_iter().for_each(|words| part(&mut self.out, Part::Words, &[&[0; 8], &bytes(words)]));
+    }
+
+    /// Writes the new names, and then what was collected, which may refer to them.
+    fn write(&mut self) -> io::Result<()> {
+        let mut named = Vec::new();
+        for (variable, name) in self.names.fresh() {
+            let length = (name.len() as u64).to_le_bytes();
+            part(&mut named, Part::Names, &[&variable.to_le_bytes(), &length, name.as_bytes()]);
+        }
+        self.file.write_all(&named)?;
+        self.file.write_all(&self.out)?;
+        self.written += named.len() + self.out.len();
+        self.out.clear();
+        Ok(())
+    }
+
     /// Writes all that was noted since the last time.
     fn flush(&mut self) -> io::Result<()> {
         let threads = self.session.threads.lock().clone();
-        for (number, log) in threads.into_iter().enumerate() {
-            if number == self.cursors.len() {
-                self.cursors.push(Cursor::of(log, number as u32));
-            }
-            let cursor = &mut self.cursors[number];
-            while cursor.write(&mut self.out) {
+        for log in threads {
+            let key = Arc::as_ptr(&log).addr();
+            self.cursors.entry(key).or_insert_with(|| {
+                self.threads += 1;
+                Cursor::of(log, self.threads - 1)
+            });
+            while self.cursors.get_mut(&key).is_some_and(|cursor| cursor.write(&mut self.out)) {
                 if self.out.len() > PART_MAX {
-                    write(&mut self.file, &mut self.out)?;
+                    self.write()?;
                 }
             }
         }
         let (ticks, per_tick) = self.session.ticks.scale().parts();
         part(&mut self.out, Part::Clock, &[&ticks.to_le_bytes(), &per_tick.to_le_bytes()]);
-        write(&mut self.file, &mut self.out)
+        self.write()
     }
 }
 

@@ -3,6 +3,7 @@
 use std::cell::RefCell;
 use std::collections::HashMap;
 use std::sync::Arc;
+use std::time::Duration;
 
 use estafette_report::model::TrackKind;
 use estafette_sync::platform;
@@ -14,8 +15,8 @@ use super::buffer::{TraceBuffer, WORDS};
 use super::chain::{Chain, Link};
 use super::encoding::{EventKind, NONE, WORDS_MAX, head, narrow, pair};
 use super::free_list::FreeListHandle;
-use super::ticks::Ticks;
-use super::{EVENTS, OPEN, SESSION};
+use super::ticks::{Scale, Ticks};
+use super::{Opened, TraceOptions, program_name, session_set};
 use crate::core::lease_info::LeaseOwner;
 
 /// Texts that one thread keeps; what comes later has no name in the report, and is counted.
@@ -23,6 +24,12 @@ const TEXTS_MAX: usize = 1 << 16;
 
 /// Static texts that a thread finds again without hashing.
 const RECENT: usize = 64;
+
+/// Ticks after which a buffer takes no more events: a day.
+const BUFFER_TICKS: u64 = 1 << 48;
+
+/// How often it is looked for what is too old, while as much is noted as is kept.
+const TRIMS: u64 = 8;
 
 /// Variables that a thread remembers having described.
 const DESCRIBED: usize = 256;
@@ -33,18 +40,33 @@ const OWNERS: usize = 32;
 /// One recorder, from opening to finishing.
 #[derive(Debug)]
 pub(super) struct Session {
-    number: u32,
+    pub(super) program: String,
+    pub(super) started_unix_ns: u64,
     pub(super) ticks: Ticks,
+    /// How much of the end is kept, if not everything is.
+    pub(super) last: Option<Duration>,
     /// Buffers that may still be taken.
     budget: AtomicUsize,
     free_list: FreeListHandle,
+    /// Where only the end is kept: when it was last looked for what is too old, and until when something may have been given up.
+    trimmed: AtomicU64,
+    gone: AtomicU64,
     pub(super) threads: Mutex<Vec<Arc<ThreadLog>>>,
 }
 
 impl Session {
-    pub(super) fn new(number: u32, buffers: usize, ticks: Ticks) -> Self {
-        let (budget, free_list) = (AtomicUsize::new(buffers), FreeListHandle::of(buffers));
-        Self { number, ticks, budget, free_list, threads: Mutex::new(Vec::new()) }
+    pub(super) fn new(buffers: usize, options: TraceOptions) -> Self {
+        let TraceOptions { program, last, clock, .. } = options;
+        let program = program.unwrap_or_else(program_name);
+        let since = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
+        let started_unix_ns = since.map_or(0, |since| since.as_nanos().try_into().unwrap_or(u64::MAX));
+        let ticks = Ticks::start(clock);
+        // What is given up is memory that was touched, so that none has to be made ready.
+        let free_list = FreeListHandle::of(if last.is_some() { 0 } else { buffers });
+        let budget = AtomicUsize::new(buffers);
+        let [trimmed, gone] = [(); 2].map(|()| AtomicU64::new(0));
+        let threads = Mutex::new(Vec::new());
+        Self { program, started_unix_ns, ticks, last, budget, free_list, trimmed, gone, threads }
     }
 
     /// Nothing more is expected to be written.
@@ -52,16 +74,79 @@ impl Session {
         self.free_list.close();
     }
 
+    /// Words that were noted and are still there.
+    pub(super) fn words(&self) -> usize {
+        let threads = self.threads.lock().clone();
+        let words = |thread: &Arc<ThreadLog>| {
+            thread.buffers.links().map(|link| link.value.published()).sum::<usize>()
+        };
+        threads.iter().map(words).sum()
+    }
+
     pub(super) fn lost(&self) -> u64 {
         let threads = self.threads.lock();
         threads.iter().map(|thread| thread.lost.load(Ordering::Relaxed)).sum()
     }
 
-    fn buffer(&self) -> Option<TraceBuffer> {
-        self.budget
-            .fetch_update(Ordering::Relaxed, Ordering::Relaxed, |left| left.checked_sub(1))
-            .ok()
-            .map(|_| self.free_list.take().unwrap_or_else(TraceBuffer::fresh))
+    /// A buffer for events from `now` on.
+    fn buffer(&self, now: u64) -> Option<TraceBuffer> {
+        self.trim(now, false);
+        if !self.take() {
+            self.trim(now, true);
+            self.take().then_some(())?;
+        }
+        let mut buffer = self.free_list.take().unwrap_or_else(TraceBuffer::fresh);
+        buffer.began = now;
+        Some(buffer)
+    }
+
+    fn take(&self) -> bool {
+        self.budget.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |left| left.checked_sub(1)).is_ok()
+    }
+
+    /// Where only the end is kept: gives up buffers that are older, and the oldest one of all if one is `wanted`.
+    fn trim(&self, now: u64, wanted: bool) {
+        let Some(kept) = self.kept() else { return };
+        let since = now.saturating_sub(self.trimmed.load(Ordering::Relaxed));
+        if since < kept / TRIMS && !wanted {
+            return;
+        }
+        self.trimmed.store(now, Ordering::Relaxed);
+        let (mut given_up, mut gone) = (Vec::new(), 0);
+        let mut threads = self.threads.lock();
+        for thread in &*threads {
+            given_up.extend(std::iter::from_fn(|| thread.give_up(|until| now.saturating_sub(until) > kept)));
+        }
+        if wanted && given_up.is_empty() {
+            let oldest = threads
+                .iter()
+                .filter_map(|thread| Some((thread.full_until()?, thread)))
+                .min_by_key(|(until, _)| *until);
+            given_up.extend(oldest.and_then(|(until, thread)| {
+                gone = until;
+                thread.give_up(|_| true)
+            }));
+        }
+        self.gone.fetch_max(gone, Ordering::Relaxed);
+        threads.retain(|thread| {
+            thread.over.load(Ordering::Acquire) == NEVER || thread.buffers.first().is_some()
+        });
+        drop(threads);
+        self.budget.fetch_add(given_up.len(), Ordering::Relaxed);
+    }
+
+    /// What the ticks mean, and from when on all that was noted is there.
+    pub(super) fn scale(&self) -> Scale {
+        let scale = self.ticks.scale();
+        let kept = self.kept().unwrap_or(u64::MAX);
+        let first = scale.parts().0.saturating_sub(kept).max(self.gone.load(Ordering::Relaxed));
+        scale.from(first)
+    }
+
+    /// The ticks that are kept, if not all are.
+    fn kept(&self) -> Option<u64> {
+        let (_, per_tick) = self.ticks.scale().parts();
+        self.last.map(|last| (last.as_nanos() as f64 / per_tick) as u64)
     }
 }
 
@@ -76,7 +161,12 @@ pub(super) struct ThreadLog {
     pub(super) texts: Chain<Arc<str>>,
     pub(super) lost: AtomicU64,
     pub(super) running: Body,
+    /// When the thread noted something for the last time, once it notes no more; else [`NEVER`].
+    over: AtomicU64,
 }
+
+/// No time.
+const NEVER: u64 = u64::MAX;
 
 /// The body that runs on a thread and that no event notes yet: its operation, or 0, and when it began.
 ///
@@ -126,7 +216,24 @@ impl ThreadLog {
             texts: Chain::default(),
             lost: AtomicU64::new(0),
             running: Body::default(),
+            over: AtomicU64::new(NEVER),
         }
+    }
+
+    /// When the newest event of this link, which is the first, was noted, if nothing more comes into its buffer.
+    fn until(&self, first: &Link<TraceBuffer>) -> Option<u64> {
+        let until = first.next().map_or_else(|| self.over.load(Ordering::Acquire), |next| next.value.began);
+        (until != NEVER).then_some(until)
+    }
+
+    /// As [`until`](Self::until), of the first link.
+    fn full_until(&self) -> Option<u64> {
+        self.until(&*self.buffers.first()?)
+    }
+
+    /// Gives up the first buffer if nothing more comes into it and `is_old` returns true for the time of its newest event.
+    fn give_up(&self, is_old: impl FnOnce(u64) -> bool) -> Option<Arc<Link<TraceBuffer>>> {
+        self.buffers.pop(|first| self.until(first).is_some_and(is_old))
     }
 
     pub(super) fn kind(&self) -> TrackKind {
@@ -155,6 +262,8 @@ pub(super) struct Writer {
     last_text: Option<Arc<Link<Arc<str>>>>,
     /// Words of the buffer that are written.
     at: usize,
+    /// From when on events go to another buffer, whose beginning says what the upper bits of their ticks are.
+    until: u64,
     /// The reading of the newest event.
     pub(super) last: u64,
     /// The newest wait that this thread came back from.
@@ -165,55 +274,88 @@ pub(super) struct Writer {
     described: Box<[u64; DESCRIBED]>,
 }
 
-thread_local! {
-    /// Boxed: a shared library has little room for what each of its threads is born with.
-    static WRITER: RefCell<Option<Box<Writer>>> = const { RefCell::new(None) };
+/// A thread's writers, one for each open recorder.
+struct Writers {
+    /// The set of recorders that they are for.
+    set: u32,
+    open: Vec<Writer>,
 }
 
-/// Lends the calling thread's writer, if tracing is on. Nothing foreign may be called meanwhile.
+thread_local! {
+    static WRITERS: RefCell<Writers> = const { RefCell::new(Writers { set: 0, open: Vec::new() }) };
+}
+
+/// Lends the calling thread's writers, one after the other, if tracing is on. Nothing foreign may be called meanwhile.
 #[inline]
-pub(super) fn with(f: impl FnOnce(&mut Writer)) {
-    let open = OPEN.load(Ordering::Acquire) & !EVENTS;
-    if open == 0 {
+pub(super) fn with(f: impl FnMut(&mut Writer)) {
+    let set = session_set();
+    if set == 0 {
         return;
     }
-    // A thread that is ending has no writer any more.
-    let _ = WRITER.try_with(|writer| {
-        let Ok(mut writer) = writer.try_borrow_mut() else { return };
-        if writer.as_ref().is_none_or(|writer| writer.session.number != open) {
-            *writer = Writer::register().map(Box::new);
+    // A thread that is ending has no writers any more.
+    let _ = WRITERS.try_with(|writers| {
+        let Ok(mut writers) = writers.try_borrow_mut() else { return };
+        if writers.set != set {
+            writers.renew();
         }
-        if let Some(writer) = &mut *writer {
-            f(writer);
-        }
+        writers.open.iter_mut().for_each(f);
     });
 }
 
-impl Writer {
+impl Writers {
+    /// Keeps the writers of recorders that are open still, and makes those that are missing.
     #[cold]
-    fn register() -> Option<Self> {
-        let session = SESSION.lock().clone()?;
+    fn renew(&mut self) {
+        let sessions = Opened::lock();
+        self.open.retain(|writer| !writer.is_full_of_texts() && sessions.contains(&writer.session));
+        for session in sessions.iter() {
+            if !self.open.iter().any(|writer| Arc::ptr_eq(&writer.session, session)) {
+                self.open.push(Writer::register(Arc::clone(session)));
+            }
+        }
+        self.set = session_set();
+    }
+}
+
+impl Drop for Writer {
+    fn drop(&mut self) {
+        self.flush_running();
+        self.log.over.store(self.last, Ordering::Release);
+    }
+}
+
+impl Writer {
+    fn register(session: Arc<Session>) -> Self {
         let log = Arc::new(ThreadLog::of_this_thread());
         session.threads.lock().push(Arc::clone(&log));
-        Some(Self {
+        Self {
+            last: session.ticks.now(),
             session,
             log,
             buffer: None,
             last_text: None,
             at: WORDS,
-            last: 0,
+            until: 0,
             woken_from: 0,
             numbers: HashMap::new(),
             recent: [(0, 0, NONE); RECENT],
             owners: [const { None }; OWNERS],
             described: Box::new([0; DESCRIBED]),
-        })
+        }
+    }
+
+    /// Whether the thread has to begin anew with its texts: where only the end is kept, what has gone may have named most of them.
+    fn is_full_of_texts(&self) -> bool {
+        self.session.last.is_some() && self.numbers.len() >= TEXTS_MAX
     }
 
     /// The time, kept for events that belong to the same moment.
     #[inline]
     pub(super) fn now(&mut self) -> u64 {
         self.last = self.session.ticks.now();
+        if self.last > self.until {
+            self.at = WORDS;
+        }
         self.last
     }
 
@@ -284,9 +426,14 @@ impl Writer {
 
     #[cold]
     fn next_buffer(&mut self) -> bool {
-        let Some(buffer) = self.session.buffer() else { return false };
+        let Some(buffer) = self.session.buffer(self.last) else { return false };
+        self.until = self.last.saturating_add(BUFFER_TICKS);
         self.buffer = Some(self.log.buffers.append(self.buffer.as_deref(), buffer));
         self.at = 0;
+        if self.session.last.is_some() {
+            // What describes variables goes with the buffer that it is in.
+            self.described.fill(0);
+        }
         true
     }
 
@@ -312,10 +459,7 @@ impl Writer {
         }
         let text = self.text(owner);
         let library = owner.library().map_or(NONE, |library| self.fixed_text(library));
-        let site = owner.site().map_or(NONE, |site| {
-            // A path has no line break if reports of it are to be readable.
-            self.text(&format!("{}\n{}\n{}", site.file, site.line, site.function))
-        });
+        let site = owner.site().map_or(NONE, |site| self.text(&site.to_trace()));
         let words = [pair(text, library), site.into()];
         self.owners[slot] = Some((owner.clone(), words));
         words
@@ -328,6 +472,9 @@ impl Writer {
         }
         let number = self.numbers.len();
         if number >= TEXTS_MAX {
+            if self.is_full_of_texts() {
+                Opened::lock().renew();
+            }
             self.log.lose(1);
             return NONE;
         }

@@ -9,6 +9,7 @@ use estafette_sync::sync::{Condvar, Mutex};
 
 use crate::core::lease_info::LeaseInfo;
 use crate::exchange::{Release, ReleaseStatus};
+use crate::trace;
 use crate::wait::diagnose::{Diagnosis, OpStatus, Status};
 
 /// What an engine is doing at one moment. Leases and waits of the program count like operations.
@@ -165,6 +166,7 @@ fn report_new(stalled: Vec<(u64, Stall<'_>)>, reported: &mut HashSet<u64>, on_st
     reported.retain(|id| still.contains(id));
     for (id, stall) in stalled {
         if reported.insert(id) {
+            trace::note_stall();
             on_stall(stall);
         }
     }

@@ -13,17 +13,17 @@ use estafette_report::Trace;
 use estafette_report::model::Outcome;
 
 /// A folder of its own, removed at the end.
-struct Folder(PathBuf, #[allow(dead_code, reason = "held")] MutexGuard<'static, ()>);
+pub struct Folder(pub PathBuf, #[allow(dead_code, reason = "held")] MutexGuard<'static, ()>);
 
 impl Folder {
-    fn new(name: &str) -> Self {
+    pub fn new(name: &str) -> Self {
         let alone = exclusive();
         let path = std::env::temp_dir().join(format!("estafette-files-{name}-{}", std::process::id()));
         fs::create_dir_all(&path).unwrap();
         Self(path, alone)
     }
 
-    fn names(&self) -> Vec<String> {
+    pub fn names(&self) -> Vec<String> {
         let names = fs::read_dir(&self.0).unwrap();
         let mut names: Vec<String> =
             names.map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect();

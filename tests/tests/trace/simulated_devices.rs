@@ -301,16 +301,3 @@ fn entries_that_do_not_fit_are_counted_and_the_rest_still_tiles() {
     assert!(report.missing.iter().any(|missing| missing.contains("did not fit")), "{:?}", report.missing);
     drop(alone);
 }
-
-#[test]
-fn only_one_journal_is_kept_at_a_time() {
-    let _alone = exclusive();
-    let first = Recorder::open(TraceOptions::default()).unwrap();
-    let refused = Recorder::open(TraceOptions::default()).unwrap_err();
-    assert!(refused.to_string().contains("recorded already"), "{refused}");
-    drop(first);
-    drop(Recorder::open(TraceOptions::default()).unwrap());
-    let refused =
-        Recorder::open(TraceOptions { memory_max: Some(10), ..TraceOptions::default() }).unwrap_err();
-    assert!(refused.to_string().contains("at least 131072 bytes"), "{refused}");
-}

@@ -8,10 +8,11 @@ use std::time::Duration;
 use estafette::{Access, DType, Engine, trace};
 use futures::executor::block_on;
 use tests::gate::Gate;
-use tests::ops::until;
+use tests::ops::{exclusive, until};
 use tests::watchdog::Watchdog;
 use tracing::field::{Field, Visit};
 use tracing_subscriber::layer::{Context, Layer, SubscriberExt};
+use tracing_subscriber::registry::LookupSpan;
 
 #[test]
 fn a_snapshot_tells_what_is_stalled_and_by_what() {
@@ -96,6 +97,7 @@ impl<S: tracing::Subscriber> Layer<S> for Notes {
 
 #[test]
 fn what_tracing_gets_has_documented_targets_names_and_fields() {
+    let _alone = exclusive();
     let notes = Notes::default();
     let subscriber = tracing_subscriber::registry().with(notes.clone());
     // Without workers everything happens on this thread, which is the one that listens.
@@ -125,4 +127,64 @@ fn what_tracing_gets_has_documented_targets_names_and_fields() {
     for expected in expected {
         assert!(notes.iter().any(|note| note == expected), "`{expected}` is not among {notes:#?}");
     }
+}
+
+/// What happens to spans, in order.
+#[derive(Clone, Default)]
+struct Spans(Arc<Mutex<Vec<String>>>);
+
+impl Spans {
+    fn note(&self, what: String) {
+        self.0.lock().unwrap().push(what);
+    }
+}
+
+impl<S: tracing::Subscriber + for<'a> LookupSpan<'a>> Layer<S> for Spans {
+    fn on_follows_from(&self, span: &tracing::Id, follows: &tracing::Id, context: Context<'_, S>) {
+        let [span, follows] = [span, follows].map(|id| context.span(id).unwrap());
+        assert!(span.parent().is_none(), "it would keep the other one open");
+        self.note(format!("{} follows {}", span.name(), follows.name()));
+    }
+
+    fn on_enter(&self, id: &tracing::Id, context: Context<'_, S>) {
+        self.note(format!("{} entered", context.span(id).unwrap().name()));
+    }
+
+    fn on_close(&self, id: tracing::Id, context: Context<'_, S>) {
+        self.note(format!("{} closed", context.span(&id).unwrap().name()));
+    }
+}
+
+#[test]
+fn the_span_of_a_body_follows_from_the_one_that_submitted_it() {
+    let _alone = exclusive();
+    let spans = Spans::default();
+    let subscriber = tracing_subscriber::registry().with(spans.clone());
+    let engine = Engine::builder().workers(0).build().unwrap();
+    tracing::subscriber::with_default(subscriber, || {
+        trace::emit_events(true);
+        let t = engine.zeros(&[1], DType::F32).unwrap();
+        let request = tracing::info_span!("request");
+        let submit = |fails: bool| {
+            let body = engine.op("body").writes([&t]);
+            body.run(move |[], [_]| if fails { Err("no".into()) } else { Ok(()) }).unwrap()
+        };
+        let ops = request.in_scope(|| [submit(false), submit(true)]);
+        let skipped = request.in_scope(|| engine.op("skipped").reads([&t]).run(|[_], []| Ok(())).unwrap());
+        drop(request);
+        assert!(ops[0].wait().is_ok() && ops[1].wait().is_err() && skipped.wait().is_err());
+        let outside = engine.op("outside").run(|[], []| Ok(())).unwrap();
+        outside.wait().unwrap();
+        trace::emit_events(false);
+    });
+    let spans = spans.0.lock().unwrap().clone();
+    let runs = ["operation entered", "operation closed"];
+    let follows = "operation follows request";
+    let expected = [
+        vec!["request entered", follows, follows, "request entered", follows, "request closed"],
+        runs.repeat(2),
+        vec!["operation closed"],
+        runs.to_vec(),
+    ];
+    assert_eq!(spans, expected.concat());
 }

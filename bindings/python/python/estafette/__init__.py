@@ -24,6 +24,7 @@ import atexit as _atexit
 import contextlib as _contextlib
 import importlib as _importlib
 import os as _os
+import sys as _sys
 import threading as _threading
 
 from ._dtype import DType
@@ -68,6 +69,7 @@ from ._estafette import (
     _at_exit,
     _before_fork,
     _before_threads_end,
+    _set_program_name,
     _check_interpreter,
     c_api,
     devices,
@@ -254,9 +256,8 @@ if hasattr(_threading, "_register_atexit"):
     with _contextlib.suppress(RuntimeError):
         _threading._register_atexit(_before_threads_end)
 
-# Called before `_at_exit`, which lets no thread of the engine into the interpreter any more.
-if _os.environ.get("ESTAFETTE_TRACE"):
-    from ._recording import from_environment as _from_environment
+_set_program_name(_os.path.basename(_sys.argv[0]) if getattr(_sys, "argv", None) and _sys.argv[0] else "python")
 
-    if (_begun := _from_environment()) is not None:
-        _atexit.register(_begun.stop)
+# The engine records the whole run then. Leases are to have the lines that take them.
+if _os.environ.get("ESTAFETTE_TRACE"):
+    record_call_sites(True)

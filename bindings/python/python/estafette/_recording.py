@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import os
-import sys
+import threading
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from ._estafette import _begin_recording, _end_recording, _read_report, _shown, record_call_sites
+from ._estafette import _begin_recording, _end_recording, _read_report, _snapshot_recording, record_call_sites
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -68,6 +68,30 @@ def report(
     return Report(headline=fields["headline"], data=fields, text=text, path=os.fspath(path))
 
 
+class _CallSites:
+    """Has leases note the lines that take them while a recording is made."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._wanted = 0
+        self._before = False
+
+    def want(self) -> None:
+        with self._lock:
+            if self._wanted == 0:
+                self._before = record_call_sites(True)
+            self._wanted += 1
+
+    def unwant(self) -> None:
+        with self._lock:
+            self._wanted -= 1
+            if self._wanted == 0:
+                record_call_sites(self._before)
+
+
+_sites = _CallSites()
+
+
 class record:  # noqa: N801 - used like a function
     """Records where the time goes, in all engines of the process, and writes it to the file `path` at the end::
 
@@ -77,11 +101,16 @@ class record:  # noqa: N801 - used like a function
         [0.0, 1.0, 2.0]
         >>> print(est.report("run.pftrace"))  # doctest: +SKIP
 
-    The file opens in https://ui.perfetto.dev, and ``estafette report`` reads it. One recording at a time is made per
-    process; another raises ``ConflictError``. Leases note the lines of code that take them meanwhile.
+    The file opens in https://ui.perfetto.dev, and ``estafette report`` reads it. Several recordings may be made at once; each
+    costs what one costs. Leases note the lines of code that take them meanwhile.
 
     memory_max: bytes for the recording until its file is written, 256 MiB unless given: half of them for what is noted, the other
     half for writing it. What does not fit is counted, and the report says so.
+    last: seconds; keeps only what happened in so much time before the end, or before a `snapshot`, for programs that run for
+    long. When the watchdog of an engine reports a stall, a snapshot is written to ``run.snapshot-1.pftrace``, at most one in
+    that time; the next one to ``run.snapshot-2.pftrace``, and after ten of them to the first again.
+    signal: a signal, such as ``signal.SIGUSR2``, that asks for such a snapshot. The program must have no handler of it. The
+    handler of this package does no more than to count; it stays until the process ends.
 
     In `path`, ``%p`` is the number of the process, and ``%%`` is ``%``. A file that is there already keeps its content until the
     new one is whole. While it is recorded, what is noted is written to a file beside it several times a second:
@@ -89,25 +118,32 @@ class record:  # noqa: N801 - used like a function
     reads it. A symbolic link at `path` is replaced itself; a FIFO, a device or a folder is refused with ``OSError``.
 
     For programs that cannot be changed, the environment variable ``ESTAFETTE_TRACE`` names a file that the whole run is
-    recorded to. Processes that the program starts record to files of their own, with their number: ``run.4712.pftrace``.
+    recorded to, ``ESTAFETTE_TRACE_LAST`` gives `last`, and ``ESTAFETTE_TRACE_SIGNAL`` the name of a signal. A process that finds
+    another one recording to the same file adds its number: ``run.4712.pftrace``.
     """
 
-    def __init__(self, path: str | os.PathLike[str], *, memory_max: int | None = None) -> None:
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        *,
+        memory_max: int | None = None,
+        last: float | None = None,
+        signal: int | None = None,
+    ) -> None:
         self._pattern = os.path.abspath(os.fspath(path))
         self._path: str | None = None
-        self._memory_max = memory_max
+        self._options = (memory_max, last, signal)
+        self._number = 0
         self._process: int | None = None
-        self._call_sites = False
 
     def start(self) -> None:
         """Begins to record. The unfinished file is made at once, so that a path that cannot be written to is an error here."""
         if self._process is not None:
             raise RuntimeError("this recording was started already")
-        program = os.path.basename(sys.argv[0]) if sys.argv and sys.argv[0] else "python"
         self._path = _numbered(self._pattern)
-        _begin_recording(self._path, program, self._memory_max)
+        self._number = _begin_recording(self._path, *self._options)
         self._process = os.getpid()
-        self._call_sites = record_call_sites(True)
+        _sites.want()
 
     def stop(self) -> None:
         """Ends the recording and writes the file. In a forked child it does nothing: the recording is its parent's."""
@@ -115,8 +151,17 @@ class record:  # noqa: N801 - used like a function
         if process is None:
             raise RuntimeError("this recording is not being made")
         if process == os.getpid():
-            record_call_sites(self._call_sites)
-            _end_recording()
+            _sites.unwant()
+            _end_recording(self._number)
+
+    def snapshot(self, path: str | os.PathLike[str], /) -> str:
+        """Writes what was recorded so far to the file `path`, and goes on. Returns the absolute path; ``%p`` in it is as in `path` of
+        the recording. Raises ``OSError`` when the file cannot be written: it is as it was before."""
+        if self._process != os.getpid():
+            raise RuntimeError("this recording is not being made")
+        written = _numbered(os.path.abspath(os.fspath(path)))
+        _snapshot_recording(self._number, written)
+        return written
 
     def report(self, **options: Any) -> Report:
         """The report of what was recorded; options as those of `est.report`."""
@@ -142,29 +187,6 @@ def _numbered(pattern: str) -> str:
     """The path that a pattern stands for in this process."""
     # No path has a NUL in it.
     return pattern.replace("%%", "\0").replace("%p", str(os.getpid())).replace("\0", "%")
-
-
-def _of_children(path: str) -> str:
-    """The pattern for recordings of other processes beside the file `path`."""
-    stem, extension = os.path.splitext(path.replace("%", "%%"))
-    return f"{stem}.%p{extension}"
-
-
-def from_environment() -> record | None:
-    """The recording that ``ESTAFETTE_TRACE`` asks for, begun."""
-    path = os.environ.get("ESTAFETTE_TRACE")
-    if not path:
-        return None
-    recording = record(path)
-    try:
-        recording.start()
-    except OSError as error:
-        # The program was not written with this in mind, and shall run all the same.
-        print(f"estafette: ESTAFETTE_TRACE: nothing is recorded: {_shown(str(error))}", file=sys.stderr)
-        return None
-    # Processes that this one starts inherit the variable.
-    os.environ["ESTAFETTE_TRACE"] = _of_children(recording.path)
-    return recording
 
 
 for _class in (Report, record):

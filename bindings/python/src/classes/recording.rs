@@ -1,48 +1,77 @@
 //! Where the time went: keeps the recorder while Python says so, writes its file, and reads files.
 
+use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use estafette::trace::{self, Recorder, TraceOptions};
 use estafette_report::shown::shown;
 use estafette_report::terminal::{self, Style};
 use estafette_report::{file, report};
-use estafette_sync::sync::{Mutex, MutexGuard};
+use estafette_sync::sync::Mutex;
+use estafette_sync::sync::atomic::{AtomicU64, Ordering};
 use pyo3::exceptions::{PyOSError, PyRuntimeError, PyValueError};
 use pyo3::prelude::*;
 
+use crate::arguments::seconds;
 use crate::error::OrRaise;
 use crate::interpreter::guard;
 
-/// The open recorder, if it was opened here.
-static OPEN: Mutex<Option<Recorder>> = Mutex::new(None);
+/// A recorder; `None` once it was closed. A snapshot takes its time, and the end waits for it.
+type Shared = Arc<Mutex<Option<Recorder>>>;
 
-fn open() -> MutexGuard<'static, Option<Recorder>> {
-    OPEN.lock()
-}
+/// The recorders that were opened here, by their numbers.
+static OPEN: Mutex<BTreeMap<u64, Shared>> = Mutex::new(BTreeMap::new());
 
-/// Opens the recorder, to be written to `path`; `memory_max` bytes for it.
+/// Opens a recorder, to be written to `path`. Returns its number.
 #[pyfunction(name = "_begin_recording")]
-#[pyo3(signature = (path, program, memory_max, /))]
+#[pyo3(signature = (path, memory_max, last, signal, /))]
 pub fn begin_recording(
     py: Python<'_>,
     path: PathBuf,
-    program: String,
     memory_max: Option<usize>,
-) -> PyResult<()> {
-    let options = TraceOptions { memory_max, program: Some(program), ..TraceOptions::default() };
+    last: Option<f64>,
+    signal: Option<i32>,
+) -> PyResult<u64> {
+    // An id allocator.
+    static NEXT: AtomicU64 = AtomicU64::new(1);
+    let last = seconds("last", last)?;
+    let options = TraceOptions { memory_max, last, signal, ..TraceOptions::default() };
     let recorder = Recorder::open(options).or_raise(py)?;
-    *open() = Some(recorder.to_file(&path).map_err(|error| of_file(&path, error))?);
-    Ok(())
+    let recorder = recorder.to_file(&path).map_err(|error| of_file(&path, error))?;
+    let number = NEXT.fetch_add(1, Ordering::Relaxed);
+    OPEN.lock().insert(number, Arc::new(Mutex::new(Some(recorder))));
+    Ok(number)
 }
 
-/// Closes the recorder, and writes the trace to its file.
+/// Writes what the recorder of this number has noted so far to the file `path`.
+#[pyfunction(name = "_snapshot_recording")]
+#[pyo3(signature = (number, path, /))]
+pub fn snapshot_recording(py: Python<'_>, number: u64, path: PathBuf) -> PyResult<()> {
+    let shared = OPEN.lock().get(&number).cloned().ok_or_else(not_being_made)?;
+    let written = guard::detach(py, || shared.lock().as_ref().map(|recorder| recorder.snapshot(&path)));
+    written.ok_or_else(not_being_made)?.map_err(|error| of_file(&path, error))
+}
+
+/// Sets the name that this program has in recordings.
+#[pyfunction(name = "_set_program_name")]
+#[pyo3(signature = (name, /))]
+pub fn set_program_name(name: String) {
+    trace::set_program_name(name);
+}
+
+fn not_being_made() -> PyErr {
+    PyRuntimeError::new_err("this recording is not being made")
+}
+
+/// Closes the recorder of this number, and writes the trace to its file.
 #[pyfunction(name = "_end_recording")]
-pub fn end_recording(py: Python<'_>) -> PyResult<()> {
-    let Some(recorder) = open().take() else {
-        return Err(PyRuntimeError::new_err("nothing is being recorded"));
-    };
+#[pyo3(signature = (number, /))]
+pub fn end_recording(py: Python<'_>, number: u64) -> PyResult<()> {
+    let shared = OPEN.lock().remove(&number).ok_or_else(not_being_made)?;
     // Attribution and writing take a while, and need nothing of Python's.
-    guard::detach(py, || recorder.save()).map_err(|unsaved| {
+    let saved = guard::detach(py, || shared.lock().take().map(Recorder::save));
+    saved.ok_or_else(not_being_made)?.map_err(|unsaved| {
         let error = of_file(&unsaved.path, unsaved.error);
         if let Some(kept) = unsaved.kept {
             let note = format!("what was recorded is kept in {}", shown(&kept.display().to_string()));

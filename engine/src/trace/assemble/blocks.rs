@@ -6,7 +6,7 @@ use smallvec::SmallVec;
 
 use super::super::buffer::{TraceBuffer, WORDS};
 use super::super::chain::Link;
-use super::super::encoding::length_of;
+use super::super::encoding::{length_of, whole_ticks};
 
 /// Blocks of events that places have numbers for: 32 GiB.
 pub(in super::super) const BLOCKS_MAX: usize = u32::MAX as usize / WORDS;
@@ -15,15 +15,23 @@ pub(in super::super) const BLOCKS_MAX: usize = u32::MAX as usize / WORDS;
 pub(super) enum Block {
     /// A buffer, and how many of its words were published.
     Buffer(Arc<Link<TraceBuffer>>, usize),
-    /// At most as many words as a buffer has.
-    Own(Vec<u64>),
+    /// At most as many words as a buffer has; and, where the upper bits of ticks matter, a moment near them.
+    Own(Vec<u64>, Option<u64>),
 }
 
 impl Block {
     pub(super) fn len(&self) -> usize {
         match self {
             Self::Buffer(_, len) => *len,
-            Self::Own(words) => words.len(),
+            Self::Own(words, _) => words.len(),
+        }
+    }
+
+    /// The ticks of which an event has the lower bits.
+    pub(super) fn ticks(&self, lower: u64) -> u64 {
+        match self {
+            Self::Buffer(buffer, _) => whole_ticks(lower, buffer.value.began),
+            Self::Own(_, near) => near.map_or(lower, |near| whole_ticks(lower, near)),
         }
     }
 
@@ -34,7 +42,7 @@ impl Block {
                 let head = buffer.value.read(at..(at + 1).min(*len)).next().unwrap_or(0);
                 into.extend(buffer.value.read(at..(at + length_of(head)).min(*len)));
             }
-            Self::Own(words) => {
+            Self::Own(words, _) => {
                 let head = words.get(at).copied().unwrap_or(0);
                 into.extend_from_slice(&words[at..(at + length_of(head)).min(words.len())]);
             }
@@ -46,7 +54,7 @@ impl Block {
         match self {
             Self::Buffer(buffer, len) if at < *len => buffer.value.read(at..at + 1).next().unwrap_or(0),
             Self::Buffer(..) => 0,
-            Self::Own(words) => words.get(at).copied().unwrap_or(0),
+            Self::Own(words, _) => words.get(at).copied().unwrap_or(0),
         }
     }
 }

@@ -5,11 +5,12 @@
 //! whole.
 
 mod blocks;
+mod in_flight;
 mod operation;
 mod source;
 
 use std::cell::RefCell;
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
 use estafette_report::Trace;
@@ -28,6 +29,7 @@ use super::ticks::Scale;
 use super::writer::{Session, ThreadLog};
 
 pub(super) use self::blocks::BLOCKS_MAX;
+pub(super) use self::in_flight::{BEFORE, InFlight};
 
 /// A thread of the trace.
 pub(super) struct Thread {
@@ -68,32 +70,57 @@ pub(super) struct EventIndex<'a> {
     /// Places of events that describe variables, sorted by variable.
     descriptions: Vec<u32>,
     names: Names<'a>,
+    /// Where the beginning is left out: what is in flight, if that is known.
+    pub(super) in_flight: Option<HashSet<u64>>,
     empty: Text,
     nameless: Text,
     lease: Text,
 }
 
 impl EventIndex<'static> {
-    /// Those of a session that is closed.
-    pub(super) fn of(session: &Session, about: Trace) -> Self {
-        let mut events = Self::new(session.ticks.scale(), about, Box::new(names::get));
+    /// Those of a session so far.
+    pub(super) fn of(session: &Session) -> Self {
+        let program = session.program.as_str().into();
+        let about = Trace { program, started_unix_ns: session.started_unix_ns, ..Trace::default() };
+        let scale = session.scale();
+        // Before the events are looked at: the end of what is in flight then is among them, if it has come.
+        let in_flight = scale.is_cut().then(|| InFlight::now(scale.first()));
+        let mut events = Self::new(scale, about, Box::new(names::get));
+        in_flight.into_iter().for_each(|in_flight| events.before(in_flight));
         let threads = session.threads.lock().clone();
         threads.iter().for_each(|thread| events.log(thread));
         events.finish()
+    }
+
+    /// What is in flight and was submitted before the part that is kept. What was noted of it takes precedence, since it comes later.
+    fn before(&mut self, in_flight: InFlight) {
+        let InFlight { ids, texts, words, .. } = in_flight;
+        if !ids.is_empty() {
+            let texts = texts.into_iter().map(Text::from).collect();
+            self.begin(Thread {
+                name: BEFORE.into(),
+                kind: TrackKind::Thread,
+                lost: 0,
+                texts,
+                running: None,
+            });
+            words.into_iter().for_each(|words| self.words(words));
+        }
+        self.in_flight = Some(ids);
     }
 
     fn log(&mut self, log: &ThreadLog) {
         let running = log.running.get();
         let buffers: Vec<Block> = log
             .buffers
-            .drain()
+            .links()
             .map(|buffer| {
                 let published = buffer.value.published();
                 Block::Buffer(buffer, published)
             })
             .collect();
         // After the buffers: texts come before the events that refer to them.
-        let texts = log.texts.drain().map(|text| Arc::clone(&text.value).into()).collect();
+        let texts = log.texts.links().map(|text| Arc::clone(&text.value).into()).collect();
         let lost = log.lost.load(Ordering::Relaxed);
         self.begin(Thread { name: log.name.as_str().into(), kind: log.kind(), lost, texts, running });
         buffers.into_iter().for_each(|buffer| self.add(buffer));
@@ -103,8 +130,9 @@ impl EventIndex<'static> {
 impl<'a> EventIndex<'a> {
     /// None yet. `about` has what is not in the events.
     pub(super) fn new(scale: Scale, about: Trace, names: Names<'a>) -> Self {
+        let started_unix_ns = about.started_unix_ns + scale.cut_ns();
         Self {
-            about: Trace { duration: scale.duration(), ..about },
+            about: Trace { duration: scale.duration(), started_unix_ns, ..about },
             scale,
             threads: Vec::new(),
             blocks: Vec::new(),
@@ -118,6 +146,7 @@ impl<'a> EventIndex<'a> {
             variables: Vec::new(),
             descriptions: Vec::new(),
             names,
+            in_flight: None,
             empty: Text::default(),
             nameless: "(no name kept)".into(),
             lease: "lease".into(),
@@ -137,7 +166,8 @@ impl<'a> EventIndex<'a> {
 
     /// Adds whole events of that thread, at most as many words as a buffer has.
     pub(super) fn words(&mut self, words: Vec<u64>) {
-        self.add(Block::Own(words));
+        let near = self.scale.is_cut().then(|| self.scale.parts().0);
+        self.add(Block::Own(words, near));
     }
 
     fn add(&mut self, block: Block) {
@@ -190,7 +220,7 @@ impl<'a> EventIndex<'a> {
         block.event(place as usize % WORDS, &mut words);
         let nothing = Event { kind: None, ticks: 0, id: 0, words: &[] };
         let event = Event::first_of(&words).map_or(nothing, |(event, _)| event);
-        f(&self.threads[*thread as usize], event)
+        f(&self.threads[*thread as usize], Event { ticks: block.ticks(event.ticks), ..event })
     }
 
     /// The kind of the event at a place, and its operation or variable.
@@ -241,6 +271,12 @@ impl<'a> EventIndex<'a> {
             ];
             self.kind_and_id(*place).0.is_some_and(|kind| submitting.contains(&kind))
         };
+        // What was over before the part that is kept may have lost its end already.
+        let is_kept = |places: &[u32]| {
+            let in_time = |place: &u32| self.with(*place, |_, event| self.scale.has(event.ticks));
+            places.iter().any(submits)
+                && (!self.scale.is_cut() || places.iter().any(in_time) || self.is_under_way(places))
+        };
         let end_of = |index: &[u32], first: usize| {
             let id = self.kind_and_id(index[first]).1;
             let own = index[first..].iter().take_while(|place| self.kind_and_id(**place).1 == id);
@@ -249,7 +285,7 @@ impl<'a> EventIndex<'a> {
         let (mut kept, mut count, mut first) = (0, 0, 0);
         while first < index.len() {
             let end = end_of(index, first);
-            if index[first..end].iter().any(submits) {
+            if is_kept(&index[first..end]) {
                 index.copy_within(first..end, kept);
                 kept += end - first;
                 count += 1;
@@ -265,6 +301,16 @@ impl<'a> EventIndex<'a> {
         }
         operations.push(first as u32);
         operations
+    }
+
+    /// Whether what has nothing within the part that is kept goes on in it.
+    fn is_under_way(&self, places: &[u32]) -> bool {
+        let Some((first, last)) = places.first().zip(places.last()) else { return false };
+        let (id, (newest, _)) = (self.kind_and_id(*first).1, self.kind_and_id(*last));
+        // A wait notes both of its ends on one thread. What else is in flight is known where the process is still there.
+        newest == Some(EventKind::WaitsFor)
+            || self.running.contains_key(&id)
+            || self.in_flight.as_ref().is_none_or(|all| all.contains(&id))
     }
 
     /// Finds all leases, variables, and what waits for everything have waited for: for what ended last.

@@ -104,7 +104,7 @@ impl AssembledOp {
                 operation.done = Some(at);
                 operation.observed = Some(at);
                 if let [_, began, ended] = *all {
-                    operation.ran = Some((began, ended));
+                    operation.ran = Some((events.scale.since_cut(began), events.scale.since_cut(ended)));
                 }
                 if how != OutcomeCode::Well {
                     operation.outcome = events.outcome(table, how, text);

@@ -1,6 +1,6 @@
 //! Reads the file of a trace that was never finished, as far as it goes.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashSet};
 
 use estafette_report::Trace;
 use estafette_report::budget::Budget;
@@ -95,6 +95,7 @@ struct File<'a> {
     names: BTreeMap<u64, &'a str>,
     threads: Vec<ThreadSection<'a>>,
     clock: (u64, f64),
+    cut: Option<(u64, HashSet<u64>)>,
     /// The byte from which on nothing could be read.
     damage: Option<usize>,
 }
@@ -141,6 +142,11 @@ impl<'a> File<'a> {
                 let sane = per_tick.is_finite() && per_tick > 0.0;
                 self.clock = (ticks, if sane { per_tick } else { return None });
             }
+            Part::Cut => {
+                let (ticks, ids) = long(content)?;
+                let ids = ids.as_chunks().0.iter().map(|id| u64::from_le_bytes(*id));
+                self.cut = Some((ticks, ids.collect()));
+            }
         }
         Some(())
     }
@@ -166,7 +172,10 @@ impl<'a> File<'a> {
         let (program, started_unix_ns, names) = (self.program.into(), self.started_unix_ns, self.names);
         let about = Trace { program, started_unix_ns, ..Trace::default() };
         let names = Box::new(move |variable| names.get(&variable).map(|name| (*name).into()));
-        let mut events = EventIndex::new(Scale::of(ticks, per_tick), about, names);
+        let (first, in_flight) = self.cut.unzip();
+        let scale = Scale::of(ticks, per_tick).from(first.unwrap_or(0));
+        let mut events = EventIndex::new(scale, about, names);
+        events.in_flight = in_flight;
         for noted in self.threads {
             let kind = TRACK_KINDS.get(noted.kind).copied().unwrap_or(TrackKind::Thread);
             let ThreadSection { name, texts, blocks, running, lost, .. } = noted;

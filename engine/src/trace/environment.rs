@@ -1,0 +1,183 @@
+//! The recording that the environment asks for, of programs that were not written to be recorded.
+//!
+//! | variable | |
+//! |---|---|
+//! | `ESTAFETTE_TRACE` | the file; `%p` in it is the number of the process, `%%` is `%` |
+//! | `ESTAFETTE_TRACE_LAST` | seconds: only so much before the end is kept |
+//! | `ESTAFETTE_TRACE_SIGNAL` | the signal that asks for a snapshot: `USR1`, `USR2`, `HUP`, or a number |
+//!
+//! The recording begins with the first engine of the process and is saved when the process exits. What goes wrong is a line on the standard
+//! error stream: the program runs all the same.
+
+use std::ffi::OsStr;
+use std::fmt::Display;
+use std::io::Write;
+use std::path::{Path, PathBuf};
+// Outside of every protocol, as the switch: plain std. A handler of the process's exit uses them.
+use std::sync::{Mutex, Once, OnceLock, PoisonError};
+use std::time::Duration;
+
+use estafette_report::shown::shown;
+use estafette_sync::platform::exit::at_exit;
+use estafette_sync::platform::signal as signals;
+use estafette_sync::process::Generation;
+
+use super::unfinished::is_recorded_by_another;
+use super::{Recorder, TraceOptions};
+
+struct Recording {
+    recorder: Recorder,
+    path: PathBuf,
+    /// Words that were noted when it was last written.
+    written: usize,
+}
+
+static RECORDING: Mutex<Option<Recording>> = Mutex::new(None);
+
+/// The process that it is of, once it has begun.
+static OF: OnceLock<Generation> = OnceLock::new();
+
+/// Begins the recording, if the environment asks for one and this is the first call.
+pub(crate) fn begin() {
+    static ONCE: Once = Once::new();
+    ONCE.call_once(|| {
+        let Some(pattern) = std::env::var_os("ESTAFETTE_TRACE").filter(|pattern| !pattern.is_empty()) else {
+            return;
+        };
+        match open(&pattern) {
+            Ok(recording) => {
+                *lock() = Some(recording);
+                OF.get_or_init(Generation::current);
+                at_exit(save);
+            }
+            Err(error) => say(format_args!("nothing is recorded: {error}")),
+        }
+    });
+}
+
+/// An engine was shut down. Writes what was noted so far, if that is twice as much as when it was last written.
+pub(crate) fn engine_is_over() {
+    if !is_of_this_process() {
+        return;
+    }
+    if let Some(Recording { recorder, path, written }) = &mut *lock() {
+        let words = recorder.session.words();
+        if words / 2 >= *written {
+            *written = words.max(1);
+            if let Err(error) = recorder.snapshot(path) {
+                say(format_args!("the trace cannot be written to {}: {error}", path.display()));
+            }
+        }
+    }
+}
+
+extern "C" fn save() {
+    if !is_of_this_process() {
+        return;
+    }
+    let Some(recording) = lock().take() else { return };
+    // No panic may leave a function of C; the hook of panics has said what it was.
+    let saved = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| recording.recorder.save()));
+    if let Ok(Err(unsaved)) = saved {
+        say(unsaved);
+    }
+}
+
+/// Whether there is a recording, and of this process: a forked child's belongs to its parent.
+fn is_of_this_process() -> bool {
+    OF.get().is_some_and(|of| of.is_current())
+}
+
+fn lock() -> std::sync::MutexGuard<'static, Option<Recording>> {
+    RECORDING.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+fn say(what: impl Display) {
+    let text = what.to_string();
+    // Where nothing can be written, nothing can be said.
+    let _ = writeln!(std::io::stderr(), "estafette: ESTAFETTE_TRACE: {}", shown(&text));
+}
+
+fn open(pattern: &OsStr) -> Result<Recording, String> {
+    let path = std::path::absolute(numbered(Path::new(pattern))).map_err(|error| error.to_string())?;
+    let begin = |path: PathBuf| {
+        let options = TraceOptions { last: last()?, signal: signal()?, ..TraceOptions::default() };
+        let recorder = Recorder::open(options).map_err(|error| error.to_string())?;
+        let recorder = recorder.to_file(&path).map_err(|error| format!("{}: {error}", path.display()))?;
+        Ok::<_, String>(Recording { recorder, path, written: 0 })
+    };
+    let recording = begin(path)?;
+    // Looked at behind the lock of this one: of two processes that begin at once, one at least sees the other.
+    if !is_recorded_by_another(&recording.path) {
+        return Ok(recording);
+    }
+    let Recording { recorder, path, .. } = recording;
+    drop(recorder);
+    begin(of_this_process(&path))
+}
+
+/// The path that a pattern stands for in this process. One that is no UTF-8 is taken as it is.
+fn numbered(pattern: &Path) -> PathBuf {
+    let Some(text) = pattern.to_str() else { return pattern.to_owned() };
+    let pieces: Vec<String> =
+        text.split("%%").map(|piece| piece.replace("%p", &std::process::id().to_string())).collect();
+    pieces.join("%").into()
+}
+
+/// `run.4711.pftrace` for `run.pftrace`.
+fn of_this_process(path: &Path) -> PathBuf {
+    let mut name = path.file_stem().unwrap_or_default().to_owned();
+    name.push(format!(".{}", std::process::id()));
+    if let Some(extension) = path.extension() {
+        name.push(".");
+        name.push(extension);
+    }
+    path.with_file_name(name)
+}
+
+fn last() -> Result<Option<Duration>, String> {
+    let Some(text) = std::env::var_os("ESTAFETTE_TRACE_LAST").filter(|text| !text.is_empty()) else {
+        return Ok(None);
+    };
+    let seconds = text.to_str().and_then(|text| text.parse().ok());
+    let last =
+        seconds.and_then(|seconds| Duration::try_from_secs_f64(seconds).ok()).filter(|last| !last.is_zero());
+    last.map(Some).ok_or_else(|| {
+        format!("ESTAFETTE_TRACE_LAST is {}, and is to be a number of seconds", text.display())
+    })
+}
+
+fn signal() -> Result<Option<i32>, String> {
+    let Some(text) = std::env::var_os("ESTAFETTE_TRACE_SIGNAL").filter(|text| !text.is_empty()) else {
+        return Ok(None);
+    };
+    let known = text.to_str().and_then(|name| match name.strip_prefix("SIG").unwrap_or(name) {
+        "USR1" => Some(signals::USR1),
+        "USR2" => Some(signals::USR2),
+        "HUP" => Some(signals::HUP),
+        number => number.parse().ok(),
+    });
+    known.map(Some).ok_or_else(|| {
+        format!(
+            "ESTAFETTE_TRACE_SIGNAL is {}, and is to be USR1, USR2, HUP or the number of a signal",
+            text.display()
+        )
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_pattern_has_the_number_of_the_process() {
+        let own = std::process::id();
+        let of = |pattern: &str| numbered(Path::new(pattern)).to_string_lossy().into_owned();
+        assert_eq!(
+            [of("100%%-%p"), of("a%%p"), of("plain")],
+            [format!("100%-{own}"), "a%p".into(), "plain".into()]
+        );
+        assert_eq!(of_this_process(Path::new("a/run.x")), Path::new(&format!("a/run.{own}.x")));
+        assert_eq!(of_this_process(Path::new("run")), Path::new(&format!("run.{own}")));
+    }
+}
