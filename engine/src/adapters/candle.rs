@@ -24,7 +24,7 @@ impl Engine {
     /// let engine = Engine::new()?;
     /// let x = engine.from_candle(Tensor::new(&[[1.0_f32, 2.0], [3.0, 4.0]], &Device::Cpu).expect("a matrix"))?;
     /// let sums = engine.op("sums").reads([&x]).produce(|[x]| {
-    ///     let sums = x.to_candle::<f32>()?.sum(1).map_err(|error| Error::invalid(error.to_string()))?;
+    ///     let sums = x.to_candle::<f32>()?.sum(1).expect("a matrix has rows");
     ///     Ok(Produced::from_candle(sums)?)
     /// })?;
     /// sums.wait()?;
