@@ -85,6 +85,7 @@
 //! | `operators` | `operators`: functions with a name, also from shared libraries | yes |
 //! | `report` | files of traces, and reports of them, in [`report`] | yes |
 //! | `arrow`, `ndarray` | arrays of these crates become tensors, and operands and leases become arrays | no |
+//! | `candle` | tensors of this crate become tensors, and operands are copied to its tensors | no |
 //! | `cudarc` | slices of device memory of this crate become tensors, and leases become views for its streams | no |
 //! | `dlpark` | managed tensors of this crate, and with its features arrays of candle, image and safetensors | no |
 //! | `futures` | `Pipeline`: a `Sink` of inputs and a `Stream` of results, with back-pressure | no |

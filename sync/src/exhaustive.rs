@@ -2,7 +2,7 @@
 
 pub use loom;
 
-/// Threads. Loom has no clock: a sleep lets other threads go on, and may end at any time.
+/// Threads. Loom has no clock: a sleep lets other threads go on, and may end at any time; no timeout ends a wait.
 pub mod thread {
     use std::time::Duration;
 
@@ -12,7 +12,7 @@ pub mod thread {
 
     /// As [`std::thread::park_timeout`].
     pub fn park_timeout(_timeout: Duration) {
-        yield_now();
+        park();
     }
 
     /// As [`std::thread::sleep`].

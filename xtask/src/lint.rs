@@ -8,7 +8,7 @@ mod licences;
 mod platform;
 mod shared;
 mod snippets;
-mod source;
+pub mod source;
 mod words;
 
 use std::process::Command;

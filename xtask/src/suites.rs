@@ -20,31 +20,33 @@ use crate::shell;
 pub struct Model {
     /// The checker; its cfg is `estafette_` and this name.
     pub checker: &'static str,
-    /// Where the models are: arguments for cargo.
+    /// Their packages: arguments for cargo. They are the same for all models of a checker, as cargo turns on the features that the
+    /// named packages ask for together.
+    pub packages: &'static str,
+    /// Which of their targets.
     pub place: &'static [&'static str],
 }
 
+const LOOM: &str = "--package estafette-sync --package estafette-graph --package estafette-devices --package estafette-links \
+    --package estafette --no-default-features --features estafette-graph/reduction";
+const SHUTTLE: &str = "--package estafette-devices --package tests";
+
 /// Every place with models.
 pub const MODELS: &[Model] = &[
-    Model { checker: "loom", place: &["--package", "estafette-sync", "--lib"] },
-    Model { checker: "loom", place: &["--package", "estafette-graph", "--lib"] },
-    Model { checker: "loom", place: &["--package", "estafette-graph", "--test", "loom"] },
-    Model { checker: "loom", place: &["--package", "estafette-graph", "--test", "loom_replay"] },
-    Model { checker: "loom", place: &["--package", "estafette-devices", "--lib"] },
-    Model { checker: "loom", place: &["--package", "estafette-links", "--lib"] },
-    Model { checker: "loom", place: &["--package", "estafette", "--no-default-features", "--lib"] },
-    Model { checker: "shuttle", place: &["--package", "estafette-devices", "--test", "schedules"] },
-    Model { checker: "shuttle", place: &["--package", "tests", "--test", "protocols"] },
+    Model { checker: "loom", packages: LOOM, place: &["--lib", "--test", "loom", "--test", "loom_replay"] },
+    Model { checker: "shuttle", packages: SHUTTLE, place: &["--test", "schedules", "--test", "protocols"] },
 ];
 
 /// Whole engines under shuttle, in a suite of their own.
 pub const SIMULATION: Model =
-    Model { checker: "shuttle", place: &["--package", "tests", "--test", "simulation"] };
+    Model { checker: "shuttle", packages: SHUTTLE, place: &["--test", "simulation"] };
 
 impl Model {
     /// A cargo command on these models. Its flags rebuild everything, so each checker has a target folder of its own.
     pub fn cargo(&self, target: &Path, first: &[&str], rest: &[&str]) -> Command {
-        let mut command = shell::cargo(&target.join(self.checker), &[first, self.place, rest].concat());
+        let packages: Vec<&str> = self.packages.split_whitespace().collect();
+        let arguments = [first, &packages, self.place, rest].concat();
+        let mut command = shell::cargo(&target.join(self.checker), &arguments);
         command.env("RUSTFLAGS", format!("--cfg estafette_{}", self.checker));
         command
     }
@@ -165,6 +167,18 @@ pub const SUITES: &[Suite] = &[
         counted: true,
         limit: minutes(30),
         commands: |context| models(&context.target, "shuttle"),
+    },
+    Suite {
+        name: "candle",
+        about: "the adapter of candle, whose crates take longer to compile than all others",
+        quick: false,
+        needs: &[],
+        counted: true,
+        limit: minutes(20),
+        commands: |context| {
+            let test = ["test", "--package", "estafette", "--features", "candle"];
+            ["--lib", "--doc"].map(|which| cargo(&context.target, &test, &[which, "candle"])).into()
+        },
     },
     Suite {
         name: "portable",
@@ -585,6 +599,7 @@ pub fn list() {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::lint::source;
 
     #[test]
     fn names_of_suites_are_unique_and_fit_their_column() {
@@ -593,5 +608,19 @@ mod tests {
         names.sort_unstable();
         names.dedup();
         assert_eq!(names.len(), SUITES.len());
+    }
+
+    #[test]
+    fn each_package_that_is_named_for_loom_has_models() {
+        for package in LOOM.split_whitespace().filter_map(|word| word.strip_prefix("estafette")) {
+            let folder = if package.is_empty() { "engine" } else { &package[1..] };
+            if package.contains('/') {
+                // A feature.
+                continue;
+            }
+            let sources = source::files(&shell::root().join(folder).join("src"), "rs").expect("it is there");
+            let mut texts = sources.iter().map(|path| source::read(path).expect("it is text"));
+            assert!(texts.any(|text| text.contains("mod models")), "{folder} has no model");
+        }
     }
 }

@@ -8,13 +8,17 @@
 //! | `pool.rs` | the handle: push, take, shut down; deques for threads from outside |
 //! | `queues.rs` | where jobs wait: deques, injector, priorities; taking one particular job out of the middle |
 //! | `priority.rs` | jobs that are not ordinary, by priority and by age |
+//! | `deques.rs` | crossbeam's deques, and what stands for them under loom |
 //! | `in_order.rs` | jobs that enqueue work on devices, in the order of their numbers |
 //! | `workers.rs` | the loop of one thread; which threads exist, and spare ones for workers that block |
 //! | `concurrency.rs` | how many threads run jobs at once, where more may be slower than fewer |
 //! | `sleep.rs` | who sleeps and who wakes whom; independent of all the others, checked with loom |
 
 mod concurrency;
+mod deques;
 mod in_order;
+#[cfg(all(test, estafette_loom))]
+mod models;
 mod pool;
 mod priority;
 mod queues;

@@ -5,7 +5,6 @@ use std::marker::PhantomData;
 use std::sync::Arc;
 use std::time::Duration;
 
-use crossbeam_deque::Worker as Deque;
 use estafette_sync::essential::essential;
 use estafette_sync::process::{self, is_forked};
 use estafette_sync::sync::Mutex;
@@ -15,6 +14,7 @@ use estafette_sync::{stack, thread_local};
 use crate::{DeviceError, DeviceErrorKind};
 
 use super::concurrency::Concurrency;
+use super::deques::Worker as Deque;
 use super::queues::Queues;
 use super::sleep::{Sleep, WORKERS_MAX};
 use super::workers;
@@ -79,7 +79,7 @@ impl Default for PoolOptions {
 /// without workers drops what is queued instead. [`Pool::shutdown`] makes workers leave after their current
 /// job, even while handles exist.
 pub struct Pool<J: Job> {
-    shared: Arc<Shared<J>>,
+    pub(super) shared: Arc<Shared<J>>,
     /// Whether this handle keeps the workers from leaving. Those that workers hold themselves do not.
     counted: AtomicBool,
 }
@@ -365,7 +365,7 @@ impl<J: Job> Pool<J> {
         job.into_iter().for_each(|job| self.shared.queues.push(job));
     }
 
-    fn start(&self, index: usize, deque: crossbeam_deque::Worker<J>) -> std::io::Result<()> {
+    fn start(&self, index: usize, deque: Deque<J>) -> std::io::Result<()> {
         let shared = self.shared.clone();
         let name = format!("{}-{index}", shared.name);
         let thread = name.clone();
@@ -474,7 +474,8 @@ impl<J: Job> fmt::Debug for BlockingGuard<J> {
 // another pool, or ends. The jobs in its deque then move to the shared queue.
 
 /// The number of threads outside of the pool that can have a deque at the same time.
-pub(super) const EXTERNAL_QUEUES_MAX: usize = if cfg!(estafette_shuttle) { 1 } else { 16 };
+pub(super) const EXTERNAL_QUEUES_MAX: usize =
+    if cfg!(any(estafette_loom, estafette_shuttle)) { 1 } else { 16 };
 
 /// Deques that no registered thread has.
 #[derive(Debug)]

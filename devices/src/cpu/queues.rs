@@ -20,10 +20,10 @@
 use std::collections::VecDeque;
 use std::mem;
 
-use crossbeam_deque::{Injector, Steal, Stealer, Worker};
-use estafette_sync::sync::atomic::{AtomicUsize, Ordering};
+use estafette_sync::sync::atomic::{AtomicUsize, Ordering, fence};
 use estafette_sync::sync::{Mutex, MutexGuard};
 
+use super::deques::{Injector, Steal, Stealer, Worker};
 use super::in_order::InOrder;
 use super::priority::{Due, Entry, Priorities};
 
@@ -263,6 +263,13 @@ impl<J> Queues<J> {
         behind.iter().chain(before).find_map(|stealer| retried(|| steal(stealer)))
     }
 
+    /// Jobs are taken in hand from here on.
+    fn begin_scan(&self) {
+        self.scanning.fetch_add(1, Ordering::SeqCst);
+        // A thread that misses a job sees this. The pop of its owner releases nothing by itself.
+        fence(Ordering::Release);
+    }
+
     pub(super) fn lock_scan(&self) -> MutexGuard<'_, ()> {
         self.scan.lock()
     }
@@ -313,7 +320,7 @@ impl<J> Queues<J> {
             return false;
         }
         let _scan = self.lock_scan();
-        self.scanning.fetch_add(1, Ordering::SeqCst);
+        self.begin_scan();
         while let Some(job) = deque.pop() {
             self.push(job);
         }
@@ -337,7 +344,7 @@ struct Hand<'a, J> {
 
 impl<'a, J> Hand<'a, J> {
     fn new(queues: &'a Queues<J>, own: Option<&'a Worker<J>>) -> Self {
-        queues.scanning.fetch_add(1, Ordering::SeqCst);
+        queues.begin_scan();
         Self {
             queues,
             own,

@@ -129,7 +129,7 @@ impl Sleep {
 
     /// The conditions under which workers sleep have changed: wakes all workers, so that each looks.
     pub(super) fn notify_all(&self) {
-        barrier::light();
+        // The lock orders: a worker that enters the list later sees the change.
         let parkers = {
             let mut idle = self.idle();
             idle.iter().for_each(|_| self.one_sleeper_searches());

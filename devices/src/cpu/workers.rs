@@ -5,7 +5,6 @@ use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 use std::sync::Arc;
 
-use crossbeam_deque::{Worker, Worker as Deque};
 use estafette_sync::sync::atomic::{AtomicBool, Ordering};
 use estafette_sync::sync::{Condvar, Mutex, MutexGuard};
 use estafette_sync::time::{Duration, Instant};
@@ -14,15 +13,16 @@ use estafette_sync::{hint, thread, thread_local};
 use crate::guarded::guarded;
 
 use super::concurrency::OVERDUE;
+use super::deques::{Worker, Worker as Deque};
 use super::pool::{Job, Pool, Shared, SharedLock};
 use super::sleep::Parker;
 
 /// Rounds of looking for work with a busy pause between them, before yielding. A job that is pushed while a
 /// worker spins starts in a fraction of a microsecond; waking a sleeper takes fifteen or more. (Models sleep
 /// at once, since falling asleep is what they look at.)
-const SPIN_ROUNDS: u32 = if cfg!(estafette_shuttle) { 1 } else { 32 };
+const SPIN_ROUNDS: u32 = if cfg!(any(estafette_loom, estafette_shuttle)) { 1 } else { 32 };
 /// Rounds with a yield between them, before sleeping. On two cores the submitting thread may need ours.
-const YIELD_ROUNDS: u32 = if cfg!(estafette_shuttle) { 0 } else { 16 };
+const YIELD_ROUNDS: u32 = if cfg!(any(estafette_loom, estafette_shuttle)) { 0 } else { 16 };
 /// Busy pauses in one round of spinning.
 const SPIN_PAUSES: u32 = 16;
 
@@ -193,6 +193,10 @@ impl<J: Job> Context<J> {
                     concurrency.end_watch();
                 }
             }
+            if cfg!(estafette_loom) {
+                // Or this thread could stay awake for ever while another one has a job in hand.
+                thread::yield_now();
+            }
         }
     }
 
@@ -249,7 +253,9 @@ impl<J: Job> Context<J> {
 }
 
 fn pause(round: u32) {
-    if round < SPIN_ROUNDS {
+    if cfg!(estafette_loom) {
+        // Loom lets others go on first when a thread yields: no other thread would go on while this one falls asleep.
+    } else if round < SPIN_ROUNDS {
         (0..SPIN_PAUSES).for_each(|_| hint::spin_loop());
     } else {
         thread::yield_now();

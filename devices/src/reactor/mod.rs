@@ -10,16 +10,16 @@
 //!
 //! # Sleeping protocol
 //! `armed` counts the subscriptions in the inbox and in the poll list.
-//! 1. *Arm*: under the lock of the inbox, push into it and `armed += 1` (SeqCst). If it was 0, or the thread
-//!    `naps`, unpark the thread.
-//! 2. *Sleep*: the thread drains the inbox; if `armed` is 0 it parks, else it polls. Before a nap it sets `naps`
-//!    (SeqCst) and looks at `armed` once more.
+//! 1. *Arm*: under the lock of the inbox, push into it and `armed += 1`. If it was 0, or the thread `naps`, which is read
+//!    after a fence (SeqCst), unpark the thread.
+//! 2. *Sleep*: the thread drains the inbox; if `armed` is 0 it parks, else it polls. Before a nap it sets `naps`,
+//!    and after a fence (SeqCst) it looks at `armed` once more.
 //! 3. *Settle*: `armed` goes down only after the settled subscriptions have left the poll list.
 //!
 //! The excluded race is a subscription that arrives while the thread decides to park. Then `armed` went from
 //! 0 to 1 after the thread read 0, so the arming thread unparks it, and an unpark before a park makes the
 //! park return at once. With a nap it is the same: either the thread sees the new `armed`, or the arming thread
-//! sees `naps`. An arrival while the thread polls needs no unpark, which spares one futex call per fence on a
+//! sees `naps`, whichever fence comes first. The models in `thread.rs` check this with loom. An arrival while the thread polls needs no unpark, which spares one futex call per fence on a
 //! busy device.
 
 #[cfg(test)]

@@ -16,7 +16,7 @@ pub(super) fn has_spare_cores() -> bool {
     // model checkers too.
     static SPARE: OnceLock<bool> = OnceLock::new();
     // An execution of a model must not depend on the machine.
-    !cfg!(estafette_shuttle)
+    !cfg!(any(estafette_loom, estafette_shuttle))
         && *SPARE.get_or_init(|| std::thread::available_parallelism().is_ok_and(|cores| cores.get() > 2))
 }
 

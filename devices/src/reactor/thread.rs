@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use estafette_sync::essential::essential;
 use estafette_sync::sync::Mutex;
-use estafette_sync::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use estafette_sync::sync::atomic::{AtomicBool, AtomicUsize, Ordering, fence};
 use estafette_sync::time::{Duration, Instant};
 use estafette_sync::{daemon, platform, stack, thread};
 
@@ -16,10 +16,10 @@ use super::poll_list::{Armed, PollList};
 use super::spin::has_spare_cores;
 
 /// Sweeps with a busy pause between them after something settled: most work that is nearly done is done
-/// within them.
-const SPIN_SWEEPS: u32 = 64;
+/// within them. (Models nap at once, since falling asleep is what they look at.)
+const SPIN_SWEEPS: u32 = if cfg!(estafette_loom) { 0 } else { 64 };
 /// Sweeps with a yield between them after that: on a machine with two cores the work itself may need ours.
-const YIELD_SWEEPS: u32 = 64;
+const YIELD_SWEEPS: u32 = if cfg!(estafette_loom) { 0 } else { 64 };
 /// On a machine with cores to spare, yields go on this long where an answer is a load. A nap ends late by what the
 /// system takes to wake a thread: a nap of 50 µs takes 110 µs on a virtual machine.
 const YIELD_TIME: Duration = Duration::from_millis(20);
@@ -64,8 +64,11 @@ impl Shared {
             }
             inbox.arrived.push(armed);
             // Counted under the lock: the thread never takes out a subscription that is not counted yet.
-            let first = self.armed.fetch_add(1, Ordering::SeqCst) == 0;
-            let sleeps = first || self.naps.load(Ordering::SeqCst);
+            let first = self.armed.fetch_add(1, Ordering::Relaxed) == 0;
+            let sleeps = first || {
+                fence(Ordering::SeqCst);
+                self.naps.load(Ordering::Relaxed)
+            };
             if sleeps { inbox.thread.clone() } else { None }
         };
         if let Some(thread) = parked {
@@ -95,51 +98,62 @@ impl Shared {
     /// The thread. It lives as long as the process.
     fn run(&self) {
         platform::thread::nap_precisely();
-        let mut poll_list = PollList::default();
-        let mut ready: Vec<Ready> = Vec::new();
-        let mut pace = Pace::new();
-        // Subscriptions in the poll list: what is armed beyond them is in the inbox, so a sweep that finds as
-        // many takes no lock.
-        let mut held = 0;
+        let mut observed = Observed::default();
         loop {
-            let armed = self.armed.load(Ordering::SeqCst);
-            if armed != held {
-                let arrived = mem::take(&mut self.inbox.lock().arrived);
-                held += arrived.len();
-                pace = Pace::new();
-                arrived.into_iter().for_each(|armed| poll_list.add(armed));
-            }
-            if armed == 0 && held == 0 {
-                thread::park();
-                continue;
-            }
-            let loads = poll_list.sweep(pace.is_driver_due(), &mut ready);
-            if ready.is_empty() {
-                if let Some(nap) = pace.pause(loads) {
-                    self.nap(nap, held);
-                }
-                continue;
-            }
-            pace = Pace::new();
-            let count = ready.len();
-            for (subscriber, outcome) in ready.drain(..) {
-                deliver(subscriber, outcome);
-            }
-            held -= count;
-            self.armed.fetch_sub(count, Ordering::SeqCst);
+            self.turn(&mut observed);
         }
+    }
+
+    /// Takes in what has arrived, sweeps once, and delivers what has settled; sleeps if there is nothing to poll, or if
+    /// nothing has settled for a while.
+    fn turn(&self, observed: &mut Observed) {
+        let Observed { poll_list, ready, pace, held } = observed;
+        let armed = self.armed.load(Ordering::Relaxed);
+        if armed != *held {
+            let arrived = mem::take(&mut self.inbox.lock().arrived);
+            *held += arrived.len();
+            *pace = Pace::default();
+            arrived.into_iter().for_each(|armed| poll_list.add(armed));
+        }
+        if armed == 0 && *held == 0 {
+            return thread::park();
+        }
+        let loads = poll_list.sweep(pace.is_driver_due(), ready);
+        if ready.is_empty() {
+            if let Some(nap) = pace.pause(loads) {
+                self.nap(nap, *held);
+            }
+            return;
+        }
+        *pace = Pace::default();
+        let count = ready.len();
+        for (subscriber, outcome) in ready.drain(..) {
+            deliver(subscriber, outcome);
+        }
+        *held -= count;
+        self.armed.fetch_sub(count, Ordering::Relaxed);
+    }
+
+    /// Sleeps, unless something has arrived beyond the `held` subscriptions, or until something does.
+    fn nap(&self, nap: Duration, held: usize) {
+        self.naps.store(true, Ordering::Relaxed);
+        fence(Ordering::SeqCst);
+        if self.armed.load(Ordering::Relaxed) == held {
+            thread::park_timeout(nap);
+        }
+        self.naps.store(false, Ordering::Relaxed);
     }
 }
 
-impl Shared {
-    /// Sleeps, unless something has arrived beyond the `held` subscriptions, or until something does.
-    fn nap(&self, nap: Duration, held: usize) {
-        self.naps.store(true, Ordering::SeqCst);
-        if self.armed.load(Ordering::SeqCst) == held {
-            thread::park_timeout(nap);
-        }
-        self.naps.store(false, Ordering::SeqCst);
-    }
+/// What the thread has of its own.
+#[derive(Default)]
+struct Observed {
+    poll_list: PollList,
+    ready: Vec<Ready>,
+    pace: Pace,
+    /// Subscriptions in the poll list: what is armed beyond them is in the inbox, so a sweep that finds as many takes no
+    /// lock.
+    held: usize,
 }
 
 impl fmt::Debug for Shared {
@@ -149,6 +163,7 @@ impl fmt::Debug for Shared {
 }
 
 /// How long to pause between sweeps: spin, then yield, then nap.
+#[derive(Default)]
 struct Pace {
     sweeps: u32,
     since: Option<Instant>,
@@ -157,10 +172,6 @@ struct Pace {
 }
 
 impl Pace {
-    fn new() -> Self {
-        Self { sweeps: 0, since: None, drivers_at: None }
-    }
-
     fn is_driver_due(&self) -> bool {
         self.drivers_at.is_none_or(|at| Instant::now() >= at)
     }
@@ -186,5 +197,79 @@ impl Pace {
         }
         thread::yield_now();
         None
+    }
+}
+
+/// Models: `RUSTFLAGS="--cfg estafette_loom" cargo test -p estafette-devices --profile model --lib models::`.
+///
+/// No timeout ends a nap: a wake-up that is lost is a deadlock, which loom reports.
+#[cfg(all(test, estafette_loom))]
+mod models {
+    use super::super::double::Driver;
+    use super::*;
+    use crate::fence::source::{Outcome, Subscriber};
+    use crate::{Clock, Fence};
+
+    struct Waiter(AtomicUsize);
+
+    impl Subscriber for Waiter {
+        fn settled(self: Arc<Self>, _outcome: Outcome) {
+            self.0.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+
+    /// Runs `arming` beside the thread of the reactor, which is this one, until `count` subscriptions are delivered.
+    fn observe(count: usize, arming: fn(&dyn Fn(&Arc<Driver>))) {
+        loom::model(move || {
+            let shared = Arc::new(Shared::default());
+            shared.inbox.lock().thread = Some(thread::current());
+            let waiter = Arc::new(Waiter(AtomicUsize::new(0)));
+            let arming = thread::spawn({
+                let (shared, waiter) = (shared.clone(), waiter.clone());
+                move || {
+                    arming(&|driver| {
+                        let fence = Fence::point(driver.clone(), 1, Clock::default());
+                        let armed = shared.arm(Armed { fence, subscriber: waiter.clone() });
+                        assert!(armed.is_ok(), "the thread is there");
+                    });
+                }
+            });
+            let mut observed = Observed::default();
+            while waiter.0.load(Ordering::Relaxed) < count {
+                shared.turn(&mut observed);
+            }
+            arming.join().expect("it does not panic");
+            assert_eq!((waiter.0.load(Ordering::Relaxed), observed.held), (count, 0));
+            assert_eq!(shared.armed.load(Ordering::Relaxed), 0);
+        });
+    }
+
+    #[test]
+    fn a_subscription_that_meets_the_thread_falling_asleep_is_observed() {
+        observe(1, |arm| {
+            let done = Driver::new();
+            done.completed.store(1, Ordering::Release);
+            arm(&done);
+        });
+    }
+
+    #[test]
+    fn a_subscription_that_meets_the_thread_settling_another_one_is_observed() {
+        observe(2, |arm| {
+            let done = Driver::new();
+            done.completed.store(1, Ordering::Release);
+            arm(&done);
+            arm(&done);
+        });
+    }
+
+    #[test]
+    fn a_subscription_ends_a_nap() {
+        observe(2, |arm| {
+            let (late, done) = (Driver::new(), Driver::new());
+            arm(&late);
+            [&late, &done].into_iter().for_each(|driver| driver.completed.store(1, Ordering::Release));
+            arm(&done);
+        });
     }
 }

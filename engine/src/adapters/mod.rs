@@ -5,6 +5,7 @@
 //! | `ndarray` | owned arrays become tensors at the same address; views of operands |
 //! | `pipeline` | a sink of inputs and a stream of results, of the traits in `futures` |
 //! | `arrow` | primitive arrays become read-only tensors, and read leases become primitive arrays |
+//! | `candle` | tensors on the processor become read-only tensors, and operands are copied to candle's tensors |
 //! | `cudarc` | slices of device memory become tensors, and leases become views |
 //! | `dlpark` | managed tensors of dlpark become ours and the other way round |
 //!
@@ -12,6 +13,8 @@
 
 #[cfg(feature = "arrow")]
 mod arrow;
+#[cfg(feature = "candle")]
+mod candle;
 #[cfg(feature = "cudarc")]
 pub(crate) mod cudarc;
 #[cfg(feature = "dlpark")]
