@@ -17,7 +17,7 @@ use super::spin::has_spare_cores;
 
 /// Sweeps with a busy pause between them after something settled: most work that is nearly done is done
 /// within them. (Models nap at once, since falling asleep is what they look at.)
-const SPIN_SWEEPS: u32 = if cfg!(estafette_loom) { 0 } else { 64 };
+const SPIN_SWEEPS: u32 = if cfg!(estafette_loom) { 1 } else { 64 };
 /// Sweeps with a yield between them after that: on a machine with two cores the work itself may need ours.
 const YIELD_SWEEPS: u32 = if cfg!(estafette_loom) { 0 } else { 64 };
 /// On a machine with cores to spare, yields go on this long where an answer is a load. A nap ends late by what the
@@ -179,7 +179,7 @@ impl Pace {
     /// Pauses, or says for how long to nap. `loads`: an answer is awaited that is a load.
     fn pause(&mut self, loads: bool) -> Option<Duration> {
         self.sweeps = self.sweeps.saturating_add(1);
-        if self.sweeps <= SPIN_SWEEPS {
+        if self.sweeps < SPIN_SWEEPS {
             estafette_sync::hint::spin_loop();
             return None;
         }

@@ -267,10 +267,10 @@ impl Session {
             return None;
         }
         let context = CURRENT.with_borrow(|stack| stack.last().copied())?;
-        // What an address is depends on no work. SAFETY: a function of the interpreter that any thread may call.
-        if !name.starts_with("cuPointerGet")
-            && self.script.has_interpreter.is_some_and(|asked| unsafe { asked() } != 0)
-        {
+        // SAFETY: a function of the interpreter that any thread may call.
+        let has_interpreter = self.script.has_interpreter.is_some_and(|asked| unsafe { asked() } != 0);
+        // What an address is depends on no work.
+        if has_interpreter && !name.starts_with("cuPointerGet") {
             self.violation(format!("{name}, which may wait, was called with the interpreter's lock held"));
         }
         while self.contexts[context].busy {
