@@ -159,6 +159,11 @@ struct DeleteManaged {
 /// An exported tensor of which this program is the consumer.
 using Managed = std::unique_ptr<DLManagedTensorVersioned, DeleteManaged>;
 
+#ifdef ESTAFETTE_HAS_COROUTINES
+/// Resumes a coroutine, now or later, on a thread of its choice; it must not throw. An empty one resumes at once.
+using Executor = std::function<void(std::coroutine_handle<>)>;
+#endif
+
 /// A promise of an n-dimensional array. Copies share it.
 class Tensor {
  public:
@@ -236,9 +241,9 @@ class Tensor {
 
 #ifdef ESTAFETTE_HAS_COROUTINES
   class Ready;
-  /// `co_await tensor.ready()` goes on when the current version is finished, on this thread if it is, else on the thread that
-  /// learns it; throws when the version is poisoned.
-  inline Ready ready() const;
+  /// `co_await tensor.ready()` goes on when the current version is finished, on this thread if it is, else where `executor` takes the
+  /// coroutine, by default on the thread that learns it; throws when the version is poisoned. `Engine::executor` is one.
+  inline Ready ready(Executor executor = {}) const;
 #endif
 
  private:
@@ -250,7 +255,7 @@ class Tensor {
 #ifdef ESTAFETTE_HAS_COROUTINES
 class Tensor::Ready {
  public:
-  explicit Ready(Tensor tensor) : tensor_(std::move(tensor)) {}
+  Ready(Tensor tensor, Executor executor) : tensor_(std::move(tensor)), executor_(std::move(executor)) {}
 
   bool await_ready() const { return tensor_.is_ready(); }
 
@@ -269,16 +274,21 @@ class Tensor::Ready {
     Ready *self = static_cast<Ready *>(context);
     self->status_ = status;
     if (message) self->message_ = message;
-    self->waiting_.resume();
+    // The coroutine may end before this returns, and with it this object.
+    Executor executor = std::move(self->executor_);
+    std::coroutine_handle<> waiting = self->waiting_;
+    if (executor) executor(waiting);
+    else waiting.resume();
   }
 
   Tensor tensor_;
+  Executor executor_;
   std::coroutine_handle<> waiting_;
   int status_ = ESTAFETTE_OK;
   std::string message_;
 };
 
-inline Tensor::Ready Tensor::ready() const { return Ready(*this); }
+inline Tensor::Ready Tensor::ready(Executor executor) const { return Ready(*this, std::move(executor)); }
 #endif
 
 /// The right to report how an operation ended, for its function. May be copied to any thread; the first word counts, and another
@@ -295,8 +305,31 @@ class Completion {
   }
   void complete_after(const Fence &fence) const { check(estafette_op_complete_after(op_, fence.get())); }
 
+  /// Ends an operation of `Engine::produce` with its result; `managed` is empty afterwards, unless this throws.
+  void complete_with(Managed &managed) const {
+    check(estafette_op_complete_with(op_, managed.get()));
+    managed.release();
+  }
+
+  /// The stream to enqueue on, of an operation that was submitted for a device: a `CUstream`, or a pointer to a `sycl::queue`.
+  void *stream() const {
+    void *stream;
+    check(estafette_op_stream(op_, &stream));
+    return stream;
+  }
+
  private:
   estafette_op *op_;
+};
+
+/// What a submission asks for, besides its operands.
+struct SubmitOptions {
+  /// Among ready operations, higher ones are started first.
+  std::int32_t priority = 0;
+  /// Throws with ESTAFETTE_IN_FLIGHT_LIMIT instead of waiting for room.
+  bool nonblocking = false;
+  /// The device that the function enqueues on, at `Completion::stream`.
+  DLDevice on = {};
 };
 
 /// A submitted operation. Dropping it changes nothing.
@@ -354,6 +387,16 @@ inline void call(void *context, estafette_op *op) {
 
 inline void drop(void *context) { delete static_cast<Function *>(context); }
 
+inline estafette_submit_options options_of(const char *name, const SubmitOptions &from) {
+  estafette_submit_options options = {};
+  options.size = sizeof options;
+  options.name = name;
+  options.priority = from.priority;
+  options.nonblocking = from.nonblocking;
+  options.on = from.on;
+  return options;
+}
+
 }  // namespace detail
 
 /// Operations that are recorded once and then run any number of times, each time as one operation. Made by `Engine::program`.
@@ -365,11 +408,8 @@ class Program {
 
   /// Records a node; every replay calls `function`. Nothing runs before the program is finished and replayed.
   void add(const char *name, const std::vector<Tensor> &reads, const std::vector<Tensor> &writes, Function function,
-           DLDevice on = {}) {
-    estafette_submit_options options = {};
-    options.size = sizeof options;
-    options.name = name;
-    options.on = on;
+           const SubmitOptions &how = {}) {
+    estafette_submit_options options = detail::options_of(name, how);
     std::vector<estafette_tensor *> read = detail::handles(reads), write = detail::handles(writes);
     auto body = std::make_unique<Function>(std::move(function));
     check(estafette_program_add(get(), &options, &detail::call, body.get(), &detail::drop, read.data(), read.size(),
@@ -397,6 +437,18 @@ class Program {
   std::unique_ptr<estafette_program, Drop> program_;
 };
 
+/// Options of an engine; 0 is a default, see `estafette_engine_options`.
+struct EngineOptions {
+  /// Threads that run operations: 0 for one per core, -1 for none.
+  std::int32_t workers = 0;
+  /// Operations in flight before a submission waits.
+  std::uint64_t in_flight_limit = 0;
+  /// How long leases alone may hold up a wait.
+  std::uint64_t lease_timeout_ns = 0;
+  /// Bytes of stack of each thread that runs operations.
+  std::uint64_t stack_size = 0;
+};
+
 /// Schedules operations in the order that their data demands.
 class Engine {
  public:
@@ -404,14 +456,22 @@ class Engine {
   using Function = std::function<void(Completion)>;
 
   /// `workers` threads; 0 for one per core, -1 for none.
-  explicit Engine(int workers = 0) {
+  explicit Engine(int workers = 0) : Engine(of(workers)) {}
+
+  explicit Engine(const EngineOptions &from) {
     estafette_engine_options options = {};
     options.size = sizeof options;
-    options.workers = workers;
+    options.workers = from.workers;
+    options.in_flight_limit = from.in_flight_limit;
+    options.lease_timeout_ns = from.lease_timeout_ns;
+    options.stack_size = from.stack_size;
     estafette_engine *engine;
     check(estafette_engine_create(&options, &engine));
-    engine_.reset(engine);
+    engine_.reset(engine, estafette_engine_destroy);
   }
+
+  /// Takes a handle over, such as Python's `eng.c_handle()`.
+  static Engine adopt(estafette_engine *engine) { return Engine(engine); }
 
   estafette_engine *get() const noexcept { return engine_.get(); }
 
@@ -430,10 +490,8 @@ class Engine {
   }
 
   Operation submit(const char *name, const std::vector<Tensor> &reads, const std::vector<Tensor> &writes,
-                   Function function) const {
-    estafette_submit_options options = {};
-    options.size = sizeof options;
-    options.name = name;
+                   Function function, const SubmitOptions &how = {}) const {
+    estafette_submit_options options = detail::options_of(name, how);
     std::vector<estafette_tensor *> read = detail::handles(reads), write = detail::handles(writes);
     auto body = std::make_unique<Function>(std::move(function));
     estafette_op *op;
@@ -442,6 +500,61 @@ class Engine {
     body.release();
     return Operation(op);
   }
+
+  /// Submits an operation that makes a tensor: its function ends with `Completion::complete_with`. Returns the promise at once.
+  Tensor produce(const char *name, const std::vector<Tensor> &reads, Function function, const SubmitOptions &how = {}) const {
+    estafette_submit_options options = detail::options_of(name, how);
+    std::vector<estafette_tensor *> read = detail::handles(reads);
+    auto body = std::make_unique<Function>(std::move(function));
+    estafette_tensor *out;
+    check(estafette_produce(get(), &options, &detail::call, body.get(), &detail::drop, read.data(), read.size(), &out));
+    body.release();
+    return Tensor::adopt(out);
+  }
+
+  /// Names of attributes of operators, and their values.
+  using Attributes = std::vector<std::pair<std::string, std::string>>;
+
+  /// Submits a call of an operator that makes its results, and returns the promises of them.
+  std::vector<Tensor> call(const char *name, const std::vector<Tensor> &inputs, std::size_t n_outputs,
+                           const Attributes &attributes = {}) const {
+    std::vector<estafette_tensor *> outputs(n_outputs);
+    call_operator(name, inputs, outputs, attributes);
+    std::vector<Tensor> results;
+    for (estafette_tensor *output : outputs) results.push_back(Tensor::adopt(output));
+    return results;
+  }
+
+  /// Submits a call of an operator that overwrites `outputs`.
+  void call_into(const char *name, const std::vector<Tensor> &inputs, const std::vector<Tensor> &outputs,
+                 const Attributes &attributes = {}) const {
+    std::vector<estafette_tensor *> written = detail::handles(outputs);
+    call_operator(name, inputs, written, attributes);
+  }
+
+  estafette_stats stats() const {
+    estafette_stats stats = {};
+    stats.size = sizeof stats;
+    check(estafette_engine_stats(get(), &stats));
+    return stats;
+  }
+
+#ifdef ESTAFETTE_HAS_COROUTINES
+  /// Resumes coroutines on the workers of this engine, which it keeps; at once where the engine takes no more operations.
+  Executor executor() const {
+    return [engine = engine_](std::coroutine_handle<> waiting) {
+      auto function = std::make_unique<Function>([waiting](Completion op) {
+        op.complete();
+        waiting.resume();
+      });
+      estafette_submit_options options = detail::options_of("a coroutine", {});
+      int status = estafette_submit_with(engine.get(), &options, &detail::call, function.get(), &detail::drop, nullptr, 0,
+                                         nullptr, 0, nullptr);
+      if (status == ESTAFETTE_OK) function.release();
+      else waiting.resume();
+    };
+  }
+#endif
 
   /// Begins to record a program.
   Program program(const char *name) const {
@@ -460,11 +573,47 @@ class Engine {
   }
 
  private:
-  struct Drop {
-    void operator()(estafette_engine *engine) const { estafette_engine_destroy(engine); }
-  };
+  explicit Engine(estafette_engine *engine) : engine_(engine, estafette_engine_destroy) {}
 
-  std::unique_ptr<estafette_engine, Drop> engine_;
+  static EngineOptions of(int workers) {
+    EngineOptions options;
+    options.workers = workers;
+    return options;
+  }
+
+  void call_operator(const char *name, const std::vector<Tensor> &inputs, std::vector<estafette_tensor *> &outputs,
+                     const Attributes &attributes) const {
+    std::vector<estafette_tensor *> read = detail::handles(inputs);
+    std::vector<estafette_attribute> given;
+    for (const auto &[key, value] : attributes) given.push_back({key.c_str(), value.c_str()});
+    check(estafette_call_operator(get(), name, read.data(), read.size(), outputs.data(), outputs.size(), given.data(),
+                                  given.size()));
+  }
+
+  // Shared with executors.
+  std::shared_ptr<estafette_engine> engine_;
+};
+
+/// A recording of everything that this process does, which `end`, or the end of this object, writes to its file.
+class Recording {
+ public:
+  explicit Recording(const std::string &path) {
+    estafette_recording *out;
+    check(estafette_record_begin(path.c_str(), nullptr, &out));
+    recording_.reset(out);
+  }
+
+  /// Writes what there is so far to another file.
+  void snapshot(const std::string &path) const { check(estafette_record_snapshot(recording_.get(), path.c_str())); }
+
+  /// Throws where the file cannot be written; the end of the object says nothing.
+  void end() { check(estafette_record_end(recording_.release())); }
+
+ private:
+  struct Drop {
+    void operator()(estafette_recording *recording) const { estafette_record_end(recording); }
+  };
+  std::unique_ptr<estafette_recording, Drop> recording_;
 };
 
 }  // namespace estafette

@@ -2,6 +2,7 @@
 
 import ctypes
 import gc
+import subprocess
 import sys
 import threading
 import time
@@ -316,3 +317,26 @@ def test_memory_of_another_device_than_its_struct_says_is_refused(sim, eng, lib)
     array = Array(lib, other.data_ptr, SIZE)
     with pytest.raises(BufferError, match="says cuda:0.*of cuda:1"):
         eng.from_dlpack(array)
+
+
+def test_a_program_with_a_subinterpreter_ends_its_leases(sim):
+    """CPython's own check of the interpreter's lock says yes to every thread from then on."""
+    program = """
+try:
+    import _interpreters as interpreters
+except ImportError:
+    import _xxsubinterpreters as interpreters
+import estafette as est
+
+interpreters.create()
+with est.Engine(workers=1) as eng:
+    x = eng.empty((16,), "uint8", device="cuda")
+    for _ in range(3):
+        with x.read() as view:
+            capsule = view.__dlpack__(stream=1, max_version=(1, 0))
+            del capsule
+    eng.submit(lambda x: None, writes=[x], on="cuda").wait(timeout=60)
+print("done")
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=100)
+    assert (done.returncode, done.stdout) == (0, "done\n"), done.stderr

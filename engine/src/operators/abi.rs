@@ -62,15 +62,15 @@ pub type OperatorFunction = Option<
 /// Called once with the context of an operator that is out of the registry, when no call of it is under way any more.
 pub type OperatorDrop = Option<unsafe extern "C" fn(context: *mut c_void)>;
 
-/// [`OperatorOptions::kind`] of [`OperatorKind::Destination`].
+/// The kind of an operator that writes its results into tensors that it is given.
 pub const OPERATOR_DESTINATION: u32 = 0;
-/// [`OperatorOptions::kind`] of [`OperatorKind::Inferred`].
+/// The same, of an operator that says first what shapes and types they will have.
 pub const OPERATOR_INFERRED: u32 = 1;
-/// [`OperatorOptions::kind`] of [`OperatorKind::Allocating`].
+/// The kind of an operator that makes its results.
 pub const OPERATOR_ALLOCATING: u32 = 2;
-/// In [`OperatorOptions::flags`]: outputs may be inputs as well, or overlap them.
+/// A flag of an operator: outputs may be inputs as well, or overlap them.
 pub const OPERATOR_IN_PLACE: u32 = 1;
-/// [`OperatorOptions::n_inputs`] for any number.
+/// The number of inputs of an operator that takes any number.
 pub const OPERATOR_ANY_NUMBER: i32 = -1;
 
 /// How an operator is called. Room for more is at the end: `size` says how much the caller knows of it.

@@ -6,7 +6,10 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <string>
 #include <thread>
+
+#include <unistd.h>
 
 #define CHECK(what)                                                     \
   do {                                                                  \
@@ -142,6 +145,104 @@ static void programs_are_recorded_once_and_replayed() {
   engine.wait_all(LONG);
 }
 
+static void submissions_have_options() {
+  EngineOptions limits;
+  limits.workers = 1;
+  limits.in_flight_limit = 1;
+  Engine engine(limits);
+  CHECK(engine.stats().in_flight_limit == 1);
+  Promise gate("gate");
+  Fence open = gate.fence();
+  Tensor x = engine.zeros({1}, F32);
+  Operation waits = engine.submit("waits", {}, {x}, [open](Completion op) { op.complete_after(open); });
+  SubmitOptions at_once;
+  at_once.nonblocking = true;
+  at_once.priority = 3;
+  try {
+    engine.submit("is refused", {}, {x}, [](Completion op) { op.complete(); }, at_once);
+    CHECK(!"there is room");
+  } catch (const Error &error) {
+    CHECK(error.status() == ESTAFETTE_IN_FLIGHT_LIMIT);
+  }
+  gate.complete();
+  waits.wait(LONG);
+  engine.wait_all(LONG);
+  engine.submit("has no stream", {}, {x}, [](Completion op) {
+    try {
+      op.stream();
+      op.complete();
+    } catch (const Error &error) {
+      op.fail(error.what());
+    }
+  }, at_once);
+  try {
+    x.wait(LONG);
+    CHECK(!"it works on the host");
+  } catch (const Error &error) {
+    CHECK(std::strstr(error.what(), "has no stream"));
+  }
+}
+
+static void operations_produce_tensors() {
+  Engine engine(1);
+  Tensor x = engine.zeros({4}, F32);
+  Tensor made = engine.produce("make", {x}, [x](Completion op) {
+    Managed copy = x.export_to_dlpack();
+    op.complete_with(copy);
+    CHECK(!copy);
+  });
+  made.wait(LONG);
+  CHECK(made.lend().shape[0] == 4);
+}
+
+static const char *double_it(const DLTensor *const *inputs, size_t, DLManagedTensorVersioned **outputs, size_t,
+                             const estafette_attribute *attributes, size_t n_attributes, void *, void *) {
+  float by = n_attributes == 0 ? 2.0f : std::strtof(attributes[0].value, nullptr);
+  static_cast<float *>(outputs[0]->dl_tensor.data)[0] = by * static_cast<float *>(inputs[0]->data)[0];
+  return nullptr;
+}
+
+static void operators_are_called_by_name() {
+  Engine engine(1);
+  estafette_operator_options options = {};
+  options.size = sizeof options;
+  options.kind = ESTAFETTE_OPERATOR_DESTINATION;
+  options.n_inputs = options.n_outputs = 1;
+  check(estafette_register_operator("wrapper.times", double_it, &options, nullptr, nullptr));
+  Tensor x = engine.zeros({1}, F32), y = engine.zeros({1}, F32);
+  engine.submit("one", {}, {x}, [x](Completion op) { *x.data<float>() = 1; op.complete(); });
+  engine.call_into("wrapper.times", {x}, {y}, {{"by", "7"}});
+  y.wait(LONG);
+  CHECK(*y.data<float>() == 7);
+  try {
+    engine.call("wrapper.times", {x}, 1);
+    CHECK(!"it wants a place for its result");
+  } catch (const Error &error) {
+    CHECK(error.status() == ESTAFETTE_INVALID);
+  }
+  check(estafette_unregister_operator("wrapper.times"));
+}
+
+static void recordings_are_written() {
+  const char *folder = std::getenv("TMPDIR");
+  std::string path = std::string(folder ? folder : "/tmp") + "/wrapper-" + std::to_string(getpid()) + ".pftrace";
+  Recording recording(path);
+  Engine engine(1);
+  Tensor x = engine.zeros({1}, F32);
+  engine.submit("recorded", {}, {x}, [](Completion op) { op.complete(); }).wait(LONG);
+  recording.end();
+  std::FILE *file = std::fopen(path.c_str(), "rb");
+  CHECK(file && std::fgetc(file) != EOF);
+  std::fclose(file);
+  std::remove(path.c_str());
+  try {
+    Recording nowhere("/no/such/folder/x.pftrace");
+    CHECK(!"there is no such folder");
+  } catch (const Error &error) {
+    CHECK(error.status() == ESTAFETTE_INVALID);
+  }
+}
+
 #ifdef ESTAFETTE_HAS_COROUTINES
 struct Task {
   struct promise_type {
@@ -161,6 +262,37 @@ static Task await(Tensor tensor, std::atomic<int> &outcome, std::string &text) {
     text = error.what();
     outcome = -1;
   }
+}
+
+static Task await_on(Engine &engine, Tensor tensor, std::atomic<int> &outcome, std::thread::id &where) {
+  co_await tensor.ready(engine.executor());
+  where = std::this_thread::get_id();
+  outcome = 1;
+}
+
+static void coroutines_go_on_where_an_executor_takes_them() {
+  Engine engine(1);
+  std::thread::id worker, where;
+  engine.submit("who", {}, {}, [&](Completion op) {
+    worker = std::this_thread::get_id();
+    op.complete();
+  }).wait(LONG);
+  Tensor x = engine.zeros({1}, F32);
+  Promise gate("gate");
+  Fence open = gate.fence();
+  engine.submit("slow", {}, {x}, [open](Completion op) { op.complete_after(open); });
+  std::atomic<int> done(0);
+  await_on(engine, x, done, where);
+  CHECK(done == 0);
+  gate.complete();
+  while (!done) std::this_thread::yield();
+  CHECK(where == worker);
+  // A copy of an engine that takes nothing more resumes at once.
+  Engine ended(1);
+  Executor executor = ended.executor();
+  check(estafette_engine_shutdown(ended.get(), LONG));
+  executor(std::noop_coroutine());
+  engine.wait_all(LONG);
 }
 
 static void coroutines_await_tensors() {
@@ -194,8 +326,13 @@ int main() {
   exceptions_become_failures_and_failures_exceptions();
   promises_and_fences_are_shared();
   programs_are_recorded_once_and_replayed();
+  submissions_have_options();
+  operations_produce_tensors();
+  operators_are_called_by_name();
+  recordings_are_written();
 #ifdef ESTAFETTE_HAS_COROUTINES
   coroutines_await_tensors();
+  coroutines_go_on_where_an_executor_takes_them();
   std::puts("with coroutines");
 #endif
   std::puts("done");

@@ -2,7 +2,7 @@
 //!
 //! The extension is built once for every Python from 3.11 on, and may link only to what that promises.
 //! `PyObject_Vectorcall` and `PyObject_VectorcallMethod` joined the promise in 3.12, the functions of contexts,
-//! `PyFrame_GetLasti` and `PyGILState_Check` have not yet, but every CPython from 3.11 on exports all of them under the same signature. So they are
+//! `PyFrame_GetLasti` and `PyThreadState_GetUnchecked` have not yet, but every CPython from 3.11 on exports all of them under the same signature. So they are
 //! looked up when first needed, and where one is missing the slower form does the same.
 //!
 //! Being looked up, they may also unwind as far as Rust knows, which calls of code of the program need ([`finalization`](crate::interpreter::finalization)).
@@ -50,7 +50,7 @@ type Vectorcall = unsafe extern "C-unwind" fn(
 
 type FrameGetLasti = unsafe extern "C" fn(frame: *mut ffi::PyFrameObject) -> c_int;
 
-type GilCheck = unsafe extern "C" fn() -> c_int;
+type CurrentThreadState = unsafe extern "C" fn() -> *mut ffi::PyThreadState;
 
 struct Found {
     vectorcall: Option<Vectorcall>,
@@ -60,7 +60,7 @@ struct Found {
     context_var_get: Option<ContextVarGet>,
     context_var_set: Option<ContextVarSet>,
     frame_get_lasti: Option<FrameGetLasti>,
-    gil_check: Option<GilCheck>,
+    current_thread_state: Option<CurrentThreadState>,
 }
 
 fn found() -> &'static Found {
@@ -78,7 +78,13 @@ fn found() -> &'static Found {
             context_var_get: transmute::<*mut c_void, Option<ContextVarGet>>(symbol(c"PyContextVar_Get")),
             context_var_set: transmute::<*mut c_void, Option<ContextVarSet>>(symbol(c"PyContextVar_Set")),
             frame_get_lasti: transmute::<*mut c_void, Option<FrameGetLasti>>(symbol(c"PyFrame_GetLasti")),
-            gil_check: transmute::<*mut c_void, Option<GilCheck>>(symbol(c"PyGILState_Check")),
+            // Public from 3.13 on.
+            current_thread_state: transmute::<*mut c_void, Option<CurrentThreadState>>(
+                match symbol(c"PyThreadState_GetUnchecked") {
+                    missing if missing.is_null() => symbol(c"_PyThreadState_UncheckedGet"),
+                    found => found,
+                },
+            ),
         }
     })
 }
@@ -200,10 +206,15 @@ pub fn context_value<'py>(variable: &Bound<'py, PyAny>) -> PyResult<Option<Bound
     }
 }
 
-/// Whether the calling thread has the Python lock; false where that cannot be known.
+/// Whether the calling thread has the Python lock; false where that cannot be known. `PyGILState_Check` says yes to every thread of a program
+/// that has ever made a subinterpreter.
 pub fn has_lock() -> bool {
-    // SAFETY: any thread may ask.
-    found().gil_check.is_some_and(|check| unsafe { check() } != 0)
+    let Some(current) = found().current_thread_state else { return false };
+    // SAFETY: any thread may ask, as long as there is an interpreter: which state is its own, and which one has the lock.
+    unsafe {
+        let own = ffi::PyGILState_GetThisThreadState();
+        !own.is_null() && current() == own
+    }
 }
 
 /// Where in its code a frame is: the same number for the same place. That is the position of its instruction, or else its

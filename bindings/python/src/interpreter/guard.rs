@@ -18,11 +18,13 @@
 //! looking and stepping in are one step. That, and forks, are the business of [`Rundown`], which has models.
 
 use std::cell::Cell;
+use std::ptr;
 use std::time::Duration;
 
 use estafette_sync::process;
 use estafette_sync::rundown::Rundown;
 use estafette_sync::sync::atomic::{AtomicU64, Ordering};
+use pyo3::ffi;
 use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
 
@@ -98,7 +100,7 @@ pub fn detach<R: Send>(py: Python<'_>, f: impl FnOnce() -> R + Send) -> R {
     value
 }
 
-/// Runs `f` without the Python lock, whether or not the calling thread has it.
+/// Runs `f` without the Python lock, whether or not the calling thread has it. An exception that is on its way stays so.
 pub fn without_lock(f: &mut dyn FnMut()) {
     struct Here<'a>(&'a mut dyn FnMut());
     // SAFETY: it runs on the thread that made it.
@@ -109,12 +111,18 @@ pub fn without_lock(f: &mut dyn FnMut()) {
         }
     }
 
-    if !fastcall::has_lock() {
+    // An interpreter on its way out must not be asked.
+    if is_closed() || !fastcall::has_lock() {
         return f();
     }
     // SAFETY: the thread has the lock.
     let (py, here) = (unsafe { Python::assume_attached() }, Here(f));
+    let (mut kind, mut value, mut traceback) = (ptr::null_mut(), ptr::null_mut(), ptr::null_mut());
+    // SAFETY: what is taken here is given back.
+    unsafe { ffi::PyErr_Fetch(&mut kind, &mut value, &mut traceback) };
     detach(py, || here.run());
+    // SAFETY: as above.
+    unsafe { ffi::PyErr_Restore(kind, value, traceback) };
 }
 
 /// The interpreter this thread wants to go back to is finalizing. Whatever the thread was doing, it ends with the process.
