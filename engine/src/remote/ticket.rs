@@ -30,9 +30,16 @@ type Secret = [u8; 16];
 statics! {
     /// The door for tickets, once there is one, and the door itself while it does not accept. It stays for as long as the process lives.
     static DOOR: Mutex<Option<(Address, Option<Door>)>> = Mutex::new(None);
-    static EXPORTS: Mutex<BTreeMap<Secret, Arc<Export>>> = Mutex::new(BTreeMap::new());
+    static EXPORTS: Mutex<BTreeMap<Secret, Ticketed>> = Mutex::new(BTreeMap::new());
     /// Processes whose tickets were used here, by the addresses of their doors.
     static OWNERS: Mutex<BTreeMap<Vec<u8>, Arc<Owner>>> = Mutex::new(BTreeMap::new());
+}
+
+/// What a ticket names.
+struct Ticketed {
+    export: Arc<Export>,
+    /// Whether the first use is the last one.
+    is_for_one: bool,
 }
 
 /// Names a version of a tensor for other processes of the same user and machine: [`Tensor::ticket`], [`Engine::from_ticket`].
@@ -55,6 +62,19 @@ impl Tensor {
     /// [`Error::NotShared`] and [`Error::NotDefined`], as for [`Link::send`](super::Link::send); [`Error::Invalid`] if 65,536 tickets are
     /// alive.
     pub fn ticket(&self) -> Result<Ticket, Error> {
+        self.make_ticket(false)
+    }
+
+    /// As [`ticket`](Self::ticket), for one use. Dropping the ticket changes nothing: the version is kept until the ticket was used and what
+    /// was made with it is gone, or else for as long as this process lives.
+    ///
+    /// # Errors
+    /// As [`ticket`](Self::ticket).
+    pub fn ticket_for_one(&self) -> Result<Ticket, Error> {
+        self.make_ticket(true)
+    }
+
+    fn make_ticket(&self, is_for_one: bool) -> Result<Ticket, Error> {
         self.inner.core.check_usable()?;
         let address = door()?;
         let secret = secret()?;
@@ -64,8 +84,8 @@ impl Tensor {
             drop(exports);
             return Err(Error::invalid(format!("{TICKETS_MAX} tickets are alive, which is the most")));
         }
-        exports.insert(secret, export);
-        Ok(Ticket { address, process: std::process::id(), secret, is_owner: true })
+        exports.insert(secret, Ticketed { export, is_for_one });
+        Ok(Ticket { address, process: std::process::id(), secret, is_owner: !is_for_one })
     }
 }
 
@@ -167,16 +187,27 @@ fn go_on() {
     }
 }
 
+/// What a ticket names, if it may still be used.
+fn redeem(secret: &Secret) -> Option<Arc<Export>> {
+    let mut exports = EXPORTS.lock();
+    let ticketed = exports.get(secret)?;
+    if ticketed.is_for_one {
+        return exports.remove(secret).map(|ticketed| ticketed.export);
+    }
+    Some(Arc::clone(&ticketed.export))
+}
+
 /// Answers another process until it leaves or dies.
 async fn answer(link: RawLink) {
     while let Ok(request) = link.receive().await {
         let Some((number, secret)) = request.note().split_at_checked(8) else { return };
-        let export = secret.as_array().and_then(|secret| EXPORTS.lock().get(secret).cloned());
+        let export = secret.as_array().and_then(redeem);
         let sent = match export {
             Some(export) => hand_over(&link, number, export).await,
             None => {
                 let (completer, refused) = host::promise("a ticket");
-                let what = "the ticket is not valid any more: its process has dropped it";
+                let what =
+                    "the ticket is not valid any more: its process has dropped it, or it was for one use";
                 completer.fail(DeviceError::new(DeviceErrorKind::Invalid, what));
                 link.send(&refused, number).await.map(drop).map_err(Error::from)
             }

@@ -812,9 +812,11 @@ class Tensor:
     @overload
     def write(self, using: Using) -> Access[Any]:
         """Returns a scoped write lease, with the arguments of `read`."""
-    def ticket(self) -> Ticket:
+    def ticket(self, *, once: bool = False) -> Ticket:
         """Returns a ticket for the current version, ready or not, which another process gives to `Engine.from_ticket`. Later writes wait until
         the ticket is gone, and what was made with it. Never waits. Raises `NotSharedError` and `NotDefinedError` as `Link.send` does.
+
+        once: makes a ticket for one use, which nothing has to keep: later writes wait until it was used, and what was made with it is gone.
         """
     def clear_error(self) -> None:
         """Declares the current version good after a failure or cancellation that left the data intact. Raises

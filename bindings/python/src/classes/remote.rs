@@ -12,6 +12,7 @@ use estafette_sync::process::ProcessBound;
 use estafette_sync::sync::Mutex;
 use pyo3::exceptions::{PyStopAsyncIteration, PyStopIteration, PyTimeoutError, PyTypeError};
 use pyo3::prelude::*;
+use pyo3::sync::PyOnceLock;
 use pyo3::types::{PyBytes, PyTuple, PyType};
 
 use crate::arguments::seconds;
@@ -353,11 +354,19 @@ pub struct PyTicket {
 }
 
 impl PyTicket {
-    pub fn of(py: Python<'_>, tensor: &Tensor) -> PyResult<Self> {
-        let ticket = guard::detach(py, || tensor.ticket()).or_raise(py)?;
+    pub fn of(py: Python<'_>, tensor: &Tensor, once: bool) -> PyResult<Self> {
+        let make = || if once { tensor.ticket_for_one() } else { tensor.ticket() };
+        let ticket = guard::detach(py, make).or_raise(py)?;
         let (bytes, process) = (ticket.to_bytes(), ticket.process());
         Ok(Self { bytes, process, held: Mutex::new(Some(ProcessBound::new(ticket))) })
     }
+}
+
+/// Prepares for queues of `multiprocessing`: there is memory that other processes can be shown.
+pub fn memory_is_shared(py: Python<'_>) -> PyResult<()> {
+    static PREPARED: PyOnceLock<()> = PyOnceLock::new();
+    let prepare = || py.import("estafette._processes")?.call_method0("register").map(drop);
+    PREPARED.get_or_try_init(py, prepare).copied()
 }
 
 /// The argument of `from_ticket`.

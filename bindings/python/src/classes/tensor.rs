@@ -463,16 +463,21 @@ impl PyTensor {
 
     /// Returns a ticket for the current version, ready or not, which another process gives to `Engine.from_ticket`. Later writes wait until
     /// the ticket is gone, and what was made with it. Never waits. Raises `NotSharedError` and `NotDefinedError` as `Link.send` does.
-    fn ticket(&self, py: Python<'_>) -> PyResult<PyTicket> {
-        PyTicket::of(py, self.tensor(py)?)
+    ///
+    /// once: makes a ticket for one use, which nothing has to keep: later writes wait until it was used, and what was made with it is gone.
+    #[pyo3(signature = (*, once = false))]
+    fn ticket(&self, py: Python<'_>, once: bool) -> PyResult<PyTicket> {
+        PyTicket::of(py, self.tensor(py)?, once)
     }
 
-    /// No bytes of a tensor could say how long its memory is to be kept.
+    /// No bytes of a tensor could say how long its memory is to be kept. What queues of `multiprocessing` pickle is taken from them once:
+    /// `estafette/_processes.py`.
     #[pyo3(signature = (_protocol, /))]
     fn __reduce_ex__(&self, _protocol: &Bound<'_, PyAny>) -> PyResult<Py<PyAny>> {
         Err(PyTypeError::new_err(
-            "an estafette.Tensor is not pickled: pickle `t.ticket()` for another process on this machine, or send `t` by a link, \
-             `link.send(t)`; for a copy pickle `np.from_dlpack(t)`",
+            "an estafette.Tensor is not pickled: pickle `t.ticket()` for another process on this machine, send `t` by a link, \
+             `link.send(t)`, or put a tensor in shared memory into a queue of multiprocessing; for a copy pickle \
+             `np.from_dlpack(t)`",
         ))
     }
 

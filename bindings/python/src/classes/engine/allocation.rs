@@ -6,6 +6,7 @@ use pyo3::prelude::*;
 
 use super::PyEngine;
 use crate::arguments::{parse_dtype, parse_shape};
+use crate::classes::remote::memory_is_shared;
 use crate::classes::tensor::PyTensor;
 use crate::classes::variable::PyVariable;
 use crate::error::{OrRaise, raise};
@@ -27,6 +28,9 @@ impl PyEngine {
     ) -> PyResult<PyTensor> {
         let (shape, dtype) = (parse_shape(shape)?, parse_dtype(dtype)?);
         let engine = self.engine(py)?;
+        if shared {
+            memory_is_shared(py)?;
+        }
         let tensor = match device.map(kinds::parse_device).transpose()? {
             Some(device) if shared && device != DLDevice::CPU => {
                 let message = format!("memory on {device} cannot be shared with other processes");
@@ -52,7 +56,12 @@ impl PyEngine {
         shared: bool,
     ) -> PyResult<PyTensor> {
         let (engine, shape, dtype) = (self.engine(py)?, parse_shape(shape)?, parse_dtype(dtype)?);
-        let tensor = if shared { engine.zeros_shared(&shape, dtype) } else { engine.zeros(&shape, dtype) };
+        let tensor = if shared {
+            memory_is_shared(py)?;
+            engine.zeros_shared(&shape, dtype)
+        } else {
+            engine.zeros(&shape, dtype)
+        };
         Ok(self.wrap(tensor.or_raise(py)?))
     }
 

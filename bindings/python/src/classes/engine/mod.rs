@@ -26,6 +26,7 @@ use crate::asyncio::awaiting::Awaiter;
 use crate::asyncio::stopped_loop;
 use crate::classes::handle::{EngineHandle, Shared};
 use crate::classes::operators::PyOperators;
+use crate::classes::remote;
 use crate::classes::report;
 use crate::classes::tensor::PyTensor;
 use crate::error::{OrRaise, raise};
@@ -148,6 +149,9 @@ impl PyEngine {
             && !using.is_callable()
         {
             return Err(body::not_a_using(using)?);
+        }
+        if shared {
+            remote::memory_is_shared(py)?;
         }
         let failures = Failures::parse(failures)?;
         allocator::keep_freed_arrays();

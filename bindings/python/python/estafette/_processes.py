@@ -1,0 +1,21 @@
+"""Tensors in queues, pipes and pools of `multiprocessing`, and of libraries that build on its pickler, as `torch.multiprocessing` does."""
+
+from __future__ import annotations
+
+from multiprocessing.reduction import ForkingPickler
+
+from . import default_engine
+from ._estafette import Tensor
+
+
+def _rebuild(ticket: bytes) -> Tensor:
+    return default_engine().from_ticket(ticket)
+
+
+def _reduce(tensor: Tensor) -> tuple[object, tuple[bytes]]:
+    return _rebuild, (bytes(tensor.ticket(once=True)),)
+
+
+def register() -> None:
+    """Called by the extension when the process first makes memory that can be shown to others."""
+    ForkingPickler.register(Tensor, _reduce)
