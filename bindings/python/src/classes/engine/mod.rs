@@ -26,7 +26,7 @@ use crate::asyncio::awaiting::Awaiter;
 use crate::asyncio::stopped_loop;
 use crate::classes::handle::{EngineHandle, Shared};
 use crate::classes::operators::PyOperators;
-use crate::classes::remote;
+use crate::classes::remote::memory_is_shared;
 use crate::classes::report;
 use crate::classes::tensor::PyTensor;
 use crate::error::{OrRaise, raise};
@@ -151,7 +151,7 @@ impl PyEngine {
             return Err(body::not_a_using(using)?);
         }
         if shared {
-            remote::memory_is_shared(py)?;
+            memory_is_shared(py)?;
         }
         let failures = Failures::parse(failures)?;
         allocator::keep_freed_arrays();
