@@ -17,6 +17,8 @@ fn declared(header: &str) -> BTreeSet<String> {
     let code: String =
         header.split("/*").map(|part| part.split_once("*/").map_or(part, |(_, code)| code)).collect();
     let declarations = code.split("extern \"C\" {").last().unwrap();
+    // The table has a pointer to each of them.
+    let declarations = declarations.split("struct estafette_api {").next().unwrap();
     let mut found = BTreeSet::new();
     for (at, _) in declarations.match_indices('(') {
         let before = declarations[..at].trim_end();

@@ -112,6 +112,8 @@ impl Program {
             assert!(text.starts_with(&format!("{major}.{minor}.")), "{text}");
             estafette_string_free(ptr::null_mut());
         }
+        assert!(!estafette_get_api().is_null() && estafette_get_api() == estafette_get_api(), "one table");
+        recordings_that_cannot_be();
         let before = estafette_set_helping(bytes.below(3) as i32 - 1);
         assert!(matches!(before, 0 | 1), "{before} is no answer");
         Some(())
@@ -173,6 +175,26 @@ impl Program {
         }
         estafette_set_helping(1);
     }
+}
+
+/// A recording writes files, which a program that runs many thousand times leaves to others.
+fn recordings_that_cannot_be() {
+    let mut out = ptr::null_mut();
+    let strange = ptr::without_provenance_mut(0xdead_beef);
+    // SAFETY: as the interface wants it, or wrong in a way that it promises to see.
+    let refused = unsafe {
+        [
+            estafette_record_begin(ptr::null(), ptr::null(), &raw mut out),
+            estafette_record_begin(c"/no/such/folder/x.pftrace".as_ptr(), ptr::null(), &raw mut out),
+            estafette_record_begin(c"x.pftrace".as_ptr(), ptr::null(), ptr::null_mut()),
+            estafette_record_snapshot(strange, c"x.pftrace".as_ptr()),
+            estafette_record_snapshot(ptr::null_mut(), ptr::null()),
+            estafette_record_end(ptr::null_mut()),
+            estafette_record_end(strange),
+        ]
+    };
+    refused.into_iter().for_each(|got| expect(got, status::ESTAFETTE_INVALID, "no recording"));
+    assert!(out.is_null(), "a handle of no recording");
 }
 
 impl Registration {
