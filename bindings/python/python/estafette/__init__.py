@@ -88,6 +88,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing_extensions import Buffer, CapsuleType
 
+    from ._metrics import export_metrics
     from ._observe import observe
     from ._recording import Report, record, report
     from ._reports import (
@@ -158,6 +159,7 @@ __all__ = [
     "current_stream",
     "default_engine",
     "devices",
+    "export_metrics",
     "from_dlpack",
     "hold_barriers",
     "observe",
@@ -174,6 +176,7 @@ __all__ = [
 
 # What most programs never use takes most of the time of an import, dataclasses above all, so it is imported at its first use.
 _LATER = {
+    "_metrics": ["export_metrics"],
     "_observe": ["observe"],
     "_recording": ["Report", "record", "report"],
     "_reports": [
