@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from multiprocessing.reduction import ForkingPickler
 
 from . import default_engine
@@ -12,7 +13,7 @@ def _rebuild(ticket: bytes) -> Tensor:
     return default_engine().from_ticket(ticket)
 
 
-def _reduce(tensor: Tensor) -> tuple[object, tuple[bytes]]:
+def _reduce(tensor: Tensor) -> tuple[Callable[..., Tensor], tuple[bytes]]:
     return _rebuild, (bytes(tensor.ticket(once=True)),)
 
 
