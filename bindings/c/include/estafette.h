@@ -22,27 +22,27 @@
 #define ESTAFETTE_FOREVER UINT64_MAX
 
 /**
- * [`OperatorOptions::kind`] of [`OperatorKind::Destination`].
+ * The kind of an operator that writes its results into tensors that it is given.
  */
 #define ESTAFETTE_OPERATOR_DESTINATION 0
 
 /**
- * [`OperatorOptions::kind`] of [`OperatorKind::Inferred`].
+ * The same, of an operator that says first what shapes and types they will have.
  */
 #define ESTAFETTE_OPERATOR_INFERRED 1
 
 /**
- * [`OperatorOptions::kind`] of [`OperatorKind::Allocating`].
+ * The kind of an operator that makes its results.
  */
 #define ESTAFETTE_OPERATOR_ALLOCATING 2
 
 /**
- * In [`OperatorOptions::flags`]: outputs may be inputs as well, or overlap them.
+ * A flag of an operator: outputs may be inputs as well, or overlap them.
  */
 #define ESTAFETTE_OPERATOR_IN_PLACE 1
 
 /**
- * [`OperatorOptions::n_inputs`] for any number.
+ * The number of inputs of an operator that takes any number.
  */
 #define ESTAFETTE_OPERATOR_ANY_NUMBER -1
 
@@ -367,15 +367,15 @@ typedef struct estafette_operator_options {
    */
   uint32_t size;
   /**
-   * [`OPERATOR_DESTINATION`], [`OPERATOR_INFERRED`] or [`OPERATOR_ALLOCATING`].
+   * `ESTAFETTE_OPERATOR_DESTINATION`, `ESTAFETTE_OPERATOR_INFERRED` or `ESTAFETTE_OPERATOR_ALLOCATING`.
    */
   uint32_t kind;
   /**
-   * [`OPERATOR_IN_PLACE`] or 0.
+   * `ESTAFETTE_OPERATOR_IN_PLACE` or 0.
    */
   uint32_t flags;
   /**
-   * How many inputs, or [`OPERATOR_ANY_NUMBER`].
+   * How many inputs, or `ESTAFETTE_OPERATOR_ANY_NUMBER`.
    */
   int32_t n_inputs;
   /**
@@ -383,7 +383,7 @@ typedef struct estafette_operator_options {
    */
   int32_t n_outputs;
   /**
-   * Says what the outputs will look like; needed by [`OPERATOR_INFERRED`] and NULL else.
+   * Says what the outputs will look like; needed by `ESTAFETTE_OPERATOR_INFERRED` and NULL else.
    */
   estafette_operator_function infer;
 } estafette_operator_options;
