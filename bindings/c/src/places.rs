@@ -31,8 +31,8 @@ pub(crate) enum Kind {
 /// Kinds, and 0.
 const KINDS: usize = 8;
 
-/// The kind is in the upper bits of a tag.
-const KIND_SHIFT: u32 = 29;
+/// The kind is in the upper bits of a tag. All of them set is no kind, as in what programs write for "none".
+const KIND_SHIFT: u32 = 28;
 
 impl Kind {
     const ALL: [Kind; KINDS - 1] =
