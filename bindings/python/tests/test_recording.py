@@ -86,7 +86,7 @@ class TestPlantedStalls:
         finally:
             sys.setswitchinterval(before)
         line = first_line(path)
-        assert "not resumed (the Python lock)" in line and "`score`" in line
+        assert "not resumed (the Python lock" in line and "`score`" in line
 
     def test_a_late_consumer(self, eng, np, path):
         t = eng.zeros((4,), "float32")
