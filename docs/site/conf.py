@@ -12,7 +12,8 @@ exclude_patterns = ["target", "**/.*", ".*"]
 extensions = ["myst_parser", "sphinx.ext.autodoc", "autoapi.extension", "hawkmoth"]
 # A word in single backticks is code, as in Markdown.
 default_role = "code"
-suppress_warnings = ["myst.header", "autoapi.python_import_resolution"]
+# Types in signatures, such as `bytes`, are names of fields as well.
+suppress_warnings = ["myst.header", "autoapi.python_import_resolution", "ref.python"]
 myst_heading_anchors = 4
 myst_enable_extensions = ["colon_fence"]
 

@@ -153,10 +153,6 @@ typedef int32_t estafette_access;
 #endif // __STDC_VERSION__ >= 202311L
 #endif // __cplusplus
 
-/**
- * The functions of this library, with the version of the interface in front. A new minor version adds functions at the end, and `size`
- * grows.
- */
 typedef struct estafette_api estafette_api;
 
 /**
@@ -1504,7 +1500,8 @@ const char *estafette_version_text(void);
 void estafette_string_free(char *text);
 
 /**
- * All functions; see `estafette_get_api`. Members that are words of C++ have a `_` at the end.
+ * The functions of this library, with the version of the interface in front. Members that are words of C++ have a `_` at the end. A new
+ * minor version adds functions at the end, and `size` grows.
  */
 struct estafette_api {
   uint32_t size;

@@ -6,8 +6,8 @@ use estafette::{Engine, Op, Tensor};
 use crate::entry::Refusal;
 use crate::*;
 
-/// The functions of this library, with the version of the interface in front. A new minor version adds functions at the end, and `size`
-/// grows.
+/// The functions of this library, with the version of the interface in front. Members that are words of C++ have a `_` at the end. A new
+/// minor version adds functions at the end, and `size` grows.
 #[derive(Debug)]
 pub enum estafette_api {}
 

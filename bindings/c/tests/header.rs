@@ -47,10 +47,14 @@ fn with_table(header: &str) -> String {
         let name = declaration.split('(').next().and_then(|before| before.split([' ', '*']).next_back());
         assert!(name.is_some_and(|name| FUNCTIONS.contains(&name)), "the table lacks {declaration}");
     }
-    let table = format!(
-        "/**\n * All functions; see `estafette_get_api`. Members that are words of C++ have a `_` at the end.\n */\n\
-         struct estafette_api {{\n  uint32_t size;\n  uint32_t version_major;\n  uint32_t version_minor;\n  uint32_t reserved;\n{members}}};\n\n"
-    );
+    // The comment belongs to the struct, and not to its name, which comes first.
+    let name = "typedef struct estafette_api estafette_api;";
+    let (before, after) = header.split_once(name).expect("the name of the table");
+    let (before, comment) = before.rsplit_once("/**").expect("its comment");
+    let header = format!("{before}{name}{after}");
+    let fields =
+        "  uint32_t size;\n  uint32_t version_major;\n  uint32_t version_minor;\n  uint32_t reserved;\n";
+    let table = format!("/**{comment}struct estafette_api {{\n{fields}{members}}};\n\n");
     let guard = "#ifdef __cplusplus\n}";
     let end = header.rfind(guard).expect("the end of the declarations");
     format!("{}{table}{}", &header[..end], &header[end..])

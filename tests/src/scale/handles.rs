@@ -27,7 +27,7 @@ unsafe extern "C" fn ends(_: *mut c_void, op: *mut estafette_op) {
 
 unsafe extern "C" fn stays(begun: *mut c_void, op: *mut estafette_op) {
     let begun = begun.cast::<std::sync::mpsc::SyncSender<usize>>();
-    // SAFETY: the sender lives until the operation has sent.
+    // SAFETY: the sender lives for as long as the process.
     unsafe { &*begun }.send(op.addr()).expect("the test waits for it");
 }
 
@@ -57,7 +57,8 @@ impl Handles {
             Self { engine, gate: null_mut(), opener: null_mut(), tensors: Vec::new(), ops: Vec::new() };
         handles.gate = handles.tensor();
         let (sender, receiver) = std::sync::mpsc::sync_channel::<usize>(1);
-        let context = std::ptr::from_ref(&sender).cast_mut().cast();
+        // It may still be at work when what it has sent is received.
+        let context = std::ptr::from_ref(Box::leak(Box::new(sender))).cast_mut().cast();
         let opener = handles.submit(Some(stays), context, &[], &[handles.gate]);
         receiver.recv().expect("it begins");
         handles.opener = opener;

@@ -182,9 +182,9 @@ fn c_library(target: &Path, folder: &Path) -> Result<PathBuf, String> {
     let stage = target.join("c-library");
     remove_folder(&stage)?;
     install::run_portable(&stage.join(&name).to_string_lossy())?;
-    // The static library has debug lines of the standard library, which are a third of it.
+    // The static library has debug lines of the standard library, which are a third of it, and names that no linker asks for.
     let mut strip = shell::command("strip");
-    strip.arg("--strip-debug").arg(stage.join(&name).join("lib/libestafette.a"));
+    strip.arg("--strip-unneeded").arg(stage.join(&name).join("lib/libestafette.a"));
     shell::run(strip)?;
     for licence in ["LICENSE-APACHE", "LICENSE-MIT"] {
         install::copy(&shell::root().join(licence), &stage.join(&name).join(licence))?;
