@@ -37,7 +37,7 @@ const GLIBC_MINOR: u32 = 28;
 const ZIG_TARGET: &str = "x86_64-linux-gnu.2.28";
 
 /// What the archive of the C library may take.
-const C_BYTES_MAX: u64 = 4_000_000;
+const C_BYTES_MAX: u64 = 4 << 20;
 
 /// How long a tool whose output is read may take.
 const TOOL_LIMIT: Duration = Duration::from_secs(10 * 60);
@@ -191,7 +191,7 @@ fn c_library(target: &Path, folder: &Path) -> Result<PathBuf, String> {
     }
     let archive = folder.join(format!("{name}.tar.gz"));
     let mut pack = shell::command("tar");
-    pack.args(["--sort=name", "--owner=0", "--group=0", "--numeric-owner", "--use-compress-program=gzip -n"]);
+    pack.args(["--sort=name", "--owner=0", "--group=0", "--numeric-owner", "--use-compress-program=gzip -9 -n"]);
     pack.arg(format!("--mtime=@{FILE_TIME}")).arg("-C").arg(&stage).arg("-cf").arg(&archive).arg(&name);
     shell::run(pack)?;
     let bytes = fs::metadata(&archive).map_err(|error| format!("{}: {error}", archive.display()))?.len();
