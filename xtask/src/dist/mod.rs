@@ -191,7 +191,13 @@ fn c_library(target: &Path, folder: &Path) -> Result<PathBuf, String> {
     }
     let archive = folder.join(format!("{name}.tar.gz"));
     let mut pack = shell::command("tar");
-    pack.args(["--sort=name", "--owner=0", "--group=0", "--numeric-owner", "--use-compress-program=gzip -9 -n"]);
+    pack.args([
+        "--sort=name",
+        "--owner=0",
+        "--group=0",
+        "--numeric-owner",
+        "--use-compress-program=gzip -9 -n",
+    ]);
     pack.arg(format!("--mtime=@{FILE_TIME}")).arg("-C").arg(&stage).arg("-cf").arg(&archive).arg(&name);
     shell::run(pack)?;
     let bytes = fs::metadata(&archive).map_err(|error| format!("{}: {error}", archive.display()))?.len();
