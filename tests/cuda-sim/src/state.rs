@@ -260,19 +260,27 @@ fn needs_no_lock(name: &str) -> bool {
 }
 
 impl Session {
+    /// Finds a call that may wait, for the lock of the context or for work, on a thread with the interpreter's lock.
+    fn look_for_interpreter(&mut self, name: &str) {
+        let Some(has_lock) = self.script.has_interpreter else { return };
+        // What an address is depends on no work. A thread without a context waits for nothing.
+        let may_wait =
+            (!needs_no_lock(name) && !name.starts_with("cuPointerGet")) || name.ends_with("Synchronize");
+        let has_context = CURRENT.with_borrow(|stack| !stack.is_empty());
+        // SAFETY: a function of the interpreter that any thread may call.
+        if may_wait && has_context && unsafe { has_lock() } != 0 {
+            self.violation(format!("{name}, which may wait, was called with the interpreter's lock held"));
+        }
+    }
+
     /// Takes the lock of the calling thread's context for a call, as the driver does, for as long as such a
     /// call lasts. Returns the context.
     fn lock_context(&mut self, name: &str) -> Option<usize> {
+        self.look_for_interpreter(name);
         if needs_no_lock(name) {
             return None;
         }
         let context = CURRENT.with_borrow(|stack| stack.last().copied())?;
-        // SAFETY: a function of the interpreter that any thread may call.
-        let has_interpreter = self.script.has_interpreter.is_some_and(|asked| unsafe { asked() } != 0);
-        // What an address is depends on no work.
-        if has_interpreter && !name.starts_with("cuPointerGet") {
-            self.violation(format!("{name}, which may wait, was called with the interpreter's lock held"));
-        }
         while self.contexts[context].busy {
             self.queued_calls += 1;
             self.sleep(None);

@@ -113,10 +113,7 @@ fn take(object: &Bound<'_, PyAny>) -> PyResult<ManagedTensor> {
             let request = Request { stream: Some(&ours), ..request };
             return export::export_managed(py, From::Tensor(tensor, Access::Read), &request);
         }
-        return match export::at_once(py, tensor)? {
-            Some(managed) => Ok(managed),
-            None => export::export_managed(py, From::Tensor(tensor, Access::Read), &request),
-        };
+        return export::export_plain(py, From::Tensor(tensor, Access::Read), &request);
     }
     if let Ok(exporter) = object.cast::<Exporter>() {
         let (tensor, access) = exporter.get().parts(py)?;

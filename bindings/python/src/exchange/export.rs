@@ -127,13 +127,22 @@ pub fn export<'py>(
     from: From<'_>,
     request: &Request<'_, 'py>,
 ) -> PyResult<Bound<'py, PyCapsule>> {
+    capsule::wrap(py, export_plain(py, from, request)?)
+}
+
+/// As [`export_managed`], the shortest way for a consumer that wants a tensor as and where it is.
+///
+/// # Errors
+/// As [`export`].
+#[inline]
+pub fn export_plain(py: Python<'_>, from: From<'_>, request: &Request<'_, '_>) -> PyResult<ManagedTensor> {
     if let (From::Tensor(tensor, Access::Read), true) = (from, request.is_plain())
         && request.abi() == Abi::Versioned
         && let Some(managed) = at_once(py, tensor)?
     {
-        return capsule::wrap(py, managed);
+        return Ok(managed);
     }
-    capsule::wrap(py, export_managed(py, from, request)?)
+    export_managed(py, from, request)
 }
 
 /// As [`export`] of a tensor whose engine may be asked to make a copy.
@@ -266,7 +275,7 @@ fn exported(py: Python<'_>, tensor: &Tensor) -> PyResult<()> {
 /// # Errors
 /// As [`export`].
 #[inline(always)]
-pub fn at_once(py: Python<'_>, tensor: &Tensor) -> PyResult<Option<ManagedTensor>> {
+fn at_once(py: Python<'_>, tensor: &Tensor) -> PyResult<Option<ManagedTensor>> {
     if scope::current_scope(py)?.is_some()
         || tensor.device().is_ok_and(|device| kinds::default_stream(device).is_some())
     {
