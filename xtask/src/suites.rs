@@ -306,7 +306,7 @@ pub const SUITES: &[Suite] = &[
         counted: true,
         limit: minutes(15),
         commands: |context| {
-            let mut tests = python(context, &["-m", "pytest", "-rs", "bindings/python/tests"]);
+            let mut tests = python(context, &["-m", "pytest", "-rfEs", "bindings/python/tests"]);
             if context.quick {
                 tests.env("ESTAFETTE_FEW_EXAMPLES", "1");
             }
@@ -390,7 +390,7 @@ pub const SUITES: &[Suite] = &[
         limit: minutes(10),
         commands: |context| {
             let build = built(context, &["--lib"]);
-            let mut tests = python(context, &["-m", "pytest", "-rs", "bindings/python/cuda"]);
+            let mut tests = python(context, &["-m", "pytest", "-rfEs", "bindings/python/cuda"]);
             play_the_driver(context, &mut tests);
             vec![build, tests]
         },
@@ -404,7 +404,7 @@ pub const SUITES: &[Suite] = &[
         limit: minutes(5),
         commands: |context| {
             let environment = context.legacy.as_ref().expect("set up before the suite");
-            vec![environment.command(&["-m", "pytest", "-rs", "bindings/python/tests/test_mxnet.py"])]
+            vec![environment.command(&["-m", "pytest", "-rfEs", "bindings/python/tests/test_mxnet.py"])]
         },
     },
     Suite {
@@ -417,7 +417,7 @@ pub const SUITES: &[Suite] = &[
         commands: |context| {
             let environment = context.other.as_ref().expect("set up before the suite");
             let run = |file: &str| {
-                environment.command(&["-m", "pytest", "-rs", &format!("bindings/python/tests/{file}.py")])
+                environment.command(&["-m", "pytest", "-rfEs", &format!("bindings/python/tests/{file}.py")])
             };
             vec![run("test_peers"), run("test_other_peers")]
         },
@@ -457,7 +457,7 @@ pub const SUITES: &[Suite] = &[
         counted: false,
         limit: minutes(15),
         commands: |context| {
-            let mut look = python(context, &["-m", "pytest", "-rs", "docs/site/test_site.py"]);
+            let mut look = python(context, &["-m", "pytest", "-rfEs", "docs/site/test_site.py"]);
             look.env("ESTAFETTE_SITE", context.target.join("site"));
             vec![this_program(&["site"]), look]
         },
@@ -482,7 +482,7 @@ pub const SUITES: &[Suite] = &[
             let allowed = ["--allowlist", "bindings/python/stubs-allowed.txt", "--ignore-unused-allowlist"];
             vec![
                 python(context, &[&["-m", "mypy.stubtest", "estafette"][..], &allowed].concat()),
-                python(context, &["-m", "pytest", "-rs", "bindings/python/stubs"]),
+                python(context, &["-m", "pytest", "-rfEs", "bindings/python/stubs"]),
             ]
         },
     },
@@ -509,7 +509,7 @@ pub const SUITES: &[Suite] = &[
         needs: &[Need::Python],
         counted: true,
         limit: minutes(10),
-        commands: |context| vec![python(context, &["-m", "pytest", "-rs", "bindings/python/notebooks"])],
+        commands: |context| vec![python(context, &["-m", "pytest", "-rfEs", "bindings/python/notebooks"])],
     },
     Suite {
         name: "rust-examples",

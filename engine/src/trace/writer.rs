@@ -145,8 +145,9 @@ impl Session {
 
     /// The ticks that are kept, if not all are.
     fn kept(&self) -> Option<u64> {
+        let last = self.last?;
         let (_, per_tick) = self.ticks.scale().parts();
-        self.last.map(|last| (last.as_nanos() as f64 / per_tick) as u64)
+        Some((last.as_nanos() as f64 / per_tick) as u64)
     }
 }
 

@@ -151,7 +151,7 @@ pub(super) fn looks_at_reports(context: &Context, tests: &str) -> Vec<Command> {
     let samples = context.target.join("report-samples");
     let mut write = shell::command(context.target.join("release/examples/made_up"));
     write.arg(&samples);
-    let mut look = python(context, &["-m", "pytest", "-rs", tests]);
+    let mut look = python(context, &["-m", "pytest", "-rfEs", tests]);
     look.env("ESTAFETTE_REPORT_SAMPLES", samples);
     vec![cargo(&context.target, RELEASED, &[]), write, look]
 }
@@ -162,7 +162,7 @@ pub(super) fn borrowed(context: &Context) -> Vec<Command> {
     let run = |role: &str, packages: Result<PathBuf, String>, test: &str| {
         // pytest reports a folder that cannot be found, as a missing file.
         let test = packages.unwrap_or_default().join(test);
-        let mut command = python(context, &["-m", "pytest", "-rs", "-p", "borrowed", "--noconftest"]);
+        let mut command = python(context, &["-m", "pytest", "-rfEs", "-p", "borrowed", "--noconftest"]);
         command.args(["-p", "no:cacheprovider", "--rootdir=bindings/python/borrowed", "--role", role]);
         command.arg(test).env("PYTHONPATH", shell::root().join("bindings/python/borrowed"));
         command
