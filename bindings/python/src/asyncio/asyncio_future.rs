@@ -7,10 +7,10 @@
 use estafette_sync::sync::{Mutex, MutexGuard};
 use pyo3::exceptions::{PyRuntimeError, PyTypeError};
 use pyo3::gc::{PyTraverseError, PyVisit};
-use pyo3::intern;
 use pyo3::prelude::*;
-use pyo3::sync::PyOnceLock;
 use pyo3::types::PyDict;
+
+use crate::interpreter::once::{PyOnce, intern};
 
 /// Belongs to one event loop, and is touched on its thread only.
 #[pyclass(frozen, module = "estafette._estafette", name = "_Suspension")]
@@ -155,7 +155,7 @@ impl Suspension {
 
     /// What the task asks when it is woken.
     fn result(&self, py: Python<'_>) -> PyResult<()> {
-        static CANCELLED_ERROR: PyOnceLock<Py<PyAny>> = PyOnceLock::new();
+        static CANCELLED_ERROR: PyOnce<Py<PyAny>> = PyOnce::new();
         let (end, message) = {
             let inner = self.inner();
             (inner.end, inner.message.as_ref().map(|message| message.clone_ref(py)))

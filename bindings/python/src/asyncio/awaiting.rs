@@ -26,12 +26,12 @@ use std::task::{Context, Poll, Wake, Waker};
 use estafette_sync::sync::{Mutex, MutexGuard, OnceLock};
 use pyo3::exceptions::{PyRuntimeError, PyStopIteration};
 use pyo3::gc::{PyTraverseError, PyVisit};
-use pyo3::intern;
 use pyo3::prelude::*;
 
 use crate::asyncio::asyncio_future::Suspension;
 use crate::asyncio::running_loop;
 use crate::interpreter::guard;
+use crate::interpreter::once::intern;
 
 /// Turns the outcome of a future into Python, with the Python lock.
 pub type Finish = Box<dyn FnOnce(Python<'_>) -> PyResult<Py<PyAny>> + Send>;

@@ -1,14 +1,14 @@
 //! The asyncio event loop that runs on the calling thread, if any.
 
-use pyo3::intern;
 use pyo3::prelude::*;
-use pyo3::sync::PyOnceLock;
 use pyo3::types::PyDict;
+
+use crate::interpreter::once::{PyOnce, intern};
 
 /// The running loop; `None` when there is none. Without a process that has imported asyncio there is none, and it is not
 /// imported here just to find that out.
 pub fn get(py: Python<'_>) -> PyResult<Option<Bound<'_, PyAny>>> {
-    static GET: PyOnceLock<Py<PyAny>> = PyOnceLock::new();
+    static GET: PyOnce<Py<PyAny>> = PyOnce::new();
     let get = match GET.get(py) {
         Some(get) => get.bind(py).clone(),
         None => {
@@ -22,7 +22,7 @@ pub fn get(py: Python<'_>) -> PyResult<Option<Bound<'_, PyAny>>> {
 }
 
 fn find(py: Python<'_>) -> PyResult<Option<Bound<'_, PyAny>>> {
-    static MODULES: PyOnceLock<Py<PyDict>> = PyOnceLock::new();
+    static MODULES: PyOnce<Py<PyDict>> = PyOnce::new();
     let modules = MODULES.import(py, "sys", "modules")?;
     let Some(events) = modules.get_item(intern!(py, "asyncio.events"))? else { return Ok(None) };
     // Another thread may be in the middle of importing it; then no loop runs yet.

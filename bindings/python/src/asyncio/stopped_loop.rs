@@ -7,14 +7,13 @@
 use std::collections::BTreeMap;
 
 use estafette_sync::sync::Mutex;
-use pyo3::intern;
 use pyo3::prelude::*;
-use pyo3::sync::PyOnceLock;
 use pyo3::types::PyDict;
 
 use crate::asyncio::running_loop;
 use crate::error::raise;
 use crate::interpreter::guard;
+use crate::interpreter::once::{PyOnce, intern};
 
 /// How many functions run on each loop, by its address.
 static BEGUN: Mutex<BTreeMap<usize, usize>> = Mutex::new(BTreeMap::new());
@@ -85,7 +84,7 @@ fn is_needed(event_loop: &Bound<'_, PyAny>) -> PyResult<bool> {
 
 /// Whether this thread is that of a notebook's cells.
 fn is_notebook(py: Python<'_>) -> PyResult<bool> {
-    static MODULES: PyOnceLock<Py<PyDict>> = PyOnceLock::new();
+    static MODULES: PyOnce<Py<PyDict>> = PyOnce::new();
     let modules = MODULES.import(py, "sys", "modules")?;
     let Some(ipython) = modules.get_item(intern!(py, "IPython"))? else { return Ok(false) };
     // Another thread may be in the middle of importing it.

@@ -7,7 +7,6 @@ use std::time::Duration;
 
 use estafette::{FailureKind, Op, Tensor};
 use pyo3::exceptions::PyException;
-use pyo3::intern;
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
 
@@ -20,6 +19,7 @@ use crate::exchange::export;
 use crate::interpreter::courier::Courier;
 use crate::interpreter::guard;
 use crate::interpreter::kept::Kept;
+use crate::interpreter::once::intern;
 
 /// Calls the callbacks of promises.
 static CALLBACKS: Courier = Courier::new("estafette-callbacks", usize::MAX);

@@ -12,7 +12,6 @@ use estafette_sync::process::ProcessBound;
 use estafette_sync::sync::Mutex;
 use pyo3::exceptions::{PyStopAsyncIteration, PyStopIteration, PyTimeoutError, PyTypeError};
 use pyo3::prelude::*;
-use pyo3::sync::PyOnceLock;
 use pyo3::types::{PyBytes, PyTuple, PyType};
 
 use crate::arguments::seconds;
@@ -22,6 +21,7 @@ use crate::classes::handle::EngineHandle;
 use crate::classes::tensor::PyTensor;
 use crate::error::{OrRaise, raise};
 use crate::exchange::export::poll_once;
+use crate::interpreter::once::PyOnce;
 use crate::interpreter::{guard, interrupt};
 
 /// Time between two looks for Ctrl-C.
@@ -364,7 +364,7 @@ impl PyTicket {
 
 /// Prepares for queues of `multiprocessing`: there is memory that other processes can be shown.
 pub fn memory_is_shared(py: Python<'_>) -> PyResult<()> {
-    static PREPARED: PyOnceLock<()> = PyOnceLock::new();
+    static PREPARED: PyOnce<()> = PyOnce::new();
     let prepare = || py.import("estafette._processes")?.call_method0("register").map(drop);
     PREPARED.get_or_try_init(py, prepare).copied()
 }

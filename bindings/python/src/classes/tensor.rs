@@ -13,7 +13,6 @@ use estafette_sync::process::ProcessBound;
 use pyo3::exceptions::PyTypeError;
 use pyo3::ffi;
 use pyo3::prelude::*;
-use pyo3::sync::PyOnceLock;
 use pyo3::types::{PyCapsule, PyDict, PyIterator, PyMemoryView, PyTuple};
 
 use crate::arguments::seconds;
@@ -31,6 +30,7 @@ use crate::exchange::dtype;
 use crate::exchange::export::{self, From, Request};
 use crate::exchange::fence;
 use crate::interpreter::guard;
+use crate::interpreter::once::PyOnce;
 use crate::submission::results::{self, Results};
 use crate::submission::scope;
 
@@ -549,7 +549,7 @@ fn no_number(kind: &str) -> PyErr {
 
 /// The `Device` of a tensor.
 pub fn device_object(py: Python<'_>, tensor: &Tensor) -> PyResult<Py<PyAny>> {
-    static DEVICE: PyOnceLock<Py<PyAny>> = PyOnceLock::new();
+    static DEVICE: PyOnce<Py<PyAny>> = PyOnce::new();
     let device = tensor.device().or_raise(py)?;
     let class = DEVICE.import(py, "estafette._reports", "Device")?;
     Ok(class.call1((device.device_type.0, device.device_id))?.unbind())

@@ -11,7 +11,8 @@ use crate::interpreter::kept::Kept;
 
 /// Whether an object has the interface `name` and does not speak DLPack.
 pub fn is_all_there_is(object: &Bound<'_, PyAny>, name: &str) -> PyResult<bool> {
-    Ok(!object.hasattr(pyo3::intern!(object.py(), "__dlpack__"))? && object.hasattr(name)?)
+    Ok(!object.hasattr(crate::interpreter::once::intern!(object.py(), "__dlpack__"))?
+        && object.hasattr(name)?)
 }
 
 /// The dictionary of an object.

@@ -4,13 +4,13 @@ use std::ffi::{CStr, CString};
 
 use estafette::exchange::arrow::{ArrowDeviceArray, ArrowSchema};
 use pyo3::exceptions::{PyNotImplementedError, PyTypeError, PyValueError};
-use pyo3::intern;
 use pyo3::prelude::*;
 use pyo3::types::{PyCapsule, PyCapsuleMethods, PyDict, PyTuple};
 
 use crate::error::to_py;
 use crate::exchange::capsule;
 use crate::exchange::export::{self, From, Request};
+use crate::interpreter::once::intern;
 
 const SCHEMA: &CStr = c"arrow_schema";
 const ARRAY: &CStr = c"arrow_array";

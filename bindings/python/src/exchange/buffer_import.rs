@@ -19,7 +19,7 @@ use crate::interpreter::guard;
 pub fn is_all_there_is(object: &Bound<'_, PyAny>) -> PyResult<bool> {
     // SAFETY: a live object.
     let has_buffer = unsafe { ffi::PyObject_CheckBuffer(object.as_ptr()) } != 0;
-    Ok(has_buffer && !object.hasattr(pyo3::intern!(object.py(), "__dlpack__"))?)
+    Ok(has_buffer && !object.hasattr(crate::interpreter::once::intern!(object.py(), "__dlpack__"))?)
 }
 
 /// A buffer of another object. It stays where it is: exporters let fields of the struct point to others.

@@ -2,13 +2,13 @@
 
 use estafette::DType;
 use pyo3::exceptions::PyAttributeError;
-use pyo3::intern;
 use pyo3::prelude::*;
-use pyo3::sync::PyOnceLock;
+
+use crate::interpreter::once::{PyOnce, intern};
 
 /// What `t.dtype` is: a text that is equal to the type's name.
 pub fn object(py: Python<'_>, dtype: DType) -> PyResult<Bound<'_, PyAny>> {
-    static OF: PyOnceLock<Py<PyAny>> = PyOnceLock::new();
+    static OF: PyOnce<Py<PyAny>> = PyOnce::new();
     let of =
         OF.get_or_try_init(py, || PyResult::Ok(py.import("estafette._dtype")?.getattr("of")?.unbind()))?;
     of.bind(py).call1((dtype.to_string(), dtype.itemsize()))

@@ -10,13 +10,13 @@ use estafette::exchange::{Fenced, ManagedTensor};
 use estafette::{Access, Engine, Error, ExportOptions, ImportOptions, Tensor};
 use pyo3::exceptions::{PyBufferError, PyTypeError};
 use pyo3::ffi;
-use pyo3::intern;
 use pyo3::prelude::*;
 use pyo3::types::{PyCapsule, PyDict};
 
 use crate::error::{OrRaise, raise, to_py};
 use crate::exchange::export::is_ready;
 use crate::exchange::peers;
+use crate::interpreter::once::intern;
 use crate::interpreter::{call_site, guard};
 use crate::submission::scope;
 

@@ -5,9 +5,7 @@ use estafette::devices::{CurrentGuard, DLDevice, DeviceType, FenceSet};
 use estafette::exchange::ManagedTensor;
 use estafette_sync::sync::atomic::AtomicU64;
 use pyo3::exceptions::{PyAttributeError, PyException, PyTypeError};
-use pyo3::intern;
 use pyo3::prelude::*;
-use pyo3::sync::PyOnceLock;
 use pyo3::types::{PyCapsule, PyDict, PyTuple};
 
 use crate::error::{OrRaise, raise};
@@ -21,6 +19,7 @@ use crate::exchange::peers::{self, Legacy, NullStream, Omitted, Peer, Stream};
 use crate::exchange::unordered::{self, Reason};
 use crate::interpreter::fastcall;
 use crate::interpreter::guard;
+use crate::interpreter::once::{PyOnce, intern};
 use crate::kinds;
 
 /// Tensors from outside that this process's engines have taken over.
@@ -421,8 +420,8 @@ fn knows(object: &Bound<'_, PyAny>, arguments: &[&str]) -> bool {
 
 /// `object.__dlpack__(max_version=...)`, which is all that most exchanges need.
 fn versioned<'py>(object: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyAny>> {
-    static NAMES: PyOnceLock<Py<PyTuple>> = PyOnceLock::new();
-    static VERSION: PyOnceLock<Py<PyAny>> = PyOnceLock::new();
+    static NAMES: PyOnce<Py<PyTuple>> = PyOnce::new();
+    static VERSION: PyOnce<Py<PyAny>> = PyOnce::new();
     let py = object.py();
     let names =
         NAMES.get_or_try_init(py, || PyTuple::new(py, [intern!(py, "max_version")]).map(Bound::unbind))?;

@@ -15,13 +15,14 @@ use std::time::Duration;
 use estafette::exchange::ManagedTensor;
 use estafette_sync::sync::Mutex;
 use estafette_sync::sync::atomic::{AtomicBool, Ordering};
+use pyo3::ffi;
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyString};
-use pyo3::{ffi, intern};
 
 use crate::exchange::array_interface;
 use crate::interpreter::courier::Courier;
 use crate::interpreter::guard;
+use crate::interpreter::once::intern;
 
 /// A pause before the next look. An export takes some microseconds.
 const PAUSE: Duration = Duration::from_micros(20);

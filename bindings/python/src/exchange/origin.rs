@@ -2,7 +2,6 @@
 //! open for, since the address is the same.
 
 use estafette::bindings::Origin;
-use pyo3::intern;
 use pyo3::prelude::*;
 use pyo3::types::{PyByteArray, PyBytes, PyMemoryView};
 
@@ -10,6 +9,7 @@ use crate::classes::access::PyView;
 use crate::classes::exporter::Exporter;
 use crate::classes::tensor::PyTensor;
 use crate::exchange::peers;
+use crate::interpreter::once::intern;
 
 /// Bases of an array that are looked through. NumPy keeps one or two: it lets a view point to what the viewed array points to.
 const BASES_MAX: usize = 16;

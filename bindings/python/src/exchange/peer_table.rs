@@ -7,11 +7,11 @@ use estafette::devices::DLDevice;
 use estafette::exchange::{ManagedTensor, table};
 use pyo3::exceptions::PySystemError;
 use pyo3::ffi;
-use pyo3::intern;
 use pyo3::prelude::*;
 use pyo3::types::PyType;
 
 use crate::error::to_py;
+use crate::interpreter::once::intern;
 
 /// A table that a library has published for one of its types; it lives as long as the process.
 #[derive(Clone, Copy)]

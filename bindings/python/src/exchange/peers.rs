@@ -6,13 +6,12 @@
 
 use estafette_sync::sync::Mutex;
 use pyo3::exceptions::PyBufferError;
-use pyo3::intern;
 use pyo3::prelude::*;
-use pyo3::sync::PyOnceLock;
 use pyo3::types::{PyString, PyTuple, PyType};
 
 use crate::exchange::peer_table::{self, PeerTable};
 use crate::interpreter::fastcall;
+use crate::interpreter::once::{PyOnce, intern};
 
 /// What a legacy struct from a producer stands for. It cannot say that memory is read-only, so NumPy treats every legacy
 /// import as read-only; so do we, unless the table knows better.
@@ -144,16 +143,16 @@ pub struct Unsaid {
     /// A method without arguments, else an attribute.
     is_method: bool,
     /// The name as Python wants it, made at first use.
-    text: PyOnceLock<Py<PyString>>,
+    text: PyOnce<Py<PyString>>,
 }
 
 impl Unsaid {
     const fn attribute(name: &'static str) -> Self {
-        Self { name, is_method: false, text: PyOnceLock::new() }
+        Self { name, is_method: false, text: PyOnce::new() }
     }
 
     const fn method(name: &'static str) -> Self {
-        Self { name, is_method: true, text: PyOnceLock::new() }
+        Self { name, is_method: true, text: PyOnce::new() }
     }
 
     fn is_true_of(&self, object: &Bound<'_, PyAny>) -> PyResult<bool> {

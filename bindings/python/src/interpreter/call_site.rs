@@ -6,13 +6,13 @@ use std::ptr;
 use estafette::lease::{CallSite, LeaseOwner};
 use estafette_sync::sync::Mutex;
 use pyo3::ffi;
-use pyo3::intern;
 use pyo3::prelude::*;
 use pyo3::types::PyString;
 
 use crate::exchange::peers::{self, Peer};
 use crate::interpreter::fastcall;
 use crate::interpreter::lease_sites;
+use crate::interpreter::once::intern;
 
 /// The nearest Python frames to look at for the caller: a library that asks for us has few of its own.
 const FRAMES_MAX: usize = 8;

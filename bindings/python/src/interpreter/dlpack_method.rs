@@ -13,14 +13,14 @@ use estafette_sync::sync::Mutex;
 use pyo3::exceptions::PySystemError;
 use pyo3::ffi;
 use pyo3::prelude::*;
-use pyo3::sync::PyOnceLock;
 use pyo3::types::{PyCapsule, PyDict, PyTuple};
 
 use crate::classes::tensor::PyTensor;
 use crate::exchange::export::{self, From, Request};
+use crate::interpreter::once::PyOnce;
 
 /// The method that knows everything.
-static GENERAL: PyOnceLock<Py<PyAny>> = PyOnceLock::new();
+static GENERAL: PyOnce<Py<PyAny>> = PyOnce::new();
 
 struct Definition(ffi::PyMethodDef);
 

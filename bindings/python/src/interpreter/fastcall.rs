@@ -184,7 +184,7 @@ pub fn in_context<R>(context: &Bound<'_, PyAny>, f: impl FnOnce() -> R) -> PyRes
 pub fn set_context_value(variable: &Bound<'_, PyAny>, value: &Bound<'_, PyAny>) -> PyResult<()> {
     let py = variable.py();
     let Some(set) = found().context_var_set else {
-        return variable.call_method1(pyo3::intern!(py, "set"), (value,)).map(drop);
+        return variable.call_method1(crate::interpreter::once::intern!(py, "set"), (value,)).map(drop);
     };
     // SAFETY: both are alive, and the token is a new reference, or NULL with an exception set.
     unsafe { Bound::from_owned_ptr_or_err(py, set(variable.as_ptr(), value.as_ptr())).map(drop) }
@@ -194,7 +194,7 @@ pub fn set_context_value(variable: &Bound<'_, PyAny>, value: &Bound<'_, PyAny>) 
 pub fn context_value<'py>(variable: &Bound<'py, PyAny>) -> PyResult<Option<Bound<'py, PyAny>>> {
     let py = variable.py();
     let Some(get) = found().context_var_get else {
-        return variable.call_method1(pyo3::intern!(py, "get"), (py.None(),)).map(Some);
+        return variable.call_method1(crate::interpreter::once::intern!(py, "get"), (py.None(),)).map(Some);
     };
     let mut value = ptr::null_mut();
     // SAFETY: the variable is alive, and the value is a new reference or NULL.

@@ -26,8 +26,8 @@ use estafette_sync::rundown::Rundown;
 use estafette_sync::sync::atomic::{AtomicU64, Ordering};
 use pyo3::ffi;
 use pyo3::prelude::*;
-use pyo3::sync::PyOnceLock;
 
+use crate::interpreter::once::PyOnce;
 use crate::interpreter::{fastcall, thread_state};
 
 static GATE: Rundown = Rundown::new();
@@ -167,7 +167,7 @@ pub fn is_known_main() -> bool {
 
 /// Python's name for the calling thread.
 pub fn ident(py: Python<'_>) -> PyResult<u64> {
-    static GET_IDENT: PyOnceLock<Py<PyAny>> = PyOnceLock::new();
+    static GET_IDENT: PyOnce<Py<PyAny>> = PyOnce::new();
     if let Some(ident) = IDENT.get() {
         return Ok(ident);
     }

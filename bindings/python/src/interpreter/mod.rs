@@ -14,6 +14,7 @@
 //! | `interrupt` | Ctrl-C during a blocking wait |
 //! | `kept` | Python objects that any thread may drop |
 //! | `lease_sites` | Whether leases note the line of Python code that takes them, and what becomes of their memory there |
+//! | `once` | Values that are made once, and that a forked child never waits for |
 //! | `python_lock` | The Python lock as a lock that bodies share |
 //! | `thread_state` | The states that Python keeps of threads of the engine |
 
@@ -28,5 +29,6 @@ pub(crate) mod guard;
 pub(crate) mod interrupt;
 pub(crate) mod kept;
 pub(crate) mod lease_sites;
+pub(crate) mod once;
 pub(crate) mod python_lock;
 pub(crate) mod thread_state;

@@ -11,9 +11,7 @@ use estafette::{BodyResult, Completion, Scope, trace};
 use estafette_sync::sync::{Mutex, MutexGuard};
 use pyo3::exceptions::{PyRuntimeError, PyTypeError};
 use pyo3::gc::{PyTraverseError, PyVisit};
-use pyo3::intern;
 use pyo3::prelude::*;
-use pyo3::sync::PyOnceLock;
 use pyo3::types::{PyList, PyTuple};
 
 use crate::asyncio::running_loop;
@@ -21,6 +19,7 @@ use crate::error::{Raised, finalizing};
 use crate::exchange::peers;
 use crate::interpreter::fastcall;
 use crate::interpreter::guard;
+use crate::interpreter::once::{PyOnce, intern};
 use crate::kinds;
 use crate::submission::function_kind::{
     FunctionKind, is_coroutine, never_runs, refuse_coroutine, refuse_generator,
@@ -33,7 +32,7 @@ use crate::submission::scope::OperationScope;
 
 /// A function of `estafette/_body.py`.
 pub fn helper<'py>(py: Python<'py>, name: &str) -> PyResult<Bound<'py, PyAny>> {
-    static MODULE: PyOnceLock<Py<PyModule>> = PyOnceLock::new();
+    static MODULE: PyOnce<Py<PyModule>> = PyOnce::new();
     let module = MODULE.get_or_try_init(py, || py.import("estafette._body").map(Bound::unbind))?;
     module.bind(py).getattr(name)
 }
@@ -374,6 +373,6 @@ pub fn run_plain<'py>(
 }
 
 fn copy_context(py: Python<'_>) -> PyResult<Py<PyAny>> {
-    static COPY_CONTEXT: PyOnceLock<Py<PyAny>> = PyOnceLock::new();
+    static COPY_CONTEXT: PyOnce<Py<PyAny>> = PyOnce::new();
     Ok(COPY_CONTEXT.import(py, "contextvars", "copy_context")?.call0()?.unbind())
 }

@@ -1,10 +1,10 @@
 //! What kind of function a body is, and results that no operation may have.
 
 use pyo3::exceptions::PyTypeError;
-use pyo3::intern;
 use pyo3::prelude::*;
-use pyo3::sync::PyOnceLock;
 use pyo3::types::PyDict;
+
+use crate::interpreter::once::{PyOnce, intern};
 
 /// `CO_GENERATOR` of CPython's `Include/cpython/code.h`.
 const GENERATOR: u32 = 0x20;
@@ -56,7 +56,7 @@ impl FunctionKind {
 
 /// The function within `functools.partial`, or `function` itself.
 pub fn innermost<'py>(function: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyAny>> {
-    static PARTIAL: PyOnceLock<Py<PyAny>> = PyOnceLock::new();
+    static PARTIAL: PyOnce<Py<PyAny>> = PyOnce::new();
     let py = function.py();
     let partial = PARTIAL.import(py, "functools", "partial")?;
     let mut function = function.clone();
@@ -80,8 +80,8 @@ pub fn never_runs(what: &str) -> PyErr {
 /// # Errors
 /// `TypeError` for a generator, asynchronous or not, as what a body has returned.
 pub fn refuse_generator(value: &Bound<'_, PyAny>) -> PyResult<()> {
-    static GENERATOR: PyOnceLock<Py<PyAny>> = PyOnceLock::new();
-    static ASYNC_GENERATOR: PyOnceLock<Py<PyAny>> = PyOnceLock::new();
+    static GENERATOR: PyOnce<Py<PyAny>> = PyOnce::new();
+    static ASYNC_GENERATOR: PyOnce<Py<PyAny>> = PyOnce::new();
     let py = value.py();
     if value.is_none() {
         return Ok(());
@@ -98,7 +98,7 @@ pub fn refuse_generator(value: &Bound<'_, PyAny>) -> PyResult<()> {
 
 /// Whether a function has returned a coroutine.
 pub fn is_coroutine(value: &Bound<'_, PyAny>) -> PyResult<bool> {
-    static COROUTINE: PyOnceLock<Py<PyAny>> = PyOnceLock::new();
+    static COROUTINE: PyOnce<Py<PyAny>> = PyOnce::new();
     Ok(!value.is_none() && value.is_instance(COROUTINE.import(value.py(), "types", "CoroutineType")?)?)
 }
 
@@ -116,8 +116,8 @@ pub fn refuse_coroutine(coroutine: &Bound<'_, PyAny>, on: Option<&str>) -> PyErr
 /// # Errors
 /// `TypeError` for a masked array of NumPy: DLPack has no masks, and NumPy would hand out the data without it.
 pub fn refuse_masked(value: &Bound<'_, PyAny>) -> PyResult<()> {
-    static MODULES: PyOnceLock<Py<PyDict>> = PyOnceLock::new();
-    static MASKED: PyOnceLock<Py<PyAny>> = PyOnceLock::new();
+    static MODULES: PyOnce<Py<PyDict>> = PyOnce::new();
+    static MASKED: PyOnce<Py<PyAny>> = PyOnce::new();
     let py = value.py();
     let masked = match MASKED.get(py) {
         Some(masked) => masked.bind(py).clone(),

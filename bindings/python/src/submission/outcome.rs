@@ -7,7 +7,6 @@ use estafette::{BodyResult, Completion, Produced, Scope};
 use estafette_sync::process;
 use estafette_sync::sync::Mutex;
 use estafette_sync::sync::atomic::Ordering;
-use pyo3::intern;
 use pyo3::prelude::*;
 
 use crate::asyncio::stopped_loop::Begun;
@@ -16,6 +15,7 @@ use crate::error::{Raised, raise};
 use crate::exchange::import::{self, IMPORTED, Taken, Wanted};
 use crate::exchange::peers;
 use crate::interpreter::guard;
+use crate::interpreter::once::intern;
 use crate::submission::function_kind::refuse_masked;
 use crate::submission::on::On;
 use crate::submission::results::{self, Results};

@@ -3,10 +3,10 @@
 use estafette::{Scope, Tensor};
 use estafette_sync::sync::atomic::{AtomicUsize, Ordering};
 use pyo3::prelude::*;
-use pyo3::sync::PyOnceLock;
 
 use crate::exchange::export::poll_once;
 use crate::interpreter::fastcall;
+use crate::interpreter::once::PyOnce;
 
 /// Names the running operation in the context variable.
 #[pyclass(frozen, module = "estafette._estafette", name = "_OperationScope")]
@@ -36,7 +36,7 @@ impl Drop for OperationScope {
 
 /// The context variable that names the running operation.
 fn variable(py: Python<'_>) -> PyResult<&Bound<'_, PyAny>> {
-    static VARIABLE: PyOnceLock<Py<PyAny>> = PyOnceLock::new();
+    static VARIABLE: PyOnce<Py<PyAny>> = PyOnce::new();
     VARIABLE.import(py, "estafette._body", "operation")
 }
 

@@ -7,7 +7,6 @@ use estafette::operation::{OpBuilder, Tensors};
 use estafette::{Engine, Tensor, Variable};
 use estafette_sync::sync::OnceLock;
 use pyo3::exceptions::PyTypeError;
-use pyo3::intern;
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyList, PyTuple, PyType};
 
@@ -17,6 +16,7 @@ use crate::classes::handle::EngineHandle;
 use crate::classes::tensor::PyTensor;
 use crate::classes::variable::PyVariable;
 use crate::error::OrRaise;
+use crate::interpreter::once::intern;
 use crate::kinds;
 use crate::submission::body::Body;
 use crate::submission::on::On;

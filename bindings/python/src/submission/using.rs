@@ -1,12 +1,11 @@
 //! What makes arrays of an operation's tensors: the function that is given, the engine's, or that of the function's own library.
 
-use pyo3::intern;
 use pyo3::prelude::*;
-use pyo3::sync::PyOnceLock;
 use pyo3::types::{PyDict, PyString};
 
 use crate::exchange::peers;
 use crate::interpreter::kept::Kept;
+use crate::interpreter::once::{PyOnce, intern};
 use crate::submission::function_kind::innermost;
 
 /// The function of an engine that makes arrays, for calls that name none.
@@ -30,7 +29,7 @@ pub fn of<'py>(
 
 fn of_library<'py>(function: &Bound<'py, PyAny>) -> PyResult<Option<Bound<'py, PyAny>>> {
     /// By the name of a module; `None` in Python for a library without such a function.
-    static FOUND: PyOnceLock<Py<PyDict>> = PyOnceLock::new();
+    static FOUND: PyOnce<Py<PyDict>> = PyOnce::new();
     let py = function.py();
     let Some(module) = function.getattr_opt(intern!(py, "__module__"))? else { return Ok(None) };
     let Ok(module) = module.cast::<PyString>() else { return Ok(None) };

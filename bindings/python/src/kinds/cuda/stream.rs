@@ -5,7 +5,6 @@ use std::sync::Arc;
 use estafette::devices::{DLDevice, Device, DeviceType, Queue, table};
 use estafette::lease::Keeper;
 use pyo3::exceptions::{PyTypeError, PyValueError};
-use pyo3::intern;
 use pyo3::prelude::*;
 use pyo3::types::{PyBool, PyInt};
 
@@ -13,6 +12,7 @@ use crate::exchange::peers::Streams;
 use crate::interpreter::call_site;
 use crate::interpreter::guard;
 use crate::interpreter::kept::Kept;
+use crate::interpreter::once::intern;
 
 /// CUDA's legacy default stream.
 pub const LEGACY: usize = 1;

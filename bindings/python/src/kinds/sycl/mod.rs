@@ -22,14 +22,13 @@ use estafette::lease::Consumer;
 use estafette::{Tensor, Variable};
 use estafette_sync::platform::library::file_name;
 use pyo3::exceptions::{PyTypeError, PyValueError};
-use pyo3::intern;
 use pyo3::prelude::*;
-use pyo3::sync::PyOnceLock;
 use pyo3::types::PyCapsule;
 
 use crate::error::raise;
 use crate::exchange::peers::Peer;
 use crate::interpreter::guard;
+use crate::interpreter::once::{PyOnce, intern};
 use crate::kinds::{Kind, Place};
 
 /// The devices of SYCL's runtime, whose memory is unified shared memory.
@@ -108,7 +107,7 @@ impl Kind for Sycl {
 /// Names to the loader the folder of the package dpctl of this environment, without importing it. Once, and only if the library is not
 /// in the process yet.
 fn suggest(py: Python<'_>) -> PyResult<()> {
-    static DONE: PyOnceLock<()> = PyOnceLock::new();
+    static DONE: PyOnce<()> = PyOnce::new();
     DONE.get_or_try_init(py, || {
         if SyclRuntime::is_loaded() {
             return Ok(());
