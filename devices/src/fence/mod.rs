@@ -167,7 +167,7 @@ impl Fence {
     }
 
     /// Whether it was made in a process that this one was forked from, and settles there.
-    pub(crate) fn is_inherited(&self) -> bool {
+    pub fn is_inherited(&self) -> bool {
         self.generation.is_inherited()
     }
 

@@ -278,11 +278,11 @@ fn may_release(fences: &FenceSet) -> bool {
     })
 }
 
-/// Whether a fence has failed in a way that says nothing about what still runs.
+/// Whether a fence has failed in a way that says nothing about what still runs, or settles in another process.
 fn is_faulty(fences: &FenceSet) -> bool {
     let is_fault =
         |state| matches!(state, FenceState::Failed(error) if error.kind() == DeviceErrorKind::Fault);
-    fences.iter().any(|fence| is_fault(fence.state()))
+    fences.iter().any(|fence| fence.is_inherited() || is_fault(fence.state()))
 }
 
 /// A storage that waits for fences. It is leaked unless a callback lets it proceed: a callback that is lost must

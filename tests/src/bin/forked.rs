@@ -6,7 +6,7 @@ use std::sync::{Arc, OnceLock};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use estafette::devices::sim::{SimDevice, SimOptions};
+use estafette::devices::sim::{SimDevice, SimOptions, SimPace};
 use estafette::devices::{Device, Fence, host};
 use estafette::trace::{Recorder, TraceOptions};
 use estafette::{Access, Engine, Error, ExportOptions, ImportOptions, Lease, ManagedTensor, Op, Tensor, Variable};
@@ -190,9 +190,9 @@ fn work_in_child(things: &Things, round: usize) {
 /// An engine that is made in the child works completely, and knows what is not of its process.
 fn own_engine(things: &Things) {
     let recorder = Recorder::open(TraceOptions::default()).expect("a child records for itself");
-    let mut own = Engine::builder().workers(2);
-    let device = SimDevice::new(SimOptions::default()).expect("a simulated device needs nothing");
-    own = own.device(device.clone());
+    let options = SimOptions { pace: SimPace::Immediate, ..SimOptions::default() };
+    let device = SimDevice::new(options).expect("a device of the child's own");
+    let own = Engine::builder().workers(2).device(device.clone());
     let own = own.build().expect("a child has an engine of its own");
     let deleted = Deleted::default();
     let imported = churn(&own, 100, 5, &deleted).expect("the engine runs").imported;
@@ -226,8 +226,9 @@ fn own_engine(things: &Things) {
     assert_forked("a copy", own.copy(idle, device.id()));
     assert_forked("a device", Engine::builder().device(things.device.clone()).build());
     let options = ImportOptions::default().ready(promise.clone());
+    let never = Deleted::default();
     // SAFETY: a fresh tensor that describes its memory truly.
-    let late = unsafe { own.import_with(foreign::tensor(&[1.0], &deleted), options) }.expect("accepted");
+    let late = unsafe { own.import_with(foreign::tensor(&[1.0], &never), options) }.expect("accepted");
     let error = late.wait().expect_err("its fence settles in the parent").to_string();
     assert!(error.contains("forked child"), "{error}");
 
@@ -241,6 +242,7 @@ fn own_engine(things: &Things) {
     drop((x, back, on_device, write, late));
     assert!(own.shutdown_timeout(Duration::from_secs(30)).drained);
     deleted.settle_at(imported);
+    assert_eq!(never.count(), 0, "what settles in another process may be in use for ever");
     let names = format!("{:?}", recorder.finish());
     assert!(names.contains("future"), "the child's operations are in its trace: {names}");
 }

@@ -16,8 +16,10 @@ use crate::asyncio::running_loop;
 use crate::error::raise;
 use crate::interpreter::guard;
 
-/// How many functions run on each loop, by its address.
-static BEGUN: Mutex<BTreeMap<usize, usize>> = Mutex::new(BTreeMap::new());
+estafette_sync::per_process! {
+    /// How many functions run on each loop, by its address.
+    static BEGUN: Mutex<BTreeMap<usize, usize>> = Mutex::new(BTreeMap::new());
+}
 
 /// A function that an event loop runs for the engine.
 pub struct Begun {
