@@ -3,9 +3,9 @@
 use std::sync::Arc;
 
 use estafette_sync::essential::essential;
+use estafette_sync::process::Generation;
 use estafette_sync::sync::atomic::{AtomicU32, Ordering};
 use estafette_sync::sync::{Condvar, Mutex};
-use estafette_sync::process::Generation;
 use estafette_sync::{daemon, stack};
 
 use crate::LinkError;

@@ -45,14 +45,24 @@ impl Rundown {
     #[cfg(not(estafette_loom))]
     #[expect(clippy::new_without_default, reason = "for statics")]
     pub const fn new() -> Self {
-        Self { word: AtomicUsize::new(0), closed_by: std::sync::OnceLock::new(), closing: Mutex::new(()), left: Condvar::new() }
+        Self {
+            word: AtomicUsize::new(0),
+            closed_by: std::sync::OnceLock::new(),
+            closing: Mutex::new(()),
+            left: Condvar::new(),
+        }
     }
 
     /// Open, without a use.
     #[cfg(estafette_loom)]
     #[expect(clippy::new_without_default, reason = "for statics")]
     pub fn new() -> Self {
-        Self { word: AtomicUsize::new(0), closed_by: std::sync::OnceLock::new(), closing: Mutex::new(()), left: Condvar::new() }
+        Self {
+            word: AtomicUsize::new(0),
+            closed_by: std::sync::OnceLock::new(),
+            closing: Mutex::new(()),
+            left: Condvar::new(),
+        }
     }
 
     /// Begins a use, which the caller ends by [`leave`](Self::leave). False once closed.

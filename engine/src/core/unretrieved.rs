@@ -16,8 +16,8 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Weak};
 
 use estafette_graph::OpId;
-use estafette_sync::sync::atomic::{AtomicBool, Ordering};
 use estafette_sync::process::Generation;
+use estafette_sync::sync::atomic::{AtomicBool, Ordering};
 use estafette_sync::sync::{Mutex, MutexGuard, OnceLock};
 use estafette_sync::thread;
 

@@ -283,7 +283,11 @@ impl Engine {
 
     /// Failures of this engine's operations that the program has not retrieved so far.
     pub fn unretrieved(&self) -> Unretrieved {
-        if self.core().generation.is_inherited() { Unretrieved::default() } else { self.core().failures.unretrieved() }
+        if self.core().generation.is_inherited() {
+            Unretrieved::default()
+        } else {
+            self.core().failures.unretrieved()
+        }
     }
 }
 

@@ -10,8 +10,8 @@ use std::sync::Arc;
 
 use estafette_devices::{DeviceError, DeviceErrorKind, Fence, FenceState, host};
 use estafette_links::{Address, Door, Link as RawLink, LinkError, Received, secret};
-use estafette_sync::sync::Mutex;
 use estafette_sync::per_process;
+use estafette_sync::sync::Mutex;
 
 use super::{Export, hand_over, take_over};
 use crate::core::error::Error;

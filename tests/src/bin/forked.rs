@@ -2,14 +2,16 @@
 //! since a child of the test harness could do nothing with its threads.
 
 use std::process::ExitCode;
-use std::sync::{Arc, OnceLock};
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use estafette::devices::sim::{SimDevice, SimOptions, SimPace};
 use estafette::devices::{Device, Fence, host};
 use estafette::trace::{Recorder, TraceOptions};
-use estafette::{Access, Engine, Error, ExportOptions, ImportOptions, Lease, ManagedTensor, Op, Tensor, Variable};
+use estafette::{
+    Access, Engine, Error, ExportOptions, ImportOptions, Lease, ManagedTensor, Op, Tensor, Variable,
+};
 use estafette_sync::process::{self, Generation};
 use futures::FutureExt;
 use futures::executor::block_on;
@@ -225,12 +227,6 @@ fn own_engine(things: &Things) {
     assert_forked("two leases", own.lease_all(&both, "mixed").wait(None));
     assert_forked("a copy", own.copy(idle, device.id()));
     assert_forked("a device", Engine::builder().device(things.device.clone()).build());
-    let options = ImportOptions::default().ready(promise.clone());
-    let never = Deleted::default();
-    // SAFETY: a fresh tensor that describes its memory truly.
-    let late = unsafe { own.import_with(foreign::tensor(&[1.0], &never), options) }.expect("accepted");
-    let error = late.wait().expect_err("its fence settles in the parent").to_string();
-    assert!(error.contains("forked child"), "{error}");
 
     // A fork of the fork.
     let of_child = child(|| {
@@ -239,10 +235,17 @@ fn own_engine(things: &Things) {
         work_in_child(things, 1);
     });
     assert_eq!(of_child, 0);
-    drop((x, back, on_device, write, late));
-    assert!(own.shutdown_timeout(Duration::from_secs(30)).drained);
+    drop((x, back, on_device, write));
     deleted.settle_at(imported);
+    let options = ImportOptions::default().ready(promise.clone());
+    let never = Deleted::default();
+    // SAFETY: a fresh tensor that describes its memory truly.
+    let late = unsafe { own.import_with(foreign::tensor(&[1.0], &never), options) }.expect("accepted");
+    let error = late.wait().expect_err("its fence settles in the parent").to_string();
+    assert!(error.contains("forked child"), "{error}");
+    drop(late);
     assert_eq!(never.count(), 0, "what settles in another process may be in use for ever");
+    assert!(own.shutdown_timeout(Duration::from_secs(30)).drained);
     let names = format!("{:?}", recorder.finish());
     assert!(names.contains("future"), "the child's operations are in its trace: {names}");
 }
@@ -252,7 +255,8 @@ fn assert_forked<T: std::fmt::Debug>(what: &str, result: Result<T, Error>) {
 }
 
 fn in_child(things: Things) {
-    let Things { engine, deleted, idle, alone, busy, exported, lease, gate, behind, failed, made, .. } = things;
+    let Things { engine, deleted, idle, alone, busy, exported, lease, gate, behind, failed, made, .. } =
+        things;
     assert!(made.is_inherited());
     assert_forked("an operation", engine.op("child").reads([&idle]).run(|[_x], []| Ok(())));
     assert_forked("a refusing operation", engine.op("child").without_waiting().run(|[], []| Ok(())));
@@ -290,7 +294,8 @@ fn in_child(things: Things) {
 }
 
 fn in_parent(things: Things) {
-    let Things { engine, deleted, idle, alone, busy, exported, lease, gate, behind, failed, made, .. } = things;
+    let Things { engine, deleted, idle, alone, busy, exported, lease, gate, behind, failed, made, .. } =
+        things;
     assert!(made.is_current());
     assert_eq!(process::leaked(), 0);
     gate.open();
