@@ -130,6 +130,10 @@ impl Reaper {
         storage: Storage,
         what: impl FnOnce() -> ReleasedMemory,
     ) {
+        if self.shared.generation.is_inherited() {
+            // No lock may be taken here: its holder may not exist in this process.
+            return self.shared.leak(storage);
+        }
         fence_set.prune();
         if !fence_set.is_empty() {
             if inline::is_good_place() {
@@ -169,6 +173,9 @@ impl Reaper {
     ///
     /// On the reaper's own thread, in a deleter, and in a callback it does not wait: it might wait for itself.
     pub fn flush(&self, timeout: Duration) -> bool {
+        if self.shared.generation.is_inherited() {
+            return true;
+        }
         self.watch_again(usize::MAX);
         let mut queue = self.shared.lock();
         let last = queue.close_epoch();
@@ -188,6 +195,9 @@ impl Reaper {
     /// shutdown of an interpreter that deleters need. Returns whether all threads have ended within
     /// `timeout`; one that has not ends after the deleter that it is in, and the rest is leaked.
     pub fn stop(&self, timeout: Duration) -> bool {
+        if self.shared.generation.is_inherited() {
+            return true;
+        }
         self.shared.stopped.store(true, Ordering::Relaxed);
         // Their drop leaks them.
         let unwatched = mem::take(&mut *self.shared.unwatched());
@@ -228,11 +238,14 @@ impl Reaper {
         self.shared.lock().on_start.get_or_insert(hook);
     }
 
-    /// What became of everything handed over so far.
+    /// What became of everything handed over so far. For the reaper of a process that this one was forked from only `leaked` moves.
     pub fn stats(&self) -> ReaperStats {
         let released = self.shared.released.load(Ordering::Relaxed);
         let deleters = self.shared.deleters.load(Ordering::Relaxed);
         let leaked = self.shared.leaked.load(Ordering::Relaxed) + process::leaked();
+        if self.shared.generation.is_inherited() {
+            return ReaperStats { released, deleters, leaked, ..ReaperStats::default() };
+        }
         let queue = self.shared.lock();
         let (pending, peak_pending) = (queue.pending, queue.peak_pending);
         ReaperStats { released, deleters, leaked, pending, peak_pending }
