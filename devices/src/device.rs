@@ -14,6 +14,11 @@ pub trait Device: Send + Sync + fmt::Debug + Any {
     /// A name for people.
     fn name(&self) -> &str;
 
+    /// Whether it belongs to a process that this one was forked from, and works there only.
+    fn is_inherited(&self) -> bool {
+        false
+    }
+
     /// The native context that memory of this device belongs to (`CUcontext`, pointer to a `sycl::context`),
     /// or 0.
     fn native_context(&self) -> usize {

@@ -112,7 +112,7 @@ struct Table {
     given: i32,
 }
 
-estafette_sync::statics! {
+estafette_sync::per_process! {
     static TABLE: Mutex<Table> = Mutex::new(Table { entries: BTreeMap::new(), given: 0 });
 }
 

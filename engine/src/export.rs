@@ -7,7 +7,6 @@ use std::time::Duration;
 use estafette_devices::DLDevice;
 use estafette_graph::Mode;
 use estafette_report::shown::shown;
-use estafette_sync::process;
 
 use crate::core::error::Error;
 use crate::core::lease_info::LeaseOwner;
@@ -148,7 +147,7 @@ impl Tensor {
     /// [`Error::Forked`] in a forked child.
     #[inline]
     pub fn export_at_once(&self, owner: impl FnOnce() -> LeaseOwner) -> Result<Option<ManagedTensor>, Error> {
-        process::check()?;
+        self.inner.core.generation.check()?;
         let Ok(definition) = self.inner.definition() else { return Ok(None) };
         if !self.inner.is_quiet() {
             return Ok(None);

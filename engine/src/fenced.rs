@@ -8,7 +8,6 @@ use std::ptr::NonNull;
 use std::sync::Arc;
 
 use estafette_devices::{DLDevice, Fence, host};
-use estafette_sync::process;
 use estafette_sync::sync::Mutex;
 
 use crate::core::error::Error;
@@ -79,7 +78,7 @@ impl Tensor {
     /// [`Error::Conflict`] for a write lease of memory that may not be written; [`Error::Invalid`] for an alias, which
     /// nothing orders; [`Error::Forked`] in a forked child. A failed version fails `ready`.
     pub fn export_fenced(&self, options: &ExportOptions) -> Result<Fenced, Error> {
-        process::check()?;
+        self.inner.core.generation.check()?;
         match options.access {
             Access::Alias => return Err(Error::invalid("access is alias, which no fence orders")),
             Access::Write => check_writable(self)?,

@@ -29,7 +29,7 @@
 use std::cell::Cell;
 use std::ptr::NonNull;
 
-use estafette_sync::process::is_forked;
+use estafette_sync::process::Generation;
 use estafette_sync::sync::atomic::{AtomicU64, Ordering};
 use estafette_sync::{barrier, thread};
 
@@ -52,6 +52,7 @@ pub(crate) struct BiasedLock {
     owner: AtomicU64,
     /// The owner's token while it is in a section, else [`OUTSIDE`]. Only the owner writes it.
     inside: AtomicU64,
+    generation: Generation,
 }
 
 /// The time in which the calling thread takes and releases locks. Critical sections do not nest. Not every
@@ -64,14 +65,22 @@ pub(crate) struct CriticalSection {
 impl BiasedLock {
     /// For a graph that is never biased.
     pub(crate) fn shared() -> Self {
-        Self { owner: AtomicU64::new(SHARED), inside: AtomicU64::new(OUTSIDE) }
+        Self::owned_by(SHARED)
     }
 
     /// For a graph that is never freed. Where both sides of the fence cost the same, the lock is shared from
     /// the start.
     pub(crate) fn unclaimed() -> Self {
         let owner = if barrier::is_asymmetric() { UNCLAIMED } else { SHARED };
-        Self { owner: AtomicU64::new(owner), inside: AtomicU64::new(OUTSIDE) }
+        Self::owned_by(owner)
+    }
+
+    fn owned_by(owner: u64) -> Self {
+        Self {
+            owner: AtomicU64::new(owner),
+            inside: AtomicU64::new(OUTSIDE),
+            generation: Generation::current(),
+        }
     }
 
     /// Enters a critical section. A graph whose lock was made [`unclaimed`](Self::unclaimed) is never freed.
@@ -122,13 +131,13 @@ impl BiasedLock {
         loop {
             match self.owner.load(Ordering::Acquire) {
                 SHARED => return,
-                REVOKING if is_forked() => self.owner.store(SHARED, Ordering::Relaxed),
+                REVOKING if self.generation.is_inherited() => self.owner.store(SHARED, Ordering::Relaxed),
                 REVOKING => thread::yield_now(),
                 UNCLAIMED if self.becomes(UNCLAIMED, SHARED) => return,
                 owner if self.becomes(owner, REVOKING) => {
                     barrier::heavy();
                     // In a forked child, the owner's thread may not exist; then it never leaves.
-                    while self.inside.load(Ordering::Acquire) != OUTSIDE && !is_forked() {
+                    while self.inside.load(Ordering::Acquire) != OUTSIDE && self.generation.is_current() {
                         thread::yield_now();
                     }
                     self.owner.store(SHARED, Ordering::Release);

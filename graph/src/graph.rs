@@ -2,6 +2,7 @@
 
 use std::fmt;
 
+use estafette_sync::process::Generation;
 use estafette_sync::sync::Arc;
 
 use crate::biased_lock::BiasedLock;
@@ -23,6 +24,8 @@ pub struct Graph<V, T> {
 pub(crate) struct GraphState<V, T> {
     /// Never freed, so references to the graph are not counted.
     pub(crate) immortal: bool,
+    /// The process that made it. In a forked child its locks may be held for ever.
+    pub(crate) generation: Generation,
     pub(crate) biased: BiasedLock,
     pub(crate) slab: Slab<V, T>,
     registry: Registry<V, T>,
@@ -68,7 +71,13 @@ impl<V, T> Graph<V, T> {
     pub fn biased() -> Self {
         let (slab, registry) = (Slab::new(false), Registry::new());
         Self {
-            state: Arc::new(GraphState { immortal: false, biased: BiasedLock::unclaimed(), slab, registry }),
+            state: Arc::new(GraphState {
+                immortal: false,
+                generation: Generation::current(),
+                biased: BiasedLock::unclaimed(),
+                slab,
+                registry,
+            }),
         }
     }
 
@@ -77,6 +86,7 @@ impl<V, T> Graph<V, T> {
         Self {
             state: Arc::new(GraphState {
                 immortal,
+                generation: Generation::current(),
                 biased,
                 slab: Slab::new(immortal),
                 registry: Registry::new(),

@@ -2,7 +2,7 @@
 
 use std::ptr::NonNull;
 
-use estafette_sync::process::is_forked;
+use estafette_sync::process::Generation;
 use estafette_sync::sync::{Mutex, MutexGuard};
 
 use crate::graph::Graph;
@@ -19,6 +19,7 @@ use crate::variable::var::VarNode;
 /// scan's end.
 pub(crate) struct Registry<V, T> {
     live: Mutex<RegistryState<V, T>>,
+    generation: Generation,
 }
 
 pub(crate) struct RegistryState<V, T> {
@@ -40,7 +41,8 @@ const CHUNK: usize = if cfg!(estafette_loom) { 2 } else { 1024 };
 
 impl<V, T> Registry<V, T> {
     pub(crate) fn new() -> Self {
-        Self { live: Mutex::new(RegistryState { nodes: Vec::new(), next_id: 1, scans: 0, gone: Vec::new() }) }
+        let live = RegistryState { nodes: Vec::new(), next_id: 1, scans: 0, gone: Vec::new() };
+        Self { live: Mutex::new(live), generation: Generation::current() }
     }
 
     /// Adds a node to the list, which `make` builds from its number and its index.
@@ -48,7 +50,7 @@ impl<V, T> Registry<V, T> {
         &self,
         make: impl FnOnce(u64, usize) -> NonNull<VarNode<V, T>>,
     ) -> NonNull<VarNode<V, T>> {
-        if is_forked() {
+        if self.generation.is_inherited() {
             // The lock may be held for ever. No thread reads the list any more, so the variable need not be
             // on it.
             return make(0, 0);

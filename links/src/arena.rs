@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use estafette_devices::host::HostMemory;
 use estafette_devices::{Allocation, DLDevice, DeviceError, DeviceErrorKind};
-use estafette_sync::statics;
+use estafette_sync::per_process;
 use estafette_sync::sync::Mutex;
 
 use crate::Segment;
@@ -18,7 +18,7 @@ const SEGMENT_MIN: usize = 16 << 20;
 /// Blocks begin and end at a multiple of this: a cache line, so that no two processes share one.
 const GRAIN: usize = 64;
 
-statics! {
+per_process! {
     static EXTENTS: Mutex<Vec<Extent>> = Mutex::new(Vec::new());
 }
 
@@ -118,7 +118,8 @@ impl HostMemory for Arena {
         let release = move |_, _| {
             let mut extents = EXTENTS.lock();
             let known = extents.iter().position(|extent| Arc::ptr_eq(&extent.segment, &segment));
-            let at = known.expect("a segment stays while it has blocks");
+            // A segment stays while it has blocks. In a forked child those of its parent are not known.
+            let Some(at) = known else { return };
             extents[at].give_back(offset, size);
             let emptied = (extents[at].is_empty() && extents.len() > 1).then(|| extents.swap_remove(at));
             drop(extents);

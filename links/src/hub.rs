@@ -5,8 +5,9 @@ use std::fmt;
 use std::sync::Arc;
 
 use estafette_sync::essential::essential;
+use estafette_sync::process::Generation;
 use estafette_sync::sync::Mutex;
-use estafette_sync::{daemon, process, stack, statics};
+use estafette_sync::{daemon, per_process, stack};
 
 use crate::LinkError;
 use crate::board::BYTES;
@@ -24,7 +25,7 @@ const ARRIVED_MAX: usize = 128;
 /// The waker's token. Others are even; a link has also the odd one that follows, for the end of its peer.
 const WAKER: u64 = 0;
 
-statics! {
+per_process! {
     static HUB: Mutex<Option<&'static Hub>> = Mutex::new(None);
 }
 
@@ -36,6 +37,8 @@ pub(crate) struct Hub {
     entries: Mutex<Entries>,
     /// Links that it is to look at.
     attended: Mutex<Vec<u64>>,
+    /// The process whose threads these are.
+    pub(crate) generation: Generation,
 }
 
 #[derive(Default)]
@@ -81,7 +84,6 @@ pub(crate) enum Side {
 impl Hub {
     /// That of the process, whose threads start now if they have not.
     pub(crate) fn get() -> Result<&'static Self, LinkError> {
-        process::claim().map_err(|_| LinkError::Forked)?;
         let mut hub = HUB.lock();
         if let Some(hub) = *hub {
             return Ok(hub);
@@ -93,6 +95,7 @@ impl Hub {
             lines: Lines::default(),
             entries: Mutex::default(),
             attended: Mutex::default(),
+            generation: Generation::current(),
         };
         new.poll.add(new.waker.descriptor(), WAKER).map_err(system())?;
         // Its threads live as long as the process. Where one cannot start, this one and a thread that sleeps are left over.
@@ -113,7 +116,7 @@ impl Hub {
 
     /// A door that the system has refused a connection tries again.
     pub(crate) fn resume(&self, token: u64) -> Result<(), LinkError> {
-        process::check().map_err(|_| LinkError::Forked)?;
+        self.generation.check().map_err(|_| LinkError::Forked)?;
         let Some(Entry::Door(door)) = self.entry(token) else { return Ok(()) };
         let mut is_paused = door.is_paused.lock();
         if std::mem::take(&mut *is_paused) {
@@ -161,7 +164,7 @@ impl Hub {
 
     /// Takes something out. The last handle closes it.
     pub(crate) fn remove(&self, token: u64) {
-        if process::is_forked() {
+        if self.generation.is_inherited() {
             return;
         }
         let entry = self.entries.lock().by_token.remove(&token);

@@ -3,9 +3,10 @@
 use std::sync::Arc;
 
 use estafette_sync::essential::essential;
+use estafette_sync::process::Generation;
 use estafette_sync::sync::atomic::{AtomicU32, Ordering};
 use estafette_sync::sync::{Condvar, Mutex};
-use estafette_sync::{daemon, process, stack};
+use estafette_sync::{daemon, stack};
 
 use crate::LinkError;
 use crate::board::LINE;
@@ -23,6 +24,7 @@ pub(crate) struct Lines {
     started: Condvar,
     /// Changes when the list of what is watched does.
     changes: AtomicU32,
+    generation: Generation,
 }
 
 #[derive(Debug, Default)]
@@ -125,7 +127,7 @@ pub(crate) struct Line {
 impl Drop for Line {
     fn drop(&mut self) {
         // A child has neither the board nor the thread.
-        if !process::is_forked()
+        if self.lines.generation.is_current()
             && let Some(held) = &self.lines.state.lock().held
         {
             held.release(&self.board, LINE);

@@ -7,7 +7,6 @@ use std::sync::Arc;
 use std::task::Poll;
 
 use estafette_devices::{DeviceError, Event, Fence, FenceState, Outcome, Reactor};
-use estafette_sync::process;
 use estafette_sync::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
 use estafette_sync::sync::{Mutex, OnceLock};
 
@@ -204,7 +203,7 @@ impl Shared {
     }
 
     fn check(&self) -> Result<(), LinkError> {
-        process::check().map_err(|_| LinkError::Forked)?;
+        self.hub.generation.check().map_err(|_| LinkError::Forked)?;
         match self.fate.load(Ordering::Acquire) {
             0 => Ok(()),
             fate => Err(self.error(fate)),
@@ -265,7 +264,7 @@ impl Shared {
     /// How a promise that was sent, or the use of what was received, settled. The peer takes the promises of a closed link as failed.
     fn settle(&self, slot: SlotId, outcome: &Outcome) {
         let is_late = slot.kind == Kind::Ready && self.is_closed.load(Ordering::SeqCst);
-        if !is_late && !process::is_forked() {
+        if !is_late && self.hub.generation.is_current() {
             self.own.settle(slot, outcome, &self.peer);
             step!("settle");
             self.tell();
@@ -576,7 +575,7 @@ impl Link {
         if let Some(segment) = known() {
             return Ok(segment);
         }
-        process::check().map_err(|_| LinkError::Forked)?;
+        self.shared.hub.generation.check().map_err(|_| LinkError::Forked)?;
         self.shared.drain(false);
         let process = self.process();
         known().ok_or_else(|| LinkError::Invalid(format!("process {process} has shown no segment {number}")))
@@ -585,7 +584,7 @@ impl Link {
 
 impl Drop for Link {
     fn drop(&mut self) {
-        if !process::is_forked() {
+        if self.shared.hub.generation.is_current() {
             self.shared.own.store(CLOSED, CLOSING);
             step!("close");
             self.shared.is_closed.store(true, Ordering::SeqCst);
@@ -626,7 +625,7 @@ impl Received {
 
     fn answer(&mut self, outcome: Outcome) {
         let Some((shared, slot)) = self.answer.take() else { return };
-        if process::is_forked() {
+        if shared.hub.generation.is_inherited() {
             return;
         }
         if matches!(self.fence.state(), FenceState::Pending) {

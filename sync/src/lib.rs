@@ -12,7 +12,7 @@
 //! | [`tagged_slot`] | values that any tag may be given for, at any time |
 //! | [`sharded_counter`] | how much is under way, counted without locked instructions |
 //! | [`mod@panic`], [`essential`] | containing panics of foreign code; threads that must not panic |
-//! | [`process`] | what a forked child must not use, wait for or drop |
+//! | [`process`] | what a forked child must not use, wait for or drop, and what it has of its own |
 //! | [`platform`] | what is Linux or x86-64 only, and its portable forms |
 //! | [`stack`], [`valgrind`] | stack sizes; annotations for race detectors |
 //! | `exhaustive` | under loom: thread-locals and statics as engines use them |

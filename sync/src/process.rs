@@ -1,52 +1,29 @@
 //! What a forked child finds of its parent: all memory, and one thread.
 //!
 //! A lock that another thread held at the fork stays held in the child for ever, no thread of the parent serves a queue there, and
-//! the parent still owns the other half of its memory (driver contexts, reference counts of shared mappings). There are two
-//! questions, each with one way to ask it:
+//! the parent still owns the other half of its memory (driver contexts, reference counts of shared mappings). So each process has
+//! values of its own, and does not use those of its parent:
 //!
-//! | question | asked by | what a child gets |
+//! | what | how | what a child has |
 //! |---|---|---|
-//! | may this process wait for the library's locks and threads? | [`check`], in calls that can fail | [`Forked`], before any lock is taken |
-//! | | [`is_forked`], in code that cannot (a destructor, the end of a thread) | nothing is done, or a leak |
-//! | was this value made in this process? | [`ProcessBound`], around what belongs to another library | [`Forked`]; a leak instead of a drop, counted |
-//!
-//! A child may use the library if its parent had not claimed it: before the first engine, reactor or call of the C interface.
+//! | a static with a lock, or what a thread serves | [`per_process!`](crate::per_process) | a fresh one; the parent's is leaked |
+//! | a value that refers to such things | its [`Generation`], noted when it was made | in calls that can fail [`Forked`], before any lock is taken; elsewhere nothing is done, or a leak |
+//! | a value of another library | [`ProcessBound`] around it | [`Forked`]; a leak instead of a drop, counted |
+//! | a thread-local of the thread that forked | [`at_fork`] | what the hook makes of it |
 //!
 //! How a fork is noticed depends on the system: `platform/linux/fork.rs`, `platform/portable/fork.rs`.
 
 use std::mem::ManuallyDrop;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::ptr;
+use std::sync::atomic::{AtomicPtr, AtomicU64, Ordering};
 
 use crate::platform::fork;
 
-/// The process was forked from one that had claimed the library, and cannot use it.
+/// The value is of a process that this one was forked from, and cannot be used here.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Forked;
 
-/// Called before locks or threads of the library come into use: children that are forked from now on cannot use the library.
-///
-/// # Errors
-/// This process is such a child.
-#[inline]
-pub fn claim() -> Result<(), Forked> {
-    fork::claim();
-    check()
-}
-
-/// Whether the locks of this process may be held by threads that do not exist.
-#[inline(always)]
-pub fn is_forked() -> bool {
-    fork::is_forked()
-}
-
-/// # Errors
-/// As [`is_forked`].
-#[inline(always)]
-pub fn check() -> Result<(), Forked> {
-    if is_forked() { Err(Forked) } else { Ok(()) }
-}
-
-/// Makes this process one whose locks are lost, for tests of what then waits for none.
+/// Makes what there is that of a parent, for tests of what then waits for no lock.
 #[doc(hidden)]
 pub fn pretend_forked() {
     fork::pretend_forked();
@@ -69,7 +46,7 @@ pub fn count_leak() {
 pub struct Generation(u32);
 
 impl Generation {
-    /// That of this process. From the first call on forks are noticed.
+    /// That of this process. From the first call on forks are noticed. One relaxed load.
     #[inline(always)]
     pub fn current() -> Self {
         Self(fork::generation())
@@ -79,6 +56,130 @@ impl Generation {
     #[inline(always)]
     pub fn is_current(self) -> bool {
         self == Self::current()
+    }
+
+    /// Whether what was made in this generation was made in a process that this one was forked from.
+    #[inline(always)]
+    pub fn is_inherited(self) -> bool {
+        !self.is_current()
+    }
+
+    /// # Errors
+    /// As [`is_inherited`](Self::is_inherited).
+    #[inline(always)]
+    pub fn check(self) -> Result<(), Forked> {
+        if self.is_current() { Ok(()) } else { Err(Forked) }
+    }
+}
+
+/// Declares statics as [`statics!`](crate::statics), of which each process has its own: a forked child makes a fresh value at its first
+/// use, and leaks the one that it inherited, whose lock may be held for ever.
+#[cfg(not(any(estafette_loom, estafette_shuttle)))]
+#[macro_export]
+macro_rules! per_process {
+    ($($(#[$attribute:meta])* $visible:vis static $name:ident: $type:ty = $value:expr;)+) => {
+        $($(#[$attribute])* $visible static $name: $crate::process::PerProcess<$type> =
+            $crate::process::PerProcess::new($value, || $value);)+
+    };
+}
+
+/// As [`statics!`](crate::statics): executions of models do not fork.
+#[cfg(any(estafette_loom, estafette_shuttle))]
+#[macro_export]
+macro_rules! per_process {
+    ($($statics:tt)+) => { $crate::statics! { $($statics)+ } };
+}
+
+/// The type of what [`per_process!`](crate::per_process) declares.
+#[derive(Debug)]
+pub struct PerProcess<T: 'static> {
+    /// That of the first generation, which most processes are of: no pointer leads to it.
+    first: T,
+    later: AtomicPtr<Later<T>>,
+    make: fn() -> T,
+}
+
+#[derive(Debug)]
+struct Later<T> {
+    generation: Generation,
+    value: T,
+}
+
+impl<T> PerProcess<T> {
+    /// For [`per_process!`](crate::per_process): `make` makes a new value.
+    pub const fn new(first: T, make: fn() -> T) -> Self {
+        Self { first, later: AtomicPtr::new(ptr::null_mut()), make }
+    }
+
+    #[cold]
+    fn later(&self, generation: Generation) -> &T {
+        let mut known = self.later.load(Ordering::Acquire);
+        loop {
+            // SAFETY: null, or made from a box below, which is never freed once it is here.
+            if let Some(later) = unsafe { known.as_ref() }
+                && later.generation == generation
+            {
+                return &later.value;
+            }
+            let fresh = Box::into_raw(Box::new(Later { generation, value: (self.make)() }));
+            match self.later.compare_exchange(known, fresh, Ordering::AcqRel, Ordering::Acquire) {
+                Ok(_) => known = fresh,
+                Err(by) => {
+                    // SAFETY: made above, and no other thread has seen it.
+                    drop(unsafe { Box::from_raw(fresh) });
+                    known = by;
+                }
+            }
+        }
+    }
+}
+
+impl<T> std::ops::Deref for PerProcess<T> {
+    type Target = T;
+
+    #[inline(always)]
+    fn deref(&self) -> &T {
+        let generation = Generation::current();
+        if generation == Generation(0) { &self.first } else { self.later(generation) }
+    }
+}
+
+struct Hook {
+    run: fn(),
+    next: *mut Hook,
+}
+
+static HOOKS: AtomicPtr<Hook> = AtomicPtr::new(ptr::null_mut());
+
+/// Calls `hook` in each forked child, on its one thread, from within `fork`. It changes thread-locals and atomics, and takes no lock.
+/// Where the system has no such handlers it is called as soon as the child asks for its generation.
+pub fn at_fork(hook: fn()) {
+    Generation::current();
+    let new = Box::into_raw(Box::new(Hook { run: hook, next: HOOKS.load(Ordering::Acquire) }));
+    // SAFETY: made above, and not seen by another thread before the exchange succeeds.
+    while let Err(next) =
+        HOOKS.compare_exchange(unsafe { (*new).next }, new, Ordering::AcqRel, Ordering::Acquire)
+    {
+        // SAFETY: as above.
+        unsafe { (*new).next = next };
+    }
+}
+
+/// This process has been forked just now.
+pub(crate) fn forked() {
+    // The parent has its own.
+    LEAKED.store(0, Ordering::Relaxed);
+    let mut next = HOOKS.load(Ordering::Acquire);
+    // SAFETY: null, or made from a box in `at_fork`, and never freed.
+    while let Some(hook) = unsafe { next.as_ref() } {
+        (hook.run)();
+        next = hook.next;
+    }
+}
+
+impl Default for Generation {
+    fn default() -> Self {
+        Self::current()
     }
 }
 
@@ -100,14 +201,16 @@ impl<T> ProcessBound<T> {
     /// This is a forked child.
     #[inline]
     pub fn get(&self) -> Result<&T, Forked> {
-        if self.generation.is_current() { Ok(&self.value) } else { Err(Forked) }
+        self.generation.check()?;
+        Ok(&self.value)
     }
 
     /// # Errors
     /// This is a forked child.
     #[inline]
     pub fn get_mut(&mut self) -> Result<&mut T, Forked> {
-        if self.generation.is_current() { Ok(&mut self.value) } else { Err(Forked) }
+        self.generation.check()?;
+        Ok(&mut self.value)
     }
 
     /// # Errors
@@ -166,8 +269,31 @@ mod tests {
     }
 
     #[test]
-    fn a_child_of_a_claimed_process_is_refused() {
-        assert!(in_forked_child(|| is_forked() && claim() == Err(Forked) && check() == Err(Forked)));
-        assert!(!is_forked() && claim().is_ok());
+    fn each_process_has_its_own_value_of_a_static() {
+        per_process! {
+            static OWN: crate::sync::Mutex<u8> = crate::sync::Mutex::new(1);
+        }
+        let held = OWN.lock();
+        assert!(in_forked_child(|| {
+            let fresh = std::mem::replace(&mut *OWN.lock(), 2) == 1;
+            let kept = OWN.lock();
+            fresh && *kept == 2 && in_forked_child(|| *OWN.lock() == 1)
+        }));
+        assert_eq!(*held, 1);
+    }
+
+    #[test]
+    fn hooks_run_in_children_and_in_these_alone() {
+        std::thread_local!(static FORKS: std::cell::Cell<u8> = const { std::cell::Cell::new(0) });
+        at_fork(|| FORKS.set(FORKS.get() + 1));
+        assert!(in_forked_child(|| FORKS.get() == 1 && in_forked_child(|| FORKS.get() == 2)));
+        assert_eq!(FORKS.get(), 0);
+    }
+
+    #[test]
+    fn what_was_made_before_a_fork_is_inherited_in_the_child() {
+        let before = Generation::current();
+        assert!(in_forked_child(|| before.check() == Err(Forked) && Generation::current().check().is_ok()));
+        assert!(before.check().is_ok());
     }
 }

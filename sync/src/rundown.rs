@@ -16,11 +16,11 @@
 //!
 //! # Forks
 //! A forked child has none of the other uses, and the lock may be lost. Entering and leaving an open thing
-//! takes no lock; leaving a closed one takes none in a [child](crate::process).
+//! takes no lock; leaving one that the parent has closed takes none in a [child](crate::process).
 //!
 //! The models at the end of this file check this with loom.
 
-use crate::process::is_forked;
+use crate::process::Generation;
 use crate::sync::atomic::{AtomicUsize, Ordering};
 use crate::sync::{Condvar, Mutex};
 use crate::time::{Duration, Instant};
@@ -34,6 +34,8 @@ const USE: usize = 2;
 #[derive(Debug)]
 pub struct Rundown {
     word: AtomicUsize,
+    /// The process that closes, once known. Of no use to the protocol, so that models do not look at it.
+    closed_by: std::sync::OnceLock<Generation>,
     closing: Mutex<()>,
     left: Condvar,
 }
@@ -43,14 +45,24 @@ impl Rundown {
     #[cfg(not(estafette_loom))]
     #[expect(clippy::new_without_default, reason = "for statics")]
     pub const fn new() -> Self {
-        Self { word: AtomicUsize::new(0), closing: Mutex::new(()), left: Condvar::new() }
+        Self {
+            word: AtomicUsize::new(0),
+            closed_by: std::sync::OnceLock::new(),
+            closing: Mutex::new(()),
+            left: Condvar::new(),
+        }
     }
 
     /// Open, without a use.
     #[cfg(estafette_loom)]
     #[expect(clippy::new_without_default, reason = "for statics")]
     pub fn new() -> Self {
-        Self { word: AtomicUsize::new(0), closing: Mutex::new(()), left: Condvar::new() }
+        Self {
+            word: AtomicUsize::new(0),
+            closed_by: std::sync::OnceLock::new(),
+            closing: Mutex::new(()),
+            left: Condvar::new(),
+        }
     }
 
     /// Begins a use, which the caller ends by [`leave`](Self::leave). False once closed.
@@ -63,7 +75,7 @@ impl Rundown {
     pub fn leave(&self) {
         let before = self.word.fetch_sub(USE, Ordering::Release);
         debug_assert!(before >= USE, "leave comes after enter");
-        if before == USE | CLOSED && !is_forked() {
+        if before == USE | CLOSED && self.closed_by.get().is_none_or(|by| by.is_current()) {
             drop(self.closing.lock());
             self.left.notify_all();
         }
@@ -73,6 +85,7 @@ impl Rundown {
     /// closed, and another call waits on.
     pub fn close(&self, timeout: Duration) -> bool {
         let deadline = Instant::now() + timeout;
+        let _ = self.closed_by.set(Generation::current());
         self.word.fetch_or(CLOSED, Ordering::Relaxed);
         let mut closing = self.closing.lock();
         while self.word.load(Ordering::Acquire) != CLOSED {
@@ -119,7 +132,6 @@ mod tests {
             assert!(child >= 0, "fork failed");
             if child == 0 {
                 libc::alarm(30);
-                crate::process::pretend_forked();
                 rundown.leave();
                 libc::_exit(i32::from(rundown.enter()));
             }

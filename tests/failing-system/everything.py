@@ -198,7 +198,6 @@ def forks(eng, tensor):
             "zeros": lambda: eng.zeros(1, "int8"),
             "import": lambda: eng.from_dlpack(np.zeros(1)),
             "export": lambda: np.from_dlpack(tensor),
-            "engine": lambda: est.Engine(workers=1),
             "wait for all": lambda: eng.wait_all(LONG),
         }
         for name, use in uses.items():
@@ -210,6 +209,15 @@ def forks(eng, tensor):
                 lost(name, f"{error!r} in a forked child")
             else:
                 lost(name, "no error in a forked child")
+        try:
+            own = est.Engine(workers=1)
+            own.submit(lambda: None).wait(LONG)
+            own.wait_all(LONG)
+        except (est.ForkedError, TimeoutError) as error:
+            lost("own engine", f"{error!r} in a forked child")
+        except BaseException:
+            # The system refuses something.
+            pass
         sys.stdout.flush()
         os._exit(3 if losses else 0)
     until = time.monotonic() + LONG

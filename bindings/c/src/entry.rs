@@ -5,7 +5,8 @@ use std::ptr::NonNull;
 
 use estafette::Error;
 use estafette_sync::panic::{Panic, text_of_panic};
-use estafette_sync::process;
+use estafette_sync::process::Generation;
+use estafette_sync::sync::OnceLock;
 use estafette_sync::valgrind;
 
 use crate::last_error;
@@ -41,10 +42,18 @@ pub(crate) type Answer = Result<estafette_status, Refusal>;
 /// What a function that was done says.
 pub(crate) const DONE: Answer = Ok(estafette_status::ESTAFETTE_OK);
 
-/// Runs the inside of a function that uses the library's locks or threads, which a forked child has not got.
+/// The process that used the library first: handles are its own.
+static HOME: OnceLock<Generation> = OnceLock::new();
+
+/// Whether handles belong to a process that this one was forked from, and locks may be held for ever.
+pub(crate) fn is_forked() -> bool {
+    HOME.get().is_some_and(|home| home.is_inherited())
+}
+
+/// Runs the inside of a function that uses handles, which a forked child has not got.
 #[inline]
 pub(crate) fn entry(inside: impl FnOnce() -> Answer) -> estafette_status {
-    if process::claim().is_err() {
+    if HOME.get_or_init(Generation::current).is_inherited() {
         return store_error(Error::Forked.into());
     }
     entry_anywhere(inside)

@@ -8,12 +8,11 @@
 use std::cell::RefCell;
 use std::fmt::Display;
 
-use estafette_sync::process;
 use estafette_sync::sync::atomic::{AtomicU32, Ordering};
 use estafette_sync::sync::{Mutex, MutexGuard, OnceLock};
 use estafette_sync::tagged_slot::IN_USE;
 
-use crate::entry::Refusal;
+use crate::entry::{Refusal, is_forked};
 use crate::status::estafette_status;
 
 /// What a handle stands for. No kind is 0.
@@ -117,7 +116,7 @@ struct Kept([Vec<u32>; KINDS]);
 impl Drop for Kept {
     fn drop(&mut self) {
         // In a forked child the lock may be held for ever.
-        if process::is_forked() {
+        if is_forked() {
             return;
         }
         for (kept, free) in self.0.iter_mut().zip(&FREE) {

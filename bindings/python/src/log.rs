@@ -17,7 +17,9 @@ use tracing::{Event, Level, Metadata, Subscriber};
 
 use crate::interpreter::courier::Courier;
 
-static COURIER: Courier = Courier::new("estafette-log", 1_000);
+estafette_sync::per_process! {
+    static COURIER: Courier = Courier::new("estafette-log", 1_000);
+}
 
 /// Events for which there was no room.
 static LOST: AtomicUsize = AtomicUsize::new(0);

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use estafette_sync::essential::essential;
-use estafette_sync::process::{self, is_forked};
+use estafette_sync::process::Generation;
 use estafette_sync::sync::Mutex;
 use estafette_sync::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use estafette_sync::{stack, thread_local};
@@ -97,6 +97,7 @@ pub(super) struct Shared<J> {
     name: String,
     handles: AtomicUsize,
     shut_down: AtomicBool,
+    generation: Generation,
 }
 
 impl<J> Shared<J> {
@@ -125,7 +126,6 @@ impl<J: Job> Pool<J> {
             );
             DeviceError::new(DeviceErrorKind::Invalid, message)
         })?;
-        let _ = process::claim();
         // Without workers no thread can block, and none needs a stand-in.
         let (queues, deques, lent) = Queues::new(if workers == 0 { 0 } else { threads }, EXTERNAL_QUEUES_MAX);
         let mut deques: Vec<_> = deques.into_iter().enumerate().collect();
@@ -141,6 +141,7 @@ impl<J: Job> Pool<J> {
             name,
             handles: AtomicUsize::new(1),
             shut_down: AtomicBool::new(false),
+            generation: Generation::current(),
         });
         let pool = Self { shared, counted: AtomicBool::new(true) };
         for (index, deque) in deques {
@@ -407,7 +408,7 @@ impl<J> Shared<J> {
     fn wake_everybody(&self) {
         // A forked child has no workers to wake, and a thread of the parent may have held these locks for
         // ever.
-        if is_forked() {
+        if self.generation.is_inherited() {
             return;
         }
         self.sleep.notify_all();
@@ -513,7 +514,7 @@ thread_local! {
 impl<J: Job> Drop for ExternalQueue<J> {
     fn drop(&mut self) {
         let Some(deque) = self.deque.take() else { return };
-        if is_forked() {
+        if self.shared.generation.is_inherited() {
             // The locks of the pool may be held for ever: the deque is lost, with what is in it.
             return std::mem::forget(deque);
         }

@@ -196,6 +196,10 @@ impl Device for CudaDevice {
         self.context.id
     }
 
+    fn is_inherited(&self) -> bool {
+        super::exit::is_inherited()
+    }
+
     fn name(&self) -> &str {
         &self.name
     }

@@ -38,6 +38,10 @@ pub(super) fn load() -> Result<(Api, usize), CudaUnavailable> {
     let api = unsafe { Api::find(library) }.map_err(|symbol| {
         CudaUnavailable(format!("the driver lacks the function {symbol}; it is too old"))
     })?;
+    if !exit::claim() {
+        let why = "a process that this one was forked from has started the driver, which then works there only; start this one by spawn";
+        return Err(CudaUnavailable(why.to_owned()));
+    }
     // SAFETY: the arguments are those of the header.
     let code = unsafe { (api.init)(0) };
     if code != 0 {
@@ -293,7 +297,7 @@ impl CudaRuntime {
     /// # Errors
     /// Why there is none, the same at every call.
     pub fn get() -> Result<&'static CudaRuntime, CudaUnavailable> {
-        estafette_sync::statics! {
+        estafette_sync::per_process! {
             static PROBED: OnceLock<Result<CudaRuntime, CudaUnavailable>> = OnceLock::new();
         }
         PROBED.get_or_init(Self::probe).as_ref().map_err(CudaUnavailable::clone)

@@ -11,8 +11,9 @@
 use std::time::Duration;
 
 use estafette_sync::platform::exit;
-use estafette_sync::process::is_forked;
+use estafette_sync::process::Generation;
 use estafette_sync::rundown::Rundown;
+use estafette_sync::sync::OnceLock;
 
 use crate::{DeviceError, DeviceErrorKind};
 
@@ -24,6 +25,20 @@ pub(super) const DEINITIALIZED: i32 = 4;
 estafette_sync::statics! {
     /// Closed when the process exits. Calls that are under way are its uses.
     static DRIVER: Rundown = Rundown::new();
+    /// The process that has started the driver.
+    static OF: OnceLock<Generation> = OnceLock::new();
+}
+
+/// To be called before the driver starts. False if a process that this one was forked from has started it: it does not work in
+/// children.
+pub(super) fn claim() -> bool {
+    let _ = OF.set(Generation::current());
+    !is_inherited()
+}
+
+/// Whether a process that this one was forked from has started the driver.
+pub(super) fn is_inherited() -> bool {
+    OF.get().is_some_and(|of| of.is_inherited())
 }
 
 /// To be called once, after the driver has started.
@@ -49,7 +64,7 @@ pub(super) fn has_begun() -> bool {
 
 /// Whether nothing of the driver works in this process any more: it exits, or is a forked child.
 pub(super) fn is_driver_gone() -> bool {
-    is_forked() || has_begun()
+    is_inherited() || has_begun()
 }
 
 /// While this lives, the exit waits.

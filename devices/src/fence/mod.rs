@@ -26,6 +26,7 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll, Waker};
 
+use estafette_sync::process::Generation;
 use estafette_sync::sync::atomic::{AtomicBool, Ordering};
 use estafette_sync::sync::{Condvar, Mutex};
 use estafette_sync::time::{Duration, Instant};
@@ -56,6 +57,8 @@ pub struct Fence {
     /// What the queue had seen of other queues when this was recorded.
     seen: Clock,
     peeks_under_locks: bool,
+    /// The process that it settles in.
+    generation: Generation,
 }
 
 #[derive(Clone)]
@@ -137,7 +140,7 @@ impl Fence {
     /// recorded.
     pub fn point(timeline: Arc<dyn Timeline>, sequence: u64, seen: Clock) -> Self {
         let queue = Some(timeline.queue());
-        Self { source: Source::Point(Shared::new(timeline)), queue, sequence, seen, peeks_under_locks: false }
+        Self::new(Source::Point(Shared::new(timeline)), queue, sequence, seen)
     }
 
     /// As [`point`](Self::point), of a timeline whose `peek` loads and calls nothing, and so may be called under locks.
@@ -156,7 +159,16 @@ impl Fence {
     /// [`Fence::point`].
     pub fn recorded_event(event: Arc<dyn Event>, sequence: u64, seen: Clock) -> Self {
         let queue = event.queue();
-        Self { source: Source::Event(Shared::new(event)), queue, sequence, seen, peeks_under_locks: false }
+        Self::new(Source::Event(Shared::new(event)), queue, sequence, seen)
+    }
+
+    fn new(source: Source, queue: Option<QueueId>, sequence: u64, seen: Clock) -> Self {
+        Self { source, queue, sequence, seen, peeks_under_locks: false, generation: Generation::current() }
+    }
+
+    /// Whether it was made in a process that this one was forked from, and settles there.
+    pub fn is_inherited(&self) -> bool {
+        self.generation.is_inherited()
     }
 
     /// The state of the fence. Queries the backend while the answer is not known yet.

@@ -32,7 +32,6 @@ mod thread;
 
 use std::sync::Arc;
 
-use estafette_sync::process;
 use estafette_sync::sync::OnceLock;
 
 use crate::fence::source::{Subscriber, Watch, deliver};
@@ -53,14 +52,13 @@ pub struct Reactor {
 impl Reactor {
     /// The reactor of the process. Asking for it starts no thread.
     pub fn global() -> &'static Reactor {
-        estafette_sync::statics! {
+        estafette_sync::per_process! {
             static GLOBAL: OnceLock<Reactor> = OnceLock::new();
         }
         GLOBAL.get_or_init(Reactor::new)
     }
 
     fn new() -> Self {
-        let _ = process::claim();
         Self { shared: Arc::default() }
     }
 
@@ -70,7 +68,7 @@ impl Reactor {
     /// `f` runs on the thread that observes the last one, which may be the caller, before this returns. It
     /// runs under no lock, must be short and must not block; a panic in it is logged.
     ///
-    /// A forked child has no reactor thread to observe a pending fence, so `f` gets an error at once there.
+    /// A pending fence that a forked child has inherited settles in the parent alone, so `f` gets an error at once there.
     pub fn when_settled<I, F>(&self, fences: I, f: F)
     where
         I: IntoIterator<Item: AsFence>,
@@ -99,9 +97,6 @@ impl Reactor {
     /// Notifies `subscriber` of `outcome` on the reactor's own thread: for callers that must not run
     /// callbacks, such as under a lock of another library.
     pub fn deliver_soon(&self, subscriber: Arc<dyn Subscriber>, outcome: Outcome) {
-        if process::is_forked() {
-            return deliver(subscriber, outcome);
-        }
         let fence = Fence::event(Arc::new(settled::Settled(outcome.clone())));
         match self.shared.arm(Armed { fence, subscriber }) {
             Ok(()) => self.shared.wake(),
@@ -114,9 +109,8 @@ impl Reactor {
         if let Some(outcome) = fence.state().outcome() {
             return deliver(subscriber, outcome);
         }
-        // Locks may be held for ever by threads that did not survive a fork, so the process is checked before
-        // any.
-        if process::is_forked() {
+        // Its locks may be held for ever by threads that did not survive a fork, so this is checked before any.
+        if fence.is_inherited() {
             return deliver(subscriber, Err(forked()));
         }
         match fence.watch(&subscriber) {
@@ -152,6 +146,6 @@ impl AsFence for &Fence {
 fn forked() -> DeviceError {
     DeviceError::new(
         DeviceErrorKind::Other,
-        "forked child: the threads that observe fences live in the parent process only",
+        "forked child: the fence, and what settles it, belong to the parent process",
     )
 }

@@ -4,6 +4,7 @@ use std::fmt;
 use std::ptr::NonNull;
 use std::sync::{Arc, Weak};
 
+use estafette_sync::process::Generation;
 use estafette_sync::sync::atomic::{AtomicUsize, Ordering};
 use estafette_sync::sync::{Mutex, MutexGuard};
 
@@ -95,6 +96,7 @@ pub enum SimPace {
 pub struct SimDevice {
     core: Arc<Core>,
     default_queue: Arc<SimQueue>,
+    generation: Generation,
 }
 
 impl SimDevice {
@@ -116,7 +118,7 @@ impl SimDevice {
         });
         Runner::start(&core)?;
         let default_queue = SimQueue::new(&core, core.options.out_of_order);
-        Ok(Arc::new(Self { core, default_queue }))
+        Ok(Arc::new(Self { core, default_queue, generation: Generation::current() }))
     }
 
     /// A new queue of the given kind, whatever the options say.
@@ -203,6 +205,10 @@ impl SimDevice {
 impl Device for SimDevice {
     fn id(&self) -> DLDevice {
         self.core.device
+    }
+
+    fn is_inherited(&self) -> bool {
+        self.generation.is_inherited()
     }
 
     fn name(&self) -> &str {

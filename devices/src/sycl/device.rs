@@ -319,6 +319,10 @@ impl Device for SyclDevice {
         self.shared.id
     }
 
+    fn is_inherited(&self) -> bool {
+        super::runtime::SyclRuntime::is_inherited()
+    }
+
     fn name(&self) -> &str {
         &self.shared.name
     }

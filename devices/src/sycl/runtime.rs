@@ -2,6 +2,7 @@ use std::ffi::c_void;
 use std::ptr::NonNull;
 use std::sync::Arc;
 
+use estafette_sync::process::Generation;
 use estafette_sync::sync::OnceLock;
 
 use crate::{DLDevice, DeviceError, DeviceErrorKind, DeviceType};
@@ -11,6 +12,11 @@ use super::context::Context;
 use super::device::{Described, SyclDevice};
 use super::handle::{Handle, devices_in};
 use super::library::{self, SyclUnavailable};
+
+estafette_sync::statics! {
+    /// The process that has started the runtime.
+    static OF: OnceLock<Generation> = OnceLock::new();
+}
 
 /// The SYCL runtime of this process, with its root devices.
 #[derive(Debug)]
@@ -25,7 +31,7 @@ impl SyclRuntime {
     /// # Errors
     /// Why there is none, the same at every call.
     pub fn get() -> Result<&'static SyclRuntime, SyclUnavailable> {
-        estafette_sync::statics! {
+        estafette_sync::per_process! {
             static PROBED: OnceLock<Result<SyclRuntime, SyclUnavailable>> = OnceLock::new();
         }
         PROBED.get_or_init(Self::probe).as_ref().map_err(SyclUnavailable::clone)
@@ -36,7 +42,15 @@ impl SyclRuntime {
         library::is_loaded()
     }
 
+    /// Whether a process that this one was forked from has started the runtime, if it was started.
+    pub(super) fn is_inherited() -> bool {
+        OF.get().is_some_and(|of| of.is_inherited())
+    }
+
     fn probe() -> Result<Self, SyclUnavailable> {
+        if OF.get_or_init(Generation::current).is_inherited() {
+            return Err(SyclUnavailable::forked());
+        }
         let api: &'static Api = Box::leak(Box::new(library::load()?));
         // SAFETY: the vector is ours.
         let handles = unsafe { devices_in(api, (api.devices_get)(ALL_DEVICES)) };

@@ -15,7 +15,7 @@ use crate::core::per_device::PerDevice;
 /// Queues per device and pool. More than a device has engines for copies, since some queues wait for what they read.
 const QUEUES_MAX: usize = 8;
 
-estafette_sync::statics! {
+estafette_sync::per_process! {
     /// For copies.
     static COPIES: PerDevice<QueuePool> = PerDevice::new();
     /// For import streams. A producer's wait may be long, so copies do not use these queues.

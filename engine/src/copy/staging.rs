@@ -20,7 +20,7 @@ const SMALL: (usize, usize) = if cfg!(estafette_shuttle) { (8, 1) } else { (64 <
 /// Bytes of a large chunk, and the number of them per device. Enqueueing such a chunk costs little beside its copy.
 const LARGE: (usize, usize) = if cfg!(estafette_shuttle) { (16, 2) } else { (2 << 20, 12) };
 
-estafette_sync::statics! {
+estafette_sync::per_process! {
     static STAGING: PerDevice<StagingBuffers> = PerDevice::new();
     /// Bytes allocated for staging, of all devices.
     static BYTES: AtomicU64 = AtomicU64::new(0);

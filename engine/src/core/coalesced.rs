@@ -10,7 +10,6 @@
 use std::cell::RefCell;
 use std::sync::Arc;
 
-use estafette_sync::process;
 use estafette_sync::sync::atomic::{AtomicBool, Ordering};
 use estafette_sync::sync::{Mutex, MutexGuard};
 use estafette_sync::thread_local;
@@ -37,7 +36,7 @@ struct Coalesced {
     untold: AtomicBool,
 }
 
-estafette_sync::statics! {
+estafette_sync::per_process! {
     /// Notifications that threads inside of `submit_many` hold back.
     static OPEN: Mutex<Open> = Mutex::new(Open { held_back: Vec::new(), last: None });
 }
@@ -55,8 +54,8 @@ fn open() -> MutexGuard<'static, Open> {
 /// Runs `submit`, and holds back the wake-ups for `core` on this thread. Inside of another such call this
 /// function only runs `submit`.
 pub(crate) fn hold_back<T>(core: &CoreRef, submit: impl FnOnce() -> T) -> T {
-    // In a forked child nothing is submitted, and locks may be held for ever.
-    let outermost = COALESCED.with_borrow(Option::is_none) && !process::is_forked();
+    // Nothing is submitted to an inherited engine, whose locks may be held for ever.
+    let outermost = COALESCED.with_borrow(Option::is_none) && core.generation.is_current();
     /// Stops coalescing, also when `submit` panics.
     struct End(bool);
     impl Drop for End {
@@ -109,7 +108,9 @@ pub(crate) fn wake_held_back() {
         let quiet = quiet.borrow();
         quiet.as_ref().filter(|quiet| quiet.untold.swap(false, Ordering::AcqRel)).cloned()
     });
-    if let Ok(Some(quiet)) = untold {
+    if let Ok(Some(quiet)) = untold
+        && quiet.core.generation.is_current()
+    {
         quiet.core.wake();
     }
 }

@@ -130,6 +130,11 @@ impl CoreRef {
         // SAFETY: there is at least one reference, the caller's.
         if unsafe { counted.as_ref() }.refs.fetch_sub(count, Ordering::Release) == count {
             fence(Ordering::Acquire);
+            // SAFETY: as above, and that was the last reference.
+            if unsafe { counted.as_ref() }.core.generation.is_inherited() {
+                // The locks of what it has may be held for ever.
+                return;
+            }
             // SAFETY: made from a box, and that was the last reference.
             drop(unsafe { Box::from_raw(counted.as_ptr()) });
         }

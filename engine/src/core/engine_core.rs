@@ -7,7 +7,7 @@ use estafette_devices::cpu::{BlockingGuard, Pool};
 use estafette_devices::{DLDevice, Device, table};
 use estafette_graph::Graph;
 use estafette_sync::barrier;
-use estafette_sync::process;
+use estafette_sync::process::Generation;
 use estafette_sync::sharded_counter::ShardedCounter;
 use estafette_sync::sync::OnceLock;
 use estafette_sync::sync::atomic::{AtomicBool, AtomicU64, Ordering, fence};
@@ -25,11 +25,11 @@ use crate::wait::deadlock::Detector;
 use crate::wait::inspect::Pace;
 use crate::wait::stand_in::{self, Blocked, StandIns};
 
-/// The process's graph. All engines share the graph, so tensors of one engine are ordered correctly in
+/// The process's graph; a forked child makes another one. All engines share the graph, so tensors of one engine are ordered correctly in
 /// operations of another. Each operation runs in the pool of the engine that it was submitted to.
 #[inline]
 pub(crate) fn graph() -> &'static OpGraph {
-    estafette_sync::statics! {
+    estafette_sync::per_process! {
         static GRAPH: OnceLock<OpGraph> = OnceLock::new();
     }
     GRAPH.get_or_init(Graph::immortal)
@@ -45,6 +45,8 @@ pub(crate) struct WaitHook {
 /// Shared by the handles of one engine and by its operations in flight; never by a thread.
 pub(crate) struct Core {
     pub(crate) id: u64,
+    /// The process that made the engine.
+    pub(crate) generation: Generation,
     pub(crate) pool: Pool<ReadyOp>,
     pub(crate) devices: Vec<Arc<dyn Device>>,
     pub(crate) lease_timeout: Duration,
@@ -114,6 +116,7 @@ pub(crate) struct CoreOptions {
 
 impl Core {
     pub(crate) fn shared(options: CoreOptions) -> CoreRef {
+        // Goes on in a forked child: thread-locals know engines by their numbers.
         estafette_sync::statics! {
             static NEXT: AtomicU64 = AtomicU64::new(1);
         }
@@ -127,6 +130,7 @@ impl Core {
         }
         CoreRef::new(Self {
             id: NEXT.fetch_add(1, Ordering::Relaxed),
+            generation: Generation::current(),
             pool: options.pool,
             devices: options.devices,
             lease_timeout: options.lease_timeout,
@@ -153,16 +157,16 @@ impl Core {
         })
     }
 
-    /// Whether submissions are accepted: neither a forked child nor shut down.
+    /// Whether submissions are accepted: it was not inherited by this process, and not shut down.
     #[inline(always)]
     pub(crate) fn is_open(&self) -> bool {
-        !process::is_forked() && !self.closing.load(Ordering::Acquire)
+        self.generation.is_current() && !self.closing.load(Ordering::Acquire)
     }
 
-    /// Fails in a forked child and after shutdown. Operations may still submit while the engine drains.
+    /// Fails in a forked child of its process and after shutdown. Operations may still submit while the engine drains.
     #[inline]
     pub(crate) fn check_usable(&self) -> Result<(), Error> {
-        process::check()?;
+        self.generation.check()?;
         if self.closing.load(Ordering::Acquire) && context::current().is_none() {
             return Err(Error::Shutdown);
         }

@@ -9,7 +9,7 @@ use std::time::Duration;
 use estafette_devices::DeviceError;
 use estafette_graph::OpId;
 use estafette_report::shown::shown;
-use estafette_sync::process::{Forked, is_forked};
+use estafette_sync::process::Forked;
 
 use crate::core::contained::Contained;
 use crate::core::invalid_tensor::InvalidTensor;
@@ -77,9 +77,9 @@ pub enum Error {
     /// The engine has been shut down.
     #[error("the engine is shut down")]
     Shutdown,
-    /// This process was forked from the one that started the engine; its threads do not exist here.
+    /// An engine, or what belongs to one, of the process that this one was forked from. Its threads do not exist here; a new engine works.
     #[error(
-        "this process was forked after an engine was started and cannot use one; start the process by spawn instead of fork"
+        "it belongs to the process that this one was forked from; make an engine in this process, or start it by spawn instead of fork"
     )]
     Forked,
     /// The operating system refused something the engine needs.
@@ -175,7 +175,7 @@ impl Failure {
 impl Drop for Failure {
     fn drop(&mut self) {
         // In a forked child the failure is the parent's.
-        if self.heard.is_settled() || self.is_unsurprising() || is_forked() {
+        if self.heard.is_settled() || self.is_unsurprising() || self.heard.is_inherited() {
             return;
         }
         unretrieved::last_handle_gone(OperationError(Arc::new(Self {

@@ -4,13 +4,13 @@
 use std::task::Waker;
 
 use estafette_sync::event_count::{self, EventCount, Waiter};
-use estafette_sync::process;
+use estafette_sync::process::Generation;
 
 use crate::core::wakers::{WakerKey, Wakers};
 
 /// The event count of threads and futures of an engine. A notification costs one load while nothing listens.
 #[derive(Debug, Default)]
-pub(crate) struct Notifier(EventCount<Wakers>);
+pub(crate) struct Notifier(EventCount<Wakers>, Generation);
 
 /// A thread that listens.
 pub(crate) type Listening<'a> = Waiter<'a, Wakers>;
@@ -57,7 +57,7 @@ impl Notifier {
     /// Removes the waker of a future that no longer waits.
     pub(crate) fn forget(&self, key: &mut WakerKey) {
         let key = std::mem::take(key);
-        if !key.is_used() || process::is_forked() {
+        if !key.is_used() || self.1.is_inherited() {
             return;
         }
         let removed = self.0.with_wakers(|wakers| wakers.remove(&key));

@@ -3,7 +3,7 @@
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::task::{Context, Poll, Waker};
 
-use estafette_sync::process;
+use estafette_sync::process::Generation;
 use estafette_sync::sync::{Condvar, Mutex, MutexGuard};
 use estafette_sync::time::Instant;
 
@@ -46,6 +46,7 @@ impl Delivered for Result<(), Error> {
 pub(crate) struct OneShot<V> {
     inner: Mutex<OneShotState<V>>,
     changed: Condvar,
+    generation: Generation,
 }
 
 struct OneShotState<V> {
@@ -59,6 +60,7 @@ impl<V: Clone + Delivered> OneShot<V> {
         Self {
             inner: Mutex::new(OneShotState { value: None, wakers: Wakers::default(), sleepers: 0 }),
             changed: Condvar::new(),
+            generation: Generation::current(),
         }
     }
 
@@ -138,7 +140,7 @@ impl<V: Clone + Delivered> OneShot<V> {
     /// Removes the waker of a future that no longer waits.
     pub(crate) fn forget(&self, key: &mut WakerKey) {
         let key = std::mem::take(key);
-        if !key.is_used() || process::is_forked() {
+        if !key.is_used() || self.generation.is_inherited() {
             return;
         }
         let removed = self.lock().wakers.remove(&key);

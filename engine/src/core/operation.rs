@@ -23,7 +23,6 @@ use estafette_graph::{Granted, Graph, OpId, OpRef, PendingOp, Var};
 use estafette_report::shown::shown;
 use estafette_sync::cell::UnsafeCell;
 pub(crate) use estafette_sync::panic::{Panic, contain_panic, drop_panic, text_of_panic};
-use estafette_sync::process;
 use estafette_sync::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
 
 use crate::core::clock::Coarse;
@@ -396,7 +395,7 @@ impl OpState {
     /// the operation was cancelled.
     pub(crate) fn cancel_and_notify(&self, id: OpId) -> bool {
         // In a forked child the operation is the parent's.
-        if process::is_forked() || !self.cancel() {
+        if self.core.generation.is_inherited() || !self.cancel() {
             return false;
         }
         let tag = OpTag { name: self.name.clone(), id };

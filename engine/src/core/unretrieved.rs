@@ -16,6 +16,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Weak};
 
 use estafette_graph::OpId;
+use estafette_sync::process::Generation;
 use estafette_sync::sync::atomic::{AtomicBool, Ordering};
 use estafette_sync::sync::{Mutex, MutexGuard, OnceLock};
 use estafette_sync::thread;
@@ -39,12 +40,13 @@ pub(crate) struct Heard {
     kept: AtomicBool,
     /// The engine of the operation that failed, once known.
     home: OnceLock<Weak<Failures>>,
+    generation: Generation,
 }
 
 impl Heard {
     /// The shared [`Heard`] of a device failure: each query of the same fence makes a new error.
     pub(crate) fn of_device(id: OpId, message: &str) -> Arc<Self> {
-        estafette_sync::statics! {
+        estafette_sync::per_process! {
             static RECENT: Mutex<Vec<(OpId, String, Arc<Heard>)>> = Mutex::new(Vec::new());
         }
         let mut recent = RECENT.lock();
@@ -66,6 +68,11 @@ impl Heard {
 
     pub(crate) fn is_retrieved(&self) -> bool {
         self.retrieved.load(Ordering::Relaxed)
+    }
+
+    /// Whether the failure is of a process that this one was forked from.
+    pub(crate) fn is_inherited(&self) -> bool {
+        self.generation.is_inherited()
     }
 
     fn is_kept(&self) -> bool {
@@ -268,7 +275,7 @@ estafette_sync::statics! {
 /// failure is dropped. Only the first call counts.
 ///
 /// `reporter` is called once per failure, on the thread that drops the handle, under no lock of the engine. A
-/// panic of `reporter` is contained. In a forked child `reporter` is not called.
+/// panic of `reporter` is contained. A forked child does not report failures that it has inherited.
 pub fn on_unretrieved(reporter: fn(&OperationError)) {
     let _ = REPORTER.set(reporter);
 }

@@ -7,10 +7,10 @@ use std::time::Duration;
 use estafette_devices::Device;
 use estafette_devices::cpu::{Pool, PoolOptions, SharedLock};
 use estafette_devices::host::HostDevice;
-use estafette_sync::process;
 use estafette_sync::stack;
 use estafette_sync::sync::OnceLock;
 
+use crate::core::context;
 use crate::core::engine_core::{Core, CoreOptions};
 use crate::core::error::Error;
 use crate::core::runtime::Runtime;
@@ -163,7 +163,7 @@ impl EngineBuilder {
     /// # Errors
     /// [`Error::Invalid`] for more than [`WORKERS_MAX`] workers, a stack outside of [`STACK_SIZES`], an
     /// in-flight limit of 0 or a device given twice; [`Error::Start`] when threads cannot be started;
-    /// [`Error::Forked`] in a process forked from one that had an engine.
+    /// [`Error::Forked`] for a device of a process that this one was forked from.
     pub fn build(self) -> Result<Engine, Error> {
         let workers = self
             .workers
@@ -184,7 +184,10 @@ impl EngineBuilder {
         if self.in_flight_limit == 0 {
             return Err(Error::invalid("an in-flight limit of 0 permits no operation"));
         }
-        process::claim()?;
+        if self.devices.iter().any(|device| device.is_inherited()) {
+            return Err(Error::Forked);
+        }
+        context::renew_after_forks();
         trace::begin_from_environment();
         #[cfg(not(feature = "links"))]
         let host = HostDevice::new();

@@ -19,7 +19,6 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use estafette_devices::{DLDevice, Device};
-use estafette_sync::process;
 use estafette_sync::sync::OnceLock;
 
 use crate::core::coalesced;
@@ -67,7 +66,7 @@ struct Handle {
 
 impl Drop for Handle {
     fn drop(&mut self) {
-        if process::is_forked() {
+        if self.core.generation.is_inherited() {
             // A forked child: the pool's threads do not exist here, and its locks may be held for ever.
             std::mem::forget(self.watch.take());
             return std::mem::forget(self.core.clone());
@@ -240,7 +239,7 @@ impl Engine {
     /// helping is [forbidden](crate::wait::set_helping).
     pub fn run_ready(&self) -> bool {
         let core = self.core();
-        if !core.has_no_workers() || process::is_forked() || !core.help_any() {
+        if !core.has_no_workers() || core.generation.is_inherited() || !core.help_any() {
             return false;
         }
         while core.help_any() {}
@@ -284,7 +283,11 @@ impl Engine {
 
     /// Failures of this engine's operations that the program has not retrieved so far.
     pub fn unretrieved(&self) -> Unretrieved {
-        if process::is_forked() { Unretrieved::default() } else { self.core().failures.unretrieved() }
+        if self.core().generation.is_inherited() {
+            Unretrieved::default()
+        } else {
+            self.core().failures.unretrieved()
+        }
     }
 }
 

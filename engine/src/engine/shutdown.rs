@@ -2,7 +2,6 @@
 
 use std::time::Duration;
 
-use estafette_sync::process;
 use estafette_sync::sync::atomic::Ordering;
 
 use crate::core::clock;
@@ -42,7 +41,7 @@ impl Engine {
     /// [`Error::WouldDeadlock`] inside an operation. Failures of operations are not reported here but at
     /// their outputs, and at the end of the engine.
     pub fn wait_all(&self, timeout: Option<Duration>) -> Result<(), Error> {
-        process::check()?;
+        self.core().generation.check()?;
         let deadline = timeout.and_then(clock::deadline);
         match (self.core().wait_idle(deadline)?, timeout) {
             (true, _) => Ok(()),

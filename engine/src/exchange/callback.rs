@@ -31,6 +31,11 @@ impl Drop for Back {
     }
 }
 
+/// For a forked child, whose thread goes on after the callback of its parent.
+pub(crate) fn forget() {
+    RUNNING.set(None);
+}
+
 /// Whether the calling code is a callback. The body of an operation is none, even where a callback runs it.
 pub(crate) fn is_running() -> bool {
     RUNNING.get().is_some_and(|current| current == context::current_with_core())

@@ -59,7 +59,7 @@ struct Pauses {
     asking: usize,
 }
 
-estafette_sync::statics! {
+estafette_sync::per_process! {
     static PAUSES: Mutex<Pauses> = Mutex::new(Pauses { pauses: 0, asking: 0 });
     static ASKED: Condvar = Condvar::new();
 }
@@ -129,7 +129,7 @@ pub struct QuarantineStats {
     pub barriers: u64,
 }
 
-estafette_sync::statics! {
+estafette_sync::per_process! {
     static ENTERED: AtomicU64 = AtomicU64::new(0);
     static RELEASED: AtomicU64 = AtomicU64::new(0);
     static GIVEN_UP: AtomicU64 = AtomicU64::new(0);
@@ -213,7 +213,7 @@ struct Quarantines {
     clock: bool,
 }
 
-estafette_sync::statics! {
+estafette_sync::per_process! {
     static QUARANTINES: Mutex<Option<Quarantines>> = Mutex::new(None);
     static CHANGED: Condvar = Condvar::new();
 }

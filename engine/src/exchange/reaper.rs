@@ -82,7 +82,7 @@ const THREADS_MAX: usize = 8;
 
 /// The reaper of the process. The thread starts with the first storage that needs it.
 pub fn reaper() -> &'static Reaper {
-    estafette_sync::statics! {
+    estafette_sync::per_process! {
         static REAPER: OnceLock<Reaper> = OnceLock::new();
     }
     REAPER.get_or_init(Reaper::new)
@@ -130,7 +130,7 @@ impl Reaper {
         storage: Storage,
         what: impl FnOnce() -> ReleasedMemory,
     ) {
-        if process::is_forked() {
+        if self.shared.generation.is_inherited() {
             // No lock may be taken here: its holder may not exist in this process.
             return self.shared.leak(storage);
         }
@@ -163,12 +163,17 @@ impl Reaper {
         self.shared.push(queue, Ready { storage, ticket, what: what() });
     }
 
+    /// Keeps `storage` for ever.
+    pub(crate) fn leak(&self, storage: Storage) {
+        self.shared.leak(storage);
+    }
+
     /// Waits until everything handed over before this call has been released or leaked, at most `timeout`.
     /// Says whether that was so. Must not be called while holding what a deleter needs (the Python lock).
     ///
     /// On the reaper's own thread, in a deleter, and in a callback it does not wait: it might wait for itself.
     pub fn flush(&self, timeout: Duration) -> bool {
-        if process::is_forked() {
+        if self.shared.generation.is_inherited() {
             return true;
         }
         self.watch_again(usize::MAX);
@@ -190,7 +195,7 @@ impl Reaper {
     /// shutdown of an interpreter that deleters need. Returns whether all threads have ended within
     /// `timeout`; one that has not ends after the deleter that it is in, and the rest is leaked.
     pub fn stop(&self, timeout: Duration) -> bool {
-        if process::is_forked() {
+        if self.shared.generation.is_inherited() {
             return true;
         }
         self.shared.stopped.store(true, Ordering::Relaxed);
@@ -230,17 +235,15 @@ impl Reaper {
     /// Sets what each thread does before its first deleter: whatever deleters want to find there, such as an interpreter's
     /// notion of the thread. Only the first call counts, and only for threads that have run no deleter.
     pub fn on_start(&self, hook: fn()) {
-        if !process::is_forked() {
-            self.shared.lock().on_start.get_or_insert(hook);
-        }
+        self.shared.lock().on_start.get_or_insert(hook);
     }
 
-    /// What became of everything handed over so far. In a forked child only `leaked` moves.
+    /// What became of everything handed over so far. For the reaper of a process that this one was forked from only `leaked` moves.
     pub fn stats(&self) -> ReaperStats {
         let released = self.shared.released.load(Ordering::Relaxed);
         let deleters = self.shared.deleters.load(Ordering::Relaxed);
         let leaked = self.shared.leaked.load(Ordering::Relaxed) + process::leaked();
-        if process::is_forked() {
+        if self.shared.generation.is_inherited() {
             return ReaperStats { released, deleters, leaked, ..ReaperStats::default() };
         }
         let queue = self.shared.lock();
@@ -288,11 +291,11 @@ fn may_release(fences: &FenceSet) -> bool {
     })
 }
 
-/// Whether a fence has failed in a way that says nothing about what still runs.
+/// Whether a fence has failed in a way that says nothing about what still runs, or settles in another process.
 fn is_faulty(fences: &FenceSet) -> bool {
     let is_fault =
         |state| matches!(state, FenceState::Failed(error) if error.kind() == DeviceErrorKind::Fault);
-    fences.iter().any(|fence| is_fault(fence.state()))
+    fences.iter().any(|fence| fence.is_inherited() || is_fault(fence.state()))
 }
 
 /// A storage that waits for fences. It is leaked unless a callback lets it proceed: a callback that is lost must
@@ -324,7 +327,7 @@ impl FencedStorage {
         let watched = fences.clone();
         Reactor::global().when_settled(&watched, move |outcome| match outcome {
             // The child has copies of the parent's promises and may settle them; the drop leaks.
-            _ if process::is_forked() => drop(self),
+            _ if self.shared.generation.is_inherited() => drop(self),
             Ok(()) => self.proceed(),
             Err(_) if may_release(&fences) => self.proceed(),
             Err(_) if !is_faulty(&fences) => self.watch_later(fences),
@@ -369,7 +372,7 @@ impl FencedStorage {
 impl Drop for FencedStorage {
     fn drop(&mut self) {
         self.shared.leaked.fetch_add(1, Ordering::Relaxed);
-        if !process::is_forked() {
+        if self.shared.generation.is_current() {
             let mut queue = self.shared.lock();
             queue.fenced.remove(&self.ticket.id);
             queue.leave(self.ticket.epoch, 1);

@@ -16,7 +16,6 @@ use std::any::Any;
 use std::sync::Arc;
 
 use estafette_devices::{DLDevice, DeviceError, Fence, FenceSet, Outcome, Queue, Reactor, Subscriber};
-use estafette_sync::process;
 use estafette_sync::sync::Mutex;
 
 use super::Lease;
@@ -204,7 +203,7 @@ pub(crate) fn after_of(consumer: &Consumer, tensor: &TensorInner) -> Option<Ends
     consumer.after(tensor).unwrap_or(Some(EndsAfter::Unknown))
 }
 
-estafette_sync::statics! {
+estafette_sync::per_process! {
     /// Leases that were handed into the capture of a graph.
     static CAPTURED: Mutex<Vec<Arc<LeaseState>>> = Mutex::new(Vec::new());
 }
@@ -214,9 +213,6 @@ impl Tensor {
     /// these graphs will be launched again. Returns the number of leases. The memory goes through a
     /// quarantine.
     pub fn end_captures(&self) -> usize {
-        if process::is_forked() {
-            return 0;
-        }
         let ended: Vec<_> = {
             let mut captured = CAPTURED.lock();
             captured.extract_if(.., |lease| lease.tensor.same(self)).collect()

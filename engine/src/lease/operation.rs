@@ -7,7 +7,6 @@ use std::sync::Arc;
 
 use estafette_devices::{Fence, FenceSet, Reactor};
 use estafette_graph::OpId;
-use estafette_sync::process;
 use estafette_sync::sync::atomic::{AtomicBool, Ordering};
 use estafette_sync::sync::{Mutex, MutexGuard};
 
@@ -150,7 +149,7 @@ impl LeaseOp {
 /// Gives up a requested lease: its operation leaves its queues, or ends if it is granted.
 #[cold]
 pub(super) fn give_up(handle: &OpHandle, op: Arc<LeaseOp>) {
-    if process::is_forked() {
+    if handle.payload().core.generation.is_inherited() {
         // A forked child: threads that do not exist here may hold the graph's locks.
         return std::mem::forget(op);
     }

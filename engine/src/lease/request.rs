@@ -12,7 +12,6 @@ use std::task::{Context, Poll, ready};
 
 use estafette_devices::{FenceSet, FenceState, Order};
 use estafette_graph::Mode;
-use estafette_sync::process;
 use estafette_sync::time::{Duration, Instant};
 use smallvec::{SmallVec, smallvec};
 
@@ -197,8 +196,9 @@ impl<L> LeaseRequest<L> {
 
     fn submit(&self) -> Result<Submitted, Error> {
         let core = self.core();
-        process::check()?;
+        core.generation.check()?;
         for (tensor, access) in &self.wanted {
+            tensor.inner.core.generation.check()?;
             match access {
                 Access::Read => {}
                 Access::Write => check_writable(tensor)?,

@@ -6,7 +6,6 @@ use std::sync::Arc;
 use estafette_devices::host::Completer;
 use estafette_devices::{Fence, FenceSet, Reactor};
 use estafette_graph::{Mode, OpId};
-use estafette_sync::process;
 use estafette_sync::sync::atomic::{AtomicBool, Ordering};
 use estafette_sync::sync::{Mutex, MutexGuard, OnceLock};
 use smallvec::SmallVec;
@@ -294,7 +293,7 @@ impl LeaseState {
 
 impl Drop for LeaseState {
     fn drop(&mut self) {
-        if process::is_forked() {
+        if self.tensor.inner.core.generation.is_inherited() {
             // A forked child: threads that do not exist here may hold the graph's locks.
             let op = match &self.order {
                 LeaseOrder::Operation { op, .. } => Some(Arc::clone(op)),

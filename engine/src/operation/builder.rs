@@ -104,6 +104,8 @@ pub(crate) struct Options {
     pub(crate) alias_of: VarSet,
     pub(crate) declared: Option<(DType, SmallVec<[i64; 4]>)>,
     pub(crate) copying: Copying,
+    /// A variable is of a process that this one was forked from.
+    pub(crate) is_forked: bool,
 }
 
 impl<'e> OpBuilder<'e> {
@@ -164,24 +166,34 @@ impl<T, R, W, U> Description<T, R, W, U> {
 
     /// Plain variables that the body uses without changing what they stand for.
     #[inline(always)]
-    pub fn reads_vars<'v>(mut self, variables: &[&'v Variable]) -> Self
+    pub fn reads_vars<'v>(self, variables: &[&'v Variable]) -> Self
     where
         T: Target<'v>,
     {
-        for variable in variables {
-            self.target.access(variable, Mode::Read);
-        }
-        self
+        self.use_vars(variables, Mode::Read)
     }
 
     /// Plain variables that the body changes.
     #[inline(always)]
-    pub fn writes_vars<'v>(mut self, variables: &[&'v Variable]) -> Self
+    pub fn writes_vars<'v>(self, variables: &[&'v Variable]) -> Self
+    where
+        T: Target<'v>,
+    {
+        self.use_vars(variables, Mode::Write)
+    }
+
+    #[inline(always)]
+    fn use_vars<'v>(mut self, variables: &[&'v Variable], mode: Mode) -> Self
     where
         T: Target<'v>,
     {
         for variable in variables {
-            self.target.access(variable, Mode::Write);
+            if variable.var.is_inherited() {
+                // Refused at the submission.
+                self.options().is_forked = true;
+            } else {
+                self.target.access(variable, mode);
+            }
         }
         self
     }
@@ -232,6 +244,7 @@ impl<T, R, W, U> Description<T, R, W, U> {
 impl<T, R: Operands, W: Operands, U: Operands> Description<T, R, W, U> {
     /// Checks what a body needs that gets views: no memory that is written may be seen twice.
     pub(crate) fn check(&self) -> Result<(), Error> {
+        self.check_process()?;
         self.check_declared()?;
         self.check_leases()?;
         let (reads, writes, updates) = (self.reads.tensors(), self.writes.tensors(), self.updates.tensors());
@@ -242,6 +255,7 @@ impl<T, R: Operands, W: Operands, U: Operands> Description<T, R, W, U> {
     /// As [`check`](Self::check), for a body that gets no views and so may see memory twice: an operand that
     /// is both read and written is updated in place.
     pub(crate) fn check_external(&self) -> Result<(), Error> {
+        self.check_process()?;
         self.check_declared()?;
         self.writes.tensors().iter().chain(self.updates.tensors()).try_for_each(check_writable)?;
         self.check_leases()
@@ -251,6 +265,19 @@ impl<T, R: Operands, W: Operands, U: Operands> Description<T, R, W, U> {
     fn check_leases(&self) -> Result<(), Error> {
         let written = self.writes.tensors().iter().chain(self.updates.tensors());
         check_own_leases(self.reads.tensors().iter(), written)
+    }
+
+    /// Refuses what belongs to a process that this one was forked from.
+    #[inline(always)]
+    fn check_process(&self) -> Result<(), Error> {
+        let operands = [self.reads.tensors(), self.writes.tensors(), self.updates.tensors()];
+        let mut operands = operands.into_iter().flatten();
+        if operands.any(|tensor| tensor.inner.core.generation.is_inherited())
+            || self.options.as_ref().is_some_and(|options| options.is_forked)
+        {
+            return Err(Error::Forked);
+        }
+        Ok(())
     }
 
     /// Refuses a declared type and shape that no memory can have.
@@ -291,6 +318,7 @@ impl<'e, R, W, U> OpBuilder<'e, R, W, U> {
     /// Declares that the produced tensor is a view of these tensors: operations are ordered with both, and
     /// the result is not copied.
     pub fn alias_of(mut self, tensors: &[&Tensor]) -> Self {
+        self.options().is_forked |= tensors.iter().any(|tensor| tensor.inner.core.generation.is_inherited());
         let alias_of = &mut self.options().alias_of;
         for var in tensors.iter().flat_map(|tensor| &tensor.inner.vars) {
             if alias_of.iter().all(|known| known.id() != var.id()) {

@@ -52,17 +52,17 @@ const LEAVES: u64 = u64::MAX;
 /// First number of sound verdicts. Ids of operations are smaller.
 const SOUND: u64 = 1 << 63;
 
-estafette_sync::statics! {
+estafette_sync::per_process! {
     /// Queries that were submitted and not granted.
     static QUERIES: AtomicUsize = AtomicUsize::new(0);
 }
 
-estafette_sync::statics! {
+estafette_sync::per_process! {
     /// Length of [`Verdicts::cancelled`].
     static CANCELLED: AtomicUsize = AtomicUsize::new(0);
 }
 
-estafette_sync::statics! {
+estafette_sync::per_process! {
     static VERDICTS: Mutex<Verdicts> = Mutex::new(Verdicts { cancelled: BTreeMap::new(), sound: SOUND });
 }
 

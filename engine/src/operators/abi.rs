@@ -7,7 +7,7 @@ use std::ffi::{CStr, CString, c_char, c_void};
 use std::ptr::NonNull;
 
 use estafette_report::shown::shown;
-use estafette_sync::process;
+use estafette_sync::process::Generation;
 use estafette_sync::valgrind;
 
 use crate::core::error::{BodyError, BodyResult, Error};
@@ -95,6 +95,7 @@ pub struct OperatorOptions {
 struct Context {
     pointer: *mut c_void,
     drop: OperatorDrop,
+    generation: Generation,
 }
 
 // SAFETY: the contract of registration lets any thread call the function with its context, and drop it.
@@ -106,7 +107,7 @@ impl Drop for Context {
     fn drop(&mut self) {
         // In a forked child it is the parent's.
         if let Some(drop) = self.drop
-            && !process::is_forked()
+            && self.generation.is_current()
         {
             // SAFETY: called once, after the last call, as registration promises.
             unsafe { drop(self.pointer) };
@@ -162,7 +163,7 @@ pub(super) fn foreign(
     }
     let signature = signature(name, options)?;
     // From here on nothing fails, so the context is ours.
-    let context = Context { pointer, drop };
+    let context = Context { pointer, drop, generation: Generation::current() };
     let foreign = Foreign { function, infer: options.infer, context, library };
     Ok(Operator {
         name: name.into(),

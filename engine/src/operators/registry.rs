@@ -5,7 +5,7 @@ use std::sync::Arc;
 use dashmap::DashMap;
 use dashmap::mapref::entry::Entry;
 use estafette_report::shown::shown;
-use estafette_sync::process::{self, Forked};
+use estafette_sync::process::{Forked, Generation};
 use estafette_sync::sync::OnceLock;
 
 use crate::core::error::Error;
@@ -22,16 +22,17 @@ const NEAR: f64 = 0.75;
 
 /// The operators of this process.
 pub fn operators() -> &'static Operators {
-    estafette_sync::statics! {
+    estafette_sync::per_process! {
         static OPERATORS: OnceLock<Operators> = OnceLock::new();
     }
-    OPERATORS.get_or_init(|| Operators { known: DashMap::new() })
+    OPERATORS.get_or_init(|| Operators { known: DashMap::new(), generation: Generation::current() })
 }
 
 /// See [`operators`].
 #[derive(Debug)]
 pub struct Operators {
     known: DashMap<Arc<str>, Arc<Operator>>,
+    generation: Generation,
 }
 
 /// An operator that was not added, and why.
@@ -111,8 +112,8 @@ impl Operators {
         Ok(all)
     }
 
-    fn known(&self) -> Result<&DashMap<Arc<str>, Arc<Operator>>, Forked> {
-        process::claim()?;
+    pub(super) fn known(&self) -> Result<&DashMap<Arc<str>, Arc<Operator>>, Forked> {
+        self.generation.check()?;
         Ok(&self.known)
     }
 

@@ -10,8 +10,8 @@ use std::sync::Arc;
 
 use estafette_devices::{DeviceError, DeviceErrorKind, Fence, FenceState, host};
 use estafette_links::{Address, Door, Link as RawLink, LinkError, Received, secret};
+use estafette_sync::per_process;
 use estafette_sync::sync::Mutex;
-use estafette_sync::{process, statics};
 
 use super::{Export, hand_over, take_over};
 use crate::core::error::Error;
@@ -27,7 +27,7 @@ const TICKETS_MAX: usize = 1 << 16;
 
 type Secret = [u8; 16];
 
-statics! {
+per_process! {
     /// The door for tickets, once there is one, and the door itself while it does not accept. It stays for as long as the process lives.
     static DOOR: Mutex<Option<(Address, Option<Door>)>> = Mutex::new(None);
     static EXPORTS: Mutex<BTreeMap<Secret, Ticketed>> = Mutex::new(BTreeMap::new());
@@ -119,7 +119,7 @@ impl Ticket {
 
 impl Drop for Ticket {
     fn drop(&mut self) {
-        if self.is_owner && !process::is_forked() {
+        if self.is_owner {
             let export = EXPORTS.lock().remove(&self.secret);
             drop(export);
         }
@@ -149,7 +149,6 @@ impl Engine {
 
 /// The door for tickets, opened for the first of them.
 fn door() -> Result<Address, Error> {
-    process::check()?;
     let mut known = DOOR.lock();
     if let Some((address, _)) = &*known {
         let address = address.clone();

@@ -146,7 +146,7 @@ impl std::fmt::Debug for Region {
 
 /// The process-wide map.
 pub(crate) fn regions() -> &'static IntervalMap<Arc<Region>> {
-    estafette_sync::statics! {
+    estafette_sync::per_process! {
         static REGIONS: IntervalMap<Arc<Region>> = IntervalMap::new();
     }
     &REGIONS

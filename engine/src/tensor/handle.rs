@@ -4,7 +4,6 @@ use std::sync::Arc;
 
 use estafette_devices::{DLDevice, FenceSet};
 use estafette_report::shown::shown;
-use estafette_sync::process;
 use estafette_sync::sync::OnceLock;
 use smallvec::SmallVec;
 
@@ -404,17 +403,17 @@ impl TensorInner {
 
 impl Drop for TensorInner {
     fn drop(&mut self) {
-        let forked = process::is_forked();
-        if forked {
+        let inherited = self.core.generation.is_inherited();
+        if inherited {
             // A forked child: locks of the graph, of the ranges and of the pool may be held by threads that
             // do not exist here.
             std::mem::forget((self.core.clone(), self.vars.clone()));
         }
         let Some(definition) = self.definition.take() else { return };
         let Definition { storage, placed, layout, .. } = definition;
-        if forked {
+        if inherited {
             std::mem::forget(placed);
-            return reaper().release(FenceSet::default(), storage);
+            return reaper().leak(storage);
         }
         // The map entry goes first: once the deleter has run, the owner may give the same addresses to
         // another user.

@@ -34,20 +34,25 @@ struct Recording {
 
 static RECORDING: Mutex<Option<Recording>> = Mutex::new(None);
 
-/// The process that it is of, once it has begun.
+/// The process that looked whether the environment asks for one.
 static OF: OnceLock<Generation> = OnceLock::new();
 
 /// Begins the recording, if the environment asks for one and this is the first call.
 pub(crate) fn begin() {
-    static ONCE: Once = Once::new();
+    estafette_sync::per_process! {
+        static ONCE: Once = Once::new();
+    }
     ONCE.call_once(|| {
+        // What a forked child does is not recorded: the file is its parent's.
+        if OF.set(Generation::current()).is_err() {
+            return;
+        }
         let Some(pattern) = std::env::var_os("ESTAFETTE_TRACE").filter(|pattern| !pattern.is_empty()) else {
             return;
         };
         match open(&pattern) {
             Ok(recording) => {
                 *lock() = Some(recording);
-                OF.get_or_init(Generation::current);
                 at_exit(save);
             }
             Err(error) => say(format_args!("nothing is recorded: {error}")),

@@ -34,7 +34,7 @@ pub fn emit_events(on: bool) -> bool {
     before & EVENTS != 0
 }
 
-estafette_sync::statics! {
+estafette_sync::per_process! {
     /// Spans of bodies that have not begun, by operation.
     static SPANS: Mutex<BTreeMap<u64, Span>> = Mutex::new(BTreeMap::new());
 }

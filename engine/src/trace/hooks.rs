@@ -231,7 +231,7 @@ fn begins_at(granted: &OpGranted, at: impl Fn(&mut Writer) -> u64) {
     });
 }
 
-estafette_sync::statics! {
+estafette_sync::per_process! {
     /// What the device work of operations under way is measured by, from the beginning of their bodies to the end. Only operations on
     /// queues that measure time are in the map.
     static TIMINGS: Mutex<BTreeMap<u64, Arc<dyn Timing>>> = Mutex::new(BTreeMap::new());

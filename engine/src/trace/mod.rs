@@ -96,7 +96,7 @@ static OPEN: AtomicU32 = AtomicU32::new(0);
 /// The bit of [`OPEN`] that says that events are emitted; the others are the number.
 const EVENTS: u32 = 1 << 31;
 
-estafette_sync::statics! {
+estafette_sync::per_process! {
     /// What writers need of the open recorders.
     static SESSIONS: Mutex<Vec<Arc<Session>>> = Mutex::new(Vec::new());
 }
@@ -139,6 +139,12 @@ impl Opened {
 #[inline(always)]
 pub fn is_open() -> bool {
     OPEN.load(Ordering::Relaxed) != 0
+}
+
+/// For a forked child: the recorders are the parent's.
+pub(crate) fn forget() {
+    OPEN.fetch_and(EVENTS, Ordering::Relaxed);
+    writer::forget();
 }
 
 /// Whether a recorder is open.

@@ -10,7 +10,7 @@ use estafette_sync::sync::Mutex;
 /// Names that are kept. No notification says that a variable is gone; beyond this limit the oldest variable's name is removed.
 const NAMES_MAX: usize = 1 << 16;
 
-estafette_sync::statics! {
+estafette_sync::per_process! {
     /// By variable, whose numbers grow and are not used again.
     static NAMES: Mutex<BTreeMap<u64, String>> = Mutex::new(BTreeMap::new());
     /// For each [`Watch`], by its number: the variables that were named since it was asked.

@@ -303,6 +303,14 @@ pub(super) fn with(f: impl FnMut(&mut Writer)) {
     });
 }
 
+/// For a forked child: the locks of the calling thread's writers may be held for ever.
+pub(super) fn forget() {
+    let forget = |writers: &RefCell<Writers>| {
+        writers.try_borrow_mut().map(|mut writers| std::mem::forget(std::mem::take(&mut writers.open)))
+    };
+    let _ = WRITERS.try_with(forget);
+}
+
 impl Writers {
     /// Keeps the writers of recorders that are open still, and makes those that are missing.
     #[cold]

@@ -17,7 +17,7 @@ use std::num::NonZeroU64;
 use std::task::{Context, Waker};
 
 use estafette_graph::OpId;
-use estafette_sync::process;
+use estafette_sync::process::Generation;
 use estafette_sync::sync::atomic::{AtomicUsize, Ordering};
 use estafette_sync::sync::{Mutex, MutexGuard};
 use estafette_sync::thread::ThreadId;
@@ -151,9 +151,9 @@ impl Awaited {
     }
 }
 
-/// The key of a pending future in the lists; empty while the future is not pending.
+/// The key of a pending future in the lists, and the process whose lists these are; empty while the future is not pending.
 #[derive(Debug, Default)]
-pub(crate) struct Pending(Option<Key>);
+pub(crate) struct Pending(Option<(Key, Generation)>);
 
 /// A list, a place in this list, and the number of earlier users of this place.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -191,10 +191,10 @@ impl Pending {
                 if let Err(error) = awaited.check_self_wait() {
                     return Some(error);
                 }
-                self.0 = register(awaited, cx.waker().clone());
+                self.0 = register(awaited, cx.waker().clone()).map(|key| (key, Generation::current()));
                 None
             }
-            Some(key) => {
+            Some((key, _)) => {
                 let verdict = poll_again(key, cx.waker());
                 if verdict.is_some() {
                     self.over();
@@ -206,12 +206,13 @@ impl Pending {
 
     /// Whether the future was woken since its last poll.
     pub(crate) fn was_woken(&self) -> bool {
-        self.0.is_some_and(|key| list(key.list()).entry(key).is_some_and(|entry| entry.waker.is_none()))
+        self.0.is_some_and(|(key, _)| list(key.list()).entry(key).is_some_and(|entry| entry.waker.is_none()))
     }
 
     /// The future is pending no more.
     pub(crate) fn over(&mut self) {
-        if let Some(key) = self.0.take() {
+        // The lists of a process that this one was forked from are not those here.
+        if let Some((key, _)) = self.0.take().filter(|(_, generation)| generation.is_current()) {
             leave(key);
         }
     }
@@ -241,7 +242,7 @@ struct List {
     free: Vec<usize>,
 }
 
-estafette_sync::statics! {
+estafette_sync::per_process! {
     static ENTRIES: [Mutex<List>; LISTS] =
         estafette_sync::array![Mutex::new(List { places: Vec::new(), free: Vec::new() }); LISTS];
 }
@@ -321,10 +322,6 @@ fn poll_again(key: Key, waker: &Waker) -> Option<Error> {
 }
 
 fn leave(key: Key) {
-    if process::is_forked() {
-        // The lists may be locked by threads that did not come along.
-        return;
-    }
     let mut own = list(key.list());
     let (generation, entry) = &mut own.places[key.place()];
     let left = if *generation == key.generation() { entry.take() } else { None };

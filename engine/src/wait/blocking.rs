@@ -16,7 +16,6 @@ use std::collections::HashSet;
 
 use estafette_graph::{OpId, Snapshot};
 use estafette_report::shown::shown;
-use estafette_sync::process;
 use estafette_sync::thread;
 use estafette_sync::time::{Duration, Instant};
 use smallvec::SmallVec;
@@ -133,7 +132,7 @@ pub(crate) fn block<V: Clone + Delivered>(
     if let Some(value) = one_shot.get() {
         return Ok(value);
     }
-    process::check()?;
+    waiting.payload().core.generation.check()?;
     if let Some(Duration::ZERO) = timeout {
         return Err(Error::Timeout(Duration::ZERO));
     }

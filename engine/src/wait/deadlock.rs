@@ -12,7 +12,7 @@
 use std::collections::{HashMap, HashSet};
 
 use estafette_graph::{Explained, OpId, OpView, Snapshot};
-use estafette_sync::process;
+use estafette_sync::process::Generation;
 use estafette_sync::sync::atomic::{AtomicBool, Ordering};
 use estafette_sync::time::{Duration, Instant};
 use smallvec::SmallVec;
@@ -64,6 +64,7 @@ pub(crate) struct Checks<'a> {
     pub(crate) stand_ins: StandInSet,
     /// Since when leases alone hold the wait up, as found by its earlier checks.
     held_since: Option<Instant>,
+    generation: Generation,
 }
 
 impl<'a> Checks<'a> {
@@ -80,6 +81,7 @@ impl<'a> Checks<'a> {
             pause_last,
             stand_ins: StandInSet::default(),
             held_since: None,
+            generation: Generation::current(),
         }
     }
 
@@ -145,7 +147,7 @@ impl<'a> Checks<'a> {
     /// Makes another thread check, if this one checks for all. The caller may be away for any time.
     pub(crate) fn hand_over(&mut self) {
         // In a forked child no other thread waits, and the notifier may be locked for ever.
-        if std::mem::take(&mut self.is_in_charge) && !process::is_forked() {
+        if std::mem::take(&mut self.is_in_charge) && self.generation.is_current() {
             // A read-modify-write: loom does not order a plain store after that of another thread.
             self.detector.is_taken.swap(false, Ordering::SeqCst);
             self.notifier.notify();

@@ -5,7 +5,6 @@ use std::time::Duration;
 
 use estafette_graph::Hazard;
 use estafette_report::shown::shown;
-use estafette_sync::process;
 
 use crate::core::engine_core::Core;
 use crate::core::lease_info::LeaseInfo;
@@ -77,8 +76,8 @@ pub struct Blocker {
 }
 
 pub(crate) fn diagnose(core: &Core) -> Diagnosis {
-    if process::is_forked() {
-        // A forked child: nothing runs here, and locks may be held by threads that do not exist.
+    if core.generation.is_inherited() {
+        // Nothing of it runs here.
         return Diagnosis { operations: Vec::new(), releases: Vec::new() };
     }
     let snapshot = take_snapshot();

@@ -8,7 +8,6 @@ use std::sync::Arc;
 use std::task::{Context, Poll, Wake, Waker};
 
 use estafette_devices::{DeviceError, DeviceErrorKind, Fence, host};
-use estafette_sync::process;
 use estafette_sync::sync::Mutex;
 use estafette_sync::sync::atomic::{AtomicUsize, Ordering};
 use estafette_sync::time::{Duration, Instant};
@@ -167,7 +166,7 @@ impl Tensor {
     fn only_fence(&self) -> Option<Fence> {
         let inner: &TensorInner = &self.inner;
         let [var] = inner.vars.as_slice() else { return None };
-        if !self.is_defined() || process::is_forked() || var.has_unfinished_write() {
+        if !self.is_defined() || inner.core.generation.is_inherited() || var.has_unfinished_write() {
             return None;
         }
         let asked = Asked::ask(&var.with_ordering_state(|state, _| state.writers()));
@@ -183,7 +182,7 @@ impl Tensor {
     /// # Errors
     /// [`Error::Forked`] in a forked child.
     pub fn used_until(&self, fence: &Fence) -> Result<(), Error> {
-        process::check()?;
+        self.inner.core.generation.check()?;
         let mut replaced = Replaced::default();
         for var in &self.inner.vars {
             var.with_ordering_state(|state, flags| state.add_reader(fence, flags, &mut replaced));
@@ -216,7 +215,7 @@ pub fn wait_any(ops: &[Op], tensors: &[Tensor], timeout: Option<Duration>) -> Re
     }
     for tensor in tensors {
         let ended = Ended::new(&tensor.inner);
-        let Some(query) = ended.handle() else { return Ok(process::check()?) };
+        let Some(query) = ended.handle() else { return Ok(tensor.inner.core.generation.check()?) };
         ends.push(Box::pin(ended));
         waiting.push((&tensor.inner.core, query));
     }
@@ -254,7 +253,7 @@ impl Future for OpEnded {
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<()> {
         let Op { handle, key, .. } = &mut self.0;
         let state = handle.payload();
-        if process::is_forked() || state.one_shot().is_set(cx, key) {
+        if state.core.generation.is_inherited() || state.one_shot().is_set(cx, key) {
             // A one-shot that is set has no wakers.
             *key = WakerKey::default();
             return Poll::Ready(());

@@ -4,7 +4,6 @@ use std::future::Future;
 use std::pin::Pin;
 use std::task::{Context, Poll};
 
-use estafette_sync::process;
 use estafette_sync::time::Duration;
 
 use crate::core::error::{Error, OperationError};
@@ -44,7 +43,7 @@ impl Future for Op {
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
         let Self { handle, pending, key } = &mut *self;
         let state = handle.payload();
-        process::check()?;
+        state.core.generation.check()?;
         match state.one_shot().poll(cx, key) {
             Poll::Ready(outcome) => {
                 pending.over();

@@ -12,7 +12,6 @@ use std::task::{Context, Poll};
 
 use estafette_devices::Reactor;
 use estafette_graph::{Mode, OpId};
-use estafette_sync::process;
 use smallvec::SmallVec;
 
 use crate::core::error::{Error, FailureKind, OperationError};
@@ -47,7 +46,9 @@ pub(crate) fn look(tensor: &TensorInner) -> Option<Result<(), Error>> {
     if tensor.is_quiet() {
         Some(Ok(()))
     } else {
-        tensor.look().or_else(|| process::check().err().map(|forked| Err(forked.into())))
+        // Locks of what is inherited may be held for ever.
+        let forked = tensor.core.generation.check().err().map(|forked| Err(forked.into()));
+        forked.or_else(|| tensor.look())
     }
 }
 
@@ -93,7 +94,7 @@ pub(crate) struct Ended(Option<ReadinessQuery>);
 
 impl Ended {
     pub(crate) fn new(tensor: &TensorInner) -> Self {
-        if tensor.is_quiet() || tensor.look_closely().is_some() || process::is_forked() {
+        if tensor.is_quiet() || tensor.core.generation.is_inherited() || tensor.look_closely().is_some() {
             return Self(None);
         }
         let (query, granted) = submit_query(tensor);
@@ -244,7 +245,7 @@ impl Future for Writable {
     type Output = Result<(), Error>;
 
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
-        process::check()?;
+        self.tensor.inner.core.generation.check()?;
         let polled = self.poll_uses(cx);
         if polled.is_ready() {
             self.pending.over();

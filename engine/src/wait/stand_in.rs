@@ -40,7 +40,7 @@ const REST: Duration = Duration::from_millis(200);
 /// Longest sleep of a stand-in of an engine without workers between checks whether it is still wanted.
 const NAP: Duration = Duration::from_millis(100);
 
-estafette_sync::statics! {
+estafette_sync::per_process! {
     /// Number of engines without workers.
     static WORKERLESS: AtomicUsize = AtomicUsize::new(0);
 }
@@ -48,6 +48,11 @@ estafette_sync::statics! {
 thread_local! {
     /// The engine that this thread stands in for, and how many blocking sections it is in.
     static STANDS_IN: RefCell<Option<(CoreRef, usize)>> = const { RefCell::new(None) };
+}
+
+/// For a forked child: its thread stands in for no engine.
+pub(crate) fn forget() {
+    STANDS_IN.with(|place| place.try_borrow_mut().map(|mut engine| std::mem::forget(engine.take())).ok());
 }
 
 /// The stand-ins of one engine.

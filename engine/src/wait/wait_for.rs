@@ -21,7 +21,7 @@ pub(crate) enum On {
     AnyOther,
 }
 
-estafette_sync::statics! {
+estafette_sync::per_process! {
     /// At most one entry per thread that blocks inside an operation, each with its number.
     static BLOCKED: Mutex<Entries> = Mutex::new(Entries { last: 0, entries: Vec::new() });
 }

@@ -8,7 +8,7 @@
 use std::ptr::NonNull;
 
 use estafette_sync::cell::UnsafeCell;
-use estafette_sync::process::is_forked;
+use estafette_sync::process::Generation;
 use estafette_sync::sync::Mutex;
 use estafette_sync::sync::atomic::{AtomicU64, Ordering};
 #[cfg(estafette_shuttle)]
@@ -31,6 +31,7 @@ const ID_BATCH: u64 = 64;
 pub(crate) struct Slab<V, T> {
     /// Whether threads keep blocks in magazines.
     immortal: bool,
+    generation: Generation,
     shards: [Shard<V, T>; SHARDS],
     chunks: Mutex<Vec<Chunk<V, T>>>,
     /// The first operation number no shard has reserved.
@@ -63,6 +64,7 @@ impl<V, T> Slab<V, T> {
     pub(crate) fn new(immortal: bool) -> Self {
         Self {
             immortal,
+            generation: Generation::current(),
             shards: std::array::from_fn(|_| Shard {
                 lock: VarLock::new(),
                 free: UnsafeCell::new(Free { list: List::EMPTY, next_id: 0, end_id: 0 }),
@@ -92,7 +94,7 @@ impl<V, T> Slab<V, T> {
 
     #[cold]
     fn take_from_shard(&self) -> (BlockPtr<V, T>, u64) {
-        if is_forked() {
+        if self.generation.is_inherited() {
             return self.take_unshared();
         }
         loop {
@@ -118,7 +120,7 @@ impl<V, T> Slab<V, T> {
 
     /// Returns blocks, which the caller then owns, and their number: at least one, at most `count`.
     pub(crate) fn take_list(&self, count: usize) -> (List<V, T>, usize) {
-        if is_forked() {
+        if self.generation.is_inherited() {
             // SAFETY: the list is ours, and what is left of it is lost.
             return unsafe { Self::chain(Self::allocate()).cut(count) }.expect("a chunk has blocks");
         }
@@ -134,7 +136,7 @@ impl<V, T> Slab<V, T> {
 
     /// Takes free blocks back.
     pub(crate) fn give_list(&self, list: List<V, T>) {
-        if is_forked() {
+        if self.generation.is_inherited() {
             // The lock may be held for ever: the blocks are lost.
             return;
         }

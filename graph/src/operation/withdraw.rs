@@ -4,8 +4,6 @@
 //! not keep others waiting. While the locks of all its variables are held, none of its accesses can be
 //! granted. So the operation either waits, and is taken out, or has been granted already, and stays.
 
-use estafette_sync::process::is_forked;
-
 use crate::biased_lock::CriticalSection;
 use crate::operation::access::{AccessPtr, Mode};
 use crate::operation::accesses::Accesses;
@@ -45,8 +43,10 @@ impl<V, T> OpRef<V, T> {
     }
 
     fn withdraw_what(&self, what: What, ready: impl FnMut(Granted<V, T>)) -> bool {
+        // SAFETY: our reference keeps the operation.
+        let generation = unsafe { self.as_block().graph() }.generation;
         // True for withdrawn and completed operations, too. In a forked child, locks may be held for ever.
-        if self.as_block().is_granted() || is_forked() {
+        if self.as_block().is_granted() || generation.is_inherited() {
             return false;
         }
         let mut ended = Completed::new();

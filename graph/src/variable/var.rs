@@ -5,7 +5,6 @@ use std::mem::ManuallyDrop;
 use std::ptr::NonNull;
 
 use estafette_sync::cell::UnsafeCell;
-use estafette_sync::process::is_forked;
 use estafette_sync::sync::Arc;
 use estafette_sync::sync::atomic::{AtomicUsize, Ordering};
 
@@ -91,6 +90,12 @@ impl<V, T> Var<V, T> {
     /// The variable's name within its graph.
     pub fn id(&self) -> VarId {
         self.as_node().id
+    }
+
+    /// Whether the process that made the graph is one that this process was forked from: then locks may be held for ever.
+    #[inline]
+    pub fn is_inherited(&self) -> bool {
+        self.as_node().graph.generation.is_inherited()
     }
 
     /// One load: no unfinished write is queued and no user flag is set, on the variable that orders this one.
@@ -414,7 +419,7 @@ impl<V, T> VarNode<V, T> {
                 if node.as_ref().handles.fetch_sub(1, Ordering::AcqRel) > 1 {
                     return;
                 }
-                if is_forked() {
+                if node.as_ref().graph.generation.is_inherited() {
                     // The lock may be held for ever: the variable is lost.
                     return;
                 }

@@ -7,7 +7,6 @@ use std::task::{Context, Poll, Waker};
 use std::time::Instant;
 
 use estafette_devices::{DeviceError, DeviceErrorKind, Fence, host};
-use estafette_sync::process;
 
 use super::{HUNG, descriptors, door, until};
 use crate::{Address, Door, Link, LinkError, Segment};
@@ -151,7 +150,6 @@ fn a_death_at_any_step_leaves_the_other_process_whole() {
     if let Ok(address) = std::env::var(DOOR) {
         return victim(&address);
     }
-    assert!(process::claim().is_ok());
     let name = "tests::deaths::a_death_at_any_step_leaves_the_other_process_whole";
     let (door, before, _alone) = door();
     let file = std::env::temp_dir().join(format!("estafette-links-{}", std::process::id()));

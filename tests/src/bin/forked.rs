@@ -2,12 +2,17 @@
 //! since a child of the test harness could do nothing with its threads.
 
 use std::process::ExitCode;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
-use estafette::{Access, Engine, Error, ExportOptions, Lease, ManagedTensor, Op, Tensor};
-use estafette_sync::process;
+use estafette::devices::sim::{SimDevice, SimOptions, SimPace};
+use estafette::devices::{Device, Fence, host};
+use estafette::trace::{Recorder, TraceOptions};
+use estafette::{
+    Access, Engine, Error, ExportOptions, ImportOptions, Lease, ManagedTensor, Op, Tensor, Variable,
+};
+use estafette_sync::process::{self, Generation};
 use futures::FutureExt;
 use futures::executor::block_on;
 use tests::churn::churn;
@@ -16,7 +21,13 @@ use tests::gate::Gate;
 use tests::ops;
 
 /// Far longer than the child needs; it dies if it hangs.
-const CHILD_SECONDS: u32 = 20;
+const CHILD_SECONDS: u32 = 60;
+
+/// Forks at moments that chance chooses, each followed by work in the child.
+const MANY: usize = 300;
+
+/// The first process.
+static OF: OnceLock<Generation> = OnceLock::new();
 
 /// Everything that is there when the process forks.
 struct Things {
@@ -30,10 +41,15 @@ struct Things {
     gate: Gate,
     behind: Op,
     failed: Op,
+    var: Variable,
+    device: Arc<SimDevice>,
+    promise: Fence,
+    made: Generation,
 }
 
 fn main() -> ExitCode {
     let things = prepare();
+    let many = std::env::args().any(|argument| argument == "many");
     // Threads that hold locks of the engine at the moment of the fork are what goes wrong.
     let busy = Arc::new(AtomicBool::new(true));
     let threads = [0, 1].map(|seed| {
@@ -47,6 +63,19 @@ fn main() -> ExitCode {
             deleted.settle_at(imported);
         })
     });
+    if many {
+        let engine = &things.engine;
+        for round in 0..MANY {
+            // The moment differs by what this thread does before.
+            churn(engine, round % 7, round as u64, &Deleted::default()).expect("the engine runs");
+            assert_eq!(engine.submit_many(|| child(|| work_in_child(&things, round))), 0, "round {round}");
+        }
+        busy.store(false, Ordering::Relaxed);
+        threads.into_iter().for_each(|thread| thread.join().expect("the parent's threads are unaffected"));
+        in_parent(things);
+        println!("child and parent are well");
+        return ExitCode::SUCCESS;
+    }
     // SAFETY: the child calls only this program's own code, which is the subject of the test, and exits.
     let child = unsafe { libc::fork() };
     if child < 0 {
@@ -56,7 +85,11 @@ fn main() -> ExitCode {
     if child == 0 {
         // SAFETY: an alarm for a process that has no other.
         unsafe { libc::alarm(CHILD_SECONDS) };
-        let code = match std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| in_child(things))) {
+        let in_child = || {
+            own_engine(&things);
+            in_child(things);
+        };
+        let code = match std::panic::catch_unwind(std::panic::AssertUnwindSafe(in_child)) {
             Ok(()) => 0,
             Err(_) => 3,
         };
@@ -93,13 +126,128 @@ fn prepare() -> Things {
     let gate = Gate::on_tensors(&engine, std::slice::from_ref(&busy));
     let behind = ops::add(&engine, &busy, 1.0);
     let failed = engine.op("fails").run(|[], []| Err("not looked at".into())).expect("accepted");
+    OF.get_or_init(Generation::current);
     estafette::operation::on_unretrieved(|failure| {
-        // The threads of the parent have failures of their own.
-        if process::is_forked() {
+        // The threads of the parent have failures of their own, and so has the engine of the child.
+        if failure.operation() == "fails" && OF.get().is_some_and(|of| of.is_inherited()) {
             eprintln!("reported in the child: {failure}");
         }
     });
-    Things { engine, deleted, idle, alone, busy, exported, lease, gate, behind, failed }
+    let (var, made) = (engine.var(), Generation::current());
+    let device = SimDevice::new(SimOptions::default()).expect("a simulated device needs nothing");
+    let (completer, promise) = host::promise("the parent's");
+    // It never settles.
+    std::mem::forget(completer);
+    Things {
+        engine,
+        deleted,
+        idle,
+        alone,
+        busy,
+        exported,
+        lease,
+        gate,
+        behind,
+        failed,
+        var,
+        device,
+        promise,
+        made,
+    }
+}
+
+/// Runs `work` in a forked child, and returns its exit code; 3 for a panic there.
+fn child(work: impl FnOnce()) -> i32 {
+    // SAFETY: as in `main`; the child leaves by `_exit`.
+    unsafe {
+        let child = libc::fork();
+        assert!(child >= 0, "cannot fork");
+        if child == 0 {
+            libc::alarm(CHILD_SECONDS);
+            let done = std::panic::catch_unwind(std::panic::AssertUnwindSafe(work));
+            libc::_exit(if done.is_ok() { 0 } else { 3 });
+        }
+        let mut status = 0;
+        assert_eq!(libc::waitpid(child, &mut status, 0), child);
+        if libc::WIFEXITED(status) { libc::WEXITSTATUS(status) } else { -libc::WTERMSIG(status) }
+    }
+}
+
+/// Short work of every kind, and the end of the process with more in flight.
+fn work_in_child(things: &Things, round: usize) {
+    let own = Engine::builder().workers(round % 3).build().expect("a child has an engine");
+    let deleted = Deleted::default();
+    let imported = churn(&own, 20, round as u64, &deleted).expect("the engine runs").imported;
+    assert_forked("an operation", own.op("mixed").reads([&things.idle]).run(|[_x], []| Ok(())));
+    own.wait_all(None).expect("everything ends");
+    deleted.settle_at(imported);
+    if round % 2 == 0 {
+        assert!(own.shutdown_timeout(Duration::from_secs(30)).drained);
+    } else {
+        let x = ops::tensor(&own, 0.0);
+        (0..100).for_each(|_| drop(ops::add(&own, &x, 1.0)));
+    }
+}
+
+/// An engine that is made in the child works completely, and knows what is not of its process.
+fn own_engine(things: &Things) {
+    let recorder = Recorder::open(TraceOptions::default()).expect("a child records for itself");
+    let options = SimOptions { pace: SimPace::Immediate, ..SimOptions::default() };
+    let device = SimDevice::new(options).expect("a device of the child's own");
+    let own = Engine::builder().workers(2).device(device.clone());
+    let own = own.build().expect("a child has an engine of its own");
+    let deleted = Deleted::default();
+    let imported = churn(&own, 100, 5, &deleted).expect("the engine runs").imported;
+    let x = ops::tensor(&own, 1.0);
+    let doubled = own.op("future").writes([&x]).run_future(|[], [mut x]| async move {
+        tokio::time::sleep(Duration::from_millis(1)).await;
+        x.as_mut_slice::<f32>()?.fill(2.0);
+        Ok(())
+    });
+    block_on(doubled.expect("accepted")).expect("the child has a runtime");
+    assert_eq!(ops::get(&x), 2.0);
+    // A lease holds the next write up.
+    let exported = x.export_wait(&ExportOptions::new(Access::Read)).expect("nobody holds it");
+    let write = ops::set(&own, &x, 3.0);
+    assert!(ops::waits(&own, &write), "the lease is held");
+    drop(exported);
+    block_on(x.ready()).expect("the lease has ended");
+    assert_eq!(ops::get(&x), 3.0);
+    let on_device = own.copy(&x, device.id()).expect("accepted");
+    let back = own.copy(&on_device, estafette::devices::DLDevice::CPU).expect("accepted");
+    assert_eq!(ops::get(&back), 3.0);
+    own.op("fails").run(|[], []| Err("not well".into())).expect("accepted").wait().expect_err("it fails");
+
+    // What meets here is of two processes.
+    let Things { idle, var, promise, .. } = things;
+    assert_forked("a read", own.op("mixed").reads([&x, idle]).run(|[_x, _y], []| Ok(())));
+    assert_forked("a write", own.op("mixed").writes([idle]).run_detached(|[], [_x]| Ok(())));
+    assert_forked("a variable", own.op("mixed").writes_vars(&[var]).run(|[], []| Ok(())));
+    let both = [(x.clone(), Access::Read), (idle.clone(), Access::Read)];
+    assert_forked("two leases", own.lease_all(&both, "mixed").wait(None));
+    assert_forked("a copy", own.copy(idle, device.id()));
+    assert_forked("a device", Engine::builder().device(things.device.clone()).build());
+
+    // A fork of the fork.
+    let of_child = child(|| {
+        assert_forked("the child's engine", own.op("child of the child").run(|[], []| Ok(())));
+        assert_forked("the child's tensor", x.wait());
+        work_in_child(things, 1);
+    });
+    assert_eq!(of_child, 0);
+    drop((x, back, on_device, write));
+    deleted.settle_at(imported);
+    let options = ImportOptions::default().ready(promise.clone());
+    let never = Deleted::default();
+    // SAFETY: a fresh tensor that describes its memory truly.
+    let late = unsafe { own.import_with(foreign::tensor(&[1.0], &never), options) }.expect("accepted");
+    let error = late.wait().expect_err("its fence settles in the parent").to_string();
+    assert!(error.contains("forked child"), "{error}");
+    drop(late);
+    assert_eq!(never.count(), 0, "what settles in another process may be in use for ever");
+    assert!(own.shutdown_timeout(Duration::from_secs(30)).drained);
+    let names = format!("{:?}", recorder.finish());
+    assert!(names.contains("future"), "the child's operations are in its trace: {names}");
 }
 
 fn assert_forked<T: std::fmt::Debug>(what: &str, result: Result<T, Error>) {
@@ -107,8 +255,9 @@ fn assert_forked<T: std::fmt::Debug>(what: &str, result: Result<T, Error>) {
 }
 
 fn in_child(things: Things) {
-    let Things { engine, deleted, idle, alone, busy, exported, lease, gate, behind, failed } = things;
-    assert!(process::is_forked());
+    let Things { engine, deleted, idle, alone, busy, exported, lease, gate, behind, failed, made, .. } =
+        things;
+    assert!(made.is_inherited());
     assert_forked("an operation", engine.op("child").reads([&idle]).run(|[_x], []| Ok(())));
     assert_forked("a refusing operation", engine.op("child").without_waiting().run(|[], []| Ok(())));
     assert_forked(
@@ -123,7 +272,6 @@ fn in_child(things: Things) {
     assert_forked("a wait for an operation", behind.wait_timeout(Some(Duration::from_secs(1))));
     assert_forked("an await", busy.ready().now_or_never().unwrap_or(Ok(())));
     assert_forked("a wait for everything", engine.wait_all(Some(Duration::from_secs(1))));
-    assert_forked("an engine", Engine::builder().workers(1).build());
     // More descriptions of operations than the thread keeps blocks for.
     let drafts: Vec<_> = (0..1000).map(|_| engine.op("child")).collect();
     drop(drafts);
@@ -146,8 +294,9 @@ fn in_child(things: Things) {
 }
 
 fn in_parent(things: Things) {
-    let Things { engine, deleted, idle, alone, busy, exported, lease, gate, behind, failed } = things;
-    assert!(!process::is_forked());
+    let Things { engine, deleted, idle, alone, busy, exported, lease, gate, behind, failed, made, .. } =
+        things;
+    assert!(made.is_current());
     assert_eq!(process::leaked(), 0);
     gate.open();
     behind.wait().expect("the parent's work goes on");

@@ -12,7 +12,6 @@ use std::time::{Duration, Instant};
 
 use estafette::exchange::reaper;
 use estafette::{Access, DType, Engine, Error, Op, Tensor};
-use estafette_sync::process;
 use futures::FutureExt;
 use futures::executor::block_on;
 use futures::future::{join_all, select_all};
@@ -359,7 +358,7 @@ fn replays(soak: &Soak, engine: &Engine) {
     }
 }
 
-/// Forks while everything else is under way. Each child gets its error and leaves.
+/// Forks while everything else is under way. Each child gets its error, uses an engine of its own, and leaves.
 fn forks(soak: &Soak, engine: &Engine) {
     while soak.goes_on() {
         // SAFETY: the child calls only this program's own code, which is the subject of the test, and exits.
@@ -369,7 +368,11 @@ fn forks(soak: &Soak, engine: &Engine) {
             // SAFETY: an alarm for a process that has no other.
             unsafe { libc::alarm(20) };
             let refused = matches!(engine.op("child").run(|[], []| Ok(())), Err(Error::Forked));
-            let code = if refused && process::is_forked() { 0 } else { 3 };
+            let works = || {
+                let own = Engine::builder().workers(1).build()?;
+                own.op("child").run(|[], []| Ok(()))?.wait()
+            };
+            let code = if refused && works().is_ok() { 0 } else { 3 };
             // SAFETY: ends the child without running what the parent has registered to run at its exit.
             unsafe { libc::_exit(code) };
         }

@@ -238,9 +238,9 @@ def from_dlpack(
 
 
 def _in_child() -> None:
-    # A child must get its error from the engine, not hang on a lock that another thread held during the fork.
-    global _default_lock
-    _default_lock = _threading.Lock()
+    # The default engine is the parent's, and another thread may have held the lock during the fork.
+    global _default, _default_lock
+    _default, _default_lock = None, _threading.Lock()
     _after_fork_in_child()
 
 

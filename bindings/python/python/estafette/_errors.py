@@ -139,7 +139,7 @@ class ShutdownError(EstafetteError):
 
 
 class ForkedError(EstafetteError):
-    """This process was forked from the one that started the engine. Start processes by *spawn* instead."""
+    """The engine, or what belongs to it, is of the process that this one was forked from. An engine made in this process works."""
 
 
 for _error in list(globals().values()):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 import weakref
 from typing import TYPE_CHECKING, NamedTuple
@@ -61,7 +62,7 @@ class _Exporter:
             try:
                 yield name, engine.stats()
             except EstafetteError:
-                # A forked child has no engine to ask, and metrics must not fail a program.
+                # In a forked child it may be the parent's, and metrics must not fail a program.
                 continue
 
     def _operations(self, _options: CallbackOptions) -> Iterator[Observation]:
@@ -90,6 +91,17 @@ class _Exporter:
 
 
 _lock = threading.Lock()
+
+
+def _in_child() -> None:
+    # Another thread may have held it during the fork.
+    global _lock
+    _lock = threading.Lock()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_in_child)
+
 _exporters: weakref.WeakKeyDictionary[Meter, _Exporter] = weakref.WeakKeyDictionary()
 
 

@@ -15,8 +15,10 @@ use crate::error::raise;
 use crate::interpreter::guard;
 use crate::interpreter::once::{PyOnce, intern};
 
-/// How many functions run on each loop, by its address.
-static BEGUN: Mutex<BTreeMap<usize, usize>> = Mutex::new(BTreeMap::new());
+estafette_sync::per_process! {
+    /// How many functions run on each loop, by its address.
+    static BEGUN: Mutex<BTreeMap<usize, usize>> = Mutex::new(BTreeMap::new());
+}
 
 /// A function that an event loop runs for the engine.
 pub struct Begun {

@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use estafette::operators::{Operator, OperatorCall, OperatorKind, Signature, operators};
+use estafette::operators::{Operator, OperatorCall, OperatorKind, Operators, Signature, operators};
 use estafette::{Error, Tensor};
 use pyo3::exceptions::PyTypeError;
 use pyo3::prelude::*;
@@ -41,16 +41,24 @@ impl PyOperators {
     pub fn new(engine: EngineHandle) -> Self {
         Self { engine }
     }
+
+    /// Those of this process.
+    ///
+    /// # Errors
+    /// `ForkedError` where the engine is of a process that this one was forked from.
+    fn of(&self, py: Python<'_>) -> PyResult<&'static Operators> {
+        self.engine.engine(py).map(|_| operators())
+    }
 }
 
 #[pymethods]
 impl PyOperators {
     fn __getitem__(&self, py: Python<'_>, name: &str) -> PyResult<PyOperator> {
-        Ok(PyOperator { operator: operators().get(name).or_raise(py)?, engine: self.engine.clone() })
+        Ok(PyOperator { operator: self.of(py)?.get(name).or_raise(py)?, engine: self.engine.clone() })
     }
 
     fn __contains__(&self, py: Python<'_>, name: &str) -> PyResult<bool> {
-        match operators().get(name) {
+        match self.of(py)?.get(name) {
             Ok(_) => Ok(true),
             Err(Error::NoOperator { .. }) => Ok(false),
             Err(error) => Err(to_py(py, &error)),
@@ -58,11 +66,11 @@ impl PyOperators {
     }
 
     fn __len__(&self, py: Python<'_>) -> PyResult<usize> {
-        Ok(operators().list().or_raise(py)?.len())
+        Ok(self.of(py)?.list().or_raise(py)?.len())
     }
 
     fn __iter__<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
-        let all = operators().list().or_raise(py)?;
+        let all = self.of(py)?.list().or_raise(py)?;
         PyTuple::new(py, all.iter().map(|operator| operator.name()))?.call_method0("__iter__")
     }
 
@@ -113,24 +121,26 @@ impl PyOperators {
         let signature = Signature { kind, inputs, outputs, in_place: true };
         let origin = operator_function::origin(&function)?;
         let function_of = OperatorFunction::new(&function, using, infer)?;
-        operators().register(name, signature, origin, function_of).or_raise(py)?;
+        this.get().of(py)?.register(name, signature, origin, function_of).or_raise(py)?;
         Ok(function)
     }
 
     /// Loads a shared library of operators in C, and gives their names. The library exports `estafette_operators`, as the
     /// C header says; its operators are registered all, or none.
     fn load(&self, py: Python<'_>, path: PathBuf) -> PyResult<Vec<String>> {
+        let operators = self.of(py)?;
         // SAFETY: that the library is what it says is the caller's promise, as with every extension that Python loads.
-        guard::detach(py, || unsafe { operators().load(path) }).or_raise(py)
+        guard::detach(py, || unsafe { operators.load(path) }).or_raise(py)
     }
 
     /// Takes an operator out of the registry. Calls under way still end.
     fn unregister(&self, py: Python<'_>, name: &str) -> PyResult<()> {
-        guard::detach(py, || operators().unregister(name)).or_raise(py)
+        let operators = self.of(py)?;
+        guard::detach(py, || operators.unregister(name)).or_raise(py)
     }
 
     fn __repr__(&self, py: Python<'_>) -> PyResult<String> {
-        let all = operators().list().or_raise(py)?;
+        let all = self.of(py)?.list().or_raise(py)?;
         let names: Vec<&str> = all.iter().map(|operator| operator.name()).collect();
         let names = if names.is_empty() { "none yet".into() } else { names.join(", ") };
         Ok(format!("<estafette.Operators: {names}>"))

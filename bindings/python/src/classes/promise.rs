@@ -21,8 +21,10 @@ use crate::interpreter::guard;
 use crate::interpreter::kept::Kept;
 use crate::interpreter::once::intern;
 
-/// Calls the callbacks of promises.
-static CALLBACKS: Courier = Courier::new("estafette-callbacks", usize::MAX);
+estafette_sync::per_process! {
+    /// Calls the callbacks of promises.
+    static CALLBACKS: Courier = Courier::new("estafette-callbacks", usize::MAX);
+}
 
 /// Waits until every callback was called, for at most `timeout`.
 pub fn flush(py: Python<'_>, timeout: Duration) {

@@ -25,8 +25,10 @@ use crate::kinds;
 use crate::submission::results;
 use crate::submission::scope;
 
-/// Tensors handed out by this process.
-pub static EXPORTED: AtomicU64 = AtomicU64::new(0);
+estafette_sync::per_process! {
+    /// Tensors handed out by this process.
+    pub static EXPORTED: AtomicU64 = AtomicU64::new(0);
+}
 
 /// The arguments of `__dlpack__`.
 pub struct Request<'a, 'py> {

@@ -22,8 +22,10 @@ use crate::interpreter::guard;
 use crate::interpreter::once::{PyOnce, intern};
 use crate::kinds;
 
-/// Tensors from outside that this process's engines have taken over.
-pub static IMPORTED: AtomicU64 = AtomicU64::new(0);
+estafette_sync::per_process! {
+    /// Tensors from outside that this process's engines have taken over.
+    pub static IMPORTED: AtomicU64 = AtomicU64::new(0);
+}
 
 /// The newest DLPack version that we understand.
 const MAX_VERSION: (u32, u32) = (1, 3);

@@ -29,10 +29,12 @@ const PAUSE: Duration = Duration::from_micros(20);
 /// The module whose functions call jaxlib to export.
 const MODULE: &str = "jax._src.dlpack";
 
-static TAKEN: AtomicBool = AtomicBool::new(false);
-/// Memory whose deleter is still to be called.
-static RELEASED: Mutex<Vec<ManagedTensor>> = Mutex::new(Vec::new());
-static RELEASES: Courier = Courier::new("estafette-release", usize::MAX);
+estafette_sync::per_process! {
+    static TAKEN: AtomicBool = AtomicBool::new(false);
+    /// Memory whose deleter is still to be called.
+    static RELEASED: Mutex<Vec<ManagedTensor>> = Mutex::new(Vec::new());
+    static RELEASES: Courier = Courier::new("estafette-release", usize::MAX);
+}
 
 thread_local! {
     /// Whether this thread has the turn.

@@ -419,7 +419,9 @@ struct KnownClass {
     known: Known,
 }
 
-static KNOWN: Mutex<[Option<KnownClass>; TYPES]> = Mutex::new([const { None }; TYPES]);
+estafette_sync::per_process! {
+    static KNOWN: Mutex<[Option<KnownClass>; TYPES]> = Mutex::new([const { None }; TYPES]);
+}
 
 /// What is known of the type of `object`.
 pub fn of(object: &Bound<'_, PyAny>) -> Known {

@@ -73,8 +73,10 @@ struct Notes {
     logged: u8,
 }
 
-static COUNT: AtomicU64 = AtomicU64::new(0);
-static NOTES: Mutex<Notes> = Mutex::new(Notes { last: VecDeque::new(), logged: 0 });
+estafette_sync::per_process! {
+    static COUNT: AtomicU64 = AtomicU64::new(0);
+    static NOTES: Mutex<Notes> = Mutex::new(Notes { last: VecDeque::new(), logged: 0 });
+}
 
 /// How many there were in this process.
 pub fn count() -> u64 {

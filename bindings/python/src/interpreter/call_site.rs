@@ -39,7 +39,9 @@ struct Site {
     is_body: bool,
 }
 
-static SITES: Mutex<[Option<Site>; KEPT]> = Mutex::new([const { None }; KEPT]);
+estafette_sync::per_process! {
+    static SITES: Mutex<[Option<Site>; KEPT]> = Mutex::new([const { None }; KEPT]);
+}
 
 thread_local! {
     /// The frame, which may be NULL, on which this package makes an array for the function of an operation.

@@ -3,7 +3,7 @@
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
-use estafette_sync::process;
+use estafette_sync::process::Generation;
 use estafette_sync::sync::{Condvar, Mutex};
 use estafette_sync::thread;
 use pyo3::prelude::*;
@@ -14,7 +14,7 @@ use crate::interpreter::guard;
 pub type Job = Box<dyn FnOnce(Python<'_>) + Send>;
 
 /// A queue of jobs and the thread that does them, one after the other. The thread starts with the first job and lasts as long as the
-/// process.
+/// process. Each process has its own.
 pub struct Courier {
     /// Name of the thread.
     name: &'static str,
@@ -36,11 +36,11 @@ struct State {
 }
 
 /// A job that will be handed over before this is dropped, or never.
-pub struct Expected(&'static Courier);
+pub struct Expected(&'static Courier, Generation);
 
 impl Drop for Expected {
     fn drop(&mut self) {
-        if process::is_forked() {
+        if self.1.is_inherited() {
             return;
         }
         self.0.state.lock().expected -= 1;
@@ -57,16 +57,11 @@ impl Courier {
     /// Makes [`flush`](Self::flush) wait for one more job.
     pub fn expect(&'static self) -> Expected {
         self.state.lock().expected += 1;
-        Expected(self)
+        Expected(self, Generation::current())
     }
 
-    /// Hands over a job; false if there is no room for it, or in a forked child, where the thread is not.
+    /// Hands over a job; false if there is no room for it.
     pub fn send(&'static self, job: Job) -> bool {
-        if process::is_forked() {
-            // Python objects in it are the parent's.
-            std::mem::forget(job);
-            return false;
-        }
         let mut state = self.state.lock();
         if state.waiting.len() >= self.limit {
             return false;

@@ -73,7 +73,9 @@ struct Names {
     meaning: Meaning,
 }
 
-static NAMES: Mutex<[Option<Names>; KEPT]> = Mutex::new([const { None }; KEPT]);
+estafette_sync::per_process! {
+    static NAMES: Mutex<[Option<Names>; KEPT]> = Mutex::new([const { None }; KEPT]);
+}
 
 unsafe extern "C" fn dlpack(
     this: *mut ffi::PyObject,

@@ -18,7 +18,6 @@ use std::time::{Duration, Instant};
 use estafette::exchange::reaper;
 use estafette::wait::{OpStatus, Status};
 use estafette::{Engine, Error};
-use estafette_sync::process;
 use estafette_sync::sync::atomic::{AtomicBool, Ordering};
 use estafette_sync::sync::{Mutex, MutexGuard};
 use pyo3::exceptions::PyKeyboardInterrupt;
@@ -46,11 +45,15 @@ const LOOK: Duration = Duration::from_millis(50);
 /// So many operations are named; the rest is counted.
 const NAMED: usize = 10;
 
-/// The engines of this process that are there.
-static ENGINES: Mutex<Vec<Weak<Shared>>> = Mutex::new(Vec::new());
+estafette_sync::per_process! {
+    /// The engines of this process that are there.
+    static ENGINES: Mutex<Vec<Weak<Shared>>> = Mutex::new(Vec::new());
+}
 
-/// What is in flight is not waited for any longer, and was named.
-static ABANDONED: AtomicBool = AtomicBool::new(false);
+estafette_sync::per_process! {
+    /// What is in flight is not waited for any longer, and was named.
+    static ABANDONED: AtomicBool = AtomicBool::new(false);
+}
 
 fn engines() -> MutexGuard<'static, Vec<Weak<Shared>>> {
     ENGINES.lock()
@@ -67,18 +70,13 @@ pub fn watch(engine: &EngineHandle) {
 #[pyfunction]
 #[pyo3(name = "_before_threads_end")]
 pub fn before_threads_end(py: Python<'_>) {
-    if !process::is_forked() {
-        finish(py, false);
-    }
+    finish(py, false);
 }
 
 /// Called by `atexit`, on the main thread.
 #[pyfunction]
 #[pyo3(name = "_at_exit")]
 pub fn at_exit(py: Python<'_>) {
-    if process::is_forked() {
-        return;
-    }
     finish(py, true);
     for shared in there() {
         if let Ok(engine) = shared.engine.get() {
@@ -89,6 +87,10 @@ pub fn at_exit(py: Python<'_>) {
     let grace = if ABANDONED.load(Ordering::Relaxed) { Duration::ZERO } else { GRACE };
     promise::flush(py, grace);
     log::flush(py, LAST_GRACE);
+    if engines().is_empty() {
+        // None was ever made in this process, which may be a forked child.
+        return;
+    }
     if !guard::close(py, grace) {
         running::interrupt_all(py);
         guard::close(py, LAST_GRACE);

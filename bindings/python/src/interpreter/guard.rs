@@ -21,7 +21,7 @@ use std::cell::Cell;
 use std::ptr;
 use std::time::Duration;
 
-use estafette_sync::process;
+use estafette_sync::process::Generation;
 use estafette_sync::rundown::Rundown;
 use estafette_sync::sync::atomic::{AtomicU64, Ordering};
 use pyo3::ffi;
@@ -30,7 +30,9 @@ use pyo3::prelude::*;
 use crate::interpreter::once::PyOnce;
 use crate::interpreter::{fastcall, thread_state};
 
-static GATE: Rundown = Rundown::new();
+estafette_sync::per_process! {
+    static GATE: Rundown = Rundown::new();
+}
 /// Python's name for its main thread.
 static MAIN_IDENT: AtomicU64 = AtomicU64::new(0);
 
@@ -43,20 +45,16 @@ thread_local! {
 }
 
 /// Being inside; dropping it steps out.
-struct Inside(());
+struct Inside(&'static Rundown);
 
 impl Inside {
     fn enter() -> Option<Self> {
-        if process::is_forked() {
-            // The lock may be held for ever, by a thread that is not here.
-            return None;
-        }
-        let depth = DEPTH.get();
-        if depth == 0 && !GATE.enter() {
+        let (depth, gate) = (DEPTH.get(), &*GATE);
+        if depth == 0 && !gate.enter() {
             return None;
         }
         DEPTH.set(depth + 1);
-        Some(Self(()))
+        Some(Self(gate))
     }
 }
 
@@ -65,7 +63,8 @@ impl Drop for Inside {
         let depth = DEPTH.get() - 1;
         DEPTH.set(depth);
         if depth == 0 {
-            GATE.leave();
+            // After a fork this is that of the parent.
+            self.0.leave();
         }
     }
 }
@@ -86,11 +85,11 @@ pub fn inside(f: impl FnOnce()) {
 
 /// Runs `f` without the Python lock, on this thread.
 pub fn detach<R: Send>(py: Python<'_>, f: impl FnOnce() -> R + Send) -> R {
-    let main = is_main(py);
+    let (main, process) = (is_main(py), Generation::current());
     let (value, inside) = py.detach(|| {
         let value = f();
         // In a forked child the thread that forked is the main one, whatever it was before.
-        let free = main || process::is_forked();
+        let free = main || process.is_inherited();
         let inside = if free { None } else { Some(Inside::enter().unwrap_or_else(|| stay_away())) };
         (value, inside)
     });

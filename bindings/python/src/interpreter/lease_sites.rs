@@ -63,7 +63,9 @@ const KEPT: usize = 32;
 /// One slot each: a type and its name.
 type Names = [Option<(Py<PyType>, Arc<str>)>; KEPT];
 
-static NAMES: Mutex<Names> = Mutex::new([const { None }; KEPT]);
+estafette_sync::per_process! {
+    static NAMES: Mutex<Names> = Mutex::new([const { None }; KEPT]);
+}
 
 /// The full name of a type.
 fn name_of(kind: &Bound<'_, PyType>) -> Option<Arc<str>> {

@@ -10,7 +10,6 @@
 
 use std::cell::{Cell, RefCell};
 
-use estafette_sync::process;
 use estafette_sync::sync::{Condvar, Mutex};
 use pyo3::exceptions::PyImportError;
 use pyo3::ffi;
@@ -19,9 +18,11 @@ use pyo3::prelude::*;
 use crate::interpreter::guard;
 use crate::submission::plain_call::note_fork;
 
-/// Whether a thread makes or deletes a thread state, or forks.
-static BUSY: Mutex<bool> = Mutex::new(false);
-static IDLE: Condvar = Condvar::new();
+estafette_sync::per_process! {
+    /// Whether a thread makes or deletes a thread state, or forks.
+    static BUSY: Mutex<bool> = Mutex::new(false);
+    static IDLE: Condvar = Condvar::new();
+}
 
 thread_local! {
     static KEPT: RefCell<Option<Kept>> = const { RefCell::new(None) };
@@ -133,10 +134,5 @@ pub fn after_fork_in_parent() {
 #[pyo3(name = "_after_fork_in_child")]
 pub fn after_fork_in_child(py: Python<'_>) -> PyResult<()> {
     guard::become_main(py);
-    // A child may have an engine of its own when its parent had none; then no other thread can have had the turn, or its
-    // lock. Otherwise nothing here uses either.
-    if !process::is_forked() {
-        drop(Turn(()));
-    }
     note_fork(py)
 }

@@ -6,8 +6,10 @@ use pyo3::prelude::*;
 
 use crate::interpreter::guard;
 
-/// As many as there are callers that hold.
-static HELD: Mutex<Vec<Pause>> = Mutex::new(Vec::new());
+estafette_sync::per_process! {
+    /// As many as there are callers that hold.
+    static HELD: Mutex<Vec<Pause>> = Mutex::new(Vec::new());
+}
 
 /// Begins to hold barriers off, or ends it.
 #[pyfunction(name = "_hold_barriers")]

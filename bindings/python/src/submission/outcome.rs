@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use estafette::devices::{DeviceError, Fence, FenceSet, Order, Queue};
 use estafette::{BodyResult, Completion, Produced, Scope};
-use estafette_sync::process;
+use estafette_sync::process::Generation;
 use estafette_sync::sync::Mutex;
 use estafette_sync::sync::atomic::Ordering;
 use pyo3::prelude::*;
@@ -167,17 +167,18 @@ pub struct TaskDone {
     completion: Pending,
     result: Use,
     _begun: Begun,
+    generation: Generation,
 }
 
 impl TaskDone {
     pub fn new(completion: Pending, result: Use, event_loop: &Bound<'_, PyAny>) -> Self {
-        Self { completion, result, _begun: Begun::on(event_loop) }
+        Self { completion, result, _begun: Begun::on(event_loop), generation: Generation::current() }
     }
 }
 
 impl Drop for TaskDone {
     fn drop(&mut self) {
-        if process::is_forked() {
+        if self.generation.is_inherited() {
             // The operation is the parent's.
             return std::mem::forget(self.completion.clone());
         }

@@ -16,8 +16,10 @@ struct RunningBody {
     function: Py<PyAny>,
 }
 
-/// Held for as long as it takes to add or remove one, and never while Python runs.
-static RUNNING: Mutex<Vec<RunningBody>> = Mutex::new(Vec::new());
+estafette_sync::per_process! {
+    /// Held for as long as it takes to add or remove one, and never while Python runs.
+    static RUNNING: Mutex<Vec<RunningBody>> = Mutex::new(Vec::new());
+}
 
 fn running() -> MutexGuard<'static, Vec<RunningBody>> {
     RUNNING.lock()

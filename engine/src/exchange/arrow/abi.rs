@@ -8,7 +8,7 @@ use std::ffi::{CStr, c_char, c_void};
 use std::fmt;
 
 use estafette_devices::{DLDevice, DeviceType};
-use estafette_sync::process;
+use estafette_sync::process::{self, Generation};
 
 use crate::core::invalid_tensor::InvalidTensor;
 
@@ -66,12 +66,12 @@ const _: () = assert!(
 pub struct ArrowSchema(pub(super) RawSchema);
 
 /// An owned `ArrowArray` in host memory. Released when dropped; in a forked child it is leaked instead, and counted.
-#[repr(transparent)]
-pub struct ArrowHostArray(pub(super) RawArray);
+#[repr(C)]
+pub struct ArrowHostArray(pub(super) RawArray, pub(super) Generation);
 
 /// An owned `ArrowDeviceArray`. Released when dropped; in a forked child it is leaked instead, and counted.
-#[repr(transparent)]
-pub struct ArrowDeviceArray(pub(super) RawDeviceArray);
+#[repr(C)]
+pub struct ArrowDeviceArray(pub(super) RawDeviceArray, pub(super) Generation);
 
 // SAFETY: the owner of a struct may release it on any thread; producers that need a lock or an interpreter
 // there take it themselves. The pointers in it are only read, and what they point to does not change.
@@ -123,7 +123,7 @@ impl ArrowDeviceArray {
         // SAFETY: as this function's contract says; the copy owns the array once the source's `release` is NULL, and a source
         // that had none owned nothing.
         unsafe {
-            let taken = Self(source.read());
+            let taken = Self(source.read(), Generation::current());
             (*source).array.release = None;
             taken.unless_released()
         }
@@ -170,17 +170,18 @@ impl ArrowDeviceArray {
         }
         let whole = std::mem::ManuallyDrop::new(self);
         // SAFETY: the only owning part is moved out, and the whole is not dropped.
-        Ok(ArrowHostArray(unsafe { (&raw const whole.0.array).read() }))
+        Ok(ArrowHostArray(unsafe { (&raw const whole.0.array).read() }, whole.1))
     }
 
     fn on_host(array: RawArray) -> Self {
-        Self(RawDeviceArray {
+        let raw = RawDeviceArray {
             array,
             device_id: HOST_ID,
             device_type: DeviceType::CPU.0,
             sync_event: std::ptr::null_mut(),
             reserved: [0; 3],
-        })
+        };
+        Self(raw, Generation::current())
     }
 
     fn unless_released(self) -> Result<Self, InvalidTensor> {
@@ -204,10 +205,10 @@ impl Drop for ArrowSchema {
 }
 
 /// Releases an array that is owned, unless it was moved elsewhere or this is a forked child.
-fn release_array(array: &mut RawArray) {
+fn release_array(array: &mut RawArray, generation: Generation) {
     let Some(release) = array.release else { return };
     // Its parts belong to the parent process, and a lock that `release` takes may be held by a thread that is not here.
-    if process::is_forked() {
+    if generation.is_inherited() {
         return process::count_leak();
     }
     // SAFETY: as in `ArrowSchema`.
@@ -216,13 +217,13 @@ fn release_array(array: &mut RawArray) {
 
 impl Drop for ArrowHostArray {
     fn drop(&mut self) {
-        release_array(&mut self.0);
+        release_array(&mut self.0, self.1);
     }
 }
 
 impl Drop for ArrowDeviceArray {
     fn drop(&mut self) {
-        release_array(&mut self.0.array);
+        release_array(&mut self.0.array, self.1);
     }
 }
 

@@ -4,7 +4,7 @@ use std::ffi::c_void;
 use std::ptr;
 
 use estafette_devices::{DLDevice, NativeEvent};
-use estafette_sync::process::ProcessBound;
+use estafette_sync::process::{Generation, ProcessBound};
 
 use super::super::abi::ManagedTensor;
 use super::super::dtype::DType;
@@ -79,7 +79,7 @@ impl ArrowDeviceArray {
         let device_id = if device == DLDevice::CPU { HOST_ID } else { i64::from(device.device_id) };
         let device_type = device.device_type.0;
         let whole = RawDeviceArray { array, device_id, device_type, sync_event: event, reserved: [0; 3] };
-        Ok((schema, Self(whole)))
+        Ok((schema, Self(whole, Generation::current())))
     }
 }
 

@@ -8,7 +8,7 @@ use estafette_devices::{
     DLDevice, Device, Fence, FenceState, NativeEvent, Order, Outcome, Reactor, Subscriber,
 };
 use estafette_sync::panic::contain_panic;
-use estafette_sync::process;
+use estafette_sync::process::Generation;
 use estafette_sync::sync::atomic::{AtomicU64, Ordering};
 use estafette_sync::sync::{Mutex, OnceLock};
 use estafette_sync::valgrind;
@@ -30,6 +30,7 @@ pub fn export(fence: Fence, device: Option<Arc<dyn Device>>) -> RawFence {
         native: OnceLock::new(),
         subscriptions: Mutex::new(Vec::new()),
         last: AtomicU64::new(0),
+        generation: Generation::current(),
     });
     RawFence {
         version: FENCE_VERSION,
@@ -86,6 +87,7 @@ struct Exported {
     native: OnceLock<Option<Kept>>,
     subscriptions: Mutex<Vec<Arc<Subscription>>>,
     last: AtomicU64,
+    generation: Generation,
 }
 
 /// A native event that is kept until the fence is released.
@@ -220,7 +222,7 @@ unsafe extern "C" fn subscribe(
     let exported = unsafe { exported(context) };
     let Some(callback) = callback else { return INVALID };
     // In a forked child the locks may be held for ever.
-    if process::is_forked() {
+    if exported.generation.is_inherited() {
         return FAILED;
     }
     guarded(FAILED, || {
@@ -244,7 +246,7 @@ unsafe extern "C" fn subscribe(
 unsafe extern "C" fn unsubscribe(context: *mut c_void, token: u64) -> i32 {
     // SAFETY: called with the context that stands beside it.
     let exported = unsafe { exported(context) };
-    if process::is_forked() {
+    if exported.generation.is_inherited() {
         return PENDING;
     }
     guarded(FAILED, || {

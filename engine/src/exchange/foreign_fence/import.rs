@@ -18,7 +18,8 @@ use estafette_devices::{
     DLDevice, Device, DeviceError, DeviceErrorKind, Event, Fence, FenceState, Order, Outcome, Queue, Reactor,
     Subscriber, Watch,
 };
-use estafette_sync::process;
+use estafette_sync::process::Generation;
+use estafette_sync::sync::atomic::{AtomicU64, Ordering};
 use estafette_sync::sync::{Mutex, MutexGuard, OnceLock};
 use estafette_sync::time::Instant;
 use estafette_sync::{thread_local, valgrind};
@@ -82,6 +83,7 @@ pub unsafe fn import(raw: NonNull<RawFence>, devices: &[Arc<dyn Device>]) -> Res
         outcome: OnceLock::new(),
         subscriptions: Mutex::new(Subscriptions { tokens: Vec::new(), sweep_at: SWEEP_MIN }),
         native,
+        generation: Generation::current(),
     })))
 }
 
@@ -152,6 +154,7 @@ struct ForeignEvent {
     subscriptions: Mutex<Subscriptions>,
     /// What its native event is to our own device.
     native: Option<Fence>,
+    generation: Generation,
 }
 
 struct Subscriptions {
@@ -289,7 +292,7 @@ impl Event for ForeignEvent {
 
     fn waiter_left(&self) {
         // In a forked child the locks may be held for ever.
-        if !process::is_forked() {
+        if self.generation.is_current() {
             self.sweep();
         }
     }
@@ -353,14 +356,13 @@ struct Registry {
 
 #[derive(Default)]
 struct Registered {
-    last: u64,
     entries: BTreeMap<u64, Subscription>,
     /// Queries the fences of entries that are due; started with the first entry.
     overdue: overdue::Thread,
 }
 
 fn registry() -> &'static Registry {
-    estafette_sync::statics! {
+    estafette_sync::per_process! {
         static REGISTRY: OnceLock<Registry> = OnceLock::new();
     }
     REGISTRY.get_or_init(|| Registry { inner: Mutex::default() })
@@ -368,9 +370,12 @@ fn registry() -> &'static Registry {
 
 impl Registry {
     fn enter(&self, entry: Subscription) -> u64 {
+        // Goes on in a forked child, where calls may come that the parent has arranged for.
+        estafette_sync::statics! {
+            static NEXT: AtomicU64 = AtomicU64::new(1);
+        }
         let mut inner = lock(&self.inner);
-        inner.last += 1;
-        let number = inner.last;
+        let number = NEXT.fetch_add(1, Ordering::Relaxed);
         inner.entries.insert(number, entry);
         let started = inner.overdue.arrived(query_due);
         drop(inner);
@@ -424,7 +429,7 @@ fn query_due() -> bool {
 /// Does the part of the thread that queries overdue fences, where the system has refused that thread: starts it, or queries the fences on
 /// the calling thread. For threads that look at what waits.
 pub(crate) fn stand_in_for_queries() {
-    if overdue::is_missing() && !process::is_forked() {
+    if overdue::is_missing() {
         let started = lock(&registry().inner).overdue.start(query_due);
         if started.is_err() {
             query_due();
@@ -435,11 +440,7 @@ pub(crate) fn stand_in_for_queries() {
 /// What a foreign scheduler calls, perhaps under its own lock: it takes notes, and everything else is done elsewhere.
 unsafe extern "C" fn settled(argument: *mut c_void, status: i32, message: *const c_char) {
     valgrind::before();
-    // In a forked child the lock may be held for ever.
-    if process::is_forked() {
-        return;
-    }
-    // A second call, or one that comes too late, finds nothing.
+    // A second call, one that comes too late, and one that was arranged for in the parent of this process find nothing.
     let Some(entry) = registry().take(argument as u64) else { return };
     let outcome = if status == OK {
         Ok(())

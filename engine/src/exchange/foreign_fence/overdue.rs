@@ -14,6 +14,8 @@ use estafette_sync::{daemon, essential::essential, stack, thread};
 estafette_sync::statics! {
     /// Nanoseconds for which a subscription is left alone at first, and between two rounds of the thread.
     static FIRST: AtomicU64 = AtomicU64::new(1_000_000_000);
+}
+estafette_sync::per_process! {
     /// The system has refused the thread.
     static MISSING: AtomicBool = AtomicBool::new(false);
 }

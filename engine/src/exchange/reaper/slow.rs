@@ -5,7 +5,6 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use estafette_devices::DLDevice;
-use estafette_sync::process;
 
 use super::Reaper;
 use super::queue::{Phase, Queue};
@@ -131,9 +130,6 @@ impl Reaper {
     }
 
     pub(super) fn slower_than(&self, slow: Duration, fenced_long: Duration) -> Vec<Release> {
-        if process::is_forked() {
-            return Vec::new();
-        }
         let queue = self.shared.lock();
         if queue.phase == Phase::Stopped && queue.overtaken.is_empty() {
             return Vec::new();

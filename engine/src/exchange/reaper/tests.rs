@@ -358,14 +358,15 @@ fn a_forked_child_leaks_quietly_and_never_hangs() {
         estafette_sync::platform::child::in_forked_child(|| {
             // SAFETY: the child's copy of the storage, given up once in this process.
             reaper.release(FenceSet::default(), unsafe { std::ptr::read(storage) });
-            // A fresh reaper, as if the parent had never used one.
-            let fresh = Reaper::new();
-            // SAFETY: as above; leaking twice is harmless.
-            fresh.release(FenceSet::default(), unsafe { std::ptr::read(storage) });
+            // The child's own reaper works.
+            let (own, (sender, receiver)) = (Reaper::new(), mpsc::channel::<()>());
+            own.release(FenceSet::default(), deleter(move || drop(sender)));
+            let has_run = receiver.recv().is_err() && own.flush(LONG);
             reaper.flush(LONG)
                 && reaper.stop(LONG)
                 && reaper.stats() == ReaperStats { leaked: 1, ..ReaperStats::default() }
-                && fresh.stats().leaked == 1
+                && has_run
+                && counts(&own) == (1, 0, 0)
         })
     };
     assert!(fine);

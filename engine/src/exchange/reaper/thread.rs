@@ -6,6 +6,7 @@ use std::sync::Arc;
 
 use estafette_devices::{CurrentGuard, DLDevice, Device, table};
 use estafette_sync::essential::essential;
+use estafette_sync::process::Generation;
 use estafette_sync::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use estafette_sync::sync::{Condvar, Mutex, MutexGuard};
 use estafette_sync::time::{Duration, Instant};
@@ -19,6 +20,7 @@ use super::thread_state::{DeleterThread, Overtaken, Run, Step, Underway};
 use super::{BACKLOG, FenceSet, FencedStorage, NAP, Storage, THREADS_MAX};
 
 pub(super) struct Shared {
+    pub(super) generation: Generation,
     /// After this time a deleter is slow.
     pub(super) slow: Duration,
     queue: Mutex<Queue>,
@@ -43,6 +45,7 @@ pub(super) struct Shared {
 impl Default for Shared {
     fn default() -> Self {
         Self {
+            generation: Generation::current(),
             slow: SLOW,
             queue: Mutex::default(),
             unwatched: Mutex::default(),

@@ -60,7 +60,7 @@ pub(super) struct Watcher {
 const NEVER: u64 = u64::MAX;
 
 pub(super) fn watcher() -> &'static Watcher {
-    estafette_sync::statics! {
+    estafette_sync::per_process! {
         static WATCHER: OnceLock<Watcher> = OnceLock::new();
     }
     let watcher = WATCHER.get_or_init(|| Watcher {

@@ -5,33 +5,7 @@
 //!
 //! These are plain `std` atomics: they take part in no protocol, and a fork handler runs outside of model checkers.
 
-use std::sync::atomic::{AtomicU8, AtomicU32, Ordering};
-
-const UNCLAIMED: u8 = 0;
-const CLAIMED: u8 = 1;
-const FORKED: u8 = 2;
-
-static STATE: AtomicU8 = AtomicU8::new(UNCLAIMED);
-
-/// Notes that children which are forked from now on are [`is_forked`].
-#[inline]
-pub fn claim() {
-    if STATE.load(Ordering::Relaxed) == UNCLAIMED {
-        generation();
-        let _ = STATE.compare_exchange(UNCLAIMED, CLAIMED, Ordering::Relaxed, Ordering::Relaxed);
-    }
-}
-
-/// Whether this process is a child of one that had claimed.
-#[inline(always)]
-pub fn is_forked() -> bool {
-    STATE.load(Ordering::Relaxed) == FORKED
-}
-
-/// Makes [`is_forked`] true.
-pub fn pretend_forked() {
-    STATE.store(FORKED, Ordering::Relaxed);
-}
+use std::sync::atomic::{AtomicU32, Ordering};
 
 /// No generation was queried so far.
 const UNWATCHED: u32 = u32::MAX;
@@ -45,11 +19,17 @@ pub fn generation() -> u32 {
     if generation == UNWATCHED { watch() } else { generation }
 }
 
+/// Makes this process another one than made what there is.
+pub fn pretend_forked() {
+    generation();
+    fork_in_child();
+}
+
 #[cold]
 fn watch() -> u32 {
-    // SAFETY: the handler is an `extern "C"` function without arguments that only changes atomics, which is allowed between
-    // fork and exec; it lives as long as this library is loaded (the C library removes the handlers of a library it unloads).
-    // A second handler, of a thread that registers at the same time, does no harm.
+    // SAFETY: the handler is an `extern "C"` function without arguments that only changes atomics and calls hooks, which do what is
+    // allowed between fork and exec; it lives as long as this library is loaded (the C library removes the handlers of a library it
+    // unloads). A second handler, of a thread that registers at the same time, does no harm: it counts a fork twice.
     let status = unsafe { libc::pthread_atfork(None, None, Some(fork_in_child)) };
     if status != 0 {
         // Memory was short: the next call tries again.
@@ -61,5 +41,5 @@ fn watch() -> u32 {
 
 extern "C" fn fork_in_child() {
     GENERATION.fetch_add(1, Ordering::Relaxed);
-    let _ = STATE.compare_exchange(CLAIMED, FORKED, Ordering::Relaxed, Ordering::Relaxed);
+    crate::process::forked();
 }

@@ -6,36 +6,16 @@
 //!
 //! These are plain `std` atomics: they take part in no protocol.
 
-use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering};
 
 /// The generation in the lower half, the process id in the upper one. No process has the id 0.
 static NOTED: AtomicU64 = AtomicU64::new(0);
 
-/// No process has claimed.
-const UNCLAIMED: u32 = u32::MAX;
-/// A generation of no process.
-const NEVER: u32 = u32::MAX - 1;
-
-/// The generation of the process that claimed.
-static CLAIMED: AtomicU32 = AtomicU32::new(UNCLAIMED);
-
-/// Notes that children which are forked from now on are [`is_forked`].
-#[inline]
-pub fn claim() {
-    if CLAIMED.load(Ordering::Relaxed) == UNCLAIMED {
-        let _ = CLAIMED.compare_exchange(UNCLAIMED, generation(), Ordering::Relaxed, Ordering::Relaxed);
-    }
-}
-
-/// Whether this process is a child of one that had claimed.
-pub fn is_forked() -> bool {
-    let claimed = CLAIMED.load(Ordering::Relaxed);
-    claimed != UNCLAIMED && claimed != generation()
-}
-
-/// Makes [`is_forked`] true.
+/// Makes this process another one than made what there is.
 pub fn pretend_forked() {
-    CLAIMED.store(NEVER, Ordering::Relaxed);
+    generation();
+    NOTED.fetch_add(1, Ordering::Relaxed);
+    crate::process::forked();
 }
 
 /// Number of forks between the first process that asked and this one, not counting processes that never asked.
@@ -47,8 +27,14 @@ pub fn generation() -> u32 {
     }
     let generation = if noted == 0 { 0 } else { noted as u32 + 1 };
     let new = id << 32 | u64::from(generation);
-    // The word that another thread has put there is of this process.
-    NOTED
-        .compare_exchange(noted, new, Ordering::Relaxed, Ordering::Relaxed)
-        .map_or_else(|by| by as u32, |_| generation)
+    match NOTED.compare_exchange(noted, new, Ordering::Relaxed, Ordering::Relaxed) {
+        Ok(_) => {
+            if noted != 0 {
+                crate::process::forked();
+            }
+            generation
+        }
+        // The word that another thread has put there is of this process.
+        Err(by) => by as u32,
+    }
 }

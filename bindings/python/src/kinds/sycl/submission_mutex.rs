@@ -13,8 +13,10 @@ use estafette::devices::Queue;
 use estafette::devices::sycl::SyclQueue;
 use estafette_sync::sync::Mutex;
 
-/// By the identity of the queue, which is that of no other as long as a wrapper of it lives; and those keep the variables.
-static MUTEXES: Mutex<BTreeMap<usize, Weak<Variable>>> = Mutex::new(BTreeMap::new());
+estafette_sync::per_process! {
+    /// By the identity of the queue, which is that of no other as long as a wrapper of it lives; and those keep the variables.
+    static MUTEXES: Mutex<BTreeMap<usize, Weak<Variable>>> = Mutex::new(BTreeMap::new());
+}
 
 /// The variable of what is behind `queue`, if that is a foreign SYCL queue. It is kept by the wrapper, and so by the
 /// operations under way that have it.
