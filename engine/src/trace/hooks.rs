@@ -18,9 +18,9 @@ use super::encoding::{
 use super::events;
 use super::names;
 use super::writer::{self, Writer};
-use crate::core::error::FailureKind;
 #[cfg(feature = "links")]
 use crate::core::engine_core::graph;
+use crate::core::error::FailureKind;
 #[cfg(feature = "links")]
 use crate::core::lease_info::CallSite;
 use crate::core::lease_info::LeaseOwner;

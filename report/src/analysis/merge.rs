@@ -78,7 +78,9 @@ pub(crate) fn check(traces: &[Trace]) -> Result<(), String> {
                 ));
             }
             _ => {
-                return Err(format!("the trace of {program} is of several processes already: give each once"));
+                return Err(format!(
+                    "the trace of {program} is of several processes already: give each once"
+                ));
             }
         }
     }

@@ -111,7 +111,8 @@ pub fn read_report(
                 _ => of_file(path, error),
             })
         };
-        let recording = merge(paths.iter().map(read).collect::<PyResult<_>>()?).map_err(PyValueError::new_err)?;
+        let recording =
+            merge(paths.iter().map(read).collect::<PyResult<_>>()?).map_err(PyValueError::new_err)?;
         if let Some(html) = html {
             file::replace(&html, |out| estafette_report::html::write(&recording, out))
                 .map_err(|error| of_file(&html, error))?;

@@ -250,10 +250,7 @@ impl PyLink {
         own(&link)?.send(&tensor).await
     }
 
-    async fn next(
-        link: Arc<ProcessBound<Link>>,
-        site: Option<CallSite>,
-    ) -> Result<Option<Tensor>, Error> {
+    async fn next(link: Arc<ProcessBound<Link>>, site: Option<CallSite>) -> Result<Option<Tensor>, Error> {
         own(&link)?.receive_at(site).await
     }
 

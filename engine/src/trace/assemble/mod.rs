@@ -132,7 +132,9 @@ impl EventIndex<'static> {
 impl<'a> EventIndex<'a> {
     /// None yet. `about` has what is not in the events.
     pub(super) fn new(scale: Scale, mut about: Trace, names: Names<'a>) -> Self {
-        about.processes.iter_mut().for_each(|process| process.started_ns = process.started_ns.saturating_add(scale.cut_ns()));
+        for process in &mut about.processes {
+            process.started_ns = process.started_ns.saturating_add(scale.cut_ns());
+        }
         let started_unix_ns = about.started_unix_ns + scale.cut_ns();
         Self {
             about: Trace { duration: scale.duration(), started_unix_ns, ..about },
