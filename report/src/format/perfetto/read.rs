@@ -310,7 +310,8 @@ impl Sequence {
                 let name = texts.shared(name, budget)?;
                 let unit = texts.shared(unit, budget)?;
                 let number = self.counters.len();
-                self.counters.insert(uuid, Series { name, unit, at: None, number });
+                // Once, though it may be described again.
+                self.counters.entry(uuid).or_insert(Series { name, unit, at: None, number });
                 Ok(Ok(()))
             }
             Ok(None) => Ok(Ok(())),
