@@ -184,8 +184,11 @@ class TestPerfetto:
         assert names == {name: told[name] for name in names} and len(names) >= 4
 
     def test_tracks_have_their_names_and_parents(self, perfetto):
-        tracks = {tuple(row) for row in perfetto.query("""select parent.name, track.name from track
-            join track as parent on track.parent_id = parent.id""")}
+        # The importer makes what is directly below the root tracks of the process.
+        tracks = {tuple(row) for row in perfetto.query("""select coalesce(parent.name, process.name), track.name from track
+            left join track as parent on track.parent_id = parent.id left join process_track as own on own.id = track.id
+            left join process_counter_track as counter on counter.id = track.id
+            left join process on process.upid = coalesce(own.upid, counter.upid)""")}
         for track in ("main", "asyncio", "worker 0", "worker 2", "sim:0 queue 0", "operations in flight", "bytes leased"):
             assert ("pipeline.py", track) in tracks, track
         for library in ("numpy", "jax", "torch", "host"):
