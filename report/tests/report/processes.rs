@@ -126,7 +126,7 @@ fn a_trace_that_a_file_has_twice_is_counted_once() {
         assert!(read == merge(vec![first.clone(), second.clone()]).unwrap());
         assert!(damage.len() == 1 && damage[0].contains("begins the same trace again"), "{damage:?}");
     }
-    // Two traces of before processes were noted cannot be told apart.
+    // Two traces of before processes were noted cannot be distinguished.
     let [mut first, mut second] = [first, second];
     (first.processes, second.processes) = (Vec::new(), Vec::new());
     second.started_unix_ns += 1;

@@ -33,7 +33,7 @@ pub fn read(bytes: &[u8]) -> Trace {
     reader.finish()
 }
 
-/// Sequences of packets that are told apart in one file: each of our writers has one, as has each thread of other writers.
+/// Sequences of packets that are distinguished in one file: each of our writers has one, as has each thread of other writers.
 const SEQUENCES_MAX: usize = 1_024;
 
 /// What can be had of a compressed block whose end is not in the file.
@@ -64,7 +64,7 @@ struct Reader {
 struct Sequence {
     known: Known,
     head: Option<Head>,
-    /// Another trace begins that cannot be told from this one: nothing more is read.
+    /// Another trace begins that cannot be distinguished from this one: nothing more is read.
     is_over: bool,
     /// The time from which those of the block are counted.
     began: u64,
