@@ -67,7 +67,7 @@ def report(
 
     columns = shutil.get_terminal_size((100, 24)).columns if width is None else width
     page = None if html is None else os.fspath(html)
-    paths = (os.fspath(path), *map(os.fspath, others))
+    paths = (os.fspath(path), *(os.fspath(other) for other in others))
     text, data = _read_report(list(paths), columns, short, page)
     fields = json.loads(data)
     return Report(headline=fields["headline"], data=fields, text=text, path=paths[0], paths=paths)
