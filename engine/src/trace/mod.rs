@@ -80,6 +80,7 @@ mod without_files {
 pub(crate) use self::without_files::*;
 
 pub use self::events::{emit_events, events_asked_for};
+#[cfg(feature = "links")]
 pub(crate) use self::process::process_key;
 pub use self::process::this_process;
 
