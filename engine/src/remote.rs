@@ -35,10 +35,11 @@ use estafette_sync::sync::Mutex;
 use crate::core::error::Error;
 use crate::engine::Engine;
 use crate::exchange::{Abi, DType, ExportFlags, Layout, ManagedTensor, Storage, export};
-use crate::lease::{Access, Lease, LeaseOwner};
+use crate::lease::{Access, CallSite, Lease, LeaseOwner};
 use crate::operation::import;
 use crate::tensor::handle::Tensor;
 use crate::tensor::memory::ALIGN;
+use crate::trace::{self, hooks};
 use crate::wait::notify::{device_error, notify};
 
 pub use self::ticket::Ticket;
@@ -117,16 +118,41 @@ impl Link {
     ///
     /// # Errors
     /// [`Error::Device`] if the other process died; [`Error::Invalid`] if it says what makes no sense.
-    pub async fn receive(&self) -> Result<Option<Tensor>, Error> {
+    #[track_caller]
+    pub fn receive(&self) -> impl Future<Output = Result<Option<Tensor>, Error>> + Send + use<'_> {
+        self.receive_at(this_line())
+    }
+
+    /// As [`receive`](Self::receive), at a line of a program in another language.
+    ///
+    /// # Errors
+    /// As `receive`.
+    #[doc(hidden)]
+    pub async fn receive_at(&self, site: Option<CallSite>) -> Result<Option<Tensor>, Error> {
         let received = match self.link.receive().await {
             Ok(received) => received,
             Err(LinkError::Closed { .. }) => return Ok(None),
             Err(error) => return Err(error.into()),
         };
         let note = received.note().to_vec();
-        let (managed, ready) = take_over(&self.link, received, &note)?;
-        import::of_another_process(self.engine.core(), managed, ready).map(Some)
+        let (managed, ready, key) = take_over(&self.link, received, &note)?;
+        let tensor = import::of_another_process(self.engine.core(), managed, &ready)?;
+        if trace::is_open() {
+            hooks::received(&tensor, self.process(), key, &ready, site.as_ref());
+        }
+        Ok(Some(tensor))
     }
+}
+
+/// The line of the caller, if it will be noted.
+#[track_caller]
+fn this_line() -> Option<CallSite> {
+    let line = std::panic::Location::caller();
+    trace::is_open().then(|| CallSite {
+        file: line.file().to_owned(),
+        line: line.line(),
+        function: String::new(),
+    })
 }
 
 /// A version of a tensor, on behalf of other processes: under one read lease for as long as anything has a share in this.
@@ -137,6 +163,8 @@ struct Export {
     layout: Layout,
     /// Done when the lease is granted.
     ready: Fence,
+    /// What traces of other processes call the lease.
+    key: u64,
     _share: Share,
 }
 
@@ -153,7 +181,8 @@ impl Export {
         let (completer, ready) = host::promise("a lease for another process");
         let share = Share::default();
         let granted = Arc::clone(&share.0);
-        let request = tensor.lease(Access::Read, owner.elsewhere());
+        let (request, lease) = tensor.lease(Access::Read, owner.elsewhere()).submitted()?;
+        let key = trace::process_key().wrapping_add(lease);
         notify(request, move |lease: Result<Lease, Error>| match lease {
             Ok(lease) => {
                 let ended = granted.lock().put(lease);
@@ -163,7 +192,7 @@ impl Export {
             Err(error) => completer.fail(device_error(error)),
         });
         let first = offset + (definition.data.addr() - range.start);
-        Ok(Self { segment, first, layout: layout.clone(), ready, _share: share })
+        Ok(Self { segment, first, layout: layout.clone(), ready, key, _share: share })
     }
 }
 
@@ -174,22 +203,22 @@ const NOT_SHARED: &str = "the memory of the tensor is not memory that this proce
 /// Sends an export behind `prefix`. The share ends when the other process touches the memory no more.
 async fn hand_over(link: &RawLink, prefix: &[u8], export: Arc<Export>) -> Result<(), Error> {
     let number = link.show(&export.segment)?;
-    let Export { first, layout, .. } = &*export;
-    let description = Description { number, first: *first as u64, layout: layout.clone() };
+    let Export { first, layout, key, .. } = &*export;
+    let description = Description { number, first: *first as u64, layout: layout.clone(), key: *key };
     let note = [prefix, &description.to_bytes()].concat();
     let answer = link.send(&export.ready, &note).await?;
     Reactor::global().when_settled([&answer], move |_| drop(export));
     Ok(())
 }
 
-/// What was received with a description, and when it may be read.
+/// What was received with a description, when it may be read, and its key in traces.
 fn take_over(
     link: &RawLink,
     received: Received,
     description: &[u8],
-) -> Result<(ManagedTensor, Fence), Error> {
+) -> Result<(ManagedTensor, Fence, u64), Error> {
     let process = link.process();
-    let Description { number, first, layout } = Description::from_bytes(description)
+    let Description { number, first, layout, key } = Description::from_bytes(description)
         .ok_or_else(|| Error::invalid(format!("process {process} sent no tensor")))?;
     let segment = link.segment(number)?;
     let start = segment.start().as_ptr();
@@ -207,7 +236,7 @@ fn take_over(
     // SAFETY: the elements are inside of the segment, which is mapped until the keeper is dropped; its owner leaves them alone
     // between the fence and the answer, which the drop of what was received gives.
     let managed = unsafe { export(&layout, data, flags, Abi::Versioned, move || drop(keeper)) };
-    Ok((managed, ready))
+    Ok((managed, ready, key))
 }
 
 /// The lease of another process, granted or not. It ends when this is dropped.
@@ -245,6 +274,8 @@ struct Description {
     /// Where the first element is in it.
     first: u64,
     layout: Layout,
+    /// What traces call the lease.
+    key: u64,
 }
 
 impl Description {
@@ -254,6 +285,7 @@ impl Description {
         bytes.extend([code, bits, self.layout.is_padded().into(), self.layout.ndim() as u8]);
         bytes.extend(self.first.to_le_bytes());
         bytes.extend(u64::from(lanes).to_le_bytes());
+        bytes.extend(self.key.to_le_bytes());
         let numbers = self.layout.shape().iter().chain(self.layout.strides());
         bytes.extend(numbers.flat_map(|number| number.to_le_bytes()));
         bytes
@@ -262,7 +294,7 @@ impl Description {
     /// `None` for bytes that describe nothing.
     fn from_bytes(bytes: &[u8]) -> Option<Self> {
         let (words, rest) = bytes.as_chunks::<8>();
-        let [head, first, lanes, numbers @ ..] = words else { return None };
+        let [head, first, lanes, key, numbers @ ..] = words else { return None };
         let [a, b, c, d, code, bits, padded, ndim] = *head;
         let numbers: Vec<i64> = numbers.iter().map(|number| i64::from_le_bytes(*number)).collect();
         let (shape, strides) = numbers.split_at_checked(ndim.into())?;
@@ -272,6 +304,7 @@ impl Description {
         }
         let layout = Layout::strided(DType { code, bits, lanes }, DLDevice::CPU, shape, strides).ok()?;
         let layout = layout.with_padding(padded == 1);
-        Some(Self { number: u32::from_le_bytes([a, b, c, d]), first: u64::from_le_bytes(*first), layout })
+        let [first, key] = [first, key].map(|number| u64::from_le_bytes(*number));
+        Some(Self { number: u32::from_le_bytes([a, b, c, d]), first, layout, key })
     }
 }

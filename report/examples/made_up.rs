@@ -1,7 +1,7 @@
 //! Writes made-up traces: `cargo run --package estafette-report --example made_up -- FOLDER`.
 //!
 //! The tests of the files look at these; so may people who have no trace of their own yet. `FOLDER/small` holds 5,000
-//! operations in every format and what the report says of them, `large.html` 100,000, and `hostile.html` names that try to break out of the page.
+//! operations in every format and what the report says of them, `both.pftrace` is of two processes, `large.html` has 100,000 operations, and `hostile.html` names that try to break out of the page.
 
 use std::error::Error;
 use std::fs::File;
@@ -28,6 +28,15 @@ fn main() -> Result<(), Box<dyn Error>> {
         File::create(folder.join("small.report.json"))?,
         &estafette_report::report(&small),
     )?;
+    // Of two processes, one behind the other.
+    let both = File::create(folder.join("both.pftrace"))?;
+    let mut second = made_up::trace(70);
+    perfetto::write(&second, &both)?;
+    for process in &mut second.processes {
+        (process.number, process.key, process.started_ns) =
+            (4712, !process.key, process.started_ns - 7_000_000);
+    }
+    perfetto::write(&second, &both)?;
     html::write(&made_up::trace(LARGE), File::create(folder.join("large.html"))?)?;
     html::write(&hostile(), File::create(folder.join("hostile.html"))?)?;
     println!("{}", folder.display());

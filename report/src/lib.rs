@@ -25,6 +25,8 @@ pub mod render;
 
 pub use analysis::attribution;
 #[cfg(feature = "report")]
+pub use analysis::merge::merge;
+#[cfg(feature = "report")]
 pub use analysis::summary::{Report, report};
 #[cfg(feature = "report")]
 pub use analysis::{

@@ -160,6 +160,14 @@ fn much_damage_is_counted_and_a_hundred_places_are_named() {
 }
 
 #[test]
+fn packets_of_very_many_writers_are_read_as_those_of_some() {
+    let _alone = ALONE.lock();
+    let writer = |number_of_it: u64| packet(&[number(10, number_of_it), number(13, 1), number(8, 5)]);
+    let trace = read_within_bounds(&blocks((1..1_000_000).map(writer), 5_000));
+    assert!(trace.losses.damage.iter().any(|it| it.contains("more than 1024 writers")), "{:?}", trace.losses);
+}
+
+#[test]
 fn counters_without_samples_are_none() {
     let _alone = ALONE.lock();
     let track = |uuid: u64| packet(&[bytes(60, &[number(1, uuid), bytes(8, &[])].concat())]);

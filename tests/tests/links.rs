@@ -5,9 +5,16 @@
 #[path = "../../links/tests/support/mod.rs"]
 mod support;
 
+use std::path::{Path, PathBuf};
+use std::sync::mpsc::channel;
 use std::time::Duration;
 
 use estafette::remote::{Address, Door, Link, Ticket};
+use estafette::report::model::{Cause, Operation, OperationKind, Trace};
+use estafette::report::roots::roots;
+use estafette::report::sentences::sentence;
+use estafette::report::{html, merge, perfetto, report};
+use estafette::trace::{self, Recorder, TraceOptions};
 use estafette::{DType, Engine, Error, Tensor};
 
 use support::{Peer, role, until, wait};
@@ -396,4 +403,110 @@ fn bytes_that_are_no_ticket_are_refused_and_a_process_may_use_its_own_tickets() 
     let y = engine.from_ticket(&Ticket::from_bytes(&bytes).unwrap()).unwrap();
     assert_eq!(value(&engine, &y).unwrap(), 6);
     assert!(matches!(y.ticket(), Err(Error::NotShared(_))), "its owner is asked for tickets");
+}
+
+fn recorder(path: &Path) -> Recorder {
+    Recorder::open(TraceOptions::default()).unwrap().to_file(path).unwrap()
+}
+
+/// Where both processes of a test put their traces; `owner` is the number of the first.
+fn traces_of(owner: u32) -> [PathBuf; 2] {
+    let folder = std::env::temp_dir().join(format!("estafette-links-{owner}"));
+    std::fs::create_dir_all(&folder).unwrap();
+    ["owner.pftrace", "consumer.pftrace"].map(|name| folder.join(name))
+}
+
+fn named<'t>(trace: &'t Trace, name: &str) -> &'t Operation {
+    let found = trace.operations.iter().find(|operation| *operation.name == *name);
+    found.unwrap_or_else(|| panic!("no operation is called {name}"))
+}
+
+/// The waits of an operation for this cause, as sentences; and all of the time that it waited is in the roots.
+fn sentences(trace: &Trace, name: &str, cause: Cause) -> Vec<String> {
+    let waiter = named(trace, name).id;
+    let roots = roots(trace).into_iter().filter(|root| root.waiter == waiter && root.cause == cause);
+    roots.map(|root| sentence(trace, &root, "long")).collect()
+}
+
+/// ```text
+/// owner      produce ───────────────┐ (until the other process waits)      overwrite ···waits for the lease···█
+/// consumer       receive   consume ·│··waits··█                                             lets go ──┘
+/// ```
+#[test]
+fn a_report_of_both_processes_names_the_operation_and_the_lease_of_the_other() {
+    two(
+        "a_report_of_both_processes_names_the_operation_and_the_lease_of_the_other",
+        |peer, engine, link| {
+            let paths = traces_of(std::process::id());
+            let recorder = recorder(&paths[0]);
+            let x = engine.zeros(&[LENGTH], DType::I64).unwrap();
+            let ([began, go_on], [has_begun, may_go_on]) = {
+                let ((a, b), (c, d)) = (channel(), channel());
+                ([a, c], [b, d])
+            };
+            let produce = engine.op("produce").writes([&x]).run(move |[], [_x]| {
+                began.send(())?;
+                may_go_on.recv()?;
+                Ok(())
+            });
+            drop(produce.unwrap());
+            has_begun.recv().unwrap();
+            wait(link.send(&x)).unwrap();
+            let line = value(engine, &receive(&link)).unwrap();
+            go_on.send(()).unwrap();
+            heard(&link);
+            drop(engine.op("overwrite").writes([&x]).run(|[], [_x]| Ok(())).unwrap());
+            say(engine, &link);
+            x.wait().unwrap();
+            assert!(peer.0.wait().unwrap().success());
+            recorder.save().unwrap();
+
+            let [own, others] = [0, 1].map(|at| trace::read(&paths[at]).unwrap());
+            let (here, there) = (std::process::id(), peer.process());
+            let alone = sentences(&others, "consume", Cause::Computing).join("\n");
+            assert!(alone.contains(&format!("in another process (process {here})")), "{alone}");
+            let alone = sentences(&own, "overwrite", Cause::Leased).join("\n");
+            assert!(alone.contains(&format!("a lease taken by process {there} was still open")), "{alone}");
+
+            let waited = [&own, &others].map(|trace| report(trace).totals.waited_ns);
+            let again = merge(vec![own.clone(), own.clone()]).unwrap_err();
+            assert!(again.contains(&format!("two traces are of process {here}")), "{again}");
+            let both = merge(vec![own, others]).unwrap();
+            let consume = sentences(&both, &format!("consume @{there}"), Cause::Computing).join("\n");
+            assert!(consume.contains(&format!("because `produce @{here}` was still computing")), "{consume}");
+            let overwrite = sentences(&both, &format!("overwrite @{here}"), Cause::Leased).join("\n");
+            let holder = format!("@{there} at links.rs:{line} was still open");
+            assert!(overwrite.contains(&holder), "{overwrite}");
+            let both_report = report(&both);
+            assert_eq!(both_report.totals.waited_ns, waited.into_iter().sum::<u64>());
+            // On one axis: the value was received while it was made, and let go of before it was made anew.
+            let [produce, overwrite] =
+                ["produce", "overwrite"].map(|name| named(&both, &format!("{name} @{here}")));
+            let is_import = |it: &&Operation| it.kind == OperationKind::Import && it.site.is_some();
+            let import = both.operations.iter().find(is_import).unwrap();
+            assert!(produce.began < Some(import.submitted) && Some(import.submitted) < produce.done);
+            assert!(named(&both, &format!("consume @{there}")).done < overwrite.began);
+
+            let files = paths.each_ref().map(|path| std::fs::read(path).unwrap());
+            assert_eq!(perfetto::read(&files.concat()), both, "one file behind the other is read as both");
+            let mut page = Vec::new();
+            html::write(&both, &mut page).unwrap();
+            assert!(!page.is_empty());
+            std::fs::remove_dir_all(paths[0].parent().unwrap()).unwrap();
+        },
+        |engine, link| {
+            let recorder = recorder(&traces_of(link.process())[1]);
+            let (x, line) = (wait(link.receive()).unwrap().unwrap(), line!());
+            drop(engine.op("consume").reads([&x]).run(|[_x], []| Ok(())).unwrap());
+            let word = engine.zeros(&[1], DType::I64).unwrap();
+            fill(engine, &word, line.into());
+            wait(link.send(&word)).unwrap();
+            x.wait().unwrap();
+            engine.wait_all(None).unwrap();
+            say(engine, &link);
+            heard(&link);
+            drop(x);
+            recorder.save().unwrap();
+        },
+    );
 }

@@ -8,16 +8,16 @@ use estafette_report::diff::difference;
 use estafette_report::shown::shown;
 use estafette_report::summary::SortBy;
 use estafette_report::terminal::{self, Style};
-use estafette_report::{Report, Trace, csv, file, report};
+use estafette_report::{Report, Trace, csv, file, merge, report};
 
 /// Columns where neither the command line nor a terminal says how many there are.
 const WIDTH_DEFAULT: usize = 100;
 
-/// Report who waited for whom in a trace, and why; or compare two traces.
+/// Report who waited for whom in a trace, and why; of several processes on one time axis; or compare two traces.
 #[derive(clap::Args)]
 pub(crate) struct Arguments {
-    /// The trace; with `--diff` the two traces, the earlier first.
-    #[arg(value_name = "FILE", required = true, num_args = 1..=2)]
+    /// The trace, or those of several processes of a machine; with `--diff` the two traces, the earlier first.
+    #[arg(value_name = "FILE", required = true, num_args = 1..)]
     files: Vec<PathBuf>,
     /// Compare two traces.
     #[arg(long)]
@@ -59,9 +59,11 @@ pub(crate) fn run(request: &Arguments) -> Result<(), Box<dyn Error>> {
                 terminal::difference_text(&difference, request.style())
             }
         }
-        ([trace], false) => {
-            request.write_files(trace)?;
-            let report = request.chosen(report(trace))?;
+        (_, true) => return Err("--diff compares two traces: `estafette report --diff A B`".into()),
+        (_, false) => {
+            let trace = merge(traces)?;
+            request.write_files(&trace)?;
+            let report = request.chosen(report(&trace))?;
             if request.csv {
                 csv::operations(&report)
             } else if request.json {
@@ -70,8 +72,6 @@ pub(crate) fn run(request: &Arguments) -> Result<(), Box<dyn Error>> {
                 terminal::text(&report, request.style())
             }
         }
-        (_, true) => return Err("--diff compares two traces: `estafette report --diff A B`".into()),
-        (_, false) => return Err("one trace is needed: `estafette report FILE`".into()),
     };
     match std::io::stdout().lock().write_all(text.as_bytes()) {
         // The reader has seen enough.

@@ -96,6 +96,10 @@ fn a_recording_is_reported_for_people_and_for_programs() {
         serde_json::from_str(&text(&estafette(&["--diff", fast, slow, "--json"]))).unwrap();
     assert!(json["duration_ns"]["after"].as_u64() > json["duration_ns"]["before"].as_u64());
 
+    let refused = refusal(&estafette(&[fast, slow]));
+    let twice = format!("two traces are of process {}", std::process::id());
+    assert!(refused.contains(&twice), "{refused}");
+
     let (page, chrome) = (folder.join("page.html"), folder.join("trace.json"));
     text(&estafette(&[slow, "--html", page.to_str().unwrap(), "--chrome", chrome.to_str().unwrap()]));
     // What it shows is looked at in a browser (suite `html`): it is compressed.

@@ -6,6 +6,7 @@ import contextlib
 import copy
 import gc
 import importlib
+import json
 import multiprocessing
 import os
 import pickle
@@ -129,6 +130,56 @@ def test_a_write_waits_until_the_other_process_is_done_with_the_version(eng, np,
     assert np.from_dlpack(x).tolist() == [8, 8, 8]
     peer.write("end")
     assert peer.ended_well()
+
+
+def test_one_report_of_both_processes_names_the_others_operation_and_line(eng, np, gate, other, tmp_path):
+    own, others = tmp_path / "own.pftrace", tmp_path / "others.pftrace"
+    peer = other(
+        eng,
+        f"""
+        def consume(x):
+            return x + 1
+
+        with est.record({str(others)!r}):
+            x = link.receive(60); line = sys._getframe().f_lineno
+            y = eng.call(consume, x, using=np.from_dlpack)
+            print(line, flush=True)
+            y.wait()
+            print("used", flush=True)
+            sys.stdin.readline()
+            del x, y
+        """,
+    )
+    with est.record(own):
+        x = eng.zeros(4, "float64", shared=True)
+        eng.submit(gate, writes=[x], name="produce")
+        peer.link.send(x)
+        line = peer.read()
+        gate.open()
+        assert peer.read() == "used"
+        eng.submit(lambda x: None, writes=[x], name="overwrite")
+        peer.write("go on")
+        x.wait(60)
+        assert peer.ended_well()
+    here, there = os.getpid(), peer.process.pid
+    both, chrome = est.report(own, others), tmp_path / "both.json"
+    assert both.paths == (str(own), str(others)) and both.data["program"].endswith(f"@{there}")
+    command = [sys.executable, "-m", "estafette", "report", own, others, "--chrome", chrome, "--csv"]
+    assert f"consume @{there}" in subprocess.run(command, check=True, capture_output=True, text=True, timeout=60).stdout
+    # The lease that the other process had names its line.
+    leases = [event["args"] for event in json.loads(chrome.read_text())["traceEvents"] if event.get("cat") == "lease"]
+    lines = [(it["file"], it["line"]) for it in leases if it["owner"].endswith(f"@{there}") and "file" in it]
+    assert ("<string>", int(line)) in lines, leases
+
+    def blamed(report, name):
+        return sum(row["blamed_ns"] for row in report.data["operations"] if row["name"] == name)
+
+    # What made the value is what the other process has waited for, too.
+    assert blamed(both, f"`produce @{here}`") > blamed(est.report(own), "`produce`")
+    singles = [est.report(path).data["totals"]["waited_ns"] for path in (own, others)]
+    assert both.data["totals"]["waited_ns"] == sum(singles)
+    with pytest.raises(ValueError, match=f"two traces are of process {here}"):
+        est.report(own, own)
 
 
 def test_a_ring_of_three_buffers_takes_a_thousand_items(eng, np, other):

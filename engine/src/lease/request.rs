@@ -243,6 +243,15 @@ impl<L> LeaseRequest<L> {
         Ok((leases, pending))
     }
 
+    /// Submits the request now. Returns the number of the lease.
+    #[cfg(feature = "links")]
+    pub(crate) fn submitted(mut self) -> Result<(Self, u64), Error> {
+        let submitted = self.submit()?;
+        let number = submitted.handle.id().get();
+        self.step = Step::Submitted(submitted);
+        Ok((self, number))
+    }
+
     fn begin(&self) -> Result<Step, Error> {
         let Some(tensor) = self.alias() else { return Ok(Step::Submitted(self.submit()?)) };
         let (tensor, leases) = (tensor.clone(), self.alias_of(tensor));

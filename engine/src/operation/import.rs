@@ -247,14 +247,14 @@ pub(crate) fn allocate(
 pub(crate) fn of_another_process(
     core: &CoreRef,
     managed: ManagedTensor,
-    ready: Fence,
+    ready: &Fence,
 ) -> Result<Tensor, Error> {
     core.check_usable()?;
     let (layout, data) = (describe(core, &managed)?, managed.data());
     let own = Variable::new().var;
     let space = AddressSpace::of(layout.device());
     let placed = alias_map::place_apart(space, layout.byte_range(data), own.clone());
-    alias_map::carry(&own, &ready.into());
+    alias_map::carry(&own, &ready.clone().into());
     let memory = ImportedMemory { layout, data, storage: Storage::foreign(managed), read_only: true };
     Ok(placed_at(core, memory, Placement { vars: VarSet::from_iter([own]), placed, lease: None }))
 }

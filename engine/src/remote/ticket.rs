@@ -13,13 +13,14 @@ use estafette_links::{Address, Door, Link as RawLink, LinkError, Received, secre
 use estafette_sync::per_process;
 use estafette_sync::sync::Mutex;
 
-use super::{Export, hand_over, take_over};
+use super::{Export, hand_over, take_over, this_line};
 use crate::core::error::Error;
 use crate::engine::Engine;
 use crate::exchange::ManagedTensor;
-use crate::lease::LeaseOwner;
+use crate::lease::{CallSite, LeaseOwner};
 use crate::operation::import::Produced;
 use crate::tensor::handle::Tensor;
+use crate::trace::{self, hooks};
 use crate::wait::notify::notify;
 
 /// Tickets of this process at the same time.
@@ -133,12 +134,27 @@ impl Engine {
     ///
     /// # Errors
     /// Those of a submission.
+    #[track_caller]
     pub fn from_ticket(&self, ticket: &Ticket) -> Result<Tensor, Error> {
+        self.from_ticket_at(ticket, this_line())
+    }
+
+    /// As [`from_ticket`](Self::from_ticket), at a line of a program in another language.
+    ///
+    /// # Errors
+    /// As `from_ticket`.
+    #[doc(hidden)]
+    pub fn from_ticket_at(&self, ticket: &Ticket, site: Option<CallSite>) -> Result<Tensor, Error> {
         let Ticket { address, process, secret, .. } = ticket;
         let (address, process, secret) = (address.clone(), *process, *secret);
         self.op(format!("tensor of process {process}")).receive(move |completion| {
             Owner::ask(&address, process, secret, move |answer| match answer {
-                Ok((managed, ready)) => completion.produce_after(&ready, Ok(Produced::elsewhere(managed))),
+                Ok((managed, ready, key)) => {
+                    if trace::is_open() {
+                        hooks::is_elsewhere(completion.id(), process, key, site.as_ref());
+                    }
+                    completion.produce_after(&ready, Ok(Produced::elsewhere(managed)));
+                }
                 Err(error) => completion.produce(Err(Box::new(error))),
             });
         })
@@ -219,7 +235,7 @@ async fn answer(link: RawLink) {
 
 // Who has a ticket.
 
-type Answer = Result<(ManagedTensor, Fence), Error>;
+type Answer = Result<(ManagedTensor, Fence, u64), Error>;
 type Deliver = Box<dyn FnOnce(Answer) + Send>;
 
 /// A process whose tickets are used here. Links to it are made once, and end with it.

@@ -54,11 +54,13 @@ pub(super) enum EventKind {
     RanNarrow,
     /// A lease was asked for and had at once: its access, and the words of [`LeaseOwner`](Self::LeaseOwner).
     LeasePinned,
+    /// What an operation gives is another process's: that process's number, the line that took it, and its key.
+    Elsewhere,
 }
 
 impl EventKind {
     /// In the order of their numbers, from 1.
-    const ALL: [Self; 17] = [
+    const ALL: [Self; 18] = [
         Self::Submitted,
         Self::Accesses,
         Self::Ready,
@@ -76,6 +78,7 @@ impl EventKind {
         Self::SubmittedNarrow,
         Self::RanNarrow,
         Self::LeasePinned,
+        Self::Elsewhere,
     ];
 
     /// The kind in this word 0; `None` for what this version does not write.

@@ -18,7 +18,11 @@ use super::encoding::{
 use super::events;
 use super::names;
 use super::writer::{self, Writer};
+#[cfg(feature = "links")]
+use crate::core::engine_core::graph;
 use crate::core::error::FailureKind;
+#[cfg(feature = "links")]
+use crate::core::lease_info::CallSite;
 use crate::core::lease_info::LeaseOwner;
 use crate::core::operation::{Kind, Name, OpGranted, OpPending, OpState};
 use crate::core::var_state::Ending;
@@ -374,6 +378,32 @@ pub(crate) fn unpinned(id: OpId, left: &[Fence]) {
     if !left.is_empty() {
         watch(id, left, None);
     }
+}
+
+/// What the operation `id` gives is a value of another process: that process's number, and the key of its lease there.
+#[cfg(feature = "links")]
+pub(crate) fn is_elsewhere(id: u64, process: u32, key: u64, site: Option<&CallSite>) {
+    writer::with(|writer| {
+        let now = writer.now();
+        let site = site.map_or(NONE, |site| writer.text(&site.to_trace()));
+        writer.write(EventKind::Elsewhere, now, id, [pair(process, site), key]);
+    });
+}
+
+/// A value of another process has come without an operation, and is there when `ready` is done. In traces it has one.
+#[cfg(feature = "links")]
+pub(crate) fn received(tensor: &Tensor, process: u32, key: u64, ready: &Fence, site: Option<&CallSite>) {
+    let Some(var) = tensor.inner.vars.first() else { return };
+    let id = graph().next_id();
+    writer::with(|writer| {
+        let (now, name) = (writer.now(), writer.text(&format!("tensor of process {process}")));
+        let about = [pair(name, UseKind::Body as u32), access(var.id().get(), Mode::Write)];
+        writer.write(EventKind::Submitted, now, id.get(), about);
+        writer.write(EventKind::Began, now, id.get(), [0]);
+        writer.write(EventKind::Ended, now, id.get(), [ended(OutcomeCode::Well, true, NONE)]);
+    });
+    is_elsewhere(id.get(), process, key, site);
+    watch(id, std::slice::from_ref(ready), None);
 }
 
 /// The body of `id` lends an operand to a library.

@@ -35,6 +35,7 @@ mod events;
 mod free_list;
 pub(crate) mod hooks;
 mod names;
+mod process;
 mod ticks;
 #[cfg(feature = "report")]
 mod unfinished;
@@ -79,6 +80,10 @@ mod without_files {
 pub(crate) use self::without_files::*;
 
 pub use self::events::{emit_events, events_asked_for};
+#[cfg(feature = "links")]
+pub(crate) use self::process::process_key;
+pub use self::process::this_process;
+
 pub use self::hooks::{
     body_has_lock, body_uses, body_wants_lock, imported_from, on_event_loop, wait_has_lock,
 };

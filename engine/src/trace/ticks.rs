@@ -54,6 +54,11 @@ impl Ticks {
         }
     }
 
+    /// When it began, on the clock that processes of this machine share; `None` if time is another clock's.
+    pub(super) fn started_ns(&self) -> Option<u64> {
+        (!matches!(self.source, Source::Given(_))).then_some(self.began_ns)
+    }
+
     /// Nanoseconds from the start to `at_ns` of the host's clock, or of the one that was given, which then is the device's too.
     pub(super) fn since_start(&self, at_ns: u64) -> u64 {
         at_ns.saturating_sub(if matches!(self.source, Source::Given(_)) { self.first } else { self.began_ns })

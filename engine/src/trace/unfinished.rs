@@ -5,6 +5,7 @@
 //! ```text
 //! magic, then parts: kind (u32), length of the content in bytes (u32), content; numbers are little-endian
 //! head      started, in nanoseconds since 1970 (u64); name of the program
+//! process   its key, its number, the start on the machine's clock (u64 each); name of that clock
 //! names     per name of a variable: variable (u64), length (u64), text
 //! thread    number (u32), kind of track (u32), name; again when the kind has changed
 //! text      number of the thread (u32), text; a thread's texts come in the order of their numbers
@@ -31,7 +32,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use estafette_report::file;
-use estafette_report::model::TrackKind;
+use estafette_report::model::{Process, TrackKind};
 use estafette_sync::platform::signal as signals;
 use estafette_sync::process::Generation;
 use estafette_sync::sync::Mutex;
@@ -74,10 +75,11 @@ pub(super) enum Part {
     Lost,
     Clock,
     Cut,
+    Process,
 }
 
 impl Part {
-    pub(super) const ALL: [Self; 9] = [
+    pub(super) const ALL: [Self; 10] = [
         Self::Head,
         Self::Names,
         Self::Thread,
@@ -87,6 +89,7 @@ impl Part {
         Self::Lost,
         Self::Clock,
         Self::Cut,
+        Self::Process,
     ];
 }
 
@@ -217,6 +220,9 @@ pub(super) fn is_recorded_by_another(target: &Path) -> bool {
 fn head(session: &Session) -> Vec<u8> {
     let mut head = MAGIC.to_vec();
     part(&mut head, Part::Head, &[&session.started_unix_ns.to_le_bytes(), session.program.as_bytes()]);
+    let Process { number, key, started_ns, clock } = &session.process;
+    let numbers = [*key, u64::from(*number), *started_ns].map(u64::to_le_bytes);
+    part(&mut head, Part::Process, &[numbers.as_flattened(), clock.as_bytes()]);
     head
 }
 

@@ -5,7 +5,7 @@ use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-use estafette_report::model::TrackKind;
+use estafette_report::model::{Process, TrackKind};
 use estafette_sync::platform;
 use estafette_sync::sync::Mutex;
 use estafette_sync::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
@@ -16,7 +16,7 @@ use super::chain::{Chain, Link};
 use super::encoding::{EventKind, NONE, WORDS_MAX, head, narrow, pair};
 use super::free_list::FreeListHandle;
 use super::ticks::{Scale, Ticks};
-use super::{Opened, TraceOptions, program_name, session_set};
+use super::{Opened, TraceOptions, program_name, session_set, this_process};
 use crate::core::lease_info::LeaseOwner;
 
 /// Texts that one thread keeps; what comes later has no name in the report, and is counted.
@@ -42,6 +42,7 @@ const OWNERS: usize = 32;
 pub(super) struct Session {
     pub(super) program: String,
     pub(super) started_unix_ns: u64,
+    pub(super) process: Process,
     pub(super) ticks: Ticks,
     /// How much of the end is kept, if not everything is.
     pub(super) last: Option<Duration>,
@@ -61,12 +62,13 @@ impl Session {
         let since = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
         let started_unix_ns = since.map_or(0, |since| since.as_nanos().try_into().unwrap_or(u64::MAX));
         let ticks = Ticks::start(clock);
+        let process = this_process(ticks.started_ns());
         // What is given up is memory that was touched, so that none has to be made ready.
         let free_list = FreeListHandle::of(if last.is_some() { 0 } else { buffers });
         let budget = AtomicUsize::new(buffers);
         let [trimmed, gone] = [(); 2].map(|()| AtomicU64::new(0));
         let threads = Mutex::new(Vec::new());
-        Self { program, started_unix_ns, ticks, last, budget, free_list, trimmed, gone, threads }
+        Self { program, started_unix_ns, process, ticks, last, budget, free_list, trimmed, gone, threads }
     }
 
     /// Nothing more is expected to be written.

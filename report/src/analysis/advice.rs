@@ -71,6 +71,10 @@ pub(crate) fn walked(steps: &[Step]) -> Nanos {
 
 /// Changes that let more happen at once, and what each saves.
 fn overlaps(trace: &Trace, steps: &[Step]) -> Vec<(String, Nanos)> {
+    // Several processes have several pools of workers, which no simulation here has.
+    if trace.processes.len() > 1 {
+        return Vec::new();
+    }
     let graph = TaskGraph::of(trace);
     let Some(as_it_was) = graph.as_it_was(walked(steps)) else { return Vec::new() };
     let saves = |change: Change| Some(as_it_was.saturating_sub(graph.play(&change)?));

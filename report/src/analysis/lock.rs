@@ -16,7 +16,8 @@ const TRACKS_MAX: usize = 64;
 pub(crate) fn with_holders(trace: Cow<'_, Trace>) -> Cow<'_, Trace> {
     let is_for_lock =
         |stall: &Stall| (stall.cause, stall.blocker) == (Cause::NotResumed, Blocker::Interpreter);
-    if trace.tracks.len() > TRACKS_MAX || !trace.stalls.iter().any(is_for_lock) {
+    // In a merged trace they were found process by process.
+    if trace.processes.len() > 1 || trace.tracks.len() > TRACKS_MAX || !trace.stalls.iter().any(is_for_lock) {
         return trace;
     }
     let mut trace = trace.into_owned();

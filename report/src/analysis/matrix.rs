@@ -5,6 +5,7 @@ use std::collections::{BTreeMap, HashMap, HashSet};
 use serde::{Deserialize, Serialize};
 
 use crate::Trace;
+use crate::analysis::merge::{label, process_of};
 use crate::analysis::roots::Root;
 use crate::model::{Blocker, LibraryId, Nanos, OperationId, OperationKind};
 
@@ -32,9 +33,9 @@ pub fn matrix(trace: &Trace, roots: &[Root]) -> Matrix {
         let waiter = of_operation(trace, root.waiter);
         let blocker = match root.blocker {
             Blocker::Operation(id) => of_blocker(trace, id),
-            Blocker::Lease(id) => of_library(trace.lease(id).and_then(|lease| lease.library)),
+            Blocker::Lease(id) => of_library(id, trace.lease(id).and_then(|lease| lease.library)),
             // The program itself had the Python lock.
-            Blocker::Holder(_) => Place::Host,
+            Blocker::Holder(_) => Place::Host(process_of(root.waiter)),
             Blocker::None
             | Blocker::Pool
             | Blocker::Queue(_)
@@ -91,7 +92,8 @@ fn most(cells: BTreeMap<(String, String), Nanos>) -> BTreeMap<(String, String), 
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 enum Place {
     Library(LibraryId),
-    Host,
+    /// Of a process.
+    Host(usize),
     Engine,
 }
 
@@ -99,23 +101,25 @@ impl Place {
     fn name(self, trace: &Trace) -> String {
         match self {
             Self::Library(library) => trace.library(Some(library)).unwrap_or(HOST).to_owned(),
-            Self::Host => HOST.to_owned(),
+            Self::Host(process) if trace.processes.len() > 1 => format!("{HOST} {}", label(trace, process)),
+            Self::Host(_) => HOST.to_owned(),
             Self::Engine => ENGINE.to_owned(),
         }
     }
 }
 
 fn of_operation(trace: &Trace, id: OperationId) -> Place {
-    of_library(trace.operation(id).and_then(|operation| operation.library))
+    of_library(id, trace.operation(id).and_then(|operation| operation.library))
 }
 
 /// A copy is waited for because of the library whose memory it copies.
 fn of_blocker(trace: &Trace, id: OperationId) -> Place {
     let copied = trace.operation(id).filter(|operation| operation.kind == OperationKind::Copy);
     let memory = copied.and_then(|copy| trace.variable(copy.accesses.first()?.variable));
-    memory.map_or_else(|| of_operation(trace, id), |memory| of_library(memory.library))
+    memory.map_or_else(|| of_operation(trace, id), |memory| of_library(id, memory.library))
 }
 
-fn of_library(library: Option<LibraryId>) -> Place {
-    library.map_or(Place::Host, Place::Library)
+/// A library, or what belongs to none in the process of `id`.
+fn of_library(id: u64, library: Option<LibraryId>) -> Place {
+    library.map_or_else(|| Place::Host(process_of(id)), Place::Library)
 }

@@ -12,6 +12,7 @@
 //! | `idle` | times without an active operation |
 //! | `lock` | who held the Python lock |
 //! | `matrix` | waiting time per pair of libraries |
+//! | `merge` | traces of several processes as one |
 //! | `place` | row and time at which each span is drawn |
 //! | `roots` | the blocker behind a direct blocker |
 //! | `sentences` | stalls as sentences |
@@ -39,6 +40,8 @@ pub(crate) mod idle;
 pub(crate) mod lock;
 #[cfg(feature = "report")]
 pub mod matrix;
+#[cfg(feature = "report")]
+pub(crate) mod merge;
 #[cfg(feature = "report")]
 pub(crate) mod place;
 #[cfg(feature = "report")]

@@ -79,6 +79,9 @@ pub fn place(site: &Site) -> String {
 /// Why an operation waited, as the end of a sentence that begins with "because".
 pub fn because(trace: &Trace, cause: Cause, blocker: Blocker) -> String {
     match (cause, blocker) {
+        (Cause::Computing, Blocker::Operation(id)) if let Some(process) = elsewhere(trace, id) => {
+            format!("its input was still being computed in another process (process {process})")
+        }
         (Cause::Computing, Blocker::Operation(id)) => format!("{} was still computing", name(trace, id)),
         (Cause::Computing, _) => "its input was still being computed".into(),
         (Cause::Leased, Blocker::Lease(id)) => format!("{} was still open", lease(trace, id)),
@@ -91,6 +94,7 @@ pub fn because(trace: &Trace, cause: Cause, blocker: Blocker) -> String {
             let track = trace.tracks.get(track).map_or("a queue", |track| track.name.as_str());
             format!("{} of the device was busy", shown(track))
         }
+        (Cause::NoWorker, _) if trace.processes.len() > 1 => "no worker was free".into(),
         (Cause::NoWorker, _) => match busy_workers(trace) {
             0 => "no worker was free".into(),
             1 => "no worker was free (one ran everything)".into(),
@@ -112,6 +116,11 @@ pub fn because(trace: &Trace, cause: Cause, blocker: Blocker) -> String {
         }
         (Cause::NotResumed, _) => "the waiter resumed late".into(),
     }
+}
+
+/// The number of the process that an import is from.
+fn elsewhere(trace: &Trace, id: OperationId) -> Option<u32> {
+    Some(trace.operation(id)?.elsewhere.as_ref()?.process)
 }
 
 /// Threads of pools that have run something.

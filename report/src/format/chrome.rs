@@ -84,7 +84,7 @@ pub fn write(trace: &Trace, out: impl Write) -> io::Result<()> {
                                "args": args}))?;
         }
     }
-    let head = arguments(&facts::head(trace, facts::Totals::of(trace)));
+    let head = arguments(&facts::head(trace, facts::Totals::of(trace), true));
     writeln!(events.out, "\n],\"otherData\":{head}}}")?;
     events.out.flush()
 }

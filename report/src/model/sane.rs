@@ -6,7 +6,7 @@ use crate::Trace;
 use crate::model::{Nanos, Operation};
 
 /// Three days. Sums of some ten thousand of these still fit.
-const TIME_MAX: Nanos = 1 << 48;
+pub(crate) const TIME_MAX: Nanos = 1 << 48;
 
 /// The trace with every time cut to [`TIME_MAX`]; itself if there is nothing to cut.
 pub(crate) fn sane(trace: &Trace) -> Cow<'_, Trace> {
@@ -34,10 +34,15 @@ fn later(operation: &Operation) -> impl Iterator<Item = Nanos> {
 }
 
 fn cut(trace: &mut Trace) {
-    let cut = |time: &mut Nanos| *time = (*time).min(TIME_MAX);
-    cut(&mut trace.duration);
+    each_time(trace, |time| *time = (*time).min(TIME_MAX));
+    trace.stalls.iter_mut().for_each(|stall| stall.to = stall.to.max(stall.from));
+}
+
+/// Calls `f` with each time of a trace.
+pub(crate) fn each_time(trace: &mut Trace, mut f: impl FnMut(&mut Nanos)) {
+    f(&mut trace.duration);
     for operation in &mut trace.operations {
-        cut(&mut operation.submitted);
+        f(&mut operation.submitted);
         let later = [
             &mut operation.granted,
             &mut operation.ready,
@@ -48,19 +53,21 @@ fn cut(trace: &mut Trace) {
             &mut operation.observed,
             &mut operation.resumed,
         ];
-        later.into_iter().flatten().for_each(cut);
+        later.into_iter().flatten().for_each(&mut f);
         if let Some((from, to)) = &mut operation.ran {
-            cut(from);
-            cut(to);
+            f(from);
+            f(to);
         }
     }
     for lease in &mut trace.leases {
-        cut(&mut lease.opened);
-        lease.closed.iter_mut().for_each(cut);
+        f(&mut lease.opened);
+        lease.closed.iter_mut().for_each(&mut f);
     }
     for stall in &mut trace.stalls {
-        cut(&mut stall.from);
-        cut(&mut stall.to);
-        stall.to = stall.to.max(stall.from);
+        f(&mut stall.from);
+        f(&mut stall.to);
+    }
+    for (time, _) in trace.counters.iter_mut().flat_map(|counter| &mut counter.samples) {
+        f(time);
     }
 }

@@ -26,6 +26,8 @@ pub struct Trace {
     pub duration: Nanos,
     /// The program that was recorded: its file name.
     pub program: Text,
+    /// The processes that it is of: one, or those that were [merged](crate::merge). None in a file of before they were noted.
+    pub processes: Vec<Process>,
     /// Where things happened.
     pub tracks: Vec<Track>,
     /// Package names: `numpy`, `torch`, ..., and `host` for what is no known library.
@@ -44,6 +46,19 @@ pub struct Trace {
     pub counters: Vec<Counter>,
     /// What is missing.
     pub losses: Losses,
+}
+
+/// A process that was recorded.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Process {
+    /// Its number in the system, as it saw it itself.
+    pub number: u32,
+    /// Drawn at random, since numbers are used again. What a process hands to others has this, plus the number of its lease, as key.
+    pub key: u64,
+    /// When the trace began, in nanoseconds of `clock`.
+    pub started_ns: u64,
+    /// What clock that is: that of this boot of this machine. Empty for a clock that no other process has.
+    pub clock: Text,
 }
 
 /// A place where things happen one after another.
@@ -135,6 +150,17 @@ pub struct Operation {
     pub waits_for: Option<OperationId>,
     /// Of a hand-over of device memory whose order was not seen to. Rare, and so apart.
     pub disorder: Option<Box<Disorder>>,
+    /// Of an import: the process that has the memory, and orders its uses.
+    pub elsewhere: Option<Box<Elsewhere>>,
+}
+
+/// A value of another process.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Elsewhere {
+    /// Its number, as the process sees it that has the value from there.
+    pub process: u32,
+    /// [`Process::key`], plus the number of the lease there under which the value was shown.
+    pub key: u64,
 }
 
 /// A hand-over of device memory that nothing ordered after the work which made it, or that may not have been ordered.

@@ -331,6 +331,12 @@ fn empty() -> Trace {
     Trace {
         started_unix_ns: 1_795_305_600_000_000_000,
         program: "pipeline.py".into(),
+        processes: vec![Process {
+            number: 4711,
+            key: 0x1234_5678_9abc_def0,
+            started_ns: 60_000_000_000_000,
+            clock: "this boot".into(),
+        }],
         tracks,
         libraries: ["numpy", "jax", "torch", "host"].map(Text::from).to_vec(),
         variables,

@@ -184,8 +184,11 @@ class TestPerfetto:
         assert names == {name: told[name] for name in names} and len(names) >= 4
 
     def test_tracks_have_their_names_and_parents(self, perfetto):
-        tracks = {tuple(row) for row in perfetto.query("""select parent.name, track.name from track
-            join track as parent on track.parent_id = parent.id""")}
+        # The importer makes what is directly below the root tracks of the process.
+        tracks = {tuple(row) for row in perfetto.query("""select coalesce(parent.name, process.name), track.name from track
+            left join track as parent on track.parent_id = parent.id left join process_track as own on own.id = track.id
+            left join process_counter_track as counter on counter.id = track.id
+            left join process on process.upid = coalesce(own.upid, counter.upid)""")}
         for track in ("main", "asyncio", "worker 0", "worker 2", "sim:0 queue 0", "operations in flight", "bytes leased"):
             assert ("pipeline.py", track) in tracks, track
         for library in ("numpy", "jax", "torch", "host"):
@@ -222,6 +225,18 @@ class TestPerfetto:
         assert {"pipeline.py", "main", "asyncio", "worker 0"} <= set(shown)
         # Slices that overlap are on several tracks, which the UI shows as one.
         assert max(collections.Counter(shown).values()) == 1
+
+    def test_files_of_two_processes_behind_each_other_are_two_processes_on_one_axis(self, browser, site):
+        perfetto = Perfetto(browser, site, "both.pftrace")
+        assert perfetto.complaints() == []
+        assert perfetto.query("select pid, name from process where pid > 0 order by pid") == [[4711, "pipeline.py"], [4712, "pipeline.py"]]
+        # The second has begun seven milliseconds before the first, and did the same.
+        begins = perfetto.query("""select process.pid, min(slice.ts), count(*) from slice join process_track as track on track.id = slice.track_id
+            join process using (upid) where slice.category in ('operation', 'lease') group by 1 order by 1""")
+        (first, begun, count), (second, earlier, same) = begins
+        assert (first, second, begun - earlier, same) == (4711, 4712, 7_000_000, count) and count > 70
+        assert perfetto.value("""select count(*) from flow join slice as out on out.id = flow.slice_out
+            join slice as into_ on into_.id = flow.slice_in where out.ts > into_.ts""") == 0
 
     def test_the_chrome_json_is_imported_too(self, browser, site, report):
         perfetto = Perfetto(browser, site, "small.json")

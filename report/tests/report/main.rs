@@ -9,6 +9,7 @@ mod html;
 mod made_up;
 mod names;
 mod perfetto;
+mod processes;
 mod programs;
 mod strategies;
 mod tiling;

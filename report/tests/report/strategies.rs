@@ -89,8 +89,8 @@ fn track() -> impl Strategy<Value = Option<TrackId>> {
 fn operation() -> impl Strategy<Value = Operation> {
     let first = (text(), operation_kind(), library(), site(), track(), track(), outcome());
     let times = (time(), prop::array::uniform8(maybe_time()));
-    let uses = (prop::collection::vec(access(), 0..4), prop::option::of(0..24_u64), disorder());
-    (first, times, uses).prop_map(|(first, times, (accesses, waits_for, disorder))| {
+    let uses = (prop::collection::vec(access(), 0..4), prop::option::of(0..24_u64), disorder(), elsewhere());
+    (first, times, uses).prop_map(|(first, times, (accesses, waits_for, disorder, elsewhere))| {
         let (name, kind, library, site, submitter, track, outcome) = first;
         let (submitted, [granted, ready, awake, began, issued, done, observed, resumed]) = times;
         Operation {
@@ -115,6 +115,7 @@ fn operation() -> impl Strategy<Value = Operation> {
             accesses,
             waits_for,
             disorder: disorder.map(Box::new),
+            elsewhere: elsewhere.map(Box::new),
         }
     })
 }
@@ -122,6 +123,17 @@ fn operation() -> impl Strategy<Value = Operation> {
 fn disorder() -> impl Strategy<Value = Option<Disorder>> {
     let some = (any::<bool>(), site(), text());
     prop::option::weighted(0.2, some.prop_map(|(is_known, after, why)| Disorder { is_known, after, why }))
+}
+
+/// Keys that leases of one of the processes may have.
+fn elsewhere() -> impl Strategy<Value = Option<Elsewhere>> {
+    let some = (any::<u32>(), 100..124_u64).prop_map(|(process, key)| Elsewhere { process, key });
+    prop::option::weighted(0.2, some)
+}
+
+fn process() -> impl Strategy<Value = Process> {
+    (any::<u32>(), any::<u64>(), 0..(1_u64 << 55), text())
+        .prop_map(|(number, key, started_ns, clock)| Process { number, key, started_ns, clock })
 }
 
 fn lease() -> impl Strategy<Value = Lease> {
@@ -190,6 +202,7 @@ pub fn trace() -> impl Strategy<Value = Trace> {
         any::<u64>(),
         time(),
         text(),
+        prop::collection::vec(process(), 0..3),
         tracks,
         prop::collection::vec(text(), LIBRARIES..=LIBRARIES),
         losses(),
@@ -203,7 +216,7 @@ pub fn trace() -> impl Strategy<Value = Trace> {
         prop::collection::vec(counter(), 0..3),
     );
     (head, things).prop_map(|(head, things)| {
-        let (started_unix_ns, duration, program, tracks, libraries, losses) = head;
+        let (started_unix_ns, duration, program, processes, tracks, libraries, losses) = head;
         let (mut variables, mut operations, mut leases, mut stalls, mut edges, counters) = things;
         variables.iter_mut().enumerate().for_each(|(id, variable)| variable.id = id as u64);
         operations.iter_mut().enumerate().for_each(|(id, operation)| operation.id = id as u64);
@@ -214,6 +227,7 @@ pub fn trace() -> impl Strategy<Value = Trace> {
             started_unix_ns,
             duration,
             program,
+            processes,
             tracks,
             libraries,
             variables,

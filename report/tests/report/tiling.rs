@@ -65,6 +65,7 @@ fn operation() -> impl Strategy<Value = Operation> {
             outcome: Outcome::Ok,
             waits_for: if accesses.is_empty() { about.3 } else { None },
             disorder: None,
+            elsewhere: None,
             accesses,
         }
     })

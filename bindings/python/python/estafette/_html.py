@@ -57,11 +57,11 @@ def stats(stats):
 
 
 def report(report):
-    """The page of the report in a frame; its text where the file of the trace is gone."""
+    """The page of the report in a frame; its text where a file of the trace is gone."""
     with tempfile.TemporaryDirectory() as folder:
         page = os.path.join(folder, "report.html")
         try:
-            _read_report(report.path, 100, True, page)
+            _read_report(list(report.paths), 100, True, page)
         except (OSError, ValueError):
             return f"<pre>{html.escape(report.text)}</pre>"
         with open(page, encoding="utf-8") as file:

@@ -28,7 +28,9 @@ class Report:
     text: str = field(repr=False)
     """For people."""
     path: str = field(repr=False)
-    """The file of the recording."""
+    """The file of the recording, of several the first."""
+    paths: tuple[str, ...] = field(repr=False)
+    """The files of the recordings."""
 
     def __str__(self) -> str:
         return self.text
@@ -42,13 +44,15 @@ class Report:
 def report(
     path: str | os.PathLike[str],
     /,
-    *,
+    *others: str | os.PathLike[str],
     short: bool = False,
     width: int | None = None,
     html: str | os.PathLike[str] | None = None,
 ) -> Report:
     """The report of the recording in the file `path`: who waited, for how long, why, and for whom.
 
+    others: files of other processes of this machine, for one report of all on one time axis; names in it end in the number of
+    their process, as ``decode @4711``.
     short: leaves the tables out of the text.
     width: columns of the text; default those of the terminal.
     html: a file to write the report to as a page for a browser.
@@ -63,9 +67,10 @@ def report(
 
     columns = shutil.get_terminal_size((100, 24)).columns if width is None else width
     page = None if html is None else os.fspath(html)
-    text, data = _read_report(os.fspath(path), columns, short, page)
+    paths = (os.fspath(path), *(os.fspath(other) for other in others))
+    text, data = _read_report(list(paths), columns, short, page)
     fields = json.loads(data)
-    return Report(headline=fields["headline"], data=fields, text=text, path=os.fspath(path))
+    return Report(headline=fields["headline"], data=fields, text=text, path=paths[0], paths=paths)
 
 
 class _CallSites:

@@ -3,6 +3,7 @@
 use std::collections::{BTreeMap, HashMap};
 use std::path::PathBuf;
 
+use estafette::trace::this_process;
 use estafette_report::attribution::attribute;
 use estafette_report::model::{
     Access, Disorder, LibraryId, Mode, Operation, OperationKind, Outcome, Site, Text, Track, TrackKind,
@@ -87,6 +88,8 @@ pub fn write_observation(
             started_unix_ns,
             duration: ended.saturating_sub(began),
             program: program.into(),
+            // Python reads the clock that processes share.
+            processes: vec![this_process(Some(began))],
             tracks,
             libraries: made.libraries,
             variables: made.variables,

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use estafette::trace::{self, Recorder, TraceOptions};
 use estafette_report::shown::shown;
 use estafette_report::terminal::{self, Style};
-use estafette_report::{file, report};
+use estafette_report::{file, merge, report};
 use estafette_sync::sync::Mutex;
 use estafette_sync::sync::atomic::{AtomicU64, Ordering};
 use pyo3::exceptions::{PyOSError, PyRuntimeError, PyValueError};
@@ -91,24 +91,30 @@ pub fn name_shown(name: &str) -> String {
     shown(name).to_string()
 }
 
-/// The report of a file, as text and as JSON; also as a page, if `html` names a file for it.
+/// The report of files of one process each, as text and as JSON; also as a page, if `html` names a file for it.
 ///
 /// # Errors
-/// `OSError` when a file cannot be read or written; `ValueError` when it is no recording.
+/// `OSError` when a file cannot be read or written; `ValueError` when it is no recording, or they cannot be put together.
 #[pyfunction(name = "_read_report")]
-#[pyo3(signature = (path, width, short, html, /))]
+#[pyo3(signature = (paths, width, short, html, /))]
 pub fn read_report(
     py: Python<'_>,
-    path: PathBuf,
+    paths: Vec<PathBuf>,
     width: usize,
     short: bool,
     html: Option<PathBuf>,
 ) -> PyResult<(String, String)> {
     guard::detach(py, || {
-        let recording = trace::read(&path).map_err(|error| match error.kind() {
-            std::io::ErrorKind::InvalidData => PyValueError::new_err(format!("{} {error}", path.display())),
-            _ => of_file(&path, error),
-        })?;
+        let read = |path: &PathBuf| {
+            trace::read(path).map_err(|error| match error.kind() {
+                std::io::ErrorKind::InvalidData => {
+                    PyValueError::new_err(format!("{} {error}", path.display()))
+                }
+                _ => of_file(path, error),
+            })
+        };
+        let recording =
+            merge(paths.iter().map(read).collect::<PyResult<_>>()?).map_err(PyValueError::new_err)?;
         if let Some(html) = html {
             file::replace(&html, |out| estafette_report::html::write(&recording, out))
                 .map_err(|error| of_file(&html, error))?;

@@ -6,6 +6,7 @@ use std::task::{Context, Poll, Wake, Waker};
 use std::thread::Thread;
 use std::time::{Duration, Instant};
 
+use estafette::lease::CallSite;
 use estafette::remote::{Address, Door, Link, Ticket};
 use estafette::{Engine, Error, Tensor};
 use estafette_sync::process::ProcessBound;
@@ -22,6 +23,7 @@ use crate::classes::tensor::PyTensor;
 use crate::error::{OrRaise, raise};
 use crate::exchange::export::poll_once;
 use crate::interpreter::once::PyOnce;
+use crate::interpreter::call_site::traced_line;
 use crate::interpreter::{guard, interrupt};
 
 /// Time between two looks for Ctrl-C.
@@ -248,20 +250,20 @@ impl PyLink {
         own(&link)?.send(&tensor).await
     }
 
-    async fn next(link: Arc<ProcessBound<Link>>) -> Result<Option<Tensor>, Error> {
-        own(&link)?.receive().await
+    async fn next(link: Arc<ProcessBound<Link>>, site: Option<CallSite>) -> Result<Option<Tensor>, Error> {
+        own(&link)?.receive_at(site).await
     }
 
     fn waited(&self, py: Python<'_>, timeout: Option<f64>) -> PyResult<Option<PyTensor>> {
         let what = format!("a tensor of process {}", self.process);
-        let tensor = wait(py, &what, timeout, Self::next(self.get(py)?))?;
+        let tensor = wait(py, &what, timeout, Self::next(self.get(py)?, traced_line(py)))?;
         Ok(tensor.map(|tensor| PyTensor::new(tensor, self.engine.clone())))
     }
 
     /// An ``await`` of the next tensor; `end` is what it gives once there is none.
     fn received(&self, py: Python<'_>, end: fn(Python<'_>) -> PyResult<Py<PyAny>>) -> PyResult<Awaiter> {
         let engine = self.engine.clone();
-        Ok(awaited(Self::next(self.get(py)?), move |py, tensor| match tensor {
+        Ok(awaited(Self::next(self.get(py)?, traced_line(py)), move |py, tensor| match tensor {
             Some(tensor) => Ok(Bound::new(py, PyTensor::new(tensor, engine))?.into_any().unbind()),
             None => end(py),
         }))

@@ -4,6 +4,7 @@ use std::cell::Cell;
 use std::ptr;
 
 use estafette::lease::{CallSite, LeaseOwner};
+use estafette::trace;
 use estafette_sync::sync::Mutex;
 use pyo3::ffi;
 use pyo3::prelude::*;
@@ -85,6 +86,11 @@ pub fn caller(py: Python<'_>) -> Caller {
 /// This package, for the function of an operation.
 fn body(library: Option<&'static Peer>) -> Caller {
     Caller { place: "the function of an operation".into(), is_body: true, library }
+}
+
+/// The line of the calling frames, if traces note it.
+pub fn traced_line(py: Python<'_>) -> Option<CallSite> {
+    if trace::is_open() { caller(py).place.site().cloned() } else { None }
 }
 
 fn look<'py>(py: Python<'py>, mut frame: Bound<'py, PyAny>) -> PyResult<Caller> {

@@ -81,7 +81,9 @@ impl EventIndex<'static> {
     /// Those of a session so far.
     pub(super) fn of(session: &Session) -> Self {
         let program = session.program.as_str().into();
-        let about = Trace { program, started_unix_ns: session.started_unix_ns, ..Trace::default() };
+        let processes = vec![session.process.clone()];
+        let about =
+            Trace { program, started_unix_ns: session.started_unix_ns, processes, ..Trace::default() };
         let scale = session.scale();
         // Before the events are looked at: the end of what is in flight then is among them, if it has come.
         let in_flight = scale.is_cut().then(|| InFlight::now(scale.first()));
@@ -129,7 +131,10 @@ impl EventIndex<'static> {
 
 impl<'a> EventIndex<'a> {
     /// None yet. `about` has what is not in the events.
-    pub(super) fn new(scale: Scale, about: Trace, names: Names<'a>) -> Self {
+    pub(super) fn new(scale: Scale, mut about: Trace, names: Names<'a>) -> Self {
+        for process in &mut about.processes {
+            process.started_ns = process.started_ns.saturating_add(scale.cut_ns());
+        }
         let started_unix_ns = about.started_unix_ns + scale.cut_ns();
         Self {
             about: Trace { duration: scale.duration(), started_unix_ns, ..about },

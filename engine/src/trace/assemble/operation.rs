@@ -4,7 +4,7 @@ use std::cell::RefCell;
 use std::collections::HashMap;
 
 use estafette_report::model::{
-    Access, Lease, LibraryId, Mode, Nanos, Operation, OperationKind, Outcome, Site, Text, TrackId,
+    Access, Elsewhere, Lease, LibraryId, Mode, Nanos, Operation, OperationKind, Outcome, Site, Text, TrackId,
 };
 
 use super::super::encoding::{
@@ -141,6 +141,11 @@ impl AssembledOp {
                     owner.library = owner.library.or(library);
                 }
             }
+            EventKind::Elsewhere => {
+                let (process, site) = halves(words[0]);
+                operation.elsewhere = Some(Box::new(Elsewhere { process, key: words[1] }));
+                operation.site = table.site(site);
+            }
             // Of a variable.
             EventKind::Variable => {}
         }
@@ -170,6 +175,10 @@ impl AssembledOp {
             // A thread that waited has said so.
             UseKind::Wait if operation.kind != OperationKind::Wait => operation.kind = OperationKind::Await,
             UseKind::Wait | UseKind::Body => {}
+        }
+        if operation.elsewhere.is_some() {
+            // No thread here runs it.
+            (operation.kind, operation.track) = (OperationKind::Import, None);
         }
         match (what, self.locked) {
             // The body began when it had the lock; before, the thread was merely awake.

@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, HashSet};
 
 use estafette_report::Trace;
 use estafette_report::budget::Budget;
-use estafette_report::model::{Text, TrackKind};
+use estafette_report::model::{Process, Text, TrackKind};
 
 use super::super::assemble::{EventIndex, Thread};
 use super::super::buffer::WORDS;
@@ -92,6 +92,7 @@ fn long(bytes: &[u8]) -> Option<(u64, &[u8])> {
 struct File<'a> {
     started_unix_ns: u64,
     program: &'a str,
+    process: Option<Process>,
     names: BTreeMap<u64, &'a str>,
     threads: Vec<ThreadSection<'a>>,
     clock: (u64, f64),
@@ -108,6 +109,13 @@ impl<'a> File<'a> {
             Part::Head => {
                 let (started, program) = long(content)?;
                 (self.started_unix_ns, self.program) = (started, str::from_utf8(program).ok()?);
+            }
+            Part::Process => {
+                let (key, rest) = long(content)?;
+                let (number, rest) = long(rest)?;
+                let (started_ns, clock) = long(rest)?;
+                let (number, clock) = (u32::try_from(number).ok()?, str::from_utf8(clock).ok()?.into());
+                self.process = Some(Process { number, key, started_ns, clock });
             }
             Part::Names => {
                 let (variable, rest) = long(content)?;
@@ -170,7 +178,8 @@ impl<'a> File<'a> {
     fn trace(self, file_bytes: usize) -> Trace {
         let (ticks, per_tick) = self.clock;
         let (program, started_unix_ns, names) = (self.program.into(), self.started_unix_ns, self.names);
-        let about = Trace { program, started_unix_ns, ..Trace::default() };
+        let processes = self.process.into_iter().collect();
+        let about = Trace { program, started_unix_ns, processes, ..Trace::default() };
         let names = Box::new(move |variable| names.get(&variable).map(|name| (*name).into()));
         let (first, in_flight) = self.cut.unzip();
         let scale = Scale::of(ticks, per_tick).from(first.unwrap_or(0));

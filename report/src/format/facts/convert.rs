@@ -8,7 +8,8 @@ use super::words::{
 };
 use super::{Fact, Facts, Item, ReadFacts};
 use crate::model::{
-    Access, Disorder, Edge, Lease, LostRecords, Operation, Outcome, Site, Stall, Text, Trace, Track, Variable,
+    Access, Disorder, Edge, Elsewhere, Lease, LostRecords, Operation, Outcome, Process, Site, Stall, Text,
+    Trace, Track, Variable,
 };
 
 /// The text called `name`, or `earlier` in files of before the first release.
@@ -22,10 +23,13 @@ pub(crate) struct Head {
     pub started_unix_ns: u64,
     pub duration: u64,
     pub program: Text,
+    pub processes: Vec<Process>,
     pub tracks: Vec<Track>,
     pub libraries: Vec<Text>,
     pub lost: Vec<LostRecords>,
     pub damage: Vec<Text>,
+    /// Whether it is the one at the end.
+    pub is_last: bool,
     /// How many of each kind of thing were written, to say how many are missing.
     pub totals: Totals,
 }
@@ -78,7 +82,12 @@ impl Totals {
     }
 }
 
-pub(crate) fn head(trace: &Trace, totals: Totals) -> Facts {
+pub(crate) fn head(trace: &Trace, totals: Totals, is_last: bool) -> Facts {
+    let process = |process: &Process| {
+        let Process { number, key, started_ns, clock } = process;
+        let facts = Facts::default().uint("number", (*number).into()).uint("key", *key);
+        Fact::Facts(facts.uint("started", *started_ns).text("clock", clock))
+    };
     let track = |track: &Track| {
         Fact::Facts(Facts::default().text("name", &track.name).word("kind", track_kind_word(track.kind)))
     };
@@ -89,6 +98,8 @@ pub(crate) fn head(trace: &Trace, totals: Totals) -> Facts {
         .text("program", &trace.program)
         .uint("started", trace.started_unix_ns)
         .uint("duration", trace.duration)
+        .maybe("last", is_last.then_some(1))
+        .list("processes", trace.processes.iter().map(process))
         .list("tracks", trace.tracks.iter().map(track))
         .list("libraries", trace.libraries.iter().cloned().map(Fact::Text))
         .list("lost", trace.losses.records.iter().map(lost))
@@ -101,10 +112,22 @@ pub(crate) fn head_from(facts: &impl ReadFacts) -> Result<Head, String> {
         started_unix_ns: facts.need_uint("started")?,
         duration: facts.need_uint("duration")?,
         program: facts.need_text("program")?.clone(),
+        is_last: facts.find_uint("last").is_some(),
         libraries: texts(facts, "libraries").collect::<Result<_, String>>()?,
         damage: texts(facts, "damage").collect::<Result<_, String>>()?,
         ..Head::default()
     };
+    for facts in facts.find_things("processes") {
+        let facts = facts?;
+        let number = facts.need_uint("number")?;
+        head.processes.push(Process {
+            number: u32::try_from(number)
+                .map_err(|_| format!("is of process {number}, which no system has"))?,
+            key: facts.need_uint("key")?,
+            started_ns: facts.need_uint("started")?,
+            clock: facts.need_text("clock")?.clone(),
+        });
+    }
     for facts in facts.find_things("tracks").chain(facts.find_things("lanes")) {
         let facts = facts?;
         let kind = track_kind(facts.need_text("kind")?)?;
@@ -182,6 +205,8 @@ pub(crate) fn operation(operation: &Operation) -> Facts {
         .maybe("observed", since(operation.observed))
         .maybe("resumed", since(operation.resumed))
         .maybe("waits for", operation.waits_for)
+        .maybe("process", operation.elsewhere.as_ref().map(|it| it.process.into()))
+        .maybe("key", operation.elsewhere.as_ref().map(|it| it.key))
         .word("outcome", outcome);
     if let Some(why) = why {
         facts = facts.text("why", why);
@@ -219,6 +244,7 @@ pub(crate) fn operation_from(name: &Text, facts: &impl ReadFacts) -> Result<Oper
     }
     accesses.shrink_to_fit();
     let disorder = facts.find_things("disorder").next().transpose()?;
+    let process = facts.find_uint("process").and_then(|process| u32::try_from(process).ok());
     Ok(Operation {
         id: facts.need_uint("id")?,
         name: name.clone(),
@@ -248,6 +274,9 @@ pub(crate) fn operation_from(name: &Text, facts: &impl ReadFacts) -> Result<Oper
         accesses,
         waits_for: facts.find_uint("waits for"),
         disorder: disorder.map(|facts| disorder_from(&facts)).transpose()?.map(Box::new),
+        elsewhere: process
+            .zip(facts.find_uint("key"))
+            .map(|(process, key)| Box::new(Elsewhere { process, key })),
     })
 }
 

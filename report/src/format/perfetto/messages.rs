@@ -44,6 +44,8 @@ pub struct TrackDescriptor {
     pub uuid: Option<u64>,
     #[prost(string, optional, tag = "2")]
     pub name: Option<String>,
+    #[prost(message, optional, tag = "3")]
+    pub process: Option<ProcessDescriptor>,
     #[prost(uint64, optional, tag = "5")]
     pub parent_uuid: Option<u64>,
     #[prost(message, optional, tag = "8")]
@@ -58,6 +60,14 @@ pub struct TrackDescriptor {
     pub sibling_merge_behavior: Option<i32>,
     #[prost(uint64, optional, tag = "17")]
     pub sibling_merge_key_int: Option<u64>,
+}
+
+#[derive(Clone, PartialEq, Message)]
+pub struct ProcessDescriptor {
+    #[prost(int32, optional, tag = "1")]
+    pub pid: Option<i32>,
+    #[prost(string, optional, tag = "6")]
+    pub process_name: Option<String>,
 }
 
 /// Children are shown in the order of their ranks.

@@ -10,6 +10,7 @@ use super::messages::{COMPRESSED_PACKETS, SEQ_INCREMENTAL_STATE_CLEARED, TYPE_CO
 use super::packets::{Piece, Pieces};
 use super::tracks;
 use super::wire::{Fields, Garbled, Value};
+use crate::analysis::merge;
 use crate::format::budget::{Budget, Spent};
 use crate::format::facts::{self, Head, ReadFacts};
 use crate::model::{Blocker, Counter, Edge, Lease, Operation, Stall, Text, Trace, Track, Variable};
@@ -21,6 +22,8 @@ use crate::model::{Blocker, Counter, Edge, Lease, Operation, Stall, Text, Trace,
 ///
 /// The trace takes at most 64 times the memory that the file takes, or 16 MiB if that is more. Reading stops where it would
 /// take more, and [`Trace::losses`] says so; a file that was written here takes a tenth of that.
+///
+/// Of files that were put behind each other the traces are [merged](crate::merge()).
 pub fn read(bytes: &[u8]) -> Trace {
     let mut reader = Reader::of(Budget::of(bytes.len()));
     if reader.pieces(bytes).is_err() {
@@ -29,6 +32,9 @@ pub fn read(bytes: &[u8]) -> Trace {
     }
     reader.finish()
 }
+
+/// Sequences of packets that are distinguished in one file: each of our writers has one, as has each thread of other writers.
+const SEQUENCES_MAX: usize = 1_024;
 
 /// What can be had of a compressed block whose end is not in the file.
 fn beginning_of_block(packet: &[u8]) -> Option<Vec<u8>> {
@@ -42,18 +48,29 @@ fn beginning_of_block(packet: &[u8]) -> Option<Vec<u8>> {
 }
 
 struct Reader {
-    known: Known,
     texts: Texts,
     budget: Budget,
-    head: Option<Head>,
-    trace: Trace,
-    /// By track; what has no samples yet is no counter of the trace.
-    counters: HashMap<u64, Series>,
+    /// By their numbers; in the order of their first packets.
+    sequences: Vec<(u64, Sequence)>,
     damage: Damage,
     /// How many of what could not be read, and why the first of them could not.
     unreadable: BTreeMap<&'static str, (u64, String)>,
     /// Why reading has stopped before the end.
     stopped: Option<String>,
+}
+
+/// What one writer has written.
+#[derive(Default)]
+struct Sequence {
+    known: Known,
+    head: Option<Head>,
+    /// Another trace begins that cannot be distinguished from this one: nothing more is read.
+    is_over: bool,
+    /// The time from which those of the block are counted.
+    began: u64,
+    trace: Trace,
+    /// By track; what has no samples yet is no counter of the trace.
+    counters: HashMap<u64, Series>,
 }
 
 /// A counter that a file describes.
@@ -100,12 +117,9 @@ const ANNOTATIONS: u32 = 4;
 impl Reader {
     fn of(budget: Budget) -> Self {
         Self {
-            known: Known::default(),
             texts: Texts::default(),
             budget,
-            head: None,
-            trace: Trace::default(),
-            counters: HashMap::new(),
+            sequences: Vec::new(),
             damage: Damage::default(),
             unreadable: BTreeMap::new(),
             stopped: None,
@@ -162,11 +176,12 @@ impl Reader {
     }
 
     fn packet(&mut self, packet: &[u8]) -> Result<Result<(), Garbled>, Spent> {
-        let (mut time, mut flags) = (0, 0);
+        let (mut time, mut flags, mut number) = (0, 0, 0);
         let (mut interned, mut track, mut event) = (None, None, None);
         for field in Fields::of(packet) {
             match field {
                 Ok((8, Value::Varint(timestamp))) => time = timestamp,
+                Ok((10, Value::Varint(sequence))) => number = sequence,
                 Ok((13, Value::Varint(sequence))) => flags = sequence as u32,
                 Ok((12, Value::Bytes(data))) => interned = Some(data),
                 Ok((60, Value::Bytes(descriptor))) => track = Some(descriptor),
@@ -175,29 +190,99 @@ impl Reader {
                 Err(garbled) => return Ok(Err(garbled)),
             }
         }
-        if flags & SEQ_INCREMENTAL_STATE_CLEARED != 0 {
-            self.known = Known::default();
+        let cleared = flags & SEQ_INCREMENTAL_STATE_CLEARED != 0;
+        if !cleared && interned.is_none() && track.is_none() && event.is_none() {
+            return Ok(Ok(()));
+        }
+        let Some(sequence) = self.sequence(number)? else {
+            self.unreadable("packet", || format!("it is of more than {SEQUENCES_MAX} writers"));
+            return Ok(Ok(()));
+        };
+        let Self { texts, budget, unreadable, .. } = self;
+        let sequence = &mut self.sequences[sequence].1;
+        if sequence.is_over {
+            return Ok(Ok(()));
+        }
+        if cleared {
+            (sequence.known, sequence.began) = (Known::default(), time);
         }
         if let Some(data) = interned {
-            match self.known.learn(data, &mut self.texts, &mut self.budget) {
+            match sequence.known.learn(data, texts, budget) {
                 Ok(()) => {}
                 Err(Refused::Garbled) => return Ok(Err(Garbled)),
                 Err(Refused::Spent) => return Err(Spent),
             }
         }
         if let Some(descriptor) = track
-            && let Err(garbled) = self.track(descriptor)?
+            && let Err(garbled) = sequence.track(descriptor, texts, budget)?
         {
             return Ok(Err(garbled));
         }
         let Some(message) = event else { return Ok(Ok(())) };
-        match Event::of(message) {
-            Ok(event) => self.event(time, &event).map(Ok),
-            Err(garbled) => Ok(Err(garbled)),
+        let Ok(event) = Event::of(message) else { return Ok(Err(Garbled)) };
+        match sequence.event(time.saturating_sub(sequence.began), &event, budget) {
+            Ok(()) => {}
+            Err((_, Unreadable::Spent)) => return Err(Spent),
+            Err((what, Unreadable::Because(why))) => count(unreadable, what, || why),
         }
+        Ok(Ok(()))
     }
 
-    fn track(&mut self, descriptor: &[u8]) -> Result<Result<(), Garbled>, Spent> {
+    /// The index of a sequence of packets; `None` if there are too many.
+    fn sequence(&mut self, number: u64) -> Result<Option<usize>, Spent> {
+        // Packets of one writer follow each other.
+        let known = self.sequences.iter().rposition(|(known, _)| *known == number);
+        if known.is_some() || self.sequences.len() == SEQUENCES_MAX {
+            return Ok(known);
+        }
+        self.budget.take(2 * size_of::<(u64, Sequence)>())?;
+        self.sequences.push((number, Sequence::default()));
+        Ok(Some(self.sequences.len() - 1))
+    }
+
+    fn unreadable(&mut self, what: &'static str, why: impl FnOnce() -> String) {
+        count(&mut self.unreadable, what, why);
+    }
+
+    fn finish(self) -> Trace {
+        let mut damage = self.damage.words();
+        let unreadable = self.unreadable.into_iter().map(|(what, (count, why))| match count {
+            1 => format!("1 {what} could not be read: {why}"),
+            _ => format!("{count} times a {what} could not be read; the first time because {why}"),
+        });
+        damage.extend(unreadable);
+        damage.extend(self.stopped);
+        let traces = self.sequences.into_iter().filter_map(|(_, sequence)| sequence.finish());
+        let mut traces: Vec<Trace> = traces.collect();
+        if let Err(why) = merge::check(&traces) {
+            damage.push(format!("the file has {} traces, and only the first is shown: {why}", traces.len()));
+            traces.truncate(1);
+        }
+        let mut trace = merge::merged(traces);
+        if trace == Trace::default() {
+            damage.push("this is no trace of estafette: none of its events is in it".to_owned());
+        }
+        trace.losses.damage.append(&mut damage);
+        trace
+    }
+}
+
+/// Counts what cannot be read, and keeps why the first of it cannot.
+fn count(
+    unreadable: &mut BTreeMap<&'static str, (u64, String)>,
+    what: &'static str,
+    why: impl FnOnce() -> String,
+) {
+    unreadable.entry(what).or_insert_with(|| (0, why())).0 += 1;
+}
+
+impl Sequence {
+    fn track(
+        &mut self,
+        descriptor: &[u8],
+        texts: &mut Texts,
+        budget: &mut Budget,
+    ) -> Result<Result<(), Garbled>, Spent> {
         let described = || -> Result<Option<(u64, &str, &str)>, Garbled> {
             let (mut uuid, mut name, mut counter) = (None, "", None);
             for field in Fields::of(descriptor) {
@@ -221,11 +306,12 @@ impl Reader {
         };
         match described() {
             Ok(Some((uuid, name, unit))) => {
-                self.budget.take(2 * size_of::<(u64, Series)>())?;
-                let name = self.texts.shared(name, &mut self.budget)?;
-                let unit = self.texts.shared(unit, &mut self.budget)?;
+                budget.take(2 * size_of::<(u64, Series)>())?;
+                let name = texts.shared(name, budget)?;
+                let unit = texts.shared(unit, budget)?;
                 let number = self.counters.len();
-                self.counters.insert(uuid, Series { name, unit, at: None, number });
+                // Once, though it may be described again.
+                self.counters.entry(uuid).or_insert(Series { name, unit, at: None, number });
                 Ok(Ok(()))
             }
             Ok(None) => Ok(Ok(())),
@@ -233,14 +319,18 @@ impl Reader {
         }
     }
 
-    fn event(&mut self, time: u64, event: &Event<'_>) -> Result<(), Spent> {
+    fn event(
+        &mut self,
+        time: u64,
+        event: &Event<'_>,
+        budget: &mut Budget,
+    ) -> Result<(), (&'static str, Unreadable)> {
         if event.kind == TYPE_COUNTER {
-            return self.sample(time, event);
+            return self.sample(time, event, budget).map_err(|why| ("sample", why));
         }
         let Some(category) = event.category else { return Ok(()) };
         let Some(category) = self.known.category(category) else {
-            self.unreadable("event", || "the name of its category is lost".to_owned());
-            return Ok(());
+            return Err(("event", "the name of its category is lost".into()));
         };
         let what = match category.as_str() {
             category::HEAD => What::Head,
@@ -254,34 +344,32 @@ impl Reader {
         };
         let known = std::mem::take(&mut self.known);
         let outcome = match known.facts(event.message, ANNOTATIONS) {
-            Ok(facts) => self.read_event(what, time, event.name.and_then(|name| known.event(name)), &facts),
+            Ok(facts) => {
+                let name = event.name.and_then(|name| known.event(name));
+                self.read_event(what, time, name, &facts, budget)
+            }
             Err(why) => Err(Unreadable::Because(why)),
         };
         self.known = known;
-        match outcome {
-            Ok(()) => Ok(()),
-            Err(Unreadable::Spent) => Err(Spent),
-            Err(Unreadable::Because(why)) => {
-                self.unreadable(what.word(), || format!("it {why}"));
-                Ok(())
-            }
-        }
+        outcome.map_err(|why| match why {
+            Unreadable::Because(why) => (what.word(), format!("it {why}").into()),
+            Unreadable::Spent => (what.word(), Unreadable::Spent),
+        })
     }
 
-    fn sample(&mut self, time: u64, event: &Event<'_>) -> Result<(), Spent> {
+    fn sample(&mut self, time: u64, event: &Event<'_>, budget: &mut Budget) -> Result<(), Unreadable> {
         let series = event.track.and_then(|track| self.counters.get_mut(&track));
         let (Some(series), Some(value)) = (series, event.value) else {
-            self.unreadable("sample", || "its counter is lost".to_owned());
-            return Ok(());
+            return Err("its counter is lost".into());
         };
         let counters = &mut self.trace.counters;
         if series.at.is_none() {
-            self.budget.take(size_of::<Counter>())?;
+            budget.take(size_of::<Counter>())?;
             series.at = Some(counters.len());
             let (name, unit) = (series.name.clone(), series.unit.clone());
             counters.push(Counter { name, unit, samples: Vec::new() });
         }
-        self.budget.take(size_of::<(u64, i64)>())?;
+        budget.take(size_of::<(u64, i64)>())?;
         if let Some(at) = series.at {
             counters[at].samples.push((time, value));
         }
@@ -294,6 +382,7 @@ impl Reader {
         time: u64,
         name: Option<&Text>,
         facts: &Read<'_>,
+        budget: &mut Budget,
     ) -> Result<(), Unreadable> {
         let mut owner = None;
         match what {
@@ -301,15 +390,21 @@ impl Reader {
                 let head = facts::head_from(facts)?;
                 plausible([Some(head.duration)])?;
                 if let Some(known) = &mut self.head {
+                    let is_same =
+                        (known.started_unix_ns, &known.processes) == (head.started_unix_ns, &head.processes);
+                    if !is_same || known.is_last && !head.is_last {
+                        self.is_over = true;
+                        return Err(if is_same { TWICE } else { ANOTHER }.into());
+                    }
                     // What is counted as it is written is known at the end.
                     known.totals = known.totals.max(head.totals);
+                    known.is_last |= head.is_last;
                     return Ok(());
                 }
                 let named = head.libraries.len() + head.damage.len();
-                self.budget.take(head.tracks.len() * size_of::<Track>() + named * size_of::<Text>())?;
+                budget.take(head.tracks.len() * size_of::<Track>() + named * size_of::<Text>())?;
                 // Room for all at once: a vector that grows is there twice while it moves. Less for what the file cannot hold.
-                let room =
-                    (self.budget.left() / 4 / size_of::<Operation>()).min(head.totals.operations as usize);
+                let room = (budget.left() / 4 / size_of::<Operation>()).min(head.totals.operations as usize);
                 self.trace.operations.reserve_exact(room);
                 self.head = Some(head);
             }
@@ -317,7 +412,7 @@ impl Reader {
                 for facts in facts.find_things("tensors") {
                     let variable = facts::variable_from(&facts?)?;
                     plausible([variable.bytes])?;
-                    self.budget.take(size_of::<Variable>())?;
+                    budget.take(size_of::<Variable>())?;
                     self.trace.variables.push(variable);
                 }
             }
@@ -329,14 +424,15 @@ impl Reader {
                 plausible([it.ran.map(|(from, _)| from), it.ran.map(|(_, to)| to)])?;
                 owner = Some(it.id);
                 let disorder = it.disorder.as_deref().map_or(0, size_of_val);
-                self.budget.take(size_of::<Operation>() + size_of_val(&it.accesses[..]) + disorder)?;
+                let elsewhere = it.elsewhere.as_deref().map_or(0, size_of_val);
+                budget.take(size_of::<Operation>() + size_of_val(&it.accesses[..]) + disorder + elsewhere)?;
                 self.trace.operations.push(it);
             }
             What::Lease => {
                 let lease = facts::lease_from(facts)?;
                 plausible([Some(lease.opened), lease.closed])?;
                 owner = Some(lease.id);
-                self.budget.take(size_of::<Lease>())?;
+                budget.take(size_of::<Lease>())?;
                 self.trace.leases.push(lease);
             }
             What::Stall => {
@@ -345,23 +441,20 @@ impl Reader {
                 if stall.to <= stall.from {
                     return Err("ends before it begins".into());
                 }
-                self.budget.take(size_of::<Stall>())?;
+                budget.take(size_of::<Stall>())?;
                 self.trace.stalls.push(stall);
             }
             What::Edges => {}
         }
         for facts in facts.find_things("after") {
-            self.budget.take(size_of::<Edge>())?;
+            budget.take(size_of::<Edge>())?;
             self.trace.edges.push(facts::edge_from(owner, &facts?)?);
         }
         Ok(())
     }
 
-    fn unreadable(&mut self, what: &'static str, why: impl FnOnce() -> String) {
-        self.unreadable.entry(what).or_insert_with(|| (0, why())).0 += 1;
-    }
-
-    fn finish(self) -> Trace {
+    /// The trace, if there is one.
+    fn finish(self) -> Option<Trace> {
         let mut trace = self.trace;
         // Unstable where equals are the same: a stable sort would take half as much memory again.
         trace.operations.sort_unstable_by_key(|operation| operation.id);
@@ -385,37 +478,33 @@ impl Reader {
             let none = Counter { name: Text::default(), unit: Text::default(), samples: Vec::new() };
             std::mem::replace(&mut counters[at], none)
         }));
-        let mut damage = self.damage.words();
-        let unreadable = self.unreadable.into_iter().map(|(what, (count, why))| match count {
-            1 => format!("1 {what} could not be read: {why}"),
-            _ => format!("{count} times a {what} could not be read; the first time because {why}"),
-        });
-        damage.extend(unreadable);
-        damage.extend(self.stopped);
         match self.head {
             Some(mut head) => {
-                damage.extend(tracks::missing(&head, &trace));
+                let missing = tracks::missing(&head, &trace);
                 trace.started_unix_ns = head.started_unix_ns;
                 trace.duration = head.duration;
                 trace.program = std::mem::take(&mut head.program);
+                trace.processes = std::mem::take(&mut head.processes);
                 trace.tracks = std::mem::take(&mut head.tracks);
                 trace.libraries = std::mem::take(&mut head.libraries);
                 trace.losses.records = std::mem::take(&mut head.lost);
-                trace.losses.damage = head.damage.iter().map(Text::to_string).collect();
+                trace.losses.damage = head.damage.iter().map(Text::to_string).chain(missing).collect();
             }
-            None if trace.operations.is_empty() && trace.leases.is_empty() => {
-                damage.push("this is no trace of estafette: none of its events is in it".to_owned());
-            }
+            None if trace.operations.is_empty() && trace.leases.is_empty() => return None,
             None => {
-                damage.push("the head is missing: the names of tracks and libraries are lost".to_owned());
+                let lost = "the head is missing: the names of tracks and libraries are lost";
+                trace.losses.damage.push(lost.to_owned());
                 trace.duration = latest(&trace);
             }
         }
-        trace.losses.damage.append(&mut damage);
         forget_unknown(&mut trace);
-        trace
+        Some(trace)
     }
 }
+
+/// Why nothing more is read of a sequence.
+const TWICE: &str = "begins the same trace again, which is counted once";
+const ANOTHER: &str = "begins another trace that is not told from the first: give each as a file of its own";
 
 /// The block in a packet that holds one.
 fn compressed(packet: &[u8]) -> Option<&[u8]> {

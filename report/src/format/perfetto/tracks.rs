@@ -7,7 +7,8 @@ use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 
 use super::messages::{
-    CHILD_ORDERING_EXPLICIT, CounterDescriptor, MERGE_BY_KEY, TrackDescriptor, UNIT_SIZE_BYTES,
+    CHILD_ORDERING_EXPLICIT, CounterDescriptor, MERGE_BY_KEY, ProcessDescriptor, TrackDescriptor,
+    UNIT_SIZE_BYTES,
 };
 use crate::format::facts::{Head, Totals};
 use crate::model::{LibraryId, Text, Trace, TrackId};
@@ -61,7 +62,12 @@ impl Tracks {
     ) -> (Self, Vec<TrackDescriptor>) {
         let (model_tracks, libraries) = (about.tracks.len(), about.libraries.len());
         let (mut tracks, mut all) = (Self { model_tracks, libraries, ..Self::default() }, Vec::new());
-        all.push(tracks.describe(None, &about.program, "recorded by estafette"));
+        let mut root = tracks.describe(None, &about.program, "recorded by estafette");
+        if let [process] = &about.processes[..] {
+            let (pid, process_name) = (i32::try_from(process.number).ok(), Some(about.program.to_string()));
+            root.process = Some(ProcessDescriptor { pid, process_name });
+        }
+        all.push(root);
         if has_tensors {
             all.push(tracks.describe(Some(ROOT), "tensors", "all tensors, in the arguments of its events"));
             tracks.tensors = Some(tracks.newest());

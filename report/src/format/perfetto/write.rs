@@ -19,8 +19,28 @@ use crate::format::facts::{self, Fact, Facts, Totals};
 use crate::model::source::Source;
 use crate::model::{Nanos, Text, Trace};
 
-/// All packets come from one writer, so they are one sequence.
-const SEQUENCE: u32 = 1;
+/// What tells the packets of one file from those of others, since files may be put behind each other: viewers and our reader then take them
+/// as traces of several processes. All of it is 0 for a trace that is not of one process.
+#[derive(Debug, Clone, Copy, Default)]
+struct Origin {
+    /// Packets of one writer are one sequence.
+    sequence: u32,
+    /// Added to numbers of tracks and flows. Tracks have the lower half of a number, flows beside it the highest bit.
+    numbers: u64,
+    /// The beginning on the clock of the machine.
+    started_ns: Nanos,
+}
+
+impl Origin {
+    fn of(about: &Trace) -> Self {
+        let [process] = &about.processes[..] else { return Self { sequence: 1, ..Self::default() } };
+        Self {
+            sequence: (process.key as u32).max(2),
+            numbers: process.key & 0x7fff_ffff_0000_0000,
+            started_ns: process.started_ns,
+        }
+    }
+}
 
 /// Packets between two markers: a few hundred kilobytes, which is the most that one damaged byte can cost.
 const PACKETS_PER_BLOCK: usize = 4096;
@@ -57,6 +77,7 @@ pub fn attribute_and_write(source: &impl Source, out: impl Write) -> io::Result<
 fn write_packets<S: Source>(source: &S, ties: &impl Ties, out: impl Write) -> io::Result<()> {
     let mut out = Packets {
         out: io::BufWriter::new(out),
+        origin: Origin::of(source.about()),
         interner: Interner::default(),
         in_block: 0,
         block: Vec::new(),
@@ -68,12 +89,12 @@ fn write_packets<S: Source>(source: &S, ties: &impl Ties, out: impl Write) -> io
     let (mut tracks, descriptors) = Tracks::of(about, source.variables() > 0, given.chain(counted));
     out.begin_block()?;
     descriptors.into_iter().for_each(|descriptor| out.describe(descriptor));
-    let head = |totals| EventBody {
+    let head = |totals, is_last| EventBody {
         category: category::HEAD,
         name: "recording".into(),
-        facts: facts::head(about, totals),
+        facts: facts::head(about, totals, is_last),
     };
-    out.moment(0, ROOT, head(ties.totals()))?;
+    out.moment(0, ROOT, head(ties.totals(), false))?;
     if let Some(track) = tracks.tensors {
         out.tensors(source, track)?;
     }
@@ -94,13 +115,14 @@ fn write_packets<S: Source>(source: &S, ties: &impl Ties, out: impl Write) -> io
     })?;
     // Once more, with all that was counted, and for a reader to whom the beginning of the file is lost.
     let totals = out.totals.max(ties.totals());
-    out.moment(sweep.now().max(about.duration), ROOT, head(totals))?;
+    out.moment(sweep.now().max(about.duration), ROOT, head(totals, true))?;
     out.end_block()?;
     out.out.flush()
 }
 
 struct Packets<W> {
     out: W,
+    origin: Origin,
     interner: Interner,
     in_block: usize,
     /// The packets of this block, as a file has them.
@@ -114,6 +136,8 @@ impl<W: Write> Packets<W> {
         self.end_block()?;
         self.interner = Interner::default();
         self.packet(TracePacket {
+            // Times of the block begin here.
+            timestamp: Some(self.origin.started_ns),
             sequence_flags: Some(SEQ_INCREMENTAL_STATE_CLEARED),
             ..TracePacket::default()
         });
@@ -145,7 +169,7 @@ impl<W: Write> Packets<W> {
     }
 
     fn packet(&mut self, mut packet: TracePacket) {
-        packet.trusted_packet_sequence_id = Some(SEQUENCE);
+        packet.trusted_packet_sequence_id = Some(self.origin.sequence);
         self.in_block += 1;
         frame(&packet, &mut self.block);
     }
@@ -158,7 +182,11 @@ impl<W: Write> Packets<W> {
         Ok(())
     }
 
-    fn describe(&mut self, descriptor: TrackDescriptor) {
+    fn describe(&mut self, mut descriptor: TrackDescriptor) {
+        let TrackDescriptor { uuid, parent_uuid, sibling_merge_key_int, .. } = &mut descriptor;
+        for number in [uuid, parent_uuid, sibling_merge_key_int].into_iter().flatten() {
+            *number += self.origin.numbers;
+        }
         self.packet(TracePacket { track_descriptor: Some(descriptor), ..TracePacket::default() });
     }
 
@@ -237,13 +265,16 @@ impl<W: Write> Packets<W> {
         }
     }
 
-    fn track_event(&mut self, time: Nanos, track: u32, body: TrackEvent) {
+    fn track_event(&mut self, time: Nanos, track: u32, mut body: TrackEvent) {
         let interned_data = self.interner.take();
+        let Origin { numbers, started_ns, .. } = self.origin;
+        body.flow_ids.iter_mut().chain(&mut body.terminating_flow_ids).for_each(|flow| *flow ^= numbers);
+        body.track_uuid = Some(numbers + u64::from(track));
         self.packet(TracePacket {
-            timestamp: Some(time),
+            timestamp: Some(started_ns.saturating_add(time)),
             interned_data,
             sequence_flags: Some(SEQ_NEEDS_INCREMENTAL_STATE),
-            track_event: Some(TrackEvent { track_uuid: Some(track.into()), ..body }),
+            track_event: Some(body),
             ..TracePacket::default()
         });
     }

@@ -14,6 +14,14 @@ pub fn monotonic_ns() -> u64 {
     now.tv_sec as u64 * 1_000_000_000 + now.tv_nsec as u64
 }
 
+/// A name of the monotonic clock: two processes with the same name read the same time. `None` where that is not known.
+pub fn monotonic_name() -> Option<String> {
+    let boot = std::fs::read_to_string("/proc/sys/kernel/random/boot_id").ok()?;
+    // A namespace of time has a clock of its own. Kernels without them have one clock.
+    let space = std::fs::read_link("/proc/self/ns/time").unwrap_or_default();
+    Some(format!("{} {}", boot.trim(), space.display()))
+}
+
 #[inline(always)]
 fn read(clock: libc::clockid_t) -> libc::timespec {
     let mut now = libc::timespec { tv_sec: 0, tv_nsec: 0 };

@@ -13,6 +13,11 @@ pub fn monotonic_ns() -> u64 {
     since_start().as_nanos() as u64
 }
 
+/// None: the clock is of this process.
+pub fn monotonic_name() -> Option<String> {
+    None
+}
+
 #[cfg(not(estafette_shuttle))]
 fn since_start() -> Duration {
     use std::sync::OnceLock;

@@ -7,6 +7,7 @@ use crate::asyncio::awaiting::Awaiter;
 use crate::classes::remote::{PyDoor, PyLink, parse_ticket};
 use crate::classes::tensor::PyTensor;
 use crate::error::OrRaise;
+use crate::interpreter::call_site::traced_line;
 use crate::interpreter::guard;
 
 #[pymethods]
@@ -40,6 +41,7 @@ impl PyEngine {
         if stats.in_flight >= stats.in_flight_limit {
             self.handle.may_wait(py)?;
         }
-        Ok(self.wrap(guard::detach(py, || engine.from_ticket(&ticket)).or_raise(py)?))
+        let site = traced_line(py);
+        Ok(self.wrap(guard::detach(py, || engine.from_ticket_at(&ticket, site)).or_raise(py)?))
     }
 }
