@@ -7,8 +7,8 @@ use std::time::Duration;
 
 use estafette_sync::essential::essential;
 use estafette_sync::process::{self, is_forked};
-use estafette_sync::sync::Mutex;
 use estafette_sync::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use estafette_sync::sync::{Mutex, OnceLock};
 use estafette_sync::{stack, thread_local};
 
 use crate::{DeviceError, DeviceErrorKind};
@@ -53,9 +53,6 @@ pub struct PoolOptions {
     pub spare_limit: usize,
     /// Bytes of stack that each thread has.
     pub stack_size: usize,
-    /// A lock that jobs share: a worker that has it runs the next job that needs it without giving it up in between. The pool finds out
-    /// how many threads run jobs at once with the best throughput, from one upwards, and lets the others sleep.
-    pub lock: Option<Arc<dyn SharedLock>>,
 }
 
 impl Default for PoolOptions {
@@ -68,7 +65,6 @@ impl Default for PoolOptions {
             name: "estafette-worker".to_owned(),
             spare_limit: cores,
             stack_size: stack::default_size(),
-            lock: None,
         }
     }
 }
@@ -89,9 +85,10 @@ pub(super) struct Shared<J> {
     pub(super) queues: Queues<J>,
     pub(super) sleep: Sleep,
     pub(super) threads: Threads<J>,
-    pub(super) lock: Option<Arc<dyn SharedLock>>,
-    /// `None` without a shared lock: every worker runs jobs.
-    pub(super) concurrency: Option<Box<Concurrency>>,
+    pub(super) lock: OnceLock<Arc<dyn SharedLock>>,
+    /// Empty without a shared lock: every worker runs jobs. A worker that has not seen it yet runs a job beyond the limit, as workers do for
+    /// jobs that are overdue.
+    pub(super) concurrency: OnceLock<Box<Concurrency>>,
     pub(super) external: FreeDeques<J>,
     pub(super) workers: usize,
     name: String,
@@ -117,7 +114,7 @@ impl<J: Job> Pool<J> {
     /// # Errors
     /// A thread could not be started; those already started leave again.
     pub fn new(options: PoolOptions) -> Result<Self, DeviceError> {
-        let PoolOptions { workers, name, spare_limit, stack_size, lock } = options;
+        let PoolOptions { workers, name, spare_limit, stack_size } = options;
         let threads = workers.checked_add(spare_limit).filter(|&threads| threads <= WORKERS_MAX);
         let threads = threads.ok_or_else(|| {
             let message = format!(
@@ -134,8 +131,8 @@ impl<J: Job> Pool<J> {
             queues,
             sleep: Sleep::default(),
             threads: Threads::new(spare, stack_size),
-            concurrency: (lock.is_some() && workers > 0).then(|| Box::new(Concurrency::new(workers))),
-            lock,
+            concurrency: OnceLock::new(),
+            lock: OnceLock::new(),
             external: FreeDeques::new(lent),
             workers,
             name,
@@ -150,6 +147,17 @@ impl<J: Job> Pool<J> {
             })?;
         }
         Ok(pool)
+    }
+
+    /// From now on jobs share `lock`: a worker that has it runs the next job that needs it without giving it up in between. The pool finds
+    /// out how many threads run jobs at once with the best throughput, from one upwards, and lets the others sleep. Only the first call
+    /// counts.
+    pub fn share_lock(&self, lock: Arc<dyn SharedLock>) {
+        let workers = self.shared.workers;
+        if workers > 0 {
+            self.shared.concurrency.get_or_init(|| Box::new(Concurrency::new(workers)));
+        }
+        self.shared.lock.get_or_init(|| lock);
     }
 
     /// As [`Pool::push_priority`], without waking anybody; see [`Pool::push_unnoticed`].
@@ -376,7 +384,7 @@ impl<J: Job> Pool<J> {
 impl<J> Shared<J> {
     /// Jobs were pushed: wakes a worker, if one is of use.
     pub(super) fn notify(&self) {
-        if self.concurrency.as_ref().is_none_or(|concurrency| concurrency.wants_a_thread()) {
+        if self.concurrency.get().is_none_or(|concurrency| concurrency.wants_a_thread()) {
             self.sleep.notify();
         }
     }
@@ -384,12 +392,12 @@ impl<J> Shared<J> {
     /// Whether a worker that sleeps, or is about to, is of use.
     pub(super) fn wants_a_thread(&self) -> bool {
         self.queues.has_work()
-            && self.concurrency.as_ref().is_none_or(|concurrency| concurrency.wants_a_thread())
+            && self.concurrency.get().is_none_or(|concurrency| concurrency.wants_a_thread())
     }
 
     /// Gives a turn back, and wakes another thread where jobs are left.
     pub(super) fn leave_turn(&self) {
-        if let Some(concurrency) = &self.concurrency {
+        if let Some(concurrency) = self.concurrency.get() {
             concurrency.leave();
             if self.wants_a_thread() {
                 self.sleep.notify();

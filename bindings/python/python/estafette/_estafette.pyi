@@ -27,7 +27,7 @@ from .typing import (
     Using,
 )
 
-__all__ = ["Access", "Door", "Engine", "Exporter", "Link", "Operation", "Operator", "Operators", "Program", "Tensor", "Ticket", "Variable", "View", "__version__", "_after_fork_in_child", "_after_fork_in_parent", "_at_exit", "_before_fork", "_before_threads_end", "_begin_recording", "_check_interpreter", "_command", "_end_recording", "_hold_barriers", "_read_report", "_set_helping", "_set_program_name", "_shown", "_snapshot_recording", "_wait_any", "_write_observation", "c_api", "devices", "peers", "record_call_sites", "register_context", "unordered_exchanges", "unregister_context"]
+__all__ = ["Access", "Door", "Engine", "Exporter", "Link", "Operation", "Operator", "Operators", "Program", "Tensor", "Ticket", "Variable", "View", "__version__", "_after_fork_in_child", "_after_fork_in_parent", "_at_exit", "_before_fork", "_before_threads_end", "_begin_recording", "_check_interpreter", "_command", "_end_recording", "_hold_barriers", "_read_report", "_set_helping", "_set_program_name", "_shown", "_snapshot_recording", "_wait_any", "_write_observation", "c_api", "devices", "engine_from_c", "peers", "record_call_sites", "register_context", "unordered_exchanges", "unregister_context"]
 
 __version__: str
 
@@ -1274,6 +1274,9 @@ def c_api() -> CapsuleType:
     Code in C takes the pointer by `PyCapsule_GetPointer`. It needs no other library, and what it does is in the graph of this process,
     beside what Python does. ``python -m estafette config`` names the header, and how to link instead.
     """
+
+def engine_from_c(handle: int) -> Engine:
+    """x"""
 
 def record_call_sites(on: bool = True, /) -> bool:
     """Whether leases taken from now on note the file, line and function that take them, and the type of the object that they
