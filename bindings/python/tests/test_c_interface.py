@@ -255,7 +255,8 @@ def test_an_engine_of_python_comes_back_from_c_as_it_is():
 def test_the_end_of_an_engine_of_c_raises_unretrieved_failures(made):
     with pytest.raises(est.OperationError, match="division"):
         with est.engine_from_c(made) as eng:
-            eng.submit(lambda: 1 / 0)
+            kept = eng.submit(lambda: 1 / 0)
+    assert kept.is_done()
     eng.shutdown()
 
 
@@ -278,14 +279,9 @@ def test_the_handle_of_an_engine_is_given_up_once_and_python_keeps_the_engine(ma
     assert np.from_dlpack(eng.call(np.ones, 3, "float32")).tolist() == [1, 1, 1]
 
 
-def test_what_is_no_engine_is_refused(eng, made, tmp_path):
-    other, handle = ctypes.CDLL(shutil.copy(_estafette.__file__, tmp_path / "another.so")), ctypes.c_void_p()
-    assert other.estafette_engine_create(None, ctypes.byref(handle)) == 0
-    with pytest.raises(ValueError, match="another copy of the library"):
-        est.engine_from_c(handle.value)
-    assert other.estafette_engine_destroy(handle) == 0
+def test_what_is_no_engine_is_refused(eng):
     for wrong in (0, 1, 2**64 - 1, eng.zeros(1, "int8").c_handle()):
-        with pytest.raises(ValueError, match="handle"):
+        with pytest.raises(ValueError, match="^engine"):
             est.engine_from_c(wrong)
     for wrong, error in ((-1, OverflowError), ("x", TypeError)):
         with pytest.raises(error):
@@ -315,6 +311,20 @@ begun.wait()
 """
     )
     assert (sorted(printed.splitlines()), errors) == (["so has the last", "the first has ended"], "")
+
+
+def test_an_engine_of_another_copy_of_the_library_is_refused(tmp_path):
+    program = f"""
+other, strange = ctypes.CDLL({shutil.copy(_estafette.__file__, tmp_path / "another.so").as_posix()!r}), ctypes.c_void_p()
+assert other.estafette_engine_create(None, ctypes.byref(strange)) == 0
+try:
+    est.engine_from_c(strange.value)
+except ValueError as error:
+    print(error)
+"""
+    # An extension has thread-local values where a process has little room for those of libraries that are loaded late.
+    room = {"GLIBC_TUNABLES": "glibc.rtld.optional_static_tls=16384"}
+    assert "another copy of the library" in run_program(FROM_C + program, env=room)[0]
 
 
 def test_a_forked_child_cannot_take_an_engine():

@@ -1276,7 +1276,11 @@ def c_api() -> CapsuleType:
     """
 
 def engine_from_c(handle: int) -> Engine:
-    """x"""
+    """Returns the engine of a handle from C, an ``estafette_engine*`` as an integer. The handle stays its owner's. From now on the engine runs
+    Python functions beside those of C, as one that Python has made: its workers share the interpreter's lock, the exit of the
+    interpreter waits for it, and unretrieved failures are raised at its end. Its options are those that C gave, or Python. Raises `ValueError` for
+    what is no handle of an engine, such as one of another copy of the library in this process.
+    """
 
 def record_call_sites(on: bool = True, /) -> bool:
     """Whether leases taken from now on note the file, line and function that take them, and the type of the object that they
