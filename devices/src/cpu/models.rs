@@ -162,7 +162,7 @@ fn a_job_that_meets_the_end_of_the_last_turn_is_run() {
     explore(Some(2), || {
         let record = Arc::new(Record::default());
         let pool = pool(1, Some(Arc::new(Lock)));
-        let turns = pool.shared.concurrency.get().expect("the pool has a lock");
+        let turns = pool.shared.concurrency().expect("the pool has a lock");
         // This thread runs a job, and a lookout watches it: a push wakes no worker.
         turns.exceed();
         assert!(turns.begin_watch());

@@ -86,9 +86,9 @@ pub(super) struct Shared<J> {
     pub(super) sleep: Sleep,
     pub(super) threads: Threads<J>,
     pub(super) lock: OnceLock<Arc<dyn SharedLock>>,
-    /// Empty without a shared lock: every worker runs jobs. A worker that has not seen it yet runs a job beyond the limit, as workers do for
-    /// jobs that are overdue.
-    pub(super) concurrency: OnceLock<Box<Concurrency>>,
+    /// See [`concurrency`](Self::concurrency); `None` without workers.
+    turns: Option<Box<Concurrency>>,
+    is_limited: AtomicBool,
     pub(super) external: FreeDeques<J>,
     pub(super) workers: usize,
     name: String,
@@ -97,6 +97,13 @@ pub(super) struct Shared<J> {
 }
 
 impl<J> Shared<J> {
+    /// How many workers run jobs, once they share a lock; before that every worker runs jobs. A worker that has not seen it yet runs a job
+    /// beyond the limit, as workers do for jobs that are overdue.
+    #[inline]
+    pub(super) fn concurrency(&self) -> Option<&Concurrency> {
+        self.turns.as_deref().filter(|_| self.is_limited.load(Ordering::Relaxed))
+    }
+
     /// Whether workers leave after their current job.
     pub(super) fn is_shut_down(&self) -> bool {
         self.shut_down.load(Ordering::SeqCst)
@@ -131,7 +138,8 @@ impl<J: Job> Pool<J> {
             queues,
             sleep: Sleep::default(),
             threads: Threads::new(spare, stack_size),
-            concurrency: OnceLock::new(),
+            turns: (workers > 0).then(|| Box::new(Concurrency::new(workers))),
+            is_limited: AtomicBool::new(false),
             lock: OnceLock::new(),
             external: FreeDeques::new(lent),
             workers,
@@ -153,11 +161,8 @@ impl<J: Job> Pool<J> {
     /// out how many threads run jobs at once with the best throughput, from one upwards, and lets the others sleep. Only the first call
     /// counts.
     pub fn share_lock(&self, lock: Arc<dyn SharedLock>) {
-        let workers = self.shared.workers;
-        if workers > 0 {
-            self.shared.concurrency.get_or_init(|| Box::new(Concurrency::new(workers)));
-        }
         self.shared.lock.get_or_init(|| lock);
+        self.shared.is_limited.store(true, Ordering::Relaxed);
     }
 
     /// As [`Pool::push_priority`], without waking anybody; see [`Pool::push_unnoticed`].
@@ -384,20 +389,19 @@ impl<J: Job> Pool<J> {
 impl<J> Shared<J> {
     /// Jobs were pushed: wakes a worker, if one is of use.
     pub(super) fn notify(&self) {
-        if self.concurrency.get().is_none_or(|concurrency| concurrency.wants_a_thread()) {
+        if self.concurrency().is_none_or(|concurrency| concurrency.wants_a_thread()) {
             self.sleep.notify();
         }
     }
 
     /// Whether a worker that sleeps, or is about to, is of use.
     pub(super) fn wants_a_thread(&self) -> bool {
-        self.queues.has_work()
-            && self.concurrency.get().is_none_or(|concurrency| concurrency.wants_a_thread())
+        self.queues.has_work() && self.concurrency().is_none_or(|concurrency| concurrency.wants_a_thread())
     }
 
     /// Gives a turn back, and wakes another thread where jobs are left.
     pub(super) fn leave_turn(&self) {
-        if let Some(concurrency) = self.concurrency.get() {
+        if let Some(concurrency) = self.concurrency() {
             concurrency.leave();
             if self.wants_a_thread() {
                 self.sleep.notify();
