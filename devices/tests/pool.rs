@@ -39,9 +39,12 @@ fn run(f: impl FnOnce() + Send + 'static) -> Run {
 
 fn pool(workers: usize, spare_limit: usize, with_lock: bool) -> Pool<Run> {
     let name = "test".to_owned();
-    let lock = with_lock.then(|| Arc::new(Lock) as Arc<dyn SharedLock>);
-    Pool::new(PoolOptions { workers, name, spare_limit, lock, ..PoolOptions::default() })
-        .expect("threads can be started")
+    let pool = Pool::new(PoolOptions { workers, name, spare_limit, ..PoolOptions::default() })
+        .expect("threads can be started");
+    if with_lock {
+        pool.share_lock(Arc::new(Lock));
+    }
+    pool
 }
 
 /// Tests for pools without and with a shared lock.
@@ -232,8 +235,9 @@ fn a_worker_that_looks_for_a_job_keeps_its_own_jobs_in_order(with_lock: bool) {
         third.unwrap().run(pool);
     })));
     (0..4).for_each(|_| receive(&reports));
-    // Newest first, but for number 1, which was taken out of the middle.
-    assert_eq!(*order.lock().unwrap(), [1, 3, 2, 0]);
+    // Newest first, but for number 1, which was taken out of the middle. Short jobs that share a lock run oldest first, once one was measured.
+    let order = order.lock().unwrap();
+    assert!(*order == [1, 3, 2, 0] || (with_lock && *order == [1, 0, 2, 3]), "{order:?}");
 }
 
 #[test]

@@ -42,9 +42,12 @@ impl SharedLock for Lock {
 
 fn pool(workers: usize, spare_limit: usize, with_lock: bool) -> Pool<Run> {
     let name = "test".to_owned();
-    let lock = with_lock.then(|| Arc::new(Lock) as Arc<dyn SharedLock>);
-    Pool::new(PoolOptions { workers, name, spare_limit, lock, ..PoolOptions::default() })
-        .expect("threads can be started")
+    let pool = Pool::new(PoolOptions { workers, name, spare_limit, ..PoolOptions::default() })
+        .expect("threads can be started");
+    if with_lock {
+        pool.share_lock(Arc::new(Lock));
+    }
+    pool
 }
 
 /// Checks `situation` in pools without and with a shared lock. Their timeouts never pass here, so

@@ -766,6 +766,19 @@ estafette_status estafette_export(const struct estafette_tensor *tensor,
                                   DLManagedTensorVersioned **out);
 
 /**
+ * As `estafette_export`, to the struct from before DLPack 1.0, for consumers that know no other. It cannot say that memory is read-only:
+ * memory that may not be written leaves only as a copy, and the caller sees to it that the consumer keeps to `access`.
+ *
+ * Returns as `estafette_export`; `ESTAFETTE_CONFLICT` for memory that may not be written, unless a copy is asked for.
+ *
+ * What the caller promises:
+ * As for `estafette_export`.
+ */
+estafette_status estafette_export_legacy(const struct estafette_tensor *tensor,
+                                         const struct estafette_export_options *options,
+                                         DLManagedTensor **out);
+
+/**
  * Lends an operand of a running operation to another library, in the way it was declared, without waiting. `op` is what the
  * operation's function was given, before its end is reported. The caller owns `*out`. A view that is still alive when the
  * operation ends becomes a lease, with no gap in between.
@@ -1382,6 +1395,22 @@ estafette_status estafette_import(struct estafette_engine *engine,
                                   struct estafette_tensor **out);
 
 /**
+ * As `estafette_import`, of the struct from before DLPack 1.0, which Triton, TensorFlow and DGL make. It cannot say whether its memory may be
+ * written: `writable` is 1 if its owner allows that, and 0 if not, or if the caller does not know. Then operations and leases that write
+ * are refused with `ESTAFETTE_CONFLICT`. The deleter may be NULL.
+ *
+ * Returns as `estafette_import`; `ESTAFETTE_INVALID` for another `writable` as well.
+ *
+ * What the caller promises:
+ * As for `estafette_import`.
+ */
+estafette_status estafette_import_legacy(struct estafette_engine *engine,
+                                         DLManagedTensor *managed,
+                                         int32_t writable,
+                                         const DLFence *ready,
+                                         struct estafette_tensor **out);
+
+/**
  * A new tensor of zeros in host memory, in row-major order: `shape` has `ndim` lengths, and may be NULL when `ndim` is 0. The
  * caller owns `*out` and gives it up by `estafette_tensor_release`.
  *
@@ -1579,6 +1608,8 @@ struct estafette_api {
   estafette_status (*record_begin)(const char *path, const struct estafette_recording_options *options, struct estafette_recording **out);
   estafette_status (*record_snapshot)(struct estafette_recording *recording, const char *path);
   estafette_status (*record_end)(struct estafette_recording *recording);
+  estafette_status (*import_legacy)(struct estafette_engine *engine, DLManagedTensor *managed, int32_t writable, const DLFence *ready, struct estafette_tensor **out);
+  estafette_status (*export_legacy)(const struct estafette_tensor *tensor, const struct estafette_export_options *options, DLManagedTensor **out);
 };
 
 #ifdef __cplusplus

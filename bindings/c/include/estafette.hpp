@@ -151,13 +151,17 @@ class Lease {
 
 /// Calls a DLPack deleter.
 struct DeleteManaged {
-  void operator()(DLManagedTensorVersioned *managed) const {
+  template <typename M>
+  void operator()(M *managed) const {
     if (managed && managed->deleter) managed->deleter(managed);
   }
 };
 
 /// An exported tensor of which this program is the consumer.
 using Managed = std::unique_ptr<DLManagedTensorVersioned, DeleteManaged>;
+
+/// The same in the struct from before DLPack 1.0.
+using ManagedLegacy = std::unique_ptr<DLManagedTensor, DeleteManaged>;
 
 #ifdef ESTAFETTE_HAS_COROUTINES
 /// Resumes a coroutine, now or later, on a thread of its choice; it must not throw. An empty one resumes at once.
@@ -205,12 +209,12 @@ class Tensor {
   }
 
   Managed export_to_dlpack(estafette_access access = ESTAFETTE_READ) const {
-    estafette_export_options options = {};
-    options.size = sizeof options;
-    options.access = access;
-    DLManagedTensorVersioned *out;
-    check(estafette_export(tensor_, &options, &out));
-    return Managed(out);
+    return export_by<Managed>(estafette_export, access);
+  }
+
+  /// For consumers that know no DLPack 1.0; the struct does not tell them `access`.
+  ManagedLegacy export_to_legacy(estafette_access access = ESTAFETTE_READ) const {
+    return export_by<ManagedLegacy>(estafette_export_legacy, access);
   }
 
   Lease order_on(estafette_access access, DLDevice device = {kDLCPU, 0}, void *stream = nullptr) const {
@@ -248,6 +252,16 @@ class Tensor {
 
  private:
   explicit Tensor(estafette_tensor *tensor) : tensor_(tensor) {}
+
+  template <typename M, typename F>
+  M export_by(F function, estafette_access access) const {
+    estafette_export_options options = {};
+    options.size = sizeof options;
+    options.access = access;
+    typename M::pointer out;
+    check(function(tensor_, &options, &out));
+    return M(out);
+  }
 
   estafette_tensor *tensor_;
 };
@@ -485,6 +499,14 @@ class Engine {
   Tensor import(Managed &managed, const Fence *ready = nullptr) const {
     estafette_tensor *out;
     check(estafette_import(get(), managed.get(), ready ? ready->get() : nullptr, &out));
+    managed.release();
+    return Tensor::adopt(out);
+  }
+
+  /// As `import`, of a struct that does not say whether the memory may be written.
+  Tensor import_legacy(ManagedLegacy &managed, bool writable = false, const Fence *ready = nullptr) const {
+    estafette_tensor *out;
+    check(estafette_import_legacy(get(), managed.get(), writable, ready ? ready->get() : nullptr, &out));
     managed.release();
     return Tensor::adopt(out);
   }

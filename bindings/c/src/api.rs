@@ -62,7 +62,8 @@ functions! {
     estafette_register_context, estafette_unregister_context, estafette_resolve_context,
     estafette_register_operator, estafette_unregister_operator, estafette_load_operators, estafette_list_operators,
     estafette_call_operator,
-    estafette_record_begin, estafette_record_snapshot, estafette_record_end
+    estafette_record_begin, estafette_record_snapshot, estafette_record_end,
+    estafette_import_legacy, estafette_export_legacy
 }
 
 /// The functions of this library in a table, for programs that load the library at run time. It lives as long as the process. The Python
@@ -83,6 +84,14 @@ pub fn engine_handle(engine: Engine) -> Option<*mut estafette_engine> {
 /// A handle of an operation; `estafette_op_release` gives it up. `None` when there are as many handles as there can be.
 pub fn op_handle(op: Op) -> Option<*mut estafette_op> {
     slots::enter_submitted(op).ok()
+}
+
+/// The engine of a handle, which stays the caller's.
+///
+/// # Errors
+/// What is wrong with a value that is no handle of an engine.
+pub fn engine_of(handle: *const estafette_engine) -> Result<Engine, String> {
+    engine::engine(handle).map(|engine| Engine::clone(&engine)).map_err(text)
 }
 
 /// The tensor of a handle, which stays the caller's.

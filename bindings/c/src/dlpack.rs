@@ -10,6 +10,10 @@ use crate::entry::Refusal;
 #[derive(Debug)]
 pub enum DLManagedTensorVersioned {}
 
+/// `DLManagedTensor`, without a version.
+#[derive(Debug)]
+pub enum DLManagedTensor {}
+
 /// `DLTensor`.
 pub type DLTensor = estafette::exchange::table::DLTensor;
 

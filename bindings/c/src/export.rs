@@ -4,12 +4,13 @@ use std::ffi::c_void;
 use std::time::Duration;
 
 use estafette::devices::DLDevice;
+use estafette::exchange::Abi;
 use estafette::lease::Consumer;
-use estafette::{Access, ExportOptions, Tensor};
+use estafette::{Access, ExportOptions, ManagedTensor, Tensor};
 
-use crate::dlpack::DLManagedTensorVersioned;
+use crate::dlpack::{DLManagedTensor, DLManagedTensorVersioned};
 use crate::engine::timeout;
-use crate::entry::{DONE, Refusal, entry, place};
+use crate::entry::{Answer, DONE, Refusal, entry, place};
 use crate::op::estafette_op;
 use crate::options::{self, Options};
 use crate::slots;
@@ -126,64 +127,100 @@ pub unsafe extern "C" fn estafette_export(
     options: *const estafette_export_options,
     out: *mut *mut DLManagedTensorVersioned,
 ) -> estafette_status {
-    entry(|| {
-        let tensor = self::tensor(tensor, "tensor")?;
-        let out = place(out, "out")?;
-        // SAFETY: by contract of this function.
-        let given = unsafe { options::read(options) }?;
-        let mut wanted = ExportOptions::new(access(given.access)?);
-        if !matches!(given.copy, -1..=1) {
-            return Err(Refusal::invalid(format!("estafette_export_options: copy is {}", given.copy)));
-        }
-        if !matches!(given.nonblocking, 0 | 1) {
+    // SAFETY: by contract of this function.
+    entry(|| unsafe { export(tensor, options, Abi::Versioned, out.cast()) })
+}
+
+/// As `estafette_export`, to the struct from before DLPack 1.0, for consumers that know no other. It cannot say that memory is read-only:
+/// memory that may not be written leaves only as a copy, and the caller sees to it that the consumer keeps to `access`.
+///
+/// Returns as `estafette_export`; `ESTAFETTE_CONFLICT` for memory that may not be written, unless a copy is asked for.
+///
+/// # Safety
+/// As for `estafette_export`.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn estafette_export_legacy(
+    tensor: *const estafette_tensor,
+    options: *const estafette_export_options,
+    out: *mut *mut DLManagedTensor,
+) -> estafette_status {
+    // SAFETY: by contract of this function.
+    entry(|| unsafe { export(tensor, options, Abi::Legacy, out.cast()) })
+}
+
+/// Exports to the struct that `abi` says.
+///
+/// # Safety
+/// As for `estafette_export`.
+unsafe fn export(
+    tensor: *const estafette_tensor,
+    options: *const estafette_export_options,
+    abi: Abi,
+    out: *mut *mut c_void,
+) -> Answer {
+    let tensor = self::tensor(tensor, "tensor")?;
+    let out = place(out, "out")?;
+    // SAFETY: by contract of this function.
+    let given = unsafe { options::read(options) }?;
+    let mut wanted = ExportOptions { abi, ..ExportOptions::new(access(given.access)?) };
+    if !matches!(given.copy, -1..=1) {
+        return Err(Refusal::invalid(format!("estafette_export_options: copy is {}", given.copy)));
+    }
+    if !matches!(given.nonblocking, 0 | 1) {
+        return Err(Refusal::invalid(format!(
+            "estafette_export_options: nonblocking is {}",
+            given.nonblocking
+        )));
+    }
+    wanted.owner = Some("a C program".into());
+    wanted.copy = given.copy == 1;
+    if given.nonblocking == 1 && !tensor.is_defined() {
+        tensor.lease(wanted.access, "a C program").try_now()?;
+        return Ok(estafette_status::ESTAFETTE_PENDING);
+    }
+    until_defined(
+        &tensor,
+        timeout(if given.timeout_ns == 0 { ESTAFETTE_FOREVER } else { given.timeout_ns }),
+    )?;
+    let place = tensor.device()?;
+    let asked = if given.device.device_type.0 == 0 { place } else { given.device };
+    check_stream(asked, given.stream)?;
+    // SAFETY: by contract of this function; used in this call.
+    wanted.consumer = unsafe { consumer(&tensor, asked, given.stream) }?;
+    if asked == DLDevice::CPU && asked != place {
+        if given.copy == -1 {
             return Err(Refusal::invalid(format!(
-                "estafette_export_options: nonblocking is {}",
-                given.nonblocking
+                "copy: memory on {place} cannot be on {asked} without one"
             )));
         }
-        wanted.owner = Some("a C program".into());
-        wanted.copy = given.copy == 1;
-        if given.nonblocking == 1 && !tensor.is_defined() {
-            tensor.lease(wanted.access, "a C program").try_now()?;
-            return Ok(estafette_status::ESTAFETTE_PENDING);
+        wanted.copy = true;
+    }
+    if abi == Abi::Legacy && !wanted.copy && tensor.is_read_only()? {
+        return Err(Refusal::new(
+            estafette_status::ESTAFETTE_CONFLICT,
+            "this memory is read-only, which a DLPack struct before version 1.0 cannot say; ask for a copy",
+        ));
+    }
+    let managed = if given.nonblocking == 1 {
+        match tensor.lease(wanted.access, "a C program").for_consumer(&wanted.consumer).try_now()? {
+            Some(lease) => lease.export_with(&wanted)?,
+            None => return Ok(estafette_status::ESTAFETTE_PENDING),
         }
-        until_defined(
-            &tensor,
-            timeout(if given.timeout_ns == 0 { ESTAFETTE_FOREVER } else { given.timeout_ns }),
-        )?;
-        let place = tensor.device()?;
-        let asked = if given.device.device_type.0 == 0 { place } else { given.device };
-        check_stream(asked, given.stream)?;
-        // SAFETY: by contract of this function; used in this call.
-        wanted.consumer = unsafe { consumer(&tensor, asked, given.stream) }?;
-        if asked == DLDevice::CPU && asked != place {
-            if given.copy == -1 {
-                return Err(Refusal::invalid(format!(
-                    "copy: memory on {place} cannot be on {asked} without one"
-                )));
-            }
-            wanted.copy = true;
+    } else {
+        if given.timeout_ns != 0 {
+            wanted.timeout = timeout(given.timeout_ns);
         }
-        let managed = if given.nonblocking == 1 {
-            match tensor.lease(wanted.access, "a C program").for_consumer(&wanted.consumer).try_now()? {
-                Some(lease) => lease.export_with(&wanted)?,
-                None => return Ok(estafette_status::ESTAFETTE_PENDING),
-            }
-        } else {
-            if given.timeout_ns != 0 {
-                wanted.timeout = timeout(given.timeout_ns);
-            }
-            tensor.export_wait(&wanted)?
-        };
-        // SAFETY: writable, by contract.
-        unsafe { out.write(raw(managed)) };
-        DONE
-    })
+        tensor.export_wait(&wanted)?
+    };
+    // SAFETY: writable, by contract.
+    unsafe { out.write(raw(managed)) };
+    DONE
 }
 
 /// The struct of a tensor that was exported with ours.
-pub(crate) fn raw(managed: estafette::ManagedTensor) -> *mut DLManagedTensorVersioned {
-    managed.into_raw_versioned().expect("exports ask for the versioned struct").cast()
+fn raw<M>(managed: ManagedTensor) -> *mut M {
+    let raw = managed.into_raw_versioned().or_else(ManagedTensor::into_raw_legacy);
+    raw.expect("a tensor is of one of the two kinds").cast()
 }
 
 /// Lends an operand of a running operation to another library, in the way it was declared, without waiting. `op` is what the

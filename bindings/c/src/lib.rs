@@ -58,7 +58,7 @@ mod version;
 pub use api::*;
 pub use contexts::*;
 pub use describe::*;
-pub use dlpack::{DLDataType, DLManagedTensorVersioned, DLTensor};
+pub use dlpack::{DLDataType, DLManagedTensor, DLManagedTensorVersioned, DLTensor};
 pub use engine::*;
 pub use export::*;
 pub use fence::*;

@@ -60,14 +60,20 @@ impl Kind {
         }
     }
 
-    /// The tag of a place that nothing was in.
-    pub(crate) const fn first_tag(self) -> u32 {
+    /// The tag of a place that nothing was in. Its generation is the page that this copy of the library is at, so that a handle of another
+    /// copy in the same process is in use in neither.
+    pub(crate) fn first_tag(self) -> u32 {
+        let page = ((&raw const FREE).addr() >> 12) as u32;
+        self.bits() | ((page << 1) & !(u32::MAX << KIND_SHIFT))
+    }
+
+    const fn bits(self) -> u32 {
         (self as u32) << KIND_SHIFT
     }
 
     /// The tag for the next thing in a place whose last one had `tag`.
     pub(crate) fn next_tag(self, tag: u32) -> u32 {
-        self.first_tag() | (tag.wrapping_add(2) & !(u32::MAX << KIND_SHIFT)) | IN_USE
+        self.bits() | (tag.wrapping_add(2) & !(u32::MAX << KIND_SHIFT)) | IN_USE
     }
 
     /// Why `handle` is refused.
@@ -80,7 +86,10 @@ impl Kind {
         let other = Kind::ALL.into_iter().find(|kind| *kind as u32 == tag >> KIND_SHIFT && *kind != self);
         Refusal::invalid(match other {
             Some(other) if tag & IN_USE != 0 => format!("{name}: this is the handle of {}", other.text()),
-            _ => format!("{name}: this handle is not in use; {}", self.end()),
+            _ => format!(
+                "{name}: this handle is not in use; {}, or is of another copy of the library",
+                self.end()
+            ),
         })
     }
 }

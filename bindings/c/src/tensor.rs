@@ -5,11 +5,12 @@ use std::fmt::Display;
 use std::ptr::NonNull;
 
 use estafette::devices::FenceSet;
+use estafette::exchange::InvalidTensor;
 use estafette::operation::Tensors;
 use estafette::{Error, ImportOptions, ManagedTensor, Tensor};
 
 use crate::context::{Context, estafette_drop};
-use crate::dlpack::{DLDataType, DLManagedTensorVersioned};
+use crate::dlpack::{DLDataType, DLManagedTensor, DLManagedTensorVersioned};
 use crate::engine::{self, estafette_engine, timeout};
 use crate::entry::{Answer, DONE, Refusal, array, entry, entry_anywhere, is_null, place};
 use crate::fence::{DLFence, import_fence};
@@ -85,8 +86,6 @@ pub unsafe extern "C" fn estafette_import(
     out: *mut *mut estafette_tensor,
 ) -> estafette_status {
     entry(|| {
-        let engine = engine::engine(engine)?;
-        let out = place(out, "out")?;
         let managed = NonNull::new(managed).ok_or_else(|| is_null("managed"))?;
         // The version is looked at first, since of another one nothing else may be touched, and it must come back untouched.
         // SAFETY: by contract of this function; the version comes first in every version of the struct.
@@ -97,20 +96,64 @@ pub unsafe extern "C" fn estafette_import(
                 estafette::exchange::abi::VERSION.0
             )));
         }
-        let fences = match NonNull::new(ready.cast_mut()) {
-            None => FenceSet::default(),
-            // SAFETY: by contract of this function.
-            Some(ready) => unsafe { import_fence(&engine, ready) }?.into(),
-        };
-        let vacant = reserve()?;
-        // SAFETY: by contract of this function; the version is one that it accepts.
-        let owned = unsafe { ManagedTensor::from_raw_versioned(managed.as_ptr().cast()) };
-        let owned = owned.map_err(|error| Refusal::from(Error::from(error)))?;
-        // SAFETY: by contract of this function.
-        let imported = unsafe { engine.import_or_return(owned, ImportOptions::default().ready(fences)) };
-        // SAFETY: writable, by contract.
-        unsafe { write_imported(imported, vacant, out) }
+        // SAFETY: by contract of this function; the version is one that is taken.
+        unsafe { import(engine, managed.cast(), ManagedTensor::from_raw_versioned, false, ready, out) }
     })
+}
+
+/// As `estafette_import`, of the struct from before DLPack 1.0, which Triton, TensorFlow and DGL make. It cannot say whether its memory may be
+/// written: `writable` is 1 if its owner allows that, and 0 if not, or if the caller does not know. Then operations and leases that write
+/// are refused with `ESTAFETTE_CONFLICT`. The deleter may be NULL.
+///
+/// Returns as `estafette_import`; `ESTAFETTE_INVALID` for another `writable` as well.
+///
+/// # Safety
+/// As for `estafette_import`.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn estafette_import_legacy(
+    engine: *mut estafette_engine,
+    managed: *mut DLManagedTensor,
+    writable: i32,
+    ready: *const DLFence,
+    out: *mut *mut estafette_tensor,
+) -> estafette_status {
+    entry(|| {
+        let managed = NonNull::new(managed).ok_or_else(|| is_null("managed"))?;
+        if !matches!(writable, 0 | 1) {
+            return Err(Refusal::invalid(format!("writable is {writable}")));
+        }
+        // SAFETY: by contract of this function.
+        unsafe { import(engine, managed.cast(), ManagedTensor::from_raw_legacy, writable == 0, ready, out) }
+    })
+}
+
+/// Takes over a struct that `take` is for.
+///
+/// # Safety
+/// As for `estafette_import`; `take` accepts `managed`.
+unsafe fn import(
+    engine: *mut estafette_engine,
+    managed: NonNull<c_void>,
+    take: unsafe fn(*mut c_void) -> Result<ManagedTensor, InvalidTensor>,
+    read_only: bool,
+    ready: *const DLFence,
+    out: *mut *mut estafette_tensor,
+) -> Answer {
+    let engine = engine::engine(engine)?;
+    let out = place(out, "out")?;
+    let fences = match NonNull::new(ready.cast_mut()) {
+        None => FenceSet::default(),
+        // SAFETY: by contract of this function.
+        Some(ready) => unsafe { import_fence(&engine, ready) }?.into(),
+    };
+    let vacant = reserve()?;
+    // SAFETY: by contract of this function.
+    let owned = unsafe { take(managed.as_ptr()) }.map_err(|error| Refusal::from(Error::from(error)))?;
+    let options = ImportOptions::default().ready(fences).read_only(read_only);
+    // SAFETY: by contract of this function.
+    let imported = unsafe { engine.import_or_return(owned, options) };
+    // SAFETY: writable, by contract.
+    unsafe { write_imported(imported, vacant, out) }
 }
 
 /// Writes the handle of an imported tensor to `out`. A tensor that was refused stays the caller's.
@@ -130,7 +173,7 @@ pub(crate) unsafe fn write_imported(
         }
         Err(back) => {
             let (error, managed) = *back;
-            let _ = managed.into_raw_versioned();
+            let _ = managed.into_raw_versioned().or_else(ManagedTensor::into_raw_legacy);
             Err(error.into())
         }
     }

@@ -42,6 +42,7 @@ typedef struct { uint8_t code, bits; uint16_t lanes; } DLDataType;
 typedef struct {
   void *data; DLDevice device; int32_t ndim; DLDataType dtype; int64_t *shape, *strides; uint64_t byte_offset;
 } DLTensor;
+typedef struct DLManagedTensor { DLTensor dl_tensor; void *manager_ctx; void (*deleter)(struct DLManagedTensor *self); } DLManagedTensor;
 typedef struct DLManagedTensorVersioned {
   DLPackVersion version;
   void *manager_ctx;

@@ -47,7 +47,7 @@ mod _estafette {
     #[pymodule_export]
     use super::classes::access::{PyAccess, PyView};
     #[pymodule_export]
-    use super::classes::c_handles::c_api;
+    use super::classes::c_handles::{c_api, engine_from_c};
     #[pymodule_export]
     use super::classes::engine::PyEngine;
     #[pymodule_export]

@@ -51,6 +51,34 @@ int32_t stage_submit(const estafette_api *given, estafette_engine *engine, estaf
   return status;
 }
 
+static void legacy_delete(DLManagedTensor *self) { free(self); }
+
+/* A tensor of 1, 2 and 3 in the struct from before DLPack 1.0, of a library that lets others write. */
+int32_t stage_legacy(const estafette_api *api, estafette_engine *engine, estafette_tensor **out) {
+  static int64_t shape[1] = {3};
+  static float values[3] = {1, 2, 3};
+  DLManagedTensor *managed = calloc(1, sizeof *managed);
+  managed->deleter = legacy_delete;
+  managed->dl_tensor.data = values;
+  managed->dl_tensor.device.device_type = kDLCPU;
+  managed->dl_tensor.ndim = 1;
+  managed->dl_tensor.dtype = (DLDataType){.code = kDLFloat, .bits = 32, .lanes = 1};
+  managed->dl_tensor.shape = shape;
+  int32_t status = api->import_legacy(engine, managed, 1, 0, out);
+  if (status != ESTAFETTE_OK) free(managed);
+  return status;
+}
+
+/* What a consumer that knows no DLPack 1.0 reads. */
+int32_t stage_first(const estafette_api *api, estafette_tensor *tensor, float *first) {
+  DLManagedTensor *view;
+  int32_t status = api->export_legacy(tensor, 0, &view);
+  if (status != ESTAFETTE_OK) return status;
+  *first = *(float *)view->dl_tensor.data;
+  view->deleter(view);
+  return status;
+}
+
 /* A tensor that C makes. */
 int32_t stage_zeros(const estafette_api *api, estafette_engine *engine, int64_t length, estafette_tensor **out) {
   DLDataType type = {.code = kDLFloat, .bits = 32, .lanes = 1};

@@ -65,8 +65,10 @@ fn explore(preemptions: Option<usize>, model: impl Fn() + Send + Sync + 'static)
 
 fn pool(workers: usize, lock: Option<Arc<dyn SharedLock>>) -> Pool<Note> {
     let (name, stack_size) = (String::new(), 1 << 16);
-    Pool::new(PoolOptions { workers, spare_limit: 0, stack_size, lock, name })
-        .expect("threads can be started")
+    let pool =
+        Pool::new(PoolOptions { workers, spare_limit: 0, stack_size, name }).expect("threads can be started");
+    lock.into_iter().for_each(|lock| pool.share_lock(lock));
+    pool
 }
 
 /// Pools with one worker, in which `count` jobs of `used` run.
@@ -143,11 +145,24 @@ fn a_job_that_is_taken_and_put_back_while_the_worker_falls_asleep_is_run() {
 }
 
 #[test]
+fn jobs_that_meet_a_lock_that_is_shared_from_now_on_are_run() {
+    check(Some(2), 2, |pool, job| {
+        let other = thread::spawn({
+            let (pool, job) = (pool.clone(), job(1));
+            move || pool.push(job)
+        });
+        pool.share_lock(Arc::new(Lock));
+        pool.push(job(2));
+        other.join().expect("it does not panic");
+    });
+}
+
+#[test]
 fn a_job_that_meets_the_end_of_the_last_turn_is_run() {
     explore(Some(2), || {
         let record = Arc::new(Record::default());
         let pool = pool(1, Some(Arc::new(Lock)));
-        let turns = pool.shared.concurrency.as_ref().expect("the pool has a lock");
+        let turns = pool.shared.concurrency().expect("the pool has a lock");
         // This thread runs a job, and a lookout watches it: a push wakes no worker.
         turns.exceed();
         assert!(turns.begin_watch());

@@ -7,8 +7,8 @@ use std::time::Duration;
 
 use estafette_sync::essential::essential;
 use estafette_sync::process::Generation;
-use estafette_sync::sync::Mutex;
 use estafette_sync::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use estafette_sync::sync::{Mutex, OnceLock};
 use estafette_sync::{stack, thread_local};
 
 use crate::{DeviceError, DeviceErrorKind};
@@ -53,9 +53,6 @@ pub struct PoolOptions {
     pub spare_limit: usize,
     /// Bytes of stack that each thread has.
     pub stack_size: usize,
-    /// A lock that jobs share: a worker that has it runs the next job that needs it without giving it up in between. The pool finds out
-    /// how many threads run jobs at once with the best throughput, from one upwards, and lets the others sleep.
-    pub lock: Option<Arc<dyn SharedLock>>,
 }
 
 impl Default for PoolOptions {
@@ -68,7 +65,6 @@ impl Default for PoolOptions {
             name: "estafette-worker".to_owned(),
             spare_limit: cores,
             stack_size: stack::default_size(),
-            lock: None,
         }
     }
 }
@@ -89,9 +85,10 @@ pub(super) struct Shared<J> {
     pub(super) queues: Queues<J>,
     pub(super) sleep: Sleep,
     pub(super) threads: Threads<J>,
-    pub(super) lock: Option<Arc<dyn SharedLock>>,
-    /// `None` without a shared lock: every worker runs jobs.
-    pub(super) concurrency: Option<Box<Concurrency>>,
+    pub(super) lock: OnceLock<Arc<dyn SharedLock>>,
+    /// See [`concurrency`](Self::concurrency); `None` without workers.
+    turns: Option<Box<Concurrency>>,
+    is_limited: AtomicBool,
     pub(super) external: FreeDeques<J>,
     pub(super) workers: usize,
     name: String,
@@ -101,6 +98,13 @@ pub(super) struct Shared<J> {
 }
 
 impl<J> Shared<J> {
+    /// How many workers run jobs, once they share a lock; before that every worker runs jobs. A worker that has not seen it yet runs a job
+    /// beyond the limit, as workers do for jobs that are overdue.
+    #[inline]
+    pub(super) fn concurrency(&self) -> Option<&Concurrency> {
+        self.turns.as_deref().filter(|_| self.is_limited.load(Ordering::Relaxed))
+    }
+
     /// Whether workers leave after their current job.
     pub(super) fn is_shut_down(&self) -> bool {
         self.shut_down.load(Ordering::SeqCst)
@@ -118,7 +122,7 @@ impl<J: Job> Pool<J> {
     /// # Errors
     /// A thread could not be started; those already started leave again.
     pub fn new(options: PoolOptions) -> Result<Self, DeviceError> {
-        let PoolOptions { workers, name, spare_limit, stack_size, lock } = options;
+        let PoolOptions { workers, name, spare_limit, stack_size } = options;
         let threads = workers.checked_add(spare_limit).filter(|&threads| threads <= WORKERS_MAX);
         let threads = threads.ok_or_else(|| {
             let message = format!(
@@ -134,8 +138,9 @@ impl<J: Job> Pool<J> {
             queues,
             sleep: Sleep::default(),
             threads: Threads::new(spare, stack_size),
-            concurrency: (lock.is_some() && workers > 0).then(|| Box::new(Concurrency::new(workers))),
-            lock,
+            turns: (workers > 0).then(|| Box::new(Concurrency::new(workers))),
+            is_limited: AtomicBool::new(false),
+            lock: OnceLock::new(),
             external: FreeDeques::new(lent),
             workers,
             name,
@@ -151,6 +156,14 @@ impl<J: Job> Pool<J> {
             })?;
         }
         Ok(pool)
+    }
+
+    /// From now on jobs share `lock`: a worker that has it runs the next job that needs it without giving it up in between. The pool finds
+    /// out how many threads run jobs at once with the best throughput, from one upwards, and lets the others sleep. Only the first call
+    /// counts.
+    pub fn share_lock(&self, lock: Arc<dyn SharedLock>) {
+        self.shared.lock.get_or_init(|| lock);
+        self.shared.is_limited.store(true, Ordering::Relaxed);
     }
 
     /// As [`Pool::push_priority`], without waking anybody; see [`Pool::push_unnoticed`].
@@ -377,20 +390,19 @@ impl<J: Job> Pool<J> {
 impl<J> Shared<J> {
     /// Jobs were pushed: wakes a worker, if one is of use.
     pub(super) fn notify(&self) {
-        if self.concurrency.as_ref().is_none_or(|concurrency| concurrency.wants_a_thread()) {
+        if self.concurrency().is_none_or(|concurrency| concurrency.wants_a_thread()) {
             self.sleep.notify();
         }
     }
 
     /// Whether a worker that sleeps, or is about to, is of use.
     pub(super) fn wants_a_thread(&self) -> bool {
-        self.queues.has_work()
-            && self.concurrency.as_ref().is_none_or(|concurrency| concurrency.wants_a_thread())
+        self.queues.has_work() && self.concurrency().is_none_or(|concurrency| concurrency.wants_a_thread())
     }
 
     /// Gives a turn back, and wakes another thread where jobs are left.
     pub(super) fn leave_turn(&self) {
-        if let Some(concurrency) = &self.concurrency {
+        if let Some(concurrency) = self.concurrency() {
             concurrency.leave();
             if self.wants_a_thread() {
                 self.sleep.notify();

@@ -59,7 +59,7 @@ pub(super) fn run<J: Job>(shared: Arc<Shared<J>>, index: usize, deque: Deque<J>)
     let pool = Pool::uncounted(context.shared.clone());
     let mut next = context.next();
     while let Some(job) = next {
-        next = match &context.shared.lock {
+        next = match context.shared.lock.get() {
             Some(lock) if job.needs_lock() => context.run_with_lock(lock.as_ref(), job, &pool),
             _ => {
                 context.run(job, &pool);
@@ -103,7 +103,7 @@ impl<J: Job> Context<J> {
     }
 
     fn run(&self, job: J, pool: &Pool<J>) {
-        let start = self.shared.concurrency.as_ref().map(|concurrency| concurrency.starts());
+        let start = self.shared.concurrency().map(|concurrency| concurrency.starts());
         guarded("a job", || job.run(pool));
         start.into_iter().for_each(|start| self.ended(start));
     }
@@ -129,7 +129,7 @@ impl<J: Job> Context<J> {
 
     /// A job that was started at `start` has ended.
     fn ended(&self, start: u64) {
-        let Some(concurrency) = &self.shared.concurrency else { return };
+        let Some(concurrency) = self.shared.concurrency() else { return };
         if concurrency.ends(start) {
             self.shared.sleep.notify();
         }
@@ -147,7 +147,7 @@ impl<J: Job> Context<J> {
 
     /// The thread goes on after it was blocked, whatever the limit is.
     pub(super) fn take_turn(&self) {
-        if let Some(concurrency) = &self.shared.concurrency
+        if let Some(concurrency) = self.shared.concurrency()
             && !self.has_turn.replace(true)
         {
             concurrency.exceed();
@@ -169,7 +169,7 @@ impl<J: Job> Context<J> {
                     shared.sleep.stop_searching(has_work);
                     return None;
                 }
-                if shared.concurrency.as_ref().is_some_and(|concurrency| !concurrency.has_room()) {
+                if shared.concurrency().is_some_and(|concurrency| !concurrency.has_room()) {
                     break;
                 }
                 pause(round);
@@ -183,7 +183,7 @@ impl<J: Job> Context<J> {
             }
             let stay_awake = || has_work() || self.must_leave();
             let has_jobs = || shared.queues.has_work();
-            match shared.concurrency.as_ref().filter(|it| has_jobs() && it.begin_watch()) {
+            match shared.concurrency().filter(|it| has_jobs() && it.begin_watch()) {
                 None => shared.sleep.sleep(&self.parker, stay_awake),
                 Some(concurrency) => {
                     shared.sleep.sleep_for(&self.parker, OVERDUE, stay_awake);
@@ -201,7 +201,7 @@ impl<J: Job> Context<J> {
     }
 
     fn take(&self) -> Option<J> {
-        let Some(concurrency) = &self.shared.concurrency else { return self.take_with_turn() };
+        let Some(concurrency) = self.shared.concurrency() else { return self.take_with_turn() };
         if !self.has_turn.get() && !concurrency.enter() {
             return None;
         }
@@ -217,7 +217,7 @@ impl<J: Job> Context<J> {
     }
 
     fn take_with_turn(&self) -> Option<J> {
-        let concurrency = self.shared.concurrency.as_ref();
+        let concurrency = self.shared.concurrency();
         let breadth_first = concurrency.is_some_and(|concurrency| concurrency.is_breadth_first());
         self.shared.queues.take(self.index, &self.deque, self.ticks.get(), breadth_first)
     }

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use estafette_devices::Device;
-use estafette_devices::cpu::{Pool, PoolOptions, SharedLock};
+use estafette_devices::cpu::{Pool, PoolOptions};
 use estafette_devices::host::HostDevice;
 use estafette_sync::stack;
 use estafette_sync::sync::OnceLock;
@@ -50,7 +50,6 @@ pub struct EngineBuilder {
     watch: Option<(Duration, OnStall)>,
     report_failures: bool,
     stack_size: Option<usize>,
-    lock: Option<Arc<dyn SharedLock>>,
     #[cfg(feature = "links")]
     is_shared: bool,
 }
@@ -64,16 +63,6 @@ impl EngineBuilder {
     /// long as these waits last.
     pub fn workers(mut self, workers: usize) -> Self {
         self.workers = Some(workers);
-        self
-    }
-
-    /// A lock that bodies share, such as that of a language's interpreter. A worker that has it runs one
-    /// [body that needs it](crate::operation::OpBuilder::needs_lock) after the other without giving it up in between. Two threads that
-    /// take the lock from each other may get less done than one, so the engine finds out how many of its workers run operations at once
-    /// with the best throughput, from one upwards, and lets the others sleep. A ready operation may start beside others after a
-    /// millisecond at the latest, so operations may wait for each other. Default: none, and every worker runs operations.
-    pub fn shared_lock(mut self, lock: Arc<dyn SharedLock>) -> Self {
-        self.lock = Some(lock);
         self
     }
 
@@ -205,7 +194,7 @@ impl EngineBuilder {
             devices.push(device);
         }
         let name = "estafette".into();
-        let options = PoolOptions { workers, name, stack_size, lock: self.lock, ..PoolOptions::default() };
+        let options = PoolOptions { workers, name, stack_size, ..PoolOptions::default() };
         let pool = Pool::new(options).map_err(|error| Error::Start(error.to_string()))?;
         let core = Core::shared(CoreOptions {
             pool,
@@ -249,7 +238,6 @@ impl Engine {
             watch: None,
             report_failures: true,
             stack_size: None,
-            lock: None,
             #[cfg(feature = "links")]
             is_shared: false,
         }

@@ -257,6 +257,26 @@ impl Engine {
         Activity::of(&self.diagnose())
     }
 
+    /// Worker threads for host operations.
+    pub fn workers(&self) -> usize {
+        self.core().pool.workers()
+    }
+
+    /// Whether both are handles to the same engine.
+    pub fn is_same(&self, other: &Engine) -> bool {
+        Arc::ptr_eq(&self.handle, &other.handle)
+    }
+
+    /// From now on bodies share `lock`, such as that of a language's interpreter. A worker that has it runs one
+    /// [body that needs it](crate::operation::OpBuilder::needs_lock) after the other without giving it up in between. Two threads that
+    /// take the lock from each other may get less done than one, so the engine finds out how many of its workers run operations at once
+    /// with the best throughput, from one upwards, and lets the others sleep. A ready operation may start beside others after a
+    /// millisecond at the latest, so operations may wait for each other. Only the first call counts. Without one, every worker runs
+    /// operations.
+    pub fn share_lock(&self, lock: Arc<dyn SharedLock>) {
+        self.core().pool.share_lock(lock);
+    }
+
     /// Sets a hook that a wait calls once when only leases hold the wait up. A garbage collector should run
     /// in this hook, since it may release such leases. Only the first call counts.
     pub fn on_lease_wait(&self, hook: impl Fn() + Send + Sync + 'static) {
@@ -295,7 +315,7 @@ impl std::fmt::Debug for Engine {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Engine")
             .field("id", &self.core().id)
-            .field("workers", &self.core().pool.workers())
+            .field("workers", &self.workers())
             .field("in_flight", &self.core().in_flight())
             .finish()
     }

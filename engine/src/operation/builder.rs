@@ -216,7 +216,7 @@ impl<T, R, W, U> Description<T, R, W, U> {
         self
     }
 
-    /// As [`worker_only`](Self::worker_only), of a body that takes the engine's [shared lock](crate::engine::EngineBuilder::shared_lock) and
+    /// As [`worker_only`](Self::worker_only), of a body that takes the engine's [shared lock](crate::Engine::share_lock) and
     /// lets go of it before it waits. The operation may begin and end while its thread has the lock.
     pub fn needs_lock<'v>(mut self) -> Self
     where

@@ -6,8 +6,9 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 
 use estafette_c::{
-    DLManagedTensorVersioned, estafette_op, estafette_op_complete, estafette_op_complete_with,
-    estafette_op_export, estafette_status, estafette_tensor, estafette_tensor_release,
+    DLManagedTensor, DLManagedTensorVersioned, DLTensor, estafette_op, estafette_op_complete,
+    estafette_op_complete_with, estafette_op_export, estafette_status, estafette_tensor,
+    estafette_tensor_release,
 };
 
 use super::managed::Managed;
@@ -141,6 +142,25 @@ pub unsafe fn delete(view: *mut DLManagedTensorVersioned) {
     // SAFETY: the struct begins like this.
     unsafe {
         if let Some(deleter) = (*view.cast::<Head>()).deleter {
+            deleter(view);
+        }
+    }
+}
+
+/// As [`delete`], of the struct from before DLPack 1.0.
+///
+/// # Safety
+/// As there.
+pub unsafe fn delete_legacy(view: *mut DLManagedTensor) {
+    #[repr(C)]
+    struct Whole {
+        tensor: DLTensor,
+        manager_ctx: *mut c_void,
+        deleter: Option<unsafe extern "C" fn(*mut DLManagedTensor)>,
+    }
+    // SAFETY: the struct is like this.
+    unsafe {
+        if let Some(deleter) = (*view.cast::<Whole>()).deleter {
             deleter(view);
         }
     }

@@ -4,7 +4,7 @@ use std::ffi::c_void;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::SeqCst;
 
-use estafette_c::DLManagedTensorVersioned;
+use estafette_c::{DLManagedTensor, DLManagedTensorVersioned};
 
 use super::shared::Shared;
 
@@ -24,6 +24,9 @@ pub struct Managed {
     pub shape: *mut i64,
     pub strides: *mut i64,
     pub byte_offset: u64,
+    /// With what is before them from `data` on, a `DLManagedTensor`.
+    legacy_ctx: *mut c_void,
+    legacy_deleter: Option<unsafe extern "C" fn(*mut c_void)>,
     memory: Vec<f32>,
     lengths: [i64; 1],
     shared: Arc<Shared>,
@@ -45,6 +48,8 @@ impl Managed {
             shape: std::ptr::null_mut(),
             strides: std::ptr::null_mut(),
             byte_offset: 0,
+            legacy_ctx: std::ptr::null_mut(),
+            legacy_deleter: Some(delete_legacy),
             memory: vec![0.0; length],
             lengths: [length as i64],
             shared: shared.clone(),
@@ -59,6 +64,15 @@ impl Managed {
         managed.cast()
     }
 
+    /// The same memory, in the struct from before DLPack 1.0.
+    ///
+    /// # Safety
+    /// It came from [`new`](Self::new).
+    pub unsafe fn legacy(managed: *mut Managed) -> *mut DLManagedTensor {
+        // SAFETY: as above.
+        unsafe { managed.byte_add(std::mem::offset_of!(Managed, data)) }.cast()
+    }
+
     /// Frees one that was not taken.
     ///
     /// # Safety
@@ -67,6 +81,11 @@ impl Managed {
         // SAFETY: as above.
         drop(unsafe { Box::from_raw(managed) });
     }
+}
+
+unsafe extern "C" fn delete_legacy(managed: *mut c_void) {
+    // SAFETY: the library calls this once for a struct that it has taken, from `legacy`.
+    unsafe { delete(managed.byte_sub(std::mem::offset_of!(Managed, data)).cast()) };
 }
 
 unsafe extern "C" fn delete(managed: *mut Managed) {

@@ -214,12 +214,15 @@ impl World {
         });
         let engine = || {
             let builder = Engine::builder().workers(shape.workers);
-            let builder = if has_lock(&shape) { builder.shared_lock(Arc::new(BodyLock)) } else { builder };
             let builder = builder.in_flight_limit(shape.in_flight_limit);
-            match &device {
+            let engine = match &device {
                 Some(device) => builder.device(device.clone() as Arc<dyn Device>).build(),
                 None => builder.build(),
+            }?;
+            if has_lock(&shape) {
+                engine.share_lock(Arc::new(BodyLock));
             }
+            Ok::<_, Error>(engine)
         };
         let engines = (0..shape.engines).map(|_| engine()).collect::<Result<Vec<_>, _>>()?;
         let mut cells = Vec::new();

@@ -40,6 +40,10 @@ int main(void) {
   FIELD(DLTensor, shape);
   FIELD(DLTensor, strides);
   FIELD(DLTensor, byte_offset);
+  SIZE(DLManagedTensor);
+  FIELD(DLManagedTensor, dl_tensor);
+  FIELD(DLManagedTensor, manager_ctx);
+  FIELD(DLManagedTensor, deleter);
   SIZE(DLManagedTensorVersioned);
   FIELD(DLManagedTensorVersioned, version);
   FIELD(DLManagedTensorVersioned, manager_ctx);

@@ -113,6 +113,71 @@ static void exports_are_leases_and_say_so(void) {
   estafette_engine_destroy(engine);
 }
 
+static void legacy_delete(DLManagedTensor *self) { atomic_fetch_add(&((counted *)self->manager_ctx)->deleted, 1); }
+
+static void a_legacy_struct_passes_both_ways_and_says_nothing_of_access(void) {
+  estafette_engine *engine = engine_new(1);
+  counted *memory = counted_new();
+  DLManagedTensor managed = {memory->managed.dl_tensor, memory, legacy_delete}, *view;
+  estafette_tensor *tensor = 0;
+  static counting context;
+  context.complete = 1;
+  /* What is refused stays the caller's. */
+  REFUSED(ESTAFETTE_INVALID, "managed is NULL", estafette_import_legacy(engine, 0, 1, 0, &tensor));
+  REFUSED(ESTAFETTE_INVALID, "writable is 2", estafette_import_legacy(engine, &managed, 2, 0, &tensor));
+  managed.dl_tensor.ndim = -3;
+  REFUSED(ESTAFETTE_INVALID, "ndim", estafette_import_legacy(engine, &managed, 1, 0, &tensor));
+  managed.dl_tensor.ndim = 1;
+  CHECK(deleted_after_flush(memory) == 0 && tensor == 0);
+
+  /* Without the owner's consent the memory is read-only, and a legacy struct could not tell its consumer. */
+  int32_t read_only;
+  OK(estafette_import_legacy(engine, &managed, 0, 0, &tensor));
+  OK(estafette_tensor_read_only(tensor, &read_only));
+  CHECK(read_only == 1);
+  EXPECT(ESTAFETTE_CONFLICT, estafette_submit(engine, "writes", counting_function, &context, counting_drop, 0, 0, &tensor, 1));
+  REFUSED(ESTAFETTE_CONFLICT, "read-only", estafette_export_legacy(tensor, 0, &view));
+  estafette_export_options options;
+  memset(&options, 0, sizeof options);
+  options.size = sizeof options;
+  options.copy = 1;
+  OK(estafette_export_legacy(tensor, &options, &view));
+  CHECK(view->dl_tensor.data != memory->values);
+  view->deleter(view);
+  OK(estafette_tensor_release(tensor));
+  CHECK(deletions(memory) == 1);
+
+  /* It is ready with its fence, and an export is a lease. */
+  estafette_promise *promise;
+  DLFence fence;
+  OK(estafette_promise_create(0, &promise, &fence));
+  OK(estafette_import_legacy(engine, &managed, 1, &fence, &tensor));
+  fence.release(fence.context);
+  options.copy = 0;
+  options.nonblocking = 1;
+  EXPECT(ESTAFETTE_PENDING, estafette_export_legacy(tensor, &options, &view));
+  OK(estafette_promise_settle(promise, ESTAFETTE_OK, 0));
+  OK(estafette_wait(tensor, 10 * SECOND));
+  OK(estafette_export_legacy(tensor, 0, &view));
+  CHECK(view->dl_tensor.data == memory->values && view->dl_tensor.shape[0] == 4);
+  OK(estafette_submit(engine, "writes", counting_function, &context, counting_drop, 0, 0, &tensor, 1));
+  REFUSED(ESTAFETTE_LEASE_HELD, "lease", estafette_wait(tensor, ESTAFETTE_FOREVER));
+  CHECK(context.called == 0);
+  view->deleter(view);
+  OK(estafette_wait(tensor, 10 * SECOND));
+  CHECK(context.called == 1);
+  OK(estafette_tensor_release(tensor));
+  while (deleted_after_flush(memory) < 2) usleep(1000);
+
+  /* Memory that nothing has to be told about. */
+  managed.deleter = 0;
+  OK(estafette_import_legacy(engine, &managed, 1, 0, &tensor));
+  OK(estafette_tensor_release(tensor));
+  CHECK(deleted_after_flush(memory) == 2);
+  OK(estafette_engine_destroy(engine));
+  free(memory);
+}
+
 static void told(void *context, estafette_status status, const char *message) {
   counting *self = context;
   self->complete = status;
@@ -326,6 +391,7 @@ int main(void) {
   RUN(options_grow_without_breaking_older_programs);
   RUN(a_tensor_describes_itself);
   RUN(exports_are_leases_and_say_so);
+  RUN(a_legacy_struct_passes_both_ways_and_says_nothing_of_access);
   RUN(results_are_promises_until_they_are_there);
   RUN(a_view_that_outlives_its_operation_is_a_lease);
   RUN(shutdown_and_windows_end_in_statuses);

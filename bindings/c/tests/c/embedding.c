@@ -143,6 +143,9 @@ static void two_copies_in_one_process_exchange_tensors(const char *path, const c
   CHECK(two.wait(taken, 10000000000ull) == ESTAFETTE_OK && data[0] == 5.0f);
   /* Each has errors of its own. */
   CHECK(one.query(0) == ESTAFETTE_INVALID && one.last_error()[0] != 0 && two.last_error()[0] == 0);
+  /* No handle of the one is a handle of the other. */
+  CHECK(one.shutdown(second, 0) == ESTAFETTE_INVALID && strstr(one.last_error(), "of another copy of the library"));
+  CHECK(two.query(made) == ESTAFETTE_INVALID && one.query(taken) == ESTAFETTE_INVALID);
   two.release(taken);
   one.release(made);
   CHECK(one.shutdown(first, 10000000000ull) == ESTAFETTE_OK && two.shutdown(second, 10000000000ull) == ESTAFETTE_OK);

@@ -20,6 +20,8 @@ static void a_tensor_that_was_released_is_refused_everywhere(void) {
   OVER("tensor", estafette_on_ready(over, (estafette_ready_callback)(void (*)(void))abort, 0, 0));
   DLManagedTensorVersioned *view;
   OVER("tensor", estafette_export(over, 0, &view));
+  DLManagedTensor *legacy;
+  OVER("tensor", estafette_export_legacy(over, 0, &legacy));
   DLDevice host = {kDLCPU, 0}, device;
   estafette_lease *lease;
   OVER("tensor", estafette_order_on(over, ESTAFETTE_READ, host, 0, &lease));
@@ -117,6 +119,8 @@ static void an_engine_that_was_destroyed_is_refused_everywhere(void) {
   OVER("engine", estafette_zeros(engine, &length, 1, type, &out));
   counted *memory = counted_new();
   OVER("engine", estafette_import(engine, &memory->managed, 0, &out));
+  DLManagedTensor legacy = {memory->managed.dl_tensor, 0, 0};
+  OVER("engine", estafette_import_legacy(engine, &legacy, 0, 0, &out));
   CHECK(deleted_after_flush(memory) == 0);
   free(memory);
   static counting context;

@@ -44,6 +44,23 @@ static void operations_run_in_order() {
   CHECK(y.is_ready() && y.lend().ndim == 1);
 }
 
+static void structs_of_before_dlpack_1_pass_both_ways() {
+  Engine engine(1);
+  Tensor x = engine.zeros({4}, F32);
+  ManagedLegacy lent = x.export_to_legacy(ESTAFETTE_WRITE);
+  static_cast<float *>(lent->dl_tensor.data)[1] = 5.0f;
+  DLManagedTensor *raw = lent.get();
+  Tensor back = engine.import_legacy(lent, true);
+  CHECK(!lent && back.lend().data == raw->dl_tensor.data && back.data<float>()[1] == 5.0f);
+  ManagedLegacy none;
+  try {
+    engine.import_legacy(none);
+    CHECK(!"there is nothing");
+  } catch (const Error &error) {
+    CHECK(error.status() == ESTAFETTE_INVALID);
+  }
+}
+
 static void exceptions_become_failures_and_failures_exceptions() {
   Engine engine(1);
   Tensor x = engine.zeros({4}, F32);
@@ -323,6 +340,7 @@ static void coroutines_await_tensors() {
 
 int main() {
   operations_run_in_order();
+  structs_of_before_dlpack_1_pass_both_ways();
   exceptions_become_failures_and_failures_exceptions();
   promises_and_fences_are_shared();
   programs_are_recorded_once_and_replayed();

@@ -19,15 +19,18 @@ def command(arguments: list[str]) -> int:
     parser.add_argument("--cflags", action="store_true", help="options of the compiler")
     parser.add_argument("--libs", action="store_true", help="options of the linker")
     parser.add_argument("--cmake", action="store_true", help="the folder for `cmake -Destafette_DIR=`")
+    parser.add_argument("--pkgconfig", action="store_true", help="the folder for PKG_CONFIG_PATH")
     wanted = parser.parse_args(arguments)
     library = os.path.abspath(_estafette.__file__)
     folder, name = os.path.split(library)
-    if not (wanted.cflags or wanted.libs or wanted.cmake):
-        parser.error("say what: --cflags, --libs or --cmake")
+    if not any(vars(wanted).values()):
+        parser.error("say what: --cflags, --libs, --cmake or --pkgconfig")
     if wanted.cflags:
         print(shlex.join([f"-I{os.path.join(folder, 'include')}"]))
     if wanted.libs:
         print(shlex.join([f"-L{folder}", f"-l:{name}", f"-Wl,-rpath,{folder}"]))
     if wanted.cmake:
         print(os.path.join(folder, "cmake"))
+    if wanted.pkgconfig:
+        print(os.path.join(folder, "pkgconfig"))
     return 0

@@ -27,7 +27,7 @@ from .typing import (
     Using,
 )
 
-__all__ = ["Access", "Door", "Engine", "Exporter", "Link", "Operation", "Operator", "Operators", "Program", "Tensor", "Ticket", "Variable", "View", "__version__", "_after_fork_in_child", "_after_fork_in_parent", "_at_exit", "_before_fork", "_before_threads_end", "_begin_recording", "_check_interpreter", "_command", "_end_recording", "_hold_barriers", "_read_report", "_set_helping", "_set_program_name", "_shown", "_snapshot_recording", "_wait_any", "_write_observation", "c_api", "devices", "peers", "record_call_sites", "register_context", "unordered_exchanges", "unregister_context"]
+__all__ = ["Access", "Door", "Engine", "Exporter", "Link", "Operation", "Operator", "Operators", "Program", "Tensor", "Ticket", "Variable", "View", "__version__", "_after_fork_in_child", "_after_fork_in_parent", "_at_exit", "_before_fork", "_before_threads_end", "_begin_recording", "_check_interpreter", "_command", "_end_recording", "_hold_barriers", "_read_report", "_set_helping", "_set_program_name", "_shown", "_snapshot_recording", "_wait_any", "_write_observation", "c_api", "devices", "engine_from_c", "peers", "record_call_sites", "register_context", "unordered_exchanges", "unregister_context"]
 
 __version__: str
 
@@ -1273,6 +1273,13 @@ def c_api() -> CapsuleType:
 
     Code in C takes the pointer by `PyCapsule_GetPointer`. It needs no other library, and what it does is in the graph of this process,
     beside what Python does. ``python -m estafette config`` names the header, and how to link instead.
+    """
+
+def engine_from_c(handle: int) -> Engine:
+    """Returns the engine of a handle from C, an ``estafette_engine*`` as an integer. The handle stays its owner's. From now on the engine runs
+    Python functions beside those of C, as one that Python has made: its workers share the interpreter's lock, the exit of the
+    interpreter waits for it, and unretrieved failures are raised at its end. Its options are those that C gave, or Python. Raises `ValueError` for
+    what is no handle of an engine, such as one of another copy of the library in this process.
     """
 
 def record_call_sites(on: bool = True, /) -> bool:

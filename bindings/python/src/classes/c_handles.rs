@@ -3,7 +3,8 @@
 
 use std::ptr;
 
-use estafette_c::{estafette_op, estafette_tensor};
+use estafette_c::{estafette_engine, estafette_op, estafette_tensor};
+use estafette_sync::process;
 use pyo3::exceptions::{PyMemoryError, PyValueError};
 use pyo3::ffi;
 use pyo3::prelude::*;
@@ -12,6 +13,8 @@ use pyo3::types::PyCapsule;
 use crate::classes::engine::PyEngine;
 use crate::classes::operation::PyOperation;
 use crate::classes::tensor::PyTensor;
+use crate::error::OrRaise;
+use crate::unretrieved::Failures;
 
 /// Returns the functions of `estafette.h` in a table: a capsule named ``estafette.c_api`` with a pointer to the struct `estafette_api`.
 ///
@@ -25,6 +28,18 @@ pub fn c_api(py: Python<'_>) -> PyResult<Bound<'_, PyCapsule>> {
         let capsule = ffi::PyCapsule_New(table.cast(), c"estafette.c_api".as_ptr(), None);
         Ok(Bound::from_owned_ptr_or_err(py, capsule)?.cast_into_unchecked())
     }
+}
+
+/// Returns the engine of a handle from C, an ``estafette_engine*`` as an integer. The handle stays its owner's. From now on the engine runs
+/// Python functions beside those of C, as one that Python has made: its workers share the interpreter's lock, the exit of the
+/// interpreter waits for it, and unretrieved failures are raised at its end. Its options are those that C gave, or Python. Raises `ValueError` for
+/// what is no handle of an engine, such as one of another copy of the library in this process.
+#[pyfunction]
+pub fn engine_from_c(py: Python<'_>, handle: usize) -> PyResult<PyEngine> {
+    process::claim().or_raise(py)?;
+    let handle: *const estafette_engine = ptr::with_exposed_provenance(handle);
+    let engine = estafette_c::engine_of(handle).map_err(PyValueError::new_err)?;
+    Ok(PyEngine::of(engine, Failures::Raise, None))
 }
 
 /// The number that stands for a handle in Python.

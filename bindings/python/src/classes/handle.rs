@@ -1,7 +1,6 @@
 //! What the objects of one engine share.
 
 use std::sync::Arc;
-use std::time::Duration;
 
 use estafette::{Engine, Error};
 use estafette_sync::process::ProcessBound;
@@ -21,7 +20,6 @@ pub struct EngineHandle {
 /// Shared by the handles.
 pub(crate) struct Shared {
     pub(crate) engine: ProcessBound<Engine>,
-    pub(crate) lease_timeout: Duration,
     /// What becomes of failures that nothing has looked at.
     pub(crate) failures: Failures,
     /// What makes arrays of tensors for functions whose submission names nothing.
@@ -33,19 +31,9 @@ impl EngineHandle {
         self.shared.engine.get().or_raise(py)
     }
 
-    /// How long a wait is held up by leases alone.
-    pub fn lease_timeout(&self) -> Duration {
-        self.shared.lease_timeout
-    }
-
     /// What makes arrays of tensors for functions whose submission names nothing.
     pub fn using(&self) -> &using::Default {
         &self.shared.using
-    }
-
-    /// The same for handles of the same engine.
-    pub fn identity(&self) -> usize {
-        Arc::as_ptr(&self.shared).addr()
     }
 
     /// The in-flight limit makes a submission wait, which an event loop cannot.

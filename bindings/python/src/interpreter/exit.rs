@@ -66,6 +66,12 @@ pub fn watch(engine: &EngineHandle) {
     engines.push(Arc::downgrade(&engine.shared));
 }
 
+/// What the objects of an engine share that Python has.
+pub fn known(engine: &Engine) -> Option<EngineHandle> {
+    let is_it = |shared: &Arc<Shared>| shared.engine.get().is_ok_and(|known| known.is_same(engine));
+    there().into_iter().find(is_it).map(|shared| EngineHandle { shared })
+}
+
 /// Called by `threading`, on the main thread, before it joins the threads of the program.
 #[pyfunction]
 #[pyo3(name = "_before_threads_end")]

@@ -81,10 +81,9 @@ impl Implementation for OperatorFunction {
 impl Parts {
     fn run(&self, py: Python<'_>, call: &Invocation) -> PyResult<Vec<Produced>> {
         let engine = call.engine().clone();
-        let lease_timeout = engine.lease_timeout();
         // The tensors that it is for end no engine.
         let failures = Failures::Log;
-        let shared = Shared { engine: ProcessBound::new(engine), lease_timeout, failures, using: None };
+        let shared = Shared { engine: ProcessBound::new(engine), failures, using: None };
         let handle = EngineHandle { shared: Arc::new(shared) };
         let object = |tensor: &Tensor| Bound::new(py, PyTensor::new(tensor.clone(), handle.clone()));
         let inputs = call.inputs().iter().map(object).collect::<PyResult<Vec<_>>>()?;

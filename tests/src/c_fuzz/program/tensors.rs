@@ -7,11 +7,12 @@ impl Program {
         if self.tensors.len() >= HELD_MAX {
             return;
         }
-        let managed = Managed::new(&self.shared, LENGTH, bytes.one_in(6));
-        let mut valid = true;
+        let read_only = bytes.one_in(6);
+        let managed = Managed::new(&self.shared, LENGTH, read_only);
+        let (mut valid, how) = (true, bytes.below(12));
         // SAFETY: the tensor is the program's until it was taken.
         unsafe {
-            match bytes.below(12) {
+            match how {
                 1 => (*managed).version = [2, 0],
                 2 => (*managed).ndim = -1,
                 3 => (*managed).shape = ptr::null_mut(),
@@ -51,7 +52,14 @@ impl Program {
         }
         // SAFETY: as the interface wants it, or wrong in a way that it promises to see.
         unsafe {
-            let got = estafette_import(self.engine, Managed::raw(managed), ready, &raw mut tensor);
+            let got = if how == 7 {
+                let (legacy, writable) = (Managed::legacy(managed), i32::from(!read_only));
+                let wrong = estafette_import_legacy(self.engine, legacy, 2, ready, &raw mut tensor);
+                expect(wrong, status::ESTAFETTE_INVALID, "import what may perhaps be written");
+                estafette_import_legacy(self.engine, legacy, writable, ready, &raw mut tensor)
+            } else {
+                estafette_import(self.engine, Managed::raw(managed), ready, &raw mut tensor)
+            };
             expect(got, if valid { status::ESTAFETTE_OK } else { status::ESTAFETTE_INVALID }, "import");
             if valid {
                 self.tensors.push(tensor);
@@ -105,7 +113,7 @@ impl Program {
             options.stream = ptr::dangling_mut();
         }
         let valid = options.access < 3 && options.copy < 2 && options.stream.is_null();
-        let mut view = ptr::null_mut();
+        let (mut view, mut legacy) = (ptr::null_mut(), ptr::null_mut());
         // SAFETY: as the interface wants it, or wrong in a way that it promises to see.
         let got = unsafe { estafette_export(tensor, &raw const options, &raw mut view) };
         // An error that was cleared may have left nothing.
@@ -114,6 +122,14 @@ impl Program {
         legal.extend(WAITED);
         allowed(got, &legal, "export");
         assert!(valid || got != status::ESTAFETTE_OK, "wrong options were accepted");
+        // SAFETY: as above; deleted once.
+        unsafe {
+            let got = estafette_export_legacy(tensor, &raw const options, &raw mut legacy);
+            allowed(got, &legal, "export to a legacy struct");
+            if got == status::ESTAFETTE_OK {
+                delete_legacy(legacy);
+            }
+        }
         if got == status::ESTAFETTE_OK {
             self.views.push(view);
         }

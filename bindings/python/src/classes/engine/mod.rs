@@ -40,11 +40,8 @@ use crate::interpreter::kept::Kept;
 use crate::interpreter::python_lock::PythonLock;
 use crate::interpreter::thread_state;
 use crate::log;
-use crate::submission::body;
+use crate::submission::{body, using};
 use crate::unretrieved::{self, Failures};
-
-/// Equals the engine's default. Repeated here because this crate watches the long waits of event loops.
-const LEASE_TIMEOUT_DEFAULT: Duration = Duration::from_secs(30);
 
 /// Schedules operations in the order that their data demands.
 ///
@@ -87,10 +84,27 @@ const LEASE_TIMEOUT_DEFAULT: Duration = Duration::from_secs(30);
 #[pyclass(frozen, module = "estafette", name = "Engine", weakref)]
 pub struct PyEngine {
     pub(super) handle: EngineHandle,
-    workers: usize,
 }
 
 impl PyEngine {
+    /// `engine` with what it needs for Python functions and for the interpreter's exit; as it is, if Python has it already.
+    pub(super) fn of(engine: Engine, failures: Failures, using: using::Default) -> Self {
+        let handle = exit::known(&engine).unwrap_or_else(|| {
+            allocator::keep_freed_arrays();
+            engine.share_lock(Arc::new(PythonLock));
+            reaper().on_start(thread_state::prepare);
+            set_program_lock(guard::without_lock);
+            engine.on_lease_wait(collect_garbage);
+            engine.on_wait_of(guard::is_known_main, interrupt::asked);
+            estafette::operation::on_unretrieved(unretrieved::reporter);
+            let shared = Shared { engine: ProcessBound::new(engine), failures, using };
+            let handle = EngineHandle { shared: Arc::new(shared) };
+            exit::watch(&handle);
+            handle
+        });
+        Self { handle }
+    }
+
     pub(super) fn engine(&self, py: Python<'_>) -> PyResult<&Engine> {
         self.handle.engine(py)
     }
@@ -154,14 +168,10 @@ impl PyEngine {
             memory_is_shared(py)?;
         }
         let failures = Failures::parse(failures)?;
-        allocator::keep_freed_arrays();
-        let workers = count("workers", 0, workers)?
-            .unwrap_or_else(|| std::thread::available_parallelism().map_or(1, |cores| cores.get()));
-        let mut builder = Engine::builder()
-            .workers(workers)
-            .shared(shared)
-            .shared_lock(Arc::new(PythonLock))
-            .report_failures(failures != Failures::Ignore);
+        let mut builder = Engine::builder().shared(shared).report_failures(failures != Failures::Ignore);
+        if let Some(workers) = count("workers", 0, workers)? {
+            builder = builder.workers(workers);
+        }
         if let Some(in_flight_limit) = count("in_flight_limit", 1, in_flight_limit)? {
             builder = builder.in_flight_limit(in_flight_limit);
         }
@@ -176,27 +186,18 @@ impl PyEngine {
         if let Some(limit) = seconds("watchdog", watchdog)? {
             builder = builder.on_stall(limit, log::stalled);
         }
-        let lease_timeout = match lease_timeout {
-            Some(_) => seconds("lease_timeout", lease_timeout)?.unwrap_or(Duration::MAX),
-            None => LEASE_TIMEOUT_DEFAULT,
-        };
-        let engine = builder.lease_timeout(lease_timeout).build().or_raise(py)?;
-        reaper().on_start(thread_state::prepare);
-        set_program_lock(guard::without_lock);
-        engine.on_lease_wait(collect_garbage);
-        engine.on_wait_of(guard::is_known_main, interrupt::asked);
-        estafette::operation::on_unretrieved(unretrieved::reporter);
-        let using = using.map(|using| Kept::new(using.unbind()));
-        let shared = Shared { engine: ProcessBound::new(engine), lease_timeout, failures, using };
-        let handle = EngineHandle { shared: Arc::new(shared) };
-        exit::watch(&handle);
-        Ok(Self { handle, workers })
+        if lease_timeout.is_some() {
+            let limit = seconds("lease_timeout", lease_timeout)?.unwrap_or(Duration::MAX);
+            builder = builder.lease_timeout(limit);
+        }
+        let engine = builder.build().or_raise(py)?;
+        Ok(Self::of(engine, failures, using.map(|using| Kept::new(using.unbind()))))
     }
 
     /// Number of worker threads.
     #[getter]
-    fn workers(&self) -> usize {
-        self.workers
+    fn workers(&self, py: Python<'_>) -> PyResult<usize> {
+        Ok(self.engine(py)?.workers())
     }
 
     /// The operators of this process, by name. Calls through this mapping run in this engine.
@@ -282,7 +283,7 @@ impl PyEngine {
         this: &Bound<'py, Self>,
         exception: &Bound<'py, PyTuple>,
     ) -> PyResult<Bound<'py, PyAny>> {
-        let lease_timeout = this.get().handle.shared.lease_timeout.as_secs_f64();
+        let lease_timeout = this.get().engine(this.py())?.lease_timeout().as_secs_f64();
         this.py()
             .import("estafette._lifecycle")?
             .call_method1("leave", (this, lease_timeout, is_raising(exception)?))
@@ -302,7 +303,7 @@ impl PyEngine {
             Ok(engine) => {
                 format!(
                     "<estafette.Engine, {} workers, {} in flight>",
-                    self.workers,
+                    engine.workers(),
                     engine.stats().in_flight
                 )
             }
