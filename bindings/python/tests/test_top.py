@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import stat
 import subprocess
 import sys
@@ -68,17 +69,19 @@ def top(environment, *arguments):
 def test_a_frame_has_what_runs_what_waits_and_who_holds_leases(environment, process):
     shown = top(environment, "--once")
     assert shown.returncode == 0, shown.stderr
-    first, engine, *operations = shown.stdout.splitlines()
-    assert first.startswith(f"{process.pid} -c, imported 0, exported 1")
-    assert engine == "engine 1: 4 of 4,096 in flight: 1 running, 0 ready, 1 queued, 1 leased" or "in flight: 1 running" in engine
-    (stalled,) = [line for line in operations if line.lstrip().startswith("op") and "`stalled` waits" in line or "`stalled`" in line]
-    assert "`slow`" in stalled
-    assert any("`held up`" in line and "lease" in line for line in operations)
+    first, engine, *operations = [re.sub(r"; submitted .*", "", line) for line in shown.stdout.splitlines()]
+    assert first == f"{process.pid} -c, imported 0, exported 1, released 0"
+    assert engine == "engine 1: 3 of 4,096 in flight: 1 running, 0 ready, 1 queued, 1 leased"
+    slow, stalled, lease, held_up = operations
+    assert slow.endswith("`slow` is running")
+    assert re.search("`stalled` waits for operation [0-9]+ `slow`", stalled)
+    assert "is a read lease taken by <module>" in lease
+    assert re.search("`held up` waits for operation [0-9]+ read lease taken by <module>", held_up)
     frame = json.loads(top(environment, process.pid, "--once", "--json").stdout)
     statuses = {operation["name"]: operation["status"] for operation in frame["engines"][0]["operations"]}
     assert (statuses["slow"], statuses["stalled"]) == ("running", "waiting")
     (stalled,) = [operation for operation in frame["engines"][0]["operations"] if operation["name"] == "stalled"]
-    assert [blocker["name"] for blocker in stalled["blocked_by"]] == ["slow"]
+    assert [(blocker["name"], blocker["hazard"]) for blocker in stalled["blocked_by"]] == [("`slow`", "write after write")]
 
 
 def test_frames_follow_each_other_until_the_process_ends(environment, process):

@@ -7,6 +7,8 @@ use tests::ops::{exclusive, until};
 use tests::watchdog::Watchdog;
 use tracing_subscriber::layer::SubscriberExt;
 
+use crate::live::listening;
+
 fn named<'a>(spans: &'a [SpanData], name: &str) -> &'a SpanData {
     spans.iter().find(|span| span.name == name).unwrap_or_else(|| panic!("no span `{name}` in {spans:#?}"))
 }
@@ -19,7 +21,7 @@ fn the_span_of_a_body_on_a_worker_links_to_the_span_that_submitted_it() {
     let layer = tracing_opentelemetry::layer().with_tracer(provider.tracer("test"));
     let engine = Engine::builder().workers(1).build().unwrap();
     let _watchdog = Watchdog::of(&engine);
-    tracing::subscriber::with_default(tracing_subscriber::registry().with(layer), || {
+    listening(tracing_subscriber::registry().with(layer), || {
         trace::emit_events(true);
         let t = engine.zeros(&[1], DType::F32).unwrap();
         for request in [tracing::info_span!("first request"), tracing::info_span!("second request")] {
