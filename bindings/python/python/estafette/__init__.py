@@ -279,6 +279,6 @@ if _os.environ.get("ESTAFETTE_TOP", "0") not in ("", "0"):
 
     try:
         serve_top()
-    except OSError as error:
+    except OSError as _error:
         # The program runs all the same.
-        print(f"estafette: ESTAFETTE_TOP: {error}", file=_sys.stderr)
+        print(f"estafette: ESTAFETTE_TOP: {_error}", file=_sys.stderr)

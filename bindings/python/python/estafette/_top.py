@@ -76,9 +76,15 @@ def serve_top() -> str:
             path.chmod(0o600)
             threading.Thread(target=server.serve_forever, name="estafette-top", daemon=True).start()
             os.register_at_fork(after_in_child=server.socket.close)
-            atexit.register(lambda: os.getpid() == pid and path.unlink(missing_ok=True))
+            atexit.register(_remove, pid, path)
             _served[pid] = str(path)
         return _served[pid]
+
+
+def _remove(pid: int, path: pathlib.Path) -> None:
+    # A forked child has the function too.
+    if os.getpid() == pid:
+        path.unlink(missing_ok=True)
 
 
 def _frame() -> dict[str, Any]:
