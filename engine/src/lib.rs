@@ -82,6 +82,7 @@
 //! | feature | what it adds | default |
 //! |---|---|---|
 //! | `cuda`, `sycl` | devices of these kinds, in [`devices`]; their libraries are looked for at run time | yes |
+//! | `nvtx` | bodies as ranges of NVTX, where a profiler such as Nsight Systems takes them | yes |
 //! | `operators` | `operators`: functions with a name, also from shared libraries | yes |
 //! | `report` | files of traces, and reports of them, in [`report`] | yes |
 //! | `arrow`, `ndarray` | arrays of these crates become tensors, and operands and leases become arrays | no |

@@ -49,7 +49,7 @@ mod _estafette {
     #[pymodule_export]
     use super::classes::c_handles::{c_api, engine_from_c};
     #[pymodule_export]
-    use super::classes::engine::PyEngine;
+    use super::classes::engine::{PyEngine, engine_states};
     #[pymodule_export]
     use super::classes::exporter::Exporter;
     #[pymodule_export]
@@ -64,7 +64,8 @@ mod _estafette {
     use super::classes::promise::wait_any;
     #[pymodule_export]
     use super::classes::recording::{
-        begin_recording, end_recording, name_shown, read_report, set_program_name, snapshot_recording,
+        begin_recording, end_recording, name_shown, read_chrome, read_report, set_program_name,
+        snapshot_recording,
     };
     #[pymodule_export]
     use super::classes::remote::{PyDoor, PyLink, PyTicket};
@@ -92,6 +93,8 @@ mod _estafette {
     use super::kinds::device_table::{devices, register_context, unregister_context};
     #[pymodule_export]
     use super::submission::helping::set_helping;
+    #[pymodule_export]
+    use super::submission::plain_call::run_in_spans;
 
     use super::*;
 

@@ -205,6 +205,11 @@ impl Scope {
         self.id
     }
 
+    /// Name of the operation, until the operation has ended.
+    pub fn name(&self) -> Option<String> {
+        self.lock().running.as_ref().map(|running| running.tag().name.as_str().to_owned())
+    }
+
     /// The queue of the operation, if it was submitted [`on`](crate::operation::OpBuilder::on) one and has not ended.
     pub fn queue(&self) -> Option<Arc<dyn Queue>> {
         self.lock().running.as_ref().and_then(|running| running.queue().cloned())

@@ -17,6 +17,7 @@ use super::encoding::{
 };
 use super::events;
 use super::names;
+use super::nvtx::{self, Range};
 use super::writer::{self, Writer};
 #[cfg(feature = "links")]
 use crate::core::engine_core::graph;
@@ -207,9 +208,9 @@ pub(crate) fn begins(granted: &OpGranted) {
 /// an operation just now, with nothing in between that takes time: one reading of the clock serves both.
 #[cold]
 #[inline(never)]
-pub(crate) fn body_begins(granted: &OpGranted, at_once: bool) -> Option<EnteredSpan> {
+pub(crate) fn body_begins(granted: &OpGranted, at_once: bool) -> (Option<EnteredSpan>, Option<Range>) {
     begins_at(granted, |writer| if at_once { writer.last } else { writer.now() });
-    events::body(granted)
+    (events::body(granted), nvtx::body(granted))
 }
 
 fn begins_at(granted: &OpGranted, at: impl Fn(&mut Writer) -> u64) {

@@ -35,6 +35,8 @@ mod events;
 mod free_list;
 pub(crate) mod hooks;
 mod names;
+#[cfg(feature = "nvtx")]
+mod nvtx;
 mod process;
 mod ticks;
 #[cfg(feature = "report")]
@@ -70,6 +72,16 @@ pub(crate) use self::environment::engine_is_over;
 #[cfg(feature = "report")]
 pub(crate) use self::unfinished::note_stall;
 
+/// Ranges are a feature.
+#[cfg(not(feature = "nvtx"))]
+mod nvtx {
+    pub(crate) struct Range;
+    pub(super) fn begin_from_environment() {}
+    pub(super) fn body(_granted: &crate::core::operation::OpGranted) -> Option<Range> {
+        None
+    }
+}
+
 /// Files of traces are a feature.
 #[cfg(not(feature = "report"))]
 mod without_files {
@@ -98,8 +110,9 @@ const MEMORY_PER_BUFFER: usize = 2 * buffer::BUFFER_BYTES;
 /// belong to an older set.
 static OPEN: AtomicU32 = AtomicU32::new(0);
 
-/// The bit of [`OPEN`] that says that events are emitted; the others are the number.
+/// The bits of [`OPEN`] that say that events are emitted, and that bodies are ranges of NVTX; the others are the number.
 const EVENTS: u32 = 1 << 31;
+const RANGES: u32 = 1 << 30;
 
 estafette_sync::per_process! {
     /// What writers need of the open recorders.
@@ -109,7 +122,7 @@ estafette_sync::per_process! {
 /// The number of the set of open recorders.
 #[inline]
 fn session_set() -> u32 {
-    OPEN.load(Ordering::Acquire) & !EVENTS
+    OPEN.load(Ordering::Acquire) & !(EVENTS | RANGES)
 }
 
 /// The sessions of open recorders, locked.
@@ -133,14 +146,14 @@ impl Opened {
         static NEXT: AtomicU32 = AtomicU32::new(0);
         // 0 is the empty set.
         let number =
-            if self.0.is_empty() { 0 } else { NEXT.fetch_add(1, Ordering::Relaxed) % (EVENTS - 1) + 1 };
-        let update = |open| Some(open & EVENTS | number);
+            if self.0.is_empty() { 0 } else { NEXT.fetch_add(1, Ordering::Relaxed) % (RANGES - 1) + 1 };
+        let update = |open| Some(open & (EVENTS | RANGES) | number);
         // The update never refuses.
         let _ = OPEN.fetch_update(Ordering::AcqRel, Ordering::Relaxed, update);
     }
 }
 
-/// Whether events are noted: a recorder is open, or `tracing` events are emitted. One relaxed load.
+/// Whether events are noted: a recorder is open, `tracing` events are emitted, or a profiler takes ranges. One relaxed load.
 #[inline(always)]
 pub fn is_open() -> bool {
     OPEN.load(Ordering::Relaxed) != 0
@@ -160,6 +173,7 @@ fn is_kept() -> bool {
 /// Begins what the environment asks for. Called for each engine.
 pub(crate) fn begin_from_environment() {
     events::begin_from_environment();
+    nvtx::begin_from_environment();
     #[cfg(feature = "report")]
     environment::begin();
 }

@@ -4,6 +4,7 @@
 //! the end, and their ratio over the whole trace says what a tick is worth.
 
 use std::sync::Arc;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use estafette_devices::host_now_ns;
 use estafette_sync::platform::ticks;
@@ -18,6 +19,8 @@ pub(super) struct Ticks {
     began: Instant,
     /// The same moment on the host's clock, which is the clock of devices' times.
     began_ns: u64,
+    /// And on the clock of the calendar.
+    began_unix_ns: u64,
 }
 
 enum Source {
@@ -28,15 +31,30 @@ enum Source {
 
 impl Ticks {
     pub(super) fn start(given: Option<Clock>) -> Self {
-        let (began, began_ns) = (Instant::now(), host_now_ns());
         let source = match given {
             Some(clock) => Source::Given(clock),
             None if ticks::are_steady() => Source::Counter,
             None => Source::Monotonic,
         };
-        let mut ticks = Self { source, first: 0, began, began_ns };
-        ticks.first = ticks.raw();
+        let mut ticks = Self { source, first: 0, began: Instant::now(), began_ns: 0, began_unix_ns: 0 };
+        // A thread that loses the processor in between reads the clocks at different moments, which is tried again.
+        (0..10).any(|_| ticks.read_all() < Duration::from_micros(2));
         ticks
+    }
+
+    /// Reads all clocks, and says how long that took.
+    fn read_all(&mut self) -> Duration {
+        self.began = Instant::now();
+        self.began_ns = host_now_ns();
+        let unix = SystemTime::now().duration_since(UNIX_EPOCH);
+        self.began_unix_ns = unix.map_or(0, |unix| unix.as_nanos().try_into().unwrap_or(u64::MAX));
+        self.first = self.raw();
+        self.began.elapsed()
+    }
+
+    /// When it began, in nanoseconds since 1970.
+    pub(super) fn began_unix_ns(&self) -> u64 {
+        self.began_unix_ns
     }
 
     /// Ticks since the start.

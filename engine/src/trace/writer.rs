@@ -59,8 +59,6 @@ impl Session {
     pub(super) fn new(buffers: usize, options: TraceOptions) -> Self {
         let TraceOptions { program, last, clock, .. } = options;
         let program = program.unwrap_or_else(program_name);
-        let since = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
-        let started_unix_ns = since.map_or(0, |since| since.as_nanos().try_into().unwrap_or(u64::MAX));
         let ticks = Ticks::start(clock);
         let process = this_process(ticks.started_ns());
         // What is given up is memory that was touched, so that none has to be made ready.
@@ -68,6 +66,7 @@ impl Session {
         let budget = AtomicUsize::new(buffers);
         let [trimmed, gone] = [(); 2].map(|()| AtomicU64::new(0));
         let threads = Mutex::new(Vec::new());
+        let started_unix_ns = ticks.began_unix_ns();
         Self { program, started_unix_ns, process, ticks, last, budget, free_list, trimmed, gone, threads }
     }
 

@@ -4,6 +4,8 @@
 #[cfg(unix)]
 mod environment;
 mod files;
+#[cfg(unix)]
+mod nvtx;
 mod planted_stalls;
 mod recorder;
 mod rolling;

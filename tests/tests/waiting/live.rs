@@ -59,6 +59,16 @@ fn the_watchdog_tells_once_of_what_is_stalled_for_too_long() {
     assert!(told[0].contains("`write` waits for") && told[0].contains("the plotter"), "{told:?}");
 }
 
+/// Runs `f` while `subscriber` listens on this thread. If it were the only one of the process, the first thread at an event would decide
+/// whether any thread gets it: `tracing` asks that thread's own subscriber, and other tests have none.
+pub fn listening<S>(subscriber: S, f: impl FnOnce())
+where
+    S: tracing::Subscriber + Send + Sync + 'static,
+{
+    let _another = tracing::Dispatch::new(tracing::subscriber::NoSubscriber::new());
+    tracing::subscriber::with_default(subscriber, f);
+}
+
 /// Collects events and spans of the engine: target, message, and the names of the fields.
 #[derive(Clone, Default)]
 struct Notes(Arc<Mutex<Vec<String>>>);
@@ -102,7 +112,7 @@ fn what_tracing_gets_has_documented_targets_names_and_fields() {
     let subscriber = tracing_subscriber::registry().with(notes.clone());
     // Without workers everything happens on this thread, which is the one that listens.
     let engine = Engine::builder().workers(0).build().unwrap();
-    tracing::subscriber::with_default(subscriber, || {
+    listening(subscriber, || {
         let t = engine.zeros(&[1], DType::F32).unwrap();
         engine.op("quiet").writes([&t]).run(|[], [_t]| Ok(())).unwrap().wait().unwrap();
         assert!(notes.0.lock().unwrap().is_empty(), "nobody has asked");
@@ -161,7 +171,7 @@ fn the_span_of_a_body_follows_from_the_one_that_submitted_it() {
     let spans = Spans::default();
     let subscriber = tracing_subscriber::registry().with(spans.clone());
     let engine = Engine::builder().workers(0).build().unwrap();
-    tracing::subscriber::with_default(subscriber, || {
+    listening(subscriber, || {
         trace::emit_events(true);
         let t = engine.zeros(&[1], DType::F32).unwrap();
         let request = tracing::info_span!("request");

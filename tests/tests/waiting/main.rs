@@ -7,6 +7,7 @@ mod definition;
 mod futures;
 mod live;
 mod names_shown;
+mod open_telemetry;
 mod readiness;
 mod results_from_elsewhere;
 mod waits_end;

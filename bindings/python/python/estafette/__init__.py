@@ -89,6 +89,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing_extensions import Buffer, CapsuleType
 
+    from ._merge import merge_traces
     from ._metrics import export_metrics
     from ._observe import observe
     from ._recording import Report, record, report
@@ -105,6 +106,8 @@ if TYPE_CHECKING:
         UnorderedExchange,
         OpStatus,
     )
+    from ._spans import export_spans
+    from ._top import serve_top
     from .typing import DeviceLike, StreamLike, SupportsDLPack
 
 __all__ = [
@@ -162,14 +165,17 @@ __all__ = [
     "devices",
     "engine_from_c",
     "export_metrics",
+    "export_spans",
     "from_dlpack",
     "hold_barriers",
+    "merge_traces",
     "observe",
     "peers",
     "record",
     "record_call_sites",
     "register_context",
     "report",
+    "serve_top",
     "unordered_exchanges",
     "unregister_context",
     "wait",
@@ -178,6 +184,7 @@ __all__ = [
 
 # What most programs never use takes most of the time of an import, dataclasses above all, so it is imported at its first use.
 _LATER = {
+    "_merge": ["merge_traces"],
     "_metrics": ["export_metrics"],
     "_observe": ["observe"],
     "_recording": ["Report", "record", "report"],
@@ -194,6 +201,8 @@ _LATER = {
         "UnorderedExchange",
         "OpStatus",
     ],
+    "_spans": ["export_spans"],
+    "_top": ["serve_top"],
 }
 
 
@@ -266,3 +275,12 @@ _set_program_name(_os.path.basename(_sys.argv[0]) if getattr(_sys, "argv", None)
 # The engine records the whole run then. Leases are to have the lines that take them.
 if _os.environ.get("ESTAFETTE_TRACE"):
     record_call_sites(True)
+
+if _os.environ.get("ESTAFETTE_TOP", "0") not in ("", "0"):
+    from ._top import serve_top
+
+    try:
+        serve_top()
+    except OSError as _error:
+        # The program runs all the same.
+        print(f"estafette: ESTAFETTE_TOP: {_error}", file=_sys.stderr)

@@ -1,21 +1,21 @@
 """The command ``estafette``, also as ``python -m estafette``."""
 
+import importlib
 import signal
 import sys
 
 from ._estafette import _command
 
+# Subcommands that are not in the extension, which has the others.
+_IN_PYTHON = {"config": "_config", "merge": "_merge", "observe": "_observe", "top": "_top"}
+
 
 def main() -> int:
     """Run the command with the arguments of the process, and return its exit code."""
-    if sys.argv[1:2] == ["observe"]:
-        from ._observe import command
-
-        return command(sys.argv[2:])
-    if sys.argv[1:2] == ["config"]:
-        from ._config import command
-
-        return command(sys.argv[2:])
+    module = _IN_PYTHON.get(sys.argv[1]) if len(sys.argv) > 1 else None
+    if module is not None:
+        code: int = importlib.import_module(f"estafette.{module}").command(sys.argv[2:])
+        return code
     # The interpreter would obey Ctrl-C only after the command.
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     return _command(["estafette", *sys.argv[1:]])

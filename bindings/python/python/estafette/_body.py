@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import contextvars
 import os
 import sys
@@ -14,6 +15,8 @@ from ._estafette import Exporter, Tensor
 # body through its event loop, and `copy_context` carries it wherever the body takes it.
 operation: contextvars.ContextVar[object | None] = contextvars.ContextVar("estafette.operation", default=None)
 
+# Makes the context manager that the function of an operation's scope runs in; None for none. `export_spans` sets it.
+span = None
 
 # What a function gets an array in place of; operators get the latter, of their operands.
 _TENSORS = Tensor, Exporter
@@ -56,13 +59,28 @@ def run_on_stream(call, using, place, kept):
         return call()
 
 
+def _span():
+    makes = span
+    return makes(operation.get()) if makes else contextlib.nullcontext()
+
+
+def call_in_span(function, *arguments):
+    """Calls the plain function of the operation that the calling code belongs to."""
+    with _span():
+        return function(*arguments)
+
+
+async def _in_span(awaitable):
+    with _span():
+        return await awaitable
+
+
 async def run_async(scope, function, using, arguments, done):
     """The body of an operation with an `async def` function, as a task on the submitter's loop."""
     operation.set(scope)
     try:
-        if using is None:
-            return await function(*arguments)
-        return await function(*_with_arrays(arguments, using))
+        with _span():
+            return await function(*(arguments if using is None else _with_arrays(arguments, using)))
     except _loops.LEAVE as error:
         done.failed(error)
         raise
@@ -76,6 +94,8 @@ def start_async(scope, function, using, arguments, loop, context, done):
 
 def start_coroutine(coroutine, loop, context, done):
     """As `start_async`, for the coroutine that a plain function has returned, with the context in which it was called."""
+    if span:
+        coroutine = _in_span(coroutine)
     _report(_loops.create_task(loop, coroutine, done.failed, context=context), loop, context, done)
 
 

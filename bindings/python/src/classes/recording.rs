@@ -126,6 +126,21 @@ pub fn read_report(
     })
 }
 
+/// The recording of a file, as Chrome's JSON.
+///
+/// # Errors
+/// `ValueError` when it is no recording.
+#[pyfunction(name = "_read_chrome")]
+#[pyo3(signature = (path, /))]
+pub fn read_chrome(py: Python<'_>, path: PathBuf) -> PyResult<Vec<u8>> {
+    guard::detach(py, || {
+        let wrong = |error| PyValueError::new_err(format!("{} {error}", path.display()));
+        let mut json = Vec::new();
+        estafette_report::chrome::write(&trace::read(&path).map_err(wrong)?, &mut json).map_err(wrong)?;
+        Ok(json)
+    })
+}
+
 /// As Python's own: the class that its number has, and the file.
 pub fn of_file(path: &Path, error: std::io::Error) -> PyErr {
     match error.raw_os_error() {

@@ -107,7 +107,8 @@ pub fn at_exit(py: Python<'_>) {
     });
 }
 
-fn there() -> Vec<Arc<Shared>> {
+/// The engines of this process that are there.
+pub fn there() -> Vec<Arc<Shared>> {
     engines().iter().filter_map(Weak::upgrade).collect()
 }
 

@@ -2,7 +2,7 @@
 
 use std::ptr;
 
-use estafette_sync::sync::atomic::{AtomicPtr, Ordering};
+use estafette_sync::sync::atomic::{AtomicBool, AtomicPtr, Ordering};
 use pyo3::ffi;
 use pyo3::prelude::*;
 use pyo3::types::PyTuple;
@@ -21,6 +21,16 @@ pub fn note_fork(py: Python<'_>) -> PyResult<()> {
     let scope = scope::current_scope(py)?;
     FORKED_IN.store(scope.map_or(ptr::null_mut(), |scope| scope.as_ptr()), Ordering::Relaxed);
     Ok(())
+}
+
+/// Whether functions are called by `call_in_span`.
+static IN_SPANS: AtomicBool = AtomicBool::new(false);
+
+/// Says whether functions of operations are called in the spans that `estafette/_spans.py` makes.
+#[pyfunction(name = "_run_in_spans")]
+#[pyo3(signature = (on, /))]
+pub fn run_in_spans(on: bool) {
+    IN_SPANS.store(on, Ordering::Relaxed);
 }
 
 /// A function, and what it is called with. Called in a context of its own.
@@ -50,13 +60,18 @@ impl PlainCall {
 impl PlainCall {
     fn call<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
         let arguments = self.arguments.bind(py).iter();
-        let arguments: Vec<_> = match &self.using {
+        let mut arguments: Vec<_> = match &self.using {
             None => arguments.collect(),
             Some(using) => call_site::converting(py, || {
                 arguments.map(|argument| with_array(using.bind(py), argument)).collect::<PyResult<_>>()
             })?,
         };
-        fastcall::call(self.function.bind(py), &arguments)
+        let function = self.function.bind(py);
+        if IN_SPANS.load(Ordering::Relaxed) {
+            arguments.insert(0, function.clone());
+            return fastcall::call(&helper(py, "call_in_span")?, &arguments);
+        }
+        fastcall::call(function, &arguments)
     }
 }
 

@@ -28,6 +28,19 @@ impl OperationScope {
     }
 }
 
+#[pymethods]
+impl OperationScope {
+    #[getter]
+    fn id(&self) -> u64 {
+        self.scope.id()
+    }
+
+    #[getter]
+    fn name(&self) -> Option<String> {
+        self.scope.name()
+    }
+}
+
 impl Drop for OperationScope {
     fn drop(&mut self) {
         SCOPES.fetch_sub(1, Ordering::Relaxed);

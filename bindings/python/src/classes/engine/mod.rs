@@ -140,6 +140,23 @@ impl PyEngine {
     }
 }
 
+fn stats(py: Python<'_>, engine: &Engine) -> PyResult<Py<PyAny>> {
+    let (stats, live) = guard::detach(py, || (engine.stats(), engine.activity()));
+    let (imported, exported) = (IMPORTED.load(Ordering::Relaxed), EXPORTED.load(Ordering::Relaxed));
+    report::stats(py, &stats, &live, imported, exported)
+}
+
+/// What each engine of this process says of itself: `Stats` and `Diagnosis`.
+#[pyfunction(name = "_engine_states")]
+pub fn engine_states(py: Python<'_>) -> PyResult<Vec<(Py<PyAny>, Py<PyAny>)>> {
+    let state = |shared: Arc<Shared>| {
+        let engine = shared.engine.get().or_raise(py)?;
+        let diagnosis = guard::detach(py, || engine.diagnose());
+        Ok((stats(py, engine)?, report::diagnosis(py, &diagnosis)?))
+    };
+    exit::there().into_iter().map(state).collect()
+}
+
 #[pymethods]
 impl PyEngine {
     #[new]
@@ -231,10 +248,7 @@ impl PyEngine {
 
     /// Returns counters, and the operations that are running, ready and stalled at this moment.
     fn stats(&self, py: Python<'_>) -> PyResult<Py<PyAny>> {
-        let engine = self.engine(py)?;
-        let (stats, live) = guard::detach(py, || (engine.stats(), engine.activity()));
-        let (imported, exported) = (IMPORTED.load(Ordering::Relaxed), EXPORTED.load(Ordering::Relaxed));
-        report::stats(py, &stats, &live, imported, exported)
+        stats(py, self.engine(py)?)
     }
 
     /// Refuses new submissions and waits until every operation in flight has ended, at most `timeout`

@@ -1,0 +1,112 @@
+"""``estafette merge``: recordings and the traces of other profilers on one time axis."""
+
+from __future__ import annotations
+
+import argparse
+import gzip
+import json
+import os
+import pathlib
+from typing import Any
+
+from ._estafette import _read_chrome
+
+
+def merge_traces(*paths: str | os.PathLike[str], to: str | os.PathLike[str]) -> None:
+    """Writes recordings and the traces of other profilers to one file, `to`, on one time axis::
+
+        est.merge_traces("run.pftrace", "torch.json", "jax-log", to="merged.json.gz")
+
+    The file is Chrome's JSON, which https://ui.perfetto.dev opens, compressed if its name ends in ``.gz``.
+
+    paths: files of `record`; what ``torch.profiler.profile.export_chrome_trace`` has written; the folder of ``jax.profiler.trace``,
+    of which the newest run is taken, or the ``.trace.json.gz`` of a run beside its ``.xplane.pb``. JAX must be installed to read that.
+
+    Times are those of the computer's calendar clock: traces of one computer fit to some microseconds, for as long as that clock was
+    not set. Raises ``ValueError`` for a trace that does not say when it began.
+    """
+    traces = [_read(pathlib.Path(path)) for path in paths]
+    timed = [(began, event) for began, trace in traces for event in trace["traceEvents"] if _is_timed(event)]
+    origin = min((began + int(event["ts"] * 1000) for began, event in timed), default=0)
+    for began, event in timed:
+        event["ts"] += (began - origin) / 1000
+    taken: set[object] = set()
+    for _began, trace in traces:
+        _renumber(trace["traceEvents"], taken)
+    merged = {key: value for _began, trace in reversed(traces) for key, value in trace.items() if key != "otherData"}
+    merged["traceEvents"] = [event for _began, trace in traces for event in trace["traceEvents"]]
+    merged["baseTimeNanoseconds"] = origin
+    text = json.dumps(merged).encode()
+    pathlib.Path(to).write_bytes(gzip.compress(text) if os.fspath(to).endswith(".gz") else text)
+
+
+def _is_timed(event: dict[str, Any]) -> bool:
+    return "ts" in event and event.get("ph") != "M"
+
+
+def _renumber(events: list[dict[str, Any]], taken: set[object]) -> None:
+    """Gives processes other numbers where an earlier trace has these."""
+    numbers: dict[object, object] = {}
+    for pid in {event["pid"] for event in events if "pid" in event}:
+        numbers[pid] = pid if pid not in taken else max([0, *(number for number in taken if isinstance(number, int))]) + 1
+        taken.add(numbers[pid])
+    for event in events:
+        if "pid" in event:
+            event["pid"] = numbers[event["pid"]]
+
+
+def _read(path: pathlib.Path) -> tuple[int, dict[str, Any]]:
+    """The trace of a file, and the nanoseconds since 1970 that its times count from."""
+    if path.is_dir():
+        runs = sorted(path.glob("**/*.trace.json.gz"), key=os.path.getmtime)
+        if not runs:
+            raise ValueError(f"{path} has no trace of jax.profiler (*.trace.json.gz)")
+        path = runs[-1]
+    text = path.read_bytes()
+    if text.startswith(b"\x1f\x8b"):
+        text = gzip.decompress(text)
+    try:
+        trace = json.loads(text)
+    except ValueError:
+        trace = json.loads(_read_chrome(os.fspath(path)))
+        return trace["otherData"]["started"], trace
+    if not isinstance(trace, dict) or not isinstance(trace.get("traceEvents"), list):
+        raise ValueError(f"{path} is no trace: it has no `traceEvents`")
+    began = trace.get("baseTimeNanoseconds")
+    if began is None:
+        began = _began_by_xplane(path)
+    if began is None:
+        raise ValueError(
+            f"{path} does not say when it began: it has neither `baseTimeNanoseconds`, as traces of torch.profiler, nor a file "
+            "*.xplane.pb with `profile_start_time` beside it, as traces of jax.profiler"
+        )
+    return began, trace
+
+
+def _began_by_xplane(path: pathlib.Path) -> int | None:
+    planes = path.with_name(path.name.removesuffix(".trace.json.gz") + ".xplane.pb")
+    if not planes.exists():
+        return None
+    from jax.profiler import ProfileData
+
+    for plane in ProfileData.from_file(os.fspath(planes)).planes:
+        began = dict(plane.stats).get("profile_start_time") if plane.name == "Task Environment" else None
+        if began is not None:
+            return int(began)
+    return None
+
+
+def command(arguments: list[str]) -> int:
+    """Merge what the arguments name, and return the exit code: 2 for wrong arguments, 1 for what cannot be read or written."""
+    parser = argparse.ArgumentParser(
+        prog="estafette merge",
+        description="Writes recordings and traces of torch.profiler and jax.profiler to one file on one time axis, for https://ui.perfetto.dev.",
+    )
+    parser.add_argument("paths", nargs="+", metavar="TRACE", help="a recording, the JSON of torch.profiler, or the folder of jax.profiler")
+    parser.add_argument("-o", "--to", required=True, metavar="FILE", help="the file to write: .json or .json.gz")
+    wanted = parser.parse_args(arguments)
+    try:
+        merge_traces(*wanted.paths, to=wanted.to)
+    except (OSError, ValueError) as error:
+        parser.exit(1, f"estafette merge: {error}\n")
+    return 0

@@ -1,0 +1,107 @@
+"""Recordings merged with traces of other profilers: markers that both have show how well the clocks agree."""
+
+import gzip
+import json
+import subprocess
+import sys
+
+import pytest
+
+import estafette as est
+
+MARKERS = [f"marker {number}" for number in range(20)]
+
+
+def run_markers(folder, annotation):
+    """Runs operations whose functions are annotated for the other profiler, under their own names, and records them."""
+    with est.record(folder / "run.pftrace") as recording, est.Engine(workers=0) as eng:
+        for name in MARKERS:
+
+            def body(name=name):
+                with annotation(name):
+                    sum(range(1000))
+
+            eng.submit(body, name=name).wait()
+    return recording.path
+
+
+def spans(path):
+    """Of each marker: its spans in the merged file, longest first, with their processes."""
+    text = path.read_bytes()
+    trace = json.loads(gzip.decompress(text) if path.name.endswith(".gz") else text)
+    found = {name: [] for name in MARKERS}
+    for event in trace["traceEvents"]:
+        if event.get("ph") == "X" and event["name"] in found:
+            found[event["name"]].append((event["ts"], event["ts"] + event["dur"], event["pid"]))
+    return {name: sorted(spans, key=lambda span: span[0] - span[1]) for name, spans in found.items()}
+
+
+def assert_one_clock(found):
+    """Each operation encloses its marker. So the other clock is ahead by at least how far an end sticks out, and by at most how much
+    later a beginning is: in microseconds, and none may say that it is 50 or more."""
+    assert all(len(spans) == 2 for spans in found.values()), found
+    pairs = [(ours, theirs) for ours, theirs in found.values()]
+    assert all(ours[2] != theirs[2] for ours, theirs in pairs), "they are of different processes"
+    at_least = max(theirs[1] - ours[1] for ours, theirs in pairs)
+    at_most = min(theirs[0] - ours[0] for ours, theirs in pairs)
+    assert -50 < at_least < 50 and -50 < at_most < 50, (at_least, at_most)
+
+
+def test_markers_of_torch_and_ours_are_at_the_same_time(torch, tmp_path):
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
+        recording = run_markers(tmp_path, torch.profiler.record_function)
+    profile.export_chrome_trace(str(tmp_path / "torch.json"))
+    est.merge_traces(recording, tmp_path / "torch.json", to=tmp_path / "merged.json.gz")
+    assert_one_clock(spans(tmp_path / "merged.json.gz"))
+
+
+def test_markers_of_jax_and_ours_are_at_the_same_time(jax, tmp_path):
+    jax.devices()
+    with jax.profiler.trace(str(tmp_path / "jax")):
+        recording = run_markers(tmp_path, jax.profiler.TraceAnnotation)
+    command = [sys.executable, "-m", "estafette", "merge", recording, tmp_path / "jax", "-o", tmp_path / "merged.json"]
+    subprocess.run(command, check=True)
+    assert_one_clock(spans(tmp_path / "merged.json"))
+
+
+def test_times_processes_and_counts_are_kept(eng, tmp_path):
+    with est.record(tmp_path / "run.pftrace"):
+        eng.submit(lambda: None, name="one").wait()
+    began = 1_795_682_918_960_058_124
+    theirs = {
+        "baseTimeNanoseconds": began,
+        "deviceProperties": [1],
+        "traceEvents": [
+            {"ph": "M", "name": "process_name", "pid": 1, "ts": 0, "args": {"name": "other"}},
+            {"ph": "X", "name": "a", "pid": 1, "tid": 1, "ts": 12.5, "dur": 2},
+            {"ph": "X", "name": "b", "pid": 1, "tid": 1, "ts": 20.25, "dur": 2},
+        ],
+    }
+    (tmp_path / "first.json").write_text(json.dumps(theirs))
+    (tmp_path / "second.json").write_text(json.dumps({**theirs, "baseTimeNanoseconds": began + 10_000}))
+    est.merge_traces(tmp_path / "first.json", tmp_path / "second.json", tmp_path / "run.pftrace", to=tmp_path / "merged.json")
+    merged = json.loads((tmp_path / "merged.json").read_text())
+    assert (merged["baseTimeNanoseconds"], merged["deviceProperties"]) == (began + 12_500, [1])
+    events = merged["traceEvents"]
+    assert [event["ts"] for event in events[:6]] == [0, 0, 7.75, 0, 10, 17.75]
+    assert [event["pid"] for event in events[:6]] == [1, 1, 1, 2, 2, 2]
+    (one,) = [event for event in events[6:] if event["name"] == "one" and event["ph"] == "X"]
+    assert one["pid"] == 3 and one["ts"] > 1e6
+
+
+def test_what_has_no_time_or_is_no_trace_is_refused(tmp_path):
+    def refused(text, *path):
+        (tmp_path / "trace.json").write_text(text)
+        with pytest.raises(ValueError) as refusal:
+            est.merge_traces(tmp_path.joinpath(*path or ["trace.json"]), to=tmp_path / "merged.json")
+        return str(refusal.value)
+
+    assert "trace.json does not say when it began" in refused('{"traceEvents": []}')
+    assert "trace.json is no trace: it has no `traceEvents`" in refused("{}")
+    assert "no trace, or nothing of it is left" in refused("anything")
+    (tmp_path / "empty").mkdir()
+    assert "has no trace of jax.profiler" in refused("", "empty")
+    assert not (tmp_path / "merged.json").exists()
+    command = [sys.executable, "-m", "estafette", "merge", tmp_path / "absent", "-o", tmp_path / "merged.json"]
+    ended = subprocess.run(command, capture_output=True, text=True)
+    assert ended.returncode == 1 and ended.stderr.startswith("estafette merge: ") and "absent" in ended.stderr
