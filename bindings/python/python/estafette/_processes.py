@@ -6,7 +6,8 @@ from collections.abc import Callable
 from multiprocessing.reduction import ForkingPickler
 
 from . import default_engine
-from ._estafette import Tensor
+from ._errors import NotDefinedError, NotSharedError
+from ._estafette import Tensor, Ticket
 
 
 def _rebuild(ticket: bytes) -> Tensor:
@@ -20,3 +21,26 @@ def _reduce(tensor: Tensor) -> tuple[Callable[..., Tensor], tuple[bytes]]:
 def register() -> None:
     """Called by the extension when the process first makes memory that can be shown to others."""
     ForkingPickler.register(Tensor, _reduce)
+
+
+def _copy(source: memoryview, target: memoryview) -> None:
+    if source.c_contiguous:
+        target.cast("B")[:] = source.cast("B")
+    else:
+        import numpy as np
+
+        np.copyto(np.asarray(target), np.asarray(source))
+
+
+def ticket_or_copy(tensor: Tensor, *, once: bool = False) -> Ticket:
+    """A ticket for the tensor, or for a copy that an operation makes when it is ready, if other processes cannot be shown its memory.
+    Never waits. Raises `NotDefinedError` while the tensor has no shape.
+    """
+    try:
+        return tensor.ticket(once=once)
+    except (NotSharedError, NotDefinedError):
+        shape, dtype = tensor.shape, tensor.dtype
+    eng = default_engine()
+    copy = eng.empty(shape, dtype, shared=True)
+    eng.submit(_copy, [tensor], [copy], using=memoryview, name="copy for other processes")
+    return copy.ticket(once=once)
