@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from multiprocessing.reduction import ForkingPickler
+from typing import Any
 
 from . import default_engine
 from ._errors import NotDefinedError, NotSharedError
@@ -23,13 +24,8 @@ def register() -> None:
     ForkingPickler.register(Tensor, _reduce)
 
 
-def _copy(source: memoryview, target: memoryview) -> None:
-    if source.c_contiguous:
-        target.cast("B")[:] = source.cast("B")
-    else:
-        import numpy as np
-
-        np.copyto(np.asarray(target), np.asarray(source))
+def _copy(source: Any, target: Any) -> None:
+    target[...] = source
 
 
 def ticket_or_copy(tensor: Tensor, *, once: bool = False) -> Ticket:
@@ -40,7 +36,9 @@ def ticket_or_copy(tensor: Tensor, *, once: bool = False) -> Ticket:
         return tensor.ticket(once=once)
     except (NotSharedError, NotDefinedError):
         shape, dtype = tensor.shape, tensor.dtype
+    import numpy as np
+
     eng = default_engine()
     copy = eng.empty(shape, dtype, shared=True)
-    eng.submit(_copy, [tensor], [copy], using=memoryview, name="copy for other processes")
+    eng.submit(_copy, [tensor.to_host()], [copy], using=np.asarray, name="copy for other processes")
     return copy.ticket(once=once)
