@@ -9,6 +9,9 @@
     y = client.submit(infer, x)      # on another worker: the same memory
 """
 
+# Dask may be missing where types are checked, and has few of its own.
+# mypy: disable-error-code="import-not-found,import-untyped,no-untyped-call,untyped-decorator,misc"
+
 from __future__ import annotations
 
 from collections.abc import Mapping
@@ -19,7 +22,7 @@ from urllib.parse import urlsplit
 import numpy as np
 from dask.sizeof import sizeof
 from distributed import Client, WorkerPlugin
-from distributed.protocol import dask_deserialize, dask_serialize
+from distributed.protocol.serialize import dask_deserialize, dask_serialize
 
 from . import default_engine
 from ._errors import EstafetteError, OperationError

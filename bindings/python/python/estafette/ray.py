@@ -17,6 +17,9 @@
 Ray's interface for transports is alpha. This module is tested with the newest Ray and the one before.
 """
 
+# Ray may be missing where types are checked, and takes shapes and dtypes of two libraries only.
+# mypy: disable-error-code="import-not-found,import-untyped,misc"
+
 from __future__ import annotations
 
 import dataclasses
@@ -97,12 +100,13 @@ class _Transport(TensorTransportManager):
     def recv_multiple_tensors(
         self,
         obj_id: str,
-        tensor_transport_metadata: _Metadata,
+        tensor_transport_metadata: TensorTransportMetadata,
         communicator_metadata: CommunicatorMetadata,
         target_buffers: list[Any] | None = None,
     ) -> list[Tensor]:
         if target_buffers:
             raise ValueError("the transport of Estafette copies nothing, so it takes no target buffers")
+        assert isinstance(tensor_transport_metadata, _Metadata)
         if tensor_transport_metadata.node != _node():
             raise NotSharedError(
                 f"object {obj_id} is in memory of Ray's node {tensor_transport_metadata.node}, and this actor is on node"
@@ -119,7 +123,7 @@ class _Transport(TensorTransportManager):
     def send_multiple_tensors(self, *_arguments: Any, **_keywords: Any) -> None:
         raise NotImplementedError("Ray asks one-sided transports to receive, never to send")
 
-    def garbage_collect(self, obj_id: str, tensor_transport_meta: _Metadata, tensors: list[Tensor]) -> None:
+    def garbage_collect(self, obj_id: str, tensor_transport_meta: TensorTransportMetadata, tensors: list[Tensor]) -> None:
         with self._lock:
             tickets = self._tickets.pop(obj_id, [])
         for ticket in tickets:
