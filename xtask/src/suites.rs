@@ -423,6 +423,28 @@ pub const SUITES: &[Suite] = &[
         },
     },
     Suite {
+        name: "ray",
+        about: "tensors between actors of Ray: the newest version, and the one before in the environment of the other peers",
+        quick: false,
+        needs: &[Need::Python, Need::Other],
+        counted: true,
+        limit: minutes(15),
+        commands: |context| {
+            let tests = ["-m", "pytest", "-rfEs", "bindings/python/clusters/test_ray.py"];
+            let other = context.other.as_ref().expect("set up before the suite");
+            vec![python(context, &tests), other.command(&tests)]
+        },
+    },
+    Suite {
+        name: "dask",
+        about: "tensors between workers of Dask",
+        quick: false,
+        needs: &[Need::Python],
+        counted: true,
+        limit: minutes(10),
+        commands: |context| vec![python(context, &["-m", "pytest", "-rfEs", "bindings/python/clusters/test_dask.py"])],
+    },
+    Suite {
         name: "perfetto",
         about: "the file of a recording, decoded with Perfetto's own schema",
         quick: false,

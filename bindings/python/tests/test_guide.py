@@ -48,7 +48,8 @@ def test_mypy_accepts_the_programs_of(recipes, tmp_path):
     if recipes:
         # PyTorch and JAX export names by importing them, some peers have no stubs, and functions have no annotations there.
         options += ["--implicit-reexport", "--ignore-missing-imports", "--allow-untyped-defs", "--allow-untyped-calls"]
-    for name in PROGRAMS:
+    # Type checkers do not see what the decorators of Ray make of a class.
+    for name in PROGRAMS.keys() - {"ray"}:
         if (name != "python") == recipes:
             (tmp_path / f"{name}_program.py").write_text(PROGRAMS[name])
     done = subprocess.run([sys.executable, "-m", "mypy", *options, tmp_path], capture_output=True, text=True, timeout=200)

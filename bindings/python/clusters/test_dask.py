@@ -1,0 +1,197 @@
+"""Tensors between workers of Dask, each a process, and the client."""
+
+import sys
+import threading
+
+import cloudpickle
+import distributed
+import numpy as np
+import pytest
+from distributed.protocol import deserialize, serialize
+
+import estafette as est
+import estafette.dask
+
+# Workers do not find this file.
+cloudpickle.register_pickle_by_value(sys.modules[__name__])
+
+
+@pytest.fixture(scope="module")
+def client():
+    # Each worker needs a thread for what opens the gate while a task holds it.
+    with distributed.Client(n_workers=2, threads_per_worker=4, dashboard_address=":0") as client:
+        estafette.dask.register(client)
+        estafette.dask.register(client)
+        yield client
+
+
+@pytest.fixture
+def workers(client):
+    """The addresses of two workers."""
+    first, second = client.scheduler_info()["workers"]
+    return first, second
+
+
+STATE = {}
+"""Of each worker: its engine, its gate, its tensor."""
+
+
+def on(client, worker, function, *arguments):
+    return client.submit(function, *arguments, workers=[worker], pure=False)
+
+
+def filled(value, held):
+    """A promise of four numbers, which come once the gate is open."""
+    import estafette as est
+
+    eng = STATE.setdefault("eng", est.Engine(workers=2, shared=True, using=np.from_dlpack))
+    gate = STATE["gate"] = threading.Event()
+    x = STATE["x"] = eng.zeros(4, "float64")
+
+    def fill(x):
+        assert not held or gate.wait(60), "the test never opened the gate"
+        x.fill(value)
+
+    eng.submit(fill, writes=[x])
+    return x
+
+
+def open_gate():
+    STATE["gate"].set()
+
+
+def of_a_library():
+    return est.default_engine().call(lambda: np.arange(6, dtype="float32").reshape(2, 3).T, like=np.zeros((3, 2), "float32"))
+
+
+def write_later():
+    STATE["writing"] = STATE["eng"].submit(lambda x: x.fill(7), writes=[STATE["x"]])
+
+
+def is_written(timeout):
+    try:
+        STATE["writing"].wait(timeout)
+    except TimeoutError:
+        return False
+    return True
+
+
+def pending(x):
+    has_begun = distributed.Event("begun")
+    assert not x.is_ready()
+    has_begun.set()
+    return np.from_dlpack(x).tolist()
+
+
+def value(x):
+    return np.from_dlpack(x).tolist()
+
+
+def keep(x):
+    STATE["kept"] = np.from_dlpack(x)
+
+
+def kept():
+    return STATE["kept"].tolist()
+
+
+def let_go():
+    del STATE["kept"]
+
+
+def cause(x):
+    distributed.Event("begun").set()
+    try:
+        x.wait(60)
+    except est.EstafetteError as error:
+        return type(error.__cause__).__name__
+    return None
+
+
+def begun(client):
+    assert distributed.Event("begun", client=client).wait(60)
+    distributed.Event("begun", client=client).clear()
+
+
+def test_a_value_that_comes_later_crosses_at_once(client, workers):
+    first, second = workers
+    x = on(client, first, filled, 1.5, True)
+    values = on(client, second, pending, x)
+    begun(client)
+    on(client, first, open_gate).result(60)
+    assert values.result(60) == [1.5] * 4
+
+
+def test_the_client_gets_a_promise(client, workers):
+    x = on(client, workers[0], filled, 2.5, True).result(60)
+    assert isinstance(x, est.Tensor)
+    assert not x.is_ready()
+    on(client, workers[0], open_gate).result(60)
+    assert np.from_dlpack(x).tolist() == [2.5] * 4
+
+
+def test_a_write_waits_for_readers_on_another_worker(client, workers):
+    first, second = workers
+    x = on(client, first, filled, 1.0, False)
+    on(client, second, keep, x).result(60)
+    on(client, first, write_later).result(60)
+    assert not on(client, first, is_written, 0.1).result(60)
+    assert on(client, second, kept).result(60) == [1.0] * 4
+    del x
+    on(client, second, let_go).result(60)
+    assert on(client, first, is_written, 60).result(60)
+
+
+def test_memory_of_a_library_is_copied(client, workers):
+    first, second = workers
+    assert on(client, second, value, on(client, first, of_a_library)).result(60) == [[0, 3], [1, 4], [2, 5]]
+
+
+def test_tensors_of_the_client_are_scattered(client, workers):
+    with est.Engine(workers=1, shared=True, using=np.from_dlpack) as eng:
+        x = eng.zeros(3, "int64")
+        eng.submit(lambda x: x.fill(3), writes=[x])
+        scattered = client.scatter(x, workers=[workers[1]], direct=True)
+        assert on(client, workers[1], value, scattered).result(60) == [3, 3, 3]
+
+
+@pytest.mark.parametrize("dtype", ["float32", "int8", "bool", "float16", "bfloat16"])
+@pytest.mark.parametrize("shape", [(), (0, 3), (2, 3)])
+def test_bytes_cross_to_disks_and_other_machines(shape, dtype):
+    eng = est.default_engine()
+    x = eng.zeros(shape, dtype)
+    with x.write() as view:
+        np.asarray(view)[...] = np.arange(x.size).reshape(shape)
+    for context in (None, {"sender": {"address": "tcp://192.0.2.1:1"}, "recipient": {"address": "tcp://192.0.2.2:1"}}):
+        header, frames = serialize(x, context=context, serializers=["dask"])
+        y = deserialize(header, frames)
+        assert isinstance(y, est.Tensor)
+        assert y.shape == shape
+        assert y.dtype == dtype
+        assert not y.read_only
+        assert np.array_equal(np.asarray(y), np.asarray(x))
+
+
+def test_a_failure_crosses_as_a_failure(client, workers):
+    eng = est.default_engine()
+    x = eng.zeros(1, "float32", shared=True)
+    eng.submit(lambda x: 1 / 0, writes=[x], using=np.from_dlpack)
+    here = {"sender": {"address": "tcp://192.0.2.1:1"}, "recipient": {"address": "tcp://192.0.2.1:2"}}
+    for context in (None, here):
+        header, frames = serialize(x, context=context, serializers=["dask"])
+        with pytest.raises(est.OperationError, match="division by zero"):
+            deserialize(header, frames).wait(60)
+
+
+def test_the_death_of_a_worker_reaches_who_holds_its_promises():
+    with (
+        distributed.LocalCluster(n_workers=2, threads_per_worker=4, dashboard_address=":0") as cluster,
+        distributed.Client(cluster) as client,
+    ):
+        estafette.dask.register(client)
+        first, second = client.scheduler_info()["workers"]
+        failed = on(client, second, cause, on(client, first, filled, 1.0, True))
+        begun(client)
+        (owner,) = (nanny for nanny in cluster.workers.values() if nanny.worker_address == first)
+        owner.process.process.kill()
+        assert failed.result(60) == "PeerDiedError"

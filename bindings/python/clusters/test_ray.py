@@ -1,0 +1,290 @@
+"""Tensors between actors of Ray, by the transport of `estafette.ray`. Ray runs here, with a process for each actor."""
+
+import sys
+import threading
+
+import numpy as np
+import pytest
+import ray
+
+import estafette as est
+import estafette.ray
+
+estafette.ray.register()
+# Workers do not find this file.
+ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])
+
+
+@pytest.fixture(scope="module", autouse=True)
+def cluster():
+    estafette.ray.register()
+    ray.init(num_cpus=4, include_dashboard=False, log_to_driver=False, object_store_memory=100 << 20)
+    yield
+    ray.shutdown()
+
+
+CONTROL = "control"
+"""The methods that run beside others. The others run in the order of their calls."""
+
+
+class SourceActor:
+    """Owns `self.x`, four numbers. A write that is held up waits for `open`."""
+
+    def __init__(self):
+        self.eng = est.Engine(workers=2, shared=True, using=np.from_dlpack)
+        self.x = self.eng.zeros(4, "float64")
+        self.gate = threading.Event()
+
+    def write(self, value, held=False):
+        gate = self.gate
+
+        def fill(x):
+            assert not held or gate.wait(60), "the test never opened the gate"
+            x.fill(value)
+
+        self.writing = self.eng.submit(fill, writes=[self.x])
+
+    @ray.method(concurrency_group=CONTROL)
+    def is_written(self, timeout):
+        try:
+            self.writing.wait(timeout)
+        except TimeoutError:
+            return False
+        return True
+
+    @ray.method(concurrency_group=CONTROL)
+    def open(self):
+        self.gate.set()
+
+    def pid(self):
+        import os
+
+        return os.getpid()
+
+    @ray.method(concurrency_group=CONTROL)
+    def tickets(self):
+        """How many objects Ray still counts, or is told of."""
+        from ray.experimental.rdt.util import get_tensor_transport_manager
+
+        return len(get_tensor_transport_manager(estafette.ray.NAME)._tickets)
+
+    @ray.method(tensor_transport="estafette")
+    def current(self):
+        return self.x
+
+    @ray.method(tensor_transport="estafette")
+    def nested(self):
+        return {"x": self.x, "list": [1, self.eng.from_dlpack(np.arange(3))]}
+
+    @ray.method(tensor_transport="estafette")
+    def of_a_library(self, like):
+        gate = self.gate
+
+        def made():
+            assert gate.wait(60), "the test never opened the gate"
+            return np.arange(6, dtype="float32").reshape(2, 3).T
+
+        return self.eng.call(made, like=np.zeros((3, 2), "float32") if like else None)
+
+    def stream(self, address, count):
+        with self.eng.connect(address) as link:
+            for value in range(count):
+                self.write(value)
+                link.send(self.x)
+            self.writing.wait()
+
+    @ray.method(concurrency_group=CONTROL)
+    def end(self):
+        import os
+
+        os._exit(1)
+
+
+class SinkActor:
+    def __init__(self):
+        self.kept = None
+        self.has_pending = threading.Event()
+
+    def pending(self, x):
+        assert not x.is_ready()
+        self.has_pending.set()
+        return np.from_dlpack(x).tolist()
+
+    @ray.method(concurrency_group=CONTROL)
+    def wait_for_pending(self):
+        assert self.has_pending.wait(60), "no tensor that is pending came"
+
+    def value(self, x):
+        array = np.from_dlpack(x)
+        assert x.read_only
+        return array.tolist()
+
+    def keep(self, x):
+        self.kept = np.from_dlpack(x)
+        self.tensor = x
+
+    def read_kept(self):
+        return self.kept.tolist()
+
+    def let_go(self):
+        self.kept = self.tensor = None
+
+    def values(self, tree):
+        return np.from_dlpack(tree["x"]).tolist(), tree["list"][0], np.from_dlpack(tree["list"][1]).tolist()
+
+    def failure(self, x):
+        self.has_pending.set()
+        try:
+            x.wait(60)
+        except est.EstafetteError as error:
+            return type(error.__cause__).__name__, str(error)
+        return None
+
+
+class AsyncSinkActor:
+    async def value(self, x):
+        await x
+        return np.from_dlpack(x).tolist()
+
+    async def open_door(self):
+        self.door = est.default_engine().door()
+        return self.door.address
+
+    async def sum_of_stream(self):
+        total = 0.0
+        async for x in await self.door.accept_async():
+            total += float((await x).__array__().sum())
+            del x
+        return total
+
+
+Source = ray.remote(concurrency_groups={CONTROL: 2})(SourceActor)
+Sink = ray.remote(concurrency_groups={CONTROL: 2}, enable_tensor_transport=True)(SinkActor)
+AsyncSink = ray.remote(enable_tensor_transport=True)(AsyncSinkActor)
+
+
+@pytest.fixture
+def actors():
+    source, sink = Source.remote(), Sink.remote()
+    yield source, sink
+    for actor in (source, sink):
+        ray.kill(actor)
+
+
+def get(reference):
+    return ray.get(reference, timeout=60)
+
+
+def test_a_value_that_comes_later_crosses_at_once(actors):
+    source, sink = actors
+    get(source.write.remote(1.5, held=True))
+    value = sink.pending.remote(source.current.remote())
+    get(sink.wait_for_pending.remote())
+    get(source.open.remote())
+    assert get(value) == [1.5] * 4
+
+
+def test_a_tensor_that_is_changed_before_it_is_sent_is_not_lost(actors):
+    source, sink = actors
+    get(source.write.remote(1.0))
+    before = source.current.remote()
+    # Ray sends nothing before the next line has run.
+    get(source.write.remote(2.0))
+    get(sink.keep.remote(before))
+    assert not get(source.is_written.remote(0.1))
+    assert get(sink.read_kept.remote()) == [1.0] * 4
+    del before
+    # Ray counts no reference any more, and the reader still has its lease.
+    assert not get(source.is_written.remote(0.1))
+    assert get(sink.read_kept.remote()) == [1.0] * 4
+    get(sink.let_go.remote())
+    assert get(source.is_written.remote(60))
+    after = source.current.remote()
+    assert get(sink.value.remote(after)) == [2.0] * 4
+
+
+def test_what_ray_counts_no_more_holds_nothing_up(actors):
+    source, sink = actors
+    objects = [source.current.remote() for _ in range(100)]
+    assert [get(sink.value.remote(x)) for x in objects[::10]] == [[0.0] * 4] * 10
+    get(source.write.remote(1.0))
+    assert not get(source.is_written.remote(0.1))
+    del objects
+    assert get(source.is_written.remote(60))
+    assert get(source.tickets.remote()) == 0
+
+
+def test_the_process_that_makes_the_actors_gets_and_puts_promises(actors):
+    source, sink = actors
+    get(source.write.remote(3.0, held=True))
+    x = get(source.current.remote())
+    assert isinstance(x, est.Tensor)
+    assert not x.is_ready()
+    get(source.open.remote())
+    assert np.from_dlpack(x).tolist() == [3.0] * 4
+
+
+def test_tensors_are_found_inside_of_what_a_method_returns(actors):
+    source, sink = actors
+    assert get(sink.values.remote(source.nested.remote())) == ([0.0] * 4, 1, [0, 1, 2])
+
+
+def test_memory_of_a_library_is_copied_once_it_is_ready(actors):
+    source, sink = actors
+    value = sink.pending.remote(source.of_a_library.remote(True))
+    get(sink.wait_for_pending.remote())
+    get(source.open.remote())
+    assert get(value) == [[0.0, 3.0], [1.0, 4.0], [2.0, 5.0]]
+
+
+def test_a_result_without_a_shape_yet_says_what_to_give(actors):
+    source, sink = actors
+    reference = source.of_a_library.remote(False)
+    try:
+        with pytest.raises(ray.exceptions.RayError, match="is not defined yet"):
+            get(sink.value.remote(reference))
+    finally:
+        get(source.open.remote())
+
+
+def test_the_death_of_an_actor_reaches_who_holds_its_promises(actors):
+    source, sink = actors
+    pid = get(source.pid.remote())
+    get(source.write.remote(1.0, held=True))
+    promise = source.current.remote()
+    failure = sink.failure.remote(promise)
+    get(sink.wait_for_pending.remote())
+    source.end.remote()
+    name, text = get(failure)
+    assert name == "PeerDiedError"
+    assert f"process {pid} died" in text
+
+
+def test_the_death_of_a_reader_ends_its_leases(actors):
+    source, sink = actors
+    get(sink.keep.remote(source.current.remote()))
+    get(source.write.remote(1.0))
+    assert not get(source.is_written.remote(0.1))
+    ray.kill(sink)
+    assert get(source.is_written.remote(60))
+
+
+def test_an_asynchronous_actor_awaits_and_takes_a_stream_by_a_link(actors):
+    source, _sink = actors
+    sink = AsyncSink.remote()
+    value = sink.value.remote(source.current.remote())
+    address = get(sink.open_door.remote())
+    total = sink.sum_of_stream.remote()
+    get(source.stream.remote(address, 500))
+    assert get(total) == 4 * sum(range(500))
+    assert get(value) == [0.0] * 4
+    ray.kill(sink)
+
+
+def test_a_tensor_of_another_machine_is_refused_with_words():
+    transport = estafette.ray._Transport()
+    metadata = estafette.ray._Metadata([((1,), "float32")], "cpu", [b"x"], "another")
+    with pytest.raises(est.NotSharedError, match="node another"):
+        transport.recv_multiple_tensors("id", metadata, None)
+    with pytest.raises(ValueError, match="target buffers"):
+        transport.recv_multiple_tensors("id", metadata, None, [None])
