@@ -102,11 +102,11 @@ fn order(program: Program) -> ProgramOrder {
     ProgramOrder::of(&log)
 }
 
-/// `threads` threads take part in a run whose first `done` operations one thread has run alone.
+/// `threads` threads take part in a run whose first `done` operations one thread has run alone. `LOOM_MAX_PREEMPTIONS` lowers `preemptions`.
 fn check(program: Program, threads: usize, done: usize, preemptions: usize) {
     let order = order(program);
     let mut builder = Builder::new();
-    builder.preemption_bound = Some(preemptions);
+    builder.preemption_bound = builder.preemption_bound.into_iter().chain([preemptions]).min();
     builder.check(move || {
         let world = Arc::new(World::new(program, &order, done));
         for op in 0..done {

@@ -61,9 +61,9 @@ impl Options {
 
 /// Builds the targets and runs those asked for, one after the other. True when none failed.
 pub fn run(options: &Options) -> Result<bool, String> {
-    let target = shell::target()?.join("fuzz");
-    let host = host()?;
-    shell::run(build(&target, &host))?;
+    let target = shell::target()?;
+    shell::run(build(&target)?)?;
+    let (target, host) = (target.join("fuzz"), host()?);
     let program = target.join(&host).join("checked/fuzz");
     let mut failed = Vec::new();
     for name in &options.targets {
@@ -81,12 +81,13 @@ pub fn run(options: &Options) -> Result<bool, String> {
     Ok(failed.is_empty())
 }
 
-/// With a target triple, so that build scripts, which have no libFuzzer, are not instrumented.
-fn build(target: &Path, host: &str) -> Command {
+/// Builds the targets, into a folder of their own. With a target triple, so that build scripts, which have no libFuzzer, are not
+/// instrumented.
+pub fn build(target: &Path) -> Result<Command, String> {
     let arguments = ["build", "--profile", "checked", "--package", "tests", "--bin", "fuzz"];
-    let mut command = shell::cargo(target, &arguments);
-    command.args(["--features", "fuzzing", "--target", host]).env("RUSTFLAGS", INSTRUMENTED);
-    command
+    let mut command = shell::cargo(&target.join("fuzz"), &arguments);
+    command.args(["--features", "fuzzing", "--target", &host()?]).env("RUSTFLAGS", INSTRUMENTED);
+    Ok(command)
 }
 
 fn host() -> Result<String, String> {

@@ -59,8 +59,7 @@ pub fn run(options: &Options) -> Result<bool, String> {
 /// Builds the tests of CUDA devices, which the suite runs on the machine's driver. The path of their program.
 fn device_tests(target: &Path) -> Result<PathBuf, String> {
     let test = ["test", "--release", "--package", "estafette-devices", "--test", "cuda", "--no-run"];
-    let rest = ["--features", "estafette-devices/cuda-tests", "--message-format", "json"];
-    let mut build = shell::cargo(target, &[&test[..], &rest].concat());
+    let mut build = shell::cargo(target, &[&test[..], &["--message-format", "json"]].concat());
     let output =
         build.stderr(Stdio::inherit()).output().map_err(|error| format!("cannot start cargo: {error}"))?;
     if !output.status.success() {

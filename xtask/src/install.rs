@@ -3,6 +3,7 @@
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
+use std::process::Command;
 
 use crate::suites::TESTED;
 use crate::{dist, shell};
@@ -34,23 +35,31 @@ const BUILD_FOR_TESTS: [&str; 4] = ["build", "--lib", "--test", "c_programs"];
 
 /// Builds the library and installs it with its headers and what build systems look for.
 pub fn run(prefix: &str, profile: &str) -> Result<bool, String> {
-    run_with(prefix, profile, &[])
-}
-
-/// The library of a release: optimized as a whole, and linked for systems with an older C library.
-pub fn run_portable(prefix: &str) -> Result<bool, String> {
-    run_with(prefix, "dist", &["-C", &dist::linker()?])
-}
-
-fn run_with(prefix: &str, profile: &str, rustc: &[&str]) -> Result<bool, String> {
     let target = shell::target()?;
     // The profile "dev" has a folder of another name.
     let (build, folder) = match profile {
         "dev" => ([&BUILD_FOR_TESTS, TESTED].concat(), "debug"),
-        other => ([&BUILD[..], &["--profile", profile, "--"], rustc].concat(), other),
+        other => ([&BUILD[..], &["--profile", profile]].concat(), other),
     };
     shell::run(shell::cargo(&target, &build))?;
-    let built = target.join(folder);
+    copy_from(&target.join(folder), prefix)
+}
+
+/// The library of a release: optimized as a whole, and linked for systems with an older C library.
+pub fn run_portable(prefix: &str) -> Result<bool, String> {
+    let target = shell::target()?;
+    shell::run(build_portable(&target)?)?;
+    copy_from(&target.join("dist"), prefix)
+}
+
+/// Builds the library of a release.
+pub fn build_portable(target: &Path) -> Result<Command, String> {
+    let rest = ["--profile", "dist", "--", "-C", &dist::linker()?];
+    Ok(shell::cargo(target, &[&BUILD[..], &rest].concat()))
+}
+
+/// Installs the library that lies in `built`.
+fn copy_from(built: &Path, prefix: &str) -> Result<bool, String> {
     let (prefix, bindings) = (Path::new(prefix), shell::root().join("bindings/c"));
     let version = env!("CARGO_PKG_VERSION");
     for (from, to) in FILES {

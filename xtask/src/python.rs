@@ -8,6 +8,7 @@
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
+use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
 use crate::shell::{self, Ended};
@@ -93,6 +94,9 @@ impl Environment {
     }
 
     fn at(folder: &str, requirements: &str, pip_options: &[&str]) -> Result<Self, String> {
+        // Builds ahead of their suites need one too.
+        static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
+        let _alone = ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner);
         let environment = Environment { path: shell::root().join(folder) };
         let stamp = environment.path.join("requirements-installed.txt");
         let (edited, locked) = (format!("{requirements}.in"), format!("{requirements}.txt"));

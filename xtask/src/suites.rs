@@ -2,16 +2,18 @@
 //!
 //! A suite whose files are missing fails; only a missing tool or device may skip it, and says so.
 
+mod ahead;
 mod commands;
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
 
+pub use self::ahead::ahead;
 pub use self::commands::{blocks, python_examples};
 use self::commands::{
-    borrowed, built, c_memcheck, c_programs, cargo, delegate, looks_at_reports, memcheck, models, names_in,
-    play_the_driver, python, rust_tests, this_program,
+    borrowed, built, c_memcheck, c_programs, candle, cargo, delegate, looks_at_reports, memcheck, models,
+    names_in, play_the_driver, portable, python, random, rust_tests, this_program,
 };
 use crate::python::Environment;
 use crate::shell;
@@ -51,11 +53,6 @@ impl Model {
         command
     }
 }
-
-/// Features of tests that need the runtime of a device, which a plain test run has not got, or a simulator of it, which takes
-/// its time.
-pub const NEEDING_A_RUNTIME: &str =
-    "estafette-devices/cuda-tests,estafette-devices/sycl-tests,tests/cuda-tests,tests/sycl-tests";
 
 /// What lets the GPU suite run without a GPU.
 pub const SIMULATED: &str = "estafette-gpu-suite/simulator";
@@ -130,7 +127,8 @@ pub struct Context {
     pub quick: bool,
 }
 
-/// Every suite, in the order in which they run.
+/// Every suite, in the order in which they run. Tests that keep one processor busy come first, as what others need is built meanwhile. What
+/// `--release` builds of the Rust packages comes before the wheel, which `dist` finds as it was.
 pub const SUITES: &[Suite] = &[
     Suite {
         name: "rust",
@@ -149,99 +147,6 @@ pub const SUITES: &[Suite] = &[
         counted: true,
         limit: minutes(20),
         commands: |context| vec![cargo(&context.target, &["test", "--doc"], TESTED)],
-    },
-    Suite {
-        name: "loom",
-        about: "every interleaving of the variable protocol and of the device primitives, within loom's bounds",
-        quick: true,
-        needs: &[],
-        counted: true,
-        limit: minutes(30),
-        commands: |context| models(&context.target, "loom"),
-    },
-    Suite {
-        name: "shuttle",
-        about: "whole pools, devices and protocols of engines under random schedules",
-        quick: false,
-        needs: &[],
-        counted: true,
-        limit: minutes(30),
-        commands: |context| models(&context.target, "shuttle"),
-    },
-    Suite {
-        name: "candle",
-        about: "the adapter of candle, whose crates take longer to compile than all others",
-        quick: false,
-        needs: &[],
-        counted: true,
-        limit: minutes(20),
-        commands: |context| {
-            let test = ["test", "--package", "estafette", "--features", "candle"];
-            ["--lib", "--doc"].map(|which| cargo(&context.target, &test, &[which, "candle"])).into()
-        },
-    },
-    Suite {
-        name: "portable",
-        about: "tests of what depends on the platform, with no form that is special to Linux or x86-64",
-        quick: false,
-        needs: &[],
-        counted: true,
-        limit: minutes(20),
-        commands: |context| {
-            let arguments: Vec<&str> = PORTABLE.split_whitespace().collect();
-            // Its flags rebuild everything.
-            let mut tests = cargo(&context.target.join("portable"), &arguments, &[]);
-            tests.env("RUSTFLAGS", "--cfg estafette_portable");
-            vec![tests]
-        },
-    },
-    Suite {
-        name: "simulation",
-        about: "whole engines under schedules, a clock and faults that a seed decides; failures are shortened",
-        quick: false,
-        needs: &[],
-        counted: true,
-        limit: minutes(30),
-        commands: |context| {
-            let mut simulate = SIMULATION.cargo(&context.target, &["test"], &[]);
-            if std::env::var_os("ESTAFETTE_SEEDS").is_none() {
-                simulate.env("ESTAFETTE_SEEDS", "10000");
-            }
-            vec![simulate]
-        },
-    },
-    Suite {
-        name: "property",
-        about: "random programs and random steps against their oracles, optimized, with debug assertions and many seeds",
-        quick: false,
-        needs: &[],
-        counted: true,
-        limit: minutes(30),
-        commands: |context| {
-            let random = |file: &str, seeds: &str| {
-                let profile = ["test", "--profile", "checked", "--package", "tests"];
-                let mut command = cargo(&context.target, &profile, &["--test", "random", file]);
-                command.env("ESTAFETTE_SEEDS", seeds);
-                command
-            };
-            vec![random("oracle", "32"), random("who_may_run", "400")]
-        },
-    },
-    Suite {
-        name: "failing-system",
-        about: "each call of the system fails in turn, in Rust, C and Python: threads, memory, files, the clock; nothing is lost",
-        quick: false,
-        needs: &[Need::Python],
-        counted: false,
-        limit: minutes(20),
-        commands: |context| {
-            // The library is the one that the C program uses.
-            let build = built(context, &["--lib", "--bin", "failing_system"]);
-            let (environment, _) = context.python.as_ref().expect("set up before the suite");
-            let mut run = shell::command(context.target.join("debug/failing_system"));
-            run.env("FAILING_PYTHON", environment.python());
-            vec![build, run]
-        },
     },
     Suite {
         name: "memcheck",
@@ -269,33 +174,19 @@ pub const SUITES: &[Suite] = &[
         },
     },
     Suite {
-        name: "c",
-        about: "C and C++ programs against the installed library, under AddressSanitizer too; its header and build files",
-        quick: true,
-        needs: &[Need::Python, CPP, CMAKE, PKG_CONFIG],
-        counted: false,
-        limit: minutes(20),
-        commands: c_programs,
-    },
-    Suite {
-        name: "c-memcheck",
-        about: "the C programs under valgrind: memcheck, helgrind and drd",
+        name: "failing-system",
+        about: "each call of the system fails in turn, in Rust, C and Python: threads, memory, files, the clock; nothing is lost",
         quick: false,
-        needs: &[Need::Program("valgrind", "on Debian: `apt-get install valgrind`")],
+        needs: &[Need::Python],
         counted: false,
         limit: minutes(20),
-        commands: c_memcheck,
-    },
-    Suite {
-        name: "fuzz",
-        about: "fuzz targets in their instrumented build: the kept inputs; `cargo xtask fuzz` looks for new ones",
-        quick: false,
-        needs: &[CPP],
-        counted: false,
-        limit: minutes(20),
-        commands: |_| {
-            // No new inputs: a change is judged by what it changed.
-            vec![this_program(&["fuzz", "--seconds", "0"])]
+        commands: |context| {
+            // The library is the one that the C program uses.
+            let build = built(context, &["--lib", "--bin", "failing_system"]);
+            let (environment, _) = context.python.as_ref().expect("set up before the suite");
+            let mut run = shell::command(context.target.join("debug/failing_system"));
+            run.env("FAILING_PYTHON", environment.python());
+            vec![build, run]
         },
     },
     Suite {
@@ -323,11 +214,7 @@ pub const SUITES: &[Suite] = &[
         commands: |context| {
             let (environment, _) = context.python.as_ref().expect("set up before the suite");
             let packages = environment.packages().unwrap_or_default();
-            let mut tests = cargo(
-                &context.target,
-                &["test", "--package", "estafette-devices", "--package", "tests", "--test", "sycl"],
-                &["--features", NEEDING_A_RUNTIME],
-            );
+            let mut tests = cargo(&context.target, &["test", "--test", "sycl"], TESTED);
             tests.env("ESTAFETTE_DPCTL_LIBRARY", packages.join("dpctl/libDPCTLSyclInterface.so"));
             environment.name_opencl(&mut tests);
             vec![tests]
@@ -365,13 +252,7 @@ pub const SUITES: &[Suite] = &[
         counted: true,
         limit: minutes(15),
         commands: |context| {
-            let tests = || {
-                cargo(
-                    &context.target,
-                    &["test", "--package", "estafette-devices", "--package", "tests", "--test", "cuda*"],
-                    &["--features", NEEDING_A_RUNTIME],
-                )
-            };
+            let tests = || cargo(&context.target, &["test", "--test", "cuda*"], TESTED);
             let limited = DRIVERS.map(|[connections, depth, call_ns]| {
                 let mut tests = tests();
                 tests.env("ESTAFETTE_CUDA_SIM_CONNECTIONS", connections);
@@ -442,46 +323,8 @@ pub const SUITES: &[Suite] = &[
         needs: &[Need::Python],
         counted: true,
         limit: minutes(10),
-        commands: |context| vec![python(context, &["-m", "pytest", "-rfEs", "bindings/python/clusters/test_dask.py"])],
-    },
-    Suite {
-        name: "perfetto",
-        about: "the file of a recording, decoded with Perfetto's own schema",
-        quick: false,
-        needs: &[Need::Python],
-        counted: false,
-        limit: minutes(15),
-        commands: |context| looks_at_reports(context, "report/tests/python/test_perfetto.py"),
-    },
-    Suite {
-        name: "viewers",
-        about: "the files of a recording in Perfetto's UI and in the viewer of chrome://tracing, without a screen",
-        quick: false,
-        needs: &[Need::Python, CHROMIUM, CHROMEDRIVER],
-        counted: false,
-        limit: minutes(15),
-        commands: |context| looks_at_reports(context, "report/tests/python/test_viewers.py"),
-    },
-    Suite {
-        name: "html",
-        about: "the page of a recording, in a browser without a screen",
-        quick: false,
-        needs: &[Need::Python, CHROMIUM, CHROMEDRIVER],
-        counted: false,
-        limit: minutes(15),
-        commands: |context| looks_at_reports(context, "report/tests/python/test_html.py"),
-    },
-    Suite {
-        name: "site",
-        about: "the site of the documents: it builds without a warning, no link is dead, and a browser without a network searches it",
-        quick: false,
-        needs: &[Need::Python, CHROMIUM, CHROMEDRIVER],
-        counted: false,
-        limit: minutes(15),
         commands: |context| {
-            let mut look = python(context, &["-m", "pytest", "-rfEs", "docs/site/test_site.py"]);
-            look.env("ESTAFETTE_SITE", context.target.join("site"));
-            vec![this_program(&["site"]), look]
+            vec![python(context, &["-m", "pytest", "-rfEs", "bindings/python/clusters/test_dask.py"])]
         },
     },
     Suite {
@@ -534,19 +377,6 @@ pub const SUITES: &[Suite] = &[
         commands: |context| vec![python(context, &["-m", "pytest", "-rfEs", "bindings/python/notebooks"])],
     },
     Suite {
-        name: "rust-examples",
-        about: "the Rust examples",
-        quick: false,
-        needs: &[],
-        counted: false,
-        limit: minutes(20),
-        commands: |context| {
-            let examples = names_in("examples/examples", "rs");
-            let run = |name: &String| cargo(&context.target, &["run", "--release", "--example", name], &[]);
-            examples.iter().map(run).collect()
-        },
-    },
-    Suite {
         name: "python-examples",
         about: "the Python examples",
         quick: false,
@@ -574,6 +404,161 @@ pub const SUITES: &[Suite] = &[
         counted: false,
         limit: minutes(20),
         commands: delegate,
+    },
+    Suite {
+        name: "perfetto",
+        about: "the file of a recording, decoded with Perfetto's own schema",
+        quick: false,
+        needs: &[Need::Python],
+        counted: false,
+        limit: minutes(15),
+        commands: |context| looks_at_reports(context, "report/tests/python/test_perfetto.py"),
+    },
+    Suite {
+        name: "viewers",
+        about: "the files of a recording in Perfetto's UI and in the viewer of chrome://tracing, without a screen",
+        quick: false,
+        needs: &[Need::Python, CHROMIUM, CHROMEDRIVER],
+        counted: false,
+        limit: minutes(15),
+        commands: |context| looks_at_reports(context, "report/tests/python/test_viewers.py"),
+    },
+    Suite {
+        name: "html",
+        about: "the page of a recording, in a browser without a screen",
+        quick: false,
+        needs: &[Need::Python, CHROMIUM, CHROMEDRIVER],
+        counted: false,
+        limit: minutes(15),
+        commands: |context| looks_at_reports(context, "report/tests/python/test_html.py"),
+    },
+    Suite {
+        name: "loom",
+        about: "every interleaving of the variable protocol and of the device primitives, within loom's bounds",
+        quick: true,
+        needs: &[],
+        counted: true,
+        limit: minutes(30),
+        commands: |context| {
+            let mut explore = models(&context.target, "loom");
+            if context.quick {
+                // Three, which some models allow, multiply their time.
+                for command in &mut explore {
+                    command.env("LOOM_MAX_PREEMPTIONS", "2");
+                }
+            }
+            explore
+        },
+    },
+    Suite {
+        name: "c",
+        about: "C and C++ programs against the installed library, under AddressSanitizer too; its header and build files",
+        quick: true,
+        needs: &[Need::Python, CPP, CMAKE, PKG_CONFIG],
+        counted: false,
+        limit: minutes(20),
+        commands: c_programs,
+    },
+    Suite {
+        name: "c-memcheck",
+        about: "the C programs under valgrind: memcheck, helgrind and drd",
+        quick: false,
+        needs: &[Need::Program("valgrind", "on Debian: `apt-get install valgrind`")],
+        counted: false,
+        limit: minutes(20),
+        commands: c_memcheck,
+    },
+    Suite {
+        name: "shuttle",
+        about: "whole pools, devices and protocols of engines under random schedules",
+        quick: false,
+        needs: &[],
+        counted: true,
+        limit: minutes(30),
+        commands: |context| models(&context.target, "shuttle"),
+    },
+    Suite {
+        name: "candle",
+        about: "the adapter of candle, whose crates take longer to compile than all others",
+        quick: false,
+        needs: &[],
+        counted: true,
+        limit: minutes(20),
+        commands: |context| {
+            // As an argument of cargo the name of a target, and of the documentation tests a filter.
+            ["--test", "--doc"].map(|which| candle(&context.target, which)).into()
+        },
+    },
+    Suite {
+        name: "portable",
+        about: "tests of what depends on the platform, with no form that is special to Linux or x86-64",
+        quick: false,
+        needs: &[],
+        counted: true,
+        limit: minutes(20),
+        commands: |context| vec![portable(&context.target)],
+    },
+    Suite {
+        name: "simulation",
+        about: "whole engines under schedules, a clock and faults that a seed decides; failures are shortened",
+        quick: false,
+        needs: &[],
+        counted: true,
+        limit: minutes(30),
+        commands: |context| {
+            let mut simulate = SIMULATION.cargo(&context.target, &["test"], &[]);
+            if std::env::var_os("ESTAFETTE_SEEDS").is_none() {
+                simulate.env("ESTAFETTE_SEEDS", "10000");
+            }
+            vec![simulate]
+        },
+    },
+    Suite {
+        name: "property",
+        about: "random programs and random steps against their oracles, optimized, with debug assertions and many seeds",
+        quick: false,
+        needs: &[],
+        counted: true,
+        limit: minutes(30),
+        commands: |context| random(&context.target).into(),
+    },
+    Suite {
+        name: "fuzz",
+        about: "fuzz targets in their instrumented build: the kept inputs; `cargo xtask fuzz` looks for new ones",
+        quick: false,
+        needs: &[CPP],
+        counted: false,
+        limit: minutes(20),
+        commands: |_| {
+            // No new inputs: a change is judged by what it changed.
+            vec![this_program(&["fuzz", "--seconds", "0"])]
+        },
+    },
+    Suite {
+        name: "site",
+        about: "the site of the documents: it builds without a warning, no link is dead, and a browser without a network searches it",
+        quick: false,
+        needs: &[Need::Python, CHROMIUM, CHROMEDRIVER],
+        counted: false,
+        limit: minutes(15),
+        commands: |context| {
+            let mut look = python(context, &["-m", "pytest", "-rfEs", "docs/site/test_site.py"]);
+            look.env("ESTAFETTE_SITE", context.target.join("site"));
+            vec![this_program(&["site"]), look]
+        },
+    },
+    Suite {
+        name: "rust-examples",
+        about: "the Rust examples",
+        quick: false,
+        needs: &[],
+        counted: false,
+        limit: minutes(20),
+        commands: |context| {
+            let examples = names_in("examples/examples", "rs");
+            let run = |name: &String| cargo(&context.target, &["run", "--release", "--example", name], &[]);
+            examples.iter().map(run).collect()
+        },
     },
     Suite {
         name: "dist",

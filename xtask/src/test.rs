@@ -1,7 +1,9 @@
-//! `cargo xtask test`: set up, run the suites one after the other, end with a line for each.
+//! `cargo xtask test`: set up, run the suites one after the other while later ones are built, end with a line for each.
 
 use std::collections::VecDeque;
 use std::fmt;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
@@ -9,7 +11,7 @@ use crate::counts::Counts;
 use crate::dist;
 use crate::python::{self, BORROWED, Build, Environment, Peers};
 use crate::shell::{self, Ended};
-use crate::suites::{Context, Need, SUITES, Suite};
+use crate::suites::{Context, Need, SUITES, Suite, ahead};
 
 /// What the command line asked for.
 #[derive(Debug, Default, PartialEq)]
@@ -86,6 +88,7 @@ pub fn run(options: &Options) -> Result<bool, String> {
     let mut lines = Vec::new();
     // Each set-up is tried once; if it fails, every suite that needs it reports why.
     let mut set_up = SetUp::downloading(&options.chosen(), quick);
+    let ahead = Ahead::start(&options.chosen(), &context);
     for suite in options.chosen() {
         let start = Instant::now();
         println!("\n== {}: {}", suite.name, suite.about);
@@ -104,7 +107,41 @@ pub fn run(options: &Options) -> Result<bool, String> {
         }
         lines.push(Line { suite: suite.name, outcome, took: start.elapsed(), last });
     }
+    ahead.stop();
     Ok(close(&lines))
+}
+
+/// Builds what later suites run, while the tests of earlier ones leave a processor idle.
+struct Ahead {
+    stopped: Arc<AtomicBool>,
+    builder: JoinHandle<()>,
+}
+
+impl Ahead {
+    /// The first suite builds for itself, and so do those that are skipped.
+    fn start(suites: &[&'static Suite], context: &Context) -> Self {
+        let stopped = Arc::new(AtomicBool::new(false));
+        let later: Vec<_> = suites.iter().skip(1).filter(|suite| missing(suite).is_none()).copied().collect();
+        let (target, quick, stop) = (context.target.clone(), context.quick, Arc::clone(&stopped));
+        let builder = std::thread::spawn(move || {
+            for suite in later {
+                for command in ahead(suite.name, &target, quick) {
+                    if stop.load(Ordering::Relaxed) {
+                        return;
+                    }
+                    // The suite's own command shows the failure.
+                    let _ = shell::collect(command, suite.limit);
+                }
+            }
+        });
+        Self { stopped, builder }
+    }
+
+    /// Every suite has had its turn, so whatever is still being built is not needed. It is the last.
+    fn stop(self) {
+        self.stopped.store(true, Ordering::Relaxed);
+        let _ = self.builder.join();
+    }
 }
 
 /// Only a device that the machine does not have excuses a skip from `--require`.

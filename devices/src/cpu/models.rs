@@ -55,10 +55,11 @@ impl SharedLock for Lock {
 /// What a pool is given to do, with a source of jobs.
 type Use = fn(&Pool<Note>, &dyn Fn(u64) -> Note);
 
-/// Explores a model, with at most that many switches away from a thread that could go on.
+/// Explores a model, with at most that many switches away from a thread that could go on, or as many as `LOOM_MAX_PREEMPTIONS` says if that
+/// is less.
 fn explore(preemptions: Option<usize>, model: impl Fn() + Send + Sync + 'static) {
     let mut builder = Builder::new();
-    builder.preemption_bound = preemptions;
+    builder.preemption_bound = preemptions.into_iter().chain(builder.preemption_bound).min();
     builder.max_branches = 10_000;
     builder.check(model);
 }

@@ -28,11 +28,11 @@ mod withdrawal;
 const READ: Mode = Mode::Read;
 const WRITE: Mode = Mode::Write;
 
-/// Explores with at most `preemptions` involuntary switches per execution. With three threads, one: two
+/// Explores with at most `preemptions` involuntary switches per execution, or as many as `LOOM_MAX_PREEMPTIONS` says if that is less. With three threads, one: two
 /// threads that wait for one lock may yield to each other for ever, which loom would follow.
 fn model(preemptions: usize, f: impl Fn() + Sync + Send + 'static) {
     let mut builder = Builder::new();
-    builder.preemption_bound = Some(preemptions);
+    builder.preemption_bound = builder.preemption_bound.into_iter().chain([preemptions]).min();
     // Enough for three threads; only a livelock needs more.
     builder.max_branches = 10_000;
     builder.check(f);

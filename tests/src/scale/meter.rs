@@ -52,17 +52,18 @@ fn own_time() -> Duration {
 pub fn measure(alive: Alive) {
     for n in SIZES {
         let world = World::new(alive, n);
+        // Once for all calls, since each switch makes callgrind translate all code anew.
+        callgrind::start();
         for call in CALLS.iter().filter(|call| call.is_made_with(alive)) {
             let name = CString::new(format!("{} @{n}", call.name)).expect("names have no zeros");
             let meter = Meter { name };
-            callgrind::start();
             let began = own_time();
             for time in 0..TIMES {
                 if time == 0 || call.exponent(alive) == 0 || own_time() - began < LONG {
                     (call.run)(&world, &meter);
                 }
             }
-            callgrind::stop();
         }
+        callgrind::stop();
     }
 }

@@ -3,5 +3,4 @@
 
 mod exchange;
 mod streams;
-#[cfg(feature = "cuda-tests")]
 mod with_cuda;

@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use super::{Context, MODELS, RELEASED, TESTED};
+use super::{Context, MODELS, PORTABLE, RELEASED, TESTED};
 use crate::shell;
 
 /// Makes the simulator the driver that a program finds, by its path and by the driver's names.
@@ -52,6 +52,31 @@ pub(super) fn models(target: &Path, checker: &str) -> Vec<Command> {
     let test: &[&str] = if checker == "shuttle" { &["test"] } else { &["test", "--profile", "model"] };
     // Other unit tests use the same primitives, which exist inside of a model only.
     chosen.map(|model| model.cargo(target, test, &["--", "--skip", "tests::"])).collect()
+}
+
+/// Tests of the adapter of candle, `which` of them, built without optimization as most of their time is the compiler's. Nothing else has
+/// these features.
+pub(super) fn candle(target: &Path, which: &str) -> Command {
+    let config = ["test", "--config", "profile.dev.opt-level=0", "--config", "profile.dev.debug=false"];
+    let package = ["--package", "estafette", "--features", "candle", which, "candle"];
+    cargo(&target.join("candle"), &config, &package)
+}
+
+/// Its flags rebuild everything.
+pub(super) fn portable(target: &Path) -> Command {
+    let mut tests = cargo(&target.join("portable"), &PORTABLE.split_whitespace().collect::<Vec<_>>(), &[]);
+    tests.env("RUSTFLAGS", "--cfg estafette_portable");
+    tests
+}
+
+/// Random programs and random steps, with many seeds.
+pub(super) fn random(target: &Path) -> [Command; 2] {
+    [("oracle", "32"), ("who_may_run", "400")].map(|(file, seeds)| {
+        let profile = ["test", "--profile", "checked", "--package", "tests"];
+        let mut command = cargo(target, &profile, &["--test", "random", file]);
+        command.env("ESTAFETTE_SEEDS", seeds);
+        command
+    })
 }
 
 pub(super) fn memcheck() -> Command {

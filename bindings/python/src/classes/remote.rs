@@ -22,8 +22,8 @@ use crate::classes::handle::EngineHandle;
 use crate::classes::tensor::PyTensor;
 use crate::error::{OrRaise, raise};
 use crate::exchange::export::poll_once;
-use crate::interpreter::once::PyOnce;
 use crate::interpreter::call_site::traced_line;
+use crate::interpreter::once::PyOnce;
 use crate::interpreter::{guard, interrupt};
 
 /// Time between two looks for Ctrl-C.

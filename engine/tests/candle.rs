@@ -1,0 +1,56 @@
+//! Tensors of candle: whose memory it is, and what is refused.
+#![allow(clippy::unwrap_used, reason = "in a test, an unwrap is an assertion")]
+
+use candle_core::Device;
+use estafette::{Engine, Error, Produced};
+
+fn engine() -> Engine {
+    Engine::builder().workers(1).build().unwrap()
+}
+
+fn matrix() -> candle_core::Tensor {
+    candle_core::Tensor::new(&[[1.0_f32, 2.0, 3.0], [4.0, 5.0, 6.0]], &Device::Cpu).unwrap()
+}
+
+#[test]
+fn a_tensor_keeps_its_address_its_strides_and_its_offset() {
+    let engine = engine();
+    let matrix = matrix();
+    let columns = matrix.narrow(1, 1, 2).unwrap().t().unwrap();
+    let whole = engine.from_candle(matrix).unwrap();
+    let part = engine.from_candle(columns).unwrap();
+    assert_eq!(part.data_ptr().unwrap().addr(), whole.data_ptr().unwrap().addr() + size_of::<f32>());
+    assert_eq!(part.to_vec::<f32>().unwrap(), [2.0, 5.0, 3.0, 6.0]);
+    let copied = engine.op("copy").reads([&part]).produce(|[part]| {
+        let copied = part.to_candle::<f32>()?;
+        assert_eq!(copied.dims(), [2, 2]);
+        Ok(Produced::from_candle(copied)?)
+    });
+    assert_eq!(copied.unwrap().to_vec::<f32>().unwrap(), [2.0, 5.0, 3.0, 6.0]);
+}
+
+#[test]
+fn memory_of_candle_is_written_neither_by_operations_nor_by_candle_while_it_is_used() {
+    let engine = engine();
+    let matrix = matrix();
+    let x = engine.from_candle(matrix.clone()).unwrap();
+    let refused = engine.op("clear").writes([&x]).run(|[], [_]| Ok(()));
+    assert!(matches!(refused, Err(Error::Conflict(_))));
+    assert_eq!(matrix.sum_all().unwrap().to_scalar::<f32>().unwrap(), 21.0, "candle goes on reading");
+    let writer = std::thread::spawn({
+        let matrix = matrix.clone();
+        move || matrix.zero_set().unwrap()
+    });
+    assert_eq!(x.to_vec::<f32>().unwrap(), [1.0, 2.0, 3.0, 4.0, 5.0, 6.0]);
+    assert!(!writer.is_finished());
+    drop(x);
+    writer.join().unwrap();
+    assert_eq!(matrix.sum_all().unwrap().to_scalar::<f32>().unwrap(), 0.0);
+}
+
+#[test]
+fn elements_of_less_than_a_byte_are_refused() {
+    let packed = candle_core::Tensor::from_raw_buffer(&[0; 4], candle_core::DType::F4, &[8], &Device::Cpu);
+    let error = engine().from_candle(packed.unwrap()).unwrap_err();
+    assert!(error.to_string().contains("less than a byte"), "{error}");
+}

@@ -1,0 +1,66 @@
+//! Builds of suites in folders that no other suite builds into: cargo makes them at the lowest priority, while tests of earlier suites leave
+//! a processor idle.
+
+use std::path::Path;
+use std::process::Command;
+
+use super::commands::{candle, models, portable, random};
+use crate::{fuzz, install, shell};
+
+/// What is built ahead: the suite, and its commands. Where a command runs tests, these are only built.
+type Builds = fn(&Path) -> Result<Vec<Command>, String>;
+
+/// In the order of the suites.
+const AHEAD: &[(&str, Builds)] = &[
+    ("loom", |target| Ok(models(target, "loom"))),
+    ("c", |target| Ok(vec![install::build_portable(target)?])),
+    ("shuttle", |target| Ok(models(target, "shuttle"))),
+    ("candle", |target| Ok(vec![candle(target, "--test")])),
+    ("portable", |target| Ok(vec![portable(target)])),
+    ("property", |target| Ok(random(target).into())),
+    ("fuzz", |target| Ok(vec![fuzz::build(target)?])),
+];
+
+/// The commands that build for `suite` what can be built before its turn.
+pub fn ahead(suite: &str, target: &Path, quick: bool) -> Vec<Command> {
+    // The quick form uses the C library that the Rust tests are built with.
+    let builds = AHEAD.iter().filter(|(name, _)| *name == suite && !(quick && suite == "c"));
+    // What cannot be made here is reported by the suite, which makes it again.
+    builds.filter_map(|(_, commands)| commands(target).ok()).flatten().map(|command| idly(&command)).collect()
+}
+
+/// The same command, if cargo's `test` without running one, at the lowest priority.
+fn idly(command: &Command) -> Command {
+    let mut idle = shell::command("nice");
+    idle.args(["-n", "19"]).arg(command.get_program());
+    for argument in command.get_args() {
+        idle.arg(argument);
+        if argument == "test" {
+            idle.arg("--no-run");
+        }
+    }
+    for (name, value) in command.get_envs() {
+        match value {
+            Some(value) => idle.env(name, value),
+            None => idle.env_remove(name),
+        };
+    }
+    idle
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::suites::SUITES;
+
+    #[test]
+    fn what_is_built_ahead_belongs_to_a_suite_and_runs_no_test() {
+        for (name, _) in AHEAD {
+            assert!(SUITES.iter().any(|suite| suite.name == *name), "{name}");
+        }
+        let built = ahead("loom", Path::new("/elsewhere"), true);
+        let described: Vec<String> = built.iter().map(shell::describe).collect();
+        assert!(described[0].contains("--cfg estafette_loom' nice -n 19 "), "{described:?}");
+        assert!(described[0].contains("cargo test --no-run --profile model"), "{described:?}");
+    }
+}
