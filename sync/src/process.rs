@@ -155,13 +155,15 @@ static HOOKS: AtomicPtr<Hook> = AtomicPtr::new(ptr::null_mut());
 /// Where the system has no such handlers it is called as soon as the child asks for its generation.
 pub fn at_fork(hook: fn()) {
     Generation::current();
-    let new = Box::into_raw(Box::new(Hook { run: hook, next: HOOKS.load(Ordering::Acquire) }));
-    // SAFETY: made above, and not seen by another thread before the exchange succeeds.
-    while let Err(next) =
-        HOOKS.compare_exchange(unsafe { (*new).next }, new, Ordering::AcqRel, Ordering::Acquire)
-    {
-        // SAFETY: as above.
+    let new = Box::into_raw(Box::new(Hook { run: hook, next: ptr::null_mut() }));
+    let mut next = HOOKS.load(Ordering::Acquire);
+    loop {
+        // SAFETY: made above, and not seen by another thread before the exchange succeeds.
         unsafe { (*new).next = next };
+        match HOOKS.compare_exchange(next, new, Ordering::AcqRel, Ordering::Acquire) {
+            Ok(_) => return,
+            Err(other) => next = other,
+        }
     }
 }
 

@@ -406,13 +406,13 @@ fn bytes_that_are_no_ticket_are_refused_and_a_process_may_use_its_own_tickets() 
 }
 
 fn recorder(path: &Path) -> Recorder {
-    Recorder::open(TraceOptions::default()).unwrap().to_file(path).unwrap()
+    Recorder::open(TraceOptions::default()).expect("a recorder").to_file(path).expect("a file")
 }
 
 /// Where both processes of a test put their traces; `owner` is the number of the first.
 fn traces_of(owner: u32) -> [PathBuf; 2] {
     let folder = std::env::temp_dir().join(format!("estafette-links-{owner}"));
-    std::fs::create_dir_all(&folder).unwrap();
+    std::fs::create_dir_all(&folder).expect("a folder");
     ["owner.pftrace", "consumer.pftrace"].map(|name| folder.join(name))
 }
 

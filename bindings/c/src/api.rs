@@ -1,9 +1,9 @@
 //! All functions in a table, for programs that find the library at run time; and handles of what Rust code beside this library has, such
 //! as the Python package in the same shared object.
 
-use estafette::{Engine, Op, Tensor};
+use estafette::{Engine, Error, Op, Tensor};
 
-use crate::entry::Refusal;
+use crate::entry::{Refusal, is_forked_from_home};
 use crate::*;
 
 /// The functions of this library, with the version of the interface in front. Members that are words of C++ have a `_` at the end. A new
@@ -74,6 +74,15 @@ functions! {
 #[unsafe(no_mangle)]
 pub extern "C" fn estafette_get_api() -> *const estafette_api {
     (&raw const API).cast()
+}
+
+/// Whether this process may use handles, which belong to the process that used them first. To be asked before the functions below, whose locks may be
+/// held for ever in a child that was forked from it.
+///
+/// # Errors
+/// [`Error::Forked`].
+pub fn check_process() -> Result<(), Error> {
+    if is_forked_from_home() { Err(Error::Forked) } else { Ok(()) }
 }
 
 /// A handle of an engine; `estafette_engine_destroy` gives it up. `None` when there are as many handles as there can be.

@@ -50,10 +50,16 @@ pub(crate) fn is_forked() -> bool {
     HOME.get().is_some_and(|home| home.is_inherited())
 }
 
+/// As [`is_forked`], of a process that is about to use handles.
+#[inline]
+pub(crate) fn is_forked_from_home() -> bool {
+    HOME.get_or_init(Generation::current).is_inherited()
+}
+
 /// Runs the inside of a function that uses handles, which a forked child has not got.
 #[inline]
 pub(crate) fn entry(inside: impl FnOnce() -> Answer) -> estafette_status {
-    if HOME.get_or_init(Generation::current).is_inherited() {
+    if is_forked_from_home() {
         return store_error(Error::Forked.into());
     }
     entry_anywhere(inside)

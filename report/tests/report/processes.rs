@@ -97,7 +97,8 @@ fn what_cannot_be_put_together_says_why_and_what_to_do() {
         let file = perfetto::read(&[bytes(&first), bytes(&other)].concat());
         (why, file)
     };
-    let cases: [(&dyn Fn(&mut Trace), &str); 5] = [
+    type Change<'a> = &'a dyn Fn(&mut Trace);
+    let cases: [(Change<'_>, &str); 5] = [
         (&|it| it.processes.clear(), "an earlier version made it"),
         (&|it| it.processes[0].clock = "another boot".into(), "Report them one by one"),
         (&|it| it.processes[0].clock = Text::default(), "has a clock of its own"),

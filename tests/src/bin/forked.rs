@@ -181,7 +181,7 @@ fn work_in_child(things: &Things, round: usize) {
     assert_forked("an operation", own.op("mixed").reads([&things.idle]).run(|[_x], []| Ok(())));
     own.wait_all(None).expect("everything ends");
     deleted.settle_at(imported);
-    if round % 2 == 0 {
+    if round.is_multiple_of(2) {
         assert!(own.shutdown_timeout(Duration::from_secs(30)).drained);
     } else {
         let x = ops::tensor(&own, 0.0);

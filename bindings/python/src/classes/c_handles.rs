@@ -4,7 +4,6 @@
 use std::ptr;
 
 use estafette_c::{estafette_engine, estafette_op, estafette_tensor};
-use estafette_sync::process;
 use pyo3::exceptions::{PyMemoryError, PyValueError};
 use pyo3::ffi;
 use pyo3::prelude::*;
@@ -36,15 +35,16 @@ pub fn c_api(py: Python<'_>) -> PyResult<Bound<'_, PyCapsule>> {
 /// what is no handle of an engine, such as one of another copy of the library in this process.
 #[pyfunction]
 pub fn engine_from_c(py: Python<'_>, handle: usize) -> PyResult<PyEngine> {
-    process::claim().or_raise(py)?;
+    estafette_c::check_process().or_raise(py)?;
     let handle: *const estafette_engine = ptr::with_exposed_provenance(handle);
     let engine = estafette_c::engine_of(handle).map_err(PyValueError::new_err)?;
     Ok(PyEngine::of(engine, Failures::Raise, None))
 }
 
-/// The number that stands for a handle in Python.
-fn number<H>(handle: Option<*mut H>) -> PyResult<usize> {
-    let handle = handle.ok_or_else(|| PyMemoryError::new_err("there are too many handles for C"))?;
+/// The number that stands in Python for a handle, which is made here.
+fn number<H>(py: Python<'_>, handle: impl FnOnce() -> Option<*mut H>) -> PyResult<usize> {
+    estafette_c::check_process().or_raise(py)?;
+    let handle = handle().ok_or_else(|| PyMemoryError::new_err("there are too many handles for C"))?;
     Ok(handle.expose_provenance())
 }
 
@@ -53,7 +53,8 @@ impl PyTensor {
     /// Returns a handle of the tensor for C, an ``estafette_tensor*`` as an integer. The caller owns it, and gives it up by
     /// ``estafette_tensor_release``.
     fn c_handle(&self, py: Python<'_>) -> PyResult<usize> {
-        number(estafette_c::tensor_handle(self.tensor(py)?.clone()))
+        let tensor = self.tensor(py)?.clone();
+        number(py, || estafette_c::tensor_handle(tensor))
     }
 }
 
@@ -62,7 +63,8 @@ impl PyOperation {
     /// Returns a handle of the operation for C, an ``estafette_op*`` as an integer, to query, wait for, cancel, or have a fence of. The
     /// caller owns it, and gives it up by ``estafette_op_release``.
     fn c_handle(&self, py: Python<'_>) -> PyResult<usize> {
-        number(estafette_c::op_handle(self.ended(py)?.clone()))
+        let op = self.ended(py)?.clone();
+        number(py, || estafette_c::op_handle(op))
     }
 }
 
@@ -71,13 +73,15 @@ impl PyEngine {
     /// Returns a handle of the engine for C, an ``estafette_engine*`` as an integer. The caller owns it, and gives it up by
     /// ``estafette_engine_destroy``, which leaves the engine as it is for Python.
     fn c_handle(&self, py: Python<'_>) -> PyResult<usize> {
-        number(estafette_c::engine_handle(self.engine(py)?.clone()))
+        let engine = self.engine(py)?.clone();
+        number(py, || estafette_c::engine_handle(engine))
     }
 
     /// Returns the tensor of a handle from C, an ``estafette_tensor*`` as an integer. The handle stays its owner's. The tensor is ordered
     /// with all uses of it, in C and here; no memory is exchanged. Raises `ValueError` for what is no such handle.
     fn tensor_from_c(&self, py: Python<'_>, handle: usize) -> PyResult<PyTensor> {
         self.engine(py)?;
+        estafette_c::check_process().or_raise(py)?;
         let handle: *const estafette_tensor = ptr::with_exposed_provenance(handle);
         Ok(self.wrap(estafette_c::tensor_of(handle).map_err(PyValueError::new_err)?))
     }
@@ -86,6 +90,7 @@ impl PyEngine {
     /// what is no handle of a submitted operation.
     fn operation_from_c(&self, py: Python<'_>, handle: usize) -> PyResult<PyOperation> {
         self.engine(py)?;
+        estafette_c::check_process().or_raise(py)?;
         let handle: *mut estafette_op = ptr::with_exposed_provenance_mut(handle);
         let op = estafette_c::op_of(handle).map_err(PyValueError::new_err)?;
         Ok(PyOperation::new(op, self.handle.clone()))
