@@ -9,14 +9,10 @@ use std::pin::Pin;
 use std::task::{Context, Poll};
 
 use estafette_graph::OpId;
-use estafette_sync::sync::OnceLock;
-use estafette_sync::{process, thread_local};
+use estafette_sync::thread_local;
 
 use crate::core::operation::OpGranted;
 use crate::core::runtime;
-use crate::exchange::callback;
-use crate::trace;
-use crate::wait::stand_in;
 
 thread_local! {
     static CURRENT: Cell<Option<Current>> = const { Cell::new(None) };
@@ -51,22 +47,12 @@ impl Current {
     }
 }
 
-/// Makes children that are forked from now on begin without what their thread was doing for engines of this process.
-pub(crate) fn renew_after_forks() {
-    estafette_sync::per_process! {
-        static ONCE: OnceLock<()> = OnceLock::new();
-    }
-    ONCE.get_or_init(|| {
-        process::at_fork(|| {
-            CURRENT.set(None);
-            HELP_DEPTH.set(0);
-            NOTIFYING.set(false);
-            ON_RUNTIME.set(false);
-            callback::forget();
-            stand_in::forget();
-            trace::forget();
-        });
-    });
+/// Forgets what this thread was doing: it is the one thread of a forked child.
+pub(crate) fn forget() {
+    CURRENT.set(None);
+    HELP_DEPTH.set(0);
+    NOTIFYING.set(false);
+    ON_RUNTIME.set(false);
 }
 
 /// The operation that the calling code runs as.

@@ -7,17 +7,19 @@ use std::time::Duration;
 use estafette_devices::Device;
 use estafette_devices::cpu::{Pool, PoolOptions};
 use estafette_devices::host::HostDevice;
-use estafette_sync::stack;
 use estafette_sync::sync::OnceLock;
+use estafette_sync::{process, stack};
 
 use crate::core::context;
 use crate::core::engine_core::{Core, CoreOptions};
 use crate::core::error::Error;
 use crate::core::runtime::Runtime;
 use crate::engine::{Engine, Handle};
+use crate::exchange::callback;
 use crate::trace;
 use crate::wait::activity::{self, OnStall, Stall, StallWatch};
 use crate::wait::diagnose::diagnose;
+use crate::wait::stand_in;
 
 /// Default in-flight limit. So many operations keep any number of workers and devices busy, and their state
 /// stays in a core's own cache. (With 65,536 the *random* workload of the benches takes three and a half
@@ -176,7 +178,7 @@ impl EngineBuilder {
         if self.devices.iter().any(|device| device.is_inherited()) {
             return Err(Error::Forked);
         }
-        context::renew_after_forks();
+        renew_after_forks();
         trace::begin_from_environment();
         #[cfg(not(feature = "links"))]
         let host = HostDevice::new();
@@ -253,4 +255,19 @@ impl std::fmt::Debug for EngineBuilder {
             .field("watchdog", &self.watch.as_ref().map(|(limit, _)| limit))
             .finish_non_exhaustive()
     }
+}
+
+/// Makes children that are forked from now on begin without what their thread was doing for engines of this process.
+fn renew_after_forks() {
+    estafette_sync::per_process! {
+        static ONCE: OnceLock<()> = OnceLock::new();
+    }
+    ONCE.get_or_init(|| {
+        process::at_fork(|| {
+            context::forget();
+            callback::forget();
+            stand_in::forget();
+            trace::forget();
+        });
+    });
 }
