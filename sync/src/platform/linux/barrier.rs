@@ -18,7 +18,10 @@ pub fn light() {
 }
 
 pub fn is_asymmetric() -> bool {
-    static REGISTERED: OnceLock<bool> = OnceLock::new();
+    // A forked child registers again: it needs a page of its own too.
+    crate::per_process! {
+        static REGISTERED: OnceLock<bool> = OnceLock::new();
+    }
     *REGISTERED.get_or_init(|| {
         let registered = membarrier::register();
         EXPEDITED.store(registered, Ordering::Relaxed);

@@ -107,8 +107,10 @@ mod page {
     // SAFETY: the mapping belongs to no thread.
     unsafe impl Send for Page {}
 
-    /// `None` if the kernel gave no page, or a change of one interrupts no processor.
-    static PAGE: OnceLock<Option<Mutex<Page>>> = OnceLock::new();
+    crate::per_process! {
+        /// `None` if the kernel gave no page, or a change of one interrupts no processor.
+        static PAGE: OnceLock<Option<Mutex<Page>>> = OnceLock::new();
+    }
 
     /// Takes the page while there is memory.
     pub(super) fn prepare() {
