@@ -18,6 +18,8 @@ pub(super) struct AssembledOp {
     pub(super) submitted: Option<UseKind>,
     pub(super) owner: Option<LeaseOwner>,
     pub(super) locked: Option<Nanos>,
+    /// When a thread asked for the lock that its body needs, for the last time.
+    pub(super) last_awake: Option<Nanos>,
     pub(super) ended: bool,
     /// A wait for whatever ends last.
     pub(super) waits_for_any: bool,
@@ -111,7 +113,10 @@ impl AssembledOp {
                 }
             }
             EventKind::Observed => operation.observed = Some(at),
-            EventKind::Awake => operation.awake = operation.awake.or(Some(at)),
+            EventKind::Awake => {
+                operation.awake = operation.awake.or(Some(at));
+                self.last_awake = Some(at);
+            }
             EventKind::Locked => self.locked = Some(at),
             EventKind::Resumed => {
                 operation.resumed = Some(at);
@@ -155,6 +160,10 @@ impl AssembledOp {
     pub(super) fn settle(&mut self) {
         let Some(what) = self.submitted else { return };
         let operation = &mut self.operation;
+        // A thread takes an operation, finds that fences are pending, and parks it until they have settled.
+        if operation.awake.is_some_and(|awake| Some(awake) < operation.ready) {
+            operation.awake = self.last_awake.filter(|last| Some(*last) >= operation.ready);
+        }
         if matches!(operation.outcome, Outcome::Cancelled | Outcome::Skipped(_)) {
             operation.began = None;
         }
