@@ -1,5 +1,7 @@
 """Tensors between the workers of Dask on one machine, without a copy and before they are ready.
 
+A client registers it for its workers::
+
     import estafette.dask
 
     client = distributed.Client(...)

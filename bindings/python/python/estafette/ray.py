@@ -1,5 +1,7 @@
 """Tensors between the actors of Ray, without a copy and before they are ready: a tensor transport of Ray Direct Transport.
 
+The process that makes the actors registers it::
+
     import ray
     import estafette.ray
 
