@@ -52,7 +52,11 @@ thread_local! {
 
 /// For a forked child: its thread stands in for no engine.
 pub(crate) fn forget() {
-    STANDS_IN.with(|place| place.try_borrow_mut().map(|mut engine| std::mem::forget(engine.take())).ok());
+    let forget = |place: &RefCell<_>| {
+        place.try_borrow_mut().map(|mut engine| std::mem::forget(Option::take(&mut engine)))
+    };
+    // The thread may be ending, where forks are noticed late.
+    let _ = STANDS_IN.try_with(forget);
 }
 
 /// The stand-ins of one engine.
