@@ -63,7 +63,7 @@ class SourceActor:
 
     @ray.method(concurrency_group=CONTROL)
     def tickets(self):
-        """How many objects Ray still counts, or is told of."""
+        """How many objects Ray still counts, or is asked to free."""
         from ray.experimental.rdt.util import get_tensor_transport_manager
 
         return len(get_tensor_transport_manager(estafette.ray.NAME)._tickets)

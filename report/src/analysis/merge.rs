@@ -135,12 +135,7 @@ pub(crate) fn merged(mut traces: Vec<Trace>) -> Trace {
         programs.push(add(&mut all, trace));
     }
     all.program = programs.join(", ").into();
-    all.operations.sort_unstable_by_key(|operation| operation.id);
-    all.operations.dedup_by_key(|operation| operation.id);
-    all.leases.sort_unstable_by_key(|lease| lease.id);
-    all.leases.dedup_by_key(|lease| lease.id);
-    all.variables.sort_unstable_by_key(|variable| variable.id);
-    all.variables.dedup_by_key(|variable| variable.id);
+    all.sort_by_id();
     all.edges.sort_by_key(|edge| edge.to);
     hand_over(&mut all, &programs);
     all.stalls.sort_unstable_by_key(|stall| (stall.waiter, stall.from, stall.access, stall.to));

@@ -427,6 +427,17 @@ impl Losses {
 }
 
 impl Trace {
+    /// Sorts operations, leases and variables by their ids, and keeps one of each. Unstable, as a stable sort would take half as much memory
+    /// again.
+    pub(crate) fn sort_by_id(&mut self) {
+        self.operations.sort_unstable_by_key(|operation| operation.id);
+        self.operations.dedup_by_key(|operation| operation.id);
+        self.leases.sort_unstable_by_key(|lease| lease.id);
+        self.leases.dedup_by_key(|lease| lease.id);
+        self.variables.sort_unstable_by_key(|variable| variable.id);
+        self.variables.dedup_by_key(|variable| variable.id);
+    }
+
     /// The operation with this id.
     pub fn operation(&self, id: OperationId) -> Option<&Operation> {
         self.operations

@@ -121,8 +121,8 @@ fn prepare() -> Things {
     // SAFETY: fresh tensors that describe their memory truly.
     let import = || unsafe { engine.import(foreign::tensor(&[1.0], &deleted)) }.expect("a good tensor");
     let (idle, busy, other, alone) = (import(), import(), import(), import());
-    let exported = idle.export_wait(&ExportOptions::new(Access::Read)).expect("nobody holds it");
-    let lease = block_on(other.lease(Access::Write, "the parent")).expect("nobody holds it");
+    let exported = idle.export_wait(&ExportOptions::new(Access::Read)).expect("no lease is held");
+    let lease = block_on(other.lease(Access::Write, "the parent")).expect("no lease is held");
     let gate = Gate::on_tensors(&engine, std::slice::from_ref(&busy));
     let behind = ops::add(&engine, &busy, 1.0);
     let failed = engine.op("fails").run(|[], []| Err("not looked at".into())).expect("accepted");
@@ -207,7 +207,7 @@ fn own_engine(things: &Things) {
     block_on(doubled.expect("accepted")).expect("the child has a runtime");
     assert_eq!(ops::get(&x), 2.0);
     // A lease holds the next write up.
-    let exported = x.export_wait(&ExportOptions::new(Access::Read)).expect("nobody holds it");
+    let exported = x.export_wait(&ExportOptions::new(Access::Read)).expect("no lease is held");
     let write = ops::set(&own, &x, 3.0);
     assert!(ops::waits(&own, &write), "the lease is held");
     drop(exported);

@@ -169,7 +169,7 @@ static void a_legacy_struct_passes_both_ways_and_says_nothing_of_access(void) {
   OK(estafette_tensor_release(tensor));
   while (deleted_after_flush(memory) < 2) usleep(1000);
 
-  /* Memory that nothing has to be told about. */
+  /* A struct without a deleter: the memory stays its owner's. */
   managed.deleter = 0;
   OK(estafette_import_legacy(engine, &managed, 1, 0, &tensor));
   OK(estafette_tensor_release(tensor));

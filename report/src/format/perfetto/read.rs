@@ -456,13 +456,7 @@ impl Sequence {
     /// The trace, if there is one.
     fn finish(self) -> Option<Trace> {
         let mut trace = self.trace;
-        // Unstable where equals are the same: a stable sort would take half as much memory again.
-        trace.operations.sort_unstable_by_key(|operation| operation.id);
-        trace.operations.dedup_by_key(|operation| operation.id);
-        trace.leases.sort_unstable_by_key(|lease| lease.id);
-        trace.leases.dedup_by_key(|lease| lease.id);
-        trace.variables.sort_unstable_by_key(|variable| variable.id);
-        trace.variables.dedup_by_key(|variable| variable.id);
+        trace.sort_by_id();
         // The file has them in order of time.
         let waited = |stall: &Stall| (stall.waiter, stall.from, stall.access, stall.to);
         let why = |stall: &Stall| (stall.cause, stall.hazard, stall.blocker, stall.critical);
@@ -504,7 +498,8 @@ impl Sequence {
 
 /// Why nothing more is read of a sequence.
 const TWICE: &str = "begins the same trace again, which is counted once";
-const ANOTHER: &str = "begins another trace that is not told from the first: give each as a file of its own";
+const ANOTHER: &str =
+    "begins another trace that cannot be distinguished from the first: give each as a file of its own";
 
 /// The block in a packet that holds one.
 fn compressed(packet: &[u8]) -> Option<&[u8]> {
