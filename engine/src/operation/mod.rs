@@ -13,6 +13,7 @@
 //! | `body` | storage for a body, inside the operation where the body is small |
 //! | `bodies` | the bodies: closures that own the operands, run the user's code, and complete the operation |
 //! | `run` | running of granted operations: wait for fences, run the body, complete, dispatch successors |
+//! | `parked` | operations that may run and wait for fences on the host, for diagnoses |
 //! | `guards` | owned access for asynchronous bodies: `'static`, sendable, and the access lasts as long as the guard |
 //! | `query` | readiness queries that are granted |
 //! | `caller_runs` | threads that wait or submit, and run ready operations meanwhile |
@@ -47,6 +48,7 @@ pub(crate) mod guards;
 pub(crate) mod import;
 pub(crate) mod operands;
 pub(crate) mod own_leases;
+pub(crate) mod parked;
 pub(crate) mod permits;
 pub(crate) mod produce;
 pub(crate) mod query;

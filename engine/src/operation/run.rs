@@ -27,7 +27,7 @@ use crate::core::error::{BodyError, FailureKind, OperationError};
 use crate::core::inputs::Earlier;
 use crate::core::operation::{self, Kind, OpGranted, OpHandle, OpState, OpTag, ReadyOp};
 use crate::core::var_state::{Asked, Ending, FAILED, READ_FENCES, Replaced, VarState, WRITE_FENCES};
-use crate::operation::cancellation;
+use crate::operation::{cancellation, parked};
 use crate::trace::hooks;
 
 /// Newly granted operations on their way to a thread.
@@ -403,8 +403,10 @@ fn order_on(queue: &dyn Queue, pending: &FenceSet) -> Result<FenceSet, DeviceErr
 
 /// Parks the operation until `fence_set` has settled. No thread blocks.
 fn park(granted: OpGranted, fence_set: FenceSet) {
+    parked::note(granted.id(), &fence_set);
     // The restarted operation inspects its inputs, and finds a fence that has failed.
     Reactor::global().when_settled(&fence_set, move |_settled| {
+        parked::forget(granted.id());
         push(granted);
     });
 }

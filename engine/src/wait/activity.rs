@@ -36,7 +36,7 @@ impl Activity {
                 Status::Running => live.running += 1,
                 Status::Granted => live.ready += 1,
                 Status::Waiting if only_leases(op) => live.leased += 1,
-                Status::Waiting => live.queued += 1,
+                Status::Waiting | Status::Fenced(_) => live.queued += 1,
                 Status::Held(_) => {
                     let older = |known: &LeaseInfo, new: &LeaseInfo| known.age >= new.age;
                     if let Some(lease) = &op.lease
@@ -147,7 +147,9 @@ struct Reported {
 }
 
 fn notify(diagnosis: &Diagnosis, limit: Duration, reported: &mut Reported, on_stall: &OnStall) {
-    let stalled = |op: &&OpStatus| matches!(op.status, Status::Waiting | Status::Granted) && op.age >= limit;
+    let stalled = |op: &&OpStatus| {
+        matches!(op.status, Status::Waiting | Status::Granted | Status::Fenced(_)) && op.age >= limit
+    };
     let stalled = diagnosis.operations.iter().filter(stalled).map(|op| (op.id, Stall::Operation(op)));
     report_new(stalled.collect(), &mut reported.operations, on_stall);
     let slow = diagnosis.releases.iter().filter(|release| release.age >= limit);

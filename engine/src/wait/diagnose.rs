@@ -3,13 +3,14 @@
 use std::fmt;
 use std::time::Duration;
 
-use estafette_graph::Hazard;
+use estafette_graph::{Hazard, OpId};
 use estafette_report::shown::shown;
 
 use crate::core::engine_core::Core;
 use crate::core::lease_info::LeaseInfo;
 use crate::core::operation::{Kind, Phase};
 use crate::exchange::{Release, reaper};
+use crate::operation::parked;
 use crate::wait::blocking::{OpSummary, take_snapshot};
 
 /// Everything that is in flight, and what each waiting operation waits for.
@@ -49,8 +50,10 @@ pub struct OpStatus {
 pub enum Status {
     /// Waits for earlier operations or leases.
     Waiting,
-    /// May proceed, but has not begun: no worker is free, or fences of its inputs are pending.
+    /// May proceed, but has not begun: no worker is free.
     Granted,
+    /// May proceed once fences of its inputs are done: device work, an import, or a promise of another process. They are named in words.
+    Fenced(String),
     /// The body runs, or the work that the body started has not reported back.
     Running,
     /// Cancelled. The operation keeps its place among the writes of its outputs until its turn, when the
@@ -89,7 +92,7 @@ pub(crate) fn diagnose(core: &Core) -> Diagnosis {
         .map(|op| OpStatus {
             id: op.id.get(),
             name: op.label.name.as_str().to_string(),
-            status: status(&op.label, op.granted),
+            status: status(op.id, &op.label, op.granted),
             age: op.label.since.elapsed(),
             blocked_by: explained
                 .blockers(op)
@@ -119,13 +122,13 @@ fn describe(seen: &OpSummary) -> String {
     }
 }
 
-fn status(seen: &OpSummary, granted: bool) -> Status {
+fn status(id: OpId, seen: &OpSummary, granted: bool) -> Status {
     match (seen.phase, &seen.lease) {
         (Phase::Cancelled, _) => Status::Cancelled,
         (_, _) if !granted => Status::Waiting,
         (Phase::Begun, Some(lease)) if seen.kind == Kind::Lease => Status::Held(lease.to_string()),
         (Phase::Begun | Phase::Done, _) => Status::Running,
-        (Phase::Queued, _) => Status::Granted,
+        (Phase::Queued, _) => parked::fences_of(id).map_or(Status::Granted, Status::Fenced),
     }
 }
 
@@ -157,6 +160,7 @@ impl fmt::Display for OpStatus {
         match &self.status {
             Status::Held(text) => write!(f, "is a {}", shown(text))?,
             Status::Granted => f.write_str("may run, but has not begun")?,
+            Status::Fenced(fences) => write!(f, "waits for {}", shown(fences))?,
             Status::Running => f.write_str("is running")?,
             Status::Cancelled if self.blocked_by.is_empty() => f.write_str("is cancelled")?,
             Status::Cancelled | Status::Waiting => {

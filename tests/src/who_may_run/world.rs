@@ -508,7 +508,7 @@ impl World {
                 probes += 1;
             }
             if let Some(id) = ids.get(&operation.id)
-                && matches!(operation.status, Status::Granted | Status::Running)
+                && matches!(operation.status, Status::Granted | Status::Fenced(_) | Status::Running)
                 && self.model.may(*id) == Verdict::Wait
             {
                 return Some(format!("request {id} was granted: {operation}"));

@@ -344,7 +344,9 @@ fn a_device_body_that_fails_leaves_a_fence_for_what_it_had_enqueued() {
     assert!(op.wait().unwrap_err().to_string().contains("after the first kernel"));
     // A host writer must not run into the kernel that is still on its way.
     let write = set(&bench.engine, &x, 5.0);
-    until("the write is parked", || status(&bench.engine, &write) == Some(estafette::wait::Status::Granted));
+    until("the write is parked", || {
+        matches!(status(&bench.engine, &write), Some(estafette::wait::Status::Fenced(_)))
+    });
     bench.device.run_until_idle();
     write.wait().unwrap();
     assert_eq!(get(&x), 5.0);
@@ -431,7 +433,9 @@ fn a_lease_waits_for_the_device_and_its_end_may_wait_for_one_too() {
         Ok(())
     });
     let write = write.unwrap();
-    until("the write is parked", || status(&bench.engine, &write) == Some(estafette::wait::Status::Granted));
+    until("the write is parked", || {
+        matches!(status(&bench.engine, &write), Some(estafette::wait::Status::Fenced(_)))
+    });
     bench.device.run_until_idle();
     write.wait().unwrap();
     assert!(bench.watchdog.still_watches());

@@ -107,7 +107,8 @@ class OpStatus:
     name: str
     """Name given at submission."""
     status: str
-    """``"waiting"``, ``"granted"``, ``"running"``, ``"cancelled"`` or ``"held"`` (a lease)."""
+    """``"waiting"``, ``"granted"``, ``"fenced"`` (it waits for device work or a promise), ``"running"``,
+    ``"cancelled"`` or ``"held"`` (a lease)."""
     age: float
     """Seconds since submission, a few milliseconds coarse."""
     blocked_by: tuple[Blocker, ...]

@@ -29,6 +29,7 @@ pub fn diagnosis(py: Python<'_>, diagnosis: &Diagnosis) -> PyResult<Py<PyAny>> {
         let status = match op.status {
             Status::Waiting => "waiting",
             Status::Granted => "granted",
+            Status::Fenced(_) => "fenced",
             Status::Running => "running",
             Status::Cancelled => "cancelled",
             Status::Held(_) => "held",
