@@ -76,7 +76,7 @@ const PYTHON_HALVES: [&str; 2] = ["*/test_[a-h]*", "*/test_[!a-h]*"];
 
 /// Tests that meet the platform: fences of both sides, forks, clocks, libraries, memory and threads of the host. They are built without
 /// optimization, as most of their time is the compiler's.
-const PORTABLE: &str = "test --config profile.dev.opt-level=0 --config profile.dev.debug=false --no-fail-fast \
+const PORTABLE: &str = "test --config profile.dev.opt-level=0 --no-fail-fast \
     --package estafette-sync --package estafette-devices --package estafette --package tests \
     --lib --test pool --test fork --test conformance --test leases --test process --test shutdown --test trace --test waiting";
 
