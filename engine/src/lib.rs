@@ -100,13 +100,11 @@
 //! others is touched and where an operation costs next to nothing; each block says why it is sound.
 
 mod adapters;
-mod arrow;
 mod copy;
 mod core;
 pub mod engine;
 pub mod exchange;
 mod export;
-mod fenced;
 pub mod lease;
 pub mod operation;
 #[cfg(feature = "operators")]
@@ -114,7 +112,6 @@ pub mod operators;
 pub mod program;
 #[cfg(feature = "links")]
 pub mod remote;
-mod stream;
 pub mod tensor;
 pub mod trace;
 pub mod wait;
@@ -130,11 +127,11 @@ pub use estafette_devices as devices;
 pub use estafette_report as report;
 pub use exchange::{DType, Element, Layout, ManagedTensor};
 pub use export::ExportOptions;
+pub use export::stream::ImportStream;
 pub use lease::{Access, Lease};
 pub use operation::completion::{Completion, Scope};
 pub use operation::import::{ImportOptions, Produced};
 pub use program::Program;
-pub use stream::ImportStream;
 pub use tensor::handle::Tensor;
 pub use tensor::variable::Variable;
 pub use tensor::views::{View, ViewMut};

@@ -54,8 +54,9 @@ fn format() -> Command {
 
 /// The Python extension is checked too. Its stable ABI needs no interpreter, so this works on a machine without one.
 fn clippy(target: &std::path::Path) -> Command {
+    let features = format!("{SIMULATED},benches/criterion");
     let arguments =
-        ["clippy", "--workspace", "--all-targets", "--features", SIMULATED, "--", "-D", "warnings"];
+        ["clippy", "--workspace", "--all-targets", "--features", &features, "--", "-D", "warnings"];
     let mut command = shell::cargo(target, &arguments);
     command.env("PYO3_NO_PYTHON", "1");
     command

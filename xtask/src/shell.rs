@@ -80,6 +80,35 @@ pub fn watch(command: Command, limit: Duration, mut look: impl FnMut(&str)) -> R
     })
 }
 
+/// Runs commands at once, each for at most `limit`, and shows each line of output to `look` with the number of its command. The output of
+/// the first is passed on line by line, and that of the others when those before have ended, so that a reader can tell them apart.
+pub fn watch_at_once(
+    commands: Vec<Command>,
+    limit: Duration,
+    mut look: impl FnMut(usize, &str),
+) -> Vec<Result<Ended, String>> {
+    let mut commands = commands.into_iter();
+    let first = commands.next();
+    let collected = |command| {
+        announce(&command);
+        std::thread::spawn(move || collect(command, limit))
+    };
+    let others: Vec<_> = commands.map(collected).collect();
+    let first = first.map(|command| watch(command, limit, |line| look(0, line)));
+    let mut all: Vec<_> = first.into_iter().collect();
+    for other in others {
+        let ended =
+            other.join().unwrap_or_else(|_| Err("the thread that reads its output panicked".to_owned()));
+        let number = all.len();
+        all.push(ended.map(|(ended, output)| {
+            print!("{output}");
+            output.lines().for_each(|line| look(number, line));
+            ended
+        }));
+    }
+    all
+}
+
 /// Runs a command for at most `limit` and keeps its output, both streams together, instead of passing it on.
 pub fn collect(command: Command, limit: Duration) -> Result<(Ended, String), String> {
     let mut output = String::new();
@@ -195,6 +224,30 @@ mod tests {
         });
         assert_eq!(lines, ["one", "two", "three"]);
         assert!(matches!(ended, Ok(Ended::Exit(status)) if status.code() == Some(3)));
+    }
+
+    #[test]
+    fn commands_at_once_are_told_apart_and_run_together() {
+        let (open, opener) = ("read line < \"$0\"; echo first", "echo > \"$0\"; echo second; exit 3");
+        let pipe = std::env::temp_dir().join(format!("estafette-at-once-{}", std::process::id()));
+        assert!(command("mkfifo").arg(&pipe).status().unwrap().success());
+        // Either end of the pipe waits for the other.
+        let commands = [open, opener].map(|script| {
+            let mut command = shell(script);
+            command.arg(&pipe);
+            command
+        });
+        let mut lines = Vec::new();
+        let limit = Duration::from_secs(60);
+        let ended =
+            watch_at_once(commands.into(), limit, |number, line| lines.push((number, line.to_owned())));
+        std::fs::remove_file(&pipe).unwrap();
+        assert_eq!(lines, [(0, "first".to_owned()), (1, "second".to_owned())]);
+        let codes = ended.into_iter().map(|ended| match ended {
+            Ok(Ended::Exit(status)) => status.code(),
+            _ => None,
+        });
+        assert_eq!(codes.collect::<Vec<_>>(), [Some(0), Some(3)]);
     }
 
     #[test]

@@ -71,9 +71,12 @@ pub const TESTED: &[&str] = &["--workspace", "--exclude", "estafette-python", "-
 /// their examples need.
 const RELEASED: &[&str] = &["build", "--release", "--examples"];
 
+/// The Python tests of either half, which the other one leaves out: about the same time.
+const PYTHON_HALVES: [&str; 2] = ["*/test_[a-h]*", "*/test_[!a-h]*"];
+
 /// Tests that meet the platform: fences of both sides, forks, clocks, libraries, memory and threads of the host. They are built without
 /// optimization, as most of their time is the compiler's.
-const PORTABLE: &str = "test --config profile.dev.opt-level=0 --config profile.dev.debug=false --no-fail-fast \
+const PORTABLE: &str = "test --config profile.dev.opt-level=0 --no-fail-fast \
     --package estafette-sync --package estafette-devices --package estafette --package tests \
     --lib --test pool --test fork --test conformance --test leases --test process --test shutdown --test trace --test waiting";
 
@@ -197,11 +200,17 @@ pub const SUITES: &[Suite] = &[
         counted: true,
         limit: minutes(15),
         commands: |context| {
-            let mut tests = python(context, &["-m", "pytest", "-rfEs", "bindings/python/tests"]);
-            if context.quick {
-                tests.env("ESTAFETTE_FEW_EXAMPLES", "1");
-            }
-            vec![tests]
+            // Two processes, as one would leave a processor idle.
+            PYTHON_HALVES
+                .map(|of_the_other| {
+                    let mut tests = python(context, &["-m", "pytest", "-rfEs", "bindings/python/tests"]);
+                    tests.args(["--ignore-glob", of_the_other]);
+                    if context.quick {
+                        tests.env("ESTAFETTE_FEW_EXAMPLES", "1");
+                    }
+                    tests
+                })
+                .into()
         },
     },
     Suite {

@@ -2,6 +2,7 @@
 
 use std::collections::VecDeque;
 use std::fmt;
+use std::process::Command;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
@@ -279,6 +280,29 @@ fn set_up_borrowed(context: &mut Context) -> Result<(), String> {
     Ok(())
 }
 
+/// Suites whose commands run at once: each keeps one processor busy, and they share nothing.
+const AT_ONCE: &[&str] = &["python"];
+
+/// What one command has printed.
+#[derive(Default)]
+struct Seen {
+    /// It has to execute a test.
+    counted: bool,
+    counts: Counts,
+    /// Its last lines.
+    end: VecDeque<String>,
+}
+
+impl Seen {
+    fn read_line(&mut self, line: &str) {
+        self.counts.read_line(line);
+        if self.end.len() == LAST_LINES {
+            self.end.pop_front();
+        }
+        self.end.push_back(line.to_owned());
+    }
+}
+
 /// Runs the commands of one suite. The end of what a failed one printed is added to `last`.
 fn run_suite(suite: &Suite, context: &Context, options: &Options, last: &mut Vec<String>) -> Outcome {
     let mut total = Counts::default();
@@ -288,42 +312,44 @@ fn run_suite(suite: &Suite, context: &Context, options: &Options, last: &mut Vec
     if commands.is_empty() {
         problems.push("there is nothing to run".to_owned());
     }
-    for command in commands {
-        let counted = is_given(&command, "test") || suite.counted && !is_given(&command, "build");
-        let mut counts = Counts::default();
+    let steps: Vec<Vec<Command>> = match AT_ONCE.contains(&suite.name) {
+        true => vec![commands],
+        false => commands.into_iter().map(|command| vec![command]).collect(),
+    };
+    'steps: for commands in steps {
+        let is_counted = |command| is_given(command, "test") || suite.counted && !is_given(command, "build");
+        let mut seen: Vec<Seen> =
+            commands.iter().map(|command| Seen { counted: is_counted(command), ..Seen::default() }).collect();
         let left = deadline.saturating_duration_since(Instant::now());
-        let mut end = VecDeque::with_capacity(LAST_LINES);
-        let ended = shell::watch(command, left, |line| {
-            counts.read_line(line);
-            if end.len() == LAST_LINES {
-                end.pop_front();
+        let all_ended = shell::watch_at_once(commands, left, |number, line| seen[number].read_line(line));
+        for (seen, ended) in seen.into_iter().zip(all_ended) {
+            if !matches!(&ended, Ok(Ended::Exit(status)) if status.success()) {
+                last.extend(seen.end);
             }
-            end.push_back(line.to_owned());
-        });
-        if !matches!(&ended, Ok(Ended::Exit(status)) if status.success()) {
-            last.extend(end);
-        }
-        match ended {
-            Ok(Ended::Exit(status)) if status.success() => {
-                // Each command of a suite counts for itself, so that models of one crate do not hide that another has none.
-                if counted && counts.executed() == 0 && counts.reasons.is_empty() {
-                    problems.push("a command executed no test".to_owned());
+            // Each command of a suite counts for itself, so that models of one crate do not hide that another has none.
+            let no_test = seen.counted && seen.counts.executed() == 0 && seen.counts.reasons.is_empty();
+            total.merge(seen.counts);
+            match ended {
+                Ok(Ended::Exit(status)) if status.success() => {
+                    if no_test {
+                        problems.push("a command executed no test".to_owned());
+                    }
                 }
+                Ok(Ended::Exit(status)) => problems.push(status.to_string()),
+                Ok(Ended::OverLimit) => {
+                    problems
+                        .push(format!("killed after its limit of {} minutes", suite.limit.as_secs() / 60));
+                    break 'steps;
+                }
+                Err(message) => problems.push(message),
             }
-            Ok(Ended::Exit(status)) => problems.push(status.to_string()),
-            Ok(Ended::OverLimit) => {
-                problems.push(format!("killed after its limit of {} minutes", suite.limit.as_secs() / 60));
-                break;
-            }
-            Err(message) => problems.push(message),
         }
-        total.merge(counts);
     }
     judge(options.require, total, problems)
 }
 
 /// Whether the first argument of a command is `what`: cargo's `build` runs no test, its `test` always does.
-fn is_given(command: &std::process::Command, what: &str) -> bool {
+fn is_given(command: &Command, what: &str) -> bool {
     command.get_args().next().is_some_and(|first| first == what)
 }
 
@@ -408,6 +434,13 @@ mod tests {
     }
 
     #[test]
+    fn suites_whose_commands_run_at_once_exist() {
+        for name in AT_ONCE {
+            assert!(SUITES.iter().any(|suite| suite.name == *name), "{name}");
+        }
+    }
+
+    #[test]
     fn names_follow_the_suite_flag_until_the_next_flag() {
         let options = Options::parse(&["--suite", "rust", "doc", "--all", "--require"]).unwrap();
         assert_eq!(options, Options { all: true, require: true, suites: vec!["rust".into(), "doc".into()] });
@@ -428,7 +461,7 @@ mod tests {
         assert_eq!(names(&["--all"]).len(), SUITES.len());
     }
 
-    fn run_scripts(counted: bool, commands: fn(&Context) -> Vec<std::process::Command>) -> String {
+    fn run_scripts(counted: bool, commands: fn(&Context) -> Vec<Command>) -> String {
         let limit = Duration::from_secs(60);
         let suite = Suite { name: "some", about: "", quick: true, needs: &[], counted, limit, commands };
         let context = Context {
@@ -445,7 +478,7 @@ mod tests {
         }
     }
 
-    fn echo(line: &str) -> std::process::Command {
+    fn echo(line: &str) -> Command {
         let mut command = shell::command("echo");
         command.arg(line);
         command

@@ -66,13 +66,3 @@ fn execute(command: Option<Command>) -> Result<(), Box<dyn std::error::Error>> {
         Some(Command::Bench(arguments)) => bench::run(&arguments),
     }
 }
-
-#[cfg(test)]
-mod tests {
-    use super::{Arguments, CommandFactory};
-
-    #[test]
-    fn the_arguments_are_consistent() {
-        Arguments::command().debug_assert();
-    }
-}

@@ -1,4 +1,4 @@
-"""What the processes of `test_processes.py` run that `multiprocessing` starts: they import it by its name."""
+"""What the processes of `test_queues.py` run that `multiprocessing` starts: they import it by its name."""
 
 import os
 

@@ -1,13 +1,10 @@
 """Tensors of one process in another, in two real processes. Each test starts a program of its own and talks to it by links and pipes."""
 
 import asyncio
-import concurrent.futures
 import contextlib
 import copy
 import gc
-import importlib
 import json
-import multiprocessing
 import os
 import pickle
 import signal
@@ -16,13 +13,11 @@ import sys
 import textwrap
 import threading
 import time
-from multiprocessing.reduction import ForkingPickler
 
-import process_functions
 import pytest
 
 import estafette as est
-from conftest import peer, run_program, until
+from conftest import run_program, until
 
 pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="links between processes need Linux")
 
@@ -289,68 +284,6 @@ def test_a_failure_crosses_with_its_text(eng, np, other):
     with pytest.raises(est.OperationError):
         x.wait()
     assert peer.ended_well()
-
-
-class TestTickets:
-    def test_a_ticket_goes_through_anything_and_is_a_promise_at_the_other_end(self, eng, np, gate, other):
-        peer = other(
-            eng,
-            """
-            import pickle
-            ticket = pickle.loads(bytes.fromhex(sys.stdin.readline()))
-            x, y = eng.from_ticket(ticket), eng.from_ticket(bytes(ticket))
-            print(ticket.process, x.is_ready(), flush=True)
-            print(eng.call(np.add, x, y).result().shape, int(np.from_dlpack(x)[0]), flush=True)
-            del x, y
-            sys.stdin.readline()
-            late = eng.from_ticket(ticket)
-            try:
-                late.wait(60)
-            except est.OperationError as error:
-                print(error, flush=True)
-            """,
-        )
-        x = eng.zeros(3, "int64", shared=True)
-        eng.submit(gate, writes=[x])
-        fill(eng, np, x, 7)
-        ticket = x.ticket()
-        later = fill(eng, np, x, 8)
-        peer.write(pickle.dumps(ticket).hex())
-        assert peer.read() == f"{os.getpid()} False"
-        gate.open()
-        assert peer.read() == "(3,) 7"
-        with pytest.raises(TimeoutError):
-            later.wait(0.05)
-        ticket.revoke()
-        later.wait(10)
-        peer.write("go on")
-        assert "not valid any more" in peer.read()
-        assert peer.ended_well()
-
-    def test_the_tickets_of_a_dead_process_fail(self, eng, other):
-        peer = other(
-            eng,
-            """
-            x = eng.zeros(3, "int64")
-            ticket = x.ticket()
-            print(bytes(ticket).hex(), flush=True)
-            sys.stdin.readline()
-            """,
-        )
-        ticket = est.Ticket(bytes.fromhex(peer.read()))
-        assert ticket.process == peer.process.pid
-        x = eng.from_ticket(ticket)
-        x.wait(60)
-        peer.kill()
-        peer.process.wait(60)
-
-        def died():
-            with pytest.raises(est.OperationError) as caught:
-                eng.from_ticket(ticket).wait(60)
-            return peer_died(caught.value).process == peer.process.pid
-
-        until(died)
-        assert bytes(x) == bytes(24)
 
 
 class TestEventLoops:
@@ -630,84 +563,3 @@ def test_nothing_is_left_of_links_that_are_over(eng, np, other):
     for number in range(6):
         once(number % 2 == 0)
     until(lambda: (open_now(), maps()) <= before)
-
-
-class TestQueues:
-    """Queues and pools of `multiprocessing`, with processes that are started by *spawn*."""
-
-    @pytest.fixture(params=["multiprocessing", "torch.multiprocessing"])
-    def context(self, request):
-        if request.param.startswith("torch"):
-            peer("torch")
-        return importlib.import_module(request.param).get_context("spawn")
-
-    def test_tensors_cross_in_both_directions_before_they_are_ready(self, eng, np, context, gate):
-        tensors, results = context.Queue(), context.Queue()
-        process = context.Process(target=process_functions.double_all, args=(tensors, results))
-        process.start()
-        x = eng.zeros(4, "float64", shared=True)
-
-        def fill(x):
-            gate()
-            x += 1
-
-        eng.submit(fill, writes=[x], using=np.from_dlpack)
-        tensors.put(x)
-        y = results.get(timeout=60)
-        assert isinstance(y, est.Tensor) and not y.is_ready()
-        gate.open()
-        assert np.from_dlpack(y).tolist() == [2] * 4
-        for step in range(2, 20):
-            # It waits until the other process is done with the version before.
-            eng.submit(lambda x: x.__iadd__(1), writes=[x], using=np.from_dlpack)
-            tensors.put(x)
-            y = results.get(timeout=60)
-            assert np.from_dlpack(y).tolist() == [2.0 * step] * 4
-        del y
-        tensors.put(None)
-        tensors.put(None)
-        process.join(60)
-        assert process.exitcode == 0
-
-    def test_a_pool_takes_tensors_as_arguments(self, eng, np, context):
-        x = eng.zeros(4, "float64", shared=True)
-        eng.submit(lambda x: x.fill(3), writes=[x], using=np.from_dlpack)
-        with concurrent.futures.ProcessPoolExecutor(1, mp_context=context) as pool:
-            y = pool.submit(process_functions.doubled, x).result(60)
-            assert np.from_dlpack(y).tolist() == [6] * 4
-            del y
-        # The version was used, so nothing holds up the next write.
-        eng.submit(lambda x: x.fill(4), writes=[x], using=np.from_dlpack).wait(60)
-
-    def test_a_process_that_ends_leaves_the_tensor_to_its_owner(self, eng, np):
-        x = eng.zeros(4, "float64", shared=True)
-        with concurrent.futures.ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as pool:
-            with pytest.raises(concurrent.futures.process.BrokenProcessPool):
-                pool.submit(process_functions.ends, x).result(60)
-        eng.submit(lambda x: x.fill(4), writes=[x], using=np.from_dlpack).wait(60)
-
-    def test_a_ticket_for_one_use_is_used_once(self, eng, np):
-        x = eng.zeros(4, "float64", shared=True)
-        ticket = bytes(x.ticket(once=True))
-        source = f"""
-        import numpy as np
-        import estafette as est
-
-        with est.Engine(workers=1, failures="ignore") as eng:
-            x = eng.from_ticket(bytes.fromhex("{ticket.hex()}"))
-            assert np.from_dlpack(x).tolist() == [0] * 4
-            again = eng.from_ticket(bytes.fromhex("{ticket.hex()}"))
-            try:
-                again.wait(60)
-            except est.EstafetteError as error:
-                assert "one use" in str(error), error
-            else:
-                raise AssertionError("it was used twice")
-        """
-        run_program(source)
-        eng.submit(lambda x: x.fill(4), writes=[x], using=np.from_dlpack).wait(60)
-
-    def test_memory_that_is_not_shared_is_refused_by_the_pickler(self, eng):
-        eng.zeros(1, "int8", shared=True)
-        with pytest.raises(est.NotSharedError):
-            ForkingPickler.dumps(eng.zeros(4, "float64"))

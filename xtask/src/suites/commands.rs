@@ -40,7 +40,7 @@ pub(super) fn rust_tests(target: &Path, extra: &[&str]) -> Command {
     let runner: &[&str] = if shell::answers("cargo", &["nextest", "--version"]) {
         &["nextest", "run", "--no-fail-fast", "--no-tests=fail"]
     } else {
-        &["test", "--lib", "--bins", "--tests", "--no-fail-fast"]
+        &["test", "--tests", "--no-fail-fast"]
     };
     cargo(target, runner, &[TESTED, extra].concat())
 }
@@ -57,7 +57,7 @@ pub(super) fn models(target: &Path, checker: &str) -> Vec<Command> {
 /// Tests of the adapter of candle, `which` of them, built without optimization as most of their time is the compiler's. Nothing else has
 /// these features.
 pub(super) fn candle(target: &Path, which: &str) -> Command {
-    let config = ["test", "--config", "profile.dev.opt-level=0", "--config", "profile.dev.debug=false"];
+    let config = ["test", "--config", "profile.dev.opt-level=0"];
     let package = ["--package", "estafette", "--features", "candle", which, "candle"];
     cargo(&target.join("candle"), &config, &package)
 }

@@ -1,4 +1,15 @@
-//! Handing tensors to other libraries.
+//! Handing tensors to other libraries, and what goes both ways.
+//!
+//! | part | idea |
+//! |---|---|
+//! | this file | DLPack exports: memory that a consumer returns |
+//! | `fenced` | tensors with fences, as `dlpack_fence.h` has them |
+//! | `arrow` | Arrow arrays, with `sync_event` as a fence |
+//! | `stream` | streams of consumers and producers by their native handles |
+
+mod arrow;
+mod fenced;
+pub(crate) mod stream;
 
 use std::ptr::NonNull;
 use std::sync::Arc;

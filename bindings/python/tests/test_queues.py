@@ -1,0 +1,96 @@
+"""Queues and pools of `multiprocessing`, with processes that are started by *spawn*."""
+
+import concurrent.futures
+import importlib
+import multiprocessing
+from multiprocessing.reduction import ForkingPickler
+
+import process_functions
+import pytest
+
+import estafette as est
+from conftest import peer, run_program
+from test_processes import pytestmark  # noqa: F401
+
+
+@pytest.fixture(params=["multiprocessing", "torch.multiprocessing"])
+def context(request):
+    if request.param.startswith("torch"):
+        peer("torch")
+    return importlib.import_module(request.param).get_context("spawn")
+
+
+def test_tensors_cross_in_both_directions_before_they_are_ready(eng, np, context, gate):
+    tensors, results = context.Queue(), context.Queue()
+    process = context.Process(target=process_functions.double_all, args=(tensors, results))
+    process.start()
+    x = eng.zeros(4, "float64", shared=True)
+
+    def fill(x):
+        gate()
+        x += 1
+
+    eng.submit(fill, writes=[x], using=np.from_dlpack)
+    tensors.put(x)
+    y = results.get(timeout=60)
+    assert isinstance(y, est.Tensor) and not y.is_ready()
+    gate.open()
+    assert np.from_dlpack(y).tolist() == [2] * 4
+    for step in range(2, 20):
+        # It waits until the other process is done with the version before.
+        eng.submit(lambda x: x.__iadd__(1), writes=[x], using=np.from_dlpack)
+        tensors.put(x)
+        y = results.get(timeout=60)
+        assert np.from_dlpack(y).tolist() == [2.0 * step] * 4
+    del y
+    tensors.put(None)
+    tensors.put(None)
+    process.join(60)
+    assert process.exitcode == 0
+
+
+def test_a_pool_takes_tensors_as_arguments(eng, np, context):
+    x = eng.zeros(4, "float64", shared=True)
+    eng.submit(lambda x: x.fill(3), writes=[x], using=np.from_dlpack)
+    with concurrent.futures.ProcessPoolExecutor(1, mp_context=context) as pool:
+        y = pool.submit(process_functions.doubled, x).result(60)
+        assert np.from_dlpack(y).tolist() == [6] * 4
+        del y
+    # The version was used, so nothing holds up the next write.
+    eng.submit(lambda x: x.fill(4), writes=[x], using=np.from_dlpack).wait(60)
+
+
+def test_a_process_that_ends_leaves_the_tensor_to_its_owner(eng, np):
+    x = eng.zeros(4, "float64", shared=True)
+    with concurrent.futures.ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as pool:
+        with pytest.raises(concurrent.futures.process.BrokenProcessPool):
+            pool.submit(process_functions.ends, x).result(60)
+    eng.submit(lambda x: x.fill(4), writes=[x], using=np.from_dlpack).wait(60)
+
+
+def test_a_ticket_for_one_use_is_used_once(eng, np):
+    x = eng.zeros(4, "float64", shared=True)
+    ticket = bytes(x.ticket(once=True))
+    source = f"""
+    import numpy as np
+    import estafette as est
+
+    with est.Engine(workers=1, failures="ignore") as eng:
+        x = eng.from_ticket(bytes.fromhex("{ticket.hex()}"))
+        assert np.from_dlpack(x).tolist() == [0] * 4
+        again = eng.from_ticket(bytes.fromhex("{ticket.hex()}"))
+        try:
+            again.wait(60)
+        except est.EstafetteError as error:
+            assert "one use" in str(error), error
+        else:
+            raise AssertionError("it was used twice")
+    """
+    run_program(source)
+    eng.submit(lambda x: x.fill(4), writes=[x], using=np.from_dlpack).wait(60)
+
+
+def test_memory_that_is_not_shared_is_refused_by_the_pickler(eng):
+    eng.zeros(1, "int8", shared=True)
+    with pytest.raises(est.NotSharedError):
+        ForkingPickler.dumps(eng.zeros(4, "float64"))

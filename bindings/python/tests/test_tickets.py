@@ -1,0 +1,72 @@
+"""Tickets: tensors of one process for another, without a link, through anything that carries bytes."""
+
+import os
+import pickle
+
+import pytest
+
+import estafette as est
+from conftest import until
+from test_processes import fill, other, peer_died, pytestmark  # noqa: F401
+
+
+def test_a_ticket_goes_through_anything_and_is_a_promise_at_the_other_end(eng, np, gate, other):
+    peer = other(
+        eng,
+        """
+        import pickle
+        ticket = pickle.loads(bytes.fromhex(sys.stdin.readline()))
+        x, y = eng.from_ticket(ticket), eng.from_ticket(bytes(ticket))
+        print(ticket.process, x.is_ready(), flush=True)
+        print(eng.call(np.add, x, y).result().shape, int(np.from_dlpack(x)[0]), flush=True)
+        del x, y
+        sys.stdin.readline()
+        late = eng.from_ticket(ticket)
+        try:
+            late.wait(60)
+        except est.OperationError as error:
+            print(error, flush=True)
+        """,
+    )
+    x = eng.zeros(3, "int64", shared=True)
+    eng.submit(gate, writes=[x])
+    fill(eng, np, x, 7)
+    ticket = x.ticket()
+    later = fill(eng, np, x, 8)
+    peer.write(pickle.dumps(ticket).hex())
+    assert peer.read() == f"{os.getpid()} False"
+    gate.open()
+    assert peer.read() == "(3,) 7"
+    with pytest.raises(TimeoutError):
+        later.wait(0.05)
+    ticket.revoke()
+    later.wait(10)
+    peer.write("go on")
+    assert "not valid any more" in peer.read()
+    assert peer.ended_well()
+
+
+def test_the_tickets_of_a_dead_process_fail(eng, other):
+    peer = other(
+        eng,
+        """
+        x = eng.zeros(3, "int64")
+        ticket = x.ticket()
+        print(bytes(ticket).hex(), flush=True)
+        sys.stdin.readline()
+        """,
+    )
+    ticket = est.Ticket(bytes.fromhex(peer.read()))
+    assert ticket.process == peer.process.pid
+    x = eng.from_ticket(ticket)
+    x.wait(60)
+    peer.kill()
+    peer.process.wait(60)
+
+    def died():
+        with pytest.raises(est.OperationError) as caught:
+            eng.from_ticket(ticket).wait(60)
+        return peer_died(caught.value).process == peer.process.pid
+
+    until(died)
+    assert bytes(x) == bytes(24)
