@@ -10,6 +10,7 @@ import json
 import multiprocessing
 import os
 import pickle
+import re
 import signal
 import subprocess
 import sys
@@ -689,6 +690,8 @@ class TestQueues:
     def test_a_ticket_for_one_use_is_used_once(self, eng, np):
         x = eng.zeros(4, "float64", shared=True)
         ticket = bytes(x.ticket(once=True))
+        # Until then it is shown, with its age.
+        assert re.search(r"taken by a ticket for one use [\d.]+", str(eng.diagnose()))
         source = f"""
         import numpy as np
         import estafette as est

@@ -17,19 +17,16 @@ A client registers it for its workers::
 from __future__ import annotations
 
 from collections.abc import Mapping
-from concurrent.futures import Future
 from typing import Any
 from urllib.parse import urlsplit
 
-import numpy as np
 from dask.sizeof import sizeof
 from distributed import Client, WorkerPlugin
 from distributed.protocol.serialize import dask_deserialize, dask_serialize
 
 from . import default_engine
-from ._errors import EstafetteError, OperationError
 from ._estafette import Tensor
-from ._processes import ticket_or_copy
+from ._processes import packed, ticket_or_copy, unpacked
 
 __all__ = ["register"]
 
@@ -71,27 +68,14 @@ def _is_on_this_machine(context: Mapping[str, Any] | None) -> bool:
 def _serialize(tensor: Tensor, context: Mapping[str, Any] | None = None) -> tuple[dict[str, Any], list[Any]]:
     if _is_on_this_machine(context):
         return {"ticket": bytes(ticket_or_copy(tensor, once=True))}, []
-    try:
-        with tensor.to_host().read() as view:
-            frame = np.asarray(view).tobytes()
-    except OperationError as error:
-        return {"failure": str(error)}, []
-    return {"shape": tensor.shape, "dtype": str(tensor.dtype)}, [frame]
+    return packed(tensor)
 
 
 @dask_deserialize.register(Tensor)
 def _deserialize(header: dict[str, Any], frames: list[Any]) -> Tensor:
-    eng = default_engine()
     if "ticket" in header:
-        return eng.from_ticket(header["ticket"])
-    if "failure" in header:
-        failed: Future[Any] = Future()
-        failed.set_exception(EstafetteError(header["failure"]))
-        return eng.from_future(failed, name="tensor of another process")
-    tensor = eng.empty(header["shape"], header["dtype"])
-    with tensor.write() as view:
-        np.asarray(view)[...] = np.frombuffer(b"".join(frames), tensor.__numpy_dtype__).reshape(tensor.shape)
-    return tensor
+        return default_engine().from_ticket(header["ticket"])
+    return unpacked(header, frames)
 
 
 @sizeof.register(Tensor)
