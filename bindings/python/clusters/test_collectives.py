@@ -10,7 +10,7 @@ import pytest
 RANK = Path(__file__).with_name("gloo_rank.py")
 
 
-def ranks(folder, order, timeout):
+def ranks(folder, order):
     """The outcomes of two ranks: their exit codes and what they printed. What runs for longer is killed."""
     started = [
         subprocess.Popen(
@@ -22,7 +22,7 @@ def ranks(folder, order, timeout):
     try:
         for process in started:
             try:
-                out, err = process.communicate(timeout=timeout)
+                out, err = process.communicate(timeout=200)
                 outcomes.append((process.returncode, out, err))
             except subprocess.TimeoutExpired:
                 outcomes.append((None, "", "it hung"))
@@ -34,7 +34,7 @@ def ranks(folder, order, timeout):
 
 
 def test_with_a_variable_for_the_communicator_thousands_of_collectives_agree_and_all_ranks_fail_in_the_same(tmp_path):
-    first, second = ranks(tmp_path, "ordered", timeout=200)
+    first, second = ranks(tmp_path, "ordered")
     assert first[0] == 0, first[2]
     assert second[0] == 0, second[2]
     failures = json.loads(first[1])
@@ -44,10 +44,5 @@ def test_with_a_variable_for_the_communicator_thousands_of_collectives_agree_and
 
 
 def test_without_it_they_mismatch_or_hang(tmp_path):
-    outcomes = ranks(tmp_path, "unordered", timeout=30)
-
-    def is_right(outcome):
-        code, out, _err = outcome
-        return code == 0 and all(text.startswith("no input for") for text in json.loads(out).values())
-
-    assert not all(map(is_right, outcomes)), "nothing went wrong without an order"
+    outcomes = ranks(tmp_path, "unordered")
+    assert any(code != 0 for code, _out, _err in outcomes), "nothing went wrong without an order"

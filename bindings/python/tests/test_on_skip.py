@@ -64,7 +64,9 @@ def test_it_is_called_for_failed_variables_and_not_for_pure_writes(eng):
     called, ready = [], eng.var()
     eng.submit(lambda: 1 / 0, writes=[ready], name="variable")
     eng.submit(never, [ready], on_skip=called.append).exception()
-    eng.submit(lambda x: x.fill(1), writes=[failed(eng)], on_skip=called.append).wait()
+    x = failed(eng)
+    assert x.exception() is not None
+    eng.submit(lambda x: x.fill(1), writes=[x], on_skip=called.append).wait()
     assert [error.operation for error in called] == ["variable"]
 
 

@@ -16,6 +16,9 @@ A client registers it for its workers::
 
 from __future__ import annotations
 
+import contextlib
+import functools
+import time
 from collections.abc import Mapping
 from typing import Any
 from urllib.parse import urlsplit
@@ -23,8 +26,10 @@ from urllib.parse import urlsplit
 from dask.sizeof import sizeof
 from distributed import Client, WorkerPlugin
 from distributed.protocol.serialize import dask_deserialize, dask_serialize
+from distributed.worker_state_machine import FreeKeysEvent
 
 from . import default_engine
+from ._errors import CancelledError, PeerDiedError
 from ._estafette import Tensor
 from ._processes import packed, ticket_or_copy, unpacked
 
@@ -47,12 +52,31 @@ def register(client: Client) -> None:
 
 
 class _Plugin(WorkerPlugin):
-    """Brings this module to each worker: what it does is done by importing it."""
+    """Brings this module to each worker, and has what a dead process has promised computed again."""
 
     name = "estafette"
 
     def setup(self, worker: Any) -> None:
-        pass
+        self._worker = worker
+
+    def transition(self, key: Any, start: str, finish: str, **_keywords: Any) -> None:
+        value = self._worker.data.get(key) if finish == "memory" else None
+        if isinstance(value, Tensor) and not value.is_ready():
+            value.add_done_callback(functools.partial(self._is_done, key))
+
+    def _is_done(self, key: Any, tensor: Tensor) -> None:
+        error: BaseException | None = None
+        with contextlib.suppress(CancelledError):
+            error = tensor.exception()
+        while error is not None and not isinstance(error, PeerDiedError):
+            error = error.__cause__
+        if error is not None:
+            self._worker.loop.add_callback(self._drop, key, tensor)
+
+    def _drop(self, key: Any, tensor: Tensor) -> None:
+        """Gives the worker's copy up. To Dask it is a value; without a copy anywhere the scheduler has it computed again."""
+        if self._worker.data.get(key) is tensor:
+            self._worker.handle_stimulus(FreeKeysEvent(keys=[key], stimulus_id=f"estafette-peer-died-{time.time()}"))
 
 
 def _is_on_this_machine(context: Mapping[str, Any] | None) -> bool:
