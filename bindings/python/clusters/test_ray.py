@@ -62,6 +62,9 @@ class SourceActor:
     def open(self):
         self.gate.set()
 
+    def close(self):
+        self.gate.clear()
+
     def pid(self):
         import os
 
@@ -207,7 +210,7 @@ def actors():
 
 
 def get(reference):
-    return ray.get(reference, timeout=60)
+    return ray.get(reference, timeout=180)
 
 
 def test_a_value_that_comes_later_crosses_at_once(actors):
@@ -346,7 +349,7 @@ def test_two_actors_on_two_machines_take_from_each_other_at_once(actors, far_sin
     get([source.write.remote(1.0, held=True), far_source.write.remote(2.0, held=True)])
     values = [far_sink.value.remote(source.current.remote()), sink.value.remote(far_source.current.remote())]
     get([source.open.remote(), far_source.open.remote()])
-    assert [ray.get(value, timeout=60) for value in values] == [[1.0] * 4, [2.0] * 4]
+    assert get(values) == [[1.0] * 4, [2.0] * 4]
     ray.kill(far_source)
 
 
@@ -374,66 +377,87 @@ def test_a_further_registration_does_nothing_in_an_actor_too(actors):
     assert get(sink.value.remote(source.current.remote())) == [0.0] * 4
 
 
-@pytest.mark.parametrize("point", ["method running", "pending", "granted", "in use", "being freed"])
-def test_a_source_that_is_killed_at_any_point_harms_nobody(actors, point):
-    source, sink = actors
-    get(source.write.remote(1.0, held=point == "pending"))
-    if point == "method running":
+def test_a_source_that_is_killed_at_any_point_harms_nobody(actors):
+    first, sink = actors
+    sources = [first, *(Source.remote() for _ in range(5))]
+
+    def method_running(source):
         value = sink.value.remote(source.slow.remote())
         ray.kill(source)
         with pytest.raises(ray.exceptions.RayError):
             get(value)
-    elif point == "pending":
+
+    def pending(source):
+        get(source.write.remote(1.0, held=True))
         failure = sink.failure.remote(source.current.remote())
         get(sink.wait_for_pending.remote())
         ray.kill(source)
         assert get(failure)[0] == "PeerDiedError"
-    elif point == "granted":
-        get(source.is_written.remote(60))
+
+    def granted(source):
         get(sink.keep_unread.remote(source.current.remote()))
         ray.kill(source)
-    elif point == "in use":
+
+    def in_use(source):
+        get(source.write.remote(1.0))
         get(sink.keep.remote(source.current.remote()))
         ray.kill(source)
         assert get(sink.read_kept.remote()) == [1.0] * 4
-    else:
+
+    def being_freed(source):
         references = [source.current.remote() for _ in range(20)]
         get([sink.value.remote(reference) for reference in references])
         del references
         ray.kill(source)
-    # The sink takes from others.
-    other = Source.remote()
-    assert get(sink.value.remote(other.current.remote())) == [0.0] * 4
-    ray.kill(other)
+
+    for source, point in zip(sources, (method_running, pending, granted, in_use, being_freed)):
+        point(source)
+    assert get(sink.value.remote(sources[-1].current.remote())) == [0.0] * 4
+    ray.kill(sources[-1])
 
 
-@pytest.mark.parametrize("point", ["method running", "pending", "granted", "in use", "being freed"])
-def test_a_destination_that_is_killed_at_any_point_holds_nothing(actors, point):
-    source, sink = actors
-    get(source.write.remote(1.0, held=point == "pending"))
-    reference = source.slow.remote() if point == "method running" else source.current.remote()
-    if point in ("method running", "pending"):
-        value = sink.failure.remote(reference)
-        if point == "pending":
-            get(sink.wait_for_pending.remote())
+def test_a_destination_that_is_killed_at_any_point_holds_nothing(actors):
+    source, first = actors
+    sinks = [first, *(Sink.remote() for _ in range(4))]
+
+    def method_running(sink):
+        value = sink.value.remote(source.slow.remote())
         ray.kill(sink)
         get(source.open.remote())
         with pytest.raises(ray.exceptions.RayError):
             get(value)
-        del value
-    elif point == "granted":
-        get(sink.keep_unread.remote(reference))
-    elif point == "in use":
-        in_use = sink.in_use.remote(reference)
+
+    def pending(sink):
+        get(source.write.remote(1.0, held=True))
+        failure = sink.failure.remote(source.current.remote())
         get(sink.wait_for_pending.remote())
-        del in_use
-    else:
+        ray.kill(sink)
+        get(source.open.remote())
+        with pytest.raises(ray.exceptions.RayError):
+            get(failure)
+
+    def granted(sink):
+        get(sink.keep_unread.remote(source.current.remote()))
+        ray.kill(sink)
+
+    def in_use(sink):
+        never = sink.in_use.remote(source.current.remote())
+        get(sink.wait_for_pending.remote())
+        ray.kill(sink)
+        with pytest.raises(ray.exceptions.RayError):
+            get(never)
+
+    def being_freed(sink):
+        reference = source.current.remote()
         get(sink.value.remote(reference))
         del reference
-    ray.kill(sink)
-    reference = None
-    get(source.write.remote(2.0))
-    assert get(source.is_written.remote(60)), "something holds the version of a dead reader"
+        ray.kill(sink)
+
+    for sink, point in zip(sinks, (pending, method_running, granted, in_use, being_freed)):
+        get(source.close.remote())
+        point(sink)
+        get(source.write.remote(2.0))
+        assert get(source.is_written.remote(60)), f"{point.__name__}: something holds the version of a dead reader"
     assert get(source.tickets.remote()) == 0
 
 
