@@ -210,7 +210,7 @@ def actors():
 
 
 def get(reference):
-    return ray.get(reference, timeout=180)
+    return ray.get(reference, timeout=100)
 
 
 def test_a_value_that_comes_later_crosses_at_once(actors):

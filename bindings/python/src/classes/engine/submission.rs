@@ -39,7 +39,7 @@ impl PyEngine {
     ///
     /// An operation is skipped if an input has failed, or if it is cancelled. Then `on_skip` is called in the operation's turn, on a
     /// worker, with the exception that awaiting the operation raises. Collective operations need it: all ranks take part in them, or
-    /// all must be told, for example by aborting the communicator. The operation fails by the same cause as without it; what `on_skip`
+    /// all must learn why not, for example by an abort of the communicator. The operation fails by the same cause as without it; what `on_skip`
     /// raises goes to `sys.unraisablehook`. What `fn` and `using` raise is no skip.
     ///
     ///     >>> y = eng.zeros(3, "int64")
@@ -49,10 +49,10 @@ impl PyEngine {
     ///     ('fill', [7, 7, 7])
     ///
     ///     >>> grad = eng.zeros(3, "float64")
-    ///     >>> comm, told = eng.var(), []
+    ///     >>> comm, causes = eng.var(), []
     ///     >>> op = eng.submit(lambda grad: 1 / 0, writes=[grad], name="backward")
-    ///     >>> op = eng.submit(print, [grad], [grad, comm], on_skip=told.append)
-    ///     >>> op.exception().operation, told[0].operation
+    ///     >>> op = eng.submit(print, [grad], [grad, comm], on_skip=causes.append)
+    ///     >>> op.exception().operation, causes[0].operation
     ///     ('backward', 'backward')
     #[pyo3(signature = (r#fn, reads = None, writes = None, using = None, name = None, on = None, priority = 0, on_skip = None))]
     #[expect(clippy::too_many_arguments, reason = "keyword arguments of the Python method")]
