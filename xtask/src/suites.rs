@@ -337,6 +337,17 @@ pub const SUITES: &[Suite] = &[
         },
     },
     Suite {
+        name: "collectives",
+        about: "collective operations of two processes with Gloo: with an order they agree and fail together, without they do not",
+        quick: false,
+        needs: &[Need::Python],
+        counted: true,
+        limit: minutes(10),
+        commands: |context| {
+            vec![python(context, &["-m", "pytest", "-rfEs", "bindings/python/clusters/test_collectives.py"])]
+        },
+    },
+    Suite {
         name: "borrowed",
         about: "the DLPack tests of NumPy and CuPy, on our tensors",
         quick: true,

@@ -428,6 +428,12 @@ typedef struct estafette_operator_info {
 typedef void (*estafette_operator_callback)(void *context, const struct estafette_operator_info *info);
 
 /**
+ * Called with the context of an operation that is skipped, with why: `ESTAFETTE_FAILED`, `ESTAFETTE_CANCELLED` or `ESTAFETTE_DEVICE`,
+ * and the text, which is only there during the call. It must not throw.
+ */
+typedef void (*estafette_skip_callback)(void *context, estafette_status status, const char *message);
+
+/**
  * Options of a submission. All bytes zero, but for `size`, are the defaults.
  */
 typedef struct estafette_submit_options {
@@ -460,6 +466,13 @@ typedef struct estafette_submit_options {
    * stream, and the operation is what the function has enqueued there when it reports the end.
    */
   DLDevice on;
+  /**
+   * NULL, or what is called in place of the function where the operation is skipped: something that it reads has failed, or it was
+   * cancelled. It is called in the operation's turn, on a thread that could have called the function, before `drop_context`. So
+   * the turn of a collective operation always comes, and it can tell the other ranks: by `ncclCommAbort`, for example. The
+   * operation has then failed by the same cause as without it.
+   */
+  estafette_skip_callback on_skip;
 } estafette_submit_options;
 
 /**
@@ -1203,7 +1216,7 @@ estafette_status estafette_program_begin(struct estafette_engine *engine,
 /**
  * Records a node. The arguments are those of `estafette_submit_with`, but every replay calls `function` with `context`, and
  * `drop_context`, which may be NULL, is called once with it when the program was destroyed, no replay is in flight, and every fence
- * that a call of `function` has ended with has settled. Nodes have the meaning that they would have as operations submitted in this order. Of the options, `priority` and `nonblocking` must be 0.
+ * that a call of `function` has ended with has settled. Nodes have the meaning that they would have as operations submitted in this order. Of the options, `priority`, `nonblocking` and `on_skip` must be 0.
  *
  * A function reports its end as that of an operation does. Two replays may call it at the same time if all that the program does is
  * to read.

@@ -46,11 +46,18 @@ impl Drop for Context {
 pub(crate) enum BodyContext {
     /// Of an operation.
     Own(Context),
-    /// Of a node, which every replay calls with the same one.
+    /// Of a node, which every replay calls with the same one, or of an operation with `on_skip`.
     Shared(Arc<Context>),
 }
 
 impl BodyContext {
+    pub(crate) fn pointer(&self) -> *mut c_void {
+        match self {
+            Self::Own(context) => context.pointer(),
+            Self::Shared(context) => context.pointer(),
+        }
+    }
+
     /// Gives the context up when `fence` has settled, well or not: until then the work that it marks may use it.
     pub(crate) fn drop_after(self, fence: &Fence) {
         Reactor::global().when_settled([fence], move |_outcome| callback::run(|| drop(self)));

@@ -69,7 +69,7 @@ pub unsafe extern "C" fn estafette_program_begin(
 
 /// Records a node. The arguments are those of `estafette_submit_with`, but every replay calls `function` with `context`, and
 /// `drop_context`, which may be NULL, is called once with it when the program was destroyed, no replay is in flight, and every fence
-/// that a call of `function` has ended with has settled. Nodes have the meaning that they would have as operations submitted in this order. Of the options, `priority` and `nonblocking` must be 0.
+/// that a call of `function` has ended with has settled. Nodes have the meaning that they would have as operations submitted in this order. Of the options, `priority`, `nonblocking` and `on_skip` must be 0.
 ///
 /// A function reports its end as that of an operation does. Two replays may call it at the same time if all that the program does is
 /// to read.
@@ -96,9 +96,9 @@ pub unsafe extern "C" fn estafette_program_add(
         // SAFETY: by contract of this function.
         let options = unsafe { options::read(options) }?;
         let program = PROGRAMS.get(program, "program")?;
-        if options.priority != 0 || options.nonblocking != 0 {
+        if options.priority != 0 || options.nonblocking != 0 || options.on_skip.is_some() {
             return Err(Refusal::invalid(
-                "estafette_submit_options: a node of a program has no priority of its own, and no nonblocking",
+                "estafette_submit_options: a node of a program has no priority of its own, no nonblocking, and no on_skip: it is skipped with its replay",
             ));
         }
         let work = Arguments {

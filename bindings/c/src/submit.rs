@@ -5,13 +5,13 @@ use std::ffi::{c_char, c_void};
 use std::sync::Arc;
 
 use estafette::devices::{DLDevice, DeviceType, Queue};
-use estafette::operation::{Description, Tensors};
+use estafette::operation::{Description, Operands, SubmitPermit, Tensors};
 use estafette::{Completion, Engine, Op};
 use estafette_sync::valgrind;
 
 use crate::context::{BodyContext, Context, estafette_drop};
 use crate::engine::{self, estafette_engine};
-use crate::entry::{Answer, DONE, Refusal, entry, is_null, place, text};
+use crate::entry::{Answer, DONE, Refusal, c_text, entry, is_null, place, text};
 use crate::names;
 use crate::op::estafette_op;
 use crate::options::{self, Options};
@@ -23,6 +23,11 @@ use crate::tensor::{self, estafette_tensor, tensors};
 /// end is reported by `estafette_op_complete` or a related call, inside of the function or later, by any thread. The function must not block for long, and
 /// must not throw.
 pub type estafette_function = Option<unsafe extern "C" fn(context: *mut c_void, op: *mut estafette_op)>;
+
+/// Called with the context of an operation that is skipped, with why: `ESTAFETTE_FAILED`, `ESTAFETTE_CANCELLED` or `ESTAFETTE_DEVICE`,
+/// and the text, which is only there during the call. It must not throw.
+pub type estafette_skip_callback =
+    Option<unsafe extern "C" fn(context: *mut c_void, status: estafette_status, message: *const c_char)>;
 
 /// Options of a submission. All bytes zero, but for `size`, are the defaults.
 #[repr(C)]
@@ -45,6 +50,11 @@ pub struct estafette_submit_options {
     /// operation on that device is waited for there, and not on the host; the function asks `estafette_op_stream` for the
     /// stream, and the operation is what the function has enqueued there when it reports the end.
     pub on: DLDevice,
+    /// NULL, or what is called in place of the function where the operation is skipped: something that it reads has failed, or it was
+    /// cancelled. It is called in the operation's turn, on a thread that could have called the function, before `drop_context`. So
+    /// the turn of a collective operation always comes, and it can tell the other ranks: by `ncclCommAbort`, for example. The
+    /// operation has then failed by the same cause as without it.
+    pub on_skip: estafette_skip_callback,
 }
 
 // SAFETY: numbers and a pointer, the size first.
@@ -56,7 +66,7 @@ unsafe impl Options for estafette_submit_options {
 /// An operation as it waits to be called. Dropping it without a call gives the context up.
 struct Waiting {
     function: unsafe extern "C" fn(*mut c_void, *mut estafette_op),
-    context: Context,
+    context: BodyContext,
     /// Its handle, if the submitter has it too.
     held: Option<Held>,
 }
@@ -65,7 +75,7 @@ impl Waiting {
     fn start(self, completion: Completion) {
         let Self { function, context, held } = self;
         let pointer = context.pointer();
-        let begun = Begun { completion, context: BodyContext::Own(context) };
+        let begun = Begun { completion, context };
         let begun = match held {
             Some(held) => held.begin(begun),
             None => slots::enter_begun(begun),
@@ -110,8 +120,15 @@ pub unsafe extern "C" fn estafette_submit(
     writes: *const *mut estafette_tensor,
     n_writes: usize,
 ) -> estafette_status {
-    let options =
-        estafette_submit_options { size: 24, priority: 0, name, nonblocking: 0, reserved: 0, on: HOST };
+    let options = estafette_submit_options {
+        size: 24,
+        priority: 0,
+        name,
+        nonblocking: 0,
+        reserved: 0,
+        on: HOST,
+        on_skip: None,
+    };
     let work =
         Arguments { function, context, drop_context, reads: (reads, n_reads), writes: (writes, n_writes) };
     // SAFETY: by contract of this function.
@@ -186,7 +203,7 @@ pub unsafe extern "C" fn estafette_produce(
             on(engine.op(name).priority(options.priority).reads_owned(reads), queue(&engine, options.on)?);
         let permit = if nonblocking(&options)? { op.without_waiting() } else { op }.reserve()?;
         let vacant = tensor::reserve()?;
-        let context = Context::new(context, drop_context);
+        let (permit, context) = with_context(permit, Context::new(context, drop_context), options.on_skip);
         let waiting = Waiting { function, context, held: None };
         let (tensor, _op) = permit.produce_external(move |completion| waiting.start(completion));
         // SAFETY: writable, by contract.
@@ -259,6 +276,7 @@ unsafe fn submit(
     let entered = if out.is_null() { None } else { Some(slots::enter()?) };
     let (handle, held) = entered.unzip();
     let context = Context::new(arguments.context, arguments.drop_context);
+    let (permit, context) = with_context(permit, context, options.on_skip);
     let waiting = Waiting { function, context, held };
     let op: Op = permit.run_external(move |completion| waiting.start(completion));
     if let Some(handle) = handle {
@@ -267,6 +285,26 @@ unsafe fn submit(
         unsafe { out.write(handle) };
     }
     DONE
+}
+
+/// Gives an operation its context, and what is called with it where the operation is skipped.
+fn with_context<'e, R: Operands, W: Operands, U: Operands>(
+    permit: SubmitPermit<'e, R, W, U>,
+    context: Context,
+    on_skip: estafette_skip_callback,
+) -> (SubmitPermit<'e, R, W, U>, BodyContext) {
+    let Some(on_skip) = on_skip else { return (permit, BodyContext::Own(context)) };
+    let context = Arc::new(context);
+    let shared = Arc::clone(&context);
+    let permit = permit.on_skip(move |cause| {
+        let error = cause.clone().into_error();
+        let text = c_text(&error.full_text());
+        // SAFETY: the submitter promised that any thread may call it; this is the one call, and `shared` keeps the context.
+        valgrind::foreign(|| unsafe {
+            on_skip(shared.pointer(), estafette_status::of(&error), text.as_ptr());
+        });
+    });
+    (permit, BodyContext::Shared(context))
 }
 
 /// No device.

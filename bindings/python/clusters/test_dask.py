@@ -108,6 +108,16 @@ def cause(x):
     return None
 
 
+def value_again(x):
+    """As `value`. If the process that promised `x` has died, the task is begun anew."""
+    distributed.Event("begun").set()
+    try:
+        x.wait(60)
+    except est.EstafetteError:
+        raise distributed.Reschedule from None
+    return np.from_dlpack(x).tolist()
+
+
 def begun(client):
     assert distributed.Event("begun", client=client).wait(60)
     distributed.Event("begun", client=client).clear()
@@ -183,15 +193,43 @@ def test_a_failure_crosses_as_a_failure(client, workers):
             deserialize(header, frames).wait(60)
 
 
-def test_the_death_of_a_worker_reaches_who_holds_its_promises():
+@pytest.fixture
+def two():
+    """A cluster of its own, one of whose workers a test kills: the client, their addresses, and what kills the first one."""
     with (
         distributed.LocalCluster(n_workers=2, threads_per_worker=4, dashboard_address=":0") as cluster,
         distributed.Client(cluster) as client,
     ):
         estafette.dask.register(client)
         first, second = client.scheduler_info()["workers"]
-        failed = on(client, second, cause, on(client, first, filled, 1.0, True))
-        begun(client)
-        (owner,) = (nanny for nanny in cluster.workers.values() if nanny.worker_address == first)
-        owner.process.process.kill()
-        assert failed.result(60) == "PeerDiedError"
+
+        def kill():
+            (owner,) = (nanny for nanny in cluster.workers.values() if nanny.worker_address == first)
+            owner.process.process.kill()
+
+        yield client, first, second, kill
+
+
+def test_the_death_of_a_worker_reaches_who_holds_its_promises(two):
+    client, first, second, kill = two
+    failed = on(client, second, cause, on(client, first, filled, 1.0, True))
+    begun(client)
+    kill()
+    assert failed.result(60) == "PeerDiedError"
+
+
+def test_what_a_dead_worker_has_promised_is_computed_again(two):
+    client, first, second, kill = two
+    is_first_time = distributed.Event("first time", client=client)
+    is_first_time.set()
+
+    def filled_or_held():
+        is_held = distributed.Event("first time").is_set()
+        distributed.Event("first time").clear()
+        return filled(1.5, is_held)
+
+    x = client.submit(filled_or_held, workers=[first], allow_other_workers=True, pure=False)
+    value = on(client, second, value_again, x)
+    begun(client)
+    kill()
+    assert value.result(90) == [1.5] * 4

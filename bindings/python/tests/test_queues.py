@@ -3,6 +3,7 @@
 import concurrent.futures
 import importlib
 import multiprocessing
+import re
 from multiprocessing.reduction import ForkingPickler
 
 import process_functions
@@ -71,6 +72,8 @@ def test_a_process_that_ends_leaves_the_tensor_to_its_owner(eng, np):
 def test_a_ticket_for_one_use_is_used_once(eng, np):
     x = eng.zeros(4, "float64", shared=True)
     ticket = bytes(x.ticket(once=True))
+    # Until then it is shown, with its age.
+    assert re.search(r"taken by a ticket for one use [\d.]+", str(eng.diagnose()))
     source = f"""
     import numpy as np
     import estafette as est

@@ -270,7 +270,8 @@ impl OperationError {
         weak.upgrade().map(Self)
     }
 
-    pub(crate) fn into_error(self) -> Error {
+    /// The error that waiters get.
+    pub fn into_error(self) -> Error {
         match self.kind() {
             FailureKind::Cancelled => Error::Cancelled(self),
             _ => Error::Failed(self),

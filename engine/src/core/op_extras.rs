@@ -2,17 +2,22 @@
 
 use std::ptr;
 
-use estafette_sync::sync::OnceLock;
 use estafette_sync::sync::atomic::{AtomicPtr, Ordering};
+use estafette_sync::sync::{Mutex, OnceLock};
 
 use crate::core::error::OperationError;
 use crate::core::operation::{OutcomeSignal, Role};
+
+/// Called in place of the body where an operation is skipped.
+pub(crate) type OnSkip = Box<dyn FnOnce(&OperationError) + Send>;
 
 /// What an operation has by its role, or may get while the operation is in flight.
 #[derive(Default)]
 pub(crate) struct OpExtras {
     /// Set before the operation is submitted.
     pub(crate) role: Option<Role>,
+    /// Set before the operation is submitted, and taken by the thread that skips the operation.
+    pub(crate) on_skip: Mutex<Option<OnSkip>>,
     pub(crate) failure: OnceLock<OperationError>,
     pub(crate) one_shot: OnceLock<OutcomeSignal>,
 }

@@ -30,7 +30,7 @@ use crate::core::core_ref::CoreRef;
 use crate::core::error::{BodyError, Error, FailureKind, OperationError};
 use crate::core::inputs::Inputs;
 use crate::core::one_shot::OneShot;
-use crate::core::op_extras::OpExtrasCell;
+use crate::core::op_extras::{OnSkip, OpExtrasCell};
 use crate::core::var_state::VarState;
 use crate::core::wakers::WakerKey;
 use crate::operation::body::Body;
@@ -288,6 +288,21 @@ impl OpState {
     /// Sets the role of the operation, before it is submitted.
     pub(crate) fn set_role(&mut self, role: Role) {
         self.extras.get_mut().role = Some(role);
+    }
+
+    /// Sets what is called in place of the body where the operation is skipped, before it is submitted.
+    pub(crate) fn set_on_skip(&mut self, on_skip: OnSkip) {
+        *self.extras.get_mut().on_skip.get_mut() = Some(on_skip);
+    }
+
+    /// Whether the operation takes its turn even if it is skipped.
+    pub(crate) fn has_on_skip(&self) -> bool {
+        self.extras.get().is_some_and(|extras| extras.on_skip.lock().is_some())
+    }
+
+    /// Takes what is called in place of the body.
+    pub(crate) fn take_on_skip(&self) -> Option<OnSkip> {
+        self.extras.get()?.on_skip.lock().take()
     }
 
     fn role(&self) -> Option<&Role> {

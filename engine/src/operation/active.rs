@@ -111,6 +111,14 @@ impl ActiveTask {
         }
     }
 
+    /// Ends the task without its body, as if an input had failed by `cause`.
+    pub(crate) fn skip(self, cause: OperationError) -> Option<OpGranted> {
+        match self {
+            Self::Op(running) => running.skip(cause),
+            Self::Node(_) => self.finish(&[], Err(cause)),
+        }
+    }
+
     /// Ends the task. `fences` mark the device work that it left. Returns the operation to run next on this
     /// thread.
     pub(crate) fn finish(self, fences: &[Fence], result: Result<(), OperationError>) -> Option<OpGranted> {

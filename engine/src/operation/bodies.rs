@@ -5,12 +5,13 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use crate::core::context::{self, Current, RunAs};
 use crate::core::error::BodyResult;
+use crate::core::operation::contain_panic;
 use crate::lease::check_writable;
 use crate::operation::body::Body;
 use crate::operation::completion::{self, Completion, Prepared};
 use crate::operation::guards::Open;
 use crate::operation::import::{Copying, Produced};
-use crate::operation::operands::{Grant, OpenRef, Operands, with_modes};
+use crate::operation::operands::{Declared, Grant, OpenRef, Operands, with_modes};
 use crate::operation::run::Running;
 use crate::tensor::handle::Tensor;
 
@@ -31,18 +32,23 @@ where
     })
 }
 
-/// Runs `body` if all tensors of `promised` are writable by then. They were promises when the operation was
-/// submitted. Otherwise skips the body: a tensor has no memory, because its producer failed, or is read-only.
-pub(crate) fn if_writable(promised: Vec<Tensor>, body: Body) -> Body {
+/// Runs `body` if all tensors of `promised` are there by then, and those writable that it writes. They were promises when
+/// the operation was submitted. Otherwise skips the body: a tensor has no memory, because its
+/// producer failed, or is read-only. What would be called then is dropped before the body runs.
+pub(crate) fn if_usable(promised: Declared, body: Body) -> Body {
     Body::new(move |running: Running| {
-        let wrong = promised.iter().find_map(|tensor| {
+        let wrong = promised.iter().find_map(|(tensor, mode)| {
             if !tensor.is_defined() {
                 return Some(tensor.inner.why_undefined(&running.tag()));
             }
-            check_writable(tensor).err().map(|error| running.tag().body_failure(Box::new(error)))
+            let written = mode.is_exclusive().then(|| check_writable(tensor));
+            written?.err().map(|error| running.tag().body_failure(Box::new(error)))
         });
         match wrong {
-            None => body.run(running),
+            None => {
+                let _ = contain_panic(|| drop(running.op().payload().take_on_skip()));
+                body.run(running)
+            }
             Some(cause) => running.skip(cause),
         }
     })

@@ -7,7 +7,7 @@ use estafette_graph::Mode;
 use smallvec::SmallVec;
 
 use crate::core::core_ref::CoreRef;
-use crate::core::error::Error;
+use crate::core::error::{Error, OperationError};
 use crate::core::operation::{self, Kind, Name, OpPending, OpState};
 use crate::exchange::{DType, Layout};
 use crate::lease::check_writable;
@@ -305,6 +305,37 @@ impl<'e, R, W, U> OpBuilder<'e, R, W, U> {
     /// makes ready, one after the other and up to 32, count as one.
     pub fn priority(mut self, priority: i32) -> Self {
         self.state_mut().priority = priority;
+        self
+    }
+
+    /// Calls `on_skip` in place of the body where the operation is skipped: an input has failed, or the operation was
+    /// cancelled. It runs in the operation's turn, on a thread that could have run the body, and gets the cause. The operation
+    /// then fails with that cause, as without `on_skip`. A panic of it is logged. What the body itself does, fails in or is
+    /// dropped in is no skip.
+    ///
+    /// So the turn of the operation always comes. Collective operations need that: those of NCCL, MPI and Gloo wait for all ranks, and
+    /// a rank where an input has failed must abort the communicator, or tell the others. Let each collective write a
+    /// variable of its communicator: then all ranks call them in the order in which their programs submit them.
+    ///
+    /// ```
+    /// use std::sync::atomic::{AtomicBool, Ordering};
+    /// # let engine = estafette::Engine::builder().workers(1).build()?;
+    /// # let gradient = engine.from_vec(vec![1.0_f32], &[1])?;
+    /// # static ABORTED: AtomicBool = AtomicBool::new(false);
+    /// let communicator = engine.var();
+    /// engine.op("backward").updates([&gradient]).run(|[], [], [_]| Err("the loss is no number".into()))?;
+    /// let all_reduce = engine
+    ///     .op("all_reduce")
+    ///     .updates([&gradient])
+    ///     .writes_vars(&[&communicator])
+    ///     .on_skip(|_cause| ABORTED.store(true, Ordering::SeqCst)) // ncclCommAbort(..)
+    ///     .run(|[], [], [_gradient]| Ok(()))?; // ncclAllReduce(..)
+    /// assert!(all_reduce.wait().is_err());
+    /// assert!(ABORTED.load(Ordering::SeqCst));
+    /// # Ok::<(), estafette::Error>(())
+    /// ```
+    pub fn on_skip(mut self, on_skip: impl FnOnce(&OperationError) + Send + 'static) -> Self {
+        self.state_mut().set_on_skip(Box::new(on_skip));
         self
     }
 

@@ -8,7 +8,7 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll};
 
-use estafette_devices::{CurrentGuard, DLDevice, Fence, Queue};
+use estafette_devices::{CurrentGuard, DLDevice, DeviceError, Fence, Queue};
 use estafette_graph::Mode;
 use estafette_sync::sync::{Mutex, MutexGuard};
 
@@ -91,7 +91,7 @@ impl Prepared {
         let _current = match queue.as_deref().map(CurrentGuard::queue).transpose() {
             Ok(entered) => entered,
             Err(error) => {
-                return scope.end_with(&[], |running, _, _, _| Err(running.tag().device_failure(error)));
+                return scope.skip(error);
             }
         };
         let _current = crate::core::context::enter(op);
@@ -241,6 +241,19 @@ impl Scope {
         let mut inner = self.lock();
         inner.running.as_ref()?;
         inner.mode_of(tensor).map(|mode| if mode == Mode::Read { Access::Read } else { Access::Write })
+    }
+
+    /// Ends the operation without its body, which cannot enqueue.
+    fn skip(&self, error: DeviceError) {
+        let mut inner = self.lock();
+        let running = inner.running.take();
+        let operands = (std::mem::take(&mut inner.operands), inner.produced.take());
+        drop(inner);
+        if let Some(running) = running {
+            let cause = running.tag().device_failure(error);
+            dispatch_granted(running.skip(cause));
+        }
+        drop(operands);
     }
 
     /// Ends the operation with a panic, unless the operation has ended.

@@ -3,6 +3,7 @@
 //!
 //! ```text
 //! granted ─► start ─┬─ an input failed, or cancelled ──────────────► complete(skipped) ─► newly granted …
+//!                   │     `on_skip` is called before, in place of the body
 //!                   ├─ host body, fences pending ─► parked (reactor) ─► pushed to a worker ─► start
 //!                   ├─ device body ─► device-side waits, then the body enqueues, then one fence is recorded
 //!                   └─ body ─► complete(ran) ─► newly granted …
@@ -25,7 +26,7 @@ use crate::core::context::{self, Current};
 use crate::core::core_ref::CoreRef;
 use crate::core::error::{BodyError, FailureKind, OperationError};
 use crate::core::inputs::Earlier;
-use crate::core::operation::{self, Kind, OpGranted, OpHandle, OpState, OpTag, ReadyOp};
+use crate::core::operation::{self, Kind, OpGranted, OpHandle, OpState, OpTag, ReadyOp, contain_panic};
 use crate::core::var_state::{Asked, Ending, FAILED, READ_FENCES, Replaced, VarState, WRITE_FENCES};
 use crate::operation::{cancellation, parked};
 use crate::trace::hooks;
@@ -316,7 +317,11 @@ fn start<const AT_ONCE: bool>(granted: OpGranted) -> Option<OpGranted> {
 fn start_after_inputs(granted: OpGranted) -> Option<OpGranted> {
     match resolve_inputs(&granted) {
         Inputs::Ready => begin::<false>(granted),
-        Inputs::Skip(cause) => skip(granted, cause),
+        Inputs::Skip(cause) => {
+            let is_noted = granted.payload().noted && granted.payload().has_on_skip();
+            let _body = is_noted.then(|| hooks::body_begins(&granted, false));
+            skip(granted, cause)
+        }
         Inputs::Park(fence_set) => {
             park(granted, fence_set);
             None
@@ -421,6 +426,12 @@ fn skip(granted: OpGranted, cause: OperationError) -> Option<OpGranted> {
         cancellation::cancelled_leaves(&granted.to_ref());
     } else {
         operation::drop_body(&granted);
+    }
+    if let Some(on_skip) = granted.payload().take_on_skip() {
+        let _current = context::enter(Current::of(&granted));
+        if let Err(panic) = contain_panic(|| on_skip(&cause)) {
+            tracing::error!(operation = granted.payload().name.as_str(), panic, "`on_skip` panicked");
+        }
     }
     end(granted, &Ending::Skipped { failure: &cause }, Some(cause.clone()))
 }

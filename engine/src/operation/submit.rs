@@ -9,12 +9,12 @@ use smallvec::SmallVec;
 use crate::core::error::{BodyResult, Error, OperationError};
 use crate::core::lost::lost;
 use crate::core::operation::{Op, OpGranted, OpPending, OpTag, OpVar, Role};
-use crate::operation::bodies::{external_body, future_body, if_writable, sync_body};
+use crate::operation::bodies::{external_body, future_body, if_usable, sync_body};
 use crate::operation::body::Body;
 use crate::operation::builder::{OpBuilder, PermitMode, Submission};
 use crate::operation::completion::Completion;
 use crate::operation::guards::WriteGuard;
-use crate::operation::operands::{Grant, Operands};
+use crate::operation::operands::{Declared, Grant, Operands};
 use crate::operation::run::{self, Running};
 use crate::tensor::handle::Tensor;
 use crate::tensor::views::ViewMut;
@@ -109,9 +109,10 @@ impl<R: Operands, W: Operands, U: Operands> OpBuilder<'_, R, W, U> {
         if let Some(queue) = options.and_then(|options| options.queue) {
             pending_op.payload_mut().set_role(Role::Device(queue));
         }
+        let tells = pending_op.payload().has_on_skip();
         let no_tensors =
             reads.tensors().is_empty() && writes.tensors().is_empty() && updates.tensors().is_empty();
-        if no_tensors && produced.is_none() {
+        if no_tensors && produced.is_none() && !tells {
             pending_op.payload_mut().set_body(body(reads, writes, updates));
             if pending_op.payload().noted {
                 hooks::submitted(&pending_op);
@@ -139,11 +140,16 @@ impl<R: Operands, W: Operands, U: Operands> OpBuilder<'_, R, W, U> {
             accesses.push((tensor.inner.vars[0].clone(), Mode::Write));
         }
         // Whether these tensors will be writable is not known yet, and a pure write is not skipped by the
-        // failure of a producer.
-        let written = writes.tensors().iter().chain(updates.tensors());
-        let promised: Vec<Tensor> = written.filter(|tensor| !tensor.is_defined()).cloned().collect();
+        // failure of a producer. What is read is there, unless the program has cleared the failure of its producer; the
+        // body finds that out, too late for `on_skip`.
+        let looked_at = tensors.into_iter().filter(|(_, mode)| tells || *mode != Mode::Read);
+        let promised: Declared = looked_at
+            .flat_map(|(tensors, mode)| tensors.iter().map(move |tensor| (tensor, mode)))
+            .filter(|(tensor, _)| !tensor.is_defined())
+            .map(|(tensor, mode)| (tensor.clone(), mode))
+            .collect();
         let body = body(reads, writes, updates);
-        let body = if promised.is_empty() { body } else { if_writable(promised, body) };
+        let body = if promised.is_empty() && !tells { body } else { if_usable(promised, body) };
         pending_op.payload_mut().set_body(body);
         let mut pending_op: OpPending<'_> = pending_op;
         accesses.iter().for_each(|(var, mode)| pending_op.access(var, *mode));

@@ -1,6 +1,6 @@
 //! Submission in two steps, for callers that give something away after the last error.
 
-use crate::core::error::Error;
+use crate::core::error::{Error, OperationError};
 use crate::core::operation::Op;
 use crate::operation::bodies::external_body;
 use crate::operation::builder::{Nothing, OpBuilder};
@@ -32,6 +32,11 @@ impl<'e, R: Operands, W: Operands, U: Operands> OpBuilder<'e, R, W, U> {
 }
 
 impl<R: Operands, W: Operands, U: Operands> SubmitPermit<'_, R, W, U> {
+    /// As [`OpBuilder::on_skip`].
+    pub fn on_skip(self, on_skip: impl FnOnce(&OperationError) + Send + 'static) -> Self {
+        Self { builder: self.builder.on_skip(on_skip) }
+    }
+
     /// As [`OpBuilder::run_external`].
     pub fn run_external<F>(self, start: F) -> Op
     where

@@ -79,7 +79,8 @@ impl Tensor {
         self.inner.core.check_usable()?;
         let address = door()?;
         let secret = secret()?;
-        let export = Arc::new(Export::new(self, LeaseOwner::from("a ticket"))?);
+        let owner = if is_for_one { "a ticket for one use" } else { "a ticket" };
+        let export = Arc::new(Export::new(self, LeaseOwner::from(owner))?);
         let mut exports = EXPORTS.lock();
         if exports.len() >= TICKETS_MAX {
             drop(exports);

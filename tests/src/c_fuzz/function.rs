@@ -166,6 +166,13 @@ pub unsafe fn delete_legacy(view: *mut DLManagedTensor) {
     }
 }
 
+pub unsafe extern "C" fn skipped(context: *mut c_void, status: estafette_status, message: *const c_char) {
+    // SAFETY: the library calls this with its context, in place of `call`.
+    let body = unsafe { &*context.cast::<Body>() };
+    assert!(!body.called.swap(true, SeqCst), "a function was called, and then skipped");
+    assert!((status as i32) < 0 && !message.is_null(), "skipped without a reason");
+}
+
 pub unsafe extern "C" fn drop_body(context: *mut c_void) {
     // SAFETY: made by `Body::new`, and given away once.
     let body = unsafe { Box::from_raw(context.cast::<Body>()) };

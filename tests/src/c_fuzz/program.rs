@@ -12,7 +12,7 @@ use estafette_c::*;
 
 use super::bytes::Bytes;
 use super::foreign_fence::ForeignFence;
-use super::function::{Body, End, call, delete, delete_legacy, drop_body, expect, last_error};
+use super::function::{Body, End, call, delete, delete_legacy, drop_body, expect, last_error, skipped};
 use super::managed::Managed;
 use super::shared::{Open, Shared};
 use misuse::Over;

@@ -572,6 +572,7 @@ fn a_c_function_gets_the_stream_and_what_it_enqueues_is_the_operation() {
             nonblocking: 0,
             reserved: 0,
             on: bench.device.id(),
+            on_skip: None,
         };
         let mut op = ptr::null_mut();
         let writes = [handle];

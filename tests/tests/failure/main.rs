@@ -5,4 +5,5 @@ mod cancels;
 mod causes;
 mod follows_data;
 mod given_up;
+mod on_skip;
 mod unretrieved;

@@ -329,6 +329,50 @@ static void shutdown_and_windows_end_in_statuses(void) {
   estafette_engine_destroy(engine);
 }
 
+static atomic_int skips;
+
+static void note_skip(void *context, estafette_status status, const char *message) {
+  counting *self = context;
+  CHECK(self->called == 0 && self->dropped == 0);
+  CHECK(status == ESTAFETTE_FAILED ? strstr(message, "the disk is full") != 0 : status == ESTAFETTE_CANCELLED);
+  atomic_fetch_add(&skips, 1);
+}
+
+static void fail_with(void *context, estafette_op *op) { OK(estafette_op_complete(op, ESTAFETTE_FAILED, context)); }
+
+static void an_operation_that_is_skipped_calls_on_skip_before_its_context_goes(void) {
+  estafette_engine *engine = engine_new(1);
+  estafette_tensor *failed = floats(engine, 4), *held = floats(engine, 4), *result;
+  static counting first, second, third, gate, runs;
+  estafette_submit_options options;
+  memset(&options, 0, sizeof options);
+  options.size = sizeof options;
+  options.name = "all_reduce";
+  options.on_skip = note_skip;
+  OK(estafette_submit(engine, "backward", fail_with, "the disk is full", 0, 0, 0, &failed, 1));
+  OK(estafette_submit_with(engine, &options, counting_function, &first, counting_drop, &failed, 1, 0, 0, 0));
+  OK(estafette_produce(engine, &options, counting_function, &second, counting_drop, &failed, 1, &result));
+  REFUSED(ESTAFETTE_FAILED, "the disk is full", estafette_wait(result, 10 * SECOND));
+  /* A cancelled one is called in its turn, behind the gate. */
+  OK(estafette_submit(engine, "gate", counting_function, &gate, 0, 0, 0, &held, 1));
+  estafette_op *op;
+  OK(estafette_submit_with(engine, &options, counting_function, &third, counting_drop, &held, 1, &held, 1, &op));
+  OK(estafette_op_cancel(op));
+  REFUSED(ESTAFETTE_CANCELLED, "cancelled", estafette_op_wait(op, 10 * SECOND));
+  CHECK(atomic_load(&skips) == 2 && third.dropped == 0);
+  OK(estafette_op_complete(begun(&gate), ESTAFETTE_OK, 0));
+  OK(estafette_op_release(op));
+  OK(estafette_submit_with(engine, &options, counting_function, &runs, counting_drop, 0, 0, 0, 0, 0));
+  OK(estafette_op_complete(begun(&runs), ESTAFETTE_OK, 0));
+  OK(estafette_wait_all(engine, 10 * SECOND));
+  CHECK(drops(&first) == 1 && drops(&second) == 1 && drops(&third) == 1 && drops(&runs) == 1);
+  CHECK(atomic_load(&skips) == 3);
+  estafette_tensor_release(failed);
+  estafette_tensor_release(held);
+  estafette_tensor_release(result);
+  estafette_engine_destroy(engine);
+}
+
 static atomic_int logged;
 
 static void note_log(void *context, int32_t level, const char *message) {
@@ -395,6 +439,7 @@ int main(void) {
   RUN(results_are_promises_until_they_are_there);
   RUN(a_view_that_outlives_its_operation_is_a_lease);
   RUN(shutdown_and_windows_end_in_statuses);
+  RUN(an_operation_that_is_skipped_calls_on_skip_before_its_context_goes);
   RUN(log_events_go_where_the_program_says);
   RUN(contexts_get_numbers_that_devices_carry);
   return 0;

@@ -112,6 +112,10 @@ static void a_node_that_fails_leaves_out_what_reads_from_it(void) {
   estafette_engine_destroy(engine);
 }
 
+static void told(void *context, estafette_status status, const char *message) {
+  (void)context, (void)status, (void)message;
+}
+
 static void what_is_wrong_is_refused_and_the_caller_keeps_its_context(void) {
   estafette_engine *engine = engine_new(1);
   estafette_tensor *x = floats(engine, 4);
@@ -128,6 +132,9 @@ static void what_is_wrong_is_refused_and_the_caller_keeps_its_context(void) {
   options.priority = 1;
   REFUSED(ESTAFETTE_INVALID, "priority", estafette_program_add(program, &options, scale, &own, dropped, 0, 0, &x, 1));
   options.priority = 0;
+  options.on_skip = told;
+  REFUSED(ESTAFETTE_INVALID, "on_skip", estafette_program_add(program, &options, scale, &own, dropped, 0, 0, &x, 1));
+  options.on_skip = 0;
   options.on.device_type = kDLCUDA;
   options.on.device_id = 77;
   EXPECT(ESTAFETTE_INVALID, estafette_program_add(program, &options, scale, &own, dropped, 0, 0, &x, 1));

@@ -239,6 +239,7 @@ class Engine:
         name: str | None = None,
         on: DeviceLike | object | None = None,
         priority: int = 0,
+        on_skip: Callable[[OperationError], object] | None = None,
     ) -> Operation:
         """Submits an operation: ``fn(*reads, *writes)``, each passed through `using` first, for example ``np.from_dlpack``.
 
@@ -253,11 +254,23 @@ class Engine:
         at least one is the oldest of those with a priority other than 0. An operation and those that it makes ready, one after the
         other and up to 32, count as one.
 
+        An operation is skipped if an input has failed, or if it is cancelled. Then `on_skip` is called in the operation's turn, on a
+        worker, with the exception that awaiting the operation raises. Collective operations need it: all ranks take part in them, or
+        all must learn why not, for example by an abort of the communicator. The operation fails by the same cause as without it; what `on_skip`
+        raises goes to `sys.unraisablehook`. What `fn` and `using` raise is no skip.
+
             >>> y = eng.zeros(3, "int64")
             >>> op = eng.submit(lambda y: y.fill(7), writes=[y], using=np.from_dlpack, name="fill")
             >>> op.wait()
             >>> op.name, np.from_dlpack(y).tolist()
             ('fill', [7, 7, 7])
+
+            >>> grad = eng.zeros(3, "float64")
+            >>> comm, causes = eng.var(), []
+            >>> op = eng.submit(lambda grad: 1 / 0, writes=[grad], name="backward")
+            >>> op = eng.submit(print, [grad], [grad, comm], on_skip=causes.append)
+            >>> op.exception().operation, causes[0].operation
+            ('backward', 'backward')
         """
     def program(self, name: str | None = None, *, graph: bool = False) -> Program:
         """Begins to record a program: operations that are described once and replayed often, each time as one operation called
@@ -286,6 +299,7 @@ class Engine:
         name: str | None = None,
         on: DeviceLike | object | None = None,
         priority: int = 0,
+        on_skip: Callable[[OperationError], object] | None = None,
     ) -> Awaitable[Operation]:
         """As `submit`, but waits for a permit without stopping the event loop: ``op = await eng.submit_async(...)``."""
     # A call without options is checked: positional arguments may have any type, since tensors stand in the place of
@@ -1030,8 +1044,8 @@ class Program:
         name: str | None = None,
         on: DeviceLike | object | None = None,
     ) -> None:
-        """Records a node, with the arguments of `Engine.submit`. No function runs before a replay. Every replay
-        calls ``fn(*reads, *writes)``, in a copy of the context of this call.
+        """Records a node, with the arguments of `Engine.submit` but `priority` and `on_skip`: a replay is skipped as a whole. No
+        function runs before a replay. Every replay calls ``fn(*reads, *writes)``, in a copy of the context of this call.
 
         An ``async def`` function runs at every replay as a task on the event loop of the thread that called
         `submit`. A view of an operand that the function keeps belongs to the replay: the view becomes a lease

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from concurrent.futures import Future
 from multiprocessing.reduction import ForkingPickler
 from typing import Any
 
 from . import default_engine
-from ._errors import NotDefinedError, NotSharedError
+from ._errors import EstafetteError, NotDefinedError, NotSharedError, OperationError
 from ._estafette import Tensor, Ticket
 
 
@@ -42,3 +43,30 @@ def ticket_or_copy(tensor: Tensor, *, once: bool = False) -> Ticket:
     copy = eng.empty(shape, dtype, shared=True)
     eng.submit(_copy, [tensor.to_host()], [copy], using=np.asarray, name="copy for other processes")
     return copy.ticket(once=once)
+
+
+def packed(tensor: Tensor) -> tuple[dict[str, Any], list[bytes]]:
+    """The value of a tensor, or its failure, for where its memory cannot be shown. Waits for it."""
+    import numpy as np
+
+    try:
+        with tensor.to_host().read() as view:
+            frame = np.asarray(view).tobytes()
+    except OperationError as error:
+        return {"failure": str(error)}, []
+    return {"shape": tensor.shape, "dtype": str(tensor.dtype)}, [frame]
+
+
+def unpacked(header: dict[str, Any], frames: list[bytes]) -> Tensor:
+    """The tensor of what `packed` gave, in memory of this process."""
+    import numpy as np
+
+    eng = default_engine()
+    if "failure" in header:
+        failed: Future[Any] = Future()
+        failed.set_exception(EstafetteError(header["failure"]))
+        return eng.from_future(failed, name="tensor of another process")
+    tensor = eng.empty(header["shape"], header["dtype"])
+    with tensor.write() as view:
+        np.asarray(view)[...] = np.frombuffer(b"".join(frames), tensor.__numpy_dtype__).reshape(tensor.shape)
+    return tensor

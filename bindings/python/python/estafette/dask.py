@@ -16,20 +16,22 @@ A client registers it for its workers::
 
 from __future__ import annotations
 
+import contextlib
+import functools
+import time
 from collections.abc import Mapping
-from concurrent.futures import Future
 from typing import Any
 from urllib.parse import urlsplit
 
-import numpy as np
 from dask.sizeof import sizeof
 from distributed import Client, WorkerPlugin
 from distributed.protocol.serialize import dask_deserialize, dask_serialize
+from distributed.worker_state_machine import FreeKeysEvent
 
 from . import default_engine
-from ._errors import EstafetteError, OperationError
+from ._errors import CancelledError, PeerDiedError
 from ._estafette import Tensor
-from ._processes import ticket_or_copy
+from ._processes import packed, ticket_or_copy, unpacked
 
 __all__ = ["register"]
 
@@ -50,12 +52,31 @@ def register(client: Client) -> None:
 
 
 class _Plugin(WorkerPlugin):
-    """Brings this module to each worker: what it does is done by importing it."""
+    """Brings this module to each worker, and has what a dead process has promised computed again."""
 
     name = "estafette"
 
     def setup(self, worker: Any) -> None:
-        pass
+        self._worker = worker
+
+    def transition(self, key: Any, start: str, finish: str, **_keywords: Any) -> None:
+        value = self._worker.data.get(key) if finish == "memory" else None
+        if isinstance(value, Tensor) and not value.is_ready():
+            value.add_done_callback(functools.partial(self._is_done, key))
+
+    def _is_done(self, key: Any, tensor: Tensor) -> None:
+        error: BaseException | None = None
+        with contextlib.suppress(CancelledError):
+            error = tensor.exception()
+        while error is not None and not isinstance(error, PeerDiedError):
+            error = error.__cause__
+        if error is not None:
+            self._worker.loop.add_callback(self._drop, key, tensor)
+
+    def _drop(self, key: Any, tensor: Tensor) -> None:
+        """Gives the worker's copy up. To Dask it is a value; without a copy anywhere the scheduler has it computed again."""
+        if self._worker.data.get(key) is tensor:
+            self._worker.handle_stimulus(FreeKeysEvent(keys=[key], stimulus_id=f"estafette-peer-died-{time.time()}"))
 
 
 def _is_on_this_machine(context: Mapping[str, Any] | None) -> bool:
@@ -71,27 +92,14 @@ def _is_on_this_machine(context: Mapping[str, Any] | None) -> bool:
 def _serialize(tensor: Tensor, context: Mapping[str, Any] | None = None) -> tuple[dict[str, Any], list[Any]]:
     if _is_on_this_machine(context):
         return {"ticket": bytes(ticket_or_copy(tensor, once=True))}, []
-    try:
-        with tensor.to_host().read() as view:
-            frame = np.asarray(view).tobytes()
-    except OperationError as error:
-        return {"failure": str(error)}, []
-    return {"shape": tensor.shape, "dtype": str(tensor.dtype)}, [frame]
+    return packed(tensor)
 
 
 @dask_deserialize.register(Tensor)
 def _deserialize(header: dict[str, Any], frames: list[Any]) -> Tensor:
-    eng = default_engine()
     if "ticket" in header:
-        return eng.from_ticket(header["ticket"])
-    if "failure" in header:
-        failed: Future[Any] = Future()
-        failed.set_exception(EstafetteError(header["failure"]))
-        return eng.from_future(failed, name="tensor of another process")
-    tensor = eng.empty(header["shape"], header["dtype"])
-    with tensor.write() as view:
-        np.asarray(view)[...] = np.frombuffer(b"".join(frames), tensor.__numpy_dtype__).reshape(tensor.shape)
-    return tensor
+        return default_engine().from_ticket(header["ticket"])
+    return unpacked(header, frames)
 
 
 @sizeof.register(Tensor)

@@ -28,7 +28,7 @@ import dataclasses
 import threading
 import time
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, cast
 
 import ray
 from ray.experimental import (
@@ -37,11 +37,12 @@ from ray.experimental import (
     TensorTransportMetadata,
     register_tensor_transport,
 )
+from ray.experimental.rdt.util import get_tensor_transport_manager
 
 from . import default_engine
 from ._errors import NotSharedError
 from ._estafette import Tensor, Ticket
-from ._processes import ticket_or_copy
+from ._processes import packed, ticket_or_copy, unpacked
 
 __all__ = ["NAME", "register"]
 
@@ -51,15 +52,45 @@ NAME = "ESTAFETTE"
 
 @dataclasses.dataclass
 class _Metadata(TensorTransportMetadata):
-    """What crosses: the bytes of a ticket for each tensor, and the machine that they are of."""
+    """What crosses: the bytes of a ticket for each tensor, the machine that they are of, and the actor there, if an actor made them."""
 
     tickets: Sequence[bytes] = ()
     node: str = ""
+    source: Any = None
 
 
 def _node() -> str:
     node: str = ray.get_runtime_context().get_node_id()
     return node
+
+
+def _source() -> Any:
+    try:
+        return ray.get_runtime_context().current_actor
+    except RuntimeError:
+        return None
+
+
+def _values(_actor: Any, obj_id: str) -> list[tuple[dict[str, Any], list[bytes]]] | None:
+    """The values of an object, in the actor that made it; None while one of them is pending."""
+    return cast(_Transport, get_tensor_transport_manager(NAME)).values(obj_id)
+
+
+def _by_value(obj_id: str, metadata: _Metadata) -> list[Tensor]:
+    """The tensors of an object on another machine, once they are ready, copied by way of Ray's object store."""
+    if metadata.source is None:
+        raise NotSharedError(
+            f"object {obj_id} was put by a process that is no actor, on Ray's node {metadata.node}, and this is node {_node()}: Ray has no way"
+            " to it from here; put an array without _tensor_transport"
+        )
+    # Ray has two threads for such calls in each actor. The first one takes objects, so two actors that wait there for each other would
+    # wait for ever. Nothing waits on the second one.
+    ask = metadata.source.__ray_call__.options(concurrency_group="_ray_system_error")
+    pause = 0.001
+    while (values := ray.get(ask.remote(_values, obj_id))) is None:
+        time.sleep(pause)
+        pause = min(2 * pause, 0.1)
+    return [unpacked(*value) for value in values]
 
 
 class _Transport(TensorTransportManager):
@@ -69,6 +100,8 @@ class _Transport(TensorTransportManager):
         # Ray frees each object at most once, on another thread than the one that made it.
         self._lock = threading.Lock()
         self._tickets: dict[str, list[Ticket]] = {}
+        # Of objects that another machine has asked for.
+        self._promises: dict[str, list[Tensor]] = {}
 
     def tensor_transport_backend(self) -> str:
         return NAME
@@ -94,7 +127,19 @@ class _Transport(TensorTransportManager):
             tensor_device="cpu",
             tickets=[bytes(ticket) for ticket in tickets],
             node=_node(),
+            source=_source(),
         )
+
+    def values(self, obj_id: str) -> list[tuple[dict[str, Any], list[bytes]]] | None:
+        with self._lock:
+            tickets = self._tickets[obj_id]
+            if obj_id not in self._promises:
+                # The tensor itself may have another version by now.
+                self._promises[obj_id] = [default_engine().from_ticket(bytes(ticket)) for ticket in tickets]
+            promises = self._promises[obj_id]
+        if not all(promise.done() for promise in promises):
+            return None
+        return [packed(promise) for promise in promises]
 
     def get_communicator_metadata(self, src_actor: Any, dst_actor: Any, backend: str | None = None) -> CommunicatorMetadata:
         return CommunicatorMetadata()
@@ -110,10 +155,7 @@ class _Transport(TensorTransportManager):
             raise ValueError("the transport of Estafette copies nothing, so it takes no target buffers")
         assert isinstance(tensor_transport_metadata, _Metadata)
         if tensor_transport_metadata.node != _node():
-            raise NotSharedError(
-                f"object {obj_id} is in memory of Ray's node {tensor_transport_metadata.node}, and this actor is on node"
-                f" {_node()}: tensors cross between processes of one machine only; return an array without tensor_transport"
-            )
+            return _by_value(obj_id, tensor_transport_metadata)
         eng = default_engine()
         tensors = [eng.from_ticket(ticket) for ticket in tensor_transport_metadata.tickets]
         # Once this returns Ray may count the last reference down, which revokes the tickets. So the other process must have seen them.
@@ -127,15 +169,12 @@ class _Transport(TensorTransportManager):
 
     def garbage_collect(self, obj_id: str, tensor_transport_meta: TensorTransportMetadata, tensors: list[Tensor]) -> None:
         with self._lock:
-            tickets = self._tickets.pop(obj_id, [])
-        for ticket in tickets:
+            dropped = self._tickets.pop(obj_id, []), self._promises.pop(obj_id, [])
+        for ticket in dropped[0]:
             ticket.revoke()
 
     def abort_transport(self, obj_id: str, communicator_metadata: CommunicatorMetadata) -> None:
         """What came is dropped by Ray, and with it the leases."""
-
-
-_registered = False
 
 
 def register() -> None:
@@ -145,8 +184,12 @@ def register() -> None:
     An actor gets promises of its `estafette.default_engine()`, at once, even if the value comes later. They are read-only. Later writes in
     the actor that made the tensor wait until they are gone, and Ray counts no reference. A tensor whose memory cannot be shown to other
     processes, see ``shared`` of `Engine`, is copied once it is ready; its shape must be known by then, see ``like`` of `Engine.call`.
+
+    An actor on another machine gets a copy once the value is ready, by way of Ray's object store. Until then it takes no other object.
     """
-    global _registered
-    if not _registered:
+    try:
         register_tensor_transport(NAME, ["cpu"], _Transport, Tensor)
-        _registered = True
+    except ValueError as error:
+        # By an earlier call, or by Ray, which has registered it in this actor.
+        if "already registered" not in str(error):
+            raise

@@ -150,8 +150,8 @@ impl PyProgram {
         true
     }
 
-    /// Records a node, with the arguments of `Engine.submit`. No function runs before a replay. Every replay
-    /// calls ``fn(*reads, *writes)``, in a copy of the context of this call.
+    /// Records a node, with the arguments of `Engine.submit` but `priority` and `on_skip`: a replay is skipped as a whole. No
+    /// function runs before a replay. Every replay calls ``fn(*reads, *writes)``, in a copy of the context of this call.
     ///
     /// An ``async def`` function runs at every replay as a task on the event loop of the thread that called
     /// `submit`. A view of an operand that the function keeps belongs to the replay: the view becomes a lease
@@ -168,7 +168,7 @@ impl PyProgram {
     ) -> PyResult<()> {
         let engine = &self.engine;
         let submission = Submission { function: r#fn, using, engine, name, on, priority: 0 };
-        let (args, body) = submission_args::of_submit(submission, reads, writes)?;
+        let (args, body) = submission_args::of_submit(submission, reads, writes, None)?;
         self.record(r#fn.py(), args, body)
     }
 

@@ -372,7 +372,8 @@ pub fn run_plain<'py>(
     Ok(value)
 }
 
-fn copy_context(py: Python<'_>) -> PyResult<Py<PyAny>> {
+/// The context of the calling code.
+pub fn copy_context(py: Python<'_>) -> PyResult<Py<PyAny>> {
     static COPY_CONTEXT: PyOnce<Py<PyAny>> = PyOnce::new();
     Ok(COPY_CONTEXT.import(py, "contextvars", "copy_context")?.call0()?.unbind())
 }

@@ -6,6 +6,7 @@
 //! | `function_kind` | What kind of function a body is, and results that no operation may have |
 //! | `helping` | Whether waits run operations on the thread that waits |
 //! | `on` | The queue that the function of an operation enqueues on |
+//! | `on_skip` | What is called in place of a function whose operation is skipped |
 //! | `operator_function` | Python functions as operators |
 //! | `outcome` | The end of an operation with a Python function: its result, and what was left on its queue |
 //! | `plain_call` | The call of a plain function, in the context of its submitter |
@@ -19,6 +20,7 @@ pub(crate) mod body;
 pub(crate) mod function_kind;
 pub(crate) mod helping;
 pub(crate) mod on;
+pub(crate) mod on_skip;
 pub(crate) mod operator_function;
 pub(crate) mod outcome;
 pub(crate) mod plain_call;

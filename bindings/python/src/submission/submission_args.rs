@@ -20,6 +20,7 @@ use crate::interpreter::once::intern;
 use crate::kinds;
 use crate::submission::body::Body;
 use crate::submission::on::On;
+use crate::submission::on_skip::OnSkip;
 use crate::submission::outcome::Use;
 use crate::submission::results::Results;
 use crate::submission::using;
@@ -53,6 +54,8 @@ pub struct SubmissionArgs {
     pub copy: Option<bool>,
     /// The queue that the function enqueues on.
     pub queue: Option<Arc<dyn Queue>>,
+    /// Called in place of the function where the operation is skipped.
+    pub on_skip: Option<Arc<OnSkip>>,
     /// An operation without operands gets a variable of its own, so that a diagnosis shows the operation.
     pub own: OnceLock<Variable>,
 }
@@ -77,7 +80,11 @@ impl SubmissionArgs {
     }
 
     pub fn operation<'e>(&'e self, engine: &'e Engine) -> OpBuilder<'e, Tensors, Tensors> {
-        self.describe(engine).writes_slice(&self.operands.writes)
+        let builder = self.describe(engine).writes_slice(&self.operands.writes);
+        match self.on_skip.clone() {
+            Some(on_skip) => builder.on_skip(move |cause| on_skip.call(cause)),
+            None => builder,
+        }
     }
 
     pub fn promise<'e>(&'e self, engine: &'e Engine) -> OpBuilder<'e, Tensors> {
@@ -109,6 +116,7 @@ pub fn of_submit(
     submission: Submission<'_, '_>,
     reads: Option<&Bound<'_, PyAny>>,
     writes: Option<&Bound<'_, PyAny>>,
+    on_skip: Option<&Bound<'_, PyAny>>,
 ) -> PyResult<(SubmissionArgs, Body)> {
     let Submission { function, using, engine, name, on, priority } = submission;
     let py = function.py();
@@ -145,6 +153,7 @@ pub fn of_submit(
             like: None,
             copy: None,
             queue,
+            on_skip: on_skip.map(OnSkip::new).transpose()?.map(Arc::new),
             own: OnceLock::new(),
         },
         body,
@@ -260,6 +269,7 @@ pub fn of_delivery(name: String, result: &ResultOptions<'_, '_>) -> PyResult<Sub
         like: result.like.map(parse_like).transpose()?,
         copy: result.copy,
         queue: None,
+        on_skip: None,
         own: OnceLock::new(),
     })
 }

@@ -66,14 +66,18 @@ impl Program {
         let operand =
             if bytes.one_in(3) { reads.first().copied().unwrap_or(ptr::null_mut()) } else { ptr::null_mut() };
         let body = self.body(bytes, operand);
-        let options = estafette_submit_options {
+        let mut options = estafette_submit_options {
             size: size_of::<estafette_submit_options>() as u32,
             priority: bytes.below(3) as i32 - 1,
             name: [c"fuzzed".as_ptr(), ptr::null(), c"\xff".as_ptr()][bytes.below(16).saturating_sub(13)],
             nonblocking: bytes.below(2) as i32,
             reserved: 0,
             on: DLDevice::new(DeviceType(0), 0),
+            on_skip: None,
         };
+        if options.priority < 0 {
+            options.on_skip = Some(skipped);
+        }
         let mut op = ptr::null_mut();
         let out = if bytes.one_in(3) { ptr::null_mut() } else { &raw mut op };
         // SAFETY: as the interface wants it, or wrong in a way that it promises to see.

@@ -37,12 +37,24 @@ impl PyEngine {
     /// at least one is the oldest of those with a priority other than 0. An operation and those that it makes ready, one after the
     /// other and up to 32, count as one.
     ///
+    /// An operation is skipped if an input has failed, or if it is cancelled. Then `on_skip` is called in the operation's turn, on a
+    /// worker, with the exception that awaiting the operation raises. Collective operations need it: all ranks take part in them, or
+    /// all must learn why not, for example by an abort of the communicator. The operation fails by the same cause as without it; what `on_skip`
+    /// raises goes to `sys.unraisablehook`. What `fn` and `using` raise is no skip.
+    ///
     ///     >>> y = eng.zeros(3, "int64")
     ///     >>> op = eng.submit(lambda y: y.fill(7), writes=[y], using=np.from_dlpack, name="fill")
     ///     >>> op.wait()
     ///     >>> op.name, np.from_dlpack(y).tolist()
     ///     ('fill', [7, 7, 7])
-    #[pyo3(signature = (r#fn, reads = None, writes = None, using = None, name = None, on = None, priority = 0))]
+    ///
+    ///     >>> grad = eng.zeros(3, "float64")
+    ///     >>> comm, causes = eng.var(), []
+    ///     >>> op = eng.submit(lambda grad: 1 / 0, writes=[grad], name="backward")
+    ///     >>> op = eng.submit(print, [grad], [grad, comm], on_skip=causes.append)
+    ///     >>> op.exception().operation, causes[0].operation
+    ///     ('backward', 'backward')
+    #[pyo3(signature = (r#fn, reads = None, writes = None, using = None, name = None, on = None, priority = 0, on_skip = None))]
     #[expect(clippy::too_many_arguments, reason = "keyword arguments of the Python method")]
     fn submit(
         &self,
@@ -53,16 +65,17 @@ impl PyEngine {
         name: Option<String>,
         on: Option<&Bound<'_, PyAny>>,
         priority: i32,
+        on_skip: Option<&Bound<'_, PyAny>>,
     ) -> PyResult<PyOperation> {
         let py = r#fn.py();
-        let (args, body) =
-            submission_args::of_submit(self.submission(r#fn, using, name, on, priority), reads, writes)?;
+        let submission = self.submission(r#fn, using, name, on, priority);
+        let (args, body) = submission_args::of_submit(submission, reads, writes, on_skip)?;
         let op = self.submit_now(py, &args, body)?;
         Ok(PyOperation::new(op, self.handle.clone()))
     }
 
     /// As `submit`, but waits for a permit without stopping the event loop: ``op = await eng.submit_async(...)``.
-    #[pyo3(signature = (r#fn, reads = None, writes = None, using = None, name = None, on = None, priority = 0))]
+    #[pyo3(signature = (r#fn, reads = None, writes = None, using = None, name = None, on = None, priority = 0, on_skip = None))]
     #[expect(clippy::too_many_arguments, reason = "keyword arguments of the Python method")]
     fn submit_async(
         &self,
@@ -73,10 +86,11 @@ impl PyEngine {
         name: Option<String>,
         on: Option<&Bound<'_, PyAny>>,
         priority: i32,
+        on_skip: Option<&Bound<'_, PyAny>>,
     ) -> PyResult<Awaiter> {
         let py = r#fn.py();
-        let (args, body) =
-            submission_args::of_submit(self.submission(r#fn, using, name, on, priority), reads, writes)?;
+        let submission = self.submission(r#fn, using, name, on, priority);
+        let (args, body) = submission_args::of_submit(submission, reads, writes, on_skip)?;
         let (engine, handle) = (self.engine(py)?.clone(), self.handle.clone());
         Ok(Awaiter::pending(async move {
             let outcome = args

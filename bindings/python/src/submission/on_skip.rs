@@ -1,0 +1,63 @@
+//! What is called in place of a function whose operation is skipped.
+
+use estafette::operation::OperationError;
+use pyo3::exceptions::PyTypeError;
+use pyo3::prelude::*;
+
+use crate::error::to_py;
+use crate::interpreter::guard;
+use crate::interpreter::once::intern;
+use crate::submission::body::copy_context;
+use crate::submission::function_kind::FunctionKind;
+
+/// A function of the submitter, with the submitter's context.
+pub struct OnSkip {
+    /// `None` only while it is dropped.
+    parts: Option<(Py<PyAny>, Py<PyAny>)>,
+}
+
+impl OnSkip {
+    /// # Errors
+    /// `TypeError` when it cannot be called, or its call would only give a coroutine or a generator.
+    pub fn new(function: &Bound<'_, PyAny>) -> PyResult<Self> {
+        let what = if !function.is_callable() {
+            "is not callable"
+        } else {
+            match FunctionKind::of(function)? {
+                FunctionKind::Plain => {
+                    let context = copy_context(function.py())?;
+                    return Ok(Self { parts: Some((function.clone().unbind(), context)) });
+                }
+                FunctionKind::Async => "is an `async def` function, and is called on a worker",
+                FunctionKind::Generator => "is a generator function, and a call of it would run nothing",
+            }
+        };
+        Err(PyTypeError::new_err(format!("on_skip={} {what}", function.repr()?)))
+    }
+
+    /// Calls it; called by the engine on one of its workers, without the Python lock. With the guard closed the interpreter is going
+    /// away, and no function of an operation is called any more.
+    pub fn call(&self, cause: &OperationError) {
+        let Some((function, context)) = &self.parts else { return };
+        guard::attach(|py| {
+            let error = to_py(py, &cause.clone().into_error());
+            let value = error.value(py);
+            let called = context.bind(py).call_method1(intern!(py, "run"), (function, value));
+            // The operation fails by its cause, whatever is raised.
+            if let Err(raised) = called
+                && !raised.value(py).is(value)
+            {
+                raised.write_unraisable(py, Some(function.bind(py)));
+            }
+        });
+    }
+}
+
+impl Drop for OnSkip {
+    fn drop(&mut self) {
+        let mut parts = self.parts.take();
+        // With the guard closed they are left to the interpreter that is going away.
+        guard::attach(|_| drop(parts.take()));
+        std::mem::forget(parts);
+    }
+}
