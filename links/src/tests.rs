@@ -1,6 +1,7 @@
 //! Peers that do not keep to the protocol. Both ends are in this process, so that a test reaches the words of a board.
 
 pub(crate) mod deaths;
+mod hostile;
 
 use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -9,7 +10,7 @@ use std::time::{Duration, Instant};
 use estafette_devices::{DeviceErrorKind, Fence, host};
 use estafette_sync::sync::{Mutex, MutexGuard};
 
-use crate::board::{BYTES, CLOSED, HEAD, LINE, LISTENING, OwnBoard, RING, SLOTS, TAIL, WORDS};
+use crate::board::{BYTES, CLOSED, HEAD, LINE, LISTENING, OwnBoard, RING, SLOTS, TAIL, WORDS, Words};
 use crate::hub::GREETING;
 use crate::platform::{Descriptor, Memory, Socket, Waker, own_process};
 use crate::{Door, Link, LinkError};
@@ -78,15 +79,18 @@ fn assert_works(door: &Door) {
 }
 
 /// Words that come close to sense, and words that do not.
-fn scribble(link: &Link, random: &mut Random) {
-    let own = &link.shared.own;
+fn scribble<W: std::ops::Deref<Target = Memory> + Words>(
+    own: &OwnBoard<W>,
+    ring: impl FnOnce(),
+    random: &mut Random,
+) {
     let small = random.next() % 5;
     let sensible = small << 32 | (random.next() % 9) << 16 | (random.next() % 40);
     match random.below(20_000) {
         0 => own.words.half_word(LINE).store(random.next() as u32, Ordering::Relaxed),
         1..4 => own.store([HEAD, TAIL, CLOSED][random.below(3)], random.next()),
         4..8 => own.store(random.below(WORDS), random.next()),
-        8..4_000 => link.shared.ring(),
+        8..4_000 => ring(),
         4_000..6_000 => own.store(HEAD, own.load(HEAD) + small),
         6_000..8_000 => own.store(TAIL, own.load(TAIL) + small % 2),
         8_000..10_000 => own.store(LISTENING, small),
@@ -119,7 +123,7 @@ fn a_board_of_random_words_neither_crashes_nor_hangs_its_reader() {
             scope.spawn(|| {
                 let mut random = Random(seed);
                 while !is_over.load(Ordering::Relaxed) {
-                    scribble(&hostile, &mut random);
+                    scribble(&hostile.shared.own, || hostile.shared.ring(), &mut random);
                 }
             });
             let _end = End(&is_over);

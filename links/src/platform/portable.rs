@@ -116,6 +116,10 @@ impl Waker {
         match *self {}
     }
 
+    pub fn number(&self) -> i32 {
+        match *self {}
+    }
+
     pub fn descriptor(&self) -> &Descriptor {
         match *self {}
     }

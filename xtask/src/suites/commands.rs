@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use super::{Context, MODELS, PORTABLE, RELEASED, TESTED};
-use crate::shell;
+use crate::{fuzz, shell};
 
 /// Makes the simulator the driver that a program finds, by its path and by the driver's names.
 pub(super) fn play_the_driver(context: &Context, command: &mut Command) {
@@ -67,6 +67,25 @@ pub(super) fn portable(target: &Path) -> Command {
     let mut tests = cargo(&target.join("portable"), &PORTABLE.split_whitespace().collect::<Vec<_>>(), &[]);
     tests.env("RUSTFLAGS", "--cfg estafette_portable");
     tests
+}
+
+/// Links with hostile peers, instrumented. The stable compiler has the sanitizer and its runtime, and leaves their flag to nightly ones;
+/// AddressSanitizer of the C compiler would see calls of the allocator alone. With a target triple, so that build scripts and macros are not
+/// instrumented.
+pub(super) fn sanitized_links(target: &Path) -> [Command; 2] {
+    [("estafette-links", &["--lib"][..]), ("estafette", &["--test", "hostile_peers"])].map(
+        |(package, which)| {
+            // A host that the compiler does not name is one that cargo refuses.
+            let host = fuzz::host().unwrap_or_default();
+            let mut tests =
+                cargo(&target.join("asan"), &["test", "--target", &host, "--package", package], which);
+            if package == "estafette" {
+                tests.args(["--no-default-features", "--features", "links"]);
+            }
+            tests.env("RUSTC_BOOTSTRAP", "1").env("RUSTFLAGS", "-Zsanitizer=address");
+            tests
+        },
+    )
 }
 
 /// Random programs and random steps, with many seeds.
