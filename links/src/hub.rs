@@ -14,7 +14,7 @@ use crate::board::BYTES;
 use crate::life::{Line, Lines};
 use crate::link::{Channel, Link, Shared};
 use crate::mailbox::Mailbox;
-use crate::platform::{Memory, Poll, Socket, Waker, own_process, own_user};
+use crate::platform::{Memory, Poll, Socket, Waker, may_be_process, own_process, own_user};
 
 /// What a greeting says: that it is one, and the version of the protocol.
 pub(crate) const GREETING: [u8; 16] = *b"estafette link 1";
@@ -274,6 +274,7 @@ impl Hub {
             Err(error) => Err(error),
             Ok(Some((length, descriptors))) if length == GREETING.len() && bytes == GREETING => {
                 match <[_; 2]>::try_from(descriptors) {
+                    Ok([_, end]) if !may_be_process(&end, process) => Err(refused("came without its end")),
                     Ok([theirs, end]) => Memory::open(&theirs, BYTES)
                         .map_err(|error| refused(&format!("has no board: {error}")))
                         .map(|peer| (peer, Channel { socket, end, process })),

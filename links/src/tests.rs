@@ -178,6 +178,17 @@ fn unsealed_memory(bytes: usize) -> OwnedFd {
     file.into()
 }
 
+/// Another process.
+fn process(number: u32) -> OwnedFd {
+    use std::os::fd::FromRawFd;
+    // SAFETY: takes two integers; the descriptor is new, and nothing else has it.
+    unsafe {
+        let descriptor = libc::syscall(libc::SYS_pidfd_open, number, 0);
+        assert!(descriptor >= 0, "the process lives");
+        OwnedFd::from_raw_fd(descriptor as i32)
+    }
+}
+
 /// A connection to a door that greets with these descriptors.
 fn greets(door: &Door, greeting: &[u8], descriptors: &[&Descriptor]) -> Socket {
     let socket = Socket::connect(door.address().as_bytes()).expect("a connection");
@@ -195,7 +206,8 @@ fn a_door_goes_on_after_greetings_that_are_none() {
     let own = own_process().expect("a descriptor");
     let event = event.descriptor();
     let unsealed = unsealed_memory(BYTES);
-    let wrong: [(&[u8], &[&OwnedFd]); 11] = [
+    let parent = process(std::os::unix::process::parent_id());
+    let wrong: [(&[u8], &[&OwnedFd]); 13] = [
         (b"", &[]),
         (b"estafette link 2", &[&board, &own]),
         (b"GET / HTTP/1.1\r\n\r\n", &[]),
@@ -206,8 +218,10 @@ fn a_door_goes_on_after_greetings_that_are_none() {
         (&GREETING, &[event, &own]),
         (&GREETING, &[&small, &own]),
         (&GREETING, &[&unsealed, &own]),
-        // A folder cannot be waited for.
+        // The end of something else would never come.
         (&GREETING, &[&board, &folder]),
+        (&GREETING, &[&board, event]),
+        (&GREETING, &[&board, &parent]),
     ];
     let mut sockets: Vec<_> = wrong.iter().map(|(greeting, with)| greets(&door, greeting, with)).collect();
     // Those that say nothing. The oldest give way.
@@ -225,7 +239,7 @@ fn a_door_goes_on_after_greetings_that_are_none() {
         });
     }
     assert_works(&door);
-    drop((sockets, folder, board, small, unsealed, own));
+    drop((sockets, folder, board, small, unsealed, own, parent));
     until("all descriptors are closed", || descriptors() <= before + 1);
 }
 
