@@ -69,23 +69,20 @@ pub(super) fn portable(target: &Path) -> Command {
     tests
 }
 
-/// Links with hostile peers, instrumented. The stable compiler has the sanitizer and its runtime, and leaves their flag to nightly ones;
-/// AddressSanitizer of the C compiler would see calls of the allocator alone. With a target triple, so that build scripts and macros are not
-/// instrumented.
+/// Links with hostile peers, instrumented. The stable compiler has the sanitizer and its runtime, and leaves the flag to nightly ones;
+/// AddressSanitizer of the C compiler sees no access of Rust code. With a target triple, so that build scripts and macros are not instrumented,
+/// and without optimization, as most of the time is the compiler's.
 pub(super) fn sanitized_links(target: &Path) -> [Command; 2] {
-    [("estafette-links", &["--lib"][..]), ("estafette", &["--test", "hostile_peers"])].map(
-        |(package, which)| {
-            // A host that the compiler does not name is one that cargo refuses.
-            let host = fuzz::host().unwrap_or_default();
-            let mut tests =
-                cargo(&target.join("asan"), &["test", "--target", &host, "--package", package], which);
-            if package == "estafette" {
-                tests.args(["--no-default-features", "--features", "links"]);
-            }
-            tests.env("RUSTC_BOOTSTRAP", "1").env("RUSTFLAGS", "-Zsanitizer=address");
-            tests
-        },
-    )
+    // A host that the compiler does not name is one that cargo refuses.
+    let host = fuzz::host().unwrap_or_default();
+    let first = ["test", "--config", "profile.dev.opt-level=0", "--target", &host, "--package"];
+    let hostile = ["estafette", "--no-default-features", "--features", "links", "--test", "hostile_peers"];
+    // The kills are of honest peers.
+    [&["estafette-links", "--lib", "--", "--skip", "deaths"][..], &hostile].map(|rest| {
+        let mut tests = cargo(&target.join("asan"), &first, rest);
+        tests.env("RUSTC_BOOTSTRAP", "1").env("RUSTFLAGS", "-Zsanitizer=address");
+        tests
+    })
 }
 
 /// Random programs and random steps, with many seeds.

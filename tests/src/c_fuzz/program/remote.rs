@@ -26,6 +26,13 @@ pub(super) struct Remote {
     received: Vec<*mut estafette_tensor>,
 }
 
+impl Remote {
+    /// A link with both of its ends.
+    fn open_pair(&mut self) -> Option<&mut Pair> {
+        self.pair.as_mut().filter(|_| self.closed.is_none())
+    }
+}
+
 /// What a version that is shown to another process may be refused with.
 const SHOWN: [status; 3] =
     [status::ESTAFETTE_OK, status::ESTAFETTE_NOT_SHARED, status::ESTAFETTE_NOT_DEFINED];
@@ -100,7 +107,7 @@ impl Program {
 
     fn send(&mut self, bytes: &mut Bytes<'_>) -> Option<()> {
         let tensor = pick(&self.tensors, bytes)?;
-        let pair = self.remote.pair.as_mut()?;
+        let pair = self.remote.open_pair()?;
         if pair.in_flight >= HELD_MAX {
             return None;
         }
@@ -114,7 +121,7 @@ impl Program {
     }
 
     fn receive(&mut self, bytes: &mut Bytes<'_>) -> Option<()> {
-        let pair = self.remote.pair.as_mut()?;
+        let pair = self.remote.open_pair()?;
         let (mut out, mut descriptor, mut again) = (ptr::dangling_mut(), -1, -1);
         // SAFETY: as the interface wants it, or wrong in a way that it promises to see.
         unsafe {
@@ -177,8 +184,6 @@ impl Program {
         } else {
             expect(estafette_link_close(pair.near), status::ESTAFETTE_OK, "close the near end");
             self.remote.closed = Some(pair.near);
-            // Nothing else is sent by it.
-            pair.near = pair.far;
         }
         expect(estafette_link_close(ptr::null_mut()), status::ESTAFETTE_OK, "close nothing");
         Some(())
