@@ -168,8 +168,8 @@ fn start(address: &Address, seed: u64) -> Child {
 fn arrived(door: &Door) -> Option<Link> {
     let mut accept = std::pin::pin!(door.accept());
     match accept.as_mut().poll(&mut Context::from_waker(TaskWaker::noop())) {
-        Poll::Ready(Ok(link)) => Some(link),
-        _ => None,
+        Poll::Ready(link) => Some(link.expect("the system refuses nothing")),
+        Poll::Pending => None,
     }
 }
 
