@@ -23,6 +23,7 @@
 //! # Ok(()) }
 //! ```
 
+mod blocking;
 mod ticket;
 
 use std::sync::Arc;
@@ -96,6 +97,15 @@ impl Link {
     /// The number of the other process.
     pub fn process(&self) -> u32 {
         self.link.process()
+    }
+
+    /// The number of a descriptor that is readable while something may be received, or the link is over, for an event loop of the program.
+    /// A receive that finds nothing makes it unreadable. It stays the link's, and ends with it; it is not to be read or written.
+    ///
+    /// # Errors
+    /// [`Error::Device`] if the system refuses a descriptor.
+    pub fn descriptor(&self) -> Result<i32, Error> {
+        Ok(self.link.descriptor()?)
     }
 
     fn owner(&self) -> LeaseOwner {

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::fmt;
+use std::io;
 use std::sync::Arc;
 
 use estafette_sync::essential::essential;
@@ -14,7 +15,7 @@ use crate::board::BYTES;
 use crate::life::{Line, Lines};
 use crate::link::{Channel, Link, Shared};
 use crate::mailbox::Mailbox;
-use crate::platform::{Memory, Poll, Socket, Waker, own_process, own_user};
+use crate::platform::{Memory, Poll, Socket, Waker, may_be_process, own_process, own_user};
 
 /// What a greeting says: that it is one, and the version of the protocol.
 pub(crate) const GREETING: [u8; 16] = *b"estafette link 1";
@@ -143,7 +144,11 @@ impl Hub {
         let line = self.lines.hold(Arc::clone(&board));
         step!("greet 3");
         let end = own_process().map_err(system())?;
-        socket.send(&GREETING, &[&descriptor, &end]).map_err(system())?;
+        socket.send(&GREETING, &[&descriptor, &end]).map_err(|error| match error.kind() {
+            // It has hung up: a door must not take that for a refusal of the system, and wait for its owner.
+            io::ErrorKind::BrokenPipe | io::ErrorKind::ConnectionReset => LinkError::PeerDied { process },
+            _ => system()(error),
+        })?;
         step!("greet 4");
         let mut entries = self.entries.lock();
         let token = entries.next_token();
@@ -249,7 +254,7 @@ impl Hub {
         });
         match made {
             // A process that has gone again, or is none to speak to.
-            Ok(()) | Err(LinkError::Refused(_)) => {}
+            Ok(()) | Err(LinkError::Refused(_) | LinkError::PeerDied { .. }) => {}
             Err(error) => {
                 // The connection waits on: without a pause it would wake this thread again and again.
                 self.poll.remove(door.socket.descriptor());
@@ -274,6 +279,7 @@ impl Hub {
             Err(error) => Err(error),
             Ok(Some((length, descriptors))) if length == GREETING.len() && bytes == GREETING => {
                 match <[_; 2]>::try_from(descriptors) {
+                    Ok([_, end]) if !may_be_process(&end, process) => Err(refused("came without its end")),
                     Ok([theirs, end]) => Memory::open(&theirs, BYTES)
                         .map_err(|error| refused(&format!("has no board: {error}")))
                         .map(|peer| (peer, Channel { socket, end, process })),

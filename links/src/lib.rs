@@ -11,7 +11,7 @@
 //! |---|---|
 //! | `board`, `ring`, `bell` | shared words with one writer each: slots, messages, who wants to be rung; models |
 //! | `fence` | a slot of a peer's board as an event of `estafette_devices` |
-//! | `link`, `door`, `segment`, `arena`, `error` | what users have |
+//! | `link`, `door`, `descriptor`, `segment`, `arena`, `error` | what users have |
 //! | `hub`, `life`, `mailbox` | the link thread; the thread of life lines; what they leave for futures |
 //! | `platform` | what links ask of the operating system |
 //!
@@ -47,6 +47,7 @@ macro_rules! step {
 mod arena;
 mod bell;
 mod board;
+mod descriptor;
 mod door;
 mod error;
 mod fence;

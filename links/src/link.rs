@@ -12,6 +12,7 @@ use estafette_sync::sync::{Mutex, OnceLock};
 
 use crate::bell::{Listener, Ringer};
 use crate::board::{CLOSED, CLOSING, HEAD, Kind, LEFT, LINE, OwnBoard, PeerBoard, SLOTS, SlotId, TAIL};
+use crate::descriptor::Readable;
 use crate::fence::PeerEvent;
 use crate::hub::Hub;
 use crate::life::Line;
@@ -69,6 +70,8 @@ pub(crate) struct Shared {
     /// Futures that wait for a message, and those that wait for room.
     receivers: Futures,
     senders: Futures,
+    /// For event loops of the program, once one was asked for.
+    readable: OnceLock<Readable>,
     /// Fences of the peer with subscribers.
     watched: Mutex<Vec<Arc<PeerEvent>>>,
     /// What was received and is in use.
@@ -149,6 +152,7 @@ impl Shared {
             reader: Mutex::default(),
             receivers: Futures::default(),
             senders: Futures::default(),
+            readable: OnceLock::new(),
             watched: Mutex::default(),
             in_use: AtomicUsize::new(0),
             is_closed: AtomicBool::new(false),
@@ -159,6 +163,14 @@ impl Shared {
 
     pub(crate) fn process(&self) -> u32 {
         self.channel.process
+    }
+
+    pub(crate) fn receivers(&self) -> &Futures {
+        &self.receivers
+    }
+
+    pub(crate) fn readable(&self) -> &OnceLock<Readable> {
+        &self.readable
     }
 
     pub(crate) fn channel(&self) -> &Channel {
@@ -431,6 +443,10 @@ impl Link {
         self.shared.process()
     }
 
+    pub(crate) fn check_process(&self) -> Result<(), LinkError> {
+        self.shared.hub.generation.check().map_err(|_| LinkError::Forked)
+    }
+
     /// Sends a promise, with at most 1,024 bytes for its receiver. The peer's fence settles as `fence` does.
     ///
     /// Returns a fence for the answer: done once the peer uses it no more, failed if the peer said so or died. After a death it settles
@@ -500,6 +516,13 @@ impl Link {
     /// # Errors
     /// Nothing more comes: the peer closed, died or broke the protocol.
     pub fn try_receive(&self) -> Result<Option<Received>, LinkError> {
+        match (self.take_next()?, self.shared.readable.get()) {
+            (None, Some(readable)) => readable.rearm(&self.shared, || self.take_next()),
+            (next, _) => Ok(next),
+        }
+    }
+
+    fn take_next(&self) -> Result<Option<Received>, LinkError> {
         let shared = &self.shared;
         // Before the look at the ring, which then is the last one. What came whole is not taken away.
         let checked = shared.check();
@@ -575,7 +598,7 @@ impl Link {
         if let Some(segment) = known() {
             return Ok(segment);
         }
-        self.shared.hub.generation.check().map_err(|_| LinkError::Forked)?;
+        self.check_process()?;
         self.shared.drain(false);
         let process = self.process();
         known().ok_or_else(|| LinkError::Invalid(format!("process {process} has shown no segment {number}")))

@@ -1,6 +1,7 @@
 //! Peers that do not keep to the protocol. Both ends are in this process, so that a test reaches the words of a board.
 
 pub(crate) mod deaths;
+mod hostile;
 
 use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -9,7 +10,7 @@ use std::time::{Duration, Instant};
 use estafette_devices::{DeviceErrorKind, Fence, host};
 use estafette_sync::sync::{Mutex, MutexGuard};
 
-use crate::board::{BYTES, CLOSED, HEAD, LINE, LISTENING, OwnBoard, RING, SLOTS, TAIL, WORDS};
+use crate::board::{BYTES, CLOSED, HEAD, LINE, LISTENING, OwnBoard, RING, SLOTS, TAIL, WORDS, Words};
 use crate::hub::GREETING;
 use crate::platform::{Descriptor, Memory, Socket, Waker, own_process};
 use crate::{Door, Link, LinkError};
@@ -56,13 +57,19 @@ fn until(what: &str, condition: impl Fn() -> bool) {
     }
 }
 
-/// Both ends of a link.
+/// Both ends of a link. Another process may have come to the door before.
 fn pair(door: &Door) -> (Link, Link) {
+    let near = || loop {
+        let link = futures::executor::block_on(door.accept()).expect("a link");
+        if link.process() == std::process::id() {
+            break link;
+        }
+    };
     let (near, far) = std::thread::scope(|scope| {
         let far = scope.spawn(|| futures::executor::block_on(Link::connect(door.address())));
-        (futures::executor::block_on(door.accept()), far.join().expect("it does not panic"))
+        (near(), far.join().expect("it does not panic"))
     });
-    (near.expect("a link"), far.expect("a link"))
+    (near, far.expect("a link"))
 }
 
 fn assert_works(door: &Door) {
@@ -78,15 +85,18 @@ fn assert_works(door: &Door) {
 }
 
 /// Words that come close to sense, and words that do not.
-fn scribble(link: &Link, random: &mut Random) {
-    let own = &link.shared.own;
+fn scribble<W: std::ops::Deref<Target = Memory> + Words>(
+    own: &OwnBoard<W>,
+    ring: impl FnOnce(),
+    random: &mut Random,
+) {
     let small = random.next() % 5;
     let sensible = small << 32 | (random.next() % 9) << 16 | (random.next() % 40);
     match random.below(20_000) {
         0 => own.words.half_word(LINE).store(random.next() as u32, Ordering::Relaxed),
         1..4 => own.store([HEAD, TAIL, CLOSED][random.below(3)], random.next()),
         4..8 => own.store(random.below(WORDS), random.next()),
-        8..4_000 => link.shared.ring(),
+        8..4_000 => ring(),
         4_000..6_000 => own.store(HEAD, own.load(HEAD) + small),
         6_000..8_000 => own.store(TAIL, own.load(TAIL) + small % 2),
         8_000..10_000 => own.store(LISTENING, small),
@@ -119,7 +129,7 @@ fn a_board_of_random_words_neither_crashes_nor_hangs_its_reader() {
             scope.spawn(|| {
                 let mut random = Random(seed);
                 while !is_over.load(Ordering::Relaxed) {
-                    scribble(&hostile, &mut random);
+                    scribble(&hostile.shared.own, || hostile.shared.ring(), &mut random);
                 }
             });
             let _end = End(&is_over);
@@ -174,6 +184,17 @@ fn unsealed_memory(bytes: usize) -> OwnedFd {
     file.into()
 }
 
+/// Another process.
+fn process(number: u32) -> OwnedFd {
+    use std::os::fd::FromRawFd;
+    // SAFETY: takes two integers; the descriptor is new, and nothing else has it.
+    unsafe {
+        let descriptor = libc::syscall(libc::SYS_pidfd_open, number, 0);
+        assert!(descriptor >= 0, "the process lives");
+        OwnedFd::from_raw_fd(descriptor as i32)
+    }
+}
+
 /// A connection to a door that greets with these descriptors.
 fn greets(door: &Door, greeting: &[u8], descriptors: &[&Descriptor]) -> Socket {
     let socket = Socket::connect(door.address().as_bytes()).expect("a connection");
@@ -191,7 +212,8 @@ fn a_door_goes_on_after_greetings_that_are_none() {
     let own = own_process().expect("a descriptor");
     let event = event.descriptor();
     let unsealed = unsealed_memory(BYTES);
-    let wrong: [(&[u8], &[&OwnedFd]); 11] = [
+    let parent = process(std::os::unix::process::parent_id());
+    let wrong: [(&[u8], &[&OwnedFd]); 13] = [
         (b"", &[]),
         (b"estafette link 2", &[&board, &own]),
         (b"GET / HTTP/1.1\r\n\r\n", &[]),
@@ -202,12 +224,16 @@ fn a_door_goes_on_after_greetings_that_are_none() {
         (&GREETING, &[event, &own]),
         (&GREETING, &[&small, &own]),
         (&GREETING, &[&unsealed, &own]),
-        // A folder cannot be waited for.
+        // The end of something else would never come.
         (&GREETING, &[&board, &folder]),
+        (&GREETING, &[&board, event]),
+        (&GREETING, &[&board, &parent]),
     ];
     let mut sockets: Vec<_> = wrong.iter().map(|(greeting, with)| greets(&door, greeting, with)).collect();
     // Those that say nothing. The oldest give way.
     sockets.extend((0..100).map(|_| Socket::connect(door.address().as_bytes()).expect("a connection")));
+    // Those that hang up before the door looks.
+    (0..200).for_each(|_| drop(Socket::connect(door.address().as_bytes())));
     for socket in &sockets[..20] {
         until("the door has hung up", || {
             loop {
@@ -221,7 +247,7 @@ fn a_door_goes_on_after_greetings_that_are_none() {
         });
     }
     assert_works(&door);
-    drop((sockets, folder, board, small, unsealed, own));
+    drop((sockets, folder, board, small, unsealed, own, parent));
     until("all descriptors are closed", || descriptors() <= before + 1);
 }
 

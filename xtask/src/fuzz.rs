@@ -90,7 +90,8 @@ pub fn build(target: &Path) -> Result<Command, String> {
     Ok(command)
 }
 
-fn host() -> Result<String, String> {
+/// What the compiler compiles for.
+pub fn host() -> Result<String, String> {
     let mut rustc = shell::command(std::env::var_os("RUSTC").unwrap_or_else(|| "rustc".into()));
     rustc.arg("-vV");
     let (ended, output) = shell::collect(rustc, Duration::from_secs(60))?;

@@ -13,7 +13,7 @@ pub use self::ahead::ahead;
 pub use self::commands::{blocks, python_examples};
 use self::commands::{
     borrowed, built, c_memcheck, c_programs, candle, cargo, delegate, looks_at_reports, memcheck, models,
-    names_in, play_the_driver, portable, python, random, rust_tests, this_program,
+    names_in, play_the_driver, portable, python, random, rust_tests, sanitized_links, this_program,
 };
 use crate::python::Environment;
 use crate::shell;
@@ -496,6 +496,15 @@ pub const SUITES: &[Suite] = &[
         counted: true,
         limit: minutes(30),
         commands: |context| models(&context.target, "shuttle"),
+    },
+    Suite {
+        name: "links-asan",
+        about: "processes that write, show, describe and ask for anything, against processes under AddressSanitizer",
+        quick: false,
+        needs: &[],
+        counted: true,
+        limit: minutes(20),
+        commands: |context| sanitized_links(&context.target).into(),
     },
     Suite {
         name: "candle",

@@ -115,6 +115,14 @@ enum estafette_status
    * happened to.
    */
   ESTAFETTE_INTERNAL = -11,
+  /**
+   * Another process had promised the data, or is the other end of the link, and has died; the text has its number.
+   */
+  ESTAFETTE_PEER_DIED = -12,
+  /**
+   * The memory of the tensor is not memory that other processes can be shown.
+   */
+  ESTAFETTE_NOT_SHARED = -13,
 };
 #ifndef __cplusplus
 #if __STDC_VERSION__ >= 202311L
@@ -156,6 +164,11 @@ typedef int32_t estafette_access;
 typedef struct estafette_api estafette_api;
 
 /**
+ * Where other processes of the same user on this machine make links to this one.
+ */
+typedef struct estafette_door estafette_door;
+
+/**
  * Schedules operations in the order that their data demands. Any thread may use an engine. One that is destroyed while calls use
  * it goes when the last of them returns.
  */
@@ -165,6 +178,11 @@ typedef struct estafette_engine estafette_engine;
  * A use of a tensor outside of every operation, held until it is released.
  */
 typedef struct estafette_lease estafette_lease;
+
+/**
+ * A link to another process: tensors cross it in both directions, in order, without a copy, and before they are ready.
+ */
+typedef struct estafette_link estafette_link;
 
 /**
  * An operation. The handle is a number with a generation, not an address: a handle of an ended operation is recognized.
@@ -201,6 +219,12 @@ typedef struct estafette_recording estafette_recording;
 typedef struct estafette_tensor estafette_tensor;
 
 /**
+ * Names a version of a tensor for other processes of the same user on this machine. Its bytes may travel through anything, to processes that
+ * no link joins.
+ */
+typedef struct estafette_ticket estafette_ticket;
+
+/**
  * Options of an engine. All bytes zero, but for `size`, are the defaults.
  */
 typedef struct estafette_engine_options {
@@ -228,6 +252,11 @@ typedef struct estafette_engine_options {
    * where that is unlimited, and 2 MiB at least).
    */
   uint64_t stack_size;
+  /**
+   * 1: all host memory of this engine can be shown to other processes (see `estafette_link_send`); 0: only that of
+   * `estafette_zeros_shared`.
+   */
+  uint64_t shared;
 } estafette_engine_options;
 
 /**
@@ -506,6 +535,21 @@ typedef struct estafette_recording_options {
    */
   uint64_t last_ns;
 } estafette_recording_options;
+
+/**
+ * Options of a ticket. All bytes zero, but for `size`, are the defaults.
+ */
+typedef struct estafette_ticket_options {
+  /**
+   * `sizeof(estafette_ticket_options)`.
+   */
+  uint32_t size;
+  /**
+   * 1: for one use. The version is kept until the ticket was used and what was made with it is gone, or else for as long as this process
+   * lives, and `estafette_ticket_revoke` only gives the handle up. 0: for any number of uses, until it is revoked.
+   */
+  int32_t once;
+} estafette_ticket_options;
 
 /**
  * What `estafette_on_ready` calls: a status (never `ESTAFETTE_PENDING`), and for an error its text, which is only there during
@@ -1312,6 +1356,205 @@ estafette_status estafette_record_snapshot(struct estafette_recording *recording
                                            const char *path);
 
 /**
+ * Makes a ticket for the version of `tensor` that is current at this call, ready or not. Writes that are submitted later wait until the
+ * ticket is revoked, and what was made with it is gone. Waits for nothing. `options` may be NULL for the defaults. The caller owns `*out`
+ * and gives it up by `estafette_ticket_revoke`.
+ *
+ * Returns `ESTAFETTE_OK`; `ESTAFETTE_NOT_SHARED` for memory that other processes cannot be shown; `ESTAFETTE_NOT_DEFINED` while there is no
+ * memory; `ESTAFETTE_INVALID` for NULL, a handle that is not in use, a wrong option, or when 65,536 tickets are alive;
+ * `ESTAFETTE_FAILED` with the reason when the system refuses to open a door; `ESTAFETTE_SHUTDOWN`; `ESTAFETTE_FORKED`. `*out` is written only on
+ * success. May be called by any thread.
+ *
+ * What the caller promises:
+ * `options` is NULL or as long as its size says; `out` is NULL or may be written. `tensor` may be any value.
+ */
+estafette_status estafette_ticket_create(const struct estafette_tensor *tensor,
+                                         const struct estafette_ticket_options *options,
+                                         struct estafette_ticket **out);
+
+/**
+ * The bytes of a ticket, for `estafette_from_ticket` in another process: as many as fit into the `capacity` bytes at `bytes` (which may be
+ * NULL when that is 0), and their number to `*size`, which is less than 128.
+ *
+ * Returns `ESTAFETTE_OK`; `ESTAFETTE_INVALID` for NULL or a handle that is not in use; `ESTAFETTE_FORKED`. May be called by any thread.
+ *
+ * What the caller promises:
+ * Each pointer but handles is NULL or what its type says; `bytes` has `capacity` bytes.
+ */
+estafette_status estafette_ticket_bytes(const struct estafette_ticket *ticket,
+                                        uint8_t *bytes,
+                                        size_t capacity,
+                                        size_t *size);
+
+/**
+ * Revokes a ticket and gives its handle up: nothing new can be made with it. Tensors that were made with it stay. NULL is legal and does
+ * nothing.
+ *
+ * Returns `ESTAFETTE_OK`; `ESTAFETTE_INVALID` for a handle that is not in use, as of a ticket that was revoked before;
+ * `ESTAFETTE_FORKED`: there the ticket is leaked. May be called by any thread. `ticket` may be any value.
+ */
+estafette_status estafette_ticket_revoke(struct estafette_ticket *ticket);
+
+/**
+ * The tensor that a ticket of another process names: a promise, to be read only, in the memory of that process. The caller owns `*out` and
+ * gives it up by `estafette_tensor_release`; the owner's writes of that memory wait until then. It waits as submissions do, and for nothing
+ * else.
+ *
+ * The promise fails with `ESTAFETTE_PEER_DIED` if that process has died before it was ready, and with `ESTAFETTE_FAILED` if the ticket was
+ * revoked before.
+ *
+ * Returns `ESTAFETTE_OK`; `ESTAFETTE_INVALID` for NULL, a handle that is not in use, or bytes that are no ticket;
+ * `ESTAFETTE_LEASE_HELD`, `ESTAFETTE_WOULD_DEADLOCK`, `ESTAFETTE_SHUTDOWN`, `ESTAFETTE_FORKED` as `estafette_submit`. `*out` is written only on
+ * success. May be called by any thread.
+ *
+ * What the caller promises:
+ * Each pointer but handles is NULL or what its type says; `bytes` has `size` bytes.
+ */
+estafette_status estafette_from_ticket(struct estafette_engine *engine,
+                                       const uint8_t *bytes,
+                                       size_t size,
+                                       struct estafette_tensor **out);
+
+/**
+ * Opens a door. The caller owns `*out` and gives it up by `estafette_door_close`.
+ *
+ * Returns `ESTAFETTE_OK`; `ESTAFETTE_INVALID` for NULL; `ESTAFETTE_FAILED` with the reason where the system refuses, as one that is not
+ * Linux does; `ESTAFETTE_FORKED`. `*out` is written only on success. May be called by any thread.
+ *
+ * What the caller promises:
+ * `out` is NULL or may be written.
+ */
+estafette_status estafette_door_open(struct estafette_door **out);
+
+/**
+ * Where a door is, as a text for `estafette_connect` in another process, which gets it by any means: an argument, a pipe, a file. The
+ * caller owns the text and frees it by `estafette_string_free`.
+ *
+ * Returns `ESTAFETTE_OK`; `ESTAFETTE_INVALID` for NULL or a handle that is not in use; `ESTAFETTE_FORKED`. `*out` is written only on
+ * success. May be called by any thread.
+ *
+ * What the caller promises:
+ * `out` is NULL or may be written. `door` may be any value.
+ */
+estafette_status estafette_door_address(const struct estafette_door *door,
+                                        char **out);
+
+/**
+ * Waits for at most `timeout_ns` (`ESTAFETTE_FOREVER` for no limit; 0 only looks) for the next link that another process makes at a door.
+ * What it receives are tensors of `engine`. The caller owns `*out` and gives it up by `estafette_link_close`. The calling thread runs no
+ * operation meanwhile.
+ *
+ * Returns `ESTAFETTE_OK`; `ESTAFETTE_TIMEOUT`; `ESTAFETTE_INVALID` for NULL or a handle that is not in use; `ESTAFETTE_FAILED` with the
+ * reason where the system refuses, after which the next call goes on; `ESTAFETTE_WOULD_DEADLOCK` where it would block in a callback;
+ * `ESTAFETTE_FORKED`. `*out` is written only on success. May be called by any thread.
+ *
+ * What the caller promises:
+ * `out` is NULL or may be written. Handles may be any value.
+ */
+estafette_status estafette_door_accept(const struct estafette_door *door,
+                                       struct estafette_engine *engine,
+                                       uint64_t timeout_ns,
+                                       struct estafette_link **out);
+
+/**
+ * Closes a door and gives its handle up. Links that were made there stay. NULL is legal and does nothing.
+ *
+ * Returns `ESTAFETTE_OK`; `ESTAFETTE_INVALID` for a handle that is not in use, as of a door that was closed before; `ESTAFETTE_FORKED`:
+ * there the door is leaked. May be called by any thread. `door` may be any value.
+ */
+estafette_status estafette_door_close(struct estafette_door *door);
+
+/**
+ * Makes a link to the process with a door at `address`, in at most `timeout_ns` (`ESTAFETTE_FOREVER` for no limit); the process need not be
+ * at its door. Ownership and the rest as for `estafette_door_accept`.
+ *
+ * Returns as `estafette_door_accept`; `ESTAFETTE_INVALID` for an address that is none as well; `ESTAFETTE_FAILED` where no door is there, or
+ * not any more. May be called by any thread.
+ *
+ * What the caller promises:
+ * `address` is NULL or a text; `out` is NULL or may be written. `engine` may be any value.
+ */
+estafette_status estafette_connect(struct estafette_engine *engine,
+                                   const char *address,
+                                   uint64_t timeout_ns,
+                                   struct estafette_link **out);
+
+/**
+ * The number of the other process of a link, to `*out`; 0 where this process cannot see it.
+ *
+ * Returns `ESTAFETTE_OK`; `ESTAFETTE_INVALID` for NULL or a handle that is not in use; `ESTAFETTE_FORKED`. May be called by any thread.
+ *
+ * What the caller promises:
+ * `out` is NULL or may be written. `link` may be any value.
+ */
+estafette_status estafette_link_process(const struct estafette_link *link,
+                                        uint32_t *out);
+
+/**
+ * Lets the other process read the version of `tensor` that is current at this call, ready or not. Writes that are submitted later wait until
+ * the other process has let go of it, has closed the link, or has died. Waits, for at most `timeout_ns` (`ESTAFETTE_FOREVER` for no limit; 0 does
+ * not wait), only while the link is full: the other process then has 16,384 tensors of this one, or has not received hundreds. The
+ * tensor stays the caller's. The calling thread runs no operation meanwhile.
+ *
+ * Returns `ESTAFETTE_OK`; `ESTAFETTE_TIMEOUT`; `ESTAFETTE_NOT_SHARED` for memory that other processes cannot be shown, see `shared` in
+ * `estafette_engine_options` and `estafette_zeros_shared`; `ESTAFETTE_NOT_DEFINED` while there is no memory; `ESTAFETTE_PEER_DIED`;
+ * `ESTAFETTE_CANCELLED` once the other process has closed the link; `ESTAFETTE_INVALID` for NULL or a handle that is not in use;
+ * `ESTAFETTE_WOULD_DEADLOCK` where it would block in a callback; `ESTAFETTE_SHUTDOWN`; `ESTAFETTE_FORKED`. Nothing was sent unless it returns
+ * `ESTAFETTE_OK`. May be called by any thread. Handles may be any value.
+ */
+estafette_status estafette_link_send(const struct estafette_link *link,
+                                     const struct estafette_tensor *tensor,
+                                     uint64_t timeout_ns);
+
+/**
+ * The next tensor of the other process, to `*out`, after at most `timeout_ns` (`ESTAFETTE_FOREVER` for no limit; 0 only looks): a promise, to
+ * be read only, in the memory of that process. The caller owns it and gives it up by `estafette_tensor_release`; the owner's writes of that
+ * memory wait until then. `*out` is NULL once the other process has closed the link, after everything that it had sent. The calling
+ * thread runs no operation meanwhile.
+ *
+ * What the other process had not finished when it died fails with `ESTAFETTE_PEER_DIED`, and when it closed the link with
+ * `ESTAFETTE_CANCELLED` or `ESTAFETTE_FAILED`. What was ready stays readable.
+ *
+ * Returns `ESTAFETTE_OK`; `ESTAFETTE_TIMEOUT`; `ESTAFETTE_PEER_DIED` when that process has died, after everything that it had sent;
+ * `ESTAFETTE_INVALID` for NULL, a handle that is not in use, or when the other process has sent what makes no sense;
+ * `ESTAFETTE_WOULD_DEADLOCK` where it would block in a callback; `ESTAFETTE_SHUTDOWN`; `ESTAFETTE_FORKED`. `*out` is written only on success. May be
+ * called by any thread.
+ *
+ * What the caller promises:
+ * `out` is NULL or may be written. `link` may be any value.
+ */
+estafette_status estafette_link_receive(const struct estafette_link *link,
+                                        uint64_t timeout_ns,
+                                        struct estafette_tensor **out);
+
+/**
+ * A descriptor for an event loop of the program (`epoll`, `poll`, `select`), to `*out`. It is readable while a tensor may be there, or the
+ * link is over: then call `estafette_link_receive` with a timeout of 0 until it returns `ESTAFETTE_TIMEOUT`, which makes the descriptor
+ * unreadable; nothing else does. It is readable at first. So both level-triggered and edge-triggered loops work.
+ *
+ * The descriptor belongs to the link, which has none before the first call, and is closed with it: take it out of the event loop before
+ * `estafette_link_close`. It must not be read, written or closed. Each call gives the same number.
+ *
+ * Returns `ESTAFETTE_OK`; `ESTAFETTE_INVALID` for NULL or a handle that is not in use; `ESTAFETTE_FAILED` where the system refuses;
+ * `ESTAFETTE_FORKED`. May be called by any thread.
+ *
+ * What the caller promises:
+ * `out` is NULL or may be written. `link` may be any value.
+ */
+estafette_status estafette_link_descriptor(const struct estafette_link *link,
+                                           int32_t *out);
+
+/**
+ * Closes a link and gives its handle up. What was received stays readable. Promises that were sent and are not kept fail in the other
+ * process. A call of another thread that uses the link is waited for by nothing, and the link closes when that call returns. NULL is
+ * legal and does nothing.
+ *
+ * Returns `ESTAFETTE_OK`; `ESTAFETTE_INVALID` for a handle that is not in use, as of a link that was closed before; `ESTAFETTE_FORKED`:
+ * there the link is leaked. May be called by any thread. `link` may be any value.
+ */
+estafette_status estafette_link_close(struct estafette_link *link);
+
+/**
  * A few words for a status, for example "invalid argument"; of a number that is none, "unknown status".
  *
  * The text lives as long as the process. May be called by any thread, and in a forked child.
@@ -1438,6 +1681,20 @@ estafette_status estafette_zeros(struct estafette_engine *engine,
                                  int32_t ndim,
                                  DLDataType dtype,
                                  struct estafette_tensor **out);
+
+/**
+ * As `estafette_zeros`, in memory that other processes can be shown, whatever the engine's other memory is.
+ *
+ * Returns as `estafette_zeros`; `ESTAFETTE_DEVICE` also where the system has no such memory. May be called by any thread.
+ *
+ * What the caller promises:
+ * As for `estafette_zeros`.
+ */
+estafette_status estafette_zeros_shared(struct estafette_engine *engine,
+                                        const int64_t *shape,
+                                        int32_t ndim,
+                                        DLDataType dtype,
+                                        struct estafette_tensor **out);
 
 /**
  * Counts one more holder of a tensor. NULL is legal and does nothing.
@@ -1623,6 +1880,21 @@ struct estafette_api {
   estafette_status (*record_end)(struct estafette_recording *recording);
   estafette_status (*import_legacy)(struct estafette_engine *engine, DLManagedTensor *managed, int32_t writable, const DLFence *ready, struct estafette_tensor **out);
   estafette_status (*export_legacy)(const struct estafette_tensor *tensor, const struct estafette_export_options *options, DLManagedTensor **out);
+  estafette_status (*zeros_shared)(struct estafette_engine *engine, const int64_t *shape, int32_t ndim, DLDataType dtype, struct estafette_tensor **out);
+  estafette_status (*ticket_create)(const struct estafette_tensor *tensor, const struct estafette_ticket_options *options, struct estafette_ticket **out);
+  estafette_status (*ticket_bytes)(const struct estafette_ticket *ticket, uint8_t *bytes, size_t capacity, size_t *size);
+  estafette_status (*ticket_revoke)(struct estafette_ticket *ticket);
+  estafette_status (*from_ticket)(struct estafette_engine *engine, const uint8_t *bytes, size_t size, struct estafette_tensor **out);
+  estafette_status (*door_open)(struct estafette_door **out);
+  estafette_status (*door_address)(const struct estafette_door *door, char **out);
+  estafette_status (*door_accept)(const struct estafette_door *door, struct estafette_engine *engine, uint64_t timeout_ns, struct estafette_link **out);
+  estafette_status (*door_close)(struct estafette_door *door);
+  estafette_status (*connect)(struct estafette_engine *engine, const char *address, uint64_t timeout_ns, struct estafette_link **out);
+  estafette_status (*link_process)(const struct estafette_link *link, uint32_t *out);
+  estafette_status (*link_send)(const struct estafette_link *link, const struct estafette_tensor *tensor, uint64_t timeout_ns);
+  estafette_status (*link_receive)(const struct estafette_link *link, uint64_t timeout_ns, struct estafette_tensor **out);
+  estafette_status (*link_descriptor)(const struct estafette_link *link, int32_t *out);
+  estafette_status (*link_close)(struct estafette_link *link);
 };
 
 #ifdef __cplusplus

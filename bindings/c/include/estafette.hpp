@@ -17,6 +17,7 @@
 #include <exception>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <stdexcept>
 #include <string>
 #include <utility>
@@ -149,6 +150,52 @@ class Lease {
   std::unique_ptr<estafette_lease, Drop> lease_;
 };
 
+/// Names a version of a tensor for processes that no link joins: `Tensor::ticket`, `Engine::from_ticket`. Dropped, it is revoked.
+class Ticket {
+ public:
+  explicit Ticket(estafette_ticket *ticket) : ticket_(ticket) {}
+
+  /// They may travel through anything.
+  std::vector<std::uint8_t> bytes() const {
+    std::size_t size;
+    check(estafette_ticket_bytes(ticket_.get(), nullptr, 0, &size));
+    std::vector<std::uint8_t> bytes(size);
+    check(estafette_ticket_bytes(ticket_.get(), bytes.data(), size, &size));
+    return bytes;
+  }
+
+ private:
+  struct Drop {
+    void operator()(estafette_ticket *ticket) const { estafette_ticket_revoke(ticket); }
+  };
+  std::unique_ptr<estafette_ticket, Drop> ticket_;
+};
+
+/// Where other processes make links to this one: `Engine::accept`, and there `Engine::connect`.
+class Door {
+ public:
+  Door() {
+    estafette_door *out;
+    check(estafette_door_open(&out));
+    door_.reset(out);
+  }
+
+  estafette_door *get() const noexcept { return door_.get(); }
+
+  std::string address() const {
+    char *text;
+    check(estafette_door_address(get(), &text));
+    std::unique_ptr<char, void (*)(char *)> held(text, estafette_string_free);
+    return text;
+  }
+
+ private:
+  struct Drop {
+    void operator()(estafette_door *door) const { estafette_door_close(door); }
+  };
+  std::unique_ptr<estafette_door, Drop> door_;
+};
+
 /// Calls a DLPack deleter.
 struct DeleteManaged {
   template <typename M>
@@ -221,6 +268,14 @@ class Tensor {
     estafette_lease *lease;
     check(estafette_order_on(tensor_, access, device, stream, &lease));
     return Lease(lease);
+  }
+
+  /// A ticket for the current version, ready or not; for one use, or until it is dropped.
+  Ticket ticket(bool once = false) const {
+    estafette_ticket_options options = {sizeof options, once};
+    estafette_ticket *out;
+    check(estafette_ticket_create(tensor_, &options, &out));
+    return Ticket(out);
   }
 
   /// Gives this handle up; the memory's deleter waits for `fence`.
@@ -304,6 +359,45 @@ class Tensor::Ready {
 
 inline Tensor::Ready Tensor::ready(Executor executor) const { return Ready(*this, std::move(executor)); }
 #endif
+
+/// A link to another process. Dropped, it is closed.
+class Link {
+ public:
+  explicit Link(estafette_link *link) : link_(link) {}
+
+  /// The number of the other process.
+  std::uint32_t process() const {
+    std::uint32_t out;
+    check(estafette_link_process(link_.get(), &out));
+    return out;
+  }
+
+  /// Waits only while the link is full.
+  void send(const Tensor &tensor, std::uint64_t timeout_ns = ESTAFETTE_FOREVER) const {
+    check(estafette_link_send(link_.get(), tensor.get(), timeout_ns));
+  }
+
+  /// The next tensor of the other process; none once that process has closed the link.
+  std::optional<Tensor> receive(std::uint64_t timeout_ns = ESTAFETTE_FOREVER) const {
+    estafette_tensor *out;
+    check(estafette_link_receive(link_.get(), timeout_ns, &out));
+    if (!out) return std::nullopt;
+    return Tensor::adopt(out);
+  }
+
+  /// Readable while a tensor may be there; see `estafette_link_descriptor`.
+  int descriptor() const {
+    std::int32_t out;
+    check(estafette_link_descriptor(link_.get(), &out));
+    return out;
+  }
+
+ private:
+  struct Drop {
+    void operator()(estafette_link *link) const { estafette_link_close(link); }
+  };
+  std::unique_ptr<estafette_link, Drop> link_;
+};
 
 /// The right to report how an operation ended, for its function. May be copied to any thread; the first word counts, and another
 /// one throws.
@@ -461,6 +555,8 @@ struct EngineOptions {
   std::uint64_t lease_timeout_ns = 0;
   /// Bytes of stack of each thread that runs operations.
   std::uint64_t stack_size = 0;
+  /// All host memory can be shown to other processes.
+  bool shared = false;
 };
 
 /// Schedules operations in the order that their data demands.
@@ -479,6 +575,7 @@ class Engine {
     options.in_flight_limit = from.in_flight_limit;
     options.lease_timeout_ns = from.lease_timeout_ns;
     options.stack_size = from.stack_size;
+    options.shared = from.shared;
     estafette_engine *engine;
     check(estafette_engine_create(&options, &engine));
     engine_.reset(engine, estafette_engine_destroy);
@@ -490,9 +587,33 @@ class Engine {
   estafette_engine *get() const noexcept { return engine_.get(); }
 
   Tensor zeros(const std::vector<std::int64_t> &shape, DLDataType dtype) const {
+    return zeros_by(estafette_zeros, shape, dtype);
+  }
+
+  /// In memory that other processes can be shown.
+  Tensor zeros_shared(const std::vector<std::int64_t> &shape, DLDataType dtype) const {
+    return zeros_by(estafette_zeros_shared, shape, dtype);
+  }
+
+  /// A promise of the tensor that a ticket of another process names.
+  Tensor from_ticket(const std::vector<std::uint8_t> &bytes) const {
     estafette_tensor *out;
-    check(estafette_zeros(get(), shape.data(), static_cast<std::int32_t>(shape.size()), dtype, &out));
+    check(estafette_from_ticket(get(), bytes.data(), bytes.size(), &out));
     return Tensor::adopt(out);
+  }
+
+  /// The next link that another process makes at a door of this one.
+  Link accept(const Door &door, std::uint64_t timeout_ns = ESTAFETTE_FOREVER) const {
+    estafette_link *out;
+    check(estafette_door_accept(door.get(), get(), timeout_ns, &out));
+    return Link(out);
+  }
+
+  /// A link to the process with a door at `address`.
+  Link connect(const std::string &address, std::uint64_t timeout_ns = ESTAFETTE_FOREVER) const {
+    estafette_link *out;
+    check(estafette_connect(get(), address.c_str(), timeout_ns, &out));
+    return Link(out);
   }
 
   /// Takes a tensor over; `managed` is empty afterwards, unless this throws.
@@ -601,6 +722,13 @@ class Engine {
     EngineOptions options;
     options.workers = workers;
     return options;
+  }
+
+  template <typename F>
+  Tensor zeros_by(F function, const std::vector<std::int64_t> &shape, DLDataType dtype) const {
+    estafette_tensor *out;
+    check(function(get(), shape.data(), static_cast<std::int32_t>(shape.size()), dtype, &out));
+    return Tensor::adopt(out);
   }
 
   void call_operator(const char *name, const std::vector<Tensor> &inputs, std::vector<estafette_tensor *> &outputs,

@@ -63,7 +63,10 @@ functions! {
     estafette_register_operator, estafette_unregister_operator, estafette_load_operators, estafette_list_operators,
     estafette_call_operator,
     estafette_record_begin, estafette_record_snapshot, estafette_record_end,
-    estafette_import_legacy, estafette_export_legacy
+    estafette_import_legacy, estafette_export_legacy,
+    estafette_zeros_shared, estafette_ticket_create, estafette_ticket_bytes, estafette_ticket_revoke, estafette_from_ticket,
+    estafette_door_open, estafette_door_address, estafette_door_accept, estafette_door_close, estafette_connect,
+    estafette_link_process, estafette_link_send, estafette_link_receive, estafette_link_descriptor, estafette_link_close
 }
 
 /// The functions of this library in a table, for programs that load the library at run time. It lives as long as the process. The Python

@@ -49,6 +49,9 @@ pub struct estafette_engine_options {
     /// Bytes of stack of each thread that runs operations, from 64 KiB to 1 TiB; 0 for what the system gives to threads (`ulimit -s`; 8 MiB
     /// where that is unlimited, and 2 MiB at least).
     pub stack_size: u64,
+    /// 1: all host memory of this engine can be shown to other processes (see `estafette_link_send`); 0: only that of
+    /// `estafette_zeros_shared`.
+    pub shared: u64,
 }
 
 // SAFETY: numbers only, the size first.
@@ -97,6 +100,11 @@ pub unsafe extern "C" fn estafette_engine_create(
         if options.stack_size != 0 {
             builder = builder.stack_size(usize::try_from(options.stack_size).unwrap_or(usize::MAX));
         }
+        builder = match options.shared {
+            0 => builder,
+            1 => builder.shared(true),
+            shared => return Err(Refusal::invalid(format!("estafette_engine_options: shared is {shared}"))),
+        };
         log::begin_from_environment();
         let vacant = ENGINES.reserve()?;
         let engine = builder.build()?;

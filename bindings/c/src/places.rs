@@ -25,17 +25,30 @@ pub(crate) enum Kind {
     Engine,
     Program,
     Recording,
+    Ticket,
+    Door,
+    Link,
 }
 
 /// Kinds, and 0.
-const KINDS: usize = 8;
+const KINDS: usize = 11;
 
 /// The kind is in the upper bits of a tag. All of them set is no kind, as in what programs write for "none".
 const KIND_SHIFT: u32 = 28;
 
 impl Kind {
-    const ALL: [Kind; KINDS - 1] =
-        [Kind::Op, Kind::Tensor, Kind::Lease, Kind::Promise, Kind::Engine, Kind::Program, Kind::Recording];
+    const ALL: [Kind; KINDS - 1] = [
+        Kind::Op,
+        Kind::Tensor,
+        Kind::Lease,
+        Kind::Promise,
+        Kind::Engine,
+        Kind::Program,
+        Kind::Recording,
+        Kind::Ticket,
+        Kind::Door,
+        Kind::Link,
+    ];
 
     fn text(self) -> &'static str {
         match self {
@@ -46,6 +59,9 @@ impl Kind {
             Kind::Engine => "an engine",
             Kind::Program => "a program",
             Kind::Recording => "a recording",
+            Kind::Ticket => "a ticket",
+            Kind::Door => "a door",
+            Kind::Link => "a link",
         }
     }
 
@@ -57,6 +73,8 @@ impl Kind {
             Kind::Promise => "the promise was settled or dropped",
             Kind::Engine | Kind::Program => "it was destroyed",
             Kind::Recording => "it was ended",
+            Kind::Ticket => "it was revoked",
+            Kind::Door | Kind::Link => "it was closed",
         }
     }
 

@@ -1,8 +1,10 @@
 //! What a call returns.
 
+use std::error::Error as _;
 use std::ffi::c_char;
 
 use estafette::exchange::foreign_fence;
+use estafette::operation::OperationError;
 use estafette::{Error, devices};
 
 /// What a call returns: 0 for done, positive for "not yet", negative for an error, whose text `estafette_last_error` gives.
@@ -41,6 +43,10 @@ pub enum estafette_status {
     /// The library broke, or the operating system refused something it needs. Nothing is promised about the object it
     /// happened to.
     ESTAFETTE_INTERNAL = -11,
+    /// Another process had promised the data, or is the other end of the link, and has died; the text has its number.
+    ESTAFETTE_PEER_DIED = -12,
+    /// The memory of the tensor is not memory that other processes can be shown.
+    ESTAFETTE_NOT_SHARED = -13,
 }
 
 use estafette_status::*;
@@ -59,7 +65,7 @@ const _: () = assert!(
 
 impl estafette_status {
     /// Every status, with what it means in a few words.
-    const ALL: [(Self, &'static std::ffi::CStr); 15] = [
+    const ALL: [(Self, &'static std::ffi::CStr); 17] = [
         (ESTAFETTE_OK, c"ok"),
         (ESTAFETTE_PENDING, c"not ready yet"),
         (ESTAFETTE_TIMEOUT, c"the time was up first"),
@@ -75,6 +81,8 @@ impl estafette_status {
         (ESTAFETTE_SHUTDOWN, c"the engine is shut down"),
         (ESTAFETTE_FORKED, c"used in a forked child"),
         (ESTAFETTE_INTERNAL, c"internal error"),
+        (ESTAFETTE_PEER_DIED, c"the other process died"),
+        (ESTAFETTE_NOT_SHARED, c"the memory is not shared"),
     ];
 
     /// The status with that number.
@@ -88,6 +96,7 @@ impl estafette_status {
             devices::DeviceErrorKind::Invalid => ESTAFETTE_INVALID,
             devices::DeviceErrorKind::Cancelled => ESTAFETTE_CANCELLED,
             devices::DeviceErrorKind::Other => ESTAFETTE_FAILED,
+            devices::DeviceErrorKind::PeerDied => ESTAFETTE_PEER_DIED,
             _ => ESTAFETTE_DEVICE,
         }
     }
@@ -96,6 +105,7 @@ impl estafette_status {
     pub(crate) fn of(error: &Error) -> Self {
         match error {
             Error::Invalid(_) | Error::InvalidTensor(_) | Error::NoOperator { .. } => ESTAFETTE_INVALID,
+            Error::Failed(failure) if is_death(failure) => ESTAFETTE_PEER_DIED,
             Error::Failed(_) => ESTAFETTE_FAILED,
             Error::Cancelled(_) => ESTAFETTE_CANCELLED,
             Error::Device(error) => Self::of_fence(error),
@@ -107,9 +117,23 @@ impl estafette_status {
             Error::InFlightLimit { .. } => ESTAFETTE_IN_FLIGHT_LIMIT,
             Error::Shutdown => ESTAFETTE_SHUTDOWN,
             Error::Forked => ESTAFETTE_FORKED,
+            Error::NotShared(_) => ESTAFETTE_NOT_SHARED,
             _ => ESTAFETTE_INTERNAL,
         }
     }
+}
+
+/// Whether the root cause is the death of another process.
+fn is_death(failure: &OperationError) -> bool {
+    let mut source = failure.source();
+    while let Some(error) = source {
+        let of_device = error.downcast_ref::<devices::DeviceError>();
+        if of_device.is_some_and(|error| error.kind() == devices::DeviceErrorKind::PeerDied) {
+            return true;
+        }
+        source = error.source();
+    }
+    false
 }
 
 /// A few words for a status, for example "invalid argument"; of a number that is none, "unknown status".

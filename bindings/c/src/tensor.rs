@@ -7,7 +7,7 @@ use std::ptr::NonNull;
 use estafette::devices::FenceSet;
 use estafette::exchange::InvalidTensor;
 use estafette::operation::Tensors;
-use estafette::{Error, ImportOptions, ManagedTensor, Tensor};
+use estafette::{DType, Engine, Error, ImportOptions, ManagedTensor, Tensor};
 
 use crate::context::{Context, estafette_drop};
 use crate::dlpack::{DLDataType, DLManagedTensor, DLManagedTensorVersioned};
@@ -195,18 +195,49 @@ pub unsafe extern "C" fn estafette_zeros(
     dtype: DLDataType,
     out: *mut *mut estafette_tensor,
 ) -> estafette_status {
-    entry(|| {
-        let engine = engine::engine(engine)?;
-        let out = place(out, "out")?;
-        let ndim = usize::try_from(ndim).map_err(|_| Refusal::invalid(format!("ndim is {ndim}")))?;
-        // SAFETY: by contract of this function.
-        let shape = unsafe { array(shape, ndim, "shape") }?;
-        let vacant = reserve()?;
-        let tensor = engine.zeros(shape, dtype.known()?)?;
-        // SAFETY: writable, by contract.
-        unsafe { out.write(vacant.fill(tensor)) };
-        DONE
-    })
+    // SAFETY: by contract of this function.
+    entry(|| unsafe { allocate(engine, Engine::zeros, (shape, ndim), dtype, out) })
+}
+
+/// As `estafette_zeros`, in memory that other processes can be shown, whatever the engine's other memory is.
+///
+/// Returns as `estafette_zeros`; `ESTAFETTE_DEVICE` also where the system has no such memory. May be called by any thread.
+///
+/// # Safety
+/// As for `estafette_zeros`.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn estafette_zeros_shared(
+    engine: *mut estafette_engine,
+    shape: *const i64,
+    ndim: i32,
+    dtype: DLDataType,
+    out: *mut *mut estafette_tensor,
+) -> estafette_status {
+    // SAFETY: by contract of this function.
+    entry(|| unsafe { allocate(engine, Engine::zeros_shared, (shape, ndim), dtype, out) })
+}
+
+/// Makes a tensor by `zeros`.
+///
+/// # Safety
+/// As for `estafette_zeros`.
+unsafe fn allocate(
+    engine: *mut estafette_engine,
+    zeros: fn(&Engine, &[i64], DType) -> Result<Tensor, Error>,
+    (shape, ndim): (*const i64, i32),
+    dtype: DLDataType,
+    out: *mut *mut estafette_tensor,
+) -> Answer {
+    let engine = engine::engine(engine)?;
+    let out = place(out, "out")?;
+    let ndim = usize::try_from(ndim).map_err(|_| Refusal::invalid(format!("ndim is {ndim}")))?;
+    // SAFETY: by contract of this function.
+    let shape = unsafe { array(shape, ndim, "shape") }?;
+    let vacant = reserve()?;
+    let tensor = zeros(&engine, shape, dtype.known()?)?;
+    // SAFETY: writable, by contract.
+    unsafe { out.write(vacant.fill(tensor)) };
+    DONE
 }
 
 /// Counts one more holder of a tensor. NULL is legal and does nothing.

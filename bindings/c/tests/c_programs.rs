@@ -51,6 +51,16 @@ fn operators() {
     assert_ran(&compile_and_run("operators.c", "c11", &[]), 4);
 }
 
+#[test]
+fn links_to_another_process() {
+    assert_ran(&compile_and_run("links.c", "c11", &[]), 12);
+}
+
+#[test]
+fn tickets_for_another_process() {
+    assert_ran(&compile_and_run("tickets.c", "c11", &[]), 2);
+}
+
 fn recorded(path: &Path) -> Vec<String> {
     let trace = estafette::trace::read(path).expect("a trace");
     assert!(trace.losses.is_empty(), "{:?}", trace.losses);
@@ -86,8 +96,14 @@ fn recordings() {
 /// The C side is instrumented, and both sides allocate through the sanitizer.
 #[test]
 fn address_sanitizer_finds_nothing() {
-    let programs =
-        [("hard_cases.c", 7), ("misuse.c", 8), ("fences.c", 5), ("calls.c", 10), ("operators.c", 4)];
+    let programs = [
+        ("hard_cases.c", 7),
+        ("misuse.c", 8),
+        ("fences.c", 5),
+        ("calls.c", 10),
+        ("operators.c", 4),
+        ("links.c", 12),
+    ];
     for (name, tests) in programs {
         assert_ran(
             &compile_and_run(name, "c11", &["-fsanitize=address,undefined", "-fno-sanitize-recover=all"]),

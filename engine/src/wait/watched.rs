@@ -17,7 +17,7 @@ use crate::wait::awaits::{Awaited, Pending};
 
 /// Wakes the thread.
 #[derive(Default)]
-struct Sleeper {
+pub(crate) struct Sleeper {
     woken: Mutex<bool>,
     changed: Condvar,
 }
@@ -31,7 +31,7 @@ impl Wake for Sleeper {
 
 impl Sleeper {
     /// Sleeps until woken, or until `deadline`. Returns whether the thread was woken.
-    fn sleep(&self, deadline: Option<Instant>) -> bool {
+    pub(crate) fn sleep(&self, deadline: Option<Instant>) -> bool {
         let mut woken = self.woken.lock();
         while !*woken {
             woken = match deadline {

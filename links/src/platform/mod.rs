@@ -7,7 +7,7 @@
 //! | [`Socket`] | an abstract unix socket that keeps messages apart and carries descriptors | none |
 //! | [`Poll`], [`Waker`] | `epoll`, `eventfd` | none |
 //! | [`RobustList`], [`wait_for_any`] | robust futexes, `futex_waitv` | none |
-//! | [`own_process`], [`random`] | a pidfd, `getrandom` | none |
+//! | [`own_process`], [`may_be_process`], [`random`] | a pidfd, `getrandom` | none |
 //!
 //! In the portable form each constructor says that links are not supported, and its types have no values.
 
@@ -19,6 +19,6 @@ mod system;
 mod system;
 
 pub use self::system::{
-    Descriptor, Memory, Poll, RobustList, Socket, Waker, own_process, own_user, owner_died, random,
-    wait_for_any, wake_all,
+    Descriptor, Memory, Poll, RobustList, Socket, Waker, may_be_process, own_process, own_user, owner_died,
+    random, wait_for_any, wake_all,
 };

@@ -116,6 +116,10 @@ impl Waker {
         match *self {}
     }
 
+    pub fn number(&self) -> i32 {
+        match *self {}
+    }
+
     pub fn descriptor(&self) -> &Descriptor {
         match *self {}
     }
@@ -151,6 +155,10 @@ pub fn wake_all(_word: &AtomicU32) {}
 
 pub fn own_process() -> io::Result<Descriptor> {
     unsupported()
+}
+
+pub fn may_be_process(descriptor: &Descriptor, _process: u32) -> bool {
+    match *descriptor {}
 }
 
 pub fn own_user() -> u32 {

@@ -19,6 +19,7 @@ use misuse::Over;
 use others::Registration;
 use recorded::Recorded;
 use registered::Registered;
+use remote::Remote;
 
 mod fences;
 mod misuse;
@@ -27,6 +28,7 @@ mod operations;
 mod others;
 mod recorded;
 mod registered;
+mod remote;
 mod tensors;
 
 /// Things of one kind that are held at once.
@@ -50,7 +52,8 @@ pub type Taken = BTreeSet<(usize, usize)>;
 
 /// Every step that a program can take.
 pub fn every_step() -> Taken {
-    let several = [24, 27, 30].into_iter().zip([recorded::CALLS, registered::CALLS, others::CALLS]);
+    let calls = [recorded::CALLS, remote::CALLS, registered::CALLS, others::CALLS];
+    let several = [24, 26, 27, 30].into_iter().zip(calls);
     let several = several.flat_map(|(kind, calls)| (0..calls).map(move |call| (kind, call)));
     (0..24).chain([31]).map(|kind| (kind, 0)).chain(several).collect()
 }
@@ -93,6 +96,7 @@ struct Program {
     recordings: Vec<Recorded>,
     operators: Vec<Registered>,
     contexts: Vec<Registration>,
+    remote: Remote,
     /// The log events of the process come here.
     logs: bool,
     /// The engine is shut down before it is destroyed.
@@ -138,12 +142,14 @@ const WAITED: [status; 6] = [
 
 impl Program {
     fn begin(bytes: &mut Bytes<'_>) -> Self {
+        let kind = usize::from(bytes.byte());
         let options = estafette_engine_options {
             size: size_of::<estafette_engine_options>() as u32,
-            workers: [1, 2, -1][bytes.below(3)],
+            workers: [1, 2, -1][kind % 3],
             in_flight_limit: IN_FLIGHT_LIMIT,
             lease_timeout_ns: 1_000_000,
             stack_size: 0,
+            shared: u64::from(kind / 3 % 2 == 1),
         };
         let mut engine = ptr::null_mut();
         // SAFETY: everything is as the interface wants it.
@@ -185,6 +191,7 @@ impl Program {
             recordings: Vec::new(),
             operators: Vec::new(),
             contexts: Vec::new(),
+            remote: Remote::default(),
             logs: false,
             shuts_down: false,
         }
@@ -215,7 +222,8 @@ impl Program {
             21 => self.use_own_fence(bytes),
             22 => self.describe(bytes),
             23 => self.nonsense(bytes),
-            24..=26 => return self.recorded(bytes).map(|call| (24, call)),
+            24..=25 => return self.recorded(bytes).map(|call| (24, call)),
+            26 => return self.remote(bytes).map(|call| (26, call)),
             27..=29 => return self.registered(bytes).map(|call| (27, call)),
             30 => return self.others(bytes).map(|call| (30, call)),
             _ => self.shuts_down |= bytes.one_in(3),
@@ -256,6 +264,7 @@ impl Program {
                 );
             }
         }
+        self.end_of_remote();
         self.operators.drain(..).for_each(Registered::unregister);
         self.recordings.drain(..).for_each(Recorded::destroy);
         self.drain();

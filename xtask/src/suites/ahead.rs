@@ -4,7 +4,7 @@
 use std::path::Path;
 use std::process::Command;
 
-use super::commands::{candle, models, portable, random};
+use super::commands::{candle, models, portable, random, sanitized_links};
 use crate::{fuzz, install, shell};
 
 /// What is built ahead: the suite, and its commands. Where a command runs tests, these are only built.
@@ -15,6 +15,7 @@ const AHEAD: &[(&str, Builds)] = &[
     ("loom", |target| Ok(models(target, "loom"))),
     ("c", |target| Ok(vec![install::build_portable(target)?])),
     ("shuttle", |target| Ok(models(target, "shuttle"))),
+    ("links-asan", |target| Ok(sanitized_links(target).into())),
     ("candle", |target| Ok(vec![candle(target, "--test")])),
     ("portable", |target| Ok(vec![portable(target)])),
     ("property", |target| Ok(random(target).into())),

@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use super::{Context, MODELS, PORTABLE, RELEASED, TESTED};
-use crate::shell;
+use crate::{fuzz, shell};
 
 /// Makes the simulator the driver that a program finds, by its path and by the driver's names.
 pub(super) fn play_the_driver(context: &Context, command: &mut Command) {
@@ -67,6 +67,22 @@ pub(super) fn portable(target: &Path) -> Command {
     let mut tests = cargo(&target.join("portable"), &PORTABLE.split_whitespace().collect::<Vec<_>>(), &[]);
     tests.env("RUSTFLAGS", "--cfg estafette_portable");
     tests
+}
+
+/// Links with hostile peers, instrumented. The stable compiler has the sanitizer and its runtime, and leaves the flag to nightly ones;
+/// AddressSanitizer of the C compiler sees no access of Rust code. With a target triple, so that build scripts and macros are not instrumented,
+/// and without optimization, as most of the time is the compiler's.
+pub(super) fn sanitized_links(target: &Path) -> [Command; 2] {
+    // A host that the compiler does not name is one that cargo refuses.
+    let host = fuzz::host().unwrap_or_default();
+    let first = ["test", "--config", "profile.dev.opt-level=0", "--target", &host, "--package"];
+    let hostile = ["estafette", "--no-default-features", "--features", "links", "--test", "hostile_peers"];
+    // The kills are of honest peers.
+    [&["estafette-links", "--lib", "--", "--skip", "deaths"][..], &hostile].map(|rest| {
+        let mut tests = cargo(&target.join("asan"), &first, rest);
+        tests.env("RUSTC_BOOTSTRAP", "1").env("RUSTFLAGS", "-Zsanitizer=address");
+        tests
+    })
 }
 
 /// Random programs and random steps, with many seeds.

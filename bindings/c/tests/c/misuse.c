@@ -174,7 +174,7 @@ static void an_engine_that_is_destroyed_during_a_call_goes_when_it_returns(void)
 }
 
 static void options_and_types_that_cannot_be_are_named(void) {
-  estafette_engine_options options = {sizeof options, 1000000, 0, 0, 0};
+  estafette_engine_options options = {sizeof options, 1000000, 0, 0, 0, 0};
   estafette_engine *engine;
   REFUSED(ESTAFETTE_INVALID, "workers", estafette_engine_create(&options, &engine));
   options.workers = 1;

@@ -260,6 +260,55 @@ static void recordings_are_written() {
   }
 }
 
+// Both ends of a link are in this process: `processes.c` has two.
+static void links_and_tickets_carry_tensors() {
+  EngineOptions options;
+  options.workers = 1;
+  options.shared = true;
+  Engine engine(options);
+  std::optional<Door> door(std::in_place);
+  std::string address = door->address();
+  Link far = engine.connect(address, LONG), near = engine.accept(*door, LONG);
+  door.reset();
+  CHECK(near.process() == static_cast<std::uint32_t>(getpid()) && far.descriptor() >= 0);
+  Tensor x = engine.zeros({4}, F32), y = Engine(1).zeros_shared({4}, F32);
+  engine.submit("fill", {}, {x}, [x](Completion op) {
+    x.data<float>()[3] = 5.0f;
+    op.complete();
+  });
+  near.send(x);
+  near.send(y, LONG);
+  std::optional<Tensor> received = far.receive(LONG);
+  CHECK(received && static_cast<float *>(received->export_to_dlpack()->dl_tensor.data)[3] == 5.0f);
+  CHECK(far.receive(0));
+  try {
+    far.receive(1000);
+    CHECK(!"nothing is there");
+  } catch (const Error &error) {
+    CHECK(error.status() == ESTAFETTE_TIMEOUT);
+  }
+  { Link closed = std::move(near); }
+  CHECK(!far.receive(LONG));
+  std::optional<Ticket> ticket(x.ticket());
+  Tensor named = engine.from_ticket(ticket->bytes()), once = engine.from_ticket(x.ticket(true).bytes());
+  named.wait(LONG);
+  once.wait(LONG);
+  std::vector<std::uint8_t> bytes = ticket->bytes();
+  ticket.reset();
+  try {
+    engine.from_ticket(bytes).wait(LONG);
+    CHECK(!"it was revoked");
+  } catch (const Error &error) {
+    CHECK(error.status() == ESTAFETTE_FAILED && std::strstr(error.what(), "not valid any more"));
+  }
+  try {
+    engine.connect(address, LONG);
+    CHECK(!"the door was closed");
+  } catch (const Error &error) {
+    CHECK(error.status() == ESTAFETTE_FAILED);
+  }
+}
+
 #ifdef ESTAFETTE_HAS_COROUTINES
 struct Task {
   struct promise_type {
@@ -348,6 +397,7 @@ int main() {
   operations_produce_tensors();
   operators_are_called_by_name();
   recordings_are_written();
+  links_and_tickets_carry_tensors();
 #ifdef ESTAFETTE_HAS_COROUTINES
   coroutines_await_tensors();
   coroutines_go_on_where_an_executor_takes_them();

@@ -6,7 +6,7 @@ mod poll;
 mod socket;
 
 use std::io;
-use std::os::fd::{FromRawFd, OwnedFd, RawFd};
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
 
 pub use self::futex::{RobustList, owner_died, wait_for_any, wake_all};
 pub use self::memory::Memory;
@@ -18,10 +18,30 @@ pub type Descriptor = OwnedFd;
 
 /// This process as a descriptor, which is readable once each of its threads has ended.
 pub fn own_process() -> io::Result<Descriptor> {
+    open_process(std::process::id())
+}
+
+fn open_process(process: u32) -> io::Result<Descriptor> {
     // SAFETY: takes two integers.
-    let descriptor = unsafe { libc::syscall(libc::SYS_pidfd_open, libc::getpid(), 0) };
+    let descriptor = unsafe { libc::syscall(libc::SYS_pidfd_open, process, 0) };
     // SAFETY: a new descriptor, which nothing else has; descriptors fit in an `int`.
     check(descriptor).map(|descriptor| unsafe { OwnedFd::from_raw_fd(descriptor as RawFd) })
+}
+
+/// Whether a descriptor may be that of process `process`, or of one that has ended. Of something else the end would never come, or too
+/// early. True where the system does not say.
+pub fn may_be_process(descriptor: &Descriptor, process: u32) -> bool {
+    // As the files of processes number it, which may be those of another namespace.
+    let number = |descriptor: &Descriptor| -> io::Result<Option<String>> {
+        let about = std::fs::read_to_string(format!("/proc/self/fdinfo/{}", descriptor.as_raw_fd()))?;
+        Ok(about.lines().find_map(|line| line.strip_prefix("Pid:")).map(|number| number.trim().to_owned()))
+    };
+    match number(descriptor) {
+        Err(_) => true,
+        Ok(None) => false,
+        Ok(Some(given)) if given == "-1" || process == 0 => true,
+        Ok(given) => open_process(process).and_then(|known| number(&known)).is_ok_and(|known| known == given),
+    }
 }
 
 /// The user that this process acts for.

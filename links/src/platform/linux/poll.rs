@@ -87,4 +87,8 @@ impl Waker {
     pub fn descriptor(&self) -> &OwnedFd {
         &self.0
     }
+    /// Its number, for event loops of the program.
+    pub fn number(&self) -> i32 {
+        self.0.as_raw_fd()
+    }
 }

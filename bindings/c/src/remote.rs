@@ -1,0 +1,411 @@
+//! Tensors of other processes: tickets, doors and links.
+
+use std::ffi::{CString, c_char};
+use std::ptr::NonNull;
+
+use estafette::Engine;
+use estafette::remote::{Address, Door, Link, Ticket};
+
+use crate::engine::{self, estafette_engine, timeout};
+use crate::entry::{Answer, DONE, Refusal, array, entry, entry_anywhere, is_null, place, text};
+use crate::handles::{Pinned, Table};
+use crate::options::{self, Options};
+use crate::places::Kind;
+use crate::status::estafette_status;
+use crate::tensor::{self, estafette_tensor};
+
+/// Names a version of a tensor for other processes of the same user on this machine. Its bytes may travel through anything, to processes that
+/// no link joins.
+#[derive(Debug)]
+pub enum estafette_ticket {}
+
+/// Where other processes of the same user on this machine make links to this one.
+#[derive(Debug)]
+pub enum estafette_door {}
+
+/// A link to another process: tensors cross it in both directions, in order, without a copy, and before they are ready.
+#[derive(Debug)]
+pub enum estafette_link {}
+
+static TICKETS: Table<Ticket> = Table::new(Kind::Ticket);
+static DOORS: Table<Door> = Table::new(Kind::Door);
+static LINKS: Table<Linked> = Table::new(Kind::Link);
+
+/// A link, and the engine that its tensors belong to.
+struct Linked {
+    engine: Engine,
+    link: Link,
+}
+
+fn link(link: *const estafette_link) -> Result<Pinned<Linked>, Refusal> {
+    LINKS.get(link, "link")
+}
+
+/// Options of a ticket. All bytes zero, but for `size`, are the defaults.
+#[repr(C)]
+#[derive(Debug, Clone, Copy)]
+pub struct estafette_ticket_options {
+    /// `sizeof(estafette_ticket_options)`.
+    pub size: u32,
+    /// 1: for one use. The version is kept until the ticket was used and what was made with it is gone, or else for as long as this process
+    /// lives, and `estafette_ticket_revoke` only gives the handle up. 0: for any number of uses, until it is revoked.
+    pub once: i32,
+}
+
+// SAFETY: numbers only, the size first.
+unsafe impl Options for estafette_ticket_options {
+    const NAME: &'static str = "estafette_ticket_options";
+    const FIRST: usize = 8;
+}
+
+/// Makes a ticket for the version of `tensor` that is current at this call, ready or not. Writes that are submitted later wait until the
+/// ticket is revoked, and what was made with it is gone. Waits for nothing. `options` may be NULL for the defaults. The caller owns `*out`
+/// and gives it up by `estafette_ticket_revoke`.
+///
+/// Returns `ESTAFETTE_OK`; `ESTAFETTE_NOT_SHARED` for memory that other processes cannot be shown; `ESTAFETTE_NOT_DEFINED` while there is no
+/// memory; `ESTAFETTE_INVALID` for NULL, a handle that is not in use, a wrong option, or when 65,536 tickets are alive;
+/// `ESTAFETTE_FAILED` with the reason when the system refuses to open a door; `ESTAFETTE_SHUTDOWN`; `ESTAFETTE_FORKED`. `*out` is written only on
+/// success. May be called by any thread.
+///
+/// # Safety
+/// `options` is NULL or as long as its size says; `out` is NULL or may be written. `tensor` may be any value.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn estafette_ticket_create(
+    tensor: *const estafette_tensor,
+    options: *const estafette_ticket_options,
+    out: *mut *mut estafette_ticket,
+) -> estafette_status {
+    entry(|| {
+        let tensor = tensor::tensor(tensor, "tensor")?;
+        let out = place(out, "out")?;
+        // SAFETY: by contract of this function.
+        let options = unsafe { options::read(options) }?;
+        let vacant = TICKETS.reserve()?;
+        let ticket = match options.once {
+            0 => tensor.ticket()?,
+            1 => tensor.ticket_for_one()?,
+            once => return Err(Refusal::invalid(format!("estafette_ticket_options: once is {once}"))),
+        };
+        // SAFETY: writable, by contract.
+        unsafe { out.write(vacant.fill(ticket)) };
+        DONE
+    })
+}
+
+/// The bytes of a ticket, for `estafette_from_ticket` in another process: as many as fit into the `capacity` bytes at `bytes` (which may be
+/// NULL when that is 0), and their number to `*size`, which is less than 128.
+///
+/// Returns `ESTAFETTE_OK`; `ESTAFETTE_INVALID` for NULL or a handle that is not in use; `ESTAFETTE_FORKED`. May be called by any thread.
+///
+/// # Safety
+/// Each pointer but handles is NULL or what its type says; `bytes` has `capacity` bytes.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn estafette_ticket_bytes(
+    ticket: *const estafette_ticket,
+    bytes: *mut u8,
+    capacity: usize,
+    size: *mut usize,
+) -> estafette_status {
+    entry(|| {
+        let found = TICKETS.get(ticket, "ticket")?.to_bytes();
+        let size = place(size, "size")?;
+        let fitting = found.len().min(capacity);
+        if fitting > 0 {
+            // SAFETY: `capacity` bytes may be written, by contract.
+            unsafe {
+                place(bytes, "bytes")?.copy_from_nonoverlapping(NonNull::from(&found[..]).cast(), fitting)
+            };
+        }
+        // SAFETY: writable, by contract.
+        unsafe { size.write(found.len()) };
+        DONE
+    })
+}
+
+/// Revokes a ticket and gives its handle up: nothing new can be made with it. Tensors that were made with it stay. NULL is legal and does
+/// nothing.
+///
+/// Returns `ESTAFETTE_OK`; `ESTAFETTE_INVALID` for a handle that is not in use, as of a ticket that was revoked before;
+/// `ESTAFETTE_FORKED`: there the ticket is leaked. May be called by any thread. `ticket` may be any value.
+#[unsafe(no_mangle)]
+pub extern "C" fn estafette_ticket_revoke(ticket: *mut estafette_ticket) -> estafette_status {
+    give_up(&TICKETS, ticket, "ticket")
+}
+
+/// The tensor that a ticket of another process names: a promise, to be read only, in the memory of that process. The caller owns `*out` and
+/// gives it up by `estafette_tensor_release`; the owner's writes of that memory wait until then. It waits as submissions do, and for nothing
+/// else.
+///
+/// The promise fails with `ESTAFETTE_PEER_DIED` if that process has died before it was ready, and with `ESTAFETTE_FAILED` if the ticket was
+/// revoked before.
+///
+/// Returns `ESTAFETTE_OK`; `ESTAFETTE_INVALID` for NULL, a handle that is not in use, or bytes that are no ticket;
+/// `ESTAFETTE_LEASE_HELD`, `ESTAFETTE_WOULD_DEADLOCK`, `ESTAFETTE_SHUTDOWN`, `ESTAFETTE_FORKED` as `estafette_submit`. `*out` is written only on
+/// success. May be called by any thread.
+///
+/// # Safety
+/// Each pointer but handles is NULL or what its type says; `bytes` has `size` bytes.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn estafette_from_ticket(
+    engine: *mut estafette_engine,
+    bytes: *const u8,
+    size: usize,
+    out: *mut *mut estafette_tensor,
+) -> estafette_status {
+    entry(|| {
+        let engine = engine::engine(engine)?;
+        let out = place(out, "out")?;
+        // SAFETY: by contract of this function.
+        let ticket = Ticket::from_bytes(unsafe { array(bytes, size, "bytes") }?)?;
+        let vacant = tensor::reserve()?;
+        let tensor = engine.from_ticket_at(&ticket, None)?;
+        // SAFETY: writable, by contract.
+        unsafe { out.write(vacant.fill(tensor)) };
+        DONE
+    })
+}
+
+/// Opens a door. The caller owns `*out` and gives it up by `estafette_door_close`.
+///
+/// Returns `ESTAFETTE_OK`; `ESTAFETTE_INVALID` for NULL; `ESTAFETTE_FAILED` with the reason where the system refuses, as one that is not
+/// Linux does; `ESTAFETTE_FORKED`. `*out` is written only on success. May be called by any thread.
+///
+/// # Safety
+/// `out` is NULL or may be written.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn estafette_door_open(out: *mut *mut estafette_door) -> estafette_status {
+    entry(|| {
+        let out = place(out, "out")?;
+        let vacant = DOORS.reserve()?;
+        let door = Door::open().map_err(estafette::Error::from)?;
+        // SAFETY: writable, by contract.
+        unsafe { out.write(vacant.fill(door)) };
+        DONE
+    })
+}
+
+/// Where a door is, as a text for `estafette_connect` in another process, which gets it by any means: an argument, a pipe, a file. The
+/// caller owns the text and frees it by `estafette_string_free`.
+///
+/// Returns `ESTAFETTE_OK`; `ESTAFETTE_INVALID` for NULL or a handle that is not in use; `ESTAFETTE_FORKED`. `*out` is written only on
+/// success. May be called by any thread.
+///
+/// # Safety
+/// `out` is NULL or may be written. `door` may be any value.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn estafette_door_address(
+    door: *const estafette_door,
+    out: *mut *mut c_char,
+) -> estafette_status {
+    entry(|| {
+        let door = DOORS.get(door, "door")?;
+        let out = place(out, "out")?;
+        let address = CString::new(door.address().as_bytes()).expect("an address has no NUL");
+        // SAFETY: writable, by contract.
+        unsafe { out.write(address.into_raw()) };
+        DONE
+    })
+}
+
+/// Waits for at most `timeout_ns` (`ESTAFETTE_FOREVER` for no limit; 0 only looks) for the next link that another process makes at a door.
+/// What it receives are tensors of `engine`. The caller owns `*out` and gives it up by `estafette_link_close`. The calling thread runs no
+/// operation meanwhile.
+///
+/// Returns `ESTAFETTE_OK`; `ESTAFETTE_TIMEOUT`; `ESTAFETTE_INVALID` for NULL or a handle that is not in use; `ESTAFETTE_FAILED` with the
+/// reason where the system refuses, after which the next call goes on; `ESTAFETTE_WOULD_DEADLOCK` where it would block in a callback;
+/// `ESTAFETTE_FORKED`. `*out` is written only on success. May be called by any thread.
+///
+/// # Safety
+/// `out` is NULL or may be written. Handles may be any value.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn estafette_door_accept(
+    door: *const estafette_door,
+    engine: *mut estafette_engine,
+    timeout_ns: u64,
+    out: *mut *mut estafette_link,
+) -> estafette_status {
+    entry(|| {
+        let door = DOORS.get(door, "door")?;
+        let engine = engine::engine(engine)?;
+        let out = place(out, "out")?;
+        // SAFETY: writable, by contract.
+        unsafe { write_link(&engine, engine.accept(&door), timeout_ns, out) }
+    })
+}
+
+/// Closes a door and gives its handle up. Links that were made there stay. NULL is legal and does nothing.
+///
+/// Returns `ESTAFETTE_OK`; `ESTAFETTE_INVALID` for a handle that is not in use, as of a door that was closed before; `ESTAFETTE_FORKED`:
+/// there the door is leaked. May be called by any thread. `door` may be any value.
+#[unsafe(no_mangle)]
+pub extern "C" fn estafette_door_close(door: *mut estafette_door) -> estafette_status {
+    give_up(&DOORS, door, "door")
+}
+
+/// Makes a link to the process with a door at `address`, in at most `timeout_ns` (`ESTAFETTE_FOREVER` for no limit); the process need not be
+/// at its door. Ownership and the rest as for `estafette_door_accept`.
+///
+/// Returns as `estafette_door_accept`; `ESTAFETTE_INVALID` for an address that is none as well; `ESTAFETTE_FAILED` where no door is there, or
+/// not any more. May be called by any thread.
+///
+/// # Safety
+/// `address` is NULL or a text; `out` is NULL or may be written. `engine` may be any value.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn estafette_connect(
+    engine: *mut estafette_engine,
+    address: *const c_char,
+    timeout_ns: u64,
+    out: *mut *mut estafette_link,
+) -> estafette_status {
+    entry(|| {
+        let engine = engine::engine(engine)?;
+        if address.is_null() {
+            return Err(is_null("address"));
+        }
+        // SAFETY: by contract of this function.
+        let address = unsafe { text(address, "", "address") }?;
+        let address = Address::from_bytes(address.as_bytes()).map_err(estafette::Error::from)?;
+        let out = place(out, "out")?;
+        // SAFETY: writable, by contract.
+        unsafe { write_link(&engine, engine.connect(&address), timeout_ns, out) }
+    })
+}
+
+/// Waits for a link, and writes its handle to `out`.
+///
+/// # Safety
+/// `out` may be written.
+unsafe fn write_link(
+    engine: &Engine,
+    made: impl Future<Output = Result<Link, estafette::Error>>,
+    timeout_ns: u64,
+    out: NonNull<*mut estafette_link>,
+) -> Answer {
+    let vacant = LINKS.reserve()?;
+    let link = engine.block_on(made, timeout(timeout_ns))?;
+    // SAFETY: by contract of this function.
+    unsafe { out.write(vacant.fill(Linked { engine: engine.clone(), link })) };
+    DONE
+}
+
+/// The number of the other process of a link, to `*out`; 0 where this process cannot see it.
+///
+/// Returns `ESTAFETTE_OK`; `ESTAFETTE_INVALID` for NULL or a handle that is not in use; `ESTAFETTE_FORKED`. May be called by any thread.
+///
+/// # Safety
+/// `out` is NULL or may be written. `link` may be any value.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn estafette_link_process(
+    link: *const estafette_link,
+    out: *mut u32,
+) -> estafette_status {
+    entry(|| {
+        let process = self::link(link)?.link.process();
+        // SAFETY: writable, by contract.
+        unsafe { place(out, "out")?.write(process) };
+        DONE
+    })
+}
+
+/// Lets the other process read the version of `tensor` that is current at this call, ready or not. Writes that are submitted later wait until
+/// the other process has let go of it, has closed the link, or has died. Waits, for at most `timeout_ns` (`ESTAFETTE_FOREVER` for no limit; 0 does
+/// not wait), only while the link is full: the other process then has 16,384 tensors of this one, or has not received hundreds. The
+/// tensor stays the caller's. The calling thread runs no operation meanwhile.
+///
+/// Returns `ESTAFETTE_OK`; `ESTAFETTE_TIMEOUT`; `ESTAFETTE_NOT_SHARED` for memory that other processes cannot be shown, see `shared` in
+/// `estafette_engine_options` and `estafette_zeros_shared`; `ESTAFETTE_NOT_DEFINED` while there is no memory; `ESTAFETTE_PEER_DIED`;
+/// `ESTAFETTE_CANCELLED` once the other process has closed the link; `ESTAFETTE_INVALID` for NULL or a handle that is not in use;
+/// `ESTAFETTE_WOULD_DEADLOCK` where it would block in a callback; `ESTAFETTE_SHUTDOWN`; `ESTAFETTE_FORKED`. Nothing was sent unless it returns
+/// `ESTAFETTE_OK`. May be called by any thread. Handles may be any value.
+#[unsafe(no_mangle)]
+pub extern "C" fn estafette_link_send(
+    link: *const estafette_link,
+    tensor: *const estafette_tensor,
+    timeout_ns: u64,
+) -> estafette_status {
+    entry(|| -> Answer {
+        let Linked { engine, link } = &*self::link(link)?;
+        let tensor = tensor::tensor(tensor, "tensor")?;
+        engine.block_on(link.send(&tensor), timeout(timeout_ns))?;
+        DONE
+    })
+}
+
+/// The next tensor of the other process, to `*out`, after at most `timeout_ns` (`ESTAFETTE_FOREVER` for no limit; 0 only looks): a promise, to
+/// be read only, in the memory of that process. The caller owns it and gives it up by `estafette_tensor_release`; the owner's writes of that
+/// memory wait until then. `*out` is NULL once the other process has closed the link, after everything that it had sent. The calling
+/// thread runs no operation meanwhile.
+///
+/// What the other process had not finished when it died fails with `ESTAFETTE_PEER_DIED`, and when it closed the link with
+/// `ESTAFETTE_CANCELLED` or `ESTAFETTE_FAILED`. What was ready stays readable.
+///
+/// Returns `ESTAFETTE_OK`; `ESTAFETTE_TIMEOUT`; `ESTAFETTE_PEER_DIED` when that process has died, after everything that it had sent;
+/// `ESTAFETTE_INVALID` for NULL, a handle that is not in use, or when the other process has sent what makes no sense;
+/// `ESTAFETTE_WOULD_DEADLOCK` where it would block in a callback; `ESTAFETTE_SHUTDOWN`; `ESTAFETTE_FORKED`. `*out` is written only on success. May be
+/// called by any thread.
+///
+/// # Safety
+/// `out` is NULL or may be written. `link` may be any value.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn estafette_link_receive(
+    link: *const estafette_link,
+    timeout_ns: u64,
+    out: *mut *mut estafette_tensor,
+) -> estafette_status {
+    entry(|| {
+        let Linked { engine, link } = &*self::link(link)?;
+        let out = place(out, "out")?;
+        let vacant = tensor::reserve()?;
+        let tensor = engine.block_on(link.receive_at(None), timeout(timeout_ns))?;
+        let handle = tensor.map_or(std::ptr::null_mut(), |tensor| vacant.fill(tensor));
+        // SAFETY: writable, by contract.
+        unsafe { out.write(handle) };
+        DONE
+    })
+}
+
+/// A descriptor for an event loop of the program (`epoll`, `poll`, `select`), to `*out`. It is readable while a tensor may be there, or the
+/// link is over: then call `estafette_link_receive` with a timeout of 0 until it returns `ESTAFETTE_TIMEOUT`, which makes the descriptor
+/// unreadable; nothing else does. It is readable at first. So both level-triggered and edge-triggered loops work.
+///
+/// The descriptor belongs to the link, which has none before the first call, and is closed with it: take it out of the event loop before
+/// `estafette_link_close`. It must not be read, written or closed. Each call gives the same number.
+///
+/// Returns `ESTAFETTE_OK`; `ESTAFETTE_INVALID` for NULL or a handle that is not in use; `ESTAFETTE_FAILED` where the system refuses;
+/// `ESTAFETTE_FORKED`. May be called by any thread.
+///
+/// # Safety
+/// `out` is NULL or may be written. `link` may be any value.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn estafette_link_descriptor(
+    link: *const estafette_link,
+    out: *mut i32,
+) -> estafette_status {
+    entry(|| {
+        let descriptor = self::link(link)?.link.descriptor();
+        // SAFETY: writable, by contract.
+        unsafe { place(out, "out")?.write(descriptor?) };
+        DONE
+    })
+}
+
+/// Closes a link and gives its handle up. What was received stays readable. Promises that were sent and are not kept fail in the other
+/// process. A call of another thread that uses the link is waited for by nothing, and the link closes when that call returns. NULL is
+/// legal and does nothing.
+///
+/// Returns `ESTAFETTE_OK`; `ESTAFETTE_INVALID` for a handle that is not in use, as of a link that was closed before; `ESTAFETTE_FORKED`:
+/// there the link is leaked. May be called by any thread. `link` may be any value.
+#[unsafe(no_mangle)]
+pub extern "C" fn estafette_link_close(link: *mut estafette_link) -> estafette_status {
+    give_up(&LINKS, link, "link")
+}
+
+fn give_up<T: Send + Sync, H>(table: &'static Table<T>, handle: *mut H, name: &str) -> estafette_status {
+    if handle.is_null() {
+        return entry_anywhere(|| DONE);
+    }
+    entry(|| -> Answer {
+        table.release(handle, name)?;
+        DONE
+    })
+}

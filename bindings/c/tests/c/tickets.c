@@ -1,0 +1,126 @@
+/* Tickets, which are given to another process as digits. No link joins the two. */
+#include "two.h"
+
+/* What the text of a ticket becomes for the command line of another process. */
+static void in_digits(estafette_ticket *ticket, char digits[256]) {
+  uint8_t bytes[128];
+  size_t size, first;
+  OK(estafette_ticket_bytes(ticket, 0, 0, &size));
+  OK(estafette_ticket_bytes(ticket, bytes, 4, &first));
+  CHECK(size < sizeof bytes && first == size);
+  OK(estafette_ticket_bytes(ticket, bytes, sizeof bytes, &size));
+  for (size_t i = 0; i < size; i++) sprintf(digits + 2 * i, "%02x", bytes[i]);
+}
+
+static estafette_tensor *of_digits(estafette_engine *engine, const char *digits) {
+  uint8_t bytes[128];
+  size_t size = strlen(digits) / 2;
+  for (size_t i = 0; i < size; i++) {
+    unsigned int byte;
+    CHECK(sscanf(digits + 2 * i, "%2x", &byte) == 1);
+    bytes[i] = (uint8_t)byte;
+  }
+  estafette_tensor *tensor;
+  OK(estafette_from_ticket(engine, bytes, size, &tensor));
+  return tensor;
+}
+
+static void a_ticket_names_a_version_for_a_process_without_a_link(void) {
+  estafette_engine *engine = engine_of(1, 0);
+  estafette_tensor *x = numbers(engine);
+  submit_fill(engine, x, 6, 0, 0);
+  estafette_ticket *ticket;
+  char digits[256];
+  OK(estafette_ticket_create(x, 0, &ticket));
+  in_digits(ticket, digits);
+  submit_fill(engine, x, 7, 0, 0);
+  for (int use = 0; use < 2; use++) ends_well(start("finds_six", digits));
+  EXPECT(ESTAFETTE_TIMEOUT, estafette_wait(x, SECOND / 50));
+  OK(estafette_ticket_revoke(ticket));
+  CHECK(value(x) == 7);
+  ends_well(start("finds_it_revoked", digits));
+
+  estafette_ticket_options once = {sizeof once, 1};
+  OK(estafette_ticket_create(x, &once, &ticket));
+  in_digits(ticket, digits);
+  OK(estafette_ticket_revoke(ticket));
+  submit_fill(engine, x, 8, 0, 0);
+  EXPECT(ESTAFETTE_TIMEOUT, estafette_wait(x, SECOND / 50));
+  ends_well(start("finds_seven", digits));
+  CHECK(value(x) == 8);
+  ends_well(start("finds_it_revoked", digits));
+  estafette_tensor_release(x);
+  estafette_engine_destroy(engine);
+}
+
+static void finds(const char *digits, int64_t expected) {
+  estafette_engine *engine = engine_of(1, 0);
+  estafette_tensor *x = of_digits(engine, digits);
+  CHECK(value(x) == expected);
+  estafette_tensor_release(x);
+  estafette_engine_destroy(engine);
+}
+
+static void finds_six(const char *digits) { finds(digits, 6); }
+static void finds_seven(const char *digits) { finds(digits, 7); }
+
+static void finds_it_revoked(const char *digits) {
+  estafette_engine *engine = engine_of(1, 0);
+  estafette_tensor *x = of_digits(engine, digits);
+  REFUSED(ESTAFETTE_FAILED, "not valid any more", estafette_wait(x, LIMIT));
+  estafette_tensor_release(x);
+  estafette_engine_destroy(engine);
+}
+
+static void a_ticket_of_a_process_that_has_died(void) {
+  char path[] = "/tmp/estafette-ticket-XXXXXX", digits[256] = "";
+  int file = mkstemp(path);
+  CHECK(file >= 0);
+  pid_t process = start("writes_a_ticket", path);
+  while (pread(file, digits, sizeof digits - 1, 0) <= 0 || digits[strlen(digits) - 1] != '.') nap(1);
+  digits[strlen(digits) - 1] = 0;
+  estafette_engine *engine = engine_of(1, 0);
+  estafette_tensor *before = of_digits(engine, digits);
+  EXPECT(ESTAFETTE_TIMEOUT, estafette_wait(before, SECOND / 50));
+  dies(process);
+  estafette_tensor *after = of_digits(engine, digits);
+  char died[64];
+  snprintf(died, sizeof died, "process %d died", (int)process);
+  REFUSED(ESTAFETTE_PEER_DIED, died, estafette_wait(before, LIMIT));
+  REFUSED(ESTAFETTE_PEER_DIED, died, estafette_wait(after, LIMIT));
+  close(file);
+  unlink(path);
+  estafette_tensor_release(before);
+  estafette_tensor_release(after);
+  estafette_engine_destroy(engine);
+}
+
+static void writes_a_ticket(const char *path) {
+  estafette_engine *engine = engine_of(1, 1);
+  estafette_tensor *x = numbers(engine);
+  static _Atomic(estafette_op *) never;
+  submit_fill(engine, x, 0, 0, &never);
+  estafette_ticket *ticket;
+  char digits[256];
+  OK(estafette_ticket_create(x, 0, &ticket));
+  in_digits(ticket, digits);
+  FILE *file = fopen(path, "w");
+  CHECK(file != 0);
+  fprintf(file, "%s.", digits);
+  fclose(file);
+  for (;;) pause();
+}
+
+static const half HALVES[] = {
+    {"finds_six", finds_six},
+    {"finds_seven", finds_seven},
+    {"finds_it_revoked", finds_it_revoked},
+    {"writes_a_ticket", writes_a_ticket},
+};
+
+int main(int count, char **arguments) {
+  if (is_second(HALVES, count, arguments)) return 0;
+  RUN(a_ticket_names_a_version_for_a_process_without_a_link);
+  RUN(a_ticket_of_a_process_that_has_died);
+  return 0;
+}
