@@ -13,6 +13,8 @@ use estafette_devices::{Allocation, DeviceType};
 use super::abi::ManagedTensor;
 use super::dtype::Element;
 use super::release_stream::ReleaseStream;
+#[cfg(feature = "links")]
+use crate::remote::RemoteOrigin;
 
 /// The owner of a tensor's memory. Dropping it gives the memory back.
 pub(crate) struct Storage {
@@ -21,6 +23,9 @@ pub(crate) struct Storage {
 
 enum Owner {
     Foreign(ManagedTensor),
+    /// Memory of another process, and how that process is asked to show it to a third one.
+    #[cfg(feature = "links")]
+    Elsewhere(Box<(ManagedTensor, RemoteOrigin)>),
     /// A foreign tensor whose allocator works in stream order.
     StreamOrdered(Box<(ManagedTensor, ReleaseStream)>),
     Device(Allocation),
@@ -42,6 +47,21 @@ impl Storage {
     /// Memory of another library, given back by its deleter.
     pub(crate) fn foreign(tensor: ManagedTensor) -> Self {
         Self::new(Owner::Foreign(tensor))
+    }
+
+    /// Memory that another process has shown to this one.
+    #[cfg(feature = "links")]
+    pub(crate) fn elsewhere(tensor: ManagedTensor, origin: RemoteOrigin) -> Self {
+        Self::new(Owner::Elsewhere(Box::new((tensor, origin))))
+    }
+
+    /// Where memory of another process is from.
+    #[cfg(feature = "links")]
+    pub(crate) fn origin(&self) -> Option<&RemoteOrigin> {
+        match &self.owner {
+            Owner::Elsewhere(elsewhere) => Some(&elsewhere.1),
+            _ => None,
+        }
     }
 
     /// The same, of an allocator that works in the order of the stream `release_stream`.
@@ -69,6 +89,8 @@ impl Storage {
     pub(crate) fn data(&self) -> *mut u8 {
         match &self.owner {
             Owner::Foreign(tensor) => tensor.data(),
+            #[cfg(feature = "links")]
+            Owner::Elsewhere(elsewhere) => elsewhere.0.data(),
             Owner::StreamOrdered(stream_ordered) => stream_ordered.0.data(),
             Owner::Device(allocation) => allocation.ptr().as_ptr(),
             Owner::Vec(vec) => vec.data.as_ptr(),
@@ -80,6 +102,8 @@ impl Storage {
     pub(crate) fn as_foreign(&self) -> Option<&ManagedTensor> {
         match &self.owner {
             Owner::Foreign(tensor) => Some(tensor),
+            #[cfg(feature = "links")]
+            Owner::Elsewhere(elsewhere) => Some(&elsewhere.0),
             Owner::StreamOrdered(stream_ordered) => Some(&stream_ordered.0),
             _ => None,
         }
@@ -99,6 +123,8 @@ impl Storage {
     pub(crate) fn runs_foreign_code(&self) -> bool {
         match &self.owner {
             Owner::Foreign(_) | Owner::StreamOrdered(_) | Owner::Any { .. } => true,
+            #[cfg(feature = "links")]
+            Owner::Elsewhere(_) => true,
             Owner::Device(allocation) => allocation.device().device_type != DeviceType::CPU,
             Owner::Vec(_) => false,
         }
@@ -118,6 +144,8 @@ impl fmt::Debug for Storage {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match &self.owner {
             Owner::Foreign(tensor) => f.debug_tuple("Foreign").field(tensor).finish(),
+            #[cfg(feature = "links")]
+            Owner::Elsewhere(elsewhere) => f.debug_tuple("Elsewhere").field(&elsewhere.0).finish(),
             Owner::StreamOrdered(stream_ordered) => {
                 f.debug_tuple("StreamOrdered").field(&stream_ordered.0).field(&stream_ordered.1).finish()
             }

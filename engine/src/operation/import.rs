@@ -11,6 +11,8 @@ use crate::core::error::Error;
 use crate::exchange::pack::to_contiguous;
 use crate::exchange::{AddressSpace, DType, Element, Layout, ManagedTensor, ReleaseStream, Storage, reaper};
 use crate::lease::{Access, Lease};
+#[cfg(feature = "links")]
+use crate::remote::RemoteOrigin;
 use crate::tensor::alias_map::{self, Origin, Placement};
 use crate::tensor::handle::{Definition, Tensor, TensorInner};
 use crate::tensor::memory::{ALIGN, fresh, host_can_use};
@@ -42,7 +44,7 @@ enum Source {
         storage: Storage,
     },
     #[cfg(feature = "links")]
-    Elsewhere(ManagedTensor),
+    Elsewhere(ManagedTensor, Option<RemoteOrigin>),
 }
 
 impl std::fmt::Debug for Produced {
@@ -52,7 +54,7 @@ impl std::fmt::Debug for Produced {
             Source::Managed { .. } => "Produced(managed tensor)",
             Source::Ready { .. } => "Produced(memory)",
             #[cfg(feature = "links")]
-            Source::Elsewhere(_) => "Produced(tensor of another process)",
+            Source::Elsewhere(..) => "Produced(tensor of another process)",
         })
     }
 }
@@ -77,8 +79,8 @@ impl Produced {
 
     /// A tensor in memory that another process alone writes.
     #[cfg(feature = "links")]
-    pub(crate) fn elsewhere(managed: ManagedTensor) -> Self {
-        Self(Source::Elsewhere(managed))
+    pub(crate) fn elsewhere(managed: ManagedTensor, origin: Option<RemoteOrigin>) -> Self {
+        Self(Source::Elsewhere(managed, origin))
     }
 
     /// Memory of an operation's own, described by `layout`.
@@ -247,16 +249,31 @@ pub(crate) fn allocate(
 pub(crate) fn of_another_process(
     core: &CoreRef,
     managed: ManagedTensor,
+    origin: Option<RemoteOrigin>,
     ready: &Fence,
 ) -> Result<Tensor, Error> {
     core.check_usable()?;
-    let (layout, data) = (describe(core, &managed)?, managed.data());
+    let memory = elsewhere(core, managed, origin)?;
     let own = Variable::new().var;
-    let space = AddressSpace::of(layout.device());
-    let placed = alias_map::place_apart(space, layout.byte_range(data), own.clone());
+    let space = AddressSpace::of(memory.layout.device());
+    let placed = alias_map::place_apart(space, memory.layout.byte_range(memory.data), own.clone());
     alias_map::carry(&own, &ready.clone().into());
-    let memory = ImportedMemory { layout, data, storage: Storage::foreign(managed), read_only: true };
     Ok(placed_at(core, memory, Placement { vars: VarSet::from_iter([own]), placed, lease: None }))
+}
+
+/// Memory that another process alone writes.
+#[cfg(feature = "links")]
+fn elsewhere(
+    core: &Core,
+    managed: ManagedTensor,
+    origin: Option<RemoteOrigin>,
+) -> Result<ImportedMemory, Error> {
+    let (layout, data) = (describe(core, &managed)?, managed.data());
+    let storage = match origin {
+        Some(origin) => Storage::elsewhere(managed, origin),
+        None => Storage::foreign(managed),
+    };
+    Ok(ImportedMemory { layout, data, storage, read_only: true })
 }
 
 /// Registers memory in the alias map, and returns its tensor.
@@ -314,7 +331,7 @@ pub(crate) fn define(
 ) -> Result<Option<Fence>, Error> {
     let core = &target.core;
     #[cfg(feature = "links")]
-    let is_elsewhere = matches!(produced.0, Source::Elsewhere(_));
+    let is_elsewhere = matches!(produced.0, Source::Elsewhere(..));
     let memory = match produced.0 {
         Source::Managed { managed, read_only } => {
             let (layout, data) = (describe(core, &managed)?, managed.data());
@@ -322,10 +339,7 @@ pub(crate) fn define(
             ImportedMemory { layout, data, storage: Storage::foreign(managed), read_only }
         }
         #[cfg(feature = "links")]
-        Source::Elsewhere(managed) => {
-            let (layout, data) = (describe(core, &managed)?, managed.data());
-            ImportedMemory { layout, data, storage: Storage::foreign(managed), read_only: true }
-        }
+        Source::Elsewhere(managed, origin) => elsewhere(core, managed, origin)?,
         Source::Ready { layout, storage } => {
             ImportedMemory { data: storage.data(), layout, storage, read_only: false }
         }
