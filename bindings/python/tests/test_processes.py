@@ -16,7 +16,6 @@ import sys
 import textwrap
 import threading
 import time
-from multiprocessing.reduction import ForkingPickler
 
 import process_functions
 import pytest
@@ -459,23 +458,6 @@ def test_a_write_to_received_memory_ends_the_process_that_does_it(eng, np, other
 
 
 class TestBadInput:
-    def test_memory_that_is_not_shared_is_refused(self, eng, np, other):
-        peer = other(eng, "sys.stdin.readline()")
-        for private in (eng.zeros(3, "int8"), eng.from_dlpack(np.zeros(3))):
-            with pytest.raises(est.NotSharedError, match="shared"):
-                peer.link.send(private)
-            with pytest.raises(est.NotSharedError, match="shared"):
-                private.ticket()
-        peer.write("end")
-        assert peer.ended_well()
-
-    def test_a_promise_without_memory_is_refused(self, eng, gate):
-        pending = eng.call(gate)
-        with pytest.raises(est.NotDefinedError):
-            pending.ticket()
-        gate.open()
-        pending.wait()
-
     def test_a_tensor_is_not_pickled(self, eng):
         t = eng.zeros(3, "int8", shared=True)
         for refused in (lambda: pickle.dumps(t), lambda: copy.deepcopy(t)):
@@ -706,8 +688,3 @@ class TestQueues:
         """
         run_program(source)
         eng.submit(lambda x: x.fill(4), writes=[x], using=np.from_dlpack).wait(60)
-
-    def test_memory_that_is_not_shared_is_refused_by_the_pickler(self, eng):
-        eng.zeros(1, "int8", shared=True)
-        with pytest.raises(est.NotSharedError):
-            ForkingPickler.dumps(eng.zeros(4, "float64"))

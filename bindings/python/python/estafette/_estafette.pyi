@@ -812,11 +812,13 @@ class Tensor:
     @overload
     def write(self, using: Using) -> Access[Any]:
         """Returns a scoped write lease, with the arguments of `read`."""
-    def ticket(self, *, once: bool = False) -> Ticket:
+    def ticket(self, *, once: bool = False, copy: bool | None = None) -> Ticket:
         """Returns a ticket for the current version, ready or not, which another process gives to `Engine.from_ticket`. Later writes wait until
-        the ticket is gone, and what was made with it. Never waits. Raises `NotSharedError` and `NotDefinedError` as `Link.send` does.
+        the ticket is gone, and what was made with it. Never waits.
 
         once: makes a ticket for one use, which nothing has to keep: later writes wait until it was used, and what was made with it is gone.
+
+        copy: as for `Link.send`.
         """
     def clear_error(self) -> None:
         """Declares the current version good after a failure or cancellation that left the data intact. Raises
@@ -1187,14 +1189,17 @@ class Link:
     @property
     def process(self) -> int:
         """The number of the other process."""
-    def send(self, tensor: Tensor, /, timeout: float | None = None) -> None:
+    def send(self, tensor: Tensor, /, timeout: float | None = None, *, copy: bool | None = None) -> None:
         """Sends the current version of a tensor, ready or not. Waits, at most `timeout` seconds, only while the link is full: the
         other process then has 16,384 tensors of this one, or has not received hundreds.
 
-        Raises `NotSharedError` for memory that cannot be shown to other processes, see ``shared`` of `Engine.zeros`, `NotDefinedError`
-        while the tensor has no memory, and `PeerDiedError`.
+        copy: memory that other processes cannot be shown, see ``shared`` of `Engine.zeros`, is copied once it is ready, and
+        ``stats().copied_for_processes`` counts the bytes; later writes then wait for the copy alone. True copies other memory as well.
+        False copies nothing: `NotSharedError` is raised, or is the failure of the tensor if it has no memory yet.
+
+        A tensor of a third process is passed on: that process shows its memory itself. Raises `PeerDiedError`.
         """
-    def send_async(self, tensor: Tensor, /) -> Awaitable[None]:
+    def send_async(self, tensor: Tensor, /, *, copy: bool | None = None) -> Awaitable[None]:
         """As `send`, to be awaited."""
     def receive(self, timeout: float | None = None) -> Tensor | None:
         """Returns the next tensor of the other process, after at most `timeout` seconds, or None once that process has closed the
@@ -1299,6 +1304,7 @@ def record_call_sites(on: bool = True, /) -> bool:
         >>> est.record_call_sites(before)
         True
     """
+def _from_tickets(engine: Engine, tickets: list[Ticket | bytes], /) -> list[Tensor]: ...
 def _engine_states() -> list[tuple[Stats, Diagnosis]]: ...
 def _read_chrome(path: str, /) -> bytes: ...
 def _run_in_spans(on: bool, /) -> None: ...

@@ -29,7 +29,6 @@ from distributed.protocol.serialize import dask_deserialize, dask_serialize
 from . import default_engine
 from ._errors import EstafetteError, OperationError
 from ._estafette import Tensor
-from ._processes import ticket_or_copy
 
 __all__ = ["register"]
 
@@ -70,7 +69,7 @@ def _is_on_this_machine(context: Mapping[str, Any] | None) -> bool:
 @dask_serialize.register(Tensor)
 def _serialize(tensor: Tensor, context: Mapping[str, Any] | None = None) -> tuple[dict[str, Any], list[Any]]:
     if _is_on_this_machine(context):
-        return {"ticket": bytes(ticket_or_copy(tensor, once=True))}, []
+        return {"ticket": bytes(tensor.ticket(once=True))}, []
     try:
         with tensor.to_host().read() as view:
             frame = np.asarray(view).tobytes()

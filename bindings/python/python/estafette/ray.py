@@ -26,7 +26,6 @@ from __future__ import annotations
 
 import dataclasses
 import threading
-import time
 from collections.abc import Sequence
 from typing import Any
 
@@ -39,9 +38,8 @@ from ray.experimental import (
 )
 
 from . import default_engine
-from ._errors import NotSharedError
-from ._estafette import Tensor, Ticket
-from ._processes import ticket_or_copy
+from ._errors import NotDefinedError, NotSharedError
+from ._estafette import Tensor, Ticket, _from_tickets
 
 __all__ = ["NAME", "register"]
 
@@ -60,6 +58,14 @@ class _Metadata(TensorTransportMetadata):
 def _node() -> str:
     node: str = ray.get_runtime_context().get_node_id()
     return node
+
+
+def _meta(tensor: Tensor) -> tuple[tuple[int, ...], str]:
+    """Shape and type, which nothing here reads; a tensor that comes later has none."""
+    try:
+        return tensor.shape, str(tensor.dtype)
+    except NotDefinedError:
+        return (), ""
 
 
 class _Transport(TensorTransportManager):
@@ -86,11 +92,11 @@ class _Transport(TensorTransportManager):
         return True
 
     def extract_tensor_transport_metadata(self, obj_id: str, rdt_object: list[Tensor]) -> _Metadata:
-        tickets = [ticket_or_copy(tensor) for tensor in rdt_object]
+        tickets = [tensor.ticket() for tensor in rdt_object]
         with self._lock:
             self._tickets[obj_id] = tickets
         return _Metadata(
-            tensor_meta=[(tensor.shape, str(tensor.dtype)) for tensor in rdt_object],
+            tensor_meta=[_meta(tensor) for tensor in rdt_object],
             tensor_device="cpu",
             tickets=[bytes(ticket) for ticket in tickets],
             node=_node(),
@@ -114,13 +120,9 @@ class _Transport(TensorTransportManager):
                 f"object {obj_id} is in memory of Ray's node {tensor_transport_metadata.node}, and this actor is on node"
                 f" {_node()}: tensors cross between processes of one machine only; return an array without tensor_transport"
             )
-        eng = default_engine()
-        tensors = [eng.from_ticket(ticket) for ticket in tensor_transport_metadata.tickets]
         # Once this returns Ray may count the last reference down, which revokes the tickets. So the other process must have seen them.
         # It answers at once, whether the values are ready or not.
-        while any(not (tensor.is_defined() or tensor.done()) for tensor in tensors):
-            time.sleep(0.0002)
-        return tensors
+        return _from_tickets(default_engine(), list(tensor_transport_metadata.tickets))
 
     def send_multiple_tensors(self, *_arguments: Any, **_keywords: Any) -> None:
         raise NotImplementedError("Ray asks one-sided transports to receive, never to send")
@@ -144,7 +146,7 @@ def register() -> None:
 
     An actor gets promises of its `estafette.default_engine()`, at once, even if the value comes later. They are read-only. Later writes in
     the actor that made the tensor wait until they are gone, and Ray counts no reference. A tensor whose memory cannot be shown to other
-    processes, see ``shared`` of `Engine`, is copied once it is ready; its shape must be known by then, see ``like`` of `Engine.call`.
+    processes, see ``shared`` of `Engine`, is copied once it is ready.
     """
     global _registered
     if not _registered:

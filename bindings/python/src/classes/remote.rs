@@ -7,7 +7,7 @@ use std::thread::Thread;
 use std::time::{Duration, Instant};
 
 use estafette::lease::CallSite;
-use estafette::remote::{Address, Door, Link, Ticket};
+use estafette::remote::{Address, Door, Link, ShareOptions, Ticket};
 use estafette::{Engine, Error, Tensor};
 use estafette_sync::process::ProcessBound;
 use estafette_sync::sync::Mutex;
@@ -38,7 +38,7 @@ impl Wake for Unpark {
 }
 
 /// Polls until it is ready, the time is up, or a signal handler has raised: then `None`.
-fn block_on<T>(mut future: Pin<&mut impl Future<Output = T>>, timeout: Option<Duration>) -> Option<T> {
+pub fn block_on<T>(mut future: Pin<&mut impl Future<Output = T>>, timeout: Option<Duration>) -> Option<T> {
     let waker = Waker::from(Arc::new(Unpark(std::thread::current())));
     let deadline = timeout.and_then(|timeout| Instant::now().checked_add(timeout));
     loop {
@@ -246,8 +246,8 @@ impl PyLink {
         self.link.get(py, "link")
     }
 
-    async fn sent(link: Arc<ProcessBound<Link>>, tensor: Tensor) -> Result<(), Error> {
-        own(&link)?.send(&tensor).await
+    async fn sent(link: Arc<ProcessBound<Link>>, tensor: Tensor, copy: Option<bool>) -> Result<(), Error> {
+        own(&link)?.send_with(&tensor, &ShareOptions { copy, ..ShareOptions::default() }).await
     }
 
     async fn next(link: Arc<ProcessBound<Link>>, site: Option<CallSite>) -> Result<Option<Tensor>, Error> {
@@ -281,18 +281,27 @@ impl PyLink {
     /// Sends the current version of a tensor, ready or not. Waits, at most `timeout` seconds, only while the link is full: the
     /// other process then has 16,384 tensors of this one, or has not received hundreds.
     ///
-    /// Raises `NotSharedError` for memory that cannot be shown to other processes, see ``shared`` of `Engine.zeros`, `NotDefinedError`
-    /// while the tensor has no memory, and `PeerDiedError`.
-    #[pyo3(signature = (tensor, /, timeout = None))]
-    fn send(&self, py: Python<'_>, tensor: &PyTensor, timeout: Option<f64>) -> PyResult<()> {
-        let sent = Self::sent(self.get(py)?, tensor.tensor(py)?.clone());
+    /// copy: memory that other processes cannot be shown, see ``shared`` of `Engine.zeros`, is copied once it is ready, and
+    /// ``stats().copied_for_processes`` counts the bytes; later writes then wait for the copy alone. True copies other memory as well.
+    /// False copies nothing: `NotSharedError` is raised, or is the failure of the tensor if it has no memory yet.
+    ///
+    /// A tensor of a third process is passed on: that process shows its memory itself. Raises `PeerDiedError`.
+    #[pyo3(signature = (tensor, /, timeout = None, *, copy = None))]
+    fn send(
+        &self,
+        py: Python<'_>,
+        tensor: &PyTensor,
+        timeout: Option<f64>,
+        copy: Option<bool>,
+    ) -> PyResult<()> {
+        let sent = Self::sent(self.get(py)?, tensor.tensor(py)?.clone(), copy);
         wait(py, "room in the link", timeout, sent)
     }
 
     /// As `send`, to be awaited.
-    #[pyo3(signature = (tensor, /))]
-    fn send_async(&self, py: Python<'_>, tensor: &PyTensor) -> PyResult<Awaiter> {
-        let sent = Self::sent(self.get(py)?, tensor.tensor(py)?.clone());
+    #[pyo3(signature = (tensor, /, *, copy = None))]
+    fn send_async(&self, py: Python<'_>, tensor: &PyTensor, copy: Option<bool>) -> PyResult<Awaiter> {
+        let sent = Self::sent(self.get(py)?, tensor.tensor(py)?.clone(), copy);
         Ok(awaited(sent, |py, ()| Ok(py.None())))
     }
 
@@ -356,17 +365,20 @@ pub struct PyTicket {
 }
 
 impl PyTicket {
-    pub fn of(py: Python<'_>, tensor: &Tensor, once: bool) -> PyResult<Self> {
-        let make = || if once { tensor.ticket_for_one() } else { tensor.ticket() };
-        let ticket = guard::detach(py, make).or_raise(py)?;
+    pub fn of(py: Python<'_>, tensor: &Tensor, options: &ShareOptions) -> PyResult<Self> {
+        let ticket = guard::detach(py, || tensor.ticket_with(options)).or_raise(py)?;
         let (bytes, process) = (ticket.to_bytes(), ticket.process());
         Ok(Self { bytes, process, held: Mutex::new(Some(ProcessBound::new(ticket))) })
     }
 }
 
-/// Prepares for queues of `multiprocessing`: there is memory that other processes can be shown.
-pub fn memory_is_shared(py: Python<'_>) -> PyResult<()> {
+/// Lets queues of `multiprocessing` take tensors, in a program that has imported it, or has memory that other processes can be shown.
+pub fn prepare_queues(py: Python<'_>, is_shared: bool) -> PyResult<()> {
     static PREPARED: PyOnce<()> = PyOnce::new();
+    let modules = py.import("sys")?.getattr("modules")?;
+    if !is_shared && !modules.contains("multiprocessing.reduction")? {
+        return Ok(());
+    }
     let prepare = || py.import("estafette._processes")?.call_method0("register").map(drop);
     PREPARED.get_or_try_init(py, prepare).copied()
 }

@@ -6,7 +6,7 @@ use pyo3::prelude::*;
 
 use super::PyEngine;
 use crate::arguments::{parse_dtype, parse_shape};
-use crate::classes::remote::memory_is_shared;
+use crate::classes::remote::prepare_queues;
 use crate::classes::tensor::PyTensor;
 use crate::classes::variable::PyVariable;
 use crate::error::{OrRaise, raise};
@@ -29,7 +29,7 @@ impl PyEngine {
         let (shape, dtype) = (parse_shape(shape)?, parse_dtype(dtype)?);
         let engine = self.engine(py)?;
         if shared {
-            memory_is_shared(py)?;
+            prepare_queues(py, true)?;
         }
         let tensor = match device.map(kinds::parse_device).transpose()? {
             Some(device) if shared && device != DLDevice::CPU => {
@@ -57,7 +57,7 @@ impl PyEngine {
     ) -> PyResult<PyTensor> {
         let (engine, shape, dtype) = (self.engine(py)?, parse_shape(shape)?, parse_dtype(dtype)?);
         let tensor = if shared {
-            memory_is_shared(py)?;
+            prepare_queues(py, true)?;
             engine.zeros_shared(&shape, dtype)
         } else {
             engine.zeros(&shape, dtype)
