@@ -32,7 +32,7 @@ use std::sync::{Arc, OnceLock};
 
 use estafette_devices::host::{self, HostDevice};
 use estafette_devices::{DLDevice, Device, DeviceError, Fence, Reactor};
-use estafette_links::{Arena, Link as RawLink, LinkError, Received};
+use estafette_links::{Arena, Link as RawLink, LinkError, Received, Segment};
 use estafette_sync::per_process;
 use estafette_sync::sync::Mutex;
 use estafette_sync::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -46,8 +46,8 @@ use crate::tensor::handle::Tensor;
 use crate::tensor::memory::ALIGN;
 use crate::trace::{self, hooks};
 
-use self::export::{Export, Place, Shown};
-pub(crate) use self::export::{RemoteOrigin, copied_bytes};
+use self::export::{Export, Place, RemoteOrigin, Shown};
+pub(crate) use self::export::{Loan, copied_bytes};
 use self::note::{Description, Note};
 pub use self::ticket::Ticket;
 pub use estafette_links::{Address, Door};
@@ -83,6 +83,17 @@ impl Engine {
             Ok(Storage::device(
                 HostDevice::with_memory(Arc::new(Arena)).allocate_zeroed(layout.byte_len().max(1), ALIGN)?,
             ))
+        })
+    }
+
+    /// As [`zeros_shared`](Self::zeros_shared), in memory that another process can also be lent for writing: [`Link::lend`]. Each such
+    /// tensor has a segment of its own.
+    ///
+    /// # Errors
+    /// As [`zeros`](Self::zeros).
+    pub fn zeros_shared_for_writing(&self, shape: &[i64], dtype: DType) -> Result<Tensor, Error> {
+        import::allocate(self.core(), DLDevice::CPU, shape, dtype, |_, layout| {
+            Ok(Storage::segment(Arc::new(Segment::new_writable(layout.byte_len().max(1))?)))
         })
     }
 
@@ -146,6 +157,24 @@ impl Link {
         Ok(())
     }
 
+    /// Lends the tensor to the other process for writing: that process alone uses it until it is done. What it has written is the next
+    /// version then. The version has failed if an operation of that process has failed that wrote it, or if that process died meanwhile. A
+    /// later pure write makes the tensor usable again. Waits while the link is full.
+    ///
+    /// # Errors
+    /// [`Error::NotShared`] if the memory is not [for that](Engine::zeros_shared_for_writing); [`Error::Device`] if the other process left
+    /// or died.
+    pub async fn lend(&self, tensor: &Tensor) -> Result<(), Error> {
+        let export = Export::for_writing(tensor, self.owner())?;
+        let Some(Shown::Here(place)) = export.shown.get() else { unreachable!("it was found here") };
+        let number = self.link.show_for_writing(&place.segment)?;
+        let (first, layout, key) = (place.first as u64, place.layout.clone(), export.key);
+        let description = Description { number, first, layout, key, share: 0, is_writable: true };
+        let answer = self.link.send(&export.ready, &Note::Tensor(description).to_bytes(&[])).await?;
+        Reactor::global().when_settled([&answer.clone()], move |_| export.written(answer));
+        Ok(())
+    }
+
     /// Tells the other process, before the first tensor, where it asks for what it wants to pass on.
     async fn introduce(&self) -> Result<(), Error> {
         if !self.is_introduced.load(Ordering::Acquire) {
@@ -156,7 +185,7 @@ impl Link {
         Ok(())
     }
 
-    /// The next tensor of the other process: a promise, read-only, in the memory of that process. `None` once that process has closed the
+    /// The next tensor of the other process: a promise, in the memory of that process, and read-only unless it was lent for writing. `None` once that process has closed the
     /// link in good order.
     ///
     /// # Errors
@@ -193,9 +222,9 @@ impl Link {
                     return Err(Error::invalid(format!("process {process} sent no tensor")));
                 }
             };
-            let Elsewhere { managed, origin, ready, key, process } =
+            let Elsewhere { managed, loan, ready, key, process } =
                 take_over(&self.link, received, description, self.door.get())?;
-            let tensor = import::of_another_process(self.engine.core(), managed, origin, &ready)?;
+            let tensor = import::of_another_process(self.engine.core(), managed, loan, &ready)?;
             if trace::is_open() {
                 hooks::received(&tensor, process, key, &ready, site.as_ref());
             }
@@ -263,7 +292,7 @@ async fn hand_over(link: &RawLink, prefix: &[u8], export: Arc<Export>, place: &P
     let (first, layout, key) = (place.first as u64, place.layout.clone(), export.key);
     let ready = export.ready.clone();
     let share = Share::new(link.process(), export);
-    let description = Description { number, first, layout, key, share: share.0 };
+    let description = Description { number, first, layout, key, share: share.0, is_writable: false };
     let answer = link.send(&ready, &Note::Tensor(description).to_bytes(prefix)).await?;
     Reactor::global().when_settled([&answer], move |_| drop(share));
     Ok(())
@@ -279,8 +308,8 @@ fn done() -> Fence {
 /// Memory of another process.
 struct Elsewhere {
     managed: ManagedTensor,
-    origin: Option<RemoteOrigin>,
-    /// When it may be read.
+    loan: Option<Loan>,
+    /// When it may be used.
     ready: Fence,
     /// What traces call its lease.
     key: u64,
@@ -296,7 +325,7 @@ fn take_over(
     address: Option<&Address>,
 ) -> Result<Elsewhere, Error> {
     let process = link.process();
-    let Description { number, first, layout, key, share } = description;
+    let Description { number, first, layout, key, share, is_writable } = description;
     let segment = link.segment(number)?;
     let start = segment.start().as_ptr();
     let outside = || Error::invalid(format!("process {process} sent a tensor outside of its memory"));
@@ -307,12 +336,26 @@ fn take_over(
     if range.start < start.addr() || range.end > start.addr() + segment.bytes() {
         return Err(outside());
     }
+    if is_writable != segment.is_writable() {
+        return Err(Error::invalid(format!(
+            "process {process} lent memory in another way than it had shown it"
+        )));
+    }
     let ready = received.fence().clone();
-    let keeper: (Received, _) = (received, segment);
-    let flags = ExportFlags { read_only: true, is_copied: false };
-    // SAFETY: the elements are inside of the segment, which is mapped until the keeper is dropped; its owner leaves them alone
-    // between the fence and the answer, which the drop of what was received gives.
-    let managed = unsafe { export(&layout, data, flags, Abi::Versioned, move || drop(keeper)) };
-    let origin = address.map(|address| RemoteOrigin { address: address.clone(), process, share });
-    Ok(Elsewhere { managed, origin, ready, key, process })
+    let failure = Arc::new(OnceLock::<DeviceError>::new());
+    let written = Arc::clone(&failure);
+    let end = move || {
+        match written.get() {
+            Some(error) => received.fail(error.clone()),
+            None => received.complete(),
+        }
+        drop(segment);
+    };
+    let flags = ExportFlags { read_only: !is_writable, is_copied: false };
+    // SAFETY: the elements are inside of the segment, which is mapped until the end; its owner leaves them alone between the fence and
+    // the answer that the end gives, and for writing lends them to this process alone.
+    let managed = unsafe { export(&layout, data, flags, Abi::Versioned, end) };
+    let origin = || address.map(|address| RemoteOrigin { address: address.clone(), process, share });
+    let loan = if is_writable { Some(Loan::ForWriting(failure)) } else { origin().map(Loan::ForReading) };
+    Ok(Elsewhere { managed, loan, ready, key, process })
 }

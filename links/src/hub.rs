@@ -274,7 +274,7 @@ impl Hub {
             Err(error) => Err(error),
             Ok(Some((length, descriptors))) if length == GREETING.len() && bytes == GREETING => {
                 match <[_; 2]>::try_from(descriptors) {
-                    Ok([theirs, end]) => Memory::open(&theirs, BYTES)
+                    Ok([theirs, end]) => Memory::open(&theirs, BYTES, false)
                         .map_err(|error| refused(&format!("has no board: {error}")))
                         .map(|peer| (peer, Channel { socket, end, process })),
                     Err(_) => Err(refused("came without its board")),

@@ -9,6 +9,8 @@ mod support;
 mod passing;
 #[path = "links/staging.rs"]
 mod staging;
+#[path = "links/writing.rs"]
+mod writing;
 
 use std::path::{Path, PathBuf};
 use std::sync::mpsc::channel;

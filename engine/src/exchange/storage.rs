@@ -7,14 +7,18 @@ use std::any::Any;
 use std::fmt;
 use std::mem::ManuallyDrop;
 use std::ptr::NonNull;
+#[cfg(feature = "links")]
+use std::sync::Arc;
 
 use estafette_devices::{Allocation, DeviceType};
+#[cfg(feature = "links")]
+use estafette_links::Segment;
 
 use super::abi::ManagedTensor;
 use super::dtype::Element;
 use super::release_stream::ReleaseStream;
 #[cfg(feature = "links")]
-use crate::remote::RemoteOrigin;
+use crate::remote::Loan;
 
 /// The owner of a tensor's memory. Dropping it gives the memory back.
 pub(crate) struct Storage {
@@ -25,7 +29,10 @@ enum Owner {
     Foreign(ManagedTensor),
     /// Memory of another process, and how that process is asked to show it to a third one.
     #[cfg(feature = "links")]
-    Elsewhere(Box<(ManagedTensor, RemoteOrigin)>),
+    Elsewhere(Box<(ManagedTensor, Loan)>),
+    /// Memory that other processes can be lent for writing.
+    #[cfg(feature = "links")]
+    Segment(Arc<Segment>),
     /// A foreign tensor whose allocator works in stream order.
     StreamOrdered(Box<(ManagedTensor, ReleaseStream)>),
     Device(Allocation),
@@ -51,15 +58,30 @@ impl Storage {
 
     /// Memory that another process has shown to this one.
     #[cfg(feature = "links")]
-    pub(crate) fn elsewhere(tensor: ManagedTensor, origin: RemoteOrigin) -> Self {
-        Self::new(Owner::Elsewhere(Box::new((tensor, origin))))
+    pub(crate) fn elsewhere(tensor: ManagedTensor, loan: Loan) -> Self {
+        Self::new(Owner::Elsewhere(Box::new((tensor, loan))))
     }
 
-    /// Where memory of another process is from.
+    /// What is known of memory of another process.
     #[cfg(feature = "links")]
-    pub(crate) fn origin(&self) -> Option<&RemoteOrigin> {
+    pub(crate) fn loan(&self) -> Option<&Loan> {
         match &self.owner {
             Owner::Elsewhere(elsewhere) => Some(&elsewhere.1),
+            _ => None,
+        }
+    }
+
+    /// A segment of its own, which other processes can be lent for writing.
+    #[cfg(feature = "links")]
+    pub(crate) fn segment(segment: Arc<Segment>) -> Self {
+        Self::new(Owner::Segment(segment))
+    }
+
+    /// That segment.
+    #[cfg(feature = "links")]
+    pub(crate) fn as_segment(&self) -> Option<&Arc<Segment>> {
+        match &self.owner {
+            Owner::Segment(segment) => Some(segment),
             _ => None,
         }
     }
@@ -91,6 +113,8 @@ impl Storage {
             Owner::Foreign(tensor) => tensor.data(),
             #[cfg(feature = "links")]
             Owner::Elsewhere(elsewhere) => elsewhere.0.data(),
+            #[cfg(feature = "links")]
+            Owner::Segment(segment) => segment.start().as_ptr(),
             Owner::StreamOrdered(stream_ordered) => stream_ordered.0.data(),
             Owner::Device(allocation) => allocation.ptr().as_ptr(),
             Owner::Vec(vec) => vec.data.as_ptr(),
@@ -125,6 +149,8 @@ impl Storage {
             Owner::Foreign(_) | Owner::StreamOrdered(_) | Owner::Any { .. } => true,
             #[cfg(feature = "links")]
             Owner::Elsewhere(_) => true,
+            #[cfg(feature = "links")]
+            Owner::Segment(_) => false,
             Owner::Device(allocation) => allocation.device().device_type != DeviceType::CPU,
             Owner::Vec(_) => false,
         }
@@ -146,6 +172,8 @@ impl fmt::Debug for Storage {
             Owner::Foreign(tensor) => f.debug_tuple("Foreign").field(tensor).finish(),
             #[cfg(feature = "links")]
             Owner::Elsewhere(elsewhere) => f.debug_tuple("Elsewhere").field(&elsewhere.0).finish(),
+            #[cfg(feature = "links")]
+            Owner::Segment(segment) => f.debug_tuple("Segment").field(segment).finish(),
             Owner::StreamOrdered(stream_ordered) => {
                 f.debug_tuple("StreamOrdered").field(&stream_ordered.0).field(&stream_ordered.1).finish()
             }

@@ -12,7 +12,7 @@ use crate::exchange::pack::to_contiguous;
 use crate::exchange::{AddressSpace, DType, Element, Layout, ManagedTensor, ReleaseStream, Storage, reaper};
 use crate::lease::{Access, Lease};
 #[cfg(feature = "links")]
-use crate::remote::RemoteOrigin;
+use crate::remote::Loan;
 use crate::tensor::alias_map::{self, Origin, Placement};
 use crate::tensor::handle::{Definition, Tensor, TensorInner};
 use crate::tensor::memory::{ALIGN, fresh, host_can_use};
@@ -44,7 +44,7 @@ enum Source {
         storage: Storage,
     },
     #[cfg(feature = "links")]
-    Elsewhere(ManagedTensor, Option<RemoteOrigin>),
+    Elsewhere(ManagedTensor, Option<Loan>),
 }
 
 impl std::fmt::Debug for Produced {
@@ -77,10 +77,10 @@ impl Produced {
         Self(Source::Managed { managed, read_only: true })
     }
 
-    /// A tensor in memory that another process alone writes.
+    /// A tensor in memory of another process.
     #[cfg(feature = "links")]
-    pub(crate) fn elsewhere(managed: ManagedTensor, origin: Option<RemoteOrigin>) -> Self {
-        Self(Source::Elsewhere(managed, origin))
+    pub(crate) fn elsewhere(managed: ManagedTensor, loan: Option<Loan>) -> Self {
+        Self(Source::Elsewhere(managed, loan))
     }
 
     /// Memory of an operation's own, described by `layout`.
@@ -243,17 +243,17 @@ pub(crate) fn allocate(
     Ok(own(core, layout, storage))
 }
 
-/// A tensor in memory that another process alone writes, readable once `ready` is done. It is read-only, and ordered with nothing: what
-/// is at the same place are other versions.
+/// A tensor in memory of another process, which may be used once `ready` is done. It is ordered with nothing: what is at the same place are
+/// other versions.
 #[cfg(feature = "links")]
 pub(crate) fn of_another_process(
     core: &CoreRef,
     managed: ManagedTensor,
-    origin: Option<RemoteOrigin>,
+    loan: Option<Loan>,
     ready: &Fence,
 ) -> Result<Tensor, Error> {
     core.check_usable()?;
-    let memory = elsewhere(core, managed, origin)?;
+    let memory = elsewhere(core, managed, loan)?;
     let own = Variable::new().var;
     let space = AddressSpace::of(memory.layout.device());
     let placed = alias_map::place_apart(space, memory.layout.byte_range(memory.data), own.clone());
@@ -261,19 +261,16 @@ pub(crate) fn of_another_process(
     Ok(placed_at(core, memory, Placement { vars: VarSet::from_iter([own]), placed, lease: None }))
 }
 
-/// Memory that another process alone writes.
+/// Memory of another process.
 #[cfg(feature = "links")]
-fn elsewhere(
-    core: &Core,
-    managed: ManagedTensor,
-    origin: Option<RemoteOrigin>,
-) -> Result<ImportedMemory, Error> {
+fn elsewhere(core: &Core, managed: ManagedTensor, loan: Option<Loan>) -> Result<ImportedMemory, Error> {
     let (layout, data) = (describe(core, &managed)?, managed.data());
-    let storage = match origin {
-        Some(origin) => Storage::elsewhere(managed, origin),
+    let read_only = !matches!(loan, Some(Loan::ForWriting(_)));
+    let storage = match loan {
+        Some(loan) => Storage::elsewhere(managed, loan),
         None => Storage::foreign(managed),
     };
-    Ok(ImportedMemory { layout, data, storage, read_only: true })
+    Ok(ImportedMemory { layout, data, storage, read_only })
 }
 
 /// Registers memory in the alias map, and returns its tensor.
@@ -339,7 +336,7 @@ pub(crate) fn define(
             ImportedMemory { layout, data, storage: Storage::foreign(managed), read_only }
         }
         #[cfg(feature = "links")]
-        Source::Elsewhere(managed, origin) => elsewhere(core, managed, origin)?,
+        Source::Elsewhere(managed, loan) => elsewhere(core, managed, loan)?,
         Source::Ready { layout, storage } => {
             ImportedMemory { data: storage.data(), layout, storage, read_only: false }
         }

@@ -11,12 +11,13 @@
 use std::sync::{Arc, OnceLock};
 
 use estafette_devices::host::{self, HostDevice};
-use estafette_devices::{DLDevice, Device, Fence};
+use estafette_devices::{DLDevice, Device, DeviceError, Fence, FenceState};
 use estafette_links::{Address, Arena, Segment};
 use estafette_sync::per_process;
 use estafette_sync::sync::Mutex;
 use estafette_sync::sync::atomic::{AtomicU64, Ordering};
 
+use super::done;
 use crate::copy;
 use crate::core::error::Error;
 use crate::core::operation::Name;
@@ -47,6 +48,13 @@ pub(crate) struct RemoteOrigin {
     pub(super) process: u32,
     /// What the owner calls the use by this process.
     pub(super) share: u64,
+}
+
+/// Memory of another process, as this process has it.
+pub(crate) enum Loan {
+    ForReading(RemoteOrigin),
+    /// Set before the end, if what was written has failed.
+    ForWriting(Arc<OnceLock<DeviceError>>),
 }
 
 /// A version of a tensor, on behalf of other processes: under one read lease for as long as anything has a share in this.
@@ -85,12 +93,38 @@ impl Export {
         let (shown, target) = now.transpose()?.unzip();
         let target = target.flatten();
         let shown = shown.map_or_else(OnceLock::new, OnceLock::from);
-        let (completer, ready) = host::promise("a lease for another process");
         if matches!(shown.get(), Some(Shown::Elsewhere(..))) {
-            completer.complete();
-            return Ok(Arc::new(Self { shown, ready, key: 0, lease: Mutex::default() }));
+            return Ok(Arc::new(Self { shown, ready: done(), key: 0, lease: Mutex::default() }));
         }
-        let (request, lease) = tensor.lease_within(Access::Read, owner.elsewhere()).submitted()?;
+        Self::requested(tensor, Access::Read, owner, shown, target, copy)
+    }
+
+    /// Requests a lease for the one process that is to write.
+    pub(super) fn for_writing(tensor: &Tensor, owner: LeaseOwner) -> Result<Arc<Self>, Error> {
+        tensor.inner.core.generation.check()?;
+        let definition = tensor.inner.definition()?;
+        let place = find_in_segment(definition).ok_or(Error::NotShared(NOT_WRITABLE.into()))?;
+        Self::requested(tensor, Access::Write, owner, OnceLock::from(Shown::Here(place)), None, Some(false))
+    }
+
+    /// Gives a lease for writing back. What was written is the next version, or has failed as `answer` has.
+    pub(super) fn written(&self, answer: Fence) {
+        let lease = self.lease.lock().take();
+        if let (Some(lease), FenceState::Failed(_)) = (lease, answer.state()) {
+            lease.release_after(answer);
+        }
+    }
+
+    fn requested(
+        tensor: &Tensor,
+        access: Access,
+        owner: LeaseOwner,
+        shown: OnceLock<Shown>,
+        target: Option<Arc<Storage>>,
+        copy: Option<bool>,
+    ) -> Result<Arc<Self>, Error> {
+        let (completer, ready) = host::promise("a lease for another process");
+        let (request, lease) = tensor.lease_within(access, owner.elsewhere()).submitted()?;
         let key = trace::process_key().wrapping_add(lease);
         let export = Arc::new(Self { shown, ready, key, lease: Mutex::default() });
         let granted = Arc::downgrade(&export);
@@ -140,12 +174,11 @@ fn show(
 ) -> Result<(Shown, Option<Arc<Storage>>), Error> {
     let Definition { layout, data, .. } = definition;
     if copy != Some(true) {
-        if let Some(origin) = definition.storage.origin() {
+        if let Some(Loan::ForReading(origin)) = definition.storage.loan() {
             return Ok((Shown::Elsewhere(origin.clone(), tensor.clone()), None));
         }
-        if layout.device() == DLDevice::CPU
-            && let Some(place) = find(layout, *data, None)
-        {
+        let in_arena = || find(layout, *data, None).filter(|_| layout.device() == DLDevice::CPU);
+        if let Some(place) = find_in_segment(definition).or_else(in_arena) {
             return Ok((Shown::Here(place), None));
         }
         if copy == Some(false) {
@@ -168,6 +201,16 @@ fn find(layout: &Layout, data: *mut u8, storage: Option<Arc<Storage>>) -> Option
     let (segment, offset) = Arena.find(std::ptr::without_provenance::<u8>(range.start), range.len())?;
     let first = offset + (data.addr() - range.start);
     Some(Place { segment, first, layout: layout.clone(), _storage: storage })
+}
+
+/// Why a tensor is not lent for writing.
+const NOT_WRITABLE: &str = "no other process can write the memory of the tensor: make the tensor with memory that is shared for writing";
+
+/// Memory that other processes can be lent for writing.
+fn find_in_segment(definition: &Definition) -> Option<Place> {
+    let segment = Arc::clone(definition.storage.as_segment()?);
+    let first = definition.data.addr() - segment.start().as_ptr().addr();
+    Some(Place { segment, first, layout: definition.layout.clone(), _storage: None })
 }
 
 /// Copies the leased tensor, as an operation; an engine that has shut down takes none.

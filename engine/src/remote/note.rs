@@ -59,13 +59,21 @@ pub(super) struct Description {
     pub(super) key: u64,
     /// What the owner calls the use by the receiver.
     pub(super) share: u64,
+    /// It is lent for writing.
+    pub(super) is_writable: bool,
 }
+
+/// What the layout does not say, as bits.
+const PADDED: u8 = 1;
+const WRITABLE: u8 = 2;
 
 impl Description {
     fn to_bytes(&self) -> Vec<u8> {
         let DType { code, bits, lanes } = self.layout.dtype();
         let mut bytes = self.number.to_le_bytes().to_vec();
-        bytes.extend([code, bits, self.layout.is_padded().into(), self.layout.ndim() as u8]);
+        let padded = if self.layout.is_padded() { PADDED } else { 0 };
+        let writable = if self.is_writable { WRITABLE } else { 0 };
+        bytes.extend([code, bits, padded | writable, self.layout.ndim() as u8]);
         for word in [self.first, u64::from(lanes), self.key, self.share] {
             bytes.extend(word.to_le_bytes());
         }
@@ -78,16 +86,17 @@ impl Description {
     fn from_bytes(bytes: &[u8]) -> Option<Self> {
         let (words, rest) = bytes.as_chunks::<8>();
         let [head, first, lanes, key, share, numbers @ ..] = words else { return None };
-        let [a, b, c, d, code, bits, padded, ndim] = *head;
+        let [a, b, c, d, code, bits, more, ndim] = *head;
         let numbers: Vec<i64> = numbers.iter().map(|number| i64::from_le_bytes(*number)).collect();
         let (shape, strides) = numbers.split_at_checked(ndim.into())?;
         let lanes = u16::try_from(u64::from_le_bytes(*lanes)).ok()?;
-        if !rest.is_empty() || padded > 1 {
+        if !rest.is_empty() || more & !(PADDED | WRITABLE) != 0 {
             return None;
         }
         let layout = Layout::strided(DType { code, bits, lanes }, DLDevice::CPU, shape, strides).ok()?;
-        let layout = layout.with_padding(padded == 1);
+        let layout = layout.with_padding(more & PADDED != 0);
         let [first, key, share] = [first, key, share].map(|number| u64::from_le_bytes(*number));
-        Some(Self { number: u32::from_le_bytes([a, b, c, d]), first, layout, key, share })
+        let (number, is_writable) = (u32::from_le_bytes([a, b, c, d]), more & WRITABLE != 0);
+        Some(Self { number, first, layout, key, share, is_writable })
     }
 }

@@ -207,11 +207,11 @@ pub(super) fn redeem(
 ) -> Result<Tensor, Error> {
     builder.receive(move |completion| {
         notify(asked_for(ticket, until_held), move |answer| match answer {
-            Ok(Elsewhere { managed, origin, ready, key, process }) => {
+            Ok(Elsewhere { managed, loan, ready, key, process }) => {
                 if trace::is_open() {
                     hooks::is_elsewhere(completion.id(), process, key, site.as_ref());
                 }
-                completion.produce_after(&ready, Ok(Produced::elsewhere(managed, origin)));
+                completion.produce_after(&ready, Ok(Produced::elsewhere(managed, loan)));
             }
             Err(error) => completion.produce(Err(Box::new(error))),
         });
