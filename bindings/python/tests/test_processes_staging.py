@@ -167,6 +167,65 @@ def test_what_is_passed_on_is_kept_by_its_owner_when_the_process_between_is_dead
     assert np.from_dlpack(x).tolist() == [8, 8, 8]
 
 
+class TestWriting:
+    def test_what_the_other_process_writes_is_the_next_version(self, eng, np, other):
+        peer = other(
+            eng,
+            """
+            x = link.receive(60)
+            eng.submit(lambda before, x: np.add(before, 1, out=x), [x], [x], using=np.from_dlpack).wait(60)
+            print(x.read_only, flush=True)
+            sys.stdin.readline()
+            del x
+            y = link.receive(60)
+            failed = eng.submit(lambda x: 1 // 0, writes=[y], name="divide")
+            failed.exception(60)
+            del y, failed
+            z = link.receive(60)
+            z.wait(60)
+            print("has it", flush=True)
+            sys.stdin.readline()
+            """,
+        )
+        x, y, z = (eng.zeros(3, "int64", shared="write") for _ in range(3))
+        fill(eng, np, x, 4)
+        peer.link.send(x, access="write")
+        reader = eng.call(lambda x: x.tolist(), x, using=np.from_dlpack)
+        assert peer.read() == "False"
+        with pytest.raises(TimeoutError):
+            reader.result(0.05)
+        peer.write("go on")
+        assert reader.result(60) == [5, 5, 5]
+        peer.link.send(y, access="write")
+        with pytest.raises(est.EstafetteError, match="ZeroDivisionError"):
+            y.wait(60)
+        peer.link.send(z, access="write")
+        assert peer.read() == "has it"
+        peer.kill()
+        with pytest.raises(est.EstafetteError, match=f"process {peer.process.pid} died"):
+            z.wait(60)
+        for healed in (y, z):
+            fill(eng, np, healed, 6)
+            assert np.from_dlpack(healed).tolist() == [6, 6, 6]
+
+    def test_other_memory_is_refused_for_writing(self, eng, np, other):
+        peer = other(eng, TELL)
+        for refused in (eng.zeros(3, "int8"), eng.zeros(3, "int8", shared=True), eng.from_dlpack(np.zeros(3))):
+            with pytest.raises(est.NotSharedError, match="shared for writing"):
+                peer.link.send(refused, access="write")
+        x = eng.zeros(3, "int8", shared="write")
+        with pytest.raises(est.InvalidError, match="a copy for writing"):
+            peer.link.send(x, access="write", copy=True)
+        with pytest.raises(est.InvalidError, match='"read" or "write"'):
+            peer.link.send(x, access="alias")
+        with pytest.raises(TypeError, match="shared is a bool"):
+            eng.zeros(3, "int8", shared="read")
+        peer.link.send(x, copy=False)
+        assert peer.read() == "(3,) int8 [0, 0, 0] True"
+        peer.link.close()
+        assert peer.ended_well()
+
+
 class TestQueues:
     def test_a_pool_takes_any_tensor_and_gives_it_back(self, eng, np):
         before = copied(eng)

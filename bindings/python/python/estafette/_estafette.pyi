@@ -197,13 +197,14 @@ class Engine:
         integers or floats and no nulls; `InvalidTensorError` names what a tensor cannot have.
         """
     def empty(
-        self, shape: ShapeLike, dtype: DtypeLike, *, device: DeviceLike | None = None, shared: bool = False
+        self, shape: ShapeLike, dtype: DtypeLike, *, device: DeviceLike | None = None, shared: bool | Literal["write"] = False
     ) -> Tensor:
         """Returns a tensor of the given shape and element type, for operations to fill: in host memory, or in
-        memory of `device`, for example ``"sycl:cpu"``. With `shared`, other processes can be shown the memory, which is on the host.
+        memory of `device`, for example ``"sycl:cpu"``. With `shared`, other processes can be shown the memory, which is on the host; with
+        ``"write"`` another process can also be lent the memory for writing (`Link.send`).
         """
-    def zeros(self, shape: ShapeLike, dtype: DtypeLike, *, shared: bool = False) -> Tensor:
-        """Returns a tensor of zeros in host memory. With `shared`, other processes can be shown the memory."""
+    def zeros(self, shape: ShapeLike, dtype: DtypeLike, *, shared: bool | Literal["write"] = False) -> Tensor:
+        """Returns a tensor of zeros in host memory. `shared` is as for `empty`."""
     def door(self) -> Door:
         """Opens a door, where other processes of the same user on this machine make links to this one. What they send becomes tensors
         of this engine.
@@ -1181,15 +1182,24 @@ class Door:
 class Link:
     """A link to another process: tensors cross it in both directions, in order, without a copy.
 
-    A tensor may be sent before it is ready. The other process gets a promise, which is read-only. The sender's later writes wait
-    until the other process has let go of it, has closed the link, or has died. A block ``with link`` closes the link at its end.
-    Iterating over a link gives what the other process sends, until that process closes the link; ``async for`` works as well.
+    A tensor may be sent before it is ready. The other process gets a promise, which is read-only unless it was sent for writing. The
+    sender's later writes wait until the other process has let go of it, has closed the link, or has died. A block ``with link`` closes the
+    link at its end. Iterating over a link gives what the other process sends, until that process closes the link; ``async for`` works as
+    well.
     """
 
     @property
     def process(self) -> int:
         """The number of the other process."""
-    def send(self, tensor: Tensor, /, timeout: float | None = None, *, copy: bool | None = None) -> None:
+    def send(
+        self,
+        tensor: Tensor,
+        /,
+        timeout: float | None = None,
+        *,
+        access: Literal["read", "write"] = "read",
+        copy: bool | None = None,
+    ) -> None:
         """Sends the current version of a tensor, ready or not. Waits, at most `timeout` seconds, only while the link is full: the
         other process then has 16,384 tensors of this one, or has not received hundreds.
 
@@ -1197,9 +1207,14 @@ class Link:
         ``stats().copied_for_processes`` counts the bytes; later writes then wait for the copy alone. True copies other memory as well.
         False copies nothing: `NotSharedError` is raised, or is the failure of the tensor if it has no memory yet.
 
+        access: with ``"write"`` the other process alone uses the tensor until it is done, and what it has written is the next version. The
+        version has failed if that process failed to write it, or died. For memory made with ``shared="write"``; else `NotSharedError`.
+
         A tensor of a third process is passed on: that process shows its memory itself. Raises `PeerDiedError`.
         """
-    def send_async(self, tensor: Tensor, /, *, copy: bool | None = None) -> Awaitable[None]:
+    def send_async(
+        self, tensor: Tensor, /, *, access: Literal["read", "write"] = "read", copy: bool | None = None
+    ) -> Awaitable[None]:
         """As `send`, to be awaited."""
     def receive(self, timeout: float | None = None) -> Tensor | None:
         """Returns the next tensor of the other process, after at most `timeout` seconds, or None once that process has closed the

@@ -195,9 +195,10 @@ impl PyDoor {
 
 /// A link to another process: tensors cross it in both directions, in order, without a copy.
 ///
-/// A tensor may be sent before it is ready. The other process gets a promise, which is read-only. The sender's later writes wait
-/// until the other process has let go of it, has closed the link, or has died. A block ``with link`` closes the link at its end.
-/// Iterating over a link gives what the other process sends, until that process closes the link; ``async for`` works as well.
+/// A tensor may be sent before it is ready. The other process gets a promise, which is read-only unless it was sent for writing. The
+/// sender's later writes wait until the other process has let go of it, has closed the link, or has died. A block ``with link`` closes the
+/// link at its end. Iterating over a link gives what the other process sends, until that process closes the link; ``async for`` works as
+/// well.
 #[pyclass(frozen, module = "estafette", name = "Link", weakref)]
 pub struct PyLink {
     link: Open<Link>,
@@ -246,8 +247,32 @@ impl PyLink {
         self.link.get(py, "link")
     }
 
-    async fn sent(link: Arc<ProcessBound<Link>>, tensor: Tensor, copy: Option<bool>) -> Result<(), Error> {
-        own(&link)?.send_with(&tensor, &ShareOptions { copy, ..ShareOptions::default() }).await
+    /// The tensor on its way.
+    fn sent(
+        &self,
+        py: Python<'_>,
+        tensor: &PyTensor,
+        access: &str,
+        copy: Option<bool>,
+    ) -> PyResult<impl Future<Output = Result<(), Error>> + Send + 'static + use<>> {
+        let for_writing = match access {
+            "read" => false,
+            "write" if copy == Some(true) => {
+                return Err(raise(py, "InvalidError", "a copy for writing: what is written would be lost"));
+            }
+            "write" => true,
+            other => {
+                let message = format!("access is \"read\" or \"write\", not {other:?}");
+                return Err(raise(py, "InvalidError", message));
+            }
+        };
+        let (link, tensor) = (self.get(py)?, tensor.tensor(py)?.clone());
+        Ok(async move {
+            if for_writing {
+                return own(&link)?.lend(&tensor).await;
+            }
+            own(&link)?.send_with(&tensor, &ShareOptions { copy, ..ShareOptions::default() }).await
+        })
     }
 
     async fn next(link: Arc<ProcessBound<Link>>, site: Option<CallSite>) -> Result<Option<Tensor>, Error> {
@@ -285,23 +310,33 @@ impl PyLink {
     /// ``stats().copied_for_processes`` counts the bytes; later writes then wait for the copy alone. True copies other memory as well.
     /// False copies nothing: `NotSharedError` is raised, or is the failure of the tensor if it has no memory yet.
     ///
+    /// access: with ``"write"`` the other process alone uses the tensor until it is done, and what it has written is the next version. The
+    /// version has failed if that process failed to write it, or died. For memory made with ``shared="write"``; else `NotSharedError`.
+    ///
     /// A tensor of a third process is passed on: that process shows its memory itself. Raises `PeerDiedError`.
-    #[pyo3(signature = (tensor, /, timeout = None, *, copy = None))]
+    #[pyo3(signature = (tensor, /, timeout = None, *, access = "read", copy = None))]
     fn send(
         &self,
         py: Python<'_>,
         tensor: &PyTensor,
         timeout: Option<f64>,
+        access: &str,
         copy: Option<bool>,
     ) -> PyResult<()> {
-        let sent = Self::sent(self.get(py)?, tensor.tensor(py)?.clone(), copy);
+        let sent = self.sent(py, tensor, access, copy)?;
         wait(py, "room in the link", timeout, sent)
     }
 
     /// As `send`, to be awaited.
-    #[pyo3(signature = (tensor, /, *, copy = None))]
-    fn send_async(&self, py: Python<'_>, tensor: &PyTensor, copy: Option<bool>) -> PyResult<Awaiter> {
-        let sent = Self::sent(self.get(py)?, tensor.tensor(py)?.clone(), copy);
+    #[pyo3(signature = (tensor, /, *, access = "read", copy = None))]
+    fn send_async(
+        &self,
+        py: Python<'_>,
+        tensor: &PyTensor,
+        access: &str,
+        copy: Option<bool>,
+    ) -> PyResult<Awaiter> {
+        let sent = self.sent(py, tensor, access, copy)?;
         Ok(awaited(sent, |py, ()| Ok(py.None())))
     }
 
