@@ -1,8 +1,8 @@
 //! Tensors of other processes on the same machine, over a [`Link`](estafette_links::Link).
 //!
 //! The owner orders: what crosses is a lease of the owner's tensor and the fence that says when the lease is granted. The lease ends when
-//! the other process has used the tensor, when it leaves, or when it has died and can touch nothing any more. No bytes are copied.
-//! A [`Ticket`] names a version in some bytes, for processes that no link joins.
+//! the other process has used the tensor, when it leaves, or when it has died and can touch nothing any more. Bytes in shared memory are
+//! not copied; other memory is copied into it once. A [`Ticket`] names a version in some bytes, for processes that no link joins.
 //!
 //! ```no_run
 //! use estafette::remote::{Address, Door, Link};
@@ -24,25 +24,32 @@
 //! ```
 
 mod blocking;
+mod export;
+mod note;
 mod ticket;
 
-use std::sync::Arc;
+use std::collections::BTreeMap;
+use std::sync::{Arc, OnceLock};
 
 use estafette_devices::host::{self, HostDevice};
 use estafette_devices::{DLDevice, Device, DeviceError, Fence, Reactor};
 use estafette_links::{Arena, Link as RawLink, LinkError, Received, Segment};
+use estafette_sync::per_process;
 use estafette_sync::sync::Mutex;
+use estafette_sync::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use crate::core::error::Error;
 use crate::engine::Engine;
-use crate::exchange::{Abi, DType, ExportFlags, Layout, ManagedTensor, Storage, export};
-use crate::lease::{Access, CallSite, Lease, LeaseOwner};
+use crate::exchange::{Abi, DType, ExportFlags, ManagedTensor, Storage, export};
+use crate::lease::{CallSite, LeaseOwner};
 use crate::operation::import;
 use crate::tensor::handle::Tensor;
 use crate::tensor::memory::ALIGN;
 use crate::trace::{self, hooks};
-use crate::wait::notify::{device_error, notify};
 
+use self::export::{Export, Place, RemoteOrigin, Shown};
+pub(crate) use self::export::{Loan, copied_bytes};
+use self::note::{Description, Note};
 pub use self::ticket::Ticket;
 pub use estafette_links::{Address, Door};
 
@@ -51,6 +58,10 @@ pub use estafette_links::{Address, Door};
 pub struct Link {
     engine: Engine,
     link: RawLink,
+    /// The other process knows this one's door for tickets.
+    is_introduced: AtomicBool,
+    /// The other process's door for tickets, once that process has sent a tensor.
+    door: OnceLock<Address>,
 }
 
 impl From<LinkError> for Error {
@@ -76,12 +87,23 @@ impl Engine {
         })
     }
 
+    /// As [`zeros_shared`](Self::zeros_shared), in memory that another process can also be lent for writing: [`Link::lend`]. Each such
+    /// tensor has a segment of its own.
+    ///
+    /// # Errors
+    /// As [`zeros`](Self::zeros).
+    pub fn zeros_shared_for_writing(&self, shape: &[i64], dtype: DType) -> Result<Tensor, Error> {
+        import::allocate(self.core(), DLDevice::CPU, shape, dtype, |_, layout| {
+            Ok(Storage::segment(Arc::new(Segment::new_writable(layout.byte_len().max(1))?)))
+        })
+    }
+
     /// A link to the process with a door at `address`.
     ///
     /// # Errors
     /// [`Error::Device`] if nothing is there any more, or the system refuses.
     pub async fn connect(&self, address: &Address) -> Result<Link, Error> {
-        Ok(Link { engine: self.clone(), link: RawLink::connect(address).await? })
+        Ok(Link::new(self, RawLink::connect(address).await?))
     }
 
     /// The next link that another process has made to `door`.
@@ -89,11 +111,15 @@ impl Engine {
     /// # Errors
     /// [`Error::Device`] if the system refuses.
     pub async fn accept(&self, door: &Door) -> Result<Link, Error> {
-        Ok(Link { engine: self.clone(), link: door.accept().await? })
+        Ok(Link::new(self, door.accept().await?))
     }
 }
 
 impl Link {
+    fn new(engine: &Engine, link: RawLink) -> Self {
+        Self { engine: engine.clone(), link, is_introduced: AtomicBool::new(false), door: OnceLock::new() }
+    }
+
     /// The number of the other process.
     pub fn process(&self) -> u32 {
         self.link.process()
@@ -115,15 +141,61 @@ impl Link {
     /// Lets the other process read the tensor's current version, ready or not. Writes submitted later wait until the other process is done.
     /// Waits while the link is full.
     ///
+    /// Memory that is not shared is copied once the version is ready, by an operation; later writes then wait for the copy alone. A tensor
+    /// that came from a third process is asked of that process by the receiver.
+    ///
     /// # Errors
-    /// [`Error::NotShared`] if the memory cannot be shown to others: its engine was made without
-    /// [`shared`](crate::engine::EngineBuilder::shared), or it came from elsewhere. [`Error::NotDefined`] if there is no memory yet.
-    /// [`Error::Device`] if the other process left or died.
+    /// [`Error::Device`] if the other process left or died, or there is no memory for a copy.
     pub async fn send(&self, tensor: &Tensor) -> Result<(), Error> {
-        hand_over(&self.link, &[], Arc::new(Export::new(tensor, self.owner())?)).await
+        self.send_with(tensor, &ShareOptions::default()).await
     }
 
-    /// The next tensor of the other process: a promise, read-only, in the memory of that process. `None` once that process has closed the
+    /// As [`send`](Self::send), with options.
+    ///
+    /// # Errors
+    /// As `send`, and [`Error::NotShared`] where a copy was refused: the memory cannot be shown to others, since its engine was made without
+    /// [`shared`](crate::engine::EngineBuilder::shared), or it came from elsewhere. Where that turns out later, the tensor fails.
+    pub async fn send_with(&self, tensor: &Tensor, options: &ShareOptions) -> Result<(), Error> {
+        let export = Export::new(tensor, self.owner(), options.copy)?;
+        if let Some(Shown::Here(place)) = export.shown.get() {
+            self.introduce().await?;
+            return hand_over(&self.link, &[], Arc::clone(&export), place).await;
+        }
+        let ticket = Ticket::new(export, false)?;
+        let answer = self.link.send(&done(), &Note::Ticket(ticket.named()).to_bytes(&[])).await?;
+        Reactor::global().when_settled([&answer], move |_| drop(ticket));
+        Ok(())
+    }
+
+    /// Lends the tensor to the other process for writing: that process alone uses it until it is done. What it has written is the next
+    /// version then. The version has failed if an operation of that process has failed that wrote it, or if that process died meanwhile. A
+    /// later pure write makes the tensor usable again. Waits while the link is full.
+    ///
+    /// # Errors
+    /// [`Error::NotShared`] if the memory is not [for that](Engine::zeros_shared_for_writing); [`Error::Device`] if the other process left
+    /// or died.
+    pub async fn lend(&self, tensor: &Tensor) -> Result<(), Error> {
+        let export = Export::for_writing(tensor, self.owner())?;
+        let Some(Shown::Here(place)) = export.shown.get() else { unreachable!("it was found here") };
+        let number = self.link.show_for_writing(&place.segment)?;
+        let (first, layout, key) = (place.first as u64, place.layout.clone(), export.key);
+        let description = Description { number, first, layout, key, share: 0, is_writable: true };
+        let answer = self.link.send(&export.ready, &Note::Tensor(description).to_bytes(&[])).await?;
+        Reactor::global().when_settled([&answer.clone()], move |_| export.written(answer));
+        Ok(())
+    }
+
+    /// Tells the other process, before the first tensor, where it asks for what it wants to pass on.
+    async fn introduce(&self) -> Result<(), Error> {
+        if !self.is_introduced.load(Ordering::Acquire) {
+            let door = Note::Door(ticket::door()?);
+            self.link.send(&done(), &door.to_bytes(&[])).await?;
+            self.is_introduced.store(true, Ordering::Release);
+        }
+        Ok(())
+    }
+
+    /// The next tensor of the other process: a promise, in the memory of that process, and read-only unless it was lent for writing. `None` once that process has closed the
     /// link in good order.
     ///
     /// # Errors
@@ -139,18 +211,35 @@ impl Link {
     /// As `receive`.
     #[doc(hidden)]
     pub async fn receive_at(&self, site: Option<CallSite>) -> Result<Option<Tensor>, Error> {
-        let received = match self.link.receive().await {
-            Ok(received) => received,
-            Err(LinkError::Closed { .. }) => return Ok(None),
-            Err(error) => return Err(error.into()),
-        };
-        let note = received.note().to_vec();
-        let (managed, ready, key) = take_over(&self.link, received, &note)?;
-        let tensor = import::of_another_process(self.engine.core(), managed, &ready)?;
-        if trace::is_open() {
-            hooks::received(&tensor, self.process(), key, &ready, site.as_ref());
+        loop {
+            let received = match self.link.receive().await {
+                Ok(received) => received,
+                Err(LinkError::Closed { .. }) => return Ok(None),
+                Err(error) => return Err(error.into()),
+            };
+            let description = match Note::from_bytes(received.note()) {
+                Some(Note::Tensor(description)) => description,
+                Some(Note::Ticket(ticket)) => {
+                    let builder = self.engine.op(ticket.title()).beyond_limit()?;
+                    return ticket::redeem(builder, ticket, site, Some(Box::new(received))).map(Some);
+                }
+                Some(Note::Door(address)) => {
+                    self.door.get_or_init(|| address);
+                    continue;
+                }
+                Some(Note::Later) | None => {
+                    let process = self.process();
+                    return Err(Error::invalid(format!("process {process} sent no tensor")));
+                }
+            };
+            let Elsewhere { managed, loan, ready, key, process } =
+                take_over(&self.link, received, description, self.door.get())?;
+            let tensor = import::of_another_process(self.engine.core(), managed, loan, &ready)?;
+            if trace::is_open() {
+                hooks::received(&tensor, process, key, &ready, site.as_ref());
+            }
+            return Ok(Some(tensor));
         }
-        Ok(Some(tensor))
     }
 }
 
@@ -165,71 +254,88 @@ fn this_line() -> Option<CallSite> {
     })
 }
 
-/// A version of a tensor, on behalf of other processes: under one read lease for as long as anything has a share in this.
-struct Export {
-    segment: Arc<Segment>,
-    /// Where the first element is in the segment.
-    first: usize,
-    layout: Layout,
-    /// Done when the lease is granted.
-    ready: Fence,
-    /// What traces of other processes call the lease.
-    key: u64,
-    _share: Share,
+/// How a tensor is shown to another process.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct ShareOptions {
+    /// Whether the other process gets a copy, which this process makes in shared memory once the tensor is ready: `None` where the memory
+    /// is not shared, `Some(true)` always, `Some(false)` never. [`Stats::copied_for_processes`](crate::engine::Stats::copied_for_processes)
+    /// counts the bytes.
+    pub copy: Option<bool>,
+    /// A ticket is for one use. Dropping the ticket changes nothing: the version is kept until the ticket was used and what was made with
+    /// it is gone, or else for as long as this process lives.
+    pub once: bool,
 }
 
-impl Export {
-    /// Requests the lease: it takes its place in the order now.
-    fn new(tensor: &Tensor, owner: LeaseOwner) -> Result<Self, Error> {
-        let definition = tensor.inner.definition()?;
-        let layout = &definition.layout;
-        let range = layout.byte_range(definition.data);
-        let base = std::ptr::without_provenance::<u8>(range.start);
-        let is_host = layout.device() == DLDevice::CPU && definition.host;
-        let found = if is_host { Arena.find(base, range.len()) } else { None };
-        let (segment, offset) = found.ok_or(Error::NotShared(NOT_SHARED.into()))?;
-        let (completer, ready) = host::promise("a lease for another process");
-        let share = Share::default();
-        let granted = Arc::clone(&share.0);
-        let (request, lease) = tensor.lease(Access::Read, owner.elsewhere()).submitted()?;
-        let key = trace::process_key().wrapping_add(lease);
-        notify(request, move |lease: Result<Lease, Error>| match lease {
-            Ok(lease) => {
-                let ended = granted.lock().put(lease);
-                drop(ended);
-                completer.complete();
-            }
-            Err(error) => completer.fail(device_error(error)),
-        });
-        let first = offset + (definition.data.addr() - range.start);
-        Ok(Self { segment, first, layout: layout.clone(), ready, key, _share: share })
+per_process! {
+    /// The uses of exports by other processes, each by its number, and the process.
+    static SHARES: Mutex<BTreeMap<u64, (u32, Arc<Export>)>> = Mutex::new(BTreeMap::new());
+    static LAST_SHARE: AtomicU64 = AtomicU64::new(0);
+}
+
+/// A use of an export by another process. It ends when this is dropped.
+struct Share(u64);
+
+impl Share {
+    fn new(process: u32, export: Arc<Export>) -> Self {
+        let number = LAST_SHARE.fetch_add(1, Ordering::Relaxed) + 1;
+        SHARES.lock().insert(number, (process, export));
+        Self(number)
+    }
+
+    /// What the process has in use under this number.
+    fn find(number: u64, process: u32) -> Option<Arc<Export>> {
+        let shares = SHARES.lock();
+        shares.get(&number).filter(|(user, _)| *user == process).map(|(_, export)| Arc::clone(export))
     }
 }
 
-/// Why a tensor is refused.
-const NOT_SHARED: &str = "the memory of the tensor is not memory that this process can show to others: make the tensor in an engine with \
-                          shared memory, and have operations write to it; a tensor of another process is asked of that process";
+impl Drop for Share {
+    fn drop(&mut self) {
+        let ended = SHARES.lock().remove(&self.0);
+        drop(ended);
+    }
+}
 
-/// Sends an export behind `prefix`. The share ends when the other process touches the memory no more.
-async fn hand_over(link: &RawLink, prefix: &[u8], export: Arc<Export>) -> Result<(), Error> {
-    let number = link.show(&export.segment)?;
-    let Export { first, layout, key, .. } = &*export;
-    let description = Description { number, first: *first as u64, layout: layout.clone(), key: *key };
-    let note = [prefix, &description.to_bytes()].concat();
-    let answer = link.send(&export.ready, &note).await?;
-    Reactor::global().when_settled([&answer], move |_| drop(export));
+/// Sends an export, whose place is known, behind `prefix`. The share ends when the other process touches the memory no more.
+async fn hand_over(link: &RawLink, prefix: &[u8], export: Arc<Export>, place: &Place) -> Result<(), Error> {
+    let number = link.show(&place.segment)?;
+    let (first, layout, key) = (place.first as u64, place.layout.clone(), export.key);
+    let ready = export.ready.clone();
+    let share = Share::new(link.process(), export);
+    let description = Description { number, first, layout, key, share: share.0, is_writable: false };
+    let answer = link.send(&ready, &Note::Tensor(description).to_bytes(prefix)).await?;
+    Reactor::global().when_settled([&answer], move |_| drop(share));
     Ok(())
 }
 
-/// What was received with a description, when it may be read, and its key in traces.
+/// A fence that is done.
+fn done() -> Fence {
+    let (completer, done) = host::promise("a message");
+    completer.complete();
+    done
+}
+
+/// Memory of another process.
+struct Elsewhere {
+    managed: ManagedTensor,
+    loan: Option<Loan>,
+    /// When it may be used.
+    ready: Fence,
+    /// What traces call its lease.
+    key: u64,
+    /// The owner.
+    process: u32,
+}
+
+/// What was received with a description from a process whose door for tickets is at `address`.
 fn take_over(
     link: &RawLink,
     received: Received,
-    description: &[u8],
-) -> Result<(ManagedTensor, Fence, u64), Error> {
+    description: Description,
+    address: Option<&Address>,
+) -> Result<Elsewhere, Error> {
     let process = link.process();
-    let Description { number, first, layout, key } = Description::from_bytes(description)
-        .ok_or_else(|| Error::invalid(format!("process {process} sent no tensor")))?;
+    let Description { number, first, layout, key, share, is_writable } = description;
     let segment = link.segment(number)?;
     let start = segment.start().as_ptr();
     let outside = || Error::invalid(format!("process {process} sent a tensor outside of its memory"));
@@ -240,81 +346,26 @@ fn take_over(
     if range.start < start.addr() || range.end > start.addr() + segment.bytes() {
         return Err(outside());
     }
+    if is_writable != segment.is_writable() {
+        return Err(Error::invalid(format!(
+            "process {process} lent memory in another way than it had shown it"
+        )));
+    }
     let ready = received.fence().clone();
-    let keeper: (Received, _) = (received, segment);
-    let flags = ExportFlags { read_only: true, is_copied: false };
-    // SAFETY: the elements are inside of the segment, which is mapped until the keeper is dropped; its owner leaves them alone
-    // between the fence and the answer, which the drop of what was received gives.
-    let managed = unsafe { export(&layout, data, flags, Abi::Versioned, move || drop(keeper)) };
-    Ok((managed, ready, key))
-}
-
-/// The lease of another process, granted or not. It ends when this is dropped.
-#[derive(Default)]
-struct Share(Arc<Mutex<ShareState>>);
-
-#[derive(Default)]
-struct ShareState {
-    lease: Option<Lease>,
-    is_over: bool,
-}
-
-impl ShareState {
-    /// Keeps a lease that was granted, or gives it back if it is over.
-    fn put(&mut self, lease: Lease) -> Option<Lease> {
-        if self.is_over { Some(lease) } else { self.lease.replace(lease) }
-    }
-}
-
-impl Drop for Share {
-    fn drop(&mut self) {
-        let mut state = self.0.lock();
-        state.is_over = true;
-        let lease = state.lease.take();
-        drop(state);
-        drop(lease);
-    }
-}
-
-/// What the other process learns of a tensor.
-#[derive(Debug, PartialEq)]
-struct Description {
-    /// Of the segment.
-    number: u32,
-    /// Where the first element is in it.
-    first: u64,
-    layout: Layout,
-    /// What traces call the lease.
-    key: u64,
-}
-
-impl Description {
-    fn to_bytes(&self) -> Vec<u8> {
-        let DType { code, bits, lanes } = self.layout.dtype();
-        let mut bytes = self.number.to_le_bytes().to_vec();
-        bytes.extend([code, bits, self.layout.is_padded().into(), self.layout.ndim() as u8]);
-        bytes.extend(self.first.to_le_bytes());
-        bytes.extend(u64::from(lanes).to_le_bytes());
-        bytes.extend(self.key.to_le_bytes());
-        let numbers = self.layout.shape().iter().chain(self.layout.strides());
-        bytes.extend(numbers.flat_map(|number| number.to_le_bytes()));
-        bytes
-    }
-
-    /// `None` for bytes that describe nothing.
-    fn from_bytes(bytes: &[u8]) -> Option<Self> {
-        let (words, rest) = bytes.as_chunks::<8>();
-        let [head, first, lanes, key, numbers @ ..] = words else { return None };
-        let [a, b, c, d, code, bits, padded, ndim] = *head;
-        let numbers: Vec<i64> = numbers.iter().map(|number| i64::from_le_bytes(*number)).collect();
-        let (shape, strides) = numbers.split_at_checked(ndim.into())?;
-        let lanes = u16::try_from(u64::from_le_bytes(*lanes)).ok()?;
-        if !rest.is_empty() || padded > 1 {
-            return None;
+    let failure = Arc::new(OnceLock::<DeviceError>::new());
+    let written = Arc::clone(&failure);
+    let end = move || {
+        match written.get() {
+            Some(error) => received.fail(error.clone()),
+            None => received.complete(),
         }
-        let layout = Layout::strided(DType { code, bits, lanes }, DLDevice::CPU, shape, strides).ok()?;
-        let layout = layout.with_padding(padded == 1);
-        let [first, key] = [first, key].map(|number| u64::from_le_bytes(*number));
-        Some(Self { number: u32::from_le_bytes([a, b, c, d]), first, layout, key })
-    }
+        drop(segment);
+    };
+    let flags = ExportFlags { read_only: !is_writable, is_copied: false };
+    // SAFETY: the elements are inside of the segment, which is mapped until the end; its owner leaves them alone between the fence and
+    // the answer that the end gives, and for writing lends them to this process alone.
+    let managed = unsafe { export(&layout, data, flags, Abi::Versioned, end) };
+    let origin = || address.map(|address| RemoteOrigin { address: address.clone(), process, share });
+    let loan = if is_writable { Some(Loan::ForWriting(failure)) } else { origin().map(Loan::ForReading) };
+    Ok(Elsewhere { managed, loan, ready, key, process })
 }

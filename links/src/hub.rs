@@ -280,7 +280,7 @@ impl Hub {
             Ok(Some((length, descriptors))) if length == GREETING.len() && bytes == GREETING => {
                 match <[_; 2]>::try_from(descriptors) {
                     Ok([_, end]) if !may_be_process(&end, process) => Err(refused("came without its end")),
-                    Ok([theirs, end]) => Memory::open(&theirs, BYTES)
+                    Ok([theirs, end]) => Memory::open(&theirs, BYTES, false)
                         .map_err(|error| refused(&format!("has no board: {error}")))
                         .map(|peer| (peer, Channel { socket, end, process })),
                     Err(_) => Err(refused("came without its board")),

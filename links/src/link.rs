@@ -36,6 +36,8 @@ const FATE_BROKEN: u32 = 16;
 const BELL: u8 = 1;
 /// A segment: its number and its length follow, and a descriptor comes with it.
 const SEGMENT: u8 = 2;
+/// As [`SEGMENT`], for writing.
+const WRITABLE: u8 = 3;
 /// Segments that one peer may show.
 const SEGMENTS_MAX: usize = 1024;
 
@@ -78,7 +80,8 @@ pub(crate) struct Shared {
     in_use: AtomicUsize,
     /// The handle was dropped.
     is_closed: AtomicBool,
-    shown: Mutex<HashMap<u64, u32>>,
+    /// By the number of the segment, and whether it was shown for writing.
+    shown: Mutex<HashMap<(u64, bool), u32>>,
     seen: Mutex<HashMap<u32, Arc<PeerSegment>>>,
 }
 
@@ -387,7 +390,7 @@ impl Shared {
                     self.hub.attend_soon(self.token);
                     continue;
                 }
-                (SEGMENT, 16, [descriptor]) => see(&mut seen, &bytes, descriptor).err(),
+                (SEGMENT | WRITABLE, 16, [descriptor]) => see(&mut seen, &bytes, descriptor).err(),
                 _ => Some(Nonsense("an unknown message")),
             };
             if let Some(nonsense) = nonsense {
@@ -410,8 +413,10 @@ fn see(
     if seen.len() >= SEGMENTS_MAX || seen.contains_key(&number) {
         return Err(Nonsense("a segment too many"));
     }
-    let memory = Memory::open(descriptor, bytes).map_err(|_| Nonsense("a segment that is none"))?;
-    seen.insert(number, Arc::new(PeerSegment(memory)));
+    let is_writable = message[0] == WRITABLE;
+    let memory =
+        Memory::open(descriptor, bytes, is_writable).map_err(|_| Nonsense("a segment that is none"))?;
+    seen.insert(number, Arc::new(PeerSegment { memory, is_writable }));
     Ok(())
 }
 
@@ -563,23 +568,38 @@ impl Link {
     /// # Errors
     /// [`LinkError::Full`] while the peer does not look; the peer closed, died or broke the protocol; 1,024 segments were shown.
     pub fn show(&self, segment: &Segment) -> Result<u32, LinkError> {
+        self.show_as(segment, false)
+    }
+
+    /// As [`show`](Self::show), for the peer to write as well. The number is another one.
+    ///
+    /// # Errors
+    /// As `show`, and [`LinkError::Invalid`] for a segment that is not [made for that](Segment::new_writable).
+    pub fn show_for_writing(&self, segment: &Segment) -> Result<u32, LinkError> {
+        if !segment.is_writable() {
+            return Err(LinkError::Invalid("a segment that no peer can write".to_owned()));
+        }
+        self.show_as(segment, true)
+    }
+
+    fn show_as(&self, segment: &Segment, for_writing: bool) -> Result<u32, LinkError> {
         let shared = &self.shared;
         shared.check()?;
         let mut shown = shared.shown.lock();
-        if let Some(number) = shown.get(&segment.number()) {
+        if let Some(number) = shown.get(&(segment.number(), for_writing)) {
             return Ok(*number);
         }
         if shown.len() >= SEGMENTS_MAX {
             return Err(LinkError::Invalid(format!("more than {SEGMENTS_MAX} segments on one link")));
         }
         let number = shown.len() as u32;
-        let mut message = [SEGMENT; 16];
+        let mut message = [if for_writing { WRITABLE } else { SEGMENT }; 16];
         message[4..8].copy_from_slice(&number.to_le_bytes());
         message[8..].copy_from_slice(&(segment.bytes() as u64).to_le_bytes());
         match shared.channel.socket.send(&message, &[segment.descriptor()]) {
             Ok(()) => {
                 step!("segment");
-                shown.insert(segment.number(), number);
+                shown.insert((segment.number(), for_writing), number);
                 Ok(number)
             }
             Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => {

@@ -1,5 +1,6 @@
 //! Memory of one process that others read.
 
+use std::io;
 use std::ptr::NonNull;
 
 use estafette_sync::statics;
@@ -20,6 +21,7 @@ pub struct Segment {
     descriptor: Descriptor,
     /// Of this process.
     number: u64,
+    is_writable: bool,
 }
 
 impl Segment {
@@ -28,12 +30,28 @@ impl Segment {
     /// # Errors
     /// There is no memory, or no descriptor.
     pub fn new(bytes: usize) -> Result<Self, LinkError> {
+        Self::of(bytes, Memory::create, false)
+    }
+
+    /// A segment that peers can be shown for writing, too. A peer that was can write it at any time.
+    ///
+    /// # Errors
+    /// As [`new`](Self::new).
+    pub fn new_writable(bytes: usize) -> Result<Self, LinkError> {
+        Self::of(bytes, Memory::create_writable, true)
+    }
+
+    fn of(
+        bytes: usize,
+        create: fn(&str, usize) -> io::Result<(Memory, Descriptor)>,
+        is_writable: bool,
+    ) -> Result<Self, LinkError> {
         if bytes == 0 {
             return Err(LinkError::Invalid("a segment of no bytes".to_owned()));
         }
         let (memory, descriptor) =
-            Memory::create("estafette-segment", bytes).map_err(LinkError::system("making shared memory"))?;
-        Ok(Self { memory, descriptor, number: NEXT.fetch_add(1, Ordering::Relaxed) })
+            create("estafette-segment", bytes).map_err(LinkError::system("making shared memory"))?;
+        Ok(Self { memory, descriptor, number: NEXT.fetch_add(1, Ordering::Relaxed), is_writable })
     }
 
     /// Where it begins in this process: writable.
@@ -53,20 +71,33 @@ impl Segment {
     pub(crate) fn number(&self) -> u64 {
         self.number
     }
+
+    /// Whether peers can be shown it for writing.
+    pub fn is_writable(&self) -> bool {
+        self.is_writable
+    }
 }
 
-/// A segment of a peer, mapped read-only: a write to it is a fault.
+/// A segment of a peer, mapped read-only, so that a write to it is a fault, unless the peer has shown it for writing.
 #[derive(Debug)]
-pub struct PeerSegment(pub(crate) Memory);
+pub struct PeerSegment {
+    pub(crate) memory: Memory,
+    pub(crate) is_writable: bool,
+}
 
 impl PeerSegment {
+    /// Whether it is mapped for writing.
+    pub fn is_writable(&self) -> bool {
+        self.is_writable
+    }
+
     /// Where it begins in this process. The peer may change the content at any time, but while a fence and a lease say otherwise.
     pub fn start(&self) -> NonNull<u8> {
-        self.0.start()
+        self.memory.start()
     }
 
     /// Its length.
     pub fn bytes(&self) -> usize {
-        self.0.bytes()
+        self.memory.bytes()
     }
 }

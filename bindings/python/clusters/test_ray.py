@@ -267,22 +267,13 @@ def test_tensors_are_found_inside_of_what_a_method_returns(actors):
     assert get(sink.values.remote(source.nested.remote())) == ([0.0] * 4, 1, [0, 1, 2])
 
 
-def test_memory_of_a_library_is_copied_once_it_is_ready(actors):
+@pytest.mark.parametrize("like", [True, False])
+def test_memory_of_a_library_is_copied_once_it_is_ready_whether_its_shape_is_known_or_not(actors, like):
     source, sink = actors
-    value = sink.pending.remote(source.of_a_library.remote(True))
+    value = sink.pending.remote(source.of_a_library.remote(like))
     get(sink.wait_for_pending.remote())
     get(source.open.remote())
     assert get(value) == [[0.0, 3.0], [1.0, 4.0], [2.0, 5.0]]
-
-
-def test_a_result_without_a_shape_yet_says_what_to_give(actors):
-    source, sink = actors
-    reference = source.of_a_library.remote(False)
-    try:
-        with pytest.raises(ray.exceptions.RayError, match="is not defined yet"):
-            get(sink.value.remote(reference))
-    finally:
-        get(source.open.remote())
 
 
 def test_the_death_of_an_actor_reaches_who_holds_its_promises(actors):

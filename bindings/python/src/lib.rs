@@ -49,6 +49,8 @@ mod _estafette {
     #[pymodule_export]
     use super::classes::c_handles::{c_api, engine_from_c};
     #[pymodule_export]
+    use super::classes::engine::remote::from_tickets;
+    #[pymodule_export]
     use super::classes::engine::{PyEngine, engine_states};
     #[pymodule_export]
     use super::classes::exporter::Exporter;

@@ -1,4 +1,4 @@
-"""What the processes of `test_queues.py` run that `multiprocessing` starts: they import it by its name."""
+"""What the processes of `test_queues.py` and `test_processes_staging.py` run that `multiprocessing` starts: they import it by its name."""
 
 import os
 
@@ -14,6 +14,10 @@ def doubled(x):
     y = eng.zeros(4, "float64", shared=True)
     eng.submit(lambda x, y: np.multiply(x, 2, out=y), [x], [y], using=np.from_dlpack)
     return y
+
+
+def same(x):
+    return x
 
 
 def double_all(tensors, results):

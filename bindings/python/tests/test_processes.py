@@ -392,23 +392,6 @@ def test_a_write_to_received_memory_ends_the_process_that_does_it(eng, np, other
 
 
 class TestBadInput:
-    def test_memory_that_is_not_shared_is_refused(self, eng, np, other):
-        peer = other(eng, "sys.stdin.readline()")
-        for private in (eng.zeros(3, "int8"), eng.from_dlpack(np.zeros(3))):
-            with pytest.raises(est.NotSharedError, match="shared"):
-                peer.link.send(private)
-            with pytest.raises(est.NotSharedError, match="shared"):
-                private.ticket()
-        peer.write("end")
-        assert peer.ended_well()
-
-    def test_a_promise_without_memory_is_refused(self, eng, gate):
-        pending = eng.call(gate)
-        with pytest.raises(est.NotDefinedError):
-            pending.ticket()
-        gate.open()
-        pending.wait()
-
     def test_a_tensor_is_not_pickled(self, eng):
         t = eng.zeros(3, "int8", shared=True)
         for refused in (lambda: pickle.dumps(t), lambda: copy.deepcopy(t)):

@@ -4,7 +4,6 @@ import concurrent.futures
 import importlib
 import multiprocessing
 import re
-from multiprocessing.reduction import ForkingPickler
 
 import process_functions
 import pytest
@@ -91,9 +90,3 @@ def test_a_ticket_for_one_use_is_used_once(eng, np):
     """
     run_program(source)
     eng.submit(lambda x: x.fill(4), writes=[x], using=np.from_dlpack).wait(60)
-
-
-def test_memory_that_is_not_shared_is_refused_by_the_pickler(eng):
-    eng.zeros(1, "int8", shared=True)
-    with pytest.raises(est.NotSharedError):
-        ForkingPickler.dumps(eng.zeros(4, "float64"))

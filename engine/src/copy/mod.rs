@@ -32,7 +32,7 @@ use std::sync::Arc;
 use estafette_devices::{DLDevice, Device, Fence, Order};
 
 use self::queue_pool::PooledQueue;
-use self::transfer::{Address, KeepAlive, download, upload};
+use self::transfer::{Address, KeepAlive, ReleaseAfter, download, upload};
 use crate::core::core_ref::CoreRef;
 use crate::core::engine_core::Core;
 use crate::core::error::Error;
@@ -118,6 +118,20 @@ pub(crate) async fn run(core: CoreRef, job: CopyJob) -> Result<CopyResult, Error
     Ok(CopyResult { layout, storage: target.take(), fence })
 }
 
+/// Copies `source`, which the caller may read, into `target`: host memory that nothing else uses, of the length of the row-major layout.
+/// The future waits without a thread.
+#[cfg(feature = "links")]
+pub(crate) async fn into(core: CoreRef, source: Tensor, target: Arc<Storage>) -> Result<(), Error> {
+    let mut source = KeepAlive::new(source);
+    let definition = source.get().inner.definition()?;
+    let from = CopySource { layout: definition.layout.clone(), data: Address(definition.data) };
+    let at = Address(target.data());
+    if !from.layout.is_empty() {
+        to_host(&core, &mut source, &from, None, (&mut KeepAlive::new(target), at)).await?;
+    }
+    Ok(())
+}
+
 /// The memory to copy.
 struct CopySource {
     layout: Layout,
@@ -125,12 +139,12 @@ struct CopySource {
 }
 
 /// Copies to host memory that is as long as the row-major layout. Returns the last fence of the device, which is done.
-async fn to_host(
+async fn to_host<T: ReleaseAfter>(
     core: &CoreRef,
     source: &mut KeepAlive<Tensor>,
     from: &CopySource,
     pooled: Option<PooledQueue>,
-    (target, at): (&mut KeepAlive<Storage>, Address),
+    (target, at): (&mut KeepAlive<T>, Address),
 ) -> Result<Option<Fence>, Error> {
     let CopySource { layout, data } = from;
     if host_can_use(core, layout.device(), data.0) {
@@ -168,7 +182,7 @@ fn allocated(core: &Core, layout: &Layout) -> Result<(KeepAlive<Storage>, Addres
     Ok((KeepAlive::new(storage), at))
 }
 
-fn row_major(layout: &Layout, device: DLDevice) -> Result<Layout, Error> {
+pub(crate) fn row_major(layout: &Layout, device: DLDevice) -> Result<Layout, Error> {
     Ok(Layout::contiguous(layout.dtype(), device, layout.shape())?.with_padding(layout.is_padded()))
 }
 

@@ -63,6 +63,16 @@ impl ReleaseAfter for Tensor {
     }
 }
 
+#[cfg(feature = "links")]
+impl ReleaseAfter for Arc<Storage> {
+    fn release_after(self, mut after: FenceSet) {
+        after.prune();
+        if !after.is_empty() {
+            reaper().release(after, Storage::owned(Box::new(self), std::ptr::null_mut()));
+        }
+    }
+}
+
 impl<T: ReleaseAfter> KeepAlive<T> {
     pub(super) fn new(what: T) -> Self {
         Self { what: Some(what), after: FenceSet::default() }
@@ -116,11 +126,11 @@ impl Drop for PendingChunk {
 /// # Safety
 /// `source` keeps the memory at `from`, and `target` the memory at `to`. No other code uses `to` during the copy, and no
 /// code writes `from` before the fences that `source` receives are done.
-pub(super) async unsafe fn download(
+pub(super) async unsafe fn download<T: ReleaseAfter>(
     device: &Arc<dyn Device>,
     pooled: &mut PooledQueue,
     (source, from): (&mut KeepAlive<Tensor>, Address),
-    (target, to): (&mut KeepAlive<Storage>, Address),
+    (target, to): (&mut KeepAlive<T>, Address),
     bytes: usize,
 ) -> Result<Fence, DeviceError> {
     let mut enqueued = 0;

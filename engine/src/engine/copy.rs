@@ -62,16 +62,24 @@ fn describe<'a>(
     }
 }
 
-/// Runs the copy on this thread until the copy has to wait, and the rest in the engine's asynchronous runtime.
 fn start(end: Completion, job: CopyJob) {
     let Some(core) = end.scope().core() else { return };
-    let mut task = Box::pin(run(core.clone(), job));
+    drive(&core, run(core.clone(), job), move |outcome| finish(end, outcome));
+}
+
+/// Runs a copy on this thread until the copy has to wait, and the rest in the engine's asynchronous runtime.
+pub(crate) fn drive<T: 'static>(
+    core: &CoreRef,
+    copy: impl Future<Output = T> + Send + 'static,
+    finish: impl FnOnce(T) + Send + 'static,
+) {
+    let mut task = Box::pin(copy);
     // A later poll replaces this waker.
     match task.as_mut().poll(&mut Context::from_waker(Waker::noop())) {
-        Poll::Ready(outcome) => finish(end, outcome),
+        Poll::Ready(outcome) => finish(outcome),
         Poll::Pending => {
             // A runtime that refuses belongs to an engine that is gone; the dropped completion reports that.
-            if let Err(error) = core.spawn(async move { finish(end, task.await) }) {
+            if let Err(error) = core.spawn(async move { finish(task.await) }) {
                 tracing::debug!(%error, "a copy could not go on");
             }
         }

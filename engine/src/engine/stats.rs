@@ -4,6 +4,8 @@ use crate::copy::staging;
 use crate::engine::Engine;
 use crate::exchange::quarantine::{self, QuarantineStats};
 use crate::exchange::{handed_back, reaper};
+#[cfg(feature = "links")]
+use crate::remote::copied_bytes;
 
 /// Counters of an engine and of the process.
 #[derive(Debug, Clone, Copy)]
@@ -30,6 +32,15 @@ pub struct Stats {
     /// Tensors of other libraries whose memory this process released while their last use was pending, behind
     /// a wait of their allocator's stream ([`ImportOptions::release_stream`](crate::ImportOptions::release_stream)).
     pub handed_back: u64,
+    /// Bytes that this process has copied into shared memory for other processes, since their memory was not shared, or a copy was asked
+    /// for.
+    pub copied_for_processes: u64,
+}
+
+/// Links are a feature.
+#[cfg(not(feature = "links"))]
+fn copied_bytes() -> u64 {
+    0
 }
 
 impl Engine {
@@ -47,6 +58,7 @@ impl Engine {
             quarantine: quarantine::stats(),
             staging_bytes: staging::bytes(),
             handed_back: handed_back(),
+            copied_for_processes: copied_bytes(),
         }
     }
 }

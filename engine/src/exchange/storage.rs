@@ -7,12 +7,18 @@ use std::any::Any;
 use std::fmt;
 use std::mem::ManuallyDrop;
 use std::ptr::NonNull;
+#[cfg(feature = "links")]
+use std::sync::Arc;
 
 use estafette_devices::{Allocation, DeviceType};
+#[cfg(feature = "links")]
+use estafette_links::Segment;
 
 use super::abi::ManagedTensor;
 use super::dtype::Element;
 use super::release_stream::ReleaseStream;
+#[cfg(feature = "links")]
+use crate::remote::Loan;
 
 /// The owner of a tensor's memory. Dropping it gives the memory back.
 pub(crate) struct Storage {
@@ -21,6 +27,12 @@ pub(crate) struct Storage {
 
 enum Owner {
     Foreign(ManagedTensor),
+    /// Memory of another process, and how that process is asked to show it to a third one.
+    #[cfg(feature = "links")]
+    Elsewhere(Box<(ManagedTensor, Loan)>),
+    /// Memory that other processes can be lent for writing.
+    #[cfg(feature = "links")]
+    Segment(Arc<Segment>),
     /// A foreign tensor whose allocator works in stream order.
     StreamOrdered(Box<(ManagedTensor, ReleaseStream)>),
     Device(Allocation),
@@ -42,6 +54,36 @@ impl Storage {
     /// Memory of another library, given back by its deleter.
     pub(crate) fn foreign(tensor: ManagedTensor) -> Self {
         Self::new(Owner::Foreign(tensor))
+    }
+
+    /// Memory that another process has shown to this one.
+    #[cfg(feature = "links")]
+    pub(crate) fn elsewhere(tensor: ManagedTensor, loan: Loan) -> Self {
+        Self::new(Owner::Elsewhere(Box::new((tensor, loan))))
+    }
+
+    /// What is known of memory of another process.
+    #[cfg(feature = "links")]
+    pub(crate) fn loan(&self) -> Option<&Loan> {
+        match &self.owner {
+            Owner::Elsewhere(elsewhere) => Some(&elsewhere.1),
+            _ => None,
+        }
+    }
+
+    /// A segment of its own, which other processes can be lent for writing.
+    #[cfg(feature = "links")]
+    pub(crate) fn segment(segment: Arc<Segment>) -> Self {
+        Self::new(Owner::Segment(segment))
+    }
+
+    /// That segment.
+    #[cfg(feature = "links")]
+    pub(crate) fn as_segment(&self) -> Option<&Arc<Segment>> {
+        match &self.owner {
+            Owner::Segment(segment) => Some(segment),
+            _ => None,
+        }
     }
 
     /// The same, of an allocator that works in the order of the stream `release_stream`.
@@ -69,6 +111,10 @@ impl Storage {
     pub(crate) fn data(&self) -> *mut u8 {
         match &self.owner {
             Owner::Foreign(tensor) => tensor.data(),
+            #[cfg(feature = "links")]
+            Owner::Elsewhere(elsewhere) => elsewhere.0.data(),
+            #[cfg(feature = "links")]
+            Owner::Segment(segment) => segment.start().as_ptr(),
             Owner::StreamOrdered(stream_ordered) => stream_ordered.0.data(),
             Owner::Device(allocation) => allocation.ptr().as_ptr(),
             Owner::Vec(vec) => vec.data.as_ptr(),
@@ -80,6 +126,8 @@ impl Storage {
     pub(crate) fn as_foreign(&self) -> Option<&ManagedTensor> {
         match &self.owner {
             Owner::Foreign(tensor) => Some(tensor),
+            #[cfg(feature = "links")]
+            Owner::Elsewhere(elsewhere) => Some(&elsewhere.0),
             Owner::StreamOrdered(stream_ordered) => Some(&stream_ordered.0),
             _ => None,
         }
@@ -99,6 +147,10 @@ impl Storage {
     pub(crate) fn runs_foreign_code(&self) -> bool {
         match &self.owner {
             Owner::Foreign(_) | Owner::StreamOrdered(_) | Owner::Any { .. } => true,
+            #[cfg(feature = "links")]
+            Owner::Elsewhere(_) => true,
+            #[cfg(feature = "links")]
+            Owner::Segment(_) => false,
             Owner::Device(allocation) => allocation.device().device_type != DeviceType::CPU,
             Owner::Vec(_) => false,
         }
@@ -118,6 +170,10 @@ impl fmt::Debug for Storage {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match &self.owner {
             Owner::Foreign(tensor) => f.debug_tuple("Foreign").field(tensor).finish(),
+            #[cfg(feature = "links")]
+            Owner::Elsewhere(elsewhere) => f.debug_tuple("Elsewhere").field(&elsewhere.0).finish(),
+            #[cfg(feature = "links")]
+            Owner::Segment(segment) => f.debug_tuple("Segment").field(segment).finish(),
             Owner::StreamOrdered(stream_ordered) => {
                 f.debug_tuple("StreamOrdered").field(&stream_ordered.0).field(&stream_ordered.1).finish()
             }

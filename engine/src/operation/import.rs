@@ -11,6 +11,8 @@ use crate::core::error::Error;
 use crate::exchange::pack::to_contiguous;
 use crate::exchange::{AddressSpace, DType, Element, Layout, ManagedTensor, ReleaseStream, Storage, reaper};
 use crate::lease::{Access, Lease};
+#[cfg(feature = "links")]
+use crate::remote::Loan;
 use crate::tensor::alias_map::{self, Origin, Placement};
 use crate::tensor::handle::{Definition, Tensor, TensorInner};
 use crate::tensor::memory::{ALIGN, fresh, host_can_use};
@@ -42,7 +44,7 @@ enum Source {
         storage: Storage,
     },
     #[cfg(feature = "links")]
-    Elsewhere(ManagedTensor),
+    Elsewhere(ManagedTensor, Option<Loan>),
 }
 
 impl std::fmt::Debug for Produced {
@@ -52,7 +54,7 @@ impl std::fmt::Debug for Produced {
             Source::Managed { .. } => "Produced(managed tensor)",
             Source::Ready { .. } => "Produced(memory)",
             #[cfg(feature = "links")]
-            Source::Elsewhere(_) => "Produced(tensor of another process)",
+            Source::Elsewhere(..) => "Produced(tensor of another process)",
         })
     }
 }
@@ -75,10 +77,10 @@ impl Produced {
         Self(Source::Managed { managed, read_only: true })
     }
 
-    /// A tensor in memory that another process alone writes.
+    /// A tensor in memory of another process.
     #[cfg(feature = "links")]
-    pub(crate) fn elsewhere(managed: ManagedTensor) -> Self {
-        Self(Source::Elsewhere(managed))
+    pub(crate) fn elsewhere(managed: ManagedTensor, loan: Option<Loan>) -> Self {
+        Self(Source::Elsewhere(managed, loan))
     }
 
     /// Memory of an operation's own, described by `layout`.
@@ -241,22 +243,34 @@ pub(crate) fn allocate(
     Ok(own(core, layout, storage))
 }
 
-/// A tensor in memory that another process alone writes, readable once `ready` is done. It is read-only, and ordered with nothing: what
-/// is at the same place are other versions.
+/// A tensor in memory of another process, which may be used once `ready` is done. It is ordered with nothing: what is at the same place are
+/// other versions.
 #[cfg(feature = "links")]
 pub(crate) fn of_another_process(
     core: &CoreRef,
     managed: ManagedTensor,
+    loan: Option<Loan>,
     ready: &Fence,
 ) -> Result<Tensor, Error> {
     core.check_usable()?;
-    let (layout, data) = (describe(core, &managed)?, managed.data());
+    let memory = elsewhere(core, managed, loan)?;
     let own = Variable::new().var;
-    let space = AddressSpace::of(layout.device());
-    let placed = alias_map::place_apart(space, layout.byte_range(data), own.clone());
+    let space = AddressSpace::of(memory.layout.device());
+    let placed = alias_map::place_apart(space, memory.layout.byte_range(memory.data), own.clone());
     alias_map::carry(&own, &ready.clone().into());
-    let memory = ImportedMemory { layout, data, storage: Storage::foreign(managed), read_only: true };
     Ok(placed_at(core, memory, Placement { vars: VarSet::from_iter([own]), placed, lease: None }))
+}
+
+/// Memory of another process.
+#[cfg(feature = "links")]
+fn elsewhere(core: &Core, managed: ManagedTensor, loan: Option<Loan>) -> Result<ImportedMemory, Error> {
+    let (layout, data) = (describe(core, &managed)?, managed.data());
+    let read_only = !matches!(loan, Some(Loan::ForWriting(_)));
+    let storage = match loan {
+        Some(loan) => Storage::elsewhere(managed, loan),
+        None => Storage::foreign(managed),
+    };
+    Ok(ImportedMemory { layout, data, storage, read_only })
 }
 
 /// Registers memory in the alias map, and returns its tensor.
@@ -314,7 +328,7 @@ pub(crate) fn define(
 ) -> Result<Option<Fence>, Error> {
     let core = &target.core;
     #[cfg(feature = "links")]
-    let is_elsewhere = matches!(produced.0, Source::Elsewhere(_));
+    let is_elsewhere = matches!(produced.0, Source::Elsewhere(..));
     let memory = match produced.0 {
         Source::Managed { managed, read_only } => {
             let (layout, data) = (describe(core, &managed)?, managed.data());
@@ -322,10 +336,7 @@ pub(crate) fn define(
             ImportedMemory { layout, data, storage: Storage::foreign(managed), read_only }
         }
         #[cfg(feature = "links")]
-        Source::Elsewhere(managed) => {
-            let (layout, data) = (describe(core, &managed)?, managed.data());
-            ImportedMemory { layout, data, storage: Storage::foreign(managed), read_only: true }
-        }
+        Source::Elsewhere(managed, loan) => elsewhere(core, managed, loan)?,
         Source::Ready { layout, storage } => {
             ImportedMemory { data: storage.data(), layout, storage, read_only: false }
         }

@@ -39,6 +39,14 @@ impl CoreRef {
         self.sharded_counter.begin(shard, limit, !inside).map_err(refused)
     }
 
+    /// Acquires a permit whatever the limit, for what another process waits for, or has sent: a process at its limit may wait for that one.
+    #[cfg(feature = "links")]
+    pub(crate) fn acquire_permit_beyond_limit(&self) -> Result<(), Error> {
+        self.check_usable()?;
+        let _never_full = self.with_shard(|shard| self.sharded_counter.begin(shard, usize::MAX, false));
+        Ok(())
+    }
+
     /// Releases a permit. The caller notifies waiters, now or soon ([`Core::notify_ended`]).
     #[inline(always)]
     pub(crate) fn count_ended(&self) {

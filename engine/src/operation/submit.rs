@@ -50,6 +50,14 @@ impl<R: Operands, W: Operands, U: Operands> OpBuilder<'_, R, W, U> {
         Ok(self)
     }
 
+    /// Holds a permit whatever the limit.
+    #[cfg(feature = "links")]
+    pub(crate) fn beyond_limit(mut self) -> Result<Self, Error> {
+        self.core().acquire_permit_beyond_limit()?;
+        self.hold_permit();
+        Ok(self)
+    }
+
     /// Acquires a permit in the way that the description says.
     #[inline(always)]
     pub(crate) fn acquire_permit(&self) -> Result<(), Error> {

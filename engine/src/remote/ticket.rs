@@ -2,26 +2,41 @@
 //!
 //! The owner has one door for tickets, and serves what comes through it on the threads that wake it. A process that has a ticket makes one
 //! link to that door, for all tickets of that owner: it sends a number and the secret of a ticket, and gets the number and an export, or a
-//! failure.
+//! failure. Where the tensor has no memory yet, it hears first that the version is kept.
+//!
+//! A process that passes a tensor on asks the owner of the memory for a ticket, over the same link, when its own ticket is used:
+//!
+//! ```text
+//! owner               between             consumer
+//!   │                    │◄─ redeem ──────────│
+//!   │                    │── later ──────────►│   the ticket of the one between may be dropped
+//!   │◄─ pass on ─────────│                    │
+//!   │── ticket ─────────►│── ticket ─────────►│   valid until the one between has answered
+//!   │◄─ redeem ───────────────────────────────│
+//!   │── tensor ──────────────────────────────►│   under a share of its own; answers the one between
+//! ```
 
 use std::collections::BTreeMap;
 use std::fmt;
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 
-use estafette_devices::{DeviceError, DeviceErrorKind, Fence, FenceState, host};
+use estafette_devices::{DeviceError, DeviceErrorKind, Fence, FenceState, Reactor, host};
 use estafette_links::{Address, Door, Link as RawLink, LinkError, Received, secret};
 use estafette_sync::per_process;
 use estafette_sync::sync::Mutex;
+use tokio::sync::oneshot;
 
-use super::{Export, hand_over, take_over, this_line};
+use super::{
+    Elsewhere, Export, Note, RemoteOrigin, Share, ShareOptions, Shown, done, hand_over, take_over, this_line,
+};
 use crate::core::error::Error;
 use crate::engine::Engine;
-use crate::exchange::ManagedTensor;
 use crate::lease::{CallSite, LeaseOwner};
+use crate::operation::builder::OpBuilder;
 use crate::operation::import::Produced;
 use crate::tensor::handle::Tensor;
 use crate::trace::{self, hooks};
-use crate::wait::notify::notify;
+use crate::wait::notify::{device_error, notify};
 
 /// Tickets of this process at the same time.
 const TICKETS_MAX: usize = 1 << 16;
@@ -57,41 +72,56 @@ pub struct Ticket {
 
 impl Tensor {
     /// A ticket for the tensor's current version, ready or not. Writes submitted later wait until it is dropped, and what was made with
-    /// it. Waits for nothing.
+    /// it. Waits for nothing. What is not shared is copied, as by [`Link::send`](super::Link::send).
     ///
     /// # Errors
-    /// [`Error::NotShared`] and [`Error::NotDefined`], as for [`Link::send`](super::Link::send); [`Error::Invalid`] if 65,536 tickets are
-    /// alive.
+    /// [`Error::Device`] if there is no memory for a copy; [`Error::Invalid`] if 65,536 tickets are alive.
     pub fn ticket(&self) -> Result<Ticket, Error> {
-        self.make_ticket(false)
+        self.ticket_with(&ShareOptions::default())
     }
 
-    /// As [`ticket`](Self::ticket), for one use. Dropping the ticket changes nothing: the version is kept until the ticket was used and what
-    /// was made with it is gone, or else for as long as this process lives.
+    /// As [`ticket`](Self::ticket), for one use: see [`ShareOptions::once`].
     ///
     /// # Errors
     /// As [`ticket`](Self::ticket).
     pub fn ticket_for_one(&self) -> Result<Ticket, Error> {
-        self.make_ticket(true)
+        self.ticket_with(&ShareOptions { once: true, ..ShareOptions::default() })
     }
 
-    fn make_ticket(&self, is_for_one: bool) -> Result<Ticket, Error> {
+    /// As [`ticket`](Self::ticket), with options.
+    ///
+    /// # Errors
+    /// As [`ticket`](Self::ticket), and [`Error::NotShared`] as [`Link::send_with`](super::Link::send_with).
+    pub fn ticket_with(&self, options: &ShareOptions) -> Result<Ticket, Error> {
         self.inner.core.check_usable()?;
-        let address = door()?;
-        let secret = secret()?;
-        let owner = if is_for_one { "a ticket for one use" } else { "a ticket" };
-        let export = Arc::new(Export::new(self, LeaseOwner::from(owner))?);
+        let owner = if options.once { "a ticket for one use" } else { "a ticket" };
+        Ticket::new(Export::new(self, LeaseOwner::from(owner), options.copy)?, options.once)
+    }
+}
+
+impl Ticket {
+    pub(super) fn new(export: Arc<Export>, is_for_one: bool) -> Result<Self, Error> {
+        let (address, secret) = (door()?, secret()?);
         let mut exports = EXPORTS.lock();
         if exports.len() >= TICKETS_MAX {
             drop(exports);
             return Err(Error::invalid(format!("{TICKETS_MAX} tickets are alive, which is the most")));
         }
         exports.insert(secret, Ticketed { export, is_for_one });
-        Ok(Ticket { address, process: std::process::id(), secret, is_owner: !is_for_one })
+        Ok(Self { address, process: std::process::id(), secret, is_owner: !is_for_one })
     }
-}
 
-impl Ticket {
+    /// The same name, which holds nothing.
+    pub(super) fn named(&self) -> Self {
+        let Self { address, process, secret, .. } = self;
+        Self { address: address.clone(), process: *process, secret: *secret, is_owner: false }
+    }
+
+    /// What the operation is called that waits for the tensor.
+    pub(super) fn title(&self) -> String {
+        format!("tensor of process {}", self.process)
+    }
+
     /// The ticket as bytes, which may travel through anything.
     pub fn to_bytes(&self) -> Vec<u8> {
         [self.address.as_bytes(), &self.process.to_le_bytes(), &self.secret].concat()
@@ -146,26 +176,75 @@ impl Engine {
     /// As `from_ticket`.
     #[doc(hidden)]
     pub fn from_ticket_at(&self, ticket: &Ticket, site: Option<CallSite>) -> Result<Tensor, Error> {
-        let Ticket { address, process, secret, .. } = ticket;
-        let (address, process, secret) = (address.clone(), *process, *secret);
-        self.op(format!("tensor of process {process}")).receive(move |completion| {
-            Owner::ask(&address, process, secret, move |answer| match answer {
-                Ok((managed, ready, key)) => {
-                    if trace::is_open() {
-                        hooks::is_elsewhere(completion.id(), process, key, site.as_ref());
-                    }
-                    completion.produce_after(&ready, Ok(Produced::elsewhere(managed)));
+        redeem(self.op(ticket.title()), ticket.named(), site, None)
+    }
+
+    /// As [`from_ticket_at`](Self::from_ticket_at). The fence settles once the ticket may be dropped: the process that made it keeps the
+    /// version for this one, or the tensor has failed.
+    ///
+    /// # Errors
+    /// As `from_ticket`.
+    #[doc(hidden)]
+    pub fn from_ticket_held(
+        &self,
+        ticket: &Ticket,
+        site: Option<CallSite>,
+    ) -> Result<(Tensor, Fence), Error> {
+        let (completer, held) = host::promise("a ticket in use");
+        let tensor = redeem(self.op(ticket.title()), ticket.named(), site, Some(Box::new(completer)))?;
+        Ok((tensor, held))
+    }
+}
+
+/// Dropped once the process that was asked keeps the version for this one, or refuses.
+pub(super) type UntilHeld = Option<Box<dyn Send>>;
+
+/// The tensor of a ticket, which an operation waits for.
+pub(super) fn redeem(
+    builder: OpBuilder<'_>,
+    ticket: Ticket,
+    site: Option<CallSite>,
+    until_held: UntilHeld,
+) -> Result<Tensor, Error> {
+    builder.receive(move |completion| {
+        notify(asked_for(ticket, until_held), move |answer| match answer {
+            Ok(Elsewhere { managed, loan, ready, key, process }) => {
+                if trace::is_open() {
+                    hooks::is_elsewhere(completion.id(), process, key, site.as_ref());
                 }
-                Err(error) => completion.produce(Err(Box::new(error))),
-            });
-        })
+                completion.produce_after(&ready, Ok(Produced::elsewhere(managed, loan)));
+            }
+            Err(error) => completion.produce(Err(Box::new(error))),
+        });
+    })
+}
+
+/// What a ticket names, from the process that has the memory: another one than made the ticket, if that had the tensor from there.
+async fn asked_for(ticket: Ticket, until_held: UntilHeld) -> Result<Elsewhere, Error> {
+    let process = ticket.process;
+    match Owner::ask(&ticket.address, process, Request::Redeem(ticket.secret), until_held).await? {
+        Answer::Tensor(tensor) => Ok(tensor),
+        Answer::Ticket(passed, received) => {
+            // The process between keeps its own use until the owner keeps the version for this process.
+            let request = Request::Redeem(passed.secret);
+            match Owner::ask(&passed.address, passed.process, request, Some(Box::new(received))).await {
+                Ok(Answer::Tensor(tensor)) => Ok(tensor),
+                Ok(Answer::Ticket(..)) => {
+                    Err(Error::invalid(format!("process {process} passed on what was not its own")))
+                }
+                Err(Error::Invalid(_)) => Err(Error::invalid(format!(
+                    "process {process}, which passed the tensor on, has let go of it or died"
+                ))),
+                Err(error) => Err(error),
+            }
+        }
     }
 }
 
 // The owner.
 
 /// The door for tickets, opened for the first of them.
-fn door() -> Result<Address, Error> {
+pub(super) fn door() -> Result<Address, Error> {
     let mut known = DOOR.lock();
     if let Some((address, _)) = &*known {
         let address = address.clone();
@@ -204,7 +283,7 @@ fn go_on() {
 }
 
 /// What a ticket names, if it may still be used.
-fn redeem(secret: &Secret) -> Option<Arc<Export>> {
+fn named(secret: &Secret) -> Option<Arc<Export>> {
     let mut exports = EXPORTS.lock();
     let ticketed = exports.get(secret)?;
     if ticketed.is_for_one {
@@ -215,18 +294,23 @@ fn redeem(secret: &Secret) -> Option<Arc<Export>> {
 
 /// Answers another process until it leaves or dies.
 async fn answer(link: RawLink) {
+    let link = Arc::new(link);
     while let Ok(request) = link.receive().await {
-        let Some((number, secret)) = request.note().split_at_checked(8) else { return };
-        let export = secret.as_array().and_then(redeem);
-        let sent = match export {
-            Some(export) => hand_over(&link, number, export).await,
-            None => {
-                let (completer, refused) = host::promise("a ticket");
-                let what =
-                    "the ticket is not valid any more: its process has dropped it, or it was for one use";
-                completer.fail(DeviceError::new(DeviceErrorKind::Invalid, what));
-                link.send(&refused, number).await.map(drop).map_err(Error::from)
-            }
+        let Some((number, request)) = Request::from_bytes(request.note()) else { return };
+        let number = number.to_le_bytes();
+        let sent = match request {
+            Request::Redeem(secret) => match named(&secret) {
+                Some(export) => give(&link, number, export).await,
+                None => {
+                    let what =
+                        "the ticket is not valid any more: its process has dropped it, or it was for one use";
+                    refuse(&link, number, what).await
+                }
+            },
+            Request::PassOn(share) => match Share::find(share, link.process()) {
+                Some(export) => pass_on(&link, number, export).await,
+                None => refuse(&link, number, "no tensor of this process is in use under this number").await,
+            },
         };
         if sent.is_err() {
             return;
@@ -234,10 +318,100 @@ async fn answer(link: RawLink) {
     }
 }
 
+async fn refuse(link: &RawLink, number: [u8; 8], what: &'static str) -> Result<(), Error> {
+    let (completer, refused) = host::promise("a ticket");
+    completer.fail(DeviceError::new(DeviceErrorKind::Invalid, what));
+    link.send(&refused, &number).await?;
+    Ok(())
+}
+
+/// A ticket for a process that wants to pass on what it uses. It is valid until that process has answered.
+async fn pass_on(link: &RawLink, number: [u8; 8], export: Arc<Export>) -> Result<(), Error> {
+    let ticket = Ticket::new(export, false)?;
+    let answer = link.send(&done(), &Note::Ticket(ticket.named()).to_bytes(&number)).await?;
+    Reactor::global().when_settled([&answer], move |_| drop(ticket));
+    Ok(())
+}
+
+/// Gives what a ticket names: now, or once it is known what that is.
+async fn give(link: &Arc<RawLink>, number: [u8; 8], export: Arc<Export>) -> Result<(), Error> {
+    if let Some(Shown::Here(place)) = export.shown.get() {
+        return hand_over(link, &number, Arc::clone(&export), place).await;
+    }
+    let (completer, known) = host::promise("a tensor that comes later");
+    link.send(&known, &Note::Later.to_bytes(&number)).await?;
+    // The end of the other process ends the link, however long this takes.
+    let link = Arc::downgrade(link);
+    notify(give_later(link, number, export), move |given| completer.settle(given.map_err(device_error)));
+    Ok(())
+}
+
+async fn give_later(link: Weak<RawLink>, number: [u8; 8], export: Arc<Export>) -> Result<(), Error> {
+    if export.shown.get().is_none() {
+        export.ready.settled().await?;
+    }
+    let connected = || link.upgrade().ok_or_else(|| Error::invalid("the other process has left"));
+    match export.shown.get().expect("known when it is ready") {
+        Shown::Here(place) => hand_over(&*connected()?, &number, Arc::clone(&export), place).await,
+        Shown::Elsewhere(RemoteOrigin { address, process, share }, _) => {
+            let answer = Owner::ask(address, *process, Request::PassOn(*share), None).await?;
+            let Answer::Ticket(ticket, received) = answer else {
+                return Err(Error::invalid(format!("process {process} gave what it was not asked for")));
+            };
+            let note = Note::Ticket(ticket).to_bytes(&number);
+            let answer = connected()?.send(&done(), &note).await?;
+            Reactor::global().when_settled([&answer], move |_| drop((received, export)));
+            Ok(())
+        }
+    }
+}
+
 // Who has a ticket.
 
-type Answer = Result<(ManagedTensor, Fence, u64), Error>;
-type Deliver = Box<dyn FnOnce(Answer) + Send>;
+/// What is asked of a process.
+enum Request {
+    /// For what a ticket names.
+    Redeem(Secret),
+    /// For a ticket that another process can use, for what this one has in use under this number.
+    PassOn(u64),
+}
+
+impl Request {
+    fn to_bytes(&self, number: u64) -> Vec<u8> {
+        let what: &[u8] = match self {
+            Self::Redeem(secret) => secret,
+            Self::PassOn(share) => &share.to_le_bytes(),
+        };
+        [&number.to_le_bytes()[..], what].concat()
+    }
+
+    /// `None` for bytes that ask for nothing.
+    fn from_bytes(bytes: &[u8]) -> Option<(u64, Self)> {
+        let (number, what) = bytes.split_first_chunk::<8>()?;
+        let request = match (what.as_array(), what.as_array()) {
+            (Some(secret), _) => Self::Redeem(*secret),
+            (_, Some(share)) => Self::PassOn(u64::from_le_bytes(*share)),
+            _ => return None,
+        };
+        Some((u64::from_le_bytes(*number), request))
+    }
+}
+
+/// What comes back.
+enum Answer {
+    Tensor(Elsewhere),
+    /// A ticket of the owner of the memory, which is valid until what was received is dropped.
+    Ticket(Ticket, Received),
+}
+
+type Deliver = oneshot::Sender<Result<Answer, Error>>;
+
+/// A request without an answer.
+struct Asked {
+    request: Vec<u8>,
+    deliver: Deliver,
+    until_held: UntilHeld,
+}
 
 /// A process whose tickets are used here. Links to it are made once, and end with it.
 struct Owner {
@@ -249,12 +423,27 @@ struct OwnerState {
     link: Option<Arc<RawLink>>,
     /// The last request.
     number: u64,
-    asked: BTreeMap<u64, (Secret, Deliver)>,
+    asked: BTreeMap<u64, Asked>,
 }
 
 impl Owner {
-    /// Asks a process for what its ticket names. `deliver` is called on any thread, under no lock.
-    fn ask(address: &Address, process: u32, secret: Secret, deliver: impl FnOnce(Answer) + Send + 'static) {
+    /// Asks the process with the door at `address`.
+    async fn ask(
+        address: &Address,
+        process: u32,
+        request: Request,
+        until_held: UntilHeld,
+    ) -> Result<Answer, Error> {
+        let (deliver, answer) = oneshot::channel();
+        Self::begin(address, process, |number| Asked {
+            request: request.to_bytes(number),
+            deliver,
+            until_held,
+        });
+        answer.await.unwrap_or_else(|_| Err(LinkError::Closed { process }.into()))
+    }
+
+    fn begin(address: &Address, process: u32, asked: impl FnOnce(u64) -> Asked) {
         let mut owners = OWNERS.lock();
         let known = owners.get(address.as_bytes()).cloned();
         let owner = known.clone().unwrap_or_else(|| {
@@ -266,7 +455,9 @@ impl Owner {
         let mut state = owner.state.lock();
         state.number += 1;
         let number = state.number;
-        state.asked.insert(number, (secret, Box::new(deliver)));
+        let asked = asked(number);
+        let request = asked.request.clone();
+        state.asked.insert(number, asked);
         let link = state.link.clone();
         drop(state);
         drop(owners);
@@ -274,34 +465,48 @@ impl Owner {
             let address = address.clone();
             notify(async move { owner.run(&address, process).await }, |()| ());
         } else if let Some(link) = link {
-            owner.send_soon(link, number, secret);
+            owner.send_soon(link, number, request);
         }
     }
 
     /// Sends a request, after others while the link is full.
-    fn send_soon(self: Arc<Self>, link: Arc<RawLink>, number: u64, secret: Secret) {
-        notify(async move { self.send(&link, number, secret).await }, |()| ());
+    fn send_soon(self: Arc<Self>, link: Arc<RawLink>, number: u64, request: Vec<u8>) {
+        notify(async move { self.send(&link, number, &request).await }, |()| ());
     }
 
-    async fn send(&self, link: &RawLink, number: u64, secret: Secret) {
-        let (completer, done) = host::promise("a request");
-        completer.complete();
-        if let Err(error) = link.send(&done, &[&number.to_le_bytes()[..], &secret].concat()).await {
+    async fn send(&self, link: &RawLink, number: u64, request: &[u8]) {
+        if let Err(error) = link.send(&done(), request).await {
             self.deliver(number, Err(error.into()));
         }
     }
 
-    fn deliver(&self, number: u64, answer: Answer) {
+    fn deliver(&self, number: u64, answer: Result<Answer, Error>) {
         let asked = self.state.lock().asked.remove(&number);
-        if let Some((_, deliver)) = asked {
-            deliver(answer);
+        if let Some(Asked { deliver, until_held, .. }) = asked {
+            drop(until_held);
+            // Dropped where it is not wanted any more.
+            let _ = deliver.send(answer);
         }
+    }
+
+    /// The other process keeps the version, and the answer comes when `known` is done.
+    fn is_held(self: &Arc<Self>, number: u64, known: &Fence) {
+        let mut state = self.state.lock();
+        let until_held = state.asked.get_mut(&number).and_then(|asked| asked.until_held.take());
+        drop(state);
+        drop(until_held);
+        let owner = Arc::clone(self);
+        Reactor::global().when_settled([known], move |outcome| {
+            if let Err(error) = outcome {
+                owner.deliver(number, Err(Error::Device(error)));
+            }
+        });
     }
 
     /// Makes the link, takes answers for as long as it lasts, and then fails what was not answered.
     async fn run(self: Arc<Self>, address: &Address, process: u32) {
         let error = match RawLink::connect(address).await {
-            Ok(link) => self.take_answers(Arc::new(link)).await,
+            Ok(link) => self.take_answers(Arc::new(link), address).await,
             // The door of a process that lives stays open.
             Err(LinkError::System { error, .. }) if error.kind() == std::io::ErrorKind::ConnectionRefused => {
                 LinkError::PeerDied { process }
@@ -316,49 +521,50 @@ impl Owner {
         drop(owners);
         drop(link);
         let error = Error::from(error);
-        asked.into_values().for_each(|(_, deliver)| deliver(Err(error.clone())));
+        for Asked { deliver, .. } in asked.into_values() {
+            let _ = deliver.send(Err(error.clone()));
+        }
     }
 
     /// From now on requests are sent at once. Returns those that were made before.
-    fn connected(&self, link: &Arc<RawLink>) -> Vec<(u64, Secret)> {
+    fn connected(&self, link: &Arc<RawLink>) -> Vec<(u64, Vec<u8>)> {
         let mut state = self.state.lock();
         state.link = Some(Arc::clone(link));
-        state.asked.iter().map(|(number, (secret, _))| (*number, *secret)).collect()
+        state.asked.iter().map(|(number, asked)| (*number, asked.request.clone())).collect()
     }
 
-    async fn take_answers(self: &Arc<Self>, link: Arc<RawLink>) -> LinkError {
-        for (number, secret) in self.connected(&link) {
-            Arc::clone(self).send_soon(Arc::clone(&link), number, secret);
+    async fn take_answers(self: &Arc<Self>, link: Arc<RawLink>, address: &Address) -> LinkError {
+        for (number, request) in self.connected(&link) {
+            Arc::clone(self).send_soon(Arc::clone(&link), number, request);
         }
         loop {
             let received = match link.receive().await {
                 Ok(received) => received,
                 Err(error) => return error,
             };
-            let note = received.note().to_vec();
-            if let Some((number, description)) = note.split_at_checked(8) {
-                let number = u64::from_le_bytes(*number.as_array().expect("eight bytes"));
-                self.deliver(number, answered(&link, received, description));
-            }
+            let Some((number, note)) = received.note().split_first_chunk::<8>() else { continue };
+            let number = u64::from_le_bytes(*number);
+            let answer = match Note::from_bytes(note) {
+                Some(Note::Later) => {
+                    self.is_held(number, received.fence());
+                    continue;
+                }
+                Some(Note::Tensor(description)) => {
+                    take_over(&link, received, description, Some(address)).map(Answer::Tensor)
+                }
+                Some(Note::Ticket(ticket)) => Ok(Answer::Ticket(ticket, received)),
+                Some(Note::Door(_)) | None => Err(match received.fence().state() {
+                    FenceState::Failed(error) => Error::invalid(error.message().to_owned()),
+                    _ => Error::invalid(format!("process {} sent no tensor", link.process())),
+                }),
+            };
+            self.deliver(number, answer);
         }
-    }
-}
-
-/// The answer to a request.
-fn answered(link: &RawLink, received: Received, description: &[u8]) -> Answer {
-    match received.fence().state() {
-        FenceState::Failed(error) if description.is_empty() => {
-            Err(Error::invalid(error.message().to_owned()))
-        }
-        _ => take_over(link, received, description),
     }
 }
 
 impl fmt::Debug for Export {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Export")
-            .field("layout", &self.layout)
-            .field("ready", &self.ready)
-            .finish_non_exhaustive()
+        f.debug_struct("Export").field("ready", &self.ready).finish_non_exhaustive()
     }
 }

@@ -14,7 +14,11 @@ use crate::core::var_state::{Asked, BROKEN_FENCES, FAILED, READ_FENCES, Replaced
 use crate::exchange::reaper::ReleasedMemory;
 use crate::exchange::{DType, Layout, Storage, reaper};
 use crate::lease::LeaseState;
+#[cfg(feature = "links")]
+use crate::remote::Loan;
 use crate::tensor::alias_map::Placed;
+#[cfg(feature = "links")]
+use crate::wait::notify::device_error;
 
 /// The variables that order the uses of a tensor: its own variable, and those of older tensors that overlap
 /// its memory.
@@ -414,6 +418,12 @@ impl Drop for TensorInner {
         if inherited {
             std::mem::forget(placed);
             return reaper().leak(storage);
+        }
+        #[cfg(feature = "links")]
+        if let Some(Loan::ForWriting(failure)) = storage.loan()
+            && let Some(Err(error)) = self.look_closely()
+        {
+            failure.get_or_init(|| device_error(error));
         }
         // The map entry goes first: once the deleter has run, the owner may give the same addresses to
         // another user.

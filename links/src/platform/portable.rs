@@ -22,7 +22,11 @@ impl Memory {
         unsupported()
     }
 
-    pub fn open(descriptor: &Descriptor, _bytes: usize) -> io::Result<Self> {
+    pub fn create_writable(_name: &str, _bytes: usize) -> io::Result<(Self, Descriptor)> {
+        unsupported()
+    }
+
+    pub fn open(descriptor: &Descriptor, _bytes: usize, _is_writable: bool) -> io::Result<Self> {
         match *descriptor {}
     }
 

@@ -88,7 +88,7 @@ class PeerDiedError(DeviceError):
 
 
 class NotSharedError(EstafetteError):
-    """Other processes cannot be shown the memory of this tensor. Make it with ``shared=True``."""
+    """Other processes cannot be shown the memory of this tensor, and a copy was refused. Make it with ``shared=True``."""
 
 
 class OutOfMemoryError(DeviceError, MemoryError):

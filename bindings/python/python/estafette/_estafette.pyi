@@ -197,13 +197,14 @@ class Engine:
         integers or floats and no nulls; `InvalidTensorError` names what a tensor cannot have.
         """
     def empty(
-        self, shape: ShapeLike, dtype: DtypeLike, *, device: DeviceLike | None = None, shared: bool = False
+        self, shape: ShapeLike, dtype: DtypeLike, *, device: DeviceLike | None = None, shared: bool | Literal["write"] = False
     ) -> Tensor:
         """Returns a tensor of the given shape and element type, for operations to fill: in host memory, or in
-        memory of `device`, for example ``"sycl:cpu"``. With `shared`, other processes can be shown the memory, which is on the host.
+        memory of `device`, for example ``"sycl:cpu"``. With `shared`, other processes can be shown the memory, which is on the host; with
+        ``"write"`` another process can also be lent the memory for writing (`Link.send`).
         """
-    def zeros(self, shape: ShapeLike, dtype: DtypeLike, *, shared: bool = False) -> Tensor:
-        """Returns a tensor of zeros in host memory. With `shared`, other processes can be shown the memory."""
+    def zeros(self, shape: ShapeLike, dtype: DtypeLike, *, shared: bool | Literal["write"] = False) -> Tensor:
+        """Returns a tensor of zeros in host memory. `shared` is as for `empty`."""
     def door(self) -> Door:
         """Opens a door, where other processes of the same user on this machine make links to this one. What they send becomes tensors
         of this engine.
@@ -826,11 +827,13 @@ class Tensor:
     @overload
     def write(self, using: Using) -> Access[Any]:
         """Returns a scoped write lease, with the arguments of `read`."""
-    def ticket(self, *, once: bool = False) -> Ticket:
+    def ticket(self, *, once: bool = False, copy: bool | None = None) -> Ticket:
         """Returns a ticket for the current version, ready or not, which another process gives to `Engine.from_ticket`. Later writes wait until
-        the ticket is gone, and what was made with it. Never waits. Raises `NotSharedError` and `NotDefinedError` as `Link.send` does.
+        the ticket is gone, and what was made with it. Never waits.
 
         once: makes a ticket for one use, which nothing has to keep: later writes wait until it was used, and what was made with it is gone.
+
+        copy: as for `Link.send`.
         """
     def clear_error(self) -> None:
         """Declares the current version good after a failure or cancellation that left the data intact. Raises
@@ -1193,22 +1196,39 @@ class Door:
 class Link:
     """A link to another process: tensors cross it in both directions, in order, without a copy.
 
-    A tensor may be sent before it is ready. The other process gets a promise, which is read-only. The sender's later writes wait
-    until the other process has let go of it, has closed the link, or has died. A block ``with link`` closes the link at its end.
-    Iterating over a link gives what the other process sends, until that process closes the link; ``async for`` works as well.
+    A tensor may be sent before it is ready. The other process gets a promise, which is read-only unless it was sent for writing. The
+    sender's later writes wait until the other process has let go of it, has closed the link, or has died. A block ``with link`` closes the
+    link at its end. Iterating over a link gives what the other process sends, until that process closes the link; ``async for`` works as
+    well.
     """
 
     @property
     def process(self) -> int:
         """The number of the other process."""
-    def send(self, tensor: Tensor, /, timeout: float | None = None) -> None:
+    def send(
+        self,
+        tensor: Tensor,
+        /,
+        timeout: float | None = None,
+        *,
+        access: Literal["read", "write"] = "read",
+        copy: bool | None = None,
+    ) -> None:
         """Sends the current version of a tensor, ready or not. Waits, at most `timeout` seconds, only while the link is full: the
         other process then has 16,384 tensors of this one, or has not received hundreds.
 
-        Raises `NotSharedError` for memory that cannot be shown to other processes, see ``shared`` of `Engine.zeros`, `NotDefinedError`
-        while the tensor has no memory, and `PeerDiedError`.
+        copy: memory that other processes cannot be shown, see ``shared`` of `Engine.zeros`, is copied once it is ready, and
+        ``stats().copied_for_processes`` counts the bytes; later writes then wait for the copy alone. True copies other memory as well.
+        False copies nothing: `NotSharedError` is raised, or is the failure of the tensor if it has no memory yet.
+
+        access: with ``"write"`` the other process alone uses the tensor until it is done, and what it has written is the next version. The
+        version has failed if that process failed to write it, or died. For memory made with ``shared="write"``; else `NotSharedError`.
+
+        A tensor of a third process is passed on: that process shows its memory itself. Raises `PeerDiedError`.
         """
-    def send_async(self, tensor: Tensor, /) -> Awaitable[None]:
+    def send_async(
+        self, tensor: Tensor, /, *, access: Literal["read", "write"] = "read", copy: bool | None = None
+    ) -> Awaitable[None]:
         """As `send`, to be awaited."""
     def receive(self, timeout: float | None = None) -> Tensor | None:
         """Returns the next tensor of the other process, after at most `timeout` seconds, or None once that process has closed the
@@ -1313,6 +1333,7 @@ def record_call_sites(on: bool = True, /) -> bool:
         >>> est.record_call_sites(before)
         True
     """
+def _from_tickets(engine: Engine, tickets: list[Ticket | bytes], /) -> list[Tensor]: ...
 def _engine_states() -> list[tuple[Stats, Diagnosis]]: ...
 def _read_chrome(path: str, /) -> bytes: ...
 def _run_in_spans(on: bool, /) -> None: ...

@@ -39,6 +39,7 @@ _OF_PROCESS = (
     _Counter("unordered", "estafette.exchanges.unordered", "{exchange}", "Exchanges that could not be ordered"),
     _Counter("releasing", "estafette.tensors.releasing", "{tensor}", "Tensors on their way back", falls=True),
     _Counter("staging_bytes", "estafette.staging", "By", "Pinned memory for copies from and to devices", falls=True),
+    _Counter("copied_for_processes", "estafette.copied_for_processes", "By", "Bytes copied into shared memory for other processes"),
 )
 
 

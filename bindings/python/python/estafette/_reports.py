@@ -198,6 +198,8 @@ class Stats:
     freed on (``from_dlpack(freed_on=)``)."""
     staging_bytes: int
     """Bytes of host memory that this process keeps pinned for copies from and to devices to go through."""
+    copied_for_processes: int
+    """Bytes that this process has copied into shared memory for other processes to read, see ``copy`` of `Link.send`."""
     running: int
     """Operations of this engine whose function runs, or whose work has not reported back."""
     ready: int

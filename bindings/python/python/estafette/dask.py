@@ -31,7 +31,7 @@ from distributed.worker_state_machine import FreeKeysEvent
 from . import default_engine
 from ._errors import CancelledError, PeerDiedError
 from ._estafette import Tensor
-from ._processes import packed, ticket_or_copy, unpacked
+from ._processes import packed, unpacked
 
 __all__ = ["register"]
 
@@ -91,7 +91,7 @@ def _is_on_this_machine(context: Mapping[str, Any] | None) -> bool:
 @dask_serialize.register(Tensor)
 def _serialize(tensor: Tensor, context: Mapping[str, Any] | None = None) -> tuple[dict[str, Any], list[Any]]:
     if _is_on_this_machine(context):
-        return {"ticket": bytes(ticket_or_copy(tensor, once=True))}, []
+        return {"ticket": bytes(tensor.ticket(once=True))}, []
     return packed(tensor)
 
 

@@ -40,9 +40,9 @@ from ray.experimental import (
 from ray.experimental.rdt.util import get_tensor_transport_manager
 
 from . import default_engine
-from ._errors import NotSharedError
-from ._estafette import Tensor, Ticket
-from ._processes import packed, ticket_or_copy, unpacked
+from ._errors import NotDefinedError, NotSharedError
+from ._estafette import Tensor, Ticket, _from_tickets
+from ._processes import packed, unpacked
 
 __all__ = ["NAME", "register"]
 
@@ -93,6 +93,14 @@ def _by_value(obj_id: str, metadata: _Metadata) -> list[Tensor]:
     return [unpacked(*value) for value in values]
 
 
+def _meta(tensor: Tensor) -> tuple[tuple[int, ...], str]:
+    """Shape and type, which nothing here reads; a tensor that comes later has none."""
+    try:
+        return tensor.shape, str(tensor.dtype)
+    except NotDefinedError:
+        return (), ""
+
+
 class _Transport(TensorTransportManager):
     """Ray calls it on threads of its own. Nothing here waits for a value."""
 
@@ -119,11 +127,11 @@ class _Transport(TensorTransportManager):
         return True
 
     def extract_tensor_transport_metadata(self, obj_id: str, rdt_object: list[Tensor]) -> _Metadata:
-        tickets = [ticket_or_copy(tensor) for tensor in rdt_object]
+        tickets = [tensor.ticket() for tensor in rdt_object]
         with self._lock:
             self._tickets[obj_id] = tickets
         return _Metadata(
-            tensor_meta=[(tensor.shape, str(tensor.dtype)) for tensor in rdt_object],
+            tensor_meta=[_meta(tensor) for tensor in rdt_object],
             tensor_device="cpu",
             tickets=[bytes(ticket) for ticket in tickets],
             node=_node(),
@@ -156,13 +164,9 @@ class _Transport(TensorTransportManager):
         assert isinstance(tensor_transport_metadata, _Metadata)
         if tensor_transport_metadata.node != _node():
             return _by_value(obj_id, tensor_transport_metadata)
-        eng = default_engine()
-        tensors = [eng.from_ticket(ticket) for ticket in tensor_transport_metadata.tickets]
         # Once this returns Ray may count the last reference down, which revokes the tickets. So the other process must have seen them.
         # It answers at once, whether the values are ready or not.
-        while any(not (tensor.is_defined() or tensor.done()) for tensor in tensors):
-            time.sleep(0.0002)
-        return tensors
+        return _from_tickets(default_engine(), list(tensor_transport_metadata.tickets))
 
     def send_multiple_tensors(self, *_arguments: Any, **_keywords: Any) -> None:
         raise NotImplementedError("Ray asks one-sided transports to receive, never to send")
@@ -183,7 +187,7 @@ def register() -> None:
 
     An actor gets promises of its `estafette.default_engine()`, at once, even if the value comes later. They are read-only. Later writes in
     the actor that made the tensor wait until they are gone, and Ray counts no reference. A tensor whose memory cannot be shown to other
-    processes, see ``shared`` of `Engine`, is copied once it is ready; its shape must be known by then, see ``like`` of `Engine.call`.
+    processes, see ``shared`` of `Engine`, is copied once it is ready.
 
     An actor on another machine gets a copy once the value is ready, by way of Ray's object store. Until then it takes no other object.
     """

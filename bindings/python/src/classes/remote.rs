@@ -7,7 +7,7 @@ use std::thread::Thread;
 use std::time::{Duration, Instant};
 
 use estafette::lease::CallSite;
-use estafette::remote::{Address, Door, Link, Ticket};
+use estafette::remote::{Address, Door, Link, ShareOptions, Ticket};
 use estafette::{Engine, Error, Tensor};
 use estafette_sync::process::ProcessBound;
 use estafette_sync::sync::Mutex;
@@ -38,7 +38,7 @@ impl Wake for Unpark {
 }
 
 /// Polls until it is ready, the time is up, or a signal handler has raised: then `None`.
-fn block_on<T>(mut future: Pin<&mut impl Future<Output = T>>, timeout: Option<Duration>) -> Option<T> {
+pub fn block_on<T>(mut future: Pin<&mut impl Future<Output = T>>, timeout: Option<Duration>) -> Option<T> {
     let waker = Waker::from(Arc::new(Unpark(std::thread::current())));
     let deadline = timeout.and_then(|timeout| Instant::now().checked_add(timeout));
     loop {
@@ -195,9 +195,10 @@ impl PyDoor {
 
 /// A link to another process: tensors cross it in both directions, in order, without a copy.
 ///
-/// A tensor may be sent before it is ready. The other process gets a promise, which is read-only. The sender's later writes wait
-/// until the other process has let go of it, has closed the link, or has died. A block ``with link`` closes the link at its end.
-/// Iterating over a link gives what the other process sends, until that process closes the link; ``async for`` works as well.
+/// A tensor may be sent before it is ready. The other process gets a promise, which is read-only unless it was sent for writing. The
+/// sender's later writes wait until the other process has let go of it, has closed the link, or has died. A block ``with link`` closes the
+/// link at its end. Iterating over a link gives what the other process sends, until that process closes the link; ``async for`` works as
+/// well.
 #[pyclass(frozen, module = "estafette", name = "Link", weakref)]
 pub struct PyLink {
     link: Open<Link>,
@@ -246,8 +247,32 @@ impl PyLink {
         self.link.get(py, "link")
     }
 
-    async fn sent(link: Arc<ProcessBound<Link>>, tensor: Tensor) -> Result<(), Error> {
-        own(&link)?.send(&tensor).await
+    /// The tensor on its way.
+    fn sent(
+        &self,
+        py: Python<'_>,
+        tensor: &PyTensor,
+        access: &str,
+        copy: Option<bool>,
+    ) -> PyResult<impl Future<Output = Result<(), Error>> + Send + 'static + use<>> {
+        let for_writing = match access {
+            "read" => false,
+            "write" if copy == Some(true) => {
+                return Err(raise(py, "InvalidError", "a copy for writing: what is written would be lost"));
+            }
+            "write" => true,
+            other => {
+                let message = format!("access is \"read\" or \"write\", not {other:?}");
+                return Err(raise(py, "InvalidError", message));
+            }
+        };
+        let (link, tensor) = (self.get(py)?, tensor.tensor(py)?.clone());
+        Ok(async move {
+            if for_writing {
+                return own(&link)?.lend(&tensor).await;
+            }
+            own(&link)?.send_with(&tensor, &ShareOptions { copy, ..ShareOptions::default() }).await
+        })
     }
 
     async fn next(link: Arc<ProcessBound<Link>>, site: Option<CallSite>) -> Result<Option<Tensor>, Error> {
@@ -281,18 +306,37 @@ impl PyLink {
     /// Sends the current version of a tensor, ready or not. Waits, at most `timeout` seconds, only while the link is full: the
     /// other process then has 16,384 tensors of this one, or has not received hundreds.
     ///
-    /// Raises `NotSharedError` for memory that cannot be shown to other processes, see ``shared`` of `Engine.zeros`, `NotDefinedError`
-    /// while the tensor has no memory, and `PeerDiedError`.
-    #[pyo3(signature = (tensor, /, timeout = None))]
-    fn send(&self, py: Python<'_>, tensor: &PyTensor, timeout: Option<f64>) -> PyResult<()> {
-        let sent = Self::sent(self.get(py)?, tensor.tensor(py)?.clone());
+    /// copy: memory that other processes cannot be shown, see ``shared`` of `Engine.zeros`, is copied once it is ready, and
+    /// ``stats().copied_for_processes`` counts the bytes; later writes then wait for the copy alone. True copies other memory as well.
+    /// False copies nothing: `NotSharedError` is raised, or is the failure of the tensor if it has no memory yet.
+    ///
+    /// access: with ``"write"`` the other process alone uses the tensor until it is done, and what it has written is the next version. The
+    /// version has failed if that process failed to write it, or died. For memory made with ``shared="write"``; else `NotSharedError`.
+    ///
+    /// A tensor of a third process is passed on: that process shows its memory itself. Raises `PeerDiedError`.
+    #[pyo3(signature = (tensor, /, timeout = None, *, access = "read", copy = None))]
+    fn send(
+        &self,
+        py: Python<'_>,
+        tensor: &PyTensor,
+        timeout: Option<f64>,
+        access: &str,
+        copy: Option<bool>,
+    ) -> PyResult<()> {
+        let sent = self.sent(py, tensor, access, copy)?;
         wait(py, "room in the link", timeout, sent)
     }
 
     /// As `send`, to be awaited.
-    #[pyo3(signature = (tensor, /))]
-    fn send_async(&self, py: Python<'_>, tensor: &PyTensor) -> PyResult<Awaiter> {
-        let sent = Self::sent(self.get(py)?, tensor.tensor(py)?.clone());
+    #[pyo3(signature = (tensor, /, *, access = "read", copy = None))]
+    fn send_async(
+        &self,
+        py: Python<'_>,
+        tensor: &PyTensor,
+        access: &str,
+        copy: Option<bool>,
+    ) -> PyResult<Awaiter> {
+        let sent = self.sent(py, tensor, access, copy)?;
         Ok(awaited(sent, |py, ()| Ok(py.None())))
     }
 
@@ -356,17 +400,20 @@ pub struct PyTicket {
 }
 
 impl PyTicket {
-    pub fn of(py: Python<'_>, tensor: &Tensor, once: bool) -> PyResult<Self> {
-        let make = || if once { tensor.ticket_for_one() } else { tensor.ticket() };
-        let ticket = guard::detach(py, make).or_raise(py)?;
+    pub fn of(py: Python<'_>, tensor: &Tensor, options: &ShareOptions) -> PyResult<Self> {
+        let ticket = guard::detach(py, || tensor.ticket_with(options)).or_raise(py)?;
         let (bytes, process) = (ticket.to_bytes(), ticket.process());
         Ok(Self { bytes, process, held: Mutex::new(Some(ProcessBound::new(ticket))) })
     }
 }
 
-/// Prepares for queues of `multiprocessing`: there is memory that other processes can be shown.
-pub fn memory_is_shared(py: Python<'_>) -> PyResult<()> {
+/// Lets queues of `multiprocessing` take tensors, in a program that has imported it, or has memory that other processes can be shown.
+pub fn prepare_queues(py: Python<'_>, is_shared: bool) -> PyResult<()> {
     static PREPARED: PyOnce<()> = PyOnce::new();
+    let modules = py.import("sys")?.getattr("modules")?;
+    if !is_shared && !modules.contains("multiprocessing.reduction")? {
+        return Ok(());
+    }
     let prepare = || py.import("estafette._processes")?.call_method0("register").map(drop);
     PREPARED.get_or_try_init(py, prepare).copied()
 }

@@ -91,12 +91,15 @@ pub fn stats(
         releasing,
         handed_back,
         staging_bytes,
+        copied_for_processes,
         ..
     } = *stats;
     let unordered = unordered::count();
     let counters =
         (in_flight, in_flight_limit, imported, exported, deleters, released, leaked, releasing, unordered);
-    let counters = counters.into_pyobject(py)?.add((handed_back, staging_bytes).into_pyobject(py)?)?;
+    let counters = counters
+        .into_pyobject(py)?
+        .add((handed_back, staging_bytes, copied_for_processes).into_pyobject(py)?)?;
     let oldest = live.oldest_lease.as_ref().map(|oldest| lease(py, oldest)).transpose()?;
     let now = (live.running, live.ready, live.queued, live.leased, oldest);
     let fields = counters.add(now.into_pyobject(py)?)?.cast_into::<PyTuple>()?;

@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use estafette::devices::DLDevice;
 use estafette::exchange::with_inline_deleters;
+use estafette::remote::ShareOptions;
 use estafette::tensor::TensorState;
 use estafette::{Access, Tensor};
 use estafette_sync::process::ProcessBound;
@@ -462,12 +463,14 @@ impl PyTensor {
     }
 
     /// Returns a ticket for the current version, ready or not, which another process gives to `Engine.from_ticket`. Later writes wait until
-    /// the ticket is gone, and what was made with it. Never waits. Raises `NotSharedError` and `NotDefinedError` as `Link.send` does.
+    /// the ticket is gone, and what was made with it. Never waits.
     ///
     /// once: makes a ticket for one use, which nothing has to keep: later writes wait until it was used, and what was made with it is gone.
-    #[pyo3(signature = (*, once = false))]
-    fn ticket(&self, py: Python<'_>, once: bool) -> PyResult<PyTicket> {
-        PyTicket::of(py, self.tensor(py)?, once)
+    ///
+    /// copy: as for `Link.send`.
+    #[pyo3(signature = (*, once = false, copy = None))]
+    fn ticket(&self, py: Python<'_>, once: bool, copy: Option<bool>) -> PyResult<PyTicket> {
+        PyTicket::of(py, self.tensor(py)?, &ShareOptions { once, copy })
     }
 
     /// No bytes of a tensor could say how long its memory is to be kept. What queues of `multiprocessing` pickle is taken from them once:
@@ -476,7 +479,7 @@ impl PyTensor {
     fn __reduce_ex__(&self, _protocol: &Bound<'_, PyAny>) -> PyResult<Py<PyAny>> {
         Err(PyTypeError::new_err(
             "an estafette.Tensor is not pickled: pickle `t.ticket()` for another process on this machine, send `t` by a link, \
-             `link.send(t)`, or put a tensor in shared memory into a queue of multiprocessing; for a copy pickle \
+             `link.send(t)`, or put it into a queue of multiprocessing, imported before the engine is made; for a copy pickle \
              `np.from_dlpack(t)`",
         ))
     }

@@ -20,7 +20,7 @@ pub struct Memory {
     bytes: usize,
     /// A forked child does not have its parent's writable mappings.
     generation: Generation,
-    is_own: bool,
+    is_writable: bool,
 }
 
 // SAFETY: the mapping belongs to no thread.
@@ -31,6 +31,15 @@ unsafe impl Sync for Memory {}
 impl Memory {
     /// New memory that this process alone can write, all zero, backed by pages at once. The descriptor is for peers.
     pub fn create(name: &str, bytes: usize) -> io::Result<(Self, OwnedFd)> {
+        Self::sealed(name, bytes, libc::F_SEAL_FUTURE_WRITE)
+    }
+
+    /// As [`create`](Self::create), for memory that peers can write as well.
+    pub fn create_writable(name: &str, bytes: usize) -> io::Result<(Self, OwnedFd)> {
+        Self::sealed(name, bytes, 0)
+    }
+
+    fn sealed(name: &str, bytes: usize, seal: i32) -> io::Result<(Self, OwnedFd)> {
         let name = CString::new(name)?;
         // SAFETY: the name ends with a zero byte, and is copied.
         let descriptor =
@@ -42,15 +51,15 @@ impl Memory {
         // SAFETY: takes integers.
         check(unsafe { libc::fallocate(descriptor.as_raw_fd(), 0, 0, length) })?;
         let memory = Self::map(&descriptor, bytes, true)?;
-        // From now on no process can map the memory for writing; the mapping above stays writable.
-        let seals = FIXED_SIZE | libc::F_SEAL_FUTURE_WRITE | libc::F_SEAL_SEAL;
+        // From now on no process can map sealed memory for writing; the mapping above stays writable.
+        let seals = FIXED_SIZE | seal | libc::F_SEAL_SEAL;
         // SAFETY: takes integers.
         check(unsafe { libc::fcntl(descriptor.as_raw_fd(), libc::F_ADD_SEALS, seals) })?;
         Ok((memory, descriptor))
     }
 
-    /// Maps memory of another process for reading. It must be sealed against a change of its size, and have `bytes` bytes.
-    pub fn open(descriptor: &OwnedFd, bytes: usize) -> io::Result<Self> {
+    /// Maps memory of another process, for reading or for writing. It must be sealed against a change of its size, and have `bytes` bytes.
+    pub fn open(descriptor: &OwnedFd, bytes: usize, is_writable: bool) -> io::Result<Self> {
         let invalid = |what| Err(io::Error::new(io::ErrorKind::InvalidData, what));
         // SAFETY: takes integers. Only memory that can be sealed has seals.
         let seals = unsafe { libc::fcntl(descriptor.as_raw_fd(), libc::F_GET_SEALS) };
@@ -64,11 +73,11 @@ impl Memory {
         if usize::try_from(status.st_size) != Ok(bytes) {
             return invalid("the memory has another size than was said");
         }
-        Self::map(descriptor, bytes, false)
+        Self::map(descriptor, bytes, is_writable)
     }
 
-    fn map(descriptor: &OwnedFd, bytes: usize, is_own: bool) -> io::Result<Self> {
-        let protection = if is_own { libc::PROT_READ | libc::PROT_WRITE } else { libc::PROT_READ };
+    fn map(descriptor: &OwnedFd, bytes: usize, is_writable: bool) -> io::Result<Self> {
+        let protection = if is_writable { libc::PROT_READ | libc::PROT_WRITE } else { libc::PROT_READ };
         let flags = libc::MAP_SHARED | libc::MAP_POPULATE;
         // SAFETY: a new mapping, at a place that the kernel chooses.
         let start = unsafe { libc::mmap(null_mut(), bytes, protection, flags, descriptor.as_raw_fd(), 0) };
@@ -76,9 +85,9 @@ impl Memory {
             return Err(io::Error::last_os_error());
         }
         let start = NonNull::new(start.cast()).ok_or(io::ErrorKind::AddrNotAvailable)?;
-        let memory = Self { start, bytes, generation: Generation::current(), is_own };
-        if is_own {
-            // Else a forked child could write what peers take for words of its parent.
+        let memory = Self { start, bytes, generation: Generation::current(), is_writable };
+        if is_writable {
+            // Else a forked child could write what others take for words of its parent.
             // SAFETY: the mapping was just made with this length.
             check(unsafe { libc::madvise(start.as_ptr().cast(), bytes, libc::MADV_DONTFORK) })?;
         }
@@ -112,7 +121,7 @@ impl Memory {
 
 impl Drop for Memory {
     fn drop(&mut self) {
-        if self.is_own && !self.generation.is_current() {
+        if self.is_writable && !self.generation.is_current() {
             // By now the child may have something else there.
             return count_leak();
         }

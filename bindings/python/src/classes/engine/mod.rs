@@ -6,7 +6,7 @@
 mod allocation;
 mod import;
 mod promises;
-mod remote;
+pub mod remote;
 mod submission;
 
 use std::sync::Arc;
@@ -26,7 +26,7 @@ use crate::asyncio::awaiting::Awaiter;
 use crate::asyncio::stopped_loop;
 use crate::classes::handle::{EngineHandle, Shared};
 use crate::classes::operators::PyOperators;
-use crate::classes::remote::memory_is_shared;
+use crate::classes::remote::prepare_queues;
 use crate::classes::report;
 use crate::classes::tensor::PyTensor;
 use crate::error::{OrRaise, raise};
@@ -181,9 +181,7 @@ impl PyEngine {
         {
             return Err(body::not_a_using(using)?);
         }
-        if shared {
-            memory_is_shared(py)?;
-        }
+        prepare_queues(py, shared)?;
         let failures = Failures::parse(failures)?;
         let mut builder = Engine::builder().shared(shared).report_failures(failures != Failures::Ignore);
         if let Some(workers) = count("workers", 0, workers)? {

@@ -1,14 +1,17 @@
 //! Tensors of other processes: `door`, `connect`, `from_ticket`.
 
+use std::pin::pin;
+
+use pyo3::exceptions::PyTimeoutError;
 use pyo3::prelude::*;
 
 use super::PyEngine;
 use crate::asyncio::awaiting::Awaiter;
-use crate::classes::remote::{PyDoor, PyLink, parse_ticket};
+use crate::classes::remote::{PyDoor, PyLink, block_on, parse_ticket};
 use crate::classes::tensor::PyTensor;
 use crate::error::OrRaise;
 use crate::interpreter::call_site::traced_line;
-use crate::interpreter::guard;
+use crate::interpreter::{guard, interrupt};
 
 #[pymethods]
 impl PyEngine {
@@ -43,5 +46,32 @@ impl PyEngine {
         }
         let site = traced_line(py);
         Ok(self.wrap(guard::detach(py, || engine.from_ticket_at(&ticket, site)).or_raise(py)?))
+    }
+}
+
+/// The tensors of tickets. Returns once their processes keep the versions for this one, ready or not: then the tickets may be revoked.
+#[pyfunction(name = "_from_tickets")]
+#[pyo3(signature = (engine, tickets, /))]
+pub fn from_tickets(
+    py: Python<'_>,
+    engine: &PyEngine,
+    tickets: Vec<Bound<'_, PyAny>>,
+) -> PyResult<Vec<PyTensor>> {
+    let mut tensors = Vec::with_capacity(tickets.len());
+    let mut held = Vec::with_capacity(tickets.len());
+    for ticket in tickets {
+        let ticket = parse_ticket(py, &ticket)?;
+        let site = traced_line(py);
+        let engine = engine.engine(py)?;
+        let (tensor, kept) = guard::detach(py, || engine.from_ticket_held(&ticket, site)).or_raise(py)?;
+        tensors.push(tensor);
+        held.push(kept);
+    }
+    // The answers come at once, so that no event loop stands still.
+    let all =
+        guard::detach(py, || held.iter().try_for_each(|kept| block_on(pin!(kept.settled()), None).map(drop)));
+    match all {
+        Some(()) => Ok(tensors.into_iter().map(|tensor| engine.wrap(tensor)).collect()),
+        None => Err(interrupt::take().unwrap_or_else(|| PyTimeoutError::new_err("interrupted"))),
     }
 }

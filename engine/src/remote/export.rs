@@ -1,0 +1,235 @@
+//! What this process shows of a tensor, and the copies that it makes for that.
+//!
+//! | the memory of the tensor | what is shown |
+//! |---|---|
+//! | shared memory of this process | the memory, under a read lease |
+//! | other memory of this process | a copy in shared memory, made under a read lease that ends with it |
+//! | memory of another process | nothing: that process is asked, and shows the memory itself |
+//!
+//! Where the tensor has no memory yet, the read lease takes its place in the order at once, and the rest follows when it is granted.
+
+use std::sync::{Arc, OnceLock};
+
+use estafette_devices::host::{self, HostDevice};
+use estafette_devices::{DLDevice, Device, DeviceError, Fence, FenceState};
+use estafette_links::{Address, Arena, Segment};
+use estafette_sync::per_process;
+use estafette_sync::sync::Mutex;
+use estafette_sync::sync::atomic::{AtomicU64, Ordering};
+
+use super::done;
+use crate::copy;
+use crate::core::error::Error;
+use crate::core::operation::Name;
+use crate::engine::copy::drive;
+use crate::exchange::{Layout, Storage};
+use crate::lease::{Access, Lease, LeaseOwner};
+use crate::operation::builder::OpBuilder;
+use crate::tensor::handle::{Definition, Tensor};
+use crate::tensor::memory::ALIGN;
+use crate::trace;
+use crate::wait::notify::{device_error, notify};
+
+per_process! {
+    static COPIED: AtomicU64 = AtomicU64::new(0);
+}
+
+/// Bytes that this process has copied into shared memory for other processes.
+pub(crate) fn copied_bytes() -> u64 {
+    COPIED.load(Ordering::Relaxed)
+}
+
+/// Where memory of another process is from: how its owner is asked to show it to a third process.
+#[derive(Clone)]
+pub(crate) struct RemoteOrigin {
+    /// The owner's door for tickets.
+    pub(super) address: Address,
+    /// The owner.
+    pub(super) process: u32,
+    /// What the owner calls the use by this process.
+    pub(super) share: u64,
+}
+
+/// Memory of another process, as this process has it.
+pub(crate) enum Loan {
+    ForReading(RemoteOrigin),
+    /// Set before the end, if what was written has failed.
+    ForWriting(Arc<OnceLock<DeviceError>>),
+}
+
+/// A version of a tensor, on behalf of other processes: under one read lease for as long as anything has a share in this.
+pub(super) struct Export {
+    /// Set from the beginning, or when `ready` settles well.
+    pub(super) shown: OnceLock<Shown>,
+    /// Done when other processes may read.
+    pub(super) ready: Fence,
+    /// What traces of other processes call the lease.
+    pub(super) key: u64,
+    /// Once it is granted, and not where a copy is shown.
+    lease: Mutex<Option<Lease>>,
+}
+
+pub(super) enum Shown {
+    Here(Place),
+    /// The handle keeps the use by this process.
+    Elsewhere(RemoteOrigin, #[expect(dead_code, reason = "kept")] Tensor),
+}
+
+/// Shared memory of this process.
+pub(super) struct Place {
+    pub(super) segment: Arc<Segment>,
+    /// Where the first element is in the segment.
+    pub(super) first: usize,
+    pub(super) layout: Layout,
+    /// Of a copy.
+    _storage: Option<Arc<Storage>>,
+}
+
+impl Export {
+    /// Requests the lease: it takes its place in the order now. `copy` as in [`ShareOptions`](super::ShareOptions::copy).
+    pub(super) fn new(tensor: &Tensor, owner: LeaseOwner, copy: Option<bool>) -> Result<Arc<Self>, Error> {
+        tensor.inner.core.generation.check()?;
+        let now = tensor.inner.definition().ok().map(|definition| show(tensor, definition, copy));
+        let (shown, target) = now.transpose()?.unzip();
+        let target = target.flatten();
+        let shown = shown.map_or_else(OnceLock::new, OnceLock::from);
+        if matches!(shown.get(), Some(Shown::Elsewhere(..))) {
+            return Ok(Arc::new(Self { shown, ready: done(), key: 0, lease: Mutex::default() }));
+        }
+        Self::requested(tensor, Access::Read, owner, shown, target, copy)
+    }
+
+    /// Requests a lease for the one process that is to write.
+    pub(super) fn for_writing(tensor: &Tensor, owner: LeaseOwner) -> Result<Arc<Self>, Error> {
+        tensor.inner.core.generation.check()?;
+        let definition = tensor.inner.definition()?;
+        let place = find_in_segment(definition).ok_or(Error::NotShared(NOT_WRITABLE.into()))?;
+        Self::requested(tensor, Access::Write, owner, OnceLock::from(Shown::Here(place)), None, Some(false))
+    }
+
+    /// Gives a lease for writing back. What was written is the next version, or has failed as `answer` has.
+    pub(super) fn written(&self, answer: Fence) {
+        let lease = self.lease.lock().take();
+        if let (Some(lease), FenceState::Failed(_)) = (lease, answer.state()) {
+            lease.release_after(answer);
+        }
+    }
+
+    fn requested(
+        tensor: &Tensor,
+        access: Access,
+        owner: LeaseOwner,
+        shown: OnceLock<Shown>,
+        target: Option<Arc<Storage>>,
+        copy: Option<bool>,
+    ) -> Result<Arc<Self>, Error> {
+        let (completer, ready) = host::promise("a lease for another process");
+        let (request, lease) = tensor.lease_within(access, owner.elsewhere()).submitted()?;
+        let key = trace::process_key().wrapping_add(lease);
+        let export = Arc::new(Self { shown, ready, key, lease: Mutex::default() });
+        let granted = Arc::downgrade(&export);
+        let granted = async move {
+            let lease = request.await?;
+            match granted.upgrade() {
+                Some(export) => export.granted(lease, target, copy).await,
+                None => Ok(()),
+            }
+        };
+        notify(granted, move |outcome| completer.settle(outcome.map_err(device_error)));
+        Ok(export)
+    }
+
+    /// Keeps the lease for as long as the memory is shown, or for as long as it takes to copy it.
+    async fn granted(
+        &self,
+        lease: Lease,
+        mut target: Option<Arc<Storage>>,
+        copy: Option<bool>,
+    ) -> Result<(), Error> {
+        if self.shown.get().is_none() {
+            let (shown, to) = show(lease.tensor(), lease.tensor().inner.definition()?, copy)?;
+            let is_elsewhere = matches!(shown, Shown::Elsewhere(..));
+            self.shown.get_or_init(|| shown);
+            if is_elsewhere {
+                return Ok(());
+            }
+            target = to;
+        }
+        match target {
+            Some(target) => copy_under(lease, target).await,
+            None => {
+                let before = self.lease.lock().replace(lease);
+                debug_assert!(before.is_none(), "granted once");
+                Ok(())
+            }
+        }
+    }
+}
+
+/// How a tensor is shown, and where it is to be copied to before.
+fn show(
+    tensor: &Tensor,
+    definition: &Definition,
+    copy: Option<bool>,
+) -> Result<(Shown, Option<Arc<Storage>>), Error> {
+    let Definition { layout, data, .. } = definition;
+    if copy != Some(true) {
+        if let Some(Loan::ForReading(origin)) = definition.storage.loan() {
+            return Ok((Shown::Elsewhere(origin.clone(), tensor.clone()), None));
+        }
+        let in_arena = || find(layout, *data, None).filter(|_| layout.device() == DLDevice::CPU);
+        if let Some(place) = find_in_segment(definition).or_else(in_arena) {
+            return Ok((Shown::Here(place), None));
+        }
+        if copy == Some(false) {
+            return Err(Error::NotShared(NOT_SHARED.into()));
+        }
+    }
+    let layout = copy::row_major(layout, DLDevice::CPU)?;
+    let memory = HostDevice::with_memory(Arc::new(Arena)).allocate(layout.byte_len().max(1), ALIGN)?;
+    let storage = Arc::new(Storage::device(memory));
+    let place = find(&layout, storage.data(), Some(Arc::clone(&storage)));
+    Ok((Shown::Here(place.expect("memory of the arena")), Some(storage)))
+}
+
+/// Why a copy that is refused would be needed.
+const NOT_SHARED: &str = "the memory of the tensor is not memory that this process can show to others, and a copy was refused: make the \
+                          tensor in an engine with shared memory, and have operations write to it";
+
+fn find(layout: &Layout, data: *mut u8, storage: Option<Arc<Storage>>) -> Option<Place> {
+    let range = layout.byte_range(data);
+    let (segment, offset) = Arena.find(std::ptr::without_provenance::<u8>(range.start), range.len())?;
+    let first = offset + (data.addr() - range.start);
+    Some(Place { segment, first, layout: layout.clone(), _storage: storage })
+}
+
+/// Why a tensor is not lent for writing.
+const NOT_WRITABLE: &str = "no other process can write the memory of the tensor: make the tensor with memory that is shared for writing";
+
+/// Memory that other processes can be lent for writing.
+fn find_in_segment(definition: &Definition) -> Option<Place> {
+    let segment = Arc::clone(definition.storage.as_segment()?);
+    let first = definition.data.addr() - segment.start().as_ptr().addr();
+    Some(Place { segment, first, layout: definition.layout.clone(), _storage: None })
+}
+
+/// Copies the leased tensor, as an operation; an engine that has shut down takes none.
+async fn copy_under(lease: Lease, target: Arc<Storage>) -> Result<(), Error> {
+    let core = lease.tensor().inner.core.clone();
+    let bytes = lease.tensor().inner.definition()?.layout.byte_len() as u64;
+    let copying = copy::into(core.clone(), lease.tensor().clone(), target);
+    match OpBuilder::new(&core, Name::Static("copy for another process")).beyond_limit() {
+        Ok(builder) => {
+            let copied = builder.run_external(move |end| {
+                let Some(core) = end.scope().core() else { return };
+                drive(&core, copying, |outcome| end.complete(outcome.map_err(Into::into)));
+            })?;
+            copied.await?;
+        }
+        Err(Error::Shutdown) => copying.await?,
+        Err(error) => return Err(error),
+    }
+    drop(lease);
+    COPIED.fetch_add(bytes, Ordering::Relaxed);
+    Ok(())
+}

@@ -1,0 +1,97 @@
+//! Tensors that another process is lent for writing.
+
+use super::*;
+
+fn writable(engine: &Engine) -> Tensor {
+    engine.zeros_shared_for_writing(&[LENGTH], DType::I64).expect("memory")
+}
+
+#[test]
+fn what_another_process_writes_is_the_next_version() {
+    two(
+        "writing::what_another_process_writes_is_the_next_version",
+        |peer, engine, link| {
+            let x = writable(engine);
+            for round in 0..50 {
+                fill(engine, &x, 2 * round);
+                wait(link.lend(&x)).unwrap();
+                assert_eq!(value(engine, &x).unwrap(), 2 * round + 1, "it waits for the other process");
+            }
+            // Read by the other process, and by this one at the same time.
+            wait(link.send(&x)).unwrap();
+            assert_eq!(value(engine, &x).unwrap(), 99);
+            wait(link.lend(&x)).unwrap();
+            heard(&link);
+            assert!(!x.is_ready(), "the other process has it for itself");
+            let later = engine.op("read").reads([&x]).run(|[_x], []| Ok(())).unwrap();
+            std::thread::sleep(Duration::from_millis(30));
+            assert!(
+                !later.is_done()
+                    && engine.diagnose().to_string().contains(&format!("process {}", peer.process()))
+            );
+            say(engine, &link);
+            later.wait().unwrap();
+            assert_eq!(value(engine, &x).unwrap(), 5);
+            let shared = engine.zeros(&[LENGTH], DType::I64).unwrap();
+            assert!(matches!(wait(link.lend(&shared)), Err(Error::NotShared(_))));
+            drop(link);
+            assert!(peer.0.wait().unwrap().success());
+        },
+        |engine, link| {
+            for _ in 0..50 {
+                let x = receive(&link);
+                let add = engine.op("add").updates([&x]).run(|[], [], [mut x]| {
+                    x.as_mut_slice::<i64>()?.iter_mut().for_each(|x| *x += 1);
+                    Ok(())
+                });
+                drop(add.unwrap());
+            }
+            let x = receive(&link);
+            assert!(x.is_read_only().unwrap());
+            assert_eq!(value(engine, &x).unwrap(), 99);
+            drop(x);
+            let x = receive(&link);
+            fill(engine, &x, 5);
+            x.wait().unwrap();
+            assert!(matches!(wait(link.lend(&x)), Err(Error::NotShared(_))), "it is not passed on");
+            say(engine, &link);
+            heard(&link);
+            drop(x);
+            assert!(wait(link.receive()).unwrap().is_none());
+        },
+    );
+}
+
+#[test]
+fn a_write_that_fails_or_whose_process_dies_fails_the_version_until_it_is_written_anew() {
+    two(
+        "writing::a_write_that_fails_or_whose_process_dies_fails_the_version_until_it_is_written_anew",
+        |peer, engine, link| {
+            let (x, y) = (writable(engine), writable(engine));
+            for tensor in [&x, &y] {
+                wait(link.lend(tensor)).unwrap();
+            }
+            let after = engine.zeros(&[1], DType::I64).unwrap();
+            engine.op("after").reads([&x]).writes([&after]).run(|[_x], [_y]| Ok(())).unwrap();
+            let error = after.wait().unwrap_err().to_string();
+            assert!(error.contains("out of paper") && error.contains("in process"), "{error}");
+            heard(&link);
+            peer.kill();
+            let error = value(engine, &y).unwrap_err().to_string();
+            assert!(error.contains(&format!("process {} died", peer.process())), "{error}");
+            for tensor in [&x, &y] {
+                fill(engine, tensor, 4);
+                assert_eq!(value(engine, tensor).unwrap(), 4);
+            }
+        },
+        |engine, link| {
+            let (x, y) = (receive(&link), receive(&link));
+            engine.op("print").updates([&x]).run(|[], [], [_x]| Err("out of paper".into())).unwrap();
+            drop(x);
+            fill(engine, &y, 7);
+            y.wait().unwrap();
+            say(engine, &link);
+            until_killed();
+        },
+    );
+}
