@@ -23,6 +23,11 @@
 //! # Ok(()) }
 //! ```
 
+#[cfg(feature = "nixl")]
+mod network;
+#[cfg(not(feature = "nixl"))]
+#[path = "remote/no_network.rs"]
+mod network;
 mod ticket;
 
 use std::sync::Arc;
@@ -42,6 +47,8 @@ use crate::tensor::memory::ALIGN;
 use crate::trace::{self, hooks};
 use crate::wait::notify::{device_error, notify};
 
+#[cfg(feature = "nixl")]
+pub use self::network::{TicketOptions, declare_dead, suggest_nixl};
 pub use self::ticket::Ticket;
 pub use estafette_links::{Address, Door};
 
@@ -165,6 +172,9 @@ struct Export {
     ready: Fence,
     /// What traces of other processes call the lease.
     key: u64,
+    /// Who the lease is said to be of.
+    #[cfg_attr(not(feature = "nixl"), expect(dead_code, reason = "remarks are made on processes of other machines"))]
+    owner: LeaseOwner,
     _share: Share,
 }
 
@@ -181,7 +191,8 @@ impl Export {
         let (completer, ready) = host::promise("a lease for another process");
         let share = Share::default();
         let granted = Arc::clone(&share.0);
-        let (request, lease) = tensor.lease(Access::Read, owner.elsewhere()).submitted()?;
+        let owner = owner.elsewhere();
+        let (request, lease) = tensor.lease(Access::Read, owner.clone()).submitted()?;
         let key = trace::process_key().wrapping_add(lease);
         notify(request, move |lease: Result<Lease, Error>| match lease {
             Ok(lease) => {
@@ -192,7 +203,7 @@ impl Export {
             Err(error) => completer.fail(device_error(error)),
         });
         let first = offset + (definition.data.addr() - range.start);
-        Ok(Self { segment, first, layout: layout.clone(), ready, key, _share: share })
+        Ok(Self { segment, first, layout: layout.clone(), ready, key, owner, _share: share })
     }
 }
 

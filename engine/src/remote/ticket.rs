@@ -52,6 +52,8 @@ pub struct Ticket {
     address: Address,
     process: u32,
     secret: Secret,
+    /// How other machines reach the process; no bytes if they do not.
+    reach: Vec<u8>,
     is_owner: bool,
 }
 
@@ -63,7 +65,7 @@ impl Tensor {
     /// [`Error::NotShared`] and [`Error::NotDefined`], as for [`Link::send`](super::Link::send); [`Error::Invalid`] if 65,536 tickets are
     /// alive.
     pub fn ticket(&self) -> Result<Ticket, Error> {
-        self.make_ticket(false)
+        self.make_ticket(false, Vec::new())
     }
 
     /// As [`ticket`](Self::ticket), for one use. Dropping the ticket changes nothing: the version is kept until the ticket was used and what
@@ -72,10 +74,10 @@ impl Tensor {
     /// # Errors
     /// As [`ticket`](Self::ticket).
     pub fn ticket_for_one(&self) -> Result<Ticket, Error> {
-        self.make_ticket(true)
+        self.make_ticket(true, Vec::new())
     }
 
-    fn make_ticket(&self, is_for_one: bool) -> Result<Ticket, Error> {
+    pub(super) fn make_ticket(&self, is_for_one: bool, reach: Vec<u8>) -> Result<Ticket, Error> {
         self.inner.core.check_usable()?;
         let address = door()?;
         let secret = secret()?;
@@ -86,14 +88,14 @@ impl Tensor {
             return Err(Error::invalid(format!("{TICKETS_MAX} tickets are alive, which is the most")));
         }
         exports.insert(secret, Ticketed { export, is_for_one });
-        Ok(Ticket { address, process: std::process::id(), secret, is_owner: !is_for_one })
+        Ok(Ticket { address, process: std::process::id(), secret, reach, is_owner: !is_for_one })
     }
 }
 
 impl Ticket {
     /// The ticket as bytes, which may travel through anything.
     pub fn to_bytes(&self) -> Vec<u8> {
-        [self.address.as_bytes(), &self.process.to_le_bytes(), &self.secret].concat()
+        [self.address.as_bytes(), &self.process.to_le_bytes(), &self.secret, &self.reach].concat()
     }
 
     /// The ticket that `bytes` are.
@@ -104,12 +106,22 @@ impl Ticket {
         let none = || Error::invalid(format!("{} bytes that are no ticket", bytes.len()));
         let (address, rest) = bytes.split_at_checked(Address::BYTES).ok_or_else(none)?;
         let (process, secret) = rest.split_at_checked(4).ok_or_else(none)?;
+        let (secret, reach) = secret.split_first_chunk().ok_or_else(none)?;
+        if !reach.is_empty() && super::network::parse(reach).is_none() {
+            return Err(none());
+        }
         Ok(Self {
             address: Address::from_bytes(address).map_err(|_| none())?,
             process: u32::from_le_bytes(*process.as_array().ok_or_else(none)?),
-            secret: *secret.as_array().ok_or_else(none)?,
+            secret: *secret,
+            reach: reach.to_vec(),
             is_owner: false,
         })
+    }
+
+    /// Whether other machines reach the process.
+    pub fn is_for_machines(&self) -> bool {
+        !self.reach.is_empty()
     }
 
     /// The process that has the tensor, as that process sees itself.
@@ -145,8 +157,8 @@ impl Engine {
     /// As `from_ticket`.
     #[doc(hidden)]
     pub fn from_ticket_at(&self, ticket: &Ticket, site: Option<CallSite>) -> Result<Tensor, Error> {
-        let Ticket { address, process, secret, .. } = ticket;
-        let (address, process, secret) = (address.clone(), *process, *secret);
+        let Ticket { address, process, secret, reach, .. } = ticket;
+        let (address, process, secret, reach) = (address.clone(), *process, *secret, reach.clone());
         self.op(format!("tensor of process {process}")).receive(move |completion| {
             Owner::ask(&address, process, secret, move |answer| match answer {
                 Ok((managed, ready, key)) => {
@@ -154,6 +166,10 @@ impl Engine {
                         hooks::is_elsewhere(completion.id(), process, key, site.as_ref());
                     }
                     completion.produce_after(&ready, Ok(Produced::elsewhere(managed)));
+                }
+                // On this machine it has died, or has never been.
+                Err(Error::Device(error)) if error.kind() == DeviceErrorKind::PeerDied && !reach.is_empty() => {
+                    super::network::fetch(&reach, process, secret, completion);
                 }
                 Err(error) => completion.produce(Err(Box::new(error))),
             });
@@ -203,13 +219,19 @@ fn go_on() {
 }
 
 /// What a ticket names, if it may still be used.
-fn redeem(secret: &Secret) -> Option<Arc<Export>> {
+pub(super) fn redeem(secret: &Secret) -> Option<Arc<Export>> {
     let mut exports = EXPORTS.lock();
     let ticketed = exports.get(secret)?;
     if ticketed.is_for_one {
         return exports.remove(secret).map(|ticketed| ticketed.export);
     }
     Some(Arc::clone(&ticketed.export))
+}
+
+/// Why a ticket is refused.
+pub(super) fn void() -> DeviceError {
+    let what = "the ticket is not valid any more: its process has dropped it, or it was for one use";
+    DeviceError::new(DeviceErrorKind::Invalid, what)
 }
 
 /// Answers another process until it leaves or dies.
@@ -221,9 +243,7 @@ async fn answer(link: RawLink) {
             Some(export) => hand_over(&link, number, export).await,
             None => {
                 let (completer, refused) = host::promise("a ticket");
-                let what =
-                    "the ticket is not valid any more: its process has dropped it, or it was for one use";
-                completer.fail(DeviceError::new(DeviceErrorKind::Invalid, what));
+                completer.fail(void());
                 link.send(&refused, number).await.map(drop).map_err(Error::from)
             }
         };

@@ -86,15 +86,15 @@ impl Poll {
         unsupported()
     }
 
-    pub fn add(&self, _descriptor: &Descriptor, _token: u64) -> io::Result<()> {
+    pub fn add<T>(&self, _descriptor: &T, _token: u64) -> io::Result<()> {
         match *self {}
     }
 
-    pub fn remove(&self, _descriptor: &Descriptor) {
+    pub fn remove<T>(&self, _descriptor: &T) {
         match *self {}
     }
 
-    pub fn wait(&self) -> io::Result<Vec<u64>> {
+    pub fn wait(&self, _timeout: Option<std::time::Duration>) -> io::Result<Vec<u64>> {
         match *self {}
     }
 }

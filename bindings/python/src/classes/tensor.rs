@@ -465,9 +465,20 @@ impl PyTensor {
     /// the ticket is gone, and what was made with it. Never waits. Raises `NotSharedError` and `NotDefinedError` as `Link.send` does.
     ///
     /// once: makes a ticket for one use, which nothing has to keep: later writes wait until it was used, and what was made with it is gone.
-    #[pyo3(signature = (*, once = false))]
-    fn ticket(&self, py: Python<'_>, once: bool) -> PyResult<PyTicket> {
-        PyTicket::of(py, self.tensor(py)?, once)
+    ///
+    /// reach: an address of this machine, ``"host"`` or ``"host:port"``, where processes on other machines reach this one: the ticket is
+    /// good there too, and gives a copy, which NIXL makes. Both processes need the package ``nixl-cu12``. See the page on other processes.
+    ///
+    /// deadline: seconds of silence after which a process on another machine takes this one for dead, and is suspected itself.
+    #[pyo3(signature = (*, once = false, reach = None, deadline = 10.0))]
+    fn ticket(
+        &self,
+        py: Python<'_>,
+        once: bool,
+        reach: Option<String>,
+        deadline: f64,
+    ) -> PyResult<PyTicket> {
+        PyTicket::of(py, self.tensor(py)?, once, reach, deadline)
     }
 
     /// No bytes of a tensor could say how long its memory is to be kept. What queues of `multiprocessing` pickle is taken from them once:
