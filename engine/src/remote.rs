@@ -173,7 +173,10 @@ struct Export {
     /// What traces of other processes call the lease.
     key: u64,
     /// Who the lease is said to be of.
-    #[cfg_attr(not(feature = "nixl"), expect(dead_code, reason = "remarks are made on processes of other machines"))]
+    #[cfg_attr(
+        not(feature = "nixl"),
+        expect(dead_code, reason = "remarks are made on processes of other machines")
+    )]
     owner: LeaseOwner,
     _share: Share,
 }

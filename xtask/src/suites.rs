@@ -339,7 +339,8 @@ pub const SUITES: &[Suite] = &[
         counted: true,
         limit: minutes(5),
         commands: |context| {
-            let mut run = python(context, &["-m", "pytest", "-rfEs", "bindings/python/clusters/test_nixl.py"]);
+            let mut run =
+                python(context, &["-m", "pytest", "-rfEs", "bindings/python/clusters/test_nixl.py"]);
             let nixl = context.nixl.as_ref().expect("set up before the suite");
             run.env("PYTHONPATH", nixl.packages().unwrap_or_default());
             vec![run]

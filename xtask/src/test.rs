@@ -84,7 +84,8 @@ const LAST_LINES: usize = 40;
 pub fn run(options: &Options) -> Result<bool, String> {
     let target = shell::target()?;
     let quick = !options.all && options.chosen().iter().all(|suite| suite.quick);
-    let mut context = Context { target, python: None, legacy: None, other: None, borrowed: None, nixl: None, quick };
+    let mut context =
+        Context { target, python: None, legacy: None, other: None, borrowed: None, nixl: None, quick };
     let mut lines = Vec::new();
     // Each set-up is tried once; if it fails, every suite that needs it reports why.
     let mut set_up = SetUp::downloading(&options.chosen(), quick);

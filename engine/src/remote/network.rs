@@ -79,7 +79,8 @@ fn offer(export: Arc<Export>) -> Offer {
     let start = segment.start().as_ptr();
     let range = layout.byte_range(start.wrapping_add(*first));
     let offset = range.start - start.addr();
-    let description = Description { number: 0, first: (first - offset) as u64, layout: layout.clone(), key: *key };
+    let description =
+        Description { number: 0, first: (first - offset) as u64, layout: layout.clone(), key: *key };
     let owner = owner.clone();
     let remark = move |who: &str, what: Option<&str>| {
         if let Some(what) = what {
@@ -97,7 +98,9 @@ pub(super) fn fetch(reach: &[u8], process: u32, secret: Secret, completion: Comp
     network::fetch(&reach, process, secret, move |fetched| {
         completion.produce(match fetched {
             Ok(fetched) => described(fetched).map(Produced::immutable).map_err(Into::into),
-            Err(error) if error.kind() == DeviceErrorKind::Invalid => Err(Error::invalid(error.message().to_owned()).into()),
+            Err(error) if error.kind() == DeviceErrorKind::Invalid => {
+                Err(Error::invalid(error.message().to_owned()).into())
+            }
             Err(error) => Err(Error::Device(error).into()),
         });
     });
@@ -107,7 +110,8 @@ pub(super) fn fetch(reach: &[u8], process: u32, secret: Secret, completion: Comp
 fn described(fetched: Fetched) -> Result<ManagedTensor, Error> {
     let Fetched { process, note, memory, bytes } = fetched;
     let sent = |what: &str| Error::invalid(format!("process {process} on another machine sent {what}"));
-    let Description { first, layout, .. } = Description::from_bytes(&note).ok_or_else(|| sent("no tensor"))?;
+    let Description { first, layout, .. } =
+        Description::from_bytes(&note).ok_or_else(|| sent("no tensor"))?;
     let outside = || sent("a tensor outside of its memory");
     let start = memory.ptr().as_ptr();
     let first = usize::try_from(first).ok().filter(|first| *first <= bytes).ok_or_else(outside)?;
@@ -121,7 +125,6 @@ fn described(fetched: Fetched) -> Result<ManagedTensor, Error> {
     // SAFETY: the elements are inside of the memory, whose bytes have all come, and which lives until it is dropped here.
     Ok(unsafe { export(&layout, data, flags, Abi::Versioned, move || drop(memory)) })
 }
-
 
 #[cfg(test)]
 mod tests {

@@ -11,6 +11,8 @@ pub(super) fn parse(_reach: &[u8]) -> Option<()> {
 }
 
 pub(super) fn fetch(_reach: &[u8], process: u32, _secret: [u8; 16], completion: Completion) {
-    let what = format!("process {process} is on another machine, and this program was built without the feature `nixl`");
+    let what = format!(
+        "process {process} is on another machine, and this program was built without the feature `nixl`"
+    );
     completion.produce(Err(Box::new(Error::Device(DeviceError::new(DeviceErrorKind::Other, what)))));
 }

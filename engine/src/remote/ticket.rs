@@ -168,7 +168,9 @@ impl Engine {
                     completion.produce_after(&ready, Ok(Produced::elsewhere(managed)));
                 }
                 // On this machine it has died, or has never been.
-                Err(Error::Device(error)) if error.kind() == DeviceErrorKind::PeerDied && !reach.is_empty() => {
+                Err(Error::Device(error))
+                    if error.kind() == DeviceErrorKind::PeerDied && !reach.is_empty() =>
+                {
                     super::network::fetch(&reach, process, secret, completion);
                 }
                 Err(error) => completion.produce(Err(Box::new(error))),

@@ -43,7 +43,18 @@ struct Loan {
 impl Guest {
     pub(super) fn new(wire: Wire, machine: String, token: u64, key: Secret, ask: Ask) -> Self {
         let lent = BTreeMap::new();
-        Self { wire: Some(wire), key, ask, token, machine, process: None, agent: None, asked: 0, lent, is_silent: false }
+        Self {
+            wire: Some(wire),
+            key,
+            ask,
+            token,
+            machine,
+            process: None,
+            agent: None,
+            asked: 0,
+            lent,
+            is_silent: false,
+        }
     }
 
     pub(super) fn name(&self) -> String {
@@ -90,7 +101,10 @@ impl Guest {
         let (Some(wire), Some((_, deadline))) = (&self.wire, self.process) else { return };
         let silence = wire.silence(now);
         if silence > deadline && !self.is_silent {
-            self.fall_silent(&format!("has been silent for {} s, and may still read", silence.as_secs_f32().round()));
+            self.fall_silent(&format!(
+                "has been silent for {} s, and may still read",
+                silence.as_secs_f32().round()
+            ));
         }
     }
 
@@ -151,7 +165,10 @@ impl Guest {
         let Some(wire) = &mut self.wire else { return };
         let offered = answer.and_then(|offer| {
             let described = describe(&mut self.agent, &offer).map_err(|error| {
-                DeviceError::new(DeviceErrorKind::Other, format!("the memory cannot be shown to other machines: {error}"))
+                DeviceError::new(
+                    DeviceErrorKind::Other,
+                    format!("the memory cannot be shown to other machines: {error}"),
+                )
             });
             described.map(|metadata| (offer, metadata))
         });

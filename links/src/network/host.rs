@@ -147,7 +147,8 @@ impl Host {
         }
         let silence = wire.silence(now);
         if silence > self.reach.deadline {
-            let what = format!("has been silent for {} s, and is taken for dead", silence.as_secs_f32().round());
+            let what =
+                format!("has been silent for {} s, and is taken for dead", silence.as_secs_f32().round());
             return Err(Over::Failed(self.died(&what)));
         }
         if !self.asked.is_empty() || !self.reads.is_empty() {
@@ -211,9 +212,16 @@ impl Host {
         note: &[u8],
     ) -> Result<(Option<Transfer>, Fetched), DeviceError> {
         let nixl = |error: NixlError| DeviceError::new(DeviceErrorKind::Other, error.to_string());
-        let too_large = |_| DeviceError::new(DeviceErrorKind::OutOfMemory, format!("{bytes} bytes of another machine"));
+        let too_large =
+            |_| DeviceError::new(DeviceErrorKind::OutOfMemory, format!("{bytes} bytes of another machine"));
         let bytes = usize::try_from(bytes).map_err(too_large)?;
         let memory = Arena.allocate(bytes.max(1), ALIGN)?;
+        if let Some((agent, _)) = &mut self.agent
+            && self.reads.is_empty()
+        {
+            // SAFETY: every transfer of this agent is done; a connection with one that was given up ends.
+            unsafe { agent.forget_unused() };
+        }
         let here = memory.ptr().as_ptr();
         let segment = segment_of(&memory);
         let fetched = Fetched { process: self.process, note: note.to_vec(), memory, bytes };
@@ -236,7 +244,8 @@ impl Host {
         agent.register(&segment).map_err(nixl)?;
         // SAFETY: the segment of this fresh memory is registered; what was fetched keeps the memory, and is handed on when the transfer is
         // done, or dropped after the agent.
-        let transfer = unsafe { agent.read(peer, here, address, bytes, &number.to_le_bytes()) }.map_err(nixl)?;
+        let transfer =
+            unsafe { agent.read(peer, here, address, bytes, &number.to_le_bytes()) }.map_err(nixl)?;
         Ok((Some(transfer), fetched))
     }
 
@@ -270,7 +279,10 @@ impl Host {
     /// Fails everything that has not come, once no byte of it can come any more.
     pub(super) fn end(mut self, error: &DeviceError, ends: &mut Ends) {
         if let Some((agent, _)) = self.agent.take() {
-            self.reads.iter_mut().filter_map(|read| read.transfer.take()).for_each(|transfer| agent.end(transfer));
+            self.reads
+                .iter_mut()
+                .filter_map(|read| read.transfer.take())
+                .for_each(|transfer| agent.end(transfer));
         }
         let asked = std::mem::take(&mut self.asked).into_values().map(|(_, done)| done);
         let reading = std::mem::take(&mut self.reads).into_iter().map(|read| read.done);

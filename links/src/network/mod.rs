@@ -80,7 +80,10 @@ pub struct Offer {
 
 impl fmt::Debug for Offer {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Offer").field("offset", &self.offset).field("bytes", &self.bytes).finish_non_exhaustive()
+        f.debug_struct("Offer")
+            .field("offset", &self.offset)
+            .field("bytes", &self.bytes)
+            .finish_non_exhaustive()
     }
 }
 
@@ -141,7 +144,8 @@ pub fn listen(at: &str, deadline: Duration, ask: Ask) -> Result<Reach, LinkError
     }
     let (host, port) = split(at)?;
     let network = Network::get()?;
-    let listener = TcpListener::bind((host, port)).map_err(LinkError::system("listening for other machines"))?;
+    let listener =
+        TcpListener::bind((host, port)).map_err(LinkError::system("listening for other machines"))?;
     listener.set_nonblocking(true).map_err(LinkError::system("listening for other machines"))?;
     let port = listener.local_addr().map_err(LinkError::system("listening for other machines"))?.port();
     let reach = Reach { host: host.to_owned(), port, key: secret()?, deadline };
@@ -153,7 +157,8 @@ pub fn listen(at: &str, deadline: Duration, ask: Ask) -> Result<Reach, LinkError
 
 /// The host and the port, or 0; an IPv6 address with a port is in brackets.
 fn split(at: &str) -> Result<(&str, u16), LinkError> {
-    let wrong = || LinkError::Invalid(format!("{at:?} is no address of this machine: it is `host` or `host:port`"));
+    let wrong =
+        || LinkError::Invalid(format!("{at:?} is no address of this machine: it is `host` or `host:port`"));
     let (host, port) = match at.strip_prefix('[') {
         Some(rest) => rest.split_once(']').ok_or_else(wrong)?,
         None if at.matches(':').count() == 1 => at.split_at(at.find(':').ok_or_else(wrong)?),

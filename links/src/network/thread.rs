@@ -75,7 +75,9 @@ impl Network {
         // The thread lives as long as the process. Where it cannot start, this is left over.
         let new: &'static Self = Box::leak(Box::new(new));
         let run = move || essential("the thread of the network", || State::new(new).run());
-        daemon(stack::thread("estafette-network").spawn(run).map_err(LinkError::system("starting a thread"))?);
+        daemon(
+            stack::thread("estafette-network").spawn(run).map_err(LinkError::system("starting a thread"))?,
+        );
         *network = Some(new);
         Ok(new)
     }
@@ -170,7 +172,8 @@ impl State {
             },
             Command::Fetch { reach, process, secret, done } => {
                 let known = self.hosts.values_mut().find(|host| {
-                    (&host.reach.host, host.reach.port, host.reach.key) == (&reach.host, reach.port, reach.key)
+                    (&host.reach.host, host.reach.port, host.reach.key)
+                        == (&reach.host, reach.port, reach.key)
                 });
                 match known {
                     Some(host) => host.ask(secret, done, now),
@@ -201,7 +204,8 @@ impl State {
         host.ask(secret, done, now);
         self.hosts.insert(token, host);
         // Names are looked up, and connections made, by calls that wait.
-        let connect = move || network.command(Command::Connected { host: token, stream: Host::connect(&reach) });
+        let connect =
+            move || network.command(Command::Connected { host: token, stream: Host::connect(&reach) });
         match stack::thread("estafette-connect").spawn(connect) {
             Ok(thread) => drop(daemon(thread)),
             Err(error) => network.command(Command::Connected { host: token, stream: Err(error) }),
@@ -227,9 +231,12 @@ impl State {
 
     /// Looks at connections that are readable or wait for room, and at all when it is time.
     fn look(&mut self, is_readable: impl Fn(u64) -> bool, all: bool, now: Instant) {
-        let wanted = |token, wire: &Option<Wire>| all || is_readable(token) || wire.as_ref().is_some_and(Wire::is_full);
+        let wanted = |token, wire: &Option<Wire>| {
+            all || is_readable(token) || wire.as_ref().is_some_and(Wire::is_full)
+        };
         let (network, ends) = (self.network, &mut self.ends);
-        let is_over = |token: u64, guest: &mut Guest| wanted(token, &guest.wire) && guest.look(network, now, ends);
+        let is_over =
+            |token: u64, guest: &mut Guest| wanted(token, &guest.wire) && guest.look(network, now, ends);
         let mut is_over = is_over;
         let over: Vec<_> = self.guests.extract_if(.., |token, guest| is_over(*token, guest)).collect();
         over.into_iter().for_each(|(_, guest)| self.end_guest(guest));

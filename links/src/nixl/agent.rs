@@ -7,6 +7,7 @@ use std::sync::Arc;
 use super::api::{AgentConfig, Api, HOST_MEMORY, IN_PROGRESS, Object, READ, Status};
 use super::library::api;
 use crate::Segment;
+use crate::platform::free;
 
 const UCX: &CStr = c"UCX";
 
@@ -35,7 +36,7 @@ pub(crate) enum Progress {
     Failed,
 }
 
-/// An agent. It has pointers, so it stays on the thread that made it: NIXL is told that it needs no locks.
+/// An agent. It has pointers, so it stays on the thread that made it: NIXL takes no locks for it.
 ///
 /// A transfer that was given up may still write into its memory, until the agent is dropped: with UCX over TCP neither the release of the
 /// transfer nor the word that its peer is invalid stops it. So an agent serves one peer, and is dropped with it, before the memory is.
@@ -47,7 +48,14 @@ pub(crate) struct Agent {
     /// What a look at notifications fills.
     notes: Object,
     /// Memory that peers and transfers may use: kept for as long as the agent may touch it.
-    segments: Vec<Arc<Segment>>,
+    segments: Vec<Registered>,
+}
+
+#[derive(Debug)]
+struct Registered {
+    segment: Arc<Segment>,
+    /// What NIXL calls it: a list of one range.
+    list: Object,
 }
 
 /// A transfer of an agent, which has posted it.
@@ -61,13 +69,21 @@ impl Agent {
     /// The library is missing, or it refuses.
     pub(crate) fn new(name: &CStr) -> Result<Self, NixlError> {
         let api = api().map_err(NixlError)?;
-        let mut new =
-            Self { api, agent: ptr::null_mut(), backend: ptr::null_mut(), notes: ptr::null_mut(), segments: Vec::new() };
+        let mut new = Self {
+            api,
+            agent: ptr::null_mut(),
+            backend: ptr::null_mut(),
+            notes: ptr::null_mut(),
+            segments: Vec::new(),
+        };
         let config = AgentConfig::default();
         let (mut memory, mut options) = (ptr::null_mut(), ptr::null_mut());
         // SAFETY: names end with zero; each call writes one object through its last pointer, and is given objects that earlier calls made.
         unsafe {
-            ok("making an agent", (api.create_configured_agent)(name.as_ptr(), &raw const config, &raw mut new.agent))?;
+            ok(
+                "making an agent",
+                (api.create_configured_agent)(name.as_ptr(), &raw const config, &raw mut new.agent),
+            )?;
             let plugin = (api.get_plugin_params)(new.agent, UCX.as_ptr(), &raw mut memory, &raw mut options);
             ok("finding its UCX backend", plugin)?;
             (api.destroy_mem_list)(memory);
@@ -81,24 +97,38 @@ impl Agent {
 
     /// Lets peers and transfers use the memory of `segment`. True if it was not known before: then [`metadata`](Self::metadata) has changed.
     pub(crate) fn register(&mut self, segment: &Arc<Segment>) -> Result<bool, NixlError> {
-        if self.segments.iter().any(|known| Arc::ptr_eq(known, segment)) {
+        if self.segments.iter().any(|known| Arc::ptr_eq(&known.segment, segment)) {
             return Ok(false);
         }
         let mut list = ptr::null_mut();
         let options = Options::new(self)?;
-        // SAFETY: the list is made by the first call and freed by the last; the memory stays, as this agent keeps the segment.
-        let registered = unsafe {
+        // SAFETY: the memory stays, as this agent keeps the segment, even after a failure, which may have come late.
+        unsafe {
             ok("making a list of memory", (self.api.create_reg_dlist)(HOST_MEMORY, &raw mut list, false))?;
+            self.segments.push(Registered { segment: Arc::clone(segment), list });
             let (start, bytes) = (segment.start().as_ptr().addr(), segment.bytes());
             let added = (self.api.reg_dlist_add_desc)(list, start, bytes, 0, ptr::null(), 0);
-            let registered = ok("describing memory", added)
-                .and_then(|_| ok("registering memory", (self.api.register_mem)(self.agent, list, options.args)));
-            (self.api.destroy_reg_dlist)(list);
-            registered
-        };
-        // Kept even after a failure, which may have come late.
-        self.segments.push(Arc::clone(segment));
-        registered.map(|_| true)
+            ok("describing memory", added)?;
+            ok("registering memory", (self.api.register_mem)(self.agent, list, options.args))?;
+        }
+        Ok(true)
+    }
+
+    /// Lets go of segments that nothing else has. Not for memory that a peer was shown: it would not learn of it.
+    ///
+    /// # Safety
+    /// No transfer into them is pending, or was given up.
+    pub(crate) unsafe fn forget_unused(&mut self) {
+        let (api, agent) = (self.api, self.agent);
+        let unused = |known: &mut Registered| Arc::strong_count(&known.segment) == 1;
+        for Registered { segment, list } in self.segments.extract_if(.., unused) {
+            // SAFETY: registered by this list, which is used no more; the segment goes after the call, and no transfer uses it.
+            unsafe {
+                (api.deregister_mem)(agent, list, ptr::null_mut());
+                (api.destroy_reg_dlist)(list);
+            }
+            drop(segment);
+        }
     }
 
     /// What a peer needs to read what is registered.
@@ -111,7 +141,7 @@ impl Agent {
                 true => Vec::new(),
                 false => std::slice::from_raw_parts(data.cast::<u8>(), bytes).to_vec(),
             };
-            libc::free(data);
+            free(data);
             Ok(metadata)
         }
     }
@@ -121,11 +151,15 @@ impl Agent {
         let mut name = ptr::null_mut::<c_char>();
         // SAFETY: reads the bytes; the name that it gives ends with zero, and is freed here.
         unsafe {
-            let loaded =
-                (self.api.load_remote_md)(self.agent, metadata.as_ptr().cast(), metadata.len(), &raw mut name);
+            let loaded = (self.api.load_remote_md)(
+                self.agent,
+                metadata.as_ptr().cast(),
+                metadata.len(),
+                &raw mut name,
+            );
             ok("meeting the other agent", loaded)?;
             let copy = CStr::from_ptr(name).to_owned();
-            libc::free(name.cast());
+            free(name.cast());
             Ok(copy)
         }
     }
@@ -153,7 +187,15 @@ impl Agent {
             ok("noting the end of a transfer", noted)?;
             ok("noting the end of a transfer", (self.api.opt_args_set_has_notif)(options.args, true))?;
             let (agent, peer) = (self.agent, peer.as_ptr());
-            let made = (self.api.create_xfer_req)(agent, READ, local.list, remote.list, peer, &raw mut request, options.args);
+            let made = (self.api.create_xfer_req)(
+                agent,
+                READ,
+                local.list,
+                remote.list,
+                peer,
+                &raw mut request,
+                options.args,
+            );
             ok("preparing a transfer", made)?;
             let transfer = Transfer(request);
             match ok("starting a transfer", (self.api.post_xfer_req)(agent, request, options.args)) {
@@ -195,13 +237,21 @@ impl Agent {
             ok("counting notifications", (self.api.notif_map_size)(self.notes, &raw mut agents))?;
             for agent in 0..agents {
                 let (mut name, mut count) = (ptr::null(), 0);
-                ok("reading notifications", (self.api.notif_map_get_agent_at)(self.notes, agent, &raw mut name))?;
+                ok(
+                    "reading notifications",
+                    (self.api.notif_map_get_agent_at)(self.notes, agent, &raw mut name),
+                )?;
                 let counted = (self.api.notif_map_get_notifs_size)(self.notes, name, &raw mut count);
                 ok("counting notifications", counted)?;
                 for index in 0..count {
                     let (mut data, mut bytes) = (ptr::null::<c_void>(), 0);
-                    let read =
-                        (self.api.notif_map_get_notif)(self.notes, name, index, &raw mut data, &raw mut bytes);
+                    let read = (self.api.notif_map_get_notif)(
+                        self.notes,
+                        name,
+                        index,
+                        &raw mut data,
+                        &raw mut bytes,
+                    );
                     ok("reading a notification", read)?;
                     if !data.is_null() {
                         notes.push(std::slice::from_raw_parts(data.cast::<u8>(), bytes).to_vec());
@@ -230,6 +280,7 @@ impl Drop for Agent {
             if !self.backend.is_null() {
                 (self.api.destroy_backend)(self.backend);
             }
+            self.segments.iter().for_each(|known| _ = (self.api.destroy_reg_dlist)(known.list));
         }
     }
 }

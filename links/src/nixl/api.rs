@@ -86,6 +86,7 @@ functions! {
     destroy_reg_dlist(Object);
     reg_dlist_add_desc(Object, usize, usize, u64, *const c_void, usize);
     register_mem(Object, Object, Object);
+    deregister_mem(Object, Object, Object);
     create_xfer_dlist(c_uint, *mut Object, bool);
     destroy_xfer_dlist(Object);
     xfer_dlist_add_desc(Object, usize, usize, u64);

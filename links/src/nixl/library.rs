@@ -40,7 +40,8 @@ fn load() -> Result<Api, String> {
     let name = file_name(STEM);
     let named = env::var_os(VARIABLE).filter(|file| !file.is_empty()).map(PathBuf::from);
     let suggested = || SUGGESTED.lock().iter().find(|file| file.is_file()).cloned();
-    let file = loaded(&name).pop().or(named.clone()).or_else(suggested).unwrap_or_else(|| PathBuf::from(&name));
+    let file =
+        loaded(&name).pop().or(named.clone()).or_else(suggested).unwrap_or_else(|| PathBuf::from(&name));
     open(&file).map_err(|why| match named {
         Some(_) => format!("NIXL is not available: {why}, which {VARIABLE} names"),
         None => format!(

@@ -160,3 +160,10 @@ pub fn own_user() -> u32 {
 pub fn random<const N: usize>() -> io::Result<[u8; N]> {
     unsupported()
 }
+
+/// Keeps it: there is no connection here, and so no agent that is given anything.
+///
+/// # Safety
+/// None is asked for.
+#[cfg(feature = "nixl")]
+pub unsafe fn free(_memory: *mut std::ffi::c_void) {}

@@ -409,7 +409,9 @@ fn suggest(py: Python<'_>) -> PyResult<()> {
             }
             for folder in spec.getattr("submodule_search_locations")?.try_iter()? {
                 let folder = std::path::PathBuf::from(folder?.extract::<String>()?);
-                suggest_nixl(folder.with_file_name(format!(".{name}.mesonpy.libs")).join(file_name("nixl_capi")));
+                suggest_nixl(
+                    folder.with_file_name(format!(".{name}.mesonpy.libs")).join(file_name("nixl_capi")),
+                );
             }
         }
         Ok(())

@@ -471,13 +471,7 @@ impl PyTensor {
     ///
     /// deadline: seconds of silence after which a process on another machine takes this one for dead, and is suspected itself.
     #[pyo3(signature = (*, once = false, reach = None, deadline = 10.0))]
-    fn ticket(
-        &self,
-        py: Python<'_>,
-        once: bool,
-        reach: Option<String>,
-        deadline: f64,
-    ) -> PyResult<PyTicket> {
+    fn ticket(&self, py: Python<'_>, once: bool, reach: Option<String>, deadline: f64) -> PyResult<PyTicket> {
         PyTicket::of(py, self.tensor(py)?, once, reach, deadline)
     }
 

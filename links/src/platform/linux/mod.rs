@@ -24,6 +24,16 @@ pub fn own_process() -> io::Result<Descriptor> {
     check(descriptor).map(|descriptor| unsafe { OwnedFd::from_raw_fd(descriptor as RawFd) })
 }
 
+/// Gives back what a C library has allocated and given away.
+///
+/// # Safety
+/// It was made by `malloc`, and nothing uses it any more.
+#[cfg(feature = "nixl")]
+pub unsafe fn free(memory: *mut std::ffi::c_void) {
+    // SAFETY: by contract of this function.
+    unsafe { libc::free(memory) };
+}
+
 /// The user that this process acts for.
 pub fn own_user() -> u32 {
     // SAFETY: cannot fail.

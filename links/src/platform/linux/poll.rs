@@ -35,7 +35,8 @@ impl Poll {
     /// Waits until a descriptor is readable, and no longer than `timeout`. Returns the tokens of those that are.
     pub fn wait(&self, timeout: Option<Duration>) -> io::Result<Vec<u64>> {
         // Rounded up: a wait that ends too early would be done again and again.
-        let milliseconds = timeout.map_or(-1, |timeout| timeout.as_micros().div_ceil(1000).min(1 << 30) as libc::c_int);
+        let milliseconds =
+            timeout.map_or(-1, |timeout| timeout.as_micros().div_ceil(1000).min(1 << 30) as libc::c_int);
         let mut events = [libc::epoll_event { events: 0, u64: 0 }; EVENTS_MAX];
         // SAFETY: writes as many events as it is given space for, at most.
         let count = unsafe {
