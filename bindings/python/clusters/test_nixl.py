@@ -314,7 +314,6 @@ def test_an_owner_that_dies_while_it_is_read_fails_the_reader(machines):
     owner.kill()
     text = consumer.read()
     assert f"process {owner.pid} on 10.211.77.1 died" in text and "PeerDiedError" in text, text
-    # And afterwards at once.
     consumer.end()
 
 
@@ -399,9 +398,17 @@ SUSPICIOUS = """
 """
 
 
+AGAIN = """
+    z = eng.zeros(4, "float64")
+    fill(z, 9.0)
+    kept = ticket(z)
+    told()
+"""
+
+
 def test_a_silent_consumer_keeps_its_lease_until_the_cable_is_put_back(machines):
     machines.slow()
-    owner, consumer = machines.both(SUSPICIOUS, READER, deadline=1.0, lease_timeout=0.1)
+    owner, consumer = machines.both(SUSPICIOUS + AGAIN, READER + READER, deadline=1.0, lease_timeout=0.1)
     consumer.write(owner.read())
     wait_for_traffic(machines)
     machines.pull()
@@ -414,6 +421,10 @@ def test_a_silent_consumer_keeps_its_lease_until_the_cable_is_put_back(machines)
     machines.put_back()
     owner.write("wait")
     assert owner.read() == "free"
+    consumer.write("go on")
+    consumer.write(owner.read())
+    assert consumer.read() == "9.0 9.0"
+    owner.write("end")
     owner.end()
     consumer.end()
 
