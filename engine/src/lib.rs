@@ -91,6 +91,7 @@
 //! | `dlpark` | managed tensors of this crate, and with its features arrays of candle, image and safetensors | no |
 //! | `futures` | `Pipeline`: a `Sink` of inputs and a `Stream` of results, with back-pressure | no |
 //! | `links` | [`remote`]: tensors of other processes on this machine (Linux) | no |
+//! | `nixl` | [`remote`]: tensors of other machines, through NIXL, whose library is looked for at run time | no |
 //! | `half`, `num-complex` | numbers of these crates as [`Element`]s | no |
 //! | `tokio` | a tokio runtime for asynchronous bodies; without it one thread of the engine polls them | yes |
 //!

@@ -25,11 +25,17 @@
 
 mod blocking;
 mod export;
+#[cfg(feature = "nixl")]
+mod network;
+#[cfg(not(feature = "nixl"))]
+#[path = "remote/no_network.rs"]
+mod network;
 mod note;
 mod ticket;
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, OnceLock};
+use std::time::Duration;
 
 use estafette_devices::host::{self, HostDevice};
 use estafette_devices::{DLDevice, Device, DeviceError, Fence, Reactor};
@@ -49,6 +55,8 @@ use crate::trace::{self, hooks};
 
 use self::export::{Export, Place, RemoteOrigin, Shown};
 pub(crate) use self::export::{Loan, copied_bytes};
+#[cfg(feature = "nixl")]
+pub use self::network::{declare_dead, suggest_nixl};
 use self::note::{Description, Note};
 pub use self::ticket::Ticket;
 pub use estafette_links::{Address, Door};
@@ -161,7 +169,7 @@ impl Link {
             self.introduce().await?;
             return hand_over(&self.link, &[], Arc::clone(&export), place).await;
         }
-        let ticket = Ticket::new(export, false)?;
+        let ticket = Ticket::new(export, false, Vec::new())?;
         let answer = self.link.send(&done(), &Note::Ticket(ticket.named()).to_bytes(&[])).await?;
         Reactor::global().when_settled([&answer], move |_| drop(ticket));
         Ok(())
@@ -255,7 +263,7 @@ fn this_line() -> Option<CallSite> {
 }
 
 /// How a tensor is shown to another process.
-#[derive(Clone, Copy, Debug, Default)]
+#[derive(Clone, Debug)]
 pub struct ShareOptions {
     /// Whether the other process gets a copy, which this process makes in shared memory once the tensor is ready: `None` where the memory
     /// is not shared, `Some(true)` always, `Some(false)` never. [`Stats::copied_for_processes`](crate::engine::Stats::copied_for_processes)
@@ -264,6 +272,18 @@ pub struct ShareOptions {
     /// A ticket is for one use. Dropping the ticket changes nothing: the version is kept until the ticket was used and what was made with
     /// it is gone, or else for as long as this process lives.
     pub once: bool,
+    /// Of a ticket: where other machines reach this one, `host` or `host:port`. The process then listens there, for as long as it lives.
+    /// Without a port the system chooses one. This takes the feature `nixl` and NIXL itself, here and there. Data and the secret of the ticket
+    /// cross the network as they are, so its machines must trust each other.
+    pub reach: Option<String>,
+    /// After how much silence a process on another machine takes this one for dead, and this one suspects that. Default 10 s.
+    pub deadline: Duration,
+}
+
+impl Default for ShareOptions {
+    fn default() -> Self {
+        Self { copy: None, once: false, reach: None, deadline: Duration::from_secs(10) }
+    }
 }
 
 per_process! {

@@ -1,7 +1,7 @@
 //! Memory of this process that peers can be shown, in segments that several blocks share.
 //!
 //! A segment costs a system call, a mapping in each process and a fault for each page, so there are few: each is twice as large as the one
-//! before, and goes back to the system when it is empty, but for the last.
+//! before. Of those that are empty the largest stays, and the others go back to the system.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -121,7 +121,11 @@ impl HostMemory for Arena {
             // A segment stays while it has blocks. In a forked child those of its parent are not known.
             let Some(at) = known else { return };
             extents[at].give_back(offset, size);
-            let emptied = (extents[at].is_empty() && extents.len() > 1).then(|| extents.swap_remove(at));
+            let empty = |other: &usize| *other != at && extents[*other].is_empty();
+            let other = if extents[at].is_empty() { (0..extents.len()).find(empty) } else { None };
+            let smaller =
+                other.map(|other| [at, other].into_iter().min_by_key(|at| extents[*at].segment.bytes()));
+            let emptied = smaller.flatten().map(|smaller| extents.swap_remove(smaller));
             drop(extents);
             drop(emptied);
         };

@@ -124,7 +124,7 @@ fn is_settled(word: u64, generation: u32) -> bool {
 }
 
 /// The kinds of failures, by their numbers on boards.
-const KINDS: [DeviceErrorKind; 6] = [
+pub(crate) const KINDS: [DeviceErrorKind; 6] = [
     DeviceErrorKind::Other,
     DeviceErrorKind::Fault,
     DeviceErrorKind::OutOfMemory,

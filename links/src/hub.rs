@@ -194,7 +194,7 @@ impl Hub {
     /// The thread.
     fn run(&'static self) {
         loop {
-            for token in self.poll.wait().expect("a set of descriptors can be waited for") {
+            for token in self.poll.wait(None).expect("a set of descriptors can be waited for") {
                 self.handle(token);
             }
             let attended = std::mem::take(&mut *self.attended.lock());

@@ -13,6 +13,7 @@
 //! | `fence` | a slot of a peer's board as an event of `estafette_devices` |
 //! | `link`, `door`, `descriptor`, `segment`, `arena`, `error` | what users have |
 //! | `hub`, `life`, `mailbox` | the link thread; the thread of life lines; what they leave for futures |
+//! | `nixl`, [`network`] | a feature: memory of other machines, and how two machines meet |
 //! | `platform` | what links ask of the operating system |
 //!
 //! The protocol, its numbered steps and the races that it excludes are in `PROTOCOL.md` beside this crate's manifest.
@@ -57,6 +58,10 @@ mod link;
 mod mailbox;
 #[cfg(all(test, estafette_loom))]
 mod models;
+#[cfg(feature = "nixl")]
+pub mod network;
+#[cfg(feature = "nixl")]
+mod nixl;
 mod platform;
 mod ring;
 mod segment;

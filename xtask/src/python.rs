@@ -2,7 +2,7 @@
 //!
 //! Environments are ignored by git: `.venv-small` for the quick suites, `.venv` with every peer that lives with the others in
 //! one process, `.venv-legacy` and `.venv-other-peers` with peers that do not, `.venv-borrowed` with other people's tests,
-//! `.venv-mxnet` with the engine that the benches compare ours to, `.venv-dist` and `.venv-site` with the tools of `cargo xtask dist` and
+//! `.venv-nixl` with what moves tensors between machines, `.venv-mxnet` with the engine that the benches compare ours to, `.venv-dist` and `.venv-site` with the tools of `cargo xtask dist` and
 //! `cargo xtask site`. Each holds a copy of the locked requirements that it was made from; when those change, pip brings it
 //! up to date in place.
 
@@ -57,6 +57,9 @@ impl Peers {
 
 /// The folder with other people's tests, and the requirement files that say which.
 pub const BORROWED: (&str, &str) = (".venv-borrowed", "tests/python-env/borrowed");
+
+/// The folder of NIXL's library, which tensors go to other machines by, and the requirement files that say which.
+pub const NIXL: (&str, &str) = (".venv-nixl", "tests/python-env/nixl");
 
 /// How the extension is built.
 #[derive(Clone, Copy, Debug, PartialEq)]

@@ -3,11 +3,11 @@
 //!
 //! `NAME.in` becomes `NAME.txt`, which pip installs. Versions that are in `NAME.txt` stay, unless `NAME.in` asks for others.
 
-use crate::python::{BORROWED, Environment, Peers};
+use crate::python::{BORROWED, Environment, NIXL, Peers};
 use crate::shell;
 
 /// The names without extension, each after what it takes versions from.
-pub const FILES: [&str; 9] = [
+pub const FILES: [&str; 10] = [
     Peers::All.requirements(),
     Peers::Small.requirements(),
     Peers::Legacy.requirements(),
@@ -15,6 +15,7 @@ pub const FILES: [&str; 9] = [
     Peers::Dist.requirements(),
     Peers::Site.requirements(),
     BORROWED.1,
+    NIXL.1,
     MXNET.1,
     UV.1,
 ];
@@ -41,7 +42,7 @@ pub fn run(upgrade: bool) -> Result<bool, String> {
             _ if name == Peers::Small.requirements() => {
                 lock.args(["--constraint", &format!("{}.txt", Peers::All.requirements())]);
             }
-            _ if [BORROWED.1, MXNET.1, UV.1].contains(&name) => _ = lock.arg("--no-deps"),
+            _ if [BORROWED.1, NIXL.1, MXNET.1, UV.1].contains(&name) => _ = lock.arg("--no-deps"),
             _ => {}
         }
         lock.args(upgrade.then_some("--upgrade"));

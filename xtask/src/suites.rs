@@ -110,6 +110,8 @@ pub enum Need {
     Other,
     /// The folder with other people's tests.
     Borrowed,
+    /// The folder with NIXL's library.
+    Nixl,
     /// A program, and how to get it.
     Program(&'static str, &'static str),
 }
@@ -126,6 +128,8 @@ pub struct Context {
     pub other: Option<Environment>,
     /// Other people's tests; present when the suite needs them and everything was asked for.
     pub borrowed: Option<Environment>,
+    /// NIXL's library; present when the suite needs it.
+    pub nixl: Option<Environment>,
     /// Only what is quick: the small peers, and builds that the Rust tests have made.
     pub quick: bool,
 }
@@ -345,6 +349,21 @@ pub const SUITES: &[Suite] = &[
         limit: minutes(10),
         commands: |context| {
             vec![python(context, &["-m", "pytest", "-rfEs", "bindings/python/clusters/test_collectives.py"])]
+        },
+    },
+    Suite {
+        name: "nixl",
+        about: "tensors between machines, by NIXL: two network namespaces, for which it must run as root",
+        quick: false,
+        needs: &[Need::Python, Need::Nixl],
+        counted: true,
+        limit: minutes(5),
+        commands: |context| {
+            let mut run =
+                python(context, &["-m", "pytest", "-rfEs", "bindings/python/clusters/test_nixl.py"]);
+            let nixl = context.nixl.as_ref().expect("set up before the suite");
+            run.env("PYTHONPATH", nixl.packages().unwrap_or_default());
+            vec![run]
         },
     },
     Suite {
@@ -621,6 +640,7 @@ pub fn list() {
                 Need::Legacy => "Python 3.11 or 3.12",
                 Need::Other => "Python",
                 Need::Borrowed => "wheels with tests",
+                Need::Nixl => "NIXL",
                 Need::Program(name, _) => name,
             })
             .collect();

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use crate::counts::Counts;
 use crate::dist;
-use crate::python::{self, BORROWED, Build, Environment, Peers};
+use crate::python::{self, BORROWED, Build, Environment, NIXL, Peers};
 use crate::shell::{self, Ended};
 use crate::suites::{Context, Need, SUITES, Suite, ahead};
 
@@ -85,7 +85,8 @@ const LAST_LINES: usize = 40;
 pub fn run(options: &Options) -> Result<bool, String> {
     let target = shell::target()?;
     let quick = !options.all && options.chosen().iter().all(|suite| suite.quick);
-    let mut context = Context { target, python: None, legacy: None, other: None, borrowed: None, quick };
+    let mut context =
+        Context { target, python: None, legacy: None, other: None, borrowed: None, nixl: None, quick };
     let mut lines = Vec::new();
     // Each set-up is tried once; if it fails, every suite that needs it reports why.
     let mut set_up = SetUp::downloading(&options.chosen(), quick);
@@ -201,6 +202,7 @@ impl SetUp {
                     Need::Python => Environment::prepare(peers(quick)),
                     Need::Legacy => Environment::prepare(Peers::Legacy),
                     Need::Other => Environment::prepare(Peers::Other),
+                    Need::Nixl => Environment::prepare_bare(NIXL.0, NIXL.1),
                     Need::Borrowed if !quick => Environment::prepare_bare(BORROWED.0, BORROWED.1),
                     Need::Borrowed | Need::Program(..) => continue,
                 };
@@ -228,6 +230,11 @@ impl SetUp {
                 Need::Other => {
                     self.python.get_or_insert_with(|| set_up_python(context)).clone()?;
                     self.other.get_or_insert_with(|| set_up_other(context)).clone()?;
+                }
+                Need::Nixl => {
+                    if context.nixl.is_none() {
+                        context.nixl = Some(Environment::prepare_bare(NIXL.0, NIXL.1)?);
+                    }
                 }
                 // The quick form runs only what lies in the first environment.
                 Need::Borrowed if context.quick => {}
@@ -470,6 +477,7 @@ mod tests {
             legacy: None,
             other: None,
             borrowed: None,
+            nixl: None,
             quick: true,
         };
         match run_suite(&suite, &context, &Options::default(), &mut Vec::new()) {

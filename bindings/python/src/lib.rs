@@ -70,7 +70,7 @@ mod _estafette {
         snapshot_recording,
     };
     #[pymodule_export]
-    use super::classes::remote::{PyDoor, PyLink, PyTicket};
+    use super::classes::remote::{PyDoor, PyLink, PyTicket, declare_dead};
     #[pymodule_export]
     use super::classes::tensor::PyTensor;
     #[pymodule_export]

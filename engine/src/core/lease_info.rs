@@ -1,11 +1,15 @@
 //! What a lease permits, who owns it, and what a diagnosis reports of it.
 
+#[cfg(feature = "nixl")]
+use std::collections::BTreeMap;
 use std::fmt;
 use std::ops::Deref;
 use std::sync::Arc;
 use std::time::Duration;
 
 use estafette_report::shown::shown;
+#[cfg(feature = "nixl")]
+use estafette_sync::sync::Mutex;
 use estafette_sync::sync::OnceLock;
 use estafette_sync::thread::ThreadId;
 
@@ -51,6 +55,13 @@ struct OwnerText {
     is_elsewhere: bool,
 }
 
+#[cfg(feature = "nixl")]
+estafette_sync::per_process! {
+    /// What is wrong with processes that have shares in leases, by the owners of the leases and the names of the processes. Aside from
+    /// the owners, of which there is one for each lease.
+    static REMARKS: Mutex<BTreeMap<(usize, String), String>> = Mutex::new(BTreeMap::new());
+}
+
 /// A line of a program.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct CallSite {
@@ -90,6 +101,26 @@ impl LeaseOwner {
     pub(crate) fn elsewhere(mut self) -> Self {
         Arc::make_mut(&mut self.text).is_elsewhere = true;
         self
+    }
+
+    /// What is wrong with process `who`, which has a share in the lease: `None` if nothing is, any more.
+    #[cfg(feature = "nixl")]
+    pub(crate) fn remark(&self, who: &str, what: Option<&str>) {
+        let key = (Arc::as_ptr(&self.text).addr(), who.to_owned());
+        let mut remarks = REMARKS.lock();
+        match what {
+            Some(what) => drop(remarks.insert(key, what.to_owned())),
+            None => drop(remarks.remove(&key)),
+        }
+    }
+
+    /// Remarks on the owner, each with who it is about.
+    #[cfg(feature = "nixl")]
+    fn remarks(&self) -> String {
+        let owner = Arc::as_ptr(&self.text).addr();
+        let remarks = REMARKS.lock();
+        let those = remarks.range((owner, String::new())..).take_while(|((of, _), _)| *of == owner);
+        those.map(|((_, who), what)| format!("; {who} is {what}")).collect()
     }
 
     /// Whether both are clones of one owner.
@@ -142,7 +173,12 @@ impl Deref for LeaseOwner {
 
 impl fmt::Display for LeaseOwner {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        shown(self).fmt(f)
+        shown(self).fmt(f)?;
+        #[cfg(feature = "nixl")]
+        if self.text.is_elsewhere {
+            f.write_str(&self.remarks())?;
+        }
+        Ok(())
     }
 }
 

@@ -65,6 +65,12 @@ pub(super) struct Export {
     pub(super) ready: Fence,
     /// What traces of other processes call the lease.
     pub(super) key: u64,
+    /// Who the lease is said to be of.
+    #[cfg_attr(
+        not(feature = "nixl"),
+        expect(dead_code, reason = "remarks are made on processes of other machines")
+    )]
+    pub(super) owner: LeaseOwner,
     /// Once it is granted, and not where a copy is shown.
     lease: Mutex<Option<Lease>>,
 }
@@ -94,7 +100,7 @@ impl Export {
         let target = target.flatten();
         let shown = shown.map_or_else(OnceLock::new, OnceLock::from);
         if matches!(shown.get(), Some(Shown::Elsewhere(..))) {
-            return Ok(Arc::new(Self { shown, ready: done(), key: 0, lease: Mutex::default() }));
+            return Ok(Arc::new(Self { shown, ready: done(), key: 0, owner, lease: Mutex::default() }));
         }
         Self::requested(tensor, Access::Read, owner, shown, target, copy)
     }
@@ -124,9 +130,10 @@ impl Export {
         copy: Option<bool>,
     ) -> Result<Arc<Self>, Error> {
         let (completer, ready) = host::promise("a lease for another process");
-        let (request, lease) = tensor.lease_within(access, owner.elsewhere()).submitted()?;
+        let owner = owner.elsewhere();
+        let (request, lease) = tensor.lease_within(access, owner.clone()).submitted()?;
         let key = trace::process_key().wrapping_add(lease);
-        let export = Arc::new(Self { shown, ready, key, lease: Mutex::default() });
+        let export = Arc::new(Self { shown, ready, key, owner, lease: Mutex::default() });
         let granted = Arc::downgrade(&export);
         let granted = async move {
             let lease = request.await?;
@@ -164,6 +171,12 @@ impl Export {
             }
         }
     }
+}
+
+/// Whether the tensor is known to be in memory of another process.
+pub(super) fn is_elsewhere(tensor: &Tensor) -> bool {
+    let definition = tensor.inner.definition();
+    definition.is_ok_and(|definition| matches!(definition.storage.loan(), Some(Loan::ForReading(_))))
 }
 
 /// How a tensor is shown, and where it is to be copied to before.

@@ -68,7 +68,7 @@ const PADDED: u8 = 1;
 const WRITABLE: u8 = 2;
 
 impl Description {
-    fn to_bytes(&self) -> Vec<u8> {
+    pub(super) fn to_bytes(&self) -> Vec<u8> {
         let DType { code, bits, lanes } = self.layout.dtype();
         let mut bytes = self.number.to_le_bytes().to_vec();
         let padded = if self.layout.is_padded() { PADDED } else { 0 };
@@ -83,7 +83,7 @@ impl Description {
     }
 
     /// `None` for bytes that describe nothing.
-    fn from_bytes(bytes: &[u8]) -> Option<Self> {
+    pub(super) fn from_bytes(bytes: &[u8]) -> Option<Self> {
         let (words, rest) = bytes.as_chunks::<8>();
         let [head, first, lanes, key, share, numbers @ ..] = words else { return None };
         let [a, b, c, d, code, bits, more, ndim] = *head;

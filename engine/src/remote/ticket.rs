@@ -27,7 +27,8 @@ use estafette_sync::sync::Mutex;
 use tokio::sync::oneshot;
 
 use super::{
-    Elsewhere, Export, Note, RemoteOrigin, Share, ShareOptions, Shown, done, hand_over, take_over, this_line,
+    Elsewhere, Export, Note, RemoteOrigin, Share, ShareOptions, Shown, done, export, hand_over, network,
+    take_over, this_line,
 };
 use crate::core::error::Error;
 use crate::engine::Engine;
@@ -67,6 +68,8 @@ pub struct Ticket {
     address: Address,
     process: u32,
     secret: Secret,
+    /// How other machines reach the process; no bytes if they do not.
+    reach: Vec<u8>,
     is_owner: bool,
 }
 
@@ -90,17 +93,26 @@ impl Tensor {
 
     /// As [`ticket`](Self::ticket), with options.
     ///
+    /// On another machine the tensor is a copy, and the version's lease ends when the copy is made. If the other process falls silent before
+    /// that, the lease stays: waits that it holds up name the process, until the network works again or the process is declared dead.
+    ///
     /// # Errors
-    /// As [`ticket`](Self::ticket), and [`Error::NotShared`] as [`Link::send_with`](super::Link::send_with).
+    /// As [`ticket`](Self::ticket), and [`Error::NotShared`] as [`Link::send_with`](super::Link::send_with); with
+    /// [`ShareOptions::reach`] also [`Error::Invalid`] and [`Error::Device`] if NIXL is missing or the address is none of this machine.
     pub fn ticket_with(&self, options: &ShareOptions) -> Result<Ticket, Error> {
         self.inner.core.check_usable()?;
+        let listen = |at: &String| network::listen(at, options.deadline);
+        let reach = options.reach.as_ref().map(listen).transpose()?.unwrap_or_default();
+        // Another machine can be given memory of this process alone.
+        let copied = (!reach.is_empty() && export::is_elsewhere(self)).then_some(true);
         let owner = if options.once { "a ticket for one use" } else { "a ticket" };
-        Ticket::new(Export::new(self, LeaseOwner::from(owner), options.copy)?, options.once)
+        let export = Export::new(self, LeaseOwner::from(owner), options.copy.or(copied))?;
+        Ticket::new(export, options.once, reach)
     }
 }
 
 impl Ticket {
-    pub(super) fn new(export: Arc<Export>, is_for_one: bool) -> Result<Self, Error> {
+    pub(super) fn new(export: Arc<Export>, is_for_one: bool, reach: Vec<u8>) -> Result<Self, Error> {
         let (address, secret) = (door()?, secret()?);
         let mut exports = EXPORTS.lock();
         if exports.len() >= TICKETS_MAX {
@@ -108,13 +120,14 @@ impl Ticket {
             return Err(Error::invalid(format!("{TICKETS_MAX} tickets are alive, which is the most")));
         }
         exports.insert(secret, Ticketed { export, is_for_one });
-        Ok(Self { address, process: std::process::id(), secret, is_owner: !is_for_one })
+        Ok(Self { address, process: std::process::id(), secret, reach, is_owner: !is_for_one })
     }
 
     /// The same name, which holds nothing.
     pub(super) fn named(&self) -> Self {
-        let Self { address, process, secret, .. } = self;
-        Self { address: address.clone(), process: *process, secret: *secret, is_owner: false }
+        let Self { address, process, secret, reach, .. } = self;
+        let (address, reach) = (address.clone(), reach.clone());
+        Self { address, process: *process, secret: *secret, reach, is_owner: false }
     }
 
     /// What the operation is called that waits for the tensor.
@@ -124,7 +137,7 @@ impl Ticket {
 
     /// The ticket as bytes, which may travel through anything.
     pub fn to_bytes(&self) -> Vec<u8> {
-        [self.address.as_bytes(), &self.process.to_le_bytes(), &self.secret].concat()
+        [self.address.as_bytes(), &self.process.to_le_bytes(), &self.secret, &self.reach].concat()
     }
 
     /// The ticket that `bytes` are.
@@ -135,12 +148,22 @@ impl Ticket {
         let none = || Error::invalid(format!("{} bytes that are no ticket", bytes.len()));
         let (address, rest) = bytes.split_at_checked(Address::BYTES).ok_or_else(none)?;
         let (process, secret) = rest.split_at_checked(4).ok_or_else(none)?;
+        let (secret, reach) = secret.split_first_chunk().ok_or_else(none)?;
+        if !reach.is_empty() && network::parse(reach).is_none() {
+            return Err(none());
+        }
         Ok(Self {
             address: Address::from_bytes(address).map_err(|_| none())?,
             process: u32::from_le_bytes(*process.as_array().ok_or_else(none)?),
-            secret: *secret.as_array().ok_or_else(none)?,
+            secret: *secret,
+            reach: reach.to_vec(),
             is_owner: false,
         })
+    }
+
+    /// Whether other machines reach the process.
+    pub fn is_for_machines(&self) -> bool {
+        !self.reach.is_empty()
     }
 
     /// The process that has the tensor, as that process sees itself.
@@ -206,6 +229,7 @@ pub(super) fn redeem(
     site: Option<CallSite>,
     until_held: UntilHeld,
 ) -> Result<Tensor, Error> {
+    let (process, secret, reach) = (ticket.process, ticket.secret, ticket.reach.clone());
     builder.receive(move |completion| {
         notify(asked_for(ticket, until_held), move |answer| match answer {
             Ok(Elsewhere { managed, loan, ready, key, process }) => {
@@ -213,6 +237,10 @@ pub(super) fn redeem(
                     hooks::is_elsewhere(completion.id(), process, key, site.as_ref());
                 }
                 completion.produce_after(&ready, Ok(Produced::elsewhere(managed, loan)));
+            }
+            // On this machine it has died, or has never been.
+            Err(Error::Device(error)) if error.kind() == DeviceErrorKind::PeerDied && !reach.is_empty() => {
+                network::fetch(&reach, process, secret, completion);
             }
             Err(error) => completion.produce(Err(Box::new(error))),
         });
@@ -283,7 +311,7 @@ fn go_on() {
 }
 
 /// What a ticket names, if it may still be used.
-fn named(secret: &Secret) -> Option<Arc<Export>> {
+pub(super) fn named(secret: &Secret) -> Option<Arc<Export>> {
     let mut exports = EXPORTS.lock();
     let ticketed = exports.get(secret)?;
     if ticketed.is_for_one {
@@ -291,6 +319,10 @@ fn named(secret: &Secret) -> Option<Arc<Export>> {
     }
     Some(Arc::clone(&ticketed.export))
 }
+
+/// Why a ticket is refused.
+pub(super) const VOID: &str =
+    "the ticket is not valid any more: its process has dropped it, or it was for one use";
 
 /// Answers another process until it leaves or dies.
 async fn answer(link: RawLink) {
@@ -301,11 +333,7 @@ async fn answer(link: RawLink) {
         let sent = match request {
             Request::Redeem(secret) => match named(&secret) {
                 Some(export) => give(&link, number, export).await,
-                None => {
-                    let what =
-                        "the ticket is not valid any more: its process has dropped it, or it was for one use";
-                    refuse(&link, number, what).await
-                }
+                None => refuse(&link, number, VOID).await,
             },
             Request::PassOn(share) => match Share::find(share, link.process()) {
                 Some(export) => pass_on(&link, number, export).await,
@@ -327,7 +355,7 @@ async fn refuse(link: &RawLink, number: [u8; 8], what: &'static str) -> Result<(
 
 /// A ticket for a process that wants to pass on what it uses. It is valid until that process has answered.
 async fn pass_on(link: &RawLink, number: [u8; 8], export: Arc<Export>) -> Result<(), Error> {
-    let ticket = Ticket::new(export, false)?;
+    let ticket = Ticket::new(export, false, Vec::new())?;
     let answer = link.send(&done(), &Note::Ticket(ticket.named()).to_bytes(&number)).await?;
     Reactor::global().when_settled([&answer], move |_| drop(ticket));
     Ok(())

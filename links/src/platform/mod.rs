@@ -18,6 +18,8 @@ mod system;
 #[path = "portable.rs"]
 mod system;
 
+#[cfg(feature = "nixl")]
+pub use self::system::free;
 pub use self::system::{
     Descriptor, Memory, Poll, RobustList, Socket, Waker, may_be_process, own_process, own_user, owner_died,
     random, wait_for_any, wake_all,

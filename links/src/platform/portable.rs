@@ -90,15 +90,15 @@ impl Poll {
         unsupported()
     }
 
-    pub fn add(&self, _descriptor: &Descriptor, _token: u64) -> io::Result<()> {
+    pub fn add<T>(&self, _descriptor: &T, _token: u64) -> io::Result<()> {
         match *self {}
     }
 
-    pub fn remove(&self, _descriptor: &Descriptor) {
+    pub fn remove<T>(&self, _descriptor: &T) {
         match *self {}
     }
 
-    pub fn wait(&self) -> io::Result<Vec<u64>> {
+    pub fn wait(&self, _timeout: Option<std::time::Duration>) -> io::Result<Vec<u64>> {
         match *self {}
     }
 }
@@ -172,3 +172,10 @@ pub fn own_user() -> u32 {
 pub fn random<const N: usize>() -> io::Result<[u8; N]> {
     unsupported()
 }
+
+/// Keeps it: there is no connection here, and so no agent that is given anything.
+///
+/// # Safety
+/// None is asked for.
+#[cfg(feature = "nixl")]
+pub unsafe fn free(_memory: *mut std::ffi::c_void) {}

@@ -49,6 +49,7 @@ impl Handles {
             in_flight_limit: (10 * n + 1_000) as u64,
             lease_timeout_ns: 0,
             stack_size: 0,
+            shared: 0,
         };
         let mut engine = null_mut();
         // SAFETY: the options are as long as they say, and the result has a place.

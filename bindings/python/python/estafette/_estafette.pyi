@@ -827,13 +827,20 @@ class Tensor:
     @overload
     def write(self, using: Using) -> Access[Any]:
         """Returns a scoped write lease, with the arguments of `read`."""
-    def ticket(self, *, once: bool = False, copy: bool | None = None) -> Ticket:
+    def ticket(
+        self, *, once: bool = False, copy: bool | None = None, reach: str | None = None, deadline: float = 10.0
+    ) -> Ticket:
         """Returns a ticket for the current version, ready or not, which another process gives to `Engine.from_ticket`. Later writes wait until
         the ticket is gone, and what was made with it. Never waits.
 
         once: makes a ticket for one use, which nothing has to keep: later writes wait until it was used, and what was made with it is gone.
 
         copy: as for `Link.send`.
+
+        reach: an address of this machine, ``"host"`` or ``"host:port"``, where processes on other machines reach this one: the ticket is
+        good there too, and gives a copy, which NIXL makes. Both processes need the package ``nixl-cu12``. See the page on other processes.
+
+        deadline: seconds of silence after which a process on another machine takes this one for dead, and is suspected itself.
         """
     def clear_error(self) -> None:
         """Declares the current version good after a failure or cancellation that left the data intact. Raises
@@ -1283,6 +1290,12 @@ class Variable:
     def version(self) -> int:
         """Number of writes that have finished."""
 
+def declare_dead(host: str, process: int | None = None) -> None:
+    """Says that a process on another machine is dead, or, without `process`, all processes on that machine: their leases end, and writes that
+    waited go on. For who knows it, such as the program that started them: silence alone is not death. Returns at once.
+
+    host: the address of that machine, as messages about the process have it.
+    """
 def devices() -> tuple[DeviceInfo, ...]:
     """The device table, and whatever else has memory: a tuple of `estafette.DeviceInfo`. Loads the drivers that there are."""
 def register_context(context: object, /, *, device_type: int = 14) -> tuple[int, int]:

@@ -7,8 +7,9 @@ use std::thread::Thread;
 use std::time::{Duration, Instant};
 
 use estafette::lease::CallSite;
-use estafette::remote::{Address, Door, Link, ShareOptions, Ticket};
+use estafette::remote::{Address, Door, Link, ShareOptions, Ticket, suggest_nixl};
 use estafette::{Engine, Error, Tensor};
+use estafette_sync::platform::library::file_name;
 use estafette_sync::process::ProcessBound;
 use estafette_sync::sync::Mutex;
 use pyo3::exceptions::{PyStopAsyncIteration, PyStopIteration, PyTimeoutError, PyTypeError};
@@ -401,6 +402,9 @@ pub struct PyTicket {
 
 impl PyTicket {
     pub fn of(py: Python<'_>, tensor: &Tensor, options: &ShareOptions) -> PyResult<Self> {
+        if options.reach.is_some() {
+            suggest(py)?;
+        }
         let ticket = guard::detach(py, || tensor.ticket_with(options)).or_raise(py)?;
         let (bytes, process) = (ticket.to_bytes(), ticket.process());
         Ok(Self { bytes, process, held: Mutex::new(Some(ProcessBound::new(ticket))) })
@@ -426,7 +430,43 @@ pub fn parse_ticket(py: Python<'_>, ticket: &Bound<'_, PyAny>) -> PyResult<Ticke
             PyTypeError::new_err(format!("expected an estafette.Ticket or bytes, not {}", ticket.get_type()))
         })?,
     };
-    Ticket::from_bytes(&bytes).or_raise(py)
+    let ticket = Ticket::from_bytes(&bytes).or_raise(py)?;
+    if ticket.is_for_machines() {
+        suggest(py)?;
+    }
+    Ok(ticket)
+}
+
+/// Names to the loader the library of the package nixl of this environment, without importing it. Once.
+fn suggest(py: Python<'_>) -> PyResult<()> {
+    static DONE: PyOnce<()> = PyOnce::new();
+    DONE.get_or_try_init(py, || {
+        let find = py.import("importlib.util")?.getattr("find_spec")?;
+        for name in ["nixl_cu12", "nixl_cu13"] {
+            let spec = find.call1((name,))?;
+            if spec.is_none() {
+                continue;
+            }
+            for folder in spec.getattr("submodule_search_locations")?.try_iter()? {
+                let folder = std::path::PathBuf::from(folder?.extract::<String>()?);
+                suggest_nixl(
+                    folder.with_file_name(format!(".{name}.mesonpy.libs")).join(file_name("nixl_capi")),
+                );
+            }
+        }
+        Ok(())
+    })
+    .copied()
+}
+
+/// Says that a process on another machine is dead, or, without `process`, all processes on that machine: their leases end, and writes that
+/// waited go on. For who knows it, such as the program that started them: silence alone is not death. Returns at once.
+///
+/// host: the address of that machine, as messages about the process have it.
+#[pyfunction]
+#[pyo3(signature = (host, process = None))]
+pub fn declare_dead(py: Python<'_>, host: &str, process: Option<u32>) {
+    guard::detach(py, || estafette::remote::declare_dead(host, process));
 }
 
 #[pymethods]

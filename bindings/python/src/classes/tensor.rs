@@ -468,9 +468,22 @@ impl PyTensor {
     /// once: makes a ticket for one use, which nothing has to keep: later writes wait until it was used, and what was made with it is gone.
     ///
     /// copy: as for `Link.send`.
-    #[pyo3(signature = (*, once = false, copy = None))]
-    fn ticket(&self, py: Python<'_>, once: bool, copy: Option<bool>) -> PyResult<PyTicket> {
-        PyTicket::of(py, self.tensor(py)?, &ShareOptions { once, copy })
+    ///
+    /// reach: an address of this machine, ``"host"`` or ``"host:port"``, where processes on other machines reach this one: the ticket is
+    /// good there too, and gives a copy, which NIXL makes. Both processes need the package ``nixl-cu12``. See the page on other processes.
+    ///
+    /// deadline: seconds of silence after which a process on another machine takes this one for dead, and is suspected itself.
+    #[pyo3(signature = (*, once = false, copy = None, reach = None, deadline = 10.0))]
+    fn ticket(
+        &self,
+        py: Python<'_>,
+        once: bool,
+        copy: Option<bool>,
+        reach: Option<String>,
+        deadline: f64,
+    ) -> PyResult<PyTicket> {
+        let deadline = seconds("deadline", Some(deadline))?.unwrap_or(Duration::MAX);
+        PyTicket::of(py, self.tensor(py)?, &ShareOptions { once, copy, reach, deadline })
     }
 
     /// No bytes of a tensor could say how long its memory is to be kept. What queues of `multiprocessing` pickle is taken from them once:

@@ -44,6 +44,16 @@ pub fn may_be_process(descriptor: &Descriptor, process: u32) -> bool {
     }
 }
 
+/// Gives back what a C library has allocated and given away.
+///
+/// # Safety
+/// It was made by `malloc`, and nothing uses it any more.
+#[cfg(feature = "nixl")]
+pub unsafe fn free(memory: *mut std::ffi::c_void) {
+    // SAFETY: by contract of this function.
+    unsafe { libc::free(memory) };
+}
+
 /// The user that this process acts for.
 pub fn own_user() -> u32 {
     // SAFETY: cannot fail.

@@ -2,6 +2,7 @@
 
 use std::io;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+use std::time::Duration;
 
 use super::check;
 
@@ -22,21 +23,24 @@ impl Poll {
     }
 
     /// Adds a descriptor; while it is readable, waits return `token`.
-    pub fn add(&self, descriptor: &OwnedFd, token: u64) -> io::Result<()> {
+    pub fn add(&self, descriptor: &impl AsRawFd, token: u64) -> io::Result<()> {
         self.control(libc::EPOLL_CTL_ADD, descriptor, token)
     }
 
     /// Takes a descriptor out again. One that is not in the set is not an error.
-    pub fn remove(&self, descriptor: &OwnedFd) {
+    pub fn remove(&self, descriptor: &impl AsRawFd) {
         let _ = self.control(libc::EPOLL_CTL_DEL, descriptor, 0);
     }
 
-    /// Waits until a descriptor is readable, and returns the tokens of those that are.
-    pub fn wait(&self) -> io::Result<Vec<u64>> {
+    /// Waits until a descriptor is readable, and no longer than `timeout`. Returns the tokens of those that are.
+    pub fn wait(&self, timeout: Option<Duration>) -> io::Result<Vec<u64>> {
+        // Rounded up: a wait that ends too early would be done again and again.
+        let milliseconds =
+            timeout.map_or(-1, |timeout| timeout.as_micros().div_ceil(1000).min(1 << 30) as libc::c_int);
         let mut events = [libc::epoll_event { events: 0, u64: 0 }; EVENTS_MAX];
         // SAFETY: writes as many events as it is given space for, at most.
         let count = unsafe {
-            libc::epoll_wait(self.0.as_raw_fd(), events.as_mut_ptr(), EVENTS_MAX as libc::c_int, -1)
+            libc::epoll_wait(self.0.as_raw_fd(), events.as_mut_ptr(), EVENTS_MAX as libc::c_int, milliseconds)
         };
         match check(count) {
             Ok(count) => {
@@ -47,7 +51,7 @@ impl Poll {
         }
     }
 
-    fn control(&self, what: libc::c_int, descriptor: &OwnedFd, token: u64) -> io::Result<()> {
+    fn control(&self, what: libc::c_int, descriptor: &impl AsRawFd, token: u64) -> io::Result<()> {
         let mut event = libc::epoll_event { events: libc::EPOLLIN as u32, u64: token };
         // SAFETY: reads the event.
         let result =

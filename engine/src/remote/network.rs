@@ -1,0 +1,124 @@
+//! Tickets that reach other machines. There the tensor is a copy, which NIXL makes once the owner's version is ready.
+//!
+//! The lease is the same as on one machine: it ends when the copy is made.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use estafette_devices::{DeviceError, DeviceErrorKind, Reactor};
+use estafette_links::network::{self, Fetched, Offer, Reach, Reply, Secret};
+
+use super::ticket::{VOID, named};
+use super::{Description, Export, Shown};
+use crate::core::error::Error;
+use crate::exchange::{Abi, ExportFlags, ManagedTensor, export};
+use crate::operation::completion::Completion;
+use crate::operation::import::Produced;
+
+pub use estafette_links::network::{declare_dead, suggest_library as suggest_nixl};
+
+/// Listens at an address of this machine, as [`ShareOptions::reach`](super::ShareOptions::reach) says, and gives what tickets say of it.
+pub(super) fn listen(at: &str, deadline: Duration) -> Result<Vec<u8>, Error> {
+    Ok(to_bytes(&network::listen(at, deadline, answer)?))
+}
+
+fn to_bytes(reach: &Reach) -> Vec<u8> {
+    let deadline = u32::try_from(reach.deadline.as_millis()).unwrap_or(u32::MAX);
+    [&reach.key[..], &deadline.to_le_bytes(), &reach.port.to_le_bytes(), reach.host.as_bytes()].concat()
+}
+
+/// `None` for bytes that say nothing.
+pub(super) fn parse(bytes: &[u8]) -> Option<Reach> {
+    let (key, rest) = bytes.split_first_chunk()?;
+    let (deadline, rest) = rest.split_first_chunk()?;
+    let (port, host) = rest.split_first_chunk()?;
+    let host = str::from_utf8(host).ok().filter(|host| (1..256).contains(&host.len()))?;
+    let deadline = Duration::from_millis(u32::from_le_bytes(*deadline).max(100).into());
+    Some(Reach { host: host.to_owned(), port: u16::from_le_bytes(*port), key: *key, deadline })
+}
+
+/// Answers another machine, once the version is ready.
+fn answer(secret: Secret, reply: Reply) {
+    let Some(export) = named(&secret) else { return reply.send(Err(refused(VOID))) };
+    let ready = export.ready.clone();
+    Reactor::global().when_settled([&ready], move |outcome| {
+        reply.send(outcome.and_then(|()| offer(export).ok_or_else(not_here)))
+    });
+}
+
+fn refused(what: &'static str) -> DeviceError {
+    DeviceError::new(DeviceErrorKind::Invalid, what)
+}
+
+fn not_here() -> DeviceError {
+    refused(
+        "the result was memory of a third process, which another machine cannot be given: make the ticket with a copy",
+    )
+}
+
+/// `None` for memory of a third process.
+fn offer(export: Arc<Export>) -> Option<Offer> {
+    let Some(Shown::Here(place)) = export.shown.get() else { return None };
+    let (segment, first, layout) = (Arc::clone(&place.segment), place.first, place.layout.clone());
+    let owner = export.owner.clone();
+    let start = segment.start().as_ptr();
+    let range = layout.byte_range(start.wrapping_add(first));
+    let offset = range.start - start.addr();
+    let first = (first - offset) as u64;
+    let description = Description { number: 0, first, layout, key: export.key, share: 0, is_writable: false };
+    let remark = move |who: &str, what: Option<&str>| {
+        if let Some(what) = what {
+            tracing::warn!("{who} is {what}");
+        }
+        owner.remark(who, what);
+    };
+    let (bytes, note) = (range.len(), description.to_bytes());
+    Some(Offer { segment, offset, bytes, note, keeper: Box::new(export), remark: Box::new(remark) })
+}
+
+/// Makes the tensor of a ticket, from another machine.
+pub(super) fn fetch(reach: &[u8], process: u32, secret: Secret, completion: Completion) {
+    let reach = parse(reach).expect("checked with the ticket");
+    network::fetch(&reach, process, secret, move |fetched| {
+        completion.produce(match fetched {
+            Ok(fetched) => described(fetched).map(Produced::immutable).map_err(Into::into),
+            Err(error) if error.kind() == DeviceErrorKind::Invalid => {
+                Err(Error::invalid(error.message().to_owned()).into())
+            }
+            Err(error) => Err(Error::Device(error).into()),
+        });
+    });
+}
+
+/// The tensor that was fetched. It is read-only, as it is on the owner's machine.
+fn described(fetched: Fetched) -> Result<ManagedTensor, Error> {
+    let Fetched { process, note, memory, bytes } = fetched;
+    let sent = |what: &str| Error::invalid(format!("process {process} on another machine sent {what}"));
+    let Description { first, layout, .. } =
+        Description::from_bytes(&note).ok_or_else(|| sent("no tensor"))?;
+    let outside = || sent("a tensor outside of its memory");
+    let start = memory.ptr().as_ptr();
+    let first = usize::try_from(first).ok().filter(|first| *first <= bytes).ok_or_else(outside)?;
+    let data = start.wrapping_add(first);
+    layout.check_data(data)?;
+    let range = layout.byte_range(data);
+    if range.start < start.addr() || range.end > start.addr() + bytes {
+        return Err(outside());
+    }
+    let flags = ExportFlags { read_only: true, is_copied: true };
+    // SAFETY: the elements are inside of the memory, whose bytes have all come, and which lives until it is dropped here.
+    Ok(unsafe { export(&layout, data, flags, Abi::Versioned, move || drop(memory)) })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_reach_survives_its_bytes() {
+        let reach =
+            Reach { host: "10.0.0.1".into(), port: 7, key: [3; 16], deadline: Duration::from_millis(1500) };
+        assert_eq!(parse(&to_bytes(&reach)), Some(reach));
+        assert!(parse(&[0; 22]).is_none() && parse(&[0xff; 23]).is_none());
+    }
+}

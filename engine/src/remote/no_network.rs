@@ -1,0 +1,26 @@
+//! In place of `network`, without NIXL.
+
+use std::time::Duration;
+
+use estafette_devices::{DeviceError, DeviceErrorKind};
+
+use crate::core::error::Error;
+use crate::operation::completion::Completion;
+
+/// Nothing is known of how other machines are reached, so anything may be.
+pub(super) fn parse(_reach: &[u8]) -> Option<()> {
+    Some(())
+}
+
+pub(super) fn fetch(_reach: &[u8], process: u32, _secret: [u8; 16], completion: Completion) {
+    let what = format!(
+        "process {process} is on another machine, and this program was built without the feature `nixl`"
+    );
+    completion.produce(Err(Box::new(Error::Device(DeviceError::new(DeviceErrorKind::Other, what)))));
+}
+
+pub(super) fn listen(_at: &str, _deadline: Duration) -> Result<Vec<u8>, Error> {
+    Err(Error::invalid(
+        "tickets for other machines need the feature `nixl`, which this program was built without",
+    ))
+}

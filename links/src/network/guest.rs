@@ -1,0 +1,225 @@
+//! A consumer on another machine, as the owner of memory sees it.
+
+use std::any::Any;
+use std::collections::BTreeMap;
+
+use estafette_devices::{DeviceError, DeviceErrorKind};
+use estafette_sync::time::{Duration, Instant};
+
+use super::thread::{Ends, Network, new_agent};
+use super::wire::{End, Kind, Wire, number, short};
+use super::{Ask, GREETING, Offer, Reply, Secret};
+use crate::board::KINDS;
+use crate::nixl::{Agent, NixlError};
+
+/// Questions of one consumer that are not answered.
+const ASKED_MAX: usize = 1 << 16;
+/// How long a connection may say nothing before it greets.
+const GREETING_TIME: Duration = Duration::from_secs(10);
+/// The longest text of a failure.
+const TEXT_MAX: usize = 1 << 16;
+
+/// One connection. It has an agent of its own from the first offer on: see [`Agent`].
+pub(super) struct Guest {
+    /// `None` once nothing can come any more, while what it was lent is kept.
+    pub(super) wire: Option<Wire>,
+    key: Secret,
+    ask: Ask,
+    pub(super) token: u64,
+    pub(super) machine: String,
+    /// Once it has greeted: its number, and its deadline.
+    pub(super) process: Option<(u32, Duration)>,
+    agent: Option<Agent>,
+    asked: usize,
+    lent: BTreeMap<u64, Loan>,
+    is_silent: bool,
+}
+
+struct Loan {
+    keeper: Box<dyn Any + Send>,
+    remark: Box<dyn Fn(&str, Option<&str>) + Send>,
+}
+
+impl Guest {
+    pub(super) fn new(wire: Wire, machine: String, token: u64, key: Secret, ask: Ask) -> Self {
+        let lent = BTreeMap::new();
+        Self {
+            wire: Some(wire),
+            key,
+            ask,
+            token,
+            machine,
+            process: None,
+            agent: None,
+            asked: 0,
+            lent,
+            is_silent: false,
+        }
+    }
+
+    pub(super) fn name(&self) -> String {
+        format!("process {} on {}", self.process.map_or(0, |(process, _)| process), self.machine)
+    }
+
+    /// Whether it reads now.
+    pub(super) fn is_busy(&self) -> bool {
+        !self.lent.is_empty() && !self.is_silent
+    }
+
+    /// Looks at what has come. True if the guest is over.
+    pub(super) fn look(&mut self, network: &'static Network, now: Instant, ends: &mut Ends) -> bool {
+        let Some(wire) = &mut self.wire else { return false };
+        let (messages, end) = wire.receive();
+        let has_spoken = !messages.is_empty();
+        let mut end = end;
+        for (kind, body) in messages {
+            if self.take(network, kind, &body, ends).is_none() {
+                end = Some(End::Nonsense("a message makes no sense"));
+                break;
+            }
+        }
+        match end {
+            // Nothing of it can read any more. One that does not keep to the protocol has no rights.
+            Some(End::Closed | End::Nonsense(_)) => return true,
+            Some(End::Lost(error)) => {
+                self.wire.take().iter().for_each(|wire| network.poll.remove(&wire.stream));
+                if self.lent.is_empty() {
+                    return true;
+                }
+                self.fall_silent(&format!("cannot be reached, and may still read: {error}"));
+            }
+            None if has_spoken && self.is_silent => {
+                self.is_silent = false;
+                self.remark(None);
+            }
+            None => self.look_at_silence(now),
+        }
+        self.wire.as_ref().is_some_and(|wire| self.process.is_none() && wire.silence(now) > GREETING_TIME)
+    }
+
+    fn look_at_silence(&mut self, now: Instant) {
+        let (Some(wire), Some((_, deadline))) = (&self.wire, self.process) else { return };
+        let silence = wire.silence(now);
+        if silence > deadline && !self.is_silent {
+            self.fall_silent(&format!(
+                "has been silent for {} s, and may still read",
+                silence.as_secs_f32().round()
+            ));
+        }
+    }
+
+    fn fall_silent(&mut self, why: &str) {
+        self.is_silent = true;
+        self.remark(Some(&format!("suspected: it {why}; `declare_dead` gives the memory back")));
+    }
+
+    fn remark(&self, what: Option<&str>) {
+        let name = self.name();
+        self.lent.values().for_each(|loan| (loan.remark)(&name, what));
+    }
+
+    /// Beats, and returns when to look at this guest again.
+    pub(super) fn next(&mut self, now: Instant) -> Option<Instant> {
+        let wire = self.wire.as_mut()?;
+        let Some((_, deadline)) = self.process else { return Some(now + GREETING_TIME) };
+        let beat = wire.beat(deadline, now);
+        let silent = now + deadline.saturating_sub(wire.silence(now)) + Duration::from_millis(1);
+        Some(if self.is_silent { beat } else { beat.min(silent) })
+    }
+
+    fn take(&mut self, network: &'static Network, kind: Kind, body: &[u8], ends: &mut Ends) -> Option<()> {
+        match (kind, self.process) {
+            (Kind::Hello, None) => {
+                let rest = body.strip_prefix(&GREETING)?.strip_prefix(&self.key)?;
+                let (process, rest) = short(rest)?;
+                let (deadline, _) = short(rest)?;
+                self.process = Some((process, Duration::from_millis(u64::from(deadline.max(100)))));
+                self.wire.as_mut()?.send(Kind::Welcome, &[&std::process::id().to_le_bytes()]);
+            }
+            (Kind::Ask, Some(_)) => {
+                let (number, secret) = number(body)?;
+                self.asked += 1;
+                if self.asked > ASKED_MAX {
+                    return None;
+                }
+                (self.ask)(*secret.as_array()?, Reply { network, guest: self.token, number });
+            }
+            (Kind::Return, Some(_)) => self.give_back(number(body)?.0, ends),
+            (Kind::Beat, Some(_)) => {}
+            _ => return None,
+        }
+        Some(())
+    }
+
+    fn give_back(&mut self, number: u64, ends: &mut Ends) {
+        if let Some(loan) = self.lent.remove(&number) {
+            (loan.remark)(&self.name(), None);
+            ends.push(Box::new(move || drop(loan.keeper)));
+        }
+    }
+
+    /// Answers a question.
+    pub(super) fn reply(&mut self, number: u64, answer: Result<Offer, DeviceError>, ends: &mut Ends) {
+        self.asked = self.asked.saturating_sub(1);
+        // A consumer that cannot be reached is lent nothing more; the offer is dropped.
+        let Some(wire) = &mut self.wire else { return };
+        let offered = answer.and_then(|offer| {
+            let described = describe(&mut self.agent, &offer).map_err(|error| {
+                DeviceError::new(
+                    DeviceErrorKind::Other,
+                    format!("the memory cannot be shown to other machines: {error}"),
+                )
+            });
+            described.map(|metadata| (offer, metadata))
+        });
+        match offered {
+            Ok((offer, metadata)) => {
+                let address = offer.segment.start().as_ptr().addr() + offer.offset;
+                let numbers = [number, address as u64, offer.bytes as u64, metadata.len() as u64];
+                let numbers = numbers.map(u64::to_le_bytes).concat();
+                wire.send(Kind::Offer, &[&numbers, &metadata, &offer.note]);
+                let loan = Loan { keeper: offer.keeper, remark: offer.remark };
+                if let Some(former) = self.lent.insert(number, loan) {
+                    ends.push(Box::new(move || drop(former.keeper)));
+                }
+            }
+            Err(error) => {
+                let kind = KINDS.iter().position(|kind| *kind == error.kind()).unwrap_or(0) as u8;
+                let text = error.message();
+                let text = &text[..text.floor_char_boundary(TEXT_MAX)];
+                wire.send(Kind::Fail, &[&number.to_le_bytes(), &[kind], text.as_bytes()]);
+            }
+        }
+    }
+
+    /// Moves bytes, and takes what was read back. True if something was.
+    pub(super) fn progress(&mut self, ends: &mut Ends) -> bool {
+        let notes = match &self.agent {
+            Some(agent) if self.is_busy() => agent.notes(),
+            _ => return false,
+        };
+        // The consumer learns of a failure of its own transfer.
+        let notes = notes.unwrap_or_default();
+        for (number, _) in notes.iter().filter_map(|note| number(note)) {
+            self.give_back(number, ends);
+        }
+        !notes.is_empty()
+    }
+
+    /// Ends everything: what was lent is given back, once the agent can move no bytes of it.
+    pub(super) fn end(mut self, ends: &mut Ends) {
+        self.remark(None);
+        let lent = std::mem::take(&mut self.lent);
+        drop(self);
+        ends.push(Box::new(move || drop(lent)));
+    }
+}
+
+/// Makes the memory of an offer known to the agent, which is made for the first one. Returns what the consumer must know of the agent.
+fn describe(agent: &mut Option<Agent>, offer: &Offer) -> Result<Vec<u8>, NixlError> {
+    let agent = match agent {
+        Some(agent) => agent,
+        none => none.insert(new_agent()?),
+    };
+    if agent.register(&offer.segment)? { agent.metadata() } else { Ok(Vec::new()) }
+}

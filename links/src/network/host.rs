@@ -1,0 +1,307 @@
+//! An owner on another machine, as a consumer of its memory sees it.
+
+use std::collections::BTreeMap;
+use std::ffi::CString;
+use std::net::{TcpStream, ToSocketAddrs};
+use std::sync::Arc;
+
+use estafette_devices::host::HostMemory;
+use estafette_devices::{Allocation, DeviceError, DeviceErrorKind};
+use estafette_sync::time::{Duration, Instant};
+
+use super::thread::{Ends, new_agent};
+use super::wire::{End, Kind, Wire, number};
+use super::{Fetched, GREETING, Reach, Secret};
+use crate::board::KINDS;
+use crate::nixl::{Agent, NixlError, Progress, Transfer};
+use crate::{Arena, Segment};
+
+/// A connection of no use is closed after this time: it holds descriptors on both sides, and memory that was shown.
+const IDLE_TIME: Duration = Duration::from_secs(30);
+/// How long a failed transfer waits for news of its owner, which say more.
+const NEWS_TIME: Duration = Duration::from_secs(1);
+/// Alignment of what is fetched.
+const ALIGN: usize = 64;
+
+pub(super) type Done = Box<dyn FnOnce(Result<Fetched, DeviceError>) + Send>;
+
+/// One connection. It has an agent of its own from the first offer on: see [`Agent`].
+pub(super) struct Host {
+    pub(super) reach: Reach,
+    /// The number of the process.
+    process: u32,
+    /// `None` while it is connected to.
+    pub(super) wire: Option<Wire>,
+    agent: Option<(Agent, CString)>,
+    last: u64,
+    asked: BTreeMap<u64, (Secret, Done)>,
+    reads: Vec<Read>,
+    /// A transfer has failed, and why.
+    failed: Option<(Instant, NixlError)>,
+    used: Instant,
+}
+
+/// What is on its way.
+struct Read {
+    /// `None` once it has ended.
+    transfer: Option<Transfer>,
+    fetched: Fetched,
+    done: Done,
+}
+
+/// How a host is over.
+pub(super) enum Over {
+    /// It is not needed any more.
+    Idle,
+    /// It failed.
+    Failed(DeviceError),
+}
+
+impl Host {
+    pub(super) fn new(reach: Reach, process: u32, now: Instant) -> Self {
+        let (asked, reads) = (BTreeMap::new(), Vec::new());
+        Self { reach, process, wire: None, agent: None, last: 0, asked, reads, failed: None, used: now }
+    }
+
+    /// A connection to the process; made on a thread that may wait.
+    pub(super) fn connect(reach: &Reach) -> std::io::Result<TcpStream> {
+        let mut last = std::io::Error::other("the host has no address");
+        for address in (reach.host.as_str(), reach.port).to_socket_addrs()? {
+            match TcpStream::connect_timeout(&address, reach.deadline) {
+                Ok(stream) => return Ok(stream),
+                Err(error) => last = error,
+            }
+        }
+        Err(last)
+    }
+
+    fn died(&self, what: &str) -> DeviceError {
+        let text = format!("process {} on {} {what}", self.process, self.reach.host);
+        DeviceError::new(DeviceErrorKind::PeerDied, text).with_process(self.process)
+    }
+
+    fn failure(&self, kind: DeviceErrorKind, what: &str) -> DeviceError {
+        DeviceError::new(kind, format!("{what} (in process {} on {})", self.process, self.reach.host))
+    }
+
+    pub(super) fn connected(&mut self, stream: std::io::Result<TcpStream>) -> Result<(), Over> {
+        let mut wire = stream.and_then(Wire::new).map_err(|error| {
+            let what = match error.kind() {
+                // Its door stays open as long as it lives.
+                std::io::ErrorKind::ConnectionRefused => "died".to_owned(),
+                _ => format!("cannot be reached: {error}"),
+            };
+            Over::Failed(self.died(&what))
+        })?;
+        let deadline = self.reach.deadline.as_millis() as u32;
+        let (own, deadline) = (std::process::id().to_le_bytes(), deadline.to_le_bytes());
+        wire.send(Kind::Hello, &[&GREETING, &self.reach.key, &own, &deadline]);
+        for (number, (secret, _)) in &self.asked {
+            wire.send(Kind::Ask, &[&number.to_le_bytes(), secret]);
+        }
+        self.wire = Some(wire);
+        Ok(())
+    }
+
+    pub(super) fn ask(&mut self, secret: Secret, done: Done, now: Instant) {
+        self.last += 1;
+        self.used = now;
+        if let Some(wire) = &mut self.wire {
+            wire.send(Kind::Ask, &[&self.last.to_le_bytes(), &secret]);
+        }
+        self.asked.insert(self.last, (secret, done));
+    }
+
+    /// Whether bytes are on their way.
+    pub(super) fn is_busy(&self) -> bool {
+        !self.reads.is_empty() && self.failed.is_none()
+    }
+
+    /// Looks at what has come.
+    pub(super) fn look(&mut self, now: Instant, ends: &mut Ends) -> Result<(), Over> {
+        let Some(wire) = &mut self.wire else { return Ok(()) };
+        let (messages, end) = wire.receive();
+        for (kind, body) in messages {
+            if self.take(kind, &body, ends).is_none() {
+                let what = "it broke the protocol: a message makes no sense";
+                return Err(Over::Failed(self.failure(DeviceErrorKind::Other, what)));
+            }
+        }
+        let over = match end {
+            None => return self.look_at_time(now),
+            Some(End::Closed) => self.died("died"),
+            Some(End::Lost(error)) => self.died(&format!("cannot be reached: {error}")),
+            Some(End::Nonsense(what)) => {
+                self.failure(DeviceErrorKind::Other, &format!("it broke the protocol: {what}"))
+            }
+        };
+        Err(Over::Failed(over))
+    }
+
+    fn look_at_time(&mut self, now: Instant) -> Result<(), Over> {
+        let Some(wire) = &self.wire else { return Ok(()) };
+        if let Some((since, error)) = &self.failed
+            && now.saturating_duration_since(*since) > NEWS_TIME
+        {
+            return Err(Over::Failed(self.failure(DeviceErrorKind::Other, &error.to_string())));
+        }
+        let silence = wire.silence(now);
+        if silence > self.reach.deadline {
+            let what =
+                format!("has been silent for {} s, and is taken for dead", silence.as_secs_f32().round());
+            return Err(Over::Failed(self.died(&what)));
+        }
+        if !self.asked.is_empty() || !self.reads.is_empty() {
+            self.used = now;
+        }
+        match now.saturating_duration_since(self.used) > IDLE_TIME {
+            true => Err(Over::Idle),
+            false => Ok(()),
+        }
+    }
+
+    /// Beats, and returns when to look at this host again.
+    pub(super) fn next(&mut self, now: Instant) -> Option<Instant> {
+        let wire = self.wire.as_mut()?;
+        let deadline = self.reach.deadline;
+        let mut next = wire.beat(deadline, now);
+        next = next.min(now + deadline.saturating_sub(wire.silence(now)) + Duration::from_millis(1));
+        if let Some((since, _)) = &self.failed {
+            next = next.min(*since + NEWS_TIME + Duration::from_millis(1));
+        }
+        Some(next)
+    }
+
+    fn take(&mut self, kind: Kind, body: &[u8], ends: &mut Ends) -> Option<()> {
+        match kind {
+            Kind::Welcome | Kind::Beat => {}
+            Kind::Fail => {
+                let (number, rest) = number(body)?;
+                let (kind, text) = rest.split_first()?;
+                let kind = KINDS.get(usize::from(*kind)).copied().unwrap_or(DeviceErrorKind::Other);
+                let error = self.failure(kind, &String::from_utf8_lossy(text));
+                if let Some((_, done)) = self.asked.remove(&number) {
+                    ends.push(Box::new(move || done(Err(error))));
+                }
+            }
+            Kind::Offer => {
+                let (number, rest) = number(body)?;
+                let ([address, bytes, length], rest) = words(rest)?;
+                let (metadata, note) = rest.split_at_checked(usize::try_from(length).ok()?)?;
+                let (_, done) = self.asked.remove(&number)?;
+                match self.read(number, address, bytes, metadata, note) {
+                    Ok((transfer, fetched)) => self.reads.push(Read { transfer, fetched, done }),
+                    Err(error) => {
+                        self.wire.as_mut()?.send(Kind::Return, &[&number.to_le_bytes()]);
+                        ends.push(Box::new(move || done(Err(error))));
+                    }
+                }
+            }
+            Kind::Hello | Kind::Ask | Kind::Return => return None,
+        }
+        Some(())
+    }
+
+    /// Begins to read what was offered. What has no bytes has come already.
+    fn read(
+        &mut self,
+        number: u64,
+        address: u64,
+        bytes: u64,
+        metadata: &[u8],
+        note: &[u8],
+    ) -> Result<(Option<Transfer>, Fetched), DeviceError> {
+        let nixl = |error: NixlError| DeviceError::new(DeviceErrorKind::Other, error.to_string());
+        let too_large =
+            |_| DeviceError::new(DeviceErrorKind::OutOfMemory, format!("{bytes} bytes of another machine"));
+        let bytes = usize::try_from(bytes).map_err(too_large)?;
+        let memory = Arena.allocate(bytes.max(1), ALIGN)?;
+        if let Some((agent, _)) = &mut self.agent
+            && self.reads.is_empty()
+        {
+            // SAFETY: every transfer of this agent is done; a connection with one that was given up ends.
+            unsafe { agent.forget_unused() };
+        }
+        let here = memory.ptr().as_ptr();
+        let segment = segment_of(&memory);
+        let fetched = Fetched { process: self.process, note: note.to_vec(), memory, bytes };
+        if !metadata.is_empty() {
+            let agent = match self.agent.take() {
+                Some((agent, _)) => agent,
+                None => new_agent().map_err(nixl)?,
+            };
+            let peer = agent.load(metadata).map_err(nixl)?;
+            self.agent = Some((agent, peer));
+        }
+        if bytes == 0 {
+            if let Some(wire) = &mut self.wire {
+                wire.send(Kind::Return, &[&number.to_le_bytes()]);
+            }
+            return Ok((None, fetched));
+        }
+        let no_agent = || DeviceError::new(DeviceErrorKind::Other, "memory was offered by no agent");
+        let (agent, peer) = self.agent.as_mut().ok_or_else(no_agent)?;
+        agent.register(&segment).map_err(nixl)?;
+        // SAFETY: the segment of this fresh memory is registered; what was fetched keeps the memory, and is handed on when the transfer is
+        // done, or dropped after the agent.
+        let transfer =
+            unsafe { agent.read(peer, here, address, bytes, &number.to_le_bytes()) }.map_err(nixl)?;
+        Ok((Some(transfer), fetched))
+    }
+
+    /// Moves bytes. True if something has come.
+    pub(super) fn progress(&mut self, now: Instant, ends: &mut Ends) -> bool {
+        if !self.is_busy() {
+            return false;
+        }
+        let mut is_done = |read: &mut Read| {
+            let Some(transfer) = read.transfer.take() else { return true };
+            let Some((agent, _)) = &self.agent else { return false };
+            let progress = agent.progress(&transfer);
+            match progress {
+                Progress::Done => agent.end(transfer),
+                Progress::Pending => read.transfer = Some(transfer),
+                Progress::Failed => {
+                    read.transfer = Some(transfer);
+                    self.failed = Some((now, NixlError::transfer_failed()));
+                }
+            }
+            progress == Progress::Done
+        };
+        let done: Vec<_> = self.reads.extract_if(.., |read| is_done(read)).collect();
+        let has_come = !done.is_empty();
+        for Read { fetched, done, .. } in done {
+            ends.push(Box::new(move || done(Ok(fetched))));
+        }
+        has_come
+    }
+
+    /// Fails everything that has not come, once no byte of it can come any more.
+    pub(super) fn end(mut self, error: &DeviceError, ends: &mut Ends) {
+        if let Some((agent, _)) = self.agent.take() {
+            self.reads
+                .iter_mut()
+                .filter_map(|read| read.transfer.take())
+                .for_each(|transfer| agent.end(transfer));
+        }
+        let asked = std::mem::take(&mut self.asked).into_values().map(|(_, done)| done);
+        let reading = std::mem::take(&mut self.reads).into_iter().map(|read| read.done);
+        for done in asked.chain(reading) {
+            let error = error.clone();
+            ends.push(Box::new(move || done(Err(error))));
+        }
+    }
+}
+
+fn segment_of(memory: &Allocation) -> Arc<Segment> {
+    let found = Arena.find(memory.ptr().as_ptr(), memory.len());
+    found.expect("the arena has what it has allocated").0
+}
+
+/// Three numbers from the beginning of a message.
+fn words(body: &[u8]) -> Option<([u64; 3], &[u8])> {
+    let (first, rest) = number(body)?;
+    let (second, rest) = number(rest)?;
+    let (third, rest) = number(rest)?;
+    Some(([first, second, third], rest))
+}

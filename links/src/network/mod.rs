@@ -1,0 +1,219 @@
+//! Memory of processes on other machines: copies of it, moved by NIXL, which wait for promises of their owner and give leases back.
+//!
+//! An owner [listens](listen) at an address, and answers those who come with a secret: by an [`Offer`] of memory, once it may be read, or
+//! by a failure. A consumer [fetches](fetch). Both sides agree by messages over TCP; NIXL reads the memory of the owner into the arena of
+//! the consumer, and the note that it leaves with the owner says that the bytes are there and that the lease ends.
+//!
+//! One thread, `estafette-network`, does all of this. It exists once a process has listened or fetched.
+//!
+//! | part | idea |
+//! |---|---|
+//! | `thread` | the thread, and what others ask of it |
+//! | `guest` | a consumer, as its owner sees it |
+//! | `host` | an owner, as a consumer sees it |
+//! | `wire` | messages over TCP |
+//!
+//! # Silence is not death
+//! A process that has said nothing for the deadline is *silent*. A consumer takes a silent owner for dead: what it waits for fails, and it closes
+//! the connection. An owner keeps what it has lent to a silent consumer, which may read it once the network works again. The lease ends
+//! when that consumer's system says that the connection is closed, which it does after the network works again or the process has died,
+//! or by [`declare_dead`].
+//!
+//! # Trust
+//! Secrets and data cross the network as they are. A program that reaches the ports of UCX can read and write the memory of the process.
+//! So the network must be one whose machines trust each other.
+
+mod guest;
+mod host;
+mod thread;
+mod wire;
+
+use std::any::Any;
+use std::fmt;
+use std::net::TcpListener;
+use std::sync::Arc;
+
+use estafette_devices::{Allocation, DeviceError, DeviceErrorKind};
+use estafette_sync::per_process;
+use estafette_sync::sync::Mutex;
+use estafette_sync::time::Duration;
+
+use self::thread::{Command, Network};
+use crate::{LinkError, Segment, secret};
+
+pub use crate::nixl::{check, suggest_library};
+
+/// What a connection begins with.
+const GREETING: [u8; 16] = *b"estafette net 1\0";
+
+/// 128 random bits.
+pub type Secret = [u8; 16];
+
+/// How a process is reached from other machines.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Reach {
+    /// A name or an address of the machine.
+    pub host: String,
+    /// The port there.
+    pub port: u16,
+    /// What callers must know.
+    pub key: Secret,
+    /// After how much silence each side acts.
+    pub deadline: Duration,
+}
+
+/// Memory that a consumer may read now.
+pub struct Offer {
+    /// The memory.
+    pub segment: Arc<Segment>,
+    /// Where in it.
+    pub offset: usize,
+    /// How much.
+    pub bytes: usize,
+    /// What the consumer learns of it: at most a few kilobytes.
+    pub note: Vec<u8>,
+    /// Dropped when the consumer reads it no more.
+    pub keeper: Box<dyn Any + Send>,
+    /// Called with a name of the consumer, and what is wrong with it once it is silent, or `None` when it is not any more, or at the end.
+    pub remark: Box<dyn Fn(&str, Option<&str>) + Send>,
+}
+
+impl fmt::Debug for Offer {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Offer")
+            .field("offset", &self.offset)
+            .field("bytes", &self.bytes)
+            .finish_non_exhaustive()
+    }
+}
+
+/// What was fetched.
+#[derive(Debug)]
+pub struct Fetched {
+    /// The process that has it.
+    pub process: u32,
+    /// What the owner says of it.
+    pub note: Vec<u8>,
+    /// A copy of the memory, in the arena of this process; longer than the owner's where that has no bytes.
+    pub memory: Allocation,
+    /// The length of the owner's.
+    pub bytes: usize,
+}
+
+/// Answers a consumer that has asked. Dropped without a word, it answers nothing.
+pub struct Reply {
+    network: &'static Network,
+    guest: u64,
+    number: u64,
+}
+
+impl Reply {
+    /// Lets the other process read, or says why not.
+    pub fn send(self, answer: Result<Offer, DeviceError>) {
+        self.network.command(Command::Reply { guest: self.guest, number: self.number, answer });
+    }
+}
+
+impl fmt::Debug for Reply {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Reply").field("number", &self.number).finish_non_exhaustive()
+    }
+}
+
+/// Answers a secret, on the thread of the network: it must be short and must not block.
+pub type Ask = fn(Secret, Reply);
+
+per_process! {
+    /// Where this process listens, as it was asked for and as it is.
+    static LISTENING: Mutex<Vec<(String, Reach)>> = Mutex::new(Vec::new());
+}
+
+/// Listens at `at`, `host` or `host:port`, for as long as the process lives. Consumers must reach it under that host. Without a port the
+/// system chooses one. A second call with the same text gives what the first one gave.
+///
+/// # Errors
+/// NIXL is missing; the host is not one of this machine; the port is taken.
+pub fn listen(at: &str, deadline: Duration, ask: Ask) -> Result<Reach, LinkError> {
+    check().map_err(LinkError::Invalid)?;
+    if deadline < Duration::from_millis(100) || deadline > Duration::from_secs(1 << 20) {
+        return Err(LinkError::Invalid(format!("a deadline of {deadline:?}: it is from 0.1 s to 12 days")));
+    }
+    let mut listening = LISTENING.lock();
+    if let Some((_, known)) = listening.iter().find(|(text, _)| text == at) {
+        return Ok(Reach { deadline, ..known.clone() });
+    }
+    let (host, port) = split(at)?;
+    let network = Network::get()?;
+    let listener =
+        TcpListener::bind((host, port)).map_err(LinkError::system("listening for other machines"))?;
+    listener.set_nonblocking(true).map_err(LinkError::system("listening for other machines"))?;
+    let port = listener.local_addr().map_err(LinkError::system("listening for other machines"))?.port();
+    let reach = Reach { host: host.to_owned(), port, key: secret()?, deadline };
+    listening.push((at.to_owned(), reach.clone()));
+    drop(listening);
+    network.command(Command::Listen { listener, key: reach.key, ask });
+    Ok(reach)
+}
+
+/// The host and the port, or 0; an IPv6 address with a port is in brackets.
+fn split(at: &str) -> Result<(&str, u16), LinkError> {
+    let wrong =
+        || LinkError::Invalid(format!("{at:?} is no address of this machine: it is `host` or `host:port`"));
+    let (host, port) = match at.strip_prefix('[') {
+        Some(rest) => rest.split_once(']').ok_or_else(wrong)?,
+        None if at.matches(':').count() == 1 => at.split_at(at.find(':').ok_or_else(wrong)?),
+        None => (at, ""),
+    };
+    let port = match port.strip_prefix(':') {
+        Some(port) => port.parse().map_err(|_| wrong())?,
+        None if port.is_empty() => 0,
+        None => return Err(wrong()),
+    };
+    if host.is_empty() || host.len() > 255 { Err(wrong()) } else { Ok((host, port)) }
+}
+
+/// Fetches what `secret` names. `process` is the number of the owner, for messages. `done` is called once, under no lock.
+pub fn fetch(
+    reach: &Reach,
+    process: u32,
+    secret: Secret,
+    done: impl FnOnce(Result<Fetched, DeviceError>) + Send + 'static,
+) {
+    match check().map_err(LinkError::Invalid).and_then(|()| Network::get()) {
+        Ok(network) => {
+            let (reach, done) = (reach.clone(), Box::new(done));
+            network.command(Command::Fetch { reach, process, secret, done });
+        }
+        Err(error) => {
+            let what = format!("process {process} is on another machine, {}: {error}", reach.host);
+            done(Err(DeviceError::new(DeviceErrorKind::Other, what)));
+        }
+    }
+}
+
+/// The program knows that a process on another machine is dead, or all on machine `host`: what was lent to them is given back. Returns at
+/// once. `host` is the address that the messages of a suspected process name.
+///
+/// A process that lives all the same has its connection ended, and reads nothing more.
+pub fn declare_dead(host: &str, process: Option<u32>) {
+    if let Some(network) = Network::known() {
+        network.command(Command::DeclareDead { host: host.to_owned(), process });
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn addresses_have_a_host_and_perhaps_a_port() {
+        let parsed = |at| split(at).ok();
+        assert_eq!(parsed("10.0.0.1"), Some(("10.0.0.1", 0)));
+        assert_eq!(parsed("node-7:80"), Some(("node-7", 80)));
+        assert_eq!(parsed("fe80::1"), Some(("fe80::1", 0)));
+        assert_eq!(parsed("[fe80::1]:80"), Some(("fe80::1", 80)));
+        for wrong in ["", ":80", "a:b", "a:70000", "[fe80::1", "[a]b"] {
+            assert!(parsed(wrong).is_none(), "{wrong}");
+        }
+    }
+}

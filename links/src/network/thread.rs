@@ -1,0 +1,289 @@
+//! The thread of the network. It alone has connections, agents and transfers, so none of them needs a lock.
+
+use std::collections::BTreeMap;
+use std::ffi::CString;
+use std::io;
+use std::net::{TcpListener, TcpStream};
+
+use estafette_devices::DeviceError;
+use estafette_sync::essential::essential;
+use estafette_sync::process::Generation;
+use estafette_sync::sync::Mutex;
+use estafette_sync::thread;
+use estafette_sync::time::{Duration, Instant};
+use estafette_sync::{daemon, per_process, stack};
+
+use super::guest::Guest;
+use super::host::{Done, Host, Over};
+use super::wire::Wire;
+use super::{Ask, Offer, Reach, Secret};
+use crate::nixl::{Agent, NixlError};
+use crate::platform::{Poll, Waker};
+use crate::{LinkError, secret};
+
+/// The waker's token.
+const WAKER: u64 = 0;
+/// Connections of consumers at the same time. Further ones are refused.
+const GUESTS_MAX: usize = 1024;
+/// Looks at transfers one after the other, before the thread naps between them.
+const LOOKS: u32 = 100;
+/// A nap: within it about as many bytes come as a socket holds.
+const NAP: Duration = Duration::from_micros(20);
+/// Time between two looks while a connection has no room.
+const ROOM_TIME: Duration = Duration::from_millis(5);
+
+per_process! {
+    static NETWORK: Mutex<Option<&'static Network>> = Mutex::new(None);
+}
+
+/// What runs foreign code. It is called between two looks, when nothing is borrowed.
+pub(super) type Ends = Vec<Box<dyn FnOnce() + Send>>;
+
+/// What others ask of the thread.
+pub(super) enum Command {
+    Listen { listener: TcpListener, key: Secret, ask: Ask },
+    Reply { guest: u64, number: u64, answer: Result<Offer, DeviceError> },
+    Fetch { reach: Reach, process: u32, secret: Secret, done: Done },
+    Connected { host: u64, stream: io::Result<TcpStream> },
+    DeclareDead { host: String, process: Option<u32> },
+}
+
+/// What is shared with the thread.
+pub(super) struct Network {
+    pub(super) poll: Poll,
+    waker: Waker,
+    commands: Mutex<Vec<Command>>,
+    generation: Generation,
+}
+
+impl Network {
+    /// That of the process, if it has one.
+    pub(super) fn known() -> Option<&'static Self> {
+        *NETWORK.lock()
+    }
+
+    /// That of the process, whose thread starts now if it has not.
+    pub(super) fn get() -> Result<&'static Self, LinkError> {
+        let mut network = NETWORK.lock();
+        if let Some(network) = *network {
+            return Ok(network);
+        }
+        let system = || LinkError::system("starting to wait for other machines");
+        let (poll, waker) = (Poll::new().map_err(system())?, Waker::new().map_err(system())?);
+        poll.add(waker.descriptor(), WAKER).map_err(system())?;
+        let new = Self { poll, waker, commands: Mutex::default(), generation: Generation::current() };
+        // The thread lives as long as the process. Where it cannot start, this is left over.
+        let new: &'static Self = Box::leak(Box::new(new));
+        let run = move || essential("the thread of the network", || State::new(new).run());
+        daemon(
+            stack::thread("estafette-network").spawn(run).map_err(LinkError::system("starting a thread"))?,
+        );
+        *network = Some(new);
+        Ok(new)
+    }
+
+    pub(super) fn command(&self, command: Command) {
+        // A forked child has the memory of its parent's thread, but not the thread.
+        if self.generation.is_current() {
+            self.commands.lock().push(command);
+            self.waker.wake();
+        }
+    }
+}
+
+/// An agent with a name that no other one has.
+pub(super) fn new_agent() -> Result<Agent, NixlError> {
+    let digits = secret().unwrap_or_default().into_iter().flat_map(|byte| format!("{byte:02x}").into_bytes());
+    Agent::new(&CString::new(digits.collect::<Vec<u8>>()).expect("digits are not zero"))
+}
+
+/// What the thread has.
+struct State {
+    network: &'static Network,
+    last: u64,
+    listeners: BTreeMap<u64, (TcpListener, Secret, Ask)>,
+    guests: BTreeMap<u64, Guest>,
+    hosts: BTreeMap<u64, Host>,
+    ends: Ends,
+    /// Looks since something happened.
+    idle: u32,
+}
+
+impl State {
+    fn new(network: &'static Network) -> Self {
+        let (listeners, guests, hosts) = (BTreeMap::new(), BTreeMap::new(), BTreeMap::new());
+        Self { network, last: WAKER, listeners, guests, hosts, ends: Vec::new(), idle: 0 }
+    }
+
+    fn token(&mut self) -> u64 {
+        self.last += 1;
+        self.last
+    }
+
+    fn run(mut self) {
+        let mut due = Instant::now();
+        loop {
+            let now = Instant::now();
+            let is_busy = self.guests.values().any(Guest::is_busy) || self.hosts.values().any(Host::is_busy);
+            let timeout = self.timeout(is_busy, due, now);
+            let tokens = self.network.poll.wait(timeout).expect("a set of descriptors can be waited for");
+            let now = Instant::now();
+            if tokens.contains(&WAKER) {
+                self.network.waker.clear();
+            }
+            let commands = std::mem::take(&mut *self.network.commands.lock());
+            let is_due = now >= due || !commands.is_empty() || !tokens.is_empty();
+            commands.into_iter().for_each(|command| self.handle(command, now));
+            tokens.iter().for_each(|token| self.accept(*token));
+            if is_due {
+                self.look(|token| tokens.contains(&token), now >= due, now);
+                due = self.next(now);
+            }
+            if is_busy {
+                self.progress(now);
+            }
+            std::mem::take(&mut self.ends).into_iter().for_each(|end| end());
+        }
+    }
+
+    fn timeout(&self, is_busy: bool, due: Instant, now: Instant) -> Option<Duration> {
+        let guests = self.guests.values().filter_map(|guest| guest.wire.as_ref());
+        let mut wires = guests.chain(self.hosts.values().filter_map(|host| host.wire.as_ref()));
+        match () {
+            () if is_busy => Some(Duration::ZERO),
+            () if wires.any(Wire::is_full) => Some(ROOM_TIME),
+            // With no connection there is no time to keep.
+            () if self.guests.is_empty() && self.hosts.is_empty() => None,
+            () => Some(due.saturating_duration_since(now)),
+        }
+    }
+
+    fn handle(&mut self, command: Command, now: Instant) {
+        match command {
+            Command::Listen { listener, key, ask } => {
+                let token = self.token();
+                // Where it cannot be waited for, those who come find a port that does not answer.
+                let _ = self.network.poll.add(&listener, token);
+                self.listeners.insert(token, (listener, key, ask));
+            }
+            Command::Reply { guest, number, answer } => match self.guests.get_mut(&guest) {
+                Some(guest) => guest.reply(number, answer, &mut self.ends),
+                None => self.ends.push(Box::new(move || drop(answer))),
+            },
+            Command::Fetch { reach, process, secret, done } => {
+                let known = self.hosts.values_mut().find(|host| {
+                    (&host.reach.host, host.reach.port, host.reach.key)
+                        == (&reach.host, reach.port, reach.key)
+                });
+                match known {
+                    Some(host) => host.ask(secret, done, now),
+                    None => self.connect(reach, process, secret, done, now),
+                }
+            }
+            Command::Connected { host: token, stream } => {
+                let Some(host) = self.hosts.get_mut(&token) else { return };
+                let added = stream.and_then(|stream| self.network.poll.add(&stream, token).map(|()| stream));
+                if let Err(over) = host.connected(added) {
+                    self.end_host(token, over);
+                }
+            }
+            Command::DeclareDead { host, process } => {
+                let is_meant = |guest: &Guest| {
+                    let own = guest.process.map(|(process, _)| process);
+                    guest.machine == host && (process.is_none() || process == own)
+                };
+                let dead: Vec<_> = self.guests.extract_if(.., |_, guest| is_meant(guest)).collect();
+                dead.into_iter().for_each(|(_, guest)| self.end_guest(guest));
+            }
+        }
+    }
+
+    fn connect(&mut self, reach: Reach, process: u32, secret: Secret, done: Done, now: Instant) {
+        let (token, network) = (self.token(), self.network);
+        let mut host = Host::new(reach.clone(), process, now);
+        host.ask(secret, done, now);
+        self.hosts.insert(token, host);
+        // Names are looked up, and connections made, by calls that wait.
+        let connect =
+            move || network.command(Command::Connected { host: token, stream: Host::connect(&reach) });
+        match stack::thread("estafette-connect").spawn(connect) {
+            Ok(thread) => drop(daemon(thread)),
+            Err(error) => network.command(Command::Connected { host: token, stream: Err(error) }),
+        }
+    }
+
+    fn accept(&mut self, token: u64) {
+        let Some((listener, key, ask)) = self.listeners.get(&token) else { return };
+        let (key, ask) = (*key, *ask);
+        // One that has gone again, or for which there is no descriptor now, tries again or fails by its own deadline.
+        let Ok((stream, address)) = listener.accept() else { return thread::sleep(NAP) };
+        if self.guests.len() >= GUESTS_MAX {
+            return;
+        }
+        let token = self.token();
+        if self.network.poll.add(&stream, token).is_ok()
+            && let Ok(wire) = Wire::new(stream)
+        {
+            let machine = address.ip().to_canonical().to_string();
+            self.guests.insert(token, Guest::new(wire, machine, token, key, ask));
+        }
+    }
+
+    /// Looks at connections that are readable or wait for room, and at all when it is time.
+    fn look(&mut self, is_readable: impl Fn(u64) -> bool, all: bool, now: Instant) {
+        let wanted = |token, wire: &Option<Wire>| {
+            all || is_readable(token) || wire.as_ref().is_some_and(Wire::is_full)
+        };
+        let (network, ends) = (self.network, &mut self.ends);
+        let is_over =
+            |token: u64, guest: &mut Guest| wanted(token, &guest.wire) && guest.look(network, now, ends);
+        let mut is_over = is_over;
+        let over: Vec<_> = self.guests.extract_if(.., |token, guest| is_over(*token, guest)).collect();
+        over.into_iter().for_each(|(_, guest)| self.end_guest(guest));
+        let mut over = Vec::new();
+        for (token, host) in &mut self.hosts {
+            if wanted(*token, &host.wire)
+                && let Err(why) = host.look(now, &mut self.ends)
+            {
+                over.push((*token, why));
+            }
+        }
+        over.into_iter().for_each(|(token, why)| self.end_host(token, why));
+    }
+
+    /// When to look at all connections.
+    fn next(&mut self, now: Instant) -> Instant {
+        let guests = self.guests.values_mut().filter_map(|guest| guest.next(now));
+        let hosts = self.hosts.values_mut().filter_map(|host| host.next(now));
+        guests.chain(hosts).min().unwrap_or(now + Duration::from_secs(3600))
+    }
+
+    /// Moves bytes. Naps if nothing has come for a while.
+    fn progress(&mut self, now: Instant) {
+        let mut has_come = false;
+        for guest in self.guests.values_mut() {
+            has_come |= guest.progress(&mut self.ends);
+        }
+        for host in self.hosts.values_mut() {
+            has_come |= host.progress(now, &mut self.ends);
+        }
+        self.idle = if has_come { 0 } else { self.idle.saturating_add(1) };
+        match self.idle < LOOKS {
+            true => thread::yield_now(),
+            false => thread::sleep(NAP),
+        }
+    }
+
+    fn end_guest(&mut self, guest: Guest) {
+        guest.wire.iter().for_each(|wire| self.network.poll.remove(&wire.stream));
+        guest.end(&mut self.ends);
+    }
+
+    fn end_host(&mut self, token: u64, why: Over) {
+        let Some(host) = self.hosts.remove(&token) else { return };
+        host.wire.iter().for_each(|wire| self.network.poll.remove(&wire.stream));
+        if let Over::Failed(error) = why {
+            host.end(&error, &mut self.ends);
+        }
+    }
+}

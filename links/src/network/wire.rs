@@ -1,0 +1,178 @@
+//! Messages over TCP: a length, a kind, and a body.
+
+use std::io::{self, Read, Write};
+use std::net::TcpStream;
+
+use estafette_sync::time::{Duration, Instant};
+
+/// The longest message. A failure's text is cut, the rest is short.
+const MESSAGE_MAX: usize = 1 << 20;
+/// Bytes that wait to be sent. A peer that reads nothing breaks off.
+const UNSENT_MAX: usize = 16 << 20;
+/// Bytes that one look takes, so that one peer does not keep the thread from the others.
+const LOOK_MAX: usize = 1 << 20;
+
+/// What a message is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u8)]
+pub(super) enum Kind {
+    /// To the owner, first: what this is, the key of its door, the process, the deadline in milliseconds.
+    Hello = 1,
+    /// To the consumer, first: the process.
+    Welcome,
+    /// To the owner: a number and a secret.
+    Ask,
+    /// To the consumer: the number, address, length, length of the agent's metadata, the metadata, a description.
+    Offer,
+    /// To the consumer: the number, kind of failure, text.
+    Fail,
+    /// To the owner: the number. The consumer will not read what was offered.
+    Return,
+    /// I am here.
+    Beat,
+}
+
+const KINDS: [Kind; 7] =
+    [Kind::Hello, Kind::Welcome, Kind::Ask, Kind::Offer, Kind::Fail, Kind::Return, Kind::Beat];
+
+/// How a connection ended.
+#[derive(Debug)]
+pub(super) enum End {
+    /// The other system says that the process has closed it, or has no such connection: the process uses nothing more of it.
+    Closed,
+    /// Nothing is known of the other process.
+    Lost(io::Error),
+    /// The other process says what makes no sense.
+    Nonsense(&'static str),
+}
+
+/// A connection to a process on another machine.
+#[derive(Debug)]
+pub(super) struct Wire {
+    pub(super) stream: TcpStream,
+    received: Vec<u8>,
+    unsent: Vec<u8>,
+    /// When something came, and when something was sent.
+    heard: Instant,
+    said: Instant,
+}
+
+impl Wire {
+    pub(super) fn new(stream: TcpStream) -> io::Result<Self> {
+        stream.set_nonblocking(true)?;
+        stream.set_nodelay(true)?;
+        let now = Instant::now();
+        Ok(Self { stream, received: Vec::new(), unsent: Vec::new(), heard: now, said: now })
+    }
+
+    /// Sends a message, later if there is no room now. An end is found by [`receive`](Self::receive).
+    pub(super) fn send(&mut self, kind: Kind, parts: &[&[u8]]) {
+        let length: usize = parts.iter().map(|part| part.len()).sum();
+        self.unsent.extend((length as u32).to_le_bytes());
+        self.unsent.push(kind as u8);
+        parts.iter().for_each(|part| self.unsent.extend(*part));
+        self.said = Instant::now();
+        let _ = self.flush();
+    }
+
+    /// Whether there is something to send, which waits for room.
+    pub(super) fn is_full(&self) -> bool {
+        !self.unsent.is_empty()
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        while !self.unsent.is_empty() {
+            match self.stream.write(&self.unsent) {
+                Ok(sent) => drop(self.unsent.drain(..sent)),
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => break,
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(())
+    }
+
+    /// What has come, whole messages of it. Sends what has waited for room. An end comes after the messages before it.
+    pub(super) fn receive(&mut self) -> (Vec<(Kind, Vec<u8>)>, Option<End>) {
+        let mut end = None;
+        let mut buffer = [0; 1 << 16];
+        let mut taken = 0;
+        while taken < LOOK_MAX {
+            match self.stream.read(&mut buffer) {
+                Ok(0) => {
+                    end = Some(End::Closed);
+                    break;
+                }
+                Ok(bytes) => {
+                    taken += bytes;
+                    self.received.extend(&buffer[..bytes]);
+                    self.heard = Instant::now();
+                }
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => break,
+                Err(error) if error.kind() == io::ErrorKind::ConnectionReset => {
+                    end = Some(End::Closed);
+                    break;
+                }
+                Err(error) => {
+                    end = Some(End::Lost(error));
+                    break;
+                }
+            }
+        }
+        if end.is_none() {
+            // A failure to send is one to receive at the next look.
+            let _ = self.flush();
+            if self.unsent.len() > UNSENT_MAX {
+                end = Some(End::Nonsense("it does not read what it asked for"));
+            }
+        }
+        match self.messages() {
+            Ok(messages) => (messages, end),
+            Err(what) => (Vec::new(), Some(End::Nonsense(what))),
+        }
+    }
+
+    fn messages(&mut self) -> Result<Vec<(Kind, Vec<u8>)>, &'static str> {
+        let (mut messages, mut rest) = (Vec::new(), &self.received[..]);
+        while let Some((length, [kind, after @ ..])) = rest.split_first_chunk::<4>() {
+            let length = u32::from_le_bytes(*length) as usize;
+            if length > MESSAGE_MAX {
+                return Err("a message is too long");
+            }
+            let Some((body, after)) = after.split_at_checked(length) else { break };
+            let kind = KINDS.into_iter().find(|known| *known as u8 == *kind);
+            messages.push((kind.ok_or("a message is of no kind")?, body.to_vec()));
+            rest = after;
+        }
+        let used = self.received.len() - rest.len();
+        self.received.drain(..used);
+        Ok(messages)
+    }
+
+    /// Says that this process is here, if it has said nothing for a while. Returns when to do so next.
+    pub(super) fn beat(&mut self, deadline: Duration, now: Instant) -> Instant {
+        let pause = deadline / 4;
+        if now.saturating_duration_since(self.said) >= pause {
+            self.send(Kind::Beat, &[]);
+        }
+        self.said + pause
+    }
+
+    /// For how long nothing has come.
+    pub(super) fn silence(&self, now: Instant) -> Duration {
+        now.saturating_duration_since(self.heard)
+    }
+}
+
+/// Takes a number from the beginning of a message.
+pub(super) fn number(body: &[u8]) -> Option<(u64, &[u8])> {
+    let (number, rest) = body.split_first_chunk::<8>()?;
+    Some((u64::from_le_bytes(*number), rest))
+}
+
+/// Takes a short number from the beginning of a message.
+pub(super) fn short(body: &[u8]) -> Option<(u32, &[u8])> {
+    let (number, rest) = body.split_first_chunk::<4>()?;
+    Some((u32::from_le_bytes(*number), rest))
+}

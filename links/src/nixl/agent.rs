@@ -1,0 +1,340 @@
+//! An agent of NIXL with its UCX backend, and the transfers that it makes.
+
+use std::ffi::{CStr, CString, c_char, c_void};
+use std::ptr;
+use std::sync::Arc;
+
+use super::api::{AgentConfig, Api, HOST_MEMORY, IN_PROGRESS, Object, READ, Status};
+use super::library::api;
+use crate::Segment;
+use crate::platform::free;
+
+const UCX: &CStr = c"UCX";
+
+/// What NIXL refused, in words.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{0}")]
+pub(crate) struct NixlError(String);
+
+impl NixlError {
+    /// A transfer ended with a failure, of which NIXL says no more.
+    pub(crate) fn transfer_failed() -> Self {
+        Self("NIXL: a transfer failed".to_owned())
+    }
+}
+
+/// What a call has answered, if that is no failure.
+fn ok(what: &str, status: Status) -> Result<Status, NixlError> {
+    if status < 0 { Err(NixlError(format!("NIXL: {what} failed with status {status}"))) } else { Ok(status) }
+}
+
+/// Where a transfer is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Progress {
+    Pending,
+    Done,
+    Failed,
+}
+
+/// An agent. It has pointers, so it stays on the thread that made it: NIXL takes no locks for it.
+///
+/// A transfer that was given up may still write into its memory, until the agent is dropped: with UCX over TCP neither the release of the
+/// transfer nor the word that its peer is invalid stops it. So an agent serves one peer, and is dropped with it, before the memory is.
+#[derive(Debug)]
+pub(crate) struct Agent {
+    api: &'static Api,
+    agent: Object,
+    backend: Object,
+    /// What a look at notifications fills.
+    notes: Object,
+    /// Memory that peers and transfers may use: kept for as long as the agent may touch it.
+    segments: Vec<Registered>,
+}
+
+#[derive(Debug)]
+struct Registered {
+    segment: Arc<Segment>,
+    /// What NIXL calls it: a list of one range.
+    list: Object,
+}
+
+/// A transfer of an agent, which has posted it.
+#[derive(Debug)]
+pub(crate) struct Transfer(Object);
+
+impl Agent {
+    /// An agent that peers know as `name`.
+    ///
+    /// # Errors
+    /// The library is missing, or it refuses.
+    pub(crate) fn new(name: &CStr) -> Result<Self, NixlError> {
+        let api = api().map_err(NixlError)?;
+        let mut new = Self {
+            api,
+            agent: ptr::null_mut(),
+            backend: ptr::null_mut(),
+            notes: ptr::null_mut(),
+            segments: Vec::new(),
+        };
+        let config = AgentConfig::default();
+        let (mut memory, mut options) = (ptr::null_mut(), ptr::null_mut());
+        // SAFETY: names end with zero; each call writes one object through its last pointer, and is given objects that earlier calls made.
+        unsafe {
+            ok(
+                "making an agent",
+                (api.create_configured_agent)(name.as_ptr(), &raw const config, &raw mut new.agent),
+            )?;
+            let plugin = (api.get_plugin_params)(new.agent, UCX.as_ptr(), &raw mut memory, &raw mut options);
+            ok("finding its UCX backend", plugin)?;
+            (api.destroy_mem_list)(memory);
+            let made = (api.create_backend)(new.agent, UCX.as_ptr(), options, &raw mut new.backend);
+            (api.destroy_params)(options);
+            ok("starting its UCX backend", made)?;
+            ok("making a list of notifications", (api.create_notif_map)(&raw mut new.notes))?;
+        }
+        Ok(new)
+    }
+
+    /// Lets peers and transfers use the memory of `segment`. True if it was not known before: then [`metadata`](Self::metadata) has changed.
+    pub(crate) fn register(&mut self, segment: &Arc<Segment>) -> Result<bool, NixlError> {
+        if self.segments.iter().any(|known| Arc::ptr_eq(&known.segment, segment)) {
+            return Ok(false);
+        }
+        let mut list = ptr::null_mut();
+        let options = Options::new(self)?;
+        // SAFETY: the memory stays, as this agent keeps the segment, even after a failure, which may have come late.
+        unsafe {
+            ok("making a list of memory", (self.api.create_reg_dlist)(HOST_MEMORY, &raw mut list, false))?;
+            self.segments.push(Registered { segment: Arc::clone(segment), list });
+            let (start, bytes) = (segment.start().as_ptr().addr(), segment.bytes());
+            let added = (self.api.reg_dlist_add_desc)(list, start, bytes, 0, ptr::null(), 0);
+            ok("describing memory", added)?;
+            ok("registering memory", (self.api.register_mem)(self.agent, list, options.args))?;
+        }
+        Ok(true)
+    }
+
+    /// Lets go of segments that nothing else has. Not for memory that a peer was shown: it would not learn of it.
+    ///
+    /// # Safety
+    /// No transfer into them is pending, or was given up.
+    pub(crate) unsafe fn forget_unused(&mut self) {
+        let (api, agent) = (self.api, self.agent);
+        let unused = |known: &mut Registered| Arc::strong_count(&known.segment) == 1;
+        for Registered { segment, list } in self.segments.extract_if(.., unused) {
+            // SAFETY: registered by this list, which is used no more; the segment goes after the call, and no transfer uses it.
+            unsafe {
+                (api.deregister_mem)(agent, list, ptr::null_mut());
+                (api.destroy_reg_dlist)(list);
+            }
+            drop(segment);
+        }
+    }
+
+    /// What a peer needs to read what is registered.
+    pub(crate) fn metadata(&self) -> Result<Vec<u8>, NixlError> {
+        let (mut data, mut bytes) = (ptr::null_mut::<c_void>(), 0);
+        // SAFETY: the call gives that many bytes, which are freed here and not used after.
+        unsafe {
+            ok("describing the agent", (self.api.get_local_md)(self.agent, &raw mut data, &raw mut bytes))?;
+            let metadata = match data.is_null() {
+                true => Vec::new(),
+                false => std::slice::from_raw_parts(data.cast::<u8>(), bytes).to_vec(),
+            };
+            free(data);
+            Ok(metadata)
+        }
+    }
+
+    /// Learns of a peer, or of more memory of it. Returns its name.
+    pub(crate) fn load(&self, metadata: &[u8]) -> Result<CString, NixlError> {
+        let mut name = ptr::null_mut::<c_char>();
+        // SAFETY: reads the bytes; the name that it gives ends with zero, and is freed here.
+        unsafe {
+            let loaded = (self.api.load_remote_md)(
+                self.agent,
+                metadata.as_ptr().cast(),
+                metadata.len(),
+                &raw mut name,
+            );
+            ok("meeting the other agent", loaded)?;
+            let copy = CStr::from_ptr(name).to_owned();
+            free(name.cast());
+            Ok(copy)
+        }
+    }
+
+    /// Reads `bytes` bytes at `there` of `peer` to `here`; the peer gets `note` when all of them have come.
+    ///
+    /// # Safety
+    /// `here` is memory that is registered, of that length, which nothing else uses until the transfer is done or the agent dropped.
+    pub(crate) unsafe fn read(
+        &self,
+        peer: &CStr,
+        here: *mut u8,
+        there: u64,
+        bytes: usize,
+        note: &[u8],
+    ) -> Result<Transfer, NixlError> {
+        let there = usize::try_from(there).map_err(|_| NixlError("an address that is none".to_owned()))?;
+        let options = Options::new(self)?;
+        let (local, remote) = (Range::new(self, here.addr(), bytes)?, Range::new(self, there, bytes)?);
+        let mut request = ptr::null_mut();
+        // SAFETY: lists and options live until the end of the block; NIXL copies the note. The caller vouches for the memory here; the
+        // addresses there are checked by the peer's side.
+        unsafe {
+            let noted = (self.api.opt_args_set_notif_msg)(options.args, note.as_ptr().cast(), note.len());
+            ok("noting the end of a transfer", noted)?;
+            ok("noting the end of a transfer", (self.api.opt_args_set_has_notif)(options.args, true))?;
+            let (agent, peer) = (self.agent, peer.as_ptr());
+            let made = (self.api.create_xfer_req)(
+                agent,
+                READ,
+                local.list,
+                remote.list,
+                peer,
+                &raw mut request,
+                options.args,
+            );
+            ok("preparing a transfer", made)?;
+            let transfer = Transfer(request);
+            match ok("starting a transfer", (self.api.post_xfer_req)(agent, request, options.args)) {
+                Ok(_) => Ok(transfer),
+                Err(error) => {
+                    self.end(transfer);
+                    Err(error)
+                }
+            }
+        }
+    }
+
+    /// Moves bytes, and says where a transfer is.
+    pub(crate) fn progress(&self, transfer: &Transfer) -> Progress {
+        // SAFETY: a transfer of this agent that has not ended.
+        match unsafe { (self.api.get_xfer_status)(self.agent, transfer.0) } {
+            IN_PROGRESS => Progress::Pending,
+            status if status < 0 => Progress::Failed,
+            _ => Progress::Done,
+        }
+    }
+
+    /// Lets go of a transfer. One that was pending may still write.
+    pub(crate) fn end(&self, transfer: Transfer) {
+        // SAFETY: a transfer of this agent, which is used no more.
+        unsafe {
+            (self.api.release_xfer_req)(self.agent, transfer.0);
+            (self.api.destroy_xfer_req)(transfer.0);
+        }
+    }
+
+    /// Moves bytes, and returns the notes that peers have left since.
+    pub(crate) fn notes(&self) -> Result<Vec<Vec<u8>>, NixlError> {
+        let mut notes = Vec::new();
+        // SAFETY: what the list gives out lives until it is cleared; the bytes are copied before.
+        unsafe {
+            ok("looking for notifications", (self.api.get_notifs)(self.agent, self.notes, ptr::null_mut()))?;
+            let mut agents = 0;
+            ok("counting notifications", (self.api.notif_map_size)(self.notes, &raw mut agents))?;
+            for agent in 0..agents {
+                let (mut name, mut count) = (ptr::null(), 0);
+                ok(
+                    "reading notifications",
+                    (self.api.notif_map_get_agent_at)(self.notes, agent, &raw mut name),
+                )?;
+                let counted = (self.api.notif_map_get_notifs_size)(self.notes, name, &raw mut count);
+                ok("counting notifications", counted)?;
+                for index in 0..count {
+                    let (mut data, mut bytes) = (ptr::null::<c_void>(), 0);
+                    let read = (self.api.notif_map_get_notif)(
+                        self.notes,
+                        name,
+                        index,
+                        &raw mut data,
+                        &raw mut bytes,
+                    );
+                    ok("reading a notification", read)?;
+                    if !data.is_null() {
+                        notes.push(std::slice::from_raw_parts(data.cast::<u8>(), bytes).to_vec());
+                    }
+                }
+            }
+            if agents > 0 {
+                ok("clearing notifications", (self.api.notif_map_clear)(self.notes))?;
+            }
+        }
+        Ok(notes)
+    }
+}
+
+impl Drop for Agent {
+    fn drop(&mut self) {
+        // SAFETY: made by this library, and used no more; objects that were not made are null, which is not given back. After the second
+        // call nothing writes to memory of transfers any more, and the segments go after it.
+        unsafe {
+            if !self.notes.is_null() {
+                (self.api.destroy_notif_map)(self.notes);
+            }
+            if !self.agent.is_null() {
+                (self.api.destroy_agent)(self.agent);
+            }
+            if !self.backend.is_null() {
+                (self.api.destroy_backend)(self.backend);
+            }
+            self.segments.iter().for_each(|known| _ = (self.api.destroy_reg_dlist)(known.list));
+        }
+    }
+}
+
+/// Options of a call that name the agent's backend.
+struct Options {
+    api: &'static Api,
+    args: Object,
+}
+
+impl Options {
+    fn new(agent: &Agent) -> Result<Self, NixlError> {
+        let mut new = Self { api: agent.api, args: ptr::null_mut() };
+        // SAFETY: writes one object, which the drop frees; the backend is the agent's.
+        unsafe {
+            ok("making options", (new.api.create_opt_args)(&raw mut new.args))?;
+            ok("naming the backend", (new.api.opt_args_add_backend)(new.args, agent.backend))?;
+        }
+        Ok(new)
+    }
+}
+
+impl Drop for Options {
+    fn drop(&mut self) {
+        if !self.args.is_null() {
+            // SAFETY: made by this library, and used no more.
+            unsafe { (self.api.destroy_opt_args)(self.args) };
+        }
+    }
+}
+
+/// A list of one range of memory.
+struct Range {
+    api: &'static Api,
+    list: Object,
+}
+
+impl Range {
+    fn new(agent: &Agent, start: usize, bytes: usize) -> Result<Self, NixlError> {
+        let mut new = Self { api: agent.api, list: ptr::null_mut() };
+        // SAFETY: writes one object, which the drop frees.
+        unsafe {
+            ok("making a list", (new.api.create_xfer_dlist)(HOST_MEMORY, &raw mut new.list, false))?;
+            ok("naming memory", (new.api.xfer_dlist_add_desc)(new.list, start, bytes, 0))?;
+        }
+        Ok(new)
+    }
+}
+
+impl Drop for Range {
+    fn drop(&mut self) {
+        if !self.list.is_null() {
+            // SAFETY: made by this library, and used no more.
+            unsafe { (self.api.destroy_xfer_dlist)(self.list) };
+        }
+    }
+}
