@@ -265,7 +265,7 @@ static void ends_with_the_fence(void *context, estafette_op *op) {
 static void a_callback_that_waits_is_refused_at_once(void) {
   estafette_engine *idle = engine_new(1);
   static waiting self;
-  estafette_engine_options options = {sizeof options, 1, 1, 0, 0};
+  estafette_engine_options options = {sizeof options, 1, 1, 0, 0, 0};
   OK(estafette_engine_create(&options, &self.engine));
   self.tensor = floats(idle, 4);
   OK(estafette_submit_with(self.engine, 0, counting_function, &self.held, counting_drop, 0, 0, &self.tensor, 1, &self.other));
