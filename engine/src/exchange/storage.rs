@@ -21,6 +21,9 @@ pub(crate) struct Storage {
 
 enum Owner {
     Foreign(ManagedTensor),
+    /// Memory that another process owns. Its deleter is ours, and says so to that process.
+    #[cfg(feature = "links")]
+    Elsewhere(ManagedTensor),
     /// A foreign tensor whose allocator works in stream order.
     StreamOrdered(Box<(ManagedTensor, ReleaseStream)>),
     Device(Allocation),
@@ -49,6 +52,12 @@ impl Storage {
         Self::new(Owner::StreamOrdered(Box::new((tensor, release_stream))))
     }
 
+    /// Memory of another process, which is waiting for it: given back at once, on whatever thread.
+    #[cfg(feature = "links")]
+    pub(crate) fn elsewhere(tensor: ManagedTensor) -> Self {
+        Self::new(Owner::Elsewhere(tensor))
+    }
+
     /// Memory allocated from a device.
     pub(crate) fn device(allocation: Allocation) -> Self {
         Self::new(Owner::Device(allocation))
@@ -69,6 +78,8 @@ impl Storage {
     pub(crate) fn data(&self) -> *mut u8 {
         match &self.owner {
             Owner::Foreign(tensor) => tensor.data(),
+            #[cfg(feature = "links")]
+            Owner::Elsewhere(tensor) => tensor.data(),
             Owner::StreamOrdered(stream_ordered) => stream_ordered.0.data(),
             Owner::Device(allocation) => allocation.ptr().as_ptr(),
             Owner::Vec(vec) => vec.data.as_ptr(),
@@ -101,6 +112,8 @@ impl Storage {
             Owner::Foreign(_) | Owner::StreamOrdered(_) | Owner::Any { .. } => true,
             Owner::Device(allocation) => allocation.device().device_type != DeviceType::CPU,
             Owner::Vec(_) => false,
+            #[cfg(feature = "links")]
+            Owner::Elsewhere(_) => false,
         }
     }
 
@@ -118,6 +131,8 @@ impl fmt::Debug for Storage {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match &self.owner {
             Owner::Foreign(tensor) => f.debug_tuple("Foreign").field(tensor).finish(),
+            #[cfg(feature = "links")]
+            Owner::Elsewhere(tensor) => f.debug_tuple("Elsewhere").field(tensor).finish(),
             Owner::StreamOrdered(stream_ordered) => {
                 f.debug_tuple("StreamOrdered").field(&stream_ordered.0).field(&stream_ordered.1).finish()
             }

@@ -255,7 +255,7 @@ pub(crate) fn of_another_process(
     let space = AddressSpace::of(layout.device());
     let placed = alias_map::place_apart(space, layout.byte_range(data), own.clone());
     alias_map::carry(&own, &ready.clone().into());
-    let memory = ImportedMemory { layout, data, storage: Storage::foreign(managed), read_only: true };
+    let memory = ImportedMemory { layout, data, storage: Storage::elsewhere(managed), read_only: true };
     Ok(placed_at(core, memory, Placement { vars: VarSet::from_iter([own]), placed, lease: None }))
 }
 
@@ -324,7 +324,7 @@ pub(crate) fn define(
         #[cfg(feature = "links")]
         Source::Elsewhere(managed) => {
             let (layout, data) = (describe(core, &managed)?, managed.data());
-            ImportedMemory { layout, data, storage: Storage::foreign(managed), read_only: true }
+            ImportedMemory { layout, data, storage: Storage::elsewhere(managed), read_only: true }
         }
         Source::Ready { layout, storage } => {
             ImportedMemory { data: storage.data(), layout, storage, read_only: false }

@@ -1,0 +1,54 @@
+//! The steps of the protocol, at each of which a test can have a process end.
+
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicU32, Ordering};
+
+/// The variable with the name of a step, how often it is passed before the process ends there, and `stop` if it only stops: `send 4:2`.
+pub(crate) const STEP: &str = "ESTAFETTE_LINKS_STEP";
+
+/// Every step.
+pub(crate) const STEPS: [&str; 19] = [
+    "greet 2",
+    "greet 3",
+    "greet 4",
+    "greet 5",
+    "greet 6",
+    "send 3",
+    "send 4, ring",
+    "send 4",
+    "send 5",
+    "settle, text",
+    "settle",
+    "settle, told",
+    "receive 2, copied",
+    "receive 2",
+    "answer",
+    "answer, told",
+    "segment",
+    "close",
+    "left",
+];
+
+/// Ends or stops this process if it is the one that does so at this step.
+pub(crate) fn at(step: &str) {
+    static WANTED: OnceLock<Option<(String, u32, libc::c_int)>> = OnceLock::new();
+    static PASSED: AtomicU32 = AtomicU32::new(0);
+    let wanted = WANTED.get_or_init(|| {
+        let wanted = std::env::var(STEP).ok()?;
+        let (name, count, signal) = match wanted.split(':').collect::<Vec<_>>()[..] {
+            [name, count] => (name, count, libc::SIGKILL),
+            [name, count, "stop"] => (name, count, libc::SIGSTOP),
+            _ => panic!("`{wanted}` is not a step, a number, and perhaps `stop`"),
+        };
+        assert!(STEPS.contains(&name), "`{name}` is no step");
+        Some((name.to_owned(), count.parse().expect("a number"), signal))
+    });
+    let Some((name, count, signal)) = wanted else { return };
+    if name == step && PASSED.fetch_add(1, Ordering::Relaxed) == *count {
+        // SAFETY: a signal to this process.
+        unsafe { libc::kill(libc::getpid(), *signal) };
+        while *signal == libc::SIGKILL {
+            std::thread::park();
+        }
+    }
+}
