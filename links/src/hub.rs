@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::fmt;
+use std::io::ErrorKind;
 use std::sync::Arc;
 
 use estafette_sync::essential::essential;
@@ -143,7 +144,13 @@ impl Hub {
         let line = self.lines.hold(Arc::clone(&board));
         step!("greet 3");
         let end = own_process().map_err(system())?;
-        socket.send(&GREETING, &[&descriptor, &end]).map_err(system())?;
+        socket.send(&GREETING, &[&descriptor, &end]).map_err(|error| match error.kind() {
+            // It has died, or its door has no room.
+            ErrorKind::BrokenPipe | ErrorKind::ConnectionReset => {
+                LinkError::Refused(format!("process {process} hung up"))
+            }
+            _ => system()(error),
+        })?;
         step!("greet 4");
         let mut entries = self.entries.lock();
         let token = entries.next_token();

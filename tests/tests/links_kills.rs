@@ -311,6 +311,14 @@ fn unless_it_ends<T>(child: &mut Child, comes: bool, future: impl Future<Output 
     }
 }
 
+/// A process has come to the step at which it is killed.
+fn end_of(what: &str, child: &mut Child) {
+    let child = RefCell::new(child);
+    until(&format!("{what}: it came there"), || child.borrow_mut().try_wait().expect("a child").is_some());
+    let status = child.into_inner().wait().expect("a child");
+    assert_eq!(status.signal(), Some(libc::SIGKILL), "{what}: {status}");
+}
+
 /// The process that survives.
 struct Survivor {
     engine: Engine,
@@ -361,13 +369,8 @@ impl Survivor {
     }
 
     /// The other process has been killed, and nothing is left of it.
-    fn assert_nothing_of(&self, what: &str, child: Child) {
-        let child = RefCell::new(child);
-        until(&format!("{what}: it came there"), || {
-            child.borrow_mut().try_wait().expect("a child").is_some()
-        });
-        let status = child.into_inner().wait().expect("a child");
-        assert_eq!(status.signal(), Some(libc::SIGKILL), "{what}: {status}");
+    fn assert_nothing_of(&self, what: &str, mut child: Child) {
+        end_of(what, &mut child);
         assert_nothing_left(&[&self.engine]);
         until(&format!("{what}: nothing is left: {:?}, and it was {:?}", counts(), self.before), || {
             // The link of a process that died in the midst of its greeting may come after the end of the process.
@@ -429,17 +432,16 @@ fn a_death_while_a_ticket_is_used_fails_the_promise_and_keeps_nothing() {
         let mut owner = start(name, Some(&format!("{step}:0")), &said.path(), "makes a ticket");
         let ticket = Ticket::from_bytes(&said.wait()).expect("a ticket");
         let tensor = engine.from_ticket(&ticket).expect("a promise");
-        let status = owner.wait().expect("a child");
-        assert_eq!(status.signal(), Some(libc::SIGKILL), "{step}: it came there");
+        end_of(step, &mut owner);
         // What the dead process had sent as ready is readable.
         let has_sent = ["send 4", "send 5"].contains(&step);
         match tensor.wait_timeout(Duration::from_secs(60)) {
             Ok(()) => assert!(has_sent, "{step}"),
             Err(error) => {
-                // Before it has greeted, its process is not known to be dead.
-                let how = if step == "greet 2" || step == "greet 3" { "hung up" } else { "died" };
-                let named = format!("process {} {how}", owner.id());
-                assert!(error.to_string().contains(&named), "{step}: {error}");
+                // Before there is a link, its process is not known to be dead.
+                let error = error.to_string();
+                let says = |how| error.contains(&format!("process {} {how}", owner.id()));
+                assert!(says("died") || step.starts_with("greet") && says("hung up"), "{step}: {error}");
             }
         }
         drop(tensor);
@@ -455,7 +457,7 @@ fn a_death_while_a_ticket_is_used_fails_the_promise_and_keeps_nothing() {
         let ticket = x.ticket().expect("a ticket");
         publish(&said.path(), &ticket.to_bytes());
         let mut consumer = start(name, Some(&format!("{step}:0")), &said.path(), "uses a ticket");
-        consumer.wait().expect("a child");
+        end_of(step, &mut consumer);
         drop(ticket);
         fill(engine, &x, 1, Duration::ZERO);
         look(engine, &x, 1).wait_timeout(Duration::from_secs(60)).expect("its lease has ended");
