@@ -505,7 +505,7 @@ def with_ray(rounds):
 
     estafette.ray.register()
     ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])
-    ray.init(num_cpus=4, include_dashboard=False, log_to_driver=False, object_store_memory=1 << 30)
+    ray.init("local", num_cpus=4, include_dashboard=False, log_to_driver=False, object_store_memory=1 << 30)
 
     @ray.remote(enable_tensor_transport=True)
     class Actor:

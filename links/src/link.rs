@@ -562,7 +562,7 @@ impl Link {
             }
             Err(error) => Err(match error.kind() {
                 ErrorKind::WouldBlock => LinkError::Full { process: self.process() },
-                // Before anything else has told of its end.
+                // The first sign of its end.
                 ErrorKind::BrokenPipe | ErrorKind::ConnectionReset => {
                     shared.note_lost();
                     shared.error(shared.fate.load(Ordering::Acquire))

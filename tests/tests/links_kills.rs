@@ -538,7 +538,7 @@ fn a_stop_at_any_step_is_waited_for() {
     }
 }
 
-/// Has a tensor, and owes one, until it is told to go on.
+/// Has a tensor, and owes one, until the word comes to go on.
 fn holds(engine: &Engine, place: &str) {
     let link =
         wait(engine.connect(&Address::from_bytes(place.as_bytes()).expect("an address"))).expect("a link");

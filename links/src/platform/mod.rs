@@ -18,6 +18,11 @@ mod system;
 #[path = "portable.rs"]
 mod system;
 
+#[cfg(all(
+    any(test, feature = "steps"),
+    not(any(estafette_portable, estafette_loom, estafette_shuttle))
+))]
+pub use self::system::end_or_stop;
 pub use self::system::{
     Descriptor, Memory, Poll, RobustList, Socket, Waker, own_process, own_user, owner_died, random,
     wait_for_any, wake_all,
