@@ -1,7 +1,8 @@
 //! What a link costs, beside a pipe and a unix socket: `cargo bench -p estafette-links`.
 //!
 //! Rounds are interleaved. Each figure is the median of its rounds, with the least and the largest; a round of round trips is itself a
-//! median. `ESTAFETTE_LINKS_GIB` says how much memory the processes have that are killed (1).
+//! median. `ESTAFETTE_LINKS_GIB` says how much memory the processes have that are killed (1). With `ESTAFETTE_FIGURES` the figures are also
+//! printed for `cargo xtask links`.
 
 use std::fs::File;
 use std::future::Future;
@@ -24,7 +25,7 @@ const STREAM: usize = 100_000;
 const WINDOW: usize = 64;
 /// Items of a stream that are timed together.
 const BATCH: usize = 256;
-const KILLS: usize = 5;
+const KILLS: usize = 7;
 const IN_FLIGHT: usize = 10_000;
 /// In this time a process that waits has gone to sleep.
 const ASLEEP: Duration = Duration::from_micros(200);
@@ -341,8 +342,8 @@ fn descriptors() -> usize {
     std::fs::read_dir("/proc/self/fd").expect("a folder of the kernel's").count()
 }
 
-/// Milliseconds until a fence says that the peer died, and until what the dead process used is free.
-fn told(door: &Door) -> (f64, f64) {
+/// Milliseconds until a fence says that the peer died, until what the dead process used is free, and how long that is after its end.
+fn told(door: &Door) -> [f64; 3] {
     let Peer(link, mut child) = Peer::start(door, "victim");
     let kept = link.try_send(&done(), &[]).expect("there is room");
     let pending = block_on(link.receive()).expect("sent");
@@ -351,13 +352,26 @@ fn told(door: &Door) -> (f64, f64) {
     child.kill().expect("it runs");
     assert!(pending.fence().wait_timeout(None).expect("it settles").is_err());
     let lost = start.elapsed();
+    let ended = std::thread::spawn(move || {
+        child.wait().expect("it ends");
+        start.elapsed()
+    });
     assert!(kept.wait_timeout(None).expect("it settles").is_err());
     let gone = start.elapsed();
-    child.wait().expect("it ends");
-    (lost.as_secs_f64() * 1e3, gone.as_secs_f64() * 1e3)
+    let late = gone.saturating_sub(ended.join().expect("it does not panic"));
+    [lost, gone, late].map(|time| time.as_secs_f64() * 1e3)
+}
+
+/// For `cargo xtask links`, where that is asked for.
+fn figure(what: &str, unit: &str, figures: &[f64]) {
+    if std::env::var_os("ESTAFETTE_FIGURES").is_some() {
+        let figures: Vec<_> = figures.iter().map(f64::to_string).collect();
+        println!("figure\t{what}\t{}\t{}", unit.replace('µ', "u"), figures.join(" "));
+    }
 }
 
 fn line(what: &str, unit: &str, figures: Vec<f64>, beside: &[(&str, f64)]) -> f64 {
+    figure(what, unit, &figures);
     let (median, least, most) = spread(figures);
     let ratios = beside.iter().map(|(name, theirs)| format!(", {name} / link {:.1}", theirs / median));
     println!("{what:<58} {median:>9.3} {unit} ({least:.3} to {most:.3}){}", ratios.collect::<String>());
@@ -386,24 +400,29 @@ fn measure() {
     let pipe = line("pipe, round trip, both awake", "µs", pipe_awake, &[]);
     let socket = line("unix socket, round trip, both awake", "µs", socket_awake, &[]);
     let beside = [("pipe", pipe), ("socket", socket)];
-    line("1  link: send, receive, answer; both awake", "µs", awake, &beside);
-    line("3  link: stream, window 64, per item", "µs", stream, &beside);
+    line("link: send, receive, answer; both awake", "µs", awake, &beside);
+    line("link: stream, window 64, per item", "µs", stream, &beside);
     let pipe = line("pipe, round trip, both idle", "µs", pipe_idle, &[]);
     let socket = line("unix socket, round trip, both idle", "µs", socket_idle, &[]);
     let beside = [("pipe", pipe), ("socket", socket)];
-    line("2  link: the same, both idle, threads wait", "µs", idle, &beside);
-    line("2  link: the same, both idle, callbacks", "µs", callback, &beside);
-    line("6  link: first contact, within a process", "µs", contact, &[]);
+    line("link: the same, both idle, threads wait", "µs", idle, &beside);
+    line("link: the same, both idle, callbacks", "µs", callback, &beside);
+    line("link: first contact, within a process", "µs", contact, &[]);
 
     let peer = Peer::start(&door, "link-keeps");
     let fence = done();
     let sent: Vec<_> = (0..IN_FLIGHT).map(|_| block_on(peer.0.send(&fence, &[])).expect("sent")).collect();
     drop(block_on(peer.0.receive()).expect("it has them all"));
     assert!(sent.iter().all(|used| used.state().is_pending()));
-    println!("8  descriptors for {IN_FLIGHT} items in flight: {}", descriptors() - before);
+    println!("descriptors for {IN_FLIGHT} items in flight: {}", descriptors() - before);
     peer.end();
 
-    let (lost, gone): (Vec<_>, Vec<_>) = (0..KILLS).map(|_| told(&door)).unzip();
-    line("9  a waiter is told of a kill", "ms", lost, &[]);
-    line("10 what the killed process used is free", "ms", gone, &[]);
+    let mut told_of: [Vec<f64>; 3] = Default::default();
+    for _ in 0..KILLS {
+        told_of.iter_mut().zip(told(&door)).for_each(|(figures, figure)| figures.push(figure));
+    }
+    let [lost, gone, late] = told_of;
+    line("a waiter is told of a kill", "ms", lost, &[]);
+    line("what the killed process used is free", "ms", gone, &[]);
+    line("what the killed process used is free, after its end", "ms", late, &[]);
 }

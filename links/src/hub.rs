@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::fmt;
-use std::io;
+use std::io::ErrorKind;
 use std::sync::Arc;
 
 use estafette_sync::essential::essential;
@@ -145,8 +145,10 @@ impl Hub {
         step!("greet 3");
         let end = own_process().map_err(system())?;
         socket.send(&GREETING, &[&descriptor, &end]).map_err(|error| match error.kind() {
-            // It has hung up: a door must not take that for a refusal of the system, and wait for its owner.
-            io::ErrorKind::BrokenPipe | io::ErrorKind::ConnectionReset => LinkError::PeerDied { process },
+            // It has died, or its door has no room. A door must not take that for a refusal of the system, and wait for its owner.
+            ErrorKind::BrokenPipe | ErrorKind::ConnectionReset => {
+                LinkError::Refused(format!("process {process} hung up"))
+            }
             _ => system()(error),
         })?;
         step!("greet 4");

@@ -37,11 +37,14 @@
 //! # Ok(()) }
 //! ```
 
-/// A step of the protocol. Tests of this crate end the process there.
+/// A step of the protocol. Tests end the process there.
 macro_rules! step {
     ($name:literal) => {
-        #[cfg(all(test, not(any(estafette_portable, estafette_loom, estafette_shuttle))))]
-        crate::tests::deaths::at($name);
+        #[cfg(all(
+            any(test, feature = "steps"),
+            not(any(estafette_portable, estafette_loom, estafette_shuttle))
+        ))]
+        crate::steps::at($name);
     };
 }
 
@@ -65,6 +68,8 @@ mod nixl;
 mod platform;
 mod ring;
 mod segment;
+#[cfg(all(any(test, feature = "steps"), not(any(estafette_portable, estafette_loom, estafette_shuttle))))]
+mod steps;
 #[cfg(all(test, not(any(estafette_portable, estafette_loom, estafette_shuttle))))]
 mod tests;
 

@@ -3,6 +3,7 @@
 use std::collections::{HashMap, VecDeque};
 use std::fmt;
 use std::future::poll_fn;
+use std::io::ErrorKind;
 use std::sync::Arc;
 use std::task::Poll;
 
@@ -602,10 +603,15 @@ impl Link {
                 shown.insert((segment.number(), for_writing), number);
                 Ok(number)
             }
-            Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => {
-                Err(LinkError::Full { process: self.process() })
-            }
-            Err(error) => Err(LinkError::system("passing shared memory")(error)),
+            Err(error) => Err(match error.kind() {
+                ErrorKind::WouldBlock => LinkError::Full { process: self.process() },
+                // The first sign of its end.
+                ErrorKind::BrokenPipe | ErrorKind::ConnectionReset => {
+                    shared.note_lost();
+                    shared.error(shared.fate.load(Ordering::Acquire))
+                }
+                _ => LinkError::system("passing shared memory")(error),
+            }),
         }
     }
 

@@ -1,6 +1,6 @@
 //! Peers that do not keep to the protocol. Both ends are in this process, so that a test reaches the words of a board.
 
-pub(crate) mod deaths;
+mod deaths;
 mod hostile;
 
 use std::os::fd::OwnedFd;

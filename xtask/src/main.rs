@@ -10,6 +10,7 @@ mod fuzz;
 mod gpu;
 mod install;
 mod instructions;
+mod links;
 mod lint;
 mod peers;
 mod python;
@@ -75,6 +76,11 @@ commands
                  --check      measure nothing; compare each peer's result with the sequential one
                  --install    install the Debian packages that the peers need (apt-get, as root)
                  --save       write the tables to benches/results/DATE-peers.md
+  links [--python PATH] [--save]
+               measure tensors that go to other processes, beside multiprocessing, PyTorch, ZeroMQ, Arrow, Ray and Dask, and print each
+               goal as met or missed; minutes, on a machine that does nothing else
+                 --python   an interpreter that has the package and the peers, instead of an environment that is made for it
+                 --save     write the tables to benches/results/DATE-links.md
   gpu [--only STEP,...]
                checks and figures on a real GPU, with the libraries of the machine's Python: what is there is run, the rest is
                skipped with the reason; writes benches/results/DATE-gpu.md. Without a driver or device it says so
@@ -107,6 +113,7 @@ fn main() -> ExitCode {
         ["instructions"] => instructions::run(false),
         ["instructions", "--save"] => instructions::run(true),
         ["peers", rest @ ..] => peers::Options::parse(rest).and_then(|options| peers::run(&options)),
+        ["links", rest @ ..] => links::Options::parse(rest).and_then(|options| links::run(&options)),
         ["gpu", rest @ ..] => gpu::Options::parse(rest).and_then(|options| gpu::run(&options)),
         ["install", prefix] => install::run(prefix, "dist"),
         ["install", prefix, "--profile", profile] => install::run(prefix, profile),

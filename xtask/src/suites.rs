@@ -144,7 +144,14 @@ pub const SUITES: &[Suite] = &[
         needs: &[],
         counted: true,
         limit: minutes(30),
-        commands: |context| vec![rust_tests(&context.target, &[])],
+        commands: |context| {
+            let mut tests = rust_tests(&context.target, &[]);
+            if !context.quick {
+                // Processes are killed at random moments for so long.
+                tests.env("ESTAFETTE_KILLS_S", "30");
+            }
+            vec![tests]
+        },
     },
     Suite {
         name: "doc",

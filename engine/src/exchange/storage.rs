@@ -27,9 +27,10 @@ pub(crate) struct Storage {
 
 enum Owner {
     Foreign(ManagedTensor),
-    /// Memory of another process, and how that process is asked to show it to a third one.
+    /// Memory of another process, and how that process is asked to show it to a third one. Its deleter is this crate's, and says to that
+    /// process that the use is over.
     #[cfg(feature = "links")]
-    Elsewhere(Box<(ManagedTensor, Loan)>),
+    Elsewhere(Box<(ManagedTensor, Option<Loan>)>),
     /// Memory that other processes can be lent for writing.
     #[cfg(feature = "links")]
     Segment(Arc<Segment>),
@@ -56,9 +57,9 @@ impl Storage {
         Self::new(Owner::Foreign(tensor))
     }
 
-    /// Memory that another process has shown to this one.
+    /// Memory that another process has shown to this one, and is waiting for: given back at once, on whatever thread.
     #[cfg(feature = "links")]
-    pub(crate) fn elsewhere(tensor: ManagedTensor, loan: Loan) -> Self {
+    pub(crate) fn elsewhere(tensor: ManagedTensor, loan: Option<Loan>) -> Self {
         Self::new(Owner::Elsewhere(Box::new((tensor, loan))))
     }
 
@@ -66,7 +67,7 @@ impl Storage {
     #[cfg(feature = "links")]
     pub(crate) fn loan(&self) -> Option<&Loan> {
         match &self.owner {
-            Owner::Elsewhere(elsewhere) => Some(&elsewhere.1),
+            Owner::Elsewhere(elsewhere) => elsewhere.1.as_ref(),
             _ => None,
         }
     }
@@ -147,12 +148,10 @@ impl Storage {
     pub(crate) fn runs_foreign_code(&self) -> bool {
         match &self.owner {
             Owner::Foreign(_) | Owner::StreamOrdered(_) | Owner::Any { .. } => true,
-            #[cfg(feature = "links")]
-            Owner::Elsewhere(_) => true,
-            #[cfg(feature = "links")]
-            Owner::Segment(_) => false,
             Owner::Device(allocation) => allocation.device().device_type != DeviceType::CPU,
             Owner::Vec(_) => false,
+            #[cfg(feature = "links")]
+            Owner::Elsewhere(_) | Owner::Segment(_) => false,
         }
     }
 

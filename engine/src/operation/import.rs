@@ -266,11 +266,7 @@ pub(crate) fn of_another_process(
 fn elsewhere(core: &Core, managed: ManagedTensor, loan: Option<Loan>) -> Result<ImportedMemory, Error> {
     let (layout, data) = (describe(core, &managed)?, managed.data());
     let read_only = !matches!(loan, Some(Loan::ForWriting(_)));
-    let storage = match loan {
-        Some(loan) => Storage::elsewhere(managed, loan),
-        None => Storage::foreign(managed),
-    };
-    Ok(ImportedMemory { layout, data, storage, read_only })
+    Ok(ImportedMemory { layout, data, storage: Storage::elsewhere(managed, loan), read_only })
 }
 
 /// Registers memory in the alias map, and returns its tensor.

@@ -18,6 +18,11 @@ mod system;
 #[path = "portable.rs"]
 mod system;
 
+#[cfg(all(
+    any(test, feature = "steps"),
+    not(any(estafette_portable, estafette_loom, estafette_shuttle))
+))]
+pub use self::system::end_or_stop;
 #[cfg(feature = "nixl")]
 pub use self::system::free;
 pub use self::system::{

@@ -2,57 +2,17 @@
 
 use std::os::unix::process::ExitStatusExt;
 use std::process::{Child, Command, Stdio};
-use std::sync::atomic::{AtomicU32, Ordering};
 use std::task::{Context, Poll, Waker};
 use std::time::Instant;
 
 use estafette_devices::{DeviceError, DeviceErrorKind, Fence, host};
 
 use super::{HUNG, descriptors, door, until};
+use crate::steps::{STEP, STEPS};
 use crate::{Address, Door, Link, LinkError, Segment};
 
-/// The name of a step, and how often it is passed before the process dies there.
-const STEP: &str = "ESTAFETTE_LINKS_STEP";
 /// Where the victim connects to; empty where it opens a door.
 const DOOR: &str = "ESTAFETTE_LINKS_DOOR";
-
-/// Every step, at which the process that comes there dies.
-const STEPS: [&str; 19] = [
-    "greet 2",
-    "greet 3",
-    "greet 4",
-    "greet 5",
-    "greet 6",
-    "send 3",
-    "send 4, ring",
-    "send 4",
-    "send 5",
-    "settle, text",
-    "settle",
-    "settle, told",
-    "receive 2, copied",
-    "receive 2",
-    "answer",
-    "answer, told",
-    "segment",
-    "close",
-    "left",
-];
-
-/// Ends this process if it is the one that dies at this step.
-pub(crate) fn at(step: &str) {
-    static PASSED: AtomicU32 = AtomicU32::new(0);
-    assert!(STEPS.contains(&step), "{step} is in the list");
-    let Ok(wanted) = std::env::var(STEP) else { return };
-    let (name, count) = wanted.split_once(':').expect("a step and a number");
-    if name == step && PASSED.fetch_add(1, Ordering::Relaxed).to_string() == count {
-        // SAFETY: a signal to this process, which does not return.
-        unsafe { libc::kill(libc::getpid(), libc::SIGKILL) };
-        loop {
-            std::thread::park();
-        }
-    }
-}
 
 /// What both processes do, until one of them has done it long enough or the other one ends: promises are kept and broken, and so is what is
 /// received used and not. `rounds` are so many of sending, and as many messages of the other process, however late it begins. Returns the

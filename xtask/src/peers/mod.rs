@@ -5,7 +5,7 @@
 
 mod engines;
 pub mod machine;
-mod markdown;
+pub mod markdown;
 mod measurement;
 mod tables;
 mod workloads;

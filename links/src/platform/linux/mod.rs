@@ -54,6 +54,17 @@ pub unsafe fn free(memory: *mut std::ffi::c_void) {
     unsafe { libc::free(memory) };
 }
 
+/// Ends this process where it is, or stops it until another process lets it go on.
+#[cfg(any(test, feature = "steps"))]
+pub fn end_or_stop(only_stops: bool) {
+    let signal = if only_stops { libc::SIGSTOP } else { libc::SIGKILL };
+    // SAFETY: a signal to this process.
+    unsafe { libc::kill(libc::getpid(), signal) };
+    while !only_stops {
+        std::thread::park();
+    }
+}
+
 /// The user that this process acts for.
 pub fn own_user() -> u32 {
     // SAFETY: cannot fail.

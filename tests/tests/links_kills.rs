@@ -1,0 +1,694 @@
+//! Processes that are killed, are stopped or lack something while tensors cross in both directions, and what that does to the other one, which
+//! sends and uses tensors as well: each is an owner and a consumer.
+//!
+//! `ESTAFETTE_KILLS_S` says for how many seconds processes are killed at random moments; without it so many are killed.
+
+#![cfg(not(any(estafette_portable, estafette_loom, estafette_shuttle)))]
+
+#[path = "../../links/tests/support/mod.rs"]
+mod support;
+
+use std::cell::{Cell, RefCell};
+use std::os::unix::process::ExitStatusExt;
+use std::pin::pin;
+use std::process::{Child, Command, Stdio};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::task::{Context, Poll, Waker};
+use std::time::{Duration, Instant};
+
+use estafette::remote::{Address, Door, Link, Ticket};
+use estafette::{DType, Engine, Error, Tensor};
+use tests::nothing_left::assert_nothing_left;
+
+use support::{role, until, wait};
+
+const LENGTH: i64 = 300;
+/// Processes that are killed at random moments.
+const KILLS: u32 = 40;
+/// After at most this long.
+const MOMENTS_US: u64 = 12_000;
+/// Tensors that a process sends that closes its link.
+const ROUNDS: u64 = 60;
+/// Memory that each process sends again and again.
+const RING: usize = 3;
+/// Each version of this remainder fails.
+const FAILS: u64 = 3;
+
+/// Where in the protocol of links a process dies, as an owner or as a consumer.
+const STEPS: [&str; 12] = [
+    "send 3",
+    "send 4, ring",
+    "send 4",
+    "send 5",
+    "settle, text",
+    "settle",
+    "settle, told",
+    "receive 2, copied",
+    "receive 2",
+    "answer",
+    "answer, told",
+    "segment",
+];
+const GREETING: [&str; 5] = ["greet 2", "greet 3", "greet 4", "greet 5", "greet 6"];
+const CLOSING: [&str; 2] = ["close", "left"];
+
+/// The tests count what the process has, so there is one at a time.
+fn alone() -> MutexGuard<'static, ()> {
+    static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
+    ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+fn engine() -> Engine {
+    Engine::builder().workers(1).shared(true).build().expect("an engine")
+}
+
+/// The element at a place in a version of a process: each version is another, and so is each part of it.
+fn element(version: u64, at: usize) -> i64 {
+    let mixed =
+        (version + 1).wrapping_mul(0x9E37_79B9_7F4A_7C15) ^ (at as u64).wrapping_mul(0xBF58_476D_1CE4_E5B9);
+    (mixed ^ mixed >> 29).cast_signed()
+}
+
+/// Writes a version, after its readers everywhere.
+fn fill(engine: &Engine, tensor: &Tensor, version: u64, pause: Duration) {
+    let filled = engine.op("fill").writes([tensor]).run(move |[], [mut tensor]| {
+        std::thread::sleep(pause);
+        if version % 4 == FAILS {
+            return Err("on purpose".into());
+        }
+        for (at, it) in tensor.as_mut_slice::<i64>()?.iter_mut().enumerate() {
+            *it = element(version, at);
+        }
+        Ok(())
+    });
+    drop(filled.expect("submitted"));
+}
+
+/// Has a look at every element once they are ready. The tensor that it returns fails if one is of another version.
+fn look(engine: &Engine, tensor: &Tensor, version: u64) -> Tensor {
+    let seen = engine.zeros(&[1], DType::I64).expect("memory");
+    let looked = engine.op("look").reads([tensor]).writes([&seen]).run(move |[tensor], [_seen]| {
+        let elements = tensor.as_slice::<i64>()?;
+        match elements.iter().enumerate().position(|(at, it)| *it != element(version, at)) {
+            Some(at) => Err(format!("half of a version: {at} of version {version}").into()),
+            None => Ok(()),
+        }
+    });
+    drop(looked.expect("submitted"));
+    seen
+}
+
+/// What the process has that a link, a ticket or a tensor of another process may leave behind: descriptors, and mappings of boards and of
+/// others' segments. Its own segments, of which it keeps one.
+#[derive(Debug, PartialEq)]
+struct Counts {
+    descriptors: usize,
+    boards: usize,
+    of_others: usize,
+    own: usize,
+}
+
+fn counts() -> Counts {
+    let maps = std::fs::read_to_string("/proc/self/maps").expect("its mappings");
+    let count = |what: &dyn Fn(&&str) -> bool| maps.lines().filter(what).count();
+    Counts {
+        descriptors: std::fs::read_dir("/proc/self/fd").expect("a folder of the kernel's").count(),
+        boards: count(&|line| line.contains("memfd:estafette-board")),
+        of_others: count(&|line| line.contains("r--s") && line.contains("memfd:estafette-segment")),
+        own: count(&|line| line.contains("rw-s") && line.contains("memfd:estafette-segment")),
+    }
+}
+
+/// What an end of the other process may do to a tensor of it.
+fn is_its_end(error: &str, process: u32) -> bool {
+    error.contains(&format!("process {process} died"))
+        || error.contains(&format!("process {process} closed the link"))
+}
+
+/// Sends versions and uses those of the other process, until `rounds` are over or that process ends. `pause` before each write: what is
+/// sent is pending then. Every value is the version that was sent, or the failure of that version.
+fn work(engine: &Engine, link: &Link, rounds: u64, pause: Duration) {
+    let ring = [(); RING].map(|()| engine.zeros(&[LENGTH], DType::I64).expect("memory"));
+    let mut looks: Vec<(u64, Tensor, Option<Tensor>)> = Vec::new();
+    let received = Cell::new(0);
+    let receive = |looks: &mut Vec<_>| {
+        let next = pin!(link.receive()).poll(&mut Context::from_waker(Waker::noop()));
+        match next {
+            Poll::Ready(Ok(Some(tensor))) => {
+                let version = received.replace(received.get() + 1);
+                let seen = look(engine, &tensor, version);
+                // Some are held for longer than their look.
+                looks.push((version, seen, (version % 5 == 0).then_some(tensor)));
+                true
+            }
+            Poll::Ready(Ok(None)) => false,
+            Poll::Ready(Err(error)) => {
+                assert!(is_its_end(&error.to_string(), link.process()), "{error}");
+                false
+            }
+            Poll::Pending => true,
+        }
+    };
+    let check = |looks: &mut Vec<(u64, Tensor, Option<Tensor>)>, are_all: bool| {
+        looks.retain(|(version, seen, _)| {
+            if !are_all && !seen.is_ready() {
+                return true;
+            }
+            match seen.wait_timeout(Duration::from_secs(60)) {
+                Ok(()) => assert!(version % 4 != FAILS, "version {version} has failed, and was seen"),
+                Err(error) => {
+                    let error = format!("{error} {error:?}");
+                    let is_own = version % 4 == FAILS && error.contains("on purpose");
+                    assert!(is_own || is_its_end(&error, link.process()), "version {version}: {error}");
+                }
+            }
+            false
+        });
+    };
+    let mut is_open = true;
+    for version in 0..rounds {
+        if !is_open {
+            break;
+        }
+        let tensor = &ring[(version % RING as u64) as usize];
+        fill(engine, tensor, version, pause);
+        // While this process waits for the readers of a version, it lets go of what it reads itself.
+        while pause.is_zero() && is_open && !tensor.is_ready() {
+            is_open = receive(&mut looks);
+            check(&mut looks, false);
+            std::thread::yield_now();
+        }
+        if let Err(error) = wait(link.send(tensor)) {
+            assert!(is_its_end(&error.to_string(), link.process()), "{error}");
+        }
+        is_open = receive(&mut looks);
+        check(&mut looks, false);
+        std::thread::yield_now();
+    }
+    check(&mut looks, true);
+    for tensor in &ring {
+        // Its leases in the other process end, also with that process.
+        fill(engine, tensor, 0, Duration::ZERO);
+        let seen = look(engine, tensor, 0);
+        seen.wait_timeout(Duration::from_secs(60)).expect("it was written when its readers were gone");
+    }
+}
+
+/// Where the process that dies makes its link: an address, or a file for the address of its own door.
+const PLACE: &str = "ESTAFETTE_LINKS_DOOR";
+/// At which step it dies, and how often it has passed that before.
+const STEP: &str = "ESTAFETTE_LINKS_STEP";
+/// What it does there: the microseconds that each write takes, or how it has to do with tickets.
+const TASK: &str = "ESTAFETTE_TASK";
+
+fn start(name: &str, step: Option<&str>, place: &str, task: &str) -> Child {
+    let mut command = Command::new(std::env::current_exe().expect("the path of this test"));
+    command.args(["--exact", name, "--nocapture"]).env(PLACE, place).env(TASK, task);
+    command.envs(step.map(|step| (STEP, step)));
+    command.stdin(Stdio::null()).stdout(Stdio::null()).spawn().expect("a process")
+}
+
+/// What the other process does. True in that process.
+fn is_the_other() -> bool {
+    let Some(place) = role() else { return false };
+    be_the_other(&place);
+    true
+}
+
+fn be_the_other(place: &str) {
+    let engine = engine();
+    match &*std::env::var(TASK).expect("a task") {
+        "makes a ticket" => {
+            let x = engine.zeros(&[LENGTH], DType::I64).expect("memory");
+            fill(&engine, &x, 0, Duration::ZERO);
+            let ticket = x.ticket().expect("a ticket");
+            publish(place, &ticket.to_bytes());
+            until_killed();
+        }
+        "lacks descriptors" => return lacks_descriptors(&engine, place),
+        "lacks memory" => return lacks_memory(&engine, place),
+        "holds" => return holds(&engine, place),
+        "uses a ticket" => {
+            let bytes = std::fs::read(place).expect("a file");
+            let tensor =
+                engine.from_ticket(&Ticket::from_bytes(&bytes).expect("a ticket")).expect("a promise");
+            let _ = tensor.wait();
+        }
+        pause => {
+            let link = match place.strip_prefix("file ") {
+                None => wait(engine.connect(&Address::from_bytes(place.as_bytes()).expect("an address"))),
+                Some(path) => {
+                    let door = Door::open().expect("a door");
+                    publish(path, door.address().as_bytes());
+                    wait(engine.accept(&door))
+                }
+            };
+            let pause = pause.parse().expect("a number");
+            let step = std::env::var(STEP).unwrap_or_default();
+            let closes = step.ends_with("stop") || CLOSING.iter().any(|it| step.starts_with(it));
+            let rounds = if closes { ROUNDS } else { u64::MAX };
+            let link = link.expect("a link");
+            work(&engine, &link, rounds, Duration::from_micros(pause));
+        }
+    }
+    // The link thread leaves the link once the other process has answered.
+    until_killed();
+}
+
+fn until_killed() -> ! {
+    loop {
+        std::thread::sleep(Duration::from_secs(600));
+    }
+}
+
+/// Writes a file that is there as a whole or not at all.
+fn publish(path: &str, bytes: &[u8]) {
+    let unfinished = format!("{path}~");
+    std::fs::write(&unfinished, bytes).expect("a file");
+    std::fs::rename(unfinished, path).expect("a file");
+}
+
+/// A file in which a process says something once.
+struct Said(std::path::PathBuf);
+
+impl Said {
+    fn new(name: &str) -> Self {
+        let path = std::env::temp_dir().join(format!("estafette-{name}-{}", std::process::id()));
+        let _ = std::fs::remove_file(&path);
+        Self(path)
+    }
+
+    fn path(&self) -> String {
+        self.0.display().to_string()
+    }
+
+    fn wait(&self) -> Vec<u8> {
+        until("the other process has said it", || self.0.exists());
+        std::fs::read(&self.0).expect("a file")
+    }
+}
+
+impl Drop for Said {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_file(&self.0);
+    }
+}
+
+/// The result of `future`, unless the process ends before; where it `comes` all the same, however late.
+fn unless_it_ends<T>(child: &mut Child, comes: bool, future: impl Future<Output = T>) -> Option<T> {
+    if comes {
+        return Some(wait(future));
+    }
+    let mut future = pin!(future);
+    loop {
+        let has_ended = child.try_wait().expect("a child").is_some();
+        // After its end there is one more look.
+        match future.as_mut().poll(&mut Context::from_waker(Waker::noop())) {
+            Poll::Ready(result) => return Some(result),
+            Poll::Pending if has_ended => return None,
+            Poll::Pending => std::thread::sleep(Duration::from_micros(100)),
+        }
+    }
+}
+
+/// A process has come to the step at which it is killed.
+fn end_of(what: &str, child: &mut Child) {
+    let child = RefCell::new(child);
+    until(&format!("{what}: it came there"), || child.borrow_mut().try_wait().expect("a child").is_some());
+    let status = child.into_inner().wait().expect("a child");
+    assert_eq!(status.signal(), Some(libc::SIGKILL), "{what}: {status}");
+}
+
+/// The process that survives.
+struct Survivor {
+    engine: Engine,
+    door: Door,
+    before: Counts,
+}
+
+impl Survivor {
+    fn new() -> Self {
+        let (engine, door) = (engine(), Door::open().expect("a door"));
+        // The door for tickets and the reactor stay once they were needed, as does one segment.
+        let x = engine.zeros(&[LENGTH], DType::I64).expect("memory");
+        drop(x.ticket().expect("a ticket"));
+        fill(&engine, &x, 0, Duration::ZERO);
+        x.wait().expect("written");
+        drop(x);
+        until("what another test left is gone", || {
+            let Counts { boards, of_others, own, .. } = counts();
+            (boards, of_others, own) == (0, 0, 1)
+        });
+        Self { engine, door, before: counts() }
+    }
+
+    /// Starts a process that makes a link to this one, or, with a file, has this one make it. Where it dies in the greeting there may be none.
+    fn meet(&self, name: &str, step: Option<&str>, said: Option<&Said>, task: &str) -> (Child, Option<Link>) {
+        let comes = !step.is_some_and(|step| step.starts_with("greet"));
+        let (child, link) = match said {
+            None => {
+                let mut child = start(name, step, &self.door.address().to_string(), task);
+                let link = unless_it_ends(&mut child, comes, self.engine.accept(&self.door));
+                (child, link)
+            }
+            Some(said) => {
+                let mut child = start(name, step, &format!("file {}", said.path()), task);
+                let address = Address::from_bytes(&said.wait()).expect("an address");
+                let link = unless_it_ends(&mut child, comes, self.engine.connect(&address));
+                (child, link)
+            }
+        };
+        let link = match link {
+            Some(Err(error)) => {
+                assert!(matches!(error, Error::Device(_)), "{error}");
+                None
+            }
+            link => link.map(|link| link.expect("checked")),
+        };
+        (child, link)
+    }
+
+    /// The other process has been killed, and nothing is left of it.
+    fn assert_nothing_of(&self, what: &str, mut child: Child) {
+        end_of(what, &mut child);
+        assert_nothing_left(&[&self.engine]);
+        until(&format!("{what}: nothing is left: {:?}, and it was {:?}", counts(), self.before), || {
+            // The link of a process that died in the midst of its greeting may come after the end of the process.
+            drop(pin!(self.door.accept()).poll(&mut Context::from_waker(Waker::noop())));
+            counts() == self.before
+        });
+    }
+}
+
+/// With each step of the protocol, the process that dies connects or accepts, and what it sends is ready or pending.
+#[test]
+fn a_death_at_any_step_ends_leases_and_promises_and_nothing_else() {
+    if is_the_other() {
+        return;
+    }
+    let name = "a_death_at_any_step_ends_leases_and_promises_and_nothing_else";
+    let _alone = alone();
+    let survivor = Survivor::new();
+    let steps = STEPS.map(|step| (step, 4)).into_iter();
+    let once = GREETING.into_iter().chain(CLOSING).map(|step| (step, 0));
+    for (step, count) in steps.chain(once) {
+        // A segment is shown once.
+        let count = if step == "segment" { 0 } else { count };
+        for connects in [true, false] {
+            for pause in ["0", "300"] {
+                let what = format!("{step}, it connects: {connects}, its writes take {pause} µs");
+                let said = (!connects).then(|| Said::new("kills"));
+                let (child, link) =
+                    survivor.meet(name, Some(&format!("{step}:{count}")), said.as_ref(), pause);
+                assert!(link.is_some() || GREETING.contains(&step), "{what}: there is a link");
+                if let Some(link) = &link {
+                    work(&survivor.engine, link, u64::MAX, Duration::ZERO);
+                }
+                drop(link);
+                survivor.assert_nothing_of(&what, child);
+            }
+        }
+    }
+}
+
+#[test]
+fn a_death_while_a_ticket_is_used_fails_the_promise_and_keeps_nothing() {
+    if is_the_other() {
+        return;
+    }
+    let name = "a_death_while_a_ticket_is_used_fails_the_promise_and_keeps_nothing";
+    let _alone = alone();
+    let survivor = Survivor::new();
+    let engine = &survivor.engine;
+    for step in GREETING.into_iter().chain([
+        "receive 2, copied",
+        "receive 2",
+        "segment",
+        "send 3",
+        "send 4",
+        "send 5",
+    ]) {
+        let said = Said::new("tickets");
+        let mut owner = start(name, Some(&format!("{step}:0")), &said.path(), "makes a ticket");
+        let ticket = Ticket::from_bytes(&said.wait()).expect("a ticket");
+        let tensor = engine.from_ticket(&ticket).expect("a promise");
+        end_of(step, &mut owner);
+        // What the dead process had sent as ready is readable.
+        let has_sent = ["send 4", "send 5"].contains(&step);
+        match tensor.wait_timeout(Duration::from_secs(60)) {
+            Ok(()) => assert!(has_sent, "{step}"),
+            Err(error) => {
+                // Before there is a link, its process is not known to be dead.
+                let error = error.to_string();
+                let says = |how| error.contains(&format!("process {} {how}", owner.id()));
+                assert!(says("died") || step.starts_with("greet") && says("hung up"), "{step}: {error}");
+            }
+        }
+        drop(tensor);
+        survivor.assert_nothing_of(step, owner);
+    }
+    // The consumer sends the request, and receives the answer.
+    for step in
+        GREETING.into_iter().chain(["send 3", "send 4", "send 5", "receive 2, copied", "receive 2", "answer"])
+    {
+        let said = Said::new("tickets");
+        let x = engine.zeros(&[LENGTH], DType::I64).expect("memory");
+        fill(engine, &x, 0, Duration::ZERO);
+        let ticket = x.ticket().expect("a ticket");
+        publish(&said.path(), &ticket.to_bytes());
+        let mut consumer = start(name, Some(&format!("{step}:0")), &said.path(), "uses a ticket");
+        end_of(step, &mut consumer);
+        drop(ticket);
+        fill(engine, &x, 1, Duration::ZERO);
+        look(engine, &x, 1).wait_timeout(Duration::from_secs(60)).expect("its lease has ended");
+        drop(x);
+        survivor.assert_nothing_of(step, consumer);
+    }
+}
+
+#[test]
+fn kills_at_random_moments_leave_whole_versions_and_nothing_else() {
+    if is_the_other() {
+        return;
+    }
+    let name = "kills_at_random_moments_leave_whole_versions_and_nothing_else";
+    let _alone = alone();
+    let survivor = Survivor::new();
+    let seconds = std::env::var("ESTAFETTE_KILLS_S").ok();
+    let seconds = seconds
+        .map(|it| it.parse().map(Duration::from_secs).expect("ESTAFETTE_KILLS_S is a number of seconds"));
+    let begun = Instant::now();
+    let mut kills = 0;
+    while seconds.map_or(kills < KILLS, |seconds| begun.elapsed() < seconds) {
+        let what = format!("kill {kills}");
+        let said = (kills % 2 == 0).then(|| Said::new("random"));
+        let pause = ["0", "200", "1000"][kills as usize % 3];
+        let (child, link) = survivor.meet(name, None, said.as_ref(), pause);
+        let link = link.expect("a process that lives");
+        let moment = Duration::from_micros(u64::from(kills).wrapping_mul(7_919) % MOMENTS_US);
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                std::thread::sleep(moment);
+                // SAFETY: a signal to a child of this process that is not reaped.
+                unsafe { libc::kill(child.id().cast_signed(), libc::SIGKILL) };
+            });
+            work(&survivor.engine, &link, u64::MAX, Duration::from_micros(u64::from(kills % 2) * 300));
+        });
+        drop(link);
+        survivor.assert_nothing_of(&what, child);
+        kills += 1;
+    }
+    println!("{kills} kills");
+}
+
+/// A process that is stopped at any step is no dead process: nothing fails, and all goes on with it.
+#[test]
+fn a_stop_at_any_step_is_waited_for() {
+    if is_the_other() {
+        return;
+    }
+    let name = "a_stop_at_any_step_is_waited_for";
+    let _alone = alone();
+    let survivor = Survivor::new();
+    for step in GREETING.into_iter().chain(STEPS).chain(CLOSING) {
+        let place = survivor.door.address().to_string();
+        let child = start(name, Some(&format!("{step}:0:stop")), &place, "300");
+        let process = child.id().cast_signed();
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                // SAFETY: waits for a child of this process until it stops, and lets it go on; it is not reaped.
+                unsafe {
+                    let mut status = 0;
+                    assert_eq!(libc::waitpid(process, &raw mut status, libc::WUNTRACED), process);
+                    assert!(libc::WIFSTOPPED(status), "{step}: it came there");
+                    std::thread::sleep(Duration::from_millis(5));
+                    libc::kill(process, libc::SIGCONT);
+                }
+            });
+            let link = wait(survivor.engine.accept(&survivor.door)).expect("a link");
+            work(&survivor.engine, &link, u64::MAX, Duration::ZERO);
+            assert!(
+                wait(link.receive()).expect("it has not died").is_none(),
+                "{step}: it has closed the link"
+            );
+        });
+        let mut child = child;
+        child.kill().expect("it runs");
+        survivor.assert_nothing_of(step, child);
+    }
+}
+
+/// Has a tensor, and owes one, until the word comes to go on.
+fn holds(engine: &Engine, place: &str) {
+    let link =
+        wait(engine.connect(&Address::from_bytes(place.as_bytes()).expect("an address"))).expect("a link");
+    let held = wait(link.receive()).expect("a link").expect("a tensor");
+    let owed = engine.zeros(&[LENGTH], DType::I64).expect("memory");
+    let (go_on, may_go_on) = std::sync::mpsc::channel();
+    let written = engine.op("owed").writes([&owed]).run(move |[], [mut owed]| {
+        may_go_on.recv()?;
+        owed.as_mut_slice::<i64>()?.fill(7);
+        Ok(())
+    });
+    drop(written.expect("submitted"));
+    wait(link.send(&owed)).expect("sent");
+    wait(link.receive()).expect("a link").expect("a word");
+    drop(held);
+    go_on.send(()).expect("it is received");
+    assert!(wait(link.receive()).expect("a link").is_none());
+}
+
+#[test]
+fn a_stopped_process_keeps_its_leases_and_promises_and_is_named() {
+    if is_the_other() {
+        return;
+    }
+    let name = "a_stopped_process_keeps_its_leases_and_promises_and_is_named";
+    let _alone = alone();
+    let survivor = Survivor::new();
+    let engine = &survivor.engine;
+    let (mut child, link) = survivor.meet(name, None, None, "holds");
+    let link = link.expect("a link");
+    let x = engine.zeros(&[LENGTH], DType::I64).expect("memory");
+    fill(engine, &x, 0, Duration::ZERO);
+    wait(link.send(&x)).expect("sent");
+    let owed = wait(link.receive()).expect("a link").expect("a promise");
+    let process = child.id().cast_signed();
+    // SAFETY: a signal to a child of this process, and waiting until it has stopped; it is not reaped.
+    unsafe {
+        libc::kill(process, libc::SIGSTOP);
+        libc::waitpid(process, std::ptr::null_mut(), libc::WUNTRACED);
+    }
+    fill(engine, &x, 1, Duration::ZERO);
+    wait(link.send(&engine.zeros(&[1], DType::I64).expect("memory"))).expect("a word");
+    for waiting in [&x, &owed] {
+        assert!(matches!(waiting.wait_timeout(Duration::from_millis(50)), Err(Error::Timeout(_))));
+    }
+    let diagnosis = engine.diagnose().to_string();
+    assert!(diagnosis.contains(&format!("process {process}")), "{diagnosis}");
+    // SAFETY: as above.
+    unsafe { libc::kill(process, libc::SIGCONT) };
+    look(engine, &x, 1).wait_timeout(Duration::from_secs(60)).expect("written once it was let go of");
+    owed.wait_timeout(Duration::from_secs(60)).expect("the promise is kept");
+    assert_eq!(owed.to_vec::<i64>().expect("elements"), vec![7; LENGTH as usize]);
+    drop((owed, link));
+    assert!(child.wait().expect("a child").success());
+}
+
+/// Sets how much of something this process may have, and returns how much that was.
+fn limit(what: libc::__rlimit_resource_t, most: u64) -> u64 {
+    // SAFETY: reads and writes a struct.
+    unsafe {
+        let mut limit: libc::rlimit = std::mem::zeroed();
+        assert_eq!(libc::getrlimit(what, &raw mut limit), 0);
+        let before = limit.rlim_cur;
+        limit.rlim_cur = most.min(limit.rlim_max);
+        assert_eq!(libc::setrlimit(what, &raw const limit), 0);
+        before
+    }
+}
+
+/// Each call that needs a descriptor fails by an error that says so, and works again once there are some.
+fn lacks_descriptors(engine: &Engine, place: &str) {
+    let address = Address::from_bytes(place.as_bytes()).expect("an address");
+    let link = wait(engine.connect(&address)).expect("a link");
+    let x = wait(link.receive()).expect("a link").expect("a tensor");
+    let bytes = wait(link.receive()).expect("a link").expect("a ticket");
+    bytes.wait().expect("it is written");
+    let ticket = Ticket::from_bytes(&bytes.to_vec::<u8>().expect("bytes")).expect("a ticket");
+    let word = engine.zeros(&[1], DType::I64).expect("memory");
+    let before = limit(libc::RLIMIT_NOFILE, 3);
+    for error in [
+        wait(engine.connect(&address)).expect_err("no descriptor").to_string(),
+        Door::open().expect_err("no descriptor").to_string(),
+        engine.from_ticket(&ticket).expect("a promise").wait().expect_err("no descriptor").to_string(),
+    ] {
+        assert!(error.contains("Too many open files"), "{error}");
+    }
+    x.wait().expect("what has come is there");
+    // More memory needs a descriptor as well; the link goes on meanwhile.
+    let error = engine.zeros_shared(&[8 << 20], DType::I64).map(drop).expect_err("no descriptor").to_string();
+    assert!(error.contains("Too many open files"), "{error}");
+    wait(link.send(&engine.zeros(&[1], DType::I64).expect("memory"))).expect("sent");
+    drop(word);
+    limit(libc::RLIMIT_NOFILE, before);
+    engine.from_ticket(&ticket).expect("a promise").wait().expect("its process is reached");
+    drop(wait(engine.connect(&address)).expect("a link"));
+}
+
+/// As above, with address space.
+fn lacks_memory(engine: &Engine, place: &str) {
+    let address = Address::from_bytes(place.as_bytes()).expect("an address");
+    let link = wait(engine.connect(&address)).expect("a link");
+    let x = wait(link.receive()).expect("a link").expect("a tensor");
+    let statm = std::fs::read_to_string("/proc/self/statm").expect("a file of the kernel's");
+    let pages: u64 = statm.split(' ').next().and_then(|word| word.parse().ok()).expect("a count");
+    let before = limit(libc::RLIMIT_AS, pages * 4096 + (8 << 20));
+    let error = engine.zeros_shared(&[8 << 20], DType::I64).map(drop).expect_err("no memory");
+    assert!(
+        matches!(error, Error::Device(ref error) if error.kind() == estafette_devices::DeviceErrorKind::OutOfMemory),
+        "{error}"
+    );
+    x.wait().expect("what has come is there");
+    limit(libc::RLIMIT_AS, before);
+    let large = engine.zeros_shared(&[8 << 20], DType::I64).expect("memory");
+    wait(link.send(&large)).expect("sent");
+    assert!(wait(link.receive()).expect("a link").is_none(), "it was shown");
+}
+
+#[test]
+fn a_process_without_descriptors_or_memory_says_so_and_goes_on_when_it_has_some() {
+    if is_the_other() {
+        return;
+    }
+    let name = "a_process_without_descriptors_or_memory_says_so_and_goes_on_when_it_has_some";
+    let _alone = alone();
+    let survivor = Survivor::new();
+    let engine = &survivor.engine;
+    for task in ["lacks descriptors", "lacks memory"] {
+        let (mut child, link) = survivor.meet(name, None, None, task);
+        let link = link.expect("a link");
+        let x = engine.zeros(&[LENGTH], DType::I64).expect("memory");
+        fill(engine, &x, 0, Duration::ZERO);
+        wait(link.send(&x)).expect("sent");
+        let ticket = x.ticket().expect("a ticket");
+        let bytes = ticket.to_bytes();
+        let message = engine.zeros(&[bytes.len() as i64], DType::U8).expect("memory");
+        let written = engine.op("ticket").writes([&message]).run(move |[], [mut message]| {
+            message.as_mut_slice::<u8>()?.copy_from_slice(&bytes);
+            Ok(())
+        });
+        drop(written.expect("submitted"));
+        if task == "lacks descriptors" {
+            wait(link.send(&message)).expect("sent");
+        }
+        let received = wait(link.receive()).expect("a link").expect("a tensor");
+        received.wait_timeout(Duration::from_secs(60)).expect("it is ready");
+        if task == "lacks descriptors" {
+            drop(wait(engine.accept(&survivor.door)).expect("its second link"));
+        }
+        drop((received, link));
+        let status = child.wait().expect("a child");
+        assert!(status.success(), "{task}: {status}");
+    }
+}

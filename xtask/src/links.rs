@@ -1,0 +1,350 @@
+//! `cargo xtask links`: what a tensor costs that goes to another process, beside other means and against the goals.
+//!
+//! The programs that measure are `links/benches/links.rs`, `benches/benches/links.rs` and `benches/python/links.py`. In each, the means take
+//! turns. Each prints its figures as lines, which become tables here.
+
+use std::path::PathBuf;
+use std::process::Command;
+use std::time::Duration;
+
+use crate::peers::{machine, markdown};
+use crate::python::{Build, Environment, Peers};
+use crate::shell::{self, Ended};
+
+/// A program that still runs after this is killed.
+const LIMIT: Duration = Duration::from_secs(150);
+/// The most memory that a process has that is killed.
+const GIB_MAX: u64 = 4;
+
+/// Beyond which a row misses its goal.
+enum Limit {
+    /// The median is at most this.
+    Median(f64),
+    /// Every round is at most this: for what is measured too few times for a percentile.
+    Each(f64),
+    /// The median is at most this part of another row's.
+    Part(f64, &'static str),
+}
+
+use Limit::{Each, Median, Part};
+
+/// Every goal: the row, what is known as the least that it can be here, and the goal.
+const GOALS: &[(&str, &str, Limit)] = &[
+    ("link: send, receive, answer; both awake", "0.24", Median(1.0)),
+    ("link: the same, both idle, threads wait", "26", Median(35.0)),
+    ("link: stream, window 64, per item", "0.10", Median(0.35)),
+    ("Estafette; 1 KB; awake", "0.24", Median(12.0)),
+    ("Estafette; 1 MB; awake", "0.24", Median(12.0)),
+    ("Estafette; 64 MB; awake", "0.24", Median(12.0)),
+    ("Estafette; 1 KB; idle", "26", Median(50.0)),
+    ("Estafette; 1 MB; idle", "26", Median(50.0)),
+    ("Estafette; 64 MB; idle", "26", Median(50.0)),
+    ("Estafette; 1 MB; awake", "", Part(1.0 / 10.0, "torch.multiprocessing, shared before; 1 MB; awake")),
+    ("Estafette; 1 MB; awake", "", Part(1.0 / 50.0, "Ray objects; 1 MB; awake")),
+    ("Rust: from_ticket, returns", "", Median(2.0)),
+    ("Rust: from_ticket, ready", "26", Median(40.0)),
+    ("Rust: first contact", "200", Median(1000.0)),
+    ("bytes copied for a tensor", "0", Each(0.0)),
+    // Pages of the tensor would be thousands.
+    ("page faults for a tensor", "0", Median(0.05)),
+    ("descriptors for 10,000 tensors, beyond segments", "", Each(8.0)),
+    ("a waiter is told of a kill", "0.17", Each(5.0)),
+    ("what the killed process used is free, after its end", "0", Each(5.0)),
+    ("estafette.ray; 64 MB; awake", "", Part(1.15, "estafette.ray; 1 KB; awake")),
+    ("estafette.ray; 64 MB; awake", "", Part(1.0 / 4.0, "Ray objects; 64 MB; awake")),
+    ("link between actors of Ray; 1 KB; awake", "0.24", Median(12.0)),
+    ("link between actors of Ray; 1 KB; idle", "26", Median(50.0)),
+    ("one engine, no link: threads of links", "0", Each(0.0)),
+    ("one engine, no link: descriptors", "0", Each(0.0)),
+];
+
+/// What the command line asked for.
+#[derive(Debug, Default)]
+pub struct Options {
+    python: Option<PathBuf>,
+    save: bool,
+}
+
+impl Options {
+    /// Reads the arguments that follow `links`.
+    pub fn parse(arguments: &[&str]) -> Result<Self, String> {
+        let mut options = Self::default();
+        let mut rest = arguments.iter();
+        while let Some(&option) = rest.next() {
+            match option {
+                "--python" => {
+                    let path = rest.next().ok_or("`--python` needs an interpreter")?;
+                    options.python = Some(path.into());
+                }
+                "--save" => options.save = true,
+                other => return Err(format!("`links` does not know `{other}`; see `cargo xtask help`")),
+            }
+        }
+        Ok(options)
+    }
+}
+
+/// A row of figures, one for each round.
+#[derive(Debug, PartialEq)]
+struct Row {
+    name: String,
+    unit: String,
+    figures: Vec<f64>,
+}
+
+impl Row {
+    /// The row of a line that says `figure`.
+    fn of(line: &str) -> Option<Self> {
+        let fields: Vec<&str> = line.split('\t').collect();
+        let &["figure", name, unit, figures] = &fields[..] else { return None };
+        let mut figures: Vec<f64> = figures
+            .split(' ')
+            .map(str::parse)
+            .collect::<Result<_, _>>()
+            .ok()
+            .filter(|it: &Vec<_>| !it.is_empty())?;
+        figures.sort_by(f64::total_cmp);
+        Some(Self { name: name.to_owned(), unit: unit.replace("us", "µs"), figures })
+    }
+
+    fn median(&self) -> f64 {
+        self.figures[self.figures.len() / 2]
+    }
+
+    fn greatest(&self) -> f64 {
+        self.figures[self.figures.len() - 1]
+    }
+
+    /// The median, with the least and the greatest where there are several.
+    fn text(&self) -> String {
+        let [median, least, greatest] =
+            [self.median(), self.figures[0], self.greatest()].map(markdown::figure);
+        let unit = if self.unit.is_empty() { String::new() } else { format!(" {}", self.unit) };
+        if self.figures.len() == 1 {
+            format!("{median}{unit}")
+        } else {
+            format!("{median}{unit} ({least} to {greatest})")
+        }
+    }
+}
+
+/// All that was measured, and what was left out.
+#[derive(Debug, Default)]
+struct Found {
+    rows: Vec<Row>,
+    left_out: Vec<String>,
+}
+
+impl Found {
+    fn row(&self, name: &str) -> Option<&Row> {
+        self.rows.iter().find(|row| row.name == name)
+    }
+
+    /// Runs a program, and keeps its lines.
+    fn run(&mut self, what: &str, command: Command) -> Result<(), String> {
+        let (ended, output) = shell::collect(command, LIMIT)?;
+        self.rows.extend(output.lines().filter_map(Row::of));
+        let left_out = output.lines().filter_map(|line| line.strip_prefix("left out\t"));
+        self.left_out.extend(left_out.map(|line| line.replace('\t', ": ")));
+        if !matches!(ended, Ended::Exit(status) if status.success()) {
+            let last = output.lines().rfind(|line| !line.trim().is_empty()).unwrap_or("it printed nothing");
+            self.left_out.push(format!("{what}: {ended}: {last}"));
+        }
+        Ok(())
+    }
+
+    /// Whether a row is within a limit, and what the limit is; nothing where a row is missing.
+    fn judge(&self, name: &str, limit: &Limit) -> Option<(bool, String)> {
+        let row = self.row(name)?;
+        let unit = if row.unit.is_empty() { String::new() } else { format!(" {}", row.unit) };
+        Some(match limit {
+            Median(most) => (row.median() <= *most, format!("≤ {most}{unit}")),
+            Each(most) => (row.greatest() <= *most, format!("each ≤ {most}{unit}")),
+            Part(part, other) => {
+                let most = self.row(other)?.median() * part;
+                let part =
+                    if *part < 1.0 { format!("1/{}", (1.0 / part).round()) } else { format!("{part} ×") };
+                (row.median() <= most, format!("≤ {part} of *{other}*, {}{unit}", markdown::figure(most)))
+            }
+        })
+    }
+}
+
+/// Builds, measures and prints the tables; true when something was measured. A goal that is missed is no failure.
+pub fn run(options: &Options) -> Result<bool, String> {
+    let target = shell::target()?;
+    let python = match &options.python {
+        Some(python) => python.clone(),
+        None => {
+            let environment = Environment::prepare(Peers::All)?;
+            environment.install_wheel(Build::Release)?;
+            environment.python()
+        }
+    };
+    let bench = |package: &str, last: &[&str]| {
+        let arguments = ["bench", "--package", package, "--bench", "links"];
+        shell::cargo(&target, &[&arguments, last].concat())
+    };
+    for package in ["estafette-links", "benches"] {
+        shell::run(bench(package, &["--no-run"]))?;
+    }
+    // Described now: the run itself puts load on the machine.
+    let machine = machine::describe();
+    let gib = memory_gib();
+    let mut found = Found::default();
+    let mut links = bench("estafette-links", &[]);
+    links.env("ESTAFETTE_FIGURES", "1").env("ESTAFETTE_LINKS_GIB", gib.to_string());
+    println!("links, and kills of processes of {gib} GiB");
+    found.run("links", links)?;
+    println!("tensors in Rust");
+    found.run("tensors in Rust", bench("benches", &[]))?;
+    for part in ["local", "tickets", "ray", "dask"] {
+        println!("Python: {part}");
+        let mut command = shell::command(&python);
+        command.args(["benches/python/links.py", part]);
+        found.run(part, command)?;
+    }
+    if found.rows.is_empty() {
+        return Err(format!("nothing was measured: {}", found.left_out.join("; ")));
+    }
+    let report = report(&found, &machine, gib);
+    println!("\n{report}\n## For the README\n\n{}", short(&found));
+    if options.save {
+        let path = shell::root().join("benches/results").join(format!("{}-links.md", machine::date()?));
+        std::fs::write(&path, &report)
+            .map_err(|error| format!("cannot write {}: {error}", path.display()))?;
+        println!("written to {}", path.display());
+    }
+    Ok(true)
+}
+
+/// What a process that is killed has: as the goals say, where half of the free memory is enough.
+fn memory_gib() -> u64 {
+    let text = std::fs::read_to_string("/proc/meminfo").unwrap_or_default();
+    let line = text.lines().find_map(|line| line.strip_prefix("MemAvailable:"));
+    let kib: u64 = line.and_then(|line| line.split_whitespace().next()?.parse().ok()).unwrap_or(0);
+    (kib >> 21).clamp(1, GIB_MAX)
+}
+
+fn report(found: &Found, machine: &str, gib: u64) -> String {
+    let mut rows = Vec::new();
+    for (name, floor, limit) in GOALS {
+        let (measured, goal, met) = match (found.row(name), found.judge(name, limit)) {
+            (Some(row), Some((is_met, goal))) => {
+                (row.text(), goal, if is_met { "met" } else { "**missed**" })
+            }
+            _ => ("".to_owned(), "".to_owned(), "not measured"),
+        };
+        rows.push(vec![(*name).to_owned(), (*floor).to_owned(), goal, measured, met.to_owned()]);
+    }
+    let mut text = format!(
+        "# Tensors between processes\n\n\
+         `cargo xtask links`: medians of the rounds, with the least and the greatest. In each program the means take turns. A hand-over \
+         goes to another process and back: it ends when the first process may write the tensor again. *Awake*: one hand-over behind the \
+         other; *idle*: after a pause of a millisecond or half of one. In the programs of two processes, each process of the Python \
+         means has a core of its own. Processes that are killed have {gib} GiB.\n\n{machine}\n## Goals\n\n{}",
+        markdown::table(&["what", "floor", "goal", "measured", ""], &rows)
+    );
+    text += "\n## Means, in µs\n\n";
+    let mut heading = vec!["hand-over".to_owned()];
+    let states = ["awake", "idle"];
+    let columns: Vec<(&str, &str)> =
+        SIZES.iter().flat_map(|size| states.iter().map(move |state| (*size, *state))).collect();
+    heading.extend(columns.iter().map(|(size, state)| format!("{size}, {state}")));
+    let cell = |mean: &str, size: &str, state: &str| {
+        found
+            .row(&format!("{mean}; {size}; {state}"))
+            .map(|row| row.text().replace(" µs", ""))
+            .unwrap_or_default()
+    };
+    let body: Vec<Vec<String>> = means(found)
+        .iter()
+        .map(|mean| {
+            let cells = columns.iter().map(|(size, state)| cell(mean, size, state));
+            [mean.clone()].into_iter().chain(cells).collect()
+        })
+        .collect();
+    text += &markdown::table(&heading.iter().map(String::as_str).collect::<Vec<_>>(), &body);
+    text += "\n## All figures\n\n";
+    let others: Vec<Vec<String>> = found
+        .rows
+        .iter()
+        .filter(|row| row.name.split("; ").count() < 3)
+        .map(|row| vec![row.name.clone(), row.text()])
+        .collect();
+    text += &markdown::table(&["what", "measured"], &others);
+    text += "\n## Left out\n\n";
+    let left_out = if found.left_out.is_empty() { &["nothing".to_owned()][..] } else { &found.left_out };
+    left_out.iter().for_each(|line| text += &format!("- {line}\n"));
+    text
+}
+
+const SIZES: [&str; 3] = ["1 KB", "1 MB", "64 MB"];
+
+/// How a tensor was handed over, in the order in which that was measured.
+fn means(found: &Found) -> Vec<String> {
+    let mut means: Vec<String> = Vec::new();
+    for row in &found.rows {
+        if let [mean, _, _] = &row.name.split("; ").collect::<Vec<_>>()[..]
+            && !means.iter().any(|its| its == mean)
+        {
+            means.push((*mean).to_owned());
+        }
+    }
+    means
+}
+
+/// Microseconds from Python, one hand-over behind the other.
+fn short(found: &Found) -> String {
+    let rows: Vec<Vec<String>> = means(found)
+        .into_iter()
+        .map(|mean| {
+            let cell = |size: &&str| {
+                found.row(&format!("{mean}; {size}; awake")).map(|row| markdown::figure(row.median()))
+            };
+            let cells: Vec<String> = SIZES.iter().map(|size| cell(size).unwrap_or_default()).collect();
+            [vec![mean], cells].concat()
+        })
+        .collect();
+    markdown::table(&["hand-over to another process and back, µs", SIZES[0], SIZES[1], SIZES[2]], &rows)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn found(lines: &[&str]) -> Found {
+        Found { rows: lines.iter().filter_map(|line| Row::of(line)).collect(), left_out: Vec::new() }
+    }
+
+    #[test]
+    fn lines_become_rows_and_other_output_does_not() {
+        let row = Row::of("figure\tEstafette; 1 KB; idle\tus\t3 1.5 2").unwrap();
+        assert_eq!((row.text().as_str(), row.median()), ("2.00 µs (1.50 to 3.00)", 2.0));
+        for other in ["figure\tx\tus\t", "figure\tx\tus\t1 x", "figure x us 1", "left out\tx\ty"] {
+            assert_eq!(Row::of(other), None, "{other}");
+        }
+    }
+
+    #[test]
+    fn a_goal_is_met_missed_or_not_measured() {
+        let found = found(&["figure\ta\tus\t1 2 30", "figure\tb\tus\t100"]);
+        let met = |name, limit| found.judge(name, &limit).map(|(is_met, _)| is_met);
+        assert_eq!([met("a", Median(2.0)), met("a", Median(1.9))], [Some(true), Some(false)]);
+        assert_eq!([met("a", Each(30.0)), met("a", Each(29.0))], [Some(true), Some(false)]);
+        assert_eq!([met("a", Part(0.02, "b")), met("a", Part(0.01, "b"))], [Some(true), Some(false)]);
+        assert_eq!([met("c", Median(1.0)), met("a", Part(1.0, "c"))], [None, None]);
+    }
+
+    #[test]
+    fn every_row_of_a_goal_is_one_that_a_program_prints() {
+        let read = |path: &str| std::fs::read_to_string(shell::root().join(path)).unwrap();
+        let programs = ["links/benches/links.rs", "benches/benches/links.rs", "benches/python/links.py"]
+            .map(read)
+            .concat();
+        for (row, _, _) in GOALS {
+            let part = row.split("; ").next().unwrap_or(row);
+            assert!(programs.contains(part), "{row}");
+        }
+    }
+}
