@@ -39,6 +39,7 @@ use estafette_sync::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use crate::core::error::Error;
 use crate::engine::Engine;
+use crate::exchange::loan::{Loan, RemoteOrigin};
 use crate::exchange::{Abi, DType, ExportFlags, ManagedTensor, Storage, export};
 use crate::lease::{CallSite, LeaseOwner};
 use crate::operation::import;
@@ -46,8 +47,7 @@ use crate::tensor::handle::Tensor;
 use crate::tensor::memory::ALIGN;
 use crate::trace::{self, hooks};
 
-use self::export::{Export, Place, RemoteOrigin, Shown};
-pub(crate) use self::export::{Loan, copied_bytes};
+use self::export::{Export, Place, Shown};
 use self::note::{Description, Note};
 pub use self::ticket::Ticket;
 pub use estafette_links::{Address, Door};

@@ -26,11 +26,10 @@ use estafette_sync::per_process;
 use estafette_sync::sync::Mutex;
 use tokio::sync::oneshot;
 
-use super::{
-    Elsewhere, Export, Note, RemoteOrigin, Share, ShareOptions, Shown, done, hand_over, take_over, this_line,
-};
+use super::{Elsewhere, Export, Note, Share, ShareOptions, Shown, done, hand_over, take_over, this_line};
 use crate::core::error::Error;
 use crate::engine::Engine;
+use crate::exchange::loan::RemoteOrigin;
 use crate::lease::{CallSite, LeaseOwner};
 use crate::operation::builder::OpBuilder;
 use crate::operation::import::Produced;
