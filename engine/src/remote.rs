@@ -46,6 +46,7 @@ use estafette_sync::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use crate::core::error::Error;
 use crate::engine::Engine;
+use crate::exchange::loan::{Loan, RemoteOrigin};
 use crate::exchange::{Abi, DType, ExportFlags, ManagedTensor, Storage, export};
 use crate::lease::{CallSite, LeaseOwner};
 use crate::operation::import;
@@ -53,8 +54,7 @@ use crate::tensor::handle::Tensor;
 use crate::tensor::memory::ALIGN;
 use crate::trace::{self, hooks};
 
-use self::export::{Export, Place, RemoteOrigin, Shown};
-pub(crate) use self::export::{Loan, copied_bytes};
+use self::export::{Export, Place, Shown};
 #[cfg(feature = "nixl")]
 pub use self::network::{declare_dead, suggest_nixl};
 use self::note::{Description, Note};

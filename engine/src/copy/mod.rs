@@ -30,6 +30,8 @@ mod transfer;
 use std::sync::Arc;
 
 use estafette_devices::{DLDevice, Device, Fence, Order};
+use estafette_sync::per_process;
+use estafette_sync::sync::atomic::{AtomicU64, Ordering};
 
 use self::queue_pool::PooledQueue;
 use self::transfer::{Address, KeepAlive, ReleaseAfter, download, upload};
@@ -118,18 +120,28 @@ pub(crate) async fn run(core: CoreRef, job: CopyJob) -> Result<CopyResult, Error
     Ok(CopyResult { layout, storage: target.take(), fence })
 }
 
-/// Copies `source`, which the caller may read, into `target`: host memory that nothing else uses, of the length of the row-major layout.
+/// Copies `source`, which the caller may read, into `target`: shared memory that nothing else uses, of the length of the row-major layout.
 /// The future waits without a thread.
 #[cfg(feature = "links")]
-pub(crate) async fn into(core: CoreRef, source: Tensor, target: Arc<Storage>) -> Result<(), Error> {
+pub(crate) async fn for_processes(core: CoreRef, source: Tensor, target: Arc<Storage>) -> Result<(), Error> {
     let mut source = KeepAlive::new(source);
     let definition = source.get().inner.definition()?;
     let from = CopySource { layout: definition.layout.clone(), data: Address(definition.data) };
     let at = Address(target.data());
     if !from.layout.is_empty() {
         to_host(&core, &mut source, &from, None, (&mut KeepAlive::new(target), at)).await?;
+        FOR_PROCESSES.fetch_add(from.layout.byte_len() as u64, Ordering::Relaxed);
     }
     Ok(())
+}
+
+per_process! {
+    static FOR_PROCESSES: AtomicU64 = AtomicU64::new(0);
+}
+
+/// Bytes that this process has copied into shared memory for other processes.
+pub(crate) fn bytes_for_processes() -> u64 {
+    FOR_PROCESSES.load(Ordering::Relaxed)
 }
 
 /// The memory to copy.

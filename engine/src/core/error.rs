@@ -6,7 +6,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
-use estafette_devices::DeviceError;
+use estafette_devices::{DeviceError, DeviceErrorKind};
 use estafette_graph::OpId;
 use estafette_report::shown::shown;
 use estafette_sync::process::Forked;
@@ -331,6 +331,15 @@ impl fmt::Display for LeaseHeld {
             self.waiting,
             self.leases.join("; ")
         )
+    }
+}
+
+/// The error of a fence for an error of the engine.
+pub(crate) fn device_error(error: Error) -> DeviceError {
+    match error {
+        Error::Device(error) => error,
+        Error::Cancelled(_) => DeviceError::new(DeviceErrorKind::Cancelled, error.full_text()),
+        _ => DeviceError::new(DeviceErrorKind::Other, error.full_text()),
     }
 }
 

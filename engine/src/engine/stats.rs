@@ -1,11 +1,9 @@
 //! Counters.
 
-use crate::copy::staging;
+use crate::copy::{bytes_for_processes, staging};
 use crate::engine::Engine;
 use crate::exchange::quarantine::{self, QuarantineStats};
 use crate::exchange::{handed_back, reaper};
-#[cfg(feature = "links")]
-use crate::remote::copied_bytes;
 
 /// Counters of an engine and of the process.
 #[derive(Debug, Clone, Copy)]
@@ -37,12 +35,6 @@ pub struct Stats {
     pub copied_for_processes: u64,
 }
 
-/// Links are a feature.
-#[cfg(not(feature = "links"))]
-fn copied_bytes() -> u64 {
-    0
-}
-
 impl Engine {
     /// Counters.
     pub fn stats(&self) -> Stats {
@@ -58,7 +50,7 @@ impl Engine {
             quarantine: quarantine::stats(),
             staging_bytes: staging::bytes(),
             handed_back: handed_back(),
-            copied_for_processes: copied_bytes(),
+            copied_for_processes: bytes_for_processes(),
         }
     }
 }

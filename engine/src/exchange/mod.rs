@@ -39,6 +39,8 @@ pub mod dtype;
 pub mod foreign_fence;
 pub(crate) mod interval_map;
 pub mod layout;
+#[cfg(feature = "links")]
+pub(crate) mod loan;
 pub mod quarantine;
 pub mod reaper;
 pub(crate) mod storage;

@@ -16,9 +16,9 @@ use estafette_links::Segment;
 
 use super::abi::ManagedTensor;
 use super::dtype::Element;
-use super::release_stream::ReleaseStream;
 #[cfg(feature = "links")]
-use crate::remote::Loan;
+use super::loan::Loan;
+use super::release_stream::ReleaseStream;
 
 /// The owner of a tensor's memory. Dropping it gives the memory back.
 pub(crate) struct Storage {

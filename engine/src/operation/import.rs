@@ -8,11 +8,11 @@ use crate::copy;
 use crate::core::core_ref::CoreRef;
 use crate::core::engine_core::Core;
 use crate::core::error::Error;
+#[cfg(feature = "links")]
+use crate::exchange::loan::Loan;
 use crate::exchange::pack::to_contiguous;
 use crate::exchange::{AddressSpace, DType, Element, Layout, ManagedTensor, ReleaseStream, Storage, reaper};
 use crate::lease::{Access, Lease};
-#[cfg(feature = "links")]
-use crate::remote::Loan;
 use crate::tensor::alias_map::{self, Origin, Placement};
 use crate::tensor::handle::{Definition, Tensor, TensorInner};
 use crate::tensor::memory::{ALIGN, fresh, host_can_use};

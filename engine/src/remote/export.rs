@@ -11,17 +11,16 @@
 use std::sync::{Arc, OnceLock};
 
 use estafette_devices::host::{self, HostDevice};
-use estafette_devices::{DLDevice, Device, DeviceError, Fence, FenceState};
-use estafette_links::{Address, Arena, Segment};
-use estafette_sync::per_process;
+use estafette_devices::{DLDevice, Device, Fence, FenceState};
+use estafette_links::{Arena, Segment};
 use estafette_sync::sync::Mutex;
-use estafette_sync::sync::atomic::{AtomicU64, Ordering};
 
 use super::done;
 use crate::copy;
 use crate::core::error::Error;
 use crate::core::operation::Name;
 use crate::engine::copy::drive;
+use crate::exchange::loan::{Loan, RemoteOrigin};
 use crate::exchange::{Layout, Storage};
 use crate::lease::{Access, Lease, LeaseOwner};
 use crate::operation::builder::OpBuilder;
@@ -29,33 +28,6 @@ use crate::tensor::handle::{Definition, Tensor};
 use crate::tensor::memory::ALIGN;
 use crate::trace;
 use crate::wait::notify::{device_error, notify};
-
-per_process! {
-    static COPIED: AtomicU64 = AtomicU64::new(0);
-}
-
-/// Bytes that this process has copied into shared memory for other processes.
-pub(crate) fn copied_bytes() -> u64 {
-    COPIED.load(Ordering::Relaxed)
-}
-
-/// Where memory of another process is from: how its owner is asked to show it to a third process.
-#[derive(Clone)]
-pub(crate) struct RemoteOrigin {
-    /// The owner's door for tickets.
-    pub(super) address: Address,
-    /// The owner.
-    pub(super) process: u32,
-    /// What the owner calls the use by this process.
-    pub(super) share: u64,
-}
-
-/// Memory of another process, as this process has it.
-pub(crate) enum Loan {
-    ForReading(RemoteOrigin),
-    /// Set before the end, if what was written has failed.
-    ForWriting(Arc<OnceLock<DeviceError>>),
-}
 
 /// A version of a tensor, on behalf of other processes: under one read lease for as long as anything has a share in this.
 pub(super) struct Export {
@@ -229,8 +201,7 @@ fn find_in_segment(definition: &Definition) -> Option<Place> {
 /// Copies the leased tensor, as an operation; an engine that has shut down takes none.
 async fn copy_under(lease: Lease, target: Arc<Storage>) -> Result<(), Error> {
     let core = lease.tensor().inner.core.clone();
-    let bytes = lease.tensor().inner.definition()?.layout.byte_len() as u64;
-    let copying = copy::into(core.clone(), lease.tensor().clone(), target);
+    let copying = copy::for_processes(core.clone(), lease.tensor().clone(), target);
     match OpBuilder::new(&core, Name::Static("copy for another process")).beyond_limit() {
         Ok(builder) => {
             let copied = builder.run_external(move |end| {
@@ -243,6 +214,5 @@ async fn copy_under(lease: Lease, target: Arc<Storage>) -> Result<(), Error> {
         Err(error) => return Err(error),
     }
     drop(lease);
-    COPIED.fetch_add(bytes, Ordering::Relaxed);
     Ok(())
 }

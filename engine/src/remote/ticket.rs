@@ -27,11 +27,12 @@ use estafette_sync::sync::Mutex;
 use tokio::sync::oneshot;
 
 use super::{
-    Elsewhere, Export, Note, RemoteOrigin, Share, ShareOptions, Shown, done, export, hand_over, network,
-    take_over, this_line,
+    Elsewhere, Export, Note, Share, ShareOptions, Shown, done, export, hand_over, network, take_over,
+    this_line,
 };
 use crate::core::error::Error;
 use crate::engine::Engine;
+use crate::exchange::loan::RemoteOrigin;
 use crate::lease::{CallSite, LeaseOwner};
 use crate::operation::builder::OpBuilder;
 use crate::operation::import::Produced;

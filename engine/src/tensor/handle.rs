@@ -8,17 +8,17 @@ use estafette_sync::sync::OnceLock;
 use smallvec::SmallVec;
 
 use crate::core::core_ref::CoreRef;
+#[cfg(feature = "links")]
+use crate::core::error::device_error;
 use crate::core::error::{Error, OperationError};
 use crate::core::operation::{Name, OpTag, OpVar};
 use crate::core::var_state::{Asked, BROKEN_FENCES, FAILED, READ_FENCES, Replaced, WRITE_FENCES};
+#[cfg(feature = "links")]
+use crate::exchange::loan::Loan;
 use crate::exchange::reaper::ReleasedMemory;
 use crate::exchange::{DType, Layout, Storage, reaper};
 use crate::lease::LeaseState;
-#[cfg(feature = "links")]
-use crate::remote::Loan;
 use crate::tensor::alias_map::Placed;
-#[cfg(feature = "links")]
-use crate::wait::notify::device_error;
 
 /// The variables that order the uses of a tensor: its own variable, and those of older tensors that overlap
 /// its memory.

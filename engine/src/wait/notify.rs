@@ -7,12 +7,13 @@ use std::ptr::NonNull;
 use std::sync::Arc;
 use std::task::{Context, Poll, Wake, Waker};
 
-use estafette_devices::{DeviceError, DeviceErrorKind, Fence, host};
+use estafette_devices::{Fence, host};
 use estafette_sync::sync::Mutex;
 use estafette_sync::sync::atomic::{AtomicUsize, Ordering};
 use estafette_sync::time::{Duration, Instant};
 
 use crate::core::core_ref::CoreRef;
+pub(crate) use crate::core::error::device_error;
 use crate::core::error::{Error, FailureKind, OperationError};
 use crate::core::one_shot::OneShot;
 use crate::core::operation::{Op, OpHandle, drop_panic};
@@ -97,15 +98,6 @@ where
     let (completer, fence) = host::promise(name);
     notify(future, move |outcome| completer.settle(outcome.map_err(device_error)));
     fence
-}
-
-/// The error of a fence for an error of the engine.
-pub(crate) fn device_error(error: Error) -> DeviceError {
-    match error {
-        Error::Device(error) => error,
-        Error::Cancelled(_) => DeviceError::new(DeviceErrorKind::Cancelled, error.full_text()),
-        _ => DeviceError::new(DeviceErrorKind::Other, error.full_text()),
-    }
 }
 
 impl Tensor {
