@@ -196,9 +196,9 @@ class AsyncSinkActor:
 
 
 HERE, ELSEWHERE = {"here": 0.001}, {"elsewhere": 0.001}
-Source = ray.remote(concurrency_groups={CONTROL: 2}, resources=HERE)(SourceActor)
-Sink = ray.remote(concurrency_groups={CONTROL: 2}, enable_tensor_transport=True, resources=HERE)(SinkActor)
-AsyncSink = ray.remote(enable_tensor_transport=True, resources=HERE)(AsyncSinkActor)
+Source = ray.remote(concurrency_groups={CONTROL: 2}, num_cpus=0, resources=HERE)(SourceActor)
+Sink = ray.remote(concurrency_groups={CONTROL: 2}, enable_tensor_transport=True, num_cpus=0, resources=HERE)(SinkActor)
+AsyncSink = ray.remote(enable_tensor_transport=True, num_cpus=0, resources=HERE)(AsyncSinkActor)
 
 
 @pytest.fixture
@@ -470,7 +470,7 @@ class RestartedActor(SourceActor):
 
 def test_an_actor_that_is_started_again_passes_tensors_again(actors):
     _source, sink = actors
-    source = ray.remote(concurrency_groups={CONTROL: 2}, resources=HERE, max_restarts=1, max_task_retries=-1)(RestartedActor).remote()
+    source = ray.remote(concurrency_groups={CONTROL: 2}, num_cpus=0, resources=HERE, max_restarts=1, max_task_retries=-1)(RestartedActor).remote()
     before = get(source.pid.remote())
     assert get(sink.value.remote(source.current.remote())) == [0.0] * 4
     ray.kill(source, no_restart=False)
