@@ -154,8 +154,9 @@ class SinkActor:
     def let_go(self):
         self.kept = self.tensor = None
 
-    def is_copy(self, x):
-        return not x.read_only and np.from_dlpack(x).tolist() == [2.0] * 4
+    def copied(self, x):
+        assert not x.read_only
+        return np.from_dlpack(x).tolist()
 
     def keep_unread(self, x):
         self.tensor = x
@@ -333,9 +334,9 @@ def test_an_actor_on_another_machine_gets_the_value_when_it_is_ready(actors, far
     reference = source.current.remote()
     # The version that was returned, and not the next one.
     get(source.write.remote(3.0))
-    value = far_sink.is_copy.remote(reference)
+    value = far_sink.copied.remote(reference)
     get(source.open.remote())
-    assert get(value)
+    assert get(value) == [2.0] * 4
     get(source.fail.remote())
     del reference, value
     failure = get(far_sink.failure.remote(source.current.remote()))
@@ -347,7 +348,7 @@ def test_two_actors_on_two_machines_take_from_each_other_at_once(actors, far_sin
     source, sink = actors
     far_source = Source.options(resources=ELSEWHERE).remote()
     get([source.write.remote(1.0, held=True), far_source.write.remote(2.0, held=True)])
-    values = [far_sink.value.remote(source.current.remote()), sink.value.remote(far_source.current.remote())]
+    values = [far_sink.copied.remote(source.current.remote()), sink.copied.remote(far_source.current.remote())]
     get([source.open.remote(), far_source.open.remote()])
     assert get(values) == [[1.0] * 4, [2.0] * 4]
     ray.kill(far_source)
