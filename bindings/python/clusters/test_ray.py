@@ -154,8 +154,9 @@ class SinkActor:
     def let_go(self):
         self.kept = self.tensor = None
 
-    def is_copy(self, x):
-        return not x.read_only and np.from_dlpack(x).tolist() == [2.0] * 4
+    def copied(self, x):
+        assert not x.read_only
+        return np.from_dlpack(x).tolist()
 
     def keep_unread(self, x):
         self.tensor = x
@@ -196,9 +197,9 @@ class AsyncSinkActor:
 
 
 HERE, ELSEWHERE = {"here": 0.001}, {"elsewhere": 0.001}
-Source = ray.remote(concurrency_groups={CONTROL: 2}, resources=HERE)(SourceActor)
-Sink = ray.remote(concurrency_groups={CONTROL: 2}, enable_tensor_transport=True, resources=HERE)(SinkActor)
-AsyncSink = ray.remote(enable_tensor_transport=True, resources=HERE)(AsyncSinkActor)
+Source = ray.remote(concurrency_groups={CONTROL: 2}, num_cpus=0, resources=HERE)(SourceActor)
+Sink = ray.remote(concurrency_groups={CONTROL: 2}, enable_tensor_transport=True, num_cpus=0, resources=HERE)(SinkActor)
+AsyncSink = ray.remote(enable_tensor_transport=True, num_cpus=0, resources=HERE)(AsyncSinkActor)
 
 
 @pytest.fixture
@@ -324,9 +325,9 @@ def test_an_actor_on_another_machine_gets_the_value_when_it_is_ready(actors, far
     reference = source.current.remote()
     # The version that was returned, and not the next one.
     get(source.write.remote(3.0))
-    value = far_sink.is_copy.remote(reference)
+    value = far_sink.copied.remote(reference)
     get(source.open.remote())
-    assert get(value)
+    assert get(value) == [2.0] * 4
     get(source.fail.remote())
     del reference, value
     failure = get(far_sink.failure.remote(source.current.remote()))
@@ -338,7 +339,7 @@ def test_two_actors_on_two_machines_take_from_each_other_at_once(actors, far_sin
     source, sink = actors
     far_source = Source.options(resources=ELSEWHERE).remote()
     get([source.write.remote(1.0, held=True), far_source.write.remote(2.0, held=True)])
-    values = [far_sink.value.remote(source.current.remote()), sink.value.remote(far_source.current.remote())]
+    values = [far_sink.copied.remote(source.current.remote()), sink.copied.remote(far_source.current.remote())]
     get([source.open.remote(), far_source.open.remote()])
     assert get(values) == [[1.0] * 4, [2.0] * 4]
     ray.kill(far_source)
@@ -461,7 +462,7 @@ class RestartedActor(SourceActor):
 
 def test_an_actor_that_is_started_again_passes_tensors_again(actors):
     _source, sink = actors
-    source = ray.remote(concurrency_groups={CONTROL: 2}, resources=HERE, max_restarts=1, max_task_retries=-1)(RestartedActor).remote()
+    source = ray.remote(concurrency_groups={CONTROL: 2}, num_cpus=0, resources=HERE, max_restarts=1, max_task_retries=-1)(RestartedActor).remote()
     before = get(source.pid.remote())
     assert get(sink.value.remote(source.current.remote())) == [0.0] * 4
     ray.kill(source, no_restart=False)

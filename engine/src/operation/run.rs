@@ -429,6 +429,9 @@ fn skip(granted: OpGranted, cause: OperationError) -> Option<OpGranted> {
     }
     if let Some(on_skip) = granted.payload().take_on_skip() {
         let _current = context::enter(Current::of(&granted));
+        if granted.payload().noted {
+            hooks::body_has_lock(granted.id().get());
+        }
         if let Err(panic) = contain_panic(|| on_skip(&cause)) {
             tracing::error!(operation = granted.payload().name.as_str(), panic, "`on_skip` panicked");
         }

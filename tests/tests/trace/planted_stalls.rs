@@ -84,6 +84,23 @@ fn a_slow_producer() {
 }
 
 #[test]
+fn a_slow_on_skip() {
+    planted(|long| {
+        let (engine, _watchdog) = engine(2);
+        let (batch, communicator) = (engine.zeros(&[4], DType::F32).unwrap(), engine.var());
+        let recorder = Recorder::open(TraceOptions::default()).unwrap();
+        engine.op("backward").writes([&batch]).run(|[], [_batch]| Err("no number".into())).unwrap();
+        let op = engine.op("all_reduce").reads([&batch]).writes_vars(&[&communicator]);
+        op.on_skip(move |_cause| sleep(long)).run(|[_batch], []| Ok(())).unwrap();
+        engine.op("next").writes_vars(&[&communicator]).run(|[], []| Ok(())).unwrap();
+        engine.wait_all(None).unwrap();
+        batch.wait().unwrap_err();
+        let trace = recorder.finish();
+        assert_first_line(&trace, &["computing (`all_reduce`)", "`all_reduce` was still computing"]);
+    });
+}
+
+#[test]
 fn a_lease_kept_too_long() {
     planted(|long| {
         let (engine, _watchdog) = engine(2);

@@ -164,7 +164,8 @@ impl AssembledOp {
         if operation.awake.is_some_and(|awake| Some(awake) < operation.ready) {
             operation.awake = self.last_awake.filter(|last| Some(*last) >= operation.ready);
         }
-        if matches!(operation.outcome, Outcome::Cancelled | Outcome::Skipped(_)) {
+        // Where `on_skip` was called, that ran in place of the body.
+        if matches!(operation.outcome, Outcome::Cancelled | Outcome::Skipped(_)) && self.locked.is_none() {
             operation.began = None;
         }
         if let (Some((from, to)), Some(began), Some(observed)) =
