@@ -37,6 +37,12 @@ fn run(f: impl FnOnce() + Send + 'static) -> Run {
     Run(Box::new(move |_| f()))
 }
 
+/// Queues several jobs with one wake-up: the worker that wakes up wakes the next one if there is more.
+fn push_batch<J: Job>(pool: &Pool<J>, jobs: impl IntoIterator<Item = J>) {
+    jobs.into_iter().for_each(|job| pool.push_unnoticed(job));
+    pool.notice();
+}
+
 fn pool(workers: usize, spare_limit: usize, with_lock: bool) -> Pool<Run> {
     let name = "test".to_owned();
     let pool = Pool::new(PoolOptions { workers, name, spare_limit, ..PoolOptions::default() })
@@ -107,7 +113,7 @@ fn every_job_pushed_from_several_threads_runs_exactly_once(with_lock: bool) {
                         ran[index].fetch_add(1, Ordering::SeqCst);
                     });
                     match index % 4 {
-                        0 => pool.push_batch([job]),
+                        0 => push_batch(&pool, [job]),
                         1 => pool.push_priority(job, index as i32 % 7 - 3),
                         _ => pool.push(job),
                     }
@@ -271,7 +277,7 @@ fn two_helpers_never_both_miss_the_job_that_the_other_one_wants() {
             ..PoolOptions::default()
         })
         .unwrap();
-        pool.push_batch([Number(1), Number(2)]);
+        push_batch(&pool, [Number(1), Number(2)]);
         let together = Barrier::new(2);
         std::thread::scope(|scope| {
             for wanted in [2, 1] {
@@ -323,13 +329,16 @@ fn a_batch_with_one_wake_up_reaches_as_many_workers_as_it_needs(with_lock: bool)
         let (report, reports) = channel();
         // Three jobs that need each other at the same time.
         let together = Arc::new(Barrier::new(3));
-        pool.push_batch((0..3).map(|_| {
-            let (report, together) = (report.clone(), together.clone());
-            run(move || {
-                together.wait();
-                report.send(()).unwrap();
-            })
-        }));
+        push_batch(
+            &pool,
+            (0..3).map(|_| {
+                let (report, together) = (report.clone(), together.clone());
+                run(move || {
+                    together.wait();
+                    report.send(()).unwrap();
+                })
+            }),
+        );
         (0..3).for_each(|_| receive(&reports));
         // Workers are at a different point on their way to sleep each time.
         (0..(round % 64) * 200).for_each(|_| std::hint::spin_loop());
@@ -500,7 +509,7 @@ fn a_helper_that_wants_most_jobs_leaves_the_others_in_their_place() {
         ..PoolOptions::default()
     })
     .unwrap();
-    pool.push_batch((1..=4).map(Number));
+    push_batch(&pool, (1..=4).map(Number));
     let even = || pool.take_next_matching(|job| job.0 % 2 == 0).map(|job| job.0);
     assert_eq!([even(), even(), even()], [Some(2), Some(4), None]);
     assert_eq!([pool.try_take(), pool.try_take()].map(|job| job.map(|job| job.0)), [Some(1), Some(3)]);

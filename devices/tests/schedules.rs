@@ -72,7 +72,8 @@ fn jobs_of_two_pushers_all_run_and_the_workers_leave() {
                         ran.fetch_add(1, Ordering::SeqCst);
                     }))
                 };
-                pool.push_batch([job(), job()]);
+                [job(), job()].into_iter().for_each(|job| pool.push_unnoticed(job));
+                pool.notice();
             }
         });
         let (done, all_done) = mpsc::channel();

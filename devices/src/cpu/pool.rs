@@ -188,32 +188,16 @@ impl<J: Job> Pool<J> {
     /// there is more.
     #[inline]
     pub fn notice(&self) {
-        self.notify();
-    }
-
-    /// Queues a job: on a worker of this pool in its own deque, else for everybody.
-    pub fn push(&self, job: J) {
-        self.push_unnoticed(job);
-        self.notify();
-    }
-
-    /// Without workers no thread sleeps.
-    fn notify(&self) {
+        // Without workers no thread sleeps.
         if self.shared.workers > 0 {
             self.shared.notify();
         }
     }
 
-    /// Queues several jobs with one wake-up: the worker that wakes up wakes the next one if there is more.
-    pub fn push_batch(&self, jobs: impl IntoIterator<Item = J>) {
-        let mut any = false;
-        for job in jobs {
-            self.push_unnoticed(job);
-            any = true;
-        }
-        if any {
-            self.notify();
-        }
+    /// Queues a job: on a worker of this pool in its own deque, else for everybody.
+    pub fn push(&self, job: J) {
+        self.push_unnoticed(job);
+        self.notice();
     }
 
     /// Queues a job that goes before ordinary ones (positive, the highest first) or after them (negative). 0
@@ -256,7 +240,7 @@ impl<J: Job> Pool<J> {
             return Some(job);
         }
         queues.put_back(job);
-        self.notify();
+        self.notice();
         None
     }
 

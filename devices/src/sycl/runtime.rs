@@ -105,18 +105,6 @@ impl SyclRuntime {
     pub unsafe fn root_of_context(&self, context: NonNull<c_void>) -> Option<&Arc<SyclDevice>> {
         self.devices.iter().find(|device| device.context().is(context.as_ptr()))
     }
-
-    /// The root device of a foreign queue, if the queue is in its default context. A sub-device counts as the
-    /// device that it is a part of.
-    ///
-    /// # Safety
-    /// `queue` is a live `sycl::queue` of this runtime.
-    pub unsafe fn root_of_queue(&self, queue: NonNull<c_void>) -> Option<&Arc<SyclDevice>> {
-        // SAFETY: by contract; both results are ours.
-        let (context, device) = unsafe { parts_of_queue(self.api, queue.as_ptr()) }?;
-        let root = root_device(self.api, device);
-        self.devices.iter().find(|known| known.context().is(context.raw()) && known.is(&root))
-    }
 }
 
 /// Context and device of a queue.

@@ -5,7 +5,7 @@
 //! text has. Every text for people (terminal, diagnosis, error, log) writes a name by [`shown`]. Data (JSON, trace files, fields
 //! of structs) keeps names as they are.
 
-use std::fmt::{self, Display, Write};
+use std::fmt::{self, Display};
 
 /// A name for a text: `Display` writes each character that a terminal would obey as an escape (`\n`, `\u{1b}`), and all others as
 /// they are. Doing it twice changes nothing.
@@ -40,19 +40,6 @@ impl Display for Shown<'_> {
     }
 }
 
-/// What [`shown`] gives, for texts that have line breaks of their own: these stay.
-pub fn shown_lines(text: &str) -> String {
-    let mut shown_text = String::with_capacity(text.len());
-    for (at, line) in text.split('\n').enumerate() {
-        if at > 0 {
-            shown_text.push('\n');
-        }
-        // A string takes everything.
-        let _ = write!(shown_text, "{}", shown(line));
-    }
-    shown_text
-}
-
 /// Whether a terminal or a text view does something for this character instead of showing it: the control characters of ASCII and
 /// of Latin-1 (C1), separators of lines and paragraphs, and what changes the direction of text.
 fn is_obeyed(character: char) -> bool {
@@ -85,10 +72,5 @@ mod tests {
         for name in ["", "decode", "C:\\new\\tab", "naïve 漢字 🦀", "שלום", "a\u{301}"] {
             assert_eq!(shown(name).to_string(), name);
         }
-    }
-
-    #[test]
-    fn lines_of_a_text_stay_lines() {
-        assert_eq!(shown_lines("a\n  b\u{1b}\n"), "a\n  b\\u{1b}\n");
     }
 }

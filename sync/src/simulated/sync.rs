@@ -67,24 +67,6 @@ impl Condvar {
     }
 
     /// As in `std`.
-    pub fn wait_timeout_while<'a, T>(
-        &self,
-        mut guard: MutexGuard<'a, T>,
-        timeout: Duration,
-        mut condition: impl FnMut(&mut T) -> bool,
-    ) -> LockResult<(MutexGuard<'a, T>, WaitTimeoutResult)> {
-        let end = super::time::Instant::now() + timeout;
-        while condition(&mut guard) {
-            let left = end.saturating_duration_since(super::time::Instant::now());
-            if left.is_zero() {
-                return Ok((guard, WaitTimeoutResult(true)));
-            }
-            guard = self.wait_timeout(guard, left).unwrap_or_else(PoisonError::into_inner).0;
-        }
-        Ok((guard, WaitTimeoutResult(false)))
-    }
-
-    /// As in `std`.
     pub fn notify_one(&self) {
         self.inner().notify_one();
     }

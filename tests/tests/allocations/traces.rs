@@ -15,11 +15,8 @@ static BEFORE: LazyLock<usize> = LazyLock::new(counting::bytes);
 /// every recording takes does not.
 const SIZES: [usize; 2] = [10_000, 30_000];
 
-/// The same where the recordings' own memory decides, which grows by buffers of 64 KiB.
-const SIZES_IN_BUFFERS: [usize; 2] = [4_000, 28_000];
-
-/// A recorder with less than 8 MiB makes no slabs of 2 MiB ahead. Beside slabs, only very many operations would count.
-const WITHOUT_SLABS: usize = (8 << 20) - 1;
+/// The same where the recordings' own memory decides. It grows by slabs of 2 MiB, one or two of which are made ready ahead.
+const SIZES_IN_SLABS: [usize; 2] = [20_000, 140_000];
 
 /// Bytes for each operation with one access, to read its file; 1,030 when this was written.
 const READING_MAX: usize = 1_200;
@@ -67,10 +64,10 @@ fn file(name: &str) -> PathBuf {
 }
 
 /// A recording of a program, which has ended: its recorder, and the bytes that it holds.
-fn recorded(name: &str, program: Program, operations: usize, memory_max: usize) -> (Recorder, usize) {
+fn recorded(name: &str, program: Program, operations: usize) -> (Recorder, usize) {
     let before = *BEFORE;
     let engine = Engine::builder().workers(1).build().unwrap();
-    let options = TraceOptions { memory_max: Some(memory_max), ..TraceOptions::default() };
+    let options = TraceOptions { memory_max: Some(1 << 30), ..TraceOptions::default() };
     let recorder = Recorder::open(options).unwrap().to_file(&file(name)).unwrap();
     program(&engine, operations);
     engine.wait_all(None).unwrap();
@@ -83,22 +80,19 @@ fn a_recording_is_saved_in_less_than_twice_its_own_memory() {
     let _alone = exclusive();
     let programs: [(&str, Program); 3] =
         [("chain", a_chain), ("readers", readers_and_writers), ("fresh", fresh_tensors)];
-    // What the first recording of a process makes for all later ones counts for none.
-    recorded("first", a_chain, SIZES_IN_BUFFERS[0], WITHOUT_SLABS).0.save().unwrap();
-    std::fs::remove_file(file("first")).unwrap();
     for (name, program) in programs {
-        let [small, large] = SIZES_IN_BUFFERS.map(|operations| {
-            let (recorder, held) = recorded(name, program, operations, WITHOUT_SLABS);
+        let [small, large] = SIZES_IN_SLABS.map(|operations| {
+            let (recorder, held) = recorded(name, program, operations);
             let (saved, more) = taken(|| recorder.save());
             saved.unwrap();
             (held, held + more)
         });
         let (held, whole) = (large.0 - small.0, large.1 - small.1);
-        let each = |bytes: usize| bytes / (SIZES_IN_BUFFERS[1] - SIZES_IN_BUFFERS[0]);
+        let each = |bytes: usize| bytes / (SIZES_IN_SLABS[1] - SIZES_IN_SLABS[0]);
         println!("{name}: {} bytes for each operation, {} until it is saved", each(held), each(whole));
         assert!(whole < 2 * held, "{name}: {} bytes for each operation, {}", each(held), each(whole));
         let read = trace::read(&file(name)).unwrap();
-        assert!(read.operations.len() >= SIZES_IN_BUFFERS[1] && read.losses.is_empty(), "{:?}", read.losses);
+        assert!(read.operations.len() >= SIZES_IN_SLABS[1] && read.losses.is_empty(), "{:?}", read.losses);
         std::fs::remove_file(file(name)).unwrap();
     }
 }
@@ -107,11 +101,11 @@ fn a_recording_is_saved_in_less_than_twice_its_own_memory() {
 fn finishing_in_memory_and_reading_take_memory_in_proportion_to_the_operations() {
     let _alone = exclusive();
     let [small, large] = SIZES.map(|operations| {
-        let (recorder, _) = recorded("finish", a_chain, operations, 1 << 30);
+        let (recorder, _) = recorded("finish", a_chain, operations);
         let (finished, to_finish) = taken(|| recorder.finish());
         assert_eq!((finished.operations.len() / operations, finished.losses.is_empty()), (1, true));
         drop(finished);
-        let (recorder, _) = recorded("read", a_chain, operations, 1 << 30);
+        let (recorder, _) = recorded("read", a_chain, operations);
         recorder.save().unwrap();
         let (read, to_read) = taken(|| trace::read(&file("read")).unwrap());
         assert_eq!(read.operations.len() / operations, 1);
