@@ -223,7 +223,7 @@ fn stream(engine: &Engine, link: &Link) -> f64 {
 fn steady(engine: &Engine, link: &Link) -> [f64; 2] {
     const TENSORS: usize = 500;
     let x = engine.zeros(&[LARGE], DType::I64).expect("memory");
-    let mut marked = || {
+    let marked = || {
         write(engine, &x, -1);
         x.wait().expect("written");
         block_on(link.send(&x)).expect("sent");
@@ -234,7 +234,9 @@ fn steady(engine: &Engine, link: &Link) -> [f64; 2] {
     };
     marked();
     let before = page_faults();
-    (0..TENSORS).for_each(|_| drop(round_trip(engine, link, &x)));
+    for _ in 0..TENSORS {
+        round_trip(engine, link, &x);
+    }
     let own = page_faults() - before;
     let [theirs, is_shared] = marked();
     let copied = if is_shared == 1 { 0 } else { LARGE * 8 };
@@ -267,7 +269,7 @@ fn tickets(engine: &Engine, door: &Door) {
         tensor.as_mut_slice::<u8>()?.copy_from_slice(&bytes);
         Ok(())
     });
-    drop(written.expect("submitted"));
+    written.expect("submitted").wait().expect("written");
     block_on(peer.0.send(&tensor)).expect("sent");
     peer.end();
 }
