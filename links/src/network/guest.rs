@@ -8,7 +8,7 @@ use estafette_sync::time::{Duration, Instant};
 
 use super::thread::{Ends, Network, new_agent};
 use super::wire::{End, Kind, Wire, number, short};
-use super::{Ask, GREETING, Offer, Reply, Secret};
+use super::{Ask, GREETING, Offer, Remark, Reply, Secret};
 use crate::board::KINDS;
 use crate::nixl::{Agent, NixlError};
 
@@ -37,7 +37,7 @@ pub(super) struct Guest {
 
 struct Loan {
     keeper: Box<dyn Any + Send>,
-    remark: Box<dyn Fn(&str, Option<&str>) + Send>,
+    remark: Remark,
 }
 
 impl Guest {

@@ -62,6 +62,9 @@ pub struct Reach {
     pub deadline: Duration,
 }
 
+/// Called with a name of a consumer, and what is wrong with it once it is silent, or `None` when it is not any more, or at the end.
+pub type Remark = Box<dyn Fn(&str, Option<&str>) + Send>;
+
 /// Memory that a consumer may read now.
 pub struct Offer {
     /// The memory.
@@ -74,8 +77,8 @@ pub struct Offer {
     pub note: Vec<u8>,
     /// Dropped when the consumer reads it no more.
     pub keeper: Box<dyn Any + Send>,
-    /// Called with a name of the consumer, and what is wrong with it once it is silent, or `None` when it is not any more, or at the end.
-    pub remark: Box<dyn Fn(&str, Option<&str>) + Send>,
+    /// Called when the consumer falls silent, and when it is heard again.
+    pub remark: Remark,
 }
 
 impl fmt::Debug for Offer {

@@ -60,8 +60,10 @@ pub fn end_or_stop(only_stops: bool) {
     let signal = if only_stops { libc::SIGSTOP } else { libc::SIGKILL };
     // SAFETY: a signal to this process.
     unsafe { libc::kill(libc::getpid(), signal) };
-    while !only_stops {
-        std::thread::park();
+    if !only_stops {
+        loop {
+            std::thread::park();
+        }
     }
 }
 
