@@ -138,7 +138,7 @@ fn work(engine: &Engine, link: &Link, rounds: u64, pause: Duration) {
                 let version = received.replace(received.get() + 1);
                 let seen = look(engine, &tensor, version);
                 // Some are held for longer than their look.
-                looks.push((version, seen, (version % 5 == 0).then_some(tensor)));
+                looks.push((version, seen, version.is_multiple_of(5).then_some(tensor)));
                 true
             }
             Poll::Ready(Ok(None)) => false,
