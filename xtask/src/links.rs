@@ -163,8 +163,8 @@ impl Found {
             Part(part, other) => {
                 let most = self.row(other)?.median() * part;
                 let part =
-                    if *part < 1.0 { format!("1/{}", (1.0 / part).round()) } else { format!("{part} ×") };
-                (row.median() <= most, format!("≤ {part} of *{other}*, {}{unit}", markdown::figure(most)))
+                    if *part < 1.0 { format!("1/{} of", (1.0 / part).round()) } else { format!("{part} ×") };
+                (row.median() <= most, format!("≤ {part} *{other}*, {}{unit}", markdown::figure(most)))
             }
         })
     }
