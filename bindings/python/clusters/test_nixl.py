@@ -227,6 +227,35 @@ def test_a_pending_value_and_a_ticket_for_one_use_cross(machines):
     owner.end()
 
 
+def test_a_result_of_unknown_shape_in_private_memory_crosses(machines):
+    owner, consumer = machines.both(
+        """
+        import threading
+        gate = threading.Event()
+        x = eng.call(lambda: (gate.wait(60), np.arange(COUNT, dtype="float64"))[1])
+        ticket(x, once=True)
+        told()
+        gate.set()
+        told()
+        assert eng.stats().copied_for_processes == 8 * COUNT
+        """,
+        """
+        y = from_ticket()
+        assert not y.is_defined()
+        tell("pending")
+        y.wait()
+        tell(f"{y.shape} {np.from_dlpack(y)[-1]}")
+        """,
+    )
+    consumer.write(owner.read())
+    assert consumer.read() == "pending"
+    owner.write("go on")
+    assert consumer.read() == "(1048576,) 1048575.0"
+    owner.write("has come")
+    consumer.end()
+    owner.end()
+
+
 def test_a_failure_crosses_with_its_cause_and_a_void_ticket_is_refused(machines):
     owner, consumer = machines.both(
         """
