@@ -203,8 +203,8 @@ impl Link {
         Ok(())
     }
 
-    /// The next tensor of the other process: a promise, in the memory of that process, and read-only unless it was lent for writing. `None` once that process has closed the
-    /// link in good order.
+    /// The next tensor of the other process: a promise, in the memory of that process, and read-only unless it was lent for writing. `None`
+    /// once that process has closed the link in good order.
     ///
     /// # Errors
     /// [`Error::Device`] if the other process died; [`Error::Invalid`] if it says what makes no sense.
