@@ -193,11 +193,13 @@ impl Link {
         Ok(())
     }
 
-    /// Tells the other process, before the first tensor, where it asks for what it wants to pass on.
+    /// Tells the other process, before the first tensor, where it asks for what it wants to pass on. Where the system refuses a door, what is
+    /// sent can be used all the same, and a copy of it passed on.
     async fn introduce(&self) -> Result<(), Error> {
-        if !self.is_introduced.load(Ordering::Acquire) {
-            let door = Note::Door(ticket::door()?);
-            self.link.send(&done(), &door.to_bytes(&[])).await?;
+        if !self.is_introduced.load(Ordering::Acquire)
+            && let Ok(address) = ticket::door()
+        {
+            self.link.send(&done(), &Note::Door(address).to_bytes(&[])).await?;
             self.is_introduced.store(true, Ordering::Release);
         }
         Ok(())
