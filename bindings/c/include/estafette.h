@@ -549,6 +549,11 @@ typedef struct estafette_ticket_options {
    * lives, and `estafette_ticket_revoke` only gives the handle up. 0: for any number of uses, until it is revoked.
    */
   int32_t once;
+  /**
+   * Whether the other process gets a copy, made in shared memory once the tensor is ready. 0: where its memory is not shared. 1: always. -1:
+   * never.
+   */
+  int32_t copy;
 } estafette_ticket_options;
 
 /**
@@ -1360,8 +1365,8 @@ estafette_status estafette_record_snapshot(struct estafette_recording *recording
  * ticket is revoked, and what was made with it is gone. Waits for nothing. `options` may be NULL for the defaults. The caller owns `*out`
  * and gives it up by `estafette_ticket_revoke`.
  *
- * Returns `ESTAFETTE_OK`; `ESTAFETTE_NOT_SHARED` for memory that other processes cannot be shown; `ESTAFETTE_NOT_DEFINED` while there is no
- * memory; `ESTAFETTE_INVALID` for NULL, a handle that is not in use, a wrong option, or when 65,536 tickets are alive;
+ * Returns `ESTAFETTE_OK`; `ESTAFETTE_NOT_SHARED` for memory that other processes cannot be shown, if a copy was refused;
+ * `ESTAFETTE_INVALID` for NULL, a handle that is not in use, a wrong option, or when 65,536 tickets are alive;
  * `ESTAFETTE_FAILED` with the reason when the system refuses to open a door; `ESTAFETTE_SHUTDOWN`; `ESTAFETTE_FORKED`. `*out` is written only on
  * success. May be called by any thread.
  *
@@ -1496,8 +1501,10 @@ estafette_status estafette_link_process(const struct estafette_link *link,
  * not wait), only while the link is full: the other process then has 16,384 tensors of this one, or has not received hundreds. The
  * tensor stays the caller's. The calling thread runs no operation meanwhile.
  *
- * Returns `ESTAFETTE_OK`; `ESTAFETTE_TIMEOUT`; `ESTAFETTE_NOT_SHARED` for memory that other processes cannot be shown, see `shared` in
- * `estafette_engine_options` and `estafette_zeros_shared`; `ESTAFETTE_NOT_DEFINED` while there is no memory; `ESTAFETTE_PEER_DIED`;
+ * Memory that is not shared, see `shared` in `estafette_engine_options` and `estafette_zeros_shared`, is copied once the version is ready, and
+ * later writes wait for the copy alone.
+ *
+ * Returns `ESTAFETTE_OK`; `ESTAFETTE_TIMEOUT`; `ESTAFETTE_DEVICE` if there is no memory for a copy; `ESTAFETTE_PEER_DIED`;
  * `ESTAFETTE_CANCELLED` once the other process has closed the link; `ESTAFETTE_INVALID` for NULL or a handle that is not in use;
  * `ESTAFETTE_WOULD_DEADLOCK` where it would block in a callback; `ESTAFETTE_SHUTDOWN`; `ESTAFETTE_FORKED`. Nothing was sent unless it returns
  * `ESTAFETTE_OK`. May be called by any thread. Handles may be any value.

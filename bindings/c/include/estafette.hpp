@@ -272,7 +272,7 @@ class Tensor {
 
   /// A ticket for the current version, ready or not; for one use, or until it is dropped.
   Ticket ticket(bool once = false) const {
-    estafette_ticket_options options = {sizeof options, once};
+    estafette_ticket_options options = {sizeof options, once, 0};
     estafette_ticket *out;
     check(estafette_ticket_create(tensor_, &options, &out));
     return Ticket(out);

@@ -4,7 +4,7 @@ use std::ffi::{CString, c_char};
 use std::ptr::NonNull;
 
 use estafette::Engine;
-use estafette::remote::{Address, Door, Link, Ticket};
+use estafette::remote::{Address, Door, Link, ShareOptions, Ticket};
 
 use crate::engine::{self, estafette_engine, timeout};
 use crate::entry::{Answer, DONE, Refusal, array, entry, entry_anywhere, is_null, place, text};
@@ -50,6 +50,9 @@ pub struct estafette_ticket_options {
     /// 1: for one use. The version is kept until the ticket was used and what was made with it is gone, or else for as long as this process
     /// lives, and `estafette_ticket_revoke` only gives the handle up. 0: for any number of uses, until it is revoked.
     pub once: i32,
+    /// Whether the other process gets a copy, made in shared memory once the tensor is ready. 0: where its memory is not shared. 1: always. -1:
+    /// never.
+    pub copy: i32,
 }
 
 // SAFETY: numbers only, the size first.
@@ -62,8 +65,8 @@ unsafe impl Options for estafette_ticket_options {
 /// ticket is revoked, and what was made with it is gone. Waits for nothing. `options` may be NULL for the defaults. The caller owns `*out`
 /// and gives it up by `estafette_ticket_revoke`.
 ///
-/// Returns `ESTAFETTE_OK`; `ESTAFETTE_NOT_SHARED` for memory that other processes cannot be shown; `ESTAFETTE_NOT_DEFINED` while there is no
-/// memory; `ESTAFETTE_INVALID` for NULL, a handle that is not in use, a wrong option, or when 65,536 tickets are alive;
+/// Returns `ESTAFETTE_OK`; `ESTAFETTE_NOT_SHARED` for memory that other processes cannot be shown, if a copy was refused;
+/// `ESTAFETTE_INVALID` for NULL, a handle that is not in use, a wrong option, or when 65,536 tickets are alive;
 /// `ESTAFETTE_FAILED` with the reason when the system refuses to open a door; `ESTAFETTE_SHUTDOWN`; `ESTAFETTE_FORKED`. `*out` is written only on
 /// success. May be called by any thread.
 ///
@@ -81,11 +84,19 @@ pub unsafe extern "C" fn estafette_ticket_create(
         // SAFETY: by contract of this function.
         let options = unsafe { options::read(options) }?;
         let vacant = TICKETS.reserve()?;
-        let ticket = match options.once {
-            0 => tensor.ticket()?,
-            1 => tensor.ticket_for_one()?,
-            once => return Err(Refusal::invalid(format!("estafette_ticket_options: once is {once}"))),
+        let wrong = |field: &str, value: i32| {
+            Err(Refusal::invalid(format!("estafette_ticket_options: {field} is {value}")))
         };
+        let once = match options.once {
+            0 | 1 => options.once == 1,
+            once => return wrong("once", once),
+        };
+        let copy = match options.copy {
+            0 => None,
+            -1 | 1 => Some(options.copy == 1),
+            copy => return wrong("copy", copy),
+        };
+        let ticket = tensor.ticket_with(&ShareOptions { once, copy, ..ShareOptions::default() })?;
         // SAFETY: writable, by contract.
         unsafe { out.write(vacant.fill(ticket)) };
         DONE
@@ -312,8 +323,10 @@ pub unsafe extern "C" fn estafette_link_process(
 /// not wait), only while the link is full: the other process then has 16,384 tensors of this one, or has not received hundreds. The
 /// tensor stays the caller's. The calling thread runs no operation meanwhile.
 ///
-/// Returns `ESTAFETTE_OK`; `ESTAFETTE_TIMEOUT`; `ESTAFETTE_NOT_SHARED` for memory that other processes cannot be shown, see `shared` in
-/// `estafette_engine_options` and `estafette_zeros_shared`; `ESTAFETTE_NOT_DEFINED` while there is no memory; `ESTAFETTE_PEER_DIED`;
+/// Memory that is not shared, see `shared` in `estafette_engine_options` and `estafette_zeros_shared`, is copied once the version is ready, and
+/// later writes wait for the copy alone.
+///
+/// Returns `ESTAFETTE_OK`; `ESTAFETTE_TIMEOUT`; `ESTAFETTE_DEVICE` if there is no memory for a copy; `ESTAFETTE_PEER_DIED`;
 /// `ESTAFETTE_CANCELLED` once the other process has closed the link; `ESTAFETTE_INVALID` for NULL or a handle that is not in use;
 /// `ESTAFETTE_WOULD_DEADLOCK` where it would block in a callback; `ESTAFETTE_SHUTDOWN`; `ESTAFETTE_FORKED`. Nothing was sent unless it returns
 /// `ESTAFETTE_OK`. May be called by any thread. Handles may be any value.

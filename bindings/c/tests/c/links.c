@@ -430,9 +430,11 @@ static void what_cannot_be_is_refused(void) {
   estafette_ticket *ticket = 0;
   estafette_link *link = 0;
   OK(estafette_zeros(engine, &length, 1, type, &own));
-  REFUSED(ESTAFETTE_NOT_SHARED, "not memory that this process can show", estafette_link_send(of.link, own, LIMIT));
-  EXPECT(ESTAFETTE_NOT_SHARED, estafette_ticket_create(own, 0, &ticket));
-  estafette_ticket_options options = {sizeof options, 7};
+  estafette_ticket_options options = {sizeof options, 0, -1};
+  REFUSED(ESTAFETTE_NOT_SHARED, "a copy was refused", estafette_ticket_create(own, &options, &ticket));
+  options.copy = 2;
+  REFUSED(ESTAFETTE_INVALID, "copy is 2", estafette_ticket_create(own, &options, &ticket));
+  options.once = 7;
   REFUSED(ESTAFETTE_INVALID, "once is 7", estafette_ticket_create(own, &options, &ticket));
   options.size = 4;
   REFUSED(ESTAFETTE_INVALID, "size is 4", estafette_ticket_create(own, &options, &ticket));

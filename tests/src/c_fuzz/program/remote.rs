@@ -195,7 +195,7 @@ impl Program {
             return None;
         }
         let mut out = ptr::null_mut();
-        let mut options = estafette_ticket_options { size: 8, once: 2 };
+        let mut options = estafette_ticket_options { size: 12, once: 2, copy: 0 };
         // SAFETY: as the interface wants it, or wrong in a way that it promises to see.
         let got = unsafe {
             let got = estafette_ticket_create(tensor, &raw const options, &raw mut out);
