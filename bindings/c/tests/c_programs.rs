@@ -100,7 +100,7 @@ fn address_sanitizer_finds_nothing() {
         ("hard_cases.c", 7),
         ("misuse.c", 8),
         ("fences.c", 5),
-        ("calls.c", 10),
+        ("calls.c", 11),
         ("operators.c", 4),
         ("links.c", 12),
     ];
