@@ -183,7 +183,8 @@ impl Drop for Ticket {
 }
 
 impl Engine {
-    /// The tensor of a ticket: a promise, read-only, in the memory of the process that made the ticket. Waits as submissions do.
+    /// The tensor of a ticket: a promise, read-only, in the memory of the process that made the ticket, or a copy if that process is on
+    /// another machine. Waits as submissions do.
     ///
     /// It fails if that process has died, or if the ticket was dropped before.
     ///
@@ -203,8 +204,8 @@ impl Engine {
         redeem(self.op(ticket.title()), ticket.named(), site, None)
     }
 
-    /// As [`from_ticket_at`](Self::from_ticket_at). The fence settles once the ticket may be dropped: the process that made it keeps the
-    /// version for this one, or the tensor has failed.
+    /// As [`from_ticket_at`](Self::from_ticket_at), for a ticket of this machine. The fence settles once the ticket may be dropped: the
+    /// process that made it keeps the version for this one, or the tensor has failed.
     ///
     /// # Errors
     /// As `from_ticket`.
