@@ -7,7 +7,10 @@ use std::sync::Arc;
 
 use estafette_sync::essential::essential;
 use estafette_sync::process::Generation;
+use estafette_sync::sleeper::{Host, set_host};
 use estafette_sync::sync::Mutex;
+use estafette_sync::sync::atomic::{AtomicU32, Ordering};
+use estafette_sync::time::Instant;
 use estafette_sync::{daemon, per_process, stack};
 
 use crate::LinkError;
@@ -15,14 +18,18 @@ use crate::board::BYTES;
 use crate::life::{Line, Lines};
 use crate::link::{Channel, Link, Shared};
 use crate::mailbox::Mailbox;
-use crate::platform::{Memory, Poll, Socket, Waker, may_be_process, own_process, own_user};
+use crate::platform::{
+    Memory, Poll, Socket, Waker, may_be_process, own_process, own_user, wait_for_any, wake_all,
+};
 
 /// What a greeting says: that it is one, and the version of the protocol.
-pub(crate) const GREETING: [u8; 16] = *b"estafette link 1";
+pub(crate) const GREETING: [u8; 16] = *b"estafette link 2";
 /// Connections to doors whose greeting has not come. The oldest gives way.
 const GREETINGS_MAX: usize = 64;
 /// Links of a door that wait to be accepted. Further ones are refused.
 const ARRIVED_MAX: usize = 128;
+/// Links that one thread serves while it waits. The kernel waits for 128 words at once.
+const SERVED_MAX: usize = 16;
 /// The waker's token. Others are even; a link has also the odd one that follows, for the end of its peer.
 const WAKER: u64 = 0;
 
@@ -38,6 +45,8 @@ pub(crate) struct Hub {
     entries: Mutex<Entries>,
     /// Links that it is to look at.
     attended: Mutex<Vec<u64>>,
+    /// Links that were removed.
+    removed: AtomicU32,
     /// The process whose threads these are.
     pub(crate) generation: Generation,
 }
@@ -96,12 +105,14 @@ impl Hub {
             lines: Lines::default(),
             entries: Mutex::default(),
             attended: Mutex::default(),
+            removed: AtomicU32::new(0),
             generation: Generation::current(),
         };
         new.poll.add(new.waker.descriptor(), WAKER).map_err(system())?;
         // Its threads live as long as the process. Where one cannot start, this one and a thread that sleeps are left over.
         let new: &'static Hub = Box::leak(Box::new(new));
         new.lines.start()?;
+        set_host(&Waiting);
         let run = || essential("the link thread", || new.run());
         daemon(stack::thread("estafette-links").spawn(run).map_err(LinkError::system("starting a thread"))?);
         *hub = Some(new);
@@ -163,6 +174,29 @@ impl Hub {
         Ok(())
     }
 
+    /// See [`Waiting`].
+    fn serve(&self, word: &AtomicU32, deadline: Option<Instant>) -> Option<bool> {
+        let removed = self.removed.load(Ordering::Acquire);
+        let links: Vec<_> = self.entries.lock().links().take(SERVED_MAX).collect();
+        let mut words = vec![(word, 0), (&self.removed, removed)];
+        let mut served = Vec::new();
+        for (token, link) in &links {
+            if let Some(bell) = link.serve() {
+                words.push(bell);
+                served.push((*token, link));
+            }
+        }
+        if served.is_empty() {
+            return None;
+        }
+        let waited = wait_for_any(&words, deadline);
+        for (token, link) in served {
+            link.leave();
+            self.attend(token, link);
+        }
+        waited.ok()
+    }
+
     /// Has the link thread look at a link soon.
     pub(crate) fn attend_soon(&self, token: u64) {
         self.attended.lock().push(token);
@@ -181,6 +215,9 @@ impl Hub {
                 self.poll.remove(link.channel().socket.descriptor());
                 self.poll.remove(&link.channel().end);
                 self.lines.unwatch(link);
+                // A thread that serves the link keeps it open.
+                self.removed.fetch_add(1, Ordering::Release);
+                wake_all(&self.removed);
             }
             _ => {}
         }
@@ -312,7 +349,29 @@ impl Hub {
     }
 }
 
+/// What threads do that wait in a [`Sleeper`](estafette_sync::sleeper::Sleeper): what the link thread would do for links that any thread
+/// waits for, so that what arrives wakes one thread less. The link thread goes on where no thread waits, and sees the ends of peers.
+struct Waiting;
+
+impl Host for Waiting {
+    fn serve(&self, word: &AtomicU32, deadline: Option<Instant>) -> Option<bool> {
+        let hub = *HUB.lock();
+        hub?.serve(word, deadline)
+    }
+
+    fn wake(&self, word: &AtomicU32) {
+        wake_all(word);
+    }
+}
+
 impl Entries {
+    fn links(&self) -> impl Iterator<Item = (u64, Arc<Shared>)> {
+        self.by_token.iter().filter_map(|(token, entry)| match entry {
+            Entry::Link(link) => Some((*token, Arc::clone(link))),
+            Entry::Door(_) | Entry::Greeting(_) => None,
+        })
+    }
+
     fn next_token(&mut self) -> u64 {
         self.last += 2;
         self.last
