@@ -7,10 +7,10 @@ use std::sync::Arc;
 
 use estafette_sync::essential::essential;
 use estafette_sync::process::Generation;
-use estafette_sync::sleeper::{Host, set_host};
+use estafette_sync::sleeper::{Host, has_spare_cores, set_host};
 use estafette_sync::sync::Mutex;
-use estafette_sync::sync::atomic::{AtomicU32, Ordering};
-use estafette_sync::time::Instant;
+use estafette_sync::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use estafette_sync::time::{Duration, Instant};
 use estafette_sync::{daemon, per_process, stack};
 
 use crate::LinkError;
@@ -30,6 +30,11 @@ const GREETINGS_MAX: usize = 64;
 const ARRIVED_MAX: usize = 128;
 /// Links that one thread serves while it waits. The kernel waits for 128 words at once.
 const SERVED_MAX: usize = 16;
+/// How long a thread that serves asks again and again before it sleeps, where the last wait was no longer: about what going to sleep and
+/// waking up would cost.
+const BRISK: Duration = Duration::from_micros(50);
+/// Loads between two looks at the clock.
+const ROUND: u32 = 16;
 /// The waker's token. Others are even; a link has also the odd one that follows, for the end of its peer.
 const WAKER: u64 = 0;
 
@@ -47,6 +52,8 @@ pub(crate) struct Hub {
     attended: Mutex<Vec<u64>>,
     /// Links that were removed.
     removed: AtomicU32,
+    /// The last wait of a thread that served was short.
+    is_brisk: AtomicBool,
     /// The process whose threads these are.
     pub(crate) generation: Generation,
 }
@@ -106,6 +113,7 @@ impl Hub {
             entries: Mutex::default(),
             attended: Mutex::default(),
             removed: AtomicU32::new(0),
+            is_brisk: AtomicBool::new(false),
             generation: Generation::current(),
         };
         new.poll.add(new.waker.descriptor(), WAKER).map_err(system())?;
@@ -189,7 +197,10 @@ impl Hub {
         if served.is_empty() {
             return None;
         }
-        let waited = wait_for_any(&words, deadline);
+        let began = Instant::now();
+        let is_brisk = self.is_brisk.load(Ordering::Relaxed) && has_spare_cores();
+        let waited = if is_brisk && spin(&words, BRISK) { Ok(true) } else { wait_for_any(&words, deadline) };
+        self.is_brisk.store(began.elapsed() < BRISK, Ordering::Relaxed);
         for (token, link) in served {
             link.leave();
             self.attend(token, link);
@@ -364,6 +375,22 @@ impl Host for Waiting {
     }
 }
 
+/// Whether one of the words is soon not what it is expected to be.
+fn spin(words: &[(&AtomicU32, u32)], budget: Duration) -> bool {
+    let deadline = Instant::now() + budget;
+    loop {
+        for _ in 0..ROUND {
+            if words.iter().any(|(word, expected)| word.load(Ordering::Acquire) != *expected) {
+                return true;
+            }
+            estafette_sync::hint::spin_loop();
+        }
+        if Instant::now() >= deadline {
+            return false;
+        }
+    }
+}
+
 impl Entries {
     fn links(&self) -> impl Iterator<Item = (u64, Arc<Shared>)> {
         self.by_token.iter().filter_map(|(token, entry)| match entry {
@@ -389,5 +416,21 @@ impl Entries {
 impl fmt::Debug for Hub {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Hub").field("entries", &self.entries.lock().by_token.len()).finish_non_exhaustive()
+    }
+}
+
+#[cfg(all(test, not(any(estafette_portable, estafette_loom, estafette_shuttle))))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_spin_ends_when_a_word_changes_or_when_the_time_is_up() {
+        let words = [AtomicU32::new(0), AtomicU32::new(7)];
+        assert!(!spin(&[(&words[0], 0), (&words[1], 7)], BRISK));
+        std::thread::scope(|scope| {
+            let spinning = scope.spawn(|| spin(&[(&words[0], 0), (&words[1], 7)], Duration::from_secs(60)));
+            words[1].store(8, Ordering::Release);
+            assert!(spinning.join().expect("it does not panic"));
+        });
     }
 }

@@ -34,6 +34,15 @@ pub fn has_host() -> bool {
     HOST.get().is_some()
 }
 
+/// Whether a thread that spins takes nothing from those that work: with two cores or fewer it does.
+pub fn has_spare_cores() -> bool {
+    // A fact, as `HOST` is.
+    static SPARE: OnceLock<bool> = OnceLock::new();
+    // An execution of a model must not depend on the machine.
+    !cfg!(any(estafette_loom, estafette_shuttle))
+        && *SPARE.get_or_init(|| std::thread::available_parallelism().is_ok_and(|cores| cores.get() > 2))
+}
+
 /// See the module. One thread at a time sleeps in it.
 #[derive(Debug, Default)]
 pub struct Sleeper {
