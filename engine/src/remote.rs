@@ -215,6 +215,15 @@ impl Link {
         self.receive_at(this_line())
     }
 
+    /// As [`receive`](Self::receive), blocking the calling thread for at most `timeout`: what comes wakes no other one.
+    ///
+    /// # Errors
+    /// As `receive`; [`Error::Timeout`]; [`Error::WouldDeadlock`] where it would block in a callback.
+    #[track_caller]
+    pub fn receive_timeout(&self, timeout: Option<Duration>) -> Result<Option<Tensor>, Error> {
+        self.engine.block_on(self.receive(), timeout)
+    }
+
     /// As [`receive`](Self::receive), at a line of a program in another language.
     ///
     /// # Errors

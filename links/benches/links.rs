@@ -61,7 +61,8 @@ fn link_role(role: &str, address: &str) {
             }
         }
         "link-idle" => {
-            while let Ok(received) = block_on(link.receive()) {
+            while let Ok(received) = link.receive_timeout(None) {
+                let received = received.expect("it waits for ever");
                 block_on(received.fence().settled()).expect("it is done");
                 received.complete();
             }

@@ -5,13 +5,14 @@
 //! |---|---|
 //! | [`HEAD`] | words of messages that the owner has put into its ring, since the beginning |
 //! | [`TAIL`] | words of messages that the owner has taken from its peer's ring |
-//! | [`LISTENING`] | not 0: the owner wants to be rung at the next change; each time another number |
+//! | [`LISTENING`] | not 0: the owner wants to be rung at the next change, and how; each time another number |
 //! | [`CLOSED`] | see its constants |
 //! | ready, used | slots: how the owner's promise of an index settled; how its use of the peer's went |
 //! | ring | messages, one behind the other |
 //! | texts | why slots have failed |
 //!
-//! The life line is behind the words, in a page of its own, since it is half a word.
+//! The life line and the bell, which changes when the peer is rung by it, are behind the words, in a page of their own, since they are
+//! half words.
 
 use std::sync::Arc;
 
@@ -44,6 +45,8 @@ pub(crate) const WORDS: usize = TEXTS_AT + TEXTS * TEXT_WORDS;
 
 /// Where the life line is, in bytes: in the page behind the words.
 pub(crate) const LINE: usize = (WORDS * 8).next_multiple_of(4096);
+/// Where the bell is, in bytes, in a cache line of its own.
+pub(crate) const BELL: usize = LINE + 64;
 /// Bytes of a board.
 pub(crate) const BYTES: usize = LINE + 4096;
 

@@ -7,7 +7,10 @@ use std::sync::Arc;
 
 use estafette_sync::essential::essential;
 use estafette_sync::process::Generation;
+use estafette_sync::sleeper::{Host, has_spare_cores, set_host};
 use estafette_sync::sync::Mutex;
+use estafette_sync::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use estafette_sync::time::{Duration, Instant};
 use estafette_sync::{daemon, per_process, stack};
 
 use crate::LinkError;
@@ -15,14 +18,23 @@ use crate::board::BYTES;
 use crate::life::{Line, Lines};
 use crate::link::{Channel, Link, Shared};
 use crate::mailbox::Mailbox;
-use crate::platform::{Memory, Poll, Socket, Waker, may_be_process, own_process, own_user};
+use crate::platform::{
+    Memory, Poll, Socket, Waker, may_be_process, own_process, own_user, wait_for_any, wake_all,
+};
 
 /// What a greeting says: that it is one, and the version of the protocol.
-pub(crate) const GREETING: [u8; 16] = *b"estafette link 1";
+pub(crate) const GREETING: [u8; 16] = *b"estafette link 2";
 /// Connections to doors whose greeting has not come. The oldest gives way.
 const GREETINGS_MAX: usize = 64;
 /// Links of a door that wait to be accepted. Further ones are refused.
 const ARRIVED_MAX: usize = 128;
+/// Links that one thread serves while it waits. The kernel waits for 128 words at once.
+const SERVED_MAX: usize = 16;
+/// How long a thread that serves asks again and again before it sleeps, where the last wait was no longer: about what going to sleep and
+/// waking up would cost.
+const BRISK: Duration = Duration::from_micros(50);
+/// Loads between two looks at the clock.
+const ROUND: u32 = 16;
 /// The waker's token. Others are even; a link has also the odd one that follows, for the end of its peer.
 const WAKER: u64 = 0;
 
@@ -38,6 +50,10 @@ pub(crate) struct Hub {
     entries: Mutex<Entries>,
     /// Links that it is to look at.
     attended: Mutex<Vec<u64>>,
+    /// Links that were removed.
+    removed: AtomicU32,
+    /// The last wait of a thread that served was short.
+    is_brisk: AtomicBool,
     /// The process whose threads these are.
     pub(crate) generation: Generation,
 }
@@ -96,12 +112,15 @@ impl Hub {
             lines: Lines::default(),
             entries: Mutex::default(),
             attended: Mutex::default(),
+            removed: AtomicU32::new(0),
+            is_brisk: AtomicBool::new(false),
             generation: Generation::current(),
         };
         new.poll.add(new.waker.descriptor(), WAKER).map_err(system())?;
         // Its threads live as long as the process. Where one cannot start, this one and a thread that sleeps are left over.
         let new: &'static Hub = Box::leak(Box::new(new));
         new.lines.start()?;
+        set_host(&Waiting);
         let run = || essential("the link thread", || new.run());
         daemon(stack::thread("estafette-links").spawn(run).map_err(LinkError::system("starting a thread"))?);
         *hub = Some(new);
@@ -163,6 +182,32 @@ impl Hub {
         Ok(())
     }
 
+    /// See [`Waiting`].
+    fn serve(&self, word: &AtomicU32, deadline: Option<Instant>) -> Option<bool> {
+        let removed = self.removed.load(Ordering::Acquire);
+        let links: Vec<_> = self.entries.lock().links().take(SERVED_MAX).collect();
+        let mut words = vec![(word, 0), (&self.removed, removed)];
+        let mut served = Vec::new();
+        for (token, link) in &links {
+            if let Some(bell) = link.serve() {
+                words.push(bell);
+                served.push((*token, link));
+            }
+        }
+        if served.is_empty() {
+            return None;
+        }
+        let began = Instant::now();
+        let is_brisk = self.is_brisk.load(Ordering::Relaxed) && has_spare_cores();
+        let waited = if is_brisk && spin(&words, BRISK) { Ok(true) } else { wait_for_any(&words, deadline) };
+        self.is_brisk.store(began.elapsed() < BRISK, Ordering::Relaxed);
+        for (token, link) in served {
+            link.leave();
+            self.attend(token, link);
+        }
+        waited.ok()
+    }
+
     /// Has the link thread look at a link soon.
     pub(crate) fn attend_soon(&self, token: u64) {
         self.attended.lock().push(token);
@@ -181,6 +226,9 @@ impl Hub {
                 self.poll.remove(link.channel().socket.descriptor());
                 self.poll.remove(&link.channel().end);
                 self.lines.unwatch(link);
+                // A thread that serves the link keeps it open.
+                self.removed.fetch_add(1, Ordering::Release);
+                wake_all(&self.removed);
             }
             _ => {}
         }
@@ -312,7 +360,45 @@ impl Hub {
     }
 }
 
+/// What threads do that wait in a [`Sleeper`](estafette_sync::sleeper::Sleeper): what the link thread would do for links that any thread
+/// waits for, so that what arrives wakes one thread less. The link thread goes on where no thread waits, and sees the ends of peers.
+struct Waiting;
+
+impl Host for Waiting {
+    fn serve(&self, word: &AtomicU32, deadline: Option<Instant>) -> Option<bool> {
+        let hub = *HUB.lock();
+        hub?.serve(word, deadline)
+    }
+
+    fn wake(&self, word: &AtomicU32) {
+        wake_all(word);
+    }
+}
+
+/// Whether one of the words is soon not what it is expected to be.
+fn spin(words: &[(&AtomicU32, u32)], budget: Duration) -> bool {
+    let deadline = Instant::now() + budget;
+    loop {
+        for _ in 0..ROUND {
+            if words.iter().any(|(word, expected)| word.load(Ordering::Acquire) != *expected) {
+                return true;
+            }
+            estafette_sync::hint::spin_loop();
+        }
+        if Instant::now() >= deadline {
+            return false;
+        }
+    }
+}
+
 impl Entries {
+    fn links(&self) -> impl Iterator<Item = (u64, Arc<Shared>)> {
+        self.by_token.iter().filter_map(|(token, entry)| match entry {
+            Entry::Link(link) => Some((*token, Arc::clone(link))),
+            Entry::Door(_) | Entry::Greeting(_) => None,
+        })
+    }
+
     fn next_token(&mut self) -> u64 {
         self.last += 2;
         self.last
@@ -330,5 +416,21 @@ impl Entries {
 impl fmt::Debug for Hub {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Hub").field("entries", &self.entries.lock().by_token.len()).finish_non_exhaustive()
+    }
+}
+
+#[cfg(all(test, not(any(estafette_portable, estafette_loom, estafette_shuttle))))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_spin_ends_when_a_word_changes_or_when_the_time_is_up() {
+        let words = [AtomicU32::new(0), AtomicU32::new(7)];
+        assert!(!spin(&[(&words[0], 0), (&words[1], 7)], BRISK));
+        std::thread::scope(|scope| {
+            let spinning = scope.spawn(|| spin(&[(&words[0], 0), (&words[1], 7)], Duration::from_secs(60)));
+            words[1].store(8, Ordering::Release);
+            assert!(spinning.join().expect("it does not panic"));
+        });
     }
 }

@@ -104,7 +104,7 @@ impl Lines {
                     _ => self.state.lock().watched.retain(|watched| !Arc::ptr_eq(watched, link)),
                 }
             }
-            if words.len() == watched.len() + 1 && wait_for_any(&words).is_err() {
+            if words.len() == watched.len() + 1 && wait_for_any(&words, None).is_err() {
                 // The kernel cannot wait for several words. The end of a process is still seen.
                 loop {
                     estafette_sync::thread::park();

@@ -4,21 +4,24 @@ use std::collections::{HashMap, VecDeque};
 use std::fmt;
 use std::future::poll_fn;
 use std::io::ErrorKind;
+use std::pin::pin;
 use std::sync::Arc;
-use std::task::Poll;
+use std::task::{Context, Poll, Waker};
 
 use estafette_devices::{DeviceError, Event, Fence, FenceState, Outcome, Reactor};
+use estafette_sync::sleeper::Sleeper;
 use estafette_sync::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
 use estafette_sync::sync::{Mutex, OnceLock};
+use estafette_sync::time::{Duration, Instant};
 
-use crate::bell::{Listener, Ringer};
-use crate::board::{CLOSED, CLOSING, HEAD, Kind, LEFT, LINE, OwnBoard, PeerBoard, SLOTS, SlotId, TAIL};
+use crate::bell::{Listener, Ring, Ringer};
+use crate::board::{BELL, CLOSED, CLOSING, HEAD, Kind, LEFT, LINE, OwnBoard, PeerBoard, SLOTS, SlotId, TAIL};
 use crate::descriptor::Readable;
 use crate::fence::PeerEvent;
 use crate::hub::Hub;
 use crate::life::Line;
 use crate::mailbox::{Futures, register, wake};
-use crate::platform::{Descriptor, Memory, Socket};
+use crate::platform::{Descriptor, Memory, Socket, wake_all};
 use crate::ring::{NOTE_BYTES, Nonsense, Reader, Writer};
 use crate::{LinkError, PeerSegment, Segment};
 
@@ -34,7 +37,7 @@ const FATE_GONE: u32 = 8;
 const FATE_BROKEN: u32 = 16;
 
 /// Messages on the socket: a ring of the bell.
-const BELL: u8 = 1;
+const RING_BELL: u8 = 1;
 /// A segment: its number and its length follow, and a descriptor comes with it.
 const SEGMENT: u8 = 2;
 /// As [`SEGMENT`], for writing.
@@ -267,14 +270,20 @@ impl Shared {
 
     /// After a change of the own board.
     fn tell(&self) {
-        if self.ringer.must_ring(&self.peer) {
-            self.ring();
+        match self.ringer.must_ring(&self.peer) {
+            Some(Ring::Socket) => self.ring(),
+            Some(Ring::Word) => {
+                let bell = self.own.words.half_word(BELL);
+                bell.fetch_add(1, Ordering::Release);
+                wake_all(bell);
+            }
+            None => {}
         }
     }
 
     pub(crate) fn ring(&self) {
         // A socket without room wakes the peer already, and after the peer's end there is no one to wake.
-        let _ = self.channel.socket.send(&[BELL], &[]);
+        let _ = self.channel.socket.send(&[RING_BELL], &[]);
     }
 
     /// How a promise that was sent, or the use of what was received, settled. The peer takes the promises of a closed link as failed.
@@ -299,7 +308,25 @@ impl Shared {
         }
     }
 
-    // What the link thread does.
+    // What the link thread does, and a thread that serves.
+
+    /// The calling thread serves the link, unless another one does or no one waits: from now on it waits for a change of the bell, which is
+    /// returned with what it says now.
+    pub(crate) fn serve(&self) -> Option<(&AtomicU32, u32)> {
+        if !self.has_waiters() || !self.listener.serve() {
+            return None;
+        }
+        let bell = self.peer.0.half_word(BELL);
+        let now = bell.load(Ordering::Acquire);
+        self.listen();
+        self.look();
+        Some((bell, now))
+    }
+
+    /// It serves the link no more, and attends.
+    pub(crate) fn leave(&self) {
+        self.listener.leave();
+    }
 
     /// Keeps an event that has subscribers until it has settled. The caller listens after this, and looks again.
     pub(crate) fn watch(&self, event: Arc<PeerEvent>) {
@@ -335,10 +362,8 @@ impl Shared {
 
     fn look(&self) {
         self.note(0);
-        let (settled, pending): (Vec<_>, Vec<_>) = std::mem::take(&mut *self.watched.lock())
-            .into_iter()
-            .partition(|event| event.outcome().is_some());
-        self.watched.lock().extend(pending);
+        let settled: Vec<_> =
+            self.watched.lock().extract_if(.., |event| event.outcome().is_some()).collect();
         settled.into_iter().for_each(|event| event.deliver());
         let fate = self.fate.load(Ordering::Acquire);
         if fate != 0 || self.peer.load(HEAD) != self.own.load(TAIL) {
@@ -386,8 +411,8 @@ impl Shared {
                 Ok(None) => break,
             };
             let nonsense = match (bytes[0], length, &descriptors[..]) {
-                (BELL, 1, []) if is_link_thread => break,
-                (BELL, 1, []) => {
+                (RING_BELL, 1, []) if is_link_thread => break,
+                (RING_BELL, 1, []) => {
                     self.hub.attend_soon(self.token);
                     continue;
                 }
@@ -562,6 +587,26 @@ impl Link {
             self.try_receive().transpose().map_or(Poll::Pending, Poll::Ready)
         })
         .await
+    }
+
+    /// As [`receive`](Self::receive), on the calling thread: what comes wakes no other one. `None` when `timeout` passed first; no timeout
+    /// means waiting for as long as it takes.
+    ///
+    /// # Errors
+    /// As [`try_receive`](Self::try_receive).
+    pub fn receive_timeout(&self, timeout: Option<Duration>) -> Result<Option<Received>, LinkError> {
+        let deadline = timeout.and_then(|timeout| Instant::now().checked_add(timeout));
+        let sleeper = Arc::<Sleeper>::default();
+        let waker = Waker::from(Arc::clone(&sleeper));
+        let mut received = pin!(self.receive());
+        loop {
+            if let Poll::Ready(result) = received.as_mut().poll(&mut Context::from_waker(&waker)) {
+                return result.map(Some);
+            }
+            if !sleeper.sleep(deadline) {
+                return Ok(None);
+            }
+        }
     }
 
     /// Lets the peer read a segment, and returns the number by which the peer asks for it.

@@ -11,7 +11,7 @@ use estafette_sync::sync::{Condvar, Mutex};
 use estafette_sync::thread;
 use loom::model::Builder;
 
-use crate::bell::{Listener, Ringer};
+use crate::bell::{Listener, Ring, Ringer};
 use crate::board::{Kind, OwnBoard, PeerBoard, SlotId, WORDS, Words};
 use crate::ring::{Reader, Writer};
 
@@ -56,25 +56,47 @@ impl Segment {
     }
 }
 
-/// The socket: what rings.
+/// What rings: the socket, or the word that a thread waits for that serves.
 #[derive(Default)]
 struct Bell {
-    is_rung: Mutex<bool>,
-    rung: Condvar,
+    rung: Mutex<u32>,
+    changed: Condvar,
 }
 
 impl Bell {
     fn ring(&self) {
-        *self.is_rung.lock() = true;
-        self.rung.notify_one();
+        *self.rung.lock() += 1;
+        self.changed.notify_all();
     }
 
-    fn sleep(&self) {
-        let mut is_rung = self.is_rung.lock();
-        while !std::mem::take(&mut *is_rung) {
-            is_rung = self.rung.wait(is_rung);
+    fn rung(&self) -> u32 {
+        *self.rung.lock()
+    }
+
+    /// Until it was rung more often than `before`.
+    fn sleep(&self, before: u32) {
+        let mut rung = self.rung.lock();
+        while *rung == before {
+            rung = self.changed.wait(rung);
         }
     }
+}
+
+/// Two changes, and for each the ring that the other process wants.
+fn tell_twice(teller: &Process, [socket, word]: [&Bell; 2]) {
+    let ringer = Ringer::default();
+    for kind in [Kind::Ready, Kind::Used] {
+        teller.own.settle(slot(kind, 1), &Ok(()), &teller.peer);
+        match ringer.must_ring(&teller.peer) {
+            Some(Ring::Socket) => socket.ring(),
+            Some(Ring::Word) => word.ring(),
+            None => {}
+        }
+    }
+}
+
+fn has_all(process: &Process) -> bool {
+    outcome(process, slot(Kind::Used, 1)).is_some()
 }
 
 fn slot(kind: Kind, generation: u32) -> SlotId {
@@ -203,29 +225,23 @@ fn tells_beside(listen: fn(&Listener, &Process)) {
     builder.check(move || {
         let [teller, sleeper] = processes();
         let bell = Arc::new(Bell::default());
-        let rung = Arc::clone(&bell);
+        let socket = Arc::clone(&bell);
         let sleeping = thread::spawn(move || {
             let listener = Listener::default();
-            let has_all = || outcome(&sleeper, slot(Kind::Used, 1)).is_some();
             loop {
+                let before = socket.rung();
                 listener.pause(&sleeper.own);
-                if has_all() {
+                if has_all(&sleeper) {
                     break;
                 }
                 listen(&listener, &sleeper);
-                if has_all() {
+                if has_all(&sleeper) {
                     break;
                 }
-                rung.sleep();
+                socket.sleep(before);
             }
         });
-        let ringer = Ringer::default();
-        for kind in [Kind::Ready, Kind::Used] {
-            teller.own.settle(slot(kind, 1), &Ok(()), &teller.peer);
-            if ringer.must_ring(&teller.peer) {
-                bell.ring();
-            }
-        }
+        tell_twice(&teller, [&bell, &Bell::default()]);
         sleeping.join().expect("it does not panic");
     });
 }
@@ -240,4 +256,47 @@ fn a_process_that_goes_to_sleep_sees_the_change_or_is_rung() {
 #[should_panic(expected = "deadlock")]
 fn a_process_that_listens_without_a_fence_is_lost() {
     tells_beside(|_, sleeper| sleeper.own.store(crate::board::LISTENING, 1));
+}
+
+/// A thread serves until it is rung once. What comes then wakes the link thread, for which the thread leaves the rest.
+#[test]
+fn a_thread_that_serves_no_more_leaves_nothing_behind() {
+    let mut builder = Builder::new();
+    builder.preemption_bound = Some(3);
+    builder.check(|| {
+        let [teller, sleeper] = processes();
+        let shared = Arc::new((sleeper, Listener::default(), Bell::default(), Bell::default()));
+        let rung = Arc::clone(&shared);
+        let link_thread = Arc::clone(&shared);
+        let (sleeper, listener, socket, word) = &*shared;
+        let attend = |(sleeper, listener, ..): &(Process, Listener, Bell, Bell)| {
+            listener.pause(&sleeper.own);
+            if !has_all(sleeper) {
+                listener.listen(&sleeper.own);
+            }
+            has_all(sleeper)
+        };
+        let waiting = thread::spawn(move || {
+            let mut seen = 0;
+            while !has_all(&link_thread.0) {
+                link_thread.2.sleep(seen);
+                seen = link_thread.2.rung();
+                attend(&link_thread);
+            }
+        });
+        let telling = thread::spawn(move || tell_twice(&teller, [&rung.2, &rung.3]));
+        assert!(listener.serve() && !listener.serve(), "one at a time");
+        let before = word.rung();
+        listener.listen(&sleeper.own);
+        if !has_all(sleeper) {
+            word.sleep(before);
+        }
+        listener.leave();
+        if attend(&shared) {
+            // As the thread that was waited for.
+            socket.ring();
+        }
+        telling.join().expect("it does not panic");
+        waiting.join().expect("it does not panic");
+    });
 }

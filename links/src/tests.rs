@@ -215,7 +215,7 @@ fn a_door_goes_on_after_greetings_that_are_none() {
     let parent = process(std::os::unix::process::parent_id());
     let wrong: [(&[u8], &[&OwnedFd]); 13] = [
         (b"", &[]),
-        (b"estafette link 2", &[&board, &own]),
+        (b"estafette link 1", &[&board, &own]),
         (b"GET / HTTP/1.1\r\n\r\n", &[]),
         (&GREETING, &[]),
         (&GREETING, &[&board]),

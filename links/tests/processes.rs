@@ -48,6 +48,77 @@ fn a_promise_settles_in_the_other_process_and_its_answer_comes_back() {
     );
 }
 
+/// How often the link thread of this process was woken and slept again.
+fn sleeps_of_the_link_thread() -> u64 {
+    let tasks = std::fs::read_dir("/proc/self/task").expect("the threads of this process");
+    let status = tasks.filter_map(|task| std::fs::read_to_string(task.ok()?.path().join("status")).ok());
+    let of_links = status.filter(|status| status.starts_with("Name:\testafette-links\n"));
+    let count = |status: String| {
+        let line = status.lines().find_map(|line| line.strip_prefix("voluntary_ctxt_switches:"))?;
+        line.trim().parse::<u64>().ok()
+    };
+    of_links.filter_map(count).sum()
+}
+
+#[test]
+fn a_thread_that_waits_is_woken_by_the_other_process_itself() {
+    const ROUNDS: u64 = 300;
+    let check = |before| {
+        let woken = sleeps_of_the_link_thread() - before;
+        assert!(woken < ROUNDS / 2, "the link thread was woken {woken} times in {ROUNDS} rounds");
+    };
+    two(
+        "a_thread_that_waits_is_woken_by_the_other_process_itself",
+        |_, link| {
+            let before = sleeps_of_the_link_thread();
+            for round in 0..ROUNDS {
+                let used = link.try_send(&done(), &round.to_le_bytes()).expect("there is room");
+                assert!(outcome(&used).is_ok());
+            }
+            check(before);
+        },
+        |link| {
+            let before = sleeps_of_the_link_thread();
+            for round in 0..ROUNDS {
+                let received = link.receive_timeout(None).expect("the link is open").expect("it waits for ever");
+                assert_eq!(received.note(), round.to_le_bytes());
+            }
+            check(before);
+            assert!(matches!(link.receive_timeout(None), Err(LinkError::Closed { .. })));
+        },
+    );
+}
+
+#[test]
+fn threads_that_wait_at_the_same_time_all_go_on() {
+    two(
+        "threads_that_wait_at_the_same_time_all_go_on",
+        |_, link| {
+            std::thread::scope(|scope| {
+                for thread in 0..4_u64 {
+                    let link = &link;
+                    scope.spawn(move || {
+                        for round in 0..300 {
+                            let used = link.try_send(&done(), &(thread + round % 3).to_le_bytes());
+                            assert!(outcome(&used.expect("there is room")).is_ok());
+                        }
+                    });
+                }
+                let timeout = Duration::from_micros(50);
+                let received = (0..100).filter_map(|_| link.receive_timeout(Some(timeout)).expect("it is open"));
+                assert_eq!(received.count(), 0, "the other process sends nothing");
+            });
+        },
+        |link| {
+            std::thread::scope(|scope| {
+                for _ in 0..3 {
+                    scope.spawn(|| while link.receive_timeout(None).is_ok() {});
+                }
+            });
+        },
+    );
+}
+
 #[test]
 fn failures_cross_with_their_text_in_both_directions() {
     two(
@@ -135,6 +206,7 @@ fn the_dead_are_named_although_a_forked_child_of_them_lives() {
     for fence in [pending.fence(), &kept, &unused] {
         assert_names_the_dead(fence, process);
     }
+    assert!(matches!(link.receive_timeout(None), Err(LinkError::PeerDied { .. })));
     assert!(killed.elapsed() < Duration::from_secs(4), "told before the child ends");
     assert!(outcome(ready.fence()).is_ok(), "what was ready stays ready");
     assert!(matches!(wait(link.receive()), Err(LinkError::PeerDied { process: its }) if its == process));

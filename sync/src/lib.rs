@@ -9,6 +9,7 @@
 //! | [`statics`] | statics that start anew with each execution of a model |
 //! | [`barrier`] | a store-load fence that costs only one of two sides |
 //! | [`event_count`], [`rundown`] | waiting for a condition; closing something that threads use |
+//! | [`sleeper`] | where a thread sleeps, and serves the links of the process meanwhile |
 //! | [`tagged_slot`] | values that any tag may be given for, at any time |
 //! | [`sharded_counter`] | how much is under way, counted without locked instructions |
 //! | [`mod@panic`], [`essential`] | containing panics of foreign code; threads that must not panic |
@@ -46,6 +47,7 @@ pub mod rundown;
 pub mod sharded_counter;
 #[cfg(estafette_shuttle)]
 pub mod simulated;
+pub mod sleeper;
 pub mod stack;
 pub mod tagged_slot;
 pub mod valgrind;

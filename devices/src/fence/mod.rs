@@ -27,8 +27,9 @@ use std::sync::Arc;
 use std::task::{Context, Poll, Waker};
 
 use estafette_sync::process::Generation;
+use estafette_sync::sleeper::Sleeper;
 use estafette_sync::sync::atomic::{AtomicBool, Ordering};
-use estafette_sync::sync::{Condvar, Mutex};
+use estafette_sync::sync::Mutex;
 use estafette_sync::time::{Duration, Instant};
 
 use crate::guarded::guarded;
@@ -479,33 +480,27 @@ impl Subscriber for Slot {
 struct Gate {
     abandoned: AtomicBool,
     outcome: Mutex<Option<Outcome>>,
-    opened: Condvar,
+    sleeper: Sleeper,
 }
 
 impl Gate {
     fn wait(&self, deadline: Option<Instant>) -> Option<Outcome> {
-        let mut outcome = self.outcome.lock();
-        while outcome.is_none() {
-            outcome = match deadline {
-                None => self.opened.wait(outcome),
-                Some(deadline) => {
-                    let left = deadline.saturating_duration_since(Instant::now());
-                    if left.is_zero() {
-                        self.abandoned.store(true, Ordering::Relaxed);
-                        return None;
-                    }
-                    self.opened.wait_timeout(outcome, left).0
-                }
-            };
+        loop {
+            if let Some(outcome) = &*self.outcome.lock() {
+                return Some(outcome.clone());
+            }
+            if !self.sleeper.sleep(deadline) {
+                self.abandoned.store(true, Ordering::Relaxed);
+                return None;
+            }
         }
-        outcome.clone()
     }
 }
 
 impl Subscriber for Gate {
     fn settled(self: Arc<Self>, outcome: Outcome) {
         *self.outcome.lock() = Some(outcome);
-        self.opened.notify_all();
+        self.sleeper.wake();
     }
 
     fn abandoned(&self) -> bool {

@@ -1,5 +1,4 @@
-use std::sync::OnceLock;
-
+use estafette_sync::sleeper::has_spare_cores;
 use estafette_sync::time::{Duration, Instant};
 
 use crate::{Fence, Outcome};
@@ -9,16 +8,6 @@ use crate::{Fence, Outcome};
 const BUDGET: Duration = Duration::from_micros(50);
 /// Loads between two looks at the clock.
 const ROUND: u32 = 16;
-
-/// Whether a thread that spins takes nothing from those that work: with two cores or fewer it does.
-pub(super) fn has_spare_cores() -> bool {
-    // A fact about the machine, outside of every protocol: a plain std cell, so that it may be a static under
-    // model checkers too.
-    static SPARE: OnceLock<bool> = OnceLock::new();
-    // An execution of a model must not depend on the machine.
-    !cfg!(any(estafette_loom, estafette_shuttle))
-        && *SPARE.get_or_init(|| std::thread::available_parallelism().is_ok_and(|cores| cores.get() > 2))
-}
 
 /// Asks `fence` for a moment, as long as asking is as cheap as a load. `None` if it is still pending then.
 pub(crate) fn spin(fence: &Fence) -> Option<Outcome> {

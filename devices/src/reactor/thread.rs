@@ -3,6 +3,7 @@ use std::{fmt, mem};
 use std::sync::Arc;
 
 use estafette_sync::essential::essential;
+use estafette_sync::sleeper::has_spare_cores;
 use estafette_sync::sync::Mutex;
 use estafette_sync::sync::atomic::{AtomicBool, AtomicUsize, Ordering, fence};
 use estafette_sync::time::{Duration, Instant};
@@ -13,7 +14,6 @@ use crate::fence::waiting::Ready;
 use crate::{DeviceError, DeviceErrorKind};
 
 use super::poll_list::{Armed, PollList};
-use super::spin::has_spare_cores;
 
 /// Sweeps with a busy pause between them after something settled: most work that is nearly done is done
 /// within them. (Models nap at once, since falling asleep is what they look at.)

@@ -181,9 +181,11 @@ impl Drop for Helping {
     }
 }
 
-/// Runs `sleep`, which blocks the thread; in an asynchronous body by way of its runtime.
+/// Runs `sleep`, which blocks the thread; in an asynchronous body by way of its runtime. A thread that sleeps may do what is no part of
+/// its operation.
 pub(crate) fn blocking<R>(sleep: impl FnOnce() -> R) -> R {
     crate::core::coalesced::wake_held_back();
+    let _entered = Entered { before: CURRENT.replace(None) };
     if ON_RUNTIME.get() { runtime::block(sleep) } else { sleep() }
 }
 

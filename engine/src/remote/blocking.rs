@@ -5,12 +5,13 @@ use std::sync::Arc;
 use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
+use estafette_sync::sleeper::Sleeper;
+
 use crate::core::error::Error;
 use crate::core::{clock, context};
 use crate::engine::Engine;
 use crate::exchange::callback;
 use crate::wait::stand_in::StandInSet;
-use crate::wait::watched::Sleeper;
 
 impl Engine {
     /// Blocks until `future` is ready, for at most `timeout`; a timeout of zero polls it once. The calling thread runs no operation

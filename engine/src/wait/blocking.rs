@@ -16,6 +16,7 @@ use std::collections::HashSet;
 
 use estafette_graph::{OpId, Snapshot};
 use estafette_report::shown::shown;
+use estafette_sync::sleeper::has_host;
 use estafette_sync::thread;
 use estafette_sync::time::{Duration, Instant};
 use smallvec::SmallVec;
@@ -235,7 +236,9 @@ pub(crate) fn block<V: Clone + Delivered>(
                     continue;
                 }
             }
-            if let Some(value) = context::blocking(|| one_shot.wait_until(Some(wake))) {
+            if has_host() {
+                sleep_until_work(one_shot, std::iter::empty(), wake, || true);
+            } else if let Some(value) = context::blocking(|| one_shot.wait_until(Some(wake))) {
                 return Ok(value);
             }
         }

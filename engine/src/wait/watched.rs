@@ -2,9 +2,9 @@
 //! for; and in engines without workers, until there is work.
 
 use std::sync::Arc;
-use std::task::{Context, Wake, Waker};
+use std::task::{Context, Waker};
 
-use estafette_sync::sync::{Condvar, Mutex};
+use estafette_sync::sleeper::Sleeper;
 use estafette_sync::time::{Duration, Instant};
 use smallvec::SmallVec;
 
@@ -15,42 +15,8 @@ use crate::core::operation::OpHandle;
 use crate::core::wakers::WakerKey;
 use crate::wait::awaits::{Awaited, Pending};
 
-/// Wakes the thread.
-#[derive(Default)]
-pub(crate) struct Sleeper {
-    woken: Mutex<bool>,
-    changed: Condvar,
-}
-
-impl Wake for Sleeper {
-    fn wake(self: Arc<Self>) {
-        *self.woken.lock() = true;
-        self.changed.notify_one();
-    }
-}
-
-impl Sleeper {
-    /// Sleeps until woken, or until `deadline`. Returns whether the thread was woken.
-    pub(crate) fn sleep(&self, deadline: Option<Instant>) -> bool {
-        let mut woken = self.woken.lock();
-        while !*woken {
-            woken = match deadline {
-                None => self.changed.wait(woken),
-                Some(deadline) => {
-                    let left = deadline.saturating_duration_since(Instant::now());
-                    if left.is_zero() {
-                        return false;
-                    }
-                    self.changed.wait_timeout(woken, left).0
-                }
-            };
-        }
-        std::mem::take(&mut *woken)
-    }
-}
-
-/// Sleeps until `one_shot` is set, until there is work in one of the `engines`, which have no workers, or
-/// until `deadline`. Sleeps only if `is_idle` returns true; the thread already listens when this function
+/// Sleeps until `one_shot` is set, until there is work in one of the `engines`, which have no workers, until the host of
+/// sleepers has done something, or until `deadline`. Sleeps only if `is_idle` returns true; the thread already listens when this function
 /// calls `is_idle`.
 pub(crate) fn sleep_until_work<'a, V: Clone + Delivered>(
     one_shot: &OneShot<V>,

@@ -4,6 +4,7 @@ use std::io;
 use std::ptr::NonNull;
 
 use estafette_sync::sync::atomic::{AtomicU32, AtomicU64};
+use estafette_sync::time::Instant;
 
 fn unsupported<T>() -> io::Result<T> {
     Err(io::Error::new(io::ErrorKind::Unsupported, "links between processes need Linux"))
@@ -151,7 +152,7 @@ pub fn owner_died(_word: u32) -> bool {
     false
 }
 
-pub fn wait_for_any(_words: &[(&AtomicU32, u32)]) -> io::Result<()> {
+pub fn wait_for_any(_words: &[(&AtomicU32, u32)], _deadline: Option<Instant>) -> io::Result<bool> {
     unsupported()
 }
 

@@ -2,8 +2,7 @@
 
 use std::pin::{Pin, pin};
 use std::sync::Arc;
-use std::task::{Context, Poll, Wake, Waker};
-use std::thread::Thread;
+use std::task::{Context, Poll, Waker};
 use std::time::{Duration, Instant};
 
 use estafette::lease::CallSite;
@@ -11,6 +10,7 @@ use estafette::remote::{Address, Door, Link, ShareOptions, Ticket, suggest_nixl}
 use estafette::{Engine, Error, Tensor};
 use estafette_sync::platform::library::file_name;
 use estafette_sync::process::ProcessBound;
+use estafette_sync::sleeper::Sleeper;
 use estafette_sync::sync::Mutex;
 use pyo3::exceptions::{PyStopAsyncIteration, PyStopIteration, PyTimeoutError, PyTypeError};
 use pyo3::prelude::*;
@@ -30,17 +30,10 @@ use crate::interpreter::{guard, interrupt};
 /// Time between two looks for Ctrl-C.
 const LOOK: Duration = Duration::from_millis(50);
 
-struct Unpark(Thread);
-
-impl Wake for Unpark {
-    fn wake(self: Arc<Self>) {
-        self.0.unpark();
-    }
-}
-
 /// Polls until it is ready, the time is up, or a signal handler has raised: then `None`.
 pub fn block_on<T>(mut future: Pin<&mut impl Future<Output = T>>, timeout: Option<Duration>) -> Option<T> {
-    let waker = Waker::from(Arc::new(Unpark(std::thread::current())));
+    let sleeper = Arc::<Sleeper>::default();
+    let waker = Waker::from(Arc::clone(&sleeper));
     let deadline = timeout.and_then(|timeout| Instant::now().checked_add(timeout));
     loop {
         if let Poll::Ready(output) = future.as_mut().poll(&mut Context::from_waker(&waker)) {
@@ -52,16 +45,8 @@ pub fn block_on<T>(mut future: Pin<&mut impl Future<Output = T>>, timeout: Optio
         if has_ended || is_main && interrupt::asked() {
             return None;
         }
-        match (left, is_main) {
-            (None, false) => std::thread::park(),
-            (left, is_main) => {
-                std::thread::park_timeout(left.unwrap_or(LOOK).min(if is_main {
-                    LOOK
-                } else {
-                    Duration::MAX
-                }));
-            }
-        }
+        let look = is_main.then(|| Instant::now() + LOOK);
+        sleeper.sleep(deadline.into_iter().chain(look).min());
     }
 }
 

@@ -1,9 +1,10 @@
 //! Robust futexes: words that the kernel marks when the thread that holds them ends, before it frees the memory of the process.
 
 use std::io;
-use std::ptr::{NonNull, null_mut};
+use std::ptr::{NonNull, null, null_mut};
 
 use estafette_sync::sync::atomic::{AtomicPtr, AtomicU32, Ordering};
+use estafette_sync::time::{Duration, Instant};
 
 use super::{Memory, check};
 
@@ -121,11 +122,12 @@ struct Wait {
     reserved: u32,
 }
 
-/// Waits until one of the half words is woken, or is not what it is expected to be. Other ends of the wait are possible.
+/// Waits until one of the half words is woken, or is not what it is expected to be, or until `deadline`: then false. Other ends of the wait
+/// are possible.
 ///
 /// # Errors
 /// The kernel has no such wait (before Linux 5.16), or a sandbox refuses it.
-pub fn wait_for_any(words: &[(&AtomicU32, u32)]) -> io::Result<()> {
+pub fn wait_for_any(words: &[(&AtomicU32, u32)], deadline: Option<Instant>) -> io::Result<bool> {
     let waits: Vec<Wait> = words
         .iter()
         .map(|(word, expected)| Wait {
@@ -135,18 +137,32 @@ pub fn wait_for_any(words: &[(&AtomicU32, u32)]) -> io::Result<()> {
             reserved: 0,
         })
         .collect();
-    // SAFETY: the kernel reads the array and the words, whose mappings the caller keeps.
+    let until = deadline.map(|deadline| {
+        // SAFETY: all zero is a value of this struct, which the call fills in.
+        let mut now: libc::timespec = unsafe { std::mem::zeroed() };
+        // SAFETY: the struct is valid for writing.
+        unsafe { libc::clock_gettime(libc::CLOCK_MONOTONIC, &raw mut now) };
+        let since_start = Duration::new(now.tv_sec.cast_unsigned(), now.tv_nsec as u32);
+        let until = since_start.saturating_add(deadline.saturating_duration_since(Instant::now()));
+        libc::timespec {
+            tv_sec: until.as_secs().try_into().unwrap_or(libc::time_t::MAX),
+            tv_nsec: until.subsec_nanos().into(),
+        }
+    });
+    let until = until.as_ref().map_or(null(), |until| &raw const *until);
+    // SAFETY: the kernel reads the array, the time and the words, whose mappings the caller keeps.
     let result = unsafe {
-        libc::syscall(libc::SYS_futex_waitv, waits.as_ptr(), waits.len(), 0, null_mut::<libc::timespec>(), 0)
+        libc::syscall(libc::SYS_futex_waitv, waits.as_ptr(), waits.len(), 0, until, libc::CLOCK_MONOTONIC)
     };
     match check(result) {
-        Ok(_) => Ok(()),
-        Err(error) if matches!(error.raw_os_error(), Some(libc::EAGAIN | libc::EINTR)) => Ok(()),
+        Ok(_) => Ok(true),
+        Err(error) if matches!(error.raw_os_error(), Some(libc::EAGAIN | libc::EINTR)) => Ok(true),
+        Err(error) if error.raw_os_error() == Some(libc::ETIMEDOUT) => Ok(false),
         Err(error) => Err(error),
     }
 }
 
-/// Wakes the threads of this process that wait for a half word.
+/// Wakes the threads that wait for a half word, in all processes.
 pub fn wake_all(word: &AtomicU32) {
     // SAFETY: only the address is used.
     let _ = unsafe { libc::syscall(libc::SYS_futex, word.as_ptr(), libc::FUTEX_WAKE, i32::MAX) };
