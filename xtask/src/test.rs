@@ -8,50 +8,30 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
+use clap::Args;
+use clap::builder::PossibleValuesParser;
+
 use crate::counts::Counts;
 use crate::dist;
 use crate::python::{self, BORROWED, Build, Environment, NIXL, Peers};
 use crate::shell::{self, Ended};
 use crate::suites::{Context, Need, SUITES, Suite, ahead};
 
-/// What the command line asked for.
-#[derive(Debug, Default, PartialEq)]
+/// Sets up what is missing, runs the suites, and ends with a line for each
+#[derive(Debug, Default, Args)]
 pub struct Options {
+    /// Every suite, with all Python peers (JAX, PyTorch, TensorFlow and others); else the quick ones
+    #[arg(long)]
     all: bool,
+    /// A skipped suite or test is a failure, unless its reason starts with "no GPU"
+    #[arg(long)]
     require: bool,
+    /// Only the named suites, which `cargo xtask suites` lists
+    #[arg(long = "suite", value_name = "NAME", num_args = 1.., value_parser = PossibleValuesParser::new(SUITES.iter().map(|suite| suite.name)))]
     suites: Vec<String>,
 }
 
 impl Options {
-    /// Reads the arguments that follow `test`.
-    pub fn parse(arguments: &[&str]) -> Result<Self, String> {
-        let mut options = Options::default();
-        let mut naming = false;
-        for &argument in arguments {
-            match argument {
-                "--all" => options.all = true,
-                "--require" => options.require = true,
-                "--suite" => {
-                    naming = true;
-                    continue;
-                }
-                name if naming && SUITES.iter().any(|suite| suite.name == name) => {
-                    options.suites.push(name.to_owned());
-                    continue;
-                }
-                other if naming && !other.starts_with('-') => {
-                    return Err(format!("there is no suite `{other}`; see `cargo xtask suites`"));
-                }
-                other => return Err(format!("`test` does not know `{other}`; see `cargo xtask help`")),
-            }
-            naming = false;
-        }
-        if arguments.contains(&"--suite") && options.suites.is_empty() {
-            return Err("`--suite` needs the name of a suite; see `cargo xtask suites`".to_owned());
-        }
-        Ok(options)
-    }
-
     /// Suites named on the command line run even when they are not quick.
     fn chosen(&self) -> Vec<&'static Suite> {
         let named = |suite: &Suite| self.suites.iter().any(|name| name == suite.name);
@@ -429,6 +409,7 @@ impl fmt::Display for Line {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::parse;
 
     fn counts(passed: u64, failed: u64, reasons: &[&str]) -> Counts {
         let reasons: Vec<String> = reasons.iter().map(|&reason| reason.to_owned()).collect();
@@ -449,19 +430,20 @@ mod tests {
 
     #[test]
     fn names_follow_the_suite_flag_until_the_next_flag() {
-        let options = Options::parse(&["--suite", "rust", "doc", "--all", "--require"]).unwrap();
-        assert_eq!(options, Options { all: true, require: true, suites: vec!["rust".into(), "doc".into()] });
-        assert!(Options::parse(&["rust"]).is_err(), "a name without its flag");
-        assert!(Options::parse(&["--suite"]).is_err(), "a flag without its name");
-        assert!(Options::parse(&["--suite", "rusty"]).is_err_and(|message| message.contains("`rusty`")));
-        assert!(Options::parse(&["--quick"]).is_err());
+        let options: Options = parse(&["--suite", "rust", "doc", "--all", "--require"]).unwrap();
+        assert_eq!((options.all, options.require), (true, true));
+        assert_eq!(options.suites, ["rust", "doc"]);
+        assert!(parse::<Options>(&["rust"]).is_err(), "a name without its flag");
+        assert!(parse::<Options>(&["--suite"]).is_err(), "a flag without its name");
+        let unknown = parse::<Options>(&["--suite", "rusty"]).unwrap_err();
+        assert!(unknown.to_string().contains("'rusty'"), "{unknown}");
     }
 
     #[test]
     fn a_named_suite_runs_even_when_it_is_not_quick() {
         let slow = SUITES.iter().find(|suite| !suite.quick).expect("some suite is slow").name;
         let names = |arguments: &[&str]| -> Vec<&str> {
-            Options::parse(arguments).unwrap().chosen().iter().map(|suite| suite.name).collect()
+            parse::<Options>(arguments).unwrap().chosen().iter().map(|suite| suite.name).collect()
         };
         assert_eq!(names(&["--suite", slow]), [slow]);
         assert!(!names(&[]).contains(&slow));
