@@ -82,7 +82,7 @@ const PIP_PAUSE: Duration = Duration::from_secs(20);
 const PIP_LIMIT: Duration = Duration::from_secs(30 * 60);
 
 /// A virtual environment that is up to date with its requirement files.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub struct Environment {
     path: PathBuf,
 }
