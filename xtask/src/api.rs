@@ -74,7 +74,7 @@ fn listings(target: &Path) -> Result<Vec<(String, String)>, String> {
     }
     for header in HEADERS {
         let path = shell::root().join("bindings/c/include").join(header);
-        let text = std::fs::read_to_string(&path).map_err(|error| format!("{}: {error}", path.display()))?;
+        let text = lint::source::read(&path)?;
         made.push((format!("{header}.txt"), declarations(&text)));
     }
     match python::interpreter() {

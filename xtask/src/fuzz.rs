@@ -7,7 +7,10 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
 
-use crate::shell;
+use clap::Args;
+use clap::builder::PossibleValuesParser;
+
+use crate::{dist, install, shell};
 
 /// Every target; `tests/src/fuzz` has them.
 pub const TARGETS: [&str; 4] = ["c-abi", "recordings", "arrow", "operators"];
@@ -20,47 +23,27 @@ const INSTRUMENTED: &str = "-Cpasses=sancov-module -Cllvm-args=-sanitizer-covera
 /// Inputs are not longer: short ones run faster, and say more about a failure.
 const LENGTH_MAX: usize = 4096;
 
-/// What was asked for.
-#[derive(Debug, PartialEq)]
+/// Runs the fuzz targets under libFuzzer, which needs a C++ compiler
+#[derive(Debug, Args)]
 pub struct Options {
+    #[arg(value_name = "TARGET", default_values = TARGETS, value_parser = PossibleValuesParser::new(TARGETS))]
     targets: Vec<String>,
-    /// How long new inputs are looked for; 0 runs the kept ones only.
+    /// How long each target looks for new inputs; 0 runs the kept ones only
+    #[arg(long, default_value_t = 60)]
     seconds: u64,
+    /// Add what reaches new code to tests/fuzz, the fewest inputs that do
+    #[arg(long)]
     keep: bool,
+    /// Run one input of one target instead
+    #[arg(long, value_name = "FILE")]
     input: Option<PathBuf>,
-}
-
-impl Options {
-    /// Reads `[TARGET...] [--seconds N] [--keep] [--input FILE]`.
-    pub fn parse(arguments: &[&str]) -> Result<Self, String> {
-        let mut options = Self { targets: Vec::new(), seconds: 60, keep: false, input: None };
-        let mut rest = arguments.iter();
-        while let Some(argument) = rest.next() {
-            let mut value = || rest.next().ok_or_else(|| format!("{argument} needs a value"));
-            match *argument {
-                "--keep" => options.keep = true,
-                "--seconds" => {
-                    let text = value()?;
-                    options.seconds =
-                        text.parse().map_err(|_| format!("`{text}` is no number of seconds"))?;
-                }
-                "--input" => options.input = Some(value()?.into()),
-                name if TARGETS.contains(&name) => options.targets.push(name.to_owned()),
-                other => return Err(format!("`{other}` is not one of the targets: {}", TARGETS.join(", "))),
-            }
-        }
-        if options.targets.is_empty() {
-            options.targets = TARGETS.map(str::to_owned).to_vec();
-        }
-        if options.input.is_some() && options.targets.len() != 1 {
-            return Err("--input needs one target".into());
-        }
-        Ok(options)
-    }
 }
 
 /// Builds the targets and runs those asked for, one after the other. True when none failed.
 pub fn run(options: &Options) -> Result<bool, String> {
+    if options.input.is_some() && options.targets.len() != 1 {
+        return Err("--input needs one target".into());
+    }
     let target = shell::target()?;
     shell::run(build(&target)?)?;
     let (target, host) = (target.join("fuzz"), host()?);
@@ -124,7 +107,7 @@ struct Session<'a> {
 }
 
 fn folder(path: PathBuf) -> Result<PathBuf, String> {
-    std::fs::create_dir_all(&path).map_err(|error| format!("{}: {error}", path.display()))?;
+    install::make_folder(&path)?;
     Ok(path)
 }
 
@@ -176,16 +159,10 @@ impl<'a> Session<'a> {
 
     /// Replaces the kept inputs that have no name by the fewest that reach every edge that was reached so far.
     fn keep(&self) -> Result<(), String> {
-        if self.scratch.exists() {
-            std::fs::remove_dir_all(&self.scratch).map_err(|error| error.to_string())?;
-        }
+        dist::remove_folder(&self.scratch)?;
         let fewest = folder(self.scratch.clone())?;
-        let copy = |from: &Path, to: &Path| {
-            let name = from.file_name().unwrap_or_default();
-            std::fs::copy(from, to.join(name))
-                .map(drop)
-                .map_err(|error| format!("{}: {error}", from.display()))
-        };
+        let copy =
+            |from: &Path, to: &Path| install::copy(from, &to.join(from.file_name().unwrap_or_default()));
         let (hashes, named): (Vec<_>, Vec<_>) =
             files(&self.kept)?.into_iter().partition(|path| is_hash(path));
         named.iter().try_for_each(|path| copy(path, &fewest))?;
@@ -208,13 +185,12 @@ mod tests {
 
     #[test]
     fn without_a_target_all_of_them_run() {
-        let options = Options::parse(&["--seconds", "7"]).unwrap();
+        let options: Options = crate::parse(&["--seconds", "7"]).unwrap();
         assert_eq!((options.targets.len(), options.seconds, options.keep), (TARGETS.len(), 7, false));
-        let options = Options::parse(&["arrow", "--keep"]).unwrap();
-        assert_eq!((options.targets, options.keep), (vec!["arrow".to_owned()], true));
-        assert!(Options::parse(&["--input", "x"]).is_err());
-        assert!(Options::parse(&["--seconds"]).is_err());
-        assert!(Options::parse(&["teapots"]).unwrap_err().contains("recordings"));
+        let options: Options = crate::parse(&["--input", "x"]).unwrap();
+        assert!(run(&options).is_err_and(|why| why.contains("one target")));
+        let unknown = crate::parse::<Options>(&["teapots"]).unwrap_err();
+        assert!(unknown.to_string().contains("recordings"), "{unknown}");
     }
 
     #[test]

@@ -3,9 +3,12 @@
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitStatus, Stdio};
 
+use clap::Args;
+
+use crate::install::copy;
 use crate::peers::machine;
 use crate::python::{Build, Environment, Peers};
-use crate::shell;
+use crate::{dist, shell};
 
 /// What a package may hold, so that it travels easily.
 const PACKAGE_MIB_MAX: u64 = 64;
@@ -18,31 +21,17 @@ const FILES: &str = "tests/gpu/python";
 /// The package of fences, which one of them uses.
 const FENCES: &str = "bindings/fence/python/dlpack_fence";
 
-/// What the command line asked for.
-#[derive(Debug, Default, PartialEq)]
+/// Checks and figures on a real GPU, with the libraries of the machine's Python
+///
+/// What is there is run, the rest is skipped with the reason. Without a driver or device it says so.
+#[derive(Debug, Default, Args)]
 pub struct Options {
+    /// Make a folder that does the same on a machine without Rust, by `sh run.sh` there
+    #[arg(long, value_name = "FOLDER", conflicts_with = "only")]
     package: Option<PathBuf>,
+    /// These steps, without a record in benches/results; `gpu-suite --help` has their names
+    #[arg(long, value_name = "STEP,...")]
     only: Option<String>,
-}
-
-impl Options {
-    /// Reads the arguments that follow `gpu`.
-    pub fn parse(arguments: &[&str]) -> Result<Self, String> {
-        let mut options = Options::default();
-        let mut arguments = arguments.iter();
-        while let Some(&argument) = arguments.next() {
-            let mut value = || arguments.next().ok_or_else(|| format!("`{argument}` wants a value"));
-            match argument {
-                "--package" => options.package = Some(value()?.into()),
-                "--only" => options.only = Some((*value()?).to_owned()),
-                other => return Err(format!("`gpu` does not know `{other}`; see `cargo xtask help`")),
-            }
-        }
-        if options.package.is_some() && options.only.is_some() {
-            return Err("a package runs everything; give `--only` to its `run.sh`".to_owned());
-        }
-        Ok(options)
-    }
 }
 
 /// Runs the suite, or packs it; true when nothing failed.
@@ -65,16 +54,14 @@ fn device_tests(target: &Path) -> Result<PathBuf, String> {
     if !output.status.success() {
         return Err(format!("the tests of CUDA devices do not build: {}", output.status));
     }
-    program_in(&String::from_utf8_lossy(&output.stdout))
+    program_in(&output.stdout)
         .ok_or_else(|| "cargo does not say where the tests of CUDA devices are".to_owned())
 }
 
-/// The program that cargo's messages, one line of JSON each, name last.
-fn program_in(messages: &str) -> Option<PathBuf> {
-    messages.lines().rev().find_map(|line| {
-        let (_, rest) = line.split_once(r#""executable":""#)?;
-        rest.split_once('"').map(|(path, _)| PathBuf::from(path))
-    })
+/// The program that cargo's messages name last.
+fn program_in(messages: &[u8]) -> Option<PathBuf> {
+    let messages = serde_json::Deserializer::from_slice(messages).into_iter::<serde_json::Value>().flatten();
+    messages.filter_map(|message| message["executable"].as_str().map(PathBuf::from)).last()
 }
 
 fn run_here(suite: &Path, target: &Path, options: &Options) -> Result<bool, String> {
@@ -88,10 +75,7 @@ fn run_here(suite: &Path, target: &Path, options: &Options) -> Result<bool, Stri
     // The machine's own libraries, and our package beside them.
     let python = std::env::var("ESTAFETTE_PYTHON").unwrap_or_else(|_| "python3".to_owned());
     let site = target.join("gpu-site");
-    if site.exists() {
-        std::fs::remove_dir_all(&site)
-            .map_err(|error| format!("cannot empty {}: {error}", site.display()))?;
-    }
+    dist::remove_folder(&site)?;
     let mut unpack = shell::command(&python);
     unpack.args(["-m", "zipfile", "-e"]).args([&wheel, &site]);
     shell::run(unpack)?;
@@ -111,7 +95,6 @@ fn package(suite: &Path, tests: &Path, folder: &Path) -> Result<(), String> {
     let wheel = Environment::prepare(Peers::Small)?.build_wheel(Build::Release)?;
     let folder = &shell::root().join(folder);
     let python = folder.join("python");
-    std::fs::create_dir_all(folder).map_err(|error| format!("cannot make {}: {error}", folder.display()))?;
     for (program, name) in [(suite, "gpu-suite"), (tests, "cuda-tests")] {
         let packed = folder.join(name);
         copy(program, &packed)?;
@@ -139,7 +122,6 @@ fn package(suite: &Path, tests: &Path, folder: &Path) -> Result<(), String> {
 
 /// Copies the Python files of a folder of the project.
 fn copy_python(from: &str, to: &Path) -> Result<(), String> {
-    std::fs::create_dir_all(to).map_err(|error| format!("cannot make {}: {error}", to.display()))?;
     let files = std::fs::read_dir(shell::root().join(from));
     for file in files.map_err(|error| format!("cannot read {from}: {error}"))?.flatten() {
         let file = file.path();
@@ -148,12 +130,6 @@ fn copy_python(from: &str, to: &Path) -> Result<(), String> {
         }
     }
     Ok(())
-}
-
-fn copy(from: &Path, to: &Path) -> Result<(), String> {
-    std::fs::copy(from, to)
-        .map(|_| ())
-        .map_err(|error| format!("cannot copy {} to {}: {error}", from.display(), to.display()))
 }
 
 /// The bytes of all files in a folder.
@@ -179,25 +155,16 @@ mod tests {
 
     #[test]
     fn the_program_of_tests_is_the_one_that_cargo_names_last() {
-        let messages = concat!(
-            r#"{"reason":"compiler-artifact","executable":null}"#,
-            "\n",
-            r#"{"reason":"compiler-artifact","executable":"/target/release/deps/cuda-1","fresh":true}"#,
-            "\n",
-            r#"{"reason":"build-finished","success":true}"#,
-        );
-        assert_eq!(program_in(messages), Some("/target/release/deps/cuda-1".into()));
-        assert_eq!(program_in("{}"), None);
+        let messages = r#"{"reason":"compiler-artifact","executable":null}
+            {"reason":"compiler-artifact","executable":"/target/release/deps/cuda-1","fresh":true}
+            {"reason":"build-finished","success":true}"#;
+        assert_eq!(program_in(messages.as_bytes()), Some("/target/release/deps/cuda-1".into()));
+        assert_eq!(program_in(b"{}"), None);
     }
 
     #[test]
     fn a_package_is_whole() {
-        assert_eq!(
-            Options::parse(&["--package", "here"]),
-            Ok(Options { package: Some("here".into()), only: None })
-        );
-        assert!(Options::parse(&["--package"]).is_err_and(|why| why.contains("wants a value")));
-        assert!(Options::parse(&["--package", "here", "--only", "races"]).is_err());
-        assert!(Options::parse(&["--fast"]).is_err());
+        assert!(crate::parse::<Options>(&["--package", "here"]).is_ok());
+        assert!(crate::parse::<Options>(&["--package", "here", "--only", "races"]).is_err());
     }
 }

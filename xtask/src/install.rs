@@ -1,10 +1,13 @@
 //! `cargo xtask install PREFIX`: the C library as C programs want it.
 
 use std::fs;
-use std::os::unix::fs::PermissionsExt;
-use std::path::Path;
+use std::os::unix::fs::{PermissionsExt, symlink};
+use std::path::{Path, PathBuf};
 use std::process::Command;
 
+use clap::Args;
+
+use crate::lint::source;
 use crate::suites::TESTED;
 use crate::{dist, shell};
 
@@ -33,20 +36,35 @@ const BUILD: [&str; 6] = ["rustc", "--package", "estafette-c", "--lib", "--crate
 /// How the library is built for tests alone: with everything that the Rust tests have compiled.
 const BUILD_FOR_TESTS: [&str; 4] = ["build", "--lib", "--test", "c_programs"];
 
+/// Builds the C library and installs it, with its headers and what pkg-config and CMake look for
+#[derive(Debug, Args)]
+pub struct Options {
+    prefix: PathBuf,
+    /// A profile of cargo; `dist` is small and optimized as a whole
+    #[arg(long, default_value = "dist")]
+    profile: String,
+    /// As in a release: for systems with glibc 2.28 or newer
+    #[arg(long, conflicts_with = "profile")]
+    portable: bool,
+}
+
 /// Builds the library and installs it with its headers and what build systems look for.
-pub fn run(prefix: &str, profile: &str) -> Result<bool, String> {
+pub fn run(options: &Options) -> Result<bool, String> {
+    if options.portable {
+        return run_portable(&options.prefix);
+    }
     let target = shell::target()?;
     // The profile "dev" has a folder of another name.
-    let (build, folder) = match profile {
+    let (build, folder) = match &*options.profile {
         "dev" => ([&BUILD_FOR_TESTS, TESTED].concat(), "debug"),
-        other => ([&BUILD[..], &["--profile", profile]].concat(), other),
+        other => ([&BUILD[..], &["--profile", other]].concat(), other),
     };
     shell::run(shell::cargo(&target, &build))?;
-    copy_from(&target.join(folder), prefix)
+    copy_from(&target.join(folder), &options.prefix)
 }
 
 /// The library of a release: optimized as a whole, and linked for systems with an older C library.
-pub fn run_portable(prefix: &str) -> Result<bool, String> {
+pub fn run_portable(prefix: &Path) -> Result<bool, String> {
     let target = shell::target()?;
     shell::run(build_portable(&target)?)?;
     copy_from(&target.join("dist"), prefix)
@@ -59,15 +77,14 @@ pub fn build_portable(target: &Path) -> Result<Command, String> {
 }
 
 /// Installs the library that lies in `built`.
-fn copy_from(built: &Path, prefix: &str) -> Result<bool, String> {
-    let (prefix, bindings) = (Path::new(prefix), shell::root().join("bindings/c"));
+fn copy_from(built: &Path, prefix: &Path) -> Result<bool, String> {
+    let bindings = shell::root().join("bindings/c");
     let version = env!("CARGO_PKG_VERSION");
     for (from, to) in FILES {
         copy(&bindings.join(from), &prefix.join(to))?;
     }
     for (from, to) in VERSIONED {
-        let text = fs::read_to_string(bindings.join(from))
-            .map_err(|error| format!("cannot read {from}: {error}"))?;
+        let text = source::read(&bindings.join(from))?;
         write(&prefix.join(to), &text.replace("@VERSION@", version))?;
     }
     let lib = prefix.join("lib");
@@ -77,7 +94,7 @@ fn copy_from(built: &Path, prefix: &str) -> Result<bool, String> {
         let link = lib.join(pair[1]);
         // An older one is replaced.
         let _ = fs::remove_file(&link);
-        link_to(pair[0], &link)?;
+        symlink(pair[0], &link).map_err(|error| format!("cannot link {}: {error}", link.display()))?;
     }
     println!("{}", prefix.display());
     Ok(true)
@@ -113,14 +130,4 @@ fn make_room(to: &Path) -> Result<(), String> {
 /// Makes a folder and those above it.
 pub fn make_folder(folder: &Path) -> Result<(), String> {
     fs::create_dir_all(folder).map_err(|error| format!("cannot make {}: {error}", folder.display()))
-}
-
-#[cfg(unix)]
-fn link_to(name: &str, link: &Path) -> Result<(), String> {
-    std::os::unix::fs::symlink(name, link).map_err(|error| format!("cannot link {}: {error}", link.display()))
-}
-
-#[cfg(not(unix))]
-fn link_to(_name: &str, link: &Path) -> Result<(), String> {
-    Err(format!("cannot link {}: this system has no such libraries", link.display()))
 }

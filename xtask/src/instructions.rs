@@ -10,6 +10,7 @@ use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
+use crate::peers::machine;
 use crate::shell;
 
 /// What is counted. All on one thread, so that the count does not depend on who comes first.
@@ -41,7 +42,7 @@ pub fn run(save: bool) -> Result<bool, String> {
         found.push(per_op);
     }
     if save {
-        let row = row(&today()?, &commit()?, &found);
+        let row = row(&machine::date()?, &commit()?, &found);
         append(&shell::root().join(TABLE), &row)?;
         println!("saved to {TABLE}");
     }
@@ -109,10 +110,6 @@ fn commit() -> Result<String, String> {
     let commit = answer("git", &["rev-parse", "--short", "HEAD"])?;
     let changed = !answer("git", &["status", "--porcelain"])?.is_empty();
     Ok(if changed { commit + "+" } else { commit })
-}
-
-fn today() -> Result<String, String> {
-    answer("date", &["-u", "+%F"])
 }
 
 fn answer(program: &str, arguments: &[&str]) -> Result<String, String> {

@@ -7,6 +7,8 @@ use std::path::PathBuf;
 use std::process::Command;
 use std::time::Duration;
 
+use clap::Args;
+
 use crate::peers::{machine, markdown};
 use crate::python::{Build, Environment, Peers};
 use crate::shell::{self, Ended};
@@ -58,30 +60,17 @@ const GOALS: &[(&str, &str, Limit)] = &[
     ("one engine, no link: descriptors", "0", Each(0.0)),
 ];
 
-/// What the command line asked for.
-#[derive(Debug, Default)]
+/// Measures tensors that go to other processes, beside other means, and prints each goal as met or missed
+///
+/// The others are multiprocessing, PyTorch, ZeroMQ, Arrow, Ray and Dask. It takes minutes, on a machine that does nothing else.
+#[derive(Debug, Default, Args)]
 pub struct Options {
+    /// An interpreter that has the package and the peers, instead of an environment that is made for it
+    #[arg(long, value_name = "PATH")]
     python: Option<PathBuf>,
+    /// Write the tables to benches/results/DATE-links.md
+    #[arg(long)]
     save: bool,
-}
-
-impl Options {
-    /// Reads the arguments that follow `links`.
-    pub fn parse(arguments: &[&str]) -> Result<Self, String> {
-        let mut options = Self::default();
-        let mut rest = arguments.iter();
-        while let Some(&option) = rest.next() {
-            match option {
-                "--python" => {
-                    let path = rest.next().ok_or("`--python` needs an interpreter")?;
-                    options.python = Some(path.into());
-                }
-                "--save" => options.save = true,
-                other => return Err(format!("`links` does not know `{other}`; see `cargo xtask help`")),
-            }
-        }
-        Ok(options)
-    }
 }
 
 /// A row of figures, one for each round.
@@ -210,10 +199,7 @@ pub fn run(options: &Options) -> Result<bool, String> {
     let report = report(&found, &machine, gib);
     println!("\n{report}\n## For the README\n\n{}", short(&found));
     if options.save {
-        let path = shell::root().join("benches/results").join(format!("{}-links.md", machine::date()?));
-        std::fs::write(&path, &report)
-            .map_err(|error| format!("cannot write {}: {error}", path.display()))?;
-        println!("written to {}", path.display());
+        machine::save("links", &report)?;
     }
     Ok(true)
 }

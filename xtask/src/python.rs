@@ -11,7 +11,9 @@ use std::process::{Command, Stdio};
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
+use crate::lint::source::read;
 use crate::shell::{self, Ended};
+use crate::{dist, install};
 
 /// How many of the array libraries an environment holds.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -80,7 +82,7 @@ const PIP_PAUSE: Duration = Duration::from_secs(20);
 const PIP_LIMIT: Duration = Duration::from_secs(30 * 60);
 
 /// A virtual environment that is up to date with its requirement files.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub struct Environment {
     path: PathBuf,
 }
@@ -119,8 +121,7 @@ impl Environment {
             shell::run(make)?;
         }
         environment.download(&locked, pip_options)?;
-        std::fs::write(&stamp, wanted)
-            .map_err(|error| format!("cannot write {}: {error}", stamp.display()))?;
+        install::write(&stamp, &wanted)?;
         Ok(environment)
     }
 
@@ -211,19 +212,12 @@ impl Environment {
         build.args(["--manifest-path", "bindings/python/Cargo.toml", "--interpreter"]).arg(self.python());
         build.arg("--out").arg(&folder).env("CARGO_TARGET_DIR", &target);
         shell::run(build)?;
-        std::fs::read_dir(&folder)
-            .map_err(|error| format!("cannot read {}: {error}", folder.display()))?
-            .flatten()
-            .map(|entry| entry.path())
-            .find(|path| path.extension().is_some_and(|extension| extension == "whl"))
-            .ok_or_else(|| format!("maturin left no wheel in {}", folder.display()))
+        dist::file_with(&folder, ".whl")
     }
 
-    /// Builds the wheel and installs it, in place of any earlier one; gives its path.
-    pub fn install_wheel(&self, how: Build) -> Result<PathBuf, String> {
-        let wheel = self.build_wheel(how)?;
-        self.install(&wheel)?;
-        Ok(wheel)
+    /// Builds the wheel and installs it.
+    pub fn install_wheel(&self, how: Build) -> Result<(), String> {
+        self.install(&self.build_wheel(how)?)
     }
 
     /// Installs a wheel that is there, in place of any earlier one.
@@ -238,10 +232,7 @@ impl Environment {
 pub fn wheel_folder() -> Result<PathBuf, String> {
     let folder = shell::target()?.join("xtask-wheel");
     // What an earlier version left there must not be taken for this one.
-    if folder.exists() {
-        std::fs::remove_dir_all(&folder)
-            .map_err(|error| format!("cannot empty {}: {error}", folder.display()))?;
-    }
+    dist::remove_folder(&folder)?;
     Ok(folder)
 }
 
@@ -318,10 +309,6 @@ fn download_size(requirements: &str) -> String {
         Some(size) => format!("downloading {size}"),
         None => "downloading packages of unknown size".to_owned(),
     }
-}
-
-fn read(file: &Path) -> Result<String, String> {
-    std::fs::read_to_string(file).map_err(|error| format!("cannot read {}: {error}", file.display()))
 }
 
 #[cfg(test)]

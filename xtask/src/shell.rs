@@ -81,27 +81,31 @@ pub fn watch(command: Command, limit: Duration, mut look: impl FnMut(&str)) -> R
 }
 
 /// Runs commands at once, each for at most `limit`, and shows each line of output to `look` with the number of its command. The output of
-/// the first is passed on line by line, and that of the others when those before have ended, so that a reader can tell them apart.
+/// the first goes to `show` line by line, and that of the others when those before have ended, so that a reader can tell them apart.
 pub fn watch_at_once(
     commands: Vec<Command>,
     limit: Duration,
+    show: &mut dyn FnMut(&str),
     mut look: impl FnMut(usize, &str),
 ) -> Vec<Result<Ended, String>> {
+    commands.iter().for_each(|command| show(&format!("$ {}\n", describe(command))));
     let mut commands = commands.into_iter();
     let first = commands.next();
-    let collected = |command| {
-        announce(&command);
-        std::thread::spawn(move || collect(command, limit))
-    };
-    let others: Vec<_> = commands.map(collected).collect();
-    let first = first.map(|command| watch(command, limit, |line| look(0, line)));
+    let others: Vec<_> =
+        commands.map(|command| std::thread::spawn(move || collect(command, limit))).collect();
+    let first = first.map(|command| {
+        follow(command, limit, |line| {
+            show(line);
+            look(0, line.trim_end());
+        })
+    });
     let mut all: Vec<_> = first.into_iter().collect();
     for other in others {
         let ended =
             other.join().unwrap_or_else(|_| Err("the thread that reads its output panicked".to_owned()));
         let number = all.len();
         all.push(ended.map(|(ended, output)| {
-            print!("{output}");
+            show(&output);
             output.lines().for_each(|line| look(number, line));
             ended
         }));
@@ -239,8 +243,9 @@ mod tests {
         });
         let mut lines = Vec::new();
         let limit = Duration::from_secs(60);
-        let ended =
-            watch_at_once(commands.into(), limit, |number, line| lines.push((number, line.to_owned())));
+        let ended = watch_at_once(commands.into(), limit, &mut |_| (), |number, line| {
+            lines.push((number, line.to_owned()))
+        });
         std::fs::remove_file(&pipe).unwrap();
         assert_eq!(lines, [(0, "first".to_owned()), (1, "second".to_owned())]);
         let codes = ended.into_iter().map(|ended| match ended {

@@ -117,6 +117,7 @@ pub enum Need {
 }
 
 /// What the commands of a suite are made with.
+#[derive(Clone, Default)]
 pub struct Context {
     /// The target folder shared by all.
     pub target: PathBuf,

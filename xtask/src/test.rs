@@ -3,10 +3,13 @@
 use std::collections::VecDeque;
 use std::fmt;
 use std::process::Command;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, mpsc};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
+
+use clap::Args;
+use clap::builder::PossibleValuesParser;
 
 use crate::counts::Counts;
 use crate::dist;
@@ -14,44 +17,21 @@ use crate::python::{self, BORROWED, Build, Environment, NIXL, Peers};
 use crate::shell::{self, Ended};
 use crate::suites::{Context, Need, SUITES, Suite, ahead};
 
-/// What the command line asked for.
-#[derive(Debug, Default, PartialEq)]
+/// Sets up what is missing, runs the suites, and ends with a line for each
+#[derive(Debug, Default, Args)]
 pub struct Options {
+    /// Every suite, with all Python peers (JAX, PyTorch, TensorFlow and others); else the quick ones
+    #[arg(long)]
     all: bool,
+    /// A skipped suite or test is a failure, unless its reason starts with "no GPU"
+    #[arg(long)]
     require: bool,
+    /// Only the named suites, which `cargo xtask suites` lists
+    #[arg(long = "suite", value_name = "NAME", num_args = 1.., value_parser = PossibleValuesParser::new(SUITES.iter().map(|suite| suite.name)))]
     suites: Vec<String>,
 }
 
 impl Options {
-    /// Reads the arguments that follow `test`.
-    pub fn parse(arguments: &[&str]) -> Result<Self, String> {
-        let mut options = Options::default();
-        let mut naming = false;
-        for &argument in arguments {
-            match argument {
-                "--all" => options.all = true,
-                "--require" => options.require = true,
-                "--suite" => {
-                    naming = true;
-                    continue;
-                }
-                name if naming && SUITES.iter().any(|suite| suite.name == name) => {
-                    options.suites.push(name.to_owned());
-                    continue;
-                }
-                other if naming && !other.starts_with('-') => {
-                    return Err(format!("there is no suite `{other}`; see `cargo xtask suites`"));
-                }
-                other => return Err(format!("`test` does not know `{other}`; see `cargo xtask help`")),
-            }
-            naming = false;
-        }
-        if arguments.contains(&"--suite") && options.suites.is_empty() {
-            return Err("`--suite` needs the name of a suite; see `cargo xtask suites`".to_owned());
-        }
-        Ok(options)
-    }
-
     /// Suites named on the command line run even when they are not quick.
     fn chosen(&self) -> Vec<&'static Suite> {
         let named = |suite: &Suite| self.suites.iter().any(|name| name == suite.name);
@@ -78,6 +58,17 @@ struct Line {
     last: Vec<String>,
 }
 
+impl Line {
+    fn of(suite: &Suite, mut outcome: Outcome, require: bool, start: Instant, last: Vec<String>) -> Self {
+        if let (true, Outcome::Skipped(reason)) = (require, &outcome)
+            && !excused(reason)
+        {
+            outcome = Outcome::Failed(format!("required, but skipped: {reason}"));
+        }
+        Self { suite: suite.name, outcome, took: start.elapsed(), last }
+    }
+}
+
 /// Lines of a failed command that are printed again at the end, where a reader of a long log begins.
 const LAST_LINES: usize = 40;
 
@@ -85,32 +76,94 @@ const LAST_LINES: usize = 40;
 pub fn run(options: &Options) -> Result<bool, String> {
     let target = shell::target()?;
     let quick = !options.all && options.chosen().iter().all(|suite| suite.quick);
-    let mut context =
-        Context { target, python: None, legacy: None, other: None, borrowed: None, nixl: None, quick };
+    let mut context = Context { target, quick, ..Context::default() };
     let mut lines = Vec::new();
     // Each set-up is tried once; if it fails, every suite that needs it reports why.
     let mut set_up = SetUp::downloading(&options.chosen(), quick);
     let ahead = Ahead::start(&options.chosen(), &context);
+    let beside = Beside::start(options.require);
     for suite in options.chosen() {
         let start = Instant::now();
         println!("\n== {}: {}", suite.name, suite.about);
         let mut last = Vec::new();
-        let mut outcome = match missing(suite) {
+        let outcome = match missing(suite) {
             Some(reason) => Outcome::Skipped(reason),
             None => match set_up.prepare(suite, &mut context) {
-                Ok(()) => run_suite(suite, &context, options, &mut last),
+                Ok(()) if BESIDE.contains(&suite.name) => {
+                    println!("it runs beside the next suites");
+                    beside.run(suite, &context)?;
+                    continue;
+                }
+                Ok(()) => {
+                    run_suite(suite, &context, options.require, &mut last, &mut |text| print!("{text}"))
+                }
                 Err(reason) => Outcome::Failed(format!("no Python environment: {reason}")),
             },
         };
-        if let (true, Outcome::Skipped(reason)) = (options.require, &outcome)
-            && !excused(reason)
-        {
-            outcome = Outcome::Failed(format!("required, but skipped: {reason}"));
-        }
-        lines.push(Line { suite: suite.name, outcome, took: start.elapsed(), last });
+        lines.push(Line::of(suite, outcome, options.require, start, last));
+        lines.extend(beside.ended.try_iter().map(Ran::shown));
     }
+    lines.append(&mut beside.finish()?);
+    lines.sort_by_key(|line| SUITES.iter().position(|suite| suite.name == line.suite));
     ahead.stop();
     Ok(close(&lines))
+}
+
+/// Suites that wait more than they compute, or whose results are the same however long they take. They run one after the other, and the
+/// suites after them at the same time.
+const BESIDE: &[&str] = &["memcheck", "scale", "ray", "dask", "collectives", "nixl"];
+
+/// The thread that runs them.
+struct Beside {
+    suites: mpsc::Sender<(&'static Suite, Context)>,
+    ended: mpsc::Receiver<Ran>,
+    runner: JoinHandle<()>,
+}
+
+/// A suite that ran beside others, with its output.
+struct Ran(&'static Suite, Line, String);
+
+impl Ran {
+    /// Prints the output, which nothing interrupts.
+    fn shown(self) -> Line {
+        let Self(suite, line, output) = self;
+        println!("\n== {}: {} (it ran beside other suites)\n{output}", suite.name, suite.about);
+        line
+    }
+}
+
+impl Beside {
+    fn start(require: bool) -> Self {
+        let (suites, given) = mpsc::channel::<(&'static Suite, Context)>();
+        let (ran, ended) = mpsc::channel();
+        let runner = std::thread::spawn(move || {
+            for (suite, context) in given {
+                let start = Instant::now();
+                let (mut last, mut output) = (Vec::new(), String::new());
+                let outcome =
+                    run_suite(suite, &context, require, &mut last, &mut |text| output.push_str(text));
+                let line = Line::of(suite, outcome, require, start, last);
+                // Nobody waits for it when the run has failed.
+                let _ = ran.send(Ran(suite, line, output));
+            }
+        });
+        Self { suites, ended, runner }
+    }
+
+    fn run(&self, suite: &'static Suite, context: &Context) -> Result<(), String> {
+        let gone = |_| format!("the thread that runs `{}` has panicked", suite.name);
+        self.suites.send((suite, context.clone())).map_err(gone)
+    }
+
+    /// The lines of the suites that are still running or to be run, when they have ended.
+    fn finish(self) -> Result<Vec<Line>, String> {
+        drop(self.suites);
+        let lines = self.ended.iter().map(Ran::shown).collect();
+        self.runner
+            .join()
+            .map_err(|_| "the thread of suites that run beside others has panicked".to_owned())?;
+        Ok(lines)
+    }
 }
 
 /// Builds what later suites run, while the tests of earlier ones leave a processor idle.
@@ -288,7 +341,7 @@ fn set_up_borrowed(context: &mut Context) -> Result<(), String> {
 }
 
 /// Suites whose commands run at once: each keeps one processor busy, and they share nothing.
-const AT_ONCE: &[&str] = &["python"];
+const AT_ONCE: &[&str] = &["python", "borrowed"];
 
 /// What one command has printed.
 #[derive(Default)]
@@ -310,8 +363,14 @@ impl Seen {
     }
 }
 
-/// Runs the commands of one suite. The end of what a failed one printed is added to `last`.
-fn run_suite(suite: &Suite, context: &Context, options: &Options, last: &mut Vec<String>) -> Outcome {
+/// Runs the commands of one suite. Their output goes to `show`; the end of what a failed one printed is added to `last`.
+fn run_suite(
+    suite: &Suite,
+    context: &Context,
+    require: bool,
+    last: &mut Vec<String>,
+    show: &mut dyn FnMut(&str),
+) -> Outcome {
     let mut total = Counts::default();
     let mut problems = Vec::new();
     let deadline = Instant::now() + suite.limit;
@@ -328,7 +387,8 @@ fn run_suite(suite: &Suite, context: &Context, options: &Options, last: &mut Vec
         let mut seen: Vec<Seen> =
             commands.iter().map(|command| Seen { counted: is_counted(command), ..Seen::default() }).collect();
         let left = deadline.saturating_duration_since(Instant::now());
-        let all_ended = shell::watch_at_once(commands, left, |number, line| seen[number].read_line(line));
+        let all_ended =
+            shell::watch_at_once(commands, left, show, |number, line| seen[number].read_line(line));
         for (seen, ended) in seen.into_iter().zip(all_ended) {
             if !matches!(&ended, Ok(Ended::Exit(status)) if status.success()) {
                 last.extend(seen.end);
@@ -352,7 +412,7 @@ fn run_suite(suite: &Suite, context: &Context, options: &Options, last: &mut Vec
             }
         }
     }
-    judge(options.require, total, problems)
+    judge(require, total, problems)
 }
 
 /// Whether the first argument of a command is `what`: cargo's `build` runs no test, its `test` always does.
@@ -429,6 +489,7 @@ impl fmt::Display for Line {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::parse;
 
     fn counts(passed: u64, failed: u64, reasons: &[&str]) -> Counts {
         let reasons: Vec<String> = reasons.iter().map(|&reason| reason.to_owned()).collect();
@@ -441,27 +502,28 @@ mod tests {
     }
 
     #[test]
-    fn suites_whose_commands_run_at_once_exist() {
-        for name in AT_ONCE {
+    fn suites_that_run_at_once_exist() {
+        for name in AT_ONCE.iter().chain(BESIDE) {
             assert!(SUITES.iter().any(|suite| suite.name == *name), "{name}");
         }
     }
 
     #[test]
     fn names_follow_the_suite_flag_until_the_next_flag() {
-        let options = Options::parse(&["--suite", "rust", "doc", "--all", "--require"]).unwrap();
-        assert_eq!(options, Options { all: true, require: true, suites: vec!["rust".into(), "doc".into()] });
-        assert!(Options::parse(&["rust"]).is_err(), "a name without its flag");
-        assert!(Options::parse(&["--suite"]).is_err(), "a flag without its name");
-        assert!(Options::parse(&["--suite", "rusty"]).is_err_and(|message| message.contains("`rusty`")));
-        assert!(Options::parse(&["--quick"]).is_err());
+        let options: Options = parse(&["--suite", "rust", "doc", "--all", "--require"]).unwrap();
+        assert_eq!((options.all, options.require), (true, true));
+        assert_eq!(options.suites, ["rust", "doc"]);
+        assert!(parse::<Options>(&["rust"]).is_err(), "a name without its flag");
+        assert!(parse::<Options>(&["--suite"]).is_err(), "a flag without its name");
+        let unknown = parse::<Options>(&["--suite", "rusty"]).unwrap_err();
+        assert!(unknown.to_string().contains("'rusty'"), "{unknown}");
     }
 
     #[test]
     fn a_named_suite_runs_even_when_it_is_not_quick() {
         let slow = SUITES.iter().find(|suite| !suite.quick).expect("some suite is slow").name;
         let names = |arguments: &[&str]| -> Vec<&str> {
-            Options::parse(arguments).unwrap().chosen().iter().map(|suite| suite.name).collect()
+            parse::<Options>(arguments).unwrap().chosen().iter().map(|suite| suite.name).collect()
         };
         assert_eq!(names(&["--suite", slow]), [slow]);
         assert!(!names(&[]).contains(&slow));
@@ -471,19 +533,42 @@ mod tests {
     fn run_scripts(counted: bool, commands: fn(&Context) -> Vec<Command>) -> String {
         let limit = Duration::from_secs(60);
         let suite = Suite { name: "some", about: "", quick: true, needs: &[], counted, limit, commands };
-        let context = Context {
-            target: "nowhere".into(),
-            python: None,
-            legacy: None,
-            other: None,
-            borrowed: None,
-            nixl: None,
-            quick: true,
-        };
-        match run_suite(&suite, &context, &Options::default(), &mut Vec::new()) {
+        let context = Context { target: "nowhere".into(), ..Context::default() };
+        match run_suite(&suite, &context, false, &mut Vec::new(), &mut |_| ()) {
             Outcome::Passed(counts) => format!("passed {}", counts.executed()),
             Outcome::Failed(reason) | Outcome::Skipped(reason) => reason,
         }
+    }
+
+    fn some(name: &'static str, commands: fn(&Context) -> Vec<Command>) -> &'static Suite {
+        let limit = Duration::from_secs(60);
+        Box::leak(Box::new(Suite {
+            name,
+            about: "",
+            quick: true,
+            needs: &[],
+            counted: false,
+            limit,
+            commands,
+        }))
+    }
+
+    #[test]
+    fn suites_beside_others_keep_their_output_and_their_outcomes() {
+        let beside = Beside::start(true);
+        let context = Context { target: "nowhere".into(), ..Context::default() };
+        beside.run(some("bad", |_| vec![shell::command("false")]), &context).unwrap();
+        beside.run(some("good", |_| vec![echo("test result: ok. 3 passed")]), &context).unwrap();
+        let first = beside.ended.recv().unwrap();
+        assert!(matches!(first.1.outcome, Outcome::Failed(_)));
+        let second = beside.ended.recv().unwrap();
+        assert!(
+            second.2.contains("echo test result") && second.2.ends_with("ok. 3 passed\n"),
+            "{}",
+            second.2
+        );
+        assert!(second.1.to_string().starts_with("good             passed: 3 tests"));
+        assert!(beside.finish().unwrap().is_empty());
     }
 
     fn echo(line: &str) -> Command {

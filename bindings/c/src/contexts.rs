@@ -5,7 +5,7 @@ use std::ffi::c_void;
 use estafette::devices::table;
 use estafette::devices::{DLDevice, DeviceError, DeviceErrorKind, DeviceType};
 
-use crate::entry::{Answer, DONE, Refusal, entry, place};
+use crate::entry::{DONE, Refusal, entry, place};
 use crate::status::estafette_status;
 
 /// Gives a context a number, to `*device_id`, that stands for it in a `DLDevice` everywhere in this process; the same context gets
@@ -44,10 +44,7 @@ pub unsafe extern "C" fn estafette_register_context(
 /// by any thread.
 #[unsafe(no_mangle)]
 pub extern "C" fn estafette_unregister_context(device_type: DeviceType, device_id: i32) -> estafette_status {
-    entry(|| -> Answer {
-        table::unregister(DLDevice::new(device_type, device_id)).map_err(refusal)?;
-        DONE
-    })
+    entry(|| table::unregister(DLDevice::new(device_type, device_id)).map_err(refusal))
 }
 
 /// The context that a number stands for, to `*native_handle`. It is lent: it lives as long as its registrations.

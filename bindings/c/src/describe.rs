@@ -1,9 +1,9 @@
 //! What a tensor looks like and where it is.
 
 use std::ffi::c_void;
-use std::ptr::NonNull;
 
 use estafette::devices::DLDevice;
+use estafette::{Error, Tensor};
 
 use crate::dlpack::{DLDataType, DLTensor};
 use crate::entry::{DONE, Refusal, entry, place};
@@ -76,13 +76,8 @@ pub unsafe extern "C" fn estafette_tensor_dtype(
     tensor: *const estafette_tensor,
     out: *mut DLDataType,
 ) -> estafette_status {
-    entry(|| {
-        let tensor = self::tensor(tensor, "tensor")?;
-        let out = place(out, "out")?;
-        // SAFETY: writable, by contract.
-        unsafe { out.write(tensor.dtype()?.into()) };
-        DONE
-    })
+    // SAFETY: by contract of this function.
+    unsafe { describe(tensor, out, |tensor| tensor.dtype().map(DLDataType::from)) }
 }
 
 /// Where the memory of a tensor is, to `*out`.
@@ -96,13 +91,8 @@ pub unsafe extern "C" fn estafette_tensor_device(
     tensor: *const estafette_tensor,
     out: *mut DLDevice,
 ) -> estafette_status {
-    entry(|| {
-        let tensor = self::tensor(tensor, "tensor")?;
-        let out = place(out, "out")?;
-        // SAFETY: writable, by contract.
-        unsafe { out.write(tensor.device()?) };
-        DONE
-    })
+    // SAFETY: by contract of this function.
+    unsafe { describe(tensor, out, Tensor::device) }
 }
 
 /// The address of a tensor's first element, to `*out`; see `estafette_tensor_lend` for who may use what is there.
@@ -116,13 +106,8 @@ pub unsafe extern "C" fn estafette_tensor_data(
     tensor: *const estafette_tensor,
     out: *mut *mut c_void,
 ) -> estafette_status {
-    entry(|| {
-        let tensor = self::tensor(tensor, "tensor")?;
-        let out: NonNull<*mut c_void> = place(out, "out")?;
-        // SAFETY: writable, by contract.
-        unsafe { out.write(tensor.data_ptr()?.cast_mut().cast()) };
-        DONE
-    })
+    // SAFETY: by contract of this function.
+    unsafe { describe(tensor, out, |tensor| Ok(tensor.data_ptr()?.cast_mut().cast())) }
 }
 
 /// Whether the owner of a tensor's memory forbids writing it, to `*out`: 1 or 0.
@@ -136,11 +121,24 @@ pub unsafe extern "C" fn estafette_tensor_read_only(
     tensor: *const estafette_tensor,
     out: *mut i32,
 ) -> estafette_status {
+    // SAFETY: by contract of this function.
+    unsafe { describe(tensor, out, |tensor| tensor.is_read_only().map(i32::from)) }
+}
+
+/// Writes what `ask` finds of a tensor to `out`.
+///
+/// # Safety
+/// `out` is NULL or may be written.
+unsafe fn describe<T>(
+    tensor: *const estafette_tensor,
+    out: *mut T,
+    ask: impl FnOnce(&Tensor) -> Result<T, Error>,
+) -> estafette_status {
     entry(|| {
         let tensor = self::tensor(tensor, "tensor")?;
         let out = place(out, "out")?;
         // SAFETY: writable, by contract.
-        unsafe { out.write(tensor.is_read_only()?.into()) };
+        unsafe { out.write(ask(&tensor)?) };
         DONE
     })
 }

@@ -6,7 +6,7 @@ use std::time::Duration;
 use estafette::Engine;
 use estafette::exchange::callback;
 
-use crate::entry::{Answer, DONE, Refusal, entry, entry_anywhere, is_null, place};
+use crate::entry::{Answer, DONE, Refusal, entry, entry_unless_null, is_null, place};
 use crate::handles::{Pinned, Table};
 use crate::log;
 use crate::options::{self, Options};
@@ -123,13 +123,9 @@ pub unsafe extern "C" fn estafette_engine_create(
 /// `ESTAFETTE_FORKED`: there the engine is leaked. May be called by any thread. `engine` may be any value.
 #[unsafe(no_mangle)]
 pub extern "C" fn estafette_engine_destroy(engine: *mut estafette_engine) -> estafette_status {
-    if engine.is_null() {
-        return entry_anywhere(|| DONE);
-    }
-    entry(|| -> Answer {
+    entry_unless_null(engine, || {
         self::engine(engine)?.unretrieved().report();
-        ENGINES.release(engine, "engine")?;
-        DONE
+        ENGINES.release(engine, "engine")
     })
 }
 
@@ -177,10 +173,7 @@ pub extern "C" fn estafette_engine_shutdown(
 /// that is not in use; `ESTAFETTE_FORKED`. May be called by any thread. `engine` may be any value.
 #[unsafe(no_mangle)]
 pub extern "C" fn estafette_wait_all(engine: *mut estafette_engine, timeout_ns: u64) -> estafette_status {
-    entry(|| -> Answer {
-        self::engine(engine)?.wait_all(timeout(timeout_ns))?;
-        DONE
-    })
+    entry(|| Ok(self::engine(engine)?.wait_all(timeout(timeout_ns))?))
 }
 
 /// Who waits for whom right now, one line per operation, for people; and a line for each deleter of this process that has run for

@@ -58,19 +58,33 @@ pub(crate) fn is_forked_from_home() -> bool {
 
 /// Runs the inside of a function that uses handles, which a forked child has not got.
 #[inline]
-pub(crate) fn entry(inside: impl FnOnce() -> Answer) -> estafette_status {
+pub(crate) fn entry<S>(inside: impl FnOnce() -> Result<S, Refusal>) -> estafette_status
+where
+    S: Into<estafette_status>,
+{
     if is_forked_from_home() {
         return store_error(Error::Forked.into());
     }
     entry_anywhere(inside)
 }
 
+/// As [`entry`], of a function that does nothing for a NULL handle, in a forked child too.
+pub(crate) fn entry_unless_null<H>(
+    handle: *mut H,
+    inside: impl FnOnce() -> Result<(), Refusal>,
+) -> estafette_status {
+    if handle.is_null() { entry_anywhere(|| Ok(())) } else { entry(inside) }
+}
+
 /// Runs the inside of a function that a forked child may call too.
 #[inline]
-pub(crate) fn entry_anywhere(inside: impl FnOnce() -> Answer) -> estafette_status {
+pub(crate) fn entry_anywhere<S>(inside: impl FnOnce() -> Result<S, Refusal>) -> estafette_status
+where
+    S: Into<estafette_status>,
+{
     valgrind::before();
     let status = match catch_unwind(AssertUnwindSafe(inside)) {
-        Ok(Ok(status)) => status,
+        Ok(Ok(status)) => status.into(),
         Ok(Err(refusal)) => store_error(refusal),
         Err(panic) => panicked(panic),
     };

@@ -15,7 +15,7 @@ use crate::op::estafette_op;
 use crate::options::{self, Options};
 use crate::slots;
 use crate::status::estafette_status;
-use crate::tensor::{estafette_tensor, tensor};
+use crate::tensor::{estafette_tensor, tensor, wait};
 use crate::version::ESTAFETTE_FOREVER;
 
 /// What a holder of memory may do.
@@ -95,13 +95,7 @@ pub(crate) unsafe fn consumer(
 
 /// Waits until a tensor has its memory.
 pub(crate) fn until_defined(tensor: &Tensor, timeout: Option<Duration>) -> Result<(), Refusal> {
-    if !tensor.is_defined() {
-        match timeout {
-            None => tensor.wait()?,
-            Some(timeout) => tensor.wait_timeout(timeout)?,
-        }
-    }
-    Ok(())
+    if tensor.is_defined() { Ok(()) } else { wait(tensor, timeout) }
 }
 
 /// Hands a tensor to another library once it is defined, ready, and free for the access. `options` may be NULL for the defaults.

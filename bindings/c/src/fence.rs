@@ -8,7 +8,7 @@ use estafette::devices::host::{self, Completer};
 use estafette::devices::{DeviceError, DeviceErrorKind, Fence};
 use estafette::exchange::foreign_fence;
 
-use crate::entry::{Answer, DONE, Refusal, entry, entry_anywhere, place, text};
+use crate::entry::{DONE, Refusal, entry, entry_unless_null, place, text};
 use crate::handles::Table;
 use crate::op::estafette_op;
 use crate::places::Kind;
@@ -160,13 +160,7 @@ pub unsafe extern "C" fn estafette_promise_settle(
 /// `ESTAFETTE_FORKED`: there the promise is leaked. May be called by any thread. `promise` may be any value.
 #[unsafe(no_mangle)]
 pub extern "C" fn estafette_promise_drop(promise: *mut estafette_promise) -> estafette_status {
-    if promise.is_null() {
-        return entry_anywhere(|| DONE);
-    }
-    entry(|| -> Answer {
-        drop(PROMISES.take(promise, "promise")?);
-        DONE
-    })
+    entry_unless_null(promise, || PROMISES.take(promise, "promise").map(drop))
 }
 
 /// What a status that a caller ends something with means; `None` for success.

@@ -10,7 +10,7 @@ use estafette::{ManagedTensor, Produced};
 
 use crate::dlpack::DLManagedTensorVersioned;
 use crate::engine::timeout;
-use crate::entry::{Answer, DONE, Refusal, entry, entry_anywhere, is_null, place, text};
+use crate::entry::{Answer, DONE, Refusal, entry, entry_unless_null, is_null, place, text};
 use crate::fence::outcome_of;
 use crate::slots::{self, Begun};
 use crate::status::estafette_status;
@@ -162,10 +162,7 @@ pub unsafe extern "C" fn estafette_op_complete_with(
 /// thread. `op` may be any value.
 #[unsafe(no_mangle)]
 pub extern "C" fn estafette_op_retain(op: *mut estafette_op) -> estafette_status {
-    entry(|| -> Answer {
-        slots::retain(op)?;
-        DONE
-    })
+    entry(|| slots::retain(op))
 }
 
 /// Gives one holder's handle up; the operation goes on. NULL is legal and does nothing.
@@ -174,13 +171,7 @@ pub extern "C" fn estafette_op_retain(op: *mut estafette_op) -> estafette_status
 /// `op` may be any value.
 #[unsafe(no_mangle)]
 pub extern "C" fn estafette_op_release(op: *mut estafette_op) -> estafette_status {
-    if op.is_null() {
-        return entry_anywhere(|| DONE);
-    }
-    entry(|| -> Answer {
-        slots::release(op)?;
-        DONE
-    })
+    entry_unless_null(op, || slots::release(op))
 }
 
 /// Whether an operation has ended, and how, at once.

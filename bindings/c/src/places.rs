@@ -9,7 +9,7 @@ use std::cell::RefCell;
 use std::fmt::Display;
 
 use estafette_sync::sync::atomic::{AtomicU32, Ordering};
-use estafette_sync::sync::{Mutex, MutexGuard, OnceLock};
+use estafette_sync::sync::{Mutex, OnceLock};
 use estafette_sync::tagged_slot::IN_USE;
 
 use crate::entry::{Refusal, is_forked};
@@ -148,7 +148,7 @@ impl Drop for Kept {
         }
         for (kept, free) in self.0.iter_mut().zip(&FREE) {
             if !kept.is_empty() {
-                lock(free).append(kept);
+                free.lock().append(kept);
             }
         }
     }
@@ -156,10 +156,6 @@ impl Drop for Kept {
 
 thread_local! {
     static KEPT: RefCell<Kept> = RefCell::default();
-}
-
-pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock()
 }
 
 /// The places of one kind, each with an `S`.
@@ -214,13 +210,13 @@ impl<S> Places<S> {
     /// A free place that any thread may have, and some more for this one.
     fn shared(&self) -> Option<u32> {
         let kind = self.kind as usize;
-        let mut free = lock(&FREE[kind]);
+        let mut free = FREE[kind].lock();
         let number = free.pop()?;
         let more = free.len().saturating_sub(KEPT_MAX / 2);
         let more = free.split_off(more);
         drop(free);
         if KEPT.try_with(|kept| kept.borrow_mut().0[kind].extend(&more)).is_err() {
-            lock(&FREE[kind]).extend(more);
+            FREE[kind].lock().extend(more);
         }
         Some(number)
     }
@@ -235,9 +231,9 @@ impl<S> Places<S> {
         });
         match surplus {
             Ok(surplus) if surplus.is_empty() => {}
-            Ok(surplus) => lock(&FREE[kind]).extend(surplus),
+            Ok(surplus) => FREE[kind].lock().extend(surplus),
             // The thread is ending.
-            Err(_) => lock(&FREE[kind]).push(number),
+            Err(_) => FREE[kind].lock().push(number),
         }
     }
 }

@@ -10,12 +10,12 @@ use estafette_sync::valgrind;
 
 use crate::context::{BodyContext, Context, estafette_drop};
 use crate::engine::{self, estafette_engine};
-use crate::entry::{Answer, DONE, Refusal, entry, entry_anywhere, place, text};
+use crate::entry::{DONE, Refusal, entry, entry_unless_null, place, text};
 use crate::handles::Table;
 use crate::names;
 use crate::op::estafette_op;
 use crate::options;
-use crate::places::{Kind, lock};
+use crate::places::Kind;
 use crate::slots::{self, Begun};
 use crate::status::estafette_status;
 use crate::submit::{Arguments, Work, estafette_function, estafette_submit_options, on, queue};
@@ -110,7 +110,7 @@ pub unsafe extern "C" fn estafette_program_add(
         };
         // SAFETY: by contract of this function.
         let Work { name, function, reads, writes } = unsafe { work.parse(&options) }?;
-        let mut stage = lock(&program);
+        let mut stage = program.lock();
         let Stage::Recording(builder) = &mut *stage else {
             return Err(refused("it is finished, nothing more can be recorded"));
         };
@@ -148,7 +148,7 @@ pub extern "C" fn estafette_program_finish(program: *mut estafette_program, grap
         if !matches!(graph, 0 | 1) {
             return Err(Refusal::invalid(format!("graph is {graph}")));
         }
-        let mut stage = lock(&program);
+        let mut stage = program.lock();
         let builder = match std::mem::replace(&mut *stage, Stage::Abandoned) {
             Stage::Recording(builder) => builder,
             other => {
@@ -159,7 +159,7 @@ pub extern "C" fn estafette_program_finish(program: *mut estafette_program, grap
         drop(stage);
         // Under no lock: a program that is refused gives the contexts of its nodes up.
         let finished = if graph == 1 { builder.finish_as_graph() } else { builder.finish() }?;
-        *lock(&program) = Stage::Ready(finished);
+        *program.lock() = Stage::Ready(finished);
         DONE
     })
 }
@@ -184,7 +184,7 @@ pub unsafe extern "C" fn estafette_program_replay(
 ) -> estafette_status {
     entry(|| {
         let program = PROGRAMS.get(program, "program")?;
-        let ready = match &*lock(&program) {
+        let ready = match &*program.lock() {
             Stage::Ready(ready) => ready.clone(),
             Stage::Recording(_) => return Err(refused("it is still being recorded; finish it")),
             Stage::Abandoned => return Err(refused("it could not be finished")),
@@ -217,11 +217,5 @@ pub unsafe extern "C" fn estafette_program_replay(
 /// `ESTAFETTE_FORKED`: there the program is leaked. May be called by any thread. `program` may be any value.
 #[unsafe(no_mangle)]
 pub extern "C" fn estafette_program_destroy(program: *mut estafette_program) -> estafette_status {
-    if program.is_null() {
-        return entry_anywhere(|| DONE);
-    }
-    entry(|| -> Answer {
-        PROGRAMS.release(program, "program")?;
-        DONE
-    })
+    entry_unless_null(program, || PROGRAMS.release(program, "program"))
 }

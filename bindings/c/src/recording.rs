@@ -7,7 +7,7 @@ use std::time::Duration;
 use estafette::trace::{Recorder, TraceOptions, Unsaved};
 use estafette_sync::sync::Mutex;
 
-use crate::entry::{Answer, DONE, Refusal, entry, is_null, place, text};
+use crate::entry::{DONE, Refusal, entry, is_null, place, text};
 use crate::handles::Table;
 use crate::options::{self, Options};
 use crate::places::Kind;
@@ -105,13 +105,12 @@ pub unsafe extern "C" fn estafette_record_begin(
 /// its parent's. May be called by any thread. `recording` may be any value.
 #[unsafe(no_mangle)]
 pub extern "C" fn estafette_record_end(recording: *mut estafette_recording) -> estafette_status {
-    entry(|| -> Answer {
+    entry(|| {
         let recorder =
             RECORDINGS.get(recording, "recording")?.lock().take().ok_or_else(|| over(recording))?;
         RECORDINGS.release(recording, "recording")?;
         let unsaved = |error: Unsaved| Refusal::new(estafette_status::ESTAFETTE_INTERNAL, error.to_string());
-        recorder.save().map_err(unsaved)?;
-        DONE
+        recorder.save().map(drop).map_err(unsaved)
     })
 }
 

@@ -13,7 +13,7 @@ use estafette_sync::sync::{Mutex, MutexGuard};
 use crate::context::BodyContext;
 use crate::entry::Refusal;
 use crate::op::estafette_op;
-use crate::places::{self, Kind, Places, lock};
+use crate::places::{self, Kind, Places};
 
 static PLACES: Places<Mutex<State>> = Places::new(Kind::Op);
 
@@ -73,7 +73,7 @@ impl Drop for Held {
 /// The place of a handle, if that is in use.
 fn find(op: *mut estafette_op) -> Result<(u32, MutexGuard<'static, State>), Refusal> {
     let (tag, number) = places::parts(op);
-    let state = PLACES.get(number).map(lock).filter(|state| state.tag == tag && state.holders > 0);
+    let state = PLACES.get(number).map(Mutex::lock).filter(|state| state.tag == tag && state.holders > 0);
     state.map(|state| (number, state)).ok_or_else(|| PLACES.kind().refusal(op, "op"))
 }
 
@@ -81,7 +81,7 @@ fn find(op: *mut estafette_op) -> Result<(u32, MutexGuard<'static, State>), Refu
 fn fresh_place() -> Result<(u32, MutexGuard<'static, State>), Refusal> {
     let kind = PLACES.kind();
     let (number, place) = PLACES.take(|| Mutex::new(State { tag: kind.first_tag(), ..State::default() }))?;
-    let mut state = lock(place);
+    let mut state = place.lock();
     state.tag = kind.next_tag(state.tag);
     Ok((number, state))
 }

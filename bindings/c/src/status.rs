@@ -63,6 +63,12 @@ const _: () = assert!(
         && foreign_fence::WOULD_DEADLOCK == ESTAFETTE_WOULD_DEADLOCK as i32
 );
 
+impl From<()> for estafette_status {
+    fn from((): ()) -> Self {
+        ESTAFETTE_OK
+    }
+}
+
 impl estafette_status {
     /// Every status, with what it means in a few words.
     const ALL: [(Self, &'static std::ffi::CStr); 17] = [

@@ -3,6 +3,7 @@
 use std::ffi::{c_char, c_void};
 use std::fmt::Display;
 use std::ptr::NonNull;
+use std::time::Duration;
 
 use estafette::devices::FenceSet;
 use estafette::exchange::InvalidTensor;
@@ -12,7 +13,7 @@ use estafette::{DType, Engine, Error, ImportOptions, ManagedTensor, Tensor};
 use crate::context::{Context, estafette_drop};
 use crate::dlpack::{DLDataType, DLManagedTensor, DLManagedTensorVersioned};
 use crate::engine::{self, estafette_engine, timeout};
-use crate::entry::{Answer, DONE, Refusal, array, entry, entry_anywhere, is_null, place};
+use crate::entry::{Answer, DONE, Refusal, array, entry, entry_unless_null, is_null, place};
 use crate::fence::{DLFence, import_fence};
 use crate::handles::{Pinned, Table, Vacant};
 use crate::places::Kind;
@@ -246,13 +247,7 @@ unsafe fn allocate(
 /// `tensor` may be any value.
 #[unsafe(no_mangle)]
 pub extern "C" fn estafette_tensor_retain(tensor: *mut estafette_tensor) -> estafette_status {
-    if tensor.is_null() {
-        return entry_anywhere(|| DONE);
-    }
-    entry(|| -> Answer {
-        TENSORS.retain(tensor, "tensor")?;
-        DONE
-    })
+    entry_unless_null(tensor, || TENSORS.retain(tensor, "tensor"))
 }
 
 /// Gives one holder's tensor up. When the last holder and the last operation that uses it are gone, and its last device work is
@@ -263,13 +258,7 @@ pub extern "C" fn estafette_tensor_retain(tensor: *mut estafette_tensor) -> esta
 /// called by any thread. `tensor` may be any value.
 #[unsafe(no_mangle)]
 pub extern "C" fn estafette_tensor_release(tensor: *mut estafette_tensor) -> estafette_status {
-    if tensor.is_null() {
-        return entry_anywhere(|| DONE);
-    }
-    entry(|| -> Answer {
-        TENSORS.release(tensor, "tensor")?;
-        DONE
-    })
+    entry_unless_null(tensor, || TENSORS.release(tensor, "tensor"))
 }
 
 /// As `estafette_tensor_release`, for a holder that has used the memory outside of operations and leases, until `fence` is done:
@@ -332,13 +321,14 @@ pub extern "C" fn estafette_query(tensor: *const estafette_tensor) -> estafette_
 /// `tensor` may be any value.
 #[unsafe(no_mangle)]
 pub extern "C" fn estafette_wait(tensor: *const estafette_tensor, timeout_ns: u64) -> estafette_status {
-    entry(|| -> Answer {
-        let tensor = self::tensor(tensor, "tensor")?;
-        match timeout(timeout_ns) {
-            None => tensor.wait()?,
-            Some(timeout) => tensor.wait_timeout(timeout)?,
-        }
-        DONE
+    entry(|| wait(&*self::tensor(tensor, "tensor")?, timeout(timeout_ns)))
+}
+
+/// Waits, with a limit or without.
+pub(crate) fn wait(tensor: &Tensor, timeout: Option<Duration>) -> Result<(), Refusal> {
+    Ok(match timeout {
+        None => tensor.wait()?,
+        Some(timeout) => tensor.wait_timeout(timeout)?,
     })
 }
 
@@ -387,8 +377,5 @@ pub unsafe extern "C" fn estafette_on_ready(
 /// use; `ESTAFETTE_FORKED`. May be called by any thread. `tensor` may be any value.
 #[unsafe(no_mangle)]
 pub extern "C" fn estafette_clear_error(tensor: *const estafette_tensor) -> estafette_status {
-    entry(|| -> Answer {
-        self::tensor(tensor, "tensor")?.clear_error()?;
-        DONE
-    })
+    entry(|| Ok(self::tensor(tensor, "tensor")?.clear_error()?))
 }

@@ -20,7 +20,7 @@ use crate::analysis::roots::{Root, roots};
 use crate::analysis::sentences;
 use crate::analysis::walk::{Step, What, walk};
 use crate::analysis::with_graph::{WithGraph, with_graph};
-use crate::format::facts;
+use crate::format::facts::Word;
 use crate::model::sane::sane;
 use crate::model::shown::shown;
 use crate::model::{Blocker, Cause, Nanos, OperationId, OperationKind, Outcome, TrackId};
@@ -482,7 +482,7 @@ fn operations(trace: &Trace, roots: &[Root], slack: &HashMap<OperationId, Nanos>
         let name = sentences::name(trace, operation.id);
         let row = rows.entry((name.clone(), operation.kind)).or_insert(OperationRow {
             name,
-            kind: facts::operation_kind_word(operation.kind).to_owned(),
+            kind: operation.kind.word().to_owned(),
             count: 0,
             running_ns: 0,
             waited_ns: 0,

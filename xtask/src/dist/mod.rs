@@ -9,7 +9,10 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use clap::Args;
+
 use crate::install;
+use crate::lint::source;
 use crate::python::{Environment, Peers};
 use crate::shell::{self, Ended};
 
@@ -45,25 +48,28 @@ const TOOL_LIMIT: Duration = Duration::from_secs(10 * 60);
 /// The time of every file in an archive, in seconds since 1970: the oldest that a wheel can hold, as it is a zip file.
 const FILE_TIME: &str = "315532800";
 
-/// What happens to the artifacts once they are made.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub enum Then {
-    /// Nothing more.
-    Keep,
-    /// Each is taken as users take it.
-    Check,
-    /// They are made again, and compared byte by byte.
-    Compare,
+/// Makes the release artifacts, into target/artifacts, and publishes nothing
+///
+/// They are crates, Python wheel and source distribution, C library, checksums and an SBOM.
+#[derive(Debug, Args)]
+pub struct Options {
+    /// Take them as users do, in a folder outside of the repository
+    #[arg(long)]
+    check: bool,
+    /// Make them twice, and compare them byte by byte
+    #[arg(long, conflicts_with = "check")]
+    compare: bool,
 }
 
 /// Makes the artifacts, and prints their folder.
-pub fn run(then: Then) -> Result<bool, String> {
+pub fn run(options: &Options) -> Result<bool, String> {
     let target = shell::target()?;
     let files = Files::make(&target)?;
-    match then {
-        Then::Keep => {}
-        Then::Check => check::run(&files, &target)?,
-        Then::Compare => compare(&files, &target.join("again"))?,
+    if options.check {
+        check::run(&files, &target)?;
+    }
+    if options.compare {
+        compare(&files, &target.join("again"))?;
     }
     println!("{}", files.folder.display());
     Ok(true)
@@ -74,10 +80,7 @@ fn compare(files: &Files, target: &Path) -> Result<(), String> {
     let mut make = shell::command("cargo");
     make.args(["xtask", "dist"]).env("CARGO_TARGET_DIR", target);
     shell::run(make)?;
-    let sums = |folder: &Path| {
-        let path = folder.join("SHA256SUMS");
-        fs::read_to_string(&path).map_err(|error| format!("cannot read {}: {error}", path.display()))
-    };
+    let sums = |folder: &Path| source::read(&folder.join("SHA256SUMS"));
     let (first, second) = (sums(&files.folder)?, sums(&target.join("artifacts"))?);
     if first == second {
         return Ok(());
@@ -106,7 +109,7 @@ impl Files {
         let folder = target.join("artifacts");
         // What an earlier version left there must not be taken for this one.
         remove_folder(&folder)?;
-        fs::create_dir_all(&folder).map_err(|error| format!("cannot make {}: {error}", folder.display()))?;
+        install::make_folder(&folder)?;
         let tools = Environment::prepare(Peers::Dist)?;
         let crates = crates(target, &folder)?;
         let sdist = sdist(&tools, &folder)?;
@@ -181,7 +184,7 @@ fn c_library(target: &Path, folder: &Path) -> Result<PathBuf, String> {
     let name = format!("estafette-c-{}-{PLATFORM}_x86_64", env!("CARGO_PKG_VERSION"));
     let stage = target.join("c-library");
     remove_folder(&stage)?;
-    install::run_portable(&stage.join(&name).to_string_lossy())?;
+    install::run_portable(&stage.join(&name))?;
     // The static library has debug lines of the standard library, which are a third of it, and names that no linker asks for.
     let mut strip = shell::command("strip");
     strip.arg("--strip-unneeded").arg(stage.join(&name).join("lib/libestafette.a"));
@@ -222,7 +225,7 @@ fn oldest_platform(said: &str) -> Option<u32> {
 }
 
 /// The one file in `folder` whose name ends like that.
-fn file_with(folder: &Path, end: &str) -> Result<PathBuf, String> {
+pub fn file_with(folder: &Path, end: &str) -> Result<PathBuf, String> {
     let unreadable = |error| format!("cannot read {}: {error}", folder.display());
     fs::read_dir(folder)
         .map_err(unreadable)?

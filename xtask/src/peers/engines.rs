@@ -6,7 +6,7 @@ use std::process::Command;
 use super::workloads::{Kind, Setting, Workload};
 use crate::python::Environment;
 use crate::requirements::MXNET;
-use crate::shell;
+use crate::{install, shell};
 
 /// A peer: a program under `benches/peers` for one engine.
 #[derive(Debug)]
@@ -153,8 +153,7 @@ impl Peer {
         let libmxnet = if self.mxnet { Some(libmxnet()?) } else { None };
 
         let folder = target.join("peers");
-        std::fs::create_dir_all(&folder)
-            .map_err(|error| format!("cannot make {}: {error}", folder.display()))?;
+        install::make_folder(&folder)?;
         let program = folder.join(format!("peer-{}", self.name));
         let mut compile = shell::command(self.compiler);
         compile.args(["-std=c++20", "-O3", "-march=native", "-Wall", "-Wextra"]);

@@ -1,7 +1,7 @@
 //! What the figures were taken on and with: without it they mean nothing.
 
 use super::engines::{PEERS, library_version};
-use crate::shell;
+use crate::{install, shell};
 
 /// Cores that this process may use.
 pub fn cores() -> usize {
@@ -11,6 +11,14 @@ pub fn cores() -> usize {
 /// Today's date, as the system's `date` has it in UTC.
 pub fn date() -> Result<String, String> {
     first_line("date", &["-u", "+%F"]).ok_or_else(|| "`date -u +%F` does not answer".to_owned())
+}
+
+/// Writes a record of today into `benches/results`.
+pub fn save(name: &str, record: &str) -> Result<(), String> {
+    let path = shell::root().join("benches/results").join(format!("{}-{name}.md", date()?));
+    install::write(&path, record)?;
+    println!("written to {}", path.display());
+    Ok(())
 }
 
 /// A Markdown list of machine, system, tools, libraries and commit.

@@ -13,6 +13,9 @@ mod workloads;
 use std::process::Command;
 use std::time::Duration;
 
+use clap::Args;
+use clap::builder::PossibleValuesParser;
+
 use crate::shell::{self, Ended};
 use engines::{BuiltPeer, Engine, OURS, Ours, PEERS, Peer};
 use measurement::Measurement;
@@ -22,81 +25,56 @@ use workloads::{WORKLOADS, Workload};
 /// A process that still runs after this is killed, and its measurement given up.
 const LIMIT: Duration = Duration::from_secs(120);
 
-/// Default number of rounds: the fewest whose median does not hang on one of them.
-const ROUNDS_DEFAULT: usize = 5;
-
 /// Operations of a workload that is only checked.
 const CHECK_N: u64 = 4_000;
 
-/// What the command line asked for.
-#[derive(Debug)]
+/// Runs the benches' workloads on our engine and on others, interleaved, and prints tables of both
+///
+/// The others are GCC and LLVM OpenMP, StarPU, oneTBB and MXNet's engine. One that cannot be built is reported as missing.
+#[derive(Debug, Args)]
 pub struct Options {
-    rounds: usize,
-    peers: Vec<&'static Peer>,
-    workloads: Vec<&'static Workload>,
-    save: bool,
+    /// How often every engine runs each workload: five are the fewest whose median does not hang on one of them
+    #[arg(long, default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..))]
+    rounds: u32,
+    /// These peers; ours is always there
+    #[arg(long, value_name = "PEER,...", value_delimiter = ',', value_parser = PossibleValuesParser::new(PEERS.iter().map(|peer| peer.name)))]
+    only: Vec<String>,
+    /// These workloads
+    #[arg(long, value_name = "NAME,...", value_delimiter = ',', value_parser = PossibleValuesParser::new(WORKLOADS.iter().map(|it| it.name)))]
+    workloads: Vec<String>,
+    /// Measure nothing; compare each peer's result with the sequential one
+    #[arg(long)]
     check: bool,
+    /// Install the Debian packages that the peers need (apt-get, as root)
+    #[arg(long)]
     install: bool,
+    /// Write the tables to benches/results/DATE-peers.md
+    #[arg(long)]
+    save: bool,
 }
 
 impl Options {
-    /// Reads the arguments that follow `peers`.
-    pub fn parse(arguments: &[&str]) -> Result<Self, String> {
-        let mut options = Options {
-            rounds: ROUNDS_DEFAULT,
-            peers: PEERS.iter().collect(),
-            workloads: WORKLOADS.iter().collect(),
-            save: false,
-            check: false,
-            install: false,
-        };
-        let mut rest = arguments.iter();
-        while let Some(&option) = rest.next() {
-            let mut value = || rest.next().copied().ok_or_else(|| format!("`{option}` needs a value"));
-            match option {
-                "--rounds" => {
-                    let text = value()?;
-                    options.rounds = match text.parse() {
-                        Ok(rounds @ 1..) => rounds,
-                        _ => return Err(format!("`--rounds` needs a number from 1 on, not `{text}`")),
-                    };
-                }
-                "--only" => options.peers = chosen(PEERS, |peer| peer.name, value()?, "peer")?,
-                "--workloads" => options.workloads = chosen(WORKLOADS, |w| w.name, value()?, "workload")?,
-                "--save" => options.save = true,
-                "--check" => options.check = true,
-                "--install" => options.install = true,
-                other => return Err(format!("`peers` does not know `{other}`; see `cargo xtask help`")),
-            }
-        }
-        Ok(options)
+    /// The peers that were asked for, in the order of their table.
+    fn peers(&self) -> impl Iterator<Item = &'static Peer> {
+        PEERS.iter().filter(|peer| self.only.is_empty() || self.only.iter().any(|name| name == peer.name))
     }
-}
 
-/// The entries of a table that are named in a list with commas, in the order of the table.
-fn chosen<T>(
-    table: &'static [T],
-    name: fn(&T) -> &'static str,
-    list: &str,
-    what: &str,
-) -> Result<Vec<&'static T>, String> {
-    let names: Vec<&str> = list.split(',').collect();
-    if let Some(unknown) = names.iter().find(|wanted| table.iter().all(|entry| name(entry) != **wanted)) {
-        let all: Vec<&str> = table.iter().map(name).collect();
-        return Err(format!("there is no {what} `{unknown}`; there are {}", all.join(", ")));
+    /// The workloads that were asked for, in the order of their table.
+    fn workloads(&self) -> impl Iterator<Item = &'static Workload> {
+        let named = |it: &Workload| self.workloads.iter().any(|name| name == it.name);
+        WORKLOADS.iter().filter(move |it| self.workloads.is_empty() || named(it))
     }
-    Ok(table.iter().filter(|entry| names.contains(&name(entry))).collect())
 }
 
 /// Installs what was asked for, builds, and checks or measures; true when every check passed or anything was measured.
 pub fn run(options: &Options) -> Result<bool, String> {
     if options.install {
-        install(&options.peers)?;
+        install(options)?;
     }
     let target = shell::target()?;
     let mut missing = Vec::new();
     let mut built = Vec::new();
-    for peer in &options.peers {
+    for peer in options.peers() {
         match peer.build(&target) {
             Ok(program) => built.push(program),
             Err(why) => missing.push(format!("{} ({}): {why}", peer.name, peer.about)),
@@ -124,17 +102,14 @@ pub fn run(options: &Options) -> Result<bool, String> {
     let report = report(options, &results, &machine, &missing);
     println!("\n{report}\n## For the README\n\n{SHORT_CAPTION}\n\n{}", results.short());
     if options.save {
-        let path = shell::root().join("benches/results").join(format!("{}-peers.md", machine::date()?));
-        std::fs::write(&path, &report)
-            .map_err(|error| format!("cannot write {}: {error}", path.display()))?;
-        println!("written to {}", path.display());
+        machine::save("peers", &report)?;
     }
     Ok(true)
 }
 
 /// Installs the Debian packages of the peers.
-fn install(peers: &[&Peer]) -> Result<(), String> {
-    let mut packages: Vec<&str> = peers.iter().flat_map(|peer| peer.packages).copied().collect();
+fn install(options: &Options) -> Result<(), String> {
+    let mut packages: Vec<&str> = options.peers().flat_map(|peer| peer.packages).copied().collect();
     packages.sort_unstable();
     packages.dedup();
     let mut command = shell::command("apt-get");
@@ -147,7 +122,7 @@ fn install(peers: &[&Peer]) -> Result<(), String> {
 fn check(options: &Options, peers: &[BuiltPeer]) -> bool {
     let (mut passed, mut failed) = (0, 0);
     for peer in peers {
-        for workload in &options.workloads {
+        for workload in options.workloads() {
             for &setting in workload.settings() {
                 let what = format!("{}, {}, {}", peer.name(), workload.name, setting.name());
                 if let Some(why) = peer.refuses(workload, setting) {
@@ -173,7 +148,7 @@ fn measure(options: &Options, engines: &[Box<dyn Engine>]) -> Results {
     let mut results = Results::default();
     let cores = machine::cores();
     for round in 1..=options.rounds {
-        for &workload in &options.workloads {
+        for workload in options.workloads() {
             println!("round {round} of {}: {}", options.rounds, workload.name);
             for engine in engines {
                 for &setting in workload.settings() {
@@ -226,7 +201,7 @@ fn report(options: &Options, results: &Results, machine: &str, missing: &[String
     text += &results.tables();
     text += &format!("### Operations per run\n\n{}\n", results.sizes());
     text += "### How each peer was made to look its best\n\n";
-    for peer in &options.peers {
+    for peer in options.peers() {
         text += &format!("- **{}**, {}: {}\n", peer.name, peer.about, peer.best);
     }
     text += "- **taskflow**: figures of another run, with 2 threads; a static graph whose edges the program derived \
@@ -258,28 +233,22 @@ mod tests {
 
     #[test]
     fn options_choose_peers_and_workloads_in_the_order_of_the_tables() {
-        let options =
-            Options::parse(&["--rounds", "7", "--only", "tbb-flow,gomp", "--workloads", "chain", "--save"])
+        let options: Options =
+            crate::parse(&["--rounds", "7", "--only", "tbb-flow,gomp", "--workloads", "chain", "--save"])
                 .unwrap();
-        let peers: Vec<&str> = options.peers.iter().map(|peer| peer.name).collect();
+        let peers: Vec<&str> = options.peers().map(|peer| peer.name).collect();
         assert_eq!(peers, ["gomp", "tbb-flow"]);
-        assert_eq!(options.workloads.len(), 1);
-        assert_eq!(options.rounds, 7);
-        assert!(options.save && !options.check && !options.install);
-        let all = Options::parse(&[]).unwrap();
-        assert_eq!((all.peers.len(), all.workloads.len()), (PEERS.len(), WORKLOADS.len()));
+        assert_eq!((options.workloads().count(), options.rounds, options.save), (1, 7, true));
+        let all: Options = crate::parse(&[]).unwrap();
+        assert_eq!((all.peers().count(), all.workloads().count()), (PEERS.len(), WORKLOADS.len()));
     }
 
     #[test]
     fn what_the_options_do_not_know_is_named() {
-        for (arguments, expected) in [
-            (["--only", "hpx"], "there is no peer `hpx`; there are gomp, libomp"),
-            (["--workloads", "chain,"], "there is no workload ``"),
-            (["--rounds", "0"], "a number from 1 on, not `0`"),
-            (["--save", "--rounds"], "`--rounds` needs a value"),
-            (["--save", "fast"], "does not know `fast`"),
-        ] {
-            let error = Options::parse(&arguments).unwrap_err();
+        for (arguments, expected) in
+            [(["--only", "hpx"], "gomp"), (["--workloads", "chain,"], "metg-fft"), (["--rounds", "0"], "'0'")]
+        {
+            let error = crate::parse::<Options>(&arguments).unwrap_err().to_string();
             assert!(error.contains(expected), "{error}");
         }
     }
@@ -298,7 +267,7 @@ mod tests {
 
     #[test]
     fn the_report_names_what_is_missing() {
-        let options = Options::parse(&["--only", "gomp"]).unwrap();
+        let options: Options = crate::parse(&["--only", "gomp"]).unwrap();
         let missing = ["gomp: there is no g++".to_owned()];
         let report = report(&options, &Results::default(), "- machine: x\n", &missing);
         assert!(report.contains("### Missing or given up\n\n- gomp: there is no g++\n"), "{report}");

@@ -2,14 +2,11 @@
 //!
 //! Files of before the first release have earlier names for some facts; both names are read.
 
-use super::words::{
-    blocker, blocker_words, cause, hazard, hazard_word, mode, mode_word, operation_kind, operation_kind_word,
-    track_kind, track_kind_word,
-};
+use super::words::{Word, blocker, blocker_words, cause};
 use super::{Fact, Facts, Item, ReadFacts};
 use crate::model::{
-    Access, Disorder, Edge, Elsewhere, Lease, LostRecords, Operation, Outcome, Process, Site, Stall, Text,
-    Trace, Track, Variable,
+    Access, Disorder, Edge, Elsewhere, Hazard, Lease, LostRecords, Mode, Operation, OperationKind, Outcome,
+    Process, Site, Stall, Text, Trace, Track, TrackKind, Variable,
 };
 
 /// The text called `name`, or `earlier` in files of before the first release.
@@ -89,7 +86,7 @@ pub(crate) fn head(trace: &Trace, totals: Totals, is_last: bool) -> Facts {
         Fact::Facts(facts.uint("started", *started_ns).text("clock", clock))
     };
     let track = |track: &Track| {
-        Fact::Facts(Facts::default().text("name", &track.name).word("kind", track_kind_word(track.kind)))
+        Fact::Facts(Facts::default().text("name", &track.name).word("kind", track.kind.word()))
     };
     let lost = |lost: &LostRecords| {
         Fact::Facts(Facts::default().uint("track", lost.track as u64).uint("count", lost.count))
@@ -130,7 +127,7 @@ pub(crate) fn head_from(facts: &impl ReadFacts) -> Result<Head, String> {
     }
     for facts in facts.find_things("tracks").chain(facts.find_things("lanes")) {
         let facts = facts?;
-        let kind = track_kind(facts.need_text("kind")?)?;
+        let kind = TrackKind::of(facts.need_text("kind")?)?;
         head.tracks.push(Track { name: facts.need_text("name")?.clone(), kind });
     }
     for facts in facts.find_things("lost") {
@@ -176,7 +173,7 @@ fn site_from(facts: &impl ReadFacts) -> Result<Option<Site>, String> {
 
 pub(crate) fn operation(operation: &Operation) -> Facts {
     let access = |access: &Access| {
-        Fact::Facts(Facts::default().uint("tensor", access.variable).word("access", mode_word(access.mode)))
+        Fact::Facts(Facts::default().uint("tensor", access.variable).word("access", access.mode.word()))
     };
     let (outcome, why) = match &operation.outcome {
         Outcome::Ok => ("ok", None),
@@ -189,7 +186,7 @@ pub(crate) fn operation(operation: &Operation) -> Facts {
     let since = |time: Option<u64>| time.map(|time| time.wrapping_sub(operation.submitted));
     let mut facts = Facts::default()
         .uint("id", operation.id)
-        .word("kind", operation_kind_word(operation.kind))
+        .word("kind", operation.kind.word())
         .index("library", operation.library)
         .index("submitter", operation.submitter)
         .index("track", operation.track)
@@ -239,7 +236,7 @@ pub(crate) fn operation_from(name: &Text, facts: &impl ReadFacts) -> Result<Oper
     let mut accesses = Vec::new();
     for facts in facts.find_things("accesses") {
         let facts = facts?;
-        let mode = mode(facts.need_text("access")?)?;
+        let mode = Mode::of(facts.need_text("access")?)?;
         accesses.push(Access { variable: facts.need_uint("tensor")?, mode });
     }
     accesses.shrink_to_fit();
@@ -248,7 +245,7 @@ pub(crate) fn operation_from(name: &Text, facts: &impl ReadFacts) -> Result<Oper
     Ok(Operation {
         id: facts.need_uint("id")?,
         name: name.clone(),
-        kind: operation_kind(facts.need_text("kind")?)?,
+        kind: OperationKind::of(facts.need_text("kind")?)?,
         library: facts.find_index("library"),
         site: site_from(facts)?,
         submitter: facts.find_index("submitter"),
@@ -284,7 +281,7 @@ pub(crate) fn lease(lease: &Lease) -> Facts {
     let facts = Facts::default()
         .uint("id", lease.id)
         .uint("tensor", lease.variable)
-        .word("access", mode_word(lease.access))
+        .word("access", lease.access.word())
         .index("library", lease.library)
         .text("owner", &lease.owner)
         .uint("opened", lease.opened)
@@ -296,7 +293,7 @@ pub(crate) fn lease_from(facts: &impl ReadFacts) -> Result<Lease, String> {
     Ok(Lease {
         id: facts.need_uint("id")?,
         variable: facts.need_uint("tensor")?,
-        access: mode(facts.need_text("access")?)?,
+        access: Mode::of(facts.need_text("access")?)?,
         library: facts.find_index("library"),
         owner: text(facts, "owner", "taker")?.clone(),
         site: site_from(facts)?,
@@ -317,7 +314,7 @@ pub(crate) fn stall(stall: &Stall) -> Facts {
         .maybe("which", which)
         .maybe("critical", stall.critical.then_some(1));
     match stall.hazard {
-        Some(hazard) => facts.word("hazard", hazard_word(hazard)),
+        Some(hazard) => facts.word("hazard", hazard.word()),
         None => facts,
     }
 }
@@ -329,7 +326,7 @@ pub(crate) fn stall_from(from: u64, facts: &impl ReadFacts) -> Result<Stall, Str
         from,
         to: from.saturating_add(facts.need_uint("lasts")?),
         cause: cause(facts.need_text("cause")?)?,
-        hazard: facts.find_text("hazard").map(|word| hazard(word)).transpose()?,
+        hazard: facts.find_text("hazard").map(|word| Hazard::of(word)).transpose()?,
         blocker: blocker(text(facts, "blocker", "culprit")?, facts.find_uint("which"))?,
         critical: facts.find_uint("critical").or_else(|| facts.find_uint("decisive")).unwrap_or(0) != 0,
     })
@@ -340,7 +337,7 @@ pub(crate) fn edge(edge: &Edge) -> Facts {
     Facts::default()
         .uint("from", edge.from)
         .uint("tensor", edge.variable)
-        .word("hazard", hazard_word(edge.hazard))
+        .word("hazard", edge.hazard.word())
 }
 
 /// The same with the later end, for an edge whose later end has no facts.
@@ -354,7 +351,7 @@ pub(crate) fn edge_from(owner: Option<u64>, facts: &impl ReadFacts) -> Result<Ed
         from: facts.need_uint("from")?,
         to: owner.map_or_else(|| facts.need_uint("to"), Ok)?,
         variable: facts.need_uint("tensor")?,
-        hazard: hazard(facts.need_text("hazard")?)?,
+        hazard: Hazard::of(facts.need_text("hazard")?)?,
     })
 }
 

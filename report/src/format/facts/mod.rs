@@ -9,7 +9,7 @@ pub(crate) use convert::{
     Head, Totals, edge, edge_from, head, head_from, lease, lease_from, loose_edge, operation, operation_from,
     stall, stall_from, variable, variable_from,
 };
-pub(crate) use words::{OPERATION_KINDS, blocker_name, operation_kind_word, track_kind_word};
+pub(crate) use words::{Word, blocker_name};
 
 use crate::model::Text;
 

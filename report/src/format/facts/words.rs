@@ -3,73 +3,57 @@
 use crate::model::source::Source;
 use crate::model::{Blocker, Cause, Hazard, Mode, OperationKind, Text, TrackKind};
 
-/// A value and its word.
-pub(crate) type Row<T> = (T, &'static str);
+/// An enumeration whose values have words in files.
+pub(crate) trait Word: Copy + PartialEq + 'static {
+    /// What it is, in messages.
+    const WHAT: &'static str;
+    /// Its values and their words. Those of operations are in the order of their numbers on the page.
+    const WORDS: &'static [(Self, &'static str)];
 
-const TRACK_KINDS: [Row<TrackKind>; 6] = [
-    (TrackKind::Worker, "worker"),
-    (TrackKind::Thread, "thread"),
-    (TrackKind::EventLoop, "event loop"),
-    (TrackKind::Queue, "queue"),
-    (TrackKind::Reactor, "reactor"),
-    (TrackKind::Reaper, "reaper"),
-];
+    fn word(self) -> &'static str {
+        Self::WORDS.iter().find(|(value, _)| *value == self).map_or("?", |(_, word)| word)
+    }
 
-/// Kinds of operations, in the order of their numbers on the page.
-pub(crate) const OPERATION_KINDS: [Row<OperationKind>; 6] = [
-    (OperationKind::Operation, "operation"),
-    (OperationKind::Wait, "wait"),
-    (OperationKind::Await, "await"),
-    (OperationKind::Copy, "copy"),
-    (OperationKind::Export, "export"),
-    (OperationKind::Import, "import"),
-];
-
-const MODES: [Row<Mode>; 3] = [(Mode::Read, "read"), (Mode::Write, "write"), (Mode::Update, "update")];
-
-const HAZARDS: [Row<Hazard>; 3] = [(Hazard::Raw, "RAW"), (Hazard::War, "WAR"), (Hazard::Waw, "WAW")];
-
-fn word<T: PartialEq>(table: &[Row<T>], value: T) -> &'static str {
-    table.iter().find(|(its_value, _)| *its_value == value).map_or("?", |(_, word)| word)
+    fn of(word: &str) -> Result<Self, String> {
+        let row = Self::WORDS.iter().find(|(_, its_word)| *its_word == word);
+        row.map(|&(value, _)| value).ok_or_else(|| format!("has an unknown {}, `{word}`", Self::WHAT))
+    }
 }
 
-fn value<T: Copy>(table: &[Row<T>], what: &str, word: &str) -> Result<T, String> {
-    let row = table.iter().find(|(_, its_word)| *its_word == word);
-    row.map(|&(value, _)| value).ok_or_else(|| format!("has an unknown {what}, `{word}`"))
+impl Word for TrackKind {
+    const WHAT: &'static str = "kind of track";
+    const WORDS: &'static [(Self, &'static str)] = &[
+        (Self::Worker, "worker"),
+        (Self::Thread, "thread"),
+        (Self::EventLoop, "event loop"),
+        (Self::Queue, "queue"),
+        (Self::Reactor, "reactor"),
+        (Self::Reaper, "reaper"),
+    ];
 }
 
-/// The word for a kind of track.
-pub(crate) fn track_kind_word(kind: TrackKind) -> &'static str {
-    word(&TRACK_KINDS, kind)
+impl Word for OperationKind {
+    const WHAT: &'static str = "kind of operation";
+    const WORDS: &'static [(Self, &'static str)] = &[
+        (Self::Operation, "operation"),
+        (Self::Wait, "wait"),
+        (Self::Await, "await"),
+        (Self::Copy, "copy"),
+        (Self::Export, "export"),
+        (Self::Import, "import"),
+    ];
 }
 
-pub(super) fn track_kind(text: &str) -> Result<TrackKind, String> {
-    value(&TRACK_KINDS, "kind of track", text)
+impl Word for Mode {
+    const WHAT: &'static str = "access";
+    const WORDS: &'static [(Self, &'static str)] =
+        &[(Self::Read, "read"), (Self::Write, "write"), (Self::Update, "update")];
 }
 
-pub(crate) fn operation_kind_word(kind: OperationKind) -> &'static str {
-    word(&OPERATION_KINDS, kind)
-}
-
-pub(super) fn operation_kind(text: &str) -> Result<OperationKind, String> {
-    value(&OPERATION_KINDS, "kind of operation", text)
-}
-
-pub(super) fn mode_word(mode: Mode) -> &'static str {
-    word(&MODES, mode)
-}
-
-pub(super) fn mode(text: &str) -> Result<Mode, String> {
-    value(&MODES, "access", text)
-}
-
-/// The short word for a hazard.
-pub(super) fn hazard_word(hazard: Hazard) -> &'static str {
-    word(&HAZARDS, hazard)
-}
-
-pub(super) fn hazard(text: &str) -> Result<Hazard, String> {
-    value(&HAZARDS, "hazard", text)
+impl Word for Hazard {
+    const WHAT: &'static str = "hazard";
+    const WORDS: &'static [(Self, &'static str)] =
+        &[(Self::Raw, "RAW"), (Self::War, "WAR"), (Self::Waw, "WAW")];
 }
 
 pub(super) fn cause(text: &str) -> Result<Cause, String> {

@@ -14,9 +14,10 @@ use crate::analysis::place::{self, Row};
 use crate::analysis::roots::{Root, roots};
 use crate::analysis::sentences;
 use crate::analysis::summary::WorstRow;
-use crate::format::facts;
+use crate::format::facts::Word;
 use crate::model::{
-    Blocker, Cause, Counter, Edge, Hazard, Lease, Mode, Operation, OperationId, Outcome, Site, Trace,
+    Blocker, Cause, Counter, Edge, Hazard, Lease, Mode, Operation, OperationId, OperationKind, Outcome, Site,
+    Trace,
 };
 use crate::report;
 
@@ -46,9 +47,9 @@ pub fn of(trace: &Trace) -> (Value, Columns) {
         // Milliseconds, the unit of JavaScript's dates.
         "started": trace.started_unix_ns / 1_000_000,
         "duration": trace.duration,
-        "tracks": trace.tracks.iter().map(|track| json!([track.name, facts::track_kind_word(track.kind)])).collect::<Value>(),
+        "tracks": trace.tracks.iter().map(|track| json!([track.name, track.kind.word()])).collect::<Value>(),
         "libraries": trace.libraries,
-        "kinds": facts::OPERATION_KINDS.map(|(_, word)| word),
+        "kinds": OperationKind::WORDS.iter().map(|(_, word)| word).collect::<Vec<_>>(),
         "tensors": view.tensors(),
         "operations": operations,
         "leases": leases,
@@ -150,7 +151,7 @@ impl<'a> View<'a> {
         json!({
             "id": columns.steps(all.iter().map(|it| it.id)),
             "name": columns.indices(all.iter().map(|it| Some(texts.add(&it.name)))),
-            "kind": columns.indices(all.iter().map(|it| facts::OPERATION_KINDS.iter().position(|(kind, _)| *kind == it.kind))),
+            "kind": columns.indices(all.iter().map(|it| OperationKind::WORDS.iter().position(|(kind, _)| *kind == it.kind))),
             "library": columns.indices(all.iter().map(|it| place::known(self.trace, it.library))),
             "track": columns.indices(all.iter().map(|it| known_track(it.track.or(it.submitter)))),
             "site": columns.indices(all.iter().map(|it| sites.site(it.site.as_ref()))),
