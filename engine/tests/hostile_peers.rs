@@ -2,6 +2,8 @@
 
 #![cfg(not(any(estafette_portable, estafette_loom, estafette_shuttle)))]
 
+#[path = "../../links/tests/support/random.rs"]
+mod random;
 #[path = "../../links/tests/support/mod.rs"]
 mod support;
 
@@ -15,6 +17,7 @@ use estafette::remote::{Address, Door, Ticket};
 use estafette::{DType, Engine, Tensor};
 use estafette_links::{Link, Received, Segment};
 
+use random::Random;
 use support::{Peer, role, until, wait};
 
 /// Messages of a hostile process.
@@ -26,50 +29,31 @@ const BYTES: usize = 5_000;
 /// Larger tensors are read at their ends only.
 const READ_MAX: usize = 4_096;
 
-/// The numbers that splitmix64 gives for a seed.
-struct Random(u64);
-
 impl Random {
-    fn next(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9E37_79B9_7F4A_7C15);
-        let z = (self.0 ^ (self.0 >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
-        let z = (z ^ (z >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
-        z ^ (z >> 31)
-    }
-
-    fn below(&mut self, limit: u64) -> u64 {
-        self.next() % limit
-    }
-
     /// A number that is often near to sense.
     fn number(&mut self) -> i64 {
         const ENDS: [i64; 8] =
             [-1, i64::MIN, i64::MAX, 1 << 62, BYTES as i64, BYTES as i64 - 1, 1 << 32, i64::MIN + 1];
         match self.below(16) {
             0..9 => self.below(40) as i64,
-            9..12 => self.below(BYTES as u64 + 8) as i64,
+            9..12 => self.below(BYTES + 8) as i64,
             12 => -(self.below(100) as i64),
             13 => self.next().cast_signed(),
-            _ => ENDS[self.below(8) as usize],
+            _ => ENDS[self.below(8)],
         }
     }
 
     /// A message for a tensor: its kind, and what a tensor is described by: number of a segment, type, flags, dimensions, place, lanes, key,
     /// share, shape and strides. Most are sound but for one thing.
     fn description(&mut self) -> Vec<u8> {
-        let ndim = [1, 1, 2, 3, 0, self.below(70)][self.below(6) as usize];
+        let ndim = [1, 1, 2, 3, 0, self.below(70)][self.below(6)];
         let sound = self.below(4) > 0;
         // Tickets, words that a tensor comes later, and kinds that there are not. A door would be no message for a tensor.
-        let kind = [1, 2, 4, 255].get(self.below(40) as usize).copied().unwrap_or(0);
+        let kind = [1, 2, 4, 255].get(self.below(40)).copied().unwrap_or(0);
         let mut bytes = [&[kind][..], &(self.below(3) as u32).to_le_bytes()].concat();
-        let bits = [8, 8, 16, 32, 64, 1, 4, 128][self.below(8) as usize];
+        let bits = [8, 8, 16, 32, 64, 1, 4, 128][self.below(8)];
         let code = self.below(if sound { 3 } else { 20 }) as u8;
-        bytes.extend([
-            code,
-            bits,
-            [1, 2, 3, 4].get(self.below(40) as usize).copied().unwrap_or(0),
-            ndim as u8,
-        ]);
+        bytes.extend([code, bits, [1, 2, 3, 4].get(self.below(40)).copied().unwrap_or(0), ndim as u8]);
         let lanes = if sound { 1 } else { self.number() };
         let first = if sound { 8 * self.below(100) as i64 } else { self.number() };
         let dimension = |random: &mut Self| if sound { random.below(12) as i64 } else { random.number() };
@@ -79,10 +63,10 @@ impl Random {
             bytes.extend(dimension(self).to_le_bytes());
         }
         match self.below(12) {
-            0 => bytes.truncate(self.below(bytes.len() as u64 + 1) as usize),
+            0 => bytes.truncate(self.below(bytes.len() + 1)),
             1 => bytes.extend((0..self.below(9)).map(|_| 0)),
             2 => {
-                let at = self.below(bytes.len() as u64) as usize;
+                let at = self.below(bytes.len());
                 bytes[at] = self.next() as u8;
             }
             _ => {}
@@ -95,8 +79,7 @@ impl Random {
     fn promise(&mut self, open: &mut Vec<host::Completer>) -> Fence {
         let (completer, fence) = host::promise("hostile");
         match self.below(8) {
-            0 => completer
-                .fail(DeviceError::new(DeviceErrorKind::Other, "x".repeat(self.below(3000) as usize))),
+            0 => completer.fail(DeviceError::new(DeviceErrorKind::Other, "x".repeat(self.below(3000)))),
             1 => open.push(completer),
             _ => completer.complete(),
         }
@@ -231,10 +214,10 @@ fn answer_anything(link: &Link, random: &mut Random, open: &mut Vec<host::Comple
         let number = request.note().get(..8).map_or(Vec::new(), <[u8]>::to_vec);
         asked.push(request);
         // Some are not answered, some twice, and some that were never asked.
-        for _ in 0..[0, 1, 1, 1, 2][random.below(5) as usize] {
+        for _ in 0..[0, 1, 1, 1, 2][random.below(5)] {
             let number = match random.below(8) {
                 0 => random.next().to_le_bytes().to_vec(),
-                1 => number[..random.below(number.len() as u64 + 1) as usize].to_vec(),
+                1 => number[..random.below(number.len() + 1)].to_vec(),
                 _ => number.clone(),
             };
             let note =
@@ -293,8 +276,8 @@ fn a_process_that_asks_for_anything_gets_what_it_was_given_a_ticket_for() {
         for number in 0..MESSAGES as u64 {
             let mut note = [&number.to_le_bytes(), secret].concat();
             match random.below(4) {
-                0 => note.resize(random.below(200) as usize, 9),
-                1 => note[8 + random.below(16) as usize] ^= 1,
+                0 => note.resize(random.below(200), 9),
+                1 => note[8 + random.below(16)] ^= 1,
                 _ => {}
             }
             let promise = random.promise(&mut open);

@@ -69,7 +69,8 @@ mod platform;
 mod ring;
 mod segment;
 #[cfg(all(any(test, feature = "steps"), not(any(estafette_portable, estafette_loom, estafette_shuttle))))]
-mod steps;
+#[doc(hidden)]
+pub mod steps;
 #[cfg(all(test, not(any(estafette_portable, estafette_loom, estafette_shuttle))))]
 mod tests;
 

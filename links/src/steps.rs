@@ -6,15 +6,12 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use crate::platform::end_or_stop;
 
 /// The variable with the name of a step, how often it is passed before the process ends there, and `stop` if it only stops: `send 4:2`.
-pub(crate) const STEP: &str = "ESTAFETTE_LINKS_STEP";
+pub const STEP: &str = "ESTAFETTE_LINKS_STEP";
 
-/// Every step.
-pub(crate) const STEPS: [&str; 19] = [
-    "greet 2",
-    "greet 3",
-    "greet 4",
-    "greet 5",
-    "greet 6",
+/// While a link is made.
+pub const GREETING: [&str; 5] = ["greet 2", "greet 3", "greet 4", "greet 5", "greet 6"];
+/// While it is open.
+pub const OPEN: [&str; 12] = [
     "send 3",
     "send 4, ring",
     "send 4",
@@ -27,9 +24,14 @@ pub(crate) const STEPS: [&str; 19] = [
     "answer",
     "answer, told",
     "segment",
-    "close",
-    "left",
 ];
+/// At its end.
+pub const CLOSING: [&str; 2] = ["close", "left"];
+
+/// Every step.
+pub fn all() -> impl Iterator<Item = &'static str> {
+    GREETING.into_iter().chain(OPEN).chain(CLOSING)
+}
 
 /// Ends or stops this process if it is the one that does so at this step.
 pub(crate) fn at(step: &str) {
@@ -42,7 +44,7 @@ pub(crate) fn at(step: &str) {
             [name, count, "stop"] => (name, count, true),
             _ => panic!("`{wanted}` is not a step, a number, and perhaps `stop`"),
         };
-        assert!(STEPS.contains(&name), "`{name}` is no step");
+        assert!(all().any(|step| step == name), "`{name}` is no step");
         Some((name.to_owned(), count.parse().expect("a number"), only_stops))
     });
     let Some((name, count, only_stops)) = wanted else { return };

@@ -2,6 +2,8 @@
 
 mod deaths;
 mod hostile;
+#[path = "../tests/support/random.rs"]
+mod random;
 
 use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -15,27 +17,13 @@ use crate::hub::GREETING;
 use crate::platform::{Descriptor, Memory, Socket, Waker, own_process};
 use crate::{Door, Link, LinkError};
 
+use self::random::Random;
+
 /// The tests count what the process has, so there is one at a time.
 static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
 
 /// Nothing that is waited for here takes this long, however slow the machine.
 const HUNG: Duration = Duration::from_secs(60);
-
-/// The number that splitmix64 gives for a seed.
-struct Random(u64);
-
-impl Random {
-    fn next(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9E37_79B9_7F4A_7C15);
-        let z = (self.0 ^ (self.0 >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
-        let z = (z ^ (z >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
-        z ^ (z >> 31)
-    }
-
-    fn below(&mut self, limit: usize) -> usize {
-        (self.next() % limit as u64) as usize
-    }
-}
 
 /// Descriptors of this process.
 fn descriptors() -> usize {

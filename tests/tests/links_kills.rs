@@ -1,7 +1,8 @@
 //! Processes that are killed, are stopped or lack something while tensors cross in both directions, and what that does to the other one, which
 //! sends and uses tensors as well: each is an owner and a consumer.
 //!
-//! `ESTAFETTE_KILLS_S` says for how many seconds processes are killed at random moments; without it so many are killed.
+//! `ESTAFETTE_KILLS_S` says for how many seconds processes are killed at random moments; without it so many are killed. With it, the process that
+//! dies large has a GiB.
 
 #![cfg(not(any(estafette_portable, estafette_loom, estafette_shuttle)))]
 
@@ -18,6 +19,7 @@ use std::time::{Duration, Instant};
 
 use estafette::remote::{Address, Door, Link, Ticket};
 use estafette::{DType, Engine, Error, Tensor};
+use estafette_links::steps::{self, CLOSING, GREETING, OPEN, STEP};
 use tests::nothing_left::assert_nothing_left;
 
 use support::{role, until, wait};
@@ -33,24 +35,6 @@ const ROUNDS: u64 = 60;
 const RING: usize = 3;
 /// Each version of this remainder fails.
 const FAILS: u64 = 3;
-
-/// Where in the protocol of links a process dies, as an owner or as a consumer.
-const STEPS: [&str; 12] = [
-    "send 3",
-    "send 4, ring",
-    "send 4",
-    "send 5",
-    "settle, text",
-    "settle",
-    "settle, told",
-    "receive 2, copied",
-    "receive 2",
-    "answer",
-    "answer, told",
-    "segment",
-];
-const GREETING: [&str; 5] = ["greet 2", "greet 3", "greet 4", "greet 5", "greet 6"];
-const CLOSING: [&str; 2] = ["close", "left"];
 
 /// The tests count what the process has, so there is one at a time.
 fn alone() -> MutexGuard<'static, ()> {
@@ -121,8 +105,10 @@ fn counts() -> Counts {
 
 /// What an end of the other process may do to a tensor of it.
 fn is_its_end(error: &str, process: u32) -> bool {
-    error.contains(&format!("process {process} died"))
-        || error.contains(&format!("process {process} closed the link"))
+    ["died", "closed the link", "hung up", "which passed the tensor on"].iter().any(|how| {
+        error.contains(&format!("process {process} {how}"))
+            || error.contains(&format!("process {process}, {how}"))
+    })
 }
 
 /// Sends versions and uses those of the other process, until `rounds` are over or that process ends. `pause` before each write: what is
@@ -196,8 +182,6 @@ fn work(engine: &Engine, link: &Link, rounds: u64, pause: Duration) {
 
 /// Where the process that dies makes its link: an address, or a file for the address of its own door.
 const PLACE: &str = "ESTAFETTE_LINKS_DOOR";
-/// At which step it dies, and how often it has passed that before.
-const STEP: &str = "ESTAFETTE_LINKS_STEP";
 /// What it does there: the microseconds that each write takes, or how it has to do with tickets.
 const TASK: &str = "ESTAFETTE_TASK";
 
@@ -228,13 +212,14 @@ fn be_the_other(place: &str) {
         "lacks descriptors" => return lacks_descriptors(&engine, place),
         "lacks memory" => return lacks_memory(&engine, place),
         "holds" => return holds(&engine, place),
+        "is large" => return is_large(&engine, place),
         "uses a ticket" => {
             let bytes = std::fs::read(place).expect("a file");
             let tensor =
                 engine.from_ticket(&Ticket::from_bytes(&bytes).expect("a ticket")).expect("a promise");
             let _ = tensor.wait();
         }
-        pause => {
+        task => {
             let link = match place.strip_prefix("file ") {
                 None => wait(engine.connect(&Address::from_bytes(place.as_bytes()).expect("an address"))),
                 Some(path) => {
@@ -243,16 +228,38 @@ fn be_the_other(place: &str) {
                     wait(engine.accept(&door))
                 }
             };
-            let pause = pause.parse().expect("a number");
             let step = std::env::var(STEP).unwrap_or_default();
             let closes = step.ends_with("stop") || CLOSING.iter().any(|it| step.starts_with(it));
             let rounds = if closes { ROUNDS } else { u64::MAX };
             let link = link.expect("a link");
-            work(&engine, &link, rounds, Duration::from_micros(pause));
+            match task {
+                "passes on" => passes_on(&engine, &link, rounds),
+                pause => {
+                    work(&engine, &link, rounds, Duration::from_micros(pause.parse().expect("a number")));
+                }
+            }
         }
     }
     // The link thread leaves the link once the other process has answered.
     until_killed();
+}
+
+/// Passes on the first tensor that comes, and sends back those that follow: two of three, and one of its own for each third.
+fn passes_on(engine: &Engine, link: &Link, rounds: u64) {
+    let receive = || wait(link.receive()).expect("the other process lives");
+    let Some(first) = receive() else { return };
+    wait(link.send(&first)).expect("sent");
+    drop(first);
+    for version in 0..rounds {
+        let Some(x) = receive() else { return };
+        if version.is_multiple_of(3) {
+            let own = engine.zeros(&[LENGTH], DType::I64).expect("memory");
+            fill(engine, &own, version, Duration::ZERO);
+            wait(link.send(&own)).expect("sent");
+        } else {
+            wait(link.send(&x)).expect("sent");
+        }
+    }
 }
 
 fn until_killed() -> ! {
@@ -331,13 +338,16 @@ impl Survivor {
         let (engine, door) = (engine(), Door::open().expect("a door"));
         // The door for tickets and the reactor stay once they were needed, as does one segment.
         let x = engine.zeros(&[LENGTH], DType::I64).expect("memory");
-        drop(x.ticket().expect("a ticket"));
+        // So does the link of this process to its own door, which it takes back by what was passed on.
+        let ticket = x.ticket().expect("a ticket");
+        engine.from_ticket(&ticket).expect("a promise").wait().expect("it is ready");
+        drop(ticket);
         fill(&engine, &x, 0, Duration::ZERO);
         x.wait().expect("written");
         drop(x);
         until("what another test left is gone", || {
             let Counts { boards, of_others, own, .. } = counts();
-            (boards, of_others, own) == (0, 0, 1)
+            (boards, of_others, own) == (4, 1, 1)
         });
         Self { engine, door, before: counts() }
     }
@@ -389,9 +399,9 @@ fn a_death_at_any_step_ends_leases_and_promises_and_nothing_else() {
     let name = "a_death_at_any_step_ends_leases_and_promises_and_nothing_else";
     let _alone = alone();
     let survivor = Survivor::new();
-    let steps = STEPS.map(|step| (step, 4)).into_iter();
+    let open = OPEN.map(|step| (step, 4)).into_iter();
     let once = GREETING.into_iter().chain(CLOSING).map(|step| (step, 0));
-    for (step, count) in steps.chain(once) {
+    for (step, count) in open.chain(once) {
         // A segment is shown once.
         let count = if step == "segment" { 0 } else { count };
         for connects in [true, false] {
@@ -466,6 +476,142 @@ fn a_death_while_a_ticket_is_used_fails_the_promise_and_keeps_nothing() {
     }
 }
 
+/// The process that dies passes on what this one sends. This one is the owner, and by a link to itself the one that gets it.
+#[test]
+fn a_death_between_at_any_step_takes_nothing_from_who_has_the_tensor() {
+    if is_the_other() {
+        return;
+    }
+    let name = "a_death_between_at_any_step_takes_nothing_from_who_has_the_tensor";
+    let _alone = alone();
+    let survivor = Survivor::new();
+    let engine = &survivor.engine;
+    for step in steps::all() {
+        // It greets this process, is greeted, and greets again. While links are open it is owner and consumer by turns.
+        let counts: &[u64] = match step {
+            _ if GREETING.contains(&step) => &[0, 1, 2],
+            "segment" | "close" | "left" => &[0],
+            _ => &[0, 2, 4, 7, 12],
+        };
+        for count in counts {
+            let what = format!("{step}:{count}");
+            let (mut child, link) = survivor.meet(name, Some(&what), None, "passes on");
+            let x = engine.zeros(&[LENGTH], DType::I64).expect("memory");
+            fill(engine, &x, 0, Duration::ZERO);
+            let mut kept = None;
+            if let Some(link) = &link {
+                let passed_on = wait(link.send(&x)).and_then(|()| wait(link.receive()));
+                let whole = |tensor: Option<Tensor>| {
+                    tensor.map_or(Ok(None), |it| look(engine, &it, 0).wait().map(|()| Some(it)))
+                };
+                match passed_on.and_then(whole) {
+                    Ok(tensor) => kept = tensor,
+                    Err(error) => {
+                        assert!(is_its_end(&format!("{error} {error:?}"), link.process()), "{what}: {error}")
+                    }
+                }
+                work(engine, link, u64::MAX, Duration::from_micros(count % 2 * 300));
+            }
+            drop(link);
+            end_of(&what, &mut child);
+            fill(engine, &x, 1, Duration::ZERO);
+            if let Some(kept) = kept {
+                look(engine, &kept, 0).wait_timeout(Duration::from_secs(60)).expect("it stays");
+                assert!(!x.is_ready(), "{what}: the write waits for who was passed the tensor");
+            }
+            look(engine, &x, 1).wait_timeout(Duration::from_secs(60)).expect("its leases have ended");
+            drop(x);
+            survivor.assert_nothing_of(&what, child);
+        }
+    }
+}
+
+/// Whether `ESTAFETTE_KILLS_S` asks for the long form of these tests.
+fn is_long() -> bool {
+    std::env::var_os("ESTAFETTE_KILLS_S").is_some()
+}
+
+/// Owes a tensor and writes one that it was lent, with memory that the kernel needs a while to free.
+fn is_large(engine: &Engine, place: &str) {
+    let link =
+        wait(engine.connect(&Address::from_bytes(place.as_bytes()).expect("an address"))).expect("a link");
+    let _memory =
+        engine.zeros_shared(&[if is_long() { 1 << 30 } else { 32 << 20 }], DType::U8).expect("memory");
+    let [lent, _held] = [(); 2].map(|()| wait(link.receive()).expect("a link").expect("a tensor"));
+    let owed = engine.zeros(&[LENGTH], DType::I64).expect("memory");
+    let (writes, is_writing) = std::sync::mpsc::channel();
+    let written = engine.op("writes to the end").writes([&lent]).run(move |[], [mut lent]| {
+        let elements = lent.as_mut_slice::<i64>()?;
+        writes.send(())?;
+        for number in 0.. {
+            std::hint::black_box(&mut *elements).fill(number);
+        }
+        Ok(())
+    });
+    drop(written.expect("submitted"));
+    is_writing.recv().expect("it is written");
+    // There is one worker.
+    fill(engine, &owed, 0, Duration::ZERO);
+    wait(link.send(&owed)).expect("sent");
+    until_killed();
+}
+
+/// Whether all threads of a child have ended. It is not reaped.
+fn has_ended(process: u32) -> bool {
+    // SAFETY: fills a struct.
+    unsafe {
+        let mut info: libc::siginfo_t = std::mem::zeroed();
+        let how = libc::WEXITED | libc::WNOHANG | libc::WNOWAIT;
+        assert_eq!(libc::waitid(libc::P_PID, process, &raw mut info, how), 0);
+        info.si_pid() != 0
+    }
+}
+
+/// Its death is told when it begins, and what it may still touch is used once it is over.
+#[test]
+fn a_large_process_is_known_to_die_long_before_its_memory_is_free() {
+    if is_the_other() {
+        return;
+    }
+    let name = "a_large_process_is_known_to_die_long_before_its_memory_is_free";
+    let _alone = alone();
+    let survivor = Survivor::new();
+    let engine = &survivor.engine;
+    let (mut child, link) = survivor.meet(name, None, None, "is large");
+    let (process, link) = (child.id(), link.expect("a link"));
+    let lent = engine.zeros_shared_for_writing(&[LENGTH], DType::I64).expect("memory");
+    let held = engine.zeros(&[LENGTH], DType::I64).expect("memory");
+    wait(link.lend(&lent)).expect("lent");
+    wait(link.send(&held)).expect("sent");
+    let owed = wait(link.receive()).expect("a link").expect("a promise");
+    let checks = [&lent, &held].map(|tensor| {
+        let check = engine.op("waits for the end").writes([tensor]).run(move |[], [_tensor]| {
+            if has_ended(process) { Ok(()) } else { Err("its threads may still run".into()) }
+        });
+        fill(engine, tensor, 1, Duration::ZERO);
+        check.expect("submitted")
+    });
+    let killed = Instant::now();
+    child.kill().expect("it runs");
+    let error =
+        owed.wait_timeout(Duration::from_secs(60)).expect_err("a promise of a dead process").to_string();
+    let told = (killed.elapsed(), has_ended(process));
+    assert!(is_its_end(&error, process), "{error}");
+    for (tensor, check) in [&lent, &held].into_iter().zip(checks) {
+        look(engine, tensor, 1).wait_timeout(Duration::from_secs(60)).expect("its leases have ended");
+        check.wait().expect("after the end of its threads");
+    }
+    let gone = killed.elapsed();
+    println!("told after {:?}, gone after {gone:?}", told.0);
+    if is_long() {
+        assert!(!told.1 && told.0 < gone / 2, "told after {:?}, and gone after {gone:?}", told.0);
+    }
+    child.wait().expect("a child");
+    look(engine, &lent, 1).wait().expect("nothing writes any more");
+    drop((owed, lent, held, link));
+    survivor.assert_nothing_of(name, child);
+}
+
 #[test]
 fn kills_at_random_moments_leave_whole_versions_and_nothing_else() {
     if is_the_other() {
@@ -510,7 +656,7 @@ fn a_stop_at_any_step_is_waited_for() {
     let name = "a_stop_at_any_step_is_waited_for";
     let _alone = alone();
     let survivor = Survivor::new();
-    for step in GREETING.into_iter().chain(STEPS).chain(CLOSING) {
+    for step in steps::all() {
         let place = survivor.door.address().to_string();
         let child = start(name, Some(&format!("{step}:0:stop")), &place, "300");
         let process = child.id().cast_signed();

@@ -1,11 +1,18 @@
 """Tensors between machines, which are two network namespaces here. Each test has a process in each."""
 
+import contextlib
+import fcntl
+import heapq
 import itertools
 import os
+import random
+import select
 import signal
+import struct
 import subprocess
 import sys
 import textwrap
+import threading
 import time
 
 import pytest
@@ -118,12 +125,15 @@ class Machines:
         self.processes = []
         for name in self.names:
             ip("netns", "add", name)
-        (a, b), (x, y) = self.names, self.devices
-        ip("link", "add", x, "netns", a, "type", "veth", "peer", "name", y, "netns", b)
+        self.connect()
         for name, device, host in zip(self.names, self.devices, self.hosts):
             ip("-n", name, "addr", "add", f"{host}/24", "dev", device)
             ip("-n", name, "link", "set", device, "up")
             ip("-n", name, "link", "set", "lo", "up")
+
+    def connect(self):
+        (a, b), (x, y) = self.names, self.devices
+        ip("link", "add", x, "netns", a, "type", "veth", "peer", "name", y, "netns", b)
 
     def slow(self):
         """A cable on which eight megabytes take more than a second."""
@@ -155,11 +165,60 @@ class Machines:
             ip("netns", "del", name, check=False)
 
 
-@pytest.fixture
-def machines():
-    machines = Machines()
+class FarMachines(Machines):
+    """Two machines whose packets take a while, and of which some are lost: a thread carries them. Not every kernel has `tc netem`."""
+
+    DELAY = 0.005
+    LOST = 0.02
+
+    def connect(self):
+        self.ends, self.lost = [], 0
+        for name, device in zip(self.names, self.devices):
+            end = os.open("/dev/net/tun", os.O_RDWR | os.O_NONBLOCK)
+            self.ends.append(end)
+            # TUNSETIFF; IFF_TUN | IFF_NO_PI.
+            fcntl.ioctl(end, 0x400454CA, struct.pack("16sH14x", device.encode(), 0x1001))
+            ip("link", "set", device, "netns", name)
+        self.stop, self.stopped = os.pipe()
+        self.carrier = threading.Thread(target=self.carry)
+        self.carrier.start()
+
+    def carry(self):
+        dice, under_way, numbers = random.Random(1), [], itertools.count()
+        while True:
+            pause = max(0, under_way[0][0] - time.monotonic()) if under_way else None
+            ready = select.select([*self.ends, self.stop], [], [], pause)[0]
+            if self.stop in ready:
+                return
+            for end in ready:
+                packet = os.read(end, 1 << 16)
+                if dice.random() < self.LOST:
+                    self.lost += 1
+                else:
+                    other = self.ends[1 - self.ends.index(end)]
+                    heapq.heappush(under_way, (time.monotonic() + self.DELAY, next(numbers), other, packet))
+            while under_way and under_way[0][0] <= time.monotonic():
+                _due, _number, end, packet = heapq.heappop(under_way)
+                with contextlib.suppress(OSError):  # the other end is not up
+                    os.write(end, packet)
+
+    def close(self):
+        os.close(self.stopped)
+        self.carrier.join()
+        super().close()
+        for end in (self.stop, *self.ends):
+            os.close(end)
+
+
+@pytest.fixture(params=[Machines])
+def machines(request):
+    machines = request.param()
     yield machines
     machines.close()
+
+
+HAS_TUN = pytest.mark.skipif(not os.path.exists("/dev/net/tun"), reason="no /dev/net/tun for a slow network")
+far = pytest.mark.parametrize("machines", [pytest.param(FarMachines, marks=HAS_TUN, id="far")], indirect=True)
 
 
 READER = """
@@ -400,6 +459,87 @@ def test_a_cable_that_is_put_back_before_the_deadline_goes_on(machines):
     assert owner.read() == "free"
     owner.end()
     consumer.end()
+
+
+@far
+def test_delay_and_loss_lose_nothing_and_nobody_is_suspected(machines):
+    owner, consumer = machines.both(
+        """
+        import threading
+        gate = threading.Event()
+        large, late, failed = eng.zeros(COUNT // 8, "float64"), eng.zeros(4, "float64"), eng.zeros(4, "float64")
+        fill(large, 7.0)
+        eng.submit(lambda x: (gate.wait(60), x.fill(3.0)), writes=[late])
+        def fails(x):
+            raise RuntimeError("the camera is off")
+        eng.submit(fails, writes=[failed])
+        for x in (large, late, failed):
+            ticket(x, once=True)
+        many = [eng.zeros(4, "float64") for _ in range(50)]
+        for number, x in enumerate(many):
+            fill(x, number)
+            ticket(x, once=True)
+        told()
+        gate.set()
+        for x in (large, late, *many):
+            while not is_free(x, 0.1):  # once it was read
+                assert "suspected" not in str(eng.diagnose())
+        failed.clear_error()
+        tell("written")
+        """,
+        """
+        large, late, failed = [from_ticket() for _ in range(3)]
+        many = [from_ticket() for _ in range(50)]
+        for number, y in enumerate(many):
+            y.wait()
+            assert (np.from_dlpack(y) == number).all()
+        assert not late.is_ready()
+        tell("pending")
+        for y, value in ((large, 7.0), (late, 3.0)):
+            y.wait()
+            assert (np.from_dlpack(y) == value).all()
+        try:
+            failed.wait()
+        except est.EstafetteError as error:
+            assert "the camera is off" in str(error), error
+            tell("ready")
+        """,
+    )
+    for _ in range(53):
+        consumer.write(owner.read())
+    assert consumer.read() == "pending"
+    owner.write("go on")
+    assert consumer.read() == "ready"
+    assert owner.read() == "written"
+    assert machines.lost > 0
+    owner.end()
+    consumer.end()
+
+
+@far
+@pytest.mark.parametrize("dies", ["owner", "consumer"])
+def test_a_death_behind_delay_and_loss_is_known(machines, dies):
+    machines.slow()
+    owner, consumer = machines.both(
+        """
+        x = eng.zeros(8 * COUNT, "float64")
+        ticket(x, once=True)
+        assert is_free(x, 60)
+        tell("free")
+        """,
+        READER,
+    )
+    consumer.write(owner.read())
+    wait_for_traffic(machines, 1 << 18)
+    if dies == "owner":
+        owner.kill()
+        text = consumer.read()
+        assert f"process {owner.pid} on 10.211.77.1" in text and "PeerDiedError" in text, text
+        consumer.end()
+    else:
+        consumer.kill()
+        assert owner.read() == "free"
+        owner.end()
 
 
 SUSPICIOUS = """

@@ -8,7 +8,7 @@ use std::time::Instant;
 use estafette_devices::{DeviceError, DeviceErrorKind, Fence, host};
 
 use super::{HUNG, descriptors, door, until};
-use crate::steps::{STEP, STEPS};
+use crate::steps::{self, STEP};
 use crate::{Address, Door, Link, LinkError, Segment};
 
 /// Where the victim connects to; empty where it opens a door.
@@ -119,13 +119,13 @@ fn a_death_at_any_step_leaves_the_other_process_whole() {
     let name = "tests::deaths::a_death_at_any_step_leaves_the_other_process_whole";
     let (door, before, _alone) = door();
     let file = std::env::temp_dir().join(format!("estafette-links-{}", std::process::id()));
-    for step in STEPS {
+    for step in steps::all() {
         for count in [0, 5] {
             // What comes once on a link is passed once.
-            if count > 0 && (step.starts_with("greet") || ["close", "left"].contains(&step)) {
+            if count > 0 && !steps::OPEN.contains(&step) {
                 continue;
             }
-            let comes = !step.starts_with("greet");
+            let comes = !steps::GREETING.contains(&step);
             for connects in [true, false] {
                 let what = format!(
                     "step {step}, number {count}, the one that {}",
