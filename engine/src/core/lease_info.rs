@@ -3,6 +3,7 @@
 #[cfg(feature = "nixl")]
 use std::collections::BTreeMap;
 use std::fmt;
+use std::hash::{Hash, Hasher};
 use std::ops::Deref;
 use std::sync::Arc;
 use std::time::Duration;
@@ -14,6 +15,7 @@ use estafette_sync::sync::OnceLock;
 use estafette_sync::thread::ThreadId;
 
 use crate::core::clock::{self, Coarse};
+use crate::core::operation::Name;
 
 /// What the owner of a lease may do with the memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -47,12 +49,43 @@ pub struct LeaseOwner {
     library: Option<&'static &'static str>,
 }
 
-#[derive(Clone, PartialEq, Eq, Hash)]
+#[derive(Clone)]
 struct OwnerText {
-    text: Box<str>,
+    /// Made at its first use where the owner is an operation: most views of operations end unseen.
+    text: OnceLock<Box<str>>,
+    operation: Option<Name>,
     site: Option<CallSite>,
     /// No thread of this process can end the lease.
     is_elsewhere: bool,
+}
+
+impl OwnerText {
+    fn of(text: Box<str>) -> Self {
+        Self { text: text.into(), operation: None, site: None, is_elsewhere: false }
+    }
+
+    fn text(&self) -> &str {
+        let name = || self.operation.as_ref().map_or("", Name::as_str);
+        self.text.get_or_init(|| format!("operation `{}`", shown(name())).into())
+    }
+
+    fn parts(&self) -> (&str, Option<&CallSite>, bool) {
+        (self.text(), self.site.as_ref(), self.is_elsewhere)
+    }
+}
+
+impl PartialEq for OwnerText {
+    fn eq(&self, other: &Self) -> bool {
+        self.parts() == other.parts()
+    }
+}
+
+impl Eq for OwnerText {}
+
+impl Hash for OwnerText {
+    fn hash<H: Hasher>(&self, state: &mut H) {
+        self.parts().hash(state);
+    }
 }
 
 #[cfg(feature = "nixl")]
@@ -82,6 +115,13 @@ impl CallSite {
 }
 
 impl LeaseOwner {
+    /// An operation, for the views that it lends.
+    pub(crate) fn of_operation(name: Name) -> Self {
+        let text =
+            OwnerText { text: OnceLock::new(), operation: Some(name), site: None, is_elsewhere: false };
+        Self { text: Arc::new(text), library: None }
+    }
+
     /// Adds the library that the owner belongs to, as the place that holds the name of the library's package.
     #[must_use]
     pub fn of_library(mut self, library: Option<&'static &'static str>) -> Self {
@@ -147,19 +187,13 @@ impl LeaseOwner {
 
 impl From<&str> for LeaseOwner {
     fn from(text: &str) -> Self {
-        Self {
-            text: Arc::new(OwnerText { text: text.into(), site: None, is_elsewhere: false }),
-            library: None,
-        }
+        Self { text: Arc::new(OwnerText::of(text.into())), library: None }
     }
 }
 
 impl From<String> for LeaseOwner {
     fn from(text: String) -> Self {
-        Self {
-            text: Arc::new(OwnerText { text: text.into(), site: None, is_elsewhere: false }),
-            library: None,
-        }
+        Self { text: Arc::new(OwnerText::of(text.into())), library: None }
     }
 }
 
@@ -167,7 +201,7 @@ impl Deref for LeaseOwner {
     type Target = str;
 
     fn deref(&self) -> &str {
-        &self.text.text
+        self.text.text()
     }
 }
 

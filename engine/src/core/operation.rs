@@ -49,12 +49,12 @@ pub(crate) type OpHandle = OpRef<VarState, OpState>;
 /// A granted operation in the queue of a pool.
 pub(crate) struct ReadyOp(pub(crate) OpGranted);
 
-/// Name of an operation. Static text costs nothing; other text is shared. The box makes the name two words
-/// instead of three.
+/// Name of an operation. Static text costs nothing; other text is shared. The text stays where its `String` has it: a
+/// clone allocates nothing.
 #[derive(Debug, Clone)]
 pub(crate) enum Name {
     Static(&'static str),
-    Shared(Box<Arc<str>>),
+    Shared(Arc<String>),
 }
 
 impl Name {
@@ -78,7 +78,7 @@ impl From<Cow<'static, str>> for Name {
     fn from(text: Cow<'static, str>) -> Self {
         match text {
             Cow::Borrowed(text) => Self::Static(text),
-            Cow::Owned(text) => Self::Shared(Box::new(text.into())),
+            Cow::Owned(text) => Self::Shared(Arc::new(text)),
         }
     }
 }

@@ -29,7 +29,7 @@ use dlpark::ffi::{
 use estafette_devices::{DLDevice, DeviceType};
 use estafette_sync::process::{self, Generation};
 
-pub use export::{ExportFlags, export};
+pub use export::{ExportFlags, export, export_strided};
 
 use super::dtype::DType;
 use super::layout::{Layout, NDIM_MAX};

@@ -52,7 +52,7 @@ mod release_stream;
 pub use abi::fenced::Fenced;
 #[cfg(feature = "operators")]
 pub(crate) use abi::unowned;
-pub use abi::{Abi, ExportFlags, ManagedTensor, export, table};
+pub use abi::{Abi, ExportFlags, ManagedTensor, export, export_strided, table};
 pub use dtype::{BF16Bits, DType, Element, F16Bits};
 pub(crate) use interval_map::{AddressSpace, IntervalKey, IntervalMap, Resolution};
 pub use layout::Layout;

@@ -17,10 +17,10 @@ use std::time::Duration;
 
 use estafette_devices::DLDevice;
 use estafette_graph::Mode;
-use estafette_report::shown::shown;
 
 use crate::core::error::Error;
 use crate::core::lease_info::LeaseOwner;
+use crate::core::operation::Name;
 use crate::engine::copy;
 use crate::exchange::{Abi, ExportFlags, ManagedTensor, export, table};
 use crate::lease::consumer::{Consumer, after_of, may_release_before_completion, release_storage};
@@ -245,14 +245,15 @@ impl Scope {
     /// [`Error::Invalid`] when `tensor` is not an operand or the operation has ended; [`Error::Conflict`]
     /// when the operand is to be written and is read-only.
     pub fn export(&self, tensor: &Tensor, options: &ExportOptions) -> Result<ManagedTensor, Error> {
-        if self.access_of(tensor) == Some(Access::Write) {
-            check_writable(tensor)?;
-        }
         let mut inner = self.lock();
         let running = inner.running.as_ref().map(|running| running.current().op);
         let Some((running, mode)) = running.zip(inner.mode_of(tensor)) else {
             return Err(Error::invalid("this tensor is not an operand of the running operation"));
         };
+        let access = if mode == Mode::Read { Access::Read } else { Access::Write };
+        if access == Access::Write {
+            check_writable(tensor)?;
+        }
         let queue = inner.running.as_ref().and_then(|running| running.queue().cloned());
         if queue.is_none()
             && !options.copy
@@ -260,10 +261,9 @@ impl Scope {
         {
             inner.lent_on = tensor.device().ok();
         }
-        let access = if mode == Mode::Read { Access::Read } else { Access::Write };
         let owner = options.owner.clone().unwrap_or_else(|| {
             let name = inner.running.as_ref().map(|running| running.tag().name);
-            format!("operation `{}`", shown(name.as_ref().map_or("", |name| name.as_str()))).into()
+            LeaseOwner::of_operation(name.unwrap_or(Name::Static("")))
         });
         if let Some(library) = owner.library()
             && trace::is_open()

@@ -5,6 +5,7 @@ use std::sync::{Arc, Weak};
 
 use estafette_devices::{DLDevice, Fence, Queue};
 use estafette_graph::Mode;
+use smallvec::SmallVec;
 
 use crate::core::context::Current;
 use crate::core::core_ref::CoreRef;
@@ -18,7 +19,7 @@ use crate::program::NodeRun;
 use crate::tensor::handle::Tensor;
 
 /// Views that a task has lent, each with the mode of its operand.
-pub(crate) type Views = Vec<(Weak<LeaseState>, Mode)>;
+pub(crate) type Views = SmallVec<[(Weak<LeaseState>, Mode); 2]>;
 
 /// An operation or a node between its grant and its end.
 pub(crate) enum ActiveTask {

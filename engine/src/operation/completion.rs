@@ -63,7 +63,7 @@ impl Prepared {
             operands,
             modes: None,
             produced,
-            views: Vec::new(),
+            views: Views::new(),
             lent_on: None,
         })))
     }
@@ -348,14 +348,11 @@ impl ScopeState {
     pub(crate) fn note_view(&mut self, lease: &Arc<LeaseState>, mode: Mode) {
         if self.views.len() == self.views.capacity() {
             self.views.retain(|(view, _)| view.strong_count() > 0);
-            self.views.reserve(self.views.len().max(VIEWS_MIN));
+            self.views.reserve(self.views.len() + 1);
         }
         self.views.push((Arc::downgrade(lease), mode));
     }
 }
-
-/// Capacity of a list that was empty.
-const VIEWS_MIN: usize = 4;
 
 /// Pushes the next operation to a worker, because the calling thread may be any thread.
 fn dispatch_granted(next: Option<crate::core::operation::OpGranted>) {

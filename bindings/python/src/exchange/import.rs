@@ -13,6 +13,7 @@ use crate::exchange::array_interface;
 use crate::exchange::buffer_import;
 use crate::exchange::capsule;
 use crate::exchange::export;
+use crate::exchange::numpy_array;
 use crate::exchange::one_export::{self, Turn};
 use crate::exchange::peer_table::PeerTable;
 use crate::exchange::peers::{self, Legacy, NullStream, Omitted, Peer, Stream};
@@ -96,11 +97,17 @@ pub fn take(object: &Bound<'_, PyAny>, wanted: &Wanted) -> PyResult<Taken> {
     }
     let known = peers::of(object);
     let peer = known.peer();
-    let (mut managed, ready) = match known.table {
-        Some(table) if wanted.is_plain() => through_table(object, table, peer)?,
+    let read = match known.is_numpy_array && wanted.is_plain() {
+        // SAFETY: of that class.
+        true => unsafe { numpy_array::take(object) },
+        false => None,
+    };
+    let (mut managed, ready) = match (read, known.table) {
+        (Some(managed), _) => (managed, FenceSet::default()),
+        (None, Some(table)) if wanted.is_plain() => through_table(object, table, peer)?,
         _ => match kinds::import_array(object, peer)? {
             Some(taken) => taken,
-            None if buffer_import::is_all_there_is(object)? => {
+            None if !known.speaks && buffer_import::is_all_there_is(object)? => {
                 (buffer_import::take(object)?, FenceSet::default())
             }
             None => through_protocol(object, peer, wanted)?,

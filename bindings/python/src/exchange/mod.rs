@@ -15,6 +15,7 @@
 //! | `from_future` | Futures of other schedulers as promises: `eng.from_future(f)` |
 //! | `import` | Taking tensors from other libraries, by the rules of the array API and DLPack's Python specification |
 //! | `mxnet` | Arrays of MXNet 1.9 as promises: `eng.from_mxnet(array)` |
+//! | `numpy_array` | Arrays of NumPy without a call of Python |
 //! | `one_export` | Producers that must not export an array beside another export of it, or beside a deleter |
 //! | `origin` | Whether an array has its memory from its owner |
 //! | `peer_table` | Taking tensors through the C exchange tables of other libraries, without a Python call |
@@ -35,6 +36,7 @@ pub(crate) mod fence;
 pub(crate) mod from_future;
 pub(crate) mod import;
 pub(crate) mod mxnet;
+pub(crate) mod numpy_array;
 pub(crate) mod one_export;
 pub(crate) mod origin;
 pub(crate) mod peer_table;

@@ -9,6 +9,7 @@ use pyo3::exceptions::PyBufferError;
 use pyo3::prelude::*;
 use pyo3::types::{PyString, PyTuple, PyType};
 
+use crate::exchange::numpy_array;
 use crate::exchange::peer_table::{self, PeerTable};
 use crate::interpreter::fastcall;
 use crate::interpreter::once::{PyOnce, intern};
@@ -402,6 +403,10 @@ pub struct Known {
     pub table: Option<PeerTable>,
     /// Whether its objects have `__dlpack_fence__`.
     pub fences: bool,
+    /// Whether its objects have `__dlpack__`.
+    pub speaks: bool,
+    /// Whether it is NumPy's array, whose fields are read.
+    pub is_numpy_array: bool,
 }
 
 impl Known {
@@ -436,7 +441,14 @@ pub fn of(object: &Bound<'_, PyAny>) -> Known {
     remembered.unwrap_or_else(|| {
         let class = object.get_type();
         let fences = class.hasattr(intern!(py, "__dlpack_fence__")).unwrap_or(false);
-        let known = Known { peer: row_of(&class), table: peer_table::of(&class), fences };
+        let speaks = class.hasattr(intern!(py, "__dlpack__")).unwrap_or(false);
+        let known = Known {
+            peer: row_of(&class),
+            table: peer_table::of(&class),
+            fences,
+            speaks,
+            is_numpy_array: numpy_array::is_understood(&class),
+        };
         let entry = KnownClass { class: class.unbind(), known };
         let old = KNOWN.lock()[slot].replace(entry);
         drop(old);

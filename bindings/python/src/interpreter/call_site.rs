@@ -2,6 +2,7 @@
 
 use std::cell::Cell;
 use std::ptr;
+use std::sync::OnceLock;
 
 use estafette::lease::{CallSite, LeaseOwner};
 use estafette::trace;
@@ -85,7 +86,9 @@ pub fn caller(py: Python<'_>) -> Caller {
 
 /// This package, for the function of an operation.
 fn body(library: Option<&'static Peer>) -> Caller {
-    Caller { place: "the function of an operation".into(), is_body: true, library }
+    static PLACE: OnceLock<LeaseOwner> = OnceLock::new();
+    let place = PLACE.get_or_init(|| "the function of an operation".into()).clone();
+    Caller { place, is_body: true, library }
 }
 
 /// The line of the calling frames, if traces note it.

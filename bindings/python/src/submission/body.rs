@@ -266,7 +266,8 @@ impl Parts {
 
     /// What a plain function has returned; `None` for a coroutine, which goes to the event loop of the submitter.
     fn take(&self, value: &Bound<'_, PyAny>, completion: Pending) -> PyResult<Option<Option<Late>>> {
-        if !is_coroutine(value)? {
+        let is_array = || matches!(self.result, Use::Produced(_)) && peers::of(value).speaks;
+        if is_array() || !is_coroutine(value)? {
             return take_late(value, &self.result, self.on.is_some()).map(Some);
         }
         let py = value.py();

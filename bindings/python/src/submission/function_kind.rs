@@ -4,6 +4,7 @@ use pyo3::exceptions::PyTypeError;
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
 
+use crate::exchange::peers;
 use crate::interpreter::once::{PyOnce, intern};
 
 /// `CO_GENERATOR` of CPython's `Include/cpython/code.h`.
@@ -57,7 +58,11 @@ impl FunctionKind {
 /// The function within `functools.partial`, or `function` itself.
 pub fn innermost<'py>(function: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyAny>> {
     static PARTIAL: PyOnce<Py<PyAny>> = PyOnce::new();
+    static FUNCTION: PyOnce<Py<PyAny>> = PyOnce::new();
     let py = function.py();
+    if function.get_type().is(FUNCTION.import(py, "types", "FunctionType")?) {
+        return Ok(function.clone());
+    }
     let partial = PARTIAL.import(py, "functools", "partial")?;
     let mut function = function.clone();
     for _ in 0..PARTIALS_MAX {
@@ -119,6 +124,9 @@ pub fn refuse_masked(value: &Bound<'_, PyAny>) -> PyResult<()> {
     static MODULES: PyOnce<Py<PyDict>> = PyOnce::new();
     static MASKED: PyOnce<Py<PyAny>> = PyOnce::new();
     let py = value.py();
+    if peers::of(value).is_numpy_array {
+        return Ok(());
+    }
     let masked = match MASKED.get(py) {
         Some(masked) => masked.bind(py).clone(),
         None => {

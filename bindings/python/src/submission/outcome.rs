@@ -95,7 +95,8 @@ fn take_one(value: &Bound<'_, PyAny>, on_device: bool) -> PyResult<(Produced, Fe
 
 /// Whether it is what NumPy gives for an array without dimensions, such as `x.sum()`, which does not speak DLPack.
 fn is_numpy_scalar(value: &Bound<'_, PyAny>) -> PyResult<bool> {
-    Ok(peers::of(value).peer().root == "numpy" && !value.hasattr(intern!(value.py(), "__dlpack__"))?)
+    let known = peers::of(value);
+    Ok(!known.speaks && known.peer().root == "numpy" && !value.hasattr(intern!(value.py(), "__dlpack__"))?)
 }
 
 /// The duty to complete, shared by those of whom one will.

@@ -2,6 +2,7 @@
 
 use std::ptr;
 
+use estafette::Scope;
 use estafette_sync::sync::atomic::{AtomicBool, AtomicPtr, Ordering};
 use pyo3::ffi;
 use pyo3::prelude::*;
@@ -9,6 +10,7 @@ use pyo3::types::PyTuple;
 
 use crate::classes::exporter::Exporter;
 use crate::classes::tensor::PyTensor;
+use crate::exchange::numpy_array;
 use crate::interpreter::{call_site, fastcall};
 use crate::submission::body::helper;
 use crate::submission::scope::{self, OperationScope};
@@ -63,7 +65,8 @@ impl PlainCall {
         let mut arguments: Vec<_> = match &self.using {
             None => arguments.collect(),
             Some(using) => call_site::converting(py, || {
-                arguments.map(|argument| with_array(using.bind(py), argument)).collect::<PyResult<_>>()
+                let scope = self.scope.get().scope();
+                arguments.map(|argument| with_array(using.bind(py), scope, argument)).collect::<PyResult<_>>()
             })?,
         };
         let function = self.function.bind(py);
@@ -76,7 +79,17 @@ impl PlainCall {
 }
 
 /// The array that a function gets in place of a tensor. Operators get an `Exporter` of their operands.
-fn with_array<'py>(using: &Bound<'py, PyAny>, argument: Bound<'py, PyAny>) -> PyResult<Bound<'py, PyAny>> {
+fn with_array<'py>(
+    using: &Bound<'py, PyAny>,
+    scope: &Scope,
+    argument: Bound<'py, PyAny>,
+) -> PyResult<Bound<'py, PyAny>> {
+    if let Ok(tensor) = argument.cast_exact::<PyTensor>()
+        && let Ok(tensor) = tensor.get().tensor(using.py())
+        && let Some(array) = numpy_array::lend(using, scope, tensor)?
+    {
+        return Ok(array);
+    }
     if argument.is_exact_instance_of::<PyTensor>() || argument.is_exact_instance_of::<Exporter>() {
         return fastcall::call(using, &[argument]);
     }

@@ -8,8 +8,8 @@ use estafette_sync::process::ProcessBound;
 
 use super::super::log_panic::log_panic;
 use super::{
-    Abi, DLDataType, DLDataTypeCode, DLDeviceType, DLManagedTensor, DLManagedTensorVersioned, DLPackVersion,
-    DLTensor, DlpackFlags, Layout, ManagedTensor, Raw, RawDevice, VERSION,
+    Abi, DLDataType, DLDataTypeCode, DLDevice, DLDeviceType, DLManagedTensor, DLManagedTensorVersioned,
+    DLPackVersion, DLTensor, DType, DlpackFlags, Layout, ManagedTensor, Raw, RawDevice, VERSION,
 };
 
 /// What an exported tensor says about its memory. Padding comes from the layout.
@@ -50,27 +50,57 @@ pub unsafe fn export<F>(
 where
     F: FnOnce() + Send + 'static,
 {
-    let tensor = describe_raw(layout, data);
+    let (tensor, dims) = (describe_raw(layout, data), (layout.shape(), layout.strides()));
     ManagedTensor::new(match abi {
-        Abi::Legacy => Raw::Legacy(Exported::allocate(layout, owner, |ctx, dims| DLManagedTensor {
+        Abi::Legacy => Raw::Legacy(Exported::allocate(dims, owner, |ctx, dims| DLManagedTensor {
             dl_tensor: DLTensor { shape: dims.0, strides: dims.1, ..tensor },
             manager_ctx: ctx,
             deleter: Some(Exported::<DLManagedTensor, F>::delete),
         })),
-        Abi::Versioned => {
-            let mut bits = DlpackFlags::empty();
-            bits.set(DlpackFlags::READ_ONLY, flags.read_only);
-            bits.set(DlpackFlags::IS_COPIED, flags.is_copied);
-            bits.set(DlpackFlags::IS_SUBBYTE_TYPE_PADDED, layout.is_padded());
-            Raw::Versioned(Exported::allocate(layout, owner, |ctx, dims| DLManagedTensorVersioned {
-                version: DLPackVersion { major: VERSION.0, minor: VERSION.1 },
-                manager_ctx: ctx,
-                deleter: Some(Exported::<DLManagedTensorVersioned, F>::delete),
-                flags: bits,
-                dl_tensor: DLTensor { shape: dims.0, strides: dims.1, ..tensor },
-            }))
-        }
+        Abi::Versioned => versioned(tensor, dims, flags, layout.is_padded(), owner),
     })
+}
+
+/// As [`export`] of host memory in the versioned struct, from shape and strides (in elements) that the caller vouches for: importing it
+/// checks them.
+///
+/// # Safety
+/// As [`export`]; both slices have as many entries.
+pub unsafe fn export_strided<F>(
+    dtype: DType,
+    shape: &[i64],
+    strides: &[i64],
+    data: *mut u8,
+    flags: ExportFlags,
+    owner: F,
+) -> ManagedTensor
+where
+    F: FnOnce() + Send + 'static,
+{
+    let ndim = shape.len() as i32;
+    let tensor = DLTensor { ndim, ..raw_tensor(dtype, DLDevice::CPU, data) };
+    ManagedTensor::new(versioned(tensor, (shape, strides), flags, false, owner))
+}
+
+#[inline]
+fn versioned<F: FnOnce() + Send + 'static>(
+    tensor: DLTensor,
+    dims: (&[i64], &[i64]),
+    flags: ExportFlags,
+    is_padded: bool,
+    owner: F,
+) -> Raw {
+    let mut bits = DlpackFlags::empty();
+    bits.set(DlpackFlags::READ_ONLY, flags.read_only);
+    bits.set(DlpackFlags::IS_COPIED, flags.is_copied);
+    bits.set(DlpackFlags::IS_SUBBYTE_TYPE_PADDED, is_padded);
+    Raw::Versioned(Exported::allocate(dims, owner, |ctx, dims| DLManagedTensorVersioned {
+        version: DLPackVersion { major: VERSION.0, minor: VERSION.1 },
+        manager_ctx: ctx,
+        deleter: Some(Exported::<DLManagedTensorVersioned, F>::delete),
+        flags: bits,
+        dl_tensor: DLTensor { shape: dims.0, strides: dims.1, ..tensor },
+    }))
 }
 
 /// One exported tensor: the struct that the consumer sees first, our own fields behind it, then shape and
@@ -97,11 +127,11 @@ impl<M, F: FnOnce() + Send + 'static> Exported<M, F> {
     /// structs whose `manager_ctx` is not NULL.
     #[inline]
     fn allocate(
-        layout: &Layout,
+        (shape_of, strides_of): (&[i64], &[i64]),
         owner: F,
         managed: impl FnOnce(*mut c_void, (*mut i64, *mut i64)) -> M,
     ) -> NonNull<M> {
-        let ndim = layout.ndim();
+        let ndim = shape_of.len();
         let (whole, offset) = Self::place(ndim);
         // SAFETY: the layout is not empty, it contains a managed tensor.
         let memory = unsafe { alloc::alloc(whole) };
@@ -110,8 +140,8 @@ impl<M, F: FnOnce() + Send + 'static> Exported<M, F> {
         unsafe {
             let shape = memory.add(offset).cast::<i64>();
             let strides = shape.add(ndim);
-            ptr::copy_nonoverlapping(layout.shape().as_ptr(), shape, ndim);
-            ptr::copy_nonoverlapping(layout.strides().as_ptr(), strides, ndim);
+            ptr::copy_nonoverlapping(shape_of.as_ptr(), shape, ndim);
+            ptr::copy_nonoverlapping(strides_of.as_ptr(), strides, ndim);
             let dims = if ndim == 0 { (ptr::null_mut(), ptr::null_mut()) } else { (shape, strides) };
             let managed = managed(memory.cast(), dims);
             start.write(Self { managed, owner: ProcessBound::new(owner), ndim });
@@ -150,16 +180,26 @@ pub(super) fn describe_raw(layout: &Layout, data: *mut u8) -> DLTensor {
         (data, 0)
     };
     DLTensor {
+        ndim: i32::try_from(layout.ndim()).expect("a layout has at most NDIM_MAX dimensions"),
+        byte_offset: layout.byte_offset() + before,
+        ..raw_tensor(dtype, device, data)
+    }
+}
+
+/// A scalar.
+#[inline]
+fn raw_tensor(dtype: DType, device: DLDevice, data: *mut u8) -> DLTensor {
+    DLTensor {
         data: data.cast(),
         device: RawDevice {
             device_type: DLDeviceType(device.device_type.0 as u32),
             device_id: device.device_id,
         },
-        ndim: i32::try_from(layout.ndim()).expect("a layout has at most NDIM_MAX dimensions"),
+        ndim: 0,
         dtype: DLDataType { code: DLDataTypeCode(dtype.code), bits: dtype.bits, lanes: dtype.lanes },
         shape: ptr::null_mut(),
         strides: ptr::null_mut(),
-        byte_offset: layout.byte_offset() + before,
+        byte_offset: 0,
     }
 }
 

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use estafette::{Access, Completion, Tensor};
+use estafette::{Access, Error, Tensor};
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyList, PyTuple};
 
@@ -15,7 +15,6 @@ use crate::classes::operation::PyOperation;
 use crate::classes::program::{self, PyProgram};
 use crate::classes::tensor::PyTensor;
 use crate::error::OrRaise;
-use crate::exchange::export::poll_once;
 use crate::interpreter::guard;
 use crate::submission::body::Body;
 use crate::submission::results::Results;
@@ -358,46 +357,41 @@ impl PyEngine {
     /// Submits without waiting where it can; where it must wait for room, without the Python lock.
     fn submit_now(&self, py: Python<'_>, args: &SubmissionArgs, body: Body) -> PyResult<estafette::Op> {
         let engine = self.engine(py)?;
-        let mut left = Some(body);
-        let tried = scope::within(py, || {
-            poll_once(async {
-                let permit = args.operation(engine).permit().await?;
-                let body = left.take().expect("the future is polled once");
-                permit.run_external(move |end: Completion| body.start(end))
-            })
+        let tried = scope::within(py, || match args.operation(engine).without_waiting().reserve() {
+            Ok(permit) => Ok(permit.run_external(move |end| body.start(end))),
+            Err(error) => Err((error, body)),
         })?;
-        match (tried, left) {
-            (None, Some(body)) => {
-                self.handle.may_wait(py)?;
-                guard::detach(py, || args.operation(engine).run_external(move |end| body.start(end)))
-                    .or_raise(py)
-            }
-            (tried, left) => {
-                left.into_iter().for_each(|body| body.drop_attached(py));
-                tried.expect("a body that is gone was submitted").or_raise(py)
-            }
-        }
+        let body = match tried {
+            Ok(op) => return Ok(op),
+            Err(refused) => self.held_up(py, refused)?,
+        };
+        guard::detach(py, || args.operation(engine).run_external(move |end| body.start(end))).or_raise(py)
     }
 
     fn call_now(&self, py: Python<'_>, args: &SubmissionArgs, body: Body) -> PyResult<Tensor> {
         let engine = self.engine(py)?;
-        let mut left = Some(body);
-        let tried = scope::within(py, || {
-            poll_once(async {
-                let permit = args.promise(engine).permit().await?;
-                let body = left.take().expect("the future is polled once");
-                permit.produce_external(move |end: Completion| body.start(end))
-            })
+        let tried = scope::within(py, || match args.promise(engine).without_waiting().reserve() {
+            Ok(permit) => Ok(permit.produce_external(move |end| body.start(end)).0),
+            Err(error) => Err((error, body)),
         })?;
-        match (tried, left) {
-            (None, Some(body)) => {
-                self.handle.may_wait(py)?;
-                guard::detach(py, || args.promise(engine).produce_external(move |end| body.start(end)))
-                    .or_raise(py)
-            }
-            (tried, left) => {
-                left.into_iter().for_each(|body| body.drop_attached(py));
-                tried.expect("a body that is gone was submitted").or_raise(py)
+        let body = match tried {
+            Ok(tensor) => return Ok(tensor),
+            Err(refused) => self.held_up(py, refused)?,
+        };
+        guard::detach(py, || args.promise(engine).produce_external(move |end| body.start(end))).or_raise(py)
+    }
+
+    /// The body of a submission that only the in-flight limit has refused, where the thread may wait for a permit.
+    fn held_up(&self, py: Python<'_>, (error, body): (Error, Body)) -> PyResult<Body> {
+        let waits = match error {
+            Error::InFlightLimit { .. } => self.handle.may_wait(py),
+            error => Err(error).or_raise(py),
+        };
+        match waits {
+            Ok(()) => Ok(body),
+            Err(error) => {
+                body.drop_attached(py);
+                Err(error)
             }
         }
     }

@@ -1,0 +1,282 @@
+//! Arrays of NumPy without a call of Python, both ways: `__dlpack__`, `numpy.from_dlpack` and their capsules cost as much as the rest of an
+//! exchange.
+//!
+//! Arrays are read and made as NumPy's C interface lets every extension do it: by the structs of numpy/ndarraytypes.h and the table of
+//! numpy/__multiarray_api.h. Whatever DLPack may refuse goes through DLPack, and is refused there.
+
+use std::ffi::{CStr, c_char, c_int, c_long, c_uint, c_void};
+use std::mem::transmute;
+
+use estafette::devices::DLDevice;
+use estafette::exchange::table::{DLManagedTensorVersioned, DLTensor, DlpackFlags};
+use estafette::exchange::{ExportFlags, ManagedTensor, export_strided};
+use estafette::{Access, DType, ExportOptions, Scope, Tensor};
+use pyo3::exceptions::PyImportError;
+use pyo3::ffi;
+use pyo3::prelude::*;
+use pyo3::types::PyType;
+
+use crate::exchange::export;
+use crate::interpreter::kept::Kept;
+use crate::interpreter::once::{PyOnce, intern};
+
+/// `PyArrayObject_fields` of numpy/ndarraytypes.h, as far as it is read here.
+#[repr(C)]
+struct Fields {
+    object: ffi::PyObject,
+    data: *mut u8,
+    ndim: c_int,
+    shape: *const isize,
+    /// In bytes.
+    strides: *const isize,
+    base: *mut ffi::PyObject,
+    dtype: *const DTypeFields,
+    flags: c_int,
+}
+
+/// The beginning of `PyArray_Descr`, which is the same in NumPy 1 and 2.
+#[repr(C)]
+struct DTypeFields {
+    object: ffi::PyObject,
+    scalar: *mut ffi::PyTypeObject,
+    kind: c_char,
+    letter: c_char,
+    byte_order: c_char,
+    former_flags: c_char,
+    number: c_int,
+}
+
+/// `NPY_ARRAY_WRITEABLE`.
+const WRITEABLE: c_int = 0x0400;
+/// `NPY_ARRAY_WARN_ON_WRITE`: of an array whose elements may be one in memory.
+const WARN_ON_WRITE: c_int = 1 << 31;
+/// An array with more dimensions goes through `__dlpack__`.
+const NDIM_MAX: usize = 8;
+
+/// NumPy, of a version whose C interface is known.
+struct NumPy {
+    class: Py<PyAny>,
+    from_dlpack: Py<PyAny>,
+    /// The table of its C interface, which lives as long as the process.
+    table: *const *const c_void,
+}
+
+// SAFETY: the table is constant; its functions are called with the Python lock.
+unsafe impl Send for NumPy {}
+// SAFETY: as above.
+unsafe impl Sync for NumPy {}
+
+/// Places in the table, of numpy/__multiarray_api.h.
+mod place {
+    pub const VERSION: usize = 0;
+    pub const DTYPE: usize = 45;
+    pub const NEW: usize = 94;
+    pub const SET_BASE: usize = 282;
+}
+
+type Version = unsafe extern "C" fn() -> c_uint;
+type DTypeOf = unsafe extern "C" fn(c_int) -> *mut ffi::PyObject;
+type New = unsafe extern "C" fn(
+    class: *mut ffi::PyObject,
+    dtype: *mut ffi::PyObject,
+    ndim: c_int,
+    shape: *const isize,
+    strides: *const isize,
+    data: *mut c_void,
+    flags: c_int,
+    object: *mut ffi::PyObject,
+) -> *mut ffi::PyObject;
+type SetBase = unsafe extern "C" fn(array: *mut ffi::PyObject, base: *mut ffi::PyObject) -> c_int;
+
+impl NumPy {
+    /// `None` for another version, and where it was not imported.
+    fn get(py: Python<'_>) -> Option<&Self> {
+        static FOUND: PyOnce<NumPy> = PyOnce::new();
+        FOUND.get(py).or_else(|| FOUND.get_or_try_init(py, || Self::find(py)).ok())
+    }
+
+    fn find(py: Python<'_>) -> PyResult<Self> {
+        let modules = py.import(intern!(py, "sys"))?.getattr(intern!(py, "modules"))?;
+        let numpy = modules.get_item("numpy")?;
+        let core = modules.get_item("numpy._core._multiarray_umath");
+        let core = core.or_else(|_| modules.get_item("numpy.core._multiarray_umath"))?;
+        let table = core.getattr("_ARRAY_API")?;
+        // SAFETY: the capsule has no name. A table begins with a function that says its version.
+        let (table, version) = unsafe {
+            let table = ffi::PyCapsule_GetPointer(table.as_ptr(), std::ptr::null()).cast::<*const c_void>();
+            if table.is_null() {
+                return Err(PyErr::fetch(py));
+            }
+            (table, transmute::<*const c_void, Version>(*table.add(place::VERSION))())
+        };
+        if ![1, 2].contains(&(version >> 24)) {
+            return Err(PyImportError::new_err("a version of NumPy whose C interface is not known"));
+        }
+        let class = numpy.getattr("ndarray")?.unbind();
+        Ok(Self { class, from_dlpack: core.getattr("from_dlpack")?.unbind(), table })
+    }
+
+    /// An array of memory that `base` keeps.
+    ///
+    /// # Safety
+    /// `base` keeps `tensor` and what it describes: memory of the host, or none.
+    unsafe fn array<'py>(
+        &self,
+        tensor: &DLTensor,
+        read_only: bool,
+        base: Bound<'py, PyAny>,
+    ) -> PyResult<Option<Bound<'py, PyAny>>> {
+        let dtype = DType { code: tensor.dtype.code.0, bits: tensor.dtype.bits, lanes: tensor.dtype.lanes };
+        let ndim = usize::try_from(tensor.ndim).ok().filter(|ndim| *ndim <= NDIM_MAX);
+        let (Some(ndim), Some(number), false) = (ndim, number_of(dtype), tensor.data.is_null()) else {
+            return Ok(None);
+        };
+        let (mut shape, mut strides) = ([0; NDIM_MAX], [0; NDIM_MAX]);
+        for index in 0..ndim {
+            // SAFETY: both have an entry for each dimension.
+            let (size, stride) = unsafe { (*tensor.shape.add(index), *tensor.strides.add(index)) };
+            (shape[index], strides[index]) = (size as isize, stride as isize * dtype.itemsize() as isize);
+        }
+        let flags = if read_only { 0 } else { WRITEABLE };
+        // SAFETY: functions of the table of a known version, with the Python lock. They take over a reference to the type, and to the
+        // base even where they fail; by contract it keeps the memory, in which all elements lie.
+        unsafe {
+            let of = |place: usize| *self.table.add(place);
+            let dtype = transmute::<*const c_void, DTypeOf>(of(place::DTYPE))(number);
+            let data = tensor.data.byte_add(tensor.byte_offset as usize);
+            let (shape, strides, class) = (shape.as_ptr(), strides.as_ptr(), self.class.as_ptr());
+            let new = transmute::<*const c_void, New>(of(place::NEW));
+            let array = new(class, dtype, ndim as c_int, shape, strides, data, flags, std::ptr::null_mut());
+            let array = Bound::from_owned_ptr_or_err(base.py(), array)?;
+            if transmute::<*const c_void, SetBase>(of(place::SET_BASE))(array.as_ptr(), base.into_ptr()) != 0
+            {
+                return Err(PyErr::fetch(array.py()));
+            }
+            Ok(Some(array))
+        }
+    }
+}
+
+/// Whether instances of `class` are read here.
+pub fn is_understood(class: &Bound<'_, PyType>) -> bool {
+    NumPy::get(class.py()).is_some_and(|numpy| numpy.class.is(class))
+}
+
+/// An operand of the running operation as `using` makes an array of it, which is `numpy.from_dlpack`; `None` for any other function, and for a
+/// tensor that has to be asked for that.
+pub fn lend<'py>(
+    using: &Bound<'py, PyAny>,
+    scope: &Scope,
+    tensor: &Tensor,
+) -> PyResult<Option<Bound<'py, PyAny>>> {
+    let py = using.py();
+    // SAFETY: a live object.
+    if unsafe { ffi::PyCFunction_Check(using.as_ptr()) } == 0 {
+        return Ok(None);
+    }
+    let Some(numpy) = NumPy::get(py).filter(|numpy| numpy.from_dlpack.is(using)) else { return Ok(None) };
+    if !tensor.device().is_ok_and(|device| device == DLDevice::CPU) {
+        return Ok(None);
+    }
+    // What it refuses, it refuses once more where NumPy asks.
+    let Ok(managed) = scope.export(tensor, &ExportOptions::new(Access::Read)) else { return Ok(None) };
+    let Ok(raw) = managed.into_raw_versioned() else { return Ok(None) };
+    // SAFETY: the struct is ours, and the capsule's once there is one, which keeps what it describes, memory of the host.
+    let array = unsafe {
+        let base = ffi::PyCapsule_New(raw, LENT.as_ptr(), Some(release));
+        let Some(base) = Bound::from_owned_ptr_or_opt(py, base) else {
+            drop(ManagedTensor::from_raw_versioned(raw));
+            return Err(PyErr::fetch(py));
+        };
+        let described = &*raw.cast::<DLManagedTensorVersioned>();
+        numpy.array(&described.dl_tensor, described.flags.contains(DlpackFlags::READ_ONLY), base)?
+    };
+    if array.is_some() {
+        export::count();
+    }
+    Ok(array)
+}
+
+/// The name of capsules that nothing but an array of NumPy owns.
+const LENT: &CStr = c"estafette lends";
+
+/// The destructor of such a capsule.
+unsafe extern "C" fn release(capsule: *mut ffi::PyObject) {
+    // SAFETY: Python calls this with the capsule, which owns the struct.
+    unsafe {
+        let raw = ffi::PyCapsule_GetPointer(capsule, LENT.as_ptr());
+        drop(ManagedTensor::from_raw_versioned(raw));
+    }
+}
+
+/// Takes an array as `__dlpack__(max_version=(1, 3))` gives it; `None` for one that has to be asked for that.
+///
+/// # Safety
+/// The class of `array` is [understood](is_understood).
+pub unsafe fn take(array: &Bound<'_, PyAny>) -> Option<ManagedTensor> {
+    // SAFETY: by contract an instance of NumPy's class, with these fields; the Python lock is held, so nothing changes them.
+    let (fields, dtype) = unsafe {
+        let fields = &*array.as_ptr().cast::<Fields>();
+        (fields, &*fields.dtype)
+    };
+    let ndim = usize::try_from(fields.ndim).ok().filter(|ndim| *ndim <= NDIM_MAX)?;
+    let element = dtype_of(dtype)?;
+    if fields.flags & WARN_ON_WRITE != 0 {
+        return None;
+    }
+    let itemsize = element.itemsize() as isize;
+    let (mut shape, mut strides) = ([0; NDIM_MAX], [0; NDIM_MAX]);
+    for index in 0..ndim {
+        // SAFETY: both have an entry for each dimension.
+        let (size, stride) = unsafe { (*fields.shape.add(index), *fields.strides.add(index)) };
+        if size == 0 || stride % itemsize != 0 {
+            return None;
+        }
+        (shape[index], strides[index]) = (size as i64, (stride / itemsize) as i64);
+    }
+    let flags = ExportFlags { read_only: fields.flags & WRITEABLE == 0, is_copied: false };
+    let keeper = Kept::new(array.clone().unbind());
+    // SAFETY: NumPy vouches for the memory as long as the array lives, which the deleter lets go.
+    let managed = unsafe {
+        export_strided(element, &shape[..ndim], &strides[..ndim], fields.data, flags, move || drop(keeper))
+    };
+    Some(managed)
+}
+
+/// NumPy's numbers of element types (`NPY_TYPES`), and what they are on this machine. Of two numbers for one, NumPy's own import gives the first.
+const NUMBERS: [(c_int, DType); 16] = {
+    const LONG: [(c_int, DType); 4] = if size_of::<c_long>() == 8 {
+        [(7, DType::I64), (9, DType::I64), (8, DType::U64), (10, DType::U64)]
+    } else {
+        [(7, DType::I32), (9, DType::I64), (8, DType::U32), (10, DType::U64)]
+    };
+    [
+        LONG[0],
+        LONG[1],
+        LONG[2],
+        LONG[3],
+        (5, DType::I32),
+        (6, DType::U32),
+        (0, DType::BOOL),
+        (1, DType::I8),
+        (2, DType::U8),
+        (3, DType::I16),
+        (4, DType::U16),
+        (11, DType::F32),
+        (12, DType::F64),
+        (14, DType::C64),
+        (15, DType::C128),
+        (23, DType::F16),
+    ]
+};
+
+fn number_of(dtype: DType) -> Option<c_int> {
+    NUMBERS.iter().find(|(_, known)| *known == dtype).map(|(number, _)| *number)
+}
+
+/// The element type that is in the byte order of this machine.
+fn dtype_of(dtype: &DTypeFields) -> Option<DType> {
+    let foreign = if cfg!(target_endian = "little") { b'>' } else { b'<' };
+    let known = NUMBERS.iter().find(|(number, _)| *number == dtype.number);
+    known.filter(|_| dtype.byte_order as u8 != foreign).map(|(_, dtype)| *dtype)
+}
