@@ -33,7 +33,7 @@ mod network;
 mod note;
 mod ticket;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
@@ -45,6 +45,7 @@ use estafette_sync::sync::Mutex;
 use estafette_sync::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use crate::core::error::Error;
+use crate::core::lease_info::USERS;
 use crate::engine::Engine;
 use crate::exchange::loan::{Loan, RemoteOrigin};
 use crate::exchange::{Abi, DType, ExportFlags, ManagedTensor, Storage, export};
@@ -310,6 +311,7 @@ impl Share {
     fn new(process: u32, export: Arc<Export>) -> Self {
         let number = LAST_SHARE.fetch_add(1, Ordering::Relaxed) + 1;
         SHARES.lock().insert(number, (process, export));
+        let _ = USERS.set(users);
         Self(number)
     }
 
@@ -325,6 +327,18 @@ impl Drop for Share {
         let ended = SHARES.lock().remove(&self.0);
         drop(ended);
     }
+}
+
+/// Which processes use what tickets with this owner name. Leases of links have a process as their owner.
+fn users(owner: &LeaseOwner) -> String {
+    if !owner.starts_with("a ticket") {
+        return String::new();
+    }
+    let shares = SHARES.lock();
+    let users = shares.values().filter(|(_, export)| export.owner.same(owner));
+    let users: BTreeSet<_> = users.map(|(user, _)| format!("process {user}")).collect();
+    drop(shares);
+    if users.is_empty() { String::new() } else { format!(" in use by {}", Vec::from_iter(users).join(", ")) }
 }
 
 /// Sends an export, whose place is known, behind `prefix`. The share ends when the other process touches the memory no more.

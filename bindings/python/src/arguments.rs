@@ -5,7 +5,7 @@ use std::time::Duration;
 use estafette::DType;
 use pyo3::exceptions::{PyTypeError, PyValueError};
 use pyo3::prelude::*;
-use pyo3::types::{PyFloat, PyInt, PyIterator};
+use pyo3::types::{PyFloat, PyInt, PyIterator, PyString};
 
 use crate::classes::tensor::PyTensor;
 use crate::error::raise;
@@ -31,7 +31,14 @@ pub fn parse_dtype(dtype: &Bound<'_, PyAny>) -> PyResult<DType> {
         "complex" => "complex128",
         name => name,
     };
-    name.parse().map_err(|_| {
+    // A name with a slip, such as `float33`; a dtype of a library or of a tensor may have any width.
+    let is_width = |dtype: &DType| {
+        let least = [(DType::F32, 16), (DType::BF16, 16), (DType::C64, 32)];
+        let least = least.iter().find(|(known, _)| known.code == dtype.code).map_or(1, |(_, bits)| *bits);
+        dtype.code > DType::C64.code || (dtype.bits >= least && dtype.bits.is_power_of_two())
+    };
+    let parsed = name.parse().ok().filter(|parsed| !dtype.is_exact_instance_of::<PyString>() || is_width(parsed));
+    parsed.ok_or_else(|| {
         PyValueError::new_err(format!(
             "`{text}` is not an element type; the names are NumPy's: \"float32\", \"int64\", \"bool\", and \"bfloat16\", \"float8_e5m2\""
         ))

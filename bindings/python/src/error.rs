@@ -1,14 +1,16 @@
 //! Errors of the engine as Python exceptions. The classes are in `estafette/_errors.py`.
 
 use std::fmt;
+use std::sync::{Arc, Weak};
 
 use estafette::devices::{DeviceError, DeviceErrorKind};
 use estafette::lease::LeaseHeld;
 use estafette::operation::OperationError;
 use estafette::{BodyError, Error};
+use estafette_sync::sync::Mutex;
 use pyo3::exceptions::{PyBaseException, PyKeyboardInterrupt, PyTimeoutError};
 use pyo3::prelude::*;
-use pyo3::types::{PyTuple, PyType};
+use pyo3::types::{PyTraceback, PyTuple, PyType};
 
 use crate::classes::report;
 use crate::interpreter::guard;
@@ -17,14 +19,33 @@ use crate::interpreter::interrupt;
 /// An exception raised by the Python function of an operation.
 pub struct Raised {
     text: String,
+    kept: Arc<Kept>,
+}
+
+/// An exception, and what it had when the operation failed: who raises it again changes both.
+struct Kept {
     value: Py<PyBaseException>,
+    traceback: Option<Py<PyTraceback>>,
+    context: Option<Py<PyAny>>,
+}
+
+estafette_sync::per_process! {
+    /// What failures keep, and some that is gone.
+    static KEPT: Mutex<Vec<Weak<Kept>>> = Mutex::new(Vec::new());
+}
+
+/// The exceptions that failures keep, each with its traceback and its context at the failure.
+#[pyfunction(name = "_kept_errors")]
+pub fn kept_errors(py: Python<'_>) -> PyResult<Vec<Bound<'_, PyTuple>>> {
+    let kept: Vec<_> = KEPT.lock().iter().filter_map(Weak::upgrade).collect();
+    kept.iter().map(|kept| (&kept.value, &kept.traceback, &kept.context).into_pyobject(py)).collect()
 }
 
 impl Raised {
     /// Takes an exception out of the body that raised it, without the views in its frames.
     pub fn body_error(py: Python<'_>, error: PyErr) -> BodyError {
         let raised = Self::new(py, error);
-        let bound = raised.value.bind(py);
+        let bound = raised.kept.value.bind(py);
         if let Err(error) =
             crate::submission::body::helper(py, "let_go").and_then(|let_go| let_go.call1((bound,)))
         {
@@ -47,7 +68,22 @@ impl Raised {
             Ok(text) => format!("{kind}: {text}"),
             Err(_) => kind,
         };
-        Self { text, value }
+        let traceback = bound.getattr("__traceback__").ok().and_then(|traceback| traceback.extract().ok());
+        let context = bound.getattr("__context__").ok().filter(|context| !context.is_none()).map(Bound::unbind);
+        let kept = Arc::new(Kept { value, traceback, context });
+        let is_first = {
+            let mut list = KEPT.lock();
+            if list.len() == list.capacity() {
+                list.retain(|kept| kept.strong_count() > 0);
+            }
+            list.push(Arc::downgrade(&kept));
+            list.len() == 1
+        };
+        // The module looks at the list with each full garbage collection.
+        if is_first && let Err(error) = py.import("estafette._failures") {
+            error.write_unraisable(py, None);
+        }
+        Self { text, kept }
     }
 }
 
@@ -124,7 +160,7 @@ fn operation(py: Python<'_>, name: &str, failure: &OperationError) -> PyErr {
     };
     let source = failure.source_error();
     if let Some(raised) = source.and_then(|source| source.downcast_ref::<Raised>()) {
-        error.set_cause(py, Some(PyErr::from_value(raised.value.clone_ref(py).into_bound(py).into_any())));
+        error.set_cause(py, Some(PyErr::from_value(raised.kept.value.clone_ref(py).into_bound(py).into_any())));
     } else if let Some(source) = source.and_then(|source| source.downcast_ref::<Error>()) {
         error.set_cause(py, Some(to_py(py, source)));
     } else if let Some(source) = source.and_then(|source| source.downcast_ref::<DeviceError>()) {

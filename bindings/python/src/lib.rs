@@ -78,6 +78,8 @@ mod _estafette {
     #[pymodule_export]
     use super::command::command;
     #[pymodule_export]
+    use super::error::kept_errors;
+    #[pymodule_export]
     use super::exchange::peers::peers;
     #[pymodule_export]
     use super::exchange::unordered::unordered_exchanges;

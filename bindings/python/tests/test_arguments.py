@@ -206,3 +206,13 @@ class TestWrapped:
             eng.op(reads="x", writes="y")(lambda x, y, z: None)(ones, eng.zeros(1, "int8"), eng.zeros(2, "int8"))
         with pytest.raises(TypeError, match="missing"):
             eng.op(writes="y")(lambda x, y: None)(ones)
+
+    def test_an_array_in_the_place_of_a_tensor_that_is_written_is_refused(self, eng, np, ones):
+        @eng.op(writes="outs")
+        def fill(x, outs):
+            return None
+
+        for outs in (np.zeros(3), [eng.zeros(1, "int8"), np.zeros(3)]):
+            with pytest.raises(TypeError, match="expected an estafette.Tensor to write to, not numpy.ndarray"):
+                fill(ones, outs)
+        fill(np.zeros(3), [None, eng.zeros(1, "int8")]).wait()

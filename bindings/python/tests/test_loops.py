@@ -349,6 +349,19 @@ class TestClosedLoops:
         assert run(again()) == [None if kind == "operation" else promise] * 3
         assert not [record for record in caplog.records if record.name != "asyncio"]
 
+    def test_that_were_left_to_the_garbage_collector_are_closed_by_it(self, eng, reports):
+        loop = asyncio.new_event_loop()
+
+        async def main():
+            await eng.call(asyncio.sleep, 0)
+
+        loop.run_until_complete(main())
+        loop.cycle, selector = loop, loop._selector
+        del loop
+        with pytest.warns(ResourceWarning, match="unclosed event loop"):
+            gc.collect()
+        assert selector.get_map() is None
+
     @pytest.mark.parametrize("kind", ["function", "coroutine", "from_future", "task", "future"])
     def test_fail_what_their_tasks_would_have_done_without_a_collection_of_garbage(self, eng, reports, kind):
         loop, futures = asyncio.new_event_loop(), []

@@ -1,9 +1,11 @@
 """Memory comes back: every deleter is called exactly once, and resident memory stays flat."""
 
 import asyncio
+import concurrent.futures
 import gc
 import os
 import random
+import traceback
 import weakref
 
 import pytest
@@ -95,6 +97,84 @@ def test_failures_and_cancels_leave_nothing(eng, np, flat):
             y.wait()
 
     flat(round_, warm_up=500, rounds=3_000, allowed=2 << 20)
+
+
+class Kept:
+    """What variables of a function own beside tensors."""
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("kind", ["waited", "retrieved", "raised_again", "of_an_operation", "of_a_chain"])
+def test_a_failure_keeps_no_variables_of_those_who_waited(workers, kind):
+    def fail(*_):
+        raise ValueError("no data")
+
+    def use(eng):
+        kept = Kept()
+        x = eng.zeros(1, "int8")
+        t = eng.submit(fail, writes=[x]) if kind == "of_an_operation" else eng.call(fail, x)
+        if kind == "of_a_chain":
+            t = eng.call(fail, t)
+        try:
+            try:
+                t.wait()
+            except est.OperationError as error:
+                if kind == "retrieved":
+                    saved = t.exception()
+                    assert saved.__cause__ is error.__cause__
+                if kind not in ("waited", "retrieved"):
+                    raise error.__cause__
+        except ValueError:
+            pass
+        return weakref.ref(kept), x, t
+
+    with est.Engine(workers=workers) as eng:
+        # The failed tensors live on, as do the failures with the frames of the body.
+        kept, *failed = use(eng)
+        gc.collect()
+        assert kept() is None
+        cause = failed[-1].exception().__cause__
+        assert [frame.name for frame in traceback.extract_tb(cause.__traceback__)] == ["fail"]
+        # So do they where a tensor is owned by the variables alone.
+        del failed, cause
+        kept, *_ = use(eng)
+        del _
+        gc.collect()
+        assert kept() is None
+
+
+def test_a_cause_that_somebody_owns_keeps_its_traceback(eng):
+    def fail():
+        raise ValueError("no data")
+
+    def raise_cause(t):
+        try:
+            t.wait()
+        except est.OperationError as error:
+            raise error.__cause__
+
+    t = eng.call(fail)
+    with pytest.raises(ValueError) as caught:
+        raise_cause(t)
+    gc.collect()
+    names = [frame.name for frame in traceback.extract_tb(caught.value.__traceback__)]
+    assert "raise_cause" in names and names[-1] == "fail"
+    assert isinstance(caught.value.__context__, est.OperationError)
+
+
+@pytest.mark.parametrize("how", ["fails", "is_cancelled"])
+def test_a_future_that_fails_keeps_no_variables_of_those_who_set_it(eng, how):
+    def use():
+        kept, future = Kept(), concurrent.futures.Future()
+        t = eng.from_future(future)
+        future.set_exception(ValueError("no data")) if how == "fails" else future.cancel()
+        with pytest.raises(est.EstafetteError):
+            t.wait()
+        return weakref.ref(kept)
+
+    kept = use()
+    gc.collect()
+    assert kept() is None
 
 
 def test_awaits_leave_nothing(eng, np, flat):

@@ -283,6 +283,23 @@ class TestOthers:
         assert isinstance(future.exception(30), est.CancelledError)
         del held
 
+    @pytest.mark.parametrize("is_done", [False, True])
+    def test_asyncio_s_own_wait_is_refused_and_takes_a_future_of_the_promise(self, np, is_done):
+        async def main():
+            async with est.Engine(workers=1) as eng:
+                gate = Gate()
+                t = eng.call(lambda: (gate(), bytearray(3))[1])
+                if is_done:
+                    gate.open()
+                    await t
+                with pytest.raises(TypeError, match="asyncio.ensure_future"):
+                    await asyncio.wait([t], timeout=30)
+                gate.open()
+                done, _ = await asyncio.wait([asyncio.ensure_future(t)], timeout=30)
+                assert [future.result() for future in done] == [t]
+
+        asyncio.run(main())
+
     def test_asyncio(self, np):
         async def main():
             async with est.Engine(workers=1) as eng:

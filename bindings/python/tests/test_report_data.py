@@ -1,6 +1,7 @@
 """The data of a report is what `estafette.typing.ReportData` says, at every depth."""
 
 import threading
+import time
 import typing
 
 import pytest
@@ -50,6 +51,17 @@ def test_a_report_has_the_declared_fields(eng, np, tmp_path):
     for rows in ("worst", "operations", "tensors", "run_time", "advice"):
         assert data[rows], f"the report has an example of {rows}"
     assert data["matrix"]["waited_ns"] and data["critical_path"]["names"]
+
+
+def test_a_replay_ran_from_its_first_node_to_its_last_one(eng, tmp_path):
+    y = eng.zeros(1, "int8")
+    with eng.program("step") as step:
+        for _ in range(3):
+            step.submit(lambda y: time.sleep(0.02), writes=[y])
+    with est.record(str(tmp_path / "run.pftrace")) as recording:
+        step.replay().wait()
+    (operation,) = [row for row in recording.report().data["operations"] if row["name"] == "step"]
+    assert operation["running_ns"] >= 60e6
 
 
 def test_the_report_of_nothing_has_them_too(tmp_path):

@@ -46,6 +46,31 @@ def test_a_ticket_goes_through_anything_and_is_a_promise_at_the_other_end(eng, n
     assert peer.ended_well()
 
 
+@pytest.mark.parametrize("once", [False, True])
+def test_the_lease_of_a_ticket_names_the_process_that_uses_it(eng, np, other, once):
+    peer = other(
+        eng,
+        """
+        x = eng.from_ticket(bytes.fromhex(sys.stdin.readline()))
+        x.wait(60)
+        print("used", flush=True)
+        sys.stdin.readline()
+        """,
+    )
+    x = eng.zeros(3, "int64", shared=True)
+    ticket = x.ticket(once=once)
+    later = fill(eng, np, x, 1)
+    owner = "a ticket for one use" if once else "a ticket"
+    assert f"taken by {owner} " in str(eng.diagnose()) and "in use by" not in str(eng.diagnose())
+    peer.write(bytes(ticket).hex())
+    assert peer.read() == "used"
+    assert f"taken by {owner} in use by process {peer.process.pid} " in str(eng.diagnose())
+    ticket.revoke()
+    peer.write("go on")
+    assert peer.ended_well()
+    later.wait(10)
+
+
 def test_the_tickets_of_a_dead_process_fail(eng, other):
     peer = other(
         eng,

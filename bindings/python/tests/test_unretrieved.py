@@ -5,6 +5,7 @@ import gc
 import logging
 import sys
 import threading
+import weakref
 
 import pytest
 
@@ -316,6 +317,22 @@ class TestEnd:
                 program.replay().wait()
         del op, program
         gc.collect()
+        assert not reports and not caplog.records
+
+    def test_to_be_ignored_by_an_engine_that_is_gone_are_silent(self, reports, caplog):
+        gate, errors = Gate(), []
+
+        def fail():
+            gate()
+            error = Boom()
+            errors.append(weakref.ref(error))
+            raise error
+
+        engine = est.Engine(workers=1, failures="ignore")
+        engine.submit(fail)
+        del engine
+        gate.open()
+        until(lambda: errors and errors[0]() is None)
         assert not reports and not caplog.records
 
     def test_of_an_engine_that_was_never_ended_reports_at_exit(self):

@@ -79,7 +79,7 @@ pub enum Error {
     Shutdown,
     /// An engine, or what belongs to one, of the process that this one was forked from. Its threads do not exist here; a new engine works.
     #[error(
-        "it belongs to the process that this one was forked from; make an engine in this process, or start it by spawn instead of fork"
+        "what an engine of the parent process made cannot be used in a forked child; make an engine here, or start this process by spawn"
     )]
     Forked,
     /// The operating system refused something the engine needs.

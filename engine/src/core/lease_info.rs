@@ -95,6 +95,12 @@ estafette_sync::per_process! {
     static REMARKS: Mutex<BTreeMap<(usize, String), String>> = Mutex::new(BTreeMap::new());
 }
 
+#[cfg(feature = "links")]
+estafette_sync::statics! {
+    /// Says in words which processes use what the owner of a lease, a ticket, was given for.
+    pub(crate) static USERS: OnceLock<fn(&LeaseOwner) -> String> = OnceLock::new();
+}
+
 /// A line of a program.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct CallSite {
@@ -208,6 +214,12 @@ impl Deref for LeaseOwner {
 impl fmt::Display for LeaseOwner {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         shown(self).fmt(f)?;
+        #[cfg(feature = "links")]
+        if self.text.is_elsewhere
+            && let Some(users) = USERS.get()
+        {
+            f.write_str(&users(self))?;
+        }
         #[cfg(feature = "nixl")]
         if self.text.is_elsewhere {
             f.write_str(&self.remarks())?;

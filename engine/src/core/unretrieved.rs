@@ -138,11 +138,12 @@ impl Failures {
     /// Lists a failure of one of the engine's operations. Only the first engine lists it: others have
     /// dependents.
     pub(crate) fn add(self: &Arc<Self>, failure: &OperationError) {
-        if failure.is_unsurprising()
-            || failure.heard().home.set(Arc::downgrade(self)).is_err()
-            || !self.reports
-        {
+        if failure.is_unsurprising() || failure.heard().home.set(Arc::downgrade(self)).is_err() {
             return;
+        }
+        if !self.reports {
+            // Noted with the failure, which may outlive the engine.
+            return failure.heard().retrieve();
         }
         let mut list = self.lock();
         if list.live.len() >= list.prune_at {
@@ -284,9 +285,6 @@ pub fn on_unretrieved(reporter: fn(&OperationError)) {
 #[cold]
 pub(crate) fn last_handle_gone(failure: OperationError) {
     let home = failure.heard().home.get().and_then(Weak::upgrade);
-    if home.as_ref().is_some_and(|home| !home.reports) {
-        return failure.heard().retrieve();
-    }
     if let Some(home) = home {
         // First, so that the engine's end does not miss it while it is reported.
         home.keep(failure.clone());

@@ -38,10 +38,6 @@ pub(super) struct Export {
     /// What traces of other processes call the lease.
     pub(super) key: u64,
     /// Who the lease is said to be of.
-    #[cfg_attr(
-        not(feature = "nixl"),
-        expect(dead_code, reason = "remarks are made on processes of other machines")
-    )]
     pub(super) owner: LeaseOwner,
     /// Once it is granted, and not where a copy is shown.
     lease: Mutex<Option<Lease>>,

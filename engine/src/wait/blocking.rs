@@ -192,6 +192,7 @@ pub(crate) fn block<V: Clone + Delivered>(
             // No inspection where the end of the wait is as near as that of the inspection may be.
             if looks && deadline.is_none_or(|deadline| deadline - now >= LOOK_FIRST.max(2 * inspection_took))
             {
+                let inspected = inspect::inspected();
                 let seen = watch.look(core, EVERYTHING)?;
                 if !(helps && core.runs_anything_here() && context::may_help_at_last()) {
                     relief.see_to(&seen, what)?;
@@ -200,7 +201,7 @@ pub(crate) fn block<V: Clone + Delivered>(
                     needed = Needed::by(&seen, waiting);
                 }
                 drop(seen);
-                inspection_took = now.elapsed();
+                inspection_took = inspect::duration(now, inspected);
                 looks_from = Instant::now() + inspect::pause_after(inspection_took);
             }
             pause = (pause * 2).min(LOOK_LAST);

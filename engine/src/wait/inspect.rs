@@ -29,6 +29,9 @@ pub(crate) const EVERYTHING: usize = usize::MAX;
 /// The pause between two inspections of a series is this many times as long as the last inspection took.
 const PACE: u32 = 100;
 
+/// The time in which an access is inspected, some 0.2 µs, with room for slow machines.
+const ACCESS_MAX: Duration = Duration::from_micros(2);
+
 estafette_sync::statics! {
     /// Accesses, and operations in snapshots, that were inspected since the process began.
     static INSPECTED: AtomicU64 = AtomicU64::new(0);
@@ -44,6 +47,13 @@ pub fn inspected() -> u64 {
 /// Counts what a wait has inspected.
 pub(crate) fn count(inspected: usize) {
     INSPECTED.fetch_add(inspected as u64, Ordering::Relaxed);
+}
+
+/// How long an inspection took that began at `began`, when `before` accesses had been [inspected](inspected). A garbage collection, and other
+/// threads that had the processor meanwhile, do not count.
+pub(crate) fn duration(began: Instant, before: u64) -> Duration {
+    let accesses = u32::try_from(inspected() - before).unwrap_or(u32::MAX);
+    began.elapsed().min(ACCESS_MAX.saturating_mul(accesses.saturating_add(10)))
 }
 
 /// The least time until the next inspection, after an inspection of this duration.
@@ -67,9 +77,9 @@ impl Pace {
             }
             *from = began.checked_add(LOOK_MAX);
         }
+        let before = inspected();
         let found = look();
-        let ended = Instant::now();
-        *self.from() = ended.checked_add(pause_after(ended - began));
+        *self.from() = Instant::now().checked_add(pause_after(duration(began, before)));
         Some(found)
     }
 

@@ -93,6 +93,23 @@ fn held_by_another_thread_is_refused_after_the_lease_timeout() {
 }
 
 #[test]
+fn a_garbage_collection_that_takes_long_puts_off_the_lease_timeout_by_no_more_than_that() {
+    let engine = Engine::builder().workers(1).lease_timeout(Duration::from_millis(300)).build().unwrap();
+    let watchdog = Watchdog::of(&engine);
+    let x = tensor(&engine, 1.0);
+    let theirs = x.clone();
+    let array = std::thread::spawn(move || export(&theirs, Access::Write, "another thread")).join().unwrap();
+    // Looks are spaced at a hundred times their duration: 20 s, if this were a part of one.
+    engine.on_lease_wait(|| std::thread::sleep(Duration::from_millis(200)));
+    let began = Instant::now();
+    assert_held(&x.wait().unwrap_err(), "another thread");
+    assert!(began.elapsed() < Duration::from_secs(10), "{:?}", began.elapsed());
+    drop(array);
+    x.wait().unwrap();
+    assert!(watchdog.still_watches());
+}
+
+#[test]
 fn a_wait_with_a_short_timeout_ends_with_the_timeout() {
     let engine = engine(1);
     let watchdog = Watchdog::of(&engine);

@@ -55,11 +55,22 @@ def _is_tensor(value):
     return isinstance(value, Tensor)
 
 
+def _is_written(value):
+    if not _is_tensor(value) and _is_array(value):
+        kind = f"{type(value).__module__}.{type(value).__qualname__}"
+        raise TypeError(f"expected an estafette.Tensor to write to, not {kind}; `from_dlpack` makes one of an array")
+    return isinstance(value, Tensor)
+
+
 _ARRAYS = "__dlpack__", "__array_interface__", "__cuda_array_interface__", "__sycl_usm_array_interface__"
 
 
 def _is_array(value):
     return any(hasattr(value, name) for name in _ARRAYS)
+
+
+# Of these, long lists are passed.
+_PLAIN = frozenset({bool, bytes, complex, float, int, str, type(None)})
 
 
 def _filler(value, found, is_leaf, outer=()):
@@ -75,12 +86,16 @@ def _filler(value, found, is_leaf, outer=()):
         return None
     outer = (*outer, id(value))
     if isinstance(value, (list, tuple)):
+        if _PLAIN.issuperset(map(type, value)):
+            return None
         items = [(_filler(item, found, is_leaf, outer), item) for item in value]
         if all(fill is None for fill, _ in items):
             return None
         make = getattr(type(value), "_make", type(value))
         return lambda objects: make([_filled(item, objects) for item in items])
     if isinstance(value, dict):
+        if _PLAIN.issuperset(map(type, value.values())):
+            return None
         fillers = {key: _filler(item, found, is_leaf, outer) for key, item in value.items()}
         return _copy_filler(value, fillers, dict.__setitem__)
     if _is_dataclass(value):
@@ -202,8 +217,8 @@ def op(engine, reads, writes, options):
             bound = signature.bind(*args, **kwargs)
             tensors = []
             call = _call(function, bound.args, bound.kwargs, tensors)
-            changed = _tensors_of(bound.arguments, written)
-            looked_at = tensors if read is None else _tensors_of(bound.arguments, read)
+            changed = _tensors_of(bound.arguments, written, _is_written)
+            looked_at = tensors if read is None else _tensors_of(bound.arguments, read, _is_tensor)
             ordered = {id(tensor) for tensor in [*changed, *looked_at]}
             lost = [tensor for tensor in tensors if id(tensor) not in ordered]
             if lost:
@@ -227,11 +242,11 @@ def _names(what, names):
     return names
 
 
-def _tensors_of(arguments, names):
+def _tensors_of(arguments, names, is_leaf):
     tensors = []
     for name in names:
         if name in arguments:
-            _filler(arguments[name], tensors, _is_tensor)
+            _filler(arguments[name], tensors, is_leaf)
     return tensors
 
 

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import atexit
+import contextlib
+import gc
 import logging
 import sys
+import types
 
-from ._estafette import _shown
+from ._estafette import _kept_errors, _shown
 
 
 class _Unretrieved:
@@ -51,3 +55,65 @@ def say_abandoned(lines, more, interrupted):
         text += f"\n    and {more} more"
     if sys.stderr is not None:
         print(f"estafette: operations are abandoned at exit, since {why}:{text}", file=sys.stderr, flush=True)
+
+
+_LINKS = BaseException, types.TracebackType, types.FrameType
+_ALONE = [object()]
+# What `sys.getrefcount(found[place])` is for what is in `found` alone.
+_LISTED = sys.getrefcount(_ALONE[0])
+
+
+def forget_waiters():
+    """Gives exceptions that only failures keep the traceback and the context back that they had when the operations failed.
+
+    Who raises the cause of a failure again adds its own frames to the traceback, and a function that ran on the thread that waited
+    has the frames of that thread behind its own. Their variables may own the failed tensor: a cycle through the engine, whose
+    references the garbage collector does not know.
+    """
+    kept = _kept_errors()
+    if not kept:
+        return
+    found, places, behind = [], {}, []
+
+    def place_of(thing):
+        place = places.setdefault(id(thing), len(found))
+        if place == len(found):
+            found.append(thing)
+        return place
+
+    # Of each thing in `found`, the references that are known: the failure's own, those of `kept`, and those among each other.
+    known = {}
+    for things in kept:
+        for thing in things:
+            if thing is not None:
+                place = place_of(thing)
+                known[place] = known.get(place, 0) + 2
+    for thing in found:
+        behind.append([place_of(other) for other in gc.get_referents(thing) if issubclass(type(other), _LINKS)])
+        for place in behind[-1]:
+            known[place] = known.get(place, 0) + 1
+    thing = things = None
+    reached = [place for place in range(len(found)) if sys.getrefcount(found[place]) - _LISTED > known.get(place, 0)]
+    alive = set(reached)
+    while reached:
+        new = set(behind[reached.pop()]) - alive
+        alive |= new
+        reached.extend(new)
+    for error, traceback, context in kept:
+        if places[id(error)] not in alive:
+            error.__traceback__, error.__context__ = traceback, context
+    for place, thing in enumerate(found):
+        if place not in alive and type(thing) is types.FrameType:
+            # Frames that run are reached otherwise.
+            with contextlib.suppress(RuntimeError):
+                thing.clear()
+
+
+def _on_collection(phase, info):
+    if phase == "start" and info["generation"] == 2:
+        forget_waiters()
+
+
+gc.callbacks.append(_on_collection)
+# At the end of the interpreter the names of modules go before the last collection.
+atexit.register(gc.callbacks.remove, _on_collection)

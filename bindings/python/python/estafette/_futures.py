@@ -79,12 +79,18 @@ def _drive(loop, awaitable, delivery):
 def _tell(delivery, future):
     """Passes the end of `future` on."""
     try:
+        if isinstance(future, (asyncio.Future, concurrent.futures.Future)) and not future.cancelled():
+            # What `result` raises has the frames of the thread that is here, whose variables may own the tensor: a cycle.
+            error = future.exception()
+            if error is not None:
+                return delivery(None, error, isinstance(error, _CANCELLED))
         value = (getattr(future, "result", None) or future.value)()
         if inspect.iscoroutine(value):
             value.close()
             raise TypeError(f"the result of {_kind(future)} must be awaited: pass `future.result()` instead")
     except BaseException as error:
-        delivery(None, error, isinstance(error, _CANCELLED) or _was_cancelled(future))
+        cancelled = isinstance(error, _CANCELLED) or _was_cancelled(future)
+        delivery(None, error.with_traceback(None) if cancelled else error, cancelled)
     else:
         delivery(value, None, False)
 

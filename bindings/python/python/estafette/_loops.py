@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import sys
 import weakref
 from types import CoroutineType
 
@@ -44,6 +45,9 @@ def on_close(loop, end):
 
 def _close(reference, before, ends):
     loop = reference()
+    if loop is None:
+        # The garbage collector clears references before it calls `BaseEventLoop.__del__`, which calls this.
+        loop = sys._getframe(1).f_locals["self"]
     before() if before else type(loop).close(loop)
     for end in list(ends):
         end.lost()

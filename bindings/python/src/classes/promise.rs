@@ -6,7 +6,7 @@
 use std::time::Duration;
 
 use estafette::{FailureKind, Op, Tensor};
-use pyo3::exceptions::PyException;
+use pyo3::exceptions::{PyException, PyTypeError};
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
 
@@ -85,7 +85,14 @@ pub fn add_done_callback(
     callback: Bound<'_, PyAny>,
 ) -> PyResult<()> {
     if !callback.is_callable() {
-        return Err(pyo3::exceptions::PyTypeError::new_err(format!("{} is not callable", callback.repr()?)));
+        return Err(PyTypeError::new_err(format!("{} is not callable", callback.repr()?)));
+    }
+    let module = callback.getattr_opt(intern!(promise.py(), "__module__"))?;
+    if module.is_some_and(|module| module.eq("asyncio.tasks").unwrap_or(false)) {
+        // `asyncio.wait` takes what has this method for a future of asyncio, and would never wake up.
+        return Err(PyTypeError::new_err(
+            "`asyncio.wait` waits for futures of asyncio alone: pass `asyncio.ensure_future(promise)`",
+        ));
     }
     if handle.is_done(promise.py()) {
         // Ctrl-C during the callback must reach the caller.

@@ -117,6 +117,10 @@ impl AssembledOp {
                 operation.awake = operation.awake.or(Some(at));
                 self.last_awake = Some(at);
             }
+            // Each node of a program takes the lock, on any thread: the body began with the first.
+            EventKind::Locked if words[0] == 0 => {
+                self.locked = Some(self.locked.map_or(at, |known| known.min(at)));
+            }
             EventKind::Locked => self.locked = Some(at),
             EventKind::Resumed => {
                 operation.resumed = Some(at);

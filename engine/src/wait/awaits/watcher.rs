@@ -129,8 +129,9 @@ impl Watcher {
                 vec![not_before]
             } else {
                 // Dropping the inspected objects may run code of users.
+                let inspected = inspect::inspected();
                 let looked = catch_unwind(look);
-                not_before = Instant::now() + inspect::pause_after(now.elapsed());
+                not_before = Instant::now() + inspect::pause_after(inspect::duration(now, inspected));
                 looked.unwrap_or_else(|panic| {
                     tracing::error!("a look at what futures wait for panicked");
                     drop_panic(panic);
