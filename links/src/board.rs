@@ -14,6 +14,7 @@
 //! The life line and the bell, which changes when the peer is rung by it, are behind the words, in a page of their own, since they are
 //! half words.
 
+use std::ops::Range;
 use std::sync::Arc;
 
 use estafette_devices::{DeviceError, DeviceErrorKind, Outcome};
@@ -49,6 +50,15 @@ pub(crate) const LINE: usize = (WORDS * 8).next_multiple_of(4096);
 pub(crate) const BELL: usize = LINE + 64;
 /// Bytes of a board.
 pub(crate) const BYTES: usize = LINE + 4096;
+
+/// What each link uses from the beginning, in bytes: the page with the first words, and the ring. The other slots are for links that have
+/// much under way.
+const USED: [Range<usize>; 2] = [0..4096, RING_AT * 8 / 4096 * 4096..TEXTS_AT * 8];
+
+/// Maps what each link uses.
+pub(crate) fn populate(board: &Memory) {
+    USED.into_iter().for_each(|range| board.populate(range));
+}
 
 /// Values of [`CLOSED`], which only rises. The owner sends nothing more, and what it has not settled it will not settle.
 pub(crate) const CLOSING: u64 = 1;

@@ -14,7 +14,7 @@ use estafette_sync::time::{Duration, Instant};
 use estafette_sync::{daemon, per_process, stack};
 
 use crate::LinkError;
-use crate::board::BYTES;
+use crate::board::{BYTES, populate};
 use crate::life::{Line, Lines};
 use crate::link::{Channel, Link, Shared};
 use crate::mailbox::Mailbox;
@@ -158,6 +158,7 @@ impl Hub {
             return Err(LinkError::Refused(format!("process {process} acts for another user, {user}")));
         }
         let (board, descriptor) = Memory::create("estafette-board", BYTES).map_err(system())?;
+        populate(&board);
         step!("greet 2");
         let board = Arc::new(board);
         let line = self.lines.hold(Arc::clone(&board));
@@ -332,6 +333,7 @@ impl Hub {
                     Ok([_, end]) if !may_be_process(&end, process) => Err(refused("came without its end")),
                     Ok([theirs, end]) => Memory::open(&theirs, BYTES, false)
                         .map_err(|error| refused(&format!("has no board: {error}")))
+                        .inspect(populate)
                         .map(|peer| (peer, Channel { socket, end, process })),
                     Err(_) => Err(refused("came without its board")),
                 }

@@ -362,8 +362,7 @@ impl Shared {
 
     fn look(&self) {
         self.note(0);
-        let settled: Vec<_> =
-            self.watched.lock().extract_if(.., |event| event.outcome().is_some()).collect();
+        let settled: Vec<_> = self.watched.lock().extract_if(.., |event| event.outcome().is_some()).collect();
         settled.into_iter().for_each(|event| event.deliver());
         let fate = self.fate.load(Ordering::Acquire);
         if fate != 0 || self.peer.load(HEAD) != self.own.load(TAIL) {
@@ -442,6 +441,7 @@ fn see(
     let is_writable = message[0] == WRITABLE;
     let memory =
         Memory::open(descriptor, bytes, is_writable).map_err(|_| Nonsense("a segment that is none"))?;
+    memory.populate(0..bytes);
     seen.insert(number, Arc::new(PeerSegment { memory, is_writable }));
     Ok(())
 }

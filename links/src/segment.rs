@@ -51,6 +51,7 @@ impl Segment {
         }
         let (memory, descriptor) =
             create("estafette-segment", bytes).map_err(LinkError::system("making shared memory"))?;
+        memory.populate(0..bytes);
         Ok(Self { memory, descriptor, number: NEXT.fetch_add(1, Ordering::Relaxed), is_writable })
     }
 

@@ -80,7 +80,8 @@ fn a_thread_that_waits_is_woken_by_the_other_process_itself() {
         |link| {
             let before = sleeps_of_the_link_thread();
             for round in 0..ROUNDS {
-                let received = link.receive_timeout(None).expect("the link is open").expect("it waits for ever");
+                let received =
+                    link.receive_timeout(None).expect("the link is open").expect("it waits for ever");
                 assert_eq!(received.note(), round.to_le_bytes());
             }
             check(before);
@@ -105,7 +106,8 @@ fn threads_that_wait_at_the_same_time_all_go_on() {
                     });
                 }
                 let timeout = Duration::from_micros(50);
-                let received = (0..100).filter_map(|_| link.receive_timeout(Some(timeout)).expect("it is open"));
+                let received =
+                    (0..100).filter_map(|_| link.receive_timeout(Some(timeout)).expect("it is open"));
                 assert_eq!(received.count(), 0, "the other process sends nothing");
             });
         },

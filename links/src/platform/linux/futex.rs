@@ -3,6 +3,7 @@
 use std::io;
 use std::ptr::{NonNull, null, null_mut};
 
+use estafette_sync::platform::clock::monotonic_ns;
 use estafette_sync::sync::atomic::{AtomicPtr, AtomicU32, Ordering};
 use estafette_sync::time::{Duration, Instant};
 
@@ -138,12 +139,8 @@ pub fn wait_for_any(words: &[(&AtomicU32, u32)], deadline: Option<Instant>) -> i
         })
         .collect();
     let until = deadline.map(|deadline| {
-        // SAFETY: all zero is a value of this struct, which the call fills in.
-        let mut now: libc::timespec = unsafe { std::mem::zeroed() };
-        // SAFETY: the struct is valid for writing.
-        unsafe { libc::clock_gettime(libc::CLOCK_MONOTONIC, &raw mut now) };
-        let since_start = Duration::new(now.tv_sec.cast_unsigned(), now.tv_nsec as u32);
-        let until = since_start.saturating_add(deadline.saturating_duration_since(Instant::now()));
+        let left = deadline.saturating_duration_since(Instant::now());
+        let until = Duration::from_nanos(monotonic_ns()).saturating_add(left);
         libc::timespec {
             tv_sec: until.as_secs().try_into().unwrap_or(libc::time_t::MAX),
             tv_nsec: until.subsec_nanos().into(),

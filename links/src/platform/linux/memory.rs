@@ -2,6 +2,7 @@
 
 use std::ffi::CString;
 use std::io;
+use std::ops::Range;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::ptr::{NonNull, null_mut};
 
@@ -78,9 +79,9 @@ impl Memory {
 
     fn map(descriptor: &OwnedFd, bytes: usize, is_writable: bool) -> io::Result<Self> {
         let protection = if is_writable { libc::PROT_READ | libc::PROT_WRITE } else { libc::PROT_READ };
-        let flags = libc::MAP_SHARED | libc::MAP_POPULATE;
+        let descriptor = descriptor.as_raw_fd();
         // SAFETY: a new mapping, at a place that the kernel chooses.
-        let start = unsafe { libc::mmap(null_mut(), bytes, protection, flags, descriptor.as_raw_fd(), 0) };
+        let start = unsafe { libc::mmap(null_mut(), bytes, protection, libc::MAP_SHARED, descriptor, 0) };
         if start == libc::MAP_FAILED {
             return Err(io::Error::last_os_error());
         }
@@ -92,6 +93,15 @@ impl Memory {
             check(unsafe { libc::madvise(start.as_ptr().cast(), bytes, libc::MADV_DONTFORK) })?;
         }
         Ok(memory)
+    }
+
+    /// Maps the pages of a range, given in bytes, so that their first use is no fault. A kernel before Linux 5.14 leaves that to the first use.
+    pub fn populate(&self, range: Range<usize>) {
+        assert!(range.end <= self.bytes, "inside of the memory");
+        let advice = if self.is_writable { libc::MADV_POPULATE_WRITE } else { libc::MADV_POPULATE_READ };
+        let start = self.start.as_ptr().wrapping_add(range.start);
+        // SAFETY: a part of the mapping, whose content stays as it is.
+        let _ = unsafe { libc::madvise(start.cast(), range.len(), advice) };
     }
 
     /// Where it begins.
