@@ -109,9 +109,9 @@ pub fn run(options: &Options) -> Result<bool, String> {
     Ok(close(&lines))
 }
 
-/// Suites that wait more than they compute, or whose results are the same however long they take. They run one after the other, and the
-/// suites after them at the same time.
-const BESIDE: &[&str] = &["memcheck", "scale", "ray", "dask", "collectives", "nixl"];
+/// Suites that leave a processor idle: they wait, or compile one example after the other. They run one after the other, and the suites after
+/// them at the same time.
+const BESIDE: &[&str] = &["doc", "ray", "dask", "collectives", "nixl"];
 
 /// The thread that runs them.
 struct Beside {

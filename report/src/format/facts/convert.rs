@@ -334,10 +334,7 @@ pub(crate) fn stall_from(from: u64, facts: &impl ReadFacts) -> Result<Stall, Str
 
 /// All of an edge but its later end, whose facts hold the edge.
 pub(crate) fn edge(edge: &Edge) -> Facts {
-    Facts::default()
-        .uint("from", edge.from)
-        .uint("tensor", edge.variable)
-        .word("hazard", edge.hazard.word())
+    Facts::default().uint("from", edge.from).uint("tensor", edge.variable).word("hazard", edge.hazard.word())
 }
 
 /// The same with the later end, for an edge whose later end has no facts.
