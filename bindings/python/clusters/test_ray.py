@@ -1,7 +1,10 @@
 """Tensors between actors of Ray, by the transport of `estafette.ray`. Ray runs here, with a process for each actor."""
 
+import os
+import subprocess
 import sys
 import threading
+import time
 
 import numpy as np
 import pytest
@@ -24,7 +27,7 @@ def cluster():
     cluster = Cluster(initialize_head=True, head_node_args=first)
     cluster.add_node(num_cpus=1, object_store_memory=100 << 20, resources={"elsewhere": 1})
     ray.init(cluster.address, log_to_driver=False)
-    yield
+    yield cluster
     ray.shutdown()
     cluster.shutdown()
 
@@ -66,8 +69,6 @@ class SourceActor:
         self.gate.clear()
 
     def pid(self):
-        import os
-
         return os.getpid()
 
     def register(self):
@@ -120,8 +121,6 @@ class SourceActor:
 
     @ray.method(concurrency_group=CONTROL)
     def end(self):
-        import os
-
         os._exit(1)
 
 
@@ -129,6 +128,10 @@ class SinkActor:
     def __init__(self):
         self.kept = None
         self.has_pending = threading.Event()
+
+    @ray.method(concurrency_group=CONTROL)
+    def pid(self):
+        return os.getpid()
 
     def pending(self, x):
         assert not x.is_ready()
@@ -147,6 +150,9 @@ class SinkActor:
     def keep(self, x):
         self.kept = np.from_dlpack(x)
         self.tensor = x
+
+    def sums(self, *tensors):
+        return [float(np.from_dlpack(x).sum()) for x in tensors]
 
     def read_kept(self):
         return self.kept.tolist()
@@ -472,12 +478,63 @@ def test_an_actor_that_is_started_again_passes_tensors_again(actors):
     ray.kill(source)
 
 
-def test_of_thousands_of_objects_nothing_is_held_at_the_end(actors):
+def test_of_ten_thousand_objects_nothing_is_held_at_the_end(actors):
     source, sink = actors
-    for _ in range(20):
-        values = get([sink.value.remote(source.current.remote()) for _ in range(100)])
-        assert values == [[0.0] * 4] * 100
-    del values
+    for _ in range(100):
+        # One call takes a hundred objects.
+        sums = get(sink.sums.remote(*[source.current.remote() for _ in range(100)]))
+        assert sums == [0.0] * 100
     get(source.write.remote(1.0))
     assert get(source.is_written.remote(60))
     assert get(source.tickets.remote()) == 0
+
+
+DRIVER = """
+import sys, time
+sys.path.insert(0, sys.argv[2])
+import test_ray as it
+it.ray.init(sys.argv[1], log_to_driver=False)
+source, sink = it.Source.remote(), it.Sink.remote()
+it.get(source.write.remote(1.0))
+held, x = sink.in_use.remote(source.current.remote()), it.get(source.current.remote())
+view = it.np.from_dlpack(x)
+it.get(source.write.remote(2.0))  # waits for both readers
+it.get(sink.wait_for_pending.remote())
+print(it.get(source.pid.remote()), it.get(sink.pid.remote()), flush=True)
+time.sleep(600)
+"""
+
+
+def test_a_driver_that_is_killed_ends_with_its_actors(cluster):
+    """Nothing of this package keeps a process alive that Ray ends."""
+    command = [sys.executable, "-c", DRIVER, cluster.address, os.path.dirname(__file__)]
+    driver = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    pids = driver.stdout.readline().split()
+    assert len(pids) == 2
+    driver.kill()
+    driver.wait()
+    deadline = time.monotonic() + 60
+    while left := [pid for pid in pids if os.path.exists(f"/proc/{pid}")]:
+        assert time.monotonic() < deadline, left
+        time.sleep(0.05)
+
+
+# The last one: a driver that comes later may take the dead node for its own.
+def test_a_node_whose_raylet_is_killed_ends_with_what_its_actors_hold(cluster, actors):
+    source, sink = actors
+    node = cluster.add_node(num_cpus=1, object_store_memory=100 << 20, resources={"lost": 1})
+    lost = {"lost": 0.001}
+    far_source, far_sink = Source.options(resources=lost).remote(), Sink.options(resources=lost).remote()
+    get([source.write.remote(1.0, held=True), far_source.write.remote(2.0, held=True)])
+    values = [sink.value.remote(far_source.current.remote()), far_sink.copied.remote(source.current.remote())]
+    get(far_sink.pid.remote())
+    cluster.remove_node(node, allow_graceful=False)
+    for value in values:
+        with pytest.raises(ray.exceptions.RayError):
+            get(value)
+    del values, value
+    get(source.open.remote())
+    get(source.write.remote(3.0))
+    assert get(source.is_written.remote(60))
+    assert get(source.tickets.remote()) == 0
+    assert get(sink.value.remote(source.current.remote())) == [3.0] * 4
