@@ -142,6 +142,7 @@ pub use tensor::views::{View, ViewMut};
 pub mod bindings {
     pub use crate::core::lost::lost;
     pub use crate::core::program_lock::set_program_lock;
+    pub use crate::exchange::export_strided;
     pub use crate::tensor::alias_map::Origin;
     pub use crate::wait::inspect::inspected;
     pub use crate::wait::notify::wait_any;

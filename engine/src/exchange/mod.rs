@@ -49,10 +49,12 @@ mod log_panic;
 pub(crate) mod pack;
 mod release_stream;
 
+#[doc(hidden)]
+pub use abi::export_strided;
 pub use abi::fenced::Fenced;
 #[cfg(feature = "operators")]
 pub(crate) use abi::unowned;
-pub use abi::{Abi, ExportFlags, ManagedTensor, export, export_strided, table};
+pub use abi::{Abi, ExportFlags, ManagedTensor, export, table};
 pub use dtype::{BF16Bits, DType, Element, F16Bits};
 pub(crate) use interval_map::{AddressSpace, IntervalKey, IntervalMap, Resolution};
 pub use layout::Layout;

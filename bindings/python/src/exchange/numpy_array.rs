@@ -7,9 +7,10 @@
 use std::ffi::{CStr, c_char, c_int, c_long, c_uint, c_void};
 use std::mem::transmute;
 
+use estafette::bindings::export_strided;
 use estafette::devices::DLDevice;
-use estafette::exchange::table::{DLManagedTensorVersioned, DLTensor, DlpackFlags};
-use estafette::exchange::{ExportFlags, ManagedTensor, export_strided};
+use estafette::exchange::table::{DLManagedTensorVersioned, DLTensor};
+use estafette::exchange::{ExportFlags, ManagedTensor};
 use estafette::{Access, DType, ExportOptions, Scope, Tensor};
 use pyo3::exceptions::PyImportError;
 use pyo3::ffi;
@@ -180,6 +181,7 @@ pub fn lend<'py>(
     }
     // What it refuses, it refuses once more where NumPy asks.
     let Ok(managed) = scope.export(tensor, &ExportOptions::new(Access::Read)) else { return Ok(None) };
+    let read_only = managed.read_only();
     let Ok(raw) = managed.into_raw_versioned() else { return Ok(None) };
     // SAFETY: the struct is ours, and the capsule's once there is one, which keeps what it describes, memory of the host.
     let array = unsafe {
@@ -189,7 +191,7 @@ pub fn lend<'py>(
             return Err(PyErr::fetch(py));
         };
         let described = &*raw.cast::<DLManagedTensorVersioned>();
-        numpy.array(&described.dl_tensor, described.flags.contains(DlpackFlags::READ_ONLY), base)?
+        numpy.array(&described.dl_tensor, read_only, base)?
     };
     if array.is_some() {
         export::count();

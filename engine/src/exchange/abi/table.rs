@@ -10,7 +10,6 @@ use std::ptr::NonNull;
 use estafette_devices::Device;
 use estafette_devices::host::HostDevice;
 
-pub use dlpark::DlpackFlags;
 pub use dlpark::ffi::{
     DLDeviceType, DLManagedTensorVersioned, DLPackExchangeAPI as Table, DLPackExchangeAPIHeader as Header,
     DLPackVersion, DLTensor,

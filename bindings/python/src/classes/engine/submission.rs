@@ -359,11 +359,11 @@ impl PyEngine {
         let engine = self.engine(py)?;
         let tried = scope::within(py, || match args.operation(engine).without_waiting().reserve() {
             Ok(permit) => Ok(permit.run_external(move |end| body.start(end))),
-            Err(error) => Err((error, body)),
+            Err(error) => Err(Box::new((error, body))),
         })?;
         let body = match tried {
             Ok(op) => return Ok(op),
-            Err(refused) => self.held_up(py, refused)?,
+            Err(refused) => self.held_up(py, *refused)?,
         };
         guard::detach(py, || args.operation(engine).run_external(move |end| body.start(end))).or_raise(py)
     }
@@ -372,11 +372,11 @@ impl PyEngine {
         let engine = self.engine(py)?;
         let tried = scope::within(py, || match args.promise(engine).without_waiting().reserve() {
             Ok(permit) => Ok(permit.produce_external(move |end| body.start(end)).0),
-            Err(error) => Err((error, body)),
+            Err(error) => Err(Box::new((error, body))),
         })?;
         let body = match tried {
             Ok(tensor) => return Ok(tensor),
-            Err(refused) => self.held_up(py, refused)?,
+            Err(refused) => self.held_up(py, *refused)?,
         };
         guard::detach(py, || args.promise(engine).produce_external(move |end| body.start(end))).or_raise(py)
     }
