@@ -356,11 +356,12 @@ class TestClosedLoops:
             await eng.call(asyncio.sleep, 0)
 
         loop.run_until_complete(main())
-        loop.cycle, selector = loop, loop._selector
+        # A cycle: the references to the loop go before the loop is finalized.
+        loop.itself, socket, gone = loop, loop._csock, weakref.ref(loop)
         del loop
         with pytest.warns(ResourceWarning, match="unclosed event loop"):
             gc.collect()
-        assert selector.get_map() is None
+        assert gone() is None and socket.fileno() == -1
 
     @pytest.mark.parametrize("kind", ["function", "coroutine", "from_future", "task", "future"])
     def test_fail_what_their_tasks_would_have_done_without_a_collection_of_garbage(self, eng, reports, kind):
