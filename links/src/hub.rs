@@ -15,10 +15,10 @@ use crate::board::BYTES;
 use crate::life::{Line, Lines};
 use crate::link::{Channel, Link, Shared};
 use crate::mailbox::Mailbox;
-use crate::platform::{Memory, Poll, Socket, Waker, may_be_process, own_process, own_user};
+use crate::platform::{Memory, Poll, Socket, Waker, is_shortage, may_be_process, own_process, own_user};
 
 /// What a greeting says: that it is one, and the version of the protocol.
-pub(crate) const GREETING: [u8; 16] = *b"estafette link 1";
+pub(crate) const GREETING: [u8; 16] = *b"estafette link 2";
 /// Connections to doors whose greeting has not come. The oldest gives way.
 const GREETINGS_MAX: usize = 64;
 /// Links of a door that wait to be accepted. Further ones are refused.
@@ -27,7 +27,8 @@ const ARRIVED_MAX: usize = 128;
 const WAKER: u64 = 0;
 
 per_process! {
-    static HUB: Mutex<Option<&'static Hub>> = Mutex::new(None);
+    /// Once there is one: the hub, and whether its thread runs.
+    static HUB: Mutex<Option<(&'static Hub, bool)>> = Mutex::new(None);
 }
 
 /// What the link thread waits for.
@@ -85,12 +86,31 @@ pub(crate) enum Side {
 impl Hub {
     /// That of the process, whose threads start now if they have not.
     pub(crate) fn get() -> Result<&'static Self, LinkError> {
-        let mut hub = HUB.lock();
-        if let Some(hub) = *hub {
-            return Ok(hub);
+        let mut known = HUB.lock();
+        let (hub, is_running) = match &mut *known {
+            Some((hub, is_running)) => (*hub, is_running),
+            none => {
+                let (hub, is_running) = none.insert((Box::leak(Box::new(Self::new()?)), false));
+                (*hub, is_running)
+            }
+        };
+        if !*is_running {
+            // Its threads live as long as the process. Where one cannot start, the next call tries again.
+            hub.lines.start()?;
+            let run = move || essential("the link thread", || hub.run());
+            daemon(
+                stack::thread("estafette-links")
+                    .spawn(run)
+                    .map_err(LinkError::system("starting a thread"))?,
+            );
+            *is_running = true;
         }
+        Ok(hub)
+    }
+
+    fn new() -> Result<Self, LinkError> {
         let system = || LinkError::system("starting to wait for other processes");
-        let new = Hub {
+        let new = Self {
             poll: Poll::new().map_err(system())?,
             waker: Waker::new().map_err(system())?,
             lines: Lines::default(),
@@ -99,12 +119,6 @@ impl Hub {
             generation: Generation::current(),
         };
         new.poll.add(new.waker.descriptor(), WAKER).map_err(system())?;
-        // Its threads live as long as the process. Where one cannot start, this one and a thread that sleeps are left over.
-        let new: &'static Hub = Box::leak(Box::new(new));
-        new.lines.start()?;
-        let run = || essential("the link thread", || new.run());
-        daemon(stack::thread("estafette-links").spawn(run).map_err(LinkError::system("starting a thread"))?);
-        *hub = Some(new);
         Ok(new)
     }
 
@@ -277,15 +291,23 @@ impl Hub {
         self.poll.remove(greeting.socket.descriptor());
         let Greeting { socket, process, board, line, arrived, side } = greeting;
         let refused = |what: &str| LinkError::Refused(format!("process {process} {what}"));
-        let link = match received.map_err(LinkError::system("meeting another process")) {
-            Err(error) => Err(error),
+        let meeting = |error| LinkError::system("meeting another process")(error);
+        let link = match received {
+            Err(error) => Err(meeting(error)),
             Ok(Some((length, descriptors))) if length == GREETING.len() && bytes == GREETING => {
-                match <[_; 2]>::try_from(descriptors) {
-                    Ok([_, end]) if !may_be_process(&end, process) => Err(refused("came without its end")),
-                    Ok([theirs, end]) => Memory::open(&theirs, BYTES, false)
-                        .map_err(|error| refused(&format!("has no board: {error}")))
-                        .map(|peer| (peer, Channel { socket, end, process })),
-                    Err(_) => Err(refused("came without its board")),
+                match descriptors.map(|both| <[_; 2]>::try_from(both)) {
+                    Ok(Ok([theirs, end])) => match may_be_process(&end, process) {
+                        Ok(true) => Memory::open(&theirs, BYTES, false)
+                            .map_err(|error| match is_shortage(&error) {
+                                true => meeting(error),
+                                false => refused(&format!("has no board: {error}")),
+                            })
+                            .map(|peer| (peer, Channel { socket, end, process })),
+                        Ok(false) => Err(refused("came without its end")),
+                        Err(error) => Err(meeting(error)),
+                    },
+                    Ok(Err(_)) => Err(refused("came without its board")),
+                    Err(error) => Err(meeting(error)),
                 }
             }
             Ok(Some((0, _))) => Err(refused("hung up")),
