@@ -7,6 +7,7 @@
 //! | [`TAIL`] | words of messages that the owner has taken from its peer's ring |
 //! | [`LISTENING`] | not 0: the owner wants to be rung at the next change, and how; each time another number |
 //! | [`CLOSED`] | see its constants |
+//! | [`MISSED`] | a bit for each segment of the peer's, which changes when the owner has lost what came of the segment |
 //! | ready, used | slots: how the owner's promise of an index settled; how its use of the peer's went |
 //! | ring | messages, one behind the other |
 //! | texts | why slots have failed |
@@ -25,6 +26,8 @@ use crate::platform::Memory;
 
 /// Slots of each kind, and so the most that one process may have sent without it being used and over.
 pub(crate) const SLOTS: usize = if cfg!(estafette_loom) { 2 } else { 16_384 };
+/// Segments that one process may show to the other.
+pub(crate) const SEGMENTS: usize = if cfg!(estafette_loom) { 64 } else { 1024 };
 /// Words of the ring, a power of two.
 pub(crate) const RING: u64 = if cfg!(estafette_loom) { 4 } else { 8192 };
 /// Failures whose texts are held at the same time.
@@ -39,7 +42,8 @@ pub(crate) const HEAD: usize = 0;
 pub(crate) const TAIL: usize = 8;
 pub(crate) const LISTENING: usize = 16;
 pub(crate) const CLOSED: usize = 24;
-const SLOTS_AT: usize = 32;
+const MISSED: usize = 32;
+pub(crate) const SLOTS_AT: usize = MISSED + SEGMENTS / 64;
 const RING_AT: usize = SLOTS_AT + 2 * SLOTS;
 const TEXTS_AT: usize = RING_AT + RING as usize;
 pub(crate) const WORDS: usize = TEXTS_AT + TEXTS * TEXT_WORDS;
@@ -165,6 +169,11 @@ impl<W: Words> PeerBoard<W> {
         self.0.words()[place].load(Ordering::Relaxed)
     }
 
+    /// Another value each time that the owner of the board has missed a segment of this process.
+    pub(crate) fn missed(&self, segment: u32) -> bool {
+        self.load(MISSED + segment as usize / 64) >> (segment % 64) & 1 != 0
+    }
+
     /// A word of the ring, whose `position` the head has passed.
     pub(crate) fn ring(&self, position: u64) -> u64 {
         self.load_relaxed(RING_AT + (position % RING) as usize)
@@ -222,6 +231,12 @@ impl<W: Words> OwnBoard<W> {
     #[inline]
     pub(crate) fn load(&self, place: usize) -> u64 {
         self.words.words()[place].load(Ordering::Relaxed)
+    }
+
+    /// The peer is to show a segment again. One thread at a time does this.
+    pub(crate) fn miss(&self, segment: u32) {
+        let place = MISSED + segment as usize / 64;
+        self.store(place, self.load(place) ^ 1 << (segment % 64));
     }
 
     /// Stores a word of the ring, which a store to [`HEAD`] publishes.

@@ -19,7 +19,7 @@ use crate::life::{Line, Lines};
 use crate::link::{Channel, Link, Shared};
 use crate::mailbox::Mailbox;
 use crate::platform::{
-    Memory, Poll, Socket, Waker, may_be_process, own_process, own_user, wait_for_any, wake_all,
+    Memory, Poll, Socket, Waker, is_shortage, may_be_process, own_process, own_user, wait_for_any, wake_all,
 };
 
 /// What a greeting says: that it is one, and the version of the protocol.
@@ -39,7 +39,8 @@ const ROUND: u32 = 16;
 const WAKER: u64 = 0;
 
 per_process! {
-    static HUB: Mutex<Option<&'static Hub>> = Mutex::new(None);
+    /// Once there is one: the hub, and whether its thread runs.
+    static HUB: Mutex<Option<(&'static Hub, bool)>> = Mutex::new(None);
 }
 
 /// What the link thread waits for.
@@ -101,12 +102,32 @@ pub(crate) enum Side {
 impl Hub {
     /// That of the process, whose threads start now if they have not.
     pub(crate) fn get() -> Result<&'static Self, LinkError> {
-        let mut hub = HUB.lock();
-        if let Some(hub) = *hub {
-            return Ok(hub);
+        let mut known = HUB.lock();
+        let (hub, is_running) = match &mut *known {
+            Some((hub, is_running)) => (*hub, is_running),
+            none => {
+                let (hub, is_running) = none.insert((Box::leak(Box::new(Self::new()?)), false));
+                (*hub, is_running)
+            }
+        };
+        if !*is_running {
+            // Its threads live as long as the process. Where one cannot start, the next call tries again.
+            hub.lines.start()?;
+            set_host(&Waiting);
+            let run = move || essential("the link thread", || hub.run());
+            daemon(
+                stack::thread("estafette-links")
+                    .spawn(run)
+                    .map_err(LinkError::system("starting a thread"))?,
+            );
+            *is_running = true;
         }
+        Ok(hub)
+    }
+
+    fn new() -> Result<Self, LinkError> {
         let system = || LinkError::system("starting to wait for other processes");
-        let new = Hub {
+        let new = Self {
             poll: Poll::new().map_err(system())?,
             waker: Waker::new().map_err(system())?,
             lines: Lines::default(),
@@ -117,13 +138,6 @@ impl Hub {
             generation: Generation::current(),
         };
         new.poll.add(new.waker.descriptor(), WAKER).map_err(system())?;
-        // Its threads live as long as the process. Where one cannot start, this one and a thread that sleeps are left over.
-        let new: &'static Hub = Box::leak(Box::new(new));
-        new.lines.start()?;
-        set_host(&Waiting);
-        let run = || essential("the link thread", || new.run());
-        daemon(stack::thread("estafette-links").spawn(run).map_err(LinkError::system("starting a thread"))?);
-        *hub = Some(new);
         Ok(new)
     }
 
@@ -326,16 +340,24 @@ impl Hub {
         self.poll.remove(greeting.socket.descriptor());
         let Greeting { socket, process, board, line, arrived, side } = greeting;
         let refused = |what: &str| LinkError::Refused(format!("process {process} {what}"));
-        let link = match received.map_err(LinkError::system("meeting another process")) {
-            Err(error) => Err(error),
+        let meeting = |error| LinkError::system("meeting another process")(error);
+        let link = match received {
+            Err(error) => Err(meeting(error)),
             Ok(Some((length, descriptors))) if length == GREETING.len() && bytes == GREETING => {
-                match <[_; 2]>::try_from(descriptors) {
-                    Ok([_, end]) if !may_be_process(&end, process) => Err(refused("came without its end")),
-                    Ok([theirs, end]) => Memory::open(&theirs, BYTES, false)
-                        .map_err(|error| refused(&format!("has no board: {error}")))
-                        .inspect(populate)
-                        .map(|peer| (peer, Channel { socket, end, process })),
-                    Err(_) => Err(refused("came without its board")),
+                match descriptors.map(|both| <[_; 2]>::try_from(both)) {
+                    Ok(Ok([theirs, end])) => match may_be_process(&end, process) {
+                        Ok(true) => Memory::open(&theirs, BYTES, false)
+                            .map_err(|error| match is_shortage(&error) {
+                                true => meeting(error),
+                                false => refused(&format!("has no board: {error}")),
+                            })
+                            .inspect(populate)
+                            .map(|peer| (peer, Channel { socket, end, process })),
+                        Ok(false) => Err(refused("came without its end")),
+                        Err(error) => Err(meeting(error)),
+                    },
+                    Ok(Err(_)) => Err(refused("came without its board")),
+                    Err(error) => Err(meeting(error)),
                 }
             }
             Ok(Some((0, _))) => Err(refused("hung up")),
@@ -368,8 +390,8 @@ struct Waiting;
 
 impl Host for Waiting {
     fn serve(&self, word: &AtomicU32, deadline: Option<Instant>) -> Option<bool> {
-        let hub = *HUB.lock();
-        hub?.serve(word, deadline)
+        let (hub, _) = (*HUB.lock())?;
+        hub.serve(word, deadline)
     }
 
     fn wake(&self, word: &AtomicU32) {

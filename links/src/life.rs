@@ -35,8 +35,11 @@ struct State {
 }
 
 impl Lines {
-    /// Starts the thread.
+    /// Starts the thread, unless it runs.
     pub(crate) fn start(&'static self) -> Result<(), LinkError> {
+        if self.state.lock().held.is_some() {
+            return Ok(());
+        }
         let run = move || essential("the thread of life lines", || self.run());
         let thread =
             stack::thread("estafette-lives").spawn(run).map_err(LinkError::system("starting a thread"))?;

@@ -3,7 +3,7 @@
 use std::collections::{HashMap, VecDeque};
 use std::fmt;
 use std::future::poll_fn;
-use std::io::ErrorKind;
+use std::io::{self, ErrorKind};
 use std::pin::pin;
 use std::sync::Arc;
 use std::task::{Context, Poll, Waker};
@@ -15,13 +15,15 @@ use estafette_sync::sync::{Mutex, OnceLock};
 use estafette_sync::time::{Duration, Instant};
 
 use crate::bell::{Listener, Ring, Ringer};
-use crate::board::{BELL, CLOSED, CLOSING, HEAD, Kind, LEFT, LINE, OwnBoard, PeerBoard, SLOTS, SlotId, TAIL};
+use crate::board::{
+    BELL, CLOSED, CLOSING, HEAD, Kind, LEFT, LINE, OwnBoard, PeerBoard, SEGMENTS, SLOTS, SlotId, TAIL,
+};
 use crate::descriptor::Readable;
 use crate::fence::PeerEvent;
 use crate::hub::Hub;
 use crate::life::Line;
 use crate::mailbox::{Futures, register, wake};
-use crate::platform::{Descriptor, Memory, Socket, wake_all};
+use crate::platform::{Descriptor, Memory, Socket, is_shortage, too_many_open_files, wake_all};
 use crate::ring::{NOTE_BYTES, Nonsense, Reader, Writer};
 use crate::{LinkError, PeerSegment, Segment};
 
@@ -42,9 +44,6 @@ const RING_BELL: u8 = 1;
 const SEGMENT: u8 = 2;
 /// As [`SEGMENT`], for writing.
 const WRITABLE: u8 = 3;
-/// Segments that one peer may show.
-const SEGMENTS_MAX: usize = 1024;
-
 /// Messages that one look at the socket takes.
 const DRAINED_MAX: usize = 64;
 
@@ -84,9 +83,38 @@ pub(crate) struct Shared {
     in_use: AtomicUsize,
     /// The handle was dropped.
     is_closed: AtomicBool,
-    /// By the number of the segment, and whether it was shown for writing.
-    shown: Mutex<HashMap<(u64, bool), u32>>,
-    seen: Mutex<HashMap<u32, Arc<PeerSegment>>>,
+    /// By the number of the segment, and whether it was shown for writing: the number there, and what the peer's board said of misses then.
+    shown: Mutex<HashMap<(u64, bool), (u32, bool)>>,
+    seen: Mutex<HashMap<u32, Seen>>,
+}
+
+/// A segment that the peer has shown.
+enum Seen {
+    Mapped(Arc<PeerSegment>),
+    /// Memory was short, or what else a mapping takes.
+    Unmapped {
+        descriptor: Descriptor,
+        bytes: usize,
+        is_writable: bool,
+    },
+    /// There was no room for its descriptor. The peer shows it again with the next tensor in it.
+    Missed,
+}
+
+impl Seen {
+    /// The memory. What was short before may be there by now.
+    fn open(&mut self) -> io::Result<Arc<PeerSegment>> {
+        match self {
+            Self::Mapped(segment) => Ok(Arc::clone(segment)),
+            Self::Unmapped { descriptor, bytes, is_writable } => {
+                let (memory, is_writable) = (Memory::open(descriptor, *bytes, *is_writable)?, *is_writable);
+                let segment = Arc::new(PeerSegment { memory, is_writable });
+                *self = Self::Mapped(Arc::clone(&segment));
+                Ok(segment)
+            }
+            Self::Missed => Err(too_many_open_files()),
+        }
+    }
 }
 
 /// What was sent and is not over.
@@ -405,17 +433,23 @@ impl Shared {
         let mut bytes = [0; 16];
         for _ in 0..DRAINED_MAX {
             let (length, descriptors) = match self.channel.socket.receive(&mut bytes) {
-                Ok(Some((0, _))) | Err(_) => return true,
-                Ok(Some(message)) => message,
+                Ok(Some(message)) if message.0 > 0 => message,
                 Ok(None) => break,
+                Err(error) if is_shortage(&error) => break,
+                Ok(Some(_)) | Err(_) => return true,
             };
-            let nonsense = match (bytes[0], length, &descriptors[..]) {
-                (RING_BELL, 1, []) if is_link_thread => break,
-                (RING_BELL, 1, []) => {
+            let nonsense = match (bytes[0], length, descriptors.map(|all| <[_; 1]>::try_from(all))) {
+                (RING_BELL, 1, Ok(Err(none))) if none.is_empty() => {
+                    if is_link_thread {
+                        break;
+                    }
                     self.hub.attend_soon(self.token);
                     continue;
                 }
-                (SEGMENT | WRITABLE, 16, [descriptor]) => see(&mut seen, &bytes, descriptor).err(),
+                (SEGMENT | WRITABLE, 16, Ok(Ok([descriptor]))) => {
+                    self.see(&mut seen, &bytes, Some(descriptor)).err()
+                }
+                (SEGMENT | WRITABLE, 16, Err(_)) => self.see(&mut seen, &bytes, None).err(),
                 _ => Some(Nonsense("an unknown message")),
             };
             if let Some(nonsense) = nonsense {
@@ -424,26 +458,32 @@ impl Shared {
         }
         false
     }
-}
 
-/// Maps a segment that the peer shows.
-fn see(
-    seen: &mut HashMap<u32, Arc<PeerSegment>>,
-    message: &[u8; 16],
-    descriptor: &Descriptor,
-) -> Result<(), Nonsense> {
-    let number = u32::from_le_bytes(*message[4..8].as_array().expect("four bytes"));
-    let bytes = u64::from_le_bytes(*message[8..].as_array().expect("eight bytes"));
-    let bytes = usize::try_from(bytes).map_err(|_| Nonsense("a segment without end"))?;
-    if seen.len() >= SEGMENTS_MAX || seen.contains_key(&number) {
-        return Err(Nonsense("a segment too many"));
+    /// Maps a segment that the peer shows, as far as this process can.
+    fn see(
+        &self,
+        seen: &mut HashMap<u32, Seen>,
+        message: &[u8; 16],
+        descriptor: Option<Descriptor>,
+    ) -> Result<(), Nonsense> {
+        let number = u32::from_le_bytes(*message[4..8].as_array().expect("four bytes"));
+        let bytes = u64::from_le_bytes(*message[8..].as_array().expect("eight bytes"));
+        let bytes = usize::try_from(bytes).map_err(|_| Nonsense("a segment without end"))?;
+        if number as usize >= SEGMENTS || seen.get(&number).is_some_and(|its| !matches!(its, Seen::Missed)) {
+            return Err(Nonsense("a segment too many"));
+        }
+        let mut new = Seen::Missed;
+        if let Some(descriptor) = descriptor {
+            new = Seen::Unmapped { descriptor, bytes, is_writable: message[0] == WRITABLE };
+            if new.open().is_err_and(|error| !is_shortage(&error)) {
+                return Err(Nonsense("a segment that is none"));
+            }
+        } else {
+            self.own.miss(number);
+        }
+        seen.insert(number, new);
+        Ok(())
     }
-    let is_writable = message[0] == WRITABLE;
-    let memory =
-        Memory::open(descriptor, bytes, is_writable).map_err(|_| Nonsense("a segment that is none"))?;
-    memory.populate(0..bytes);
-    seen.insert(number, Arc::new(PeerSegment { memory, is_writable }));
-    Ok(())
 }
 
 impl fmt::Debug for Shared {
@@ -613,6 +653,8 @@ impl Link {
     ///
     /// # Errors
     /// [`LinkError::Full`] while the peer does not look; the peer closed, died or broke the protocol; 1,024 segments were shown.
+    ///
+    /// One that the peer had no descriptor for is shown once more, under the same number.
     pub fn show(&self, segment: &Segment) -> Result<u32, LinkError> {
         self.show_as(segment, false)
     }
@@ -632,20 +674,23 @@ impl Link {
         let shared = &self.shared;
         shared.check()?;
         let mut shown = shared.shown.lock();
-        if let Some(number) = shown.get(&(segment.number(), for_writing)) {
-            return Ok(*number);
+        let key = (segment.number(), for_writing);
+        let known = shown.get(&key).copied();
+        let number = known.map_or(shown.len() as u32, |(number, _)| number);
+        if number as usize >= SEGMENTS {
+            return Err(LinkError::Invalid(format!("more than {SEGMENTS} segments on one link")));
         }
-        if shown.len() >= SEGMENTS_MAX {
-            return Err(LinkError::Invalid(format!("more than {SEGMENTS_MAX} segments on one link")));
+        let missed = shared.peer.missed(number);
+        if known.is_some_and(|(_, before)| before == missed) {
+            return Ok(number);
         }
-        let number = shown.len() as u32;
         let mut message = [if for_writing { WRITABLE } else { SEGMENT }; 16];
         message[4..8].copy_from_slice(&number.to_le_bytes());
         message[8..].copy_from_slice(&(segment.bytes() as u64).to_le_bytes());
         match shared.channel.socket.send(&message, &[segment.descriptor()]) {
             Ok(()) => {
                 step!("segment");
-                shown.insert((segment.number(), for_writing), number);
+                shown.insert(key, (number, missed));
                 Ok(number)
             }
             Err(error) => Err(match error.kind() {
@@ -663,16 +708,19 @@ impl Link {
     /// The segment that the peer has shown under this number. Each is mapped once; it may be kept longer than the link.
     ///
     /// # Errors
-    /// The peer has shown none under this number.
+    /// The peer has shown none under this number. [`LinkError::System`]: this process lacks memory, address space or descriptors. The link
+    /// stays as it is, and a later call succeeds once there are some; where descriptors were short, once the peer has shown the segment again.
     pub fn segment(&self, number: u32) -> Result<Arc<PeerSegment>, LinkError> {
-        let known = || self.shared.seen.lock().get(&number).cloned();
-        if let Some(segment) = known() {
-            return Ok(segment);
+        if let Some(Seen::Mapped(segment)) = self.shared.seen.lock().get(&number) {
+            return Ok(Arc::clone(segment));
         }
         self.check_process()?;
         self.shared.drain(false);
         let process = self.process();
-        known().ok_or_else(|| LinkError::Invalid(format!("process {process} has shown no segment {number}")))
+        match self.shared.seen.lock().get_mut(&number) {
+            Some(seen) => seen.open().map_err(LinkError::system("mapping memory of another process")),
+            None => Err(LinkError::Invalid(format!("process {process} has shown no segment {number}"))),
+        }
     }
 }
 

@@ -12,7 +12,9 @@ use std::time::{Duration, Instant};
 use estafette_devices::{DeviceErrorKind, Fence, host};
 use estafette_sync::sync::{Mutex, MutexGuard};
 
-use crate::board::{BYTES, CLOSED, HEAD, LINE, LISTENING, OwnBoard, RING, SLOTS, TAIL, WORDS, Words};
+use crate::board::{
+    BYTES, CLOSED, HEAD, LINE, LISTENING, OwnBoard, RING, SLOTS, SLOTS_AT, TAIL, WORDS, Words,
+};
 use crate::hub::GREETING;
 use crate::platform::{Descriptor, Memory, Socket, Waker, own_process};
 use crate::{Door, Link, LinkError};
@@ -90,7 +92,7 @@ fn scribble<W: std::ops::Deref<Target = Memory> + Words>(
         8_000..10_000 => own.store(LISTENING, small),
         10_000..14_000 => own.set_ring(random.next(), sensible),
         _ => own.store(
-            32 + random.below(8) + random.below(2) * SLOTS,
+            SLOTS_AT + random.below(8) + random.below(2) * SLOTS,
             small << 32 | (random.next() & 0x00ff_ff03),
         ),
     }

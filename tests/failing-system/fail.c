@@ -2,13 +2,14 @@
  * Lets one call of the system fail: preloaded into a program, it counts the calls of one function from the moment that the program calls
  * `failing_system_arm`, and fails the one with the number that it was given, or that one and all later ones.
  *
- *   FAILING_CALL   pthread_create | membarrier | mmap | malloc | open | write | clock_gettime
+ *   FAILING_CALL   pthread_create | membarrier | mmap | malloc | open | descriptor | write | clock_gettime
  *   FAILING_AT     the number of the call, from 1
  *   FAILING_ALL    if set, all later calls fail too
  *   FAILING_ERRNO  the error
  *   FAILING_OBJECT if set, only calls that come from a shared object count whose file name has this text in it
  *
  * Both counts belong to the program and the children that it forks together.
+ * `descriptor` counts all calls that make a descriptor: those that open a file, too, and messages that bring one.
  * `malloc` counts calls of the whole family. A `write` counts only where it can fail: event counters (eventfd) are left out. Calls
  * inside of the C library do not come by here: the stack of a thread is a matter of pthread_create alone.
  */
@@ -23,7 +24,10 @@
 #include <stddef.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/epoll.h>
+#include <sys/eventfd.h>
 #include <sys/mman.h>
+#include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
 #include <time.h>
@@ -96,6 +100,7 @@ long syscall(long number, ...) {
   for (int i = 0; i < 6; i++) values[i] = va_arg(list, long);
   va_end(list);
   if (number == SYS_membarrier && fails("membarrier")) return -1;
+  if (number == SYS_pidfd_open && fails("descriptor")) return -1;
   return next(number, values[0], values[1], values[2], values[3], values[4], values[5]);
 }
 
@@ -142,7 +147,7 @@ int posix_memalign(void **memory, size_t alignment, size_t size) {
     va_start(list, flags); \
     mode_t mode = flags & (O_CREAT | O_TMPFILE) ? va_arg(list, mode_t) : 0; \
     va_end(list); \
-    return fails("open") ? -1 : next(path, flags, mode); \
+    return fails("open") || fails("descriptor") ? -1 : next(path, flags, mode); \
   }
 #define OPENAT(name) \
   int name(int folder, const char *path, int flags, ...) { \
@@ -151,12 +156,52 @@ int posix_memalign(void **memory, size_t alignment, size_t size) {
     va_start(list, flags); \
     mode_t mode = flags & (O_CREAT | O_TMPFILE) ? va_arg(list, mode_t) : 0; \
     va_end(list); \
-    return fails("open") ? -1 : next(folder, path, flags, mode); \
+    return fails("open") || fails("descriptor") ? -1 : next(folder, path, flags, mode); \
   }
 OPEN(open)
 OPEN(open64)
 OPENAT(openat)
 OPENAT(openat64)
+
+int socket(int domain, int type, int protocol) {
+  NEXT(socket);
+  return fails("descriptor") ? -1 : next(domain, type, protocol);
+}
+
+int accept4(int socket, struct sockaddr *address, socklen_t *length, int flags) {
+  NEXT(accept4);
+  return fails("descriptor") ? -1 : next(socket, address, length, flags);
+}
+
+int epoll_create1(int flags) {
+  NEXT(epoll_create1);
+  return fails("descriptor") ? -1 : next(flags);
+}
+
+int eventfd(unsigned count, int flags) {
+  NEXT(eventfd);
+  return fails("descriptor") ? -1 : next(count, flags);
+}
+
+int memfd_create(const char *name, unsigned flags) {
+  NEXT(memfd_create);
+  return fails("descriptor") ? -1 : next(name, flags);
+}
+
+/* As the kernel does where there is no room for the descriptors of a message: they are gone, the message comes. */
+ssize_t recvmsg(int socket, struct msghdr *message, int flags) {
+  NEXT(recvmsg);
+  ssize_t length = next(socket, message, flags);
+  struct cmsghdr *control = length < 0 ? NULL : CMSG_FIRSTHDR(message);
+  if (!control || control->cmsg_type != SCM_RIGHTS || !fails("descriptor")) return length;
+  int files[16];
+  size_t count = (control->cmsg_len - CMSG_LEN(0)) / sizeof *files;
+  memcpy(files, CMSG_DATA(control), count * sizeof *files);
+  for (size_t i = 0; i < count; i++) close(files[i]);
+  message->msg_controllen = 0;
+  message->msg_flags |= MSG_CTRUNC;
+  return length;
+}
 
 ssize_t write(int file, const void *bytes, size_t count) {
   NEXT(write);

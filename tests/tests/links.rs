@@ -7,6 +7,8 @@ mod support;
 
 #[path = "links/passing.rs"]
 mod passing;
+#[path = "links/shortage.rs"]
+mod shortage;
 #[path = "links/staging.rs"]
 mod staging;
 #[path = "links/writing.rs"]
@@ -115,6 +117,42 @@ fn two(name: &str, owner: impl FnOnce(&mut Peer, &Engine, Link), consumer: impl 
     let mut peer = Peer::start(name, &door.address().to_string());
     let link = wait(engine.accept(&door)).expect("a link");
     owner(&mut peer, &engine, link);
+}
+
+/// Both ends of a link of one engine.
+fn pair(engine: &Engine) -> (Link, Link) {
+    let door = Door::open().expect("a door");
+    let far = wait(engine.connect(door.address())).expect("a link");
+    (wait(engine.accept(&door)).expect("a link"), far)
+}
+
+#[test]
+fn bodies_that_wait_for_another_process_leave_the_engine_to_others() {
+    // More than an engine with one worker has threads.
+    let bodies = std::thread::available_parallelism().map_or(1, usize::from) + 20;
+    let engine = Engine::builder().workers(1).build().expect("an engine");
+    let (near, far) = pair(&engine);
+    let (near, far) = (std::sync::Arc::new(near), std::sync::Arc::new(far));
+    let ops: Vec<_> = (0..bodies)
+        .map(|_| {
+            let (inside, far) = (engine.clone(), std::sync::Arc::clone(&far));
+            let waits = engine.op("waits").run(move |[], []| {
+                let x = inside.block_on(far.receive(), Some(Duration::from_secs(60)))?.ok_or("closed")?;
+                drop(x);
+                Ok(())
+            });
+            waits.expect("submitted")
+        })
+        .collect();
+    let inside = engine.clone();
+    let sends = engine.op("sends").run(move |[], []| {
+        for _ in 0..bodies {
+            inside.block_on(near.send(&inside.zeros_shared(&[1], DType::I64)?), None)?;
+        }
+        Ok(())
+    });
+    sends.expect("submitted").wait_timeout(Some(Duration::from_secs(30))).expect("a thread is left for it");
+    ops.iter().for_each(|op| op.wait_timeout(Some(Duration::from_secs(30))).expect("a tensor has come"));
 }
 
 #[test]

@@ -22,7 +22,7 @@ use estafette::{DType, Engine, Error, Tensor};
 use estafette_links::steps::{self, CLOSING, GREETING, OPEN, STEP};
 use tests::nothing_left::assert_nothing_left;
 
-use support::{role, until, wait};
+use support::{limit, role, until, wait};
 
 const LENGTH: i64 = 300;
 /// Processes that are killed at random moments.
@@ -739,19 +739,6 @@ fn a_stopped_process_keeps_its_leases_and_promises_and_is_named() {
     assert_eq!(owed.to_vec::<i64>().expect("elements"), vec![7; LENGTH as usize]);
     drop((owed, link));
     assert!(child.wait().expect("a child").success());
-}
-
-/// Sets how much of something this process may have, and returns how much that was.
-fn limit(what: libc::__rlimit_resource_t, most: u64) -> u64 {
-    // SAFETY: reads and writes a struct.
-    unsafe {
-        let mut limit: libc::rlimit = std::mem::zeroed();
-        assert_eq!(libc::getrlimit(what, &raw mut limit), 0);
-        let before = limit.rlim_cur;
-        limit.rlim_cur = most.min(limit.rlim_max);
-        assert_eq!(libc::setrlimit(what, &raw const limit), 0);
-        before
-    }
 }
 
 /// Each call that needs a descriptor fails by an error that says so, and works again once there are some.

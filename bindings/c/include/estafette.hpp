@@ -150,6 +150,26 @@ class Lease {
   std::unique_ptr<estafette_lease, Drop> lease_;
 };
 
+/// Whether another process gets a copy of what it is shown.
+enum class Copy {
+  /// Where the memory is not shared.
+  if_needed = 0,
+  always = 1,
+  /// Throws with ESTAFETTE_NOT_SHARED instead.
+  never = -1,
+};
+
+/// How a ticket is made; see `estafette_ticket_options`.
+struct TicketOptions {
+  /// For one use.
+  bool once = false;
+  Copy copy = Copy::if_needed;
+  /// Where other machines reach this process; empty if they do not.
+  std::string reach = {};
+  /// Silence after which a process on another machine is suspected, and takes this one for dead; 0 for 10 s.
+  std::uint64_t deadline_ns = 0;
+};
+
 /// Names a version of a tensor for processes that no link joins: `Tensor::ticket`, `Engine::from_ticket`. Dropped, it is revoked.
 class Ticket {
  public:
@@ -272,7 +292,18 @@ class Tensor {
 
   /// A ticket for the current version, ready or not; for one use, or until it is dropped.
   Ticket ticket(bool once = false) const {
-    estafette_ticket_options options = {sizeof options, once, 0};
+    TicketOptions options;
+    options.once = once;
+    return ticket(options);
+  }
+
+  Ticket ticket(const TicketOptions &from) const {
+    estafette_ticket_options options = {};
+    options.size = sizeof options;
+    options.once = from.once;
+    options.copy = static_cast<std::int32_t>(from.copy);
+    if (!from.reach.empty()) options.reach = from.reach.c_str();
+    options.deadline_ns = from.deadline_ns;
     estafette_ticket *out;
     check(estafette_ticket_create(tensor_, &options, &out));
     return Ticket(out);
@@ -373,8 +404,9 @@ class Link {
   }
 
   /// Waits only while the link is full.
-  void send(const Tensor &tensor, std::uint64_t timeout_ns = ESTAFETTE_FOREVER) const {
-    check(estafette_link_send(link_.get(), tensor.get(), timeout_ns));
+  void send(const Tensor &tensor, std::uint64_t timeout_ns = ESTAFETTE_FOREVER, Copy copy = Copy::if_needed) const {
+    estafette_send_options options = {sizeof options, static_cast<std::int32_t>(copy)};
+    check(estafette_link_send(link_.get(), tensor.get(), &options, timeout_ns));
   }
 
   /// The next tensor of the other process; none once that process has closed the link.
@@ -438,6 +470,8 @@ struct SubmitOptions {
   bool nonblocking = false;
   /// The device that the function enqueues on, at `Completion::stream`.
   DLDevice on = {};
+  /// Called in place of the function where the operation is skipped, with why. What it throws is dropped.
+  std::function<void(const Error &)> on_skip = {};
 };
 
 /// A submitted operation. Dropping it changes nothing.
@@ -480,10 +514,16 @@ inline std::vector<estafette_tensor *> handles(const std::vector<Tensor> &tensor
 
 using Function = std::function<void(Completion)>;
 
+// The context of an operation.
+struct Work {
+  Function function;
+  std::function<void(const Error &)> on_skip;
+};
+
 // Exceptions must not leave a callback: they become the operation's failure, unless its end was reported before.
 inline void call(void *context, estafette_op *op) {
   // The end may be reported inside, which drops the context: the function is kept until it has returned.
-  Function function = *static_cast<Function *>(context);
+  Function function = static_cast<Work *>(context)->function;
   try {
     function(Completion(op));
   } catch (const std::exception &error) {
@@ -493,7 +533,15 @@ inline void call(void *context, estafette_op *op) {
   }
 }
 
-inline void drop(void *context) { delete static_cast<Function *>(context); }
+inline void skip(void *context, estafette_status status, const char *message) {
+  try {
+    static_cast<Work *>(context)->on_skip(Error(status, message));
+  } catch (...) {
+    // The operation has failed already.
+  }
+}
+
+inline void drop(void *context) { delete static_cast<Work *>(context); }
 
 inline estafette_submit_options options_of(const char *name, const SubmitOptions &from) {
   estafette_submit_options options = {};
@@ -502,6 +550,7 @@ inline estafette_submit_options options_of(const char *name, const SubmitOptions
   options.priority = from.priority;
   options.nonblocking = from.nonblocking;
   options.on = from.on;
+  if (from.on_skip) options.on_skip = &skip;
   return options;
 }
 
@@ -519,7 +568,7 @@ class Program {
            const SubmitOptions &how = {}) {
     estafette_submit_options options = detail::options_of(name, how);
     std::vector<estafette_tensor *> read = detail::handles(reads), write = detail::handles(writes);
-    auto body = std::make_unique<Function>(std::move(function));
+    auto body = std::make_unique<detail::Work>(detail::Work{std::move(function), how.on_skip});
     check(estafette_program_add(get(), &options, &detail::call, body.get(), &detail::drop, read.data(), read.size(),
                                 write.data(), write.size()));
     body.release();
@@ -636,7 +685,7 @@ class Engine {
                    Function function, const SubmitOptions &how = {}) const {
     estafette_submit_options options = detail::options_of(name, how);
     std::vector<estafette_tensor *> read = detail::handles(reads), write = detail::handles(writes);
-    auto body = std::make_unique<Function>(std::move(function));
+    auto body = std::make_unique<detail::Work>(detail::Work{std::move(function), how.on_skip});
     estafette_op *op;
     check(estafette_submit_with(get(), &options, &detail::call, body.get(), &detail::drop, read.data(), read.size(),
                                 write.data(), write.size(), &op));
@@ -648,7 +697,7 @@ class Engine {
   Tensor produce(const char *name, const std::vector<Tensor> &reads, Function function, const SubmitOptions &how = {}) const {
     estafette_submit_options options = detail::options_of(name, how);
     std::vector<estafette_tensor *> read = detail::handles(reads);
-    auto body = std::make_unique<Function>(std::move(function));
+    auto body = std::make_unique<detail::Work>(detail::Work{std::move(function), how.on_skip});
     estafette_tensor *out;
     check(estafette_produce(get(), &options, &detail::call, body.get(), &detail::drop, read.data(), read.size(), &out));
     body.release();
@@ -686,10 +735,11 @@ class Engine {
   /// Resumes coroutines on the workers of this engine, which it keeps; at once where the engine takes no more operations.
   Executor executor() const {
     return [engine = engine_](std::coroutine_handle<> waiting) {
-      auto function = std::make_unique<Function>([waiting](Completion op) {
+      auto function = std::make_unique<detail::Work>();
+      function->function = [waiting](Completion op) {
         op.complete();
         waiting.resume();
-      });
+      };
       estafette_submit_options options = detail::options_of("a coroutine", {});
       int status = estafette_submit_with(engine.get(), &options, &detail::call, function.get(), &detail::drop, nullptr, 0,
                                          nullptr, 0, nullptr);
@@ -743,6 +793,11 @@ class Engine {
   // Shared with executors.
   std::shared_ptr<estafette_engine> engine_;
 };
+
+/// Says that a process on another machine is dead, or with 0 all processes on that machine; see `estafette_declare_dead`.
+inline void declare_dead(const std::string &host, std::uint32_t process = 0) {
+  check(estafette_declare_dead(host.c_str(), process));
+}
 
 /// A recording of everything that this process does, which `end`, or the end of this object, writes to its file.
 class Recording {

@@ -66,7 +66,8 @@ functions! {
     estafette_import_legacy, estafette_export_legacy,
     estafette_zeros_shared, estafette_ticket_create, estafette_ticket_bytes, estafette_ticket_revoke, estafette_from_ticket,
     estafette_door_open, estafette_door_address, estafette_door_accept, estafette_door_close, estafette_connect,
-    estafette_link_process, estafette_link_send, estafette_link_receive, estafette_link_descriptor, estafette_link_close
+    estafette_link_process, estafette_link_send, estafette_link_receive, estafette_link_descriptor, estafette_link_close,
+    estafette_declare_dead
 }
 
 /// The functions of this library in a table, for programs that load the library at run time. It lives as long as the process. The Python

@@ -2,6 +2,7 @@
 
 use std::ffi::{CString, c_char};
 use std::ptr::NonNull;
+use std::time::Duration;
 
 use estafette::Engine;
 use estafette::remote::{Address, Door, Link, ShareOptions, Ticket};
@@ -14,8 +15,8 @@ use crate::places::Kind;
 use crate::status::estafette_status;
 use crate::tensor::{self, estafette_tensor};
 
-/// Names a version of a tensor for other processes of the same user on this machine. Its bytes may travel through anything, to processes that
-/// no link joins.
+/// Names a version of a tensor for other processes: of the same user on this machine, and with `reach` in its options on other machines. Its
+/// bytes may travel through anything, to processes that no link joins.
 #[derive(Debug)]
 pub enum estafette_ticket {}
 
@@ -53,9 +54,40 @@ pub struct estafette_ticket_options {
     /// Whether the other process gets a copy, made in shared memory once the tensor is ready. 0: where its memory is not shared. 1: always. -1:
     /// never.
     pub copy: i32,
+    /// NULL, or where other machines reach this one, `host` or `host:port`: the ticket is good there as well, and gives a copy, which NIXL makes.
+    /// The process then listens there for as long as it lives; without a port the system chooses one. NIXL (`libnixl_capi.so`) must be found by
+    /// the loader, here and there. Data and the secret of the ticket cross the network as they are, so its machines must trust each other.
+    pub reach: *const c_char,
+    /// After how much silence a process on another machine takes this one for dead, and this one suspects that, in nanoseconds; 0 for 10 s.
+    pub deadline_ns: u64,
+}
+
+/// Options of what is sent. All bytes zero, but for `size`, are the defaults.
+#[repr(C)]
+#[derive(Debug, Clone, Copy)]
+pub struct estafette_send_options {
+    /// `sizeof(estafette_send_options)`.
+    pub size: u32,
+    /// As `copy` of `estafette_ticket_options`.
+    pub copy: i32,
 }
 
 // SAFETY: numbers only, the size first.
+unsafe impl Options for estafette_send_options {
+    const NAME: &'static str = "estafette_send_options";
+    const FIRST: usize = 8;
+}
+
+/// What a field `copy` says.
+fn copy_of(options: &str, copy: i32) -> Result<Option<bool>, Refusal> {
+    match copy {
+        0 => Ok(None),
+        -1 | 1 => Ok(Some(copy == 1)),
+        copy => Err(Refusal::invalid(format!("{options}: copy is {copy}"))),
+    }
+}
+
+// SAFETY: numbers and a pointer, the size first.
 unsafe impl Options for estafette_ticket_options {
     const NAME: &'static str = "estafette_ticket_options";
     const FIRST: usize = 8;
@@ -66,12 +98,12 @@ unsafe impl Options for estafette_ticket_options {
 /// and gives it up by `estafette_ticket_revoke`.
 ///
 /// Returns `ESTAFETTE_OK`; `ESTAFETTE_NOT_SHARED` for memory that other processes cannot be shown, if a copy was refused;
-/// `ESTAFETTE_INVALID` for NULL, a handle that is not in use, a wrong option, or when 65,536 tickets are alive;
-/// `ESTAFETTE_FAILED` with the reason when the system refuses to open a door; `ESTAFETTE_SHUTDOWN`; `ESTAFETTE_FORKED`. `*out` is written only on
+/// `ESTAFETTE_INVALID` for NULL, a handle that is not in use, a wrong option, or when 65,536 tickets are alive, and with `reach` when NIXL is
+/// missing or the address is none of this machine; `ESTAFETTE_FAILED` with the reason when the system refuses to open a door; `ESTAFETTE_SHUTDOWN`; `ESTAFETTE_FORKED`. `*out` is written only on
 /// success. May be called by any thread.
 ///
 /// # Safety
-/// `options` is NULL or as long as its size says; `out` is NULL or may be written. `tensor` may be any value.
+/// `options` is NULL or as long as its size says, and its `reach` NULL or a text; `out` is NULL or may be written. `tensor` may be any value.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn estafette_ticket_create(
     tensor: *const estafette_tensor,
@@ -84,19 +116,20 @@ pub unsafe extern "C" fn estafette_ticket_create(
         // SAFETY: by contract of this function.
         let options = unsafe { options::read(options) }?;
         let vacant = TICKETS.reserve()?;
-        let wrong = |field: &str, value: i32| {
-            Err(Refusal::invalid(format!("estafette_ticket_options: {field} is {value}")))
-        };
         let once = match options.once {
             0 | 1 => options.once == 1,
-            once => return wrong("once", once),
+            once => return Err(Refusal::invalid(format!("estafette_ticket_options: once is {once}"))),
         };
-        let copy = match options.copy {
-            0 => None,
-            -1 | 1 => Some(options.copy == 1),
-            copy => return wrong("copy", copy),
-        };
-        let ticket = tensor.ticket_with(&ShareOptions { once, copy, ..ShareOptions::default() })?;
+        let copy = copy_of("estafette_ticket_options", options.copy)?;
+        let mut how = ShareOptions { once, copy, ..ShareOptions::default() };
+        if !options.reach.is_null() {
+            // SAFETY: by contract of this function.
+            how.reach = Some(unsafe { text(options.reach, "", "reach") }?.into());
+        }
+        if options.deadline_ns > 0 {
+            how.deadline = Duration::from_nanos(options.deadline_ns);
+        }
+        let ticket = tensor.ticket_with(&how)?;
         // SAFETY: writable, by contract.
         unsafe { out.write(vacant.fill(ticket)) };
         DONE
@@ -104,7 +137,7 @@ pub unsafe extern "C" fn estafette_ticket_create(
 }
 
 /// The bytes of a ticket, for `estafette_from_ticket` in another process: as many as fit into the `capacity` bytes at `bytes` (which may be
-/// NULL when that is 0), and their number to `*size`, which is less than 128.
+/// NULL when that is 0), and their number to `*size`, which is less than 128, or less than 384 where the ticket is for other machines.
 ///
 /// Returns `ESTAFETTE_OK`; `ESTAFETTE_INVALID` for NULL or a handle that is not in use; `ESTAFETTE_FORKED`. May be called by any thread.
 ///
@@ -319,27 +352,34 @@ pub unsafe extern "C" fn estafette_link_process(
 }
 
 /// Lets the other process read the version of `tensor` that is current at this call, ready or not. Writes that are submitted later wait until
-/// the other process has let go of it, has closed the link, or has died. Waits, for at most `timeout_ns` (`ESTAFETTE_FOREVER` for no limit; 0 does
+/// the other process has let go of it, has closed the link, or has died. `options` may be NULL for the defaults. Waits, for at most `timeout_ns` (`ESTAFETTE_FOREVER` for no limit; 0 does
 /// not wait), only while the link is full: the other process then has 16,384 tensors of this one, or has not received hundreds. The
 /// tensor stays the caller's. The calling thread runs no operation meanwhile.
 ///
 /// Memory that is not shared, see `shared` in `estafette_engine_options` and `estafette_zeros_shared`, is copied once the version is ready, and
 /// later writes wait for the copy alone.
 ///
-/// Returns `ESTAFETTE_OK`; `ESTAFETTE_TIMEOUT`; `ESTAFETTE_DEVICE` if there is no memory for a copy; `ESTAFETTE_PEER_DIED`;
-/// `ESTAFETTE_CANCELLED` once the other process has closed the link; `ESTAFETTE_INVALID` for NULL or a handle that is not in use;
-/// `ESTAFETTE_WOULD_DEADLOCK` where it would block in a callback; `ESTAFETTE_SHUTDOWN`; `ESTAFETTE_FORKED`. Nothing was sent unless it returns
-/// `ESTAFETTE_OK`. May be called by any thread. Handles may be any value.
+/// Returns `ESTAFETTE_OK`; `ESTAFETTE_TIMEOUT`; `ESTAFETTE_DEVICE` if there is no memory for a copy; `ESTAFETTE_NOT_SHARED` for memory that other
+/// processes cannot be shown, if a copy was refused; `ESTAFETTE_PEER_DIED`; `ESTAFETTE_CANCELLED` once the other process has closed the
+/// link; `ESTAFETTE_INVALID` for NULL, a handle that is not in use, or a wrong option; `ESTAFETTE_WOULD_DEADLOCK` where it would block in a
+/// callback; `ESTAFETTE_SHUTDOWN`; `ESTAFETTE_FORKED`. Nothing was sent unless it returns `ESTAFETTE_OK`. May be called by any thread.
+///
+/// # Safety
+/// `options` is NULL or as long as its size says. Handles may be any value.
 #[unsafe(no_mangle)]
-pub extern "C" fn estafette_link_send(
+pub unsafe extern "C" fn estafette_link_send(
     link: *const estafette_link,
     tensor: *const estafette_tensor,
+    options: *const estafette_send_options,
     timeout_ns: u64,
 ) -> estafette_status {
     entry(|| -> Answer {
         let Linked { engine, link } = &*self::link(link)?;
         let tensor = tensor::tensor(tensor, "tensor")?;
-        engine.block_on(link.send(&tensor), timeout(timeout_ns))?;
+        // SAFETY: by contract of this function.
+        let copy = copy_of("estafette_send_options", unsafe { options::read(options) }?.copy)?;
+        let how = ShareOptions { copy, ..ShareOptions::default() };
+        engine.block_on(link.send_with(&tensor, &how), timeout(timeout_ns))?;
         DONE
     })
 }
@@ -411,6 +451,27 @@ pub unsafe extern "C" fn estafette_link_descriptor(
 #[unsafe(no_mangle)]
 pub extern "C" fn estafette_link_close(link: *mut estafette_link) -> estafette_status {
     give_up(&LINKS, link, "link")
+}
+
+/// Says that process `process` on another machine is dead, or with 0 all processes on that machine: their leases end, and writes that waited go
+/// on. For who knows it, such as the program that started them: silence alone is not death. `host` is the address of that machine, as
+/// messages about the process have it. Returns at once.
+///
+/// Returns `ESTAFETTE_OK`; `ESTAFETTE_INVALID` for NULL or a text that is not UTF-8; `ESTAFETTE_FORKED`. May be called by any thread.
+///
+/// # Safety
+/// `host` is NULL or a text.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn estafette_declare_dead(host: *const c_char, process: u32) -> estafette_status {
+    entry(|| -> Answer {
+        if host.is_null() {
+            return Err(is_null("host"));
+        }
+        // SAFETY: by contract of this function.
+        let host = unsafe { text(host, "", "host") }?;
+        estafette::remote::declare_dead(host, (process > 0).then_some(process));
+        DONE
+    })
 }
 
 fn give_up<T: Send + Sync, H>(table: &'static Table<T>, handle: *mut H, name: &str) -> estafette_status {

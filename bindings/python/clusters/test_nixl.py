@@ -286,6 +286,37 @@ def test_a_pending_value_and_a_ticket_for_one_use_cross(machines):
     owner.end()
 
 
+def test_a_ticket_may_be_revoked_once_the_other_machine_has_asked_although_the_value_is_pending(machines):
+    owner, consumer = machines.both(
+        """
+        import threading
+        gate = threading.Event()
+        x = eng.zeros(COUNT, "float64")
+        eng.submit(lambda x: (gate.wait(60), x.fill(3.0)), writes=[x])
+        with ticket(x):
+            told()
+        gate.set()
+        told()
+        """,
+        """
+        from estafette._estafette import _from_tickets
+        [y] = _from_tickets(eng, [bytes.fromhex(sys.stdin.readline())])
+        assert not y.is_ready()
+        tell("kept")
+        y.wait()
+        assert (np.from_dlpack(y) == 3.0).all()
+        tell("ready")
+        """,
+    )
+    consumer.write(owner.read())
+    assert consumer.read() == "kept"
+    owner.write("revoke")
+    assert consumer.read() == "ready"
+    owner.write("end")
+    owner.end()
+    consumer.end()
+
+
 def test_a_result_of_unknown_shape_in_private_memory_crosses(machines):
     owner, consumer = machines.both(
         """
@@ -598,9 +629,48 @@ def test_a_silent_consumer_keeps_its_lease_until_the_cable_is_put_back(machines)
     consumer.end()
 
 
-def test_a_silent_consumer_keeps_its_lease_until_it_is_declared_dead(machines):
+IN_C = """
+    import ctypes
+    import os
+    import re
+    from ctypes import POINTER, byref, c_char_p, c_int32, c_size_t, c_uint8, c_uint32, c_uint64, c_void_p
+
+    eng.zeros(1, "int8").ticket(reach=HOST, deadline=DEADLINE)  # which finds NIXL among the packages of Python
+    ctypes.pythonapi.PyCapsule_GetPointer.restype = c_void_p
+    ctypes.pythonapi.PyCapsule_GetPointer.argtypes = [ctypes.py_object, c_char_p]
+    FIRST = ctypes.pythonapi.PyCapsule_GetPointer(est.c_api(), b"estafette.c_api") + 16
+    with open(os.path.join(os.path.dirname(est.__file__), "include", "estafette.h")) as header:
+        NAMES = re.findall(r"\\(\\*(\\w+)\\)\\(", header.read().split("struct estafette_api {")[1])
+
+    def in_c(name, *types):
+        address = ctypes.cast(FIRST, POINTER(c_void_p))[NAMES.index(name)]
+        return ctypes.CFUNCTYPE(c_int32, *types)(address)
+
+    class Options(ctypes.Structure):
+        _fields_ = [
+            ("size", c_uint32), ("once", c_int32), ("copy", c_int32), ("reach", c_char_p), ("deadline_ns", c_uint64)
+        ]
+
+    def ticket(x, once):
+        options = Options(ctypes.sizeof(Options), once, 0, HOST.encode(), int(DEADLINE * 1e9))
+        made, text, size = c_void_p(), (c_uint8 * 384)(), c_size_t()
+        create = in_c("ticket_create", c_void_p, POINTER(Options), POINTER(c_void_p))
+        assert create(x.c_handle(), byref(options), byref(made)) == 0
+        bytes_of = in_c("ticket_bytes", c_void_p, POINTER(c_uint8), c_size_t, POINTER(c_size_t))
+        assert bytes_of(made, text, 384, byref(size)) == 0
+        tell(bytes(text[: size.value]).hex())
+
+    def declare_dead(host):
+        assert in_c("declare_dead", c_char_p, c_uint32)(host.encode(), 0) == 0
+
+    est.declare_dead = declare_dead
+"""
+
+
+@pytest.mark.parametrize("language", ["", IN_C], ids=["Python", "C"])
+def test_a_silent_consumer_keeps_its_lease_until_it_is_declared_dead(machines, language):
     machines.slow()
-    owner, consumer = machines.both(SUSPICIOUS, READER, deadline=1.0, lease_timeout=0.1)
+    owner, consumer = machines.both(language + SUSPICIOUS, READER, deadline=1.0, lease_timeout=0.1)
     consumer.write(owner.read())
     wait_for_traffic(machines)
     machines.pull()

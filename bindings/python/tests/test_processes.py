@@ -13,6 +13,7 @@ import sys
 import textwrap
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -343,6 +344,39 @@ class TestEventLoops:
             assert await accepted_end(eng)
 
         asyncio.run(main())
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_body_that_waits_for_a_link_leaves_the_engine_to_others(workers):
+    eng = est.Engine(workers=workers, shared=True)
+    order = []
+
+    def receives():
+        order.append("waits")
+        assert far.receive(60).shape == (3,)
+        order.append("received")
+
+    def sends():
+        near.send(eng.zeros(3, "float64"), 60)
+
+    def accepts():
+        with door.accept(60) as link:
+            assert link.receive(60) is None
+
+    with eng.door() as door:
+        accepting = eng.submit(accepts)
+        eng.submit(lambda: eng.connect(door.address, 60).close()).wait(60)
+        accepting.wait(60)
+        with ThreadPoolExecutor(1) as pool:
+            connecting = pool.submit(eng.connect, door.address, 60)
+            near, far = door.accept(60), connecting.result()
+    waiting, sending = eng.submit(receives), eng.submit(sends)
+    sending.wait(60)
+    waiting.wait(60)
+    assert order == ["waits", "received"]
+    near.close()
+    far.close()
+    eng.shutdown()
 
 
 async def accepted_end(eng):

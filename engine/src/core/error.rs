@@ -339,6 +339,7 @@ pub(crate) fn device_error(error: Error) -> DeviceError {
     match error {
         Error::Device(error) => error,
         Error::Cancelled(_) => DeviceError::new(DeviceErrorKind::Cancelled, error.full_text()),
+        Error::Invalid(_) => DeviceError::new(DeviceErrorKind::Invalid, error.full_text()),
         _ => DeviceError::new(DeviceErrorKind::Other, error.full_text()),
     }
 }

@@ -159,7 +159,7 @@ impl Reaper {
             drop(queue);
             return self.shared.leak(storage);
         }
-        let ticket = queue.enter();
+        let ticket = self.shared.enter(&mut queue);
         self.shared.push(queue, Ready { storage, ticket, what: what() });
     }
 
@@ -168,8 +168,8 @@ impl Reaper {
         self.shared.leak(storage);
     }
 
-    /// Waits until everything handed over before this call has been released or leaked, at most `timeout`.
-    /// Says whether that was so. Must not be called while holding what a deleter needs (the Python lock).
+    /// Waits until everything handed over before this call has been released or leaked, and what the deleters of that have handed over, at
+    /// most `timeout`. Says whether that was so. Must not be called while holding what a deleter needs (the Python lock).
     ///
     /// On the reaper's own thread, in a deleter, and in a callback it does not wait: it might wait for itself.
     pub fn flush(&self, timeout: Duration) -> bool {
@@ -311,7 +311,7 @@ impl FencedStorage {
     fn new(shared: &Arc<Shared>, storage: Storage, what: ReleasedMemory) -> Self {
         let what = what.at(storage.data());
         let mut queue = shared.lock();
-        let ticket = queue.enter();
+        let ticket = shared.enter(&mut queue);
         queue.fenced.insert(ticket.id, (ticket.since, what));
         drop(queue);
         Self { storage: ManuallyDrop::new(storage), ticket, what, shared: shared.clone() }

@@ -3,7 +3,8 @@
 use std::pin::pin;
 use std::sync::Arc;
 use std::task::{Context, Poll, Waker};
-use std::time::Duration;
+
+use estafette_sync::time::{Duration, Instant};
 
 use estafette_sync::sleeper::Sleeper;
 
@@ -13,13 +14,17 @@ use crate::engine::Engine;
 use crate::exchange::callback;
 use crate::wait::stand_in::StandInSet;
 
+/// Time between two looks for what only the waiting thread sees to: signal handlers of the language, and in a body that an engine whose
+/// threads are all blocked goes on.
+const LOOK: Duration = Duration::from_millis(50);
+
 impl Engine {
     /// Blocks until `future` is ready, for at most `timeout`; a timeout of zero polls it once. The calling thread runs no operation
-    /// meanwhile: where it is a worker another thread takes its place, and an engine without workers gets a stand-in, since the other
-    /// process may wait for an operation of this engine.
+    /// meanwhile: where it is a worker another thread takes its place, and an engine without workers, or whose threads are all blocked in
+    /// bodies, gets a stand-in, since the other process may wait for an operation of this engine.
     ///
     /// # Errors
-    /// Those of `future`; [`Error::Timeout`]; [`Error::WouldDeadlock`] where it would block in a callback.
+    /// Those of `future`; [`Error::Timeout`]; [`Error::Interrupted`]; [`Error::WouldDeadlock`] where it would block in a callback.
     #[doc(hidden)]
     pub fn block_on<T>(
         &self,
@@ -45,12 +50,22 @@ impl Engine {
         if core.has_no_workers() {
             stand_ins.want(core);
         }
+        let is_inside = context::current().is_some();
         loop {
-            let was_woken = context::blocking(|| sleeper.sleep(deadline));
-            match (poll(), timeout) {
-                (Poll::Ready(result), _) => return result,
-                (Poll::Pending, Some(timeout)) if !was_woken => return Err(Error::Timeout(timeout)),
-                (Poll::Pending, _) => {}
+            let looks = is_inside || core.may_be_interrupted();
+            let wake = looks.then(|| Instant::now() + LOOK).into_iter().chain(deadline).min();
+            context::blocking(|| sleeper.sleep(wake));
+            if let Poll::Ready(result) = poll() {
+                return result;
+            }
+            core.check_interrupt()?;
+            if let (Some(deadline), Some(timeout)) = (deadline, timeout)
+                && Instant::now() >= deadline
+            {
+                return Err(Error::Timeout(timeout));
+            }
+            if is_inside {
+                core.is_moved_by(&mut stand_ins);
             }
         }
     }

@@ -8,7 +8,7 @@ use std::time::Duration;
 use estafette_devices::{DeviceError, DeviceErrorKind, Reactor};
 use estafette_links::network::{self, Fetched, Offer, Reach, Reply, Secret};
 
-use super::ticket::{VOID, named};
+use super::ticket::{UntilHeld, VOID, named};
 use super::{Description, Export, Shown};
 use crate::core::error::Error;
 use crate::exchange::{Abi, ExportFlags, ManagedTensor, export};
@@ -77,9 +77,15 @@ fn offer(export: Arc<Export>) -> Option<Offer> {
 }
 
 /// Makes the tensor of a ticket, from another machine.
-pub(super) fn fetch(reach: &[u8], process: u32, secret: Secret, completion: Completion) {
+pub(super) fn fetch(
+    reach: &[u8],
+    process: u32,
+    secret: Secret,
+    until_held: UntilHeld,
+    completion: Completion,
+) {
     let reach = parse(reach).expect("checked with the ticket");
-    network::fetch(&reach, process, secret, move |fetched| {
+    network::fetch(&reach, process, secret, until_held, move |fetched| {
         completion.produce(match fetched {
             Ok(fetched) => described(fetched).map(Produced::immutable).map_err(Into::into),
             Err(error) if error.kind() == DeviceErrorKind::Invalid => {

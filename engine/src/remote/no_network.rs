@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use estafette_devices::{DeviceError, DeviceErrorKind};
 
+use super::ticket::UntilHeld;
 use crate::core::error::Error;
 use crate::operation::completion::Completion;
 
@@ -12,7 +13,13 @@ pub(super) fn parse(_reach: &[u8]) -> Option<()> {
     Some(())
 }
 
-pub(super) fn fetch(_reach: &[u8], process: u32, _secret: [u8; 16], completion: Completion) {
+pub(super) fn fetch(
+    _reach: &[u8],
+    process: u32,
+    _secret: [u8; 16],
+    _until_held: UntilHeld,
+    completion: Completion,
+) {
     let what = format!(
         "process {process} is on another machine, and this program was built without the feature `nixl`"
     );

@@ -20,7 +20,7 @@ use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::{Arc, Weak};
 
-use estafette_devices::{DeviceError, DeviceErrorKind, Fence, FenceState, Reactor, host};
+use estafette_devices::{DeviceErrorKind, Fence, FenceState, Reactor, host};
 use estafette_links::{Address, Door, Link as RawLink, LinkError, Received, secret};
 use estafette_sync::per_process;
 use estafette_sync::sync::Mutex;
@@ -233,7 +233,7 @@ pub(super) fn redeem(
 ) -> Result<Tensor, Error> {
     let (process, secret, reach) = (ticket.process, ticket.secret, ticket.reach.clone());
     builder.receive(move |completion| {
-        notify(asked_for(ticket, until_held), move |answer| match answer {
+        notify(asked_for(ticket, until_held), move |(answer, until_held)| match answer {
             Ok(Elsewhere { managed, loan, ready, key, process }) => {
                 if trace::is_open() {
                     hooks::is_elsewhere(completion.id(), process, key, site.as_ref());
@@ -242,33 +242,37 @@ pub(super) fn redeem(
             }
             // On this machine it has died, or has never been.
             Err(Error::Device(error)) if error.kind() == DeviceErrorKind::PeerDied && !reach.is_empty() => {
-                network::fetch(&reach, process, secret, completion);
+                network::fetch(&reach, process, secret, until_held, completion);
             }
             Err(error) => completion.produce(Err(Box::new(error))),
         });
     })
 }
 
-/// What a ticket names, from the process that has the memory: another one than made the ticket, if that had the tensor from there.
-async fn asked_for(ticket: Ticket, until_held: UntilHeld) -> Result<Elsewhere, Error> {
+/// What a ticket names, from the process that has the memory: another one than made the ticket, if that had the tensor from there. Returns
+/// `until_held` if no process has been found that may keep the version.
+async fn asked_for(ticket: Ticket, until_held: UntilHeld) -> (Result<Elsewhere, Error>, UntilHeld) {
     let process = ticket.process;
-    match Owner::ask(&ticket.address, process, Request::Redeem(ticket.secret), until_held).await? {
-        Answer::Tensor(tensor) => Ok(tensor),
-        Answer::Ticket(passed, received) => {
-            // The process between keeps its own use until the owner keeps the version for this process.
-            let request = Request::Redeem(passed.secret);
-            match Owner::ask(&passed.address, passed.process, request, Some(Box::new(received))).await {
-                Ok(Answer::Tensor(tensor)) => Ok(tensor),
-                Ok(Answer::Ticket(..)) => {
-                    Err(Error::invalid(format!("process {process} passed on what was not its own")))
-                }
-                Err(Error::Invalid(_)) => Err(Error::invalid(format!(
-                    "process {process}, which passed the tensor on, has let go of it or died"
-                ))),
-                Err(error) => Err(error),
-            }
+    let (passed, received) =
+        match Owner::ask(&ticket.address, process, Request::Redeem(ticket.secret), until_held).await {
+            (Ok(Answer::Tensor(tensor)), _) => return (Ok(tensor), None),
+            (Ok(Answer::Ticket(passed, received)), _) => (passed, received),
+            (Err(error), until_held) => return (Err(error), until_held),
+        };
+    // The process between keeps its own use until the owner keeps the version for this process.
+    let request = Request::Redeem(passed.secret);
+    let answer = Owner::ask(&passed.address, passed.process, request, Some(Box::new(received))).await.0;
+    let tensor = match answer {
+        Ok(Answer::Tensor(tensor)) => Ok(tensor),
+        Ok(Answer::Ticket(..)) => {
+            Err(Error::invalid(format!("process {process} passed on what was not its own")))
         }
-    }
+        Err(Error::Invalid(why)) if why.contains(VOID) => Err(Error::invalid(format!(
+            "process {process}, which passed the tensor on, has let go of it or died"
+        ))),
+        Err(error) => Err(error),
+    };
+    (tensor, None)
 }
 
 // The owner.
@@ -335,24 +339,22 @@ async fn answer(link: RawLink) {
         let sent = match request {
             Request::Redeem(secret) => match named(&secret) {
                 Some(export) => give(&link, number, export).await,
-                None => refuse(&link, number, VOID).await,
+                None => Err(Error::invalid(VOID)),
             },
             Request::PassOn(share) => match Share::find(share, link.process()) {
                 Some(export) => pass_on(&link, number, export).await,
-                None => refuse(&link, number, "no tensor of this process is in use under this number").await,
+                None => Err(Error::invalid("no tensor of this process is in use under this number")),
             },
         };
-        if sent.is_err() {
-            return;
+        if let Err(error) = sent {
+            // This fails where the link has ended.
+            let (completer, refused) = host::promise("a ticket");
+            completer.fail(device_error(error));
+            if link.send(&refused, &number).await.is_err() {
+                return;
+            }
         }
     }
-}
-
-async fn refuse(link: &RawLink, number: [u8; 8], what: &'static str) -> Result<(), Error> {
-    let (completer, refused) = host::promise("a ticket");
-    completer.fail(DeviceError::new(DeviceErrorKind::Invalid, what));
-    link.send(&refused, &number).await?;
-    Ok(())
 }
 
 /// A ticket for a process that wants to pass on what it uses. It is valid until that process has answered.
@@ -384,7 +386,7 @@ async fn give_later(link: Weak<RawLink>, number: [u8; 8], export: Arc<Export>) -
     match export.shown.get().expect("known when it is ready") {
         Shown::Here(place) => hand_over(&*connected()?, &number, Arc::clone(&export), place).await,
         Shown::Elsewhere(RemoteOrigin { address, process, share }, _) => {
-            let answer = Owner::ask(address, *process, Request::PassOn(*share), None).await?;
+            let answer = Owner::ask(address, *process, Request::PassOn(*share), None).await.0?;
             let Answer::Ticket(ticket, received) = answer else {
                 return Err(Error::invalid(format!("process {process} gave what it was not asked for")));
             };
@@ -434,12 +436,13 @@ enum Answer {
     Ticket(Ticket, Received),
 }
 
-type Deliver = oneshot::Sender<Result<Answer, Error>>;
+/// With what was to be dropped once the version is held, if that has not come about.
+type Delivered = (Result<Answer, Error>, UntilHeld);
 
 /// A request without an answer.
 struct Asked {
     request: Vec<u8>,
-    deliver: Deliver,
+    deliver: oneshot::Sender<Delivered>,
     until_held: UntilHeld,
 }
 
@@ -458,19 +461,14 @@ struct OwnerState {
 
 impl Owner {
     /// Asks the process with the door at `address`.
-    async fn ask(
-        address: &Address,
-        process: u32,
-        request: Request,
-        until_held: UntilHeld,
-    ) -> Result<Answer, Error> {
+    async fn ask(address: &Address, process: u32, request: Request, until_held: UntilHeld) -> Delivered {
         let (deliver, answer) = oneshot::channel();
         Self::begin(address, process, |number| Asked {
             request: request.to_bytes(number),
             deliver,
             until_held,
         });
-        answer.await.unwrap_or_else(|_| Err(LinkError::Closed { process }.into()))
+        answer.await.unwrap_or_else(|_| (Err(LinkError::Closed { process }.into()), None))
     }
 
     fn begin(address: &Address, process: u32, asked: impl FnOnce(u64) -> Asked) {
@@ -513,9 +511,8 @@ impl Owner {
     fn deliver(&self, number: u64, answer: Result<Answer, Error>) {
         let asked = self.state.lock().asked.remove(&number);
         if let Some(Asked { deliver, until_held, .. }) = asked {
-            drop(until_held);
             // Dropped where it is not wanted any more.
-            let _ = deliver.send(answer);
+            let _ = deliver.send((answer, until_held));
         }
     }
 
@@ -551,8 +548,8 @@ impl Owner {
         drop(owners);
         drop(link);
         let error = Error::from(error);
-        for Asked { deliver, .. } in asked.into_values() {
-            let _ = deliver.send(Err(error.clone()));
+        for Asked { deliver, until_held, .. } in asked.into_values() {
+            let _ = deliver.send((Err(error.clone()), until_held));
         }
     }
 
@@ -584,7 +581,10 @@ impl Owner {
                 }
                 Some(Note::Ticket(ticket)) => Ok(Answer::Ticket(ticket, received)),
                 Some(Note::Door(_)) | None => Err(match received.fence().state() {
-                    FenceState::Failed(error) => Error::invalid(error.message().to_owned()),
+                    FenceState::Failed(error) if error.kind() == DeviceErrorKind::Invalid => {
+                        Error::invalid(error.message().to_owned())
+                    }
+                    FenceState::Failed(error) => Error::Device(error),
                     _ => Error::invalid(format!("process {} sent no tensor", link.process())),
                 }),
             };

@@ -172,7 +172,7 @@ impl<'a> Checks<'a> {
     /// Fails when everything in flight has waited for leases only, for longer than the engine accepts, or
     /// waits for the calling operation.
     pub(crate) fn check_idle(&mut self, core: &Core) -> Result<(), Error> {
-        let checked = check_idle_progress(core);
+        let checked = check_idle_progress(core, &mut self.held_since);
         self.found(!matches!(checked, Ok(false)));
         checked.map(drop)
     }
@@ -234,7 +234,11 @@ fn check_progress(core: &Core, in_flight: usize, held_since: &mut Option<Instant
 }
 
 /// See [`Checks::check_idle`]. Returns whether the engine stands still.
-fn check_idle_progress(core: &Core) -> Result<bool, Error> {
+///
+/// A worker drops the operands of an operation after its end, and these may be the last to keep a lease of the calling thread. So such a
+/// lease ends the wait only where it is still held a while after `held_since`.
+fn check_idle_progress(core: &Core, held_since: &mut Option<Instant>) -> Result<bool, Error> {
+    let before = held_since.take();
     if standstill(&take_snapshot(), core).is_none() {
         return Ok(false);
     }
@@ -244,7 +248,8 @@ fn check_idle_progress(core: &Core) -> Result<bool, Error> {
     if leases.is_empty() {
         return Err(Error::WouldDeadlock("waiting for all operations inside one of them".into()));
     }
-    let own = leases.iter().any(|lease| lease.own);
+    let since = *held_since.insert(before.unwrap_or_else(Instant::now));
+    let own = leases.iter().any(|lease| lease.own) && since.elapsed() >= CHECK_FIRST;
     let oldest = snapshot.ops.iter().filter(|op| op.label.counted && op.label.core == core.id);
     let waited = oldest.map(|op| op.label.since.elapsed()).max().unwrap_or_default();
     if own || waited >= core.lease_timeout {

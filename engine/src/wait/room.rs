@@ -180,7 +180,7 @@ impl CoreRef {
     /// Called when nothing has moved for a while. Requests stand-ins for what other engines and blocked
     /// threads leave undone. Returns whether there is something to run, so that the engine does not stand
     /// still.
-    fn is_moved_by(&self, stand_ins: &mut StandInSet) -> bool {
+    pub(crate) fn is_moved_by(&self, stand_ins: &mut StandInSet) -> bool {
         foreign_fence::stand_in_for_queries();
         self.want_others(stand_ins);
         let has_work = self.pool.has_work();

@@ -143,6 +143,7 @@ impl Guest {
                     return None;
                 }
                 (self.ask)(*secret.as_array()?, Reply { network, guest: self.token, number });
+                self.wire.as_mut()?.send(Kind::Kept, &[&number.to_le_bytes()]);
             }
             (Kind::Return, Some(_)) => self.give_back(number(body)?.0, ends),
             (Kind::Beat, Some(_)) => {}

@@ -14,6 +14,7 @@ use super::wire::{End, Kind, Wire, number};
 use super::{Fetched, GREETING, Reach, Secret};
 use crate::board::KINDS;
 use crate::nixl::{Agent, NixlError, Progress, Transfer};
+use crate::platform::is_shortage;
 use crate::{Arena, Segment};
 
 /// A connection of no use is closed after this time: it holds descriptors on both sides, and memory that was shown.
@@ -23,7 +24,15 @@ const NEWS_TIME: Duration = Duration::from_secs(1);
 /// Alignment of what is fetched.
 const ALIGN: usize = 64;
 
-pub(super) type Done = Box<dyn FnOnce(Result<Fetched, DeviceError>) + Send>;
+type Done = Box<dyn FnOnce(Result<Fetched, DeviceError>) + Send>;
+
+/// What is wanted of an owner.
+pub(super) struct Asked {
+    pub(super) secret: Secret,
+    /// Dropped once the owner keeps it.
+    pub(super) until_kept: Option<Box<dyn Send>>,
+    pub(super) done: Done,
+}
 
 /// One connection. It has an agent of its own from the first offer on: see [`Agent`].
 pub(super) struct Host {
@@ -33,8 +42,10 @@ pub(super) struct Host {
     /// `None` while it is connected to.
     pub(super) wire: Option<Wire>,
     agent: Option<(Agent, CString)>,
+    /// What the owner has said of its agent, and this one could not take so far.
+    metadata: Vec<u8>,
     last: u64,
-    asked: BTreeMap<u64, (Secret, Done)>,
+    asked: BTreeMap<u64, Asked>,
     reads: Vec<Read>,
     /// A transfer has failed, and why.
     failed: Option<(Instant, NixlError)>,
@@ -60,7 +71,19 @@ pub(super) enum Over {
 impl Host {
     pub(super) fn new(reach: Reach, process: u32, now: Instant) -> Self {
         let (asked, reads) = (BTreeMap::new(), Vec::new());
-        Self { reach, process, wire: None, agent: None, last: 0, asked, reads, failed: None, used: now }
+        let metadata = Vec::new();
+        Self {
+            reach,
+            process,
+            wire: None,
+            agent: None,
+            metadata,
+            last: 0,
+            asked,
+            reads,
+            failed: None,
+            used: now,
+        }
     }
 
     /// A connection to the process; made on a thread that may wait.
@@ -86,30 +109,34 @@ impl Host {
 
     pub(super) fn connected(&mut self, stream: std::io::Result<TcpStream>) -> Result<(), Over> {
         let mut wire = stream.and_then(Wire::new).map_err(|error| {
-            let what = match error.kind() {
+            Over::Failed(match error.kind() {
                 // Its door stays open as long as it lives.
-                std::io::ErrorKind::ConnectionRefused => "died".to_owned(),
-                _ => format!("cannot be reached: {error}"),
-            };
-            Over::Failed(self.died(&what))
+                std::io::ErrorKind::ConnectionRefused => self.died("died"),
+                _ if is_shortage(&error) => {
+                    let Self { process, reach, .. } = self;
+                    let text = format!("connecting to process {process} on {}: {error}", reach.host);
+                    DeviceError::new(DeviceErrorKind::Other, text)
+                }
+                _ => self.died(&format!("cannot be reached: {error}")),
+            })
         })?;
         let deadline = self.reach.deadline.as_millis() as u32;
         let (own, deadline) = (std::process::id().to_le_bytes(), deadline.to_le_bytes());
         wire.send(Kind::Hello, &[&GREETING, &self.reach.key, &own, &deadline]);
-        for (number, (secret, _)) in &self.asked {
-            wire.send(Kind::Ask, &[&number.to_le_bytes(), secret]);
+        for (number, asked) in &self.asked {
+            wire.send(Kind::Ask, &[&number.to_le_bytes(), &asked.secret]);
         }
         self.wire = Some(wire);
         Ok(())
     }
 
-    pub(super) fn ask(&mut self, secret: Secret, done: Done, now: Instant) {
+    pub(super) fn ask(&mut self, asked: Asked, now: Instant) {
         self.last += 1;
         self.used = now;
         if let Some(wire) = &mut self.wire {
-            wire.send(Kind::Ask, &[&self.last.to_le_bytes(), &secret]);
+            wire.send(Kind::Ask, &[&self.last.to_le_bytes(), &asked.secret]);
         }
-        self.asked.insert(self.last, (secret, done));
+        self.asked.insert(self.last, asked);
     }
 
     /// Whether bytes are on their way.
@@ -175,25 +202,33 @@ impl Host {
     fn take(&mut self, kind: Kind, body: &[u8], ends: &mut Ends) -> Option<()> {
         match kind {
             Kind::Welcome | Kind::Beat => {}
+            Kind::Kept => {
+                let asked = self.asked.get_mut(&number(body)?.0);
+                let kept = asked.and_then(|asked| asked.until_kept.take());
+                ends.push(Box::new(move || drop(kept)));
+            }
             Kind::Fail => {
                 let (number, rest) = number(body)?;
                 let (kind, text) = rest.split_first()?;
                 let kind = KINDS.get(usize::from(*kind)).copied().unwrap_or(DeviceErrorKind::Other);
                 let error = self.failure(kind, &String::from_utf8_lossy(text));
-                if let Some((_, done)) = self.asked.remove(&number) {
-                    ends.push(Box::new(move || done(Err(error))));
+                if let Some(asked) = self.asked.remove(&number) {
+                    ends.push(Box::new(move || asked.end(Err(error))));
                 }
             }
             Kind::Offer => {
                 let (number, rest) = number(body)?;
                 let ([address, bytes, length], rest) = words(rest)?;
                 let (metadata, note) = rest.split_at_checked(usize::try_from(length).ok()?)?;
-                let (_, done) = self.asked.remove(&number)?;
+                let asked = self.asked.remove(&number)?;
                 match self.read(number, address, bytes, metadata, note) {
-                    Ok((transfer, fetched)) => self.reads.push(Read { transfer, fetched, done }),
+                    Ok((transfer, fetched)) => {
+                        self.reads.push(Read { transfer, fetched, done: asked.done });
+                        ends.push(Box::new(move || drop(asked.until_kept)));
+                    }
                     Err(error) => {
                         self.wire.as_mut()?.send(Kind::Return, &[&number.to_le_bytes()]);
-                        ends.push(Box::new(move || done(Err(error))));
+                        ends.push(Box::new(move || asked.end(Err(error))));
                     }
                 }
             }
@@ -214,6 +249,9 @@ impl Host {
         let nixl = |error: NixlError| DeviceError::new(DeviceErrorKind::Other, error.to_string());
         let too_large =
             |_| DeviceError::new(DeviceErrorKind::OutOfMemory, format!("{bytes} bytes of another machine"));
+        if !metadata.is_empty() {
+            self.metadata = metadata.to_vec();
+        }
         let bytes = usize::try_from(bytes).map_err(too_large)?;
         let memory = Arena.allocate(bytes.max(1), ALIGN)?;
         if let Some((agent, _)) = &mut self.agent
@@ -225,12 +263,13 @@ impl Host {
         let here = memory.ptr().as_ptr();
         let segment = segment_of(&memory);
         let fetched = Fetched { process: self.process, note: note.to_vec(), memory, bytes };
-        if !metadata.is_empty() {
+        if !self.metadata.is_empty() {
             let agent = match self.agent.take() {
                 Some((agent, _)) => agent,
                 None => new_agent().map_err(nixl)?,
             };
-            let peer = agent.load(metadata).map_err(nixl)?;
+            let peer = agent.load(&self.metadata).map_err(nixl)?;
+            self.metadata.clear();
             self.agent = Some((agent, peer));
         }
         if bytes == 0 {
@@ -284,12 +323,21 @@ impl Host {
                 .filter_map(|read| read.transfer.take())
                 .for_each(|transfer| agent.end(transfer));
         }
-        let asked = std::mem::take(&mut self.asked).into_values().map(|(_, done)| done);
-        let reading = std::mem::take(&mut self.reads).into_iter().map(|read| read.done);
-        for done in asked.chain(reading) {
+        for asked in std::mem::take(&mut self.asked).into_values() {
+            let error = error.clone();
+            ends.push(Box::new(move || asked.end(Err(error))));
+        }
+        for Read { done, .. } in std::mem::take(&mut self.reads) {
             let error = error.clone();
             ends.push(Box::new(move || done(Err(error))));
         }
+    }
+}
+
+impl Asked {
+    fn end(self, fetched: Result<Fetched, DeviceError>) {
+        (self.done)(fetched);
+        drop(self.until_kept);
     }
 }
 

@@ -38,13 +38,14 @@ use estafette_sync::per_process;
 use estafette_sync::sync::Mutex;
 use estafette_sync::time::Duration;
 
+use self::host::Asked;
 use self::thread::{Command, Network};
 use crate::{LinkError, Segment, secret};
 
 pub use crate::nixl::{check, suggest_library};
 
 /// What a connection begins with.
-const GREETING: [u8; 16] = *b"estafette net 1\0";
+const GREETING: [u8; 16] = *b"estafette net 2\0";
 
 /// 128 random bits.
 pub type Secret = [u8; 16];
@@ -175,17 +176,19 @@ fn split(at: &str) -> Result<(&str, u16), LinkError> {
     if host.is_empty() || host.len() > 255 { Err(wrong()) } else { Ok((host, port)) }
 }
 
-/// Fetches what `secret` names. `process` is the number of the owner, for messages. `done` is called once, under no lock.
+/// Fetches what `secret` names. `process` is the number of the owner, for messages. `until_kept` is dropped once the owner keeps it for this
+/// process, at the latest when `done` is called, once. Both happen under no lock.
 pub fn fetch(
     reach: &Reach,
     process: u32,
     secret: Secret,
+    until_kept: Option<Box<dyn Send>>,
     done: impl FnOnce(Result<Fetched, DeviceError>) + Send + 'static,
 ) {
     match check().map_err(LinkError::Invalid).and_then(|()| Network::get()) {
         Ok(network) => {
-            let (reach, done) = (reach.clone(), Box::new(done));
-            network.command(Command::Fetch { reach, process, secret, done });
+            let asked = Asked { secret, until_kept, done: Box::new(done) };
+            network.command(Command::Fetch { reach: reach.clone(), process, asked });
         }
         Err(error) => {
             let what = format!("process {process} is on another machine, {}: {error}", reach.host);
@@ -207,6 +210,38 @@ pub fn declare_dead(host: &str, process: Option<u32>) {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[cfg(not(any(estafette_portable, estafette_loom, estafette_shuttle)))]
+    #[test]
+    fn an_owner_says_that_it_keeps_what_is_asked_for_before_that_is_there() {
+        use std::net::TcpStream;
+        use std::sync::mpsc::{TryRecvError, channel};
+
+        use estafette_sync::time::Instant;
+
+        let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
+        let address = listener.local_addr().expect("an address");
+        let (key, deadline) = ([3; 16], Duration::from_secs(60));
+        let reach = Reach { host: "127.0.0.1".to_owned(), port: address.port(), key, deadline };
+        let network = Network::get().expect("a thread");
+        let mut host = host::Host::new(reach, 7, Instant::now());
+        let (until_kept, kept) = channel::<()>();
+        let done = Box::new(|_| panic!("nothing is there"));
+        host.ask(Asked { secret: [1; 16], until_kept: Some(Box::new(until_kept)), done }, Instant::now());
+        assert!(host.connected(TcpStream::connect(address)).is_ok());
+        let wire = wire::Wire::new(listener.accept().expect("a connection").0).expect("a wire");
+        let ask = |secret, reply: Reply| assert_eq!((secret, reply.number), ([1; 16], 1));
+        let mut guest = guest::Guest::new(wire, "127.0.0.1".to_owned(), u64::MAX, key, ask);
+        assert_eq!(kept.try_recv(), Err(TryRecvError::Empty));
+        let began = Instant::now();
+        while kept.try_recv() != Err(TryRecvError::Disconnected) {
+            assert!(began.elapsed() < Duration::from_secs(20), "the owner says nothing");
+            let mut ends = Vec::new();
+            assert!(!guest.look(network, Instant::now(), &mut ends));
+            assert!(host.look(Instant::now(), &mut ends).is_ok());
+            ends.into_iter().for_each(|end| end());
+        }
+    }
 
     #[test]
     fn addresses_have_a_host_and_perhaps_a_port() {

@@ -14,7 +14,7 @@ use estafette_sync::time::{Duration, Instant};
 use estafette_sync::{daemon, per_process, stack};
 
 use super::guest::Guest;
-use super::host::{Done, Host, Over};
+use super::host::{Asked, Host, Over};
 use super::wire::Wire;
 use super::{Ask, Offer, Reach, Secret};
 use crate::nixl::{Agent, NixlError};
@@ -33,7 +33,8 @@ const NAP: Duration = Duration::from_micros(20);
 const ROOM_TIME: Duration = Duration::from_millis(5);
 
 per_process! {
-    static NETWORK: Mutex<Option<&'static Network>> = Mutex::new(None);
+    /// Once there is one: the network, and whether its thread runs.
+    static NETWORK: Mutex<Option<(&'static Network, bool)>> = Mutex::new(None);
 }
 
 /// What runs foreign code. It is called between two looks, when nothing is borrowed.
@@ -43,7 +44,7 @@ pub(super) type Ends = Vec<Box<dyn FnOnce() + Send>>;
 pub(super) enum Command {
     Listen { listener: TcpListener, key: Secret, ask: Ask },
     Reply { guest: u64, number: u64, answer: Result<Offer, DeviceError> },
-    Fetch { reach: Reach, process: u32, secret: Secret, done: Done },
+    Fetch { reach: Reach, process: u32, asked: Asked },
     Connected { host: u64, stream: io::Result<TcpStream> },
     DeclareDead { host: String, process: Option<u32> },
 }
@@ -59,27 +60,37 @@ pub(super) struct Network {
 impl Network {
     /// That of the process, if it has one.
     pub(super) fn known() -> Option<&'static Self> {
-        *NETWORK.lock()
+        NETWORK.lock().map(|(network, _)| network)
     }
 
     /// That of the process, whose thread starts now if it has not.
     pub(super) fn get() -> Result<&'static Self, LinkError> {
-        let mut network = NETWORK.lock();
-        if let Some(network) = *network {
-            return Ok(network);
+        let mut known = NETWORK.lock();
+        let (network, is_running) = match &mut *known {
+            Some((network, is_running)) => (*network, is_running),
+            none => {
+                let (network, is_running) = none.insert((Box::leak(Box::new(Self::new()?)), false));
+                (*network, is_running)
+            }
+        };
+        if !*is_running {
+            // The thread lives as long as the process. Where it cannot start, the next call tries again.
+            let run = move || essential("the thread of the network", || State::new(network).run());
+            daemon(
+                stack::thread("estafette-network")
+                    .spawn(run)
+                    .map_err(LinkError::system("starting a thread"))?,
+            );
+            *is_running = true;
         }
+        Ok(network)
+    }
+
+    fn new() -> Result<Self, LinkError> {
         let system = || LinkError::system("starting to wait for other machines");
         let (poll, waker) = (Poll::new().map_err(system())?, Waker::new().map_err(system())?);
         poll.add(waker.descriptor(), WAKER).map_err(system())?;
-        let new = Self { poll, waker, commands: Mutex::default(), generation: Generation::current() };
-        // The thread lives as long as the process. Where it cannot start, this is left over.
-        let new: &'static Self = Box::leak(Box::new(new));
-        let run = move || essential("the thread of the network", || State::new(new).run());
-        daemon(
-            stack::thread("estafette-network").spawn(run).map_err(LinkError::system("starting a thread"))?,
-        );
-        *network = Some(new);
-        Ok(new)
+        Ok(Self { poll, waker, commands: Mutex::default(), generation: Generation::current() })
     }
 
     pub(super) fn command(&self, command: Command) {
@@ -170,14 +181,14 @@ impl State {
                 Some(guest) => guest.reply(number, answer, &mut self.ends),
                 None => self.ends.push(Box::new(move || drop(answer))),
             },
-            Command::Fetch { reach, process, secret, done } => {
+            Command::Fetch { reach, process, asked } => {
                 let known = self.hosts.values_mut().find(|host| {
                     (&host.reach.host, host.reach.port, host.reach.key)
                         == (&reach.host, reach.port, reach.key)
                 });
                 match known {
-                    Some(host) => host.ask(secret, done, now),
-                    None => self.connect(reach, process, secret, done, now),
+                    Some(host) => host.ask(asked, now),
+                    None => self.connect(reach, process, asked, now),
                 }
             }
             Command::Connected { host: token, stream } => {
@@ -198,10 +209,10 @@ impl State {
         }
     }
 
-    fn connect(&mut self, reach: Reach, process: u32, secret: Secret, done: Done, now: Instant) {
+    fn connect(&mut self, reach: Reach, process: u32, asked: Asked, now: Instant) {
         let (token, network) = (self.token(), self.network);
         let mut host = Host::new(reach.clone(), process, now);
-        host.ask(secret, done, now);
+        host.ask(asked, now);
         self.hosts.insert(token, host);
         // Names are looked up, and connections made, by calls that wait.
         let connect =

@@ -22,6 +22,8 @@ pub(super) enum Kind {
     Welcome,
     /// To the owner: a number and a secret.
     Ask,
+    /// To the consumer: the number. What it has asked for is kept for it, unless a failure follows.
+    Kept,
     /// To the consumer: the number, address, length, length of the agent's metadata, the metadata, a description.
     Offer,
     /// To the consumer: the number, kind of failure, text.
@@ -32,8 +34,8 @@ pub(super) enum Kind {
     Beat,
 }
 
-const KINDS: [Kind; 7] =
-    [Kind::Hello, Kind::Welcome, Kind::Ask, Kind::Offer, Kind::Fail, Kind::Return, Kind::Beat];
+const KINDS: [Kind; 8] =
+    [Kind::Hello, Kind::Welcome, Kind::Ask, Kind::Kept, Kind::Offer, Kind::Fail, Kind::Return, Kind::Beat];
 
 /// How a connection ended.
 #[derive(Debug)]

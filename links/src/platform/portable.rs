@@ -78,7 +78,7 @@ impl Socket {
         match *self {}
     }
 
-    pub fn receive(&self, _bytes: &mut [u8]) -> io::Result<Option<(usize, Vec<Descriptor>)>> {
+    pub fn receive(&self, _bytes: &mut [u8]) -> io::Result<Option<(usize, io::Result<Vec<Descriptor>>)>> {
         match *self {}
     }
 
@@ -167,8 +167,16 @@ pub fn own_process() -> io::Result<Descriptor> {
     unsupported()
 }
 
-pub fn may_be_process(descriptor: &Descriptor, _process: u32) -> bool {
+pub fn may_be_process(descriptor: &Descriptor, _process: u32) -> io::Result<bool> {
     match *descriptor {}
+}
+
+pub fn is_shortage(_error: &io::Error) -> bool {
+    false
+}
+
+pub fn too_many_open_files() -> io::Error {
+    io::ErrorKind::Unsupported.into()
 }
 
 pub fn own_user() -> u32 {

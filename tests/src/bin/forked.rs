@@ -179,12 +179,7 @@ fn work_in_child(things: &Things, round: usize) {
     let deleted = Deleted::default();
     let imported = churn(&own, 20, round as u64, &deleted).expect("the engine runs").imported;
     assert_forked("an operation", own.op("mixed").reads([&things.idle]).run(|[_x], []| Ok(())));
-    ops::until("everything ends", || match own.wait_all(None) {
-        Ok(()) => true,
-        // The reaper has not ended yet what this thread has let go of.
-        Err(Error::LeaseHeld(held)) if held.held.iter().all(|lease| lease.own) => false,
-        Err(error) => panic!("{error}"),
-    });
+    own.wait_all(None).expect("everything ends");
     deleted.settle_at(imported);
     if round.is_multiple_of(2) {
         assert!(own.shutdown_timeout(Duration::from_secs(30)).drained);

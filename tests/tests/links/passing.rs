@@ -144,6 +144,46 @@ fn a_pending_tensor_that_was_passed_on_is_kept_by_its_owner_alone() {
 }
 
 #[test]
+fn a_process_without_room_for_another_ticket_refuses_to_pass_on_and_does_so_once_it_has_room() {
+    // The owner is the third process here, since other tests of this one have tickets.
+    three(
+        "passing::a_process_without_room_for_another_ticket_refuses_to_pass_on_and_does_so_once_it_has_room",
+        |engine, (between, to_between), (owner, to_owner)| {
+            let ticket = receive_ticket(&to_between);
+            heard(&to_owner);
+            for _ in 0..2 {
+                let error = engine.from_ticket(&ticket).unwrap().wait().unwrap_err().to_string();
+                assert!(error.contains("65536 tickets are alive, which is the most"), "{error}");
+            }
+            say(engine, &to_owner);
+            heard(&to_owner);
+            assert_eq!(value(engine, &engine.from_ticket(&ticket).unwrap()).unwrap(), 4);
+            say(engine, &to_owner);
+            assert!(owner.0.wait().unwrap().success());
+            between.kill();
+        },
+        |engine, link, next| {
+            let ticket = receive(&next).ticket().unwrap();
+            send_ticket(engine, &link, &ticket);
+            until_killed();
+        },
+        |engine, link, before| {
+            let x = engine.zeros(&[LENGTH], DType::I64).unwrap();
+            fill(engine, &x, 4);
+            wait(before.send(&x)).unwrap();
+            let mut tickets: Vec<_> = (0..1 << 16).map(|_| x.ticket().unwrap()).collect();
+            let error = x.ticket().unwrap_err().to_string();
+            assert!(error.contains("65536 tickets are alive"), "{error}");
+            say(engine, &link);
+            heard(&link);
+            tickets.pop();
+            say(engine, &link);
+            heard(&link);
+        },
+    );
+}
+
+#[test]
 fn a_ticket_of_a_process_between_fails_with_that_process_or_once_it_is_dropped() {
     three(
         "passing::a_ticket_of_a_process_between_fails_with_that_process_or_once_it_is_dropped",

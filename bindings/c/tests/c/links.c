@@ -43,7 +43,7 @@ static estafette_tensor *received(estafette_link *link) {
   return tensor;
 }
 
-static void send(estafette_link *link, estafette_tensor *tensor) { OK(estafette_link_send(link, tensor, LIMIT)); }
+static void send(estafette_link *link, estafette_tensor *tensor) { OK(estafette_link_send(link, tensor, 0, LIMIT)); }
 
 /* A word, for which the other process waits by `hear`. */
 static void say(estafette_engine *engine, estafette_link *link) {
@@ -264,7 +264,7 @@ static void the_death_of_an_owner_fails_what_it_had_promised(void) {
   CHECK(value(ready) == 5);
   estafette_tensor *none = 0;
   REFUSED(ESTAFETTE_PEER_DIED, died, estafette_link_receive(of.link, LIMIT, &none));
-  REFUSED(ESTAFETTE_PEER_DIED, died, estafette_link_send(of.link, after, LIMIT));
+  REFUSED(ESTAFETTE_PEER_DIED, died, estafette_link_send(of.link, after, 0, LIMIT));
   CHECK(none == 0);
   OK(estafette_link_close(of.link));
   estafette_tensor_release(ready);
@@ -320,7 +320,7 @@ static void a_link_that_the_other_process_closes(void) {
   char closed[64];
   snprintf(closed, sizeof closed, "process %d closed the link", (int)of.process);
   estafette_tensor *late = numbers(of.engine);
-  REFUSED(ESTAFETTE_CANCELLED, closed, estafette_link_send(of.link, late, LIMIT));
+  REFUSED(ESTAFETTE_CANCELLED, closed, estafette_link_send(of.link, late, 0, LIMIT));
   estafette_tensor_release(late);
   CHECK(estafette_wait(unkept, LIMIT) < 0 && strstr(estafette_last_error(), closed));
   estafette_tensor_release(last);
@@ -449,9 +449,9 @@ static void what_cannot_be_is_refused(void) {
   REFUSED(ESTAFETTE_INVALID, "62 bytes that are no ticket",
           estafette_from_ticket(engine, (const uint8_t[62]){0}, 62, &none));
   REFUSED(ESTAFETTE_INVALID, "bytes is NULL", estafette_from_ticket(engine, 0, 62, &none));
-  REFUSED(ESTAFETTE_INVALID, "link is NULL", estafette_link_send(0, own, 0));
+  REFUSED(ESTAFETTE_INVALID, "link is NULL", estafette_link_send(0, own, 0, 0));
   REFUSED(ESTAFETTE_INVALID, "tensor: this is the handle of an engine",
-          estafette_link_send(of.link, (estafette_tensor *)engine, 0));
+          estafette_link_send(of.link, (estafette_tensor *)engine, 0, 0));
   REFUSED(ESTAFETTE_INVALID, "out is NULL", estafette_link_receive(of.link, 0, 0));
   REFUSED(ESTAFETTE_INVALID, "link: this is the handle of a tensor",
           estafette_link_receive((estafette_link *)own, 0, &none));

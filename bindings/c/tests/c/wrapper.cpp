@@ -261,6 +261,33 @@ static void recordings_are_written() {
 }
 
 // Both ends of a link are in this process: `processes.c` has two.
+static void an_operation_that_is_skipped_calls_on_skip() {
+  Engine engine(1);
+  Tensor x = engine.zeros({1}, F32), y = engine.zeros({1}, F32);
+  std::atomic<int> skipped{0};
+  auto kept = std::make_shared<int>();
+  SubmitOptions how;
+  how.on_skip = [&skipped, kept](const Error &why) {
+    CHECK(why.status() == ESTAFETTE_FAILED && std::string(why.what()).find("no luck") != std::string::npos);
+    skipped++;
+    throw std::runtime_error("dropped");
+  };
+  engine.submit("fails", {}, {x}, [](Completion op) { op.fail("no luck"); });
+  engine.submit("is skipped", {x}, {y}, [kept](Completion) { CHECK(!"it is skipped"); }, how);
+  engine.submit("runs", {}, {x}, [](Completion op) { op.complete(); }, how).wait(LONG);
+  try {
+    y.wait(LONG);
+    CHECK(!"its input has failed");
+  } catch (const Error &error) {
+    CHECK(error.status() == ESTAFETTE_FAILED);
+  }
+  engine.wait_all(LONG);
+  how = {};
+  CHECK(skipped == 1);
+  for (int i = 0; i < 10000 && kept.use_count() > 1; i++) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  CHECK(kept.use_count() == 1);
+}
+
 static void links_and_tickets_carry_tensors() {
   EngineOptions options;
   options.workers = 1;
@@ -287,6 +314,17 @@ static void links_and_tickets_carry_tensors() {
   } catch (const Error &error) {
     CHECK(error.status() == ESTAFETTE_TIMEOUT);
   }
+  std::uint64_t before = engine.stats().copied_for_processes;
+  near.send(x, LONG, Copy::always);
+  far.receive(LONG)->wait(LONG);
+  CHECK(engine.stats().copied_for_processes == before + 4 * sizeof(float));
+  Tensor unshared = Engine(1).zeros({4}, F32);
+  try {
+    near.send(unshared, LONG, Copy::never);
+    CHECK(!"it is not shared");
+  } catch (const Error &error) {
+    CHECK(error.status() == ESTAFETTE_NOT_SHARED);
+  }
   { Link closed = std::move(near); }
   CHECK(!far.receive(LONG));
   std::optional<Ticket> ticket(x.ticket());
@@ -295,6 +333,17 @@ static void links_and_tickets_carry_tensors() {
   once.wait(LONG);
   std::vector<std::uint8_t> bytes = ticket->bytes();
   ticket.reset();
+  TicketOptions elsewhere;
+  elsewhere.copy = Copy::always;
+  x.ticket(elsewhere);
+  elsewhere.reach = "no:port";
+  try {
+    x.ticket(elsewhere);
+    CHECK(!"it is no address, or NIXL is missing");
+  } catch (const Error &error) {
+    CHECK(error.status() == ESTAFETTE_INVALID);
+  }
+  declare_dead("10.0.0.1");
   try {
     engine.from_ticket(bytes).wait(LONG);
     CHECK(!"it was revoked");
@@ -397,6 +446,7 @@ int main() {
   operations_produce_tensors();
   operators_are_called_by_name();
   recordings_are_written();
+  an_operation_that_is_skipped_calls_on_skip();
   links_and_tickets_carry_tensors();
 #ifdef ESTAFETTE_HAS_COROUTINES
   coroutines_await_tensors();

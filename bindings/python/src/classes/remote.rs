@@ -1,16 +1,13 @@
 //! Tensors of other processes: the classes `Door`, `Link` and `Ticket`.
 
-use std::pin::{Pin, pin};
+use std::pin::pin;
 use std::sync::Arc;
-use std::task::{Context, Poll, Waker};
-use std::time::{Duration, Instant};
 
 use estafette::lease::CallSite;
 use estafette::remote::{Address, Door, Link, ShareOptions, Ticket, suggest_nixl};
 use estafette::{Engine, Error, Tensor};
 use estafette_sync::platform::library::file_name;
 use estafette_sync::process::ProcessBound;
-use estafette_sync::sleeper::Sleeper;
 use estafette_sync::sync::Mutex;
 use pyo3::exceptions::{PyStopAsyncIteration, PyStopIteration, PyTimeoutError, PyTypeError};
 use pyo3::prelude::*;
@@ -24,38 +21,16 @@ use crate::classes::tensor::PyTensor;
 use crate::error::{OrRaise, raise};
 use crate::exchange::export::poll_once;
 use crate::interpreter::call_site::traced_line;
+use crate::interpreter::guard;
 use crate::interpreter::once::PyOnce;
-use crate::interpreter::{guard, interrupt};
 
-/// Time between two looks for Ctrl-C.
-const LOOK: Duration = Duration::from_millis(50);
-
-/// Polls until it is ready, the time is up, or a signal handler has raised: then `None`.
-pub fn block_on<T>(mut future: Pin<&mut impl Future<Output = T>>, timeout: Option<Duration>) -> Option<T> {
-    let sleeper = Arc::<Sleeper>::default();
-    let waker = Waker::from(Arc::clone(&sleeper));
-    let deadline = timeout.and_then(|timeout| Instant::now().checked_add(timeout));
-    loop {
-        if let Poll::Ready(output) = future.as_mut().poll(&mut Context::from_waker(&waker)) {
-            return Some(output);
-        }
-        let left = deadline.map(|deadline| deadline.saturating_duration_since(Instant::now()));
-        let has_ended = left.is_some_and(|left| left.is_zero());
-        let is_main = guard::is_known_main();
-        if has_ended || is_main && interrupt::asked() {
-            return None;
-        }
-        let look = is_main.then(|| Instant::now() + LOOK);
-        sleeper.sleep(deadline.into_iter().chain(look).min());
-    }
-}
-
-/// Waits for `future`, which is waiting for `what`.
+/// Waits for `future`, which is waiting for `what`. In a body other threads run operations of the engine meanwhile.
 ///
 /// # Errors
 /// `TimeoutError`; `WouldBlockError` on the thread of an event loop; what a signal handler has raised.
 fn wait<T: Send>(
     py: Python<'_>,
+    engine: &EngineHandle,
     what: &str,
     timeout: Option<f64>,
     future: impl Future<Output = Result<T, Error>> + Send,
@@ -66,11 +41,12 @@ fn wait<T: Send>(
         return output.or_raise(py);
     }
     stopped_loop::check(py, what)?;
-    match guard::detach(py, || block_on(future, timeout)) {
-        Some(output) => output.or_raise(py),
-        None => Err(interrupt::take().unwrap_or_else(|| {
-            PyTimeoutError::new_err(format!("{what} did not come within {:?}", timeout.unwrap_or_default()))
-        })),
+    let engine = engine.engine(py)?;
+    match guard::detach(py, || engine.block_on(future, timeout)) {
+        Err(Error::Timeout(time)) => {
+            Err(PyTimeoutError::new_err(format!("{what} did not come within {time:?}")))
+        }
+        output => output.or_raise(py),
     }
 }
 
@@ -150,7 +126,7 @@ impl PyDoor {
     #[pyo3(signature = (timeout = None))]
     fn accept(&self, py: Python<'_>, timeout: Option<f64>) -> PyResult<PyLink> {
         let (engine, door) = (self.engine.engine(py)?.clone(), self.door.get(py, "door")?);
-        let link = wait(py, "a link", timeout, Self::next(engine, door))?;
+        let link = wait(py, &self.engine, "a link", timeout, Self::next(engine, door))?;
         Ok(PyLink::new(link, &self.engine))
     }
 
@@ -211,7 +187,7 @@ impl PyLink {
         address: &str,
         timeout: Option<f64>,
     ) -> PyResult<Self> {
-        let link = wait(py, "the link", timeout, Self::connected(py, engine, address)?)?;
+        let link = wait(py, engine, "the link", timeout, Self::connected(py, engine, address)?)?;
         Ok(Self::new(link, engine))
     }
 
@@ -267,7 +243,7 @@ impl PyLink {
 
     fn waited(&self, py: Python<'_>, timeout: Option<f64>) -> PyResult<Option<PyTensor>> {
         let what = format!("a tensor of process {}", self.process);
-        let tensor = wait(py, &what, timeout, Self::next(self.get(py)?, traced_line(py)))?;
+        let tensor = wait(py, &self.engine, &what, timeout, Self::next(self.get(py)?, traced_line(py)))?;
         Ok(tensor.map(|tensor| PyTensor::new(tensor, self.engine.clone())))
     }
 
@@ -310,7 +286,7 @@ impl PyLink {
         copy: Option<bool>,
     ) -> PyResult<()> {
         let sent = self.sent(py, tensor, access, copy)?;
-        wait(py, "room in the link", timeout, sent)
+        wait(py, &self.engine, "room in the link", timeout, sent)
     }
 
     /// As `send`, to be awaited.

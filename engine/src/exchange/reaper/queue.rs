@@ -95,16 +95,16 @@ impl Queue {
         self.watch_due || !self.ready.is_empty()
     }
 
-    /// Counts a storage in; the answer is needed to count it out.
-    pub(super) fn enter(&mut self) -> Ticket {
+    /// Counts a storage in; the answer is needed to count it out. `within` is the epoch of the deleter that hands it over, if one does.
+    pub(super) fn enter(&mut self, within: Option<u64>) -> Ticket {
         self.entered += 1;
         self.pending += 1;
         self.peak_pending = self.peak_pending.max(self.pending);
-        match self.epochs.back_mut() {
-            Some(current) => *current += 1,
-            None => self.epochs.push_back(1),
+        if self.epochs.is_empty() {
+            self.epochs.push_back(0);
         }
-        let epoch = self.first_epoch + self.epochs.len() as u64 - 1;
+        let epoch = within.unwrap_or(self.first_epoch + self.epochs.len() as u64 - 1);
+        self.epochs[(epoch - self.first_epoch) as usize] += 1;
         Ticket { epoch, id: self.entered, since: Coarse::now() }
     }
 

@@ -137,6 +137,30 @@ fn work_that_never_ran_gives_its_memory_back_and_a_fault_leaks_it() {
 }
 
 #[test]
+fn a_flush_waits_for_what_the_deleters_that_it_waits_for_hand_over() {
+    static REAPER: OnceLock<Reaper> = OnceLock::new();
+    let reaper = REAPER.get_or_init(Reaper::new);
+    let (inner, inner_entered, inner_leave) = gated();
+    let (leave, may_leave) = mpsc::channel::<()>();
+    let outer = deleter(move || {
+        may_leave.recv().unwrap();
+        reaper.release(FenceSet::default(), inner);
+    });
+    reaper.release(FenceSet::default(), outer);
+    let flush = std::thread::spawn(|| (reaper.flush(LONG), counts(reaper)));
+    // The flush has closed its epoch.
+    while reaper.shared.lock().epochs.len() < 2 {
+        std::thread::yield_now();
+    }
+    leave.send(()).unwrap();
+    inner_entered.recv().unwrap();
+    assert_eq!(reaper.shared.lock().first_epoch, 0, "the epoch is not over");
+    inner_leave.send(()).unwrap();
+    assert_eq!(flush.join().unwrap(), (true, (2, 0, 0)));
+    assert!(reaper.stop(LONG));
+}
+
+#[test]
 fn a_fence_that_nobody_can_observe_keeps_its_memory() {
     let (_completer, pending) = host::promise("pending");
     let cancelled = failed(DeviceErrorKind::Cancelled);
@@ -172,7 +196,7 @@ fn a_dropped_completer_gives_the_memory_back() {
 #[test]
 fn a_callback_that_is_lost_leaks_instead_of_freeing_early() {
     let reaper = Reaper::new();
-    let ticket = reaper.shared.lock().enter();
+    let ticket = reaper.shared.lock().enter(None);
     let storage = ManuallyDrop::new(never_dropped());
     drop(FencedStorage { storage, ticket, what: ReleasedMemory::default(), shared: reaper.shared.clone() });
     assert_eq!(counts(&reaper), (0, 1, 0));

@@ -1,5 +1,6 @@
 //! The threads and what they share with those who hand over. See the [parent](super)'s protocols.
 
+use std::cell::Cell;
 use std::collections::VecDeque;
 use std::mem;
 use std::sync::Arc;
@@ -10,14 +11,19 @@ use estafette_sync::process::Generation;
 use estafette_sync::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use estafette_sync::sync::{Condvar, Mutex, MutexGuard};
 use estafette_sync::time::{Duration, Instant};
-use estafette_sync::{daemon, stack, thread, valgrind};
+use estafette_sync::{daemon, stack, thread, thread_local, valgrind};
 
 use super::super::abi::ManagedTensor;
 use super::super::log_panic::log_panic;
-use super::queue::{Follower, LeaderState, Phase, Queue, Ready};
+use super::queue::{Follower, LeaderState, Phase, Queue, Ready, Ticket};
 use super::slow::{ReleasedMemory, SLOW};
 use super::thread_state::{DeleterThread, Overtaken, Run, Step, Underway};
 use super::{BACKLOG, FenceSet, FencedStorage, NAP, Storage, THREADS_MAX};
+
+thread_local! {
+    /// The deleter that this thread is in: the address of what its reaper shares, and the deleter's epoch.
+    static DELETER: Cell<Option<(usize, u64)>> = const { Cell::new(None) };
+}
 
 pub(super) struct Shared {
     pub(super) generation: Generation,
@@ -86,6 +92,14 @@ impl Shared {
         let mut queue = self.lock();
         queue.watch_due = true;
         self.wake(queue);
+    }
+
+    /// Counts a storage in. What a deleter hands over belongs to the deleter's epoch: a flush that waits for the deleter waits for it too.
+    pub(super) fn enter(&self, queue: &mut Queue) -> Ticket {
+        // A thread that ends is in no deleter.
+        let deleter = DELETER.try_with(Cell::get).ok().flatten();
+        let own = |(reaper, epoch)| (reaper == std::ptr::from_ref(self).addr()).then_some(epoch);
+        queue.enter(deleter.and_then(own))
     }
 
     pub(super) fn push(self: &Arc<Self>, mut queue: MutexGuard<'_, Queue>, ready: Ready) {
@@ -285,7 +299,11 @@ impl Shared {
                 Step::Run(Ready { storage, .. }) if self.abandoned.load(Ordering::Relaxed) => {
                     self.leak(storage)
                 }
-                Step::Run(Ready { storage, .. }) => self.release(storage),
+                Step::Run(Ready { storage, ticket, .. }) => {
+                    DELETER.set(Some((std::ptr::from_ref(self).addr(), ticket.epoch)));
+                    self.release(storage);
+                    DELETER.set(None);
+                }
             }
         }
     }

@@ -29,19 +29,34 @@ fn open_process(process: u32) -> io::Result<Descriptor> {
 }
 
 /// Whether a descriptor may be that of process `process`, or of one that has ended. Of something else the end would never come, or too
-/// early. True where the system does not say.
-pub fn may_be_process(descriptor: &Descriptor, process: u32) -> bool {
+/// early. True where the system does not say; an error where this process lacks what it takes to ask.
+pub fn may_be_process(descriptor: &Descriptor, process: u32) -> io::Result<bool> {
     // As the files of processes number it, which may be those of another namespace.
     let number = |descriptor: &Descriptor| -> io::Result<Option<String>> {
         let about = std::fs::read_to_string(format!("/proc/self/fdinfo/{}", descriptor.as_raw_fd()))?;
         Ok(about.lines().find_map(|line| line.strip_prefix("Pid:")).map(|number| number.trim().to_owned()))
     };
     match number(descriptor) {
-        Err(_) => true,
-        Ok(None) => false,
-        Ok(Some(given)) if given == "-1" || process == 0 => true,
-        Ok(given) => open_process(process).and_then(|known| number(&known)).is_ok_and(|known| known == given),
+        Err(error) if is_shortage(&error) => Err(error),
+        Err(_) => Ok(true),
+        Ok(None) => Ok(false),
+        Ok(Some(given)) if given == "-1" || process == 0 => Ok(true),
+        Ok(given) => match open_process(process).and_then(|known| number(&known)) {
+            Err(error) if is_shortage(&error) => Err(error),
+            known => Ok(known.is_ok_and(|known| known == given)),
+        },
     }
+}
+
+/// Whether a call has failed for want of something that this process or machine has too little of.
+pub fn is_shortage(error: &io::Error) -> bool {
+    let short = [libc::ENOMEM, libc::EMFILE, libc::ENFILE, libc::EAGAIN, libc::ENOBUFS];
+    error.raw_os_error().is_some_and(|code| short.contains(&code))
+}
+
+/// That this process has as many descriptors as it may.
+pub fn too_many_open_files() -> io::Error {
+    io::Error::from_raw_os_error(libc::EMFILE)
 }
 
 /// Gives back what a C library has allocated and given away.

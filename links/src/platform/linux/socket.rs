@@ -7,7 +7,10 @@ use std::mem::{offset_of, size_of, zeroed};
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
 use std::ptr::null_mut;
 
-use super::check;
+use super::{check, too_many_open_files};
+
+/// What comes over a socket.
+pub type Message = (usize, io::Result<Vec<OwnedFd>>);
 
 /// A listening or a connected socket.
 #[derive(Debug)]
@@ -101,8 +104,9 @@ impl Socket {
         check(unsafe { libc::sendmsg(self.raw(), &raw const message, flags) }).map(|_| ())
     }
 
-    /// The next message: its length, and the descriptors in it. `None` if there is none; a length of zero is the end.
-    pub fn receive(&self, bytes: &mut [u8]) -> io::Result<Option<(usize, Vec<OwnedFd>)>> {
+    /// The next message: its length, and the descriptors in it, or why this process did not get them. `None` if there is none; a length of
+    /// zero is the end.
+    pub fn receive(&self, bytes: &mut [u8]) -> io::Result<Option<Message>> {
         let mut control = [0_u64; CONTROL_WORDS];
         let mut part = libc::iovec { iov_base: bytes.as_mut_ptr().cast(), iov_len: bytes.len() };
         let mut message = message(&mut part);
@@ -117,6 +121,7 @@ impl Socket {
             Err(error) if error.kind() == io::ErrorKind::ConnectionReset => 0,
             Err(error) => return Err(error),
         };
+        let is_cut = message.msg_flags & libc::MSG_CTRUNC != 0;
         let mut descriptors = Vec::new();
         // SAFETY: the kernel has filled in whole headers, with descriptors that are new and belong to nothing else.
         unsafe {
@@ -131,7 +136,9 @@ impl Socket {
                 header = libc::CMSG_NXTHDR(&raw const message, header);
             }
         }
-        Ok(Some((length, descriptors)))
+        // There is space for more of them, so the kernel has dropped those that this process has no room for.
+        let is_short = is_cut && descriptors.len() <= DESCRIPTORS_MAX;
+        Ok(Some((length, if is_short { Err(too_many_open_files()) } else { Ok(descriptors) })))
     }
 
     /// What [`Poll`](super::Poll) waits for.

@@ -23,6 +23,7 @@ use estafette_report::perfetto;
 use futures::executor::block_on;
 use tests::foreign::{self, Deleted};
 
+use crate::elsewhere::{Owner, VALUE};
 use crate::interposed;
 
 /// Longer than anything here takes; what takes longer is lost.
@@ -126,6 +127,7 @@ fn twice<T, E: std::error::Error>(
 pub fn run(folder: &Path) -> ExitCode {
     let account = Account::default();
     let deleted = Deleted::default();
+    let owner = (!is_clock_failing()).then(Owner::start);
     interposed::arm(true);
     let recorder = account.ok(
         "open a recording",
@@ -135,6 +137,7 @@ pub fn run(folder: &Path) -> ExitCode {
     let workers = |count: usize| move || Engine::builder().workers(count).watchdog(LONG).build();
     if let Some(engine) = twice(&account, "start an engine", workers(2)) {
         imported += with_workers(&account, &engine, &deleted);
+        owner.iter().for_each(|owner| elsewhere(&account, &engine, owner));
         imported += on_a_device(&account, &deleted);
         if !is_clock_failing() {
             imported += behind_a_silent_fence(&account, &engine, &deleted);
@@ -249,6 +252,32 @@ fn with_workers(account: &Account, engine: &Engine, deleted: &Deleted) -> usize 
     drop((zeros, tensors));
     let _ = (engine.diagnose(), engine.activity(), engine.stats());
     imported
+}
+
+/// Tensors of another process: what fails once works the second time.
+fn elsewhere(account: &Account, engine: &Engine, owner: &Owner) {
+    let check = |x: Tensor| {
+        x.wait_timeout(LONG)?;
+        if x.to_vec::<i64>()? != [VALUE] {
+            account.lost("what another process has written");
+        }
+        Ok::<_, Error>(())
+    };
+    let redeemed = twice(account, "use a ticket", || check(engine.from_ticket(&owner.ticket)?));
+    let received = twice(account, "receive", || {
+        let link = engine.block_on(engine.connect(&owner.address), Some(LONG))?;
+        match engine.block_on(link.receive(), Some(LONG))? {
+            Some(x) => check(x),
+            None => {
+                account.lost("a tensor of another process");
+                Ok(())
+            }
+        }
+    });
+    let fails_once = std::env::var_os("FAILING_ALL").is_none();
+    if fails_once && (redeemed.is_none() || received.is_none()) {
+        account.lost("a second try");
+    }
 }
 
 /// Operations that wait for others inside of them, so that spare workers start.

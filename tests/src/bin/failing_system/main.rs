@@ -16,6 +16,7 @@
 //! output. Python's program needs an interpreter with the package, in `FAILING_PYTHON`, and is left out
 //! without.
 
+mod elsewhere;
 mod everything;
 mod interposed;
 mod language;
@@ -73,7 +74,7 @@ const SWEEPS: &[Sweep] = &[
     once(Rust, "membarrier", libc::EPERM),
     Sweep { all: true, ends_with: NO_BARRIER, ..once(Rust, "membarrier", libc::ENOSYS) },
     Sweep { ends_with: NO_STACK, ..once(Rust, "mmap", libc::ENOMEM) },
-    once(Rust, "open", libc::EMFILE),
+    once(Rust, "descriptor", libc::EMFILE),
     once(Rust, "write", libc::ENOSPC),
     Sweep { ends_with: NO_MEMORY, ..once(Rust, "malloc", libc::ENOMEM) },
     Sweep { ends_with: &["panicked at"], ..once(Rust, "clock_gettime", libc::EINVAL) },
@@ -104,6 +105,9 @@ fn main() -> ExitCode {
         && mode == "--child"
     {
         return everything::run(Path::new(folder));
+    }
+    if arguments == ["--owner"] {
+        return elsewhere::run();
     }
     let folder = std::env::temp_dir().join(format!("estafette-failing-system-{}", std::process::id()));
     std::fs::create_dir_all(&folder).expect("a folder for the recordings");

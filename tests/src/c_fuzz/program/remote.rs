@@ -111,12 +111,23 @@ impl Program {
         if pair.in_flight >= HELD_MAX {
             return None;
         }
-        let got = estafette_link_send(pair.near, tensor, SHORT_NS * bytes.below(2) as u64);
-        allowed(got, &SHOWN, "send");
-        pair.in_flight += usize::from(got == status::ESTAFETTE_OK);
-        expect(estafette_link_send(pair.near, ptr::null(), 0), status::ESTAFETTE_INVALID, "send nothing");
+        let how = bytes.below(4);
+        let timeout_ns = SHORT_NS * (how % 2) as u64;
+        let mut options = estafette_send_options { size: 8, copy: 2 };
         let strange = ptr::without_provenance(usize::from(bytes.byte()) << 33);
-        expect(estafette_link_send(strange, tensor, 0), status::ESTAFETTE_INVALID, "send by no link");
+        // SAFETY: as the interface wants it, or wrong in a way that it promises to see.
+        unsafe {
+            let send = |link, tensor, options| estafette_link_send(link, tensor, options, timeout_ns);
+            let got = send(pair.near, tensor, &raw const options);
+            expect(got, status::ESTAFETTE_INVALID, "a copy of another kind");
+            options.copy = how as i32 / 2;
+            let got = send(pair.near, tensor, &raw const options);
+            allowed(got, &SHOWN, "send");
+            pair.in_flight += usize::from(got == status::ESTAFETTE_OK);
+            let got = send(pair.near, ptr::null(), ptr::null());
+            expect(got, status::ESTAFETTE_INVALID, "send nothing");
+            expect(send(strange, tensor, ptr::null()), status::ESTAFETTE_INVALID, "send by no link");
+        }
         Some(())
     }
 
@@ -175,7 +186,8 @@ impl Program {
             assert!(out.is_null(), "more than was sent");
             let tensor = pick(&self.tensors, bytes);
             if let Some(tensor) = tensor {
-                let got = estafette_link_send(pair.far, tensor, LONG_NS);
+                // SAFETY: no options.
+                let got = unsafe { estafette_link_send(pair.far, tensor, ptr::null(), LONG_NS) };
                 allowed(got, &[&SHOWN[1..], &[status::ESTAFETTE_CANCELLED]].concat(), "send to no end");
             }
             expect(estafette_link_close(pair.far), status::ESTAFETTE_OK, "close the far end");
@@ -195,12 +207,21 @@ impl Program {
             return None;
         }
         let mut out = ptr::null_mut();
-        let mut options = estafette_ticket_options { size: 12, once: 2, copy: 0 };
+        let mut options = estafette_ticket_options {
+            size: size_of::<estafette_ticket_options>() as u32,
+            once: 2,
+            copy: 0,
+            reach: c"a:b".as_ptr(),
+            deadline_ns: 0,
+        };
         // SAFETY: as the interface wants it, or wrong in a way that it promises to see.
         let got = unsafe {
             let got = estafette_ticket_create(tensor, &raw const options, &raw mut out);
             expect(got, status::ESTAFETTE_INVALID, "neither once nor often");
             options.once = 0;
+            let got = estafette_ticket_create(tensor, &raw const options, &raw mut out);
+            expect(got, status::ESTAFETTE_INVALID, "no address of this machine, or no NIXL");
+            options.reach = ptr::null();
             let with = if bytes.one_in(2) { &raw const options } else { ptr::null() };
             estafette_ticket_create(tensor, with, &raw mut out)
         };
@@ -249,6 +270,11 @@ impl Program {
         expect(estafette_ticket_revoke(ticket), status::ESTAFETTE_OK, "revoke");
         expect(estafette_ticket_revoke(ticket), status::ESTAFETTE_INVALID, "revoke twice");
         expect(estafette_ticket_revoke(ptr::null_mut()), status::ESTAFETTE_OK, "revoke nothing");
+        // SAFETY: a text, or nothing.
+        unsafe {
+            expect(estafette_declare_dead(ptr::null(), 0), status::ESTAFETTE_INVALID, "nothing is dead");
+            expect(estafette_declare_dead(c"10.0.0.1".as_ptr(), 7), status::ESTAFETTE_OK, "declare dead");
+        }
         Some(())
     }
 

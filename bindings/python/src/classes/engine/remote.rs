@@ -1,17 +1,14 @@
 //! Tensors of other processes: `door`, `connect`, `from_ticket`.
 
-use std::pin::pin;
-
-use pyo3::exceptions::PyTimeoutError;
 use pyo3::prelude::*;
 
 use super::PyEngine;
 use crate::asyncio::awaiting::Awaiter;
-use crate::classes::remote::{PyDoor, PyLink, block_on, parse_ticket};
+use crate::classes::remote::{PyDoor, PyLink, parse_ticket};
 use crate::classes::tensor::PyTensor;
 use crate::error::OrRaise;
 use crate::interpreter::call_site::traced_line;
-use crate::interpreter::{guard, interrupt};
+use crate::interpreter::guard;
 
 #[pymethods]
 impl PyEngine {
@@ -68,10 +65,14 @@ pub fn from_tickets(
         held.push(kept);
     }
     // The answers come at once, so that no event loop stands still.
-    let all =
-        guard::detach(py, || held.iter().try_for_each(|kept| block_on(pin!(kept.settled()), None).map(drop)));
-    match all {
-        Some(()) => Ok(tensors.into_iter().map(|tensor| engine.wrap(tensor)).collect()),
-        None => Err(interrupt::take().unwrap_or_else(|| PyTimeoutError::new_err("interrupted"))),
-    }
+    let all = async {
+        for kept in &held {
+            // How it settled is a matter of the tensor.
+            let _ = kept.settled().await;
+        }
+        Ok(())
+    };
+    let waiting = engine.engine(py)?;
+    guard::detach(py, || waiting.block_on(all, None)).or_raise(py)?;
+    Ok(tensors.into_iter().map(|tensor| engine.wrap(tensor)).collect())
 }

@@ -1,0 +1,81 @@
+//! A consumer that lacks descriptors or address space while memory is shown to it.
+
+use super::support::limit;
+use super::*;
+
+/// Larger than what the consumer has of address space.
+const LARGE: i64 = 4 << 20;
+
+/// Gives this process no more than it has.
+fn run_short(what: libc::__rlimit_resource_t) -> u64 {
+    if what == libc::RLIMIT_NOFILE {
+        return limit(what, 3);
+    }
+    let statm = std::fs::read_to_string("/proc/self/statm").expect("a file of the kernel's");
+    let pages: u64 = statm.split(' ').next().and_then(|word| word.parse().ok()).expect("a count");
+    limit(what, pages * 4096 + (8 << 20))
+}
+
+fn names_the_shortage(error: &Error, shortage: &str) {
+    let error = error.to_string();
+    assert!(error.contains(shortage) && !error.contains("protocol"), "{error}");
+}
+
+#[test]
+fn a_consumer_that_runs_short_says_so_and_its_links_go_on() {
+    let shortages =
+        [(libc::RLIMIT_NOFILE, "Too many open files"), (libc::RLIMIT_AS, "Cannot allocate memory")];
+    two(
+        "shortage::a_consumer_that_runs_short_says_so_and_its_links_go_on",
+        |peer, engine, link| {
+            // The consumer has a link to the door for tickets before it runs short.
+            let first = engine.zeros(&[LENGTH], DType::I64).unwrap();
+            let first = first.ticket().unwrap();
+            send_ticket(engine, &link, &first);
+            for round in 0..2 {
+                // Each has a segment of its own, which the consumer has not seen.
+                let [x, y] = [0, 1].map(|at| {
+                    let tensor = engine.zeros_shared_for_writing(&[LARGE], DType::I64).unwrap();
+                    fill(engine, &tensor, 10 * round + at);
+                    tensor
+                });
+                let ticket = y.ticket().unwrap();
+                send_ticket(engine, &link, &ticket);
+                heard(&link);
+                wait(link.send(&x)).unwrap();
+                wait(link.send(&x)).unwrap();
+                heard(&link);
+                wait(link.send(&x)).unwrap();
+                heard(&link);
+                // Nothing of what failed is held.
+                fill(engine, &x, 7);
+                assert_eq!(value(engine, &x).unwrap(), 7);
+            }
+            drop(link);
+            assert!(peer.0.wait().unwrap().success());
+        },
+        |engine, link| {
+            engine.from_ticket(&receive_ticket(&link)).unwrap().wait().unwrap();
+            // From now on there is shared memory, which words are made in.
+            let _word = engine.zeros(&[1], DType::I64).unwrap();
+            for (round, (what, shortage)) in shortages.into_iter().enumerate() {
+                let ticket = receive_ticket(&link);
+                let before = run_short(what);
+                say(engine, &link);
+                for _ in 0..2 {
+                    names_the_shortage(&wait(link.receive()).unwrap_err(), shortage);
+                    names_the_shortage(&engine.from_ticket(&ticket).unwrap().wait().unwrap_err(), shortage);
+                }
+                limit(what, before);
+                say(engine, &link);
+                let x = receive(&link);
+                let y = engine.from_ticket(&ticket).unwrap();
+                let round = 10 * round as i64;
+                assert_eq!([&x, &y].map(|tensor| value(engine, tensor).unwrap()), [round, round + 1]);
+                drop((x, y));
+                say(engine, &link);
+            }
+            assert!(wait(link.receive()).unwrap().is_none());
+        },
+    );
+}
