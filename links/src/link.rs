@@ -7,7 +7,7 @@ use std::io::ErrorKind;
 use std::sync::Arc;
 use std::task::Poll;
 
-use estafette_devices::{DeviceError, Event, Fence, FenceState, Outcome, Reactor};
+use estafette_devices::{DeviceError, Event, Fence, FenceState, Identity, Outcome, Reactor, SharedSegment};
 use estafette_sync::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
 use estafette_sync::sync::{Mutex, OnceLock};
 
@@ -20,7 +20,7 @@ use crate::life::Line;
 use crate::mailbox::{Futures, register, wake};
 use crate::platform::{Descriptor, Memory, Socket};
 use crate::ring::{NOTE_BYTES, Nonsense, Reader, Writer};
-use crate::{LinkError, PeerSegment, Segment};
+use crate::{LinkError, PeerDeviceSegment, PeerSegment, Seen, Segment};
 
 /// What is known of the peer, as bits: it sends and settles nothing more.
 const FATE_CLOSING: u32 = 1;
@@ -39,8 +39,14 @@ const BELL: u8 = 1;
 const SEGMENT: u8 = 2;
 /// As [`SEGMENT`], for writing.
 const WRITABLE: u8 = 3;
-/// Segments that one peer may show.
+/// Memory of a device: its number and its length follow, and what processes know the device by. A descriptor comes with it.
+const DEVICE: u8 = 4;
+/// A segment that is over: its number follows.
+const OVER: u8 = 5;
+/// Segments that one peer may show at a time.
 const SEGMENTS_MAX: usize = 1024;
+/// Bytes of the longest message on the socket.
+const MESSAGE_BYTES: usize = 36;
 
 /// Messages that one look at the socket takes.
 const DRAINED_MAX: usize = 64;
@@ -81,9 +87,16 @@ pub(crate) struct Shared {
     in_use: AtomicUsize,
     /// The handle was dropped.
     is_closed: AtomicBool,
-    /// By the number of the segment, and whether it was shown for writing.
-    shown: Mutex<HashMap<(u64, bool), u32>>,
-    seen: Mutex<HashMap<u32, Arc<PeerSegment>>>,
+    shown: Mutex<Shown>,
+    seen: Mutex<HashMap<u32, Seen>>,
+}
+
+/// What the peer was shown.
+#[derive(Default)]
+struct Shown {
+    /// By the number of the segment, and the kind of the message.
+    numbers: HashMap<(u64, u8), u32>,
+    next: u32,
 }
 
 /// What was sent and is not over.
@@ -377,8 +390,10 @@ impl Shared {
 
     /// Takes messages from the socket: up to the first ring on the link thread, which comes back if there is more. True at its end.
     pub(crate) fn drain(&self, is_link_thread: bool) -> bool {
+        // Dropped after the lock.
+        let mut over = Vec::new();
         let mut seen = self.seen.lock();
-        let mut bytes = [0; 16];
+        let mut bytes = [0; MESSAGE_BYTES];
         for _ in 0..DRAINED_MAX {
             let (length, descriptors) = match self.channel.socket.receive(&mut bytes) {
                 Ok(Some((0, _))) | Err(_) => return true,
@@ -391,7 +406,13 @@ impl Shared {
                     self.hub.attend_soon(self.token);
                     continue;
                 }
-                (SEGMENT | WRITABLE, 16, [descriptor]) => see(&mut seen, &bytes, descriptor).err(),
+                (SEGMENT | WRITABLE, 16, [_]) | (DEVICE, MESSAGE_BYTES, [_]) => {
+                    see(&mut seen, &bytes, descriptors).err()
+                }
+                (OVER, 8, []) => {
+                    over.extend(seen.remove(&number(&bytes)));
+                    None
+                }
                 _ => Some(Nonsense("an unknown message")),
             };
             if let Some(nonsense) = nonsense {
@@ -402,22 +423,34 @@ impl Shared {
     }
 }
 
-/// Maps a segment that the peer shows.
+/// What a segment is called in a message.
+fn number(message: &[u8; MESSAGE_BYTES]) -> u32 {
+    u32::from_le_bytes(*message[4..8].as_array().expect("four bytes"))
+}
+
+/// Maps a segment that the peer shows; memory of a device when it is used.
 fn see(
-    seen: &mut HashMap<u32, Arc<PeerSegment>>,
-    message: &[u8; 16],
-    descriptor: &Descriptor,
+    seen: &mut HashMap<u32, Seen>,
+    message: &[u8; MESSAGE_BYTES],
+    descriptors: Vec<Descriptor>,
 ) -> Result<(), Nonsense> {
-    let number = u32::from_le_bytes(*message[4..8].as_array().expect("four bytes"));
-    let bytes = u64::from_le_bytes(*message[8..].as_array().expect("eight bytes"));
+    let number = number(message);
+    let bytes = u64::from_le_bytes(*message[8..16].as_array().expect("eight bytes"));
     let bytes = usize::try_from(bytes).map_err(|_| Nonsense("a segment without end"))?;
     if seen.len() >= SEGMENTS_MAX || seen.contains_key(&number) {
         return Err(Nonsense("a segment too many"));
     }
-    let is_writable = message[0] == WRITABLE;
-    let memory =
-        Memory::open(descriptor, bytes, is_writable).map_err(|_| Nonsense("a segment that is none"))?;
-    seen.insert(number, Arc::new(PeerSegment { memory, is_writable }));
+    let descriptor = descriptors.into_iter().next().expect("one came with it");
+    let segment = if message[0] == DEVICE {
+        let identity: Identity = *message[16..].as_array().expect("twenty bytes");
+        Seen::Device(Arc::new(PeerDeviceSegment { descriptor, bytes, identity, opened: OnceLock::new() }))
+    } else {
+        let is_writable = message[0] == WRITABLE;
+        let memory = Memory::open(&descriptor, bytes, is_writable)
+            .map_err(|_| Nonsense("a segment that is none"))?;
+        Seen::Host(Arc::new(PeerSegment { memory, is_writable }))
+    };
+    seen.insert(number, segment);
     Ok(())
 }
 
@@ -584,24 +617,57 @@ impl Link {
     }
 
     fn show_as(&self, segment: &Segment, for_writing: bool) -> Result<u32, LinkError> {
+        let kind = if for_writing { WRITABLE } else { SEGMENT };
+        self.pass((segment.number(), kind), segment.bytes(), &[], segment.descriptor()).map(|(number, _)| number)
+    }
+
+    /// As [`show`](Self::show), of memory of a device. Once this process lets go of the memory, the peer does.
+    ///
+    /// # Errors
+    /// As `show`.
+    pub fn show_device(&self, segment: &SharedSegment) -> Result<u32, LinkError> {
+        let key = (segment.number(), DEVICE);
+        let bytes = segment.memory().len();
+        let (number, is_new) = self.pass(key, bytes, segment.identity(), segment.descriptor())?;
+        if is_new {
+            let shared = Arc::downgrade(&self.shared);
+            Reactor::global().when_settled([segment.ended()], move |_| {
+                let Some(shared) = shared.upgrade() else { return };
+                shared.shown.lock().numbers.remove(&key);
+                let mut message = [OVER; 8];
+                message[4..].copy_from_slice(&number.to_le_bytes());
+                // Where this does not get through, the peer lets go at the end of the link.
+                let _ = shared.channel.socket.send(&message, &[]);
+            });
+        }
+        Ok(number)
+    }
+
+    /// Passes a segment to the peer, and returns its number and whether it is new.
+    fn pass(
+        &self,
+        key: (u64, u8),
+        bytes: usize,
+        more: &[u8],
+        descriptor: &Descriptor,
+    ) -> Result<(u32, bool), LinkError> {
         let shared = &self.shared;
         shared.check()?;
         let mut shown = shared.shown.lock();
-        if let Some(number) = shown.get(&(segment.number(), for_writing)) {
-            return Ok(*number);
+        if let Some(number) = shown.numbers.get(&key) {
+            return Ok((*number, false));
         }
-        if shown.len() >= SEGMENTS_MAX {
+        if shown.numbers.len() >= SEGMENTS_MAX {
             return Err(LinkError::Invalid(format!("more than {SEGMENTS_MAX} segments on one link")));
         }
-        let number = shown.len() as u32;
-        let mut message = [if for_writing { WRITABLE } else { SEGMENT }; 16];
-        message[4..8].copy_from_slice(&number.to_le_bytes());
-        message[8..].copy_from_slice(&(segment.bytes() as u64).to_le_bytes());
-        match shared.channel.socket.send(&message, &[segment.descriptor()]) {
+        let number = shown.next;
+        let message = [&[key.1; 4], &number.to_le_bytes()[..], &(bytes as u64).to_le_bytes(), more].concat();
+        match shared.channel.socket.send(&message, &[descriptor]) {
             Ok(()) => {
                 step!("segment");
-                shown.insert((segment.number(), for_writing), number);
-                Ok(number)
+                shown.numbers.insert(key, number);
+                shown.next += 1;
+                Ok((number, true))
             }
             Err(error) => Err(match error.kind() {
                 ErrorKind::WouldBlock => LinkError::Full { process: self.process() },
@@ -619,7 +685,7 @@ impl Link {
     ///
     /// # Errors
     /// The peer has shown none under this number.
-    pub fn segment(&self, number: u32) -> Result<Arc<PeerSegment>, LinkError> {
+    pub fn segment(&self, number: u32) -> Result<Seen, LinkError> {
         let known = || self.shared.seen.lock().get(&number).cloned();
         if let Some(segment) = known() {
             return Ok(segment);
