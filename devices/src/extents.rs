@@ -41,7 +41,8 @@ impl<S: Span> Extent<S> {
         let start = self.span.start();
         let fits = |(offset, length): (&usize, &usize)| {
             let begin = (start + offset).next_multiple_of(align) - start;
-            (begin + bytes <= offset + length).then_some((*offset, *length, begin))
+            let end = begin.checked_add(bytes)?;
+            (end <= offset + length).then_some((*offset, *length, begin))
         };
         let (offset, length, begin) = self.free.iter().find_map(fits)?;
         self.free.remove(&offset);

@@ -446,8 +446,8 @@ fn see(
         Seen::Device(Arc::new(PeerDeviceSegment { descriptor, bytes, identity, opened: OnceLock::new() }))
     } else {
         let is_writable = message[0] == WRITABLE;
-        let memory = Memory::open(&descriptor, bytes, is_writable)
-            .map_err(|_| Nonsense("a segment that is none"))?;
+        let memory =
+            Memory::open(&descriptor, bytes, is_writable).map_err(|_| Nonsense("a segment that is none"))?;
         Seen::Host(Arc::new(PeerSegment { memory, is_writable }))
     };
     seen.insert(number, segment);
@@ -618,7 +618,8 @@ impl Link {
 
     fn show_as(&self, segment: &Segment, for_writing: bool) -> Result<u32, LinkError> {
         let kind = if for_writing { WRITABLE } else { SEGMENT };
-        self.pass((segment.number(), kind), segment.bytes(), &[], segment.descriptor()).map(|(number, _)| number)
+        self.pass((segment.number(), kind), segment.bytes(), &[], segment.descriptor())
+            .map(|(number, _)| number)
     }
 
     /// As [`show`](Self::show), of memory of a device. Once this process lets go of the memory, the peer does.

@@ -89,6 +89,16 @@ pub struct PeerSegment {
     pub(crate) is_writable: bool,
 }
 
+impl Seen {
+    /// Host memory, if it is that.
+    pub fn host(self) -> Option<Arc<PeerSegment>> {
+        match self {
+            Self::Host(segment) => Some(segment),
+            Self::Device(_) => None,
+        }
+    }
+}
+
 impl PeerSegment {
     /// Whether it is mapped for writing.
     pub fn is_writable(&self) -> bool {

@@ -80,7 +80,16 @@ impl CudaDevice {
             let shared = uuid.and_then(|uuid| Shared::new(&context, uuid));
             let default_queue = CudaQueue::own(&context)?;
             let peers = Peers::new(count);
-            Ok(Self { context, pool, shared, name, memory_bytes, managed_is_concurrent, default_queue, peers })
+            Ok(Self {
+                context,
+                pool,
+                shared,
+                name,
+                memory_bytes,
+                managed_is_concurrent,
+                default_queue,
+                peers,
+            })
         };
         opened().inspect_err(|_| {
             // SAFETY: gives back what was retained above.

@@ -27,8 +27,7 @@ use cudarc::driver::sys::{
 use estafette_sync::sync::Mutex;
 
 use crate::{
-    Allocation, Descriptor, DeviceError, DeviceErrorKind, Extents, Identity, SharedMemory,
-    SharedSegment,
+    Allocation, Descriptor, DeviceError, DeviceErrorKind, Extents, Identity, SharedMemory, SharedSegment,
 };
 
 use super::context::Context;
@@ -89,9 +88,8 @@ impl Shared {
         let (properties, least) =
             (properties(context), CUmemAllocationGranularity_flags::CU_MEM_ALLOC_GRANULARITY_MINIMUM);
         // SAFETY: reads the properties, and writes one number.
-        let code = unsafe {
-            (context.api.block_granularity?)(&raw mut granularity, &raw const properties, least)
-        };
+        let code =
+            unsafe { (context.api.block_granularity?)(&raw mut granularity, &raw const properties, least) };
         let mut identity = [0; 20];
         identity[..4].copy_from_slice(&context.id.device_type.0.to_le_bytes());
         identity[4..].copy_from_slice(&uuid);
@@ -106,7 +104,8 @@ impl Shared {
     }
 
     fn segment(&self, bytes: usize) -> Result<SharedSegment, DeviceError> {
-        let too_many = || DeviceError::new(DeviceErrorKind::OutOfMemory, format!("{bytes} bytes are too many"));
+        let too_many =
+            || DeviceError::new(DeviceErrorKind::OutOfMemory, format!("{bytes} bytes are too many"));
         let bytes = bytes.checked_next_multiple_of(self.granularity).ok_or_else(too_many)?;
         let (mut block, mut number): (u64, c_int) = (0, -1);
         let _current = self.context.make_current_relaxed()?;
@@ -117,7 +116,8 @@ impl Shared {
         self.context.check(code, &what)?;
         let block = Block { calls: self.calls, handle: block };
         // SAFETY: writes one descriptor, which is ours.
-        let code = unsafe { (self.calls.block_export)((&raw mut number).cast(), block.handle, DESCRIPTOR, 0) };
+        let code =
+            unsafe { (self.calls.block_export)((&raw mut number).cast(), block.handle, DESCRIPTOR, 0) };
         self.context.check(code, &what)?;
         let descriptor = own(number).map_err(|error| {
             DeviceError::new(DeviceErrorKind::Other, format!("{what}: no descriptor: {error}"))
@@ -169,8 +169,7 @@ impl Shared {
             devices.iter().map(|device| CUmemAccessDesc { location: at(*device), flags }).collect();
         let start = memory.ptr().as_ptr().expose_provenance() as CUdeviceptr;
         // SAFETY: a whole mapping; as many descriptions.
-        let code =
-            unsafe { (self.calls.range_access)(start, memory.len(), access.as_ptr(), access.len()) };
+        let code = unsafe { (self.calls.range_access)(start, memory.len(), access.as_ptr(), access.len()) };
         driver::check(self.context.api, code, "cannot use memory that crosses processes")
     }
 
@@ -199,7 +198,8 @@ impl SharedMemory for Shared {
         }
         let extents = Arc::clone(&self.extents);
         let (segment, offset) = extents.lock().take(bytes, align, |bytes| self.segment(bytes))?;
-        let start = NonNull::new(segment.memory().ptr().as_ptr().wrapping_add(offset)).expect("inside of a segment");
+        let start =
+            NonNull::new(segment.memory().ptr().as_ptr().wrapping_add(offset)).expect("inside of a segment");
         let release = move |_, _| {
             // In a forked child the segments are the parent's.
             if !is_driver_gone() {
@@ -222,7 +222,8 @@ impl SharedMemory for Shared {
         let number = ptr::without_provenance_mut(raw(descriptor) as usize);
         // What another process sent may be anything, and an error of it is no fault of the device.
         let refused = |error: DeviceError| {
-            let message = format!("cannot open memory of another process on {}: {}", self.context.id, error.message());
+            let message =
+                format!("cannot open memory of another process on {}: {}", self.context.id, error.message());
             DeviceError::new(DeviceErrorKind::Invalid, message)
         };
         // SAFETY: writes one handle. The driver says what is no descriptor of such memory.
@@ -231,7 +232,9 @@ impl SharedMemory for Shared {
         let block = Block { calls: self.calls, handle: block };
         let memory = self.map(&block, bytes).map_err(refused)?;
         let own = [self.context.id.device_id];
-        self.allow(&memory, &own, READ).or_else(|_| self.allow(&memory, &own, READ_WRITE)).map_err(refused)?;
+        self.allow(&memory, &own, READ)
+            .or_else(|_| self.allow(&memory, &own, READ_WRITE))
+            .map_err(refused)?;
         Ok(memory)
     }
 }
