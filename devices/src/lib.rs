@@ -80,6 +80,6 @@ pub use self::{
     },
     queue::{LaunchGraph, Order, Queue, QueueId, Recorded},
     reactor::{AsFence, Reactor},
-    shared_memory::{Descriptor, Identity, SharedMemory, SharedSegment},
+    shared_memory::{Descriptor, Identity, SharedMemory, SharedSegment, Viewer},
     timing::{ClockBracket, DeviceSpan, Timing, host_now_ns},
 };

@@ -1,14 +1,14 @@
 //! Memory of devices that other processes can have without a copy.
 
 use std::fmt;
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 
 use estafette_sync::statics;
+use estafette_sync::sync::Mutex;
 use estafette_sync::sync::atomic::{AtomicU64, Ordering};
 
 use crate::extents::Span;
-use crate::host::{self, Completer};
-use crate::{Allocation, DeviceError, Fence};
+use crate::{Allocation, DeviceError};
 
 /// Something of the kernel's that crosses to other processes. It is closed on drop.
 #[cfg(unix)]
@@ -55,16 +55,20 @@ pub struct SharedSegment {
     memory: Allocation,
     identity: Identity,
     descriptor: Descriptor,
-    ended: Fence,
-    end: Option<Completer>,
+    viewers: Mutex<Vec<Weak<dyn Viewer>>>,
+}
+
+/// Who has shown a segment to another process.
+pub trait Viewer: Send + Sync {
+    /// This process lets go of the segment with that number, and others should, too. It must not block.
+    fn is_over(&self, number: u64);
 }
 
 impl SharedSegment {
     /// A segment of a device with that identity; `descriptor` is how others open it.
     pub fn new(memory: Allocation, identity: Identity, descriptor: Descriptor) -> Self {
-        let (end, ended) = host::promise("the end of a segment");
         let number = NEXT.fetch_add(1, Ordering::Relaxed);
-        Self { number, memory, identity, descriptor, ended, end: Some(end) }
+        Self { number, memory, identity, descriptor, viewers: Mutex::default() }
     }
 
     /// A number that no other segment of devices has in this process.
@@ -87,9 +91,11 @@ impl SharedSegment {
         &self.descriptor
     }
 
-    /// Done when this process has let go of it, so that others should, too.
-    pub fn ended(&self) -> &Fence {
-        &self.ended
+    /// Tells `viewer` of the end.
+    pub fn at_end(&self, viewer: Weak<dyn Viewer>) {
+        let mut viewers = self.viewers.lock();
+        viewers.retain(|viewer| viewer.strong_count() > 0);
+        viewers.push(viewer);
     }
 }
 
@@ -108,9 +114,8 @@ impl Span for SharedSegment {
 
 impl Drop for SharedSegment {
     fn drop(&mut self) {
-        if let Some(end) = self.end.take() {
-            end.complete();
-        }
+        let viewers = std::mem::take(&mut *self.viewers.lock());
+        viewers.iter().filter_map(Weak::upgrade).for_each(|viewer| viewer.is_over(self.number));
     }
 }
 

@@ -7,7 +7,9 @@ use std::io::ErrorKind;
 use std::sync::Arc;
 use std::task::Poll;
 
-use estafette_devices::{DeviceError, Event, Fence, FenceState, Identity, Outcome, Reactor, SharedSegment};
+use estafette_devices::{
+    DeviceError, Event, Fence, FenceState, Identity, Outcome, Reactor, SharedSegment, Viewer,
+};
 use estafette_sync::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
 use estafette_sync::sync::{Mutex, OnceLock};
 
@@ -454,6 +456,17 @@ fn see(
     Ok(())
 }
 
+impl Viewer for Shared {
+    fn is_over(&self, segment: u64) {
+        let number = self.shown.lock().numbers.remove(&(segment, DEVICE));
+        if let Some(number) = number.filter(|_| self.hub.generation.is_current()) {
+            let message = [[OVER; 4], number.to_le_bytes()].concat();
+            // Where this does not get through, the peer lets go at the end of the link.
+            let _ = self.channel.socket.send(&message, &[]);
+        }
+    }
+}
+
 impl fmt::Debug for Shared {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Link")
@@ -631,15 +644,8 @@ impl Link {
         let bytes = segment.memory().len();
         let (number, is_new) = self.pass(key, bytes, segment.identity(), segment.descriptor())?;
         if is_new {
-            let shared = Arc::downgrade(&self.shared);
-            Reactor::global().when_settled([segment.ended()], move |_| {
-                let Some(shared) = shared.upgrade() else { return };
-                shared.shown.lock().numbers.remove(&key);
-                let mut message = [OVER; 8];
-                message[4..].copy_from_slice(&number.to_le_bytes());
-                // Where this does not get through, the peer lets go at the end of the link.
-                let _ = shared.channel.socket.send(&message, &[]);
-            });
+            let viewer: Arc<dyn Viewer> = self.shared.clone();
+            segment.at_end(Arc::downgrade(&viewer));
         }
         Ok(number)
     }

@@ -7,7 +7,8 @@ use std::thread;
 
 use cudarc::driver::sys;
 use estafette_devices::cuda::CudaDevice;
-use estafette_devices::{DLDevice, Device, DeviceErrorKind, DeviceType, table};
+use estafette_devices::{DLDevice, Device, DeviceErrorKind, DeviceType, Viewer, table};
+use estafette_sync::sync::Mutex;
 
 use crate::harness::{
     MOMENT, PATIENCE, assert_ok, bench, block, fill, inside, intact_devices, record, settle,
@@ -236,6 +237,16 @@ fn pinned_memory_is_used_again_and_freeing_it_waits_for_nothing() {
     bench.assert_nothing_wrong();
 }
 
+/// The segments that are over.
+#[derive(Default)]
+struct Told(Mutex<Vec<u64>>);
+
+impl Viewer for Told {
+    fn is_over(&self, number: u64) {
+        self.0.lock().push(number);
+    }
+}
+
 #[test]
 fn memory_for_other_processes_is_divided_and_another_mapping_of_it_has_the_same_bytes() {
     let bench = bench();
@@ -255,11 +266,14 @@ fn memory_for_other_processes_is_divided_and_another_mapping_of_it_has_the_same_
     unsafe { device.copy(&*queue, source, target.ptr().as_ptr(), 1_000) }.expect("it takes work");
     settle(&record(&queue)).expect("nothing failed");
     bench.assert_filled(&target, 7);
-    let ended = segment.ended().clone();
+    let told = Arc::new(Told::default());
+    let viewer: Arc<dyn Viewer> = told.clone();
+    segment.at_end(Arc::downgrade(&viewer));
+    let (number, larger) = (segment.number(), 4 * segment.memory().len());
     drop((opened, first, second, segment, same));
-    assert!(!ended.is_done(), "the largest segment that is empty stays");
-    drop(shared.allocate(100 << 20, 256).expect("there is room"));
-    assert!(ended.is_done(), "a larger one is");
+    assert!(told.0.lock().is_empty(), "the largest segment that is empty stays");
+    drop(shared.allocate(larger, 256).expect("there is room"));
+    assert_eq!(*told.0.lock(), [number], "a larger one is");
     bench.assert_nothing_wrong();
 }
 
