@@ -163,9 +163,9 @@ fn it_is_ready_when_the_device_of_the_owner_is_and_given_back_when_that_of_the_c
             let (copy, queue) = (side.memory(BYTES), side.queue());
             let within = side.engine.op("copy").reads([&x]).writes([&copy]).on(&queue).run_on(
                 move |queue, [x], [mut copy]| {
-                    let (queue, bytes) = (CudaQueue::from_queue(queue).unwrap(), x.layout().byte_len());
+                    let device = CudaRuntime::get().unwrap().device(0).unwrap();
                     // SAFETY: the engine keeps both until the work is done.
-                    Ok(unsafe { queue.copy(x.data_ptr(), copy.data_mut_ptr(), bytes) }?)
+                    Ok(unsafe { device.copy(queue, x.data_ptr(), copy.data_mut_ptr(), BYTES as usize) }?)
                 },
             );
             drop(within.unwrap());
@@ -317,7 +317,7 @@ fn a_ticket_names_memory_of_a_device_and_a_tensor_may_be_passed_on() {
             let back = side.receive();
             side.simulator.unblock(queue.native());
             // In the process that has the memory, too, it is another mapping.
-            assert_eq!((back.device().unwrap(), side.value(&back).unwrap()), (side.device(), 9));
+            assert_eq!((side.value(&back).unwrap(), back.device().unwrap()), (9, side.device()));
             side.say();
             assert!(peer.0.wait().unwrap().success());
             drop(ticket);
