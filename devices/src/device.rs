@@ -4,7 +4,7 @@ use std::fmt;
 use std::ptr::NonNull;
 use std::sync::Arc;
 
-use crate::{DLDevice, DeviceError, DeviceErrorKind, DeviceType, Fence, NativeEvent, Queue};
+use crate::{DLDevice, DeviceError, DeviceErrorKind, DeviceType, Fence, NativeEvent, Queue, SharedMemory};
 
 /// A place where memory lives and work runs. Thread-safe; usually shared as `Arc<dyn Device>`.
 pub trait Device: Send + Sync + fmt::Debug + Any {
@@ -129,6 +129,11 @@ pub trait Device: Send + Sync + fmt::Debug + Any {
         // SAFETY: the allocation is ours alone, this long, and the host may write it.
         unsafe { allocation.ptr().as_ptr().write_bytes(0, allocation.len()) };
         Ok(allocation)
+    }
+
+    /// Memory of this device that other processes can have; `None` where there is no such (the default).
+    fn shared_memory(&self) -> Option<&dyn SharedMemory> {
+        None
     }
 
     /// Enqueues a copy of `bytes` bytes on `queue`. It is done when a fence recorded afterwards is.

@@ -13,6 +13,7 @@
 //! | `device`, `dl_device`, `queue`, `error`, `timing` | the traits of a backend, and what they speak of |
 //! | `fence` | fences, sets of fences, clocks; what a backend implements behind a fence |
 //! | `reactor` | the thread that observes fences |
+//! | `shared_memory`, `extents` | memory of devices that crosses processes; blocks in large pieces of memory |
 //! | [`table`] | the devices of the process by their numbers |
 //! | [`host`], [`cpu`] | promises of the host; the worker pool |
 //! | [`sim`], `cuda`, `sycl` | the other backends; the last two are features, on by default |
@@ -54,11 +55,13 @@ mod current_guard;
 pub(crate) mod device;
 mod dl_device;
 mod error;
+mod extents;
 pub(crate) mod fence;
 pub(crate) mod guarded;
 pub mod host;
 pub(crate) mod queue;
 pub(crate) mod reactor;
+mod shared_memory;
 pub mod sim;
 #[cfg(feature = "sycl")]
 pub mod sycl;
@@ -70,11 +73,13 @@ pub use self::{
     device::{Allocation, Device},
     dl_device::{DLDevice, DeviceType},
     error::{DeviceError, DeviceErrorKind},
+    extents::{Extents, Span},
     fence::{
         Clock, Event, Fence, FenceSet, FenceState, NativeEvent, Outcome, QueueClock, Settled, Subscriber,
         Timeline, Watch,
     },
     queue::{LaunchGraph, Order, Queue, QueueId, Recorded},
     reactor::{AsFence, Reactor},
+    shared_memory::{Descriptor, Identity, SharedMemory, SharedSegment, Viewer},
     timing::{ClockBracket, DeviceSpan, Timing, host_now_ns},
 };

@@ -24,7 +24,7 @@ use estafette_sync::sync::{Mutex, MutexGuard};
 use crate::cuda::CudaRuntime;
 #[cfg(feature = "sycl")]
 use crate::sycl::{SyclDevice, SyclRuntime};
-use crate::{DLDevice, Device, DeviceError, DeviceErrorKind, DeviceType};
+use crate::{DLDevice, Device, DeviceError, DeviceErrorKind, DeviceType, Identity};
 
 /// Numbers of registered contexts begin here, far beyond any number of devices in a machine.
 pub const FIRST_REGISTERED: i32 = 1 << 16;
@@ -45,6 +45,8 @@ struct Backend {
     find: fn(DLDevice) -> Result<Option<Entry>, DeviceError>,
     /// All devices that can be used; none without the runtime.
     all: fn() -> Vec<Entry>,
+    /// The number of the device that its runtime calls so, of kinds whose memory crosses processes.
+    identified: Option<fn([u8; 16]) -> Option<i32>>,
     /// How contexts are registered, of a kind in [`KINDS`].
     contexts: Option<Contexts>,
 }
@@ -65,6 +67,7 @@ const BACKENDS: &[Backend] = &[
         kind: DeviceType::CUDA,
         find: |id| Ok(CudaRuntime::get().map_err(invalid)?.device(id.device_id).map(entry)),
         all: || CudaRuntime::get().into_iter().flat_map(CudaRuntime::devices).map(entry).collect(),
+        identified: Some(|uuid| CudaRuntime::get().ok()?.identified(uuid)),
         contexts: None,
     },
     #[cfg(feature = "sycl")]
@@ -72,6 +75,7 @@ const BACKENDS: &[Backend] = &[
         kind: DeviceType::ONE_API,
         find: |id| Ok(sycl()?.devices().iter().find(|device| device.id() == id).map(entry)),
         all: || SyclRuntime::get().into_iter().flat_map(SyclRuntime::devices).map(entry).collect(),
+        identified: None,
         contexts: Some(Contexts {
             // SAFETY: each caller vouches for the context.
             root: |context| Ok(unsafe { sycl()?.root_of_context(context) }.map(|root| root.id())),
@@ -211,6 +215,21 @@ pub fn resolve(id: DLDevice) -> Result<Entry, DeviceError> {
     found
         .map_err(|error| invalid(format!("device {id} is not available: {error}")))?
         .ok_or_else(|| no_such(id))
+}
+
+/// The device that other processes know by `identity`.
+///
+/// # Errors
+/// `Invalid` where this process does not have it.
+pub fn identified(identity: &Identity) -> Result<Arc<dyn Device>, DeviceError> {
+    let (kind, own) = identity.split_first_chunk().expect("longer than four bytes");
+    let kind = DeviceType(i32::from_le_bytes(*kind));
+    let find = BACKENDS.iter().find(|backend| backend.kind == kind).and_then(|backend| backend.identified);
+    let number = find.zip(own.as_array().copied()).and_then(|(find, own)| find(own));
+    let device = number.map(|number| resolve(DLDevice::new(kind, number))).transpose()?;
+    device.and_then(|entry| entry.device).ok_or_else(|| {
+        invalid(format!("memory is on a {kind} device of another process which this process does not have"))
+    })
 }
 
 /// Every entry: the devices of the backends, if there are runtimes, and what is registered. Loads all of them.

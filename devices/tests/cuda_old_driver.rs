@@ -29,6 +29,7 @@ const MISSING: &[&str] = &[
     "cuGraphInstantiateWithFlags",
     "cuCtxRecordEvent",
     "cuStreamGetCtx_v2",
+    "cuMemImportFromShareableHandle",
 ];
 
 #[test]
@@ -42,6 +43,7 @@ fn what_is_missing_is_a_lost_feature() {
     assert_eq!((refused.kind(), refused.message()), (DeviceErrorKind::Invalid, "the driver has no graphs"));
     let memory = bench.device.allocate(64, 64).expect("there is memory without a pool");
     drop(memory);
+    assert!(bench.device.shared_memory().is_none(), "none crosses processes");
     let huge = bench.device.allocate(1 << 50, 64).expect_err("a petabyte");
     assert_eq!((huge.kind(), huge.code()), (DeviceErrorKind::OutOfMemory, Some(2)));
 }

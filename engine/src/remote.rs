@@ -1,8 +1,8 @@
 //! Tensors of other processes on the same machine, over a [`Link`](estafette_links::Link).
 //!
 //! The owner orders: what crosses is a lease of the owner's tensor and the fence that says when the lease is granted. The lease ends when
-//! the other process has used the tensor, when it leaves, or when it has died and can touch nothing any more. Bytes in shared memory are
-//! not copied; other memory is copied into it once. A [`Ticket`] names a version in some bytes, for processes that no link joins.
+//! the other process has used the tensor, when it leaves, or when it has died and can touch nothing any more. Bytes in shared memory, of
+//! the host or a device, are not copied; other memory is copied into it once. A [`Ticket`] names a version in some bytes, for processes that no link joins.
 //!
 //! ```no_run
 //! use estafette::remote::{Address, Door, Link};
@@ -38,8 +38,11 @@ use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use estafette_devices::host::{self, HostDevice};
-use estafette_devices::{DLDevice, Device, DeviceError, Fence, Reactor};
-use estafette_links::{Arena, Link as RawLink, LinkError, Received, Segment};
+use estafette_devices::{
+    Allocation, DLDevice, Descriptor, Device, DeviceError, DeviceErrorKind, Fence, FenceSet, Identity,
+    Reactor, table,
+};
+use estafette_links::{Arena, Link as RawLink, LinkError, Received, Seen, Segment};
 use estafette_sync::per_process;
 use estafette_sync::sync::Mutex;
 use estafette_sync::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -48,14 +51,14 @@ use crate::core::error::Error;
 use crate::core::lease_info::USERS;
 use crate::engine::Engine;
 use crate::exchange::loan::{Loan, RemoteOrigin};
-use crate::exchange::{Abi, DType, ExportFlags, ManagedTensor, Storage, export};
+use crate::exchange::{Abi, DType, ExportFlags, Layout, ManagedTensor, Storage, export, reaper};
 use crate::lease::{CallSite, LeaseOwner};
 use crate::operation::import;
 use crate::tensor::handle::Tensor;
 use crate::tensor::memory::ALIGN;
 use crate::trace::{self, hooks};
 
-use self::export::{Export, Place, Shown};
+use self::export::{Export, Memory, Place, Shown};
 #[cfg(feature = "nixl")]
 pub use self::network::{declare_dead, suggest_nixl};
 use self::note::{Description, Note};
@@ -93,6 +96,23 @@ impl Engine {
             Ok(Storage::device(
                 HostDevice::with_memory(Arc::new(Arena)).allocate_zeroed(layout.byte_len().max(1), ALIGN)?,
             ))
+        })
+    }
+
+    /// A tensor in memory of `device` that other processes can be shown, for operations to fill, whatever the engine's other memory is.
+    ///
+    /// # Errors
+    /// As [`empty_on`](Self::empty_on); [`Error::NotShared`] if memory of the device cannot be shown to other processes.
+    pub fn empty_shared_on(&self, device: DLDevice, shape: &[i64], dtype: DType) -> Result<Tensor, Error> {
+        if device == DLDevice::CPU {
+            return self.zeros_shared(shape, dtype);
+        }
+        import::allocate(self.core(), device, shape, dtype, |core, layout| {
+            let there = core.device(device);
+            let shared = there.as_ref().and_then(|there| there.shared_memory()).ok_or_else(|| {
+                Error::NotShared(format!("memory of {device} cannot be shown to other processes").into())
+            })?;
+            Ok(Storage::device(shared.allocate(layout.byte_len().max(1), ALIGN)?))
         })
     }
 
@@ -186,7 +206,8 @@ impl Link {
     pub async fn lend(&self, tensor: &Tensor) -> Result<(), Error> {
         let export = Export::for_writing(tensor, self.owner())?;
         let Some(Shown::Here(place)) = export.shown.get() else { unreachable!("it was found here") };
-        let number = self.link.show_for_writing(&place.segment)?;
+        let Memory::Host(segment) = &place.segment else { unreachable!("host memory alone is for writing") };
+        let number = self.link.show_for_writing(segment)?;
         let (first, layout, key) = (place.first as u64, place.layout.clone(), export.key);
         let description = Description { number, first, layout, key, share: 0, is_writable: true };
         let answer = self.link.send(&export.ready, &Note::Tensor(description).to_bytes(&[])).await?;
@@ -343,7 +364,7 @@ fn users(owner: &LeaseOwner) -> String {
 
 /// Sends an export, whose place is known, behind `prefix`. The share ends when the other process touches the memory no more.
 async fn hand_over(link: &RawLink, prefix: &[u8], export: Arc<Export>, place: &Place) -> Result<(), Error> {
-    let number = link.show(&place.segment)?;
+    let number = place.segment.show(link)?;
     let (first, layout, key) = (place.first as u64, place.layout.clone(), export.key);
     let ready = export.ready.clone();
     let share = Share::new(link.process(), export);
@@ -382,16 +403,26 @@ fn take_over(
     let process = link.process();
     let Description { number, first, layout, key, share, is_writable } = description;
     let segment = link.segment(number)?;
-    let start = segment.start().as_ptr();
+    let (start, bytes, device, is_for_writing) = match &segment {
+        Seen::Host(segment) => (segment.start(), segment.bytes(), DLDevice::CPU, segment.is_writable()),
+        Seen::Device(segment) => {
+            let Opened(memory) = segment.open(Opened::new)?;
+            let memory = memory.as_ref().expect("until it is dropped");
+            (memory.ptr(), segment.bytes(), memory.device(), false)
+        }
+    };
+    let start = start.as_ptr();
+    let layout = Layout::strided(layout.dtype(), device, layout.shape(), layout.strides())?
+        .with_padding(layout.is_padded());
     let outside = || Error::invalid(format!("process {process} sent a tensor outside of its memory"));
-    let first = usize::try_from(first).ok().filter(|first| *first <= segment.bytes()).ok_or_else(outside)?;
+    let first = usize::try_from(first).ok().filter(|first| *first <= bytes).ok_or_else(outside)?;
     let data = start.wrapping_add(first);
     layout.check_data(data)?;
     let range = layout.byte_range(data);
-    if range.start < start.addr() || range.end > start.addr() + segment.bytes() {
+    if range.start < start.addr() || range.end > start.addr() + bytes {
         return Err(outside());
     }
-    if is_writable != segment.is_writable() {
+    if is_writable != is_for_writing {
         return Err(Error::invalid(format!(
             "process {process} lent memory in another way than it had shown it"
         )));
@@ -413,4 +444,27 @@ fn take_over(
     let origin = || address.map(|address| RemoteOrigin { address: address.clone(), process, share });
     let loan = if is_writable { Some(Loan::ForWriting(failure)) } else { origin().map(Loan::ForReading) };
     Ok(Elsewhere { managed, loan, ready, key, process })
+}
+
+/// Memory of a device of another process, which this one has opened.
+struct Opened(Option<Allocation>);
+
+impl Opened {
+    fn new(identity: &Identity, descriptor: &Descriptor, bytes: usize) -> Result<Self, DeviceError> {
+        let device = table::identified(identity)?;
+        let shared = device.shared_memory().ok_or_else(|| {
+            let message = format!("{} takes no memory of other processes", device.id());
+            DeviceError::new(DeviceErrorKind::Invalid, message)
+        })?;
+        Ok(Self(Some(shared.open(descriptor, bytes)?)))
+    }
+}
+
+impl Drop for Opened {
+    /// The driver may wait, and the thread of links may be the one that is here.
+    fn drop(&mut self) {
+        if let Some(memory) = self.0.take() {
+            reaper().release(FenceSet::default(), Storage::device(memory));
+        }
+    }
 }

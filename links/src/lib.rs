@@ -79,5 +79,5 @@ pub use self::{
     door::{Address, Door, secret},
     error::LinkError,
     link::{Link, Received},
-    segment::{PeerSegment, Segment},
+    segment::{PeerDeviceSegment, PeerSegment, Seen, Segment},
 };

@@ -8,7 +8,9 @@ use std::pin::pin;
 use std::sync::Arc;
 use std::task::{Context, Poll, Waker};
 
-use estafette_devices::{DeviceError, Event, Fence, FenceState, Outcome, Reactor};
+use estafette_devices::{
+    DeviceError, Event, Fence, FenceState, Identity, Outcome, Reactor, SharedSegment, Viewer,
+};
 use estafette_sync::sleeper::Sleeper;
 use estafette_sync::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
 use estafette_sync::sync::{Mutex, OnceLock};
@@ -25,7 +27,7 @@ use crate::life::Line;
 use crate::mailbox::{Futures, register, wake};
 use crate::platform::{Descriptor, Memory, Socket, is_shortage, too_many_open_files, wake_all};
 use crate::ring::{NOTE_BYTES, Nonsense, Reader, Writer};
-use crate::{LinkError, PeerSegment, Segment};
+use crate::{LinkError, PeerDeviceSegment, PeerSegment, Seen, Segment};
 
 /// What is known of the peer, as bits: it sends and settles nothing more.
 const FATE_CLOSING: u32 = 1;
@@ -44,6 +46,12 @@ const RING_BELL: u8 = 1;
 const SEGMENT: u8 = 2;
 /// As [`SEGMENT`], for writing.
 const WRITABLE: u8 = 3;
+/// Memory of a device: its number and its length follow, and what processes know the device by. A descriptor comes with it.
+const DEVICE: u8 = 4;
+/// A segment that is over: its number follows.
+const OVER: u8 = 5;
+/// Bytes of the longest message on the socket.
+const MESSAGE_BYTES: usize = 36;
 /// Messages that one look at the socket takes.
 const DRAINED_MAX: usize = 64;
 
@@ -83,14 +91,23 @@ pub(crate) struct Shared {
     in_use: AtomicUsize,
     /// The handle was dropped.
     is_closed: AtomicBool,
-    /// By the number of the segment, and whether it was shown for writing: the number there, and what the peer's board said of misses then.
-    shown: Mutex<HashMap<(u64, bool), (u32, bool)>>,
-    seen: Mutex<HashMap<u32, Seen>>,
+    shown: Mutex<Shown>,
+    seen: Mutex<HashMap<u32, Passed>>,
+}
+
+/// What the peer was shown.
+#[derive(Default)]
+struct Shown {
+    /// By the number of the segment, and the kind of the message: the number there, and what the peer's board said of misses then.
+    numbers: HashMap<(u64, u8), (u32, bool)>,
+    /// Numbers of segments that the peer was told are over.
+    free: Vec<u32>,
+    next: u32,
 }
 
 /// A segment that the peer has shown.
-enum Seen {
-    Mapped(Arc<PeerSegment>),
+enum Passed {
+    Mapped(Seen),
     /// Memory was short, or what else a mapping takes.
     Unmapped {
         descriptor: Descriptor,
@@ -101,15 +118,16 @@ enum Seen {
     Missed,
 }
 
-impl Seen {
+impl Passed {
     /// The memory. What was short before may be there by now.
-    fn open(&mut self) -> io::Result<Arc<PeerSegment>> {
+    fn open(&mut self) -> io::Result<Seen> {
         match self {
-            Self::Mapped(segment) => Ok(Arc::clone(segment)),
+            Self::Mapped(segment) => Ok(segment.clone()),
             Self::Unmapped { descriptor, bytes, is_writable } => {
                 let (memory, is_writable) = (Memory::open(descriptor, *bytes, *is_writable)?, *is_writable);
-                let segment = Arc::new(PeerSegment { memory, is_writable });
-                *self = Self::Mapped(Arc::clone(&segment));
+                memory.populate(0..*bytes);
+                let segment = Seen::Host(Arc::new(PeerSegment { memory, is_writable }));
+                *self = Self::Mapped(segment.clone());
                 Ok(segment)
             }
             Self::Missed => Err(too_many_open_files()),
@@ -429,8 +447,10 @@ impl Shared {
 
     /// Takes messages from the socket: up to the first ring on the link thread, which comes back if there is more. True at its end.
     pub(crate) fn drain(&self, is_link_thread: bool) -> bool {
+        // Dropped after the lock.
+        let mut over = Vec::new();
         let mut seen = self.seen.lock();
-        let mut bytes = [0; 16];
+        let mut bytes = [0; MESSAGE_BYTES];
         for _ in 0..DRAINED_MAX {
             let (length, descriptors) = match self.channel.socket.receive(&mut bytes) {
                 Ok(Some(message)) if message.0 > 0 => message,
@@ -446,10 +466,17 @@ impl Shared {
                     self.hub.attend_soon(self.token);
                     continue;
                 }
-                (SEGMENT | WRITABLE, 16, Ok(Ok([descriptor]))) => {
+                (SEGMENT | WRITABLE, 16, Ok(Ok([descriptor])))
+                | (DEVICE, MESSAGE_BYTES, Ok(Ok([descriptor]))) => {
                     self.see(&mut seen, &bytes, Some(descriptor)).err()
                 }
-                (SEGMENT | WRITABLE, 16, Err(_)) => self.see(&mut seen, &bytes, None).err(),
+                (SEGMENT | WRITABLE, 16, Err(_)) | (DEVICE, MESSAGE_BYTES, Err(_)) => {
+                    self.see(&mut seen, &bytes, None).err()
+                }
+                (OVER, 8, Ok(Err(none))) if none.is_empty() => {
+                    over.extend(seen.remove(&number(&bytes)));
+                    None
+                }
                 _ => Some(Nonsense("an unknown message")),
             };
             if let Some(nonsense) = nonsense {
@@ -459,30 +486,70 @@ impl Shared {
         false
     }
 
-    /// Maps a segment that the peer shows, as far as this process can.
+    /// Maps a segment that the peer shows, as far as this process can; memory of a device when it is used.
     fn see(
         &self,
-        seen: &mut HashMap<u32, Seen>,
-        message: &[u8; 16],
+        seen: &mut HashMap<u32, Passed>,
+        message: &[u8; MESSAGE_BYTES],
         descriptor: Option<Descriptor>,
     ) -> Result<(), Nonsense> {
-        let number = u32::from_le_bytes(*message[4..8].as_array().expect("four bytes"));
-        let bytes = u64::from_le_bytes(*message[8..].as_array().expect("eight bytes"));
+        let number = number(message);
+        let bytes = u64::from_le_bytes(*message[8..16].as_array().expect("eight bytes"));
         let bytes = usize::try_from(bytes).map_err(|_| Nonsense("a segment without end"))?;
-        if number as usize >= SEGMENTS || seen.get(&number).is_some_and(|its| !matches!(its, Seen::Missed)) {
+        if number as usize >= SEGMENTS {
             return Err(Nonsense("a segment too many"));
         }
-        let mut new = Seen::Missed;
-        if let Some(descriptor) = descriptor {
-            new = Seen::Unmapped { descriptor, bytes, is_writable: message[0] == WRITABLE };
-            if new.open().is_err_and(|error| !is_shortage(&error)) {
-                return Err(Nonsense("a segment that is none"));
-            }
-        } else {
-            self.own.miss(number);
+        if seen.get(&number).is_some_and(|its| !matches!(its, Passed::Missed)) {
+            // An earlier one of this number was missed, so the peer has shown this one twice.
+            return Ok(());
         }
+        let new = match descriptor {
+            None => {
+                self.own.miss(number);
+                Passed::Missed
+            }
+            Some(descriptor) if message[0] == DEVICE => {
+                let identity: Identity = *message[16..].as_array().expect("twenty bytes");
+                let opened = OnceLock::new();
+                Passed::Mapped(Seen::Device(Arc::new(PeerDeviceSegment {
+                    descriptor,
+                    bytes,
+                    identity,
+                    opened,
+                })))
+            }
+            Some(descriptor) => {
+                let mut new = Passed::Unmapped { descriptor, bytes, is_writable: message[0] == WRITABLE };
+                if new.open().is_err_and(|error| !is_shortage(&error)) {
+                    return Err(Nonsense("a segment that is none"));
+                }
+                new
+            }
+        };
         seen.insert(number, new);
         Ok(())
+    }
+}
+
+/// What a segment is called in a message.
+fn number(message: &[u8; MESSAGE_BYTES]) -> u32 {
+    u32::from_le_bytes(*message[4..8].as_array().expect("four bytes"))
+}
+
+impl Viewer for Shared {
+    fn is_over(&self, segment: u64) {
+        if !self.hub.generation.is_current() {
+            return;
+        }
+        // Messages of one number keep their order.
+        let mut shown = self.shown.lock();
+        if let Some((number, _)) = shown.numbers.remove(&(segment, DEVICE)) {
+            let message = [[OVER; 4], number.to_le_bytes()].concat();
+            // Where this does not get through, the peer lets go at the end of the link.
+            if self.channel.socket.send(&message, &[]).is_ok() {
+                shown.free.push(number);
+            }
+        }
     }
 }
 
@@ -671,27 +738,56 @@ impl Link {
     }
 
     fn show_as(&self, segment: &Segment, for_writing: bool) -> Result<u32, LinkError> {
+        let kind = if for_writing { WRITABLE } else { SEGMENT };
+        self.pass((segment.number(), kind), segment.bytes(), &[], segment.descriptor())
+            .map(|(number, _)| number)
+    }
+
+    /// As [`show`](Self::show), of memory of a device. Once this process lets go of the memory, the peer does.
+    ///
+    /// # Errors
+    /// As `show`.
+    pub fn show_device(&self, segment: &SharedSegment) -> Result<u32, LinkError> {
+        let key = (segment.number(), DEVICE);
+        let bytes = segment.memory().len();
+        let (number, is_new) = self.pass(key, bytes, segment.identity(), segment.descriptor())?;
+        if is_new {
+            let viewer: Arc<dyn Viewer> = self.shared.clone();
+            segment.at_end(Arc::downgrade(&viewer));
+        }
+        Ok(number)
+    }
+
+    /// Passes a segment to the peer, and returns its number and whether it is new.
+    fn pass(
+        &self,
+        key: (u64, u8),
+        bytes: usize,
+        more: &[u8],
+        descriptor: &Descriptor,
+    ) -> Result<(u32, bool), LinkError> {
         let shared = &self.shared;
         shared.check()?;
         let mut shown = shared.shown.lock();
-        let key = (segment.number(), for_writing);
-        let known = shown.get(&key).copied();
-        let number = known.map_or(shown.len() as u32, |(number, _)| number);
+        let known = shown.numbers.get(&key).copied();
+        let unused = shown.free.last().copied().unwrap_or(shown.next);
+        let number = known.map_or(unused, |(number, _)| number);
         if number as usize >= SEGMENTS {
             return Err(LinkError::Invalid(format!("more than {SEGMENTS} segments on one link")));
         }
         let missed = shared.peer.missed(number);
         if known.is_some_and(|(_, before)| before == missed) {
-            return Ok(number);
+            return Ok((number, false));
         }
-        let mut message = [if for_writing { WRITABLE } else { SEGMENT }; 16];
-        message[4..8].copy_from_slice(&number.to_le_bytes());
-        message[8..].copy_from_slice(&(segment.bytes() as u64).to_le_bytes());
-        match shared.channel.socket.send(&message, &[segment.descriptor()]) {
+        let message = [&[key.1; 4], &number.to_le_bytes()[..], &(bytes as u64).to_le_bytes(), more].concat();
+        match shared.channel.socket.send(&message, &[descriptor]) {
             Ok(()) => {
                 step!("segment");
-                shown.insert(key, (number, missed));
-                Ok(number)
+                if known.is_none() && shown.free.pop().is_none() {
+                    shown.next += 1;
+                }
+                shown.numbers.insert(key, (number, missed));
+                Ok((number, known.is_none()))
             }
             Err(error) => Err(match error.kind() {
                 ErrorKind::WouldBlock => LinkError::Full { process: self.process() },
@@ -710,9 +806,9 @@ impl Link {
     /// # Errors
     /// The peer has shown none under this number. [`LinkError::System`]: this process lacks memory, address space or descriptors. The link
     /// stays as it is, and a later call succeeds once there are some; where descriptors were short, once the peer has shown the segment again.
-    pub fn segment(&self, number: u32) -> Result<Arc<PeerSegment>, LinkError> {
-        if let Some(Seen::Mapped(segment)) = self.shared.seen.lock().get(&number) {
-            return Ok(Arc::clone(segment));
+    pub fn segment(&self, number: u32) -> Result<Seen, LinkError> {
+        if let Some(Passed::Mapped(segment)) = self.shared.seen.lock().get(&number) {
+            return Ok(segment.clone());
         }
         self.check_process()?;
         self.shared.drain(false);

@@ -1,9 +1,13 @@
 //! Memory of one process that others read.
 
+use std::any::Any;
 use std::io;
 use std::ptr::NonNull;
+use std::sync::Arc;
 
+use estafette_devices::{DeviceError, Identity};
 use estafette_sync::statics;
+use estafette_sync::sync::OnceLock;
 use estafette_sync::sync::atomic::{AtomicU64, Ordering};
 
 use crate::LinkError;
@@ -86,6 +90,16 @@ pub struct PeerSegment {
     pub(crate) is_writable: bool,
 }
 
+impl Seen {
+    /// Host memory, if it is that.
+    pub fn host(self) -> Option<Arc<PeerSegment>> {
+        match self {
+            Self::Host(segment) => Some(segment),
+            Self::Device(_) => None,
+        }
+    }
+}
+
 impl PeerSegment {
     /// Whether it is mapped for writing.
     pub fn is_writable(&self) -> bool {
@@ -101,4 +115,49 @@ impl PeerSegment {
     pub fn bytes(&self) -> usize {
         self.memory.bytes()
     }
+}
+
+/// Memory of a device that a peer has shown.
+#[derive(Debug)]
+pub struct PeerDeviceSegment {
+    pub(crate) descriptor: Descriptor,
+    pub(crate) bytes: usize,
+    pub(crate) identity: Identity,
+    pub(crate) opened: OnceLock<Result<Box<dyn Any + Send + Sync>, DeviceError>>,
+}
+
+impl PeerDeviceSegment {
+    /// What `open` makes of the device, the descriptor and the length, at the first call; the same at every later one.
+    ///
+    /// # Errors
+    /// That of `open`, the same at every call.
+    ///
+    /// # Panics
+    /// Another call makes something of another type of it.
+    pub fn open<T: Send + Sync + 'static>(
+        &self,
+        open: impl FnOnce(&Identity, &Descriptor, usize) -> Result<T, DeviceError>,
+    ) -> Result<&T, DeviceError> {
+        let opened = self.opened.get_or_init(|| {
+            Ok(Box::new(open(&self.identity, &self.descriptor, self.bytes)?) as Box<dyn Any + Send + Sync>)
+        });
+        match opened {
+            Ok(opened) => Ok(opened.downcast_ref().expect("of one type")),
+            Err(error) => Err(error.clone()),
+        }
+    }
+
+    /// Its length.
+    pub fn bytes(&self) -> usize {
+        self.bytes
+    }
+}
+
+/// Memory that a peer has shown.
+#[derive(Clone, Debug)]
+pub enum Seen {
+    /// Of the host.
+    Host(Arc<PeerSegment>),
+    /// Of a device.
+    Device(Arc<PeerDeviceSegment>),
 }

@@ -330,7 +330,7 @@ fn a_segment_is_seen_as_it_was_when_its_fence_settled() {
             for round in 0..ROUNDS {
                 let received = receive(&link);
                 let number = u32::from_le_bytes(received.note().try_into().expect("a number"));
-                let segment = link.segment(number).expect("it is shown");
+                let segment = link.segment(number).expect("it is shown").host().expect("of the host");
                 assert_eq!(segment.bytes(), 512 * 8);
                 assert!(outcome(received.fence()).is_ok());
                 // SAFETY: all of the segment, which its owner leaves alone until the answer.
@@ -350,7 +350,7 @@ fn a_peer_that_writes_to_a_segment_faults_and_changes_nothing() {
     if let Some(door) = role() {
         let link = wait(Link::connect(&Address::from_bytes(door.as_bytes()).unwrap())).unwrap();
         let received = receive(&link);
-        let segment = link.segment(0).unwrap();
+        let segment = link.segment(0).unwrap().host().unwrap();
         assert!(outcome(received.fence()).is_ok());
         // The way round the mapping is closed as well.
         let path = format!("/proc/{}/fd/{}", link.process(), received.note()[0]);

@@ -253,7 +253,7 @@ typedef struct estafette_engine_options {
    */
   uint64_t stack_size;
   /**
-   * 1: all host memory of this engine can be shown to other processes (see `estafette_link_send`); 0: only that of
+   * 1: all memory of this engine, on CUDA devices too, can be shown to other processes (see `estafette_link_send`); 0: only that of
    * `estafette_zeros_shared`.
    */
   uint64_t shared;

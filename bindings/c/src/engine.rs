@@ -49,7 +49,7 @@ pub struct estafette_engine_options {
     /// Bytes of stack of each thread that runs operations, from 64 KiB to 1 TiB; 0 for what the system gives to threads (`ulimit -s`; 8 MiB
     /// where that is unlimited, and 2 MiB at least).
     pub stack_size: u64,
-    /// 1: all host memory of this engine can be shown to other processes (see `estafette_link_send`); 0: only that of
+    /// 1: all memory of this engine, on CUDA devices too, can be shown to other processes (see `estafette_link_send`); 0: only that of
     /// `estafette_zeros_shared`.
     pub shared: u64,
 }

@@ -7,6 +7,7 @@ use cudarc::driver::sys::{CUcontext, CUdevice, CUdevice_attribute, CUevent};
 
 use crate::{
     Allocation, DLDevice, Device, DeviceError, DeviceErrorKind, DeviceType, Fence, NativeEvent, Queue,
+    SharedMemory,
 };
 
 use super::context::Context;
@@ -21,11 +22,14 @@ use super::memory::Peers;
 use super::memory::{self, Kind, PointerInfo, Pool, allocate};
 use super::progress::TimelineValues;
 use super::queue::{CudaQueue, event_of, not_ours};
+use super::shared::Shared;
 
 /// A CUDA device with its primary context.
 pub struct CudaDevice {
     context: Arc<Context>,
     pool: Option<Arc<Pool>>,
+    /// Memory that crosses processes, if the driver and the device have such.
+    shared: Option<Shared>,
     name: String,
     memory_bytes: u64,
     managed_is_concurrent: bool,
@@ -65,14 +69,27 @@ impl CudaDevice {
             && has(CUdevice_attribute::CU_DEVICE_ATTRIBUTE_CAN_USE_64_BIT_STREAM_MEM_OPS);
         let timeline_values = counts.then(TimelineValues::default);
         let pools = has(CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MEMORY_POOLS_SUPPORTED);
+        let shares = has(CUdevice_attribute::CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED)
+            && has(CUdevice_attribute::CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED);
+        let uuid = if shares { driver::uuid_of(api, device) } else { None };
         let managed_is_concurrent = has(CUdevice_attribute::CU_DEVICE_ATTRIBUTE_CONCURRENT_MANAGED_ACCESS);
         let opened = || {
             let context = Context::new(api, id, Handle::new(raw), timeline_values);
             let memory_bytes = memory_bytes as u64;
             let pool = if pools { Pool::new(&context).map(Arc::new) } else { None };
+            let shared = uuid.and_then(|uuid| Shared::new(&context, uuid));
             let default_queue = CudaQueue::own(&context)?;
             let peers = Peers::new(count);
-            Ok(Self { context, pool, name, memory_bytes, managed_is_concurrent, default_queue, peers })
+            Ok(Self {
+                context,
+                pool,
+                shared,
+                name,
+                memory_bytes,
+                managed_is_concurrent,
+                default_queue,
+                peers,
+            })
         };
         opened().inspect_err(|_| {
             // SAFETY: gives back what was retained above.
@@ -189,6 +206,10 @@ impl CudaDevice {
     pub(super) fn pool(&self) -> Option<&Arc<Pool>> {
         self.pool.as_ref()
     }
+
+    pub(super) fn shared(&self) -> Option<&Shared> {
+        self.shared.as_ref()
+    }
 }
 
 impl Device for CudaDevice {
@@ -295,6 +316,10 @@ impl Device for CudaDevice {
                 Err(DeviceError::new(DeviceErrorKind::Invalid, message))
             }
         }
+    }
+
+    fn shared_memory(&self) -> Option<&dyn SharedMemory> {
+        self.shared.as_ref().map(|shared| shared as &dyn SharedMemory)
     }
 
     /// True of every CUDA device: their memory shares one address space.

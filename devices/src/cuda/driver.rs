@@ -7,8 +7,9 @@ use std::{fmt, ptr};
 use cudarc::driver::sys;
 use cudarc::driver::sys::{
     CUcontext, CUdevice, CUdevice_attribute, CUdeviceptr, CUevent, CUgraph, CUgraphExec, CUgraphNode,
-    CUmemAccessDesc, CUmemPool_attribute, CUmemPoolProps, CUmemoryPool, CUpointer_attribute, CUresult,
-    CUstream, CUstreamCaptureMode, CUstreamCaptureStatus,
+    CUmemAccessDesc, CUmemAllocationGranularity_flags, CUmemAllocationHandleType, CUmemAllocationProp,
+    CUmemPool_attribute, CUmemPoolProps, CUmemoryPool, CUpointer_attribute, CUresult, CUstream,
+    CUstreamCaptureMode, CUstreamCaptureStatus, CUuuid,
 };
 use estafette_sync::platform::library::versioned;
 use estafette_sync::sync::OnceLock;
@@ -183,6 +184,21 @@ driver! {
         pool_allocate = cuMemAllocFromPoolAsync(*mut CUdeviceptr, usize, CUmemoryPool, CUstream);
         pool_free = cuMemFreeAsync(CUdeviceptr, CUstream);
         pool_trim = cuMemPoolTrimTo(CUmemoryPool, usize);
+        device_uuid = cuDeviceGetUuid_v2(*mut CUuuid, CUdevice);
+        block_create = cuMemCreate(*mut u64, usize, *const CUmemAllocationProp, c_ulonglong);
+        block_release = cuMemRelease(u64);
+        block_export = cuMemExportToShareableHandle(
+            *mut c_void, u64, CUmemAllocationHandleType, c_ulonglong
+        );
+        block_import = cuMemImportFromShareableHandle(*mut u64, *mut c_void, CUmemAllocationHandleType);
+        block_granularity = cuMemGetAllocationGranularity(
+            *mut usize, *const CUmemAllocationProp, CUmemAllocationGranularity_flags
+        );
+        range_reserve = cuMemAddressReserve(*mut CUdeviceptr, usize, usize, CUdeviceptr, c_ulonglong);
+        range_free = cuMemAddressFree(CUdeviceptr, usize);
+        range_map = cuMemMap(CUdeviceptr, usize, usize, u64, c_ulonglong);
+        range_unmap = cuMemUnmap(CUdeviceptr, usize);
+        range_access = cuMemSetAccess(CUdeviceptr, usize, *const CUmemAccessDesc, usize);
         peer_possible = cuDeviceCanAccessPeer(*mut c_int, CUdevice, CUdevice);
         peer_enable = cuCtxEnablePeerAccess(CUcontext, c_uint);
         capture_begin = cuStreamBeginCapture_v2(CUstream, CUstreamCaptureMode);
@@ -236,6 +252,11 @@ fn is_sticky(code: Code) -> bool {
 /// The error for `what` not having worked.
 pub(super) fn error(api: &Api, code: Code, what: &str) -> DeviceError {
     DeviceError::new(kind(code), format!("{what}: {}", name_of(api, code))).with_code(code.into())
+}
+
+/// What a call returned that breaks no context.
+pub(super) fn check(api: &Api, code: Code, what: &str) -> Result<(), DeviceError> {
+    if code == 0 { Ok(()) } else { Err(error(api, code, what)) }
 }
 
 fn kind(code: Code) -> DeviceErrorKind {
@@ -342,6 +363,11 @@ impl CudaRuntime {
         self.all.get_or_init(|| (0..self.count() as i32).filter_map(|at| self.device(at)).cloned().collect())
     }
 
+    /// The number of the device with that UUID.
+    pub(crate) fn identified(&self, uuid: [u8; 16]) -> Option<i32> {
+        (0..self.count() as i32).find(|ordinal| uuid_of(self.api, *ordinal) == Some(uuid))
+    }
+
     /// What `pointer` points to, as [`CudaDevice::pointer_info`] reports it, asked of any open device. Opens
     /// the first device if none is open.
     pub fn pointer_info(&self, pointer: *const u8) -> Option<PointerInfo> {
@@ -352,6 +378,14 @@ impl CudaRuntime {
     pub fn driver_version(&self) -> i32 {
         self.driver_version
     }
+}
+
+/// The UUID of a device, or of the part of one that this process has; `None` where the driver does not say.
+pub(super) fn uuid_of(api: &Api, ordinal: i32) -> Option<[u8; 16]> {
+    let mut uuid = CUuuid { bytes: [0; 16] };
+    // SAFETY: writes sixteen bytes. A device's handle is its number.
+    let code = unsafe { (api.device_uuid?)(&raw mut uuid, ordinal) };
+    (code == 0).then(|| uuid.bytes.map(|byte| byte as u8))
 }
 
 impl fmt::Debug for CudaRuntime {

@@ -34,7 +34,7 @@ use super::events::Event;
 use super::exit::is_driver_gone;
 
 /// What the driver aligns every allocation to (CUDA Programming Guide, "Device Memory Accesses").
-const ALIGN: usize = 256;
+pub(super) const ALIGN: usize = 256;
 /// Bytes that a pool keeps for later, and that are kept of pinned and of managed memory each. Other libraries
 /// of the process cannot use them.
 const KEEPS: usize = 256 << 20;
@@ -164,7 +164,7 @@ impl Pool {
     }
 }
 
-fn at(device: i32) -> CUmemLocation {
+pub(super) fn at(device: i32) -> CUmemLocation {
     CUmemLocation { type_: CUmemLocationType::CU_MEM_LOCATION_TYPE_DEVICE, id: device }
 }
 
@@ -281,7 +281,7 @@ pub(super) fn allocate(
     Ok(unsafe { Allocation::from_raw(memory, bytes, device, free) })
 }
 
-fn address(memory: CUdeviceptr, device: DLDevice) -> Result<NonNull<u8>, DeviceError> {
+pub(super) fn address(memory: CUdeviceptr, device: DLDevice) -> Result<NonNull<u8>, DeviceError> {
     NonNull::new(ptr::with_exposed_provenance_mut(memory as usize)).ok_or_else(|| {
         DeviceError::new(DeviceErrorKind::Other, format!("the driver gave address 0 for {device} memory"))
     })
@@ -436,6 +436,9 @@ fn enable(device: &CudaDevice, peer: &CudaDevice) -> bool {
     };
     if let Some(pool) = peer.pool() {
         pool.share_with(peer.context(), from);
+    }
+    if let Some(shared) = peer.shared() {
+        shared.share_with(from);
     }
     code == 0 || code == PEER_ACCESS_ALREADY_ENABLED
 }

@@ -41,6 +41,7 @@
 //! | `capture` | work of queues, captured once and launched often |
 //! | `timing` | when work ran |
 //! | `memory` | pools, pinned and managed memory; devices that reach each other's |
+//! | `shared` | memory that other processes have |
 //!
 //! # Invariants
 //!
@@ -66,6 +67,7 @@ mod health;
 mod memory;
 mod progress;
 mod queue;
+mod shared;
 mod stream;
 mod timing;
 

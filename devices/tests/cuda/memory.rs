@@ -1,11 +1,14 @@
 //! Memory of every kind.
 
+use std::fs::File;
+use std::os::fd::OwnedFd;
 use std::sync::{Arc, mpsc};
 use std::thread;
 
 use cudarc::driver::sys;
 use estafette_devices::cuda::CudaDevice;
-use estafette_devices::{DLDevice, Device, DeviceErrorKind, DeviceType};
+use estafette_devices::{DLDevice, Device, DeviceErrorKind, DeviceType, Viewer, table};
+use estafette_sync::sync::Mutex;
 
 use crate::harness::{
     MOMENT, PATIENCE, assert_ok, bench, block, fill, inside, intact_devices, record, settle,
@@ -231,5 +234,93 @@ fn pinned_memory_is_used_again_and_freeing_it_waits_for_nothing() {
     assert_eq!(simulator.calls("cuMemFreeHost"), 0);
     blocked.release();
     settle(&record(&queue)).expect("nothing failed");
+    bench.assert_nothing_wrong();
+}
+
+/// The segments that are over.
+#[derive(Default)]
+struct Told(Mutex<Vec<u64>>);
+
+impl Viewer for Told {
+    fn is_over(&self, number: u64) {
+        self.0.lock().push(number);
+    }
+}
+
+#[test]
+fn memory_for_other_processes_is_divided_and_another_mapping_of_it_has_the_same_bytes() {
+    let bench = bench();
+    let device = &bench.device;
+    let Some(shared) = device.shared_memory() else { return eprintln!("skipped: the driver has none") };
+    let queue = bench.queue();
+    let [first, second] = [(); 2].map(|()| shared.allocate(1_000, 64).expect("there is room"));
+    let (segment, at) = shared.find(first.ptr().as_ptr(), 1_000).expect("it is there");
+    let (same, other) = shared.find(second.ptr().as_ptr(), 1_000).expect("it is there");
+    assert!(Arc::ptr_eq(&segment, &same) && at.abs_diff(other) >= 1_000);
+    assert_eq!(table::identified(segment.identity()).expect("this device").id(), device.id());
+    fill(&queue, &first, 7);
+    settle(&record(&queue)).expect("nothing failed");
+    let opened = shared.open(segment.descriptor(), segment.memory().len()).expect("its own memory");
+    let (target, source) = (bench.memory(1_000), opened.ptr().as_ptr().wrapping_add(at));
+    // SAFETY: all of it lives until the copy is settled.
+    unsafe { device.copy(&*queue, source, target.ptr().as_ptr(), 1_000) }.expect("it takes work");
+    settle(&record(&queue)).expect("nothing failed");
+    bench.assert_filled(&target, 7);
+    let told = Arc::new(Told::default());
+    let viewer: Arc<dyn Viewer> = told.clone();
+    segment.at_end(Arc::downgrade(&viewer));
+    let (number, larger) = (segment.number(), 4 * segment.memory().len());
+    drop((opened, first, second, segment, same));
+    assert!(told.0.lock().is_empty(), "the largest segment that is empty stays");
+    drop(shared.allocate(larger, 256).expect("there is room"));
+    assert_eq!(*told.0.lock(), [number], "a larger one is");
+    bench.assert_nothing_wrong();
+}
+
+#[test]
+fn what_is_no_memory_of_another_process_is_refused_and_breaks_nothing() {
+    let bench = bench();
+    let Some(shared) = bench.device.shared_memory() else { return eprintln!("skipped: the driver has none") };
+    let file = File::open("/proc/self/maps").expect("a file of every process");
+    let block = shared.allocate(64, 64).expect("there is room");
+    let (segment, _) = shared.find(block.ptr().as_ptr(), 64).expect("it is there");
+    let longer = 2 * segment.memory().len();
+    for (descriptor, bytes) in
+        [(&OwnedFd::from(file), 2 << 20), (segment.descriptor(), longer), (segment.descriptor(), 0)]
+    {
+        let refused = shared.open(descriptor, bytes).expect_err("it is not that");
+        assert_eq!(refused.kind(), DeviceErrorKind::Invalid);
+        assert!(refused.message().starts_with("cannot open memory of another process on cuda:"), "{refused}");
+    }
+    assert_eq!(shared.allocate(64, 3).expect_err("3").kind(), DeviceErrorKind::Invalid);
+    for bytes in [1 << 50, usize::MAX] {
+        let huge = shared.allocate(bytes, 64).expect_err("more than there is");
+        assert_eq!(huge.kind(), DeviceErrorKind::OutOfMemory, "{bytes}");
+    }
+    assert!(bench.device.fault().is_none());
+    bench.assert_nothing_wrong();
+}
+
+#[test]
+fn a_copy_from_another_device_reaches_memory_for_other_processes() {
+    let bench = bench();
+    if bench.simulator("which devices are peers depends on the machine").is_none() {
+        return;
+    }
+    let (device, other) = (apart(4), apart(5));
+    let shared = other.shared_memory().expect("the simulator has it");
+    let (before, own) =
+        (shared.allocate(64, 64).expect("there is room"), device.allocate(64, 64).expect("there is room"));
+    let queue = device.queue().expect("it works");
+    fill(&queue, &own, 3);
+    let copy = |target: &estafette_devices::Allocation| {
+        // SAFETY: both live until the copy is settled.
+        unsafe { device.copy(&*queue, own.ptr().as_ptr(), target.ptr().as_ptr(), 64) }
+            .expect("it takes work");
+        settle(&record(&queue)).expect("nothing failed");
+    };
+    copy(&before);
+    // In a segment that is made once the two are peers.
+    copy(&shared.allocate(100 << 20, 64).expect("there is room"));
     bench.assert_nothing_wrong();
 }

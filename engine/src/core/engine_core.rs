@@ -79,6 +79,8 @@ pub(crate) struct Core {
     pub(crate) closing: AtomicBool,
     /// Bytes of stack of each thread that runs bodies.
     pub(crate) stack_size: usize,
+    /// Memory comes from memory that other processes can be shown, where there is such.
+    pub(crate) is_shared: bool,
     /// For asynchronous bodies.
     pub(crate) runtime: Runtime,
     /// Called once per wait that only leases hold up: a garbage-collected language collects here.
@@ -112,6 +114,7 @@ pub(crate) struct CoreOptions {
     pub(crate) runtime: Runtime,
     pub(crate) report_failures: bool,
     pub(crate) stack_size: usize,
+    pub(crate) is_shared: bool,
 }
 
 impl Core {
@@ -150,6 +153,7 @@ impl Core {
             others_looks: Pace::default(),
             closing: AtomicBool::new(false),
             stack_size: options.stack_size,
+            is_shared: options.is_shared,
             runtime: options.runtime,
             on_lease_wait: OnceLock::new(),
             on_wait: OnceLock::new(),

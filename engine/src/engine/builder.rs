@@ -52,7 +52,6 @@ pub struct EngineBuilder {
     watch: Option<(Duration, OnStall)>,
     report_failures: bool,
     stack_size: Option<usize>,
-    #[cfg(feature = "links")]
     is_shared: bool,
 }
 
@@ -68,7 +67,8 @@ impl EngineBuilder {
         self
     }
 
-    /// Whether host memory of this engine comes from memory that other processes can be shown. Default: no.
+    /// Whether memory of this engine comes from memory that other processes can be shown: of the host, and of devices that have such.
+    /// Default: no.
     #[cfg(feature = "links")]
     pub fn shared(mut self, is_shared: bool) -> Self {
         self.is_shared = is_shared;
@@ -207,6 +207,7 @@ impl EngineBuilder {
             runtime: self.runtime,
             report_failures: self.report_failures,
             stack_size,
+            is_shared: self.is_shared,
         });
         let handle = Arc::new(Handle { core, watch: OnceLock::new() });
         if let Some((limit, report)) = self.watch {
@@ -240,7 +241,6 @@ impl Engine {
             watch: None,
             report_failures: true,
             stack_size: None,
-            #[cfg(feature = "links")]
             is_shared: false,
         }
     }

@@ -2,8 +2,8 @@
 //!
 //! | the memory of the tensor | what is shown |
 //! |---|---|
-//! | shared memory of this process | the memory, under a read lease |
-//! | other memory of this process | a copy in shared memory, made under a read lease that ends with it |
+//! | shared memory of this process, of the host or a device | the memory, under a read lease |
+//! | other memory of this process | a copy in shared memory of the host, made under a read lease that ends with it |
 //! | memory of another process | nothing: that process is asked, and shows the memory itself |
 //!
 //! Where the tensor has no memory yet, the read lease takes its place in the order at once, and the rest follows when it is granted.
@@ -11,8 +11,8 @@
 use std::sync::{Arc, OnceLock};
 
 use estafette_devices::host::{self, HostDevice};
-use estafette_devices::{DLDevice, Device, Fence, FenceState};
-use estafette_links::{Arena, Segment};
+use estafette_devices::{DLDevice, Device, Fence, FenceState, SharedSegment};
+use estafette_links::{Arena, Link, LinkError, Segment};
 use estafette_sync::sync::Mutex;
 
 use super::done;
@@ -49,9 +49,25 @@ pub(super) enum Shown {
     Elsewhere(RemoteOrigin, #[expect(dead_code, reason = "kept")] Tensor),
 }
 
+/// A segment of this process.
+pub(super) enum Memory {
+    Host(Arc<Segment>),
+    Device(Arc<SharedSegment>),
+}
+
+impl Memory {
+    /// As [`Link::show`].
+    pub(super) fn show(&self, link: &Link) -> Result<u32, LinkError> {
+        match self {
+            Self::Host(segment) => link.show(segment),
+            Self::Device(segment) => link.show_device(segment),
+        }
+    }
+}
+
 /// Shared memory of this process.
 pub(super) struct Place {
-    pub(super) segment: Arc<Segment>,
+    pub(super) segment: Memory,
     /// Where the first element is in the segment.
     pub(super) first: usize,
     pub(super) layout: Layout,
@@ -141,10 +157,12 @@ impl Export {
     }
 }
 
-/// Whether the tensor is known to be in memory of another process.
+/// Whether the tensor is known to be in memory of another process or a device.
 pub(super) fn is_elsewhere(tensor: &Tensor) -> bool {
-    let definition = tensor.inner.definition();
-    definition.is_ok_and(|definition| matches!(definition.storage.loan(), Some(Loan::ForReading(_))))
+    tensor.inner.definition().is_ok_and(|definition| {
+        let is_on_device = definition.layout.device() != DLDevice::CPU;
+        is_on_device || matches!(definition.storage.loan(), Some(Loan::ForReading(_)))
+    })
 }
 
 /// How a tensor is shown, and where it is to be copied to before.
@@ -158,8 +176,11 @@ fn show(
         if let Some(Loan::ForReading(origin)) = definition.storage.loan() {
             return Ok((Shown::Elsewhere(origin.clone(), tensor.clone()), None));
         }
-        let in_arena = || find(layout, *data, None).filter(|_| layout.device() == DLDevice::CPU);
-        if let Some(place) = find_in_segment(definition).or_else(in_arena) {
+        let shared = || match layout.device() {
+            DLDevice::CPU => find(layout, *data, None),
+            _ => find_on_device(tensor, layout, *data),
+        };
+        if let Some(place) = find_in_segment(definition).or_else(shared) {
             return Ok((Shown::Here(place), None));
         }
         if copy == Some(false) {
@@ -181,7 +202,17 @@ fn find(layout: &Layout, data: *mut u8, storage: Option<Arc<Storage>>) -> Option
     let range = layout.byte_range(data);
     let (segment, offset) = Arena.find(std::ptr::without_provenance::<u8>(range.start), range.len())?;
     let first = offset + (data.addr() - range.start);
-    Some(Place { segment, first, layout: layout.clone(), _storage: storage })
+    Some(Place { segment: Memory::Host(segment), first, layout: layout.clone(), _storage: storage })
+}
+
+/// Memory of a device that other processes can be shown.
+fn find_on_device(tensor: &Tensor, layout: &Layout, data: *mut u8) -> Option<Place> {
+    let device = tensor.inner.core.device(layout.device())?;
+    let range = layout.byte_range(data);
+    let (segment, offset) =
+        device.shared_memory()?.find(std::ptr::without_provenance::<u8>(range.start), range.len())?;
+    let first = offset + (data.addr() - range.start);
+    Some(Place { segment: Memory::Device(segment), first, layout: layout.clone(), _storage: None })
 }
 
 /// Why a tensor is not lent for writing.
@@ -191,7 +222,7 @@ const NOT_WRITABLE: &str = "no other process can write the memory of the tensor:
 fn find_in_segment(definition: &Definition) -> Option<Place> {
     let segment = Arc::clone(definition.storage.as_segment()?);
     let first = definition.data.addr() - segment.start().as_ptr().addr();
-    Some(Place { segment, first, layout: definition.layout.clone(), _storage: None })
+    Some(Place { segment: Memory::Host(segment), first, layout: definition.layout.clone(), _storage: None })
 }
 
 /// Copies the leased tensor, as an operation; an engine that has shut down takes none.

@@ -8,6 +8,7 @@ use std::time::Duration;
 use estafette_devices::{DeviceError, DeviceErrorKind, Reactor};
 use estafette_links::network::{self, Fetched, Offer, Reach, Reply, Secret};
 
+use super::export::Memory;
 use super::ticket::{UntilHeld, VOID, named};
 use super::{Description, Export, Shown};
 use crate::core::error::Error;
@@ -52,14 +53,15 @@ fn refused(what: &'static str) -> DeviceError {
 
 fn not_here() -> DeviceError {
     refused(
-        "the result was memory of a third process, which another machine cannot be given: make the ticket with a copy",
+        "the result was memory of a third process or of a device, which another machine cannot be given: make the ticket with a copy",
     )
 }
 
-/// `None` for memory of a third process.
+/// `None` for memory of a third process, and of a device.
 fn offer(export: Arc<Export>) -> Option<Offer> {
     let Some(Shown::Here(place)) = export.shown.get() else { return None };
-    let (segment, first, layout) = (Arc::clone(&place.segment), place.first, place.layout.clone());
+    let Memory::Host(segment) = &place.segment else { return None };
+    let (segment, first, layout) = (Arc::clone(segment), place.first, place.layout.clone());
     let owner = export.owner.clone();
     let start = segment.start().as_ptr();
     let range = layout.byte_range(start.wrapping_add(first));

@@ -104,7 +104,7 @@ impl Tensor {
         self.inner.core.check_usable()?;
         let listen = |at: &String| network::listen(at, options.deadline);
         let reach = options.reach.as_ref().map(listen).transpose()?.unwrap_or_default();
-        // Another machine can be given memory of this process alone.
+        // Another machine can be given host memory of this process alone.
         let copied = (!reach.is_empty() && export::is_elsewhere(self)).then_some(true);
         let owner = if options.once { "a ticket for one use" } else { "a ticket" };
         let export = Export::new(self, LeaseOwner::from(owner), options.copy.or(copied))?;

@@ -49,7 +49,10 @@ pub(crate) fn fresh(core: &Core, layout: &Layout, zeroed: bool) -> Result<Storag
         }
         allocation
     } else if !zeroed {
-        device.allocate(bytes, ALIGN)?
+        match device.shared_memory().filter(|_| core.is_shared) {
+            Some(shared) => shared.allocate(bytes, ALIGN)?,
+            None => device.allocate(bytes, ALIGN)?,
+        }
     } else if device.host_accessible() {
         device.allocate_zeroed(bytes, ALIGN)?
     } else {

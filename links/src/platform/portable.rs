@@ -11,9 +11,7 @@ fn unsupported<T>() -> io::Result<T> {
     Err(io::Error::new(io::ErrorKind::Unsupported, "links between processes need Linux"))
 }
 
-/// Has no value.
-#[derive(Debug)]
-pub enum Descriptor {}
+pub use estafette_devices::Descriptor;
 
 /// Has no value.
 #[derive(Debug)]

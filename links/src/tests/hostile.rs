@@ -13,7 +13,7 @@ use super::{HUNG, Random, assert_works, descriptors, door, scribble, shows, unse
 use crate::board::{BYTES, OwnBoard};
 use crate::hub::GREETING;
 use crate::platform::{Memory, Socket, own_process};
-use crate::{Address, Door, Link, Received};
+use crate::{Address, Door, Link, Received, Seen};
 
 /// The door of the honest process, and the seed of the hostile one.
 const HOSTILE: &str = "ESTAFETTE_LINKS_HOSTILE";
@@ -94,8 +94,14 @@ fn attack(address: &Address, seed: u64) {
             match random.below(64) {
                 0..4 => {
                     let lengths = [0, 1, 4096, 8192, 8200, BYTES as u64, u64::MAX, random.next()];
-                    let message = shows(random.below(SEGMENTS as usize) as u32, lengths[random.below(8)]);
-                    let length = [16, 16, 16, random.below(17)][random.below(4)];
+                    let mut message = [0; 36];
+                    message[..16].copy_from_slice(&shows(
+                        random.below(SEGMENTS as usize) as u32,
+                        lengths[random.below(8)],
+                    ));
+                    // Memory of the host, for writing, of a device, and the end of one.
+                    message[0] += random.below(4) as u8;
+                    let length = [16, 36, 8, random.below(37)][random.below(4)];
                     let _ = socket.send(&message[..length], &things.some(&mut random));
                 }
                 // The one good segment.
@@ -150,7 +156,7 @@ impl Honest {
 
     /// The sum of all bytes of a segment, if the peer has shown one.
     fn read(&self, number: u32) -> u64 {
-        let Ok(segment) = self.link.segment(number) else { return 0 };
+        let Some(segment) = self.link.segment(number).ok().and_then(Seen::host) else { return 0 };
         let start = segment.start().as_ptr();
         // SAFETY: mapped for as long as the segment is held; its owner may write, so each byte is read once.
         (0..segment.bytes()).map(|at| u64::from(unsafe { start.add(at).read_volatile() })).sum()

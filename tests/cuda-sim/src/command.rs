@@ -242,9 +242,15 @@ impl State {
                 return None;
             }
         }
-        if matches!(kind, Kind::Kernel | Kind::Graph)
-            && let Some(touch) = touches.iter().find(|touch| !self.device_may_touch(context, touch))
-        {
+        let is_kernel = matches!(kind, Kind::Kernel | Kind::Graph);
+        let may = |touch: &Touch| {
+            if is_kernel {
+                self.device_may_touch(context, touch)
+            } else {
+                self.mapping_allows(context, touch)
+            }
+        };
+        if let Some(touch) = touches.iter().find(|touch| !may(touch)) {
             let name = self.stream_name(stream);
             self.violation(format!(
                 "{kind:?} on {name} touches {} bytes at {:#x}, which it may not",

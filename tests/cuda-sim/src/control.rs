@@ -293,6 +293,12 @@ pub extern "C" fn cusim_peer_access(possible: c_int) {
     Session::open().script.peer_access = possible != 0;
 }
 
+/// Whether memory can be mapped for reading alone.
+#[unsafe(no_mangle)]
+pub extern "C" fn cusim_read_only_mappings(possible: c_int) {
+    Session::open().script.no_read_only = possible == 0;
+}
+
 /// Bytes that the pools of a device keep for later.
 #[unsafe(no_mangle)]
 pub extern "C" fn cusim_kept(device: u32) -> u64 {

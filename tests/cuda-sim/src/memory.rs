@@ -28,6 +28,8 @@ pub(crate) struct Allocation {
     /// The handle of the pool that it came from, or 0.
     pub(crate) pool: u64,
     pub(crate) live: bool,
+    /// Of memory that is mapped: what each device may do, as `cuMemSetAccess` says.
+    pub(crate) access: Option<BTreeMap<usize, i32>>,
     pub(crate) accesses: Vec<Access>,
 }
 
@@ -97,8 +99,9 @@ impl Memory {
     ) {
         self.made += 1;
         let number = self.made;
+        let (live, access, accesses) = (true, None, Vec::new());
         let allocation =
-            Allocation { base, bytes, place, context, number, flags, pool, live: true, accesses: Vec::new() };
+            Allocation { base, bytes, place, context, number, flags, pool, live, access, accesses };
         self.by_base.insert(base, allocation);
     }
 
@@ -107,6 +110,11 @@ impl Memory {
         if let Some(allocation) = self.by_base.get_mut(&base) {
             allocation.live = false;
         }
+    }
+
+    /// The addresses are free for other uses.
+    pub(crate) fn take_out(&mut self, base: u64) {
+        self.by_base.remove(&base);
     }
 
     /// The context of all this was reset. Its memory is kept: the host may still look at words in it.
@@ -151,13 +159,7 @@ impl State {
         if bytes == 0 {
             return Err(INVALID_VALUE);
         }
-        if let Some(left) = &mut self.script.failing_allocation {
-            *left -= 1;
-            if *left == 0 {
-                self.script.failing_allocation = None;
-                return Err(OUT_OF_MEMORY);
-            }
-        }
+        self.may_allocate()?;
         let device = self.contexts[context].device;
         if place != Place::Pinned {
             let kept = |(handle, other): (&u64, &Pool)| {
@@ -185,6 +187,29 @@ impl State {
         unsafe { base.write_bytes(0xcd, bytes.min(1 << 20) as usize) };
         self.memory.insert(base as u64, bytes, place, context, flags, pool);
         Ok(base as u64)
+    }
+
+    /// Fails the allocation that the script wants to fail.
+    fn may_allocate(&mut self) -> Result<(), Code> {
+        if let Some(left) = &mut self.script.failing_allocation {
+            *left -= 1;
+            if *left == 0 {
+                self.script.failing_allocation = None;
+                return Err(OUT_OF_MEMORY);
+            }
+        }
+        Ok(())
+    }
+
+    /// Notes memory of a device that is made apart from its addresses, if there is so much.
+    pub(crate) fn account(&mut self, device: usize, bytes: u64) -> Result<(), Code> {
+        self.may_allocate()?;
+        let used = self.memory.used.entry(device).or_default();
+        if bytes > self.script.capacity.saturating_sub(*used) {
+            return Err(OUT_OF_MEMORY);
+        }
+        *used += bytes;
+        Ok(())
     }
 
     /// Bytes of a released allocation are there again for others.
@@ -229,6 +254,9 @@ impl State {
         // Released memory that is still kept was reported when the command came; here it does no harm.
         let memory = &self.memory.by_base;
         let Some((_, allocation)) = memory.range(..=touch.address).next_back() else { return false };
+        if allocation.access.is_some() {
+            return self.mapping_allows(context, touch);
+        }
         let (own, its) = (self.contexts[context].device, self.contexts[allocation.context].device);
         let shared = match self.pools.get(&allocation.pool) {
             Some(pool) => pool.reached_by.contains(&own),

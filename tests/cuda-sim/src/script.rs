@@ -35,6 +35,8 @@ pub(crate) struct Script {
     pub(crate) start: Option<Code>,
     /// Whether devices reach each other's memory.
     pub(crate) peer_access: bool,
+    /// Whether memory cannot be mapped for reading alone.
+    pub(crate) no_read_only: bool,
     /// Whether what pins memory, makes a stream or loads code waits for all work of the context.
     pub(crate) setup_waits: bool,
     /// Asks whether the calling thread has the lock of a Python interpreter. A call that may wait must not be made with it: what the
@@ -62,6 +64,7 @@ impl Default for Script {
             call_time: from_environment("ESTAFETTE_CUDA_SIM_CALL_NS").unwrap_or(0) as u64,
             start: None,
             peer_access: true,
+            no_read_only: false,
             setup_waits: from_environment("ESTAFETTE_CUDA_SIM_SETUP_WAITS").is_some(),
             has_interpreter: None,
         }

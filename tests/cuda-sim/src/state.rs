@@ -6,6 +6,7 @@ use std::ops::{Deref, DerefMut};
 use std::sync::{Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
+use crate::api::virtual_memory::VirtualMemory;
 use crate::capture::{Capture, Node};
 use crate::codes::{Code, INVALID_CONTEXT, INVALID_HANDLE, NOT_INITIALIZED, NOT_PERMITTED};
 use crate::command::{Command, CommandId, Request};
@@ -75,6 +76,7 @@ pub(crate) struct State {
     pub(crate) last_command: CommandId,
     pub(crate) last_handle: u64,
     pub(crate) memory: Memory,
+    pub(crate) virtual_memory: VirtualMemory,
     /// Commands that the host knows to be over. One clock for all threads: their own synchronization is not
     /// visible.
     pub(crate) host: VectorClock,
@@ -125,6 +127,7 @@ fn driver() -> &'static Driver {
             last_command: 0,
             last_handle: 0,
             memory: Memory::default(),
+            virtual_memory: VirtualMemory::default(),
             host: VectorClock::default(),
             captures: HashMap::new(),
             graphs: HashMap::new(),

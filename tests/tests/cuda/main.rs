@@ -6,7 +6,10 @@ mod copies;
 mod cudarc;
 mod exchange;
 mod hand_back;
+mod processes;
 mod programs;
+#[path = "../../../links/tests/support/mod.rs"]
+mod support;
 
 use std::sync::MutexGuard;
 

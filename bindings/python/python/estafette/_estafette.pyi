@@ -76,7 +76,7 @@ class Engine:
     using: the function that makes arrays of tensors, for calls that name none, for example
         ``np.from_dlpack``; default the one of the library that a function belongs to, as for ``np.add``, and
         none for other functions, which get the tensors themselves.
-    shared: True if other processes can be shown all host memory that the engine makes; default False.
+    shared: True if other processes can be shown all memory that the engine makes, of the host and of CUDA devices; default False.
     """
 
     def __new__(
@@ -200,8 +200,9 @@ class Engine:
         self, shape: ShapeLike, dtype: DtypeLike, *, device: DeviceLike | None = None, shared: bool | Literal["write"] = False
     ) -> Tensor:
         """Returns a tensor of the given shape and element type, for operations to fill: in host memory, or in
-        memory of `device`, for example ``"sycl:cpu"``. With `shared`, other processes can be shown the memory, which is on the host; with
-        ``"write"`` another process can also be lent the memory for writing (`Link.send`).
+        memory of `device`, for example ``"sycl:cpu"``. With `shared`, other processes can be shown the memory, which is on the host or a
+        CUDA device, else `NotSharedError`; with ``"write"``, on the host alone, another process can also be lent it for writing
+        (`Link.send`).
         """
     def zeros(self, shape: ShapeLike, dtype: DtypeLike, *, shared: bool | Literal["write"] = False) -> Tensor:
         """Returns a tensor of zeros in host memory. `shared` is as for `empty`."""

@@ -200,6 +200,11 @@ impl Simulator {
         self.call::<extern "C" fn(c_int)>(c"cusim_peer_access")(c_int::from(possible));
     }
 
+    /// Whether memory can be mapped for reading alone.
+    pub fn read_only_mappings(&self, possible: bool) {
+        self.call::<extern "C" fn(c_int)>(c"cusim_read_only_mappings")(c_int::from(possible));
+    }
+
     /// Bytes that the pools of a device keep for later.
     pub fn kept(&self, device: u32) -> u64 {
         self.call::<extern "C" fn(u32) -> u64>(c"cusim_kept")(device)

@@ -30,6 +30,8 @@ impl State {
             75 => 7,
             // Stream memory operations, of 64 bits too, with NOR; the second generation of the three.
             92..=94 | 122 | 123 => 1,
+            // Memory apart from its addresses, and descriptors of it.
+            102 | 103 => 1,
             // Memory pools.
             115 => 1,
             _ => 0,

@@ -6,7 +6,10 @@
 
 use std::ffi::{CStr, c_char, c_int, c_void};
 
-use super::{context, device, event, graph, library, memory, module, put, put_if_wanted, stream, transfer};
+use super::{
+    context, device, event, graph, library, memory, module, put, put_if_wanted, stream, transfer,
+    virtual_memory,
+};
 use crate::codes::*;
 
 /// `CUdriverProcAddressQueryResult`.
@@ -70,6 +73,7 @@ fn all() -> impl Iterator<Item = (&'static str, *const c_void)> {
         module::exported(),
         stream::exported(),
         transfer::exported(),
+        virtual_memory::exported(),
         exported(),
     ];
     modules.into_iter().flatten()

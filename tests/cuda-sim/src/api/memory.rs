@@ -48,7 +48,7 @@ impl Session {
     /// Releases memory at once, after all that the context still has to do, as the driver does.
     fn release_now(&mut self, address: u64, places: &[Place]) -> Result<(), Code> {
         let allocation = self.memory.live(address).ok_or(INVALID_VALUE)?;
-        if allocation.base != address || !places.contains(&allocation.place) {
+        if allocation.base != address || !places.contains(&allocation.place) || allocation.access.is_some() {
             return Err(INVALID_VALUE);
         }
         let context = allocation.context;
@@ -165,7 +165,8 @@ driver! {
     fn cuMemFreeAsync(address: u64, stream: u64) |session| {
         let stream = session.sound_stream(stream)?;
         let allocation = session.memory.live(address).ok_or(INVALID_VALUE)?;
-        if allocation.base != address || !matches!(allocation.place, Place::Device | Place::Managed) {
+        let is_managed = matches!(allocation.place, Place::Device | Place::Managed);
+        if allocation.base != address || !is_managed || allocation.access.is_some() {
             return Err(INVALID_VALUE);
         }
         let touches = vec![Touch::write(address, allocation.bytes)];

@@ -29,6 +29,7 @@ mod memory;
 mod module;
 mod stream;
 mod transfer;
+pub(crate) mod virtual_memory;
 
 use crate::codes::{Code, INVALID_VALUE};
 

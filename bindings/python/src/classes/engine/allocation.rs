@@ -58,8 +58,9 @@ impl PyEngine {
 #[pymethods]
 impl PyEngine {
     /// Returns a tensor of the given shape and element type, for operations to fill: in host memory, or in
-    /// memory of `device`, for example ``"sycl:cpu"``. With `shared`, other processes can be shown the memory, which is on the host; with
-    /// ``"write"`` another process can also be lent the memory for writing (`Link.send`).
+    /// memory of `device`, for example ``"sycl:cpu"``. With `shared`, other processes can be shown the memory, which is on the host or a
+    /// CUDA device, else `NotSharedError`; with ``"write"``, on the host alone, another process can also be lent it for writing
+    /// (`Link.send`).
     #[pyo3(
         signature = (shape, dtype, *, device = None, shared = Shared::No),
         text_signature = "($self, shape, dtype, *, device=None, shared=False)"
@@ -75,9 +76,14 @@ impl PyEngine {
         let (shape, dtype) = (parse_shape(shape)?, parse_dtype(dtype)?);
         let engine = self.engine(py)?;
         let tensor = match device.map(kinds::parse_device).transpose()? {
-            Some(device) if shared != Shared::No && device != DLDevice::CPU => {
-                let message = format!("memory on {device} cannot be shared with other processes");
+            Some(device) if shared == Shared::ForWriting && device != DLDevice::CPU => {
+                let message = format!("memory on {device} cannot be lent to other processes for writing");
                 return Err(raise(py, "InvalidError", message));
+            }
+            Some(device) if shared == Shared::ForReading && device != DLDevice::CPU => {
+                prepare_queues(py, true)?;
+                kinds::device_of(py, device)?;
+                guard::detach(py, || engine.empty_shared_on(device, &shape, dtype))
             }
             _ if shared != Shared::No => return self.shared_zeros(py, &shape, dtype, shared),
             None | Some(DLDevice::CPU) => engine.empty(&shape, dtype),

@@ -80,7 +80,7 @@ use crate::unretrieved::{self, Failures};
 /// using: the function that makes arrays of tensors, for calls that name none, for example
 ///     ``np.from_dlpack``; default the one of the library that a function belongs to, as for ``np.add``, and
 ///     none for other functions, which get the tensors themselves.
-/// shared: True if other processes can be shown all host memory that the engine makes; default False.
+/// shared: True if other processes can be shown all memory that the engine makes, of the host and of CUDA devices; default False.
 #[pyclass(frozen, module = "estafette", name = "Engine", weakref)]
 pub struct PyEngine {
     pub(super) handle: EngineHandle,
