@@ -219,8 +219,8 @@ typedef struct estafette_recording estafette_recording;
 typedef struct estafette_tensor estafette_tensor;
 
 /**
- * Names a version of a tensor for other processes of the same user on this machine. Its bytes may travel through anything, to processes that
- * no link joins.
+ * Names a version of a tensor for other processes: of the same user on this machine, and with `reach` in its options on other machines. Its
+ * bytes may travel through anything, to processes that no link joins.
  */
 typedef struct estafette_ticket estafette_ticket;
 
@@ -554,7 +554,31 @@ typedef struct estafette_ticket_options {
    * never.
    */
   int32_t copy;
+  /**
+   * NULL, or where other machines reach this one, `host` or `host:port`: the ticket is good there as well, and gives a copy, which NIXL makes.
+   * The process then listens there for as long as it lives; without a port the system chooses one. NIXL (`libnixl_capi.so`) must be found by
+   * the loader, here and there. Data and the secret of the ticket cross the network as they are, so its machines must trust each other.
+   */
+  const char *reach;
+  /**
+   * After how much silence a process on another machine takes this one for dead, and this one suspects that, in nanoseconds; 0 for 10 s.
+   */
+  uint64_t deadline_ns;
 } estafette_ticket_options;
+
+/**
+ * Options of what is sent. All bytes zero, but for `size`, are the defaults.
+ */
+typedef struct estafette_send_options {
+  /**
+   * `sizeof(estafette_send_options)`.
+   */
+  uint32_t size;
+  /**
+   * As `copy` of `estafette_ticket_options`.
+   */
+  int32_t copy;
+} estafette_send_options;
 
 /**
  * What `estafette_on_ready` calls: a status (never `ESTAFETTE_PENDING`), and for an error its text, which is only there during
@@ -1366,12 +1390,12 @@ estafette_status estafette_record_snapshot(struct estafette_recording *recording
  * and gives it up by `estafette_ticket_revoke`.
  *
  * Returns `ESTAFETTE_OK`; `ESTAFETTE_NOT_SHARED` for memory that other processes cannot be shown, if a copy was refused;
- * `ESTAFETTE_INVALID` for NULL, a handle that is not in use, a wrong option, or when 65,536 tickets are alive;
- * `ESTAFETTE_FAILED` with the reason when the system refuses to open a door; `ESTAFETTE_SHUTDOWN`; `ESTAFETTE_FORKED`. `*out` is written only on
+ * `ESTAFETTE_INVALID` for NULL, a handle that is not in use, a wrong option, or when 65,536 tickets are alive, and with `reach` when NIXL is
+ * missing or the address is none of this machine; `ESTAFETTE_FAILED` with the reason when the system refuses to open a door; `ESTAFETTE_SHUTDOWN`; `ESTAFETTE_FORKED`. `*out` is written only on
  * success. May be called by any thread.
  *
  * What the caller promises:
- * `options` is NULL or as long as its size says; `out` is NULL or may be written. `tensor` may be any value.
+ * `options` is NULL or as long as its size says, and its `reach` NULL or a text; `out` is NULL or may be written. `tensor` may be any value.
  */
 estafette_status estafette_ticket_create(const struct estafette_tensor *tensor,
                                          const struct estafette_ticket_options *options,
@@ -1379,7 +1403,7 @@ estafette_status estafette_ticket_create(const struct estafette_tensor *tensor,
 
 /**
  * The bytes of a ticket, for `estafette_from_ticket` in another process: as many as fit into the `capacity` bytes at `bytes` (which may be
- * NULL when that is 0), and their number to `*size`, which is less than 128.
+ * NULL when that is 0), and their number to `*size`, which is less than 128, or less than 384 where the ticket is for other machines.
  *
  * Returns `ESTAFETTE_OK`; `ESTAFETTE_INVALID` for NULL or a handle that is not in use; `ESTAFETTE_FORKED`. May be called by any thread.
  *
@@ -1497,20 +1521,24 @@ estafette_status estafette_link_process(const struct estafette_link *link,
 
 /**
  * Lets the other process read the version of `tensor` that is current at this call, ready or not. Writes that are submitted later wait until
- * the other process has let go of it, has closed the link, or has died. Waits, for at most `timeout_ns` (`ESTAFETTE_FOREVER` for no limit; 0 does
+ * the other process has let go of it, has closed the link, or has died. `options` may be NULL for the defaults. Waits, for at most `timeout_ns` (`ESTAFETTE_FOREVER` for no limit; 0 does
  * not wait), only while the link is full: the other process then has 16,384 tensors of this one, or has not received hundreds. The
  * tensor stays the caller's. The calling thread runs no operation meanwhile.
  *
  * Memory that is not shared, see `shared` in `estafette_engine_options` and `estafette_zeros_shared`, is copied once the version is ready, and
  * later writes wait for the copy alone.
  *
- * Returns `ESTAFETTE_OK`; `ESTAFETTE_TIMEOUT`; `ESTAFETTE_DEVICE` if there is no memory for a copy; `ESTAFETTE_PEER_DIED`;
- * `ESTAFETTE_CANCELLED` once the other process has closed the link; `ESTAFETTE_INVALID` for NULL or a handle that is not in use;
- * `ESTAFETTE_WOULD_DEADLOCK` where it would block in a callback; `ESTAFETTE_SHUTDOWN`; `ESTAFETTE_FORKED`. Nothing was sent unless it returns
- * `ESTAFETTE_OK`. May be called by any thread. Handles may be any value.
+ * Returns `ESTAFETTE_OK`; `ESTAFETTE_TIMEOUT`; `ESTAFETTE_DEVICE` if there is no memory for a copy; `ESTAFETTE_NOT_SHARED` for memory that other
+ * processes cannot be shown, if a copy was refused; `ESTAFETTE_PEER_DIED`; `ESTAFETTE_CANCELLED` once the other process has closed the
+ * link; `ESTAFETTE_INVALID` for NULL, a handle that is not in use, or a wrong option; `ESTAFETTE_WOULD_DEADLOCK` where it would block in a
+ * callback; `ESTAFETTE_SHUTDOWN`; `ESTAFETTE_FORKED`. Nothing was sent unless it returns `ESTAFETTE_OK`. May be called by any thread.
+ *
+ * What the caller promises:
+ * `options` is NULL or as long as its size says. Handles may be any value.
  */
 estafette_status estafette_link_send(const struct estafette_link *link,
                                      const struct estafette_tensor *tensor,
+                                     const struct estafette_send_options *options,
                                      uint64_t timeout_ns);
 
 /**
@@ -1560,6 +1588,19 @@ estafette_status estafette_link_descriptor(const struct estafette_link *link,
  * there the link is leaked. May be called by any thread. `link` may be any value.
  */
 estafette_status estafette_link_close(struct estafette_link *link);
+
+/**
+ * Says that process `process` on another machine is dead, or with 0 all processes on that machine: their leases end, and writes that waited go
+ * on. For who knows it, such as the program that started them: silence alone is not death. `host` is the address of that machine, as
+ * messages about the process have it. Returns at once.
+ *
+ * Returns `ESTAFETTE_OK`; `ESTAFETTE_INVALID` for NULL or a text that is not UTF-8; `ESTAFETTE_FORKED`. May be called by any thread.
+ *
+ * What the caller promises:
+ * `host` is NULL or a text.
+ */
+estafette_status estafette_declare_dead(const char *host,
+                                        uint32_t process);
 
 /**
  * A few words for a status, for example "invalid argument"; of a number that is none, "unknown status".
@@ -1898,10 +1939,11 @@ struct estafette_api {
   estafette_status (*door_close)(struct estafette_door *door);
   estafette_status (*connect)(struct estafette_engine *engine, const char *address, uint64_t timeout_ns, struct estafette_link **out);
   estafette_status (*link_process)(const struct estafette_link *link, uint32_t *out);
-  estafette_status (*link_send)(const struct estafette_link *link, const struct estafette_tensor *tensor, uint64_t timeout_ns);
+  estafette_status (*link_send)(const struct estafette_link *link, const struct estafette_tensor *tensor, const struct estafette_send_options *options, uint64_t timeout_ns);
   estafette_status (*link_receive)(const struct estafette_link *link, uint64_t timeout_ns, struct estafette_tensor **out);
   estafette_status (*link_descriptor)(const struct estafette_link *link, int32_t *out);
   estafette_status (*link_close)(struct estafette_link *link);
+  estafette_status (*declare_dead)(const char *host, uint32_t process);
 };
 
 #ifdef __cplusplus

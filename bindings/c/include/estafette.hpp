@@ -165,7 +165,7 @@ struct TicketOptions {
   bool once = false;
   Copy copy = Copy::if_needed;
   /// Where other machines reach this process; empty if they do not.
-  std::string reach = {};
+  std::string reach;
   /// Silence after which a process on another machine is suspected, and takes this one for dead; 0 for 10 s.
   std::uint64_t deadline_ns = 0;
 };
@@ -471,7 +471,7 @@ struct SubmitOptions {
   /// The device that the function enqueues on, at `Completion::stream`.
   DLDevice on = {};
   /// Called in place of the function where the operation is skipped, with why. What it throws is dropped.
-  std::function<void(const Error &)> on_skip = {};
+  std::function<void(const Error &)> on_skip;
 };
 
 /// A submitted operation. Dropping it changes nothing.

@@ -430,7 +430,7 @@ static void what_cannot_be_is_refused(void) {
   estafette_ticket *ticket = 0;
   estafette_link *link = 0;
   OK(estafette_zeros(engine, &length, 1, type, &own));
-  estafette_ticket_options options = {sizeof options, 0, -1};
+  estafette_ticket_options options = {sizeof options, 0, -1, 0, 0};
   REFUSED(ESTAFETTE_NOT_SHARED, "a copy was refused", estafette_ticket_create(own, &options, &ticket));
   options.copy = 2;
   REFUSED(ESTAFETTE_INVALID, "copy is 2", estafette_ticket_create(own, &options, &ticket));

@@ -41,7 +41,7 @@ static void a_ticket_names_a_version_for_a_process_without_a_link(void) {
   ends_well(start("finds_it_revoked", digits));
 
   /* As an older program knows the options. */
-  estafette_ticket_options once = {8, 1, 0};
+  estafette_ticket_options once = {8, 1, 0, 0, 0};
   OK(estafette_ticket_create(x, &once, &ticket));
   in_digits(ticket, digits);
   OK(estafette_ticket_revoke(ticket));
