@@ -123,8 +123,11 @@ impl Shared {
             DeviceError::new(DeviceErrorKind::Other, format!("{what}: no descriptor: {error}"))
         })?;
         let memory = self.map(&block, bytes)?;
-        let others = self.reached_by.lock().clone();
-        self.allow(&memory, &[&[self.context.id.device_id], &others[..]].concat(), READ_WRITE)?;
+        self.allow(&memory, self.context.id.device_id, READ_WRITE)?;
+        for other in self.reached_by.lock().clone() {
+            // Where it does not work, the driver refuses copies between the two.
+            let _ = self.allow(&memory, other, READ_WRITE);
+        }
         Ok(SharedSegment::new(memory, self.identity, descriptor))
     }
 
@@ -159,17 +162,11 @@ impl Shared {
         Ok(unsafe { Allocation::from_raw(start, bytes, id, unmap) })
     }
 
-    fn allow(
-        &self,
-        memory: &Allocation,
-        devices: &[c_int],
-        flags: CUmemAccess_flags,
-    ) -> Result<(), DeviceError> {
-        let access: Vec<_> =
-            devices.iter().map(|device| CUmemAccessDesc { location: at(*device), flags }).collect();
+    fn allow(&self, memory: &Allocation, device: c_int, flags: CUmemAccess_flags) -> Result<(), DeviceError> {
+        let access = CUmemAccessDesc { location: at(device), flags };
         let start = memory.ptr().as_ptr().expose_provenance() as CUdeviceptr;
-        // SAFETY: a whole mapping; as many descriptions.
-        let code = unsafe { (self.calls.range_access)(start, memory.len(), access.as_ptr(), access.len()) };
+        // SAFETY: a whole mapping; one description.
+        let code = unsafe { (self.calls.range_access)(start, memory.len(), &raw const access, 1) };
         driver::check(self.context.api, code, "cannot use memory that crosses processes")
     }
 
@@ -179,8 +176,7 @@ impl Shared {
         let segments: Vec<_> = self.extents.lock().spans().cloned().collect();
         let Ok(_current) = self.context.make_current_relaxed() else { return };
         for segment in segments {
-            // Where it does not work, the driver refuses the copy.
-            let _ = self.allow(segment.memory(), &[device], READ_WRITE);
+            let _ = self.allow(segment.memory(), device, READ_WRITE);
         }
     }
 }
@@ -231,10 +227,8 @@ impl SharedMemory for Shared {
         driver::check(self.context.api, code, "it is none").map_err(refused)?;
         let block = Block { calls: self.calls, handle: block };
         let memory = self.map(&block, bytes).map_err(refused)?;
-        let own = [self.context.id.device_id];
-        self.allow(&memory, &own, READ)
-            .or_else(|_| self.allow(&memory, &own, READ_WRITE))
-            .map_err(refused)?;
+        let own = self.context.id.device_id;
+        self.allow(&memory, own, READ).or_else(|_| self.allow(&memory, own, READ_WRITE)).map_err(refused)?;
         Ok(memory)
     }
 }
