@@ -28,8 +28,8 @@ use std::task::{Context, Poll, Waker};
 
 use estafette_sync::process::Generation;
 use estafette_sync::sleeper::Sleeper;
-use estafette_sync::sync::atomic::{AtomicBool, Ordering};
 use estafette_sync::sync::Mutex;
+use estafette_sync::sync::atomic::{AtomicBool, Ordering};
 use estafette_sync::time::{Duration, Instant};
 
 use crate::guarded::guarded;
