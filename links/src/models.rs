@@ -259,11 +259,10 @@ fn a_process_that_listens_without_a_fence_is_lost() {
 }
 
 /// A thread serves until it is rung once. What comes then wakes the link thread, for which the thread leaves the rest.
-#[test]
-fn a_thread_that_serves_no_more_leaves_nothing_behind() {
+fn serves_once(leave: fn(&Listener)) {
     let mut builder = Builder::new();
     builder.preemption_bound = Some(3);
-    builder.check(|| {
+    builder.check(move || {
         let [teller, sleeper] = processes();
         let shared = Arc::new((sleeper, Listener::default(), Bell::default(), Bell::default()));
         let rung = Arc::clone(&shared);
@@ -291,7 +290,7 @@ fn a_thread_that_serves_no_more_leaves_nothing_behind() {
         if !has_all(sleeper) {
             word.sleep(before);
         }
-        listener.leave();
+        leave(listener);
         if attend(&shared) {
             // As the thread that was waited for.
             socket.ring();
@@ -299,4 +298,16 @@ fn a_thread_that_serves_no_more_leaves_nothing_behind() {
         telling.join().expect("it does not panic");
         waiting.join().expect("it does not panic");
     });
+}
+
+#[test]
+fn a_thread_that_serves_no_more_leaves_nothing_behind() {
+    serves_once(Listener::leave);
+}
+
+/// The peer goes on ringing by the word, for which no thread waits.
+#[test]
+#[should_panic(expected = "deadlock")]
+fn a_thread_that_leaves_without_a_word_is_missed() {
+    serves_once(|_| {});
 }
