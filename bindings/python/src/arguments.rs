@@ -37,7 +37,8 @@ pub fn parse_dtype(dtype: &Bound<'_, PyAny>) -> PyResult<DType> {
         let least = least.iter().find(|(known, _)| known.code == dtype.code).map_or(1, |(_, bits)| *bits);
         dtype.code > DType::C64.code || (dtype.bits >= least && dtype.bits.is_power_of_two())
     };
-    let parsed = name.parse().ok().filter(|parsed| !dtype.is_exact_instance_of::<PyString>() || is_width(parsed));
+    let parsed =
+        name.parse().ok().filter(|parsed| !dtype.is_exact_instance_of::<PyString>() || is_width(parsed));
     parsed.ok_or_else(|| {
         PyValueError::new_err(format!(
             "`{text}` is not an element type; the names are NumPy's: \"float32\", \"int64\", \"bool\", and \"bfloat16\", \"float8_e5m2\""

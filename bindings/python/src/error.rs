@@ -69,7 +69,8 @@ impl Raised {
             Err(_) => kind,
         };
         let traceback = bound.getattr("__traceback__").ok().and_then(|traceback| traceback.extract().ok());
-        let context = bound.getattr("__context__").ok().filter(|context| !context.is_none()).map(Bound::unbind);
+        let context =
+            bound.getattr("__context__").ok().filter(|context| !context.is_none()).map(Bound::unbind);
         let kept = Arc::new(Kept { value, traceback, context });
         let is_first = {
             let mut list = KEPT.lock();
@@ -160,7 +161,10 @@ fn operation(py: Python<'_>, name: &str, failure: &OperationError) -> PyErr {
     };
     let source = failure.source_error();
     if let Some(raised) = source.and_then(|source| source.downcast_ref::<Raised>()) {
-        error.set_cause(py, Some(PyErr::from_value(raised.kept.value.clone_ref(py).into_bound(py).into_any())));
+        error.set_cause(
+            py,
+            Some(PyErr::from_value(raised.kept.value.clone_ref(py).into_bound(py).into_any())),
+        );
     } else if let Some(source) = source.and_then(|source| source.downcast_ref::<Error>()) {
         error.set_cause(py, Some(to_py(py, source)));
     } else if let Some(source) = source.and_then(|source| source.downcast_ref::<DeviceError>()) {
