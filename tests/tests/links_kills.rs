@@ -6,6 +6,8 @@
 
 #![cfg(not(any(estafette_portable, estafette_loom, estafette_shuttle)))]
 
+#[path = "../../links/tests/support/limit.rs"]
+mod limit;
 #[path = "../../links/tests/support/mod.rs"]
 mod support;
 
@@ -22,7 +24,8 @@ use estafette::{DType, Engine, Error, Tensor};
 use estafette_links::steps::{self, CLOSING, GREETING, OPEN, STEP};
 use tests::nothing_left::assert_nothing_left;
 
-use support::{limit, role, until, wait};
+use limit::limit;
+use support::{role, until, wait};
 
 const LENGTH: i64 = 300;
 /// Processes that are killed at random moments.

@@ -1,6 +1,6 @@
 //! A consumer that lacks descriptors or address space while memory is shown to it.
 
-use super::support::limit;
+use super::limit::limit;
 use super::*;
 
 /// Larger than what the consumer has of address space.
