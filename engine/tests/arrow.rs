@@ -67,7 +67,7 @@ fn with_nulls(array: &mut DeviceArray, nulls: usize) {
 }
 
 fn take(array: &mut DeviceArray) -> ArrowDeviceArray {
-    // SAFETY: the struct is valid, and nobody else looks at it.
+    // SAFETY: the struct is valid, and only this test looks at it.
     unsafe { ArrowDeviceArray::take(ptr::from_mut(array).cast()) }.unwrap()
 }
 
@@ -204,7 +204,7 @@ fn what_was_released_or_moved_is_refused() {
 fn a_schema_is_read_where_it_is() {
     let mut schema = ArrowSchema::of(DType::U16).unwrap();
     let place = ptr::from_mut(&mut schema).cast::<Schema>();
-    // SAFETY: the schema is alive, and nobody else looks at it.
+    // SAFETY: the schema is alive, and only this test looks at it.
     unsafe {
         assert_eq!(ArrowSchema::format_of(place.cast()).unwrap(), c"S");
         let format = std::mem::replace(&mut (*place).format, ptr::null());

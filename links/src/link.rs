@@ -100,7 +100,7 @@ pub(crate) struct Shared {
 struct Shown {
     /// By the number of the segment, and the kind of the message: the number there, and what the peer's board said of misses then.
     numbers: HashMap<(u64, u8), (u32, bool)>,
-    /// Numbers of segments that the peer was told are over.
+    /// Numbers of segments whose end was said to the peer.
     free: Vec<u32>,
     next: u32,
 }

@@ -13,7 +13,7 @@
 //!   until then it occupies the hardware connection of its stream. So the owner's reactor observes the owner's device, the fence crosses as
 //!   a word of a link, and the other process enqueues work once it is done. That costs a wake-up on each side, some 30 µs, and no
 //!   stream can hang with another process.
-//! - *Memory of others is not exported*: nobody could keep an allocator of another library from freeing it.
+//! - *Memory of others is not exported*: the driver could not keep an allocator of another library from freeing it.
 
 use std::ffi::{c_int, c_void};
 use std::ptr::{self, NonNull};

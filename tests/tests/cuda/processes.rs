@@ -12,7 +12,7 @@ use estafette_cuda_sim_client::Simulator;
 use crate::support::{Peer, role, until, wait};
 
 const BYTES: i64 = 5_000;
-/// What another process is told by: a tensor that says nothing else.
+/// The elements of a tensor that is only a message.
 const WORD: i64 = 1;
 
 struct Side {
