@@ -18,9 +18,10 @@ use std::time::{Duration, Instant};
 
 use estafette::remote::{Address, Door, Link, Ticket};
 use estafette::{DType, Engine, Error, Tensor};
+use tests::limits::limit;
 use tests::nothing_left::assert_nothing_left;
 
-use support::{limit, role, until, wait};
+use support::{role, until, wait};
 
 const LENGTH: i64 = 300;
 /// Processes that are killed at random moments.

@@ -61,19 +61,6 @@ pub fn until(what: &str, condition: impl Fn() -> bool) {
     }
 }
 
-/// Sets how much of something this process may have, and returns how much that was.
-pub fn limit(what: libc::__rlimit_resource_t, most: u64) -> u64 {
-    // SAFETY: reads and writes a struct.
-    unsafe {
-        let mut limit: libc::rlimit = std::mem::zeroed();
-        assert_eq!(libc::getrlimit(what, &raw mut limit), 0);
-        let before = limit.rlim_cur;
-        limit.rlim_cur = most.min(limit.rlim_max);
-        assert_eq!(libc::setrlimit(what, &raw const limit), 0);
-        before
-    }
-}
-
 /// That `fence` says that process `process` died.
 pub fn assert_names_the_dead(fence: &Fence, process: u32) {
     let error = failure(fence);
