@@ -344,7 +344,7 @@ impl Hub {
         let link = match received {
             Err(error) => Err(meeting(error)),
             Ok(Some((length, descriptors))) if length == GREETING.len() && bytes == GREETING => {
-                match descriptors.map(|both| <[_; 2]>::try_from(both)) {
+                match descriptors.map(<[_; 2]>::try_from) {
                     Ok(Ok([theirs, end])) => match may_be_process(&end, process) {
                         Ok(true) => Memory::open(&theirs, BYTES, false)
                             .map_err(|error| match is_shortage(&error) {

@@ -458,7 +458,7 @@ impl Shared {
                 Err(error) if is_shortage(&error) => break,
                 Ok(Some(_)) | Err(_) => return true,
             };
-            let nonsense = match (bytes[0], length, descriptors.map(|all| <[_; 1]>::try_from(all))) {
+            let nonsense = match (bytes[0], length, descriptors.map(<[_; 1]>::try_from)) {
                 (RING_BELL, 1, Ok(Err(none))) if none.is_empty() => {
                     if is_link_thread {
                         break;

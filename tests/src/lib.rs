@@ -8,6 +8,7 @@ pub mod dice;
 pub mod foreign;
 pub mod fuzz;
 pub mod gate;
+pub mod limits;
 pub mod nothing_left;
 pub mod on_device;
 pub mod ops;

@@ -2,8 +2,6 @@
 
 #![cfg(not(any(estafette_portable, estafette_loom, estafette_shuttle)))]
 
-#[path = "../../links/tests/support/limit.rs"]
-mod limit;
 #[path = "../../links/tests/support/mod.rs"]
 mod support;
 

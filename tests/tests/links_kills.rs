@@ -6,8 +6,6 @@
 
 #![cfg(not(any(estafette_portable, estafette_loom, estafette_shuttle)))]
 
-#[path = "../../links/tests/support/limit.rs"]
-mod limit;
 #[path = "../../links/tests/support/mod.rs"]
 mod support;
 
@@ -22,9 +20,9 @@ use std::time::{Duration, Instant};
 use estafette::remote::{Address, Door, Link, Ticket};
 use estafette::{DType, Engine, Error, Tensor};
 use estafette_links::steps::{self, CLOSING, GREETING, OPEN, STEP};
+use tests::limits::limit;
 use tests::nothing_left::assert_nothing_left;
 
-use limit::limit;
 use support::{role, until, wait};
 
 const LENGTH: i64 = 300;

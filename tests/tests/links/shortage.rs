@@ -1,6 +1,7 @@
 //! A consumer that lacks descriptors or address space while memory is shown to it.
 
-use super::limit::limit;
+use tests::limits::limit;
+
 use super::*;
 
 /// Larger than what the consumer has of address space.

@@ -1,4 +1,4 @@
-//! What the system grants this process.
+//! Limits of this process, for tests of what it lacks.
 
 /// Sets how much of something this process may have, and returns how much that was.
 pub fn limit(what: libc::__rlimit_resource_t, most: u64) -> u64 {
