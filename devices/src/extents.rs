@@ -73,6 +73,12 @@ impl<S: Span> Extent<S> {
     }
 }
 
+impl<S: Span> Default for Extents<S> {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
 impl<S: Span> Extents<S> {
     /// None.
     pub const fn new() -> Self {

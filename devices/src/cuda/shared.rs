@@ -98,7 +98,7 @@ impl Shared {
             calls,
             identity,
             granularity,
-            extents: Arc::new(Mutex::new(Extents::new())),
+            extents: Arc::default(),
             reached_by: Mutex::default(),
         })
     }
