@@ -143,7 +143,7 @@ impl Beside {
                 let outcome =
                     run_suite(suite, &context, require, &mut last, &mut |text| output.push_str(text));
                 let line = Line::of(suite, outcome, require, start, last);
-                // A run that has failed receives nothing more.
+                // The receiver is gone where the run has failed.
                 let _ = ran.send(Ran(suite, line, output));
             }
         });
