@@ -369,7 +369,7 @@ impl Shared {
         Some((bell, now))
     }
 
-    /// It serves the link no more, and attends.
+    /// It serves the link no more. The caller then attends, as what came last may have rung this thread alone.
     pub(crate) fn leave(&self) {
         self.listener.leave();
     }
