@@ -220,6 +220,14 @@ def get(reference):
     return ray.get(reference, timeout=100)
 
 
+def wait_for_end(*pids):
+    """Ray kills without waiting."""
+    deadline = time.monotonic() + 60
+    while left := [pid for pid in pids if os.path.exists(f"/proc/{pid}")]:
+        assert time.monotonic() < deadline, left
+        time.sleep(0.05)
+
+
 def test_a_value_that_comes_later_crosses_at_once(actors):
     source, sink = actors
     get(source.write.remote(1.5, held=True))
@@ -419,8 +427,10 @@ def test_a_destination_that_is_killed_at_any_point_holds_nothing(actors):
     sinks = [first, *(Sink.remote() for _ in range(4))]
 
     def method_running(sink):
+        pid = get(sink.pid.remote())
         value = sink.value.remote(source.slow.remote())
         ray.kill(sink)
+        wait_for_end(pid)
         get(source.open.remote())
         with pytest.raises(ray.exceptions.RayError):
             get(value)
@@ -429,7 +439,9 @@ def test_a_destination_that_is_killed_at_any_point_holds_nothing(actors):
         get(source.write.remote(1.0, held=True))
         failure = sink.failure.remote(source.current.remote())
         get(sink.wait_for_pending.remote())
+        pid = get(sink.pid.remote())
         ray.kill(sink)
+        wait_for_end(pid)
         get(source.open.remote())
         with pytest.raises(ray.exceptions.RayError):
             get(failure)
@@ -513,10 +525,7 @@ def test_a_driver_that_is_killed_ends_with_its_actors(cluster):
     assert len(pids) == 2
     driver.kill()
     driver.wait()
-    deadline = time.monotonic() + 60
-    while left := [pid for pid in pids if os.path.exists(f"/proc/{pid}")]:
-        assert time.monotonic() < deadline, left
-        time.sleep(0.05)
+    wait_for_end(*pids)
 
 
 # The last one: a driver that comes later may take the dead node for its own.
