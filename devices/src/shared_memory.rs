@@ -3,21 +3,13 @@
 use std::fmt;
 use std::sync::{Arc, Weak};
 
+pub use estafette_sync::platform::descriptor::Descriptor;
 use estafette_sync::statics;
 use estafette_sync::sync::Mutex;
 use estafette_sync::sync::atomic::{AtomicU64, Ordering};
 
 use crate::extents::Span;
 use crate::{Allocation, DeviceError};
-
-/// Something of the kernel's that crosses to other processes. It is closed on drop.
-#[cfg(unix)]
-pub type Descriptor = std::os::fd::OwnedFd;
-
-/// Has no value.
-#[cfg(not(unix))]
-#[derive(Debug)]
-pub enum Descriptor {}
 
 /// What a device is called in every process of a machine: its kind as DLPack numbers it, in little endian, and sixteen bytes of its
 /// runtime's own. [`table::identified`](crate::table::identified) finds the device.

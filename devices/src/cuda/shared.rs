@@ -13,7 +13,7 @@
 //!   until then it occupies the hardware connection of its stream. So the owner's reactor observes the owner's device, the fence crosses as
 //!   a word of a link, and the other process enqueues work once it is done. That costs a wake-up on each side, some 30 µs, and no
 //!   stream can hang with another process.
-//! - *Memory of others is not exported*: nobody could keep an allocator of another library from freeing it.
+//! - *Memory of other libraries is not exported*: their allocators could free it while another process has it.
 
 use std::ffi::{c_int, c_void};
 use std::ptr::{self, NonNull};
@@ -24,6 +24,7 @@ use cudarc::driver::sys::{
     CUmemAllocationHandleType, CUmemAllocationProp, CUmemAllocationProp_st__bindgen_ty_1,
     CUmemAllocationType,
 };
+use estafette_sync::platform::descriptor;
 use estafette_sync::sync::Mutex;
 
 use crate::{
@@ -119,7 +120,8 @@ impl Shared {
         let code =
             unsafe { (self.calls.block_export)((&raw mut number).cast(), block.handle, DESCRIPTOR, 0) };
         self.context.check(code, &what)?;
-        let descriptor = own(number).map_err(|error| {
+        // SAFETY: the driver has just made it, and gave it away.
+        let descriptor = unsafe { descriptor::own(number) }.map_err(|error| {
             DeviceError::new(DeviceErrorKind::Other, format!("{what}: no descriptor: {error}"))
         })?;
         let memory = self.map(&block, bytes)?;
@@ -215,7 +217,7 @@ impl SharedMemory for Shared {
         self.context.intact()?;
         let _current = self.context.make_current_relaxed()?;
         let mut block: u64 = 0;
-        let number = ptr::without_provenance_mut(raw(descriptor) as usize);
+        let number = ptr::without_provenance_mut(descriptor::number(descriptor) as usize);
         // What another process sent may be anything, and an error of it is no fault of the device.
         let refused = |error: DeviceError| {
             let message =
@@ -259,27 +261,4 @@ fn properties(context: &Context) -> CUmemAllocationProp {
             reserved: [0; 4],
         },
     }
-}
-
-/// A descriptor of the driver's, which programs that this process becomes do not have.
-#[cfg(unix)]
-fn own(number: c_int) -> std::io::Result<Descriptor> {
-    use std::os::fd::{FromRawFd, OwnedFd};
-    // SAFETY: the driver has just made it, and gave it away.
-    unsafe { OwnedFd::from_raw_fd(number) }.try_clone()
-}
-
-#[cfg(unix)]
-fn raw(descriptor: &Descriptor) -> c_int {
-    std::os::fd::AsRawFd::as_raw_fd(descriptor)
-}
-
-#[cfg(not(unix))]
-fn own(_number: c_int) -> std::io::Result<Descriptor> {
-    Err(std::io::ErrorKind::Unsupported.into())
-}
-
-#[cfg(not(unix))]
-fn raw(descriptor: &Descriptor) -> c_int {
-    match *descriptor {}
 }

@@ -19,11 +19,12 @@
 //!
 //! `--cfg estafette_portable` switches the special forms off, and so do the model checkers: what they run is portable.
 //!
-//! [`exit`] is the same everywhere, [`signal`] on every Unix; so is most of [`library`], where the standard library knows the difference.
+//! [`exit`] is the same everywhere, [`signal`] and [`descriptor`] on every Unix; so is most of [`library`], where the standard library knows the difference.
 
 #[cfg(unix)]
 #[doc(hidden)]
 pub mod child;
+pub mod descriptor;
 pub mod exit;
 pub mod library;
 pub mod signal;

@@ -12,7 +12,7 @@ use estafette_cuda_sim_client::Simulator;
 use crate::support::{Peer, role, until, wait};
 
 const BYTES: i64 = 5_000;
-/// What another process is told by: a tensor that says nothing else.
+/// The length of a tensor that says that one process has got somewhere.
 const WORD: i64 = 1;
 
 struct Side {
