@@ -15,7 +15,7 @@ pub enum Descriptor {}
 /// The process has no room for another one for a moment.
 ///
 /// # Safety
-/// It is open, and nobody else's.
+/// It is open, and the caller's alone.
 #[cfg(unix)]
 pub unsafe fn own(number: i32) -> std::io::Result<Descriptor> {
     // SAFETY: by contract. The copy is closed in programs that this process becomes, which that of a library need not be.
