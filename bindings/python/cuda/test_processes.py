@@ -28,7 +28,7 @@ link = eng.connect(sys.argv[1])
 def values(x):
     x.wait(timeout=60)
     assert str(x.device) == "cuda:0", x.device
-    return set(np.from_dlpack(eng.copy(x, "cpu")).tolist())
+    return set(np.from_dlpack(x, device="cpu").tolist())
 
 
 def silent():
@@ -74,7 +74,7 @@ def test_tensors_of_a_device_cross_by_links_and_tickets_without_a_copy(sim, eng)
     overwrite(eng, sim, x, 20)
     with x.ticket(copy=False) as ticket:
         assert eng.stats().copied_for_processes == before
-        other.link.send(eng.wrap(bytearray(bytes(ticket))))
+        other.link.send(eng.from_dlpack(bytearray(bytes(ticket))))
         assert other.ended_well()
     overwrite(eng, sim, x, 21).wait(timeout=30)
 

@@ -13,7 +13,7 @@
 //!   until then it occupies the hardware connection of its stream. So the owner's reactor observes the owner's device, the fence crosses as
 //!   a word of a link, and the other process enqueues work once it is done. That costs a wake-up on each side, some 30 µs, and no
 //!   stream can hang with another process.
-//! - *Memory of others is not exported*: the driver could not keep an allocator of another library from freeing it.
+//! - *Memory of other libraries is not exported*: their allocators could free it while another process has it.
 
 use std::ffi::{c_int, c_void};
 use std::ptr::{self, NonNull};
@@ -217,7 +217,7 @@ impl SharedMemory for Shared {
         self.context.intact()?;
         let _current = self.context.make_current_relaxed()?;
         let mut block: u64 = 0;
-        let number = ptr::without_provenance_mut(descriptor::raw(descriptor) as usize);
+        let number = ptr::without_provenance_mut(descriptor::number(descriptor) as usize);
         // What another process sent may be anything, and an error of it is no fault of the device.
         let refused = |error: DeviceError| {
             let message =

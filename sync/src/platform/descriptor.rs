@@ -1,9 +1,6 @@
-//! Numbers of the kernel's for what crosses to other processes.
+//! What a kernel passes from one process to another.
 
-use std::ffi::c_int;
-use std::io;
-
-/// Something of the kernel's that crosses to other processes. It is closed on drop.
+/// A descriptor. It is closed on drop, and in programs that this process becomes.
 #[cfg(unix)]
 pub type Descriptor = std::os::fd::OwnedFd;
 
@@ -12,31 +9,35 @@ pub type Descriptor = std::os::fd::OwnedFd;
 #[derive(Debug)]
 pub enum Descriptor {}
 
-/// Takes over a descriptor, which programs that this process becomes do not have.
-///
-/// # Safety
-/// `number` is an open descriptor that belongs to the caller, who gives it away.
+/// Takes over a descriptor that a library has made and given away.
 ///
 /// # Errors
-/// There are too many descriptors; this system has none.
-#[cfg_attr(not(unix), expect(unused_variables, reason = "there is none"))]
-pub unsafe fn own(number: c_int) -> io::Result<Descriptor> {
-    #[cfg(unix)]
-    {
-        use std::os::fd::{FromRawFd, OwnedFd};
-        // SAFETY: by contract.
-        unsafe { OwnedFd::from_raw_fd(number) }.try_clone()
-    }
-    #[cfg(not(unix))]
-    Err(io::ErrorKind::Unsupported.into())
+/// The process has no room for another one for a moment.
+///
+/// # Safety
+/// It is open, and the caller's alone.
+#[cfg(unix)]
+pub unsafe fn own(number: i32) -> std::io::Result<Descriptor> {
+    // SAFETY: by contract. The copy is closed in programs that this process becomes, which that of a library need not be.
+    unsafe { <std::os::fd::OwnedFd as std::os::fd::FromRawFd>::from_raw_fd(number) }.try_clone()
+}
+
+/// As on Unix.
+///
+/// # Errors
+/// There are no descriptors.
+///
+/// # Safety
+/// Any number will do.
+#[cfg(not(unix))]
+pub unsafe fn own(_number: i32) -> std::io::Result<Descriptor> {
+    Err(std::io::ErrorKind::Unsupported.into())
 }
 
 /// Its number.
-pub fn raw(descriptor: &Descriptor) -> c_int {
+pub fn number(descriptor: &Descriptor) -> i32 {
     #[cfg(unix)]
-    {
-        std::os::fd::AsRawFd::as_raw_fd(descriptor)
-    }
+    return std::os::fd::AsRawFd::as_raw_fd(descriptor);
     #[cfg(not(unix))]
     match *descriptor {}
 }

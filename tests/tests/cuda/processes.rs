@@ -12,7 +12,7 @@ use estafette_cuda_sim_client::Simulator;
 use crate::support::{Peer, role, until, wait};
 
 const BYTES: i64 = 5_000;
-/// The elements of a tensor that is only a message.
+/// The length of a tensor that says that one process has got somewhere.
 const WORD: i64 = 1;
 
 struct Side {
