@@ -1,5 +1,6 @@
 //! The way into every function: panics end here, errors become a status, arguments are checked.
 
+use std::borrow::Cow;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::ptr::NonNull;
 
@@ -142,6 +143,18 @@ pub(crate) unsafe fn text<'a>(
     // SAFETY: by contract of this function.
     let text = unsafe { std::ffi::CStr::from_ptr(text) };
     text.to_str().map_err(|_| Refusal::invalid(format!("{name} is not UTF-8")))
+}
+
+/// Why something has failed. What is not UTF-8, as a text of the system may be, is replaced, since the failure has to get through.
+///
+/// # Safety
+/// `message` is NULL or ends with a NUL.
+pub(crate) unsafe fn reason<'a>(message: *const std::ffi::c_char) -> Cow<'a, str> {
+    if message.is_null() {
+        return Cow::Borrowed("no reason was given");
+    }
+    // SAFETY: by contract of this function.
+    unsafe { std::ffi::CStr::from_ptr(message) }.to_string_lossy()
 }
 
 #[cold]

@@ -8,7 +8,7 @@ use estafette::devices::host::{self, Completer};
 use estafette::devices::{DeviceError, DeviceErrorKind, Fence};
 use estafette::exchange::foreign_fence;
 
-use crate::entry::{DONE, Refusal, entry, entry_unless_null, place, text};
+use crate::entry::{DONE, Refusal, entry, entry_unless_null, place, reason, text};
 use crate::handles::Table;
 use crate::op::estafette_op;
 use crate::places::Kind;
@@ -128,7 +128,7 @@ pub unsafe extern "C" fn estafette_promise_create(
     })
 }
 
-/// Settles and releases a promise: `ESTAFETTE_OK` for done, or a negative status with a text, which may be NULL. Waiters
+/// Settles and releases a promise: `ESTAFETTE_OK` for done, or a negative status with a text, which may be NULL; what is not UTF-8 in it is replaced. Waiters
 /// are notified before this returns.
 ///
 /// Returns `ESTAFETTE_OK`; `ESTAFETTE_INVALID` for NULL, a handle that is not in use, as of a promise that was settled before, or a
@@ -144,7 +144,7 @@ pub unsafe extern "C" fn estafette_promise_settle(
 ) -> estafette_status {
     entry(|| {
         // SAFETY: by contract of this function.
-        let message = unsafe { text(message, "no reason was given", "message") }?;
+        let message = unsafe { reason(message) };
         let outcome = match outcome_of(status)? {
             None => Ok(()),
             Some(kind) => Err(DeviceError::new(kind, message)),

@@ -10,7 +10,7 @@ use estafette::{ManagedTensor, Produced};
 
 use crate::dlpack::DLManagedTensorVersioned;
 use crate::engine::timeout;
-use crate::entry::{Answer, DONE, Refusal, entry, entry_unless_null, is_null, place, text};
+use crate::entry::{Answer, DONE, Refusal, entry, entry_unless_null, is_null, place, reason};
 use crate::fence::outcome_of;
 use crate::slots::{self, Begun};
 use crate::status::estafette_status;
@@ -24,7 +24,7 @@ use estafette::devices::{DeviceError, DeviceErrorKind};
 pub enum estafette_op {}
 
 /// Ends an operation whose function was called: `status` is `ESTAFETTE_OK`, or a negative status for a failure, whose text is
-/// `message` (NULL for none). Its outputs then carry that failure; with `ESTAFETTE_CANCELLED` they are marked as cancelled.
+/// `message` (NULL for none; what is not UTF-8 in it is replaced). Its outputs then carry that failure; with `ESTAFETTE_CANCELLED` they are marked as cancelled.
 ///
 /// Returns `ESTAFETTE_OK`; `ESTAFETTE_INVALID` for NULL, a handle that is not in use, an operation whose end was reported already or
 /// whose function was not called yet, a status that is neither, or `ESTAFETTE_OK` for an operation that is to
@@ -41,7 +41,7 @@ pub unsafe extern "C" fn estafette_op_complete(
 ) -> estafette_status {
     entry(|| {
         // SAFETY: by contract of this function.
-        let message = unsafe { text(message, "no reason was given", "message") }?;
+        let message = unsafe { reason(message) };
         let outcome = outcome_of(status)?;
         let Begun { completion, context } = slots::finish(op)?;
         match outcome {

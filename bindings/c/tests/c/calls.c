@@ -193,7 +193,8 @@ static void produce_four(void *context, estafette_op *op) {
 
 static void fail(void *context, estafette_op *op) {
   (void)context;
-  OK(estafette_op_complete(op, ESTAFETTE_FAILED, "no luck"));
+  /* A text of the system need not be UTF-8. */
+  OK(estafette_op_complete(op, ESTAFETTE_FAILED, "no luck \xe9"));
 }
 
 static void results_are_promises_until_they_are_there(void) {
