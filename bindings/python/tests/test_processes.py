@@ -462,9 +462,9 @@ class TestBadInput:
         with pytest.raises(est.InvalidError, match="the link is closed"):
             peer.link.receive()
 
-    def test_device_memory_is_not_shared(self, eng):
-        with pytest.raises(est.InvalidError, match="cannot be shared"):
-            eng.empty(3, "int8", device=(2, 0), shared=True)
+    def test_device_memory_is_not_lent_for_writing(self, eng):
+        with pytest.raises(est.InvalidError, match="cannot be lent to other processes for writing"):
+            eng.empty(3, "int8", device=(2, 0), shared="write")
 
 
 def test_ctrl_c_ends_a_wait_and_loses_nothing(eng, other):

@@ -125,6 +125,11 @@ def test_a_device_that_is_not_there_and_a_context_without_a_queue_are_errors(eng
         eng.empty((1,), "float32", device="oneapi:77")
 
 
+def test_memory_that_no_other_process_can_be_shown_is_named(eng):
+    with pytest.raises(est.NotSharedError, match="cannot be shown to other processes"):
+        eng.empty((1,), "float32", device="sycl:cpu", shared=True)
+
+
 def test_memory_goes_back_when_its_last_user_is_gone(eng):
     x = dpnp.arange(16, dtype="float32")
     t = eng.from_dlpack(x)
