@@ -2,6 +2,7 @@
 
 import sys
 import threading
+import time
 
 import cloudpickle
 import distributed
@@ -212,8 +213,12 @@ def two():
 
 def test_the_death_of_a_worker_reaches_who_holds_its_promises(two):
     client, first, second, kill = two
-    failed = on(client, second, cause, on(client, first, filled, 1.0, True))
+    x = on(client, first, filled, 1.0, True)
+    failed = on(client, second, cause, x)
     begun(client)
+    # Until the scheduler knows that the second worker has the promise, Dask takes it for lost with the first one.
+    while len(client.who_has([x])[x.key]) < 2:
+        time.sleep(0.01)
     kill()
     assert failed.result(60) == "PeerDiedError"
 
