@@ -564,7 +564,7 @@ pub const SUITES: &[Suite] = &[
         counted: true,
         limit: minutes(30),
         commands: |context| {
-            let mut simulate = SIMULATION.cargo(&context.target, &["test", "--profile", "explored"], &[]);
+            let mut simulate = SIMULATION.cargo(&context.target, &["test"], &[]);
             if std::env::var_os("ESTAFETTE_SEEDS").is_none() {
                 simulate.env("ESTAFETTE_SEEDS", "10000");
             }

@@ -49,9 +49,9 @@ pub(super) fn rust_tests(target: &Path, extra: &[&str]) -> Command {
 pub(super) fn models(target: &Path, checker: &str) -> Vec<Command> {
     let chosen = MODELS.iter().filter(|model| model.checker == checker);
     // The simulation is built for shuttle as well, with the checks of a test build.
-    let test = ["test", "--profile", if checker == "shuttle" { "explored" } else { "model" }];
+    let test: &[&str] = if checker == "shuttle" { &["test"] } else { &["test", "--profile", "model"] };
     // Other unit tests use the same primitives, which exist inside of a model only.
-    chosen.map(|model| model.cargo(target, &test, &["--", "--skip", "tests::"])).collect()
+    chosen.map(|model| model.cargo(target, test, &["--", "--skip", "tests::"])).collect()
 }
 
 /// Tests of the adapter of candle, `which` of them, built without optimization as most of their time is the compiler's. Nothing else has

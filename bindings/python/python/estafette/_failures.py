@@ -57,7 +57,7 @@ def say_abandoned(lines, more, interrupted):
         print(f"estafette: operations are abandoned at exit, since {why}:{text}", file=sys.stderr, flush=True)
 
 
-_LINKS = BaseException, types.TracebackType, types.FrameType
+_LINKS: tuple[type, ...] = (BaseException, types.TracebackType, types.FrameType)
 _ALONE = [object()]
 # What `sys.getrefcount(found[place])` is for what is in `found` alone.
 _LISTED = sys.getrefcount(_ALONE[0])
