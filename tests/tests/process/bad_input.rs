@@ -78,6 +78,7 @@ const BAD: [(Edit, &str); 14] = [
 
 #[test]
 fn a_bad_import_of_either_kind_names_its_field_and_is_deleted_once() {
+    let _alone = exclusive();
     let engine = engine(1);
     let watchdog = Watchdog::of(&engine);
     for legacy in [false, true] {
@@ -95,6 +96,7 @@ fn a_bad_import_of_either_kind_names_its_field_and_is_deleted_once() {
 
 #[test]
 fn a_bad_result_of_an_operation_fails_it_names_its_field_and_is_deleted_once() {
+    let _alone = exclusive();
     let engine = engine(1);
     let watchdog = Watchdog::of(&engine);
     for (edit, message) in BAD {
@@ -184,6 +186,7 @@ fn scramble_field(tensor: &mut DLTensor, dice: &mut Dice) {
 
 #[test]
 fn typed_views_refuse_what_memory_is_not() {
+    let _alone = exclusive();
     let engine = engine(1);
     let watchdog = Watchdog::of(&engine);
     let deleted = Deleted::default();
@@ -229,6 +232,7 @@ fn typed_views_refuse_what_memory_is_not() {
 
 #[test]
 fn read_only_memory_is_never_written_whoever_says_that_it_is() {
+    let _alone = exclusive();
     let engine = engine(1);
     let watchdog = Watchdog::of(&engine);
     let deleted = Deleted::default();
@@ -263,6 +267,7 @@ fn read_only_memory_is_never_written_whoever_says_that_it_is() {
 
 #[test]
 fn read_only_results_of_operations_that_were_to_be_written_fail_that_write() {
+    let _alone = exclusive();
     let engine = engine(1);
     let watchdog = Watchdog::of(&engine);
     let deleted = Deleted::default();
@@ -300,6 +305,7 @@ fn read_only_results_of_operations_that_were_to_be_written_fail_that_write() {
 
 #[test]
 fn shapes_and_vectors_that_do_not_fit_are_refused() {
+    let _alone = exclusive();
     let engine = engine(1);
     let watchdog = Watchdog::of(&engine);
     let errors = [
@@ -326,6 +332,7 @@ fn shapes_and_vectors_that_do_not_fit_are_refused() {
 
 #[test]
 fn an_engine_with_more_workers_than_the_limit_is_refused_before_any_thread_starts() {
+    let _alone = exclusive();
     for workers in [WORKERS_MAX + 1, 3_000, usize::MAX] {
         let error = Engine::builder().workers(workers).build().unwrap_err();
         assert!(matches!(error, Error::Invalid(_)), "{error}");
@@ -369,6 +376,7 @@ impl Device for Stingy {
 
 #[test]
 fn a_device_that_gives_less_memory_than_it_was_asked_for_is_refused() {
+    let _alone = exclusive();
     let host = Arc::clone(&Engine::builder().workers(1).build().unwrap().devices()[0]);
     let device: Arc<dyn Device> = Arc::new(Stingy(host));
     let engine = Engine::builder().workers(1).device(Arc::clone(&device)).build().unwrap();
