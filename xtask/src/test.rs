@@ -110,8 +110,8 @@ pub fn run(options: &Options) -> Result<bool, String> {
 }
 
 /// Suites that leave a processor idle: they wait, or compile one example after the other. They run one after the other, and the suites after
-/// them at the same time.
-const BESIDE: &[&str] = &["doc", "ray", "dask", "collectives", "nixl"];
+/// them at the same time. Ray is not among them: its own limits of time are short.
+const BESIDE: &[&str] = &["doc", "dask", "collectives", "nixl"];
 
 /// The thread that runs them.
 struct Beside {
