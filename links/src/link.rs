@@ -1,33 +1,31 @@
-//! Links: two boards, a socket, and what each process knows of the other.
+//! Links: two boards, a socket, and what each process knows of the other. What goes over the socket is in `socket`.
+
+mod socket;
 
 use std::collections::{HashMap, VecDeque};
 use std::fmt;
 use std::future::poll_fn;
-use std::io::{self, ErrorKind};
 use std::pin::pin;
 use std::sync::Arc;
 use std::task::{Context, Poll, Waker};
 
-use estafette_devices::{
-    DeviceError, Event, Fence, FenceState, Identity, Outcome, Reactor, SharedSegment, Viewer,
-};
+use estafette_devices::{DeviceError, Event, Fence, FenceState, Outcome, Reactor};
 use estafette_sync::sleeper::Sleeper;
 use estafette_sync::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
 use estafette_sync::sync::{Mutex, OnceLock};
 use estafette_sync::time::{Duration, Instant};
 
+use self::socket::{Passed, RING_BELL, Shown};
+use crate::LinkError;
 use crate::bell::{Listener, Ring, Ringer};
-use crate::board::{
-    BELL, CLOSED, CLOSING, HEAD, Kind, LEFT, LINE, OwnBoard, PeerBoard, SEGMENTS, SLOTS, SlotId, TAIL,
-};
+use crate::board::{BELL, CLOSED, CLOSING, HEAD, Kind, LEFT, LINE, OwnBoard, PeerBoard, SLOTS, SlotId, TAIL};
 use crate::descriptor::Readable;
 use crate::fence::PeerEvent;
 use crate::hub::Hub;
 use crate::life::Line;
 use crate::mailbox::{Futures, register, wake};
-use crate::platform::{Descriptor, Memory, Socket, is_shortage, too_many_open_files, wake_all};
+use crate::platform::{Descriptor, Memory, Socket, wake_all};
 use crate::ring::{NOTE_BYTES, Nonsense, Reader, Writer};
-use crate::{LinkError, PeerDeviceSegment, PeerSegment, Seen, Segment};
 
 /// What is known of the peer, as bits: it sends and settles nothing more.
 const FATE_CLOSING: u32 = 1;
@@ -39,21 +37,6 @@ const FATE_LOST: u32 = 4;
 const FATE_GONE: u32 = 8;
 /// It does not keep to the protocol.
 const FATE_BROKEN: u32 = 16;
-
-/// Messages on the socket: a ring of the bell.
-const RING_BELL: u8 = 1;
-/// A segment: its number and its length follow, and a descriptor comes with it.
-const SEGMENT: u8 = 2;
-/// As [`SEGMENT`], for writing.
-const WRITABLE: u8 = 3;
-/// Memory of a device: its number and its length follow, and what processes know the device by. A descriptor comes with it.
-const DEVICE: u8 = 4;
-/// A segment that is over: its number follows.
-const OVER: u8 = 5;
-/// Bytes of the longest message on the socket.
-const MESSAGE_BYTES: usize = 36;
-/// Messages that one look at the socket takes.
-const DRAINED_MAX: usize = 64;
 
 /// How the peer is reached.
 pub(crate) struct Channel {
@@ -93,46 +76,6 @@ pub(crate) struct Shared {
     is_closed: AtomicBool,
     shown: Mutex<Shown>,
     seen: Mutex<HashMap<u32, Passed>>,
-}
-
-/// What the peer was shown.
-#[derive(Default)]
-struct Shown {
-    /// By the number of the segment, and the kind of the message: the number there, and what the peer's board said of misses then.
-    numbers: HashMap<(u64, u8), (u32, bool)>,
-    /// Numbers of segments whose end was said to the peer.
-    free: Vec<u32>,
-    next: u32,
-}
-
-/// A segment that the peer has shown.
-enum Passed {
-    Mapped(Seen),
-    /// Memory was short, or what else a mapping takes.
-    Unmapped {
-        descriptor: Descriptor,
-        bytes: usize,
-        is_writable: bool,
-    },
-    /// There was no room for its descriptor. The peer shows it again with the next tensor in it.
-    Missed,
-}
-
-impl Passed {
-    /// The memory. What was short before may be there by now.
-    fn open(&mut self) -> io::Result<Seen> {
-        match self {
-            Self::Mapped(segment) => Ok(segment.clone()),
-            Self::Unmapped { descriptor, bytes, is_writable } => {
-                let (memory, is_writable) = (Memory::open(descriptor, *bytes, *is_writable)?, *is_writable);
-                memory.populate(0..*bytes);
-                let segment = Seen::Host(Arc::new(PeerSegment { memory, is_writable }));
-                *self = Self::Mapped(segment.clone());
-                Ok(segment)
-            }
-            Self::Missed => Err(too_many_open_files()),
-        }
-    }
 }
 
 /// What was sent and is not over.
@@ -444,113 +387,6 @@ impl Shared {
         }
         true
     }
-
-    /// Takes messages from the socket: up to the first ring on the link thread, which comes back if there is more. True at its end.
-    pub(crate) fn drain(&self, is_link_thread: bool) -> bool {
-        // Dropped after the lock.
-        let mut over = Vec::new();
-        let mut seen = self.seen.lock();
-        let mut bytes = [0; MESSAGE_BYTES];
-        for _ in 0..DRAINED_MAX {
-            let (length, descriptors) = match self.channel.socket.receive(&mut bytes) {
-                Ok(Some(message)) if message.0 > 0 => message,
-                Ok(None) => break,
-                Err(error) if is_shortage(&error) => break,
-                Ok(Some(_)) | Err(_) => return true,
-            };
-            let nonsense = match (bytes[0], length, descriptors.map(<[_; 1]>::try_from)) {
-                (RING_BELL, 1, Ok(Err(none))) if none.is_empty() => {
-                    if is_link_thread {
-                        break;
-                    }
-                    self.hub.attend_soon(self.token);
-                    continue;
-                }
-                (SEGMENT | WRITABLE, 16, Ok(Ok([descriptor])))
-                | (DEVICE, MESSAGE_BYTES, Ok(Ok([descriptor]))) => {
-                    self.see(&mut seen, &bytes, Some(descriptor)).err()
-                }
-                (SEGMENT | WRITABLE, 16, Err(_)) | (DEVICE, MESSAGE_BYTES, Err(_)) => {
-                    self.see(&mut seen, &bytes, None).err()
-                }
-                (OVER, 8, Ok(Err(none))) if none.is_empty() => {
-                    over.extend(seen.remove(&number(&bytes)));
-                    None
-                }
-                _ => Some(Nonsense("an unknown message")),
-            };
-            if let Some(nonsense) = nonsense {
-                self.break_off(nonsense);
-            }
-        }
-        false
-    }
-
-    /// Maps a segment that the peer shows, as far as this process can; memory of a device when it is used.
-    fn see(
-        &self,
-        seen: &mut HashMap<u32, Passed>,
-        message: &[u8; MESSAGE_BYTES],
-        descriptor: Option<Descriptor>,
-    ) -> Result<(), Nonsense> {
-        let number = number(message);
-        let bytes = u64::from_le_bytes(*message[8..16].as_array().expect("eight bytes"));
-        let bytes = usize::try_from(bytes).map_err(|_| Nonsense("a segment without end"))?;
-        if number as usize >= SEGMENTS {
-            return Err(Nonsense("a segment too many"));
-        }
-        if seen.get(&number).is_some_and(|its| !matches!(its, Passed::Missed)) {
-            // An earlier one of this number was missed, so the peer has shown this one twice.
-            return Ok(());
-        }
-        let new = match descriptor {
-            None => {
-                self.own.miss(number);
-                Passed::Missed
-            }
-            Some(descriptor) if message[0] == DEVICE => {
-                let identity: Identity = *message[16..].as_array().expect("twenty bytes");
-                let opened = OnceLock::new();
-                Passed::Mapped(Seen::Device(Arc::new(PeerDeviceSegment {
-                    descriptor,
-                    bytes,
-                    identity,
-                    opened,
-                })))
-            }
-            Some(descriptor) => {
-                let mut new = Passed::Unmapped { descriptor, bytes, is_writable: message[0] == WRITABLE };
-                if new.open().is_err_and(|error| !is_shortage(&error)) {
-                    return Err(Nonsense("a segment that is none"));
-                }
-                new
-            }
-        };
-        seen.insert(number, new);
-        Ok(())
-    }
-}
-
-/// What a segment is called in a message.
-fn number(message: &[u8; MESSAGE_BYTES]) -> u32 {
-    u32::from_le_bytes(*message[4..8].as_array().expect("four bytes"))
-}
-
-impl Viewer for Shared {
-    fn is_over(&self, segment: u64) {
-        if !self.hub.generation.is_current() {
-            return;
-        }
-        // Messages of one number keep their order.
-        let mut shown = self.shown.lock();
-        if let Some((number, _)) = shown.numbers.remove(&(segment, DEVICE)) {
-            let message = [[OVER; 4], number.to_le_bytes()].concat();
-            // Where this does not get through, the peer lets go at the end of the link.
-            if self.channel.socket.send(&message, &[]).is_ok() {
-                shown.free.push(number);
-            }
-        }
-    }
 }
 
 impl fmt::Debug for Shared {
@@ -713,109 +549,6 @@ impl Link {
             if !sleeper.sleep(deadline) {
                 return Ok(None);
             }
-        }
-    }
-
-    /// Lets the peer read a segment, and returns the number by which the peer asks for it.
-    ///
-    /// # Errors
-    /// [`LinkError::Full`] while the peer does not look; the peer closed, died or broke the protocol; 1,024 segments were shown.
-    ///
-    /// One that the peer had no descriptor for is shown once more, under the same number.
-    pub fn show(&self, segment: &Segment) -> Result<u32, LinkError> {
-        self.show_as(segment, false)
-    }
-
-    /// As [`show`](Self::show), for the peer to write as well. The number is another one.
-    ///
-    /// # Errors
-    /// As `show`, and [`LinkError::Invalid`] for a segment that is not [made for that](Segment::new_writable).
-    pub fn show_for_writing(&self, segment: &Segment) -> Result<u32, LinkError> {
-        if !segment.is_writable() {
-            return Err(LinkError::Invalid("a segment that no peer can write".to_owned()));
-        }
-        self.show_as(segment, true)
-    }
-
-    fn show_as(&self, segment: &Segment, for_writing: bool) -> Result<u32, LinkError> {
-        let kind = if for_writing { WRITABLE } else { SEGMENT };
-        self.pass((segment.number(), kind), segment.bytes(), &[], segment.descriptor())
-            .map(|(number, _)| number)
-    }
-
-    /// As [`show`](Self::show), of memory of a device. Once this process lets go of the memory, the peer does.
-    ///
-    /// # Errors
-    /// As `show`.
-    pub fn show_device(&self, segment: &SharedSegment) -> Result<u32, LinkError> {
-        let key = (segment.number(), DEVICE);
-        let bytes = segment.memory().len();
-        let (number, is_new) = self.pass(key, bytes, segment.identity(), segment.descriptor())?;
-        if is_new {
-            let viewer: Arc<dyn Viewer> = self.shared.clone();
-            segment.at_end(Arc::downgrade(&viewer));
-        }
-        Ok(number)
-    }
-
-    /// Passes a segment to the peer, and returns its number and whether it is new.
-    fn pass(
-        &self,
-        key: (u64, u8),
-        bytes: usize,
-        more: &[u8],
-        descriptor: &Descriptor,
-    ) -> Result<(u32, bool), LinkError> {
-        let shared = &self.shared;
-        shared.check()?;
-        let mut shown = shared.shown.lock();
-        let known = shown.numbers.get(&key).copied();
-        let unused = shown.free.last().copied().unwrap_or(shown.next);
-        let number = known.map_or(unused, |(number, _)| number);
-        if number as usize >= SEGMENTS {
-            return Err(LinkError::Invalid(format!("more than {SEGMENTS} segments on one link")));
-        }
-        let missed = shared.peer.missed(number);
-        if known.is_some_and(|(_, before)| before == missed) {
-            return Ok((number, false));
-        }
-        let message = [&[key.1; 4], &number.to_le_bytes()[..], &(bytes as u64).to_le_bytes(), more].concat();
-        match shared.channel.socket.send(&message, &[descriptor]) {
-            Ok(()) => {
-                step!("segment");
-                if known.is_none() && shown.free.pop().is_none() {
-                    shown.next += 1;
-                }
-                shown.numbers.insert(key, (number, missed));
-                Ok((number, known.is_none()))
-            }
-            Err(error) => Err(match error.kind() {
-                ErrorKind::WouldBlock => LinkError::Full { process: self.process() },
-                // The first sign of its end.
-                ErrorKind::BrokenPipe | ErrorKind::ConnectionReset => {
-                    shared.note_lost();
-                    shared.error(shared.fate.load(Ordering::Acquire))
-                }
-                _ => LinkError::system("passing shared memory")(error),
-            }),
-        }
-    }
-
-    /// The segment that the peer has shown under this number. Each is mapped once; it may be kept longer than the link.
-    ///
-    /// # Errors
-    /// The peer has shown none under this number. [`LinkError::System`]: this process lacks memory, address space or descriptors. The link
-    /// stays as it is, and a later call succeeds once there are some; where descriptors were short, once the peer has shown the segment again.
-    pub fn segment(&self, number: u32) -> Result<Seen, LinkError> {
-        if let Some(Passed::Mapped(segment)) = self.shared.seen.lock().get(&number) {
-            return Ok(segment.clone());
-        }
-        self.check_process()?;
-        self.shared.drain(false);
-        let process = self.process();
-        match self.shared.seen.lock().get_mut(&number) {
-            Some(seen) => seen.open().map_err(LinkError::system("mapping memory of another process")),
-            None => Err(LinkError::Invalid(format!("process {process} has shown no segment {number}"))),
         }
     }
 }
