@@ -9,7 +9,7 @@
 //! | [`statics`] | statics that start anew with each execution of a model |
 //! | [`barrier`] | a store-load fence that costs only one of two sides |
 //! | [`event_count`], [`rundown`] | waiting for a condition; closing something that threads use |
-//! | [`sleeper`] | where a thread sleeps, and serves the links of the process meanwhile |
+//! | [`sleeper`] | where a thread sleeps, and meanwhile does what the process has for such threads |
 //! | [`tagged_slot`] | values that any tag may be given for, at any time |
 //! | [`sharded_counter`] | how much is under way, counted without locked instructions |
 //! | [`mod@panic`], [`essential`] | containing panics of foreign code; threads that must not panic |
