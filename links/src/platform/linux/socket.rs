@@ -114,11 +114,15 @@ impl Socket {
         message.msg_controllen = size_of_val(&control) as _;
         let flags = libc::MSG_DONTWAIT | libc::MSG_CMSG_CLOEXEC;
         // SAFETY: the message points to what lives until the end of this function.
-        let length = match check(unsafe { libc::recvmsg(self.raw(), &raw mut message, flags) }) {
+        let mut receive = || check(unsafe { libc::recvmsg(self.raw(), &raw mut message, flags) });
+        let received = match receive() {
+            // The other end was closed before it had read all. The kernel says so once, before what that end had sent.
+            Err(error) if error.kind() == io::ErrorKind::ConnectionReset => receive(),
+            received => received,
+        };
+        let length = match received {
             Ok(length) => length.cast_unsigned(),
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(None),
-            // The other end was closed before it had read all.
-            Err(error) if error.kind() == io::ErrorKind::ConnectionReset => 0,
             Err(error) => return Err(error),
         };
         let is_cut = message.msg_flags & libc::MSG_CTRUNC != 0;
@@ -170,4 +174,29 @@ fn abstract_address(name: &[u8]) -> io::Result<(libc::sockaddr_un, libc::socklen
         *place = byte.cast_signed() as libc::c_char;
     }
     Ok((address, (offset_of!(libc::sockaddr_un, sun_path) + 1 + name.len()) as libc::socklen_t))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_end_that_had_not_read_all_takes_nothing_of_what_it_had_sent() {
+        let name = format!("estafette-test-{}", std::process::id());
+        let listening = Socket::listen(name.as_bytes()).expect("a name of its own");
+        let ends = Socket::connect(name.as_bytes()).expect("it listens");
+        let stays = listening.accept().expect("it listens").expect("a connection");
+        stays.send(b"unread", &[]).expect("sent");
+        ends.send(b"one", &[]).expect("sent");
+        ends.send(b"two", &[&listening.0]).expect("sent");
+        drop(ends);
+        let received = || {
+            let mut bytes = [0; 8];
+            let (length, descriptors) = stays.receive(&mut bytes).expect("a connection").expect("a message");
+            (bytes[..length].to_vec(), descriptors.expect("descriptors").len())
+        };
+        assert_eq!(received(), (b"one".to_vec(), 0));
+        assert_eq!(received(), (b"two".to_vec(), 1));
+        assert_eq!(received(), (Vec::new(), 0));
+    }
 }
