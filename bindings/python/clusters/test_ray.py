@@ -623,8 +623,8 @@ def test_a_source_that_is_killed_at_any_point_harms_nobody(source, sink):
         del references
         ray.kill(source)
 
-    for source, point in zip(sources, (method_running, pending, granted, in_use, being_freed)):
-        point(source)
+    for victim, point in zip(sources, (method_running, pending, granted, in_use, being_freed)):
+        point(victim)
     assert get(sink.value.remote(source.current.remote())) == [0.0] * 4
 
 
