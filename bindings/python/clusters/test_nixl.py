@@ -43,6 +43,9 @@ def why_not():
 REASON = why_not()
 pytestmark = pytest.mark.skipif(REASON is not None, reason=REASON or "")
 
+ENV = {"UCX_TLS": "tcp,self", "UCX_LOG_LEVEL": "error"}
+"""Without this UCX sees that both are one machine."""
+
 PRELUDE = """
 import sys
 import time
@@ -148,9 +151,7 @@ class Machines:
         ip("-n", self.names[1], "link", "set", self.devices[1], "up")
 
     def start(self, side, source, deadline=10.0, lease_timeout=30.0, **env):
-        # Without this UCX sees that both are one machine.
-        env = {"UCX_TLS": "tcp,self", "UCX_LOG_LEVEL": "error", **env}
-        process = Process(self.names[side], self.hosts[0], source, deadline, lease_timeout, env)
+        process = Process(self.names[side], self.hosts[0], source, deadline, lease_timeout, {**ENV, **env})
         self.processes.append(process)
         return process
 
@@ -315,6 +316,45 @@ def test_a_ticket_may_be_revoked_once_the_other_machine_has_asked_although_the_v
     owner.write("end")
     owner.end()
     consumer.end()
+
+
+def test_what_turns_out_to_be_memory_of_a_third_process_is_copied(machines):
+    owner = machines.start(
+        0,
+        """
+        import threading
+        gate = threading.Event()
+        x = eng.zeros(COUNT, "float64")
+        eng.submit(lambda x: (gate.wait(60), x.fill(3.0)), writes=[x])
+        with x.ticket() as kept:
+            tell(bytes(kept).hex())
+            told()
+            gate.set()
+            told()
+        assert is_free(x, 30)
+        tell("free")
+        """,
+    )
+    between = machines.start(
+        0,
+        """
+        y = from_ticket()
+        kept = ticket(y)  # nothing is known of its memory
+        told()
+        del y, kept
+        told()
+        """,
+    )
+    consumer = machines.start(1, READER)
+    between.write(owner.read())
+    consumer.write(between.read())
+    owner.write("go on")
+    assert consumer.read() == "3.0 3.0"
+    between.write("let go")
+    owner.write("revoke")
+    assert owner.read() == "free"
+    for process in (owner, between, consumer):
+        process.end()
 
 
 def test_a_result_of_unknown_shape_in_private_memory_crosses(machines):

@@ -46,7 +46,7 @@ pub(super) struct Export {
 pub(super) enum Shown {
     Here(Place),
     /// The handle keeps the use by this process.
-    Elsewhere(RemoteOrigin, #[expect(dead_code, reason = "kept")] Tensor),
+    Elsewhere(RemoteOrigin, #[cfg_attr(not(feature = "nixl"), expect(dead_code, reason = "kept"))] Tensor),
 }
 
 /// A segment of this process.
@@ -103,6 +103,12 @@ impl Export {
         if let (Some(lease), FenceState::Failed(_)) = (lease, answer.state()) {
             lease.release_after(answer);
         }
+    }
+
+    /// The tensor of which a device's memory is shown.
+    #[cfg(feature = "nixl")]
+    pub(super) fn leased(&self) -> Tensor {
+        self.lease.lock().as_ref().expect("granted before it is ready").tensor().clone()
     }
 
     fn requested(

@@ -8,13 +8,14 @@ use std::time::Duration;
 use estafette_devices::{DeviceError, DeviceErrorKind, Reactor};
 use estafette_links::network::{self, Fetched, Offer, Reach, Reply, Secret};
 
-use super::export::Memory;
+use super::export::{Memory, Place};
 use super::ticket::{UntilHeld, VOID, named};
 use super::{Description, Export, Shown};
-use crate::core::error::Error;
+use crate::core::error::{Error, device_error};
 use crate::exchange::{Abi, ExportFlags, ManagedTensor, export};
 use crate::operation::completion::Completion;
 use crate::operation::import::Produced;
+use crate::tensor::handle::Tensor;
 
 pub use estafette_links::network::{declare_dead, suggest_library as suggest_nixl};
 
@@ -40,28 +41,36 @@ pub(super) fn parse(bytes: &[u8]) -> Option<Reach> {
 
 /// Answers another machine, once the version is ready.
 fn answer(secret: Secret, reply: Reply) {
-    let Some(export) = named(&secret) else { return reply.send(Err(refused(VOID))) };
+    match named(&secret) {
+        Some(export) => offer_when_ready(export, reply),
+        None => reply.send(Err(DeviceError::new(DeviceErrorKind::Invalid, VOID))),
+    }
+}
+
+fn offer_when_ready(export: Arc<Export>, reply: Reply) {
     let ready = export.ready.clone();
     Reactor::global().when_settled([&ready], move |outcome| {
-        reply.send(outcome.and_then(|()| offer(export).ok_or_else(not_here)))
+        let owner = export.owner.clone();
+        let copied = match outcome.map(|()| offer(export)) {
+            Ok(Ok(offer)) => return reply.send(Ok(offer)),
+            Ok(Err(tensor)) => Export::new(&tensor, owner, Some(true)).map_err(device_error),
+            Err(error) => Err(error),
+        };
+        match copied {
+            Ok(copy) => offer_when_ready(copy, reply),
+            Err(error) => reply.send(Err(error)),
+        }
     });
 }
 
-fn refused(what: &'static str) -> DeviceError {
-    DeviceError::new(DeviceErrorKind::Invalid, what)
-}
-
-fn not_here() -> DeviceError {
-    refused(
-        "the result was memory of a third process or of a device, which another machine cannot be given: make the ticket with a copy",
-    )
-}
-
-/// `None` for memory of a third process, and of a device.
-fn offer(export: Arc<Export>) -> Option<Offer> {
-    let Some(Shown::Here(place)) = export.shown.get() else { return None };
-    let Memory::Host(segment) = &place.segment else { return None };
-    let (segment, first, layout) = (Arc::clone(segment), place.first, place.layout.clone());
+/// Memory of a third process, and of a device, must be copied first.
+fn offer(export: Arc<Export>) -> Result<Offer, Tensor> {
+    let (segment, place) = match export.shown.get().expect("known when it is ready") {
+        Shown::Here(place @ Place { segment: Memory::Host(segment), .. }) => (Arc::clone(segment), place),
+        Shown::Here(_) => return Err(export.leased()),
+        Shown::Elsewhere(_, tensor) => return Err(tensor.clone()),
+    };
+    let (first, layout) = (place.first, place.layout.clone());
     let owner = export.owner.clone();
     let start = segment.start().as_ptr();
     let range = layout.byte_range(start.wrapping_add(first));
@@ -75,7 +84,7 @@ fn offer(export: Arc<Export>) -> Option<Offer> {
         owner.remark(who, what);
     };
     let (bytes, note) = (range.len(), description.to_bytes());
-    Some(Offer { segment, offset, bytes, note, keeper: Box::new(export), remark: Box::new(remark) })
+    Ok(Offer { segment, offset, bytes, note, keeper: Box::new(export), remark: Box::new(remark) })
 }
 
 /// Makes the tensor of a ticket, from another machine.

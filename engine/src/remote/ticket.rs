@@ -19,6 +19,7 @@
 use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::{Arc, Weak};
+use std::time::Duration;
 
 use estafette_devices::{DeviceErrorKind, Fence, FenceState, Reactor, host};
 use estafette_links::{Address, Door, Link as RawLink, LinkError, Received, secret};
@@ -129,6 +130,17 @@ impl Ticket {
         let Self { address, process, secret, reach, .. } = self;
         let (address, reach) = (address.clone(), reach.clone());
         Self { address, process: *process, secret: *secret, reach, is_owner: false }
+    }
+
+    /// The same name, which is good on other machines too, as with [`ShareOptions::reach`], and holds nothing.
+    ///
+    /// # Errors
+    /// NIXL is missing, or the address is none of this machine.
+    #[doc(hidden)]
+    pub fn reaching(&self, at: &str, deadline: Duration) -> Result<Self, Error> {
+        let mut ticket = self.named();
+        ticket.reach = network::listen(at, deadline)?;
+        Ok(ticket)
     }
 
     /// What the operation is called that waits for the tensor.

@@ -1271,6 +1271,11 @@ class Ticket:
         """The number of the process that has the tensor."""
     def revoke(self) -> None:
         """Revokes the ticket, if this process made it: nothing new can be made with it. Tensors that were made with it stay."""
+    def _reaching(self, reach: str) -> Ticket:
+        """The same name, which processes on other machines can use as well; it keeps nothing.
+
+        reach: as in ``t.ticket(reach=...)``.
+        """
     def __bytes__(self) -> bytes: ...
     def __enter__(self) -> Self: ...
     def __exit__(

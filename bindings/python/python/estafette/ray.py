@@ -25,6 +25,7 @@ Ray's interface for transports is alpha. This module is tested with the newest R
 from __future__ import annotations
 
 import dataclasses
+import logging
 import threading
 import time
 from collections.abc import Sequence
@@ -40,11 +41,13 @@ from ray.experimental import (
 from ray.experimental.rdt.util import get_tensor_transport_manager
 
 from . import default_engine
-from ._errors import NotDefinedError, NotSharedError
+from ._errors import EstafetteError, NotDefinedError, NotSharedError
 from ._estafette import Tensor, Ticket, _from_tickets
 from ._processes import packed, unpacked
 
 __all__ = ["NAME", "register"]
+
+_LOG = logging.getLogger("estafette")
 
 NAME = "ESTAFETTE"
 """What ``tensor_transport=`` takes, in either case."""
@@ -71,13 +74,23 @@ def _source() -> Any:
         return None
 
 
+def _transport() -> _Transport:
+    return cast(_Transport, get_tensor_transport_manager(NAME))
+
+
+def _reaching(_actor: Any, obj_id: str) -> list[bytes] | str:
+    """The tickets of an object for other machines, in the actor that made it, or why there are none."""
+    return _transport().reaching(obj_id)
+
+
 def _values(_actor: Any, obj_id: str) -> list[tuple[dict[str, Any], list[bytes]]] | None:
     """The values of an object, in the actor that made it; None while one of them is pending."""
-    return cast(_Transport, get_tensor_transport_manager(NAME)).values(obj_id)
+    return _transport().values(obj_id)
 
 
-def _by_value(obj_id: str, metadata: _Metadata) -> list[Tensor]:
-    """The tensors of an object on another machine, once they are ready, copied by way of Ray's object store."""
+def _from_elsewhere(obj_id: str, metadata: _Metadata, unreachable: set[str]) -> list[Tensor]:
+    """The tensors of an object on another machine: promises, by NIXL, or else copies by way of Ray's object store, once they are ready. Actors
+    that NIXL does not reach are noted in `unreachable`."""
     if metadata.source is None:
         raise NotSharedError(
             f"object {obj_id} was put by a process that is no actor, on Ray's node {metadata.node}, and this is node {_node()}: Ray has no way"
@@ -86,10 +99,25 @@ def _by_value(obj_id: str, metadata: _Metadata) -> list[Tensor]:
     # Ray has two threads for such calls in each actor. The first one takes objects, so two actors that wait there for each other would
     # wait for ever. Nothing waits on the second one.
     ask = metadata.source.__ray_call__.options(concurrency_group="_ray_system_error")
+    source, why = str(metadata.source), ""
+    if source not in unreachable:
+        tickets = ray.get(ask.remote(_reaching, obj_id))
+        if isinstance(tickets, str):
+            why = tickets
+        else:
+            tensors = _from_tickets(default_engine(), tickets)
+            # Where that actor has not been reached, all of them have failed by now. Or the versions have.
+            if not all(tensor.done() and tensor.exception() for tensor in tensors):
+                return tensors
+            why = "".join(str(tensor.exception()) for tensor in tensors[:1])
     pause = 0.001
     while (values := ray.get(ask.remote(_values, obj_id))) is None:
         time.sleep(pause)
         pause = min(2 * pause, 0.1)
+    # A version that has failed says nothing about the way here.
+    if why and not any("failure" in header for header, _frames in values):
+        unreachable.add(source)
+        _LOG.warning("tensors of %s come by way of Ray's object store, once they are ready: %s", source, why)
     return [unpacked(*value) for value in values]
 
 
@@ -108,8 +136,10 @@ class _Transport(TensorTransportManager):
         # Ray frees each object at most once, on another thread than the one that made it.
         self._lock = threading.Lock()
         self._tickets: dict[str, list[Ticket]] = {}
-        # Of objects that another machine has asked for.
+        # Of objects that another machine has asked for by value.
         self._promises: dict[str, list[Tensor]] = {}
+        # Used by the thread of Ray that takes objects, or that which calls `ray.get`.
+        self._unreachable: set[str] = set()
 
     def tensor_transport_backend(self) -> str:
         return NAME
@@ -138,6 +168,14 @@ class _Transport(TensorTransportManager):
             source=_source(),
         )
 
+    def reaching(self, obj_id: str) -> list[bytes] | str:
+        with self._lock:
+            tickets = self._tickets[obj_id]
+        try:
+            return [bytes(ticket._reaching(ray.util.get_node_ip_address())) for ticket in tickets]
+        except EstafetteError as error:
+            return str(error)
+
     def values(self, obj_id: str) -> list[tuple[dict[str, Any], list[bytes]]] | None:
         with self._lock:
             tickets = self._tickets[obj_id]
@@ -163,7 +201,7 @@ class _Transport(TensorTransportManager):
             raise ValueError("the transport of Estafette copies nothing, so it takes no target buffers")
         assert isinstance(tensor_transport_metadata, _Metadata)
         if tensor_transport_metadata.node != _node():
-            return _by_value(obj_id, tensor_transport_metadata)
+            return _from_elsewhere(obj_id, tensor_transport_metadata, self._unreachable)
         # Once this returns Ray may count the last reference down, which revokes the tickets. So the other process must have seen them.
         # It answers at once, whether the values are ready or not.
         return _from_tickets(default_engine(), list(tensor_transport_metadata.tickets))
@@ -189,7 +227,9 @@ def register() -> None:
     the actor that made the tensor wait until they are gone, and Ray counts no reference. A tensor whose memory cannot be shown to other
     processes, see ``shared`` of `Engine`, is copied once it is ready.
 
-    An actor on another machine gets a copy once the value is ready, by way of Ray's object store. Until then it takes no other object.
+    An actor on another machine gets promises too, of copies that NIXL makes, if both have the package ``nixl-cu12`` and NIXL reaches one
+    from the other. Otherwise, as the log says once for each actor, it gets a copy once the value is ready, by way of Ray's object store.
+    Until then it takes no other object.
     """
     try:
         register_tensor_transport(NAME, ["cpu"], _Transport, Tensor)

@@ -451,6 +451,17 @@ impl PyTicket {
         guard::detach(py, || drop(held));
     }
 
+    /// The same name, which processes on other machines can use as well; it keeps nothing.
+    ///
+    /// reach: as in ``t.ticket(reach=...)``.
+    fn _reaching(&self, py: Python<'_>, reach: &str) -> PyResult<Self> {
+        suggest(py)?;
+        let ticket = Ticket::from_bytes(&self.bytes).or_raise(py)?;
+        let deadline = ShareOptions::default().deadline;
+        let ticket = guard::detach(py, || ticket.reaching(reach, deadline)).or_raise(py)?;
+        Ok(Self { bytes: ticket.to_bytes(), process: self.process, held: Mutex::new(None) })
+    }
+
     fn __bytes__<'py>(&self, py: Python<'py>) -> Bound<'py, PyBytes> {
         PyBytes::new(py, &self.bytes)
     }
