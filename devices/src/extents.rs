@@ -3,9 +3,14 @@
 //! A piece costs calls of a system or a driver, and a mapping in each process that has it, so there are few: each is twice as large as the
 //! one before. Of those that are empty the largest stays, and the others go back. What is free is noted beside the memory, so that memory
 //! which the host cannot use is divided as well.
+//!
+//! A piece is made and dropped under no lock. One thread at a time makes one. Others that find no room wait for that piece, as a second
+//! one would take memory that no block needs; blocks that there is room for, releases and questions do not wait.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
+
+use estafette_sync::sync::{Condvar, Mutex};
 
 /// The first piece.
 const PIECE_MIN: usize = 16 << 20;
@@ -22,10 +27,19 @@ pub trait Span {
     fn bytes(&self) -> usize;
 }
 
-/// Pieces, and what is free in them.
+/// Pieces, and what is free in them. All calls may be made from any thread.
 #[derive(Debug)]
 pub struct Extents<S> {
+    state: Mutex<State<S>>,
+    /// A piece is there, or could not be made.
+    made: Condvar,
+}
+
+#[derive(Debug)]
+struct State<S> {
     extents: Vec<Extent<S>>,
+    /// A thread makes a piece.
+    is_making: bool,
 }
 
 /// A piece and what is free in it: lengths by offsets, no two of them adjacent.
@@ -73,69 +87,84 @@ impl<S: Span> Extent<S> {
     }
 }
 
-impl<S: Span> Default for Extents<S> {
+impl<S> Default for Extents<S> {
     fn default() -> Self {
         Self::new()
     }
 }
 
-impl<S: Span> Extents<S> {
+impl<S> Extents<S> {
     /// None.
+    #[cfg(not(estafette_loom))]
     pub const fn new() -> Self {
-        Self { extents: Vec::new() }
+        Self { state: Mutex::new(State { extents: Vec::new(), is_making: false }), made: Condvar::new() }
     }
 
-    /// The pieces.
-    pub fn spans(&self) -> impl Iterator<Item = &Arc<S>> {
-        self.extents.iter().map(|extent| &extent.span)
+    /// None.
+    #[cfg(estafette_loom)]
+    pub fn new() -> Self {
+        Self { state: Mutex::new(State { extents: Vec::new(), is_making: false }), made: Condvar::new() }
     }
 
-    /// A block of `bytes` bytes: its piece, and where in it the block begins. `make` makes a piece of at least that many bytes.
+    /// The pieces, once none is being made.
+    pub fn spans(&self) -> Vec<Arc<S>> {
+        let mut state = self.state.lock();
+        while state.is_making {
+            state = self.made.wait(state);
+        }
+        state.extents.iter().map(|extent| Arc::clone(&extent.span)).collect()
+    }
+}
+
+impl<S: Span> Extents<S> {
+    /// A block of `bytes` bytes: its piece, and where in it the block begins. `make` makes a piece of at least that many bytes, under no
+    /// lock; it takes no block itself.
     ///
     /// # Errors
     /// That of `make`, for the least that is needed.
     pub fn take<E>(
-        &mut self,
+        &self,
         bytes: usize,
         align: usize,
         mut make: impl FnMut(usize) -> Result<S, E>,
     ) -> Result<(Arc<S>, usize), E> {
         let (bytes, align) = (size::<S>(bytes), align.max(S::GRAIN));
-        let mut extents = self.extents.iter_mut();
-        if let Some(found) =
-            extents.find_map(|extent| Some((Arc::clone(&extent.span), extent.take(bytes, align)?)))
-        {
-            return Ok(found);
+        let mut state = self.state.lock();
+        let found = |extent: &mut Extent<S>| Some((Arc::clone(&extent.span), extent.take(bytes, align)?));
+        loop {
+            if let Some(found) = state.extents.iter_mut().find_map(found) {
+                return Ok(found);
+            }
+            if !state.is_making {
+                break;
+            }
+            state = self.made.wait(state);
         }
-        let largest = self.spans().map(|span| span.bytes().saturating_mul(2)).max();
+        state.is_making = true;
+        let largest = state.extents.iter().map(|extent| extent.span.bytes().saturating_mul(2)).max();
+        drop(state);
+        let _making = Making(self);
         let least = bytes.saturating_add(align);
         let span = make(largest.unwrap_or(PIECE_MIN).max(least)).or_else(|_| make(least))?;
         let free = BTreeMap::from([(0, span.bytes())]);
         let mut extent = Extent { span: Arc::new(span), free };
-        let offset = extent.take(bytes, align).expect("a new piece is large enough");
-        let span = Arc::clone(&extent.span);
-        self.extents.push(extent);
-        Ok((span, offset))
+        let block = found(&mut extent).expect("a new piece is large enough");
+        self.state.lock().extents.push(extent);
+        Ok(block)
     }
 
-    /// Takes a block back. Gives the piece that is not kept any more, to be dropped under no lock. A piece of another process, which this
-    /// one was forked from, is not known here.
-    #[must_use]
-    pub fn give_back(&mut self, span: &Arc<S>, offset: usize, bytes: usize) -> Option<Arc<S>> {
-        let extents = &mut self.extents;
-        let at = extents.iter().position(|extent| Arc::ptr_eq(&extent.span, span))?;
-        extents[at].give_back(offset, size::<S>(bytes));
-        if !extents[at].is_empty() {
-            return None;
-        }
-        let other = (0..extents.len()).find(|other| *other != at && extents[*other].is_empty())?;
-        let smaller = if extents[at].span.bytes() <= extents[other].span.bytes() { at } else { other };
-        Some(extents.swap_remove(smaller).span)
+    /// Takes a block back, and drops the piece that is not kept any more. A piece of another process, which this one was forked from, is
+    /// not known here.
+    pub fn give_back(&self, span: &Arc<S>, offset: usize, bytes: usize) {
+        let mut state = self.state.lock();
+        let emptied = state.give_back(span, offset, size::<S>(bytes));
+        drop(state);
+        drop(emptied);
     }
 
     /// The piece that has `bytes` bytes at `address`, and where in it they are; `None` for other memory.
     pub fn find(&self, address: usize, bytes: usize) -> Option<(Arc<S>, usize)> {
-        self.spans().find_map(|span| {
+        self.state.lock().extents.iter().find_map(|Extent { span, .. }| {
             let offset = address.checked_sub(span.start())?;
             let end = offset.checked_add(bytes)?;
             (end <= span.bytes()).then(|| (Arc::clone(span), offset))
@@ -144,11 +173,169 @@ impl<S: Span> Extents<S> {
 
     /// Whether one piece is left, and nothing is in it.
     pub fn is_one_empty(&self) -> bool {
-        matches!(&self.extents[..], [extent] if extent.is_empty())
+        matches!(&self.state.lock().extents[..], [extent] if extent.is_empty())
+    }
+}
+
+impl<S: Span> State<S> {
+    /// The piece that is not kept any more.
+    fn give_back(&mut self, span: &Arc<S>, offset: usize, bytes: usize) -> Option<Arc<S>> {
+        let extents = &mut self.extents;
+        let at = extents.iter().position(|extent| Arc::ptr_eq(&extent.span, span))?;
+        extents[at].give_back(offset, bytes);
+        if !extents[at].is_empty() {
+            return None;
+        }
+        let other = (0..extents.len()).find(|other| *other != at && extents[*other].is_empty())?;
+        let smaller = if extents[at].span.bytes() <= extents[other].span.bytes() { at } else { other };
+        Some(extents.swap_remove(smaller).span)
+    }
+}
+
+/// The thread that makes a piece; dropped when that piece is there, or cannot be made.
+struct Making<'a, S>(&'a Extents<S>);
+
+impl<S> Drop for Making<'_, S> {
+    fn drop(&mut self) {
+        self.0.state.lock().is_making = false;
+        self.0.made.notify_all();
     }
 }
 
 /// What a block of `bytes` bytes takes. More than there is stays more than there is.
 fn size<S: Span>(bytes: usize) -> usize {
     bytes.max(1).checked_next_multiple_of(S::GRAIN).unwrap_or(usize::MAX)
+}
+
+/// Models: `RUSTFLAGS="--cfg estafette_loom" cargo test -p estafette-devices --profile model --lib models::`.
+#[cfg(all(test, estafette_loom))]
+mod models {
+    use std::sync::Weak;
+
+    use estafette_sync::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+    use estafette_sync::thread;
+
+    use super::*;
+
+    /// Bytes that are only counted.
+    struct Piece {
+        start: usize,
+        bytes: usize,
+        pieces: Weak<Pieces>,
+    }
+
+    impl Span for Piece {
+        const GRAIN: usize = 64;
+
+        fn start(&self) -> usize {
+            self.start
+        }
+
+        fn bytes(&self) -> usize {
+            self.bytes
+        }
+    }
+
+    impl Drop for Piece {
+        fn drop(&mut self) {
+            if let Some(pieces) = self.pieces.upgrade() {
+                assert!(pieces.can_be_asked(), "this is under no lock");
+                pieces.dropped.fetch_add(1, Ordering::Relaxed);
+            }
+        }
+    }
+
+    #[derive(Default)]
+    struct Pieces {
+        extents: Extents<Piece>,
+        made: AtomicUsize,
+        dropped: AtomicUsize,
+    }
+
+    impl Pieces {
+        /// Loom reports a deadlock where the calling thread has the lock.
+        fn can_be_asked(&self) -> bool {
+            self.extents.find(1, 1).is_none()
+        }
+
+        fn make(self: &Arc<Self>, bytes: usize) -> Piece {
+            assert!(self.can_be_asked(), "this is under no lock");
+            let number = self.made.fetch_add(1, Ordering::Relaxed) + 1;
+            Piece { start: number << 40, bytes, pieces: Arc::downgrade(self) }
+        }
+
+        fn take(self: &Arc<Self>, bytes: usize) -> (Arc<Piece>, usize) {
+            self.extents.take(bytes, 64, |bytes| Ok::<_, ()>(self.make(bytes))).expect("it is made")
+        }
+    }
+
+    #[test]
+    fn two_blocks_at_once_are_in_one_piece_that_is_made_under_no_lock() {
+        loom::model(|| {
+            let pieces = Arc::<Pieces>::default();
+            let other = Arc::clone(&pieces);
+            let other = thread::spawn(move || other.take(64));
+            let (piece, offset) = pieces.take(64);
+            let (same, apart) = other.join().expect("it does not panic");
+            assert!(Arc::ptr_eq(&piece, &same) && offset.abs_diff(apart) >= 64);
+            assert_eq!(pieces.made.load(Ordering::Relaxed), 1);
+        });
+    }
+
+    #[test]
+    fn who_waits_for_a_piece_that_cannot_be_made_makes_one() {
+        loom::model(|| {
+            let pieces = Arc::<Pieces>::default();
+            let other = Arc::clone(&pieces);
+            let refused = thread::spawn(move || {
+                let refuse =
+                    |_| if other.can_be_asked() { Err(()) } else { unreachable!("this is under no lock") };
+                other.extents.take(64, 64, refuse).is_err()
+            });
+            let (_piece, offset) = pieces.take(64);
+            let expected = if refused.join().expect("it does not panic") { 0 } else { 64 };
+            assert!(offset <= expected);
+            assert_eq!(pieces.made.load(Ordering::Relaxed), 1);
+        });
+    }
+
+    #[test]
+    fn a_block_that_is_given_back_while_a_piece_is_made_leaves_one_piece() {
+        loom::model(|| {
+            let pieces = Arc::<Pieces>::default();
+            let (piece, offset) = pieces.take(64);
+            let other = Arc::clone(&pieces);
+            let large = piece.bytes();
+            let other = thread::spawn(move || {
+                let (piece, offset) = other.take(large);
+                other.extents.give_back(&piece, offset, large);
+            });
+            pieces.extents.give_back(&piece, offset, 64);
+            drop(piece);
+            other.join().expect("it does not panic");
+            assert!(pieces.extents.is_one_empty());
+            let made = pieces.made.load(Ordering::Relaxed);
+            assert_eq!(pieces.dropped.load(Ordering::Relaxed), made - 1);
+        });
+    }
+
+    #[test]
+    fn a_device_that_is_noted_before_the_pieces_are_listed_is_known_to_each_of_them() {
+        loom::model(|| {
+            let (pieces, noted) = (Arc::<Pieces>::default(), Arc::new(AtomicBool::new(false)));
+            let (others, reaches) = (Arc::clone(&pieces), Arc::clone(&noted));
+            let other = thread::spawn(move || {
+                let mut is_known = false;
+                let make = |bytes| {
+                    is_known = reaches.load(Ordering::Acquire);
+                    Ok::<_, ()>(others.make(bytes))
+                };
+                others.extents.take(64, 64, make).expect("it is made");
+                is_known
+            });
+            noted.store(true, Ordering::Release);
+            let listed = pieces.extents.spans().len();
+            assert!(other.join().expect("it does not panic") || listed == 1);
+        });
+    }
 }

@@ -5,12 +5,11 @@ use std::sync::Arc;
 use estafette_devices::host::HostMemory;
 use estafette_devices::{Allocation, DLDevice, DeviceError, DeviceErrorKind, Extents, Span};
 use estafette_sync::per_process;
-use estafette_sync::sync::Mutex;
 
 use crate::Segment;
 
 per_process! {
-    static EXTENTS: Mutex<Extents<Segment>> = Mutex::new(Extents::new());
+    static EXTENTS: Extents<Segment> = Extents::new();
 }
 
 /// The shared memory of the process.
@@ -33,7 +32,7 @@ impl Span for Segment {
 impl Arena {
     /// The segment that has `bytes` bytes at `address`, and where in it they are; `None` for other memory.
     pub fn find(self, address: *const u8, bytes: usize) -> Option<(Arc<Segment>, usize)> {
-        EXTENTS.lock().find(address.addr(), bytes)
+        EXTENTS.find(address.addr(), bytes)
     }
 }
 
@@ -41,13 +40,10 @@ impl HostMemory for Arena {
     fn allocate(&self, bytes: usize, align: usize) -> Result<Allocation, DeviceError> {
         let full =
             |error| DeviceError::new(DeviceErrorKind::OutOfMemory, format!("{bytes} shared bytes: {error}"));
-        let (segment, offset) = EXTENTS.lock().take(bytes, align, Segment::new).map_err(full)?;
+        let (segment, offset) = EXTENTS.take(bytes, align, Segment::new).map_err(full)?;
         // SAFETY: inside of the segment.
         let start = unsafe { segment.start().add(offset) };
-        let release = move |_, _| {
-            let emptied = EXTENTS.lock().give_back(&segment, offset, bytes);
-            drop(emptied);
-        };
+        let release = move |_, _| EXTENTS.give_back(&segment, offset, bytes);
         // SAFETY: the block is this allocation's alone until it is released; the segment stays mapped, as the release has a share in it.
         Ok(unsafe { Allocation::from_raw(start, bytes, DLDevice::CPU, release) })
     }
@@ -80,7 +76,6 @@ mod tests {
         assert!(Arena.find((&raw const seed).cast(), 8).is_none());
         let large = Arena.allocate(48 << 20, 64).expect("memory");
         drop((blocks, large));
-        let extents = EXTENTS.lock();
-        assert!(extents.is_one_empty(), "{extents:?}");
+        assert!(EXTENTS.is_one_empty(), "{:?}", *EXTENTS);
     }
 }

@@ -76,7 +76,7 @@ pub(super) struct Shared {
     calls: Calls,
     identity: Identity,
     granularity: usize,
-    extents: Arc<Mutex<Extents<SharedSegment>>>,
+    extents: Arc<Extents<SharedSegment>>,
     /// Other devices that use it.
     reached_by: Mutex<Vec<c_int>>,
 }
@@ -175,7 +175,8 @@ impl Shared {
     /// Lets another device reach this memory, what is there and what will be.
     pub(super) fn share_with(&self, device: c_int) {
         self.reached_by.lock().push(device);
-        let segments: Vec<_> = self.extents.lock().spans().cloned().collect();
+        // One that is being made may not reach the device yet, and is waited for.
+        let segments = self.extents.spans();
         let Ok(_current) = self.context.make_current_relaxed() else { return };
         for segment in segments {
             let _ = self.allow(segment.memory(), device, READ_WRITE);
@@ -195,14 +196,13 @@ impl SharedMemory for Shared {
             return Err(DeviceError::new(DeviceErrorKind::Invalid, message));
         }
         let extents = Arc::clone(&self.extents);
-        let (segment, offset) = extents.lock().take(bytes, align, |bytes| self.segment(bytes))?;
+        let (segment, offset) = extents.take(bytes, align, |bytes| self.segment(bytes))?;
         let start =
             NonNull::new(segment.memory().ptr().as_ptr().wrapping_add(offset)).expect("inside of a segment");
         let release = move |_, _| {
             // In a forked child the segments are the parent's.
             if !is_driver_gone() {
-                let emptied = extents.lock().give_back(&segment, offset, bytes);
-                drop(emptied);
+                extents.give_back(&segment, offset, bytes);
             }
         };
         // SAFETY: the block is this allocation's alone until it is released, and the release keeps the segment.
@@ -210,7 +210,7 @@ impl SharedMemory for Shared {
     }
 
     fn find(&self, address: *const u8, bytes: usize) -> Option<(Arc<SharedSegment>, usize)> {
-        self.extents.lock().find(address.addr(), bytes)
+        self.extents.find(address.addr(), bytes)
     }
 
     fn open(&self, descriptor: &Descriptor, bytes: usize) -> Result<Allocation, DeviceError> {

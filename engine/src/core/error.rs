@@ -37,8 +37,8 @@ pub enum Error {
     /// Other processes cannot be shown the memory of this tensor; the message says why.
     #[error("not shared: {0}")]
     NotShared(Cow<'static, str>),
-    /// A device refused or broke.
-    #[error("device error: {0}")]
+    /// A device refused or broke, or another process said what failed there, or left or died.
+    #[error("{}{_0}", device_text(_0))]
     Device(#[from] DeviceError),
     /// The memory is used in a way that excludes this use; the message names the other use.
     #[error("conflict: {0}")]
@@ -117,6 +117,12 @@ impl Error {
 /// `; near it: ...`, when `near` is not empty.
 fn near_text(near: &[String]) -> String {
     if near.is_empty() { String::new() } else { format!("; near it: `{}`", near.join("`, `")) }
+}
+
+/// The beginning of the text of an error of a device. What else fences fail with, and links, is no fault of a device.
+fn device_text(error: &DeviceError) -> &'static str {
+    let is_broken = matches!(error.kind(), DeviceErrorKind::Fault | DeviceErrorKind::OutOfMemory);
+    if is_broken || error.code().is_some() || error.queue().is_some() { "device error: " } else { "" }
 }
 
 /// The text of an error and of its sources, without each source that the text already ends with.

@@ -245,7 +245,7 @@ static void a_failure_crosses_with_its_text(void) {
 static void sees_the_failure(estafette_engine *engine, estafette_link *link) {
   estafette_tensor *x = received(link);
   REFUSED(ESTAFETTE_FAILED, "out of paper", estafette_wait(x, LIMIT));
-  CHECK(strstr(estafette_last_error(), "in process") != 0);
+  CHECK(strncmp(estafette_last_error(), "operation `", 11) == 0 && strstr(estafette_last_error(), "in process") != 0);
   say(engine, link);
   estafette_tensor_release(x);
 }

@@ -68,7 +68,7 @@ class CancelledError(OperationError):
 
 
 class DeviceError(EstafetteError):
-    """A device refused or broke."""
+    """A device refused or broke, or the text names what failed in another process."""
 
 
 class PeerDiedError(DeviceError):
