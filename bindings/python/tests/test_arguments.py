@@ -4,6 +4,7 @@ import asyncio
 import collections
 import dataclasses
 import functools
+import sys
 
 import pytest
 
@@ -206,6 +207,32 @@ class TestWrapped:
             eng.op(reads="x", writes="y")(lambda x, y, z: None)(ones, eng.zeros(1, "int8"), eng.zeros(2, "int8"))
         with pytest.raises(TypeError, match="missing"):
             eng.op(writes="y")(lambda x, y: None)(ones)
+
+    def test_an_option_that_there_is_not_is_refused_where_the_function_is_made(self, eng, np):
+        with pytest.raises(TypeError, match="`wrap` has no option 'ouputs'"):
+            eng.wrap(np.divmod, ouputs=2)
+        with pytest.raises(TypeError, match="`op` has no option 'on_skip'"):
+            eng.op(on_skip=print)(np.negative)
+        with pytest.raises(TypeError, match="`op` with `writes` has no option 'outputs'"):
+            eng.op(writes="out", outputs=2)(lambda out: None)
+        with pytest.raises(TypeError, match="3 is not callable"):
+            eng.wrap(3)
+
+    def test_op_takes_no_longer_for_each_tensor_where_there_are_many(self, eng):
+        fill = eng.op(writes="outs")(lambda *outs: None)
+
+        def calls_of_functions(count):
+            """Steps of generators count as well."""
+            outs, calls = [eng.zeros(1, "int8") for _ in range(count)], []
+            sys.setprofile(lambda frame, event, _: calls.append(event))
+            try:
+                op = fill(*outs)
+            finally:
+                sys.setprofile(None)
+            op.wait()
+            return len(calls)
+
+        assert calls_of_functions(400) < 8 * calls_of_functions(100)
 
     def test_an_array_in_the_place_of_a_tensor_that_is_written_is_refused(self, eng, np, ones):
         @eng.op(writes="outs")

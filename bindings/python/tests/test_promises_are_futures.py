@@ -227,6 +227,11 @@ class TestOthers:
     def test_mistakes(self, late, gate):
         with pytest.raises(ValueError, match="return_when is one of"):
             est.wait(late, return_when="SOME_COMPLETED")
+        for wait in (est.wait, lambda promises: list(est.as_completed(promises))):
+            with pytest.raises(TypeError, match=r"not Tensor: write `\[x\]`"):
+                wait(late[0])
+            with pytest.raises(TypeError, match="3 is no promise"):
+                wait([late[0], 3])
         assert est.wait([]) == (set(), set()) and list(est.as_completed([])) == []
         gate.open()
 

@@ -192,6 +192,7 @@ def _described(value):
 
 def wrap(engine, function, options):
     """The function that submits calls of `function`."""
+    _check(function, options, "`wrap`", engine.call)
 
     @functools.wraps(function)
     def submitted(*args, **kwargs):
@@ -205,6 +206,8 @@ def op(engine, reads, writes, options):
     written, read = _names("writes", writes), None if reads is None else _names("reads", reads)
 
     def decorate(function):
+        submits = ("`op` with `writes`", engine.submit) if written else ("`op`", engine.call)
+        _check(function, options, *submits)
         signature = inspect.signature(function)
         unknown = [name for name in [*written, *(read or [])] if name not in signature.parameters]
         if unknown:
@@ -224,8 +227,8 @@ def op(engine, reads, writes, options):
             if lost:
                 raise TypeError(f"{function.__qualname__} got {lost[0]!r} for a parameter that `reads` and `writes` do not name")
             # Arrays come in the order of the operands, each tensor once.
-            inputs = _once([tensor for tensor in looked_at if not _has(changed, tensor)])
             outputs = _once(changed)
+            inputs = _once([*outputs, *looked_at])[len(outputs) :]
             at = {id(tensor): place for place, tensor in enumerate([*inputs, *outputs])}
             call._places = [at[id(tensor)] for tensor in tensors]
             return engine.submit(call, inputs, outputs, **options)
@@ -233,6 +236,15 @@ def op(engine, reads, writes, options):
         return submitted
 
     return decorate
+
+
+def _check(function, options, what, submits):
+    """An option that `submits` does not have would become an argument of the function at each call."""
+    if not callable(function):
+        raise TypeError(f"{function!r} is not callable")
+    unknown = [name for name in options if name not in inspect.signature(submits).parameters]
+    if unknown:
+        raise TypeError(f"{what} has no option {', '.join(map(repr, unknown))}")
 
 
 def _names(what, names):
@@ -248,10 +260,6 @@ def _tensors_of(arguments, names, is_leaf):
         if name in arguments:
             _filler(arguments[name], tensors, is_leaf)
     return tensors
-
-
-def _has(tensors, tensor):
-    return any(other is tensor for other in tensors)
 
 
 def _once(tensors):

@@ -143,7 +143,7 @@ def wait(
         >>> len(done), len(not_done)
         (2, 0)
     """
-    promises = set(promises)
+    promises = _checked(promises)
     if not _are_ours(promises) or (return_when == concurrent.futures.FIRST_EXCEPTION and not _asks_the_engine()):
         _check_loop(promises, timeout)
         return concurrent.futures.wait(promises, timeout, return_when)  # type: ignore[arg-type, return-value]
@@ -176,7 +176,7 @@ def as_completed(promises: Iterable[_Promise], timeout: float | None = None) -> 
         >>> sorted(t.shape for t in est.as_completed([eng.call(np.zeros, 3), eng.call(np.ones, 2)]))
         [(2,), (3,)]
     """
-    rest = set(promises)
+    rest = _checked(promises)
     if not _are_ours(rest) or (len(rest) > 1 and not _asks_the_engine()):
         _check_loop(rest, timeout)
         yield from concurrent.futures.as_completed(rest, timeout)  # type: ignore[arg-type, misc]
@@ -188,6 +188,17 @@ def as_completed(promises: Iterable[_Promise], timeout: float | None = None) -> 
             raise TimeoutError(f"{len(left)} promises are not done")
         rest -= ended  # type: ignore[operator]
         yield from ended  # type: ignore[misc]
+
+
+def _checked(promises):
+    """What is waited for. `concurrent.futures` would fail where it asks for a condition."""
+    if isinstance(promises, (Operation, Tensor)):
+        raise TypeError(f"a list of promises is waited for, not {type(promises).__qualname__}: write `[x]`")
+    promises = set(promises)
+    for promise in promises:
+        if not hasattr(promise, "_condition"):
+            raise TypeError(f"{promise!r} is no promise: tensors, operations and futures of concurrent.futures are")
+    return promises
 
 
 def _are_ours(promises):
