@@ -104,6 +104,3 @@ fn kind_of(status: i32) -> DeviceErrorKind {
         _ => DeviceErrorKind::Other,
     }
 }
-
-#[cfg(test)]
-mod tests;
