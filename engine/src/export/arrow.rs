@@ -124,7 +124,7 @@ impl Tensor {
             let outcome = hand_over(&completion, &tensor, device.as_ref(), queue.as_ref());
             let fence = outcome.as_ref().ok().map(|(_, fence)| fence.clone());
             // Before the operation ends, as its end is what the caller waits for.
-            *lock(&place) = Some(outcome.map(|(handed, _)| handed));
+            *place.lock() = Some(outcome.map(|(handed, _)| handed));
             match fence {
                 Some(fence) => completion.complete_after(&fence),
                 None => completion.complete(Ok(())),
@@ -137,12 +137,8 @@ impl Tensor {
 /// Where the operation leaves the array for the caller.
 type Slot = Mutex<Option<Result<Handed, Error>>>;
 
-fn lock(slot: &Slot) -> estafette_sync::sync::MutexGuard<'_, Option<Result<Handed, Error>>> {
-    slot.lock()
-}
-
 fn take(slot: &Slot) -> Result<Handed, Error> {
-    lock(slot).take().unwrap_or_else(|| Err(Error::invalid("the export ended without an array")))
+    slot.lock().take().unwrap_or_else(|| Err(Error::invalid("the export ended without an array")))
 }
 
 fn hand_over(

@@ -222,7 +222,7 @@ fn begins_at(granted: &OpGranted, at: impl Fn(&mut Writer) -> u64) {
         if super::is_kept()
             && let Some(timing) = queue.time()
         {
-            timings().insert(id, timing);
+            TIMINGS.lock().insert(id, timing);
         }
         queue.id().get()
     });
@@ -240,10 +240,6 @@ estafette_sync::per_process! {
     /// What the device work of operations under way is measured by, from the beginning of their bodies to the end. Only operations on
     /// queues that measure time are in the map.
     static TIMINGS: Mutex<BTreeMap<u64, Arc<dyn Timing>>> = Mutex::new(BTreeMap::new());
-}
-
-fn timings() -> estafette_sync::sync::MutexGuard<'static, BTreeMap<u64, Arc<dyn Timing>>> {
-    TIMINGS.lock()
 }
 
 /// A body ran well and left no device work; its operation is about to be completed.
@@ -288,7 +284,7 @@ pub(crate) fn ends(granted: &OpGranted, ending: &Ending<'_>) {
         writer.write(EventKind::Ended, now, id.get(), [ended(how, left.is_some(), text)]);
     });
     // Dropped under no lock: it may own events of a driver.
-    let timing = granted.payload().queue().and_then(|_| timings().remove(&id.get()));
+    let timing = granted.payload().queue().and_then(|_| TIMINGS.lock().remove(&id.get()));
     if let Some(fences) = left {
         watch(id, fences, timing);
     }
