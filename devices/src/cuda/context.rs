@@ -1,8 +1,8 @@
 //! A device's primary context: what its streams, events and memory belong to, and what a fault breaks as a
 //! whole.
 
+use std::ptr;
 use std::sync::{Arc, Weak};
-use std::{fmt, ptr};
 
 use cudarc::driver::sys::{CUcontext, CUstreamCaptureMode};
 use estafette_sync::sync::atomic::{AtomicBool, AtomicU64, Ordering};

@@ -189,12 +189,6 @@ impl Drop for Failure {
     }
 }
 
-impl fmt::Debug for Failure {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Failure").field("id", &self.id).finish_non_exhaustive()
-    }
-}
-
 /// How an operation failed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]

@@ -17,7 +17,6 @@
 //! ```
 
 use std::collections::BTreeMap;
-use std::fmt;
 use std::sync::{Arc, Weak};
 
 use estafette_devices::{DeviceErrorKind, Fence, FenceState, Reactor, host};
@@ -590,11 +589,5 @@ impl Owner {
             };
             self.deliver(number, answer);
         }
-    }
-}
-
-impl fmt::Debug for Export {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Export").field("ready", &self.ready).finish_non_exhaustive()
     }
 }
