@@ -234,7 +234,7 @@ fn behind(fence: &Fence) -> Result<Behind, DeviceError> {
         let any: &dyn Any = &**timeline;
         let Some(stream) = any.downcast_ref::<Stream>() else { return Ok(Behind::Unknown) };
         return Ok(stream.event_for(sequence)?.map_or(Behind::Done, |event| {
-            Behind::Event(event.raw(), Some(event), Arc::clone(stream.context()))
+            Behind::Event(event.raw(), Some(event), Arc::clone(&stream.context))
         }));
     }
     let Some(event) = fence.as_event() else { return Ok(Behind::Unknown) };
@@ -310,7 +310,7 @@ impl Queue for CudaQueue {
         match &self.kind {
             Kind::Own(stream) => {
                 let mut state = stream.state();
-                if state.is_own_capture() {
+                if state.capture {
                     drop(state);
                     // SAFETY: a live stream of the context.
                     let event = unsafe { Event::record(&self.context, stream.raw()) }?;

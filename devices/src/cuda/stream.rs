@@ -107,10 +107,6 @@ impl Stream {
         Ok(stream)
     }
 
-    pub(super) fn context(&self) -> &Arc<Context> {
-        &self.context
-    }
-
     pub(super) fn raw(&self) -> CUstream {
         self.raw.get()
     }
@@ -225,11 +221,6 @@ impl QueueState {
             touched: false,
             waited_at: 0,
         }
-    }
-
-    /// Whether an own capture records this stream.
-    pub(super) fn is_own_capture(&self) -> bool {
-        self.capture
     }
 
     /// The first event that covers `sequence`.

@@ -89,7 +89,7 @@ impl Heard {
 #[derive(Debug)]
 pub(crate) struct Failures {
     /// Whether failures that are not retrieved are reported and listed.
-    reports: bool,
+    pub(crate) reports: bool,
     list: Mutex<List>,
 }
 
@@ -296,7 +296,7 @@ fn report(failure: &OperationError) {
 
 fn log(failure: &OperationError) {
     tracing::error!(
-                target: "estafette::unretrieved",
+        target: "estafette::unretrieved",
         operation = failure.operation(),
         id = failure.id(),
         error = full_text(failure),

@@ -176,7 +176,7 @@ impl Reaper {
         if self.shared.generation.is_inherited() {
             return true;
         }
-        self.watch_again(usize::MAX);
+        self.shared.watch_again(usize::MAX);
         let mut queue = self.shared.lock();
         let last = queue.close_epoch();
         if queue.on_own_thread() || callback::is_running() {
@@ -253,7 +253,7 @@ impl Reaper {
 
     fn release_after(&self, fence_set: FenceSet, storage: Storage, what: ReleasedMemory) {
         // Two for each that may join them, so they become fewer.
-        self.watch_again(2);
+        self.shared.watch_again(2);
         FencedStorage::new(&self.shared, storage, what).watch(fence_set);
     }
 
@@ -261,11 +261,6 @@ impl Reaper {
     fn release_later(&self, fence_set: FenceSet, storage: Storage, what: ReleasedMemory) {
         FencedStorage::new(&self.shared, storage, what).watch_later(fence_set);
         self.shared.watch_soon();
-    }
-
-    /// Has the reactor observe the fences of `most` storages at most whose fences it could not, since the system had refused its thread.
-    fn watch_again(&self, most: usize) {
-        self.shared.watch_again(most);
     }
 }
 

@@ -55,14 +55,8 @@ const SOUND: u64 = 1 << 63;
 estafette_sync::per_process! {
     /// Queries that were submitted and not granted.
     static QUERIES: AtomicUsize = AtomicUsize::new(0);
-}
-
-estafette_sync::per_process! {
     /// Length of [`Verdicts::cancelled`].
     static CANCELLED: AtomicUsize = AtomicUsize::new(0);
-}
-
-estafette_sync::per_process! {
     static VERDICTS: Mutex<Verdicts> = Mutex::new(Verdicts { cancelled: BTreeMap::new(), sound: SOUND });
 }
 

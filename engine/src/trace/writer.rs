@@ -66,7 +66,7 @@ impl Session {
         let budget = AtomicUsize::new(buffers);
         let [trimmed, gone] = [(); 2].map(|()| AtomicU64::new(0));
         let threads = Mutex::new(Vec::new());
-        let started_unix_ns = ticks.began_unix_ns();
+        let started_unix_ns = ticks.began_unix_ns;
         Self { program, started_unix_ns, process, ticks, last, budget, free_list, trimmed, gone, threads }
     }
 
