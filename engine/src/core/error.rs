@@ -265,6 +265,7 @@ impl OperationError {
     }
 
     /// The error that waiters get.
+    #[doc(hidden)]
     pub fn into_error(self) -> Error {
         match self.kind() {
             FailureKind::Cancelled => Error::Cancelled(self),

@@ -74,7 +74,7 @@ impl Tensor {
         }
         match self.device_with_events()? {
             None => {
-                let lent = self.export_with(options()).await?;
+                let lent = self.export(options()).await?;
                 Ok(ArrowDeviceArray::from_tensor(lent, None)?)
             }
             Some(device) => {
@@ -126,7 +126,7 @@ impl Tensor {
             // Before the operation ends, as its end is what the caller waits for.
             *place.lock() = Some(outcome.map(|(handed, _)| handed));
             match fence {
-                Some(fence) => completion.complete_after(&fence),
+                Some(fence) => completion.complete_after(&fence, Ok(())),
                 None => completion.complete(Ok(())),
             }
         })?;

@@ -298,13 +298,15 @@ fn placed_at(core: &CoreRef, memory: ImportedMemory, placement: Placement) -> Te
     tensor
 }
 
-/// Whether a result is copied.
+/// Whether a produced tensor is a copy of the result.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub(crate) enum Copying {
-    /// When it overlaps memory already known.
+pub enum Copying {
+    /// If the result overlaps known memory.
     #[default]
     Allowed,
+    /// Never: a result that overlaps known memory is a conflict.
     Refused,
+    /// In any case.
     Always,
 }
 

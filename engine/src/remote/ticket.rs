@@ -83,14 +83,6 @@ impl Tensor {
         self.ticket_with(&ShareOptions::default())
     }
 
-    /// As [`ticket`](Self::ticket), for one use: see [`ShareOptions::once`].
-    ///
-    /// # Errors
-    /// As [`ticket`](Self::ticket).
-    pub fn ticket_for_one(&self) -> Result<Ticket, Error> {
-        self.ticket_with(&ShareOptions { once: true, ..ShareOptions::default() })
-    }
-
     /// As [`ticket`](Self::ticket), with options.
     ///
     /// On another machine the tensor is a copy, and the version's lease ends when the copy is made. If the other process falls silent before
@@ -162,6 +154,7 @@ impl Ticket {
     }
 
     /// Whether other machines reach the process.
+    #[doc(hidden)]
     pub fn is_for_machines(&self) -> bool {
         !self.reach.is_empty()
     }
