@@ -18,7 +18,7 @@ use std::fmt;
 use std::ptr::NonNull;
 use std::sync::Arc;
 
-use estafette_sync::sync::{Mutex, MutexGuard};
+use estafette_sync::sync::Mutex;
 
 #[cfg(feature = "cuda")]
 use crate::cuda::CudaRuntime;
@@ -120,10 +120,6 @@ estafette_sync::per_process! {
     static TABLE: Mutex<Table> = Mutex::new(Table { entries: BTreeMap::new(), given: 0 });
 }
 
-fn table() -> MutexGuard<'static, Table> {
-    TABLE.lock()
-}
-
 /// Gives a native context a number, or counts one more registration. [`unregister`] ends one registration.
 ///
 /// A default context of a SYCL platform keeps the number of its first device and needs no registration; it is
@@ -152,7 +148,7 @@ pub unsafe fn register(kind: DeviceType, context: NonNull<c_void>) -> Result<DLD
         return Ok(root);
     }
     let address = context.as_ptr().expose_provenance();
-    let mut table = table();
+    let mut table = TABLE.lock();
     for entry in table.entries.values_mut().filter(|entry| entry.id.device_type == kind) {
         let is_same = |contexts: &Contexts| {
             // SAFETY: by contract; the entry's context is alive as long as the entry.
@@ -188,7 +184,7 @@ pub fn unregister(id: DLDevice) -> Result<(), DeviceError> {
         return resolve(id).map(drop);
     }
     let gone = {
-        let mut table = table();
+        let mut table = TABLE.lock();
         let Some(entry) = table.entries.get_mut(&id.device_id).filter(|entry| entry.id == id) else {
             return Err(unknown(&table, id));
         };
@@ -206,7 +202,7 @@ pub fn unregister(id: DLDevice) -> Result<(), DeviceError> {
 /// `Invalid` for a number that was never registered, and, in other words, for one that is registered no more.
 pub fn resolve(id: DLDevice) -> Result<Entry, DeviceError> {
     if id.device_id >= FIRST_REGISTERED {
-        let table = table();
+        let table = TABLE.lock();
         let known = table.entries.get(&id.device_id).filter(|entry| entry.id == id).cloned();
         return known.ok_or_else(|| unknown(&table, id));
     }
@@ -235,7 +231,7 @@ pub fn identified(identity: &Identity) -> Result<Arc<dyn Device>, DeviceError> {
 /// Every entry: the devices of the backends, if there are runtimes, and what is registered. Loads all of them.
 pub fn entries() -> Vec<Entry> {
     let own = BACKENDS.iter().flat_map(|backend| (backend.all)());
-    own.chain(table().entries.values().cloned().collect::<Vec<_>>()).collect()
+    own.chain(TABLE.lock().entries.values().cloned().collect::<Vec<_>>()).collect()
 }
 
 /// The entry of a device whose number is the runtime's own.

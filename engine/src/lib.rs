@@ -128,7 +128,6 @@ pub use estafette_devices as devices;
 pub use estafette_report as report;
 pub use exchange::{DType, Element, Layout, ManagedTensor};
 pub use export::ExportOptions;
-pub use export::stream::ImportStream;
 pub use lease::{Access, Lease};
 pub use operation::completion::{Completion, Scope};
 pub use operation::import::{ImportOptions, Produced};
@@ -137,13 +136,20 @@ pub use tensor::handle::Tensor;
 pub use tensor::variable::Variable;
 pub use tensor::views::{View, ViewMut};
 
-/// What only the bindings and the tests of the engine use. Nothing here is stable.
+/// What only the bindings and the tests of the engine use, as methods with `doc(hidden)` are. Nothing of it is stable.
 #[doc(hidden)]
 pub mod bindings {
     pub use crate::core::lost::lost;
     pub use crate::core::program_lock::set_program_lock;
-    pub use crate::exchange::export_strided;
+    pub use crate::exchange::reaper::with_inline_deleters;
+    pub use crate::exchange::{callback, export_strided};
+    pub use crate::export::stream::ImportStream;
     pub use crate::tensor::alias_map::Origin;
+    pub use crate::trace::events::events_asked_for;
+    pub use crate::trace::hooks::{
+        body_has_lock, body_uses, body_wants_lock, imported_from, on_event_loop, wait_has_lock,
+    };
+    pub use crate::trace::process::this_process;
     pub use crate::wait::inspect::inspected;
     pub use crate::wait::notify::wait_any;
 }

@@ -41,7 +41,7 @@ impl Readable {
         again: impl FnOnce() -> Result<Option<Received>, LinkError>,
     ) -> Result<Option<Received>, LinkError> {
         self.event.0.clear();
-        register(shared.receivers(), &Context::from_waker(&self.waker));
+        register(&shared.receivers, &Context::from_waker(&self.waker));
         shared.listen();
         let result = again();
         if !matches!(result, Ok(None)) {
@@ -60,7 +60,7 @@ impl Link {
     /// The system refuses a descriptor; [`LinkError::Forked`].
     pub fn descriptor(&self) -> Result<i32, LinkError> {
         self.check_process()?;
-        let place = self.shared.readable();
+        let place = &self.shared.readable;
         if place.get().is_none() {
             let new = Readable::new().map_err(LinkError::system("making a descriptor"))?;
             // Where another thread was faster, its descriptor counts.

@@ -64,10 +64,10 @@ pub(crate) struct Shared {
     sent: Mutex<Sent>,
     reader: Mutex<Reader>,
     /// Futures that wait for a message, and those that wait for room.
-    receivers: Futures,
+    pub(crate) receivers: Futures,
     senders: Futures,
     /// For event loops of the program, once one was asked for.
-    readable: OnceLock<Readable>,
+    pub(crate) readable: OnceLock<Readable>,
     /// Fences of the peer with subscribers.
     watched: Mutex<Vec<Arc<PeerEvent>>>,
     /// What was received and is in use.
@@ -159,14 +159,6 @@ impl Shared {
 
     pub(crate) fn process(&self) -> u32 {
         self.channel.process
-    }
-
-    pub(crate) fn receivers(&self) -> &Futures {
-        &self.receivers
-    }
-
-    pub(crate) fn readable(&self) -> &OnceLock<Readable> {
-        &self.readable
     }
 
     pub(crate) fn channel(&self) -> &Channel {

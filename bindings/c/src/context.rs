@@ -3,8 +3,8 @@
 use std::ffi::c_void;
 use std::sync::Arc;
 
+use estafette::bindings::callback;
 use estafette::devices::{Fence, Reactor};
-use estafette::exchange::callback;
 use estafette_sync::valgrind;
 
 /// Called once with the context, when the library will not use it any more. NULL when there is nothing to do.

@@ -4,7 +4,7 @@ use std::ffi::{CString, c_char};
 use std::time::Duration;
 
 use estafette::Engine;
-use estafette::exchange::callback;
+use estafette::bindings::callback;
 
 use crate::entry::{Answer, DONE, Refusal, entry, entry_unless_null, is_null, place};
 use crate::handles::{Pinned, Table};

@@ -197,7 +197,7 @@ unsafe fn export(
     }
     let managed = if given.nonblocking == 1 {
         match tensor.lease(wanted.access, "a C program").for_consumer(&wanted.consumer).try_now()? {
-            Some(lease) => lease.export_with(&wanted)?,
+            Some(lease) => lease.export(&wanted)?,
             None => return Ok(estafette_status::ESTAFETTE_PENDING),
         }
     } else {

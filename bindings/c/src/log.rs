@@ -91,7 +91,7 @@ pub(crate) fn begin_from_environment() {
     }
     static ONCE: Once = Once::new();
     ONCE.call_once(|| {
-        if estafette::trace::events_asked_for() && install().is_ok() {
+        if estafette::bindings::events_asked_for() && install().is_ok() {
             let context = Context::new(std::ptr::null_mut(), None);
             let mut sink = SINK.get_or_init(Mutex::default).lock();
             sink.get_or_insert_with(|| {

@@ -4,7 +4,7 @@ use std::ffi::{c_char, c_void};
 use std::ptr::NonNull;
 use std::time::Duration;
 
-use estafette::exchange::callback;
+use estafette::bindings::callback;
 use estafette::exchange::foreign_fence::RawFence;
 use estafette::{ManagedTensor, Produced};
 
@@ -110,7 +110,7 @@ pub unsafe extern "C" fn estafette_op_complete_after(
         let Begun { completion, context } = begun;
         match fence {
             Some(fence) => {
-                completion.complete_after(&fence);
+                completion.complete_after(&fence, Ok(()));
                 context.drop_after(&fence);
             }
             None => {
@@ -141,7 +141,7 @@ pub unsafe extern "C" fn estafette_op_complete_with(
         let managed = NonNull::new(managed).ok_or_else(|| is_null("managed"))?;
         // SAFETY: by contract of this function; the version comes first in every version of the struct.
         let [major, minor] = unsafe { managed.cast::<[u32; 2]>().read() };
-        if major != estafette::exchange::abi::VERSION.0 {
+        if major != estafette::exchange::DLPACK_VERSION.0 {
             return Err(Refusal::invalid(format!("invalid tensor: version {major}.{minor} is not known")));
         }
         let Begun { completion, context } = slots::finish(op)?;

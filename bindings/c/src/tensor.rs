@@ -91,10 +91,10 @@ pub unsafe extern "C" fn estafette_import(
         // The version is looked at first, since of another one nothing else may be touched, and it must come back untouched.
         // SAFETY: by contract of this function; the version comes first in every version of the struct.
         let [major, minor] = unsafe { managed.cast::<[u32; 2]>().read() };
-        if major != estafette::exchange::abi::VERSION.0 {
+        if major != estafette::exchange::DLPACK_VERSION.0 {
             return Err(Refusal::invalid(format!(
                 "invalid tensor: version is {major}.{minor}, but only {}.x is known",
-                estafette::exchange::abi::VERSION.0
+                estafette::exchange::DLPACK_VERSION.0
             )));
         }
         // SAFETY: by contract of this function; the version is one that is taken.

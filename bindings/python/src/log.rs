@@ -7,7 +7,7 @@
 use std::fmt::{self, Write};
 use std::time::Duration;
 
-use estafette::trace::events_asked_for;
+use estafette::bindings::events_asked_for;
 use estafette_sync::sync::atomic::{AtomicUsize, Ordering};
 use pyo3::prelude::*;
 use tracing::field::{Field, Visit};

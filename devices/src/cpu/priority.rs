@@ -2,8 +2,8 @@ use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
 use std::mem;
 
+use estafette_sync::sync::Mutex;
 use estafette_sync::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
-use estafette_sync::sync::{Mutex, MutexGuard};
 
 /// While jobs with a priority wait, one of so many takes goes by age: in turn, the next is an ordinary job,
 /// or the one that has a priority and has waited longest. So each class gets one of twice as many. Small
@@ -96,7 +96,7 @@ impl<J> Priorities<J> {
     }
 
     pub(super) fn push(&self, job: J, priority: i32) {
-        let mut sorted = self.lock();
+        let mut sorted = self.sorted.lock();
         sorted.arrivals += 1;
         let arrival = sorted.arrivals;
         sorted.insert(Entry { priority, arrival, job });
@@ -141,7 +141,7 @@ impl<J> Priorities<J> {
         if self.is_empty() {
             return None;
         }
-        let mut sorted = self.lock();
+        let mut sorted = self.sorted.lock();
         let job = pop(&mut sorted);
         self.count(&sorted);
         job
@@ -152,7 +152,7 @@ impl<J> Priorities<J> {
         if self.is_empty() {
             return Vec::new();
         }
-        let mut sorted = self.lock();
+        let mut sorted = self.sorted.lock();
         sorted.oldest.clear();
         let best = mem::take(&mut sorted.best);
         self.count(&sorted);
@@ -163,7 +163,7 @@ impl<J> Priorities<J> {
 
     /// Puts entries back in their places.
     pub(super) fn put_back(&self, entries: impl IntoIterator<Item = Entry<J>>) {
-        let mut sorted = self.lock();
+        let mut sorted = self.sorted.lock();
         entries.into_iter().for_each(|entry| sorted.insert(entry));
         self.count(&sorted);
     }
@@ -173,9 +173,5 @@ impl<J> Priorities<J> {
         let positive = sorted.best.first_key_value().is_some_and(|((Reverse(priority), _), _)| *priority > 0);
         self.positive.store(usize::from(positive), Ordering::SeqCst);
         self.all.store(sorted.best.len(), Ordering::SeqCst);
-    }
-
-    fn lock(&self) -> MutexGuard<'_, Sorted<J>> {
-        self.sorted.lock()
     }
 }

@@ -20,8 +20,8 @@
 use std::collections::VecDeque;
 use std::mem;
 
+use estafette_sync::sync::Mutex;
 use estafette_sync::sync::atomic::{AtomicUsize, Ordering, fence};
-use estafette_sync::sync::{Mutex, MutexGuard};
 
 use super::deques::{Injector, Steal, Stealer, Worker};
 use super::in_order::InOrder;
@@ -217,7 +217,7 @@ impl<J> Queues<J> {
     fn was_scanned_since(&self, scanned: usize) -> bool {
         let scanning = self.scanning.load(Ordering::SeqCst) > 0;
         if scanning {
-            drop(self.lock_scan());
+            drop(self.scan.lock());
         }
         scanning || self.scanned.load(Ordering::SeqCst) != scanned
     }
@@ -242,7 +242,7 @@ impl<J> Queues<J> {
 
     /// Puts a job that was just taken in front of the others.
     pub(super) fn put_back(&self, job: J) {
-        let mut returned = self.lock_returned();
+        let mut returned = self.returned.lock();
         returned.push_front(job);
         self.returned_len.store(returned.len(), Ordering::SeqCst);
     }
@@ -251,7 +251,7 @@ impl<J> Queues<J> {
         if self.returned_len.load(Ordering::SeqCst) == 0 {
             return None;
         }
-        let mut returned = self.lock_returned();
+        let mut returned = self.returned.lock();
         let job = returned.pop_front();
         self.returned_len.store(returned.len(), Ordering::SeqCst);
         job
@@ -268,14 +268,6 @@ impl<J> Queues<J> {
         self.scanning.fetch_add(1, Ordering::SeqCst);
         // A thread that misses a job sees this. The pop of its owner releases nothing by itself.
         fence(Ordering::Release);
-    }
-
-    pub(super) fn lock_scan(&self) -> MutexGuard<'_, ()> {
-        self.scan.lock()
-    }
-
-    pub(super) fn lock_returned(&self) -> MutexGuard<'_, VecDeque<J>> {
-        self.returned.lock()
     }
 }
 
@@ -306,7 +298,7 @@ impl<J> Queues<J> {
         own: Option<&Worker<J>>,
         mut wanted: impl FnMut(&J) -> bool,
     ) -> Option<J> {
-        let _scan = self.lock_scan();
+        let _scan = self.scan.lock();
         let due = self.priorities.due();
         Hand::new(self, own).find(due, &mut wanted)
     }
@@ -319,7 +311,7 @@ impl<J> Queues<J> {
         if deque.is_empty() {
             return false;
         }
-        let _scan = self.lock_scan();
+        let _scan = self.scan.lock();
         self.begin_scan();
         while let Some(job) = deque.pop() {
             self.push(job);
@@ -396,7 +388,7 @@ impl<'a, J> Hand<'a, J> {
     }
 
     fn find_returned(&mut self, wanted: &mut impl FnMut(&J) -> bool) -> Option<J> {
-        let mut returned = self.queues.lock_returned();
+        let mut returned = self.queues.returned.lock();
         self.queues.returned_len.store(0, Ordering::SeqCst);
         let looked_at = self.shared.len();
         self.shared.append(&mut returned);
@@ -435,7 +427,7 @@ impl<J> Drop for Hand<'_, J> {
             self.popped.drain(..).rev().for_each(|job| own.push(job));
         }
         if !self.shared.is_empty() {
-            let mut returned = self.queues.lock_returned();
+            let mut returned = self.queues.returned.lock();
             self.shared.append(&mut returned);
             *returned = mem::take(&mut self.shared);
             self.queues.returned_len.store(returned.len(), Ordering::SeqCst);

@@ -51,7 +51,7 @@ use std::sync::Arc;
 
 use estafette_sync::barrier;
 use estafette_sync::sync::atomic::{AtomicUsize, Ordering};
-use estafette_sync::sync::{Condvar, Mutex, MutexGuard};
+use estafette_sync::sync::{Condvar, Mutex};
 use estafette_sync::time::Duration;
 
 /// The sleeping state of the workers of one pool.
@@ -82,12 +82,12 @@ pub(super) struct Parker {
 
 impl Parker {
     fn wake(&self) {
-        *self.taken() = true;
+        *self.taken.lock() = true;
         self.woken.notify_one();
     }
 
     fn park(&self) {
-        let mut taken = self.taken();
+        let mut taken = self.taken.lock();
         while !*taken {
             taken = self.woken.wait(taken);
         }
@@ -96,15 +96,11 @@ impl Parker {
 
     /// As [`park`](Self::park), for `timeout` at most; false if it passed.
     fn park_for(&self, timeout: Duration) -> bool {
-        let mut taken = self.taken();
+        let mut taken = self.taken.lock();
         if !*taken {
             taken = self.woken.wait_timeout(taken, timeout).0;
         }
         std::mem::take(&mut *taken)
-    }
-
-    fn taken(&self) -> MutexGuard<'_, bool> {
-        self.taken.lock()
     }
 }
 
@@ -116,7 +112,7 @@ impl Sleep {
             return;
         }
         let parker = {
-            let mut idle = self.idle();
+            let mut idle = self.idle.lock();
             if !wants_waking(self.counters.load(Ordering::SeqCst)) {
                 return;
             }
@@ -131,7 +127,7 @@ impl Sleep {
     pub(super) fn notify_all(&self) {
         // The lock orders: a worker that enters the list later sees the change.
         let parkers = {
-            let mut idle = self.idle();
+            let mut idle = self.idle.lock();
             idle.iter().for_each(|_| self.one_sleeper_searches());
             std::mem::take(&mut *idle)
         };
@@ -180,7 +176,7 @@ impl Sleep {
     /// Enters the idle list. False if `stay_awake` says so after the worker was counted as sleeping.
     fn lie_down(&self, parker: &Arc<Parker>, stay_awake: impl FnOnce() -> bool) -> bool {
         {
-            let mut idle = self.idle();
+            let mut idle = self.idle.lock();
             idle.push(parker.clone());
             // Wrapping: adds one sleeper and takes one searcher away in a single step.
             self.counters.fetch_add(SLEEPING.wrapping_sub(SEARCHING), Ordering::SeqCst);
@@ -192,7 +188,7 @@ impl Sleep {
 
     /// Leaves the idle list, unless another thread has removed this worker already.
     fn get_up(&self, parker: &Arc<Parker>) -> bool {
-        let mut idle = self.idle();
+        let mut idle = self.idle.lock();
         let Some(place) = idle.iter().position(|sleeper| Arc::ptr_eq(sleeper, parker)) else { return false };
         idle.remove(place);
         self.one_sleeper_searches();
@@ -202,10 +198,6 @@ impl Sleep {
     /// One worker that just left the idle list counts as searching. The caller holds the lock of the list.
     fn one_sleeper_searches(&self) {
         self.counters.fetch_sub(SLEEPING.wrapping_sub(SEARCHING), Ordering::SeqCst);
-    }
-
-    fn idle(&self) -> MutexGuard<'_, Vec<Arc<Parker>>> {
-        self.idle.lock()
     }
 }
 
@@ -277,7 +269,7 @@ mod models {
 
         fn assert_quiet(&self) {
             assert_eq!(self.sleep.counters.load(Ordering::SeqCst), 0, "nobody searches, nobody sleeps");
-            assert!(self.sleep.idle().is_empty());
+            assert!(self.sleep.idle.lock().is_empty());
         }
     }
 

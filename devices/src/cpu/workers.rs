@@ -6,7 +6,7 @@ use std::rc::Rc;
 use std::sync::Arc;
 
 use estafette_sync::sync::atomic::{AtomicBool, Ordering};
-use estafette_sync::sync::{Condvar, Mutex, MutexGuard};
+use estafette_sync::sync::{Condvar, Mutex};
 use estafette_sync::time::{Duration, Instant};
 use estafette_sync::{hint, thread, thread_local};
 
@@ -334,10 +334,10 @@ impl<J> Threads<J> {
 
     /// Starts a thread.
     pub(super) fn start(&self, name: String, body: impl FnOnce() + Send + 'static) -> std::io::Result<()> {
-        self.lock().alive += 1;
+        self.counts.lock().alive += 1;
         match thread::Builder::new().name(name).stack_size(self.stack_size).spawn(body) {
             Ok(handle) => {
-                self.lock().handles.push(handle);
+                self.counts.lock().handles.push(handle);
                 Ok(())
             }
             Err(error) => {
@@ -349,13 +349,13 @@ impl<J> Threads<J> {
 
     /// The calling thread is about to end.
     pub(super) fn leave(&self) {
-        self.lock().alive -= 1;
+        self.counts.lock().alive -= 1;
         self.left.notify_all();
     }
 
     /// A worker is about to block.
     pub(super) fn block(&self) -> Cover<J> {
-        let mut counts = self.lock();
+        let mut counts = self.counts.lock();
         counts.blocked += 1;
         let cover = if counts.standing_in >= counts.blocked {
             // A spare thread that has not retired yet goes on for this one.
@@ -378,14 +378,14 @@ impl<J> Threads<J> {
     /// The thread for [`Cover::Start`] could not be started. (Its deque is gone with it: empty, and one spare
     /// less.)
     pub(super) fn not_started(&self) {
-        let mut counts = self.lock();
+        let mut counts = self.counts.lock();
         counts.standing_in -= 1;
         self.note_surplus(&counts);
     }
 
     /// A worker goes on after blocking.
     pub(super) fn unblock(&self) {
-        let mut counts = self.lock();
+        let mut counts = self.counts.lock();
         counts.blocked -= 1;
         self.note_surplus(&counts);
     }
@@ -393,7 +393,7 @@ impl<J> Threads<J> {
     /// Whether every thread that does not rest is inside of a blocking section, so that no thread takes a
     /// job.
     pub(super) fn is_stuck(&self) -> bool {
-        let counts = self.lock();
+        let counts = self.counts.lock();
         counts.blocked > 0 && counts.alive - counts.resting <= counts.blocked
     }
 
@@ -405,7 +405,7 @@ impl<J> Threads<J> {
     /// A spare thread retires if it is one too many, until it is called or `leaving` is true. False if it
     /// stays.
     pub(super) fn rest(&self, leaving: impl Fn() -> bool) -> bool {
-        let mut counts = self.lock();
+        let mut counts = self.counts.lock();
         if counts.standing_in <= counts.blocked {
             return false;
         }
@@ -427,14 +427,14 @@ impl<J> Threads<J> {
 
     /// The conditions under which spare threads rest have changed.
     pub(super) fn wake_all(&self) {
-        drop(self.lock());
+        drop(self.counts.lock());
         self.called.notify_all();
     }
 
     /// Waits until no thread is left; false if `timeout` passed first.
     pub(super) fn join(&self, timeout: Option<Duration>) -> bool {
         let deadline = timeout.and_then(|timeout| Instant::now().checked_add(timeout));
-        let mut counts = self.lock();
+        let mut counts = self.counts.lock();
         while counts.alive > 0 {
             counts = match deadline {
                 None => self.left.wait(counts),
@@ -456,9 +456,5 @@ impl<J> Threads<J> {
 
     fn note_surplus(&self, counts: &ThreadCounts<J>) {
         self.surplus.store(counts.standing_in > counts.blocked, Ordering::Relaxed);
-    }
-
-    fn lock(&self) -> MutexGuard<'_, ThreadCounts<J>> {
-        self.counts.lock()
     }
 }

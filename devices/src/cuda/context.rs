@@ -1,8 +1,8 @@
 //! A device's primary context: what its streams, events and memory belong to, and what a fault breaks as a
 //! whole.
 
+use std::ptr;
 use std::sync::{Arc, Weak};
-use std::{fmt, ptr};
 
 use cudarc::driver::sys::{CUcontext, CUstreamCaptureMode};
 use estafette_sync::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -151,7 +151,7 @@ impl Context {
 
     /// A stream that fails when this context does.
     pub(super) fn adopt(&self, stream: &Arc<Stream>) {
-        let mut streams = self.streams();
+        let mut streams = self.streams.lock();
         streams.retain(|known| known.strong_count() > 0);
         if !streams.iter().any(|known| Weak::as_ptr(known) == Arc::as_ptr(stream)) {
             streams.push(Arc::downgrade(stream));
@@ -169,7 +169,7 @@ impl Context {
         if !self.faulted.swap(true, Ordering::AcqRel) {
             tracing::error!(device = %self.id, error = %fault, "a CUDA context is broken: all work of it has failed");
         }
-        let streams = std::mem::take(&mut *self.streams());
+        let streams = std::mem::take(&mut *self.streams.lock());
         for stream in streams.iter().filter_map(Weak::upgrade) {
             stream.break_with(self, &fault);
         }
@@ -192,17 +192,7 @@ impl Context {
 
     /// The streams that fail when this context does.
     pub(super) fn live_streams(&self) -> Vec<Arc<Stream>> {
-        self.streams().iter().filter_map(Weak::upgrade).collect()
-    }
-
-    fn streams(&self) -> MutexGuard<'_, Vec<Weak<Stream>>> {
-        self.streams.lock()
-    }
-}
-
-impl fmt::Debug for Context {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Context({})", self.id)
+        self.streams.lock().iter().filter_map(Weak::upgrade).collect()
     }
 }
 

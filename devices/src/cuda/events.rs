@@ -1,8 +1,7 @@
 //! Native events, used again and again, but never while a fence or a wait holds them.
 //!
 //! An event stands for its last record, so recording it again while a fence still means the last one would
-//! lose a wait. An [`Event`] is one use of a slot; its slot is free again when the last holder has gone. A
-//! generation distinguishes uses.
+//! lose a wait. An [`Event`] is one use of a native event, which is free again when the last holder has gone.
 
 use std::sync::Arc;
 use std::{fmt, ptr};
@@ -41,33 +40,15 @@ impl Purpose {
     }
 }
 
-/// Events of a context, all for one purpose.
+/// Free events of a context, all for one purpose.
 #[derive(Default)]
-pub(super) struct Events {
-    slots: Mutex<Slots>,
-}
-
-#[derive(Default)]
-struct Slots {
-    all: Vec<Slot>,
-    free: Vec<usize>,
-    /// Places whose event was destroyed.
-    vacant: Vec<usize>,
-}
-
-struct Slot {
-    raw: Option<Handle<CUevent>>,
-    generation: u64,
-    held: bool,
-}
+pub(super) struct Events(Mutex<Vec<Handle<CUevent>>>);
 
 /// One use of an event.
 pub(super) struct Event {
     context: Arc<Context>,
     raw: Handle<CUevent>,
     purpose: Purpose,
-    index: usize,
-    generation: u64,
     /// It belongs to a graph now, which waits for its last record at every launch.
     given_up: AtomicBool,
 }
@@ -79,22 +60,9 @@ impl Event {
     /// The driver gives no more.
     fn acquire(context: &Arc<Context>, purpose: Purpose) -> Result<Arc<Self>, DeviceError> {
         let reused = context.events(purpose).take();
-        let (index, raw, generation) = match reused {
-            Some(reused) => reused,
-            None => {
-                let mut raw: CUevent = ptr::null_mut();
-                let _current = context.make_current_relaxed()?;
-                // SAFETY: writes one handle, which is ours.
-                let code = unsafe { (context.api.event_create)(&raw mut raw, purpose.flags()) };
-                context.check(code, "cannot make an event")?;
-                context.counters.events_created.one();
-                let raw = Handle::new(raw);
-                let (index, generation) = context.events(purpose).put(raw);
-                (index, raw, generation)
-            }
-        };
+        let raw = reused.map_or_else(|| create(context, purpose), Ok)?;
         let context = Arc::clone(context);
-        Ok(Arc::new(Self { context, raw, purpose, index, generation, given_up: AtomicBool::new(false) }))
+        Ok(Arc::new(Self { context, raw, purpose, given_up: AtomicBool::new(false) }))
     }
 
     /// An event of everything enqueued on `stream` so far. The context is current, or the stream is no
@@ -153,13 +121,7 @@ impl Event {
     /// # Errors
     /// The driver gives no more.
     pub(super) fn done(context: &Arc<Context>) -> Result<Handle<CUevent>, DeviceError> {
-        let mut raw: CUevent = ptr::null_mut();
-        let _current = context.make_current_relaxed()?;
-        // SAFETY: writes one handle, which is the caller's.
-        let code = unsafe { (context.api.event_create)(&raw mut raw, Purpose::Order.flags()) };
-        context.check(code, "cannot make an event")?;
-        context.counters.events_created.one();
-        Ok(Handle::new(raw))
+        create(context, Purpose::Order)
     }
 
     pub(super) fn raw(&self) -> CUevent {
@@ -183,6 +145,16 @@ impl Event {
     }
 }
 
+fn create(context: &Context, purpose: Purpose) -> Result<Handle<CUevent>, DeviceError> {
+    let mut raw: CUevent = ptr::null_mut();
+    let _current = context.make_current_relaxed()?;
+    // SAFETY: writes one handle, which is the caller's.
+    let code = unsafe { (context.api.event_create)(&raw mut raw, purpose.flags()) };
+    context.check(code, "cannot make an event")?;
+    context.counters.events_created.one();
+    Ok(Handle::new(raw))
+}
+
 /// Asks the driver whether an event of `context` is done.
 pub(super) fn query(context: &Context, event: CUevent) -> Result<bool, DeviceError> {
     let _current = context.make_current_relaxed()?;
@@ -194,7 +166,7 @@ pub(super) fn query(context: &Context, event: CUevent) -> Result<bool, DeviceErr
     }
 }
 
-/// Destroys an event that is no slot's.
+/// Destroys an event that nothing holds.
 pub(super) fn destroy(context: &Context, event: Handle<CUevent>) {
     if is_driver_gone() {
         return;
@@ -210,7 +182,7 @@ impl Drop for Event {
         if is_driver_gone() || self.given_up.load(Ordering::Relaxed) {
             return;
         }
-        if self.context.events(self.purpose).release(self.index, self.generation) {
+        if !self.context.events(self.purpose).keep(self.raw) {
             destroy(&self.context, self.raw);
         }
     }
@@ -218,49 +190,23 @@ impl Drop for Event {
 
 impl fmt::Debug for Event {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "CUDA event {} of {}, use {}", self.index, self.context.id, self.generation)
+        write!(f, "CUDA event {:p} of {}", self.raw(), self.context.id)
     }
 }
 
 impl Events {
-    fn take(&self) -> Option<(usize, Handle<CUevent>, u64)> {
-        let mut slots = self.slots.lock();
-        let index = slots.free.pop()?;
-        let slot = &mut slots.all[index];
-        debug_assert!(!slot.held, "an event that is held is not free");
-        slot.held = true;
-        slot.generation += 1;
-        slot.raw.map(|raw| (index, raw, slot.generation))
+    fn take(&self) -> Option<Handle<CUevent>> {
+        self.0.lock().pop()
     }
 
-    /// A slot for a new event, in use.
-    fn put(&self, raw: Handle<CUevent>) -> (usize, u64) {
-        let mut slots = self.slots.lock();
-        let index = slots.vacant.pop().unwrap_or(slots.all.len());
-        if index == slots.all.len() {
-            slots.all.push(Slot { raw: None, generation: 0, held: false });
+    /// Keeps an event whose use is over. Returns false for one too many.
+    fn keep(&self, raw: Handle<CUevent>) -> bool {
+        let mut free = self.0.lock();
+        let has_room = free.len() < FREE_MAX;
+        if has_room {
+            free.push(raw);
         }
-        let slot = &mut slots.all[index];
-        slot.raw = Some(raw);
-        slot.held = true;
-        slot.generation += 1;
-        (index, slot.generation)
-    }
-
-    /// The use is over. Says whether the event is too many, and to be destroyed.
-    fn release(&self, index: usize, generation: u64) -> bool {
-        let mut slots = self.slots.lock();
-        let too_many = slots.free.len() >= FREE_MAX;
-        let slot = &mut slots.all[index];
-        debug_assert!(slot.held && slot.generation == generation, "a use ends once");
-        slot.held = false;
-        if too_many {
-            slot.raw = None;
-            slots.vacant.push(index);
-        } else {
-            slots.free.push(index);
-        }
-        too_many
+        has_room
     }
 }
 
@@ -439,27 +385,12 @@ mod tests {
     }
 
     #[test]
-    fn an_event_is_free_when_its_use_is_over_and_its_next_use_has_another_generation() {
+    fn an_event_is_used_again_and_a_burst_of_events_is_not_kept() {
         let events = Events::default();
         assert!(events.take().is_none());
-        let (first, generation) = events.put(raw(8));
-        assert!(events.take().is_none(), "it is held");
-        let (second, _) = events.put(raw(16));
-        assert!(!events.release(first, generation));
-        let (again, event, later) = events.take().expect("one is free");
-        assert_eq!((again, event.get().addr()), (first, 8));
-        assert!(later > generation);
-        assert!(events.take().is_none());
-        assert_ne!(second, first);
-    }
-
-    #[test]
-    fn a_burst_of_events_is_not_kept() {
-        let events = Events::default();
-        let uses: Vec<_> = (1..=FREE_MAX + 10).map(|number| events.put(raw(number))).collect();
-        let destroyed = uses.iter().filter(|&&(index, generation)| events.release(index, generation)).count();
-        assert_eq!(destroyed, 10);
-        let (index, _) = events.put(raw(5));
-        assert!(index < FREE_MAX + 10, "places are used again");
+        let kept = (1..=FREE_MAX + 10).filter(|number| events.keep(raw(*number))).count();
+        assert_eq!(kept, FREE_MAX);
+        assert_eq!(events.take().map(|event| event.get().addr()), Some(FREE_MAX));
+        assert!(events.keep(raw(FREE_MAX)) && !events.keep(raw(FREE_MAX + 1)));
     }
 }

@@ -3,7 +3,7 @@ use std::fmt;
 use std::sync::Arc;
 
 use cudarc::driver::sys::{CUevent, CUstream};
-use estafette_sync::sync::{Mutex, MutexGuard};
+use estafette_sync::sync::Mutex;
 
 use crate::fence::source::Timeline;
 use crate::queue::order_after;
@@ -151,13 +151,13 @@ impl CudaQueue {
         }
         // SAFETY: a live stream of the context.
         let interval = unsafe { TimedInterval::begin(&self.context, self.here()?) }?;
-        self.timings().push(Arc::clone(&interval));
+        self.timings.lock().push(Arc::clone(&interval));
         Ok(Some(interval))
     }
 
     /// Ends the measurements. An interval that cannot be measured stays unknown.
     fn end_measuring(&self) {
-        let timings = std::mem::take(&mut *self.timings());
+        let timings = std::mem::take(&mut *self.timings.lock());
         for interval in timings {
             // SAFETY: a live stream of the context.
             let ended = self.here().and_then(|stream| unsafe { interval.end(stream) });
@@ -165,10 +165,6 @@ impl CudaQueue {
                 tracing::debug!(%error, queue = %self.id, "device time is not measured");
             }
         }
-    }
-
-    fn timings(&self) -> MutexGuard<'_, Vec<Arc<TimedInterval>>> {
-        self.timings.lock()
     }
 
     pub(super) fn context(&self) -> &Arc<Context> {
@@ -238,7 +234,7 @@ fn behind(fence: &Fence) -> Result<Behind, DeviceError> {
         let any: &dyn Any = &**timeline;
         let Some(stream) = any.downcast_ref::<Stream>() else { return Ok(Behind::Unknown) };
         return Ok(stream.event_for(sequence)?.map_or(Behind::Done, |event| {
-            Behind::Event(event.raw(), Some(event), Arc::clone(stream.context()))
+            Behind::Event(event.raw(), Some(event), Arc::clone(&stream.context))
         }));
     }
     let Some(event) = fence.as_event() else { return Ok(Behind::Unknown) };
@@ -314,7 +310,7 @@ impl Queue for CudaQueue {
         match &self.kind {
             Kind::Own(stream) => {
                 let mut state = stream.state();
-                if state.is_own_capture() {
+                if state.capture {
                     drop(state);
                     // SAFETY: a live stream of the context.
                     let event = unsafe { Event::record(&self.context, stream.raw()) }?;

@@ -107,10 +107,6 @@ impl Stream {
         Ok(stream)
     }
 
-    pub(super) fn context(&self) -> &Arc<Context> {
-        &self.context
-    }
-
     pub(super) fn raw(&self) -> CUstream {
         self.raw.get()
     }
@@ -137,10 +133,6 @@ impl Stream {
         state.sequence += 1;
         state.sequence
     }
-    pub(super) fn depends(&self) -> MutexGuard<'_, Vec<(Fence, Arc<Context>)>> {
-        self.depends.lock()
-    }
-
     /// Number `sequence` is done, and all before it.
     pub(super) fn reach(&self, sequence: u64) {
         self.completed.reach(sequence);
@@ -162,7 +154,7 @@ impl Stream {
     pub(super) fn break_with(&self, context: &Context, error: &DeviceError) {
         let own = ptr::eq(context, &raw const *self.context);
         let waits = || {
-            let depends = self.depends();
+            let depends = self.depends.lock();
             depends
                 .iter()
                 .any(|(fence, other)| ptr::eq(context, &raw const **other) && !fence.observed_done())
@@ -231,11 +223,6 @@ impl QueueState {
         }
     }
 
-    /// Whether an own capture records this stream.
-    pub(super) fn is_own_capture(&self) -> bool {
-        self.capture
-    }
-
     /// The first event that covers `sequence`.
     pub(super) fn covering(&self, sequence: u64) -> Option<Arc<Event>> {
         let at = self.marks.partition_point(|(number, _)| *number < sequence);
@@ -285,7 +272,7 @@ impl Stream {
         state.waited_at = state.sequence;
         drop(state);
         if !Arc::ptr_eq(context, &self.context) {
-            let mut depends = self.depends();
+            let mut depends = self.depends.lock();
             depends.retain(|(fence, _)| !fence.observed_done());
             depends.push((fence.clone(), Arc::clone(context)));
             drop(depends);

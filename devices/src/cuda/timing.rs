@@ -9,7 +9,7 @@ use std::fmt;
 use std::sync::Arc;
 
 use cudarc::driver::sys::{CUevent, CUstream};
-use estafette_sync::sync::{Mutex, MutexGuard, OnceLock};
+use estafette_sync::sync::{Mutex, OnceLock};
 
 use crate::{ClockBracket, DeviceError, DeviceSpan, Timing, host_now_ns};
 
@@ -69,10 +69,6 @@ impl DeviceClock {
 }
 
 impl ReferenceEvent {
-    fn clock(&self) -> MutexGuard<'_, ClockBracket> {
-        self.clock.lock()
-    }
-
     /// When the device got to `event`, by its clock; `None` while either is not done.
     ///
     /// # Errors
@@ -138,7 +134,7 @@ impl TimedInterval {
         ) else {
             return Ok(None);
         };
-        let mut clock = self.reference.clock();
+        let mut clock = self.reference.clock.lock();
         clock.not_before(began, self.called_ns);
         clock.not_after(ended, host_now_ns());
         let span = clock.host_ns(began).zip(clock.host_ns(ended.max(began)));

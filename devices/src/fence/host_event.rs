@@ -15,8 +15,8 @@
 use std::fmt;
 use std::sync::Arc;
 
+use estafette_sync::sync::Mutex;
 use estafette_sync::sync::atomic::{AtomicU8, Ordering};
-use estafette_sync::sync::{Mutex, MutexGuard};
 
 use crate::fence::source::{Outcome, Subscriber, Subscribers, Watch};
 use crate::{DeviceError, FenceState};
@@ -49,7 +49,7 @@ impl HostEvent {
     /// nothing.
     #[must_use = "the subscribers wait to be told"]
     pub(crate) fn settle(&self, outcome: &Outcome) -> Vec<Arc<dyn Subscriber>> {
-        let mut inner = self.lock();
+        let mut inner = self.inner.lock();
         if self.word.load(Ordering::Relaxed) != PENDING {
             return Vec::new();
         }
@@ -62,7 +62,7 @@ impl HostEvent {
         match self.word.load(Ordering::Acquire) {
             PENDING => FenceState::Pending,
             DONE => FenceState::Done,
-            _ => self.settled_outcome(&self.lock()).map_or(FenceState::Pending, FenceState::from),
+            _ => self.settled_outcome(&self.inner.lock()).map_or(FenceState::Pending, FenceState::from),
         }
     }
 
@@ -72,7 +72,7 @@ impl HostEvent {
 
     pub(crate) fn watch(&self, subscriber: &Arc<dyn Subscriber>) -> Watch {
         let swept = {
-            let mut inner = self.lock();
+            let mut inner = self.inner.lock();
             if let Some(outcome) = self.settled_outcome(&inner) {
                 return Watch::Settled(outcome);
             }
@@ -88,10 +88,6 @@ impl HostEvent {
             (_, None) => Some(Ok(())),
             (_, Some(error)) => Some(Err(error.clone())),
         }
-    }
-
-    fn lock(&self) -> MutexGuard<'_, Subscribed> {
-        self.inner.lock()
     }
 }
 
@@ -131,7 +127,7 @@ mod tests {
             let leaves: Arc<dyn Subscriber> = Arc::new(Waiter(AtomicBool::new(true)));
             assert!(matches!(signal.watch(&leaves), Watch::Subscribed));
         }
-        let waiting = signal.lock().subscribers.len();
+        let waiting = signal.inner.lock().subscribers.len();
         assert!(waiting <= 32, "{waiting} entries for one live waiter");
         let told = signal.settle(&Ok(()));
         assert!(told.iter().any(|subscriber| Arc::ptr_eq(subscriber, &stays)));

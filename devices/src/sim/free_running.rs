@@ -19,7 +19,7 @@ use std::sync::Arc;
 
 use estafette_sync::essential::essential;
 use estafette_sync::stack;
-use estafette_sync::sync::{Condvar, Mutex, MutexGuard};
+use estafette_sync::sync::{Condvar, Mutex};
 use estafette_sync::time::{Duration, Instant};
 
 use crate::{DeviceError, DeviceErrorKind};
@@ -77,26 +77,22 @@ impl Runner {
     /// The schedule of `core`, whose runner this is, has changed.
     pub(super) fn ring(&self, core: &Arc<Core>) {
         if self.pace != SimPace::Manual {
-            self.bell.lock().lent.get_or_insert_with(|| core.clone());
+            self.bell.state.lock().lent.get_or_insert_with(|| core.clone());
             self.bell.rung.notify_all();
         }
     }
 
     /// The device is gone.
     pub(super) fn stop(&self) {
-        self.bell.lock().stopped = true;
+        self.bell.state.lock().stopped = true;
         self.bell.rung.notify_all();
     }
 }
 
 impl Bell {
-    fn lock(&self) -> MutexGuard<'_, BellState> {
-        self.state.lock()
-    }
-
     /// Takes the device from the bell, sleeping until there is one. `None` when there never will be.
     fn take(&self) -> Option<Arc<Core>> {
-        let mut state = self.lock();
+        let mut state = self.state.lock();
         loop {
             if let Some(core) = state.lent.take() {
                 return Some(core);
@@ -110,7 +106,7 @@ impl Bell {
 
     /// Sleeps until the bell rings, at most for `most`. Waking too early is harmless: the thread looks again.
     fn sleep(&self, most: Duration) {
-        let state = self.lock();
+        let state = self.state.lock();
         if state.lent.is_none() {
             drop(self.rung.wait_timeout(state, most));
         }
@@ -132,7 +128,7 @@ fn run(bell: &Bell) {
                 bell.sleep(Duration::from_nanos(due_ns.saturating_sub(now_ns)));
             }
             // The device that was lent meanwhile is this one.
-            drop(bell.lock().lent.take());
+            drop(bell.state.lock().lent.take());
         }
     }
 }

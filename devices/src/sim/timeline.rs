@@ -1,7 +1,7 @@
 use std::sync::Arc;
 
+use estafette_sync::sync::Mutex;
 use estafette_sync::sync::atomic::{AtomicU64, Ordering};
-use estafette_sync::sync::{Mutex, MutexGuard};
 
 use crate::fence::source::{Outcome, Subscriber, Timeline, Watch, deliver};
 use crate::fence::waiting::{Ready, Waiting};
@@ -50,7 +50,7 @@ impl SimTimeline {
 
     /// The device has completed everything up to `sequence`. The subscribers go to `ready`.
     pub(super) fn reach(&self, sequence: u64, ready: &mut Vec<Ready>) {
-        let mut inner = self.lock();
+        let mut inner = self.inner.lock();
         self.reached.store(sequence, Ordering::Release);
         if self.notify == SimNotify::Push {
             self.observed.store(sequence, Ordering::Release);
@@ -60,7 +60,7 @@ impl SimTimeline {
 
     /// The queue has failed. The subscribers go to `ready`.
     pub(super) fn fail(&self, error: &DeviceError, ready: &mut Vec<Ready>) {
-        let mut inner = self.lock();
+        let mut inner = self.inner.lock();
         let error = inner.failure.get_or_insert_with(|| error.clone()).clone();
         inner.waiting.fail(&error, ready);
     }
@@ -72,7 +72,7 @@ impl SimTimeline {
 
     /// Makes sure that a native event covers exactly `sequence`.
     pub(super) fn record_natively(&self, sequence: u64) {
-        self.count_record(&mut self.lock(), sequence);
+        self.count_record(&mut self.inner.lock(), sequence);
     }
 
     fn count_record(&self, inner: &mut Inner, sequence: u64) {
@@ -80,10 +80,6 @@ impl SimTimeline {
             inner.recorded = sequence;
             Counters::count(&self.counters.records);
         }
-    }
-
-    fn lock(&self) -> MutexGuard<'_, Inner> {
-        self.inner.lock()
     }
 }
 
@@ -101,7 +97,7 @@ impl Timeline for SimTimeline {
     }
 
     fn failure(&self) -> Option<DeviceError> {
-        self.lock().failure.clone()
+        self.inner.lock().failure.clone()
     }
 
     fn poll(&self) -> u64 {
@@ -113,7 +109,7 @@ impl Timeline for SimTimeline {
     fn watch(&self, sequence: u64, subscriber: &Arc<dyn Subscriber>) -> Watch {
         let mut swept = Vec::new();
         {
-            let mut inner = self.lock();
+            let mut inner = self.inner.lock();
             if self.reached() >= sequence {
                 return Watch::Settled(Outcome::Ok(()));
             }

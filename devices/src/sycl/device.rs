@@ -327,12 +327,12 @@ impl Device for SyclDevice {
         &self.shared.name
     }
 
-    /// Whether memory that [`Device::allocate`] gives is shared with the host.
     /// The pointer to the `sycl::context`, for as long as the device lives.
     fn native_context(&self) -> usize {
         self.shared.context.raw().expose_provenance()
     }
 
+    /// Whether memory that [`Device::allocate`] gives is shared with the host.
     fn host_accessible(&self) -> bool {
         self.shared.usm.contains(&UsmKind::Shared)
     }

@@ -1,7 +1,7 @@
 use std::collections::VecDeque;
 use std::sync::Arc;
 
-use estafette_sync::sync::{Mutex, MutexGuard};
+use estafette_sync::sync::Mutex;
 use smallvec::SmallVec;
 
 use crate::fence::completed::Completed;
@@ -51,7 +51,7 @@ impl Progress {
         event.put(self, sequence);
         let mut dropped = Vec::new();
         let look = {
-            let mut inner = self.lock();
+            let mut inner = self.inner.lock();
             inner.marks.push_back((sequence, Arc::clone(event)));
             if inner.marks.len() > MARKS_MAX {
                 let newest = inner.marks.len() - 1;
@@ -73,7 +73,7 @@ impl Progress {
     /// Lets go of what is done.
     pub(super) fn tidy(&self) {
         self.poll();
-        let mut inner = self.lock();
+        let mut inner = self.inner.lock();
         inner.look_at = inner.marks.len() + LOOK_EVERY;
     }
 
@@ -81,7 +81,7 @@ impl Progress {
     /// this queue.
     pub(super) fn reach(&self, sequence: u64, outcome: Outcome) -> Outcome {
         let mut passed = SmallVec::<[_; 4]>::new();
-        let mut inner = self.lock();
+        let mut inner = self.inner.lock();
         let outcome = match (outcome, self.completed.failure()) {
             (_, Some(failure)) if sequence > self.completed() => Err(failure.clone()),
             (Err(error), None) => {
@@ -106,20 +106,20 @@ impl Progress {
 
     /// The queue takes no more work, because of `error`.
     pub(super) fn fail(&self, error: &DeviceError) {
-        let _under_the_lock = self.lock();
+        let _under_the_lock = self.inner.lock();
         self.completed.fail(error);
     }
 
     /// The first event that covers `sequence`; `None` when that is done or can never be.
     pub(super) fn event_of(&self, sequence: u64) -> Option<Arc<Event>> {
-        let inner = self.lock();
+        let inner = self.inner.lock();
         let at = inner.marks.partition_point(|(number, _)| *number < sequence);
         inner.marks.get(at).map(|(_, event)| Arc::clone(event))
     }
 
     /// The first number after `sequence`, with its event.
     fn after(&self, sequence: u64) -> Option<(u64, Arc<Event>)> {
-        let inner = self.lock();
+        let inner = self.inner.lock();
         let at = inner.marks.partition_point(|(number, _)| *number <= sequence);
         inner.marks.get(at).cloned()
     }
@@ -128,10 +128,6 @@ impl Progress {
     fn settle(&self, sequence: u64, event: &Event, status: Status) -> bool {
         // An event that ended while it got its number may not have counted yet.
         event.end(status).outcome().is_some_and(|outcome| self.reach(sequence, outcome).is_ok())
-    }
-
-    fn lock(&self) -> MutexGuard<'_, Inner> {
-        self.inner.lock()
     }
 }
 

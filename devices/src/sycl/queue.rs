@@ -2,7 +2,7 @@ use std::any::Any;
 use std::fmt;
 use std::sync::Arc;
 
-use estafette_sync::sync::{Mutex, MutexGuard, OnceLock};
+use estafette_sync::sync::{Mutex, OnceLock};
 
 use crate::fence::source::Timeline;
 use crate::queue::order_after;
@@ -77,7 +77,7 @@ impl SyclQueue {
     /// What identifies the runtime's queue while a wrapper of it lives. All wrappers of one queue have the
     /// same identity.
     pub fn identity(&self) -> usize {
-        let state = self.state();
+        let state = self.state.lock();
         // SAFETY: a live queue.
         unsafe { (self.shared.api().queue_hash)(state.raw()) }
     }
@@ -100,7 +100,7 @@ impl SyclQueue {
             return Ok(());
         }
         // SAFETY: by contract.
-        unsafe { self.state().fill(at.cast(), value, bytes) }
+        unsafe { self.state.lock().fill(at.cast(), value, bytes) }
     }
 
     /// # Safety
@@ -111,7 +111,7 @@ impl SyclQueue {
             return Ok(());
         }
         // SAFETY: by contract.
-        unsafe { self.state().copy(from, to, bytes) }
+        unsafe { self.state.lock().copy(from, to, bytes) }
     }
 
     pub(super) fn shared(&self) -> &Arc<Shared> {
@@ -125,17 +125,13 @@ impl SyclQueue {
         }
     }
 
-    fn state(&self) -> MutexGuard<'_, QueueState> {
-        self.state.lock()
-    }
-
     fn wait(&self, fence: &Fence) -> Result<Option<Order>, DeviceError> {
         let Some(event) = self.event_of(fence) else { return Ok(None) };
         // A failed queue cannot be waited for. The query costs one load while no failure is known.
         if let Some(error) = fence.as_point().and_then(|(timeline, _)| timeline.failure()) {
             return Err(error);
         }
-        let mut state = self.state();
+        let mut state = self.state.lock();
         state.wait_for(event)?;
         if self.is_foreign() {
             state.flush()?;
@@ -179,13 +175,13 @@ impl Queue for SyclQueue {
     fn order_after(&self, fence: &Fence) -> Result<Order, DeviceError> {
         self.check()?;
         let is_ordered =
-            || self.in_order() && fence.queue() == Some(self.id) || self.state().clock.covers(fence);
+            || self.in_order() && fence.queue() == Some(self.id) || self.state.lock().clock.covers(fence);
         order_after(self, fence, is_ordered, || self.wait(fence))
     }
 
     fn record(&self) -> Result<Fence, DeviceError> {
         self.check()?;
-        let mut state = self.state();
+        let mut state = self.state.lock();
         let Some(progress) = &self.progress else {
             return Ok(Fence::event(Arc::new(Single(state.record_all()?))));
         };
@@ -210,7 +206,7 @@ impl Queue for SyclQueue {
     /// not measured. A foreign queue is measured between two barriers, if its owner has made it with
     /// profiling.
     fn time(&self) -> Option<Arc<dyn Timing>> {
-        match self.state().time() {
+        match self.state.lock().time() {
             Ok(commands) => commands.map(|commands| commands as Arc<dyn Timing>),
             Err(error) => {
                 tracing::debug!(%error, queue = %self.id, "device time is not measured");
@@ -222,7 +218,7 @@ impl Queue for SyclQueue {
     /// The pointer to the `sycl::queue`. The caller may enqueue there until the next [`Queue::record`]. Waits
     /// kept for the next command are enqueued first.
     fn native(&self) -> usize {
-        let touched = self.state().touch();
+        let touched = self.state.lock().touch();
         match (touched, &self.progress) {
             (Ok(handle), _) => handle.expose_provenance(),
             (Err(error), Some(progress)) => {

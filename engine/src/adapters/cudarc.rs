@@ -86,7 +86,7 @@ impl Tensor {
         let (device, handle) = place(stream)?;
         // SAFETY: the stream is alive as long as the keeper.
         let consumer = unsafe { self.consumer_on_kept(device, handle, Arc::clone(stream) as _) }?;
-        let lent = self.export_with(ExportOptions { consumer, ..ExportOptions::new(access) }).await?;
+        let lent = self.export(ExportOptions { consumer, ..ExportOptions::new(access) }).await?;
         let layout = lent.describe()?;
         if layout.device() != device {
             return Err(Error::invalid(format!("the memory is on {}, not on {device}", layout.device())));

@@ -11,7 +11,7 @@ use std::sync::Arc;
 use estafette_devices::{Allocation, Device, DeviceError, DeviceErrorKind, Fence, Reactor};
 use estafette_sync::sync::Mutex;
 use estafette_sync::sync::atomic::{AtomicU64, Ordering};
-use tokio::sync::{OwnedSemaphorePermit, Semaphore, TryAcquireError};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 use crate::core::per_device::PerDevice;
 
@@ -77,7 +77,7 @@ impl ChunkPool {
     /// The device cannot allocate staging memory.
     pub(super) async fn take(self: &Arc<Self>, device: &Arc<dyn Device>) -> Result<Chunk, DeviceError> {
         let permit = Arc::clone(&self.permits).acquire_owned().await;
-        self.fill(device, permit.map_err(|_| closed())?)
+        self.fill(device, permit.expect("the semaphores are never closed"))
     }
 
     /// A chunk, if one is free now.
@@ -85,11 +85,8 @@ impl ChunkPool {
     /// # Errors
     /// As [`take`](Self::take).
     pub(super) fn try_take(self: &Arc<Self>, device: &Arc<dyn Device>) -> Result<Option<Chunk>, DeviceError> {
-        match Arc::clone(&self.permits).try_acquire_owned() {
-            Ok(permit) => self.fill(device, permit).map(Some),
-            Err(TryAcquireError::NoPermits) => Ok(None),
-            Err(TryAcquireError::Closed) => Err(closed()),
-        }
+        let permit = Arc::clone(&self.permits).try_acquire_owned().ok();
+        permit.map(|permit| self.fill(device, permit)).transpose()
     }
 
     fn fill(
@@ -115,11 +112,6 @@ impl Drop for ChunkPool {
         let free = self.free.get_mut().len();
         BYTES.fetch_sub((free * self.bytes) as u64, Ordering::Relaxed);
     }
-}
-
-/// Unreachable: the semaphores are never closed.
-fn closed() -> DeviceError {
-    DeviceError::new(DeviceErrorKind::Other, "the staging of copies has ended")
 }
 
 /// A chunk in use. Drop frees the chunk for the next copy, so the device must be done with it before.

@@ -10,8 +10,8 @@
 use std::cell::RefCell;
 use std::sync::Arc;
 
+use estafette_sync::sync::Mutex;
 use estafette_sync::sync::atomic::{AtomicBool, Ordering};
-use estafette_sync::sync::{Mutex, MutexGuard};
 use estafette_sync::thread_local;
 use estafette_sync::time::{Duration, Instant};
 
@@ -47,10 +47,6 @@ struct Open {
     last: Option<Instant>,
 }
 
-fn open() -> MutexGuard<'static, Open> {
-    OPEN.lock()
-}
-
 /// Runs `submit`, and holds back the wake-ups for `core` on this thread. Inside of another such call this
 /// function only runs `submit`.
 pub(crate) fn hold_back<T>(core: &CoreRef, submit: impl FnOnce() -> T) -> T {
@@ -64,7 +60,7 @@ pub(crate) fn hold_back<T>(core: &CoreRef, submit: impl FnOnce() -> T) -> T {
                 wake_held_back();
                 let quiet = COALESCED.take();
                 if let Some(quiet) = &quiet {
-                    open().held_back.retain(|known| !Arc::ptr_eq(known, quiet));
+                    OPEN.lock().held_back.retain(|known| !Arc::ptr_eq(known, quiet));
                 }
             }
         }
@@ -73,7 +69,7 @@ pub(crate) fn hold_back<T>(core: &CoreRef, submit: impl FnOnce() -> T) -> T {
         let quiet = Arc::new(Coalesced { core: core.clone(), untold: AtomicBool::new(false) });
         let now = Instant::now();
         {
-            let mut open = open();
+            let mut open = OPEN.lock();
             open.held_back.push(Arc::clone(&quiet));
             open.last = Some(now);
         }
@@ -119,7 +115,7 @@ pub(crate) fn wake_held_back() {
 pub(crate) fn wake_those_of_other_threads() -> Option<Instant> {
     let now = Instant::now();
     let held_back = {
-        let mut open = open();
+        let mut open = OPEN.lock();
         if !open.held_back.is_empty() {
             open.last = Some(now);
         }

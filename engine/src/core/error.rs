@@ -195,12 +195,6 @@ impl Drop for Failure {
     }
 }
 
-impl fmt::Debug for Failure {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Failure").field("id", &self.id).finish_non_exhaustive()
-    }
-}
-
 /// How an operation failed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
@@ -277,6 +271,7 @@ impl OperationError {
     }
 
     /// The error that waiters get.
+    #[doc(hidden)]
     pub fn into_error(self) -> Error {
         match self.kind() {
             FailureKind::Cancelled => Error::Cancelled(self),

@@ -129,6 +129,7 @@ impl LeaseOwner {
     }
 
     /// Adds the library that the owner belongs to, as the place that holds the name of the library's package.
+    #[doc(hidden)]
     #[must_use]
     pub fn of_library(mut self, library: Option<&'static &'static str>) -> Self {
         self.library = library;
@@ -136,6 +137,7 @@ impl LeaseOwner {
     }
 
     /// Adds the line that asked for the lease.
+    #[doc(hidden)]
     #[must_use]
     pub fn at(mut self, site: CallSite) -> Self {
         Arc::make_mut(&mut self.text).site = Some(site);
@@ -181,11 +183,13 @@ impl LeaseOwner {
     }
 
     /// The library that the owner belongs to.
+    #[doc(hidden)]
     pub fn library(&self) -> Option<&'static str> {
         self.library.copied()
     }
 
     /// The line that asked for the lease.
+    #[doc(hidden)]
     pub fn site(&self) -> Option<&CallSite> {
         self.text.site.as_ref()
     }

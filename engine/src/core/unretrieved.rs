@@ -18,7 +18,7 @@ use std::sync::{Arc, Weak};
 use estafette_graph::OpId;
 use estafette_sync::process::Generation;
 use estafette_sync::sync::atomic::{AtomicBool, Ordering};
-use estafette_sync::sync::{Mutex, MutexGuard, OnceLock};
+use estafette_sync::sync::{Mutex, OnceLock};
 use estafette_sync::thread;
 
 use crate::core::error::{Failure, OperationError, full_text};
@@ -89,7 +89,7 @@ impl Heard {
 #[derive(Debug)]
 pub(crate) struct Failures {
     /// Whether failures that are not retrieved are reported and listed.
-    reports: bool,
+    pub(crate) reports: bool,
     list: Mutex<List>,
 }
 
@@ -126,15 +126,6 @@ impl Failures {
         Arc::new(Self { reports, list: Mutex::default() })
     }
 
-    fn lock(&self) -> MutexGuard<'_, List> {
-        self.list.lock()
-    }
-
-    /// Whether failures of the engine's operations are reported.
-    pub(crate) fn are_reported(&self) -> bool {
-        self.reports
-    }
-
     /// Lists a failure of one of the engine's operations. Only the first engine lists it: others have
     /// dependents.
     pub(crate) fn add(self: &Arc<Self>, failure: &OperationError) {
@@ -145,7 +136,7 @@ impl Failures {
             // Noted with the failure, which may outlive the engine.
             return failure.heard().retrieve();
         }
-        let mut list = self.lock();
+        let mut list = self.list.lock();
         if list.live.len() >= list.prune_at {
             // Nothing foreign is dropped: a weak reference owns memory alone.
             list.live.retain(|listed| listed.failure.strong_count() > 0 || listed.is_moving());
@@ -157,12 +148,12 @@ impl Failures {
     /// The failures that were not retrieved so far, in the order in which they failed.
     pub(crate) fn unretrieved(self: &Arc<Self>) -> Unretrieved {
         let (mut failures, omitted) = {
-            let mut list = self.lock();
+            let mut list = self.list.lock();
             while list.live.iter().any(Listed::is_moving) {
                 // Between the last handle and the list of those that are gone, nothing foreign runs.
                 drop(list);
                 thread::yield_now();
-                list = self.lock();
+                list = self.list.lock();
             }
             let live = list.live.iter().filter_map(|listed| OperationError::upgrade(&listed.failure));
             (list.gone.iter().cloned().chain(live).collect::<Vec<_>>(), list.omitted)
@@ -179,7 +170,7 @@ impl Failures {
     /// The last handle of the engine is gone, so nothing will ask.
     pub(crate) fn close(&self) {
         let gone = {
-            let mut list = self.lock();
+            let mut list = self.list.lock();
             list.closed = true;
             std::mem::take(&mut list.gone)
         };
@@ -188,7 +179,7 @@ impl Failures {
 
     /// Keeps a failure that was reported.
     fn keep(&self, failure: OperationError) {
-        let mut list = self.lock();
+        let mut list = self.list.lock();
         // Under the lock: an end of the engine that sees this finds the failure listed.
         failure.heard().kept.store(true, Ordering::Release);
         if list.closed {
@@ -247,7 +238,7 @@ impl Unretrieved {
         self.failures.iter().for_each(|failure| failure.heard().retrieve());
         if let Some(home) = self.home.upgrade() {
             // The engine need not keep them any longer.
-            let retrieved = home.lock().take_retrieved();
+            let retrieved = home.list.lock().take_retrieved();
             drop(retrieved);
         }
         &self.failures
@@ -305,7 +296,7 @@ fn report(failure: &OperationError) {
 
 fn log(failure: &OperationError) {
     tracing::error!(
-                target: "estafette::unretrieved",
+        target: "estafette::unretrieved",
         operation = failure.operation(),
         id = failure.id(),
         error = full_text(failure),

@@ -183,7 +183,7 @@ impl Engine {
         import::from_vec(self.core(), values, shape)
     }
 
-    /// A tensor of zeros in host memory.
+    /// A tensor of zeros in host memory. Safe views never see uninitialized memory.
     ///
     /// # Errors
     /// [`Error::InvalidTensor`] for a shape that cannot be; [`Error::Device`] when memory is exhausted.
@@ -191,17 +191,8 @@ impl Engine {
         import::allocate(self.core(), DLDevice::CPU, shape, dtype, |core, layout| fresh(core, layout, true))
     }
 
-    /// A tensor of the given type and shape in host memory. Its bytes are zero: safe views must not see
-    /// uninitialized memory.
-    ///
-    /// # Errors
-    /// As [`zeros`](Self::zeros).
-    pub fn empty(&self, shape: &[i64], dtype: DType) -> Result<Tensor, Error> {
-        self.zeros(shape, dtype)
-    }
-
     /// A tensor in the memory of `device`; its bytes are arbitrary. Where the host can use the memory the
-    /// bytes are zero, as those of [`empty`](Self::empty).
+    /// bytes are zero.
     ///
     /// # Errors
     /// As [`zeros`](Self::zeros), and [`Error::Invalid`] for a device that the engine does not have.
@@ -229,6 +220,7 @@ impl Engine {
     }
 
     /// How long a wait is held up by leases alone before it ends.
+    #[doc(hidden)]
     pub fn lease_timeout(&self) -> Duration {
         self.core().lease_timeout
     }
@@ -263,6 +255,7 @@ impl Engine {
     }
 
     /// Whether both are handles to the same engine.
+    #[doc(hidden)]
     pub fn is_same(&self, other: &Engine) -> bool {
         Arc::ptr_eq(&self.handle, &other.handle)
     }
@@ -273,27 +266,23 @@ impl Engine {
     /// with the best throughput, from one upwards, and lets the others sleep. A ready operation may start beside others after a
     /// millisecond at the latest, so operations may wait for each other. Only the first call counts. Without one, every worker runs
     /// operations.
+    #[doc(hidden)]
     pub fn share_lock(&self, lock: Arc<dyn SharedLock>) {
         self.core().pool.share_lock(lock);
     }
 
     /// Sets a hook that a wait calls once when only leases hold the wait up. A garbage collector should run
     /// in this hook, since it may release such leases. Only the first call counts.
+    #[doc(hidden)]
     pub fn on_lease_wait(&self, hook: impl Fn() + Send + Sync + 'static) {
         let _ = self.core().on_lease_wait.set(Box::new(hook));
     }
 
-    /// Sets a hook that each blocking wait calls now and then, on the waiting thread. When the hook returns
-    /// true, the wait ends with [`Error::Interrupted`]. A language whose signal handlers run between its own
-    /// instructions looks for them in this hook. Only the first call counts.
-    pub fn on_wait(&self, hook: impl Fn() -> bool + Send + Sync + 'static) {
-        self.on_wait_of(|| true, hook);
-    }
-
-    /// As [`on_wait`](Self::on_wait), for the waiting threads alone for which `concerns` returns true. Other
-    /// threads are not woken to call the hook. `concerns` runs on the waiting thread.
+    /// Sets a hook that a blocking wait calls now and then, on the waiting thread, if `concerns` returns true there. When
+    /// the hook returns true, the wait ends with [`Error::Interrupted`]. A language whose signal handlers run between its
+    /// own instructions looks for them in this hook. Only the first call counts.
     #[doc(hidden)]
-    pub fn on_wait_of(
+    pub fn on_wait(
         &self,
         concerns: impl Fn() -> bool + Send + Sync + 'static,
         hook: impl Fn() -> bool + Send + Sync + 'static,

@@ -185,6 +185,7 @@ impl ManagedTensor {
     /// Says of the deleter that it is quick and needs no lock but the Python one, so that it may be called right where the
     /// memory falls out of use, in a scope of [`with_inline_deleters`](super::reaper::with_inline_deleters), instead of on the reaper's thread. That
     /// is knowledge about the producer, which no struct has.
+    #[doc(hidden)]
     #[must_use]
     pub fn with_inline_deleter(mut self) -> Self {
         self.inline_deleter = true;

@@ -18,7 +18,9 @@ mod export;
 mod import;
 mod overdue;
 
+#[doc(hidden)]
 pub use export::{done, export};
+#[doc(hidden)]
 pub use import::import;
 pub(crate) use import::stand_in_for_queries;
 
@@ -104,6 +106,3 @@ fn kind_of(status: i32) -> DeviceErrorKind {
         _ => DeviceErrorKind::Other,
     }
 }
-
-#[cfg(test)]
-mod tests;

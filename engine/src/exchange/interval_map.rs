@@ -6,7 +6,6 @@
 //! one huge range would make every question look back over everything below it.
 
 use std::collections::BTreeMap;
-use std::fmt;
 use std::ops::Range;
 
 use estafette_devices::{DLDevice, DeviceType};
@@ -124,12 +123,6 @@ impl<V: Clone> IntervalMap<V> {
 impl<V: Clone> Default for IntervalMap<V> {
     fn default() -> Self {
         Self::new()
-    }
-}
-
-impl<V> fmt::Debug for IntervalMap<V> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("IntervalMap").finish_non_exhaustive()
     }
 }
 

@@ -163,7 +163,7 @@ impl Layout {
     /// Checks that the elements at `data` may be seen as a slice of `T`, and says how long the slice is.
     /// The pointer must be one that the host may read; that is for the caller to know, as is the
     /// [validity](Element::valid) of the bytes.
-    pub fn check_slice<T: Element>(&self, data: *const u8) -> Result<usize, InvalidTensor> {
+    pub(crate) fn check_slice<T: Element>(&self, data: *const u8) -> Result<usize, InvalidTensor> {
         if !T::accepts(self.dtype) {
             return Err(InvalidTensor::new("dtype", format!("is {}, not {}", self.dtype, T::DTYPE)));
         }

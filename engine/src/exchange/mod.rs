@@ -4,8 +4,8 @@
 //! | file | its one idea |
 //! |---|---|
 //! | [`dtype`] | element types, as DLPack writes them; unknown types are opaque, not refused |
-//! | [`layout`] | shape, strides and the addresses they touch, valid by construction |
-//! | [`abi`] | the DLPack structs: import, export, one deleter call. Beside the adapter for it, the only place that knows `dlpark` |
+//! | `layout` | shape, strides and the addresses they touch, valid by construction |
+//! | `abi` | the DLPack structs: import, export, one deleter call. Beside the adapter for it, the only place that knows `dlpark` |
 //! | [`arrow`] | arrays of Arrow's C device interface, as managed tensors and back |
 //! | [`foreign_fence`] | fences of other schedulers, and fences for them, as a struct of C functions |
 //! | `storage` | the owner that keeps memory alive |
@@ -13,7 +13,7 @@
 //! | [`ReleaseStream`] | the stream in whose order an allocator reuses memory |
 //! | [`mod@reaper`] | the threads that run foreign deleters and hold no lock |
 //! | [`quarantine`] | memory that a consumer released while its device work may still run |
-//! | [`callback`] | which threads run foreign callbacks, which must not wait |
+//! | `callback` | which threads run foreign callbacks, which must not wait |
 //! | `pack` | strided host memory in row-major order |
 //! | `log_panic` | calls to foreign code whose panic has no receiver |
 //!
@@ -32,13 +32,14 @@
 //!   reaper releases the fence. Its first answer counts.
 //! - A call that would block in a callback is refused.
 
-pub mod abi;
+pub(crate) mod abi;
 pub mod arrow;
+#[doc(hidden)]
 pub mod callback;
 pub mod dtype;
 pub mod foreign_fence;
 pub(crate) mod interval_map;
-pub mod layout;
+pub(crate) mod layout;
 #[cfg(feature = "links")]
 pub(crate) mod loan;
 pub mod quarantine;
@@ -49,6 +50,7 @@ mod log_panic;
 pub(crate) mod pack;
 mod release_stream;
 
+pub use abi::VERSION as DLPACK_VERSION;
 #[doc(hidden)]
 pub use abi::export_strided;
 pub use abi::fenced::Fenced;
@@ -58,7 +60,7 @@ pub use abi::{Abi, ExportFlags, ManagedTensor, export, table};
 pub use dtype::{BF16Bits, DType, Element, F16Bits};
 pub(crate) use interval_map::{AddressSpace, IntervalKey, IntervalMap, Resolution};
 pub use layout::Layout;
-pub use reaper::{Reaper, ReaperStats, Release, ReleaseStatus, reaper, with_inline_deleters};
+pub use reaper::{Reaper, ReaperStats, Release, ReleaseStatus, reaper};
 pub use release_stream::ReleaseStream;
 pub(crate) use release_stream::handed_back;
 pub(crate) use storage::Storage;

@@ -29,7 +29,7 @@ use estafette_devices::host::{self, Completer};
 use estafette_devices::{Device, DeviceError, DeviceErrorKind, Fence, Outcome, Reactor};
 use estafette_sync::essential::essential;
 use estafette_sync::sync::atomic::{AtomicU64, Ordering};
-use estafette_sync::sync::{Condvar, Mutex, MutexGuard};
+use estafette_sync::sync::{Condvar, Mutex};
 use estafette_sync::time::{Duration, Instant};
 use estafette_sync::{daemon, stack, thread};
 
@@ -64,10 +64,6 @@ estafette_sync::per_process! {
     static ASKED: Condvar = Condvar::new();
 }
 
-fn pauses() -> MutexGuard<'static, Pauses> {
-    PAUSES.lock()
-}
-
 /// Holds off barriers until it is dropped.
 #[derive(Debug)]
 #[must_use = "dropping it ends the pause"]
@@ -76,7 +72,7 @@ pub struct Pause(());
 /// Asks no device for a barrier until the result is dropped: for the time in which a graph is recorded, which a barrier would
 /// spoil. Memory in quarantine stays there meanwhile, and its time runs. Waits for a barrier that is being asked for, a second at most.
 pub fn pause() -> Pause {
-    let mut pauses = pauses();
+    let mut pauses = PAUSES.lock();
     pauses.pauses += 1;
     let deadline = Instant::now() + ASKING;
     while pauses.asking > 0 {
@@ -91,7 +87,7 @@ pub fn pause() -> Pause {
 
 impl Drop for Pause {
     fn drop(&mut self) {
-        pauses().pauses -= 1;
+        PAUSES.lock().pauses -= 1;
     }
 }
 
@@ -101,7 +97,7 @@ struct Asking(());
 impl Asking {
     /// `None` during a pause.
     fn begin() -> Option<Self> {
-        let mut pauses = pauses();
+        let mut pauses = PAUSES.lock();
         (pauses.pauses == 0).then(|| {
             pauses.asking += 1;
             Self(())
@@ -111,7 +107,7 @@ impl Asking {
 
 impl Drop for Asking {
     fn drop(&mut self) {
-        pauses().asking -= 1;
+        PAUSES.lock().asking -= 1;
         ASKED.notify_all();
     }
 }
@@ -218,10 +214,6 @@ estafette_sync::per_process! {
     static CHANGED: Condvar = Condvar::new();
 }
 
-fn quarantines() -> MutexGuard<'static, Option<Quarantines>> {
-    QUARANTINES.lock()
-}
-
 /// The fence of a use of memory on `device` that was given back just now. It is given up after `timeout`.
 pub(crate) fn enter(device: Option<Arc<dyn Device>>, timeout: Duration) -> Fence {
     let (last, fence) = LastUse::promised("the end of a quarantine");
@@ -250,7 +242,7 @@ pub(crate) fn unknowable(why: &str) -> DeviceError {
 fn add(device: Arc<dyn Device>, consumer_use: &Arc<Use>) {
     let key = Arc::as_ptr(&device).cast::<()>().addr();
     {
-        let mut quarantines = quarantines();
+        let mut quarantines = QUARANTINES.lock();
         let quarantines = quarantines.get_or_insert_default();
         quarantines.timed.retain(|other| other.waits());
         quarantines.timed.push(Arc::clone(consumer_use));
@@ -260,7 +252,7 @@ fn add(device: Arc<dyn Device>, consumer_use: &Arc<Use>) {
         }
         let quarantine = quarantines.devices.entry(key).or_insert_with(|| DeviceQuarantine::open(device));
         // Under both locks, so that no quarantine closes with a use in it.
-        quarantine.uses().push(Arc::clone(consumer_use));
+        quarantine.uses.lock().push(Arc::clone(consumer_use));
         quarantine.arrived.notify_one();
     }
     CHANGED.notify_one();
@@ -277,10 +269,6 @@ impl DeviceQuarantine {
             tracing::error!(%error, "the quarantine of a device does not start");
         }
         quarantine
-    }
-
-    fn uses(&self) -> MutexGuard<'_, Vec<Arc<Use>>> {
-        self.uses.lock()
     }
 
     fn run(&self) {
@@ -319,12 +307,12 @@ impl DeviceQuarantine {
     /// Puts uses back, after `wait`.
     fn later(&self, uses: Vec<Arc<Use>>, wait: Duration) {
         thread::sleep(wait);
-        self.uses().extend(uses);
+        self.uses.lock().extend(uses);
     }
 
     /// Waits for uses, and takes them; `None` once the queue has closed, because no use came for long.
     fn next(&self) -> Option<Vec<Arc<Use>>> {
-        let mut uses = self.uses();
+        let mut uses = self.uses.lock();
         while uses.is_empty() {
             let (woken, waited) = self.arrived.wait_timeout(uses, IDLE);
             uses = woken;
@@ -333,7 +321,7 @@ impl DeviceQuarantine {
                 if self.close() {
                     return None;
                 }
-                uses = self.uses();
+                uses = self.uses.lock();
             }
         }
         Some(std::mem::take(&mut *uses))
@@ -341,8 +329,10 @@ impl DeviceQuarantine {
 
     /// Releases the device, unless another use has entered in the meantime.
     fn close(&self) -> bool {
-        let mut quarantines = quarantines();
-        let Some(quarantines) = quarantines.as_mut().filter(|_| self.uses().is_empty()) else { return false };
+        let mut quarantines = QUARANTINES.lock();
+        let Some(quarantines) = quarantines.as_mut().filter(|_| self.uses.lock().is_empty()) else {
+            return false;
+        };
         let key = Arc::as_ptr(&self.device).cast::<()>().addr();
         // The thread has its own reference to the quarantine, so this drops nothing.
         quarantines.devices.remove(&key).is_some()
@@ -351,7 +341,7 @@ impl DeviceQuarantine {
 
 /// Gives up uses whose time has come.
 fn watch_time() {
-    let mut guard = quarantines();
+    let mut guard = QUARANTINES.lock();
     loop {
         let now = Instant::now();
         let Some(quarantines) = guard.as_mut() else { return };
@@ -361,7 +351,7 @@ fn watch_time() {
             drop(guard);
             let error = unknowable("its device was busy for longer than the quarantine lasts");
             overdue.iter().for_each(|consumer_use| consumer_use.settle(Err(error.clone())));
-            guard = self::quarantines();
+            guard = QUARANTINES.lock();
             continue;
         }
         let next = quarantines.timed.iter().map(|consumer_use| consumer_use.deadline).min();

@@ -176,7 +176,7 @@ impl Reaper {
         if self.shared.generation.is_inherited() {
             return true;
         }
-        self.watch_again(usize::MAX);
+        self.shared.watch_again(usize::MAX);
         let mut queue = self.shared.lock();
         let last = queue.close_epoch();
         if queue.on_own_thread() || callback::is_running() {
@@ -234,6 +234,7 @@ impl Reaper {
 
     /// Sets what each thread does before its first deleter: whatever deleters want to find there, such as an interpreter's
     /// notion of the thread. Only the first call counts, and only for threads that have run no deleter.
+    #[doc(hidden)]
     pub fn on_start(&self, hook: fn()) {
         self.shared.lock().on_start.get_or_insert(hook);
     }
@@ -253,7 +254,7 @@ impl Reaper {
 
     fn release_after(&self, fence_set: FenceSet, storage: Storage, what: ReleasedMemory) {
         // Two for each that may join them, so they become fewer.
-        self.watch_again(2);
+        self.shared.watch_again(2);
         FencedStorage::new(&self.shared, storage, what).watch(fence_set);
     }
 
@@ -261,11 +262,6 @@ impl Reaper {
     fn release_later(&self, fence_set: FenceSet, storage: Storage, what: ReleasedMemory) {
         FencedStorage::new(&self.shared, storage, what).watch_later(fence_set);
         self.shared.watch_soon();
-    }
-
-    /// Has the reactor observe the fences of `most` storages at most whose fences it could not, since the system had refused its thread.
-    fn watch_again(&self, most: usize) {
-        self.shared.watch_again(most);
     }
 }
 

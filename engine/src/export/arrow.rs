@@ -74,7 +74,7 @@ impl Tensor {
         }
         match self.device_with_events()? {
             None => {
-                let lent = self.export_with(options()).await?;
+                let lent = self.export(options()).await?;
                 Ok(ArrowDeviceArray::from_tensor(lent, None)?)
             }
             Some(device) => {
@@ -124,9 +124,9 @@ impl Tensor {
             let outcome = hand_over(&completion, &tensor, device.as_ref(), queue.as_ref());
             let fence = outcome.as_ref().ok().map(|(_, fence)| fence.clone());
             // Before the operation ends, as its end is what the caller waits for.
-            *lock(&place) = Some(outcome.map(|(handed, _)| handed));
+            *place.lock() = Some(outcome.map(|(handed, _)| handed));
             match fence {
-                Some(fence) => completion.complete_after(&fence),
+                Some(fence) => completion.complete_after(&fence, Ok(())),
                 None => completion.complete(Ok(())),
             }
         })?;
@@ -137,12 +137,8 @@ impl Tensor {
 /// Where the operation leaves the array for the caller.
 type Slot = Mutex<Option<Result<Handed, Error>>>;
 
-fn lock(slot: &Slot) -> estafette_sync::sync::MutexGuard<'_, Option<Result<Handed, Error>>> {
-    slot.lock()
-}
-
 fn take(slot: &Slot) -> Result<Handed, Error> {
-    lock(slot).take().unwrap_or_else(|| Err(Error::invalid("the export ended without an array")))
+    slot.lock().take().unwrap_or_else(|| Err(Error::invalid("the export ended without an array")))
 }
 
 fn hand_over(

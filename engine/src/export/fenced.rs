@@ -30,6 +30,7 @@ impl Engine {
     ///
     /// # Safety
     /// As for [`import_with`](Self::import_with); the fence is what its type says.
+    #[doc(hidden)]
     pub unsafe fn import_fenced(
         &self,
         fenced: Fenced,
@@ -77,6 +78,7 @@ impl Tensor {
     /// # Errors
     /// [`Error::Conflict`] for a write lease of memory that may not be written; [`Error::Invalid`] for an alias, which
     /// nothing orders; [`Error::Forked`] in a forked child. A failed version fails `ready`.
+    #[doc(hidden)]
     pub fn export_fenced(&self, options: &ExportOptions) -> Result<Fenced, Error> {
         self.inner.core.generation.check()?;
         match options.access {

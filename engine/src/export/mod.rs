@@ -52,7 +52,7 @@ pub struct ExportOptions {
 }
 
 impl ExportOptions {
-    /// The versioned struct, for `access`.
+    /// The versioned struct, for `access`. [`Access`] turns into these options by itself.
     pub fn new(access: Access) -> Self {
         Self {
             access,
@@ -78,21 +78,20 @@ impl ExportOptions {
     }
 }
 
+impl From<Access> for ExportOptions {
+    fn from(access: Access) -> Self {
+        Self::new(access)
+    }
+}
+
 impl Tensor {
-    /// Hands the tensor to another library once the tensor is defined, ready, and free for `access`. The lease
-    /// ends when the consumer calls the deleter.
+    /// Hands the tensor to another library once the tensor is defined, ready, and free for the access. The lease
+    /// ends when the consumer calls the deleter. The options are an [`Access`], or all of [`ExportOptions`].
     ///
     /// # Errors
     /// The root cause of a failed version; [`Error::Conflict`] for a write lease of memory that may not be written.
-    pub async fn export(&self, access: Access) -> Result<ManagedTensor, Error> {
-        self.export_with(ExportOptions::new(access)).await
-    }
-
-    /// As [`export`](Self::export), with all options.
-    ///
-    /// # Errors
-    /// As [`export`](Self::export).
-    pub async fn export_with(&self, options: ExportOptions) -> Result<ManagedTensor, Error> {
+    pub async fn export(&self, options: impl Into<ExportOptions>) -> Result<ManagedTensor, Error> {
+        let options = options.into();
         if let Some(copy) = self.copied_by_a_device(&options)? {
             return copy.export_as_copy_async(&options).await;
         }
@@ -123,6 +122,7 @@ impl Tensor {
     ///
     /// # Errors
     /// As [`export_wait`](Self::export_wait).
+    #[doc(hidden)]
     pub fn export_as_copy(&self, options: &ExportOptions) -> Result<ManagedTensor, Error> {
         let (timeout, owner) = (options.timeout, options.owner_text());
         let lease = self.lease(Access::Read, owner).for_consumer(&options.consumer).wait(timeout)?;
@@ -156,6 +156,7 @@ impl Tensor {
     ///
     /// # Errors
     /// [`Error::Forked`] in a forked child.
+    #[doc(hidden)]
     #[inline]
     pub fn export_at_once(&self, owner: impl FnOnce() -> LeaseOwner) -> Result<Option<ManagedTensor>, Error> {
         self.inner.core.generation.check()?;
@@ -183,6 +184,7 @@ impl Tensor {
     /// # Safety
     /// `out` may be written. Reads of `out` must end before the last handle of the tensor is dropped, and the reader
     /// must order its own uses of the memory.
+    #[doc(hidden)]
     pub unsafe fn lend(&self, out: NonNull<table::DLTensor>) -> Result<(), Error> {
         let definition = self.inner.definition()?;
         // SAFETY: the place is the caller's, and the definition of a tensor lives, in place, as long as its last handle.
@@ -190,7 +192,7 @@ impl Tensor {
         Ok(())
     }
 
-    /// As [`export_with`](Self::export_with), blocking.
+    /// As [`export`](Self::export), blocking.
     ///
     /// # Errors
     /// As [`export`](Self::export), and those of [`Tensor::wait`].
@@ -206,19 +208,11 @@ impl Tensor {
 
 impl Lease {
     /// Hands the leased tensor to another library. The lease then lasts until the consumer has called the deleter
-    /// and all clones of the lease are gone.
+    /// and all clones of the lease are gone. Access and owner are the lease's, whatever `options` say.
     ///
     /// # Errors
-    /// [`Error::Invalid`] when the struct cannot describe the tensor.
-    pub fn export(&self, abi: Abi) -> Result<ManagedTensor, Error> {
-        self.export_with(&ExportOptions { abi, ..ExportOptions::new(self.inner.access()) })
-    }
-
-    /// As [`export`](Self::export), with the struct and the copying of `options`; access and owner are the lease's.
-    ///
-    /// # Errors
-    /// As [`export`](Self::export), and as [`Tensor::export_with`] for a copy.
-    pub fn export_with(&self, options: &ExportOptions) -> Result<ManagedTensor, Error> {
+    /// [`Error::Invalid`] when the struct cannot describe the tensor; for a copy, as [`Tensor::export`].
+    pub fn export(&self, options: &ExportOptions) -> Result<ManagedTensor, Error> {
         if !options.copy && options.consumer.is_stream_ordered() {
             self.note_end(&options.consumer)?;
         }
@@ -230,6 +224,7 @@ impl Scope {
     /// As [`export`](Self::export), for a consumer that gets an address only and orders its work after the
     /// operation's queue, so that its use ends with the operation. Returns the access that the consumer has.
     /// `None` if the tensor is not an operand of the running operation.
+    #[doc(hidden)]
     pub fn describe(&self, tensor: &Tensor) -> Option<Access> {
         let access = self.access_of(tensor)?;
         if self.queue().is_none() && may_release_before_completion(&tensor.inner) {

@@ -11,13 +11,13 @@ use crate::engine::Engine;
 use crate::lease::consumer::{Consumer, Keeper};
 use crate::tensor::handle::Tensor;
 
-/// A queue of the engine for one import: the producer orders its work before the queue. See
-/// [`Engine::import_stream`].
+/// A queue of the engine for one import: the producer orders its work before the queue.
 #[derive(Debug)]
 pub struct ImportStream(PooledQueue);
 
 impl ImportStream {
-    /// As [`Engine::import_stream`], on a device without an engine.
+    /// A queue of `device` for an import. Hand [`stream`](Self::stream) to the producer, which orders its work before the
+    /// queue; then import with [`fence`](Self::fence).
     ///
     /// # Errors
     /// [`Error::Invalid`] for a device whose queues have no handles; [`Error::Device`] when the device gives no queue.
@@ -49,18 +49,9 @@ impl Engine {
     ///
     /// # Errors
     /// [`Error::Invalid`] for a device that the engine does not have.
+    #[doc(hidden)]
     pub fn queue_on(&self, device: DLDevice) -> Result<Arc<dyn Queue>, Error> {
         Ok(device_with_streams(self.core(), device)?.default_queue())
-    }
-
-    /// A queue of `device` for an import. Hand [`ImportStream::stream`] to the producer, which orders its work
-    /// before the queue; then import with [`ImportStream::fence`].
-    ///
-    /// # Errors
-    /// [`Error::Invalid`] for a device that the engine does not have or whose queues have no handles; [`Error::Device`] when the
-    /// device gives no queue.
-    pub fn import_stream(&self, device: DLDevice) -> Result<ImportStream, Error> {
-        ImportStream::on(device_with_streams(self.core(), device)?)
     }
 }
 
@@ -80,6 +71,7 @@ impl Tensor {
     ///
     /// # Safety
     /// As for [`Device::foreign_queue`], for as long as the consumer is used.
+    #[doc(hidden)]
     pub unsafe fn consumer_on(&self, device: DLDevice, stream: usize) -> Result<Consumer, Error> {
         // SAFETY: by contract.
         Ok(Consumer::Queue(unsafe { self.queue_for_consumer(device, stream) }?))
@@ -94,6 +86,7 @@ impl Tensor {
     ///
     /// # Safety
     /// `stream` is a live native handle of a queue of the device, and stays so until `keeper` is dropped.
+    #[doc(hidden)]
     pub unsafe fn consumer_on_kept(
         &self,
         device: DLDevice,

@@ -212,6 +212,7 @@ impl Tensor {
     /// Ends the leases of this tensor that were handed into captures of graphs. To be called once none of
     /// these graphs will be launched again. Returns the number of leases. The memory goes through a
     /// quarantine.
+    #[doc(hidden)]
     pub fn end_captures(&self) -> usize {
         let ended: Vec<_> = {
             let mut captured = CAPTURED.lock();

@@ -65,11 +65,13 @@ impl Lease {
 
     /// Notes the kind of object that the owner has made of the memory, for diagnoses. Only the first note
     /// counts.
+    #[doc(hidden)]
     pub fn note_object(&self, kind: impl Into<Arc<str>>) {
         self.inner.note_object(kind);
     }
 
     /// Notes in an open trace which library the owner has given the memory to.
+    #[doc(hidden)]
     pub fn note_library(&self, library: &'static str) {
         if trace::is_open()
             && let Some(id) = self.inner.traced_id()
@@ -88,6 +90,7 @@ impl Lease {
     ///
     /// # Errors
     /// [`Error::Device`] when the consumer's queue has failed.
+    #[doc(hidden)]
     pub fn hand_to(&self, consumer: &Consumer) -> Result<(), Error> {
         self.note_end(consumer)
     }
@@ -127,6 +130,7 @@ impl Lease {
 
     /// The end of this lease as a fence: done when the last clone is dropped and the owner's device work is
     /// done.
+    #[doc(hidden)]
     pub fn end_fence(&self) -> Fence {
         let (completer, fence) = host::promise("a lease");
         self.inner.at_end(|at_end| at_end.notified.push(completer));
@@ -136,6 +140,7 @@ impl Lease {
 
 impl Tensor {
     /// The lease that this tensor was imported under: its memory lies inside leased memory.
+    #[doc(hidden)]
     pub fn imported_under(&self) -> Option<Lease> {
         self.inner.lease.as_ref().map(|lease| Lease { inner: Arc::clone(lease) })
     }

@@ -7,8 +7,8 @@ use std::sync::Arc;
 
 use estafette_devices::{Fence, FenceSet, Reactor};
 use estafette_graph::OpId;
+use estafette_sync::sync::Mutex;
 use estafette_sync::sync::atomic::{AtomicBool, Ordering};
-use estafette_sync::sync::{Mutex, MutexGuard};
 
 use crate::core::error::{Error, OperationError};
 use crate::core::lease_info::{LeaseDetails, LeaseInfo};
@@ -82,7 +82,7 @@ impl LeaseOp {
 
     /// The id of the operation, once it is held.
     pub(super) fn id(&self) -> Option<OpId> {
-        match &*self.stage() {
+        match &*self.stage.lock() {
             Stage::Held(granted) => Some(granted.id()),
             Stage::Waiting | Stage::Settling(_) | Stage::Abandoned => None,
         }
@@ -90,7 +90,7 @@ impl LeaseOp {
 
     /// Holds a granted operation. Returns it if the lease was given up meanwhile.
     pub(super) fn hold(&self, granted: OpGranted) -> Result<(), OpGranted> {
-        let mut stage = self.stage();
+        let mut stage = self.stage.lock();
         if !matches!(*stage, Stage::Waiting) {
             return Err(granted);
         }
@@ -108,17 +108,13 @@ impl LeaseOp {
     }
 
     fn replace_by_abandoned(&self) -> Stage {
-        std::mem::replace(&mut *self.stage(), Stage::Abandoned)
-    }
-
-    fn stage(&self) -> MutexGuard<'_, Stage> {
-        self.stage.lock()
+        std::mem::replace(&mut *self.stage.lock(), Stage::Abandoned)
     }
 
     /// Keeps a granted operation while fences of earlier uses are pending. Returns it if the lease was given
     /// up.
     fn begin_settling(&self, granted: OpGranted) -> Result<(), OpGranted> {
-        let mut stage = self.stage();
+        let mut stage = self.stage.lock();
         if !matches!(*stage, Stage::Waiting) {
             return Err(granted);
         }
@@ -129,7 +125,7 @@ impl LeaseOp {
     /// Takes the operation that [`begin_settling`](Self::begin_settling) keeps; `None` if the lease was given
     /// up.
     fn end_settling(&self) -> Option<OpGranted> {
-        let mut stage = self.stage();
+        let mut stage = self.stage.lock();
         if !matches!(*stage, Stage::Settling(_)) {
             return None;
         }

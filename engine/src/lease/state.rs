@@ -7,7 +7,7 @@ use estafette_devices::host::Completer;
 use estafette_devices::{Fence, FenceSet, Reactor};
 use estafette_graph::{Mode, OpId};
 use estafette_sync::sync::atomic::{AtomicBool, Ordering};
-use estafette_sync::sync::{Mutex, MutexGuard, OnceLock};
+use estafette_sync::sync::{Mutex, OnceLock};
 use smallvec::SmallVec;
 
 use super::Access;
@@ -209,12 +209,8 @@ impl LeaseState {
         }
     }
 
-    fn at_end_lock(&self) -> MutexGuard<'_, Option<Box<AtEnd>>> {
-        self.at_end.lock()
-    }
-
     pub(super) fn at_end(&self, add: impl FnOnce(&mut AtEnd)) {
-        add(self.at_end_lock().get_or_insert_default());
+        add(self.at_end.lock().get_or_insert_default());
     }
 
     /// Makes the end wait for the consumer's last work, unless the owner names that work.
@@ -231,7 +227,7 @@ impl LeaseState {
 
     /// Moves what [`ends_after`](Self::ends_after) has noted to another lease.
     pub(crate) fn take_after(&self) -> Option<EndsAfter> {
-        self.at_end_lock().as_mut()?.after.take()
+        self.at_end.lock().as_mut()?.after.take()
     }
 
     /// See [`Lease::note_object`](super::Lease::note_object).
@@ -256,7 +252,7 @@ impl LeaseState {
     /// Whether the lease was handed into the capture of a graph.
     pub(super) fn is_captured(&self) -> bool {
         matches!(
-            self.at_end_lock().as_ref().and_then(|at_end| at_end.after.as_ref()),
+            self.at_end.lock().as_ref().and_then(|at_end| at_end.after.as_ref()),
             Some(EndsAfter::Captured)
         )
     }

@@ -136,6 +136,7 @@ impl<T, R, W, U> Description<T, R, W, U> {
     }
 
     /// As [`reads_slice`](Self::reads_slice), with handles that the caller gives up.
+    #[doc(hidden)]
     pub fn reads_owned(self, tensors: Tensors) -> Description<T, Tensors, W, U> {
         let Self { target, writes, updates, options, .. } = self;
         Description { target, reads: tensors, writes, updates, options }
@@ -153,6 +154,7 @@ impl<T, R, W, U> Description<T, R, W, U> {
     }
 
     /// As [`writes_slice`](Self::writes_slice), with handles that the caller gives up.
+    #[doc(hidden)]
     pub fn writes_owned(self, tensors: Tensors) -> Description<T, R, Tensors, U> {
         let Self { target, reads, updates, options, .. } = self;
         Description { target, reads, writes: tensors, updates, options }
@@ -218,6 +220,7 @@ impl<T, R, W, U> Description<T, R, W, U> {
 
     /// As [`worker_only`](Self::worker_only), of a body that takes the engine's [shared lock](crate::Engine::share_lock) and
     /// lets go of it before it waits. The operation may begin and end while its thread has the lock.
+    #[doc(hidden)]
     pub fn needs_lock<'v>(mut self) -> Self
     where
         T: Target<'v>,
@@ -365,15 +368,9 @@ impl<'e, R, W, U> OpBuilder<'e, R, W, U> {
         self
     }
 
-    /// Makes a produced result that overlaps known memory a conflict instead of a copy.
-    pub fn no_copy(mut self) -> Self {
-        self.options().copying = Copying::Refused;
-        self
-    }
-
-    /// Makes the produced tensor a copy of the result, whether the result overlaps known memory or not.
-    pub fn always_copy(mut self) -> Self {
-        self.options().copying = Copying::Always;
+    /// Says whether the produced tensor is a copy of the result. Default [`Copying::Allowed`].
+    pub fn copying(mut self, copying: Copying) -> Self {
+        self.options().copying = copying;
         self
     }
 }

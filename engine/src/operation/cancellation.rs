@@ -36,8 +36,8 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use estafette_graph::Mode;
+use estafette_sync::sync::Mutex;
 use estafette_sync::sync::atomic::{AtomicUsize, Ordering, fence};
-use estafette_sync::sync::{Mutex, MutexGuard};
 
 use crate::core::error::OperationError;
 use crate::core::one_shot::ReadySignal;
@@ -55,14 +55,8 @@ const SOUND: u64 = 1 << 63;
 estafette_sync::per_process! {
     /// Queries that were submitted and not granted.
     static QUERIES: AtomicUsize = AtomicUsize::new(0);
-}
-
-estafette_sync::per_process! {
     /// Length of [`Verdicts::cancelled`].
     static CANCELLED: AtomicUsize = AtomicUsize::new(0);
-}
-
-estafette_sync::per_process! {
     static VERDICTS: Mutex<Verdicts> = Mutex::new(Verdicts { cancelled: BTreeMap::new(), sound: SOUND });
 }
 
@@ -106,10 +100,6 @@ impl Walk {
     }
 }
 
-fn lock() -> MutexGuard<'static, Verdicts> {
-    VERDICTS.lock()
-}
-
 /// Counts a query, before its submission.
 pub(crate) fn query_enters() {
     QUERIES.fetch_add(1, Ordering::SeqCst);
@@ -139,21 +129,21 @@ pub(crate) fn query_waits(query: &OpHandle) {
         return;
     }
     let mut walk = Walk::default();
-    lock().walk_back(query.clone(), &mut walk);
+    VERDICTS.lock().walk_back(query.clone(), &mut walk);
     walk.end();
 }
 
 /// Enters a cancelled operation whose failure is set, and notifies every query that waits for its outputs.
 pub(crate) fn cancelled_enters(op: &OpHandle) {
     let mut walk = Walk::default();
-    lock().enter(op, &mut walk);
+    VERDICTS.lock().enter(op, &mut walk);
     walk.end();
 }
 
 /// Removes a cancelled operation, which is about to be skipped. Its failure is set.
 pub(crate) fn cancelled_leaves(op: &OpHandle) {
     let mut walk = Walk::default();
-    let mut verdicts = lock();
+    let mut verdicts = VERDICTS.lock();
     verdicts.enter(op, &mut walk);
     walk.left = verdicts.cancelled.remove(&op.id().get());
     op.payload().verdict.store(LEAVES, Ordering::Relaxed);
@@ -170,11 +160,11 @@ pub(crate) fn withdrawing(op: &OpHandle, withdraw: impl FnOnce() -> bool) -> boo
         return withdraw();
     }
     let mut walk = Walk::default();
-    lock().forget(op, &mut walk);
+    VERDICTS.lock().forget(op, &mut walk);
     walk.end();
     let withdrawn = withdraw();
     if !withdrawn {
-        let _verdicts = lock();
+        let _verdicts = VERDICTS.lock();
         state.verdict.store(UNKNOWN, Ordering::Relaxed);
     }
     withdrawn

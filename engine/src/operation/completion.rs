@@ -146,6 +146,7 @@ impl Completion {
 
     /// As [`produce`](Self::produce), with pending work that `fence` marks. Users of the result are ordered
     /// after that work.
+    #[doc(hidden)]
     pub fn produce_after(self, fence: &Fence, result: BodyResult<Produced>) {
         self.into_scope().end(Some(fence), result.map(Some));
     }
@@ -158,13 +159,9 @@ impl Completion {
     }
 
     /// Ends the operation with the device work that `fence` marks. Successors on the same device are ordered
-    /// after the work, and the host does not wait. If the work fails, the operation fails.
-    pub fn complete_after(self, fence: &Fence) {
-        self.into_scope().end(Some(fence), Ok(None));
-    }
-
-    /// As [`complete_after`](Self::complete_after), for a body that may have failed after it enqueued work.
-    pub fn complete_after_with(self, fence: &Fence, result: BodyResult) {
+    /// after the work, and the host does not wait. If the work fails, the operation fails. `result` is an error for a body
+    /// that has failed after it enqueued work.
+    pub fn complete_after(self, fence: &Fence, result: BodyResult) {
         self.into_scope().end(Some(fence), result.map(|()| None));
     }
 }
@@ -221,6 +218,7 @@ impl Scope {
     }
 
     /// Runs `f` as this operation. Waits inside of `f` then know that they must not wait for this operation.
+    #[doc(hidden)]
     pub fn enter<T>(&self, f: impl FnOnce() -> T) -> T {
         let op = self.lock().running.as_ref().map(ActiveTask::current);
         let _current = op.map(crate::core::context::enter);
@@ -237,6 +235,7 @@ impl Scope {
 
     /// The access that the operation has to `tensor`. `None` if the tensor is not an operand, or the
     /// operation has ended.
+    #[doc(hidden)]
     pub fn access_of(&self, tensor: &Tensor) -> Option<Access> {
         let mut inner = self.lock();
         inner.running.as_ref()?;

@@ -12,6 +12,13 @@ use crate::tensor::handle::Tensor;
 /// Up to this many pairs are compared one by one, without an allocation. Sorting is as fast for more pairs.
 const PAIRS_MAX: usize = 64;
 
+const SAME: &str =
+    "a tensor is written and used again in the same operation; use `updates` to change it in place";
+const PROMISED: &str = "two operands of one operation may overlap, since one is a promised alias of the other, and one of them is \
+                        written; use `updates`";
+const OVERLAP: &str =
+    "two operands of one operation overlap in memory and one of them is written; use `updates`";
+
 /// Fails if a tensor of `written` is used a second time: as itself, as memory that overlaps it, or as a
 /// promise of such memory.
 ///
@@ -37,47 +44,21 @@ pub(crate) fn check_disjoint(read: &[Tensor], written: &[Tensor], updated: &[Ten
 
 fn check_pair(written: &Tensor, other: &Tensor) -> Result<(), Error> {
     if written.same(other) {
-        return Err(Conflict::Same.into());
+        return Err(Error::Conflict(SAME.into()));
     }
     let shares =
         || written.inner.vars.iter().any(|var| other.inner.vars.iter().any(|its| its.is_ordered_with(var)));
     if !(written.is_defined() && other.is_defined()) && shares() {
-        return Err(Conflict::Promised.into());
+        return Err(Error::Conflict(PROMISED.into()));
     }
     if let (Some(one), Some(two)) = (Extent::of(written, true), Extent::of(other, false))
         && one.space == two.space
         && one.start < two.end
         && two.start < one.end
     {
-        return Err(Conflict::Overlap.into());
+        return Err(Error::Conflict(OVERLAP.into()));
     }
     Ok(())
-}
-
-enum Conflict {
-    Same,
-    Promised,
-    Overlap,
-}
-
-impl From<Conflict> for Error {
-    fn from(conflict: Conflict) -> Self {
-        Self::Conflict(
-            match conflict {
-                Conflict::Same => {
-                    "a tensor is written and used again in the same operation; use `updates` to change it in place"
-                }
-                Conflict::Promised => {
-                    "two operands of one operation may overlap, since one is a promised alias of the other, and one of them is \
-                     written; use `updates`"
-                }
-                Conflict::Overlap => {
-                    "two operands of one operation overlap in memory and one of them is written; use `updates`"
-                }
-            }
-            .into(),
-        )
-    }
 }
 
 /// Address range of an operand.
@@ -107,13 +88,13 @@ fn check_sorted<'a>(
     let operands: Vec<(&Tensor, bool)> =
         written.map(|tensor| (tensor, true)).chain(read.map(|tensor| (tensor, false))).collect();
     if is_used_twice(&operands) {
-        return Err(Conflict::Same.into());
+        return Err(Error::Conflict(SAME.into()));
     }
     if operands.iter().any(|(tensor, _)| !tensor.is_defined()) && is_promised_alias(&operands) {
-        return Err(Conflict::Promised.into());
+        return Err(Error::Conflict(PROMISED.into()));
     }
     if overlaps(&operands) {
-        return Err(Conflict::Overlap.into());
+        return Err(Error::Conflict(OVERLAP.into()));
     }
     Ok(())
 }

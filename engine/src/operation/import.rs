@@ -298,13 +298,15 @@ fn placed_at(core: &CoreRef, memory: ImportedMemory, placement: Placement) -> Te
     tensor
 }
 
-/// Whether a result is copied.
+/// Whether a produced tensor is a copy of the result.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub(crate) enum Copying {
-    /// When it overlaps memory already known.
+pub enum Copying {
+    /// If the result overlaps known memory.
     #[default]
     Allowed,
+    /// Never: a result that overlaps known memory is a conflict.
     Refused,
+    /// In any case.
     Always,
 }
 
@@ -426,16 +428,18 @@ fn lease_of_result(tensor: &Tensor) -> Result<Lease, Error> {
 /// Takes the memory out of a tensor without other handles, or copies it. The operation may read it if it is `held`; else it
 /// takes a lease for as long as the copy takes.
 fn take_over(core: &Core, tensor: Tensor, held: bool) -> Result<ImportedMemory, Error> {
-    if held {
+    let copy = |tensor: &Tensor| {
         let definition = tensor.inner.definition()?;
-        return copy_of(core, &definition.layout, definition.data);
+        copy_of(core, &definition.layout, definition.data)
+    };
+    if held {
+        return copy(&tensor);
     }
     let lease = lease_of_result(&tensor)?;
     // The lease has a handle of its own.
     let shared = Arc::strong_count(&tensor.inner) > 2;
     if shared || tensor.inner.lease.is_some() || !tensor.inner.all_fences().is_empty() {
-        let definition = tensor.inner.definition()?;
-        return copy_of(core, &definition.layout, definition.data);
+        return copy(&tensor);
     }
     drop(lease);
     let inner = match Arc::try_unwrap(tensor.inner) {
@@ -444,8 +448,7 @@ fn take_over(core: &Core, tensor: Tensor, held: bool) -> Result<ImportedMemory, 
         Err(inner) => {
             let tensor = Tensor { inner };
             let _lease = lease_of_result(&tensor)?;
-            let definition = tensor.inner.definition()?;
-            return copy_of(core, &definition.layout, definition.data);
+            return copy(&tensor);
         }
     };
     let definition =
@@ -483,23 +486,21 @@ pub(crate) fn copied(
     Ok((target, storage))
 }
 
-/// A row-major copy in fresh host memory.
+/// A row-major copy in fresh host memory. The device copies what the layout spans, of memory that the host cannot read, into
+/// memory of the host, on a queue of its own. The thread waits for that one copy; it is a worker's, in an operation.
 fn copy_of(core: &Core, layout: &Layout, data: *const u8) -> Result<ImportedMemory, Error> {
-    if !host_can_use(core, layout.device(), data) {
-        return copy_from_device(core, layout, data);
+    let to_row_major = |data: *const u8| {
+        let target = Layout::contiguous(layout.dtype(), DLDevice::CPU, layout.shape())?
+            .with_padding(layout.is_padded());
+        let storage = fresh(core, &target, false)?;
+        // SAFETY: `data` is described by a valid layout and readable here; the target is fresh, ours, and as long as a
+        // row-major layout of the same type and shape is.
+        unsafe { to_contiguous(layout, data, storage.data()) }?;
+        Ok(ImportedMemory { data: storage.data(), layout: target, storage, read_only: false })
+    };
+    if host_can_use(core, layout.device(), data) {
+        return to_row_major(data);
     }
-    let target =
-        Layout::contiguous(layout.dtype(), DLDevice::CPU, layout.shape())?.with_padding(layout.is_padded());
-    let storage = fresh(core, &target, false)?;
-    // SAFETY: `data` is described by a valid layout and readable here; the target is fresh, ours, and as long as a
-    // row-major layout of the same type and shape is.
-    unsafe { to_contiguous(layout, data, storage.data()) }?;
-    Ok(ImportedMemory { data: storage.data(), layout: target, storage, read_only: false })
-}
-
-/// As [`copy_of`], of memory that the host cannot read: the device copies what the layout spans into memory of the host, on a
-/// queue of its own. The thread waits for that one copy; it is a worker's, in an operation.
-fn copy_from_device(core: &Core, layout: &Layout, data: *const u8) -> Result<ImportedMemory, Error> {
     let device = core
         .device(layout.device())
         .ok_or_else(|| Error::Conflict(format!("the host cannot copy a result on {}", layout.device())))?;
@@ -517,10 +518,6 @@ fn copy_from_device(core: &Core, layout: &Layout, data: *const u8) -> Result<Imp
     // ours, and both stay until the fence has settled.
     unsafe { device.copy(&*queue, data.wrapping_sub(before), staging.ptr().as_ptr(), bytes) }?;
     queue.record()?.wait_timeout(None).unwrap_or(Ok(()))?;
-    let target =
-        Layout::contiguous(layout.dtype(), DLDevice::CPU, layout.shape())?.with_padding(layout.is_padded());
-    let storage = fresh(core, &target, false)?;
-    // SAFETY: the staging holds the span, `before` bytes into which the first element is; the target is fresh and ours.
-    unsafe { to_contiguous(layout, staging.ptr().as_ptr().add(before), storage.data()) }?;
-    Ok(ImportedMemory { data: storage.data(), layout: target, storage, read_only: false })
+    // The staging holds the span, `before` bytes into which the first element is.
+    to_row_major(staging.ptr().as_ptr().wrapping_add(before))
 }

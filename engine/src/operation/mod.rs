@@ -59,7 +59,9 @@ pub(crate) mod withdraw;
 
 pub use self::builder::{Description, OpBuilder};
 pub use self::guards::{ReadGuard, WriteGuard};
+pub use self::import::Copying;
 pub use self::operands::{Operands, Tensors};
+#[doc(hidden)]
 pub use self::submit_permit::SubmitPermit;
 pub use crate::core::error::OperationError;
 pub use crate::core::unretrieved::{Unretrieved, on_unretrieved};

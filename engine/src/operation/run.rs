@@ -517,19 +517,19 @@ impl Running {
         Self { granted: Some(granted) }
     }
 
-    fn granted(&self) -> &OpGranted {
+    pub(crate) fn op(&self) -> &OpGranted {
         self.granted.as_ref().expect("present until finished, and finishing consumes")
     }
 
-    pub(crate) fn op(&self) -> &OpGranted {
-        self.granted()
+    fn take(&mut self) -> OpGranted {
+        self.granted.take().expect("present until finished, and finishing consumes")
     }
 
     /// Ends a host operation. Returns the operation to run next on this thread.
     #[inline]
     pub(crate) fn finish(mut self, result: Result<(), OperationError>) -> Option<OpGranted> {
         match result {
-            Ok(()) => end_well(self.granted.take().expect("present until finished, and finishing consumes")),
+            Ok(()) => end_well(self.take()),
             Err(_) => self.finish_with(None, result),
         }
     }
@@ -550,7 +550,7 @@ impl Running {
         fences: &[Fence],
         result: Result<(), OperationError>,
     ) -> Option<OpGranted> {
-        let granted = self.granted.take().expect("present until finished, and finishing consumes");
+        let granted = self.take();
         let failure = result.err();
         // The name of the writer is needed only with a fence.
         let tag = (!fences.is_empty()).then(|| OpTag::of(&granted));
@@ -560,17 +560,17 @@ impl Running {
 
     /// Ends the operation without running its body, as if an input had failed by `cause`.
     pub(crate) fn skip(mut self, cause: OperationError) -> Option<OpGranted> {
-        skip(self.granted.take().expect("present until finished, and finishing consumes"), cause)
+        skip(self.take(), cause)
     }
 
     pub(crate) fn tag(&self) -> OpTag {
-        OpTag::of(self.granted())
+        OpTag::of(self.op())
     }
 
     /// Runs user code as this operation. Errors and panics become the failure of the operation.
     #[inline]
     pub(crate) fn call<R>(&self, body: impl FnOnce() -> Result<R, BodyError>) -> Result<R, OperationError> {
-        let _current = context::enter(Current::of(self.granted()));
+        let _current = context::enter(Current::of(self.op()));
         match catch_unwind(AssertUnwindSafe(body)) {
             Ok(Ok(value)) => Ok(value),
             Ok(Err(error)) => Err(self.tag().body_failure(error)),

@@ -10,6 +10,7 @@ use crate::operation::operands::Operands;
 use crate::tensor::handle::Tensor;
 
 /// An operation that has passed all checks and holds its permit. Dropping it releases the permit.
+#[doc(hidden)]
 #[must_use = "a permitted operation does nothing until it is submitted"]
 #[derive(Debug)]
 pub struct SubmitPermit<'e, R, W, U> {
@@ -22,6 +23,7 @@ impl<'e, R: Operands, W: Operands, U: Operands> OpBuilder<'e, R, W, U> {
     ///
     /// # Errors
     /// As [`run_external`](OpBuilder::run_external).
+    #[doc(hidden)]
     pub fn reserve(mut self) -> Result<SubmitPermit<'e, R, W, U>, Error> {
         self.core().check_usable()?;
         self.check_external()?;

@@ -133,6 +133,7 @@ impl Operators {
     /// # Safety
     /// The function, and the one that infers, keep the contract of [`OperatorFunction`], for any context as `context` is; they and
     /// `drop_context` may be called from any thread until that has been called.
+    #[doc(hidden)]
     pub unsafe fn register_foreign(
         &self,
         name: &str,

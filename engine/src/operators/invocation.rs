@@ -79,7 +79,7 @@ impl Invocation {
     }
 
     /// The native stream to enqueue on; 0 on the host, where the work is done when the call is finished.
-    pub fn stream(&self) -> usize {
+    pub(super) fn stream(&self) -> usize {
         self.parts.queue.as_ref().map_or(0, |queue| queue.native())
     }
 
@@ -138,10 +138,10 @@ fn end_on(
 ) {
     match (marked, result) {
         (None, result) => completion.complete(result),
-        (Some(Ok(fence)), result) => completion.complete_after_with(&fence, result),
+        (Some(Ok(fence)), result) => completion.complete_after(&fence, result),
         (Some(Err(error)), _) => {
             // Enqueued work may run, and its end can never be known: the memory is never released.
-            completion.complete_after(&crate::core::lost::lost(error));
+            completion.complete_after(&crate::core::lost::lost(error), Ok(()));
         }
     }
 }

@@ -47,11 +47,13 @@ impl Program {
     }
 
     /// True if the program is [one graph](crate::program::ProgramBuilder::finish_as_graph) of its device.
+    #[doc(hidden)]
     pub fn is_graph(&self) -> bool {
         self.plan.graph.is_some()
     }
 
     /// True if a replay is in flight, or another handle of this program exists.
+    #[doc(hidden)]
     pub fn is_in_use(&self) -> bool {
         Arc::strong_count(&self.plan) > 1
     }
@@ -96,6 +98,7 @@ impl Program {
     ///
     /// # Errors
     /// As [`OpBuilder::run_external`], and [`Error::InFlightLimit`].
+    #[doc(hidden)]
     pub fn try_replay(&self) -> Result<Op, Error> {
         let (described, body) = self.describe();
         described.without_waiting().run_external(body)

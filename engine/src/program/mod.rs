@@ -115,5 +115,7 @@ mod shared;
 
 pub use handle::Program;
 pub(crate) use node::NodeRun;
-pub use node_builder::{CheckedNode, NodeBuilder};
+#[doc(hidden)]
+pub use node_builder::CheckedNode;
+pub use node_builder::NodeBuilder;
 pub use program_builder::ProgramBuilder;

@@ -38,7 +38,7 @@ pub(super) fn start(plan: Arc<Plan>, core: &CoreRef, inputs: Option<&Inputs>, co
     let op = OpId::new(completion.id());
     let earlier = inputs.map(Inputs::take).unwrap_or_default();
     let completion = Mutex::new(Some(completion));
-    let reports = core.failures.are_reported();
+    let reports = core.failures.reports;
     let run = Run { plan, failures: Failures::default(), op, reports, earlier, completion };
     let plan = &run.plan;
     let helpers = shared::helpers_max(core, plan);

@@ -17,7 +17,6 @@
 //! ```
 
 use std::collections::BTreeMap;
-use std::fmt;
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
@@ -83,14 +82,6 @@ impl Tensor {
     /// [`Error::Device`] if there is no memory for a copy; [`Error::Invalid`] if 65,536 tickets are alive.
     pub fn ticket(&self) -> Result<Ticket, Error> {
         self.ticket_with(&ShareOptions::default())
-    }
-
-    /// As [`ticket`](Self::ticket), for one use: see [`ShareOptions::once`].
-    ///
-    /// # Errors
-    /// As [`ticket`](Self::ticket).
-    pub fn ticket_for_one(&self) -> Result<Ticket, Error> {
-        self.ticket_with(&ShareOptions { once: true, ..ShareOptions::default() })
     }
 
     /// As [`ticket`](Self::ticket), with options.
@@ -175,6 +166,7 @@ impl Ticket {
     }
 
     /// Whether other machines reach the process.
+    #[doc(hidden)]
     pub fn is_for_machines(&self) -> bool {
         !self.reach.is_empty()
     }
@@ -602,11 +594,5 @@ impl Owner {
             };
             self.deliver(number, answer);
         }
-    }
-}
-
-impl fmt::Debug for Export {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Export").field("ready", &self.ready).finish_non_exhaustive()
     }
 }

@@ -191,6 +191,7 @@ impl Tensor {
     /// True if the tensor is read-only without a statement of its owner. Its memory came in a DLPack struct
     /// before version 1.0, which cannot say whether the memory may be written, and its import did not vouch
     /// for writes.
+    #[doc(hidden)]
     pub fn is_write_unsaid(&self) -> bool {
         self.inner.definition().is_ok_and(|definition| {
             let foreign = definition.storage.as_foreign();

@@ -18,6 +18,7 @@ impl Variable {
 
     /// A mutex for bodies: the variable serializes the bodies of its writers only. Their device work and
     /// their failures do not affect later writers.
+    #[doc(hidden)]
     pub fn for_turns() -> Self {
         Self { var: crate::core::engine_core::graph().var(VarState::for_turns()) }
     }

@@ -230,13 +230,9 @@ pub(super) enum UseKind {
 }
 
 impl UseKind {
+    /// The kind in the two lower bits.
     pub(super) fn from_bits(bits: u8) -> Self {
-        match bits {
-            1 => Self::Wait,
-            2 => Self::Lease,
-            3 => Self::Copy,
-            _ => Self::Body,
-        }
+        [Self::Body, Self::Wait, Self::Lease, Self::Copy][usize::from(bits & 3)]
     }
 }
 
@@ -251,12 +247,8 @@ pub(super) enum OutcomeCode {
 }
 
 impl OutcomeCode {
+    /// The code in the two lower bits.
     pub(super) fn from_bits(bits: u8) -> Self {
-        match bits {
-            1 => Self::Failed,
-            2 => Self::Cancelled,
-            3 => Self::Skipped,
-            _ => Self::Well,
-        }
+        [Self::Well, Self::Failed, Self::Cancelled, Self::Skipped][usize::from(bits & 3)]
     }
 }

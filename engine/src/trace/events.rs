@@ -65,14 +65,34 @@ fn ask_for_events(directives: &str) -> bool {
 }
 
 #[inline]
-fn are_emitted() -> bool {
+pub(super) fn are_emitted() -> bool {
     OPEN.load(Ordering::Relaxed) & EVENTS != 0
 }
 
+/// Emits an event, with the arguments of `tracing::debug!`, while events are emitted.
+macro_rules! emit {
+    ($($event:tt)*) => {
+        if $crate::trace::events::are_emitted() {
+            tracing::debug!($($event)*);
+        }
+    };
+}
+pub(super) use emit;
+
 pub(super) fn submitted(id: u64, name: &str, accesses: usize) {
-    if are_emitted() {
-        debug!(target: "estafette::op", id, operation = name, accesses, "submitted");
-    }
+    emit!(target: "estafette::op", id, operation = name, accesses, "submitted");
+}
+
+pub(super) fn ready(id: u64) {
+    emit!(target: "estafette::op", id, "ready");
+}
+
+pub(super) fn taken(id: u64, owner: &LeaseOwner) {
+    emit!(target: "estafette::exchange", id, owner = &**owner, library = owner.library(), "lease asked for");
+}
+
+pub(super) fn held(id: u64) {
+    emit!(target: "estafette::exchange", id, "lease held");
 }
 
 /// An operation with a body is about to be submitted.
@@ -81,12 +101,6 @@ pub(super) fn body_follows(id: u64, name: &str) {
         let span = debug_span!(target: "estafette::op", parent: None, "operation", id, operation = name);
         span.follows_from(Span::current());
         SPANS.lock().insert(id, span);
-    }
-}
-
-pub(super) fn ready(id: u64) {
-    if are_emitted() {
-        debug!(target: "estafette::op", id, "ready");
     }
 }
 
@@ -110,43 +124,6 @@ pub(super) fn ended(id: u64, outcome: &str, why: Option<&str>) {
         let skipped = SPANS.lock().remove(&id);
         drop(skipped);
         debug!(target: "estafette::op", id, outcome, why, "ended");
-    }
-}
-
-pub(super) fn device_done(id: u64, why: Option<&str>) {
-    if are_emitted() {
-        debug!(target: "estafette::op", id, why, "device work done");
-    }
-}
-
-pub(super) fn taken(id: u64, owner: &LeaseOwner) {
-    if are_emitted() {
-        let library = owner.library();
-        debug!(target: "estafette::exchange", id, owner = &**owner, library, "lease asked for");
-    }
-}
-
-pub(super) fn held(id: u64) {
-    if are_emitted() {
-        debug!(target: "estafette::exchange", id, "lease held");
-    }
-}
-
-pub(super) fn imported(variable: u64, library: &str) {
-    if are_emitted() {
-        debug!(target: "estafette::exchange", variable, library, "imported");
-    }
-}
-
-pub(super) fn resumed(id: u64, blocking: bool) {
-    if are_emitted() {
-        debug!(target: "estafette::stall", id, blocking, "resumed");
-    }
-}
-
-pub(super) fn waits_for(id: u64, what: &str, operation: u64) {
-    if are_emitted() {
-        debug!(target: "estafette::stall", id, what, operation, "waits");
     }
 }
 

@@ -15,7 +15,7 @@ use tracing::span::EnteredSpan;
 use super::encoding::{
     EventKind, NONE, OutcomeCode, UseKind, WORDS_MAX, access, element, ended, name_and_use, narrow, pair,
 };
-use super::events;
+use super::events::{self, emit};
 use super::names;
 use super::nvtx::{self, Range};
 use super::writer::{self, Writer};
@@ -141,7 +141,7 @@ pub(crate) fn came_in(tensor: &TensorInner) {
 pub fn imported_from(tensor: &Tensor, library: &'static str) {
     if super::is_open() && !library.is_empty() {
         if let Some(var) = tensor.inner.vars.first() {
-            events::imported(var.id().get(), library);
+            emit!(target: "estafette::exchange", variable = var.id().get(), library, "imported");
         }
         writer::with(|writer| describe(writer, &tensor.inner, Some(library)));
     }
@@ -222,7 +222,7 @@ fn begins_at(granted: &OpGranted, at: impl Fn(&mut Writer) -> u64) {
         if super::is_kept()
             && let Some(timing) = queue.time()
         {
-            timings().insert(id, timing);
+            TIMINGS.lock().insert(id, timing);
         }
         queue.id().get()
     });
@@ -240,10 +240,6 @@ estafette_sync::per_process! {
     /// What the device work of operations under way is measured by, from the beginning of their bodies to the end. Only operations on
     /// queues that measure time are in the map.
     static TIMINGS: Mutex<BTreeMap<u64, Arc<dyn Timing>>> = Mutex::new(BTreeMap::new());
-}
-
-fn timings() -> estafette_sync::sync::MutexGuard<'static, BTreeMap<u64, Arc<dyn Timing>>> {
-    TIMINGS.lock()
 }
 
 /// A body ran well and left no device work; its operation is about to be completed.
@@ -288,7 +284,7 @@ pub(crate) fn ends(granted: &OpGranted, ending: &Ending<'_>) {
         writer.write(EventKind::Ended, now, id.get(), [ended(how, left.is_some(), text)]);
     });
     // Dropped under no lock: it may own events of a driver.
-    let timing = granted.payload().queue().and_then(|_| timings().remove(&id.get()));
+    let timing = granted.payload().queue().and_then(|_| TIMINGS.lock().remove(&id.get()));
     if let Some(fences) = left {
         watch(id, fences, timing);
     }
@@ -299,7 +295,7 @@ fn watch(id: OpId, fences: &[Fence], timing: Option<Arc<dyn Timing>>) {
     Reactor::global().when_settled(fences, move |settled| {
         let span = if settled.is_ok() { timing.and_then(|timing| timing.span()) } else { None };
         let text = settled.err().map(|error| error.to_string());
-        events::device_done(id.get(), text.as_deref());
+        emit!(target: "estafette::op", id = id.get(), why = text.as_deref(), "device work done");
         writer::with(|writer| {
             let now = writer.now();
             let how = if text.is_some() { OutcomeCode::Failed } else { OutcomeCode::Well };
@@ -335,7 +331,7 @@ pub(crate) fn observed(id: OpId) {
 #[cold]
 #[inline(never)]
 pub(crate) fn resumed(id: u64, blocking: bool) {
-    events::resumed(id, blocking);
+    emit!(target: "estafette::stall", id, blocking, "resumed");
     writer::with(|writer| {
         let now = writer.now();
         writer.write(EventKind::Resumed, now, id, [u64::from(blocking)]);
@@ -439,7 +435,7 @@ impl WaitNoted {
         // An id allocator outside of every protocol.
         static NEXT: AtomicU64 = AtomicU64::new(WAITS);
         let id = NEXT.fetch_add(1, Ordering::Relaxed);
-        events::waits_for(id, what, target);
+        emit!(target: "estafette::stall", id, what, operation = target, "waits");
         writer::with(|writer| {
             let (now, name) = (writer.now(), writer.fixed_text(what));
             writer.write(EventKind::WaitsFor, now, id, [target, pair(name, 0)]);

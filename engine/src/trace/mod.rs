@@ -31,13 +31,13 @@ mod chain;
 mod encoding;
 #[cfg(feature = "report")]
 mod environment;
-mod events;
+pub(crate) mod events;
 mod free_list;
 pub(crate) mod hooks;
 mod names;
 #[cfg(feature = "nvtx")]
 mod nvtx;
-mod process;
+pub(crate) mod process;
 mod ticks;
 #[cfg(feature = "report")]
 mod unfinished;
@@ -91,14 +91,9 @@ mod without_files {
 #[cfg(not(feature = "report"))]
 pub(crate) use self::without_files::*;
 
-pub use self::events::{emit_events, events_asked_for};
+pub use self::events::emit_events;
 #[cfg(feature = "links")]
 pub(crate) use self::process::process_key;
-pub use self::process::this_process;
-
-pub use self::hooks::{
-    body_has_lock, body_uses, body_wants_lock, imported_from, on_event_loop, wait_has_lock,
-};
 
 /// Memory for a trace, unless an option says otherwise: some three million operations.
 const MEMORY_DEFAULT: usize = 256 << 20;
@@ -154,6 +149,7 @@ impl Opened {
 }
 
 /// Whether events are noted: a recorder is open, `tracing` events are emitted, or a profiler takes ranges. One relaxed load.
+#[doc(hidden)]
 #[inline(always)]
 pub fn is_open() -> bool {
     OPEN.load(Ordering::Relaxed) != 0
@@ -432,6 +428,7 @@ static PROGRAM: OnceLock<String> = OnceLock::new();
 
 /// Sets the name that the program has in traces, unless [`TraceOptions::program`] says otherwise: for bindings to languages whose programs
 /// are run by an interpreter. Only the first call counts.
+#[doc(hidden)]
 pub fn set_program_name(name: String) {
     let _ = PROGRAM.set(name);
 }

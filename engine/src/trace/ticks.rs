@@ -19,8 +19,8 @@ pub(super) struct Ticks {
     began: Instant,
     /// The same moment on the host's clock, which is the clock of devices' times.
     began_ns: u64,
-    /// And on the clock of the calendar.
-    began_unix_ns: u64,
+    /// And on the clock of the calendar: nanoseconds since 1970.
+    pub(super) began_unix_ns: u64,
 }
 
 enum Source {
@@ -57,11 +57,6 @@ impl Ticks {
             (began.elapsed(), (began, began_ns, unix_ns, first))
         });
         ticks
-    }
-
-    /// When it began, in nanoseconds since 1970.
-    pub(super) fn began_unix_ns(&self) -> u64 {
-        self.began_unix_ns
     }
 
     /// Ticks since the start.

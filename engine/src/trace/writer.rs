@@ -15,8 +15,9 @@ use super::buffer::{TraceBuffer, WORDS};
 use super::chain::{Chain, Link};
 use super::encoding::{EventKind, NONE, WORDS_MAX, head, narrow, pair};
 use super::free_list::FreeListHandle;
+use super::process::this_process;
 use super::ticks::{Scale, Ticks};
-use super::{Opened, TraceOptions, program_name, session_set, this_process};
+use super::{Opened, TraceOptions, program_name, session_set};
 use crate::core::lease_info::LeaseOwner;
 
 /// Texts that one thread keeps; what comes later has no name in the report, and is counted.
@@ -66,7 +67,7 @@ impl Session {
         let budget = AtomicUsize::new(buffers);
         let [trimmed, gone] = [(); 2].map(|()| AtomicU64::new(0));
         let threads = Mutex::new(Vec::new());
-        let started_unix_ns = ticks.began_unix_ns();
+        let started_unix_ns = ticks.began_unix_ns;
         Self { program, started_unix_ns, process, ticks, last, budget, free_list, trimmed, gone, threads }
     }
 

@@ -192,9 +192,3 @@ impl Drop for StallWatch {
         self.ended.changed.notify_all();
     }
 }
-
-impl std::fmt::Debug for StallWatch {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("StallWatch").finish_non_exhaustive()
-    }
-}

@@ -271,7 +271,7 @@ pub(crate) fn without_workers(core: &Core) -> SmallVec<[CoreRef; 1]> {
     let mut found: SmallVec<[CoreRef; 1]> = SmallVec::new();
     if snapshot.ops.iter().any(|op| ready(&op)) {
         let mine = snapshot.ops.iter().filter(|op| op.label.counted && op.label.core == core.id);
-        let needed: HashSet<OpId> = snapshot.ancestors_of(mine.map(|op| op.id)).into_iter().collect();
+        let needed: HashSet<OpId> = snapshot.ancestors(mine.map(|op| op.id)).into_iter().collect();
         for op in snapshot.ops.iter().filter(|op| ready(op) && needed.contains(&op.id)) {
             if found.iter().all(|known| !known.same(&op.label.home)) {
                 found.push(op.label.home.clone());

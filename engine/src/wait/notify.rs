@@ -142,6 +142,7 @@ impl Tensor {
 
     /// [`ready_fence`](Self::ready_fence) for another scheduler. The owner of the struct owns one count of
     /// the fence.
+    #[doc(hidden)]
     pub fn export_ready_fence(&self) -> RawFence {
         let fence = self.ready_fence();
         let device = self.inner.core.device(fence.device());
@@ -284,6 +285,7 @@ impl Completion {
     ///
     /// # Safety
     /// As for [`foreign_fence::import`].
+    #[doc(hidden)]
     pub unsafe fn import_fence(&self, fence: NonNull<RawFence>) -> Result<Fence, Error> {
         let core = self.scope().core();
         // SAFETY: the caller's promise is the same.
@@ -299,6 +301,7 @@ impl Tensor {
     ///
     /// # Safety
     /// As for [`foreign_fence::import`].
+    #[doc(hidden)]
     pub unsafe fn import_fence(&self, fence: NonNull<RawFence>) -> Result<Fence, Error> {
         let core = &self.inner.core;
         let mut devices = core.devices.clone();

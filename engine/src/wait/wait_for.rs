@@ -7,7 +7,7 @@
 use std::collections::{HashMap, HashSet};
 
 use estafette_graph::OpId;
-use estafette_sync::sync::{Mutex, MutexGuard};
+use estafette_sync::sync::Mutex;
 
 use crate::core::context::{self, Current};
 use crate::core::operation::OpHandle;
@@ -31,16 +31,12 @@ struct Entries {
     entries: Vec<(u64, Current, On)>,
 }
 
-fn lock() -> MutexGuard<'static, Entries> {
-    BLOCKED.lock()
-}
-
 /// Notes, until dropped, that the operation that the calling code runs as is blocked. Outside of operations
 /// there is nothing to note: no operation can wait for a thread.
 pub(crate) fn enter(on: impl FnOnce() -> On) -> Option<Entered> {
     let op = context::current_with_core()?;
     let on = on();
-    let mut blocked = lock();
+    let mut blocked = BLOCKED.lock();
     blocked.last += 1;
     let number = blocked.last;
     blocked.entries.push((number, op, on));
@@ -52,7 +48,7 @@ pub(crate) struct Entered(u64);
 
 impl Drop for Entered {
     fn drop(&mut self) {
-        let mut blocked = lock();
+        let mut blocked = BLOCKED.lock();
         let at = blocked.entries.iter().position(|(number, _, _)| *number == self.0);
         let left = at.map(|at| blocked.entries.swap_remove(at));
         drop(blocked);
@@ -64,7 +60,7 @@ impl Drop for Entered {
 /// The blocked operations, and what each waits for. An operation may block on several threads at once.
 pub(crate) fn now() -> HashMap<OpId, Vec<On>> {
     let mut found: HashMap<OpId, Vec<On>> = HashMap::new();
-    for (_, op, on) in &lock().entries {
+    for (_, op, on) in &BLOCKED.lock().entries {
         found.entry(op.op).or_default().push(on.clone());
     }
     found
@@ -72,5 +68,5 @@ pub(crate) fn now() -> HashMap<OpId, Vec<On>> {
 
 /// The blocked operations of an engine.
 pub(crate) fn of_core(core: u64) -> HashSet<OpId> {
-    lock().entries.iter().filter(|(_, op, _)| op.core == core).map(|(_, op, _)| op.op).collect()
+    BLOCKED.lock().entries.iter().filter(|(_, op, _)| op.core == core).map(|(_, op, _)| op.op).collect()
 }

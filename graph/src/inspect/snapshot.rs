@@ -101,30 +101,21 @@ impl<D> Snapshot<D> {
 
     /// Answers [`blockers`](Self::blockers) for many operations, and searches each queue once.
     pub fn explained(&self) -> Explained<'_, D> {
-        Explained { places: Places::new(self) }
+        Explained { snapshot: self, queues: HashMap::new() }
     }
 
-    /// Everything the operation transitively waits for, nearest first, without itself.
-    pub fn ancestors(&self, id: OpId) -> Vec<OpId> {
-        self.ancestors_of([id])
-    }
-
-    /// Everything that these operations transitively wait for, without themselves. Visits common ancestors
-    /// once.
-    pub fn ancestors_of(&self, ids: impl IntoIterator<Item = OpId>) -> Vec<OpId> {
-        let mut places = Places::new(self);
-        let mut fence_set: VecDeque<OpId> = ids.into_iter().collect();
-        let mut seen: HashSet<OpId> = fence_set.iter().copied().collect();
+    /// Everything that these operations transitively wait for, nearest first, without themselves. Visits common
+    /// ancestors once.
+    pub fn ancestors(&self, ids: impl IntoIterator<Item = OpId>) -> Vec<OpId> {
+        let mut explained = self.explained();
+        let mut open: VecDeque<OpId> = ids.into_iter().collect();
+        let mut seen: HashSet<OpId> = open.iter().copied().collect();
         let mut found = Vec::new();
-        while let Some(id) = fence_set.pop_front() {
-            let Some(op) = self.op(id) else { continue };
-            for (var, _, _) in op.accesses.iter().filter(|(_, _, granted)| !granted) {
-                for blocker in places.blockers(*var, id) {
-                    if seen.insert(blocker.op) {
-                        found.push(blocker.op);
-                        fence_set.push_back(blocker.op);
-                    }
-                }
+        while let Some(op) = open.pop_front() {
+            let blockers = self.op(op).map_or_else(Vec::new, |op| explained.blockers(op));
+            for blocker in blockers.into_iter().filter(|blocker| seen.insert(blocker.op)) {
+                found.push(blocker.op);
+                open.push_back(blocker.op);
             }
         }
         found
@@ -133,7 +124,7 @@ impl<D> Snapshot<D> {
     /// The operations that must complete before this one can be granted: the granted ones among its
     /// ancestors. Empty only if the operation is granted itself, or unknown.
     pub fn leaves(&self, id: OpId) -> Vec<OpId> {
-        let mut leaves = self.ancestors(id);
+        let mut leaves = self.ancestors([id]);
         leaves.retain(|ancestor| self.op(*ancestor).is_some_and(|op| op.granted));
         leaves
     }
@@ -141,14 +132,39 @@ impl<D> Snapshot<D> {
 
 /// Why the operations of a snapshot wait. See [`Snapshot::explained`].
 pub struct Explained<'a, D> {
-    places: Places<'a, D>,
+    snapshot: &'a Snapshot<D>,
+    /// The position of each access in its queue, so that a walk along a long chain does not search a queue at
+    /// every step. Filled queue by queue, on demand.
+    queues: HashMap<VarId, HashMap<OpId, Place>>,
 }
 
-impl<D> Explained<'_, D> {
+/// A position, and that of the last write ahead of it.
+type Place = (usize, Option<usize>);
+
+impl<'a, D> Explained<'a, D> {
     /// As [`Snapshot::blockers`].
     pub fn blockers(&mut self, op: &OpView<D>) -> Vec<Blocker> {
         let waiting = op.accesses.iter().filter(|(_, _, granted)| !granted);
-        waiting.flat_map(|(var, _, _)| self.places.blockers(*var, op.id)).collect()
+        waiting.flat_map(|(var, _, _)| self.blockers_on(*var, op.id)).collect()
+    }
+
+    fn blockers_on(&mut self, var: VarId, op: OpId) -> impl Iterator<Item = Blocker> + use<'a, D> {
+        let view = self.snapshot.var(var);
+        let places = self.queues.entry(var).or_insert_with(|| {
+            let mut write_ahead = None;
+            let queue = view.map_or(&[][..], |view| &view.queue).iter().enumerate();
+            let places = queue.map(|(position, (op, mode, _))| {
+                let ahead = write_ahead;
+                if mode.is_exclusive() {
+                    write_ahead = Some(position);
+                }
+                (*op, (position, ahead))
+            });
+            places.collect()
+        });
+        let place = places.get(&op).copied();
+        let found = view.zip(place);
+        found.into_iter().flat_map(|(view, (position, write_ahead))| view.ahead_of(position, write_ahead))
     }
 }
 
@@ -181,40 +197,5 @@ impl VarView {
             };
             Some(Blocker { op: *op, var: self.id, kind })
         })
-    }
-}
-
-/// The position of each access in its queue, so that a walk along a long chain does not search a queue at
-/// every step. Filled queue by queue, on demand.
-struct Places<'a, D> {
-    snapshot: &'a Snapshot<D>,
-    queues: HashMap<VarId, HashMap<OpId, Place>>,
-}
-
-/// A position, and that of the last write ahead of it.
-type Place = (usize, Option<usize>);
-
-impl<'a, D> Places<'a, D> {
-    fn new(snapshot: &'a Snapshot<D>) -> Self {
-        Self { snapshot, queues: HashMap::new() }
-    }
-
-    fn blockers(&mut self, var: VarId, op: OpId) -> impl Iterator<Item = Blocker> + use<'a, D> {
-        let view = self.snapshot.var(var);
-        let places = self.queues.entry(var).or_insert_with(|| {
-            let mut write_ahead = None;
-            let queue = view.map_or(&[][..], |view| &view.queue).iter().enumerate();
-            let places = queue.map(|(position, (op, mode, _))| {
-                let ahead = write_ahead;
-                if mode.is_exclusive() {
-                    write_ahead = Some(position);
-                }
-                (*op, (position, ahead))
-            });
-            places.collect()
-        });
-        let place = places.get(&op).copied();
-        let found = view.zip(place);
-        found.into_iter().flat_map(|(view, (position, write_ahead))| view.ahead_of(position, write_ahead))
     }
 }

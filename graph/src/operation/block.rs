@@ -1,6 +1,5 @@
 //! The memory of one operation: a slab block with its accesses, its payload and its two counters.
 
-use std::fmt;
 use std::mem::MaybeUninit;
 use std::ptr::NonNull;
 
@@ -557,14 +556,5 @@ impl<V, T> Fixed<V, T> {
         if self.spill.as_ref().is_some_and(|spill| spill.accesses.capacity() > SPILL_KEPT) {
             self.spill = None;
         }
-    }
-}
-
-impl<V, T> fmt::Debug for Block<V, T> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Block")
-            .field("pending", &self.pending)
-            .field("refs", &self.refs)
-            .finish_non_exhaustive()
     }
 }

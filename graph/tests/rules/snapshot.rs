@@ -76,7 +76,7 @@ fn what_a_chain_across_variables_waits_for_is_found_and_nothing_else() {
     driver.submit("unrelated", &[w(5)]);
     let snapshot = all(&driver);
     let a = id(&snapshot, "a");
-    assert_eq!(names(&snapshot, &snapshot.ancestors(a)), ["b", "c", "root cause"]);
+    assert_eq!(names(&snapshot, &snapshot.ancestors([a])), ["b", "c", "root cause"]);
     assert_eq!(names(&snapshot, &snapshot.leaves(a)), ["root cause"]);
 }
 
@@ -91,7 +91,7 @@ fn leaves_of_a_join_are_all_it_waits_for() {
     let snapshot = all(&driver);
     let join = id(&snapshot, "join");
     assert_eq!(names(&snapshot, &snapshot.leaves(join)), ["x", "y", "z"]);
-    assert_eq!(names(&snapshot, &snapshot.ancestors(join)), ["middle", "x", "y", "z"]);
+    assert_eq!(names(&snapshot, &snapshot.ancestors([join])), ["middle", "x", "y", "z"]);
 }
 
 #[test]
@@ -125,7 +125,7 @@ fn ancestors_of_a_long_chain_are_found_quickly() {
     }
     let snapshot = all(&driver);
     let last = snapshot.ops.last().expect("queued").id;
-    assert_eq!(snapshot.ancestors(last).len(), 19_999);
+    assert_eq!(snapshot.ancestors([last]).len(), 19_999);
     assert_eq!(snapshot.leaves(last), [snapshot.ops[0].id]);
 }
 

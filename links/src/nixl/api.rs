@@ -6,8 +6,6 @@
 
 use std::ffi::{c_char, c_int, c_uint, c_void};
 
-use libloading::Library;
-
 /// Any object of NIXL, behind an opaque pointer.
 pub(super) type Object = *mut c_void;
 pub(super) type Status = c_int;
@@ -35,72 +33,40 @@ pub(super) struct AgentConfig {
     pub(super) reserved: [u64; 8],
 }
 
-/// Declares the table of functions and how it is filled, so that neither can be forgotten.
-macro_rules! functions {
-    ($($field:ident($($argument:ty),*);)*) => {
-        /// The functions, found once when the library is loaded.
-        #[derive(Debug)]
-        pub(super) struct Api {
-            $(pub(super) $field: unsafe extern "C" fn($($argument),*) -> Status,)*
-            /// Keeps the functions where they are.
-            _library: Library,
-        }
-
-        impl Api {
-            /// Takes every function from `library`.
-            ///
-            /// # Errors
-            /// The name of the first one that it lacks.
-            pub(super) fn of(library: Library) -> Result<Self, &'static str> {
-                $(
-                    let symbol = concat!("nixl_capi_", stringify!($field));
-                    // SAFETY: the type is that of the declaration in NIXL's header.
-                    let $field = unsafe {
-                        *library
-                            .get::<unsafe extern "C" fn($($argument),*) -> Status>(symbol)
-                            .map_err(|_| symbol)?
-                    };
-                )*
-                Ok(Self { $($field,)* _library: library })
-            }
-        }
-    };
-}
-
-functions! {
-    create_configured_agent(*const c_char, *const AgentConfig, *mut Object);
-    destroy_agent(Object);
-    get_plugin_params(Object, *const c_char, *mut Object, *mut Object);
-    destroy_mem_list(Object);
-    destroy_params(Object);
-    create_backend(Object, *const c_char, Object, *mut Object);
-    destroy_backend(Object);
-    get_local_md(Object, *mut *mut c_void, *mut usize);
-    load_remote_md(Object, *const c_void, usize, *mut *mut c_char);
-    create_opt_args(*mut Object);
-    destroy_opt_args(Object);
-    opt_args_add_backend(Object, Object);
-    opt_args_set_notif_msg(Object, *const c_void, usize);
-    opt_args_set_has_notif(Object, bool);
-    create_reg_dlist(c_uint, *mut Object, bool);
-    destroy_reg_dlist(Object);
-    reg_dlist_add_desc(Object, usize, usize, u64, *const c_void, usize);
-    register_mem(Object, Object, Object);
-    deregister_mem(Object, Object, Object);
-    create_xfer_dlist(c_uint, *mut Object, bool);
-    destroy_xfer_dlist(Object);
-    xfer_dlist_add_desc(Object, usize, usize, u64);
-    create_xfer_req(Object, c_uint, Object, Object, *const c_char, *mut Object, Object);
-    post_xfer_req(Object, Object, Object);
-    get_xfer_status(Object, Object);
-    release_xfer_req(Object, Object);
-    destroy_xfer_req(Object);
-    create_notif_map(*mut Object);
-    destroy_notif_map(Object);
-    get_notifs(Object, Object, Object);
-    notif_map_size(Object, *mut usize);
-    notif_map_get_agent_at(Object, usize, *mut *const c_char);
-    notif_map_get_notifs_size(Object, *const c_char, *mut usize);
-    notif_map_get_notif(Object, *const c_char, usize, *mut *const c_void, *mut usize);
-    notif_map_clear(Object);
+estafette_sync::library_functions! {
+    create_configured_agent = "nixl_capi_create_configured_agent": fn(*const c_char, *const AgentConfig, *mut Object) -> Status;
+    destroy_agent = "nixl_capi_destroy_agent": fn(Object) -> Status;
+    get_plugin_params = "nixl_capi_get_plugin_params": fn(Object, *const c_char, *mut Object, *mut Object) -> Status;
+    destroy_mem_list = "nixl_capi_destroy_mem_list": fn(Object) -> Status;
+    destroy_params = "nixl_capi_destroy_params": fn(Object) -> Status;
+    create_backend = "nixl_capi_create_backend": fn(Object, *const c_char, Object, *mut Object) -> Status;
+    destroy_backend = "nixl_capi_destroy_backend": fn(Object) -> Status;
+    get_local_md = "nixl_capi_get_local_md": fn(Object, *mut *mut c_void, *mut usize) -> Status;
+    load_remote_md = "nixl_capi_load_remote_md": fn(Object, *const c_void, usize, *mut *mut c_char) -> Status;
+    create_opt_args = "nixl_capi_create_opt_args": fn(*mut Object) -> Status;
+    destroy_opt_args = "nixl_capi_destroy_opt_args": fn(Object) -> Status;
+    opt_args_add_backend = "nixl_capi_opt_args_add_backend": fn(Object, Object) -> Status;
+    opt_args_set_notif_msg = "nixl_capi_opt_args_set_notif_msg": fn(Object, *const c_void, usize) -> Status;
+    opt_args_set_has_notif = "nixl_capi_opt_args_set_has_notif": fn(Object, bool) -> Status;
+    create_reg_dlist = "nixl_capi_create_reg_dlist": fn(c_uint, *mut Object, bool) -> Status;
+    destroy_reg_dlist = "nixl_capi_destroy_reg_dlist": fn(Object) -> Status;
+    reg_dlist_add_desc = "nixl_capi_reg_dlist_add_desc": fn(Object, usize, usize, u64, *const c_void, usize) -> Status;
+    register_mem = "nixl_capi_register_mem": fn(Object, Object, Object) -> Status;
+    deregister_mem = "nixl_capi_deregister_mem": fn(Object, Object, Object) -> Status;
+    create_xfer_dlist = "nixl_capi_create_xfer_dlist": fn(c_uint, *mut Object, bool) -> Status;
+    destroy_xfer_dlist = "nixl_capi_destroy_xfer_dlist": fn(Object) -> Status;
+    xfer_dlist_add_desc = "nixl_capi_xfer_dlist_add_desc": fn(Object, usize, usize, u64) -> Status;
+    create_xfer_req = "nixl_capi_create_xfer_req": fn(Object, c_uint, Object, Object, *const c_char, *mut Object, Object) -> Status;
+    post_xfer_req = "nixl_capi_post_xfer_req": fn(Object, Object, Object) -> Status;
+    get_xfer_status = "nixl_capi_get_xfer_status": fn(Object, Object) -> Status;
+    release_xfer_req = "nixl_capi_release_xfer_req": fn(Object, Object) -> Status;
+    destroy_xfer_req = "nixl_capi_destroy_xfer_req": fn(Object) -> Status;
+    create_notif_map = "nixl_capi_create_notif_map": fn(*mut Object) -> Status;
+    destroy_notif_map = "nixl_capi_destroy_notif_map": fn(Object) -> Status;
+    get_notifs = "nixl_capi_get_notifs": fn(Object, Object, Object) -> Status;
+    notif_map_size = "nixl_capi_notif_map_size": fn(Object, *mut usize) -> Status;
+    notif_map_get_agent_at = "nixl_capi_notif_map_get_agent_at": fn(Object, usize, *mut *const c_char) -> Status;
+    notif_map_get_notifs_size = "nixl_capi_notif_map_get_notifs_size": fn(Object, *const c_char, *mut usize) -> Status;
+    notif_map_get_notif = "nixl_capi_notif_map_get_notif": fn(Object, *const c_char, usize, *mut *const c_void, *mut usize) -> Status;
+    notif_map_clear = "nixl_capi_notif_map_clear": fn(Object) -> Status;
 }

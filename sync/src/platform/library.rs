@@ -31,3 +31,37 @@ pub unsafe fn open(file: &std::path::Path) -> Result<libloading::Library, libloa
         libloading::Library::new(file)
     }
 }
+
+/// Declares the struct `Api`, the functions of a shared library by their symbols, and how it is filled, so that neither can be
+/// forgotten.
+#[cfg(feature = "library")]
+#[macro_export]
+macro_rules! library_functions {
+    ($($field:ident = $symbol:literal: fn($($argument:ty),*) $(-> $result:ty)?;)*) => {
+        /// The functions, found once when the library is loaded.
+        #[derive(Debug)]
+        pub(super) struct Api {
+            $(pub(super) $field: unsafe extern "C" fn($($argument),*) $(-> $result)?,)*
+            /// Keeps the functions where they are.
+            _library: libloading::Library,
+        }
+
+        impl Api {
+            /// Takes every function from `library`.
+            ///
+            /// # Errors
+            /// The name of the first one that it lacks.
+            pub(super) fn of(library: libloading::Library) -> Result<Self, &'static str> {
+                $(
+                    // SAFETY: the type is that of the declaration in the library's headers.
+                    let $field = unsafe {
+                        *library
+                            .get::<unsafe extern "C" fn($($argument),*) $(-> $result)?>($symbol)
+                            .map_err(|_| $symbol)?
+                    };
+                )*
+                Ok(Self { $($field,)* _library: library })
+            }
+        }
+    };
+}

@@ -384,7 +384,7 @@ fn end(world: &mut World, request: RequestId, well: bool, fence: bool) {
     let result = if well { Ok(()) } else { Err("a step says so".into()) };
     let fence = fence.then(|| world.fence());
     match &fence {
-        Some((_, fence)) => completion.complete_after_with(fence, result),
+        Some((_, fence)) => completion.complete_after(fence, result),
         None => completion.complete(result),
     }
     world.ended(request, well, fence.map(|(id, _)| id));
@@ -487,7 +487,7 @@ fn may_derive(world: &World, request: RequestId) -> bool {
 fn derive(world: &mut World, request: RequestId) {
     let Real::Held(lease) = std::mem::replace(&mut world.requests[request], Real::Elsewhere) else { return };
     let end = lease.end_fence();
-    let exported = lease.export(estafette::exchange::Abi::Versioned).expect("a struct can describe it");
+    let exported = lease.export(&ExportOptions::new(lease.access())).expect("a struct can describe it");
     drop(lease);
     // SAFETY: memory of a lease, which the struct keeps.
     let tensor =

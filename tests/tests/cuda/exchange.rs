@@ -7,6 +7,7 @@ use std::ptr;
 use std::sync::{Arc, MutexGuard};
 use std::time::{Duration, Instant};
 
+use estafette::bindings::ImportStream;
 use estafette::devices::cuda::{CudaDevice, CudaGraph, CudaQueue, CudaRuntime};
 use estafette::devices::sim::{SimDevice, SimOptions, SimPace, SimQueue};
 use estafette::devices::{Allocation, DLDevice, Device, DeviceType, Queue};
@@ -412,7 +413,7 @@ fn what_a_producer_orders_before_our_stream_is_waited_for_on_the_device() {
     bench.simulator.block(theirs.stream());
     // SAFETY: the library's memory, on its own stream.
     unsafe { theirs.queue.fill(theirs.memory.ptr().as_ptr(), 9, BYTES as usize) }.unwrap();
-    let import_stream = bench.engine.import_stream(bench.device.id()).unwrap();
+    let import_stream = ImportStream::on(bench.device.clone()).unwrap();
     // What `__dlpack__(stream=...)` does at the producer's.
     let produced = theirs.queue.record().unwrap();
     // SAFETY: the import stream keeps the stream.
@@ -427,7 +428,7 @@ fn what_a_producer_orders_before_our_stream_is_waited_for_on_the_device() {
     // SAFETY: as above.
     let x = unsafe { bench.engine.import_with(managed, ImportOptions::default().ready(ready)) }.unwrap();
     // This import does not hold up another import.
-    let another = bench.engine.import_stream(bench.device.id()).unwrap().fence().unwrap();
+    let another = ImportStream::on(bench.device.clone()).unwrap().fence().unwrap();
     assert!(another.wait_timeout(Some(Duration::from_secs(10))).is_some());
     let y = bench.bytes();
     let device = Arc::clone(&bench.device);

@@ -478,7 +478,7 @@ fn a_completion_may_end_with_a_fence() {
         let sim = SimQueue::from_queue(&*queue).expect("a queue of the device");
         sim.launch("elsewhere", 1_000, || ()).expect("the queue is well");
         let fence: Fence = queue.record().expect("the queue is well");
-        completion.complete_after(&fence);
+        completion.complete_after(&fence, Ok(()));
     });
     bench.issued(&op.unwrap());
     // A successor on the same queue is issued behind it; one on the host waits.
@@ -492,7 +492,7 @@ fn a_completion_may_end_with_a_fence() {
         .engine
         .op("breaks")
         .writes([&x])
-        .run_external(move |completion| completion.complete_after(&fence));
+        .run_external(move |completion| completion.complete_after(&fence, Ok(())));
     bench.issued(&op.unwrap());
     let waiting = x.ready();
     drop(completer);

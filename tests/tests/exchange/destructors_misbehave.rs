@@ -338,7 +338,7 @@ fn events_that_an_operation_leaves_and_events_that_it_replaces() {
         let fence = Fence::point(Arc::new(work), sequence, Default::default());
         let op = stage.engine.op("leaves").updates([&stage.x]);
         // It begins once the one before has settled, and replaces its fence.
-        op.run_external(move |completion| completion.complete_after(&fence)).unwrap();
+        op.run_external(move |completion| completion.complete_after(&fence, Ok(()))).unwrap();
     }
     assert!(!stage.x.is_ready());
     done.store(true, Ordering::SeqCst);

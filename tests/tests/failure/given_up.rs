@@ -344,8 +344,10 @@ fn dropped_futures_of_a_version_whose_device_work_is_pending_do_not_pile_up() {
     let watchdog = Watchdog::of(&engine);
     let x = tensor(&engine, 1.0);
     let (completer, fence) = host::promise("device work that writes x");
-    let op =
-        engine.op("issues").writes([&x]).run_external(move |completion| completion.complete_after(&fence));
+    let op = engine
+        .op("issues")
+        .writes([&x])
+        .run_external(move |completion| completion.complete_after(&fence, Ok(())));
     op.unwrap().wait().unwrap();
     assert!(!x.is_ready());
     let before = tests::churn::resident_bytes();

@@ -391,8 +391,10 @@ fn device_work_that_fails_after_it_was_issued_is_one_failure_however_often_it_is
         let name = if looks { "issued, seen" } else { "issued" };
         let x = tensor(&engine);
         let (completer, fence) = host::promise("a device");
-        let op =
-            engine.op(name).writes([&x]).run_external(move |completion| completion.complete_after(&fence));
+        let op = engine
+            .op(name)
+            .writes([&x])
+            .run_external(move |completion| completion.complete_after(&fence, Ok(())));
         drop(op.unwrap());
         let ready = x.ready();
         completer.settle(Err(DeviceError::new(DeviceErrorKind::Fault, format!("{name} has failed"))));

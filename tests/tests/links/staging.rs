@@ -85,7 +85,11 @@ fn memory_that_is_not_shared_is_copied_once_it_is_ready_and_every_byte_is_counte
             let never = ShareOptions { copy: Some(false), ..Default::default() };
             assert!(matches!(wait(link.send_with(&x, &never)), Err(Error::NotShared(_))));
             assert!(matches!(x.ticket_with(&never), Err(Error::NotShared(_))));
-            send_ticket(engine, &link, &x.ticket_for_one().unwrap());
+            send_ticket(
+                engine,
+                &link,
+                &x.ticket_with(&ShareOptions { once: true, ..ShareOptions::default() }).unwrap(),
+            );
             heard(&link);
             assert_eq!(copied(engine), 3 * BYTES);
         },

@@ -323,7 +323,7 @@ fn what_only_the_host_can_wait_for_is_waited_for_there_before_the_queue_goes_on(
     let x = on_device(&device, &engine);
     set(&engine, &x, 4.0).wait().unwrap();
     let op = engine.op("outside").updates([&x]);
-    op.run_external(move |end| end.complete_after(&fence)).unwrap().wait().unwrap();
+    op.run_external(move |end| end.complete_after(&fence, Ok(()))).unwrap().wait().unwrap();
     let consumer = acquired(&device, &theirs);
     assert!(x.lease(Access::Read, "a consumer").for_consumer(&consumer).try_now().unwrap().is_none());
     let late =

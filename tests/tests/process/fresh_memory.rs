@@ -21,7 +21,7 @@ fn large_memory_that_nobody_has_touched_is_not_resident() {
     let _alone = exclusive();
     let engine = engine(1);
     let before = resident();
-    let empty = engine.empty(&[LARGE as i64], DType::U8).unwrap();
+    let empty = engine.zeros(&[LARGE as i64], DType::U8).unwrap();
     let zeros = engine.zeros(&[LARGE as i64], DType::U8).unwrap();
     let grown = resident().saturating_sub(before);
     assert!(grown < SLACK, "resident memory grew by {grown} bytes");
@@ -33,7 +33,7 @@ fn a_large_block_goes_back_to_the_system_when_its_tensor_is_gone() {
     let _alone = exclusive();
     let engine = engine(1);
     let before = resident();
-    let block = engine.empty(&[LARGE as i64 / 2], DType::U8).unwrap();
+    let block = engine.zeros(&[LARGE as i64 / 2], DType::U8).unwrap();
     let fill = engine.op("fill").writes([&block]).run(|[], [mut block]| {
         block.as_mut_slice::<u8>()?.fill(1);
         Ok(())
@@ -53,7 +53,7 @@ fn memory_is_zero_however_it_was_used_before() {
     let engine = engine(1);
     for bytes in [64, 4_000, 100_000, 1 << 20, 5 << 20] {
         for _ in 0..4 {
-            let block = engine.empty(&[bytes], DType::U8).unwrap();
+            let block = engine.zeros(&[bytes], DType::U8).unwrap();
             let used = engine.op("use").updates([&block]).run(|[], [], [mut block]| {
                 let block = block.as_mut_slice::<u8>()?;
                 let clean = block.iter().all(|byte| *byte == 0);
@@ -70,7 +70,7 @@ fn a_block_that_no_machine_has_is_refused_with_its_size() {
     let engine = engine(1);
     // More than user space has addresses for, so that no machine lends it.
     let bytes: i64 = 1 << 47;
-    let refused = engine.empty(&[bytes], DType::U8).unwrap_err();
+    let refused = engine.zeros(&[bytes], DType::U8).unwrap_err();
     assert!(matches!(refused, Error::Device(_)), "{refused:?}");
     assert!(refused.to_string().contains(&bytes.to_string()), "{refused}");
     // The engine goes on.

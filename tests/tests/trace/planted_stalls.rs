@@ -9,8 +9,8 @@ use std::thread::sleep;
 use std::time::Duration;
 use tests::ops::exclusive;
 
-use estafette::trace::{self, Recorder, TraceOptions};
-use estafette::{Access, DType, Engine};
+use estafette::trace::{Recorder, TraceOptions};
+use estafette::{Access, DType, Engine, bindings};
 use estafette_report::{Report, Trace, perfetto, report};
 use futures::executor::block_on;
 use tests::watchdog::Watchdog;
@@ -158,9 +158,9 @@ fn a_lock_that_a_body_needs_is_taken() {
         let x = engine.var();
         let op = engine.op("score").writes_vars(&[&x]).run_external(move |completion| {
             // What the Python bindings do around each function of Python's.
-            trace::body_wants_lock(completion.id());
+            bindings::body_wants_lock(completion.id());
             sleep(long);
-            trace::body_has_lock(completion.id());
+            bindings::body_has_lock(completion.id());
             completion.complete(Ok(()));
         });
         op.unwrap().wait().unwrap();
@@ -178,7 +178,7 @@ fn a_consumer_that_comes_late() {
         let (engine, _watchdog) = engine(1);
         let batch = engine.zeros(&[4], DType::F32).unwrap();
         let recorder = Recorder::open(TraceOptions::default()).unwrap();
-        trace::on_event_loop();
+        bindings::on_event_loop();
         let op = engine.op("decode").writes([&batch]).run(move |[], [_batch]| {
             sleep(long / 8);
             Ok(())

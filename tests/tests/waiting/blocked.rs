@@ -52,10 +52,13 @@ fn a_full_window_behind_a_lease_of_another_thread_waits_for_the_lease() {
         // Asked on the submitting thread each time that it has waited for room in vain.
         let (waited, in_vain) = channel();
         let asked = std::sync::Mutex::new(waited.clone());
-        engine.on_wait(move || {
-            let _ = asked.lock().unwrap().send(());
-            false
-        });
+        engine.on_wait(
+            || true,
+            move || {
+                let _ = asked.lock().unwrap().send(());
+                false
+            },
+        );
         let (taken, lease) = channel();
         let theirs = x.clone();
         std::thread::scope(|scope| {

@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::channel;
 
+use estafette::operation::Copying;
 use estafette::tensor::TensorState;
 use estafette::{Access, DType, Engine, Error, ExportOptions, FailureKind, ManagedTensor, Produced, Tensor};
 use futures::executor::block_on;
@@ -49,7 +50,7 @@ fn a_produced_result_that_overlaps_is_a_conflict_when_copying_is_off() {
     let (memory, deleted) = (Memory::of(&[1.0, 2.0, 3.0]), Deleted::default());
     let x = import(&engine, &memory, 0, 3, &deleted);
     let (inside, counted) = (memory.clone(), deleted.clone());
-    let op = engine.op("x[1:]").reads([&x]).no_copy();
+    let op = engine.op("x[1:]").reads([&x]).copying(Copying::Refused);
     let view = op.produce(move |[_x]| Ok(inside.tensor(1, 2, &counted))).unwrap();
     let error = view.wait().unwrap_err();
     let cause = error.operation().unwrap();
@@ -58,7 +59,7 @@ fn a_produced_result_that_overlaps_is_a_conflict_when_copying_is_off() {
     assert!(matches!(view.shape(), Err(Error::NotDefined(_))));
     deleted.settle_at(1);
     // Memory of its own is not a conflict.
-    let own = engine.op("copy").reads([&x]).no_copy();
+    let own = engine.op("copy").reads([&x]).copying(Copying::Refused);
     let own = own.produce(|[x]| Ok(Produced::from_vec(x.to_vec::<f32>()?, &[3])?)).unwrap();
     assert_eq!(own.to_vec::<f32>().unwrap(), [1.0, 2.0, 3.0]);
     assert!(watchdog.still_watches());
@@ -75,7 +76,7 @@ fn a_produced_result_declared_alias_of_a_tensor_is_ordered_with_it() {
     let (memory, deleted) = (Memory::of(&[1.0, 2.0, 3.0]), Deleted::default());
     let x = import(&engine, &memory, 0, 3, &deleted);
     let (inside, counted) = (memory.clone(), deleted.clone());
-    let op = engine.op("x[1:]").reads([&x]).alias_of(&[&x]).no_copy();
+    let op = engine.op("x[1:]").reads([&x]).alias_of(&[&x]).copying(Copying::Refused);
     let view = op.produce(move |[_x]| Ok(inside.tensor(1, 2, &counted))).unwrap();
     // Ordered from the submission on, in both directions.
     set(&engine, &x, 5.0);
@@ -443,7 +444,7 @@ fn a_result_may_be_declared_alias_of_a_tensor_that_was_collapsed() {
     let whole = import(&engine, &memory, 0, MANY, &deleted);
     for of in [&parts[3], &whole] {
         let (inside, counted) = (memory.clone(), deleted.clone());
-        let view = engine.op("view").reads([of]).alias_of(&[of]).no_copy();
+        let view = engine.op("view").reads([of]).alias_of(&[of]).copying(Copying::Refused);
         let view = view.produce(move |[_x]| Ok::<ManagedTensor, _>(inside.tensor(3, 1, &counted))).unwrap();
         view.wait().unwrap();
         set(&engine, &parts[3], 1.0);

@@ -122,7 +122,7 @@ impl Awaiter {
                     "`await` needs a running asyncio event loop, and other kinds of loops are not known; wait in a thread there: \
                      `await trio.to_thread.run_sync(t.wait)`"))?;
         let Some(waiter) = &self.waiter else { return Ok(()) };
-        estafette::trace::on_event_loop();
+        estafette::bindings::on_event_loop();
         let suspension = Suspension::new(&running)?;
         let wakeups = Wakeups::of(&running)?;
         let number = wakeups.get().leave(suspension.clone_ref(py));

@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, HashMap};
 use std::path::PathBuf;
 
-use estafette::trace::this_process;
+use estafette::bindings::this_process;
 use estafette_report::attribution::attribute;
 use estafette_report::model::{
     Access, Disorder, LibraryId, Mode, Operation, OperationKind, Outcome, Site, Text, Track, TrackKind,

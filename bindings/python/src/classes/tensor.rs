@@ -5,8 +5,8 @@ use std::mem::ManuallyDrop;
 use std::sync::Arc;
 use std::time::Duration;
 
+use estafette::bindings::with_inline_deleters;
 use estafette::devices::DLDevice;
-use estafette::exchange::with_inline_deleters;
 use estafette::remote::ShareOptions;
 use estafette::tensor::TensorState;
 use estafette::{Access, Tensor};

@@ -248,7 +248,7 @@ pub fn export_managed<'py>(
             }
             ordered(py, &options, || scope.export(tensor, &options)).or_raise(py)?
         }
-        (None, From::Lease(lease)) => ordered(py, &options, || lease.export_with(&options)).or_raise(py)?,
+        (None, From::Lease(lease)) => ordered(py, &options, || lease.export(&options)).or_raise(py)?,
         (None, From::Tensor(tensor, _)) => take_lease(py, tensor, &options)?,
     };
     exported(py, tensor)?;
@@ -308,7 +308,7 @@ fn take_lease(py: Python<'_>, tensor: &Tensor, options: &ExportOptions) -> PyRes
             || options.access == Access::Alias
             || options.access == Access::Read && is_ready(py, tensor));
     if quick || running_loop::get(py)?.is_some() {
-        let export = || poll_once(tensor.export_with(options.clone()));
+        let export = || poll_once(tensor.export(options.clone()));
         if let Some(outcome) = ordered(py, options, export) {
             return outcome.or_raise(py);
         }

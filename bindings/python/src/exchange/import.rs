@@ -1,6 +1,6 @@
 //! Taking tensors from other libraries, by the rules of the array API and DLPack's Python specification.
 
-use estafette::ImportStream;
+use estafette::bindings::ImportStream;
 use estafette::devices::{CurrentGuard, DLDevice, DeviceType, FenceSet};
 use estafette::exchange::ManagedTensor;
 use estafette_sync::sync::atomic::AtomicU64;

@@ -95,7 +95,7 @@ pub fn detach<R: Send>(py: Python<'_>, f: impl FnOnce() -> R + Send) -> R {
     });
     // The lock is back: from here on the thread is Python's own again.
     drop(inside);
-    estafette::trace::wait_has_lock();
+    estafette::bindings::wait_has_lock();
     value
 }
 

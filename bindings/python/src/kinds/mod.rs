@@ -32,10 +32,11 @@ pub(crate) mod sycl;
 
 use std::sync::Arc;
 
+use estafette::bindings::ImportStream;
 use estafette::devices::{DLDevice, Device, DeviceType, Fence, FenceSet, Queue, table};
 use estafette::exchange::{ManagedTensor, ReleaseStream};
 use estafette::lease::{Consumer, Keeper};
-use estafette::{ImportStream, Tensor, Variable};
+use estafette::{Tensor, Variable};
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 use pyo3::types::PyBool;

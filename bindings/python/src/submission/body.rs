@@ -6,7 +6,7 @@
 
 use std::sync::Arc;
 
-use estafette::exchange::with_inline_deleters;
+use estafette::bindings::{self, with_inline_deleters};
 use estafette::{BodyResult, Completion, Scope, trace};
 use estafette_sync::sync::{Mutex, MutexGuard};
 use pyo3::exceptions::{PyRuntimeError, PyTypeError};
@@ -161,9 +161,9 @@ fn start(
     // What follows the end of work on a queue, or of a node, may take long.
     let ends_here = is_alone && on.is_none();
     let completion = Pending::new(completion, result, on, &scope);
-    trace::body_wants_lock(scope.id());
+    bindings::body_wants_lock(scope.id());
     let outcome = guard::attach(|py| {
-        trace::body_has_lock(scope.id());
+        bindings::body_has_lock(scope.id());
         let outcome = match parts(py) {
             Ok(parts) => parts.and_then(|parts| parts.call(py, scope, completion.clone())),
             Err(error) => Some(Err(Raised::body_error(py, error))),
@@ -291,7 +291,7 @@ impl Parts {
             self.using.as_ref().and_then(|using| using.bind(py).getattr(intern!(py, "__module__")).ok());
         let module = module.and_then(|module| module.extract::<String>().ok());
         if let Some(peer) = module.as_deref().and_then(peers::of_module) {
-            trace::body_uses(scope.id(), peer.root);
+            bindings::body_uses(scope.id(), peer.root);
         }
     }
 

@@ -147,7 +147,7 @@ impl Pending {
             (Use::Ignored | Use::Several(_), outcome, None) => completion.complete(outcome.map(drop)),
             // The operands must not be used before the enqueued work is done, even if the function then failed.
             (Use::Ignored | Use::Several(_), outcome, Some(fence)) => {
-                completion.complete_after_with(fence, outcome.map(drop));
+                completion.complete_after(fence, outcome.map(drop));
             }
             (Use::Produced(_), outcome, fence) => {
                 let produced = outcome.and_then(|late| {

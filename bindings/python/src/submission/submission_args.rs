@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use estafette::devices::Queue;
-use estafette::operation::{OpBuilder, Tensors};
+use estafette::operation::{Copying, OpBuilder, Tensors};
 use estafette::{Engine, Tensor, Variable};
 use estafette_sync::sync::OnceLock;
 use pyo3::exceptions::PyTypeError;
@@ -95,8 +95,8 @@ impl SubmissionArgs {
         }
         match self.copy {
             None => builder,
-            Some(true) => builder.always_copy(),
-            Some(false) => builder.no_copy(),
+            Some(true) => builder.copying(Copying::Always),
+            Some(false) => builder.copying(Copying::Refused),
         }
     }
 }

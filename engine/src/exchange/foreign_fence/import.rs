@@ -20,7 +20,7 @@ use estafette_devices::{
 };
 use estafette_sync::process::Generation;
 use estafette_sync::sync::atomic::{AtomicU64, Ordering};
-use estafette_sync::sync::{Mutex, MutexGuard, OnceLock};
+use estafette_sync::sync::{Mutex, OnceLock};
 use estafette_sync::time::Instant;
 use estafette_sync::{thread_local, valgrind};
 
@@ -184,7 +184,7 @@ impl ForeignEvent {
         let status =
             unsafe { subscribe(self.held().0.context, Some(settled), number as *mut c_void, &raw mut token) };
         if status == OK {
-            let mut subscriptions = lock(&self.subscriptions);
+            let mut subscriptions = self.subscriptions.lock();
             subscriptions.tokens.push((number, token));
             return Some(());
         }
@@ -194,7 +194,7 @@ impl ForeignEvent {
 
     /// Takes back the subscriptions of those who have gone, once there are many.
     fn sweep_if_many(&self) {
-        let subscriptions = lock(&self.subscriptions);
+        let subscriptions = self.subscriptions.lock();
         let many = subscriptions.tokens.len() >= subscriptions.sweep_at;
         drop(subscriptions);
         if many {
@@ -205,7 +205,7 @@ impl ForeignEvent {
     /// Takes back the subscriptions of those who have gone. Each keeps the fence.
     fn sweep(&self) {
         let gone: Vec<(u64, u64)> = {
-            let mut subscriptions = lock(&self.subscriptions);
+            let mut subscriptions = self.subscriptions.lock();
             let gone =
                 subscriptions.tokens.extract_if(.., |(number, _)| registry().is_over(*number)).collect();
             subscriptions.sweep_at = (subscriptions.tokens.len() * 2).max(SWEEP_MIN);
@@ -374,7 +374,7 @@ impl Registry {
         estafette_sync::statics! {
             static NEXT: AtomicU64 = AtomicU64::new(1);
         }
-        let mut inner = lock(&self.inner);
+        let mut inner = self.inner.lock();
         let number = NEXT.fetch_add(1, Ordering::Relaxed);
         inner.entries.insert(number, entry);
         let started = inner.overdue.arrived(query_due);
@@ -386,25 +386,21 @@ impl Registry {
     }
 
     fn take(&self, number: u64) -> Option<Subscription> {
-        lock(&self.inner).entries.remove(&number)
+        self.inner.lock().entries.remove(&number)
     }
 
     /// Whether the callback was called, or no subscriber waits any more.
     fn is_over(&self, number: u64) -> bool {
-        let subscriber = lock(&self.inner).entries.get(&number).map(|entry| entry.subscriber.clone());
+        let subscriber = self.inner.lock().entries.get(&number).map(|entry| entry.subscriber.clone());
         subscriber.is_none_or(|subscriber| subscriber.abandoned())
     }
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock()
 }
 
 /// Queries each fence whose subscription is due. Fences that have settled end their subscriptions as if they had called. False if there
 /// is no subscription at all; the thread then rests until one arrives.
 fn query_due() -> bool {
     let due: Vec<(u64, Arc<ForeignEvent>)> = {
-        let mut inner = lock(&registry().inner);
+        let mut inner = registry().inner.lock();
         if inner.entries.is_empty() {
             inner.overdue.rests();
             return false;
@@ -430,7 +426,7 @@ fn query_due() -> bool {
 /// the calling thread. For threads that look at what waits.
 pub(crate) fn stand_in_for_queries() {
     if overdue::is_missing() {
-        let started = lock(&registry().inner).overdue.start(query_due);
+        let started = registry().inner.lock().overdue.start(query_due);
         if started.is_err() {
             query_due();
         }

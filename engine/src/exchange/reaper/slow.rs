@@ -7,7 +7,7 @@ use std::time::Duration;
 use estafette_devices::DLDevice;
 
 use super::Reaper;
-use super::queue::{Phase, Queue};
+use super::queue::{Phase, Queue, Ready};
 use super::thread_state::DeleterThread;
 use crate::core::clock::Coarse;
 use crate::exchange::dtype::DType;
@@ -135,15 +135,9 @@ impl Reaper {
             return Vec::new();
         }
         let mut found = Vec::new();
-        let mut oldest: Option<(u64, Coarse, ReleasedMemory)> = None;
-        let older = |oldest: &mut Option<(u64, Coarse, ReleasedMemory)>,
-                     id: u64,
-                     since: Coarse,
-                     what: ReleasedMemory| {
-            if oldest.is_none_or(|(known, ..)| id < known) {
-                *oldest = Some((id, since, what));
-            }
-        };
+        let mut waiting = Vec::new();
+        let about =
+            |ready: &Ready| (ready.ticket.id, ready.ticket.since, ready.what.at(ready.storage.data()));
         for lane in lanes(&queue) {
             let books = lane.lock();
             if let Some(underway) = &books.underway
@@ -157,19 +151,16 @@ impl Reaper {
                     age,
                 });
             }
-            for ready in books.batch.front().into_iter().chain(books.behind.front()) {
-                older(&mut oldest, ready.ticket.id, ready.ticket.since, ready.what.at(ready.storage.data()));
-            }
+            waiting.extend(books.batch.front().into_iter().chain(books.behind.front()).map(about));
         }
-        if let Some(ready) = queue.ready.front() {
-            older(&mut oldest, ready.ticket.id, ready.ticket.since, ready.what.at(ready.storage.data()));
-        }
+        waiting.extend(queue.ready.front().map(about));
         let waits = |(id, since, what): (u64, Coarse, ReleasedMemory), status, long| {
             let age = since.elapsed();
             (age >= long).then(|| Release { id, what: what.to_string(), status, age })
         };
         // What is ready waits for nothing else; while no deleter is slow it is about to go.
         if !found.is_empty() {
+            let oldest = waiting.into_iter().min_by_key(|(id, ..)| *id);
             found.extend(oldest.and_then(|oldest| waits(oldest, ReleaseStatus::Queued, slow)));
         }
         let fenced = queue.fenced.first_key_value().map(|(id, (since, what))| (*id, *since, *what));

@@ -414,7 +414,8 @@ mod inline_deleters {
     use super::*;
 
     use crate::exchange::abi::{Abi, ExportFlags, export};
-    use crate::exchange::{DType, Layout, ManagedTensor, with_inline_deleters};
+    use crate::exchange::reaper::with_inline_deleters;
+    use crate::exchange::{DType, Layout, ManagedTensor};
     use estafette_devices::{DLDevice, Event, Subscriber, Watch};
 
     /// A foreign tensor without elements whose deleter runs `f`.

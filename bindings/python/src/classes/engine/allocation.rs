@@ -86,7 +86,7 @@ impl PyEngine {
                 guard::detach(py, || engine.empty_shared_on(device, &shape, dtype))
             }
             _ if shared != Shared::No => return self.shared_zeros(py, &shape, dtype, shared),
-            None | Some(DLDevice::CPU) => engine.empty(&shape, dtype),
+            None | Some(DLDevice::CPU) => engine.zeros(&shape, dtype),
             Some(device) => {
                 kinds::device_of(py, device)?;
                 guard::detach(py, || engine.empty_on(device, &shape, dtype))

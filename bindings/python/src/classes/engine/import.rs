@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use estafette::devices::FenceSet;
 use estafette::exchange::{ManagedTensor, reaper};
-use estafette::{ImportOptions, Tensor, trace};
+use estafette::{ImportOptions, Tensor, bindings, trace};
 use estafette_sync::sync::atomic::Ordering;
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
@@ -109,7 +109,7 @@ impl PyEngine {
         let tensor = scope::within(py, take)?.or_raise(py)?;
         imported(py);
         if trace::is_open() {
-            trace::imported_from(&tensor, peers::of(x).peer().root);
+            bindings::imported_from(&tensor, peers::of(x).peer().root);
         }
         if let Some(lease) = tensor.imported_under() {
             lease_sites::note_object(&lease, x);

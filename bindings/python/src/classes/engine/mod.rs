@@ -95,7 +95,7 @@ impl PyEngine {
             reaper().on_start(thread_state::prepare);
             set_program_lock(guard::without_lock);
             engine.on_lease_wait(collect_garbage);
-            engine.on_wait_of(guard::is_known_main, interrupt::asked);
+            engine.on_wait(guard::is_known_main, interrupt::asked);
             estafette::operation::on_unretrieved(unretrieved::reporter);
             let shared = Shared { engine: ProcessBound::new(engine), failures, using };
             let handle = EngineHandle { shared: Arc::new(shared) };

@@ -7,13 +7,13 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use estafette_devices::sim::{SimDevice, SimOptions};
-use estafette_devices::{DLDevice, Device, DeviceErrorKind, Fence, FenceState, Order, host};
+use estafette_devices::{DLDevice, Device, DeviceError, DeviceErrorKind, Fence, FenceState, Order, host};
 use estafette_sync::sync::Mutex;
 use estafette_sync::sync::atomic::{AtomicI32, AtomicI64, AtomicUsize, Ordering::SeqCst};
 
-use super::*;
-use crate::core::error::Error;
-use crate::exchange::reaper;
+use estafette::Error;
+use estafette::exchange::foreign_fence::*;
+use estafette::exchange::reaper;
 
 /// Far more than anything here takes.
 const LONG: Duration = Duration::from_secs(20);
@@ -122,7 +122,7 @@ unsafe extern "C" fn subscribe(
 ) -> i32 {
     let mut calls = of(context).calls.lock();
     let number = calls.len() as u64 + 1;
-    calls.push(Call { callback: callback.unwrap(), argument, token: number });
+    calls.push(Call { callback: callback.expect("a subscription has one"), argument, token: number });
     // SAFETY: a place for it, says the contract.
     unsafe { token.write(number) };
     OK
