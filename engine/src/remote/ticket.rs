@@ -22,6 +22,7 @@ use std::sync::{Arc, Weak};
 
 use estafette_devices::{DeviceErrorKind, Fence, FenceState, Reactor, host};
 use estafette_links::{Address, Door, Link as RawLink, LinkError, Received, secret};
+use estafette_report::model;
 use estafette_sync::per_process;
 use estafette_sync::sync::Mutex;
 use tokio::sync::oneshot;
@@ -236,13 +237,14 @@ pub(super) fn redeem(
         notify(asked_for(ticket, until_held), move |(answer, until_held)| match answer {
             Ok(Elsewhere { managed, loan, ready, key, process }) => {
                 if trace::is_open() {
-                    hooks::is_elsewhere(completion.id(), process, key, site.as_ref());
+                    let elsewhere = model::Elsewhere { process, key, clock: None };
+                    hooks::is_elsewhere(completion.id(), &elsewhere, site.as_ref());
                 }
                 completion.produce_after(&ready, Ok(Produced::elsewhere(managed, loan)));
             }
             // On this machine it has died, or has never been.
             Err(Error::Device(error)) if error.kind() == DeviceErrorKind::PeerDied && !reach.is_empty() => {
-                network::fetch(&reach, process, secret, until_held, completion);
+                network::fetch(&reach, process, secret, until_held, completion, site);
             }
             Err(error) => completion.produce(Err(Box::new(error))),
         });
