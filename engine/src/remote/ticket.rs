@@ -300,6 +300,10 @@ async fn serve(door: Door) {
     loop {
         match door.accept().await {
             Ok(link) => notify(answer(link), |()| go_on()),
+            // It was hung up on, and the next one may have more luck.
+            Err(error) if !door.is_paused() => {
+                tracing::error!(%error, "a process that came with a ticket is not served");
+            }
             Err(error) => {
                 // Most likely descriptors are short. A door that went on at once would be refused again.
                 tracing::error!(%error, "a process that came with a ticket waits");

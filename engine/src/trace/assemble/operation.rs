@@ -154,7 +154,7 @@ impl AssembledOp {
             EventKind::Elsewhere => {
                 let (process, site) = halves(words[0]);
                 let clock =
-                    words.get(2).and_then(|clock| table.known(*clock as u32)).map(|clock| ClockOffset {
+                    all.get(2).and_then(|clock| table.known(*clock as u32)).map(|clock| ClockOffset {
                         clock: clock.clone(),
                         ahead_ns: event.word(3) as i64,
                         uncertainty_ns: event.word(4),
