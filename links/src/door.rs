@@ -86,10 +86,16 @@ impl Door {
     /// The next link that another process has made.
     ///
     /// # Errors
-    /// The system refused to make one; the next call goes on.
+    /// The system refused to make one; the next call goes on. The process that came waits, or was hung up on.
     pub async fn accept(&self) -> Result<Link, LinkError> {
         self.hub.resume(self.token)?;
         self.arrived.take().await
+    }
+
+    /// Whether it takes no connections until the next [`accept`](Self::accept), since the system has refused one.
+    #[doc(hidden)]
+    pub fn is_paused(&self) -> bool {
+        self.hub.is_paused(self.token)
     }
 }
 

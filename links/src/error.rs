@@ -2,6 +2,7 @@ use std::io;
 
 use estafette_devices::{DeviceError, DeviceErrorKind};
 
+use crate::platform::is_shortage;
 use crate::ring::Nonsense;
 
 /// Why a link cannot do what it was asked for.
@@ -57,6 +58,11 @@ pub enum LinkError {
 impl LinkError {
     pub(crate) fn system(what: &'static str) -> impl FnOnce(io::Error) -> Self {
         move |error| Self::System { what, error }
+    }
+
+    /// Whether this process or machine has too little of something.
+    pub(crate) fn is_shortage(&self) -> bool {
+        matches!(self, Self::System { error, .. } if is_shortage(error))
     }
 
     pub(crate) fn nonsense(process: u32, Nonsense(what): Nonsense) -> Self {

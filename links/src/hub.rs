@@ -95,7 +95,7 @@ struct Greeting {
 pub(crate) enum Side {
     /// It learns why there is no link.
     Connects,
-    /// Its door goes on as if a connection without a link had not been.
+    /// Its door goes on as if a connection without a link had not been, but for what this process lacks.
     Accepts,
 }
 
@@ -157,6 +157,10 @@ impl Hub {
             self.poll.add(door.socket.descriptor(), token).map_err(LinkError::system("waiting at a door"))?;
         }
         Ok(())
+    }
+
+    pub(crate) fn is_paused(&self, token: u64) -> bool {
+        matches!(self.entry(token), Some(Entry::Door(door)) if *door.is_paused.lock())
     }
 
     /// Greets the process at the other end of a new connection.
@@ -378,7 +382,7 @@ impl Hub {
             Ok(Link::new(link))
         });
         match (link, side) {
-            (Err(_), Side::Accepts) => {}
+            (Err(error), Side::Accepts) if !error.is_shortage() => {}
             (link, _) => arrived.put(link),
         }
     }

@@ -4,8 +4,10 @@ import contextlib
 import fcntl
 import heapq
 import itertools
+import json
 import os
 import random
+import re
 import select
 import signal
 import struct
@@ -87,13 +89,18 @@ def told():
 """
 
 
+def clock(ahead):
+    """What gives a command a monotonic clock that is ahead of the machine's by so many seconds."""
+    return ["unshare", "--time", "--monotonic", str(ahead), "--fork", "--kill-child"] if ahead else []
+
+
 class Process:
     """A process on a machine. What it prints is read, and it reads what is written to it, by lines."""
 
-    def __init__(self, machine, host, source, deadline, lease_timeout, env):
+    def __init__(self, machine, host, source, deadline, lease_timeout, ahead, env):
         prelude = f"HOST, DEADLINE, COUNT, LEASE_TIMEOUT = {host!r}, {deadline}, {COUNT}, {lease_timeout}\n" + PRELUDE
         program = prelude + textwrap.dedent(source)
-        command = ["ip", "netns", "exec", machine, sys.executable, "-X", "faulthandler", "-c", program]
+        command = [*clock(ahead), "ip", "netns", "exec", machine, sys.executable, "-X", "faulthandler", "-c", program]
         self.process = subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env={**os.environ, **env}
         )
@@ -150,8 +157,9 @@ class Machines:
     def put_back(self):
         ip("-n", self.names[1], "link", "set", self.devices[1], "up")
 
-    def start(self, side, source, deadline=10.0, lease_timeout=30.0, **env):
-        process = Process(self.names[side], self.hosts[0], source, deadline, lease_timeout, {**ENV, **env})
+    def start(self, side, source, deadline=10.0, lease_timeout=30.0, ahead=0, **env):
+        env = {**ENV, **env}
+        process = Process(self.names[side], self.hosts[0], source, deadline, lease_timeout, ahead, env)
         self.processes.append(process)
         return process
 
@@ -854,3 +862,78 @@ def test_a_process_that_reaches_no_machine_has_no_thread_for_it_and_does_not_loa
         """,
     )
     process.end()
+
+
+def has_clocks():
+    with contextlib.suppress(OSError):
+        return subprocess.run([*clock(1), "true"], capture_output=True).returncode == 0
+    return False
+
+
+@pytest.mark.skipif(not has_clocks(), reason="no time namespaces")
+@pytest.mark.parametrize("machines", [Machines, pytest.param(FarMachines, marks=HAS_TUN, id="far")], indirect=True)
+@pytest.mark.parametrize("ahead", [(86_400, 0), (0, 86_400)], ids=["owner ahead", "consumer ahead"])
+def test_a_report_of_two_machines_is_on_one_axis_although_their_clocks_differ_by_a_day(machines, ahead, tmp_path):
+    paths = [str(tmp_path / f"{name}.pftrace") for name in ("owner", "consumer")]
+    owner = machines.start(
+        0,
+        f"""
+        import threading
+        gate = threading.Event()
+        with est.record({paths[0]!r}):
+            x = eng.zeros(COUNT, "float64")
+            eng.submit(lambda x: (gate.wait(60), x.fill(3.0)), writes=[x], name="produce")
+            ticket(x, once=True)
+            told()
+            time.sleep(0.2)
+            gate.set()
+            told()
+            eng.submit(lambda x: None, reads=[x], name="later").wait()
+        tell("saved")
+        """,
+        ahead=ahead[0],
+    )
+    consumer = machines.start(
+        1,
+        f"""
+        with est.record({paths[1]!r}):
+            y = from_ticket()
+            z = eng.call(lambda y: y.sum(), y, name="consume")
+            tell("asked")
+            z.wait()
+        tell("used")
+        """,
+        ahead=ahead[1],
+    )
+    consumer.write(owner.read())
+    assert consumer.read() == "asked"
+    owner.write("go on")
+    assert consumer.read() == "used"
+    owner.write("go on")
+    assert owner.read() == "saved"
+    for process in (owner, consumer):
+        process.end()
+    chrome = tmp_path / "both.json"
+    command = [sys.executable, "-m", "estafette", "report", *paths]
+
+    def report(*arguments):
+        return subprocess.run([*command, *arguments], check=True, capture_output=True, text=True, timeout=60).stdout
+
+    data = json.loads(report("--json", "--chrome", chrome))
+    [words] = data["clocks"]
+    said = re.search(r"differ by 86400 s ± ([0-9.]+) (ns|µs|ms), and their times are shifted", words)
+    assert said, words
+    assert "clocks: the clocks of" in report("--short") or "clocks: the clocks of" in report()
+    # The chain of causes: `produce`, then `consume` on the other machine, then `later`. Three digits of the uncertainty were printed.
+    uncertainty = 1.01 * float(said[1]) * {"ns": 1e-3, "µs": 1, "ms": 1e3}[said[2]]
+    assert uncertainty < 200_000, words
+    spans = {}
+    for event in json.loads(chrome.read_text())["traceEvents"]:
+        name = event["name"].split(" @")[0]
+        if event.get("ph") == "X" and name in ("produce", "consume", "later") and event.get("cat") == "operation":
+            spans[name] = (event["ts"], event["ts"] + event["dur"])
+    assert spans["produce"][1] <= spans["consume"][0] + uncertainty, (spans, words)
+    assert spans["consume"][1] <= spans["later"][0] + uncertainty, (spans, words)
+    # The operation on the other machine is named as what the wait was for.
+    [produce] = [row for row in data["operations"] if row["name"].startswith("`produce @")]
+    assert produce["blamed_ns"] >= 150_000_000, data["operations"]

@@ -7,15 +7,18 @@ use std::time::Duration;
 
 use estafette_devices::{DeviceError, DeviceErrorKind, Reactor};
 use estafette_links::network::{self, Fetched, Offer, Reach, Reply, Secret};
+use estafette_report::model::{ClockOffset, Elsewhere};
 
 use super::export::{Memory, Place};
 use super::ticket::{UntilHeld, VOID, named};
 use super::{Description, Export, Shown};
 use crate::core::error::{Error, device_error};
+use crate::core::lease_info::CallSite;
 use crate::exchange::{Abi, ExportFlags, ManagedTensor, export};
 use crate::operation::completion::Completion;
 use crate::operation::import::Produced;
 use crate::tensor::handle::Tensor;
+use crate::trace::{self, hooks};
 
 pub use estafette_links::network::{declare_dead, suggest_library as suggest_nixl};
 
@@ -94,11 +97,18 @@ pub(super) fn fetch(
     secret: Secret,
     until_held: UntilHeld,
     completion: Completion,
+    site: Option<CallSite>,
 ) {
     let reach = parse(reach).expect("checked with the ticket");
     network::fetch(&reach, process, secret, until_held, move |fetched| {
+        let id = completion.id();
+        let note_origin = |elsewhere| {
+            if trace::is_open() {
+                hooks::is_elsewhere(id, &elsewhere, site.as_ref());
+            }
+        };
         completion.produce(match fetched {
-            Ok(fetched) => described(fetched).map(Produced::immutable).map_err(Into::into),
+            Ok(fetched) => described(fetched, note_origin).map(Produced::immutable).map_err(Into::into),
             Err(error) if error.kind() == DeviceErrorKind::Invalid => {
                 Err(Error::invalid(error.message().to_owned()).into())
             }
@@ -107,12 +117,18 @@ pub(super) fn fetch(
     });
 }
 
-/// The tensor that was fetched. It is read-only, as it is on the owner's machine.
-fn described(fetched: Fetched) -> Result<ManagedTensor, Error> {
-    let Fetched { process, note, memory, bytes } = fetched;
+/// The tensor that was fetched. It is read-only, as it is on the owner's machine. `note_origin` gets what it is a copy of.
+fn described(fetched: Fetched, note_origin: impl FnOnce(Elsewhere)) -> Result<ManagedTensor, Error> {
+    let Fetched { process, note, memory, bytes, clock } = fetched;
     let sent = |what: &str| Error::invalid(format!("process {process} on another machine sent {what}"));
-    let Description { first, layout, .. } =
+    let Description { first, layout, key, .. } =
         Description::from_bytes(&note).ok_or_else(|| sent("no tensor"))?;
+    let offset = |(clock, offset): (Arc<str>, network::ClockOffset)| ClockOffset {
+        clock: clock.into(),
+        ahead_ns: offset.ahead_ns,
+        uncertainty_ns: offset.uncertainty_ns,
+    };
+    note_origin(Elsewhere { process, key, clock: clock.map(offset) });
     let outside = || sent("a tensor outside of its memory");
     let start = memory.ptr().as_ptr();
     let first = usize::try_from(first).ok().filter(|first| *first <= bytes).ok_or_else(outside)?;

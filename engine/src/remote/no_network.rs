@@ -6,6 +6,7 @@ use estafette_devices::{DeviceError, DeviceErrorKind};
 
 use super::ticket::UntilHeld;
 use crate::core::error::Error;
+use crate::core::lease_info::CallSite;
 use crate::operation::completion::Completion;
 
 /// Nothing is known of how other machines are reached, so anything may be.
@@ -19,6 +20,7 @@ pub(super) fn fetch(
     _secret: [u8; 16],
     _until_held: UntilHeld,
     completion: Completion,
+    _site: Option<CallSite>,
 ) {
     let what = format!(
         "process {process} is on another machine, and this program was built without the feature `nixl`"

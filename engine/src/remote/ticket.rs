@@ -22,6 +22,7 @@ use std::time::Duration;
 
 use estafette_devices::{DeviceErrorKind, Fence, FenceState, Reactor, host};
 use estafette_links::{Address, Door, Link as RawLink, LinkError, Received, secret};
+use estafette_report::model;
 use estafette_sync::per_process;
 use estafette_sync::sync::Mutex;
 use tokio::sync::oneshot;
@@ -240,13 +241,14 @@ pub(super) fn redeem(
         notify(asked_for(ticket, until_held), move |(answer, until_held)| match answer {
             Ok(Elsewhere { managed, loan, ready, key, process }) => {
                 if trace::is_open() {
-                    hooks::is_elsewhere(completion.id(), process, key, site.as_ref());
+                    let elsewhere = model::Elsewhere { process, key, clock: None };
+                    hooks::is_elsewhere(completion.id(), &elsewhere, site.as_ref());
                 }
                 completion.produce_after(&ready, Ok(Produced::elsewhere(managed, loan)));
             }
             // On this machine it has died, or has never been.
             Err(Error::Device(error)) if error.kind() == DeviceErrorKind::PeerDied && !reach.is_empty() => {
-                network::fetch(&reach, process, secret, until_held, completion);
+                network::fetch(&reach, process, secret, until_held, completion, site);
             }
             Err(error) => completion.produce(Err(Box::new(error))),
         });
@@ -302,6 +304,10 @@ async fn serve(door: Door) {
     loop {
         match door.accept().await {
             Ok(link) => notify(answer(link), |()| go_on()),
+            // It was hung up on, and the next one may have more luck.
+            Err(error) if !door.is_paused() => {
+                tracing::error!(%error, "a process that came with a ticket is not served");
+            }
             Err(error) => {
                 // Most likely descriptors are short. A door that went on at once would be refused again.
                 tracing::error!(%error, "a process that came with a ticket waits");

@@ -54,7 +54,8 @@ pub(super) enum EventKind {
     RanNarrow,
     /// A lease was asked for and had at once: its access, and the words of [`LeaseOwner`](Self::LeaseOwner).
     LeasePinned,
-    /// What an operation gives is another process's: that process's number, the line that took it, and its key.
+    /// What an operation gives is another process's: that process's number, the line that took it, and its key. Of another machine: its
+    /// clock, by how much that is ahead, and how exact that is.
     Elsewhere,
 }
 

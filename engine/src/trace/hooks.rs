@@ -8,6 +8,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use estafette_devices::{Fence, Reactor, Timing};
 use estafette_graph::{Mode, OpId, VarId};
+#[cfg(feature = "links")]
+use estafette_report::model::{ClockOffset, Elsewhere};
 use estafette_sync::sync::Mutex;
 use smallvec::SmallVec;
 use tracing::span::EnteredSpan;
@@ -377,13 +379,19 @@ pub(crate) fn unpinned(id: OpId, left: &[Fence]) {
     }
 }
 
-/// What the operation `id` gives is a value of another process: that process's number, and the key of its lease there.
+/// What the operation `id` gives is a value of another process: that process's number, the key of its lease there, and the clock of its
+/// machine if that is another one.
 #[cfg(feature = "links")]
-pub(crate) fn is_elsewhere(id: u64, process: u32, key: u64, site: Option<&CallSite>) {
+pub(crate) fn is_elsewhere(id: u64, elsewhere: &Elsewhere, site: Option<&CallSite>) {
     writer::with(|writer| {
         let now = writer.now();
         let site = site.map_or(NONE, |site| writer.text(&site.to_trace()));
-        writer.write(EventKind::Elsewhere, now, id, [pair(process, site), key]);
+        let (about, key) = (pair(elsewhere.process, site), elsewhere.key);
+        let Some(ClockOffset { clock, ahead_ns, uncertainty_ns }) = &elsewhere.clock else {
+            return writer.write(EventKind::Elsewhere, now, id, [about, key]);
+        };
+        let clock = writer.text(clock).into();
+        writer.write(EventKind::Elsewhere, now, id, [about, key, clock, *ahead_ns as u64, *uncertainty_ns]);
     });
 }
 
@@ -399,7 +407,7 @@ pub(crate) fn received(tensor: &Tensor, process: u32, key: u64, ready: &Fence, s
         writer.write(EventKind::Began, now, id.get(), [0]);
         writer.write(EventKind::Ended, now, id.get(), [ended(OutcomeCode::Well, true, NONE)]);
     });
-    is_elsewhere(id.get(), process, key, site);
+    is_elsewhere(id.get(), &Elsewhere { process, key, clock: None }, site);
     watch(id, std::slice::from_ref(ready), None);
 }
 

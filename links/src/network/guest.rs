@@ -4,6 +4,7 @@ use std::any::Any;
 use std::collections::BTreeMap;
 
 use estafette_devices::{DeviceError, DeviceErrorKind};
+use estafette_sync::platform::clock::monotonic_name;
 use estafette_sync::time::{Duration, Instant};
 
 use super::thread::{Ends, Network, new_agent};
@@ -134,7 +135,8 @@ impl Guest {
                 let (process, rest) = short(rest)?;
                 let (deadline, _) = short(rest)?;
                 self.process = Some((process, Duration::from_millis(u64::from(deadline.max(100)))));
-                self.wire.as_mut()?.send(Kind::Welcome, &[&std::process::id().to_le_bytes()]);
+                let (own, clock) = (std::process::id().to_le_bytes(), monotonic_name().unwrap_or_default());
+                self.wire.as_mut()?.send(Kind::Welcome, &[&own, clock.as_bytes()]);
             }
             (Kind::Ask, Some(_)) => {
                 let (number, secret) = number(body)?;

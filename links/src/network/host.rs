@@ -6,11 +6,11 @@ use std::net::{TcpStream, ToSocketAddrs};
 use std::sync::Arc;
 
 use estafette_devices::host::HostMemory;
-use estafette_devices::{Allocation, DeviceError, DeviceErrorKind};
+use estafette_devices::{Allocation, DeviceError, DeviceErrorKind, host_now_ns};
 use estafette_sync::time::{Duration, Instant};
 
 use super::thread::{Ends, new_agent};
-use super::wire::{End, Kind, Wire, number};
+use super::wire::{End, Kind, Wire, number, short};
 use super::{Fetched, GREETING, Reach, Secret};
 use crate::board::KINDS;
 use crate::nixl::{Agent, NixlError, Progress, Transfer};
@@ -39,6 +39,8 @@ pub(super) struct Host {
     pub(super) reach: Reach,
     /// The number of the process.
     process: u32,
+    /// The name of its clock, once it has greeted and if it has one.
+    clock: Option<Arc<str>>,
     /// `None` while it is connected to.
     pub(super) wire: Option<Wire>,
     agent: Option<(Agent, CString)>,
@@ -75,6 +77,7 @@ impl Host {
         Self {
             reach,
             process,
+            clock: None,
             wire: None,
             agent: None,
             metadata,
@@ -201,7 +204,12 @@ impl Host {
 
     fn take(&mut self, kind: Kind, body: &[u8], ends: &mut Ends) -> Option<()> {
         match kind {
-            Kind::Welcome | Kind::Beat => {}
+            Kind::Beat => {}
+            Kind::Welcome => {
+                let clock =
+                    str::from_utf8(short(body)?.1).ok().filter(|clock| (1..256).contains(&clock.len()));
+                self.clock = clock.map(Into::into);
+            }
             Kind::Kept => {
                 let asked = self.asked.get_mut(&number(body)?.0);
                 let kept = asked.and_then(|asked| asked.until_kept.take());
@@ -262,7 +270,7 @@ impl Host {
         }
         let here = memory.ptr().as_ptr();
         let segment = segment_of(&memory);
-        let fetched = Fetched { process: self.process, note: note.to_vec(), memory, bytes };
+        let fetched = Fetched { process: self.process, note: note.to_vec(), memory, bytes, clock: None };
         if !self.metadata.is_empty() {
             let agent = match self.agent.take() {
                 Some((agent, _)) => agent,
@@ -309,7 +317,9 @@ impl Host {
         };
         let done: Vec<_> = self.reads.extract_if(.., |read| is_done(read)).collect();
         let has_come = !done.is_empty();
-        for Read { fetched, done, .. } in done {
+        for Read { mut fetched, done, .. } in done {
+            let offset = self.wire.as_ref().and_then(|wire| wire.clock.offset(host_now_ns()));
+            fetched.clock = self.clock.clone().zip(offset);
             ends.push(Box::new(move || done(Ok(fetched))));
         }
         has_come

@@ -12,6 +12,7 @@
 //! | `guest` | a consumer, as its owner sees it |
 //! | `host` | an owner, as a consumer sees it |
 //! | `wire` | messages over TCP |
+//! | `clock` | how far the clocks of two machines are apart |
 //!
 //! # Silence is not death
 //! A process that has said nothing for the deadline is *silent*. A consumer takes a silent owner for dead: what it waits for fails, and it closes
@@ -23,6 +24,7 @@
 //! Secrets and data cross the network as they are. A program that reaches the ports of UCX can read and write the memory of the process.
 //! So the network must be one whose machines trust each other.
 
+mod clock;
 mod guest;
 mod host;
 mod thread;
@@ -42,10 +44,11 @@ use self::host::Asked;
 use self::thread::{Command, Network};
 use crate::{LinkError, Segment, secret};
 
+pub use self::clock::ClockOffset;
 pub use crate::nixl::{check, suggest_library};
 
 /// What a connection begins with.
-const GREETING: [u8; 16] = *b"estafette net 2\0";
+const GREETING: [u8; 16] = *b"estafette net 3\0";
 
 /// 128 random bits.
 pub type Secret = [u8; 16];
@@ -102,6 +105,9 @@ pub struct Fetched {
     pub memory: Allocation,
     /// The length of the owner's.
     pub bytes: usize,
+    /// The monotonic clock of the owner's machine: its [name](estafette_sync::platform::clock::monotonic_name), and how far it is ahead of
+    /// the one here. `None` if it has no name.
+    pub clock: Option<(Arc<str>, ClockOffset)>,
 }
 
 /// Answers a consumer that has asked. Dropped without a word, it answers nothing.

@@ -1,9 +1,12 @@
-//! Messages over TCP: a length, a kind, and a body.
+//! Messages over TCP: a length, a kind, time stamps, and a body.
 
 use std::io::{self, Read, Write};
 use std::net::TcpStream;
 
+use estafette_devices::host_now_ns;
 use estafette_sync::time::{Duration, Instant};
+
+use super::clock::{PeerClock, STAMPS};
 
 /// The longest message. A failure's text is cut, the rest is short.
 const MESSAGE_MAX: usize = 1 << 20;
@@ -18,7 +21,7 @@ const LOOK_MAX: usize = 1 << 20;
 pub(super) enum Kind {
     /// To the owner, first: what this is, the key of its door, the process, the deadline in milliseconds.
     Hello = 1,
-    /// To the consumer, first: the process.
+    /// To the consumer, first: the process, the name of its clock.
     Welcome,
     /// To the owner: a number and a secret.
     Ask,
@@ -57,6 +60,7 @@ pub(super) struct Wire {
     /// When something came, and when something was sent.
     heard: Instant,
     said: Instant,
+    pub(super) clock: PeerClock,
 }
 
 impl Wire {
@@ -64,7 +68,14 @@ impl Wire {
         stream.set_nonblocking(true)?;
         stream.set_nodelay(true)?;
         let now = Instant::now();
-        Ok(Self { stream, received: Vec::new(), unsent: Vec::new(), heard: now, said: now })
+        Ok(Self {
+            stream,
+            received: Vec::new(),
+            unsent: Vec::new(),
+            heard: now,
+            said: now,
+            clock: PeerClock::default(),
+        })
     }
 
     /// Sends a message, later if there is no room now. An end is found by [`receive`](Self::receive).
@@ -72,6 +83,7 @@ impl Wire {
         let length: usize = parts.iter().map(|part| part.len()).sum();
         self.unsent.extend((length as u32).to_le_bytes());
         self.unsent.push(kind as u8);
+        self.unsent.extend(self.clock.stamps());
         parts.iter().for_each(|part| self.unsent.extend(*part));
         self.said = Instant::now();
         let _ = self.flush();
@@ -136,13 +148,15 @@ impl Wire {
     }
 
     fn messages(&mut self) -> Result<Vec<(Kind, Vec<u8>)>, &'static str> {
-        let (mut messages, mut rest) = (Vec::new(), &self.received[..]);
+        let (mut messages, mut rest, now) = (Vec::new(), &self.received[..], host_now_ns());
         while let Some((length, [kind, after @ ..])) = rest.split_first_chunk::<4>() {
             let length = u32::from_le_bytes(*length) as usize;
             if length > MESSAGE_MAX {
                 return Err("a message is too long");
             }
+            let Some((stamps, after)) = after.split_first_chunk::<STAMPS>() else { break };
             let Some((body, after)) = after.split_at_checked(length) else { break };
+            self.clock.take(stamps, now);
             let kind = KINDS.into_iter().find(|known| *known as u8 == *kind);
             messages.push((kind.ok_or("a message is of no kind")?, body.to_vec()));
             rest = after;

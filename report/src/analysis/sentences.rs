@@ -3,7 +3,7 @@
 use crate::Trace;
 use crate::analysis::roots::Root;
 use crate::model::shown::shown;
-use crate::model::{Blocker, Cause, Nanos, OperationId, OperationKind, Site};
+use crate::model::{Blocker, Cause, Elsewhere, Nanos, OperationId, OperationKind, Site};
 
 /// A duration for people: three digits and a unit.
 pub fn duration(nanos: Nanos) -> String {
@@ -79,8 +79,15 @@ pub fn place(site: &Site) -> String {
 /// Why an operation waited, as the end of a sentence that begins with "because".
 pub fn because(trace: &Trace, cause: Cause, blocker: Blocker) -> String {
     match (cause, blocker) {
-        (Cause::Computing, Blocker::Operation(id)) if let Some(process) = elsewhere(trace, id) => {
-            format!("its input was still being computed in another process (process {process})")
+        (Cause::Computing, Blocker::Operation(id)) if let Some(from) = elsewhere(trace, id) => {
+            match (from.process, &from.clock) {
+                (process, None) => {
+                    format!("its input was still being computed in another process (process {process})")
+                }
+                (process, Some(_)) => {
+                    format!("its input had not come from another machine yet (process {process} there)")
+                }
+            }
         }
         (Cause::Computing, Blocker::Operation(id)) => format!("{} was still computing", name(trace, id)),
         (Cause::Computing, _) => "its input was still being computed".into(),
@@ -118,9 +125,9 @@ pub fn because(trace: &Trace, cause: Cause, blocker: Blocker) -> String {
     }
 }
 
-/// The number of the process that an import is from.
-fn elsewhere(trace: &Trace, id: OperationId) -> Option<u32> {
-    Some(trace.operation(id)?.elsewhere.as_ref()?.process)
+/// What an import is from.
+fn elsewhere(trace: &Trace, id: OperationId) -> Option<&Elsewhere> {
+    trace.operation(id)?.elsewhere.as_deref()
 }
 
 /// Threads of pools that have run something.

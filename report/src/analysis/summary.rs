@@ -70,6 +70,9 @@ pub struct Report {
     pub barriers: Barriers,
     /// The changes that would help most.
     pub advice: Vec<Advice>,
+    /// How the clocks of several machines differ, in words.
+    #[serde(default)]
+    pub clocks: Vec<String>,
     /// What is missing, in words.
     pub missing: Vec<String>,
 }
@@ -270,6 +273,7 @@ pub fn report(trace: &Trace) -> Report {
         barriers: barriers(trace),
         advice: advice(trace, &steps, &with_graph),
         with_graph,
+        clocks: trace.clocks.iter().map(|words| shown(words).to_string()).collect(),
         missing: missing(trace),
     }
 }

@@ -44,6 +44,8 @@ pub struct Trace {
     pub edges: Vec<Edge>,
     /// Quantities over time.
     pub counters: Vec<Counter>,
+    /// Of traces of several machines that were [merged](crate::merge): how their clocks differ, in words.
+    pub clocks: Vec<String>,
     /// What is missing.
     pub losses: Losses,
 }
@@ -155,12 +157,25 @@ pub struct Operation {
 }
 
 /// A value of another process.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Elsewhere {
     /// Its number, as the process sees it that has the value from there.
     pub process: u32,
     /// [`Process::key`], plus the number of the lease there under which the value was shown.
     pub key: u64,
+    /// Of another machine, from which a copy came: its clock.
+    pub clock: Option<ClockOffset>,
+}
+
+/// What the clock of another machine shows, less what the own clock shows, when something had come from there.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct ClockOffset {
+    /// [`Process::clock`] of the processes there.
+    pub clock: Text,
+    /// In nanoseconds.
+    pub ahead_ns: i64,
+    /// It is off by at most so much.
+    pub uncertainty_ns: u64,
 }
 
 /// A hand-over of device memory that nothing ordered after the work which made it, or that may not have been ordered.

@@ -108,6 +108,9 @@ impl Page {
             let _ = write!(about, "; {} unfinished", totals.unfinished);
         }
         self.paragraph("", &about, 0);
+        for clocks in &report.clocks {
+            self.paragraph("clocks: ", clocks, 8);
+        }
         for missing in &report.missing {
             self.paragraph("incomplete: ", missing, 12);
         }

@@ -98,10 +98,8 @@ fn what_cannot_be_put_together_says_why_and_what_to_do() {
         (why, file)
     };
     type Change<'a> = &'a dyn Fn(&mut Trace);
-    let cases: [(Change<'_>, &str); 5] = [
+    let cases: [(Change<'_>, &str); 3] = [
         (&|it| it.processes.clear(), "an earlier version made it"),
-        (&|it| it.processes[0].clock = "another boot".into(), "Report them one by one"),
-        (&|it| it.processes[0].clock = Text::default(), "has a clock of its own"),
         (&|it| it.processes[0].started_ns = 1 << 60, "more than three days"),
         (&|it| it.processes.push(process(1, 0)), "of several processes already"),
     ];
@@ -207,7 +205,7 @@ fn handed_over() -> [Trace; 2] {
         closed: Some(300),
     });
     let mut import = operation(1, "tensor of process 1", Import, [0, 0, 60], (1, Mode::Write));
-    import.elsewhere = Some(Box::new(Elsewhere { process: 1, key: owner.processes[0].key + 2 }));
+    import.elsewhere = Some(Box::new(Elsewhere { process: 1, key: owner.processes[0].key + 2, clock: None }));
     import.site = Some(Site { file: "/home/worker.py".into(), line: 38, function: "work".into() });
     let used = operation(2, "use", Operation, [10, 60, 150], (1, Mode::Read));
     let mut consumer = program(2, 5_050, vec![import, used]);
@@ -245,6 +243,70 @@ fn a_wait_for_another_process_names_its_operation_and_a_lease_there_its_line() {
     assert_eq!(path, ["produce @1", "lease @1", "overwrite @1"]);
 }
 
+/// As `handed_over`, but the consumer's clock is behind by three days or so, which the owner's answers say.
+fn handed_over_to_another_machine() -> [Trace; 2] {
+    const BEHIND: Nanos = 300_000_000_000_000;
+    let [mut owner, mut consumer] = handed_over();
+    owner.processes[0].started_ns += BEHIND;
+    consumer.processes[0].clock = "another boot".into();
+    let clock = ClockOffset { clock: "this boot".into(), ahead_ns: BEHIND as i64, uncertainty_ns: 2_000 };
+    consumer.operations[0].elsewhere.as_mut().unwrap().clock = Some(clock);
+    [owner, consumer]
+}
+
+#[test]
+fn traces_of_two_machines_are_on_one_axis_with_the_difference_and_its_uncertainty() {
+    let [owner, consumer] = handed_over_to_another_machine();
+    let alone = waits(&consumer, "use").concat();
+    assert!(alone.contains("had not come from another machine yet (process 1 there)"), "{alone}");
+    for (traces, pair) in [
+        (vec![owner.clone(), consumer.clone()], ["`1.py` (process 1)", "`2.py` (process 2)"]),
+        (vec![consumer, owner], ["`2.py` (process 2)", "`1.py` (process 1)"]),
+    ] {
+        let [first, second] = pair;
+        let both = merge(traces).unwrap();
+        let wanted = [
+            "`use @2` waited 40 ns for a lease of 2.py @2 on `x @2`, read after write, because `produce @1` was still computing",
+            "`use @2` waited 10 ns for `tensor of process 1 @2` on `x @2`, read after write, because its input had not come from another \
+              machine yet (process 1 there)",
+        ];
+        assert_eq!(waits(&both, "use @2"), wanted);
+        let difference = format!(
+            "the clocks of {first} and {second} differ by 300000 s ± 2.00 µs, and their times are shifted by that"
+        );
+        assert_eq!(both.clocks, [difference.clone()]);
+        let both_report = report(&both);
+        assert!(both_report.missing.is_empty());
+        assert!(text(&both_report, Style::default()).replace("\n        ", " ").contains(&difference));
+        let mut page = Vec::new();
+        html::write(&both, &mut page).unwrap();
+        assert_eq!(perfetto::read(&bytes(&both)).clocks, both.clocks);
+    }
+}
+
+#[test]
+fn traces_between_whose_clocks_nothing_is_known_are_side_by_side_and_say_so() {
+    for clock in ["another boot", ""] {
+        let [owner, mut consumer] = handed_over();
+        consumer.processes[0].clock = clock.into();
+        let both = merge(vec![owner.clone(), consumer.clone()]).unwrap();
+        assert!(both.clocks[0].contains("`1.py` (process 1) and `2.py` (process 2)"), "{:?}", both.clocks);
+        assert!(both.clocks[0].contains("cannot be compared"), "{:?}", both.clocks);
+        let shown = text(&report(&both), Style::default());
+        assert!(shown.contains("clocks: nothing is known"), "{shown}");
+        // Each begins at 0, and no wait of one is for what the other did at a time.
+        assert_eq!(both.duration, 1_000);
+        let times = |process: usize| both.operations.iter().filter(move |it| it.id >> 50 == process as u64);
+        assert!(times(0).zip(&owner.operations).all(|(both, own)| both.done == own.done));
+        assert!(times(1).zip(&consumer.operations).all(|(both, own)| both.done == own.done));
+        assert!(waits(&both, "use @2").concat().contains("in another process (process 1)"));
+    }
+    let [first, mut second] = two();
+    second.processes[0].clock = "another boot".into();
+    let file = [bytes(&first), bytes(&second)].concat();
+    assert!(perfetto::read(&file) == merge(vec![first, second]).unwrap());
+}
+
 #[test]
 fn a_key_that_many_claim_costs_no_more_than_there_are() {
     let [mut owner, mut consumer] = handed_over();
@@ -267,7 +329,7 @@ proptest! {
     fn whatever_two_traces_say_they_are_reported(first in strategies::trace(), second in strategies::trace()) {
         let (mut first, mut second) = (first, second);
         first.processes = vec![process(1, 1 << 40)];
-        second.processes = vec![Process { key: 100, ..process(1, 3) }];
+        second.processes = vec![Process { key: 100, clock: "another boot".into(), ..process(1, 3) }];
         // Identities that no process gives.
         second.operations.iter_mut().for_each(|it| it.id |= it.submitted << 50);
         second.operations.sort_by_key(|it| it.id);

@@ -127,8 +127,15 @@ fn disorder() -> impl Strategy<Value = Option<Disorder>> {
 
 /// Keys that leases of one of the processes may have.
 fn elsewhere() -> impl Strategy<Value = Option<Elsewhere>> {
-    let some = (any::<u32>(), 100..124_u64).prop_map(|(process, key)| Elsewhere { process, key });
-    prop::option::weighted(0.2, some)
+    let clock =
+        (prop::sample::select(vec!["this boot", "another boot"]), -(1_i64 << 46)..1 << 46, 0..1_u64 << 40);
+    let clock = clock.prop_map(|(clock, ahead_ns, uncertainty_ns)| ClockOffset {
+        clock: clock.into(),
+        ahead_ns,
+        uncertainty_ns,
+    });
+    let some = (any::<u32>(), 100..124_u64, prop::option::of(clock));
+    prop::option::weighted(0.2, some.prop_map(|(process, key, clock)| Elsewhere { process, key, clock }))
 }
 
 fn process() -> impl Strategy<Value = Process> {
@@ -205,7 +212,7 @@ pub fn trace() -> impl Strategy<Value = Trace> {
         prop::collection::vec(process(), 0..3),
         tracks,
         prop::collection::vec(text(), LIBRARIES..=LIBRARIES),
-        losses(),
+        (prop::collection::vec(string(), 0..2), losses()),
     );
     let things = (
         prop::collection::vec(variable(), 0..8),
@@ -216,7 +223,7 @@ pub fn trace() -> impl Strategy<Value = Trace> {
         prop::collection::vec(counter(), 0..3),
     );
     (head, things).prop_map(|(head, things)| {
-        let (started_unix_ns, duration, program, processes, tracks, libraries, losses) = head;
+        let (started_unix_ns, duration, program, processes, tracks, libraries, (clocks, losses)) = head;
         let (mut variables, mut operations, mut leases, mut stalls, mut edges, counters) = things;
         variables.iter_mut().enumerate().for_each(|(id, variable)| variable.id = id as u64);
         operations.iter_mut().enumerate().for_each(|(id, operation)| operation.id = id as u64);
@@ -236,6 +243,7 @@ pub fn trace() -> impl Strategy<Value = Trace> {
             stalls,
             edges,
             counters,
+            clocks,
             losses,
         }
     })

@@ -80,3 +80,45 @@ fn a_consumer_that_runs_short_says_so_and_its_links_go_on() {
         },
     );
 }
+
+#[test]
+fn who_waits_at_a_door_hears_what_this_process_lacks_and_the_door_goes_on() {
+    /// Descriptors that a link takes, and more.
+    const ENOUGH: u64 = 16;
+    let short = libc::RLIMIT_NOFILE;
+    two(
+        "shortage::who_waits_at_a_door_hears_what_this_process_lacks_and_the_door_goes_on",
+        |peer, engine, link| {
+            let address = Address::from_bytes(&receive_bytes(&link)).unwrap();
+            while let Some(word) = wait(link.receive()).unwrap() {
+                drop(word);
+                // It hangs up while it is short.
+                until("there is a link", || wait(engine.connect(&address)).is_ok());
+                say(engine, &link);
+            }
+            assert!(peer.0.wait().unwrap().success());
+        },
+        |engine, link| {
+            let door = Door::open().unwrap();
+            send_bytes(engine, &link, door.address().to_string().as_bytes());
+            let open = std::fs::read_dir("/proc/self/fd").unwrap().count() as u64;
+            let mut heard_of = Vec::new();
+            // Short of one descriptor after the other: of that of the connection, of those of the greeting, of those of the peer's.
+            for most in 3..open + ENOUGH {
+                let before = limit(short, most);
+                say(engine, &link);
+                let mut accepted = wait(engine.accept(&door));
+                limit(short, before);
+                while let Err(error) = accepted {
+                    names_the_shortage(&error, "Too many open files");
+                    heard_of.push(error.to_string());
+                    accepted = wait(engine.accept(&door));
+                }
+                heard(&link);
+            }
+            for stage in ["accepting a connection", "greeting another process", "meeting another process"] {
+                assert!(heard_of.iter().any(|error| error.contains(stage)), "{stage}: {heard_of:?}");
+            }
+        },
+    );
+}

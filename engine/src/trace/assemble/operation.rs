@@ -4,7 +4,8 @@ use std::cell::RefCell;
 use std::collections::HashMap;
 
 use estafette_report::model::{
-    Access, Elsewhere, Lease, LibraryId, Mode, Nanos, Operation, OperationKind, Outcome, Site, Text, TrackId,
+    Access, ClockOffset, Elsewhere, Lease, LibraryId, Mode, Nanos, Operation, OperationKind, Outcome, Site,
+    Text, TrackId,
 };
 
 use super::super::encoding::{
@@ -152,7 +153,13 @@ impl AssembledOp {
             }
             EventKind::Elsewhere => {
                 let (process, site) = halves(words[0]);
-                operation.elsewhere = Some(Box::new(Elsewhere { process, key: words[1] }));
+                let clock =
+                    all.get(2).and_then(|clock| table.known(*clock as u32)).map(|clock| ClockOffset {
+                        clock: clock.clone(),
+                        ahead_ns: event.word(3) as i64,
+                        uncertainty_ns: event.word(4),
+                    });
+                operation.elsewhere = Some(Box::new(Elsewhere { process, key: words[1], clock }));
                 operation.site = table.site(site);
             }
             // Of a variable.

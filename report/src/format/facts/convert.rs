@@ -5,8 +5,8 @@
 use super::words::{Word, blocker, blocker_words, cause};
 use super::{Fact, Facts, Item, ReadFacts};
 use crate::model::{
-    Access, Disorder, Edge, Elsewhere, Hazard, Lease, LostRecords, Mode, Operation, OperationKind, Outcome,
-    Process, Site, Stall, Text, Trace, Track, TrackKind, Variable,
+    Access, ClockOffset, Disorder, Edge, Elsewhere, Hazard, Lease, LostRecords, Mode, Operation,
+    OperationKind, Outcome, Process, Site, Stall, Text, Trace, Track, TrackKind, Variable,
 };
 
 /// The text called `name`, or `earlier` in files of before the first release.
@@ -24,6 +24,7 @@ pub(crate) struct Head {
     pub tracks: Vec<Track>,
     pub libraries: Vec<Text>,
     pub lost: Vec<LostRecords>,
+    pub clocks: Vec<Text>,
     pub damage: Vec<Text>,
     /// Whether it is the one at the end.
     pub is_last: bool,
@@ -100,6 +101,7 @@ pub(crate) fn head(trace: &Trace, totals: Totals, is_last: bool) -> Facts {
         .list("tracks", trace.tracks.iter().map(track))
         .list("libraries", trace.libraries.iter().cloned().map(Fact::Text))
         .list("lost", trace.losses.records.iter().map(lost))
+        .list("clocks", trace.clocks.iter().map(|words| Fact::Text(words.as_str().into())))
         .list("damage", trace.losses.damage.iter().map(|damage| Fact::Text(damage.as_str().into())));
     totals.named().into_iter().fold(facts, |facts, (name, total)| facts.uint(name, total))
 }
@@ -111,6 +113,7 @@ pub(crate) fn head_from(facts: &impl ReadFacts) -> Result<Head, String> {
         program: facts.need_text("program")?.clone(),
         is_last: facts.find_uint("last").is_some(),
         libraries: texts(facts, "libraries").collect::<Result<_, String>>()?,
+        clocks: texts(facts, "clocks").collect::<Result<_, String>>()?,
         damage: texts(facts, "damage").collect::<Result<_, String>>()?,
         ..Head::default()
     };
@@ -208,6 +211,14 @@ pub(crate) fn operation(operation: &Operation) -> Facts {
     if let Some(why) = why {
         facts = facts.text("why", why);
     }
+    if let Some(ClockOffset { clock, ahead_ns, uncertainty_ns }) =
+        operation.elsewhere.as_ref().and_then(|it| it.clock.as_ref())
+    {
+        // Facts have no sign.
+        let way = if *ahead_ns < 0 { "clock behind" } else { "clock ahead" };
+        facts = facts.text("clock", clock).uint(way, ahead_ns.unsigned_abs());
+        facts = facts.uint("clock uncertainty", *uncertainty_ns);
+    }
     site(facts, operation.site.as_ref())
         .list("accesses", operation.accesses.iter().map(access))
         .list("disorder", operation.disorder.iter().map(|it| Fact::Facts(disorder(it))))
@@ -227,6 +238,15 @@ fn disorder_from(facts: &impl ReadFacts) -> Result<Disorder, String> {
         other => return Err(format!("has an unknown order, `{other}`")),
     };
     Ok(Disorder { is_known, after: site_from(facts)?, why: facts.need_text("why")?.clone() })
+}
+
+fn clock_from(facts: &impl ReadFacts) -> Option<ClockOffset> {
+    let number = |name| facts.find_uint(name).and_then(|value| i64::try_from(value).ok());
+    Some(ClockOffset {
+        clock: facts.find_text("clock")?.clone(),
+        ahead_ns: number("clock ahead").or_else(|| Some(-number("clock behind")?))?,
+        uncertainty_ns: facts.find_uint("clock uncertainty")?,
+    })
 }
 
 pub(crate) fn operation_from(name: &Text, facts: &impl ReadFacts) -> Result<Operation, String> {
@@ -273,7 +293,7 @@ pub(crate) fn operation_from(name: &Text, facts: &impl ReadFacts) -> Result<Oper
         disorder: disorder.map(|facts| disorder_from(&facts)).transpose()?.map(Box::new),
         elsewhere: process
             .zip(facts.find_uint("key"))
-            .map(|(process, key)| Box::new(Elsewhere { process, key })),
+            .map(|(process, key)| Box::new(Elsewhere { process, key, clock: clock_from(facts) })),
     })
 }
 

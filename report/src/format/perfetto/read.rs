@@ -10,7 +10,7 @@ use super::messages::{COMPRESSED_PACKETS, SEQ_INCREMENTAL_STATE_CLEARED, TYPE_CO
 use super::packets::{Piece, Pieces};
 use super::tracks;
 use super::wire::{Fields, Garbled, Value};
-use crate::analysis::merge;
+use crate::analysis::merge::{self, Axes};
 use crate::format::budget::{Budget, Spent};
 use crate::format::facts::{self, Head, ReadFacts};
 use crate::model::{Blocker, Counter, Edge, Lease, Operation, Stall, Text, Trace, Track, Variable};
@@ -254,11 +254,12 @@ impl Reader {
         damage.extend(self.stopped);
         let traces = self.sequences.into_iter().filter_map(|(_, sequence)| sequence.finish());
         let mut traces: Vec<Trace> = traces.collect();
-        if let Err(why) = merge::check(&traces) {
+        let axes = merge::axes(&traces).unwrap_or_else(|why| {
             damage.push(format!("the file has {} traces, and only the first is shown: {why}", traces.len()));
             traces.truncate(1);
-        }
-        let mut trace = merge::merged(traces);
+            Axes::default()
+        });
+        let mut trace = merge::merged(traces, axes);
         if trace == Trace::default() {
             damage.push("this is no trace of estafette: none of its events is in it".to_owned());
         }
@@ -401,7 +402,7 @@ impl Sequence {
                     known.is_last |= head.is_last;
                     return Ok(());
                 }
-                let named = head.libraries.len() + head.damage.len();
+                let named = head.libraries.len() + head.clocks.len() + head.damage.len();
                 budget.take(head.tracks.len() * size_of::<Track>() + named * size_of::<Text>())?;
                 // Room for all at once: a vector that grows is there twice while it moves. Less for what the file cannot hold.
                 let room = (budget.left() / 4 / size_of::<Operation>()).min(head.totals.operations as usize);
@@ -481,6 +482,7 @@ impl Sequence {
                 trace.processes = std::mem::take(&mut head.processes);
                 trace.tracks = std::mem::take(&mut head.tracks);
                 trace.libraries = std::mem::take(&mut head.libraries);
+                trace.clocks = head.clocks.iter().map(Text::to_string).collect();
                 trace.losses.records = std::mem::take(&mut head.lost);
                 trace.losses.damage = head.damage.iter().map(Text::to_string).chain(missing).collect();
             }

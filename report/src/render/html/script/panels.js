@@ -41,7 +41,7 @@ function fillHead(data) {
   document.getElementById("program").textContent = data.program;
   const started = data.started > 0 ? `recorded ${new Date(data.started).toISOString().replace("T", " ").slice(0, 19)} UTC` : "";
   document.getElementById("started").textContent = started;
-  const { headline, totals, critical_path: path, missing } = data.report;
+  const { headline, totals, critical_path: path, clocks, missing } = data.report;
   const [first, ...rest] = headline.split(/(?<=\.) (?=The longest)/);
   document.getElementById("headline").replaceChildren(...prose(first));
   document.getElementById("longest").append(...prose(rest.join(" ")));
@@ -57,9 +57,10 @@ function fillHead(data) {
   if (totals.leases) tile(totals.leases.toLocaleString("en"), "leases");
   if (totals.failed) tile(totals.failed.toLocaleString("en"), "failed or skipped");
   if (totals.unfinished) tile(totals.unfinished.toLocaleString("en"), "not ended");
+  const banner = document.getElementById("losses");
+  banner.hidden = !missing.length && !clocks.length;
+  if (clocks.length) banner.append(element("ul", {}, ...clocks.map((words) => element("li", {}, words))));
   if (missing.length) {
-    const banner = document.getElementById("losses");
-    banner.hidden = false;
     banner.append(element("strong", {}, "This trace is not complete. "), "What is shown is right, and something is missing:");
     banner.append(element("ul", {}, ...missing.map((words) => element("li", {}, words))));
   }
