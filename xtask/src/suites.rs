@@ -9,11 +9,11 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
 
-pub use self::ahead::ahead;
+pub use self::ahead::{ahead, niced};
 pub use self::commands::{blocks, python_examples};
 use self::commands::{
-    borrowed, built, c_memcheck, c_programs, candle, cargo, delegate, looks_at_reports, memcheck, models,
-    names_in, play_the_driver, portable, python, random, rust_tests, sanitized_links, this_program,
+    borrowed, built, c_memcheck, c_programs, candle, cargo, checked, delegate, looks_at_reports, memcheck,
+    models, names_in, play_the_driver, portable, python, random, rust_tests, sanitized_links, this_program,
 };
 use crate::python::Environment;
 use crate::shell;
@@ -67,9 +67,9 @@ const DRIVERS: [[&str; 3]; 3] = [["1", "16", "50000"], ["8", "1024", "0"], ["32"
 /// dependency again where these differ. The listing of interfaces takes longer to compile than its test would be worth.
 pub const TESTED: &[&str] = &["--workspace", "--exclude", "estafette-python", "--exclude", "api-listing"];
 
-/// As [`TESTED`] for what is built with `--release`: the packages of a plain `cargo run --release --example`, and what
-/// their examples need.
-const RELEASED: &[&str] = &["build", "--release", "--examples"];
+/// As [`TESTED`] for what is built optimized, which has the assertions of what keeps order.
+const CHECKED: &[&str] =
+    &["--profile", "checked", "--package", "tests", "--package", "examples", "--package", "estafette-report"];
 
 /// The Python tests of either half, which the other one leaves out: about the same time.
 const PYTHON_HALVES: [&str; 2] = ["*/test_[a-h]*", "*/test_[!a-h]*"];
@@ -135,8 +135,8 @@ pub struct Context {
     pub quick: bool,
 }
 
-/// Every suite, in the order in which they run. Tests that keep one processor busy come first, as what others need is built meanwhile. What
-/// `--release` builds of the Rust packages comes before the wheel, which `dist` finds as it was.
+/// Every suite, in the order in which they run. Models and random programs come early, as they run in what the others leave of the
+/// processors. The counts of `scale` come when little else runs.
 pub const SUITES: &[Suite] = &[
     Suite {
         name: "rust",
@@ -164,29 +164,55 @@ pub const SUITES: &[Suite] = &[
         commands: |context| vec![cargo(&context.target, &["test", "--doc"], TESTED)],
     },
     Suite {
-        name: "memcheck",
-        about: "imports and exports with random drops, under valgrind",
-        quick: false,
-        needs: &[Need::Program("valgrind", "on Debian: `apt-get install valgrind`")],
-        counted: false,
-        limit: minutes(20),
+        name: "loom",
+        about: "every interleaving of the variable protocol and of the device primitives, within loom's bounds",
+        quick: true,
+        needs: &[],
+        counted: true,
+        limit: minutes(30),
         commands: |context| {
-            let mut check = memcheck();
-            check.arg(context.target.join("release/churn")).arg("2000");
-            vec![cargo(&context.target, RELEASED, &["--bin", "churn"]), check]
+            let mut explore = models(&context.target, "loom");
+            if context.quick {
+                // Three, which some models allow, multiply their time.
+                for command in &mut explore {
+                    command.env("LOOM_MAX_PREEMPTIONS", "2");
+                }
+            }
+            explore
         },
     },
     Suite {
-        name: "scale",
-        about: "how the cost of each call grows with what is alive, in instructions counted by valgrind",
+        name: "shuttle",
+        about: "whole pools, devices and protocols of engines under random schedules",
         quick: false,
-        needs: &[Need::Program("valgrind", "on Debian: `apt-get install valgrind`")],
-        counted: false,
-        limit: minutes(20),
+        needs: &[],
+        counted: true,
+        limit: minutes(30),
+        commands: |context| models(&context.target, "shuttle"),
+    },
+    Suite {
+        name: "simulation",
+        about: "whole engines under schedules, a clock and faults that a seed decides; failures are shortened",
+        quick: false,
+        needs: &[],
+        counted: true,
+        limit: minutes(30),
         commands: |context| {
-            let count = shell::command(context.target.join("release/scale"));
-            vec![cargo(&context.target, RELEASED, &["--bin", "scale"]), count]
+            let mut simulate = SIMULATION.cargo(&context.target, &["test"], &[]);
+            if std::env::var_os("ESTAFETTE_SEEDS").is_none() {
+                simulate.env("ESTAFETTE_SEEDS", "10000");
+            }
+            vec![simulate]
         },
+    },
+    Suite {
+        name: "property",
+        about: "random programs and random steps against their oracles, optimized, with debug assertions and many seeds",
+        quick: false,
+        needs: &[],
+        counted: true,
+        limit: minutes(30),
+        commands: |context| random(&context.target).into(),
     },
     Suite {
         name: "failing-system",
@@ -482,24 +508,6 @@ pub const SUITES: &[Suite] = &[
         commands: |context| looks_at_reports(context, "report/tests/python/test_html.py"),
     },
     Suite {
-        name: "loom",
-        about: "every interleaving of the variable protocol and of the device primitives, within loom's bounds",
-        quick: true,
-        needs: &[],
-        counted: true,
-        limit: minutes(30),
-        commands: |context| {
-            let mut explore = models(&context.target, "loom");
-            if context.quick {
-                // Three, which some models allow, multiply their time.
-                for command in &mut explore {
-                    command.env("LOOM_MAX_PREEMPTIONS", "2");
-                }
-            }
-            explore
-        },
-    },
-    Suite {
         name: "c",
         about: "C and C++ programs against the installed library, under AddressSanitizer too; its header and build files",
         quick: true,
@@ -509,6 +517,19 @@ pub const SUITES: &[Suite] = &[
         commands: c_programs,
     },
     Suite {
+        name: "memcheck",
+        about: "imports and exports with random drops, under valgrind",
+        quick: false,
+        needs: &[Need::Program("valgrind", "on Debian: `apt-get install valgrind`")],
+        counted: false,
+        limit: minutes(20),
+        commands: |context| {
+            let mut check = memcheck();
+            check.arg(context.target.join("checked/churn")).arg("2000");
+            vec![checked(&context.target), check]
+        },
+    },
+    Suite {
         name: "c-memcheck",
         about: "the C programs under valgrind: memcheck, helgrind and drd",
         quick: false,
@@ -516,15 +537,6 @@ pub const SUITES: &[Suite] = &[
         counted: false,
         limit: minutes(20),
         commands: c_memcheck,
-    },
-    Suite {
-        name: "shuttle",
-        about: "whole pools, devices and protocols of engines under random schedules",
-        quick: false,
-        needs: &[],
-        counted: true,
-        limit: minutes(30),
-        commands: |context| models(&context.target, "shuttle"),
     },
     Suite {
         name: "links-asan",
@@ -555,30 +567,6 @@ pub const SUITES: &[Suite] = &[
         counted: true,
         limit: minutes(20),
         commands: |context| vec![portable(&context.target)],
-    },
-    Suite {
-        name: "simulation",
-        about: "whole engines under schedules, a clock and faults that a seed decides; failures are shortened",
-        quick: false,
-        needs: &[],
-        counted: true,
-        limit: minutes(30),
-        commands: |context| {
-            let mut simulate = SIMULATION.cargo(&context.target, &["test"], &[]);
-            if std::env::var_os("ESTAFETTE_SEEDS").is_none() {
-                simulate.env("ESTAFETTE_SEEDS", "10000");
-            }
-            vec![simulate]
-        },
-    },
-    Suite {
-        name: "property",
-        about: "random programs and random steps against their oracles, optimized, with debug assertions and many seeds",
-        quick: false,
-        needs: &[],
-        counted: true,
-        limit: minutes(30),
-        commands: |context| random(&context.target).into(),
     },
     Suite {
         name: "fuzz",
@@ -614,8 +602,20 @@ pub const SUITES: &[Suite] = &[
         limit: minutes(20),
         commands: |context| {
             let examples = names_in("examples/examples", "rs");
-            let run = |name: &String| cargo(&context.target, &["run", "--release", "--example", name], &[]);
-            examples.iter().map(run).collect()
+            let run = |name| shell::command(context.target.join("checked/examples").join(name));
+            [checked(&context.target)].into_iter().chain(examples.into_iter().map(run)).collect()
+        },
+    },
+    Suite {
+        name: "scale",
+        about: "how the cost of each call grows with what is alive, in instructions counted by valgrind",
+        quick: false,
+        needs: &[Need::Program("valgrind", "on Debian: `apt-get install valgrind`")],
+        counted: false,
+        limit: minutes(20),
+        commands: |context| {
+            let count = shell::command(context.target.join("checked/scale"));
+            vec![checked(&context.target), count]
         },
     },
     Suite {

@@ -15,7 +15,7 @@ use crate::counts::Counts;
 use crate::dist;
 use crate::python::{self, BORROWED, Build, Environment, NIXL, Peers};
 use crate::shell::{self, Ended};
-use crate::suites::{Context, Need, SUITES, Suite, ahead};
+use crate::suites::{Context, Need, SUITES, Suite, ahead, niced};
 
 /// Sets up what is missing, runs the suites, and ends with a line for each
 #[derive(Debug, Default, Args)]
@@ -81,29 +81,32 @@ pub fn run(options: &Options) -> Result<bool, String> {
     // Each set-up is tried once; if it fails, every suite that needs it reports why.
     let mut set_up = SetUp::downloading(&options.chosen(), quick);
     let ahead = Ahead::start(&options.chosen(), &context);
-    let beside = Beside::start(options.require);
+    let lanes = [BESIDE, IDLE].map(|names| Lane::start(names, options.require));
     for suite in options.chosen() {
         let start = Instant::now();
         println!("\n== {}: {}", suite.name, suite.about);
         let mut last = Vec::new();
+        let lane = lanes.iter().find(|lane| lane.names.contains(&suite.name));
         let outcome = match missing(suite) {
             Some(reason) => Outcome::Skipped(reason),
-            None => match set_up.prepare(suite, &mut context) {
-                Ok(()) if BESIDE.contains(&suite.name) => {
+            None => match (set_up.prepare(suite, &mut context), lane) {
+                (Ok(()), Some(lane)) => {
                     println!("it runs beside the next suites");
-                    beside.run(suite, &context)?;
+                    lane.run(suite, &context)?;
                     continue;
                 }
-                Ok(()) => {
+                (Ok(()), None) => {
                     run_suite(suite, &context, options.require, &mut last, &mut |text| print!("{text}"))
                 }
-                Err(reason) => Outcome::Failed(format!("no Python environment: {reason}")),
+                (Err(reason), _) => Outcome::Failed(format!("no Python environment: {reason}")),
             },
         };
         lines.push(Line::of(suite, outcome, options.require, start, last));
-        lines.extend(beside.ended.try_iter().map(Ran::shown));
+        lines.extend(lanes.iter().flat_map(|lane| lane.ended.try_iter()).map(Ran::shown));
     }
-    lines.append(&mut beside.finish()?);
+    for lane in lanes {
+        lines.append(&mut lane.finish()?);
+    }
     lines.sort_by_key(|line| SUITES.iter().position(|suite| suite.name == line.suite));
     ahead.stop();
     Ok(close(&lines))
@@ -113,8 +116,13 @@ pub fn run(options: &Options) -> Result<bool, String> {
 /// them at the same time. Ray is not among them: its own limits of time are short.
 const BESIDE: &[&str] = &["doc", "dask", "collectives", "nixl"];
 
-/// The thread that runs them.
-struct Beside {
+/// Suites that need a processor and no certain time: models, and random programs. They run likewise, at a low priority, in what the other
+/// suites leave.
+const IDLE: &[&str] = &["loom", "shuttle", "simulation", "property"];
+
+/// A thread that runs suites beside others.
+struct Lane {
+    names: &'static [&'static str],
     suites: mpsc::Sender<(&'static Suite, Context)>,
     ended: mpsc::Receiver<Ran>,
     runner: JoinHandle<()>,
@@ -132,8 +140,8 @@ impl Ran {
     }
 }
 
-impl Beside {
-    fn start(require: bool) -> Self {
+impl Lane {
+    fn start(names: &'static [&'static str], require: bool) -> Self {
         let (suites, given) = mpsc::channel::<(&'static Suite, Context)>();
         let (ran, ended) = mpsc::channel();
         let runner = std::thread::spawn(move || {
@@ -147,7 +155,7 @@ impl Beside {
                 let _ = ran.send(Ran(suite, line, output));
             }
         });
-        Self { suites, ended, runner }
+        Self { names, suites, ended, runner }
     }
 
     fn run(&self, suite: &'static Suite, context: &Context) -> Result<(), String> {
@@ -341,7 +349,10 @@ fn set_up_borrowed(context: &mut Context) -> Result<(), String> {
 }
 
 /// Suites whose commands run at once: each keeps one processor busy, and they share nothing.
-const AT_ONCE: &[&str] = &["python", "borrowed"];
+const AT_ONCE: &[&str] = &["property", "python", "borrowed"];
+
+/// The priority of [`IDLE`] suites: above that of builds, so that what is built is used, and a tenth of what the other suites get.
+const NICENESS: &str = "10";
 
 /// What one command has printed.
 #[derive(Default)]
@@ -386,6 +397,10 @@ fn run_suite(
         let is_counted = |command| is_given(command, "test") || suite.counted && !is_given(command, "build");
         let mut seen: Vec<Seen> =
             commands.iter().map(|command| Seen { counted: is_counted(command), ..Seen::default() }).collect();
+        let commands = match IDLE.contains(&suite.name) {
+            true => commands.iter().map(|command| niced(command, NICENESS, false)).collect(),
+            false => commands,
+        };
         let left = deadline.saturating_duration_since(Instant::now());
         let all_ended =
             shell::watch_at_once(commands, left, show, |number, line| seen[number].read_line(line));
@@ -503,7 +518,7 @@ mod tests {
 
     #[test]
     fn suites_that_run_at_once_exist() {
-        for name in AT_ONCE.iter().chain(BESIDE) {
+        for name in AT_ONCE.iter().chain(BESIDE).chain(IDLE) {
             assert!(SUITES.iter().any(|suite| suite.name == *name), "{name}");
         }
     }
@@ -555,7 +570,7 @@ mod tests {
 
     #[test]
     fn suites_beside_others_keep_their_output_and_their_outcomes() {
-        let beside = Beside::start(true);
+        let beside = Lane::start(&[], true);
         let context = Context { target: "nowhere".into(), ..Context::default() };
         beside.run(some("bad", |_| vec![shell::command("false")]), &context).unwrap();
         beside.run(some("good", |_| vec![echo("test result: ok. 3 passed")]), &context).unwrap();

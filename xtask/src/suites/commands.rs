@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use super::{Context, MODELS, PORTABLE, RELEASED, TESTED};
+use super::{CHECKED, Context, MODELS, PORTABLE, TESTED};
 use crate::{fuzz, shell};
 
 /// Makes the simulator the driver that a program finds, by its path and by the driver's names.
@@ -88,11 +88,15 @@ pub(super) fn sanitized_links(target: &Path) -> [Command; 2] {
 /// Random programs and random steps, with many seeds.
 pub(super) fn random(target: &Path) -> [Command; 2] {
     [("oracle", "32"), ("who_may_run", "400")].map(|(file, seeds)| {
-        let profile = ["test", "--profile", "checked", "--package", "tests"];
-        let mut command = cargo(target, &profile, &["--test", "random", file]);
+        let mut command = cargo(target, &["test"], &[CHECKED, &["--test", "random", file]].concat());
         command.env("ESTAFETTE_SEEDS", seeds);
         command
     })
+}
+
+/// Builds the optimized programs of several suites.
+pub(super) fn checked(target: &Path) -> Command {
+    cargo(target, &["build"], &[CHECKED, &["--examples", "--bin", "churn", "--bin", "scale"]].concat())
 }
 
 pub(super) fn memcheck() -> Command {
@@ -190,11 +194,11 @@ pub(super) fn python(context: &Context, arguments: &[&str]) -> Command {
 /// Python tests of the files that a recording becomes; first the files.
 pub(super) fn looks_at_reports(context: &Context, tests: &str) -> Vec<Command> {
     let samples = context.target.join("report-samples");
-    let mut write = shell::command(context.target.join("release/examples/made_up"));
+    let mut write = shell::command(context.target.join("checked/examples/made_up"));
     write.arg(&samples);
     let mut look = python(context, &["-m", "pytest", "-rfEs", tests]);
     look.env("ESTAFETTE_REPORT_SAMPLES", samples);
-    vec![cargo(&context.target, RELEASED, &[]), write, look]
+    vec![checked(&context.target), write, look]
 }
 
 /// Other people's tests of DLPack, on our tensors. What deviates is listed beside the plugin.
