@@ -15,7 +15,7 @@ use self::commands::{
     borrowed, built, c_memcheck, c_programs, candle, cargo, checked, delegate, looks_at_reports, memcheck,
     models, names_in, play_the_driver, portable, python, random, rust_tests, sanitized_links, this_program,
 };
-use crate::python::Environment;
+use crate::python::{ALL, BORROWED, Contents, Environment, LEGACY, NIXL, OTHER, SMALL};
 use crate::shell;
 
 /// Tests that only exist for a model checker.
@@ -100,18 +100,12 @@ pub struct Suite {
 }
 
 /// Something a suite cannot run without.
-#[derive(Clone, Copy, Debug, PartialEq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Need {
     /// The Python environment, with the wheel of the package installed.
     Python,
-    /// The environment of a peer that cannot live with the others.
-    Legacy,
-    /// The environment of the peers that cannot live with the others either, and no test of the quick form needs.
-    Other,
-    /// The folder with other people's tests.
-    Borrowed,
-    /// The folder with NIXL's library.
-    Nixl,
+    /// A further environment. The wheel is installed in it too, unless it is bare.
+    Contents(Contents),
     /// A program, and how to get it.
     Program(&'static str, &'static str),
 }
@@ -121,18 +115,27 @@ pub enum Need {
 pub struct Context {
     /// The target folder shared by all.
     pub target: PathBuf,
-    /// The environment of the package, and the wheel in it; present when the suite needs it.
-    pub python: Option<(Environment, PathBuf)>,
-    /// The environment of MXNet; present when the suite needs it.
-    pub legacy: Option<Environment>,
-    /// The environment of the other peers; present when the suite needs it.
-    pub other: Option<Environment>,
-    /// Other people's tests; present when the suite needs them and everything was asked for.
-    pub borrowed: Option<Environment>,
-    /// NIXL's library; present when the suite needs it.
-    pub nixl: Option<Environment>,
+    /// The environments that suites have needed so far.
+    pub environments: Vec<(Contents, Environment)>,
     /// Only what is quick: the small peers, and builds that the Rust tests have made.
     pub quick: bool,
+}
+
+impl Context {
+    /// What the environment of [`Need::Python`] holds.
+    pub fn peers(&self) -> Contents {
+        if self.quick { SMALL } else { ALL }
+    }
+
+    /// The environment of [`Need::Python`].
+    fn python(&self) -> &Environment {
+        self.environment(self.peers())
+    }
+
+    fn environment(&self, contents: Contents) -> &Environment {
+        let known = self.environments.iter().find(|(known, _)| *known == contents);
+        &known.expect("set up before the first suite that needs it").1
+    }
 }
 
 /// Every suite, in the order in which they run. Models and random programs come early, as they run in what the others leave of the
@@ -224,7 +227,7 @@ pub const SUITES: &[Suite] = &[
         commands: |context| {
             // The library is the one that the C program uses.
             let build = built(context, &["--lib", "--bin", "failing_system"]);
-            let (environment, _) = context.python.as_ref().expect("set up before the suite");
+            let environment = context.python();
             let mut run = shell::command(context.target.join("debug/failing_system"));
             run.env("FAILING_PYTHON", environment.python());
             vec![build, run]
@@ -259,7 +262,7 @@ pub const SUITES: &[Suite] = &[
         counted: true,
         limit: minutes(15),
         commands: |context| {
-            let (environment, _) = context.python.as_ref().expect("set up before the suite");
+            let environment = context.python();
             let packages = environment.packages().unwrap_or_default();
             let mut tests = cargo(&context.target, &["test", "--test", "sycl"], TESTED);
             tests.env("ESTAFETTE_DPCTL_LIBRARY", packages.join("dpctl/libDPCTLSyclInterface.so"));
@@ -275,7 +278,7 @@ pub const SUITES: &[Suite] = &[
         counted: false,
         limit: minutes(15),
         commands: |context| {
-            let (environment, _) = context.python.as_ref().expect("set up before the suite");
+            let environment = context.python();
             let build = built(context, &["--lib", "--bin", "gpu-suite", "--features", SIMULATED]);
             let mut suite = shell::command(context.target.join("debug/gpu-suite"));
             suite.args(["--simulator", "--files", "tests/gpu/python", "--python"]).arg(environment.python());
@@ -327,11 +330,11 @@ pub const SUITES: &[Suite] = &[
         name: "mxnet",
         about: "MXNet 1.9.1 as a peer, in an environment of its own",
         quick: false,
-        needs: &[Need::Legacy],
+        needs: &[Need::Contents(LEGACY)],
         counted: true,
         limit: minutes(5),
         commands: |context| {
-            let environment = context.legacy.as_ref().expect("set up before the suite");
+            let environment = context.environment(LEGACY);
             vec![environment.command(&["-m", "pytest", "-rfEs", "bindings/python/tests/test_mxnet.py"])]
         },
     },
@@ -339,11 +342,11 @@ pub const SUITES: &[Suite] = &[
         name: "other-peers",
         about: "Warp, PaddlePaddle, OpenVINO, MLX and nanobind as peers, in an environment of their own",
         quick: false,
-        needs: &[Need::Other, CPP],
+        needs: &[Need::Contents(OTHER), CPP],
         counted: true,
         limit: minutes(10),
         commands: |context| {
-            let environment = context.other.as_ref().expect("set up before the suite");
+            let environment = context.environment(OTHER);
             let run = |file: &str| {
                 environment.command(&["-m", "pytest", "-rfEs", &format!("bindings/python/tests/{file}.py")])
             };
@@ -354,12 +357,12 @@ pub const SUITES: &[Suite] = &[
         name: "ray",
         about: "tensors between actors of Ray: the newest version, and the one before in the environment of the other peers",
         quick: false,
-        needs: &[Need::Python, Need::Other],
+        needs: &[Need::Python, Need::Contents(OTHER)],
         counted: true,
         limit: minutes(15),
         commands: |context| {
             let tests = ["-m", "pytest", "-rfEs", "bindings/python/clusters/test_ray.py"];
-            let other = context.other.as_ref().expect("set up before the suite");
+            let other = context.environment(OTHER);
             // What takes long and asks nothing of Ray's interface for transports is tested with one version.
             let few = [&tests[..], &["-k", "not ten_thousand and not raylet"]].concat();
             vec![python(context, &tests), other.command(&few)]
@@ -391,13 +394,13 @@ pub const SUITES: &[Suite] = &[
         name: "nixl",
         about: "tensors between machines, by NIXL: two network namespaces, for which it must run as root",
         quick: false,
-        needs: &[Need::Python, Need::Nixl],
+        needs: &[Need::Python, Need::Contents(NIXL)],
         counted: true,
         limit: minutes(5),
         commands: |context| {
             let mut run =
                 python(context, &["-m", "pytest", "-rfEs", "bindings/python/clusters/test_nixl.py"]);
-            let nixl = context.nixl.as_ref().expect("set up before the suite");
+            let nixl = context.environment(NIXL);
             run.env("PYTHONPATH", nixl.packages().unwrap_or_default());
             vec![run]
         },
@@ -406,7 +409,7 @@ pub const SUITES: &[Suite] = &[
         name: "borrowed",
         about: "the DLPack tests of NumPy and CuPy, on our tensors",
         quick: true,
-        needs: &[Need::Python, Need::Borrowed],
+        needs: &[Need::Python, Need::Contents(BORROWED)],
         counted: true,
         limit: minutes(5),
         commands: borrowed,
@@ -646,11 +649,10 @@ pub fn list() {
             .needs
             .iter()
             .map(|need| match need {
-                Need::Python => "Python",
-                Need::Legacy => "Python 3.11 or 3.12",
-                Need::Other => "Python",
-                Need::Borrowed => "wheels with tests",
-                Need::Nixl => "NIXL",
+                Need::Contents(LEGACY) => "Python 3.11 or 3.12",
+                Need::Contents(BORROWED) => "wheels with tests",
+                Need::Contents(NIXL) => "NIXL",
+                Need::Python | Need::Contents(_) => "Python",
                 Need::Program(name, _) => name,
             })
             .collect();

@@ -2,6 +2,7 @@
 
 use std::collections::VecDeque;
 use std::fmt;
+use std::path::PathBuf;
 use std::process::Command;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, mpsc};
@@ -13,7 +14,7 @@ use clap::builder::PossibleValuesParser;
 
 use crate::counts::Counts;
 use crate::dist;
-use crate::python::{self, BORROWED, Build, Environment, NIXL, Peers};
+use crate::python::{self, BORROWED, Build, Contents, Environment, LEGACY};
 use crate::shell::{self, Ended};
 use crate::suites::{Context, Need, SUITES, Suite, ahead, niced};
 
@@ -79,7 +80,7 @@ pub fn run(options: &Options) -> Result<bool, String> {
     let mut context = Context { target, quick, ..Context::default() };
     let mut lines = Vec::new();
     // Each set-up is tried once; if it fails, every suite that needs it reports why.
-    let mut set_up = SetUp::downloading(&options.chosen(), quick);
+    let mut set_up = SetUp::downloading(&options.chosen(), &context);
     let ahead = Ahead::start(&options.chosen(), &context);
     let lanes = [BESIDE, IDLE].map(|names| Lane::start(names, options.require));
     for suite in options.chosen() {
@@ -219,7 +220,7 @@ fn missing(suite: &Suite) -> Option<String> {
             Some(format!("{name} is not installed ({remedy})"))
         }
         // The set-up reports a missing interpreter.
-        Need::Legacy => python::interpreter_version().ok().and_then(too_new_for_mxnet),
+        Need::Contents(LEGACY) => python::interpreter_version().ok().and_then(too_new_for_mxnet),
         _ => None,
     })
 }
@@ -237,115 +238,85 @@ fn too_new_for_mxnet((major, minor): (u32, u32)) -> Option<String> {
     })
 }
 
-/// How the set-up of each environment went.
-#[derive(Default)]
+/// How the set-up of what suites need went.
 struct SetUp {
     /// Fills the environments while the first suites compile.
     downloads: Option<JoinHandle<()>>,
-    python: Option<Result<(), String>>,
-    legacy: Option<Result<(), String>>,
-    other: Option<Result<(), String>>,
-    borrowed: Option<Result<(), String>>,
+    tried: Vec<(Need, Result<(), String>)>,
+    wheel: PathBuf,
 }
 
 impl SetUp {
     /// Begins to download what `suites` need. The suite that needs a failed download tries it again, and reports a failure.
-    fn downloading(suites: &[&Suite], quick: bool) -> Self {
-        let mut needs = Vec::new();
+    fn downloading(suites: &[&Suite], context: &Context) -> Self {
+        let mut all = Vec::new();
         for need in suites.iter().filter(|suite| missing(suite).is_none()).flat_map(|suite| suite.needs) {
-            if !needs.contains(need) {
-                needs.push(*need);
+            let contents = contents(need, context);
+            if !all.contains(&contents) {
+                all.push(contents);
             }
         }
         let download = move || {
-            for need in needs {
-                let _ = match need {
-                    Need::Python => Environment::prepare(peers(quick)),
-                    Need::Legacy => Environment::prepare(Peers::Legacy),
-                    Need::Other => Environment::prepare(Peers::Other),
-                    Need::Nixl => Environment::prepare_bare(NIXL.0, NIXL.1),
-                    Need::Borrowed if !quick => Environment::prepare_bare(BORROWED.0, BORROWED.1),
-                    Need::Borrowed | Need::Program(..) => continue,
-                };
+            for contents in all.into_iter().flatten() {
+                let _ = Environment::prepare(contents);
             }
         };
-        Self { downloads: Some(std::thread::spawn(download)), ..Self::default() }
+        Self { downloads: Some(std::thread::spawn(download)), tried: Vec::new(), wheel: PathBuf::new() }
     }
 
     /// Sets up what `suite` needs and is not there yet.
     fn prepare(&mut self, suite: &Suite, context: &mut Context) -> Result<(), String> {
-        for need in suite.needs {
-            if !matches!(need, Need::Program(..))
-                && let Some(downloads) = self.downloads.take()
-            {
-                // What it could not do is done below.
-                let _ = downloads.join();
-            }
-            match need {
-                Need::Program(..) => {}
-                Need::Python => self.python.get_or_insert_with(|| set_up_python(context)).clone()?,
-                Need::Legacy => {
-                    self.python.get_or_insert_with(|| set_up_python(context)).clone()?;
-                    self.legacy.get_or_insert_with(|| set_up_legacy(context)).clone()?;
-                }
-                Need::Other => {
-                    self.python.get_or_insert_with(|| set_up_python(context)).clone()?;
-                    self.other.get_or_insert_with(|| set_up_other(context)).clone()?;
-                }
-                Need::Nixl => {
-                    if context.nixl.is_none() {
-                        context.nixl = Some(Environment::prepare_bare(NIXL.0, NIXL.1)?);
-                    }
-                }
-                // The quick form runs only what lies in the first environment.
-                Need::Borrowed if context.quick => {}
-                Need::Borrowed => self.borrowed.get_or_insert_with(|| set_up_borrowed(context)).clone()?,
-            }
+        suite.needs.iter().try_for_each(|need| self.once(*need, context))
+    }
+
+    fn once(&mut self, need: Need, context: &mut Context) -> Result<(), String> {
+        if let Some((_, tried)) = self.tried.iter().find(|(tried, _)| *tried == need) {
+            return tried.clone();
         }
+        let tried = match contents(&need, context) {
+            Some(contents) => self.set_up(contents, context),
+            None => Ok(()),
+        };
+        self.tried.push((need, tried.clone()));
+        tried
+    }
+
+    fn set_up(&mut self, contents: Contents, context: &mut Context) -> Result<(), String> {
+        if let Some(downloads) = self.downloads.take() {
+            // What it could not do is done below.
+            let _ = downloads.join();
+        }
+        let is_first = contents == context.peers();
+        if !is_first && !contents.bare {
+            // For its wheel.
+            self.once(Need::Python, context)?;
+        }
+        let environment = Environment::prepare(contents)?;
+        if is_first {
+            self.wheel = if context.quick {
+                environment.build_wheel(Build::Quick)?
+            } else {
+                // The wheel of a release.
+                dist::wheel(&python::wheel_folder()?)?
+            };
+        }
+        if !contents.bare {
+            environment.install(&self.wheel)?;
+        }
+        context.environments.push((contents, environment));
         Ok(())
     }
 }
 
-/// What the first environment holds.
-fn peers(quick: bool) -> Peers {
-    if quick { Peers::Small } else { Peers::All }
-}
-
-fn set_up_python(context: &mut Context) -> Result<(), String> {
-    let environment = Environment::prepare(peers(context.quick))?;
-    let wheel = if context.quick {
-        environment.build_wheel(Build::Quick)?
-    } else {
-        // The wheel of a release.
-        dist::wheel(&python::wheel_folder()?)?
-    };
-    environment.install(&wheel)?;
-    context.python = Some((environment, wheel));
-    Ok(())
-}
-
-fn set_up_legacy(context: &mut Context) -> Result<(), String> {
-    context.legacy = Some(with_the_wheel(Peers::Legacy, context)?);
-    Ok(())
-}
-
-fn set_up_other(context: &mut Context) -> Result<(), String> {
-    context.other = Some(with_the_wheel(Peers::Other, context)?);
-    Ok(())
-}
-
-/// An environment besides the first one, with the same wheel in it.
-fn with_the_wheel(peers: Peers, context: &Context) -> Result<Environment, String> {
-    let environment = Environment::prepare(peers)?;
-    let (_, wheel) = context.python.as_ref().expect("set up before, for its wheel");
-    environment.install(wheel)?;
-    Ok(environment)
-}
-
-fn set_up_borrowed(context: &mut Context) -> Result<(), String> {
-    let (folder, requirements) = BORROWED;
-    context.borrowed = Some(Environment::prepare_bare(folder, requirements)?);
-    Ok(())
+/// The environment that is needed, if it is one.
+fn contents(need: &Need, context: &Context) -> Option<Contents> {
+    match need {
+        Need::Python => Some(context.peers()),
+        // The quick form runs only what lies in the first environment.
+        Need::Contents(BORROWED) if context.quick => None,
+        Need::Contents(contents) => Some(*contents),
+        Need::Program(..) => None,
+    }
 }
 
 /// Suites whose commands run at once: each keeps one processor busy, and they share nothing.

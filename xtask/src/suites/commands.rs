@@ -4,6 +4,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use super::{CHECKED, Context, MODELS, PORTABLE, TESTED};
+use crate::python::BORROWED;
 use crate::{fuzz, shell};
 
 /// Makes the simulator the driver that a program finds, by its path and by the driver's names.
@@ -25,7 +26,7 @@ pub(super) fn delegate(context: &Context) -> Vec<Command> {
     let build = context.target.join("delegate");
     let mut configure = shell::command("cmake");
     configure.args(["-S", "examples/delegate", "-DCMAKE_BUILD_TYPE=Release", "-B"]).arg(&build);
-    let (environment, _) = context.python.as_ref().expect("set up before the suite");
+    let environment = context.python();
     let package = environment.packages().map(|packages| packages.join("estafette/cmake"));
     // CMake says that it does not find the package.
     configure.arg(format!("-Destafette_DIR={}", package.unwrap_or_default().display()));
@@ -139,7 +140,7 @@ fn install_c(context: &Context) -> Command {
 }
 
 pub(super) fn c_programs(context: &Context) -> Vec<Command> {
-    let (environment, _) = context.python.as_ref().expect("set up before the first suite that needs it");
+    let environment = context.python();
     // The compiler reports a folder that cannot be found, as a missing header.
     let packages = environment.packages().unwrap_or_default();
     let mut programs =
@@ -187,8 +188,7 @@ pub(super) fn c_memcheck(context: &Context) -> Vec<Command> {
 }
 
 pub(super) fn python(context: &Context, arguments: &[&str]) -> Command {
-    let (environment, _) = context.python.as_ref().expect("set up before the first suite that needs it");
-    environment.command(arguments)
+    context.python().command(arguments)
 }
 
 /// Python tests of the files that a recording becomes; first the files.
@@ -203,7 +203,7 @@ pub(super) fn looks_at_reports(context: &Context, tests: &str) -> Vec<Command> {
 
 /// Other people's tests of DLPack, on our tensors. What deviates is listed beside the plugin.
 pub(super) fn borrowed(context: &Context) -> Vec<Command> {
-    let (environment, _) = context.python.as_ref().expect("set up before the first suite that needs it");
+    let environment = context.python();
     let run = |role: &str, packages: Result<PathBuf, String>, test: &str| {
         // pytest reports a folder that cannot be found, as a missing file.
         let test = packages.unwrap_or_default().join(test);
@@ -218,10 +218,8 @@ pub(super) fn borrowed(context: &Context) -> Vec<Command> {
     if !context.quick {
         let usm = "dpnp/tests/tensor/test_usm_ndarray_dlpack.py";
         commands.push(run("usm-middleman", environment.packages(), usm));
-    }
-    if let Some(wheels) = &context.borrowed {
         let cupy = "dpnp/tests/third_party/cupy/core_tests/test_dlpack.py";
-        commands.push(run("host-cupy", wheels.packages(), cupy));
+        commands.push(run("host-cupy", context.environment(BORROWED).packages(), cupy));
     }
     commands
 }
