@@ -517,34 +517,25 @@ mod tests {
     }
 
     fn run_scripts(counted: bool, commands: fn(&Context) -> Vec<Command>) -> String {
-        let limit = Duration::from_secs(60);
-        let suite = Suite { name: "some", about: "", quick: true, needs: &[], counted, limit, commands };
+        let suite = some("some", counted, commands);
         let context = Context { target: "nowhere".into(), ..Context::default() };
-        match run_suite(&suite, &context, false, &mut Vec::new(), &mut |_| ()) {
+        match run_suite(suite, &context, false, &mut Vec::new(), &mut |_| ()) {
             Outcome::Passed(counts) => format!("passed {}", counts.executed()),
             Outcome::Failed(reason) | Outcome::Skipped(reason) => reason,
         }
     }
 
-    fn some(name: &'static str, commands: fn(&Context) -> Vec<Command>) -> &'static Suite {
+    fn some(name: &'static str, counted: bool, commands: fn(&Context) -> Vec<Command>) -> &'static Suite {
         let limit = Duration::from_secs(60);
-        Box::leak(Box::new(Suite {
-            name,
-            about: "",
-            quick: true,
-            needs: &[],
-            counted: false,
-            limit,
-            commands,
-        }))
+        Box::leak(Box::new(Suite { name, about: "", quick: true, needs: &[], counted, limit, commands }))
     }
 
     #[test]
     fn suites_beside_others_keep_their_output_and_their_outcomes() {
         let beside = Lane::start(&[], true);
         let context = Context { target: "nowhere".into(), ..Context::default() };
-        beside.run(some("bad", |_| vec![shell::command("false")]), &context).unwrap();
-        beside.run(some("good", |_| vec![echo("test result: ok. 3 passed")]), &context).unwrap();
+        beside.run(some("bad", false, |_| vec![shell::command("false")]), &context).unwrap();
+        beside.run(some("good", false, |_| vec![echo("test result: ok. 3 passed")]), &context).unwrap();
         let first = beside.ended.recv().unwrap();
         assert!(matches!(first.1.outcome, Outcome::Failed(_)));
         let second = beside.ended.recv().unwrap();
