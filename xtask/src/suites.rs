@@ -142,6 +142,15 @@ impl Context {
 /// processors. The counts of `scale` come when little else runs.
 pub const SUITES: &[Suite] = &[
     Suite {
+        name: "lint",
+        about: "formatting, clippy, rustdoc, and what else `cargo xtask lint` looks at",
+        quick: false,
+        needs: &[],
+        counted: false,
+        limit: minutes(30),
+        commands: |_| vec![this_program(&["lint"])],
+    },
+    Suite {
         name: "rust",
         about: "unit and integration tests of the Rust packages",
         quick: true,
