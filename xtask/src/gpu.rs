@@ -7,7 +7,7 @@ use clap::Args;
 
 use crate::install::copy;
 use crate::peers::machine;
-use crate::python::{Build, Environment, Peers};
+use crate::python::{Build, Environment, SMALL};
 use crate::{dist, shell};
 
 /// What a package may hold, so that it travels easily.
@@ -71,7 +71,7 @@ fn run_here(suite: &Path, target: &Path, options: &Options) -> Result<bool, Stri
     if status(probe)?.code() == Some(NO_DEVICE) {
         return Ok(true);
     }
-    let wheel = Environment::prepare(Peers::Small)?.build_wheel(Build::Release)?;
+    let wheel = Environment::prepare(SMALL)?.build_wheel(Build::Release)?;
     // The machine's own libraries, and our package beside them.
     let python = std::env::var("ESTAFETTE_PYTHON").unwrap_or_else(|_| "python3".to_owned());
     let site = target.join("gpu-site");
@@ -92,7 +92,7 @@ fn run_here(suite: &Path, target: &Path, options: &Options) -> Result<bool, Stri
 
 /// Programs, wheel and Python files in a folder with a script that runs them.
 fn package(suite: &Path, tests: &Path, folder: &Path) -> Result<(), String> {
-    let wheel = Environment::prepare(Peers::Small)?.build_wheel(Build::Release)?;
+    let wheel = Environment::prepare(SMALL)?.build_wheel(Build::Release)?;
     let folder = &shell::root().join(folder);
     let python = folder.join("python");
     for (program, name) in [(suite, "gpu-suite"), (tests, "cuda-tests")] {

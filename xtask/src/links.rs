@@ -10,7 +10,7 @@ use std::time::Duration;
 use clap::Args;
 
 use crate::peers::{machine, markdown};
-use crate::python::{Build, Environment, Peers};
+use crate::python::{ALL, Build, Environment};
 use crate::shell::{self, Ended};
 
 /// A program that still runs after this is killed.
@@ -165,7 +165,7 @@ pub fn run(options: &Options) -> Result<bool, String> {
     let python = match &options.python {
         Some(python) => python.clone(),
         None => {
-            let environment = Environment::prepare(Peers::All)?;
+            let environment = Environment::prepare(ALL)?;
             environment.install_wheel(Build::Release)?;
             environment.python()
         }

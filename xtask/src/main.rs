@@ -91,7 +91,7 @@ fn main() -> ExitCode {
         Chore::Fuzz(options) => fuzz::run(&options),
         Chore::Instructions { save } => instructions::run(save),
         Chore::Wheel => wheel(),
-        Chore::Venv { all } => venv(if all { python::Peers::All } else { python::Peers::Small }),
+        Chore::Venv { all } => venv(if all { python::ALL } else { python::SMALL }),
         Chore::Requirements { upgrade } => requirements::run(upgrade),
         Chore::Install(options) => install::run(&options),
         Chore::Dist(options) => dist::run(&options),
@@ -111,13 +111,13 @@ fn main() -> ExitCode {
 }
 
 fn wheel() -> Result<bool, String> {
-    let environment = python::Environment::prepare(python::Peers::Small)?;
+    let environment = python::Environment::prepare(python::SMALL)?;
     println!("{}", environment.build_wheel(python::Build::Release)?.display());
     Ok(true)
 }
 
-fn venv(peers: python::Peers) -> Result<bool, String> {
-    let environment = python::Environment::prepare(peers)?;
+fn venv(contents: python::Contents) -> Result<bool, String> {
+    let environment = python::Environment::prepare(contents)?;
     environment.install_wheel(python::Build::Release)?;
     println!("{}", environment.path().display());
     Ok(true)

@@ -1,9 +1,6 @@
 //! The private Python environment: which interpreter, what is installed, and the wheel of the package.
 //!
-//! Environments are ignored by git: `.venv-small` for the quick suites, `.venv` with every peer that lives with the others in
-//! one process, `.venv-legacy` and `.venv-other-peers` with peers that do not, `.venv-borrowed` with other people's tests,
-//! `.venv-nixl` with what moves tensors between machines, `.venv-mxnet` with the engine that the benches compare ours to, `.venv-dist` and `.venv-site` with the tools of `cargo xtask dist` and
-//! `cargo xtask site`. Each holds a copy of the locked requirements that it was made from; when those change, pip brings it
+//! Environments are ignored by git. Each holds a copy of the locked requirements that it was made from; when those change, pip brings it
 //! up to date in place.
 
 use std::path::{Path, PathBuf};
@@ -15,53 +12,44 @@ use crate::lint::source::read;
 use crate::shell::{self, Ended};
 use crate::{dist, install};
 
-/// How many of the array libraries an environment holds.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub enum Peers {
-    /// NumPy, tvm-ffi, ONNX Runtime, pandas, Zarr, Pillow and the test tools.
-    Small,
-    /// JAX, PyTorch, TensorFlow, pyarrow and scikit-learn too.
-    All,
-    /// MXNet alone, which needs an old NumPy.
-    Legacy,
-    /// Warp, PaddlePaddle, OpenVINO, MLX and nanobind, of which one pins what JAX depends on to another version.
-    Other,
-    /// None, but the tools of `cargo xtask dist`.
-    Dist,
-    /// None, but the tools of `cargo xtask site`.
-    Site,
-}
-
-impl Peers {
-    fn folder(self) -> &'static str {
-        match self {
-            Peers::Small => ".venv-small",
-            Peers::All => ".venv",
-            Peers::Legacy => ".venv-legacy",
-            Peers::Other => ".venv-other-peers",
-            Peers::Dist => ".venv-dist",
-            Peers::Site => ".venv-site",
-        }
-    }
-
+/// What an environment holds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Contents {
+    folder: &'static str,
     /// The requirement files, without their extension.
-    pub const fn requirements(self) -> &'static str {
-        match self {
-            Peers::Small => "tests/python-env/small",
-            Peers::All => "tests/python-env/all",
-            Peers::Legacy => "tests/python-env/legacy",
-            Peers::Other => "tests/python-env/other-peers",
-            Peers::Dist => "tests/python-env/dist",
-            Peers::Site => "tests/python-env/site",
-        }
-    }
+    pub requirements: &'static str,
+    /// Nothing that these depend on.
+    pub bare: bool,
 }
 
-/// The folder with other people's tests, and the requirement files that say which.
-pub const BORROWED: (&str, &str) = (".venv-borrowed", "tests/python-env/borrowed");
+const fn with_dependencies(folder: &'static str, requirements: &'static str) -> Contents {
+    Contents { folder, requirements, bare: false }
+}
 
-/// The folder of NIXL's library, which tensors go to other machines by, and the requirement files that say which.
-pub const NIXL: (&str, &str) = (".venv-nixl", "tests/python-env/nixl");
+const fn bare(folder: &'static str, requirements: &'static str) -> Contents {
+    Contents { folder, requirements, bare: true }
+}
+
+/// NumPy, tvm-ffi, ONNX Runtime, pandas, Zarr, Pillow and the test tools.
+pub const SMALL: Contents = with_dependencies(".venv-small", "tests/python-env/small");
+/// JAX, PyTorch, TensorFlow, pyarrow and scikit-learn too: every peer that lives with the others in one process.
+pub const ALL: Contents = with_dependencies(".venv", "tests/python-env/all");
+/// MXNet, which needs an old NumPy.
+pub const LEGACY: Contents = with_dependencies(".venv-legacy", "tests/python-env/legacy");
+/// Warp, PaddlePaddle, OpenVINO, MLX and nanobind, of which one pins what JAX depends on to another version.
+pub const OTHER: Contents = with_dependencies(".venv-other-peers", "tests/python-env/other-peers");
+/// The tools of `cargo xtask dist`.
+pub const DIST: Contents = with_dependencies(".venv-dist", "tests/python-env/dist");
+/// The tools of `cargo xtask site`.
+pub const SITE: Contents = with_dependencies(".venv-site", "tests/python-env/site");
+/// Other people's tests.
+pub const BORROWED: Contents = bare(".venv-borrowed", "tests/python-env/borrowed");
+/// NIXL's library, which tensors go to other machines by.
+pub const NIXL: Contents = bare(".venv-nixl", "tests/python-env/nixl");
+/// MXNet's library, whose engine the benches compare ours to.
+pub const MXNET: Contents = bare(".venv-mxnet", "benches/peers/mxnet");
+/// The tool that resolves requirements.
+pub const UV: Contents = bare(".venv-uv", "tests/python-env/uv");
 
 /// How the extension is built.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -89,16 +77,8 @@ pub struct Environment {
 
 impl Environment {
     /// Makes the environment, brings it up to date, or finds that there is nothing to do.
-    pub fn prepare(peers: Peers) -> Result<Self, String> {
-        Self::at(peers.folder(), peers.requirements(), &[])
-    }
-
-    /// The same for an environment that holds what these requirement files name and nothing that this depends on.
-    pub fn prepare_bare(folder: &str, requirements: &str) -> Result<Self, String> {
-        Self::at(folder, requirements, &["--no-deps"])
-    }
-
-    fn at(folder: &str, requirements: &str, pip_options: &[&str]) -> Result<Self, String> {
+    pub fn prepare(contents: Contents) -> Result<Self, String> {
+        let Contents { folder, requirements, bare } = contents;
         // Builds ahead of their suites need one too.
         static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
         let _alone = ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner);
@@ -120,13 +100,13 @@ impl Environment {
             make.args(["-m", "venv", "--clear"]).arg(&environment.path);
             shell::run(make)?;
         }
-        environment.download(&locked, pip_options)?;
+        environment.download(&locked, bare)?;
         install::write(&stamp, &wanted)?;
         Ok(environment)
     }
 
     /// Installs what a requirement file names, from the index that pip is set up for. A file with another hash is refused.
-    fn download(&self, file: &str, pip_options: &[&str]) -> Result<(), String> {
+    fn download(&self, file: &str, bare: bool) -> Result<(), String> {
         let mut tries = 0;
         loop {
             let mut install = self.command(&["-m", "pip", "install", "--disable-pip-version-check"]);
@@ -141,7 +121,7 @@ impl Environment {
                     "--requirement",
                     file,
                 ])
-                .args(pip_options);
+                .args(bare.then_some("--no-deps"));
             // The last of them says what went wrong.
             let mut error = String::new();
             let ended = shell::watch(install, PIP_LIMIT, |line| {

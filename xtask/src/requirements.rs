@@ -3,48 +3,31 @@
 //!
 //! `NAME.in` becomes `NAME.txt`, which pip installs. Versions that are in `NAME.txt` stay, unless `NAME.in` asks for others.
 
-use crate::python::{BORROWED, Environment, NIXL, Peers};
+use crate::python::{
+    ALL, BORROWED, Contents, DIST, Environment, LEGACY, MXNET, NIXL, OTHER, SITE, SMALL, UV,
+};
 use crate::shell;
 
-/// The names without extension, each after what it takes versions from.
-pub const FILES: [&str; 10] = [
-    Peers::All.requirements(),
-    Peers::Small.requirements(),
-    Peers::Legacy.requirements(),
-    Peers::Other.requirements(),
-    Peers::Dist.requirements(),
-    Peers::Site.requirements(),
-    BORROWED.1,
-    NIXL.1,
-    MXNET.1,
-    UV.1,
-];
-
-/// The folder of MXNet's library, and what is in it.
-pub const MXNET: (&str, &str) = (".venv-mxnet", "benches/peers/mxnet");
-
-/// The same of the tool that resolves.
-const UV: (&str, &str) = (".venv-uv", "tests/python-env/uv");
+/// All of them, each after what it takes versions from.
+const FILES: [Contents; 10] = [ALL, SMALL, LEGACY, OTHER, DIST, SITE, BORROWED, NIXL, MXNET, UV];
 
 /// The oldest Python that the files hold for. They have markers for newer ones and for other systems.
 const PYTHON: &str = "3.11";
 
 /// Writes the locked files. With `upgrade`, all that no file pins by itself gets its newest version.
 pub fn run(upgrade: bool) -> Result<bool, String> {
-    let tool = Environment::prepare_bare(UV.0, UV.1)?;
-    for name in FILES {
+    let tool = Environment::prepare(UV)?;
+    for contents in FILES {
+        let name = contents.requirements;
         let mut lock =
             tool.command(&["-m", "uv", "pip", "compile", "--quiet", "--universal", "--generate-hashes"]);
         lock.args(["--python-version", PYTHON, "--annotation-style", "line"]);
         lock.args(["--custom-compile-command", "cargo xtask requirements"]);
-        match name {
-            // The same versions in the quick suites as in all.
-            _ if name == Peers::Small.requirements() => {
-                lock.args(["--constraint", &format!("{}.txt", Peers::All.requirements())]);
-            }
-            _ if [BORROWED.1, NIXL.1, MXNET.1, UV.1].contains(&name) => _ = lock.arg("--no-deps"),
-            _ => {}
+        // The same versions in the quick suites as in all.
+        if contents == SMALL {
+            lock.args(["--constraint", &format!("{}.txt", ALL.requirements)]);
         }
+        lock.args(contents.bare.then_some("--no-deps"));
         lock.args(upgrade.then_some("--upgrade"));
         lock.args([format!("{name}.in"), "--output-file".into(), format!("{name}.txt")]);
         shell::run(lock)?;
@@ -70,7 +53,7 @@ mod tests {
 
     #[test]
     fn each_requirement_is_pinned_and_locked_with_hashes() {
-        for name in FILES {
+        for Contents { requirements: name, .. } in FILES {
             let read = |extension: &str| {
                 std::fs::read_to_string(shell::root().join(format!("{name}.{extension}")))
                     .expect("there is such a file")

@@ -5,14 +5,14 @@ use std::process::Command;
 
 use crate::dist;
 use crate::install;
-use crate::python::{Environment, Peers};
+use crate::python::{Environment, SITE};
 use crate::shell;
 
 /// Makes the site, and prints its first page. A warning of a tool is a failure.
 pub fn run() -> Result<bool, String> {
     let target = shell::target()?;
     let (site, rust) = (target.join("site"), target.join("site/reference/rust"));
-    let tools = Environment::prepare(Peers::Site)?;
+    let tools = Environment::prepare(SITE)?;
     shell::run(published_docs(&target))?;
     // A page whose source is gone must not stay.
     dist::remove_folder(&site)?;

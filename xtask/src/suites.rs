@@ -9,13 +9,13 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
 
-pub use self::ahead::ahead;
+pub use self::ahead::{ahead, niced};
 pub use self::commands::{blocks, python_examples};
 use self::commands::{
-    borrowed, built, c_memcheck, c_programs, candle, cargo, delegate, looks_at_reports, memcheck, models,
-    names_in, play_the_driver, portable, python, random, rust_tests, sanitized_links, this_program,
+    borrowed, built, c_memcheck, c_programs, candle, cargo, checked, delegate, looks_at_reports, memcheck,
+    models, names_in, play_the_driver, portable, python, random, rust_tests, sanitized_links, this_program,
 };
-use crate::python::Environment;
+use crate::python::{ALL, BORROWED, Contents, Environment, LEGACY, NIXL, OTHER, SMALL};
 use crate::shell;
 
 /// Tests that only exist for a model checker.
@@ -67,9 +67,9 @@ const DRIVERS: [[&str; 3]; 3] = [["1", "16", "50000"], ["8", "1024", "0"], ["32"
 /// dependency again where these differ. The listing of interfaces takes longer to compile than its test would be worth.
 pub const TESTED: &[&str] = &["--workspace", "--exclude", "estafette-python", "--exclude", "api-listing"];
 
-/// As [`TESTED`] for what is built with `--release`: the packages of a plain `cargo run --release --example`, and what
-/// their examples need.
-const RELEASED: &[&str] = &["build", "--release", "--examples"];
+/// As [`TESTED`] for what is built optimized, which has the assertions of what keeps order.
+const CHECKED: &[&str] =
+    &["--profile", "checked", "--package", "tests", "--package", "examples", "--package", "estafette-report"];
 
 /// The Python tests of either half, which the other one leaves out: about the same time.
 const PYTHON_HALVES: [&str; 2] = ["*/test_[a-h]*", "*/test_[!a-h]*"];
@@ -100,18 +100,12 @@ pub struct Suite {
 }
 
 /// Something a suite cannot run without.
-#[derive(Clone, Copy, Debug, PartialEq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Need {
     /// The Python environment, with the wheel of the package installed.
     Python,
-    /// The environment of a peer that cannot live with the others.
-    Legacy,
-    /// The environment of the peers that cannot live with the others either, and no test of the quick form needs.
-    Other,
-    /// The folder with other people's tests.
-    Borrowed,
-    /// The folder with NIXL's library.
-    Nixl,
+    /// A further environment. The wheel is installed in it too, unless it is bare.
+    Contents(Contents),
     /// A program, and how to get it.
     Program(&'static str, &'static str),
 }
@@ -121,23 +115,41 @@ pub enum Need {
 pub struct Context {
     /// The target folder shared by all.
     pub target: PathBuf,
-    /// The environment of the package, and the wheel in it; present when the suite needs it.
-    pub python: Option<(Environment, PathBuf)>,
-    /// The environment of MXNet; present when the suite needs it.
-    pub legacy: Option<Environment>,
-    /// The environment of the other peers; present when the suite needs it.
-    pub other: Option<Environment>,
-    /// Other people's tests; present when the suite needs them and everything was asked for.
-    pub borrowed: Option<Environment>,
-    /// NIXL's library; present when the suite needs it.
-    pub nixl: Option<Environment>,
+    /// The environments that suites have needed so far.
+    pub environments: Vec<(Contents, Environment)>,
     /// Only what is quick: the small peers, and builds that the Rust tests have made.
     pub quick: bool,
 }
 
-/// Every suite, in the order in which they run. Tests that keep one processor busy come first, as what others need is built meanwhile. What
-/// `--release` builds of the Rust packages comes before the wheel, which `dist` finds as it was.
+impl Context {
+    /// What the environment of [`Need::Python`] holds.
+    pub fn peers(&self) -> Contents {
+        if self.quick { SMALL } else { ALL }
+    }
+
+    /// The environment of [`Need::Python`].
+    fn python(&self) -> &Environment {
+        self.environment(self.peers())
+    }
+
+    fn environment(&self, contents: Contents) -> &Environment {
+        let known = self.environments.iter().find(|(known, _)| *known == contents);
+        &known.expect("set up before the first suite that needs it").1
+    }
+}
+
+/// Every suite, in the order in which they run. Models and random programs come early, as they run in what the others leave of the
+/// processors. The counts of `scale` come when little else runs.
 pub const SUITES: &[Suite] = &[
+    Suite {
+        name: "lint",
+        about: "formatting, clippy, rustdoc, and what else `cargo xtask lint` looks at",
+        quick: false,
+        needs: &[],
+        counted: false,
+        limit: minutes(30),
+        commands: |_| vec![this_program(&["lint"])],
+    },
     Suite {
         name: "rust",
         about: "unit and integration tests of the Rust packages",
@@ -164,29 +176,55 @@ pub const SUITES: &[Suite] = &[
         commands: |context| vec![cargo(&context.target, &["test", "--doc"], TESTED)],
     },
     Suite {
-        name: "memcheck",
-        about: "imports and exports with random drops, under valgrind",
-        quick: false,
-        needs: &[Need::Program("valgrind", "on Debian: `apt-get install valgrind`")],
-        counted: false,
-        limit: minutes(20),
+        name: "loom",
+        about: "every interleaving of the variable protocol and of the device primitives, within loom's bounds",
+        quick: true,
+        needs: &[],
+        counted: true,
+        limit: minutes(30),
         commands: |context| {
-            let mut check = memcheck();
-            check.arg(context.target.join("release/churn")).arg("2000");
-            vec![cargo(&context.target, RELEASED, &["--bin", "churn"]), check]
+            let mut explore = models(&context.target, "loom");
+            if context.quick {
+                // Three, which some models allow, multiply their time.
+                for command in &mut explore {
+                    command.env("LOOM_MAX_PREEMPTIONS", "2");
+                }
+            }
+            explore
         },
     },
     Suite {
-        name: "scale",
-        about: "how the cost of each call grows with what is alive, in instructions counted by valgrind",
+        name: "shuttle",
+        about: "whole pools, devices and protocols of engines under random schedules",
         quick: false,
-        needs: &[Need::Program("valgrind", "on Debian: `apt-get install valgrind`")],
-        counted: false,
-        limit: minutes(20),
+        needs: &[],
+        counted: true,
+        limit: minutes(30),
+        commands: |context| models(&context.target, "shuttle"),
+    },
+    Suite {
+        name: "simulation",
+        about: "whole engines under schedules, a clock and faults that a seed decides; failures are shortened",
+        quick: false,
+        needs: &[],
+        counted: true,
+        limit: minutes(30),
         commands: |context| {
-            let count = shell::command(context.target.join("release/scale"));
-            vec![cargo(&context.target, RELEASED, &["--bin", "scale"]), count]
+            let mut simulate = SIMULATION.cargo(&context.target, &["test"], &[]);
+            if std::env::var_os("ESTAFETTE_SEEDS").is_none() {
+                simulate.env("ESTAFETTE_SEEDS", "10000");
+            }
+            vec![simulate]
         },
+    },
+    Suite {
+        name: "property",
+        about: "random programs and random steps against their oracles, optimized, with debug assertions and many seeds",
+        quick: false,
+        needs: &[],
+        counted: true,
+        limit: minutes(30),
+        commands: |context| random(&context.target).into(),
     },
     Suite {
         name: "failing-system",
@@ -198,7 +236,7 @@ pub const SUITES: &[Suite] = &[
         commands: |context| {
             // The library is the one that the C program uses.
             let build = built(context, &["--lib", "--bin", "failing_system"]);
-            let (environment, _) = context.python.as_ref().expect("set up before the suite");
+            let environment = context.python();
             let mut run = shell::command(context.target.join("debug/failing_system"));
             run.env("FAILING_PYTHON", environment.python());
             vec![build, run]
@@ -233,7 +271,7 @@ pub const SUITES: &[Suite] = &[
         counted: true,
         limit: minutes(15),
         commands: |context| {
-            let (environment, _) = context.python.as_ref().expect("set up before the suite");
+            let environment = context.python();
             let packages = environment.packages().unwrap_or_default();
             let mut tests = cargo(&context.target, &["test", "--test", "sycl"], TESTED);
             tests.env("ESTAFETTE_DPCTL_LIBRARY", packages.join("dpctl/libDPCTLSyclInterface.so"));
@@ -249,7 +287,7 @@ pub const SUITES: &[Suite] = &[
         counted: false,
         limit: minutes(15),
         commands: |context| {
-            let (environment, _) = context.python.as_ref().expect("set up before the suite");
+            let environment = context.python();
             let build = built(context, &["--lib", "--bin", "gpu-suite", "--features", SIMULATED]);
             let mut suite = shell::command(context.target.join("debug/gpu-suite"));
             suite.args(["--simulator", "--files", "tests/gpu/python", "--python"]).arg(environment.python());
@@ -301,11 +339,11 @@ pub const SUITES: &[Suite] = &[
         name: "mxnet",
         about: "MXNet 1.9.1 as a peer, in an environment of its own",
         quick: false,
-        needs: &[Need::Legacy],
+        needs: &[Need::Contents(LEGACY)],
         counted: true,
         limit: minutes(5),
         commands: |context| {
-            let environment = context.legacy.as_ref().expect("set up before the suite");
+            let environment = context.environment(LEGACY);
             vec![environment.command(&["-m", "pytest", "-rfEs", "bindings/python/tests/test_mxnet.py"])]
         },
     },
@@ -313,11 +351,11 @@ pub const SUITES: &[Suite] = &[
         name: "other-peers",
         about: "Warp, PaddlePaddle, OpenVINO, MLX and nanobind as peers, in an environment of their own",
         quick: false,
-        needs: &[Need::Other, CPP],
+        needs: &[Need::Contents(OTHER), CPP],
         counted: true,
         limit: minutes(10),
         commands: |context| {
-            let environment = context.other.as_ref().expect("set up before the suite");
+            let environment = context.environment(OTHER);
             let run = |file: &str| {
                 environment.command(&["-m", "pytest", "-rfEs", &format!("bindings/python/tests/{file}.py")])
             };
@@ -328,15 +366,15 @@ pub const SUITES: &[Suite] = &[
         name: "ray",
         about: "tensors between actors of Ray, on two machines too: the newest version, and the one before in the environment of the other peers",
         quick: false,
-        needs: &[Need::Python, Need::Other, Need::Nixl],
+        needs: &[Need::Python, Need::Contents(OTHER), Need::Contents(NIXL)],
         counted: true,
         limit: minutes(15),
         commands: |context| {
             let tests = ["-m", "pytest", "-rfEs", "bindings/python/clusters/test_ray.py"];
-            let other = context.other.as_ref().expect("set up before the suite");
+            let other = context.environment(OTHER);
             // What takes long and asks nothing of Ray's interface for transports is tested with one version.
             let few = [&tests[..], &["-k", "not thousand and not raylet"]].concat();
-            let nixl = context.nixl.as_ref().expect("set up before the suite").packages().unwrap_or_default();
+            let nixl = context.environment(NIXL).packages().unwrap_or_default();
             let mut runs = vec![python(context, &tests), other.command(&few)];
             runs.iter_mut().for_each(|run| drop(run.env("PYTHONPATH", &nixl)));
             runs
@@ -368,13 +406,13 @@ pub const SUITES: &[Suite] = &[
         name: "nixl",
         about: "tensors between machines, by NIXL: two network namespaces, for which it must run as root",
         quick: false,
-        needs: &[Need::Python, Need::Nixl],
+        needs: &[Need::Python, Need::Contents(NIXL)],
         counted: true,
         limit: minutes(5),
         commands: |context| {
             let mut run =
                 python(context, &["-m", "pytest", "-rfEs", "bindings/python/clusters/test_nixl.py"]);
-            let nixl = context.nixl.as_ref().expect("set up before the suite");
+            let nixl = context.environment(NIXL);
             run.env("PYTHONPATH", nixl.packages().unwrap_or_default());
             vec![run]
         },
@@ -383,7 +421,7 @@ pub const SUITES: &[Suite] = &[
         name: "borrowed",
         about: "the DLPack tests of NumPy and CuPy, on our tensors",
         quick: true,
-        needs: &[Need::Python, Need::Borrowed],
+        needs: &[Need::Python, Need::Contents(BORROWED)],
         counted: true,
         limit: minutes(5),
         commands: borrowed,
@@ -485,24 +523,6 @@ pub const SUITES: &[Suite] = &[
         commands: |context| looks_at_reports(context, "report/tests/python/test_html.py"),
     },
     Suite {
-        name: "loom",
-        about: "every interleaving of the variable protocol and of the device primitives, within loom's bounds",
-        quick: true,
-        needs: &[],
-        counted: true,
-        limit: minutes(30),
-        commands: |context| {
-            let mut explore = models(&context.target, "loom");
-            if context.quick {
-                // Three, which some models allow, multiply their time.
-                for command in &mut explore {
-                    command.env("LOOM_MAX_PREEMPTIONS", "2");
-                }
-            }
-            explore
-        },
-    },
-    Suite {
         name: "c",
         about: "C and C++ programs against the installed library, under AddressSanitizer too; its header and build files",
         quick: true,
@@ -512,6 +532,19 @@ pub const SUITES: &[Suite] = &[
         commands: c_programs,
     },
     Suite {
+        name: "memcheck",
+        about: "imports and exports with random drops, under valgrind",
+        quick: false,
+        needs: &[Need::Program("valgrind", "on Debian: `apt-get install valgrind`")],
+        counted: false,
+        limit: minutes(20),
+        commands: |context| {
+            let mut check = memcheck();
+            check.arg(context.target.join("checked/churn")).arg("2000");
+            vec![checked(&context.target), check]
+        },
+    },
+    Suite {
         name: "c-memcheck",
         about: "the C programs under valgrind: memcheck, helgrind and drd",
         quick: false,
@@ -519,15 +552,6 @@ pub const SUITES: &[Suite] = &[
         counted: false,
         limit: minutes(20),
         commands: c_memcheck,
-    },
-    Suite {
-        name: "shuttle",
-        about: "whole pools, devices and protocols of engines under random schedules",
-        quick: false,
-        needs: &[],
-        counted: true,
-        limit: minutes(30),
-        commands: |context| models(&context.target, "shuttle"),
     },
     Suite {
         name: "links-asan",
@@ -558,30 +582,6 @@ pub const SUITES: &[Suite] = &[
         counted: true,
         limit: minutes(20),
         commands: |context| vec![portable(&context.target)],
-    },
-    Suite {
-        name: "simulation",
-        about: "whole engines under schedules, a clock and faults that a seed decides; failures are shortened",
-        quick: false,
-        needs: &[],
-        counted: true,
-        limit: minutes(30),
-        commands: |context| {
-            let mut simulate = SIMULATION.cargo(&context.target, &["test"], &[]);
-            if std::env::var_os("ESTAFETTE_SEEDS").is_none() {
-                simulate.env("ESTAFETTE_SEEDS", "10000");
-            }
-            vec![simulate]
-        },
-    },
-    Suite {
-        name: "property",
-        about: "random programs and random steps against their oracles, optimized, with debug assertions and many seeds",
-        quick: false,
-        needs: &[],
-        counted: true,
-        limit: minutes(30),
-        commands: |context| random(&context.target).into(),
     },
     Suite {
         name: "fuzz",
@@ -617,8 +617,20 @@ pub const SUITES: &[Suite] = &[
         limit: minutes(20),
         commands: |context| {
             let examples = names_in("examples/examples", "rs");
-            let run = |name: &String| cargo(&context.target, &["run", "--release", "--example", name], &[]);
-            examples.iter().map(run).collect()
+            let run = |name| shell::command(context.target.join("checked/examples").join(name));
+            [checked(&context.target)].into_iter().chain(examples.into_iter().map(run)).collect()
+        },
+    },
+    Suite {
+        name: "scale",
+        about: "how the cost of each call grows with what is alive, in instructions counted by valgrind",
+        quick: false,
+        needs: &[Need::Program("valgrind", "on Debian: `apt-get install valgrind`")],
+        counted: false,
+        limit: minutes(20),
+        commands: |context| {
+            let count = shell::command(context.target.join("checked/scale"));
+            vec![checked(&context.target), count]
         },
     },
     Suite {
@@ -649,11 +661,10 @@ pub fn list() {
             .needs
             .iter()
             .map(|need| match need {
-                Need::Python => "Python",
-                Need::Legacy => "Python 3.11 or 3.12",
-                Need::Other => "Python",
-                Need::Borrowed => "wheels with tests",
-                Need::Nixl => "NIXL",
+                Need::Contents(LEGACY) => "Python 3.11 or 3.12",
+                Need::Contents(BORROWED) => "wheels with tests",
+                Need::Contents(NIXL) => "NIXL",
+                Need::Python | Need::Contents(_) => "Python",
                 Need::Program(name, _) => name,
             })
             .collect();

@@ -2,6 +2,7 @@
 
 use std::collections::VecDeque;
 use std::fmt;
+use std::path::PathBuf;
 use std::process::Command;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, mpsc};
@@ -13,9 +14,9 @@ use clap::builder::PossibleValuesParser;
 
 use crate::counts::Counts;
 use crate::dist;
-use crate::python::{self, BORROWED, Build, Environment, NIXL, Peers};
+use crate::python::{self, BORROWED, Build, Contents, Environment, LEGACY};
 use crate::shell::{self, Ended};
-use crate::suites::{Context, Need, SUITES, Suite, ahead};
+use crate::suites::{Context, Need, SUITES, Suite, ahead, niced};
 
 /// Sets up what is missing, runs the suites, and ends with a line for each
 #[derive(Debug, Default, Args)]
@@ -79,31 +80,34 @@ pub fn run(options: &Options) -> Result<bool, String> {
     let mut context = Context { target, quick, ..Context::default() };
     let mut lines = Vec::new();
     // Each set-up is tried once; if it fails, every suite that needs it reports why.
-    let mut set_up = SetUp::downloading(&options.chosen(), quick);
+    let mut set_up = SetUp::downloading(&options.chosen(), &context);
     let ahead = Ahead::start(&options.chosen(), &context);
-    let beside = Beside::start(options.require);
+    let lanes = [BESIDE, IDLE].map(|names| Lane::start(names, options.require));
     for suite in options.chosen() {
         let start = Instant::now();
         println!("\n== {}: {}", suite.name, suite.about);
         let mut last = Vec::new();
+        let lane = lanes.iter().find(|lane| lane.names.contains(&suite.name));
         let outcome = match missing(suite) {
             Some(reason) => Outcome::Skipped(reason),
-            None => match set_up.prepare(suite, &mut context) {
-                Ok(()) if BESIDE.contains(&suite.name) => {
+            None => match (set_up.prepare(suite, &mut context), lane) {
+                (Ok(()), Some(lane)) => {
                     println!("it runs beside the next suites");
-                    beside.run(suite, &context)?;
+                    lane.run(suite, &context)?;
                     continue;
                 }
-                Ok(()) => {
+                (Ok(()), None) => {
                     run_suite(suite, &context, options.require, &mut last, &mut |text| print!("{text}"))
                 }
-                Err(reason) => Outcome::Failed(format!("no Python environment: {reason}")),
+                (Err(reason), _) => Outcome::Failed(format!("no Python environment: {reason}")),
             },
         };
         lines.push(Line::of(suite, outcome, options.require, start, last));
-        lines.extend(beside.ended.try_iter().map(Ran::shown));
+        lines.extend(lanes.iter().flat_map(|lane| lane.ended.try_iter()).map(Ran::shown));
     }
-    lines.append(&mut beside.finish()?);
+    for lane in lanes {
+        lines.append(&mut lane.finish()?);
+    }
     lines.sort_by_key(|line| SUITES.iter().position(|suite| suite.name == line.suite));
     ahead.stop();
     Ok(close(&lines))
@@ -113,8 +117,13 @@ pub fn run(options: &Options) -> Result<bool, String> {
 /// them at the same time. Ray is not among them: its own limits of time are short.
 const BESIDE: &[&str] = &["doc", "dask", "collectives", "nixl"];
 
-/// The thread that runs them.
-struct Beside {
+/// Suites that need a processor and no certain time: models, and random programs. They run likewise, at a low priority, in what the other
+/// suites leave.
+const IDLE: &[&str] = &["loom", "shuttle", "simulation", "property"];
+
+/// A thread that runs suites beside others.
+struct Lane {
+    names: &'static [&'static str],
     suites: mpsc::Sender<(&'static Suite, Context)>,
     ended: mpsc::Receiver<Ran>,
     runner: JoinHandle<()>,
@@ -132,8 +141,8 @@ impl Ran {
     }
 }
 
-impl Beside {
-    fn start(require: bool) -> Self {
+impl Lane {
+    fn start(names: &'static [&'static str], require: bool) -> Self {
         let (suites, given) = mpsc::channel::<(&'static Suite, Context)>();
         let (ran, ended) = mpsc::channel();
         let runner = std::thread::spawn(move || {
@@ -147,7 +156,7 @@ impl Beside {
                 let _ = ran.send(Ran(suite, line, output));
             }
         });
-        Self { suites, ended, runner }
+        Self { names, suites, ended, runner }
     }
 
     fn run(&self, suite: &'static Suite, context: &Context) -> Result<(), String> {
@@ -211,7 +220,7 @@ fn missing(suite: &Suite) -> Option<String> {
             Some(format!("{name} is not installed ({remedy})"))
         }
         // The set-up reports a missing interpreter.
-        Need::Legacy => python::interpreter_version().ok().and_then(too_new_for_mxnet),
+        Need::Contents(LEGACY) => python::interpreter_version().ok().and_then(too_new_for_mxnet),
         _ => None,
     })
 }
@@ -229,119 +238,92 @@ fn too_new_for_mxnet((major, minor): (u32, u32)) -> Option<String> {
     })
 }
 
-/// How the set-up of each environment went.
-#[derive(Default)]
+/// How the set-up of what suites need went.
 struct SetUp {
     /// Fills the environments while the first suites compile.
     downloads: Option<JoinHandle<()>>,
-    python: Option<Result<(), String>>,
-    legacy: Option<Result<(), String>>,
-    other: Option<Result<(), String>>,
-    borrowed: Option<Result<(), String>>,
+    tried: Vec<(Need, Result<(), String>)>,
+    wheel: PathBuf,
 }
 
 impl SetUp {
     /// Begins to download what `suites` need. The suite that needs a failed download tries it again, and reports a failure.
-    fn downloading(suites: &[&Suite], quick: bool) -> Self {
-        let mut needs = Vec::new();
+    fn downloading(suites: &[&Suite], context: &Context) -> Self {
+        let mut all = Vec::new();
         for need in suites.iter().filter(|suite| missing(suite).is_none()).flat_map(|suite| suite.needs) {
-            if !needs.contains(need) {
-                needs.push(*need);
+            let contents = contents(need, context);
+            if !all.contains(&contents) {
+                all.push(contents);
             }
         }
         let download = move || {
-            for need in needs {
-                let _ = match need {
-                    Need::Python => Environment::prepare(peers(quick)),
-                    Need::Legacy => Environment::prepare(Peers::Legacy),
-                    Need::Other => Environment::prepare(Peers::Other),
-                    Need::Nixl => Environment::prepare_bare(NIXL.0, NIXL.1),
-                    Need::Borrowed if !quick => Environment::prepare_bare(BORROWED.0, BORROWED.1),
-                    Need::Borrowed | Need::Program(..) => continue,
-                };
+            for contents in all.into_iter().flatten() {
+                let _ = Environment::prepare(contents);
             }
         };
-        Self { downloads: Some(std::thread::spawn(download)), ..Self::default() }
+        Self { downloads: Some(std::thread::spawn(download)), tried: Vec::new(), wheel: PathBuf::new() }
     }
 
     /// Sets up what `suite` needs and is not there yet.
     fn prepare(&mut self, suite: &Suite, context: &mut Context) -> Result<(), String> {
-        for need in suite.needs {
-            if !matches!(need, Need::Program(..))
-                && let Some(downloads) = self.downloads.take()
-            {
-                // What it could not do is done below.
-                let _ = downloads.join();
-            }
-            match need {
-                Need::Program(..) => {}
-                Need::Python => self.python.get_or_insert_with(|| set_up_python(context)).clone()?,
-                Need::Legacy => {
-                    self.python.get_or_insert_with(|| set_up_python(context)).clone()?;
-                    self.legacy.get_or_insert_with(|| set_up_legacy(context)).clone()?;
-                }
-                Need::Other => {
-                    self.python.get_or_insert_with(|| set_up_python(context)).clone()?;
-                    self.other.get_or_insert_with(|| set_up_other(context)).clone()?;
-                }
-                Need::Nixl => {
-                    if context.nixl.is_none() {
-                        context.nixl = Some(Environment::prepare_bare(NIXL.0, NIXL.1)?);
-                    }
-                }
-                // The quick form runs only what lies in the first environment.
-                Need::Borrowed if context.quick => {}
-                Need::Borrowed => self.borrowed.get_or_insert_with(|| set_up_borrowed(context)).clone()?,
-            }
+        suite.needs.iter().try_for_each(|need| self.once(*need, context))
+    }
+
+    fn once(&mut self, need: Need, context: &mut Context) -> Result<(), String> {
+        if let Some((_, tried)) = self.tried.iter().find(|(tried, _)| *tried == need) {
+            return tried.clone();
         }
+        let tried = match contents(&need, context) {
+            Some(contents) => self.set_up(contents, context),
+            None => Ok(()),
+        };
+        self.tried.push((need, tried.clone()));
+        tried
+    }
+
+    fn set_up(&mut self, contents: Contents, context: &mut Context) -> Result<(), String> {
+        if let Some(downloads) = self.downloads.take() {
+            // What it could not do is done below.
+            let _ = downloads.join();
+        }
+        let is_first = contents == context.peers();
+        if !is_first && !contents.bare {
+            // For its wheel.
+            self.once(Need::Python, context)?;
+        }
+        let environment = Environment::prepare(contents)?;
+        if is_first {
+            self.wheel = if context.quick {
+                environment.build_wheel(Build::Quick)?
+            } else {
+                // The wheel of a release.
+                dist::wheel(&python::wheel_folder()?)?
+            };
+        }
+        if !contents.bare {
+            environment.install(&self.wheel)?;
+        }
+        context.environments.push((contents, environment));
         Ok(())
     }
 }
 
-/// What the first environment holds.
-fn peers(quick: bool) -> Peers {
-    if quick { Peers::Small } else { Peers::All }
-}
-
-fn set_up_python(context: &mut Context) -> Result<(), String> {
-    let environment = Environment::prepare(peers(context.quick))?;
-    let wheel = if context.quick {
-        environment.build_wheel(Build::Quick)?
-    } else {
-        // The wheel of a release.
-        dist::wheel(&python::wheel_folder()?)?
-    };
-    environment.install(&wheel)?;
-    context.python = Some((environment, wheel));
-    Ok(())
-}
-
-fn set_up_legacy(context: &mut Context) -> Result<(), String> {
-    context.legacy = Some(with_the_wheel(Peers::Legacy, context)?);
-    Ok(())
-}
-
-fn set_up_other(context: &mut Context) -> Result<(), String> {
-    context.other = Some(with_the_wheel(Peers::Other, context)?);
-    Ok(())
-}
-
-/// An environment besides the first one, with the same wheel in it.
-fn with_the_wheel(peers: Peers, context: &Context) -> Result<Environment, String> {
-    let environment = Environment::prepare(peers)?;
-    let (_, wheel) = context.python.as_ref().expect("set up before, for its wheel");
-    environment.install(wheel)?;
-    Ok(environment)
-}
-
-fn set_up_borrowed(context: &mut Context) -> Result<(), String> {
-    let (folder, requirements) = BORROWED;
-    context.borrowed = Some(Environment::prepare_bare(folder, requirements)?);
-    Ok(())
+/// The environment that is needed, if it is one.
+fn contents(need: &Need, context: &Context) -> Option<Contents> {
+    match need {
+        Need::Python => Some(context.peers()),
+        // The quick form runs only what lies in the first environment.
+        Need::Contents(BORROWED) if context.quick => None,
+        Need::Contents(contents) => Some(*contents),
+        Need::Program(..) => None,
+    }
 }
 
 /// Suites whose commands run at once: each keeps one processor busy, and they share nothing.
-const AT_ONCE: &[&str] = &["python", "borrowed"];
+const AT_ONCE: &[&str] = &["property", "python", "borrowed"];
+
+/// The priority of [`IDLE`] suites: above that of builds, so that what is built is used, and a tenth of what the other suites get.
+const NICENESS: &str = "10";
 
 /// What one command has printed.
 #[derive(Default)]
@@ -386,6 +368,10 @@ fn run_suite(
         let is_counted = |command| is_given(command, "test") || suite.counted && !is_given(command, "build");
         let mut seen: Vec<Seen> =
             commands.iter().map(|command| Seen { counted: is_counted(command), ..Seen::default() }).collect();
+        let commands = match IDLE.contains(&suite.name) {
+            true => commands.iter().map(|command| niced(command, NICENESS, false)).collect(),
+            false => commands,
+        };
         let left = deadline.saturating_duration_since(Instant::now());
         let all_ended =
             shell::watch_at_once(commands, left, show, |number, line| seen[number].read_line(line));
@@ -503,7 +489,7 @@ mod tests {
 
     #[test]
     fn suites_that_run_at_once_exist() {
-        for name in AT_ONCE.iter().chain(BESIDE) {
+        for name in AT_ONCE.iter().chain(BESIDE).chain(IDLE) {
             assert!(SUITES.iter().any(|suite| suite.name == *name), "{name}");
         }
     }
@@ -531,34 +517,25 @@ mod tests {
     }
 
     fn run_scripts(counted: bool, commands: fn(&Context) -> Vec<Command>) -> String {
-        let limit = Duration::from_secs(60);
-        let suite = Suite { name: "some", about: "", quick: true, needs: &[], counted, limit, commands };
+        let suite = some("some", counted, commands);
         let context = Context { target: "nowhere".into(), ..Context::default() };
-        match run_suite(&suite, &context, false, &mut Vec::new(), &mut |_| ()) {
+        match run_suite(suite, &context, false, &mut Vec::new(), &mut |_| ()) {
             Outcome::Passed(counts) => format!("passed {}", counts.executed()),
             Outcome::Failed(reason) | Outcome::Skipped(reason) => reason,
         }
     }
 
-    fn some(name: &'static str, commands: fn(&Context) -> Vec<Command>) -> &'static Suite {
+    fn some(name: &'static str, counted: bool, commands: fn(&Context) -> Vec<Command>) -> &'static Suite {
         let limit = Duration::from_secs(60);
-        Box::leak(Box::new(Suite {
-            name,
-            about: "",
-            quick: true,
-            needs: &[],
-            counted: false,
-            limit,
-            commands,
-        }))
+        Box::leak(Box::new(Suite { name, about: "", quick: true, needs: &[], counted, limit, commands }))
     }
 
     #[test]
     fn suites_beside_others_keep_their_output_and_their_outcomes() {
-        let beside = Beside::start(true);
+        let beside = Lane::start(&[], true);
         let context = Context { target: "nowhere".into(), ..Context::default() };
-        beside.run(some("bad", |_| vec![shell::command("false")]), &context).unwrap();
-        beside.run(some("good", |_| vec![echo("test result: ok. 3 passed")]), &context).unwrap();
+        beside.run(some("bad", false, |_| vec![shell::command("false")]), &context).unwrap();
+        beside.run(some("good", false, |_| vec![echo("test result: ok. 3 passed")]), &context).unwrap();
         let first = beside.ended.recv().unwrap();
         assert!(matches!(first.1.outcome, Outcome::Failed(_)));
         let second = beside.ended.recv().unwrap();

@@ -7,7 +7,7 @@ use std::time::Instant;
 
 use super::{CRATES, Files, collect, file_with, remove_folder};
 use crate::install::{self, make_folder, write};
-use crate::python::{Environment, Peers};
+use crate::python::{ALL, DIST, Environment};
 use crate::shell;
 use crate::suites::{TESTED, blocks, python_examples};
 
@@ -42,7 +42,7 @@ fn wheel(files: &Files, folder: &Path) -> Result<(), String> {
         return Err(format!("{} has {bytes} bytes", files.wheel.display()));
     }
     // Its peers are gigabytes; the new environment finds those of the suites, after its own packages.
-    let peers = Environment::prepare(Peers::All)?;
+    let peers = Environment::prepare(ALL)?;
     let venv = folder.join("venv");
     let mut make = peers.command(&["-m", "venv"]);
     make.arg(&venv);
@@ -181,7 +181,7 @@ fn c_library(files: &Files, folder: &Path, target: &Path) -> Result<(), String> 
 fn clang(include: &Path, folder: &Path) -> Result<(), String> {
     const C: &[&str] = &["c99", "c11", "c17", "c23"];
     const CPP: &[&str] = &["c++11", "c++14", "c++17", "c++20", "c++23"];
-    let tools = Environment::prepare(Peers::Dist)?;
+    let tools = Environment::prepare(DIST)?;
     for (compiler, header, standards) in [
         ("cc", "dlpack_fence.h", C),
         ("cc", "estafette.h", C),

@@ -13,7 +13,7 @@ use clap::Args;
 
 use crate::install;
 use crate::lint::source;
-use crate::python::{Environment, Peers};
+use crate::python::{DIST, Environment};
 use crate::shell::{self, Ended};
 
 /// The crates that are published, each after those that it depends on.
@@ -110,7 +110,7 @@ impl Files {
         // What an earlier version left there must not be taken for this one.
         remove_folder(&folder)?;
         install::make_folder(&folder)?;
-        let tools = Environment::prepare(Peers::Dist)?;
+        let tools = Environment::prepare(DIST)?;
         let crates = crates(target, &folder)?;
         let sdist = sdist(&tools, &folder)?;
         let wheel = wheel(&folder)?;
@@ -162,7 +162,7 @@ fn sdist(tools: &Environment, folder: &Path) -> Result<PathBuf, String> {
 
 /// Builds the wheel into `folder`, linked for systems with an older C library. Its dependencies are those of any other optimized build.
 pub fn wheel(folder: &Path) -> Result<PathBuf, String> {
-    let (tools, target) = (Environment::prepare(Peers::Dist)?, shell::target()?);
+    let (tools, target) = (Environment::prepare(DIST)?, shell::target()?);
     let mut build = tools.command(&["-m", "maturin", "build", "--release", "--compatibility", PLATFORM]);
     build.args(["--manifest-path", PYTHON, "--interpreter"]).arg(tools.python()).arg("--out").arg(folder);
     build.args(["--", "-C"]).arg(linker()?).env("CARGO_TARGET_DIR", target);
@@ -250,7 +250,7 @@ pub fn remove_folder(folder: &Path) -> Result<(), String> {
 /// interpreter that is gone, is unwound by the system's `libgcc_s`, which crashes in functions of another one. So the system's is named by
 /// its path.
 pub fn linker() -> Result<String, String> {
-    let tools = Environment::prepare(Peers::Dist)?;
+    let tools = Environment::prepare(DIST)?;
     let script = shell::target()?.join("zig-linker");
     let text = format!(
         "#!/bin/sh\nunwinder=$(gcc -print-file-name=libgcc_s.so.1)\nfor argument; do\n    shift\n    case $argument in\n    -lgcc_s) \

@@ -4,8 +4,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use super::workloads::{Kind, Setting, Workload};
-use crate::python::Environment;
-use crate::requirements::MXNET;
+use crate::python::{Environment, MXNET};
 use crate::{install, shell};
 
 /// A peer: a program under `benches/peers` for one engine.
@@ -263,8 +262,7 @@ fn pkg_config(library: &str, questions: &[&str]) -> Result<Vec<String>, String> 
 
 /// MXNet's library in its environment, which is made if need be.
 fn libmxnet() -> Result<PathBuf, String> {
-    let (folder, requirements) = MXNET;
-    let environment = Environment::prepare_bare(folder, requirements)?;
+    let environment = Environment::prepare(MXNET)?;
     let script = "import importlib.util as u; print(u.find_spec('mxnet').submodule_search_locations[0])";
     let output = environment
         .command(&["-c", script])

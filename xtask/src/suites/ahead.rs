@@ -4,7 +4,7 @@
 use std::path::Path;
 use std::process::Command;
 
-use super::commands::{candle, models, portable, random, sanitized_links};
+use super::commands::{candle, checked, models, portable, random, sanitized_links};
 use crate::{fuzz, install, shell};
 
 /// What is built ahead: the suite, and its commands. Where a command runs tests, these are only built.
@@ -13,12 +13,13 @@ type Builds = fn(&Path) -> Result<Vec<Command>, String>;
 /// In the order of the suites.
 const AHEAD: &[(&str, Builds)] = &[
     ("loom", |target| Ok(models(target, "loom"))),
-    ("c", |target| Ok(vec![install::build_portable(target)?])),
     ("shuttle", |target| Ok(models(target, "shuttle"))),
+    ("property", |target| Ok(random(target).into())),
+    ("c", |target| Ok(vec![install::build_portable(target)?])),
+    ("memcheck", |target| Ok(vec![checked(target)])),
     ("links-asan", |target| Ok(sanitized_links(target).into())),
     ("candle", |target| Ok(vec![candle(target, "--test")])),
     ("portable", |target| Ok(vec![portable(target)])),
-    ("property", |target| Ok(random(target).into())),
     ("fuzz", |target| Ok(vec![fuzz::build(target)?])),
 ];
 
@@ -27,16 +28,17 @@ pub fn ahead(suite: &str, target: &Path, quick: bool) -> Vec<Command> {
     // The quick form uses the C library that the Rust tests are built with.
     let builds = AHEAD.iter().filter(|(name, _)| *name == suite && !(quick && suite == "c"));
     // What cannot be made here is reported by the suite, which makes it again.
-    builds.filter_map(|(_, commands)| commands(target).ok()).flatten().map(|command| idly(&command)).collect()
+    let commands = builds.filter_map(|(_, commands)| commands(target).ok()).flatten();
+    commands.map(|command| niced(&command, "19", true)).collect()
 }
 
-/// The same command, if cargo's `test` without running one, at the lowest priority.
-fn idly(command: &Command) -> Command {
+/// The same command at a lower priority, of which 19 is the lowest. With `only_built`, cargo's `test` runs none.
+pub fn niced(command: &Command, niceness: &str, only_built: bool) -> Command {
     let mut idle = shell::command("nice");
-    idle.args(["-n", "19"]).arg(command.get_program());
+    idle.args(["-n", niceness]).arg(command.get_program());
     for argument in command.get_args() {
         idle.arg(argument);
-        if argument == "test" {
+        if only_built && argument == "test" {
             idle.arg("--no-run");
         }
     }

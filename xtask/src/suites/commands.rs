@@ -3,7 +3,8 @@
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use super::{Context, MODELS, PORTABLE, RELEASED, TESTED};
+use super::{CHECKED, Context, MODELS, PORTABLE, TESTED};
+use crate::python::BORROWED;
 use crate::{fuzz, shell};
 
 /// Makes the simulator the driver that a program finds, by its path and by the driver's names.
@@ -25,7 +26,7 @@ pub(super) fn delegate(context: &Context) -> Vec<Command> {
     let build = context.target.join("delegate");
     let mut configure = shell::command("cmake");
     configure.args(["-S", "examples/delegate", "-DCMAKE_BUILD_TYPE=Release", "-B"]).arg(&build);
-    let (environment, _) = context.python.as_ref().expect("set up before the suite");
+    let environment = context.python();
     let package = environment.packages().map(|packages| packages.join("estafette/cmake"));
     // CMake says that it does not find the package.
     configure.arg(format!("-Destafette_DIR={}", package.unwrap_or_default().display()));
@@ -88,11 +89,15 @@ pub(super) fn sanitized_links(target: &Path) -> [Command; 2] {
 /// Random programs and random steps, with many seeds.
 pub(super) fn random(target: &Path) -> [Command; 2] {
     [("oracle", "32"), ("who_may_run", "400")].map(|(file, seeds)| {
-        let profile = ["test", "--profile", "checked", "--package", "tests"];
-        let mut command = cargo(target, &profile, &["--test", "random", file]);
+        let mut command = cargo(target, &["test"], &[CHECKED, &["--test", "random", file]].concat());
         command.env("ESTAFETTE_SEEDS", seeds);
         command
     })
+}
+
+/// Builds the optimized programs of several suites.
+pub(super) fn checked(target: &Path) -> Command {
+    cargo(target, &["build"], &[CHECKED, &["--examples", "--bin", "churn", "--bin", "scale"]].concat())
 }
 
 pub(super) fn memcheck() -> Command {
@@ -135,7 +140,7 @@ fn install_c(context: &Context) -> Command {
 }
 
 pub(super) fn c_programs(context: &Context) -> Vec<Command> {
-    let (environment, _) = context.python.as_ref().expect("set up before the first suite that needs it");
+    let environment = context.python();
     // The compiler reports a folder that cannot be found, as a missing header.
     let packages = environment.packages().unwrap_or_default();
     let mut programs =
@@ -183,23 +188,22 @@ pub(super) fn c_memcheck(context: &Context) -> Vec<Command> {
 }
 
 pub(super) fn python(context: &Context, arguments: &[&str]) -> Command {
-    let (environment, _) = context.python.as_ref().expect("set up before the first suite that needs it");
-    environment.command(arguments)
+    context.python().command(arguments)
 }
 
 /// Python tests of the files that a recording becomes; first the files.
 pub(super) fn looks_at_reports(context: &Context, tests: &str) -> Vec<Command> {
     let samples = context.target.join("report-samples");
-    let mut write = shell::command(context.target.join("release/examples/made_up"));
+    let mut write = shell::command(context.target.join("checked/examples/made_up"));
     write.arg(&samples);
     let mut look = python(context, &["-m", "pytest", "-rfEs", tests]);
     look.env("ESTAFETTE_REPORT_SAMPLES", samples);
-    vec![cargo(&context.target, RELEASED, &[]), write, look]
+    vec![checked(&context.target), write, look]
 }
 
 /// Other people's tests of DLPack, on our tensors. What deviates is listed beside the plugin.
 pub(super) fn borrowed(context: &Context) -> Vec<Command> {
-    let (environment, _) = context.python.as_ref().expect("set up before the first suite that needs it");
+    let environment = context.python();
     let run = |role: &str, packages: Result<PathBuf, String>, test: &str| {
         // pytest reports a folder that cannot be found, as a missing file.
         let test = packages.unwrap_or_default().join(test);
@@ -214,10 +218,8 @@ pub(super) fn borrowed(context: &Context) -> Vec<Command> {
     if !context.quick {
         let usm = "dpnp/tests/tensor/test_usm_ndarray_dlpack.py";
         commands.push(run("usm-middleman", environment.packages(), usm));
-    }
-    if let Some(wheels) = &context.borrowed {
         let cupy = "dpnp/tests/third_party/cupy/core_tests/test_dlpack.py";
-        commands.push(run("host-cupy", wheels.packages(), cupy));
+        commands.push(run("host-cupy", context.environment(BORROWED).packages(), cupy));
     }
     commands
 }
