@@ -10,17 +10,23 @@ import subprocess
 import sys
 import threading
 import time
+import unittest.mock
 
 import numpy as np
 import pytest
 import ray
 import test_nixl
 from ray.cluster_utils import Cluster
+from ray.experimental.rdt.util import get_tensor_transport_manager
 
 import estafette as est
 import estafette.ray
 
-estafette.ray.register()
+# Ray imports these in each process that has them, for data of theirs. That would take longer than all the rest.
+HIDDEN = ("torch", "pyarrow")
+with unittest.mock.patch.dict(sys.modules, dict.fromkeys(HIDDEN)):
+    estafette.ray.register()
+    get_tensor_transport_manager(estafette.ray.NAME)
 # Workers do not find this file.
 ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
@@ -48,7 +54,7 @@ def start(address):
 
 
 @pytest.fixture(scope="module", autouse=True)
-def cluster():
+def cluster(tmp_path_factory):
     """Two nodes on two machines, which are network namespaces. Where there can be none they are two machines for the transport alone."""
     estafette.ray.register()
     home, machines, hosts = os.open("/proc/self/ns/net", os.O_RDONLY), None, ["127.0.0.1"] * 2
@@ -57,6 +63,10 @@ def cluster():
         machines = test_nixl.Machines()
         namespaces, hosts = [f"/run/netns/{name}" for name in machines.names], machines.hosts
         go_to(namespaces[0])
+    hidden = tmp_path_factory.mktemp("hidden")
+    for name in HIDDEN:
+        (hidden / f"{name}.py").write_text("raise ModuleNotFoundError(__name__)")
+    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(hidden), os.environ.get("PYTHONPATH")]))
     shape = {"num_cpus": 1, "object_store_memory": 100 << 20, "include_log_monitor": False}
     first = {"resources": {"here": 1}, "include_dashboard": False, "no_monitor": True, "node_ip_address": hosts[0]}
     cluster = Cluster(initialize_head=True, head_node_args={**shape, **first})
@@ -135,8 +145,6 @@ class SourceActor:
     @ray.method(concurrency_group=CONTROL)
     def tickets(self):
         """How many objects Ray still counts, or is asked to free."""
-        from ray.experimental.rdt.util import get_tensor_transport_manager
-
         return len(get_tensor_transport_manager(estafette.ray.NAME)._tickets)
 
     @ray.method(tensor_transport="estafette")
