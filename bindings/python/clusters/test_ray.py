@@ -2,6 +2,7 @@
 
 To start a process takes most of the time, so tests share actors, unless they kill them."""
 
+import contextlib
 import ctypes
 import importlib.util
 import logging
@@ -57,32 +58,33 @@ def start(address):
 def cluster(tmp_path_factory):
     """Two nodes on two machines, which are network namespaces. Where there can be none they are two machines for the transport alone."""
     estafette.ray.register()
-    home, machines, hosts = os.open("/proc/self/ns/net", os.O_RDONLY), None, ["127.0.0.1"] * 2
-    if not test_nixl.REASON:
-        os.environ.update(test_nixl.ENV)
-        machines = test_nixl.Machines()
-        namespaces, hosts = [f"/run/netns/{name}" for name in machines.names], machines.hosts
-        go_to(namespaces[0])
+    shape = {"num_cpus": 1, "object_store_memory": 100 << 20, "include_log_monitor": False}
+    first, second = {"resources": {"here": 1}, "include_dashboard": False, "no_monitor": True}, {"resources": {"elsewhere": 1}}
     hidden = tmp_path_factory.mktemp("hidden")
     for name in HIDDEN:
         (hidden / f"{name}.py").write_text("raise ModuleNotFoundError(__name__)")
-    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(hidden), os.environ.get("PYTHONPATH")]))
-    shape = {"num_cpus": 1, "object_store_memory": 100 << 20, "include_log_monitor": False}
-    first = {"resources": {"here": 1}, "include_dashboard": False, "no_monitor": True, "node_ip_address": hosts[0]}
-    cluster = Cluster(initialize_head=True, head_node_args={**shape, **first})
-    if machines:
-        go_to(namespaces[1])
-    cluster.add_node(**shape, resources={"elsewhere": 1}, node_ip_address=hosts[1])
-    if machines:
-        go_to(namespaces[0])
-    start(cluster.address)
-    yield cluster
-    ray.shutdown()
-    cluster.shutdown()
-    if machines:
-        go_to(f"/proc/self/fd/{home}")
-        machines.close()
-    os.close(home)
+    with pytest.MonkeyPatch.context() as environment, contextlib.ExitStack() as ends:
+        environment.setenv("PYTHONPATH", str(hidden), prepend=os.pathsep)
+        if not test_nixl.REASON:
+            for name, value in test_nixl.ENV.items():
+                environment.setenv(name, value)
+            home = ends.enter_context(open("/proc/self/ns/net"))
+            machines = test_nixl.Machines()
+            ends.callback(machines.close)
+            ends.callback(go_to, f"/proc/self/fd/{home.fileno()}")
+            namespaces = [f"/run/netns/{name}" for name in machines.names]
+            first["node_ip_address"], second["node_ip_address"] = machines.hosts
+            go_to(namespaces[0])
+        cluster = Cluster(initialize_head=True, head_node_args={**shape, **first})
+        ends.callback(cluster.shutdown)
+        if not test_nixl.REASON:
+            go_to(namespaces[1])
+        cluster.add_node(**shape, **second)
+        if not test_nixl.REASON:
+            go_to(namespaces[0])
+        ends.callback(ray.shutdown)
+        start(cluster.address)
+        yield cluster
 
 
 CONTROL = "control"
@@ -696,6 +698,7 @@ def test_an_actor_that_is_started_again_passes_tensors_again(sink):
     before = get(source.pid.remote())
     assert get(sink.value.remote(source.current.remote())) == [0.0] * 4
     ray.kill(source, no_restart=False)
+    wait_for_end(before)
     assert get(source.pid.remote()) != before
     get(source.write.remote(5.0))
     assert get(sink.value.remote(source.current.remote())) == [5.0] * 4
