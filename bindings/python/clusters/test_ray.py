@@ -35,6 +35,7 @@ ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])
 REASON = test_nixl.REASON or (None if importlib.util.find_spec("nixl_cu12") else "NIXL is not installed")
 by_nixl = pytest.mark.skipif(REASON is not None, reason=REASON or "")
 
+WITHOUT_NIXL = ("ESTAFETTE_NIXL_LIBRARY", "/nowhere/libnixl_capi.so")
 
 LIBC = ctypes.CDLL(None, use_errno=True)
 CLONE_NEWNET, CLONE_NEWNS = 0x40000000, 0x20000
@@ -75,6 +76,9 @@ def cluster(tmp_path_factory):
             namespaces = [f"/run/netns/{name}" for name in machines.names]
             first["node_ip_address"], second["node_ip_address"] = machines.hosts
             go_to(namespaces[0])
+        else:
+            # With it the two would find that they are one machine.
+            environment.setenv(*WITHOUT_NIXL)
         cluster = Cluster(initialize_head=True, head_node_args={**shape, **first})
         ends.callback(cluster.shutdown)
         if not test_nixl.REASON:
@@ -335,18 +339,15 @@ def far_sink(shared):
     return shared(Sink, "far sink", resources=ELSEWHERE)
 
 
-WITHOUT_NIXL = {"env_vars": {"ESTAFETTE_NIXL_LIBRARY": "/nowhere/libnixl_capi.so"}}
-
-
 @pytest.fixture
 def poor_source(shared):
     """A source on the other machine, which has no NIXL."""
-    return shared(Source, "poor source", resources=ELSEWHERE, runtime_env=WITHOUT_NIXL)
+    return shared(Source, "poor source", resources=ELSEWHERE, runtime_env={"env_vars": dict([WITHOUT_NIXL])})
 
 
 @pytest.fixture
 def poor_sink(shared):
-    return shared(Sink, "poor sink", resources=ELSEWHERE, runtime_env=WITHOUT_NIXL)
+    return shared(Sink, "poor sink", resources=ELSEWHERE, runtime_env={"env_vars": dict([WITHOUT_NIXL])})
 
 
 @pytest.fixture
