@@ -376,7 +376,9 @@ pub const SUITES: &[Suite] = &[
             let few = [&tests[..], &["-k", "not thousand and not raylet"]].concat();
             let nixl = context.environment(NIXL).packages().unwrap_or_default();
             let mut runs = vec![python(context, &tests), other.command(&few)];
-            runs.iter_mut().for_each(|run| drop(run.env("PYTHONPATH", &nixl)));
+            for run in &mut runs {
+                run.env("PYTHONPATH", &nixl);
+            }
             runs
         },
     },

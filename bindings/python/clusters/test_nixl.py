@@ -156,6 +156,10 @@ class Machines:
 
     def put_back(self):
         ip("-n", self.names[1], "link", "set", self.devices[1], "up")
+        # The kernel says up to a second later that it is, and until then UCX does not see it.
+        for name, device in zip(self.names, self.devices):
+            while "LOWER_UP" not in ip("-n", name, "link", "show", device).stdout:
+                time.sleep(0.01)
 
     def start(self, side, source, deadline=10.0, lease_timeout=30.0, ahead=0, **env):
         env = {**ENV, **env}

@@ -2,6 +2,7 @@
 
 To start a process takes most of the time, so tests share actors, unless they kill them."""
 
+import contextlib
 import ctypes
 import importlib.util
 import logging
@@ -10,17 +11,23 @@ import subprocess
 import sys
 import threading
 import time
+import unittest.mock
 
 import numpy as np
 import pytest
 import ray
 import test_nixl
 from ray.cluster_utils import Cluster
+from ray.experimental.rdt.util import get_tensor_transport_manager
 
 import estafette as est
 import estafette.ray
 
-estafette.ray.register()
+# Ray imports these in each process that has them, for data of theirs. That would take longer than all the rest.
+HIDDEN = ("torch", "pyarrow")
+with unittest.mock.patch.dict(sys.modules, dict.fromkeys(HIDDEN)):
+    estafette.ray.register()
+    get_tensor_transport_manager(estafette.ray.NAME)
 # Workers do not find this file.
 ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
@@ -28,6 +35,7 @@ ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])
 REASON = test_nixl.REASON or (None if importlib.util.find_spec("nixl_cu12") else "NIXL is not installed")
 by_nixl = pytest.mark.skipif(REASON is not None, reason=REASON or "")
 
+WITHOUT_NIXL = ("ESTAFETTE_NIXL_LIBRARY", "/nowhere/libnixl_capi.so")
 
 LIBC = ctypes.CDLL(None, use_errno=True)
 CLONE_NEWNET, CLONE_NEWNS = 0x40000000, 0x20000
@@ -48,31 +56,39 @@ def start(address):
 
 
 @pytest.fixture(scope="module", autouse=True)
-def cluster():
+def cluster(tmp_path_factory):
     """Two nodes on two machines, which are network namespaces. Where there can be none they are two machines for the transport alone."""
     estafette.ray.register()
-    home, machines, hosts = os.open("/proc/self/ns/net", os.O_RDONLY), None, ["127.0.0.1"] * 2
-    if not test_nixl.REASON:
-        os.environ.update(test_nixl.ENV)
-        machines = test_nixl.Machines()
-        namespaces, hosts = [f"/run/netns/{name}" for name in machines.names], machines.hosts
-        go_to(namespaces[0])
     shape = {"num_cpus": 1, "object_store_memory": 100 << 20, "include_log_monitor": False}
-    first = {"resources": {"here": 1}, "include_dashboard": False, "no_monitor": True, "node_ip_address": hosts[0]}
-    cluster = Cluster(initialize_head=True, head_node_args={**shape, **first})
-    if machines:
-        go_to(namespaces[1])
-    cluster.add_node(**shape, resources={"elsewhere": 1}, node_ip_address=hosts[1])
-    if machines:
-        go_to(namespaces[0])
-    start(cluster.address)
-    yield cluster
-    ray.shutdown()
-    cluster.shutdown()
-    if machines:
-        go_to(f"/proc/self/fd/{home}")
-        machines.close()
-    os.close(home)
+    first, second = {"resources": {"here": 1}, "include_dashboard": False, "no_monitor": True}, {"resources": {"elsewhere": 1}}
+    hidden = tmp_path_factory.mktemp("hidden")
+    for name in HIDDEN:
+        (hidden / f"{name}.py").write_text("raise ModuleNotFoundError(__name__)")
+    with pytest.MonkeyPatch.context() as environment, contextlib.ExitStack() as ends:
+        environment.setenv("PYTHONPATH", str(hidden), prepend=os.pathsep)
+        if not test_nixl.REASON:
+            for name, value in test_nixl.ENV.items():
+                environment.setenv(name, value)
+            home = ends.enter_context(open("/proc/self/ns/net"))
+            machines = test_nixl.Machines()
+            ends.callback(machines.close)
+            ends.callback(go_to, f"/proc/self/fd/{home.fileno()}")
+            namespaces = [f"/run/netns/{name}" for name in machines.names]
+            first["node_ip_address"], second["node_ip_address"] = machines.hosts
+            go_to(namespaces[0])
+        else:
+            # With it the two would find that they are one machine.
+            environment.setenv(*WITHOUT_NIXL)
+        cluster = Cluster(initialize_head=True, head_node_args={**shape, **first})
+        ends.callback(cluster.shutdown)
+        if not test_nixl.REASON:
+            go_to(namespaces[1])
+        cluster.add_node(**shape, **second)
+        if not test_nixl.REASON:
+            go_to(namespaces[0])
+        ends.callback(ray.shutdown)
+        start(cluster.address)
+        yield cluster
 
 
 CONTROL = "control"
@@ -135,8 +151,6 @@ class SourceActor:
     @ray.method(concurrency_group=CONTROL)
     def tickets(self):
         """How many objects Ray still counts, or is asked to free."""
-        from ray.experimental.rdt.util import get_tensor_transport_manager
-
         return len(get_tensor_transport_manager(estafette.ray.NAME)._tickets)
 
     @ray.method(tensor_transport="estafette")
@@ -325,18 +339,15 @@ def far_sink(shared):
     return shared(Sink, "far sink", resources=ELSEWHERE)
 
 
-WITHOUT_NIXL = {"env_vars": {"ESTAFETTE_NIXL_LIBRARY": "/nowhere/libnixl_capi.so"}}
-
-
 @pytest.fixture
 def poor_source(shared):
     """A source on the other machine, which has no NIXL."""
-    return shared(Source, "poor source", resources=ELSEWHERE, runtime_env=WITHOUT_NIXL)
+    return shared(Source, "poor source", resources=ELSEWHERE, runtime_env={"env_vars": dict([WITHOUT_NIXL])})
 
 
 @pytest.fixture
 def poor_sink(shared):
-    return shared(Sink, "poor sink", resources=ELSEWHERE, runtime_env=WITHOUT_NIXL)
+    return shared(Sink, "poor sink", resources=ELSEWHERE, runtime_env={"env_vars": dict([WITHOUT_NIXL])})
 
 
 @pytest.fixture
@@ -688,6 +699,7 @@ def test_an_actor_that_is_started_again_passes_tensors_again(sink):
     before = get(source.pid.remote())
     assert get(sink.value.remote(source.current.remote())) == [0.0] * 4
     ray.kill(source, no_restart=False)
+    wait_for_end(before)
     assert get(source.pid.remote()) != before
     get(source.write.remote(5.0))
     assert get(sink.value.remote(source.current.remote())) == [5.0] * 4

@@ -90,7 +90,7 @@ def _values(_actor: Any, obj_id: str) -> list[tuple[dict[str, Any], list[bytes]]
 
 def _from_elsewhere(obj_id: str, metadata: _Metadata, unreachable: set[str]) -> list[Tensor]:
     """The tensors of an object on another machine: promises, by NIXL, or else copies by way of Ray's object store, once they are ready. Actors
-    that NIXL does not reach are noted in `unreachable`."""
+    that cannot be connected to for NIXL are noted in `unreachable`."""
     if metadata.source is None:
         raise NotSharedError(
             f"object {obj_id} was put by a process that is no actor, on Ray's node {metadata.node}, and this is node {_node()}: Ray has no way"
@@ -227,8 +227,8 @@ def register() -> None:
     the actor that made the tensor wait until they are gone, and Ray counts no reference. A tensor whose memory cannot be shown to other
     processes, see ``shared`` of `Engine`, is copied once it is ready.
 
-    An actor on another machine gets promises too, of copies that NIXL makes, if both have the package ``nixl-cu12`` and NIXL reaches one
-    from the other. Otherwise, as the log says once for each actor, it gets a copy once the value is ready, by way of Ray's object store.
+    An actor on another machine gets promises too, of copies that NIXL makes, if both have the package ``nixl-cu12`` and one connects to
+    the other. Otherwise, as the log says once for each actor, it gets a copy once the value is ready, by way of Ray's object store.
     Until then it takes no other object.
     """
     try:
