@@ -2,6 +2,8 @@
 
 #![cfg(not(any(estafette_portable, estafette_loom, estafette_shuttle)))]
 
+#[path = "../../tests/src/limits.rs"]
+mod limits;
 mod support;
 
 use std::os::unix::process::ExitStatusExt;
@@ -458,4 +460,46 @@ fn a_door_takes_several_links_and_refuses_what_is_none() {
         matches!(wait(Link::connect(&address)), Err(LinkError::System { .. } | LinkError::Refused(_)))
     });
     assert!(Address::from_bytes(b"estafette-7").is_err() && Address::from_bytes(address.as_bytes()).is_ok());
+}
+
+#[test]
+fn who_waits_at_a_door_hears_what_this_process_lacks_and_the_door_goes_on() {
+    /// Descriptors that a link takes, and more.
+    const ENOUGH: u64 = 16;
+    let say = |link: &Link, what: &[u8]| drop(link.try_send(&done(), what).expect("there is room"));
+    two(
+        "who_waits_at_a_door_hears_what_this_process_lacks_and_the_door_goes_on",
+        |_, link| {
+            let address = Address::from_bytes(receive(&link).note()).expect("an address");
+            while wait(link.receive()).is_ok() {
+                // The other process hangs up while it is short, perhaps when there is a link here already.
+                let greeted = |link: &Link| wait(link.receive()).is_ok();
+                until("there is a link", || wait(Link::connect(&address)).is_ok_and(|link| greeted(&link)));
+                say(&link, b"connected");
+            }
+        },
+        |link| {
+            let door = Door::open().expect("a door");
+            say(&link, door.address().as_bytes());
+            let open = std::fs::read_dir("/proc/self/fd").expect("a folder of the kernel's").count() as u64;
+            let mut heard = Vec::new();
+            // Short of one descriptor after the other: of that of the connection, of those of the greeting, of those of the peer's.
+            for most in 3..open + ENOUGH {
+                let before = limits::limit(libc::RLIMIT_NOFILE, most);
+                say(&link, b"short");
+                let mut accepted = wait(door.accept());
+                limits::limit(libc::RLIMIT_NOFILE, before);
+                while let Err(error) = accepted {
+                    heard.push(error.to_string());
+                    accepted = wait(door.accept());
+                }
+                say(&accepted.expect("no error is left"), b"welcome");
+                drop(receive(&link));
+            }
+            assert!(heard.iter().all(|error| error.contains("Too many open files")), "{heard:?}");
+            for stage in ["accepting a connection", "greeting another process", "meeting another process"] {
+                assert!(heard.iter().any(|error| error.contains(stage)), "{stage}: {heard:?}");
+            }
+        },
+    );
 }

@@ -148,6 +148,25 @@ mod tests {
     use super::*;
 
     #[test]
+    fn a_copy_from_another_machine_is_traced_with_the_clock_there() {
+        use crate::engine::Engine;
+
+        let recorder = trace::Recorder::open(trace::TraceOptions::default()).expect("a recorder");
+        let engine = Engine::builder().workers(1).build().expect("an engine");
+        let clock = ClockOffset { clock: "another boot".into(), ahead_ns: -7, uncertainty_ns: 3 };
+        let elsewhere = Elsewhere { process: 5, key: 11, clock: Some(clock) };
+        let noted = elsewhere.clone();
+        let fetched = engine.op("a copy").receive(move |completion| {
+            hooks::is_elsewhere(completion.id(), &noted, None);
+            completion.produce(Err(Box::new(Error::invalid("nothing"))));
+        });
+        assert!(fetched.expect("a promise").wait().is_err());
+        let trace = recorder.finish();
+        let copies: Vec<_> = trace.operations.iter().filter(|it| *it.name == *"a copy").collect();
+        assert!(copies.len() == 1 && copies[0].elsewhere.as_deref() == Some(&elsewhere), "{copies:?}");
+    }
+
+    #[test]
     fn a_reach_survives_its_bytes() {
         let reach =
             Reach { host: "10.0.0.1".into(), port: 7, key: [3; 16], deadline: Duration::from_millis(1500) };
