@@ -48,19 +48,3 @@ impl Access {
 fn small(index: usize) -> u16 {
     u16::try_from(index).expect("workloads have fewer than 65,536 variables")
 }
-
-/// Pseudo-random numbers: splitmix64.
-#[derive(Debug)]
-pub(crate) struct Dice(pub(crate) u64);
-
-impl Dice {
-    /// A number below `limit`.
-    pub(crate) fn below(&mut self, limit: usize) -> usize {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut mixed = self.0;
-        mixed = (mixed ^ (mixed >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        // The bias of the remainder is too small to matter for a bench.
-        ((mixed ^ (mixed >> 31)) % limit as u64) as usize
-    }
-}

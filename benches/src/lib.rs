@@ -10,6 +10,9 @@ mod access;
 mod chain;
 mod contended;
 mod deferred;
+#[expect(dead_code, reason = "other suites use more of it")]
+#[path = "../../tests/src/dice.rs"]
+mod dice;
 mod error;
 mod fan;
 mod gate;

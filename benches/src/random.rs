@@ -1,7 +1,8 @@
 //! Every operation reads two variables and writes a third one. All are drawn at random, and are the same in
 //! every run.
 
-use crate::access::{Access, Dice, VARIABLES};
+use crate::access::{Access, VARIABLES};
+use crate::dice::Dice;
 use crate::measure::by_accesses;
 use crate::workload::{OPERATIONS_DEFAULT, Workload};
 
@@ -21,9 +22,9 @@ pub(crate) fn accesses(n: usize) -> Vec<Access> {
 
 /// `n` operations over the first `variables` variables.
 pub(crate) fn draw(n: usize, variables: usize, seed: u64) -> Vec<Access> {
-    let mut dice = Dice(seed);
+    let mut dice = Dice::new(seed);
     let draw = |_| {
-        let write = dice.below(variables);
+        let write = dice.roll(variables);
         let first = other_than(&mut dice, variables, &[write]);
         let second = other_than(&mut dice, variables, &[write, first]);
         Access::new(&[first, second], Some(write))
@@ -33,7 +34,7 @@ pub(crate) fn draw(n: usize, variables: usize, seed: u64) -> Vec<Access> {
 
 fn other_than(dice: &mut Dice, variables: usize, taken: &[usize]) -> usize {
     loop {
-        let drawn = dice.below(variables);
+        let drawn = dice.roll(variables);
         if !taken.contains(&drawn) {
             return drawn;
         }

@@ -207,7 +207,7 @@ impl Link {
         let export = Export::for_writing(tensor, self.owner())?;
         let Some(Shown::Here(place)) = export.shown.get() else { unreachable!("it was found here") };
         let Memory::Host(segment) = &place.segment else { unreachable!("host memory alone is for writing") };
-        let number = self.link.show_for_writing(segment)?;
+        let number = self.link.when_room(|| self.link.show_for_writing(segment)).await?;
         let (first, layout, key) = (place.first as u64, place.layout.clone(), export.key);
         let description = Description { number, first, layout, key, share: 0, is_writable: true };
         let answer = self.link.send(&export.ready, &Note::Tensor(description).to_bytes(&[])).await?;
@@ -364,7 +364,7 @@ fn users(owner: &LeaseOwner) -> String {
 
 /// Sends an export, whose place is known, behind `prefix`. The share ends when the other process touches the memory no more.
 async fn hand_over(link: &RawLink, prefix: &[u8], export: Arc<Export>, place: &Place) -> Result<(), Error> {
-    let number = place.segment.show(link)?;
+    let number = link.when_room(|| place.segment.show(link)).await?;
     let (first, layout, key) = (place.first as u64, place.layout.clone(), export.key);
     let ready = export.ready.clone();
     let share = Share::new(link.process(), export);

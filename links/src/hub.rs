@@ -45,7 +45,7 @@ per_process! {
 
 /// What the link thread waits for.
 pub(crate) struct Hub {
-    poll: Poll,
+    pub(crate) poll: Poll,
     waker: Waker,
     lines: Lines,
     entries: Mutex<Entries>,
@@ -284,6 +284,8 @@ impl Hub {
             Some(Entry::Door(door)) => self.accept(&door),
             Some(Entry::Greeting(greeting)) => self.meet(token, greeting),
             Some(Entry::Link(link)) => {
+                // Senders try again as it is attended.
+                link.rest_from_room();
                 if token != even {
                     link.note_gone();
                 } else if link.drain(true) {

@@ -461,7 +461,15 @@ impl Link {
     /// # Errors
     /// As `try_send`, without `Full`.
     pub async fn send(&self, fence: &Fence, note: &[u8]) -> Result<Fence, LinkError> {
-        let attempt = || match self.try_send(fence, note) {
+        self.when_room(|| self.try_send(fence, note)).await
+    }
+
+    /// What `attempt` returns that sends or shows something on this link, waiting while that is [`LinkError::Full`].
+    ///
+    /// # Errors
+    /// As `attempt`, without `Full`.
+    pub async fn when_room<T>(&self, attempt: impl Fn() -> Result<T, LinkError>) -> Result<T, LinkError> {
+        let attempt = || match attempt() {
             Err(LinkError::Full { .. }) => Poll::Pending,
             result => Poll::Ready(result),
         };

@@ -4,37 +4,34 @@ use std::collections::VecDeque;
 use std::future::poll_fn;
 use std::task::{Context, Poll, Waker};
 
-use estafette_sync::event_count::{EventCount, Wakers};
 use estafette_sync::sync::Mutex;
 
-/// The wakers of waiting futures, one of each task.
+/// Futures that check a condition again when they are woken: the waker of each task. A lock for both sides, as notifications are no more
+/// frequent here than waits: neither a barrier of other threads nor a wake-up that wakes no thread.
 #[derive(Debug, Default)]
-pub(crate) struct Waiting(Vec<Waker>);
+pub(crate) struct Futures(Mutex<Vec<Waker>>);
 
-impl Wakers for Waiting {
-    fn count(&self) -> usize {
-        self.0.len()
+impl Futures {
+    pub(crate) fn has_waiters(&self) -> bool {
+        !self.0.lock().is_empty()
     }
 }
-
-/// Futures that check a condition again when they are woken.
-pub(crate) type Futures = EventCount<Waiting>;
 
 /// Registers the task of `context`. It then checks its condition.
 pub(crate) fn register(futures: &Futures, context: &Context<'_>) {
     // A waker is foreign: cloned and dropped under no lock.
     let mut waker = Some(context.waker().clone());
-    futures.with_wakers(|waiting| {
-        if !waiting.0.iter().any(|known| known.will_wake(context.waker())) {
-            waiting.0.extend(waker.take());
-        }
-    });
+    let mut waiting = futures.0.lock();
+    if !waiting.iter().any(|known| known.will_wake(context.waker())) {
+        waiting.extend(waker.take());
+    }
+    drop(waiting);
 }
 
 /// Wakes all.
 pub(crate) fn wake(futures: &Futures) {
-    let woken = futures.notify(std::mem::take).unwrap_or_default();
-    woken.0.into_iter().for_each(Waker::wake);
+    let woken = std::mem::take(&mut *futures.0.lock());
+    woken.into_iter().for_each(Waker::wake);
 }
 
 /// A queue of things that come from time to time.

@@ -147,6 +147,11 @@ impl PeerDeviceSegment {
         }
     }
 
+    /// Whether a call of [`open`](Self::open) has returned, so that later ones do not wait.
+    pub fn is_opened(&self) -> bool {
+        self.opened.get().is_some()
+    }
+
     /// Its length.
     pub fn bytes(&self) -> usize {
         self.bytes

@@ -7,12 +7,13 @@ mod limits;
 mod support;
 
 use std::os::unix::process::ExitStatusExt;
+use std::pin::pin;
 use std::time::Duration;
 
 use estafette_devices::{DeviceError, DeviceErrorKind, Fence, host};
 use estafette_links::{Address, Door, Link, LinkError, Received, Segment};
 
-use support::{Peer, assert_names_the_dead, failure, outcome, role, two, until, wait};
+use support::{Peer, assert_names_the_dead, failure, is_pending, outcome, role, two, until, wait};
 
 fn done() -> Fence {
     let (completer, fence) = host::promise("done");
@@ -252,18 +253,12 @@ fn a_peer_that_is_stopped_is_waited_for() {
     two(
         "a_peer_that_is_stopped_is_waited_for",
         |peer, link| {
-            let pid = peer.process().cast_signed();
             let used = link.try_send(&done(), b"first").unwrap();
             assert!(outcome(&used).is_ok());
-            // SAFETY: a signal to a child of this process, and waiting until it has stopped; it is not reaped.
-            unsafe {
-                libc::kill(pid, libc::SIGSTOP);
-                libc::waitpid(pid, std::ptr::null_mut(), libc::WUNTRACED);
-            }
+            peer.stop();
             let used = link.try_send(&done(), b"second").unwrap();
             assert!(used.wait_timeout(Some(Duration::from_millis(50))).is_none(), "neither used nor failed");
-            // SAFETY: as above.
-            unsafe { libc::kill(pid, libc::SIGCONT) };
+            peer.go_on();
             assert!(outcome(&used).is_ok());
         },
         |link| while wait(link.receive()).is_ok() {},
@@ -299,6 +294,37 @@ fn a_full_link_makes_its_sender_wait() {
                 count += 1;
             }
             assert!(count > 20_000, "{count}");
+        },
+    );
+}
+
+#[test]
+fn a_full_socket_makes_who_shows_segments_wait() {
+    // More than a socket holds.
+    const SEGMENTS: u32 = 400;
+    two(
+        "a_full_socket_makes_who_shows_segments_wait",
+        |peer, link| {
+            let segments: Vec<_> = (0..SEGMENTS).map(|_| Segment::new(4096).expect("memory")).collect();
+            peer.stop();
+            let mut shown = pin!(async {
+                for (segment, expected) in segments.iter().zip(0..) {
+                    let number = link.when_room(|| link.show(segment)).await;
+                    assert_eq!(number.expect("it is shown"), expected);
+                }
+            });
+            assert!(is_pending(shown.as_mut()), "nothing takes them");
+            peer.go_on();
+            wait(shown);
+            assert!(outcome(&wait(link.send(&done(), &[])).expect("it is sent")).is_ok());
+        },
+        |link| {
+            let received = receive(&link);
+            for number in 0..SEGMENTS {
+                assert_eq!(link.segment(number).expect("it is there").host().unwrap().bytes(), 4096);
+            }
+            drop(received);
+            assert!(wait(link.receive()).is_err());
         },
     );
 }

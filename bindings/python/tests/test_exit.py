@@ -295,6 +295,23 @@ class TestPending:
         )
         assert errors.count("never retrieved") == 1 and "`last`" in errors, errors
 
+    @pytest.mark.parametrize("workers", [0, 1])
+    def test_of_an_engine_that_no_object_has_any_more_runs_and_is_reported(self, workers):
+        output, errors = program(
+            f"""
+            def main():
+                own = est.Engine(workers={workers})
+                t = own.zeros(1, "int8")
+                view = np.from_dlpack(t)
+                own.submit(lambda t: print("ran"), writes=[t])
+                own.submit(lambda t: 1 / 0, writes=[t], name="last")
+                return view
+            view = main()
+            threading.Timer(0.3, lambda: globals().pop("view")).start()
+            """
+        )
+        assert output == "ran\n" and errors.count("never retrieved") == 1 and "`last`" in errors, (output, errors)
+
     def test_that_never_ends_is_named(self):
         _, errors = program(
             """
@@ -304,6 +321,7 @@ class TestPending:
             eng.submit(endless)
             eng.submit(lambda t: time.sleep(3600), writes=[t], name="holds_t")
             eng.submit(lambda t: None, writes=[t], name="behind")
+            del t, eng
             """
         )
         assert "endless" in errors and "`holds_t` is running" in errors and "`behind` waits for" in errors, errors

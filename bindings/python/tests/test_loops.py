@@ -400,6 +400,70 @@ class TestClosedLoops:
             gc.enable()
         eng.submit(lambda: None).wait(30)
 
+    @pytest.mark.parametrize("kind", ["function", "coroutine", "from_future", "task", "future"])
+    def test_that_were_only_stopped_end_waits_for_all_that_could_not_end(self, eng, reports, kind):
+        loop = asyncio.new_event_loop()
+        future = loop.create_future()
+
+        async def body():
+            await asyncio.sleep(3600)
+
+        async def main():
+            begin = {
+                "function": lambda: eng.call(body),
+                "coroutine": lambda: eng.call(lambda: body()),
+                "from_future": lambda: eng.from_future(body()),
+                "task": lambda: eng.from_future(asyncio.create_task(body())),
+                "future": lambda: eng.from_future(future),
+            }
+            return begin[kind]()
+
+        promise = loop.run_until_complete(main())
+        with est.Engine(workers=1) as other:
+            other.submit(lambda: None)
+            other.wait_all()
+        # A function may begin on the loop before or during the wait.
+        for wait in (eng.wait_all, lambda: eng.wait_all(60), eng.shutdown, lambda: eng.__exit__(None, None, None)):
+            with pytest.raises(est.WouldDeadlockError, match=r"operation \d+ goes on when <.*EventLoop running=False"):
+                wait()
+        loop.close()
+        eng.wait_all()
+        with pytest.raises(est.OperationError, match="closed|dropped"):
+            promise.wait()
+
+    def test_that_another_thread_stops_and_runs_again_are_waited_for(self, eng):
+        loop, waits = asyncio.new_event_loop(), threading.Event()
+
+        async def main():
+            may_end = asyncio.Event()
+
+            async def body():
+                await may_end.wait()
+                return bytearray(3)
+
+            return eng.call(body), may_end
+
+        def runs_again():
+            waits.wait()
+            may_end.set()
+            loop.run_until_complete(promise)
+
+        def begins():
+            began.append(loop.run_until_complete(main()))
+            stopped.set()
+            runs_again()
+
+        began, stopped = [], threading.Event()
+        thread = threading.Thread(target=begins)
+        thread.start()
+        stopped.wait()
+        ((promise, may_end),) = began
+        threading.Timer(0.2, waits.set).start()
+        eng.wait_all()
+        thread.join()
+        assert promise.done()
+        loop.close()
+
     def test_are_closed_as_their_class_closes_them(self, eng):
         closed = []
 

@@ -71,16 +71,20 @@ impl Drop for Handle {
             std::mem::forget(self.watch.take());
             return std::mem::forget(self.core.clone());
         }
-        // Without workers nothing else would ever run what is ready.
-        if self.core.has_no_workers() && !std::thread::panicking() {
-            while self.core.help_any() {}
-        }
+        go_on_alone(&self.core);
         self.core.failures.close();
         self.core.detach();
-        if self.core.has_no_workers() && !self.core.is_over() {
-            self.core.stand_ins.want_to_the_end(&self.core);
-        }
         self.core.clear_thread_cache();
+    }
+}
+
+/// Without workers nothing else would ever run what is ready.
+fn go_on_alone(core: &CoreRef) {
+    if core.has_no_workers() && !std::thread::panicking() {
+        while core.help_any() {}
+    }
+    if core.has_no_workers() && core.in_flight() > 0 {
+        core.stand_ins.want_to_the_end(core);
     }
 }
 

@@ -1,5 +1,7 @@
 //! The end of an engine's work: waits for all of it, and shutdown.
 
+use std::future::poll_fn;
+use std::task::Poll;
 use std::time::Duration;
 
 use estafette_sync::sync::atomic::Ordering;
@@ -11,10 +13,12 @@ use crate::core::lease_info::LeaseInfo;
 use crate::core::operation::{Kind, Op, OpHandle};
 use crate::core::unretrieved::Unretrieved;
 use crate::engine::Engine;
+use crate::operation::completion::Completion;
 use crate::trace;
 use crate::wait::awaits::{Awaited, Pending};
 use crate::wait::blocking::take_snapshot;
 use crate::wait::inspect;
+use crate::wait::notify::notify;
 
 /// How a shutdown ended.
 #[derive(Debug, Clone)]
@@ -58,14 +62,14 @@ impl Engine {
         core.closing.store(true, Ordering::Release);
         let mut listening = core.notifier.listen_async();
         let mut pending = Pending::default();
-        std::future::poll_fn(|cx| {
+        poll_fn(|cx| {
             listening.register_waker(cx.waker());
             if core.in_flight() == 0 {
-                return std::task::Poll::Ready(());
+                return Poll::Ready(());
             }
             // The end of everything is not a matter of leases alone: this has no error.
             let _ = pending.poll(cx, || Awaited::room(core));
-            std::task::Poll::Pending
+            Poll::Pending
         })
         .await;
         trace::engine_is_over();
@@ -84,6 +88,31 @@ impl Engine {
         };
         trace::engine_is_over();
         report
+    }
+
+    /// Lets go of a handle that may be the last one of the program: what is in flight goes on as if it were, and `ended` is called once
+    /// all of it has ended, with a handle until then and on the thread that finds that out.
+    #[doc(hidden)]
+    pub fn leave(self, ended: impl FnOnce(&Self) + Send + 'static) {
+        super::go_on_alone(self.core());
+        let idle = async move {
+            let core = self.core();
+            let mut listening = core.notifier.listen_async();
+            poll_fn(|cx| {
+                listening.register_waker(cx.waker());
+                if core.in_flight() == 0 { Poll::Ready(()) } else { Poll::Pending }
+            })
+            .await;
+            drop(listening);
+            self
+        };
+        notify(idle, move |engine| ended(&engine));
+    }
+
+    /// Whether the operation is one of this engine.
+    #[doc(hidden)]
+    pub fn runs(&self, operation: &Completion) -> bool {
+        operation.scope().core().is_some_and(|core| core.same(self.core()))
     }
 
     fn report_of_shutdown(&self, drained: bool) -> ShutdownReport {

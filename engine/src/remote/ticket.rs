@@ -21,21 +21,23 @@ use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use estafette_devices::{DeviceErrorKind, Fence, FenceState, Reactor, host};
-use estafette_links::{Address, Door, Link as RawLink, LinkError, Received, secret};
+use estafette_links::{Address, Door, Link as RawLink, LinkError, Received, Seen, secret};
 use estafette_report::model;
 use estafette_sync::per_process;
 use estafette_sync::sync::Mutex;
 use tokio::sync::oneshot;
 
 use super::{
-    Elsewhere, Export, Note, Share, ShareOptions, Shown, done, export, hand_over, network, take_over,
-    this_line,
+    Description, Elsewhere, Export, Note, Share, ShareOptions, Shown, done, export, hand_over, network,
+    take_over, this_line,
 };
 use crate::core::error::Error;
+use crate::core::operation::Name;
 use crate::engine::Engine;
 use crate::exchange::loan::RemoteOrigin;
 use crate::lease::{CallSite, LeaseOwner};
 use crate::operation::builder::OpBuilder;
+use crate::operation::completion::Completion;
 use crate::operation::import::Produced;
 use crate::tensor::handle::Tensor;
 use crate::trace::{self, hooks};
@@ -239,13 +241,7 @@ pub(super) fn redeem(
     let (process, secret, reach) = (ticket.process, ticket.secret, ticket.reach.clone());
     builder.receive(move |completion| {
         notify(asked_for(ticket, until_held), move |(answer, until_held)| match answer {
-            Ok(Elsewhere { managed, loan, ready, key, process }) => {
-                if trace::is_open() {
-                    let elsewhere = model::Elsewhere { process, key, clock: None };
-                    hooks::is_elsewhere(completion.id(), &elsewhere, site.as_ref());
-                }
-                completion.produce_after(&ready, Ok(Produced::elsewhere(managed, loan)));
-            }
+            Ok(given) => given.produce(completion, site),
             // On this machine it has died, or has never been.
             Err(Error::Device(error)) if error.kind() == DeviceErrorKind::PeerDied && !reach.is_empty() => {
                 network::fetch(&reach, process, secret, until_held, completion, site);
@@ -255,9 +251,55 @@ pub(super) fn redeem(
     })
 }
 
+/// What a ticket names, as it came over the link to its owner.
+struct Given {
+    link: Arc<RawLink>,
+    received: Received,
+    description: Description,
+    /// That of the owner's door for tickets.
+    address: Address,
+}
+
+impl Given {
+    /// Produces the tensor. Opening memory of a device may take the driver milliseconds, in which the thread of links, which may be the
+    /// calling one, would see to no other link: a worker does that.
+    fn produce(self, completion: Completion, site: Option<CallSite>) {
+        let must_open = match self.link.segment(self.description.number) {
+            Ok(Seen::Device(segment)) => !segment.is_opened(),
+            Ok(Seen::Host(_)) | Err(_) => false,
+        };
+        let core = completion.scope().core().filter(|_| must_open);
+        let name = || Name::Shared(Arc::new(format!("open memory of process {}", self.link.process())));
+        // An engine that shuts down takes no more operations, and waits for this one.
+        match core.as_ref().map(|core| OpBuilder::new(core, name()).beyond_limit()) {
+            Some(Ok(builder)) => {
+                // A refusal drops the completion, which fails the tensor.
+                let opened = builder.run(move |[], []| Ok(self.produce_here(completion, site)));
+                if let Err(error) = opened {
+                    tracing::error!(%error, "memory of another process is not opened");
+                }
+            }
+            _ => self.produce_here(completion, site),
+        }
+    }
+
+    fn produce_here(self, completion: Completion, site: Option<CallSite>) {
+        match take_over(&self.link, self.received, self.description, Some(&self.address)) {
+            Ok(Elsewhere { managed, loan, ready, key, process }) => {
+                if trace::is_open() {
+                    let elsewhere = model::Elsewhere { process, key, clock: None };
+                    hooks::is_elsewhere(completion.id(), &elsewhere, site.as_ref());
+                }
+                completion.produce_after(&ready, Ok(Produced::elsewhere(managed, loan)));
+            }
+            Err(error) => completion.produce(Err(Box::new(error))),
+        }
+    }
+}
+
 /// What a ticket names, from the process that has the memory: another one than made the ticket, if that had the tensor from there. Returns
 /// `until_held` if no process has been found that may keep the version.
-async fn asked_for(ticket: Ticket, until_held: UntilHeld) -> (Result<Elsewhere, Error>, UntilHeld) {
+async fn asked_for(ticket: Ticket, until_held: UntilHeld) -> (Result<Given, Error>, UntilHeld) {
     let process = ticket.process;
     let (passed, received) =
         match Owner::ask(&ticket.address, process, Request::Redeem(ticket.secret), until_held).await {
@@ -441,7 +483,7 @@ impl Request {
 
 /// What comes back.
 enum Answer {
-    Tensor(Elsewhere),
+    Tensor(Given),
     /// A ticket of the owner of the memory, which is valid until what was received is dropped.
     Ticket(Ticket, Received),
 }
@@ -587,7 +629,8 @@ impl Owner {
                     continue;
                 }
                 Some(Note::Tensor(description)) => {
-                    take_over(&link, received, description, Some(address)).map(Answer::Tensor)
+                    let (link, address) = (Arc::clone(&link), address.clone());
+                    Ok(Answer::Tensor(Given { link, received, description, address }))
                 }
                 Some(Note::Ticket(ticket)) => Ok(Answer::Ticket(ticket, received)),
                 Some(Note::Door(_)) | None => Err(match received.fence().state() {

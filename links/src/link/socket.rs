@@ -37,6 +37,8 @@ pub(super) struct Shown {
     /// Numbers of segments whose end was said to the peer.
     free: Vec<u32>,
     next: u32,
+    /// The socket was full, and the link thread comes when it has room.
+    wants_room: bool,
 }
 
 /// A segment that the peer has shown.
@@ -70,6 +72,18 @@ impl Passed {
 }
 
 impl Shared {
+    fn want_room(&self, shown: &mut Shown, is_wanted: bool) {
+        if std::mem::replace(&mut shown.wants_room, is_wanted) != is_wanted {
+            // One that was taken out is over.
+            let _ = self.hub.poll.watch_room(self.channel.socket.descriptor(), self.token, is_wanted);
+        }
+    }
+
+    /// On the link thread, which has come: there is room, or senders find none and want it again.
+    pub(crate) fn rest_from_room(&self) {
+        self.want_room(&mut self.shown.lock(), false);
+    }
+
     /// Takes messages from the socket: up to the first ring on the link thread, which comes back if there is more. True at its end.
     pub(crate) fn drain(&self, is_link_thread: bool) -> bool {
         // Dropped after the lock.
@@ -183,7 +197,7 @@ impl Link {
     /// once more, under the same number.
     ///
     /// # Errors
-    /// [`LinkError::Full`] while the peer does not look; the peer closed, died or broke the protocol; 1,024 segments were shown.
+    /// [`LinkError::Full`] while the socket is, for which [`when_room`](Self::when_room) waits; the peer closed, died or broke the protocol; 1,024 segments were shown.
     pub fn show(&self, segment: &Segment) -> Result<u32, LinkError> {
         self.show_as(segment, false)
     }
@@ -252,7 +266,10 @@ impl Link {
                 Ok((number, known.is_none()))
             }
             Err(error) => Err(match error.kind() {
-                ErrorKind::WouldBlock => LinkError::Full { process: self.process() },
+                ErrorKind::WouldBlock => {
+                    shared.want_room(&mut shown, true);
+                    LinkError::Full { process: self.process() }
+                }
                 // The first sign of its end.
                 ErrorKind::BrokenPipe | ErrorKind::ConnectionReset => {
                     shared.note_lost();

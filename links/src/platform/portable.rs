@@ -98,6 +98,10 @@ impl Poll {
         match *self {}
     }
 
+    pub fn watch_room<T>(&self, _descriptor: &T, _token: u64, _is_wanted: bool) -> io::Result<()> {
+        match *self {}
+    }
+
     pub fn remove<T>(&self, _descriptor: &T) {
         match *self {}
     }

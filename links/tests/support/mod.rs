@@ -4,7 +4,7 @@
 
 use std::future::Future;
 use std::io::{BufRead, BufReader};
-use std::pin::pin;
+use std::pin::{Pin, pin};
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::Arc;
 use std::task::{Context, Poll, Wake, Waker};
@@ -40,6 +40,11 @@ pub fn wait<F: Future>(future: F) -> F::Output {
         assert!(!left.is_zero(), "a future hangs");
         std::thread::park_timeout(left);
     }
+}
+
+/// Polls a future once.
+pub fn is_pending(future: Pin<&mut impl Future>) -> bool {
+    future.poll(&mut Context::from_waker(Waker::noop())).is_pending()
 }
 
 /// How a fence settles. One that hangs fails the test.
@@ -96,6 +101,21 @@ impl Peer {
         let mut lines = output.lines().map(|line| line.expect("text"));
         let line = lines.find_map(|line| line.split_once("door ").map(|(_, address)| address.to_owned()));
         Address::from_bytes(line.expect("an address").as_bytes()).expect("the address of a door")
+    }
+
+    /// Returns once it has stopped.
+    pub fn stop(&self) {
+        let process = self.process().cast_signed();
+        // SAFETY: a signal to a child of this process, and waiting until it has stopped; it is not reaped.
+        unsafe {
+            libc::kill(process, libc::SIGSTOP);
+            libc::waitpid(process, std::ptr::null_mut(), libc::WUNTRACED);
+        }
+    }
+
+    pub fn go_on(&self) {
+        // SAFETY: a signal to a child of this process, which is not reaped.
+        unsafe { libc::kill(self.process().cast_signed(), libc::SIGCONT) };
     }
 
     pub fn kill(&mut self) {

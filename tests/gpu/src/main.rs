@@ -29,6 +29,9 @@ mod conformance;
 mod copies;
 mod cpu;
 mod device_tests;
+#[expect(dead_code, reason = "other suites use more of it")]
+#[path = "../../src/dice.rs"]
+mod dice;
 mod driver;
 mod exits;
 mod failure;

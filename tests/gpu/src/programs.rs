@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use estafette::devices::Queue;
 
+use crate::dice::Dice;
 use crate::failure::{Failure, ensure};
 use crate::record::Record;
 use crate::setup::Setup;
@@ -13,19 +14,6 @@ const STEPS: usize = 300;
 const TENSORS: usize = 6;
 const QUEUES: usize = 4;
 const COUNT: usize = 1000;
-
-/// Vigna's splitmix64.
-struct Dice(u64);
-
-impl Dice {
-    fn below(&mut self, limit: usize) -> usize {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut value = self.0;
-        value = (value ^ (value >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        value = (value ^ (value >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        ((value ^ (value >> 31)) % limit as u64) as usize
-    }
-}
 
 pub fn run(setup: &Setup, record: &mut Record) -> Result<(), Failure> {
     let programs = if setup.simulated { 4 } else { PROGRAMS };
@@ -39,7 +27,7 @@ pub fn run(setup: &Setup, record: &mut Record) -> Result<(), Failure> {
 /// Steps whose order matters: sums of two tensors and multiples of one. More are in flight than a queue's fences fit
 /// into a word of bits.
 fn program(setup: &Setup, seed: u64) -> Result<(), Failure> {
-    let mut dice = Dice(seed);
+    let mut dice = Dice::new(seed);
     let engine = setup.engine()?;
     let queues: Vec<Arc<dyn Queue>> = (0..QUEUES).map(|_| setup.queue()).collect::<Result<_, _>>()?;
     let tensors: Vec<_> = (0..TENSORS).map(|_| setup.floats(&engine, COUNT)).collect::<Result<_, _>>()?;
@@ -53,13 +41,13 @@ fn program(setup: &Setup, seed: u64) -> Result<(), Failure> {
         })?;
     }
     for step in 0..STEPS {
-        let queue = &queues[dice.below(QUEUES)];
-        let delay = if dice.below(8) == 0 { 1_000 * dice.below(50) as u64 } else { 0 };
-        let out = dice.below(TENSORS);
-        let (a, b) = ((out + 1 + dice.below(TENSORS - 1)) % TENSORS, dice.below(TENSORS));
+        let queue = &queues[dice.roll(QUEUES)];
+        let delay = if dice.roll(8) == 0 { 1_000 * dice.roll(50) as u64 } else { 0 };
+        let out = dice.roll(TENSORS);
+        let (a, b) = ((out + 1 + dice.roll(TENSORS - 1)) % TENSORS, dice.roll(TENSORS));
         let (at_out, at_a, at_b) = (tensors[out].1, tensors[a].1, tensors[b].1);
         // Both sides round alike, so results are equal to the bit; they only have to stay finite.
-        if dice.below(2) == 0 || b == out || expected[a] + expected[b] > 1e6 {
+        if dice.roll(2) == 0 || b == out || expected[a] + expected[b] > 1e6 {
             let factor = if expected[a] > 1e3 { 0.125 } else { 1.5 };
             expected[out] = factor * expected[a];
             engine.op("scale").reads([&tensors[a].0]).writes([&tensors[out].0]).on(queue).run_on(
@@ -88,7 +76,7 @@ fn program(setup: &Setup, seed: u64) -> Result<(), Failure> {
         }
         // New numbers now and then: bytes of 0x3f or 0x40 in each place are numbers near 0.75 and 3.
         if step % 7 == 0 {
-            let byte = if dice.below(2) == 0 { 0x3f } else { 0x40 };
+            let byte = if dice.roll(2) == 0 { 0x3f } else { 0x40 };
             expected[out] = f32::from_ne_bytes([byte; 4]);
             engine.op("set").writes([&tensors[out].0]).on(queue).run_on(move |queue, [], [_out]| {
                 // SAFETY: as above.

@@ -1,6 +1,8 @@
 //! Tensors in memory of a device in another process, on the driver simulator. Each process has a simulator of its own, whose memory the
 //! other one can have.
 
+use std::ffi::c_int;
+use std::sync::mpsc::channel;
 use std::time::Duration;
 
 use estafette::devices::cuda::{CudaQueue, CudaRuntime};
@@ -334,6 +336,55 @@ fn a_ticket_names_memory_of_a_device_and_a_tensor_may_be_passed_on() {
             side.silent();
         },
     );
+}
+
+/// Whether the calling thread sees to all links.
+extern "C" fn is_link_thread() -> c_int {
+    c_int::from(std::thread::current().name() == Some("estafette-links"))
+}
+
+fn is_opened_elsewhere(name: &str, workers: usize) {
+    two(
+        name,
+        |peer, side| {
+            let x = side.memory(BYTES);
+            side.fill(&x, 4, &side.queue());
+            let bytes = x.ticket_for_one().unwrap().to_bytes();
+            let length = bytes.len() as i64;
+            side.send(&side.engine.from_vec(bytes, &[length]).unwrap());
+            assert!(peer.0.wait().unwrap().success());
+            side.silent();
+        },
+        |side| {
+            let bytes = side.receive();
+            bytes.wait().unwrap();
+            side.simulator.interpreter(is_link_thread);
+            let engine = Engine::builder().workers(workers).build().unwrap();
+            let x = engine.from_ticket(&Ticket::from_bytes(&bytes.to_vec::<u8>().unwrap()).unwrap()).unwrap();
+            if workers > 0 {
+                // No thread waits for the link, so its own thread hears of the answer.
+                let (done, is_done) = channel();
+                x.on_done(move || done.send(()).unwrap());
+                is_done.recv().unwrap();
+            }
+            assert_eq!(side.value(&x).unwrap(), 4);
+            assert_eq!(side.simulator.calls("cuMemImportFromShareableHandle"), 1);
+            side.silent();
+        },
+    );
+}
+
+#[test]
+fn a_worker_opens_memory_of_a_device_that_a_ticket_names_and_the_thread_of_links_does_not() {
+    is_opened_elsewhere(
+        "a_worker_opens_memory_of_a_device_that_a_ticket_names_and_the_thread_of_links_does_not",
+        2,
+    );
+}
+
+#[test]
+fn without_workers_the_thread_that_waits_opens_memory_of_a_device() {
+    is_opened_elsewhere("without_workers_the_thread_that_waits_opens_memory_of_a_device", 0);
 }
 
 #[test]

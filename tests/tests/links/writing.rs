@@ -1,6 +1,9 @@
 //! Tensors that another process is lent for writing.
 
+use std::pin::pin;
+
 use super::*;
+use crate::support::is_pending;
 
 fn writable(engine: &Engine) -> Tensor {
     engine.zeros_shared_for_writing(&[LENGTH], DType::I64).expect("memory")
@@ -92,6 +95,40 @@ fn a_write_that_fails_or_whose_process_dies_fails_the_version_until_it_is_writte
             y.wait().unwrap();
             say(engine, &link);
             until_killed();
+        },
+    );
+}
+
+#[test]
+fn sends_wait_while_a_stopped_process_takes_no_more_segments() {
+    const TENSORS: i64 = 400;
+    two(
+        "writing::sends_wait_while_a_stopped_process_takes_no_more_segments",
+        |peer, engine, link| {
+            // Each has a segment of its own.
+            let tensors = (0..TENSORS).map(|value| {
+                let tensor = engine.zeros_shared_for_writing(&[1], DType::I64).unwrap();
+                fill(engine, &tensor, value);
+                tensor
+            });
+            let tensors: Vec<_> = tensors.collect();
+            peer.stop();
+            let mut sent = pin!(async {
+                for (tensor, is_lent) in tensors.iter().zip([false, true].into_iter().cycle()) {
+                    let sent = if is_lent { link.lend(tensor).await } else { link.send(tensor).await };
+                    sent.expect("it waits");
+                }
+            });
+            assert!(is_pending(sent.as_mut()), "nothing takes them");
+            peer.go_on();
+            wait(sent);
+            drop(link);
+            assert!(peer.0.wait().unwrap().success());
+        },
+        |engine, link| {
+            for expected in 0..TENSORS {
+                assert_eq!(value(engine, &receive(&link)).unwrap(), expected);
+            }
         },
     );
 }

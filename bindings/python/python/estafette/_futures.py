@@ -68,6 +68,7 @@ def _listen_on_loop(loop, future, delivery):
 def _listen_here(loop, future, delivery):
     """As `_listen`, on the thread of `loop`."""
     _listen(future, delivery)
+    delivery.is_on(loop)
     _loops.on_close(loop, delivery)
 
 

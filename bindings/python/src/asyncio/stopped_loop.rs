@@ -3,9 +3,15 @@
 //! Such a wait stops the loop, so it is refused. In a notebook each cell stops the loop of its kernel anyway, so a cell may wait, unless
 //! a function or a future that the engine has begun on that loop could then not go on: the wait is refused, or ends with the same error
 //! once such a thing has begun.
+//!
+//! A wait for all operations ends with an error, too, where one of them is brought to its end by an event loop that the waiting thread ran
+//! and has stopped. A loop that another thread ran may run again.
 
+use std::cell::RefCell;
 use std::collections::BTreeMap;
+use std::sync::Arc;
 
+use estafette::{Completion, Engine};
 use estafette_sync::sync::Mutex;
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
@@ -16,33 +22,103 @@ use crate::interpreter::guard;
 use crate::interpreter::once::{PyOnce, intern};
 
 estafette_sync::per_process! {
-    /// How many functions run on each loop, by its address.
-    static BEGUN: Mutex<BTreeMap<usize, usize>> = Mutex::new(BTreeMap::new());
+    /// What event loops run for engines, the oldest first, and the last number.
+    static BEGUN: Mutex<(BTreeMap<u64, OnLoop>, u64)> = Mutex::new((BTreeMap::new(), 0));
 }
 
-/// A function that an event loop runs for the engine.
-pub struct Begun {
-    address: usize,
+thread_local! {
+    /// The engine for all of whose operations this thread waits.
+    static AWAITED: RefCell<Option<Engine>> = const { RefCell::new(None) };
 }
+
+struct OnLoop {
+    /// The loop's.
+    address: usize,
+    /// A weak reference.
+    event_loop: Option<Py<PyAny>>,
+    /// The thread that ran the loop, as Python calls it.
+    thread: u64,
+    completion: Arc<Mutex<Option<Completion>>>,
+}
+
+/// A function, or a future, that an event loop brings to its end for the engine.
+pub struct Begun(u64);
 
 impl Begun {
-    pub fn on(event_loop: &Bound<'_, PyAny>) -> Self {
-        let address = event_loop.as_ptr().addr();
-        *BEGUN.lock().entry(address).or_default() += 1;
-        Self { address }
+    /// `thread` runs the loop. The completion is taken out at the end.
+    pub fn on(
+        event_loop: &Bound<'_, PyAny>,
+        thread: u64,
+        completion: Arc<Mutex<Option<Completion>>>,
+    ) -> Self {
+        let py = event_loop.py();
+        let weak = py.import("weakref").and_then(|weak| weak.call_method1(intern!(py, "ref"), (event_loop,)));
+        let weak = weak.ok().map(Bound::unbind);
+        let new = OnLoop { address: event_loop.as_ptr().addr(), event_loop: weak, thread, completion };
+        let mut begun = BEGUN.lock();
+        begun.1 += 1;
+        let number = begun.1;
+        begun.0.insert(number, new);
+        Self(number)
     }
 }
 
 impl Drop for Begun {
     fn drop(&mut self) {
-        let mut begun = BEGUN.lock();
-        if let Some(count) = begun.get_mut(&self.address) {
-            *count -= 1;
-            if *count == 0 {
-                begun.remove(&self.address);
-            }
+        let over = BEGUN.lock().0.remove(&self.0);
+        drop(over);
+    }
+}
+
+/// A wait of this thread for everything in flight, which ends with an error where that could never end.
+pub struct WaitForAll(Option<Engine>);
+
+impl WaitForAll {
+    /// # Errors
+    /// `WouldDeadlockError`, at once.
+    pub fn begin(py: Python<'_>, engine: &Engine) -> PyResult<Self> {
+        check_stopped(py, engine)?;
+        Ok(Self(AWAITED.replace(Some(engine.clone()))))
+    }
+
+    /// Whether the calling thread is in such a wait.
+    pub fn is_here() -> bool {
+        AWAITED.with_borrow(Option::is_some)
+    }
+}
+
+impl Drop for WaitForAll {
+    fn drop(&mut self) {
+        AWAITED.set(self.0.take());
+    }
+}
+
+/// # Errors
+/// `WouldDeadlockError` where the engine waits for something on a loop that this thread, which waits for the engine, ran and has stopped.
+fn check_stopped(py: Python<'_>, engine: &Engine) -> PyResult<()> {
+    let here = guard::ident(py)?;
+    let mut loops = BTreeMap::new();
+    let begun = BEGUN.lock();
+    for on_loop in begun.0.values().filter(|on_loop| on_loop.thread == here) {
+        if let (Some(event_loop), Some(completion)) = (&on_loop.event_loop, &*on_loop.completion.lock())
+            && engine.runs(completion)
+        {
+            loops.entry(on_loop.address).or_insert_with(|| (event_loop.clone_ref(py), completion.id()));
         }
     }
+    drop(begun);
+    for (event_loop, operation) in loops.into_values() {
+        let event_loop = event_loop.bind(py).call0()?;
+        if !event_loop.is_none() && !event_loop.call_method0(intern!(py, "is_running"))?.is_truthy()? {
+            let event_loop = event_loop.repr()?;
+            let message = format!(
+                "operation {operation} goes on when {event_loop} runs, which this thread has stopped; run the loop, or close it, before \
+                 you wait for all operations"
+            );
+            return Err(raise(py, "WouldDeadlockError", message));
+        }
+    }
+    Ok(())
 }
 
 /// Called before a wait for `what`.
@@ -56,10 +132,13 @@ pub fn check(py: Python<'_>, what: &str) -> PyResult<()> {
 /// Called during a wait.
 ///
 /// # Errors
-/// `WouldBlockError` where the wait stops the loop of a notebook, and something has begun on that loop.
+/// `WouldBlockError` where the wait stops the loop of a notebook, and something has begun on that loop; `WouldDeadlockError`.
 pub fn check_again(py: Python<'_>) -> PyResult<()> {
+    if let Some(engine) = AWAITED.with_borrow(Clone::clone) {
+        check_stopped(py, &engine)?;
+    }
     match running_loop::get(py)? {
-        Some(running) if is_needed(&running)? && is_notebook(py)? => {
+        Some(running) if is_needed(&running) && is_notebook(py)? => {
             Err(would_block(py, "what a cell waits for"))
         }
         _ => Ok(()),
@@ -70,18 +149,14 @@ pub fn check_again(py: Python<'_>) -> PyResult<()> {
 pub fn may_block(py: Python<'_>) -> PyResult<bool> {
     match running_loop::get(py)? {
         None => Ok(true),
-        Some(running) => Ok(is_notebook(py)? && !is_needed(&running)?),
+        Some(running) => Ok(is_notebook(py)? && !is_needed(&running)),
     }
 }
 
 /// Whether the engine has begun something on this loop that has not ended.
-fn is_needed(event_loop: &Bound<'_, PyAny>) -> PyResult<bool> {
-    if BEGUN.lock().contains_key(&event_loop.as_ptr().addr()) {
-        return Ok(true);
-    }
-    // Futures, see `_loops.py`.
-    let ends = event_loop.getattr_opt(intern!(event_loop.py(), "_estafette_ends"))?;
-    ends.map_or(Ok(false), |ends| Ok(ends.len()? > 0))
+fn is_needed(event_loop: &Bound<'_, PyAny>) -> bool {
+    let address = event_loop.as_ptr().addr();
+    BEGUN.lock().0.values().any(|on_loop| on_loop.address == address)
 }
 
 /// Whether this thread is that of a notebook's cells.

@@ -8,6 +8,7 @@ use pyo3::prelude::*;
 
 use crate::asyncio::stopped_loop;
 use crate::error::{OrRaise, raise};
+use crate::interpreter::exit;
 use crate::submission::using;
 use crate::unretrieved::Failures;
 
@@ -24,6 +25,17 @@ pub(crate) struct Shared {
     pub(crate) failures: Failures,
     /// What makes arrays of tensors for functions whose submission names nothing.
     pub(crate) using: using::Default,
+}
+
+impl Drop for Shared {
+    /// What is in flight has no object of the engine left, and the exit waits for it all the same.
+    fn drop(&mut self) {
+        if let Ok(engine) = self.engine.get()
+            && engine.stats().in_flight > 0
+        {
+            exit::leave(engine);
+        }
+    }
 }
 
 impl EngineHandle {

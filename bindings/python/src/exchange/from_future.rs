@@ -9,9 +9,10 @@ use std::sync::Arc;
 
 use estafette::{Completion, Tensor};
 use estafette_sync::process::ProcessBound;
-use estafette_sync::sync::Mutex;
+use estafette_sync::sync::{Mutex, OnceLock};
 use pyo3::prelude::*;
 
+use crate::asyncio::stopped_loop::Begun;
 use crate::classes::handle::EngineHandle;
 use crate::error::{OrRaise, Raised};
 use crate::exchange::export::poll_once;
@@ -64,11 +65,12 @@ pub fn call_off(py: Python<'_>, slot: &Slot, error: &PyErr) {
 #[pyclass(frozen, module = "estafette._estafette", name = "_Delivery", weakref)]
 pub struct Delivery {
     slot: ProcessBound<Slot>,
+    begun: OnceLock<Begun>,
 }
 
 impl Delivery {
     pub fn new(slot: Slot) -> Self {
-        Self { slot: ProcessBound::new(slot) }
+        Self { slot: ProcessBound::new(slot), begun: OnceLock::new() }
     }
 }
 
@@ -89,6 +91,15 @@ impl Delivery {
             Err(why) if cancelled => completion.cancel(why),
             outcome => completion.produce(outcome),
         });
+    }
+
+    /// The future is of this event loop, which runs on the calling thread.
+    fn is_on(&self, event_loop: &Bound<'_, PyAny>) -> PyResult<()> {
+        if let Ok(slot) = self.slot.get() {
+            let thread = guard::ident(event_loop.py())?;
+            self.begun.get_or_init(|| Begun::on(event_loop, thread, Arc::clone(slot)));
+        }
+        Ok(())
     }
 
     /// The event loop of the future is closed.

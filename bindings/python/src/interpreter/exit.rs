@@ -48,6 +48,8 @@ const NAMED: usize = 10;
 estafette_sync::per_process! {
     /// The engines of this process that are there.
     static ENGINES: Mutex<Vec<Weak<Shared>>> = Mutex::new(Vec::new());
+    /// Engines without an object, with operations in flight.
+    static LEFT: Mutex<Vec<Engine>> = Mutex::new(Vec::new());
 }
 
 estafette_sync::per_process! {
@@ -64,6 +66,15 @@ pub fn watch(engine: &EngineHandle) {
     let mut engines = engines();
     engines.retain(|known| known.strong_count() > 0);
     engines.push(Arc::downgrade(&engine.shared));
+}
+
+/// Called when the last object of an engine goes whose operations have not all ended.
+pub fn leave(engine: &Engine) {
+    LEFT.lock().push(engine.clone());
+    engine.clone().leave(|engine| {
+        let ended: Vec<_> = LEFT.lock().extract_if(.., |left| left.is_same(engine)).collect();
+        drop(ended);
+    });
 }
 
 /// What the objects of an engine share that Python has.
@@ -84,10 +95,8 @@ pub fn before_threads_end(py: Python<'_>) {
 #[pyo3(name = "_at_exit")]
 pub fn at_exit(py: Python<'_>) {
     finish(py, true);
-    for shared in there() {
-        if let Ok(engine) = shared.engine.get() {
-            engine.unretrieved().report();
-        }
+    for engine in all() {
+        engine.unretrieved().report();
     }
     // What was abandoned had its time.
     let grace = if ABANDONED.load(Ordering::Relaxed) { Duration::ZERO } else { GRACE };
@@ -112,13 +121,18 @@ pub fn there() -> Vec<Arc<Shared>> {
     engines().iter().filter_map(Weak::upgrade).collect()
 }
 
+/// The engines of this process with something to wait for, or to report.
+fn all() -> Vec<Engine> {
+    let left = LEFT.lock().clone();
+    there().iter().filter_map(|shared| shared.engine.get().ok().cloned()).chain(left).collect()
+}
+
 /// Waits for what is in flight. In the `last` wait nothing is left that could return a lease.
 fn finish(py: Python<'_>, last: bool) {
     if ABANDONED.load(Ordering::Relaxed) {
         return;
     }
-    let shared = there();
-    let engines: Vec<&Engine> = shared.iter().filter_map(|shared| shared.engine.get().ok()).collect();
+    let engines = all();
     if in_flight(&engines) == 0 {
         return;
     }
@@ -151,11 +165,11 @@ enum Outcome {
     Stuck,
 }
 
-fn in_flight(engines: &[&Engine]) -> usize {
+fn in_flight(engines: &[Engine]) -> usize {
     engines.iter().map(|engine| engine.stats().in_flight).sum()
 }
 
-fn wait(engines: &[&Engine]) -> Outcome {
+fn wait(engines: &[Engine]) -> Outcome {
     let mut fewest = usize::MAX;
     let mut until = Instant::now() + GRACE;
     loop {
@@ -173,7 +187,7 @@ fn wait(engines: &[&Engine]) -> Outcome {
             fewest = left;
             until = Instant::now() + GRACE;
         }
-        if engines.iter().all(|engine| is_held(engine)) {
+        if engines.iter().all(is_held) {
             return Outcome::Held;
         }
         if Instant::now() >= until {
@@ -197,9 +211,9 @@ fn in_order(engine: &Engine) -> Vec<OpStatus> {
     operations
 }
 
-fn say_abandoned(py: Python<'_>, engines: &[&Engine], interrupted: bool) -> PyResult<()> {
+fn say_abandoned(py: Python<'_>, engines: &[Engine], interrupted: bool) -> PyResult<()> {
     let (operations, in_flight) = guard::detach(py, || {
-        let operations: Vec<OpStatus> = engines.iter().flat_map(|engine| in_order(engine)).collect();
+        let operations: Vec<OpStatus> = engines.iter().flat_map(in_order).collect();
         (operations, in_flight(engines))
     });
     let mut lines: Vec<String> = operations.iter().map(OpStatus::to_string).collect();

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use pyo3::exceptions::PyException;
 use pyo3::prelude::*;
 
-use crate::asyncio::stopped_loop;
+use crate::asyncio::stopped_loop::{self, WaitForAll};
 use crate::interpreter::guard;
 
 thread_local! {
@@ -49,8 +49,12 @@ pub fn forget() {
     drop(KEPT.take());
 }
 
-/// Whether a signal handler has raised something, or the wait can no longer end. Only the main thread has signal handlers, and the cells of
-/// a notebook.
+/// Whether a wait of this thread has something to ask: only the main thread has signal handlers, and the cells of a notebook.
+pub fn concerns() -> bool {
+    guard::is_known_main() || WaitForAll::is_here()
+}
+
+/// Whether a signal handler has raised something, or the wait can no longer end.
 pub fn asked() -> bool {
     match guard::attach(|py| py.check_signals().and_then(|()| stopped_loop::check_again(py))) {
         Some(Err(error)) => {

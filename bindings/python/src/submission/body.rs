@@ -51,6 +51,8 @@ struct Parts {
     context: Py<PyAny>,
     /// The submitter's event loop, if one was running.
     event_loop: Option<Py<PyAny>>,
+    /// The submitter's thread, as Python calls it.
+    submitter: u64,
     /// Whether calling the function gives a coroutine, for the event loop.
     is_async: bool,
     result: Use,
@@ -94,6 +96,7 @@ impl Body {
             arguments: arguments.clone().unbind(),
             context: copy_context(py)?,
             event_loop: event_loop.map(Bound::unbind),
+            submitter: guard::ident(py)?,
             is_async,
             result,
             on: None,
@@ -128,6 +131,7 @@ impl Body {
             arguments: parts.arguments.clone_ref(py),
             context: parts.context.clone_ref(py),
             event_loop: parts.event_loop.as_ref().map(|event_loop| event_loop.clone_ref(py)),
+            submitter: parts.submitter,
             is_async: parts.is_async,
             result: parts.result.clone(),
             on: parts.on.clone(),
@@ -274,7 +278,7 @@ impl Parts {
         let refused_on = self.on.as_ref().and_then(|on| on.without_coroutines());
         let event_loop = self.event_loop.as_ref().filter(|_| refused_on.is_none());
         let Some(event_loop) = event_loop else { return Err(refuse_coroutine(value, refused_on)) };
-        let done = TaskDone::new(completion, self.result.clone(), event_loop.bind(py));
+        let done = TaskDone::new(completion, self.result.clone(), event_loop.bind(py), self.submitter);
         let done = Bound::new(py, done)?;
         let start = helper(py, "start_coroutine")?;
         let arguments = (start, value, event_loop, &self.context, done);
@@ -331,7 +335,7 @@ impl Parts {
         let event_loop =
             self.event_loop.as_ref().expect("an `async def` function is submitted on an event loop");
         let scope = Bound::new(py, OperationScope::new(scope))?;
-        let done = TaskDone::new(completion, self.result.clone(), event_loop.bind(py));
+        let done = TaskDone::new(completion, self.result.clone(), event_loop.bind(py), self.submitter);
         let done = Bound::new(py, done)?;
         let start = helper(py, "start_async")?;
         let arguments =
@@ -361,6 +365,7 @@ pub fn run_plain<'py>(
         arguments: arguments.unbind(),
         context: copy_context(py)?,
         event_loop: None,
+        submitter: 0,
         is_async: false,
         result: Use::Ignored,
         on: None,

@@ -172,8 +172,9 @@ pub struct TaskDone {
 }
 
 impl TaskDone {
-    pub fn new(completion: Pending, result: Use, event_loop: &Bound<'_, PyAny>) -> Self {
-        Self { completion, result, _begun: Begun::on(event_loop), generation: Generation::current() }
+    pub fn new(completion: Pending, result: Use, event_loop: &Bound<'_, PyAny>, thread: u64) -> Self {
+        let begun = Begun::on(event_loop, thread, Arc::clone(&completion.completion));
+        Self { completion, result, _begun: begun, generation: Generation::current() }
     }
 }
 

@@ -24,12 +24,18 @@ impl Poll {
 
     /// Adds a descriptor; while it is readable, waits return `token`.
     pub fn add(&self, descriptor: &impl AsRawFd, token: u64) -> io::Result<()> {
-        self.control(libc::EPOLL_CTL_ADD, descriptor, token)
+        self.control(libc::EPOLL_CTL_ADD, descriptor, token, libc::EPOLLIN)
+    }
+
+    /// From now on waits return the token of a descriptor also while it is writable, or no longer.
+    pub fn watch_room(&self, descriptor: &impl AsRawFd, token: u64, is_wanted: bool) -> io::Result<()> {
+        let events = if is_wanted { libc::EPOLLIN | libc::EPOLLOUT } else { libc::EPOLLIN };
+        self.control(libc::EPOLL_CTL_MOD, descriptor, token, events)
     }
 
     /// Takes a descriptor out again. One that is not in the set is not an error.
     pub fn remove(&self, descriptor: &impl AsRawFd) {
-        let _ = self.control(libc::EPOLL_CTL_DEL, descriptor, 0);
+        let _ = self.control(libc::EPOLL_CTL_DEL, descriptor, 0, 0);
     }
 
     /// Waits until a descriptor is readable, and no longer than `timeout`. Returns the tokens of those that are.
@@ -51,8 +57,14 @@ impl Poll {
         }
     }
 
-    fn control(&self, what: libc::c_int, descriptor: &impl AsRawFd, token: u64) -> io::Result<()> {
-        let mut event = libc::epoll_event { events: libc::EPOLLIN as u32, u64: token };
+    fn control(
+        &self,
+        what: libc::c_int,
+        descriptor: &impl AsRawFd,
+        token: u64,
+        events: libc::c_int,
+    ) -> io::Result<()> {
+        let mut event = libc::epoll_event { events: events.cast_unsigned(), u64: token };
         // SAFETY: reads the event.
         let result =
             unsafe { libc::epoll_ctl(self.0.as_raw_fd(), what, descriptor.as_raw_fd(), &raw mut event) };

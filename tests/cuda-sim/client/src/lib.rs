@@ -189,6 +189,11 @@ impl Simulator {
         self.call::<extern "C" fn(c_int)>(c"cusim_fail_start")(code);
     }
 
+    /// What says, as anything but 0, that the calling thread must not wait for the driver: it has the lock of an interpreter, or is needed.
+    pub fn interpreter(&self, has_lock: extern "C" fn() -> c_int) {
+        self.call::<extern "C" fn(extern "C" fn() -> c_int)>(c"cusim_interpreter")(has_lock);
+    }
+
     /// Says that the host now uses the memory there. A violation of managed memory on a device without
     /// concurrent access (attribute 89) that has anything to do.
     pub fn host_uses(&self, address: u64) {

@@ -23,7 +23,7 @@ use pyo3::types::PyTuple;
 
 use crate::arguments::{count, seconds};
 use crate::asyncio::awaiting::Awaiter;
-use crate::asyncio::stopped_loop;
+use crate::asyncio::stopped_loop::{self, WaitForAll};
 use crate::classes::handle::{EngineHandle, Shared};
 use crate::classes::operators::PyOperators;
 use crate::classes::remote::prepare_queues;
@@ -95,7 +95,7 @@ impl PyEngine {
             reaper().on_start(thread_state::prepare);
             set_program_lock(guard::without_lock);
             engine.on_lease_wait(collect_garbage);
-            engine.on_wait(guard::is_known_main, interrupt::asked);
+            engine.on_wait(interrupt::concerns, interrupt::asked);
             estafette::operation::on_unretrieved(unretrieved::reporter);
             let shared = Shared { engine: ProcessBound::new(engine), failures, using };
             let handle = EngineHandle { shared: Arc::new(shared) };
@@ -120,6 +120,7 @@ impl PyEngine {
         if !at_once && engine.stats().in_flight > 0 && !stopped_loop::may_block(py)? {
             return Err(would_stop_the_loop(py));
         }
+        let _all = if timeout.is_none() { Some(WaitForAll::begin(py, engine)?) } else { None };
         let report = guard::detach(py, || match timeout {
             Some(timeout) => engine.shutdown_timeout(timeout),
             None => {
@@ -222,7 +223,8 @@ impl PyEngine {
     }
 
     /// Blocks until every operation of this engine has ended, at most `timeout` seconds. This method does not
-    /// raise the failures of operations; their outputs do, and so does the end of the engine.
+    /// raise the failures of operations; their outputs do, and so does the end of the engine. Raises `WouldDeadlockError`
+    /// where an operation goes on only when an event loop does that this thread ran and has stopped.
     #[pyo3(signature = (timeout = None))]
     fn wait_all(&self, py: Python<'_>, timeout: Option<f64>) -> PyResult<()> {
         let engine = self.engine(py)?;
@@ -233,6 +235,7 @@ impl PyEngine {
         if !stopped_loop::may_block(py)? {
             return Err(would_stop_the_loop(py));
         }
+        let _all = WaitForAll::begin(py, engine)?;
         guard::detach(py, || engine.wait_all(timeout)).or_raise(py)
     }
 
