@@ -89,7 +89,30 @@ fn a_worker_that_sleeps_is_not_one_that_is_busy() {
     let waited = |cause: &str| told.causes.iter().find(|row| row.cause == cause).unwrap().waited_ns;
     assert_eq!((waited("no worker"), waited("not resumed")), (5 * MS, 5 * MS));
     assert_eq!(saves(&told, "use more workers"), Some(5 * MS), "{:?}", told.advice);
+    assert!(saves(&told, "Python").is_none(), "{:?}", told.advice);
     assert_eq!(saves(&told, "a worker with nothing to do sleeps"), Some(5 * MS), "{:?}", told.advice);
+
+    program.ran("four", 0, 16 * MS, (17 * MS, 18 * MS), &[(1, Mode::Write)]);
+    let part = program.0.operations.last_mut().unwrap();
+    (part.granted, part.ready, part.awake) = (Some(16 * MS), Some(16 * MS), Some(16 * MS));
+    let told = program.report(18 * MS);
+    assert_eq!(saves(&told, "use more workers, if what they run lets go of the Python lock"), Some(5 * MS));
+}
+
+#[test]
+fn a_body_that_waits_for_its_event_loop_waits_for_no_lock_and_keeps_no_worker() {
+    // loop |-----------50-----------|-1-|     worker 0 |-10-|
+    let mut program = Program::new(&["x", "y"]);
+    program.0.tracks[0].kind = TrackKind::EventLoop;
+    program.ran("fetch", 0, 0, (50 * MS, 51 * MS), &[(1, Mode::Write)]);
+    let fetch = program.0.operations.last_mut().unwrap();
+    (fetch.granted, fetch.ready, fetch.awake, fetch.track) = (Some(0), Some(0), Some(0), Some(0));
+    program.ran("work", 0, 0, (0, 10 * MS), &[(2, Mode::Write)]);
+    let told = program.report(51 * MS);
+    assert!(told.worst[0].sentence.ends_with("because the event loop was busy"), "{:?}", told.worst);
+    assert!(told.headline.contains("not resumed (the event loop)"), "{}", told.headline);
+    let waited = |cause: &str| told.causes.iter().find(|row| row.cause == cause).unwrap().waited_ns;
+    assert_eq!((waited("no worker"), waited("not resumed")), (0, 50 * MS));
 }
 
 #[test]
