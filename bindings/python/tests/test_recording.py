@@ -88,6 +88,23 @@ class TestPlantedStalls:
         line = first_line(path)
         assert "not resumed (the Python lock" in line and "`score`" in line
 
+    def test_an_event_loop_that_runs_a_body_late(self, np, path):
+        async def fetch():
+            await asyncio.sleep(LONG / 8)
+            return np.ones(1)
+
+        async def main(eng):
+            fetched = eng.call(fetch, name="fetch")
+            time.sleep(LONG)
+            await eng.call(np.negative, fetched)
+
+        with est.Engine(workers=2) as eng, est.record(path):
+            asyncio.run(main(eng))
+        line = first_line(path)
+        assert "not resumed (the event loop)" in line and "the event loop was busy" in line
+        (fetched,) = (operation for operation in est.report(path).data["operations"] if operation["name"] == "`fetch`")
+        assert fetched["running_ns"] < LONG / 2 * 1e9 < fetched["waited_ns"]
+
     def test_a_late_consumer(self, eng, np, path):
         t = eng.zeros((4,), "float32")
 

@@ -472,7 +472,7 @@ pub fn body_wants_lock(id: u64) {
     note(EventKind::Awake, id);
 }
 
-/// It has the lock: the body begins.
+/// It has the lock: the body begins. On the thread of an event loop, that loop runs the body, which a worker has sent there.
 pub fn body_has_lock(id: u64) {
     note(EventKind::Locked, id);
 }

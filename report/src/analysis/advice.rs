@@ -10,7 +10,7 @@ use crate::analysis::walk::{Step, What};
 use crate::analysis::what_if::{Change, TaskGraph, blocks, is_observed};
 use crate::analysis::with_graph::WithGraph;
 use crate::model::shown::shown;
-use crate::model::{Blocker, Cause, Hazard, Mode, Nanos, OperationId, TrackKind};
+use crate::model::{Blocker, Cause, Hazard, Mode, Nanos, OperationId, OperationKind, TrackKind};
 
 /// Changes that are listed, at most.
 const LISTED_MAX: usize = 3;
@@ -137,6 +137,14 @@ fn overwritten(trace: &Trace) -> Vec<(String, HashSet<u64>)> {
     longest(names)
 }
 
+/// Whether bodies need the Python lock: one came later than its thread.
+fn needs_lock(trace: &Trace) -> bool {
+    trace
+        .operations
+        .iter()
+        .any(|it| it.kind == OperationKind::Operation && it.awake.is_some() && it.awake < it.began)
+}
+
 fn change(trace: &Trace, what: What) -> Option<String> {
     Some(match what {
         What::Run(id) => format!("make {} faster", sentences::name(trace, id)),
@@ -144,6 +152,10 @@ fn change(trace: &Trace, what: What) -> Option<String> {
             format!("give back sooner: {}", sentences::lease(trace, id))
         }
         What::Stall(Cause::NoWorker, Blocker::Queue(_)) => "use more queues of the device".into(),
+        // How long a function held the lock is not recorded.
+        What::Stall(Cause::NoWorker, _) if needs_lock(trace) => {
+            "use more workers, if what they run lets go of the Python lock".into()
+        }
         What::Stall(Cause::NoWorker, _) => "use more workers".into(),
         What::Stall(
             Cause::NotResumed,

@@ -265,20 +265,28 @@ impl<S: Source> Attribution<'_, S> {
         }
         tiling.until(waits.ready, Cause::NotObserved, hazard, Blocker::Observer);
         let resumes = operation.kind != OperationKind::Operation && operation.kind != OperationKind::Copy;
-        let taker = operation.track.filter(|track| self.pool.has(*track));
-        match taker {
-            _ if resumes => tiling.until(waits.awake, Cause::NotResumed, None, self.sleeper(operation)),
-            Some(worker) => {
+        let sleeper = self.sleeper(operation);
+        let on_loop = sleeper == Blocker::EventLoop;
+        match operation.track {
+            _ if resumes => tiling.until(waits.awake, Cause::NotResumed, None, sleeper),
+            Some(track) if on_loop || self.pool.has(track) => {
+                // Which worker sends the body to the event loop is not known.
+                let worker = if on_loop { Blocker::None } else { sleeper };
                 for (from, to) in self.pool.full_between(tiling.at(), waits.awake) {
                     // Before that another worker was free, and asleep.
-                    tiling.until(from, Cause::NotResumed, None, Blocker::Thread(worker));
+                    tiling.until(from, Cause::NotResumed, None, worker);
                     tiling.until(to, Cause::NoWorker, None, Blocker::Pool);
                 }
-                tiling.until(waits.awake, Cause::NotResumed, None, Blocker::Thread(worker));
+                tiling.until(waits.awake, Cause::NotResumed, None, worker);
             }
-            None => tiling.until(waits.awake, Cause::NoWorker, None, Blocker::Pool),
+            _ => tiling.until(waits.awake, Cause::NoWorker, None, Blocker::Pool),
         }
-        tiling.until(waits.end, Cause::NotResumed, None, Blocker::Interpreter);
+        tiling.until(
+            waits.end,
+            Cause::NotResumed,
+            None,
+            if on_loop { sleeper } else { Blocker::Interpreter },
+        );
     }
 
     /// The thread or event loop that resumed late.

@@ -78,18 +78,45 @@ fn a_program_that_does_everything_itself_is_told_so_first() {
 #[test]
 fn a_worker_that_sleeps_is_not_one_that_is_busy() {
     // worker 0 |--10--| 5 |-1-|     worker 1 |-----12-----|
-    let mut program = Program::new(&["a", "b", "c"]);
-    program.ran("one", 0, 0, (0, 10 * MS), &[(1, Mode::Write)]);
-    program.ran("two", 1, 0, (0, 12 * MS), &[(2, Mode::Write)]);
-    // Submitted when both are busy; one is free from 10 on, and takes it at 15.
-    program.ran("three", 0, 5 * MS, (15 * MS, 16 * MS), &[(3, Mode::Write)]);
-    let part = program.0.operations.last_mut().unwrap();
-    (part.granted, part.ready) = (Some(5 * MS), Some(5 * MS));
-    let told = program.report(16 * MS);
+    let three = || {
+        let mut program = Program::new(&["a", "b", "c"]);
+        program.ran("one", 0, 0, (0, 10 * MS), &[(1, Mode::Write)]);
+        program.ran("two", 1, 0, (0, 12 * MS), &[(2, Mode::Write)]);
+        // Submitted when both are busy; one is free from 10 on, and takes it at 15.
+        program.ran("three", 0, 5 * MS, (15 * MS, 16 * MS), &[(3, Mode::Write)]);
+        let part = program.0.operations.last_mut().unwrap();
+        (part.granted, part.ready) = (Some(5 * MS), Some(5 * MS));
+        program
+    };
+    let told = three().report(16 * MS);
     let waited = |cause: &str| told.causes.iter().find(|row| row.cause == cause).unwrap().waited_ns;
     assert_eq!((waited("no worker"), waited("not resumed")), (5 * MS, 5 * MS));
     assert_eq!(saves(&told, "use more workers"), Some(5 * MS), "{:?}", told.advice);
+    assert_eq!(saves(&told, "Python"), None, "{:?}", told.advice);
     assert_eq!(saves(&told, "a worker with nothing to do sleeps"), Some(5 * MS), "{:?}", told.advice);
+
+    // It waits for the Python lock as well.
+    let mut program = three();
+    let part = program.0.operations.last_mut().unwrap();
+    (part.awake, part.began) = (Some(15 * MS), Some(15 * MS + MS / 2));
+    let told = program.report(16 * MS);
+    assert_eq!(saves(&told, "use more workers, if what they run lets go of the Python lock"), Some(5 * MS));
+}
+
+#[test]
+fn a_body_that_waits_for_its_event_loop_waits_for_no_lock_and_keeps_no_worker() {
+    // loop |-----------50-----------|-1-|     worker 0 |-10-|
+    let mut program = Program::new(&["x", "y"]);
+    program.0.tracks[0].kind = TrackKind::EventLoop;
+    program.ran("fetch", 0, 0, (50 * MS, 51 * MS), &[(1, Mode::Write)]);
+    let fetch = program.0.operations.last_mut().unwrap();
+    (fetch.granted, fetch.ready, fetch.awake, fetch.track) = (Some(0), Some(0), Some(0), Some(0));
+    program.ran("work", 0, 0, (0, 10 * MS), &[(2, Mode::Write)]);
+    let told = program.report(51 * MS);
+    assert!(told.worst[0].sentence.ends_with("because the event loop was busy"), "{:?}", told.worst);
+    assert!(told.headline.contains("not resumed (the event loop)"), "{}", told.headline);
+    let waited = |cause: &str| told.causes.iter().find(|row| row.cause == cause).unwrap().waited_ns;
+    assert_eq!((waited("no worker"), waited("not resumed")), (0, 50 * MS));
 }
 
 #[test]

@@ -78,6 +78,7 @@ async def _in_span(awaitable):
 async def run_async(scope, function, using, arguments, done):
     """The body of an operation with an `async def` function, as a task on the submitter's loop."""
     operation.set(scope)
+    scope.begin()
     try:
         with _span():
             return await function(*(arguments if using is None else _with_arrays(arguments, using)))

@@ -167,7 +167,6 @@ fn start(
     let completion = Pending::new(completion, result, on, &scope);
     bindings::body_wants_lock(scope.id());
     let outcome = guard::attach(|py| {
-        bindings::body_has_lock(scope.id());
         let outcome = match parts(py) {
             Ok(parts) => parts.and_then(|parts| parts.call(py, scope, completion.clone())),
             Err(error) => Some(Err(Raised::body_error(py, error))),
@@ -253,6 +252,10 @@ impl Drop for Body {
 impl Parts {
     /// Gives the outcome of a plain function; `None` when an asynchronous one is on its way.
     fn call(self, py: Python<'_>, scope: Scope, completion: Pending) -> Option<BodyResult<Option<Late>>> {
+        // That of an `async def` function begins when its event loop runs it.
+        if !self.is_async {
+            bindings::body_has_lock(scope.id());
+        }
         if trace::is_open() {
             self.note_library(py, &scope);
         }

@@ -1,6 +1,6 @@
 //! Which operation the calling code belongs to.
 
-use estafette::{Scope, Tensor};
+use estafette::{Scope, Tensor, trace};
 use estafette_sync::sync::atomic::{AtomicUsize, Ordering};
 use pyo3::prelude::*;
 
@@ -33,6 +33,12 @@ impl OperationScope {
     #[getter]
     fn id(&self) -> u64 {
         self.scope.id()
+    }
+
+    /// The calling thread, which runs an event loop, begins the body.
+    fn begin(&self) {
+        trace::on_event_loop();
+        trace::body_has_lock(self.scope.id());
     }
 
     #[getter]

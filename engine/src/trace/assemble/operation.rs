@@ -5,7 +5,7 @@ use std::collections::HashMap;
 
 use estafette_report::model::{
     Access, ClockOffset, Elsewhere, Lease, LibraryId, Mode, Nanos, Operation, OperationKind, Outcome, Site,
-    Text, TrackId,
+    Text, TrackId, TrackKind,
 };
 
 use super::super::encoding::{
@@ -19,6 +19,8 @@ pub(super) struct AssembledOp {
     pub(super) submitted: Option<UseKind>,
     pub(super) owner: Option<LeaseOwner>,
     pub(super) locked: Option<Nanos>,
+    /// The event loop whose thread had it then.
+    pub(super) event_loop: Option<TrackId>,
     /// When a thread asked for the lock that its body needs, for the last time.
     pub(super) last_awake: Option<Nanos>,
     pub(super) ended: bool,
@@ -120,7 +122,11 @@ impl AssembledOp {
             }
             // Each node of a program takes the lock, on any thread: the body began with the first.
             EventKind::Locked if words[0] == 0 => {
-                self.locked = Some(self.locked.map_or(at, |known| known.min(at)));
+                if self.locked.is_none_or(|known| at < known) {
+                    self.locked = Some(at);
+                    let on_loop = events.about.tracks[track].kind == TrackKind::EventLoop;
+                    self.event_loop = on_loop.then_some(track);
+                }
             }
             EventKind::Locked => self.locked = Some(at),
             EventKind::Resumed => {
@@ -206,6 +212,8 @@ impl AssembledOp {
             (UseKind::Body, Some(locked)) if operation.began.is_some() => {
                 operation.awake = operation.awake.or(operation.began);
                 operation.began = Some(locked);
+                // A worker has sent the body off.
+                operation.track = self.event_loop.or(operation.track);
             }
             (UseKind::Wait | UseKind::Lease, Some(locked)) => {
                 operation.awake = operation.resumed;

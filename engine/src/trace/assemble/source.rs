@@ -25,6 +25,7 @@ impl EventIndex<'_> {
             submitted: None,
             owner: None,
             locked: None,
+            event_loop: None,
             last_awake: None,
             ended: false,
             waits_for_any: false,
