@@ -1,6 +1,6 @@
 //! Which operation the calling code belongs to.
 
-use estafette::{Scope, Tensor, trace};
+use estafette::{Scope, Tensor, bindings};
 use estafette_sync::sync::atomic::{AtomicUsize, Ordering};
 use pyo3::prelude::*;
 
@@ -37,8 +37,8 @@ impl OperationScope {
 
     /// The calling thread, which runs an event loop, begins the body.
     fn begin(&self) {
-        trace::on_event_loop();
-        trace::body_has_lock(self.scope.id());
+        bindings::on_event_loop();
+        bindings::body_has_lock(self.scope.id());
     }
 
     #[getter]
