@@ -2,6 +2,8 @@
 
 import gc
 import sys
+import threading
+import weakref
 
 import pytest
 
@@ -141,3 +143,128 @@ def test_the_memory_of_an_array_in_a_function_cannot_be_taken_twice(np, eng):
 
     with pytest.raises(est.OperationError, match="the capsule is named"):
         eng.submit(take, [tensor], using=np.from_dlpack).wait()
+
+
+def blocked(eng, name):
+    """The access of the lease that an operation waits for."""
+    (waiting,) = [operation for operation in eng.diagnose().operations if operation.name == name]
+    return waiting.blocked_by[0].lease.access
+
+
+@pytest.mark.parametrize(
+    "keep",
+    [
+        lambda x: x,
+        lambda x: x[1:],
+        lambda x: x.base,
+        memoryview,
+        lambda x: x.T.flags,
+        lambda x: [x],
+    ],
+    ids=["the array", "a view", "its base", "a buffer", "an owner", "a list"],
+)
+@pytest.mark.parametrize("access", ["reads", "writes"])
+def test_what_a_function_keeps_of_an_array_keeps_its_lease_and_no_longer(np, eng, keep, access):
+    tensor, kept = eng.zeros(3, "int64"), []
+    for _ in range(3):
+        eng.submit(lambda x: kept.append(keep(x)), **{access: [tensor]}, using=np.from_dlpack, name="keep").wait()
+        write = eng.submit(lambda x: x.fill(7), writes=[tensor], using=np.from_dlpack, name="fill")
+        assert blocked(eng, "fill") == access[:-1]
+        kept.clear()
+        write.wait(30)
+    assert np.from_dlpack(tensor).tolist() == [7, 7, 7]
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda np, x: setattr(x, "shape", (3, 2)),
+        lambda np, x: setattr(x, "strides", (0, 8)),
+        lambda np, x: setattr(x, "dtype", "float64"),
+        lambda np, x: setattr(x, "dtype", np.dtype("int64", metadata={"of": "mine"})),
+        lambda np, x: x.setflags(write=False),
+        lambda np, x: x.setflags(align=False),
+        lambda np, x: x.__setstate__((1, (2,), np.dtype("int64"), False, bytes(16))),
+        lambda np, x: x.swapaxes(0, 1),
+    ],
+    ids=["shape", "strides", "dtype", "metadata", "read-only", "unaligned", "other memory", "nothing"],
+)
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_a_function_never_gets_an_array_that_another_one_has_changed(np, eng, change):
+    tensor, got = eng.from_dlpack(np.arange(6).reshape(2, 3)), []
+
+    def look(x):
+        got.append((x.shape, x.strides, x.dtype, x.dtype.metadata, str(x.flags), x.ctypes.data, x.tolist()))
+
+    for turn in look, lambda x: change(np, x), look:
+        eng.submit(turn, writes=[tensor], using=np.from_dlpack).wait()
+    assert got[0] == got[1]
+
+
+def test_an_array_that_is_referred_to_weakly_is_gone_with_its_function(np, eng):
+    tensor, weak, died = eng.zeros(3, "int64"), [], []
+    for _ in range(3):
+        eng.submit(lambda x: weak.append(weakref.ref(x, died.append)), writes=[tensor], using=np.from_dlpack).wait()
+    assert died == weak and [ref() for ref in weak] == [None] * 3
+    eng.submit(lambda x: x.fill(7), writes=[tensor], using=np.from_dlpack).wait()
+    assert np.from_dlpack(tensor).tolist() == [7, 7, 7]
+
+
+def test_two_functions_at_once_have_arrays_of_their_own(np, eng):
+    tensor, both, arrays = eng.zeros(3, "int64"), threading.Barrier(2), []
+
+    def meet(x):
+        arrays.append(id(x))
+        both.wait(30)
+
+    eng.submit(lambda x: None, [tensor], using=np.from_dlpack).wait()
+    with est.Engine(workers=2) as other:
+        for _ in range(2):
+            other.submit(meet, [tensor], using=np.from_dlpack)
+        other.wait_all()
+    assert len(set(arrays)) == 2
+
+
+def test_one_tensor_twice_is_two_arrays(np, eng):
+    tensor, kept = eng.zeros(3, "int64"), []
+
+    def take(x, y):
+        kept.append(y)
+        return x is y
+
+    assert not np.from_dlpack(eng.call(lambda x, y: np.array(take(x, y)), tensor, tensor, using=np.from_dlpack))
+    write = eng.submit(lambda x: x.fill(7), writes=[tensor], using=np.from_dlpack, name="fill")
+    assert blocked(eng, "fill") == "read"
+    kept.clear()
+    write.wait(30)
+
+
+@pytest.mark.parametrize("keeps", [False, True])
+def test_memory_that_a_function_imports_from_its_array_is_used_under_its_access(np, eng, keeps):
+    """Otherwise the operation within would wait for the one that it is in."""
+    tensor, kept = eng.zeros(3, "int64"), []
+
+    def within(x):
+        part = eng.from_dlpack(x[1:])
+        eng.submit(lambda y: y.fill(7), writes=[part], using=np.from_dlpack).wait(30)
+        if keeps:
+            kept.append(part)
+
+    eng.submit(within, writes=[tensor], using=np.from_dlpack).wait(30)
+    read = eng.submit(lambda x: None, [tensor], using=np.from_dlpack, name="read")
+    assert not keeps or blocked(eng, "read") == "write"
+    kept.clear()
+    read.wait(30)
+    assert np.from_dlpack(tensor).tolist() == [0, 7, 7]
+
+
+def test_an_array_in_the_frames_of_an_error_is_let_go_of(np, eng):
+    tensor = eng.zeros(3, "int64")
+
+    def fail(x):
+        raise ValueError("no")
+
+    failed = eng.submit(fail, [tensor], using=np.from_dlpack)
+    error = failed.exception()
+    eng.submit(lambda x: x.fill(7), writes=[tensor], using=np.from_dlpack).wait(30)
+    assert "no" in str(error)

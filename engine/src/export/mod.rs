@@ -16,7 +16,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use estafette_devices::DLDevice;
-use estafette_graph::Mode;
+use estafette_graph::{Mode, OpId};
 
 use crate::core::error::Error;
 use crate::core::lease_info::LeaseOwner;
@@ -27,6 +27,7 @@ use crate::lease::consumer::{Consumer, after_of, may_release_before_completion, 
 use crate::lease::{Access, Lease, LeaseState, check_writable};
 use crate::operation::completion::Scope;
 use crate::operation::import::copied;
+use crate::tensor::alias_map::LentView;
 use crate::tensor::handle::{Definition, Tensor, TensorInner};
 use crate::trace::{self, hooks};
 
@@ -232,6 +233,42 @@ impl Scope {
             self.lock().lent_on = tensor.device().ok();
         }
         Some(if check_writable(tensor).is_err() { Access::Read } else { access })
+    }
+
+    /// Lends an operand in host memory to the function of the operation, until [`take_back`](Self::take_back). Returns the access that the
+    /// function has; `None` for a tensor that has to be [exported](Self::export). Unlike an export the view is no lease, unless memory is imported
+    /// from it.
+    #[doc(hidden)]
+    pub fn lend(&self, tensor: &Tensor) -> Option<Access> {
+        let definition = tensor.inner.definition().ok().filter(|definition| definition.host)?;
+        let region = &definition.placed.as_ref()?.region;
+        let mut inner = self.lock();
+        let access = inner.access_of(tensor)?;
+        let name = inner.running.as_ref()?.tag().name;
+        drop(inner);
+        if access == Access::Write && check_writable(tensor).is_err() {
+            return None;
+        }
+        region.lend(LentView { op: OpId::new(self.id()), name, tensor: tensor.clone(), access, lease: None });
+        Some(access)
+    }
+
+    /// Takes back what [`lend`](Self::lend) has lent. Returns a struct that keeps the view, as an export does, if it `is_kept` longer.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] when the operation has ended.
+    #[doc(hidden)]
+    pub fn take_back(&self, tensor: &Tensor, is_kept: bool) -> Result<Option<ManagedTensor>, Error> {
+        let region = tensor.inner.definition()?.placed.as_ref().map(|placed| &placed.region);
+        let view = region.and_then(|region| region.take_back(OpId::new(self.id()), tensor));
+        let Some(view) = view.filter(|view| is_kept || view.lease.is_some()) else { return Ok(None) };
+        let lease = view.lease.clone().unwrap_or_else(|| view.to_lease());
+        let mut inner = self.lock();
+        let mode = if inner.running.is_some() { inner.mode_of(tensor) } else { None };
+        let mode = mode.ok_or_else(|| Error::invalid("the operation has ended"))?;
+        inner.note_view(&lease, mode);
+        drop(inner);
+        is_kept.then(|| export_held(lease, &ExportOptions::new(view.access))).transpose()
     }
 
     /// Lends an operand in the mode it was declared with. Waits for nothing.

@@ -237,9 +237,7 @@ impl Scope {
     /// operation has ended.
     #[doc(hidden)]
     pub fn access_of(&self, tensor: &Tensor) -> Option<Access> {
-        let mut inner = self.lock();
-        inner.running.as_ref()?;
-        inner.mode_of(tensor).map(|mode| if mode == Mode::Read { Access::Read } else { Access::Write })
+        self.lock().access_of(tensor)
     }
 
     /// Ends the operation without its body, which cannot enqueue.
@@ -341,6 +339,12 @@ impl ScopeState {
             modes
         });
         modes.get(&Arc::as_ptr(&tensor.inner).addr()).copied()
+    }
+
+    /// As [`Scope::access_of`].
+    pub(crate) fn access_of(&mut self, tensor: &Tensor) -> Option<Access> {
+        self.running.as_ref()?;
+        self.mode_of(tensor).map(|mode| if mode == Mode::Read { Access::Read } else { Access::Write })
     }
 
     /// Notes a view. Views that are gone are removed when the list is full, so the cost per view is constant.

@@ -11,18 +11,20 @@ use std::ops::Range;
 use std::sync::{Arc, Weak};
 
 use estafette_devices::FenceSet;
-use estafette_graph::Mode;
+use estafette_graph::{Mode, OpId};
 use estafette_sync::sync::{Mutex, MutexGuard};
 use smallvec::SmallVec;
 
+use crate::core::context;
 use crate::core::core_ref::CoreRef;
 use crate::core::engine_core::graph;
+use crate::core::lease_info::{Access, LeaseOwner};
 use crate::core::operation::{Kind, Name, OpGranted, OpState, OpVar};
 use crate::core::var_state::{Ending, Replaced, VarState};
 use crate::exchange::{AddressSpace, IntervalKey, IntervalMap, Resolution};
 use crate::lease::LeaseState;
 use crate::operation::run::{self, ReadyList};
-use crate::tensor::handle::VarSet;
+use crate::tensor::handle::{Tensor, VarSet};
 
 /// A tensor that overlaps more than this many others collapses them into one group variable. The cost of an
 /// operation grows with its variables, and a use of the whole needs no finer order.
@@ -37,6 +39,37 @@ const LEASES_MIN: usize = 8;
 struct Leases {
     known: Vec<Weak<LeaseState>>,
     sweep_at: usize,
+    /// Views of running functions that are no leases.
+    lent: Vec<LentView>,
+}
+
+impl Leases {
+    fn add(&mut self, lease: &Arc<LeaseState>) {
+        while self.known.last().is_some_and(|known| known.strong_count() == 0) {
+            self.known.pop();
+        }
+        if self.known.len() >= self.sweep_at {
+            self.known.retain(|known| known.strong_count() > 0);
+            self.sweep_at = (2 * self.known.len()).max(LEASES_MIN);
+        }
+        self.known.push(Arc::downgrade(lease));
+    }
+}
+
+/// A view of an operand for the time that the function of its operation runs. It becomes a lease when memory is imported from it.
+pub(crate) struct LentView {
+    pub(crate) op: OpId,
+    pub(crate) name: Name,
+    pub(crate) tensor: Tensor,
+    pub(crate) access: Access,
+    pub(crate) lease: Option<Arc<LeaseState>>,
+}
+
+impl LentView {
+    pub(crate) fn to_lease(&self) -> Arc<LeaseState> {
+        let owner = LeaseOwner::of_operation(self.name.clone());
+        LeaseState::view_of(self.op, &self.tensor, self.access, owner)
+    }
 }
 
 /// The entry of a tensor, or of several with the same memory.
@@ -88,15 +121,19 @@ impl Region {
 
     /// Makes imports from inside this memory find `lease`.
     pub(crate) fn add_lease(&self, lease: &Arc<LeaseState>) {
-        let mut leases = self.leases.lock();
-        while leases.known.last().is_some_and(|known| known.strong_count() == 0) {
-            leases.known.pop();
-        }
-        if leases.known.len() >= leases.sweep_at {
-            leases.known.retain(|known| known.strong_count() > 0);
-            leases.sweep_at = (2 * leases.known.len()).max(LEASES_MIN);
-        }
-        leases.known.push(Arc::downgrade(lease));
+        self.leases.lock().add(lease);
+    }
+
+    /// Notes a view, until [`take_back`](Self::take_back).
+    pub(crate) fn lend(&self, view: LentView) {
+        self.leases.lock().lent.push(view);
+    }
+
+    /// Takes out a view that `op` has of `tensor`.
+    pub(crate) fn take_back(&self, op: OpId, tensor: &Tensor) -> Option<LentView> {
+        let lent = &mut self.leases.lock().lent;
+        let at = lent.iter().rposition(|view| view.op == op && view.tensor.same(tensor))?;
+        Some(lent.swap_remove(at))
     }
 
     /// The newest open lease under which all of `range` was handed out, where `origin` permits that the
@@ -114,7 +151,15 @@ impl Region {
             keep.push(Arc::clone(&lease));
             return Some(lease);
         }
-        let leases = self.leases.lock();
+        let mut leases = self.leases.lock();
+        for at in 0..leases.lent.len() {
+            let view = &mut leases.lent[at];
+            if view.lease.is_none() && (origin == Origin::Lent || context::current() == Some(view.op)) {
+                let lease = view.to_lease();
+                view.lease = Some(Arc::clone(&lease));
+                leases.add(&lease);
+            }
+        }
         for lease in leases.known.iter().rev().filter_map(Weak::upgrade) {
             keep.push(Arc::clone(&lease));
             if lease.protects() && (origin == Origin::Lent || lease.can_be_imported_from_here()) {

@@ -11,6 +11,7 @@ use estafette::remote::ShareOptions;
 use estafette::tensor::TensorState;
 use estafette::{Access, Tensor};
 use estafette_sync::process::ProcessBound;
+use estafette_sync::sync::Mutex;
 use pyo3::exceptions::PyTypeError;
 use pyo3::ffi;
 use pyo3::prelude::*;
@@ -46,6 +47,8 @@ pub struct PyTensor {
     engine: EngineHandle,
     /// Of the promise of a call of which nothing is known but that it returns.
     results: Option<Arc<Results>>,
+    /// An array of NumPy that no other code has, for the next function that gets one.
+    unused_array: Mutex<Option<Py<PyAny>>>,
 }
 
 /// A tensor whose drop keeps the Python lock, as drops of Python objects do, and holds no lock of the engine.
@@ -65,7 +68,13 @@ impl PyTensor {
 
     /// The promise of a call, whose result may turn out to be several.
     pub fn of_call(tensor: Tensor, engine: EngineHandle, results: Option<Arc<Results>>) -> Self {
-        Self { tensor: DroppedInline(ManuallyDrop::new(ProcessBound::new(tensor))), engine, results }
+        let tensor = DroppedInline(ManuallyDrop::new(ProcessBound::new(tensor)));
+        Self { tensor, engine, results, unused_array: Mutex::new(None) }
+    }
+
+    /// See [`numpy_array`](crate::exchange::numpy_array).
+    pub fn unused_array(&self) -> &Mutex<Option<Py<PyAny>>> {
+        &self.unused_array
     }
 
     /// # Errors

@@ -5,18 +5,20 @@
 //! numpy/__multiarray_api.h. Whatever DLPack may refuse goes through DLPack, and is refused there.
 
 use std::ffi::{CStr, c_char, c_int, c_long, c_uint, c_void};
-use std::mem::transmute;
+use std::mem::{MaybeUninit, transmute};
+use std::ptr::NonNull;
 
 use estafette::bindings::export_strided;
 use estafette::devices::DLDevice;
-use estafette::exchange::table::{DLManagedTensorVersioned, DLTensor};
+use estafette::exchange::table::DLTensor;
 use estafette::exchange::{ExportFlags, ManagedTensor};
-use estafette::{Access, DType, ExportOptions, Scope, Tensor};
+use estafette::{Access, DType, Scope, Tensor};
 use pyo3::exceptions::PyImportError;
 use pyo3::ffi;
 use pyo3::prelude::*;
 use pyo3::types::PyType;
 
+use crate::classes::tensor::PyTensor;
 use crate::exchange::export;
 use crate::interpreter::kept::Kept;
 use crate::interpreter::once::{PyOnce, intern};
@@ -33,6 +35,7 @@ struct Fields {
     base: *mut ffi::PyObject,
     dtype: *const DTypeFields,
     flags: c_int,
+    weak_references: *mut ffi::PyObject,
 }
 
 /// The beginning of `PyArray_Descr`, which is the same in NumPy 1 and 2.
@@ -120,42 +123,86 @@ impl NumPy {
     /// An array of memory that `base` keeps.
     ///
     /// # Safety
-    /// `base` keeps `tensor` and what it describes: memory of the host, or none.
+    /// `base` keeps what is described: memory of the host.
     unsafe fn array<'py>(
         &self,
-        tensor: &DLTensor,
-        read_only: bool,
+        described: &Described,
         base: Bound<'py, PyAny>,
-    ) -> PyResult<Option<Bound<'py, PyAny>>> {
-        let dtype = DType { code: tensor.dtype.code.0, bits: tensor.dtype.bits, lanes: tensor.dtype.lanes };
-        let ndim = usize::try_from(tensor.ndim).ok().filter(|ndim| *ndim <= NDIM_MAX);
-        let (Some(ndim), Some(number), false) = (ndim, number_of(dtype), tensor.data.is_null()) else {
-            return Ok(None);
+    ) -> PyResult<Bound<'py, PyAny>> {
+        let Described { number, ndim, shape, strides, data, flags } = described;
+        // SAFETY: functions of the table of a known version, with the Python lock. They take over a reference to the type, and to the
+        // base even where they fail; by contract it keeps the memory, in which all elements lie.
+        unsafe {
+            let of = |place: usize| *self.table.add(place);
+            let dtype = transmute::<*const c_void, DTypeOf>(of(place::DTYPE))(*number);
+            let (shape, strides, class) = (shape.as_ptr(), strides.as_ptr(), self.class.as_ptr());
+            let new = transmute::<*const c_void, New>(of(place::NEW));
+            let array =
+                new(class, dtype, *ndim as c_int, shape, strides, *data, *flags, std::ptr::null_mut());
+            let array = Bound::from_owned_ptr_or_err(base.py(), array)?;
+            let set_base = transmute::<*const c_void, SetBase>(of(place::SET_BASE));
+            if set_base(array.as_ptr(), base.into_ptr()) != 0 {
+                return Err(PyErr::fetch(array.py()));
+            }
+            Ok(array)
+        }
+    }
+}
+
+/// What an array of NumPy is made with.
+struct Described {
+    number: c_int,
+    ndim: usize,
+    shape: [isize; NDIM_MAX],
+    /// In bytes.
+    strides: [isize; NDIM_MAX],
+    data: *mut c_void,
+    flags: c_int,
+}
+
+impl Described {
+    /// `None` for a tensor that NumPy has no array of, or that has to be asked for it.
+    fn of(tensor: &Tensor, read_only: bool) -> Option<Self> {
+        let mut place = MaybeUninit::<DLTensor>::uninit();
+        // SAFETY: the place is good, and what is written there is read while the tensor is borrowed.
+        let tensor = unsafe {
+            tensor.lend(NonNull::new(place.as_mut_ptr())?).ok()?;
+            place.assume_init_ref()
         };
+        let dtype = DType { code: tensor.dtype.code.0, bits: tensor.dtype.bits, lanes: tensor.dtype.lanes };
+        let ndim = usize::try_from(tensor.ndim).ok().filter(|ndim| *ndim <= NDIM_MAX)?;
+        let number = number_of(dtype).filter(|_| !tensor.data.is_null())?;
         let (mut shape, mut strides) = ([0; NDIM_MAX], [0; NDIM_MAX]);
         for index in 0..ndim {
             // SAFETY: both have an entry for each dimension.
             let (size, stride) = unsafe { (*tensor.shape.add(index), *tensor.strides.add(index)) };
             (shape[index], strides[index]) = (size as isize, stride as isize * dtype.itemsize() as isize);
         }
-        let flags = if read_only { 0 } else { WRITEABLE };
-        // SAFETY: functions of the table of a known version, with the Python lock. They take over a reference to the type, and to the
-        // base even where they fail; by contract it keeps the memory, in which all elements lie.
-        unsafe {
-            let of = |place: usize| *self.table.add(place);
-            let dtype = transmute::<*const c_void, DTypeOf>(of(place::DTYPE))(number);
-            let data = tensor.data.byte_add(tensor.byte_offset as usize);
-            let (shape, strides, class) = (shape.as_ptr(), strides.as_ptr(), self.class.as_ptr());
-            let new = transmute::<*const c_void, New>(of(place::NEW));
-            let array = new(class, dtype, ndim as c_int, shape, strides, data, flags, std::ptr::null_mut());
-            let array = Bound::from_owned_ptr_or_err(base.py(), array)?;
-            if transmute::<*const c_void, SetBase>(of(place::SET_BASE))(array.as_ptr(), base.into_ptr()) != 0
-            {
-                return Err(PyErr::fetch(array.py()));
-            }
-            Ok(Some(array))
-        }
+        let data = tensor.data.wrapping_byte_add(tensor.byte_offset as usize);
+        Some(Self { number, ndim, shape, strides, data, flags: if read_only { 0 } else { WRITEABLE } })
     }
+
+    /// Whether an array of NumPy that has the right type is described.
+    fn is_of(&self, array: &Bound<'_, PyAny>) -> bool {
+        let fields = fields_of(array);
+        // SAFETY: both have an entry for each dimension.
+        let have = |index| unsafe { (*fields.shape.add(index), *fields.strides.add(index)) };
+        fields.data.cast() == self.data
+            && fields.ndim == self.ndim as c_int
+            && fields.flags & WRITEABLE == self.flags
+            && (0..self.ndim).all(|index| have(index) == (self.shape[index], self.strides[index]))
+    }
+}
+
+fn references(object: &Bound<'_, PyAny>) -> ffi::Py_ssize_t {
+    // SAFETY: a live object.
+    unsafe { ffi::Py_REFCNT(object.as_ptr()) }
+}
+
+/// The fields of an array of NumPy.
+fn fields_of<'a>(array: &'a Bound<'_, PyAny>) -> &'a Fields {
+    // SAFETY: an instance of NumPy's class. The Python lock is held, so nothing changes them.
+    unsafe { &*array.as_ptr().cast() }
 }
 
 /// Whether instances of `class` are read here.
@@ -164,45 +211,112 @@ pub fn is_understood(class: &Bound<'_, PyType>) -> bool {
 }
 
 /// An operand of the running operation as `using` makes an array of it, which is `numpy.from_dlpack`; `None` for any other function, and for a
-/// tensor that has to be asked for that.
-pub fn lend<'py>(
+/// tensor that has to be asked for that. The array is dropped before what takes it back.
+pub fn lend<'a, 'py>(
     using: &Bound<'py, PyAny>,
-    scope: &Scope,
-    tensor: &Tensor,
-) -> PyResult<Option<Bound<'py, PyAny>>> {
+    scope: &'a Scope,
+    tensor: &Bound<'py, PyTensor>,
+) -> PyResult<Option<(Bound<'py, PyAny>, Lent<'a, 'py>)>> {
     let py = using.py();
     // SAFETY: a live object.
     if unsafe { ffi::PyCFunction_Check(using.as_ptr()) } == 0 {
         return Ok(None);
     }
     let Some(numpy) = NumPy::get(py).filter(|numpy| numpy.from_dlpack.is(using)) else { return Ok(None) };
-    if !tensor.device().is_ok_and(|device| device == DLDevice::CPU) {
+    let Ok(inner) = tensor.get().tensor(py) else { return Ok(None) };
+    if !inner.device().is_ok_and(|device| device == DLDevice::CPU) {
         return Ok(None);
     }
-    // What it refuses, it refuses once more where NumPy asks.
-    let Ok(managed) = scope.export(tensor, &ExportOptions::new(Access::Read)) else { return Ok(None) };
-    let read_only = managed.read_only();
-    let Ok(raw) = managed.into_raw_versioned() else { return Ok(None) };
-    // SAFETY: the struct is ours, and the capsule's once there is one, which keeps what it describes, memory of the host.
-    let array = unsafe {
-        let base = ffi::PyCapsule_New(raw, LENT.as_ptr(), Some(release));
-        let Some(base) = Bound::from_owned_ptr_or_opt(py, base) else {
-            drop(ManagedTensor::from_raw_versioned(raw));
-            return Err(PyErr::fetch(py));
-        };
-        let described = &*raw.cast::<DLManagedTensorVersioned>();
-        numpy.array(&described.dl_tensor, read_only, base)?
+    // What is refused, is refused once more where NumPy asks.
+    let Some(access) = scope.lend(inner) else { return Ok(None) };
+    let mut lent = Lent { scope, tensor: tensor.clone(), made: None };
+    let Some(described) = Described::of(inner, access == Access::Read) else { return Ok(None) };
+    let unused = tensor.get().unused_array().lock().take().map(|array| array.into_bound(py));
+    let array = match unused.filter(|array| described.is_of(array)) {
+        Some(array) => array,
+        // SAFETY: the operation keeps the memory until the view is taken back; then the base does, unless nothing has it.
+        None => unsafe {
+            let base = ffi::PyCapsule_New(NonNull::<c_void>::dangling().as_ptr(), LENT.as_ptr(), None);
+            numpy.array(&described, Bound::from_owned_ptr_or_err(py, base)?)?
+        },
     };
-    if array.is_some() {
-        export::count();
-    }
-    Ok(array)
+    lent.made = Some(Made::of(&array));
+    export::count();
+    Ok(Some((array, lent)))
 }
 
-/// The name of capsules that nothing but an array of NumPy owns.
+/// An array that the function of an operation has. Once this is dropped, an array that the function has kept has a lease.
+pub struct Lent<'a, 'py> {
+    scope: &'a Scope,
+    tensor: Bound<'py, PyTensor>,
+    made: Option<Made<'py>>,
+}
+
+/// An array as it was made.
+struct Made<'py> {
+    array: Bound<'py, PyAny>,
+    /// Has the memory, where the array has it.
+    base: Bound<'py, PyAny>,
+    dtype: *const DTypeFields,
+    flags: c_int,
+}
+
+impl<'py> Made<'py> {
+    /// `array` is one that this module has made.
+    fn of(array: &Bound<'py, PyAny>) -> Self {
+        let fields = fields_of(array);
+        // SAFETY: it has a base, which lives.
+        let base = unsafe { Bound::from_borrowed_ptr(array.py(), fields.base) };
+        Self { array: array.clone(), base, dtype: fields.dtype, flags: fields.flags }
+    }
+
+    /// Whether nothing else has the array, its base or a weak reference to it, and it is as it was but for its shape.
+    fn is_unused(&self) -> bool {
+        let fields = fields_of(&self.array);
+        references(&self.array) == 1
+            && references(&self.base) == 2
+            && fields.base == self.base.as_ptr()
+            && fields.weak_references.is_null()
+            && (fields.dtype, fields.flags) == (self.dtype, self.flags)
+    }
+}
+
+impl Drop for Lent<'_, '_> {
+    fn drop(&mut self) {
+        let py = self.tensor.py();
+        // In a forked child all of it is the parent's.
+        let Ok(tensor) = self.tensor.get().tensor(py) else { return };
+        let kept = self.made.take().and_then(|made| {
+            if made.is_unused() {
+                let before = self.tensor.get().unused_array().lock().replace(made.array.unbind());
+                drop(before);
+                return None;
+            }
+            let Made { array, base, .. } = made;
+            drop(array);
+            // Whatever has the memory from the array has the base, itself or by an array.
+            (references(&base) > 1).then_some(base)
+        });
+        let Ok(managed) = self.scope.take_back(tensor, kept.is_some()) else {
+            // The operation has not ended before its function. If it had, the memory would stay.
+            return std::mem::forget(tensor.clone());
+        };
+        if let Some((base, managed)) = kept.zip(managed)
+            && let Ok(raw) = managed.into_raw_versioned()
+        {
+            // SAFETY: the capsule is this module's, and owns the struct from here on.
+            unsafe {
+                ffi::PyCapsule_SetPointer(base.as_ptr(), raw);
+                ffi::PyCapsule_SetDestructor(base.as_ptr(), Some(release));
+            }
+        }
+    }
+}
+
+/// The name of capsules that are bases of arrays of NumPy.
 const LENT: &CStr = c"estafette lends";
 
-/// The destructor of such a capsule.
+/// The destructor of such a capsule that owns a struct.
 unsafe extern "C" fn release(capsule: *mut ffi::PyObject) {
     // SAFETY: Python calls this with the capsule, which owns the struct.
     unsafe {

@@ -2,7 +2,7 @@
 //!
 //! The extension is built once for every Python from 3.11 on, and may link only to what that promises.
 //! `PyObject_Vectorcall` and `PyObject_VectorcallMethod` joined the promise in 3.12, the functions of contexts,
-//! `PyFrame_GetLasti` and `PyThreadState_GetUnchecked` have not yet, but every CPython from 3.11 on exports all of them under the same signature. So they are
+//! `PyFrame_GetLasti`, `PyObject_GetOptionalAttr` and `PyThreadState_GetUnchecked` have not yet, but every CPython from 3.11 on exports all of them under the same signature. So they are
 //! looked up when first needed, and where one is missing the slower form does the same.
 //!
 //! Being looked up, they may also unwind as far as Rust knows, which calls of code of the program need ([`finalization`](crate::interpreter::finalization)).
@@ -48,6 +48,12 @@ type Vectorcall = unsafe extern "C-unwind" fn(
     kwnames: *mut ffi::PyObject,
 ) -> *mut ffi::PyObject;
 
+type OptionalAttribute = unsafe extern "C" fn(
+    object: *mut ffi::PyObject,
+    name: *mut ffi::PyObject,
+    value: *mut *mut ffi::PyObject,
+) -> c_int;
+
 type FrameGetLasti = unsafe extern "C" fn(frame: *mut ffi::PyFrameObject) -> c_int;
 
 type CurrentThreadState = unsafe extern "C" fn() -> *mut ffi::PyThreadState;
@@ -59,6 +65,7 @@ struct Found {
     context_exit: Option<ContextStep>,
     context_var_get: Option<ContextVarGet>,
     context_var_set: Option<ContextVarSet>,
+    optional_attribute: Option<OptionalAttribute>,
     frame_get_lasti: Option<FrameGetLasti>,
     current_thread_state: Option<CurrentThreadState>,
 }
@@ -78,7 +85,13 @@ fn found() -> &'static Found {
             context_var_get: transmute::<*mut c_void, Option<ContextVarGet>>(symbol(c"PyContextVar_Get")),
             context_var_set: transmute::<*mut c_void, Option<ContextVarSet>>(symbol(c"PyContextVar_Set")),
             frame_get_lasti: transmute::<*mut c_void, Option<FrameGetLasti>>(symbol(c"PyFrame_GetLasti")),
-            // Public from 3.13 on.
+            // Public from 3.13 on, as the next one.
+            optional_attribute: transmute::<*mut c_void, Option<OptionalAttribute>>(
+                match symbol(c"PyObject_GetOptionalAttr") {
+                    missing if missing.is_null() => symbol(c"_PyObject_LookupAttr"),
+                    found => found,
+                },
+            ),
             current_thread_state: transmute::<*mut c_void, Option<CurrentThreadState>>(
                 match symbol(c"PyThreadState_GetUnchecked") {
                     missing if missing.is_null() => symbol(c"_PyThreadState_UncheckedGet"),
@@ -201,6 +214,23 @@ pub fn context_value<'py>(variable: &Bound<'py, PyAny>) -> PyResult<Option<Bound
     unsafe {
         if get(variable.as_ptr(), ptr::null_mut(), &mut value) < 0 {
             return Err(PyErr::take(py).unwrap_or_else(|| PySystemError::new_err("no context")));
+        }
+        Ok(Bound::from_owned_ptr_or_opt(py, value))
+    }
+}
+
+/// An attribute that may be missing. For most objects a missing one makes no exception then, which costs more than a call.
+pub fn attribute<'py>(
+    object: &Bound<'py, PyAny>,
+    name: &Bound<'py, PyString>,
+) -> PyResult<Option<Bound<'py, PyAny>>> {
+    let py = object.py();
+    let Some(get) = found().optional_attribute else { return object.getattr_opt(name) };
+    let mut value = ptr::null_mut();
+    // SAFETY: both are alive, and the value is a new reference, or NULL, with an exception set where the answer is negative.
+    unsafe {
+        if get(object.as_ptr(), name.as_ptr(), &mut value) < 0 {
+            return Err(PyErr::fetch(py));
         }
         Ok(Bound::from_owned_ptr_or_opt(py, value))
     }

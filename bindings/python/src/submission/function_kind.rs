@@ -5,6 +5,7 @@ use pyo3::prelude::*;
 use pyo3::types::PyDict;
 
 use crate::exchange::peers;
+use crate::interpreter::fastcall;
 use crate::interpreter::once::{PyOnce, intern};
 
 /// `CO_GENERATOR` of CPython's `Include/cpython/code.h`.
@@ -36,7 +37,7 @@ impl FunctionKind {
         if let Some(kind) = Self::of_code(&function)? {
             return Ok(kind);
         }
-        let called = function.get_type().getattr_opt(intern!(py, "__call__"))?;
+        let called = fastcall::attribute(&function.get_type(), intern!(py, "__call__"))?;
         let kind = called.map(|called| Self::of_code(&called)).transpose()?.flatten();
         Ok(kind.unwrap_or(Self::Plain))
     }
@@ -44,8 +45,8 @@ impl FunctionKind {
     /// Of a function or a method written in Python.
     fn of_code(function: &Bound<'_, PyAny>) -> PyResult<Option<Self>> {
         let py = function.py();
-        let Some(code) = function.getattr_opt(intern!(py, "__code__"))? else { return Ok(None) };
-        let Some(flags) = code.getattr_opt(intern!(py, "co_flags"))? else { return Ok(None) };
+        let Some(code) = fastcall::attribute(function, intern!(py, "__code__"))? else { return Ok(None) };
+        let Some(flags) = fastcall::attribute(&code, intern!(py, "co_flags"))? else { return Ok(None) };
         let flags: u32 = flags.extract()?;
         Ok(Some(match flags {
             _ if flags & COROUTINE != 0 => Self::Async,

@@ -10,7 +10,7 @@ use pyo3::types::PyTuple;
 
 use crate::classes::exporter::Exporter;
 use crate::classes::tensor::PyTensor;
-use crate::exchange::numpy_array;
+use crate::exchange::numpy_array::{self, Lent};
 use crate::interpreter::{call_site, fastcall};
 use crate::submission::body::helper;
 use crate::submission::scope::{self, OperationScope};
@@ -61,12 +61,16 @@ impl PlainCall {
 
 impl PlainCall {
     fn call<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
+        // Taken back when the arguments are dropped.
+        let mut lent = Vec::new();
         let arguments = self.arguments.bind(py).iter();
         let mut arguments: Vec<_> = match &self.using {
             None => arguments.collect(),
             Some(using) => call_site::converting(py, || {
-                let scope = self.scope.get().scope();
-                arguments.map(|argument| with_array(using.bind(py), scope, argument)).collect::<PyResult<_>>()
+                let (using, scope) = (using.bind(py), self.scope.get().scope());
+                arguments
+                    .map(|argument| with_array(using, scope, argument, &mut lent))
+                    .collect::<PyResult<_>>()
             })?,
         };
         let function = self.function.bind(py);
@@ -79,15 +83,16 @@ impl PlainCall {
 }
 
 /// The array that a function gets in place of a tensor. Operators get an `Exporter` of their operands.
-fn with_array<'py>(
+fn with_array<'a, 'py>(
     using: &Bound<'py, PyAny>,
-    scope: &Scope,
+    scope: &'a Scope,
     argument: Bound<'py, PyAny>,
+    lent: &mut Vec<Lent<'a, 'py>>,
 ) -> PyResult<Bound<'py, PyAny>> {
     if let Ok(tensor) = argument.cast_exact::<PyTensor>()
-        && let Ok(tensor) = tensor.get().tensor(using.py())
-        && let Some(array) = numpy_array::lend(using, scope, tensor)?
+        && let Some((array, view)) = numpy_array::lend(using, scope, tensor)?
     {
+        lent.push(view);
         return Ok(array);
     }
     if argument.is_exact_instance_of::<PyTensor>() || argument.is_exact_instance_of::<Exporter>() {

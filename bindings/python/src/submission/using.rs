@@ -4,12 +4,16 @@ use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyString};
 
 use crate::exchange::peers;
+use crate::interpreter::fastcall;
 use crate::interpreter::kept::Kept;
 use crate::interpreter::once::{PyOnce, intern};
 use crate::submission::function_kind::innermost;
 
 /// The function of an engine that makes arrays, for calls that name none.
 pub type Default = Option<Kept<Py<PyAny>>>;
+
+/// Modules that are remembered to be of no array library.
+const KNOWN_MAX: usize = 1024;
 
 /// What makes arrays for `function`: `given`, else the engine's `default`, else `from_dlpack` of the array library whose function it
 /// is. `None` for any other function, which gets the tensors themselves.
@@ -31,13 +35,16 @@ fn of_library<'py>(function: &Bound<'py, PyAny>) -> PyResult<Option<Bound<'py, P
     /// By the name of a module; `None` in Python for a library without such a function.
     static FOUND: PyOnce<Py<PyDict>> = PyOnce::new();
     let py = function.py();
-    let Some(module) = function.getattr_opt(intern!(py, "__module__"))? else { return Ok(None) };
+    let Some(module) = fastcall::attribute(function, intern!(py, "__module__"))? else { return Ok(None) };
     let Ok(module) = module.cast::<PyString>() else { return Ok(None) };
     let found = FOUND.get_or_init(py, || PyDict::new(py).unbind()).bind(py);
     if let Some(using) = found.get_item(module)? {
         return Ok((!using.is_none()).then_some(using));
     }
     if peers::of_module(module.to_str()?).is_none() {
+        if found.len() < KNOWN_MAX {
+            found.set_item(module, py.None())?;
+        }
         return Ok(None);
     }
     let using = py.import("estafette._calls")?.call_method1("using_of", (module,))?;
