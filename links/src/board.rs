@@ -280,7 +280,7 @@ impl<W: Words> OwnBoard<W> {
     /// The number of a text for this slot; 0 if the peer has yet to read all of them.
     fn write_text<P: Words>(&self, slot: SlotId, text: &str, peer: &PeerBoard<P>) -> usize {
         let mut texts = self.texts.lock();
-        let free = texts.iter().position(|text| text.is_none_or(|its| has_read(its, peer)));
+        let free = texts.iter().position(|text| text.is_none_or(|its| self.has_been_read(its, peer)));
         let Some(at) = free else { return 0 };
         texts[at] = Some(slot);
         let place = text_place(at + 1).expect("a number of a text");
@@ -294,14 +294,20 @@ impl<W: Words> OwnBoard<W> {
         }
         at + 1
     }
-}
 
-/// Whether the peer has read how `slot` failed: it has answered a promise, or it has gone on from the answer.
-fn has_read<P: Words>(slot: SlotId, peer: &PeerBoard<P>) -> bool {
-    let answer = peer.load(slot.kind.answer().place(slot.index));
-    match slot.kind {
-        Kind::Ready => is_settled(answer, slot.generation),
-        Kind::Used => !is_settled(answer, slot.generation),
+    /// Whether the peer has read how `slot` failed: it has answered a promise, or it has gone on from the answer.
+    fn has_been_read<P: Words>(&self, slot: SlotId, peer: &PeerBoard<P>) -> bool {
+        let is_answer = is_settled(peer.load(slot.kind.answer().place(slot.index)), slot.generation);
+        match slot.kind {
+            Kind::Ready => is_answer || self.is_in_use_again(slot),
+            Kind::Used => !is_answer,
+        }
+    }
+
+    /// Whether a later use of the index has begun, so that the answer to this one was read.
+    fn is_in_use_again(&self, slot: SlotId) -> bool {
+        let now = (self.load(slot.kind.place(slot.index)) >> 32) as u32;
+        now.wrapping_sub(slot.generation).cast_signed() > 0
     }
 }
 
@@ -347,6 +353,22 @@ mod tests {
         other.settle(SlotId { kind: Kind::Used, ..slot(3) }, &Ok(()), &own_seen);
         own.settle(slot(TEXTS + 1), &failure("again"), &peer);
         assert_eq!(text(&own_seen, slot(TEXTS + 1)), "again (in process 7)");
+    }
+
+    #[test]
+    fn the_text_of_an_index_that_is_in_use_again_is_free() {
+        let [mine, theirs] = [words(), words()];
+        let (own, other) = (OwnBoard::new(Arc::clone(&mine)), OwnBoard::new(Arc::clone(&theirs)));
+        let (own_seen, peer) = (PeerBoard(mine), PeerBoard(theirs));
+        for index in 0..=TEXTS {
+            let slot = SlotId { kind: Kind::Ready, index, generation: 1 };
+            own.settle(slot, &failure("read"), &peer);
+            assert_eq!(text(&own_seen, slot), "read (in process 7)");
+            other.settle(SlotId { kind: Kind::Used, ..slot }, &Ok(()), &own_seen);
+            let again = SlotId { generation: 2, ..slot };
+            own.settle(again, &Ok(()), &peer);
+            other.settle(SlotId { kind: Kind::Used, ..again }, &Ok(()), &own_seen);
+        }
     }
 
     #[test]
