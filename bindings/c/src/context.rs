@@ -5,7 +5,6 @@ use std::sync::Arc;
 
 use estafette::devices::{Fence, Reactor};
 use estafette::exchange::callback;
-use estafette_sync::valgrind;
 
 /// Called once with the context, when the library will not use it any more. NULL when there is nothing to do.
 pub type estafette_drop = Option<unsafe extern "C" fn(context: *mut c_void)>;
@@ -36,7 +35,7 @@ impl Drop for Context {
     fn drop(&mut self) {
         if let Some(drop) = self.drop {
             // SAFETY: the caller gave both for this; it is called once.
-            valgrind::foreign(|| unsafe { drop(self.pointer) });
+            callback::run(|| unsafe { drop(self.pointer) });
         }
     }
 }
@@ -60,6 +59,6 @@ impl BodyContext {
 
     /// Gives the context up when `fence` has settled, well or not: until then the work that it marks may use it.
     pub(crate) fn drop_after(self, fence: &Fence) {
-        Reactor::global().when_settled([fence], move |_outcome| callback::run(|| drop(self)));
+        Reactor::global().when_settled([fence], move |_outcome| drop(self));
     }
 }

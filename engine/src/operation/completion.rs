@@ -119,8 +119,8 @@ impl Completion {
         self.scope.take().expect("the end is reported once")
     }
 
-    /// Ends the operation. An operation that was submitted [`on`](crate::operation::OpBuilder::on) a queue is done when
-    /// the work that it has enqueued there is done. For operations that produce a tensor use
+    /// Ends the operation. What an operation writes that was submitted [`on`](crate::operation::OpBuilder::on) a queue is
+    /// ready when the work that it has enqueued there is done. For operations that produce a tensor use
     /// [`produce`](Self::produce).
     pub fn complete(self, result: BodyResult) {
         self.into_scope().end(None, result.map(|()| None));
@@ -158,7 +158,7 @@ impl Completion {
     }
 
     /// Ends the operation with the device work that `fence` marks. Successors on the same device are ordered
-    /// after the work, and the host does not wait. If the work fails, the operation fails.
+    /// after the work, and the host does not wait. If the work fails, what the operation writes fails.
     pub fn complete_after(self, fence: &Fence) {
         self.into_scope().end(Some(fence), Ok(None));
     }

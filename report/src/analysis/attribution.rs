@@ -268,15 +268,16 @@ impl<S: Source> Attribution<'_, S> {
         let taker = operation.track.filter(|track| self.pool.has(*track));
         match taker {
             _ if resumes => tiling.until(waits.awake, Cause::NotResumed, None, self.sleeper(operation)),
-            Some(worker) => {
+            // A thread that waited took the operation, if it was no worker.
+            taker => {
+                let late = taker.map_or(Blocker::Pool, Blocker::Thread);
                 for (from, to) in self.pool.full_between(tiling.at(), waits.awake) {
                     // Before that another worker was free, and asleep.
-                    tiling.until(from, Cause::NotResumed, None, Blocker::Thread(worker));
+                    tiling.until(from, Cause::NotResumed, None, late);
                     tiling.until(to, Cause::NoWorker, None, Blocker::Pool);
                 }
-                tiling.until(waits.awake, Cause::NotResumed, None, Blocker::Thread(worker));
+                tiling.until(waits.awake, Cause::NotResumed, None, late);
             }
-            None => tiling.until(waits.awake, Cause::NoWorker, None, Blocker::Pool),
         }
         tiling.until(waits.end, Cause::NotResumed, None, Blocker::Interpreter);
     }

@@ -262,6 +262,11 @@ static void ends_with_the_fence(void *context, estafette_op *op) {
   atomic_store(&self->ended, 1);
 }
 
+static void fails(void *context, estafette_op *op) {
+  (void)context;
+  OK(estafette_op_complete(op, ESTAFETTE_FAILED, "no ink"));
+}
+
 static void a_callback_that_waits_is_refused_at_once(void) {
   estafette_engine *idle = engine_new(1);
   static waiting self;
@@ -297,6 +302,10 @@ static void a_callback_that_waits_is_refused_at_once(void) {
   OK(estafette_on_ready(ready, waits_when_ready, &self, 0));
   OK(estafette_promise_settle(promise, ESTAFETTE_OK, 0));
   while (atomic_load(&self.done) < 5) nap(1);
+  /* The context of an operation that is skipped. */
+  OK(estafette_submit(idle, 0, fails, 0, 0, 0, 0, &ready, 1));
+  OK(estafette_submit(idle, 0, ends_with_the_fence, &self, waits_when_dropped, &ready, 1, 0, 0));
+  while (atomic_load(&self.done) < 6) nap(1);
 
   OK(estafette_op_complete(self.held.op, ESTAFETTE_OK, 0));
   OK(estafette_wait(self.tensor, 10 * SECOND));
