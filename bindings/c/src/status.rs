@@ -143,7 +143,7 @@ impl estafette_status {
 
 /// The error of a device, of a fence or of another process that is the root cause.
 fn device_error(failure: &OperationError) -> Option<&devices::DeviceError> {
-    let mut sources = std::iter::successors(failure.source(), |error| error.source());
+    let mut sources = std::iter::successors(failure.source(), |&error| error.source());
     sources.find_map(|error| error.downcast_ref())
 }
 
