@@ -56,7 +56,7 @@ fn a_dropped_completer_cancels_its_fence_and_names_it() {
     drop(completer);
     let FenceState::Failed(error) = fence.state() else { panic!("nobody will finish it") };
     assert_eq!(error.kind(), DeviceErrorKind::Cancelled);
-    assert_eq!(error.to_string(), "completer dropped: nobody will finish \"frame 7\"");
+    assert_eq!(error.to_string(), "promise \"frame 7\" was dropped and will never be done");
 }
 
 #[test]

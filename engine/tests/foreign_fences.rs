@@ -328,6 +328,15 @@ fn one_that_signals_something_that_is_no_end_has_failed() {
 }
 
 #[test]
+fn one_that_answers_something_that_is_no_state_has_failed() {
+    let foreign = Foreign::new();
+    let fence = take_over(foreign.polled()).unwrap();
+    foreign.settle(5);
+    let error = fence.wait_timeout(Some(LONG)).expect("it is not pending").unwrap_err();
+    assert!(error.message().contains("status 5, which is neither done nor failed"), "{error}");
+}
+
+#[test]
 fn callbacks_under_the_fences_own_lock_meet_nobody_who_needs_it() {
     // The subscriber asks the fence for something that takes the same lock: were it called there, it would never return.
     let foreign = Foreign::new();

@@ -5,6 +5,7 @@ mod guarantees;
 mod kinds;
 mod layers;
 mod licences;
+mod names;
 mod platform;
 mod shared;
 mod snippets;
@@ -95,6 +96,7 @@ fn counted() -> Result<Vec<String>, String> {
         kinds::check,
         layers::check,
         licences::check,
+        names::check,
         platform::check,
         shared::check,
         snippets::check,

@@ -783,8 +783,8 @@ estafette_status estafette_engine_shutdown(struct estafette_engine *engine,
 
 /**
  * Blocks until everything submitted to this engine has ended, or for `timeout_ns` (`ESTAFETTE_FOREVER` for no limit). Leases
- * do not count, and failures are reported where their outputs are used, not here. Without a limit it may run whatever is ready on this
- * thread (see `estafette_set_helping`); with one it runs nothing, so that it is kept.
+ * do not count, nor do the fences that operations have ended with, and failures are reported where their outputs are used, not here.
+ * Without a limit it may run whatever is ready on this thread (see `estafette_set_helping`); with one it runs nothing, so that it is kept.
  *
  * Returns `ESTAFETTE_OK`; `ESTAFETTE_TIMEOUT`; `ESTAFETTE_LEASE_HELD` when only leases hold up what is left;
  * `ESTAFETTE_WOULD_DEADLOCK` inside an operation, or where it would block in a callback; `ESTAFETTE_INVALID` for NULL or a handle
@@ -1132,8 +1132,8 @@ estafette_status estafette_op_complete_after(struct estafette_op *op,
  * result that cannot be taken over fails the operation, and its deleter is called then. On any other status the caller keeps
  * it.
  *
- * Returns as `estafette_op_complete`; `ESTAFETTE_INVALID` for NULL or a version that is not known. May be called by any thread,
- * once.
+ * Returns as `estafette_op_complete`; `ESTAFETTE_INVALID` for NULL, a version that is not known, or an operation that is to produce no
+ * tensor. May be called by any thread, once.
  *
  * What the caller promises:
  * `managed` is NULL or what its type says, as for `estafette_import`. `op` may be any value.
@@ -1779,8 +1779,8 @@ estafette_status estafette_tensor_release_after(struct estafette_tensor *tensor,
 /**
  * Where a tensor stands, at once.
  *
- * Returns `ESTAFETTE_OK` when its current version may be read; `ESTAFETTE_PENDING` while it is not finished; `ESTAFETTE_FAILED`
- * or `ESTAFETTE_CANCELLED` when it is poisoned, with the root cause; `ESTAFETTE_INVALID` for NULL or a handle that is not in use;
+ * Returns `ESTAFETTE_OK` when its current version may be read; `ESTAFETTE_PENDING` while it is not finished; `ESTAFETTE_FAILED`,
+ * `ESTAFETTE_CANCELLED` or `ESTAFETTE_DEVICE` when it is poisoned, with the root cause; `ESTAFETTE_INVALID` for NULL or a handle that is not in use;
  * `ESTAFETTE_FORKED`. May be called by any thread. `tensor` may be any value.
  */
 estafette_status estafette_query(const struct estafette_tensor *tensor);

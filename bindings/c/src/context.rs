@@ -36,7 +36,7 @@ impl Drop for Context {
     fn drop(&mut self) {
         if let Some(drop) = self.drop {
             // SAFETY: the caller gave both for this; it is called once.
-            valgrind::foreign(|| unsafe { drop(self.pointer) });
+            callback::run(|| unsafe { drop(self.pointer) });
         }
     }
 }
@@ -60,6 +60,6 @@ impl BodyContext {
 
     /// Gives the context up when `fence` has settled, well or not: until then the work that it marks may use it.
     pub(crate) fn drop_after(self, fence: &Fence) {
-        Reactor::global().when_settled([fence], move |_outcome| callback::run(|| drop(self)));
+        Reactor::global().when_settled([fence], move |_outcome| drop(self));
     }
 }

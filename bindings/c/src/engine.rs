@@ -165,8 +165,8 @@ pub extern "C" fn estafette_engine_shutdown(
 }
 
 /// Blocks until everything submitted to this engine has ended, or for `timeout_ns` (`ESTAFETTE_FOREVER` for no limit). Leases
-/// do not count, and failures are reported where their outputs are used, not here. Without a limit it may run whatever is ready on this
-/// thread (see `estafette_set_helping`); with one it runs nothing, so that it is kept.
+/// do not count, nor do the fences that operations have ended with, and failures are reported where their outputs are used, not here.
+/// Without a limit it may run whatever is ready on this thread (see `estafette_set_helping`); with one it runs nothing, so that it is kept.
 ///
 /// Returns `ESTAFETTE_OK`; `ESTAFETTE_TIMEOUT`; `ESTAFETTE_LEASE_HELD` when only leases hold up what is left;
 /// `ESTAFETTE_WOULD_DEADLOCK` inside an operation, or where it would block in a callback; `ESTAFETTE_INVALID` for NULL or a handle

@@ -57,6 +57,10 @@ pub(crate) fn is_forked_from_home() -> bool {
     HOME.get_or_init(Generation::current).is_inherited()
 }
 
+/// The engine's own text says to make an engine, which C cannot do there.
+const FORKED: &str =
+    "this process was forked from one that used the library, so it cannot use the library; start it by exec";
+
 /// Runs the inside of a function that uses handles, which a forked child has not got.
 #[inline]
 pub(crate) fn entry<S>(inside: impl FnOnce() -> Result<S, Refusal>) -> estafette_status
@@ -64,7 +68,7 @@ where
     S: Into<estafette_status>,
 {
     if is_forked_from_home() {
-        return store_error(Error::Forked.into());
+        return store_error(Refusal::new(estafette_status::ESTAFETTE_FORKED, FORKED));
     }
     entry_anywhere(inside)
 }

@@ -43,7 +43,8 @@ pub unsafe extern "C" fn estafette_op_complete(
         // SAFETY: by contract of this function.
         let message = unsafe { reason(message) };
         let outcome = outcome_of(status)?;
-        let Begun { completion, context } = slots::finish(op)?;
+        let with_tensor = outcome.is_none().then_some(false);
+        let Begun { completion, context, .. } = slots::finish(op, with_tensor)?;
         match outcome {
             None => completion.complete(Ok(())),
             Some(DeviceErrorKind::Cancelled) => completion.cancel(message.into()),
@@ -107,7 +108,7 @@ pub unsafe extern "C" fn estafette_op_complete_after(
             },
         };
         slots::ended(op, fence.clone())?;
-        let Begun { completion, context } = begun;
+        let Begun { completion, context, .. } = begun;
         match fence {
             Some(fence) => {
                 completion.complete_after(&fence, Ok(()));
@@ -127,8 +128,8 @@ pub unsafe extern "C" fn estafette_op_complete_after(
 /// result that cannot be taken over fails the operation, and its deleter is called then. On any other status the caller keeps
 /// it.
 ///
-/// Returns as `estafette_op_complete`; `ESTAFETTE_INVALID` for NULL or a version that is not known. May be called by any thread,
-/// once.
+/// Returns as `estafette_op_complete`; `ESTAFETTE_INVALID` for NULL, a version that is not known, or an operation that is to produce no
+/// tensor. May be called by any thread, once.
 ///
 /// # Safety
 /// `managed` is NULL or what its type says, as for `estafette_import`. `op` may be any value.
@@ -144,7 +145,7 @@ pub unsafe extern "C" fn estafette_op_complete_with(
         if major != estafette::exchange::DLPACK_VERSION.0 {
             return Err(Refusal::invalid(format!("invalid tensor: version {major}.{minor} is not known")));
         }
-        let Begun { completion, context } = slots::finish(op)?;
+        let Begun { completion, context, .. } = slots::finish(op, Some(true))?;
         // SAFETY: by contract of this function; the version is one that it accepts.
         let owned = unsafe { ManagedTensor::from_raw_versioned(managed.as_ptr().cast()) };
         match owned {

@@ -122,7 +122,8 @@ pub unsafe extern "C" fn estafette_program_add(
         node.run(move |completion| {
             let pointer = context.pointer();
             // The program keeps it; this keeps it until the fence of this call has settled.
-            let begun = Begun { completion, context: BodyContext::Shared(context.clone()) };
+            let context = BodyContext::Shared(context.clone());
+            let begun = Begun { completion, context, produces: false };
             match slots::enter_begun(begun) {
                 // SAFETY: the caller that recorded it promised that any thread may call it, as often as it is replayed.
                 Ok(handle) => valgrind::foreign(|| unsafe { function(pointer, handle) }),

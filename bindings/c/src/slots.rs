@@ -46,6 +46,8 @@ enum Stage {
 pub(crate) struct Begun {
     pub(crate) completion: Completion,
     pub(crate) context: BodyContext,
+    /// Its end is the tensor that it produces.
+    pub(crate) produces: bool,
 }
 
 /// An operation's own claim to its place, which lasts until its end is reported. Dropping the claim releases the place: the operation will
@@ -112,10 +114,11 @@ pub(crate) fn enter_submitted(op: Op) -> Result<*mut estafette_op, Refusal> {
     Ok(places::handle(state.tag, number))
 }
 
-/// Takes the right to report the end, without a fence. The operation holds its place no more.
-pub(crate) fn finish(op: *mut estafette_op) -> Result<Begun, Refusal> {
+/// Takes the right to report the end, without a fence. The operation holds its place no more. `with_tensor` says whether the end is a
+/// tensor; `None` for a failure.
+pub(crate) fn finish(op: *mut estafette_op, with_tensor: Option<bool>) -> Result<Begun, Refusal> {
     let (number, mut state) = find(op)?;
-    let begun = take_stage(&mut state)?;
+    let begun = take_stage(&mut state, with_tensor)?;
     state.stage = Stage::Ended;
     leave(number, state);
     Ok(begun)
@@ -160,12 +163,18 @@ fn begin(op: *mut estafette_op, begun: Begun) -> Result<(), Refusal> {
     Ok(())
 }
 
-/// Takes the right to report the end.
+/// Takes the right to report an end that is no tensor.
 pub(crate) fn take(op: *mut estafette_op) -> Result<Begun, Refusal> {
-    take_stage(&mut find(op)?.1)
+    take_stage(&mut find(op)?.1, Some(false))
 }
 
-fn take_stage(state: &mut State) -> Result<Begun, Refusal> {
+fn take_stage(state: &mut State, with_tensor: Option<bool>) -> Result<Begun, Refusal> {
+    if let Stage::Begun(Begun { produces, .. }) = state.stage
+        && with_tensor.is_some_and(|with_tensor| with_tensor != produces)
+    {
+        let why = if produces { "a tensor: `estafette_op_complete_with` reports it" } else { "no tensor" };
+        return Err(Refusal::invalid(format!("op: its end is {why}")));
+    }
     match std::mem::replace(&mut state.stage, Stage::Ending) {
         Stage::Begun(begun) => Ok(begun),
         other => {

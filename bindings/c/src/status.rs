@@ -5,7 +5,7 @@ use std::ffi::c_char;
 
 use estafette::exchange::foreign_fence;
 use estafette::operation::OperationError;
-use estafette::{Error, devices};
+use estafette::{Error, FailureKind, devices};
 
 /// What a call returns: 0 for done, positive for "not yet", negative for an error, whose text `estafette_last_error` gives.
 #[repr(i32)]
@@ -107,12 +107,24 @@ impl estafette_status {
         }
     }
 
+    /// What the failure of an operation, or of the fence of an import, means.
+    fn of_failure(failure: &OperationError) -> Self {
+        let is_of_device = failure.kind() == FailureKind::Device;
+        match device_error(failure).map(devices::DeviceError::kind) {
+            Some(devices::DeviceErrorKind::PeerDied) => ESTAFETTE_PEER_DIED,
+            Some(devices::DeviceErrorKind::Cancelled) if is_of_device => ESTAFETTE_CANCELLED,
+            Some(devices::DeviceErrorKind::Fault | devices::DeviceErrorKind::OutOfMemory) if is_of_device => {
+                ESTAFETTE_DEVICE
+            }
+            _ => ESTAFETTE_FAILED,
+        }
+    }
+
     /// What the caller can do about `error`.
     pub(crate) fn of(error: &Error) -> Self {
         match error {
             Error::Invalid(_) | Error::InvalidTensor(_) | Error::NoOperator { .. } => ESTAFETTE_INVALID,
-            Error::Failed(failure) if is_death(failure) => ESTAFETTE_PEER_DIED,
-            Error::Failed(_) => ESTAFETTE_FAILED,
+            Error::Failed(failure) => Self::of_failure(failure),
             Error::Cancelled(_) => ESTAFETTE_CANCELLED,
             Error::Device(error) => Self::of_fence(error),
             Error::Conflict(_) => ESTAFETTE_CONFLICT,
@@ -129,17 +141,10 @@ impl estafette_status {
     }
 }
 
-/// Whether the root cause is the death of another process.
-fn is_death(failure: &OperationError) -> bool {
-    let mut source = failure.source();
-    while let Some(error) = source {
-        let of_device = error.downcast_ref::<devices::DeviceError>();
-        if of_device.is_some_and(|error| error.kind() == devices::DeviceErrorKind::PeerDied) {
-            return true;
-        }
-        source = error.source();
-    }
-    false
+/// The error of a device, of a fence or of another process that is the root cause.
+fn device_error(failure: &OperationError) -> Option<&devices::DeviceError> {
+    let mut sources = std::iter::successors(failure.source(), |&error| error.source());
+    sources.find_map(|error| error.downcast_ref())
 }
 
 /// A few words for a status, for example "invalid argument"; of a number that is none, "unknown status".

@@ -69,13 +69,14 @@ struct Waiting {
     context: BodyContext,
     /// Its handle, if the submitter has it too.
     held: Option<Held>,
+    produces: bool,
 }
 
 impl Waiting {
     fn start(self, completion: Completion) {
-        let Self { function, context, held } = self;
+        let Self { function, context, held, produces } = self;
         let pointer = context.pointer();
-        let begun = Begun { completion, context };
+        let begun = Begun { completion, context, produces };
         let begun = match held {
             Some(held) => held.begin(begun),
             None => slots::enter_begun(begun),
@@ -204,7 +205,7 @@ pub unsafe extern "C" fn estafette_produce(
         let permit = if nonblocking(&options)? { op.without_waiting() } else { op }.reserve()?;
         let vacant = tensor::reserve()?;
         let (permit, context) = with_context(permit, Context::new(context, drop_context), options.on_skip);
-        let waiting = Waiting { function, context, held: None };
+        let waiting = Waiting { function, context, held: None, produces: true };
         let (tensor, _op) = permit.produce_external(move |completion| waiting.start(completion));
         // SAFETY: writable, by contract.
         unsafe { out.write(vacant.fill(tensor)) };
@@ -277,7 +278,7 @@ unsafe fn submit(
     let (handle, held) = entered.unzip();
     let context = Context::new(arguments.context, arguments.drop_context);
     let (permit, context) = with_context(permit, context, options.on_skip);
-    let waiting = Waiting { function, context, held };
+    let waiting = Waiting { function, context, held, produces: false };
     let op: Op = permit.run_external(move |completion| waiting.start(completion));
     if let Some(handle) = handle {
         slots::set_op(handle, op)?;

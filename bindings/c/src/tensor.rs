@@ -293,8 +293,8 @@ pub unsafe extern "C" fn estafette_tensor_release_after(
 
 /// Where a tensor stands, at once.
 ///
-/// Returns `ESTAFETTE_OK` when its current version may be read; `ESTAFETTE_PENDING` while it is not finished; `ESTAFETTE_FAILED`
-/// or `ESTAFETTE_CANCELLED` when it is poisoned, with the root cause; `ESTAFETTE_INVALID` for NULL or a handle that is not in use;
+/// Returns `ESTAFETTE_OK` when its current version may be read; `ESTAFETTE_PENDING` while it is not finished; `ESTAFETTE_FAILED`,
+/// `ESTAFETTE_CANCELLED` or `ESTAFETTE_DEVICE` when it is poisoned, with the root cause; `ESTAFETTE_INVALID` for NULL or a handle that is not in use;
 /// `ESTAFETTE_FORKED`. May be called by any thread. `tensor` may be any value.
 #[unsafe(no_mangle)]
 pub extern "C" fn estafette_query(tensor: *const estafette_tensor) -> estafette_status {

@@ -53,7 +53,7 @@ impl Completer {
 impl Drop for Completer {
     fn drop(&mut self) {
         if let Some(promise) = self.promise.take() {
-            let message = format!("completer dropped: nobody will finish {:?}", promise.name);
+            let message = format!("promise {:?} was dropped and will never be done", promise.name);
             promise.settle(Err(DeviceError::new(DeviceErrorKind::Cancelled, message)));
         }
     }

@@ -287,6 +287,9 @@ impl fmt::Display for OperationError {
             FailureKind::Panic => "panicked",
             _ => "failed",
         };
+        if self.0.id == OpId::new(0) {
+            return write!(f, "the fence of an import {verb}: {}", self.0.message);
+        }
         let name = shown(&self.0.operation);
         write!(f, "operation `{name}` ({}) {verb}: {}", self.0.id, self.0.message)
     }

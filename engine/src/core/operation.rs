@@ -239,6 +239,11 @@ pub(crate) enum Role {
 }
 
 impl OpState {
+    /// What errors call the operation.
+    pub(crate) fn in_words(&self) -> String {
+        format!("operation `{}`", shown(self.name.as_str()))
+    }
+
     /// An operation without a body yet, and without a permit.
     pub(crate) fn new(core: CoreRef, name: Name, kind: Kind) -> Self {
         let mut state = MaybeUninit::uninit();
@@ -586,7 +591,7 @@ impl Op {
         self.handle.id().get()
     }
 
-    /// Whether the operation has ended, well or not.
+    /// Whether the operation has ended, well or not. One that leaves device work has ended when the work was issued.
     pub fn is_done(&self) -> bool {
         matches!(self.handle.payload().phase(), Phase::Done | Phase::Cancelled)
     }

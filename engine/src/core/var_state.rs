@@ -48,7 +48,8 @@ struct Carried {
     writer: Option<OpTag>,
 }
 
-/// The failure of a version whose device work failed after it had been issued.
+/// The failure of a version whose device work failed after it had been issued, or of imported memory whose fence failed, which has no
+/// operation.
 pub(crate) fn device_failure(writer: Option<&OpTag>, error: DeviceError) -> OperationError {
     let outside = OpTag { name: Name::Static("import"), id: OpId::new(0) };
     writer.unwrap_or(&outside).device_failure(error)

@@ -350,7 +350,7 @@ impl Submitted {
         let Self { op, handle, pending } = self;
         let one_shot = op.as_ref().and_then(|op| op.one_shot.as_ref()).expect("a request has a signal");
         match one_shot.poll_alone(cx) {
-            Poll::Pending => match pending.poll(cx, || Awaited::op(what, handle)) {
+            Poll::Pending => match pending.poll(cx, || Awaited::op(Some(what), handle)) {
                 Some(error) => Poll::Ready(Err(error)),
                 None => Poll::Pending,
             },

@@ -119,8 +119,8 @@ impl Completion {
         self.scope.take().expect("the end is reported once")
     }
 
-    /// Ends the operation. An operation that was submitted [`on`](crate::operation::OpBuilder::on) a queue is done when
-    /// the work that it has enqueued there is done. For operations that produce a tensor use
+    /// Ends the operation. What an operation writes that was submitted [`on`](crate::operation::OpBuilder::on) a queue is
+    /// ready when the work that it has enqueued there is done. For operations that produce a tensor use
     /// [`produce`](Self::produce).
     pub fn complete(self, result: BodyResult) {
         self.into_scope().end(None, result.map(|()| None));
@@ -159,8 +159,8 @@ impl Completion {
     }
 
     /// Ends the operation with the device work that `fence` marks. Successors on the same device are ordered
-    /// after the work, and the host does not wait. If the work fails, the operation fails. `result` is an error for a body
-    /// that has failed after it enqueued work.
+    /// after the work, and the host does not wait. If the work fails, what the operation writes fails. `result` is an error for
+    /// a body that has failed after it enqueued work.
     pub fn complete_after(self, fence: &Fence, result: BodyResult) {
         self.into_scope().end(Some(fence), result.map(|()| None));
     }

@@ -425,6 +425,8 @@ fn skip(granted: OpGranted, cause: OperationError) -> Option<OpGranted> {
         granted.payload().fail(OpTag::of(&granted).cancellation());
         cancellation::cancelled_leaves(&granted.to_ref());
     } else {
+        // A capture that waits when it is dropped must not wait for this operation.
+        let _current = context::enter(Current::of(&granted));
         operation::drop_body(&granted);
     }
     if let Some(on_skip) = granted.payload().take_on_skip() {

@@ -315,7 +315,8 @@ impl<R: Operands, W: Operands> OpBuilder<'_, R, W, ()> {
     }
 
     /// Submits the operation with a device body, which enqueues work on the queue given by [`on`](Self::on)
-    /// and returns. The operation is done when that work is done.
+    /// and returns. The operation has ended then; what it writes is ready when the work is done, and fails if
+    /// the work does.
     ///
     /// # Errors
     /// As [`run`](Self::run), and [`Error::Invalid`] without a queue.

@@ -253,8 +253,10 @@ pub struct Unsaved {
 #[cfg(feature = "report")]
 impl fmt::Display for Unsaved {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let path = self.path.display().to_string();
-        write!(f, "the trace cannot be saved to {}: {}", shown(&path), self.error)?;
+        match self.path.display().to_string().as_str() {
+            "" => write!(f, "the trace cannot be saved: {}", self.error)?,
+            path => write!(f, "the trace cannot be saved to {}: {}", shown(path), self.error)?,
+        }
         match &self.kept {
             Some(kept) => write!(f, "; what was recorded is kept in {}", shown(&kept.display().to_string())),
             None => Ok(()),

@@ -13,6 +13,7 @@
 
 mod watcher;
 
+use std::borrow::Cow;
 use std::num::NonZeroU64;
 use std::task::{Context, Waker};
 
@@ -56,7 +57,8 @@ const ROOM_LOOK: Duration = Duration::from_millis(20);
 /// What a future, or a thread, waits for.
 pub(crate) struct Awaited {
     core: CoreRef,
-    what: &'static str,
+    /// What waits; `None` for an operation, by its name.
+    what: Option<&'static str>,
     /// The operations that have to end, or to be granted.
     ops: SmallVec<[OpHandle; 1]>,
     /// The leases without an operation that have to end, and their tensor.
@@ -74,21 +76,21 @@ pub(crate) struct Awaited {
 
 impl Awaited {
     /// A wait for the end, or the grant, of `op`.
-    pub(crate) fn op(what: &'static str, op: &OpHandle) -> Self {
+    pub(crate) fn op(what: Option<&'static str>, op: &OpHandle) -> Self {
         Self::new(op.payload().core.clone(), what, SmallVec::from_iter([op.clone()])).with_stand_ins()
     }
 
     /// A wait for the ends of all `uses` of a tensor, and of those of its leases without an operation that
     /// have the numbers `held`.
     pub(crate) fn all(tensor: &Tensor, what: &'static str, uses: &[OpHandle], held: &[OpId]) -> Self {
-        let awaited = Self::new(tensor.inner.core.clone(), what, uses.iter().cloned().collect());
+        let awaited = Self::new(tensor.inner.core.clone(), Some(what), uses.iter().cloned().collect());
         let pins = (!held.is_empty()).then(|| (tensor.clone(), held.iter().copied().collect()));
         Self { pins, ..awaited }.with_stand_ins()
     }
 
     /// A wait for room in the engine, or for everything in it to end.
     pub(crate) fn room(core: &CoreRef) -> Self {
-        let awaited = Self::new(core.clone(), "an engine", SmallVec::new());
+        let awaited = Self::new(core.clone(), Some("an engine"), SmallVec::new());
         Self { room: others_without_workers(core), limit: None, ..awaited }
     }
 
@@ -98,7 +100,7 @@ impl Awaited {
     pub(crate) fn by_thread(op: &OpHandle, pause: Duration, helps: bool) -> Self {
         Self {
             core: op.payload().core.clone(),
-            what: "",
+            what: None,
             ops: SmallVec::from_iter([op.clone()]),
             pins: None,
             stand_ins: StandInSet::default(),
@@ -109,7 +111,7 @@ impl Awaited {
         }
     }
 
-    fn new(core: CoreRef, what: &'static str, ops: SmallVec<[OpHandle; 1]>) -> Self {
+    fn new(core: CoreRef, what: Option<&'static str>, ops: SmallVec<[OpHandle; 1]>) -> Self {
         let mut stand_ins = StandInSet::default();
         if core.has_no_workers() {
             core.end_caller_runs();
@@ -117,6 +119,11 @@ impl Awaited {
         }
         let limit = (!context::is_notification()).then_some(core.lease_timeout);
         Self { core, what, ops, pins: None, stand_ins, limit, room: false, blocked: None, helps: false }
+    }
+
+    /// What waits, in words.
+    fn waiting(&self) -> Cow<'static, str> {
+        self.what.map_or_else(|| self.ops[0].payload().in_words().into(), Cow::Borrowed)
     }
 
     /// Requests stand-ins in the engines without workers that have something to run for this wait.

@@ -15,7 +15,6 @@
 use std::collections::HashSet;
 
 use estafette_graph::{OpId, Snapshot};
-use estafette_report::shown::shown;
 use estafette_sync::sleeper::has_host;
 use estafette_sync::thread;
 use estafette_sync::time::{Duration, Instant};
@@ -275,8 +274,7 @@ impl Relief {
                     }
                     NoStandIn::Refused(error) => format!("a thread to run it cannot be started: {error}"),
                 };
-                let name = op.name.as_str();
-                let message = format!("{what} waits for operation `{name}`, which is ready, but {why}");
+                let message = format!("{what} waits for {}, which is ready, but {why}", op.in_words());
                 return Err(Error::WouldDeadlock(message));
             }
             self.hopeless = true;
@@ -292,8 +290,8 @@ pub(crate) fn block_on_op(
     one_shot: &OneShot<Result<(), crate::core::error::OperationError>>,
     timeout: Option<Duration>,
 ) -> Result<(), Error> {
-    let what = format!("operation `{}`", shown(op.payload().name.as_str()));
-    block(core, op, &what, one_shot, timeout)?.map_err(crate::core::error::OperationError::into_error)
+    block(core, op, &op.payload().in_words(), one_shot, timeout)?
+        .map_err(crate::core::error::OperationError::into_error)
 }
 
 /// Refuses a wait, asynchronous or not, that leads back to the operation that makes the wait.
@@ -302,7 +300,7 @@ pub(crate) fn check_self_wait(waiting: &OpHandle) -> Result<(), Error> {
     if Inspection::of(waiting, EVERYTHING).ops().any(|(id, _, _)| id == current) {
         let what = match waiting.payload().kind {
             Kind::ReadinessQuery => "a tensor".into(),
-            _ => format!("operation `{}`", shown(waiting.payload().name.as_str())),
+            _ => waiting.payload().in_words(),
         };
         return Err(Error::WouldDeadlock(format!("{what} waits for the operation that waits for it")));
     }

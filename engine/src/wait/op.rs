@@ -14,10 +14,11 @@ use crate::wait::awaits::Awaited;
 use crate::wait::blocking;
 
 impl Op {
-    /// Waits until the operation has ended, and returns its outcome. With a `timeout` of `None` the wait has
-    /// no limit and may run operations on this thread, unless helping is [forbidden](crate::wait::set_helping). A
-    /// wait with a timeout runs no operation, so that the timeout is kept. A timeout of zero only inspects
-    /// the state.
+    /// Waits until the operation has ended, and returns its outcome. An operation that leaves device work has
+    /// ended when that work was issued; its outputs are ready, or have failed, when the work is done. With a
+    /// `timeout` of `None` the wait has no limit and may run operations on this thread, unless helping is
+    /// [forbidden](crate::wait::set_helping). A wait with a timeout runs no operation, so that the timeout is
+    /// kept. A timeout of zero only inspects the state.
     ///
     /// # Errors
     /// The failure of the operation; [`Error::Timeout`]; otherwise as [`Tensor::wait`](crate::Tensor::wait).
@@ -51,7 +52,7 @@ impl Future for Op {
                 *key = WakerKey::default();
                 Poll::Ready(outcome.map_err(OperationError::into_error))
             }
-            Poll::Pending => match pending.poll(cx, || Awaited::op("an operation", handle)) {
+            Poll::Pending => match pending.poll(cx, || Awaited::op(None, handle)) {
                 Some(error) => Poll::Ready(Err(error)),
                 None => Poll::Pending,
             },

@@ -159,7 +159,7 @@ impl ReadinessQuery {
     fn poll(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), Error>> {
         let polled = match self.one_shot.poll_alone(cx) {
             Poll::Ready(outcome) => Poll::Ready(outcome),
-            Poll::Pending => match self.pending.poll(cx, || Awaited::op("a tensor", &self.handle)) {
+            Poll::Pending => match self.pending.poll(cx, || Awaited::op(Some("a tensor"), &self.handle)) {
                 Some(error) => Poll::Ready(Err(error)),
                 None => Poll::Pending,
             },

@@ -144,6 +144,7 @@ fn needs_lock(trace: &Trace) -> bool {
         .iter()
         .any(|it| it.kind == OperationKind::Operation && it.awake.is_some() && it.awake < it.began)
 }
+const SUBMIT_TOGETHER: &str = "submit more at once: a worker with nothing to do sleeps, and must be woken";
 
 fn change(trace: &Trace, what: What) -> Option<String> {
     Some(match what {
@@ -174,10 +175,11 @@ fn change(trace: &Trace, what: What) -> Option<String> {
         What::Stall(Cause::NotResumed, Blocker::EventLoop) => {
             "keep the event loop free: move what blocks it to an operation or a thread".into()
         }
+        What::Stall(Cause::NotResumed, Blocker::Pool) => SUBMIT_TOGETHER.into(),
         What::Stall(Cause::NotResumed, Blocker::Thread(track))
             if trace.tracks.get(track).is_some_and(|track| track.kind == TrackKind::Worker) =>
         {
-            "submit more at once: a worker with nothing to do sleeps, and must be woken".into()
+            SUBMIT_TOGETHER.into()
         }
         What::Stall(Cause::NotResumed, _) => {
             "wake fewer sleeping threads: await, or wait for more at once".into()

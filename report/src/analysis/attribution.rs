@@ -267,26 +267,21 @@ impl<S: Source> Attribution<'_, S> {
         let resumes = operation.kind != OperationKind::Operation && operation.kind != OperationKind::Copy;
         let sleeper = self.sleeper(operation);
         let on_loop = sleeper == Blocker::EventLoop;
-        match operation.track {
-            _ if resumes => tiling.until(waits.awake, Cause::NotResumed, None, sleeper),
-            Some(track) if on_loop || self.pool.has(track) => {
-                // Which worker sends the body to the event loop is not known.
-                let worker = if on_loop { Blocker::None } else { sleeper };
-                for (from, to) in self.pool.full_between(tiling.at(), waits.awake) {
-                    // Before that another worker was free, and asleep.
-                    tiling.until(from, Cause::NotResumed, None, worker);
-                    tiling.until(to, Cause::NoWorker, None, Blocker::Pool);
-                }
-                tiling.until(waits.awake, Cause::NotResumed, None, worker);
+        if resumes {
+            tiling.until(waits.awake, Cause::NotResumed, None, sleeper);
+        } else {
+            let worker = operation.track.filter(|track| self.pool.has(*track));
+            // Which worker sends a body to its event loop is not known. A thread that waited took the operation, if it was no worker.
+            let late = if on_loop { Blocker::None } else { worker.map_or(Blocker::Pool, Blocker::Thread) };
+            for (from, to) in self.pool.full_between(tiling.at(), waits.awake) {
+                // Before that another worker was free, and asleep.
+                tiling.until(from, Cause::NotResumed, None, late);
+                tiling.until(to, Cause::NoWorker, None, Blocker::Pool);
             }
-            _ => tiling.until(waits.awake, Cause::NoWorker, None, Blocker::Pool),
+            tiling.until(waits.awake, Cause::NotResumed, None, late);
         }
-        tiling.until(
-            waits.end,
-            Cause::NotResumed,
-            None,
-            if on_loop { sleeper } else { Blocker::Interpreter },
-        );
+        let resumer = if on_loop { sleeper } else { Blocker::Interpreter };
+        tiling.until(waits.end, Cause::NotResumed, None, resumer);
     }
 
     /// The thread or event loop that resumed late.

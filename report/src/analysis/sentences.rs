@@ -121,6 +121,7 @@ pub fn because(trace: &Trace, cause: Cause, blocker: Blocker) -> String {
             let track = trace.tracks.get(track).map_or("", |track| track.name.as_str());
             format!("thread `{}` had been woken and did not run yet", shown(track))
         }
+        (Cause::NotResumed, Blocker::Pool) => "a worker was free and had not woken up yet".into(),
         (Cause::NotResumed, _) => "the waiter resumed late".into(),
     }
 }

@@ -6,7 +6,8 @@ use std::collections::HashMap;
 use estafette_report::Trace;
 use estafette_report::attribution::attribute;
 use estafette_report::model::{
-    Access, Cause, Lease, LostRecords, Mode, Operation, OperationKind, Outcome, Stall, Track, TrackKind,
+    Access, Blocker, Cause, Lease, LostRecords, Mode, Operation, OperationKind, Outcome, Stall, Track,
+    TrackKind,
 };
 use estafette_report::roots::roots;
 use estafette_report::walk::walk;
@@ -120,35 +121,61 @@ fn joined(stalls: &[&Stall]) -> Option<Vec<(u64, u64)>> {
     Some(joined)
 }
 
+/// An operation that ran: when it was submitted, ready, taken and over, and its track.
+fn ran(id: u64, [submitted, ready, awake, issued, track]: [u64; 5]) -> Operation {
+    Operation {
+        id,
+        name: "op".into(),
+        track: Some(track as usize),
+        submitted,
+        granted: Some(submitted),
+        ready: Some(ready),
+        awake: Some(awake),
+        began: Some(awake),
+        issued: Some(issued),
+        done: Some(issued),
+        observed: Some(issued),
+        outcome: Outcome::Ok,
+        accesses: vec![Access { variable: id, mode: Mode::Write }],
+        ..Operation::default()
+    }
+}
+
+#[test]
+fn what_a_waiting_thread_runs_lacked_a_worker_only_while_all_were_busy() {
+    let mut trace = Trace {
+        duration: 10_000_000,
+        tracks: vec![
+            Track { name: "worker 0".into(), kind: TrackKind::Worker },
+            Track { name: "main".into(), kind: TrackKind::Thread },
+        ],
+        operations: vec![
+            ran(1, [0, 0, 0, 1_000, 0]),
+            ran(2, [1_000_000, 1_000_000, 1_300_000, 1_400_000, 1]),
+            ran(3, [2_000_000, 2_000_000, 2_000_000, 3_000_000, 0]),
+            ran(4, [2_500_000, 2_500_000, 2_600_000, 2_700_000, 1]),
+        ],
+        ..Trace::default()
+    };
+    attribute(&mut trace);
+    let stalls = |waiter: u64| -> Vec<_> {
+        let of_it = trace.stalls.iter().filter(|stall| stall.waiter == waiter);
+        of_it.map(|stall| (stall.cause, stall.blocker, stall.duration())).collect()
+    };
+    assert_eq!(stalls(2), [(Cause::NotResumed, Blocker::Pool, 300_000)]);
+    assert_eq!(stalls(4), [(Cause::NoWorker, Blocker::Pool, 100_000)]);
+}
+
 #[test]
 fn an_operation_that_is_ready_while_the_pool_fills_thousands_of_times_has_few_stalls_of_the_exact_sums() {
     const FILLS: u64 = 5_000;
     // Longer than what counts as a pause, and of lengths of their own.
     let (period, length) = (200_000, |fill: u64| 10_000 + fill);
     let duration = (FILLS + 1) * period;
-    let operation = |id: u64, moments: [u64; 5]| {
-        let [submitted, ready, awake, issued, track] = moments;
-        Operation {
-            id,
-            name: "op".into(),
-            track: Some(track as usize),
-            submitted,
-            granted: Some(submitted),
-            ready: Some(ready),
-            awake: Some(awake),
-            began: Some(awake),
-            issued: Some(issued),
-            done: Some(issued),
-            observed: Some(issued),
-            outcome: Outcome::Ok,
-            accesses: vec![Access { variable: id, mode: Mode::Write }],
-            ..Operation::default()
-        }
-    };
-    let mut operations = vec![operation(1, [0, 0, duration, duration + 1, 0])];
+    let mut operations = vec![ran(1, [0, 0, duration, duration + 1, 0])];
     for fill in 0..FILLS {
         let from = fill * period;
-        operations.push(operation(fill + 2, [from, from, from, from + length(fill), 0]));
+        operations.push(ran(fill + 2, [from, from, from, from + length(fill), 0]));
     }
     let mut trace = Trace {
         duration: duration + 1,

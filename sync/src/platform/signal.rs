@@ -30,7 +30,7 @@ pub fn times(number: i32) -> u32 {
 /// Counts signals of this number from now on, until the process ends: a signal that came too late would end the process otherwise.
 ///
 /// # Errors
-/// `InvalidInput` for a number that is no signal's or that a fault raises; `AlreadyExists` where the program handles or ignores the signal;
+/// `InvalidInput` for a number that is no signal's, that a fault raises, or that no program handles; `AlreadyExists` where the program handles or ignores the signal;
 /// those of the system.
 #[cfg(unix)]
 pub fn count(number: i32) -> io::Result<()> {
@@ -41,7 +41,8 @@ pub fn count(number: i32) -> io::Result<()> {
     }
     let faults =
         [libc::SIGILL, libc::SIGTRAP, libc::SIGABRT, libc::SIGBUS, libc::SIGFPE, libc::SIGSEGV, libc::SIGSYS];
-    if !(1..NUMBERS as i32).contains(&number) || faults.contains(&number) {
+    let never_handled = [libc::SIGKILL, libc::SIGSTOP];
+    if !(1..NUMBERS as i32).contains(&number) || faults.contains(&number) || never_handled.contains(&number) {
         let text = format!("{number} is the number of no signal that may be waited for");
         return Err(io::Error::new(io::ErrorKind::InvalidInput, text));
     }
@@ -86,11 +87,9 @@ mod tests {
     #[test]
     fn a_signal_is_counted_and_what_cannot_be_is_refused() {
         for refused in [0, -1, 4_000, libc::SIGSEGV, libc::SIGKILL] {
-            assert_eq!(
-                count(refused).map_err(|error| error.kind()),
-                Err(io::ErrorKind::InvalidInput),
-                "{refused}"
-            );
+            let error = count(refused).expect_err("refused");
+            assert_eq!(error.kind(), io::ErrorKind::InvalidInput, "{refused}");
+            assert!(error.to_string().ends_with("no signal that may be waited for"), "{error}");
         }
         // SAFETY: a signal that is ignored has no handler to be called.
         unsafe { libc::signal(libc::SIGWINCH, libc::SIG_IGN) };

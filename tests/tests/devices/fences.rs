@@ -226,6 +226,19 @@ fn host_to_device_waits_for_a_promise_and_for_nothing_else() {
 }
 
 #[test]
+fn the_failure_of_an_import_names_no_operation() {
+    let engine = Engine::builder().workers(1).build().unwrap();
+    let (completer, fence) = host::promise("a frame");
+    let mut ready = FenceSet::default();
+    ready.insert(fence);
+    let frame = foreign::tensor(&[8.0], &Deleted::default());
+    // SAFETY: a fresh tensor that describes its own memory.
+    let x = unsafe { engine.import_with(frame, ImportOptions::default().ready(ready)) }.unwrap();
+    completer.fail(DeviceError::new(DeviceErrorKind::Other, "out of film"));
+    assert_eq!(x.wait().unwrap_err().to_string(), "the fence of an import failed: out of film");
+}
+
+#[test]
 fn a_device_fault_poisons_what_it_was_to_write_and_names_its_writer() {
     let bench = bench(SimOptions::default());
     let (x, y, host) = (bench.tensor(), bench.tensor(), tensor(&bench.engine, 0.0));

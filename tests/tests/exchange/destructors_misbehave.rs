@@ -12,7 +12,7 @@ use estafette::devices::{
     DLDevice, DeviceError, Event, Fence, FenceSet, FenceState, QueueId, Subscriber, Timeline, Watch,
 };
 use estafette::exchange::{self, Abi, ExportFlags, reaper};
-use estafette::{Access, DType, Engine, ImportOptions, Layout, Produced, Tensor};
+use estafette::{Access, DType, Engine, Error, ImportOptions, Layout, Produced, Tensor};
 use futures::FutureExt;
 use tests::foreign::{Deleted, Memory};
 use tests::gate::Gate;
@@ -460,6 +460,30 @@ fn captures_of_bodies_that_run_and_of_bodies_that_never_do() {
     assert!(program.replay().unwrap().wait().is_err());
     drop(program);
     stage.ends_with(4);
+}
+
+#[test]
+fn a_capture_of_a_skipped_body_that_waits_for_its_own_operation_is_refused() {
+    /// Waits for everything in its engine when it is dropped, and says how that ended.
+    struct Waits(Engine, std::sync::mpsc::Sender<Result<(), Error>>);
+    impl Drop for Waits {
+        fn drop(&mut self) {
+            self.1.send(self.0.wait_all(None)).unwrap();
+        }
+    }
+    let stage = Stage::new();
+    let (sender, outcomes) = channel();
+    let waits = Waits(stage.engine.clone(), sender);
+    let gate = Gate::on_tensors(&stage.engine, std::slice::from_ref(&stage.x)).begun();
+    let read = stage.engine.op("read").reads([&stage.x]).run(move |[_x], []| {
+        let _waits = &waits;
+        Ok(())
+    });
+    gate.complete(Err("no ink".into()));
+    let outcome = outcomes.recv_timeout(Duration::from_secs(30)).expect("the wait ends");
+    assert!(matches!(outcome, Err(Error::WouldDeadlock(_))), "{outcome:?}");
+    assert!(read.unwrap().wait().is_err());
+    stage.ends_with(0);
 }
 
 #[test]

@@ -43,7 +43,10 @@ fn an_await_that_only_leases_hold_up_ends_with_their_names() {
         let op = set(&engine, &x, 2.0);
         let began = Instant::now();
         assert_held(block_on(x.ready()));
-        assert_held(block_on(op.clone()));
+        let outcome = block_on(op.clone());
+        let name = format!("operation `{}` waits only for leases", op.name());
+        assert!(outcome.as_ref().unwrap_err().to_string().starts_with(&name), "{outcome:?}");
+        assert_held(outcome);
         assert_held(block_on(x.writable()));
         assert_held(block_on(x.export(Access::Read)).map(drop));
         assert_held(block_on(x.lease(Access::Write, "a writer")).map(drop));

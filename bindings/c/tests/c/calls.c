@@ -188,6 +188,8 @@ static void told(void *context, estafette_status status, const char *message) {
 static void produce_four(void *context, estafette_op *op) {
   counted *memory = context;
   memory->values[3] = 4.0f;
+  REFUSED(ESTAFETTE_INVALID, "op: its end is a tensor", estafette_op_complete(op, ESTAFETTE_OK, 0));
+  REFUSED(ESTAFETTE_INVALID, "op: its end is a tensor", estafette_op_complete_after(op, 0));
   OK(estafette_op_complete_with(op, &memory->managed));
 }
 
@@ -248,6 +250,7 @@ static void lend_and_keep(void *context, estafette_op *op) {
   OK(estafette_op_export(op, self->tensor, &self->view));
   CHECK(!(self->view->flags & DLPACK_FLAG_BITMASK_READ_ONLY));
   ((float *)self->view->dl_tensor.data)[0] = 3.0f;
+  REFUSED(ESTAFETTE_INVALID, "op: its end is no tensor", estafette_op_complete_with(op, self->view));
   OK(estafette_op_complete(op, ESTAFETTE_OK, 0));
   REFUSED(ESTAFETTE_INVALID, "op", estafette_op_export(op, self->tensor, &self->view));
 }

@@ -182,7 +182,7 @@ static void a_child_forked_after_first_use_is_refused(const char *path) {
   if (child == 0) {
     int refused = loaded.create(0, &none) == ESTAFETTE_FORKED && loaded.zeros(engine, &length, 1, F32, &more) == ESTAFETTE_FORKED &&
                   loaded.query(tensor) == ESTAFETTE_FORKED && loaded.wait(tensor, 0) == ESTAFETTE_FORKED &&
-                  strstr(loaded.last_error(), "forked") != 0;
+                  strstr(loaded.last_error(), "start it by exec") != 0;
     loaded.release(tensor);
     loaded.destroy(engine);
     _exit(refused ? 7 : 1);

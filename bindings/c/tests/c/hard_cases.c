@@ -120,6 +120,15 @@ static void complete_after_finishes_when_the_fence_does(void) {
   REFUSED(ESTAFETTE_FAILED, "the kernel has crashed", estafette_wait(tensor, 10 * SECOND));
   fence.release(fence.context);
   OK(estafette_op_release(op));
+  /* And with its kind. */
+  static counting last;
+  OK(estafette_promise_create(0, &promise, &fence));
+  OK(estafette_submit(engine, 0, counting_function, &last, counting_drop, 0, 0, &tensor, 1));
+  OK(estafette_op_complete_after(begun(&last), &fence));
+  fence.release(fence.context);
+  OK(estafette_promise_drop(promise));
+  REFUSED(ESTAFETTE_CANCELLED, "will never be done", estafette_wait(tensor, 10 * SECOND));
+  REFUSED(ESTAFETTE_CANCELLED, "will never be done", estafette_query(tensor));
   estafette_tensor_release(tensor);
   estafette_engine_destroy(engine);
 }

@@ -256,10 +256,23 @@ static void waits_when_settled(void *context, int32_t status, const char *messag
 
 static void waits_when_dropped(void *context) { wait_for_everything(context); }
 
+/* What it submits has room, as inside of any operation. */
+static void waits_when_skipped(void *context) {
+  waiting *self = context;
+  REFUSED(ESTAFETTE_WOULD_DEADLOCK, "callback", estafette_wait(self->tensor, ESTAFETTE_FOREVER));
+  REFUSED(ESTAFETTE_WOULD_DEADLOCK, "callback", estafette_wait_all(self->engine, ESTAFETTE_FOREVER));
+  atomic_fetch_add(&self->done, 1);
+}
+
 static void ends_with_the_fence(void *context, estafette_op *op) {
   waiting *self = context;
   OK(estafette_op_complete_after(op, &self->last));
   atomic_store(&self->ended, 1);
+}
+
+static void fails(void *context, estafette_op *op) {
+  (void)context;
+  OK(estafette_op_complete(op, ESTAFETTE_FAILED, "no ink"));
 }
 
 static void a_callback_that_waits_is_refused_at_once(void) {
@@ -297,6 +310,10 @@ static void a_callback_that_waits_is_refused_at_once(void) {
   OK(estafette_on_ready(ready, waits_when_ready, &self, 0));
   OK(estafette_promise_settle(promise, ESTAFETTE_OK, 0));
   while (atomic_load(&self.done) < 5) nap(1);
+  /* The context of an operation that is skipped. */
+  OK(estafette_submit(idle, 0, fails, 0, 0, 0, 0, &ready, 1));
+  OK(estafette_submit(idle, 0, ends_with_the_fence, &self, waits_when_skipped, &ready, 1, 0, 0));
+  while (atomic_load(&self.done) < 6) nap(1);
 
   OK(estafette_op_complete(self.held.op, ESTAFETTE_OK, 0));
   OK(estafette_wait(self.tensor, 10 * SECOND));

@@ -25,7 +25,7 @@ use estafette_sync::time::Instant;
 use estafette_sync::{thread_local, valgrind};
 
 use super::overdue::{self, Due};
-use super::{FENCE_VERSION, OK, RawFence, kind_of};
+use super::{FENCE_VERSION, OK, PENDING, RawFence, kind_of};
 use crate::core::error::Error;
 use crate::exchange::reaper;
 use crate::exchange::storage::Storage;
@@ -112,10 +112,9 @@ impl RetainedFence {
     }
 
     /// What the fence says about its failure.
-    fn error(&self, status: i32) -> DeviceError {
+    fn text(&self) -> Option<String> {
         // SAFETY: the fence is retained, so its text is valid.
-        let text = self.0.error.and_then(|error| unsafe { text_of(error(self.0.context)) });
-        failure(status, text)
+        self.0.error.and_then(|error| unsafe { text_of(error(self.0.context)) })
     }
 
     /// The fence of one of the engine's devices that the native event stands for.
@@ -138,11 +137,19 @@ unsafe fn text_of(text: *const c_char) -> Option<String> {
     (!text.is_null()).then(|| unsafe { CStr::from_ptr(text) }.to_string_lossy().into_owned())
 }
 
-fn failure(status: i32, text: Option<String>) -> DeviceError {
-    let text = text.filter(|text| !text.is_empty());
-    let message =
-        text.unwrap_or_else(|| format!("a foreign fence failed with status {status} and said nothing more"));
-    DeviceError::new(kind_of(status), message).with_code(status.into())
+/// What a fence says by a status that is not [`PENDING`].
+fn outcome_of(status: i32, text: impl FnOnce() -> Option<String>) -> Outcome {
+    if status == OK {
+        return Ok(());
+    }
+    if status > 0 {
+        let message = format!("a foreign fence signalled status {status}, which is neither done nor failed");
+        return Err(DeviceError::new(DeviceErrorKind::Invalid, message));
+    }
+    let message = text()
+        .filter(|text| !text.is_empty())
+        .unwrap_or_else(|| format!("a foreign fence failed with status {status} and said nothing more"));
+    Err(DeviceError::new(kind_of(status), message).with_code(status.into()))
 }
 
 struct ForeignEvent {
@@ -269,9 +276,8 @@ impl Event for ForeignEvent {
             return self.note(Err(asks_for_itself())).into();
         };
         match self.held().query() {
-            OK => self.note(Ok(())).into(),
-            status if status < 0 => self.note(Err(self.held().error(status))).into(),
-            _ => FenceState::Pending,
+            PENDING => FenceState::Pending,
+            status => self.note(outcome_of(status, || self.held().text())).into(),
         }
     }
 
@@ -306,7 +312,7 @@ impl Event for ForeignEvent {
                 return Some(Ok(Order::Device));
             }
             if status < 0 {
-                return Some(Err(self.held().error(status)));
+                return outcome_of(status, || self.held().text()).err().map(Err);
             }
         }
         self.native.as_ref().map(|native| queue.order_after(native))
@@ -438,18 +444,8 @@ unsafe extern "C" fn settled(argument: *mut c_void, status: i32, message: *const
     valgrind::before();
     // A second call, one that comes too late, and one that was arranged for in the parent of this process find nothing.
     let Some(entry) = registry().take(argument as u64) else { return };
-    let outcome = if status == OK {
-        Ok(())
-    } else if status > 0 {
-        Err(DeviceError::new(
-            DeviceErrorKind::Invalid,
-            format!("a foreign fence signalled status {status}, which is neither done nor failed"),
-        ))
-    } else {
-        // SAFETY: the caller's text ends, and is there during the call.
-        Err(failure(status, unsafe { text_of(message) }))
-    };
-    entry.deliver(outcome);
+    // SAFETY: the caller's text ends, and is there during the call.
+    entry.deliver(outcome_of(status, || unsafe { text_of(message) }));
 }
 
 /// A subscriber on its way to the reactor's thread.
