@@ -5,7 +5,6 @@ use std::sync::Arc;
 
 use estafette::bindings::callback;
 use estafette::devices::{Fence, Reactor};
-use estafette_sync::valgrind;
 
 /// Called once with the context, when the library will not use it any more. NULL when there is nothing to do.
 pub type estafette_drop = Option<unsafe extern "C" fn(context: *mut c_void)>;

@@ -1,7 +1,5 @@
 //! Tensors that another process is lent for writing.
 
-use std::pin::pin;
-
 use super::*;
 use crate::support::is_pending;
 
@@ -113,7 +111,7 @@ fn sends_wait_while_a_stopped_process_takes_no_more_segments() {
             });
             let tensors: Vec<_> = tensors.collect();
             peer.stop();
-            let mut sent = pin!(async {
+            let mut sent = Box::pin(async {
                 for (tensor, is_lent) in tensors.iter().zip([false, true].into_iter().cycle()) {
                     let sent = if is_lent { link.lend(tensor).await } else { link.send(tensor).await };
                     sent.expect("it waits");
