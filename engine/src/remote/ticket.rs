@@ -274,7 +274,10 @@ impl Given {
         match core.as_ref().map(|core| OpBuilder::new(core, name()).beyond_limit()) {
             Some(Ok(builder)) => {
                 // A refusal drops the completion, which fails the tensor.
-                let opened = builder.run(move |[], []| Ok(self.produce_here(completion, site)));
+                let opened = builder.run(move |[], []| {
+                    self.produce_here(completion, site);
+                    Ok(())
+                });
                 if let Err(error) = opened {
                     tracing::error!(%error, "memory of another process is not opened");
                 }

@@ -208,7 +208,8 @@ fn offsets(trace: &Trace) -> BTreeMap<&str, Span> {
         }
     }
     known.sort_unstable();
-    let (mut later, mut all): (BTreeMap<&str, (Nanos, Span)>, BTreeMap<&str, Span>) = Default::default();
+    let mut later: BTreeMap<&str, (Nanos, Span)> = BTreeMap::new();
+    let mut all: BTreeMap<&str, Span> = BTreeMap::new();
     for (at, clock, (from, to)) in known.into_iter().rev() {
         let mut span = (from, to);
         // An estimate says something of earlier times as well, but not of those before a clock was stopped or set.

@@ -274,7 +274,7 @@ fn traces_of_two_machines_are_on_one_axis_with_the_difference_and_its_uncertaint
         let difference = format!(
             "the clocks of {first} and {second} differ by 300000 s ± 2.00 µs, and their times are shifted by that"
         );
-        assert_eq!(both.clocks, [difference.clone()]);
+        assert_eq!(both.clocks, std::slice::from_ref(&difference));
         let both_report = report(&both);
         assert!(both_report.missing.is_empty());
         assert!(text(&both_report, Style::default()).replace("\n        ", " ").contains(&difference));
