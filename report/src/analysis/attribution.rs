@@ -271,7 +271,7 @@ impl<S: Source> Attribution<'_, S> {
             tiling.until(waits.awake, Cause::NotResumed, None, sleeper);
         } else {
             let worker = operation.track.filter(|track| self.pool.has(*track));
-            // Which worker sends a body to its event loop is not known. A thread that waited took the operation, if it was no worker.
+            // No record says which worker sends a body to its event loop. A thread that waited took the operation, if it was no worker.
             let late = if on_loop { Blocker::None } else { worker.map_or(Blocker::Pool, Blocker::Thread) };
             for (from, to) in self.pool.full_between(tiling.at(), waits.awake) {
                 // Before that another worker was free, and asleep.
