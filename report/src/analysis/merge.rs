@@ -478,7 +478,7 @@ mod tests {
     }
 
     proptest! {
-        /// A process has things from another machine, whose clock drifts, and is told by networks of any kind how far it is ahead.
+        /// A process has things from another machine, whose clock drifts, and networks of any kind tell it how far it is ahead.
         #[test]
         fn no_cause_comes_after_its_effect_beyond_the_uncertainty(
             ahead in -(1_i64 << 45)..1 << 45,
