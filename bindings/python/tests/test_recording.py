@@ -155,8 +155,9 @@ class TestProgramsWithFaults:
                 for name, own in [("blur", left), ("edges", right)] * 3:
                     eng.submit(lambda x, y: time.sleep(LONG / 4), writes=[scratch, own], using=np.from_dlpack, name=name)
                 eng.wait_all()
-        headline, advice = self.advice(recording)
-        assert "on `scratch`, write after write" in headline
+        _, advice = self.advice(recording)
+        # Which of the waits is the longest by a hair is a matter of chance.
+        assert any("on `scratch`, write after write" in row["sentence"] for row in recording.report().data["worst"])
         assert any(change.startswith("use two of `scratch` in turn") for change in advice), advice
 
     def test_views_that_pile_up_in_a_list(self, eng, np, path):

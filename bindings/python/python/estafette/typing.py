@@ -350,4 +350,5 @@ class ReportData(TypedDict):
     run_time: list[ReportRunTime]
     barriers: ReportBarriers
     advice: list[ReportAdvice]
+    clocks: list[str]
     missing: list[str]
