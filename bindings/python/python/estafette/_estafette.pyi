@@ -585,7 +585,8 @@ class Engine:
         """
     def wait_all(self, timeout: float | None = None) -> None:
         """Blocks until every operation of this engine has ended, at most `timeout` seconds. This method does not
-        raise the failures of operations; their outputs do, and so does the end of the engine.
+        raise the failures of operations; their outputs do, and so does the end of the engine. Raises `WouldDeadlockError`
+        where an operation goes on only when an event loop does that this thread ran and has stopped.
         """
     def diagnose(self) -> Diagnosis:
         """Returns which operation waits for which, and which deleter does not return, at this moment: print the
@@ -1271,11 +1272,7 @@ class Ticket:
         """The number of the process that has the tensor."""
     def revoke(self) -> None:
         """Revokes the ticket, if this process made it: nothing new can be made with it. Tensors that were made with it stay."""
-    def _reaching(self, reach: str) -> Ticket:
-        """The same name, which processes on other machines can use as well; it keeps nothing.
-
-        reach: as in ``t.ticket(reach=...)``.
-        """
+    def _reaching(self, reach: str) -> Ticket: ...
     def __bytes__(self) -> bytes: ...
     def __enter__(self) -> Self: ...
     def __exit__(
