@@ -288,7 +288,14 @@ impl fmt::Display for OperationError {
             _ => "failed",
         };
         if self.0.id == OpId::new(0) {
-            return write!(f, "the fence of an import {verb}: {}", self.0.message);
+            let message = &self.0.message;
+            // What failed in another process names its operation.
+            let is_named = message.starts_with("operation `");
+            return if is_named {
+                f.write_str(message)
+            } else {
+                write!(f, "the fence of an import {verb}: {message}")
+            };
         }
         let name = shown(&self.0.operation);
         write!(f, "operation `{name}` ({}) {verb}: {}", self.0.id, self.0.message)
