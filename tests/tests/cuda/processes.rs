@@ -349,7 +349,8 @@ fn is_opened_elsewhere(name: &str, workers: usize) {
         |peer, side| {
             let x = side.memory(BYTES);
             side.fill(&x, 4, &side.queue());
-            let bytes = x.ticket_for_one().unwrap().to_bytes();
+            let once = ShareOptions { once: true, ..ShareOptions::default() };
+            let bytes = x.ticket_with(&once).unwrap().to_bytes();
             let length = bytes.len() as i64;
             side.send(&side.engine.from_vec(bytes, &[length]).unwrap());
             assert!(peer.0.wait().unwrap().success());
