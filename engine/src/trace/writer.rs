@@ -93,9 +93,9 @@ impl Session {
     /// A buffer for events from `now` on.
     fn buffer(&self, now: u64) -> Option<TraceBuffer> {
         self.trim(now, false);
-        if !self.take() {
-            self.trim(now, true);
-            self.take().then_some(())?;
+        // Another thread may take what this one has given up.
+        while !self.take() {
+            self.trim(now, true).then_some(())?;
         }
         let mut buffer = self.free_list.take().unwrap_or_else(TraceBuffer::fresh);
         buffer.began = now;
@@ -106,12 +106,13 @@ impl Session {
         self.budget.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |left| left.checked_sub(1)).is_ok()
     }
 
-    /// Where only the end is kept: gives up buffers that are older, and the oldest one of all if one is `wanted`.
-    fn trim(&self, now: u64, wanted: bool) {
-        let Some(kept) = self.kept() else { return };
+    /// Where only the end is kept: gives up buffers that are older, and the oldest one of all if one is `wanted`. Returns whether there was
+    /// one to give up.
+    fn trim(&self, now: u64, wanted: bool) -> bool {
+        let Some(kept) = self.kept() else { return false };
         let since = now.saturating_sub(self.trimmed.load(Ordering::Relaxed));
         if since < kept / TRIMS && !wanted {
-            return;
+            return false;
         }
         self.trimmed.store(now, Ordering::Relaxed);
         let (mut given_up, mut gone) = (Vec::new(), 0);
@@ -135,6 +136,7 @@ impl Session {
         });
         drop(threads);
         self.budget.fetch_add(given_up.len(), Ordering::Relaxed);
+        !given_up.is_empty()
     }
 
     /// What the ticks mean, and from when on all that was noted is there.
