@@ -148,7 +148,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_copy_from_another_machine_is_traced_with_the_clock_there() {
+    fn a_trace_keeps_what_is_known_of_the_clock_of_another_machine() {
         use crate::engine::Engine;
 
         let recorder = trace::Recorder::open(trace::TraceOptions::default()).expect("a recorder");

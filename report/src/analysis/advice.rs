@@ -21,6 +21,9 @@ const TRIED: usize = 3;
 /// What a change saves in percent of the run time at least, to be listed.
 pub(crate) const WORTH: u64 = 3;
 
+/// Where operations wait for a worker that sleeps.
+const SUBMIT_TOGETHER: &str = "submit more at once: a worker with nothing to do sleeps, and must be woken";
+
 /// What of the walk could be shorter, sorted by how much it takes of it. A change cannot save more than that, and saves less where
 /// something else then becomes the longest way. Added to these are changes that let more happen at once, with what they save when the
 /// trace is played again.
@@ -144,7 +147,6 @@ fn needs_lock(trace: &Trace) -> bool {
         .iter()
         .any(|it| it.kind == OperationKind::Operation && it.awake.is_some() && it.awake < it.began)
 }
-const SUBMIT_TOGETHER: &str = "submit more at once: a worker with nothing to do sleeps, and must be woken";
 
 fn change(trace: &Trace, what: What) -> Option<String> {
     Some(match what {

@@ -2,8 +2,9 @@
 //!
 //! The extension is built once for every Python from 3.11 on, and may link only to what that promises.
 //! `PyObject_Vectorcall` and `PyObject_VectorcallMethod` joined the promise in 3.12, the functions of contexts,
-//! `PyFrame_GetLasti`, `PyObject_GetOptionalAttr` and `PyThreadState_GetUnchecked` have not yet, but every CPython from 3.11 on exports all of them under the same signature. So they are
-//! looked up when first needed, and where one is missing the slower form does the same.
+//! `PyFrame_GetLasti`, `PyObject_GetOptionalAttr` and `PyThreadState_GetUnchecked` have not yet, but every CPython
+//! from 3.11 on exports all of them under the same signature. So they are looked up when first needed, and where one is
+//! missing the slower form does the same.
 //!
 //! Being looked up, they may also unwind as far as Rust knows, which calls of code of the program need ([`finalization`](crate::interpreter::finalization)).
 
