@@ -25,7 +25,7 @@ use crate::hub::Hub;
 use crate::life::Line;
 use crate::mailbox::{Futures, register, wake};
 use crate::platform::{Descriptor, Memory, Socket, wake_all};
-use crate::ring::{NOTE_BYTES, Nonsense, Reader, Writer};
+use crate::ring::{Message, NOTE_BYTES, Nonsense, Reader, Writer};
 
 /// What is known of the peer, as bits: it sends and settles nothing more.
 const FATE_CLOSING: u32 = 1;
@@ -343,6 +343,10 @@ impl Shared {
 
     fn look(&self) {
         self.note(0);
+        let is_broken = self.fate.load(Ordering::Acquire) & FATE_BROKEN != 0;
+        if self.is_closed.load(Ordering::SeqCst) && !is_broken {
+            self.discard();
+        }
         let settled: Vec<_> = self.watched.lock().extract_if(.., |event| event.outcome().is_some()).collect();
         settled.into_iter().for_each(|event| event.deliver());
         let fate = self.fate.load(Ordering::Acquire);
@@ -350,6 +354,23 @@ impl Shared {
             wake(&self.receivers);
         }
         wake(&self.senders);
+    }
+
+    /// Answers what comes for a handle that is gone. That may be as much as a link holds; a peer that sends more in the meantime rings.
+    fn discard(&self) {
+        for _ in 0..SLOTS {
+            let next = self.reader.lock().read(&self.own, &self.peer);
+            match next {
+                Ok(Some((Message { index, generation, .. }, _))) => {
+                    self.settle(SlotId { kind: Kind::Used, index, generation }, &Ok(()));
+                }
+                Ok(None) => return,
+                Err(what) => {
+                    self.break_off(what);
+                    return;
+                }
+            }
+        }
     }
 
     fn has_waiters(&self) -> bool {
@@ -362,16 +383,18 @@ impl Shared {
     /// Whether nothing can come of the link any more. Says so to the peer.
     fn is_over(&self) -> bool {
         let is_peer_over = self.fate.load(Ordering::Acquire) & (FATE_LEFT | FATE_GONE) != 0;
-        let is_closed = self.is_closed.load(Ordering::SeqCst) && self.in_use.load(Ordering::SeqCst) == 0;
+        let is_closed = self.is_closed.load(Ordering::SeqCst);
+        let is_unused = self.in_use.load(Ordering::SeqCst) == 0;
         let mut sent = self.sent.lock();
         let is_answered = || sent.unanswered.iter().all(|(_, answer)| answer.outcome().is_some());
-        if !(is_peer_over || is_closed && is_answered()) {
+        if !(is_peer_over || is_closed && is_unused && is_answered()) {
             return false;
         }
         // The events refer to this link.
         let answered = std::mem::take(&mut sent.unanswered);
         drop(sent);
         drop(answered);
+        // A peer that has left has seen every answer, also one that its thread here has not counted yet.
         if is_closed {
             self.own.store(CLOSED, LEFT);
             step!("left");

@@ -324,6 +324,38 @@ fn a_closed_link_ends_with_the_answer_to_what_it_used() {
 }
 
 #[test]
+fn what_a_closed_link_never_received_is_not_in_use() {
+    let (door, _, _alone) = door();
+    let (near, far) = pair(&door);
+    let (_completer, promise) = host::promise("of the other side");
+    let _used = far.try_send(&promise, &[]).expect("there is room");
+    let received = futures::executor::block_on(near.receive()).expect("a message");
+    let before = far.try_send(&promise, &[]).expect("there is room");
+    drop(near);
+    assert!(before.wait_timeout(Some(HUNG)).expect("in time").is_ok());
+    // One that has not heard of the end yet.
+    if let Ok(after) = far.try_send(&promise, &[]) {
+        assert!(after.wait_timeout(Some(HUNG)).expect("in time").is_ok());
+    }
+    drop(received);
+}
+
+#[test]
+fn both_ends_close_with_messages_that_neither_has_received() {
+    let (door, before, _alone) = door();
+    let (near, far) = pair(&door);
+    let (completer, promise) = host::promise("of each side");
+    let used = [&near, &far].map(|link| link.try_send(&promise, &[]).expect("there is room"));
+    drop((near, far));
+    for used in used {
+        assert!(used.wait_timeout(Some(HUNG)).expect("in time").is_ok());
+    }
+    // A pending promise keeps the link on which it was sent.
+    drop(completer);
+    until("all descriptors are closed", || descriptors() <= before);
+}
+
+#[test]
 fn a_peer_that_hangs_up_without_a_word_is_lost() {
     let (door, _, _alone) = door();
     let (socket, link, board) = peer(&door);

@@ -495,10 +495,7 @@ fn a_death_between_at_any_step_takes_nothing_from_who_has_the_tensor() {
         // It greets this process, is greeted, and greets again. While links are open it is owner and consumer by turns.
         let counts: &[u64] = match step {
             _ if GREETING.contains(&step) => &[0, 1, 2],
-            // `a_death_at_any_step_ends_leases_and_promises_and_nothing_else` has it. After passing on, a process that closes its link
-            // rarely does not come to it: docs/guarantees.md, what stays open.
-            "left" => &[],
-            "segment" | "close" => &[0],
+            "segment" | "close" | "left" => &[0],
             _ => &[0, 2, 4, 7, 12],
         };
         for count in counts {
