@@ -1,8 +1,13 @@
 """Functions on the device: `on=`, what is the current stream of which library, and results that are still being computed."""
 
 import contextlib
+import ctypes
+import functools
 import gc
+import importlib
 import sys
+import threading
+import time
 import types
 import weakref
 
@@ -29,19 +34,26 @@ class Pool:
             Pool.current = before
 
 
-@pytest.fixture
-def lib(sim, monkeypatch):
+def pytorch(lib):
     """A double of PyTorch with CUDA: `torch.cuda.stream(torch.cuda.ExternalStream(handle))` makes it the current one."""
-    lib = Library(sim)
+    wait = lambda stream: lib.sim("cuStreamSynchronize", ctypes.c_void_p(stream))
     torch = types.ModuleType("torch")
     torch.cuda = types.SimpleNamespace(
         is_available=lambda: True,
         ExternalStream=lambda handle, device: (handle, device),
         stream=lambda external: lib.stream(external[0]),
+        current_stream=lambda: types.SimpleNamespace(synchronize=functools.partial(wait, lib.current)),
         MemPool=Pool,
         use_mem_pool=Pool.used,
     )
-    monkeypatch.setitem(sys.modules, "torch", torch)
+    return torch
+
+
+@pytest.fixture
+def lib(sim, monkeypatch):
+    """PyTorch, imported."""
+    lib = Library(sim)
+    monkeypatch.setitem(sys.modules, "torch", pytorch(lib))
     return lib
 
 
@@ -68,6 +80,73 @@ def test_what_the_function_launches_is_the_operation(sim, eng, lib):
     sim.unblock(own)
     y.wait(timeout=30)
     assert lib.copied(lib.from_dlpack(y)).bytes() == bytes([5]) * SIZE
+
+
+def forget_pytorch(monkeypatch):
+    """Whatever a test imports as PyTorch is gone after it."""
+    monkeypatch.setitem(sys.modules, "torch", None)
+    del sys.modules["torch"]
+
+
+def test_a_library_that_another_thread_is_importing_is_told_once_it_is_there(sim, eng, monkeypatch, tmp_path):
+    lib = Library(sim)
+    importing = types.SimpleNamespace(begun=threading.Event(), go_on=threading.Event(), torch=pytorch(lib))
+    monkeypatch.setitem(sys.modules, "importing", importing)
+    (tmp_path / "torch.py").write_text(
+        "import importing\nimporting.begun.set()\nassert importing.go_on.wait(30)\ncuda = importing.torch.cuda\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    forget_pytorch(monkeypatch)
+    imports = threading.Thread(target=importlib.import_module, args=("torch",))
+    imports.start()
+    assert importing.begun.wait(30)
+    current = []
+    done = eng.submit(lambda: current.extend([lib.current, est.current_stream().handle]), on="cuda")
+    time.sleep(0.05)
+    assert not done.is_done()
+    importing.go_on.set()
+    done.wait(timeout=30)
+    told, own = current
+    assert told == own
+    imports.join()
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_a_library_that_the_function_imports_itself_is_waited_for(sim, eng, monkeypatch, fails):
+    lib = Library(sim)
+    x, y = (eng.empty((SIZE,), "uint8", device="cuda") for _ in range(2))
+    forget_pytorch(monkeypatch)
+
+    def fill(pointer):
+        sys.modules["torch"] = pytorch(lib)
+        assert lib.current != est.current_stream().handle
+        sim.fill(lib.current, pointer, 5, SIZE)
+        if fails:
+            raise ValueError("on purpose")
+
+    filled = eng.submit(fill, writes=[x], using=lambda t: t.data_ptr, on="cuda")
+    # PyTorch is told of streams from here on. The simulator finds what is not ordered after the filling.
+    copy = lambda x, y: sim.copy(lib.current, y.pointer, x.pointer, SIZE)
+    if fails:
+        with pytest.raises(est.OperationError, match="on purpose"):
+            filled.wait(timeout=30)
+        eng.submit(lambda x: sim.fill(lib.current, x.pointer, 6, SIZE), writes=[x], using=lib.from_dlpack, on="cuda")
+    eng.submit(copy, reads=[x], writes=[y], using=lib.from_dlpack, on="cuda")
+    assert lib.copied(lib.from_dlpack(y)).bytes() == bytes([6 if fails else 5]) * SIZE
+
+
+def test_a_graph_is_not_recorded_with_a_library_that_its_function_imports(sim, eng, monkeypatch):
+    lib = Library(sim)
+    x = eng.empty((SIZE,), "uint8", device="cuda")
+    forget_pytorch(monkeypatch)
+
+    def fill(pointer):
+        sys.modules["torch"] = pytorch(lib)
+
+    with eng.program(graph=True) as p:
+        p.submit(fill, writes=[x], using=lambda t: t.data_ptr, on="cuda")
+    with pytest.raises(est.OperationError, match="import it before"):
+        p.replay().wait(timeout=30)
 
 
 def test_a_stream_object_of_somebody_else_is_an_operations_queue(sim, eng, lib):

@@ -1,13 +1,14 @@
 """How libraries are told which CUDA stream a function's work goes to.
 
-What is known of them is data: a row per library, with its source. None of them is ever imported here: a library that the program
-has not imported has no current stream to set.
+What is known of them is data: a row per library, with its source. A library that the program has not imported has no current stream
+to set. Where the function itself imports one, that library works on its own stream, and the thread waits for it afterwards.
 """
 
 from __future__ import annotations
 
 import contextlib
 import contextvars
+import importlib
 import sys
 from collections.abc import Callable, Iterator
 
@@ -122,11 +123,11 @@ class Row:
     """How one library is told.
 
     `root` is the first part of its modules' names. `enter` makes the stream the thread's current one; None where the library has no
-    such notion. `how` is for people, and `source` says where this is from. `recorded` makes the library allocate nothing that others
-    are given while a graph is recorded; its list lives as long as the graph.
+    such notion. `wait` waits for the thread's current stream. `how` is for people, and `source` says where this is from. `recorded`
+    makes the library allocate nothing that others are given while a graph is recorded; its list lives as long as the graph.
     """
 
-    __slots__ = ("enter", "how", "recorded", "root", "source")
+    __slots__ = ("enter", "how", "recorded", "root", "source", "wait")
 
     def __init__(
         self,
@@ -135,8 +136,10 @@ class Row:
         how: str,
         source: str,
         recorded: Callable[[Any, int, list[Any]], contextlib.AbstractContextManager[Any] | None] | None = None,
+        wait: Callable[[Any], None] | None = None,
     ) -> None:
-        self.root, self.enter, self.how, self.source, self.recorded = root, enter, how, source, recorded
+        self.root, self.enter, self.how, self.source = root, enter, how, source
+        self.recorded, self.wait = recorded, wait
 
 
 ROWS: tuple[Row, ...] = (
@@ -146,6 +149,7 @@ ROWS: tuple[Row, ...] = (
         "torch.cuda.stream(torch.cuda.ExternalStream(handle)), if it was built with CUDA",
         "pytorch/pytorch: torch/cuda/streams.py (ExternalStream), torch/cuda/__init__.py (stream), torch/cuda/memory.py (use_mem_pool)",
         _torch_recorded,
+        lambda torch: torch.cuda.current_stream().synchronize() if torch.cuda.is_available() else None,
     ),
     Row(
         "cupy",
@@ -153,6 +157,7 @@ ROWS: tuple[Row, ...] = (
         "cupy.cuda.Stream.from_external(stream) as a context; before CuPy 14 cupy.cuda.ExternalStream(handle)",
         "cupy/cupy: cupy/cuda/stream.pyx (Stream.from_external, ExternalStream, __enter__), cupy/cuda/memory.pyx (using_allocator)",
         _cupy_recorded,
+        lambda cupy: cupy.cuda.get_current_stream().synchronize(),
     ),
     Row(
         "numba",
@@ -169,11 +174,36 @@ ROWS: tuple[Row, ...] = (
 )
 
 
+def _imported(row: Row) -> Any | None:
+    """The library, or None if the program has not imported it."""
+    library = sys.modules.get(row.root)
+    if getattr(getattr(library, "__spec__", None), "_initializing", False):
+        # Another thread is in the middle of that, and this waits for it.
+        with contextlib.suppress(ImportError):
+            importlib.import_module(row.root)
+        library = sys.modules.get(row.root)
+    return library
+
+
 def _rows(using: Callable[..., Any] | None) -> list[Row]:
     """The libraries to tell: that of `using`, or, where that says nothing, each that the program has imported."""
     root = (getattr(using, "__module__", None) or "").partition(".")[0]
     named = [row for row in ROWS if row.root == root]
     return named or [row for row in ROWS if row.root in sys.modules]
+
+
+def _wait_for(rows: list[Row], recording: bool) -> None:
+    """Waits for libraries that the function has imported: nothing told them of the operation's stream."""
+    for row in rows:
+        library = _imported(row)
+        if library is None or row.wait is None:
+            continue
+        if recording:
+            raise RuntimeError(
+                f"program(graph=True): a function has imported {row.root} while it was recorded, so the work of that library is not in "
+                "the graph; import it before"
+            )
+        row.wait(library)
 
 
 @contextlib.contextmanager
@@ -184,9 +214,10 @@ def entered(handle: int, device: int, using: Callable[..., Any] | None, kept: li
     """
     if kept is not None:
         kept.clear()
+    unknown = [row for row in ROWS if row.wait and row.root not in sys.modules]
     with contextlib.ExitStack() as stack:
         for row in _rows(using):
-            library = sys.modules.get(row.root)
+            library = _imported(row)
             if library is None:
                 continue
             contexts = [row.enter and row.enter(library, handle, device)]
@@ -200,3 +231,5 @@ def entered(handle: int, device: int, using: Callable[..., Any] | None, kept: li
             yield
         finally:
             _current.reset(token)
+            if unknown:
+                _wait_for(unknown, kept is not None)
