@@ -42,7 +42,7 @@ def check_fences_between_torch_and_cupy() -> None:
             return place in [address[library](x) for x in [full[library](0.0) for _ in range(4)]]
 
     for producer, consumer in (("torch", "cupy"), ("cupy", "torch")):
-        for _ in range(2):  # The first time loads kernels.
+        for is_warm in (False, True):  # The first time loads kernels, which takes longer than the delay.
             with within[producer]():
                 x = full[producer](1.0)
                 delay[producer]()
@@ -58,7 +58,7 @@ def check_fences_between_torch_and_cupy() -> None:
             place = address[producer](x)
             del x, y, lent, taken
             busy = 1e3 * (time.perf_counter() - begin)
-            assert not is_free(producer, place), "the memory is used until the consumer's work is over"
+            assert not is_warm or not is_free(producer, place), "the memory is used until the consumer's work is over"
             streams[consumer].synchronize()
             took = 1e3 * (time.perf_counter() - begin)
             assert float(z.min()) == float(z.max()) == 4.0, f"{producer} → {consumer}: {z[:4]}"

@@ -14,8 +14,8 @@ use crate::{Options, supervise};
 /// What one file may take. Its checks have limits of their own.
 const LIMIT: Duration = Duration::from_secs(100);
 /// What is most likely to succeed comes first.
-const ORDER: [&str; 6] =
-    ["gpu_relays", "gpu_figures", "gpu_fences", "gpu_observe", "gpu_memory", "gpu_captures"];
+const ORDER: [&str; 7] =
+    ["gpu_relays", "gpu_figures", "gpu_processes", "gpu_fences", "gpu_observe", "gpu_memory", "gpu_captures"];
 /// What a file ends with of which a check has failed.
 const FAILED: i32 = 4;
 
