@@ -9,7 +9,8 @@
 //!    reaper's thread: the driver may wait for another thread that wants this lock.
 //! 2. *Waiting* in the [`Reactor`] until every fence has settled. Nothing here blocks meanwhile. Memory with a
 //!    [`ReleaseStream`](super::ReleaseStream) skips this step if the stream there can be made to wait instead.
-//! 3. *Ready*: in the thread's queue. Then dropped (*released*), or *leaked* where dropping it could do harm:
+//! 3. *Ready*: in the thread's queue, but plain memory of our own and memory of other processes, which is dropped where the last fence
+//!    settles: another process may wait for it. Then dropped (*released*), or *leaked* where dropping it could do harm:
 //!
 //! | leaked because | why that is right |
 //! |---|---|
@@ -27,8 +28,7 @@
 //! The thread is *busy*, *napping* or *asleep*. Only a sleeping thread is woken by a release (which marks
 //! it busy, so the next release does not wake it again). When its queue runs dry it naps for `NAP` first:
 //! a steady stream of releases costs a timer per nap, not a futex call per release.
-//! [`flush`](Reaper::flush), [`stop`](Reaper::stop) and a queue of `BACKLOG` end a nap at once.
-
+//! [`flush`](Reaper::flush), [`stop`](Reaper::stop), a queue of `BACKLOG` and memory that another process may wait for end a nap at once.
 //!
 //! # Slow deleters
 //! One thread, the *leader*, calls deleters one after the other, in the order in which storages became ready. While something waits
@@ -260,8 +260,10 @@ impl Reaper {
 
     /// As [`release_after`](Self::release_after), on the reaper's thread.
     fn release_later(&self, fence_set: FenceSet, storage: Storage, what: ReleasedMemory) {
+        // Another process may wait for memory of its own.
+        let may_wait = storage.runs_foreign_code();
         FencedStorage::new(&self.shared, storage, what).watch_later(fence_set);
-        self.shared.watch_soon();
+        self.shared.watch_soon(may_wait);
     }
 }
 
@@ -352,7 +354,10 @@ impl FencedStorage {
         let ready = Ready { storage, ticket: this.ticket, what: this.what };
         let mut queue = shared.lock();
         queue.fenced.remove(&ready.ticket.id);
-        if queue.phase == Phase::Running {
+        if !ready.storage.runs_foreign_code() {
+            drop(queue);
+            shared.free_entered(ready);
+        } else if queue.phase == Phase::Running {
             shared.push(queue, ready);
         } else {
             drop(queue);

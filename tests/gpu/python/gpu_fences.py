@@ -51,7 +51,7 @@ def check_fences_between_torch_and_cupy() -> None:
                 begin = time.perf_counter()
                 taken = take(lent)
             with within[consumer]():
-                assert taken.ready.state() == PENDING, "the work of the producer takes its time"
+                assert not is_warm or taken.ready.state() == PENDING, "the work of the producer takes its time"
                 y = using[consumer](taken)
                 delay[consumer]()
                 z = 2 * y

@@ -99,6 +99,38 @@ fn plain_memory_with_settled_fences_is_freed_by_the_caller_without_a_thread() {
 }
 
 #[test]
+fn plain_memory_is_freed_where_its_last_fence_settles_without_a_thread() {
+    let reaper = Reaper::new();
+    let (completer, fence) = host::promise("pending");
+    reaper.release(fence_set([&fence]), Storage::vec(vec![0_u8; 8]));
+    assert_eq!(counts(&reaper), (0, 0, 1));
+    completer.complete();
+    assert_eq!(counts(&reaper), (1, 0, 0));
+    assert!(reaper.shared.lock().threads.is_empty());
+    assert!(reaper.stop(LONG));
+}
+
+#[test]
+fn memory_that_another_process_may_wait_for_ends_a_nap() {
+    let reaper = Reaper::new();
+    let calls = Arc::new(AtomicUsize::new(0));
+    for _ in 0..20 {
+        reaper.release(FenceSet::default(), counting(&calls));
+        while reaper.shared.lock().rest != LeaderState::Napping {
+            std::thread::yield_now();
+        }
+        let (completer, fence) = host::promise("pending");
+        with_inline_deleters(|| reaper.release(fence_set([&fence]), Storage::vec(vec![0_u8; 8])));
+        let queue = reaper.shared.lock();
+        assert!(queue.rest != LeaderState::Napping || !queue.watch_due, "it naps beside what there is to do");
+        drop(queue);
+        completer.complete();
+        assert!(reaper.flush(LONG));
+    }
+    assert!(reaper.stop(LONG));
+}
+
+#[test]
 fn memory_outlives_every_one_of_its_fences() {
     let reaper = Reaper::new();
     let calls = Arc::new(AtomicUsize::new(0));

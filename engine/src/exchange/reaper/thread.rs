@@ -87,11 +87,11 @@ impl Shared {
         unwatched.into_iter().for_each(|(waiting, fences)| waiting.order(fences));
     }
 
-    /// Has the leader do the same for all of them.
-    pub(super) fn watch_soon(self: &Arc<Self>) {
+    /// Has the leader do the same for all of them, after its nap if that `may_wait`.
+    pub(super) fn watch_soon(self: &Arc<Self>, may_wait: bool) {
         let mut queue = self.lock();
         queue.watch_due = true;
-        self.wake(queue);
+        self.wake(queue, may_wait);
     }
 
     /// Counts a storage in. What a deleter hands over belongs to the deleter's epoch: a flush that waits for the deleter waits for it too.
@@ -104,18 +104,18 @@ impl Shared {
 
     pub(super) fn push(self: &Arc<Self>, mut queue: MutexGuard<'_, Queue>, ready: Ready) {
         queue.ready.push_back(ready);
-        self.wake(queue);
+        self.wake(queue, true);
     }
 
-    /// Sees to it that the leader notices what there is to do.
-    fn wake(self: &Arc<Self>, mut queue: MutexGuard<'_, Queue>) {
+    /// Sees to it that the leader notices what there is to do, after its nap if that `may_wait`.
+    fn wake(self: &Arc<Self>, mut queue: MutexGuard<'_, Queue>, may_wait: bool) {
         self.start(&mut queue);
         let wake = match queue.rest {
             LeaderState::Busy => {
                 self.follow_the_leader(&mut queue);
                 false
             }
-            LeaderState::Napping => queue.ready.len() == BACKLOG,
+            LeaderState::Napping => !may_wait || queue.ready.len() == BACKLOG,
             LeaderState::Asleep => true,
         };
         if wake {
@@ -171,6 +171,14 @@ impl Shared {
 
     pub(super) fn leak_entered(&self, ready: Ready) {
         self.leak(ready.storage);
+        self.lock().leave(ready.ticket.epoch, 1);
+        self.progress.notify_all();
+    }
+
+    /// Gives plain memory of our own back right here, to another process at once.
+    pub(super) fn free_entered(&self, ready: Ready) {
+        drop(ready.storage);
+        self.released.fetch_add(1, Ordering::Relaxed);
         self.lock().leave(ready.ticket.epoch, 1);
         self.progress.notify_all();
     }
