@@ -102,13 +102,27 @@ def test_a_process_that_dies_lets_go_of_memory_of_a_device(sim, eng):
     other.process.wait()
 
 
-def test_memory_that_is_not_shared_is_refused_or_copied_to_the_host(sim, eng):
-    other = Other(eng, "assert set(np.from_dlpack(link.receive(60)).tolist()) == {7}")
+def test_memory_that_is_not_shared_is_refused_or_copied_on_its_device_or_to_the_host(sim, eng):
+    other = Other(
+        eng,
+        """
+        x = link.receive(60)
+        assert values(x) == {7}
+        assert set(np.from_dlpack(link.receive(60)).tolist()) == {7}
+        assert values(x) == {7}
+        silent()
+        """,
+    )
     x = eng.empty((SIZE,), "uint8", device="cuda")
     overwrite(eng, sim, x, 7)
     with pytest.raises(est.NotSharedError, match="a copy was refused"):
         other.link.send(x, copy=False)
+    before = eng.stats().copied_for_processes
     other.link.send(x)
+    overwrite(eng, sim, x, 7).wait(timeout=30)
+    x.wait(timeout=30)
+    assert eng.stats().copied_for_processes == before + SIZE, "the copy is made, and nothing else holds up the write"
+    other.link.send(x, copy=True)
     assert other.ended_well()
     with pytest.raises(est.InvalidError, match="cannot be lent to other processes for writing"):
         eng.empty((SIZE,), "uint8", device="cuda", shared="write")

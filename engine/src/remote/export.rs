@@ -3,7 +3,7 @@
 //! | the memory of the tensor | what is shown |
 //! |---|---|
 //! | shared memory of this process, of the host or a device | the memory, under a read lease |
-//! | other memory of this process | a copy in shared memory of the host, made under a read lease that ends with it |
+//! | other memory of this process | a copy in shared memory of its device, or else of the host, made under a read lease that ends with it |
 //! | memory of another process | nothing: that process is asked, and shows the memory itself |
 //!
 //! Where the tensor has no memory yet, the read lease takes its place in the order at once, and the rest follows when it is granted.
@@ -25,7 +25,7 @@ use crate::exchange::{Layout, Storage};
 use crate::lease::{Access, Lease, LeaseOwner};
 use crate::operation::builder::OpBuilder;
 use crate::tensor::handle::{Definition, Tensor};
-use crate::tensor::memory::ALIGN;
+use crate::tensor::memory::{ALIGN, host_can_use};
 use crate::trace;
 use crate::wait::notify::{device_error, notify};
 
@@ -184,7 +184,7 @@ fn show(
         }
         let shared = || match layout.device() {
             DLDevice::CPU => find(layout, *data, None),
-            _ => find_on_device(tensor, layout, *data),
+            _ => find_on_device(tensor, layout, *data, None),
         };
         if let Some(place) = find_in_segment(definition).or_else(shared) {
             return Ok((Shown::Here(place), None));
@@ -193,11 +193,25 @@ fn show(
             return Err(Error::NotShared(NOT_SHARED.into()));
         }
     }
-    let layout = copy::row_major(layout, DLDevice::CPU)?;
-    let memory = HostDevice::with_memory(Arc::new(Arena)).allocate(layout.byte_len().max(1), ALIGN)?;
+    // One copy on the device, but of memory with gaps, which the host packs.
+    let core = &tensor.inner.core;
+    let stays = layout.is_contiguous() && !host_can_use(core, layout.device(), *data);
+    let device = core.device(layout.device()).filter(|_| stays);
+    let shared = device.as_deref().and_then(Device::shared_memory).filter(|_| copy.is_none());
+    let to = shared.map_or(DLDevice::CPU, |_| layout.device());
+    let layout = copy::row_major(layout, to)?;
+    let bytes = layout.byte_len().max(1);
+    let memory = match shared {
+        Some(shared) => shared.allocate(bytes, ALIGN)?,
+        None => HostDevice::with_memory(Arc::new(Arena)).allocate(bytes, ALIGN)?,
+    };
     let storage = Arc::new(Storage::device(memory));
-    let place = find(&layout, storage.data(), Some(Arc::clone(&storage)));
-    Ok((Shown::Here(place.expect("memory of the arena")), Some(storage)))
+    let (data, kept) = (storage.data(), Some(Arc::clone(&storage)));
+    let place = match shared {
+        Some(_) => find_on_device(tensor, &layout, data, kept),
+        None => find(&layout, data, kept),
+    };
+    Ok((Shown::Here(place.expect("it is shared memory")), Some(storage)))
 }
 
 /// Why a copy that is refused would be needed.
@@ -212,13 +226,18 @@ fn find(layout: &Layout, data: *mut u8, storage: Option<Arc<Storage>>) -> Option
 }
 
 /// Memory of a device that other processes can be shown.
-fn find_on_device(tensor: &Tensor, layout: &Layout, data: *mut u8) -> Option<Place> {
+fn find_on_device(
+    tensor: &Tensor,
+    layout: &Layout,
+    data: *mut u8,
+    storage: Option<Arc<Storage>>,
+) -> Option<Place> {
     let device = tensor.inner.core.device(layout.device())?;
     let range = layout.byte_range(data);
     let (segment, offset) =
         device.shared_memory()?.find(std::ptr::without_provenance::<u8>(range.start), range.len())?;
     let first = offset + (data.addr() - range.start);
-    Some(Place { segment: Memory::Device(segment), first, layout: layout.clone(), _storage: None })
+    Some(Place { segment: Memory::Device(segment), first, layout: layout.clone(), _storage: storage })
 }
 
 /// Why a tensor is not lent for writing.

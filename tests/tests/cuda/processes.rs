@@ -248,9 +248,9 @@ fn a_consumer_that_dies_gives_back_what_it_read() {
 }
 
 #[test]
-fn memory_that_cannot_be_shown_is_copied_to_the_host_or_refused() {
+fn memory_that_cannot_be_shown_is_copied_on_its_device_to_the_host_or_refused() {
     two(
-        "memory_that_cannot_be_shown_is_copied_to_the_host_or_refused",
+        "memory_that_cannot_be_shown_is_copied_on_its_device_to_the_host_or_refused",
         |peer, side| {
             let private = Engine::builder().workers(1).build().unwrap();
             let before = private.stats().copied_for_processes;
@@ -269,7 +269,7 @@ fn memory_that_cannot_be_shown_is_copied_to_the_host_or_refused() {
             side.silent();
         },
         |side| {
-            for (device, value) in [(DLDevice::CPU, 3), (side.device(), 4), (DLDevice::CPU, 4)] {
+            for (device, value) in [(side.device(), 3), (side.device(), 4), (DLDevice::CPU, 4)] {
                 let x = side.receive();
                 assert_eq!((x.device().unwrap(), side.value(&x).unwrap()), (device, value));
             }
