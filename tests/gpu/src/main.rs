@@ -145,7 +145,7 @@ const STEPS: &[Step] = &[
     step("cpu", 60, |_, options, record| cpu::run(options.simulator, record)),
     step("conformance", 60, |setup, _, record| conformance::run(setup, record)),
     step("device-tests", 90, |_, options, record| device_tests::run(options, record)),
-    step("python", 240, python::run),
+    step("python", 300, python::run),
     step("sanitizer", 120, |_, options, record| sanitizer::run(options, record)),
 ];
 
