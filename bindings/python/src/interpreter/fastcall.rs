@@ -40,6 +40,8 @@ const OFFSET: usize = 1 << (usize::BITS - 1);
 type ContextVarSet =
     unsafe extern "C" fn(var: *mut ffi::PyObject, value: *mut ffi::PyObject) -> *mut ffi::PyObject;
 
+type ContextCopy = unsafe extern "C" fn() -> *mut ffi::PyObject;
+
 type ContextStep = unsafe extern "C" fn(context: *mut ffi::PyObject) -> c_int;
 
 type Vectorcall = unsafe extern "C-unwind" fn(
@@ -62,6 +64,7 @@ type CurrentThreadState = unsafe extern "C" fn() -> *mut ffi::PyThreadState;
 struct Found {
     vectorcall: Option<Vectorcall>,
     vectorcall_method: Option<VectorcallMethod>,
+    context_copy: Option<ContextCopy>,
     context_enter: Option<ContextStep>,
     context_exit: Option<ContextStep>,
     context_var_get: Option<ContextVarGet>,
@@ -81,6 +84,7 @@ fn found() -> &'static Found {
             vectorcall_method: transmute::<*mut c_void, Option<VectorcallMethod>>(symbol(
                 c"PyObject_VectorcallMethod",
             )),
+            context_copy: transmute::<*mut c_void, Option<ContextCopy>>(symbol(c"PyContext_CopyCurrent")),
             context_enter: transmute::<*mut c_void, Option<ContextStep>>(symbol(c"PyContext_Enter")),
             context_exit: transmute::<*mut c_void, Option<ContextStep>>(symbol(c"PyContext_Exit")),
             context_var_get: transmute::<*mut c_void, Option<ContextVarGet>>(symbol(c"PyContextVar_Get")),
@@ -192,6 +196,15 @@ pub fn in_context<R>(context: &Bound<'_, PyAny>, f: impl FnOnce() -> R) -> PyRes
     }
     let _entered = Entered(context, exit);
     Ok(Some(f()))
+}
+
+/// A copy of the context of the calling code.
+pub fn copy_context(py: Python<'_>) -> PyResult<Py<PyAny>> {
+    let Some(copy) = found().context_copy else {
+        return Ok(py.import("contextvars")?.call_method0("copy_context")?.unbind());
+    };
+    // SAFETY: the Python lock is held; the copy is a new reference, or NULL with an exception set.
+    unsafe { Bound::from_owned_ptr_or_err(py, copy()).map(Bound::unbind) }
 }
 
 /// Sets a context variable in the current context.

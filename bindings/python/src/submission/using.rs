@@ -7,7 +7,6 @@ use crate::exchange::peers;
 use crate::interpreter::fastcall;
 use crate::interpreter::kept::Kept;
 use crate::interpreter::once::{PyOnce, intern};
-use crate::submission::function_kind::innermost;
 
 /// The function of an engine that makes arrays, for calls that name none.
 pub type Default = Option<Kept<Py<PyAny>>>;
@@ -15,7 +14,7 @@ pub type Default = Option<Kept<Py<PyAny>>>;
 /// Modules that are remembered to be of no array library.
 const KNOWN_MAX: usize = 1024;
 
-/// What makes arrays for `function`: `given`, else the engine's `default`, else `from_dlpack` of the array library whose function it
+/// What makes arrays for `function`, which is [innermost](crate::submission::function_kind::innermost): `given`, else the engine's `default`, else `from_dlpack` of the array library whose function it
 /// is. `None` for any other function, which gets the tensors themselves.
 pub fn of<'py>(
     function: &Bound<'py, PyAny>,
@@ -27,7 +26,7 @@ pub fn of<'py>(
     }
     match default {
         Some(default) => Ok(Some(default.bind(function.py()).clone())),
-        None => of_library(&innermost(function)?),
+        None => of_library(function),
     }
 }
 
