@@ -57,6 +57,8 @@ type OptionalAttribute = unsafe extern "C" fn(
     value: *mut *mut ffi::PyObject,
 ) -> c_int;
 
+type FunctionPart = unsafe extern "C" fn(function: *mut ffi::PyObject) -> *mut ffi::PyObject;
+
 type FrameGetLasti = unsafe extern "C" fn(frame: *mut ffi::PyFrameObject) -> c_int;
 
 type CurrentThreadState = unsafe extern "C" fn() -> *mut ffi::PyThreadState;
@@ -71,6 +73,8 @@ struct Found {
     context_var_set: Option<ContextVarSet>,
     optional_attribute: Option<OptionalAttribute>,
     frame_get_lasti: Option<FrameGetLasti>,
+    function_code: Option<FunctionPart>,
+    function_module: Option<FunctionPart>,
     current_thread_state: Option<CurrentThreadState>,
 }
 
@@ -90,6 +94,8 @@ fn found() -> &'static Found {
             context_var_get: transmute::<*mut c_void, Option<ContextVarGet>>(symbol(c"PyContextVar_Get")),
             context_var_set: transmute::<*mut c_void, Option<ContextVarSet>>(symbol(c"PyContextVar_Set")),
             frame_get_lasti: transmute::<*mut c_void, Option<FrameGetLasti>>(symbol(c"PyFrame_GetLasti")),
+            function_code: transmute::<*mut c_void, Option<FunctionPart>>(symbol(c"PyFunction_GetCode")),
+            function_module: transmute::<*mut c_void, Option<FunctionPart>>(symbol(c"PyFunction_GetModule")),
             // Public from 3.13 on, as the next one.
             optional_attribute: transmute::<*mut c_void, Option<OptionalAttribute>>(
                 match symbol(c"PyObject_GetOptionalAttr") {
@@ -247,6 +253,24 @@ pub fn attribute<'py>(
             return Err(PyErr::fetch(py));
         }
         Ok(Bound::from_owned_ptr_or_opt(py, value))
+    }
+}
+
+/// The code and the module of a function written in Python: its attributes `__code__` and `__module__`.
+///
+/// # Safety
+/// `function` is an instance of `types.FunctionType`.
+pub unsafe fn code_and_module<'py>(function: &Bound<'py, PyAny>) -> PyResult<[Bound<'py, PyAny>; 2]> {
+    let py = function.py();
+    let (Some(code), Some(module)) = (found().function_code, found().function_module) else {
+        let attribute = |name| function.getattr(name);
+        return Ok([attribute("__code__")?, attribute("__module__")?]);
+    };
+    // SAFETY: by contract a function, which has both; the module is NULL once it was deleted.
+    unsafe {
+        let (code, module) = (code(function.as_ptr()), module(function.as_ptr()));
+        let module = Bound::from_borrowed_ptr_or_opt(py, module);
+        Ok([Bound::from_borrowed_ptr(py, code), module.unwrap_or_else(|| py.None().into_bound(py))])
     }
 }
 

@@ -37,7 +37,9 @@ pub enum FunctionKind {
 pub struct Known<'py> {
     pub kind: FunctionKind,
     /// See [`innermost`].
-    pub innermost: Bound<'py, PyAny>,
+    innermost: Bound<'py, PyAny>,
+    /// Of a function of Python.
+    module: Option<Bound<'py, PyAny>>,
     /// Of a function of Python.
     name: Option<Arc<String>>,
 }
@@ -63,12 +65,13 @@ impl<'py> Known<'py> {
     /// As [`FunctionKind::of`].
     pub fn of(function: &Bound<'py, PyAny>) -> PyResult<Self> {
         let py = function.py();
-        let innermost = innermost(function)?;
-        if !innermost.is(function) || !is_python(function)? {
-            return Ok(Self { kind: FunctionKind::of(&innermost)?, innermost, name: None });
+        if !is_python(function)? {
+            let innermost = innermost(function)?;
+            return Ok(Self { kind: FunctionKind::of(&innermost)?, innermost, module: None, name: None });
         }
-        let (code, qualname) =
-            (function.getattr(intern!(py, "__code__"))?, function.getattr(intern!(py, "__qualname__"))?);
+        // SAFETY: of that type.
+        let [code, module] = unsafe { fastcall::code_and_module(function)? };
+        let qualname = function.getattr(intern!(py, "__qualname__"))?;
         // Code objects are some hundred bytes long.
         let slot = (code.as_ptr() as usize >> 6) % FUNCTIONS;
         let known = REMEMBERED.lock()[slot]
@@ -86,7 +89,15 @@ impl<'py> Known<'py> {
                 (kind, name)
             }
         };
-        Ok(Self { kind, innermost, name: Some(name) })
+        Ok(Self { kind, innermost: function.clone(), module: Some(module), name: Some(name) })
+    }
+
+    /// The module of the [innermost] function.
+    pub fn module(&self) -> PyResult<Option<Bound<'py, PyAny>>> {
+        match &self.module {
+            Some(module) => Ok(Some(module.clone())),
+            None => fastcall::attribute(&self.innermost, intern!(self.innermost.py(), "__module__")),
+        }
     }
 
     /// What `function`, which this is known of, calls itself.

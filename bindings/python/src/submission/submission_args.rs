@@ -65,13 +65,14 @@ impl SubmissionArgs {
     fn describe<'e>(&'e self, engine: &'e Engine) -> OpBuilder<'e, Tensors> {
         let Operands { reads, read_vars, write_vars, .. } = &self.operands;
         let read_vars: Vec<&Variable> = read_vars.iter().collect();
-        let mut write_vars: Vec<&Variable> = write_vars.iter().collect();
-        write_vars.extend(self.operands.is_empty().then(|| self.own.get_or_init(|| engine.var())));
+        let write_vars: Vec<&Variable> = write_vars.iter().collect();
+        let own = self.operands.is_empty().then(|| self.own.get_or_init(|| engine.var()));
         let builder = engine
             .op_shared(&self.name)
             .reads_slice(reads)
             .reads_vars(&read_vars)
             .writes_vars(&write_vars)
+            .writes_vars(own.as_slice())
             .priority(self.priority);
         match &self.queue {
             // Work on a queue may wait for other work while it begins.
@@ -143,7 +144,7 @@ pub fn of_submit(
         }
     }
     let known = Known::of(function)?;
-    let using = using::of(&known.innermost, using, engine.using())?;
+    let using = using::of(&known, using, engine.using(), py)?;
     let body =
         Body::new(function, known.kind, using.as_ref(), &PyTuple::new(py, objects)?, Use::Ignored)?.on(on)?;
     let name = name.map_or_else(|| known.name(function), |name| Ok(Arc::new(name)))?;
@@ -195,7 +196,7 @@ pub fn of_call(
     let mut operands = Operands::default();
     operands.write_vars.extend(queue.as_deref().and_then(kinds::submission_mutex));
     let known = Known::of(function)?;
-    let using = using::of(&known.innermost, using, engine.using())?;
+    let using = using::of(&known, using, engine.using(), py)?;
     let name = name.map_or_else(|| known.name(function), |name| Ok(Arc::new(name)))?;
     let mut plain = kwargs.is_none_or(|kwargs| kwargs.is_empty());
     for item in args.iter_borrowed() {
