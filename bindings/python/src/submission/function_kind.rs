@@ -67,7 +67,7 @@ impl<'py> Known<'py> {
         let py = function.py();
         if !is_python(function)? {
             let innermost = innermost(function)?;
-            return Ok(Self { kind: FunctionKind::of(&innermost)?, innermost, module: None, name: None });
+            return Ok(Self { kind: FunctionKind::of_innermost(&innermost)?, innermost, module: None, name: None });
         }
         // SAFETY: of that type.
         let [code, module] = unsafe { fastcall::code_and_module(function)? };
@@ -81,7 +81,7 @@ impl<'py> Known<'py> {
         let (kind, name) = match known {
             Some(known) => known,
             None => {
-                let (kind, name) = (FunctionKind::of(function)?, Arc::new(name_of(function)?));
+                let (kind, name) = (FunctionKind::of_innermost(function)?, Arc::new(name_of(function)?));
                 let (code, qualname) = (code.unbind(), qualname.unbind());
                 let known = Remembered { code, qualname, kind, name: Arc::clone(&name) };
                 let old = REMEMBERED.lock()[slot].replace(known);
@@ -109,9 +109,12 @@ impl<'py> Known<'py> {
 impl FunctionKind {
     /// Looks through `functools.partial`, and at `__call__` of objects that are no functions.
     pub fn of(function: &Bound<'_, PyAny>) -> PyResult<Self> {
+        Self::of_innermost(&innermost(function)?)
+    }
+
+    fn of_innermost(function: &Bound<'_, PyAny>) -> PyResult<Self> {
         let py = function.py();
-        let function = innermost(function)?;
-        if let Some(kind) = Self::of_code(&function)? {
+        if let Some(kind) = Self::of_code(function)? {
             return Ok(kind);
         }
         let called = fastcall::attribute(&function.get_type(), intern!(py, "__call__"))?;
