@@ -166,6 +166,11 @@ impl<J: Job> Pool<J> {
         self.shared.is_limited.store(true, Ordering::Relaxed);
     }
 
+    /// The lock of [`share_lock`](Self::share_lock).
+    pub fn shared_lock(&self) -> Option<&Arc<dyn SharedLock>> {
+        self.shared.lock.get()
+    }
+
     /// As [`Pool::push_priority`], without waking anybody; see [`Pool::push_unnoticed`].
     pub fn push_priority_unnoticed(&self, job: J, priority: i32) {
         self.shared.queues.push_priority(job, priority);

@@ -100,6 +100,12 @@ impl Engine {
         OpBuilder::new(self.core(), Name::from(name.into()))
     }
 
+    /// As [`op`](Self::op), with a name that the caller keeps as well.
+    #[doc(hidden)]
+    pub fn op_shared(&self, name: &Arc<String>) -> OpBuilder<'_> {
+        OpBuilder::new(self.core(), Name::Shared(Arc::clone(name)))
+    }
+
     /// Runs `submit`, in which this thread submits many operations, and wakes the workers once for all of
     /// them: at the end of `submit`, or before the thread has to wait. Workers that are awake begin at once.
     ///

@@ -1,6 +1,6 @@
 //! Threads that run ready operations while they wait, and the caller-runs policy of engines without workers.
 
-use estafette_devices::cpu::Pool;
+use estafette_devices::cpu::{Job, Pool};
 use estafette_sync::sync::atomic::Ordering;
 
 use crate::core::context;
@@ -36,18 +36,28 @@ impl Core {
 
     fn help_with_what(
         &self,
-        take: impl FnOnce(&Pool<ReadyOp>, &dyn Fn(&OpGranted) -> bool) -> Option<ReadyOp>,
+        take: impl Fn(&Pool<ReadyOp>, &dyn Fn(&OpGranted) -> bool) -> Option<ReadyOp>,
         before: impl FnOnce(),
     ) -> bool {
         let Some(_helping) = context::begin_help() else { return false };
         // A thread without workers must run everything.
         let mine = |op: &OpGranted| self.has_no_workers() || op.payload().kind == Kind::Work;
-        let job = take(&self.pool, &mine);
+        let mut job = take(&self.pool, &mine);
         let found = job.is_some();
-        if let Some(job) = job {
+        if found {
             before();
-            run::execute_while(job.0, mine);
         }
+        if let Some(lock) = self.pool.shared_lock().filter(|_| job.as_ref().is_some_and(Job::needs_lock)) {
+            // As a worker does: the lock is taken once for several.
+            let mut left = run::INLINE_MAX;
+            lock.hold(&mut || {
+                job.take().into_iter().for_each(|job| job.run(&self.pool));
+                left -= 1;
+                job = if left > 0 { take(&self.pool, &mine) } else { None };
+                job.as_ref().is_some_and(Job::needs_lock)
+            });
+        }
+        job.into_iter().for_each(|job| run::execute_while(job.0, mine));
         found
     }
 

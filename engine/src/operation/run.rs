@@ -58,7 +58,7 @@ impl cpu::Job for ReadyOp {
 
 /// Operations that a worker runs one after the other, each granted by the one before, before it polls its
 /// pool again. A long chain must not delay operations of higher priority.
-const INLINE_MAX: usize = 32;
+pub(crate) const INLINE_MAX: usize = 32;
 
 /// Runs `granted` and then, one after the other, the first successor that each operation granted.
 pub(crate) fn execute(granted: OpGranted) {

@@ -12,7 +12,6 @@
 //! something may be wrong or they could help. A thread inside of an operation inspects for itself now and
 //! then: such threads are few, and what they wait for may wait for them.
 
-use std::collections::HashSet;
 
 use estafette_graph::{OpId, Snapshot};
 use estafette_sync::sleeper::has_host;
@@ -315,7 +314,8 @@ pub(crate) fn is_ready_work(op: &OpState) -> bool {
 /// The operations that a wait may help with, and the engines whose pools run them: operations of one engine
 /// may write a tensor of another.
 struct Needed {
-    ops: HashSet<OpId>,
+    /// Ascending.
+    ops: SmallVec<[OpId; 8]>,
     cores: SmallVec<[CoreRef; 1]>,
     /// There are too many operations to pick the needed ones: without workers, the wait runs any ready
     /// operation.
@@ -356,7 +356,7 @@ impl Needed {
         } else {
             // An inspection could take longer than the wait.
             let cores = SmallVec::from_iter([watch.op.payload().core.clone()]);
-            Ok(Self { ops: HashSet::from([watch.op.id()]), cores, too_many: false, complete: false })
+            Ok(Self { ops: SmallVec::from_iter([watch.op.id()]), cores, too_many: false, complete: false })
         }
     }
 
@@ -364,13 +364,14 @@ impl Needed {
     fn by(look: &Inspection, waiting: &OpHandle) -> Self {
         let own = &waiting.payload().core;
         let mut cores: SmallVec<[CoreRef; 1]> = SmallVec::from_iter([own.clone()]);
-        let mut ops = HashSet::new();
+        let mut ops = SmallVec::new();
         for (id, _, op) in look.ops() {
-            ops.insert(id);
+            ops.push(id);
             if cores.iter().all(|known| !known.same(&op.core)) {
                 cores.push(op.core.clone());
             }
         }
+        ops.sort_unstable();
         let complete = look.is_complete();
         Self {
             too_many: ops.len() > HELP_SCAN_MAX || (own.has_no_workers() && !complete),
@@ -382,7 +383,8 @@ impl Needed {
 
     /// Whether `op` is needed, or helps a needed operation.
     fn names(&self, op: &OpGranted) -> bool {
-        self.ops.contains(&op.id()) || op.payload().helped_op().is_some_and(|whole| self.ops.contains(&whole))
+        let has = |id| self.ops.binary_search(&id).is_ok();
+        has(op.id()) || op.payload().helped_op().is_some_and(has)
     }
 
     /// Runs one needed, ready operation. Worker-only operations run only as the `last_resort`.

@@ -98,7 +98,7 @@ impl PyProgram {
         let mut node = builder
             .get_mut()
             .or_raise(py)?
-            .op(name)
+            .op(Arc::unwrap_or_clone(name))
             .reads_slice(&operands.reads)
             .writes_slice(&operands.writes)
             .reads_vars(&reads)

@@ -4,7 +4,9 @@
 //! for, who looks at flags. None of them is ever imported here; a row is found by the module that a type or a calling
 //! function comes from. A library without a row is treated as the specification says, and with the doubt on the safe side.
 
-use estafette_sync::sync::Mutex;
+use std::ptr;
+
+use estafette_sync::sync::atomic::{AtomicPtr, Ordering};
 use pyo3::exceptions::PyBufferError;
 use pyo3::prelude::*;
 use pyo3::types::{PyString, PyTuple, PyType};
@@ -424,36 +426,42 @@ struct KnownClass {
     known: Known,
 }
 
-estafette_sync::per_process! {
-    static KNOWN: Mutex<[Option<KnownClass>; TYPES]> = Mutex::new([const { None }; TYPES]);
-}
+/// Read and replaced with the Python lock, and no Python code runs while one is read.
+static KNOWN: [AtomicPtr<KnownClass>; TYPES] = [const { AtomicPtr::new(ptr::null_mut()) }; TYPES];
 
 /// What is known of the type of `object`.
+#[inline]
 pub fn of(object: &Bound<'_, PyAny>) -> Known {
-    let py = object.py();
     let class = object.get_type_ptr();
     // Types are some kilobytes apart.
-    let slot = (class as usize >> 6) % TYPES;
-    let remembered = KNOWN.lock()[slot]
-        .as_ref()
-        .filter(|entry| entry.class.as_ptr() == class.cast())
-        .map(|entry| entry.known);
-    remembered.unwrap_or_else(|| {
-        let class = object.get_type();
-        let fences = class.hasattr(intern!(py, "__dlpack_fence__")).unwrap_or(false);
-        let speaks = class.hasattr(intern!(py, "__dlpack__")).unwrap_or(false);
-        let known = Known {
-            peer: row_of(&class),
-            table: peer_table::of(&class),
-            fences,
-            speaks,
-            is_numpy_array: numpy_array::is_understood(&class),
-        };
-        let entry = KnownClass { class: class.unbind(), known };
-        let old = KNOWN.lock()[slot].replace(entry);
-        drop(old);
-        known
-    })
+    let slot = &KNOWN[(class as usize >> 6) % TYPES];
+    // SAFETY: the pointer is null, or that of a box that stays until another thread has the Python lock.
+    match unsafe { slot.load(Ordering::Relaxed).as_ref() } {
+        Some(entry) if entry.class.as_ptr() == class.cast() => entry.known,
+        _ => ask(object, slot),
+    }
+}
+
+/// Finds out what is known of the type of `object`, and keeps it at `slot`.
+#[cold]
+fn ask(object: &Bound<'_, PyAny>, slot: &AtomicPtr<KnownClass>) -> Known {
+    let (py, class) = (object.py(), object.get_type());
+    let fences = class.hasattr(intern!(py, "__dlpack_fence__")).unwrap_or(false);
+    let speaks = class.hasattr(intern!(py, "__dlpack__")).unwrap_or(false);
+    let known = Known {
+        peer: row_of(&class),
+        table: peer_table::of(&class),
+        fences,
+        speaks,
+        is_numpy_array: numpy_array::is_understood(&class),
+    };
+    let entry = Box::new(KnownClass { class: class.unbind(), known });
+    let old = slot.swap(Box::into_raw(entry), Ordering::Relaxed);
+    if !old.is_null() {
+        // SAFETY: a box, which the slot had, and which nothing reads any more.
+        drop(unsafe { Box::from_raw(old) });
+    }
+    known
 }
 
 /// The row of a class: its own library's, or that of the nearest class it inherits from.

@@ -40,6 +40,8 @@ const OFFSET: usize = 1 << (usize::BITS - 1);
 type ContextVarSet =
     unsafe extern "C" fn(var: *mut ffi::PyObject, value: *mut ffi::PyObject) -> *mut ffi::PyObject;
 
+type ContextCopy = unsafe extern "C" fn() -> *mut ffi::PyObject;
+
 type ContextStep = unsafe extern "C" fn(context: *mut ffi::PyObject) -> c_int;
 
 type Vectorcall = unsafe extern "C-unwind" fn(
@@ -55,6 +57,8 @@ type OptionalAttribute = unsafe extern "C" fn(
     value: *mut *mut ffi::PyObject,
 ) -> c_int;
 
+type FunctionPart = unsafe extern "C" fn(function: *mut ffi::PyObject) -> *mut ffi::PyObject;
+
 type FrameGetLasti = unsafe extern "C" fn(frame: *mut ffi::PyFrameObject) -> c_int;
 
 type CurrentThreadState = unsafe extern "C" fn() -> *mut ffi::PyThreadState;
@@ -62,12 +66,15 @@ type CurrentThreadState = unsafe extern "C" fn() -> *mut ffi::PyThreadState;
 struct Found {
     vectorcall: Option<Vectorcall>,
     vectorcall_method: Option<VectorcallMethod>,
+    context_copy: Option<ContextCopy>,
     context_enter: Option<ContextStep>,
     context_exit: Option<ContextStep>,
     context_var_get: Option<ContextVarGet>,
     context_var_set: Option<ContextVarSet>,
     optional_attribute: Option<OptionalAttribute>,
     frame_get_lasti: Option<FrameGetLasti>,
+    function_code: Option<FunctionPart>,
+    function_module: Option<FunctionPart>,
     current_thread_state: Option<CurrentThreadState>,
 }
 
@@ -81,11 +88,14 @@ fn found() -> &'static Found {
             vectorcall_method: transmute::<*mut c_void, Option<VectorcallMethod>>(symbol(
                 c"PyObject_VectorcallMethod",
             )),
+            context_copy: transmute::<*mut c_void, Option<ContextCopy>>(symbol(c"PyContext_CopyCurrent")),
             context_enter: transmute::<*mut c_void, Option<ContextStep>>(symbol(c"PyContext_Enter")),
             context_exit: transmute::<*mut c_void, Option<ContextStep>>(symbol(c"PyContext_Exit")),
             context_var_get: transmute::<*mut c_void, Option<ContextVarGet>>(symbol(c"PyContextVar_Get")),
             context_var_set: transmute::<*mut c_void, Option<ContextVarSet>>(symbol(c"PyContextVar_Set")),
             frame_get_lasti: transmute::<*mut c_void, Option<FrameGetLasti>>(symbol(c"PyFrame_GetLasti")),
+            function_code: transmute::<*mut c_void, Option<FunctionPart>>(symbol(c"PyFunction_GetCode")),
+            function_module: transmute::<*mut c_void, Option<FunctionPart>>(symbol(c"PyFunction_GetModule")),
             // Public from 3.13 on, as the next one.
             optional_attribute: transmute::<*mut c_void, Option<OptionalAttribute>>(
                 match symbol(c"PyObject_GetOptionalAttr") {
@@ -194,6 +204,15 @@ pub fn in_context<R>(context: &Bound<'_, PyAny>, f: impl FnOnce() -> R) -> PyRes
     Ok(Some(f()))
 }
 
+/// A copy of the context of the calling code.
+pub fn copy_context(py: Python<'_>) -> PyResult<Py<PyAny>> {
+    let Some(copy) = found().context_copy else {
+        return Ok(py.import("contextvars")?.call_method0("copy_context")?.unbind());
+    };
+    // SAFETY: the Python lock is held; the copy is a new reference, or NULL with an exception set.
+    unsafe { Bound::from_owned_ptr_or_err(py, copy()).map(Bound::unbind) }
+}
+
 /// Sets a context variable in the current context.
 pub fn set_context_value(variable: &Bound<'_, PyAny>, value: &Bound<'_, PyAny>) -> PyResult<()> {
     let py = variable.py();
@@ -234,6 +253,24 @@ pub fn attribute<'py>(
             return Err(PyErr::fetch(py));
         }
         Ok(Bound::from_owned_ptr_or_opt(py, value))
+    }
+}
+
+/// The code and the module of a function written in Python: its attributes `__code__` and `__module__`.
+///
+/// # Safety
+/// `function` is an instance of `types.FunctionType`.
+pub unsafe fn code_and_module<'py>(function: &Bound<'py, PyAny>) -> PyResult<[Bound<'py, PyAny>; 2]> {
+    let py = function.py();
+    let (Some(code), Some(module)) = (found().function_code, found().function_module) else {
+        let attribute = |name| function.getattr(name);
+        return Ok([attribute("__code__")?, attribute("__module__")?]);
+    };
+    // SAFETY: by contract a function, which has both; the module is NULL once it was deleted.
+    unsafe {
+        let (code, module) = (code(function.as_ptr()), module(function.as_ptr()));
+        let module = Bound::from_borrowed_ptr_or_opt(py, module);
+        Ok([Bound::from_borrowed_ptr(py, code), module.unwrap_or_else(|| py.None().into_bound(py))])
     }
 }
 

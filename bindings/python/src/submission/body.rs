@@ -67,6 +67,7 @@ impl Body {
     /// `TypeError` when `function` cannot be called; `RuntimeError` for an `async def` function without a running loop.
     pub fn new(
         function: &Bound<'_, PyAny>,
+        kind: FunctionKind,
         using: Option<&Bound<'_, PyAny>>,
         arguments: &Bound<'_, PyTuple>,
         result: Use,
@@ -80,7 +81,6 @@ impl Body {
         {
             return Err(not_a_using(using)?);
         }
-        let kind = FunctionKind::of(function)?;
         if kind == FunctionKind::Generator {
             return Err(never_runs(&format!("{} is a generator function", function.repr()?)));
         }
@@ -94,7 +94,7 @@ impl Body {
             function: function.clone().unbind(),
             using: using.map(|using| using.clone().unbind()),
             arguments: arguments.clone().unbind(),
-            context: copy_context(py)?,
+            context: fastcall::copy_context(py)?,
             event_loop: event_loop.map(Bound::unbind),
             submitter: guard::ident(py)?,
             is_async,
@@ -366,7 +366,7 @@ pub fn run_plain<'py>(
         function: function.clone().unbind(),
         using: using.map(|using| using.clone().unbind()),
         arguments: arguments.unbind(),
-        context: copy_context(py)?,
+        context: fastcall::copy_context(py)?,
         event_loop: None,
         submitter: 0,
         is_async: false,
@@ -379,10 +379,4 @@ pub fn run_plain<'py>(
         return Err(refuse_coroutine(&value, None));
     }
     Ok(value)
-}
-
-/// The context of the calling code.
-pub fn copy_context(py: Python<'_>) -> PyResult<Py<PyAny>> {
-    static COPY_CONTEXT: PyOnce<Py<PyAny>> = PyOnce::new();
-    Ok(COPY_CONTEXT.import(py, "contextvars", "copy_context")?.call0()?.unbind())
 }

@@ -1,5 +1,8 @@
 //! What kind of function a body is, and results that no operation may have.
 
+use std::sync::Arc;
+
+use estafette_sync::sync::Mutex;
 use pyo3::exceptions::PyTypeError;
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
@@ -7,6 +10,7 @@ use pyo3::types::PyDict;
 use crate::exchange::peers;
 use crate::interpreter::fastcall;
 use crate::interpreter::once::{PyOnce, intern};
+use crate::submission::submission_args::name_of;
 
 /// `CO_GENERATOR` of CPython's `Include/cpython/code.h`.
 const GENERATOR: u32 = 0x20;
@@ -29,12 +33,88 @@ pub enum FunctionKind {
     Generator,
 }
 
+/// What is known of a function.
+pub struct Known<'py> {
+    pub kind: FunctionKind,
+    /// See [`innermost`].
+    innermost: Bound<'py, PyAny>,
+    /// Of a function of Python.
+    module: Option<Bound<'py, PyAny>>,
+    /// Of a function of Python.
+    name: Option<Arc<String>>,
+}
+
+/// Functions of Python that are remembered. A program submits few in a loop; a new one takes the slot of an old one.
+const FUNCTIONS: usize = 64;
+
+/// What such a function is, by what it is made of.
+struct Remembered {
+    /// Kept, so that its address stays unique, as is that of the name.
+    code: Py<PyAny>,
+    qualname: Py<PyAny>,
+    kind: FunctionKind,
+    name: Arc<String>,
+}
+
+estafette_sync::per_process! {
+    static REMEMBERED: Mutex<[Option<Remembered>; FUNCTIONS]> = Mutex::new([const { None }; FUNCTIONS]);
+}
+
+impl<'py> Known<'py> {
+    /// # Errors
+    /// As [`FunctionKind::of`].
+    pub fn of(function: &Bound<'py, PyAny>) -> PyResult<Self> {
+        let py = function.py();
+        if !is_python(function)? {
+            let innermost = innermost(function)?;
+            return Ok(Self { kind: FunctionKind::of_innermost(&innermost)?, innermost, module: None, name: None });
+        }
+        // SAFETY: of that type.
+        let [code, module] = unsafe { fastcall::code_and_module(function)? };
+        let qualname = function.getattr(intern!(py, "__qualname__"))?;
+        // Code objects are some hundred bytes long.
+        let slot = (code.as_ptr() as usize >> 6) % FUNCTIONS;
+        let known = REMEMBERED.lock()[slot]
+            .as_ref()
+            .filter(|known| known.code.is(&code) && known.qualname.is(&qualname))
+            .map(|known| (known.kind, Arc::clone(&known.name)));
+        let (kind, name) = match known {
+            Some(known) => known,
+            None => {
+                let (kind, name) = (FunctionKind::of_innermost(function)?, Arc::new(name_of(function)?));
+                let (code, qualname) = (code.unbind(), qualname.unbind());
+                let known = Remembered { code, qualname, kind, name: Arc::clone(&name) };
+                let old = REMEMBERED.lock()[slot].replace(known);
+                drop(old);
+                (kind, name)
+            }
+        };
+        Ok(Self { kind, innermost: function.clone(), module: Some(module), name: Some(name) })
+    }
+
+    /// The module of the [innermost] function.
+    pub fn module(&self) -> PyResult<Option<Bound<'py, PyAny>>> {
+        match &self.module {
+            Some(module) => Ok(Some(module.clone())),
+            None => fastcall::attribute(&self.innermost, intern!(self.innermost.py(), "__module__")),
+        }
+    }
+
+    /// What `function`, which this is known of, calls itself.
+    pub fn name(&self, function: &Bound<'py, PyAny>) -> PyResult<Arc<String>> {
+        self.name.as_ref().map_or_else(|| name_of(function).map(Arc::new), |name| Ok(Arc::clone(name)))
+    }
+}
+
 impl FunctionKind {
     /// Looks through `functools.partial`, and at `__call__` of objects that are no functions.
     pub fn of(function: &Bound<'_, PyAny>) -> PyResult<Self> {
+        Self::of_innermost(&innermost(function)?)
+    }
+
+    fn of_innermost(function: &Bound<'_, PyAny>) -> PyResult<Self> {
         let py = function.py();
-        let function = innermost(function)?;
-        if let Some(kind) = Self::of_code(&function)? {
+        if let Some(kind) = Self::of_code(function)? {
             return Ok(kind);
         }
         let called = fastcall::attribute(&function.get_type(), intern!(py, "__call__"))?;
@@ -56,12 +136,17 @@ impl FunctionKind {
     }
 }
 
+/// Whether it is a function written in Python.
+fn is_python(function: &Bound<'_, PyAny>) -> PyResult<bool> {
+    static FUNCTION: PyOnce<Py<PyAny>> = PyOnce::new();
+    Ok(function.get_type_ptr().cast() == FUNCTION.import(function.py(), "types", "FunctionType")?.as_ptr())
+}
+
 /// The function within `functools.partial`, or `function` itself.
 pub fn innermost<'py>(function: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyAny>> {
     static PARTIAL: PyOnce<Py<PyAny>> = PyOnce::new();
-    static FUNCTION: PyOnce<Py<PyAny>> = PyOnce::new();
     let py = function.py();
-    if function.get_type().is(FUNCTION.import(py, "types", "FunctionType")?) {
+    if is_python(function)? {
         return Ok(function.clone());
     }
     let partial = PARTIAL.import(py, "functools", "partial")?;

@@ -19,6 +19,7 @@ use crate::error::OrRaise;
 use crate::interpreter::once::intern;
 use crate::kinds;
 use crate::submission::body::Body;
+use crate::submission::function_kind::{FunctionKind, Known};
 use crate::submission::on::On;
 use crate::submission::on_skip::OnSkip;
 use crate::submission::outcome::Use;
@@ -47,7 +48,7 @@ impl Operands {
 #[derive(Clone)]
 pub struct SubmissionArgs {
     pub operands: Operands,
-    pub name: String,
+    pub name: Arc<String>,
     pub priority: i32,
     pub alias_of: Vec<Tensor>,
     pub like: Option<(estafette::DType, Vec<i64>)>,
@@ -64,13 +65,14 @@ impl SubmissionArgs {
     fn describe<'e>(&'e self, engine: &'e Engine) -> OpBuilder<'e, Tensors> {
         let Operands { reads, read_vars, write_vars, .. } = &self.operands;
         let read_vars: Vec<&Variable> = read_vars.iter().collect();
-        let mut write_vars: Vec<&Variable> = write_vars.iter().collect();
-        write_vars.extend(self.operands.is_empty().then(|| self.own.get_or_init(|| engine.var())));
+        let write_vars: Vec<&Variable> = write_vars.iter().collect();
+        let own = self.operands.is_empty().then(|| self.own.get_or_init(|| engine.var()));
         let builder = engine
-            .op(self.name.clone())
+            .op_shared(&self.name)
             .reads_slice(reads)
             .reads_vars(&read_vars)
             .writes_vars(&write_vars)
+            .writes_vars(own.as_slice())
             .priority(self.priority);
         match &self.queue {
             // Work on a queue may wait for other work while it begins.
@@ -141,9 +143,11 @@ pub fn of_submit(
             }
         }
     }
-    let using = using::of(function, using, engine.using())?;
-    let body = Body::new(function, using.as_ref(), &PyTuple::new(py, objects)?, Use::Ignored)?.on(on)?;
-    let name = name.map_or_else(|| name_of(function), Ok)?;
+    let known = Known::of(function)?;
+    let using = using::of(&known, using, engine.using(), py)?;
+    let body =
+        Body::new(function, known.kind, using.as_ref(), &PyTuple::new(py, objects)?, Use::Ignored)?.on(on)?;
+    let name = name.map_or_else(|| known.name(function), |name| Ok(Arc::new(name)))?;
     Ok((
         SubmissionArgs {
             operands,
@@ -191,18 +195,21 @@ pub fn of_call(
     let queue = on.as_ref().map(|on| Arc::clone(&on.queue));
     let mut operands = Operands::default();
     operands.write_vars.extend(queue.as_deref().and_then(kinds::submission_mutex));
-    let using = using::of(function, using, engine.using())?;
-    let name = name.map_or_else(|| name_of(function), Ok)?;
+    let known = Known::of(function)?;
+    let using = using::of(&known, using, engine.using(), py)?;
+    let name = name.map_or_else(|| known.name(function), |name| Ok(Arc::new(name)))?;
     let mut plain = kwargs.is_none_or(|kwargs| kwargs.is_empty());
     for item in args.iter_borrowed() {
         plain = plain && (item.is_exact_instance_of::<PyTensor>() || has_no_tensors(&item)?);
     }
-    let (function, arguments) = if plain {
-        (function.clone(), args.clone())
+    let (function, kind, arguments) = if plain {
+        (function.clone(), known.kind, args.clone())
     } else {
         let kwargs = kwargs.cloned().unwrap_or_else(|| PyDict::new(py));
         let bound = py.import("estafette._calls")?.call_method1("bind", (function, args, kwargs))?;
-        bound.extract()?
+        let (function, arguments): (Bound<'_, PyAny>, _) = bound.extract()?;
+        let kind = FunctionKind::of(&function)?;
+        (function, kind, arguments)
     };
     for tensor in arguments.iter_borrowed().filter_map(|item| item.cast::<PyTensor>().ok()) {
         operands.reads.push(tensor.get().tensor(py)?.clone());
@@ -228,7 +235,7 @@ pub fn of_call(
             (args, Use::Several(Arc::clone(&results)), Outcome::Several { results, promises, build })
         }
     };
-    let body = Body::new(&function, using.as_ref(), &arguments, wanted)?.on(on)?;
+    let body = Body::new(&function, kind, using.as_ref(), &arguments, wanted)?.on(on)?;
     Ok((SubmissionArgs { operands, queue, ..args }, body, outcome))
 }
 
@@ -260,7 +267,7 @@ fn declared(py: Python<'_>, result: &ResultOptions<'_, '_>) -> PyResult<Option<D
 }
 
 /// Description of a result that another thread or library will bring.
-pub fn of_delivery(name: String, result: &ResultOptions<'_, '_>) -> PyResult<SubmissionArgs> {
+pub fn of_delivery(name: Arc<String>, result: &ResultOptions<'_, '_>) -> PyResult<SubmissionArgs> {
     Ok(SubmissionArgs {
         operands: Operands::default(),
         name,

@@ -4,10 +4,9 @@ use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyString};
 
 use crate::exchange::peers;
-use crate::interpreter::fastcall;
 use crate::interpreter::kept::Kept;
-use crate::interpreter::once::{PyOnce, intern};
-use crate::submission::function_kind::innermost;
+use crate::interpreter::once::PyOnce;
+use crate::submission::function_kind::Known;
 
 /// The function of an engine that makes arrays, for calls that name none.
 pub type Default = Option<Kept<Py<PyAny>>>;
@@ -15,27 +14,27 @@ pub type Default = Option<Kept<Py<PyAny>>>;
 /// Modules that are remembered to be of no array library.
 const KNOWN_MAX: usize = 1024;
 
-/// What makes arrays for `function`: `given`, else the engine's `default`, else `from_dlpack` of the array library whose function it
-/// is. `None` for any other function, which gets the tensors themselves.
+/// What makes arrays for a function: `given`, else the engine's `default`, else `from_dlpack` of the array library whose function it is. `None`
+/// for any other function, which gets the tensors themselves.
 pub fn of<'py>(
-    function: &Bound<'py, PyAny>,
+    function: &Known<'py>,
     given: Option<&Bound<'py, PyAny>>,
     default: &Default,
+    py: Python<'py>,
 ) -> PyResult<Option<Bound<'py, PyAny>>> {
     if let Some(given) = given {
         return Ok(Some(given.clone()));
     }
     match default {
-        Some(default) => Ok(Some(default.bind(function.py()).clone())),
-        None => of_library(&innermost(function)?),
+        Some(default) => Ok(Some(default.bind(py).clone())),
+        None => of_library(py, function),
     }
 }
 
-fn of_library<'py>(function: &Bound<'py, PyAny>) -> PyResult<Option<Bound<'py, PyAny>>> {
+fn of_library<'py>(py: Python<'py>, function: &Known<'py>) -> PyResult<Option<Bound<'py, PyAny>>> {
     /// By the name of a module; `None` in Python for a library without such a function.
     static FOUND: PyOnce<Py<PyDict>> = PyOnce::new();
-    let py = function.py();
-    let Some(module) = fastcall::attribute(function, intern!(py, "__module__"))? else { return Ok(None) };
+    let Some(module) = function.module()? else { return Ok(None) };
     let Ok(module) = module.cast::<PyString>() else { return Ok(None) };
     let found = FOUND.get_or_init(py, || PyDict::new(py).unbind()).bind(py);
     if let Some(using) = found.get_item(module)? {

@@ -68,7 +68,7 @@ impl PyEngine {
         let source = py.import("estafette._futures")?.getattr("source")?.call1((future,))?;
         let (called, listen): (String, Bound<'_, PyAny>) = source.extract()?;
         let args = submission_args::of_delivery(
-            name.unwrap_or(called),
+            Arc::new(name.unwrap_or(called)),
             &ResultOptions { alias_of, like, copy, outputs: None },
         )?;
         let slot = from_future::Slot::default();
@@ -105,7 +105,7 @@ impl PyEngine {
         let parts = py.import("estafette._mxnet")?.getattr("parts")?.call1((array,))?;
         let (handle, functions): (usize, [usize; 5]) = parts.extract()?;
         let args =
-            submission_args::of_delivery(name.unwrap_or_else(|| "mxnet".into()), &ResultOptions::default())?;
+            submission_args::of_delivery(Arc::new(name.unwrap_or_else(|| "mxnet".into())), &ResultOptions::default())?;
         let slot = from_future::Slot::default();
         let tensor = from_future::receive(py, &self.handle, &args, &slot)?;
         mxnet::push(py, handle, functions, slot, write)?;

@@ -2,7 +2,8 @@
 
 use std::sync::Arc;
 
-use estafette::{Access, Error, Tensor};
+use estafette::operation::{OpBuilder, Operands, SubmitPermit, Tensors};
+use estafette::{Access, Engine, Error, Tensor};
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyList, PyTuple};
 
@@ -354,31 +355,35 @@ impl PyEngine {
         Submission { function, using, engine: &self.handle, name, on, priority }
     }
 
-    /// Submits without waiting where it can; where it must wait for room, without the Python lock.
+    /// Submits the operation of `args` without waiting where it can; where it must wait for room, without the Python lock.
     fn submit_now(&self, py: Python<'_>, args: &SubmissionArgs, body: Body) -> PyResult<estafette::Op> {
-        let engine = self.engine(py)?;
-        let tried = scope::within(py, || match args.operation(engine).without_waiting().reserve() {
-            Ok(permit) => Ok(permit.run_external(move |end| body.start(end))),
-            Err(error) => Err(Box::new((error, body))),
-        })?;
-        let body = match tried {
-            Ok(op) => return Ok(op),
-            Err(refused) => self.held_up(py, *refused)?,
-        };
-        guard::detach(py, || args.operation(engine).run_external(move |end| body.start(end))).or_raise(py)
+        let submit = |permit: SubmitPermit<'_, _, _, _>, body: Body| permit.run_external(|end| body.start(end));
+        self.submit_with(py, |engine| args.operation(engine), body, submit)
     }
 
+    /// As [`submit_now`](Self::submit_now), of an operation whose result becomes a tensor.
     fn call_now(&self, py: Python<'_>, args: &SubmissionArgs, body: Body) -> PyResult<Tensor> {
+        let submit = |permit: SubmitPermit<'_, _, _, _>, body: Body| permit.produce_external(|end| body.start(end)).0;
+        self.submit_with(py, |engine| args.promise(engine), body, submit)
+    }
+
+    fn submit_with<'e, W: Operands, T: Send>(
+        &'e self,
+        py: Python<'_>,
+        describe: impl Fn(&'e Engine) -> OpBuilder<'e, Tensors, W> + Sync,
+        body: Body,
+        submit: impl Fn(SubmitPermit<'e, Tensors, W, ()>, Body) -> T + Sync,
+    ) -> PyResult<T> {
         let engine = self.engine(py)?;
-        let tried = scope::within(py, || match args.promise(engine).without_waiting().reserve() {
-            Ok(permit) => Ok(permit.produce_external(move |end| body.start(end)).0),
+        let tried = scope::within(py, || match describe(engine).without_waiting().reserve() {
+            Ok(permit) => Ok(submit(permit, body)),
             Err(error) => Err(Box::new((error, body))),
         })?;
         let body = match tried {
-            Ok(tensor) => return Ok(tensor),
+            Ok(submitted) => return Ok(submitted),
             Err(refused) => self.held_up(py, *refused)?,
         };
-        guard::detach(py, || args.promise(engine).produce_external(move |end| body.start(end))).or_raise(py)
+        guard::detach(py, || describe(engine).reserve().map(|permit| submit(permit, body))).or_raise(py)
     }
 
     /// The body of a submission that only the in-flight limit has refused, where the thread may wait for a permit.
