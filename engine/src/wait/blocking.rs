@@ -12,7 +12,6 @@
 //! something may be wrong or they could help. A thread inside of an operation inspects for itself now and
 //! then: such threads are few, and what they wait for may wait for them.
 
-
 use estafette_graph::{OpId, Snapshot};
 use estafette_sync::sleeper::has_host;
 use estafette_sync::thread;

@@ -67,7 +67,12 @@ impl<'py> Known<'py> {
         let py = function.py();
         if !is_python(function)? {
             let innermost = innermost(function)?;
-            return Ok(Self { kind: FunctionKind::of_innermost(&innermost)?, innermost, module: None, name: None });
+            return Ok(Self {
+                kind: FunctionKind::of_innermost(&innermost)?,
+                innermost,
+                module: None,
+                name: None,
+            });
         }
         // SAFETY: of that type.
         let [code, module] = unsafe { fastcall::code_and_module(function)? };

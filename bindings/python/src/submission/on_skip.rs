@@ -5,9 +5,9 @@ use pyo3::exceptions::PyTypeError;
 use pyo3::prelude::*;
 
 use crate::error::to_py;
+use crate::interpreter::fastcall::copy_context;
 use crate::interpreter::guard;
 use crate::interpreter::once::intern;
-use crate::interpreter::fastcall::copy_context;
 use crate::submission::function_kind::FunctionKind;
 
 /// A function of the submitter, with the submitter's context.

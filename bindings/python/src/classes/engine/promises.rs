@@ -104,8 +104,10 @@ impl PyEngine {
         self.engine(py)?;
         let parts = py.import("estafette._mxnet")?.getattr("parts")?.call1((array,))?;
         let (handle, functions): (usize, [usize; 5]) = parts.extract()?;
-        let args =
-            submission_args::of_delivery(Arc::new(name.unwrap_or_else(|| "mxnet".into())), &ResultOptions::default())?;
+        let args = submission_args::of_delivery(
+            Arc::new(name.unwrap_or_else(|| "mxnet".into())),
+            &ResultOptions::default(),
+        )?;
         let slot = from_future::Slot::default();
         let tensor = from_future::receive(py, &self.handle, &args, &slot)?;
         mxnet::push(py, handle, functions, slot, write)?;

@@ -357,13 +357,15 @@ impl PyEngine {
 
     /// Submits the operation of `args` without waiting where it can; where it must wait for room, without the Python lock.
     fn submit_now(&self, py: Python<'_>, args: &SubmissionArgs, body: Body) -> PyResult<estafette::Op> {
-        let submit = |permit: SubmitPermit<'_, _, _, _>, body: Body| permit.run_external(|end| body.start(end));
+        let submit =
+            |permit: SubmitPermit<'_, _, _, _>, body: Body| permit.run_external(|end| body.start(end));
         self.submit_with(py, |engine| args.operation(engine), body, submit)
     }
 
     /// As [`submit_now`](Self::submit_now), of an operation whose result becomes a tensor.
     fn call_now(&self, py: Python<'_>, args: &SubmissionArgs, body: Body) -> PyResult<Tensor> {
-        let submit = |permit: SubmitPermit<'_, _, _, _>, body: Body| permit.produce_external(|end| body.start(end)).0;
+        let submit =
+            |permit: SubmitPermit<'_, _, _, _>, body: Body| permit.produce_external(|end| body.start(end)).0;
         self.submit_with(py, |engine| args.promise(engine), body, submit)
     }
 
