@@ -2,6 +2,7 @@
 
 use estafette_devices::cpu::{Job, Pool};
 use estafette_sync::sync::atomic::Ordering;
+use estafette_sync::time::{Duration, Instant};
 
 use crate::core::context;
 use crate::core::engine_core::Core;
@@ -12,6 +13,10 @@ use crate::operation::run;
 /// thread runs these and all further ones as it submits them. The value is half of what the deque of a thread
 /// holds before it grows, and shrinks again.
 const BACKLOG: usize = 32;
+
+/// For so long a thread without workers keeps a lock of the program for further operations. A caller that waits for something looks for it
+/// in between.
+const TURN: Duration = Duration::from_micros(100);
 
 impl Core {
     /// Runs a ready operation that any thread may run, whether or not the caller needs it, and operations
@@ -48,12 +53,13 @@ impl Core {
             before();
         }
         if let Some(lock) = self.pool.shared_lock().filter(|_| job.as_ref().is_some_and(Job::needs_lock)) {
-            // As a worker does: the lock is taken once for several.
+            // As a worker does: the lock is taken once for several, while they are short.
+            let begun = Instant::now();
             let mut left = run::INLINE_MAX;
             lock.hold(&mut || {
                 job.take().into_iter().for_each(|job| job.run(&self.pool));
                 left -= 1;
-                job = if left > 0 { take(&self.pool, &mine) } else { None };
+                job = if left > 0 && begun.elapsed() < TURN { take(&self.pool, &mine) } else { None };
                 job.as_ref().is_some_and(Job::needs_lock)
             });
         }

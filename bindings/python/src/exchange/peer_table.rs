@@ -21,6 +21,8 @@ pub struct PeerTable {
 
 // SAFETY: a table is constant once it is published; its functions are called with the Python lock.
 unsafe impl Send for PeerTable {}
+// SAFETY: as above.
+unsafe impl Sync for PeerTable {}
 
 /// The table of a type, if it has one of a version that we understand. Whatever is wrong with it, there is `__dlpack__`.
 pub fn of(class: &Bound<'_, PyType>) -> Option<PeerTable> {

@@ -4,9 +4,7 @@
 //! for, who looks at flags. None of them is ever imported here; a row is found by the module that a type or a calling
 //! function comes from. A library without a row is treated as the specification says, and with the doubt on the safe side.
 
-use std::ptr;
-
-use estafette_sync::sync::atomic::{AtomicPtr, Ordering};
+use estafette_sync::sync::OnceLock;
 use pyo3::exceptions::PyBufferError;
 use pyo3::prelude::*;
 use pyo3::types::{PyString, PyTuple, PyType};
@@ -417,8 +415,10 @@ impl Known {
     }
 }
 
-/// Types that are remembered. A program exchanges arrays of few types; a new one takes the slot of an old one.
-const TYPES: usize = 64;
+/// Types that are remembered: the first that come to a place, or to one of the next. A program exchanges arrays of few types.
+const TYPES: usize = 256;
+/// Places that a type may have.
+const PLACES: usize = 4;
 
 struct KnownClass {
     /// Kept, so that its address stays unique.
@@ -426,25 +426,28 @@ struct KnownClass {
     known: Known,
 }
 
-/// Read and replaced with the Python lock, and no Python code runs while one is read.
-static KNOWN: [AtomicPtr<KnownClass>; TYPES] = [const { AtomicPtr::new(ptr::null_mut()) }; TYPES];
+/// Each is set once and stays, so no lock is needed to read one.
+static KNOWN: [OnceLock<KnownClass>; TYPES] = [const { OnceLock::new() }; TYPES];
 
 /// What is known of the type of `object`.
 #[inline]
 pub fn of(object: &Bound<'_, PyAny>) -> Known {
     let class = object.get_type_ptr();
     // Types are some kilobytes apart.
-    let slot = &KNOWN[(class as usize >> 6) % TYPES];
-    // SAFETY: the pointer is null, or that of a box that stays until another thread has the Python lock.
-    match unsafe { slot.load(Ordering::Relaxed).as_ref() } {
-        Some(entry) if entry.class.as_ptr() == class.cast() => entry.known,
-        _ => ask(object, slot),
+    let place = class as usize >> 6;
+    for at in 0..PLACES {
+        match KNOWN[(place + at) % TYPES].get() {
+            Some(entry) if entry.class.as_ptr() == class.cast() => return entry.known,
+            Some(_) => {}
+            None => break,
+        }
     }
+    ask(object, place)
 }
 
-/// Finds out what is known of the type of `object`, and keeps it at `slot`.
+/// Finds out what is known of the type of `object`, and keeps it where there is a place.
 #[cold]
-fn ask(object: &Bound<'_, PyAny>, slot: &AtomicPtr<KnownClass>) -> Known {
+fn ask(object: &Bound<'_, PyAny>, place: usize) -> Known {
     let (py, class) = (object.py(), object.get_type());
     let fences = class.hasattr(intern!(py, "__dlpack_fence__")).unwrap_or(false);
     let speaks = class.hasattr(intern!(py, "__dlpack__")).unwrap_or(false);
@@ -455,11 +458,12 @@ fn ask(object: &Bound<'_, PyAny>, slot: &AtomicPtr<KnownClass>) -> Known {
         speaks,
         is_numpy_array: numpy_array::is_understood(&class),
     };
-    let entry = Box::new(KnownClass { class: class.unbind(), known });
-    let old = slot.swap(Box::into_raw(entry), Ordering::Relaxed);
-    if !old.is_null() {
-        // SAFETY: a box, which the slot had, and which nothing reads any more.
-        drop(unsafe { Box::from_raw(old) });
+    let mut entry = KnownClass { class: class.unbind(), known };
+    for at in 0..PLACES {
+        match KNOWN[(place + at) % TYPES].set(entry) {
+            Ok(()) => break,
+            Err(taken) => entry = taken,
+        }
     }
     known
 }
