@@ -299,7 +299,7 @@ fn this_line() -> Option<CallSite> {
 #[derive(Clone, Debug)]
 pub struct ShareOptions {
     /// Whether the other process gets a copy, which this process makes in shared memory once the tensor is ready: `None` where the memory
-    /// is not shared, `Some(true)` always, `Some(false)` never. [`Stats::copied_for_processes`](crate::engine::Stats::copied_for_processes)
+    /// is not shared, on its device where that is possible; `Some(true)` always, on the host; `Some(false)` never. [`Stats::copied_for_processes`](crate::engine::Stats::copied_for_processes)
     /// counts the bytes.
     pub copy: Option<bool>,
     /// A ticket is for one use. Dropping the ticket changes nothing: the version is kept until the ticket was used and what was made with

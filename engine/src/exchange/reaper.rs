@@ -9,8 +9,8 @@
 //!    reaper's thread: the driver may wait for another thread that wants this lock.
 //! 2. *Waiting* in the [`Reactor`] until every fence has settled. Nothing here blocks meanwhile. Memory with a
 //!    [`ReleaseStream`](super::ReleaseStream) skips this step if the stream there can be made to wait instead.
-//! 3. *Ready*: in the thread's queue, but plain memory of our own and memory of other processes, which is dropped where the last fence
-//!    settles: another process may wait for it. Then dropped (*released*), or *leaked* where dropping it could do harm:
+//! 3. *Ready*: in the thread's queue. Plain memory of this crate and memory of other processes skip the queue, and are dropped where the last
+//!    fence settles: another process may wait. The rest is dropped (*released*), or *leaked* where dropping it could do harm:
 //!
 //! | leaked because | why that is right |
 //! |---|---|

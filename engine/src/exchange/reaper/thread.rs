@@ -175,7 +175,7 @@ impl Shared {
         self.progress.notify_all();
     }
 
-    /// Gives plain memory of our own back right here, to another process at once.
+    /// Frees plain memory of this crate, or gives memory of another process back, on the calling thread.
     pub(super) fn free_entered(&self, ready: Ready) {
         drop(ready.storage);
         self.released.fetch_add(1, Ordering::Relaxed);
