@@ -1,8 +1,8 @@
 """Whole pipelines of array libraries, by Estafette and by other means: `python benches/python/pipelines.py [OPTION...]`.
 
-Each pipeline runs as a plain loop, by a `ThreadPoolExecutor`, by `asyncio.to_thread`, by Dask's threads, and by Estafette, once with
-everything submitted before anything is waited for, and once from asyncio with a bounded number of batches in flight. The libraries
-use one thread each. Every form computes the same from the same input, which is checked. The forms take turns in one process, in
+Each pipeline runs as a plain loop, by a `ThreadPoolExecutor`, by `asyncio.to_thread`, by Dask's threads, and by Estafette, each
+call an operation, with everything submitted before anything is waited for, or from asyncio with a bounded number of batches in flight;
+and with a whole batch as one operation, which is what the thread pool is given. The libraries use one thread each. Every form computes the same from the same input, which is checked. The forms take turns in one process, in
 an order that changes from round to round; a figure is the throughput as a multiple of the plain loop's in the same round.
 
 It needs the package `estafette`, NumPy, JAX and PyTorch; Dask is left out where it is missing. `--json` gives a line for each figure.
@@ -77,6 +77,10 @@ class Relay:
         x = eng.call(self.third, x, using=torch.from_dlpack)
         return eng.call(self.fourth, x, using=np.from_dlpack)
 
+    def submit_whole(self, eng, number):
+        """One batch, as one promise."""
+        return eng.call(self.batch, number)
+
 
 class Chain:
     """Many short operations on few buffers: each batch updates one of four buffers in eight steps."""
@@ -90,19 +94,27 @@ class Chain:
     def step(self, y):
         np.add(y, np.float32(1), out=y)
 
-    def batch(self, number):
-        y = self.buffers[number % 4]
+    def steps(self, y):
         for _ in range(self.STEPS):
             self.step(y)
+
+    def batch(self, number):
+        self.steps(self.buffers[number % 4])
         return np.zeros(1, np.float32)
 
-    def submit(self, eng, number):
+    def tensor(self, eng, number):
         if eng not in self.tensors:
             self.tensors[eng] = [eng.from_dlpack(np.zeros_like(buffer)) for buffer in self.buffers]
-        y = self.tensors[eng][number % 4]
+        return self.tensors[eng][number % 4]
+
+    def submit(self, eng, number):
+        y = self.tensor(eng, number)
         for _ in range(self.STEPS):
             operation = eng.submit(self.step, writes=[y], using=np.from_dlpack)
         return operation
+
+    def submit_whole(self, eng, number):
+        return eng.submit(self.steps, writes=[self.tensor(eng, number)], using=np.from_dlpack)
 
 
 class Fan:
@@ -131,6 +143,9 @@ class Fan:
         x = eng.call(self.write, self.batches[number % 4])
         parts = [eng.call(f, x, using=np.from_dlpack) for f in (self.quick, self.quick, self.slow)]
         return eng.call(self.total, *parts, using=np.from_dlpack)
+
+    def submit_whole(self, eng, number):
+        return eng.call(self.batch, number)
 
 
 def plain(pipeline, batches):
@@ -180,9 +195,10 @@ def values(promises):
     return [np.array(np.from_dlpack(promise)) if isinstance(promise, est.Tensor) else None for promise in promises]
 
 
-def submitted(pipeline, batches, **options):
+def submitted(pipeline, batches, whole=False, **options):
+    submit = pipeline.submit_whole if whole else pipeline.submit
     with est.Engine(**options) as eng:
-        promises = [pipeline.submit(eng, number) for number in range(batches)]
+        promises = [submit(eng, number) for number in range(batches)]
         eng.wait_all()
         results = values(promises)
         del promises
@@ -213,6 +229,7 @@ FORMS = {
     "Dask, 2 threads": dask_threads,
     "Estafette": submitted,
     "Estafette, asyncio": awaited,
+    "Estafette, a batch an operation": functools.partial(submitted, whole=True),
     "Estafette, 1 worker": functools.partial(submitted, workers=1),
 }
 
@@ -273,7 +290,7 @@ def main():
                     figures = {"low": low, "median": median, "high": high, "batch_us": batch_s * 1e6}
                     print(json.dumps({"pipeline": name, "size": size, "form": form, **figures}))
                 else:
-                    print(f"  {form:24} {median:5.2f}  ({low:.2f} to {high:.2f})")
+                    print(f"  {form:31} {median:5.2f}  ({low:.2f} to {high:.2f})")
             sys.stdout.flush()
 
 

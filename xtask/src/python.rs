@@ -183,16 +183,21 @@ impl Environment {
 
     /// Builds the wheel of `bindings/python`, with that package's features alone.
     pub fn build_wheel(&self, how: Build) -> Result<PathBuf, String> {
-        let (target, folder) = (shell::target()?, wheel_folder()?);
+        let folder = wheel_folder()?;
+        shell::run(self.wheel_build(how, &folder)?)?;
+        dist::file_with(&folder, ".whl")
+    }
+
+    /// The command that builds the wheel into `folder`.
+    pub fn wheel_build(&self, how: Build, folder: &Path) -> Result<Command, String> {
         let mut build = self.command(&["-m", "maturin", "build"]);
         match how {
             Build::Release => build.arg("--release"),
             Build::Quick => build.args(["--features", "shared-build"]),
         };
         build.args(["--manifest-path", "bindings/python/Cargo.toml", "--interpreter"]).arg(self.python());
-        build.arg("--out").arg(&folder).env("CARGO_TARGET_DIR", &target);
-        shell::run(build)?;
-        dist::file_with(&folder, ".whl")
+        build.arg("--out").arg(folder).env("CARGO_TARGET_DIR", shell::target()?);
+        Ok(build)
     }
 
     /// Builds the wheel and installs it.

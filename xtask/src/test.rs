@@ -240,7 +240,7 @@ fn too_new_for_mxnet((major, minor): (u32, u32)) -> Option<String> {
 
 /// How the set-up of what suites need went.
 struct SetUp {
-    /// Fills the environments while the first suites compile.
+    /// Fills the environments while the first suites compile, and compiles the wheel while they run.
     downloads: Option<JoinHandle<()>>,
     tried: Vec<(Need, Result<(), String>)>,
     wheel: PathBuf,
@@ -256,9 +256,13 @@ impl SetUp {
                 all.push(contents);
             }
         }
+        let (first, quick) = (context.peers(), context.quick);
         let download = move || {
             for contents in all.into_iter().flatten() {
-                let _ = Environment::prepare(contents);
+                let environment = Environment::prepare(contents);
+                if quick && contents == first {
+                    let _ = environment.and_then(|environment| compile_wheel(&environment));
+                }
             }
         };
         Self { downloads: Some(std::thread::spawn(download)), tried: Vec::new(), wheel: PathBuf::new() }
@@ -308,6 +312,13 @@ impl SetUp {
     }
 }
 
+/// Builds the wheel of the quick form. What cargo has compiled here, the build for the suites uses.
+fn compile_wheel(environment: &Environment) -> Result<(), String> {
+    let build = environment.wheel_build(Build::Quick, &python::wheel_folder()?)?;
+    // Above the builds and models that run in what the suites leave: the next suite may wait for it.
+    shell::collect(niced(&build, "5", false), WHEEL_LIMIT).map(drop)
+}
+
 /// The environment that is needed, if it is one.
 fn contents(need: &Need, context: &Context) -> Option<Contents> {
     match need {
@@ -321,6 +332,9 @@ fn contents(need: &Need, context: &Context) -> Option<Contents> {
 
 /// Suites whose commands run at once: each keeps one processor busy, and they share nothing.
 const AT_ONCE: &[&str] = &["property", "python", "borrowed"];
+
+/// A build of the wheel that takes longer hangs.
+const WHEEL_LIMIT: Duration = Duration::from_secs(20 * 60);
 
 /// The priority of [`IDLE`] suites: above that of builds, so that what is built is used, and a tenth of what the other suites get.
 const NICENESS: &str = "10";
