@@ -79,8 +79,8 @@ impl Core {
     pub(crate) fn runs_at_once(&self, op: &OpGranted) -> bool {
         self.has_no_workers()
             && op.payload().priority == 0
-            && (self.pool.backlog() >= BACKLOG
-                || (self.is_caller_running() && op.payload().kind != Kind::NeedsLock))
+            && ((self.is_caller_running() && op.payload().kind != Kind::NeedsLock)
+                || self.pool.backlog() >= BACKLOG)
             && context::current().is_none()
             && context::may_help()
     }
