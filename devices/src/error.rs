@@ -46,6 +46,11 @@ impl DeviceError {
         }))
     }
 
+    /// An error of a request that makes no sense: [`DeviceErrorKind::Invalid`].
+    pub fn invalid(message: impl Into<String>) -> Self {
+        Self::new(DeviceErrorKind::Invalid, message)
+    }
+
     /// The same error with the driver's own code.
     #[must_use]
     pub fn with_code(self, code: i64) -> Self {

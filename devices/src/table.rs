@@ -247,7 +247,7 @@ fn sycl() -> Result<&'static SyclRuntime, DeviceError> {
 }
 
 fn invalid(message: impl ToString) -> DeviceError {
-    DeviceError::new(DeviceErrorKind::Invalid, message.to_string())
+    DeviceError::invalid(message.to_string())
 }
 
 fn unknown(table: &Table, id: DLDevice) -> DeviceError {

@@ -128,7 +128,7 @@ impl<J: Job> Pool<J> {
             let message = format!(
                 "{workers} workers and {spare_limit} spare ones are more than the {WORKERS_MAX} threads that a pool may have"
             );
-            DeviceError::new(DeviceErrorKind::Invalid, message)
+            DeviceError::invalid(message)
         })?;
         // Without workers no thread can block, and none needs a stand-in.
         let (queues, deques, lent) = Queues::new(if workers == 0 { 0 } else { threads }, EXTERNAL_QUEUES_MAX);

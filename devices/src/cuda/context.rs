@@ -6,13 +6,11 @@ use std::sync::{Arc, Weak};
 
 use cudarc::driver::sys::{CUcontext, CUstreamCaptureMode};
 use estafette_sync::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use estafette_sync::sync::{Mutex, MutexGuard, OnceLock};
+use estafette_sync::sync::{Mutex, OnceLock};
 
 use crate::{DLDevice, DeviceError, DeviceErrorKind};
 
-use super::driver;
-use super::driver::Handle;
-use super::driver::{Api, Code};
+use super::driver::{self, Api, Code, Handle};
 use super::events::{Events, Purpose};
 use super::exit;
 use super::memory::{Kept, Kind};
@@ -42,7 +40,8 @@ pub(super) struct Context {
     pinned: Kept,
     managed: Kept,
     /// Own captures in progress. A query of the whole context would invalidate them.
-    captures: Mutex<usize>,
+    /// None begins or ends while this is locked.
+    pub(super) captures: Mutex<usize>,
 }
 
 impl Context {
@@ -143,8 +142,7 @@ impl Context {
         if self.faulted.load(Ordering::Acquire) { self.fault.get() } else { None }
     }
 
-    /// # Errors
-    /// What broke this context.
+    /// Fails with what broke this context.
     pub(super) fn intact(&self) -> Result<(), DeviceError> {
         self.fault().map_or(Ok(()), |fault| Err(fault.clone()))
     }
@@ -174,11 +172,6 @@ impl Context {
             stream.break_with(self, &fault);
         }
         fault
-    }
-
-    /// The number of own captures; none begins or ends while the guard lives.
-    pub(super) fn captures(&self) -> MutexGuard<'_, usize> {
-        self.captures.lock()
     }
 
     /// Where released memory of a kind is kept; `None` for device memory.

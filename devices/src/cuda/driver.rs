@@ -4,9 +4,8 @@ use std::ffi::{CStr, c_char, c_int, c_uchar, c_uint, c_ulonglong, c_void};
 use std::sync::Arc;
 use std::{fmt, ptr};
 
-use cudarc::driver::sys;
 use cudarc::driver::sys::{
-    CUcontext, CUdevice, CUdevice_attribute, CUdeviceptr, CUevent, CUgraph, CUgraphExec, CUgraphNode,
+    self, CUcontext, CUdevice, CUdevice_attribute, CUdeviceptr, CUevent, CUgraph, CUgraphExec, CUgraphNode,
     CUmemAccessDesc, CUmemAllocationGranularity_flags, CUmemAllocationHandleType, CUmemAllocationProp,
     CUmemPool_attribute, CUmemPoolProps, CUmemoryPool, CUpointer_attribute, CUresult, CUstream,
     CUstreamCaptureMode, CUstreamCaptureStatus, CUuuid,
@@ -108,10 +107,7 @@ macro_rules! driver {
         };
 
         impl Api {
-            /// Looks all of them up.
-            ///
-            /// # Errors
-            /// The name of one that every driver must have and this one has not.
+            /// Looks all of them up. Fails with the name of one that every driver must have and this one has not.
             ///
             /// # Safety
             /// `library` is a CUDA driver.

@@ -11,15 +11,12 @@ use estafette_sync::sync::Mutex;
 use estafette_sync::sync::atomic::{AtomicBool, Ordering};
 
 use crate::fence::host_event::HostEvent;
-use crate::fence::source;
-use crate::fence::source::{Outcome, Subscriber, Watch};
-use crate::{DLDevice, DeviceError, DeviceErrorKind, FenceState};
+use crate::fence::source::{self, Outcome, Subscriber, Watch};
+use crate::{DLDevice, DeviceError, FenceState};
 
 use super::context::Context;
-use super::driver::Handle;
-use super::driver::NOT_READY;
-use super::exit;
-use super::exit::is_driver_gone;
+use super::driver::{Handle, NOT_READY};
+use super::exit::{self, is_driver_gone};
 
 /// Free events that are kept. More at once means a burst; what it needed beyond is destroyed.
 const FREE_MAX: usize = 1_024;
@@ -55,9 +52,6 @@ pub(super) struct Event {
 
 impl Event {
     /// An event for one record.
-    ///
-    /// # Errors
-    /// The driver gives no more.
     fn acquire(context: &Arc<Context>, purpose: Purpose) -> Result<Arc<Self>, DeviceError> {
         let reused = context.events(purpose).take();
         let raw = reused.map_or_else(|| create(context, purpose), Ok)?;
@@ -68,9 +62,6 @@ impl Event {
     /// An event of everything enqueued on `stream` so far. The context is current, or the stream is no
     /// special one.
     ///
-    /// # Errors
-    /// The driver refused it.
-    ///
     /// # Safety
     /// `stream` is live, and of the context.
     pub(super) unsafe fn record(context: &Arc<Context>, stream: CUstream) -> Result<Arc<Self>, DeviceError> {
@@ -79,9 +70,6 @@ impl Event {
     }
 
     /// As [`record`](Self::record), for a purpose.
-    ///
-    /// # Errors
-    /// As there.
     ///
     /// # Safety
     /// As there.
@@ -100,9 +88,6 @@ impl Event {
     }
 
     /// An event of everything enqueued in the context so far, where the driver has such.
-    ///
-    /// # Errors
-    /// The driver refused it.
     pub(super) fn record_context(context: &Arc<Context>) -> Option<Result<Arc<Self>, DeviceError>> {
         let record = context.api.context_record?;
         let recorded = Self::acquire(context, Purpose::Order).and_then(|event| {
@@ -117,9 +102,6 @@ impl Event {
     }
 
     /// An event that is done: made now and never recorded.
-    ///
-    /// # Errors
-    /// The driver gives no more.
     pub(super) fn done(context: &Arc<Context>) -> Result<Handle<CUevent>, DeviceError> {
         create(context, Purpose::Order)
     }
@@ -344,7 +326,7 @@ impl Captured {
     pub(super) fn new(event: Arc<Event>, capture_id: Option<u64>) -> Self {
         let message = "this point was recorded into a graph: it has no time of its own, what it stands for runs whenever the \
                        graph is launched";
-        Self { event, capture_id, failure: DeviceError::new(DeviceErrorKind::Invalid, message) }
+        Self { event, capture_id, failure: DeviceError::invalid(message) }
     }
 
     pub(super) fn raw(&self) -> CUevent {

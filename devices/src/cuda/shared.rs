@@ -32,8 +32,7 @@ use crate::{
 };
 
 use super::context::Context;
-use super::driver;
-use super::driver::Api;
+use super::driver::{self, Api};
 use super::exit::is_driver_gone;
 use super::memory::{ALIGN, address, at};
 
@@ -193,7 +192,7 @@ impl SharedMemory for Shared {
         self.context.intact()?;
         if !align.is_power_of_two() || align > ALIGN {
             let message = format!("memory aligned to {align}: a power of two up to {ALIGN} is possible");
-            return Err(DeviceError::new(DeviceErrorKind::Invalid, message));
+            return Err(DeviceError::invalid(message));
         }
         let extents = Arc::clone(&self.extents);
         let (segment, offset) = extents.take(bytes, align, |bytes| self.segment(bytes))?;
@@ -222,7 +221,7 @@ impl SharedMemory for Shared {
         let refused = |error: DeviceError| {
             let message =
                 format!("cannot open memory of another process on {}: {}", self.context.id, error.message());
-            DeviceError::new(DeviceErrorKind::Invalid, message)
+            DeviceError::invalid(message)
         };
         // SAFETY: writes one handle. The driver says what is no descriptor of such memory.
         let code = unsafe { (self.calls.block_import)(&raw mut block, number, DESCRIPTOR) };

@@ -5,9 +5,7 @@ use std::sync::Arc;
 use super::memory;
 use crate::fence::source::{Outcome, Subscriber, Timeline, Watch};
 use crate::queue::order_by_state;
-use crate::{
-    Allocation, Clock, DLDevice, Device, DeviceError, DeviceErrorKind, Fence, Order, Queue, QueueId,
-};
+use crate::{Allocation, Clock, DLDevice, Device, DeviceError, Fence, Order, Queue, QueueId};
 
 /// The host as a device, `cpu:0`. Work "enqueued" on its queues has run when the call returns, so their
 /// fences are done when they are recorded.
@@ -82,14 +80,11 @@ impl Device for HostDevice {
         bytes: usize,
     ) -> Result<(), DeviceError> {
         if !queue.as_any().is::<HostQueue>() {
-            return Err(DeviceError::new(
-                DeviceErrorKind::Invalid,
-                format!(
-                    "cannot copy on {}: it is a queue of {}, not of the host",
-                    queue.id(),
-                    queue.device()
-                ),
-            ));
+            return Err(DeviceError::invalid(format!(
+                "cannot copy on {}: it is a queue of {}, not of the host",
+                queue.id(),
+                queue.device()
+            )));
         }
         if bytes > 0 {
             // SAFETY: the caller vouches for both ranges, that they do not overlap and that they are host

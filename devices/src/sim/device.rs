@@ -231,8 +231,7 @@ impl Device for SimDevice {
     unsafe fn foreign_queue(&self, handle: usize) -> Result<Arc<dyn Queue>, DeviceError> {
         let queue = self.core.handles().get(&handle).and_then(Weak::upgrade);
         let queue = queue.ok_or_else(|| {
-            let message = format!("{handle:#x} is no queue of {}", self.core.device);
-            DeviceError::new(DeviceErrorKind::Invalid, message)
+            DeviceError::invalid(format!("{handle:#x} is no queue of {}", self.core.device))
         })?;
         Ok(Arc::new(ForeignQueue::new(queue)))
     }
@@ -268,7 +267,7 @@ impl Device for SimDevice {
             SimQueue::from_queue(queue).filter(|queue| queue.belongs_to(&self.core)).ok_or_else(|| {
                 let message =
                     format!("cannot copy on {}: it is no queue of {}", queue.id(), self.core.device);
-                DeviceError::new(DeviceErrorKind::Invalid, message)
+                DeviceError::invalid(message)
             })?;
         let transfer = Transfer { src, dst, bytes };
         let duration_ns = bytes as u64 / self.core.options.copy_bytes_per_ns.max(1);
@@ -300,8 +299,7 @@ impl SimDevice {
         if fence.device() == self.core.device {
             return Ok(fence);
         }
-        let message = format!("the fence is of {}, not of {}", fence.device(), self.core.device);
-        Err(DeviceError::new(DeviceErrorKind::Invalid, message))
+        Err(DeviceError::invalid(format!("the fence is of {}, not of {}", fence.device(), self.core.device)))
     }
 }
 

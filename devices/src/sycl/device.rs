@@ -126,8 +126,7 @@ impl SyclDevice {
             kinds.into_iter().filter(|&(_, aspect)| has(aspect)).map(|(kind, _)| kind).collect();
         let default = queue_of(&context, &device, false)?;
         if usm.is_empty() {
-            let message = format!("{id} has no unified shared memory");
-            return Err(DeviceError::new(DeviceErrorKind::Invalid, message));
+            return Err(DeviceError::invalid(format!("{id} has no unified shared memory")));
         }
         // SAFETY: a live queue; the copy is ours.
         let allocator = unsafe { Handle::own((api.queue_copy)(default.raw()), api.queue_delete) };
@@ -230,7 +229,7 @@ impl SyclDevice {
         let ours = self.is(&device) || self.is(&root_device(api, device));
         if !self.shared.context.is(context.raw()) || !ours {
             let message = format!("the queue is of another context or device than {}", self.shared.id);
-            return Err(DeviceError::new(DeviceErrorKind::Invalid, message));
+            return Err(DeviceError::invalid(message));
         }
         // SAFETY: by contract; the copy is ours.
         let (copy, in_order) = unsafe {
@@ -247,12 +246,10 @@ impl SyclDevice {
     pub fn allocate_usm(&self, kind: UsmKind, bytes: usize, align: usize) -> Result<Allocation, DeviceError> {
         let Shared { id, memory_bytes, .. } = *self.shared;
         if !align.is_power_of_two() {
-            let message = format!("cannot allocate {bytes} bytes aligned to {align}");
-            return Err(DeviceError::new(DeviceErrorKind::Invalid, message));
+            return Err(DeviceError::invalid(format!("cannot allocate {bytes} bytes aligned to {align}")));
         }
         if !self.shared.usm.contains(&kind) {
-            let message = format!("{id} has no {} memory", kind.name());
-            return Err(DeviceError::new(DeviceErrorKind::Invalid, message));
+            return Err(DeviceError::invalid(format!("{id} has no {} memory", kind.name())));
         }
         let align = align.max(ALIGN_MIN);
         if bytes == 0 {
@@ -351,9 +348,8 @@ impl Device for SyclDevice {
 
     /// A handle is a pointer to a `sycl::queue`. The wrapper keeps a copy of that, so it may be kept.
     unsafe fn foreign_queue(&self, handle: usize) -> Result<Arc<dyn Queue>, DeviceError> {
-        let queue = NonNull::new(std::ptr::with_exposed_provenance_mut(handle)).ok_or_else(|| {
-            DeviceError::new(DeviceErrorKind::Invalid, "the pointer to a SYCL queue is NULL")
-        })?;
+        let queue = NonNull::new(std::ptr::with_exposed_provenance_mut(handle))
+            .ok_or_else(|| DeviceError::invalid("the pointer to a SYCL queue is NULL"))?;
         // SAFETY: by contract.
         Ok(unsafe { Self::foreign_queue(self, queue) }?)
     }
@@ -398,7 +394,7 @@ impl Device for SyclDevice {
             }
             _ => {
                 let message = format!("the fence is of {}, not of {}", fence.device(), self.shared.id);
-                return Err(DeviceError::new(DeviceErrorKind::Invalid, message));
+                return Err(DeviceError::invalid(message));
             }
         };
         let (copy, delete) = (self.shared.api().event_copy, self.shared.api().event_delete);

@@ -6,7 +6,7 @@ use estafette_sync::sync::{Mutex, OnceLock};
 
 use crate::fence::source::Timeline;
 use crate::queue::order_after;
-use crate::{DLDevice, DeviceError, DeviceErrorKind, Fence, Order, Queue, QueueId, Timing};
+use crate::{DLDevice, DeviceError, Fence, Order, Queue, QueueId, Timing};
 
 use super::device::Shared;
 use super::event::{Event, Single};
@@ -246,5 +246,5 @@ impl fmt::Debug for SyclQueue {
 /// The error for a queue that belongs elsewhere.
 pub(super) fn not_ours(queue: &dyn Queue, device: DLDevice) -> DeviceError {
     let message = format!("cannot enqueue on {}: it is no queue of the context of {device}", queue.id());
-    DeviceError::new(DeviceErrorKind::Invalid, message)
+    DeviceError::invalid(message)
 }

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use estafette_sync::process::Generation;
 use estafette_sync::sync::OnceLock;
 
-use crate::{DLDevice, DeviceError, DeviceErrorKind, DeviceType};
+use crate::{DLDevice, DeviceError, DeviceType};
 
 use super::api::{ALL_DEVICES, Api, Object};
 use super::context::Context;
@@ -90,11 +90,12 @@ impl SyclRuntime {
     ) -> Result<Arc<SyclDevice>, DeviceError> {
         // SAFETY: by contract.
         let context = unsafe { Context::copy(self.api, context) }
-            .ok_or_else(|| DeviceError::new(DeviceErrorKind::Invalid, "this is no SYCL context"))?;
-        let device =
-            context.devices().into_iter().next().ok_or_else(|| {
-                DeviceError::new(DeviceErrorKind::Invalid, "this SYCL context has no device")
-            })?;
+            .ok_or_else(|| DeviceError::invalid("this is no SYCL context"))?;
+        let device = context
+            .devices()
+            .into_iter()
+            .next()
+            .ok_or_else(|| DeviceError::invalid("this SYCL context has no device"))?;
         SyclDevice::new(Described { id, context: Arc::new(context), device })
     }
 
