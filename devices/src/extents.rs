@@ -94,16 +94,11 @@ impl<S> Default for Extents<S> {
 }
 
 impl<S> Extents<S> {
-    /// None.
-    #[cfg(not(estafette_loom))]
-    pub const fn new() -> Self {
-        Self { state: Mutex::new(State { extents: Vec::new(), is_making: false }), made: Condvar::new() }
-    }
-
-    /// None.
-    #[cfg(estafette_loom)]
-    pub fn new() -> Self {
-        Self { state: Mutex::new(State { extents: Vec::new(), is_making: false }), made: Condvar::new() }
+    estafette_sync::const_fn! {
+        /// None.
+        pub fn new() -> Self {
+            Self { state: Mutex::new(State { extents: Vec::new(), is_making: false }), made: Condvar::new() }
+        }
     }
 
     /// The pieces, once none is being made.

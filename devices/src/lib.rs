@@ -48,6 +48,7 @@
 
 #[cfg(not(estafette_loom))]
 pub mod conformance;
+mod counters;
 pub mod cpu;
 #[cfg(feature = "cuda")]
 pub mod cuda;

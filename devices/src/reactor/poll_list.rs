@@ -163,7 +163,7 @@ mod tests {
         let mut poll_list = PollList::default();
         (1..=3).for_each(|sequence| poll_list.add(armed(&driver, sequence)));
         driver.completed.store(1, Ordering::Release);
-        *driver.failure() = Some(DeviceError::new(DeviceErrorKind::Fault, "gone"));
+        *driver.failure.lock() = Some(DeviceError::new(DeviceErrorKind::Fault, "gone"));
         let mut ready = Vec::new();
         poll_list.sweep(true, &mut ready);
         let done: Vec<_> = ready.iter().map(|(_, outcome)| outcome.is_ok()).collect();

@@ -1,6 +1,5 @@
-use std::{fmt, mem};
-
 use std::sync::Arc;
+use std::{fmt, mem};
 
 use estafette_sync::essential::essential;
 use estafette_sync::sleeper::has_spare_cores;

@@ -2,7 +2,6 @@
 
 use std::borrow::Cow;
 use std::collections::BTreeMap;
-use std::fmt;
 use std::sync::Arc;
 
 use crate::{DeviceError, QueueClock, QueueId};
@@ -14,12 +13,6 @@ use super::timing::SimTiming;
 /// Names a command of one schedule; ascending, never used again.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub(super) struct CommandId(pub(super) u64);
-
-impl fmt::Display for CommandId {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}", self.0)
-    }
-}
 
 /// The effect of a task.
 pub(super) type Work = Box<dyn FnOnce() + Send>;

@@ -18,7 +18,7 @@ use crate::{
 use super::foreign::ForeignQueue;
 use super::free_running::Runner;
 use super::queue::SimQueue;
-use super::schedule::{Completing, Effects, Latency, Schedule};
+use super::schedule::{Completing, Effects, Schedule};
 use super::trace::{Counters, DriverCalls, TraceEvent};
 
 /// How a [`SimDevice`] behaves.
@@ -105,14 +105,13 @@ impl SimDevice {
     /// # Errors
     /// The thread of a free-running device could not be started.
     pub fn new(options: SimOptions) -> Result<Arc<Self>, DeviceError> {
-        let latency = Latency { fixed_ns: options.latency_ns, jitter_ns: options.jitter_ns };
         let core = Arc::new(Core {
             device: DLDevice::new(DeviceType::EXT_DEV, options.device_id),
             name: format!("simulated device {}", options.device_id),
-            schedule: Mutex::new(Schedule::new(options.seed, latency)),
+            schedule: Mutex::new(Schedule::new(&options)),
             handles: Mutex::default(),
             counters: Arc::new(Counters::default()),
-            memory: Arc::new(Memory { free_bytes: AtomicUsize::new(options.memory_bytes) }),
+            free_bytes: Arc::new(AtomicUsize::new(options.memory_bytes)),
             runner: Runner::new(options.pace),
             options,
         });
@@ -156,7 +155,7 @@ impl SimDevice {
 
     /// Keeps tasks called `name`, present and future, from completing.
     pub fn hold(&self, name: &str) {
-        self.core.schedule().script.hold(name);
+        self.core.schedule().script.held.insert(name.to_owned());
     }
 
     /// Lets tasks called `name` complete again. False if they were not held.
@@ -166,12 +165,12 @@ impl SimDevice {
 
     /// The task that would complete next fails instead, and with it its queue, for good.
     pub fn fail_next(&self, error: DeviceError) {
-        self.core.schedule().script.fail_next(error);
+        self.core.schedule().script.fail_next = Some(error);
     }
 
     /// The next task called `name` fails instead of completing, and with it its queue, for good.
     pub fn fail_named(&self, name: &str, error: DeviceError) {
-        self.core.schedule().script.fail_named(name, error);
+        self.core.schedule().script.fail_named.push((name.to_owned(), error));
     }
 
     /// Every queue of the device fails at once, for good.
@@ -186,19 +185,21 @@ impl SimDevice {
 
     /// The names of the completed tasks, in order.
     pub fn completed(&self) -> Vec<String> {
-        let trace = self.trace();
-        let completed = trace.iter().filter(|event| event.is_completed());
-        completed.filter_map(|event| event.name().map(str::to_owned)).collect()
+        let name = |event| match event {
+            TraceEvent::Completed { name, .. } => Some(name.into_owned()),
+            _ => None,
+        };
+        self.trace().into_iter().filter_map(name).collect()
     }
 
     /// What would have been calls into a driver so far.
     pub fn driver_calls(&self) -> DriverCalls {
-        self.core.counters.calls()
+        self.core.counters.read()
     }
 
     /// Memory that is not allocated, in bytes.
     pub fn free_bytes(&self) -> usize {
-        self.core.memory.free_bytes.load(Ordering::Acquire)
+        self.core.free_bytes.load(Ordering::Acquire)
     }
 }
 
@@ -229,7 +230,7 @@ impl Device for SimDevice {
 
     /// A handle is the number of a queue.
     unsafe fn foreign_queue(&self, handle: usize) -> Result<Arc<dyn Queue>, DeviceError> {
-        let queue = self.core.handles().get(&handle).and_then(Weak::upgrade);
+        let queue = self.core.handles.lock().get(&handle).and_then(Weak::upgrade);
         let queue = queue.ok_or_else(|| {
             DeviceError::invalid(format!("{handle:#x} is no queue of {}", self.core.device))
         })?;
@@ -245,7 +246,7 @@ impl Device for SimDevice {
     }
 
     fn allocate(&self, bytes: usize, align: usize) -> Result<Allocation, DeviceError> {
-        let share = self.core.memory.take(bytes)?;
+        let share = Share::take(&self.core.free_bytes, bytes)?;
         let host = allocate_host(bytes, align, self.core.device, false)?;
         if host.is_empty() {
             return Ok(host);
@@ -263,12 +264,11 @@ impl Device for SimDevice {
         dst: *mut u8,
         bytes: usize,
     ) -> Result<(), DeviceError> {
-        let queue =
-            SimQueue::from_queue(queue).filter(|queue| queue.belongs_to(&self.core)).ok_or_else(|| {
-                let message =
-                    format!("cannot copy on {}: it is no queue of {}", queue.id(), self.core.device);
-                DeviceError::invalid(message)
-            })?;
+        let ours = SimQueue::from_queue(queue).filter(|queue| Arc::ptr_eq(&queue.core, &self.core));
+        let queue = ours.ok_or_else(|| {
+            let of = self.core.device;
+            DeviceError::invalid(format!("cannot copy on {}: it is no queue of {of}", queue.id()))
+        })?;
         let transfer = Transfer { src, dst, bytes };
         let duration_ns = bytes as u64 / self.core.options.copy_bytes_per_ns.max(1);
         queue.launch("copy", duration_ns, move || {
@@ -339,17 +339,13 @@ pub(super) struct Core {
     name: String,
     schedule: Mutex<Schedule>,
     /// Queues by their native handles, for those who get such a handle.
-    handles: Mutex<HashMap<usize, Weak<SimQueue>>>,
-    memory: Arc<Memory>,
+    pub(super) handles: Mutex<HashMap<usize, Weak<SimQueue>>>,
+    free_bytes: Arc<AtomicUsize>,
 }
 
 impl Core {
     pub(super) fn schedule(&self) -> MutexGuard<'_, Schedule> {
         self.schedule.lock()
-    }
-
-    pub(super) fn handles(&self) -> MutexGuard<'_, HashMap<usize, Weak<SimQueue>>> {
-        self.handles.lock()
     }
 
     /// Changes the schedule, then calls whom it concerns, under no lock.
@@ -407,23 +403,16 @@ impl Effects {
     }
 }
 
-/// The memory of a device.
-struct Memory {
-    free_bytes: AtomicUsize,
-}
-
 /// A part of the memory that is taken, given back on drop.
 struct Share {
-    memory: Arc<Memory>,
+    free_bytes: Arc<AtomicUsize>,
     bytes: usize,
 }
 
-impl Memory {
-    fn take(self: &Arc<Self>, bytes: usize) -> Result<Share, DeviceError> {
-        let taken =
-            self.free_bytes.fetch_update(Ordering::AcqRel, Ordering::Acquire, |free| free.checked_sub(bytes));
-        match taken {
-            Ok(_) => Ok(Share { memory: self.clone(), bytes }),
+impl Share {
+    fn take(free_bytes: &Arc<AtomicUsize>, bytes: usize) -> Result<Self, DeviceError> {
+        match free_bytes.fetch_update(Ordering::AcqRel, Ordering::Acquire, |free| free.checked_sub(bytes)) {
+            Ok(_) => Ok(Self { free_bytes: Arc::clone(free_bytes), bytes }),
             Err(free) => {
                 let message = format!("out of memory: {bytes} bytes asked for, {free} free");
                 Err(DeviceError::new(DeviceErrorKind::OutOfMemory, message))
@@ -434,6 +423,6 @@ impl Memory {
 
 impl Drop for Share {
     fn drop(&mut self) {
-        self.memory.free_bytes.fetch_add(self.bytes, Ordering::AcqRel);
+        self.free_bytes.fetch_add(self.bytes, Ordering::AcqRel);
     }
 }

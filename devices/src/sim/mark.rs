@@ -53,7 +53,7 @@ impl SimMark {
     /// Makes sure that there is a native event.
     pub(super) fn record_natively(&self) {
         if !self.recorded.swap(true, Ordering::Relaxed) {
-            Counters::count(&self.counters.records);
+            self.counters.records.one();
         }
     }
 }
@@ -71,7 +71,7 @@ impl Event for SimMark {
         if self.observed_done() {
             return FenceState::Done;
         }
-        Counters::count(&self.counters.queries);
+        self.counters.queries.one();
         let state = self.signal.state();
         self.observed.store(matches!(state, FenceState::Done), Ordering::Release);
         state
@@ -95,6 +95,6 @@ impl Event for SimMark {
 
 impl fmt::Debug for SimMark {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "mark {} of {}, {:?}", self.command, self.queue, self.signal)
+        write!(f, "mark {} of {}, {:?}", self.command.0, self.queue, self.signal)
     }
 }

@@ -12,7 +12,6 @@ use super::command::CommandId;
 use super::device::Core;
 use super::mark::SimMark;
 use super::timeline::SimTimeline;
-use super::trace::Counters;
 
 /// A queue of a [`SimDevice`](super::SimDevice). Work that is enqueued goes on when the queue is dropped.
 pub struct SimQueue {
@@ -31,7 +30,7 @@ impl SimQueue {
         core.schedule().add_queue(id, timeline);
         let capturing = AtomicBool::new(false);
         let queue = Arc::new(Self { core: core.clone(), id, in_order: !out_of_order, capturing });
-        core.handles().insert(queue.native(), Arc::downgrade(&queue));
+        core.handles.lock().insert(queue.native(), Arc::downgrade(&queue));
         queue
     }
 
@@ -59,13 +58,9 @@ impl SimQueue {
                 return Err(error);
             }
             schedule.launch(self.id, name, duration_ns, work, effects);
-            Counters::count(&self.core.counters.launches);
+            self.core.counters.launches.one();
             Ok(())
         })
-    }
-
-    pub(super) fn belongs_to(&self, core: &Arc<Core>) -> bool {
-        Arc::ptr_eq(&self.core, core)
     }
 
     /// Begins or ends the capture of a graph: what [`Queue::is_capturing`] says of it, by whatever handle.
@@ -121,7 +116,7 @@ impl SimQueue {
                 Target::Mark(command) => Some(command),
             };
             schedule.wait(self.id, target, fence, effects);
-            Counters::count(&self.core.counters.waits);
+            self.core.counters.waits.one();
             Ok(Some(Order::Device))
         })
     }
@@ -199,7 +194,7 @@ impl Queue for SimQueue {
 
 impl Drop for SimQueue {
     fn drop(&mut self) {
-        self.core.handles().remove(&self.native());
+        self.core.handles.lock().remove(&self.native());
         self.core.schedule().close_queue(self.id);
     }
 }

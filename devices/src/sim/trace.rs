@@ -1,8 +1,6 @@
 use std::borrow::Cow;
 use std::collections::VecDeque;
 
-use estafette_sync::sync::atomic::{AtomicU64, Ordering};
-
 use crate::QueueId;
 
 /// Something notable that happened on a simulated device, at virtual time `at_ns`.
@@ -68,11 +66,6 @@ impl TraceEvent {
             Self::Waited { .. } | Self::Failed { .. } => None,
         }
     }
-
-    /// Whether it is [`TraceEvent::Completed`].
-    pub fn is_completed(&self) -> bool {
-        matches!(self, Self::Completed { .. })
-    }
 }
 
 /// The newest events that a device keeps. A test looks at far fewer; an example that runs for long must not
@@ -96,41 +89,18 @@ impl Trace {
     }
 }
 
-/// What would have been calls into a driver, counted. Tests assert these exactly: that a chain on one queue
-/// needs no wait at all, for example.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct DriverCalls {
-    /// Tasks enqueued, copies included.
-    pub launches: u64,
-    /// Device-side waits enqueued.
-    pub waits: u64,
-    /// Native events recorded: at most one per point, and only for points that another queue or the host
-    /// waits for.
-    pub records: u64,
-    /// Questions how far the device is.
-    pub queries: u64,
-}
-
-/// The counters behind [`DriverCalls`].
-#[derive(Debug, Default)]
-pub(super) struct Counters {
-    pub(super) launches: AtomicU64,
-    pub(super) waits: AtomicU64,
-    pub(super) records: AtomicU64,
-    pub(super) queries: AtomicU64,
-}
-
-impl Counters {
-    pub(super) fn count(counter: &AtomicU64) {
-        counter.fetch_add(1, Ordering::Relaxed);
-    }
-
-    pub(super) fn calls(&self) -> DriverCalls {
-        DriverCalls {
-            launches: self.launches.load(Ordering::Relaxed),
-            waits: self.waits.load(Ordering::Relaxed),
-            records: self.records.load(Ordering::Relaxed),
-            queries: self.queries.load(Ordering::Relaxed),
-        }
+crate::counters::counters! {
+    /// What would have been calls into a driver, counted. Tests assert these exactly: that a chain on one queue
+    /// needs no wait at all, for example.
+    DriverCalls {
+        /// Tasks enqueued, copies included.
+        launches,
+        /// Device-side waits enqueued.
+        waits,
+        /// Native events recorded: at most one per point, and only for points that another queue or the host
+        /// waits for.
+        records,
+        /// Questions how far the device is.
+        queries,
     }
 }

@@ -5,8 +5,6 @@ use std::ptr::NonNull;
 use std::sync::Arc;
 
 use estafette_sync::sync::Mutex;
-use estafette_sync::sync::atomic::{AtomicU64, Ordering};
-
 use smallvec::SmallVec;
 
 use crate::{
@@ -19,7 +17,7 @@ use super::api::{
     BACKEND_LEVEL_ZERO, BACKEND_OPENCL, QUEUE_IN_ORDER, QUEUE_PROFILING,
 };
 use super::context::{Context, UsmKind};
-use super::errors::{on_asynchronous_error, refused, stray};
+use super::errors::{on_asynchronous_error, refused};
 use super::event::{Event, Single};
 use super::handle::Handle;
 use super::push;
@@ -62,25 +60,17 @@ pub(super) struct Shared {
     allocator: Handle,
 }
 
-#[derive(Debug, Default)]
-pub(super) struct Counters {
-    pub(super) queries: AtomicU64,
-    pub(super) barriers: AtomicU64,
-    pub(super) commands: AtomicU64,
-}
-
-/// Calls into the runtime, counted per device.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[non_exhaustive]
-pub struct SyclCounters {
-    /// Queries of an event's status.
-    pub status_queries: u64,
-    /// Barriers.
-    pub barriers: u64,
-    /// Commands: copies, fills, and barriers with a list of events.
-    pub commands: u64,
-    /// Asynchronous errors, of any device, that came back to waits of others.
-    pub stray_errors: u64,
+crate::counters::counters! {
+    /// Calls into the runtime, counted per device.
+    #[non_exhaustive]
+    SyclCounters {
+        /// Queries of an event's status.
+        status_queries,
+        /// Barriers.
+        barriers,
+        /// Commands: copies, fills, and barriers with a list of events.
+        commands,
+    }
 }
 
 impl Shared {
@@ -188,13 +178,7 @@ impl SyclDevice {
 
     /// Calls into the runtime so far.
     pub fn counters(&self) -> SyclCounters {
-        let Counters { queries, barriers, commands } = &self.shared.counters;
-        SyclCounters {
-            status_queries: queries.load(Ordering::Relaxed),
-            barriers: barriers.load(Ordering::Relaxed),
-            commands: commands.load(Ordering::Relaxed),
-            stray_errors: stray(),
-        }
+        self.shared.counters.read()
     }
 
     /// A new queue of the given kind. [`Device::create_queue`] gives in-order ones.

@@ -9,8 +9,7 @@
 //! instead.
 //!
 //! The callback runs on a thread of the driver. It notifies subscribers, which are short and never call a
-//! driver:
-//! operations are handed to workers, deleters to the reaper.
+//! driver: operations are handed to workers, deleters to the reaper.
 
 use std::ffi::{c_int, c_void};
 use std::ptr::NonNull;

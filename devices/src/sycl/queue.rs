@@ -119,14 +119,13 @@ impl SyclQueue {
     }
 
     fn check(&self) -> Result<(), DeviceError> {
-        match self.progress.as_ref().and_then(|progress| progress.failure()) {
-            Some(error) => Err(error),
-            None => Ok(()),
-        }
+        self.progress.as_ref().and_then(|progress| progress.failure()).map_or(Ok(()), Err)
     }
 
     fn wait(&self, fence: &Fence) -> Result<Option<Order>, DeviceError> {
-        let Some(event) = self.event_of(fence) else { return Ok(None) };
+        // A queue can wait for what is of its own context.
+        let event = event_of(fence).filter(|event| event.shared().context.same(&self.shared.context));
+        let Some(event) = event else { return Ok(None) };
         // A failed queue cannot be waited for. The query costs one load while no failure is known.
         if let Some(error) = fence.as_point().and_then(|(timeline, _)| timeline.failure()) {
             return Err(error);
@@ -134,17 +133,11 @@ impl SyclQueue {
         let mut state = self.state.lock();
         state.wait_for(event)?;
         if self.is_foreign() {
-            state.flush()?;
+            state.flush_to(0)?;
         } else {
             state.clock.note_wait(fence);
         }
         Ok(Some(Order::Device))
-    }
-
-    /// The event behind a fence that a queue of this context can wait for.
-    fn event_of(&self, fence: &Fence) -> Option<Arc<Event>> {
-        let event = event_of(fence)?;
-        event.shared().context.same(&self.shared.context).then_some(event)
     }
 }
 

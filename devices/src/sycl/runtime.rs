@@ -49,7 +49,8 @@ impl SyclRuntime {
 
     fn probe() -> Result<Self, SyclUnavailable> {
         if OF.get_or_init(Generation::current).is_inherited() {
-            return Err(SyclUnavailable::forked());
+            let why = "a process that this one was forked from has started the runtime, which then works there only; start this one by spawn";
+            return Err(SyclUnavailable(why.to_owned()));
         }
         let api: &'static Api = Box::leak(Box::new(library::load()?));
         // SAFETY: the vector is ours.
