@@ -88,6 +88,13 @@ impl<W: Words> Words for &W {
     }
 }
 
+#[cfg(test)]
+impl Words for Vec<AtomicU64> {
+    fn words(&self) -> &[AtomicU64] {
+        self
+    }
+}
+
 impl<W: Words> Words for Arc<W> {
     fn words(&self) -> &[AtomicU64] {
         (**self).words()
@@ -317,12 +324,6 @@ mod tests {
 
     fn words() -> Arc<Vec<AtomicU64>> {
         Arc::new((0..WORDS).map(|_| AtomicU64::new(0)).collect())
-    }
-
-    impl Words for Vec<AtomicU64> {
-        fn words(&self) -> &[AtomicU64] {
-            self
-        }
     }
 
     fn failure(text: &str) -> Outcome {

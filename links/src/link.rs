@@ -50,7 +50,7 @@ pub(crate) struct Channel {
 pub(crate) struct Shared {
     pub(crate) own: OwnBoard<Arc<Memory>>,
     peer: PeerBoard<Memory>,
-    channel: Channel,
+    pub(crate) channel: Channel,
     hub: &'static Hub,
     /// What the hub knows it by.
     token: u64,
@@ -159,10 +159,6 @@ impl Shared {
 
     pub(crate) fn process(&self) -> u32 {
         self.channel.process
-    }
-
-    pub(crate) fn channel(&self) -> &Channel {
-        &self.channel
     }
 
     /// The peer's life line, and what it says while the peer lives.

@@ -52,7 +52,7 @@ fn random_program(bench: &Bench<'_>, seed: u64) {
             copy(bench, queue, from, to);
         }
         if chance.below(8) == 0 {
-            bench.advance();
+            bench.harness.advance();
         }
     }
     for cell in &cells {

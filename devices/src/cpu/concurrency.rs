@@ -13,7 +13,6 @@
 //! A job may wait for another one. So a worker may exceed the limit when no job was started for [`OVERDUE`] while one waits. One idle
 //! worker, the *lookout*, sleeps for that long at a time as long as jobs wait and others run.
 
-use std::fmt;
 use std::ops::Range;
 
 use estafette_sync::sync::Mutex;
@@ -84,15 +83,6 @@ impl Trial {
     /// Whether the window that runs has the other limit.
     fn is_other(&self) -> bool {
         self.windows.is_multiple_of(2)
-    }
-}
-
-impl fmt::Debug for Concurrency {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Concurrency")
-            .field("limit", &self.limit)
-            .field("running", &self.running)
-            .finish_non_exhaustive()
     }
 }
 

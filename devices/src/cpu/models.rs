@@ -231,7 +231,7 @@ fn a_thread_from_outside_finds_a_shared_job_during_a_search() {
 
 #[test]
 fn a_thread_from_outside_finds_a_job_with_a_priority_during_a_search() {
-    look_during_a_search(|queues, _| queues.push_priority(1, 1));
+    look_during_a_search(|queues, _| queues.priorities.push(1, 1));
 }
 
 #[test]

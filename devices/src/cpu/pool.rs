@@ -173,7 +173,7 @@ impl<J: Job> Pool<J> {
 
     /// As [`Pool::push_priority`], without waking anybody; see [`Pool::push_unnoticed`].
     pub fn push_priority_unnoticed(&self, job: J, priority: i32) {
-        self.shared.queues.push_priority(job, priority);
+        self.shared.queues.priorities.push(job, priority);
     }
 
     /// Queues a job that enqueues work on a device, without waking anybody; see [`Pool::push_unnoticed`]. Of such jobs the
@@ -215,7 +215,7 @@ impl<J: Job> Pool<J> {
         if priority == 0 {
             return self.push(job);
         }
-        self.shared.queues.push_priority(job, priority);
+        self.shared.queues.priorities.push(job, priority);
         self.shared.notify();
     }
 
@@ -230,12 +230,11 @@ impl<J: Job> Pool<J> {
     /// a job that is not wanted goes in front of the others. For a thread that would help, and must not be in
     /// the way: a search through the queues, [`Pool::take_matching`], has jobs in hand that a worker would
     /// start meanwhile.
-    pub fn take_next_if(&self, wanted: impl FnMut(&J) -> bool) -> Option<J> {
+    pub fn take_next_if(&self, mut wanted: impl FnMut(&J) -> bool) -> Option<J> {
         if self.shared.queues.has_sorted() {
             return None;
         }
         let queues = &self.shared.queues;
-        let mut wanted = wanted;
         if let Some(job) = queues.in_order.pop_if(&mut wanted) {
             return Some(job);
         }
@@ -287,7 +286,7 @@ impl<J: Job> Pool<J> {
     /// Whether a job with a priority waits. One load.
     #[inline]
     pub fn has_priorities(&self) -> bool {
-        self.shared.queues.has_priorities()
+        !self.shared.queues.priorities.is_empty()
     }
 
     /// The number of workers that the pool was made with.

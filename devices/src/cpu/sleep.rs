@@ -295,27 +295,28 @@ mod models {
         });
     }
 
-    #[test]
-    fn two_jobs_pushed_one_by_one_wake_two_workers() {
-        check(Some(3), || {
+    /// Two workers beside this thread, which does `act`. `runs` says whether each gets a job.
+    fn two_workers(runs: bool, act: fn(&Model)) {
+        check(Some(3), move || {
             let model = Arc::new(Model::default());
             let workers = [spawn_worker(&model), spawn_worker(&model)];
-            model.push(1);
-            model.push(1);
-            assert!(workers.into_iter().all(|worker| worker.join().unwrap()));
+            act(&model);
+            assert!(workers.into_iter().all(|worker| worker.join().unwrap() == runs));
             model.assert_quiet();
         });
     }
 
     #[test]
-    fn a_batch_with_one_wake_up_reaches_two_workers() {
-        check(Some(3), || {
-            let model = Arc::new(Model::default());
-            let workers = [spawn_worker(&model), spawn_worker(&model)];
-            model.push(2);
-            assert!(workers.into_iter().all(|worker| worker.join().unwrap()));
-            model.assert_quiet();
+    fn two_jobs_pushed_one_by_one_wake_two_workers() {
+        two_workers(true, |model| {
+            model.push(1);
+            model.push(1);
         });
+    }
+
+    #[test]
+    fn a_batch_with_one_wake_up_reaches_two_workers() {
+        two_workers(true, |model| model.push(2));
     }
 
     #[test]
@@ -337,13 +338,9 @@ mod models {
 
     #[test]
     fn the_end_wakes_everybody() {
-        check(Some(3), || {
-            let model = Arc::new(Model::default());
-            let workers = [spawn_worker(&model), spawn_worker(&model)];
+        two_workers(false, |model| {
             model.closed.store(true, Ordering::SeqCst);
             model.sleep.notify_all();
-            assert!(workers.into_iter().all(|worker| !worker.join().unwrap()));
-            model.assert_quiet();
         });
     }
 }

@@ -70,7 +70,7 @@ pub(super) fn run<J: Job>(shared: Arc<Shared<J>>, index: usize, deque: Deque<J>)
     }
     drop(pool);
     CURRENT.with(|current| current.borrow_mut().take());
-    context.hand_over();
+    context.shared.share(&context.deque);
     // Workers without a turn may have gone to sleep again while jobs were left.
     context.shared.sleep.notify_all();
     context.shared.threads.leave();
@@ -241,14 +241,9 @@ impl<J: Job> Context<J> {
         let threads = &self.shared.threads;
         if self.is_spare() && threads.has_surplus() {
             self.give_turn_back();
-            self.hand_over();
+            self.shared.share(&self.deque);
             threads.rest(|| self.shared.is_shut_down() || self.shared.is_abandoned());
         }
-    }
-
-    /// Moves the jobs of the own deque to the shared queue.
-    fn hand_over(&self) {
-        self.shared.share(&self.deque);
     }
 }
 

@@ -72,18 +72,16 @@ pub(super) enum Over {
 
 impl Host {
     pub(super) fn new(reach: Reach, process: u32, now: Instant) -> Self {
-        let (asked, reads) = (BTreeMap::new(), Vec::new());
-        let metadata = Vec::new();
         Self {
             reach,
             process,
             clock: None,
             wire: None,
             agent: None,
-            metadata,
+            metadata: Vec::new(),
             last: 0,
-            asked,
-            reads,
+            asked: BTreeMap::new(),
+            reads: Vec::new(),
             failed: None,
             used: now,
         }
