@@ -202,7 +202,6 @@ fn size<S: Span>(bytes: usize) -> usize {
     bytes.max(1).checked_next_multiple_of(S::GRAIN).unwrap_or(usize::MAX)
 }
 
-/// Models: `RUSTFLAGS="--cfg estafette_loom" cargo test -p estafette-devices --profile model --lib models::`.
 #[cfg(all(test, estafette_loom))]
 mod models {
     use std::sync::Weak;

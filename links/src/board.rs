@@ -59,7 +59,6 @@ pub(crate) const BYTES: usize = LINE + 4096;
 /// much under way.
 const USED: [Range<usize>; 2] = [0..4096, RING_AT * 8 / 4096 * 4096..TEXTS_AT * 8];
 
-/// Maps what each link uses.
 pub(crate) fn populate(board: &Memory) {
     USED.into_iter().for_each(|range| board.populate(range));
 }
@@ -256,7 +255,6 @@ impl<W: Words> OwnBoard<W> {
         ((self.load(kind.place(index)) >> 32) as u32).wrapping_add(1)
     }
 
-    /// Begins the use of an index.
     pub(crate) fn begin(&self, slot: SlotId) {
         self.store(slot.kind.place(slot.index), word(slot.generation, PENDING, 0));
     }

@@ -244,7 +244,6 @@ impl Hub {
         token
     }
 
-    /// The thread.
     fn run(&'static self) {
         loop {
             for token in self.poll.wait(None).expect("a set of descriptors can be waited for") {

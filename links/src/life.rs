@@ -53,7 +53,6 @@ impl Lines {
         }
     }
 
-    /// Holds the line of a new board.
     pub(crate) fn hold(&'static self, board: Arc<Memory>) -> Line {
         if let Some(held) = &self.state.lock().held {
             held.hold(&board, LINE);

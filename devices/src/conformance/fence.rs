@@ -92,7 +92,6 @@ fn wait_with_timeout(bench: &Bench<'_>) -> Result<(), Skip> {
     Ok(())
 }
 
-/// Counts wake-ups.
 #[derive(Default)]
 struct Wakes(AtomicUsize);
 

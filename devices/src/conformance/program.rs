@@ -10,9 +10,7 @@ use super::{Check, Skip, bench::Bench};
 pub(super) const CHECKS: &[Check] =
     &[("program: random programs give the sequential result", random_programs)];
 
-/// Programs, with a seed each.
 const PROGRAMS: u64 = 20;
-/// Steps of one program.
 const STEPS: usize = 120;
 const QUEUES: usize = 3;
 const CELLS: usize = 5;

@@ -20,7 +20,6 @@ struct Record {
 }
 
 impl Record {
-    /// Waits until that many jobs have run.
     fn wait(&self, count: usize) {
         let mut ran = self.ran.lock();
         while ran.len() < count {
@@ -29,7 +28,6 @@ impl Record {
     }
 }
 
-/// A job that notes its number.
 struct Note(u64, Arc<Record>);
 
 impl Job for Note {

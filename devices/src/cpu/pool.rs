@@ -18,7 +18,7 @@ use super::deques::Worker as Deque;
 use super::queues::Queues;
 use super::sleep::{Sleep, WORKERS_MAX};
 use super::workers;
-use super::workers::{Cover, Threads};
+use super::workers::Threads;
 
 /// A unit of work of a [`Pool`].
 pub trait Job: Send + 'static + Sized {
@@ -312,7 +312,7 @@ impl<J: Job> Pool<J> {
             workers::with_context(&self.shared, |context| context.give_turn_back());
         }
         if covered == Some(true)
-            && let Cover::Start(index, deque) = self.shared.threads.block()
+            && let Some((index, deque)) = self.shared.threads.block()
             && let Err(error) = self.start(index, deque)
         {
             self.shared.threads.not_started();

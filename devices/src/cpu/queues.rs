@@ -39,7 +39,6 @@ const BATCH: usize = 16;
 /// means that another thread got a job, and a worker looks once more before it sleeps.
 const STEAL_RETRIES_MAX: usize = 32;
 
-/// All queues of one pool.
 #[derive(Debug)]
 pub(super) struct Queues<J> {
     pub(super) priorities: Priorities<J>,
@@ -85,7 +84,6 @@ impl<J> Queues<J> {
         (queues, owned, lent)
     }
 
-    /// Notes that `count` external deques are in use.
     pub(super) fn set_external_in_use(&self, count: usize) {
         self.used.fetch_max(self.workers + count, Ordering::SeqCst);
     }
@@ -95,7 +93,6 @@ impl<J> Queues<J> {
         &self.stealers[..self.used.load(Ordering::SeqCst)]
     }
 
-    /// Puts a job into the queue for everybody.
     pub(super) fn push(&self, job: J) {
         self.injector.push(job);
     }
@@ -343,13 +340,13 @@ impl<'a, J> Hand<'a, J> {
             Some(Due::Oldest) => self.find_oldest_entry(wanted),
         };
         by_age
-            .or_else(|| self.find_entry(|entry| entry.is_positive() && wanted(&entry.job)))
+            .or_else(|| self.find_entry(|entry| entry.priority > 0 && wanted(&entry.job)))
             .or_else(|| self.queues.in_order.find(&mut *wanted))
             .or_else(|| self.find_own(wanted))
             .or_else(|| self.find_returned(wanted))
             .or_else(|| self.find_injected(wanted))
             .or_else(|| self.find_stolen(wanted))
-            .or_else(|| self.find_entry(|entry| !entry.is_positive() && wanted(&entry.job)))
+            .or_else(|| self.find_entry(|entry| entry.priority <= 0 && wanted(&entry.job)))
     }
 
     fn find_entry(&mut self, wanted: impl FnMut(&Entry<J>) -> bool) -> Option<J> {

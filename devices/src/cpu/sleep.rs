@@ -54,7 +54,6 @@ use estafette_sync::sync::atomic::{AtomicUsize, Ordering};
 use estafette_sync::sync::{Condvar, Mutex};
 use estafette_sync::time::Duration;
 
-/// The sleeping state of the workers of one pool.
 #[derive(Debug, Default)]
 pub(super) struct Sleep {
     /// Searching workers in the low half, sleeping ones in the high half.
@@ -134,7 +133,6 @@ impl Sleep {
         parkers.iter().for_each(|parker| parker.wake());
     }
 
-    /// The calling worker begins to search.
     pub(super) fn start_searching(&self) {
         self.counters.fetch_add(SEARCHING, Ordering::SeqCst);
     }

@@ -27,7 +27,6 @@ pub(super) struct Context {
     pub(super) counters: Counters,
     marks: Events,
     timers: Events,
-    /// How the device's clock relates to the host's.
     pub(super) clock: DeviceClock,
     /// Where streams count, if the device can write there; else events are queried.
     pub(super) timeline_values: Option<TimelineValues>,
@@ -183,7 +182,6 @@ impl Context {
         }
     }
 
-    /// The streams that fail when this context does.
     pub(super) fn live_streams(&self) -> Vec<Arc<Stream>> {
         self.streams.lock().iter().filter_map(Weak::upgrade).collect()
     }

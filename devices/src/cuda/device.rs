@@ -30,7 +30,6 @@ pub struct CudaDevice {
 }
 
 impl CudaDevice {
-    /// Opens device number `ordinal` of `count`.
     pub(super) fn new(api: &'static Api, ordinal: i32, count: usize) -> Result<Self, DeviceError> {
         let id = DLDevice::new(DeviceType::CUDA, ordinal);
         let check = |code, what: &str| driver::check(api, code, &format!("{what} of {id}"));
@@ -328,7 +327,6 @@ impl Device for CudaDevice {
         self.pointer_info(host).is_none()
     }
 
-    /// Pinned memory.
     fn allocate_staging(&self, bytes: usize) -> Result<Allocation, DeviceError> {
         self.allocate_pinned(bytes, 64)
     }

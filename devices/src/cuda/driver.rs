@@ -85,7 +85,6 @@ fn library() -> Option<&'static libloading::Library> {
 /// What a function of the driver returns: 0 or the number of an error.
 pub(super) type Code = c_int;
 
-/// Declares the table, and how it is filled.
 macro_rules! driver {
     (
         required { $($required:ident = $symbol:ident($($argument:ty),*);)* }
@@ -245,7 +244,6 @@ fn is_sticky(code: Code) -> bool {
     )
 }
 
-/// The error for `what` not having worked.
 pub(super) fn error(api: &Api, code: Code, what: &str) -> DeviceError {
     DeviceError::new(kind(code), format!("{what}: {}", name_of(api, code))).with_code(code.into())
 }
@@ -265,7 +263,6 @@ fn kind(code: Code) -> DeviceErrorKind {
     }
 }
 
-/// The driver's own name of a number.
 pub(super) fn name_of(api: &Api, code: Code) -> String {
     let mut name = ptr::null();
     // SAFETY: the name is a constant of the driver.
@@ -349,7 +346,6 @@ impl CudaRuntime {
         opened.as_ref()
     }
 
-    /// The devices that are open.
     pub(super) fn opened(&self) -> impl Iterator<Item = &Arc<CudaDevice>> {
         self.opened.iter().filter_map(|place| place.get()?.as_ref())
     }
@@ -359,7 +355,6 @@ impl CudaRuntime {
         self.all.get_or_init(|| (0..self.count() as i32).filter_map(|at| self.device(at)).cloned().collect())
     }
 
-    /// The number of the device with that UUID.
     pub(crate) fn identified(&self, uuid: [u8; 16]) -> Option<i32> {
         (0..self.count() as i32).find(|ordinal| uuid_of(self.api, *ordinal) == Some(uuid))
     }

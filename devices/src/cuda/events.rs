@@ -21,7 +21,6 @@ use super::exit::{self, is_driver_gone};
 /// Free events that are kept. More at once means a burst; what it needed beyond is destroyed.
 const FREE_MAX: usize = 1_024;
 
-/// What the events of a pool are for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Purpose {
     /// To be waited for: without time stamps, records and waits are cheapest.
@@ -114,7 +113,6 @@ impl Event {
         &self.context
     }
 
-    /// Asks the driver whether it is done.
     pub(super) fn query(&self) -> Result<bool, DeviceError> {
         query(&self.context, self.raw())
     }
@@ -137,7 +135,6 @@ fn create(context: &Context, purpose: Purpose) -> Result<Handle<CUevent>, Device
     Ok(Handle::new(raw))
 }
 
-/// Asks the driver whether an event of `context` is done.
 pub(super) fn query(context: &Context, event: CUevent) -> Result<bool, DeviceError> {
     let _current = context.make_current_relaxed()?;
     context.counters.event_queries.one();
@@ -195,7 +192,6 @@ impl Events {
 // Fences that stand alone: work of a foreign queue, events from outside, and points in a graph that is being
 // recorded.
 
-/// One event.
 pub(super) struct EventFence {
     context: Arc<Context>,
     native: Native,
@@ -237,7 +233,6 @@ impl EventFence {
         &self.context
     }
 
-    /// The event, where there is one.
     pub(super) fn raw(&self) -> Option<CUevent> {
         match &self.native {
             Native::Ours(event) => Some(event.raw()),

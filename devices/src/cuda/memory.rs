@@ -57,7 +57,6 @@ pub struct PointerInfo {
     pub ordinal: i32,
 }
 
-/// The pool of a device.
 pub(super) struct Pool {
     raw: Handle<CUmemoryPool>,
     /// It carries allocations and nothing else.
@@ -226,7 +225,6 @@ fn cannot_allocate(bytes: usize, device: DLDevice) -> String {
     format!("cannot allocate {bytes} bytes of {device} memory")
 }
 
-/// Which kind of memory is wanted.
 #[derive(Clone, Copy)]
 pub(super) enum Kind {
     Device,

@@ -191,7 +191,6 @@ impl Stream {
         }
     }
 
-    /// Reads the value.
     #[inline]
     fn read(&self) {
         if let Some(value) = self.value {
@@ -267,7 +266,6 @@ struct Inner {
     settling: Vec<(TimelineValue, u64)>,
 }
 
-/// One value.
 #[derive(Clone, Copy)]
 pub(super) struct TimelineValue(NonNull<AtomicU64>);
 

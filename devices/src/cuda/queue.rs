@@ -41,7 +41,6 @@ enum Behind {
     Event(CUevent, Option<Arc<Event>>, Arc<Context>),
     /// A point in a capture.
     Captured(CUevent, Option<u64>),
-    /// It is done.
     Done,
     /// Only the host can wait for it.
     Unknown,
@@ -386,7 +385,6 @@ impl fmt::Debug for CudaQueue {
     }
 }
 
-/// The error for a queue that belongs elsewhere.
 pub(super) fn not_ours(queue: &dyn Queue, device: DLDevice) -> DeviceError {
     DeviceError::invalid(format!("cannot enqueue on {}: it is no queue of {device}", queue.id()))
 }

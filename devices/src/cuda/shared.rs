@@ -69,14 +69,12 @@ calls! {
     range_access(CUdeviceptr, usize, *const CUmemAccessDesc, usize);
 }
 
-/// Such memory of a device.
 pub(super) struct Shared {
     context: Arc<Context>,
     calls: Calls,
     identity: Identity,
     granularity: usize,
     extents: Arc<Extents<SharedSegment>>,
-    /// Other devices that use it.
     reached_by: Mutex<Vec<c_int>>,
 }
 

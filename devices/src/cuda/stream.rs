@@ -130,7 +130,6 @@ impl Stream {
         state.sequence
     }
 
-    /// Number `sequence` is done, and all before it.
     pub(super) fn reach(&self, sequence: u64) {
         self.completed.reach(sequence);
     }
@@ -399,7 +398,6 @@ impl Stream {
         *self.context.captures.lock() -= 1;
     }
 
-    /// The capture is over.
     pub(super) fn end_capture(
         &self,
         end: impl FnOnce(CUstream) -> Result<(), DeviceError>,

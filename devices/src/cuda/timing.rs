@@ -26,7 +26,6 @@ const REFERENCE_NS: u64 = 4_000_000_000;
 /// before it.
 const ANCHOR_AT_NS: f64 = 1e15;
 
-/// The clock of a context's device.
 #[derive(Default)]
 pub(super) struct DeviceClock(Mutex<Option<Arc<ReferenceEvent>>>);
 

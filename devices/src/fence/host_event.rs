@@ -140,7 +140,6 @@ mod tests {
     }
 }
 
-/// Models: `RUSTFLAGS="--cfg estafette_loom" cargo test -p estafette-devices --profile model --lib models::`.
 #[cfg(all(test, estafette_loom))]
 mod models {
     use estafette_sync::cell::UnsafeCell;

@@ -327,7 +327,6 @@ impl Fence {
         outcome
     }
 
-    /// Notifies the source that a waiter has left.
     fn waiter_left(&self) {
         if let Source::Event(event) = &self.source {
             event.waiter_left();
@@ -342,7 +341,6 @@ impl Fence {
         }
     }
 
-    /// Subscribes `subscriber` at the source.
     pub(crate) fn watch(&self, subscriber: &Arc<dyn Subscriber>) -> Watch {
         match &self.source {
             Source::Point(timeline) => timeline.watch(self.sequence, subscriber),

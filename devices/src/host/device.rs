@@ -97,21 +97,17 @@ impl Device for HostDevice {
 
 /// A queue on which everything has run already.
 #[derive(Debug)]
-struct HostQueue {
-    id: QueueId,
-    timeline: Arc<HostTimeline>,
-}
+struct HostQueue(Arc<HostTimeline>);
 
 impl HostQueue {
     fn new() -> Arc<Self> {
-        let id = QueueId::next();
-        Arc::new(Self { id, timeline: Arc::new(HostTimeline(id)) })
+        Arc::new(Self(Arc::new(HostTimeline(QueueId::next()))))
     }
 }
 
 impl Queue for HostQueue {
     fn id(&self) -> QueueId {
-        self.id
+        self.0.0
     }
 
     fn device(&self) -> DLDevice {
@@ -127,7 +123,7 @@ impl Queue for HostQueue {
     }
 
     fn record(&self) -> Result<Fence, DeviceError> {
-        Ok(Fence::point(self.timeline.clone(), 0, Clock::default()))
+        Ok(Fence::point(self.0.clone(), 0, Clock::default()))
     }
 
     fn as_any(&self) -> &dyn Any {

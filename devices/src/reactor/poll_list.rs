@@ -8,13 +8,11 @@ use crate::fence::source::{Event, Subscriber, Timeline};
 use crate::fence::waiting::{Ready, Waiting};
 use crate::{DeviceError, DeviceErrorKind, Fence, FenceState, QueueId};
 
-/// A fence to be polled and who waits for it.
 pub(super) struct Armed {
     pub(super) fence: Fence,
     pub(super) subscriber: Arc<dyn Subscriber>,
 }
 
-/// Everything that is being polled.
 #[derive(Default)]
 pub(super) struct PollList {
     /// Ordered by identity, so that sweeps are deterministic.
@@ -90,7 +88,6 @@ fn poll(timeline: &Arc<dyn Timeline>) -> (Option<DeviceError>, u64) {
     })
 }
 
-/// Asks an event, in the same way.
 fn query(event: &Arc<dyn Event>) -> FenceState {
     catch_unwind(AssertUnwindSafe(|| event.state()))
         .unwrap_or_else(|_| FenceState::Failed(panicked("a stand-alone fence")))

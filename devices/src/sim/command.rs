@@ -17,15 +17,12 @@ pub(super) struct CommandId(pub(super) u64);
 /// The effect of a task.
 pub(super) type Work = Box<dyn FnOnce() + Send>;
 
-/// Something enqueued and unfinished.
 pub(super) struct Command {
     pub(super) queue: QueueId,
     /// Its number on the queue, from 1.
     pub(super) number: u64,
     pub(super) kind: CommandKind,
-    /// Entries that it still waits for.
     pub(super) missing: usize,
-    /// Entries that wait for it.
     pub(super) dependents: Vec<CommandId>,
     /// Who measures when it runs; tasks only.
     pub(super) timings: Vec<Arc<SimTiming>>,
@@ -40,7 +37,6 @@ pub(super) enum CommandKind {
     Mark(Arc<SimMark>),
 }
 
-/// One queue.
 pub(super) struct QueueState {
     pub(super) clock: QueueClock,
     pub(super) failure: Option<DeviceError>,

@@ -1,7 +1,7 @@
 use std::collections::HashMap;
 use std::ffi::c_void;
 use std::fmt;
-use std::ptr::NonNull;
+use std::ptr::{self, NonNull};
 use std::sync::{Arc, Weak};
 
 use estafette_sync::process::Generation;
@@ -19,7 +19,10 @@ use super::foreign::ForeignQueue;
 use super::free_running::Runner;
 use super::queue::SimQueue;
 use super::schedule::{Completing, Effects, Schedule};
-use super::trace::{Counters, DriverCalls, TraceEvent};
+use super::trace::{Counters, DriverCalls, TraceEvent, TraceKind};
+
+/// How fast copies are, in virtual time.
+const COPY_BYTES_PER_NS: u64 = 16;
 
 /// How a [`SimDevice`] behaves.
 #[derive(Clone, Debug)]
@@ -34,8 +37,6 @@ pub struct SimOptions {
     pub jitter_ns: u64,
     /// Whether [`Device::default_queue`] and [`Device::create_queue`] give out-of-order queues.
     pub out_of_order: bool,
-    /// How fast copies are, in bytes per virtual nanosecond.
-    pub copy_bytes_per_ns: u64,
     /// How much memory it has, in bytes.
     pub memory_bytes: usize,
     /// How the host learns of progress.
@@ -57,7 +58,6 @@ impl Default for SimOptions {
             latency_ns: 0,
             jitter_ns: 0,
             out_of_order: false,
-            copy_bytes_per_ns: 16,
             memory_bytes: 1 << 30,
             notify: SimNotify::Push,
             pace: SimPace::Manual,
@@ -185,8 +185,8 @@ impl SimDevice {
 
     /// The names of the completed tasks, in order.
     pub fn completed(&self) -> Vec<String> {
-        let name = |event| match event {
-            TraceEvent::Completed { name, .. } => Some(name.into_owned()),
+        let name = |event: TraceEvent| match event.kind {
+            TraceKind::Completed(name) => Some(name.into_owned()),
             _ => None,
         };
         self.trace().into_iter().filter_map(name).collect()
@@ -269,11 +269,14 @@ impl Device for SimDevice {
             let of = self.core.device;
             DeviceError::invalid(format!("cannot copy on {}: it is no queue of {of}", queue.id()))
         })?;
-        let transfer = Transfer { src, dst, bytes };
-        let duration_ns = bytes as u64 / self.core.options.copy_bytes_per_ns.max(1);
+        let (src, dst) = (src.expose_provenance(), dst.expose_provenance());
+        let duration_ns = bytes as u64 / COPY_BYTES_PER_NS;
         queue.launch("copy", duration_ns, move || {
-            // SAFETY: the caller of `copy` vouches for the ranges until the copy is done, which is now.
-            unsafe { transfer.run() }
+            let (src, dst) = (ptr::with_exposed_provenance::<u8>(src), ptr::with_exposed_provenance_mut(dst));
+            if bytes > 0 {
+                // SAFETY: the caller of `copy` vouches for the ranges until the copy is done, which is now.
+                unsafe { ptr::copy_nonoverlapping(src, dst, bytes) };
+            }
         })
     }
 
@@ -294,7 +297,6 @@ impl Device for SimDevice {
 }
 
 impl SimDevice {
-    /// Refuses a fence of another device.
     fn own(&self, fence: Fence) -> Result<Fence, DeviceError> {
         if fence.device() == self.core.device {
             return Ok(fence);
@@ -306,27 +308,6 @@ impl SimDevice {
 impl fmt::Debug for SimDevice {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "SimDevice({} at {} ns)", self.core.device, self.now_ns())
-    }
-}
-
-/// A copy that has been enqueued.
-struct Transfer {
-    src: *const u8,
-    dst: *mut u8,
-    bytes: usize,
-}
-
-// SAFETY: only pointers, used once, under the promise that the caller of `Device::copy` gave.
-unsafe impl Send for Transfer {}
-
-impl Transfer {
-    /// # Safety
-    /// As for [`Device::copy`].
-    unsafe fn run(self) {
-        if self.bytes > 0 {
-            // SAFETY: both ranges are valid and do not overlap, says the caller.
-            unsafe { std::ptr::copy_nonoverlapping(self.src, self.dst, self.bytes) };
-        }
     }
 }
 

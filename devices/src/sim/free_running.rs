@@ -34,7 +34,6 @@ pub(super) struct Runner {
     bell: Arc<Bell>,
 }
 
-/// Wakes the thread.
 #[derive(Debug, Default)]
 struct Bell {
     state: Mutex<BellState>,
@@ -82,7 +81,6 @@ impl Runner {
         }
     }
 
-    /// The device is gone.
     pub(super) fn stop(&self) {
         self.bell.state.lock().stopped = true;
         self.bell.rung.notify_all();

@@ -13,7 +13,6 @@ use super::trace::Counters;
 
 /// A mark in an out-of-order or foreign queue: done when everything enqueued before the mark is.
 pub(super) struct SimMark {
-    /// The queue that it is enqueued on.
     pub(super) queue: QueueId,
     /// Whether it has a number there; one of a foreign queue stands alone.
     numbered: bool,
@@ -50,7 +49,6 @@ impl SimMark {
         }
     }
 
-    /// Makes sure that there is a native event.
     pub(super) fn record_natively(&self) {
         if !self.recorded.swap(true, Ordering::Relaxed) {
             self.counters.records.one();

@@ -139,7 +139,6 @@ impl SimQueue {
     }
 }
 
-/// A command of the schedule that a fence stands for.
 enum Target {
     Point(u64),
     Mark(CommandId),
@@ -178,7 +177,6 @@ impl Queue for SimQueue {
         Some(self.core.schedule().time(self.id))
     }
 
-    /// Its number.
     fn native(&self) -> usize {
         self.id.get() as usize
     }

@@ -30,7 +30,7 @@ use super::mark::SimMark;
 use super::script::Script;
 use super::timeline::SimTimeline;
 use super::timing::SimTiming;
-use super::trace::{Trace, TraceEvent};
+use super::trace::{Trace, TraceEvent, TraceKind};
 
 /// A task that completes now: the caller runs its work under no lock and then calls [`Schedule::finish`].
 pub(super) struct Completing {
@@ -106,7 +106,6 @@ impl Schedule {
         self.queues.contains_key(&id)
     }
 
-    /// Why nothing more can be enqueued on a queue.
     pub(super) fn check(&self, queue: QueueId) -> Result<(), DeviceError> {
         self.queue_state(queue).failure.clone().map_or(Ok(()), Err)
     }
@@ -124,7 +123,7 @@ impl Schedule {
         work: Work,
         effects: &mut Effects,
     ) {
-        self.trace.push(TraceEvent::Launched { at_ns: self.now_ns, queue, name: name.clone() });
+        self.trace.push(TraceEvent { at_ns: self.now_ns, queue, kind: TraceKind::Launched(name.clone()) });
         let waits = match &self.queue_state(queue).kind {
             QueueKind::InOrder(_) => Vec::new(),
             QueueKind::OutOfOrder { waits, .. } => waits.clone(),
@@ -167,7 +166,8 @@ impl Schedule {
         }
         state.clock.note_wait(fence);
         if let (Some(on), Some(sequence)) = (fence.queue(), fence.sequence()) {
-            self.trace.push(TraceEvent::Waited { at_ns: self.now_ns, queue, on, sequence });
+            let kind = TraceKind::Waited { on, sequence };
+            self.trace.push(TraceEvent { at_ns: self.now_ns, queue, kind });
         }
         self.start_if_ready(command, effects);
     }
@@ -230,7 +230,6 @@ impl Schedule {
         self.completions.peek().map(|&Reverse((due_ns, ..))| due_ns)
     }
 
-    /// Unfinished tasks.
     pub(super) fn unfinished_pieces(&self) -> usize {
         self.commands.values().filter(|command| matches!(command.kind, CommandKind::Task { .. })).count()
     }
@@ -271,7 +270,6 @@ impl Schedule {
         }
     }
 
-    /// Lets tasks called `name` complete again.
     pub(super) fn release(&mut self, name: &str) -> bool {
         let released = self.script.held.remove(name);
         let held = std::mem::take(&mut self.held);
@@ -307,8 +305,8 @@ impl Schedule {
             if let QueueKind::InOrder(timeline) = &state.kind {
                 timeline.fail(error, &mut effects.ready);
             }
-            let message = error.message().to_owned();
-            self.trace.push(TraceEvent::Failed { at_ns: self.now_ns, queue, message });
+            let kind = TraceKind::Failed(error.message().to_owned());
+            self.trace.push(TraceEvent { at_ns: self.now_ns, queue, kind });
             for id in pending.into_values() {
                 let Some(command) = self.commands.remove(&id) else { continue };
                 poisoned
@@ -361,7 +359,7 @@ impl Schedule {
         };
         let (name, duration_ns, queue) = (name.clone(), *duration_ns, command.queue);
         command.timings.iter().for_each(|timing| timing.began(self.now_ns));
-        self.trace.push(TraceEvent::Started { at_ns: self.now_ns, queue, name });
+        self.trace.push(TraceEvent { at_ns: self.now_ns, queue, kind: TraceKind::Started(name) });
         let jitter_ns = match self.jitter_ns {
             0 => 0,
             most => self.script.draw() % most.saturating_add(1),
@@ -387,7 +385,7 @@ impl Schedule {
             }
             match command.kind {
                 CommandKind::Task { name, .. } => {
-                    self.trace.push(TraceEvent::Completed { at_ns, queue, name });
+                    self.trace.push(TraceEvent { at_ns, queue, kind: TraceKind::Completed(name) });
                 }
                 CommandKind::Mark(mark) => settle_mark(&mark, &Ok(()), effects),
                 CommandKind::Wait => {}

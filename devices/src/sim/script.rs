@@ -8,7 +8,6 @@ use crate::DeviceError;
 #[derive(Debug)]
 pub(super) struct Script {
     seed: u64,
-    /// Names of tasks that do not complete.
     pub(super) held: HashSet<String>,
     /// Fails the task that would complete next.
     pub(super) fail_next: Option<DeviceError>,
@@ -27,7 +26,6 @@ impl Script {
         named.map(|place| self.fail_named.remove(place).1).or_else(|| self.fail_next.take())
     }
 
-    /// The next number from the seed.
     pub(super) fn draw(&mut self) -> u64 {
         // SplitMix64 (Steele, Lea, Flood: "Fast splittable pseudorandom number generators", 2014).
         self.seed = self.seed.wrapping_add(0x9e37_79b9_7f4a_7c15);

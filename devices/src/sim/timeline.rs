@@ -65,7 +65,6 @@ impl SimTimeline {
         inner.waiting.fail(&error, ready);
     }
 
-    /// How far the device is, observed by the host or not.
     pub(super) fn reached(&self) -> u64 {
         self.reached.load(Ordering::Acquire)
     }

@@ -3,67 +3,44 @@ use std::collections::VecDeque;
 
 use crate::QueueId;
 
-/// Something notable that happened on a simulated device, at virtual time `at_ns`.
+/// Something notable that happened on a simulated device.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct TraceEvent {
+    /// Virtual time.
+    pub at_ns: u64,
+    /// Where.
+    pub queue: QueueId,
+    /// What.
+    pub kind: TraceKind,
+}
+
+/// What a [`TraceEvent`] says.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
-pub enum TraceEvent {
-    /// A task was enqueued.
-    Launched {
-        /// Virtual time.
-        at_ns: u64,
-        /// Where.
-        queue: QueueId,
-        /// The task.
-        name: Cow<'static, str>,
-    },
-    /// A device-side wait was enqueued: what comes later on `queue` runs after record `sequence` of `on`.
+pub enum TraceKind {
+    /// A task of this name was enqueued.
+    Launched(Cow<'static, str>),
+    /// A device-side wait was enqueued: what comes later on the queue runs after record `sequence` of `on`.
     Waited {
-        /// Virtual time.
-        at_ns: u64,
-        /// The queue that waits.
-        queue: QueueId,
         /// The queue that is waited for.
         on: QueueId,
         /// The number on that queue.
         sequence: u64,
     },
     /// Everything that a task waits for is done: it runs.
-    Started {
-        /// Virtual time.
-        at_ns: u64,
-        /// Where.
-        queue: QueueId,
-        /// The task.
-        name: Cow<'static, str>,
-    },
+    Started(Cow<'static, str>),
     /// A task has ended and its effect is visible.
-    Completed {
-        /// Virtual time.
-        at_ns: u64,
-        /// Where.
-        queue: QueueId,
-        /// The task.
-        name: Cow<'static, str>,
-    },
-    /// A queue has failed, with everything unfinished on it.
-    Failed {
-        /// Virtual time.
-        at_ns: u64,
-        /// The queue.
-        queue: QueueId,
-        /// The message of the root error.
-        message: String,
-    },
+    Completed(Cow<'static, str>),
+    /// The queue has failed, with everything unfinished on it. This is the message of the root error.
+    Failed(String),
 }
 
 impl TraceEvent {
     /// The name of the task, for events that are about one.
     pub fn name(&self) -> Option<&str> {
-        match self {
-            Self::Launched { name, .. } | Self::Started { name, .. } | Self::Completed { name, .. } => {
-                Some(name)
-            }
-            Self::Waited { .. } | Self::Failed { .. } => None,
+        match &self.kind {
+            TraceKind::Launched(name) | TraceKind::Started(name) | TraceKind::Completed(name) => Some(name),
+            TraceKind::Waited { .. } | TraceKind::Failed(_) => None,
         }
     }
 }
@@ -72,7 +49,6 @@ impl TraceEvent {
 /// grow.
 const TRACE_EVENTS_MAX: usize = 1 << 16;
 
-/// The newest events.
 #[derive(Debug, Default)]
 pub(super) struct Trace(VecDeque<TraceEvent>);
 

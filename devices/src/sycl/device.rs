@@ -36,14 +36,6 @@ pub struct SyclDevice {
     default_queue: Arc<SyclQueue>,
 }
 
-/// What a device is made of.
-pub(super) struct Described {
-    pub(super) id: DLDevice,
-    pub(super) context: Arc<Context>,
-    pub(super) device: Handle,
-}
-
-/// What a device, its queues and its events share.
 pub(super) struct Shared {
     pub(super) id: DLDevice,
     pub(super) context: Arc<Context>,
@@ -102,8 +94,7 @@ fn queue_of(context: &Context, device: &Handle, profiles: bool) -> Result<Handle
 }
 
 impl SyclDevice {
-    pub(super) fn new(described: Described) -> Result<Arc<Self>, DeviceError> {
-        let Described { id, context, device } = described;
+    pub(super) fn new(id: DLDevice, context: Arc<Context>, device: Handle) -> Result<Arc<Self>, DeviceError> {
         let (api, raw) = (context.api, device.raw());
         let kinds = [
             (UsmKind::Device, ASPECT_USM_DEVICE),
@@ -142,7 +133,6 @@ impl SyclDevice {
         &self.shared.context
     }
 
-    /// Whether `device` is this device.
     pub(super) fn is(&self, device: &Handle) -> bool {
         // SAFETY: live devices.
         unsafe { (self.shared.api().device_eq)(self.shared.device.raw(), device.raw()) }

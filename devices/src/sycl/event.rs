@@ -63,7 +63,6 @@ impl Event {
         &self.shared
     }
 
-    /// Whether it is known to be done: one load.
     pub(super) fn is_done(&self) -> bool {
         self.signal.is_done()
     }
@@ -79,7 +78,6 @@ impl Event {
         debug_assert!(fresh, "an event gets one number");
     }
 
-    /// Blocks until it has settled; called for what is complete.
     fn wait(&self) {
         // SAFETY: a live event.
         let outcome = errors::catch(|| unsafe { (self.shared.api().event_wait)(self.raw()) });

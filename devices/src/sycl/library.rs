@@ -30,7 +30,6 @@ pub fn suggest_library(file: impl Into<PathBuf>) {
     SUGGESTED.lock().push(file.into());
 }
 
-/// Whether the library is in the process already.
 pub(super) fn is_loaded() -> bool {
     !loaded(&file_name(STEM)).is_empty()
 }

@@ -28,7 +28,6 @@ const COMPLETE: c_int = 0;
 
 type Callback = extern "C" fn(*mut c_void, c_int, *mut c_void);
 
-/// What is needed to be called back.
 #[derive(Debug)]
 struct Functions {
     /// `sycl::event::getNative() const`; the result holds a reference.

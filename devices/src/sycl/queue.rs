@@ -39,7 +39,6 @@ impl SyclQueue {
         Self::with(shared, handles, in_order, id, Some(Progress::new(id, shared.id, in_order)))
     }
 
-    /// A queue that others enqueue on too.
     pub(super) fn foreign(shared: &Arc<Shared>, handle: Handle, in_order: bool) -> Arc<Self> {
         Self::with(shared, [handle].into_iter(), in_order, QueueId::next(), None)
     }
@@ -236,7 +235,6 @@ impl fmt::Debug for SyclQueue {
     }
 }
 
-/// The error for a queue that belongs elsewhere.
 pub(super) fn not_ours(queue: &dyn Queue, device: DLDevice) -> DeviceError {
     let message = format!("cannot enqueue on {}: it is no queue of the context of {device}", queue.id());
     DeviceError::invalid(message)

@@ -99,7 +99,6 @@ impl QueueState {
         }
     }
 
-    /// Makes later commands wait for `event`.
     pub(super) fn wait_for(&mut self, event: Arc<Event>) -> Result<(), DeviceError> {
         self.waits.retain(|known| !known.is_done());
         self.waits.push(event);
@@ -206,7 +205,6 @@ impl QueueState {
         Ok(())
     }
 
-    /// The time, if anybody measures.
     fn clock_if_timed(&self) -> u64 {
         if self.timings.is_empty() { 0 } else { host_now_ns() }
     }

@@ -9,7 +9,7 @@ use crate::{DLDevice, DeviceError, DeviceType};
 
 use super::api::{ALL_DEVICES, Api, Object};
 use super::context::Context;
-use super::device::{Described, SyclDevice};
+use super::device::SyclDevice;
 use super::handle::{Handle, devices_in};
 use super::library::{self, SyclUnavailable};
 
@@ -62,7 +62,7 @@ impl SyclRuntime {
             let known = devices.iter().map(|known| known.context()).find(|known| known.same(&context));
             let context = known.cloned().unwrap_or_else(|| Arc::new(context));
             let id = DLDevice::new(DeviceType::ONE_API, index as i32);
-            match SyclDevice::new(Described { id, context, device }) {
+            match SyclDevice::new(id, context, device) {
                 Ok(device) => devices.push(device),
                 Err(error) => tracing::warn!(%error, device = %id, "a SYCL device cannot be used"),
             }
@@ -97,7 +97,7 @@ impl SyclRuntime {
             .into_iter()
             .next()
             .ok_or_else(|| DeviceError::invalid("this SYCL context has no device"))?;
-        SyclDevice::new(Described { id, context: Arc::new(context), device })
+        SyclDevice::new(id, Arc::new(context), device)
     }
 
     /// The root device whose default context `context` is, if it is one: then there is nothing to register.

@@ -160,7 +160,6 @@ impl Guest {
         }
     }
 
-    /// Answers a question.
     pub(super) fn reply(&mut self, number: u64, answer: Result<Offer, DeviceError>, ends: &mut Ends) {
         self.asked = self.asked.saturating_sub(1);
         // A consumer that cannot be reached is lent nothing more; the offer is dropped.

@@ -49,7 +49,6 @@ pub(super) enum Command {
     DeclareDead { host: String, process: Option<u32> },
 }
 
-/// What is shared with the thread.
 pub(super) struct Network {
     pub(super) poll: Poll,
     waker: Waker,
@@ -93,7 +92,6 @@ pub(super) fn new_agent() -> Result<Agent, NixlError> {
     Agent::new(&CString::new(digits.collect::<Vec<u8>>()).expect("digits are not zero"))
 }
 
-/// What the thread has.
 struct State {
     network: &'static Network,
     last: u64,

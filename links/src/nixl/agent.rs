@@ -28,7 +28,6 @@ fn ok(what: &str, status: Status) -> Result<Status, NixlError> {
     if status < 0 { Err(NixlError(format!("NIXL: {what} failed with status {status}"))) } else { Ok(status) }
 }
 
-/// Where a transfer is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Progress {
     Pending,

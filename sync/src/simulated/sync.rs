@@ -42,15 +42,6 @@ impl Condvar {
         self.inner().wait(guard)
     }
 
-    /// As in `std`.
-    pub fn wait_while<'a, T>(
-        &self,
-        guard: MutexGuard<'a, T>,
-        condition: impl FnMut(&mut T) -> bool,
-    ) -> LockResult<MutexGuard<'a, T>> {
-        self.inner().wait_while(guard, condition)
-    }
-
     /// As in `std`. In an execution whose clock nothing moves, it waits until it is notified.
     pub fn wait_timeout<'a, T>(
         &self,
