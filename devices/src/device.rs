@@ -268,8 +268,4 @@ impl Drop for Allocation {
     }
 }
 
-impl fmt::Debug for Allocation {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Allocation({} bytes on {} at {:p})", self.len, self.device, self.ptr)
-    }
-}
+debug_as!(memory: Allocation, "Allocation({} bytes on {} at {:p})", memory.len, memory.device, memory.ptr);

@@ -119,11 +119,7 @@ impl fmt::Display for DeviceError {
     }
 }
 
-impl fmt::Debug for DeviceError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{:?}({self})", self.0.kind)
-    }
-}
+debug_as!(error: DeviceError, "{:?}({error})", error.0.kind);
 
 impl error::Error for DeviceError {}
 

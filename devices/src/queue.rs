@@ -187,8 +187,4 @@ impl fmt::Display for QueueId {
     }
 }
 
-impl fmt::Debug for QueueId {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        fmt::Display::fmt(self, f)
-    }
-}
+debug_as!(id: QueueId, "{id}");

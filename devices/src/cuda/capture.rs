@@ -1,6 +1,5 @@
 //! Graphs: work of one queue or several, recorded once and launched often, with one call of the driver each.
 
-use std::fmt;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::ptr;
 use std::sync::Arc;
@@ -200,8 +199,4 @@ impl Drop for CudaGraph {
     }
 }
 
-impl fmt::Debug for CudaGraph {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "CudaGraph(of {})", self.context.id)
-    }
-}
+debug_as!(graph: CudaGraph, "CudaGraph(of {})", graph.context.id);

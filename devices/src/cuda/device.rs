@@ -1,5 +1,4 @@
 use std::ffi::{CStr, c_char, c_int, c_void};
-use std::fmt;
 use std::ptr::{self, NonNull};
 use std::sync::Arc;
 
@@ -366,8 +365,4 @@ fn native_event(event: CUevent, release: impl FnOnce() + Send + 'static) -> Nati
     })
 }
 
-impl fmt::Debug for CudaDevice {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "CudaDevice({}, {})", self.context.id, self.name)
-    }
-}
+debug_as!(device: CudaDevice, "CudaDevice({}, {})", device.context.id, device.name);

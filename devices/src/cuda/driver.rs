@@ -1,8 +1,8 @@
 //! Finding the driver: one probe, which never panics where there is none.
 
 use std::ffi::{CStr, c_char, c_int, c_uchar, c_uint, c_ulonglong, c_void};
+use std::ptr;
 use std::sync::Arc;
-use std::{fmt, ptr};
 
 use cudarc::driver::sys::{
     self, CUcontext, CUdevice, CUdevice_attribute, CUdeviceptr, CUevent, CUgraph, CUgraphExec, CUgraphNode,
@@ -379,11 +379,7 @@ pub(super) fn uuid_of(api: &Api, ordinal: i32) -> Option<[u8; 16]> {
     (code == 0).then(|| uuid.bytes.map(|byte| byte as u8))
 }
 
-impl fmt::Debug for CudaRuntime {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "CudaRuntime(version {}, {} devices)", self.driver_version, self.count())
-    }
-}
+debug_as!(runtime: CudaRuntime, "CudaRuntime(version {}, {} devices)", runtime.driver_version, runtime.count());
 
 #[cfg(test)]
 mod tests {

@@ -167,11 +167,7 @@ impl Drop for Event {
     }
 }
 
-impl fmt::Debug for Event {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "CUDA event {:p} of {}", self.raw(), self.context.id)
-    }
-}
+debug_as!(event: Event, "CUDA event {:p} of {}", event.raw(), event.context.id);
 
 impl Events {
     fn take(&self) -> Option<Handle<CUevent>> {
@@ -347,11 +343,7 @@ impl source::Event for Captured {
     }
 }
 
-impl fmt::Debug for Captured {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "a point in a graph, {:?}", self.event)
-    }
-}
+debug_as!(point: Captured, "a point in a graph, {:?}", point.event);
 
 #[cfg(test)]
 mod tests {

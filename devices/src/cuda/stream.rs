@@ -19,8 +19,8 @@
 //! another thread ([`super::health`]).
 
 use std::collections::VecDeque;
+use std::ptr;
 use std::sync::Arc;
-use std::{fmt, ptr};
 
 use cudarc::driver::sys::{CUevent, CUstream, CUstreamCaptureStatus};
 use estafette_sync::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -176,11 +176,7 @@ impl Drop for Stream {
     }
 }
 
-impl fmt::Debug for Stream {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Stream({} of {}, {} done)", self.id, self.context.id, self.completed())
-    }
-}
+debug_as!(stream: Stream, "Stream({} of {}, {} done)", stream.id, stream.context.id, stream.completed());
 
 // What is enqueued on an own stream: numbers, the events that cover some of them, and the waits.
 

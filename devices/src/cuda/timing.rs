@@ -5,7 +5,6 @@
 //! to do. After some seconds single precision gets coarser than the stamps themselves (half a microsecond),
 //! and a new reference is set.
 
-use std::fmt;
 use std::sync::Arc;
 
 use cudarc::driver::sys::{CUevent, CUstream};
@@ -135,8 +134,4 @@ impl Timing for TimedInterval {
     }
 }
 
-impl fmt::Debug for TimedInterval {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "TimedInterval(from {:?} to {:?})", self.begin, self.end.get())
-    }
-}
+debug_as!(interval: TimedInterval, "TimedInterval(from {:?} to {:?})", interval.begin, interval.end.get());

@@ -89,8 +89,4 @@ impl Event for Promise {
     }
 }
 
-impl fmt::Debug for Promise {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "promise {:?}, {:?}", self.name, self.signal)
-    }
-}
+debug_as!(promise: Promise, "promise {:?}, {:?}", promise.name, promise.signal);

@@ -1,6 +1,5 @@
 use std::collections::HashMap;
 use std::ffi::c_void;
-use std::fmt;
 use std::ptr::{self, NonNull};
 use std::sync::{Arc, Weak};
 
@@ -305,11 +304,7 @@ impl SimDevice {
     }
 }
 
-impl fmt::Debug for SimDevice {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "SimDevice({} at {} ns)", self.core.device, self.now_ns())
-    }
-}
+debug_as!(device: SimDevice, "SimDevice({} at {} ns)", device.core.device, device.now_ns());
 
 /// What the device, its queues and its thread share.
 pub(super) struct Core {

@@ -1,4 +1,3 @@
-use std::fmt;
 use std::sync::Arc;
 
 use estafette_sync::sync::atomic::{AtomicBool, Ordering};
@@ -91,8 +90,4 @@ impl Event for SimMark {
     }
 }
 
-impl fmt::Debug for SimMark {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "mark {} of {}, {:?}", self.command.0, self.queue, self.signal)
-    }
-}
+debug_as!(mark: SimMark, "mark {} of {}, {:?}", mark.command.0, mark.queue, mark.signal);

@@ -1,5 +1,4 @@
 use std::ffi::{CStr, c_void};
-use std::fmt;
 use std::num::NonZeroUsize;
 use std::ptr::NonNull;
 use std::sync::Arc;
@@ -76,11 +75,7 @@ impl Shared {
     }
 }
 
-impl fmt::Debug for Shared {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "SYCL device {}", self.id)
-    }
-}
+debug_as!(device: Shared, "SYCL device {}", device.id);
 
 fn queue_of(context: &Context, device: &Handle, profiles: bool) -> Result<Handle, DeviceError> {
     let create = context.api.queue_create;
@@ -381,8 +376,4 @@ impl Device for SyclDevice {
     }
 }
 
-impl fmt::Debug for SyclDevice {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "SyclDevice({}, {})", self.shared.id, self.shared.name)
-    }
-}
+debug_as!(device: SyclDevice, "SyclDevice({}, {})", device.shared.id, device.shared.name);

@@ -1,4 +1,3 @@
-use std::fmt;
 use std::sync::{Arc, Weak};
 
 use estafette_sync::sync::OnceLock;
@@ -143,11 +142,7 @@ impl Event {
     }
 }
 
-impl fmt::Debug for Event {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "SYCL event {:?}, {:?}", self.handle, self.signal)
-    }
-}
+debug_as!(event: Event, "SYCL event {:?}, {:?}", event.handle, event.signal);
 
 /// A fence that is one event and no number: work of a foreign queue, or an event from outside.
 #[derive(Debug)]
