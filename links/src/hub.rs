@@ -226,8 +226,8 @@ impl Hub {
         match &entry {
             Some(Entry::Door(door)) => self.poll.remove(door.socket.descriptor()),
             Some(Entry::Link(link)) => {
-                self.poll.remove(link.channel.socket.descriptor());
-                self.poll.remove(&link.channel.end);
+                self.poll.remove(link.channel().socket.descriptor());
+                self.poll.remove(&link.channel().end);
                 self.lines.unwatch(link);
                 // A thread that serves the link keeps it open.
                 self.removed.fetch_add(1, Ordering::Release);
@@ -274,7 +274,7 @@ impl Hub {
                 } else if link.drain(true) {
                     // The end comes late, where a child of the peer has the socket too; it comes early only from a process that
                     // gives up its link without a word, which is lost then as if it had died.
-                    self.poll.remove(link.channel.socket.descriptor());
+                    self.poll.remove(link.channel().socket.descriptor());
                     link.note_lost();
                 }
                 self.attend(even, &link);
@@ -353,8 +353,8 @@ impl Hub {
         let link = met.and_then(|(peer, channel)| {
             let link = Arc::new(Shared::new((board, line), peer, channel, self, token));
             self.entries.lock().by_token.insert(token, Entry::Link(Arc::clone(&link)));
-            let added = self.poll.add(link.channel.socket.descriptor(), token);
-            let added = added.and_then(|()| self.poll.add(&link.channel.end, token | 1));
+            let added = self.poll.add(link.channel().socket.descriptor(), token);
+            let added = added.and_then(|()| self.poll.add(&link.channel().end, token | 1));
             if let Err(error) = added {
                 self.remove(token);
                 return Err(LinkError::system("waiting for another process")(error));

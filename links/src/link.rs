@@ -49,7 +49,7 @@ pub(crate) struct Channel {
 pub(crate) struct Shared {
     pub(crate) own: OwnBoard<Arc<Memory>>,
     peer: PeerBoard<Memory>,
-    pub(crate) channel: Channel,
+    channel: Channel,
     hub: &'static Hub,
     /// What the hub knows it by.
     token: u64,
@@ -158,6 +158,10 @@ impl Shared {
 
     pub(crate) fn process(&self) -> u32 {
         self.channel.process
+    }
+
+    pub(crate) fn channel(&self) -> &Channel {
+        &self.channel
     }
 
     /// The peer's life line, and what it says while the peer lives.

@@ -12,7 +12,7 @@ use estafette_sync::thread;
 use loom::model::Builder;
 
 use crate::bell::{Listener, Ring, Ringer};
-use crate::board::{Kind, OwnBoard, PeerBoard, SlotId, WORDS, Words};
+use crate::board::{Kind, OwnBoard, PeerBoard, SlotId, WORDS};
 use crate::ring::{Reader, Writer};
 
 type Shared = Arc<Vec<AtomicU64>>;

@@ -14,40 +14,19 @@ use super::trace::Counters;
 pub(super) struct SimMark {
     pub(super) queue: QueueId,
     /// Whether it has a number there; one of a foreign queue stands alone.
-    numbered: bool,
-    device: DLDevice,
-    notify: SimNotify,
-    counters: Arc<Counters>,
+    pub(super) numbered: bool,
+    pub(super) device: DLDevice,
+    pub(super) notify: SimNotify,
+    pub(super) counters: Arc<Counters>,
     /// Its command in the schedule of its device.
     pub(super) command: CommandId,
     pub(super) signal: HostEvent,
     /// Whether the host has seen that it is done; see [`super::timeline::SimTimeline`].
-    observed: AtomicBool,
-    recorded: AtomicBool,
+    pub(super) observed: AtomicBool,
+    pub(super) recorded: AtomicBool,
 }
 
 impl SimMark {
-    pub(super) fn new(
-        queue: QueueId,
-        numbered: bool,
-        device: DLDevice,
-        notify: SimNotify,
-        counters: Arc<Counters>,
-        command: CommandId,
-    ) -> Self {
-        Self {
-            queue,
-            numbered,
-            device,
-            notify,
-            counters,
-            command,
-            signal: HostEvent::new(),
-            observed: AtomicBool::new(false),
-            recorded: AtomicBool::new(false),
-        }
-    }
-
     pub(super) fn record_natively(&self) {
         if !self.recorded.swap(true, Ordering::Relaxed) {
             self.counters.records.one();

@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use estafette_sync::sync::atomic::{AtomicBool, Ordering};
 
+use crate::fence::host_event::HostEvent;
 use crate::queue::order_after;
 use crate::{DLDevice, DeviceError, Fence, Order, Queue, QueueId, Timing};
 
@@ -89,7 +90,17 @@ impl SimQueue {
 
     fn mark(&self, numbered: bool, command: CommandId) -> SimMark {
         let Core { device, options, counters, .. } = &*self.core;
-        SimMark::new(self.id, numbered, *device, options.notify, counters.clone(), command)
+        SimMark {
+            queue: self.id,
+            numbered,
+            device: *device,
+            notify: options.notify,
+            counters: counters.clone(),
+            command,
+            signal: HostEvent::new(),
+            observed: AtomicBool::new(false),
+            recorded: AtomicBool::new(false),
+        }
     }
 
     /// As [`Queue::order_after`]; a wait is elided only where this queue's own work is `elidable`.

@@ -94,11 +94,6 @@ impl<T> OnceLock<T> {
     }
 
     /// As in `std`.
-    pub fn get_mut(&mut self) -> Option<&mut T> {
-        self.place.get_mut()
-    }
-
-    /// As in `std`.
     ///
     /// # Errors
     /// Returns `value` if there is one already.
@@ -142,11 +137,7 @@ impl<T> Default for OnceLock<T> {
 
 impl<T: Clone> Clone for OnceLock<T> {
     fn clone(&self) -> Self {
-        let new = Self::new();
-        if let Some(value) = self.place.get() {
-            let _ = new.place.set(value.clone());
-        }
-        new
+        Self { writing: Mutex::new(()), place: self.place.clone() }
     }
 }
 
