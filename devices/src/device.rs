@@ -4,7 +4,7 @@ use std::fmt;
 use std::ptr::NonNull;
 use std::sync::Arc;
 
-use crate::{DLDevice, DeviceError, DeviceErrorKind, DeviceType, Fence, NativeEvent, Queue, SharedMemory};
+use crate::{DLDevice, DeviceError, DeviceType, Fence, NativeEvent, Queue, SharedMemory};
 
 /// A place where memory lives and work runs. Thread-safe; usually shared as `Arc<dyn Device>`.
 pub trait Device: Send + Sync + fmt::Debug + Any {
@@ -56,7 +56,7 @@ pub trait Device: Send + Sync + fmt::Debug + Any {
     /// [`Queue::native`] gives it, and stays so while the wrapper is used.
     unsafe fn foreign_queue(&self, handle: usize) -> Result<Arc<dyn Queue>, DeviceError> {
         let message = format!("device {} takes no queues of others (handle {handle:#x})", self.id());
-        Err(DeviceError::new(DeviceErrorKind::Invalid, message))
+        Err(DeviceError::invalid(message))
     }
 
     /// Whether `handle`, which is a native handle of a queue, means the same queue on every thread. The
@@ -91,8 +91,7 @@ pub trait Device: Send + Sync + fmt::Debug + Any {
     /// # Errors
     /// The device has no such barrier (the default), or has failed.
     fn barrier(&self) -> Result<Fence, DeviceError> {
-        let message = format!("device {} has no barrier over all of its queues", self.id());
-        Err(DeviceError::new(DeviceErrorKind::Invalid, message))
+        Err(DeviceError::invalid(format!("device {} has no barrier over all of its queues", self.id())))
     }
 
     /// Memory for `bytes` bytes aligned to `align`, a power of two. Its contents are unspecified.
@@ -111,8 +110,7 @@ pub trait Device: Send + Sync + fmt::Debug + Any {
         if kind == self.id().device_type {
             return self.allocate(bytes, align);
         }
-        let message = format!("device {} gives no memory of kind {kind}", self.id());
-        Err(DeviceError::new(DeviceErrorKind::Invalid, message))
+        Err(DeviceError::invalid(format!("device {} gives no memory of kind {kind}", self.id())))
     }
 
     /// As [`allocate`](Device::allocate), of memory that the host can write, with every byte zero. A device
@@ -123,7 +121,7 @@ pub trait Device: Send + Sync + fmt::Debug + Any {
     fn allocate_zeroed(&self, bytes: usize, align: usize) -> Result<Allocation, DeviceError> {
         if !self.host_accessible() {
             let message = format!("the host cannot write zeros to memory of {}", self.id());
-            return Err(DeviceError::new(DeviceErrorKind::Invalid, message));
+            return Err(DeviceError::invalid(message));
         }
         let allocation = self.allocate(bytes, align)?;
         // SAFETY: the allocation is ours alone, this long, and the host may write it.
@@ -172,8 +170,7 @@ pub trait Device: Send + Sync + fmt::Debug + Any {
     /// # Errors
     /// Out of memory, or a device that needs none (the default).
     fn allocate_staging(&self, bytes: usize) -> Result<Allocation, DeviceError> {
-        let message = format!("device {} needs no staging ({bytes} bytes)", self.id());
-        Err(DeviceError::new(DeviceErrorKind::Invalid, message))
+        Err(DeviceError::invalid(format!("device {} needs no staging ({bytes} bytes)", self.id())))
     }
 
     /// The fence of an event of this device's own kind, recorded by foreign code. The fence queries the event
@@ -202,7 +199,7 @@ pub trait Device: Send + Sync + fmt::Debug + Any {
 }
 
 fn no_events(device: DLDevice) -> DeviceError {
-    DeviceError::new(DeviceErrorKind::Invalid, format!("device {device} exchanges no events"))
+    DeviceError::invalid(format!("device {device} exchanges no events"))
 }
 
 /// Owned device memory, freed on drop. No work may use the memory when its owner drops it.
@@ -271,8 +268,4 @@ impl Drop for Allocation {
     }
 }
 
-impl fmt::Debug for Allocation {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Allocation({} bytes on {} at {:p})", self.len, self.device, self.ptr)
-    }
-}
+debug_as!(memory: Allocation, "Allocation({} bytes on {} at {:p})", memory.len, memory.device, memory.ptr);

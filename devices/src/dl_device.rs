@@ -39,11 +39,7 @@ impl fmt::Display for DLDevice {
     }
 }
 
-impl fmt::Debug for DLDevice {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        fmt::Display::fmt(self, f)
-    }
-}
+debug_as!(device: DLDevice, "{device}");
 
 /// A kind of device: `DLDeviceType` of `dlpack.h`. Numbers that this version does not name are legal.
 #[repr(transparent)]
@@ -176,11 +172,7 @@ impl fmt::Display for DeviceType {
     }
 }
 
-impl fmt::Debug for DeviceType {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        fmt::Display::fmt(self, f)
-    }
-}
+debug_as!(kind: DeviceType, "{kind}");
 
 #[cfg(test)]
 mod tests {

@@ -46,6 +46,11 @@ impl DeviceError {
         }))
     }
 
+    /// An error of a request that makes no sense: [`DeviceErrorKind::Invalid`].
+    pub fn invalid(message: impl Into<String>) -> Self {
+        Self::new(DeviceErrorKind::Invalid, message)
+    }
+
     /// The same error with the driver's own code.
     #[must_use]
     pub fn with_code(self, code: i64) -> Self {
@@ -114,11 +119,7 @@ impl fmt::Display for DeviceError {
     }
 }
 
-impl fmt::Debug for DeviceError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{:?}({self})", self.0.kind)
-    }
-}
+debug_as!(error: DeviceError, "{:?}({error})", error.0.kind);
 
 impl error::Error for DeviceError {}
 

@@ -94,16 +94,11 @@ impl<S> Default for Extents<S> {
 }
 
 impl<S> Extents<S> {
-    /// None.
-    #[cfg(not(estafette_loom))]
-    pub const fn new() -> Self {
-        Self { state: Mutex::new(State { extents: Vec::new(), is_making: false }), made: Condvar::new() }
-    }
-
-    /// None.
-    #[cfg(estafette_loom)]
-    pub fn new() -> Self {
-        Self { state: Mutex::new(State { extents: Vec::new(), is_making: false }), made: Condvar::new() }
+    estafette_sync::const_fn! {
+        /// None.
+        pub fn new() -> Self {
+            Self { state: Mutex::new(State { extents: Vec::new(), is_making: false }), made: Condvar::new() }
+        }
     }
 
     /// The pieces, once none is being made.
@@ -207,7 +202,6 @@ fn size<S: Span>(bytes: usize) -> usize {
     bytes.max(1).checked_next_multiple_of(S::GRAIN).unwrap_or(usize::MAX)
 }
 
-/// Models: `RUSTFLAGS="--cfg estafette_loom" cargo test -p estafette-devices --profile model --lib models::`.
 #[cfg(all(test, estafette_loom))]
 mod models {
     use std::sync::Weak;

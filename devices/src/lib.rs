@@ -46,8 +46,12 @@
 //! - The number of a context in the device table is never given twice.
 //! - A driver measures device time only while a queue is asked for it ([`Queue::time`]).
 
+#[macro_use]
+mod debug;
+
 #[cfg(not(estafette_loom))]
 pub mod conformance;
+mod counters;
 pub mod cpu;
 #[cfg(feature = "cuda")]
 pub mod cuda;

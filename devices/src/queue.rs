@@ -4,7 +4,7 @@ use std::num::NonZeroU64;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use crate::{DLDevice, DeviceError, DeviceErrorKind, Fence, Timing};
+use crate::{DLDevice, DeviceError, Fence, Timing};
 
 /// A queue of a device: a CUDA stream, a SYCL queue, a simulated queue. Thread-safe.
 ///
@@ -101,7 +101,7 @@ pub trait Queue: Send + Sync + fmt::Debug + Any {
     ) -> Result<Arc<dyn LaunchGraph>, DeviceError> {
         let _ = (queues, enqueue);
         let message = format!("queues of {} record no graphs", self.device());
-        Err(DeviceError::new(DeviceErrorKind::Invalid, message).with_queue(self.id()))
+        Err(DeviceError::invalid(message).with_queue(self.id()))
     }
 
     /// For the device's own code to recognise its queues.
@@ -187,8 +187,4 @@ impl fmt::Display for QueueId {
     }
 }
 
-impl fmt::Debug for QueueId {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        fmt::Display::fmt(self, f)
-    }
-}
+debug_as!(id: QueueId, "{id}");

@@ -1,6 +1,5 @@
 //! Memory of devices that other processes can have without a copy.
 
-use std::fmt;
 use std::sync::{Arc, Weak};
 
 pub use estafette_sync::platform::descriptor::Descriptor;
@@ -111,8 +110,4 @@ impl Drop for SharedSegment {
     }
 }
 
-impl fmt::Debug for SharedSegment {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "SharedSegment({}, {:?})", self.number, self.memory)
-    }
-}
+debug_as!(segment: SharedSegment, "SharedSegment({}, {:?})", segment.number, segment.memory);

@@ -14,7 +14,6 @@
 
 use std::collections::BTreeMap;
 use std::ffi::c_void;
-use std::fmt;
 use std::ptr::NonNull;
 use std::sync::Arc;
 
@@ -103,11 +102,7 @@ pub struct Entry {
     pub registrations: usize,
 }
 
-impl fmt::Debug for Entry {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Entry({}, context {:#x}, {} registrations)", self.id, self.context, self.registrations)
-    }
-}
+debug_as!(entry: Entry, "Entry({}, context {:#x}, {} registrations)", entry.id, entry.context, entry.registrations);
 
 #[derive(Default)]
 struct Table {
@@ -247,7 +242,7 @@ fn sycl() -> Result<&'static SyclRuntime, DeviceError> {
 }
 
 fn invalid(message: impl ToString) -> DeviceError {
-    DeviceError::new(DeviceErrorKind::Invalid, message.to_string())
+    DeviceError::invalid(message.to_string())
 }
 
 fn unknown(table: &Table, id: DLDevice) -> DeviceError {

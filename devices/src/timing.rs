@@ -68,15 +68,6 @@ impl ClockBracket {
         let offset = if one_clock { 0 } else { (self.least_ns + self.most_ns) / 2 };
         u64::try_from(i128::from(device_ns) + offset).ok()
     }
-
-    /// How far off [`host_ns`](Self::host_ns) may be, in nanoseconds; `None` while nothing is known. For
-    /// clocks that are one it is how well that is known.
-    pub fn error_ns(&self) -> Option<u64> {
-        if self.least_ns == i128::MIN || self.most_ns == i128::MAX {
-            return None;
-        }
-        u64::try_from((self.most_ns - self.least_ns) / 2).ok()
-    }
 }
 
 /// Nanoseconds of the host's monotonic clock, the unit and origin of [`DeviceSpan`].
@@ -88,19 +79,19 @@ pub fn host_now_ns() -> u64 {
 mod tests {
     use super::*;
 
+    fn error_ns(bracket: ClockBracket) -> i128 {
+        (bracket.most_ns - bracket.least_ns) / 2
+    }
+
     #[test]
     fn one_clock_is_taken_as_it_is() {
         let mut bracket = ClockBracket::default();
         assert_eq!(bracket.host_ns(5), None, "nothing is known");
         bracket.not_before(1_000, 900);
-        assert_eq!(
-            (bracket.host_ns(5), bracket.error_ns()),
-            (None, None),
-            "nothing is known on the other side"
-        );
+        assert_eq!(bracket.host_ns(5), None, "nothing is known on the other side");
         bracket.not_after(2_000, 2_300);
         assert_eq!(bracket.host_ns(1_500), Some(1_500));
-        assert_eq!(bracket.error_ns(), Some(200));
+        assert_eq!(error_ns(bracket), 200);
     }
 
     #[test]
@@ -113,7 +104,7 @@ mod tests {
             bracket.not_before(at, at + offset - call);
             bracket.not_after(at + 5_000, at + 5_000 + offset + seen);
         }
-        let error = bracket.error_ns().unwrap();
+        let error = error_ns(bracket) as u64;
         assert_eq!(error, 200);
         let mapped = bracket.host_ns(40_000).unwrap();
         assert!(mapped.abs_diff(40_000 + offset) <= error, "{mapped}");

@@ -5,7 +5,9 @@ use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
 use std::sync::mpsc::channel;
 
 use estafette_devices::host::HostDevice;
-use estafette_devices::sim::{DriverCalls, SimDevice, SimNotify, SimOptions, SimPace, SimQueue, TraceEvent};
+use estafette_devices::sim::{
+    DriverCalls, SimDevice, SimNotify, SimOptions, SimPace, SimQueue, TraceEvent, TraceKind,
+};
 use estafette_devices::{Device, DeviceError, DeviceErrorKind, FenceState, Order, Queue, Reactor};
 
 fn device(options: SimOptions) -> Arc<SimDevice> {
@@ -130,18 +132,18 @@ fn the_trace_tells_what_happened_when() {
     second.order_after(&fence).unwrap();
     launch(&second, "two", 20);
     device.run_until_idle();
-    let name = |name: &'static str| name.into();
+    let event = |at_ns, queue, kind| TraceEvent { at_ns, queue, kind };
     let (on, queue) = (first.id(), second.id());
     assert_eq!(
         device.trace(),
         [
-            TraceEvent::Launched { at_ns: 0, queue: on, name: name("one") },
-            TraceEvent::Started { at_ns: 0, queue: on, name: name("one") },
-            TraceEvent::Waited { at_ns: 0, queue, on, sequence: 1 },
-            TraceEvent::Launched { at_ns: 0, queue, name: name("two") },
-            TraceEvent::Completed { at_ns: 15, queue: on, name: name("one") },
-            TraceEvent::Started { at_ns: 15, queue, name: name("two") },
-            TraceEvent::Completed { at_ns: 40, queue, name: name("two") },
+            event(0, on, TraceKind::Launched("one".into())),
+            event(0, on, TraceKind::Started("one".into())),
+            event(0, queue, TraceKind::Waited { on, sequence: 1 }),
+            event(0, queue, TraceKind::Launched("two".into())),
+            event(15, on, TraceKind::Completed("one".into())),
+            event(15, queue, TraceKind::Started("two".into())),
+            event(40, queue, TraceKind::Completed("two".into())),
         ]
     );
 }

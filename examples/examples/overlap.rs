@@ -10,7 +10,7 @@
 
 use std::time::Instant;
 
-use estafette::devices::sim::{SimDevice, SimOptions, SimPace, SimQueue, TraceEvent};
+use estafette::devices::sim::{SimDevice, SimOptions, SimPace, SimQueue, TraceEvent, TraceKind};
 use estafette::devices::{Device, Queue, QueueId};
 use estafette::{DType, Engine};
 use examples::Result;
@@ -108,11 +108,11 @@ fn launch(queue: &dyn Queue, frame: usize, duration_ns: u64, work: impl FnOnce()
 /// The timeline of a queue: the number of the frame that it worked on, or a dot where it was idle.
 fn timeline(events: &[TraceEvent], of: QueueId) -> String {
     let (mut line, mut started_ns) = (String::new(), 0);
-    for event in events {
-        match event {
-            TraceEvent::Started { at_ns, queue, .. } if *queue == of => started_ns = *at_ns,
-            TraceEvent::Completed { at_ns, queue, name } if *queue == of => {
-                let (start, end) = (started_ns.div_ceil(CHARACTER_NS), at_ns.div_ceil(CHARACTER_NS));
+    for event in events.iter().filter(|event| event.queue == of) {
+        match &event.kind {
+            TraceKind::Started(_) => started_ns = event.at_ns,
+            TraceKind::Completed(name) => {
+                let (start, end) = (started_ns.div_ceil(CHARACTER_NS), event.at_ns.div_ceil(CHARACTER_NS));
                 while (line.len() as u64) < end {
                     let busy = line.len() as u64 >= start;
                     line.push_str(if busy { name } else { "." });

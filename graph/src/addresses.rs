@@ -22,8 +22,5 @@ impl Hasher for AddressHasher {
     }
 }
 
-/// A map from addresses.
 pub(crate) type Map<K, X> = HashMap<K, X, BuildHasherDefault<AddressHasher>>;
-
-/// A set of addresses.
 pub(crate) type Set<K> = HashSet<K, BuildHasherDefault<AddressHasher>>;

@@ -31,7 +31,7 @@ use std::ptr::NonNull;
 
 use estafette_sync::process::Generation;
 use estafette_sync::sync::atomic::{AtomicU64, Ordering};
-use estafette_sync::{barrier, thread};
+use estafette_sync::{barrier, thread, thread_local};
 
 use crate::reentry;
 
@@ -44,7 +44,6 @@ const REVOKING: u64 = 2;
 /// Tokens of threads are greater.
 const FIRST_TOKEN: u64 = 3;
 
-/// No thread is in a section.
 const OUTSIDE: u64 = 0;
 
 /// Which thread uses the graph without locked instructions, if one does.
@@ -181,16 +180,9 @@ impl Drop for CriticalSection {
     }
 }
 
-#[cfg(not(any(estafette_loom, estafette_shuttle)))]
 thread_local! {
     /// A number that no other thread has had; 0 until the first call of [`token`].
     static TOKEN: Cell<u64> = const { Cell::new(0) };
-}
-
-// The threads of a model are not threads of the process.
-#[cfg(any(estafette_loom, estafette_shuttle))]
-estafette_sync::thread_local! {
-    static TOKEN: Cell<u64> = Cell::new(0);
 }
 
 fn token() -> u64 {
@@ -204,7 +196,6 @@ fn token() -> u64 {
     })
 }
 
-/// Models: `RUSTFLAGS="--cfg estafette_loom" cargo test -p estafette-graph --lib --release`.
 #[cfg(all(test, estafette_loom))]
 mod models {
     use estafette_sync::cell::UnsafeCell;

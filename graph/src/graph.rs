@@ -50,14 +50,14 @@ impl<V, T> GraphState<V, T> {
 impl<V, T> Graph<V, T> {
     /// A graph without variables.
     pub fn new() -> Self {
-        Self::with_lifetime(false)
+        Self::made(false, BiasedLock::shared())
     }
 
     /// A graph whose memory is never freed, for a process that has one graph. Saves four locked instructions
     /// per operation: two that count references to the graph, and two for a free list shared by threads.
     /// While only one thread uses the graph, that thread saves nearly all others, too.
     pub fn immortal() -> Self {
-        let graph = Self::with_lifetime(true);
+        let graph = Self::made(true, BiasedLock::unclaimed());
         // Each execution of a simulation has its own graph, which is freed with the execution's other
         // statics.
         #[cfg(not(estafette_shuttle))]
@@ -69,20 +69,10 @@ impl<V, T> Graph<V, T> {
     /// for models. The graph must outlive its use by every thread.
     #[cfg(estafette_loom)]
     pub fn biased() -> Self {
-        let (slab, registry) = (Slab::new(false), Registry::new());
-        Self {
-            state: Arc::new(GraphState {
-                immortal: false,
-                generation: Generation::current(),
-                biased: BiasedLock::unclaimed(),
-                slab,
-                registry,
-            }),
-        }
+        Self::made(false, BiasedLock::unclaimed())
     }
 
-    fn with_lifetime(immortal: bool) -> Self {
-        let biased = if immortal { BiasedLock::unclaimed() } else { BiasedLock::shared() };
+    fn made(immortal: bool, biased: BiasedLock) -> Self {
         Self {
             state: Arc::new(GraphState {
                 immortal,
@@ -111,7 +101,7 @@ impl<V, T> Graph<V, T> {
     #[inline]
     pub(crate) fn assert_mine(&self, node: &VarNode<V, T>) {
         assert!(
-            std::ptr::eq(node.graph.get(), &raw const *self.state),
+            std::ptr::eq(&raw const *node.graph, &raw const *self.state),
             "{} belongs to another graph",
             node.id()
         );

@@ -21,16 +21,9 @@ impl<V, T> GraphRef<V, T> {
         }
     }
 
-    /// The graph, if it is immortal.
     #[inline(always)]
     pub(crate) fn immortal(&self) -> Option<NonNull<GraphState<V, T>>> {
-        self.get().immortal.then_some(self.0)
-    }
-
-    #[inline(always)]
-    pub(crate) fn get(&self) -> &GraphState<V, T> {
-        // SAFETY: an immortal graph's memory is never freed; any other is kept by our count.
-        unsafe { self.0.as_ref() }
+        self.immortal.then_some(self.0)
     }
 }
 
@@ -39,13 +32,14 @@ impl<V, T> Deref for GraphRef<V, T> {
 
     #[inline(always)]
     fn deref(&self) -> &GraphState<V, T> {
-        self.get()
+        // SAFETY: an immortal graph's memory is never freed; any other is kept by our count.
+        unsafe { self.0.as_ref() }
     }
 }
 
 impl<V, T> Clone for GraphRef<V, T> {
     fn clone(&self) -> Self {
-        if !self.get().immortal {
+        if !self.immortal {
             // SAFETY: made from a counted one in `new`.
             unsafe { Arc::increment_strong_count(self.0.as_ptr()) };
         }
@@ -55,7 +49,7 @@ impl<V, T> Clone for GraphRef<V, T> {
 
 impl<V, T> Drop for GraphRef<V, T> {
     fn drop(&mut self) {
-        if !self.get().immortal {
+        if !self.immortal {
             // SAFETY: made from a counted one in `new`.
             drop(unsafe { Arc::from_raw(self.0.as_ptr()) });
         }

@@ -10,6 +10,8 @@
 
 use std::cell::Cell;
 
+use estafette_sync::thread_local;
+
 /// The graph whose state a closure of this thread has borrowed: its address.
 pub(crate) type GraphAddress = *const ();
 
@@ -46,13 +48,6 @@ pub(crate) fn panic_reentered() -> ! {
     panic!("a closure that runs under a variable's lock used the graph again");
 }
 
-#[cfg(not(any(estafette_loom, estafette_shuttle)))]
 thread_local! {
     static LENT: Cell<GraphAddress> = const { Cell::new(std::ptr::null()) };
-}
-
-// The threads of a model are not threads of the process.
-#[cfg(any(estafette_loom, estafette_shuttle))]
-estafette_sync::thread_local! {
-    static LENT: Cell<GraphAddress> = Cell::new(std::ptr::null());
 }

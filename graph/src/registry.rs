@@ -85,7 +85,6 @@ impl<V, T> Registry<V, T> {
         is_free
     }
 
-    /// Begins a scan.
     pub(crate) fn scan(&self) -> RegistryScan<'_, V, T> {
         self.lock().scans += 1;
         RegistryScan { registry: self }

@@ -59,7 +59,6 @@ pub(crate) const BYTES: usize = LINE + 4096;
 /// much under way.
 const USED: [Range<usize>; 2] = [0..4096, RING_AT * 8 / 4096 * 4096..TEXTS_AT * 8];
 
-/// Maps what each link uses.
 pub(crate) fn populate(board: &Memory) {
     USED.into_iter().for_each(|range| board.populate(range));
 }
@@ -85,6 +84,13 @@ impl Words for Memory {
 impl<W: Words> Words for &W {
     fn words(&self) -> &[AtomicU64] {
         (**self).words()
+    }
+}
+
+#[cfg(test)]
+impl Words for Vec<AtomicU64> {
+    fn words(&self) -> &[AtomicU64] {
+        self
     }
 }
 
@@ -249,7 +255,6 @@ impl<W: Words> OwnBoard<W> {
         ((self.load(kind.place(index)) >> 32) as u32).wrapping_add(1)
     }
 
-    /// Begins the use of an index.
     pub(crate) fn begin(&self, slot: SlotId) {
         self.store(slot.kind.place(slot.index), word(slot.generation, PENDING, 0));
     }
@@ -317,12 +322,6 @@ mod tests {
 
     fn words() -> Arc<Vec<AtomicU64>> {
         Arc::new((0..WORDS).map(|_| AtomicU64::new(0)).collect())
-    }
-
-    impl Words for Vec<AtomicU64> {
-        fn words(&self) -> &[AtomicU64] {
-            self
-        }
     }
 
     fn failure(text: &str) -> Outcome {

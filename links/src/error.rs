@@ -70,7 +70,6 @@ impl LinkError {
     }
 }
 
-/// As the failure of a fence.
 impl From<&LinkError> for DeviceError {
     fn from(error: &LinkError) -> Self {
         let kind = match error {

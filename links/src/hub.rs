@@ -6,12 +6,12 @@ use std::io::ErrorKind;
 use std::sync::Arc;
 
 use estafette_sync::essential::essential;
+use estafette_sync::per_process;
 use estafette_sync::process::Generation;
 use estafette_sync::sleeper::{Host, has_spare_cores, set_host};
 use estafette_sync::sync::Mutex;
 use estafette_sync::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use estafette_sync::time::{Duration, Instant};
-use estafette_sync::{daemon, per_process, stack};
 
 use crate::LinkError;
 use crate::board::{BYTES, populate};
@@ -21,6 +21,7 @@ use crate::mailbox::Mailbox;
 use crate::platform::{
     Memory, Poll, Socket, Waker, is_shortage, may_be_process, own_process, own_user, wait_for_any, wake_all,
 };
+use crate::threads::{self, Single};
 
 /// What a greeting says: that it is one, and the version of the protocol.
 pub(crate) const GREETING: [u8; 16] = *b"estafette link 2";
@@ -39,8 +40,7 @@ const ROUND: u32 = 16;
 const WAKER: u64 = 0;
 
 per_process! {
-    /// Once there is one: the hub, and whether its thread runs.
-    static HUB: Mutex<Option<(&'static Hub, bool)>> = Mutex::new(None);
+    static HUB: Single<Hub> = Mutex::new(None);
 }
 
 /// What the link thread waits for.
@@ -102,27 +102,11 @@ pub(crate) enum Side {
 impl Hub {
     /// That of the process, whose threads start now if they have not.
     pub(crate) fn get() -> Result<&'static Self, LinkError> {
-        let mut known = HUB.lock();
-        let (hub, is_running) = match &mut *known {
-            Some((hub, is_running)) => (*hub, is_running),
-            none => {
-                let (hub, is_running) = none.insert((Box::leak(Box::new(Self::new()?)), false));
-                (*hub, is_running)
-            }
-        };
-        if !*is_running {
-            // Its threads live as long as the process. Where one cannot start, the next call tries again.
+        threads::started(&HUB, Self::new, |hub| {
             hub.lines.start()?;
             set_host(&Waiting);
-            let run = move || essential("the link thread", || hub.run());
-            daemon(
-                stack::thread("estafette-links")
-                    .spawn(run)
-                    .map_err(LinkError::system("starting a thread"))?,
-            );
-            *is_running = true;
-        }
-        Ok(hub)
+            threads::start("estafette-links", move || essential("the link thread", || hub.run()))
+        })
     }
 
     fn new() -> Result<Self, LinkError> {
@@ -260,7 +244,6 @@ impl Hub {
         token
     }
 
-    /// The thread.
     fn run(&'static self) {
         loop {
             for token in self.poll.wait(None).expect("a set of descriptors can be waited for") {
@@ -338,39 +321,36 @@ impl Hub {
     /// Reads the greeting of a peer, and makes the link.
     fn meet(&'static self, token: u64, greeting: Greeting) {
         let mut bytes = [0; GREETING.len()];
-        let received = greeting.socket.receive(&mut bytes);
-        if let Ok(None) = received {
+        let Some(received) = greeting.socket.receive(&mut bytes).transpose() else {
             self.entries.lock().by_token.insert(token, Entry::Greeting(greeting));
             return;
-        }
+        };
         self.poll.remove(greeting.socket.descriptor());
         let Greeting { socket, process, board, line, arrived, side } = greeting;
         let refused = |what: &str| LinkError::Refused(format!("process {process} {what}"));
         let meeting = |error| LinkError::system("meeting another process")(error);
-        let link = match received {
-            Err(error) => Err(meeting(error)),
-            Ok(Some((length, descriptors))) if length == GREETING.len() && bytes == GREETING => {
-                match descriptors.map(<[_; 2]>::try_from) {
-                    Ok(Ok([theirs, end])) => match may_be_process(&end, process) {
-                        Ok(true) => Memory::open(&theirs, BYTES, false)
-                            .map_err(|error| match is_shortage(&error) {
-                                true => meeting(error),
-                                false => refused(&format!("has no board: {error}")),
-                            })
-                            .inspect(populate)
-                            .map(|peer| (peer, Channel { socket, end, process })),
-                        Ok(false) => Err(refused("came without its end")),
-                        Err(error) => Err(meeting(error)),
-                    },
-                    Ok(Err(_)) => Err(refused("came without its board")),
-                    Err(error) => Err(meeting(error)),
-                }
+        let met = || {
+            let (length, descriptors) = received.map_err(meeting)?;
+            match bytes {
+                _ if length == 0 => return Err(refused("hung up")),
+                GREETING if length == GREETING.len() => {}
+                _ => return Err(refused("speaks another version, or something else")),
             }
-            Ok(Some((0, _))) => Err(refused("hung up")),
-            Ok(_) => Err(refused("speaks another version, or something else")),
+            let [theirs, end]: [_; 2] =
+                descriptors.map_err(meeting)?.try_into().map_err(|_| refused("came without its board"))?;
+            if !may_be_process(&end, process).map_err(meeting)? {
+                return Err(refused("came without its end"));
+            }
+            let peer = Memory::open(&theirs, BYTES, false).map_err(|error| match is_shortage(&error) {
+                true => meeting(error),
+                false => refused(&format!("has no board: {error}")),
+            })?;
+            populate(&peer);
+            Ok((peer, Channel { socket, end, process }))
         };
+        let met = met();
         step!("greet 5");
-        let link = link.and_then(|(peer, channel)| {
+        let link = met.and_then(|(peer, channel)| {
             let link = Arc::new(Shared::new((board, line), peer, channel, self, token));
             self.entries.lock().by_token.insert(token, Entry::Link(Arc::clone(&link)));
             let added = self.poll.add(link.channel().socket.descriptor(), token);

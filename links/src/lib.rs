@@ -12,7 +12,7 @@
 //! | `board`, `ring`, `bell` | shared words with one writer each: slots, messages, who wants to be rung; models |
 //! | `fence` | a slot of a peer's board as an event of `estafette_devices` |
 //! | `link`, `door`, `descriptor`, `segment`, `arena`, `error` | what users have |
-//! | `hub`, `life`, `mailbox` | the link thread; the thread of life lines; what they leave for futures |
+//! | `hub`, `life`, `threads`, `mailbox` | the link thread; the thread of life lines; what they leave for futures |
 //! | `nixl`, [`network`] | a feature: memory of other machines, and how two machines meet |
 //! | `platform` | what links ask of the operating system |
 //!
@@ -73,6 +73,7 @@ mod segment;
 pub mod steps;
 #[cfg(all(test, not(any(estafette_portable, estafette_loom, estafette_shuttle))))]
 mod tests;
+mod threads;
 
 pub use self::{
     arena::Arena,

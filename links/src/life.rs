@@ -6,12 +6,12 @@ use estafette_sync::essential::essential;
 use estafette_sync::process::Generation;
 use estafette_sync::sync::atomic::{AtomicU32, Ordering};
 use estafette_sync::sync::{Condvar, Mutex};
-use estafette_sync::{daemon, stack};
 
 use crate::LinkError;
 use crate::board::LINE;
 use crate::link::Shared;
 use crate::platform::{Memory, RobustList, owner_died, wait_for_any, wake_all};
+use crate::threads;
 
 /// Life lines that are watched; the kernel waits for 128 words at once. Of further peers the end is seen, and not its beginning.
 const WATCHED_MAX: usize = 126;
@@ -40,10 +40,7 @@ impl Lines {
         if self.state.lock().held.is_some() {
             return Ok(());
         }
-        let run = move || essential("the thread of life lines", || self.run());
-        let thread =
-            stack::thread("estafette-lives").spawn(run).map_err(LinkError::system("starting a thread"))?;
-        daemon(thread);
+        threads::start("estafette-lives", move || essential("the thread of life lines", || self.run()))?;
         let mut state = self.state.lock();
         loop {
             if let Some(error) = state.error.take() {
@@ -56,7 +53,6 @@ impl Lines {
         }
     }
 
-    /// Holds the line of a new board.
     pub(crate) fn hold(&'static self, board: Arc<Memory>) -> Line {
         if let Some(held) = &self.state.lock().held {
             held.hold(&board, LINE);

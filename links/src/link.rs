@@ -38,7 +38,6 @@ const FATE_GONE: u32 = 8;
 /// It does not keep to the protocol.
 const FATE_BROKEN: u32 = 16;
 
-/// How the peer is reached.
 pub(crate) struct Channel {
     pub(crate) socket: Socket,
     /// The peer as a descriptor, which is readable when each of its threads has ended.

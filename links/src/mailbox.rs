@@ -28,7 +28,6 @@ pub(crate) fn register(futures: &Futures, context: &Context<'_>) {
     drop(waiting);
 }
 
-/// Wakes all.
 pub(crate) fn wake(futures: &Futures) {
     let woken = std::mem::take(&mut *futures.0.lock());
     woken.into_iter().for_each(Waker::wake);

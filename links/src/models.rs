@@ -12,16 +12,10 @@ use estafette_sync::thread;
 use loom::model::Builder;
 
 use crate::bell::{Listener, Ring, Ringer};
-use crate::board::{Kind, OwnBoard, PeerBoard, SlotId, WORDS, Words};
+use crate::board::{Kind, OwnBoard, PeerBoard, SlotId, WORDS};
 use crate::ring::{Reader, Writer};
 
 type Shared = Arc<Vec<AtomicU64>>;
-
-impl Words for Vec<AtomicU64> {
-    fn words(&self) -> &[AtomicU64] {
-        self
-    }
-}
 
 /// A process: its own board, and the other's.
 struct Process {
@@ -116,17 +110,20 @@ fn wait_for(process: &Process, slot: SlotId) -> Outcome {
     }
 }
 
-fn message(error: &DeviceError) -> &str {
-    error.message()
-}
-
 fn failed(text: &str) -> Outcome {
     Err(DeviceError::new(DeviceErrorKind::Fault, text))
 }
 
-#[test]
-fn memory_is_read_between_the_promise_and_the_answer() {
-    loom::model(|| {
+/// Explores a model with at most three switches away from a thread that could go on.
+fn explore(model: impl Fn() + Send + Sync + 'static) {
+    let mut builder = Builder::new();
+    builder.preemption_bound = Some(3);
+    builder.check(model);
+}
+
+/// Lends memory, and writes there again after the answer, or without it.
+fn lend(waits_for_the_answer: bool) {
+    loom::model(move || {
         let [owner, user] = processes();
         let memory = Arc::new(Segment(UnsafeCell::new(0)));
         let lent = Arc::clone(&memory);
@@ -138,48 +135,38 @@ fn memory_is_read_between_the_promise_and_the_answer() {
         });
         memory.write(7);
         owner.own.settle(slot(Kind::Ready, 1), &Ok(()), &owner.peer);
-        if outcome(&owner, slot(Kind::Used, 1)).is_some() {
+        if !waits_for_the_answer || outcome(&owner, slot(Kind::Used, 1)).is_some() {
             memory.write(8);
         }
         using.join().expect("it does not panic");
     });
 }
 
+#[test]
+fn memory_is_read_between_the_promise_and_the_answer() {
+    lend(true);
+}
+
 /// Without the answer the owner writes while the peer reads.
 #[test]
 #[should_panic(expected = "Causality violation")]
 fn memory_that_is_written_before_the_answer_is_found() {
-    loom::model(|| {
-        let [owner, user] = processes();
-        let memory = Arc::new(Segment(UnsafeCell::new(0)));
-        let lent = Arc::clone(&memory);
-        let using = thread::spawn(move || {
-            if outcome(&user, slot(Kind::Ready, 1)).is_some() {
-                lent.read();
-            }
-        });
-        memory.write(7);
-        owner.own.settle(slot(Kind::Ready, 1), &Ok(()), &owner.peer);
-        memory.write(8);
-        using.join().expect("it does not panic");
-    });
+    lend(false);
 }
 
 /// There is one text. It is used again only after the peer has read it.
 #[test]
 fn a_failure_has_its_own_text_or_none() {
-    let mut builder = Builder::new();
-    builder.preemption_bound = Some(3);
-    builder.check(|| {
+    explore(|| {
         let [owner, user] = processes();
         let other = SlotId { index: 1, ..slot(Kind::Ready, 1) };
         let using = thread::spawn(move || {
             let error = wait_for(&user, slot(Kind::Ready, 1)).expect_err("it failed");
-            assert_eq!(message(&error), "first (in process 1)");
+            assert_eq!(error.message(), "first (in process 1)");
             user.own.settle(slot(Kind::Used, 1), &Ok(()), &user.peer);
             if let Some(Err(error)) = outcome(&user, other) {
                 let texts = ["second (in process 1)", "failed, without a text (in process 1)"];
-                assert!(texts.contains(&message(&error)));
+                assert!(texts.contains(&error.message()));
             }
         });
         owner.own.settle(slot(Kind::Ready, 1), &failed("first"), &owner.peer);
@@ -191,9 +178,7 @@ fn a_failure_has_its_own_text_or_none() {
 /// A message of two words, then another that needs the places of the first one.
 #[test]
 fn messages_are_whole_and_in_order() {
-    let mut builder = Builder::new();
-    builder.preemption_bound = Some(3);
-    builder.check(|| {
+    explore(|| {
         let [sender, receiver] = processes();
         let receiving = thread::spawn(move || {
             let mut reader = Reader::default();
@@ -220,9 +205,7 @@ fn messages_are_whole_and_in_order() {
 
 /// Tells twice beside a process that listens until it has seen both. A ring that is lost is a deadlock, which loom reports.
 fn tells_beside(listen: fn(&Listener, &Process)) {
-    let mut builder = Builder::new();
-    builder.preemption_bound = Some(3);
-    builder.check(move || {
+    explore(move || {
         let [teller, sleeper] = processes();
         let bell = Arc::new(Bell::default());
         let socket = Arc::clone(&bell);
@@ -260,9 +243,7 @@ fn a_process_that_listens_without_a_fence_is_lost() {
 
 /// A thread serves until it is rung once. What comes then wakes the link thread, for which the thread leaves the rest.
 fn serves_once(leave: fn(&Listener)) {
-    let mut builder = Builder::new();
-    builder.preemption_bound = Some(3);
-    builder.check(move || {
+    explore(move || {
         let [teller, sleeper] = processes();
         let shared = Arc::new((sleeper, Listener::default(), Bell::default(), Bell::default()));
         let rung = Arc::clone(&shared);

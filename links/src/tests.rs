@@ -27,7 +27,6 @@ static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
 /// Nothing that is waited for here takes this long, however slow the machine.
 const HUNG: Duration = Duration::from_secs(60);
 
-/// Descriptors of this process.
 fn descriptors() -> usize {
     std::fs::read_dir("/proc/self/fd").expect("a folder of the kernel's").count()
 }
@@ -174,7 +173,6 @@ fn unsealed_memory(bytes: usize) -> OwnedFd {
     file.into()
 }
 
-/// Another process.
 fn process(number: u32) -> OwnedFd {
     use std::os::fd::FromRawFd;
     // SAFETY: takes two integers; the descriptor is new, and nothing else has it.

@@ -31,7 +31,7 @@
 
 use crate::barrier;
 use crate::sync::atomic::{AtomicUsize, Ordering};
-use crate::sync::{Condvar, Mutex, MutexGuard};
+use crate::sync::{Condvar, Mutex};
 use crate::time::Instant;
 
 /// The wakers of the futures that wait. Under the lock of an event count no waker is cloned, dropped or
@@ -58,11 +58,6 @@ struct Inner<W> {
 }
 
 impl<W: Wakers> EventCount<W> {
-    fn lock(&self) -> MutexGuard<'_, Inner<W>> {
-        // Nothing foreign runs under this lock, so no panic that matters poisons it.
-        self.inner.lock()
-    }
-
     /// Whether there are waiters. The answer is reliable after a fence of this thread, such as that of
     /// [`notify`](Self::notify) of another event count.
     #[inline]
@@ -81,7 +76,7 @@ impl<W: Wakers> EventCount<W> {
 
     #[cold]
     fn notify_waiters<T>(&self, take: impl FnOnce(&mut W) -> T) -> T {
-        let mut inner = self.lock();
+        let mut inner = self.inner.lock();
         inner.count += 1;
         let taken = self.change(&mut inner.wakers, take);
         drop(inner);
@@ -94,14 +89,14 @@ impl<W: Wakers> EventCount<W> {
     pub fn listen(&self) -> Waiter<'_, W> {
         self.waiters.fetch_add(1, Ordering::SeqCst);
         barrier::heavy();
-        let seen = self.lock().count;
+        let seen = self.inner.lock().count;
         Waiter { events: self, seen }
     }
 
     /// Calls `change` on the wakers, under the lock. After it has registered a future, the caller checks
     /// its condition.
     pub fn with_wakers<T>(&self, change: impl FnOnce(&mut W) -> T) -> T {
-        self.change(&mut self.lock().wakers, change)
+        self.change(&mut self.inner.lock().wakers, change)
     }
 
     /// Counts the futures that `change` registers or removes as waiters.
@@ -130,7 +125,7 @@ pub struct Waiter<'a, W> {
 impl<W: Wakers> Waiter<'_, W> {
     /// Blocks until a notification that came after the last check, or until `deadline`, if there is one.
     pub fn wait_until(&mut self, deadline: Option<Instant>) {
-        let mut inner = self.events.lock();
+        let mut inner = self.events.inner.lock();
         while inner.count == self.seen {
             inner = match deadline {
                 None => self.events.notified.wait(inner),

@@ -31,16 +31,11 @@ fn ignore_poison<T>(result: LockResult<T>) -> T {
 }
 
 impl<T> Mutex<T> {
-    /// A free lock around `value`.
-    #[cfg(not(estafette_loom))]
-    pub const fn new(value: T) -> Self {
-        Self(raw::Mutex::new(value))
-    }
-
-    /// A free lock around `value`.
-    #[cfg(estafette_loom)]
-    pub fn new(value: T) -> Self {
-        Self(raw::Mutex::new(value))
+    crate::const_fn! {
+        /// A free lock around `value`.
+        pub fn new(value: T) -> Self {
+            Self(raw::Mutex::new(value))
+        }
     }
 
     /// Returns the value.
@@ -85,16 +80,11 @@ impl<T: ?Sized + fmt::Debug> fmt::Debug for Mutex<T> {
 }
 
 impl Condvar {
-    /// A condition variable that no thread waits for.
-    #[cfg(not(estafette_loom))]
-    pub const fn new() -> Self {
-        Self(raw::Condvar::new())
-    }
-
-    /// A condition variable that no thread waits for.
-    #[cfg(estafette_loom)]
-    pub fn new() -> Self {
-        Self(raw::Condvar::new())
+    crate::const_fn! {
+        /// A condition variable that no thread waits for.
+        pub fn new() -> Self {
+            Self(raw::Condvar::new())
+        }
     }
 
     /// Releases the lock, waits for a notification, and takes the lock again.

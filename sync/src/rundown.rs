@@ -41,27 +41,16 @@ pub struct Rundown {
 }
 
 impl Rundown {
-    /// Open, without a use.
-    #[cfg(not(estafette_loom))]
-    #[expect(clippy::new_without_default, reason = "for statics")]
-    pub const fn new() -> Self {
-        Self {
-            word: AtomicUsize::new(0),
-            closed_by: std::sync::OnceLock::new(),
-            closing: Mutex::new(()),
-            left: Condvar::new(),
-        }
-    }
-
-    /// Open, without a use.
-    #[cfg(estafette_loom)]
-    #[expect(clippy::new_without_default, reason = "for statics")]
-    pub fn new() -> Self {
-        Self {
-            word: AtomicUsize::new(0),
-            closed_by: std::sync::OnceLock::new(),
-            closing: Mutex::new(()),
-            left: Condvar::new(),
+    crate::const_fn! {
+        /// Open, without a use.
+        #[expect(clippy::new_without_default, reason = "for statics")]
+        pub fn new() -> Self {
+            Self {
+                word: AtomicUsize::new(0),
+                closed_by: std::sync::OnceLock::new(),
+                closing: Mutex::new(()),
+                left: Condvar::new(),
+            }
         }
     }
 

@@ -225,7 +225,6 @@ mod tests {
     }
 }
 
-/// Models: `RUSTFLAGS="--cfg estafette_loom" cargo test -p estafette-sync --lib --release`.
 #[cfg(all(test, estafette_loom))]
 mod models {
     use crate::barrier;

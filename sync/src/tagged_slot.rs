@@ -215,7 +215,6 @@ impl<T> fmt::Debug for TaggedSlot<T> {
     }
 }
 
-/// Models: `RUSTFLAGS="--cfg estafette_loom" cargo test -p estafette-sync --lib --release`.
 #[cfg(all(test, estafette_loom))]
 #[allow(clippy::unwrap_used, reason = "in a test, an unwrap is an assertion")]
 mod models {

@@ -3,7 +3,7 @@
 
 use std::sync::Arc;
 
-use estafette::devices::sim::{SimDevice, SimOptions, SimQueue, TraceEvent};
+use estafette::devices::sim::{SimDevice, SimOptions, SimQueue, TraceKind};
 use estafette::devices::{Device, DeviceError, DeviceErrorKind, Queue};
 use estafette::{DType, Engine, Op, Tensor};
 
@@ -107,7 +107,7 @@ pub fn read_on(engine: &Engine, queue: &Arc<dyn Queue>, name: &'static str, tens
 /// The names of the pieces that have started, in order.
 pub fn started(device: &SimDevice) -> Vec<String> {
     let trace = device.trace();
-    let started = trace.iter().filter(|event| matches!(event, TraceEvent::Started { .. }));
+    let started = trace.iter().filter(|event| matches!(event.kind, TraceKind::Started(_)));
     started.filter_map(|event| event.name().map(str::to_owned)).collect()
 }
 

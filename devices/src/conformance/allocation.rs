@@ -54,7 +54,7 @@ fn impossible(bench: &Bench<'_>) -> Result<(), Skip> {
         let error = bench.device.allocate(bytes, align).expect_err("no device can do that");
         assert!(matches!(error.kind(), DeviceErrorKind::Invalid | DeviceErrorKind::OutOfMemory), "{error:?}");
     }
-    let bytes = bench.memory_bytes().map_or(UNKNOWN_MEMORY, |whole| 2 * whole);
+    let bytes = bench.harness.memory_bytes().map_or(UNKNOWN_MEMORY, |whole| 2 * whole);
     let error = bench.device.allocate(bytes, 64).expect_err("that is more than the device has");
     assert_eq!(error.kind(), DeviceErrorKind::OutOfMemory);
     bench.memory(64);
@@ -81,7 +81,7 @@ fn zeroed(bench: &Bench<'_>) -> Result<(), Skip> {
 
 fn freed_memory_returns(bench: &Bench<'_>) -> Result<(), Skip> {
     // Three times what the device has.
-    let (bytes, rounds) = bench.memory_bytes().map_or((64 << 20, 1_024), |whole| (whole / 8, 24));
+    let (bytes, rounds) = bench.harness.memory_bytes().map_or((64 << 20, 1_024), |whole| (whole / 8, 24));
     for _ in 0..rounds {
         drop(bench.device.allocate(bytes, 64).expect("the memory before has been freed"));
     }

@@ -3,7 +3,7 @@ use std::sync::Arc;
 use estafette_sync::thread;
 use estafette_sync::time::{Duration, Instant};
 
-use crate::{Allocation, Device, DeviceError, Fence, Order, Outcome, Queue};
+use crate::{Allocation, Device, Fence, Order, Outcome, Queue};
 
 use super::{Blocked, Harness, Skip};
 
@@ -14,7 +14,7 @@ const ROUND: Duration = Duration::from_micros(200);
 
 /// One device on the bench, and what checks do with it again and again.
 pub(super) struct Bench<'a> {
-    harness: &'a dyn Harness,
+    pub(super) harness: &'a dyn Harness,
     pub(super) device: Arc<dyn Device>,
 }
 
@@ -37,16 +37,7 @@ impl<'a> Bench<'a> {
     }
 
     pub(super) fn fill(&self, queue: &dyn Queue, memory: &Allocation, value: u8) {
-        self.try_fill(queue, memory, value).expect("a queue that has not failed takes work");
-    }
-
-    pub(super) fn try_fill(
-        &self,
-        queue: &dyn Queue,
-        memory: &Allocation,
-        value: u8,
-    ) -> Result<(), DeviceError> {
-        self.harness.fill(queue, memory, value)
+        self.harness.fill(queue, memory, value).expect("a queue that has not failed takes work");
     }
 
     /// Copies all of `from` to `to` on `queue`.
@@ -71,56 +62,29 @@ impl<'a> Bench<'a> {
         order
     }
 
+    /// Holds back everything that is enqueued on `queue` from here on.
     pub(super) fn block(&self, queue: &dyn Queue) -> Result<Blocked, Skip> {
         self.harness.block(queue)
     }
 
-    /// Holds back everything that is enqueued on `queue` from here on, on an out-of-order queue as well.
+    /// As [`block`](Self::block), on an out-of-order queue as well.
     pub(super) fn block_all(&self, queue: &dyn Queue) -> Result<Blocked, Skip> {
         let blocked = self.block(queue)?;
         self.order(queue, &self.record(queue));
         Ok(blocked)
     }
 
-    pub(super) fn can_break(&self) -> Result<(), Skip> {
-        self.harness.can_break()
-    }
-
-    pub(super) fn break_queue(&self, queue: &dyn Queue) {
-        self.harness.break_queue(queue);
-    }
-
     /// As [`assert_filled`](Self::assert_filled), after a queue was broken: where nothing can be read any
     /// more, nothing is.
     pub(super) fn assert_untouched(&self, memory: &Allocation) {
-        if !self.breaks_the_device() {
+        if !self.harness.breaks_the_device() {
             self.assert_filled(memory, 0);
         }
     }
 
-    pub(super) fn breaks_the_device(&self) -> bool {
-        self.harness.breaks_the_device()
-    }
-
-    pub(super) fn memory_bytes(&self) -> Option<usize> {
-        self.harness.memory_bytes()
-    }
-
-    pub(super) fn room(&self) -> usize {
-        self.harness.room()
-    }
-
-    pub(super) fn queues_are_independent(&self) -> Result<(), Skip> {
-        self.harness.queues_are_independent()
-    }
-
-    pub(super) fn advance(&self) {
-        self.harness.advance();
-    }
-
     /// Lets the device run until `fence` has settled.
     pub(super) fn settle(&self, fence: &Fence) -> Outcome {
-        self.advance();
+        self.harness.advance();
         match fence.wait_timeout(Some(Duration::ZERO)) {
             Some(outcome) => outcome,
             None => self.until(|| fence.wait_timeout(Some(ROUND))),
@@ -131,7 +95,7 @@ impl<'a> Bench<'a> {
     pub(super) fn until<R>(&self, mut done: impl FnMut() -> Option<R>) -> R {
         let deadline = Instant::now() + PATIENCE;
         loop {
-            self.advance();
+            self.harness.advance();
             if let Some(result) = done() {
                 return result;
             }

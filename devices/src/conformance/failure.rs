@@ -1,8 +1,8 @@
 use estafette_sync::sync::mpsc::channel;
 
-use crate::{DeviceErrorKind, FenceSet, FenceState, Reactor};
+use crate::{DeviceErrorKind, Fence, FenceSet, FenceState, Queue, Reactor};
 
-use super::{Check, Skip, bench::Bench};
+use super::{Blocked, Check, Skip, bench::Bench};
 
 pub(super) const CHECKS: &[Check] = &[
     ("failure: unfinished fences fail with one root error, as often as asked", one_root_error),
@@ -12,12 +12,17 @@ pub(super) const CHECKS: &[Check] = &[
     ("failure: callbacks and futures get the error", callbacks_get_the_error),
 ];
 
+/// Breaks `queue`, which goes on only when the guard is dropped, and gives a fence of what fails there.
+fn break_held(bench: &Bench<'_>, queue: &dyn Queue) -> Result<(Blocked, Fence), Skip> {
+    bench.harness.can_break()?;
+    let blocked = bench.block_all(queue)?;
+    bench.harness.break_queue(queue);
+    Ok((blocked, bench.record(queue)))
+}
+
 fn one_root_error(bench: &Bench<'_>) -> Result<(), Skip> {
-    bench.can_break()?;
     let (queue, memory) = (bench.queue(), bench.memory(64));
-    let blocked = bench.block_all(&*queue)?;
-    bench.break_queue(&*queue);
-    let first = bench.record(&*queue);
+    let (blocked, first) = break_held(bench, &*queue)?;
     bench.order(&*queue, &first);
     bench.fill(&*queue, &memory, 1);
     let second = bench.record(&*queue);
@@ -36,14 +41,11 @@ fn one_root_error(bench: &Bench<'_>) -> Result<(), Skip> {
 }
 
 fn done_before_stays_done(bench: &Bench<'_>) -> Result<(), Skip> {
-    bench.can_break()?;
     let (queue, memory) = (bench.queue(), bench.memory(64));
     bench.fill(&*queue, &memory, 1);
     let before = bench.record(&*queue);
     assert!(bench.settle(&before).is_ok());
-    let blocked = bench.block_all(&*queue)?;
-    bench.break_queue(&*queue);
-    let after = bench.record(&*queue);
+    let (blocked, after) = break_held(bench, &*queue)?;
     blocked.release();
     assert!(bench.settle(&after).is_err());
     assert!(before.is_done());
@@ -54,15 +56,12 @@ fn done_before_stays_done(bench: &Bench<'_>) -> Result<(), Skip> {
 }
 
 fn takes_no_more(bench: &Bench<'_>) -> Result<(), Skip> {
-    bench.can_break()?;
     let (queue, other, memory) = (bench.queue(), bench.queue(), bench.memory(64));
-    let blocked = bench.block_all(&*queue)?;
-    bench.break_queue(&*queue);
-    let fence = bench.record(&*queue);
+    let (blocked, fence) = break_held(bench, &*queue)?;
     blocked.release();
     let root = bench.settle(&fence).expect_err("its work failed");
     for _ in 0..2 {
-        let refused = bench.try_fill(&*queue, &memory, 1).expect_err("the queue has failed");
+        let refused = bench.harness.fill(&*queue, &memory, 1).expect_err("the queue has failed");
         assert!(refused.same_root(&root));
         assert!(queue.record().is_err_and(|error| error.same_root(&root)));
         assert!(queue.order_after(&fence).is_err_and(|error| error.same_root(&root)));
@@ -72,11 +71,8 @@ fn takes_no_more(bench: &Bench<'_>) -> Result<(), Skip> {
 }
 
 fn waiting_queue(bench: &Bench<'_>) -> Result<(), Skip> {
-    bench.can_break()?;
     let (broken, waiting, memory) = (bench.queue(), bench.queue(), bench.memory(64));
-    let blocked = bench.block_all(&*broken)?;
-    bench.break_queue(&*broken);
-    let fence = bench.record(&*broken);
+    let (blocked, fence) = break_held(bench, &*broken)?;
     bench.order(&*waiting, &fence);
     bench.fill(&*waiting, &memory, 1);
     let dependent = bench.record(&*waiting);
@@ -89,11 +85,11 @@ fn waiting_queue(bench: &Bench<'_>) -> Result<(), Skip> {
 }
 
 fn callbacks_get_the_error(bench: &Bench<'_>) -> Result<(), Skip> {
-    bench.queues_are_independent()?;
-    bench.can_break()?;
+    bench.harness.queues_are_independent()?;
+    bench.harness.can_break()?;
     let (broken, fine) = (bench.queue(), bench.queue());
     let (blocked_broken, blocked_fine) = (bench.block_all(&*broken)?, bench.block(&*fine)?);
-    bench.break_queue(&*broken);
+    bench.harness.break_queue(&*broken);
     let fences = [bench.record(&*broken), bench.record(&*fine)];
     let (told, telling) = channel();
     Reactor::global().when_settled(&fences, move |outcome| {
@@ -102,7 +98,7 @@ fn callbacks_get_the_error(bench: &Bench<'_>) -> Result<(), Skip> {
     blocked_broken.release();
     assert!(bench.settle(&fences[0]).is_err());
     // A queue that broke with the other has settled as well.
-    if !bench.breaks_the_device() {
+    if !bench.harness.breaks_the_device() {
         assert!(telling.try_recv().is_err(), "all of them settle first");
     }
     blocked_fine.release();

@@ -33,7 +33,7 @@ fn pending_until_done(bench: &Bench<'_>) -> Result<(), Skip> {
     bench.fill(&*queue, &memory, 7);
     let fence = bench.record(&*queue);
     for _ in 0..10 {
-        bench.advance();
+        bench.harness.advance();
         assert!(fence.state().is_pending());
         assert!(!fence.is_done());
         assert!(!fence.observed_done());
@@ -92,7 +92,6 @@ fn wait_with_timeout(bench: &Bench<'_>) -> Result<(), Skip> {
     Ok(())
 }
 
-/// Counts wake-ups.
 #[derive(Default)]
 struct Wakes(AtomicUsize);
 

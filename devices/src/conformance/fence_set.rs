@@ -30,7 +30,7 @@ fn newest_of_a_queue(bench: &Bench<'_>) -> Result<(), Skip> {
 }
 
 fn done_when_all_are(bench: &Bench<'_>) -> Result<(), Skip> {
-    bench.queues_are_independent()?;
+    bench.harness.queues_are_independent()?;
     let (first, second) = (bench.queue(), bench.queue());
     let (blocked_first, blocked_second) = (bench.block(&*first)?, bench.block(&*second)?);
     let fences = [bench.record(&*first), bench.record(&*second)];
@@ -74,7 +74,7 @@ fn write_replaces(bench: &Bench<'_>) -> Result<(), Skip> {
 }
 
 fn pruning(bench: &Bench<'_>) -> Result<(), Skip> {
-    bench.queues_are_independent()?;
+    bench.harness.queues_are_independent()?;
     let (first, second) = (bench.queue(), bench.queue());
     let (blocked_first, blocked_second) = (bench.block(&*first)?, bench.block(&*second)?);
     let fences = [bench.record(&*first), bench.record(&*second)];

@@ -38,7 +38,7 @@ fn producer_and_consumer(bench: &Bench<'_>) -> Result<(), Skip> {
     bench.copy(&*consumer, &source, &target);
     let read = bench.record(&*consumer);
     assert!(read.same_or_later_on_queue(&written), "the consumer's fence is ordered after the producer's");
-    bench.advance();
+    bench.harness.advance();
     assert!(read.state().is_pending());
     blocked.release();
     assert!(bench.settle(&read).is_ok());
@@ -67,7 +67,7 @@ fn two_readers_then_a_writer(bench: &Bench<'_>) -> Result<(), Skip> {
     let rewritten = bench.record(&*writer);
     // The reader that was waited for last ends first: waiting for only one of them would show.
     while let Some(blocked) = blocks.pop() {
-        bench.advance();
+        bench.harness.advance();
         assert!(rewritten.state().is_pending());
         blocked.release();
     }

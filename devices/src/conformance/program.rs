@@ -10,9 +10,7 @@ use super::{Check, Skip, bench::Bench};
 pub(super) const CHECKS: &[Check] =
     &[("program: random programs give the sequential result", random_programs)];
 
-/// Programs, with a seed each.
 const PROGRAMS: u64 = 20;
-/// Steps of one program.
 const STEPS: usize = 120;
 const QUEUES: usize = 3;
 const CELLS: usize = 5;
@@ -52,7 +50,7 @@ fn random_program(bench: &Bench<'_>, seed: u64) {
             copy(bench, queue, from, to);
         }
         if chance.below(8) == 0 {
-            bench.advance();
+            bench.harness.advance();
         }
     }
     for cell in &cells {

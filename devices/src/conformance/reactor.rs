@@ -33,7 +33,7 @@ fn nothing_pending(bench: &Bench<'_>) -> Result<(), Skip> {
 }
 
 fn after_the_last(bench: &Bench<'_>) -> Result<(), Skip> {
-    bench.queues_are_independent()?;
+    bench.harness.queues_are_independent()?;
     let queues = [bench.queue(), bench.queue(), bench.queue()];
     let mut blocks = Vec::new();
     for queue in &queues {
@@ -67,7 +67,7 @@ fn many_waiters(bench: &Bench<'_>) -> Result<(), Skip> {
     let (told, tellings) = channel();
     let mut last: Option<Fence> = None;
     // A piece takes two places: its work, and the mark that its fence waits for.
-    let pieces = 50.min(bench.room() / 2);
+    let pieces = 50.min(bench.harness.room() / 2);
     for waiter in 0..WAITERS {
         if waiter % WAITERS.div_ceil(pieces) == 0 {
             bench.fill(&*queue, &memory, waiter as u8);

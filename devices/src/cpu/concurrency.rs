@@ -13,7 +13,6 @@
 //! A job may wait for another one. So a worker may exceed the limit when no job was started for [`OVERDUE`] while one waits. One idle
 //! worker, the *lookout*, sleeps for that long at a time as long as jobs wait and others run.
 
-use std::fmt;
 use std::ops::Range;
 
 use estafette_sync::sync::Mutex;
@@ -27,7 +26,6 @@ const LONG_NS: u64 = 500_000;
 /// Jobs whose average is in this range run breadth first. At the rate at which a core reads memory, 10 GB/s, such a job touches less than 1 MB.
 /// The code of shorter jobs is little enough to stay in the caches.
 const BREADTH_FIRST_NS: Range<u64> = 10_000..80_000;
-/// Length of a window.
 const WINDOW_NS: u64 = 4_000_000;
 /// Fewer jobs than this say nothing about the throughput of a window.
 const JOBS_MIN: u64 = 16;
@@ -40,7 +38,6 @@ const GAIN_HOPELESS: f64 = 0.9;
 /// Time from a trial to the next one; it doubles with each trial that changes nothing.
 const PAUSE_NS: (u64, u64) = (30_000_000, 2_000_000_000);
 
-/// The turns of one pool.
 pub(super) struct Concurrency {
     workers: usize,
     began: Instant,
@@ -56,7 +53,6 @@ pub(super) struct Concurrency {
     starved: AtomicBool,
     /// Whether the jobs of the last window were of such a length.
     breadth_first: AtomicBool,
-    /// When this window ends.
     ends: AtomicU64,
     control: Mutex<Control>,
 }
@@ -84,15 +80,6 @@ impl Trial {
     /// Whether the window that runs has the other limit.
     fn is_other(&self) -> bool {
         self.windows.is_multiple_of(2)
-    }
-}
-
-impl fmt::Debug for Concurrency {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Concurrency")
-            .field("limit", &self.limit)
-            .field("running", &self.running)
-            .finish_non_exhaustive()
     }
 }
 
@@ -164,7 +151,6 @@ impl Concurrency {
         self.now().saturating_sub(self.last_start.load(Ordering::Relaxed)) > OVERDUE.as_nanos() as u64
     }
 
-    /// Whether jobs run breadth first. One load.
     pub(super) fn is_breadth_first(&self) -> bool {
         self.breadth_first.load(Ordering::Relaxed)
     }

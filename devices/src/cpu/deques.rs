@@ -50,12 +50,15 @@ mod modelled {
         }
     }
 
+    /// Jobs that every thread may take.
     #[derive(Debug)]
-    pub(in super::super) struct Injector<J>(Jobs<J>);
+    pub(in super::super) struct Stealer<J>(Arc<Jobs<J>>);
 
-    impl<J> Injector<J> {
+    pub(in super::super) type Injector<J> = Stealer<J>;
+
+    impl<J> Stealer<J> {
         pub(in super::super) fn new() -> Self {
-            Self(Jobs::new())
+            Self(Arc::new(Jobs::new()))
         }
 
         pub(in super::super) fn push(&self, job: J) {
@@ -117,28 +120,6 @@ mod modelled {
 
         pub(in super::super) fn len(&self) -> usize {
             self.jobs.len()
-        }
-    }
-
-    #[derive(Debug)]
-    pub(in super::super) struct Stealer<J>(Arc<Jobs<J>>);
-
-    impl<J> Stealer<J> {
-        pub(in super::super) fn steal(&self) -> Steal<J> {
-            self.0.steal()
-        }
-
-        /// A batch of one.
-        pub(in super::super) fn steal_batch_and_pop(&self, _own: &Worker<J>) -> Steal<J> {
-            self.0.steal()
-        }
-
-        pub(in super::super) fn is_empty(&self) -> bool {
-            self.len() == 0
-        }
-
-        pub(in super::super) fn len(&self) -> usize {
-            self.0.len()
         }
     }
 }

@@ -20,7 +20,6 @@ struct Record {
 }
 
 impl Record {
-    /// Waits until that many jobs have run.
     fn wait(&self, count: usize) {
         let mut ran = self.ran.lock();
         while ran.len() < count {
@@ -29,7 +28,6 @@ impl Record {
     }
 }
 
-/// A job that notes its number.
 struct Note(u64, Arc<Record>);
 
 impl Job for Note {
@@ -231,7 +229,7 @@ fn a_thread_from_outside_finds_a_shared_job_during_a_search() {
 
 #[test]
 fn a_thread_from_outside_finds_a_job_with_a_priority_during_a_search() {
-    look_during_a_search(|queues, _| queues.push_priority(1, 1));
+    look_during_a_search(|queues, _| queues.priorities.push(1, 1));
 }
 
 #[test]

@@ -18,7 +18,7 @@ use super::deques::Worker as Deque;
 use super::queues::Queues;
 use super::sleep::{Sleep, WORKERS_MAX};
 use super::workers;
-use super::workers::{Cover, Threads};
+use super::workers::Threads;
 
 /// A unit of work of a [`Pool`].
 pub trait Job: Send + 'static + Sized {
@@ -128,7 +128,7 @@ impl<J: Job> Pool<J> {
             let message = format!(
                 "{workers} workers and {spare_limit} spare ones are more than the {WORKERS_MAX} threads that a pool may have"
             );
-            DeviceError::new(DeviceErrorKind::Invalid, message)
+            DeviceError::invalid(message)
         })?;
         // Without workers no thread can block, and none needs a stand-in.
         let (queues, deques, lent) = Queues::new(if workers == 0 { 0 } else { threads }, EXTERNAL_QUEUES_MAX);
@@ -173,7 +173,7 @@ impl<J: Job> Pool<J> {
 
     /// As [`Pool::push_priority`], without waking anybody; see [`Pool::push_unnoticed`].
     pub fn push_priority_unnoticed(&self, job: J, priority: i32) {
-        self.shared.queues.push_priority(job, priority);
+        self.shared.queues.priorities.push(job, priority);
     }
 
     /// Queues a job that enqueues work on a device, without waking anybody; see [`Pool::push_unnoticed`]. Of such jobs the
@@ -215,7 +215,7 @@ impl<J: Job> Pool<J> {
         if priority == 0 {
             return self.push(job);
         }
-        self.shared.queues.push_priority(job, priority);
+        self.shared.queues.priorities.push(job, priority);
         self.shared.notify();
     }
 
@@ -230,12 +230,11 @@ impl<J: Job> Pool<J> {
     /// a job that is not wanted goes in front of the others. For a thread that would help, and must not be in
     /// the way: a search through the queues, [`Pool::take_matching`], has jobs in hand that a worker would
     /// start meanwhile.
-    pub fn take_next_if(&self, wanted: impl FnMut(&J) -> bool) -> Option<J> {
+    pub fn take_next_if(&self, mut wanted: impl FnMut(&J) -> bool) -> Option<J> {
         if self.shared.queues.has_sorted() {
             return None;
         }
         let queues = &self.shared.queues;
-        let mut wanted = wanted;
         if let Some(job) = queues.in_order.pop_if(&mut wanted) {
             return Some(job);
         }
@@ -287,7 +286,7 @@ impl<J: Job> Pool<J> {
     /// Whether a job with a priority waits. One load.
     #[inline]
     pub fn has_priorities(&self) -> bool {
-        self.shared.queues.has_priorities()
+        !self.shared.queues.priorities.is_empty()
     }
 
     /// The number of workers that the pool was made with.
@@ -313,7 +312,7 @@ impl<J: Job> Pool<J> {
             workers::with_context(&self.shared, |context| context.give_turn_back());
         }
         if covered == Some(true)
-            && let Cover::Start(index, deque) = self.shared.threads.block()
+            && let Some((index, deque)) = self.shared.threads.block()
             && let Err(error) = self.start(index, deque)
         {
             self.shared.threads.not_started();

@@ -36,10 +36,9 @@ struct Sorted<J> {
     arrivals: u64,
 }
 
-/// A job with its place in line.
 #[derive(Debug)]
 pub(super) struct Entry<J> {
-    priority: i32,
+    pub(super) priority: i32,
     pub(super) arrival: u64,
     pub(super) job: J,
 }
@@ -51,12 +50,6 @@ pub(super) enum Due {
     Ordinary(u32),
     /// The job with a priority that arrived first.
     Oldest,
-}
-
-impl<J> Entry<J> {
-    pub(super) fn is_positive(&self) -> bool {
-        self.priority > 0
-    }
 }
 
 impl<J> Sorted<J> {
@@ -119,7 +112,6 @@ impl<J> Priorities<J> {
         Some(if turn.is_multiple_of(2) { Due::Ordinary(turn / 2) } else { Due::Oldest })
     }
 
-    /// The best job that goes before ordinary ones.
     pub(super) fn pop_positive(&self) -> Option<J> {
         if self.positive.load(Ordering::SeqCst) == 0 {
             return None;
@@ -127,12 +119,10 @@ impl<J> Priorities<J> {
         self.pop_by(|sorted| sorted.pop_best(|priority| priority > 0))
     }
 
-    /// The best job of all.
     pub(super) fn pop(&self) -> Option<J> {
         self.pop_by(|sorted| sorted.pop_best(|_| true))
     }
 
-    /// The job that arrived first.
     pub(super) fn pop_oldest(&self) -> Option<J> {
         self.pop_by(Sorted::pop_oldest)
     }
@@ -161,7 +151,6 @@ impl<J> Priorities<J> {
         best.into_iter().map(entry).collect()
     }
 
-    /// Puts entries back in their places.
     pub(super) fn put_back(&self, entries: impl IntoIterator<Item = Entry<J>>) {
         let mut sorted = self.sorted.lock();
         entries.into_iter().for_each(|entry| sorted.insert(entry));

@@ -4,8 +4,8 @@
 //! warm), jobs that were looked at and put back, the injector (oldest first), the other threads' deques
 //! (oldest first), jobs of negative priority. Breadth first, it takes up to [`BATCH`] jobs at once from the
 //! injector and the other deques, and of its own the oldest first: so the successors of a batch follow
-//! behind all of it. Threads from outside that push have *external* deques (taken
-//! from oldest first by every thread); the injector is for those that came when all were taken. Every
+//! behind all of it. Threads from outside that push have *external* deques (taken from oldest first by every
+//! thread); the injector is for those that came when all were taken. Every
 //! [`FAIR_TICKS`] jobs the shared ends come first, so neither the injector nor the old end of its own deque
 //! can starve while it feeds itself.
 //!
@@ -39,7 +39,6 @@ const BATCH: usize = 16;
 /// means that another thread got a job, and a worker looks once more before it sleeps.
 const STEAL_RETRIES_MAX: usize = 32;
 
-/// All queues of one pool.
 #[derive(Debug)]
 pub(super) struct Queues<J> {
     pub(super) priorities: Priorities<J>,
@@ -85,7 +84,6 @@ impl<J> Queues<J> {
         (queues, owned, lent)
     }
 
-    /// Notes that `count` external deques are in use.
     pub(super) fn set_external_in_use(&self, count: usize) {
         self.used.fetch_max(self.workers + count, Ordering::SeqCst);
     }
@@ -95,14 +93,8 @@ impl<J> Queues<J> {
         &self.stealers[..self.used.load(Ordering::SeqCst)]
     }
 
-    /// Puts a job into the queue for everybody.
     pub(super) fn push(&self, job: J) {
         self.injector.push(job);
-    }
-
-    /// Puts a job among those with a priority.
-    pub(super) fn push_priority(&self, job: J, priority: i32) {
-        self.priorities.push(job, priority);
     }
 
     /// Whether a job is queued, or held by a thread that may put it back.
@@ -222,12 +214,6 @@ impl<J> Queues<J> {
         scanning || self.scanned.load(Ordering::SeqCst) != scanned
     }
 
-    /// Whether a job with a priority waits. One load.
-    #[inline]
-    pub(super) fn has_priorities(&self) -> bool {
-        !self.priorities.is_empty()
-    }
-
     /// Whether there are jobs whose place among the others matters.
     pub(super) fn has_sorted(&self) -> bool {
         !self.priorities.is_empty() || self.returned_len.load(Ordering::SeqCst) > 0
@@ -302,9 +288,7 @@ impl<J> Queues<J> {
         let due = self.priorities.due();
         Hand::new(self, own).find(due, &mut wanted)
     }
-}
 
-impl<J> Queues<J> {
     /// Moves the jobs of `deque` to where everybody finds them; false if there were none. They are in hand in
     /// between, as in a scan.
     pub(super) fn share(&self, deque: &Worker<J>) -> bool {
@@ -356,13 +340,13 @@ impl<'a, J> Hand<'a, J> {
             Some(Due::Oldest) => self.find_oldest_entry(wanted),
         };
         by_age
-            .or_else(|| self.find_entry(|entry| entry.is_positive() && wanted(&entry.job)))
+            .or_else(|| self.find_entry(|entry| entry.priority > 0 && wanted(&entry.job)))
             .or_else(|| self.queues.in_order.find(&mut *wanted))
             .or_else(|| self.find_own(wanted))
             .or_else(|| self.find_returned(wanted))
             .or_else(|| self.find_injected(wanted))
             .or_else(|| self.find_stolen(wanted))
-            .or_else(|| self.find_entry(|entry| !entry.is_positive() && wanted(&entry.job)))
+            .or_else(|| self.find_entry(|entry| entry.priority <= 0 && wanted(&entry.job)))
     }
 
     fn find_entry(&mut self, wanted: impl FnMut(&Entry<J>) -> bool) -> Option<J> {

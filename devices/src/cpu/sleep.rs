@@ -54,7 +54,6 @@ use estafette_sync::sync::atomic::{AtomicUsize, Ordering};
 use estafette_sync::sync::{Condvar, Mutex};
 use estafette_sync::time::Duration;
 
-/// The sleeping state of the workers of one pool.
 #[derive(Debug, Default)]
 pub(super) struct Sleep {
     /// Searching workers in the low half, sleeping ones in the high half.
@@ -134,7 +133,6 @@ impl Sleep {
         parkers.iter().for_each(|parker| parker.wake());
     }
 
-    /// The calling worker begins to search.
     pub(super) fn start_searching(&self) {
         self.counters.fetch_add(SEARCHING, Ordering::SeqCst);
     }
@@ -295,27 +293,28 @@ mod models {
         });
     }
 
-    #[test]
-    fn two_jobs_pushed_one_by_one_wake_two_workers() {
-        check(Some(3), || {
+    /// Two workers beside this thread, which does `act`. `runs` says whether each gets a job.
+    fn two_workers(runs: bool, act: fn(&Model)) {
+        check(Some(3), move || {
             let model = Arc::new(Model::default());
             let workers = [spawn_worker(&model), spawn_worker(&model)];
-            model.push(1);
-            model.push(1);
-            assert!(workers.into_iter().all(|worker| worker.join().unwrap()));
+            act(&model);
+            assert!(workers.into_iter().all(|worker| worker.join().unwrap() == runs));
             model.assert_quiet();
         });
     }
 
     #[test]
-    fn a_batch_with_one_wake_up_reaches_two_workers() {
-        check(Some(3), || {
-            let model = Arc::new(Model::default());
-            let workers = [spawn_worker(&model), spawn_worker(&model)];
-            model.push(2);
-            assert!(workers.into_iter().all(|worker| worker.join().unwrap()));
-            model.assert_quiet();
+    fn two_jobs_pushed_one_by_one_wake_two_workers() {
+        two_workers(true, |model| {
+            model.push(1);
+            model.push(1);
         });
+    }
+
+    #[test]
+    fn a_batch_with_one_wake_up_reaches_two_workers() {
+        two_workers(true, |model| model.push(2));
     }
 
     #[test]
@@ -337,13 +336,9 @@ mod models {
 
     #[test]
     fn the_end_wakes_everybody() {
-        check(Some(3), || {
-            let model = Arc::new(Model::default());
-            let workers = [spawn_worker(&model), spawn_worker(&model)];
+        two_workers(false, |model| {
             model.closed.store(true, Ordering::SeqCst);
             model.sleep.notify_all();
-            assert!(workers.into_iter().all(|worker| !worker.join().unwrap()));
-            model.assert_quiet();
         });
     }
 }

@@ -23,10 +23,8 @@ use super::sleep::Parker;
 const SPIN_ROUNDS: u32 = if cfg!(any(estafette_loom, estafette_shuttle)) { 1 } else { 32 };
 /// Rounds with a yield between them, before sleeping. On two cores the submitting thread may need ours.
 const YIELD_ROUNDS: u32 = if cfg!(any(estafette_loom, estafette_shuttle)) { 0 } else { 16 };
-/// Busy pauses in one round of spinning.
 const SPIN_PAUSES: u32 = 16;
 
-/// What a thread of a pool has of its own.
 pub(super) struct Context<J: Job> {
     pub(super) shared: Arc<Shared<J>>,
     pub(super) deque: Deque<J>,
@@ -70,7 +68,7 @@ pub(super) fn run<J: Job>(shared: Arc<Shared<J>>, index: usize, deque: Deque<J>)
     }
     drop(pool);
     CURRENT.with(|current| current.borrow_mut().take());
-    context.hand_over();
+    context.shared.share(&context.deque);
     // Workers without a turn may have gone to sleep again while jobs were left.
     context.shared.sleep.notify_all();
     context.shared.threads.leave();
@@ -127,7 +125,6 @@ impl<J: Job> Context<J> {
         if must_rest || self.shared.is_shut_down() { None } else { self.take() }
     }
 
-    /// A job that was started at `start` has ended.
     fn ended(&self, start: u64) {
         let Some(concurrency) = self.shared.concurrency() else { return };
         if concurrency.ends(start) {
@@ -241,14 +238,9 @@ impl<J: Job> Context<J> {
         let threads = &self.shared.threads;
         if self.is_spare() && threads.has_surplus() {
             self.give_turn_back();
-            self.hand_over();
+            self.shared.share(&self.deque);
             threads.rest(|| self.shared.is_shut_down() || self.shared.is_abandoned());
         }
-    }
-
-    /// Moves the jobs of the own deque to the shared queue.
-    fn hand_over(&self) {
-        self.shared.share(&self.deque);
     }
 }
 
@@ -270,13 +262,11 @@ fn pause(round: u32) {
 // back, the spare thread that looks next retires; until its current job ends there is one thread more than
 // configured.
 
-/// The threads of one pool.
 #[derive(Debug)]
 pub(super) struct Threads<J> {
     counts: Mutex<ThreadCounts<J>>,
     /// A resting spare thread is wanted, or all threads leave.
     called: Condvar,
-    /// A thread has left.
     left: Condvar,
     /// More spare threads are active than workers are blocked: a hint to look, read without the lock.
     surplus: AtomicBool,
@@ -289,26 +279,15 @@ pub(super) struct Threads<J> {
 struct ThreadCounts<J> {
     /// Threads that have been started and have not left.
     alive: usize,
-    /// Threads to be joined.
     handles: Vec<thread::JoinHandle<()>>,
     /// Deques that no thread owns yet, with their numbers.
     unowned: Vec<(usize, Worker<J>)>,
-    /// Threads inside of a blocking section.
     blocked: usize,
     /// Spare threads that stand in for one of them.
     standing_in: usize,
-    /// Spare threads that rest.
     resting: usize,
     /// Resting threads that have been called and have not answered yet.
     calls: usize,
-}
-
-/// What has to be done so that a blocked worker is covered.
-pub(super) enum Cover<J> {
-    /// Nothing: a resting thread was called, or the limit is reached.
-    Nothing,
-    /// A thread has to be started on this deque.
-    Start(usize, Worker<J>),
 }
 
 impl<J> Threads<J> {
@@ -332,7 +311,6 @@ impl<J> Threads<J> {
         }
     }
 
-    /// Starts a thread.
     pub(super) fn start(&self, name: String, body: impl FnOnce() + Send + 'static) -> std::io::Result<()> {
         self.counts.lock().alive += 1;
         match thread::Builder::new().name(name).stack_size(self.stack_size).spawn(body) {
@@ -353,37 +331,34 @@ impl<J> Threads<J> {
         self.left.notify_all();
     }
 
-    /// A worker is about to block.
-    pub(super) fn block(&self) -> Cover<J> {
+    /// A worker is about to block. Returns the deque on which a spare thread has to be started; `None` where a
+    /// resting one was called, or the limit is reached.
+    pub(super) fn block(&self) -> Option<(usize, Worker<J>)> {
         let mut counts = self.counts.lock();
         counts.blocked += 1;
-        let cover = if counts.standing_in >= counts.blocked {
+        let mut unowned = None;
+        if counts.standing_in >= counts.blocked {
             // A spare thread that has not retired yet goes on for this one.
-            Cover::Nothing
         } else if counts.resting > counts.calls {
             counts.calls += 1;
             counts.standing_in += 1;
             self.called.notify_one();
-            Cover::Nothing
-        } else if let Some((index, deque)) = counts.unowned.pop() {
-            counts.standing_in += 1;
-            Cover::Start(index, deque)
         } else {
-            Cover::Nothing
-        };
+            unowned = counts.unowned.pop();
+            counts.standing_in += usize::from(unowned.is_some());
+        }
         self.note_surplus(&counts);
-        cover
+        unowned
     }
 
-    /// The thread for [`Cover::Start`] could not be started. (Its deque is gone with it: empty, and one spare
-    /// less.)
+    /// The thread for which [`block`](Self::block) has asked could not be started. (Its deque is gone with it:
+    /// empty, and one spare less.)
     pub(super) fn not_started(&self) {
         let mut counts = self.counts.lock();
         counts.standing_in -= 1;
         self.note_surplus(&counts);
     }
 
-    /// A worker goes on after blocking.
     pub(super) fn unblock(&self) {
         let mut counts = self.counts.lock();
         counts.blocked -= 1;

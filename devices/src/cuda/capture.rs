@@ -1,6 +1,5 @@
 //! Graphs: work of one queue or several, recorded once and launched often, with one call of the driver each.
 
-use std::fmt;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::ptr;
 use std::sync::Arc;
@@ -8,7 +7,7 @@ use std::sync::Arc;
 use cudarc::driver::sys::{CUgraph, CUgraphExec, CUstreamCaptureMode};
 use estafette_sync::sync::Mutex;
 
-use crate::{DeviceError, DeviceErrorKind, Fence, LaunchGraph, Queue, Reactor, Recorded};
+use crate::{DeviceError, Fence, LaunchGraph, Queue, Reactor, Recorded};
 
 use super::context::Context;
 use super::driver::Handle;
@@ -57,7 +56,7 @@ impl CudaQueue {
     ) -> Result<CudaGraph, DeviceError> {
         let context = self.context();
         let api = context.api;
-        let refused = |message: &str| Err(DeviceError::new(DeviceErrorKind::Invalid, message));
+        let refused = |message: &str| Err(DeviceError::invalid(message));
         let Some(stream) = self.stream() else {
             return refused("graphs are recorded on queues of our own");
         };
@@ -86,35 +85,23 @@ impl CudaQueue {
             enqueue(stream.raw().expose_provenance())?;
             joined.iter().try_for_each(|other| other.rejoin(stream))
         }));
-        let mut graph: CUgraph = ptr::null_mut();
+        let mut graph = Recording { context, raw: ptr::null_mut(), destroy };
         let ended = stream.end_capture(|raw| {
             let _current = context.make_current()?;
             // SAFETY: the capture that was begun above, on this thread.
-            let code = unsafe { end(raw, &raw mut graph) };
+            let code = unsafe { end(raw, &raw mut graph.raw) };
             context.check(code, "cannot end the capture of a graph")
         });
         joined[..taking_part].iter().for_each(|other| other.leave_capture());
-        let enqueued = match enqueued {
-            Ok(enqueued) => enqueued.and(ended),
-            Err(panic) => {
-                discard(context, graph, destroy);
-                resume_unwind(panic)
-            }
-        };
-        if let Err(error) = enqueued {
-            discard(context, graph, destroy);
-            return Err(error);
-        }
+        enqueued.unwrap_or_else(|panic| resume_unwind(panic)).and(ended)?;
         let mut executable: CUgraphExec = ptr::null_mut();
-        let instantiated = context.make_current_relaxed().and_then(|_current| {
+        context.make_current_relaxed().and_then(|_current| {
             // Not uploaded (`cuGraphUpload`): the first launch pays for that, once. An upload comes after all
             // that is on its stream by then, and each launch on any stream comes after the upload.
             // SAFETY: an own graph; writes one handle.
-            let code = unsafe { instantiate(&raw mut executable, graph, 0) };
+            let code = unsafe { instantiate(&raw mut executable, graph.raw, 0) };
             context.check(code, "cannot make the graph ready")
-        });
-        discard(context, graph, destroy);
-        instantiated?;
+        })?;
         Ok(CudaGraph {
             context: Arc::clone(context),
             executable: Handle::new(executable),
@@ -123,14 +110,21 @@ impl CudaQueue {
     }
 }
 
-/// Destroys a graph that was recorded; what was made ready of it stays.
-fn discard(context: &Context, graph: CUgraph, destroy: unsafe extern "C" fn(CUgraph) -> i32) {
-    if graph.is_null() {
-        return;
-    }
-    if let Ok(_current) = context.make_current_relaxed() {
-        // SAFETY: ours, destroyed this once.
-        let _ = unsafe { destroy(graph) };
+/// A graph that was recorded, destroyed when this is dropped; what was made ready of it stays.
+struct Recording<'a> {
+    context: &'a Context,
+    raw: CUgraph,
+    destroy: unsafe extern "C" fn(CUgraph) -> i32,
+}
+
+impl Drop for Recording<'_> {
+    fn drop(&mut self) {
+        if !self.raw.is_null()
+            && let Ok(_current) = self.context.make_current_relaxed()
+        {
+            // SAFETY: ours, destroyed this once.
+            let _ = unsafe { (self.destroy)(self.raw) };
+        }
     }
 }
 
@@ -142,10 +136,10 @@ impl CudaGraph {
     pub fn launch(&self, queue: &CudaQueue) -> Result<Fence, DeviceError> {
         if !Arc::ptr_eq(queue.context(), &self.context) {
             let message = format!("the graph is of {}, the queue of {}", self.context.id, queue.device());
-            return Err(DeviceError::new(DeviceErrorKind::Invalid, message));
+            return Err(DeviceError::invalid(message));
         }
         let Some(launch) = self.context.api.graph_launch else {
-            return Err(DeviceError::new(DeviceErrorKind::Invalid, "the driver has no graphs"));
+            return Err(DeviceError::invalid("the driver has no graphs"));
         };
         // Launches of one graph may not be made by two threads at once.
         let mut last = self.last.lock();
@@ -167,7 +161,7 @@ pub(super) fn record(
     enqueue: Recorded<'_>,
 ) -> Result<Arc<dyn LaunchGraph>, DeviceError> {
     if queue.is_foreign() {
-        return Err(DeviceError::new(DeviceErrorKind::Invalid, "graphs are recorded on queues of our own"));
+        return Err(DeviceError::invalid("graphs are recorded on queues of our own"));
     }
     let made: Vec<_> =
         (0..queues.max(1)).map(|_| CudaQueue::own(queue.context())).collect::<Result<_, _>>()?;
@@ -205,8 +199,4 @@ impl Drop for CudaGraph {
     }
 }
 
-impl fmt::Debug for CudaGraph {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "CudaGraph(of {})", self.context.id)
-    }
-}
+debug_as!(graph: CudaGraph, "CudaGraph(of {})", graph.context.id);

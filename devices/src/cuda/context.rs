@@ -5,14 +5,12 @@ use std::ptr;
 use std::sync::{Arc, Weak};
 
 use cudarc::driver::sys::{CUcontext, CUstreamCaptureMode};
-use estafette_sync::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use estafette_sync::sync::{Mutex, MutexGuard, OnceLock};
+use estafette_sync::sync::atomic::{AtomicBool, Ordering};
+use estafette_sync::sync::{Mutex, OnceLock};
 
 use crate::{DLDevice, DeviceError, DeviceErrorKind};
 
-use super::driver;
-use super::driver::Handle;
-use super::driver::{Api, Code};
+use super::driver::{self, Api, Code, Handle};
 use super::events::{Events, Purpose};
 use super::exit;
 use super::memory::{Kept, Kind};
@@ -29,7 +27,6 @@ pub(super) struct Context {
     pub(super) counters: Counters,
     marks: Events,
     timers: Events,
-    /// How the device's clock relates to the host's.
     pub(super) clock: DeviceClock,
     /// Where streams count, if the device can write there; else events are queried.
     pub(super) timeline_values: Option<TimelineValues>,
@@ -42,7 +39,8 @@ pub(super) struct Context {
     pinned: Kept,
     managed: Kept,
     /// Own captures in progress. A query of the whole context would invalidate them.
-    captures: Mutex<usize>,
+    /// None begins or ends while this is locked.
+    pub(super) captures: Mutex<usize>,
 }
 
 impl Context {
@@ -143,8 +141,7 @@ impl Context {
         if self.faulted.load(Ordering::Acquire) { self.fault.get() } else { None }
     }
 
-    /// # Errors
-    /// What broke this context.
+    /// Fails with what broke this context.
     pub(super) fn intact(&self) -> Result<(), DeviceError> {
         self.fault().map_or(Ok(()), |fault| Err(fault.clone()))
     }
@@ -176,11 +173,6 @@ impl Context {
         fault
     }
 
-    /// The number of own captures; none begins or ends while the guard lives.
-    pub(super) fn captures(&self) -> MutexGuard<'_, usize> {
-        self.captures.lock()
-    }
-
     /// Where released memory of a kind is kept; `None` for device memory.
     pub(super) fn kept(&self, kind: Kind) -> Option<&Kept> {
         match kind {
@@ -190,7 +182,6 @@ impl Context {
         }
     }
 
-    /// The streams that fail when this context does.
     pub(super) fn live_streams(&self) -> Vec<Arc<Stream>> {
         self.streams.lock().iter().filter_map(Weak::upgrade).collect()
     }
@@ -228,69 +219,33 @@ impl Drop for Relaxed<'_> {
     }
 }
 
-/// Declares the counters of a context and what is read of them.
-macro_rules! counters {
-    ($($(#[$doc:meta])* $name:ident,)*) => {
-        #[derive(Debug, Default)]
-        pub(super) struct Counters {
-            $(pub(super) $name: Counter,)*
-        }
-
-        /// Calls into the driver for a device, and what became of its memory.
-        #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-        #[non_exhaustive]
-        pub struct CudaCounters {
-            $($(#[$doc])* pub $name: u64,)*
-        }
-
-        impl Counters {
-            pub(super) fn read(&self) -> CudaCounters {
-                CudaCounters { $($name: self.$name.get(),)* }
-            }
-        }
-    };
-}
-
-counters! {
-    /// Events made. They are used again, so this stands still after a while.
-    events_created,
-    /// Events recorded, for waits of other queues and for work of others' queues.
-    events_recorded,
-    /// Waits enqueued on a queue for an event.
-    waits,
-    /// Queries of an event.
-    event_queries,
-    /// Queries of a queue: for faults, where the device counts.
-    queue_queries,
-    /// Numbers that the device writes for the host to read.
-    writes,
-    /// Copies and fills.
-    commands,
-    /// Launches of graphs.
-    graph_launches,
-    /// Waits of a host thread for everything in the context: only for memory whose last use is unknown.
-    context_waits,
-    /// Allocations that were not freed because the context is broken.
-    leaked_allocations,
-    /// Their bytes.
-    leaked_bytes,
-    /// Events that belong to a foreign graph now and are not used again.
-    events_given_up,
-}
-
-#[derive(Debug, Default)]
-pub(super) struct Counter(AtomicU64);
-
-impl Counter {
-    pub(super) fn one(&self) {
-        self.add(1);
-    }
-
-    pub(super) fn add(&self, count: u64) {
-        self.0.fetch_add(count, Ordering::Relaxed);
-    }
-
-    fn get(&self) -> u64 {
-        self.0.load(Ordering::Relaxed)
+crate::counters::counters! {
+    /// Calls into the driver for a device, and what became of its memory.
+    #[non_exhaustive]
+    CudaCounters {
+        /// Events made. They are used again, so this stands still after a while.
+        events_created,
+        /// Events recorded, for waits of other queues and for work of others' queues.
+        events_recorded,
+        /// Waits enqueued on a queue for an event.
+        waits,
+        /// Queries of an event.
+        event_queries,
+        /// Queries of a queue: for faults, where the device counts.
+        queue_queries,
+        /// Numbers that the device writes for the host to read.
+        writes,
+        /// Copies and fills.
+        commands,
+        /// Launches of graphs.
+        graph_launches,
+        /// Waits of a host thread for everything in the context: only for memory whose last use is unknown.
+        context_waits,
+        /// Allocations that were not freed because the context is broken.
+        leaked_allocations,
+        /// Their bytes.
+        leaked_bytes,
+        /// Events that belong to a foreign graph now and are not used again.
+        events_given_up,
     }
 }

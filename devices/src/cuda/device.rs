@@ -1,25 +1,16 @@
 use std::ffi::{CStr, c_char, c_int, c_void};
-use std::fmt;
 use std::ptr::{self, NonNull};
 use std::sync::Arc;
 
 use cudarc::driver::sys::{CUcontext, CUdevice, CUdevice_attribute, CUevent};
 
-use crate::{
-    Allocation, DLDevice, Device, DeviceError, DeviceErrorKind, DeviceType, Fence, NativeEvent, Queue,
-    SharedMemory,
-};
+use crate::{Allocation, DLDevice, Device, DeviceError, DeviceType, Fence, NativeEvent, Queue, SharedMemory};
 
-use super::context::Context;
-use super::context::CudaCounters;
-use super::driver;
-use super::driver::Api;
-use super::driver::Handle;
-use super::events::EventFence;
-use super::events::{Event, destroy};
+use super::context::{Context, CudaCounters};
+use super::driver::{self, Api, Handle};
+use super::events::{Event, EventFence, destroy};
 use super::foreign::{Foreign, PER_THREAD};
-use super::memory::Peers;
-use super::memory::{self, Kind, PointerInfo, Pool, allocate};
+use super::memory::{Kind, Peers, Pool, allocate};
 use super::progress::TimelineValues;
 use super::queue::{CudaQueue, event_of, not_ours};
 use super::shared::Shared;
@@ -38,13 +29,9 @@ pub struct CudaDevice {
 }
 
 impl CudaDevice {
-    /// Opens device number `ordinal` of `count`.
     pub(super) fn new(api: &'static Api, ordinal: i32, count: usize) -> Result<Self, DeviceError> {
         let id = DLDevice::new(DeviceType::CUDA, ordinal);
-        let check = |code, what: &str| match code {
-            0 => Ok(()),
-            code => Err(driver::error(api, code, &format!("{what} of {id}"))),
-        };
+        let check = |code, what: &str| driver::check(api, code, &format!("{what} of {id}"));
         let mut device: CUdevice = 0;
         let mut name = [0 as c_char; 256];
         let mut memory_bytes: usize = 0;
@@ -122,18 +109,6 @@ impl CudaDevice {
         self.context.fault().cloned()
     }
 
-    /// What `pointer` is to, by the driver's own account: better than what anybody says of it, since managed
-    /// memory is of device 0 for DLPack. `None` for memory that the driver knows nothing of.
-    pub fn pointer_info(&self, pointer: *const u8) -> Option<PointerInfo> {
-        memory::pointer_info(&self.context, pointer)
-    }
-
-    /// Whether this device may use the memory at `pointer`, whichever device it is of: by peer access, or
-    /// mapped for both. False where the driver does not say.
-    pub fn can_access(&self, pointer: *const u8) -> bool {
-        memory::can_access(&self.context, pointer)
-    }
-
     /// Whether the host may use managed memory while this device works. Else it may not even where no work
     /// uses that memory, which no order between uses of the memory can see to (CUDA Programming Guide,
     /// "Unified Memory on Windows or devices with compute capability 5.x", and on Tegra).
@@ -194,7 +169,7 @@ impl CudaDevice {
                 "managed memory of {} cannot be used by the host while the device works; pinned memory can",
                 self.context.id
             );
-            return Err(DeviceError::new(DeviceErrorKind::Invalid, message));
+            return Err(DeviceError::invalid(message));
         }
         allocate(&self.context, None, Kind::Managed, bytes, align)
     }
@@ -281,7 +256,7 @@ impl Device for CudaDevice {
     fn barrier(&self) -> Result<Fence, DeviceError> {
         self.context.intact()?;
         {
-            let captures = self.context.captures();
+            let captures = self.context.captures.lock();
             if *captures > 0 {
                 let what = "a barrier would spoil a graph that is being recorded";
                 return Err(driver::error(self.context.api, driver::CAPTURE_UNSUPPORTED, what));
@@ -313,7 +288,7 @@ impl Device for CudaDevice {
             DeviceType::CUDA_MANAGED => self.allocate_managed(bytes, align),
             _ => {
                 let message = format!("device {} gives no memory of kind {kind}", self.context.id);
-                Err(DeviceError::new(DeviceErrorKind::Invalid, message))
+                Err(DeviceError::invalid(message))
             }
         }
     }
@@ -351,7 +326,6 @@ impl Device for CudaDevice {
         self.pointer_info(host).is_none()
     }
 
-    /// Pinned memory.
     fn allocate_staging(&self, bytes: usize) -> Result<Allocation, DeviceError> {
         self.allocate_pinned(bytes, 64)
     }
@@ -362,42 +336,33 @@ impl Device for CudaDevice {
         // SAFETY: by contract a pointer to an event.
         let event = unsafe { *event.as_ptr().cast::<CUevent>() };
         if event.is_null() {
-            return Err(DeviceError::new(DeviceErrorKind::Invalid, "the CUDA event is null"));
+            return Err(DeviceError::invalid("the CUDA event is null"));
         }
         // SAFETY: by contract it is alive until the fence has settled.
         Ok(Fence::event(Arc::new(unsafe { EventFence::foreign(&self.context, event) })))
     }
 
     fn event_of_fence(&self, fence: &Fence) -> Result<NativeEvent, DeviceError> {
-        match event_of(fence, self.context.id)? {
-            Some(event) => {
-                let place = Box::into_raw(Box::new(event.raw())).cast::<c_void>();
-                let place = NonNull::new(place).expect("a box is somewhere");
-                Ok(NativeEvent::new(place, move |place| {
-                    // SAFETY: the box above, taken back this once.
-                    drop(unsafe { Box::from_raw(place.as_ptr().cast::<CUevent>()) });
-                    // Until here the event was not recorded again.
-                    drop(event);
-                }))
-            }
+        Ok(match event_of(fence, self.context.id)? {
+            // Until the end of the handle the event is not recorded again.
+            Some(event) => native_event(event.raw(), move || drop(event)),
             // Done already: an event that was never recorded is as good.
             None => {
                 let event = Event::done(&self.context)?;
-                let place = Box::into_raw(Box::new(event.get())).cast::<c_void>();
-                let place = NonNull::new(place).expect("a box is somewhere");
                 let context = Arc::clone(&self.context);
-                Ok(NativeEvent::new(place, move |place| {
-                    // SAFETY: as above.
-                    drop(unsafe { Box::from_raw(place.as_ptr().cast::<CUevent>()) });
-                    destroy(&context, event);
-                }))
+                native_event(event.get(), move || destroy(&context, event))
             }
-        }
+        })
     }
 }
 
-impl fmt::Debug for CudaDevice {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "CudaDevice({}, {})", self.context.id, self.name)
-    }
+/// A pointer to `event`, for foreign code; `release` is called at its end.
+fn native_event(event: CUevent, release: impl FnOnce() + Send + 'static) -> NativeEvent {
+    NativeEvent::new(NonNull::from(Box::leak(Box::new(event))).cast(), move |place| {
+        // SAFETY: the box above, taken back this once.
+        drop(unsafe { Box::from_raw(place.as_ptr().cast::<CUevent>()) });
+        release();
+    })
 }
+
+debug_as!(device: CudaDevice, "CudaDevice({}, {})", device.context.id, device.name);

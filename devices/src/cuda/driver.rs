@@ -1,12 +1,11 @@
 //! Finding the driver: one probe, which never panics where there is none.
 
 use std::ffi::{CStr, c_char, c_int, c_uchar, c_uint, c_ulonglong, c_void};
+use std::ptr;
 use std::sync::Arc;
-use std::{fmt, ptr};
 
-use cudarc::driver::sys;
 use cudarc::driver::sys::{
-    CUcontext, CUdevice, CUdevice_attribute, CUdeviceptr, CUevent, CUgraph, CUgraphExec, CUgraphNode,
+    self, CUcontext, CUdevice, CUdevice_attribute, CUdeviceptr, CUevent, CUgraph, CUgraphExec, CUgraphNode,
     CUmemAccessDesc, CUmemAllocationGranularity_flags, CUmemAllocationHandleType, CUmemAllocationProp,
     CUmemPool_attribute, CUmemPoolProps, CUmemoryPool, CUpointer_attribute, CUresult, CUstream,
     CUstreamCaptureMode, CUstreamCaptureStatus, CUuuid,
@@ -86,7 +85,6 @@ fn library() -> Option<&'static libloading::Library> {
 /// What a function of the driver returns: 0 or the number of an error.
 pub(super) type Code = c_int;
 
-/// Declares the table, and how it is filled.
 macro_rules! driver {
     (
         required { $($required:ident = $symbol:ident($($argument:ty),*);)* }
@@ -108,10 +106,7 @@ macro_rules! driver {
         };
 
         impl Api {
-            /// Looks all of them up.
-            ///
-            /// # Errors
-            /// The name of one that every driver must have and this one has not.
+            /// Looks all of them up. Fails with the name of one that every driver must have and this one has not.
             ///
             /// # Safety
             /// `library` is a CUDA driver.
@@ -249,7 +244,6 @@ fn is_sticky(code: Code) -> bool {
     )
 }
 
-/// The error for `what` not having worked.
 pub(super) fn error(api: &Api, code: Code, what: &str) -> DeviceError {
     DeviceError::new(kind(code), format!("{what}: {}", name_of(api, code))).with_code(code.into())
 }
@@ -269,7 +263,6 @@ fn kind(code: Code) -> DeviceErrorKind {
     }
 }
 
-/// The driver's own name of a number.
 pub(super) fn name_of(api: &Api, code: Code) -> String {
     let mut name = ptr::null();
     // SAFETY: the name is a constant of the driver.
@@ -353,7 +346,6 @@ impl CudaRuntime {
         opened.as_ref()
     }
 
-    /// The devices that are open.
     pub(super) fn opened(&self) -> impl Iterator<Item = &Arc<CudaDevice>> {
         self.opened.iter().filter_map(|place| place.get()?.as_ref())
     }
@@ -363,7 +355,6 @@ impl CudaRuntime {
         self.all.get_or_init(|| (0..self.count() as i32).filter_map(|at| self.device(at)).cloned().collect())
     }
 
-    /// The number of the device with that UUID.
     pub(crate) fn identified(&self, uuid: [u8; 16]) -> Option<i32> {
         (0..self.count() as i32).find(|ordinal| uuid_of(self.api, *ordinal) == Some(uuid))
     }
@@ -388,11 +379,7 @@ pub(super) fn uuid_of(api: &Api, ordinal: i32) -> Option<[u8; 16]> {
     (code == 0).then(|| uuid.bytes.map(|byte| byte as u8))
 }
 
-impl fmt::Debug for CudaRuntime {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "CudaRuntime(version {}, {} devices)", self.driver_version, self.count())
-    }
-}
+debug_as!(runtime: CudaRuntime, "CudaRuntime(version {}, {} devices)", runtime.driver_version, runtime.count());
 
 #[cfg(test)]
 mod tests {

@@ -11,20 +11,16 @@ use estafette_sync::sync::Mutex;
 use estafette_sync::sync::atomic::{AtomicBool, Ordering};
 
 use crate::fence::host_event::HostEvent;
-use crate::fence::source;
-use crate::fence::source::{Outcome, Subscriber, Watch};
-use crate::{DLDevice, DeviceError, DeviceErrorKind, FenceState};
+use crate::fence::source::{self, Outcome, Subscriber, Watch};
+use crate::{DLDevice, DeviceError, FenceState};
 
 use super::context::Context;
-use super::driver::Handle;
-use super::driver::NOT_READY;
-use super::exit;
-use super::exit::is_driver_gone;
+use super::driver::{Handle, NOT_READY};
+use super::exit::{self, is_driver_gone};
 
 /// Free events that are kept. More at once means a burst; what it needed beyond is destroyed.
 const FREE_MAX: usize = 1_024;
 
-/// What the events of a pool are for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Purpose {
     /// To be waited for: without time stamps, records and waits are cheapest.
@@ -55,9 +51,6 @@ pub(super) struct Event {
 
 impl Event {
     /// An event for one record.
-    ///
-    /// # Errors
-    /// The driver gives no more.
     fn acquire(context: &Arc<Context>, purpose: Purpose) -> Result<Arc<Self>, DeviceError> {
         let reused = context.events(purpose).take();
         let raw = reused.map_or_else(|| create(context, purpose), Ok)?;
@@ -68,9 +61,6 @@ impl Event {
     /// An event of everything enqueued on `stream` so far. The context is current, or the stream is no
     /// special one.
     ///
-    /// # Errors
-    /// The driver refused it.
-    ///
     /// # Safety
     /// `stream` is live, and of the context.
     pub(super) unsafe fn record(context: &Arc<Context>, stream: CUstream) -> Result<Arc<Self>, DeviceError> {
@@ -79,9 +69,6 @@ impl Event {
     }
 
     /// As [`record`](Self::record), for a purpose.
-    ///
-    /// # Errors
-    /// As there.
     ///
     /// # Safety
     /// As there.
@@ -100,9 +87,6 @@ impl Event {
     }
 
     /// An event of everything enqueued in the context so far, where the driver has such.
-    ///
-    /// # Errors
-    /// The driver refused it.
     pub(super) fn record_context(context: &Arc<Context>) -> Option<Result<Arc<Self>, DeviceError>> {
         let record = context.api.context_record?;
         let recorded = Self::acquire(context, Purpose::Order).and_then(|event| {
@@ -117,9 +101,6 @@ impl Event {
     }
 
     /// An event that is done: made now and never recorded.
-    ///
-    /// # Errors
-    /// The driver gives no more.
     pub(super) fn done(context: &Arc<Context>) -> Result<Handle<CUevent>, DeviceError> {
         create(context, Purpose::Order)
     }
@@ -132,7 +113,6 @@ impl Event {
         &self.context
     }
 
-    /// Asks the driver whether it is done.
     pub(super) fn query(&self) -> Result<bool, DeviceError> {
         query(&self.context, self.raw())
     }
@@ -155,7 +135,6 @@ fn create(context: &Context, purpose: Purpose) -> Result<Handle<CUevent>, Device
     Ok(Handle::new(raw))
 }
 
-/// Asks the driver whether an event of `context` is done.
 pub(super) fn query(context: &Context, event: CUevent) -> Result<bool, DeviceError> {
     let _current = context.make_current_relaxed()?;
     context.counters.event_queries.one();
@@ -188,11 +167,7 @@ impl Drop for Event {
     }
 }
 
-impl fmt::Debug for Event {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "CUDA event {:p} of {}", self.raw(), self.context.id)
-    }
-}
+debug_as!(event: Event, "CUDA event {:p} of {}", event.raw(), event.context.id);
 
 impl Events {
     fn take(&self) -> Option<Handle<CUevent>> {
@@ -213,7 +188,6 @@ impl Events {
 // Fences that stand alone: work of a foreign queue, events from outside, and points in a graph that is being
 // recorded.
 
-/// One event.
 pub(super) struct EventFence {
     context: Arc<Context>,
     native: Native,
@@ -255,7 +229,6 @@ impl EventFence {
         &self.context
     }
 
-    /// The event, where there is one.
     pub(super) fn raw(&self) -> Option<CUevent> {
         match &self.native {
             Native::Ours(event) => Some(event.raw()),
@@ -344,7 +317,7 @@ impl Captured {
     pub(super) fn new(event: Arc<Event>, capture_id: Option<u64>) -> Self {
         let message = "this point was recorded into a graph: it has no time of its own, what it stands for runs whenever the \
                        graph is launched";
-        Self { event, capture_id, failure: DeviceError::new(DeviceErrorKind::Invalid, message) }
+        Self { event, capture_id, failure: DeviceError::invalid(message) }
     }
 
     pub(super) fn raw(&self) -> CUevent {
@@ -370,11 +343,7 @@ impl source::Event for Captured {
     }
 }
 
-impl fmt::Debug for Captured {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "a point in a graph, {:?}", self.event)
-    }
-}
+debug_as!(point: Captured, "a point in a graph, {:?}", point.event);
 
 #[cfg(test)]
 mod tests {

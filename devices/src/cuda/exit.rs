@@ -72,8 +72,7 @@ pub(super) fn is_driver_gone() -> bool {
 pub(super) struct Call(());
 
 impl Call {
-    /// # Errors
-    /// The process exits. The code is the driver's own for that.
+    /// Fails while the process exits, with the driver's own code for that.
     pub(super) fn begin() -> Result<Self, DeviceError> {
         if DRIVER.enter() {
             return Ok(Self(()));

@@ -5,15 +5,13 @@ use std::ffi::c_void;
 use std::ptr;
 use std::sync::Arc;
 
+use cudarc::driver::sys::{CUcontext, CUevent, CUstream, CUstreamCaptureStatus};
 use estafette_sync::thread::{self, ThreadId};
 
-use cudarc::driver::sys::{CUcontext, CUevent, CUstream, CUstreamCaptureStatus};
-
-use crate::{DeviceError, DeviceErrorKind};
+use crate::DeviceError;
 
 use super::context::Context;
-use super::driver::Handle;
-use super::driver::{CONTEXT_IS_DESTROYED, INVALID_CONTEXT, NOT_SUPPORTED};
+use super::driver::{CONTEXT_IS_DESTROYED, Handle, INVALID_CONTEXT, NOT_SUPPORTED};
 use super::events::Event;
 use super::stream::{is_capturing, wait};
 
@@ -32,8 +30,7 @@ pub(super) struct Foreign {
 }
 
 impl Foreign {
-    /// # Errors
-    /// The handle is 0, or a stream of another context.
+    /// Refuses 0, and a stream of another context.
     ///
     /// # Safety
     /// `handle` is a live stream, or the number of a default stream.
@@ -44,7 +41,7 @@ impl Foreign {
         match handle {
             0 => {
                 let message = "stream 0 may mean either default stream; say 1 for the legacy one, 2 for the thread's own";
-                return Err(DeviceError::new(DeviceErrorKind::Invalid, message));
+                return Err(DeviceError::invalid(message));
             }
             LEGACY | PER_THREAD => return Ok(this),
             _ => {}
@@ -66,13 +63,13 @@ impl Foreign {
         // The stream's context may be gone and ours be sound.
         if matches!(code, INVALID_CONTEXT | CONTEXT_IS_DESTROYED) {
             let message = format!("stream {handle:#x} is of a context that is gone");
-            return Err(DeviceError::new(DeviceErrorKind::Invalid, message).with_code(code.into()));
+            return Err(DeviceError::invalid(message).with_code(code.into()));
         }
         context.check(code, "cannot tell which context the stream is of")?;
         if of != context.raw.get() {
             let message =
                 format!("stream {handle:#x} is of another context than the primary one of {}", context.id);
-            return Err(DeviceError::new(DeviceErrorKind::Invalid, message));
+            return Err(DeviceError::invalid(message));
         }
         Ok(this)
     }
@@ -86,15 +83,14 @@ impl Foreign {
         self.raw().addr() == LEGACY
     }
 
-    /// # Errors
-    /// The handle means another stream on this thread.
+    /// Fails where the handle means another stream on this thread.
     pub(super) fn here(&self) -> Result<(), DeviceError> {
         if self.thread.is_none_or(|thread| thread == thread::current().id()) {
             return Ok(());
         }
         let message =
             "stream 2 is each thread's own: it was given on another thread, and means another stream here";
-        Err(DeviceError::new(DeviceErrorKind::Invalid, message))
+        Err(DeviceError::invalid(message))
     }
 
     pub(super) fn is_capturing(&self, context: &Context) -> Result<bool, DeviceError> {
@@ -121,7 +117,7 @@ impl Foreign {
         let Some(ours) = ours else {
             let message =
                 "the stream is capturing a graph, which would wait for somebody else's event at every launch";
-            return Err(DeviceError::new(DeviceErrorKind::Invalid, message));
+            return Err(DeviceError::invalid(message));
         };
         // The graph waits for the event for as long as the graph lives; no driver call reports its end.
         ours.retire_from_pool();
@@ -141,16 +137,11 @@ impl Foreign {
         capture_id: Option<u64>,
     ) -> Result<(), DeviceError> {
         self.here()?;
-        if capture_id.is_none() || self.capture_id(context)? != capture_id {
+        if capture_id.is_none() || self::capture_id(context, self.raw())? != capture_id {
             return Err(not_the_same_capture());
         }
         // SAFETY: by contract.
         unsafe { wait(context, self.raw(), event, 0) }
-    }
-
-    /// The driver's number of the capture that this stream takes part in.
-    pub(super) fn capture_id(&self, context: &Context) -> Result<Option<u64>, DeviceError> {
-        capture_id(context, self.raw())
     }
 
     /// An event of everything enqueued here by now, by whomever.
@@ -162,8 +153,7 @@ impl Foreign {
 }
 
 pub(super) fn not_the_same_capture() -> DeviceError {
-    let message = "a point in a graph can be waited for in the same capture only";
-    DeviceError::new(DeviceErrorKind::Invalid, message)
+    DeviceError::invalid("a point in a graph can be waited for in the same capture only")
 }
 
 /// The driver's number of the capture that `stream` takes part in; `None` for none, and where the driver

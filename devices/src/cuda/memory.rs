@@ -11,8 +11,7 @@
 use std::collections::HashMap;
 use std::ffi::c_void;
 use std::num::NonZeroUsize;
-use std::ptr;
-use std::ptr::NonNull;
+use std::ptr::{self, NonNull};
 use std::sync::Arc;
 
 use cudarc::driver::sys::{
@@ -26,10 +25,7 @@ use crate::{Allocation, DLDevice, DeviceError, DeviceErrorKind, DeviceType};
 
 use super::context::Context;
 use super::device::CudaDevice;
-use super::driver::Code;
-use super::driver::CudaRuntime;
-use super::driver::Handle;
-use super::driver::{NOT_READY, OUT_OF_MEMORY, PEER_ACCESS_ALREADY_ENABLED};
+use super::driver::{Code, CudaRuntime, Handle, NOT_READY, OUT_OF_MEMORY, PEER_ACCESS_ALREADY_ENABLED};
 use super::events::Event;
 use super::exit::is_driver_gone;
 
@@ -61,7 +57,6 @@ pub struct PointerInfo {
     pub ordinal: i32,
 }
 
-/// The pool of a device.
 pub(super) struct Pool {
     raw: Handle<CUmemoryPool>,
     /// It carries allocations and nothing else.
@@ -188,9 +183,7 @@ pub(super) fn pending() -> Vec<Arc<Event>> {
 /// Pinned and managed memory of one kind that was released and is used again: freeing it waits for the whole
 /// device. By powers of two.
 #[derive(Default)]
-pub(super) struct Kept {
-    blocks: Mutex<Blocks>,
-}
+pub(super) struct Kept(Mutex<Blocks>);
 
 #[derive(Default)]
 struct Blocks {
@@ -210,7 +203,7 @@ impl Kept {
     }
 
     fn take(&self, size: usize) -> Option<NonNull<u8>> {
-        let mut blocks = self.blocks.lock();
+        let mut blocks = self.0.lock();
         let block = blocks.by_size.get_mut(&size)?.pop()?;
         blocks.bytes -= size;
         Some(block.0)
@@ -218,7 +211,7 @@ impl Kept {
 
     /// Whether there was room for it.
     fn put(&self, size: usize, memory: NonNull<u8>) -> bool {
-        let mut blocks = self.blocks.lock();
+        let mut blocks = self.0.lock();
         let fits = blocks.bytes + size <= KEEPS;
         if fits {
             blocks.bytes += size;
@@ -232,7 +225,6 @@ fn cannot_allocate(bytes: usize, device: DLDevice) -> String {
     format!("cannot allocate {bytes} bytes of {device} memory")
 }
 
-/// Which kind of memory is wanted.
 #[derive(Clone, Copy)]
 pub(super) enum Kind {
     Device,
@@ -240,10 +232,7 @@ pub(super) enum Kind {
     Managed,
 }
 
-/// Memory of a kind.
-///
-/// # Errors
-/// `Invalid` for an alignment that the driver does not give; `OutOfMemory`.
+/// Memory of a kind. `Invalid` for an alignment that the driver does not give.
 pub(super) fn allocate(
     context: &Arc<Context>,
     pool: Option<&Arc<Pool>>,
@@ -261,7 +250,7 @@ pub(super) fn allocate(
         let message = format!(
             "cannot allocate {bytes} bytes aligned to {align}: a power of two up to {ALIGN} is possible"
         );
-        return Err(DeviceError::new(DeviceErrorKind::Invalid, message));
+        return Err(DeviceError::invalid(message));
     }
     if bytes == 0 {
         let align = NonZeroUsize::new(align).expect("a power of two is not 0");
@@ -343,44 +332,50 @@ unsafe fn release(context: &Context, pool: Option<&Pool>, kind: Kind, memory: No
     }
 }
 
-/// What `pointer` is to; `None` for memory that the driver knows nothing of.
-pub(super) fn pointer_info(context: &Context, pointer: *const u8) -> Option<PointerInfo> {
-    let address = pointer.expose_provenance() as CUdeviceptr;
-    let (mut kind, mut ordinal, mut managed): (u32, i32, u32) = (0, 0, 0);
-    let _current = context.make_current_relaxed().ok()?;
-    let ask = |attribute, result: *mut c_void| {
-        // SAFETY: each result is as wide as the header says of its attribute.
-        unsafe { (context.api.pointer_attribute)(result, attribute, address) == 0 }
-    };
-    // The ones below are for memory that is known.
-    if !ask(CUpointer_attribute::CU_POINTER_ATTRIBUTE_MEMORY_TYPE, (&raw mut kind).cast())
-        || !ask(CUpointer_attribute::CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL, (&raw mut ordinal).cast())
-    {
-        return None;
+impl CudaDevice {
+    /// What `pointer` is to, by the driver's own account: better than what anybody says of it, since managed
+    /// memory is of device 0 for DLPack. `None` for memory that the driver knows nothing of.
+    pub fn pointer_info(&self, pointer: *const u8) -> Option<PointerInfo> {
+        let context = self.context();
+        let address = pointer.expose_provenance() as CUdeviceptr;
+        let (mut kind, mut ordinal, mut managed): (u32, i32, u32) = (0, 0, 0);
+        let _current = context.make_current_relaxed().ok()?;
+        let ask = |attribute, result: *mut c_void| {
+            // SAFETY: each result is as wide as the header says of its attribute.
+            unsafe { (context.api.pointer_attribute)(result, attribute, address) == 0 }
+        };
+        // The ones below are for memory that is known.
+        if !ask(CUpointer_attribute::CU_POINTER_ATTRIBUTE_MEMORY_TYPE, (&raw mut kind).cast())
+            || !ask(CUpointer_attribute::CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL, (&raw mut ordinal).cast())
+        {
+            return None;
+        }
+        let is_managed = ask(CUpointer_attribute::CU_POINTER_ATTRIBUTE_IS_MANAGED, (&raw mut managed).cast());
+        let device = match kind {
+            _ if is_managed && managed != 0 => MANAGED,
+            // CU_MEMORYTYPE_HOST, CU_MEMORYTYPE_DEVICE.
+            1 => PINNED,
+            2 => DLDevice::new(DeviceType::CUDA, ordinal),
+            _ => return None,
+        };
+        Some(PointerInfo { device, ordinal })
     }
-    let is_managed = ask(CUpointer_attribute::CU_POINTER_ATTRIBUTE_IS_MANAGED, (&raw mut managed).cast());
-    let device = match kind {
-        _ if is_managed && managed != 0 => MANAGED,
-        // CU_MEMORYTYPE_HOST, CU_MEMORYTYPE_DEVICE.
-        1 => PINNED,
-        2 => DLDevice::new(DeviceType::CUDA, ordinal),
-        _ => return None,
-    };
-    Some(PointerInfo { device, ordinal })
-}
 
-/// Whether the device of `context` may use the memory at `pointer`, whichever device it is of.
-pub(super) fn can_access(context: &Context, pointer: *const u8) -> bool {
-    let address = pointer.expose_provenance() as CUdeviceptr;
-    let mut flags: u32 = 0;
-    let Ok(_current) = context.make_current_relaxed() else { return false };
-    // SAFETY: the flags are a number, written to one. They are of the device of the current context.
-    let code = unsafe {
-        let attribute = CUpointer_attribute::CU_POINTER_ATTRIBUTE_ACCESS_FLAGS;
-        (context.api.pointer_attribute)((&raw mut flags).cast(), attribute, address)
-    };
-    // CU_MEM_ACCESS_FLAGS_PROT_NONE is 0.
-    code == 0 && flags != 0
+    /// Whether this device may use the memory at `pointer`, whichever device it is of: by peer access, or
+    /// mapped for both. False where the driver does not say.
+    pub fn can_access(&self, pointer: *const u8) -> bool {
+        let context = self.context();
+        let address = pointer.expose_provenance() as CUdeviceptr;
+        let mut flags: u32 = 0;
+        let Ok(_current) = context.make_current_relaxed() else { return false };
+        // SAFETY: the flags are a number, written to one. They are of the device of the current context.
+        let code = unsafe {
+            let attribute = CUpointer_attribute::CU_POINTER_ATTRIBUTE_ACCESS_FLAGS;
+            (context.api.pointer_attribute)((&raw mut flags).cast(), attribute, address)
+        };
+        // CU_MEM_ACCESS_FLAGS_PROT_NONE is 0.
+        code == 0 && flags != 0
+    }
 }
 
 // Devices that reach each other's memory. Where they do not, copies between them go through the host, which

@@ -17,6 +17,8 @@
 //!   leaked (`context.rs`).
 //! - Calls that a capture of any thread would refuse are made in relaxed capture mode. A stream under capture
 //!   gets waits and records, never queries; a fence recorded there is of its own kind (`events.rs`).
+//! - Foreign code that enqueues on a queue, or frees memory, finds the device's context current on its
+//!   thread.
 //!
 //! # What was decided against
 //! - *A helper stream that waits for a foreign event and then writes a number*, so that the reactor need not ask
@@ -42,19 +44,6 @@
 //! | `timing` | when work ran |
 //! | `memory` | pools, pinned and managed memory; devices that reach each other's |
 //! | `shared` | memory that other processes have |
-//!
-//! # Invariants
-//!
-//! - A chain on one stream makes no call of the driver for its fences: a stream records an event when
-//!   another queue needs one, and writes a number when the host does. What is recorded late covers no wait
-//!   that came after the fence.
-//! - A stream records an event before each wait that it is given: an event recorded later would cover the
-//!   wait too.
-//! - A CUDA event is never recorded again while a fence refers to it.
-//! - A foreign stream is not kept, and a stream under capture is not queried.
-//! - A function that the driver lacks is never called.
-//! - Foreign code that enqueues on a queue, or frees memory, finds the device's context current on its
-//!   thread.
 
 mod capture;
 mod context;

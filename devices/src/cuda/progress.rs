@@ -1,7 +1,6 @@
 //! How the host learns how far an own stream has come.
 
-use std::ptr;
-use std::ptr::NonNull;
+use std::ptr::{self, NonNull};
 use std::sync::Arc;
 
 use cudarc::driver::sys::CUdeviceptr;
@@ -192,7 +191,6 @@ impl Stream {
         }
     }
 
-    /// Reads the value.
     #[inline]
     fn read(&self) {
         if let Some(value) = self.value {
@@ -234,7 +232,7 @@ impl Stream {
         }
         // A capturing stream is not queried, and no own capture begins while the guard lives. The queue itself
         // is free for others.
-        let _no_capture = self.context.captures();
+        let _no_capture = self.context.captures.lock();
         drop(state);
         if is_touched && is_capturing(&self.context, self.raw()).unwrap_or(true) {
             return;
@@ -259,9 +257,7 @@ const PORTABLE: u32 = 1;
 
 /// The values of a context. Its pages stay for as long as the process lives.
 #[derive(Default)]
-pub(super) struct TimelineValues {
-    inner: Mutex<Inner>,
-}
+pub(super) struct TimelineValues(Mutex<Inner>);
 
 #[derive(Default)]
 struct Inner {
@@ -270,7 +266,6 @@ struct Inner {
     settling: Vec<(TimelineValue, u64)>,
 }
 
-/// One value.
 #[derive(Clone, Copy)]
 pub(super) struct TimelineValue(NonNull<AtomicU64>);
 
@@ -295,12 +290,9 @@ impl TimelineValue {
 }
 
 impl TimelineValues {
-    /// A value that is 0 and that nothing on its way will change.
-    ///
-    /// # Errors
-    /// No memory could be pinned.
+    /// A value that is 0 and that nothing on its way will change. Fails where no memory can be pinned.
     pub(super) fn take(&self, context: &Context) -> Result<TimelineValue, DeviceError> {
-        let mut inner = self.inner.lock();
+        let mut inner = self.0.lock();
         let settled = inner.settling.extract_if(.., |(value, last)| value.read() == *last);
         let settled: Vec<_> = settled.map(|(value, _)| value).collect();
         inner.free.extend(settled);
@@ -315,8 +307,7 @@ impl TimelineValues {
 
     /// The stream is gone; `last` is the last number that the device was asked to write, or 0.
     pub(super) fn release(&self, value: TimelineValue, last: u64) {
-        let mut inner = self.inner.lock();
-        inner.settling.push((value, last));
+        self.0.lock().settling.push((value, last));
     }
 }
 

@@ -8,14 +8,13 @@ use estafette_sync::sync::Mutex;
 use crate::fence::source::Timeline;
 use crate::queue::order_after;
 use crate::{
-    DLDevice, DeviceError, DeviceErrorKind, Fence, FenceState, LaunchGraph, Order, Queue, QueueClock,
-    QueueId, Recorded, Timing,
+    DLDevice, DeviceError, Fence, FenceState, LaunchGraph, Order, Queue, QueueClock, QueueId, Recorded,
+    Timing,
 };
 
 use super::capture;
 use super::context::Context;
-use super::events::Event;
-use super::events::{Captured, EventFence};
+use super::events::{Captured, Event, EventFence};
 use super::foreign::{Foreign, capture_id};
 use super::memory;
 use super::stream::Stream;
@@ -42,7 +41,6 @@ enum Behind {
     Event(CUevent, Option<Arc<Event>>, Arc<Context>),
     /// A point in a capture.
     Captured(CUevent, Option<u64>),
-    /// It is done.
     Done,
     /// Only the host can wait for it.
     Unknown,
@@ -251,10 +249,8 @@ fn behind(fence: &Fence) -> Result<Behind, DeviceError> {
     Ok(Behind::Unknown)
 }
 
-/// An event for `fence` that foreign code may wait for; `None` if the fence is done.
-///
-/// # Errors
-/// The fence is none of CUDA, has failed, or has no event that could be handed out.
+/// An event for `fence` that foreign code may wait for; `None` if the fence is done. Fails with the fence, and for one
+/// that has no event to hand out.
 pub(super) fn event_of(fence: &Fence, device: DLDevice) -> Result<Option<Arc<Event>>, DeviceError> {
     if fence.observed_done() {
         return Ok(None);
@@ -268,7 +264,7 @@ pub(super) fn event_of(fence: &Fence, device: DLDevice) -> Result<Option<Arc<Eve
             FenceState::Pending => {
                 let message =
                     format!("the fence of {} is none that {device} has an event for", fence.device());
-                Err(DeviceError::new(DeviceErrorKind::Invalid, message))
+                Err(DeviceError::invalid(message))
             }
         },
     }
@@ -307,30 +303,29 @@ impl Queue for CudaQueue {
     fn record(&self) -> Result<Fence, DeviceError> {
         self.intact()?;
         self.end_measuring();
-        match &self.kind {
+        let (stream, event) = match &self.kind {
             Kind::Own(stream) => {
                 let mut state = stream.state();
-                if state.capture {
+                if !state.capture {
+                    let sequence = stream.next(&mut state);
+                    let seen = state.clock.snapshot();
                     drop(state);
-                    // SAFETY: a live stream of the context.
-                    let event = unsafe { Event::record(&self.context, stream.raw()) }?;
-                    let capture_id = capture_id(&self.context, stream.raw())?;
-                    return Ok(Fence::event(Arc::new(Captured::new(event, capture_id))));
+                    return Ok(Fence::own_point(Arc::clone(stream) as Arc<dyn Timeline>, sequence, seen));
                 }
-                let sequence = stream.next(&mut state);
-                let seen = state.clock.snapshot();
                 drop(state);
-                Ok(Fence::own_point(Arc::clone(stream) as Arc<dyn Timeline>, sequence, seen))
+                // SAFETY: a live stream of the context.
+                (stream.raw(), unsafe { Event::record(&self.context, stream.raw()) }?)
             }
             Kind::Foreign(foreign, _) => {
-                if foreign.is_capturing(&self.context)? {
-                    let event = foreign.record(&self.context)?;
-                    let capture_id = foreign.capture_id(&self.context)?;
-                    return Ok(Fence::event(Arc::new(Captured::new(event, capture_id))));
+                let is_capturing = foreign.is_capturing(&self.context)?;
+                let event = foreign.record(&self.context)?;
+                if !is_capturing {
+                    return Ok(Fence::event(Arc::new(EventFence::of(event))));
                 }
-                Ok(Fence::event(Arc::new(EventFence::of(foreign.record(&self.context)?))))
+                (foreign.raw(), event)
             }
-        }
+        };
+        Ok(Fence::event(Arc::new(Captured::new(event, capture_id(&self.context, stream)?))))
     }
 
     fn make_current(&self) -> Result<bool, DeviceError> {
@@ -390,8 +385,6 @@ impl fmt::Debug for CudaQueue {
     }
 }
 
-/// The error for a queue that belongs elsewhere.
 pub(super) fn not_ours(queue: &dyn Queue, device: DLDevice) -> DeviceError {
-    let message = format!("cannot enqueue on {}: it is no queue of {device}", queue.id());
-    DeviceError::new(DeviceErrorKind::Invalid, message)
+    DeviceError::invalid(format!("cannot enqueue on {}: it is no queue of {device}", queue.id()))
 }

@@ -32,8 +32,7 @@ use crate::{
 };
 
 use super::context::Context;
-use super::driver;
-use super::driver::Api;
+use super::driver::{self, Api};
 use super::exit::is_driver_gone;
 use super::memory::{ALIGN, address, at};
 
@@ -70,14 +69,12 @@ calls! {
     range_access(CUdeviceptr, usize, *const CUmemAccessDesc, usize);
 }
 
-/// Such memory of a device.
 pub(super) struct Shared {
     context: Arc<Context>,
     calls: Calls,
     identity: Identity,
     granularity: usize,
     extents: Arc<Extents<SharedSegment>>,
-    /// Other devices that use it.
     reached_by: Mutex<Vec<c_int>>,
 }
 
@@ -193,7 +190,7 @@ impl SharedMemory for Shared {
         self.context.intact()?;
         if !align.is_power_of_two() || align > ALIGN {
             let message = format!("memory aligned to {align}: a power of two up to {ALIGN} is possible");
-            return Err(DeviceError::new(DeviceErrorKind::Invalid, message));
+            return Err(DeviceError::invalid(message));
         }
         let extents = Arc::clone(&self.extents);
         let (segment, offset) = extents.take(bytes, align, |bytes| self.segment(bytes))?;
@@ -222,7 +219,7 @@ impl SharedMemory for Shared {
         let refused = |error: DeviceError| {
             let message =
                 format!("cannot open memory of another process on {}: {}", self.context.id, error.message());
-            DeviceError::new(DeviceErrorKind::Invalid, message)
+            DeviceError::invalid(message)
         };
         // SAFETY: writes one handle. The driver says what is no descriptor of such memory.
         let code = unsafe { (self.calls.block_import)(&raw mut block, number, DESCRIPTOR) };

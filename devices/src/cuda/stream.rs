@@ -19,8 +19,8 @@
 //! another thread ([`super::health`]).
 
 use std::collections::VecDeque;
+use std::ptr;
 use std::sync::Arc;
-use std::{fmt, ptr};
 
 use cudarc::driver::sys::{CUevent, CUstream, CUstreamCaptureStatus};
 use estafette_sync::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -29,13 +29,12 @@ use estafette_sync::time::Instant;
 
 use crate::fence::completed::Completed;
 use crate::fence::source::Timeline;
-use crate::{DeviceError, DeviceErrorKind, Fence, QueueClock, QueueId};
+use crate::{DeviceError, Fence, QueueClock, QueueId};
 
 use super::context::Context;
 use super::driver::Handle;
 use super::events::Event;
-use super::exit;
-use super::exit::is_driver_gone;
+use super::exit::{self, is_driver_gone};
 use super::foreign::{capture_id, not_the_same_capture};
 use super::memory;
 use super::progress::TimelineValue;
@@ -70,8 +69,6 @@ pub(super) struct Stream {
 }
 
 impl Stream {
-    /// # Errors
-    /// The driver gives no more streams.
     pub(super) fn new(context: &Arc<Context>) -> Result<Arc<Self>, DeviceError> {
         context.intact()?;
         let mut raw: CUstream = ptr::null_mut();
@@ -115,8 +112,7 @@ impl Stream {
         self.state.lock()
     }
 
-    /// # Errors
-    /// What broke it.
+    /// Fails with what broke it.
     pub(super) fn intact(&self) -> Result<(), DeviceError> {
         self.context.intact()?;
         self.failure().map_or(Ok(()), Err)
@@ -133,7 +129,7 @@ impl Stream {
         state.sequence += 1;
         state.sequence
     }
-    /// Number `sequence` is done, and all before it.
+
     pub(super) fn reach(&self, sequence: u64) {
         self.completed.reach(sequence);
     }
@@ -167,10 +163,7 @@ impl Stream {
 
 impl Drop for Stream {
     fn drop(&mut self) {
-        if is_driver_gone() {
-            return;
-        }
-        if self.context.fault().is_some() {
+        if is_driver_gone() || self.context.fault().is_some() {
             return;
         }
         if let Ok(_current) = self.context.make_current_relaxed() {
@@ -183,11 +176,7 @@ impl Drop for Stream {
     }
 }
 
-impl fmt::Debug for Stream {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Stream({} of {}, {} done)", self.id, self.context.id, self.completed())
-    }
-}
+debug_as!(stream: Stream, "Stream({} of {}, {} done)", stream.id, stream.context.id, stream.completed());
 
 // What is enqueued on an own stream: numbers, the events that cover some of them, and the waits.
 
@@ -232,9 +221,6 @@ impl QueueState {
 
 impl Stream {
     /// An event that covers number `sequence`; `None` when that is done.
-    ///
-    /// # Errors
-    /// The stream is broken, or the driver refused the event.
     pub(super) fn event_for(&self, sequence: u64) -> Result<Option<Arc<Event>>, DeviceError> {
         if self.completed() >= sequence {
             return Ok(None);
@@ -248,9 +234,7 @@ impl Stream {
     }
 
     /// Makes what is enqueued here next wait for `event`, which is behind `fence`.
-    ///
-    /// # Errors
-    /// The driver refused it; no wait was enqueued.
+    /// Where the driver refuses, no wait is enqueued.
     ///
     /// # Safety
     /// `event` is live.
@@ -346,14 +330,13 @@ impl Stream {
         Ok(())
     }
 
-    /// # Errors
-    /// What is enqueued now is recorded into a graph.
+    /// Fails where what is enqueued now is recorded into a graph.
     fn not_capturing(&self, state: &QueueState) -> Result<(), DeviceError> {
         if !self.records(state)? {
             return Ok(());
         }
         let message = format!("{} is capturing a graph: nothing outside of it can be waited for", self.id);
-        Err(DeviceError::new(DeviceErrorKind::Invalid, message).with_queue(self.id))
+        Err(DeviceError::invalid(message).with_queue(self.id))
     }
 
     /// Whether a capture, own or foreign, records what is enqueued now.
@@ -368,9 +351,7 @@ impl Stream {
 
     /// From here on, what is enqueued is recorded into a graph. Everything before has an event: none could be
     /// had later.
-    ///
-    /// # Errors
-    /// It is capturing already, is broken, or `begin` did not work.
+    /// Fails where it is capturing already or broken, and with `begin`.
     pub(super) fn begin_capture(
         &self,
         begin: impl FnOnce(CUstream) -> Result<(), DeviceError>,
@@ -381,7 +362,7 @@ impl Stream {
         if state.sequence > self.completed() && state.covering(state.sequence).is_none() {
             self.mark(&mut state)?;
         }
-        let mut captures = self.context.captures();
+        let mut captures = self.context.captures.lock();
         begin(self.raw())?;
         *captures += 1;
         state.capture = true;
@@ -389,9 +370,6 @@ impl Stream {
     }
 
     /// Takes part, from here on, in the capture that `origin` has begun.
-    ///
-    /// # Errors
-    /// As [`begin_capture`](Self::begin_capture).
     pub(super) fn join_capture(&self, origin: &Self) -> Result<(), DeviceError> {
         self.begin_capture(|raw| {
             // SAFETY: a live stream of the context.
@@ -402,9 +380,6 @@ impl Stream {
     }
 
     /// Makes `origin`, whose capture this stream has joined, come after what was enqueued here.
-    ///
-    /// # Errors
-    /// The capture was spoilt.
     pub(super) fn rejoin(&self, origin: &Self) -> Result<(), DeviceError> {
         // SAFETY: a live stream of the context.
         let join = unsafe { Event::record(&self.context, self.raw()) }?;
@@ -416,17 +391,16 @@ impl Stream {
     pub(super) fn leave_capture(&self) {
         let mut state = self.state();
         state.capture = false;
-        *self.context.captures() -= 1;
+        *self.context.captures.lock() -= 1;
     }
 
-    /// The capture is over.
     pub(super) fn end_capture(
         &self,
         end: impl FnOnce(CUstream) -> Result<(), DeviceError>,
     ) -> Result<(), DeviceError> {
         let mut state = self.state();
         state.capture = false;
-        let mut captures = self.context.captures();
+        let mut captures = self.context.captures.lock();
         *captures -= 1;
         end(self.raw())
     }

@@ -5,7 +5,6 @@
 //! to do. After some seconds single precision gets coarser than the stamps themselves (half a microsecond),
 //! and a new reference is set.
 
-use std::fmt;
 use std::sync::Arc;
 
 use cudarc::driver::sys::{CUevent, CUstream};
@@ -26,11 +25,8 @@ const REFERENCE_NS: u64 = 4_000_000_000;
 /// before it.
 const ANCHOR_AT_NS: f64 = 1e15;
 
-/// The clock of a context's device.
 #[derive(Default)]
-pub(super) struct DeviceClock {
-    reference: Mutex<Option<Arc<ReferenceEvent>>>,
-}
+pub(super) struct DeviceClock(Mutex<Option<Arc<ReferenceEvent>>>);
 
 /// What times are counted from.
 struct ReferenceEvent {
@@ -43,10 +39,8 @@ struct ReferenceEvent {
 }
 
 impl DeviceClock {
-    /// # Errors
-    /// The driver gives no stream or no event.
     fn reference(&self, context: &Arc<Context>) -> Result<Arc<ReferenceEvent>, DeviceError> {
-        let mut reference = self.reference.lock();
+        let mut reference = self.0.lock();
         let set_ns = host_now_ns();
         if let Some(reference) =
             reference.as_ref().filter(|reference| set_ns - reference.set_ns < REFERENCE_NS)
@@ -70,9 +64,6 @@ impl DeviceClock {
 
 impl ReferenceEvent {
     /// When the device got to `event`, by its clock; `None` while either is not done.
-    ///
-    /// # Errors
-    /// The context is broken.
     fn until(&self, context: &Context, event: CUevent) -> Result<Option<u64>, DeviceError> {
         let mut milliseconds = 0.0_f32;
         let _current = context.make_current_relaxed()?;
@@ -100,9 +91,6 @@ pub(super) struct TimedInterval {
 }
 
 impl TimedInterval {
-    /// # Errors
-    /// The driver refused an event.
-    ///
     /// # Safety
     /// `stream` is live, of the context, and not capturing a graph.
     pub(super) unsafe fn begin(context: &Arc<Context>, stream: CUstream) -> Result<Arc<Self>, DeviceError> {
@@ -114,9 +102,6 @@ impl TimedInterval {
         Ok(Arc::new(Self { context, reference, begin, called_ns, end: OnceLock::new() }))
     }
 
-    /// # Errors
-    /// The driver refused an event.
-    ///
     /// # Safety
     /// As for [`begin`](Self::begin), with the same stream.
     pub(super) unsafe fn end(&self, stream: CUstream) -> Result<(), DeviceError> {
@@ -149,8 +134,4 @@ impl Timing for TimedInterval {
     }
 }
 
-impl fmt::Debug for TimedInterval {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "TimedInterval(from {:?} to {:?})", self.begin, self.end.get())
-    }
-}
+debug_as!(interval: TimedInterval, "TimedInterval(from {:?} to {:?})", interval.begin, interval.end.get());

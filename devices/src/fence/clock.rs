@@ -118,43 +118,12 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
-    use crate::fence::source::{Subscriber, Timeline, Watch};
-    use crate::{DLDevice, DeviceError};
-
-    /// A queue of which only the identity matters.
-    #[derive(Debug)]
-    struct Named(QueueId);
-
-    impl Timeline for Named {
-        fn queue(&self) -> QueueId {
-            self.0
-        }
-
-        fn device(&self) -> DLDevice {
-            DLDevice::CPU
-        }
-
-        fn completed(&self) -> u64 {
-            0
-        }
-
-        fn failure(&self) -> Option<DeviceError> {
-            None
-        }
-
-        fn poll(&self) -> u64 {
-            0
-        }
-
-        fn watch(&self, _sequence: u64, _subscriber: &Arc<dyn Subscriber>) -> Watch {
-            Watch::Subscribed
-        }
-    }
-
+    use crate::fence::source::Timeline;
+    use crate::reactor::double::Driver;
     /// A queue with its clock, and what it is really ordered after: the numbers of records in the whole
     /// history.
     struct Modelled {
-        timeline: Arc<Named>,
+        timeline: Arc<Driver>,
         in_order: bool,
         clock: QueueClock,
         before_work: BTreeSet<usize>,
@@ -187,9 +156,10 @@ mod tests {
         let mut queues: Vec<_> = in_order
             .iter()
             .map(|&in_order| {
-                let id = QueueId::next();
+                let timeline = Driver::new();
+                let id = timeline.queue();
                 Modelled {
-                    timeline: Arc::new(Named(id)),
+                    timeline,
                     in_order,
                     clock: QueueClock::new(id, in_order),
                     before_work: BTreeSet::new(),
@@ -262,9 +232,8 @@ mod tests {
 
     #[test]
     fn a_clock_is_bounded_and_forgets_what_was_used_longest_ago() {
-        let fences: Vec<_> = (0..CLOCK_ENTRIES_MAX + 1)
-            .map(|_| Fence::point(Arc::new(Named(QueueId::next())), 1, Clock::default()))
-            .collect();
+        let fences: Vec<_> =
+            (0..CLOCK_ENTRIES_MAX + 1).map(|_| Fence::point(Driver::new(), 1, Clock::default())).collect();
         let mut clock = QueueClock::new(QueueId::next(), true);
         fences.iter().for_each(|fence| clock.note_wait(fence));
         assert!(!clock.covers(&fences[0]));

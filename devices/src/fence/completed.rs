@@ -67,7 +67,6 @@ impl Completed {
     }
 }
 
-/// Models: `RUSTFLAGS="--cfg estafette_loom" cargo test -p estafette-devices --profile model --lib models::`.
 #[cfg(all(test, estafette_loom))]
 mod models {
     use std::sync::Arc;

@@ -18,7 +18,7 @@ use std::sync::Arc;
 use estafette_sync::sync::Mutex;
 use estafette_sync::sync::atomic::{AtomicU8, Ordering};
 
-use crate::fence::source::{Outcome, Subscriber, Subscribers, Watch};
+use crate::fence::source::{Outcome, Subscriber, Subscribers, Watch, deliver};
 use crate::{DeviceError, FenceState};
 
 /// Pending. Changes once, to one of the other two.
@@ -56,6 +56,11 @@ impl HostEvent {
         inner.failure = outcome.as_ref().err().cloned();
         self.word.store(if outcome.is_ok() { DONE } else { FAILED }, Ordering::Release);
         inner.subscribers.take()
+    }
+
+    /// [Settles](Self::settle) the event and notifies its subscribers; the caller holds no lock.
+    pub(crate) fn settle_and_notify(&self, outcome: &Outcome) {
+        self.settle(outcome).into_iter().for_each(|subscriber| deliver(subscriber, outcome.clone()));
     }
 
     pub(crate) fn state(&self) -> FenceState {
@@ -135,7 +140,6 @@ mod tests {
     }
 }
 
-/// Models: `RUSTFLAGS="--cfg estafette_loom" cargo test -p estafette-devices --profile model --lib models::`.
 #[cfg(all(test, estafette_loom))]
 mod models {
     use estafette_sync::cell::UnsafeCell;

@@ -72,12 +72,6 @@ enum Source {
 /// dropped by threads that have something else to do.
 struct Shared<T: ?Sized>(Option<Arc<T>>);
 
-impl<T: ?Sized> Shared<T> {
-    fn new(share: Arc<T>) -> Self {
-        Self(Some(share))
-    }
-}
-
 impl<T: ?Sized> Deref for Shared<T> {
     type Target = Arc<T>;
 
@@ -141,7 +135,7 @@ impl Fence {
     /// recorded.
     pub fn point(timeline: Arc<dyn Timeline>, sequence: u64, seen: Clock) -> Self {
         let queue = Some(timeline.queue());
-        Self::new(Source::Point(Shared::new(timeline)), queue, sequence, seen)
+        Self::new(Source::Point(Shared(Some(timeline))), queue, sequence, seen)
     }
 
     /// As [`point`](Self::point), of a timeline whose `peek` loads and calls nothing, and so may be called under locks.
@@ -160,7 +154,7 @@ impl Fence {
     /// [`Fence::point`].
     pub fn recorded_event(event: Arc<dyn Event>, sequence: u64, seen: Clock) -> Self {
         let queue = event.queue();
-        Self::new(Source::Event(Shared::new(event)), queue, sequence, seen)
+        Self::new(Source::Event(Shared(Some(event))), queue, sequence, seen)
     }
 
     fn new(source: Source, queue: Option<QueueId>, sequence: u64, seen: Clock) -> Self {
@@ -333,7 +327,6 @@ impl Fence {
         outcome
     }
 
-    /// Notifies the source that a waiter has left.
     fn waiter_left(&self) {
         if let Source::Event(event) = &self.source {
             event.waiter_left();
@@ -348,7 +341,6 @@ impl Fence {
         }
     }
 
-    /// Subscribes `subscriber` at the source.
     pub(crate) fn watch(&self, subscriber: &Arc<dyn Subscriber>) -> Watch {
         match &self.source {
             Source::Point(timeline) => timeline.watch(self.sequence, subscriber),

@@ -1,5 +1,4 @@
 use std::ffi::c_void;
-use std::fmt;
 use std::ptr::NonNull;
 
 /// An event of a device's own kind (a pointer to a `cudaEvent_t`, a `hipEvent_t`, a `sycl::event`, ...), made
@@ -34,8 +33,4 @@ impl Drop for NativeEvent {
     }
 }
 
-impl fmt::Debug for NativeEvent {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "NativeEvent({:p})", self.pointer)
-    }
-}
+debug_as!(event: NativeEvent, "NativeEvent({:p})", event.pointer);

@@ -11,8 +11,7 @@
 //! # Threads
 //! All methods may be called from any thread, under no lock of this crate. A source calls a [`Subscriber`]
 //! under no lock either, through [`Subscriber::settled`], exactly once per successful subscription unless it
-//! is
-//! [abandoned](Subscriber::abandoned).
+//! is [abandoned](Subscriber::abandoned).
 
 use std::any::Any;
 use std::collections::VecDeque;

@@ -5,9 +5,7 @@ use std::sync::Arc;
 use super::memory;
 use crate::fence::source::{Outcome, Subscriber, Timeline, Watch};
 use crate::queue::order_by_state;
-use crate::{
-    Allocation, Clock, DLDevice, Device, DeviceError, DeviceErrorKind, Fence, Order, Queue, QueueId,
-};
+use crate::{Allocation, Clock, DLDevice, Device, DeviceError, Fence, Order, Queue, QueueId};
 
 /// The host as a device, `cpu:0`. Work "enqueued" on its queues has run when the call returns, so their
 /// fences are done when they are recorded.
@@ -82,14 +80,11 @@ impl Device for HostDevice {
         bytes: usize,
     ) -> Result<(), DeviceError> {
         if !queue.as_any().is::<HostQueue>() {
-            return Err(DeviceError::new(
-                DeviceErrorKind::Invalid,
-                format!(
-                    "cannot copy on {}: it is a queue of {}, not of the host",
-                    queue.id(),
-                    queue.device()
-                ),
-            ));
+            return Err(DeviceError::invalid(format!(
+                "cannot copy on {}: it is a queue of {}, not of the host",
+                queue.id(),
+                queue.device()
+            )));
         }
         if bytes > 0 {
             // SAFETY: the caller vouches for both ranges, that they do not overlap and that they are host
@@ -102,21 +97,17 @@ impl Device for HostDevice {
 
 /// A queue on which everything has run already.
 #[derive(Debug)]
-struct HostQueue {
-    id: QueueId,
-    timeline: Arc<HostTimeline>,
-}
+struct HostQueue(Arc<HostTimeline>);
 
 impl HostQueue {
     fn new() -> Arc<Self> {
-        let id = QueueId::next();
-        Arc::new(Self { id, timeline: Arc::new(HostTimeline(id)) })
+        Arc::new(Self(Arc::new(HostTimeline(QueueId::next()))))
     }
 }
 
 impl Queue for HostQueue {
     fn id(&self) -> QueueId {
-        self.id
+        self.0.0
     }
 
     fn device(&self) -> DLDevice {
@@ -132,7 +123,7 @@ impl Queue for HostQueue {
     }
 
     fn record(&self) -> Result<Fence, DeviceError> {
-        Ok(Fence::point(self.timeline.clone(), 0, Clock::default()))
+        Ok(Fence::point(self.0.clone(), 0, Clock::default()))
     }
 
     fn as_any(&self) -> &dyn Any {

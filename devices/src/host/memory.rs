@@ -33,10 +33,7 @@ pub(crate) fn allocate(
         .is_power_of_two()
         .then(|| Layout::from_size_align(bytes, align.max(ALIGN_MIN)).ok())
         .flatten()
-        .ok_or_else(|| {
-            let message = format!("cannot allocate {bytes} bytes aligned to {align}");
-            DeviceError::new(DeviceErrorKind::Invalid, message)
-        })?;
+        .ok_or_else(|| DeviceError::invalid(format!("cannot allocate {bytes} bytes aligned to {align}")))?;
     if bytes == 0 {
         let align = NonZeroUsize::new(layout.align()).expect("alignments are powers of two");
         return Ok(Allocation::empty(align, device));

@@ -1,11 +1,11 @@
-//! A fence that the host settles by hand. The protocol is that of `signal.rs`.
+//! A fence that the host settles by hand. The protocol is that of `host_event.rs`.
 
 use std::borrow::Cow;
 use std::fmt;
 use std::sync::Arc;
 
 use crate::fence::host_event::HostEvent;
-use crate::fence::source::{Event, Outcome, Subscriber, Watch, deliver};
+use crate::fence::source::{Event, Outcome, Subscriber, Watch};
 use crate::{DLDevice, DeviceError, DeviceErrorKind, Fence, FenceState};
 
 /// A fence and the one token that settles it. `name` appears in messages.
@@ -45,7 +45,7 @@ impl Completer {
     /// [`Completer::complete`] or [`Completer::fail`].
     pub fn settle(mut self, outcome: Outcome) {
         if let Some(promise) = self.promise.take() {
-            promise.settle(outcome);
+            promise.signal.settle_and_notify(&outcome);
         }
     }
 }
@@ -54,7 +54,8 @@ impl Drop for Completer {
     fn drop(&mut self) {
         if let Some(promise) = self.promise.take() {
             let message = format!("promise {:?} was dropped and will never be done", promise.name);
-            promise.settle(Err(DeviceError::new(DeviceErrorKind::Cancelled, message)));
+            let error = DeviceError::new(DeviceErrorKind::Cancelled, message);
+            promise.signal.settle_and_notify(&Err(error));
         }
     }
 }
@@ -68,14 +69,6 @@ impl fmt::Debug for Completer {
 struct Promise {
     name: Cow<'static, str>,
     signal: HostEvent,
-}
-
-impl Promise {
-    fn settle(&self, outcome: Outcome) {
-        for subscriber in self.signal.settle(&outcome) {
-            deliver(subscriber, outcome.clone());
-        }
-    }
 }
 
 impl Event for Promise {
@@ -96,8 +89,4 @@ impl Event for Promise {
     }
 }
 
-impl fmt::Debug for Promise {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "promise {:?}, {:?}", self.name, self.signal)
-    }
-}
+debug_as!(promise: Promise, "promise {:?}, {:?}", promise.name, promise.signal);

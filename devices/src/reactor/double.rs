@@ -2,24 +2,24 @@
 
 use std::sync::Arc;
 
+use estafette_sync::sync::Mutex;
 use estafette_sync::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
-use estafette_sync::sync::{Mutex, MutexGuard};
 
 use crate::fence::source::{Subscriber, Timeline, Watch};
 use crate::{DLDevice, DeviceError, QueueId};
 
 #[derive(Debug)]
-pub(super) struct Driver {
+pub(crate) struct Driver {
     queue: QueueId,
-    pub(super) completed: AtomicU64,
+    pub(crate) completed: AtomicU64,
     /// Whether a query costs a load.
-    pub(super) is_cheap: AtomicBool,
-    failure: Mutex<Option<DeviceError>>,
-    pub(super) queries: AtomicUsize,
+    pub(crate) is_cheap: AtomicBool,
+    pub(crate) failure: Mutex<Option<DeviceError>>,
+    pub(crate) queries: AtomicUsize,
 }
 
 impl Driver {
-    pub(super) fn new() -> Arc<Self> {
+    pub(crate) fn new() -> Arc<Self> {
         Arc::new(Self {
             queue: QueueId::next(),
             completed: AtomicU64::new(0),
@@ -27,10 +27,6 @@ impl Driver {
             failure: Mutex::new(None),
             queries: AtomicUsize::new(0),
         })
-    }
-
-    pub(super) fn failure(&self) -> MutexGuard<'_, Option<DeviceError>> {
-        self.failure.lock()
     }
 }
 
@@ -48,7 +44,7 @@ impl Timeline for Driver {
     }
 
     fn failure(&self) -> Option<DeviceError> {
-        self.failure().clone()
+        self.failure.lock().clone()
     }
 
     fn poll(&self) -> u64 {

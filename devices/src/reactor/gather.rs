@@ -54,7 +54,6 @@ impl<F: FnOnce(Outcome) + Send, W: Fn() -> bool + Send + Sync> Subscriber for Ga
     }
 }
 
-/// Models: `RUSTFLAGS="--cfg estafette_loom" cargo test -p estafette-devices --profile model --lib models::`.
 #[cfg(all(test, estafette_loom))]
 mod models {
     use estafette_sync::cell::UnsafeCell;

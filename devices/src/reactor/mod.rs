@@ -19,14 +19,13 @@
 //! The excluded race is a subscription that arrives while the thread decides to park. Then `armed` went from
 //! 0 to 1 after the thread read 0, so the arming thread unparks it, and an unpark before a park makes the
 //! park return at once. With a nap it is the same: either the thread sees the new `armed`, or the arming thread
-//! sees `naps`, whichever fence comes first. The models in `thread.rs` check this with loom. An arrival while the thread polls needs no unpark, which spares one futex call per fence on a
-//! busy device.
+//! sees `naps`, whichever fence comes first. The models in `thread.rs` check this with loom. An arrival while
+//! the thread polls needs no unpark, which spares one futex call per fence on a busy device.
 
 #[cfg(test)]
-mod double;
+pub(crate) mod double;
 mod gather;
 mod poll_list;
-mod settled;
 mod spin;
 mod thread;
 
@@ -35,6 +34,7 @@ use std::sync::Arc;
 use estafette_sync::sync::OnceLock;
 
 use crate::fence::source::{Subscriber, Watch, deliver};
+use crate::host::promise;
 use crate::{DeviceError, DeviceErrorKind, Fence, Outcome};
 
 pub(crate) use self::spin::spin;
@@ -55,11 +55,7 @@ impl Reactor {
         estafette_sync::per_process! {
             static GLOBAL: OnceLock<Reactor> = OnceLock::new();
         }
-        GLOBAL.get_or_init(Reactor::new)
-    }
-
-    fn new() -> Self {
-        Self { shared: Arc::default() }
+        GLOBAL.get_or_init(|| Reactor { shared: Arc::default() })
     }
 
     /// Calls `f` once, when every one of `fences` has settled: with `Ok` if all are done, else with the
@@ -97,7 +93,8 @@ impl Reactor {
     /// Notifies `subscriber` of `outcome` on the reactor's own thread: for callers that must not run
     /// callbacks, such as under a lock of another library.
     pub fn deliver_soon(&self, subscriber: Arc<dyn Subscriber>, outcome: Outcome) {
-        let fence = Fence::event(Arc::new(settled::Settled(outcome.clone())));
+        let (completer, fence) = promise("a delivery");
+        completer.settle(outcome.clone());
         match self.shared.arm(Armed { fence, subscriber }) {
             Ok(()) => self.shared.wake(),
             Err((armed, _)) => deliver(armed.subscriber, outcome),

@@ -8,13 +8,11 @@ use crate::fence::source::{Event, Subscriber, Timeline};
 use crate::fence::waiting::{Ready, Waiting};
 use crate::{DeviceError, DeviceErrorKind, Fence, FenceState, QueueId};
 
-/// A fence to be polled and who waits for it.
 pub(super) struct Armed {
     pub(super) fence: Fence,
     pub(super) subscriber: Arc<dyn Subscriber>,
 }
 
-/// Everything that is being polled.
 #[derive(Default)]
 pub(super) struct PollList {
     /// Ordered by identity, so that sweeps are deterministic.
@@ -90,7 +88,6 @@ fn poll(timeline: &Arc<dyn Timeline>) -> (Option<DeviceError>, u64) {
     })
 }
 
-/// Asks an event, in the same way.
 fn query(event: &Arc<dyn Event>) -> FenceState {
     catch_unwind(AssertUnwindSafe(|| event.state()))
         .unwrap_or_else(|_| FenceState::Failed(panicked("a stand-alone fence")))
@@ -163,7 +160,7 @@ mod tests {
         let mut poll_list = PollList::default();
         (1..=3).for_each(|sequence| poll_list.add(armed(&driver, sequence)));
         driver.completed.store(1, Ordering::Release);
-        *driver.failure() = Some(DeviceError::new(DeviceErrorKind::Fault, "gone"));
+        *driver.failure.lock() = Some(DeviceError::new(DeviceErrorKind::Fault, "gone"));
         let mut ready = Vec::new();
         poll_list.sweep(true, &mut ready);
         let done: Vec<_> = ready.iter().map(|(_, outcome)| outcome.is_ok()).collect();

@@ -1,6 +1,5 @@
-use std::{fmt, mem};
-
 use std::sync::Arc;
+use std::{fmt, mem};
 
 use estafette_sync::essential::essential;
 use estafette_sync::sleeper::has_spare_cores;
@@ -77,7 +76,6 @@ impl Shared {
         Ok(())
     }
 
-    /// Ends a nap of the thread.
     pub(super) fn wake(&self) {
         let thread = self.inbox.lock().thread.clone();
         if let Some(thread) = thread {
@@ -145,7 +143,6 @@ impl Shared {
     }
 }
 
-/// What the thread has of its own.
 #[derive(Default)]
 struct Observed {
     poll_list: PollList,

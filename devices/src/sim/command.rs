@@ -2,7 +2,6 @@
 
 use std::borrow::Cow;
 use std::collections::BTreeMap;
-use std::fmt;
 use std::sync::Arc;
 
 use crate::{DeviceError, QueueClock, QueueId};
@@ -15,24 +14,15 @@ use super::timing::SimTiming;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub(super) struct CommandId(pub(super) u64);
 
-impl fmt::Display for CommandId {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}", self.0)
-    }
-}
-
 /// The effect of a task.
 pub(super) type Work = Box<dyn FnOnce() + Send>;
 
-/// Something enqueued and unfinished.
 pub(super) struct Command {
     pub(super) queue: QueueId,
     /// Its number on the queue, from 1.
     pub(super) number: u64,
     pub(super) kind: CommandKind,
-    /// Entries that it still waits for.
     pub(super) missing: usize,
-    /// Entries that wait for it.
     pub(super) dependents: Vec<CommandId>,
     /// Who measures when it runs; tasks only.
     pub(super) timings: Vec<Arc<SimTiming>>,
@@ -47,7 +37,6 @@ pub(super) enum CommandKind {
     Mark(Arc<SimMark>),
 }
 
-/// One queue.
 pub(super) struct QueueState {
     pub(super) clock: QueueClock,
     pub(super) failure: Option<DeviceError>,

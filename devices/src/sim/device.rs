@@ -1,7 +1,6 @@
 use std::collections::HashMap;
 use std::ffi::c_void;
-use std::fmt;
-use std::ptr::NonNull;
+use std::ptr::{self, NonNull};
 use std::sync::{Arc, Weak};
 
 use estafette_sync::process::Generation;
@@ -18,8 +17,11 @@ use crate::{
 use super::foreign::ForeignQueue;
 use super::free_running::Runner;
 use super::queue::SimQueue;
-use super::schedule::{Completing, Effects, Latency, Schedule};
-use super::trace::{Counters, DriverCalls, TraceEvent};
+use super::schedule::{Completing, Effects, Schedule};
+use super::trace::{Counters, DriverCalls, TraceEvent, TraceKind};
+
+/// How fast copies are, in virtual time.
+const COPY_BYTES_PER_NS: u64 = 16;
 
 /// How a [`SimDevice`] behaves.
 #[derive(Clone, Debug)]
@@ -34,8 +36,6 @@ pub struct SimOptions {
     pub jitter_ns: u64,
     /// Whether [`Device::default_queue`] and [`Device::create_queue`] give out-of-order queues.
     pub out_of_order: bool,
-    /// How fast copies are, in bytes per virtual nanosecond.
-    pub copy_bytes_per_ns: u64,
     /// How much memory it has, in bytes.
     pub memory_bytes: usize,
     /// How the host learns of progress.
@@ -57,7 +57,6 @@ impl Default for SimOptions {
             latency_ns: 0,
             jitter_ns: 0,
             out_of_order: false,
-            copy_bytes_per_ns: 16,
             memory_bytes: 1 << 30,
             notify: SimNotify::Push,
             pace: SimPace::Manual,
@@ -105,14 +104,13 @@ impl SimDevice {
     /// # Errors
     /// The thread of a free-running device could not be started.
     pub fn new(options: SimOptions) -> Result<Arc<Self>, DeviceError> {
-        let latency = Latency { fixed_ns: options.latency_ns, jitter_ns: options.jitter_ns };
         let core = Arc::new(Core {
             device: DLDevice::new(DeviceType::EXT_DEV, options.device_id),
             name: format!("simulated device {}", options.device_id),
-            schedule: Mutex::new(Schedule::new(options.seed, latency)),
+            schedule: Mutex::new(Schedule::new(&options)),
             handles: Mutex::default(),
             counters: Arc::new(Counters::default()),
-            memory: Arc::new(Memory { free_bytes: AtomicUsize::new(options.memory_bytes) }),
+            free_bytes: Arc::new(AtomicUsize::new(options.memory_bytes)),
             runner: Runner::new(options.pace),
             options,
         });
@@ -156,7 +154,7 @@ impl SimDevice {
 
     /// Keeps tasks called `name`, present and future, from completing.
     pub fn hold(&self, name: &str) {
-        self.core.schedule().script.hold(name);
+        self.core.schedule().script.held.insert(name.to_owned());
     }
 
     /// Lets tasks called `name` complete again. False if they were not held.
@@ -166,12 +164,12 @@ impl SimDevice {
 
     /// The task that would complete next fails instead, and with it its queue, for good.
     pub fn fail_next(&self, error: DeviceError) {
-        self.core.schedule().script.fail_next(error);
+        self.core.schedule().script.fail_next = Some(error);
     }
 
     /// The next task called `name` fails instead of completing, and with it its queue, for good.
     pub fn fail_named(&self, name: &str, error: DeviceError) {
-        self.core.schedule().script.fail_named(name, error);
+        self.core.schedule().script.fail_named.push((name.to_owned(), error));
     }
 
     /// Every queue of the device fails at once, for good.
@@ -186,19 +184,21 @@ impl SimDevice {
 
     /// The names of the completed tasks, in order.
     pub fn completed(&self) -> Vec<String> {
-        let trace = self.trace();
-        let completed = trace.iter().filter(|event| event.is_completed());
-        completed.filter_map(|event| event.name().map(str::to_owned)).collect()
+        let name = |event: TraceEvent| match event.kind {
+            TraceKind::Completed(name) => Some(name.into_owned()),
+            _ => None,
+        };
+        self.trace().into_iter().filter_map(name).collect()
     }
 
     /// What would have been calls into a driver so far.
     pub fn driver_calls(&self) -> DriverCalls {
-        self.core.counters.calls()
+        self.core.counters.read()
     }
 
     /// Memory that is not allocated, in bytes.
     pub fn free_bytes(&self) -> usize {
-        self.core.memory.free_bytes.load(Ordering::Acquire)
+        self.core.free_bytes.load(Ordering::Acquire)
     }
 }
 
@@ -229,10 +229,9 @@ impl Device for SimDevice {
 
     /// A handle is the number of a queue.
     unsafe fn foreign_queue(&self, handle: usize) -> Result<Arc<dyn Queue>, DeviceError> {
-        let queue = self.core.handles().get(&handle).and_then(Weak::upgrade);
+        let queue = self.core.handles.lock().get(&handle).and_then(Weak::upgrade);
         let queue = queue.ok_or_else(|| {
-            let message = format!("{handle:#x} is no queue of {}", self.core.device);
-            DeviceError::new(DeviceErrorKind::Invalid, message)
+            DeviceError::invalid(format!("{handle:#x} is no queue of {}", self.core.device))
         })?;
         Ok(Arc::new(ForeignQueue::new(queue)))
     }
@@ -246,7 +245,7 @@ impl Device for SimDevice {
     }
 
     fn allocate(&self, bytes: usize, align: usize) -> Result<Allocation, DeviceError> {
-        let share = self.core.memory.take(bytes)?;
+        let share = Share::take(&self.core.free_bytes, bytes)?;
         let host = allocate_host(bytes, align, self.core.device, false)?;
         if host.is_empty() {
             return Ok(host);
@@ -264,17 +263,19 @@ impl Device for SimDevice {
         dst: *mut u8,
         bytes: usize,
     ) -> Result<(), DeviceError> {
-        let queue =
-            SimQueue::from_queue(queue).filter(|queue| queue.belongs_to(&self.core)).ok_or_else(|| {
-                let message =
-                    format!("cannot copy on {}: it is no queue of {}", queue.id(), self.core.device);
-                DeviceError::new(DeviceErrorKind::Invalid, message)
-            })?;
-        let transfer = Transfer { src, dst, bytes };
-        let duration_ns = bytes as u64 / self.core.options.copy_bytes_per_ns.max(1);
+        let ours = SimQueue::from_queue(queue).filter(|queue| Arc::ptr_eq(&queue.core, &self.core));
+        let queue = ours.ok_or_else(|| {
+            let of = self.core.device;
+            DeviceError::invalid(format!("cannot copy on {}: it is no queue of {of}", queue.id()))
+        })?;
+        let (src, dst) = (src.expose_provenance(), dst.expose_provenance());
+        let duration_ns = bytes as u64 / COPY_BYTES_PER_NS;
         queue.launch("copy", duration_ns, move || {
-            // SAFETY: the caller of `copy` vouches for the ranges until the copy is done, which is now.
-            unsafe { transfer.run() }
+            let (src, dst) = (ptr::with_exposed_provenance::<u8>(src), ptr::with_exposed_provenance_mut(dst));
+            if bytes > 0 {
+                // SAFETY: the caller of `copy` vouches for the ranges until the copy is done, which is now.
+                unsafe { ptr::copy_nonoverlapping(src, dst, bytes) };
+            }
         })
     }
 
@@ -295,42 +296,15 @@ impl Device for SimDevice {
 }
 
 impl SimDevice {
-    /// Refuses a fence of another device.
     fn own(&self, fence: Fence) -> Result<Fence, DeviceError> {
         if fence.device() == self.core.device {
             return Ok(fence);
         }
-        let message = format!("the fence is of {}, not of {}", fence.device(), self.core.device);
-        Err(DeviceError::new(DeviceErrorKind::Invalid, message))
+        Err(DeviceError::invalid(format!("the fence is of {}, not of {}", fence.device(), self.core.device)))
     }
 }
 
-impl fmt::Debug for SimDevice {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "SimDevice({} at {} ns)", self.core.device, self.now_ns())
-    }
-}
-
-/// A copy that has been enqueued.
-struct Transfer {
-    src: *const u8,
-    dst: *mut u8,
-    bytes: usize,
-}
-
-// SAFETY: only pointers, used once, under the promise that the caller of `Device::copy` gave.
-unsafe impl Send for Transfer {}
-
-impl Transfer {
-    /// # Safety
-    /// As for [`Device::copy`].
-    unsafe fn run(self) {
-        if self.bytes > 0 {
-            // SAFETY: both ranges are valid and do not overlap, says the caller.
-            unsafe { std::ptr::copy_nonoverlapping(self.src, self.dst, self.bytes) };
-        }
-    }
-}
+debug_as!(device: SimDevice, "SimDevice({} at {} ns)", device.core.device, device.now_ns());
 
 /// What the device, its queues and its thread share.
 pub(super) struct Core {
@@ -341,17 +315,13 @@ pub(super) struct Core {
     name: String,
     schedule: Mutex<Schedule>,
     /// Queues by their native handles, for those who get such a handle.
-    handles: Mutex<HashMap<usize, Weak<SimQueue>>>,
-    memory: Arc<Memory>,
+    pub(super) handles: Mutex<HashMap<usize, Weak<SimQueue>>>,
+    free_bytes: Arc<AtomicUsize>,
 }
 
 impl Core {
     pub(super) fn schedule(&self) -> MutexGuard<'_, Schedule> {
         self.schedule.lock()
-    }
-
-    pub(super) fn handles(&self) -> MutexGuard<'_, HashMap<usize, Weak<SimQueue>>> {
-        self.handles.lock()
     }
 
     /// Changes the schedule, then calls whom it concerns, under no lock.
@@ -409,23 +379,16 @@ impl Effects {
     }
 }
 
-/// The memory of a device.
-struct Memory {
-    free_bytes: AtomicUsize,
-}
-
 /// A part of the memory that is taken, given back on drop.
 struct Share {
-    memory: Arc<Memory>,
+    free_bytes: Arc<AtomicUsize>,
     bytes: usize,
 }
 
-impl Memory {
-    fn take(self: &Arc<Self>, bytes: usize) -> Result<Share, DeviceError> {
-        let taken =
-            self.free_bytes.fetch_update(Ordering::AcqRel, Ordering::Acquire, |free| free.checked_sub(bytes));
-        match taken {
-            Ok(_) => Ok(Share { memory: self.clone(), bytes }),
+impl Share {
+    fn take(free_bytes: &Arc<AtomicUsize>, bytes: usize) -> Result<Self, DeviceError> {
+        match free_bytes.fetch_update(Ordering::AcqRel, Ordering::Acquire, |free| free.checked_sub(bytes)) {
+            Ok(_) => Ok(Self { free_bytes: Arc::clone(free_bytes), bytes }),
             Err(free) => {
                 let message = format!("out of memory: {bytes} bytes asked for, {free} free");
                 Err(DeviceError::new(DeviceErrorKind::OutOfMemory, message))
@@ -436,6 +399,6 @@ impl Memory {
 
 impl Drop for Share {
     fn drop(&mut self) {
-        self.memory.free_bytes.fetch_add(self.bytes, Ordering::AcqRel);
+        self.free_bytes.fetch_add(self.bytes, Ordering::AcqRel);
     }
 }

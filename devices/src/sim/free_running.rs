@@ -14,7 +14,6 @@
 //! can complete, the bell or the thread holds the device; so dropping the last handle lets that work end, and
 //! then the device's drop stops the thread.
 
-use std::fmt;
 use std::sync::Arc;
 
 use estafette_sync::essential::essential;
@@ -34,7 +33,6 @@ pub(super) struct Runner {
     bell: Arc<Bell>,
 }
 
-/// Wakes the thread.
 #[derive(Debug, Default)]
 struct Bell {
     state: Mutex<BellState>,
@@ -82,7 +80,6 @@ impl Runner {
         }
     }
 
-    /// The device is gone.
     pub(super) fn stop(&self) {
         self.bell.state.lock().stopped = true;
         self.bell.rung.notify_all();
@@ -113,11 +110,7 @@ impl Bell {
     }
 }
 
-impl fmt::Debug for BellState {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "BellState(rung: {}, stopped: {})", self.lent.is_some(), self.stopped)
-    }
-}
+debug_as!(bell: BellState, "BellState(rung: {}, stopped: {})", bell.lent.is_some(), bell.stopped);
 
 fn run(bell: &Bell) {
     while let Some(core) = bell.take() {

@@ -1,4 +1,3 @@
-use std::fmt;
 use std::sync::Arc;
 
 use estafette_sync::sync::atomic::{AtomicBool, Ordering};
@@ -13,47 +12,24 @@ use super::trace::Counters;
 
 /// A mark in an out-of-order or foreign queue: done when everything enqueued before the mark is.
 pub(super) struct SimMark {
-    /// The queue that it is enqueued on.
     pub(super) queue: QueueId,
     /// Whether it has a number there; one of a foreign queue stands alone.
-    numbered: bool,
-    device: DLDevice,
-    notify: SimNotify,
-    counters: Arc<Counters>,
+    pub(super) numbered: bool,
+    pub(super) device: DLDevice,
+    pub(super) notify: SimNotify,
+    pub(super) counters: Arc<Counters>,
     /// Its command in the schedule of its device.
     pub(super) command: CommandId,
     pub(super) signal: HostEvent,
     /// Whether the host has seen that it is done; see [`super::timeline::SimTimeline`].
-    observed: AtomicBool,
-    recorded: AtomicBool,
+    pub(super) observed: AtomicBool,
+    pub(super) recorded: AtomicBool,
 }
 
 impl SimMark {
-    pub(super) fn new(
-        queue: QueueId,
-        numbered: bool,
-        device: DLDevice,
-        notify: SimNotify,
-        counters: Arc<Counters>,
-        command: CommandId,
-    ) -> Self {
-        Self {
-            queue,
-            numbered,
-            device,
-            notify,
-            counters,
-            command,
-            signal: HostEvent::new(),
-            observed: AtomicBool::new(false),
-            recorded: AtomicBool::new(false),
-        }
-    }
-
-    /// Makes sure that there is a native event.
     pub(super) fn record_natively(&self) {
         if !self.recorded.swap(true, Ordering::Relaxed) {
-            Counters::count(&self.counters.records);
+            self.counters.records.one();
         }
     }
 }
@@ -71,7 +47,7 @@ impl Event for SimMark {
         if self.observed_done() {
             return FenceState::Done;
         }
-        Counters::count(&self.counters.queries);
+        self.counters.queries.one();
         let state = self.signal.state();
         self.observed.store(matches!(state, FenceState::Done), Ordering::Release);
         state
@@ -93,8 +69,4 @@ impl Event for SimMark {
     }
 }
 
-impl fmt::Debug for SimMark {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "mark {} of {}, {:?}", self.command, self.queue, self.signal)
-    }
-}
+debug_as!(mark: SimMark, "mark {} of {}, {:?}", mark.command.0, mark.queue, mark.signal);

@@ -61,5 +61,5 @@ mod trace;
 pub use self::{
     device::{SimDevice, SimNotify, SimOptions, SimPace},
     queue::SimQueue,
-    trace::{DriverCalls, TraceEvent},
+    trace::{DriverCalls, TraceEvent, TraceKind},
 };

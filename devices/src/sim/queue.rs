@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use estafette_sync::sync::atomic::{AtomicBool, Ordering};
 
+use crate::fence::host_event::HostEvent;
 use crate::queue::order_after;
 use crate::{DLDevice, DeviceError, Fence, Order, Queue, QueueId, Timing};
 
@@ -12,7 +13,6 @@ use super::command::CommandId;
 use super::device::Core;
 use super::mark::SimMark;
 use super::timeline::SimTimeline;
-use super::trace::Counters;
 
 /// A queue of a [`SimDevice`](super::SimDevice). Work that is enqueued goes on when the queue is dropped.
 pub struct SimQueue {
@@ -31,7 +31,7 @@ impl SimQueue {
         core.schedule().add_queue(id, timeline);
         let capturing = AtomicBool::new(false);
         let queue = Arc::new(Self { core: core.clone(), id, in_order: !out_of_order, capturing });
-        core.handles().insert(queue.native(), Arc::downgrade(&queue));
+        core.handles.lock().insert(queue.native(), Arc::downgrade(&queue));
         queue
     }
 
@@ -59,13 +59,9 @@ impl SimQueue {
                 return Err(error);
             }
             schedule.launch(self.id, name, duration_ns, work, effects);
-            Counters::count(&self.core.counters.launches);
+            self.core.counters.launches.one();
             Ok(())
         })
-    }
-
-    pub(super) fn belongs_to(&self, core: &Arc<Core>) -> bool {
-        Arc::ptr_eq(&self.core, core)
     }
 
     /// Begins or ends the capture of a graph: what [`Queue::is_capturing`] says of it, by whatever handle.
@@ -94,7 +90,17 @@ impl SimQueue {
 
     fn mark(&self, numbered: bool, command: CommandId) -> SimMark {
         let Core { device, options, counters, .. } = &*self.core;
-        SimMark::new(self.id, numbered, *device, options.notify, counters.clone(), command)
+        SimMark {
+            queue: self.id,
+            numbered,
+            device: *device,
+            notify: options.notify,
+            counters: counters.clone(),
+            command,
+            signal: HostEvent::new(),
+            observed: AtomicBool::new(false),
+            recorded: AtomicBool::new(false),
+        }
     }
 
     /// As [`Queue::order_after`]; a wait is elided only where this queue's own work is `elidable`.
@@ -121,7 +127,7 @@ impl SimQueue {
                 Target::Mark(command) => Some(command),
             };
             schedule.wait(self.id, target, fence, effects);
-            Counters::count(&self.core.counters.waits);
+            self.core.counters.waits.one();
             Ok(Some(Order::Device))
         })
     }
@@ -144,7 +150,6 @@ impl SimQueue {
     }
 }
 
-/// A command of the schedule that a fence stands for.
 enum Target {
     Point(u64),
     Mark(CommandId),
@@ -183,7 +188,6 @@ impl Queue for SimQueue {
         Some(self.core.schedule().time(self.id))
     }
 
-    /// Its number.
     fn native(&self) -> usize {
         self.id.get() as usize
     }
@@ -199,7 +203,7 @@ impl Queue for SimQueue {
 
 impl Drop for SimQueue {
     fn drop(&mut self) {
-        self.core.handles().remove(&self.native());
+        self.core.handles.lock().remove(&self.native());
         self.core.schedule().close_queue(self.id);
     }
 }

@@ -2,8 +2,8 @@
 //! next. No thread, no lock, no clock but the virtual one; foreign code and subscribers are handed out to be
 //! called elsewhere.
 //!
-//! # Entries
-//! Everything enqueued is an *command*: a task, a wait, or a mark. A command knows how many others it still
+//! # Commands
+//! Everything enqueued is a *command*: a task, a wait, or a mark. A command knows how many others it still
 //! waits for (`missing`) and which others wait for it (`dependents`).
 //!
 //! | command | waits for |
@@ -25,11 +25,12 @@ use crate::fence::waiting::Ready;
 use crate::{Clock, DeviceError, Fence, QueueClock, QueueId};
 
 use super::command::{Command, CommandId, CommandKind, QueueKind, QueueState, Work};
+use super::device::SimOptions;
 use super::mark::SimMark;
 use super::script::Script;
 use super::timeline::SimTimeline;
 use super::timing::SimTiming;
-use super::trace::{Trace, TraceEvent};
+use super::trace::{Trace, TraceEvent, TraceKind};
 
 /// A task that completes now: the caller runs its work under no lock and then calls [`Schedule::finish`].
 pub(super) struct Completing {
@@ -47,21 +48,13 @@ pub(super) struct Effects {
     pub(super) dropped: Vec<Work>,
 }
 
-/// How long a task takes.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Latency {
-    /// Added to every task.
-    pub(super) fixed_ns: u64,
-    /// At most this is added as well, drawn from the seed.
-    pub(super) jitter_ns: u64,
-}
-
 /// Everything that one device has to do.
 pub(super) struct Schedule {
     pub(super) now_ns: u64,
     pub(super) script: Script,
     pub(super) trace: Trace,
-    latency: Latency,
+    latency_ns: u64,
+    jitter_ns: u64,
     queues: HashMap<QueueId, QueueState>,
     commands: HashMap<CommandId, Command>,
     next_entry: u64,
@@ -72,12 +65,13 @@ pub(super) struct Schedule {
 }
 
 impl Schedule {
-    pub(super) fn new(seed: u64, latency: Latency) -> Self {
+    pub(super) fn new(options: &SimOptions) -> Self {
         Self {
             now_ns: 0,
-            script: Script::new(seed),
+            script: Script::new(options.seed),
             trace: Trace::default(),
-            latency,
+            latency_ns: options.latency_ns,
+            jitter_ns: options.jitter_ns,
             queues: HashMap::new(),
             commands: HashMap::new(),
             next_entry: 0,
@@ -112,7 +106,6 @@ impl Schedule {
         self.queues.contains_key(&id)
     }
 
-    /// Why nothing more can be enqueued on a queue.
     pub(super) fn check(&self, queue: QueueId) -> Result<(), DeviceError> {
         self.queue_state(queue).failure.clone().map_or(Ok(()), Err)
     }
@@ -130,7 +123,7 @@ impl Schedule {
         work: Work,
         effects: &mut Effects,
     ) {
-        self.trace.push(TraceEvent::Launched { at_ns: self.now_ns, queue, name: name.clone() });
+        self.trace.push(TraceEvent { at_ns: self.now_ns, queue, kind: TraceKind::Launched(name.clone()) });
         let waits = match &self.queue_state(queue).kind {
             QueueKind::InOrder(_) => Vec::new(),
             QueueKind::OutOfOrder { waits, .. } => waits.clone(),
@@ -147,7 +140,7 @@ impl Schedule {
 
     /// Measures what is enqueued on a queue until its next record.
     pub(super) fn time(&mut self, queue: QueueId) -> Arc<SimTiming> {
-        let timing = SimTiming::new();
+        let timing = Arc::<SimTiming>::default();
         self.queue_state_mut(queue).timings.push(Arc::clone(&timing));
         timing
     }
@@ -173,7 +166,8 @@ impl Schedule {
         }
         state.clock.note_wait(fence);
         if let (Some(on), Some(sequence)) = (fence.queue(), fence.sequence()) {
-            self.trace.push(TraceEvent::Waited { at_ns: self.now_ns, queue, on, sequence });
+            let kind = TraceKind::Waited { on, sequence };
+            self.trace.push(TraceEvent { at_ns: self.now_ns, queue, kind });
         }
         self.start_if_ready(command, effects);
     }
@@ -236,7 +230,6 @@ impl Schedule {
         self.completions.peek().map(|&Reverse((due_ns, ..))| due_ns)
     }
 
-    /// Unfinished tasks.
     pub(super) fn unfinished_pieces(&self) -> usize {
         self.commands.values().filter(|command| matches!(command.kind, CommandKind::Task { .. })).count()
     }
@@ -249,7 +242,7 @@ impl Schedule {
             // Entries of failed queues are gone.
             let Some(command) = self.commands.get_mut(&id) else { continue };
             let CommandKind::Task { name, work, .. } = &mut command.kind else { continue };
-            if self.script.holds(name) {
+            if self.script.held.contains(&**name) {
                 self.held.push(id);
                 continue;
             }
@@ -277,9 +270,8 @@ impl Schedule {
         }
     }
 
-    /// Lets tasks called `name` complete again.
     pub(super) fn release(&mut self, name: &str) -> bool {
-        let released = self.script.release(name);
+        let released = self.script.held.remove(name);
         let held = std::mem::take(&mut self.held);
         for id in held {
             match self.commands.get(&id).map(|command| &command.kind) {
@@ -313,8 +305,8 @@ impl Schedule {
             if let QueueKind::InOrder(timeline) = &state.kind {
                 timeline.fail(error, &mut effects.ready);
             }
-            let message = error.message().to_owned();
-            self.trace.push(TraceEvent::Failed { at_ns: self.now_ns, queue, message });
+            let kind = TraceKind::Failed(error.message().to_owned());
+            self.trace.push(TraceEvent { at_ns: self.now_ns, queue, kind });
             for id in pending.into_values() {
                 let Some(command) = self.commands.remove(&id) else { continue };
                 poisoned
@@ -367,12 +359,12 @@ impl Schedule {
         };
         let (name, duration_ns, queue) = (name.clone(), *duration_ns, command.queue);
         command.timings.iter().for_each(|timing| timing.began(self.now_ns));
-        self.trace.push(TraceEvent::Started { at_ns: self.now_ns, queue, name });
-        let jitter_ns = match self.latency.jitter_ns {
+        self.trace.push(TraceEvent { at_ns: self.now_ns, queue, kind: TraceKind::Started(name) });
+        let jitter_ns = match self.jitter_ns {
             0 => 0,
             most => self.script.draw() % most.saturating_add(1),
         };
-        let takes_ns = duration_ns.saturating_add(self.latency.fixed_ns).saturating_add(jitter_ns);
+        let takes_ns = duration_ns.saturating_add(self.latency_ns).saturating_add(jitter_ns);
         let tie = self.script.draw();
         self.completions.push(Reverse((self.now_ns.saturating_add(takes_ns), tie, id)));
     }
@@ -393,7 +385,7 @@ impl Schedule {
             }
             match command.kind {
                 CommandKind::Task { name, .. } => {
-                    self.trace.push(TraceEvent::Completed { at_ns, queue, name });
+                    self.trace.push(TraceEvent { at_ns, queue, kind: TraceKind::Completed(name) });
                 }
                 CommandKind::Mark(mark) => settle_mark(&mark, &Ok(()), effects),
                 CommandKind::Wait => {}

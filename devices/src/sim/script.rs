@@ -8,37 +8,16 @@ use crate::DeviceError;
 #[derive(Debug)]
 pub(super) struct Script {
     seed: u64,
-    held: HashSet<String>,
+    pub(super) held: HashSet<String>,
     /// Fails the task that would complete next.
-    fail_next: Option<DeviceError>,
+    pub(super) fail_next: Option<DeviceError>,
     /// Fails the task of that name when it would complete.
-    fail_named: Vec<(String, DeviceError)>,
+    pub(super) fail_named: Vec<(String, DeviceError)>,
 }
 
 impl Script {
     pub(super) fn new(seed: u64) -> Self {
         Self { seed, held: HashSet::new(), fail_next: None, fail_named: Vec::new() }
-    }
-
-    pub(super) fn hold(&mut self, name: &str) {
-        self.held.insert(name.to_owned());
-    }
-
-    /// False if it was not held.
-    pub(super) fn release(&mut self, name: &str) -> bool {
-        self.held.remove(name)
-    }
-
-    pub(super) fn holds(&self, name: &str) -> bool {
-        self.held.contains(name)
-    }
-
-    pub(super) fn fail_next(&mut self, error: DeviceError) {
-        self.fail_next = Some(error);
-    }
-
-    pub(super) fn fail_named(&mut self, name: &str, error: DeviceError) {
-        self.fail_named.push((name.to_owned(), error));
     }
 
     /// The fault that the task `name`, which would complete now, was given. Each fault happens once.
@@ -47,7 +26,6 @@ impl Script {
         named.map(|place| self.fail_named.remove(place).1).or_else(|| self.fail_next.take())
     }
 
-    /// The next number from the seed.
     pub(super) fn draw(&mut self) -> u64 {
         // SplitMix64 (Steele, Lea, Flood: "Fast splittable pseudorandom number generators", 2014).
         self.seed = self.seed.wrapping_add(0x9e37_79b9_7f4a_7c15);

@@ -65,7 +65,6 @@ impl SimTimeline {
         inner.waiting.fail(&error, ready);
     }
 
-    /// How far the device is, observed by the host or not.
     pub(super) fn reached(&self) -> u64 {
         self.reached.load(Ordering::Acquire)
     }
@@ -78,7 +77,7 @@ impl SimTimeline {
     fn count_record(&self, inner: &mut Inner, sequence: u64) {
         if inner.recorded < sequence {
             inner.recorded = sequence;
-            Counters::count(&self.counters.records);
+            self.counters.records.one();
         }
     }
 }
@@ -101,7 +100,7 @@ impl Timeline for SimTimeline {
     }
 
     fn poll(&self) -> u64 {
-        Counters::count(&self.counters.queries);
+        self.counters.queries.one();
         let reached = self.reached();
         self.observed.fetch_max(reached, Ordering::AcqRel).max(reached)
     }

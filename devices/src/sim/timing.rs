@@ -1,5 +1,3 @@
-use std::sync::Arc;
-
 use estafette_sync::sync::Mutex;
 
 use crate::{DeviceSpan, Timing};
@@ -16,27 +14,19 @@ struct Times {
 }
 
 impl SimTiming {
-    pub(super) fn new() -> Arc<Self> {
-        Arc::default()
-    }
-
     pub(super) fn enqueued(&self) {
-        self.change(|times| times.unfinished += 1);
+        self.0.lock().unfinished += 1;
     }
 
     pub(super) fn began(&self, at_ns: u64) {
-        self.change(|times| times.began_ns = Some(times.began_ns.map_or(at_ns, |known| known.min(at_ns))));
+        let mut times = self.0.lock();
+        times.began_ns = Some(times.began_ns.map_or(at_ns, |known| known.min(at_ns)));
     }
 
     pub(super) fn ended(&self, at_ns: u64) {
-        self.change(|times| {
-            times.unfinished -= 1;
-            times.ended_ns = Some(at_ns);
-        });
-    }
-
-    fn change(&self, change: impl FnOnce(&mut Times)) {
-        change(&mut self.0.lock());
+        let mut times = self.0.lock();
+        times.unfinished -= 1;
+        times.ended_ns = Some(at_ns);
     }
 }
 

@@ -1,77 +1,47 @@
 use std::borrow::Cow;
 use std::collections::VecDeque;
 
-use estafette_sync::sync::atomic::{AtomicU64, Ordering};
-
 use crate::QueueId;
 
-/// Something notable that happened on a simulated device, at virtual time `at_ns`.
+/// Something notable that happened on a simulated device.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct TraceEvent {
+    /// Virtual time.
+    pub at_ns: u64,
+    /// Where.
+    pub queue: QueueId,
+    /// What.
+    pub kind: TraceKind,
+}
+
+/// What a [`TraceEvent`] says.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
-pub enum TraceEvent {
-    /// A task was enqueued.
-    Launched {
-        /// Virtual time.
-        at_ns: u64,
-        /// Where.
-        queue: QueueId,
-        /// The task.
-        name: Cow<'static, str>,
-    },
-    /// A device-side wait was enqueued: what comes later on `queue` runs after record `sequence` of `on`.
+pub enum TraceKind {
+    /// A task of this name was enqueued.
+    Launched(Cow<'static, str>),
+    /// A device-side wait was enqueued: what comes later on the queue runs after record `sequence` of `on`.
     Waited {
-        /// Virtual time.
-        at_ns: u64,
-        /// The queue that waits.
-        queue: QueueId,
         /// The queue that is waited for.
         on: QueueId,
         /// The number on that queue.
         sequence: u64,
     },
     /// Everything that a task waits for is done: it runs.
-    Started {
-        /// Virtual time.
-        at_ns: u64,
-        /// Where.
-        queue: QueueId,
-        /// The task.
-        name: Cow<'static, str>,
-    },
+    Started(Cow<'static, str>),
     /// A task has ended and its effect is visible.
-    Completed {
-        /// Virtual time.
-        at_ns: u64,
-        /// Where.
-        queue: QueueId,
-        /// The task.
-        name: Cow<'static, str>,
-    },
-    /// A queue has failed, with everything unfinished on it.
-    Failed {
-        /// Virtual time.
-        at_ns: u64,
-        /// The queue.
-        queue: QueueId,
-        /// The message of the root error.
-        message: String,
-    },
+    Completed(Cow<'static, str>),
+    /// The queue has failed, with everything unfinished on it. This is the message of the root error.
+    Failed(String),
 }
 
 impl TraceEvent {
     /// The name of the task, for events that are about one.
     pub fn name(&self) -> Option<&str> {
-        match self {
-            Self::Launched { name, .. } | Self::Started { name, .. } | Self::Completed { name, .. } => {
-                Some(name)
-            }
-            Self::Waited { .. } | Self::Failed { .. } => None,
+        match &self.kind {
+            TraceKind::Launched(name) | TraceKind::Started(name) | TraceKind::Completed(name) => Some(name),
+            TraceKind::Waited { .. } | TraceKind::Failed(_) => None,
         }
-    }
-
-    /// Whether it is [`TraceEvent::Completed`].
-    pub fn is_completed(&self) -> bool {
-        matches!(self, Self::Completed { .. })
     }
 }
 
@@ -79,7 +49,6 @@ impl TraceEvent {
 /// grow.
 const TRACE_EVENTS_MAX: usize = 1 << 16;
 
-/// The newest events.
 #[derive(Debug, Default)]
 pub(super) struct Trace(VecDeque<TraceEvent>);
 
@@ -96,41 +65,18 @@ impl Trace {
     }
 }
 
-/// What would have been calls into a driver, counted. Tests assert these exactly: that a chain on one queue
-/// needs no wait at all, for example.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct DriverCalls {
-    /// Tasks enqueued, copies included.
-    pub launches: u64,
-    /// Device-side waits enqueued.
-    pub waits: u64,
-    /// Native events recorded: at most one per point, and only for points that another queue or the host
-    /// waits for.
-    pub records: u64,
-    /// Questions how far the device is.
-    pub queries: u64,
-}
-
-/// The counters behind [`DriverCalls`].
-#[derive(Debug, Default)]
-pub(super) struct Counters {
-    pub(super) launches: AtomicU64,
-    pub(super) waits: AtomicU64,
-    pub(super) records: AtomicU64,
-    pub(super) queries: AtomicU64,
-}
-
-impl Counters {
-    pub(super) fn count(counter: &AtomicU64) {
-        counter.fetch_add(1, Ordering::Relaxed);
-    }
-
-    pub(super) fn calls(&self) -> DriverCalls {
-        DriverCalls {
-            launches: self.launches.load(Ordering::Relaxed),
-            waits: self.waits.load(Ordering::Relaxed),
-            records: self.records.load(Ordering::Relaxed),
-            queries: self.queries.load(Ordering::Relaxed),
-        }
+crate::counters::counters! {
+    /// What would have been calls into a driver, counted. Tests assert these exactly: that a chain on one queue
+    /// needs no wait at all, for example.
+    DriverCalls {
+        /// Tasks enqueued, copies included.
+        launches,
+        /// Device-side waits enqueued.
+        waits,
+        /// Native events recorded: at most one per point, and only for points that another queue or the host
+        /// waits for.
+        records,
+        /// Questions how far the device is.
+        queries,
     }
 }

@@ -21,7 +21,6 @@ pub(super) const BACKEND_OPENCL: u32 = 1 << 18;
 pub(super) const BACKEND_HIP: u32 = 1 << 19;
 /// `DPCTL_ENABLE_PROFILING`.
 pub(super) const QUEUE_PROFILING: c_int = 1;
-/// `DPCTL_IN_ORDER`.
 pub(super) const QUEUE_IN_ORDER: c_int = 1 << 1;
 /// `usm_device_allocations` and its neighbours among the aspects.
 pub(super) const ASPECT_USM_DEVICE: c_int = 12;

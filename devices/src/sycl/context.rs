@@ -58,12 +58,10 @@ impl Context {
         self.handle.raw()
     }
 
-    /// Whether both are handles of the same context.
     pub(super) fn same(&self, other: &Context) -> bool {
         self.is(other.raw())
     }
 
-    /// Whether `other`, a live context, is this one.
     pub(super) fn is(&self, other: Object) -> bool {
         // SAFETY: both are live contexts.
         unsafe { (self.api.context_eq)(self.raw(), other) }

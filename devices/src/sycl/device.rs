@@ -1,12 +1,9 @@
 use std::ffi::{CStr, c_void};
-use std::fmt;
 use std::num::NonZeroUsize;
 use std::ptr::NonNull;
 use std::sync::Arc;
 
 use estafette_sync::sync::Mutex;
-use estafette_sync::sync::atomic::{AtomicU64, Ordering};
-
 use smallvec::SmallVec;
 
 use crate::{
@@ -19,7 +16,7 @@ use super::api::{
     BACKEND_LEVEL_ZERO, BACKEND_OPENCL, QUEUE_IN_ORDER, QUEUE_PROFILING,
 };
 use super::context::{Context, UsmKind};
-use super::errors::{on_asynchronous_error, refused, stray};
+use super::errors::{on_asynchronous_error, refused};
 use super::event::{Event, Single};
 use super::handle::Handle;
 use super::push;
@@ -38,14 +35,6 @@ pub struct SyclDevice {
     default_queue: Arc<SyclQueue>,
 }
 
-/// What a device is made of.
-pub(super) struct Described {
-    pub(super) id: DLDevice,
-    pub(super) context: Arc<Context>,
-    pub(super) device: Handle,
-}
-
-/// What a device, its queues and its events share.
 pub(super) struct Shared {
     pub(super) id: DLDevice,
     pub(super) context: Arc<Context>,
@@ -62,25 +51,17 @@ pub(super) struct Shared {
     allocator: Handle,
 }
 
-#[derive(Debug, Default)]
-pub(super) struct Counters {
-    pub(super) queries: AtomicU64,
-    pub(super) barriers: AtomicU64,
-    pub(super) commands: AtomicU64,
-}
-
-/// Calls into the runtime, counted per device.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[non_exhaustive]
-pub struct SyclCounters {
-    /// Queries of an event's status.
-    pub status_queries: u64,
-    /// Barriers.
-    pub barriers: u64,
-    /// Commands: copies, fills, and barriers with a list of events.
-    pub commands: u64,
-    /// Asynchronous errors, of any device, that came back to waits of others.
-    pub stray_errors: u64,
+crate::counters::counters! {
+    /// Calls into the runtime, counted per device.
+    #[non_exhaustive]
+    SyclCounters {
+        /// Queries of an event's status.
+        status_queries,
+        /// Barriers.
+        barriers,
+        /// Commands: copies, fills, and barriers with a list of events.
+        commands,
+    }
 }
 
 impl Shared {
@@ -94,11 +75,7 @@ impl Shared {
     }
 }
 
-impl fmt::Debug for Shared {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "SYCL device {}", self.id)
-    }
-}
+debug_as!(device: Shared, "SYCL device {}", device.id);
 
 fn queue_of(context: &Context, device: &Handle, profiles: bool) -> Result<Handle, DeviceError> {
     let create = context.api.queue_create;
@@ -112,8 +89,7 @@ fn queue_of(context: &Context, device: &Handle, profiles: bool) -> Result<Handle
 }
 
 impl SyclDevice {
-    pub(super) fn new(described: Described) -> Result<Arc<Self>, DeviceError> {
-        let Described { id, context, device } = described;
+    pub(super) fn new(id: DLDevice, context: Arc<Context>, device: Handle) -> Result<Arc<Self>, DeviceError> {
         let (api, raw) = (context.api, device.raw());
         let kinds = [
             (UsmKind::Device, ASPECT_USM_DEVICE),
@@ -126,8 +102,7 @@ impl SyclDevice {
             kinds.into_iter().filter(|&(_, aspect)| has(aspect)).map(|(kind, _)| kind).collect();
         let default = queue_of(&context, &device, false)?;
         if usm.is_empty() {
-            let message = format!("{id} has no unified shared memory");
-            return Err(DeviceError::new(DeviceErrorKind::Invalid, message));
+            return Err(DeviceError::invalid(format!("{id} has no unified shared memory")));
         }
         // SAFETY: a live queue; the copy is ours.
         let allocator = unsafe { Handle::own((api.queue_copy)(default.raw()), api.queue_delete) };
@@ -153,7 +128,6 @@ impl SyclDevice {
         &self.shared.context
     }
 
-    /// Whether `device` is this device.
     pub(super) fn is(&self, device: &Handle) -> bool {
         // SAFETY: live devices.
         unsafe { (self.shared.api().device_eq)(self.shared.device.raw(), device.raw()) }
@@ -189,13 +163,7 @@ impl SyclDevice {
 
     /// Calls into the runtime so far.
     pub fn counters(&self) -> SyclCounters {
-        let Counters { queries, barriers, commands } = &self.shared.counters;
-        SyclCounters {
-            status_queries: queries.load(Ordering::Relaxed),
-            barriers: barriers.load(Ordering::Relaxed),
-            commands: commands.load(Ordering::Relaxed),
-            stray_errors: stray(),
-        }
+        self.shared.counters.read()
     }
 
     /// A new queue of the given kind. [`Device::create_queue`] gives in-order ones.
@@ -230,7 +198,7 @@ impl SyclDevice {
         let ours = self.is(&device) || self.is(&root_device(api, device));
         if !self.shared.context.is(context.raw()) || !ours {
             let message = format!("the queue is of another context or device than {}", self.shared.id);
-            return Err(DeviceError::new(DeviceErrorKind::Invalid, message));
+            return Err(DeviceError::invalid(message));
         }
         // SAFETY: by contract; the copy is ours.
         let (copy, in_order) = unsafe {
@@ -247,12 +215,10 @@ impl SyclDevice {
     pub fn allocate_usm(&self, kind: UsmKind, bytes: usize, align: usize) -> Result<Allocation, DeviceError> {
         let Shared { id, memory_bytes, .. } = *self.shared;
         if !align.is_power_of_two() {
-            let message = format!("cannot allocate {bytes} bytes aligned to {align}");
-            return Err(DeviceError::new(DeviceErrorKind::Invalid, message));
+            return Err(DeviceError::invalid(format!("cannot allocate {bytes} bytes aligned to {align}")));
         }
         if !self.shared.usm.contains(&kind) {
-            let message = format!("{id} has no {} memory", kind.name());
-            return Err(DeviceError::new(DeviceErrorKind::Invalid, message));
+            return Err(DeviceError::invalid(format!("{id} has no {} memory", kind.name())));
         }
         let align = align.max(ALIGN_MIN);
         if bytes == 0 {
@@ -351,9 +317,8 @@ impl Device for SyclDevice {
 
     /// A handle is a pointer to a `sycl::queue`. The wrapper keeps a copy of that, so it may be kept.
     unsafe fn foreign_queue(&self, handle: usize) -> Result<Arc<dyn Queue>, DeviceError> {
-        let queue = NonNull::new(std::ptr::with_exposed_provenance_mut(handle)).ok_or_else(|| {
-            DeviceError::new(DeviceErrorKind::Invalid, "the pointer to a SYCL queue is NULL")
-        })?;
+        let queue = NonNull::new(std::ptr::with_exposed_provenance_mut(handle))
+            .ok_or_else(|| DeviceError::invalid("the pointer to a SYCL queue is NULL"))?;
         // SAFETY: by contract.
         Ok(unsafe { Self::foreign_queue(self, queue) }?)
     }
@@ -398,7 +363,7 @@ impl Device for SyclDevice {
             }
             _ => {
                 let message = format!("the fence is of {}, not of {}", fence.device(), self.shared.id);
-                return Err(DeviceError::new(DeviceErrorKind::Invalid, message));
+                return Err(DeviceError::invalid(message));
             }
         };
         let (copy, delete) = (self.shared.api().event_copy, self.shared.api().event_delete);
@@ -411,8 +376,4 @@ impl Device for SyclDevice {
     }
 }
 
-impl fmt::Debug for SyclDevice {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "SyclDevice({}, {})", self.shared.id, self.shared.name)
-    }
-}
+debug_as!(device: SyclDevice, "SyclDevice({}, {})", device.shared.id, device.shared.name);

@@ -1,11 +1,9 @@
-use std::fmt;
 use std::sync::{Arc, Weak};
 
 use estafette_sync::sync::OnceLock;
-use estafette_sync::sync::atomic::Ordering;
 
 use crate::fence::host_event::HostEvent;
-use crate::fence::source::{self, Outcome, Subscriber, Watch, deliver};
+use crate::fence::source::{self, Outcome, Subscriber, Watch};
 use crate::{DLDevice, FenceState};
 
 use super::api::{Object, STATUS_COMPLETE, STATUS_UNKNOWN};
@@ -64,7 +62,6 @@ impl Event {
         &self.shared
     }
 
-    /// Whether it is known to be done: one load.
     pub(super) fn is_done(&self) -> bool {
         self.signal.is_done()
     }
@@ -80,7 +77,6 @@ impl Event {
         debug_assert!(fresh, "an event gets one number");
     }
 
-    /// Blocks until it has settled; called for what is complete.
     fn wait(&self) {
         // SAFETY: a live event.
         let outcome = errors::catch(|| unsafe { (self.shared.api().event_wait)(self.raw()) });
@@ -98,7 +94,7 @@ impl Event {
         if !self.signal.state().is_pending() {
             return Status::Settled;
         }
-        self.shared.counters.queries.fetch_add(1, Ordering::Relaxed);
+        self.shared.counters.status_queries.one();
         // SAFETY: a live event.
         match unsafe { (self.shared.api().event_status)(self.raw()) } {
             STATUS_COMPLETE => Status::Complete,
@@ -121,7 +117,7 @@ impl Event {
 
     /// A later event of its queue is done, and has counted; so it is done too.
     pub(super) fn passed(&self) {
-        self.notify(&Ok(()));
+        self.signal.settle_and_notify(&Ok(()));
     }
 
     /// Settles the event and notifies its subscribers, under no lock. Later calls do nothing.
@@ -131,13 +127,7 @@ impl Event {
             Some((progress, sequence)) => progress.reach(sequence, outcome),
             None => outcome,
         };
-        self.notify(&outcome);
-    }
-
-    fn notify(&self, outcome: &Outcome) {
-        for subscriber in self.signal.settle(outcome) {
-            deliver(subscriber, outcome.clone());
-        }
+        self.signal.settle_and_notify(&outcome);
     }
 
     pub(super) fn watch(self: &Arc<Self>, subscriber: &Arc<dyn Subscriber>) -> Watch {
@@ -152,11 +142,7 @@ impl Event {
     }
 }
 
-impl fmt::Debug for Event {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "SYCL event {:?}, {:?}", self.handle, self.signal)
-    }
-}
+debug_as!(event: Event, "SYCL event {:?}, {:?}", event.handle, event.signal);
 
 /// A fence that is one event and no number: work of a foreign queue, or an event from outside.
 #[derive(Debug)]

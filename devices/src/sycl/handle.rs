@@ -1,5 +1,4 @@
 use std::ffi::c_void;
-use std::fmt;
 use std::ptr::NonNull;
 
 use super::api::{Api, Object};
@@ -38,11 +37,7 @@ impl Drop for Handle {
     }
 }
 
-impl fmt::Debug for Handle {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{:p}", self.object)
-    }
-}
+debug_as!(handle: Handle, "{:p}", handle.object);
 
 /// The devices in a vector of the C interface, which is deleted.
 ///

@@ -30,7 +30,6 @@ pub fn suggest_library(file: impl Into<PathBuf>) {
     SUGGESTED.lock().push(file.into());
 }
 
-/// Whether the library is in the process already.
 pub(super) fn is_loaded() -> bool {
     !loaded(&file_name(STEM)).is_empty()
 }
@@ -97,11 +96,6 @@ fn refuse_second_runtime(file: &Path) -> Result<(), SyclUnavailable> {
 }
 
 impl SyclUnavailable {
-    pub(super) fn forked() -> Self {
-        let why = "a process that this one was forked from has started the runtime, which then works there only; start this one by spawn";
-        Self(why.to_owned())
-    }
-
     pub(super) fn no_device() -> Self {
         let mut why = "the runtime knows no device".to_owned();
         for variable in ["OCL_ICD_FILENAMES", "OCL_ICD_VENDORS", "ONEAPI_DEVICE_SELECTOR"] {

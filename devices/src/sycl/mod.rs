@@ -17,8 +17,9 @@
 //! - On OpenCL the driver calls back when an event completes (`push.rs`), so no thread polls and no thread
 //!   blocks. Elsewhere the reactor polls.
 //! - Asynchronous errors come back through events, each on the thread that settles it (`errors.rs`).
-//! - Work of others is asked for its status and never waited for: waits hold a lock of the runtime
-//!   (`event.rs`).
+//! - Work of others is asked for its status and never waited for, and nothing that runs in a deleter enqueues
+//!   on a SYCL queue: the runtime holds locks meanwhile that its host tasks may need (`event.rs`).
+//! - Commands with time stamps go to other queues of the runtime, in the same order.
 //! - A foreign queue ([`SyclDevice::foreign_queue`]) gets a barrier at once for every wait and for every
 //!   fence, and a new identity at each acquisition.
 //!
@@ -34,13 +35,6 @@
 //! | `push` | completion callbacks of OpenCL |
 //! | `errors` | asynchronous errors |
 //! | `timing` | when commands ran |
-//!
-//! # Invariants
-//!
-//! - A process never has a second SYCL runtime.
-//! - The event of a foreign queue is queried and never waited for, and nothing that runs in a deleter
-//!   enqueues on a SYCL queue: the runtime holds locks meanwhile that its host tasks may need.
-//! - Commands with time stamps go to other queues of the runtime, in the same order.
 
 mod api;
 mod context;

@@ -9,8 +9,7 @@
 //! instead.
 //!
 //! The callback runs on a thread of the driver. It notifies subscribers, which are short and never call a
-//! driver:
-//! operations are handed to workers, deleters to the reaper.
+//! driver: operations are handed to workers, deleters to the reaper.
 
 use std::ffi::{c_int, c_void};
 use std::ptr::NonNull;
@@ -29,7 +28,6 @@ const COMPLETE: c_int = 0;
 
 type Callback = extern "C" fn(*mut c_void, c_int, *mut c_void);
 
-/// What is needed to be called back.
 #[derive(Debug)]
 struct Functions {
     /// `sycl::event::getNative() const`; the result holds a reference.

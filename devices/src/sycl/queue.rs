@@ -6,7 +6,7 @@ use estafette_sync::sync::{Mutex, OnceLock};
 
 use crate::fence::source::Timeline;
 use crate::queue::order_after;
-use crate::{DLDevice, DeviceError, DeviceErrorKind, Fence, Order, Queue, QueueId, Timing};
+use crate::{DLDevice, DeviceError, Fence, Order, Queue, QueueId, Timing};
 
 use super::device::Shared;
 use super::event::{Event, Single};
@@ -39,7 +39,6 @@ impl SyclQueue {
         Self::with(shared, handles, in_order, id, Some(Progress::new(id, shared.id, in_order)))
     }
 
-    /// A queue that others enqueue on too.
     pub(super) fn foreign(shared: &Arc<Shared>, handle: Handle, in_order: bool) -> Arc<Self> {
         Self::with(shared, [handle].into_iter(), in_order, QueueId::next(), None)
     }
@@ -119,14 +118,13 @@ impl SyclQueue {
     }
 
     fn check(&self) -> Result<(), DeviceError> {
-        match self.progress.as_ref().and_then(|progress| progress.failure()) {
-            Some(error) => Err(error),
-            None => Ok(()),
-        }
+        self.progress.as_ref().and_then(|progress| progress.failure()).map_or(Ok(()), Err)
     }
 
     fn wait(&self, fence: &Fence) -> Result<Option<Order>, DeviceError> {
-        let Some(event) = self.event_of(fence) else { return Ok(None) };
+        // A queue can wait for what is of its own context.
+        let event = event_of(fence).filter(|event| event.shared().context.same(&self.shared.context));
+        let Some(event) = event else { return Ok(None) };
         // A failed queue cannot be waited for. The query costs one load while no failure is known.
         if let Some(error) = fence.as_point().and_then(|(timeline, _)| timeline.failure()) {
             return Err(error);
@@ -134,17 +132,11 @@ impl SyclQueue {
         let mut state = self.state.lock();
         state.wait_for(event)?;
         if self.is_foreign() {
-            state.flush()?;
+            state.flush_to(0)?;
         } else {
             state.clock.note_wait(fence);
         }
         Ok(Some(Order::Device))
-    }
-
-    /// The event behind a fence that a queue of this context can wait for.
-    fn event_of(&self, fence: &Fence) -> Option<Arc<Event>> {
-        let event = event_of(fence)?;
-        event.shared().context.same(&self.shared.context).then_some(event)
     }
 }
 
@@ -243,8 +235,7 @@ impl fmt::Debug for SyclQueue {
     }
 }
 
-/// The error for a queue that belongs elsewhere.
 pub(super) fn not_ours(queue: &dyn Queue, device: DLDevice) -> DeviceError {
     let message = format!("cannot enqueue on {}: it is no queue of the context of {device}", queue.id());
-    DeviceError::new(DeviceErrorKind::Invalid, message)
+    DeviceError::invalid(message)
 }

@@ -4,7 +4,6 @@
 use std::ffi::c_void;
 use std::sync::Arc;
 
-use estafette_sync::sync::atomic::Ordering;
 use smallvec::SmallVec;
 
 use crate::{DeviceError, QueueClock, QueueId, host_now_ns};
@@ -100,7 +99,6 @@ impl QueueState {
         }
     }
 
-    /// Makes later commands wait for `event`.
     pub(super) fn wait_for(&mut self, event: Arc<Event>) -> Result<(), DeviceError> {
         self.waits.retain(|known| !known.is_done());
         self.waits.push(event);
@@ -207,7 +205,6 @@ impl QueueState {
         Ok(())
     }
 
-    /// The time, if anybody measures.
     fn clock_if_timed(&self) -> u64 {
         if self.timings.is_empty() { 0 } else { host_now_ns() }
     }
@@ -227,7 +224,7 @@ impl QueueState {
         if let Some(flusher) = &self.handles[at].flusher {
             flusher.flush();
         }
-        self.shared.counters.commands.fetch_add(1, Ordering::Relaxed);
+        self.shared.counters.commands.one();
         self.held_back.retain(|(_, event)| event.is_held_back());
         let foreign = self.handles[at].foreign;
         let held_back = foreign
@@ -257,7 +254,7 @@ impl QueueState {
 
     /// Enqueues what is waited for as a barrier on one of the runtime's queues, for commands that carry no
     /// list.
-    fn flush_to(&mut self, at: usize) -> Result<(), DeviceError> {
+    pub(super) fn flush_to(&mut self, at: usize) -> Result<(), DeviceError> {
         self.waits.retain(|known| !known.is_done());
         if self.waits.is_empty() {
             return Ok(());
@@ -269,11 +266,6 @@ impl QueueState {
             self.waits.clear();
         }
         Ok(())
-    }
-
-    /// Enqueues what is waited for, on a foreign queue.
-    pub(super) fn flush(&mut self) -> Result<(), DeviceError> {
-        self.flush_to(0)
     }
 
     /// The native handle, for code that enqueues by itself until the next record.
@@ -327,7 +319,7 @@ impl QueueState {
     /// several.
     pub(super) fn barrier(&mut self) -> Result<Arc<Event>, DeviceError> {
         self.flush_to(0)?;
-        self.shared.counters.barriers.fetch_add(1, Ordering::Relaxed);
+        self.shared.counters.barriers.one();
         let api = self.shared.api();
         // SAFETY: a live queue; the event is ours.
         let event = unsafe {
@@ -357,7 +349,7 @@ impl QueueState {
     }
 
     fn barrier_for(&mut self, at: usize, list: &List) -> Result<Arc<Event>, DeviceError> {
-        self.shared.counters.barriers.fetch_add(1, Ordering::Relaxed);
+        self.shared.counters.barriers.one();
         let api = self.shared.api();
         // SAFETY: live objects; the event is ours.
         let event = unsafe {

@@ -5,11 +5,11 @@ use std::sync::Arc;
 use estafette_sync::process::Generation;
 use estafette_sync::sync::OnceLock;
 
-use crate::{DLDevice, DeviceError, DeviceErrorKind, DeviceType};
+use crate::{DLDevice, DeviceError, DeviceType};
 
 use super::api::{ALL_DEVICES, Api, Object};
 use super::context::Context;
-use super::device::{Described, SyclDevice};
+use super::device::SyclDevice;
 use super::handle::{Handle, devices_in};
 use super::library::{self, SyclUnavailable};
 
@@ -49,7 +49,8 @@ impl SyclRuntime {
 
     fn probe() -> Result<Self, SyclUnavailable> {
         if OF.get_or_init(Generation::current).is_inherited() {
-            return Err(SyclUnavailable::forked());
+            let why = "a process that this one was forked from has started the runtime, which then works there only; start this one by spawn";
+            return Err(SyclUnavailable(why.to_owned()));
         }
         let api: &'static Api = Box::leak(Box::new(library::load()?));
         // SAFETY: the vector is ours.
@@ -61,7 +62,7 @@ impl SyclRuntime {
             let known = devices.iter().map(|known| known.context()).find(|known| known.same(&context));
             let context = known.cloned().unwrap_or_else(|| Arc::new(context));
             let id = DLDevice::new(DeviceType::ONE_API, index as i32);
-            match SyclDevice::new(Described { id, context, device }) {
+            match SyclDevice::new(id, context, device) {
                 Ok(device) => devices.push(device),
                 Err(error) => tracing::warn!(%error, device = %id, "a SYCL device cannot be used"),
             }
@@ -90,12 +91,13 @@ impl SyclRuntime {
     ) -> Result<Arc<SyclDevice>, DeviceError> {
         // SAFETY: by contract.
         let context = unsafe { Context::copy(self.api, context) }
-            .ok_or_else(|| DeviceError::new(DeviceErrorKind::Invalid, "this is no SYCL context"))?;
-        let device =
-            context.devices().into_iter().next().ok_or_else(|| {
-                DeviceError::new(DeviceErrorKind::Invalid, "this SYCL context has no device")
-            })?;
-        SyclDevice::new(Described { id, context: Arc::new(context), device })
+            .ok_or_else(|| DeviceError::invalid("this is no SYCL context"))?;
+        let device = context
+            .devices()
+            .into_iter()
+            .next()
+            .ok_or_else(|| DeviceError::invalid("this SYCL context has no device"))?;
+        SyclDevice::new(id, Arc::new(context), device)
     }
 
     /// The root device whose default context `context` is, if it is one: then there is nothing to register.

@@ -18,7 +18,6 @@ use super::event::Event;
 /// and last nothing is missed on an in-order queue.
 const COMMANDS_MAX: usize = 256;
 
-/// The commands of one measurement.
 #[derive(Debug)]
 pub(super) struct Commands {
     shared: Arc<Shared>,

@@ -7,11 +7,8 @@
 //! is freed, and an operation that is not over by then was in all its queues when the registry was locked.
 //! Whether the operation still is in a queue is checked again under that queue's lock.
 
-use std::ptr::NonNull;
-
 use estafette_sync::thread;
 
-use crate::biased_lock::CriticalSection;
 use crate::graph::{Graph, GraphState};
 use crate::operation::access::{Access, AccessPtr, Mode};
 use crate::operation::block::{Block, BlockPtr};
@@ -118,7 +115,7 @@ impl<V, T> OpRef<V, T> {
             f(&node.queue, access);
         };
         // SAFETY: our reference keeps the block.
-        let _ = unsafe { each_queue(self.block(), graph, Block::is_over, lent) };
+        let _ = unsafe { each_queue(self.block, graph, Block::is_over, lent) };
     }
 }
 
@@ -156,36 +153,19 @@ pub(crate) unsafe fn each_queue<V, T>(
             }
             let access = accesses.get(at);
             let node = access.as_ref().target().node();
-            let section = graph.biased.enter();
             // Another holder may keep the lock for long, as a snapshot does; no thread must wait for the
             // registry meanwhile.
-            if node.as_ref().lock.try_lock_within(&section).is_some() {
-                let locked = LockedNode { node, _section: section };
+            if let Some(guard) = VarNode::try_lock(node) {
                 if has_ended(op.as_ref()) {
                     return false;
                 }
                 drop(live);
-                f(locked.node.as_ref(), access);
+                f(guard.node.as_ref(), access);
                 at += 1;
                 continue;
             }
         }
         drop(live);
         thread::yield_now();
-    }
-}
-
-/// The held lock of a variable.
-struct LockedNode<V, T> {
-    node: NonNull<VarNode<V, T>>,
-    /// Left after the lock was released.
-    _section: CriticalSection,
-}
-
-impl<V, T> Drop for LockedNode<V, T> {
-    fn drop(&mut self) {
-        // SAFETY: the lock is held, and keeps the node alive.
-        let lock = unsafe { &self.node.as_ref().lock };
-        lock.unlock(lock.load_locked());
     }
 }

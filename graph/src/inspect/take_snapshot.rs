@@ -99,8 +99,6 @@ struct LockedVars<'a, V, T> {
 }
 
 impl<'a, V, T> LockedVars<'a, V, T> {
-    /// Takes the locks.
-    ///
     /// # Safety
     /// The memory of the nodes, and of the variables of operations in their queues, is kept until the locks
     /// are released.
@@ -202,7 +200,6 @@ impl<'a, V, T> LockedVars<'a, V, T> {
         }
     }
 
-    /// Calls `f` with every access in the queues of the set.
     fn each(&self, mut f: impl FnMut(Node<V, T>, BlockPtr<V, T>, Mode, bool)) {
         for node in &*self.set {
             // SAFETY: the lock is held, and accesses in the queue are in flight.
@@ -218,9 +215,8 @@ impl<'a, V, T> LockedVars<'a, V, T> {
 impl<V, T> Drop for LockedVars<'_, V, T> {
     fn drop(&mut self) {
         for node in &*self.set {
-            // SAFETY: the lock is held and keeps the node alive.
-            let lock = unsafe { &node.as_ref().lock };
-            lock.unlock(lock.load_locked());
+            // SAFETY: the lock is held within our section, and no guard has it.
+            drop(unsafe { VarNode::guard_locked(*node) });
         }
     }
 }

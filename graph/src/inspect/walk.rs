@@ -99,7 +99,7 @@ impl<V, T, D> Walk<'_, V, T, D> {
         self.sets_of_reads.clear();
         self.graph.assert_own(op);
         // SAFETY: the caller's reference keeps the block.
-        unsafe { self.add_op(op.block()) }
+        unsafe { self.add_op(op.block) }
     }
 
     /// Walks until everything is found, or `limit` accesses in all were inspected. False: there is more to
@@ -209,7 +209,7 @@ impl<V, T, D> Walk<'_, V, T, D> {
     /// Finds what the operation directly waits for.
     fn visit(&mut self, index: usize, holders: &impl Fn(&mut V, &mut Vec<(OpId, D)>)) {
         let Subject::Op(op) = &self.found[index].subject else { return };
-        let (op, graph) = (op.block(), &*self.graph.state);
+        let (op, graph) = (op.block, &*self.graph.state);
         // SAFETY: the walk references the operation. Its access is in the queue of the node, whose lock is
         // held.
         let waits = unsafe {
@@ -279,8 +279,6 @@ impl<V, T, D> Walk<'_, V, T, D> {
         }
     }
 
-    /// Adds the pins of a variable.
-    ///
     /// # Safety
     /// The variable's lock is held.
     unsafe fn add_pins(

@@ -57,7 +57,6 @@ pub(crate) type AccessPtr<V, T> = NonNull<Access<V, T>>;
 /// A link of a queue's ring: of an access, or the queue's own. Belongs to the holder of the variable's lock.
 pub(crate) type Link<V, T> = NonNull<UnsafeCell<Links<V, T>>>;
 
-/// The neighbours in the ring.
 pub(crate) struct Links<V, T> {
     pub(crate) previous: Link<V, T>,
     pub(crate) next: Link<V, T>,
@@ -105,7 +104,10 @@ impl<V, T> Target<V, T> {
 
     #[inline]
     pub(crate) fn node(self) -> NonNull<VarNode<V, T>> {
-        Self::untagged(self.0)
+        let untagged = self.0.as_ptr().map_addr(|address| address & !TAG);
+        // SAFETY: a node is aligned beyond the tag, so clearing the tag leaves its address, which is not
+        // null.
+        unsafe { NonNull::new_unchecked(untagged) }
     }
 
     #[inline(always)]
@@ -120,7 +122,6 @@ impl<V, T> Target<V, T> {
         }
     }
 
-    /// Whether the access uses its variable alone.
     #[inline(always)]
     pub(crate) fn is_exclusive(self) -> bool {
         self.0.addr().get() & EXCLUSIVE != 0
@@ -136,14 +137,6 @@ impl<V, T> Target<V, T> {
     #[inline]
     fn slot(self) -> usize {
         (self.0.addr().get() & SLOT) >> SLOT_SHIFT
-    }
-
-    #[inline]
-    fn untagged(pointer: NonNull<VarNode<V, T>>) -> NonNull<VarNode<V, T>> {
-        let untagged = pointer.as_ptr().map_addr(|address| address & !TAG);
-        // SAFETY: a node is aligned beyond the tag, so clearing the tag leaves its address, which is not
-        // null.
-        unsafe { NonNull::new_unchecked(untagged) }
     }
 }
 
@@ -163,8 +156,6 @@ impl<V, T> Access<V, T> {
         self.target.with_mut(|place| unsafe { *place = Some(target.with_slot(slot)) });
     }
 
-    /// The variable and mode of the access.
-    ///
     /// # Safety
     /// The access has a target and its operation has not been recycled meanwhile: the caller owns the
     /// operation or holds the lock of a variable in whose queue the operation is.
@@ -193,7 +184,6 @@ impl<V, T> Access<V, T> {
         }
     }
 
-    /// The link of an access.
     #[inline(always)]
     pub(crate) fn link(access: AccessPtr<V, T>) -> Link<V, T> {
         access.cast()
@@ -208,8 +198,6 @@ impl<V, T> Access<V, T> {
         link.cast()
     }
 
-    /// The operation that `access` belongs to.
-    ///
     /// # Safety
     /// As for [`Self::target`].
     #[inline]

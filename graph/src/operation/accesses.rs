@@ -2,7 +2,6 @@
 
 use crate::operation::access::AccessPtr;
 
-/// The accesses of one operation, one after the other.
 pub(crate) struct Accesses<V, T> {
     pub(crate) next: AccessPtr<V, T>,
     pub(crate) left: usize,

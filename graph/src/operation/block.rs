@@ -102,7 +102,7 @@ impl<V, T> RecycleOnDrop<V, T> {
         // SAFETY: no other thread can reach the block.
         let graph = unsafe { self.0.as_ref().graph.with_mut(|graph| (*graph).take()) };
         let graph = graph.expect("a block in use refers to its graph");
-        graph.get().slab.give(self.0);
+        graph.slab.give(self.0);
     }
 }
 
@@ -504,8 +504,6 @@ impl<V, T> Block<V, T> {
         self.fixed.with(|fixed| unsafe { !(*fixed).unlisted })
     }
 
-    /// The operation's graph.
-    ///
     /// # Safety
     /// The operation is in flight or referenced, or the block is the caller's since `begin`, for as long as
     /// the result is used.
@@ -514,7 +512,7 @@ impl<V, T> Block<V, T> {
         // SAFETY: the reference to the graph was set in `begin`, and stays until the block returns to its
         // slab.
         let graph = self.graph.with(|graph| unsafe { (*graph).as_ref() });
-        graph.expect("a block in use refers to its graph").get()
+        graph.expect("a block in use refers to its graph")
     }
 
     /// Fails for a variable of another graph.
@@ -525,7 +523,7 @@ impl<V, T> Block<V, T> {
     pub(crate) unsafe fn assert_same_graph(&self, node: &VarNode<V, T>) {
         // SAFETY: forwarded to the caller.
         let ours = self.graph.with(|graph| unsafe {
-            (*graph).as_ref().is_some_and(|graph| std::ptr::eq(graph.get(), node.graph.get()))
+            (*graph).as_ref().is_some_and(|graph| std::ptr::eq(&raw const **graph, &raw const *node.graph))
         });
         assert!(ours, "{} belongs to another graph", node.id());
     }

@@ -35,7 +35,6 @@ thread_local! {
     static FLUSH_AT_EXIT: FlushAtExit = const { FlushAtExit };
 }
 
-/// The calling thread's magazine.
 #[inline(always)]
 fn magazine<'a>() -> &'a Magazine {
     // SAFETY: it has no destructor, so it lives as long as its thread; `Magazine` is not `Sync`, so the
@@ -71,7 +70,6 @@ impl Magazine {
     }
 }
 
-/// Flushes the magazine of a thread that ends.
 struct FlushAtExit;
 
 impl Drop for FlushAtExit {
@@ -186,15 +184,13 @@ impl<V, T> TypedMagazine<'_, V, T> {
     /// Takes the list that is being filled.
     fn take_list(&self) -> List<V, T> {
         self.magazine.count.set(0);
-        match (self.magazine.head.take(), self.magazine.tail.take()) {
-            (Some(head), Some(tail)) => List::between(head.cast(), tail.cast()),
-            _ => List::EMPTY,
-        }
+        let ends = self.magazine.head.take().zip(self.magazine.tail.take());
+        List { ends: ends.map(|(head, tail)| (head.cast(), tail.cast())) }
     }
 
     fn take_spare(&self) -> Option<List<V, T>> {
         let (head, tail) = self.magazine.spare.take()?;
-        Some(List::between(head.cast(), tail.cast()))
+        Some(List { ends: Some((head.cast(), tail.cast())) })
     }
 
     /// Makes the full list the spare list, and returns the old spare list to the slab.
@@ -218,7 +214,7 @@ impl<V, T> TypedMagazine<'_, V, T> {
         if self.magazine.head.get().is_none() {
             let spare = self.take_spare().map(|spare| (spare, BATCH));
             let (list, count) = spare.unwrap_or_else(|| self.slab.take_list(BATCH));
-            let (head, tail) = list.ends().expect("a slab gives at least one block");
+            let (head, tail) = list.ends.expect("a slab gives at least one block");
             self.magazine.head.set(Some(head.cast()));
             self.magazine.tail.set(Some(tail.cast()));
             self.magazine.count.set(count);

@@ -8,7 +8,7 @@ use crate::operation::block::{Block, BlockPtr};
 /// A counted reference to an operation: keeps its payload alive, also after completion. The reference does
 /// not show whether the operation may proceed, and delays nothing. Dropping it may drop the payload.
 pub struct OpRef<V, T> {
-    block: BlockPtr<V, T>,
+    pub(crate) block: BlockPtr<V, T>,
 }
 
 impl<V, T> OpRef<V, T> {
@@ -56,11 +56,6 @@ impl<V, T> OpRef<V, T> {
     pub fn payload(&self) -> &T {
         // SAFETY: our reference keeps the payload, and the result borrows the reference.
         unsafe { self.as_block().payload() }
-    }
-
-    /// The operation's block.
-    pub(crate) fn block(&self) -> BlockPtr<V, T> {
-        self.block
     }
 
     #[inline]

@@ -57,7 +57,7 @@ struct Free<V, T> {
 
 /// A list of blocks linked through `Block::next`. The tail is meaningful only while there is a head.
 pub(crate) struct List<V, T> {
-    ends: Option<(BlockPtr<V, T>, BlockPtr<V, T>)>,
+    pub(crate) ends: Option<(BlockPtr<V, T>, BlockPtr<V, T>)>,
 }
 
 impl<V, T> Slab<V, T> {
@@ -114,7 +114,7 @@ impl<V, T> Slab<V, T> {
     #[inline(always)]
     pub(crate) fn give(&self, block: BlockPtr<V, T>) {
         if !(self.immortal && self.give_to_magazine(block)) {
-            self.give_list(List::of(block));
+            self.give_list(List { ends: Some((block, block)) });
         }
     }
 
@@ -169,12 +169,9 @@ impl<V, T> Slab<V, T> {
     /// Takes all free blocks of another shard.
     fn steal(&self, own: usize) -> Option<List<V, T>> {
         let others = self.shards[own + 1..].iter().chain(&self.shards[..own]);
-        others.into_iter().find_map(|shard| {
-            shard.with(|free| {
-                let ends = free.list.ends.take()?;
-                Some(List { ends: Some(ends) })
-            })
-        })
+        others
+            .into_iter()
+            .find_map(|shard| shard.with(|free| free.list.ends.take().map(|ends| List { ends: Some(ends) })))
     }
 
     /// A new chunk, as a list.
@@ -254,11 +251,6 @@ impl<V, T> Free<V, T> {
 impl<V, T> List<V, T> {
     pub(crate) const EMPTY: Self = Self { ends: None };
 
-    #[inline]
-    pub(crate) fn of(block: BlockPtr<V, T>) -> Self {
-        Self { ends: Some((block, block)) }
-    }
-
     /// # Safety
     /// The caller has the list for itself.
     pub(crate) unsafe fn pop(&mut self) -> Option<BlockPtr<V, T>> {
@@ -267,15 +259,6 @@ impl<V, T> List<V, T> {
         let next = unsafe { head.as_ref().next(Option::take) };
         self.ends = next.map(|next| (next, tail));
         Some(head)
-    }
-
-    /// The blocks from `head` to `tail`, which are linked.
-    pub(crate) fn between(head: BlockPtr<V, T>, tail: BlockPtr<V, T>) -> Self {
-        Self { ends: Some((head, tail)) }
-    }
-
-    pub(crate) fn ends(&self) -> Option<(BlockPtr<V, T>, BlockPtr<V, T>)> {
-        self.ends
     }
 
     /// Takes the first blocks out, at most `limit`; says how many. `None`: there are none.
@@ -295,7 +278,7 @@ impl<V, T> List<V, T> {
         // SAFETY: as above.
         let rest = unsafe { last.as_ref().next(Option::take) };
         self.ends = rest.map(|rest| (rest, tail));
-        Some((Self::between(head, last), count))
+        Some((Self { ends: Some((head, last)) }, count))
     }
 
     /// # Safety

@@ -88,8 +88,7 @@ pub(crate) unsafe fn lock_all<V, T>(accesses: Accesses<V, T>, section: &Critical
             if word.forwarded() {
                 lock.unlock(word);
                 for earlier in accesses.take(accesses.len() - left.len() - 1) {
-                    let lock = &node(earlier).as_ref().lock;
-                    lock.unlock(lock.load_locked());
+                    drop(VarNode::guard_locked(node(earlier)));
                 }
                 return false;
             }

@@ -71,7 +71,7 @@ impl<V, T> OpRef<V, T> {
         // submitters, each is released once, and while they are held no other thread grants or completes an
         // access of the operation.
         let withdrawn = unsafe {
-            let accesses = Block::accesses(self.block());
+            let accesses = Block::accesses(self.block);
             let section = submit::enter(accesses);
             for access in accesses {
                 // The word is read again when the lock is released.
@@ -83,7 +83,7 @@ impl<V, T> OpRef<V, T> {
                 false
             } else if what == What::All || accesses.clone().all(|access| reads(access)) {
                 self.as_block().set_over();
-                ended.own = Some(self.block());
+                ended.own = Some(self.block);
                 accesses.for_each(|access| leave_queue(&section, access, ended));
                 true
             } else {
@@ -114,11 +114,11 @@ impl<V, T> OpRef<V, T> {
             let pending = accesses.filter(waits).count() as u32;
             self.as_block().set_pending(pending);
             accesses.filter(|access| reads(*access)).for_each(|access| leave_queue(section, access, ended));
-            Block::keep_writes(self.block());
+            Block::keep_writes(self.block);
             if pending == 0 {
-                ended.push(self.block());
+                ended.push(self.block);
             }
-            unlock_all(Block::accesses(self.block()));
+            unlock_all(Block::accesses(self.block));
         }
     }
 }
@@ -137,8 +137,6 @@ unsafe fn reads<V, T>(access: AccessPtr<V, T>) -> bool {
     unsafe { !access.as_ref().target().is_exclusive() }
 }
 
-/// Releases the locks of all accesses.
-///
 /// # Safety
 /// The caller has taken them, and uses no access afterwards.
 unsafe fn unlock_all<V, T>(accesses: Accesses<V, T>) {

@@ -47,7 +47,6 @@ pub struct Countdown {
     left: AtomicUsize,
 }
 
-/// An empty slot.
 const EMPTY: u32 = 0;
 
 /// Operations that may run because their last predecessor has ended.

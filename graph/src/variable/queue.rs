@@ -81,8 +81,6 @@ impl<V, T> Queue<V, T> {
         unsafe { self.first() == self.end() }
     }
 
-    /// Unfinished writes.
-    ///
     /// # Safety
     /// The caller holds the variable's lock.
     #[inline(always)]
@@ -91,8 +89,6 @@ impl<V, T> Queue<V, T> {
         unsafe { self.state(|state| state.writes) }
     }
 
-    /// Pins: granted reads without an operation.
-    ///
     /// # Safety
     /// The caller holds the variable's lock.
     #[inline(always)]

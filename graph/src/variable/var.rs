@@ -58,7 +58,6 @@ pub(crate) struct VarNode<V, T> {
 }
 
 impl<V, T> Var<V, T> {
-    /// A new variable of `graph`.
     pub(crate) fn new(graph: &Arc<GraphState<V, T>>, value: V) -> Self {
         let mut node = Box::new(VarNode {
             lock: VarLock::new(),
@@ -212,7 +211,7 @@ impl<V, T> Var<V, T> {
         }
         // A collapsing operation is queued on the member and on the group.
         let mut seen = Set::default();
-        found.retain(|op| seen.insert(op.block()));
+        found.retain(|op| seen.insert(op.block));
         found
     }
 
@@ -296,8 +295,6 @@ impl<V, T> VarNode<V, T> {
         debug_assert!(before > 0, "the last handle is never brought back");
     }
 
-    /// Takes the variable's lock.
-    ///
     /// # Safety
     /// The node is alive now, and something keeps it alive until the guard is dropped (holding the lock
     /// does).
@@ -308,6 +305,18 @@ impl<V, T> VarNode<V, T> {
         let section = node.graph.biased.enter();
         let word = node.lock.lock_within(&section, || node.graph.address());
         VarGuard { node: this, word, _section: Some(section) }
+    }
+
+    /// As [`lock`](Self::lock), without waiting: `None` if the lock is taken.
+    ///
+    /// # Safety
+    /// As for [`lock`](Self::lock).
+    pub(crate) unsafe fn try_lock(this: NonNull<Self>) -> Option<VarGuard<V, T>> {
+        // SAFETY: forwarded to the caller.
+        let node = unsafe { this.as_ref() };
+        let section = node.graph.biased.enter();
+        let word = node.lock.try_lock_within(&section)?;
+        Some(VarGuard { node: this, word, _section: Some(section) })
     }
 
     /// As [`lock`](Self::lock), in a section that outlives the guard.
@@ -348,8 +357,6 @@ impl<V, T> VarNode<V, T> {
         this
     }
 
-    /// Lends the state.
-    ///
     /// # Safety
     /// The caller holds the lock, and `f` does not use the graph.
     pub(crate) unsafe fn value<R>(&self, f: impl FnOnce(&mut V) -> R) -> R {
@@ -484,7 +491,6 @@ pub(crate) struct VarGuard<V, T> {
 }
 
 impl<V, T> VarGuard<V, T> {
-    /// Lends the queue.
     #[inline(always)]
     pub(crate) fn queue<R>(&mut self, f: impl FnOnce(&Queue<V, T>) -> R) -> R {
         // SAFETY: holding the lock keeps the node alive.

@@ -43,7 +43,6 @@ struct Loan {
 
 impl Guest {
     pub(super) fn new(wire: Wire, machine: String, token: u64, key: Secret, ask: Ask) -> Self {
-        let lent = BTreeMap::new();
         Self {
             wire: Some(wire),
             key,
@@ -53,7 +52,7 @@ impl Guest {
             process: None,
             agent: None,
             asked: 0,
-            lent,
+            lent: BTreeMap::new(),
             is_silent: false,
         }
     }
@@ -161,7 +160,6 @@ impl Guest {
         }
     }
 
-    /// Answers a question.
     pub(super) fn reply(&mut self, number: u64, answer: Result<Offer, DeviceError>, ends: &mut Ends) {
         self.asked = self.asked.saturating_sub(1);
         // A consumer that cannot be reached is lent nothing more; the offer is dropped.

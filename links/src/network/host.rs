@@ -21,7 +21,6 @@ use crate::{Arena, Segment};
 const IDLE_TIME: Duration = Duration::from_secs(30);
 /// How long a failed transfer waits for news of its owner, which say more.
 const NEWS_TIME: Duration = Duration::from_secs(1);
-/// Alignment of what is fetched.
 const ALIGN: usize = 64;
 
 type Done = Box<dyn FnOnce(Result<Fetched, DeviceError>) + Send>;
@@ -37,7 +36,6 @@ pub(super) struct Asked {
 /// One connection. It has an agent of its own from the first offer on: see [`Agent`].
 pub(super) struct Host {
     pub(super) reach: Reach,
-    /// The number of the process.
     process: u32,
     /// The name of its clock, once it has greeted and if it has one.
     clock: Option<Arc<str>>,
@@ -66,24 +64,21 @@ struct Read {
 pub(super) enum Over {
     /// It is not needed any more.
     Idle,
-    /// It failed.
     Failed(DeviceError),
 }
 
 impl Host {
     pub(super) fn new(reach: Reach, process: u32, now: Instant) -> Self {
-        let (asked, reads) = (BTreeMap::new(), Vec::new());
-        let metadata = Vec::new();
         Self {
             reach,
             process,
             clock: None,
             wire: None,
             agent: None,
-            metadata,
+            metadata: Vec::new(),
             last: 0,
-            asked,
-            reads,
+            asked: BTreeMap::new(),
+            reads: Vec::new(),
             failed: None,
             used: now,
         }
@@ -147,7 +142,6 @@ impl Host {
         !self.reads.is_empty() && self.failed.is_none()
     }
 
-    /// Looks at what has come.
     pub(super) fn look(&mut self, now: Instant, ends: &mut Ends) -> Result<(), Over> {
         let Some(wire) = &mut self.wire else { return Ok(()) };
         let (messages, end) = wire.receive();

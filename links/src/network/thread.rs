@@ -19,6 +19,7 @@ use super::wire::Wire;
 use super::{Ask, Offer, Reach, Secret};
 use crate::nixl::{Agent, NixlError};
 use crate::platform::{Poll, Waker};
+use crate::threads::{self, Single};
 use crate::{LinkError, secret};
 
 /// The waker's token.
@@ -33,8 +34,7 @@ const NAP: Duration = Duration::from_micros(20);
 const ROOM_TIME: Duration = Duration::from_millis(5);
 
 per_process! {
-    /// Once there is one: the network, and whether its thread runs.
-    static NETWORK: Mutex<Option<(&'static Network, bool)>> = Mutex::new(None);
+    static NETWORK: Single<Network> = Mutex::new(None);
 }
 
 /// What runs foreign code. It is called between two looks, when nothing is borrowed.
@@ -49,7 +49,6 @@ pub(super) enum Command {
     DeclareDead { host: String, process: Option<u32> },
 }
 
-/// What is shared with the thread.
 pub(super) struct Network {
     pub(super) poll: Poll,
     waker: Waker,
@@ -65,25 +64,10 @@ impl Network {
 
     /// That of the process, whose thread starts now if it has not.
     pub(super) fn get() -> Result<&'static Self, LinkError> {
-        let mut known = NETWORK.lock();
-        let (network, is_running) = match &mut *known {
-            Some((network, is_running)) => (*network, is_running),
-            none => {
-                let (network, is_running) = none.insert((Box::leak(Box::new(Self::new()?)), false));
-                (*network, is_running)
-            }
-        };
-        if !*is_running {
-            // The thread lives as long as the process. Where it cannot start, the next call tries again.
+        threads::started(&NETWORK, Self::new, |network| {
             let run = move || essential("the thread of the network", || State::new(network).run());
-            daemon(
-                stack::thread("estafette-network")
-                    .spawn(run)
-                    .map_err(LinkError::system("starting a thread"))?,
-            );
-            *is_running = true;
-        }
-        Ok(network)
+            threads::start("estafette-network", run)
+        })
     }
 
     fn new() -> Result<Self, LinkError> {
@@ -108,7 +92,6 @@ pub(super) fn new_agent() -> Result<Agent, NixlError> {
     Agent::new(&CString::new(digits.collect::<Vec<u8>>()).expect("digits are not zero"))
 }
 
-/// What the thread has.
 struct State {
     network: &'static Network,
     last: u64,
@@ -246,9 +229,8 @@ impl State {
             all || is_readable(token) || wire.as_ref().is_some_and(Wire::is_full)
         };
         let (network, ends) = (self.network, &mut self.ends);
-        let is_over =
+        let mut is_over =
             |token: u64, guest: &mut Guest| wanted(token, &guest.wire) && guest.look(network, now, ends);
-        let mut is_over = is_over;
         let over: Vec<_> = self.guests.extract_if(.., |token, guest| is_over(*token, guest)).collect();
         over.into_iter().for_each(|(_, guest)| self.end_guest(guest));
         let mut over = Vec::new();

@@ -15,7 +15,6 @@ const UNSENT_MAX: usize = 16 << 20;
 /// Bytes that one look takes, so that one peer does not keep the thread from the others.
 const LOOK_MAX: usize = 1 << 20;
 
-/// What a message is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub(super) enum Kind {
@@ -40,7 +39,6 @@ pub(super) enum Kind {
 const KINDS: [Kind; 8] =
     [Kind::Hello, Kind::Welcome, Kind::Ask, Kind::Kept, Kind::Offer, Kind::Fail, Kind::Return, Kind::Beat];
 
-/// How a connection ended.
 #[derive(Debug)]
 pub(super) enum End {
     /// The other system says that the process has closed it, or has no such connection: the process uses nothing more of it.

@@ -28,7 +28,6 @@ fn ok(what: &str, status: Status) -> Result<Status, NixlError> {
     if status < 0 { Err(NixlError(format!("NIXL: {what} failed with status {status}"))) } else { Ok(status) }
 }
 
-/// Where a transfer is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Progress {
     Pending,
@@ -43,19 +42,50 @@ pub(crate) enum Progress {
 #[derive(Debug)]
 pub(crate) struct Agent {
     api: &'static Api,
-    agent: Object,
-    backend: Object,
+    // The fields are dropped in this order: after the agent nothing writes to memory of transfers any more.
     /// What a look at notifications fills.
-    notes: Object,
+    notes: Owned,
+    agent: Owned,
+    backend: Owned,
     /// Memory that peers and transfers may use: kept for as long as the agent may touch it.
     segments: Vec<Registered>,
 }
 
 #[derive(Debug)]
 struct Registered {
-    segment: Arc<Segment>,
     /// What NIXL calls it: a list of one range.
-    list: Object,
+    list: Owned,
+    segment: Arc<Segment>,
+}
+
+/// An object of NIXL, which is destroyed on drop.
+#[derive(Debug)]
+struct Owned {
+    object: Object,
+    destroy: unsafe extern "C" fn(Object) -> Status,
+}
+
+impl Owned {
+    /// The object that `make` writes, which `destroy` destroys.
+    fn new(
+        what: &str,
+        destroy: unsafe extern "C" fn(Object) -> Status,
+        make: impl FnOnce(*mut Object) -> Status,
+    ) -> Result<Self, NixlError> {
+        let mut new = Self { object: ptr::null_mut(), destroy };
+        ok(what, make(&raw mut new.object))?;
+        Ok(new)
+    }
+}
+
+impl Drop for Owned {
+    fn drop(&mut self) {
+        // What was not made is null.
+        if !self.object.is_null() {
+            // SAFETY: made by this library, and used no more.
+            unsafe { (self.destroy)(self.object) };
+        }
+    }
 }
 
 /// A transfer of an agent, which has posted it.
@@ -63,36 +93,54 @@ struct Registered {
 pub(crate) struct Transfer(Object);
 
 impl Agent {
-    /// An agent that peers know as `name`.
-    ///
-    /// # Errors
-    /// The library is missing, or it refuses.
+    /// An agent that peers know as `name`. Fails where the library is missing, or refuses.
     pub(crate) fn new(name: &CStr) -> Result<Self, NixlError> {
         let api = api().map_err(NixlError)?;
-        let mut new = Self {
-            api,
-            agent: ptr::null_mut(),
-            backend: ptr::null_mut(),
-            notes: ptr::null_mut(),
-            segments: Vec::new(),
-        };
         let config = AgentConfig::default();
         let (mut memory, mut options) = (ptr::null_mut(), ptr::null_mut());
         // SAFETY: names end with zero; each call writes one object through its last pointer, and is given objects that earlier calls made.
         unsafe {
-            ok(
-                "making an agent",
-                (api.create_configured_agent)(name.as_ptr(), &raw const config, &raw mut new.agent),
-            )?;
-            let plugin = (api.get_plugin_params)(new.agent, UCX.as_ptr(), &raw mut memory, &raw mut options);
+            let notes = Owned::new("making a list of notifications", api.destroy_notif_map, |made| {
+                (api.create_notif_map)(made)
+            })?;
+            let agent = Owned::new("making an agent", api.destroy_agent, |made| {
+                (api.create_configured_agent)(name.as_ptr(), &raw const config, made)
+            })?;
+            let plugin =
+                (api.get_plugin_params)(agent.object, UCX.as_ptr(), &raw mut memory, &raw mut options);
             ok("finding its UCX backend", plugin)?;
             (api.destroy_mem_list)(memory);
-            let made = (api.create_backend)(new.agent, UCX.as_ptr(), options, &raw mut new.backend);
+            let backend = Owned::new("starting its UCX backend", api.destroy_backend, |made| {
+                (api.create_backend)(agent.object, UCX.as_ptr(), options, made)
+            });
             (api.destroy_params)(options);
-            ok("starting its UCX backend", made)?;
-            ok("making a list of notifications", (api.create_notif_map)(&raw mut new.notes))?;
+            Ok(Self { api, notes, agent, backend: backend?, segments: Vec::new() })
         }
-        Ok(new)
+    }
+
+    /// Options of a call, which name the backend.
+    fn options(&self) -> Result<Owned, NixlError> {
+        let api = self.api;
+        // SAFETY: writes one object; the backend is the agent's.
+        unsafe {
+            let options =
+                Owned::new("making options", api.destroy_opt_args, |made| (api.create_opt_args)(made))?;
+            ok("naming the backend", (api.opt_args_add_backend)(options.object, self.backend.object))?;
+            Ok(options)
+        }
+    }
+
+    /// A list of one range of memory.
+    fn range(&self, start: usize, bytes: usize) -> Result<Owned, NixlError> {
+        let api = self.api;
+        // SAFETY: writes one object.
+        unsafe {
+            let list = Owned::new("making a list", api.destroy_xfer_dlist, |made| {
+                (api.create_xfer_dlist)(HOST_MEMORY, made, false)
+            })?;
+            ok("naming memory", (api.xfer_dlist_add_desc)(list.object, start, bytes, 0))?;
+            Ok(list)
+        }
     }
 
     /// Lets peers and transfers use the memory of `segment`. True if it was not known before: then [`metadata`](Self::metadata) has changed.
@@ -100,16 +148,18 @@ impl Agent {
         if self.segments.iter().any(|known| Arc::ptr_eq(&known.segment, segment)) {
             return Ok(false);
         }
-        let mut list = ptr::null_mut();
-        let options = Options::new(self)?;
+        let (api, options) = (self.api, self.options()?);
         // SAFETY: the memory stays, as this agent keeps the segment, even after a failure, which may have come late.
         unsafe {
-            ok("making a list of memory", (self.api.create_reg_dlist)(HOST_MEMORY, &raw mut list, false))?;
-            self.segments.push(Registered { segment: Arc::clone(segment), list });
+            let list = Owned::new("making a list of memory", api.destroy_reg_dlist, |made| {
+                (api.create_reg_dlist)(HOST_MEMORY, made, false)
+            })?;
+            let object = list.object;
+            self.segments.push(Registered { list, segment: Arc::clone(segment) });
             let (start, bytes) = (segment.start().as_ptr().addr(), segment.bytes());
-            let added = (self.api.reg_dlist_add_desc)(list, start, bytes, 0, ptr::null(), 0);
+            let added = (api.reg_dlist_add_desc)(object, start, bytes, 0, ptr::null(), 0);
             ok("describing memory", added)?;
-            ok("registering memory", (self.api.register_mem)(self.agent, list, options.args))?;
+            ok("registering memory", (api.register_mem)(self.agent.object, object, options.object))?;
         }
         Ok(true)
     }
@@ -119,15 +169,11 @@ impl Agent {
     /// # Safety
     /// No transfer into them is pending, or was given up.
     pub(crate) unsafe fn forget_unused(&mut self) {
-        let (api, agent) = (self.api, self.agent);
+        let (api, agent) = (self.api, self.agent.object);
         let unused = |known: &mut Registered| Arc::strong_count(&known.segment) == 1;
-        for Registered { segment, list } in self.segments.extract_if(.., unused) {
-            // SAFETY: registered by this list, which is used no more; the segment goes after the call, and no transfer uses it.
-            unsafe {
-                (api.deregister_mem)(agent, list, ptr::null_mut());
-                (api.destroy_reg_dlist)(list);
-            }
-            drop(segment);
+        for known in self.segments.extract_if(.., unused) {
+            // SAFETY: registered by this list, which is used no more; the segment goes after both, and no transfer uses it.
+            unsafe { (api.deregister_mem)(agent, known.list.object, ptr::null_mut()) };
         }
     }
 
@@ -136,7 +182,8 @@ impl Agent {
         let (mut data, mut bytes) = (ptr::null_mut::<c_void>(), 0);
         // SAFETY: the call gives that many bytes, which are freed here and not used after.
         unsafe {
-            ok("describing the agent", (self.api.get_local_md)(self.agent, &raw mut data, &raw mut bytes))?;
+            let described = (self.api.get_local_md)(self.agent.object, &raw mut data, &raw mut bytes);
+            ok("describing the agent", described)?;
             let metadata = match data.is_null() {
                 true => Vec::new(),
                 false => std::slice::from_raw_parts(data.cast::<u8>(), bytes).to_vec(),
@@ -152,7 +199,7 @@ impl Agent {
         // SAFETY: reads the bytes; the name that it gives ends with zero, and is freed here.
         unsafe {
             let loaded = (self.api.load_remote_md)(
-                self.agent,
+                self.agent.object,
                 metadata.as_ptr().cast(),
                 metadata.len(),
                 &raw mut name,
@@ -177,28 +224,28 @@ impl Agent {
         note: &[u8],
     ) -> Result<Transfer, NixlError> {
         let there = usize::try_from(there).map_err(|_| NixlError("an address that is none".to_owned()))?;
-        let options = Options::new(self)?;
-        let (local, remote) = (Range::new(self, here.addr(), bytes)?, Range::new(self, there, bytes)?);
+        let options = self.options()?;
+        let (local, remote) = (self.range(here.addr(), bytes)?, self.range(there, bytes)?);
         let mut request = ptr::null_mut();
         // SAFETY: lists and options live until the end of the block; NIXL copies the note. The caller vouches for the memory here; the
         // addresses there are checked by the peer's side.
         unsafe {
-            let noted = (self.api.opt_args_set_notif_msg)(options.args, note.as_ptr().cast(), note.len());
+            let noted = (self.api.opt_args_set_notif_msg)(options.object, note.as_ptr().cast(), note.len());
             ok("noting the end of a transfer", noted)?;
-            ok("noting the end of a transfer", (self.api.opt_args_set_has_notif)(options.args, true))?;
-            let (agent, peer) = (self.agent, peer.as_ptr());
+            ok("noting the end of a transfer", (self.api.opt_args_set_has_notif)(options.object, true))?;
+            let (agent, peer) = (self.agent.object, peer.as_ptr());
             let made = (self.api.create_xfer_req)(
                 agent,
                 READ,
-                local.list,
-                remote.list,
+                local.object,
+                remote.object,
                 peer,
                 &raw mut request,
-                options.args,
+                options.object,
             );
             ok("preparing a transfer", made)?;
             let transfer = Transfer(request);
-            match ok("starting a transfer", (self.api.post_xfer_req)(agent, request, options.args)) {
+            match ok("starting a transfer", (self.api.post_xfer_req)(agent, request, options.object)) {
                 Ok(_) => Ok(transfer),
                 Err(error) => {
                     self.end(transfer);
@@ -211,7 +258,7 @@ impl Agent {
     /// Moves bytes, and says where a transfer is.
     pub(crate) fn progress(&self, transfer: &Transfer) -> Progress {
         // SAFETY: a transfer of this agent that has not ended.
-        match unsafe { (self.api.get_xfer_status)(self.agent, transfer.0) } {
+        match unsafe { (self.api.get_xfer_status)(self.agent.object, transfer.0) } {
             IN_PROGRESS => Progress::Pending,
             status if status < 0 => Progress::Failed,
             _ => Progress::Done,
@@ -222,36 +269,29 @@ impl Agent {
     pub(crate) fn end(&self, transfer: Transfer) {
         // SAFETY: a transfer of this agent, which is used no more.
         unsafe {
-            (self.api.release_xfer_req)(self.agent, transfer.0);
+            (self.api.release_xfer_req)(self.agent.object, transfer.0);
             (self.api.destroy_xfer_req)(transfer.0);
         }
     }
 
     /// Moves bytes, and returns the notes that peers have left since.
     pub(crate) fn notes(&self) -> Result<Vec<Vec<u8>>, NixlError> {
-        let mut notes = Vec::new();
+        let (mut notes, list) = (Vec::new(), self.notes.object);
         // SAFETY: what the list gives out lives until it is cleared; the bytes are copied before.
         unsafe {
-            ok("looking for notifications", (self.api.get_notifs)(self.agent, self.notes, ptr::null_mut()))?;
+            ok("looking for notifications", (self.api.get_notifs)(self.agent.object, list, ptr::null_mut()))?;
             let mut agents = 0;
-            ok("counting notifications", (self.api.notif_map_size)(self.notes, &raw mut agents))?;
+            ok("counting notifications", (self.api.notif_map_size)(list, &raw mut agents))?;
             for agent in 0..agents {
                 let (mut name, mut count) = (ptr::null(), 0);
-                ok(
-                    "reading notifications",
-                    (self.api.notif_map_get_agent_at)(self.notes, agent, &raw mut name),
-                )?;
-                let counted = (self.api.notif_map_get_notifs_size)(self.notes, name, &raw mut count);
+                let named = (self.api.notif_map_get_agent_at)(list, agent, &raw mut name);
+                ok("reading notifications", named)?;
+                let counted = (self.api.notif_map_get_notifs_size)(list, name, &raw mut count);
                 ok("counting notifications", counted)?;
                 for index in 0..count {
                     let (mut data, mut bytes) = (ptr::null::<c_void>(), 0);
-                    let read = (self.api.notif_map_get_notif)(
-                        self.notes,
-                        name,
-                        index,
-                        &raw mut data,
-                        &raw mut bytes,
-                    );
+                    let read =
+                        (self.api.notif_map_get_notif)(list, name, index, &raw mut data, &raw mut bytes);
                     ok("reading a notification", read)?;
                     if !data.is_null() {
                         notes.push(std::slice::from_raw_parts(data.cast::<u8>(), bytes).to_vec());
@@ -259,82 +299,9 @@ impl Agent {
                 }
             }
             if agents > 0 {
-                ok("clearing notifications", (self.api.notif_map_clear)(self.notes))?;
+                ok("clearing notifications", (self.api.notif_map_clear)(list))?;
             }
         }
         Ok(notes)
-    }
-}
-
-impl Drop for Agent {
-    fn drop(&mut self) {
-        // SAFETY: made by this library, and used no more; objects that were not made are null, which is not given back. After the second
-        // call nothing writes to memory of transfers any more, and the segments go after it.
-        unsafe {
-            if !self.notes.is_null() {
-                (self.api.destroy_notif_map)(self.notes);
-            }
-            if !self.agent.is_null() {
-                (self.api.destroy_agent)(self.agent);
-            }
-            if !self.backend.is_null() {
-                (self.api.destroy_backend)(self.backend);
-            }
-            self.segments.iter().for_each(|known| _ = (self.api.destroy_reg_dlist)(known.list));
-        }
-    }
-}
-
-/// Options of a call that name the agent's backend.
-struct Options {
-    api: &'static Api,
-    args: Object,
-}
-
-impl Options {
-    fn new(agent: &Agent) -> Result<Self, NixlError> {
-        let mut new = Self { api: agent.api, args: ptr::null_mut() };
-        // SAFETY: writes one object, which the drop frees; the backend is the agent's.
-        unsafe {
-            ok("making options", (new.api.create_opt_args)(&raw mut new.args))?;
-            ok("naming the backend", (new.api.opt_args_add_backend)(new.args, agent.backend))?;
-        }
-        Ok(new)
-    }
-}
-
-impl Drop for Options {
-    fn drop(&mut self) {
-        if !self.args.is_null() {
-            // SAFETY: made by this library, and used no more.
-            unsafe { (self.api.destroy_opt_args)(self.args) };
-        }
-    }
-}
-
-/// A list of one range of memory.
-struct Range {
-    api: &'static Api,
-    list: Object,
-}
-
-impl Range {
-    fn new(agent: &Agent, start: usize, bytes: usize) -> Result<Self, NixlError> {
-        let mut new = Self { api: agent.api, list: ptr::null_mut() };
-        // SAFETY: writes one object, which the drop frees.
-        unsafe {
-            ok("making a list", (new.api.create_xfer_dlist)(HOST_MEMORY, &raw mut new.list, false))?;
-            ok("naming memory", (new.api.xfer_dlist_add_desc)(new.list, start, bytes, 0))?;
-        }
-        Ok(new)
-    }
-}
-
-impl Drop for Range {
-    fn drop(&mut self) {
-        if !self.list.is_null() {
-            // SAFETY: made by this library, and used no more.
-            unsafe { (self.api.destroy_xfer_dlist)(self.list) };
-        }
     }
 }

@@ -13,145 +13,67 @@ fn unsupported<T>() -> io::Result<T> {
 
 pub use estafette_devices::Descriptor;
 
-/// Has no value.
-#[derive(Debug)]
-pub enum Memory {}
+/// Declares types without values. What would make one says that links are not supported; nothing else can be called.
+macro_rules! without_values {
+    ($($name:ident {
+        $(fn $make:ident($($given:ty),*) -> $made:ty;)*
+        $(method $method:ident($($argument:ty),*) $(-> $result:ty)?;)*
+    })*) => {
+        $(
+            #[derive(Debug)]
+            pub enum $name {}
 
-impl Memory {
-    pub fn create(_name: &str, _bytes: usize) -> io::Result<(Self, Descriptor)> {
-        unsupported()
-    }
+            impl $name {
+                $(pub fn $make($(_: $given),*) -> io::Result<$made> {
+                    unsupported()
+                })*
 
-    pub fn create_writable(_name: &str, _bytes: usize) -> io::Result<(Self, Descriptor)> {
-        unsupported()
-    }
-
-    pub fn open(_descriptor: &Descriptor, _bytes: usize, _is_writable: bool) -> io::Result<Self> {
-        unsupported()
-    }
-
-    pub fn populate(&self, _range: Range<usize>) {
-        match *self {}
-    }
-
-    pub fn start(&self) -> NonNull<u8> {
-        match *self {}
-    }
-
-    pub fn bytes(&self) -> usize {
-        match *self {}
-    }
-
-    pub fn words(&self) -> &[AtomicU64] {
-        match *self {}
-    }
-
-    pub fn half_word(&self, _offset: usize) -> &AtomicU32 {
-        match *self {}
-    }
+                $(pub fn $method(&self, $(_: $argument),*) $(-> $result)? {
+                    match *self {}
+                })*
+            }
+        )*
+    };
 }
 
-/// Has no value.
-#[derive(Debug)]
-pub enum Socket {}
-
-impl Socket {
-    pub fn listen(_name: &[u8]) -> io::Result<Self> {
-        unsupported()
+without_values! {
+    Memory {
+        fn create(&str, usize) -> (Self, Descriptor);
+        fn create_writable(&str, usize) -> (Self, Descriptor);
+        fn open(&Descriptor, usize, bool) -> Self;
+        method populate(Range<usize>);
+        method start() -> NonNull<u8>;
+        method bytes() -> usize;
+        method words() -> &[AtomicU64];
+        method half_word(usize) -> &AtomicU32;
     }
-
-    pub fn connect(_name: &[u8]) -> io::Result<Self> {
-        unsupported()
+    Socket {
+        fn listen(&[u8]) -> Self;
+        fn connect(&[u8]) -> Self;
+        method accept() -> io::Result<Option<Self>>;
+        method peer() -> io::Result<(u32, u32)>;
+        method send(&[u8], &[&Descriptor]) -> io::Result<()>;
+        method receive(&mut [u8]) -> io::Result<Option<(usize, io::Result<Vec<Descriptor>>)>>;
+        method descriptor() -> &Descriptor;
     }
-
-    pub fn accept(&self) -> io::Result<Option<Self>> {
-        match *self {}
+    Poll {
+        fn new() -> Self;
+        method add(&impl Sized, u64) -> io::Result<()>;
+        method watch_room(&impl Sized, u64, bool) -> io::Result<()>;
+        method remove(&impl Sized);
+        method wait(Option<std::time::Duration>) -> io::Result<Vec<u64>>;
     }
-
-    pub fn peer(&self) -> io::Result<(u32, u32)> {
-        match *self {}
+    Waker {
+        fn new() -> Self;
+        method wake();
+        method clear();
+        method number() -> i32;
+        method descriptor() -> &Descriptor;
     }
-
-    pub fn send(&self, _bytes: &[u8], _descriptors: &[&Descriptor]) -> io::Result<()> {
-        match *self {}
-    }
-
-    pub fn receive(&self, _bytes: &mut [u8]) -> io::Result<Option<(usize, io::Result<Vec<Descriptor>>)>> {
-        match *self {}
-    }
-
-    pub fn descriptor(&self) -> &Descriptor {
-        match *self {}
-    }
-}
-
-/// Has no value.
-#[derive(Debug)]
-pub enum Poll {}
-
-impl Poll {
-    pub fn new() -> io::Result<Self> {
-        unsupported()
-    }
-
-    pub fn add<T>(&self, _descriptor: &T, _token: u64) -> io::Result<()> {
-        match *self {}
-    }
-
-    pub fn watch_room<T>(&self, _descriptor: &T, _token: u64, _is_wanted: bool) -> io::Result<()> {
-        match *self {}
-    }
-
-    pub fn remove<T>(&self, _descriptor: &T) {
-        match *self {}
-    }
-
-    pub fn wait(&self, _timeout: Option<std::time::Duration>) -> io::Result<Vec<u64>> {
-        match *self {}
-    }
-}
-
-/// Has no value.
-#[derive(Debug)]
-pub enum Waker {}
-
-impl Waker {
-    pub fn new() -> io::Result<Self> {
-        unsupported()
-    }
-
-    pub fn wake(&self) {
-        match *self {}
-    }
-
-    pub fn clear(&self) {
-        match *self {}
-    }
-
-    pub fn number(&self) -> i32 {
-        match *self {}
-    }
-
-    pub fn descriptor(&self) -> &Descriptor {
-        match *self {}
-    }
-}
-
-/// Has no value.
-#[derive(Debug)]
-pub enum RobustList {}
-
-impl RobustList {
-    pub fn of_this_thread() -> io::Result<Self> {
-        unsupported()
-    }
-
-    pub fn hold(&self, _memory: &Memory, _offset: usize) {
-        match *self {}
-    }
-
-    pub fn release(&self, _memory: &Memory, _offset: usize) {
-        match *self {}
+    RobustList {
+        fn of_this_thread() -> Self;
+        method hold(&Memory, usize);
+        method release(&Memory, usize);
     }
 }
 

@@ -56,7 +56,6 @@ fn work(link: &Link, rounds: u64) -> Vec<Fence> {
     fences
 }
 
-/// The process that dies.
 fn victim(address: &str) {
     let link = match Address::from_bytes(address.as_bytes()) {
         Ok(address) => futures::executor::block_on(Link::connect(&address)).expect("a link"),

@@ -19,7 +19,6 @@ use crate::{Address, Door, Link, Received, Seen};
 const HOSTILE: &str = "ESTAFETTE_LINKS_HOSTILE";
 /// Hostile processes, one after the other.
 const PROCESSES: u64 = 4;
-/// Connections of each.
 const CONNECTIONS: usize = 30;
 /// What a hostile process does on one connection, at most.
 const ACTS: usize = 1500;
@@ -70,7 +69,6 @@ impl Things {
     }
 }
 
-/// The hostile process.
 fn attack(address: &Address, seed: u64) {
     let (mut random, things) = (Random(seed), Things::new());
     let mut open = Vec::new();
@@ -170,7 +168,6 @@ fn start(address: &Address, seed: u64) -> Child {
     command.env(HOSTILE, format!("{address} {seed}")).spawn().expect("a process")
 }
 
-/// A link that has arrived.
 fn arrived(door: &Door) -> Option<Link> {
     let mut accept = std::pin::pin!(door.accept());
     match accept.as_mut().poll(&mut Context::from_waker(TaskWaker::noop())) {

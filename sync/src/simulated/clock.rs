@@ -27,7 +27,6 @@ type Key = (Duration, u64);
 /// Who sleeps until a time.
 #[derive(Clone)]
 pub(super) enum Sleeper {
-    /// A parked thread.
     Parked(Thread),
     /// All that wait on this.
     Waits(Arc<Condvar>),
@@ -85,7 +84,6 @@ impl Timer {
         Some(Self(key))
     }
 
-    /// Whether its time has come.
     pub(super) fn is_over(&self) -> bool {
         NOW.get() >= self.0.0
     }

@@ -42,15 +42,6 @@ impl Condvar {
         self.inner().wait(guard)
     }
 
-    /// As in `std`.
-    pub fn wait_while<'a, T>(
-        &self,
-        guard: MutexGuard<'a, T>,
-        condition: impl FnMut(&mut T) -> bool,
-    ) -> LockResult<MutexGuard<'a, T>> {
-        self.inner().wait_while(guard, condition)
-    }
-
     /// As in `std`. In an execution whose clock nothing moves, it waits until it is notified.
     pub fn wait_timeout<'a, T>(
         &self,
@@ -103,11 +94,6 @@ impl<T> OnceLock<T> {
     }
 
     /// As in `std`.
-    pub fn get_mut(&mut self) -> Option<&mut T> {
-        self.place.get_mut()
-    }
-
-    /// As in `std`.
     ///
     /// # Errors
     /// Returns `value` if there is one already.
@@ -151,11 +137,7 @@ impl<T> Default for OnceLock<T> {
 
 impl<T: Clone> Clone for OnceLock<T> {
     fn clone(&self) -> Self {
-        let new = Self::new();
-        if let Some(value) = self.place.get() {
-            let _ = new.place.set(value.clone());
-        }
-        new
+        Self { writing: Mutex::new(()), place: self.place.clone() }
     }
 }
 

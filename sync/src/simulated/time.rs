@@ -1,6 +1,6 @@
 //! [`std::time`] by the clock of the execution.
 
-use std::ops::{Add, AddAssign, Sub};
+use std::ops::{Add, Sub};
 
 pub use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
@@ -27,11 +27,6 @@ impl Instant {
     }
 
     /// As in `std`.
-    pub fn duration_since(&self, earlier: Self) -> Duration {
-        self.saturating_duration_since(earlier)
-    }
-
-    /// As in `std`.
     pub fn saturating_duration_since(&self, earlier: Self) -> Duration {
         self.0.saturating_sub(earlier.0)
     }
@@ -47,20 +42,6 @@ impl Add<Duration> for Instant {
 
     fn add(self, duration: Duration) -> Self {
         Self(self.0 + duration)
-    }
-}
-
-impl AddAssign<Duration> for Instant {
-    fn add_assign(&mut self, duration: Duration) {
-        self.0 += duration;
-    }
-}
-
-impl Sub<Duration> for Instant {
-    type Output = Self;
-
-    fn sub(self, duration: Duration) -> Self {
-        Self(self.0 - duration)
     }
 }
 

@@ -3,13 +3,13 @@
 use std::ffi::CString;
 use std::io;
 use std::ops::Range;
-use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+use std::os::fd::{AsRawFd, OwnedFd};
 use std::ptr::{NonNull, null_mut};
 
 use estafette_sync::process::{Generation, count_leak};
 use estafette_sync::sync::atomic::{AtomicU32, AtomicU64};
 
-use super::check;
+use super::{check, new_descriptor};
 
 /// Without these a peer could shrink the memory under a mapping of it, whose use would be a fault.
 const FIXED_SIZE: libc::c_int = libc::F_SEAL_SHRINK | libc::F_SEAL_GROW;
@@ -42,11 +42,9 @@ impl Memory {
 
     fn sealed(name: &str, bytes: usize, seal: i32) -> io::Result<(Self, OwnedFd)> {
         let name = CString::new(name)?;
-        // SAFETY: the name ends with a zero byte, and is copied.
-        let descriptor =
-            check(unsafe { libc::memfd_create(name.as_ptr(), libc::MFD_CLOEXEC | libc::MFD_ALLOW_SEALING) })?;
-        // SAFETY: a new descriptor, which nothing else has.
-        let descriptor = unsafe { OwnedFd::from_raw_fd(descriptor) };
+        let flags = libc::MFD_CLOEXEC | libc::MFD_ALLOW_SEALING;
+        // SAFETY: the name ends with a zero byte, and is copied; the descriptor is new.
+        let descriptor = unsafe { new_descriptor(libc::memfd_create(name.as_ptr(), flags)) }?;
         let length = libc::off_t::try_from(bytes).map_err(|_| io::ErrorKind::InvalidInput)?;
         // Memory that is short is an error here, and not a fault at the first use.
         // SAFETY: takes integers.

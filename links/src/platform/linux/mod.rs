@@ -22,10 +22,8 @@ pub fn own_process() -> io::Result<Descriptor> {
 }
 
 fn open_process(process: u32) -> io::Result<Descriptor> {
-    // SAFETY: takes two integers.
-    let descriptor = unsafe { libc::syscall(libc::SYS_pidfd_open, process, 0) };
-    // SAFETY: a new descriptor, which nothing else has; descriptors fit in an `int`.
-    check(descriptor).map(|descriptor| unsafe { OwnedFd::from_raw_fd(descriptor as RawFd) })
+    // SAFETY: takes two integers; the descriptor is new.
+    unsafe { new_descriptor(libc::syscall(libc::SYS_pidfd_open, process, 0)) }
 }
 
 /// Whether a descriptor may be that of process `process`, or of one that has ended. Of something else the end would never come, or too
@@ -96,6 +94,15 @@ pub fn random<const N: usize>() -> io::Result<[u8; N]> {
     // SAFETY: writes at most the length that it is given. So few bytes come whole.
     check(unsafe { libc::getrandom(bytes.as_mut_ptr().cast(), N, 0) })?;
     Ok(bytes)
+}
+
+/// The descriptor that a call has returned, unless it has failed.
+///
+/// # Safety
+/// It is new, and nothing else has it.
+unsafe fn new_descriptor(result: impl Into<i64>) -> io::Result<OwnedFd> {
+    // SAFETY: by contract; descriptors fit in an `int`.
+    check(result.into()).map(|number| unsafe { OwnedFd::from_raw_fd(number as RawFd) })
 }
 
 /// The error of the last call, if it returned a negative number.

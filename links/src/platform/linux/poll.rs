@@ -1,10 +1,10 @@
 //! Waiting for descriptors.
 
 use std::io;
-use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+use std::os::fd::{AsRawFd, OwnedFd};
 use std::time::Duration;
 
-use super::check;
+use super::{check, new_descriptor};
 
 /// A set of descriptors to wait for.
 #[derive(Debug)]
@@ -16,10 +16,8 @@ const EVENTS_MAX: usize = 32;
 impl Poll {
     /// An empty set.
     pub fn new() -> io::Result<Self> {
-        // SAFETY: takes an integer.
-        let descriptor = check(unsafe { libc::epoll_create1(libc::EPOLL_CLOEXEC) })?;
-        // SAFETY: a new descriptor, which nothing else has.
-        Ok(Self(unsafe { OwnedFd::from_raw_fd(descriptor) }))
+        // SAFETY: takes an integer; the descriptor is new.
+        unsafe { new_descriptor(libc::epoll_create1(libc::EPOLL_CLOEXEC)) }.map(Self)
     }
 
     /// Adds a descriptor; while it is readable, waits return `token`.
@@ -79,10 +77,8 @@ pub struct Waker(OwnedFd);
 impl Waker {
     /// A waker that has not been used.
     pub fn new() -> io::Result<Self> {
-        // SAFETY: takes integers.
-        let descriptor = check(unsafe { libc::eventfd(0, libc::EFD_CLOEXEC | libc::EFD_NONBLOCK) })?;
-        // SAFETY: a new descriptor, which nothing else has.
-        Ok(Self(unsafe { OwnedFd::from_raw_fd(descriptor) }))
+        // SAFETY: takes integers; the descriptor is new.
+        unsafe { new_descriptor(libc::eventfd(0, libc::EFD_CLOEXEC | libc::EFD_NONBLOCK)) }.map(Self)
     }
 
     /// Makes it readable.
@@ -103,6 +99,7 @@ impl Waker {
     pub fn descriptor(&self) -> &OwnedFd {
         &self.0
     }
+
     /// Its number, for event loops of the program.
     pub fn number(&self) -> i32 {
         self.0.as_raw_fd()

@@ -7,7 +7,7 @@ use std::mem::{offset_of, size_of, zeroed};
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
 use std::ptr::null_mut;
 
-use super::{check, too_many_open_files};
+use super::{check, new_descriptor, too_many_open_files};
 
 /// What comes over a socket.
 pub type Message = (usize, io::Result<Vec<OwnedFd>>);
@@ -26,10 +26,8 @@ const BACKLOG: libc::c_int = 128;
 impl Socket {
     fn new() -> io::Result<Self> {
         let kind = libc::SOCK_SEQPACKET | libc::SOCK_CLOEXEC | libc::SOCK_NONBLOCK;
-        // SAFETY: takes integers.
-        let descriptor = check(unsafe { libc::socket(libc::AF_UNIX, kind, 0) })?;
-        // SAFETY: a new descriptor, which nothing else has.
-        Ok(Self(unsafe { OwnedFd::from_raw_fd(descriptor) }))
+        // SAFETY: takes integers; the descriptor is new.
+        unsafe { new_descriptor(libc::socket(libc::AF_UNIX, kind, 0)) }.map(Self)
     }
 
     /// Listens at an abstract name.
@@ -55,10 +53,9 @@ impl Socket {
     /// The next connection, if there is one.
     pub fn accept(&self) -> io::Result<Option<Self>> {
         let flags = libc::SOCK_CLOEXEC | libc::SOCK_NONBLOCK;
-        // SAFETY: no address is asked for.
-        match check(unsafe { libc::accept4(self.raw(), null_mut(), null_mut(), flags) }) {
-            // SAFETY: a new descriptor, which nothing else has.
-            Ok(descriptor) => Ok(Some(Self(unsafe { OwnedFd::from_raw_fd(descriptor) }))),
+        // SAFETY: no address is asked for; the descriptor is new.
+        match unsafe { new_descriptor(libc::accept4(self.raw(), null_mut(), null_mut(), flags)) } {
+            Ok(descriptor) => Ok(Some(Self(descriptor))),
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => Ok(None),
             Err(error) => Err(error),
         }

@@ -20,7 +20,6 @@ const TRIES: u32 = 8;
 
 /// What the kernel is asked for.
 trait System {
-    /// `membarrier(command)`.
     fn membarrier(&self, command: libc::c_int) -> io::Result<()>;
     /// Has every processor that runs a thread of this process fence, by a change of a page's protection.
     fn change_page(&self) -> io::Result<()>;
