@@ -74,7 +74,7 @@ fn memory_is_not_given_back_while_a_consumer_holds_it() {
         assert_eq!(out.abi(), abi);
         drop(x);
         drop(engine);
-        assert!(estafette::exchange::reaper().flush(std::time::Duration::from_secs(30)));
+        assert!(estafette::exchange::flush_deleters(std::time::Duration::from_secs(30)));
         assert_eq!(deletions.count(), 0);
         // SAFETY: the lease lasts until `out` is dropped.
         assert_eq!(unsafe { *out.data().cast::<f32>().add(3) }, 3.0);
@@ -182,7 +182,7 @@ fn a_null_deleter_means_that_nothing_is_given_back() {
     x.wait().unwrap();
     drop(x);
     drop(engine);
-    assert!(estafette::exchange::reaper().flush(std::time::Duration::from_secs(30)));
+    assert!(estafette::exchange::flush_deleters(std::time::Duration::from_secs(30)));
     assert_eq!(deletions.count(), 0);
     // SAFETY: without a deleter it stayed the producer's, who frees it here, once.
     unsafe { deleter.unwrap()(raw.cast()) };

@@ -87,7 +87,7 @@ impl Deleted {
             guard = self.inner.changed.wait_timeout(guard, left).unwrap_or_else(PoisonError::into_inner).0;
         }
         drop(guard);
-        assert!(estafette::exchange::reaper().flush(PATIENCE), "the reaper is stuck");
+        assert!(estafette::exchange::flush_deleters(PATIENCE), "the reaper is stuck");
         assert_eq!(self.count(), count, "more deleters than tensors");
     }
 

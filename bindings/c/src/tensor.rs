@@ -5,10 +5,11 @@ use std::fmt::Display;
 use std::ptr::NonNull;
 use std::time::Duration;
 
-use estafette::devices::FenceSet;
+use estafette::devices::{DLDevice, FenceSet};
+use estafette::engine::Memory;
 use estafette::exchange::InvalidTensor;
 use estafette::operation::Tensors;
-use estafette::{DType, Engine, Error, ImportOptions, ManagedTensor, Tensor};
+use estafette::{Error, ImportOptions, ManagedTensor, Tensor};
 
 use crate::context::{Context, estafette_drop};
 use crate::dlpack::{DLDataType, DLManagedTensor, DLManagedTensorVersioned};
@@ -197,7 +198,7 @@ pub unsafe extern "C" fn estafette_zeros(
     out: *mut *mut estafette_tensor,
 ) -> estafette_status {
     // SAFETY: by contract of this function.
-    entry(|| unsafe { allocate(engine, Engine::zeros, (shape, ndim), dtype, out) })
+    entry(|| unsafe { allocate(engine, Memory::On(DLDevice::CPU), (shape, ndim), dtype, out) })
 }
 
 /// As `estafette_zeros`, in memory that other processes can be shown, whatever the engine's other memory is.
@@ -215,16 +216,16 @@ pub unsafe extern "C" fn estafette_zeros_shared(
     out: *mut *mut estafette_tensor,
 ) -> estafette_status {
     // SAFETY: by contract of this function.
-    entry(|| unsafe { allocate(engine, Engine::zeros_shared, (shape, ndim), dtype, out) })
+    entry(|| unsafe { allocate(engine, Memory::Shared(DLDevice::CPU), (shape, ndim), dtype, out) })
 }
 
-/// Makes a tensor by `zeros`.
+/// Makes a tensor of zeros in `memory`.
 ///
 /// # Safety
 /// As for `estafette_zeros`.
 unsafe fn allocate(
     engine: *mut estafette_engine,
-    zeros: fn(&Engine, &[i64], DType) -> Result<Tensor, Error>,
+    memory: Memory,
     (shape, ndim): (*const i64, i32),
     dtype: DLDataType,
     out: *mut *mut estafette_tensor,
@@ -235,7 +236,7 @@ unsafe fn allocate(
     // SAFETY: by contract of this function.
     let shape = unsafe { array(shape, ndim, "shape") }?;
     let vacant = reserve()?;
-    let tensor = zeros(&engine, shape, dtype.known()?)?;
+    let tensor = engine.empty(shape, dtype.known()?, memory)?;
     // SAFETY: writable, by contract.
     unsafe { out.write(vacant.fill(tensor)) };
     DONE

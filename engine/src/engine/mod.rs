@@ -32,7 +32,6 @@ use crate::lease::{Access, Lease, LeaseOwner, LeaseRequest};
 use crate::operation::builder::OpBuilder;
 use crate::operation::import::{self, ImportOptions};
 use crate::tensor::handle::Tensor;
-use crate::tensor::memory::{fresh, unwritten};
 use crate::tensor::variable::Variable;
 use crate::wait::activity::{Activity, StallWatch};
 use crate::wait::diagnose::{Diagnosis, diagnose};
@@ -42,6 +41,7 @@ pub use estafette_devices::cpu::SharedLock;
 pub use self::builder::{EngineBuilder, STACK_SIZES, WORKERS_MAX};
 pub use self::shutdown::ShutdownReport;
 pub use self::stats::Stats;
+pub use crate::tensor::memory::Memory;
 
 /// Schedules operations in the order that their data demands. A clone is another handle to the same engine.
 ///
@@ -198,16 +198,17 @@ impl Engine {
     /// # Errors
     /// [`Error::InvalidTensor`] for a shape that cannot be; [`Error::Device`] when memory is exhausted.
     pub fn zeros(&self, shape: &[i64], dtype: DType) -> Result<Tensor, Error> {
-        import::allocate(self.core(), DLDevice::CPU, shape, dtype, |core, layout| fresh(core, layout, true))
+        self.empty(shape, dtype, DLDevice::CPU)
     }
 
-    /// A tensor in the memory of `device`; its bytes are arbitrary. Where the host can use the memory the
-    /// bytes are zero.
+    /// A tensor in the memory of a device, or in other [`Memory`]; its bytes are arbitrary. Where the host can use the
+    /// memory the bytes are zero.
     ///
     /// # Errors
-    /// As [`zeros`](Self::zeros), and [`Error::Invalid`] for a device that the engine does not have.
-    pub fn empty_on(&self, device: DLDevice, shape: &[i64], dtype: DType) -> Result<Tensor, Error> {
-        import::allocate(self.core(), device, shape, dtype, unwritten)
+    /// As [`zeros`](Self::zeros), and [`Error::Invalid`] for a device that the engine does not have;
+    /// [`Error::NotShared`] if memory of the device cannot be shown to other processes and is to be.
+    pub fn empty(&self, shape: &[i64], dtype: DType, memory: impl Into<Memory>) -> Result<Tensor, Error> {
+        import::allocate(self.core(), memory.into(), shape, dtype)
     }
 
     /// Requests leases of several tensors in one step. All are granted together, once all tensors are

@@ -15,7 +15,7 @@ use crate::exchange::{AddressSpace, DType, Element, Layout, ManagedTensor, Relea
 use crate::lease::{Access, Lease};
 use crate::tensor::alias_map::{self, Origin, Placement};
 use crate::tensor::handle::{Definition, Tensor, TensorInner};
-use crate::tensor::memory::{ALIGN, fresh, host_can_use};
+use crate::tensor::memory::{ALIGN, Memory, fresh, host_can_use};
 #[cfg(feature = "links")]
 use crate::tensor::{handle::VarSet, variable::Variable};
 use crate::trace::{self, hooks};
@@ -229,17 +229,11 @@ pub(crate) fn own(core: &CoreRef, layout: Layout, storage: Storage) -> Tensor {
     register(core, memory, FenceSet::default(), || Origin::Owner)
 }
 
-/// A tensor in the memory on `device` that `make` gives.
-pub(crate) fn allocate(
-    core: &CoreRef,
-    device: DLDevice,
-    shape: &[i64],
-    dtype: DType,
-    make: impl FnOnce(&Core, &Layout) -> Result<Storage, Error>,
-) -> Result<Tensor, Error> {
+/// A tensor in fresh memory.
+pub(crate) fn allocate(core: &CoreRef, memory: Memory, shape: &[i64], dtype: DType) -> Result<Tensor, Error> {
     core.check_usable()?;
-    let layout = Layout::contiguous(dtype, device, shape)?;
-    let storage = make(core, &layout)?;
+    let layout = Layout::contiguous(dtype, memory.device(), shape)?;
+    let storage = memory.allocate(core, &layout)?;
     Ok(own(core, layout, storage))
 }
 

@@ -8,8 +8,8 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 use estafette::bindings::Origin;
 use estafette::devices::{DLDevice, Fence, FenceSet, host};
+use estafette::exchange::flush_deleters;
 use estafette::exchange::foreign_fence::{self, FENCE_VERSION, FenceCallback, OK, PENDING, RawFence};
-use estafette::exchange::reaper;
 use estafette::{Engine, Error, ImportOptions, ManagedTensor, Tensor};
 use estafette_sync::thread;
 use estafette_sync::time::{Duration, Instant};
@@ -59,7 +59,7 @@ impl Uses {
                 break;
             }
             // A release that found no thread, because the system refused one, is tried again.
-            reaper().flush(Duration::from_millis(1));
+            flush_deleters(Duration::from_millis(1));
             thread::sleep(Duration::from_micros(100));
         }
         let [imported, deleted, early] =

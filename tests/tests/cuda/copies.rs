@@ -47,7 +47,7 @@ fn bench() -> Bench {
 
 impl Bench {
     fn memory(&self, bytes: usize) -> Tensor {
-        self.engine.empty_on(self.device.id(), &[bytes as i64], DType::U8).unwrap()
+        self.engine.empty(&[bytes as i64], DType::U8, self.device.id()).unwrap()
     }
 
     fn fill(&self, x: &Tensor, value: u8) -> Op {

@@ -11,7 +11,7 @@ use estafette::bindings::ImportStream;
 use estafette::devices::cuda::{CudaDevice, CudaGraph, CudaQueue, CudaRuntime};
 use estafette::devices::sim::{SimDevice, SimOptions, SimPace, SimQueue};
 use estafette::devices::{Allocation, DLDevice, Device, DeviceType, Queue};
-use estafette::exchange::{Abi, ExportFlags, Layout, export, reaper};
+use estafette::exchange::{Abi, ExportFlags, Layout, export, flush_deleters};
 use estafette::lease::{Consumer, Keeper};
 use estafette::operators::{Attributes, operators};
 use estafette::{Access, DType, Engine, ExportOptions, ImportOptions, Lease, Op, Tensor, View, ViewMut};
@@ -49,7 +49,7 @@ fn bench() -> Bench {
 
 impl Bench {
     fn bytes(&self) -> Tensor {
-        self.engine.empty_on(self.device.id(), &[BYTES], DType::U8).unwrap()
+        self.engine.empty(&[BYTES], DType::U8, self.device.id()).unwrap()
     }
 
     fn fill(&self, queue: &Arc<dyn Queue>, x: &Tensor, value: u8) -> Op {
@@ -635,7 +635,7 @@ fn another_scheduler_orders_its_stream_after_our_fence() {
 fn host_readers_of_pinned_and_managed_memory_wait_for_the_device() {
     let bench = bench();
     for kind in [DeviceType::CUDA_HOST, DeviceType::CUDA_MANAGED] {
-        let x = bench.engine.empty_on(DLDevice::new(kind, 0), &[BYTES], DType::U8).unwrap();
+        let x = bench.engine.empty(&[BYTES], DType::U8, DLDevice::new(kind, 0)).unwrap();
         bench.simulator.block(bench.ours.native());
         bench.fill(&bench.ours, &x, 5).wait().unwrap();
         let late = x.export_wait(&ExportOptions {
@@ -672,15 +672,15 @@ fn pinned_and_managed_memory_that_nothing_has_written_is_zero() {
     for kind in [DeviceType::CUDA_HOST, DeviceType::CUDA_MANAGED] {
         let device = DLDevice::new(kind, 0);
         // Memory that the driver gives out again is not zero by itself.
-        let dirty = bench.engine.empty_on(device, &[BYTES], DType::U8).unwrap();
+        let dirty = bench.engine.empty(&[BYTES], DType::U8, device).unwrap();
         let op = bench.engine.op("dirty").writes([&dirty]).run(|[], [mut x]| {
             x.as_mut_slice::<u8>()?.fill(0xAB);
             Ok(())
         });
         op.unwrap().wait().unwrap();
         drop(dirty);
-        assert!(reaper().flush(Duration::from_secs(30)));
-        let x = bench.engine.empty_on(device, &[BYTES], DType::U8).unwrap();
+        assert!(flush_deleters(Duration::from_secs(30)));
+        let x = bench.engine.empty(&[BYTES], DType::U8, device).unwrap();
         zero("reads", &x);
         let call = bench.engine.operator("cuda.unwritten").unwrap().inputs(&[&x]);
         let y = call.produce().unwrap().pop().unwrap();
@@ -699,8 +699,8 @@ fn between_the_host_cuda_and_another_runtime_the_reactor_carries_over() {
     let engine = Engine::builder().workers(2).device(other.clone()).build().unwrap();
     let foreign = other.create_queue().unwrap();
     let host = tensor(&engine, 0.0);
-    let on_cuda = engine.empty_on(bench.device.id(), &[1], DType::F32).unwrap();
-    let (on_sim, back) = (engine.empty_on(other.id(), &[1], DType::F32).unwrap(), tensor(&engine, 0.0));
+    let on_cuda = engine.empty(&[1], DType::F32, bench.device.id()).unwrap();
+    let (on_sim, back) = (engine.empty(&[1], DType::F32, other.id()).unwrap(), tensor(&engine, 0.0));
     let copy = |name: &'static str, from: &Tensor, to: &Tensor| {
         let device = Arc::clone(&bench.device);
         let op = engine.op(name).reads([from]).writes([to]).on(&bench.ours);

@@ -43,7 +43,7 @@ fn bench_on(number: usize) -> Bench {
 
 impl Bench {
     fn bytes(&self) -> Tensor {
-        self.engine.empty_on(self.device.id(), &[BYTES], DType::U8).unwrap()
+        self.engine.empty(&[BYTES], DType::U8, self.device.id()).unwrap()
     }
 
     fn fill(&self, queue: usize, x: &Tensor, value: u8) -> Op {

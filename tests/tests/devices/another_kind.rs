@@ -13,7 +13,7 @@ use estafette::devices::{
     Allocation, Clock, DLDevice, Device, DeviceError, DeviceErrorKind, DeviceType, Fence, Order, Queue,
     QueueClock, QueueId, Subscriber, Timeline, Watch,
 };
-use estafette::exchange::reaper;
+use estafette::exchange::flush_deleters;
 use estafette::{Access, DType, Engine, ExportOptions};
 use futures::executor::block_on;
 use tests::ops::until;
@@ -300,6 +300,6 @@ fn a_kind_that_nothing_else_knows_is_exchanged_leased_copied_and_computed_on() {
 
     // Memory goes back when the last handle does.
     drop((x, y, host));
-    assert!(reaper().flush(std::time::Duration::from_secs(10)));
+    assert!(flush_deleters(std::time::Duration::from_secs(10)));
     assert!(watchdog.still_watches());
 }

@@ -34,7 +34,7 @@ fn bench(options: SimOptions) -> Bench {
 
 impl Bench {
     fn tensor(&self) -> Tensor {
-        self.engine.empty_on(self.device.id(), &[1], DType::F32).expect("device memory")
+        self.engine.empty(&[1], DType::F32, self.device.id()).expect("device memory")
     }
 
     /// A device operation that overwrites `y` with `f` of what is in `x` when the device gets there.
@@ -389,7 +389,7 @@ fn memory_is_released_only_after_the_device_is_done_with_it() {
     bench.engine.wait_all(None).unwrap();
     // The worker may still have its reference to the operands when the operation is over.
     until("the reaper has something to wait for", || {
-        !estafette::exchange::reaper().flush(std::time::Duration::from_millis(20))
+        !estafette::exchange::flush_deleters(std::time::Duration::from_millis(20))
     });
     assert_eq!(deleted.count(), 0, "the device still reads it");
     assert!(bench.device.free_bytes() < all, "the device still writes it");

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use estafette::devices::sim::{SimDevice, SimOptions, SimQueue};
 use estafette::devices::{DLDevice, Device, DeviceError, DeviceErrorKind, DeviceType, Queue};
-use estafette::exchange::{Abi, ExportFlags, export, reaper};
+use estafette::exchange::{Abi, ExportFlags, export, flush_deleters};
 use estafette::{Access, DType, Engine, ExportOptions, Layout, ManagedTensor, Tensor};
 use tests::foreign::{Deleted, Memory, tensor};
 use tests::ops::{engine, set};
@@ -100,7 +100,7 @@ fn a_write_that_waits_for_leases_keeps_the_memory_whichever_lease_ends_last() {
         assert!(!cancelled || write.cancel());
         let mut leases = leases.map(Some);
         for next in order {
-            assert!(reaper().flush(FLUSH));
+            assert!(flush_deleters(FLUSH));
             assert_eq!(deleted.count(), 0);
             drop(leases[next].take());
         }

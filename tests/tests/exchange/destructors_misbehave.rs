@@ -11,7 +11,7 @@ use estafette::bindings::Origin;
 use estafette::devices::{
     DLDevice, DeviceError, Event, Fence, FenceSet, FenceState, QueueId, Subscriber, Timeline, Watch,
 };
-use estafette::exchange::{self, Abi, ExportFlags, reaper};
+use estafette::exchange::{self, Abi, ExportFlags, flush_deleters};
 use estafette::{Access, DType, Engine, Error, ImportOptions, Layout, Produced, Tensor};
 use futures::FutureExt;
 use tests::foreign::{Deleted, Memory};
@@ -529,6 +529,6 @@ fn owners_of_imported_memory() {
         assert_eq!(get(&y), 1.0);
         drop(y);
     }
-    assert!(reaper().flush(Duration::from_secs(30)));
+    assert!(flush_deleters(Duration::from_secs(30)));
     stage.ends_with(3);
 }

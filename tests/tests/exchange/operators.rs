@@ -224,7 +224,7 @@ fn on_a_queue_the_work_is_enqueued_in_order_and_a_chain_needs_no_host() {
     let queue: Arc<dyn Queue> = device.queue(false);
     let tensors: Vec<Tensor> = (0..3)
         .map(|_| {
-            let tensor = engine.empty_on(device.id(), &[1], DType::F32).unwrap();
+            let tensor = engine.empty(&[1], DType::F32, device.id()).unwrap();
             engine
                 .op("zero")
                 .writes([&tensor])

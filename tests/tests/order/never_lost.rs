@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use estafette::bindings::Origin;
 use estafette::devices::{DLDevice, Fence, host};
-use estafette::exchange::reaper;
+use estafette::exchange::flush_deleters;
 use estafette::{Access, Completion, DType, Engine, Error, ExportOptions, ImportOptions, Produced, Tensor};
 use tests::foreign::{Deleted, Memory};
 use tests::gate::Gate;
@@ -50,7 +50,7 @@ fn outlasts_a_host_writer(
     let (x, completer, deleted) = begin();
     engine.wait_all(None).unwrap();
     drop(x);
-    reaper().flush(EARLY);
+    flush_deleters(EARLY);
     assert_eq!(deleted.count(), 0, "memory was given back early");
     completer.complete();
     deleted.settle_at(1);
@@ -153,7 +153,7 @@ fn memory_of_a_member_waits_for_its_fences_while_the_collapse_waits() {
     let reader = engine.op("reads").reads([&busy]).run(move |[_busy], []| Ok(wait.recv()?)).unwrap();
     let parts = collapse(&engine, &memory);
     drop(x);
-    reaper().flush(EARLY);
+    flush_deleters(EARLY);
     assert_eq!(deleted.count(), 0, "memory was given back early");
     completer.complete();
     deleted.settle_at(1);

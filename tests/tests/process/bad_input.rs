@@ -380,5 +380,5 @@ fn a_device_that_gives_less_memory_than_it_was_asked_for_is_refused() {
     let host = Arc::clone(&Engine::builder().workers(1).build().unwrap().devices()[0]);
     let device: Arc<dyn Device> = Arc::new(Stingy(host));
     let engine = Engine::builder().workers(1).device(Arc::clone(&device)).build().unwrap();
-    assert!(engine.empty_on(device.id(), &[1000], DType::F32).is_err());
+    assert!(engine.empty(&[1000], DType::F32, device.id()).is_err());
 }

@@ -154,7 +154,7 @@ fn memory_whose_last_use_is_on_a_raw_queue_goes_through_quarantine() {
     assert!(!overwrite.is_done());
     assert_eq!(engine.stats().quarantine.waiting, 1);
     let free = device.free_bytes();
-    let elsewhere = engine.empty_on(device.id(), &[4], estafette::DType::F32).unwrap();
+    let elsewhere = engine.empty(&[4], estafette::DType::F32, device.id()).unwrap();
     drop(elsewhere);
     until("memory of others is given back meanwhile", || device.free_bytes() == free);
     device.run_until_idle();

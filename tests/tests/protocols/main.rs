@@ -185,7 +185,7 @@ fn each_deleter_runs_once_and_a_flush_waits_for_it() {
             }
             scope.spawn(move || completer.complete());
         });
-        assert!(estafette::exchange::reaper().flush(Duration::from_secs(1)));
+        assert!(estafette::exchange::flush_deleters(Duration::from_secs(1)));
         assert_eq!(deleted.count(), 2);
     });
 }

@@ -36,7 +36,7 @@ fn bench() -> Bench {
 
 impl Bench {
     fn tensor(&self) -> Tensor {
-        self.engine.empty_on(self.device.id(), &[1], DType::F32).unwrap()
+        self.engine.empty(&[1], DType::F32, self.device.id()).unwrap()
     }
 
     /// Device work that takes `ns`.

@@ -13,10 +13,11 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
+use estafette::bindings::reaper;
 use estafette::devices::DLDevice;
 use estafette::devices::sim::{SimDevice, SimOptions, SimPace, SimQueue};
+use estafette::exchange::flush_deleters;
 use estafette::exchange::foreign_fence::{self, FENCE_VERSION, FenceCallback, OK, PENDING, RawFence};
-use estafette::exchange::reaper;
 use estafette::trace::{Recorder, TraceOptions};
 use estafette::{Access, BodyResult, DType, Engine, Error, ExportOptions, ImportOptions, Op, Tensor};
 use estafette_report::perfetto;
@@ -166,7 +167,7 @@ pub fn run(folder: &Path) -> ExitCode {
         }
     }
     interposed::arm(false);
-    if !reaper().flush(LONG) {
+    if !flush_deleters(LONG) {
         account.lost("the reaper is stuck");
     }
     if deleted.count() != imported {

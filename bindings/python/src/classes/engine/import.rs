@@ -3,8 +3,9 @@
 
 use std::time::Duration;
 
+use estafette::bindings::reaper;
 use estafette::devices::FenceSet;
-use estafette::exchange::{ManagedTensor, reaper};
+use estafette::exchange::{ManagedTensor, flush_deleters};
 use estafette::{ImportOptions, Tensor, bindings, trace};
 use estafette_sync::sync::atomic::Ordering;
 use pyo3::exceptions::PyValueError;
@@ -200,6 +201,6 @@ impl PyEngine {
 pub(super) fn imported(py: Python<'_>) {
     let imported = IMPORTED.fetch_add(1, Ordering::Relaxed);
     if imported % BACKLOG_LOOK == BACKLOG_LOOK - 1 && reaper().stats().pending > BACKLOG_MAX {
-        py.detach(|| reaper().flush(BACKLOG_WAIT));
+        py.detach(|| flush_deleters(BACKLOG_WAIT));
     }
 }

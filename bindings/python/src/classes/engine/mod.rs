@@ -12,9 +12,9 @@ mod submission;
 use std::sync::Arc;
 use std::time::Duration;
 
+use estafette::bindings::reaper;
 use estafette::bindings::set_program_lock;
 use estafette::engine::ShutdownReport;
-use estafette::exchange::reaper;
 use estafette::{Engine, Tensor};
 use estafette_sync::process::ProcessBound;
 use estafette_sync::sync::atomic::Ordering;
