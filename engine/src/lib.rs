@@ -139,6 +139,7 @@ pub use tensor::views::{View, ViewMut};
 /// What only the bindings and the tests of the engine use, as methods with `doc(hidden)` are. Nothing of it is stable.
 #[doc(hidden)]
 pub mod bindings {
+    pub use crate::core::context::set_helping;
     pub use crate::core::lost::lost;
     pub use crate::core::program_lock::set_program_lock;
     pub use crate::exchange::quarantine::stats as quarantine_stats;

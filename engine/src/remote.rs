@@ -117,6 +117,7 @@ impl Link {
     ///
     /// # Errors
     /// [`Error::Device`] if the system refuses a descriptor.
+    #[doc(hidden)]
     pub fn descriptor(&self) -> Result<i32, Error> {
         Ok(self.link.descriptor()?)
     }

@@ -239,7 +239,7 @@ impl Engine {
     /// Runs, on this thread, the ready operations of an engine without workers, and operations that they make
     /// ready in turn. Waits for nothing: this function is for programs with one thread and a loop of their
     /// own. Returns whether an operation was ready. Runs nothing where the engine has workers, or where
-    /// helping is [forbidden](crate::wait::set_helping).
+    /// helping is [forbidden](crate::wait::without_helping).
     pub fn run_ready(&self) -> bool {
         let core = self.core();
         if !core.has_no_workers() || core.generation.is_inherited() || !core.help_any() {

@@ -166,6 +166,7 @@ impl ManagedTensor {
 
     /// Where the tensor says it is, before any check.
     #[inline]
+    #[doc(hidden)]
     pub fn device(&self) -> DLDevice {
         device_of(&self.tensor())
     }

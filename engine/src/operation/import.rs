@@ -73,6 +73,7 @@ impl From<ManagedTensor> for Produced {
 
 impl Produced {
     /// A tensor from outside that must not be written, even if its struct cannot say so.
+    #[doc(hidden)]
     pub fn immutable(managed: ManagedTensor) -> Self {
         Self(Source::Managed { managed, read_only: true })
     }

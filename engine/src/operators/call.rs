@@ -30,12 +30,14 @@ pub struct OperatorCall {
 
 impl OperatorCall {
     /// A call of an operator that was looked up before, in `engine`.
+    #[doc(hidden)]
     pub fn new(engine: Engine, operator: Arc<Operator>) -> Self {
         let (inputs, attributes) = (Vec::new(), Attributes::default());
         Self { engine, operator, inputs, attributes, queue: None }
     }
 
     /// The operator that is called.
+    #[doc(hidden)]
     pub fn operator(&self) -> &Operator {
         &self.operator
     }

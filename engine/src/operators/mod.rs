@@ -33,29 +33,29 @@
 //!
 //! | file | its one idea |
 //! |---|---|
-//! | [`registry`] | names and what they stand for |
-//! | [`operator`] | what is known of an operator |
-//! | [`attributes`] | the options of a call, as text |
-//! | [`call`] | a call as an operation of the graph |
-//! | [`invocation`] | what an implementation gets, and how it ends |
+//! | `registry` | names and what they stand for |
+//! | `operator` | what is known of an operator |
+//! | `attributes` | the options of a call, as text |
+//! | `call` | a call as an operation of the graph |
+//! | `invocation` | what an implementation gets, and how it ends |
 //! | `kernel` | functions that run where they are called, and return when they are done |
 //! | `closure` | functions in Rust |
 //! | [`abi`] | functions in C |
 //! | [`library`] | shared libraries full of them |
 
 pub mod abi;
-pub mod attributes;
-pub mod call;
-pub mod invocation;
 pub mod library;
-pub mod operator;
-pub mod registry;
 
+mod attributes;
+mod call;
 mod closure;
+mod invocation;
 mod kernel;
+mod operator;
+mod registry;
 
 pub use attributes::Attributes;
 pub use call::OperatorCall;
 pub use invocation::Invocation;
-pub use operator::{Implementation, Operator, OperatorKind, Signature};
+pub use operator::{Implementation, OUTPUTS_MAX, Operator, OperatorKind, Signature};
 pub use registry::{Operators, operators};

@@ -70,6 +70,7 @@ impl ProgramBuilder {
     }
 
     /// The engine that the program will run in.
+    #[doc(hidden)]
     pub fn engine(&self) -> &Engine {
         &self.engine
     }

@@ -175,6 +175,7 @@ impl Ticket {
     }
 
     /// The process that has the tensor, as that process sees itself.
+    #[doc(hidden)]
     pub fn process(&self) -> u32 {
         self.process
     }

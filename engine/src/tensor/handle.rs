@@ -145,6 +145,7 @@ impl Tensor {
     }
 
     /// Whether two handles are of the same tensor.
+    #[doc(hidden)]
     pub fn same(&self, other: &Tensor) -> bool {
         Arc::ptr_eq(&self.inner, &other.inner)
     }

@@ -11,7 +11,7 @@ use std::time::Duration;
 use estafette::devices::sim::{SimDevice, SimOptions, SimQueue};
 use estafette::devices::{Device, Queue};
 use estafette::exchange::table::{DLManagedTensorVersioned, DLTensor};
-use estafette::operators::operator::OUTPUTS_MAX;
+use estafette::operators::OUTPUTS_MAX;
 use estafette::operators::{Implementation, Invocation, OperatorKind, Signature, abi, operators};
 use estafette::{DType, Engine, Error, Produced, Tensor};
 use futures::executor::block_on;
@@ -203,7 +203,7 @@ impl Element {
 impl Implementation for OnQueue {
     fn start(&self, call: Invocation) {
         let (from, to) = (Element::of(&call.inputs()[0]), Element::of(&call.outputs()[0]));
-        let queue = call.queue().expect("called on one").clone();
+        let queue = call.scope().queue().expect("called on one");
         let launched = SimQueue::from_queue(queue.as_ref()).expect("of the simulated device").launch(
             "add one",
             10,

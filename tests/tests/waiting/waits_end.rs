@@ -325,14 +325,14 @@ fn without_helping_nothing_is_run_on_the_thread_that_waits_or_submits() {
 
 #[test]
 fn what_helping_was_said_to_be_is_restored() {
-    assert!(estafette::wait::set_helping(true));
+    assert!(estafette::bindings::set_helping(true));
     without_helping(|| {
-        assert!(!estafette::wait::set_helping(false));
+        assert!(!estafette::bindings::set_helping(false));
         without_helping(|| ());
-        assert!(!estafette::wait::set_helping(false));
+        assert!(!estafette::bindings::set_helping(false));
     });
     let panicked = std::panic::catch_unwind(|| without_helping(|| panic!("planned")));
-    assert!(panicked.is_err() && estafette::wait::set_helping(true));
+    assert!(panicked.is_err() && estafette::bindings::set_helping(true));
 }
 
 #[test]
