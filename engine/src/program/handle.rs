@@ -110,8 +110,8 @@ impl Program {
         let mutex = self.plan.graph.as_ref().map(|graph| &graph.mutex);
         let writes: SmallVec<[&Variable; 8]> = uses.writes_vars.iter().chain(mutex).collect();
         let described = OpBuilder::new(self.engine.core(), self.plan.name.clone())
-            .reads_slice(&uses.reads)
-            .writes_slice(&uses.writes)
+            .reads(&uses.reads)
+            .writes(&uses.writes)
             .reads_vars(&reads)
             .writes_vars(&writes);
         let mut described = if self.plan.worker_only { described.worker_only() } else { described };

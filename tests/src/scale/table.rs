@@ -262,16 +262,16 @@ pub const CALLS: &[Call] = &[
         assert!(meter.count(|| world.engine.wait_all(Some(Duration::ZERO))).is_err());
     }),
     operands("run that writes them", |world, meter| {
-        let op = world.engine.op("many").writes_slice(&world.tensors);
+        let op = world.engine.op("many").writes(&world.tensors);
         meter.count(|| op.run(|_, _| Ok(())).and_then(block_on)).expect("it ends well");
     }),
     operands("run that reads and writes", |world, meter| {
         let (reads, writes) = world.tensors.split_at(world.tensors.len() / 2);
-        let op = world.engine.op("many").reads_slice(reads).writes_slice(writes);
+        let op = world.engine.op("many").reads(reads).writes(writes);
         meter.count(|| op.run(|_, _| Ok(())).and_then(block_on)).expect("it ends well");
     }),
     operands("cancel that writes them", |world, meter| {
-        let op = world.engine.op("many").reads_vars(&[&world.gate]).writes_slice(&world.tensors);
+        let op = world.engine.op("many").reads_vars(&[&world.gate]).writes(&world.tensors);
         let op = op.run(|_, _| Ok(())).expect("accepted");
         meter.count(|| assert!(op.cancel()));
     }),
@@ -367,7 +367,7 @@ pub const CALLS: &[Call] = &[
 /// it ends.
 fn export_in_body(world: &World, meter: &Meter, kept: bool) {
     let tensors = world.tensors.clone();
-    let op = world.engine.op("many").writes_slice(&tensors);
+    let op = world.engine.op("many").writes(&tensors);
     let body = move |completion: estafette::Completion| {
         let options = ExportOptions::new(Access::Write);
         let export = |tensor| completion.scope().export(tensor, &options).expect("it is an operand");

@@ -360,7 +360,7 @@ fn submit(world: &mut World, engine: usize, uses: Vec<(TensorId, Mode)>) {
     };
     let (reads, writes, updates) = (of(Mode::Read), of(Mode::Write), of(Mode::Update));
     let builder = world.engines[engine].op(format!("op {}", world.model.requests.len()));
-    let builder = builder.reads_slice(&reads).writes_slice(&writes);
+    let builder = builder.reads(&reads).writes(&writes);
     let body = world.body();
     let submitted = match &updates[..] {
         [] => builder.run_external(body),

@@ -13,7 +13,7 @@ use estafette::devices::sim::{SimDevice, SimOptions, SimPace, SimQueue};
 use estafette::devices::{Allocation, DLDevice, Device, DeviceType, Queue};
 use estafette::exchange::{Abi, ExportFlags, Layout, export, flush_deleters};
 use estafette::lease::{Consumer, Keeper};
-use estafette::operators::{Attributes, operators};
+use estafette::operators::{Attributes, Closure, operators};
 use estafette::{Access, DType, Engine, ExportOptions, ImportOptions, Lease, Op, Tensor, View, ViewMut};
 use estafette_c::estafette_status::ESTAFETTE_OK;
 use estafette_c::*;
@@ -668,7 +668,14 @@ fn pinned_and_managed_memory_that_nothing_has_written_is_zero() {
         outputs[0].as_mut_slice::<u8>().map(drop)?;
         Ok(())
     };
-    operators().register_inferred("cuda.unwritten", 1, 1, infer, writes_nothing).unwrap();
+    operators()
+        .register_closure(
+            "cuda.unwritten",
+            1,
+            1,
+            Closure::Inferred(Box::new(infer), Box::new(writes_nothing)),
+        )
+        .unwrap();
     for kind in [DeviceType::CUDA_HOST, DeviceType::CUDA_MANAGED] {
         let device = DLDevice::new(kind, 0);
         // Memory that the driver gives out again is not zero by itself.

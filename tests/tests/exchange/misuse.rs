@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use estafette::devices::{Fence, host};
 use estafette::operation::{Operands as _, Tensors};
-use estafette::operators::{Attributes, operators};
+use estafette::operators::{Attributes, Closure, operators};
 use estafette::{
     Access, Completion, Error, ExportOptions, FailureKind, Op, Produced, Scope, Tensor, View, ViewMut,
 };
@@ -40,10 +40,8 @@ fn memory_that_is_written_is_not_shown_twice_in_any_form() {
         |result: Result<Op, Error>| assert!(matches!(result, Err(Error::Conflict(_))), "{result:?}");
     conflict(engine.op("twice").writes([&x, &x]).run(|[], [_, _]| Ok(())));
     conflict(engine.op("both").reads([&x]).writes([&x]).run(|[_], [_]| Ok(())));
-    conflict(engine.op("slice").writes_slice(&[x.clone(), y.clone(), x.clone()]).run(|[], _| Ok(())));
-    conflict(
-        engine.op("owned").reads_owned(Tensors::from_iter([x.clone()])).writes([&x]).run(|_, [_]| Ok(())),
-    );
+    conflict(engine.op("slice").writes(&[x.clone(), y.clone(), x.clone()][..]).run(|[], _| Ok(())));
+    conflict(engine.op("owned").reads(Tensors::from_iter([x.clone()])).writes([&x]).run(|_, [_]| Ok(())));
     conflict(engine.op("updates").reads([&x]).updates([&x]).run(|[_], [], [_]| Ok(())));
     conflict(engine.op("future").reads([&x]).writes([&x]).run_future(|[_], [_]| async { Ok(()) }));
     let detached = engine.op("detached").writes([&x, &x]).run_detached(|[], [_, _]| Ok(()));
@@ -52,7 +50,7 @@ fn memory_that_is_written_is_not_shown_twice_in_any_form() {
     assert!(program.op("node").reads([&x]).writes([&x]).run(|[_], [_]| Ok(())).is_err());
     assert!(program.op("node").writes([&x]).updates([&x]).run(|[], [_], [_]| Ok(())).is_err());
     let fill = |_: &[View<'_>], _: &mut [ViewMut<'_>], _: &Attributes| Ok(());
-    operators().register_destination("misuse.fill", 1, 1, fill).unwrap();
+    operators().register_closure("misuse.fill", 1, 1, Closure::Destination(Box::new(fill))).unwrap();
     conflict(engine.operator("misuse.fill").unwrap().inputs(&[&x]).run_into(&[&x]));
     operators().unregister("misuse.fill").unwrap();
     assert!(watchdog.still_watches());

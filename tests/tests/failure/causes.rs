@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc::channel;
 
 use estafette::operation::OperationError;
-use estafette::operators::operators;
+use estafette::operators::{Closure, operators};
 use estafette::tensor::TensorState;
 use estafette::{
     Access, Completion, Engine, Error, ExportOptions, FailureKind, Op, Produced, Tensor, View, ViewMut,
@@ -223,7 +223,7 @@ fn a_result_without_memory_whose_failure_was_cleared_fails_its_readers_by_name()
         outputs[0].as_mut_slice::<f32>()?[0] = inputs[0].as_slice::<f32>()?[0];
         Ok(())
     };
-    operators().register_destination(name, 1, 1, first).unwrap();
+    operators().register_closure(name, 1, 1, Closure::Destination(Box::new(first))).unwrap();
     let readers = [
         engine.op("drink").reads([&produced]).run(|[_], []| Ok(())),
         engine.op("drink").reads([&produced]).run_future(|[_], []| async { Ok(()) }),

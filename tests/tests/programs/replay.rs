@@ -54,7 +54,7 @@ fn typed_views_and_updates_in_place() {
                 Ok(())
             })
             .unwrap();
-        let node = builder.op("add").reads_slice(std::slice::from_ref(&y)).updates([&x]);
+        let node = builder.op("add").reads(std::slice::from_ref(&y)).updates([&x]);
         node.run(|y, [], [mut x]| {
             x.as_mut_slice::<f32>()?[0] += y[0].as_slice::<f32>()?[0];
             Ok(())
