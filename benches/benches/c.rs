@@ -73,7 +73,7 @@ fn import_query_release(c: &mut Criterion) {
     group.bench_function(BenchmarkId::from_parameter("C"), |b| {
         b.iter_custom(|runs| {
             passes(runs, &layout, &mut memory, |managed| {
-                let managed = managed.into_raw_versioned().expect("made so").cast();
+                let managed = managed.into_raw().cast();
                 let mut tensor = ptr::null_mut();
                 // SAFETY: the arguments are valid, as the interface requires.
                 unsafe {

@@ -78,7 +78,7 @@ fn pass(engine: &Engine, count: usize, deletions: &Arc<dlpack::Deletions>) {
                     }
                     if dice.roll(2) == 0 {
                         let access = if dice.roll(2) == 0 { Access::Read } else { Access::Alias };
-                        let options = ExportOptions::new(access);
+                        let options = ExportOptions::from(access);
                         exports.push(x.export_wait(&options).expect("nobody holds a write lease"));
                     }
                     tensors.push(x);

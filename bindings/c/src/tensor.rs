@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use estafette::devices::{DLDevice, FenceSet};
 use estafette::engine::Memory;
-use estafette::exchange::InvalidTensor;
+use estafette::exchange::Abi;
 use estafette::operation::Tensors;
 use estafette::{Error, ImportOptions, ManagedTensor, Tensor};
 
@@ -99,7 +99,7 @@ pub unsafe extern "C" fn estafette_import(
             )));
         }
         // SAFETY: by contract of this function; the version is one that is taken.
-        unsafe { import(engine, managed.cast(), ManagedTensor::from_raw_versioned, false, ready, out) }
+        unsafe { import(engine, managed.cast(), Abi::Versioned, false, ready, out) }
     })
 }
 
@@ -125,18 +125,18 @@ pub unsafe extern "C" fn estafette_import_legacy(
             return Err(Refusal::invalid(format!("writable is {writable}")));
         }
         // SAFETY: by contract of this function.
-        unsafe { import(engine, managed.cast(), ManagedTensor::from_raw_legacy, writable == 0, ready, out) }
+        unsafe { import(engine, managed.cast(), Abi::Legacy, writable == 0, ready, out) }
     })
 }
 
-/// Takes over a struct that `take` is for.
+/// Takes over a struct.
 ///
 /// # Safety
-/// As for `estafette_import`; `take` accepts `managed`.
+/// As for `estafette_import`; `managed` is the struct that `abi` says.
 unsafe fn import(
     engine: *mut estafette_engine,
     managed: NonNull<c_void>,
-    take: unsafe fn(*mut c_void) -> Result<ManagedTensor, InvalidTensor>,
+    abi: Abi,
     read_only: bool,
     ready: *const DLFence,
     out: *mut *mut estafette_tensor,
@@ -150,8 +150,9 @@ unsafe fn import(
     };
     let vacant = reserve()?;
     // SAFETY: by contract of this function.
-    let owned = unsafe { take(managed.as_ptr()) }.map_err(|error| Refusal::from(Error::from(error)))?;
-    let options = ImportOptions::default().ready(fences).read_only(read_only);
+    let owned = unsafe { ManagedTensor::from_raw(managed.as_ptr(), abi) };
+    let owned = owned.map_err(|error| Refusal::from(Error::from(error)))?;
+    let options = ImportOptions { ready: fences, read_only, ..ImportOptions::default() };
     // SAFETY: by contract of this function.
     let imported = unsafe { engine.import_or_return(owned, options) };
     // SAFETY: writable, by contract.
@@ -175,7 +176,7 @@ pub(crate) unsafe fn write_imported(
         }
         Err(back) => {
             let (error, managed) = *back;
-            let _ = managed.into_raw_versioned().or_else(ManagedTensor::into_raw_legacy);
+            let _ = managed.into_raw();
             Err(error.into())
         }
     }

@@ -104,7 +104,7 @@ pub const CALLS: &[Call] = &[
     }),
     constant("export_fenced and its deleter", |world, meter| {
         let tensor = world.fresh();
-        let options = ExportOptions::new(Access::Read);
+        let options = ExportOptions::from(Access::Read);
         meter.count(|| drop(tensor.export_fenced(&options).expect("accepted")));
     }),
     Call {
@@ -136,7 +136,7 @@ pub const CALLS: &[Call] = &[
     }),
     constant("export that times out", |world, meter| {
         let (tensor, op) = world.pending();
-        let options = ExportOptions { timeout: Some(Duration::ZERO), ..ExportOptions::new(Access::Read) };
+        let options = ExportOptions { timeout: Some(Duration::ZERO), ..ExportOptions::from(Access::Read) };
         assert!(meter.count(|| tensor.export_wait(&options)).is_err());
         op.cancel();
     }),
@@ -369,7 +369,7 @@ fn export_in_body(world: &World, meter: &Meter, kept: bool) {
     let tensors = world.tensors.clone();
     let op = world.engine.op("many").writes(&tensors);
     let body = move |completion: estafette::Completion| {
-        let options = ExportOptions::new(Access::Write);
+        let options = ExportOptions::from(Access::Write);
         let export = |tensor| completion.scope().export(tensor, &options).expect("it is an operand");
         let lent: Vec<_> = tensors.iter().map(export).filter(|_| kept).collect();
         completion.complete(Ok(()));

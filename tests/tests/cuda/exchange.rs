@@ -145,7 +145,7 @@ fn a_consumer_on_a_stream_sees_the_producer_and_the_host_is_free() {
     let options = ExportOptions {
         consumer: theirs.consumer(&x),
         timeout: Some(Duration::ZERO),
-        ..ExportOptions::new(Access::Read)
+        ..ExportOptions::from(Access::Read)
     };
     let exported = x.export_wait(&options).unwrap();
     drop(options);
@@ -347,7 +347,7 @@ fn memory_is_freed_after_a_consumer_whose_stream_we_may_not_touch() {
     let theirs = bench.theirs();
     let x = bench.bytes();
     bench.fill(&bench.ours, &x, 5).wait().unwrap();
-    let options = ExportOptions { consumer: theirs.consumer(&x), ..ExportOptions::new(Access::Read) };
+    let options = ExportOptions { consumer: theirs.consumer(&x), ..ExportOptions::from(Access::Read) };
     let exported = x.export_wait(&options).unwrap();
     bench.simulator.block(theirs.stream());
     theirs.copies(&x);
@@ -371,7 +371,7 @@ fn a_plain_export_of_device_memory_is_followed_by_a_quarantine_too() {
     bench.fill(&bench.ours, &x, 5).wait().unwrap();
     let before = bench.engine.stats().quarantine;
     // Host-ordered: the consumer may use any stream.
-    let exported = x.export_wait(&ExportOptions::new(Access::Read)).unwrap();
+    let exported = x.export_wait(&ExportOptions::from(Access::Read)).unwrap();
     theirs.copies(&x);
     drop(exported);
     bench.fill(&bench.ours, &x, 6).wait().unwrap();
@@ -426,7 +426,10 @@ fn what_a_producer_orders_before_our_stream_is_waited_for_on_the_device() {
     // SAFETY: the memory outlives the tensor.
     let managed = unsafe { export(&layout, data, ExportFlags::default(), Abi::Versioned, || ()) };
     // SAFETY: as above.
-    let x = unsafe { bench.engine.import_with(managed, ImportOptions::default().ready(ready)) }.unwrap();
+    let x = unsafe {
+        bench.engine.import_with(managed, ImportOptions { ready: ready.into(), ..ImportOptions::default() })
+    }
+    .unwrap();
     // This import does not hold up another import.
     let another = ImportStream::on(bench.device.clone()).unwrap().fence().unwrap();
     assert!(another.wait_timeout(Some(Duration::from_secs(10))).is_some());
@@ -489,7 +492,7 @@ fn an_export_into_a_capture_is_a_wait_and_never_a_query_and_its_lease_stays() {
             let options = ExportOptions {
                 consumer: theirs.consumer(&x),
                 timeout: Some(Duration::ZERO),
-                ..ExportOptions::new(Access::Read)
+                ..ExportOptions::from(Access::Read)
             };
             let exported = x.export_wait(&options).unwrap();
             theirs.copies(&x);
@@ -640,7 +643,7 @@ fn host_readers_of_pinned_and_managed_memory_wait_for_the_device() {
         bench.fill(&bench.ours, &x, 5).wait().unwrap();
         let late = x.export_wait(&ExportOptions {
             timeout: Some(Duration::from_millis(5)),
-            ..ExportOptions::new(Access::Read)
+            ..ExportOptions::from(Access::Read)
         });
         assert!(late.is_err(), "a host consumer reads at once");
         let theirs = bench.theirs();

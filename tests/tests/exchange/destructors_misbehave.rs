@@ -361,9 +361,10 @@ fn events_of_tensors_that_collapse_and_of_one_that_goes() {
             let managed = memory.tensor(start, len, &deleted);
             // SAFETY: the memory is as described.
             unsafe {
-                stage
-                    .engine
-                    .import_with(managed, ImportOptions::default().ready(ready).origin(&|| Origin::Owner))
+                stage.engine.import_with(
+                    managed,
+                    ImportOptions { ready, origin: Some(&|| Origin::Owner), ..ImportOptions::default() },
+                )
             }
             .unwrap()
         };

@@ -78,13 +78,13 @@ fn a_scope_that_outlives_its_operation_lends_nothing() {
     let stranger = other.clone();
     let op = engine.op("keeps its scope").writes([&x]).run_external(move |completion: Completion| {
         let scope = completion.scope().clone();
-        assert!(scope.export(&stranger, &ExportOptions::new(Access::Read)).is_err(), "no operand");
+        assert!(scope.export(&stranger, &ExportOptions::from(Access::Read)).is_err(), "no operand");
         *keep.lock().unwrap() = Some(scope);
         completion.complete(Ok(()));
     });
     op.unwrap().wait().unwrap();
     let scope = kept.lock().unwrap().take().unwrap();
-    assert!(scope.export(&x, &ExportOptions::new(Access::Write)).is_err());
+    assert!(scope.export(&x, &ExportOptions::from(Access::Write)).is_err());
     assert!(scope.access_of(&x).is_none() && scope.describe(&x).is_none() && scope.queue().is_none());
     let inside = scope.enter(|| x.wait());
     assert!(inside.is_ok(), "it is no operation's code any more");
@@ -99,7 +99,7 @@ fn a_view_of_an_operation_that_ended_keeps_its_access() {
     let (give, take) = channel();
     let own = x.clone();
     let op = engine.op("lends").writes([&x]).run_external(move |completion: Completion| {
-        give.send(completion.scope().export(&own, &ExportOptions::new(Access::Write)).unwrap()).unwrap();
+        give.send(completion.scope().export(&own, &ExportOptions::from(Access::Write)).unwrap()).unwrap();
         completion.complete(Ok(()));
     });
     op.unwrap().wait().unwrap();
@@ -166,7 +166,7 @@ fn a_completion_and_its_scope_are_used_by_many_threads_at_once() {
         std::thread::scope(|threads| {
             for _ in 0..2 {
                 threads.spawn(|| {
-                    while let Ok(view) = scope.export(&x, &ExportOptions::new(Access::Read)) {
+                    while let Ok(view) = scope.export(&x, &ExportOptions::from(Access::Read)) {
                         lent.fetch_add(1, Ordering::Relaxed);
                         drop(view);
                     }

@@ -64,7 +64,7 @@ fn every_waiter_gets_name_id_and_message_of_the_root_cause_as_often_as_it_asks()
             for tensor in [&x, &y] {
                 let TensorState::Failed(error) = tensor.state() else { panic!("{:?}", tensor.state()) };
                 assert_cause(error.operation().unwrap(), &op, FailureKind::Error, message);
-                let refused = tensor.export_wait(&ExportOptions::new(Access::Read)).unwrap_err();
+                let refused = tensor.export_wait(&ExportOptions::from(Access::Read)).unwrap_err();
                 assert_cause(refused.operation().unwrap(), &op, FailureKind::Error, message);
                 // The version is finished: it has failed.
                 assert!(tensor.is_ready());
@@ -308,7 +308,7 @@ fn dependants_of_a_cancelled_operation_are_told_at_once_even_behind_a_lease() {
     let engine = engine(1);
     let watchdog = Watchdog::of(&engine);
     let (x, y) = (tensor(&engine, 1.0), tensor(&engine, 0.0));
-    let lease = x.export_wait(&ExportOptions::new(Access::Read)).unwrap();
+    let lease = x.export_wait(&ExportOptions::from(Access::Read)).unwrap();
     let write = set(&engine, &x, 2.0);
     let copy = engine.op("copy").reads([&x]).writes([&y]).run(|[_x], [_y]| Ok(())).unwrap();
     // One that waits already, and others that come later, by any form of waiting.

@@ -166,7 +166,7 @@ fn every_way_of_looking_retrieves() {
         Box::new(|x| drop(block_on(x.ready()).unwrap_err())),
         Box::new(|x| drop(block_on(x.lease(Access::Read, "a reader")).unwrap_err())),
         Box::new(|x| drop(block_on(x.export(Access::Read)).unwrap_err())),
-        Box::new(|x| drop(x.export_wait(&ExportOptions::new(Access::Read)).unwrap_err())),
+        Box::new(|x| drop(x.export_wait(&ExportOptions::from(Access::Read)).unwrap_err())),
         Box::new(|x| drop(x.to_vec::<f32>().unwrap_err())),
         Box::new(|x| assert!(matches!(x.state(), TensorState::Failed(_)))),
         Box::new(|x| x.on_ready(|outcome| drop(outcome.unwrap_err()))),

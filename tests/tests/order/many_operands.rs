@@ -100,7 +100,7 @@ fn an_own_lease_is_found_among_many_operands_under_leases() {
     let derived: Vec<Tensor> = sources
         .iter()
         .map(|source| {
-            let lent = source.export_wait(&ExportOptions::new(Access::Read)).unwrap();
+            let lent = source.export_wait(&ExportOptions::from(Access::Read)).unwrap();
             // SAFETY: the lease keeps the memory as it is described.
             unsafe { engine.import(lent) }.unwrap()
         })

@@ -111,7 +111,7 @@ fn collapse(engine: &Engine, memory: &Memory) -> Vec<Tensor> {
     let import = |start, len| unsafe {
         engine.import_with(
             memory.tensor(start, len, &other),
-            ImportOptions::default().origin(&|| Origin::Owner),
+            ImportOptions { origin: Some(&|| Origin::Owner), ..ImportOptions::default() },
         )
     };
     let mut parts: Vec<_> = (2..24).map(|at| import(2 * at, 2).unwrap()).collect();
@@ -125,8 +125,13 @@ fn an_import_over_memory_that_a_host_body_writes_is_there_when_its_producer_says
         |engine, _x, memory, fence| {
             let other = Deleted::default();
             // SAFETY: as above.
-            unsafe { engine.import_with(memory.tensor(1, 2, &other), ImportOptions::default().ready(fence)) }
-                .unwrap();
+            unsafe {
+                engine.import_with(
+                    memory.tensor(1, 2, &other),
+                    ImportOptions { ready: fence.into(), ..ImportOptions::default() },
+                )
+            }
+            .unwrap();
         },
         |engine, x, over| {
             let op = engine.op("next").reads([x]).run(move |[_x], []| {
@@ -177,7 +182,7 @@ fn a_tensor_derived_from_a_view_that_became_an_alias_is_ordered_with_the_owner()
         .alias_of(&[&t])
         .produce_external(move |completion: Completion| {
             let scope = completion.scope().clone();
-            let export = || scope.export(&own, &ExportOptions::new(Access::Read)).unwrap();
+            let export = || scope.export(&own, &ExportOptions::from(Access::Read)).unwrap();
             let (first, second) = (export(), export());
             // SAFETY: an export describes its own memory.
             let derived = scope.enter(|| unsafe { there.import(second) }).unwrap();

@@ -364,8 +364,8 @@ fn a_node_lends_its_own_operands_in_its_own_mode_and_a_kept_view_becomes_a_lease
             "the program writes it, and this node reads it"
         );
         assert_eq!(scope.access_of(&other), None, "an operand of the program, and not of this node");
-        assert!(scope.export(&other, &ExportOptions::new(Access::Read)).is_err());
-        *keep.lock().unwrap() = Some(scope.export(&own, &ExportOptions::new(Access::Read)).unwrap());
+        assert!(scope.export(&other, &ExportOptions::from(Access::Read)).is_err());
+        *keep.lock().unwrap() = Some(scope.export(&own, &ExportOptions::from(Access::Read)).unwrap());
         completion.complete(Ok(()));
     })
     .unwrap();

@@ -257,8 +257,10 @@ fn a_late_call_that_meets_the_query_of_its_overdue_fence_answers_once() {
         let ready: FenceSet = [fence.clone()].into_iter().collect();
         // SAFETY: a true description; nothing uses the memory.
         let tensor = unsafe {
-            engine
-                .import_with(tests::foreign::tensor(&[1.0], &deleted), ImportOptions::default().ready(ready))
+            engine.import_with(
+                tests::foreign::tensor(&[1.0], &deleted),
+                ImportOptions { ready: ready.into(), ..ImportOptions::default() },
+            )
         };
         drop(tensor.unwrap());
         let watcher = watch(&fence);

@@ -149,7 +149,7 @@ fn is_immutable(
             format!("writable=True: {why}; copy=True gives memory that may be written"),
         ))
     };
-    if managed.read_only() {
+    if managed.flags().read_only {
         return refuse("the owner of this memory declares it read-only".into());
     }
     match peer {
@@ -456,7 +456,7 @@ fn check(py: Python<'_>, managed: &ManagedTensor, wanted: &Wanted) -> PyResult<(
         return Err(not_available(py, managed.device()));
     }
     kinds::of(managed.device()).check_place(py, managed)?;
-    if wanted.copy == Some(false) && managed.is_copied() {
+    if wanted.copy == Some(false) && managed.flags().is_copied {
         return Err(raise(py, "ExchangeError", "the producer made a copy although copying was refused"));
     }
     Ok(())

@@ -225,7 +225,7 @@ fn with_workers(account: &Account, engine: &Engine, deleted: &Deleted) -> usize 
         account.op("add", &run, 1, op);
     }
     if let Some(tensor) = tensors.first() {
-        let view = account.ok("export", tensor.export_wait(&ExportOptions::new(Access::Read)));
+        let view = account.ok("export", tensor.export_wait(&ExportOptions::from(Access::Read)));
         let run = account.run();
         let own = run.clone();
         let op = engine.op("behind a lease").writes([tensor]).run(move |[], [_tensor]| own.note());
@@ -350,7 +350,7 @@ fn in_child(engine: &Engine, tensors: &[Tensor]) -> i32 {
         if let Err(Error::Timeout(error)) = tensor.wait_timeout(LONG) {
             forked("a wait", Some(Error::Timeout(error)));
         }
-        forked("an export", tensor.export_wait(&ExportOptions::new(Access::Read)).err());
+        forked("an export", tensor.export_wait(&ExportOptions::from(Access::Read)).err());
     }
     drop((engine.var(), engine.clone(), tensors.to_vec(), engine.diagnose()));
     match own_engine() {
@@ -472,7 +472,10 @@ fn behind_a_silent_fence(account: &Account, engine: &Engine, deleted: &Deleted) 
     let Some(fence) = account.ok("a silent fence", fence) else { return 0 };
     // SAFETY: a fresh tensor that describes its memory truly. On an error its deleter has been called.
     let tensor = unsafe {
-        engine.import_with(foreign::tensor(&[1.0], deleted), ImportOptions::default().ready(fence))
+        engine.import_with(
+            foreign::tensor(&[1.0], deleted),
+            ImportOptions { ready: fence.into(), ..ImportOptions::default() },
+        )
     };
     if let Some(tensor) = account.ok("import behind a fence", tensor) {
         let run = account.run();
