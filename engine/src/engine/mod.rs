@@ -33,7 +33,7 @@ use crate::operation::builder::OpBuilder;
 use crate::operation::import::{self, ImportOptions};
 use crate::tensor::handle::Tensor;
 use crate::tensor::variable::Variable;
-use crate::wait::activity::{Activity, StallWatch};
+use crate::wait::activity::StallWatch;
 use crate::wait::diagnose::{Diagnosis, diagnose};
 
 pub use estafette_devices::cpu::SharedLock;
@@ -254,17 +254,6 @@ impl Engine {
         diagnose(self.core())
     }
 
-    /// How many operations are running, ready and stalled right now. The cost is that of
-    /// [`diagnose`](Self::diagnose): proportional to what is in flight.
-    pub fn activity(&self) -> Activity {
-        Activity::of(&self.diagnose())
-    }
-
-    /// Worker threads for host operations.
-    pub fn workers(&self) -> usize {
-        self.core().pool.workers()
-    }
-
     /// Whether both are handles to the same engine.
     #[doc(hidden)]
     pub fn is_same(&self, other: &Engine) -> bool {
@@ -315,7 +304,7 @@ impl std::fmt::Debug for Engine {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Engine")
             .field("id", &self.core().id)
-            .field("workers", &self.workers())
+            .field("workers", &self.core().pool.workers())
             .field("in_flight", &self.core().in_flight())
             .finish()
     }

@@ -119,7 +119,7 @@ impl ManagedTensor {
     }
 
     /// The DLPack version that the producer wrote (major, minor); `None` for a legacy tensor.
-    pub fn version(&self) -> Option<(u32, u32)> {
+    pub(crate) fn version(&self) -> Option<(u32, u32)> {
         let Raw::Versioned(tensor) = self.raw() else { return None };
         // SAFETY: the struct is valid and unchanged while it is owned.
         let version = unsafe { (&raw const (*tensor.as_ptr()).version).read() };

@@ -49,11 +49,13 @@ pub(super) struct Parts {
 
 impl Invocation {
     /// The operator that was called.
+    #[doc(hidden)]
     pub fn operator(&self) -> &Operator {
         &self.parts.operator
     }
 
     /// The engine that runs the call.
+    #[doc(hidden)]
     pub fn engine(&self) -> &Engine {
         &self.parts.engine
     }

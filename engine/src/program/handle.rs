@@ -37,13 +37,8 @@ impl Program {
     }
 
     /// Number of nodes.
-    pub fn len(&self) -> usize {
+    pub fn node_count(&self) -> usize {
         self.plan.len()
-    }
-
-    /// True if the program has no nodes.
-    pub fn is_empty(&self) -> bool {
-        self.plan.len() == 0
     }
 
     /// True if the program is [one graph](crate::program::ProgramBuilder::finish_as_graph) of its device.
@@ -135,6 +130,6 @@ type Described<'e> = OpBuilder<'e, Tensors, Tensors>;
 
 impl std::fmt::Debug for Program {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Program").field("name", &self.name()).field("nodes", &self.len()).finish()
+        f.debug_struct("Program").field("name", &self.name()).field("nodes", &self.node_count()).finish()
     }
 }

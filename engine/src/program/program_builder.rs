@@ -75,16 +75,6 @@ impl ProgramBuilder {
         &self.engine
     }
 
-    /// Number of nodes so far.
-    pub fn len(&self) -> usize {
-        self.nodes.len()
-    }
-
-    /// True if no node was recorded.
-    pub fn is_empty(&self) -> bool {
-        self.nodes.is_empty()
-    }
-
     /// Computes the order of the nodes. Takes time and memory in proportion to their number.
     ///
     /// # Errors

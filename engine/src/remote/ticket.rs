@@ -292,7 +292,7 @@ impl Given {
             Ok(Elsewhere { managed, loan, ready, key, process }) => {
                 if trace::is_open() {
                     let elsewhere = model::Elsewhere { process, key, clock: None };
-                    hooks::is_elsewhere(completion.id(), &elsewhere, site.as_ref());
+                    hooks::is_elsewhere(completion.scope().id(), &elsewhere, site.as_ref());
                 }
                 completion.produce_after(&ready, Ok(Produced::elsewhere(managed, loan)));
             }

@@ -153,6 +153,7 @@ impl Tensor {
 
     /// The end of every use that was submitted before this call, as a fence. When the fence is done, the
     /// memory may be overwritten.
+    #[doc(hidden)]
     pub fn writable_fence(&self) -> Fence {
         fence_of("the uses of a tensor", self.writable())
     }

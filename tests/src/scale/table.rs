@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use estafette::wait::Activity;
 use estafette::{Access, ExportOptions};
 use futures::executor::block_on;
 
@@ -349,7 +350,7 @@ pub const CALLS: &[Call] = &[
     },
     Call {
         name: "activity",
-        run: |world, meter| drop(meter.count(|| world.engine.activity())),
+        run: |world, meter| drop(meter.count(|| Activity::from(&world.engine.diagnose()))),
         grows: EVERYTHING,
         only: None,
         beside: 0,

@@ -12,6 +12,7 @@ use std::time::Duration;
 use estafette::devices::{Fence, host};
 use estafette::operation::{Operands as _, Tensors};
 use estafette::operators::{Attributes, Closure, operators};
+use estafette::wait::Activity;
 use estafette::{
     Access, Completion, Error, ExportOptions, FailureKind, Op, Produced, Scope, Tensor, View, ViewMut,
 };
@@ -190,7 +191,8 @@ fn closures_that_are_called_at_any_time_use_everything() {
     let watchdog = Watchdog::of(&engine);
     let x = tensor(&engine, 0.0);
     let uses = |engine: &estafette::Engine, x: &Tensor| {
-        let _ = (x.version(), x.state(), engine.diagnose(), engine.activity(), engine.stats());
+        let _ =
+            (x.version(), x.state(), engine.diagnose(), Activity::from(&engine.diagnose()), engine.stats());
         let _ = x.wait_timeout(Duration::ZERO);
         let _ = catch_unwind(AssertUnwindSafe(|| set(engine, x, 1.0)));
     };

@@ -46,7 +46,7 @@ fn register_sums(prefix: &str) {
         Closure::Inferred(
             Box::new(|inputs, attributes| {
                 let times = attributes.parse("times", 2_i64)?;
-                Ok(vec![(inputs[0].dtype(), vec![times * inputs[0].shape()[0]])])
+                Ok(vec![(inputs[0].layout().dtype(), vec![times * inputs[0].shape()[0]])])
             }),
             Box::new(|inputs, outputs, _| {
                 let values = inputs[0].as_slice::<f32>()?;

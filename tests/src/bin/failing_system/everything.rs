@@ -19,6 +19,7 @@ use estafette::devices::sim::{SimDevice, SimOptions, SimPace, SimQueue};
 use estafette::exchange::flush_deleters;
 use estafette::exchange::foreign_fence::{self, FENCE_VERSION, FenceCallback, OK, PENDING, RawFence};
 use estafette::trace::{Recorder, TraceOptions};
+use estafette::wait::Activity;
 use estafette::{Access, BodyResult, DType, Engine, Error, ExportOptions, ImportOptions, Op, Tensor};
 use estafette_report::perfetto;
 use futures::executor::block_on;
@@ -251,7 +252,7 @@ fn with_workers(account: &Account, engine: &Engine, deleted: &Deleted) -> usize 
     failures(account, engine);
     let zeros = account.ok("allocate", engine.zeros(&[LARGE], DType::F32));
     drop((zeros, tensors));
-    let _ = (engine.diagnose(), engine.activity(), engine.stats());
+    let _ = (engine.diagnose(), Activity::from(&engine.diagnose()), engine.stats());
     imported
 }
 

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use estafette::bindings::reaper;
 use estafette::devices::FenceSet;
-use estafette::exchange::{ManagedTensor, flush_deleters};
+use estafette::exchange::{Abi, ManagedTensor, flush_deleters};
 use estafette::{ImportOptions, Tensor, bindings, trace};
 use estafette_sync::sync::atomic::Ordering;
 use pyo3::exceptions::PyValueError;
@@ -173,7 +173,7 @@ impl PyEngine {
     /// Adopts a tensor without the caller's word that it may be written: memory from a legacy struct is
     /// read-only.
     pub fn adopt<'py>(&self, py: Python<'py>, managed: ManagedTensor) -> PyResult<Bound<'py, PyTensor>> {
-        let immutable = managed.version().is_none();
+        let immutable = managed.abi() == Abi::Legacy;
         let device = managed.device();
         let mut ready = FenceSet::default();
         if kinds::default_stream(device).is_some()
