@@ -97,8 +97,7 @@ impl Bench {
         // tested.
         unsafe {
             let home = ReleaseStream::new(Arc::clone(&self.device) as _, home, None).unwrap();
-            let options =
-                ImportOptions { ready: ready.into(), release_stream: Some(home), ..ImportOptions::default() };
+            let options = ImportOptions { ready, release_stream: Some(home), ..ImportOptions::default() };
             self.engine.import_with(managed, options).unwrap()
         }
     }
