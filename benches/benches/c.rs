@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use criterion::{BenchmarkId, Criterion, Throughput, criterion_group, criterion_main};
 use estafette::devices::DLDevice;
-use estafette::exchange::{Abi, ExportFlags, export, reaper};
+use estafette::exchange::{Abi, ExportFlags, export, flush_deleters};
 use estafette::{DType, Engine, Layout, ManagedTensor};
 use estafette_c::estafette_status::ESTAFETTE_OK;
 use estafette_c::*;
@@ -23,7 +23,7 @@ fn foreign(layout: &Layout, memory: &mut [f32]) -> ManagedTensor {
 }
 
 fn flush() {
-    assert!(reaper().flush(Duration::from_secs(60)), "the deleters are short");
+    assert!(flush_deleters(Duration::from_secs(60)), "the deleters are short");
 }
 
 fn engine() -> *mut estafette_engine {
@@ -73,7 +73,7 @@ fn import_query_release(c: &mut Criterion) {
     group.bench_function(BenchmarkId::from_parameter("C"), |b| {
         b.iter_custom(|runs| {
             passes(runs, &layout, &mut memory, |managed| {
-                let managed = managed.into_raw_versioned().expect("made so").cast();
+                let managed = managed.into_raw().cast();
                 let mut tensor = ptr::null_mut();
                 // SAFETY: the arguments are valid, as the interface requires.
                 unsafe {

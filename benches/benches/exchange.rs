@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use criterion::{Criterion, Throughput, criterion_group, criterion_main};
 use estafette::devices::DLDevice;
-use estafette::exchange::{Abi, ExportFlags, export, reaper};
+use estafette::exchange::{Abi, ExportFlags, export, flush_deleters};
 use estafette::{Access, DType, Engine, Layout, ManagedTensor, Tensor};
 use futures::FutureExt;
 
@@ -34,7 +34,7 @@ fn lend(tensor: &Tensor) -> ManagedTensor {
 }
 
 fn flush() {
-    assert!(reaper().flush(Duration::from_secs(60)), "the deleters are short");
+    assert!(flush_deleters(Duration::from_secs(60)), "the deleters are short");
 }
 
 fn exchange(c: &mut Criterion) {

@@ -174,7 +174,7 @@ fn latency(device: &Arc<SyclDevice>, by_hand: &ByHand) {
 fn chain(device: &Arc<SyclDevice>, by_hand: &ByHand) {
     let engine = Engine::builder().workers(1).build().unwrap();
     for bytes in [64_usize, 64 << 10] {
-        let tensor = || engine.empty_on(device.id(), &[bytes as i64], DType::U8).unwrap();
+        let tensor = || engine.empty(&[bytes as i64], DType::U8, device.id()).unwrap();
         let (x, y) = (tensor(), tensor());
         let (a, b) = (x.data_ptr().unwrap().cast_mut(), y.data_ptr().unwrap().cast_mut());
         let queues = [true, false].map(|in_order| device.queue(in_order).unwrap() as Arc<dyn Queue>);

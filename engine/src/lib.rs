@@ -139,9 +139,11 @@ pub use tensor::views::{View, ViewMut};
 /// What only the bindings and the tests of the engine use, as methods with `doc(hidden)` are. Nothing of it is stable.
 #[doc(hidden)]
 pub mod bindings {
+    pub use crate::core::context::set_helping;
     pub use crate::core::lost::lost;
     pub use crate::core::program_lock::set_program_lock;
-    pub use crate::exchange::reaper::with_inline_deleters;
+    pub use crate::exchange::quarantine::stats as quarantine_stats;
+    pub use crate::exchange::reaper::{reaper, with_inline_deleters};
     pub use crate::exchange::{callback, export_strided};
     pub use crate::export::stream::ImportStream;
     pub use crate::tensor::alias_map::Origin;

@@ -37,12 +37,11 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
-use estafette_devices::host::{self, HostDevice};
+use estafette_devices::host;
 use estafette_devices::{
-    Allocation, DLDevice, Descriptor, Device, DeviceError, DeviceErrorKind, Fence, FenceSet, Identity,
-    Reactor, table,
+    Allocation, DLDevice, Descriptor, DeviceError, DeviceErrorKind, Fence, FenceSet, Identity, Reactor, table,
 };
-use estafette_links::{Arena, Link as RawLink, LinkError, Received, Seen, Segment};
+use estafette_links::{Link as RawLink, LinkError, Received, Seen};
 use estafette_sync::per_process;
 use estafette_sync::sync::Mutex;
 use estafette_sync::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -51,11 +50,10 @@ use crate::core::error::Error;
 use crate::core::lease_info::USERS;
 use crate::engine::Engine;
 use crate::exchange::loan::{Loan, RemoteOrigin};
-use crate::exchange::{Abi, DType, ExportFlags, Layout, ManagedTensor, Storage, export, reaper};
+use crate::exchange::{Abi, ExportFlags, Layout, ManagedTensor, Storage, export, reaper};
 use crate::lease::{CallSite, LeaseOwner};
 use crate::operation::import;
 use crate::tensor::handle::Tensor;
-use crate::tensor::memory::ALIGN;
 use crate::trace::{self, hooks};
 
 use self::export::{Export, Memory, Place, Shown};
@@ -87,46 +85,6 @@ impl From<LinkError> for Error {
 }
 
 impl Engine {
-    /// A tensor of zeros in host memory that other processes can be shown, whatever the engine's other memory is.
-    ///
-    /// # Errors
-    /// As [`zeros`](Self::zeros).
-    pub fn zeros_shared(&self, shape: &[i64], dtype: DType) -> Result<Tensor, Error> {
-        import::allocate(self.core(), DLDevice::CPU, shape, dtype, |_, layout| {
-            Ok(Storage::device(
-                HostDevice::with_memory(Arc::new(Arena)).allocate_zeroed(layout.byte_len().max(1), ALIGN)?,
-            ))
-        })
-    }
-
-    /// A tensor in memory of `device` that other processes can be shown, for operations to fill, whatever the engine's other memory is.
-    ///
-    /// # Errors
-    /// As [`empty_on`](Self::empty_on); [`Error::NotShared`] if memory of the device cannot be shown to other processes.
-    pub fn empty_shared_on(&self, device: DLDevice, shape: &[i64], dtype: DType) -> Result<Tensor, Error> {
-        if device == DLDevice::CPU {
-            return self.zeros_shared(shape, dtype);
-        }
-        import::allocate(self.core(), device, shape, dtype, |core, layout| {
-            let there = core.device(device);
-            let shared = there.as_ref().and_then(|there| there.shared_memory()).ok_or_else(|| {
-                Error::NotShared(format!("memory of {device} cannot be shown to other processes").into())
-            })?;
-            Ok(Storage::device(shared.allocate(layout.byte_len().max(1), ALIGN)?))
-        })
-    }
-
-    /// As [`zeros_shared`](Self::zeros_shared), in memory that another process can also be lent for writing: [`Link::lend`]. Each such
-    /// tensor has a segment of its own.
-    ///
-    /// # Errors
-    /// As [`zeros`](Self::zeros).
-    pub fn zeros_shared_for_writing(&self, shape: &[i64], dtype: DType) -> Result<Tensor, Error> {
-        import::allocate(self.core(), DLDevice::CPU, shape, dtype, |_, layout| {
-            Ok(Storage::segment(Arc::new(Segment::new_writable(layout.byte_len().max(1))?)))
-        })
-    }
-
     /// A link to the process with a door at `address`.
     ///
     /// # Errors
@@ -159,6 +117,7 @@ impl Link {
     ///
     /// # Errors
     /// [`Error::Device`] if the system refuses a descriptor.
+    #[doc(hidden)]
     pub fn descriptor(&self) -> Result<i32, Error> {
         Ok(self.link.descriptor()?)
     }
@@ -201,7 +160,7 @@ impl Link {
     /// later pure write makes the tensor usable again. Waits while the link is full.
     ///
     /// # Errors
-    /// [`Error::NotShared`] if the memory is not [for that](Engine::zeros_shared_for_writing); [`Error::Device`] if the other process left
+    /// [`Error::NotShared`] if the memory is not [for that](crate::engine::Memory::SharedForWriting); [`Error::Device`] if the other process left
     /// or died.
     pub async fn lend(&self, tensor: &Tensor) -> Result<(), Error> {
         let export = Export::for_writing(tensor, self.owner())?;

@@ -285,7 +285,7 @@ fn a_round_trip_is_derived_from_its_lease() {
 fn on_device() -> (Arc<SimDevice>, Engine, Tensor) {
     let device = SimDevice::new(SimOptions::default()).unwrap();
     let engine = Engine::builder().workers(1).device(device.clone()).build().unwrap();
-    let tensor = engine.empty_on(device.id(), &[4], DType::F32).unwrap();
+    let tensor = engine.empty(&[4], DType::F32, device.id()).unwrap();
     (device, engine, tensor)
 }
 
@@ -335,7 +335,7 @@ fn memory_is_not_released_before_its_event_even_if_nobody_reads_it() {
     let event = device.event_of_fence(&queue.record().unwrap()).unwrap();
     let (mut array, released) = on(&device, event.pointer().as_ptr());
     drop(import(&engine, c"f", &mut array).unwrap());
-    estafette::exchange::reaper().flush(Duration::from_millis(20));
+    estafette::exchange::flush_deleters(Duration::from_millis(20));
     assert_eq!(released.load(Ordering::SeqCst), 0);
     device.run_until_idle();
     wait_for(&released);

@@ -24,7 +24,9 @@ fn import(
     edit: impl FnOnce(&mut Versioned),
 ) -> Result<Tensor, Error> {
     // SAFETY: a fresh tensor; what `edit` makes of it is refused, or true of its memory.
-    unsafe { engine.import(ManagedTensor::from_raw_versioned(dlpack::versioned(shape, deletions, edit))?) }
+    unsafe {
+        engine.import(ManagedTensor::from_raw(dlpack::versioned(shape, deletions, edit), Abi::Versioned)?)
+    }
 }
 
 #[test]
@@ -45,9 +47,9 @@ fn a_tensor_comes_in_is_written_goes_out_and_is_given_back_without_a_copy() {
             Ok(())
         })
         .unwrap();
-    let out = x.export_wait(&ExportOptions::new(Access::Read)).unwrap();
-    assert_eq!((out.data(), out.read_only(), out.is_copied()), (address, true, false));
-    let raw = out.into_raw_versioned().unwrap().cast::<Versioned>();
+    let out = x.export_wait(&ExportOptions::from(Access::Read)).unwrap();
+    assert_eq!((out.data(), out.flags().read_only, out.flags().is_copied), (address, true, false));
+    let raw = out.into_raw().cast::<Versioned>();
     // SAFETY: the consumer's own tensor, read while its lease lasts and then deleted once.
     unsafe {
         let Versioned { major, minor, flags, ref tensor, deleter, .. } = *raw;
@@ -70,11 +72,11 @@ fn memory_is_not_given_back_while_a_consumer_holds_it() {
         let engine = engine();
         // SAFETY: a fresh tensor that describes its memory truly.
         let x = unsafe { engine.import(dlpack::tensor(&[4], &deletions)) }.unwrap();
-        let out = x.export_wait(&ExportOptions { abi, ..ExportOptions::new(Access::Read) }).unwrap();
+        let out = x.export_wait(&ExportOptions { abi, ..ExportOptions::from(Access::Read) }).unwrap();
         assert_eq!(out.abi(), abi);
         drop(x);
         drop(engine);
-        assert!(estafette::exchange::reaper().flush(std::time::Duration::from_secs(30)));
+        assert!(estafette::exchange::flush_deleters(std::time::Duration::from_secs(30)));
         assert_eq!(deletions.count(), 0);
         // SAFETY: the lease lasts until `out` is dropped.
         assert_eq!(unsafe { *out.data().cast::<f32>().add(3) }, 3.0);
@@ -145,9 +147,9 @@ fn a_device_of_an_unknown_kind_is_carried_and_the_host_never_looks() {
     let failed =
         engine.op("view").reads([&x]).run(|[x], []| x.as_slice::<f32>().map(drop).map_err(Into::into));
     assert!(failed.unwrap().wait().is_err());
-    let copying = ExportOptions { copy: true, ..ExportOptions::new(Access::Read) };
+    let copying = ExportOptions { copy: true, ..ExportOptions::from(Access::Read) };
     assert!(x.export_wait(&copying).unwrap_err().to_string().contains("device_type(77):0"));
-    let out = x.export_wait(&ExportOptions::new(Access::Read)).unwrap();
+    let out = x.export_wait(&ExportOptions::from(Access::Read)).unwrap();
     assert_eq!(out.device().to_string(), "device_type(77):0");
     drop((x, out));
     deletions.wait_for(1);
@@ -166,7 +168,7 @@ fn an_opaque_type_is_exchanged_and_only_its_typed_view_is_refused() {
     let error = failed.unwrap().wait().unwrap_err();
     assert!(error.to_string().contains("dtype is code200b8, not uint8"), "{error}");
     x.clear_error().unwrap();
-    drop(x.export_wait(&ExportOptions::new(Access::Alias)).unwrap());
+    drop(x.export_wait(&ExportOptions::from(Access::Alias)).unwrap());
     drop(x);
     deletions.wait_for(1);
 }
@@ -178,11 +180,11 @@ fn a_null_deleter_means_that_nothing_is_given_back() {
     let mut deleter = None;
     let raw = dlpack::versioned(&[2], &deletions, |m| deleter = m.deleter.take());
     // SAFETY: a fresh tensor that describes its memory truly.
-    let x = unsafe { engine.import(ManagedTensor::from_raw_versioned(raw).unwrap()) }.unwrap();
+    let x = unsafe { engine.import(ManagedTensor::from_raw(raw, Abi::Versioned).unwrap()) }.unwrap();
     x.wait().unwrap();
     drop(x);
     drop(engine);
-    assert!(estafette::exchange::reaper().flush(std::time::Duration::from_secs(30)));
+    assert!(estafette::exchange::flush_deleters(std::time::Duration::from_secs(30)));
     assert_eq!(deletions.count(), 0);
     // SAFETY: without a deleter it stayed the producer's, who frees it here, once.
     unsafe { deleter.unwrap()(raw.cast()) };
@@ -196,7 +198,7 @@ fn a_legacy_tensor_comes_in_and_read_only_memory_stays_read_only() {
     // SAFETY: a fresh tensor that describes its memory truly.
     let old = unsafe {
         let raw = dlpack::legacy(&[2, 2], &deletions, |m| m.tensor.strides = ptr::null_mut());
-        engine.import(ManagedTensor::from_raw_legacy(raw).unwrap())
+        engine.import(ManagedTensor::from_raw(raw, Abi::Legacy).unwrap())
     }
     .unwrap();
     assert!(!old.is_read_only().unwrap());
@@ -205,7 +207,7 @@ fn a_legacy_tensor_comes_in_and_read_only_memory_stays_read_only() {
     assert!(fixed.is_read_only().unwrap());
     let refused = engine.op("write").updates([&fixed]).run(|[], [], [_x]| Ok(()));
     assert!(refused.is_err(), "{refused:?}");
-    assert!(fixed.export_wait(&ExportOptions::new(Access::Write)).is_err());
+    assert!(fixed.export_wait(&ExportOptions::from(Access::Write)).is_err());
     drop((old, fixed));
     deletions.wait_for(2);
 }

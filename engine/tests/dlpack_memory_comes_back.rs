@@ -41,7 +41,7 @@ fn every_deleter_runs_once_and_memory_stays_flat() {
         resident = now;
     }
     assert!(growth < SLACK, "resident memory grew by {growth} bytes or more with every pass");
-    let stats = estafette::exchange::reaper().stats();
+    let stats = estafette::bindings::reaper().stats();
     assert_eq!((stats.leaked, stats.pending), (0, 0));
     assert!(stats.released >= made as u64);
 }
@@ -49,7 +49,7 @@ fn every_deleter_runs_once_and_memory_stays_flat() {
 /// Resident memory after all of the deleters have run, each once.
 fn settled(deletions: &dlpack::Deletions, made: usize) -> usize {
     deletions.wait_for(made);
-    assert!(estafette::exchange::reaper().flush(Duration::from_secs(30)));
+    assert!(estafette::exchange::flush_deleters(Duration::from_secs(30)));
     assert_eq!(deletions.count(), made, "exactly once");
     resident_bytes()
 }
@@ -78,7 +78,7 @@ fn pass(engine: &Engine, count: usize, deletions: &Arc<dlpack::Deletions>) {
                     }
                     if dice.roll(2) == 0 {
                         let access = if dice.roll(2) == 0 { Access::Read } else { Access::Alias };
-                        let options = ExportOptions::new(access);
+                        let options = ExportOptions::from(access);
                         exports.push(x.export_wait(&options).expect("nobody holds a write lease"));
                     }
                     tensors.push(x);

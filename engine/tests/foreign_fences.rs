@@ -12,8 +12,8 @@ use estafette_sync::sync::Mutex;
 use estafette_sync::sync::atomic::{AtomicI32, AtomicI64, AtomicUsize, Ordering::SeqCst};
 
 use estafette::Error;
+use estafette::exchange::flush_deleters;
 use estafette::exchange::foreign_fence::*;
-use estafette::exchange::reaper;
 
 /// Far more than anything here takes.
 const LONG: Duration = Duration::from_secs(20);
@@ -103,7 +103,7 @@ impl Foreign {
     }
 
     fn holders(&self) -> i64 {
-        reaper().flush(LONG);
+        flush_deleters(LONG);
         self.holders.load(SeqCst)
     }
 }

@@ -28,7 +28,7 @@ async fn main() -> Result {
     let device = SimDevice::new(SimOptions { pace: SimPace::RealTime, ..SimOptions::default() })?;
     let engine = Engine::builder().device(device.clone()).build()?;
     let (copies, compute) = (device.create_queue()?, device.create_queue()?);
-    let buffer = || engine.empty_on(device.id(), &[LEN as i64], DType::F32);
+    let buffer = || engine.empty(&[LEN as i64], DType::F32, device.id());
     let buffers = [buffer()?, buffer()?];
 
     let since = Instant::now();
@@ -45,7 +45,7 @@ async fn main() -> Result {
                 unsafe { buffer.as_mut_slice() }.fill(frame as f32);
             })
         })?;
-        let total = engine.empty_on(device.id(), &[1], DType::F32)?;
+        let total = engine.empty(&[1], DType::F32, device.id())?;
         let add = engine.op("add").reads([buffer]).writes([&total]).on(&compute).priority(priority);
         let add = add.permit().await?;
         add.run_on(move |queue, [buffer], [mut total]| {

@@ -66,9 +66,9 @@ impl Churn<'_> {
         // SAFETY: fresh tensors that describe their memory truly.
         let managed = unsafe {
             if self.dice.once_in(4) {
-                ManagedTensor::from_raw_legacy(memory.legacy(0, ELEMENTS, deleted, |_| ()))?
+                ManagedTensor::from_raw(memory.legacy(0, ELEMENTS, deleted, |_| ()), Abi::Legacy)?
             } else {
-                ManagedTensor::from_raw_versioned(memory.versioned(0, ELEMENTS, deleted, |_| ()))?
+                ManagedTensor::from_raw(memory.versioned(0, ELEMENTS, deleted, |_| ()), Abi::Versioned)?
             }
         };
         self.done.imported += 1;
@@ -108,7 +108,7 @@ impl Churn<'_> {
         }
         let access = self.dice.pick(&[Access::Read, Access::Read, Access::Alias, Access::Write]);
         let abi = self.dice.pick(&[Abi::Versioned, Abi::Legacy]);
-        let options = ExportOptions { abi, ..ExportOptions::new(access) };
+        let options = ExportOptions { abi, ..ExportOptions::from(access) };
         let exported = match self.tensors[at].export_wait(&options) {
             Ok(exported) => exported,
             Err(error) => return expected(error),

@@ -8,6 +8,7 @@ use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use estafette::ManagedTensor;
+use estafette::exchange::Abi;
 
 /// Flag of the versioned struct: the consumer must not write.
 pub const READ_ONLY: u64 = 1;
@@ -87,7 +88,7 @@ impl Deleted {
             guard = self.inner.changed.wait_timeout(guard, left).unwrap_or_else(PoisonError::into_inner).0;
         }
         drop(guard);
-        assert!(estafette::exchange::reaper().flush(PATIENCE), "the reaper is stuck");
+        assert!(estafette::exchange::flush_deleters(PATIENCE), "the reaper is stuck");
         assert_eq!(self.count(), count, "more deleters than tensors");
     }
 
@@ -176,7 +177,7 @@ impl Memory {
     /// When it does not fit.
     pub fn tensor(&self, start: usize, len: usize, deleted: &Deleted) -> ManagedTensor {
         // SAFETY: a fresh tensor that describes its memory truly.
-        unsafe { ManagedTensor::from_raw_versioned(self.versioned(start, len, deleted, |_| ())) }
+        unsafe { ManagedTensor::from_raw(self.versioned(start, len, deleted, |_| ()), Abi::Versioned) }
             .expect("version 1.1 is known")
     }
 

@@ -27,7 +27,7 @@ impl Gate {
     /// An operation that overwrites `tensors` with their own values.
     pub fn on_tensors(engine: &Engine, tensors: &[Tensor]) -> Self {
         let (started, completion) = channel();
-        let op = engine.op("gate").writes_slice(tensors).run_external(move |completion| {
+        let op = engine.op("gate").writes(tensors).run_external(move |completion| {
             let _ = started.send(completion);
         });
         Self { op: op.expect("a permit for a gate"), completion }

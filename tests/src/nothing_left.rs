@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use estafette::Engine;
-use estafette::exchange::reaper;
+use estafette::exchange::flush_deleters;
 use estafette_sync::thread;
 use estafette_sync::time::Instant;
 
@@ -32,7 +32,7 @@ pub fn assert_nothing_left(engines: &[&Engine]) {
             panic!("left behind: {} in flight, {}", engine.stats().in_flight, engine.diagnose());
         }
     }
-    assert!(reaper().flush(PATIENCE), "the reaper is stuck");
+    assert!(flush_deleters(PATIENCE), "the reaper is stuck");
 }
 
 fn settles(idle: impl Fn() -> bool) -> bool {

@@ -25,7 +25,7 @@ pub fn queue(device: &SimDevice) -> Arc<dyn Queue> {
 
 /// One element in the device's memory.
 pub fn on_device(device: &SimDevice, engine: &Engine) -> Tensor {
-    let tensor = engine.empty_on(device.id(), &[1], DType::F32).expect("the device has memory");
+    let tensor = engine.empty(&[1], DType::F32, device.id()).expect("the device has memory");
     set(engine, &tensor, 0.0).wait().expect("the host may write there");
     tensor
 }

@@ -18,6 +18,8 @@ use std::path::{Path, PathBuf};
 use std::sync::mpsc::channel;
 use std::time::Duration;
 
+use estafette::devices::DLDevice;
+use estafette::engine::Memory;
 use estafette::remote::{Address, Door, Link, Ticket};
 use estafette::report::model::{Cause, Operation, OperationKind, Trace};
 use estafette::report::roots::roots;
@@ -147,7 +149,8 @@ fn bodies_that_wait_for_another_process_leave_the_engine_to_others() {
     let inside = engine.clone();
     let sends = engine.op("sends").run(move |[], []| {
         for _ in 0..bodies {
-            inside.block_on(near.send(&inside.zeros_shared(&[1], DType::I64)?), None)?;
+            inside
+                .block_on(near.send(&inside.empty(&[1], DType::I64, Memory::Shared(DLDevice::CPU))?), None)?;
         }
         Ok(())
     });
@@ -212,7 +215,8 @@ fn failures_follow_the_data_into_another_process() {
             fill(engine, &x, 7);
             wait(link.send(&x)).unwrap();
             let private = Engine::builder().workers(1).build().unwrap();
-            wait(link.send(&private.zeros_shared(&[LENGTH], DType::I64).unwrap())).unwrap();
+            wait(link.send(&private.empty(&[LENGTH], DType::I64, Memory::Shared(DLDevice::CPU)).unwrap()))
+                .unwrap();
             assert!(peer.0.wait().unwrap().success());
             assert!(x.wait().is_ok());
         },

@@ -17,6 +17,8 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Poll, Waker};
 use std::time::{Duration, Instant};
 
+use estafette::devices::DLDevice;
+use estafette::engine::Memory;
 use estafette::remote::{Address, Door, Link, Ticket};
 use estafette::{DType, Engine, Error, Tensor};
 use estafette_links::steps::{self, CLOSING, GREETING, OPEN, STEP};
@@ -543,8 +545,9 @@ fn is_long() -> bool {
 fn is_large(engine: &Engine, place: &str) {
     let link =
         wait(engine.connect(&Address::from_bytes(place.as_bytes()).expect("an address"))).expect("a link");
-    let _memory =
-        engine.zeros_shared(&[if is_long() { 1 << 30 } else { 32 << 20 }], DType::U8).expect("memory");
+    let _memory = engine
+        .empty(&[if is_long() { 1 << 30 } else { 32 << 20 }], DType::U8, Memory::Shared(DLDevice::CPU))
+        .expect("memory");
     let [lent, _held] = [(); 2].map(|()| wait(link.receive()).expect("a link").expect("a tensor"));
     let owed = engine.zeros(&[LENGTH], DType::I64).expect("memory");
     let (writes, is_writing) = std::sync::mpsc::channel();
@@ -587,7 +590,7 @@ fn a_large_process_is_known_to_die_long_before_its_memory_is_free() {
     let engine = &survivor.engine;
     let (mut child, link) = survivor.meet(name, None, None, "is large");
     let (process, link) = (child.id(), link.expect("a link"));
-    let lent = engine.zeros_shared_for_writing(&[LENGTH], DType::I64).expect("memory");
+    let lent = engine.empty(&[LENGTH], DType::I64, Memory::SharedForWriting).expect("memory");
     let held = engine.zeros(&[LENGTH], DType::I64).expect("memory");
     wait(link.lend(&lent)).expect("lent");
     wait(link.send(&held)).expect("sent");
@@ -768,7 +771,11 @@ fn lacks_descriptors(engine: &Engine, place: &str) {
     }
     x.wait().expect("what has come is there");
     // More memory needs a descriptor as well; the link goes on meanwhile.
-    let error = engine.zeros_shared(&[8 << 20], DType::I64).map(drop).expect_err("no descriptor").to_string();
+    let error = engine
+        .empty(&[8 << 20], DType::I64, Memory::Shared(DLDevice::CPU))
+        .map(drop)
+        .expect_err("no descriptor")
+        .to_string();
     assert!(error.contains("Too many open files"), "{error}");
     wait(link.send(&engine.zeros(&[1], DType::I64).expect("memory"))).expect("sent");
     drop(word);
@@ -785,14 +792,15 @@ fn lacks_memory(engine: &Engine, place: &str) {
     let statm = std::fs::read_to_string("/proc/self/statm").expect("a file of the kernel's");
     let pages: u64 = statm.split(' ').next().and_then(|word| word.parse().ok()).expect("a count");
     let before = limit(libc::RLIMIT_AS, pages * 4096 + (8 << 20));
-    let error = engine.zeros_shared(&[8 << 20], DType::I64).map(drop).expect_err("no memory");
+    let error =
+        engine.empty(&[8 << 20], DType::I64, Memory::Shared(DLDevice::CPU)).map(drop).expect_err("no memory");
     assert!(
         matches!(error, Error::Device(ref error) if error.kind() == estafette_devices::DeviceErrorKind::OutOfMemory),
         "{error}"
     );
     x.wait().expect("what has come is there");
     limit(libc::RLIMIT_AS, before);
-    let large = engine.zeros_shared(&[8 << 20], DType::I64).expect("memory");
+    let large = engine.empty(&[8 << 20], DType::I64, Memory::Shared(DLDevice::CPU)).expect("memory");
     wait(link.send(&large)).expect("sent");
     assert!(wait(link.receive()).expect("a link").is_none(), "it was shown");
 }

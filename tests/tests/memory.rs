@@ -82,7 +82,7 @@ fn keepers(deleted: &Deleted) -> Vec<Keeper> {
     let engine = engine(1);
     // SAFETY: a fresh tensor that describes its own memory.
     let x = unsafe { engine.import(foreign::tensor(&[1.0], deleted)) }.expect("a good tensor");
-    let export = || x.export_wait(&ExportOptions::new(Access::Read)).expect("nobody writes");
+    let export = || x.export_wait(&ExportOptions::from(Access::Read)).expect("nobody writes");
     // SAFETY: the lease keeps the memory, which this test owns.
     let derived = unsafe { engine.import(export()) }.expect("a good tensor");
     let lease = block_on(x.lease(Access::Read, "a keeper")).expect("nobody writes");
@@ -148,11 +148,11 @@ fn deleters_run_on_the_reaper_and_may_use_the_engine() {
     let (said, heard) = std::sync::mpsc::channel();
     let inner = engine.clone();
     let x = tests::ops::tensor(&engine, 1.0);
-    let lease = x.export_wait(&ExportOptions::new(Access::Read)).unwrap();
+    let lease = x.export_wait(&ExportOptions::from(Access::Read)).unwrap();
     // An owner whose end submits, exports, waits, and drops the lease of another tensor.
     let owner = Owner(Some(Box::new(move || {
         let fresh = tests::ops::tensor(&inner, 2.0);
-        drop(fresh.export_wait(&ExportOptions::new(Access::Write)).unwrap());
+        drop(fresh.export_wait(&ExportOptions::from(Access::Write)).unwrap());
         add(&inner, &fresh, 1.0).wait().unwrap();
         drop(lease);
         said.send(std::thread::current().name().map(str::to_owned)).unwrap();

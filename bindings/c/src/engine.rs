@@ -274,7 +274,7 @@ pub unsafe extern "C" fn estafette_engine_stats(
 #[unsafe(no_mangle)]
 pub extern "C" fn estafette_flush_deleters(timeout_ns: u64) -> estafette_status {
     entry(|| -> Answer {
-        if estafette::exchange::reaper().flush(timeout(timeout_ns).unwrap_or(Duration::MAX)) {
+        if estafette::exchange::flush_deleters(timeout(timeout_ns).unwrap_or(Duration::MAX)) {
             DONE
         } else {
             Err(Refusal::new(estafette_status::ESTAFETTE_TIMEOUT, "deleters are still to be called"))

@@ -156,7 +156,7 @@ unsafe fn export(
     let out = place(out, "out")?;
     // SAFETY: by contract of this function.
     let given = unsafe { options::read(options) }?;
-    let mut wanted = ExportOptions { abi, ..ExportOptions::new(access(given.access)?) };
+    let mut wanted = ExportOptions { abi, ..ExportOptions::from(access(given.access)?) };
     if !matches!(given.copy, -1..=1) {
         return Err(Refusal::invalid(format!("estafette_export_options: copy is {}", given.copy)));
     }
@@ -213,8 +213,7 @@ unsafe fn export(
 
 /// The struct of a tensor that was exported with ours.
 fn raw<M>(managed: ManagedTensor) -> *mut M {
-    let raw = managed.into_raw_versioned().or_else(ManagedTensor::into_raw_legacy);
-    raw.expect("a tensor is of one of the two kinds").cast()
+    managed.into_raw().cast()
 }
 
 /// Lends an operand of a running operation to another library, in the way it was declared, without waiting. `op` is what the
@@ -237,7 +236,7 @@ pub unsafe extern "C" fn estafette_op_export(
         let tensor = self::tensor(tensor, "tensor")?;
         let out = place(out, "out")?;
         let scope = slots::scope(op)?;
-        let managed = scope.export(&tensor, &ExportOptions::new(Access::Read))?;
+        let managed = scope.export(&tensor, &ExportOptions::from(Access::Read))?;
         // SAFETY: writable, by contract.
         unsafe { out.write(raw(managed)) };
         DONE

@@ -62,7 +62,7 @@ pub unsafe extern "C" fn estafette_export_fenced(
         let tensor = self::tensor(tensor, "tensor")?;
         let out = place(out, "out")?;
         let options =
-            ExportOptions { owner: Some("a C program".into()), ..ExportOptions::new(self::access(access)?) };
+            ExportOptions { owner: Some("a C program".into()), ..ExportOptions::from(self::access(access)?) };
         let fenced = tensor.export_fenced(&options)?;
         // SAFETY: writable, by contract.
         unsafe { out.write(fenced.into_raw().cast()) };

@@ -12,5 +12,5 @@
 /// May be called by any thread, and in a forked child.
 #[unsafe(no_mangle)]
 pub extern "C" fn estafette_set_helping(allowed: i32) -> i32 {
-    estafette::wait::set_helping(allowed != 0).into()
+    estafette::bindings::set_helping(allowed != 0).into()
 }

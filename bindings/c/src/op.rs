@@ -5,6 +5,7 @@ use std::ptr::NonNull;
 use std::time::Duration;
 
 use estafette::bindings::callback;
+use estafette::exchange::Abi;
 use estafette::exchange::foreign_fence::RawFence;
 use estafette::{ManagedTensor, Produced};
 
@@ -147,7 +148,7 @@ pub unsafe extern "C" fn estafette_op_complete_with(
         }
         let Begun { completion, context, .. } = slots::finish(op, Some(true))?;
         // SAFETY: by contract of this function; the version is one that it accepts.
-        let owned = unsafe { ManagedTensor::from_raw_versioned(managed.as_ptr().cast()) };
+        let owned = unsafe { ManagedTensor::from_raw(managed.as_ptr().cast(), Abi::Versioned) };
         match owned {
             Ok(owned) => completion.produce(Ok(Produced::from(owned))),
             Err(error) => completion.produce(Err(Box::new(error))),

@@ -115,7 +115,7 @@ pub unsafe extern "C" fn estafette_program_add(
             return Err(refused("it is finished, nothing more can be recorded"));
         };
         let queue = queue(builder.engine(), options.on)?;
-        let node = on(builder.op(name).reads_owned(reads).writes_owned(writes), queue);
+        let node = on(builder.op(name).reads(reads).writes(writes), queue);
         // What could be refused is refused before the context is taken.
         let node = node.checked_external()?;
         let context = Arc::new(Context::new(context, drop_context));

@@ -200,8 +200,7 @@ pub unsafe extern "C" fn estafette_produce(
         let engine = engine::engine(engine)?;
         // SAFETY: by contract of this function.
         let Work { name, function, reads, .. } = unsafe { work.parse(&options) }?;
-        let op =
-            on(engine.op(name).priority(options.priority).reads_owned(reads), queue(&engine, options.on)?);
+        let op = on(engine.op(name).priority(options.priority).reads(reads), queue(&engine, options.on)?);
         let permit = if nonblocking(&options)? { op.without_waiting() } else { op }.reserve()?;
         let vacant = tensor::reserve()?;
         let (permit, context) = with_context(permit, Context::new(context, drop_context), options.on_skip);
@@ -270,7 +269,7 @@ unsafe fn submit(
     let engine = engine::engine(engine)?;
     // SAFETY: by contract of this function.
     let Work { name, function, reads, writes } = unsafe { arguments.parse(options) }?;
-    let op = engine.op(name).priority(options.priority).reads_owned(reads).writes_owned(writes);
+    let op = engine.op(name).priority(options.priority).reads(reads).writes(writes);
     let op = on(op, queue(&engine, options.on)?);
     let permit = if nonblocking(options)? { op.without_waiting() } else { op }.reserve()?;
     // One holder is the operation, the other the caller. Nothing can fail after this.

@@ -5,10 +5,11 @@ use std::fmt::Display;
 use std::ptr::NonNull;
 use std::time::Duration;
 
-use estafette::devices::FenceSet;
-use estafette::exchange::InvalidTensor;
+use estafette::devices::{DLDevice, FenceSet};
+use estafette::engine::Memory;
+use estafette::exchange::Abi;
 use estafette::operation::Tensors;
-use estafette::{DType, Engine, Error, ImportOptions, ManagedTensor, Tensor};
+use estafette::{Error, ImportOptions, ManagedTensor, Tensor};
 
 use crate::context::{Context, estafette_drop};
 use crate::dlpack::{DLDataType, DLManagedTensor, DLManagedTensorVersioned};
@@ -98,7 +99,7 @@ pub unsafe extern "C" fn estafette_import(
             )));
         }
         // SAFETY: by contract of this function; the version is one that is taken.
-        unsafe { import(engine, managed.cast(), ManagedTensor::from_raw_versioned, false, ready, out) }
+        unsafe { import(engine, managed.cast(), Abi::Versioned, false, ready, out) }
     })
 }
 
@@ -124,18 +125,18 @@ pub unsafe extern "C" fn estafette_import_legacy(
             return Err(Refusal::invalid(format!("writable is {writable}")));
         }
         // SAFETY: by contract of this function.
-        unsafe { import(engine, managed.cast(), ManagedTensor::from_raw_legacy, writable == 0, ready, out) }
+        unsafe { import(engine, managed.cast(), Abi::Legacy, writable == 0, ready, out) }
     })
 }
 
-/// Takes over a struct that `take` is for.
+/// Takes over a struct.
 ///
 /// # Safety
-/// As for `estafette_import`; `take` accepts `managed`.
+/// As for `estafette_import`; `managed` is the struct that `abi` says.
 unsafe fn import(
     engine: *mut estafette_engine,
     managed: NonNull<c_void>,
-    take: unsafe fn(*mut c_void) -> Result<ManagedTensor, InvalidTensor>,
+    abi: Abi,
     read_only: bool,
     ready: *const DLFence,
     out: *mut *mut estafette_tensor,
@@ -149,8 +150,9 @@ unsafe fn import(
     };
     let vacant = reserve()?;
     // SAFETY: by contract of this function.
-    let owned = unsafe { take(managed.as_ptr()) }.map_err(|error| Refusal::from(Error::from(error)))?;
-    let options = ImportOptions::default().ready(fences).read_only(read_only);
+    let owned = unsafe { ManagedTensor::from_raw(managed.as_ptr(), abi) };
+    let owned = owned.map_err(|error| Refusal::from(Error::from(error)))?;
+    let options = ImportOptions { ready: fences, read_only, ..ImportOptions::default() };
     // SAFETY: by contract of this function.
     let imported = unsafe { engine.import_or_return(owned, options) };
     // SAFETY: writable, by contract.
@@ -174,7 +176,7 @@ pub(crate) unsafe fn write_imported(
         }
         Err(back) => {
             let (error, managed) = *back;
-            let _ = managed.into_raw_versioned().or_else(ManagedTensor::into_raw_legacy);
+            let _ = managed.into_raw();
             Err(error.into())
         }
     }
@@ -197,7 +199,7 @@ pub unsafe extern "C" fn estafette_zeros(
     out: *mut *mut estafette_tensor,
 ) -> estafette_status {
     // SAFETY: by contract of this function.
-    entry(|| unsafe { allocate(engine, Engine::zeros, (shape, ndim), dtype, out) })
+    entry(|| unsafe { allocate(engine, Memory::On(DLDevice::CPU), (shape, ndim), dtype, out) })
 }
 
 /// As `estafette_zeros`, in memory that other processes can be shown, whatever the engine's other memory is.
@@ -215,16 +217,16 @@ pub unsafe extern "C" fn estafette_zeros_shared(
     out: *mut *mut estafette_tensor,
 ) -> estafette_status {
     // SAFETY: by contract of this function.
-    entry(|| unsafe { allocate(engine, Engine::zeros_shared, (shape, ndim), dtype, out) })
+    entry(|| unsafe { allocate(engine, Memory::Shared(DLDevice::CPU), (shape, ndim), dtype, out) })
 }
 
-/// Makes a tensor by `zeros`.
+/// Makes a tensor of zeros in `memory`.
 ///
 /// # Safety
 /// As for `estafette_zeros`.
 unsafe fn allocate(
     engine: *mut estafette_engine,
-    zeros: fn(&Engine, &[i64], DType) -> Result<Tensor, Error>,
+    memory: Memory,
     (shape, ndim): (*const i64, i32),
     dtype: DLDataType,
     out: *mut *mut estafette_tensor,
@@ -235,7 +237,7 @@ unsafe fn allocate(
     // SAFETY: by contract of this function.
     let shape = unsafe { array(shape, ndim, "shape") }?;
     let vacant = reserve()?;
-    let tensor = zeros(&engine, shape, dtype.known()?)?;
+    let tensor = engine.empty(shape, dtype.known()?, memory)?;
     // SAFETY: writable, by contract.
     unsafe { out.write(vacant.fill(tensor)) };
     DONE

@@ -95,8 +95,9 @@ pub fn conclude(
         // Each of those that are not listed was reported.
         return Ok(());
     }
+    let omitted = unretrieved.count() - errors.len() as u64;
     let errors: Vec<_> = errors.into_iter().map(|error| error.into_value(py)).collect();
     let ended = ended.map(|ended| report::shutdown(py, ended)).transpose()?;
-    let arguments = (errors, unretrieved.omitted(), ended);
+    let arguments = (errors, omitted, ended);
     Err(PyErr::from_value(py.import("estafette._failures")?.call_method1("raised", arguments)?))
 }

@@ -64,7 +64,7 @@ impl Scope {
             let message = "arrow arrays are immutable: the operation must read this tensor and not write it";
             return Err(Error::invalid(message));
         }
-        let lent = self.export(operand, &ExportOptions::new(Access::Read))?;
+        let lent = self.export(operand, &ExportOptions::from(Access::Read))?;
         // SAFETY: the operation was granted read access, which the export prolongs until it is dropped.
         unsafe { borrow(lent) }
     }

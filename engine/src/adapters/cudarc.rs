@@ -60,7 +60,16 @@ impl Engine {
         // SAFETY: the slice owns as many elements as the layout has, and lives in the owner.
         let managed = unsafe { export(&layout, data, ExportFlags::default(), Abi::Versioned, owner) };
         // SAFETY: no other code has the slice, and its content is ready with the fence.
-        unsafe { self.import_with(managed, ImportOptions::default().ready(ready).release_stream(release)) }
+        unsafe {
+            self.import_with(
+                managed,
+                ImportOptions {
+                    ready: ready.into(),
+                    release_stream: Some(release),
+                    ..ImportOptions::default()
+                },
+            )
+        }
     }
 }
 
@@ -86,7 +95,7 @@ impl Tensor {
         let (device, handle) = place(stream)?;
         // SAFETY: the stream is alive as long as the keeper.
         let consumer = unsafe { self.consumer_on_kept(device, handle, Arc::clone(stream) as _) }?;
-        let lent = self.export(ExportOptions { consumer, ..ExportOptions::new(access) }).await?;
+        let lent = self.export(ExportOptions { consumer, ..ExportOptions::from(access) }).await?;
         let layout = lent.describe()?;
         if layout.device() != device {
             return Err(Error::invalid(format!("the memory is on {}, not on {device}", layout.device())));

@@ -1,76 +1,61 @@
 //! dlpark: its managed tensors become ours and the other way round, without a copy.
 
-use dlpark::ffi::{DLManagedTensor, DLManagedTensorVersioned};
 use dlpark::{Managed, ManagedTensorBase, legacy, versioned};
 
-use crate::core::invalid_tensor::InvalidTensor;
-use crate::exchange::ManagedTensor;
+use crate::exchange::{Abi, ManagedTensor};
 
-impl ManagedTensor {
-    /// Adopts a tensor of dlpark, whose own features make such tensors of the arrays of candle, image and safetensors.
-    ///
-    /// ```
-    /// use dlpark::ffi::{DLDataType, DLDevice, DLManagedTensorVersioned};
-    /// use dlpark::metadata::Fixed;
-    /// use estafette::{Access, Engine, ManagedTensor};
-    ///
-    /// let mut values = Box::new([1.0_f32, 2.0]);
-    /// let data = values.as_mut_ptr().cast();
-    /// let mut tensor = Fixed::new([2], [1]).prepare_as::<DLManagedTensorVersioned>()?.initialize(values);
-    /// tensor.set_data(data).set_dtype(DLDataType::F32).set_device(DLDevice::CPU);
-    ///
-    /// let engine = Engine::new()?;
-    /// // SAFETY: the tensor describes the elements of the box that it owns.
-    /// let x = unsafe { engine.import(ManagedTensor::from_dlpark(tensor.finish())?) }?;
-    /// let double = engine.op("double").updates([&x]).run(|[], [], [mut x]| {
-    ///     x.as_mut_slice::<f32>()?.iter_mut().for_each(|x| *x *= 2.0);
-    ///     Ok(())
-    /// })?;
-    /// let lease = futures::executor::block_on(x.export(Access::Read))?.into_dlpark().expect("versioned");
-    /// // SAFETY: the lease keeps writers away.
-    /// assert_eq!(unsafe { lease.validate()?.cpu_slice::<f32>() }?, [2.0, 4.0]);
-    /// # Ok::<(), Box<dyn std::error::Error>>(())
-    /// ```
-    ///
-    /// # Errors
-    /// As [`from_raw_versioned`](Self::from_raw_versioned).
-    ///
-    /// # Safety
-    /// The memory that the tensor describes exists, and stays valid until the deleter is called.
-    pub unsafe fn from_dlpark(tensor: versioned::Dlpack) -> Result<Self, InvalidTensor> {
-        // SAFETY: dlpark has owned a valid struct with such a deleter; the caller says the rest.
-        unsafe { Self::from_raw_versioned(tensor.into_raw().cast()) }
-    }
+/// A tensor for dlpark, whose own features make such tensors of the arrays of candle, image and safetensors. Their structs
+/// come in by [`ManagedTensor::from_raw`].
+///
+/// ```
+/// use dlpark::ffi::{DLDataType, DLDevice, DLManagedTensorVersioned};
+/// use dlpark::metadata::Fixed;
+/// use estafette::exchange::Abi;
+/// use estafette::{Access, Engine, ManagedTensor};
+///
+/// let mut values = Box::new([1.0_f32, 2.0]);
+/// let data = values.as_mut_ptr().cast();
+/// let mut tensor = Fixed::new([2], [1]).prepare_as::<DLManagedTensorVersioned>()?.initialize(values);
+/// tensor.set_data(data).set_dtype(DLDataType::F32).set_device(DLDevice::CPU);
+///
+/// let engine = Engine::new()?;
+/// // SAFETY: the tensor describes the elements of the box that it owns.
+/// let managed = unsafe { ManagedTensor::from_raw(tensor.finish().into_raw().cast(), Abi::Versioned) }?;
+/// // SAFETY: as above.
+/// let x = unsafe { engine.import(managed) }?;
+/// let double = engine.op("double").updates([&x]).run(|[], [], [mut x]| {
+///     x.as_mut_slice::<f32>()?.iter_mut().for_each(|x| *x *= 2.0);
+///     Ok(())
+/// })?;
+/// let lent = futures::executor::block_on(x.export(Access::Read))?;
+/// let lease = dlpark::versioned::Dlpack::try_from(lent).expect("versioned");
+/// // SAFETY: the lease keeps writers away.
+/// assert_eq!(unsafe { lease.validate()?.cpu_slice::<f32>() }?, [2.0, 4.0]);
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+///
+/// A legacy tensor comes back.
+impl TryFrom<ManagedTensor> for versioned::Dlpack {
+    type Error = ManagedTensor;
 
-    /// As [`from_dlpark`](Self::from_dlpark), for the struct without a version.
-    ///
-    /// # Safety
-    /// As for [`from_dlpark`](Self::from_dlpark).
-    pub unsafe fn from_dlpark_legacy(tensor: legacy::Dlpack) -> Self {
-        // SAFETY: as in `from_dlpark`.
-        unsafe { Self::from_raw_legacy(tensor.into_raw().cast()) }.expect("dlpark owns no NULL")
-    }
-
-    /// Gives the tensor to dlpark.
-    ///
-    /// # Errors
-    /// It is a legacy tensor, and comes back.
-    pub fn into_dlpark(self) -> Result<versioned::Dlpack, Self> {
-        self.into_raw_versioned().map(|raw| owned::<DLManagedTensorVersioned>(raw.cast()))
-    }
-
-    /// Gives a legacy tensor to dlpark.
-    ///
-    /// # Errors
-    /// It is a versioned tensor, and comes back.
-    pub fn into_dlpark_legacy(self) -> Result<legacy::Dlpack, Self> {
-        self.into_raw_legacy().map(|raw| owned::<DLManagedTensor>(raw.cast()))
+    fn try_from(tensor: ManagedTensor) -> Result<Self, ManagedTensor> {
+        if tensor.abi() == Abi::Versioned { Ok(owned(tensor)) } else { Err(tensor) }
     }
 }
 
-fn owned<M: ManagedTensorBase>(raw: *mut M) -> Managed<M> {
-    // SAFETY: a `ManagedTensor` has given up ownership of the struct, which keeps the same promises.
-    let owned = unsafe { Managed::from_raw(raw) };
+/// A legacy tensor for dlpark. A versioned one comes back.
+impl TryFrom<ManagedTensor> for legacy::Dlpack {
+    type Error = ManagedTensor;
+
+    fn try_from(tensor: ManagedTensor) -> Result<Self, ManagedTensor> {
+        if tensor.abi() == Abi::Legacy { Ok(owned(tensor)) } else { Err(tensor) }
+    }
+}
+
+/// The struct of `tensor`, which is of this kind.
+fn owned<M: ManagedTensorBase>(tensor: ManagedTensor) -> Managed<M> {
+    // SAFETY: the callers have looked at the kind. A `ManagedTensor` gives up ownership of the struct, which keeps the same promises.
+    let owned = unsafe { Managed::from_raw(tensor.into_raw().cast()) };
     owned.expect("a managed tensor is not NULL, and of the major version that dlpark knows")
 }
 
@@ -78,11 +63,10 @@ fn owned<M: ManagedTensorBase>(raw: *mut M) -> Managed<M> {
 mod tests {
     use std::sync::Arc;
 
-    use dlpark::ffi::{DLDataType, DLDevice};
+    use dlpark::ffi::{DLDataType, DLDevice, DLManagedTensor, DLManagedTensorVersioned};
     use dlpark::metadata::Fixed;
 
     use super::*;
-    use crate::exchange::Abi;
     use crate::{Access, Engine, ExportOptions};
 
     /// A tensor of three numbers, which owns a count of `alive`.
@@ -102,13 +86,16 @@ mod tests {
         // SAFETY: as in `foreign`.
         let managed = unsafe {
             [
-                ManagedTensor::from_dlpark(foreign(&alive)).unwrap(),
-                ManagedTensor::from_dlpark_legacy(foreign(&alive)),
+                ManagedTensor::from_raw(
+                    foreign::<DLManagedTensorVersioned>(&alive).into_raw().cast(),
+                    Abi::Versioned,
+                ),
+                ManagedTensor::from_raw(foreign::<DLManagedTensor>(&alive).into_raw().cast(), Abi::Legacy),
             ]
         };
         for managed in managed {
             // SAFETY: the memory is ready, and only the engine uses it.
-            let x = unsafe { engine.import(managed) }.unwrap();
+            let x = unsafe { engine.import(managed.unwrap()) }.unwrap();
             assert_eq!(x.to_vec::<i32>().unwrap(), [1, 2, 3]);
         }
         drop(engine);
@@ -121,14 +108,15 @@ mod tests {
     fn tensors_of_both_structs_go_out_under_a_lease() {
         let engine = Engine::builder().workers(1).build().unwrap();
         let x = engine.from_vec(vec![1_i32, 2, 3], &[3]).unwrap();
-        let legacy = ExportOptions { abi: Abi::Legacy, ..ExportOptions::new(Access::Write) };
-        let Err(managed) = x.export_wait(&legacy).unwrap().into_dlpark() else { panic!("a legacy tensor") };
-        let lent = managed.into_dlpark_legacy().unwrap();
+        let old = ExportOptions { abi: Abi::Legacy, ..ExportOptions::from(Access::Write) };
+        let managed = versioned::Dlpack::try_from(x.export_wait(&old).unwrap());
+        let lent = legacy::Dlpack::try_from(managed.err().expect("a legacy tensor")).unwrap();
         let read = engine.op("read").reads([&x]).run(|[_], []| Ok(())).unwrap();
         assert!(!read.is_done());
         drop(lent);
         read.wait().unwrap();
-        let lent = x.export_wait(&ExportOptions::new(Access::Read)).unwrap().into_dlpark().unwrap();
+        let lent = x.export_wait(&ExportOptions::from(Access::Read)).unwrap();
+        let lent = versioned::Dlpack::try_from(lent).unwrap();
         assert_eq!(lent.validate().unwrap().shape(), [3]);
     }
 }

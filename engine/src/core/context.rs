@@ -86,6 +86,12 @@ impl Drop for Entered {
 
 /// Sets whether the calling thread may run operations inside of the engine's functions. Returns the previous
 /// setting. The default is true.
+#[doc(hidden)]
+pub fn set_helping(allowed: bool) -> bool {
+    MAY_HELP.replace(allowed)
+}
+
+/// Calls `f`; meanwhile none of the engine's functions runs operations on this thread: helping is forbidden.
 ///
 /// Where helping is allowed, these functions run operations on the thread that calls them:
 /// - waits without a timeout: [`Tensor::wait`](crate::Tensor::wait) and [`to_vec`](crate::Tensor::to_vec),
@@ -97,11 +103,6 @@ impl Drop for Entered {
 ///
 /// Forbid helping where the caller holds a lock that a body may take, or must not be held up by a body. The
 /// engine's workers then do the work; an engine without workers starts a thread for the time of the wait.
-pub fn set_helping(allowed: bool) -> bool {
-    MAY_HELP.replace(allowed)
-}
-
-/// Calls `f`; meanwhile none of the engine's functions runs operations on this thread. See [`set_helping`].
 ///
 /// ```
 /// # let engine = estafette::Engine::builder().workers(0).build()?;

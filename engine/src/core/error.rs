@@ -94,6 +94,7 @@ impl Error {
 
     /// The text of the error and of all its sources, down to the root. Use the text where only text can be
     /// passed on.
+    #[doc(hidden)]
     pub fn full_text(&self) -> String {
         full_text(self)
     }
@@ -249,6 +250,7 @@ impl OperationError {
     }
 
     /// The error value that the body returned, if the body returned an error.
+    #[doc(hidden)]
     pub fn source_error(&self) -> Option<&(dyn std::error::Error + Send + Sync + 'static)> {
         self.0.source.as_deref().map(|source| &**source)
     }

@@ -228,7 +228,8 @@ impl Unretrieved {
         self.failures.is_empty() && self.omitted == 0
     }
 
-    /// Number of failures, including the omitted ones. The call retrieves no failure.
+    /// Number of failures, including those that are not listed: each of these was reported when its last handle was
+    /// dropped. The call retrieves no failure.
     pub fn count(&self) -> u64 {
         self.failures.len() as u64 + self.omitted
     }
@@ -242,11 +243,6 @@ impl Unretrieved {
             drop(retrieved);
         }
         &self.failures
-    }
-
-    /// Number of failures that are not listed. Each was reported when its last handle was dropped.
-    pub fn omitted(&self) -> u64 {
-        self.omitted
     }
 
     /// Reports the failures that were not reported yet, as if their last handles were gone. Retrieves no

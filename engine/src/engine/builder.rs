@@ -60,7 +60,7 @@ impl EngineBuilder {
     ///
     /// With 0 workers, threads that wait without a timeout run the operations; so do threads that submit,
     /// once many operations are ready. For waits with a timeout, for futures, and where helping is
-    /// [forbidden](crate::wait::set_helping), the engine starts a thread. This thread runs ready operations for as
+    /// [forbidden](crate::wait::without_helping), the engine starts a thread. This thread runs ready operations for as
     /// long as these waits last.
     pub fn workers(mut self, workers: usize) -> Self {
         self.workers = Some(workers);

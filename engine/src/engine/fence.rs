@@ -16,6 +16,7 @@ impl Engine {
     ///
     /// # Safety
     /// As for [`foreign_fence::import`].
+    #[doc(hidden)]
     pub unsafe fn import_fence(&self, fence: NonNull<RawFence>) -> Result<Fence, Error> {
         // SAFETY: the caller's promise is the same.
         unsafe { foreign_fence::import(fence, self.devices()) }

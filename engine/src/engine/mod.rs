@@ -32,9 +32,8 @@ use crate::lease::{Access, Lease, LeaseOwner, LeaseRequest};
 use crate::operation::builder::OpBuilder;
 use crate::operation::import::{self, ImportOptions};
 use crate::tensor::handle::Tensor;
-use crate::tensor::memory::{fresh, unwritten};
 use crate::tensor::variable::Variable;
-use crate::wait::activity::{Activity, StallWatch};
+use crate::wait::activity::StallWatch;
 use crate::wait::diagnose::{Diagnosis, diagnose};
 
 pub use estafette_devices::cpu::SharedLock;
@@ -42,6 +41,7 @@ pub use estafette_devices::cpu::SharedLock;
 pub use self::builder::{EngineBuilder, STACK_SIZES, WORKERS_MAX};
 pub use self::shutdown::ShutdownReport;
 pub use self::stats::Stats;
+pub use crate::tensor::memory::Memory;
 
 /// Schedules operations in the order that their data demands. A clone is another handle to the same engine.
 ///
@@ -198,16 +198,17 @@ impl Engine {
     /// # Errors
     /// [`Error::InvalidTensor`] for a shape that cannot be; [`Error::Device`] when memory is exhausted.
     pub fn zeros(&self, shape: &[i64], dtype: DType) -> Result<Tensor, Error> {
-        import::allocate(self.core(), DLDevice::CPU, shape, dtype, |core, layout| fresh(core, layout, true))
+        self.empty(shape, dtype, DLDevice::CPU)
     }
 
-    /// A tensor in the memory of `device`; its bytes are arbitrary. Where the host can use the memory the
-    /// bytes are zero.
+    /// A tensor in the memory of a device, or in other [`Memory`]; its bytes are arbitrary. Where the host can use the
+    /// memory the bytes are zero.
     ///
     /// # Errors
-    /// As [`zeros`](Self::zeros), and [`Error::Invalid`] for a device that the engine does not have.
-    pub fn empty_on(&self, device: DLDevice, shape: &[i64], dtype: DType) -> Result<Tensor, Error> {
-        import::allocate(self.core(), device, shape, dtype, unwritten)
+    /// As [`zeros`](Self::zeros), and [`Error::Invalid`] for a device that the engine does not have;
+    /// [`Error::NotShared`] if memory of the device cannot be shown to other processes and is to be.
+    pub fn empty(&self, shape: &[i64], dtype: DType, memory: impl Into<Memory>) -> Result<Tensor, Error> {
+        import::allocate(self.core(), memory.into(), shape, dtype)
     }
 
     /// Requests leases of several tensors in one step. All are granted together, once all tensors are
@@ -238,7 +239,7 @@ impl Engine {
     /// Runs, on this thread, the ready operations of an engine without workers, and operations that they make
     /// ready in turn. Waits for nothing: this function is for programs with one thread and a loop of their
     /// own. Returns whether an operation was ready. Runs nothing where the engine has workers, or where
-    /// helping is [forbidden](crate::wait::set_helping).
+    /// helping is [forbidden](crate::wait::without_helping).
     pub fn run_ready(&self) -> bool {
         let core = self.core();
         if !core.has_no_workers() || core.generation.is_inherited() || !core.help_any() {
@@ -251,17 +252,6 @@ impl Engine {
     /// The operations in flight, what each one waits for, and the deleters that do not return.
     pub fn diagnose(&self) -> Diagnosis {
         diagnose(self.core())
-    }
-
-    /// How many operations are running, ready and stalled right now. The cost is that of
-    /// [`diagnose`](Self::diagnose): proportional to what is in flight.
-    pub fn activity(&self) -> Activity {
-        Activity::of(&self.diagnose())
-    }
-
-    /// Worker threads for host operations.
-    pub fn workers(&self) -> usize {
-        self.core().pool.workers()
     }
 
     /// Whether both are handles to the same engine.
@@ -314,7 +304,7 @@ impl std::fmt::Debug for Engine {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Engine")
             .field("id", &self.core().id)
-            .field("workers", &self.workers())
+            .field("workers", &self.core().pool.workers())
             .field("in_flight", &self.core().in_flight())
             .finish()
     }

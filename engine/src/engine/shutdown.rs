@@ -38,7 +38,7 @@ pub struct ShutdownReport {
 impl Engine {
     /// Waits until everything submitted to this engine has ended. Leases do not count, and device work that an
     /// operation has left may go on: wait for its outputs. Without a timeout the wait may run any ready
-    /// operation on this thread, unless helping is [forbidden](crate::wait::set_helping). With a timeout the
+    /// operation on this thread, unless helping is [forbidden](crate::wait::without_helping). With a timeout the
     /// wait runs nothing, so that the timeout is kept.
     ///
     /// # Errors

@@ -9,6 +9,8 @@ use crate::exchange::{handed_back, reaper};
 #[derive(Debug, Clone, Copy)]
 #[non_exhaustive]
 pub struct Stats {
+    /// Worker threads for host operations.
+    pub workers: usize,
     /// Operations in flight in this engine.
     pub in_flight: usize,
     /// Failures of this engine's operations that the program has not retrieved.
@@ -40,6 +42,7 @@ impl Engine {
     pub fn stats(&self) -> Stats {
         let reaper = reaper().stats();
         Stats {
+            workers: self.core().pool.workers(),
             in_flight: self.core().in_flight(),
             unretrieved: self.unretrieved().count(),
             in_flight_limit: self.core().in_flight_limit(),

@@ -19,6 +19,7 @@ pub(crate) mod unowned;
 use std::borrow::Cow;
 use std::ffi::c_void;
 use std::fmt;
+use std::mem::ManuallyDrop;
 use std::ptr::NonNull;
 
 use dlpark::DlpackFlags;
@@ -75,7 +76,7 @@ unsafe impl Send for ManagedTensor {}
 unsafe impl Sync for ManagedTensor {}
 
 impl ManagedTensor {
-    /// Takes ownership of a `DLManagedTensorVersioned*`.
+    /// Takes ownership of a `DLManagedTensorVersioned*` or `DLManagedTensor*`, as `abi` says.
     ///
     /// # Errors
     /// NULL, or a major version other than 1; of such a tensor the deleter is called here, and nothing else
@@ -87,58 +88,29 @@ impl ManagedTensor {
     /// readable and unchanged until the deleter is called, and the memory that it describes, if
     /// [`describe`](Self::describe) finds nothing wrong with it, exists and stays valid as long. The deleter is
     /// NULL, or may be called once from any thread and does not unwind.
-    pub unsafe fn from_raw_versioned(tensor: *mut c_void) -> Result<Self, InvalidTensor> {
-        let Some(tensor) = NonNull::new(tensor.cast::<DLManagedTensorVersioned>()) else {
-            return Err(InvalidTensor::new("tensor", "is NULL"));
-        };
+    pub unsafe fn from_raw(tensor: *mut c_void, abi: Abi) -> Result<Self, InvalidTensor> {
+        let tensor = NonNull::new(tensor).ok_or_else(|| InvalidTensor::new("tensor", "is NULL"))?;
         // From here on the deleter is called on every way out.
-        let owned = Self::new(Raw::Versioned(tensor));
-        // SAFETY: the caller says that the struct is valid; DLPack promises that the version keeps its
-        // place in all versions of the struct.
-        let version = unsafe { (&raw const (*tensor.as_ptr()).version).read() };
-        if version.major != VERSION.0 {
+        let owned = Self::new(match abi {
+            Abi::Legacy => Raw::Legacy(tensor.cast()),
+            Abi::Versioned => Raw::Versioned(tensor.cast()),
+        });
+        // The caller says that the struct is valid; DLPack promises that the version keeps its place in all versions of
+        // the struct.
+        if let Some((major, minor)) = owned.version()
+            && major != VERSION.0
+        {
             drop(owned);
-            let reason = format!("is {}.{}, but only {}.x is known", version.major, version.minor, VERSION.0);
+            let reason = format!("is {major}.{minor}, but only {}.x is known", VERSION.0);
             return Err(InvalidTensor::new("version", reason));
         }
         Ok(owned)
     }
 
-    /// Takes ownership of a legacy `DLManagedTensor*`.
-    ///
-    /// # Errors
-    /// NULL. Everything else is checked by [`describe`](Self::describe).
-    ///
-    /// # Safety
-    /// As for [`from_raw_versioned`](Self::from_raw_versioned).
-    pub unsafe fn from_raw_legacy(tensor: *mut c_void) -> Result<Self, InvalidTensor> {
-        match NonNull::new(tensor.cast::<DLManagedTensor>()) {
-            Some(tensor) => Ok(Self::new(Raw::Legacy(tensor))),
-            None => Err(InvalidTensor::new("tensor", "is NULL")),
-        }
-    }
-
-    /// Gives up ownership as a `DLManagedTensorVersioned*`. The caller must see to the call of the deleter.
-    ///
-    /// # Errors
-    /// It is a legacy tensor, and comes back.
+    /// Gives up ownership, as the struct that [`abi`](Self::abi) says. The caller must see to the call of the deleter.
     #[inline]
-    pub fn into_raw_versioned(self) -> Result<*mut c_void, Self> {
-        match self.raw() {
-            Raw::Versioned(tensor) => Ok(self.forget(tensor.as_ptr().cast())),
-            Raw::Legacy(_) => Err(self),
-        }
-    }
-
-    /// Gives up ownership as a legacy `DLManagedTensor*`. The caller must see to the call of the deleter.
-    ///
-    /// # Errors
-    /// It is a versioned tensor, and comes back.
-    pub fn into_raw_legacy(self) -> Result<*mut c_void, Self> {
-        match self.raw() {
-            Raw::Legacy(tensor) => Ok(self.forget(tensor.as_ptr().cast())),
-            Raw::Versioned(_) => Err(self),
-        }
+    pub fn into_raw(self) -> *mut c_void {
+        ManuallyDrop::new(self).managed.as_ptr()
     }
 
     /// Which struct it is.
@@ -147,25 +119,23 @@ impl ManagedTensor {
     }
 
     /// The DLPack version that the producer wrote (major, minor); `None` for a legacy tensor.
-    pub fn version(&self) -> Option<(u32, u32)> {
+    pub(crate) fn version(&self) -> Option<(u32, u32)> {
         let Raw::Versioned(tensor) = self.raw() else { return None };
         // SAFETY: the struct is valid and unchanged while it is owned.
         let version = unsafe { (&raw const (*tensor.as_ptr()).version).read() };
         Some((version.major, version.minor))
     }
 
-    /// Whether the producer forbids writing. A legacy tensor cannot say so, and says no.
-    pub fn read_only(&self) -> bool {
-        self.flags().contains(DlpackFlags::READ_ONLY)
-    }
-
-    /// Whether the producer made a copy for this exchange.
-    pub fn is_copied(&self) -> bool {
-        self.flags().contains(DlpackFlags::IS_COPIED)
+    /// What the producer says about the memory. A legacy tensor can say neither.
+    pub fn flags(&self) -> ExportFlags {
+        let flags = self.raw_flags();
+        let (read_only, is_copied) = (DlpackFlags::READ_ONLY, DlpackFlags::IS_COPIED);
+        ExportFlags { read_only: flags.contains(read_only), is_copied: flags.contains(is_copied) }
     }
 
     /// Where the tensor says it is, before any check.
     #[inline]
+    #[doc(hidden)]
     pub fn device(&self) -> DLDevice {
         device_of(&self.tensor())
     }
@@ -222,7 +192,7 @@ impl ManagedTensor {
             Some(strides) => Layout::strided(dtype, device, &shape, &strides)?,
             None => Layout::contiguous(dtype, device, &shape)?,
         };
-        if self.flags().contains(DlpackFlags::IS_SUBBYTE_TYPE_PADDED) {
+        if self.raw_flags().contains(DlpackFlags::IS_SUBBYTE_TYPE_PADDED) {
             layout = layout.with_padding(true);
         }
         if !device.device_type.has_addresses() {
@@ -258,11 +228,6 @@ impl ManagedTensor {
         }
     }
 
-    fn forget(self, pointer: *mut c_void) -> *mut c_void {
-        std::mem::forget(self);
-        pointer
-    }
-
     /// A copy of the description; the pointers in it belong to the producer.
     fn tensor(&self) -> DLTensor {
         // SAFETY: the struct is valid and unchanged while it is owned, and was found to be of a known major
@@ -276,7 +241,7 @@ impl ManagedTensor {
         }
     }
 
-    fn flags(&self) -> DlpackFlags {
+    fn raw_flags(&self) -> DlpackFlags {
         match self.raw() {
             Raw::Legacy(_) => DlpackFlags::empty(),
             // SAFETY: as in `tensor`; flags that we do not know are kept as they are.

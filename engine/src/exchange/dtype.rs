@@ -195,7 +195,7 @@ impl FromStr for DType {
 /// A Rust type that can stand for the elements of a tensor in a typed view.
 ///
 /// Sealed: the soundness of typed views rests on what is listed here. Every bit pattern is a value of all
-/// of these types but `bool`; a view of `bool` looks at its bytes first ([`valid`](Self::valid)), since
+/// of these types but `bool`; a view of `bool` looks at its bytes first, since
 /// foreign libraries may write any byte. `u8` also views `bool` tensors, unchecked, for those who know or
 /// want to repair them.
 pub trait Element: Copy + Send + Sync + fmt::Debug + 'static + sealed::Sealed {
@@ -203,11 +203,13 @@ pub trait Element: Copy + Send + Sync + fmt::Debug + 'static + sealed::Sealed {
     const DTYPE: DType;
 
     /// Whether a tensor of `dtype` may be viewed as this type.
+    #[doc(hidden)]
     fn accepts(dtype: DType) -> bool {
         dtype == Self::DTYPE
     }
 
     /// Whether these bytes, a whole number of elements, are values of this type.
+    #[doc(hidden)]
     fn valid(_bytes: &[u8]) -> bool {
         true
     }

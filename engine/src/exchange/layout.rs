@@ -89,11 +89,6 @@ impl Layout {
         &self.strides
     }
 
-    /// The number of dimensions, at most 64.
-    pub fn ndim(&self) -> usize {
-        self.shape.len()
-    }
-
     /// Bytes from the data handle to the first element; 0 on devices with addresses.
     pub(crate) fn byte_offset(&self) -> u64 {
         self.byte_offset

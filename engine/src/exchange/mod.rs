@@ -11,7 +11,7 @@
 //! | `storage` | the owner that keeps memory alive |
 //! | `interval_map` | values by address range, and which of them overlap |
 //! | [`ReleaseStream`] | the stream in whose order an allocator reuses memory |
-//! | [`mod@reaper`] | the threads that run foreign deleters and hold no lock |
+//! | `reaper` | the threads that run foreign deleters and hold no lock |
 //! | [`quarantine`] | memory that a consumer released while its device work may still run |
 //! | `callback` | which threads run foreign callbacks, which must not wait |
 //! | `pack` | strided host memory in row-major order |
@@ -43,7 +43,7 @@ pub(crate) mod layout;
 #[cfg(feature = "links")]
 pub(crate) mod loan;
 pub mod quarantine;
-pub mod reaper;
+pub(crate) mod reaper;
 pub(crate) mod storage;
 
 mod log_panic;
@@ -60,7 +60,8 @@ pub use abi::{Abi, ExportFlags, ManagedTensor, export, table};
 pub use dtype::{BF16Bits, DType, Element, F16Bits};
 pub(crate) use interval_map::{AddressSpace, IntervalKey, IntervalMap, Resolution};
 pub use layout::Layout;
-pub use reaper::{Reaper, ReaperStats, Release, ReleaseStatus, reaper};
+pub(crate) use reaper::reaper;
+pub use reaper::{Release, ReleaseStatus, flush_deleters};
 pub use release_stream::ReleaseStream;
 pub(crate) use release_stream::handed_back;
 pub(crate) use storage::Storage;

@@ -133,6 +133,7 @@ estafette_sync::per_process! {
 }
 
 /// What went through so far in this process.
+#[doc(hidden)]
 pub fn stats() -> QuarantineStats {
     let (released, given_up) = (RELEASED.load(Ordering::Acquire), GIVEN_UP.load(Ordering::Acquire));
     QuarantineStats {

@@ -88,6 +88,15 @@ pub fn reaper() -> &'static Reaper {
     REAPER.get_or_init(Reaper::new)
 }
 
+/// Waits until all memory that fell out of use before this call has been released or leaked, and what the deleters of that
+/// have dropped, for at most `timeout`. Returns whether that was so. The caller must hold nothing that a deleter needs (the
+/// Python lock).
+///
+/// In a deleter, and in a callback of a foreign fence, it does not wait: it might wait for itself.
+pub fn flush_deleters(timeout: Duration) -> bool {
+    reaper().flush(timeout)
+}
+
 /// Gives memory back when it is safe to. See the module for the rules.
 pub struct Reaper {
     shared: Arc<Shared>,
@@ -168,10 +177,7 @@ impl Reaper {
         self.shared.leak(storage);
     }
 
-    /// Waits until everything handed over before this call has been released or leaked, and what the deleters of that have handed over, at
-    /// most `timeout`. Says whether that was so. Must not be called while holding what a deleter needs (the Python lock).
-    ///
-    /// On the reaper's own thread, in a deleter, and in a callback it does not wait: it might wait for itself.
+    /// As [`flush_deleters`].
     pub fn flush(&self, timeout: Duration) -> bool {
         if self.shared.generation.is_inherited() {
             return true;

@@ -54,7 +54,9 @@ impl Engine {
             }
         };
         // SAFETY: as the caller says, once the fence is done.
-        unsafe { self.import_with(tensor, ImportOptions::default().ready(ready).read_only(true)) }
+        unsafe {
+            self.import_with(tensor, ImportOptions { ready, read_only: true, ..ImportOptions::default() })
+        }
     }
 }
 
@@ -154,5 +156,5 @@ fn hand_over(
 }
 
 fn options() -> ExportOptions {
-    ExportOptions { owner: Some("a consumer of Arrow arrays".into()), ..ExportOptions::new(Access::Read) }
+    ExportOptions { owner: Some("a consumer of Arrow arrays".into()), ..ExportOptions::from(Access::Read) }
 }

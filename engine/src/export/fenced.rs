@@ -43,7 +43,8 @@ impl Engine {
             Err(error) => return Err(Box::new((error, managed))),
         };
         if !described_late {
-            let options = if ready.observed_done() { options } else { options.ready(ready) };
+            let ready = if ready.observed_done() { options.ready } else { ready.into() };
+            let options = ImportOptions { ready, ..options };
             // SAFETY: by contract.
             return unsafe { self.import_or_return(managed, options) };
         }
@@ -64,7 +65,10 @@ impl Engine {
         unsafe {
             let nothing =
                 export(&nothing, std::ptr::null_mut(), ExportFlags::default(), Abi::Versioned, || ());
-            self.import_with(nothing, ImportOptions::default().ready(ready).read_only(true))
+            self.import_with(
+                nothing,
+                ImportOptions { ready: ready.into(), read_only: true, ..ImportOptions::default() },
+            )
         }
     }
 }
@@ -89,7 +93,7 @@ impl Tensor {
         let options = &ExportOptions {
             owner: Some(options.owner_text()),
             timeout: None,
-            ..ExportOptions::new(options.access)
+            ..ExportOptions::from(options.access)
         };
         let at_once =
             options.access == Access::Read && self.inner.is_quiet() && self.inner.definition().is_ok();

@@ -53,19 +53,6 @@ pub struct ExportOptions {
 }
 
 impl ExportOptions {
-    /// The versioned struct, for `access`. [`Access`] turns into these options by itself.
-    pub fn new(access: Access) -> Self {
-        Self {
-            access,
-            abi: Abi::Versioned,
-            owner: None,
-            timeout: None,
-            copy: false,
-            copy_to: DLDevice::CPU,
-            consumer: Consumer::Host,
-        }
-    }
-
     /// Who waits for earlier work. For a copy: the host, which makes the copy.
     fn settled_by(&self) -> &Consumer {
         if self.copy { &Consumer::Host } else { &self.consumer }
@@ -79,9 +66,18 @@ impl ExportOptions {
     }
 }
 
+/// The versioned struct, for an access.
 impl From<Access> for ExportOptions {
     fn from(access: Access) -> Self {
-        Self::new(access)
+        Self {
+            access,
+            abi: Abi::Versioned,
+            owner: None,
+            timeout: None,
+            copy: false,
+            copy_to: DLDevice::CPU,
+            consumer: Consumer::Host,
+        }
     }
 }
 
@@ -268,7 +264,7 @@ impl Scope {
         let mode = mode.ok_or_else(|| Error::invalid("the operation has ended"))?;
         inner.note_view(&lease, mode);
         drop(inner);
-        is_kept.then(|| export_held(lease, &ExportOptions::new(view.access))).transpose()
+        is_kept.then(|| export_held(lease, &ExportOptions::from(view.access))).transpose()
     }
 
     /// Lends an operand in the mode it was declared with. Waits for nothing.

@@ -53,6 +53,7 @@ impl Consumer {
     }
 
     /// The queue that the consumer uses the memory on, if it has named one.
+    #[doc(hidden)]
     pub fn queue(&self) -> Option<&Arc<dyn Queue>> {
         match self {
             Self::Queue(queue) | Self::KeptQueue(queue, _) => Some(queue),

@@ -59,6 +59,7 @@ impl Lease {
     }
 
     /// What the owner may do.
+    #[doc(hidden)]
     pub fn access(&self) -> Access {
         self.inner.access()
     }

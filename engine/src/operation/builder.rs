@@ -13,7 +13,7 @@ use crate::exchange::{DType, Layout};
 use crate::lease::check_writable;
 use crate::operation::disjoint::check_disjoint;
 use crate::operation::import::Copying;
-use crate::operation::operands::{Operands, Tensors};
+use crate::operation::operands::{IntoOperands, Operands};
 use crate::operation::own_leases::check_own_leases;
 use crate::tensor::handle::{Tensor, VarSet};
 use crate::tensor::variable::Variable;
@@ -124,40 +124,17 @@ impl<T> Description<T> {
 }
 
 impl<T, R, W, U> Description<T, R, W, U> {
-    /// Tensors that the body reads.
-    pub fn reads<const N: usize>(self, tensors: [&Tensor; N]) -> Description<T, [Tensor; N], W, U> {
+    /// Tensors that the body reads: an array, or a slice where their number is known only at run time.
+    pub fn reads<O: IntoOperands>(self, tensors: O) -> Description<T, O::Operands, W, U> {
         let Self { target, writes, updates, options, .. } = self;
-        Description { target, reads: tensors.map(Tensor::clone), writes, updates, options }
+        Description { target, reads: tensors.into_operands(), writes, updates, options }
     }
 
-    /// As [`reads`](Self::reads), for a number known only at run time.
-    pub fn reads_slice(self, tensors: &[Tensor]) -> Description<T, Tensors, W, U> {
-        self.reads_owned(tensors.into())
-    }
-
-    /// As [`reads_slice`](Self::reads_slice), with handles that the caller gives up.
-    #[doc(hidden)]
-    pub fn reads_owned(self, tensors: Tensors) -> Description<T, Tensors, W, U> {
-        let Self { target, writes, updates, options, .. } = self;
-        Description { target, reads: tensors, writes, updates, options }
-    }
-
-    /// Tensors that the body overwrites without reading them. A write makes a failed tensor usable again.
-    pub fn writes<const N: usize>(self, tensors: [&Tensor; N]) -> Description<T, R, [Tensor; N], U> {
+    /// Tensors that the body overwrites without reading them: an array or a slice. A write makes a failed tensor usable
+    /// again.
+    pub fn writes<O: IntoOperands>(self, tensors: O) -> Description<T, R, O::Operands, U> {
         let Self { target, reads, updates, options, .. } = self;
-        Description { target, reads, writes: tensors.map(Tensor::clone), updates, options }
-    }
-
-    /// As [`writes`](Self::writes), for a number known only at run time.
-    pub fn writes_slice(self, tensors: &[Tensor]) -> Description<T, R, Tensors, U> {
-        self.writes_owned(tensors.into())
-    }
-
-    /// As [`writes_slice`](Self::writes_slice), with handles that the caller gives up.
-    #[doc(hidden)]
-    pub fn writes_owned(self, tensors: Tensors) -> Description<T, R, Tensors, U> {
-        let Self { target, reads, updates, options, .. } = self;
-        Description { target, reads, writes: tensors, updates, options }
+        Description { target, reads, writes: tensors.into_operands(), updates, options }
     }
 
     /// Tensors that the body reads and writes in place. The body gets them as its last argument.

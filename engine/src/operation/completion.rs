@@ -104,11 +104,6 @@ impl Prepared {
 }
 
 impl Completion {
-    /// Identity of the operation.
-    pub fn id(&self) -> u64 {
-        self.id
-    }
-
     /// The operation's scope, for lending out its operands.
     pub fn scope(&self) -> &Scope {
         self.scope.as_ref().expect("a method that ends the operation consumes the completion")
@@ -203,6 +198,7 @@ impl Scope {
     }
 
     /// Name of the operation, until the operation has ended.
+    #[doc(hidden)]
     pub fn name(&self) -> Option<String> {
         self.lock().running.as_ref().map(|running| running.tag().name.as_str().to_owned())
     }

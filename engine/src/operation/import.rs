@@ -15,7 +15,7 @@ use crate::exchange::{AddressSpace, DType, Element, Layout, ManagedTensor, Relea
 use crate::lease::{Access, Lease};
 use crate::tensor::alias_map::{self, Origin, Placement};
 use crate::tensor::handle::{Definition, Tensor, TensorInner};
-use crate::tensor::memory::{ALIGN, fresh, host_can_use};
+use crate::tensor::memory::{ALIGN, Memory, fresh, host_can_use};
 #[cfg(feature = "links")]
 use crate::tensor::{handle::VarSet, variable::Variable};
 use crate::trace::{self, hooks};
@@ -73,6 +73,7 @@ impl From<ManagedTensor> for Produced {
 
 impl Produced {
     /// A tensor from outside that must not be written, even if its struct cannot say so.
+    #[doc(hidden)]
     pub fn immutable(managed: ManagedTensor) -> Self {
         Self(Source::Managed { managed, read_only: true })
     }
@@ -119,44 +120,22 @@ fn vec_layout<T: Element>(len: usize, shape: &[i64]) -> Result<Layout, Error> {
 /// How an engine imports a tensor; see [`Engine::import_with`](crate::Engine::import_with).
 #[derive(Default)]
 pub struct ImportOptions<'a> {
-    ready: FenceSet,
-    read_only: bool,
-    origin: Option<&'a dyn Fn() -> Origin>,
-    release_stream: Option<ReleaseStream>,
-}
-
-impl<'a> ImportOptions<'a> {
-    /// The memory is ready to be read once the fences in `ready` are done. Default: at once.
-    pub fn ready(mut self, ready: impl Into<FenceSet>) -> Self {
-        self.ready = ready.into();
-        self
-    }
-
+    /// The memory is ready to be read once these fences are done. Default: at once.
+    pub ready: FenceSet,
     /// Whether the memory must not be written, even if the tensor's struct cannot say so. Default: the struct
     /// decides.
-    pub fn read_only(mut self, read_only: bool) -> Self {
-        self.read_only = read_only;
-        self
-    }
-
-    /// Device memory whose allocator reuses memory in the order of `stream`. When the tensor is gone, the
-    /// engine makes this stream wait for the pending uses of the memory and calls the deleter at once. Where
+    pub read_only: bool,
+    /// Device memory whose allocator reuses memory in the order of this stream. When the tensor is gone, the
+    /// engine makes the stream wait for the pending uses of the memory and calls the deleter at once. Where
     /// the stream cannot wait, the engine calls the deleter when these uses are over.
     /// [`Stats::handed_back`](crate::engine::Stats::handed_back) counts the former.
     ///
-    /// The importer promises that `stream` is what [`ReleaseStream::new`] says of this memory.
-    pub fn release_stream(mut self, stream: ReleaseStream) -> Self {
-        self.release_stream = Some(stream);
-        self
-    }
-
-    /// Finds out where the memory comes from. The engine calls `origin`, with no lock held, when a lease of
+    /// The importer promises that the stream is what [`ReleaseStream::new`] says of this memory.
+    pub release_stream: Option<ReleaseStream>,
+    /// Finds out where the memory comes from. The engine calls this, with no lock held, when a lease of
     /// the same memory is open.
     #[doc(hidden)]
-    pub fn origin(mut self, origin: &'a dyn Fn() -> Origin) -> Self {
-        self.origin = Some(origin);
-        self
-    }
+    pub origin: Option<&'a dyn Fn() -> Origin>,
 }
 
 impl std::fmt::Debug for ImportOptions<'_> {
@@ -185,7 +164,7 @@ pub(crate) fn import(
         Ok(layout) => layout,
         Err(error) => return Err(Box::new((error, managed))),
     };
-    let (read_only, data) = (read_only || managed.read_only(), managed.data());
+    let (read_only, data) = (read_only || managed.flags().read_only, managed.data());
     let storage = match release_stream {
         None => Storage::foreign(managed),
         Some(stream) => Storage::stream_ordered(managed, stream),
@@ -229,17 +208,11 @@ pub(crate) fn own(core: &CoreRef, layout: Layout, storage: Storage) -> Tensor {
     register(core, memory, FenceSet::default(), || Origin::Owner)
 }
 
-/// A tensor in the memory on `device` that `make` gives.
-pub(crate) fn allocate(
-    core: &CoreRef,
-    device: DLDevice,
-    shape: &[i64],
-    dtype: DType,
-    make: impl FnOnce(&Core, &Layout) -> Result<Storage, Error>,
-) -> Result<Tensor, Error> {
+/// A tensor in fresh memory.
+pub(crate) fn allocate(core: &CoreRef, memory: Memory, shape: &[i64], dtype: DType) -> Result<Tensor, Error> {
     core.check_usable()?;
-    let layout = Layout::contiguous(dtype, device, shape)?;
-    let storage = make(core, &layout)?;
+    let layout = Layout::contiguous(dtype, memory.device(), shape)?;
+    let storage = memory.allocate(core, &layout)?;
     Ok(own(core, layout, storage))
 }
 
@@ -330,7 +303,7 @@ pub(crate) fn define(
     let memory = match produced.0 {
         Source::Managed { managed, read_only } => {
             let (layout, data) = (describe(core, &managed)?, managed.data());
-            let read_only = read_only || managed.read_only();
+            let read_only = read_only || managed.flags().read_only;
             ImportedMemory { layout, data, storage: Storage::foreign(managed), read_only }
         }
         #[cfg(feature = "links")]

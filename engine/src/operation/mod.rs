@@ -60,7 +60,7 @@ pub(crate) mod withdraw;
 pub use self::builder::{Description, OpBuilder};
 pub use self::guards::{ReadGuard, WriteGuard};
 pub use self::import::Copying;
-pub use self::operands::{Operands, Tensors};
+pub use self::operands::{IntoOperands, Operands, Tensors};
 #[doc(hidden)]
 pub use self::submit_permit::SubmitPermit;
 pub use crate::core::error::OperationError;

@@ -62,6 +62,47 @@ pub trait Operands: sealed::Sealed + Send + 'static {
     fn guards_mut(&self, open: &OpenRef) -> Self::GuardsMut;
 }
 
+/// What [`reads`](super::Description::reads) and [`writes`](super::Description::writes) take: an array of references, a
+/// slice or vector of handles, or [`Tensors`].
+pub trait IntoOperands {
+    /// The operands: an array where the compiler knows their number, else [`Tensors`].
+    type Operands: Operands;
+    #[doc(hidden)]
+    fn into_operands(self) -> Self::Operands;
+}
+
+impl<const N: usize> IntoOperands for [&Tensor; N] {
+    type Operands = [Tensor; N];
+
+    fn into_operands(self) -> [Tensor; N] {
+        self.map(Tensor::clone)
+    }
+}
+
+impl IntoOperands for &[Tensor] {
+    type Operands = Tensors;
+
+    fn into_operands(self) -> Tensors {
+        self.into()
+    }
+}
+
+impl IntoOperands for &Vec<Tensor> {
+    type Operands = Tensors;
+
+    fn into_operands(self) -> Tensors {
+        self.as_slice().into()
+    }
+}
+
+impl IntoOperands for Tensors {
+    type Operands = Self;
+
+    fn into_operands(self) -> Self {
+        self
+    }
+}
+
 /// Evidence that the operation with these operands was granted and has not ended. Only the engine makes a
 /// `Grant`. Internal to [`Operands`].
 #[doc(hidden)]

@@ -220,7 +220,7 @@ impl<R: Operands, W: Operands> OpBuilder<'_, R, W, ()> {
     /// the engine's asynchronous bodies ([`EngineBuilder::tokio`](crate::engine::EngineBuilder::tokio)), a blocked
     /// thread would wait for bodies that only this thread can poll. A call that blocks a thread of a tokio
     /// runtime is logged once per engine, at the level *warn*. In an engine without workers, this call
-    /// may run operations on the calling thread, unless that is [forbidden](crate::wait::set_helping); in an engine
+    /// may run operations on the calling thread, unless that is [forbidden](crate::wait::without_helping); in an engine
     /// with workers it runs none.
     ///
     /// The compiler checks that the body takes as many views as the description has tensors:

@@ -14,7 +14,7 @@ use crate::core::error::{BodyError, BodyResult, Error};
 use crate::exchange::layout::NDIM_MAX;
 use crate::exchange::table::{self, DLManagedTensorVersioned, DLTensor};
 use crate::exchange::unowned;
-use crate::exchange::{Abi, ExportFlags, InvalidTensor, Layout, ManagedTensor, export};
+use crate::exchange::{Abi, InvalidTensor, Layout, ManagedTensor, export};
 use crate::operation::import::Produced;
 use crate::tensor::handle::Definition;
 
@@ -263,7 +263,7 @@ impl Foreign {
     fn with_library(&self, made: ManagedTensor) -> Result<ManagedTensor, InvalidTensor> {
         let Some(library) = self.library.clone() else { return Ok(made) };
         let (layout, data) = (made.describe()?, made.data());
-        let flags = ExportFlags { read_only: made.read_only(), is_copied: made.is_copied() };
+        let flags = made.flags();
         let owner = move || {
             drop(made);
             drop(library);
@@ -310,7 +310,7 @@ impl Kernel for Foreign {
         let owned: Vec<_> = outputs
             .into_iter()
             // SAFETY: the contract says that each is NULL or a valid struct that is ours now.
-            .map(|output| unsafe { ManagedTensor::from_raw_versioned(output.cast()) })
+            .map(|output| unsafe { ManagedTensor::from_raw(output.cast(), Abi::Versioned) })
             .collect();
         outcome?;
         let produced = owned.into_iter().enumerate().map(|(at, made)| match made {

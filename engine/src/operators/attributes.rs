@@ -40,6 +40,7 @@ impl Attributes {
     }
 
     /// All pairs.
+    #[doc(hidden)]
     pub fn iter(&self) -> impl ExactSizeIterator<Item = (&str, &str)> {
         self.pairs.iter().map(|(key, value)| (key.as_str(), value.as_str()))
     }

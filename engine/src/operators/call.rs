@@ -30,12 +30,14 @@ pub struct OperatorCall {
 
 impl OperatorCall {
     /// A call of an operator that was looked up before, in `engine`.
+    #[doc(hidden)]
     pub fn new(engine: Engine, operator: Arc<Operator>) -> Self {
         let (inputs, attributes) = (Vec::new(), Attributes::default());
         Self { engine, operator, inputs, attributes, queue: None }
     }
 
     /// The operator that is called.
+    #[doc(hidden)]
     pub fn operator(&self) -> &Operator {
         &self.operator
     }
@@ -67,7 +69,7 @@ impl OperatorCall {
     /// outputs are awaited.
     pub fn run_into(self, outputs: &[&Tensor]) -> Result<Op, Error> {
         let parts = self.parts_into(outputs)?;
-        let builder = describe(&parts).writes_slice(&parts.outputs);
+        let builder = describe(&parts).writes(&parts.outputs);
         check_overlap(&parts.operator, &builder)?;
         builder.run_external(starting(&parts, Results::Written))
     }
@@ -78,7 +80,7 @@ impl OperatorCall {
     /// As [`run_into`](Self::run_into).
     pub async fn run_into_async(self, outputs: &[&Tensor]) -> Result<Op, Error> {
         let parts = self.parts_into(outputs)?;
-        let builder = describe(&parts).writes_slice(&parts.outputs);
+        let builder = describe(&parts).writes(&parts.outputs);
         check_overlap(&parts.operator, &builder)?;
         builder.permit().await?.run_external(starting(&parts, Results::Written))
     }
@@ -152,7 +154,7 @@ impl OperatorCall {
 }
 
 fn describe(parts: &Parts) -> OpBuilder<'_, Tensors> {
-    let mut builder = parts.engine.op(parts.operator.name.to_string()).reads_slice(&parts.inputs);
+    let mut builder = parts.engine.op(parts.operator.name.to_string()).reads(&parts.inputs);
     if parts.operator.implementation.takes_a_lock() {
         builder = builder.worker_only();
     }

@@ -14,85 +14,53 @@ use super::kernel::{Kernel, Run};
 use super::operator::{OperatorKind, Signature};
 use super::registry::Operators;
 
+/// Says of each output which element type and shape it has.
 type Infer = dyn Fn(&[View<'_>], &Attributes) -> BodyResult<Vec<(DType, Vec<i64>)>> + Send + Sync;
+/// Writes outputs.
 type Fill = dyn Fn(&[View<'_>], &mut [ViewMut<'_>], &Attributes) -> BodyResult + Send + Sync;
+/// Makes outputs.
 type Make = dyn Fn(&[View<'_>], &Attributes) -> BodyResult<Vec<Produced>> + Send + Sync;
 
-enum Closure {
+/// A closure of one of the [three kinds](OperatorKind).
+pub enum Closure {
+    /// Writes to outputs which the caller passes.
     Destination(Box<Fill>),
+    /// The second writes to outputs which the engine makes as the first says: the element type and the shape of each.
     Inferred(Box<Infer>, Box<Fill>),
+    /// Makes its results itself.
     Allocating(Box<Make>),
 }
 
+impl std::fmt::Debug for Closure {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "Closure({})", self.kind())
+    }
+}
+
+impl Closure {
+    fn kind(&self) -> OperatorKind {
+        match self {
+            Self::Destination(_) => OperatorKind::Destination,
+            Self::Inferred(..) => OperatorKind::Inferred,
+            Self::Allocating(_) => OperatorKind::Allocating,
+        }
+    }
+}
+
 impl Operators {
-    /// Registers a closure that writes to outputs which the caller passes.
+    /// Registers a closure with so many inputs and outputs.
     ///
     /// # Errors
     /// As [`register`](Self::register).
-    pub fn register_destination<F>(
-        &self,
-        name: &str,
-        inputs: usize,
-        outputs: usize,
-        fill: F,
-    ) -> Result<(), Error>
-    where
-        F: Fn(&[View<'_>], &mut [ViewMut<'_>], &Attributes) -> BodyResult + Send + Sync + 'static,
-    {
-        self.register_closure(name, inputs, outputs, Closure::Destination(Box::new(fill)))
-    }
-
-    /// Registers a closure that writes to outputs which the engine makes as `infer` says: the element type and the shape of
-    /// each.
-    ///
-    /// # Errors
-    /// As [`register`](Self::register).
-    pub fn register_inferred<I, F>(
-        &self,
-        name: &str,
-        inputs: usize,
-        outputs: usize,
-        infer: I,
-        fill: F,
-    ) -> Result<(), Error>
-    where
-        I: Fn(&[View<'_>], &Attributes) -> BodyResult<Vec<(DType, Vec<i64>)>> + Send + Sync + 'static,
-        F: Fn(&[View<'_>], &mut [ViewMut<'_>], &Attributes) -> BodyResult + Send + Sync + 'static,
-    {
-        self.register_closure(name, inputs, outputs, Closure::Inferred(Box::new(infer), Box::new(fill)))
-    }
-
-    /// Registers a closure that makes its results itself.
-    ///
-    /// # Errors
-    /// As [`register`](Self::register).
-    pub fn register_allocating<F>(
-        &self,
-        name: &str,
-        inputs: usize,
-        outputs: usize,
-        make: F,
-    ) -> Result<(), Error>
-    where
-        F: Fn(&[View<'_>], &Attributes) -> BodyResult<Vec<Produced>> + Send + Sync + 'static,
-    {
-        self.register_closure(name, inputs, outputs, Closure::Allocating(Box::new(make)))
-    }
-
-    fn register_closure(
+    pub fn register_closure(
         &self,
         name: &str,
         inputs: usize,
         outputs: usize,
         closure: Closure,
     ) -> Result<(), Error> {
-        let kind = match closure {
-            Closure::Destination(_) => OperatorKind::Destination,
-            Closure::Inferred(..) => OperatorKind::Inferred,
-            Closure::Allocating(_) => OperatorKind::Allocating,
-        };
         // Slices must not see memory twice, so a closure never works in place.
-        let signature = Signature { kind, inputs: Some(inputs), outputs, in_place: false };
+        let signature = Signature { kind: closure.kind(), inputs: Some(inputs), outputs, in_place: false };
         self.register(name, signature, "Rust", Run(closure))
     }
 }

@@ -49,11 +49,13 @@ pub(super) struct Parts {
 
 impl Invocation {
     /// The operator that was called.
+    #[doc(hidden)]
     pub fn operator(&self) -> &Operator {
         &self.parts.operator
     }
 
     /// The engine that runs the call.
+    #[doc(hidden)]
     pub fn engine(&self) -> &Engine {
         &self.parts.engine
     }
@@ -73,7 +75,7 @@ impl Invocation {
         &self.parts.attributes
     }
 
-    /// Lends the operands out.
+    /// Lends the operands out, and has the [queue](Scope::queue) to enqueue on; there is none on the host.
     pub fn scope(&self) -> &Scope {
         self.completion.scope()
     }
@@ -81,11 +83,6 @@ impl Invocation {
     /// The native stream to enqueue on; 0 on the host, where the work is done when the call is finished.
     pub(super) fn stream(&self) -> usize {
         self.parts.queue.as_ref().map_or(0, |queue| queue.native())
-    }
-
-    /// The queue to enqueue on; `None` on the host.
-    pub fn queue(&self) -> Option<&Arc<dyn Queue>> {
-        self.parts.queue.as_ref()
     }
 
     /// Where results belong that have no place yet: where the first input is, or on the host.

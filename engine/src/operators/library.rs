@@ -177,6 +177,7 @@ unsafe extern "C" fn add(
 ///
 /// # Safety
 /// The pointers are NULL, or to a text and to options that stay as they are during `'a`.
+#[doc(hidden)]
 pub unsafe fn read<'a>(
     name: *const c_char,
     options: *const OperatorOptions,

@@ -4,15 +4,16 @@
 //! inputs, and writes its outputs or produces them. Inputs that are still promises are waited for in the graph.
 //!
 //! ```
-//! use estafette::operators::operators;
+//! use estafette::operators::{Closure, operators};
 //! use estafette::{DType, Engine};
 //!
-//! operators().register_destination("double", 1, 1, |inputs, outputs, _attributes| {
+//! let double = Closure::Destination(Box::new(|inputs, outputs, _attributes| {
 //!     for (y, x) in outputs[0].as_mut_slice::<f32>()?.iter_mut().zip(inputs[0].as_slice::<f32>()?) {
 //!         *y = 2.0 * x;
 //!     }
 //!     Ok(())
-//! })?;
+//! }));
+//! operators().register_closure("double", 1, 1, double)?;
 //! let engine = Engine::builder().workers(1).build()?;
 //! let x = engine.from_vec(vec![1.0_f32, 2.0], &[2])?;
 //! let y = engine.zeros(&[2], DType::F32)?;
@@ -33,29 +34,30 @@
 //!
 //! | file | its one idea |
 //! |---|---|
-//! | [`registry`] | names and what they stand for |
-//! | [`operator`] | what is known of an operator |
-//! | [`attributes`] | the options of a call, as text |
-//! | [`call`] | a call as an operation of the graph |
-//! | [`invocation`] | what an implementation gets, and how it ends |
+//! | `registry` | names and what they stand for |
+//! | `operator` | what is known of an operator |
+//! | `attributes` | the options of a call, as text |
+//! | `call` | a call as an operation of the graph |
+//! | `invocation` | what an implementation gets, and how it ends |
 //! | `kernel` | functions that run where they are called, and return when they are done |
 //! | `closure` | functions in Rust |
 //! | [`abi`] | functions in C |
 //! | [`library`] | shared libraries full of them |
 
 pub mod abi;
-pub mod attributes;
-pub mod call;
-pub mod invocation;
 pub mod library;
-pub mod operator;
-pub mod registry;
 
+mod attributes;
+mod call;
 mod closure;
+mod invocation;
 mod kernel;
+mod operator;
+mod registry;
 
 pub use attributes::Attributes;
 pub use call::OperatorCall;
+pub use closure::Closure;
 pub use invocation::Invocation;
-pub use operator::{Implementation, Operator, OperatorKind, Signature};
+pub use operator::{Implementation, OUTPUTS_MAX, Operator, OperatorKind, Signature};
 pub use registry::{Operators, operators};

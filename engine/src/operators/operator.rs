@@ -74,11 +74,13 @@ pub trait Implementation: Send + Sync + 'static {
     fn start(&self, invocation: Invocation);
 
     /// Whether it needs a lock of its own world, such as the Python lock: then a thread that waits does not run it.
+    #[doc(hidden)]
     fn takes_a_lock(&self) -> bool {
         false
     }
 
     /// Called when registration fails: what the implementation was given stays with the registrant, and is not dropped.
+    #[doc(hidden)]
     fn disown(&mut self) {}
 }
 

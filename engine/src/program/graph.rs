@@ -78,7 +78,8 @@ impl GraphPlan {
 /// Launches the graph of `plan` as the operation of `completion`. Captures the graph first if it was not
 /// captured yet.
 pub(super) fn start(plan: &Plan, graph: &GraphPlan, core: &CoreRef, completion: Completion) {
-    let capture = Capture { plan, graph, core, scope: completion.scope(), op: OpId::new(completion.id()) };
+    let capture =
+        Capture { plan, graph, core, scope: completion.scope(), op: OpId::new(completion.scope().id()) };
     match capture.launch() {
         Ok(fence) => completion.conclude_after(&[fence], Ok(())),
         Err(failure) => completion.conclude(Err(failure)),

@@ -37,13 +37,8 @@ impl Program {
     }
 
     /// Number of nodes.
-    pub fn len(&self) -> usize {
+    pub fn node_count(&self) -> usize {
         self.plan.len()
-    }
-
-    /// True if the program has no nodes.
-    pub fn is_empty(&self) -> bool {
-        self.plan.len() == 0
     }
 
     /// True if the program is [one graph](crate::program::ProgramBuilder::finish_as_graph) of its device.
@@ -110,8 +105,8 @@ impl Program {
         let mutex = self.plan.graph.as_ref().map(|graph| &graph.mutex);
         let writes: SmallVec<[&Variable; 8]> = uses.writes_vars.iter().chain(mutex).collect();
         let described = OpBuilder::new(self.engine.core(), self.plan.name.clone())
-            .reads_slice(&uses.reads)
-            .writes_slice(&uses.writes)
+            .reads(&uses.reads)
+            .writes(&uses.writes)
             .reads_vars(&reads)
             .writes_vars(&writes);
         let mut described = if self.plan.worker_only { described.worker_only() } else { described };
@@ -135,6 +130,6 @@ type Described<'e> = OpBuilder<'e, Tensors, Tensors>;
 
 impl std::fmt::Debug for Program {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Program").field("name", &self.name()).field("nodes", &self.len()).finish()
+        f.debug_struct("Program").field("name", &self.name()).field("nodes", &self.node_count()).finish()
     }
 }

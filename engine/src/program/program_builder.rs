@@ -70,18 +70,9 @@ impl ProgramBuilder {
     }
 
     /// The engine that the program will run in.
+    #[doc(hidden)]
     pub fn engine(&self) -> &Engine {
         &self.engine
-    }
-
-    /// Number of nodes so far.
-    pub fn len(&self) -> usize {
-        self.nodes.len()
-    }
-
-    /// True if no node was recorded.
-    pub fn is_empty(&self) -> bool {
-        self.nodes.is_empty()
     }
 
     /// Computes the order of the nodes. Takes time and memory in proportion to their number.

@@ -35,7 +35,7 @@ pub(super) fn start(plan: Arc<Plan>, core: &CoreRef, inputs: Option<&Inputs>, co
         return graph::start(&plan, graph, core, completion);
     }
     let scope = completion.scope().clone();
-    let op = OpId::new(completion.id());
+    let op = OpId::new(completion.scope().id());
     let earlier = inputs.map(Inputs::take).unwrap_or_default();
     let completion = Mutex::new(Some(completion));
     let reports = core.failures.reports;

@@ -101,7 +101,7 @@ pub(super) fn fetch(
 ) {
     let reach = parse(reach).expect("checked with the ticket");
     network::fetch(&reach, process, secret, until_held, move |fetched| {
-        let id = completion.id();
+        let id = completion.scope().id();
         let note_origin = |elsewhere| {
             if trace::is_open() {
                 hooks::is_elsewhere(id, &elsewhere, site.as_ref());
@@ -157,7 +157,7 @@ mod tests {
         let elsewhere = Elsewhere { process: 5, key: 11, clock: Some(clock) };
         let noted = elsewhere.clone();
         let fetched = engine.op("a copy").receive(move |completion| {
-            hooks::is_elsewhere(completion.id(), &noted, None);
+            hooks::is_elsewhere(completion.scope().id(), &noted, None);
             completion.produce(Err(Box::new(Error::invalid("nothing"))));
         });
         assert!(fetched.expect("a promise").wait().is_err());

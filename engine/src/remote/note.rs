@@ -73,7 +73,7 @@ impl Description {
         let mut bytes = self.number.to_le_bytes().to_vec();
         let padded = if self.layout.is_padded() { PADDED } else { 0 };
         let writable = if self.is_writable { WRITABLE } else { 0 };
-        bytes.extend([code, bits, padded | writable, self.layout.ndim() as u8]);
+        bytes.extend([code, bits, padded | writable, self.layout.shape().len() as u8]);
         for word in [self.first, u64::from(lanes), self.key, self.share] {
             bytes.extend(word.to_le_bytes());
         }

@@ -175,6 +175,7 @@ impl Ticket {
     }
 
     /// The process that has the tensor, as that process sees itself.
+    #[doc(hidden)]
     pub fn process(&self) -> u32 {
         self.process
     }
@@ -291,7 +292,7 @@ impl Given {
             Ok(Elsewhere { managed, loan, ready, key, process }) => {
                 if trace::is_open() {
                     let elsewhere = model::Elsewhere { process, key, clock: None };
-                    hooks::is_elsewhere(completion.id(), &elsewhere, site.as_ref());
+                    hooks::is_elsewhere(completion.scope().id(), &elsewhere, site.as_ref());
                 }
                 completion.produce_after(&ready, Ok(Produced::elsewhere(managed, loan)));
             }

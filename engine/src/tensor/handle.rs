@@ -16,7 +16,7 @@ use crate::core::var_state::{Asked, BROKEN_FENCES, FAILED, READ_FENCES, Replaced
 #[cfg(feature = "links")]
 use crate::exchange::loan::Loan;
 use crate::exchange::reaper::ReleasedMemory;
-use crate::exchange::{DType, Layout, Storage, reaper};
+use crate::exchange::{Abi, DType, Layout, Storage, reaper};
 use crate::lease::LeaseState;
 use crate::tensor::alias_map::Placed;
 
@@ -145,6 +145,7 @@ impl Tensor {
     }
 
     /// Whether two handles are of the same tensor.
+    #[doc(hidden)]
     pub fn same(&self, other: &Tensor) -> bool {
         Arc::ptr_eq(&self.inner, &other.inner)
     }
@@ -195,7 +196,7 @@ impl Tensor {
     pub fn is_write_unsaid(&self) -> bool {
         self.inner.definition().is_ok_and(|definition| {
             let foreign = definition.storage.as_foreign();
-            definition.read_only && foreign.is_some_and(|managed| managed.version().is_none())
+            definition.read_only && foreign.is_some_and(|managed| managed.abi() == Abi::Legacy)
         })
     }
 

@@ -1,6 +1,13 @@
 //! Memory for tensors: fresh memory of a device, and whether the host can use memory.
 
+#[cfg(feature = "links")]
+use std::sync::Arc;
+
 use estafette_devices::DLDevice;
+#[cfg(feature = "links")]
+use estafette_devices::{Device, host::HostDevice};
+#[cfg(feature = "links")]
+use estafette_links::{Arena, Segment};
 
 use crate::core::engine_core::Core;
 use crate::core::error::Error;
@@ -14,6 +21,61 @@ pub(crate) fn host_can_use(core: &Core, device: DLDevice, data: *const u8) -> bo
 
 /// Alignment of fresh memory: what vectorizing libraries ask for, and a cache line.
 pub(crate) const ALIGN: usize = 64;
+
+/// Which memory a tensor is made in. A [`DLDevice`] stands for `On` that device.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Memory {
+    /// Memory of a device.
+    On(DLDevice),
+    /// Memory of the host or of a device that other processes can be shown, whatever the engine's other memory is.
+    #[cfg(feature = "links")]
+    Shared(DLDevice),
+    /// Host memory that another process can also be lent for writing: [`Link::lend`](crate::remote::Link::lend). Each such
+    /// tensor has a segment of its own.
+    #[cfg(feature = "links")]
+    SharedForWriting,
+}
+
+impl From<DLDevice> for Memory {
+    fn from(device: DLDevice) -> Self {
+        Self::On(device)
+    }
+}
+
+impl Memory {
+    pub(crate) fn device(self) -> DLDevice {
+        match self {
+            Self::On(device) => device,
+            #[cfg(feature = "links")]
+            Self::Shared(device) => device,
+            #[cfg(feature = "links")]
+            Self::SharedForWriting => DLDevice::CPU,
+        }
+    }
+
+    /// Memory for `layout`, which is on [the device](Self::device).
+    pub(crate) fn allocate(self, core: &Core, layout: &Layout) -> Result<Storage, Error> {
+        match self {
+            Self::On(_) => unwritten(core, layout),
+            #[cfg(feature = "links")]
+            Self::Shared(DLDevice::CPU) => Ok(Storage::device(
+                HostDevice::with_memory(Arc::new(Arena)).allocate_zeroed(layout.byte_len().max(1), ALIGN)?,
+            )),
+            #[cfg(feature = "links")]
+            Self::Shared(device) => {
+                let there = core.device(device);
+                let shared = there.as_ref().and_then(|there| there.shared_memory()).ok_or_else(|| {
+                    Error::NotShared(format!("memory of {device} cannot be shown to other processes").into())
+                })?;
+                Ok(Storage::device(shared.allocate(layout.byte_len().max(1), ALIGN)?))
+            }
+            #[cfg(feature = "links")]
+            Self::SharedForWriting => {
+                Ok(Storage::segment(Arc::new(Segment::new_writable(layout.byte_len().max(1))?)))
+            }
+        }
+    }
+}
 
 /// Memory for `layout` that views may show before any write: zero where the host can use the memory, since safe
 /// views must not show uninitialized bytes.

@@ -24,6 +24,7 @@ impl Variable {
     }
 
     /// Identity in traces and diagnoses.
+    #[doc(hidden)]
     pub fn id(&self) -> u64 {
         self.var.id().get()
     }

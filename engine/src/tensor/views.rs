@@ -6,7 +6,7 @@ use estafette_devices::DLDevice;
 
 use crate::core::error::Error;
 use crate::exchange::pack;
-use crate::exchange::{DType, Element, Layout};
+use crate::exchange::{Element, Layout};
 use crate::tensor::handle::Definition;
 
 /// A tensor that the running operation may read.
@@ -113,11 +113,6 @@ impl<'a> View<'a> {
     /// Type, shape, strides and place together.
     pub fn layout(&self) -> &'a Layout {
         &self.definition.layout
-    }
-
-    /// Element type.
-    pub fn dtype(&self) -> DType {
-        self.definition.layout.dtype()
     }
 
     /// Address of the first element; may be read while the view lives, as the layout describes.

@@ -28,8 +28,8 @@ pub struct Activity {
     pub oldest_lease: Option<LeaseInfo>,
 }
 
-impl Activity {
-    pub(crate) fn of(diagnosis: &Diagnosis) -> Self {
+impl From<&Diagnosis> for Activity {
+    fn from(diagnosis: &Diagnosis) -> Self {
         let mut live = Self::default();
         for op in &diagnosis.operations {
             match &op.status {

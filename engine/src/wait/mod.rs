@@ -47,4 +47,4 @@ pub(crate) mod watched;
 pub use self::activity::{Activity, Stall};
 pub use self::diagnose::{Blocker, Diagnosis, OpStatus, Status};
 pub use self::ready::{Ready, Writable};
-pub use crate::core::context::{set_helping, without_helping};
+pub use crate::core::context::without_helping;

@@ -113,6 +113,7 @@ impl Tensor {
     }
 
     /// As [`on_ready`](Self::on_ready), without the outcome: a failure stays unretrieved.
+    #[doc(hidden)]
     pub fn on_done<C>(&self, callback: C)
     where
         C: FnOnce() + Send + 'static,
@@ -121,6 +122,7 @@ impl Tensor {
     }
 
     /// How the current version failed, if it did. The failure stays unretrieved.
+    #[doc(hidden)]
     pub fn failure_kind(&self) -> Option<FailureKind> {
         match self.inner.look_closely() {
             Some(outcome) => outcome.err()?.operation().map(OperationError::kind),
@@ -151,6 +153,7 @@ impl Tensor {
 
     /// The end of every use that was submitted before this call, as a fence. When the fence is done, the
     /// memory may be overwritten.
+    #[doc(hidden)]
     pub fn writable_fence(&self) -> Fence {
         fence_of("the uses of a tensor", self.writable())
     }
@@ -256,7 +259,8 @@ impl Future for OpEnded {
 }
 
 impl Op {
-    /// Calls `callback` once, when the operation has ended: as [`Tensor::on_done`].
+    /// Calls `callback` once, when the operation has ended, without the outcome: a failure stays unretrieved. The call
+    /// happens as that of [`Tensor::on_ready`] does.
     pub fn on_done<C>(&self, callback: C)
     where
         C: FnOnce() + Send + 'static,
@@ -265,6 +269,7 @@ impl Op {
     }
 
     /// How the operation failed, if it has ended so. The failure stays unretrieved.
+    #[doc(hidden)]
     pub fn failure_kind(&self) -> Option<FailureKind> {
         let state = self.handle.payload();
         if self.is_done() { state.failure().map(|failure| failure.kind()) } else { None }

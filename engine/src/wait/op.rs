@@ -17,7 +17,7 @@ impl Op {
     /// Waits until the operation has ended, and returns its outcome. An operation that leaves device work has
     /// ended when that work was issued; its outputs are ready, or have failed, when the work is done. With a
     /// `timeout` of `None` the wait has no limit and may run operations on this thread, unless helping is
-    /// [forbidden](crate::wait::set_helping). A wait with a timeout runs no operation, so that the timeout is
+    /// [forbidden](crate::wait::without_helping). A wait with a timeout runs no operation, so that the timeout is
     /// kept. A timeout of zero only inspects the state.
     ///
     /// # Errors
@@ -29,7 +29,7 @@ impl Op {
     }
 
     /// Waits until the operation has ended, and returns its outcome. The wait may run operations on this
-    /// thread, unless helping is [forbidden](crate::wait::set_helping).
+    /// thread, unless helping is [forbidden](crate::wait::without_helping).
     ///
     /// # Errors
     /// As [`wait_timeout`](Self::wait_timeout).

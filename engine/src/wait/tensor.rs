@@ -46,7 +46,7 @@ impl Tensor {
     }
 
     /// Blocks until the version current at this call is finished. The wait may run operations that it needs
-    /// on this thread, unless helping is [forbidden](crate::wait::set_helping).
+    /// on this thread, unless helping is [forbidden](crate::wait::without_helping).
     ///
     /// # Errors
     /// The root cause of a failed version. [`Error::LeaseHeld`] when only leases hold up the wait: at once if

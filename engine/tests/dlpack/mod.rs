@@ -10,6 +10,7 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use estafette::ManagedTensor;
+use estafette::exchange::Abi;
 
 pub const READ_ONLY: u64 = 1;
 pub const IS_COPIED: u64 = 2;
@@ -112,7 +113,8 @@ pub fn legacy(shape: &[i64], deletions: &Arc<Deletions>, edit: impl FnOnce(&mut 
 /// [`versioned`] without edits, owned.
 pub fn tensor(shape: &[i64], deletions: &Arc<Deletions>) -> ManagedTensor {
     // SAFETY: a fresh tensor that describes its memory truly.
-    unsafe { ManagedTensor::from_raw_versioned(versioned(shape, deletions, |_| ())) }.expect("version 1.3")
+    unsafe { ManagedTensor::from_raw(versioned(shape, deletions, |_| ()), Abi::Versioned) }
+        .expect("version 1.3")
 }
 
 fn describe(shape: &[i64], deletions: &Arc<Deletions>) -> (DLTensor, *mut c_void) {

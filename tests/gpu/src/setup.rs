@@ -50,12 +50,12 @@ impl Setup {
 
     /// A tensor of bytes on the device, and where it is.
     pub fn bytes(&self, engine: &Engine, count: usize) -> Result<(Tensor, u64), Failure> {
-        place(engine.empty_on(self.device.id(), &[count as i64], DType::U8)?)
+        place(engine.empty(&[count as i64], DType::U8, self.device.id())?)
     }
 
     /// A tensor of numbers on the device, and where it is.
     pub fn floats(&self, engine: &Engine, count: usize) -> Result<(Tensor, u64), Failure> {
-        place(engine.empty_on(self.device.id(), &[count as i64], DType::F32)?)
+        place(engine.empty(&[count as i64], DType::F32, self.device.id())?)
     }
 
     /// What the simulated driver found wrong with how it was used; nothing on a real one.

@@ -121,7 +121,7 @@ fn prepare() -> Things {
     // SAFETY: fresh tensors that describe their memory truly.
     let import = || unsafe { engine.import(foreign::tensor(&[1.0], &deleted)) }.expect("a good tensor");
     let (idle, busy, other, alone) = (import(), import(), import(), import());
-    let exported = idle.export_wait(&ExportOptions::new(Access::Read)).expect("no lease is held");
+    let exported = idle.export_wait(&ExportOptions::from(Access::Read)).expect("no lease is held");
     let lease = block_on(other.lease(Access::Write, "the parent")).expect("no lease is held");
     let gate = Gate::on_tensors(&engine, std::slice::from_ref(&busy));
     let behind = ops::add(&engine, &busy, 1.0);
@@ -207,7 +207,7 @@ fn own_engine(things: &Things) {
     block_on(doubled.expect("accepted")).expect("the child has a runtime");
     assert_eq!(ops::get(&x), 2.0);
     // A lease holds the next write up.
-    let exported = x.export_wait(&ExportOptions::new(Access::Read)).expect("no lease is held");
+    let exported = x.export_wait(&ExportOptions::from(Access::Read)).expect("no lease is held");
     let write = ops::set(&own, &x, 3.0);
     assert!(ops::waits(&own, &write), "the lease is held");
     drop(exported);
@@ -237,7 +237,7 @@ fn own_engine(things: &Things) {
     assert_eq!(of_child, 0);
     drop((x, back, on_device, write));
     deleted.settle_at(imported);
-    let options = ImportOptions::default().ready(promise.clone());
+    let options = ImportOptions { ready: promise.clone().into(), ..ImportOptions::default() };
     let never = Deleted::default();
     // SAFETY: a fresh tensor that describes its memory truly.
     let late = unsafe { own.import_with(foreign::tensor(&[1.0], &never), options) }.expect("accepted");
@@ -265,7 +265,7 @@ fn in_child(things: Things) {
         engine.op("child").produce(|[]| Ok(foreign::tensor(&[1.0], &Deleted::default()))),
     );
     assert_forked("a new tensor", engine.from_vec(vec![1.0_f32], &[1]));
-    assert_forked("an export", idle.export_wait(&ExportOptions::new(Access::Read)));
+    assert_forked("an export", idle.export_wait(&ExportOptions::from(Access::Read)));
     assert_forked("an asynchronous export", block_on(idle.export(Access::Write)));
     assert_forked("a lease", engine.lease_all(&[(idle.clone(), Access::Read)], "the child").wait(None));
     assert_forked("a wait", busy.wait());

@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use estafette::exchange::reaper;
+use estafette::bindings::reaper;
 use estafette::{Access, DType, Engine, Error, Op, Tensor};
 use futures::FutureExt;
 use futures::executor::block_on;

@@ -8,11 +8,11 @@ use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 use estafette::exchange::table::{DLManagedTensorVersioned as Described, DLTensor};
+use estafette::operators::OUTPUTS_MAX;
 use estafette::operators::abi::{
     OPERATOR_ALLOCATING, OPERATOR_DESTINATION, OPERATOR_IN_PLACE, OPERATOR_INFERRED, OperatorAttribute,
     OperatorFunction, OperatorOptions,
 };
-use estafette::operators::operator::OUTPUTS_MAX;
 use estafette_c::estafette_status as status;
 use estafette_c::*;
 

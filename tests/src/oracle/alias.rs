@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use estafette::bindings::Origin;
 use estafette::devices::{DLDevice, Fence, FenceSet, host};
 use estafette::exchange::foreign_fence::{self, FENCE_VERSION, FenceCallback, OK, PENDING, RawFence};
-use estafette::exchange::reaper;
+use estafette::exchange::{Abi, flush_deleters};
 use estafette::{Engine, Error, ImportOptions, ManagedTensor, Tensor};
 use estafette_sync::thread;
 use estafette_sync::time::{Duration, Instant};
@@ -59,7 +59,7 @@ impl Uses {
                 break;
             }
             // A release that found no thread, because the system refused one, is tried again.
-            reaper().flush(Duration::from_millis(1));
+            flush_deleters(Duration::from_millis(1));
             thread::sleep(Duration::from_micros(100));
         }
         let [imported, deleted, early] =
@@ -185,10 +185,15 @@ pub(super) fn import_place(
         tensor,
     };
     // SAFETY: it describes one number, as the caller promises.
-    let managed = unsafe { ManagedTensor::from_raw_versioned(Box::into_raw(Box::new(managed)).cast()) };
+    let managed = unsafe { ManagedTensor::from_raw(Box::into_raw(Box::new(managed)).cast(), Abi::Versioned) };
     let managed = managed.expect("version 1.1 is known");
     // SAFETY: as above; only operations and leases write it.
-    unsafe { engine.import_with(managed, ImportOptions::default().ready(ready).origin(&|| Origin::Owner)) }
+    unsafe {
+        engine.import_with(
+            managed,
+            ImportOptions { ready, origin: Some(&|| Origin::Owner), ..ImportOptions::default() },
+        )
+    }
 }
 
 struct Context {

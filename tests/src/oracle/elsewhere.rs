@@ -101,7 +101,7 @@ pub(super) fn replayed(
     for (tensor, cell) in operands.reads.iter().zip(world.plans[op].1.reads.clone()) {
         let (variable, seen) = (engine.var(), Arc::new(OnceLock::new()));
         let (looking, place) = (Arc::clone(&world), Arc::clone(&seen));
-        let look = builder.op("look").reads_slice(std::slice::from_ref(tensor)).writes_vars(&[&variable]);
+        let look = builder.op("look").reads(std::slice::from_ref(tensor)).writes_vars(&[&variable]);
         look.run(move |_, _| {
             looking.assert_ready(op);
             let _ = place.set(looking.look_at(cell));
@@ -117,8 +117,8 @@ pub(super) fn replayed(
     let seen: Vec<_> = noted.iter().map(|(_, seen, cell)| (Arc::clone(seen), *cell)).collect();
     let rest = builder
         .op("rest")
-        .reads_slice(operands.reads)
-        .writes_slice(operands.writes)
+        .reads(operands.reads)
+        .writes(operands.writes)
         .reads_vars(&variables)
         .writes_vars(operands.variables_written);
     let ticket = Mutex::new(Some(ticket));

@@ -627,8 +627,8 @@ impl Submitter<'_> {
         let builder = || {
             engine
                 .op("random")
-                .reads_slice(&reads)
-                .writes_slice(&writes)
+                .reads(&reads)
+                .writes(&writes)
                 .reads_vars(&variables(&plan.variables_read))
                 .writes_vars(&variables(&plan.variables_written))
                 .priority(plan.priority)

@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use estafette::wait::Activity;
 use estafette::{Access, ExportOptions};
 use futures::executor::block_on;
 
@@ -104,7 +105,7 @@ pub const CALLS: &[Call] = &[
     }),
     constant("export_fenced and its deleter", |world, meter| {
         let tensor = world.fresh();
-        let options = ExportOptions::new(Access::Read);
+        let options = ExportOptions::from(Access::Read);
         meter.count(|| drop(tensor.export_fenced(&options).expect("accepted")));
     }),
     Call {
@@ -136,7 +137,7 @@ pub const CALLS: &[Call] = &[
     }),
     constant("export that times out", |world, meter| {
         let (tensor, op) = world.pending();
-        let options = ExportOptions { timeout: Some(Duration::ZERO), ..ExportOptions::new(Access::Read) };
+        let options = ExportOptions { timeout: Some(Duration::ZERO), ..ExportOptions::from(Access::Read) };
         assert!(meter.count(|| tensor.export_wait(&options)).is_err());
         op.cancel();
     }),
@@ -262,16 +263,16 @@ pub const CALLS: &[Call] = &[
         assert!(meter.count(|| world.engine.wait_all(Some(Duration::ZERO))).is_err());
     }),
     operands("run that writes them", |world, meter| {
-        let op = world.engine.op("many").writes_slice(&world.tensors);
+        let op = world.engine.op("many").writes(&world.tensors);
         meter.count(|| op.run(|_, _| Ok(())).and_then(block_on)).expect("it ends well");
     }),
     operands("run that reads and writes", |world, meter| {
         let (reads, writes) = world.tensors.split_at(world.tensors.len() / 2);
-        let op = world.engine.op("many").reads_slice(reads).writes_slice(writes);
+        let op = world.engine.op("many").reads(reads).writes(writes);
         meter.count(|| op.run(|_, _| Ok(())).and_then(block_on)).expect("it ends well");
     }),
     operands("cancel that writes them", |world, meter| {
-        let op = world.engine.op("many").reads_vars(&[&world.gate]).writes_slice(&world.tensors);
+        let op = world.engine.op("many").reads_vars(&[&world.gate]).writes(&world.tensors);
         let op = op.run(|_, _| Ok(())).expect("accepted");
         meter.count(|| assert!(op.cancel()));
     }),
@@ -349,7 +350,7 @@ pub const CALLS: &[Call] = &[
     },
     Call {
         name: "activity",
-        run: |world, meter| drop(meter.count(|| world.engine.activity())),
+        run: |world, meter| drop(meter.count(|| Activity::from(&world.engine.diagnose()))),
         grows: EVERYTHING,
         only: None,
         beside: 0,
@@ -367,9 +368,9 @@ pub const CALLS: &[Call] = &[
 /// it ends.
 fn export_in_body(world: &World, meter: &Meter, kept: bool) {
     let tensors = world.tensors.clone();
-    let op = world.engine.op("many").writes_slice(&tensors);
+    let op = world.engine.op("many").writes(&tensors);
     let body = move |completion: estafette::Completion| {
-        let options = ExportOptions::new(Access::Write);
+        let options = ExportOptions::from(Access::Write);
         let export = |tensor| completion.scope().export(tensor, &options).expect("it is an operand");
         let lent: Vec<_> = tensors.iter().map(export).filter(|_| kept).collect();
         completion.complete(Ok(()));

@@ -261,7 +261,7 @@ impl Drop for World {
 /// # Panics
 /// When it is not.
 pub fn lease(tensor: &Tensor) -> ManagedTensor {
-    tensor.export_wait(&ExportOptions::new(Access::Read)).expect("nothing writes it")
+    tensor.export_wait(&ExportOptions::from(Access::Read)).expect("nothing writes it")
 }
 
 /// Polls without a task.

@@ -316,8 +316,10 @@ fn import(world: &mut World, engine: usize, block: usize, part: Range<usize>, pe
     let ready: FenceSet = ready.into_iter().collect();
     // SAFETY: the description is true, and nothing uses the memory but what the engine orders.
     let tensor = unsafe {
-        world.engines[engine]
-            .import_with(managed, ImportOptions::default().ready(ready).origin(&|| Origin::Owner))
+        world.engines[engine].import_with(
+            managed,
+            ImportOptions { ready, origin: Some(&|| Origin::Owner), ..ImportOptions::default() },
+        )
     };
     let tensor = tensor.unwrap_or_else(|error| world.fail(&format!("refused: {error}")));
     world.model.import(block, part, id);
@@ -360,7 +362,7 @@ fn submit(world: &mut World, engine: usize, uses: Vec<(TensorId, Mode)>) {
     };
     let (reads, writes, updates) = (of(Mode::Read), of(Mode::Write), of(Mode::Update));
     let builder = world.engines[engine].op(format!("op {}", world.model.requests.len()));
-    let builder = builder.reads_slice(&reads).writes_slice(&writes);
+    let builder = builder.reads(&reads).writes(&writes);
     let body = world.body();
     let submitted = match &updates[..] {
         [] => builder.run_external(body),
@@ -392,7 +394,7 @@ fn end(world: &mut World, request: RequestId, well: bool, fence: bool) {
 
 fn view(world: &mut World, request: RequestId, tensor: TensorId) {
     let Real::Op(_, Some(completion)) = &world.requests[request] else { return };
-    let view = completion.scope().export(&world.tensor(tensor), &ExportOptions::new(Access::Read));
+    let view = completion.scope().export(&world.tensor(tensor), &ExportOptions::from(Access::Read));
     let view = view.unwrap_or_else(|error| world.fail(&format!("not lent: {error}")));
     world.model.tensors[tensor].holders += 1;
     world.views.push((request, tensor, view));
@@ -487,11 +489,15 @@ fn may_derive(world: &World, request: RequestId) -> bool {
 fn derive(world: &mut World, request: RequestId) {
     let Real::Held(lease) = std::mem::replace(&mut world.requests[request], Real::Elsewhere) else { return };
     let end = lease.end_fence();
-    let exported = lease.export(&ExportOptions::new(lease.access())).expect("a struct can describe it");
+    let exported = lease.export(&ExportOptions::from(lease.access())).expect("a struct can describe it");
     drop(lease);
     // SAFETY: memory of a lease, which the struct keeps.
-    let tensor =
-        unsafe { world.engines[0].import_with(exported, ImportOptions::default().origin(&|| Origin::Lent)) };
+    let tensor = unsafe {
+        world.engines[0].import_with(
+            exported,
+            ImportOptions { origin: Some(&|| Origin::Lent), ..ImportOptions::default() },
+        )
+    };
     let tensor = tensor.unwrap_or_else(|error| world.fail(&format!("refused: {error}")));
     world.model.derive(request);
     world.derived(tensor, request, end);

@@ -63,7 +63,7 @@ impl Bench {
 fn an_unfinished_tensor_leaves_at_once_with_a_cuda_event() {
     let bench = bench();
     let queue = bench.blocked_queue();
-    let tensor = bench.engine.empty_on(bench.device.id(), &[COUNT as i64], DType::U8).unwrap();
+    let tensor = bench.engine.empty(&[COUNT as i64], DType::U8, bench.device.id()).unwrap();
     let write = bench.engine.op("write").writes([&tensor]).on(&(queue.clone() as Arc<dyn Queue>));
     write
         .run_on(|queue, [], [mut x]| {

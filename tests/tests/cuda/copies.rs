@@ -47,7 +47,7 @@ fn bench() -> Bench {
 
 impl Bench {
     fn memory(&self, bytes: usize) -> Tensor {
-        self.engine.empty_on(self.device.id(), &[bytes as i64], DType::U8).unwrap()
+        self.engine.empty(&[bytes as i64], DType::U8, self.device.id()).unwrap()
     }
 
     fn fill(&self, x: &Tensor, value: u8) -> Op {
@@ -313,7 +313,7 @@ fn a_result_that_has_to_be_copied_is_copied_by_its_device() {
     // The memory is known already, so the result cannot have it.
     let result = op
         .produce_external(move |end| {
-            let view = end.scope().export(&lent, &ExportOptions::new(Access::Read));
+            let view = end.scope().export(&lent, &ExportOptions::from(Access::Read));
             end.produce(view.map(Into::into).map_err(Into::into));
         })
         .unwrap();
@@ -340,10 +340,10 @@ fn a_copy_for_a_stream_is_exported_while_its_producer_runs() {
         copy: true,
         copy_to: bench.device.id(),
         consumer,
-        ..ExportOptions::new(Access::Read)
+        ..ExportOptions::from(Access::Read)
     };
     let exported = x.export_wait(&options).unwrap();
-    assert!(exported.is_copied() && !exported.read_only());
+    assert!(exported.flags().is_copied && !exported.flags().read_only);
     let memory = bench.device.allocate(64, 64).unwrap();
     // SAFETY: what was exported is kept below, and the memory is ours.
     unsafe { bench.device.copy(&*theirs, exported.data(), memory.ptr().as_ptr(), 64) }.unwrap();

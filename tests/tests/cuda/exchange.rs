@@ -11,9 +11,9 @@ use estafette::bindings::ImportStream;
 use estafette::devices::cuda::{CudaDevice, CudaGraph, CudaQueue, CudaRuntime};
 use estafette::devices::sim::{SimDevice, SimOptions, SimPace, SimQueue};
 use estafette::devices::{Allocation, DLDevice, Device, DeviceType, Queue};
-use estafette::exchange::{Abi, ExportFlags, Layout, export, reaper};
+use estafette::exchange::{Abi, ExportFlags, Layout, export, flush_deleters};
 use estafette::lease::{Consumer, Keeper};
-use estafette::operators::{Attributes, operators};
+use estafette::operators::{Attributes, Closure, operators};
 use estafette::{Access, DType, Engine, ExportOptions, ImportOptions, Lease, Op, Tensor, View, ViewMut};
 use estafette_c::estafette_status::ESTAFETTE_OK;
 use estafette_c::*;
@@ -49,7 +49,7 @@ fn bench() -> Bench {
 
 impl Bench {
     fn bytes(&self) -> Tensor {
-        self.engine.empty_on(self.device.id(), &[BYTES], DType::U8).unwrap()
+        self.engine.empty(&[BYTES], DType::U8, self.device.id()).unwrap()
     }
 
     fn fill(&self, queue: &Arc<dyn Queue>, x: &Tensor, value: u8) -> Op {
@@ -145,7 +145,7 @@ fn a_consumer_on_a_stream_sees_the_producer_and_the_host_is_free() {
     let options = ExportOptions {
         consumer: theirs.consumer(&x),
         timeout: Some(Duration::ZERO),
-        ..ExportOptions::new(Access::Read)
+        ..ExportOptions::from(Access::Read)
     };
     let exported = x.export_wait(&options).unwrap();
     drop(options);
@@ -347,7 +347,7 @@ fn memory_is_freed_after_a_consumer_whose_stream_we_may_not_touch() {
     let theirs = bench.theirs();
     let x = bench.bytes();
     bench.fill(&bench.ours, &x, 5).wait().unwrap();
-    let options = ExportOptions { consumer: theirs.consumer(&x), ..ExportOptions::new(Access::Read) };
+    let options = ExportOptions { consumer: theirs.consumer(&x), ..ExportOptions::from(Access::Read) };
     let exported = x.export_wait(&options).unwrap();
     bench.simulator.block(theirs.stream());
     theirs.copies(&x);
@@ -371,7 +371,7 @@ fn a_plain_export_of_device_memory_is_followed_by_a_quarantine_too() {
     bench.fill(&bench.ours, &x, 5).wait().unwrap();
     let before = bench.engine.stats().quarantine;
     // Host-ordered: the consumer may use any stream.
-    let exported = x.export_wait(&ExportOptions::new(Access::Read)).unwrap();
+    let exported = x.export_wait(&ExportOptions::from(Access::Read)).unwrap();
     theirs.copies(&x);
     drop(exported);
     bench.fill(&bench.ours, &x, 6).wait().unwrap();
@@ -426,7 +426,10 @@ fn what_a_producer_orders_before_our_stream_is_waited_for_on_the_device() {
     // SAFETY: the memory outlives the tensor.
     let managed = unsafe { export(&layout, data, ExportFlags::default(), Abi::Versioned, || ()) };
     // SAFETY: as above.
-    let x = unsafe { bench.engine.import_with(managed, ImportOptions::default().ready(ready)) }.unwrap();
+    let x = unsafe {
+        bench.engine.import_with(managed, ImportOptions { ready: ready.into(), ..ImportOptions::default() })
+    }
+    .unwrap();
     // This import does not hold up another import.
     let another = ImportStream::on(bench.device.clone()).unwrap().fence().unwrap();
     assert!(another.wait_timeout(Some(Duration::from_secs(10))).is_some());
@@ -489,7 +492,7 @@ fn an_export_into_a_capture_is_a_wait_and_never_a_query_and_its_lease_stays() {
             let options = ExportOptions {
                 consumer: theirs.consumer(&x),
                 timeout: Some(Duration::ZERO),
-                ..ExportOptions::new(Access::Read)
+                ..ExportOptions::from(Access::Read)
             };
             let exported = x.export_wait(&options).unwrap();
             theirs.copies(&x);
@@ -635,12 +638,12 @@ fn another_scheduler_orders_its_stream_after_our_fence() {
 fn host_readers_of_pinned_and_managed_memory_wait_for_the_device() {
     let bench = bench();
     for kind in [DeviceType::CUDA_HOST, DeviceType::CUDA_MANAGED] {
-        let x = bench.engine.empty_on(DLDevice::new(kind, 0), &[BYTES], DType::U8).unwrap();
+        let x = bench.engine.empty(&[BYTES], DType::U8, DLDevice::new(kind, 0)).unwrap();
         bench.simulator.block(bench.ours.native());
         bench.fill(&bench.ours, &x, 5).wait().unwrap();
         let late = x.export_wait(&ExportOptions {
             timeout: Some(Duration::from_millis(5)),
-            ..ExportOptions::new(Access::Read)
+            ..ExportOptions::from(Access::Read)
         });
         assert!(late.is_err(), "a host consumer reads at once");
         let theirs = bench.theirs();
@@ -668,19 +671,26 @@ fn pinned_and_managed_memory_that_nothing_has_written_is_zero() {
         outputs[0].as_mut_slice::<u8>().map(drop)?;
         Ok(())
     };
-    operators().register_inferred("cuda.unwritten", 1, 1, infer, writes_nothing).unwrap();
+    operators()
+        .register_closure(
+            "cuda.unwritten",
+            1,
+            1,
+            Closure::Inferred(Box::new(infer), Box::new(writes_nothing)),
+        )
+        .unwrap();
     for kind in [DeviceType::CUDA_HOST, DeviceType::CUDA_MANAGED] {
         let device = DLDevice::new(kind, 0);
         // Memory that the driver gives out again is not zero by itself.
-        let dirty = bench.engine.empty_on(device, &[BYTES], DType::U8).unwrap();
+        let dirty = bench.engine.empty(&[BYTES], DType::U8, device).unwrap();
         let op = bench.engine.op("dirty").writes([&dirty]).run(|[], [mut x]| {
             x.as_mut_slice::<u8>()?.fill(0xAB);
             Ok(())
         });
         op.unwrap().wait().unwrap();
         drop(dirty);
-        assert!(reaper().flush(Duration::from_secs(30)));
-        let x = bench.engine.empty_on(device, &[BYTES], DType::U8).unwrap();
+        assert!(flush_deleters(Duration::from_secs(30)));
+        let x = bench.engine.empty(&[BYTES], DType::U8, device).unwrap();
         zero("reads", &x);
         let call = bench.engine.operator("cuda.unwritten").unwrap().inputs(&[&x]);
         let y = call.produce().unwrap().pop().unwrap();
@@ -699,8 +709,8 @@ fn between_the_host_cuda_and_another_runtime_the_reactor_carries_over() {
     let engine = Engine::builder().workers(2).device(other.clone()).build().unwrap();
     let foreign = other.create_queue().unwrap();
     let host = tensor(&engine, 0.0);
-    let on_cuda = engine.empty_on(bench.device.id(), &[1], DType::F32).unwrap();
-    let (on_sim, back) = (engine.empty_on(other.id(), &[1], DType::F32).unwrap(), tensor(&engine, 0.0));
+    let on_cuda = engine.empty(&[1], DType::F32, bench.device.id()).unwrap();
+    let (on_sim, back) = (engine.empty(&[1], DType::F32, other.id()).unwrap(), tensor(&engine, 0.0));
     let copy = |name: &'static str, from: &Tensor, to: &Tensor| {
         let device = Arc::clone(&bench.device);
         let op = engine.op(name).reads([from]).writes([to]).on(&bench.ours);

@@ -97,7 +97,7 @@ impl Bench {
         // tested.
         unsafe {
             let home = ReleaseStream::new(Arc::clone(&self.device) as _, home, None).unwrap();
-            let options = ImportOptions::default().ready(ready).release_stream(home);
+            let options = ImportOptions { ready, release_stream: Some(home), ..ImportOptions::default() };
             self.engine.import_with(managed, options).unwrap()
         }
     }
@@ -236,8 +236,10 @@ fn a_home_is_named_by_a_stream_that_means_the_same_everywhere() {
         ReleaseStream::new(Arc::clone(&bench.device) as _, queue.native(), None).unwrap_err();
         let home = ReleaseStream::new(other, queue.native(), None).unwrap();
         let managed = bench.owner.lends(&bench.device);
-        let error =
-            bench.engine.import_with(managed, ImportOptions::default().release_stream(home)).unwrap_err();
+        let error = bench
+            .engine
+            .import_with(managed, ImportOptions { release_stream: Some(home), ..ImportOptions::default() })
+            .unwrap_err();
         assert!(error.to_string().contains("its release stream on cuda:1"), "{error}");
     }
     until("what is refused is given back", || bench.owner.freed() == 1);

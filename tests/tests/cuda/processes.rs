@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use estafette::devices::cuda::{CudaQueue, CudaRuntime};
 use estafette::devices::{DLDevice, Device, Queue};
+use estafette::engine::Memory;
 use estafette::remote::{Address, Door, Link, ShareOptions, Ticket};
 use estafette::{DType, Engine, Error, Tensor};
 use estafette_cuda_sim_client::Simulator;
@@ -29,7 +30,7 @@ impl Side {
     }
 
     fn memory(&self, bytes: i64) -> Tensor {
-        self.engine.empty_on(self.device(), &[bytes], DType::U8).unwrap()
+        self.engine.empty(&[bytes], DType::U8, self.device()).unwrap()
     }
 
     fn queue(&self) -> std::sync::Arc<dyn Queue> {
@@ -64,7 +65,7 @@ impl Side {
     }
 
     fn say(&self) {
-        self.send(&self.engine.zeros_shared(&[WORD], DType::U8).unwrap());
+        self.send(&self.engine.empty(&[WORD], DType::U8, Memory::Shared(DLDevice::CPU)).unwrap());
     }
 
     fn heard(&self) {
@@ -254,12 +255,12 @@ fn memory_that_cannot_be_shown_is_copied_on_its_device_to_the_host_or_refused() 
         |peer, side| {
             let private = Engine::builder().workers(1).build().unwrap();
             let before = private.stats().copied_for_processes;
-            let x = private.empty_on(side.device(), &[BYTES], DType::U8).unwrap();
+            let x = private.empty(&[BYTES], DType::U8, side.device()).unwrap();
             side.fill(&x, 3, &side.queue());
             let refused = ShareOptions { copy: Some(false), ..ShareOptions::default() };
             assert!(matches!(wait(side.link.send_with(&x, &refused)), Err(Error::NotShared(_))));
             side.send(&x);
-            let shared = private.empty_shared_on(side.device(), &[BYTES], DType::U8).unwrap();
+            let shared = private.empty(&[BYTES], DType::U8, Memory::Shared(side.device())).unwrap();
             side.fill(&shared, 4, &side.queue());
             wait(side.link.send_with(&shared, &refused)).unwrap();
             let copied = ShareOptions { copy: Some(true), ..ShareOptions::default() };
@@ -436,7 +437,7 @@ fn a_process_without_the_device_says_so() {
         1,
         |peer, side| {
             let second = CudaRuntime::get().unwrap().device(1).unwrap().id();
-            side.send(&side.engine.empty_on(second, &[BYTES], DType::U8).unwrap());
+            side.send(&side.engine.empty(&[BYTES], DType::U8, second).unwrap());
             assert!(peer.0.wait().unwrap().success());
         },
         |side| {

@@ -43,7 +43,7 @@ fn bench_on(number: usize) -> Bench {
 
 impl Bench {
     fn bytes(&self) -> Tensor {
-        self.engine.empty_on(self.device.id(), &[BYTES], DType::U8).unwrap()
+        self.engine.empty(&[BYTES], DType::U8, self.device.id()).unwrap()
     }
 
     fn fill(&self, queue: usize, x: &Tensor, value: u8) -> Op {
@@ -110,7 +110,7 @@ fn forked(bench: &Bench, [x, y, z, w]: [&Tensor; 4], graph: bool) -> estafette::
     bench.copies(&mut builder, "copy x", 0, x, y);
     bench.copies(&mut builder, "copy w", 0, w, z);
     let program = if graph { builder.finish_as_graph() } else { builder.finish() }.unwrap();
-    assert_eq!((program.is_graph(), program.len()), (graph, 4));
+    assert_eq!((program.is_graph(), program.node_count()), (graph, 4));
     program
 }
 

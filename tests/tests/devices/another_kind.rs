@@ -13,7 +13,7 @@ use estafette::devices::{
     Allocation, Clock, DLDevice, Device, DeviceError, DeviceErrorKind, DeviceType, Fence, Order, Queue,
     QueueClock, QueueId, Subscriber, Timeline, Watch,
 };
-use estafette::exchange::reaper;
+use estafette::exchange::flush_deleters;
 use estafette::{Access, DType, Engine, ExportOptions};
 use futures::executor::block_on;
 use tests::ops::until;
@@ -282,7 +282,7 @@ fn a_kind_that_nothing_else_knows_is_exchanged_leased_copied_and_computed_on() {
 
     // Out as a DLPack struct, under a read lease, and in again.
     let exported = block_on(y.export(Access::Read)).unwrap();
-    assert_eq!((exported.device(), exported.read_only()), (ID, true));
+    assert_eq!((exported.device(), exported.flags().read_only), (ID, true));
     let write = engine.op("write").writes([&y]).run_external(|end| end.complete(Ok(()))).unwrap();
     assert!(!write.is_done(), "the lease is open");
     // SAFETY: the engine's own struct; nothing writes while the lease is open.
@@ -293,13 +293,13 @@ fn a_kind_that_nothing_else_knows_is_exchanged_leased_copied_and_computed_on() {
     until("the deleter ends the lease", || write.is_done());
 
     // A write lease keeps readers away until the consumer is done.
-    let exported = y.export_wait(&ExportOptions::new(Access::Write)).unwrap();
+    let exported = y.export_wait(&ExportOptions::from(Access::Write)).unwrap();
     assert!(!y.is_ready());
     drop(exported);
     block_on(y.ready()).unwrap();
 
     // Memory goes back when the last handle does.
     drop((x, y, host));
-    assert!(reaper().flush(std::time::Duration::from_secs(10)));
+    assert!(flush_deleters(std::time::Duration::from_secs(10)));
     assert!(watchdog.still_watches());
 }

@@ -34,7 +34,7 @@ fn bench(options: SimOptions) -> Bench {
 
 impl Bench {
     fn tensor(&self) -> Tensor {
-        self.engine.empty_on(self.device.id(), &[1], DType::F32).expect("device memory")
+        self.engine.empty(&[1], DType::F32, self.device.id()).expect("device memory")
     }
 
     /// A device operation that overwrites `y` with `f` of what is in `x` when the device gets there.
@@ -208,7 +208,10 @@ fn host_to_device_waits_for_a_promise_and_for_nothing_else() {
     ready.insert(fence);
     // SAFETY: a fresh tensor that describes its own memory.
     let promised = unsafe {
-        bench.engine.import_with(foreign::tensor(&[8.0], &deleted), ImportOptions::default().ready(ready))
+        bench.engine.import_with(
+            foreign::tensor(&[8.0], &deleted),
+            ImportOptions { ready, ..ImportOptions::default() },
+        )
     }
     .unwrap();
     let parked = bench.launch("parked", 0, &promised, &y, |x| x);
@@ -233,7 +236,8 @@ fn the_failure_of_an_import_names_no_operation() {
     ready.insert(fence);
     let frame = foreign::tensor(&[8.0], &Deleted::default());
     // SAFETY: a fresh tensor that describes its own memory.
-    let x = unsafe { engine.import_with(frame, ImportOptions::default().ready(ready)) }.unwrap();
+    let x =
+        unsafe { engine.import_with(frame, ImportOptions { ready, ..ImportOptions::default() }) }.unwrap();
     completer.fail(DeviceError::new(DeviceErrorKind::Other, "out of film"));
     assert_eq!(x.wait().unwrap_err().to_string(), "the fence of an import failed: out of film");
 }
@@ -389,7 +393,7 @@ fn memory_is_released_only_after_the_device_is_done_with_it() {
     bench.engine.wait_all(None).unwrap();
     // The worker may still have its reference to the operands when the operation is over.
     until("the reaper has something to wait for", || {
-        !estafette::exchange::reaper().flush(std::time::Duration::from_millis(20))
+        !estafette::exchange::flush_deleters(std::time::Duration::from_millis(20))
     });
     assert_eq!(deleted.count(), 0, "the device still reads it");
     assert!(bench.device.free_bytes() < all, "the device still writes it");
@@ -562,8 +566,8 @@ fn a_device_that_runs_freely_and_a_host_work_on_one_tensor() {
             Ok(Produced::from_vec(vec![x.as_slice::<f32>()?[0] + y.as_slice::<f32>()?[0]], &[1])?)
         });
         assert_eq!(get(&sum.unwrap()), 399.0);
-        let options = ExportOptions::new(Access::Read);
-        assert!(x.export_wait(&options).unwrap().read_only());
+        let options = ExportOptions::from(Access::Read);
+        assert!(x.export_wait(&options).unwrap().flags().read_only);
         assert!(bench.watchdog.still_watches());
     }
 }

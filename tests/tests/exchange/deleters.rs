@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use estafette::devices::sim::{SimDevice, SimOptions, SimQueue};
 use estafette::devices::{DLDevice, Device, DeviceError, DeviceErrorKind, DeviceType, Queue};
-use estafette::exchange::{Abi, ExportFlags, export, reaper};
+use estafette::exchange::{Abi, ExportFlags, export, flush_deleters};
 use estafette::{Access, DType, Engine, ExportOptions, Layout, ManagedTensor, Tensor};
 use tests::foreign::{Deleted, Memory, tensor};
 use tests::ops::{engine, set};
@@ -51,7 +51,7 @@ fn keep<T: 'static>(what: T) -> Use {
 /// an import that is derived from a third.
 fn uses(engine: &Engine, deleted: &Deleted) -> Vec<Use> {
     let x = import(engine, tensor(&[1.0, 2.0], deleted));
-    let export = |access| x.export_wait(&ExportOptions::new(access)).expect("nobody writes");
+    let export = |access| x.export_wait(&ExportOptions::from(access)).expect("nobody writes");
     let (exported, alias) = (export(Access::Read), export(Access::Alias));
     let derived = import(engine, export(Access::Read));
     let (started, begun) = channel();
@@ -94,13 +94,13 @@ fn a_write_that_waits_for_leases_keeps_the_memory_whichever_lease_ends_last() {
     for (cancelled, order) in [(false, [0, 1]), (false, [1, 0]), (true, [0, 1]), (true, [1, 0])] {
         let deleted = Deleted::default();
         let x = import(&engine, tensor(&[1.0], &deleted));
-        let leases = [0, 1].map(|_| x.export_wait(&ExportOptions::new(Access::Read)).unwrap());
+        let leases = [0, 1].map(|_| x.export_wait(&ExportOptions::from(Access::Read)).unwrap());
         let write = set(&engine, &x, 2.0);
         drop(x);
         assert!(!cancelled || write.cancel());
         let mut leases = leases.map(Some);
         for next in order {
-            assert!(reaper().flush(FLUSH));
+            assert!(flush_deleters(FLUSH));
             assert_eq!(deleted.count(), 0);
             drop(leases[next].take());
         }
@@ -196,7 +196,7 @@ fn foreign_on(device: &SimDevice, deleted: &Deleted) -> ManagedTensor {
         managed.tensor.device_id = device.id().device_id;
     });
     // SAFETY: a fresh tensor that describes its own memory.
-    unsafe { ManagedTensor::from_raw_versioned(managed) }.expect("version 1.1 is known")
+    unsafe { ManagedTensor::from_raw(managed, Abi::Versioned) }.expect("version 1.1 is known")
 }
 
 /// Work on the device that uses `x`, by an operation that reads or writes it.

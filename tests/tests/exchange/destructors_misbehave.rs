@@ -11,7 +11,7 @@ use estafette::bindings::Origin;
 use estafette::devices::{
     DLDevice, DeviceError, Event, Fence, FenceSet, FenceState, QueueId, Subscriber, Timeline, Watch,
 };
-use estafette::exchange::{self, Abi, ExportFlags, reaper};
+use estafette::exchange::{self, Abi, ExportFlags, flush_deleters};
 use estafette::{Access, DType, Engine, Error, ImportOptions, Layout, Produced, Tensor};
 use futures::FutureExt;
 use tests::foreign::{Deleted, Memory};
@@ -361,9 +361,10 @@ fn events_of_tensors_that_collapse_and_of_one_that_goes() {
             let managed = memory.tensor(start, len, &deleted);
             // SAFETY: the memory is as described.
             unsafe {
-                stage
-                    .engine
-                    .import_with(managed, ImportOptions::default().ready(ready).origin(&|| Origin::Owner))
+                stage.engine.import_with(
+                    managed,
+                    ImportOptions { ready, origin: Some(&|| Origin::Owner), ..ImportOptions::default() },
+                )
             }
             .unwrap()
         };
@@ -529,6 +530,6 @@ fn owners_of_imported_memory() {
         assert_eq!(get(&y), 1.0);
         drop(y);
     }
-    assert!(reaper().flush(Duration::from_secs(30)));
+    assert!(flush_deleters(Duration::from_secs(30)));
     stage.ends_with(3);
 }

@@ -11,7 +11,8 @@ use std::time::Duration;
 
 use estafette::devices::{Fence, host};
 use estafette::operation::{Operands as _, Tensors};
-use estafette::operators::{Attributes, operators};
+use estafette::operators::{Attributes, Closure, operators};
+use estafette::wait::Activity;
 use estafette::{
     Access, Completion, Error, ExportOptions, FailureKind, Op, Produced, Scope, Tensor, View, ViewMut,
 };
@@ -40,10 +41,8 @@ fn memory_that_is_written_is_not_shown_twice_in_any_form() {
         |result: Result<Op, Error>| assert!(matches!(result, Err(Error::Conflict(_))), "{result:?}");
     conflict(engine.op("twice").writes([&x, &x]).run(|[], [_, _]| Ok(())));
     conflict(engine.op("both").reads([&x]).writes([&x]).run(|[_], [_]| Ok(())));
-    conflict(engine.op("slice").writes_slice(&[x.clone(), y.clone(), x.clone()]).run(|[], _| Ok(())));
-    conflict(
-        engine.op("owned").reads_owned(Tensors::from_iter([x.clone()])).writes([&x]).run(|_, [_]| Ok(())),
-    );
+    conflict(engine.op("slice").writes(&[x.clone(), y.clone(), x.clone()][..]).run(|[], _| Ok(())));
+    conflict(engine.op("owned").reads(Tensors::from_iter([x.clone()])).writes([&x]).run(|_, [_]| Ok(())));
     conflict(engine.op("updates").reads([&x]).updates([&x]).run(|[_], [], [_]| Ok(())));
     conflict(engine.op("future").reads([&x]).writes([&x]).run_future(|[_], [_]| async { Ok(()) }));
     let detached = engine.op("detached").writes([&x, &x]).run_detached(|[], [_, _]| Ok(()));
@@ -52,7 +51,7 @@ fn memory_that_is_written_is_not_shown_twice_in_any_form() {
     assert!(program.op("node").reads([&x]).writes([&x]).run(|[_], [_]| Ok(())).is_err());
     assert!(program.op("node").writes([&x]).updates([&x]).run(|[], [_], [_]| Ok(())).is_err());
     let fill = |_: &[View<'_>], _: &mut [ViewMut<'_>], _: &Attributes| Ok(());
-    operators().register_destination("misuse.fill", 1, 1, fill).unwrap();
+    operators().register_closure("misuse.fill", 1, 1, Closure::Destination(Box::new(fill))).unwrap();
     conflict(engine.operator("misuse.fill").unwrap().inputs(&[&x]).run_into(&[&x]));
     operators().unregister("misuse.fill").unwrap();
     assert!(watchdog.still_watches());
@@ -80,13 +79,13 @@ fn a_scope_that_outlives_its_operation_lends_nothing() {
     let stranger = other.clone();
     let op = engine.op("keeps its scope").writes([&x]).run_external(move |completion: Completion| {
         let scope = completion.scope().clone();
-        assert!(scope.export(&stranger, &ExportOptions::new(Access::Read)).is_err(), "no operand");
+        assert!(scope.export(&stranger, &ExportOptions::from(Access::Read)).is_err(), "no operand");
         *keep.lock().unwrap() = Some(scope);
         completion.complete(Ok(()));
     });
     op.unwrap().wait().unwrap();
     let scope = kept.lock().unwrap().take().unwrap();
-    assert!(scope.export(&x, &ExportOptions::new(Access::Write)).is_err());
+    assert!(scope.export(&x, &ExportOptions::from(Access::Write)).is_err());
     assert!(scope.access_of(&x).is_none() && scope.describe(&x).is_none() && scope.queue().is_none());
     let inside = scope.enter(|| x.wait());
     assert!(inside.is_ok(), "it is no operation's code any more");
@@ -101,7 +100,7 @@ fn a_view_of_an_operation_that_ended_keeps_its_access() {
     let (give, take) = channel();
     let own = x.clone();
     let op = engine.op("lends").writes([&x]).run_external(move |completion: Completion| {
-        give.send(completion.scope().export(&own, &ExportOptions::new(Access::Write)).unwrap()).unwrap();
+        give.send(completion.scope().export(&own, &ExportOptions::from(Access::Write)).unwrap()).unwrap();
         completion.complete(Ok(()));
     });
     op.unwrap().wait().unwrap();
@@ -168,7 +167,7 @@ fn a_completion_and_its_scope_are_used_by_many_threads_at_once() {
         std::thread::scope(|threads| {
             for _ in 0..2 {
                 threads.spawn(|| {
-                    while let Ok(view) = scope.export(&x, &ExportOptions::new(Access::Read)) {
+                    while let Ok(view) = scope.export(&x, &ExportOptions::from(Access::Read)) {
                         lent.fetch_add(1, Ordering::Relaxed);
                         drop(view);
                     }
@@ -192,7 +191,8 @@ fn closures_that_are_called_at_any_time_use_everything() {
     let watchdog = Watchdog::of(&engine);
     let x = tensor(&engine, 0.0);
     let uses = |engine: &estafette::Engine, x: &Tensor| {
-        let _ = (x.version(), x.state(), engine.diagnose(), engine.activity(), engine.stats());
+        let _ =
+            (x.version(), x.state(), engine.diagnose(), Activity::from(&engine.diagnose()), engine.stats());
         let _ = x.wait_timeout(Duration::ZERO);
         let _ = catch_unwind(AssertUnwindSafe(|| set(engine, x, 1.0)));
     };

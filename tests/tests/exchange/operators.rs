@@ -11,8 +11,8 @@ use std::time::Duration;
 use estafette::devices::sim::{SimDevice, SimOptions, SimQueue};
 use estafette::devices::{Device, Queue};
 use estafette::exchange::table::{DLManagedTensorVersioned, DLTensor};
-use estafette::operators::operator::OUTPUTS_MAX;
-use estafette::operators::{Implementation, Invocation, OperatorKind, Signature, abi, operators};
+use estafette::operators::OUTPUTS_MAX;
+use estafette::operators::{Closure, Implementation, Invocation, OperatorKind, Signature, abi, operators};
 use estafette::{DType, Engine, Error, Produced, Tensor};
 use futures::executor::block_on;
 use tests::gate::Gate;
@@ -26,40 +26,53 @@ fn vector(engine: &Engine, values: &[f32]) -> Tensor {
 /// Registers the three kinds of a sum under names that begin with `prefix`, which is a test's own.
 fn register_sums(prefix: &str) {
     let all = operators();
-    all.register_destination(&format!("{prefix}.into"), 2, 1, |inputs, outputs, _| {
-        let (a, b) = (inputs[0].as_slice::<f32>()?, inputs[1].as_slice::<f32>()?);
-        for (out, (a, b)) in outputs[0].as_mut_slice::<f32>()?.iter_mut().zip(a.iter().zip(b)) {
-            *out = a + b;
-        }
-        Ok(())
-    })
+    all.register_closure(
+        &format!("{prefix}.into"),
+        2,
+        1,
+        Closure::Destination(Box::new(|inputs, outputs, _| {
+            let (a, b) = (inputs[0].as_slice::<f32>()?, inputs[1].as_slice::<f32>()?);
+            for (out, (a, b)) in outputs[0].as_mut_slice::<f32>()?.iter_mut().zip(a.iter().zip(b)) {
+                *out = a + b;
+            }
+            Ok(())
+        })),
+    )
     .unwrap();
-    all.register_inferred(
+    all.register_closure(
         &format!("{prefix}.repeat"),
         1,
         1,
-        |inputs, attributes| {
-            let times = attributes.parse("times", 2_i64)?;
-            Ok(vec![(inputs[0].dtype(), vec![times * inputs[0].shape()[0]])])
-        },
-        |inputs, outputs, _| {
-            let values = inputs[0].as_slice::<f32>()?;
-            outputs[0]
-                .as_mut_slice::<f32>()?
-                .chunks_mut(values.len())
-                .for_each(|c| c.copy_from_slice(values));
-            Ok(())
-        },
+        Closure::Inferred(
+            Box::new(|inputs, attributes| {
+                let times = attributes.parse("times", 2_i64)?;
+                Ok(vec![(inputs[0].layout().dtype(), vec![times * inputs[0].shape()[0]])])
+            }),
+            Box::new(|inputs, outputs, _| {
+                let values = inputs[0].as_slice::<f32>()?;
+                outputs[0]
+                    .as_mut_slice::<f32>()?
+                    .chunks_mut(values.len())
+                    .for_each(|c| c.copy_from_slice(values));
+                Ok(())
+            }),
+        ),
     )
     .unwrap();
-    all.register_allocating(&format!("{prefix}.parts"), 1, 2, |inputs, _| {
-        let (even, odd) = inputs[0].as_slice::<f32>()?.iter().partition::<Vec<f32>, _>(|x| **x % 2.0 == 0.0);
-        let shape = |values: &Vec<f32>| [values.len() as i64];
-        Ok(vec![
-            Produced::from_vec(even.clone(), &shape(&even))?,
-            Produced::from_vec(odd.clone(), &shape(&odd))?,
-        ])
-    })
+    all.register_closure(
+        &format!("{prefix}.parts"),
+        1,
+        2,
+        Closure::Allocating(Box::new(|inputs, _| {
+            let (even, odd) =
+                inputs[0].as_slice::<f32>()?.iter().partition::<Vec<f32>, _>(|x| **x % 2.0 == 0.0);
+            let shape = |values: &Vec<f32>| [values.len() as i64];
+            Ok(vec![
+                Produced::from_vec(even.clone(), &shape(&even))?,
+                Produced::from_vec(odd.clone(), &shape(&odd))?,
+            ])
+        })),
+    )
     .unwrap();
 }
 
@@ -111,11 +124,16 @@ fn what_is_registered_is_listed_and_a_mistaken_name_gets_the_near_ones() {
 #[test]
 fn a_name_is_taken_once() {
     register_sums("taken");
-    let again = operators().register_destination("taken.into", 1, 1, |_, _, _| Ok(())).unwrap_err();
+    let again = operators()
+        .register_closure("taken.into", 1, 1, Closure::Destination(Box::new(|_, _, _| Ok(()))))
+        .unwrap_err();
     assert_eq!(again.to_string(), "conflict: operator `taken.into` is registered already, by Rust");
-    let unnamed = operators().register_destination("", 1, 1, |_, _, _| Ok(())).unwrap_err();
+    let unnamed =
+        operators().register_closure("", 1, 1, Closure::Destination(Box::new(|_, _, _| Ok(())))).unwrap_err();
     assert!(unnamed.to_string().contains("name of an operator is empty"));
-    let outputless = operators().register_destination("taken.none", 1, 0, |_, _, _| Ok(())).unwrap_err();
+    let outputless = operators()
+        .register_closure("taken.none", 1, 0, Closure::Destination(Box::new(|_, _, _| Ok(()))))
+        .unwrap_err();
     assert!(outputless.to_string().contains("`taken.none` has no outputs"));
 }
 
@@ -172,8 +190,12 @@ fn a_failure_names_the_operator_and_follows_the_data_through_several_results() {
 
 #[test]
 fn an_operator_that_gives_the_wrong_number_of_results_fails_and_one_that_panics_too() {
-    operators().register_allocating("odd.count", 0, 2, |_, _| Ok(Vec::new())).unwrap();
-    operators().register_allocating("odd.panic", 0, 1, |_, _| panic!("out of ink")).unwrap();
+    operators()
+        .register_closure("odd.count", 0, 2, Closure::Allocating(Box::new(|_, _| Ok(Vec::new()))))
+        .unwrap();
+    operators()
+        .register_closure("odd.panic", 0, 1, Closure::Allocating(Box::new(|_, _| panic!("out of ink"))))
+        .unwrap();
     let engine = engine(1);
     let produce = |name| engine.operator(name).unwrap().produce().unwrap().remove(0);
     assert!(produce("odd.count").wait().unwrap_err().to_string().contains("gave 0 results, not 2"));
@@ -203,7 +225,7 @@ impl Element {
 impl Implementation for OnQueue {
     fn start(&self, call: Invocation) {
         let (from, to) = (Element::of(&call.inputs()[0]), Element::of(&call.outputs()[0]));
-        let queue = call.queue().expect("called on one").clone();
+        let queue = call.scope().queue().expect("called on one");
         let launched = SimQueue::from_queue(queue.as_ref()).expect("of the simulated device").launch(
             "add one",
             10,
@@ -224,7 +246,7 @@ fn on_a_queue_the_work_is_enqueued_in_order_and_a_chain_needs_no_host() {
     let queue: Arc<dyn Queue> = device.queue(false);
     let tensors: Vec<Tensor> = (0..3)
         .map(|_| {
-            let tensor = engine.empty_on(device.id(), &[1], DType::F32).unwrap();
+            let tensor = engine.empty(&[1], DType::F32, device.id()).unwrap();
             engine
                 .op("zero")
                 .writes([&tensor])
@@ -356,7 +378,14 @@ fn options_of_the_c_interface_are_checked() {
 
 #[test]
 fn more_outputs_than_an_operator_may_have_are_refused_by_their_number() {
-    let register = |outputs| operators().register_allocating("many.outputs", 0, outputs, |_, _| Ok(vec![]));
+    let register = |outputs| {
+        operators().register_closure(
+            "many.outputs",
+            0,
+            outputs,
+            Closure::Allocating(Box::new(|_, _| Ok(vec![]))),
+        )
+    };
     for outputs in [OUTPUTS_MAX + 1, usize::MAX] {
         let error = register(outputs).unwrap_err();
         assert!(matches!(error, Error::Invalid(_)), "{error}");

@@ -29,7 +29,7 @@ fn is_cancelled(outcome: Option<Result<(), Error>>) -> bool {
 }
 
 fn submit(engine: &Engine, reads: &[Tensor], writes: &[Tensor]) -> Op {
-    let op = engine.op("step").reads_slice(reads).writes_slice(writes);
+    let op = engine.op("step").reads(reads).writes(writes);
     op.run_external(|completion| completion.complete(Ok(()))).unwrap()
 }
 

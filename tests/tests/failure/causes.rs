@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc::channel;
 
 use estafette::operation::OperationError;
-use estafette::operators::operators;
+use estafette::operators::{Closure, operators};
 use estafette::tensor::TensorState;
 use estafette::{
     Access, Completion, Engine, Error, ExportOptions, FailureKind, Op, Produced, Tensor, View, ViewMut,
@@ -64,7 +64,7 @@ fn every_waiter_gets_name_id_and_message_of_the_root_cause_as_often_as_it_asks()
             for tensor in [&x, &y] {
                 let TensorState::Failed(error) = tensor.state() else { panic!("{:?}", tensor.state()) };
                 assert_cause(error.operation().unwrap(), &op, FailureKind::Error, message);
-                let refused = tensor.export_wait(&ExportOptions::new(Access::Read)).unwrap_err();
+                let refused = tensor.export_wait(&ExportOptions::from(Access::Read)).unwrap_err();
                 assert_cause(refused.operation().unwrap(), &op, FailureKind::Error, message);
                 // The version is finished: it has failed.
                 assert!(tensor.is_ready());
@@ -223,7 +223,7 @@ fn a_result_without_memory_whose_failure_was_cleared_fails_its_readers_by_name()
         outputs[0].as_mut_slice::<f32>()?[0] = inputs[0].as_slice::<f32>()?[0];
         Ok(())
     };
-    operators().register_destination(name, 1, 1, first).unwrap();
+    operators().register_closure(name, 1, 1, Closure::Destination(Box::new(first))).unwrap();
     let readers = [
         engine.op("drink").reads([&produced]).run(|[_], []| Ok(())),
         engine.op("drink").reads([&produced]).run_future(|[_], []| async { Ok(()) }),
@@ -254,7 +254,7 @@ fn a_completion_may_come_from_any_thread_and_its_outcome_is_the_operations() {
         for fails in [true, false] {
             let (op, end) = open(&engine, &x);
             let elsewhere = std::thread::spawn(move || {
-                assert_eq!(end.id(), end.scope().id());
+                assert_eq!(end.scope().id(), end.scope().id());
                 end.complete(if fails { Err("elsewhere".into()) } else { Ok(()) });
             });
             if fails {
@@ -308,7 +308,7 @@ fn dependants_of_a_cancelled_operation_are_told_at_once_even_behind_a_lease() {
     let engine = engine(1);
     let watchdog = Watchdog::of(&engine);
     let (x, y) = (tensor(&engine, 1.0), tensor(&engine, 0.0));
-    let lease = x.export_wait(&ExportOptions::new(Access::Read)).unwrap();
+    let lease = x.export_wait(&ExportOptions::from(Access::Read)).unwrap();
     let write = set(&engine, &x, 2.0);
     let copy = engine.op("copy").reads([&x]).writes([&y]).run(|[_x], [_y]| Ok(())).unwrap();
     // One that waits already, and others that come later, by any form of waiting.

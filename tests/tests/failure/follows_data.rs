@@ -40,7 +40,7 @@ fn failure_follows_data_with_the_root_cause_as_often_as_asked() {
                 block_on(y.ready()).unwrap_err(),
                 made.wait().unwrap_err(),
                 block_on(made.export(Access::Read)).unwrap_err(),
-                y.export_wait(&ExportOptions::new(Access::Write)).unwrap_err(),
+                y.export_wait(&ExportOptions::from(Access::Write)).unwrap_err(),
                 y.to_vec::<f32>().unwrap_err(),
             ] {
                 assert_caused_by(&error, "fail", "the root");

@@ -39,12 +39,12 @@ fn a_refused_write_lease_does_not_keep_later_readers_out() {
     let mut writer = x.lease(Access::Write, "an impatient writer").boxed();
     assert!((&mut writer).now_or_never().is_none());
     assert!(
-        x.export_wait(&ExportOptions { timeout: Some(SHORT), ..ExportOptions::new(Access::Write) }).is_err()
+        x.export_wait(&ExportOptions { timeout: Some(SHORT), ..ExportOptions::from(Access::Write) }).is_err()
     );
     drop(writer);
     assert!(x.is_ready(), "nothing writes it");
     drop(x.lease(Access::Read, "another reader").try_now().unwrap().expect("readers share"));
-    drop(x.export_wait(&ExportOptions::new(Access::Read)).unwrap());
+    drop(x.export_wait(&ExportOptions::from(Access::Read)).unwrap());
     look(&engine, &x).wait().unwrap();
     assert_eq!(queued(&engine.diagnose()), ["lease"], "that of the first reader");
     drop(reader);

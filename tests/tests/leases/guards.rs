@@ -143,7 +143,7 @@ fn slices_of_operands_come_in_order_and_may_repeat_what_is_read() {
     let inputs: Vec<Tensor> = (0..19).map(|value| tensor(&engine, value as f32)).collect();
     let reads: Vec<Tensor> = inputs.iter().chain(&inputs[..3]).cloned().collect();
     let outputs: Vec<Tensor> = (0..3).map(|_| tensor(&engine, 0.0)).collect();
-    let op = engine.op("many").reads_slice(&reads).writes_slice(&outputs).run(|reads, mut writes| {
+    let op = engine.op("many").reads(&reads).writes(&outputs).run(|reads, mut writes| {
         let values: Vec<f32> =
             reads.iter().map(|read| Ok(read.as_slice::<f32>()?[0])).collect::<Result<_, Error>>()?;
         assert_eq!((values.len(), values[18], values[21]), (22, 18.0, 2.0));
@@ -155,7 +155,7 @@ fn slices_of_operands_come_in_order_and_may_repeat_what_is_read() {
     op.unwrap().wait().unwrap();
     assert_eq!(outputs.iter().map(get).collect::<Vec<_>>(), [0.0, 5.0, 10.0]);
     // An operation without operands is legal.
-    engine.op("none").reads_slice(&[]).writes_slice(&[]).run(|_, _| Ok(())).unwrap().wait().unwrap();
+    engine.op("none").reads(&[][..]).writes(&[][..]).run(|_, _| Ok(())).unwrap().wait().unwrap();
     assert!(watchdog.still_watches());
 }
 

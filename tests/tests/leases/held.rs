@@ -16,7 +16,7 @@ use tests::ops::{add, engine, get, look, set, tensor, waits};
 use tests::watchdog::Watchdog;
 
 fn export(tensor: &Tensor, access: Access, owner: &str) -> ManagedTensor {
-    let options = ExportOptions { owner: Some(owner.into()), ..ExportOptions::new(access) };
+    let options = ExportOptions { owner: Some(owner.into()), ..ExportOptions::from(access) };
     tensor.export_wait(&options).expect("no lease is open")
 }
 
@@ -37,7 +37,7 @@ fn held_by_the_waiter_itself_is_refused_at_once_naming_the_lease_and_its_owner()
     // All forms of the wait that a second `np.from_dlpack(t)` makes.
     assert_held(&x.wait().unwrap_err(), "array `a`");
     assert_held(&op.wait().unwrap_err(), "array `a`");
-    assert_held(&x.export_wait(&ExportOptions::new(Access::Read)).unwrap_err(), "array `a`");
+    assert_held(&x.export_wait(&ExportOptions::from(Access::Read)).unwrap_err(), "array `a`");
     assert_held(&x.to_vec::<f32>().unwrap_err(), "array `a`");
     assert_held(&engine.wait_all(None).unwrap_err(), "array `a`");
     // The waits do not last until the lease timeout of 30 s.
@@ -177,7 +177,7 @@ fn round_trip_is_derived_carries_the_lease_and_may_not_be_written() {
         assert_eq!(derived.to_vec::<f32>().unwrap(), [1.0, 2.0, 3.0]);
         let refused = engine.op("write").writes([derived]).run(|[], [_u]| Ok(())).unwrap_err();
         assert!(matches!(&refused, Error::Conflict(why) if why.contains("read lease")), "{refused:?}");
-        let refused = derived.export_wait(&ExportOptions::new(Access::Write)).unwrap_err();
+        let refused = derived.export_wait(&ExportOptions::from(Access::Write)).unwrap_err();
         assert!(matches!(refused, Error::Conflict(_)), "{refused:?}");
     }
     // The lease lasts as long as any tensor derived from it.
@@ -256,10 +256,10 @@ fn views_in_a_body_wait_for_nothing_and_become_leases_of_the_same_mode_with_no_g
     for access in [Access::Read, Access::Write] {
         let x = tensor(&engine, 1.0);
         let completion = body(&engine, &x, access);
-        let view = completion.scope().export(&x, &ExportOptions::new(access)).unwrap();
-        assert_eq!(view.read_only(), access == Access::Read);
+        let view = completion.scope().export(&x, &ExportOptions::from(access)).unwrap();
+        assert_eq!(view.flags().read_only, access == Access::Read);
         // A view that is dropped before the body ends becomes no lease.
-        drop(completion.scope().export(&x, &ExportOptions::new(access)).unwrap());
+        drop(completion.scope().export(&x, &ExportOptions::from(access)).unwrap());
         // Both are queued before the body ends: they would run in a gap between the body and the lease.
         let read = look(&engine, &x);
         let write = set(&engine, &x, 2.0);
@@ -286,7 +286,7 @@ fn views_of_a_body_that_failed_become_leases_too() {
     let watchdog = Watchdog::of(&engine);
     let x = tensor(&engine, 1.0);
     let completion = body(&engine, &x, Access::Write);
-    let view = completion.scope().export(&x, &ExportOptions::new(Access::Write)).unwrap();
+    let view = completion.scope().export(&x, &ExportOptions::from(Access::Write)).unwrap();
     completion.complete(Err("the body failed".into()));
     let write = set(&engine, &x, 2.0);
     assert!(waits(&engine, &write), "{}", engine.diagnose());
@@ -305,7 +305,7 @@ fn memory_that_its_owner_gives_again_during_an_operation_is_ordered_behind_it() 
     // SAFETY: a fresh tensor that describes its own memory.
     let t = unsafe { engine.import(memory.tensor(0, 1, &deleted)) }.unwrap();
     let completion = body(&engine, &t, Access::Write);
-    let view = completion.scope().export(&t, &ExportOptions::new(Access::Write)).unwrap();
+    let view = completion.scope().export(&t, &ExportOptions::from(Access::Write)).unwrap();
     // Outside the operation: this code cannot have the operation's views.
     // SAFETY: as above.
     let again = unsafe { engine.import(memory.tensor(0, 1, &deleted)) }.unwrap();
@@ -341,7 +341,11 @@ fn who_knows_that_memory_comes_from_its_owner_is_not_taken_for_a_guest_of_a_leas
     let import = |origin| {
         let managed = memory.tensor(0, 1, &deleted);
         // SAFETY: a fresh tensor that describes its own memory.
-        unsafe { engine.import_with(managed, ImportOptions::default().origin(&|| origin)) }.unwrap()
+        unsafe {
+            engine
+                .import_with(managed, ImportOptions { origin: Some(&|| origin), ..ImportOptions::default() })
+        }
+        .unwrap()
     };
     let t = import(Origin::Unknown);
     for access in [Access::Read, Access::Write] {
@@ -359,7 +363,12 @@ fn who_knows_that_memory_comes_from_its_owner_is_not_taken_for_a_guest_of_a_leas
     // Without a lease the origin of the memory does not matter.
     let managed = memory.tensor(0, 1, &deleted);
     // SAFETY: as above.
-    let asked = unsafe { engine.import_with(managed, ImportOptions::default().origin(&|| panic!("asked"))) };
+    let asked = unsafe {
+        engine.import_with(
+            managed,
+            ImportOptions { origin: Some(&|| panic!("asked")), ..ImportOptions::default() },
+        )
+    };
     drop((t, asked.unwrap()));
     deleted.settle_at(6);
     assert!(watchdog.still_watches());
@@ -373,12 +382,12 @@ fn a_view_of_something_that_is_no_operand_is_refused() {
     let completion = body(&engine, &x, Access::Read);
     let scope = completion.scope().clone();
     assert_eq!((scope.access_of(&x), scope.access_of(&y)), (Some(Access::Read), None));
-    let refused = scope.export(&y, &ExportOptions::new(Access::Read)).unwrap_err();
+    let refused = scope.export(&y, &ExportOptions::from(Access::Read)).unwrap_err();
     assert!(matches!(refused, Error::Invalid(_)), "{refused:?}");
     completion.complete(Ok(()));
     // After the end every tensor is refused.
     assert_eq!(scope.access_of(&x), None);
-    let refused = scope.export(&x, &ExportOptions::new(Access::Read)).unwrap_err();
+    let refused = scope.export(&x, &ExportOptions::from(Access::Read)).unwrap_err();
     assert!(matches!(refused, Error::Invalid(_)), "{refused:?}");
     assert!(watchdog.still_watches());
 }

@@ -7,7 +7,7 @@ use tests::watchdog::Watchdog;
 
 /// A tensor in the memory of `tensor`, derived under a lease of `tensor`.
 fn derived(engine: &Engine, tensor: &Tensor, access: Access) -> Tensor {
-    let options = ExportOptions { owner: Some("the borrower".into()), ..ExportOptions::new(access) };
+    let options = ExportOptions { owner: Some("the borrower".into()), ..ExportOptions::from(access) };
     // SAFETY: the exported struct describes the memory and keeps it.
     unsafe { engine.import(tensor.export_wait(&options).unwrap()) }.unwrap()
 }

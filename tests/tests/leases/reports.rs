@@ -31,7 +31,7 @@ fn a_lease_in_the_way_is_told_with_its_owner_wherever_somebody_asks() {
     let watchdog = Watchdog::of(&engine);
     for access in [Access::Read, Access::Write] {
         let x = tensor(&engine, 1.0);
-        let options = ExportOptions { owner: Some(an_owner()), ..ExportOptions::new(access) };
+        let options = ExportOptions { owner: Some(an_owner()), ..ExportOptions::from(access) };
         let exported = x.export_wait(&options).unwrap();
         let op = set(&engine, &x, 2.0);
         assert!(waits(&engine, &op));
@@ -114,7 +114,7 @@ fn a_view_that_outlives_its_body_is_known_by_the_operation() {
     let (send, views) = std::sync::mpsc::channel();
     let operand = x.clone();
     let op = engine.op("keeps it").reads([&x]).run_external(move |end| {
-        let _ = send.send(end.scope().export(&operand, &ExportOptions::new(Access::Read)));
+        let _ = send.send(end.scope().export(&operand, &ExportOptions::from(Access::Read)));
         end.complete(Ok(()));
     });
     op.unwrap().wait().unwrap();

@@ -36,7 +36,7 @@ fn a_consumer_that_runs_short_says_so_and_its_links_go_on() {
             for round in 0..2 {
                 // Each has a segment of its own, which the consumer has not seen.
                 let [x, y] = [0, 1].map(|at| {
-                    let tensor = engine.zeros_shared_for_writing(&[LARGE], DType::I64).unwrap();
+                    let tensor = engine.empty(&[LARGE], DType::I64, Memory::SharedForWriting).unwrap();
                     fill(engine, &tensor, 10 * round + at);
                     tensor
                 });

@@ -110,7 +110,7 @@ fn memory_of_a_device_is_copied_to_the_host_and_a_failure_follows() {
         |_engine, link| {
             let device = SimDevice::new(SimOptions::default()).unwrap();
             let engine = Engine::builder().workers(2).device(device.clone()).build().unwrap();
-            let x = engine.empty_on(device.id(), &[LENGTH], DType::I64).unwrap();
+            let x = engine.empty(&[LENGTH], DType::I64, device.id()).unwrap();
             fill(&engine, &x, 5);
             wait(link.send(&x)).unwrap();
             let failed = engine.from_vec(vec![0_i64; LENGTH as usize], &[LENGTH]).unwrap();

@@ -4,7 +4,7 @@ use super::*;
 use crate::support::is_pending;
 
 fn writable(engine: &Engine) -> Tensor {
-    engine.zeros_shared_for_writing(&[LENGTH], DType::I64).expect("memory")
+    engine.empty(&[LENGTH], DType::I64, Memory::SharedForWriting).expect("memory")
 }
 
 #[test]
@@ -105,7 +105,7 @@ fn sends_wait_while_a_stopped_process_takes_no_more_segments() {
         |peer, engine, link| {
             // Each has a segment of its own.
             let tensors = (0..TENSORS).map(|value| {
-                let tensor = engine.zeros_shared_for_writing(&[1], DType::I64).unwrap();
+                let tensor = engine.empty(&[1], DType::I64, Memory::SharedForWriting).unwrap();
                 fill(engine, &tensor, value);
                 tensor
             });

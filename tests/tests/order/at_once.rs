@@ -24,7 +24,7 @@ fn a_reader_that_was_let_in_at_once_keeps_writers_out_and_is_named() {
     let x = tensor(&engine, 1.0);
     let first = at_once(&x).unwrap();
     let second = at_once(&x).unwrap();
-    assert!(first.read_only() && !first.is_copied());
+    assert!(first.flags().read_only && !first.flags().is_copied);
     let op = set(&engine, &x, 2.0);
     let diagnosis = engine.diagnose();
     let held = |op: &&estafette::wait::OpStatus| matches!(op.status, Status::Held(_));
@@ -57,7 +57,7 @@ fn a_failed_version_is_left_to_those_who_say_why() {
     let failed = engine.op("fail").writes([&x]).run(|[], [_]| Err("broken".into())).unwrap();
     failed.wait().unwrap_err();
     assert!(at_once(&x).is_none());
-    assert!(x.export_wait(&ExportOptions::new(Access::Read)).unwrap_err().to_string().contains("broken"));
+    assert!(x.export_wait(&ExportOptions::from(Access::Read)).unwrap_err().to_string().contains("broken"));
 }
 
 #[test]
@@ -65,8 +65,8 @@ fn an_alias_is_to_be_had_whatever_is_under_way() {
     let engine = engine(1);
     let x = tensor(&engine, 1.0);
     let gate = Gate::on_tensors(&engine, std::slice::from_ref(&x));
-    let alias = x.export_wait(&ExportOptions::new(Access::Alias)).unwrap();
-    assert!(!alias.read_only());
+    let alias = x.export_wait(&ExportOptions::from(Access::Alias)).unwrap();
+    assert!(!alias.flags().read_only);
     gate.open();
     set(&engine, &x, 2.0).wait().unwrap();
     drop(alias);
@@ -91,8 +91,8 @@ fn an_import_from_inside_such_a_lease_is_derived() {
 fn a_copy_for_a_consumer_is_flagged_and_holds_no_lease() {
     let engine = engine(1);
     let x = tensor(&engine, 1.0);
-    let copy = x.export_as_copy(&ExportOptions::new(Access::Alias)).unwrap();
-    assert!(copy.is_copied() && !copy.read_only());
+    let copy = x.export_as_copy(&ExportOptions::from(Access::Alias)).unwrap();
+    assert!(copy.flags().is_copied && !copy.flags().read_only);
     set(&engine, &x, 2.0).wait().unwrap();
 }
 

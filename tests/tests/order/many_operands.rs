@@ -54,7 +54,7 @@ fn few_and_many_operands_are_refused_for_the_same_reasons() {
         let (reads, writes) = if many { (some(12), some(14)) } else { (some(4), some(3)) };
         let tensors =
             |some: &[Operand]| some.iter().map(|operand| operand.tensor.clone()).collect::<Vec<_>>();
-        let op = engine.op("some").reads_slice(&tensors(&reads)).writes_slice(&tensors(&writes));
+        let op = engine.op("some").reads(&tensors(&reads)).writes(&tensors(&writes));
         let outcome = op.run(|_, _| Ok(()));
         let refused = must_be_refused(&reads, &writes);
         assert_eq!(matches!(outcome, Err(Error::Conflict(_))), refused, "{many} {outcome:?}");
@@ -81,7 +81,7 @@ fn a_promised_alias_is_found_among_many_operands() {
         let (mut reads, mut writes) = (of(reads), of(writes));
         reads.extend_from_slice(&others[..20]);
         writes.extend_from_slice(&others[20..]);
-        engine.op("many").reads_slice(&reads).writes_slice(&writes).run(|_, _| Ok(()))
+        engine.op("many").reads(&reads).writes(&writes).run(|_, _| Ok(()))
     };
     let refused = |outcome: Result<_, Error>| matches!(outcome, Err(Error::Conflict(text)) if text.contains("promised alias"));
     assert!(refused(run(&[&promised], &[&x])) && refused(run(&[&x], &[&promised])));
@@ -100,23 +100,16 @@ fn an_own_lease_is_found_among_many_operands_under_leases() {
     let derived: Vec<Tensor> = sources
         .iter()
         .map(|source| {
-            let lent = source.export_wait(&ExportOptions::new(Access::Read)).unwrap();
+            let lent = source.export_wait(&ExportOptions::from(Access::Read)).unwrap();
             // SAFETY: the lease keeps the memory as it is described.
             unsafe { engine.import(lent) }.unwrap()
         })
         .collect();
     let targets = disjoint(&engine, 2_000);
-    engine
-        .op("copy")
-        .reads_slice(&derived)
-        .writes_slice(&targets)
-        .run(|_, _| Ok(()))
-        .unwrap()
-        .wait()
-        .unwrap();
+    engine.op("copy").reads(&derived).writes(&targets).run(|_, _| Ok(())).unwrap().wait().unwrap();
     let mut targets = targets;
     targets.push(sources[1_234].clone());
-    let outcome = engine.op("copy").reads_slice(&derived).writes_slice(&targets).run(|_, _| Ok(()));
+    let outcome = engine.op("copy").reads(&derived).writes(&targets).run(|_, _| Ok(()));
     assert!(
         matches!(&outcome, Err(Error::Conflict(text)) if text.contains("wait for itself")),
         "{outcome:?}"
@@ -130,7 +123,7 @@ fn an_operation_of_a_hundred_thousand_tensors_runs() {
     let watchdog = Watchdog::of(&engine);
     let tensors = disjoint(&engine, 100_000);
     let (reads, writes) = tensors.split_at(50_000);
-    let op = engine.op("many").reads_slice(reads).writes_slice(writes).run(|reads, writes| {
+    let op = engine.op("many").reads(reads).writes(writes).run(|reads, writes| {
         assert_eq!(reads.len() + writes.len(), 100_000);
         Ok(())
     });

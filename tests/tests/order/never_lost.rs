@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use estafette::bindings::Origin;
 use estafette::devices::{DLDevice, Fence, host};
-use estafette::exchange::reaper;
+use estafette::exchange::flush_deleters;
 use estafette::{Access, Completion, DType, Engine, Error, ExportOptions, ImportOptions, Produced, Tensor};
 use tests::foreign::{Deleted, Memory};
 use tests::gate::Gate;
@@ -50,7 +50,7 @@ fn outlasts_a_host_writer(
     let (x, completer, deleted) = begin();
     engine.wait_all(None).unwrap();
     drop(x);
-    reaper().flush(EARLY);
+    flush_deleters(EARLY);
     assert_eq!(deleted.count(), 0, "memory was given back early");
     completer.complete();
     deleted.settle_at(1);
@@ -111,7 +111,7 @@ fn collapse(engine: &Engine, memory: &Memory) -> Vec<Tensor> {
     let import = |start, len| unsafe {
         engine.import_with(
             memory.tensor(start, len, &other),
-            ImportOptions::default().origin(&|| Origin::Owner),
+            ImportOptions { origin: Some(&|| Origin::Owner), ..ImportOptions::default() },
         )
     };
     let mut parts: Vec<_> = (2..24).map(|at| import(2 * at, 2).unwrap()).collect();
@@ -125,8 +125,13 @@ fn an_import_over_memory_that_a_host_body_writes_is_there_when_its_producer_says
         |engine, _x, memory, fence| {
             let other = Deleted::default();
             // SAFETY: as above.
-            unsafe { engine.import_with(memory.tensor(1, 2, &other), ImportOptions::default().ready(fence)) }
-                .unwrap();
+            unsafe {
+                engine.import_with(
+                    memory.tensor(1, 2, &other),
+                    ImportOptions { ready: fence.into(), ..ImportOptions::default() },
+                )
+            }
+            .unwrap();
         },
         |engine, x, over| {
             let op = engine.op("next").reads([x]).run(move |[_x], []| {
@@ -153,7 +158,7 @@ fn memory_of_a_member_waits_for_its_fences_while_the_collapse_waits() {
     let reader = engine.op("reads").reads([&busy]).run(move |[_busy], []| Ok(wait.recv()?)).unwrap();
     let parts = collapse(&engine, &memory);
     drop(x);
-    reaper().flush(EARLY);
+    flush_deleters(EARLY);
     assert_eq!(deleted.count(), 0, "memory was given back early");
     completer.complete();
     deleted.settle_at(1);
@@ -177,7 +182,7 @@ fn a_tensor_derived_from_a_view_that_became_an_alias_is_ordered_with_the_owner()
         .alias_of(&[&t])
         .produce_external(move |completion: Completion| {
             let scope = completion.scope().clone();
-            let export = || scope.export(&own, &ExportOptions::new(Access::Read)).unwrap();
+            let export = || scope.export(&own, &ExportOptions::from(Access::Read)).unwrap();
             let (first, second) = (export(), export());
             // SAFETY: an export describes its own memory.
             let derived = scope.enter(|| unsafe { there.import(second) }).unwrap();

@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use estafette::devices::{Allocation, DLDevice, Device, DeviceError, DeviceType, Queue};
 use estafette::engine::WORKERS_MAX;
-use estafette::exchange::InvalidTensor;
+use estafette::exchange::{Abi, InvalidTensor};
 use estafette::{
     Access, DType, Engine, Error, ExportOptions, FailureKind, ImportOptions, ManagedTensor, Produced, Tensor,
 };
@@ -33,12 +33,14 @@ fn managed(
     // SAFETY: a fresh tensor; the engine refuses what `edit` makes of it, or it describes its memory.
     unsafe {
         if legacy {
-            ManagedTensor::from_raw_legacy(
+            ManagedTensor::from_raw(
                 memory.legacy(0, LEN, deleted, |managed| edit(&mut managed.tensor)),
+                Abi::Legacy,
             )
         } else {
-            ManagedTensor::from_raw_versioned(
+            ManagedTensor::from_raw(
                 memory.versioned(0, LEN, deleted, |managed| edit(&mut managed.tensor)),
+                Abi::Versioned,
             )
         }
     }
@@ -147,7 +149,7 @@ fn random_structs_are_refused_or_accepted_but_never_panic_and_are_deleted_once()
                 accepted += 1;
                 // A query is harmless whatever the tensor claims: the query reads no memory.
                 assert!(tensor.is_ready() && tensor.shape().unwrap().len() <= 64);
-                let options = ExportOptions::new(Access::Alias);
+                let options = ExportOptions::from(Access::Alias);
                 drop(tensor.export_wait(&options));
                 drop(format!("{tensor:?}"));
             }
@@ -241,9 +243,12 @@ fn read_only_memory_is_never_written_whoever_says_that_it_is() {
     // SAFETY: fresh tensors that describe their own memory.
     let (flagged, known) = unsafe {
         let flagged = memory.versioned(0, 2, &deleted, |managed| managed.flags = READ_ONLY);
-        let flagged = engine.import(ManagedTensor::from_raw_versioned(flagged).unwrap()).unwrap();
-        let known = ManagedTensor::from_raw_legacy(memory.legacy(2, 2, &deleted, |_| ())).unwrap();
-        (flagged, engine.import_with(known, ImportOptions::default().read_only(true)).unwrap())
+        let flagged = engine.import(ManagedTensor::from_raw(flagged, Abi::Versioned).unwrap()).unwrap();
+        let known = ManagedTensor::from_raw(memory.legacy(2, 2, &deleted, |_| ()), Abi::Legacy).unwrap();
+        (
+            flagged,
+            engine.import_with(known, ImportOptions { read_only: true, ..ImportOptions::default() }).unwrap(),
+        )
     };
     for x in [&flagged, &known] {
         assert!(x.is_read_only().unwrap());
@@ -251,13 +256,13 @@ fn read_only_memory_is_never_written_whoever_says_that_it_is() {
             engine.op("write").writes([x]).run(|[], [_x]| Ok(())).unwrap_err(),
             engine.op("update").updates([x]).run(|[], [], [_x]| Ok(())).unwrap_err(),
             engine.op("external").writes([x]).run_external(|_completion| ()).unwrap_err(),
-            x.export_wait(&ExportOptions::new(Access::Write)).unwrap_err(),
+            x.export_wait(&ExportOptions::from(Access::Write)).unwrap_err(),
         ];
         for error in refused {
             assert!(matches!(&error, Error::Conflict(why) if why.contains("read-only")), "{error:?}");
         }
-        assert!(x.export_wait(&ExportOptions::new(Access::Read)).unwrap().read_only());
-        assert!(x.export_wait(&ExportOptions::new(Access::Alias)).unwrap().read_only());
+        assert!(x.export_wait(&ExportOptions::from(Access::Read)).unwrap().flags().read_only);
+        assert!(x.export_wait(&ExportOptions::from(Access::Alias)).unwrap().flags().read_only);
         assert_eq!(x.to_vec::<f32>().unwrap(), [1.0; 2]);
     }
     drop((flagged, known));
@@ -277,7 +282,7 @@ fn read_only_results_of_operations_that_were_to_be_written_fail_that_write() {
         wait.recv()?;
         let raw = Memory::of(&[1.0]).versioned(0, 1, &counted, |managed| managed.flags = READ_ONLY);
         // SAFETY: a fresh tensor that describes its own memory.
-        Ok(unsafe { ManagedTensor::from_raw_versioned(raw) }?)
+        Ok(unsafe { ManagedTensor::from_raw(raw, Abi::Versioned) }?)
     });
     let late = late.unwrap();
     // The engine cannot know yet that the tensor will be read-only, so it accepts these writes.
@@ -295,7 +300,7 @@ fn read_only_results_of_operations_that_were_to_be_written_fail_that_write() {
         assert!(error.to_string().contains("read-only"), "{error}");
     }
     // The memory is untouched, whatever its version says.
-    let alias = late.export_wait(&ExportOptions::new(Access::Alias)).unwrap();
+    let alias = late.export_wait(&ExportOptions::from(Access::Alias)).unwrap();
     // SAFETY: one element, which no code writes.
     assert_eq!(unsafe { *alias.data().cast::<f32>() }, 1.0);
     drop((alias, late));
@@ -380,5 +385,5 @@ fn a_device_that_gives_less_memory_than_it_was_asked_for_is_refused() {
     let host = Arc::clone(&Engine::builder().workers(1).build().unwrap().devices()[0]);
     let device: Arc<dyn Device> = Arc::new(Stingy(host));
     let engine = Engine::builder().workers(1).device(Arc::clone(&device)).build().unwrap();
-    assert!(engine.empty_on(device.id(), &[1000], DType::F32).is_err());
+    assert!(engine.empty(&[1000], DType::F32, device.id()).is_err());
 }

@@ -49,7 +49,7 @@ fn a_consumer_with_a_queue_gets_waits_there_and_the_host_goes_on() {
     let options = ExportOptions {
         consumer: acquired(&device, &theirs),
         timeout: Some(Duration::ZERO),
-        ..ExportOptions::new(Access::Read)
+        ..ExportOptions::from(Access::Read)
     };
     let exported = x.export_wait(&options).unwrap();
     drop(options);
@@ -154,7 +154,7 @@ fn memory_whose_last_use_is_on_a_raw_queue_goes_through_quarantine() {
     assert!(!overwrite.is_done());
     assert_eq!(engine.stats().quarantine.waiting, 1);
     let free = device.free_bytes();
-    let elsewhere = engine.empty_on(device.id(), &[4], estafette::DType::F32).unwrap();
+    let elsewhere = engine.empty(&[4], estafette::DType::F32, device.id()).unwrap();
     drop(elsewhere);
     until("memory of others is given back meanwhile", || device.free_bytes() == free);
     device.run_until_idle();
@@ -173,7 +173,7 @@ fn memory_that_is_dropped_with_a_raw_consumer_behind_it_is_freed_after_the_barri
     let theirs = device.queue(false);
     let x = on_device(&device, &engine);
     let free = device.free_bytes();
-    let options = ExportOptions { consumer: acquired(&device, &theirs), ..ExportOptions::new(Access::Read) };
+    let options = ExportOptions { consumer: acquired(&device, &theirs), ..ExportOptions::from(Access::Read) };
     let exported = x.export_wait(&options).unwrap();
     let read = reads_on(&theirs, "consume", &x);
     let barriers = engine.stats().quarantine.barriers;
@@ -350,7 +350,7 @@ fn a_lease_handed_into_a_capture_stays_until_it_is_ended_by_name() {
     let options = ExportOptions {
         consumer: acquired(&device, &theirs),
         timeout: Some(Duration::ZERO),
-        ..ExportOptions::new(Access::Read)
+        ..ExportOptions::from(Access::Read)
     };
     let exported = x.export_wait(&options).unwrap();
     drop((exported, options));
@@ -382,10 +382,10 @@ fn a_copy_made_for_a_consumer_on_the_device_is_freed_after_the_consumer() {
         consumer: acquired(&device, &theirs),
         copy: true,
         copy_to: device.id(),
-        ..ExportOptions::new(Access::Read)
+        ..ExportOptions::from(Access::Read)
     };
     let copy = x.export_wait(&options).unwrap();
-    assert!(copy.is_copied());
+    assert!(copy.flags().is_copied);
     assert_eq!(copy.device(), device.id());
     device.hold("consume");
     theirs.launch("consume", 10, || ()).unwrap();

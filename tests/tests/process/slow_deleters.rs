@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex, mpsc};
 use std::time::Duration;
 
 use estafette::devices::DLDevice;
-use estafette::exchange::{Abi, ExportFlags, ReleaseStatus, export, reaper};
+use estafette::exchange::{Abi, ExportFlags, ReleaseStatus, export, flush_deleters};
 use estafette::wait::Stall;
 use estafette::{DType, Engine, Layout, Tensor};
 use tests::ops::{engine, exclusive, until};
@@ -68,7 +68,7 @@ fn a_deleter_that_does_not_return_is_named_by_diagnose_while_500_others_go_on() 
     );
     until("its release is counted", || engine.stats().releasing == 1);
     leave.send(()).unwrap();
-    assert!(reaper().flush(Duration::from_secs(30)));
+    assert!(flush_deleters(Duration::from_secs(30)));
     assert_eq!(engine.diagnose().to_string(), "nothing in flight");
     assert!(watchdog.still_watches());
 }
@@ -95,7 +95,7 @@ fn the_watchdog_reports_a_deleter_that_does_not_return_once() {
     until("both are reported", || told.lock().unwrap().len() >= 2);
     leave.send(()).unwrap();
     leave_second.send(()).unwrap();
-    assert!(reaper().flush(Duration::from_secs(30)));
+    assert!(flush_deleters(Duration::from_secs(30)));
     let told = told.lock().unwrap().clone();
     let deleters: Vec<_> = told.iter().filter(|text| text.contains("has not returned")).collect();
     assert_eq!(deleters.len(), 2, "{told:?}");

@@ -260,7 +260,8 @@ fn what_a_device_body_needs_is_asked_for_when_it_is_recorded() {
     let error = builder.op("both").writes([&x]).on(&queue).run(|[], [_x]| Ok(())).unwrap_err();
     assert!(error.to_string().contains("node `both`") && error.to_string().contains("run_on"), "{error}");
     copies(&mut builder, &queue, "on a device without graphs", &x, &z_of(&engine, &device));
-    assert_eq!(builder.len(), 1, "a refused node is not recorded");
+    let described = format!("{builder:?}");
+    assert!(described.ends_with("nodes: 1 }"), "a refused node is not recorded: {described}");
     let error = builder.finish_as_graph().unwrap_err().to_string();
     assert!(error.contains("node 0 `on a device without graphs`") && error.contains("no graphs"), "{error}");
     let mut builder = engine.program("step");
@@ -318,7 +319,7 @@ fn nodes_that_end_elsewhere_hold_up_what_comes_after_them_and_nothing_else() {
         for round in 1..=3 {
             let replay = program.replay().unwrap();
             let first = begun.take();
-            assert_eq!(first.id(), replay.id());
+            assert_eq!(first.scope().id(), replay.id());
             until("the node beside has run", || ran.load(Ordering::SeqCst) % 10 == round);
             std::thread::spawn(move || first.complete(Ok(()))).join().unwrap();
             let second = begun.take();
@@ -364,8 +365,8 @@ fn a_node_lends_its_own_operands_in_its_own_mode_and_a_kept_view_becomes_a_lease
             "the program writes it, and this node reads it"
         );
         assert_eq!(scope.access_of(&other), None, "an operand of the program, and not of this node");
-        assert!(scope.export(&other, &ExportOptions::new(Access::Read)).is_err());
-        *keep.lock().unwrap() = Some(scope.export(&own, &ExportOptions::new(Access::Read)).unwrap());
+        assert!(scope.export(&other, &ExportOptions::from(Access::Read)).is_err());
+        *keep.lock().unwrap() = Some(scope.export(&own, &ExportOptions::from(Access::Read)).unwrap());
         completion.complete(Ok(()));
     })
     .unwrap();

@@ -11,10 +11,10 @@ use std::time::Duration;
 
 use estafette::ImportOptions;
 use estafette::devices::{DLDevice, Fence, FenceSet, Outcome, Reactor, Subscriber};
+use estafette::exchange::flush_deleters;
 use estafette::exchange::foreign_fence::{
     FENCE_VERSION, FenceCallback, OK, PENDING, RawFence, import, query_overdue_after,
 };
-use estafette::exchange::reaper;
 use estafette_sync::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use estafette_sync::sync::{Condvar, Mutex};
 use estafette_sync::thread;
@@ -154,7 +154,7 @@ impl Foreign {
         }
         drop(holders);
         // An execution must not end within a function of C.
-        assert!(reaper().flush(Duration::from_secs(10)));
+        assert!(flush_deleters(Duration::from_secs(10)));
     }
 }
 
@@ -257,8 +257,10 @@ fn a_late_call_that_meets_the_query_of_its_overdue_fence_answers_once() {
         let ready: FenceSet = [fence.clone()].into_iter().collect();
         // SAFETY: a true description; nothing uses the memory.
         let tensor = unsafe {
-            engine
-                .import_with(tests::foreign::tensor(&[1.0], &deleted), ImportOptions::default().ready(ready))
+            engine.import_with(
+                tests::foreign::tensor(&[1.0], &deleted),
+                ImportOptions { ready: ready.into(), ..ImportOptions::default() },
+            )
         };
         drop(tensor.unwrap());
         let watcher = watch(&fence);

@@ -71,7 +71,10 @@ fn a_request_that_is_dropped_while_the_fences_before_it_settle_holds_nothing_up(
         let ready: FenceSet = [pending].into_iter().collect();
         // SAFETY: a true description; nothing uses the memory.
         let tensor = unsafe {
-            engine.import_with(foreign::tensor(&[1.0], &deleted), ImportOptions::default().ready(ready))
+            engine.import_with(
+                foreign::tensor(&[1.0], &deleted),
+                ImportOptions { ready: ready.into(), ..ImportOptions::default() },
+            )
         }
         .unwrap();
         thread::scope(|scope| {

@@ -177,7 +177,7 @@ fn each_deleter_runs_once_and_a_flush_waits_for_it() {
                     let tensor = unsafe {
                         engine.import_with(
                             foreign::tensor(&[1.0], deleted),
-                            ImportOptions::default().ready(ready),
+                            ImportOptions { ready: ready.into(), ..ImportOptions::default() },
                         )
                     };
                     drop(tensor.unwrap());
@@ -185,7 +185,7 @@ fn each_deleter_runs_once_and_a_flush_waits_for_it() {
             }
             scope.spawn(move || completer.complete());
         });
-        assert!(estafette::exchange::reaper().flush(Duration::from_secs(1)));
+        assert!(estafette::exchange::flush_deleters(Duration::from_secs(1)));
         assert_eq!(deleted.count(), 2);
     });
 }
@@ -204,7 +204,10 @@ fn a_foreign_fence_that_settles_while_it_is_subscribed_to_is_heard_of() {
         let ready: FenceSet = [pending].into_iter().collect();
         // SAFETY: a true description; the memory is used by operations alone.
         let tensor = unsafe {
-            engine.import_with(foreign::tensor(&[1.0], &deleted), ImportOptions::default().ready(ready))
+            engine.import_with(
+                foreign::tensor(&[1.0], &deleted),
+                ImportOptions { ready: ready.into(), ..ImportOptions::default() },
+            )
         }
         .unwrap();
         thread::scope(|scope| {

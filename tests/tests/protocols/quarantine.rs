@@ -4,8 +4,10 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use estafette::bindings;
+use estafette::bindings::reaper;
 use estafette::devices::Device;
-use estafette::exchange::{quarantine, reaper};
+use estafette::exchange::{flush_deleters, quarantine};
 use estafette::lease::Consumer;
 use estafette::{Access, DType, Engine, Lease, Tensor};
 use estafette_sync::sync::atomic::Ordering;
@@ -28,7 +30,7 @@ fn engine(device: &Arc<Watched>, timeout: Duration) -> Engine {
 }
 
 fn memory(engine: &Engine, device: &Watched) -> (Tensor, usize) {
-    let tensor = engine.empty_on(device.id(), &[1], DType::F32).unwrap();
+    let tensor = engine.empty(&[1], DType::F32, device.id()).unwrap();
     let at = tensor.data_ptr().unwrap().addr();
     (tensor, at)
 }
@@ -50,7 +52,7 @@ fn write(engine: &Engine, tensor: &Tensor, seen: &Arc<Seen>, at: usize) {
 fn close(engine: Engine, device: Arc<Watched>) {
     let gone = Arc::downgrade(&device);
     drop((engine, device));
-    assert!(reaper().flush(LONG), "memory stays in quarantine");
+    assert!(flush_deleters(LONG), "memory stays in quarantine");
     thread::sleep(3 * IDLE);
     assert_eq!(gone.strong_count(), 0, "the device is kept");
 }
@@ -83,7 +85,7 @@ fn memory_is_written_and_freed_after_work_that_is_not_known_and_its_device_goes_
                 }
             });
             close(engine, device);
-            let stats = quarantine::stats();
+            let stats = bindings::quarantine_stats();
             assert_eq!((stats.waiting, stats.released, stats.given_up), (0, 6, 0));
             assert_eq!((seen.freed.load(Ordering::SeqCst), seen.freed_early.load(Ordering::SeqCst)), (2, 0));
         });
@@ -105,7 +107,7 @@ fn memory_whose_barrier_fails_is_never_freed_and_holds_nothing_up() {
         let write = engine.op("write").writes([&tensor]).run(|[], [_tensor]| Ok(())).unwrap();
         write.wait().unwrap();
         drop((write, tensor));
-        let stats = quarantine::stats();
+        let stats = bindings::quarantine_stats();
         assert_eq!((stats.waiting, stats.released, stats.given_up), (0, 0, 1));
         close(engine, device);
         assert_eq!(seen.freed.load(Ordering::SeqCst), 0);
@@ -137,7 +139,7 @@ fn a_use_that_is_over_as_its_time_comes_ends_once() {
             drop(tensor);
         });
         close(engine, device);
-        let stats = quarantine::stats();
+        let stats = bindings::quarantine_stats();
         assert_eq!((stats.waiting, stats.released + stats.given_up), (0, 1));
         assert_eq!(seen.freed.load(Ordering::SeqCst) as u64, stats.released);
         assert_eq!(reaper().stats().leaked, stats.given_up);
@@ -165,7 +167,7 @@ fn a_use_that_comes_while_the_quarantine_of_its_device_closes_is_covered() {
         }
         drop(tensor);
         close(engine, device);
-        let stats = quarantine::stats();
+        let stats = bindings::quarantine_stats();
         assert_eq!((stats.released, stats.given_up), (2, 0));
         assert_eq!((seen.freed.load(Ordering::SeqCst), seen.freed_early.load(Ordering::SeqCst)), (1, 0));
     });
@@ -199,6 +201,6 @@ fn no_barrier_is_asked_for_during_a_pause_and_uses_end_after_it() {
         });
         close(engine, device);
         assert_eq!(seen.spoiled.load(Ordering::SeqCst), 0, "a barrier spoils a capture");
-        assert_eq!(quarantine::stats().given_up, 0);
+        assert_eq!(bindings::quarantine_stats().given_up, 0);
     });
 }

@@ -72,7 +72,7 @@ fn shutdown_with_a_deadline_cancels_what_only_leases_block_and_reports_it() {
     let engine = engine(2);
     let watchdog = Watchdog::of(&engine);
     let (x, y) = (tensor(&engine, 1.0), tensor(&engine, 1.0));
-    let options = ExportOptions { owner: Some("a hoarder".into()), ..ExportOptions::new(Access::Read) };
+    let options = ExportOptions { owner: Some("a hoarder".into()), ..ExportOptions::from(Access::Read) };
     let array = x.export_wait(&options).unwrap();
     let held = [set(&engine, &x, 2.0), add(&engine, &x, 1.0)];
     let variable = engine.var();
@@ -113,7 +113,7 @@ fn a_shutdown_cancels_a_very_long_chain_behind_a_lease() {
     let engine = Engine::builder().workers(1).in_flight_limit(2 * LENGTH).build().unwrap();
     let watchdog = Watchdog::of(&engine);
     let first = tensor(&engine, 0.0);
-    let array = first.export_wait(&ExportOptions::new(Access::Read)).unwrap();
+    let array = first.export_wait(&ExportOptions::from(Access::Read)).unwrap();
     set(&engine, &first, 1.0);
     let mut last = first;
     for _ in 1..LENGTH {

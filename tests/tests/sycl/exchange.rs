@@ -19,7 +19,7 @@ fn sycl() -> Arc<SyclDevice> {
 }
 
 fn bytes_on(engine: &Engine, device: &dyn Device) -> Tensor {
-    engine.empty_on(device.id(), &[BYTES], DType::U8).unwrap()
+    engine.empty(&[BYTES], DType::U8, device.id()).unwrap()
 }
 
 /// Sets every byte, as a long kernel would.
@@ -122,8 +122,8 @@ fn between_the_host_sycl_and_another_runtime_the_reactor_carries_over() {
     let engine = Engine::builder().workers(1).device(other.clone()).build().unwrap();
     let (queue, foreign) = (device.create_queue().unwrap(), other.create_queue().unwrap());
     let host = tensor(&engine, 0.0);
-    let on_sycl = engine.empty_on(device.id(), &[1], DType::F32).unwrap();
-    let on_sim = engine.empty_on(other.id(), &[1], DType::F32).unwrap();
+    let on_sycl = engine.empty(&[1], DType::F32, device.id()).unwrap();
+    let on_sim = engine.empty(&[1], DType::F32, other.id()).unwrap();
     for round in 1..=20 {
         set(&engine, &host, round as f32);
         let from = Arc::clone(&device);

@@ -67,7 +67,7 @@ fn a_queue_from_outside_waits_for_us_and_we_for_it_and_the_host_for_nothing() {
     let device = sycl();
     let engine = Engine::builder().workers(1).build().unwrap();
     let ours = device.create_queue().unwrap();
-    let x = engine.empty_on(device.id(), &[BYTES], DType::U8).unwrap();
+    let x = engine.empty(&[BYTES], DType::U8, device.id()).unwrap();
     let theirs = Theirs::new(&device, true);
     for round in 1..=8 {
         fill(&engine, &ours, &x, 0);
@@ -94,7 +94,7 @@ fn the_c_interface_orders_a_sycl_queue_and_is_told_of_its_end() {
     let device = sycl();
     let engine = Engine::builder().workers(1).build().unwrap();
     let ours = device.create_queue().unwrap();
-    let x = engine.empty_on(device.id(), &[BYTES], DType::U8).unwrap();
+    let x = engine.empty(&[BYTES], DType::U8, device.id()).unwrap();
     let handle = tensor_handle(x.clone()).unwrap();
     let theirs = Theirs::new(&device, true);
     for round in 1..=4 {

@@ -60,9 +60,9 @@ fn cuda_to_sycl_and_back_goes_through_the_host_and_no_thread_waits() {
     let (stream, queue) = (cuda.create_queue().unwrap(), sycl.create_queue().unwrap());
     let (cuda_device, sycl_device) = (Arc::clone(&cuda) as Arc<dyn Device>, sycl as Arc<dyn Device>);
     let shape = [BYTES as i64];
-    let x = engine.empty_on(cuda_device.id(), &shape, DType::U8).unwrap();
-    let back = engine.empty_on(cuda_device.id(), &shape, DType::U8).unwrap();
-    let y = engine.empty_on(sycl_device.id(), &shape, DType::U8).unwrap();
+    let x = engine.empty(&shape, DType::U8, cuda_device.id()).unwrap();
+    let back = engine.empty(&shape, DType::U8, cuda_device.id()).unwrap();
+    let y = engine.empty(&shape, DType::U8, sycl_device.id()).unwrap();
     let (there, here, seen) = (pinned(&engine, &cuda), pinned(&engine, &cuda), pinned(&engine, &cuda));
 
     // Allocating waits for the pool's own stream, which is idle.

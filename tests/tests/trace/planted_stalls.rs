@@ -158,9 +158,9 @@ fn a_lock_that_a_body_needs_is_taken() {
         let x = engine.var();
         let op = engine.op("score").writes_vars(&[&x]).run_external(move |completion| {
             // What the Python bindings do around each function of Python's.
-            bindings::body_wants_lock(completion.id());
+            bindings::body_wants_lock(completion.scope().id());
             sleep(long);
-            bindings::body_has_lock(completion.id());
+            bindings::body_has_lock(completion.scope().id());
             completion.complete(Ok(()));
         });
         op.unwrap().wait().unwrap();

@@ -36,19 +36,19 @@ fn bench() -> Bench {
 
 impl Bench {
     fn tensor(&self) -> Tensor {
-        self.engine.empty_on(self.device.id(), &[1], DType::F32).unwrap()
+        self.engine.empty(&[1], DType::F32, self.device.id()).unwrap()
     }
 
     /// Device work that takes `ns`.
     fn launch(&self, name: &'static str, queue: usize, ns: u64, reads: &[Tensor], writes: &[Tensor]) {
-        let op = self.engine.op(name).reads_slice(reads).writes_slice(writes).on(&self.queues[queue]);
+        let op = self.engine.op(name).reads(reads).writes(writes).on(&self.queues[queue]);
         op.run_on(move |queue, _, _| Ok(SimQueue::from_queue(queue).unwrap().launch(name, ns, || {})?))
             .unwrap();
         self.pump();
     }
 
     fn host(&self, name: &'static str, reads: &[Tensor], writes: &[Tensor]) {
-        self.engine.op(name).reads_slice(reads).writes_slice(writes).run(|_, _| Ok(())).unwrap();
+        self.engine.op(name).reads(reads).writes(writes).run(|_, _| Ok(())).unwrap();
     }
 
     /// Runs what is ready, now.
@@ -148,7 +148,7 @@ fn the_device_says_when_it_was_busy_with_what_no_operation_tells_of() {
     // Other code enqueues without the engine.
     SimQueue::from_queue(&*bench.queues[0]).unwrap().launch("unknown", 2_000, || {}).unwrap();
     bench.at(300);
-    let pieces = bench.engine.op("two pieces").writes_slice(std::slice::from_ref(&x)).on(&bench.queues[0]);
+    let pieces = bench.engine.op("two pieces").writes(std::slice::from_ref(&x)).on(&bench.queues[0]);
     let body = move |queue: &dyn Queue| {
         let queue = SimQueue::from_queue(queue).unwrap();
         queue.launch("one", 400, || {})?;

@@ -21,7 +21,7 @@ fn short(workers: usize) -> Engine {
 }
 
 fn export(tensor: &Tensor) -> ManagedTensor {
-    let options = ExportOptions { owner: Some("the holder".into()), ..ExportOptions::new(Access::Read) };
+    let options = ExportOptions { owner: Some("the holder".into()), ..ExportOptions::from(Access::Read) };
     tensor.export_wait(&options).unwrap()
 }
 

@@ -27,7 +27,7 @@ fn a_blocking_submit_with_everything_in_flight_behind_leases_would_deadlock() {
         let engine = limited(workers, 2);
         let watchdog = Watchdog::of(&engine);
         let x = tensor(&engine, 1.0);
-        let array = x.export_wait(&ExportOptions::new(Access::Read)).unwrap();
+        let array = x.export_wait(&ExportOptions::from(Access::Read)).unwrap();
         let ops = [set(&engine, &x, 2.0), set(&engine, &x, 3.0)];
         assert_would_deadlock(&engine.op("third").writes([&x]).run(|[], [_x]| Ok(())).unwrap_err());
         let refused = engine.op("third").writes([&x]).without_waiting().run(|[], [_x]| Ok(())).unwrap_err();
@@ -63,7 +63,7 @@ fn a_full_window_behind_a_lease_of_another_thread_waits_for_the_lease() {
         let theirs = x.clone();
         std::thread::scope(|scope| {
             scope.spawn(move || {
-                let array = theirs.export_wait(&ExportOptions::new(Access::Read)).unwrap();
+                let array = theirs.export_wait(&ExportOptions::from(Access::Read)).unwrap();
                 taken.send(()).unwrap();
                 (0..LOOKS).for_each(|_| in_vain.recv().unwrap());
                 drop(array);
@@ -95,9 +95,10 @@ fn a_full_window_behind_a_lease_of_another_thread_is_refused_after_the_lease_tim
         let watchdog = Watchdog::of(&engine);
         let (x, y) = (tensor(&engine, 1.0), tensor(&engine, 1.0));
         let theirs = x.clone();
-        let held = std::thread::spawn(move || theirs.export_wait(&ExportOptions::new(Access::Read)).unwrap());
+        let held =
+            std::thread::spawn(move || theirs.export_wait(&ExportOptions::from(Access::Read)).unwrap());
         let held = held.join().unwrap();
-        let own = y.export_wait(&ExportOptions::new(Access::Read)).unwrap();
+        let own = y.export_wait(&ExportOptions::from(Access::Read)).unwrap();
         // The end of the other thread's lease would make room, so the own one makes it no deadlock.
         let ops = [set(&engine, &x, 2.0), set(&engine, &y, 2.0)];
         let began = std::time::Instant::now();
@@ -396,7 +397,7 @@ fn a_wait_for_itself_is_an_error() {
             let errors = [
                 mine.wait().unwrap_err(),
                 behind.wait().unwrap_err(),
-                mine.export_wait(&ExportOptions::new(Access::Read)).unwrap_err(),
+                mine.export_wait(&ExportOptions::from(Access::Read)).unwrap_err(),
                 inner.wait_all(None).unwrap_err(),
                 block_on(mine.ready()).unwrap_err(),
                 block_on(mine.writable()).unwrap_err(),
@@ -520,7 +521,7 @@ fn a_wait_on_a_chain_behind_a_busy_operation_is_not_a_lease_problem() {
     let watchdog = Watchdog::of(&engine);
     let x = tensor(&engine, 0.0);
     let theirs = x.clone();
-    let array = std::thread::spawn(move || theirs.export_wait(&ExportOptions::new(Access::Read)).unwrap());
+    let array = std::thread::spawn(move || theirs.export_wait(&ExportOptions::from(Access::Read)).unwrap());
     let array = array.join().unwrap();
     // Beside the lease there is a reader that runs: a wait behind both waits.
     let (go, wait) = channel::<()>();
@@ -544,7 +545,7 @@ fn a_cancelled_operation_behind_a_lease_is_known_at_once_to_all_who_wait() {
     let engine = engine(1);
     let watchdog = Watchdog::of(&engine);
     let (x, y) = (tensor(&engine, 1.0), tensor(&engine, 1.0));
-    let array = x.export_wait(&ExportOptions::new(Access::Read)).unwrap();
+    let array = x.export_wait(&ExportOptions::from(Access::Read)).unwrap();
     let update = add(&engine, &x, 1.0);
     engine.op("copy").reads([&x]).writes([&y]).run(|[_x], [_y]| Ok(())).unwrap();
     let before = y.ready();

@@ -328,7 +328,7 @@ fn ranges_are_shared_by_all_engines_of_the_process() {
     }
     assert_eq!((get(&a), get(&b)), (expected, expected));
     // A lease taken through one engine is honoured by the other, and so is a derived import.
-    let array = a.export_wait(&ExportOptions::new(Access::Read)).unwrap();
+    let array = a.export_wait(&ExportOptions::from(Access::Read)).unwrap();
     let write = set(&two, &b, 1.0);
     assert!(waits(&two, &write), "{}", two.diagnose());
     // SAFETY: the lease keeps the memory, which this test owns.
@@ -401,14 +401,14 @@ fn a_tensor_overlapping_very_many_others_collapses_them_into_one_group() {
         add(&engine, part, 1.0);
     }
     fail(&engine, &parts[5], "failed before the collapse");
-    let array = parts[7].export_wait(&ExportOptions::new(Access::Read)).unwrap();
+    let array = parts[7].export_wait(&ExportOptions::from(Access::Read)).unwrap();
     let early = parts[9].ready();
     let whole = import(&engine, &memory, 0, MANY, &deleted);
     let read = look(&engine, &whole);
     assert!(waits(&engine, &read), "the whole waits for its parts: {}", engine.diagnose());
     block_on(early).unwrap();
     shut.open();
-    assert!(waits(&engine, &read) || array.read_only(), "{}", engine.diagnose());
+    assert!(waits(&engine, &read) || array.flags().read_only, "{}", engine.diagnose());
     drop(array);
     let error = read.wait().unwrap_err();
     assert!(

@@ -5,6 +5,7 @@ use std::sync::{Arc, Mutex};
 use std::thread::sleep;
 use std::time::Duration;
 
+use estafette::wait::Activity;
 use estafette::{Access, DType, Engine, trace};
 use futures::executor::block_on;
 use tests::gate::Gate;
@@ -18,7 +19,7 @@ use tracing_subscriber::registry::LookupSpan;
 fn a_snapshot_tells_what_is_stalled_and_by_what() {
     let engine = Engine::builder().workers(1).build().unwrap();
     let _watchdog = Watchdog::of(&engine);
-    assert_eq!(format!("{:?}", engine.activity()), format!("{:?}", estafette::wait::Activity::default()));
+    assert_eq!(format!("{:?}", Activity::from(&engine.diagnose())), format!("{:?}", Activity::default()));
     let busy = engine.var();
     let gate = Gate::on_variable(&engine, &busy);
     let running = gate.begun();
@@ -28,7 +29,7 @@ fn a_snapshot_tells_what_is_stalled_and_by_what() {
     let second = block_on(b.lease(Access::Read, "the second owner")).unwrap();
     engine.op("held up").writes([&a]).run(|[], [_a]| Ok(())).unwrap();
     engine.op("queued").reads_vars(&[&busy]).run(|[], []| Ok(())).unwrap();
-    let live = engine.activity();
+    let live = Activity::from(&engine.diagnose());
     assert_eq!((live.running, live.ready, live.queued, live.leased), (1, 0, 1, 1), "{}", engine.diagnose());
     assert_eq!(&*live.oldest_lease.unwrap().owner, "the first owner");
     drop((first, second));

@@ -127,7 +127,7 @@ fn a_callback_and_a_fence_run_no_body_where_they_are_told() {
     let engine = engine(0);
     let watchdog = Watchdog::of(&engine);
     let x = tensor(&engine, 0.0);
-    let lease = x.export_wait(&ExportOptions::new(Access::Read)).unwrap();
+    let lease = x.export_wait(&ExportOptions::from(Access::Read)).unwrap();
     let ran_on: Arc<Mutex<Vec<ThreadId>>> = Arc::default();
     let here = Arc::clone(&ran_on);
     let op = engine.op("where").writes([&x]).run(move |[], [_x]| {
@@ -325,14 +325,14 @@ fn without_helping_nothing_is_run_on_the_thread_that_waits_or_submits() {
 
 #[test]
 fn what_helping_was_said_to_be_is_restored() {
-    assert!(estafette::wait::set_helping(true));
+    assert!(estafette::bindings::set_helping(true));
     without_helping(|| {
-        assert!(!estafette::wait::set_helping(false));
+        assert!(!estafette::bindings::set_helping(false));
         without_helping(|| ());
-        assert!(!estafette::wait::set_helping(false));
+        assert!(!estafette::bindings::set_helping(false));
     });
     let panicked = std::panic::catch_unwind(|| without_helping(|| panic!("planned")));
-    assert!(panicked.is_err() && estafette::wait::set_helping(true));
+    assert!(panicked.is_err() && estafette::bindings::set_helping(true));
 }
 
 #[test]
@@ -340,7 +340,7 @@ fn what_becomes_ready_after_the_last_handle_of_an_engine_without_workers_is_gone
     let _watchdog = Watchdog::alone();
     let idle = engine(0);
     let x = tensor(&idle, 0.0);
-    let lease = x.export_wait(&ExportOptions::new(Access::Read)).unwrap();
+    let lease = x.export_wait(&ExportOptions::from(Access::Read)).unwrap();
     let (said, heard) = channel();
     idle.op("late").writes([&x]).run_detached(move |[], [_x]| Ok(said.send(())?)).unwrap();
     drop(idle);

@@ -103,7 +103,9 @@ fn check_stopped(py: Python<'_>, engine: &Engine) -> PyResult<()> {
         if let (Some(event_loop), Some(completion)) = (&on_loop.event_loop, &*on_loop.completion.lock())
             && engine.runs(completion)
         {
-            loops.entry(on_loop.address).or_insert_with(|| (event_loop.clone_ref(py), completion.id()));
+            loops
+                .entry(on_loop.address)
+                .or_insert_with(|| (event_loop.clone_ref(py), completion.scope().id()));
         }
     }
     drop(begun);

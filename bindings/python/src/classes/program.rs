@@ -99,8 +99,8 @@ impl PyProgram {
             .get_mut()
             .or_raise(py)?
             .op(Arc::unwrap_or_clone(name))
-            .reads_slice(&operands.reads)
-            .writes_slice(&operands.writes)
+            .reads(&operands.reads)
+            .writes(&operands.writes)
             .reads_vars(&reads)
             .writes_vars(&writes)
             .worker_only();

@@ -82,7 +82,7 @@ pub fn released_by(
     release: impl FnOnce(ManagedTensor) + Send + 'static,
 ) -> PyResult<ManagedTensor> {
     let layout = managed.describe().or_raise(py)?;
-    let flags = ExportFlags { read_only: managed.read_only(), is_copied: managed.is_copied() };
+    let flags = managed.flags();
     let (data, abi) = (managed.data(), managed.abi());
     // SAFETY: the same memory, which `managed` keeps until the deleter is called.
     Ok(unsafe { export(&layout, data, flags, abi, move || release(managed)) })

@@ -5,7 +5,7 @@
 use std::ffi::{CStr, c_int, c_void};
 use std::ptr;
 
-use estafette::exchange::{self, Abi, ExportFlags, ManagedTensor};
+use estafette::exchange::{self, Abi, ManagedTensor};
 use estafette::{DType, Layout, Tensor};
 use pyo3::exceptions::{PyAttributeError, PyBufferError};
 use pyo3::ffi;
@@ -108,7 +108,7 @@ fn as_bits<'py>(this: &Bound<'py, PyAny>, kind: DType) -> PyResult<Bound<'py, Py
     let bits = DType::new(DType::U8.code, kind.bits);
     let layout = Layout::strided(bits, layout.device(), layout.shape(), layout.strides())
         .map_err(|error| to_py(py, &error.into()))?;
-    let flags = ExportFlags { read_only: managed.read_only(), is_copied: managed.is_copied() };
+    let flags = managed.flags();
     let data = managed.data();
     // SAFETY: the same memory, elements of the same width; what is exported here keeps what was exported there.
     let managed = unsafe { exchange::export(&layout, data, flags, Abi::Versioned, move || drop(managed)) };
@@ -140,7 +140,7 @@ pub unsafe fn fill(
     let managed = export::export_managed(py, from, &request)
         .inspect_err(|error| interrupt::keep(py, owner.as_ptr().addr(), error))?;
     let layout = managed.describe().or_raise(py)?;
-    let read_only = managed.read_only();
+    let read_only = managed.flags().read_only;
     let dtype = layout.dtype();
     if !layout.device().device_type.is_host_readable() {
         let message = format!("memory on {} cannot be a buffer of the host", layout.device());
@@ -167,8 +167,8 @@ pub unsafe fn fill(
         view.len = layout.len() as isize * itemsize;
         view.itemsize = itemsize;
         view.readonly = c_int::from(read_only);
-        view.ndim = layout.ndim() as c_int;
-        let has_dims = layout.ndim() > 0;
+        view.ndim = layout.shape().len() as c_int;
+        let has_dims = !layout.shape().is_empty();
         let format = format.as_ptr().cast_mut();
         view.format = if wants(ffi::PyBUF_FORMAT) { format } else { ptr::null_mut() };
         let shape = lent.shape.as_ptr().cast_mut();

@@ -2,8 +2,8 @@
 
 use std::ffi::{CStr, c_void};
 
-use estafette::exchange::ManagedTensor;
-use pyo3::exceptions::{PyBufferError, PyValueError};
+use estafette::exchange::{Abi, ManagedTensor};
+use pyo3::exceptions::PyValueError;
 use pyo3::ffi;
 use pyo3::prelude::*;
 use pyo3::types::{PyCapsule, PyCapsuleMethods};
@@ -23,10 +23,10 @@ const USED_VERSIONED: &CStr = c"used_dltensor_versioned";
 pub fn consume(raw: &Bound<'_, PyCapsule>) -> PyResult<ManagedTensor> {
     let py = raw.py();
     let pointer = |name: &CStr| raw.is_valid_checked(Some(name)).then(|| raw.pointer_checked(Some(name)));
-    let (pointer, used, versioned) = if let Some(pointer) = pointer(VERSIONED) {
-        (pointer?, USED_VERSIONED, true)
+    let (pointer, used, abi) = if let Some(pointer) = pointer(VERSIONED) {
+        (pointer?, USED_VERSIONED, Abi::Versioned)
     } else if let Some(pointer) = pointer(LEGACY) {
-        (pointer?, USED_LEGACY, false)
+        (pointer?, USED_LEGACY, Abi::Legacy)
     } else {
         return Err(refuse(raw));
     };
@@ -37,13 +37,7 @@ pub fn consume(raw: &Bound<'_, PyCapsule>) -> PyResult<ManagedTensor> {
     let pointer = pointer.as_ptr().cast::<c_void>();
     // SAFETY: by DLPack's Python specification a capsule of this name owns a valid struct of this kind, and renaming it
     // has passed the ownership on to us; the capsule's destructor leaves used ones alone.
-    let taken = unsafe {
-        if versioned {
-            ManagedTensor::from_raw_versioned(pointer)
-        } else {
-            ManagedTensor::from_raw_legacy(pointer)
-        }
-    };
+    let taken = unsafe { ManagedTensor::from_raw(pointer, abi) };
     taken.map_err(|error| to_py(py, &error.into()))
 }
 
@@ -68,13 +62,8 @@ fn refuse(raw: &Bound<'_, PyCapsule>) -> PyErr {
 
 /// Puts a tensor into a fresh capsule, for a consumer to consume once.
 pub fn wrap(py: Python<'_>, managed: ManagedTensor) -> PyResult<Bound<'_, PyCapsule>> {
-    let (raw, name) = match managed.into_raw_versioned() {
-        Ok(raw) => (raw, VERSIONED),
-        Err(legacy) => match legacy.into_raw_legacy() {
-            Ok(raw) => (raw, LEGACY),
-            Err(_) => return Err(PyBufferError::new_err("the tensor is of neither kind")),
-        },
-    };
+    let name = if managed.abi() == Abi::Versioned { VERSIONED } else { LEGACY };
+    let raw = managed.into_raw();
     // SAFETY: the pointer is not NULL, the name is static, and the destructor expects what such a capsule holds.
     let capsule = unsafe { ffi::PyCapsule_New(raw, name.as_ptr(), Some(delete)) };
     if capsule.is_null() {
@@ -91,13 +80,7 @@ pub fn wrap(py: Python<'_>, managed: ManagedTensor) -> PyResult<Bound<'_, PyCaps
 /// `raw` is a struct of the kind that `name` says, and is the caller's.
 unsafe fn own(raw: *mut c_void, name: &CStr) -> Option<ManagedTensor> {
     // SAFETY: as this function's contract says.
-    unsafe {
-        if name == VERSIONED {
-            ManagedTensor::from_raw_versioned(raw).ok()
-        } else {
-            ManagedTensor::from_raw_legacy(raw).ok()
-        }
-    }
+    unsafe { ManagedTensor::from_raw(raw, if name == VERSIONED { Abi::Versioned } else { Abi::Legacy }) }.ok()
 }
 
 /// The destructor of a capsule that may not have been consumed. It leaves a pending exception alone, as it calls nothing

@@ -18,8 +18,8 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::ptr::NonNull;
 
 use estafette::devices::{DLDevice, DeviceType};
-use estafette::exchange::ManagedTensor;
 use estafette::exchange::table::{self, DLDeviceType, DLManagedTensorVersioned, DLTensor, Table};
+use estafette::exchange::{Abi, ManagedTensor};
 use estafette::{Access, Tensor};
 use pyo3::exceptions::{PySystemError, PyTypeError};
 use pyo3::ffi;
@@ -92,7 +92,7 @@ unsafe extern "C" fn from_object(object: *mut c_void, out: *mut *mut DLManagedTe
         let object =
             unsafe { Bound::from_borrowed_ptr_or_opt(py, object.cast()) }.ok_or_else(null_argument)?;
         let managed = take(&object)?;
-        let raw = managed.into_raw_versioned().map_err(|_| PySystemError::new_err("not versioned"))?;
+        let raw = managed.into_raw();
         // SAFETY: the place is the caller's.
         unsafe { out.write(raw.cast()) };
         Ok(())
@@ -159,7 +159,7 @@ unsafe extern "C" fn to_object(tensor: *mut DLManagedTensorVersioned, out: *mut 
     for_c(|py| {
         // Taken first: whatever goes wrong, the tensor is ours to give back.
         // SAFETY: the caller gives the tensor up, whether this succeeds or not.
-        let managed = unsafe { ManagedTensor::from_raw_versioned(tensor.cast()) };
+        let managed = unsafe { ManagedTensor::from_raw(tensor.cast(), Abi::Versioned) };
         let managed = managed.map_err(|error| to_py(py, &error.into()))?;
         let out = NonNull::new(out).ok_or_else(null_argument)?;
         let engine = py.import("estafette")?.call_method0("default_engine")?;
@@ -205,11 +205,8 @@ unsafe extern "C" fn allocate(
         // SAFETY: the caller's prototype is readable, with as many dimensions as it says.
         match unsafe { table::allocate(prototype) } {
             Ok(managed) => {
-                let Ok(raw) = managed.into_raw_versioned() else {
-                    return Err((c"SystemError", "not versioned".to_string()));
-                };
                 // SAFETY: the place is the caller's.
-                unsafe { out.write(raw.cast()) };
+                unsafe { out.write(managed.into_raw().cast()) };
                 Ok(())
             }
             Err(error) => Err((c"BufferError", error.to_string())),

@@ -95,7 +95,7 @@ impl Request<'_, '_> {
             copy: self.copy == Some(true),
             copy_to: home_of_copies(device),
             consumer: kinds::consumer(tensor, device, self.stream, py)?,
-            ..ExportOptions::new(access)
+            ..ExportOptions::from(access)
         })
     }
 }
@@ -176,7 +176,7 @@ pub fn export_from<'py>(
                     let options = ExportOptions {
                         abi: request.abi(),
                         consumer: kinds::consumer(placed, to, request.stream, py)?,
-                        ..ExportOptions::new(Access::Alias)
+                        ..ExportOptions::from(Access::Alias)
                     };
                     let managed = guard::detach(py, || copy.export_as_copy(&options)).or_raise(py)?;
                     count();

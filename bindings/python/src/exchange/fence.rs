@@ -6,7 +6,7 @@
 
 use std::ffi::{CStr, c_void};
 
-use estafette::exchange::{Fenced, ManagedTensor};
+use estafette::exchange::{Abi, Fenced, ManagedTensor};
 use estafette::{Access, Engine, Error, ExportOptions, ImportOptions, Tensor};
 use pyo3::exceptions::{PyBufferError, PyTypeError};
 use pyo3::ffi;
@@ -59,7 +59,7 @@ pub fn export<'py>(
     if let Some(refused) = refused {
         return Err(raise(py, "ExchangeError", format!("{refused}: call `__dlpack__`")));
     }
-    let options = ExportOptions { owner: Some(call_site::caller(py).place), ..ExportOptions::new(access) };
+    let options = ExportOptions { owner: Some(call_site::caller(py).place), ..ExportOptions::from(access) };
     let export = || tensor.export_fenced(&options);
     // Neither way waits. What is not ready may be granted here, and callbacks run.
     let exported = if is_ready(py, tensor) { export() } else { guard::detach(py, export) };
@@ -69,7 +69,7 @@ pub fn export<'py>(
     if capsule.is_null() {
         let error = PyErr::fetch(py);
         // SAFETY: the struct has no other owner.
-        drop(unsafe { ManagedTensor::from_raw_versioned(raw) });
+        drop(unsafe { ManagedTensor::from_raw(raw, Abi::Versioned) });
         return Err(error);
     }
     // SAFETY: a new reference to a capsule.
@@ -82,7 +82,7 @@ unsafe extern "C" fn delete(capsule: *mut ffi::PyObject) {
     unsafe {
         if ffi::PyCapsule_IsValid(capsule, NAME.as_ptr()) != 0 {
             let raw: *mut c_void = ffi::PyCapsule_GetPointer(capsule, NAME.as_ptr());
-            drop(ManagedTensor::from_raw_versioned(raw));
+            drop(ManagedTensor::from_raw(raw, Abi::Versioned));
         }
     }
 }

@@ -2,7 +2,7 @@
 
 use estafette::bindings::ImportStream;
 use estafette::devices::{CurrentGuard, DLDevice, DeviceType, FenceSet};
-use estafette::exchange::ManagedTensor;
+use estafette::exchange::{Abi, ManagedTensor};
 use estafette_sync::sync::atomic::AtomicU64;
 use pyo3::exceptions::{PyAttributeError, PyException, PyTypeError};
 use pyo3::prelude::*;
@@ -137,7 +137,7 @@ fn is_immutable(
     peer: Option<&Peer>,
     wanted: &Wanted,
 ) -> PyResult<bool> {
-    let is_legacy = managed.version().is_none();
+    let is_legacy = managed.abi() == Abi::Legacy;
     if wanted.writable != Some(true) || wanted.copy == Some(true) {
         let consents = peer.is_some_and(|peer| peer.legacy == Legacy::Writable);
         return Ok(wanted.writable == Some(false) || is_legacy && !consents);
@@ -149,7 +149,7 @@ fn is_immutable(
             format!("writable=True: {why}; copy=True gives memory that may be written"),
         ))
     };
-    if managed.read_only() {
+    if managed.flags().read_only {
         return refuse("the owner of this memory declares it read-only".into());
     }
     match peer {
@@ -456,7 +456,7 @@ fn check(py: Python<'_>, managed: &ManagedTensor, wanted: &Wanted) -> PyResult<(
         return Err(not_available(py, managed.device()));
     }
     kinds::of(managed.device()).check_place(py, managed)?;
-    if wanted.copy == Some(false) && managed.is_copied() {
+    if wanted.copy == Some(false) && managed.flags().is_copied {
         return Err(raise(py, "ExchangeError", "the producer made a copy although copying was refused"));
     }
     Ok(())

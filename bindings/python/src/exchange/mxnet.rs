@@ -226,7 +226,7 @@ fn memory_of(array: Array, end: OnComplete, writable: bool) -> Result<ManagedTen
     let raw = NonNull::new(raw).ok_or("MXNet gave no tensor")?;
     // SAFETY: a legacy struct that is ours now, and describes the array's memory.
     let managed =
-        unsafe { ManagedTensor::from_raw_legacy(raw.as_ptr()) }.map_err(|error| error.to_string())?;
+        unsafe { ManagedTensor::from_raw(raw.as_ptr(), Abi::Legacy) }.map_err(|error| error.to_string())?;
     let layout = managed.describe().map_err(|error| error.to_string())?;
     let flags = ExportFlags { read_only: !writable, is_copied: false };
     let data = managed.data();

@@ -11,7 +11,7 @@ use std::ptr::NonNull;
 use estafette::bindings::export_strided;
 use estafette::devices::DLDevice;
 use estafette::exchange::table::DLTensor;
-use estafette::exchange::{ExportFlags, ManagedTensor};
+use estafette::exchange::{Abi, ExportFlags, ManagedTensor};
 use estafette::{Access, DType, Scope, Tensor};
 use pyo3::exceptions::PyImportError;
 use pyo3::ffi;
@@ -301,12 +301,10 @@ impl Drop for Lent<'_, '_> {
             // The operation has not ended before its function. If it had, the memory would stay.
             return std::mem::forget(tensor.clone());
         };
-        if let Some((base, managed)) = kept.zip(managed)
-            && let Ok(raw) = managed.into_raw_versioned()
-        {
+        if let Some((base, managed)) = kept.zip(managed) {
             // SAFETY: the capsule is this module's, and owns the struct from here on.
             unsafe {
-                ffi::PyCapsule_SetPointer(base.as_ptr(), raw);
+                ffi::PyCapsule_SetPointer(base.as_ptr(), managed.into_raw());
                 ffi::PyCapsule_SetDestructor(base.as_ptr(), Some(release));
             }
         }
@@ -321,7 +319,7 @@ unsafe extern "C" fn release(capsule: *mut ffi::PyObject) {
     // SAFETY: Python calls this with the capsule, which owns the struct.
     unsafe {
         let raw = ffi::PyCapsule_GetPointer(capsule, LENT.as_ptr());
-        drop(ManagedTensor::from_raw_versioned(raw));
+        drop(ManagedTensor::from_raw(raw, Abi::Versioned));
     }
 }
 

@@ -4,7 +4,7 @@ use std::ffi::c_void;
 use std::ptr;
 
 use estafette::devices::DLDevice;
-use estafette::exchange::{ManagedTensor, table};
+use estafette::exchange::{Abi, ManagedTensor, table};
 use pyo3::exceptions::PySystemError;
 use pyo3::ffi;
 use pyo3::prelude::*;
@@ -54,7 +54,7 @@ impl PeerTable {
                     PySystemError::new_err("a C exchange table gave no tensor and no exception")
                 }));
             }
-            ManagedTensor::from_raw_versioned(taken.cast())
+            ManagedTensor::from_raw(taken.cast(), Abi::Versioned)
         };
         managed.map_err(|error| to_py(py, &error.into()))
     }

@@ -15,7 +15,7 @@
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
-use estafette::exchange::reaper;
+use estafette::bindings::reaper;
 use estafette::wait::{OpStatus, Status};
 use estafette::{Engine, Error};
 use estafette_sync::sync::atomic::{AtomicBool, Ordering};

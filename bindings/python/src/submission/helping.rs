@@ -5,5 +5,5 @@ use pyo3::prelude::*;
 /// Says whether the engine's functions may run operations on the calling thread; gives what was said before.
 #[pyfunction(name = "_set_helping")]
 pub fn set_helping(allowed: bool) -> bool {
-    estafette::wait::set_helping(allowed)
+    estafette::bindings::set_helping(allowed)
 }

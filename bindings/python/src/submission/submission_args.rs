@@ -69,7 +69,7 @@ impl SubmissionArgs {
         let own = self.operands.is_empty().then(|| self.own.get_or_init(|| engine.var()));
         let builder = engine
             .op_shared(&self.name)
-            .reads_slice(reads)
+            .reads(reads)
             .reads_vars(&read_vars)
             .writes_vars(&write_vars)
             .writes_vars(own.as_slice())
@@ -82,7 +82,7 @@ impl SubmissionArgs {
     }
 
     pub fn operation<'e>(&'e self, engine: &'e Engine) -> OpBuilder<'e, Tensors, Tensors> {
-        let builder = self.describe(engine).writes_slice(&self.operands.writes);
+        let builder = self.describe(engine).writes(&self.operands.writes);
         match self.on_skip.clone() {
             Some(on_skip) => builder.on_skip(move |cause| on_skip.call(cause)),
             None => builder,

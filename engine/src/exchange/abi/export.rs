@@ -180,7 +180,7 @@ pub(super) fn describe_raw(layout: &Layout, data: *mut u8) -> DLTensor {
         (data, 0)
     };
     DLTensor {
-        ndim: i32::try_from(layout.ndim()).expect("a layout has at most NDIM_MAX dimensions"),
+        ndim: i32::try_from(layout.shape().len()).expect("a layout has at most NDIM_MAX dimensions"),
         byte_offset: layout.byte_offset() + before,
         ..raw_tensor(dtype, device, data)
     }

@@ -46,7 +46,7 @@ impl Fenced {
     /// Gives the struct up, as a `DLManagedTensorFenced`. The caller must see to the call of the deleter.
     #[doc(hidden)]
     pub fn into_raw(self) -> *mut c_void {
-        self.managed.into_raw_versioned().expect("a fenced tensor is versioned")
+        self.managed.into_raw()
     }
 
     /// Takes a fenced tensor over. Its consumer's fences are left alone: the deleter is called after the last use.
@@ -174,7 +174,7 @@ impl ExportedFenced {
         // SAFETY: by contract.
         unsafe {
             (*to).raw.managed.dl_tensor = managed.tensor();
-            (*to).raw.managed.flags = managed.flags();
+            (*to).raw.managed.flags = managed.raw_flags();
         }
     }
 }

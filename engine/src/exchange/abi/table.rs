@@ -72,7 +72,7 @@ pub unsafe fn understood(table: *const Table) -> Option<&'static Table> {
 #[doc(hidden)]
 pub unsafe fn lend(layout: &Layout, data: *mut u8, out: NonNull<DLTensor>) {
     let mut tensor = export::describe_raw(layout, data);
-    if layout.ndim() > 0 {
+    if !layout.shape().is_empty() {
         tensor.shape = layout.shape().as_ptr().cast_mut();
         tensor.strides = layout.strides().as_ptr().cast_mut();
     }
@@ -215,7 +215,9 @@ mod tests {
         };
         let made = make(|_| {}).unwrap();
         assert_eq!(made.describe().unwrap(), layout);
-        assert!(!made.read_only() && !made.data().is_null() && (made.data() as usize).is_multiple_of(ALIGN));
+        assert!(
+            !made.flags().read_only && !made.data().is_null() && (made.data() as usize).is_multiple_of(ALIGN)
+        );
         let reason = |made: Result<ManagedTensor, Error>| made.unwrap_err().to_string();
         assert!(reason(make(|prototype| prototype.ndim = -1)).contains("ndim is -1"));
         assert!(reason(make(|prototype| prototype.shape = std::ptr::null_mut())).contains("shape is NULL"));

@@ -81,7 +81,7 @@ fn foreign_legacy(shape: &[i64], edit: impl FnOnce(&mut DLManagedTensor)) -> (*m
 fn describe(shape: &[i64], edit: impl FnOnce(&mut DLManagedTensorVersioned)) -> Result<Layout, String> {
     let (raw, deleted) = foreign_versioned(shape, edit);
     // SAFETY: a tensor made just above, given up here.
-    let result = unsafe { ManagedTensor::from_raw_versioned(raw) }.and_then(|tensor| tensor.describe());
+    let result = unsafe { ManagedTensor::from_raw(raw, Abi::Versioned) }.and_then(|tensor| tensor.describe());
     assert_eq!(deleted.load(Ordering::Relaxed), 1, "the deleter must run once: {result:?}");
     result.map_err(|error| error.to_string())
 }
@@ -96,12 +96,12 @@ fn a_versioned_tensor_is_described_and_deleted_once_by_whoever_drops_it() {
         managed.flags = DlpackFlags::READ_ONLY | DlpackFlags::IS_COPIED;
     });
     // SAFETY: a tensor made just above.
-    let tensor = unsafe { ManagedTensor::from_raw_versioned(raw) }.unwrap();
+    let tensor = unsafe { ManagedTensor::from_raw(raw, Abi::Versioned) }.unwrap();
     let layout = tensor.describe().unwrap();
     assert_eq!((layout.shape(), layout.strides(), layout.dtype()), (&[2, 3][..], &[3, 1][..], DType::F32));
     assert_eq!((layout.device(), tensor.device()), (DLDevice::CPU, DLDevice::CPU));
     assert_eq!((tensor.abi(), tensor.version()), (Abi::Versioned, Some((1, 3))));
-    assert!(tensor.read_only() && tensor.is_copied() && !tensor.data().is_null());
+    assert!(tensor.flags().read_only && tensor.flags().is_copied && !tensor.data().is_null());
     std::thread::spawn(move || drop(tensor)).join().unwrap();
     assert_eq!(deleted.load(Ordering::Relaxed), 1);
 }
@@ -110,9 +110,9 @@ fn a_versioned_tensor_is_described_and_deleted_once_by_whoever_drops_it() {
 fn a_legacy_tensor_is_described_and_deleted_once() {
     let (raw, deleted) = foreign_legacy(&[4], |managed| managed.dl_tensor.strides = ptr::null_mut());
     // SAFETY: a tensor made just above.
-    let tensor = unsafe { ManagedTensor::from_raw_legacy(raw) }.unwrap();
+    let tensor = unsafe { ManagedTensor::from_raw(raw, Abi::Legacy) }.unwrap();
     assert_eq!(tensor.describe().unwrap().strides(), [1]);
-    assert_eq!((tensor.abi(), tensor.version(), tensor.read_only()), (Abi::Legacy, None, false));
+    assert_eq!((tensor.abi(), tensor.version(), tensor.flags().read_only), (Abi::Legacy, None, false));
     drop(tensor);
     assert_eq!(deleted.load(Ordering::Relaxed), 1);
 }
@@ -121,7 +121,10 @@ fn a_legacy_tensor_is_described_and_deleted_once() {
 fn null_tensors_are_refused() {
     // SAFETY: NULL is allowed.
     let errors = unsafe {
-        [ManagedTensor::from_raw_versioned(ptr::null_mut()), ManagedTensor::from_raw_legacy(ptr::null_mut())]
+        [
+            ManagedTensor::from_raw(ptr::null_mut(), Abi::Versioned),
+            ManagedTensor::from_raw(ptr::null_mut(), Abi::Legacy),
+        ]
     };
     for error in errors {
         assert_eq!(error.unwrap_err().to_string(), "tensor is NULL");
@@ -152,14 +155,14 @@ fn a_null_deleter_is_not_called() {
     let (raw, deleted) = foreign_versioned(&[2], |managed| managed.deleter = None);
     // SAFETY: a tensor made just above; without a deleter it stays ours to free.
     unsafe {
-        drop(ManagedTensor::from_raw_versioned(raw).unwrap());
+        drop(ManagedTensor::from_raw(raw, Abi::Versioned).unwrap());
         assert_eq!(deleted.load(Ordering::Relaxed), 0);
         delete_foreign::<DLManagedTensorVersioned>(raw.cast());
     }
     let (raw, _) = foreign_legacy(&[2], |managed| managed.deleter = None);
     // SAFETY: as above.
     unsafe {
-        drop(ManagedTensor::from_raw_legacy(raw).unwrap());
+        drop(ManagedTensor::from_raw(raw, Abi::Legacy).unwrap());
         delete_foreign::<DLManagedTensor>(raw.cast());
     }
 }
@@ -216,7 +219,7 @@ fn what_libraries_really_send_is_accepted() {
         tensor.strides = ptr::null_mut();
     });
     assert_eq!(scalar.unwrap().len(), 1);
-    assert_eq!(describe_tensor(&[1; 32], |_| ()).unwrap().ndim(), 32);
+    assert_eq!(describe_tensor(&[1; 32], |_| ()).unwrap().shape().len(), 32);
     for data in [ptr::null_mut(), ptr::without_provenance_mut(usize::MAX)] {
         let empty = describe_tensor(&[3, 0], |tensor| {
             tensor.data = data;
@@ -251,7 +254,7 @@ fn padded_and_packed_sub_byte_types_differ_in_size() {
 fn byte_offset_is_added_to_addresses_and_kept_beside_handles() {
     let (raw, _deleted) = foreign_versioned(&[2], |managed| managed.dl_tensor.byte_offset = 8);
     // SAFETY: a tensor made just above.
-    let tensor = unsafe { ManagedTensor::from_raw_versioned(raw) }.unwrap();
+    let tensor = unsafe { ManagedTensor::from_raw(raw, Abi::Versioned) }.unwrap();
     assert_eq!(tensor.data(), tensor.tensor().data.cast::<u8>().wrapping_add(8));
     assert_eq!(tensor.describe().unwrap().byte_offset(), 0);
     for device_type in [DeviceType::OPENCL.0 as u32, 77, u32::MAX] {
@@ -260,7 +263,7 @@ fn byte_offset_is_added_to_addresses_and_kept_beside_handles() {
             managed.dl_tensor.device = RawDevice { device_type: DLDeviceType(device_type), device_id: 3 };
         });
         // SAFETY: a tensor made just above.
-        let tensor = unsafe { ManagedTensor::from_raw_versioned(raw) }.unwrap();
+        let tensor = unsafe { ManagedTensor::from_raw(raw, Abi::Versioned) }.unwrap();
         let layout = tensor.describe().unwrap();
         assert_eq!(tensor.data(), tensor.tensor().data.cast::<u8>());
         assert_eq!(
@@ -274,17 +277,11 @@ fn byte_offset_is_added_to_addresses_and_kept_beside_handles() {
 fn raw_pointers_go_out_and_in_again_without_a_deleter_call() {
     let (raw, deleted) = foreign_versioned(&[2], |_| ());
     // SAFETY: a tensor made just above; ownership goes to and fro.
-    let tensor = unsafe { ManagedTensor::from_raw_versioned(raw) }.unwrap();
-    let tensor = tensor.into_raw_legacy().unwrap_err();
-    assert_eq!(tensor.into_raw_versioned().unwrap(), raw);
+    let tensor = unsafe { ManagedTensor::from_raw(raw, Abi::Versioned) }.unwrap();
+    assert_eq!(tensor.into_raw(), raw);
     assert_eq!(deleted.load(Ordering::Relaxed), 0);
     // SAFETY: as above.
-    drop(unsafe { ManagedTensor::from_raw_versioned(raw) });
-    assert_eq!(deleted.load(Ordering::Relaxed), 1);
-    let (raw, deleted) = foreign_legacy(&[2], |_| ());
-    // SAFETY: as above.
-    let tensor = unsafe { ManagedTensor::from_raw_legacy(raw) }.unwrap();
-    drop(tensor.into_raw_versioned().unwrap_err());
+    drop(unsafe { ManagedTensor::from_raw(raw, Abi::Versioned) });
     assert_eq!(deleted.load(Ordering::Relaxed), 1);
 }
 
@@ -316,7 +313,7 @@ fn an_export_writes_every_field() {
     let mut memory = [0_i64; 6];
     let data = memory[3..].as_mut_ptr().cast();
     let flags = ExportFlags { read_only: true, is_copied: false };
-    let raw = export(&layout, data, flags, Abi::Versioned, owner).into_raw_versioned().unwrap();
+    let raw = export(&layout, data, flags, Abi::Versioned, owner).into_raw();
     let managed = raw.cast::<DLManagedTensorVersioned>();
     // SAFETY: the struct just exported, read as a consumer would, then deleted once.
     unsafe {
@@ -354,7 +351,7 @@ fn a_consumer_that_calls_the_deleter_only_of_a_struct_with_a_context_calls_it() 
             export(&layout, ptr::without_provenance_mut(64), ExportFlags::default(), abi, owner)
         };
         let (owner, calls) = counting_owner();
-        let versioned = exported(Abi::Versioned, Box::new(owner)).into_raw_versioned().unwrap();
+        let versioned = exported(Abi::Versioned, Box::new(owner)).into_raw();
         let versioned = versioned.cast::<DLManagedTensorVersioned>();
         // SAFETY: a struct that was just exported; its deleter is called once.
         unsafe {
@@ -363,8 +360,7 @@ fn a_consumer_that_calls_the_deleter_only_of_a_struct_with_a_context_calls_it() 
         }
         assert_eq!(calls.load(Ordering::Relaxed), 1);
         let (owner, calls) = counting_owner();
-        let legacy =
-            exported(Abi::Legacy, Box::new(owner)).into_raw_legacy().unwrap().cast::<DLManagedTensor>();
+        let legacy = exported(Abi::Legacy, Box::new(owner)).into_raw().cast::<DLManagedTensor>();
         // SAFETY: as above.
         unsafe {
             assert!(!(*legacy).manager_ctx.is_null());
@@ -405,12 +401,12 @@ fn an_export_without_elements_has_no_address_and_a_scalar_no_shape() {
 fn in_a_forked_child_neither_deleters_nor_owners_run() {
     let (raw, deleted) = foreign_versioned(&[2], |_| ());
     // SAFETY: a tensor made just above.
-    let imported = unsafe { ManagedTensor::from_raw_versioned(raw) }.unwrap();
+    let imported = unsafe { ManagedTensor::from_raw(raw, Abi::Versioned) }.unwrap();
     let (owner, calls) = counting_owner();
     let layout = Layout::contiguous(DType::F32, DLDevice::CPU, &[2]).unwrap();
     let exported =
         export(&layout, ptr::without_provenance_mut(64), ExportFlags::default(), Abi::Versioned, owner);
-    let exported = exported.into_raw_versioned().unwrap().cast::<DLManagedTensorVersioned>();
+    let exported = exported.into_raw().cast::<DLManagedTensorVersioned>();
     let fine = estafette_sync::platform::child::in_forked_child(|| {
         // SAFETY: the child's copies; each is given up once in this process.
         unsafe {
@@ -422,7 +418,7 @@ fn in_a_forked_child_neither_deleters_nor_owners_run() {
     assert!(fine);
     drop(imported);
     // SAFETY: the parent's own, given up once.
-    drop(unsafe { ManagedTensor::from_raw_versioned(exported.cast()) });
+    drop(unsafe { ManagedTensor::from_raw(exported.cast(), Abi::Versioned) });
     assert_eq!((deleted.load(Ordering::Relaxed), calls.load(Ordering::Relaxed)), (1, 1));
 }
 
@@ -455,11 +451,11 @@ proptest! {
         let (owner, calls) = counting_owner();
         let data = ptr::without_provenance_mut(1 << 20);
         let raw = export(&layout, data, ExportFlags { read_only, is_copied }, Abi::Versioned, owner);
-        let raw = raw.into_raw_versioned().unwrap();
+        let raw = raw.into_raw();
         // SAFETY: just exported.
-        let tensor = unsafe { ManagedTensor::from_raw_versioned(raw) }.unwrap();
+        let tensor = unsafe { ManagedTensor::from_raw(raw, Abi::Versioned) }.unwrap();
         prop_assert_eq!(tensor.describe(), Ok(layout.clone()));
-        prop_assert_eq!((tensor.read_only(), tensor.is_copied()), (read_only, is_copied));
+        prop_assert_eq!((tensor.flags().read_only, tensor.flags().is_copied), (read_only, is_copied));
         prop_assert_eq!(tensor.data(), if layout.is_empty() { ptr::null_mut() } else { data });
         drop(tensor);
         prop_assert_eq!(calls.load(Ordering::Relaxed), 1);

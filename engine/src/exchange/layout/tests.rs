@@ -16,7 +16,7 @@ fn contiguous_strides_and_sizes() {
     assert_eq!((layout.strides(), layout.len(), layout.byte_len()), (&[12, 4, 1][..], 24, 96));
     assert!(layout.is_contiguous());
     let scalar = Layout::contiguous(DType::F32, CPU, &[]).unwrap();
-    assert_eq!((scalar.len(), scalar.ndim(), scalar.byte_range(at(64))), (1, 0, 64..68));
+    assert_eq!((scalar.len(), scalar.shape().len(), scalar.byte_range(at(64))), (1, 0, 64..68));
 }
 
 #[test]

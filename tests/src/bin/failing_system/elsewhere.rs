@@ -3,6 +3,8 @@
 use std::io::{BufRead, BufReader, Read};
 use std::process::{Child, Command, ExitCode, Stdio};
 
+use estafette::devices::DLDevice;
+use estafette::engine::Memory;
 use estafette::remote::{Address, Door, Ticket};
 use estafette::{DType, Engine};
 use futures::executor::block_on;
@@ -46,7 +48,7 @@ impl Drop for Owner {
 /// The other process, to the end of its input.
 pub fn run() -> ExitCode {
     let engine = Engine::builder().workers(1).build().expect("an engine");
-    let x = engine.zeros_shared(&[1], DType::I64).expect("memory");
+    let x = engine.empty(&[1], DType::I64, Memory::Shared(DLDevice::CPU)).expect("memory");
     let filled = engine.op("fill").writes([&x]).run(|[], [mut x]| {
         x.as_mut_slice::<i64>()?[0] = VALUE;
         Ok(())

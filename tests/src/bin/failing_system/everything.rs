@@ -13,11 +13,13 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
+use estafette::bindings::reaper;
 use estafette::devices::DLDevice;
 use estafette::devices::sim::{SimDevice, SimOptions, SimPace, SimQueue};
+use estafette::exchange::flush_deleters;
 use estafette::exchange::foreign_fence::{self, FENCE_VERSION, FenceCallback, OK, PENDING, RawFence};
-use estafette::exchange::reaper;
 use estafette::trace::{Recorder, TraceOptions};
+use estafette::wait::Activity;
 use estafette::{Access, BodyResult, DType, Engine, Error, ExportOptions, ImportOptions, Op, Tensor};
 use estafette_report::perfetto;
 use futures::executor::block_on;
@@ -166,7 +168,7 @@ pub fn run(folder: &Path) -> ExitCode {
         }
     }
     interposed::arm(false);
-    if !reaper().flush(LONG) {
+    if !flush_deleters(LONG) {
         account.lost("the reaper is stuck");
     }
     if deleted.count() != imported {
@@ -224,7 +226,7 @@ fn with_workers(account: &Account, engine: &Engine, deleted: &Deleted) -> usize 
         account.op("add", &run, 1, op);
     }
     if let Some(tensor) = tensors.first() {
-        let view = account.ok("export", tensor.export_wait(&ExportOptions::new(Access::Read)));
+        let view = account.ok("export", tensor.export_wait(&ExportOptions::from(Access::Read)));
         let run = account.run();
         let own = run.clone();
         let op = engine.op("behind a lease").writes([tensor]).run(move |[], [_tensor]| own.note());
@@ -250,7 +252,7 @@ fn with_workers(account: &Account, engine: &Engine, deleted: &Deleted) -> usize 
     failures(account, engine);
     let zeros = account.ok("allocate", engine.zeros(&[LARGE], DType::F32));
     drop((zeros, tensors));
-    let _ = (engine.diagnose(), engine.activity(), engine.stats());
+    let _ = (engine.diagnose(), Activity::from(&engine.diagnose()), engine.stats());
     imported
 }
 
@@ -349,7 +351,7 @@ fn in_child(engine: &Engine, tensors: &[Tensor]) -> i32 {
         if let Err(Error::Timeout(error)) = tensor.wait_timeout(LONG) {
             forked("a wait", Some(Error::Timeout(error)));
         }
-        forked("an export", tensor.export_wait(&ExportOptions::new(Access::Read)).err());
+        forked("an export", tensor.export_wait(&ExportOptions::from(Access::Read)).err());
     }
     drop((engine.var(), engine.clone(), tensors.to_vec(), engine.diagnose()));
     match own_engine() {
@@ -471,7 +473,10 @@ fn behind_a_silent_fence(account: &Account, engine: &Engine, deleted: &Deleted) 
     let Some(fence) = account.ok("a silent fence", fence) else { return 0 };
     // SAFETY: a fresh tensor that describes its memory truly. On an error its deleter has been called.
     let tensor = unsafe {
-        engine.import_with(foreign::tensor(&[1.0], deleted), ImportOptions::default().ready(fence))
+        engine.import_with(
+            foreign::tensor(&[1.0], deleted),
+            ImportOptions { ready: fence.into(), ..ImportOptions::default() },
+        )
     };
     if let Some(tensor) = account.ok("import behind a fence", tensor) {
         let run = account.run();

@@ -2,6 +2,7 @@
 
 use estafette::DType;
 use estafette::devices::DLDevice;
+use estafette::engine::Memory;
 use estafette_sync::process::ProcessBound;
 use pyo3::exceptions::PyTypeError;
 use pyo3::prelude::*;
@@ -38,18 +39,32 @@ impl<'a, 'py> FromPyObject<'a, 'py> for Shared {
 }
 
 impl PyEngine {
-    fn shared_zeros(
+    fn allocate(
         &self,
         py: Python<'_>,
         shape: &[i64],
         dtype: DType,
+        device: DLDevice,
         shared: Shared,
     ) -> PyResult<PyTensor> {
-        prepare_queues(py, true)?;
         let engine = self.engine(py)?;
-        let tensor = match shared {
-            Shared::ForWriting => engine.zeros_shared_for_writing(shape, dtype),
-            Shared::No | Shared::ForReading => engine.zeros_shared(shape, dtype),
+        let memory = match shared {
+            Shared::No => Memory::On(device),
+            Shared::ForReading => Memory::Shared(device),
+            Shared::ForWriting if device == DLDevice::CPU => Memory::SharedForWriting,
+            Shared::ForWriting => {
+                let message = format!("memory on {device} cannot be lent to other processes for writing");
+                return Err(raise(py, "InvalidError", message));
+            }
+        };
+        if shared != Shared::No {
+            prepare_queues(py, true)?;
+        }
+        let tensor = if device == DLDevice::CPU {
+            engine.empty(shape, dtype, memory)
+        } else {
+            kinds::device_of(py, device)?;
+            guard::detach(py, || engine.empty(shape, dtype, memory))
         };
         Ok(self.wrap(tensor.or_raise(py)?))
     }
@@ -74,25 +89,8 @@ impl PyEngine {
         shared: Shared,
     ) -> PyResult<PyTensor> {
         let (shape, dtype) = (parse_shape(shape)?, parse_dtype(dtype)?);
-        let engine = self.engine(py)?;
-        let tensor = match device.map(kinds::parse_device).transpose()? {
-            Some(device) if shared == Shared::ForWriting && device != DLDevice::CPU => {
-                let message = format!("memory on {device} cannot be lent to other processes for writing");
-                return Err(raise(py, "InvalidError", message));
-            }
-            Some(device) if shared == Shared::ForReading && device != DLDevice::CPU => {
-                prepare_queues(py, true)?;
-                kinds::device_of(py, device)?;
-                guard::detach(py, || engine.empty_shared_on(device, &shape, dtype))
-            }
-            _ if shared != Shared::No => return self.shared_zeros(py, &shape, dtype, shared),
-            None | Some(DLDevice::CPU) => engine.zeros(&shape, dtype),
-            Some(device) => {
-                kinds::device_of(py, device)?;
-                guard::detach(py, || engine.empty_on(device, &shape, dtype))
-            }
-        };
-        Ok(self.wrap(tensor.or_raise(py)?))
+        let device = device.map(kinds::parse_device).transpose()?.unwrap_or(DLDevice::CPU);
+        self.allocate(py, &shape, dtype, device, shared)
     }
 
     /// Returns a tensor of zeros in host memory. `shared` is as for `empty`.
@@ -108,10 +106,7 @@ impl PyEngine {
         shared: Shared,
     ) -> PyResult<PyTensor> {
         let (shape, dtype) = (parse_shape(shape)?, parse_dtype(dtype)?);
-        if shared != Shared::No {
-            return self.shared_zeros(py, &shape, dtype, shared);
-        }
-        Ok(self.wrap(self.engine(py)?.zeros(&shape, dtype).or_raise(py)?))
+        self.allocate(py, &shape, dtype, DLDevice::CPU, shared)
     }
 
     /// Returns a variable: an object without memory that operations are ordered by.

@@ -3,8 +3,9 @@
 
 use std::time::Duration;
 
+use estafette::bindings::reaper;
 use estafette::devices::FenceSet;
-use estafette::exchange::{ManagedTensor, reaper};
+use estafette::exchange::{Abi, ManagedTensor, flush_deleters};
 use estafette::{ImportOptions, Tensor, bindings, trace};
 use estafette_sync::sync::atomic::Ordering;
 use pyo3::exceptions::PyValueError;
@@ -91,20 +92,15 @@ impl PyEngine {
             return Bound::new(py, self.wrap(self.copied_if(py, copies, tensor, &wanted)?));
         }
         let Taken { managed, immutable, ready } = import::take(x, &wanted)?;
-        let made_a_copy = managed.is_copied();
+        let made_a_copy = managed.flags().is_copied;
         let home = freed_on.map(|stream| kinds::release_stream(managed.device(), stream)).transpose()?;
         // SAFETY: the producer vouches for the memory: that is what DLPack's protocol means. On the host its content is ready
         // when `__dlpack__` has returned. For the home, the caller does.
         let take = || unsafe {
             let origin = || origin::of(x);
-            let options = ImportOptions::default().ready(ready).read_only(immutable).origin(&origin);
-            engine.import_with(
-                managed,
-                match home {
-                    None => options,
-                    Some(home) => options.release_stream(home),
-                },
-            )
+            let options =
+                ImportOptions { ready, read_only: immutable, origin: Some(&origin), release_stream: home };
+            engine.import_with(managed, options)
         };
         let tensor = scope::within(py, take)?.or_raise(py)?;
         imported(py);
@@ -177,7 +173,7 @@ impl PyEngine {
     /// Adopts a tensor without the caller's word that it may be written: memory from a legacy struct is
     /// read-only.
     pub fn adopt<'py>(&self, py: Python<'py>, managed: ManagedTensor) -> PyResult<Bound<'py, PyTensor>> {
-        let immutable = managed.version().is_none();
+        let immutable = managed.abi() == Abi::Legacy;
         let device = managed.device();
         let mut ready = FenceSet::default();
         if kinds::default_stream(device).is_some()
@@ -189,7 +185,10 @@ impl PyEngine {
         }
         // SAFETY: the producer of a DLPack struct vouches for its memory; on the host its content is ready by then.
         let tensor = unsafe {
-            self.engine(py)?.import_with(managed, ImportOptions::default().ready(ready).read_only(immutable))
+            self.engine(py)?.import_with(
+                managed,
+                ImportOptions { ready, read_only: immutable, ..ImportOptions::default() },
+            )
         };
         IMPORTED.fetch_add(1, Ordering::Relaxed);
         Bound::new(py, self.wrap(tensor.or_raise(py)?))
@@ -200,6 +199,6 @@ impl PyEngine {
 pub(super) fn imported(py: Python<'_>) {
     let imported = IMPORTED.fetch_add(1, Ordering::Relaxed);
     if imported % BACKLOG_LOOK == BACKLOG_LOOK - 1 && reaper().stats().pending > BACKLOG_MAX {
-        py.detach(|| reaper().flush(BACKLOG_WAIT));
+        py.detach(|| flush_deleters(BACKLOG_WAIT));
     }
 }

@@ -12,9 +12,10 @@ mod submission;
 use std::sync::Arc;
 use std::time::Duration;
 
+use estafette::bindings::reaper;
 use estafette::bindings::set_program_lock;
 use estafette::engine::ShutdownReport;
-use estafette::exchange::reaper;
+use estafette::wait::Activity;
 use estafette::{Engine, Tensor};
 use estafette_sync::process::ProcessBound;
 use estafette_sync::sync::atomic::Ordering;
@@ -142,7 +143,7 @@ impl PyEngine {
 }
 
 fn stats(py: Python<'_>, engine: &Engine) -> PyResult<Py<PyAny>> {
-    let (stats, live) = guard::detach(py, || (engine.stats(), engine.activity()));
+    let (stats, live) = guard::detach(py, || (engine.stats(), Activity::from(&engine.diagnose())));
     let (imported, exported) = (IMPORTED.load(Ordering::Relaxed), EXPORTED.load(Ordering::Relaxed));
     report::stats(py, &stats, &live, imported, exported)
 }
@@ -213,7 +214,7 @@ impl PyEngine {
     /// Number of worker threads.
     #[getter]
     fn workers(&self, py: Python<'_>) -> PyResult<usize> {
-        Ok(self.engine(py)?.workers())
+        Ok(self.engine(py)?.stats().workers)
     }
 
     /// The operators of this process, by name. Calls through this mapping run in this engine.
@@ -316,11 +317,8 @@ impl PyEngine {
     fn __repr__(&self) -> String {
         match self.handle.shared.engine.get() {
             Ok(engine) => {
-                format!(
-                    "<estafette.Engine, {} workers, {} in flight>",
-                    engine.workers(),
-                    engine.stats().in_flight
-                )
+                let stats = engine.stats();
+                format!("<estafette.Engine, {} workers, {} in flight>", stats.workers, stats.in_flight)
             }
             Err(_) => "<estafette.Engine of the parent process>".into(),
         }
