@@ -38,7 +38,10 @@ impl Address {
         let digits = bytes.strip_prefix(PREFIX).filter(|digits| digits.iter().all(u8::is_ascii_hexdigit));
         match digits {
             Some(_) if bytes.len() == ADDRESS_BYTES => Ok(Self(bytes.to_vec())),
-            _ => Err(LinkError::Invalid(format!("{} bytes that are no address of a door", bytes.len()))),
+            _ => Err(LinkError::Invalid(format!(
+                "{:?} is no address of a door",
+                String::from_utf8_lossy(bytes)
+            ))),
         }
     }
 

@@ -110,6 +110,12 @@ def submitters(eng: est.Engine, x: est.Tensor, z: est.Tensor, unknown: Any) -> N
 
     assert_type(shifted(x, by=1.0), est.Tensor)
 
+    @eng.op
+    def doubled(x: Array) -> Array:
+        return x * 2
+
+    assert_type(doubled(x), est.Tensor)
+
     @eng.op(outputs=2)
     def split(x: Array) -> tuple[Array, Array]:
         return x, x

@@ -198,6 +198,18 @@ class TestWrapped:
 
         assert value(np, double(ones)) == [2.0] * 3
 
+    def test_op_without_options_is_the_decorator(self, np):
+        with est.Engine(workers=1, using=np.from_dlpack) as engine:
+
+            @engine.op
+            def double(x, *, times=2):
+                return x * times
+
+            assert double.__name__ == "double"
+            assert value(np, double(engine.from_dlpack(np.ones(3)), times=3)) == [3.0] * 3
+            with pytest.raises(TypeError, match="3 is not callable"):
+                engine.op(3)
+
     def test_wrong_names_are_refused(self, eng, ones):
         with pytest.raises(TypeError, match="has no parameter 'z'"):
             eng.op(writes="z")(lambda x: None)

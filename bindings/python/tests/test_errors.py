@@ -133,9 +133,17 @@ def test_failing_using_is_a_failure_of_the_operation(eng):
 
 
 def test_a_result_that_is_no_array_fails_the_operation(eng):
-    with pytest.raises(est.OperationError, match="__dlpack__") as caught:
-        eng.call(lambda: 7).wait()
+    with pytest.raises(est.OperationError, match="object has no `__dlpack__`") as caught:
+        eng.call(object).wait()
     assert isinstance(caught.value.__cause__, TypeError)
+
+
+def test_what_a_failed_tensor_would_be_like_is_said_to_be_missing_for_its_failure(eng, np):
+    y = eng.call(np.negative, eng.call(boom, name="load"))
+    y.exception()
+    for ask in (lambda: y.shape, lambda: y.dtype, lambda: y.device, lambda: y.strides, lambda: y.data_ptr, lambda: len(y)):
+        with pytest.raises(est.NotDefinedError, match="`load`.* failed: Boom: no fuse"):
+            ask()
 
 
 def test_an_undefined_result_stays_undefined_when_its_error_is_cleared(eng, np):

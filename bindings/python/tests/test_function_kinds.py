@@ -210,7 +210,12 @@ def test_a_coroutine_whose_event_loop_is_closed_meanwhile_fails(recwarn):
     assert not [warning for warning in recwarn if "never awaited" in str(warning.message)]
 
 
-def test_a_masked_array_is_refused_as_a_result(eng, np):
+def test_a_masked_array_is_refused(eng, np):
+    masked = np.ma.masked_array([1.0, 2.0], mask=[False, True])
+    for refused in (lambda: eng.from_dlpack(masked), lambda: est.from_dlpack(masked, copy=True)):
+        with pytest.raises(TypeError, match="masked array.*no mask"):
+            refused()
+    assert np.from_dlpack(eng.from_dlpack(masked.data)).tolist() == [1.0, 2.0]
     y = eng.call(lambda: np.ma.masked_array([1.0, 2.0], mask=[False, True]))
     with pytest.raises(est.OperationError, match="masked array.*no mask") as raised:
         y.wait()

@@ -8,7 +8,7 @@ import time
 import pytest
 
 import estafette as est
-from conftest import until
+from conftest import run_program, until
 
 
 def fill(value):
@@ -574,6 +574,25 @@ class TestShutdownWithLeases:
                 array = np.from_dlpack(t)
                 eng.submit(fill(1), writes=[t], using=np.from_dlpack, name="never")
         assert array.tolist() == [0] * 4
+
+    @pytest.mark.parametrize("kind, run", [("", "main()"), ("async ", "asyncio.run(main())")])
+    def test_that_warning_is_of_the_line_of_the_block(self, np, kind, run):
+        _, errors = run_program(
+            f"""
+            import asyncio
+            import numpy as np
+            import estafette as est
+
+            {kind}def main():
+                {kind}with est.Engine(workers=1, lease_timeout=0.05) as eng:
+                    t = eng.zeros(4, "float32")
+                    array = np.from_dlpack(t)
+                    eng.submit(lambda t: None, writes=[t], name="never")
+
+            {run}
+            """
+        )
+        assert "<string>:7: RuntimeWarning" in errors
 
     def test_arrays_outlive_their_engine(self, np):
         with est.Engine(workers=1) as eng:

@@ -587,6 +587,21 @@ def test_the_command_gives_the_program_its_arguments_and_makes_the_page(tmp_path
     assert "<!doctype html>" in page.read_text(encoding="utf-8").lower()
 
 
+def test_the_end_of_a_program_ends_the_threads_of_executors_that_it_never_shut_down(observed):
+    """They wait for work until the interpreter's exit, which the command once waited for in vain."""
+    report, printed = observed(
+        """
+        import concurrent.futures, json, time
+        pool = concurrent.futures.ThreadPoolExecutor(2)
+        last = pool.submit(time.sleep, 0.05)
+        print(json.dumps(pool.submit(len, "abc").result()))
+        """
+    )
+    assert printed == 3
+    # Up to the end of what was under way.
+    assert report.data["duration_ns"] > 40e6
+
+
 def test_the_command_runs_modules_and_says_what_is_wrong_with_its_arguments(capsys):
     done = subprocess.run(
         [sys.executable, "-m", "estafette", "observe", "-m", "json.tool", "--help"],

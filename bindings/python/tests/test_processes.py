@@ -435,7 +435,7 @@ class TestBadInput:
 
     @pytest.mark.parametrize("address", ["", "nowhere", "estafette-" + "g" * 32, "estafette-" + "0" * 31])
     def test_an_address_that_is_none(self, eng, address):
-        with pytest.raises(est.InvalidError, match="address"):
+        with pytest.raises(est.InvalidError, match=f'"{address}" is no address of a door'):
             eng.connect(address)
 
     def test_a_door_that_is_not_there(self, eng):

@@ -109,6 +109,45 @@ class TestCallbacks:
         assert len(caplog.records) == 3
         for record in caplog.records:
             assert record.name == "estafette" and "in the callback" in str(record.exc_info[1])
+            # The log says where.
+            assert record.exc_info[2].tb_frame.f_code is raises.__code__
+
+    @pytest.mark.parametrize(
+        "way", ["callback", "future", "as_completed", "wait", "futures_as_completed", "futures_wait", "wrap_future"]
+    )
+    def test_an_engine_without_workers_needs_no_other_wait(self, way):
+        """In a program of its own, since such a wait once never ended."""
+        output, errors = run_program(
+            f"""
+            import asyncio, concurrent.futures as futures, threading
+            import estafette as est
+
+            eng = est.Engine(workers=0)
+            promises = [eng.call(lambda: 7), eng.submit(lambda: None), eng.call(lambda: 8)]
+
+            async def wrapped():
+                return [await asyncio.wrap_future(promise.future()) for promise in promises]
+
+            def callback():
+                ended = threading.Semaphore(0)
+                for promise in promises:
+                    promise.add_done_callback(lambda promise: ended.release())
+                return [ended.acquire() for promise in promises]
+
+            ways = dict(
+                callback=callback,
+                future=lambda: [promise.future().result() for promise in promises],
+                as_completed=lambda: est.as_completed(promises),
+                wait=lambda: est.wait(promises, return_when="FIRST_EXCEPTION").done,
+                futures_as_completed=lambda: futures.as_completed(promises, timeout=30),
+                futures_wait=lambda: futures.wait(promises).done,
+                wrap_future=lambda: asyncio.run(wrapped()),
+            )
+            print(len(list(ways[{way!r}]())), [promise.done() for promise in promises])
+            """,
+            timeout=40,
+        )
+        assert output == "3 [True, True, True]\n", errors
 
     def test_a_callback_may_add_others_and_use_the_engine(self, eng, np, gate, late):
         results = []

@@ -54,6 +54,16 @@ class TestUnpacked:
         t.wait()
         assert seen == [1] and t.is_ready() and "no single array" in repr(t)
 
+    @pytest.mark.parametrize("value", [7, 0.5, True, 1j, "text"])
+    def test_a_number_and_text_are_results(self, eng, np, x, value):
+        t = eng.call(lambda x: value, x)
+        assert t.result(30) is value and t.future().result(30) is value
+        with pytest.raises(TypeError, match=r"no single array.*t\.result"):
+            np.from_dlpack(t)
+        # Those of NumPy are arrays, and bytes are memory.
+        assert np.from_dlpack(eng.call(lambda x: np.float64(0.5), x)).shape == ()
+        assert bytes(eng.call(lambda x: b"ab", x)) == b"ab"
+
     def test_await_gives_what_the_function_returned(self, np):
         async def main():
             async with est.Engine(workers=2) as eng:

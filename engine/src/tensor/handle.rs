@@ -155,7 +155,7 @@ impl Tensor {
         match (self.inner.definition.get(), &self.inner.declared) {
             (Some(definition), _) => Ok(SmallVec::from_slice(definition.layout.shape())),
             (None, Some((_, shape))) => Ok(shape.clone()),
-            (None, None) => Err(self.inner.not_defined()),
+            (None, None) => Err(self.undefined()),
         }
     }
 
@@ -164,29 +164,41 @@ impl Tensor {
         match (self.inner.definition.get(), &self.inner.declared) {
             (Some(definition), _) => Ok(definition.layout.dtype()),
             (None, Some((dtype, _))) => Ok(*dtype),
-            (None, None) => Err(self.inner.not_defined()),
+            (None, None) => Err(self.undefined()),
         }
+    }
+
+    #[inline]
+    fn definition(&self) -> Result<&Definition, Error> {
+        self.inner.definition.get().ok_or_else(|| self.undefined())
+    }
+
+    /// Why the tensor has no memory: its producer has failed, or has not finished.
+    #[cold]
+    fn undefined(&self) -> Error {
+        let failure = self.inner.vars[0].with_ordering_state(|state, _| state.failure().cloned());
+        failure.map_or_else(|| self.inner.not_defined(), |failure| Error::NotDefined(failure.to_string()))
     }
 
     /// The device of the data.
     #[inline]
     pub fn device(&self) -> Result<DLDevice, Error> {
-        Ok(self.inner.definition()?.layout.device())
+        Ok(self.definition()?.layout.device())
     }
 
     /// Type, shape, strides and device together.
     pub fn layout(&self) -> Result<Layout, Error> {
-        Ok(self.inner.definition()?.layout.clone())
+        Ok(self.definition()?.layout.clone())
     }
 
     /// Address of the first element. Only operations and holders of a lease may read this memory.
     pub fn data_ptr(&self) -> Result<*const u8, Error> {
-        Ok(self.inner.definition()?.data)
+        Ok(self.definition()?.data)
     }
 
     /// True if the owner of the memory forbids writes.
     pub fn is_read_only(&self) -> Result<bool, Error> {
-        Ok(self.inner.definition()?.read_only)
+        Ok(self.definition()?.read_only)
     }
 
     /// True if the tensor is read-only without a statement of its owner. Its memory came in a DLPack struct

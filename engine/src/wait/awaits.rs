@@ -80,6 +80,11 @@ impl Awaited {
         Self::new(op.payload().core.clone(), what, SmallVec::from_iter([op.clone()])).with_stand_ins()
     }
 
+    /// The stand-ins of a wait for the end of `op`.
+    pub(crate) fn stand_ins(op: &OpHandle) -> StandInSet {
+        Self::op(None, op).stand_ins
+    }
+
     /// A wait for the ends of all `uses` of a tensor, and of those of its leases without an operation that
     /// have the numbers `held`.
     pub(crate) fn all(tensor: &Tensor, what: &'static str, uses: &[OpHandle], held: &[OpId]) -> Self {

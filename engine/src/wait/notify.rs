@@ -25,6 +25,7 @@ use crate::exchange::foreign_fence::{self, RawFence};
 use crate::operation::cancellation;
 use crate::operation::completion::Completion;
 use crate::tensor::handle::{Tensor, TensorInner};
+use crate::wait::awaits::Awaited;
 use crate::wait::blocking;
 use crate::wait::ready::Ended;
 
@@ -90,6 +91,19 @@ where
     Arc::new(Notification { wanted: AtomicUsize::new(0), task }).run();
 }
 
+/// Calls `callback` at the end of `op`, which `ended` is the future of. No thread waits for it, so stand-ins run what it needs.
+fn notify_end<F, C>(ended: F, op: Option<&OpHandle>, callback: C)
+where
+    F: Future<Output = ()> + Send + 'static,
+    C: FnOnce() + Send + 'static,
+{
+    let stand_ins = op.map(Awaited::stand_ins);
+    notify(ended, move |()| {
+        drop(stand_ins);
+        call_back(callback);
+    });
+}
+
 /// The fence that settles as `future` does.
 fn fence_of<F>(name: &'static str, future: F) -> Fence
 where
@@ -118,7 +132,9 @@ impl Tensor {
     where
         C: FnOnce() + Send + 'static,
     {
-        notify(Ended::new(&self.inner), move |()| call_back(callback));
+        let ended = Ended::new(&self.inner);
+        let query = ended.handle();
+        notify_end(ended, query.as_ref(), callback);
     }
 
     /// How the current version failed, if it did. The failure stays unretrieved.
@@ -265,7 +281,8 @@ impl Op {
     where
         C: FnOnce() + Send + 'static,
     {
-        notify(OpEnded(self.clone()), move |()| call_back(callback));
+        let is_pending = !self.handle.payload().core.generation.is_inherited() && !self.is_done();
+        notify_end(OpEnded(self.clone()), is_pending.then_some(&self.handle), callback);
     }
 
     /// How the operation failed, if it has ended so. The failure stays unretrieved.

@@ -124,8 +124,9 @@ def _copy_filler(value, fillers, put):
 
 
 def unpacked(value):
-    """The arrays in what a function has returned, and what makes the same of their promises; None for one array."""
-    if value is not None and not isinstance(value, (list, tuple, dict)) and (_is_array(value) or not _is_dataclass(value)):
+    """The arrays in what a function has returned, and what makes the same of their promises; None for one array, as bytes are."""
+    has_no_arrays = type(value) in _PLAIN and type(value) is not bytes
+    if not has_no_arrays and not isinstance(value, (list, tuple, dict)) and (_is_array(value) or not _is_dataclass(value)):
         return None
     arrays = []
     fill = _filler(value, arrays, _is_array)
@@ -201,8 +202,11 @@ def wrap(engine, function, options):
     return submitted
 
 
-def op(engine, reads, writes, options):
-    """The decorator that makes a function submit calls of itself; `writes` names the parameters that it changes."""
+def op(engine, function, reads, writes, options):
+    """The decorator that makes a function submit calls of itself; `writes` names the parameters that it changes.
+
+    With a function, what the decorator makes of it.
+    """
     written, read = _names("writes", writes), None if reads is None else _names("reads", reads)
 
     def decorate(function):
@@ -235,7 +239,7 @@ def op(engine, reads, writes, options):
 
         return submitted
 
-    return decorate
+    return decorate if function is None else decorate(function)
 
 
 def _check(function, options, what, submits):

@@ -55,7 +55,7 @@ class Engine:
     workers: threads for operations; default one per core. Python functions share the interpreter's lock, so the
         engine measures how many of its workers run at once with the best throughput. With 0, operations run on
         threads that wait without a timeout, and on threads that submit once 32 operations are ready; for an
-        ``await`` or a wait with a timeout the engine starts a thread.
+        ``await``, a callback or a wait with a timeout the engine starts a thread.
     in_flight_limit: operations in flight before a submission waits; default 4,096.
     lease_timeout: seconds that leases alone may hold up a wait (blocking or ``await``), or a submission at
         the in-flight limit, before the wait raises `LeaseHeldError`; default 30. A blocking wait for a lease
@@ -417,8 +417,8 @@ class Engine:
         ``(shape, dtype)`` pair or something with these two attributes, declares shape and dtype, so that they are known at
         once. An ``async def`` function runs as a task on the event loop of the submitter.
 
-        The function may return several arrays, in tuples, lists, dicts and dataclasses, or nothing: the promise is unpacked as
-        what it returns (``a, b = eng.call(...)``, ``t["loss"]``, ``await t``), with a promise in place of each array.
+        The function may return several arrays, in tuples, lists, dicts and dataclasses, a number, text, or nothing: the promise is
+        unpacked as what it returns (``a, b = eng.call(...)``, ``t["loss"]``, ``await t``), with a promise in place of each array.
         That waits for the function, unless the results are declared:
 
         outputs: the number of arrays that the function returns in a tuple or list, or a list of their names in a dict. `call`
@@ -517,6 +517,8 @@ class Engine:
             [1, 2, 3]
         """
     @overload
+    def op(self, fn: Callable[_P, object], /) -> Submitter[_P, Tensor]: ...
+    @overload
     def op(
         self, *, reads: _Names | None = None, writes: _Names, **options: Unpack[SubmitOptions]
     ) -> Callable[[Callable[_P, object]], Submitter[_P, Operation]]: ...
@@ -553,7 +555,7 @@ class Engine:
         """Makes a decorator: the function becomes one that submits itself, and returns the `Operation`.
 
         writes: names of the parameters whose tensors the function changes, or one name. Without it the function is wrapped
-            as by `wrap`.
+            as by `wrap`, and without options `@eng.op` is the decorator.
         reads: names of the parameters whose tensors it reads; default all others.
         options: `using`, `name`, `on` and `priority`, as in `submit`.
 

@@ -33,14 +33,14 @@ def collect():
         time.sleep(_LOOK)
 
 
-def warn_of_leases(report):
-    """Says so when the end of an engine's block cancelled something."""
+def warn_of_leases(report, level=2):
+    """Says so when the end of an engine's block cancelled something. The block is in the frame at `level` of the stack."""
     if report.cancelled:
         warnings.warn(
             f"operations were cancelled at the end of the engine, since leases were never returned: "
             f"{', '.join(map(_shown, report.cancelled))} behind {'; '.join(report.leases)}",
             RuntimeWarning,
-            stacklevel=3,
+            stacklevel=level,
         )
 
 
@@ -64,5 +64,5 @@ async def _drained(engine, lease_timeout):
             collect()
         report = engine._cancel_held()
         if not report.running:
-            warn_of_leases(report)
+            warn_of_leases(report, level=4)
             return

@@ -123,7 +123,8 @@ pub fn add_done_callback(
 fn log(error: &PyErr, promise: &Bound<'_, PyAny>) -> PyResult<()> {
     let py = promise.py();
     let options = PyDict::new(py);
-    options.set_item(intern!(py, "exc_info"), error.value(py))?;
+    // With its traceback, which `value` lacks.
+    options.set_item(intern!(py, "exc_info"), error.clone_ref(py).into_value(py))?;
     let logger = py.import("logging")?.call_method1("getLogger", ("estafette",))?;
     logger.call_method("error", ("the callback of %r raised an exception", promise), Some(&options)).map(drop)
 }

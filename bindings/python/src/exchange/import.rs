@@ -97,6 +97,9 @@ pub fn take(object: &Bound<'_, PyAny>, wanted: &Wanted) -> PyResult<Taken> {
     }
     let known = peers::of(object);
     let peer = known.peer();
+    if !known.is_numpy_array && matches!(peer.root, "" | "numpy") {
+        refuse_masked(object)?;
+    }
     let read = match known.is_numpy_array && wanted.is_plain() {
         // SAFETY: of that class.
         true => unsafe { numpy_array::take(object) },
@@ -125,6 +128,32 @@ pub fn take(object: &Bound<'_, PyAny>, wanted: &Wanted) -> PyResult<Taken> {
         managed = managed.with_inline_deleter();
     }
     Ok(Taken { managed, immutable, ready })
+}
+
+/// # Errors
+/// `TypeError` for a masked array of NumPy: DLPack has no masks, and NumPy would hand out the data without it.
+fn refuse_masked(value: &Bound<'_, PyAny>) -> PyResult<()> {
+    static MODULES: PyOnce<Py<PyDict>> = PyOnce::new();
+    static MASKED: PyOnce<Py<PyAny>> = PyOnce::new();
+    let py = value.py();
+    let masked = match MASKED.get(py) {
+        Some(masked) => masked.bind(py).clone(),
+        None => {
+            let modules = MODULES.import(py, "sys", "modules")?;
+            // Where it was never imported there are no masked arrays.
+            let Some(module) = modules.get_item(intern!(py, "numpy.ma"))? else { return Ok(()) };
+            // Another thread may be in the middle of importing it.
+            let Ok(masked) = module.getattr(intern!(py, "MaskedArray")) else { return Ok(()) };
+            MASKED.get_or_init(py, || masked.clone().unbind());
+            masked
+        }
+    };
+    if value.is_instance(&masked)? {
+        return Err(PyTypeError::new_err(
+            "this is a masked array, and a tensor has no mask: use `.filled(...)`, or `.data` and `.mask` by themselves",
+        ));
+    }
+    Ok(())
 }
 
 /// Whether operations may not write the memory although its struct does not say so. A flag in the struct is looked at by the engine.

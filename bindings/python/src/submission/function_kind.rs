@@ -5,9 +5,7 @@ use std::sync::Arc;
 use estafette_sync::sync::Mutex;
 use pyo3::exceptions::PyTypeError;
 use pyo3::prelude::*;
-use pyo3::types::PyDict;
 
-use crate::exchange::peers;
 use crate::interpreter::fastcall;
 use crate::interpreter::once::{PyOnce, intern};
 use crate::submission::submission_args::name_of;
@@ -207,33 +205,4 @@ pub fn refuse_coroutine(coroutine: &Bound<'_, PyAny>, on: Option<&str>) -> PyErr
         Some(name) => format!("the function returned a coroutine, which cannot run on {name}"),
         None => "the function returned a coroutine, which runs on the event loop of the submitter: submit it where one is running".into(),
     })
-}
-
-/// # Errors
-/// `TypeError` for a masked array of NumPy: DLPack has no masks, and NumPy would hand out the data without it.
-pub fn refuse_masked(value: &Bound<'_, PyAny>) -> PyResult<()> {
-    static MODULES: PyOnce<Py<PyDict>> = PyOnce::new();
-    static MASKED: PyOnce<Py<PyAny>> = PyOnce::new();
-    let py = value.py();
-    if peers::of(value).is_numpy_array {
-        return Ok(());
-    }
-    let masked = match MASKED.get(py) {
-        Some(masked) => masked.bind(py).clone(),
-        None => {
-            let modules = MODULES.import(py, "sys", "modules")?;
-            // Where it was never imported there are no masked arrays.
-            let Some(module) = modules.get_item(intern!(py, "numpy.ma"))? else { return Ok(()) };
-            // Another thread may be in the middle of importing it.
-            let Ok(masked) = module.getattr(intern!(py, "MaskedArray")) else { return Ok(()) };
-            MASKED.get_or_init(py, || masked.clone().unbind());
-            masked
-        }
-    };
-    if value.is_instance(&masked)? {
-        return Err(PyTypeError::new_err(
-            "the result is a masked array, and a tensor has no mask: return `.filled(...)`, or `.data` and the mask by two calls",
-        ));
-    }
-    Ok(())
 }

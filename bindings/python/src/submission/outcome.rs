@@ -16,7 +16,6 @@ use crate::exchange::import::{self, IMPORTED, Taken, Wanted};
 use crate::exchange::peers;
 use crate::interpreter::guard;
 use crate::interpreter::once::intern;
-use crate::submission::function_kind::refuse_masked;
 use crate::submission::on::On;
 use crate::submission::results::{self, Results};
 
@@ -72,7 +71,6 @@ fn take_one(value: &Bound<'_, PyAny>, on_device: bool) -> PyResult<(Produced, Fe
         let produced = Produced::from(tensor.get().tensor(value.py())?.clone());
         return Ok((produced, FenceSet::default()));
     }
-    refuse_masked(value)?;
     let array = if is_numpy_scalar(value)? {
         Some(value.call_method0(intern!(value.py(), "__array__"))?)
     } else {

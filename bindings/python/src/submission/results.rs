@@ -196,6 +196,6 @@ pub fn refuse_placeholder(py: Python<'_>, tensor: &Tensor) -> PyResult<()> {
 /// The error for using several results as an array.
 pub fn not_one_array() -> PyErr {
     PyTypeError::new_err(
-        "the function has returned no single array: unpack the promise (`a, b = t`, `t[\"name\"]`), or declare `outputs=...`",
+        "the function has returned no single array: unpack the promise (`a, b = t`, `t[\"name\"]`, `t.result()`), or declare `outputs=...`",
     )
 }

@@ -151,7 +151,10 @@ def command(arguments: list[str]) -> int:
             try:
                 _run_module(program) if is_module else _run_script(program)
             finally:
-                # What the interpreter would wait for is part of the program.
+                # What the interpreter would wait for is part of the program: it first has executors end their threads.
+                ends = getattr(threading, "_threading_atexits", [])
+                while ends:
+                    ends.pop()()
                 for thread in threading.enumerate():
                     if thread is not threading.current_thread() and not thread.daemon:
                         thread.join()

@@ -60,7 +60,7 @@ use crate::unretrieved::{self, Failures};
 /// workers: threads for operations; default one per core. Python functions share the interpreter's lock, so the
 ///     engine measures how many of its workers run at once with the best throughput. With 0, operations run on
 ///     threads that wait without a timeout, and on threads that submit once 32 operations are ready; for an
-///     ``await`` or a wait with a timeout the engine starts a thread.
+///     ``await``, a callback or a wait with a timeout the engine starts a thread.
 /// in_flight_limit: operations in flight before a submission waits; default 4,096.
 /// lease_timeout: seconds that leases alone may hold up a wait (blocking or ``await``), or a submission at
 ///     the in-flight limit, before the wait raises `LeaseHeldError`; default 30. A blocking wait for a lease

@@ -135,8 +135,8 @@ impl PyEngine {
     /// ``(shape, dtype)`` pair or something with these two attributes, declares shape and dtype, so that they are known at
     /// once. An ``async def`` function runs as a task on the event loop of the submitter.
     ///
-    /// The function may return several arrays, in tuples, lists, dicts and dataclasses, or nothing: the promise is unpacked as
-    /// what it returns (``a, b = eng.call(...)``, ``t["loss"]``, ``await t``), with a promise in place of each array.
+    /// The function may return several arrays, in tuples, lists, dicts and dataclasses, a number, text, or nothing: the promise is
+    /// unpacked as what it returns (``a, b = eng.call(...)``, ``t["loss"]``, ``await t``), with a promise in place of each array.
     /// That waits for the function, unless the results are declared:
     ///
     /// outputs: the number of arrays that the function returns in a tuple or list, or a list of their names in a dict. `call`
@@ -265,7 +265,7 @@ impl PyEngine {
     /// Makes a decorator: the function becomes one that submits itself, and returns the `Operation`.
     ///
     /// writes: names of the parameters whose tensors the function changes, or one name. Without it the function is wrapped
-    ///     as by `wrap`.
+    ///     as by `wrap`, and without options `@eng.op` is the decorator.
     /// reads: names of the parameters whose tensors it reads; default all others.
     /// options: `using`, `name`, `on` and `priority`, as in `submit`.
     ///
@@ -276,9 +276,10 @@ impl PyEngine {
     ///     >>> scale(eng.from_dlpack(np.arange(3.0)), 10, out=y).wait()
     ///     >>> np.from_dlpack(y).tolist()
     ///     [0.0, 10.0, 20.0]
-    #[pyo3(signature = (*, reads = None, writes = None, **options))]
+    #[pyo3(signature = (r#fn = None, /, *, reads = None, writes = None, **options))]
     fn op<'py>(
         this: &Bound<'py, Self>,
+        r#fn: Option<&Bound<'py, PyAny>>,
         reads: Option<&Bound<'py, PyAny>>,
         writes: Option<&Bound<'py, PyAny>>,
         options: Option<&Bound<'py, PyDict>>,
@@ -286,7 +287,8 @@ impl PyEngine {
         let py = this.py();
         let options = options.cloned().unwrap_or_else(|| PyDict::new(py));
         let none = PyTuple::empty(py).into_any();
-        py.import("estafette._calls")?.call_method1("op", (this, reads, writes.unwrap_or(&none), options))
+        py.import("estafette._calls")?
+            .call_method1("op", (this, r#fn, reads, writes.unwrap_or(&none), options))
     }
 
     /// Scoped leases of several tensors, taken all at once: ``with eng.access(reads=[a], writes=[b]) as (x, y)``, or
