@@ -8,7 +8,7 @@
 use std::fs::OpenOptions;
 use std::io::Write;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
+use std::process::Stdio;
 
 use crate::peers::machine;
 use crate::shell;
@@ -107,19 +107,10 @@ fn append(table: &PathBuf, row: &str) -> Result<(), String> {
 
 /// The commit that is measured; a `+` says that files have been changed since.
 fn commit() -> Result<String, String> {
-    let commit = answer("git", &["rev-parse", "--short", "HEAD"])?;
-    let changed = !answer("git", &["status", "--porcelain"])?.is_empty();
-    Ok(if changed { commit + "+" } else { commit })
-}
-
-fn answer(program: &str, arguments: &[&str]) -> Result<String, String> {
-    let mut command: Command = shell::command(program);
-    let output =
-        command.args(arguments).output().map_err(|error| format!("cannot start {program}: {error}"))?;
-    if !output.status.success() {
-        return Err(format!("`{program} {}`: {}", arguments.join(" "), output.status));
-    }
-    Ok(String::from_utf8_lossy(&output.stdout).trim().to_owned())
+    let git = |arguments: &[&str]| shell::output(shell::command("git").args(arguments));
+    let commit = git(&["rev-parse", "--short", "HEAD"])?;
+    let changed = if git(&["status", "--porcelain"])?.is_empty() { "" } else { "+" };
+    Ok(format!("{}{changed}", commit.trim()))
 }
 
 #[cfg(test)]

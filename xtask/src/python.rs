@@ -246,11 +246,7 @@ pub fn interpreter_version() -> Result<(u32, u32), String> {
 
 fn version_of(python: &str) -> Result<(u32, u32), String> {
     let script = "import sys; print(sys.version_info[0], sys.version_info[1])";
-    let output = shell::command(python)
-        .args(["-c", script])
-        .output()
-        .map_err(|error| format!("{python} does not start ({error})"))?;
-    let text = String::from_utf8_lossy(&output.stdout);
+    let text = shell::output(shell::command(python).args(["-c", script]))?;
     let mut numbers = text.split_whitespace().map(str::parse);
     match (numbers.next(), numbers.next()) {
         (Some(Ok(major)), Some(Ok(minor))) => Ok((major, minor)),

@@ -52,6 +52,22 @@ pub fn run(mut command: Command) -> Result<(), String> {
     if status.success() { Ok(()) } else { Err(format!("`{}`: {status}", describe(&command))) }
 }
 
+/// What a command that must succeed prints on its standard output.
+pub fn output(command: &mut Command) -> Result<String, String> {
+    let output = command.output().map_err(|error| cannot_start(command, &error))?;
+    if !output.status.success() {
+        let said = String::from_utf8_lossy(&output.stderr);
+        return Err(format!("`{}`: {}\n{said}", describe(command), output.status));
+    }
+    Ok(String::from_utf8_lossy(&output.stdout).into_owned())
+}
+
+/// Prints what has failed; true when nothing has.
+pub fn passed(failed: &[String]) -> bool {
+    failed.iter().for_each(|message| println!("failed: {message}"));
+    failed.is_empty()
+}
+
 /// How a watched command ended.
 pub enum Ended {
     /// By itself.
