@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use estafette::DType;
+use estafette::{DType, Tensor};
 use pyo3::exceptions::{PyTypeError, PyValueError};
 use pyo3::prelude::*;
 use pyo3::types::{PyFloat, PyInt, PyIterator, PyString};
@@ -127,6 +127,12 @@ pub fn list<'py>(name: &str, items: &Bound<'py, PyAny>) -> PyResult<Bound<'py, P
 /// The name of the class of `value`.
 fn kind_of(value: &Bound<'_, PyAny>) -> String {
     value.get_type().fully_qualified_name().map_or_else(|_| "?".into(), |name| name.to_string())
+}
+
+/// The tensor that an item of a list of tensors is.
+pub fn tensor_of(item: &Bound<'_, PyAny>) -> PyResult<Tensor> {
+    let tensor = item.cast::<PyTensor>().map_err(|_| not_a_tensor(item))?;
+    Ok(tensor.get().tensor(item.py())?.clone())
 }
 
 /// The error for an argument that is no tensor.

@@ -14,7 +14,7 @@ use std::sync::Arc;
 use estafette::{Completion, Engine};
 use estafette_sync::sync::Mutex;
 use pyo3::prelude::*;
-use pyo3::types::PyDict;
+use pyo3::types::{PyDict, PyWeakrefReference};
 
 use crate::asyncio::running_loop;
 use crate::error::raise;
@@ -51,9 +51,7 @@ impl Begun {
         thread: u64,
         completion: Arc<Mutex<Option<Completion>>>,
     ) -> Self {
-        let py = event_loop.py();
-        let weak = py.import("weakref").and_then(|weak| weak.call_method1(intern!(py, "ref"), (event_loop,)));
-        let weak = weak.ok().map(Bound::unbind);
+        let weak = PyWeakrefReference::new(event_loop).ok().map(|weak| weak.into_any().unbind());
         let new = OnLoop { address: event_loop.as_ptr().addr(), event_loop: weak, thread, completion };
         let mut begun = BEGUN.lock();
         begun.1 += 1;

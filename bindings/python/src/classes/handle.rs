@@ -8,8 +8,8 @@ use pyo3::prelude::*;
 
 use crate::asyncio::stopped_loop;
 use crate::error::{OrRaise, raise};
-use crate::interpreter::exit;
-use crate::submission::using;
+use crate::interpreter::{exit, guard};
+use crate::submission::{scope, using};
 use crate::unretrieved::Failures;
 
 /// What the objects of one engine share.
@@ -43,9 +43,21 @@ impl EngineHandle {
         self.shared.engine.get().or_raise(py)
     }
 
-    /// What makes arrays of tensors for functions whose submission names nothing.
-    pub fn using(&self) -> &using::Default {
-        &self.shared.using
+    /// Submits by `attempt`, which gives nothing where it would have to wait for room; then by `wait`, without the Python lock.
+    ///
+    /// # Errors
+    /// Those of the submission; `InFlightLimitError` where waiting would stop an event loop.
+    pub fn submit<T: Send>(
+        &self,
+        py: Python<'_>,
+        attempt: impl FnOnce() -> Option<Result<T, Error>>,
+        wait: impl FnOnce() -> Result<T, Error> + Send,
+    ) -> PyResult<T> {
+        if let Some(outcome) = scope::within(py, attempt)? {
+            return outcome.or_raise(py);
+        }
+        self.may_wait(py)?;
+        guard::detach(py, wait).or_raise(py)
     }
 
     /// The in-flight limit makes a submission wait, which an event loop cannot.

@@ -97,6 +97,8 @@ fn own<T>(value: &ProcessBound<T>) -> Result<&T, Error> {
 #[pyclass(frozen, module = "estafette", name = "Door", weakref)]
 pub struct PyDoor {
     door: Open<Door>,
+    /// Where the door is, for `Engine.connect` in another process.
+    #[pyo3(get)]
     address: String,
     engine: EngineHandle,
 }
@@ -116,12 +118,6 @@ impl PyDoor {
 
 #[pymethods]
 impl PyDoor {
-    /// Where the door is, for `Engine.connect` in another process.
-    #[getter]
-    fn address(&self) -> &str {
-        &self.address
-    }
-
     /// Returns the next link that another process makes, after at most `timeout` seconds.
     #[pyo3(signature = (timeout = None))]
     fn accept(&self, py: Python<'_>, timeout: Option<f64>) -> PyResult<PyLink> {
@@ -164,6 +160,8 @@ impl PyDoor {
 #[pyclass(frozen, module = "estafette", name = "Link", weakref)]
 pub struct PyLink {
     link: Open<Link>,
+    /// The number of the other process.
+    #[pyo3(get)]
     process: u32,
     engine: EngineHandle,
 }
@@ -259,12 +257,6 @@ impl PyLink {
 
 #[pymethods]
 impl PyLink {
-    /// The number of the other process.
-    #[getter]
-    fn process(&self) -> u32 {
-        self.process
-    }
-
     /// Sends the current version of a tensor, ready or not. Waits, at most `timeout` seconds, only while the link is full: the
     /// other process then has 16,384 tensors of this one, or has not received hundreds.
     ///
@@ -357,6 +349,8 @@ impl PyLink {
 #[pyclass(frozen, module = "estafette", name = "Ticket", weakref)]
 pub struct PyTicket {
     bytes: Vec<u8>,
+    /// The number of the process that has the tensor.
+    #[pyo3(get)]
     process: u32,
     held: Mutex<Option<ProcessBound<Ticket>>>,
 }
@@ -437,12 +431,6 @@ impl PyTicket {
     fn new(py: Python<'_>, bytes: &Bound<'_, PyAny>) -> PyResult<Self> {
         let ticket = parse_ticket(py, bytes)?;
         Ok(Self { bytes: ticket.to_bytes(), process: ticket.process(), held: Mutex::new(None) })
-    }
-
-    /// The number of the process that has the tensor.
-    #[getter]
-    fn process(&self) -> u32 {
-        self.process
     }
 
     /// Revokes the ticket, if this process made it: nothing new can be made with it. Tensors that were made with it stay.

@@ -7,7 +7,7 @@ use pyo3::exceptions::{PyNotImplementedError, PyTypeError, PyValueError};
 use pyo3::prelude::*;
 use pyo3::types::{PyCapsule, PyCapsuleMethods, PyDict, PyTuple};
 
-use crate::error::to_py;
+use crate::error::OrRaise;
 use crate::exchange::capsule;
 use crate::exchange::export::{self, From, Request};
 use crate::interpreter::once::intern;
@@ -37,8 +37,7 @@ pub fn take(object: &Bound<'_, PyAny>) -> PyResult<(CString, ArrowDeviceArray)> 
     let pointer = schema.pointer_checked(Some(SCHEMA))?.as_ptr();
     // SAFETY: by Arrow's PyCapsule interface a capsule of this name holds a valid schema. It stays in the capsule, which is
     // alive, and the format is copied before anything else runs.
-    let format = unsafe { ArrowSchema::format_of(pointer) }.map(CStr::to_owned);
-    let format = format.map_err(|error| to_py(py, &error.into()))?;
+    let format = unsafe { ArrowSchema::format_of(pointer) }.map(CStr::to_owned).or_raise(py)?;
     let taken = if array.is_valid_checked(Some(DEVICE_ARRAY)) {
         let pointer = array.pointer_checked(Some(DEVICE_ARRAY))?.as_ptr();
         // SAFETY: a capsule of this name holds a valid device array. What is moved out is marked as released, so the capsule's
@@ -51,7 +50,7 @@ pub fn take(object: &Bound<'_, PyAny>) -> PyResult<(CString, ArrowDeviceArray)> 
     } else {
         return Err(not_arrow(&array, "arrow_device_array` or `arrow_array"));
     };
-    Ok((format, taken.map_err(|error| to_py(py, &error.into()))?))
+    Ok((format, taken.or_raise(py)?))
 }
 
 fn ask<'py>(object: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyAny>> {
@@ -106,7 +105,7 @@ pub fn device_array<'py>(
 /// As [`device_array`], and `InvalidTensorError` for memory that is not the host's.
 pub fn array<'py>(py: Python<'py>, from: From<'_>) -> PyResult<Bound<'py, PyTuple>> {
     let (schema, array) = lend(py, from)?;
-    let array = array.into_host().map_err(|error| to_py(py, &error.into()))?;
+    let array = array.into_host().or_raise(py)?;
     let schema = PyCapsule::new_with_value(py, schema, SCHEMA)?;
     PyTuple::new(py, [schema, PyCapsule::new_with_value(py, array, ARRAY)?])
 }
@@ -116,5 +115,5 @@ fn lend(py: Python<'_>, from: From<'_>) -> PyResult<(ArrowSchema, ArrowDeviceArr
     let request = Request { stream: None, max_version: Some((1, 0)), dl_device: None, copy: None };
     let lent = export::export(py, from, &request)?;
     let lent = capsule::consume(&lent)?;
-    ArrowDeviceArray::from_tensor(lent, None).map_err(|error| to_py(py, &error.into()))
+    ArrowDeviceArray::from_tensor(lent, None).or_raise(py)
 }

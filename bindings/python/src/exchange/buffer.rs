@@ -12,7 +12,7 @@ use pyo3::ffi;
 use pyo3::prelude::*;
 use pyo3::types::{PyCapsule, PyDict, PyMemoryView, PyTuple};
 
-use crate::error::{OrRaise, raise, to_py};
+use crate::error::{OrRaise, raise};
 use crate::exchange::capsule;
 use crate::exchange::dtype;
 use crate::exchange::export::{self, From, Request};
@@ -106,8 +106,7 @@ fn as_bits<'py>(this: &Bound<'py, PyAny>, kind: DType) -> PyResult<Bound<'py, Py
     let managed = capsule::consume(&exported)?;
     let layout = managed.describe().or_raise(py)?;
     let bits = DType::new(DType::U8.code, kind.bits);
-    let layout = Layout::strided(bits, layout.device(), layout.shape(), layout.strides())
-        .map_err(|error| to_py(py, &error.into()))?;
+    let layout = Layout::strided(bits, layout.device(), layout.shape(), layout.strides()).or_raise(py)?;
     let flags = ExportFlags { read_only: managed.read_only(), is_copied: managed.is_copied() };
     let data = managed.data();
     // SAFETY: the same memory, elements of the same width; what is exported here keeps what was exported there.

@@ -12,7 +12,7 @@ use estafette::{DType, Layout};
 use pyo3::ffi;
 use pyo3::prelude::*;
 
-use crate::error::{raise, to_py};
+use crate::error::{OrRaise, raise};
 use crate::interpreter::guard;
 
 /// Whether `object` exports buffers and does not speak DLPack.
@@ -89,7 +89,7 @@ pub fn take(object: &Bound<'_, PyAny>) -> PyResult<ManagedTensor> {
         let strides: Vec<i64> = strides.iter().map(|stride| (stride / view.itemsize) as i64).collect();
         Layout::strided(dtype, DLDevice::CPU, &shape, &strides)
     };
-    let layout = layout.map_err(|error| to_py(py, &error.into()))?;
+    let layout = layout.or_raise(py)?;
     let (data, read_only) = (view.buf.cast::<u8>(), view.readonly != 0);
     let flags = ExportFlags { read_only, is_copied: false };
     // SAFETY: the exporter vouches for the memory until the buffer is released, which the owner does.

@@ -1,6 +1,7 @@
 //! DLPack's capsules: the names say what is inside and whether it was consumed.
 
 use std::ffi::{CStr, c_void};
+use std::ptr::NonNull;
 
 use estafette::exchange::ManagedTensor;
 use pyo3::exceptions::{PyBufferError, PyValueError};
@@ -8,7 +9,7 @@ use pyo3::ffi;
 use pyo3::prelude::*;
 use pyo3::types::{PyCapsule, PyCapsuleMethods};
 
-use crate::error::to_py;
+use crate::error::OrRaise;
 
 const LEGACY: &CStr = c"dltensor";
 const VERSIONED: &CStr = c"dltensor_versioned";
@@ -44,7 +45,7 @@ pub fn consume(raw: &Bound<'_, PyCapsule>) -> PyResult<ManagedTensor> {
             ManagedTensor::from_raw_legacy(pointer)
         }
     };
-    taken.map_err(|error| to_py(py, &error.into()))
+    taken.or_raise(py)
 }
 
 fn refuse(raw: &Bound<'_, PyCapsule>) -> PyErr {
@@ -75,16 +76,11 @@ pub fn wrap(py: Python<'_>, managed: ManagedTensor) -> PyResult<Bound<'_, PyCaps
             Err(_) => return Err(PyBufferError::new_err("the tensor is of neither kind")),
         },
     };
-    // SAFETY: the pointer is not NULL, the name is static, and the destructor expects what such a capsule holds.
-    let capsule = unsafe { ffi::PyCapsule_New(raw, name.as_ptr(), Some(delete)) };
-    if capsule.is_null() {
-        let error = PyErr::fetch(py);
-        // SAFETY: the struct has no other owner.
-        drop(unsafe { own(raw, name) });
-        return Err(error);
-    }
-    // SAFETY: a new reference to a capsule.
-    Ok(unsafe { Bound::from_owned_ptr(py, capsule).cast_into_unchecked() })
+    let held = NonNull::new(raw).expect("a struct");
+    // SAFETY: the destructor expects what such a capsule holds.
+    unsafe { PyCapsule::new_with_pointer_and_destructor(py, held, name, Some(delete)) }
+        // SAFETY: without a capsule the struct has no other owner.
+        .inspect_err(|_| drop(unsafe { own(raw, name) }))
 }
 
 /// # Safety

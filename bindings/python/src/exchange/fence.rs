@@ -5,6 +5,7 @@
 //! `BufferError`, and the consumer calls `__dlpack__`. The fences may be used on any thread, with and without the Python lock.
 
 use std::ffi::{CStr, c_void};
+use std::ptr::NonNull;
 
 use estafette::exchange::{Fenced, ManagedTensor};
 use estafette::{Access, Engine, Error, ExportOptions, ImportOptions, Tensor};
@@ -64,16 +65,11 @@ pub fn export<'py>(
     // Neither way waits. What is not ready may be granted here, and callbacks run.
     let exported = if is_ready(py, tensor) { export() } else { guard::detach(py, export) };
     let raw = exported.or_raise(py)?.into_raw();
-    // SAFETY: the pointer is not NULL, the name is static, and the destructor expects what such a capsule holds.
-    let capsule = unsafe { ffi::PyCapsule_New(raw, NAME.as_ptr(), Some(delete)) };
-    if capsule.is_null() {
-        let error = PyErr::fetch(py);
-        // SAFETY: the struct has no other owner.
-        drop(unsafe { ManagedTensor::from_raw_versioned(raw) });
-        return Err(error);
-    }
-    // SAFETY: a new reference to a capsule.
-    Ok(unsafe { Bound::from_owned_ptr(py, capsule).cast_into_unchecked() })
+    let held = NonNull::new(raw).expect("a struct");
+    // SAFETY: the destructor expects what such a capsule holds.
+    unsafe { PyCapsule::new_with_pointer_and_destructor(py, held, NAME, Some(delete)) }
+        // SAFETY: without a capsule the struct has no other owner.
+        .inspect_err(|_| drop(unsafe { ManagedTensor::from_raw_versioned(raw) }))
 }
 
 /// The destructor of a capsule that may not have been consumed.

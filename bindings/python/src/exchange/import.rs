@@ -16,7 +16,7 @@ use crate::exchange::export;
 use crate::exchange::numpy_array;
 use crate::exchange::one_export::{self, Turn};
 use crate::exchange::peer_table::PeerTable;
-use crate::exchange::peers::{self, Legacy, NullStream, Omitted, Peer, Stream};
+use crate::exchange::peers::{self, Omitted, Peer, Stream};
 use crate::exchange::unordered::{self, Reason};
 use crate::interpreter::fastcall;
 use crate::interpreter::guard;
@@ -139,7 +139,7 @@ fn is_immutable(
 ) -> PyResult<bool> {
     let is_legacy = managed.version().is_none();
     if wanted.writable != Some(true) || wanted.copy == Some(true) {
-        let consents = peer.is_some_and(|peer| peer.legacy == Legacy::Writable);
+        let consents = peer.is_some_and(|peer| peer.legacy_writable);
         return Ok(wanted.writable == Some(false) || is_legacy && !consents);
     }
     let refuse = |why: String| {
@@ -185,7 +185,7 @@ fn through_table(
         return Ok((managed, FenceSet::default()));
     }
     let stream = table.current_stream(py, device)?;
-    if stream.is_null() && peer.null_stream == NullStream::Unknown {
+    if stream.is_null() && !peer.null_is_default {
         drop(managed);
         return through_protocol(object, peer, &Wanted::default());
     }

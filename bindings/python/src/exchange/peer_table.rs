@@ -10,7 +10,7 @@ use pyo3::ffi;
 use pyo3::prelude::*;
 use pyo3::types::PyType;
 
-use crate::error::to_py;
+use crate::error::OrRaise;
 use crate::interpreter::once::intern;
 
 /// A table that a library has published for one of its types; it lives as long as the process.
@@ -56,7 +56,7 @@ impl PeerTable {
             }
             ManagedTensor::from_raw_versioned(taken.cast())
         };
-        managed.map_err(|error| to_py(py, &error.into()))
+        managed.or_raise(py)
     }
 
     /// The stream that the library works on right now; NULL where there is none.

@@ -42,7 +42,7 @@ use pyo3::prelude::*;
 use pyo3::types::PyBool;
 
 use crate::error::{OrRaise, raise};
-use crate::exchange::peers::{Nameless, Peer, Stream};
+use crate::exchange::peers::{Peer, Stream};
 use crate::exchange::unordered::{self, Reason};
 use crate::interpreter::call_site;
 use crate::interpreter::guard;
@@ -106,7 +106,7 @@ pub fn consumer(
     let Some(stream) = stream else {
         let Some(handle) = kind.default_stream(device) else { return Ok(Consumer::Host) };
         return match call_site::caller(py).library {
-            Some(library) if library.nameless == Nameless::OwnStreams => Ok(Consumer::Host),
+            Some(library) if library.own_streams => Ok(Consumer::Host),
             Some(_) => consumer_on(py, tensor, device, handle, None),
             None => {
                 unordered::note(py, false, Reason::NamelessStream, device.to_string());

@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use estafette::bindings::{self, with_inline_deleters};
 use estafette::{BodyResult, Completion, Scope, trace};
-use estafette_sync::sync::{Mutex, MutexGuard};
+use estafette_sync::sync::Mutex;
 use pyo3::exceptions::{PyRuntimeError, PyTypeError};
 use pyo3::gc::{PyTraverseError, PyVisit};
 use pyo3::prelude::*;
@@ -19,6 +19,7 @@ use crate::error::{Raised, finalizing};
 use crate::exchange::peers;
 use crate::interpreter::fastcall;
 use crate::interpreter::guard;
+use crate::interpreter::kept::drop_with_lock;
 use crate::interpreter::once::{PyOnce, intern};
 use crate::kinds;
 use crate::submission::function_kind::{
@@ -207,16 +208,12 @@ impl Repeated {
     /// As [`Body::start`], in a copy of the recorder's context of its own: calls may overlap.
     pub fn start(&self, completion: Completion) {
         start(completion, Use::Ignored, self.on.clone(), false, |py| {
-            let mut again = self.body().clone_ref(py);
+            let mut again = self.body.lock().clone_ref(py);
             if let Some(parts) = &mut again.parts {
                 parts.context = parts.context.call_method0(py, intern!(py, "copy"))?;
             }
             Ok(again.parts.take())
         });
-    }
-
-    fn body(&self) -> MutexGuard<'_, Body> {
-        self.body.lock()
     }
 
     /// Shows the garbage collector what it holds.
@@ -240,11 +237,8 @@ impl Repeated {
 
 impl Drop for Body {
     fn drop(&mut self) {
-        if let Some(parts) = self.parts.take() {
-            let mut parts = Some(parts);
-            // With the guard closed they are left to the interpreter that is going away.
-            guard::attach(|_| drop(parts.take()));
-            std::mem::forget(parts);
+        if self.parts.is_some() {
+            drop_with_lock(self.parts.take());
         }
     }
 }

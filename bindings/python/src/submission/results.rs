@@ -17,13 +17,12 @@ use pyo3::types::{PyDict, PyList, PyTuple};
 
 use crate::classes::handle::EngineHandle;
 use crate::classes::tensor::PyTensor;
-use crate::error::{OrRaise, to_py};
+use crate::error::OrRaise;
 use crate::exchange::export::poll_once;
 use crate::exchange::from_future::{self, Slot};
 use crate::exchange::peers;
 use crate::interpreter::guard;
 use crate::interpreter::kept::Kept;
-use crate::submission::scope;
 use crate::submission::submission_args::SubmissionArgs;
 
 /// The results of one call.
@@ -114,16 +113,9 @@ impl Results {
         args: &SubmissionArgs,
     ) -> PyResult<Tensor> {
         let core = engine.engine(py)?;
-        let tried = scope::within(py, || {
-            poll_once(async { args.promise(core).permit().await?.produce_external(self.deliver(at)) })
-        })?;
-        match tried {
-            Some(outcome) => outcome.or_raise(py),
-            None => {
-                engine.may_wait(py)?;
-                guard::detach(py, || args.promise(core).produce_external(self.deliver(at))).or_raise(py)
-            }
-        }
+        let attempt =
+            || poll_once(async { args.promise(core).permit().await?.produce_external(self.deliver(at)) });
+        engine.submit(py, attempt, || args.promise(core).produce_external(self.deliver(at)))
     }
 
     /// A tensor of the array at `at`, which is there: it is defined when this returns.
@@ -178,8 +170,7 @@ fn is_single(value: &Bound<'_, PyAny>) -> PyResult<bool> {
 /// # Errors
 /// None in practice: the layout is a constant.
 pub fn placeholder(py: Python<'_>) -> PyResult<ManagedTensor> {
-    let layout =
-        Layout::contiguous(PLACEHOLDER, DLDevice::CPU, &[0]).map_err(|error| to_py(py, &error.into()))?;
+    let layout = Layout::contiguous(PLACEHOLDER, DLDevice::CPU, &[0]).or_raise(py)?;
     let flags = ExportFlags { read_only: true, is_copied: false };
     // SAFETY: there is no memory to describe.
     Ok(unsafe { export(&layout, std::ptr::null_mut(), flags, Abi::Versioned, || ()) })

@@ -19,10 +19,10 @@ use pyo3::types::{PyBool, PyDict, PyTuple};
 
 use crate::classes::access::PyView;
 use crate::classes::tensor::PyTensor;
-use crate::error::{OrRaise, raise, to_py};
+use crate::error::{OrRaise, raise};
 use crate::exchange::array_interface::{self, Dictionary};
 use crate::exchange::export::until_defined;
-use crate::exchange::peers::{Peer, Unnamed};
+use crate::exchange::peers::Peer;
 use crate::exchange::typestr;
 use crate::exchange::unordered::{self, Reason};
 use crate::interpreter::guard;
@@ -76,11 +76,11 @@ pub fn take(object: &Bound<'_, PyAny>, peer: &Peer) -> PyResult<(ManagedTensor, 
             Layout::strided(dtype, device, &shape, &strides)
         }
     };
-    let layout = layout.map_err(|error| to_py(py, &error.into()))?;
+    let layout = layout.or_raise(py)?;
     // Its own words: without an entry no synchronization is needed. Before version 3 there was none to have.
-    let of_default = version < WITH_STREAM || peer.unnamed == Unnamed::DefaultStream;
+    let of_default = version < WITH_STREAM || peer.unnamed_is_default;
     let stream = match interface.entry("stream")? {
-        Some(stream) if peer.unnamed == Unnamed::DefaultStream && is_zero(&stream) => Some(stream::LEGACY),
+        Some(stream) if peer.unnamed_is_default && is_zero(&stream) => Some(stream::LEGACY),
         Some(stream) => Some(stream::handle(&stream)?),
         None => of_default.then_some(stream::LEGACY),
     };

@@ -7,26 +7,25 @@
 //! ordered.
 
 use std::ptr::{self, NonNull};
+use std::sync::Arc;
 
-use estafette::devices::sycl::SyclDevice;
 use estafette::devices::{DLDevice, Device, DeviceType, FenceSet, Queue, table};
 use estafette::exchange::ManagedTensor;
 use estafette::{Access, Layout, Tensor};
 use pyo3::exceptions::{PyAttributeError, PyTypeError, PyValueError};
-use pyo3::ffi;
 use pyo3::prelude::*;
-use pyo3::types::{PyDict, PyString, PyTuple};
+use pyo3::types::{PyCapsule, PyDict, PyString, PyTuple};
 
 use crate::asyncio::stopped_loop;
 use crate::classes::access::PyView;
 use crate::classes::tensor::PyTensor;
-use crate::error::{OrRaise, raise, to_py};
+use crate::error::{OrRaise, raise};
 use crate::exchange::array_interface::{self, Dictionary};
 use crate::exchange::export::{is_ready, until_defined};
 use crate::exchange::typestr;
 use crate::exchange::unordered::{self, Reason};
 use crate::interpreter::guard;
-use crate::kinds::sycl;
+use crate::kinds::sycl::{self, sycl_device};
 
 const NAME: &str = "__sycl_usm_array_interface__";
 const VERSION: i64 = 1;
@@ -60,7 +59,7 @@ pub fn take(object: &Bound<'_, PyAny>) -> PyResult<(ManagedTensor, FenceSet)> {
         None => Layout::contiguous(dtype, id, &shape),
         Some(strides) => Layout::strided(dtype, id, &shape, &strides),
     };
-    let layout = layout.map_err(|error| to_py(py, &error.into()))?;
+    let layout = layout.or_raise(py)?;
     let offset: i64 = interface.entry("offset")?.map_or(Ok(0), |offset| offset.extract())?;
     let bytes = isize::try_from(offset).ok().and_then(|offset| offset.checked_mul(dtype.itemsize() as isize));
     let first = bytes.and_then(|bytes| address.checked_add_signed(bytes)).ok_or_else(|| {
@@ -68,7 +67,7 @@ pub fn take(object: &Bound<'_, PyAny>) -> PyResult<(ManagedTensor, FenceSet)> {
     })?;
     let data: *mut u8 = ptr::with_exposed_provenance_mut(first);
     let empty = layout.is_empty();
-    let known = device.downcast::<SyclDevice>().is_some_and(|device| device.usm_kind_of(data).is_some());
+    let known = sycl_device(&device).is_some_and(|device| device.usm_kind_of(data).is_some());
     if !empty && !known {
         let message = format!("the memory at {first:#x} is no unified shared memory of the context of {id}");
         return Err(raise(py, "ExchangeError", message));
@@ -88,7 +87,7 @@ fn ready_at(named: &Bound<'_, PyAny>, device: DLDevice) -> PyResult<FenceSet> {
 }
 
 /// The device that `syclobj` stands for: a queue or its capsule, a context, or a device's filter string.
-fn device_of(named: &Bound<'_, PyAny>) -> PyResult<(DLDevice, Known)> {
+fn device_of(named: &Bound<'_, PyAny>) -> PyResult<(DLDevice, Arc<dyn Device>)> {
     let py = named.py();
     if let Ok(text) = named.cast::<PyString>() {
         let dpctl = py.import("dpctl")?;
@@ -115,21 +114,12 @@ fn device_of(named: &Bound<'_, PyAny>) -> PyResult<(DLDevice, Known)> {
 }
 
 /// A device of the table.
-struct Known(std::sync::Arc<dyn Device>);
-
-impl Known {
-    fn downcast<D: Device>(&self) -> Option<&D> {
-        let device: &dyn std::any::Any = &*self.0;
-        device.downcast_ref()
-    }
-}
-
-fn entry(py: Python<'_>, id: DLDevice) -> PyResult<(DLDevice, Known)> {
+fn entry(py: Python<'_>, id: DLDevice) -> PyResult<(DLDevice, Arc<dyn Device>)> {
     let entry = guard::detach(py, || table::resolve(id));
     let device = entry.map_err(|error| raise(py, "ExchangeError", error.to_string()))?.device;
     let device =
         device.ok_or_else(|| raise(py, "ExchangeError", format!("{id} is a context without a device")))?;
-    Ok((id, Known(device)))
+    Ok((id, device))
 }
 
 /// The dictionary of `tensor`, whose data is there. `leased` says whether a lease covers it, and what it allows.
@@ -150,19 +140,13 @@ fn describe<'py>(py: Python<'py>, tensor: &Tensor, leased: Option<Access>) -> Py
     let typestr =
         typestr::of(dtype).ok_or_else(|| lacks(format!("it has no name for elements of type {dtype}")))?;
     let (_, device) = entry(py, place)?;
-    let device =
-        device.downcast::<SyclDevice>().ok_or_else(|| lacks(format!("{place} is no SYCL device")))?;
+    let device = sycl_device(&device).ok_or_else(|| lacks(format!("{place} is no SYCL device")))?;
     // A context, not a queue: dpctl enqueues on its own queue.
     let context = NonNull::new(ptr::with_exposed_provenance_mut(device.native_context()))
         .ok_or_else(|| lacks("the context is gone".into()))?;
     let dpctl = py.import("dpctl").map_err(|_| lacks("dpctl is not here".into()))?;
     // SAFETY: a live context for as long as the device lives; dpctl copies it below.
-    let capsule = unsafe {
-        Bound::from_owned_ptr_or_err(
-            py,
-            ffi::PyCapsule_New(context.as_ptr(), c"SyclContextRef".as_ptr(), None),
-        )
-    }?;
+    let capsule = unsafe { PyCapsule::new_with_pointer(py, context, c"SyclContextRef") }?;
     let context = dpctl.call_method1("SyclContext", (capsule,))?;
     if leased.is_none() {
         if !is_ready(py, tensor) {

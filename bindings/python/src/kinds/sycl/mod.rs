@@ -15,8 +15,8 @@ use std::ffi::c_void;
 use std::ptr::{self, NonNull};
 use std::sync::Arc;
 
-use estafette::devices::sycl::{self, SyclQueue, SyclRuntime};
-use estafette::devices::{DLDevice, DeviceError, DeviceType, Fence, FenceSet, Queue, table};
+use estafette::devices::sycl::{self, SyclDevice, SyclQueue, SyclRuntime};
+use estafette::devices::{DLDevice, Device, DeviceError, DeviceType, Fence, FenceSet, Queue, table};
 use estafette::exchange::ManagedTensor;
 use estafette::lease::Consumer;
 use estafette::{Tensor, Variable};
@@ -141,9 +141,9 @@ fn parse(py: Python<'_>, text: &str) -> PyResult<Option<DLDevice>> {
     let runtime = guard::detach(py, SyclRuntime::get)
         .map_err(|error| PyValueError::new_err(format!("device {text}: {error}")))?;
     let fits = |name: &str| which.is_empty() || name.ends_with(&format!(":{which})"));
-    let found = runtime.devices().iter().find(|device| fits(estafette::devices::Device::name(&***device)));
+    let found = runtime.devices().iter().find(|device| fits(device.name()));
     match found {
-        Some(device) => Ok(Some(estafette::devices::Device::id(&**device))),
+        Some(device) => Ok(Some(device.id())),
         None => Err(PyValueError::new_err(format!("device {text}: there is no such device"))),
     }
 }
@@ -193,13 +193,17 @@ fn device_of_context(py: Python<'_>, context: NonNull<c_void>) -> PyResult<Optio
     suggest(py)?;
     let entries = guard::detach(py, table::entries);
     let found = entries.iter().find(|entry| {
-        let device = entry.device.as_ref().map(|device| &**device as &dyn std::any::Any);
+        let device = entry.device.as_ref().and_then(sycl_device);
         // SAFETY: the object is alive and vouches for its pointer.
-        device
-            .and_then(|device| device.downcast_ref::<sycl::SyclDevice>())
-            .is_some_and(|device| unsafe { device.is_of_context(context) })
+        device.is_some_and(|device| unsafe { device.is_of_context(context) })
     });
     Ok(found.map(|entry| entry.id))
+}
+
+/// The device as one of SYCL's.
+fn sycl_device(device: &Arc<dyn Device>) -> Option<&SyclDevice> {
+    let device: &dyn std::any::Any = &**device;
+    device.downcast_ref()
 }
 
 /// The pointer to the `sycl::queue` of a `dpctl.SyclQueue` or of its capsule; `None` for anything else.
@@ -235,9 +239,7 @@ fn queue_on(object: &Bound<'_, PyAny>, device: Option<DLDevice>) -> PyResult<Opt
     entries.retain(|entry| device.is_none_or(|device| device == entry.id));
     let mut refused = None;
     for entry in entries {
-        let Some(device) = &entry.device else { continue };
-        let device: &dyn std::any::Any = &**device;
-        let Some(device) = device.downcast_ref::<sycl::SyclDevice>() else { continue };
+        let Some(device) = entry.device.as_ref().and_then(sycl_device) else { continue };
         // SAFETY: the object is alive and vouches for its pointer.
         match unsafe { device.foreign_queue(pointer) } {
             Ok(queue) => return Ok(Some(queue)),
