@@ -9,7 +9,6 @@ use std::process::Command;
 use crate::dist::CRATES;
 use crate::{install, lint, python, shell};
 
-/// Where the listings lie.
 const FOLDER: &str = "docs/api";
 
 /// The crate of the C library, whose listing is that of its headers.

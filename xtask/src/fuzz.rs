@@ -87,7 +87,6 @@ fn of(program: &Path, name: &str) -> Command {
     command
 }
 
-/// Where one target's inputs are.
 struct Session<'a> {
     program: &'a Path,
     name: &'a str,

@@ -116,13 +116,11 @@ fn package(suite: &Path, tests: &Path, folder: &Path) -> Result<(), String> {
     Ok(())
 }
 
-/// Copies the Python files of a folder of the project.
 fn copy_python(from: &str, to: &Path) -> Result<(), String> {
     let files = source::files(&shell::root().join(from), "py")?;
     files.iter().try_for_each(|file| copy(file, &to.join(file.file_name().unwrap_or_default())))
 }
 
-/// The bytes of all files in a folder.
 fn size(folder: &Path) -> Result<u64, String> {
     let unreadable = |error: std::io::Error| format!("cannot read {}: {error}", folder.display());
     let mut bytes = 0;

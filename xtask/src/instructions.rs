@@ -63,7 +63,6 @@ fn per_operation(mut count: impl FnMut(u64, u64) -> Result<u64, String>) -> Resu
     Ok(difference as f64 / (MORE - FEWER) as f64)
 }
 
-/// Instructions of a whole process.
 fn count(program: &Path, workload: &str, n: u64, rounds: u64) -> Result<u64, String> {
     let mut command = shell::command("valgrind");
     command.args(["--tool=callgrind", "--callgrind-out-file=/dev/null"]).arg(program);

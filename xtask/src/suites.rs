@@ -81,15 +81,12 @@ const PORTABLE: &str = "test --config profile.dev.opt-level=0 --no-fail-fast \
     --package estafette-sync --package estafette-devices --package estafette --package tests \
     --lib --test pool --test fork --test conformance --test leases --test process --test shutdown --test trace --test waiting";
 
-/// One row of the table.
 pub struct Suite {
     /// Its name on the command line and in the closing table.
     pub name: &'static str,
-    /// What it shows, in a line.
     pub about: &'static str,
     /// Part of a plain `test`, which a newcomer waits for.
     pub quick: bool,
-    /// What must be there for it.
     pub needs: &'static [Need],
     /// A test runner closes each command with counts: if one executed no test, the suite has failed. In all suites that holds for
     /// `cargo test`.
@@ -111,10 +108,8 @@ pub enum Need {
     Program(&'static str, &'static str),
 }
 
-/// What the commands of a suite are made with.
 #[derive(Clone, Default)]
 pub struct Context {
-    /// The target folder shared by all.
     pub target: PathBuf,
     /// The environments that suites have needed so far.
     pub environments: Vec<(Contents, Environment)>,
@@ -128,7 +123,6 @@ impl Context {
         if self.quick { SMALL } else { ALL }
     }
 
-    /// The environment of [`Need::Python`].
     fn python(&self) -> &Environment {
         self.environment(self.peers())
     }
@@ -554,7 +548,6 @@ impl Suite {
     }
 }
 
-/// Prints the table.
 pub fn list() {
     for suite in SUITES {
         let mut needs: Vec<&str> = suite

@@ -124,7 +124,6 @@ pub fn list<'py>(name: &str, items: &Bound<'py, PyAny>) -> PyResult<Bound<'py, P
     )
 }
 
-/// The name of the class of `value`.
 fn kind_of(value: &Bound<'_, PyAny>) -> String {
     value.get_type().fully_qualified_name().map_or_else(|_| "?".into(), |name| name.to_string())
 }

@@ -12,7 +12,6 @@ use crate::{install, shell};
 pub struct Peer {
     /// Its name on the command line and in tables.
     pub name: &'static str,
-    /// What the engine is.
     pub about: &'static str,
     /// What was done so that it looks its best, and what its figures are not.
     pub best: &'static str,
@@ -22,7 +21,6 @@ pub struct Peer {
     flags: &'static [&'static str],
     /// What `pkg-config` knows the library as.
     library: Option<&'static str>,
-    /// The Debian packages that it is built with.
     pub packages: &'static [&'static str],
     /// Whether it loads MXNet's library, from a Python environment of its own.
     mxnet: bool,
@@ -163,7 +161,6 @@ impl Engine {
         Ok(Self { peer: None, program, libmxnet: None })
     }
 
-    /// Its name in tables.
     pub fn name(&self) -> &'static str {
         self.peer.map_or(OURS, |peer| peer.name)
     }

@@ -14,13 +14,9 @@ pub struct Results {
 /// One engine with one workload in one setting.
 #[derive(Debug)]
 pub struct Entry {
-    /// The engine's name.
     pub engine: &'static str,
-    /// The workload.
     pub workload: &'static Workload,
-    /// How many threads it may use.
     pub setting: Setting,
-    /// What it found.
     pub series: Series,
 }
 
@@ -226,7 +222,6 @@ const NONE: &str = "–";
 /// The heading of Taskflow's figures.
 const TASKFLOW: &str = "taskflow, another run";
 
-/// One column: a quantity of a workload.
 struct Column {
     title: &'static str,
     workload: &'static str,

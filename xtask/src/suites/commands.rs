@@ -113,7 +113,6 @@ pub(super) fn memcheck() -> Command {
     command
 }
 
-/// Where the C suites install the library.
 fn c_prefix(context: &Context) -> PathBuf {
     context.target.join("c-prefix")
 }
@@ -126,7 +125,6 @@ pub(super) fn this_program(arguments: &[&str]) -> Command {
     command
 }
 
-/// Installs the library.
 fn install_c(context: &Context) -> Command {
     let mut command = this_program(&["install"]);
     command.arg(c_prefix(context));

@@ -12,13 +12,11 @@ use crate::interpreter::{exit, guard};
 use crate::submission::{scope, using};
 use crate::unretrieved::Failures;
 
-/// What the objects of one engine share.
 #[derive(Clone)]
 pub struct EngineHandle {
     pub(crate) shared: Arc<Shared>,
 }
 
-/// Shared by the handles.
 pub(crate) struct Shared {
     pub(crate) engine: ProcessBound<Engine>,
     /// What becomes of failures that nothing has looked at.

@@ -260,7 +260,6 @@ impl PyOperator {
     }
 }
 
-/// The tensors of a sequence.
 fn tensors_in(sequence: &Bound<'_, PyAny>) -> PyResult<Vec<Tensor>> {
     let iterator = sequence.try_iter().map_err(|_| not_a_tensor(sequence))?;
     iterator.map(|item| tensor_of(&item?)).collect()

@@ -71,9 +71,12 @@ impl Drop for PyProgram {
 }
 
 impl PyProgram {
-    pub fn new(engine: EngineHandle, builder: ProgramBuilder, name: String, graph: bool) -> Self {
-        let stage = Mutex::new(Stage::Recording(ProcessBound::new(Box::new(builder))));
-        Self { engine, name, graph, stage, bodies: Mutex::default() }
+    /// Begins to record a program of `engine`.
+    pub fn begin(engine: &Engine, handle: EngineHandle, name: Option<String>, graph: bool) -> Self {
+        let name = name.unwrap_or_else(|| "program".into());
+        let builder = Box::new(engine.program(name.clone()));
+        let stage = Mutex::new(Stage::Recording(ProcessBound::new(builder)));
+        Self { engine: handle, name, graph, stage, bodies: Mutex::default() }
     }
 
     fn error(&self, what: &str) -> PyErr {
@@ -243,10 +246,4 @@ impl PyProgram {
             bodies.iter().for_each(|body| body.clear());
         }
     }
-}
-
-/// Begins to record a program of `engine`.
-pub fn begin(engine: &Engine, handle: &EngineHandle, name: Option<String>, graph: bool) -> PyProgram {
-    let name = name.unwrap_or_else(|| "program".into());
-    PyProgram::new(handle.clone(), engine.program(name.clone()), name, graph)
 }

@@ -20,9 +20,9 @@ use crate::interpreter::courier::Courier;
 use crate::interpreter::guard;
 use crate::interpreter::kept::Kept;
 use crate::interpreter::once::intern;
+use crate::log::logger;
 
 estafette_sync::per_process! {
-    /// Calls the callbacks of promises.
     static CALLBACKS: Courier = Courier::new("estafette-callbacks", usize::MAX);
 }
 
@@ -68,12 +68,10 @@ impl Ends for Op {
     }
 }
 
-/// Whether the promise of `handle` was cancelled.
 pub fn is_cancelled(handle: &impl Ends) -> bool {
     handle.failure_kind() == Some(FailureKind::Cancelled)
 }
 
-/// Whether the promise of `handle` failed and was not cancelled.
 pub fn is_failed(handle: &impl Ends) -> bool {
     handle.failure_kind().is_some_and(|kind| kind != FailureKind::Cancelled)
 }
@@ -124,8 +122,9 @@ fn log(error: &PyErr, promise: &Bound<'_, PyAny>) -> PyResult<()> {
     let py = promise.py();
     let options = PyDict::new(py);
     options.set_item(intern!(py, "exc_info"), error.value(py))?;
-    let logger = py.import("logging")?.call_method1("getLogger", ("estafette",))?;
-    logger.call_method("error", ("the callback of %r raised an exception", promise), Some(&options)).map(drop)
+    logger(py)?
+        .call_method("error", ("the callback of %r raised an exception", promise), Some(&options))
+        .map(drop)
 }
 
 /// Blocks until one of `promises`, tensors and operations, is done. Failures stay unretrieved.

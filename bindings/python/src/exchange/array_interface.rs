@@ -15,7 +15,6 @@ pub fn is_all_there_is(object: &Bound<'_, PyAny>, name: &str) -> PyResult<bool> 
         && object.hasattr(name)?)
 }
 
-/// The dictionary of an object.
 pub struct Dictionary<'py> {
     name: &'static str,
     entries: Bound<'py, PyDict>,

@@ -21,7 +21,6 @@ use crate::interpreter::once::intern;
 use crate::interpreter::{call_site, guard};
 use crate::submission::scope;
 
-/// What the capsule is called.
 const NAME: &CStr = c"dltensor_fenced";
 
 /// What the consumer renames it to.

@@ -91,18 +91,10 @@ impl Body {
                 "an `async def` function runs on the event loop of its submitter, and none is running",
             ));
         }
-        let parts = Parts {
-            function: function.clone().unbind(),
-            using: using.map(|using| using.clone().unbind()),
-            arguments: arguments.clone().unbind(),
-            context: fastcall::copy_context(py)?,
-            event_loop: event_loop.map(Bound::unbind),
-            submitter: guard::ident(py)?,
-            is_async,
-            result,
-            on: None,
-            kept: None,
-        };
+        let mut parts = Parts::plain(function, using, arguments)?;
+        parts.event_loop = event_loop.map(Bound::unbind);
+        parts.submitter = guard::ident(py)?;
+        (parts.is_async, parts.result) = (is_async, result);
         Ok(Self { parts: Some(parts) })
     }
 
@@ -244,6 +236,27 @@ impl Drop for Body {
 }
 
 impl Parts {
+    /// Of a plain function whose result is ignored, in a copy of the context of the calling code.
+    #[inline]
+    fn plain(
+        function: &Bound<'_, PyAny>,
+        using: Option<&Bound<'_, PyAny>>,
+        arguments: &Bound<'_, PyTuple>,
+    ) -> PyResult<Self> {
+        Ok(Self {
+            function: function.clone().unbind(),
+            using: using.map(|using| using.clone().unbind()),
+            arguments: arguments.clone().unbind(),
+            context: fastcall::copy_context(function.py())?,
+            event_loop: None,
+            submitter: 0,
+            is_async: false,
+            result: Use::Ignored,
+            on: None,
+            kept: None,
+        })
+    }
+
     /// Gives the outcome of a plain function; `None` when an asynchronous one is on its way.
     fn call(self, py: Python<'_>, scope: Scope, completion: Pending) -> Option<BodyResult<Option<Late>>> {
         // That of an `async def` function begins when its event loop runs it.
@@ -355,20 +368,7 @@ pub fn run_plain<'py>(
     using: Option<&Bound<'py, PyAny>>,
     arguments: Bound<'py, PyTuple>,
 ) -> PyResult<Bound<'py, PyAny>> {
-    let py = function.py();
-    let parts = Parts {
-        function: function.clone().unbind(),
-        using: using.map(|using| using.clone().unbind()),
-        arguments: arguments.unbind(),
-        context: fastcall::copy_context(py)?,
-        event_loop: None,
-        submitter: 0,
-        is_async: false,
-        result: Use::Ignored,
-        on: None,
-        kept: None,
-    };
-    let value = parts.run(py, scope.clone())?;
+    let value = Parts::plain(function, using, &arguments)?.run(function.py(), scope.clone())?;
     if is_coroutine(&value)? {
         return Err(refuse_coroutine(&value, None));
     }

@@ -13,7 +13,7 @@ use crate::asyncio::awaiting::Awaiter;
 use crate::classes::access::PyAccess;
 use crate::classes::handle::EngineHandle;
 use crate::classes::operation::PyOperation;
-use crate::classes::program::{self, PyProgram};
+use crate::classes::program::PyProgram;
 use crate::classes::tensor::PyTensor;
 use crate::error::OrRaise;
 use crate::interpreter::guard;
@@ -122,7 +122,7 @@ impl PyEngine {
     ///     ('count', [10, 10])
     #[pyo3(signature = (name = None, *, graph = false))]
     fn program(&self, py: Python<'_>, name: Option<String>, graph: bool) -> PyResult<PyProgram> {
-        Ok(program::begin(self.engine(py)?, &self.handle, name, graph))
+        Ok(PyProgram::begin(self.engine(py)?, self.handle.clone(), name, graph))
     }
 
     /// Submits an operation whose result becomes a new tensor, and returns the promise of it at once.
@@ -320,7 +320,6 @@ impl PyEngine {
     }
 }
 
-/// What a call has given.
 enum Given {
     One(Tensor, Option<Arc<Results>>),
     Several(estafette::Op, Vec<Tensor>, Py<PyAny>),
