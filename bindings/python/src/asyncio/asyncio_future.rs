@@ -68,9 +68,7 @@ impl Suspension {
     }
 
     /// Resumes the task that is suspended on the future, within this call. Called by the loop.
-    ///
-    /// # Errors
-    /// What a callback raises, after all of them were called: tasks let only `KeyboardInterrupt` and `SystemExit` out.
+    /// Raises what a callback raises, after all of them were called: tasks let only `KeyboardInterrupt` and `SystemExit` out.
     pub fn finish(this: &Bound<'_, Self>) -> PyResult<()> {
         let py = this.py();
         let mut outcome = Ok(());

@@ -42,9 +42,7 @@ impl EngineHandle {
     }
 
     /// Submits by `attempt`, which gives nothing where it would have to wait for room; then by `wait`, without the Python lock.
-    ///
-    /// # Errors
-    /// Those of the submission; `InFlightLimitError` where waiting would stop an event loop.
+    /// Raises those of the submission; `InFlightLimitError` where waiting would stop an event loop.
     pub fn submit<T: Send>(
         &self,
         py: Python<'_>,
@@ -59,9 +57,7 @@ impl EngineHandle {
     }
 
     /// The in-flight limit makes a submission wait, which an event loop cannot.
-    ///
-    /// # Errors
-    /// `InFlightLimitError` on an event loop's thread.
+    /// Raises `InFlightLimitError` on an event loop's thread.
     pub fn may_wait(&self, py: Python<'_>) -> PyResult<()> {
         if stopped_loop::may_block(py)? {
             return Ok(());

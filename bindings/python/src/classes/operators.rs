@@ -42,9 +42,7 @@ impl PyOperators {
     }
 
     /// Those of this process.
-    ///
-    /// # Errors
-    /// `ForkedError` where the engine is of a process that this one was forked from.
+    /// Raises `ForkedError` where the engine is of a process that this one was forked from.
     fn of(&self, py: Python<'_>) -> PyResult<&'static Operators> {
         self.engine.engine(py).map(|_| operators())
     }

@@ -128,9 +128,7 @@ fn log(error: &PyErr, promise: &Bound<'_, PyAny>) -> PyResult<()> {
 }
 
 /// Blocks until one of `promises`, tensors and operations, is done. Failures stay unretrieved.
-///
-/// # Errors
-/// `WouldBlockError` on the thread of an event loop; `TimeoutError`, and what else ends a wait.
+/// Raises `WouldBlockError` on the thread of an event loop; `TimeoutError`, and what else ends a wait.
 #[pyfunction]
 #[pyo3(name = "_wait_any")]
 pub fn wait_any(py: Python<'_>, promises: Vec<Bound<'_, PyAny>>, timeout: Option<f64>) -> PyResult<()> {
@@ -152,9 +150,7 @@ pub fn wait_any(py: Python<'_>, promises: Vec<Bound<'_, PyAny>>, timeout: Option
 }
 
 /// `exception(timeout)`, from the outcome of a wait: the failure of an operation is returned, other errors are raised.
-///
-/// # Errors
-/// `TimeoutError`, `CancelledError`, and what else ends a wait.
+/// Raises `TimeoutError`, `CancelledError`, and what else ends a wait.
 pub fn exception(py: Python<'_>, waited: PyResult<()>) -> PyResult<Option<Py<PyAny>>> {
     let Err(error) = waited else { return Ok(None) };
     let errors = py.import("estafette._errors")?;

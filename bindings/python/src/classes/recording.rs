@@ -92,9 +92,7 @@ pub fn name_shown(name: &str) -> String {
 }
 
 /// The report of files of one process each, as text and as JSON; also as a page, if `html` names a file for it.
-///
-/// # Errors
-/// `OSError` when a file cannot be read or written; `ValueError` when it is no recording, or they cannot be put together.
+/// Raises `OSError` when a file cannot be read or written; `ValueError` when it is no recording, or they cannot be put together.
 #[pyfunction(name = "_read_report")]
 #[pyo3(signature = (paths, width, short, html, /))]
 pub fn read_report(
@@ -127,9 +125,7 @@ pub fn read_report(
 }
 
 /// The recording of a file, as Chrome's JSON.
-///
-/// # Errors
-/// `ValueError` when it is no recording.
+/// Raises `ValueError` when it is no recording.
 #[pyfunction(name = "_read_chrome")]
 #[pyo3(signature = (path, /))]
 pub fn read_chrome(py: Python<'_>, path: PathBuf) -> PyResult<Vec<u8>> {

@@ -25,9 +25,7 @@ use crate::interpreter::guard;
 use crate::interpreter::once::PyOnce;
 
 /// Waits for `future`, which is waiting for `what`. In a body other threads run operations of the engine meanwhile.
-///
-/// # Errors
-/// `TimeoutError`; `WouldBlockError` on the thread of an event loop; what a signal handler has raised.
+/// Raises `TimeoutError`; `WouldBlockError` on the thread of an event loop; what a signal handler has raised.
 fn wait<T: Send>(
     py: Python<'_>,
     engine: &EngineHandle,
@@ -69,8 +67,7 @@ impl<T> Open<T> {
         Self(Mutex::new(Some(Arc::new(ProcessBound::new(value)))))
     }
 
-    /// # Errors
-    /// `InvalidError` once it is closed; `ForkedError` in a forked child.
+    /// Raises `InvalidError` once it is closed; `ForkedError` in a forked child.
     fn get(&self, py: Python<'_>, what: &str) -> PyResult<Arc<ProcessBound<T>>> {
         let value = self.0.lock().clone();
         let value = value.ok_or_else(|| raise(py, "InvalidError", format!("the {what} is closed")))?;

@@ -77,8 +77,7 @@ impl PyTensor {
         &self.unused_array
     }
 
-    /// # Errors
-    /// `ForkedError` in a forked child; `TypeError` for the promise of a call that has returned no single array.
+    /// Raises `ForkedError` in a forked child; `TypeError` for the promise of a call that has returned no single array.
     pub fn tensor(&self, py: Python<'_>) -> PyResult<&Tensor> {
         if self.structure().is_some() {
             return Err(results::not_one_array());
@@ -97,9 +96,7 @@ impl PyTensor {
     }
 
     /// What a call has returned if that is no single array, with promises in place of arrays. Waits until that is known.
-    ///
-    /// # Errors
-    /// The failure of the call; `WouldBlockError` on an event loop's thread; those of a submission.
+    /// Raises the failure of the call; `WouldBlockError` on an event loop's thread; those of a submission.
     fn unpacked<'py>(&self, py: Python<'py>) -> PyResult<Option<Bound<'py, PyAny>>> {
         if self.results.is_some() && self.structure().is_none() {
             export::until_known(py, self.ended(py)?)?;

@@ -21,8 +21,7 @@ pub struct Dictionary<'py> {
 }
 
 impl<'py> Dictionary<'py> {
-    /// # Errors
-    /// `TypeError` for what is no dictionary; whatever the attribute raises.
+    /// Raises `TypeError` for what is no dictionary; whatever the attribute raises.
     pub fn of(object: &Bound<'py, PyAny>, name: &'static str) -> PyResult<Self> {
         let entries = object.getattr(name)?.cast_into::<PyDict>();
         let entries = entries.map_err(|_| PyTypeError::new_err(format!("`{name}` is no dictionary")))?;
@@ -35,9 +34,7 @@ impl<'py> Dictionary<'py> {
     }
 
     /// An entry that must be there.
-    ///
-    /// # Errors
-    /// `ValueError` that names it.
+    /// Raises `ValueError` that names it.
     pub fn needed(&self, key: &str) -> PyResult<Bound<'py, PyAny>> {
         self.entry(key)?.ok_or_else(|| PyValueError::new_err(format!("`{}` has no {key:?}", self.name)))
     }
@@ -60,9 +57,6 @@ pub unsafe fn kept_by(
 }
 
 /// A tensor of a library whose struct does not keep the memory alive: with `object`, which does.
-///
-/// # Errors
-/// What is wrong with the struct.
 pub fn kept_with(object: &Bound<'_, PyAny>, managed: ManagedTensor) -> PyResult<ManagedTensor> {
     let keeper = Kept::new(object.clone().unbind());
     released_by(object.py(), managed, move |managed| {
@@ -72,9 +66,6 @@ pub fn kept_with(object: &Bound<'_, PyAny>, managed: ManagedTensor) -> PyResult<
 }
 
 /// `managed` in a struct whose deleter hands it to `release`.
-///
-/// # Errors
-/// What is wrong with the struct.
 pub fn released_by(
     py: Python<'_>,
     managed: ManagedTensor,

@@ -18,10 +18,8 @@ const DEVICE_ARRAY: &CStr = c"arrow_device_array";
 
 /// Takes over the array behind an object that speaks Arrow's interface, or behind a pair of its capsules; also gives the
 /// format of its schema.
-///
-/// # Errors
-/// `TypeError` for what does not speak Arrow; `ValueError` for capsules that are none of Arrow's; `InvalidTensorError` for an
-/// array that was taken before.
+/// Raises `TypeError` for what does not speak Arrow; `ValueError` for capsules that are none of Arrow's; `InvalidTensorError` for an array
+/// that was taken before.
 pub fn take(object: &Bound<'_, PyAny>) -> PyResult<(CString, ArrowDeviceArray)> {
     let pair = match object.cast::<PyTuple>() {
         Ok(pair) => pair.clone().into_any(),
@@ -79,10 +77,8 @@ fn not_arrow(raw: &Bound<'_, PyCapsule>, wanted: &str) -> PyErr {
 }
 
 /// The answer to `__arrow_c_device_array__`: capsules of the schema and of the array.
-///
-/// # Errors
-/// As for `__dlpack__`; `InvalidTensorError` for what an Arrow array cannot be; `NotImplementedError` for an argument that
-/// this version does not know.
+/// Raises as for `__dlpack__`; `InvalidTensorError` for what an Arrow array cannot be; `NotImplementedError` for an argument that this
+/// version does not know.
 pub fn device_array<'py>(
     py: Python<'py>,
     from: From<'_>,
@@ -100,9 +96,7 @@ pub fn device_array<'py>(
 }
 
 /// The answer to `__arrow_c_array__`.
-///
-/// # Errors
-/// As [`device_array`], and `InvalidTensorError` for memory that is not the host's.
+/// Raises as [`device_array`], and `InvalidTensorError` for memory that is not the host's.
 pub fn array<'py>(py: Python<'py>, from: From<'_>) -> PyResult<Bound<'py, PyTuple>> {
     let (schema, array) = lend(py, from)?;
     let array = array.into_host().or_raise(py)?;

@@ -54,9 +54,7 @@ fn format(dtype: DType) -> Option<&'static CStr> {
 
 /// The answer to `__array__`, which NumPy calls where there is no buffer: an array with a lease, or a copy. `kind` asks for the
 /// element type, which is known once the tensor is defined.
-///
-/// # Errors
-/// `BufferError` for a type that neither NumPy nor `ml_dtypes` has; `ValueError` when a copy is needed and refused; else as
+/// Raises `BufferError` for a type that neither NumPy nor `ml_dtypes` has; `ValueError` when a copy is needed and refused; else as
 /// [`export::export`].
 pub fn to_numpy<'py>(
     this: &Bound<'py, PyAny>,
@@ -94,9 +92,7 @@ pub fn to_numpy<'py>(
 }
 
 /// An array of `ml_dtypes`: NumPy gets integers of the same width, and their meaning.
-///
-/// # Errors
-/// `AttributeError` for a type that `ml_dtypes` lacks, and without it; else as [`export::export`].
+/// Raises `AttributeError` for a type that `ml_dtypes` lacks, and without it; else as [`export::export`].
 fn as_bits<'py>(this: &Bound<'py, PyAny>, kind: DType) -> PyResult<Bound<'py, PyAny>> {
     let py = this.py();
     let numpy = dtype::numpy(py, kind)?;
@@ -115,10 +111,8 @@ fn as_bits<'py>(this: &Bound<'py, PyAny>, kind: DType) -> PyResult<Bound<'py, Py
 }
 
 /// Fills `view` with the memory behind `from`.
-///
-/// # Errors
-/// `BufferError` for an element type or a device that a buffer cannot describe, and for what the reader demands of it
-/// (writing, an order of elements); else as [`export::export`].
+/// Raises `BufferError` for an element type or a device that a buffer cannot describe, and for what the reader demands of it (writing, an
+/// order of elements); else as [`export::export`].
 ///
 /// # Safety
 /// `view` may be written, and is released by [`release`].
@@ -208,9 +202,7 @@ fn check(py: Python<'_>, layout: &Layout, read_only: bool, flags: c_int) -> PyRe
 
 /// The dictionary of `__array_interface__`. Its `data` is a `memoryview`, which has a lease: NumPy keeps that object and releases the
 /// buffer that it has asked it for at once.
-///
-/// # Errors
-/// `AttributeError` for memory that is not the host's, has gaps or another order, or whose elements have no name there, so that the
+/// Raises `AttributeError` for memory that is not the host's, has gaps or another order, or whose elements have no name there, so that the
 /// tensor seems not to have the interface; else as [`export::until_defined`].
 pub fn array_interface<'py>(this: &Bound<'py, PyAny>, tensor: &Tensor) -> PyResult<Bound<'py, PyDict>> {
     let py = this.py();

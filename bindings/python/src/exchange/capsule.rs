@@ -17,10 +17,8 @@ const USED_LEGACY: &CStr = c"used_dltensor";
 const USED_VERSIONED: &CStr = c"used_dltensor_versioned";
 
 /// Takes the tensor out of a capsule, which is marked as used before anything else can fail.
-///
-/// # Errors
-/// `ValueError` for a capsule that was consumed before or has another name, or for a struct of another major version (its
-/// deleter has been called).
+/// Raises `ValueError` for a capsule that was consumed before or has another name, or for a struct of another major version (its deleter
+/// has been called).
 pub fn consume(raw: &Bound<'_, PyCapsule>) -> PyResult<ManagedTensor> {
     let py = raw.py();
     let pointer = |name: &CStr| raw.is_valid_checked(Some(name)).then(|| raw.pointer_checked(Some(name)));

@@ -30,10 +30,8 @@ const USED: &CStr = c"used_dltensor_fenced";
 pub const METHOD: &str = "__dlpack_fence__";
 
 /// The answer of an Estafette tensor.
-///
-/// # Errors
-/// `ExchangeError`, a `BufferError`, for what needs a copy or a struct without fences, and in an operation that has the tensor for an
-/// operand; `BufferError` for memory that may not be written.
+/// Raises `ExchangeError`, a `BufferError`, for what needs a copy or a struct without fences, and in an operation that has the tensor for
+/// an operand; `BufferError` for memory that may not be written.
 pub fn export<'py>(
     py: Python<'py>,
     tensor: &Tensor,
@@ -83,9 +81,7 @@ unsafe extern "C" fn delete(capsule: *mut ffi::PyObject) {
 }
 
 /// A tensor of an object whose type gives fences, without waiting; `None` if it gives none, or not for this.
-///
-/// # Errors
-/// What the method raises, but for `BufferError`; `TypeError` for what is no such capsule; `InvalidError` names the field of the
+/// Raises what the method raises, but for `BufferError`; `TypeError` for what is no such capsule; `InvalidError` names the field of the
 /// struct that is wrong.
 pub fn import(object: &Bound<'_, PyAny>, engine: &Engine) -> PyResult<Option<Tensor>> {
     let py = object.py();

@@ -29,9 +29,7 @@ pub fn take(slot: &Slot) -> Option<Completion> {
 
 /// Submits an operation that leaves its completion in `slot`, for the bringer of its result. Without operands it is there when this
 /// returns.
-///
-/// # Errors
-/// Those of a submission; `InFlightLimitError` where waiting for room would stop an event loop.
+/// Raises those of a submission; `InFlightLimitError` where waiting for room would stop an event loop.
 pub fn receive(
     py: Python<'_>,
     engine: &EngineHandle,

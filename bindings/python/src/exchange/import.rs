@@ -73,10 +73,8 @@ pub struct Taken {
 }
 
 /// Takes over the tensor behind a DLPack object, a raw capsule, or an object with a CUDA array interface.
-///
-/// # Errors
-/// `TypeError` for what does not speak DLPack; `BufferError` when the producer refuses, or gives another device or a copy
-/// that was not wanted; `ValueError` for a capsule that was consumed or is none of DLPack's.
+/// Raises `TypeError` for what does not speak DLPack; `BufferError` when the producer refuses, or gives another device or a copy that was
+/// not wanted; `ValueError` for a capsule that was consumed or is none of DLPack's.
 pub fn take(object: &Bound<'_, PyAny>, wanted: &Wanted) -> PyResult<Taken> {
     let py = object.py();
     if let Ok(raw) = object.cast::<PyCapsule>() {
@@ -128,9 +126,7 @@ pub fn take(object: &Bound<'_, PyAny>, wanted: &Wanted) -> PyResult<Taken> {
 }
 
 /// Whether operations may not write the memory although its struct does not say so. A flag in the struct is looked at by the engine.
-///
-/// # Errors
-/// `BufferError` where the caller vouches for memory that its owner declares read-only, or whose library never changes its arrays.
+/// Raises `BufferError` where the caller vouches for memory that its owner declares read-only, or whose library never changes its arrays.
 fn is_immutable(
     py: Python<'_>,
     managed: &ManagedTensor,
@@ -299,9 +295,7 @@ fn consume(answer: &Bound<'_, PyAny>) -> PyResult<ManagedTensor> {
 
 /// Devices whose memory host code may read, so that they need no device of the engine, and those that this version does not know:
 /// their memory is opaque: passed on from one library to another, and not accessed here.
-///
-/// # Errors
-/// `BufferError` that says why a device of the device table is not there.
+/// Raises `BufferError` that says why a device of the device table is not there.
 pub fn reachable(py: Python<'_>, device: DLDevice) -> PyResult<bool> {
     let known = device.device_type.is_host_readable() || device.device_type.name().is_none();
     Ok(known || kinds::device_of(py, device)?.is_some())

@@ -136,9 +136,7 @@ fn take<T>(slot: &Mutex<Option<T>>) -> Option<T> {
 
 /// Pushes the function that ends the operation in `slot` with the memory of the array. `writable` says that what comes
 /// after in MXNet's engine waits for us even to read.
-///
-/// # Errors
-/// `RuntimeError` with MXNet's words; the operation fails with them as well.
+/// Raises `RuntimeError` with MXNet's words; the operation fails with them as well.
 pub fn push(
     py: Python<'_>,
     handle: usize,

@@ -425,9 +425,7 @@ fn row_of(class: &Bound<'_, PyType>) -> Option<&'static Peer> {
 }
 
 /// Refuses an array that a struct would not describe as it is.
-///
-/// # Errors
-/// `BufferError` that names the property.
+/// Raises `BufferError` that names the property.
 pub fn refuse_unsaid(object: &Bound<'_, PyAny>, peer: &Peer) -> PyResult<()> {
     for property in peer.unsaid {
         if property.is_true_of(object)? {

@@ -153,9 +153,7 @@ pub fn call<'py>(
 
 /// Runs `f` with `context` as the thread's current one, and gives its result; `None`, without running it, where that takes
 /// `context.run`.
-///
-/// # Errors
-/// `RuntimeError` for a context that is entered already.
+/// Raises `RuntimeError` for a context that is entered already.
 pub fn in_context<R>(context: &Bound<'_, PyAny>, f: impl FnOnce() -> R) -> PyResult<Option<R>> {
     struct Entered<'a, 'py>(&'a Bound<'py, PyAny>, ContextStep);
 

@@ -99,9 +99,7 @@ impl Drop for Kept {
 }
 
 /// The engine belongs to the process: it could not distinguish an interpreter's end from that of the process.
-///
-/// # Errors
-/// `ImportError` in a subinterpreter.
+/// Raises `ImportError` in a subinterpreter.
 #[pyfunction(name = "_check_interpreter")]
 pub fn check_interpreter(py: Python<'_>) -> PyResult<()> {
     let _ = py;

@@ -64,8 +64,7 @@ struct Parts {
 }
 
 impl Body {
-    /// # Errors
-    /// `TypeError` when `function` cannot be called; `RuntimeError` for an `async def` function without a running loop.
+    /// Raises `TypeError` when `function` cannot be called; `RuntimeError` for an `async def` function without a running loop.
     pub fn new(
         function: &Bound<'_, PyAny>,
         kind: FunctionKind,
@@ -99,9 +98,7 @@ impl Body {
     }
 
     /// Makes what the function enqueues there a part of the operation.
-    ///
-    /// # Errors
-    /// `TypeError` for an `async def` function where libraries have a current stream: the thread of its event loop runs other tasks
+    /// Raises `TypeError` for an `async def` function where libraries have a current stream: the thread of its event loop runs other tasks
     /// meanwhile, and has one current stream.
     pub fn on(mut self, on: Option<Arc<On>>) -> PyResult<Self> {
         if let Some(parts) = &mut self.parts {

@@ -61,8 +61,6 @@ estafette_sync::per_process! {
 }
 
 impl<'py> Known<'py> {
-    /// # Errors
-    /// As [`FunctionKind::of`].
     pub fn of(function: &Bound<'py, PyAny>) -> PyResult<Self> {
         let py = function.py();
         if !is_python(function)? {
@@ -173,8 +171,7 @@ pub fn never_runs(what: &str) -> PyErr {
     ))
 }
 
-/// # Errors
-/// `TypeError` for a generator, asynchronous or not, as what a body has returned.
+/// Raises `TypeError` for a generator, asynchronous or not, as what a body has returned.
 pub fn refuse_generator(value: &Bound<'_, PyAny>) -> PyResult<()> {
     static GENERATOR: PyOnce<Py<PyAny>> = PyOnce::new();
     static ASYNC_GENERATOR: PyOnce<Py<PyAny>> = PyOnce::new();
@@ -209,8 +206,7 @@ pub fn refuse_coroutine(coroutine: &Bound<'_, PyAny>, on: Option<&str>) -> PyErr
     })
 }
 
-/// # Errors
-/// `TypeError` for a masked array of NumPy: DLPack has no masks, and NumPy would hand out the data without it.
+/// Raises `TypeError` for a masked array of NumPy: DLPack has no masks, and NumPy would hand out the data without it.
 pub fn refuse_masked(value: &Bound<'_, PyAny>) -> PyResult<()> {
     static MODULES: PyOnce<Py<PyDict>> = PyOnce::new();
     static MASKED: PyOnce<Py<PyAny>> = PyOnce::new();

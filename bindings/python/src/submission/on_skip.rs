@@ -15,8 +15,7 @@ use crate::submission::function_kind::FunctionKind;
 pub struct OnSkip(Kept<(Py<PyAny>, Py<PyAny>)>);
 
 impl OnSkip {
-    /// # Errors
-    /// `TypeError` when it cannot be called, or its call would only give a coroutine or a generator.
+    /// Raises `TypeError` when it cannot be called, or its call would only give a coroutine or a generator.
     pub fn new(function: &Bound<'_, PyAny>) -> PyResult<Self> {
         let what = if !function.is_callable() {
             "is not callable"

@@ -305,9 +305,7 @@ pub fn parse_like(like: &Bound<'_, PyAny>) -> PyResult<(estafette::DType, Vec<i6
 }
 
 /// The queue that an operation's function enqueues on; `None` for functions that do their work themselves, on the host.
-///
-/// # Errors
-/// `ValueError` for what is neither the host, nor a device, nor a queue; `BufferError` for a device that is not there.
+/// Raises `ValueError` for what is neither the host, nor a device, nor a queue; `BufferError` for a device that is not there.
 fn queue_of(on: Option<&Bound<'_, PyAny>>) -> PyResult<Option<Arc<On>>> {
     let Some(on) = on else { return Ok(None) };
     let place = kinds::queue_of(on)?;

@@ -43,10 +43,8 @@ pub fn is_to_be_asked(object: &Bound<'_, PyAny>, peer: &Peer) -> PyResult<bool> 
 }
 
 /// Takes over the memory behind an object that has the interface, and keeps the object.
-///
-/// # Errors
-/// `TypeError` and `ValueError` for a dictionary that breaks the rules; `BufferError` for a mask, and for memory that no CUDA
-/// device here knows.
+/// Raises `TypeError` and `ValueError` for a dictionary that breaks the rules; `BufferError` for a mask, and for memory that no CUDA device
+/// here knows.
 pub fn take(object: &Bound<'_, PyAny>, peer: &Peer) -> PyResult<(ManagedTensor, FenceSet)> {
     let py = object.py();
     let interface = Dictionary::of(object, NAME)?;
@@ -114,10 +112,8 @@ fn first_device(py: Python<'_>) -> PyResult<DLDevice> {
 
 /// The dictionary of `tensor` for a consumer, whose stream is to be ordered after the one that it names. `leased` says whether a
 /// lease covers it, and what it allows.
-///
-/// # Errors
-/// `AttributeError` for memory that is not CUDA's, so that the tensor seems not to have the interface, and for types that it has
-/// no name for; the failure of the tensor.
+/// Raises `AttributeError` for memory that is not CUDA's, so that the tensor seems not to have the interface, and for types that it has no
+/// name for; the failure of the tensor.
 fn describe<'py>(py: Python<'py>, tensor: &Tensor, leased: Option<Access>) -> PyResult<Bound<'py, PyDict>> {
     let scope = if leased.is_none() { scope::current_scope(py)? } else { None };
     let operand = scope.as_ref().and_then(|scope| {

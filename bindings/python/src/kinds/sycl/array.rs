@@ -36,9 +36,7 @@ pub fn is_all_there_is(object: &Bound<'_, PyAny>) -> PyResult<bool> {
 }
 
 /// Takes over the memory behind an object that has the interface, and keeps the object.
-///
-/// # Errors
-/// `TypeError` and `ValueError` for a dictionary that breaks the rules; `BufferError` for memory that is not USM of the context that
+/// Raises `TypeError` and `ValueError` for a dictionary that breaks the rules; `BufferError` for memory that is not USM of the context that
 /// it names, or of a context that the device table does not know.
 pub fn take(object: &Bound<'_, PyAny>) -> PyResult<(ManagedTensor, FenceSet)> {
     let py = object.py();
@@ -123,9 +121,7 @@ fn entry(py: Python<'_>, id: DLDevice) -> PyResult<(DLDevice, Arc<dyn Device>)> 
 }
 
 /// The dictionary of `tensor`, whose data is there. `leased` says whether a lease covers it, and what it allows.
-///
-/// # Errors
-/// `AttributeError` for memory that is not SYCL's, so that the tensor seems not to have the interface, for types that it has no name
+/// Raises `AttributeError` for memory that is not SYCL's, so that the tensor seems not to have the interface, for types that it has no name
 /// for, and without dpctl; the failure of the tensor; `WouldBlockError` where waiting would stop an event loop.
 fn describe<'py>(py: Python<'py>, tensor: &Tensor, leased: Option<Access>) -> PyResult<Bound<'py, PyDict>> {
     if leased.is_none() {

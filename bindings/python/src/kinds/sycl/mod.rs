@@ -227,9 +227,7 @@ fn pointer_of(object: &Bound<'_, PyAny>) -> PyResult<Option<NonNull<c_void>>> {
 }
 
 /// A foreign queue as one of `device`, acquired now; `None` if the object is no queue.
-///
-/// # Errors
-/// `ValueError` for a queue of another context or device.
+/// Raises `ValueError` for a queue of another context or device.
 fn queue_on(object: &Bound<'_, PyAny>, device: Option<DLDevice>) -> PyResult<Option<Arc<SyclQueue>>> {
     let py = object.py();
     let Some(pointer) = pointer_of(object)? else { return Ok(None) };
