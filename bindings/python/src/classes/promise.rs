@@ -129,8 +129,7 @@ fn log(error: &PyErr, promise: &Bound<'_, PyAny>) -> PyResult<()> {
 
 /// Blocks until one of `promises`, tensors and operations, is done. Failures stay unretrieved.
 /// Raises `WouldBlockError` on the thread of an event loop; `TimeoutError`, and what else ends a wait.
-#[pyfunction]
-#[pyo3(name = "_wait_any")]
+#[pyfunction(name = "_wait_any")]
 pub fn wait_any(py: Python<'_>, promises: Vec<Bound<'_, PyAny>>, timeout: Option<f64>) -> PyResult<()> {
     let timeout = seconds("timeout", timeout)?;
     let (mut ops, mut tensors) = (Vec::new(), Vec::new());

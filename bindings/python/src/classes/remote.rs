@@ -200,10 +200,6 @@ impl PyLink {
         Ok(async move { engine.connect(&address).await })
     }
 
-    fn get(&self, py: Python<'_>) -> PyResult<Arc<ProcessBound<Link>>> {
-        self.link.get(py, "link")
-    }
-
     /// The tensor on its way.
     fn sent(
         &self,
@@ -223,7 +219,7 @@ impl PyLink {
                 return Err(raise(py, "InvalidError", message));
             }
         };
-        let (link, tensor) = (self.get(py)?, tensor.tensor(py)?.clone());
+        let (link, tensor) = (self.link.get(py, "link")?, tensor.tensor(py)?.clone());
         Ok(async move {
             if for_writing {
                 return own(&link)?.lend(&tensor).await;
@@ -238,14 +234,15 @@ impl PyLink {
 
     fn waited(&self, py: Python<'_>, timeout: Option<f64>) -> PyResult<Option<PyTensor>> {
         let what = format!("a tensor of process {}", self.process);
-        let tensor = wait(py, &self.engine, &what, timeout, Self::next(self.get(py)?, traced_line(py)))?;
+        let tensor =
+            wait(py, &self.engine, &what, timeout, Self::next(self.link.get(py, "link")?, traced_line(py)))?;
         Ok(tensor.map(|tensor| PyTensor::new(tensor, self.engine.clone())))
     }
 
     /// An ``await`` of the next tensor; `end` is what it gives once there is none.
     fn received(&self, py: Python<'_>, end: fn(Python<'_>) -> PyResult<Py<PyAny>>) -> PyResult<Awaiter> {
         let engine = self.engine.clone();
-        Ok(awaited(Self::next(self.get(py)?, traced_line(py)), move |py, tensor| match tensor {
+        Ok(awaited(Self::next(self.link.get(py, "link")?, traced_line(py)), move |py, tensor| match tensor {
             Some(tensor) => Ok(Bound::new(py, PyTensor::new(tensor, engine))?.into_any().unbind()),
             None => end(py),
         }))
@@ -415,8 +412,7 @@ fn suggest(py: Python<'_>) -> PyResult<()> {
 /// waited go on. For who knows it, such as the program that started them: silence alone is not death. Returns at once.
 ///
 /// host: the address of that machine, as messages about the process have it.
-#[pyfunction]
-#[pyo3(signature = (host, process = None))]
+#[pyfunction(signature = (host, process = None))]
 pub fn declare_dead(py: Python<'_>, host: &str, process: Option<u32>) {
     guard::detach(py, || estafette::remote::declare_dead(host, process));
 }

@@ -47,8 +47,8 @@ pub struct PyTensor {
     engine: EngineHandle,
     /// Of the promise of a call of which nothing is known but that it returns.
     results: Option<Arc<Results>>,
-    /// An array of NumPy that no other code has, for the next function that gets one.
-    unused_array: Mutex<Option<Py<PyAny>>>,
+    /// An array of NumPy that no other code has, for the next function that gets one. See [`numpy_array`](crate::exchange::numpy_array).
+    pub(crate) unused_array: Mutex<Option<Py<PyAny>>>,
 }
 
 /// A tensor whose drop keeps the Python lock, as drops of Python objects do, and holds no lock of the engine.
@@ -70,11 +70,6 @@ impl PyTensor {
     pub fn of_call(tensor: Tensor, engine: EngineHandle, results: Option<Arc<Results>>) -> Self {
         let tensor = DroppedInline(ManuallyDrop::new(ProcessBound::new(tensor)));
         Self { tensor, engine, results, unused_array: Mutex::new(None) }
-    }
-
-    /// See [`numpy_array`](crate::exchange::numpy_array).
-    pub fn unused_array(&self) -> &Mutex<Option<Py<PyAny>>> {
-        &self.unused_array
     }
 
     /// Raises `ForkedError` in a forked child; `TypeError` for the promise of a call that has returned no single array.

@@ -77,15 +77,13 @@ pub fn known(engine: &Engine) -> Option<EngineHandle> {
 }
 
 /// Called by `threading`, on the main thread, before it joins the threads of the program.
-#[pyfunction]
-#[pyo3(name = "_before_threads_end")]
+#[pyfunction(name = "_before_threads_end")]
 pub fn before_threads_end(py: Python<'_>) {
     finish(py, false);
 }
 
 /// Called by `atexit`, on the main thread.
-#[pyfunction]
-#[pyo3(name = "_at_exit")]
+#[pyfunction(name = "_at_exit")]
 pub fn at_exit(py: Python<'_>) {
     finish(py, true);
     for engine in all() {

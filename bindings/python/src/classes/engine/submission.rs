@@ -68,7 +68,7 @@ impl PyEngine {
         on_skip: Option<&Bound<'_, PyAny>>,
     ) -> PyResult<PyOperation> {
         let py = r#fn.py();
-        let submission = self.submission(r#fn, using, name, on, priority);
+        let submission = Submission { function: r#fn, using, engine: &self.handle, name, on, priority };
         let (args, body) = submission_args::of_submit(submission, reads, writes, on_skip)?;
         let op = self.submit_now(py, &args, body)?;
         Ok(PyOperation::new(op, self.handle.clone()))
@@ -89,7 +89,7 @@ impl PyEngine {
         on_skip: Option<&Bound<'_, PyAny>>,
     ) -> PyResult<Awaiter> {
         let py = r#fn.py();
-        let submission = self.submission(r#fn, using, name, on, priority);
+        let submission = Submission { function: r#fn, using, engine: &self.handle, name, on, priority };
         let (args, body) = submission_args::of_submit(submission, reads, writes, on_skip)?;
         let (engine, handle) = (self.engine(py)?.clone(), self.handle.clone());
         Ok(Awaiter::pending(async move {
@@ -177,7 +177,7 @@ impl PyEngine {
     ) -> PyResult<Py<PyAny>> {
         let py = r#fn.py();
         let result = ResultOptions { alias_of, like, copy, outputs };
-        let submission = self.submission(r#fn, using, name, on, priority);
+        let submission = Submission { function: r#fn, using, engine: &self.handle, name, on, priority };
         let (args, body, outcome) = submission_args::of_call(submission, args, kwargs, &result)?;
         match outcome {
             Outcome::One(results) => {
@@ -217,7 +217,7 @@ impl PyEngine {
     ) -> PyResult<Awaiter> {
         let py = r#fn.py();
         let result = ResultOptions { alias_of, like, copy, outputs };
-        let submission = self.submission(r#fn, using, name, on, priority);
+        let submission = Submission { function: r#fn, using, engine: &self.handle, name, on, priority };
         let (args, body, outcome) = submission_args::of_call(submission, args, kwargs, &result)?;
         let (engine, handle) = (self.engine(py)?.clone(), self.handle.clone());
         Ok(Awaiter::pending(async move {
@@ -343,17 +343,6 @@ impl Given {
 }
 
 impl PyEngine {
-    fn submission<'a, 'py>(
-        &'a self,
-        function: &'a Bound<'py, PyAny>,
-        using: Option<&'a Bound<'py, PyAny>>,
-        name: Option<String>,
-        on: Option<&'a Bound<'py, PyAny>>,
-        priority: i32,
-    ) -> Submission<'a, 'py> {
-        Submission { function, using, engine: &self.handle, name, on, priority }
-    }
-
     /// Submits the operation of `args` without waiting where it can; where it must wait for room, without the Python lock.
     fn submit_now(&self, py: Python<'_>, args: &SubmissionArgs, body: Body) -> PyResult<estafette::Op> {
         let submit =
