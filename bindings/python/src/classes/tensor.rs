@@ -24,7 +24,7 @@ use crate::classes::access::PyAccess;
 use crate::classes::exporter::Exporter;
 use crate::classes::handle::EngineHandle;
 use crate::classes::remote::PyTicket;
-use crate::error::{OrRaise, raise};
+use crate::error::{OrRaise, exchange_error};
 use crate::exchange::arrow;
 use crate::exchange::buffer;
 use crate::exchange::copy::copied;
@@ -419,7 +419,7 @@ impl PyTensor {
         match tensor.device() {
             Ok(DLDevice::CPU) => Ok(this.clone()),
             Ok(device) if !export::can_go_to_host(device) => {
-                Err(raise(py, "ExchangeError", format!("the host cannot read memory on {device}")))
+                Err(exchange_error(py, format!("the host cannot read memory on {device}")))
             }
             // The device of an undefined tensor is unknown, so the operation reads the device.
             _ => Bound::new(py, Self::new(copied(py, engine, tensor, DLDevice::CPU)?, engine.clone())),

@@ -12,7 +12,7 @@ use pyo3::ffi;
 use pyo3::prelude::*;
 use pyo3::types::{PyCapsule, PyDict, PyMemoryView, PyTuple};
 
-use crate::error::{OrRaise, raise};
+use crate::error::{OrRaise, exchange_error};
 use crate::exchange::capsule;
 use crate::exchange::dtype;
 use crate::exchange::export::{self, From, Request};
@@ -77,7 +77,7 @@ pub fn to_numpy<'py>(
                     return lacking;
                 }
                 // NumPy does not say which.
-                let named = raise(py, "ExchangeError", format!("NumPy takes no elements of type {kind}"));
+                let named = exchange_error(py, format!("NumPy takes no elements of type {kind}"));
                 named.set_cause(py, Some(error));
                 named
             })?,
@@ -137,12 +137,12 @@ pub unsafe fn fill(
     let dtype = layout.dtype();
     if !layout.device().device_type.is_host_readable() {
         let message = format!("memory on {} cannot be a buffer of the host", layout.device());
-        return Err(raise(py, "ExchangeError", message));
+        return Err(exchange_error(py, message));
     }
     let Some(format) = format(dtype) else {
         let message =
             format!("a buffer cannot describe elements of type {dtype}; exchange it through DLPack");
-        return Err(raise(py, "ExchangeError", message));
+        return Err(exchange_error(py, message));
     };
     check(py, &layout, read_only, flags)?;
     let itemsize = dtype.itemsize() as isize;
@@ -178,7 +178,7 @@ pub unsafe fn fill(
 /// Whether the buffer is one that the reader can use.
 fn check(py: Python<'_>, layout: &Layout, read_only: bool, flags: c_int) -> PyResult<()> {
     let wants = |flag: c_int| flags & flag == flag;
-    let refuse = |message: &str| Err(raise(py, "ExchangeError", message));
+    let refuse = |message: &str| Err(exchange_error(py, message));
     if wants(ffi::PyBUF_WRITABLE) && read_only {
         return refuse("this buffer is for reading; one for writing is `memoryview(t.for_write())`");
     }

@@ -12,7 +12,7 @@ use estafette::{DType, Layout};
 use pyo3::ffi;
 use pyo3::prelude::*;
 
-use crate::error::{OrRaise, raise};
+use crate::error::{OrRaise, exchange_error};
 use crate::interpreter::guard;
 
 /// Whether `object` exports buffers and does not speak DLPack.
@@ -54,7 +54,7 @@ impl Drop for HeldBuffer {
 /// for strides that lie between elements.
 pub fn take(object: &Bound<'_, PyAny>) -> PyResult<ManagedTensor> {
     let py = object.py();
-    let refuse = |why: String| raise(py, "ExchangeError", format!("this buffer cannot be a tensor: {why}"));
+    let refuse = |why: String| exchange_error(py, format!("this buffer cannot be a tensor: {why}"));
     let held = HeldBuffer::of(object)?;
     let view = &held.0;
     if !view.suboffsets.is_null() {

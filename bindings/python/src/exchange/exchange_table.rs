@@ -30,7 +30,7 @@ use crate::classes::access::PyView;
 use crate::classes::engine::PyEngine;
 use crate::classes::exporter::Exporter;
 use crate::classes::tensor::PyTensor;
-use crate::error::{OrRaise, raise};
+use crate::error::{OrRaise, exchange_error};
 use crate::exchange::export::{self, From, Request};
 use crate::kinds;
 use crate::submission::scope;
@@ -180,7 +180,7 @@ unsafe extern "C" fn current_stream(kind: DLDeviceType, id: i32, out: *mut *mut 
         }
         if !device.device_type.is_host_readable() {
             // Never NULL there, which would say "the default stream".
-            return Err(raise(py, "ExchangeError", format!("no work is done on device {device} here")));
+            return Err(exchange_error(py, format!("no work is done on device {device} here")));
         }
         // SAFETY: the place is the caller's.
         unsafe { out.write(std::ptr::null_mut()) };

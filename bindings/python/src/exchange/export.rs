@@ -15,7 +15,7 @@ use pyo3::types::PyCapsule;
 
 use crate::asyncio::{running_loop, stopped_loop};
 use crate::classes::handle::EngineHandle;
-use crate::error::{OrRaise, raise, to_py};
+use crate::error::{OrRaise, exchange_error, raise, to_py};
 use crate::exchange::capsule;
 use crate::exchange::copy::copied_now;
 use crate::exchange::unordered::{self, Reason};
@@ -83,7 +83,7 @@ impl Request<'_, '_> {
                 let without = if self.copy == Some(false) { " without a copy" } else { "" };
                 let message =
                     format!("this tensor is on {device} and cannot be exported to {wanted}{without}");
-                return Err(raise(py, "ExchangeError", message));
+                return Err(exchange_error(py, message));
             }
         }
         Ok(ExportOptions {
@@ -206,9 +206,8 @@ pub fn export_managed<'py>(
     let immutable = caller.library.is_some_and(|library| library.immutable);
     if options.abi == Abi::Legacy && !options.copy && !immutable {
         if tensor.is_read_only().or_raise(py)? {
-            return Err(raise(
+            return Err(exchange_error(
                 py,
-                "ExchangeError",
                 if tensor.is_write_unsaid() {
                     "this tensor is read-only: its memory came in a DLPack struct before version 1.0, which cannot say whether it may be \
                      written, and such a struct is asked for again; import the memory with `writable=True` if its owner allows \

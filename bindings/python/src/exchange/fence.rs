@@ -14,7 +14,7 @@ use pyo3::ffi;
 use pyo3::prelude::*;
 use pyo3::types::{PyCapsule, PyDict};
 
-use crate::error::{OrRaise, raise, to_py};
+use crate::error::{OrRaise, exchange_error, to_py};
 use crate::exchange::export::is_ready;
 use crate::exchange::peers;
 use crate::interpreter::once::intern;
@@ -55,7 +55,7 @@ pub fn export<'py>(
         None
     };
     if let Some(refused) = refused {
-        return Err(raise(py, "ExchangeError", format!("{refused}: call `__dlpack__`")));
+        return Err(exchange_error(py, format!("{refused}: call `__dlpack__`")));
     }
     let options = ExportOptions { owner: Some(call_site::caller(py).place), ..ExportOptions::new(access) };
     let export = || tensor.export_fenced(&options);

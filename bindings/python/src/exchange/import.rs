@@ -8,7 +8,7 @@ use pyo3::exceptions::{PyAttributeError, PyException, PyTypeError};
 use pyo3::prelude::*;
 use pyo3::types::{PyCapsule, PyDict, PyTuple};
 
-use crate::error::{OrRaise, raise};
+use crate::error::{OrRaise, exchange_error};
 use crate::exchange::array_interface;
 use crate::exchange::buffer_import;
 use crate::exchange::capsule;
@@ -139,11 +139,7 @@ fn is_immutable(
         return Ok(wanted.writable == Some(false) || is_legacy && !consents);
     }
     let refuse = |why: String| {
-        Err(raise(
-            py,
-            "ExchangeError",
-            format!("writable=True: {why}; copy=True gives memory that may be written"),
-        ))
+        Err(exchange_error(py, format!("writable=True: {why}; copy=True gives memory that may be written")))
     };
     if managed.read_only() {
         return refuse("the owner of this memory declares it read-only".into());
@@ -213,7 +209,7 @@ fn through_protocol(
         // The numbers of the device table are ours to understand; a producer knows its own at best, and one without devices none.
         if !wanted.can_be_moved_from(from) {
             let message = format!("memory on {from} cannot be imported on {to} without a copy");
-            return Err(raise(py, "ExchangeError", message));
+            return Err(exchange_error(py, message));
         }
         return through_protocol(object, peer, &Wanted::default());
     }
@@ -235,7 +231,7 @@ fn through_protocol(
             _ => None,
         };
         let current = place.as_deref().map(CurrentGuard::device).transpose();
-        let _current = current.map_err(|error| raise(py, "ExchangeError", error.to_string()))?;
+        let _current = current.map_err(|error| exchange_error(py, error.to_string()))?;
         let alone = peer.exports_alone && device.is_none_or(|device| device != DLDevice::CPU);
         let _turn = if alone { Turn::take(py) } else { None };
         ask(object, device, wanted, stream, peer)?
@@ -303,7 +299,7 @@ pub fn reachable(py: Python<'_>, device: DLDevice) -> PyResult<bool> {
 
 /// The error for a device that is not there.
 pub fn not_available(py: Python<'_>, device: DLDevice) -> PyErr {
-    raise(py, "ExchangeError", format!("device {device} is not available in this engine"))
+    exchange_error(py, format!("device {device} is not available in this engine"))
 }
 
 /// Says of memory that a device may be writing what could not be ordered about it.
@@ -440,18 +436,14 @@ fn check(py: Python<'_>, managed: &ManagedTensor, wanted: &Wanted) -> PyResult<(
         && !wanted.can_be_moved_from(managed.device())
     {
         let is = managed.device();
-        return Err(raise(
-            py,
-            "ExchangeError",
-            format!("the producer gave data on {is}, not on {device} as asked"),
-        ));
+        return Err(exchange_error(py, format!("the producer gave data on {is}, not on {device} as asked")));
     }
     if !reachable(py, managed.device())? {
         return Err(not_available(py, managed.device()));
     }
     kinds::of(managed.device()).check_place(py, managed)?;
     if wanted.copy == Some(false) && managed.is_copied() {
-        return Err(raise(py, "ExchangeError", "the producer made a copy although copying was refused"));
+        return Err(exchange_error(py, "the producer made a copy although copying was refused"));
     }
     Ok(())
 }

@@ -41,7 +41,7 @@ use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 use pyo3::types::PyBool;
 
-use crate::error::{OrRaise, raise};
+use crate::error::{OrRaise, exchange_error};
 use crate::exchange::peers::{Peer, Stream};
 use crate::exchange::unordered::{self, Reason};
 use crate::interpreter::call_site;
@@ -79,7 +79,7 @@ pub fn device_of(py: Python<'_>, device: DLDevice) -> PyResult<Option<Arc<dyn De
     }
     of(device).prepare(py)?;
     let entry = guard::detach(py, || table::resolve(device));
-    Ok(entry.map_err(|error| raise(py, "ExchangeError", error.to_string()))?.device)
+    Ok(entry.map_err(|error| exchange_error(py, error.to_string()))?.device)
 }
 
 /// The device whose queues order memory of `device`, where there is a driver.
@@ -172,7 +172,7 @@ pub fn fence_of(py: Python<'_>, device: DLDevice, stream: usize) -> PyResult<Fen
         unsafe { device.foreign_queue(stream) }.and_then(|queue| queue.record())
     };
     let fence = guard::detach(py, record);
-    fence.map(FenceSet::from).map_err(|error| raise(py, "ExchangeError", error.to_string()))
+    fence.map(FenceSet::from).map_err(|error| exchange_error(py, error.to_string()))
 }
 
 /// The memory behind an object that speaks the array interface of a kind, and not DLPack in its library's name.

@@ -19,7 +19,7 @@ use pyo3::types::{PyBool, PyDict, PyTuple};
 
 use crate::classes::access::PyView;
 use crate::classes::tensor::PyTensor;
-use crate::error::{OrRaise, raise};
+use crate::error::{OrRaise, exchange_error};
 use crate::exchange::array_interface::{self, Dictionary};
 use crate::exchange::export::until_defined;
 use crate::exchange::peers::Peer;
@@ -49,11 +49,7 @@ pub fn take(object: &Bound<'_, PyAny>, peer: &Peer) -> PyResult<(ManagedTensor, 
     let py = object.py();
     let interface = Dictionary::of(object, NAME)?;
     if interface.entry("mask")?.is_some() {
-        return Err(raise(
-            py,
-            "ExchangeError",
-            "a masked array is no tensor (`mask` of `__cuda_array_interface__`)",
-        ));
+        return Err(exchange_error(py, "a masked array is no tensor (`mask` of `__cuda_array_interface__`)"));
     }
     let version: i64 = interface.needed("version")?.extract()?;
     let shape: Vec<i64> = interface.needed("shape")?.extract()?;
@@ -101,7 +97,7 @@ fn device_of(py: Python<'_>, address: usize) -> PyResult<DLDevice> {
         guard::detach(py, || CudaRuntime::get().ok()?.pointer_info(ptr::with_exposed_provenance(address)));
     found.map(|info| info.device).ok_or_else(|| {
         let message = format!("no CUDA device here knows the memory at {address:#x}");
-        raise(py, "ExchangeError", message)
+        exchange_error(py, message)
     })
 }
 

@@ -19,7 +19,7 @@ use pyo3::types::{PyCapsule, PyDict, PyString, PyTuple};
 use crate::asyncio::stopped_loop;
 use crate::classes::access::PyView;
 use crate::classes::tensor::PyTensor;
-use crate::error::{OrRaise, raise};
+use crate::error::{OrRaise, exchange_error};
 use crate::exchange::array_interface::{self, Dictionary};
 use crate::exchange::export::{is_ready, until_defined};
 use crate::exchange::typestr;
@@ -68,7 +68,7 @@ pub fn take(object: &Bound<'_, PyAny>) -> PyResult<(ManagedTensor, FenceSet)> {
     let known = sycl_device(&device).is_some_and(|device| device.usm_kind_of(data).is_some());
     if !empty && !known {
         let message = format!("the memory at {first:#x} is no unified shared memory of the context of {id}");
-        return Err(raise(py, "ExchangeError", message));
+        return Err(exchange_error(py, message));
     }
     // SAFETY: the object vouches for its memory as long as it lives.
     Ok((unsafe { array_interface::kept_by(object, &layout, data, read_only) }, ready))
@@ -80,7 +80,7 @@ fn ready_at(named: &Bound<'_, PyAny>, device: DLDevice) -> PyResult<FenceSet> {
         return Ok(FenceSet::default());
     }
     let Some(queue) = sycl::queue_on(named, Some(device))? else { return Ok(FenceSet::default()) };
-    let fence = queue.record().map_err(|error| raise(named.py(), "ExchangeError", error.to_string()))?;
+    let fence = queue.record().map_err(|error| exchange_error(named.py(), error.to_string()))?;
     Ok(FenceSet::from(fence))
 }
 
@@ -105,7 +105,7 @@ fn device_of(named: &Bound<'_, PyAny>) -> PyResult<(DLDevice, Arc<dyn Device>)> 
     sycl::device_of_context(py, context)?.map_or_else(
         || {
             let message = "the memory is of a context that the device table does not know; register it";
-            Err(raise(py, "ExchangeError", message.to_owned()))
+            Err(exchange_error(py, message.to_owned()))
         },
         |id| entry(py, id),
     )
@@ -114,9 +114,8 @@ fn device_of(named: &Bound<'_, PyAny>) -> PyResult<(DLDevice, Arc<dyn Device>)> 
 /// A device of the table.
 fn entry(py: Python<'_>, id: DLDevice) -> PyResult<(DLDevice, Arc<dyn Device>)> {
     let entry = guard::detach(py, || table::resolve(id));
-    let device = entry.map_err(|error| raise(py, "ExchangeError", error.to_string()))?.device;
-    let device =
-        device.ok_or_else(|| raise(py, "ExchangeError", format!("{id} is a context without a device")))?;
+    let device = entry.map_err(|error| exchange_error(py, error.to_string()))?.device;
+    let device = device.ok_or_else(|| exchange_error(py, format!("{id} is a context without a device")))?;
     Ok((id, device))
 }
 

@@ -25,7 +25,7 @@ use pyo3::exceptions::{PyTypeError, PyValueError};
 use pyo3::prelude::*;
 use pyo3::types::PyCapsule;
 
-use crate::error::raise;
+use crate::error::exchange_error;
 use crate::exchange::peers::Peer;
 use crate::interpreter::guard;
 use crate::interpreter::once::{PyOnce, intern};
@@ -93,7 +93,7 @@ impl Kind for Sycl {
     fn queue_for_functions<'py>(&self, py: Python<'py>, device: DLDevice) -> PyResult<Option<Place<'py>>> {
         suggest(py)?;
         guard::detach(py, || table::resolve(device))
-            .map_err(|error| raise(py, "ExchangeError", error.to_string()))?;
+            .map_err(|error| exchange_error(py, error.to_string()))?;
         let none = || {
             let message =
                 format!("on={device}: of a registered context name the queue, for example a dpctl.SyclQueue");
@@ -140,9 +140,9 @@ impl Kind for Sycl {
         let queue = queue.map(|queue| queue_on(&queue, Some(device))).transpose()?.flatten();
         let queue = queue.ok_or_else(|| {
             let message = format!("memory on {device} from an array that names no queue cannot be ordered");
-            raise(py, "ExchangeError", message)
+            exchange_error(py, message)
         })?;
-        let fence = queue.record().map_err(|error| raise(py, "ExchangeError", error.to_string()))?;
+        let fence = queue.record().map_err(|error| exchange_error(py, error.to_string()))?;
         Ok(fence.into())
     }
 
