@@ -9,7 +9,6 @@ use std::process::Command;
 use crate::dist::CRATES;
 use crate::{install, lint, python, shell};
 
-/// Where the listings lie.
 const FOLDER: &str = "docs/api";
 
 /// The crate of the C library, whose listing is that of its headers.
@@ -28,9 +27,7 @@ pub fn run(save: bool) -> Result<bool, String> {
         }
         return Ok(true);
     }
-    let failed = check(&target)?;
-    failed.iter().for_each(|message| println!("failed: {message}"));
-    Ok(failed.is_empty())
+    Ok(shell::passed(&check(&target)?))
 }
 
 /// After [`docs`] has run: prints how the sources differ from the stored listings, and returns which do.
@@ -70,7 +67,7 @@ fn listings(target: &Path) -> Result<Vec<(String, String)>, String> {
         let json = target.join("doc").join(format!("{}.json", name.replace('-', "_")));
         let mut list = shell::cargo(target, &["run", "--quiet", "--package", "api-listing", "--"]);
         list.arg(json);
-        made.push((format!("{name}.txt"), output(list)?));
+        made.push((format!("{name}.txt"), shell::output(&mut list)?));
     }
     for header in HEADERS {
         let path = shell::root().join("bindings/c/include").join(header);
@@ -81,20 +78,11 @@ fn listings(target: &Path) -> Result<Vec<(String, String)>, String> {
         Ok(interpreter) => {
             let mut list = shell::command(interpreter);
             list.arg("bindings/python/stubs/listing.py");
-            made.push(("python.txt".to_owned(), output(list)?));
+            made.push(("python.txt".to_owned(), shell::output(&mut list)?));
         }
         Err(why) => println!("python.txt is left out: {why}"),
     }
     Ok(made)
-}
-
-fn output(mut command: Command) -> Result<String, String> {
-    let what = shell::describe(&command);
-    let output = command.output().map_err(|error| format!("`{what}`: {error}"))?;
-    if !output.status.success() {
-        return Err(format!("`{what}`: {}", String::from_utf8_lossy(&output.stderr)));
-    }
-    Ok(String::from_utf8_lossy(&output.stdout).into_owned())
 }
 
 /// The macros with values, then the declarations of a header, one a line, and so are members of structs and enums. Of conditional

@@ -5,7 +5,6 @@
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
-use std::time::Duration;
 
 use clap::Args;
 use clap::builder::PossibleValuesParser;
@@ -60,8 +59,7 @@ pub fn run(options: &Options) -> Result<bool, String> {
         };
         failed.extend(outcome.err());
     }
-    failed.iter().for_each(|message| println!("failed: {message}"));
-    Ok(failed.is_empty())
+    Ok(shell::passed(&failed))
 }
 
 /// Builds the targets, into a folder of their own. With a target triple, so that build scripts, which have no libFuzzer, are not
@@ -76,13 +74,9 @@ pub fn build(target: &Path) -> Result<Command, String> {
 /// What the compiler compiles for.
 pub fn host() -> Result<String, String> {
     let mut rustc = shell::command(std::env::var_os("RUSTC").unwrap_or_else(|| "rustc".into()));
-    rustc.arg("-vV");
-    let (ended, output) = shell::collect(rustc, Duration::from_secs(60))?;
-    let host = output.lines().find_map(|line| line.strip_prefix("host: "));
-    match (ended, host) {
-        (shell::Ended::Exit(status), Some(host)) if status.success() => Ok(host.to_owned()),
-        _ => Err(format!("rustc does not say what it compiles for: {output}")),
-    }
+    let about = shell::output(rustc.arg("-vV"))?;
+    let host = about.lines().find_map(|line| line.strip_prefix("host: "));
+    host.map(str::to_owned).ok_or_else(|| format!("rustc does not say what it compiles for: {about}"))
 }
 
 /// The program for one target. Freed memory is overwritten, so that a use of it shows.
@@ -93,7 +87,6 @@ fn of(program: &Path, name: &str) -> Command {
     command
 }
 
-/// Where one target's inputs are.
 struct Session<'a> {
     program: &'a Path,
     name: &'a str,

@@ -6,6 +6,7 @@ use std::process::{Command, ExitStatus, Stdio};
 use clap::Args;
 
 use crate::install::copy;
+use crate::lint::source;
 use crate::peers::machine;
 use crate::python::{Build, Environment, SMALL};
 use crate::{dist, shell};
@@ -49,18 +50,13 @@ pub fn run(options: &Options) -> Result<bool, String> {
 fn device_tests(target: &Path) -> Result<PathBuf, String> {
     let test = ["test", "--release", "--package", "estafette-devices", "--test", "cuda", "--no-run"];
     let mut build = shell::cargo(target, &[&test[..], &["--message-format", "json"]].concat());
-    let output =
-        build.stderr(Stdio::inherit()).output().map_err(|error| format!("cannot start cargo: {error}"))?;
-    if !output.status.success() {
-        return Err(format!("the tests of CUDA devices do not build: {}", output.status));
-    }
-    program_in(&output.stdout)
+    program_in(&shell::output(build.stderr(Stdio::inherit()))?)
         .ok_or_else(|| "cargo does not say where the tests of CUDA devices are".to_owned())
 }
 
 /// The program that cargo's messages name last.
-fn program_in(messages: &[u8]) -> Option<PathBuf> {
-    let messages = serde_json::Deserializer::from_slice(messages).into_iter::<serde_json::Value>().flatten();
+fn program_in(messages: &str) -> Option<PathBuf> {
+    let messages = serde_json::Deserializer::from_str(messages).into_iter::<serde_json::Value>().flatten();
     messages.filter_map(|message| message["executable"].as_str().map(PathBuf::from)).last()
 }
 
@@ -120,19 +116,11 @@ fn package(suite: &Path, tests: &Path, folder: &Path) -> Result<(), String> {
     Ok(())
 }
 
-/// Copies the Python files of a folder of the project.
 fn copy_python(from: &str, to: &Path) -> Result<(), String> {
-    let files = std::fs::read_dir(shell::root().join(from));
-    for file in files.map_err(|error| format!("cannot read {from}: {error}"))?.flatten() {
-        let file = file.path();
-        if file.extension().is_some_and(|extension| extension == "py") {
-            copy(&file, &to.join(file.file_name().unwrap_or_default()))?;
-        }
-    }
-    Ok(())
+    let files = source::files(&shell::root().join(from), "py")?;
+    files.iter().try_for_each(|file| copy(file, &to.join(file.file_name().unwrap_or_default())))
 }
 
-/// The bytes of all files in a folder.
 fn size(folder: &Path) -> Result<u64, String> {
     let unreadable = |error: std::io::Error| format!("cannot read {}: {error}", folder.display());
     let mut bytes = 0;
@@ -158,8 +146,8 @@ mod tests {
         let messages = r#"{"reason":"compiler-artifact","executable":null}
             {"reason":"compiler-artifact","executable":"/target/release/deps/cuda-1","fresh":true}
             {"reason":"build-finished","success":true}"#;
-        assert_eq!(program_in(messages.as_bytes()), Some("/target/release/deps/cuda-1".into()));
-        assert_eq!(program_in(b"{}"), None);
+        assert_eq!(program_in(messages), Some("/target/release/deps/cuda-1".into()));
+        assert_eq!(program_in("{}"), None);
     }
 
     #[test]

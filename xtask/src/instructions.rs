@@ -8,7 +8,7 @@
 use std::fs::OpenOptions;
 use std::io::Write;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
+use std::process::Stdio;
 
 use crate::peers::machine;
 use crate::shell;
@@ -63,7 +63,6 @@ fn per_operation(mut count: impl FnMut(u64, u64) -> Result<u64, String>) -> Resu
     Ok(difference as f64 / (MORE - FEWER) as f64)
 }
 
-/// Instructions of a whole process.
 fn count(program: &Path, workload: &str, n: u64, rounds: u64) -> Result<u64, String> {
     let mut command = shell::command("valgrind");
     command.args(["--tool=callgrind", "--callgrind-out-file=/dev/null"]).arg(program);
@@ -107,19 +106,10 @@ fn append(table: &PathBuf, row: &str) -> Result<(), String> {
 
 /// The commit that is measured; a `+` says that files have been changed since.
 fn commit() -> Result<String, String> {
-    let commit = answer("git", &["rev-parse", "--short", "HEAD"])?;
-    let changed = !answer("git", &["status", "--porcelain"])?.is_empty();
-    Ok(if changed { commit + "+" } else { commit })
-}
-
-fn answer(program: &str, arguments: &[&str]) -> Result<String, String> {
-    let mut command: Command = shell::command(program);
-    let output =
-        command.args(arguments).output().map_err(|error| format!("cannot start {program}: {error}"))?;
-    if !output.status.success() {
-        return Err(format!("`{program} {}`: {}", arguments.join(" "), output.status));
-    }
-    Ok(String::from_utf8_lossy(&output.stdout).trim().to_owned())
+    let git = |arguments: &[&str]| shell::output(shell::command("git").args(arguments));
+    let commit = git(&["rev-parse", "--short", "HEAD"])?;
+    let changed = if git(&["status", "--porcelain"])?.is_empty() { "" } else { "+" };
+    Ok(format!("{}{changed}", commit.trim()))
 }
 
 #[cfg(test)]

@@ -77,6 +77,7 @@ pub struct Options {
 #[derive(Debug, PartialEq)]
 struct Row {
     name: String,
+    /// With a space before it, where there is one.
     unit: String,
     figures: Vec<f64>,
 }
@@ -93,7 +94,8 @@ impl Row {
             .ok()
             .filter(|it: &Vec<_>| !it.is_empty())?;
         figures.sort_by(f64::total_cmp);
-        Some(Self { name: name.to_owned(), unit: unit.replace("us", "µs"), figures })
+        let unit = if unit.is_empty() { String::new() } else { format!(" {}", unit.replace("us", "µs")) };
+        Some(Self { name: name.to_owned(), unit, figures })
     }
 
     fn median(&self) -> f64 {
@@ -108,7 +110,7 @@ impl Row {
     fn text(&self) -> String {
         let [median, least, greatest] =
             [self.median(), self.figures[0], self.greatest()].map(markdown::figure);
-        let unit = if self.unit.is_empty() { String::new() } else { format!(" {}", self.unit) };
+        let unit = &self.unit;
         if self.figures.len() == 1 {
             format!("{median}{unit}")
         } else {
@@ -145,7 +147,7 @@ impl Found {
     /// Whether a row is within a limit, and what the limit is; nothing where a row is missing.
     fn judge(&self, name: &str, limit: &Limit) -> Option<(bool, String)> {
         let row = self.row(name)?;
-        let unit = if row.unit.is_empty() { String::new() } else { format!(" {}", row.unit) };
+        let unit = &row.unit;
         Some(match limit {
             Median(most) => (row.median() <= *most, format!("≤ {most}{unit}")),
             Each(most) => (row.greatest() <= *most, format!("each ≤ {most}{unit}")),

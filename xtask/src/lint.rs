@@ -40,11 +40,11 @@ pub fn run() -> Result<bool, String> {
         Err(message) => failed.push(message),
     }
     failed.append(&mut counted()?);
-    failed.iter().for_each(|message| println!("failed: {message}"));
-    if failed.is_empty() {
+    let passed = shell::passed(&failed);
+    if passed {
         println!("lint: all passed");
     }
-    Ok(failed.is_empty())
+    Ok(passed)
 }
 
 fn format() -> Command {
@@ -66,9 +66,8 @@ fn clippy(target: &std::path::Path) -> Command {
 /// The features of the crate `estafette`, each of which compiles alone.
 pub fn features(target: &std::path::Path) -> Result<Vec<String>, String> {
     let mut metadata = shell::cargo(target, &["metadata", "--locked", "--no-deps", "--format-version", "1"]);
-    let output = metadata.output().map_err(|error| format!("cargo metadata: {error}"))?;
-    let metadata: serde_json::Value =
-        serde_json::from_slice(&output.stdout).map_err(|error| format!("cargo metadata: {error}"))?;
+    let metadata: serde_json::Value = serde_json::from_str(&shell::output(&mut metadata)?)
+        .map_err(|error| format!("cargo metadata: {error}"))?;
     let packages = metadata["packages"].as_array().into_iter().flatten();
     let engine = packages
         .filter(|package| package["name"] == "estafette")
@@ -84,14 +83,11 @@ fn with_feature(target: &std::path::Path, feature: &str) -> Command {
 
 /// The checks of what is counted, without the compiler: true when all pass.
 pub fn run_counted() -> Result<bool, String> {
-    let failed = counted()?;
-    failed.iter().for_each(|message| println!("failed: {message}"));
-    Ok(failed.is_empty())
+    Ok(shell::passed(&counted()?))
 }
 
 fn counted() -> Result<Vec<String>, String> {
-    let mut failed = Vec::new();
-    for check in [
+    let checks = [
         guarantees::check,
         kinds::check,
         layers::check,
@@ -101,8 +97,7 @@ fn counted() -> Result<Vec<String>, String> {
         shared::check,
         snippets::check,
         words::check,
-    ] {
-        failed.append(&mut check(shell::root())?);
-    }
-    Ok(failed)
+    ];
+    let failed: Result<Vec<_>, _> = checks.into_iter().map(|check| check(shell::root())).collect();
+    Ok(failed?.concat())
 }

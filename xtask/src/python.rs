@@ -12,7 +12,6 @@ use crate::lint::source::read;
 use crate::shell::{self, Ended};
 use crate::{dist, install};
 
-/// What an environment holds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Contents {
     folder: &'static str,
@@ -51,12 +50,10 @@ pub const MXNET: Contents = bare(".venv-mxnet", "benches/peers/mxnet");
 /// The tool that resolves requirements.
 pub const UV: Contents = bare(".venv-uv", "tests/python-env/uv");
 
-/// How the extension is built.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Build {
     /// As the Rust tests are, from the same dependencies.
     Quick,
-    /// Optimized.
     Release,
 }
 
@@ -142,7 +139,6 @@ impl Environment {
         }
     }
 
-    /// The folder of the environment.
     pub fn path(&self) -> &Path {
         &self.path
     }
@@ -152,13 +148,11 @@ impl Environment {
         version_of(&self.python().to_string_lossy())
     }
 
-    /// Where its packages lie.
     pub fn packages(&self) -> Result<PathBuf, String> {
         let (major, minor) = self.version()?;
         Ok(self.path.join(format!("lib/python{major}.{minor}/site-packages")))
     }
 
-    /// The environment's interpreter.
     pub fn python(&self) -> PathBuf {
         self.path.join("bin").join("python")
     }
@@ -200,7 +194,6 @@ impl Environment {
         Ok(build)
     }
 
-    /// Builds the wheel and installs it.
     pub fn install_wheel(&self, how: Build) -> Result<(), String> {
         self.install(&self.build_wheel(how)?)
     }
@@ -251,11 +244,7 @@ pub fn interpreter_version() -> Result<(u32, u32), String> {
 
 fn version_of(python: &str) -> Result<(u32, u32), String> {
     let script = "import sys; print(sys.version_info[0], sys.version_info[1])";
-    let output = shell::command(python)
-        .args(["-c", script])
-        .output()
-        .map_err(|error| format!("{python} does not start ({error})"))?;
-    let text = String::from_utf8_lossy(&output.stdout);
+    let text = shell::output(shell::command(python).args(["-c", script]))?;
     let mut numbers = text.split_whitespace().map(str::parse);
     match (numbers.next(), numbers.next()) {
         (Some(Ok(major)), Some(Ok(minor))) => Ok((major, minor)),

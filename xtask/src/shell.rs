@@ -6,7 +6,6 @@ use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::mpsc;
 use std::time::Duration;
 
-/// The root of the repository.
 pub fn root() -> &'static Path {
     Path::new(env!("CARGO_MANIFEST_DIR")).parent().expect("xtask lies in a folder of the repository")
 }
@@ -50,6 +49,22 @@ pub fn run(mut command: Command) -> Result<(), String> {
     announce(&command);
     let status = command.status().map_err(|error| cannot_start(&command, &error))?;
     if status.success() { Ok(()) } else { Err(format!("`{}`: {status}", describe(&command))) }
+}
+
+/// What a command that must succeed prints on its standard output.
+pub fn output(command: &mut Command) -> Result<String, String> {
+    let output = command.output().map_err(|error| cannot_start(command, &error))?;
+    if !output.status.success() {
+        let said = String::from_utf8_lossy(&output.stderr);
+        return Err(format!("`{}`: {}\n{said}", describe(command), output.status));
+    }
+    Ok(String::from_utf8_lossy(&output.stdout).into_owned())
+}
+
+/// Prints what has failed; true when nothing has.
+pub fn passed(failed: &[String]) -> bool {
+    failed.iter().for_each(|message| println!("failed: {message}"));
+    failed.is_empty()
 }
 
 /// How a watched command ended.

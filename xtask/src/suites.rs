@@ -13,7 +13,8 @@ pub use self::ahead::{ahead, niced};
 pub use self::commands::{blocks, python_examples};
 use self::commands::{
     borrowed, built, c_memcheck, c_programs, candle, cargo, checked, delegate, looks_at_reports, memcheck,
-    models, names_in, play_the_driver, portable, python, random, rust_tests, sanitized_links, this_program,
+    models, names_in, play_the_driver, portable, pytest, python, random, rust_tests, sanitized_links,
+    this_program,
 };
 use crate::python::{ALL, BORROWED, Contents, Environment, LEGACY, NIXL, OTHER, SMALL};
 use crate::shell;
@@ -80,15 +81,12 @@ const PORTABLE: &str = "test --config profile.dev.opt-level=0 --no-fail-fast \
     --package estafette-sync --package estafette-devices --package estafette --package tests \
     --lib --test pool --test fork --test conformance --test leases --test process --test shutdown --test trace --test waiting";
 
-/// One row of the table.
 pub struct Suite {
     /// Its name on the command line and in the closing table.
     pub name: &'static str,
-    /// What it shows, in a line.
     pub about: &'static str,
     /// Part of a plain `test`, which a newcomer waits for.
     pub quick: bool,
-    /// What must be there for it.
     pub needs: &'static [Need],
     /// A test runner closes each command with counts: if one executed no test, the suite has failed. In all suites that holds for
     /// `cargo test`.
@@ -110,10 +108,8 @@ pub enum Need {
     Program(&'static str, &'static str),
 }
 
-/// What the commands of a suite are made with.
 #[derive(Clone, Default)]
 pub struct Context {
-    /// The target folder shared by all.
     pub target: PathBuf,
     /// The environments that suites have needed so far.
     pub environments: Vec<(Contents, Environment)>,
@@ -127,7 +123,6 @@ impl Context {
         if self.quick { SMALL } else { ALL }
     }
 
-    /// The environment of [`Need::Python`].
     fn python(&self) -> &Environment {
         self.environment(self.peers())
     }
@@ -141,48 +136,29 @@ impl Context {
 /// Every suite, in the order in which they run. Models and random programs come early, as they run in what the others leave of the
 /// processors. The counts of `scale` come when little else runs.
 pub const SUITES: &[Suite] = &[
-    Suite {
-        name: "lint",
-        about: "formatting, clippy, rustdoc, and what else `cargo xtask lint` looks at",
-        quick: false,
-        needs: &[],
-        counted: false,
-        limit: minutes(30),
-        commands: |_| vec![this_program(&["lint"])],
-    },
-    Suite {
-        name: "rust",
-        about: "unit and integration tests of the Rust packages",
-        quick: true,
-        needs: &[],
-        counted: true,
-        limit: minutes(30),
-        commands: |context| {
-            let mut tests = rust_tests(&context.target, &[]);
-            if !context.quick {
-                // Processes are killed at random moments for so long; so many operations are in a trace that is saved.
-                tests.env("ESTAFETTE_KILLS_S", "30").env("ESTAFETTE_TRACED", "140000");
-            }
-            vec![tests]
-        },
-    },
-    Suite {
-        name: "doc",
-        about: "examples in the documentation of the Rust packages",
-        quick: true,
-        needs: &[],
-        counted: true,
-        limit: minutes(20),
-        commands: |context| vec![cargo(&context.target, &["test", "--doc"], TESTED)],
-    },
-    Suite {
-        name: "loom",
-        about: "every interleaving of the variable protocol and of the device primitives, within loom's bounds",
-        quick: true,
-        needs: &[],
-        counted: true,
-        limit: minutes(30),
-        commands: |context| {
+    suite("lint", "formatting, clippy, rustdoc, and what else `cargo xtask lint` looks at", 30, |_| {
+        vec![this_program(&["lint"])]
+    }),
+    suite("rust", "unit and integration tests of the Rust packages", 30, |context| {
+        let mut tests = rust_tests(&context.target, &[]);
+        if !context.quick {
+            // Processes are killed at random moments for so long; so many operations are in a trace that is saved.
+            tests.env("ESTAFETTE_KILLS_S", "30").env("ESTAFETTE_TRACED", "140000");
+        }
+        vec![tests]
+    })
+    .quick()
+    .counted(),
+    suite("doc", "examples in the documentation of the Rust packages", 20, |context| {
+        vec![cargo(&context.target, &["test", "--doc"], TESTED)]
+    })
+    .quick()
+    .counted(),
+    suite(
+        "loom",
+        "every interleaving of the variable protocol and of the device primitives, within loom's bounds",
+        30,
+        |context| {
             let mut explore = models(&context.target, "loom");
             if context.quick {
                 // Three, which some models allow, multiply their time.
@@ -192,48 +168,40 @@ pub const SUITES: &[Suite] = &[
             }
             explore
         },
-    },
-    Suite {
-        name: "shuttle",
-        about: "whole pools, devices and protocols of engines under random schedules",
-        quick: false,
-        needs: &[],
-        counted: true,
-        limit: minutes(30),
-        commands: |context| models(&context.target, "shuttle"),
-    },
-    Suite {
-        name: "simulation",
-        about: "whole engines under schedules, a clock and faults that a seed decides; failures are shortened",
-        quick: false,
-        needs: &[],
-        counted: true,
-        limit: minutes(30),
-        commands: |context| {
+    )
+    .quick()
+    .counted(),
+    suite("shuttle", "whole pools, devices and protocols of engines under random schedules", 30, |context| {
+        models(&context.target, "shuttle")
+    })
+    .counted(),
+    suite(
+        "simulation",
+        "whole engines under schedules, a clock and faults that a seed decides; failures are shortened",
+        30,
+        |context| {
             let mut simulate = SIMULATION.cargo(&context.target, &["test"], &[]);
             if std::env::var_os("ESTAFETTE_SEEDS").is_none() {
                 simulate.env("ESTAFETTE_SEEDS", "10000");
             }
             vec![simulate]
         },
-    },
-    Suite {
-        name: "property",
-        about: "random programs and random steps against their oracles, optimized, with debug assertions and many seeds",
-        quick: false,
-        needs: &[],
-        counted: true,
-        limit: minutes(30),
-        commands: |context| random(&context.target).into(),
-    },
-    Suite {
-        name: "failing-system",
-        about: "each call of the system fails in turn, in Rust, C and Python: threads, memory, files, the clock; nothing is lost",
-        quick: false,
-        needs: &[Need::Python],
-        counted: false,
-        limit: minutes(20),
-        commands: |context| {
+    )
+    .counted(),
+    suite(
+        "property",
+        "random programs and random steps against their oracles, optimized, with debug assertions and \
+            many seeds",
+        30,
+        |context| random(&context.target).into(),
+    )
+    .counted(),
+    suite(
+        "failing-system",
+        "each call of the system fails in turn, in Rust, C and Python: threads, memory, files, the \
+            clock; nothing is lost",
+        20,
+        |context| {
             // The library is the one that the C program uses.
             let build = built(context, &["--lib", "--bin", "failing_system"]);
             let environment = context.python();
@@ -241,52 +209,39 @@ pub const SUITES: &[Suite] = &[
             run.env("FAILING_PYTHON", environment.python());
             vec![build, run]
         },
-    },
-    Suite {
-        name: "python",
-        about: "tests of the Python package",
-        quick: true,
-        needs: &[Need::Python],
-        counted: true,
-        limit: minutes(15),
-        commands: |context| {
-            // Two processes, as one would leave a processor idle.
-            PYTHON_HALVES
-                .map(|of_the_other| {
-                    let mut tests = python(context, &["-m", "pytest", "-rfEs", "bindings/python/tests"]);
-                    tests.args(["--ignore-glob", of_the_other]);
-                    if context.quick {
-                        tests.env("ESTAFETTE_FEW_EXAMPLES", "1");
-                    }
-                    tests
-                })
-                .into()
-        },
-    },
-    Suite {
-        name: "sycl",
-        about: "SYCL devices on the real runtime, with the processor as the device",
-        quick: false,
-        needs: &[Need::Python],
-        counted: true,
-        limit: minutes(15),
-        commands: |context| {
-            let environment = context.python();
-            let packages = environment.packages().unwrap_or_default();
-            let mut tests = cargo(&context.target, &["test", "--test", "sycl"], TESTED);
-            tests.env("ESTAFETTE_DPCTL_LIBRARY", packages.join("dpctl/libDPCTLSyclInterface.so"));
-            environment.name_opencl(&mut tests);
-            vec![tests]
-        },
-    },
-    Suite {
-        name: "gpu-rehearsal",
-        about: "the GPU suite on the simulated driver and in host memory: that it is in order, and no result",
-        quick: false,
-        needs: &[Need::Python],
-        counted: false,
-        limit: minutes(15),
-        commands: |context| {
+    )
+    .needs(&[Need::Python]),
+    suite("python", "tests of the Python package", 15, |context| {
+        // Two processes, as one would leave a processor idle.
+        PYTHON_HALVES
+            .map(|of_the_other| {
+                let mut tests = pytest(context, &["bindings/python/tests"]);
+                tests.args(["--ignore-glob", of_the_other]);
+                if context.quick {
+                    tests.env("ESTAFETTE_FEW_EXAMPLES", "1");
+                }
+                tests
+            })
+            .into()
+    })
+    .quick()
+    .needs(&[Need::Python])
+    .counted(),
+    suite("sycl", "SYCL devices on the real runtime, with the processor as the device", 15, |context| {
+        let environment = context.python();
+        let packages = environment.packages().unwrap_or_default();
+        let mut tests = cargo(&context.target, &["test", "--test", "sycl"], TESTED);
+        tests.env("ESTAFETTE_DPCTL_LIBRARY", packages.join("dpctl/libDPCTLSyclInterface.so"));
+        environment.name_opencl(&mut tests);
+        vec![tests]
+    })
+    .needs(&[Need::Python])
+    .counted(),
+    suite(
+        "gpu-rehearsal",
+        "the GPU suite on the simulated driver and in host memory: that it is in order, and no result",
+        15,
+        |context| {
             let environment = context.python();
             let build = built(context, &["--lib", "--bin", "gpu-suite", "--features", SIMULATED]);
             let mut suite = shell::command(context.target.join("debug/gpu-suite"));
@@ -302,15 +257,14 @@ pub const SUITES: &[Suite] = &[
             commands.extend(files.map(|file| rehearse(&file)));
             commands
         },
-    },
-    Suite {
-        name: "cuda",
-        about: "CUDA devices on a simulated driver, which finds what nothing ordered, also with few connections and short queues; no GPU",
-        quick: false,
-        needs: &[],
-        counted: true,
-        limit: minutes(15),
-        commands: |context| {
+    )
+    .needs(&[Need::Python]),
+    suite(
+        "cuda",
+        "CUDA devices on a simulated driver, which finds what nothing ordered, also with few \
+            connections and short queues; no GPU",
+        15,
+        |context| {
             let tests = || cargo(&context.target, &["test", "--test", "cuda*"], TESTED);
             let limited = DRIVERS.map(|[connections, depth, call_ns]| {
                 let mut tests = tests();
@@ -320,56 +274,48 @@ pub const SUITES: &[Suite] = &[
             });
             [tests()].into_iter().chain(limited).collect()
         },
-    },
-    Suite {
-        name: "cuda-python",
-        about: "CUDA memory and streams in Python, with cuda.core, Numba and doubles, on a simulated driver; no GPU",
-        quick: false,
-        needs: &[Need::Python],
-        counted: true,
-        limit: minutes(10),
-        commands: |context| {
+    )
+    .counted(),
+    suite(
+        "cuda-python",
+        "CUDA memory and streams in Python, with cuda.core, Numba and doubles, on a simulated driver; \
+            no GPU",
+        10,
+        |context| {
             let build = built(context, &["--lib"]);
-            let mut tests = python(context, &["-m", "pytest", "-rfEs", "bindings/python/cuda"]);
+            let mut tests = pytest(context, &["bindings/python/cuda"]);
             play_the_driver(context, &mut tests);
             vec![build, tests]
         },
-    },
-    Suite {
-        name: "mxnet",
-        about: "MXNet 1.9.1 as a peer, in an environment of its own",
-        quick: false,
-        needs: &[Need::Contents(LEGACY)],
-        counted: true,
-        limit: minutes(5),
-        commands: |context| {
-            let environment = context.environment(LEGACY);
-            vec![environment.command(&["-m", "pytest", "-rfEs", "bindings/python/tests/test_mxnet.py"])]
-        },
-    },
-    Suite {
-        name: "other-peers",
-        about: "Warp, PaddlePaddle, OpenVINO, MLX and nanobind as peers, in an environment of their own",
-        quick: false,
-        needs: &[Need::Contents(OTHER), CPP],
-        counted: true,
-        limit: minutes(10),
-        commands: |context| {
+    )
+    .needs(&[Need::Python])
+    .counted(),
+    suite("mxnet", "MXNet 1.9.1 as a peer, in an environment of its own", 5, |context| {
+        let environment = context.environment(LEGACY);
+        vec![environment.command(&["-m", "pytest", "-rfEs", "bindings/python/tests/test_mxnet.py"])]
+    })
+    .needs(&[Need::Contents(LEGACY)])
+    .counted(),
+    suite(
+        "other-peers",
+        "Warp, PaddlePaddle, OpenVINO, MLX and nanobind as peers, in an environment of their own",
+        10,
+        |context| {
             let environment = context.environment(OTHER);
             let run = |file: &str| {
                 environment.command(&["-m", "pytest", "-rfEs", &format!("bindings/python/tests/{file}.py")])
             };
             vec![run("test_peers"), run("test_other_peers")]
         },
-    },
-    Suite {
-        name: "ray",
-        about: "tensors between actors of Ray, on two machines too: the newest version, and the one before in the environment of the other peers",
-        quick: false,
-        needs: &[Need::Python, Need::Contents(OTHER), Need::Contents(NIXL)],
-        counted: true,
-        limit: minutes(15),
-        commands: |context| {
+    )
+    .needs(&[Need::Contents(OTHER), CPP])
+    .counted(),
+    suite(
+        "ray",
+        "tensors between actors of Ray, on two machines too: the newest version, and the one before in \
+            the environment of the other peers",
+        15,
+        |context| {
             let tests = ["-m", "pytest", "-rfEs", "bindings/python/clusters/test_ray.py"];
             let other = context.environment(OTHER);
             // What takes long and asks nothing of Ray's interface for transports is tested with one version.
@@ -381,282 +327,227 @@ pub const SUITES: &[Suite] = &[
             }
             runs
         },
-    },
-    Suite {
-        name: "dask",
-        about: "tensors between workers of Dask",
-        quick: false,
-        needs: &[Need::Python],
-        counted: true,
-        limit: minutes(10),
-        commands: |context| {
-            vec![python(context, &["-m", "pytest", "-rfEs", "bindings/python/clusters/test_dask.py"])]
-        },
-    },
-    Suite {
-        name: "collectives",
-        about: "collective operations of two processes with Gloo: with an order they agree and fail together, without they do not",
-        quick: false,
-        needs: &[Need::Python],
-        counted: true,
-        limit: minutes(10),
-        commands: |context| {
-            vec![python(context, &["-m", "pytest", "-rfEs", "bindings/python/clusters/test_collectives.py"])]
-        },
-    },
-    Suite {
-        name: "nixl",
-        about: "tensors between machines, by NIXL: two network namespaces, for which it must run as root",
-        quick: false,
-        needs: &[Need::Python, Need::Contents(NIXL)],
-        counted: true,
-        limit: minutes(5),
-        commands: |context| {
-            let mut run =
-                python(context, &["-m", "pytest", "-rfEs", "bindings/python/clusters/test_nixl.py"]);
+    )
+    .needs(&[Need::Python, Need::Contents(OTHER), Need::Contents(NIXL)])
+    .counted(),
+    suite("dask", "tensors between workers of Dask", 10, |context| {
+        vec![pytest(context, &["bindings/python/clusters/test_dask.py"])]
+    })
+    .needs(&[Need::Python])
+    .counted(),
+    suite(
+        "collectives",
+        "collective operations of two processes with Gloo: with an order they agree and fail together, \
+            without they do not",
+        10,
+        |context| vec![pytest(context, &["bindings/python/clusters/test_collectives.py"])],
+    )
+    .needs(&[Need::Python])
+    .counted(),
+    suite(
+        "nixl",
+        "tensors between machines, by NIXL: two network namespaces, for which it must run as root",
+        5,
+        |context| {
+            let mut run = pytest(context, &["bindings/python/clusters/test_nixl.py"]);
             let nixl = context.environment(NIXL);
             run.env("PYTHONPATH", nixl.packages().unwrap_or_default());
             vec![run]
         },
-    },
-    Suite {
-        name: "borrowed",
-        about: "the DLPack tests of NumPy and CuPy, on our tensors",
-        quick: true,
-        needs: &[Need::Python, Need::Contents(BORROWED)],
-        counted: true,
-        limit: minutes(5),
-        commands: borrowed,
-    },
-    Suite {
-        name: "stubs",
-        about: "the type stubs of the Python package against the package itself, and type checkers on programs",
-        quick: true,
-        needs: &[Need::Python],
-        counted: false,
-        limit: minutes(10),
-        commands: |context| {
+    )
+    .needs(&[Need::Python, Need::Contents(NIXL)])
+    .counted(),
+    suite("borrowed", "the DLPack tests of NumPy and CuPy, on our tensors", 5, borrowed)
+        .quick()
+        .needs(&[Need::Python, Need::Contents(BORROWED)])
+        .counted(),
+    suite(
+        "stubs",
+        "the type stubs of the Python package against the package itself, and type checkers on programs",
+        10,
+        |context| {
             let allowed = ["--allowlist", "bindings/python/stubs-allowed.txt", "--ignore-unused-allowlist"];
             vec![
                 python(context, &[&["-m", "mypy.stubtest", "estafette"][..], &allowed].concat()),
-                python(context, &["-m", "pytest", "-rfEs", "bindings/python/stubs"]),
+                pytest(context, &["bindings/python/stubs"]),
             ]
         },
-    },
-    Suite {
-        name: "readme",
-        about: "the Python examples of the READMEs and of docs",
-        quick: false,
-        needs: &[Need::Python],
-        counted: false,
-        limit: minutes(5),
-        commands: |context| {
-            let pages = [
-                include_str!("../../README.md"),
-                include_str!("../../bindings/python/README.md"),
-                include_str!("../../docs/exchange.md"),
-            ];
-            pages.iter().map(|page| python(context, &["-c", &python_examples(page)])).collect()
-        },
-    },
-    Suite {
-        name: "notebooks",
-        about: "the tutorial, the README's example and waits in cells, in a real kernel",
-        quick: false,
-        needs: &[Need::Python],
-        counted: true,
-        limit: minutes(10),
-        commands: |context| vec![python(context, &["-m", "pytest", "-rfEs", "bindings/python/notebooks"])],
-    },
-    Suite {
-        name: "python-examples",
-        about: "the Python examples",
-        quick: false,
-        needs: &[Need::Python],
-        counted: false,
-        limit: minutes(10),
-        commands: |context| {
-            let examples = names_in("examples/python", "py");
-            let run = |name: &String| {
-                let mut run = python(context, &[&format!("examples/python/{name}.py")]);
-                if name == "sycl" {
-                    // The environment has a SYCL device, so one that is not found is no reason to skip.
-                    run.arg("--require");
-                }
-                run
-            };
-            examples.iter().map(run).collect()
-        },
-    },
-    Suite {
-        name: "delegate",
-        about: "two C++ frameworks that delegate their crossings, and Python, in one process",
-        quick: false,
-        needs: &[Need::Python, CPP, CMAKE],
-        counted: false,
-        limit: minutes(20),
-        commands: delegate,
-    },
-    Suite {
-        name: "perfetto",
-        about: "the file of a recording, decoded with Perfetto's own schema",
-        quick: false,
-        needs: &[Need::Python],
-        counted: false,
-        limit: minutes(15),
-        commands: |context| looks_at_reports(context, "report/tests/python/test_perfetto.py"),
-    },
-    Suite {
-        name: "viewers",
-        about: "the files of a recording in Perfetto's UI and in the viewer of chrome://tracing, without a screen",
-        quick: false,
-        needs: &[Need::Python, CHROMIUM, CHROMEDRIVER],
-        counted: false,
-        limit: minutes(15),
-        commands: |context| looks_at_reports(context, "report/tests/python/test_viewers.py"),
-    },
-    Suite {
-        name: "html",
-        about: "the page of a recording, in a browser without a screen",
-        quick: false,
-        needs: &[Need::Python, CHROMIUM, CHROMEDRIVER],
-        counted: false,
-        limit: minutes(15),
-        commands: |context| looks_at_reports(context, "report/tests/python/test_html.py"),
-    },
-    Suite {
-        name: "c",
-        about: "C and C++ programs against the installed library, under AddressSanitizer too; its header and build files",
-        quick: true,
-        needs: &[Need::Python, CPP, CMAKE, PKG_CONFIG],
-        counted: false,
-        limit: minutes(20),
-        commands: c_programs,
-    },
-    Suite {
-        name: "memcheck",
-        about: "imports and exports with random drops, under valgrind",
-        quick: false,
-        needs: &[Need::Program("valgrind", "on Debian: `apt-get install valgrind`")],
-        counted: false,
-        limit: minutes(20),
-        commands: |context| {
-            let mut check = memcheck();
-            check.arg(context.target.join("checked/churn")).arg("2000");
-            vec![checked(&context.target), check]
-        },
-    },
-    Suite {
-        name: "c-memcheck",
-        about: "the C programs under valgrind: memcheck, helgrind and drd",
-        quick: false,
-        needs: &[Need::Program("valgrind", "on Debian: `apt-get install valgrind`")],
-        counted: false,
-        limit: minutes(20),
-        commands: c_memcheck,
-    },
-    Suite {
-        name: "links-asan",
-        about: "processes that write, show, describe and ask for anything, against processes under AddressSanitizer",
-        quick: false,
-        needs: &[],
-        counted: true,
-        limit: minutes(20),
-        commands: |context| sanitized_links(&context.target).into(),
-    },
-    Suite {
-        name: "candle",
-        about: "the adapter of candle, whose crates take longer to compile than all others",
-        quick: false,
-        needs: &[],
-        counted: true,
-        limit: minutes(20),
-        commands: |context| {
+    )
+    .quick()
+    .needs(&[Need::Python]),
+    suite("readme", "the Python examples of the READMEs and of docs", 5, |context| {
+        let pages = [
+            include_str!("../../README.md"),
+            include_str!("../../bindings/python/README.md"),
+            include_str!("../../docs/exchange.md"),
+        ];
+        pages.iter().map(|page| python(context, &["-c", &python_examples(page)])).collect()
+    })
+    .needs(&[Need::Python]),
+    suite(
+        "notebooks",
+        "the tutorial, the README's example and waits in cells, in a real kernel",
+        10,
+        |context| vec![pytest(context, &["bindings/python/notebooks"])],
+    )
+    .needs(&[Need::Python])
+    .counted(),
+    suite("python-examples", "the Python examples", 10, |context| {
+        let examples = names_in("examples/python", "py");
+        let run = |name: &String| {
+            let mut run = python(context, &[&format!("examples/python/{name}.py")]);
+            if name == "sycl" {
+                // The environment has a SYCL device, so one that is not found is no reason to skip.
+                run.arg("--require");
+            }
+            run
+        };
+        examples.iter().map(run).collect()
+    })
+    .needs(&[Need::Python]),
+    suite(
+        "delegate",
+        "two C++ frameworks that delegate their crossings, and Python, in one process",
+        20,
+        delegate,
+    )
+    .needs(&[Need::Python, CPP, CMAKE]),
+    suite("perfetto", "the file of a recording, decoded with Perfetto's own schema", 15, |context| {
+        looks_at_reports(context, "report/tests/python/test_perfetto.py")
+    })
+    .needs(&[Need::Python]),
+    suite(
+        "viewers",
+        "the files of a recording in Perfetto's UI and in the viewer of chrome://tracing, without a \
+            screen",
+        15,
+        |context| looks_at_reports(context, "report/tests/python/test_viewers.py"),
+    )
+    .needs(&[Need::Python, CHROMIUM, CHROMEDRIVER]),
+    suite("html", "the page of a recording, in a browser without a screen", 15, |context| {
+        looks_at_reports(context, "report/tests/python/test_html.py")
+    })
+    .needs(&[Need::Python, CHROMIUM, CHROMEDRIVER]),
+    suite(
+        "c",
+        "C and C++ programs against the installed library, under AddressSanitizer too; its header and \
+            build files",
+        20,
+        c_programs,
+    )
+    .quick()
+    .needs(&[Need::Python, CPP, CMAKE, PKG_CONFIG]),
+    suite("memcheck", "imports and exports with random drops, under valgrind", 20, |context| {
+        let mut check = memcheck();
+        check.arg(context.target.join("checked/churn")).arg("2000");
+        vec![checked(&context.target), check]
+    })
+    .needs(&[VALGRIND]),
+    suite("c-memcheck", "the C programs under valgrind: memcheck, helgrind and drd", 20, c_memcheck)
+        .needs(&[VALGRIND]),
+    suite(
+        "links-asan",
+        "processes that write, show, describe and ask for anything, against processes under \
+            AddressSanitizer",
+        20,
+        |context| sanitized_links(&context.target).into(),
+    )
+    .counted(),
+    suite(
+        "candle",
+        "the adapter of candle, whose crates take longer to compile than all others",
+        20,
+        |context| {
             // As an argument of cargo the name of a target, and of the documentation tests a filter.
             ["--test", "--doc"].map(|which| candle(&context.target, which)).into()
         },
-    },
-    Suite {
-        name: "portable",
-        about: "tests of what depends on the platform, with no form that is special to Linux or x86-64",
-        quick: false,
-        needs: &[],
-        counted: true,
-        limit: minutes(20),
-        commands: |context| vec![portable(&context.target)],
-    },
-    Suite {
-        name: "fuzz",
-        about: "fuzz targets in their instrumented build: the kept inputs; `cargo xtask fuzz` looks for new ones",
-        quick: false,
-        needs: &[CPP],
-        counted: false,
-        limit: minutes(20),
-        commands: |_| {
+    )
+    .counted(),
+    suite(
+        "portable",
+        "tests of what depends on the platform, with no form that is special to Linux or x86-64",
+        20,
+        |context| vec![portable(&context.target)],
+    )
+    .counted(),
+    suite(
+        "fuzz",
+        "fuzz targets in their instrumented build: the kept inputs; `cargo xtask fuzz` looks for new ones",
+        20,
+        |_| {
             // No new inputs: a change is judged by what it changed.
             vec![this_program(&["fuzz", "--seconds", "0"])]
         },
-    },
-    Suite {
-        name: "site",
-        about: "the site of the documents: it builds without a warning, no link is dead, and a browser without a network searches it",
-        quick: false,
-        needs: &[Need::Python, CHROMIUM, CHROMEDRIVER],
-        counted: false,
-        limit: minutes(15),
-        commands: |context| {
-            let mut look = python(context, &["-m", "pytest", "-rfEs", "docs/site/test_site.py"]);
+    )
+    .needs(&[CPP]),
+    suite(
+        "site",
+        "the site of the documents: it builds without a warning, no link is dead, and a browser without \
+            a network searches it",
+        15,
+        |context| {
+            let mut look = pytest(context, &["docs/site/test_site.py"]);
             look.env("ESTAFETTE_SITE", context.target.join("site"));
             vec![this_program(&["site"]), look]
         },
-    },
-    Suite {
-        name: "rust-examples",
-        about: "the Rust examples",
-        quick: false,
-        needs: &[],
-        counted: false,
-        limit: minutes(20),
-        commands: |context| {
-            let examples = names_in("examples/examples", "rs");
-            let run = |name| shell::command(context.target.join("checked/examples").join(name));
-            [checked(&context.target)].into_iter().chain(examples.into_iter().map(run)).collect()
-        },
-    },
-    Suite {
-        name: "scale",
-        about: "how the cost of each call grows with what is alive, in instructions counted by valgrind",
-        quick: false,
-        needs: &[Need::Program("valgrind", "on Debian: `apt-get install valgrind`")],
-        counted: false,
-        limit: minutes(20),
-        commands: |context| {
+    )
+    .needs(&[Need::Python, CHROMIUM, CHROMEDRIVER]),
+    suite("rust-examples", "the Rust examples", 20, |context| {
+        let examples = names_in("examples/examples", "rs");
+        let run = |name| shell::command(context.target.join("checked/examples").join(name));
+        [checked(&context.target)].into_iter().chain(examples.into_iter().map(run)).collect()
+    }),
+    suite(
+        "scale",
+        "how the cost of each call grows with what is alive, in instructions counted by valgrind",
+        20,
+        |context| {
             let count = shell::command(context.target.join("checked/scale"));
             vec![checked(&context.target), count]
         },
-    },
-    Suite {
-        name: "dist",
-        about: "the release artifacts: crates, wheel, source distribution and C library, as users take them",
-        quick: false,
-        needs: &[Need::Python, CMAKE, PKG_CONFIG],
-        counted: false,
-        limit: minutes(20),
-        commands: |_| vec![this_program(&["dist", "--check"])],
-    },
+    )
+    .needs(&[VALGRIND]),
+    suite(
+        "dist",
+        "the release artifacts: crates, wheel, source distribution and C library, as users take them",
+        20,
+        |_| vec![this_program(&["dist", "--check"])],
+    )
+    .needs(&[Need::Python, CMAKE, PKG_CONFIG]),
 ];
 
+const VALGRIND: Need = Need::Program("valgrind", "on Debian: `apt-get install valgrind`");
 const CPP: Need = Need::Program("g++", "on Debian: `apt-get install g++`");
 const CMAKE: Need = Need::Program("cmake", "on Debian: `apt-get install cmake make`");
 const CHROMIUM: Need = Need::Program("chromium", "on Debian: `apt-get install chromium`");
 const CHROMEDRIVER: Need = Need::Program("chromedriver", "on Debian: `apt-get install chromium-driver`");
 const PKG_CONFIG: Need = Need::Program("pkg-config", "on Debian: `apt-get install pkg-config`");
 
-const fn minutes(count: u64) -> Duration {
-    Duration::from_secs(60 * count)
+/// A suite that is not quick, needs nothing and is not counted, with its limit in minutes.
+const fn suite(
+    name: &'static str,
+    about: &'static str,
+    minutes: u64,
+    commands: fn(&Context) -> Vec<Command>,
+) -> Suite {
+    let limit = Duration::from_secs(60 * minutes);
+    Suite { name, about, quick: false, needs: &[], counted: false, limit, commands }
 }
 
-/// Prints the table.
+impl Suite {
+    const fn quick(self) -> Self {
+        Self { quick: true, ..self }
+    }
+
+    const fn needs(self, needs: &'static [Need]) -> Self {
+        Self { needs, ..self }
+    }
+
+    const fn counted(self) -> Self {
+        Self { counted: true, ..self }
+    }
+}
+
 pub fn list() {
     for suite in SUITES {
         let mut needs: Vec<&str> = suite

@@ -43,7 +43,6 @@ impl Options {
     }
 }
 
-/// How a suite ended.
 enum Outcome {
     Passed(Counts),
     Failed(String),
@@ -213,7 +212,6 @@ fn excused(reason: &str) -> bool {
     reason.starts_with("no GPU")
 }
 
-/// Why a suite cannot run on this machine.
 fn missing(suite: &Suite) -> Option<String> {
     suite.needs.iter().find_map(|need| match need {
         Need::Program(name, remedy) if !shell::answers(name, &["--version"]) => {
@@ -345,7 +343,6 @@ struct Seen {
     /// It has to execute a test.
     counted: bool,
     counts: Counts,
-    /// Its last lines.
     end: VecDeque<String>,
 }
 

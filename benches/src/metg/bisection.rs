@@ -30,9 +30,6 @@ const LONGEST_NS: f64 = 128_000.0;
 const CLOSE: f64 = 1.06;
 
 /// Searches for the crossing. `measure` returns the point for bodies of a length in nanoseconds.
-///
-/// # Errors
-/// The error of `measure`.
 pub(super) fn crossing<E>(mut measure: impl FnMut(f64) -> Result<Point, E>) -> Result<Crossing, E> {
     let mut body_ns = FIRST_NS;
     let mut point = measure(body_ns)?;

@@ -127,9 +127,7 @@ impl Grid {
     }
 
     /// Checks that every task has found the marks it needed, and that the last step is complete.
-    ///
-    /// # Errors
-    /// The wrong mark that the first failed task has found.
+    /// The error is the wrong mark that the first failed task has found.
     pub(super) fn verify(&self) -> Result<(), WrongInput> {
         let last = self.steps.load(Ordering::Relaxed);
         let row = (last % 2) as usize * self.row;

@@ -129,7 +129,7 @@ pub unsafe extern "C" fn estafette_tensor_read_only(
 ///
 /// # Safety
 /// `out` is NULL or may be written.
-unsafe fn describe<T>(
+pub(crate) unsafe fn describe<T>(
     tensor: *const estafette_tensor,
     out: *mut T,
     ask: impl FnOnce(&Tensor) -> Result<T, Error>,

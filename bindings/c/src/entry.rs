@@ -132,6 +132,14 @@ pub(crate) unsafe fn array<'a, T>(first: *const T, count: usize, name: &str) -> 
     Ok(unsafe { std::slice::from_raw_parts(first, count) })
 }
 
+/// A field or an argument that is 0 or 1.
+pub(crate) fn flag(name: &str, value: i32) -> Result<bool, Refusal> {
+    match value {
+        0 | 1 => Ok(value == 1),
+        other => Err(Refusal::invalid(format!("{name} is {other}"))),
+    }
+}
+
 /// A text; NULL gives `otherwise`.
 ///
 /// # Safety
@@ -147,6 +155,18 @@ pub(crate) unsafe fn text<'a>(
     // SAFETY: by contract of this function.
     let text = unsafe { std::ffi::CStr::from_ptr(text) };
     text.to_str().map_err(|_| Refusal::invalid(format!("{name} is not UTF-8")))
+}
+
+/// A text that must not be NULL.
+///
+/// # Safety
+/// `text` is NULL or ends with a NUL, and stays as it is during `'a`.
+pub(crate) unsafe fn needed<'a>(text: *const std::ffi::c_char, name: &str) -> Result<&'a str, Refusal> {
+    if text.is_null() {
+        return Err(is_null(name));
+    }
+    // SAFETY: by contract of this function.
+    unsafe { self::text(text, "", name) }
 }
 
 /// Why something has failed. What is not UTF-8, as a text of the system may be, is replaced, since the failure has to get through.

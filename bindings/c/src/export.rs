@@ -10,7 +10,7 @@ use estafette::{Access, ExportOptions, ManagedTensor, Tensor};
 
 use crate::dlpack::{DLManagedTensor, DLManagedTensorVersioned};
 use crate::engine::timeout;
-use crate::entry::{Answer, DONE, Refusal, entry, place};
+use crate::entry::{Answer, DONE, Refusal, entry, flag, place};
 use crate::op::estafette_op;
 use crate::options::{self, Options};
 use crate::slots;
@@ -160,15 +160,10 @@ unsafe fn export(
     if !matches!(given.copy, -1..=1) {
         return Err(Refusal::invalid(format!("estafette_export_options: copy is {}", given.copy)));
     }
-    if !matches!(given.nonblocking, 0 | 1) {
-        return Err(Refusal::invalid(format!(
-            "estafette_export_options: nonblocking is {}",
-            given.nonblocking
-        )));
-    }
+    let nonblocking = flag("estafette_export_options: nonblocking", given.nonblocking)?;
     wanted.owner = Some("a C program".into());
     wanted.copy = given.copy == 1;
-    if given.nonblocking == 1 && !tensor.is_defined() {
+    if nonblocking && !tensor.is_defined() {
         tensor.lease(wanted.access, "a C program").try_now()?;
         return Ok(estafette_status::ESTAFETTE_PENDING);
     }
@@ -195,7 +190,7 @@ unsafe fn export(
             "this memory is read-only, which a DLPack struct before version 1.0 cannot say; ask for a copy",
         ));
     }
-    let managed = if given.nonblocking == 1 {
+    let managed = if nonblocking {
         match tensor.lease(wanted.access, "a C program").for_consumer(&wanted.consumer).try_now()? {
             Some(lease) => lease.export(&wanted)?,
             None => return Ok(estafette_status::ESTAFETTE_PENDING),

@@ -1,32 +1,22 @@
 //! Fences: theirs for us, ours for them, and promises that the caller keeps by hand.
 
 use std::ffi::c_char;
-use std::ptr::NonNull;
 
-use estafette::Engine;
 use estafette::devices::host::{self, Completer};
-use estafette::devices::{DeviceError, DeviceErrorKind, Fence};
+use estafette::devices::{DeviceError, DeviceErrorKind};
 use estafette::exchange::foreign_fence;
 
+use crate::describe::describe;
 use crate::entry::{DONE, Refusal, entry, entry_unless_null, place, reason, text};
 use crate::handles::Table;
 use crate::op::estafette_op;
 use crate::places::Kind;
 use crate::slots;
 use crate::status::estafette_status;
-use crate::tensor::{estafette_tensor, tensor};
+use crate::tensor::estafette_tensor;
 
 /// The struct, under its name in C.
 pub use estafette::exchange::foreign_fence::RawFence as DLFence;
-
-/// The caller's fence as ours.
-///
-/// # Safety
-/// `fence` is what its type says.
-pub(crate) unsafe fn import_fence(engine: &Engine, fence: NonNull<DLFence>) -> Result<Fence, Refusal> {
-    // SAFETY: by contract of this function.
-    Ok(unsafe { engine.import_fence(fence) }?)
-}
 
 /// The readiness of the version of `tensor` that is current at this call, as a fence for another scheduler, to `*out`. The caller
 /// owns one count of it and gives that up by `out->release(out->context)`.
@@ -41,13 +31,8 @@ pub unsafe extern "C" fn estafette_tensor_fence(
     tensor: *const estafette_tensor,
     out: *mut DLFence,
 ) -> estafette_status {
-    entry(|| {
-        let tensor = self::tensor(tensor, "tensor")?;
-        let out = place(out, "out")?;
-        // SAFETY: writable, by contract.
-        unsafe { out.write(tensor.export_ready_fence()) };
-        DONE
-    })
+    // SAFETY: by contract of this function.
+    unsafe { describe(tensor, out, |tensor| Ok(tensor.export_ready_fence())) }
 }
 
 /// The end of every use of `tensor` that was submitted before this call, leases included, as a fence to `*out`: when it is done,
@@ -64,13 +49,8 @@ pub unsafe extern "C" fn estafette_writable_fence(
     tensor: *const estafette_tensor,
     out: *mut DLFence,
 ) -> estafette_status {
-    entry(|| {
-        let tensor = self::tensor(tensor, "tensor")?;
-        let out = place(out, "out")?;
-        // SAFETY: writable, by contract.
-        unsafe { out.write(foreign_fence::export(tensor.writable_fence(), None)) };
-        DONE
-    })
+    // SAFETY: by contract of this function.
+    unsafe { describe(tensor, out, |tensor| Ok(foreign_fence::export(tensor.writable_fence(), None))) }
 }
 
 /// The end of an operation as a fence, to `*out`; of one that ends with a fence, the end of that. Ownership as for

@@ -103,7 +103,7 @@ pub unsafe extern "C" fn estafette_op_complete_after(
             Some(fence) => match unsafe { begun.completion.import_fence(fence) } {
                 Ok(fence) => Some(fence),
                 Err(error) => {
-                    slots::put_back(op, begun)?;
+                    slots::begin(op, begun)?;
                     return Err(error.into());
                 }
             },

@@ -10,7 +10,7 @@ use estafette::operators::{Operator, OperatorKind, library, operators};
 
 use crate::context::estafette_drop;
 use crate::engine::{self, estafette_engine};
-use crate::entry::{DONE, Refusal, array, c_text, entry, is_null, text};
+use crate::entry::{DONE, Refusal, array, c_text, entry, is_null, needed};
 use crate::handles::Vacant;
 use crate::status::estafette_status;
 use crate::tensor::{self, estafette_tensor, tensors};
@@ -216,16 +216,4 @@ pub unsafe extern "C" fn estafette_call_operator(
             DONE
         }
     })
-}
-
-/// A text that must not be NULL.
-///
-/// # Safety
-/// `pointer` is NULL or a text that stays as it is during `'a`.
-unsafe fn needed<'a>(pointer: *const c_char, name: &str) -> Result<&'a str, Refusal> {
-    if pointer.is_null() {
-        return Err(is_null(name));
-    }
-    // SAFETY: by contract of this function.
-    unsafe { text(pointer, "", name) }
 }

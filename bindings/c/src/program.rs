@@ -6,19 +6,18 @@ use std::sync::Arc;
 use estafette::Program;
 use estafette::program::ProgramBuilder;
 use estafette_sync::sync::Mutex;
-use estafette_sync::valgrind;
 
 use crate::context::{BodyContext, Context, estafette_drop};
 use crate::engine::{self, estafette_engine};
-use crate::entry::{DONE, Refusal, entry, entry_unless_null, place, text};
+use crate::entry::{DONE, Refusal, entry, entry_unless_null, flag, place, text};
 use crate::handles::Table;
 use crate::names;
 use crate::op::estafette_op;
 use crate::options;
 use crate::places::Kind;
-use crate::slots::{self, Begun};
+use crate::slots;
 use crate::status::estafette_status;
-use crate::submit::{Arguments, Work, estafette_function, estafette_submit_options, on, queue};
+use crate::submit::{Arguments, Waiting, Work, estafette_function, estafette_submit_options, on, queue};
 use crate::tensor::estafette_tensor;
 
 /// Operations that are recorded once and then run any number of times, each time as one operation. Any thread may use a program.
@@ -120,16 +119,9 @@ pub unsafe extern "C" fn estafette_program_add(
         let node = node.checked_external()?;
         let context = Arc::new(Context::new(context, drop_context));
         node.run(move |completion| {
-            let pointer = context.pointer();
             // The program keeps it; this keeps it until the fence of this call has settled.
             let context = BodyContext::Shared(context.clone());
-            let begun = Begun { completion, context, produces: false };
-            match slots::enter_begun(begun) {
-                // SAFETY: the caller that recorded it promised that any thread may call it, as often as it is replayed.
-                Ok(handle) => valgrind::foreign(|| unsafe { function(pointer, handle) }),
-                // The completion is dropped, which fails the node.
-                Err(refusal) => tracing::error!(reason = refusal.message, "a node has no handle"),
-            }
+            Waiting { function, context, held: None, produces: false }.start(completion);
         });
         DONE
     })
@@ -146,9 +138,7 @@ pub unsafe extern "C" fn estafette_program_add(
 pub extern "C" fn estafette_program_finish(program: *mut estafette_program, graph: i32) -> estafette_status {
     entry(|| {
         let program = PROGRAMS.get(program, "program")?;
-        if !matches!(graph, 0 | 1) {
-            return Err(Refusal::invalid(format!("graph is {graph}")));
-        }
+        let as_graph = flag("graph", graph)?;
         let mut stage = program.lock();
         let builder = match std::mem::replace(&mut *stage, Stage::Abandoned) {
             Stage::Recording(builder) => builder,
@@ -159,7 +149,7 @@ pub extern "C" fn estafette_program_finish(program: *mut estafette_program, grap
         };
         drop(stage);
         // Under no lock: a program that is refused gives the contexts of its nodes up.
-        let finished = if graph == 1 { builder.finish_as_graph() } else { builder.finish() }?;
+        let finished = if as_graph { builder.finish_as_graph() } else { builder.finish() }?;
         *program.lock() = Stage::Ready(finished);
         DONE
     })
@@ -190,12 +180,9 @@ pub unsafe extern "C" fn estafette_program_replay(
             Stage::Recording(_) => return Err(refused("it is still being recorded; finish it")),
             Stage::Abandoned => return Err(refused("it could not be finished")),
         };
+        let nonblocking = flag("nonblocking", nonblocking)?;
         let handle = if out.is_null() { None } else { Some(slots::enter()?.0) };
-        let submitted = match nonblocking {
-            0 => ready.replay(),
-            1 => ready.try_replay(),
-            other => Err(estafette::Error::Invalid(format!("nonblocking is {other}").into())),
-        };
+        let submitted = if nonblocking { ready.try_replay() } else { ready.replay() };
         let Some(handle) = handle else { return submitted.map_err(Refusal::from).and(DONE) };
         match submitted {
             Ok(op) => {

@@ -7,7 +7,7 @@ use std::time::Duration;
 use estafette::trace::{Recorder, TraceOptions, Unsaved};
 use estafette_sync::sync::Mutex;
 
-use crate::entry::{DONE, Refusal, entry, is_null, place, text};
+use crate::entry::{DONE, Refusal, entry, needed, place};
 use crate::handles::Table;
 use crate::options::{self, Options};
 use crate::places::Kind;
@@ -51,11 +51,8 @@ unsafe impl Options for estafette_recording_options {
 /// # Safety
 /// `path` is NULL or ends with a NUL.
 unsafe fn path<'a>(path: *const c_char) -> Result<&'a Path, Refusal> {
-    if path.is_null() {
-        return Err(is_null("path"));
-    }
     // SAFETY: by contract of this function.
-    Ok(Path::new(unsafe { text(path, "", "path") }?))
+    Ok(Path::new(unsafe { needed(path, "path") }?))
 }
 
 fn unwritten(path: &Path, error: &std::io::Error) -> Refusal {

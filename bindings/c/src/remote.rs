@@ -8,7 +8,7 @@ use estafette::Engine;
 use estafette::remote::{Address, Door, Link, ShareOptions, Ticket};
 
 use crate::engine::{self, estafette_engine, timeout};
-use crate::entry::{Answer, DONE, Refusal, array, entry, entry_anywhere, is_null, place, text};
+use crate::entry::{Answer, DONE, Refusal, array, entry, entry_unless_null, flag, needed, place, text};
 use crate::handles::{Pinned, Table};
 use crate::options::{self, Options};
 use crate::places::Kind;
@@ -116,10 +116,7 @@ pub unsafe extern "C" fn estafette_ticket_create(
         // SAFETY: by contract of this function.
         let options = unsafe { options::read(options) }?;
         let vacant = TICKETS.reserve()?;
-        let once = match options.once {
-            0 | 1 => options.once == 1,
-            once => return Err(Refusal::invalid(format!("estafette_ticket_options: once is {once}"))),
-        };
+        let once = flag("estafette_ticket_options: once", options.once)?;
         let copy = copy_of("estafette_ticket_options", options.copy)?;
         let mut how = ShareOptions { once, copy, ..ShareOptions::default() };
         if !options.reach.is_null() {
@@ -173,7 +170,7 @@ pub unsafe extern "C" fn estafette_ticket_bytes(
 /// `ESTAFETTE_FORKED`: there the ticket is leaked. May be called by any thread. `ticket` may be any value.
 #[unsafe(no_mangle)]
 pub extern "C" fn estafette_ticket_revoke(ticket: *mut estafette_ticket) -> estafette_status {
-    give_up(&TICKETS, ticket, "ticket")
+    entry_unless_null(ticket, || TICKETS.release(ticket, "ticket"))
 }
 
 /// The tensor that a ticket of another process names: a promise, to be read only, in the memory of that process. The caller owns `*out` and
@@ -283,7 +280,7 @@ pub unsafe extern "C" fn estafette_door_accept(
 /// there the door is leaked. May be called by any thread. `door` may be any value.
 #[unsafe(no_mangle)]
 pub extern "C" fn estafette_door_close(door: *mut estafette_door) -> estafette_status {
-    give_up(&DOORS, door, "door")
+    entry_unless_null(door, || DOORS.release(door, "door"))
 }
 
 /// Makes a link to the process with a door at `address`, in at most `timeout_ns` (`ESTAFETTE_FOREVER` for no limit); the process need not be
@@ -303,11 +300,8 @@ pub unsafe extern "C" fn estafette_connect(
 ) -> estafette_status {
     entry(|| {
         let engine = engine::engine(engine)?;
-        if address.is_null() {
-            return Err(is_null("address"));
-        }
         // SAFETY: by contract of this function.
-        let address = unsafe { text(address, "", "address") }?;
+        let address = unsafe { needed(address, "address") }?;
         let address = Address::from_bytes(address.as_bytes()).map_err(estafette::Error::from)?;
         let out = place(out, "out")?;
         // SAFETY: writable, by contract.
@@ -450,7 +444,7 @@ pub unsafe extern "C" fn estafette_link_descriptor(
 /// there the link is leaked. May be called by any thread. `link` may be any value.
 #[unsafe(no_mangle)]
 pub extern "C" fn estafette_link_close(link: *mut estafette_link) -> estafette_status {
-    give_up(&LINKS, link, "link")
+    entry_unless_null(link, || LINKS.release(link, "link"))
 }
 
 /// Says that process `process` on another machine is dead, or with 0 all processes on that machine: their leases end, and writes that waited go
@@ -463,23 +457,10 @@ pub extern "C" fn estafette_link_close(link: *mut estafette_link) -> estafette_s
 /// `host` is NULL or a text.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn estafette_declare_dead(host: *const c_char, process: u32) -> estafette_status {
-    entry(|| -> Answer {
-        if host.is_null() {
-            return Err(is_null("host"));
-        }
+    entry(|| {
         // SAFETY: by contract of this function.
-        let host = unsafe { text(host, "", "host") }?;
+        let host = unsafe { needed(host, "host") }?;
         estafette::remote::declare_dead(host, (process > 0).then_some(process));
-        DONE
-    })
-}
-
-fn give_up<T: Send + Sync, H>(table: &'static Table<T>, handle: *mut H, name: &str) -> estafette_status {
-    if handle.is_null() {
-        return entry_anywhere(|| DONE);
-    }
-    entry(|| -> Answer {
-        table.release(handle, name)?;
         DONE
     })
 }

@@ -157,8 +157,8 @@ pub(crate) fn set_op(op: *mut estafette_op, submitted: Op) -> Result<(), Refusal
     Ok(())
 }
 
-/// The function is about to be called.
-fn begin(op: *mut estafette_op, begun: Begun) -> Result<(), Refusal> {
+/// The function is about to be called; or the right to report the end is returned, since the end cannot be reported yet.
+pub(crate) fn begin(op: *mut estafette_op, begun: Begun) -> Result<(), Refusal> {
     find(op)?.1.stage = Stage::Begun(begun);
     Ok(())
 }
@@ -187,11 +187,6 @@ fn take_stage(state: &mut State, with_tensor: Option<bool>) -> Result<Begun, Ref
             Err(Refusal::invalid(why))
         }
     }
-}
-
-/// Returns the right: the end cannot be reported yet.
-pub(crate) fn put_back(op: *mut estafette_op, begun: Begun) -> Result<(), Refusal> {
-    begin(op, begun)
 }
 
 /// The end is about to be reported; `after` is the fence that the end waits for.

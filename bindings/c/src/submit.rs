@@ -11,7 +11,7 @@ use estafette_sync::valgrind;
 
 use crate::context::{BodyContext, Context, estafette_drop};
 use crate::engine::{self, estafette_engine};
-use crate::entry::{Answer, DONE, Refusal, c_text, entry, is_null, place, text};
+use crate::entry::{Answer, DONE, Refusal, c_text, entry, flag, is_null, place, text};
 use crate::names;
 use crate::op::estafette_op;
 use crate::options::{self, Options};
@@ -63,17 +63,23 @@ unsafe impl Options for estafette_submit_options {
     const FIRST: usize = 24;
 }
 
+impl estafette_submit_options {
+    fn nonblocking(&self) -> Result<bool, Refusal> {
+        flag("estafette_submit_options: nonblocking", self.nonblocking)
+    }
+}
+
 /// An operation as it waits to be called. Dropping it without a call gives the context up.
-struct Waiting {
-    function: unsafe extern "C" fn(*mut c_void, *mut estafette_op),
-    context: BodyContext,
+pub(crate) struct Waiting {
+    pub(crate) function: unsafe extern "C" fn(*mut c_void, *mut estafette_op),
+    pub(crate) context: BodyContext,
     /// Its handle, if the submitter has it too.
-    held: Option<Held>,
-    produces: bool,
+    pub(crate) held: Option<Held>,
+    pub(crate) produces: bool,
 }
 
 impl Waiting {
-    fn start(self, completion: Completion) {
+    pub(crate) fn start(self, completion: Completion) {
         let Self { function, context, held, produces } = self;
         let pointer = context.pointer();
         let begun = Begun { completion, context, produces };
@@ -86,8 +92,8 @@ impl Waiting {
             // The completion is dropped, which fails the operation.
             Err(refusal) => return tracing::error!(reason = refusal.message, "an operation has no handle"),
         };
-        // SAFETY: the submitter promised that any thread may call it; this is the one call, and the context is given up
-        // only after the end is reported.
+        // SAFETY: the submitter promised that any thread may call it, once or as often as a program is replayed; the context is
+        // given up only after the end is reported.
         valgrind::foreign(|| unsafe { function(pointer, handle) });
     }
 }
@@ -201,7 +207,7 @@ pub unsafe extern "C" fn estafette_produce(
         // SAFETY: by contract of this function.
         let Work { name, function, reads, .. } = unsafe { work.parse(&options) }?;
         let op = on(engine.op(name).priority(options.priority).reads(reads), queue(&engine, options.on)?);
-        let permit = if nonblocking(&options)? { op.without_waiting() } else { op }.reserve()?;
+        let permit = if options.nonblocking()? { op.without_waiting() } else { op }.reserve()?;
         let vacant = tensor::reserve()?;
         let (permit, context) = with_context(permit, Context::new(context, drop_context), options.on_skip);
         let waiting = Waiting { function, context, held: None, produces: true };
@@ -271,7 +277,7 @@ unsafe fn submit(
     let Work { name, function, reads, writes } = unsafe { arguments.parse(options) }?;
     let op = engine.op(name).priority(options.priority).reads(reads).writes(writes);
     let op = on(op, queue(&engine, options.on)?);
-    let permit = if nonblocking(options)? { op.without_waiting() } else { op }.reserve()?;
+    let permit = if options.nonblocking()? { op.without_waiting() } else { op }.reserve()?;
     // One holder is the operation, the other the caller. Nothing can fail after this.
     let entered = if out.is_null() { None } else { Some(slots::enter()?) };
     let (handle, held) = entered.unzip();
@@ -316,12 +322,4 @@ pub(crate) fn queue(engine: &Engine, device: DLDevice) -> Result<Option<Arc<dyn 
         return Ok(None);
     }
     Ok(Some(engine.queue_on(device)?))
-}
-
-fn nonblocking(options: &estafette_submit_options) -> Result<bool, Refusal> {
-    match options.nonblocking {
-        0 => Ok(false),
-        1 => Ok(true),
-        other => Err(Refusal::invalid(format!("estafette_submit_options: nonblocking is {other}"))),
-    }
 }

@@ -14,8 +14,8 @@ use estafette::{Error, ImportOptions, ManagedTensor, Tensor};
 use crate::context::{Context, estafette_drop};
 use crate::dlpack::{DLDataType, DLManagedTensor, DLManagedTensorVersioned};
 use crate::engine::{self, estafette_engine, timeout};
-use crate::entry::{Answer, DONE, Refusal, array, entry, entry_unless_null, is_null, place};
-use crate::fence::{DLFence, import_fence};
+use crate::entry::{Answer, DONE, Refusal, array, entry, entry_unless_null, flag, is_null, place};
+use crate::fence::DLFence;
 use crate::handles::{Pinned, Table, Vacant};
 use crate::places::Kind;
 use crate::status::estafette_status;
@@ -121,11 +121,9 @@ pub unsafe extern "C" fn estafette_import_legacy(
 ) -> estafette_status {
     entry(|| {
         let managed = NonNull::new(managed).ok_or_else(|| is_null("managed"))?;
-        if !matches!(writable, 0 | 1) {
-            return Err(Refusal::invalid(format!("writable is {writable}")));
-        }
+        let read_only = !flag("writable", writable)?;
         // SAFETY: by contract of this function.
-        unsafe { import(engine, managed.cast(), Abi::Legacy, writable == 0, ready, out) }
+        unsafe { import(engine, managed.cast(), Abi::Legacy, read_only, ready, out) }
     })
 }
 
@@ -146,7 +144,7 @@ unsafe fn import(
     let fences = match NonNull::new(ready.cast_mut()) {
         None => FenceSet::default(),
         // SAFETY: by contract of this function.
-        Some(ready) => unsafe { import_fence(&engine, ready) }?.into(),
+        Some(ready) => unsafe { engine.import_fence(ready) }?.into(),
     };
     let vacant = reserve()?;
     // SAFETY: by contract of this function.

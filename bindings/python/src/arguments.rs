@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use estafette::DType;
+use estafette::{DType, Tensor};
 use pyo3::exceptions::{PyTypeError, PyValueError};
 use pyo3::prelude::*;
 use pyo3::types::{PyFloat, PyInt, PyIterator, PyString};
@@ -11,9 +11,7 @@ use crate::classes::tensor::PyTensor;
 use crate::error::raise;
 
 /// An element type as people write it: its name, or an object of some library that carries it.
-///
-/// # Errors
-/// `ValueError` for a name that is no element type.
+/// Raises `ValueError` for a name that is no element type.
 pub fn parse_dtype(dtype: &Bound<'_, PyAny>) -> PyResult<DType> {
     if dtype.getattr("isnative").is_ok_and(|native| native.is_truthy().is_ok_and(|native| !native)) {
         let message = format!(
@@ -73,9 +71,7 @@ pub fn parse_shape(shape: &Bound<'_, PyAny>) -> PyResult<Vec<i64>> {
 }
 
 /// A time in seconds, the argument `name`; `None` for no limit, which the infinite one is as well, and what no clock can reach.
-///
-/// # Errors
-/// `ValueError` for one that is negative or no number.
+/// Raises `ValueError` for one that is negative or no number.
 pub fn seconds(name: &str, time: Option<f64>) -> PyResult<Option<Duration>> {
     let Some(time) = time else { return Ok(None) };
     match Duration::try_from_secs_f64(time) {
@@ -88,9 +84,7 @@ pub fn seconds(name: &str, time: Option<f64>) -> PyResult<Option<Duration>> {
 }
 
 /// A number of things, the argument `name`, at least `least`.
-///
-/// # Errors
-/// `TypeError` for what is no whole number; `ValueError` for one that is smaller, or larger than a machine counts.
+/// Raises `TypeError` for what is no whole number; `ValueError` for one that is smaller, or larger than a machine counts.
 pub fn count(name: &str, least: usize, number: Option<&Bound<'_, PyAny>>) -> PyResult<Option<usize>> {
     let Some(number) = number else { return Ok(None) };
     match number.extract::<usize>() {
@@ -107,9 +101,7 @@ pub fn count(name: &str, least: usize, number: Option<&Bound<'_, PyAny>>) -> PyR
 }
 
 /// The items of the argument `name`, a list or another iterable.
-///
-/// # Errors
-/// `TypeError` that says how a list is written, for a single tensor too.
+/// Raises `TypeError` that says how a list is written, for a single tensor too.
 pub fn list<'py>(name: &str, items: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyIterator>> {
     let no_list =
         || PyTypeError::new_err(format!("`{name}` is a list, not {}: write `{name}=[x]`", kind_of(items)));
@@ -124,9 +116,14 @@ pub fn list<'py>(name: &str, items: &Bound<'py, PyAny>) -> PyResult<Bound<'py, P
     )
 }
 
-/// The name of the class of `value`.
 fn kind_of(value: &Bound<'_, PyAny>) -> String {
     value.get_type().fully_qualified_name().map_or_else(|_| "?".into(), |name| name.to_string())
+}
+
+/// The tensor that an item of a list of tensors is.
+pub fn tensor_of(item: &Bound<'_, PyAny>) -> PyResult<Tensor> {
+    let tensor = item.cast::<PyTensor>().map_err(|_| not_a_tensor(item))?;
+    Ok(tensor.get().tensor(item.py())?.clone())
 }
 
 /// The error for an argument that is no tensor.

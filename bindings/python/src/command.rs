@@ -7,8 +7,7 @@ use pyo3::prelude::*;
 use crate::interpreter::guard;
 
 /// Runs the command with its arguments, of which the first is its name, and returns the exit code.
-#[pyfunction(name = "_command")]
-#[pyo3(signature = (arguments, /))]
+#[pyfunction(name = "_command", signature = (arguments, /))]
 pub fn command(py: Python<'_>, arguments: Vec<OsString>) -> u8 {
     guard::detach(py, || estafette_cli::run(arguments))
 }

@@ -115,6 +115,11 @@ pub fn raise(py: Python<'_>, name: &str, message: impl Into<String>) -> PyErr {
     }
 }
 
+/// An `ExchangeError`, which is a `BufferError`.
+pub fn exchange_error(py: Python<'_>, message: impl Into<String>) -> PyErr {
+    raise(py, "ExchangeError", message)
+}
+
 /// The exception for an error of the engine: a new object each time, so that tracebacks do not pile up in one.
 pub fn to_py(py: Python<'_>, error: &Error) -> PyErr {
     let name = match error {

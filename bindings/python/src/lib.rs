@@ -45,60 +45,42 @@ static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 #[pymodule(gil_used = true)]
 mod _estafette {
     #[pymodule_export]
-    use super::classes::access::{PyAccess, PyView};
-    #[pymodule_export]
-    use super::classes::c_handles::{c_api, engine_from_c};
-    #[pymodule_export]
-    use super::classes::engine::remote::from_tickets;
-    #[pymodule_export]
-    use super::classes::engine::{PyEngine, engine_states};
-    #[pymodule_export]
-    use super::classes::exporter::Exporter;
-    #[pymodule_export]
-    use super::classes::observation::write_observation;
-    #[pymodule_export]
-    use super::classes::operation::PyOperation;
-    #[pymodule_export]
-    use super::classes::operators::{PyOperator, PyOperators};
-    #[pymodule_export]
-    use super::classes::program::PyProgram;
-    #[pymodule_export]
-    use super::classes::promise::wait_any;
-    #[pymodule_export]
-    use super::classes::recording::{
-        begin_recording, end_recording, name_shown, read_chrome, read_report, set_program_name,
-        snapshot_recording,
+    use super::classes::{
+        access::{PyAccess, PyView},
+        c_handles::{c_api, engine_from_c},
+        engine::{PyEngine, engine_states, remote::from_tickets},
+        exporter::Exporter,
+        observation::write_observation,
+        operation::PyOperation,
+        operators::{PyOperator, PyOperators},
+        program::PyProgram,
+        promise::wait_any,
+        recording::{
+            begin_recording, end_recording, name_shown, read_chrome, read_report, set_program_name,
+            snapshot_recording,
+        },
+        remote::{PyDoor, PyLink, PyTicket, declare_dead},
+        tensor::PyTensor,
+        variable::PyVariable,
     };
     #[pymodule_export]
-    use super::classes::remote::{PyDoor, PyLink, PyTicket, declare_dead};
+    use super::interpreter::{
+        exit::{at_exit, before_threads_end},
+        lease_sites::record_call_sites,
+        thread_state::{after_fork_in_child, after_fork_in_parent, before_fork, check_interpreter},
+    };
     #[pymodule_export]
-    use super::classes::tensor::PyTensor;
+    use super::kinds::{
+        barriers::hold_barriers,
+        device_table::{devices, register_context, unregister_context},
+    };
     #[pymodule_export]
-    use super::classes::variable::PyVariable;
-    #[pymodule_export]
-    use super::command::command;
-    #[pymodule_export]
-    use super::error::kept_errors;
-    #[pymodule_export]
-    use super::exchange::peers::peers;
-    #[pymodule_export]
-    use super::exchange::unordered::unordered_exchanges;
-    #[pymodule_export]
-    use super::interpreter::exit::{at_exit, before_threads_end};
-    #[pymodule_export]
-    use super::interpreter::lease_sites::record_call_sites;
-    #[pymodule_export]
-    use super::interpreter::thread_state::check_interpreter;
-    #[pymodule_export]
-    use super::interpreter::thread_state::{after_fork_in_child, after_fork_in_parent, before_fork};
-    #[pymodule_export]
-    use super::kinds::barriers::hold_barriers;
-    #[pymodule_export]
-    use super::kinds::device_table::{devices, register_context, unregister_context};
-    #[pymodule_export]
-    use super::submission::helping::set_helping;
-    #[pymodule_export]
-    use super::submission::plain_call::run_in_spans;
+    use super::{
+        command::command,
+        error::kept_errors,
+        exchange::{peers::peers, unordered::unordered_exchanges},
+        submission::{helping::set_helping, plain_call::run_in_spans},
+    };
 
     use super::*;
 

@@ -32,14 +32,19 @@ pub fn install(py: Python<'_>) -> PyResult<()> {
         tracing::subscriber::set_global_default(Log { level: if all { Level::DEBUG } else { Level::WARN } });
     if all {
         // The variable alone is to be enough.
-        let logging = py.import("logging")?;
-        let logger = logging.call_method1("getLogger", ("estafette",))?;
+        let logger = logger(py)?;
         logger.call_method1("setLevel", (DEBUG,))?;
         if !logger.call_method0("hasHandlers")?.is_truthy()? {
-            logger.call_method1("addHandler", (logging.call_method0("StreamHandler")?,))?;
+            let handler = py.import("logging")?.call_method0("StreamHandler")?;
+            logger.call_method1("addHandler", (handler,))?;
         }
     }
     Ok(())
+}
+
+/// Python's logger of this package.
+pub fn logger(py: Python<'_>) -> PyResult<Bound<'_, PyAny>> {
+    py.import("logging")?.call_method1("getLogger", ("estafette",))
 }
 
 /// Logs a stall; called on the engine's watchdog.
@@ -73,10 +78,7 @@ fn log(py: Python<'_>, level: Level, text: &str) {
         Level::INFO => 20,
         _ => DEBUG,
     };
-    let logged = py
-        .import("logging")
-        .and_then(|logging| logging.call_method1("getLogger", ("estafette",)))
-        .and_then(|logger| logger.call_method1("log", (level, "%s", text)));
+    let logged = logger(py).and_then(|logger| logger.call_method1("log", (level, "%s", text)));
     if let Err(error) = logged {
         // A handler of the user's that fails.
         error.write_unraisable(py, None);

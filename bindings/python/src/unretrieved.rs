@@ -22,8 +22,7 @@ pub enum Failures {
 }
 
 impl Failures {
-    /// # Errors
-    /// `TypeError` and `ValueError` for what is none of the names.
+    /// Raises `TypeError` and `ValueError` for what is none of the names.
     pub fn parse(name: Option<&Bound<'_, PyAny>>) -> PyResult<Self> {
         let Some(name) = name else { return Ok(Self::Raise) };
         let wanted = "failures is \"raise\", \"log\" or \"ignore\"";
@@ -72,9 +71,7 @@ fn exception(py: Python<'_>, failure: &OperationError) -> PyErr {
 
 /// At the end of an engine: raises what nothing has looked at, or reports it when that is wanted, or when something else is
 /// being raised.
-///
-/// # Errors
-/// The failure, or an `ExceptionGroup` of several.
+/// Raises the failure, or an `ExceptionGroup` of several.
 pub fn conclude(
     py: Python<'_>,
     engine: &Engine,

@@ -46,15 +46,8 @@ pub struct NamedChange {
 
 /// Compares two reports.
 pub fn difference(before: &Report, after: &Report) -> Difference {
-    let causes = |report: &Report| -> Vec<(String, Nanos)> {
-        report.causes.iter().map(|row| (row.cause.clone(), row.waited_ns)).collect()
-    };
-    let waiting = |report: &Report| -> Vec<(String, Nanos)> {
-        report.operations.iter().map(|row| (row.name.clone(), row.waited_ns)).collect()
-    };
-    let running = |report: &Report| -> Vec<(String, Nanos)> {
-        report.operations.iter().map(|row| (row.name.clone(), row.running_ns)).collect()
-    };
+    type Times = fn(&Report) -> Vec<(String, Nanos)>;
+    let both = |times: Times| named(times(before), times(after));
     Difference {
         duration_ns: Change { before: before.duration_ns, after: after.duration_ns },
         waited_ns: Change { before: before.totals.waited_ns, after: after.totals.waited_ns },
@@ -62,9 +55,9 @@ pub fn difference(before: &Report, after: &Report) -> Difference {
             before: before.critical_path.length_ns,
             after: after.critical_path.length_ns,
         },
-        causes: named(causes(before), causes(after)),
-        operations: named(waiting(before), waiting(after)),
-        running: named(running(before), running(after)),
+        causes: both(|it| it.causes.iter().map(|row| (row.cause.clone(), row.waited_ns)).collect()),
+        operations: both(|it| it.operations.iter().map(|row| (row.name.clone(), row.waited_ns)).collect()),
+        running: both(|it| it.operations.iter().map(|row| (row.name.clone(), row.running_ns)).collect()),
     }
 }
 

@@ -8,7 +8,7 @@ use std::rc::Rc;
 use serde::{Deserialize, Serialize};
 
 use crate::Trace;
-use crate::analysis::advice::advice;
+use crate::analysis::advice::{advice, walked};
 use crate::analysis::barrier::{Barriers, barriers};
 use crate::analysis::critical_path::{critical_path, own_time};
 use crate::analysis::exchanges::{Exchange, exchanges};
@@ -415,7 +415,7 @@ fn headline(trace: &Trace, steps: &[Step], waits: &[Wait]) -> String {
     let (Some(((cause, blocker), time)), false) = (most, waits.is_empty()) else {
         return "Nothing waited.".into();
     };
-    let whole: Nanos = steps.iter().map(|step| step.to - step.from).sum();
+    let whole = walked(steps);
     let matching = |wait: &&Wait| wait.main.cause == cause && blamed(trace, wait.main.blocker) == blocker;
     // The program's own wait is the longest, and says least; what waited for the blocker itself says most.
     let says_most = |wait: &&Wait| {

@@ -36,15 +36,17 @@ impl Default for Style {
 
 /// The report as text, ending with a line break.
 pub fn text(report: &Report, style: Style) -> String {
-    let mut page = Page { text: String::new(), style: Style { width: style.width.max(WIDTH_MIN), ..style } };
-    page.report(report);
-    page.text
+    page(style, |page| page.report(report))
 }
 
 /// Two runs compared, as text.
 pub fn difference_text(difference: &Difference, style: Style) -> String {
+    page(style, |page| page.difference(difference))
+}
+
+fn page(style: Style, fill: impl FnOnce(&mut Page)) -> String {
     let mut page = Page { text: String::new(), style: Style { width: style.width.max(WIDTH_MIN), ..style } };
-    page.difference(difference);
+    fill(&mut page);
     page.text
 }
 
@@ -171,15 +173,13 @@ impl Page {
             return;
         }
         self.title("Handed over, library by library");
-        let mut rows = vec![words(["", "times", "bytes", "copies", "copied bytes", "waited"])];
-        for row in report.exchanges.iter().take(ROWS) {
+        let titles = ["", "times", "bytes", "copies", "copied bytes", "waited"];
+        self.first_rows(titles, &report.exchanges, |row| {
             let numbers = [row.count as u64, row.bytes, row.copies as u64, row.copied_bytes];
             let cells = numbers.map(|number| number.to_string());
             let name = format!("{} → {}", row.producer, row.consumer);
-            rows.push(std::iter::once(name).chain(cells).chain([duration(row.waited_ns)]).collect());
-        }
-        self.table(&rows);
-        self.more(report.exchanges.len());
+            std::iter::once(name).chain(cells).chain([duration(row.waited_ns)]).collect()
+        });
     }
 
     fn hand_overs(&mut self, report: &Report) {
@@ -220,26 +220,19 @@ impl Page {
                 continue;
             }
             self.title(title);
-            let mut rows = vec![words(["", "count", "ran", "waited", "blamed", "slack"])];
-            for row in of_kind.iter().take(ROWS) {
+            self.first_rows(["", "count", "ran", "waited", "blamed", "slack"], &of_kind, |row| {
                 let times = [row.running_ns, row.waited_ns, row.blamed_ns, row.slack_ns].map(duration);
-                let cells = [row.name.clone(), row.count.to_string()];
-                rows.push(cells.into_iter().chain(times).collect());
-            }
-            self.table(&rows);
-            self.more(of_kind.len());
+                [row.name.clone(), row.count.to_string()].into_iter().chain(times).collect()
+            });
         }
     }
 
     fn tensors(&mut self, report: &Report) {
         self.title("Tensors, by waiting");
-        let mut rows = vec![words(["", "bytes", "uses", "waited", "leased"])];
-        for row in report.tensors.iter().take(ROWS) {
+        self.first_rows(["", "bytes", "uses", "waited", "leased"], &report.tensors, |row| {
             let cells = [row.name.clone(), row.bytes.to_string(), row.accesses.to_string()];
-            rows.push(cells.into_iter().chain([row.waited_ns, row.leased_ns].map(duration)).collect());
-        }
-        self.table(&rows);
-        self.more(report.tensors.len());
+            cells.into_iter().chain([row.waited_ns, row.leased_ns].map(duration)).collect()
+        });
     }
 
     fn more(&mut self, rows: usize) {
@@ -309,13 +302,22 @@ impl Page {
                 continue;
             }
             self.title(title);
-            let mut rows = vec![words(["", "before", "after", "change"])];
-            for row in changes.iter().take(ROWS) {
-                rows.push(std::iter::once(row.name.clone()).chain(change(row.before, row.after)).collect());
-            }
-            self.table(&rows);
-            self.more(changes.len());
+            self.first_rows(["", "before", "after", "change"], changes, |row| {
+                std::iter::once(row.name.clone()).chain(change(row.before, row.after)).collect()
+            });
         }
+    }
+
+    /// A table of the first things, and how many more there are.
+    fn first_rows<T, const N: usize>(
+        &mut self,
+        titles: [&str; N],
+        things: &[T],
+        row: impl Fn(&T) -> Vec<String>,
+    ) {
+        let rows = things.iter().take(ROWS).map(row);
+        self.table(&std::iter::once(words(titles)).chain(rows).collect::<Vec<_>>());
+        self.more(things.len());
     }
 
     /// The first column gets what the others leave, and is cut where it must be.

@@ -27,7 +27,6 @@ pub const CRATES: [&str; 7] = [
     "estafette-c",
 ];
 
-/// The manifest of the Python package.
 const PYTHON: &str = "bindings/python/Cargo.toml";
 
 /// What every `.crate` file must hold.
@@ -92,11 +91,8 @@ fn compare(files: &Files, target: &Path) -> Result<(), String> {
 
 /// What was made.
 pub struct Files {
-    /// Where all of it lies.
     pub folder: PathBuf,
-    /// The wheel of the Python package.
     pub wheel: PathBuf,
-    /// Its source distribution.
     pub sdist: PathBuf,
     /// The C library, as it is installed, in a folder named after the file.
     pub c_library: PathBuf,

@@ -64,12 +64,8 @@ fn features(arguments: &[&str]) -> Result<Features, String> {
     let mut tree = shell::command("cargo");
     tree.args(["tree", "--locked", "--prefix", "none", "--no-dedupe", "--format", "{p}\t{f}"])
         .args(arguments);
-    let output = tree.output().map_err(|error| format!("cargo tree: {error}"))?;
-    if !output.status.success() {
-        return Err(format!("cargo tree: {}", String::from_utf8_lossy(&output.stderr)));
-    }
     let mut packages = Features::new();
-    for line in String::from_utf8_lossy(&output.stdout).lines() {
+    for line in shell::output(&mut tree)?.lines() {
         if let Some((package, features)) = line.split_once('\t') {
             packages.entry(package.to_owned()).or_default().insert(features.to_owned());
         }

@@ -2,7 +2,6 @@
 
 use std::path::{Path, PathBuf};
 
-/// The text of a file.
 pub fn read(path: &Path) -> Result<String, String> {
     std::fs::read_to_string(path).map_err(|error| format!("{}: {error}", path.display()))
 }

@@ -12,7 +12,6 @@ use crate::{install, shell};
 pub struct Peer {
     /// Its name on the command line and in tables.
     pub name: &'static str,
-    /// What the engine is.
     pub about: &'static str,
     /// What was done so that it looks its best, and what its figures are not.
     pub best: &'static str,
@@ -22,7 +21,6 @@ pub struct Peer {
     flags: &'static [&'static str],
     /// What `pkg-config` knows the library as.
     library: Option<&'static str>,
-    /// The Debian packages that it is built with.
     pub packages: &'static [&'static str],
     /// Whether it loads MXNet's library, from a Python environment of its own.
     mxnet: bool,
@@ -114,24 +112,10 @@ pub const PEERS: &[Peer] = &[
 ];
 
 /// A program that is ready to be measured.
-pub trait Engine {
-    /// Its name in tables.
-    fn name(&self) -> &'static str;
-
-    /// Operations of one run.
-    fn n(&self, workload: &Workload) -> u64;
-
-    /// Why it cannot be measured in this setting, if so.
-    fn refuses(&self, workload: &Workload, setting: Setting) -> Option<&'static str>;
-
-    /// One process: a warm-up, and one round that counts.
-    fn command(&self, workload: &Workload, setting: Setting, cores: usize) -> Command;
-}
-
-/// A peer's program.
 #[derive(Debug)]
-pub struct BuiltPeer {
-    peer: &'static Peer,
+pub struct Engine {
+    /// Without one, it is the command `estafette bench`.
+    peer: Option<&'static Peer>,
     program: PathBuf,
     /// The path of MXNet's library, for the peer that loads it.
     libmxnet: Option<PathBuf>,
@@ -139,7 +123,7 @@ pub struct BuiltPeer {
 
 impl Peer {
     /// Compiles the program, into `target`; an error says what to do about it.
-    pub fn build(&'static self, target: &Path) -> Result<BuiltPeer, String> {
+    pub fn build(&'static self, target: &Path) -> Result<Engine, String> {
         let remedy = || format!("on Debian: `apt-get install {}`", self.packages.join(" "));
         if !shell::answers(self.compiler, &["--version"]) {
             return Err(format!("there is no {}; {}", self.compiler, remedy()));
@@ -159,11 +143,39 @@ impl Peer {
         compile.arg(format!("benches/peers/{}", self.source)).arg("-o").arg(&program);
         compile.args(self.flags).args(library_flags);
         shell::run(compile).map_err(|why| format!("does not compile ({why}); {}", remedy()))?;
-        Ok(BuiltPeer { peer: self, program, libmxnet })
+        Ok(Engine { peer: Some(self), program, libmxnet })
     }
 }
 
-impl BuiltPeer {
+/// The name of our own engine in tables.
+pub const OURS: &str = "estafette";
+
+impl Engine {
+    /// Builds our own command, and asks whether it has the benches.
+    pub fn ours(target: &Path) -> Result<Self, String> {
+        shell::run(shell::cargo(target, &["build", "--release", "--package", "estafette-cli"]))?;
+        let program = target.join("release").join("estafette");
+        if !shell::answers(&program.to_string_lossy(), &["bench", "--list"]) {
+            return Err("`estafette bench --list` does not answer".to_owned());
+        }
+        Ok(Self { peer: None, program, libmxnet: None })
+    }
+
+    pub fn name(&self) -> &'static str {
+        self.peer.map_or(OURS, |peer| peer.name)
+    }
+
+    /// Why it cannot be measured in this setting, if so.
+    pub fn refuses(&self, workload: &Workload, setting: Setting) -> Option<&'static str> {
+        (self.peer?.refuses)(workload, setting)
+    }
+
+    /// One process: a warm-up, and one round that counts.
+    pub fn command(&self, workload: &Workload, setting: Setting, cores: usize) -> Command {
+        let own = self.peer.and_then(|peer| (peer.own_n)(workload));
+        self.call(workload, setting, cores, own.unwrap_or(workload.n))
+    }
+
     /// A run that compares the engine's result with the sequential one, with `n` operations.
     pub fn check(&self, workload: &Workload, setting: Setting, cores: usize, n: u64) -> Command {
         let mut command = self.call(workload, setting, cores, n);
@@ -173,71 +185,26 @@ impl BuiltPeer {
 
     fn call(&self, workload: &Workload, setting: Setting, cores: usize, n: u64) -> Command {
         let mut command = shell::command(&self.program);
-        command.args([workload.name, &n.to_string(), &setting.threads(cores).to_string(), "1"]);
+        let (n, threads) = (n.to_string(), setting.threads(cores));
+        if self.peer.is_none() {
+            let workers = (threads - 1).to_string();
+            command.args([
+                "bench",
+                workload.name,
+                "--n",
+                &n,
+                "--workers",
+                &workers,
+                "--rounds",
+                "1",
+                "--json",
+            ]);
+            return command;
+        }
+        command.args([workload.name, &n, &threads.to_string(), "1"]);
         if let Some(path) = &self.libmxnet {
             command.env("PEERS_LIBMXNET", path);
         }
-        command
-    }
-}
-
-impl Engine for BuiltPeer {
-    fn name(&self) -> &'static str {
-        self.peer.name
-    }
-
-    fn n(&self, workload: &Workload) -> u64 {
-        (self.peer.own_n)(workload).unwrap_or(workload.n)
-    }
-
-    fn refuses(&self, workload: &Workload, setting: Setting) -> Option<&'static str> {
-        (self.peer.refuses)(workload, setting)
-    }
-
-    fn command(&self, workload: &Workload, setting: Setting, cores: usize) -> Command {
-        self.call(workload, setting, cores, self.n(workload))
-    }
-}
-
-/// The name of our own engine in tables.
-pub const OURS: &str = "estafette";
-
-/// Our own engine, through the command `estafette bench`.
-#[derive(Debug)]
-pub struct Ours {
-    program: PathBuf,
-}
-
-impl Ours {
-    /// Builds the command, and asks whether it has the benches.
-    pub fn build(target: &Path) -> Result<Self, String> {
-        shell::run(shell::cargo(target, &["build", "--release", "--package", "estafette-cli"]))?;
-        let program = target.join("release").join("estafette");
-        if !shell::answers(&program.to_string_lossy(), &["bench", "--list"]) {
-            return Err("`estafette bench --list` does not answer".to_owned());
-        }
-        Ok(Ours { program })
-    }
-}
-
-impl Engine for Ours {
-    fn name(&self) -> &'static str {
-        OURS
-    }
-
-    fn n(&self, workload: &Workload) -> u64 {
-        workload.n
-    }
-
-    fn refuses(&self, _: &Workload, _: Setting) -> Option<&'static str> {
-        None
-    }
-
-    fn command(&self, workload: &Workload, setting: Setting, cores: usize) -> Command {
-        let mut command = shell::command(&self.program);
-        let workers = setting.threads(cores) - 1;
-        command.args(["bench", workload.name, "--n", &self.n(workload).to_string()]);
-        command.args(["--workers", &workers.to_string(), "--rounds", "1", "--json"]);
         command
     }
 }
@@ -249,26 +216,16 @@ pub fn library_version(peer: &Peer) -> Option<String> {
 
 /// What `pkg-config` answers, word by word.
 fn pkg_config(library: &str, questions: &[&str]) -> Result<Vec<String>, String> {
-    let output = shell::command("pkg-config")
-        .args(questions)
-        .arg(library)
-        .output()
-        .map_err(|error| format!("cannot start pkg-config: {error}"))?;
-    if !output.status.success() {
-        return Err(format!("pkg-config does not know `{library}`"));
-    }
-    Ok(String::from_utf8_lossy(&output.stdout).split_whitespace().map(str::to_owned).collect())
+    let answer = shell::output(shell::command("pkg-config").args(questions).arg(library))?;
+    Ok(answer.split_whitespace().map(str::to_owned).collect())
 }
 
 /// MXNet's library in its environment, which is made if need be.
 fn libmxnet() -> Result<PathBuf, String> {
     let environment = Environment::prepare(MXNET)?;
     let script = "import importlib.util as u; print(u.find_spec('mxnet').submodule_search_locations[0])";
-    let output = environment
-        .command(&["-c", script])
-        .output()
-        .map_err(|error| format!("cannot start the interpreter of .venv-mxnet: {error}"))?;
-    let library = Path::new(String::from_utf8_lossy(&output.stdout).trim()).join("libmxnet.so");
+    let folder = shell::output(&mut environment.command(&["-c", script]))?;
+    let library = Path::new(folder.trim()).join("libmxnet.so");
     if library.is_file() { Ok(library) } else { Err(format!("there is no {}", library.display())) }
 }
 
@@ -296,7 +253,7 @@ mod tests {
 
     #[test]
     fn ours_is_called_with_one_worker_less_than_there_are_threads() {
-        let ours = Ours { program: "estafette".into() };
+        let ours = Engine { peer: None, program: "estafette".into(), libmxnet: None };
         let chain = &WORKLOADS[0];
         let arguments = |setting| {
             let command = ours.command(chain, setting, 4);

@@ -60,10 +60,8 @@ fn commit() -> Option<String> {
 
 /// The first line that a program prints when it succeeds.
 fn first_line(program: &str, arguments: &[&str]) -> Option<String> {
-    let output = shell::command(program).args(arguments).output().ok()?;
-    let text = String::from_utf8_lossy(&output.stdout);
-    let line = text.lines().next()?.trim();
-    (output.status.success() && !line.is_empty()).then(|| line.to_owned())
+    let text = shell::output(shell::command(program).args(arguments)).ok()?;
+    text.lines().next().map(|line| line.trim().to_owned()).filter(|line| !line.is_empty())
 }
 
 #[cfg(test)]

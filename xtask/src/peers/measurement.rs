@@ -10,7 +10,6 @@ pub use self::spread::Spread;
 /// One line of JSON that a program printed.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Measurement {
-    /// Operations in one run.
     pub n: f64,
     /// Threads that ran operations beside the submitting one.
     pub workers: f64,
@@ -54,7 +53,6 @@ pub enum Quantity {
 /// A quantity over all rounds.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Summary {
-    /// Every round found it.
     Spread(Spread),
     /// So many rounds of so many found no value. A median of the others would look better than the truth.
     NotFound(usize, usize),

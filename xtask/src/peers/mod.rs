@@ -17,7 +17,7 @@ use clap::Args;
 use clap::builder::PossibleValuesParser;
 
 use crate::shell::{self, Ended};
-use engines::{BuiltPeer, Engine, OURS, Ours, PEERS, Peer};
+use engines::{Engine, OURS, PEERS, Peer};
 use measurement::Measurement;
 use tables::Results;
 use workloads::{WORKLOADS, Workload};
@@ -87,18 +87,16 @@ pub fn run(options: &Options) -> Result<bool, String> {
     }
     // Described now: the run itself puts load on the machine.
     let machine = machine::describe();
-    let mut engines: Vec<Box<dyn Engine>> = Vec::new();
-    match Ours::build(&target) {
-        Ok(ours) => engines.push(Box::new(ours)),
+    match Engine::ours(&target) {
+        Ok(ours) => built.insert(0, ours),
         Err(why) => missing.push(format!("{OURS} (our own): {why}")),
     }
-    engines.extend(built.into_iter().map(|peer| Box::new(peer) as Box<dyn Engine>));
-    if engines.is_empty() {
+    if built.is_empty() {
         missing.iter().for_each(|line| println!("missing: {line}"));
         return Err("there is no engine to measure".to_owned());
     }
 
-    let results = measure(options, &engines);
+    let results = measure(options, &built);
     let report = report(options, &results, &machine, &missing);
     println!("\n{report}\n## For the README\n\n{SHORT_CAPTION}\n\n{}", results.short());
     if options.save {
@@ -119,7 +117,7 @@ fn install(options: &Options) -> Result<(), String> {
 }
 
 /// Compares every peer's result with the sequential one, at a small size; true when all are the same.
-fn check(options: &Options, peers: &[BuiltPeer]) -> bool {
+fn check(options: &Options, peers: &[Engine]) -> bool {
     let (mut passed, mut failed) = (0, 0);
     for peer in peers {
         for workload in options.workloads() {
@@ -144,7 +142,7 @@ fn check(options: &Options, peers: &[BuiltPeer]) -> bool {
 }
 
 /// Runs all rounds. What fails once is given up, and so is what takes too long: the rest of the run goes on.
-fn measure(options: &Options, engines: &[Box<dyn Engine>]) -> Results {
+fn measure(options: &Options, engines: &[Engine]) -> Results {
     let mut results = Results::default();
     let cores = machine::cores();
     for round in 1..=options.rounds {

@@ -14,13 +14,9 @@ pub struct Results {
 /// One engine with one workload in one setting.
 #[derive(Debug)]
 pub struct Entry {
-    /// The engine's name.
     pub engine: &'static str,
-    /// The workload.
     pub workload: &'static Workload,
-    /// How many threads it may use.
     pub setting: Setting,
-    /// What it found.
     pub series: Series,
 }
 
@@ -32,21 +28,21 @@ impl Results {
         workload: &'static Workload,
         setting: Setting,
     ) -> &mut Entry {
-        let same = |entry: &Entry| {
-            entry.engine == engine && entry.workload.name == workload.name && entry.setting == setting
-        };
-        let index = self.entries.iter().position(same).unwrap_or_else(|| {
+        let index = self.position(engine, workload.name, setting).unwrap_or_else(|| {
             self.entries.push(Entry { engine, workload, setting, series: Series::default() });
             self.entries.len() - 1
         });
         &mut self.entries[index]
     }
 
-    fn summary(&self, engine: &str, workload: &str, setting: Setting, quantity: &str) -> Option<Summary> {
-        let same = |entry: &&Entry| {
+    fn position(&self, engine: &str, workload: &str, setting: Setting) -> Option<usize> {
+        self.entries.iter().position(|entry| {
             entry.engine == engine && entry.workload.name == workload && entry.setting == setting
-        };
-        self.entries.iter().find(same)?.series.summary(quantity)
+        })
+    }
+
+    fn summary(&self, engine: &str, workload: &str, setting: Setting, quantity: &str) -> Option<Summary> {
+        self.entries[self.position(engine, workload, setting)?].series.summary(quantity)
     }
 
     /// The engines that were asked for anything, in the order in which they came.
@@ -226,7 +222,6 @@ const NONE: &str = "–";
 /// The heading of Taskflow's figures.
 const TASKFLOW: &str = "taskflow, another run";
 
-/// One column: a quantity of a workload.
 struct Column {
     title: &'static str,
     workload: &'static str,

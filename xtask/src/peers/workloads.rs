@@ -11,12 +11,10 @@ pub enum Kind {
     Granularity,
 }
 
-/// One workload.
 #[derive(Debug)]
 pub struct Workload {
     /// Its name, the same for `estafette bench` and the peers' programs.
     pub name: &'static str,
-    /// What it is there for.
     pub kind: Kind,
     /// Operations of one run for engines that need no other number.
     pub n: u64,
@@ -55,12 +53,10 @@ const fn granularity(name: &'static str, n: u64) -> Workload {
 pub enum Setting {
     /// The submitting thread runs everything, or, where an engine cannot do that, one worker does.
     Alone,
-    /// Every core runs operations.
     AllCores,
 }
 
 impl Setting {
-    /// In tables.
     pub fn name(self) -> &'static str {
         match self {
             Setting::Alone => "alone",

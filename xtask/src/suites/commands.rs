@@ -113,7 +113,6 @@ pub(super) fn memcheck() -> Command {
     command
 }
 
-/// Where the C suites install the library.
 fn c_prefix(context: &Context) -> PathBuf {
     context.target.join("c-prefix")
 }
@@ -126,7 +125,6 @@ pub(super) fn this_program(arguments: &[&str]) -> Command {
     command
 }
 
-/// Installs the library.
 fn install_c(context: &Context) -> Command {
     let mut command = this_program(&["install"]);
     command.arg(c_prefix(context));
@@ -191,12 +189,17 @@ pub(super) fn python(context: &Context, arguments: &[&str]) -> Command {
     context.python().command(arguments)
 }
 
+/// The Python tests that `arguments` name.
+pub(super) fn pytest(context: &Context, arguments: &[&str]) -> Command {
+    python(context, &[&["-m", "pytest", "-rfEs"], arguments].concat())
+}
+
 /// Python tests of the files that a recording becomes; first the files.
 pub(super) fn looks_at_reports(context: &Context, tests: &str) -> Vec<Command> {
     let samples = context.target.join("report-samples");
     let mut write = shell::command(context.target.join("checked/examples/made_up"));
     write.arg(&samples);
-    let mut look = python(context, &["-m", "pytest", "-rfEs", tests]);
+    let mut look = pytest(context, &[tests]);
     look.env("ESTAFETTE_REPORT_SAMPLES", samples);
     vec![checked(&context.target), write, look]
 }
@@ -207,7 +210,7 @@ pub(super) fn borrowed(context: &Context) -> Vec<Command> {
     let run = |role: &str, packages: Result<PathBuf, String>, test: &str| {
         // pytest reports a folder that cannot be found, as a missing file.
         let test = packages.unwrap_or_default().join(test);
-        let mut command = python(context, &["-m", "pytest", "-rfEs", "-p", "borrowed", "--noconftest"]);
+        let mut command = pytest(context, &["-p", "borrowed", "--noconftest"]);
         command.args(["-p", "no:cacheprovider", "--rootdir=bindings/python/borrowed", "--role", role]);
         command.arg(test).env("PYTHONPATH", shell::root().join("bindings/python/borrowed"));
         command

@@ -4,7 +4,7 @@
 //! next turn. Here the wake-up is called where the suspension is finished, which is in a callback of the loop already, in
 //! the context that the task has asked for.
 
-use estafette_sync::sync::{Mutex, MutexGuard};
+use estafette_sync::sync::Mutex;
 use pyo3::exceptions::{PyRuntimeError, PyTypeError};
 use pyo3::gc::{PyTraverseError, PyVisit};
 use pyo3::prelude::*;
@@ -16,6 +16,7 @@ use crate::interpreter::once::{PyOnce, intern};
 #[pyclass(frozen, module = "estafette._estafette", name = "_Suspension")]
 pub struct Suspension {
     event_loop: Py<PyAny>,
+    /// Nothing of Python happens under this lock.
     inner: Mutex<FutureState>,
 }
 
@@ -47,23 +48,18 @@ impl Suspension {
         Py::new(event_loop.py(), Self { event_loop: event_loop.clone().unbind(), inner: Mutex::new(inner) })
     }
 
-    /// Nothing of Python happens under this lock.
-    fn inner(&self) -> MutexGuard<'_, FutureState> {
-        self.inner.lock()
-    }
-
     /// Whether no task waits for the future any more.
     pub fn is_over(&self) -> bool {
-        self.inner().end != End::Pending
+        self.inner.lock().end != End::Pending
     }
 
     /// To be yielded again.
     pub fn block(&self) {
-        self.inner().blocking = true;
+        self.inner.lock().blocking = true;
     }
 
     fn over(&self, end: End) -> Option<Vec<Callback>> {
-        let mut inner = self.inner();
+        let mut inner = self.inner.lock();
         if inner.end != End::Pending {
             return None;
         }
@@ -72,9 +68,7 @@ impl Suspension {
     }
 
     /// Resumes the task that is suspended on the future, within this call. Called by the loop.
-    ///
-    /// # Errors
-    /// What a callback raises, after all of them were called: tasks let only `KeyboardInterrupt` and `SystemExit` out.
+    /// Raises what a callback raises, after all of them were called: tasks let only `KeyboardInterrupt` and `SystemExit` out.
     pub fn finish(this: &Bound<'_, Self>) -> PyResult<()> {
         let py = this.py();
         let mut outcome = Ok(());
@@ -93,12 +87,12 @@ impl Suspension {
 impl Suspension {
     #[getter(_asyncio_future_blocking)]
     fn blocking(&self) -> bool {
-        self.inner().blocking
+        self.inner.lock().blocking
     }
 
     #[setter(_asyncio_future_blocking)]
     fn set_blocking(&self, blocking: bool) {
-        self.inner().blocking = blocking;
+        self.inner.lock().blocking = blocking;
     }
 
     fn get_loop(&self, py: Python<'_>) -> Py<PyAny> {
@@ -112,7 +106,7 @@ impl Suspension {
         context: Option<Bound<'_, PyAny>>,
     ) -> PyResult<()> {
         let callback = Callback { function: function.unbind(), context: context.map(Bound::unbind) };
-        let mut inner = this.get().inner();
+        let mut inner = this.get().inner.lock();
         if inner.end == End::Pending {
             inner.callbacks.push(callback);
             return Ok(());
@@ -123,7 +117,7 @@ impl Suspension {
 
     /// Removes a callback; says how often it was there.
     fn remove_done_callback(&self, py: Python<'_>, function: &Bound<'_, PyAny>) -> PyResult<usize> {
-        let callbacks = std::mem::take(&mut self.inner().callbacks);
+        let callbacks = std::mem::take(&mut self.inner.lock().callbacks);
         let before = callbacks.len();
         let mut kept = Vec::with_capacity(before);
         for callback in callbacks {
@@ -132,7 +126,7 @@ impl Suspension {
             }
         }
         let removed = before - kept.len();
-        self.inner().callbacks.extend(kept);
+        self.inner.lock().callbacks.extend(kept);
         Ok(removed)
     }
 
@@ -140,7 +134,7 @@ impl Suspension {
     #[pyo3(signature = (msg = None))]
     fn cancel(this: &Bound<'_, Self>, msg: Option<Bound<'_, PyAny>>) -> PyResult<bool> {
         let Some(callbacks) = this.get().over(End::Cancelled) else { return Ok(false) };
-        this.get().inner().message = msg.map(Bound::unbind);
+        this.get().inner.lock().message = msg.map(Bound::unbind);
         callbacks.into_iter().try_for_each(|callback| call_soon(this, callback))?;
         Ok(true)
     }
@@ -150,14 +144,14 @@ impl Suspension {
     }
 
     fn cancelled(&self) -> bool {
-        self.inner().end == End::Cancelled
+        self.inner.lock().end == End::Cancelled
     }
 
     /// What the task asks when it is woken.
     fn result(&self, py: Python<'_>) -> PyResult<()> {
         static CANCELLED_ERROR: PyOnce<Py<PyAny>> = PyOnce::new();
         let (end, message) = {
-            let inner = self.inner();
+            let inner = self.inner.lock();
             (inner.end, inner.message.as_ref().map(|message| message.clone_ref(py)))
         };
         match end {
@@ -185,7 +179,7 @@ impl Suspension {
     }
 
     fn __repr__(&self) -> &'static str {
-        match self.inner().end {
+        match self.inner.lock().end {
             End::Pending => "<estafette wait, pending>",
             End::Finished => "<estafette wait, finished>",
             End::Cancelled => "<estafette wait, cancelled>",
@@ -204,7 +198,7 @@ impl Suspension {
     }
 
     fn __clear__(&self) {
-        let mut inner = self.inner();
+        let mut inner = self.inner.lock();
         let cleared = (std::mem::take(&mut inner.callbacks), inner.message.take());
         drop(inner);
         drop(cleared);

@@ -23,10 +23,11 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll, Wake, Waker};
 
-use estafette_sync::sync::{Mutex, MutexGuard, OnceLock};
+use estafette_sync::sync::{Mutex, OnceLock};
 use pyo3::exceptions::{PyRuntimeError, PyStopIteration};
 use pyo3::gc::{PyTraverseError, PyVisit};
 use pyo3::prelude::*;
+use pyo3::types::PyWeakrefReference;
 
 use crate::asyncio::asyncio_future::Suspension;
 use crate::asyncio::running_loop;
@@ -249,13 +250,9 @@ struct Target {
 }
 
 impl Waiter {
-    fn slot(&self) -> MutexGuard<'_, Slot> {
-        self.slot.lock()
-    }
-
     /// False when the wake-up has come in between.
     fn expect(&self, target: Target) -> bool {
-        let mut slot = self.slot();
+        let mut slot = self.slot.lock();
         let woken = matches!(*slot, Slot::Woken);
         *slot = if woken { Slot::Idle } else { Slot::Expected(target) };
         !woken
@@ -263,11 +260,11 @@ impl Waiter {
 
     /// Whether a suspension waits for the wake-up.
     fn is_expecting(&self) -> bool {
-        matches!(*self.slot(), Slot::Expected(_))
+        matches!(*self.slot.lock(), Slot::Expected(_))
     }
 
     fn forget(&self) {
-        *self.slot() = Slot::Idle;
+        *self.slot.lock() = Slot::Idle;
     }
 }
 
@@ -277,7 +274,7 @@ impl Wake for Waiter {
     }
 
     fn wake_by_ref(self: &Arc<Self>) {
-        let mut slot = self.slot();
+        let mut slot = self.slot.lock();
         let after = if matches!(*slot, Slot::Expected(_)) { Slot::Idle } else { Slot::Woken };
         let before = std::mem::replace(&mut *slot, after);
         drop(slot);
@@ -295,13 +292,9 @@ struct Inbox {
 }
 
 impl Inbox {
-    fn woken(&self) -> MutexGuard<'_, Vec<u64>> {
-        self.woken.lock()
-    }
-
     /// From any thread, holding no lock.
     fn push(&self, number: u64) {
-        let mut woken = self.woken();
+        let mut woken = self.woken.lock();
         woken.push(number);
         let first = woken.len() == 1;
         drop(woken);
@@ -309,7 +302,7 @@ impl Inbox {
             let called = guard::attach(|py| self.call_drain(py));
             if !matches!(called, Some(Ok(true))) {
                 // A closed loop wakes no task; its owner has decided that its tasks are never resumed.
-                self.woken().clear();
+                self.woken.lock().clear();
             }
         }
     }
@@ -353,9 +346,7 @@ impl Wakeups {
         if let Some(known) = event_loop.getattr_opt(attribute)? {
             return Ok(known.cast_into::<Self>()?.unbind());
         }
-        let weak = |object: &Bound<'_, PyAny>| -> PyResult<Py<PyAny>> {
-            Ok(py.import("weakref")?.call_method1(intern!(py, "ref"), (object,))?.unbind())
-        };
+        let weak = |object| PyWeakrefReference::new(object).map(|weak| weak.into_any().unbind());
         let inbox = Arc::new(Inbox { wakeups: OnceLock::new(), woken: Mutex::new(Vec::new()) });
         let made = Self {
             event_loop: weak(event_loop)?,
@@ -369,13 +360,9 @@ impl Wakeups {
         Ok(made.unbind())
     }
 
-    fn numbered(&self) -> MutexGuard<'_, Numbered> {
-        self.numbered.lock()
-    }
-
     /// Keeps a suspension; gives its number.
     fn leave(&self, on: Py<Suspension>) -> u64 {
-        let mut numbered = self.numbered();
+        let mut numbered = self.numbered.lock();
         let number = numbered.next;
         numbered.next += 1;
         numbered.suspended.insert(number, on);
@@ -384,7 +371,7 @@ impl Wakeups {
 
     /// A suspension, if it is still there. To be dropped where no lock is held.
     fn take_back(&self, number: u64) -> Option<Py<Suspension>> {
-        self.numbered().suspended.remove(&number)
+        self.numbered.lock().suspended.remove(&number)
     }
 }
 
@@ -392,7 +379,7 @@ impl Wakeups {
 impl Wakeups {
     /// Resumes the tasks; called by the loop on its own thread.
     fn drain(&self, py: Python<'_>) -> PyResult<()> {
-        let woken = std::mem::take(&mut *self.inbox.woken());
+        let woken = std::mem::take(&mut *self.inbox.woken.lock());
         let mut outcome = Ok(());
         for number in woken {
             let Some(suspended) = self.take_back(number) else { continue };
@@ -408,7 +395,7 @@ impl Wakeups {
     }
 
     fn __clear__(&self) {
-        let suspended = std::mem::take(&mut self.numbered().suspended);
+        let suspended = std::mem::take(&mut self.numbered.lock().suspended);
         drop(suspended);
     }
 }

@@ -14,7 +14,7 @@ use std::sync::Arc;
 use estafette::{Completion, Engine};
 use estafette_sync::sync::Mutex;
 use pyo3::prelude::*;
-use pyo3::types::PyDict;
+use pyo3::types::{PyDict, PyWeakrefReference};
 
 use crate::asyncio::running_loop;
 use crate::error::raise;
@@ -51,9 +51,7 @@ impl Begun {
         thread: u64,
         completion: Arc<Mutex<Option<Completion>>>,
     ) -> Self {
-        let py = event_loop.py();
-        let weak = py.import("weakref").and_then(|weak| weak.call_method1(intern!(py, "ref"), (event_loop,)));
-        let weak = weak.ok().map(Bound::unbind);
+        let weak = PyWeakrefReference::new(event_loop).ok().map(|weak| weak.into_any().unbind());
         let new = OnLoop { address: event_loop.as_ptr().addr(), event_loop: weak, thread, completion };
         let mut begun = BEGUN.lock();
         begun.1 += 1;
@@ -74,8 +72,7 @@ impl Drop for Begun {
 pub struct WaitForAll(Option<Engine>);
 
 impl WaitForAll {
-    /// # Errors
-    /// `WouldDeadlockError`, at once.
+    /// Raises `WouldDeadlockError`, at once.
     pub fn begin(py: Python<'_>, engine: &Engine) -> PyResult<Self> {
         check_stopped(py, engine)?;
         Ok(Self(AWAITED.replace(Some(engine.clone()))))
@@ -93,8 +90,8 @@ impl Drop for WaitForAll {
     }
 }
 
-/// # Errors
-/// `WouldDeadlockError` where the engine waits for something on a loop that this thread, which waits for the engine, ran and has stopped.
+/// Raises `WouldDeadlockError` where the engine waits for something on a loop that this thread, which waits for the engine, ran and has
+/// stopped.
 fn check_stopped(py: Python<'_>, engine: &Engine) -> PyResult<()> {
     let here = guard::ident(py)?;
     let mut loops = BTreeMap::new();
@@ -124,17 +121,13 @@ fn check_stopped(py: Python<'_>, engine: &Engine) -> PyResult<()> {
 }
 
 /// Called before a wait for `what`.
-///
-/// # Errors
-/// `WouldBlockError` where the wait would stop an event loop that must go on.
+/// Raises `WouldBlockError` where the wait would stop an event loop that must go on.
 pub fn check(py: Python<'_>, what: &str) -> PyResult<()> {
     if may_block(py)? { Ok(()) } else { Err(would_block(py, what)) }
 }
 
 /// Called during a wait.
-///
-/// # Errors
-/// `WouldBlockError` where the wait stops the loop of a notebook, and something has begun on that loop; `WouldDeadlockError`.
+/// Raises `WouldBlockError` where the wait stops the loop of a notebook, and something has begun on that loop; `WouldDeadlockError`.
 pub fn check_again(py: Python<'_>) -> PyResult<()> {
     if let Some(engine) = AWAITED.with_borrow(Clone::clone) {
         check_stopped(py, &engine)?;

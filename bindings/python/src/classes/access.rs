@@ -5,7 +5,7 @@ use std::ffi::c_int;
 use estafette::lease::{Consumer, LeaseOwner};
 use estafette::{Access, Error, Lease, Tensor};
 use estafette_sync::process::ProcessBound;
-use estafette_sync::sync::{Mutex, MutexGuard};
+use estafette_sync::sync::Mutex;
 use pyo3::exceptions::{PyRuntimeError, PyValueError};
 use pyo3::ffi;
 use pyo3::prelude::*;
@@ -62,15 +62,11 @@ impl PyAccess {
         Self { engine, wanted, using, single: false, views: Mutex::new(Views::Idle) }
     }
 
-    fn views(&self) -> MutexGuard<'_, Views> {
-        self.views.lock()
-    }
-
     fn begin(&self, py: Python<'_>) -> PyResult<Vec<(Tensor, Access)>> {
         let wanted =
             self.wanted.iter().map(|(tensor, access)| Ok((tensor.get().tensor(py)?.clone(), *access)));
         let wanted = wanted.collect::<PyResult<Vec<_>>>()?;
-        let mut views = self.views();
+        let mut views = self.views.lock();
         if !matches!(*views, Views::Idle) {
             return Err(PyRuntimeError::new_err("this access has been entered already"));
         }
@@ -80,13 +76,7 @@ impl PyAccess {
 
     /// Gives the block what it asked for.
     fn open(&self, py: Python<'_>, leases: Result<Vec<Lease>, Error>) -> PyResult<Py<PyAny>> {
-        match leases.or_raise(py).and_then(|leases| self.lend(py, leases)) {
-            Ok(lent) => Ok(lent),
-            Err(error) => {
-                self.close(py);
-                Err(error)
-            }
-        }
+        leases.or_raise(py).and_then(|leases| self.lend(py, leases)).inspect_err(|_| self.close(py))
     }
 
     fn lend(&self, py: Python<'_>, leases: Vec<Lease>) -> PyResult<Py<PyAny>> {
@@ -99,7 +89,7 @@ impl PyAccess {
             .collect::<PyResult<Vec<_>>>()?;
         let lent: Vec<Py<PyAny>> = views.iter().map(|view| view.clone_ref(py).into_any()).collect();
         let noted: Vec<Py<PyView>> = views.iter().map(|view| view.clone_ref(py)).collect();
-        *self.views() = Views::Open(views);
+        *self.views.lock() = Views::Open(views);
         let lent = match &self.using {
             None => lent,
             Some(using) => {
@@ -118,14 +108,10 @@ impl PyAccess {
     }
 
     fn close(&self, py: Python<'_>) {
-        let views = std::mem::replace(&mut *self.views(), Views::Idle);
+        let views = std::mem::replace(&mut *self.views.lock(), Views::Idle);
         if let Views::Open(views) = views {
             views.iter().for_each(|view| view.get().end(py));
         }
-    }
-
-    fn owner(py: Python<'_>) -> LeaseOwner {
-        call_site::caller(py).place
     }
 }
 
@@ -133,14 +119,8 @@ impl PyAccess {
 impl PyAccess {
     fn __enter__(&self, py: Python<'_>) -> PyResult<Py<PyAny>> {
         let wanted = self.begin(py)?;
-        let owner = Self::owner(py);
-        let leases = match self.acquire(py, &wanted, owner) {
-            Ok(leases) => leases,
-            Err(error) => {
-                self.close(py);
-                return Err(error);
-            }
-        };
+        let leases =
+            self.acquire(py, &wanted, call_site::caller(py).place).inspect_err(|_| self.close(py))?;
         self.open(py, leases)
     }
 
@@ -153,7 +133,7 @@ impl PyAccess {
         let py = this.py();
         let wanted = this.get().begin(py)?;
         let engine = this.get().engine.engine(py)?.clone();
-        let owner = Self::owner(py);
+        let owner = call_site::caller(py).place;
         let mut entering = Entering { access: Some(this.clone().unbind()) };
         let mut leases =
             Box::pin(async move { engine.lease_all(&wanted, owner).for_later_consumers().await });
@@ -205,7 +185,7 @@ struct Entering {
 impl Drop for Entering {
     fn drop(&mut self) {
         if let Some(access) = &self.access {
-            *access.get().views() = Views::Idle;
+            *access.get().views.lock() = Views::Idle;
         }
     }
 }

@@ -1,11 +1,10 @@
 //! The C interface in this extension: its functions, and handles of what Python has. Code in C or C++ in the same process uses the same
 //! graph, pools and recordings as Python.
 
-use std::ptr;
+use std::ptr::{self, NonNull};
 
 use estafette_c::{estafette_engine, estafette_op, estafette_tensor};
 use pyo3::exceptions::{PyMemoryError, PyValueError};
-use pyo3::ffi;
 use pyo3::prelude::*;
 use pyo3::types::PyCapsule;
 
@@ -21,12 +20,9 @@ use crate::unretrieved::Failures;
 /// beside what Python does. ``python -m estafette config`` names the header, and how to link instead.
 #[pyfunction]
 pub fn c_api(py: Python<'_>) -> PyResult<Bound<'_, PyCapsule>> {
-    let table = estafette_c::estafette_get_api().cast_mut();
-    // SAFETY: the table and the name are static, and nothing is destroyed.
-    unsafe {
-        let capsule = ffi::PyCapsule_New(table.cast(), c"estafette.c_api".as_ptr(), None);
-        Ok(Bound::from_owned_ptr_or_err(py, capsule)?.cast_into_unchecked())
-    }
+    let table = NonNull::new(estafette_c::estafette_get_api().cast_mut()).expect("a static");
+    // SAFETY: the table is static.
+    unsafe { PyCapsule::new_with_pointer(py, table.cast(), c"estafette.c_api") }
 }
 
 /// Returns the engine of a handle from C, an ``estafette_engine*`` as an integer. The handle stays its owner's. From now on the engine runs

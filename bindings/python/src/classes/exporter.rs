@@ -15,6 +15,8 @@ use crate::exchange::fence;
 /// A tensor on its way to a library, with the access that it shall have. Each export takes a lease of its own.
 #[pyclass(frozen, module = "estafette", name = "Exporter")]
 pub struct Exporter {
+    /// The tensor that is exported.
+    #[pyo3(get)]
     tensor: Py<PyTensor>,
     access: Access,
 }
@@ -87,12 +89,6 @@ impl Exporter {
     ) -> PyResult<Bound<'py, PyAny>> {
         let tensor = this.get().parts(this.py())?.0;
         buffer::to_numpy(this.as_any(), || tensor.dtype().ok(), dtype, copy)
-    }
-
-    /// The tensor that is exported.
-    #[getter]
-    fn tensor(&self, py: Python<'_>) -> Py<PyTensor> {
-        self.tensor.clone_ref(py)
     }
 
     /// ``"write"`` or ``"alias"``.

@@ -8,17 +8,15 @@ use pyo3::prelude::*;
 
 use crate::asyncio::stopped_loop;
 use crate::error::{OrRaise, raise};
-use crate::interpreter::exit;
-use crate::submission::using;
+use crate::interpreter::{exit, guard};
+use crate::submission::{scope, using};
 use crate::unretrieved::Failures;
 
-/// What the objects of one engine share.
 #[derive(Clone)]
 pub struct EngineHandle {
     pub(crate) shared: Arc<Shared>,
 }
 
-/// Shared by the handles.
 pub(crate) struct Shared {
     pub(crate) engine: ProcessBound<Engine>,
     /// What becomes of failures that nothing has looked at.
@@ -43,15 +41,23 @@ impl EngineHandle {
         self.shared.engine.get().or_raise(py)
     }
 
-    /// What makes arrays of tensors for functions whose submission names nothing.
-    pub fn using(&self) -> &using::Default {
-        &self.shared.using
+    /// Submits by `attempt`, which gives nothing where it would have to wait for room; then by `wait`, without the Python lock.
+    /// Raises those of the submission; `InFlightLimitError` where waiting would stop an event loop.
+    pub fn submit<T: Send>(
+        &self,
+        py: Python<'_>,
+        attempt: impl FnOnce() -> Option<Result<T, Error>>,
+        wait: impl FnOnce() -> Result<T, Error> + Send,
+    ) -> PyResult<T> {
+        if let Some(outcome) = scope::within(py, attempt)? {
+            return outcome.or_raise(py);
+        }
+        self.may_wait(py)?;
+        guard::detach(py, wait).or_raise(py)
     }
 
     /// The in-flight limit makes a submission wait, which an event loop cannot.
-    ///
-    /// # Errors
-    /// `InFlightLimitError` on an event loop's thread.
+    /// Raises `InFlightLimitError` on an event loop's thread.
     pub fn may_wait(&self, py: Python<'_>) -> PyResult<()> {
         if stopped_loop::may_block(py)? {
             return Ok(());

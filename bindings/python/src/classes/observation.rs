@@ -42,11 +42,8 @@ type Step = (
 type Unordered = (u64, String, Option<Place>, String);
 
 /// Writes what was noted to a file. `times`: when that began, in nanoseconds since 1970 and by the clock, and when it ended, by the clock.
-///
-/// # Errors
-/// `OSError` when the file cannot be written; `ValueError` for a kind of step or track that there is not.
-#[pyfunction(name = "_write_observation")]
-#[pyo3(signature = (path, program, times, tracks, noted, missing, /))]
+/// Raises `OSError` when the file cannot be written; `ValueError` for a kind of step or track that there is not.
+#[pyfunction(name = "_write_observation", signature = (path, program, times, tracks, noted, missing, /))]
 pub fn write_observation(
     py: Python<'_>,
     path: PathBuf,

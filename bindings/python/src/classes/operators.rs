@@ -9,7 +9,7 @@ use pyo3::exceptions::PyTypeError;
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyTuple};
 
-use crate::arguments::not_a_tensor;
+use crate::arguments::{not_a_tensor, tensor_of};
 use crate::asyncio::running_loop;
 use crate::classes::handle::EngineHandle;
 use crate::classes::tensor::PyTensor;
@@ -17,7 +17,6 @@ use crate::error::{OrRaise, to_py};
 use crate::exchange::export::poll_once;
 use crate::interpreter::guard;
 use crate::submission::operator_function::{self, OperatorFunction};
-use crate::submission::scope;
 
 /// The operators of this process, by name: functions that one library brings and any other has scheduled.
 ///
@@ -43,9 +42,7 @@ impl PyOperators {
     }
 
     /// Those of this process.
-    ///
-    /// # Errors
-    /// `ForkedError` where the engine is of a process that this one was forked from.
+    /// Raises `ForkedError` where the engine is of a process that this one was forked from.
     fn of(&self, py: Python<'_>) -> PyResult<&'static Operators> {
         self.engine.engine(py).map(|_| operators())
     }
@@ -237,17 +234,9 @@ impl PyOperator {
 }
 
 impl PyOperator {
-    /// Submits without waiting where it can; where it must wait for room, without the Python lock.
     fn write(&self, py: Python<'_>, call: &OperatorCall, outputs: &[&Tensor]) -> PyResult<()> {
-        let tried = scope::within(py, || poll_once(call.clone().run_into_async(outputs)))?;
-        let outcome = match tried {
-            Some(outcome) => outcome,
-            None => {
-                self.engine.may_wait(py)?;
-                guard::detach(py, || call.clone().run_into(outputs))
-            }
-        };
-        outcome.or_raise(py).map(drop)
+        let attempt = || poll_once(call.clone().run_into_async(outputs));
+        self.engine.submit(py, attempt, || call.clone().run_into(outputs)).map(drop)
     }
 
     fn produce<'py>(&self, py: Python<'py>, call: &OperatorCall) -> PyResult<Bound<'py, PyAny>> {
@@ -262,27 +251,14 @@ impl PyOperator {
             let tensors = guard::detach(py, || call.clone().produce()).or_raise(py)?;
             return Ok(PyTuple::new(py, tensors.into_iter().map(wrap))?.into_any());
         }
-        let tried = scope::within(py, || poll_once(call.clone().produce_async()))?;
-        let outcome = match tried {
-            Some(outcome) => outcome,
-            None => {
-                self.engine.may_wait(py)?;
-                guard::detach(py, || call.clone().produce())
-            }
-        };
-        let tensor = outcome.or_raise(py)?.pop().ok_or_else(|| PyTypeError::new_err("no result"))?;
+        let attempt = || poll_once(call.clone().produce_async());
+        let tensor = self.engine.submit(py, attempt, || call.clone().produce())?.pop();
+        let tensor = tensor.ok_or_else(|| PyTypeError::new_err("no result"))?;
         Ok(Bound::new(py, wrap(tensor))?.into_any())
     }
 }
 
-/// The tensors of a sequence.
 fn tensors_in(sequence: &Bound<'_, PyAny>) -> PyResult<Vec<Tensor>> {
-    let py = sequence.py();
     let iterator = sequence.try_iter().map_err(|_| not_a_tensor(sequence))?;
-    let tensor_of = |item: PyResult<Bound<'_, PyAny>>| {
-        let item = item?;
-        let tensor = item.cast::<PyTensor>().map_err(|_| not_a_tensor(&item))?;
-        Ok(tensor.get().tensor(py)?.clone())
-    };
-    iterator.map(tensor_of).collect()
+    iterator.map(|item| tensor_of(&item?)).collect()
 }

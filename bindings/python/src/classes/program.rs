@@ -6,7 +6,7 @@ use estafette::program::ProgramBuilder;
 use estafette::{Engine, Program};
 use estafette_report::shown::shown;
 use estafette_sync::process::ProcessBound;
-use estafette_sync::sync::{Mutex, MutexGuard};
+use estafette_sync::sync::Mutex;
 use pyo3::exceptions::PyRuntimeError;
 use pyo3::gc::{PyTraverseError, PyVisit};
 use pyo3::prelude::*;
@@ -19,7 +19,6 @@ use crate::error::OrRaise;
 use crate::exchange::export::poll_once;
 use crate::interpreter::guard;
 use crate::submission::body::{Body, Repeated};
-use crate::submission::scope;
 use crate::submission::submission_args::{self, Submission, SubmissionArgs};
 
 /// Operations that are recorded once and then run any number of times, each time as one operation. Made by
@@ -43,7 +42,11 @@ use crate::submission::submission_args::{self, Submission, SubmissionArgs};
 #[pyclass(frozen, module = "estafette", name = "Program", weakref)]
 pub struct PyProgram {
     engine: EngineHandle,
+    /// The name given when recording began. Every replay has this name.
+    #[pyo3(get)]
     name: String,
+    /// True if the program is one graph of its device.
+    #[pyo3(get, name = "is_graph")]
     graph: bool,
     stage: Mutex<Stage>,
     /// The bodies of the nodes, for the garbage collector: a function may refer to its program.
@@ -68,17 +71,12 @@ impl Drop for PyProgram {
 }
 
 impl PyProgram {
-    pub fn new(engine: EngineHandle, builder: ProgramBuilder, name: String, graph: bool) -> Self {
-        let stage = Mutex::new(Stage::Recording(ProcessBound::new(Box::new(builder))));
-        Self { engine, name, graph, stage, bodies: Mutex::default() }
-    }
-
-    fn stage(&self) -> MutexGuard<'_, Stage> {
-        self.stage.lock()
-    }
-
-    fn bodies(&self) -> MutexGuard<'_, Vec<Arc<Repeated>>> {
-        self.bodies.lock()
+    /// Begins to record a program of `engine`.
+    pub fn begin(engine: &Engine, handle: EngineHandle, name: Option<String>, graph: bool) -> Self {
+        let name = name.unwrap_or_else(|| "program".into());
+        let builder = Box::new(engine.program(name.clone()));
+        let stage = Mutex::new(Stage::Recording(ProcessBound::new(builder)));
+        Self { engine: handle, name, graph, stage, bodies: Mutex::default() }
     }
 
     fn error(&self, what: &str) -> PyErr {
@@ -88,7 +86,7 @@ impl PyProgram {
     fn record(&self, py: Python<'_>, args: SubmissionArgs, body: Body) -> PyResult<()> {
         self.engine.engine(py)?;
         let body = Repeated::new(py, body);
-        let mut stage = self.stage();
+        let mut stage = self.stage.lock();
         let Stage::Recording(builder) = &mut *stage else {
             return Err(self.error("is finished: nothing more can be recorded"));
         };
@@ -110,13 +108,13 @@ impl PyProgram {
         let called = Arc::clone(&body);
         node.run_external(move |completion| called.start(completion)).or_raise(py)?;
         drop(stage);
-        self.bodies().push(body);
+        self.bodies.lock().push(body);
         Ok(())
     }
 
     /// A handle of the finished program.
     fn ready(&self, py: Python<'_>) -> PyResult<Program> {
-        match &*self.stage() {
+        match &*self.stage.lock() {
             Stage::Ready(program) => Ok(program.get().or_raise(py)?.clone()),
             Stage::Recording(_) => {
                 Err(self.error("is still being recorded: leave its `with` block, or `finish` it"))
@@ -128,21 +126,9 @@ impl PyProgram {
 
 #[pymethods]
 impl PyProgram {
-    /// The name given when recording began. Every replay has this name.
-    #[getter]
-    fn name(&self) -> &str {
-        &self.name
-    }
-
-    /// True if the program is one graph of its device.
-    #[getter]
-    fn is_graph(&self) -> bool {
-        self.graph
-    }
-
     /// Number of nodes.
     fn __len__(&self) -> usize {
-        self.bodies().len()
+        self.bodies.lock().len()
     }
 
     /// A program is true, with or without nodes.
@@ -177,7 +163,7 @@ impl PyProgram {
     fn finish(&self, py: Python<'_>) -> PyResult<()> {
         self.engine.engine(py)?;
         let builder = {
-            let mut stage = self.stage();
+            let mut stage = self.stage.lock();
             match std::mem::replace(&mut *stage, Stage::Abandoned) {
                 Stage::Recording(builder) => builder,
                 other => {
@@ -189,23 +175,23 @@ impl PyProgram {
         let builder = builder.into_inner().or_raise(py)?;
         let graph = self.graph;
         let finished = guard::detach(py, || if graph { builder.finish_as_graph() } else { builder.finish() });
-        *self.stage() = Stage::Ready(ProcessBound::new(finished.or_raise(py)?));
+        *self.stage.lock() = Stage::Ready(ProcessBound::new(finished.or_raise(py)?));
         Ok(())
     }
 
     fn __enter__(slf: Bound<'_, Self>) -> PyResult<Bound<'_, Self>> {
-        let recording = matches!(&*slf.get().stage(), Stage::Recording(_));
+        let recording = matches!(&*slf.get().stage.lock(), Stage::Recording(_));
         if recording { Ok(slf) } else { Err(slf.get().error("is finished already, or was given up")) }
     }
 
     #[pyo3(signature = (*_exception))]
     fn __exit__(&self, py: Python<'_>, _exception: &Bound<'_, PyTuple>) -> PyResult<()> {
         if _exception.is_empty() || _exception.get_item(0)?.is_none() {
-            return if matches!(&*self.stage(), Stage::Ready(_)) { Ok(()) } else { self.finish(py) };
+            return if matches!(&*self.stage.lock(), Stage::Ready(_)) { Ok(()) } else { self.finish(py) };
         }
-        let given_up = std::mem::replace(&mut *self.stage(), Stage::Abandoned);
+        let given_up = std::mem::replace(&mut *self.stage.lock(), Stage::Abandoned);
         drop(given_up);
-        let bodies = std::mem::take(&mut *self.bodies());
+        let bodies = std::mem::take(&mut *self.bodies.lock());
         drop(bodies);
         Ok(())
     }
@@ -219,14 +205,8 @@ impl PyProgram {
     /// Raises as `Engine.submit`.
     fn replay(&self, py: Python<'_>) -> PyResult<PyOperation> {
         let program = self.ready(py)?;
-        let op = match scope::within(py, || poll_once(program.replay_async()))? {
-            Some(outcome) => outcome,
-            None => {
-                self.engine.may_wait(py)?;
-                guard::detach(py, || program.replay())
-            }
-        };
-        Ok(PyOperation::new(op.or_raise(py)?, self.engine.clone()))
+        let op = self.engine.submit(py, || poll_once(program.replay_async()), || program.replay())?;
+        Ok(PyOperation::new(op, self.engine.clone()))
     }
 
     /// As `replay`, but waits for a permit without stopping the event loop: ``op = await program.replay_async()``.
@@ -241,13 +221,13 @@ impl PyProgram {
     }
 
     fn __repr__(&self) -> String {
-        let stage = match &*self.stage() {
+        let stage = match &*self.stage.lock() {
             Stage::Recording(_) => ", being recorded",
             Stage::Ready(_) if self.graph => ", one graph",
             Stage::Ready(_) => "",
             Stage::Abandoned => ", given up",
         };
-        format!("<estafette.Program `{}` of {} nodes{stage}>", shown(&self.name), self.bodies().len())
+        format!("<estafette.Program `{}` of {} nodes{stage}>", shown(&self.name), self.bodies.lock().len())
     }
 
     fn __traverse__(&self, visit: PyVisit<'_>) -> Result<(), PyTraverseError> {
@@ -266,10 +246,4 @@ impl PyProgram {
             bodies.iter().for_each(|body| body.clear());
         }
     }
-}
-
-/// Begins to record a program of `engine`.
-pub fn begin(engine: &Engine, handle: &EngineHandle, name: Option<String>, graph: bool) -> PyProgram {
-    let name = name.unwrap_or_else(|| "program".into());
-    PyProgram::new(handle.clone(), engine.program(name.clone()), name, graph)
 }

@@ -20,9 +20,9 @@ use crate::interpreter::courier::Courier;
 use crate::interpreter::guard;
 use crate::interpreter::kept::Kept;
 use crate::interpreter::once::intern;
+use crate::log::logger;
 
 estafette_sync::per_process! {
-    /// Calls the callbacks of promises.
     static CALLBACKS: Courier = Courier::new("estafette-callbacks", usize::MAX);
 }
 
@@ -68,12 +68,10 @@ impl Ends for Op {
     }
 }
 
-/// Whether the promise of `handle` was cancelled.
 pub fn is_cancelled(handle: &impl Ends) -> bool {
     handle.failure_kind() == Some(FailureKind::Cancelled)
 }
 
-/// Whether the promise of `handle` failed and was not cancelled.
 pub fn is_failed(handle: &impl Ends) -> bool {
     handle.failure_kind().is_some_and(|kind| kind != FailureKind::Cancelled)
 }
@@ -125,16 +123,14 @@ fn log(error: &PyErr, promise: &Bound<'_, PyAny>) -> PyResult<()> {
     let options = PyDict::new(py);
     // With its traceback, which `value` lacks.
     options.set_item(intern!(py, "exc_info"), error.clone_ref(py).into_value(py))?;
-    let logger = py.import("logging")?.call_method1("getLogger", ("estafette",))?;
-    logger.call_method("error", ("the callback of %r raised an exception", promise), Some(&options)).map(drop)
+    logger(py)?
+        .call_method("error", ("the callback of %r raised an exception", promise), Some(&options))
+        .map(drop)
 }
 
 /// Blocks until one of `promises`, tensors and operations, is done. Failures stay unretrieved.
-///
-/// # Errors
-/// `WouldBlockError` on the thread of an event loop; `TimeoutError`, and what else ends a wait.
-#[pyfunction]
-#[pyo3(name = "_wait_any")]
+/// Raises `WouldBlockError` on the thread of an event loop; `TimeoutError`, and what else ends a wait.
+#[pyfunction(name = "_wait_any")]
 pub fn wait_any(py: Python<'_>, promises: Vec<Bound<'_, PyAny>>, timeout: Option<f64>) -> PyResult<()> {
     let timeout = seconds("timeout", timeout)?;
     let (mut ops, mut tensors) = (Vec::new(), Vec::new());
@@ -154,9 +150,7 @@ pub fn wait_any(py: Python<'_>, promises: Vec<Bound<'_, PyAny>>, timeout: Option
 }
 
 /// `exception(timeout)`, from the outcome of a wait: the failure of an operation is returned, other errors are raised.
-///
-/// # Errors
-/// `TimeoutError`, `CancelledError`, and what else ends a wait.
+/// Raises `TimeoutError`, `CancelledError`, and what else ends a wait.
 pub fn exception(py: Python<'_>, waited: PyResult<()>) -> PyResult<Option<Py<PyAny>>> {
     let Err(error) = waited else { return Ok(None) };
     let errors = py.import("estafette._errors")?;

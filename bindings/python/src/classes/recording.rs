@@ -26,8 +26,7 @@ estafette_sync::per_process! {
 }
 
 /// Opens a recorder, to be written to `path`. Returns its number.
-#[pyfunction(name = "_begin_recording")]
-#[pyo3(signature = (path, memory_max, last, signal, /))]
+#[pyfunction(name = "_begin_recording", signature = (path, memory_max, last, signal, /))]
 pub fn begin_recording(
     py: Python<'_>,
     path: PathBuf,
@@ -47,8 +46,7 @@ pub fn begin_recording(
 }
 
 /// Writes what the recorder of this number has noted so far to the file `path`.
-#[pyfunction(name = "_snapshot_recording")]
-#[pyo3(signature = (number, path, /))]
+#[pyfunction(name = "_snapshot_recording", signature = (number, path, /))]
 pub fn snapshot_recording(py: Python<'_>, number: u64, path: PathBuf) -> PyResult<()> {
     let shared = OPEN.lock().get(&number).cloned().ok_or_else(not_being_made)?;
     let written = guard::detach(py, || shared.lock().as_ref().map(|recorder| recorder.snapshot(&path)));
@@ -56,8 +54,7 @@ pub fn snapshot_recording(py: Python<'_>, number: u64, path: PathBuf) -> PyResul
 }
 
 /// Sets the name that this program has in recordings.
-#[pyfunction(name = "_set_program_name")]
-#[pyo3(signature = (name, /))]
+#[pyfunction(name = "_set_program_name", signature = (name, /))]
 pub fn set_program_name(name: String) {
     trace::set_program_name(name);
 }
@@ -67,8 +64,7 @@ fn not_being_made() -> PyErr {
 }
 
 /// Closes the recorder of this number, and writes the trace to its file.
-#[pyfunction(name = "_end_recording")]
-#[pyo3(signature = (number, /))]
+#[pyfunction(name = "_end_recording", signature = (number, /))]
 pub fn end_recording(py: Python<'_>, number: u64) -> PyResult<()> {
     let shared = OPEN.lock().remove(&number).ok_or_else(not_being_made)?;
     // Attribution and writing take a while, and need nothing of Python's.
@@ -85,18 +81,14 @@ pub fn end_recording(py: Python<'_>, number: u64) -> PyResult<()> {
 }
 
 /// A name as texts show it, with an escape for each character that a terminal would obey.
-#[pyfunction(name = "_shown")]
-#[pyo3(signature = (name, /))]
+#[pyfunction(name = "_shown", signature = (name, /))]
 pub fn name_shown(name: &str) -> String {
     shown(name).to_string()
 }
 
 /// The report of files of one process each, as text and as JSON; also as a page, if `html` names a file for it.
-///
-/// # Errors
-/// `OSError` when a file cannot be read or written; `ValueError` when it is no recording, or they cannot be put together.
-#[pyfunction(name = "_read_report")]
-#[pyo3(signature = (paths, width, short, html, /))]
+/// Raises `OSError` when a file cannot be read or written; `ValueError` when it is no recording, or they cannot be put together.
+#[pyfunction(name = "_read_report", signature = (paths, width, short, html, /))]
 pub fn read_report(
     py: Python<'_>,
     paths: Vec<PathBuf>,
@@ -127,11 +119,8 @@ pub fn read_report(
 }
 
 /// The recording of a file, as Chrome's JSON.
-///
-/// # Errors
-/// `ValueError` when it is no recording.
-#[pyfunction(name = "_read_chrome")]
-#[pyo3(signature = (path, /))]
+/// Raises `ValueError` when it is no recording.
+#[pyfunction(name = "_read_chrome", signature = (path, /))]
 pub fn read_chrome(py: Python<'_>, path: PathBuf) -> PyResult<Vec<u8>> {
     guard::detach(py, || {
         let wrong = |error| PyValueError::new_err(format!("{} {error}", path.display()));

@@ -25,9 +25,7 @@ use crate::interpreter::guard;
 use crate::interpreter::once::PyOnce;
 
 /// Waits for `future`, which is waiting for `what`. In a body other threads run operations of the engine meanwhile.
-///
-/// # Errors
-/// `TimeoutError`; `WouldBlockError` on the thread of an event loop; what a signal handler has raised.
+/// Raises `TimeoutError`; `WouldBlockError` on the thread of an event loop; what a signal handler has raised.
 fn wait<T: Send>(
     py: Python<'_>,
     engine: &EngineHandle,
@@ -69,8 +67,7 @@ impl<T> Open<T> {
         Self(Mutex::new(Some(Arc::new(ProcessBound::new(value)))))
     }
 
-    /// # Errors
-    /// `InvalidError` once it is closed; `ForkedError` in a forked child.
+    /// Raises `InvalidError` once it is closed; `ForkedError` in a forked child.
     fn get(&self, py: Python<'_>, what: &str) -> PyResult<Arc<ProcessBound<T>>> {
         let value = self.0.lock().clone();
         let value = value.ok_or_else(|| raise(py, "InvalidError", format!("the {what} is closed")))?;
@@ -97,6 +94,8 @@ fn own<T>(value: &ProcessBound<T>) -> Result<&T, Error> {
 #[pyclass(frozen, module = "estafette", name = "Door", weakref)]
 pub struct PyDoor {
     door: Open<Door>,
+    /// Where the door is, for `Engine.connect` in another process.
+    #[pyo3(get)]
     address: String,
     engine: EngineHandle,
 }
@@ -116,12 +115,6 @@ impl PyDoor {
 
 #[pymethods]
 impl PyDoor {
-    /// Where the door is, for `Engine.connect` in another process.
-    #[getter]
-    fn address(&self) -> &str {
-        &self.address
-    }
-
     /// Returns the next link that another process makes, after at most `timeout` seconds.
     #[pyo3(signature = (timeout = None))]
     fn accept(&self, py: Python<'_>, timeout: Option<f64>) -> PyResult<PyLink> {
@@ -164,6 +157,8 @@ impl PyDoor {
 #[pyclass(frozen, module = "estafette", name = "Link", weakref)]
 pub struct PyLink {
     link: Open<Link>,
+    /// The number of the other process.
+    #[pyo3(get)]
     process: u32,
     engine: EngineHandle,
 }
@@ -205,10 +200,6 @@ impl PyLink {
         Ok(async move { engine.connect(&address).await })
     }
 
-    fn get(&self, py: Python<'_>) -> PyResult<Arc<ProcessBound<Link>>> {
-        self.link.get(py, "link")
-    }
-
     /// The tensor on its way.
     fn sent(
         &self,
@@ -228,7 +219,7 @@ impl PyLink {
                 return Err(raise(py, "InvalidError", message));
             }
         };
-        let (link, tensor) = (self.get(py)?, tensor.tensor(py)?.clone());
+        let (link, tensor) = (self.link.get(py, "link")?, tensor.tensor(py)?.clone());
         Ok(async move {
             if for_writing {
                 return own(&link)?.lend(&tensor).await;
@@ -243,14 +234,15 @@ impl PyLink {
 
     fn waited(&self, py: Python<'_>, timeout: Option<f64>) -> PyResult<Option<PyTensor>> {
         let what = format!("a tensor of process {}", self.process);
-        let tensor = wait(py, &self.engine, &what, timeout, Self::next(self.get(py)?, traced_line(py)))?;
+        let tensor =
+            wait(py, &self.engine, &what, timeout, Self::next(self.link.get(py, "link")?, traced_line(py)))?;
         Ok(tensor.map(|tensor| PyTensor::new(tensor, self.engine.clone())))
     }
 
     /// An ``await`` of the next tensor; `end` is what it gives once there is none.
     fn received(&self, py: Python<'_>, end: fn(Python<'_>) -> PyResult<Py<PyAny>>) -> PyResult<Awaiter> {
         let engine = self.engine.clone();
-        Ok(awaited(Self::next(self.get(py)?, traced_line(py)), move |py, tensor| match tensor {
+        Ok(awaited(Self::next(self.link.get(py, "link")?, traced_line(py)), move |py, tensor| match tensor {
             Some(tensor) => Ok(Bound::new(py, PyTensor::new(tensor, engine))?.into_any().unbind()),
             None => end(py),
         }))
@@ -259,12 +251,6 @@ impl PyLink {
 
 #[pymethods]
 impl PyLink {
-    /// The number of the other process.
-    #[getter]
-    fn process(&self) -> u32 {
-        self.process
-    }
-
     /// Sends the current version of a tensor, ready or not. Waits, at most `timeout` seconds, only while the link is full: the
     /// other process then has 16,384 tensors of this one, or has not received hundreds.
     ///
@@ -357,6 +343,8 @@ impl PyLink {
 #[pyclass(frozen, module = "estafette", name = "Ticket", weakref)]
 pub struct PyTicket {
     bytes: Vec<u8>,
+    /// The number of the process that has the tensor.
+    #[pyo3(get)]
     process: u32,
     held: Mutex<Option<ProcessBound<Ticket>>>,
 }
@@ -424,8 +412,7 @@ fn suggest(py: Python<'_>) -> PyResult<()> {
 /// waited go on. For who knows it, such as the program that started them: silence alone is not death. Returns at once.
 ///
 /// host: the address of that machine, as messages about the process have it.
-#[pyfunction]
-#[pyo3(signature = (host, process = None))]
+#[pyfunction(signature = (host, process = None))]
 pub fn declare_dead(py: Python<'_>, host: &str, process: Option<u32>) {
     guard::detach(py, || estafette::remote::declare_dead(host, process));
 }
@@ -437,12 +424,6 @@ impl PyTicket {
     fn new(py: Python<'_>, bytes: &Bound<'_, PyAny>) -> PyResult<Self> {
         let ticket = parse_ticket(py, bytes)?;
         Ok(Self { bytes: ticket.to_bytes(), process: ticket.process(), held: Mutex::new(None) })
-    }
-
-    /// The number of the process that has the tensor.
-    #[getter]
-    fn process(&self) -> u32 {
-        self.process
     }
 
     /// Revokes the ticket, if this process made it: nothing new can be made with it. Tensors that were made with it stay.

@@ -24,7 +24,7 @@ use crate::classes::access::PyAccess;
 use crate::classes::exporter::Exporter;
 use crate::classes::handle::EngineHandle;
 use crate::classes::remote::PyTicket;
-use crate::error::{OrRaise, raise};
+use crate::error::{OrRaise, exchange_error};
 use crate::exchange::arrow;
 use crate::exchange::buffer;
 use crate::exchange::copy::copied;
@@ -47,8 +47,8 @@ pub struct PyTensor {
     engine: EngineHandle,
     /// Of the promise of a call of which nothing is known but that it returns.
     results: Option<Arc<Results>>,
-    /// An array of NumPy that no other code has, for the next function that gets one.
-    unused_array: Mutex<Option<Py<PyAny>>>,
+    /// An array of NumPy that no other code has, for the next function that gets one. See [`numpy_array`](crate::exchange::numpy_array).
+    pub(crate) unused_array: Mutex<Option<Py<PyAny>>>,
 }
 
 /// A tensor whose drop keeps the Python lock, as drops of Python objects do, and holds no lock of the engine.
@@ -72,13 +72,7 @@ impl PyTensor {
         Self { tensor, engine, results, unused_array: Mutex::new(None) }
     }
 
-    /// See [`numpy_array`](crate::exchange::numpy_array).
-    pub fn unused_array(&self) -> &Mutex<Option<Py<PyAny>>> {
-        &self.unused_array
-    }
-
-    /// # Errors
-    /// `ForkedError` in a forked child; `TypeError` for the promise of a call that has returned no single array.
+    /// Raises `ForkedError` in a forked child; `TypeError` for the promise of a call that has returned no single array.
     pub fn tensor(&self, py: Python<'_>) -> PyResult<&Tensor> {
         if self.structure().is_some() {
             return Err(results::not_one_array());
@@ -97,9 +91,7 @@ impl PyTensor {
     }
 
     /// What a call has returned if that is no single array, with promises in place of arrays. Waits until that is known.
-    ///
-    /// # Errors
-    /// The failure of the call; `WouldBlockError` on an event loop's thread; those of a submission.
+    /// Raises the failure of the call; `WouldBlockError` on an event loop's thread; those of a submission.
     fn unpacked<'py>(&self, py: Python<'py>) -> PyResult<Option<Bound<'py, PyAny>>> {
         if self.results.is_some() && self.structure().is_none() {
             export::until_known(py, self.ended(py)?)?;
@@ -427,7 +419,7 @@ impl PyTensor {
         match tensor.device() {
             Ok(DLDevice::CPU) => Ok(this.clone()),
             Ok(device) if !export::can_go_to_host(device) => {
-                Err(raise(py, "ExchangeError", format!("the host cannot read memory on {device}")))
+                Err(exchange_error(py, format!("the host cannot read memory on {device}")))
             }
             // The device of an undefined tensor is unknown, so the operation reads the device.
             _ => Bound::new(py, Self::new(copied(py, engine, tensor, DLDevice::CPU)?, engine.clone())),

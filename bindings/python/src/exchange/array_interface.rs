@@ -15,15 +15,13 @@ pub fn is_all_there_is(object: &Bound<'_, PyAny>, name: &str) -> PyResult<bool> 
         && object.hasattr(name)?)
 }
 
-/// The dictionary of an object.
 pub struct Dictionary<'py> {
     name: &'static str,
     entries: Bound<'py, PyDict>,
 }
 
 impl<'py> Dictionary<'py> {
-    /// # Errors
-    /// `TypeError` for what is no dictionary; whatever the attribute raises.
+    /// Raises `TypeError` for what is no dictionary; whatever the attribute raises.
     pub fn of(object: &Bound<'py, PyAny>, name: &'static str) -> PyResult<Self> {
         let entries = object.getattr(name)?.cast_into::<PyDict>();
         let entries = entries.map_err(|_| PyTypeError::new_err(format!("`{name}` is no dictionary")))?;
@@ -36,9 +34,7 @@ impl<'py> Dictionary<'py> {
     }
 
     /// An entry that must be there.
-    ///
-    /// # Errors
-    /// `ValueError` that names it.
+    /// Raises `ValueError` that names it.
     pub fn needed(&self, key: &str) -> PyResult<Bound<'py, PyAny>> {
         self.entry(key)?.ok_or_else(|| PyValueError::new_err(format!("`{}` has no {key:?}", self.name)))
     }
@@ -61,9 +57,6 @@ pub unsafe fn kept_by(
 }
 
 /// A tensor of a library whose struct does not keep the memory alive: with `object`, which does.
-///
-/// # Errors
-/// What is wrong with the struct.
 pub fn kept_with(object: &Bound<'_, PyAny>, managed: ManagedTensor) -> PyResult<ManagedTensor> {
     let keeper = Kept::new(object.clone().unbind());
     released_by(object.py(), managed, move |managed| {
@@ -73,9 +66,6 @@ pub fn kept_with(object: &Bound<'_, PyAny>, managed: ManagedTensor) -> PyResult<
 }
 
 /// `managed` in a struct whose deleter hands it to `release`.
-///
-/// # Errors
-/// What is wrong with the struct.
 pub fn released_by(
     py: Python<'_>,
     managed: ManagedTensor,

@@ -7,7 +7,7 @@ use pyo3::exceptions::{PyNotImplementedError, PyTypeError, PyValueError};
 use pyo3::prelude::*;
 use pyo3::types::{PyCapsule, PyCapsuleMethods, PyDict, PyTuple};
 
-use crate::error::to_py;
+use crate::error::OrRaise;
 use crate::exchange::capsule;
 use crate::exchange::export::{self, From, Request};
 use crate::interpreter::once::intern;
@@ -18,10 +18,8 @@ const DEVICE_ARRAY: &CStr = c"arrow_device_array";
 
 /// Takes over the array behind an object that speaks Arrow's interface, or behind a pair of its capsules; also gives the
 /// format of its schema.
-///
-/// # Errors
-/// `TypeError` for what does not speak Arrow; `ValueError` for capsules that are none of Arrow's; `InvalidTensorError` for an
-/// array that was taken before.
+/// Raises `TypeError` for what does not speak Arrow; `ValueError` for capsules that are none of Arrow's; `InvalidTensorError` for an array
+/// that was taken before.
 pub fn take(object: &Bound<'_, PyAny>) -> PyResult<(CString, ArrowDeviceArray)> {
     let pair = match object.cast::<PyTuple>() {
         Ok(pair) => pair.clone().into_any(),
@@ -37,8 +35,7 @@ pub fn take(object: &Bound<'_, PyAny>) -> PyResult<(CString, ArrowDeviceArray)> 
     let pointer = schema.pointer_checked(Some(SCHEMA))?.as_ptr();
     // SAFETY: by Arrow's PyCapsule interface a capsule of this name holds a valid schema. It stays in the capsule, which is
     // alive, and the format is copied before anything else runs.
-    let format = unsafe { ArrowSchema::format_of(pointer) }.map(CStr::to_owned);
-    let format = format.map_err(|error| to_py(py, &error.into()))?;
+    let format = unsafe { ArrowSchema::format_of(pointer) }.map(CStr::to_owned).or_raise(py)?;
     let taken = if array.is_valid_checked(Some(DEVICE_ARRAY)) {
         let pointer = array.pointer_checked(Some(DEVICE_ARRAY))?.as_ptr();
         // SAFETY: a capsule of this name holds a valid device array. What is moved out is marked as released, so the capsule's
@@ -51,7 +48,7 @@ pub fn take(object: &Bound<'_, PyAny>) -> PyResult<(CString, ArrowDeviceArray)> 
     } else {
         return Err(not_arrow(&array, "arrow_device_array` or `arrow_array"));
     };
-    Ok((format, taken.map_err(|error| to_py(py, &error.into()))?))
+    Ok((format, taken.or_raise(py)?))
 }
 
 fn ask<'py>(object: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyAny>> {
@@ -80,10 +77,8 @@ fn not_arrow(raw: &Bound<'_, PyCapsule>, wanted: &str) -> PyErr {
 }
 
 /// The answer to `__arrow_c_device_array__`: capsules of the schema and of the array.
-///
-/// # Errors
-/// As for `__dlpack__`; `InvalidTensorError` for what an Arrow array cannot be; `NotImplementedError` for an argument that
-/// this version does not know.
+/// Raises as for `__dlpack__`; `InvalidTensorError` for what an Arrow array cannot be; `NotImplementedError` for an argument that this
+/// version does not know.
 pub fn device_array<'py>(
     py: Python<'py>,
     from: From<'_>,
@@ -101,12 +96,10 @@ pub fn device_array<'py>(
 }
 
 /// The answer to `__arrow_c_array__`.
-///
-/// # Errors
-/// As [`device_array`], and `InvalidTensorError` for memory that is not the host's.
+/// Raises as [`device_array`], and `InvalidTensorError` for memory that is not the host's.
 pub fn array<'py>(py: Python<'py>, from: From<'_>) -> PyResult<Bound<'py, PyTuple>> {
     let (schema, array) = lend(py, from)?;
-    let array = array.into_host().map_err(|error| to_py(py, &error.into()))?;
+    let array = array.into_host().or_raise(py)?;
     let schema = PyCapsule::new_with_value(py, schema, SCHEMA)?;
     PyTuple::new(py, [schema, PyCapsule::new_with_value(py, array, ARRAY)?])
 }
@@ -116,5 +109,5 @@ fn lend(py: Python<'_>, from: From<'_>) -> PyResult<(ArrowSchema, ArrowDeviceArr
     let request = Request { stream: None, max_version: Some((1, 0)), dl_device: None, copy: None };
     let lent = export::export(py, from, &request)?;
     let lent = capsule::consume(&lent)?;
-    ArrowDeviceArray::from_tensor(lent, None).map_err(|error| to_py(py, &error.into()))
+    ArrowDeviceArray::from_tensor(lent, None).or_raise(py)
 }

@@ -12,7 +12,7 @@ use pyo3::ffi;
 use pyo3::prelude::*;
 use pyo3::types::{PyCapsule, PyDict, PyMemoryView, PyTuple};
 
-use crate::error::{OrRaise, raise, to_py};
+use crate::error::{OrRaise, exchange_error};
 use crate::exchange::capsule;
 use crate::exchange::dtype;
 use crate::exchange::export::{self, From, Request};
@@ -54,9 +54,7 @@ fn format(dtype: DType) -> Option<&'static CStr> {
 
 /// The answer to `__array__`, which NumPy calls where there is no buffer: an array with a lease, or a copy. `kind` asks for the
 /// element type, which is known once the tensor is defined.
-///
-/// # Errors
-/// `BufferError` for a type that neither NumPy nor `ml_dtypes` has; `ValueError` when a copy is needed and refused; else as
+/// Raises `BufferError` for a type that neither NumPy nor `ml_dtypes` has; `ValueError` when a copy is needed and refused; else as
 /// [`export::export`].
 pub fn to_numpy<'py>(
     this: &Bound<'py, PyAny>,
@@ -79,7 +77,7 @@ pub fn to_numpy<'py>(
                     return lacking;
                 }
                 // NumPy does not say which.
-                let named = raise(py, "ExchangeError", format!("NumPy takes no elements of type {kind}"));
+                let named = exchange_error(py, format!("NumPy takes no elements of type {kind}"));
                 named.set_cause(py, Some(error));
                 named
             })?,
@@ -94,9 +92,7 @@ pub fn to_numpy<'py>(
 }
 
 /// An array of `ml_dtypes`: NumPy gets integers of the same width, and their meaning.
-///
-/// # Errors
-/// `AttributeError` for a type that `ml_dtypes` lacks, and without it; else as [`export::export`].
+/// Raises `AttributeError` for a type that `ml_dtypes` lacks, and without it; else as [`export::export`].
 fn as_bits<'py>(this: &Bound<'py, PyAny>, kind: DType) -> PyResult<Bound<'py, PyAny>> {
     let py = this.py();
     let numpy = dtype::numpy(py, kind)?;
@@ -106,8 +102,7 @@ fn as_bits<'py>(this: &Bound<'py, PyAny>, kind: DType) -> PyResult<Bound<'py, Py
     let managed = capsule::consume(&exported)?;
     let layout = managed.describe().or_raise(py)?;
     let bits = DType::new(DType::U8.code, kind.bits);
-    let layout = Layout::strided(bits, layout.device(), layout.shape(), layout.strides())
-        .map_err(|error| to_py(py, &error.into()))?;
+    let layout = Layout::strided(bits, layout.device(), layout.shape(), layout.strides()).or_raise(py)?;
     let flags = managed.flags();
     let data = managed.data();
     // SAFETY: the same memory, elements of the same width; what is exported here keeps what was exported there.
@@ -116,10 +111,8 @@ fn as_bits<'py>(this: &Bound<'py, PyAny>, kind: DType) -> PyResult<Bound<'py, Py
 }
 
 /// Fills `view` with the memory behind `from`.
-///
-/// # Errors
-/// `BufferError` for an element type or a device that a buffer cannot describe, and for what the reader demands of it
-/// (writing, an order of elements); else as [`export::export`].
+/// Raises `BufferError` for an element type or a device that a buffer cannot describe, and for what the reader demands of it (writing, an
+/// order of elements); else as [`export::export`].
 ///
 /// # Safety
 /// `view` may be written, and is released by [`release`].
@@ -144,12 +137,12 @@ pub unsafe fn fill(
     let dtype = layout.dtype();
     if !layout.device().device_type.is_host_readable() {
         let message = format!("memory on {} cannot be a buffer of the host", layout.device());
-        return Err(raise(py, "ExchangeError", message));
+        return Err(exchange_error(py, message));
     }
     let Some(format) = format(dtype) else {
         let message =
             format!("a buffer cannot describe elements of type {dtype}; exchange it through DLPack");
-        return Err(raise(py, "ExchangeError", message));
+        return Err(exchange_error(py, message));
     };
     check(py, &layout, read_only, flags)?;
     let itemsize = dtype.itemsize() as isize;
@@ -185,7 +178,7 @@ pub unsafe fn fill(
 /// Whether the buffer is one that the reader can use.
 fn check(py: Python<'_>, layout: &Layout, read_only: bool, flags: c_int) -> PyResult<()> {
     let wants = |flag: c_int| flags & flag == flag;
-    let refuse = |message: &str| Err(raise(py, "ExchangeError", message));
+    let refuse = |message: &str| Err(exchange_error(py, message));
     if wants(ffi::PyBUF_WRITABLE) && read_only {
         return refuse("this buffer is for reading; one for writing is `memoryview(t.for_write())`");
     }
@@ -209,9 +202,7 @@ fn check(py: Python<'_>, layout: &Layout, read_only: bool, flags: c_int) -> PyRe
 
 /// The dictionary of `__array_interface__`. Its `data` is a `memoryview`, which has a lease: NumPy keeps that object and releases the
 /// buffer that it has asked it for at once.
-///
-/// # Errors
-/// `AttributeError` for memory that is not the host's, has gaps or another order, or whose elements have no name there, so that the
+/// Raises `AttributeError` for memory that is not the host's, has gaps or another order, or whose elements have no name there, so that the
 /// tensor seems not to have the interface; else as [`export::until_defined`].
 pub fn array_interface<'py>(this: &Bound<'py, PyAny>, tensor: &Tensor) -> PyResult<Bound<'py, PyDict>> {
     let py = this.py();

@@ -12,7 +12,7 @@ use estafette::{DType, Layout};
 use pyo3::ffi;
 use pyo3::prelude::*;
 
-use crate::error::{raise, to_py};
+use crate::error::{OrRaise, exchange_error};
 use crate::interpreter::guard;
 
 /// Whether `object` exports buffers and does not speak DLPack.
@@ -50,13 +50,11 @@ impl Drop for HeldBuffer {
 }
 
 /// Takes over the memory behind a buffer, which is held until the last use is over.
-///
-/// # Errors
-/// Whatever the exporter raises; `BufferError` for suboffsets, for elements that are no numbers or are in the other byte order, and
+/// Raises whatever the exporter raises; `BufferError` for suboffsets, for elements that are no numbers or are in the other byte order, and
 /// for strides that lie between elements.
 pub fn take(object: &Bound<'_, PyAny>) -> PyResult<ManagedTensor> {
     let py = object.py();
-    let refuse = |why: String| raise(py, "ExchangeError", format!("this buffer cannot be a tensor: {why}"));
+    let refuse = |why: String| exchange_error(py, format!("this buffer cannot be a tensor: {why}"));
     let held = HeldBuffer::of(object)?;
     let view = &held.0;
     if !view.suboffsets.is_null() {
@@ -89,7 +87,7 @@ pub fn take(object: &Bound<'_, PyAny>) -> PyResult<ManagedTensor> {
         let strides: Vec<i64> = strides.iter().map(|stride| (stride / view.itemsize) as i64).collect();
         Layout::strided(dtype, DLDevice::CPU, &shape, &strides)
     };
-    let layout = layout.map_err(|error| to_py(py, &error.into()))?;
+    let layout = layout.or_raise(py)?;
     let (data, read_only) = (view.buf.cast::<u8>(), view.readonly != 0);
     let flags = ExportFlags { read_only, is_copied: false };
     // SAFETY: the exporter vouches for the memory until the buffer is released, which the owner does.

@@ -1,6 +1,7 @@
 //! DLPack's capsules: the names say what is inside and whether it was consumed.
 
 use std::ffi::{CStr, c_void};
+use std::ptr::NonNull;
 
 use estafette::exchange::{Abi, ManagedTensor};
 use pyo3::exceptions::PyValueError;
@@ -8,7 +9,7 @@ use pyo3::ffi;
 use pyo3::prelude::*;
 use pyo3::types::{PyCapsule, PyCapsuleMethods};
 
-use crate::error::to_py;
+use crate::error::OrRaise;
 
 const LEGACY: &CStr = c"dltensor";
 const VERSIONED: &CStr = c"dltensor_versioned";
@@ -16,10 +17,8 @@ const USED_LEGACY: &CStr = c"used_dltensor";
 const USED_VERSIONED: &CStr = c"used_dltensor_versioned";
 
 /// Takes the tensor out of a capsule, which is marked as used before anything else can fail.
-///
-/// # Errors
-/// `ValueError` for a capsule that was consumed before or has another name, or for a struct of another major version (its
-/// deleter has been called).
+/// Raises `ValueError` for a capsule that was consumed before or has another name, or for a struct of another major version (its deleter
+/// has been called).
 pub fn consume(raw: &Bound<'_, PyCapsule>) -> PyResult<ManagedTensor> {
     let py = raw.py();
     let pointer = |name: &CStr| raw.is_valid_checked(Some(name)).then(|| raw.pointer_checked(Some(name)));
@@ -37,8 +36,7 @@ pub fn consume(raw: &Bound<'_, PyCapsule>) -> PyResult<ManagedTensor> {
     let pointer = pointer.as_ptr().cast::<c_void>();
     // SAFETY: by DLPack's Python specification a capsule of this name owns a valid struct of this kind, and renaming it
     // has passed the ownership on to us; the capsule's destructor leaves used ones alone.
-    let taken = unsafe { ManagedTensor::from_raw(pointer, abi) };
-    taken.map_err(|error| to_py(py, &error.into()))
+    unsafe { ManagedTensor::from_raw(pointer, abi) }.or_raise(py)
 }
 
 fn refuse(raw: &Bound<'_, PyCapsule>) -> PyErr {
@@ -64,16 +62,11 @@ fn refuse(raw: &Bound<'_, PyCapsule>) -> PyErr {
 pub fn wrap(py: Python<'_>, managed: ManagedTensor) -> PyResult<Bound<'_, PyCapsule>> {
     let name = if managed.abi() == Abi::Versioned { VERSIONED } else { LEGACY };
     let raw = managed.into_raw();
-    // SAFETY: the pointer is not NULL, the name is static, and the destructor expects what such a capsule holds.
-    let capsule = unsafe { ffi::PyCapsule_New(raw, name.as_ptr(), Some(delete)) };
-    if capsule.is_null() {
-        let error = PyErr::fetch(py);
-        // SAFETY: the struct has no other owner.
-        drop(unsafe { own(raw, name) });
-        return Err(error);
-    }
-    // SAFETY: a new reference to a capsule.
-    Ok(unsafe { Bound::from_owned_ptr(py, capsule).cast_into_unchecked() })
+    let held = NonNull::new(raw).expect("a struct");
+    // SAFETY: the destructor expects what such a capsule holds.
+    unsafe { PyCapsule::new_with_pointer_and_destructor(py, held, name, Some(delete)) }
+        // SAFETY: without a capsule the struct has no other owner.
+        .inspect_err(|_| drop(unsafe { own(raw, name) }))
 }
 
 /// # Safety

@@ -12,18 +12,14 @@ use crate::interpreter::guard;
 use crate::submission::scope;
 
 /// The promise of a copy in memory of the device `to`.
-///
-/// # Errors
-/// `InFlightLimitError` where waiting for room would stop an event loop; `ShutdownError`.
+/// Raises `InFlightLimitError` where waiting for room would stop an event loop; `ShutdownError`.
 pub fn copied(py: Python<'_>, handle: &EngineHandle, tensor: &Tensor, to: DLDevice) -> PyResult<Tensor> {
     submit(py, handle, tensor, to)?.or_raise(py)
 }
 
 /// As [`copied`], for a consumer that takes the copy now: `waits` says whether it needs the content to be there. `None` when the engine takes no more
 /// operations.
-///
-/// # Errors
-/// As [`copied`]; the failure of the tensor; `WouldBlockError` on an event loop's thread.
+/// Raises as [`copied`]; the failure of the tensor; `WouldBlockError` on an event loop's thread.
 pub fn copied_now(
     py: Python<'_>,
     handle: &EngineHandle,

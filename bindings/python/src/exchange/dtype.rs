@@ -15,9 +15,7 @@ pub fn object(py: Python<'_>, dtype: DType) -> PyResult<Bound<'_, PyAny>> {
 }
 
 /// The `numpy.dtype` of the same elements, of `ml_dtypes` for those that NumPy itself lacks.
-///
-/// # Errors
-/// `AttributeError` for a type that neither has, and where they are not installed.
+/// Raises `AttributeError` for a type that neither has, and where they are not installed.
 pub fn numpy(py: Python<'_>, dtype: DType) -> PyResult<Bound<'_, PyAny>> {
     if dtype.is_sub_byte() || dtype.lanes != 1 {
         // NumPy's have a byte each.

@@ -22,15 +22,15 @@ use estafette::exchange::table::{self, DLDeviceType, DLManagedTensorVersioned, D
 use estafette::exchange::{Abi, ManagedTensor};
 use estafette::{Access, Tensor};
 use pyo3::exceptions::{PySystemError, PyTypeError};
-use pyo3::ffi;
 use pyo3::prelude::*;
 use pyo3::type_object::PyTypeInfo;
+use pyo3::types::PyCapsule;
 
 use crate::classes::access::PyView;
 use crate::classes::engine::PyEngine;
 use crate::classes::exporter::Exporter;
 use crate::classes::tensor::PyTensor;
-use crate::error::{OrRaise, raise, to_py};
+use crate::error::{OrRaise, exchange_error};
 use crate::exchange::export::{self, From, Request};
 use crate::kinds;
 use crate::submission::scope;
@@ -58,11 +58,9 @@ pub fn install(py: Python<'_>) -> PyResult<()> {
         (Exporter::type_object(py), &ACCESSES),
         (PyView::type_object(py), &ACCESSES),
     ] {
-        let pointer = (&raw const table.0).cast_mut().cast::<c_void>();
-        // SAFETY: the table and the name are static, and there is nothing to destroy.
-        let capsule = unsafe {
-            Bound::from_owned_ptr_or_err(py, ffi::PyCapsule_New(pointer, table::CAPSULE.as_ptr(), None))?
-        };
+        // SAFETY: the table is static.
+        let capsule =
+            unsafe { PyCapsule::new_with_pointer(py, NonNull::from(&table.0).cast(), table::CAPSULE) }?;
         class.setattr(table::ATTRIBUTE, capsule)?;
     }
     Ok(())
@@ -159,8 +157,7 @@ unsafe extern "C" fn to_object(tensor: *mut DLManagedTensorVersioned, out: *mut 
     for_c(|py| {
         // Taken first: whatever goes wrong, the tensor is ours to give back.
         // SAFETY: the caller gives the tensor up, whether this succeeds or not.
-        let managed = unsafe { ManagedTensor::from_raw(tensor.cast(), Abi::Versioned) };
-        let managed = managed.map_err(|error| to_py(py, &error.into()))?;
+        let managed = unsafe { ManagedTensor::from_raw(tensor.cast(), Abi::Versioned) }.or_raise(py)?;
         let out = NonNull::new(out).ok_or_else(null_argument)?;
         let engine = py.import("estafette")?.call_method0("default_engine")?;
         let engine = engine.cast_into::<PyEngine>().map_err(PyErr::from)?;
@@ -183,7 +180,7 @@ unsafe extern "C" fn current_stream(kind: DLDeviceType, id: i32, out: *mut *mut 
         }
         if !device.device_type.is_host_readable() {
             // Never NULL there, which would say "the default stream".
-            return Err(raise(py, "ExchangeError", format!("no work is done on device {device} here")));
+            return Err(exchange_error(py, format!("no work is done on device {device} here")));
         }
         // SAFETY: the place is the caller's.
         unsafe { out.write(std::ptr::null_mut()) };

@@ -15,7 +15,7 @@ use pyo3::types::PyCapsule;
 
 use crate::asyncio::{running_loop, stopped_loop};
 use crate::classes::handle::EngineHandle;
-use crate::error::{OrRaise, raise, to_py};
+use crate::error::{OrRaise, exchange_error, raise, to_py};
 use crate::exchange::capsule;
 use crate::exchange::copy::copied_now;
 use crate::exchange::unordered::{self, Reason};
@@ -50,9 +50,7 @@ impl Request<'_, '_> {
     }
 
     /// Where a copy of memory on `device` has to be made for the answer; `None` if none is wanted, or none can be made.
-    ///
-    /// # Errors
-    /// `BufferError` for a number of the device table that was never registered, or that is registered no more.
+    /// Raises `BufferError` for a number of the device table that was never registered, or that is registered no more.
     fn copied_to(&self, py: Python<'_>, device: DLDevice) -> PyResult<Option<DLDevice>> {
         let wanted = self.dl_device.map_or(device, |(kind, id)| DLDevice::new(DeviceType(kind), id));
         if wanted == device {
@@ -71,9 +69,7 @@ impl Request<'_, '_> {
     }
 
     /// What it comes to for memory of `tensor` on `device`.
-    ///
-    /// # Errors
-    /// As [`kinds::consumer`]; `BufferError` for another device.
+    /// Raises as [`kinds::consumer`]; `BufferError` for another device.
     fn options(
         &self,
         py: Python<'_>,
@@ -87,7 +83,7 @@ impl Request<'_, '_> {
                 let without = if self.copy == Some(false) { " without a copy" } else { "" };
                 let message =
                     format!("this tensor is on {device} and cannot be exported to {wanted}{without}");
-                return Err(raise(py, "ExchangeError", message));
+                return Err(exchange_error(py, message));
             }
         }
         Ok(ExportOptions {
@@ -120,10 +116,8 @@ pub enum From<'a> {
 }
 
 /// The answer to `__dlpack__`.
-///
-/// # Errors
-/// As [`Request::options`]; `WouldBlockError` on an event loop's thread when the data is not ready; the failure of the
-/// tensor's operation; `BufferError` for a legacy struct of read-only memory.
+/// Raises as [`Request::options`]; `WouldBlockError` on an event loop's thread when the data is not ready; the failure of the tensor's
+/// operation; `BufferError` for a legacy struct of read-only memory.
 pub fn export<'py>(
     py: Python<'py>,
     from: From<'_>,
@@ -133,9 +127,6 @@ pub fn export<'py>(
 }
 
 /// As [`export_managed`], the shortest way for a consumer that wants a tensor as and where it is.
-///
-/// # Errors
-/// As [`export`].
 #[inline]
 pub fn export_plain(py: Python<'_>, from: From<'_>, request: &Request<'_, '_>) -> PyResult<ManagedTensor> {
     if let (From::Tensor(tensor, Access::Read), true) = (from, request.is_plain())
@@ -148,9 +139,7 @@ pub fn export_plain(py: Python<'_>, from: From<'_>, request: &Request<'_, '_>) -
 }
 
 /// As [`export`] of a tensor whose engine may be asked to make a copy.
-///
-/// # Errors
-/// As [`export`]; `InFlightLimitError` when there is no room for the copy on an event loop's thread.
+/// Raises as [`export`]; `InFlightLimitError` when there is no room for the copy on an event loop's thread.
 pub fn export_from<'py>(
     py: Python<'py>,
     engine: &EngineHandle,
@@ -190,9 +179,6 @@ pub fn export_from<'py>(
 }
 
 /// As [`export`], without the capsule.
-///
-/// # Errors
-/// As [`export`].
 pub fn export_managed<'py>(
     py: Python<'py>,
     from: From<'_>,
@@ -220,9 +206,8 @@ pub fn export_managed<'py>(
     let immutable = caller.library.is_some_and(|library| library.immutable);
     if options.abi == Abi::Legacy && !options.copy && !immutable {
         if tensor.is_read_only().or_raise(py)? {
-            return Err(raise(
+            return Err(exchange_error(
                 py,
-                "ExchangeError",
                 if tensor.is_write_unsaid() {
                     "this tensor is read-only: its memory came in a DLPack struct before version 1.0, which cannot say whether it may be \
                      written, and such a struct is asked for again; import the memory with `writable=True` if its owner allows \
@@ -273,9 +258,6 @@ fn exported(py: Python<'_>, tensor: &Tensor) -> PyResult<()> {
 
 /// The read lease of a tensor that nothing stands in the way of, for a consumer that wants it as it is, in the versioned struct;
 /// `None` where there is more to find out first.
-///
-/// # Errors
-/// As [`export`].
 #[inline(always)]
 fn at_once(py: Python<'_>, tensor: &Tensor) -> PyResult<Option<ManagedTensor>> {
     if scope::current_scope(py)?.is_some()
@@ -326,10 +308,8 @@ pub fn poll_once<T>(future: impl Future<Output = T>) -> Option<T> {
 }
 
 /// Waits until the tensor has its memory and shape.
-///
-/// # Errors
-/// The failure of the operation that should have made it; `WouldBlockError` on an event loop's thread; `TypeError` for the promise of
-/// a call that has returned no single array.
+/// Raises the failure of the operation that should have made it; `WouldBlockError` on an event loop's thread; `TypeError` for the promise
+/// of a call that has returned no single array.
 pub fn until_defined(py: Python<'_>, tensor: &Tensor) -> PyResult<()> {
     if tensor.is_defined() {
         return Ok(());
@@ -339,9 +319,7 @@ pub fn until_defined(py: Python<'_>, tensor: &Tensor) -> PyResult<()> {
 }
 
 /// As [`until_defined`], also for the promise of several results.
-///
-/// # Errors
-/// As [`until_defined`], without `TypeError`.
+/// Raises as [`until_defined`], without `TypeError`.
 pub fn until_known(py: Python<'_>, tensor: &Tensor) -> PyResult<()> {
     if tensor.is_defined() {
         return Ok(());
@@ -358,9 +336,7 @@ pub fn until_known(py: Python<'_>, tensor: &Tensor) -> PyResult<()> {
 }
 
 /// Waits until the tensor is ready for readers.
-///
-/// # Errors
-/// The failure of its version; `WouldBlockError` on an event loop's thread.
+/// Raises the failure of its version; `WouldBlockError` on an event loop's thread.
 pub fn until_ready(py: Python<'_>, tensor: &Tensor) -> PyResult<()> {
     if is_ready(py, tensor) {
         return tensor.wait_timeout(Duration::ZERO).or_raise(py);
@@ -375,9 +351,6 @@ pub fn is_ready(py: Python<'_>, tensor: &Tensor) -> bool {
 }
 
 /// The answer to `__dlpack_device__`.
-///
-/// # Errors
-/// As [`until_defined`].
 pub fn device(py: Python<'_>, tensor: &Tensor) -> PyResult<(i32, i32)> {
     if !scope::has_operand(py, tensor)? {
         until_defined(py, tensor)?;

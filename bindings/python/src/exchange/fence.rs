@@ -5,6 +5,7 @@
 //! `BufferError`, and the consumer calls `__dlpack__`. The fences may be used on any thread, with and without the Python lock.
 
 use std::ffi::{CStr, c_void};
+use std::ptr::NonNull;
 
 use estafette::exchange::{Abi, Fenced, ManagedTensor};
 use estafette::{Access, Engine, Error, ExportOptions, ImportOptions, Tensor};
@@ -13,14 +14,13 @@ use pyo3::ffi;
 use pyo3::prelude::*;
 use pyo3::types::{PyCapsule, PyDict};
 
-use crate::error::{OrRaise, raise, to_py};
+use crate::error::{OrRaise, exchange_error, to_py};
 use crate::exchange::export::is_ready;
 use crate::exchange::peers;
 use crate::interpreter::once::intern;
 use crate::interpreter::{call_site, guard};
 use crate::submission::scope;
 
-/// What the capsule is called.
 const NAME: &CStr = c"dltensor_fenced";
 
 /// What the consumer renames it to.
@@ -30,10 +30,8 @@ const USED: &CStr = c"used_dltensor_fenced";
 pub const METHOD: &str = "__dlpack_fence__";
 
 /// The answer of an Estafette tensor.
-///
-/// # Errors
-/// `ExchangeError`, a `BufferError`, for what needs a copy or a struct without fences, and in an operation that has the tensor for an
-/// operand; `BufferError` for memory that may not be written.
+/// Raises `ExchangeError`, a `BufferError`, for what needs a copy or a struct without fences, and in an operation that has the tensor for
+/// an operand; `BufferError` for memory that may not be written.
 pub fn export<'py>(
     py: Python<'py>,
     tensor: &Tensor,
@@ -57,23 +55,18 @@ pub fn export<'py>(
         None
     };
     if let Some(refused) = refused {
-        return Err(raise(py, "ExchangeError", format!("{refused}: call `__dlpack__`")));
+        return Err(exchange_error(py, format!("{refused}: call `__dlpack__`")));
     }
     let options = ExportOptions { owner: Some(call_site::caller(py).place), ..ExportOptions::from(access) };
     let export = || tensor.export_fenced(&options);
     // Neither way waits. What is not ready may be granted here, and callbacks run.
     let exported = if is_ready(py, tensor) { export() } else { guard::detach(py, export) };
     let raw = exported.or_raise(py)?.into_raw();
-    // SAFETY: the pointer is not NULL, the name is static, and the destructor expects what such a capsule holds.
-    let capsule = unsafe { ffi::PyCapsule_New(raw, NAME.as_ptr(), Some(delete)) };
-    if capsule.is_null() {
-        let error = PyErr::fetch(py);
-        // SAFETY: the struct has no other owner.
-        drop(unsafe { ManagedTensor::from_raw(raw, Abi::Versioned) });
-        return Err(error);
-    }
-    // SAFETY: a new reference to a capsule.
-    Ok(unsafe { Bound::from_owned_ptr(py, capsule).cast_into_unchecked() })
+    let held = NonNull::new(raw).expect("a struct");
+    // SAFETY: the destructor expects what such a capsule holds.
+    unsafe { PyCapsule::new_with_pointer_and_destructor(py, held, NAME, Some(delete)) }
+        // SAFETY: without a capsule the struct has no other owner.
+        .inspect_err(|_| drop(unsafe { ManagedTensor::from_raw(raw, Abi::Versioned) }))
 }
 
 /// The destructor of a capsule that may not have been consumed.
@@ -88,9 +81,7 @@ unsafe extern "C" fn delete(capsule: *mut ffi::PyObject) {
 }
 
 /// A tensor of an object whose type gives fences, without waiting; `None` if it gives none, or not for this.
-///
-/// # Errors
-/// What the method raises, but for `BufferError`; `TypeError` for what is no such capsule; `InvalidError` names the field of the
+/// Raises what the method raises, but for `BufferError`; `TypeError` for what is no such capsule; `InvalidError` names the field of the
 /// struct that is wrong.
 pub fn import(object: &Bound<'_, PyAny>, engine: &Engine) -> PyResult<Option<Tensor>> {
     let py = object.py();

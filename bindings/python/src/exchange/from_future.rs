@@ -14,11 +14,10 @@ use pyo3::prelude::*;
 
 use crate::asyncio::stopped_loop::Begun;
 use crate::classes::handle::EngineHandle;
-use crate::error::{OrRaise, Raised};
+use crate::error::Raised;
 use crate::exchange::export::poll_once;
 use crate::interpreter::guard;
 use crate::submission::outcome::take_result;
-use crate::submission::scope;
 use crate::submission::submission_args::SubmissionArgs;
 
 /// Where the operation leaves its completion for the future.
@@ -30,9 +29,7 @@ pub fn take(slot: &Slot) -> Option<Completion> {
 
 /// Submits an operation that leaves its completion in `slot`, for the bringer of its result. Without operands it is there when this
 /// returns.
-///
-/// # Errors
-/// Those of a submission; `InFlightLimitError` where waiting for room would stop an event loop.
+/// Raises those of a submission; `InFlightLimitError` where waiting for room would stop an event loop.
 pub fn receive(
     py: Python<'_>,
     engine: &EngineHandle,
@@ -44,13 +41,8 @@ pub fn receive(
         let slot = Arc::clone(slot);
         move |end: Completion| *slot.lock() = Some(end)
     };
-    match scope::within(py, || poll_once(async { args.promise(core).permit().await?.receive(leave()) }))? {
-        Some(outcome) => outcome.or_raise(py),
-        None => {
-            engine.may_wait(py)?;
-            guard::detach(py, || args.promise(core).receive(leave())).or_raise(py)
-        }
-    }
+    let attempt = || poll_once(async { args.promise(core).permit().await?.receive(leave()) });
+    engine.submit(py, attempt, || args.promise(core).receive(leave()))
 }
 
 /// Ends the operation when listening has failed: the caller gets `error`, so there is nothing to report.

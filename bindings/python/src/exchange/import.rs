@@ -8,7 +8,7 @@ use pyo3::exceptions::{PyAttributeError, PyException, PyTypeError};
 use pyo3::prelude::*;
 use pyo3::types::{PyCapsule, PyDict, PyTuple};
 
-use crate::error::{OrRaise, raise};
+use crate::error::{OrRaise, exchange_error};
 use crate::exchange::array_interface;
 use crate::exchange::buffer_import;
 use crate::exchange::capsule;
@@ -16,7 +16,7 @@ use crate::exchange::export;
 use crate::exchange::numpy_array;
 use crate::exchange::one_export::{self, Turn};
 use crate::exchange::peer_table::PeerTable;
-use crate::exchange::peers::{self, Legacy, NullStream, Omitted, Peer, Stream};
+use crate::exchange::peers::{self, Omitted, Peer, Stream};
 use crate::exchange::unordered::{self, Reason};
 use crate::interpreter::fastcall;
 use crate::interpreter::guard;
@@ -73,10 +73,8 @@ pub struct Taken {
 }
 
 /// Takes over the tensor behind a DLPack object, a raw capsule, or an object with a CUDA array interface.
-///
-/// # Errors
-/// `TypeError` for what does not speak DLPack; `BufferError` when the producer refuses, or gives another device or a copy
-/// that was not wanted; `ValueError` for a capsule that was consumed or is none of DLPack's.
+/// Raises `TypeError` for what does not speak DLPack; `BufferError` when the producer refuses, or gives another device or a copy that was
+/// not wanted; `ValueError` for a capsule that was consumed or is none of DLPack's.
 pub fn take(object: &Bound<'_, PyAny>, wanted: &Wanted) -> PyResult<Taken> {
     let py = object.py();
     if let Ok(raw) = object.cast::<PyCapsule>() {
@@ -130,8 +128,7 @@ pub fn take(object: &Bound<'_, PyAny>, wanted: &Wanted) -> PyResult<Taken> {
     Ok(Taken { managed, immutable, ready })
 }
 
-/// # Errors
-/// `TypeError` for a masked array of NumPy: DLPack has no masks, and NumPy would hand out the data without it.
+/// Raises `TypeError` for a masked array of NumPy: DLPack has no masks, and NumPy would hand out the data without it.
 fn refuse_masked(value: &Bound<'_, PyAny>) -> PyResult<()> {
     static MODULES: PyOnce<Py<PyDict>> = PyOnce::new();
     static MASKED: PyOnce<Py<PyAny>> = PyOnce::new();
@@ -157,9 +154,7 @@ fn refuse_masked(value: &Bound<'_, PyAny>) -> PyResult<()> {
 }
 
 /// Whether operations may not write the memory although its struct does not say so. A flag in the struct is looked at by the engine.
-///
-/// # Errors
-/// `BufferError` where the caller vouches for memory that its owner declares read-only, or whose library never changes its arrays.
+/// Raises `BufferError` where the caller vouches for memory that its owner declares read-only, or whose library never changes its arrays.
 fn is_immutable(
     py: Python<'_>,
     managed: &ManagedTensor,
@@ -168,15 +163,11 @@ fn is_immutable(
 ) -> PyResult<bool> {
     let is_legacy = managed.abi() == Abi::Legacy;
     if wanted.writable != Some(true) || wanted.copy == Some(true) {
-        let consents = peer.is_some_and(|peer| peer.legacy == Legacy::Writable);
+        let consents = peer.is_some_and(|peer| peer.legacy_writable);
         return Ok(wanted.writable == Some(false) || is_legacy && !consents);
     }
     let refuse = |why: String| {
-        Err(raise(
-            py,
-            "ExchangeError",
-            format!("writable=True: {why}; copy=True gives memory that may be written"),
-        ))
+        Err(exchange_error(py, format!("writable=True: {why}; copy=True gives memory that may be written")))
     };
     if managed.flags().read_only {
         return refuse("the owner of this memory declares it read-only".into());
@@ -214,7 +205,7 @@ fn through_table(
         return Ok((managed, FenceSet::default()));
     }
     let stream = table.current_stream(py, device)?;
-    if stream.is_null() && peer.null_stream == NullStream::Unknown {
+    if stream.is_null() && !peer.null_is_default {
         drop(managed);
         return through_protocol(object, peer, &Wanted::default());
     }
@@ -246,7 +237,7 @@ fn through_protocol(
         // The numbers of the device table are ours to understand; a producer knows its own at best, and one without devices none.
         if !wanted.can_be_moved_from(from) {
             let message = format!("memory on {from} cannot be imported on {to} without a copy");
-            return Err(raise(py, "ExchangeError", message));
+            return Err(exchange_error(py, message));
         }
         return through_protocol(object, peer, &Wanted::default());
     }
@@ -268,7 +259,7 @@ fn through_protocol(
             _ => None,
         };
         let current = place.as_deref().map(CurrentGuard::device).transpose();
-        let _current = current.map_err(|error| raise(py, "ExchangeError", error.to_string()))?;
+        let _current = current.map_err(|error| exchange_error(py, error.to_string()))?;
         let alone = peer.exports_alone && device.is_none_or(|device| device != DLDevice::CPU);
         let _turn = if alone { Turn::take(py) } else { None };
         ask(object, device, wanted, stream, peer)?
@@ -328,9 +319,7 @@ fn consume(answer: &Bound<'_, PyAny>) -> PyResult<ManagedTensor> {
 
 /// Devices whose memory host code may read, so that they need no device of the engine, and those that this version does not know:
 /// their memory is opaque: passed on from one library to another, and not accessed here.
-///
-/// # Errors
-/// `BufferError` that says why a device of the device table is not there.
+/// Raises `BufferError` that says why a device of the device table is not there.
 pub fn reachable(py: Python<'_>, device: DLDevice) -> PyResult<bool> {
     let known = device.device_type.is_host_readable() || device.device_type.name().is_none();
     Ok(known || kinds::device_of(py, device)?.is_some())
@@ -338,7 +327,7 @@ pub fn reachable(py: Python<'_>, device: DLDevice) -> PyResult<bool> {
 
 /// The error for a device that is not there.
 pub fn not_available(py: Python<'_>, device: DLDevice) -> PyErr {
-    raise(py, "ExchangeError", format!("device {device} is not available in this engine"))
+    exchange_error(py, format!("device {device} is not available in this engine"))
 }
 
 /// Says of memory that a device may be writing what could not be ordered about it.
@@ -475,18 +464,14 @@ fn check(py: Python<'_>, managed: &ManagedTensor, wanted: &Wanted) -> PyResult<(
         && !wanted.can_be_moved_from(managed.device())
     {
         let is = managed.device();
-        return Err(raise(
-            py,
-            "ExchangeError",
-            format!("the producer gave data on {is}, not on {device} as asked"),
-        ));
+        return Err(exchange_error(py, format!("the producer gave data on {is}, not on {device} as asked")));
     }
     if !reachable(py, managed.device())? {
         return Err(not_available(py, managed.device()));
     }
     kinds::of(managed.device()).check_place(py, managed)?;
     if wanted.copy == Some(false) && managed.flags().is_copied {
-        return Err(raise(py, "ExchangeError", "the producer made a copy although copying was refused"));
+        return Err(exchange_error(py, "the producer made a copy although copying was refused"));
     }
     Ok(())
 }

@@ -18,6 +18,7 @@ use pyo3::exceptions::PyRuntimeError;
 use pyo3::prelude::*;
 
 use crate::exchange::from_future::Slot;
+use crate::interpreter::fastcall::function;
 use crate::interpreter::guard;
 
 type Handle = *mut c_void;
@@ -50,27 +51,18 @@ struct Api {
 impl Api {
     /// From the addresses that `estafette/_mxnet.py` has looked up, in its order.
     fn new(addresses: [usize; 5]) -> PyResult<Self> {
-        if addresses.contains(&0) {
-            return Err(PyRuntimeError::new_err("MXNet's library lacks a function of its C interface"));
-        }
-        let [push, copy, free, to_dlpack, last_error] = addresses.map(ptr::with_exposed_provenance::<c_void>);
-        // SAFETY: not NULL, and the functions of these names in MXNet 1.9 are of these types.
-        unsafe {
-            Ok(Self {
-                push: std::mem::transmute::<*const c_void, Push>(push),
-                copy: std::mem::transmute::<*const c_void, unsafe extern "C" fn(Handle, *mut Handle) -> c_int>(
-                    copy,
-                ),
-                free: std::mem::transmute::<*const c_void, unsafe extern "C" fn(Handle) -> c_int>(free),
-                to_dlpack: std::mem::transmute::<
-                    *const c_void,
-                    unsafe extern "C" fn(Handle, *mut *mut c_void) -> c_int,
-                >(to_dlpack),
-                last_error: std::mem::transmute::<*const c_void, unsafe extern "C" fn() -> *const c_char>(
-                    last_error,
-                ),
+        let [push, copy, free, to_dlpack, last_error] = addresses.map(ptr::with_exposed_provenance_mut);
+        // SAFETY: the functions of these names in MXNet 1.9 are of these types.
+        let found = || unsafe {
+            Some(Self {
+                push: function(push)?,
+                copy: function(copy)?,
+                free: function(free)?,
+                to_dlpack: function(to_dlpack)?,
+                last_error: function(last_error)?,
             })
-        }
+        };
+        found().ok_or_else(|| PyRuntimeError::new_err("MXNet's library lacks a function of its C interface"))
     }
 
     /// Why the last call on this thread has failed.
@@ -144,9 +136,7 @@ fn take<T>(slot: &Mutex<Option<T>>) -> Option<T> {
 
 /// Pushes the function that ends the operation in `slot` with the memory of the array. `writable` says that what comes
 /// after in MXNet's engine waits for us even to read.
-///
-/// # Errors
-/// `RuntimeError` with MXNet's words; the operation fails with them as well.
+/// Raises `RuntimeError` with MXNet's words; the operation fails with them as well.
 pub fn push(
     py: Python<'_>,
     handle: usize,

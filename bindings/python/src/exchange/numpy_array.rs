@@ -231,7 +231,7 @@ pub fn lend<'a, 'py>(
     let Some(access) = scope.lend(inner) else { return Ok(None) };
     let mut lent = Lent { scope, tensor: tensor.clone(), made: None };
     let Some(described) = Described::of(inner, access == Access::Read) else { return Ok(None) };
-    let unused = tensor.get().unused_array().lock().take().map(|array| array.into_bound(py));
+    let unused = tensor.get().unused_array.lock().take().map(|array| array.into_bound(py));
     let array = match unused.filter(|array| described.is_of(array)) {
         Some(array) => array,
         // SAFETY: the operation keeps the memory until the view is taken back; then the base does, unless nothing has it.
@@ -288,7 +288,7 @@ impl Drop for Lent<'_, '_> {
         let Ok(tensor) = self.tensor.get().tensor(py) else { return };
         let kept = self.made.take().and_then(|made| {
             if made.is_unused() {
-                let before = self.tensor.get().unused_array().lock().replace(made.array.unbind());
+                let before = self.tensor.get().unused_array.lock().replace(made.array.unbind());
                 drop(before);
                 return None;
             }

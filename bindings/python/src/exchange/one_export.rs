@@ -69,9 +69,6 @@ impl Drop for Turn {
 }
 
 /// `managed` with a deleter that runs while no thread is within an export: when the next array is imported, or on a thread of its own.
-///
-/// # Errors
-/// What is wrong with the struct.
 pub fn released_alone(py: Python<'_>, managed: ManagedTensor) -> PyResult<ManagedTensor> {
     array_interface::released_by(py, managed, |managed| {
         let is_first = {

@@ -10,7 +10,7 @@ use pyo3::ffi;
 use pyo3::prelude::*;
 use pyo3::types::PyType;
 
-use crate::error::to_py;
+use crate::error::OrRaise;
 use crate::interpreter::once::intern;
 
 /// A table that a library has published for one of its types; it lives as long as the process.
@@ -40,9 +40,6 @@ pub fn of(class: &Bound<'_, PyType>) -> Option<PeerTable> {
 
 impl PeerTable {
     /// Takes the tensor behind `object`, an instance of the type that the table is of. Without synchronization.
-    ///
-    /// # Errors
-    /// Whatever the library raises.
     pub fn take(self, object: &Bound<'_, PyAny>) -> PyResult<ManagedTensor> {
         let py = object.py();
         let take = self.table.managed_tensor_from_py_object_no_sync.expect("asked for when it was found");
@@ -56,13 +53,10 @@ impl PeerTable {
             }
             ManagedTensor::from_raw(taken.cast(), Abi::Versioned)
         };
-        managed.map_err(|error| to_py(py, &error.into()))
+        managed.or_raise(py)
     }
 
     /// The stream that the library works on right now; NULL where there is none.
-    ///
-    /// # Errors
-    /// Whatever the library raises.
     pub fn current_stream(self, py: Python<'_>, device: DLDevice) -> PyResult<*mut c_void> {
         let ask = self.table.current_work_stream.expect("asked for when it was found");
         let mut stream = ptr::null_mut();

@@ -14,16 +14,6 @@ use crate::exchange::peer_table::{self, PeerTable};
 use crate::interpreter::fastcall;
 use crate::interpreter::once::{PyOnce, intern};
 
-/// What a legacy struct from a producer stands for. It cannot say that memory is read-only, so NumPy treats every legacy
-/// import as read-only; so do we, unless the table knows better.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Legacy {
-    /// Memory that may be written.
-    Writable,
-    /// Memory that must not be written.
-    ReadOnly,
-}
-
 /// What a producer does about a consumer's stream.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Stream {
@@ -46,15 +36,6 @@ pub enum Omitted {
     NoSync,
 }
 
-/// What a consumer on a device works on that asks for memory without naming a stream.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Nameless {
-    /// The device's default stream, as the array API says.
-    DefaultStream,
-    /// Streams of its own, which the default stream does not order: the host waits for it.
-    OwnStreams,
-}
-
 /// Whether the streams that a consumer names by bare handles outlive the exchange.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Streams {
@@ -66,50 +47,24 @@ pub enum Streams {
     PyTorchPool,
 }
 
-/// What NULL from `current_work_stream` of a producer's C exchange table stands for on devices with streams.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum NullStream {
-    /// The default stream.
-    DefaultStream,
-    /// Nothing: the table says nothing about order, so it is not used there.
-    Unknown,
-}
-
-/// What a CUDA array interface that names no stream says: one without the entry, and one with 0, which is forbidden because it
-/// may mean either default stream.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Unnamed {
-    /// Without the entry there is nothing to wait for; 0 is refused.
-    AsWritten,
-    /// Work may be under way on a default stream. What comes after the legacy one comes after both.
-    DefaultStream,
-}
-
-/// What a consumer does about DLPack's read-only flag.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum ReadOnly {
-    /// Its array cannot be written.
-    Honoured,
-    /// Its array can be written all the same.
-    Ignored,
-}
-
 /// One library.
 pub struct Peer {
     /// First part of its modules' names.
     pub root: &'static str,
-    /// What its legacy structs stand for.
-    pub legacy: Legacy,
+    /// Its legacy structs, which cannot say that memory is read-only, are of memory that may be written. NumPy treats every legacy import
+    /// as read-only; so do we, unless the table knows better.
+    pub legacy_writable: bool,
     /// Its arrays never change, so it may be given read-only memory in a struct that cannot say so.
     pub immutable: bool,
-    /// What it does with the flag on what it imports.
-    pub read_only: ReadOnly,
+    /// As a consumer it honours DLPack's read-only flag: its array cannot be written.
+    pub honours_read_only: bool,
     /// What it does with the stream it is given.
     pub stream: Stream,
     /// What it takes an omitted stream for.
     pub omitted: Omitted,
-    /// What it works on when it names no stream as a consumer.
-    pub nameless: Nameless,
+    /// When it names no stream as a consumer on a device, it works on streams of its own, which the default stream does not order: the host
+    /// waits for it. Else it works on the default stream, as the array API says.
+    pub own_streams: bool,
     /// Whether the streams that it names as a consumer stay.
     pub streams: Streams,
     /// The module and the function in it that gives its current stream on a device, an object with `ptr`. An export for that stream
@@ -119,10 +74,12 @@ pub struct Peer {
     pub streams_for_pinned: bool,
     /// The method by which the host waits for an array, of a library that can refuse every stream.
     pub host_wait: Option<&'static str>,
-    /// What NULL means in its C exchange table.
-    pub null_stream: NullStream,
-    /// What no stream and 0 mean in its CUDA array interface.
-    pub unnamed: Unnamed,
+    /// NULL from `current_work_stream` of its C exchange table is the default stream, on devices with streams. Else the table says nothing
+    /// about order, so it is not used there.
+    pub null_is_default: bool,
+    /// Where its CUDA array interface has no stream, or 0, which is forbidden because it may mean either default stream, work may be under
+    /// way on a default stream. What comes after the legacy one comes after both. Else there is nothing to wait for, and 0 is refused.
+    pub unnamed_is_default: bool,
     /// Its arrays that speak DLPack besides do so as another library's, which knows nothing of the device.
     pub interface_first: bool,
     /// Its struct keeps the memory alive, as DLPack says. Else the object does.
@@ -174,24 +131,38 @@ impl Unsaid {
 /// A library of which nothing is known, as the specification has it and in doubt cautious.
 const UNKNOWN: Peer = Peer {
     root: "",
-    legacy: Legacy::ReadOnly,
+    legacy_writable: false,
     immutable: false,
-    read_only: ReadOnly::Honoured,
+    honours_read_only: true,
     stream: Stream::Honoured,
     omitted: Omitted::DefaultStream,
-    nameless: Nameless::DefaultStream,
+    own_streams: false,
     streams: Streams::Unknown,
     current_stream: None,
     streams_for_pinned: true,
     host_wait: None,
-    null_stream: NullStream::DefaultStream,
-    unnamed: Unnamed::AsWritten,
+    null_is_default: true,
+    unnamed_is_default: false,
     interface_first: false,
     keeps_memory: true,
     exports_alone: false,
     prompt_deleter: false,
     unsaid: &[],
     source: "data-apis/array-api: array_object.py, __dlpack__",
+};
+
+const JAX: Peer = Peer {
+    root: "jax",
+    immutable: true,
+    omitted: Omitted::HostWait,
+    // With XLA_PYTHON_CLIENT_USE_TFRT_GPU_CLIENT it names none, and refuses each as unimplemented.
+    own_streams: true,
+    host_wait: Some("block_until_ready"),
+    // They are those of its client.
+    streams: Streams::Last,
+    exports_alone: true,
+    source: "jax-ml/jax: jaxlib/dlpack.cc, jax/_src/dlpack.py; jax-ml/jax#40789; openxla/xla: tfrt_gpu_buffer.cc, pjrt_c_api_wrapper_impl.cc",
+    ..UNKNOWN
 };
 
 static UNSAID_BY_TORCH: [Unsaid; 3] =
@@ -202,42 +173,19 @@ pub static PEERS: &[Peer] = &[
     Peer {
         root: "numpy",
         // It refuses to make a legacy struct of a read-only array.
-        legacy: Legacy::Writable,
+        legacy_writable: true,
         stream: Stream::HostOnly,
         omitted: Omitted::HostWait,
         prompt_deleter: true,
         source: "numpy/numpy: numpy/_core/src/multiarray/dlpack.c",
         ..UNKNOWN
     },
-    Peer {
-        root: "jax",
-        immutable: true,
-        omitted: Omitted::HostWait,
-        // With XLA_PYTHON_CLIENT_USE_TFRT_GPU_CLIENT it names none, and refuses each as unimplemented.
-        nameless: Nameless::OwnStreams,
-        host_wait: Some("block_until_ready"),
-        // They are those of its client.
-        streams: Streams::Last,
-        exports_alone: true,
-        source: "jax-ml/jax: jaxlib/dlpack.cc, jax/_src/dlpack.py; jax-ml/jax#40789; openxla/xla: tfrt_gpu_buffer.cc, pjrt_c_api_wrapper_impl.cc",
-        ..UNKNOWN
-    },
-    Peer {
-        root: "jaxlib",
-        immutable: true,
-        omitted: Omitted::HostWait,
-        nameless: Nameless::OwnStreams,
-        host_wait: Some("block_until_ready"),
-        // They are those of its client.
-        streams: Streams::Last,
-        exports_alone: true,
-        source: "jax-ml/jax: jaxlib/dlpack.cc, jax/_src/dlpack.py; jax-ml/jax#40789; openxla/xla: tfrt_gpu_buffer.cc, pjrt_c_api_wrapper_impl.cc",
-        ..UNKNOWN
-    },
+    JAX,
+    Peer { root: "jaxlib", ..JAX },
     Peer {
         root: "torch",
-        legacy: Legacy::Writable,
-        read_only: ReadOnly::Ignored,
+        legacy_writable: true,
+        honours_read_only: false,
         // `None` itself is the default stream; an omitted argument is -1, on purpose (pytorch/pytorch#163242).
         omitted: Omitted::NoSync,
         // For what its tensors call "cpu" it asserts that there is none.
@@ -251,8 +199,8 @@ pub static PEERS: &[Peer] = &[
     },
     Peer {
         root: "cupy",
-        legacy: Legacy::Writable,
-        read_only: ReadOnly::Ignored,
+        legacy_writable: true,
+        honours_read_only: false,
         current_stream: Some(("cupy.cuda", "get_current_stream")),
         source: "cupy/cupy: cupy/_core/core.pyx, cupy/_core/dlpack.pyx, cupy/cuda/stream.pyx",
         ..UNKNOWN
@@ -264,14 +212,14 @@ pub static PEERS: &[Peer] = &[
         stream: Stream::Ignored,
         omitted: Omitted::NoSync,
         // Its compute stream does not wait for the default stream.
-        nameless: Nameless::OwnStreams,
+        own_streams: true,
         source: "tensorflow/tensorflow: tensorflow/c/eager/dlpack.cc; tensorflow/tensorflow#61420",
         ..UNKNOWN
     },
     Peer {
         root: "tvm_ffi",
-        legacy: Legacy::Writable,
-        read_only: ReadOnly::Ignored,
+        legacy_writable: true,
+        honours_read_only: false,
         stream: Stream::Ignored,
         omitted: Omitted::NoSync,
         source: "apache/tvm-ffi: python/tvm_ffi/cython/tensor.pxi",
@@ -289,8 +237,8 @@ pub static PEERS: &[Peer] = &[
     Peer {
         root: "mxnet",
         // `to_dlpack_for_read` and `to_dlpack_for_write` give the same struct, after waiting on the host.
-        legacy: Legacy::Writable,
-        read_only: ReadOnly::Ignored,
+        legacy_writable: true,
+        honours_read_only: false,
         stream: Stream::Ignored,
         omitted: Omitted::HostWait,
         source: "apache/mxnet#12047, #20546; apache/mxnet#12823 for what the wait covers",
@@ -298,7 +246,7 @@ pub static PEERS: &[Peer] = &[
     },
     Peer {
         root: "dpnp",
-        legacy: Legacy::Writable,
+        legacy_writable: true,
         // Its streams are SYCL queues, of which it passes none when it imports (data-apis/array-api#829).
         omitted: Omitted::NoSync,
         source: "IntelPython/dpnp: dpnp/tensor/_dlpack.pyx; data-apis/array-api#829",
@@ -306,7 +254,7 @@ pub static PEERS: &[Peer] = &[
     },
     Peer {
         root: "dpctl",
-        legacy: Legacy::Writable,
+        legacy_writable: true,
         omitted: Omitted::NoSync,
         source: "IntelPython/dpctl: dpctl/tensor/_dlpack.pyx, up to 0.21",
         ..UNKNOWN
@@ -316,17 +264,17 @@ pub static PEERS: &[Peer] = &[
         // Buffers and views take the argument and leave the order to the program.
         stream: Stream::Ignored,
         omitted: Omitted::NoSync,
-        null_stream: NullStream::Unknown,
+        null_is_default: false,
         source: "NVIDIA/cuda-python: cuda_core/cuda/core/_memoryview.pyx, _memory/_buffer.pyx (__dlpack__); NVIDIA/cuda-python#1630",
         ..UNKNOWN
     },
     Peer {
         root: "numba",
-        read_only: ReadOnly::Ignored,
+        honours_read_only: false,
         omitted: Omitted::NoSync,
         // An array names a stream only if it was bound to one, and 0 if that is the default stream; kernels go there unless
         // another one is named, so either may be under way.
-        unnamed: Unnamed::DefaultStream,
+        unnamed_is_default: true,
         // Managed and mapped arrays are NumPy's, with an interface of Numba's.
         interface_first: true,
         source: "NVIDIA/numba-cuda: numba_cuda/numba/cuda/cudadrv/devicearray.py (__cuda_array_interface__, ManagedNDArray), driver.py (Stream)",
@@ -334,24 +282,24 @@ pub static PEERS: &[Peer] = &[
     },
     Peer {
         root: "paddle",
-        legacy: Legacy::Writable,
-        read_only: ReadOnly::Ignored,
+        legacy_writable: true,
+        honours_read_only: false,
         source: "PaddlePaddle/Paddle#76840; paddle 3.3.1: bindings/python/tests/peers.py",
         ..UNKNOWN
     },
     Peer {
         root: "warp",
         // An array has no mark for memory that may not be written: kernels write any, and so does `fill_`.
-        legacy: Legacy::Writable,
-        read_only: ReadOnly::Ignored,
+        legacy_writable: true,
+        honours_read_only: false,
         source: "NVIDIA/warp: warp/_src/types.py (array.__dlpack__), warp/_src/dlpack.py; warp 1.19",
         ..UNKNOWN
     },
     Peer {
         root: "onnxruntime",
         // An `OrtValue` is a place that sessions write their outputs to, and has `update_inplace`.
-        legacy: Legacy::Writable,
-        read_only: ReadOnly::Ignored,
+        legacy_writable: true,
+        honours_read_only: false,
         // The memory may be that of a NumPy array, to which only the Python object refers (`ortvalue_from_numpy`).
         keeps_memory: false,
         // "Currently unused; included for protocol compliance."
@@ -362,8 +310,8 @@ pub static PEERS: &[Peer] = &[
     },
     Peer {
         root: "mlx",
-        // It computes when a value is asked for: what is written into an array in between changes the results of earlier expressions.
-        legacy: Legacy::ReadOnly,
+        // Its legacy structs are read-only. It computes when a value is asked for: what is written into an array in between changes the
+        // results of earlier expressions.
         // An export evaluates the array; an import is a copy.
         stream: Stream::Ignored,
         omitted: Omitted::HostWait,
@@ -477,9 +425,7 @@ fn row_of(class: &Bound<'_, PyType>) -> Option<&'static Peer> {
 }
 
 /// Refuses an array that a struct would not describe as it is.
-///
-/// # Errors
-/// `BufferError` that names the property.
+/// Raises `BufferError` that names the property.
 pub fn refuse_unsaid(object: &Bound<'_, PyAny>, peer: &Peer) -> PyResult<()> {
     for property in peer.unsaid {
         if property.is_true_of(object)? {
@@ -500,9 +446,9 @@ pub fn peers(py: Python<'_>) -> PyResult<Bound<'_, PyTuple>> {
     let rows = PEERS.iter().map(|peer| {
         class.call1((
             peer.root,
-            peer.legacy == Legacy::Writable,
+            peer.legacy_writable,
             peer.immutable,
-            peer.read_only == ReadOnly::Honoured,
+            peer.honours_read_only,
             match peer.stream {
                 Stream::Honoured => "honoured",
                 Stream::Ignored => "ignored",
@@ -513,10 +459,7 @@ pub fn peers(py: Python<'_>) -> PyResult<Bound<'_, PyTuple>> {
                 Omitted::HostWait => "host wait",
                 Omitted::NoSync => "no synchronization",
             },
-            match peer.null_stream {
-                NullStream::DefaultStream => "default stream",
-                NullStream::Unknown => "unknown",
-            },
+            if peer.null_is_default { "default stream" } else { "unknown" },
             peer.source,
         ))
     });

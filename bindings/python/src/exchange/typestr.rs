@@ -23,9 +23,7 @@ const TYPES: [(&str, DType); 14] = [
 ];
 
 /// The type that `text` of `interface` names.
-///
-/// # Errors
-/// `TypeError` for a type that is not known, such as one in the other byte order.
+/// Raises `TypeError` for a type that is not known, such as one in the other byte order.
 pub fn parse(text: &str, interface: &str) -> PyResult<DType> {
     let bare = text.trim_start_matches(['|', '<', '=']);
     let known = TYPES.iter().find(|(name, _)| &name[1..] == bare && !text.starts_with('>'));

@@ -11,6 +11,7 @@ use pyo3::prelude::*;
 use pyo3::types::PyTuple;
 
 use crate::interpreter::call_site;
+use crate::log::logger;
 
 /// So many of the last ones are kept.
 const KEPT: usize = 64;
@@ -97,14 +98,10 @@ pub fn note(py: Python<'_>, import: bool, reason: Reason, what: impl Into<String
     }
     notes.last.push_back(Note { import, reason, what, place });
     drop(notes);
-    if first && let Err(error) = log(py, reason.level(), &text) {
+    let said = ("%s; further ones of this kind are only counted", &text);
+    if first && let Err(error) = logger(py).and_then(|logger| logger.call_method1(reason.level(), said)) {
         error.write_unraisable(py, None);
     }
-}
-
-fn log(py: Python<'_>, level: &str, text: &str) -> PyResult<()> {
-    let logger = py.import("logging")?.call_method1("getLogger", ("estafette",))?;
-    logger.call_method1(level, ("%s; further ones of this kind are only counted", text)).map(drop)
 }
 
 /// The last exchanges of this process that could not be ordered, oldest first: `UnorderedExchange` objects, at most 64. How

@@ -18,8 +18,8 @@ use std::time::{Duration, Instant};
 use estafette::bindings::reaper;
 use estafette::wait::{OpStatus, Status};
 use estafette::{Engine, Error};
+use estafette_sync::sync::Mutex;
 use estafette_sync::sync::atomic::{AtomicBool, Ordering};
-use estafette_sync::sync::{Mutex, MutexGuard};
 use pyo3::exceptions::PyKeyboardInterrupt;
 use pyo3::prelude::*;
 
@@ -50,20 +50,13 @@ estafette_sync::per_process! {
     static ENGINES: Mutex<Vec<Weak<Shared>>> = Mutex::new(Vec::new());
     /// Engines without an object, with operations in flight.
     static LEFT: Mutex<Vec<Engine>> = Mutex::new(Vec::new());
-}
-
-estafette_sync::per_process! {
     /// What is in flight is not waited for any longer, and was named.
     static ABANDONED: AtomicBool = AtomicBool::new(false);
 }
 
-fn engines() -> MutexGuard<'static, Vec<Weak<Shared>>> {
-    ENGINES.lock()
-}
-
 /// Called when an engine was made: the exit waits for its operations.
 pub fn watch(engine: &EngineHandle) {
-    let mut engines = engines();
+    let mut engines = ENGINES.lock();
     engines.retain(|known| known.strong_count() > 0);
     engines.push(Arc::downgrade(&engine.shared));
 }
@@ -84,15 +77,13 @@ pub fn known(engine: &Engine) -> Option<EngineHandle> {
 }
 
 /// Called by `threading`, on the main thread, before it joins the threads of the program.
-#[pyfunction]
-#[pyo3(name = "_before_threads_end")]
+#[pyfunction(name = "_before_threads_end")]
 pub fn before_threads_end(py: Python<'_>) {
     finish(py, false);
 }
 
 /// Called by `atexit`, on the main thread.
-#[pyfunction]
-#[pyo3(name = "_at_exit")]
+#[pyfunction(name = "_at_exit")]
 pub fn at_exit(py: Python<'_>) {
     finish(py, true);
     for engine in all() {
@@ -102,7 +93,7 @@ pub fn at_exit(py: Python<'_>) {
     let grace = if ABANDONED.load(Ordering::Relaxed) { Duration::ZERO } else { GRACE };
     promise::flush(py, grace);
     log::flush(py, LAST_GRACE);
-    if engines().is_empty() {
+    if ENGINES.lock().is_empty() {
         // None was ever made in this process, which may be a forked child.
         return;
     }
@@ -118,7 +109,7 @@ pub fn at_exit(py: Python<'_>) {
 
 /// The engines of this process that are there.
 pub fn there() -> Vec<Arc<Shared>> {
-    engines().iter().filter_map(Weak::upgrade).collect()
+    ENGINES.lock().iter().filter_map(Weak::upgrade).collect()
 }
 
 /// The engines of this process with something to wait for, or to report.

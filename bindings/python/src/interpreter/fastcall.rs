@@ -9,7 +9,7 @@
 //! Being looked up, they may also unwind as far as Rust knows, which calls of code of the program need ([`finalization`](crate::interpreter::finalization)).
 
 use std::ffi::{c_int, c_void};
-use std::mem::transmute;
+use std::mem::transmute_copy;
 use std::ptr;
 use std::sync::OnceLock;
 
@@ -21,96 +21,71 @@ use pyo3::types::{PyDict, PyString, PyTuple};
 
 use crate::interpreter::finalization;
 
-type VectorcallMethod = unsafe extern "C-unwind" fn(
-    name: *mut ffi::PyObject,
-    args: *const *mut ffi::PyObject,
-    nargsf: usize,
-    kwnames: *mut ffi::PyObject,
-) -> *mut ffi::PyObject;
-
-type ContextVarGet = unsafe extern "C" fn(
-    var: *mut ffi::PyObject,
-    default: *mut ffi::PyObject,
-    value: *mut *mut ffi::PyObject,
-) -> c_int;
-
 /// Says that the slot before the arguments may be overwritten (`PY_VECTORCALL_ARGUMENTS_OFFSET`).
 const OFFSET: usize = 1 << (usize::BITS - 1);
 
-type ContextVarSet =
-    unsafe extern "C" fn(var: *mut ffi::PyObject, value: *mut ffi::PyObject) -> *mut ffi::PyObject;
-
-type ContextCopy = unsafe extern "C" fn() -> *mut ffi::PyObject;
-
-type ContextStep = unsafe extern "C" fn(context: *mut ffi::PyObject) -> c_int;
+type Object = *mut ffi::PyObject;
 
 type Vectorcall = unsafe extern "C-unwind" fn(
-    callable: *mut ffi::PyObject,
-    args: *const *mut ffi::PyObject,
+    callable_or_name: Object,
+    args: *const Object,
     nargsf: usize,
-    kwnames: *mut ffi::PyObject,
-) -> *mut ffi::PyObject;
+    kwnames: Object,
+) -> Object;
 
-type OptionalAttribute = unsafe extern "C" fn(
-    object: *mut ffi::PyObject,
-    name: *mut ffi::PyObject,
-    value: *mut *mut ffi::PyObject,
-) -> c_int;
+type ContextStep = unsafe extern "C" fn(context: Object) -> c_int;
 
-type FunctionPart = unsafe extern "C" fn(function: *mut ffi::PyObject) -> *mut ffi::PyObject;
+/// Gives a negative number with an exception set, or puts a new reference or NULL where `value` points.
+type Get = unsafe extern "C" fn(from: Object, name_or_default: Object, value: *mut Object) -> c_int;
 
-type FrameGetLasti = unsafe extern "C" fn(frame: *mut ffi::PyFrameObject) -> c_int;
-
-type CurrentThreadState = unsafe extern "C" fn() -> *mut ffi::PyThreadState;
+type FunctionPart = unsafe extern "C" fn(function: Object) -> Object;
 
 struct Found {
     vectorcall: Option<Vectorcall>,
-    vectorcall_method: Option<VectorcallMethod>,
-    context_copy: Option<ContextCopy>,
+    vectorcall_method: Option<Vectorcall>,
+    context_copy: Option<unsafe extern "C" fn() -> Object>,
     context_enter: Option<ContextStep>,
     context_exit: Option<ContextStep>,
-    context_var_get: Option<ContextVarGet>,
-    context_var_set: Option<ContextVarSet>,
-    optional_attribute: Option<OptionalAttribute>,
-    frame_get_lasti: Option<FrameGetLasti>,
+    context_var_get: Option<Get>,
+    context_var_set: Option<unsafe extern "C" fn(var: Object, value: Object) -> Object>,
+    optional_attribute: Option<Get>,
+    frame_get_lasti: Option<unsafe extern "C" fn(frame: *mut ffi::PyFrameObject) -> c_int>,
     function_code: Option<FunctionPart>,
     function_module: Option<FunctionPart>,
-    current_thread_state: Option<CurrentThreadState>,
+    current_thread_state: Option<unsafe extern "C" fn() -> *mut ffi::PyThreadState>,
 }
 
 fn found() -> &'static Found {
     static FOUND: OnceLock<Found> = OnceLock::new();
-    // SAFETY: functions of these names have these signatures in every CPython that exports them; a null pointer becomes
-    // `None`.
+    // SAFETY: functions of these names have these signatures in every CPython that exports them.
     FOUND.get_or_init(|| unsafe {
         Found {
-            vectorcall: transmute::<*mut c_void, Option<Vectorcall>>(symbol(c"PyObject_Vectorcall")),
-            vectorcall_method: transmute::<*mut c_void, Option<VectorcallMethod>>(symbol(
-                c"PyObject_VectorcallMethod",
-            )),
-            context_copy: transmute::<*mut c_void, Option<ContextCopy>>(symbol(c"PyContext_CopyCurrent")),
-            context_enter: transmute::<*mut c_void, Option<ContextStep>>(symbol(c"PyContext_Enter")),
-            context_exit: transmute::<*mut c_void, Option<ContextStep>>(symbol(c"PyContext_Exit")),
-            context_var_get: transmute::<*mut c_void, Option<ContextVarGet>>(symbol(c"PyContextVar_Get")),
-            context_var_set: transmute::<*mut c_void, Option<ContextVarSet>>(symbol(c"PyContextVar_Set")),
-            frame_get_lasti: transmute::<*mut c_void, Option<FrameGetLasti>>(symbol(c"PyFrame_GetLasti")),
-            function_code: transmute::<*mut c_void, Option<FunctionPart>>(symbol(c"PyFunction_GetCode")),
-            function_module: transmute::<*mut c_void, Option<FunctionPart>>(symbol(c"PyFunction_GetModule")),
+            vectorcall: function(symbol(c"PyObject_Vectorcall")),
+            vectorcall_method: function(symbol(c"PyObject_VectorcallMethod")),
+            context_copy: function(symbol(c"PyContext_CopyCurrent")),
+            context_enter: function(symbol(c"PyContext_Enter")),
+            context_exit: function(symbol(c"PyContext_Exit")),
+            context_var_get: function(symbol(c"PyContextVar_Get")),
+            context_var_set: function(symbol(c"PyContextVar_Set")),
+            frame_get_lasti: function(symbol(c"PyFrame_GetLasti")),
+            function_code: function(symbol(c"PyFunction_GetCode")),
+            function_module: function(symbol(c"PyFunction_GetModule")),
             // Public from 3.13 on, as the next one.
-            optional_attribute: transmute::<*mut c_void, Option<OptionalAttribute>>(
-                match symbol(c"PyObject_GetOptionalAttr") {
-                    missing if missing.is_null() => symbol(c"_PyObject_LookupAttr"),
-                    found => found,
-                },
-            ),
-            current_thread_state: transmute::<*mut c_void, Option<CurrentThreadState>>(
-                match symbol(c"PyThreadState_GetUnchecked") {
-                    missing if missing.is_null() => symbol(c"_PyThreadState_UncheckedGet"),
-                    found => found,
-                },
-            ),
+            optional_attribute: function(symbol(c"PyObject_GetOptionalAttr"))
+                .or_else(|| function(symbol(c"_PyObject_LookupAttr"))),
+            current_thread_state: function(symbol(c"PyThreadState_GetUnchecked"))
+                .or_else(|| function(symbol(c"_PyThreadState_UncheckedGet"))),
         }
     })
+}
+
+/// The function at an address that was looked up; `None` for NULL.
+///
+/// # Safety
+/// `F` is the type of a function pointer, and the function has that type.
+pub unsafe fn function<F>(address: *mut c_void) -> Option<F> {
+    // SAFETY: by contract; a pointer to a function is as large as any pointer.
+    (!address.is_null()).then(|| unsafe { transmute_copy(&address) })
 }
 
 /// `object.name(*, **keywords)`, where `names` are the names of `values`.
@@ -178,9 +153,7 @@ pub fn call<'py>(
 
 /// Runs `f` with `context` as the thread's current one, and gives its result; `None`, without running it, where that takes
 /// `context.run`.
-///
-/// # Errors
-/// `RuntimeError` for a context that is entered already.
+/// Raises `RuntimeError` for a context that is entered already.
 pub fn in_context<R>(context: &Bound<'_, PyAny>, f: impl FnOnce() -> R) -> PyResult<Option<R>> {
     struct Entered<'a, 'py>(&'a Bound<'py, PyAny>, ContextStep);
 

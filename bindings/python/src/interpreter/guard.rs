@@ -133,9 +133,7 @@ fn stay_away() -> ! {
 
 /// Notes which thread is Python's main thread. Python code answers that, and such code runs signal handlers, whose exceptions a wait
 /// could not raise. So it is asked once, when the extension is loaded.
-///
-/// # Errors
-/// What a signal handler raises meanwhile.
+/// Raises what a signal handler raises meanwhile.
 pub fn install(py: Python<'_>) -> PyResult<()> {
     let main: u64 = py.import("threading")?.call_method0("main_thread")?.getattr("ident")?.extract()?;
     MAIN_IDENT.store(main, Ordering::Relaxed);

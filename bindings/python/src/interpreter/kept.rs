@@ -4,7 +4,13 @@ use std::ops::Deref;
 
 use crate::interpreter::guard;
 
-/// Python objects that are dropped with the Python lock. With the guard closed they are left to the interpreter that is going away.
+/// Drops Python objects with the Python lock. With the guard closed they are left to the interpreter that is going away.
+pub fn drop_with_lock<T>(mut objects: Option<T>) {
+    guard::attach(|_| drop(objects.take()));
+    std::mem::forget(objects);
+}
+
+/// Python objects that are dropped by [`drop_with_lock`].
 pub struct Kept<T>(Option<T>);
 
 impl<T> Kept<T> {
@@ -23,8 +29,6 @@ impl<T> Deref for Kept<T> {
 
 impl<T> Drop for Kept<T> {
     fn drop(&mut self) {
-        let mut value = self.0.take();
-        guard::attach(|_| drop(value.take()));
-        std::mem::forget(value);
+        drop_with_lock(self.0.take());
     }
 }

@@ -36,8 +36,7 @@ pub fn are_recorded() -> bool {
 ///     ('read', 1, '<module>')
 ///     >>> est.record_call_sites(before)
 ///     True
-#[pyfunction]
-#[pyo3(signature = (on = true, /))]
+#[pyfunction(signature = (on = true, /))]
 pub fn record_call_sites(on: bool) -> bool {
     RECORDED.swap(on, Ordering::Relaxed)
 }

@@ -99,9 +99,7 @@ impl Drop for Kept {
 }
 
 /// The engine belongs to the process: it could not distinguish an interpreter's end from that of the process.
-///
-/// # Errors
-/// `ImportError` in a subinterpreter.
+/// Raises `ImportError` in a subinterpreter.
 #[pyfunction(name = "_check_interpreter")]
 pub fn check_interpreter(py: Python<'_>) -> PyResult<()> {
     let _ = py;
@@ -116,22 +114,19 @@ pub fn check_interpreter(py: Python<'_>) -> PyResult<()> {
 }
 
 /// Called by Python before a fork, on the thread that forks.
-#[pyfunction]
-#[pyo3(name = "_before_fork")]
+#[pyfunction(name = "_before_fork")]
 pub fn before_fork(py: Python<'_>) {
     std::mem::forget(py.detach(Turn::take));
 }
 
 /// Called by Python after a fork in the parent, on the thread that forked.
-#[pyfunction]
-#[pyo3(name = "_after_fork_in_parent")]
+#[pyfunction(name = "_after_fork_in_parent")]
 pub fn after_fork_in_parent() {
     drop(Turn(()));
 }
 
 /// Called by Python after a fork in the child, on its only thread.
-#[pyfunction]
-#[pyo3(name = "_after_fork_in_child")]
+#[pyfunction(name = "_after_fork_in_child")]
 pub fn after_fork_in_child(py: Python<'_>) -> PyResult<()> {
     guard::become_main(py);
     note_fork(py)

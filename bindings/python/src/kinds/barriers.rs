@@ -12,8 +12,7 @@ estafette_sync::per_process! {
 }
 
 /// Begins to hold barriers off, or ends it.
-#[pyfunction(name = "_hold_barriers")]
-#[pyo3(signature = (hold, /))]
+#[pyfunction(name = "_hold_barriers", signature = (hold, /))]
 pub fn hold_barriers(py: Python<'_>, hold: bool) {
     guard::detach(py, || {
         if hold {

@@ -29,8 +29,7 @@ pub fn devices(py: Python<'_>) -> PyResult<Bound<'_, PyTuple>> {
 
 /// Gives a native context a number that can travel in DLPack: the `(type, id)` pair. `context` is a `dpctl.SyclContext`, or a
 /// pointer. The context must stay alive until `unregister_context`.
-#[pyfunction]
-#[pyo3(signature = (context, /, *, device_type = 14))]
+#[pyfunction(signature = (context, /, *, device_type = 14))]
 pub fn register_context(context: &Bound<'_, PyAny>, device_type: i32) -> PyResult<(i32, i32)> {
     let py = context.py();
     let known = KINDS.iter().find_map(|kind| kind.context_of(context).transpose()).transpose()?;
@@ -53,8 +52,7 @@ pub fn register_context(context: &Bound<'_, PyAny>, device_type: i32) -> PyResul
 }
 
 /// Ends one registration of a context.
-#[pyfunction]
-#[pyo3(signature = (device, /))]
+#[pyfunction(signature = (device, /))]
 pub fn unregister_context(device: (i32, i32)) -> PyResult<()> {
     let id = DLDevice::new(DeviceType(device.0), device.1);
     table::unregister(id).map_err(|error| PyValueError::new_err(error.to_string()))

@@ -30,9 +30,7 @@ pub trait Kind: Sync {
     }
 
     /// The device with this name; `None` if it is none of this kind.
-    ///
-    /// # Errors
-    /// `ValueError` if there is no such device.
+    /// Raises `ValueError` if there is no such device.
     fn parse_device(&self, _py: Python<'_>, _text: &str) -> PyResult<Option<DLDevice>> {
         Ok(None)
     }
@@ -48,9 +46,7 @@ pub trait Kind: Sync {
     }
 
     /// Whether memory on `device` is elsewhere than its struct says: then everything would be ordered there.
-    ///
-    /// # Errors
-    /// `BufferError` that names both places.
+    /// Raises `BufferError` that names both places.
     fn check_place(&self, _py: Python<'_>, _managed: &ManagedTensor) -> PyResult<()> {
         Ok(())
     }
@@ -71,18 +67,14 @@ pub trait Kind: Sync {
     }
 
     /// The native handle of a stream.
-    ///
-    /// # Errors
-    /// `ValueError` for a number that is no handle; `TypeError` for what is no stream.
+    /// Raises `ValueError` for a number that is no handle; `TypeError` for what is no stream.
     fn handle(&self, stream: &Bound<'_, PyAny>) -> PyResult<usize> {
         Err(PyTypeError::new_err(format!("{} is no stream", stream.repr()?)))
     }
 
     /// Who takes `tensor`, memory of `device`, with `stream`, which is neither `None` nor -1; `None` for what is no queue of this
     /// kind.
-    ///
-    /// # Errors
-    /// `ValueError` for a stream of another device; `TypeError` for what is no stream.
+    /// Raises `ValueError` for a stream of another device; `TypeError` for what is no stream.
     fn consumer(
         &self,
         _tensor: &Tensor,
@@ -93,17 +85,13 @@ pub trait Kind: Sync {
     }
 
     /// The queue that an object is, for an operation to run on; the object keeps it alive. `None` if it is no queue.
-    ///
-    /// # Errors
-    /// `ValueError` for a queue that no device here has.
+    /// Raises `ValueError` for a queue that no device here has.
     fn queue_of(&self, _object: &Bound<'_, PyAny>) -> PyResult<Option<Arc<dyn Queue>>> {
         Ok(None)
     }
 
     /// The queue that functions enqueue on at `device` by default: one of the engine, or one that the libraries agree on.
-    ///
-    /// # Errors
-    /// `BufferError` for a device that is not there.
+    /// Raises `BufferError` for a device that is not there.
     fn queue_for_functions<'py>(&self, py: Python<'py>, device: DLDevice) -> PyResult<Option<Place<'py>>> {
         Ok(device_of(py, device)?.map(|device| (device.default_queue(), None)))
     }
@@ -121,9 +109,7 @@ pub trait Kind: Sync {
 
     /// The memory behind an object that speaks this kind's array interface, and not DLPack in its library's name; the object is kept.
     /// `None` for other objects.
-    ///
-    /// # Errors
-    /// `TypeError` and `ValueError` for what breaks the interface's rules; `BufferError` for memory that no device here knows.
+    /// Raises `TypeError` and `ValueError` for what breaks the interface's rules; `BufferError` for memory that no device here knows.
     fn import_array(
         &self,
         _object: &Bound<'_, PyAny>,
@@ -134,9 +120,7 @@ pub trait Kind: Sync {
 
     /// What has to be done before memory on `device` may be read that `object` has given: on `stream`, the producer's, where it came
     /// with one (0 is the default stream), and else on the queue that the object names, where its library orders nothing.
-    ///
-    /// # Errors
-    /// `BufferError` for memory that cannot be ordered.
+    /// Raises `BufferError` for memory that cannot be ordered.
     fn acquire(
         &self,
         _object: &Bound<'_, PyAny>,
@@ -147,9 +131,7 @@ pub trait Kind: Sync {
     }
 
     /// The native context that an object is, to be registered in the device table; `None` if it is none.
-    ///
-    /// # Errors
-    /// `TypeError` for a capsule with something else.
+    /// Raises `TypeError` for a capsule with something else.
     fn context_of(&self, _object: &Bound<'_, PyAny>) -> PyResult<Option<NonNull<c_void>>> {
         Ok(None)
     }

@@ -41,8 +41,8 @@ use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 use pyo3::types::PyBool;
 
-use crate::error::{OrRaise, raise};
-use crate::exchange::peers::{Nameless, Peer, Stream};
+use crate::error::{OrRaise, exchange_error};
+use crate::exchange::peers::{Peer, Stream};
 use crate::exchange::unordered::{self, Reason};
 use crate::interpreter::call_site;
 use crate::interpreter::guard;
@@ -72,16 +72,14 @@ pub fn default_stream(device: DLDevice) -> Option<usize> {
 }
 
 /// The device that queues of memory of `device` belong to; `None` for memory that needs none, or that nothing is known of.
-///
-/// # Errors
-/// `BufferError` for a number that was never registered, or that is registered no more, and for a kind without a driver.
+/// Raises `BufferError` for a number that was never registered, or that is registered no more, and for a kind without a driver.
 pub fn device_of(py: Python<'_>, device: DLDevice) -> PyResult<Option<Arc<dyn Device>>> {
     if !has_queues(device) {
         return Ok(None);
     }
     of(device).prepare(py)?;
     let entry = guard::detach(py, || table::resolve(device));
-    Ok(entry.map_err(|error| raise(py, "ExchangeError", error.to_string()))?.device)
+    Ok(entry.map_err(|error| exchange_error(py, error.to_string()))?.device)
 }
 
 /// The device whose queues order memory of `device`, where there is a driver.
@@ -93,9 +91,7 @@ pub fn ordered_on(py: Python<'_>, device: DLDevice) -> PyResult<Option<Arc<dyn D
 }
 
 /// Who takes `tensor`, memory of `device`, with `stream`.
-///
-/// # Errors
-/// `ValueError` for a stream that memory of this kind has not, or of another device; `TypeError` for what is no stream.
+/// Raises `ValueError` for a stream that memory of this kind has not, or of another device; `TypeError` for what is no stream.
 pub fn consumer(
     tensor: &Tensor,
     device: DLDevice,
@@ -106,7 +102,7 @@ pub fn consumer(
     let Some(stream) = stream else {
         let Some(handle) = kind.default_stream(device) else { return Ok(Consumer::Host) };
         return match call_site::caller(py).library {
-            Some(library) if library.nameless == Nameless::OwnStreams => Ok(Consumer::Host),
+            Some(library) if library.own_streams => Ok(Consumer::Host),
             Some(_) => consumer_on(py, tensor, device, handle, None),
             None => {
                 unordered::note(py, false, Reason::NamelessStream, device.to_string());
@@ -132,9 +128,7 @@ pub fn consumer(
 }
 
 /// Who takes `tensor`, memory of `device`, on the stream with this native handle, which stays as long as `keeper` if there is one.
-///
-/// # Errors
-/// `ValueError` for a stream of another device.
+/// Raises `ValueError` for a stream of another device.
 fn consumer_on(
     py: Python<'_>,
     tensor: &Tensor,
@@ -160,9 +154,7 @@ fn consumer_on(
 
 /// A queue of the engine for a producer of memory on `device` to order its work before; `None` where streams are no handles, or there
 /// is no driver.
-///
-/// # Errors
-/// `BufferError` when the device gives no queue.
+/// Raises `BufferError` when the device gives no queue.
 pub fn import_stream(py: Python<'_>, device: DLDevice) -> PyResult<Option<ImportStream>> {
     if of(device).unnamed_stream().is_none() {
         return Ok(None);
@@ -172,9 +164,7 @@ pub fn import_stream(py: Python<'_>, device: DLDevice) -> PyResult<Option<Import
 }
 
 /// The fence of what is enqueued by now on `stream`, a native handle, for memory on `device`; empty where there is no driver.
-///
-/// # Errors
-/// `BufferError` for a stream of another device.
+/// Raises `BufferError` for a stream of another device.
 pub fn fence_of(py: Python<'_>, device: DLDevice, stream: usize) -> PyResult<FenceSet> {
     let Some(device) = ordered_on(py, device)? else { return Ok(FenceSet::default()) };
     let record = || -> Result<Fence, _> {
@@ -182,13 +172,10 @@ pub fn fence_of(py: Python<'_>, device: DLDevice, stream: usize) -> PyResult<Fen
         unsafe { device.foreign_queue(stream) }.and_then(|queue| queue.record())
     };
     let fence = guard::detach(py, record);
-    fence.map(FenceSet::from).map_err(|error| raise(py, "ExchangeError", error.to_string()))
+    fence.map(FenceSet::from).map_err(|error| exchange_error(py, error.to_string()))
 }
 
 /// The memory behind an object that speaks the array interface of a kind, and not DLPack in its library's name.
-///
-/// # Errors
-/// As [`Kind::import_array`].
 pub fn import_array(object: &Bound<'_, PyAny>, peer: &Peer) -> PyResult<Option<(ManagedTensor, FenceSet)>> {
     // A library without devices has none of their array interfaces.
     let kinds = if peer.stream == Stream::HostOnly { &[] } else { KINDS };
@@ -201,9 +188,7 @@ pub fn import_array(object: &Bound<'_, PyAny>, peer: &Peer) -> PyResult<Option<(
 }
 
 /// The stream on which the allocator of memory on `device` gives it out again, which is kept.
-///
-/// # Errors
-/// `ValueError` for memory of a device without streams, and for a stream that is none of that device or not the same on every
+/// Raises `ValueError` for memory of a device without streams, and for a stream that is none of that device or not the same on every
 /// thread; `TypeError` for what is no stream.
 pub fn release_stream(device: DLDevice, stream: &Bound<'_, PyAny>) -> PyResult<ReleaseStream> {
     if default_stream(device).is_none() {
@@ -225,9 +210,7 @@ pub fn release_stream(device: DLDevice, stream: &Bound<'_, PyAny>) -> PyResult<R
 pub type Place<'py> = (Arc<dyn Queue>, Option<Bound<'py, PyAny>>);
 
 /// The queue that `on` is, or that functions enqueue on at the device that it names; `None` for the host.
-///
-/// # Errors
-/// `ValueError` for what is neither the host, nor a device, nor a queue; `BufferError` for a device that is not there.
+/// Raises `ValueError` for what is neither the host, nor a device, nor a queue; `BufferError` for a device that is not there.
 pub fn queue_of<'py>(on: &Bound<'py, PyAny>) -> PyResult<Option<Place<'py>>> {
     for kind in KINDS {
         if let Some(queue) = kind.queue_of(on)? {
@@ -255,9 +238,7 @@ pub fn submission_mutex(queue: &dyn Queue) -> Option<Variable> {
 }
 
 /// A device as people write it: a `(type, id)` pair, `"cpu"`, or something with such a pair in it.
-///
-/// # Errors
-/// `ValueError` for what names no device.
+/// Raises `ValueError` for what names no device.
 pub fn parse_device(device: &Bound<'_, PyAny>) -> PyResult<DLDevice> {
     if let Ok((kind, id)) = device.extract::<(i32, i32)>() {
         return Ok(DLDevice::new(DeviceType(kind), id));

@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use estafette::bindings::{self, with_inline_deleters};
 use estafette::{BodyResult, Completion, Scope, trace};
-use estafette_sync::sync::{Mutex, MutexGuard};
+use estafette_sync::sync::Mutex;
 use pyo3::exceptions::{PyRuntimeError, PyTypeError};
 use pyo3::gc::{PyTraverseError, PyVisit};
 use pyo3::prelude::*;
@@ -19,6 +19,7 @@ use crate::error::{Raised, finalizing};
 use crate::exchange::peers;
 use crate::interpreter::fastcall;
 use crate::interpreter::guard;
+use crate::interpreter::kept::drop_with_lock;
 use crate::interpreter::once::{PyOnce, intern};
 use crate::kinds;
 use crate::submission::function_kind::{
@@ -63,8 +64,7 @@ struct Parts {
 }
 
 impl Body {
-    /// # Errors
-    /// `TypeError` when `function` cannot be called; `RuntimeError` for an `async def` function without a running loop.
+    /// Raises `TypeError` when `function` cannot be called; `RuntimeError` for an `async def` function without a running loop.
     pub fn new(
         function: &Bound<'_, PyAny>,
         kind: FunctionKind,
@@ -90,25 +90,15 @@ impl Body {
                 "an `async def` function runs on the event loop of its submitter, and none is running",
             ));
         }
-        let parts = Parts {
-            function: function.clone().unbind(),
-            using: using.map(|using| using.clone().unbind()),
-            arguments: arguments.clone().unbind(),
-            context: fastcall::copy_context(py)?,
-            event_loop: event_loop.map(Bound::unbind),
-            submitter: guard::ident(py)?,
-            is_async,
-            result,
-            on: None,
-            kept: None,
-        };
+        let mut parts = Parts::plain(function, using, arguments)?;
+        parts.event_loop = event_loop.map(Bound::unbind);
+        parts.submitter = guard::ident(py)?;
+        (parts.is_async, parts.result) = (is_async, result);
         Ok(Self { parts: Some(parts) })
     }
 
     /// Makes what the function enqueues there a part of the operation.
-    ///
-    /// # Errors
-    /// `TypeError` for an `async def` function where libraries have a current stream: the thread of its event loop runs other tasks
+    /// Raises `TypeError` for an `async def` function where libraries have a current stream: the thread of its event loop runs other tasks
     /// meanwhile, and has one current stream.
     pub fn on(mut self, on: Option<Arc<On>>) -> PyResult<Self> {
         if let Some(parts) = &mut self.parts {
@@ -207,16 +197,12 @@ impl Repeated {
     /// As [`Body::start`], in a copy of the recorder's context of its own: calls may overlap.
     pub fn start(&self, completion: Completion) {
         start(completion, Use::Ignored, self.on.clone(), false, |py| {
-            let mut again = self.body().clone_ref(py);
+            let mut again = self.body.lock().clone_ref(py);
             if let Some(parts) = &mut again.parts {
                 parts.context = parts.context.call_method0(py, intern!(py, "copy"))?;
             }
             Ok(again.parts.take())
         });
-    }
-
-    fn body(&self) -> MutexGuard<'_, Body> {
-        self.body.lock()
     }
 
     /// Shows the garbage collector what it holds.
@@ -240,16 +226,34 @@ impl Repeated {
 
 impl Drop for Body {
     fn drop(&mut self) {
-        if let Some(parts) = self.parts.take() {
-            let mut parts = Some(parts);
-            // With the guard closed they are left to the interpreter that is going away.
-            guard::attach(|_| drop(parts.take()));
-            std::mem::forget(parts);
+        if self.parts.is_some() {
+            drop_with_lock(self.parts.take());
         }
     }
 }
 
 impl Parts {
+    /// Of a plain function whose result is ignored, in a copy of the context of the calling code.
+    #[inline]
+    fn plain(
+        function: &Bound<'_, PyAny>,
+        using: Option<&Bound<'_, PyAny>>,
+        arguments: &Bound<'_, PyTuple>,
+    ) -> PyResult<Self> {
+        Ok(Self {
+            function: function.clone().unbind(),
+            using: using.map(|using| using.clone().unbind()),
+            arguments: arguments.clone().unbind(),
+            context: fastcall::copy_context(function.py())?,
+            event_loop: None,
+            submitter: 0,
+            is_async: false,
+            result: Use::Ignored,
+            on: None,
+            kept: None,
+        })
+    }
+
     /// Gives the outcome of a plain function; `None` when an asynchronous one is on its way.
     fn call(self, py: Python<'_>, scope: Scope, completion: Pending) -> Option<BodyResult<Option<Late>>> {
         // That of an `async def` function begins when its event loop runs it.
@@ -361,20 +365,7 @@ pub fn run_plain<'py>(
     using: Option<&Bound<'py, PyAny>>,
     arguments: Bound<'py, PyTuple>,
 ) -> PyResult<Bound<'py, PyAny>> {
-    let py = function.py();
-    let parts = Parts {
-        function: function.clone().unbind(),
-        using: using.map(|using| using.clone().unbind()),
-        arguments: arguments.unbind(),
-        context: fastcall::copy_context(py)?,
-        event_loop: None,
-        submitter: 0,
-        is_async: false,
-        result: Use::Ignored,
-        on: None,
-        kept: None,
-    };
-    let value = parts.run(py, scope.clone())?;
+    let value = Parts::plain(function, using, &arguments)?.run(function.py(), scope.clone())?;
     if is_coroutine(&value)? {
         return Err(refuse_coroutine(&value, None));
     }

@@ -59,8 +59,6 @@ estafette_sync::per_process! {
 }
 
 impl<'py> Known<'py> {
-    /// # Errors
-    /// As [`FunctionKind::of`].
     pub fn of(function: &Bound<'py, PyAny>) -> PyResult<Self> {
         let py = function.py();
         if !is_python(function)? {
@@ -171,8 +169,7 @@ pub fn never_runs(what: &str) -> PyErr {
     ))
 }
 
-/// # Errors
-/// `TypeError` for a generator, asynchronous or not, as what a body has returned.
+/// Raises `TypeError` for a generator, asynchronous or not, as what a body has returned.
 pub fn refuse_generator(value: &Bound<'_, PyAny>) -> PyResult<()> {
     static GENERATOR: PyOnce<Py<PyAny>> = PyOnce::new();
     static ASYNC_GENERATOR: PyOnce<Py<PyAny>> = PyOnce::new();

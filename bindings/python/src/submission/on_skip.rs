@@ -7,18 +7,15 @@ use pyo3::prelude::*;
 use crate::error::to_py;
 use crate::interpreter::fastcall::copy_context;
 use crate::interpreter::guard;
+use crate::interpreter::kept::Kept;
 use crate::interpreter::once::intern;
 use crate::submission::function_kind::FunctionKind;
 
 /// A function of the submitter, with the submitter's context.
-pub struct OnSkip {
-    /// `None` only while it is dropped.
-    parts: Option<(Py<PyAny>, Py<PyAny>)>,
-}
+pub struct OnSkip(Kept<(Py<PyAny>, Py<PyAny>)>);
 
 impl OnSkip {
-    /// # Errors
-    /// `TypeError` when it cannot be called, or its call would only give a coroutine or a generator.
+    /// Raises `TypeError` when it cannot be called, or its call would only give a coroutine or a generator.
     pub fn new(function: &Bound<'_, PyAny>) -> PyResult<Self> {
         let what = if !function.is_callable() {
             "is not callable"
@@ -26,7 +23,7 @@ impl OnSkip {
             match FunctionKind::of(function)? {
                 FunctionKind::Plain => {
                     let context = copy_context(function.py())?;
-                    return Ok(Self { parts: Some((function.clone().unbind(), context)) });
+                    return Ok(Self(Kept::new((function.clone().unbind(), context))));
                 }
                 FunctionKind::Async => "is an `async def` function, and is called on a worker",
                 FunctionKind::Generator => "is a generator function, and a call of it would run nothing",
@@ -38,7 +35,7 @@ impl OnSkip {
     /// Calls it; called by the engine on one of its workers, without the Python lock. With the guard closed the interpreter is going
     /// away, and no function of an operation is called any more.
     pub fn call(&self, cause: &OperationError) {
-        let Some((function, context)) = &self.parts else { return };
+        let (function, context) = &*self.0;
         guard::attach(|py| {
             let error = to_py(py, &cause.clone().into_error());
             let value = error.value(py);
@@ -50,14 +47,5 @@ impl OnSkip {
                 raised.write_unraisable(py, Some(function.bind(py)));
             }
         });
-    }
-}
-
-impl Drop for OnSkip {
-    fn drop(&mut self) {
-        let mut parts = self.parts.take();
-        // With the guard closed they are left to the interpreter that is going away.
-        guard::attach(|_| drop(parts.take()));
-        std::mem::forget(parts);
     }
 }

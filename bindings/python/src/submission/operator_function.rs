@@ -32,8 +32,7 @@ struct Parts {
 }
 
 impl OperatorFunction {
-    /// # Errors
-    /// `TypeError` for what cannot be called, and for `async def` functions: their event loop is unknown.
+    /// Raises `TypeError` for what cannot be called, and for `async def` functions: their event loop is unknown.
     pub fn new(
         function: &Bound<'_, PyAny>,
         using: Option<Bound<'_, PyAny>>,
@@ -177,9 +176,7 @@ fn check_fit(
 }
 
 /// The options of a call as text, for operators of any language.
-///
-/// # Errors
-/// `TypeError` for what is no plain data.
+/// Raises `TypeError` for what is no plain data.
 pub fn encode(attributes: &Bound<'_, PyDict>) -> PyResult<Vec<(String, String)>> {
     attributes.py().import("estafette._operators")?.getattr("encode")?.call1((attributes,))?.extract()
 }

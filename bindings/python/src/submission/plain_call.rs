@@ -29,8 +29,7 @@ pub fn note_fork(py: Python<'_>) -> PyResult<()> {
 static IN_SPANS: AtomicBool = AtomicBool::new(false);
 
 /// Says whether functions of operations are called in the spans that `estafette/_spans.py` makes.
-#[pyfunction(name = "_run_in_spans")]
-#[pyo3(signature = (on, /))]
+#[pyfunction(name = "_run_in_spans", signature = (on, /))]
 pub fn run_in_spans(on: bool) {
     IN_SPANS.store(on, Ordering::Relaxed);
 }

@@ -17,13 +17,12 @@ use pyo3::types::{PyDict, PyList, PyTuple};
 
 use crate::classes::handle::EngineHandle;
 use crate::classes::tensor::PyTensor;
-use crate::error::{OrRaise, to_py};
+use crate::error::OrRaise;
 use crate::exchange::export::poll_once;
 use crate::exchange::from_future::{self, Slot};
 use crate::exchange::peers;
 use crate::interpreter::guard;
 use crate::interpreter::kept::Kept;
-use crate::submission::scope;
 use crate::submission::submission_args::SubmissionArgs;
 
 /// The results of one call.
@@ -63,9 +62,7 @@ impl Results {
     }
 
     /// The arrays in what the function has returned, which `keep` takes over; `None` for one array.
-    ///
-    /// # Errors
-    /// `TypeError` for other results than declared; those of `keep`.
+    /// Raises `TypeError` for other results than declared; those of `keep`.
     pub fn fill<'py>(
         &self,
         value: &Bound<'py, PyAny>,
@@ -103,9 +100,7 @@ impl Results {
     }
 
     /// Submits the operation that makes a tensor of the array at `at`, whose structure was declared.
-    ///
-    /// # Errors
-    /// Those of a submission; `InFlightLimitError` where waiting for room would stop an event loop.
+    /// Raises those of a submission; `InFlightLimitError` where waiting for room would stop an event loop.
     pub fn promise(
         self: &Arc<Self>,
         py: Python<'_>,
@@ -114,22 +109,12 @@ impl Results {
         args: &SubmissionArgs,
     ) -> PyResult<Tensor> {
         let core = engine.engine(py)?;
-        let tried = scope::within(py, || {
-            poll_once(async { args.promise(core).permit().await?.produce_external(self.deliver(at)) })
-        })?;
-        match tried {
-            Some(outcome) => outcome.or_raise(py),
-            None => {
-                engine.may_wait(py)?;
-                guard::detach(py, || args.promise(core).produce_external(self.deliver(at))).or_raise(py)
-            }
-        }
+        let attempt =
+            || poll_once(async { args.promise(core).permit().await?.produce_external(self.deliver(at)) });
+        engine.submit(py, attempt, || args.promise(core).produce_external(self.deliver(at)))
     }
 
     /// A tensor of the array at `at`, which is there: it is defined when this returns.
-    ///
-    /// # Errors
-    /// As [`Results::promise`].
     fn tensor(&self, py: Python<'_>, engine: &EngineHandle, at: usize) -> PyResult<PyTensor> {
         let slot = Slot::default();
         let tensor = from_future::receive(py, engine, &self.args, &slot)?;
@@ -141,9 +126,6 @@ impl Results {
     }
 
     /// What the function has returned, with promises in place of arrays: the same at every call.
-    ///
-    /// # Errors
-    /// Those of [`Results::promise`].
     pub fn unpack<'py>(
         self: &Arc<Self>,
         py: Python<'py>,
@@ -174,12 +156,8 @@ fn is_single(value: &Bound<'_, PyAny>) -> PyResult<bool> {
 }
 
 /// What defines the promise of a call whose function has returned no single array. No library takes elements of this type.
-///
-/// # Errors
-/// None in practice: the layout is a constant.
 pub fn placeholder(py: Python<'_>) -> PyResult<ManagedTensor> {
-    let layout =
-        Layout::contiguous(PLACEHOLDER, DLDevice::CPU, &[0]).map_err(|error| to_py(py, &error.into()))?;
+    let layout = Layout::contiguous(PLACEHOLDER, DLDevice::CPU, &[0]).or_raise(py)?;
     let flags = ExportFlags { read_only: true, is_copied: false };
     // SAFETY: there is no memory to describe.
     Ok(unsafe { export(&layout, std::ptr::null_mut(), flags, Abi::Versioned, || ()) })
@@ -187,8 +165,7 @@ pub fn placeholder(py: Python<'_>) -> PyResult<ManagedTensor> {
 
 const PLACEHOLDER: DType = DType::new(3, 8);
 
-/// # Errors
-/// `TypeError` for the promise of a call whose function has returned no single array.
+/// Raises `TypeError` for the promise of a call whose function has returned no single array.
 pub fn refuse_placeholder(py: Python<'_>, tensor: &Tensor) -> PyResult<()> {
     if tensor.dtype().or_raise(py)? == PLACEHOLDER { Err(not_one_array()) } else { Ok(()) }
 }

@@ -1,6 +1,6 @@
 //! The plain bodies that run right now, with their threads.
 
-use estafette_sync::sync::{Mutex, MutexGuard};
+use estafette_sync::sync::Mutex;
 use pyo3::exceptions::PySystemExit;
 use pyo3::ffi;
 use pyo3::prelude::*;
@@ -21,10 +21,6 @@ estafette_sync::per_process! {
     static RUNNING: Mutex<Vec<RunningBody>> = Mutex::new(Vec::new());
 }
 
-fn running() -> MutexGuard<'static, Vec<RunningBody>> {
-    RUNNING.lock()
-}
-
 /// A plain body on its way through a thread; dropped when it has ended.
 pub struct Running {
     thread: u64,
@@ -33,7 +29,7 @@ pub struct Running {
 impl Running {
     pub fn note(function: &Bound<'_, PyAny>, op: u64) -> PyResult<Self> {
         let thread = guard::ident(function.py())?;
-        running().push(RunningBody { thread, op, function: function.clone().unbind() });
+        RUNNING.lock().push(RunningBody { thread, op, function: function.clone().unbind() });
         Ok(Self { thread })
     }
 }
@@ -41,7 +37,7 @@ impl Running {
 impl Drop for Running {
     fn drop(&mut self) {
         let ended = {
-            let mut running = running();
+            let mut running = RUNNING.lock();
             let at = running.iter().rposition(|body| body.thread == self.thread);
             at.map(|at| running.swap_remove(at))
         };
@@ -52,7 +48,7 @@ impl Drop for Running {
 
 /// Raises `SystemExit` in every plain body that runs; what is not in Python code notices when it comes back to it.
 pub fn interrupt_all(py: Python<'_>) {
-    let threads: Vec<u64> = running().iter().map(|body| body.thread).collect();
+    let threads: Vec<u64> = RUNNING.lock().iter().map(|body| body.thread).collect();
     let exit = py.get_type::<PySystemExit>();
     for thread in threads {
         // SAFETY: called with the Python lock; a thread that is gone is not found and not touched.
@@ -62,5 +58,5 @@ pub fn interrupt_all(py: Python<'_>) {
 
 /// The operations whose plain bodies run right now, with their functions.
 pub fn all_running(py: Python<'_>) -> Vec<(u64, Py<PyAny>)> {
-    running().iter().map(|body| (body.op, body.function.clone_ref(py))).collect()
+    RUNNING.lock().iter().map(|body| (body.op, body.function.clone_ref(py))).collect()
 }

@@ -11,7 +11,7 @@ use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyList, PyTuple, PyType};
 
 use crate::arguments;
-use crate::arguments::{not_a_tensor, parse_dtype, parse_shape};
+use crate::arguments::{not_a_tensor, parse_dtype, parse_shape, tensor_of};
 use crate::classes::handle::EngineHandle;
 use crate::classes::tensor::PyTensor;
 use crate::classes::variable::PyVariable;
@@ -144,7 +144,7 @@ pub fn of_submit(
         }
     }
     let known = Known::of(function)?;
-    let using = using::of(&known, using, engine.using(), py)?;
+    let using = using::of(&known, using, &engine.shared.using, py)?;
     let body =
         Body::new(function, known.kind, using.as_ref(), &PyTuple::new(py, objects)?, Use::Ignored)?.on(on)?;
     let name = name.map_or_else(|| known.name(function), |name| Ok(Arc::new(name)))?;
@@ -196,7 +196,7 @@ pub fn of_call(
     let mut operands = Operands::default();
     operands.write_vars.extend(queue.as_deref().and_then(kinds::submission_mutex));
     let known = Known::of(function)?;
-    let using = using::of(&known, using, engine.using(), py)?;
+    let using = using::of(&known, using, &engine.shared.using, py)?;
     let name = name.map_or_else(|| known.name(function), |name| Ok(Arc::new(name)))?;
     let mut plain = kwargs.is_none_or(|kwargs| kwargs.is_empty());
     for item in args.iter_borrowed() {
@@ -284,12 +284,7 @@ pub fn of_delivery(name: Arc<String>, result: &ResultOptions<'_, '_>) -> PyResul
 /// The tensors of a list that may be missing.
 fn tensors_of(name: &str, list: Option<&Bound<'_, PyAny>>) -> PyResult<Vec<Tensor>> {
     let Some(list) = list else { return Ok(Vec::new()) };
-    let tensor_of = |item: PyResult<Bound<'_, PyAny>>| {
-        let item = item?;
-        let tensor = item.cast::<PyTensor>().map_err(|_| not_a_tensor(&item))?;
-        Ok(tensor.get().tensor(item.py())?.clone())
-    };
-    arguments::list(name, list)?.map(tensor_of).collect()
+    arguments::list(name, list)?.map(|item| tensor_of(&item?)).collect()
 }
 
 /// `(shape, dtype)`, or something that has both.
@@ -310,9 +305,7 @@ pub fn parse_like(like: &Bound<'_, PyAny>) -> PyResult<(estafette::DType, Vec<i6
 }
 
 /// The queue that an operation's function enqueues on; `None` for functions that do their work themselves, on the host.
-///
-/// # Errors
-/// `ValueError` for what is neither the host, nor a device, nor a queue; `BufferError` for a device that is not there.
+/// Raises `ValueError` for what is neither the host, nor a device, nor a queue; `BufferError` for a device that is not there.
 fn queue_of(on: Option<&Bound<'_, PyAny>>) -> PyResult<Option<Arc<On>>> {
     let Some(on) = on else { return Ok(None) };
     let place = kinds::queue_of(on)?;

@@ -31,13 +31,11 @@ pub(crate) enum Fact {
 pub(crate) struct Facts(pub Vec<Named>);
 
 impl Facts {
-    /// Adds a number.
     fn uint(mut self, name: &'static str, value: u64) -> Self {
         self.0.push((name, Fact::Uint(value)));
         self
     }
 
-    /// Adds a number if there is one.
     fn maybe(self, name: &'static str, value: Option<u64>) -> Self {
         match value {
             Some(value) => self.uint(name, value),
@@ -45,12 +43,10 @@ impl Facts {
         }
     }
 
-    /// Adds an index if there is one.
     fn index(self, name: &'static str, value: Option<usize>) -> Self {
         self.maybe(name, value.map(|value| value as u64))
     }
 
-    /// Adds a text.
     fn text(mut self, name: &'static str, value: &Text) -> Self {
         self.0.push((name, Fact::Text(value.clone())));
         self
@@ -74,10 +70,8 @@ impl Facts {
 
 /// Facts about one thing: what is read. A reader shows them where they lie; nothing is copied that is not asked for.
 pub(crate) trait ReadFacts: Sized {
-    /// The number of that name.
     fn find_uint(&self, name: &str) -> Option<u64>;
 
-    /// The text of that name.
     fn find_text(&self, name: &str) -> Option<&Text>;
 
     /// The elements of the list of that name; none where there is no such list.

@@ -7,11 +7,16 @@ use crate::model::{Blocker, Cause, Hazard, Mode, OperationKind, Text, TrackKind}
 pub(crate) trait Word: Copy + PartialEq + 'static {
     /// What it is, in messages.
     const WHAT: &'static str;
-    /// Its values and their words. Those of operations are in the order of their numbers on the page.
+    /// Its values and their words, in the order of their numbers on the page.
     const WORDS: &'static [(Self, &'static str)];
 
     fn word(self) -> &'static str {
         Self::WORDS.iter().find(|(value, _)| *value == self).map_or("?", |(_, word)| word)
+    }
+
+    /// What stands for it on the page.
+    fn number(self) -> Option<usize> {
+        Self::WORDS.iter().position(|(value, _)| *value == self)
     }
 
     fn of(word: &str) -> Result<Self, String> {

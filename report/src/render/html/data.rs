@@ -16,8 +16,7 @@ use crate::analysis::sentences;
 use crate::analysis::summary::WorstRow;
 use crate::format::facts::Word;
 use crate::model::{
-    Blocker, Cause, Counter, Edge, Hazard, Lease, Mode, Operation, OperationId, OperationKind, Outcome, Site,
-    Trace,
+    Blocker, Cause, Counter, Edge, Lease, Operation, OperationId, OperationKind, Outcome, Site, Trace,
 };
 use crate::report;
 
@@ -151,7 +150,7 @@ impl<'a> View<'a> {
         json!({
             "id": columns.steps(all.iter().map(|it| it.id)),
             "name": columns.indices(all.iter().map(|it| Some(texts.add(&it.name)))),
-            "kind": columns.indices(all.iter().map(|it| OperationKind::WORDS.iter().position(|(kind, _)| *kind == it.kind))),
+            "kind": columns.indices(all.iter().map(|it| it.kind.number())),
             "library": columns.indices(all.iter().map(|it| place::known(self.trace, it.library))),
             "track": columns.indices(all.iter().map(|it| known_track(it.track.or(it.submitter)))),
             "site": columns.indices(all.iter().map(|it| sites.site(it.site.as_ref()))),
@@ -168,7 +167,7 @@ impl<'a> View<'a> {
             "resumed": since_submission(columns, |it| it.resumed),
             "accesses": columns.plain(all.iter().map(|it| it.accesses.len() as i64)),
             "tensor": columns.indices(accesses().map(|access| self.tensor(access.variable))),
-            "mode": columns.indices(accesses().map(|access| Some(mode(access.mode)))),
+            "mode": columns.indices(accesses().map(|access| access.mode.number())),
         })
     }
 
@@ -178,7 +177,7 @@ impl<'a> View<'a> {
         json!({
             "id": columns.steps(all.iter().map(|it| it.id)),
             "tensor": columns.indices(all.iter().map(|it| self.tensor(it.variable))),
-            "mode": columns.indices(all.iter().map(|it| Some(mode(it.access)))),
+            "mode": columns.indices(all.iter().map(|it| it.access.number())),
             "library": columns.indices(all.iter().map(|it| place::known(self.trace, it.library))),
             "owner": columns.indices(all.iter().map(|it| Some(texts.add(&it.owner)))),
             "site": columns.indices(all.iter().map(|it| sites.site(it.site.as_ref()))),
@@ -203,7 +202,7 @@ impl<'a> View<'a> {
             "from": columns.steps(roots.iter().map(|root| root.from)),
             "to": columns.times(roots.iter().map(|root| (root.from, Some(root.to)))),
             "cause": columns.indices(roots.iter().map(cause)),
-            "hazard": columns.indices(roots.iter().map(|root| root.direct.map(hazard))),
+            "hazard": columns.indices(roots.iter().map(|root| root.direct.and_then(Word::number))),
             // Before the waiter by so many, which are few.
             "via": columns.plain(roots.iter().zip(waiters()).map(|(root, waiter)| self.before(root, waiter).unwrap_or(0))),
             "blame": columns.indices(blame.into_iter().map(Some)),
@@ -244,7 +243,7 @@ impl<'a> View<'a> {
             "from": columns.indices(all.iter().map(|&(from, ..)| Some(from))),
             "to": columns.indices(all.iter().map(|&(_, to, _)| Some(to))),
             "tensor": columns.indices(all.iter().map(|(.., edge)| self.tensor(edge.variable))),
-            "hazard": columns.indices(all.iter().map(|(.., edge)| Some(hazard(edge.hazard)))),
+            "hazard": columns.indices(all.iter().map(|(.., edge)| edge.hazard.number())),
         })
     }
 
@@ -273,21 +272,5 @@ fn outcome(outcome: &Outcome) -> Option<String> {
         Outcome::Cancelled => Some("cancelled".to_owned()),
         Outcome::Skipped(why) => Some(format!("skipped: {why}")),
         Outcome::Unfinished => Some("not ended".to_owned()),
-    }
-}
-
-fn mode(mode: Mode) -> usize {
-    match mode {
-        Mode::Read => 0,
-        Mode::Write => 1,
-        Mode::Update => 2,
-    }
-}
-
-fn hazard(hazard: Hazard) -> usize {
-    match hazard {
-        Hazard::Raw => 0,
-        Hazard::War => 1,
-        Hazard::Waw => 2,
     }
 }

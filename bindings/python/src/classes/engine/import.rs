@@ -13,7 +13,7 @@ use pyo3::prelude::*;
 
 use super::PyEngine;
 use crate::classes::tensor::PyTensor;
-use crate::error::{OrRaise, raise};
+use crate::error::{OrRaise, exchange_error};
 use crate::exchange::arrow;
 use crate::exchange::copy::copied;
 use crate::exchange::export::until_defined;
@@ -150,7 +150,7 @@ impl PyEngine {
             let is = inner.device().or_raise(py)?;
             if is != device && !wanted.can_be_moved_from(is) {
                 let message = format!("this tensor is on {is}, and is not moved to {device}");
-                return Err(raise(py, "ExchangeError", message));
+                return Err(exchange_error(py, message));
             }
             if is != device && !import::reachable(py, device)? {
                 return Err(import::not_available(py, device));

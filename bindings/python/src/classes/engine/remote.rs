@@ -47,8 +47,7 @@ impl PyEngine {
 }
 
 /// The tensors of tickets. Returns once their processes keep the versions for this one, ready or not: then the tickets may be revoked.
-#[pyfunction(name = "_from_tickets")]
-#[pyo3(signature = (engine, tickets, /))]
+#[pyfunction(name = "_from_tickets", signature = (engine, tickets, /))]
 pub fn from_tickets(
     py: Python<'_>,
     engine: &PyEngine,

@@ -13,7 +13,7 @@ use crate::asyncio::awaiting::Awaiter;
 use crate::classes::access::PyAccess;
 use crate::classes::handle::EngineHandle;
 use crate::classes::operation::PyOperation;
-use crate::classes::program::{self, PyProgram};
+use crate::classes::program::PyProgram;
 use crate::classes::tensor::PyTensor;
 use crate::error::OrRaise;
 use crate::interpreter::guard;
@@ -68,7 +68,7 @@ impl PyEngine {
         on_skip: Option<&Bound<'_, PyAny>>,
     ) -> PyResult<PyOperation> {
         let py = r#fn.py();
-        let submission = self.submission(r#fn, using, name, on, priority);
+        let submission = Submission { function: r#fn, using, engine: &self.handle, name, on, priority };
         let (args, body) = submission_args::of_submit(submission, reads, writes, on_skip)?;
         let op = self.submit_now(py, &args, body)?;
         Ok(PyOperation::new(op, self.handle.clone()))
@@ -89,7 +89,7 @@ impl PyEngine {
         on_skip: Option<&Bound<'_, PyAny>>,
     ) -> PyResult<Awaiter> {
         let py = r#fn.py();
-        let submission = self.submission(r#fn, using, name, on, priority);
+        let submission = Submission { function: r#fn, using, engine: &self.handle, name, on, priority };
         let (args, body) = submission_args::of_submit(submission, reads, writes, on_skip)?;
         let (engine, handle) = (self.engine(py)?.clone(), self.handle.clone());
         Ok(Awaiter::pending(async move {
@@ -122,7 +122,7 @@ impl PyEngine {
     ///     ('count', [10, 10])
     #[pyo3(signature = (name = None, *, graph = false))]
     fn program(&self, py: Python<'_>, name: Option<String>, graph: bool) -> PyResult<PyProgram> {
-        Ok(program::begin(self.engine(py)?, &self.handle, name, graph))
+        Ok(PyProgram::begin(self.engine(py)?, self.handle.clone(), name, graph))
     }
 
     /// Submits an operation whose result becomes a new tensor, and returns the promise of it at once.
@@ -177,7 +177,7 @@ impl PyEngine {
     ) -> PyResult<Py<PyAny>> {
         let py = r#fn.py();
         let result = ResultOptions { alias_of, like, copy, outputs };
-        let submission = self.submission(r#fn, using, name, on, priority);
+        let submission = Submission { function: r#fn, using, engine: &self.handle, name, on, priority };
         let (args, body, outcome) = submission_args::of_call(submission, args, kwargs, &result)?;
         match outcome {
             Outcome::One(results) => {
@@ -217,7 +217,7 @@ impl PyEngine {
     ) -> PyResult<Awaiter> {
         let py = r#fn.py();
         let result = ResultOptions { alias_of, like, copy, outputs };
-        let submission = self.submission(r#fn, using, name, on, priority);
+        let submission = Submission { function: r#fn, using, engine: &self.handle, name, on, priority };
         let (args, body, outcome) = submission_args::of_call(submission, args, kwargs, &result)?;
         let (engine, handle) = (self.engine(py)?.clone(), self.handle.clone());
         Ok(Awaiter::pending(async move {
@@ -322,7 +322,6 @@ impl PyEngine {
     }
 }
 
-/// What a call has given.
 enum Given {
     One(Tensor, Option<Arc<Results>>),
     Several(estafette::Op, Vec<Tensor>, Py<PyAny>),
@@ -346,17 +345,6 @@ impl Given {
 }
 
 impl PyEngine {
-    fn submission<'a, 'py>(
-        &'a self,
-        function: &'a Bound<'py, PyAny>,
-        using: Option<&'a Bound<'py, PyAny>>,
-        name: Option<String>,
-        on: Option<&'a Bound<'py, PyAny>>,
-        priority: i32,
-    ) -> Submission<'a, 'py> {
-        Submission { function, using, engine: &self.handle, name, on, priority }
-    }
-
     /// Submits the operation of `args` without waiting where it can; where it must wait for room, without the Python lock.
     fn submit_now(&self, py: Python<'_>, args: &SubmissionArgs, body: Body) -> PyResult<estafette::Op> {
         let submit =

@@ -19,10 +19,10 @@ use pyo3::types::{PyBool, PyDict, PyTuple};
 
 use crate::classes::access::PyView;
 use crate::classes::tensor::PyTensor;
-use crate::error::{OrRaise, raise, to_py};
+use crate::error::{OrRaise, exchange_error};
 use crate::exchange::array_interface::{self, Dictionary};
 use crate::exchange::export::until_defined;
-use crate::exchange::peers::{Peer, Unnamed};
+use crate::exchange::peers::Peer;
 use crate::exchange::typestr;
 use crate::exchange::unordered::{self, Reason};
 use crate::interpreter::guard;
@@ -43,19 +43,13 @@ pub fn is_to_be_asked(object: &Bound<'_, PyAny>, peer: &Peer) -> PyResult<bool> 
 }
 
 /// Takes over the memory behind an object that has the interface, and keeps the object.
-///
-/// # Errors
-/// `TypeError` and `ValueError` for a dictionary that breaks the rules; `BufferError` for a mask, and for memory that no CUDA
-/// device here knows.
+/// Raises `TypeError` and `ValueError` for a dictionary that breaks the rules; `BufferError` for a mask, and for memory that no CUDA device
+/// here knows.
 pub fn take(object: &Bound<'_, PyAny>, peer: &Peer) -> PyResult<(ManagedTensor, FenceSet)> {
     let py = object.py();
     let interface = Dictionary::of(object, NAME)?;
     if interface.entry("mask")?.is_some() {
-        return Err(raise(
-            py,
-            "ExchangeError",
-            "a masked array is no tensor (`mask` of `__cuda_array_interface__`)",
-        ));
+        return Err(exchange_error(py, "a masked array is no tensor (`mask` of `__cuda_array_interface__`)"));
     }
     let version: i64 = interface.needed("version")?.extract()?;
     let shape: Vec<i64> = interface.needed("shape")?.extract()?;
@@ -76,11 +70,11 @@ pub fn take(object: &Bound<'_, PyAny>, peer: &Peer) -> PyResult<(ManagedTensor, 
             Layout::strided(dtype, device, &shape, &strides)
         }
     };
-    let layout = layout.map_err(|error| to_py(py, &error.into()))?;
+    let layout = layout.or_raise(py)?;
     // Its own words: without an entry no synchronization is needed. Before version 3 there was none to have.
-    let of_default = version < WITH_STREAM || peer.unnamed == Unnamed::DefaultStream;
+    let of_default = version < WITH_STREAM || peer.unnamed_is_default;
     let stream = match interface.entry("stream")? {
-        Some(stream) if peer.unnamed == Unnamed::DefaultStream && is_zero(&stream) => Some(stream::LEGACY),
+        Some(stream) if peer.unnamed_is_default && is_zero(&stream) => Some(stream::LEGACY),
         Some(stream) => Some(stream::handle(&stream)?),
         None => of_default.then_some(stream::LEGACY),
     };
@@ -103,7 +97,7 @@ fn device_of(py: Python<'_>, address: usize) -> PyResult<DLDevice> {
         guard::detach(py, || CudaRuntime::get().ok()?.pointer_info(ptr::with_exposed_provenance(address)));
     found.map(|info| info.device).ok_or_else(|| {
         let message = format!("no CUDA device here knows the memory at {address:#x}");
-        raise(py, "ExchangeError", message)
+        exchange_error(py, message)
     })
 }
 
@@ -114,10 +108,8 @@ fn first_device(py: Python<'_>) -> PyResult<DLDevice> {
 
 /// The dictionary of `tensor` for a consumer, whose stream is to be ordered after the one that it names. `leased` says whether a
 /// lease covers it, and what it allows.
-///
-/// # Errors
-/// `AttributeError` for memory that is not CUDA's, so that the tensor seems not to have the interface, and for types that it has
-/// no name for; the failure of the tensor.
+/// Raises `AttributeError` for memory that is not CUDA's, so that the tensor seems not to have the interface, and for types that it has no
+/// name for; the failure of the tensor.
 fn describe<'py>(py: Python<'py>, tensor: &Tensor, leased: Option<Access>) -> PyResult<Bound<'py, PyDict>> {
     let scope = if leased.is_none() { scope::current_scope(py)? } else { None };
     let operand = scope.as_ref().and_then(|scope| {

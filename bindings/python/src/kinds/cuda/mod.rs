@@ -18,7 +18,7 @@ use estafette::exchange::ManagedTensor;
 use estafette::lease::Consumer;
 use pyo3::prelude::*;
 
-use crate::error::raise;
+use crate::error::exchange_error;
 use crate::exchange::peers::Peer;
 use crate::interpreter::guard;
 use crate::kinds::{self, Kind};
@@ -127,7 +127,7 @@ fn check_device(py: Python<'_>, said: DLDevice, data: *mut u8) -> PyResult<()> {
     });
     elsewhere.map_or(Ok(()), |ordinal| {
         let message = format!("the struct says {said}, and the driver that the memory is of cuda:{ordinal}");
-        Err(raise(py, "ExchangeError", message))
+        Err(exchange_error(py, message))
     })
 }
 
@@ -144,7 +144,7 @@ fn check_managed(py: Python<'_>, data: *mut u8) -> PyResult<()> {
         let message = format!(
             "the host may not use managed memory of cuda:{ordinal} while that device works; pinned memory can be exchanged"
         );
-        Err(raise(py, "ExchangeError", message))
+        Err(exchange_error(py, message))
     })
 }
 

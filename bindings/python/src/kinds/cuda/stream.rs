@@ -20,9 +20,7 @@ pub const LEGACY: usize = 1;
 const PER_THREAD: usize = 2;
 
 /// The handle of a CUDA stream: an integer, or an object with `__cuda_stream__`.
-///
-/// # Errors
-/// `ValueError` for 0 and negative numbers; `TypeError` for what is no stream.
+/// Raises `ValueError` for 0 and negative numbers; `TypeError` for what is no stream.
 pub fn handle(stream: &Bound<'_, PyAny>) -> PyResult<usize> {
     if let Some(handle) = of_protocol(stream)? {
         return Ok(handle);
@@ -101,10 +99,8 @@ fn is_of_pytorch_pool(py: Python<'_>, handle: usize, device: i32) -> PyResult<bo
 }
 
 /// A foreign stream for an operation to run on; `None` if the object is no stream. The object keeps it alive.
-///
-/// # Errors
-/// `ValueError` for the default stream of a thread, which is another one on the thread that runs the operation, and for a
-/// stream of no device here.
+/// Raises `ValueError` for the default stream of a thread, which is another one on the thread that runs the operation, and for a stream of
+/// no device here.
 pub fn queue_of(stream: &Bound<'_, PyAny>) -> PyResult<Option<Arc<dyn Queue>>> {
     let Some(handle) = of_protocol(stream)? else { return Ok(None) };
     if handle == PER_THREAD {

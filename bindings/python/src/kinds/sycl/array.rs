@@ -7,26 +7,25 @@
 //! ordered.
 
 use std::ptr::{self, NonNull};
+use std::sync::Arc;
 
-use estafette::devices::sycl::SyclDevice;
 use estafette::devices::{DLDevice, Device, DeviceType, FenceSet, Queue, table};
 use estafette::exchange::ManagedTensor;
 use estafette::{Access, Layout, Tensor};
 use pyo3::exceptions::{PyAttributeError, PyTypeError, PyValueError};
-use pyo3::ffi;
 use pyo3::prelude::*;
-use pyo3::types::{PyDict, PyString, PyTuple};
+use pyo3::types::{PyCapsule, PyDict, PyString, PyTuple};
 
 use crate::asyncio::stopped_loop;
 use crate::classes::access::PyView;
 use crate::classes::tensor::PyTensor;
-use crate::error::{OrRaise, raise, to_py};
+use crate::error::{OrRaise, exchange_error};
 use crate::exchange::array_interface::{self, Dictionary};
 use crate::exchange::export::{is_ready, until_defined};
 use crate::exchange::typestr;
 use crate::exchange::unordered::{self, Reason};
 use crate::interpreter::guard;
-use crate::kinds::sycl;
+use crate::kinds::sycl::{self, sycl_device};
 
 const NAME: &str = "__sycl_usm_array_interface__";
 const VERSION: i64 = 1;
@@ -37,9 +36,7 @@ pub fn is_all_there_is(object: &Bound<'_, PyAny>) -> PyResult<bool> {
 }
 
 /// Takes over the memory behind an object that has the interface, and keeps the object.
-///
-/// # Errors
-/// `TypeError` and `ValueError` for a dictionary that breaks the rules; `BufferError` for memory that is not USM of the context that
+/// Raises `TypeError` and `ValueError` for a dictionary that breaks the rules; `BufferError` for memory that is not USM of the context that
 /// it names, or of a context that the device table does not know.
 pub fn take(object: &Bound<'_, PyAny>) -> PyResult<(ManagedTensor, FenceSet)> {
     let py = object.py();
@@ -60,7 +57,7 @@ pub fn take(object: &Bound<'_, PyAny>) -> PyResult<(ManagedTensor, FenceSet)> {
         None => Layout::contiguous(dtype, id, &shape),
         Some(strides) => Layout::strided(dtype, id, &shape, &strides),
     };
-    let layout = layout.map_err(|error| to_py(py, &error.into()))?;
+    let layout = layout.or_raise(py)?;
     let offset: i64 = interface.entry("offset")?.map_or(Ok(0), |offset| offset.extract())?;
     let bytes = isize::try_from(offset).ok().and_then(|offset| offset.checked_mul(dtype.itemsize() as isize));
     let first = bytes.and_then(|bytes| address.checked_add_signed(bytes)).ok_or_else(|| {
@@ -68,10 +65,10 @@ pub fn take(object: &Bound<'_, PyAny>) -> PyResult<(ManagedTensor, FenceSet)> {
     })?;
     let data: *mut u8 = ptr::with_exposed_provenance_mut(first);
     let empty = layout.is_empty();
-    let known = device.downcast::<SyclDevice>().is_some_and(|device| device.usm_kind_of(data).is_some());
+    let known = sycl_device(&device).is_some_and(|device| device.usm_kind_of(data).is_some());
     if !empty && !known {
         let message = format!("the memory at {first:#x} is no unified shared memory of the context of {id}");
-        return Err(raise(py, "ExchangeError", message));
+        return Err(exchange_error(py, message));
     }
     // SAFETY: the object vouches for its memory as long as it lives.
     Ok((unsafe { array_interface::kept_by(object, &layout, data, read_only) }, ready))
@@ -83,12 +80,12 @@ fn ready_at(named: &Bound<'_, PyAny>, device: DLDevice) -> PyResult<FenceSet> {
         return Ok(FenceSet::default());
     }
     let Some(queue) = sycl::queue_on(named, Some(device))? else { return Ok(FenceSet::default()) };
-    let fence = queue.record().map_err(|error| raise(named.py(), "ExchangeError", error.to_string()))?;
+    let fence = queue.record().map_err(|error| exchange_error(named.py(), error.to_string()))?;
     Ok(FenceSet::from(fence))
 }
 
 /// The device that `syclobj` stands for: a queue or its capsule, a context, or a device's filter string.
-fn device_of(named: &Bound<'_, PyAny>) -> PyResult<(DLDevice, Known)> {
+fn device_of(named: &Bound<'_, PyAny>) -> PyResult<(DLDevice, Arc<dyn Device>)> {
     let py = named.py();
     if let Ok(text) = named.cast::<PyString>() {
         let dpctl = py.import("dpctl")?;
@@ -108,34 +105,22 @@ fn device_of(named: &Bound<'_, PyAny>) -> PyResult<(DLDevice, Known)> {
     sycl::device_of_context(py, context)?.map_or_else(
         || {
             let message = "the memory is of a context that the device table does not know; register it";
-            Err(raise(py, "ExchangeError", message.to_owned()))
+            Err(exchange_error(py, message.to_owned()))
         },
         |id| entry(py, id),
     )
 }
 
 /// A device of the table.
-struct Known(std::sync::Arc<dyn Device>);
-
-impl Known {
-    fn downcast<D: Device>(&self) -> Option<&D> {
-        let device: &dyn std::any::Any = &*self.0;
-        device.downcast_ref()
-    }
-}
-
-fn entry(py: Python<'_>, id: DLDevice) -> PyResult<(DLDevice, Known)> {
+fn entry(py: Python<'_>, id: DLDevice) -> PyResult<(DLDevice, Arc<dyn Device>)> {
     let entry = guard::detach(py, || table::resolve(id));
-    let device = entry.map_err(|error| raise(py, "ExchangeError", error.to_string()))?.device;
-    let device =
-        device.ok_or_else(|| raise(py, "ExchangeError", format!("{id} is a context without a device")))?;
-    Ok((id, Known(device)))
+    let device = entry.map_err(|error| exchange_error(py, error.to_string()))?.device;
+    let device = device.ok_or_else(|| exchange_error(py, format!("{id} is a context without a device")))?;
+    Ok((id, device))
 }
 
 /// The dictionary of `tensor`, whose data is there. `leased` says whether a lease covers it, and what it allows.
-///
-/// # Errors
-/// `AttributeError` for memory that is not SYCL's, so that the tensor seems not to have the interface, for types that it has no name
+/// Raises `AttributeError` for memory that is not SYCL's, so that the tensor seems not to have the interface, for types that it has no name
 /// for, and without dpctl; the failure of the tensor; `WouldBlockError` where waiting would stop an event loop.
 fn describe<'py>(py: Python<'py>, tensor: &Tensor, leased: Option<Access>) -> PyResult<Bound<'py, PyDict>> {
     if leased.is_none() {
@@ -150,19 +135,13 @@ fn describe<'py>(py: Python<'py>, tensor: &Tensor, leased: Option<Access>) -> Py
     let typestr =
         typestr::of(dtype).ok_or_else(|| lacks(format!("it has no name for elements of type {dtype}")))?;
     let (_, device) = entry(py, place)?;
-    let device =
-        device.downcast::<SyclDevice>().ok_or_else(|| lacks(format!("{place} is no SYCL device")))?;
+    let device = sycl_device(&device).ok_or_else(|| lacks(format!("{place} is no SYCL device")))?;
     // A context, not a queue: dpctl enqueues on its own queue.
     let context = NonNull::new(ptr::with_exposed_provenance_mut(device.native_context()))
         .ok_or_else(|| lacks("the context is gone".into()))?;
     let dpctl = py.import("dpctl").map_err(|_| lacks("dpctl is not here".into()))?;
     // SAFETY: a live context for as long as the device lives; dpctl copies it below.
-    let capsule = unsafe {
-        Bound::from_owned_ptr_or_err(
-            py,
-            ffi::PyCapsule_New(context.as_ptr(), c"SyclContextRef".as_ptr(), None),
-        )
-    }?;
+    let capsule = unsafe { PyCapsule::new_with_pointer(py, context, c"SyclContextRef") }?;
     let context = dpctl.call_method1("SyclContext", (capsule,))?;
     if leased.is_none() {
         if !is_ready(py, tensor) {

@@ -15,8 +15,8 @@ use std::ffi::c_void;
 use std::ptr::{self, NonNull};
 use std::sync::Arc;
 
-use estafette::devices::sycl::{self, SyclQueue, SyclRuntime};
-use estafette::devices::{DLDevice, DeviceError, DeviceType, Fence, FenceSet, Queue, table};
+use estafette::devices::sycl::{self, SyclDevice, SyclQueue, SyclRuntime};
+use estafette::devices::{DLDevice, Device, DeviceError, DeviceType, FenceSet, Queue, table};
 use estafette::exchange::ManagedTensor;
 use estafette::lease::Consumer;
 use estafette::{Tensor, Variable};
@@ -25,7 +25,7 @@ use pyo3::exceptions::{PyTypeError, PyValueError};
 use pyo3::prelude::*;
 use pyo3::types::PyCapsule;
 
-use crate::error::raise;
+use crate::error::exchange_error;
 use crate::exchange::peers::Peer;
 use crate::interpreter::guard;
 use crate::interpreter::once::{PyOnce, intern};
@@ -47,8 +47,24 @@ impl Kind for Sycl {
         &["\"oneapi:<number>\"", "\"sycl:cpu\""]
     }
 
+    /// `"oneapi:0"`, and `"sycl"`, `"sycl:cpu"` or `"sycl:gpu"` for the first one (of that kind).
     fn parse_device(&self, py: Python<'_>, text: &str) -> PyResult<Option<DLDevice>> {
-        parse(py, text)
+        let (family, which) = text.split_once(':').unwrap_or((text, ""));
+        if !matches!(family, "sycl" | "oneapi") {
+            return Ok(None);
+        }
+        if let Ok(number) = which.parse() {
+            return Ok(Some(DLDevice::new(DeviceType::ONE_API, number)));
+        }
+        suggest(py)?;
+        let runtime = guard::detach(py, SyclRuntime::get)
+            .map_err(|error| PyValueError::new_err(format!("device {text}: {error}")))?;
+        let fits = |name: &str| which.is_empty() || name.ends_with(&format!(":{which})"));
+        let found = runtime.devices().iter().find(|device| fits(device.name()));
+        match found {
+            Some(device) => Ok(Some(device.id())),
+            None => Err(PyValueError::new_err(format!("device {text}: there is no such device"))),
+        }
     }
 
     fn has_numbers_of_ours(&self) -> bool {
@@ -72,9 +88,24 @@ impl Kind for Sycl {
         Ok(queue_on(object, None)?.map(|queue| queue as Arc<dyn Queue>))
     }
 
-    /// What SYCL's libraries enqueue goes to a queue that they agree on, not to one of the engine.
+    /// What SYCL's libraries enqueue goes to a queue that they agree on, not to one of the engine: the one that dpctl and dpnp use by
+    /// default, which dpctl keeps for the whole process. It keeps none of a registered context.
     fn queue_for_functions<'py>(&self, py: Python<'py>, device: DLDevice) -> PyResult<Option<Place<'py>>> {
-        let (queue, owner) = common_queue(py, device)?;
+        suggest(py)?;
+        guard::detach(py, || table::resolve(device))
+            .map_err(|error| exchange_error(py, error.to_string()))?;
+        let none = || {
+            let message =
+                format!("on={device}: of a registered context name the queue, for example a dpctl.SyclQueue");
+            PyValueError::new_err(message)
+        };
+        if device.device_id >= table::FIRST_REGISTERED {
+            return Err(none());
+        }
+        let theirs = py.import("dpctl")?.call_method0("get_devices")?.get_item(device.device_id)?;
+        let manager = py.import("dpctl._sycl_queue_manager")?;
+        let owner = manager.call_method1("get_device_cached_queue", (theirs,))?;
+        let queue = queue_on(&owner, Some(device))?.ok_or_else(none)?;
         Ok(Some((queue, Some(owner))))
     }
 
@@ -90,13 +121,29 @@ impl Kind for Sycl {
         array::is_all_there_is(object)?.then(|| array::take(object)).transpose()
     }
 
+    /// A barrier on the queue that the array names, after what its library has enqueued there so far. The array's protocol methods do not
+    /// order anything (a stream of `None` means "no synchronization" there), so this does.
     fn acquire(
         &self,
         object: &Bound<'_, PyAny>,
         device: DLDevice,
         _stream: Option<usize>,
     ) -> PyResult<FenceSet> {
-        acquire(object, device).map(FenceSet::from)
+        let py = object.py();
+        let queue = match object.getattr_opt(intern!(py, "sycl_queue"))? {
+            Some(queue) => Some(queue),
+            None => match object.getattr_opt(intern!(py, "__sycl_usm_array_interface__"))? {
+                Some(interface) => Some(interface.get_item("syclobj")?),
+                None => None,
+            },
+        };
+        let queue = queue.map(|queue| queue_on(&queue, Some(device))).transpose()?.flatten();
+        let queue = queue.ok_or_else(|| {
+            let message = format!("memory on {device} from an array that names no queue cannot be ordered");
+            exchange_error(py, message)
+        })?;
+        let fence = queue.record().map_err(|error| exchange_error(py, error.to_string()))?;
+        Ok(fence.into())
     }
 
     fn context_of(&self, object: &Bound<'_, PyAny>) -> PyResult<Option<NonNull<c_void>>> {
@@ -125,53 +172,6 @@ fn suggest(py: Python<'_>) -> PyResult<()> {
     .copied()
 }
 
-/// A device as people write it: `"oneapi:0"`, and `"sycl"`, `"sycl:cpu"` or `"sycl:gpu"` for the first one (of that kind).
-///
-/// # Errors
-/// `ValueError` if there is no such device.
-fn parse(py: Python<'_>, text: &str) -> PyResult<Option<DLDevice>> {
-    let (family, which) = text.split_once(':').unwrap_or((text, ""));
-    if !matches!(family, "sycl" | "oneapi") {
-        return Ok(None);
-    }
-    if let Ok(number) = which.parse() {
-        return Ok(Some(DLDevice::new(DeviceType::ONE_API, number)));
-    }
-    suggest(py)?;
-    let runtime = guard::detach(py, SyclRuntime::get)
-        .map_err(|error| PyValueError::new_err(format!("device {text}: {error}")))?;
-    let fits = |name: &str| which.is_empty() || name.ends_with(&format!(":{which})"));
-    let found = runtime.devices().iter().find(|device| fits(estafette::devices::Device::name(&***device)));
-    match found {
-        Some(device) => Ok(Some(estafette::devices::Device::id(&**device))),
-        None => Err(PyValueError::new_err(format!("device {text}: there is no such device"))),
-    }
-}
-
-/// The queue that dpctl and dpnp use on the device `id` by default, which dpctl keeps for the whole process, and dpctl's
-/// object of it.
-///
-/// # Errors
-/// `ValueError` for a registered context, of which dpctl keeps none; `BufferError` for a number that was never registered;
-/// `ImportError` without dpctl.
-fn common_queue<'py>(py: Python<'py>, id: DLDevice) -> PyResult<(Arc<SyclQueue>, Bound<'py, PyAny>)> {
-    suggest(py)?;
-    guard::detach(py, || table::resolve(id))
-        .map_err(|error| raise(py, "ExchangeError", error.to_string()))?;
-    let none = || {
-        let message =
-            format!("on={id}: of a registered context name the queue, for example a dpctl.SyclQueue");
-        PyValueError::new_err(message)
-    };
-    if id.device_id >= table::FIRST_REGISTERED {
-        return Err(none());
-    }
-    let device = py.import("dpctl")?.call_method0("get_devices")?.get_item(id.device_id)?;
-    let manager = py.import("dpctl._sycl_queue_manager")?;
-    let queue = manager.call_method1("get_device_cached_queue", (device,))?;
-    Ok((queue_on(&queue, Some(id))?.ok_or_else(none)?, queue))
-}
-
 /// The pointer to the `sycl::context` of a `dpctl.SyclContext` or of its capsule; `None` for anything else.
 fn context_of(object: &Bound<'_, PyAny>) -> PyResult<Option<NonNull<c_void>>> {
     let py = object.py();
@@ -193,13 +193,17 @@ fn device_of_context(py: Python<'_>, context: NonNull<c_void>) -> PyResult<Optio
     suggest(py)?;
     let entries = guard::detach(py, table::entries);
     let found = entries.iter().find(|entry| {
-        let device = entry.device.as_ref().map(|device| &**device as &dyn std::any::Any);
+        let device = entry.device.as_ref().and_then(sycl_device);
         // SAFETY: the object is alive and vouches for its pointer.
-        device
-            .and_then(|device| device.downcast_ref::<sycl::SyclDevice>())
-            .is_some_and(|device| unsafe { device.is_of_context(context) })
+        device.is_some_and(|device| unsafe { device.is_of_context(context) })
     });
     Ok(found.map(|entry| entry.id))
+}
+
+/// The device as one of SYCL's.
+fn sycl_device(device: &Arc<dyn Device>) -> Option<&SyclDevice> {
+    let device: &dyn std::any::Any = &**device;
+    device.downcast_ref()
 }
 
 /// The pointer to the `sycl::queue` of a `dpctl.SyclQueue` or of its capsule; `None` for anything else.
@@ -223,9 +227,7 @@ fn pointer_of(object: &Bound<'_, PyAny>) -> PyResult<Option<NonNull<c_void>>> {
 }
 
 /// A foreign queue as one of `device`, acquired now; `None` if the object is no queue.
-///
-/// # Errors
-/// `ValueError` for a queue of another context or device.
+/// Raises `ValueError` for a queue of another context or device.
 fn queue_on(object: &Bound<'_, PyAny>, device: Option<DLDevice>) -> PyResult<Option<Arc<SyclQueue>>> {
     let py = object.py();
     let Some(pointer) = pointer_of(object)? else { return Ok(None) };
@@ -235,9 +237,7 @@ fn queue_on(object: &Bound<'_, PyAny>, device: Option<DLDevice>) -> PyResult<Opt
     entries.retain(|entry| device.is_none_or(|device| device == entry.id));
     let mut refused = None;
     for entry in entries {
-        let Some(device) = &entry.device else { continue };
-        let device: &dyn std::any::Any = &**device;
-        let Some(device) = device.downcast_ref::<sycl::SyclDevice>() else { continue };
+        let Some(device) = entry.device.as_ref().and_then(sycl_device) else { continue };
         // SAFETY: the object is alive and vouches for its pointer.
         match unsafe { device.foreign_queue(pointer) } {
             Ok(queue) => return Ok(Some(queue)),
@@ -248,26 +248,4 @@ fn queue_on(object: &Bound<'_, PyAny>, device: Option<DLDevice>) -> PyResult<Opt
         let message = "the queue is of a context that the device table does not know; register it";
         DeviceError::new(estafette::devices::DeviceErrorKind::Invalid, message)
     })))
-}
-
-/// The fence of the work that an array's library has enqueued for it so far: a barrier on the queue that the array names.
-/// Its protocol methods do not order anything (a stream of `None` means "no synchronization" there), so this does.
-///
-/// # Errors
-/// `BufferError` for an array that names no queue.
-fn acquire(object: &Bound<'_, PyAny>, device: DLDevice) -> PyResult<Fence> {
-    let py = object.py();
-    let queue = match object.getattr_opt(intern!(py, "sycl_queue"))? {
-        Some(queue) => Some(queue),
-        None => match object.getattr_opt(intern!(py, "__sycl_usm_array_interface__"))? {
-            Some(interface) => Some(interface.get_item("syclobj")?),
-            None => None,
-        },
-    };
-    let queue = queue.map(|queue| queue_on(&queue, Some(device))).transpose()?.flatten();
-    let queue = queue.ok_or_else(|| {
-        let message = format!("memory on {device} from an array that names no queue cannot be ordered");
-        raise(py, "ExchangeError", message)
-    })?;
-    queue.record().map_err(|error| raise(py, "ExchangeError", error.to_string()))
 }
