@@ -4,7 +4,7 @@
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Barrier, Mutex};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use estafette_devices::cpu::{Job, Pool, PoolOptions, SharedLock};
 
@@ -121,13 +121,13 @@ fn every_job_pushed_from_several_threads_runs_exactly_once(with_lock: bool) {
             });
         }
     });
-    let (pool, crew) = (pool.clone(), pool);
-    drop(pool);
-    while crew.has_work() {
+    let has_run = |count: &AtomicUsize| count.load(Ordering::SeqCst) > 0;
+    let deadline = Instant::now() + PATIENCE;
+    while !ran.iter().all(has_run) && Instant::now() < deadline {
         std::thread::yield_now();
     }
-    crew.shutdown();
-    assert!(crew.join(Some(PATIENCE)));
+    pool.shutdown();
+    assert!(pool.join(Some(PATIENCE)));
     assert!(ran.iter().all(|count| count.load(Ordering::SeqCst) == 1));
 }
 

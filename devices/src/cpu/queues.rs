@@ -103,7 +103,8 @@ impl<J> Queues<J> {
         let (workers, external) = self.stealers().split_at(self.workers);
         let waits = |stealers: &[Stealer<J>]| stealers.iter().any(|stealer| !stealer.is_empty());
         // In the order in which jobs move on, so that one that moves meanwhile is met where it comes from or
-        // where it goes to; jobs in hand move backwards.
+        // where it goes to; jobs in hand move backwards. What one worker takes from another may be missed: it is
+        // awake, and runs that.
         self.scanning.load(Ordering::SeqCst) > 0
             || !self.priorities.is_empty()
             || !self.in_order.is_empty()

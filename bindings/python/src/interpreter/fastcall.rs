@@ -2,7 +2,7 @@
 //!
 //! The extension is built once for every Python from 3.11 on, and may link only to what that promises.
 //! `PyObject_Vectorcall` and `PyObject_VectorcallMethod` joined the promise in 3.12, the functions of contexts,
-//! `PyFrame_GetLasti`, `PyObject_GetOptionalAttr` and `PyThreadState_GetUnchecked` have not yet, but every CPython
+//! `PyFrame_GetLasti`, `PyObject_GetOptionalAttr`, `PyThreadState_GetUnchecked` and `_PyType_Lookup` have not, but every CPython
 //! from 3.11 on exports all of them under the same signature. So they are looked up when first needed, and where one is
 //! missing the slower form does the same.
 //!
@@ -17,7 +17,7 @@ use estafette_sync::platform::library::symbol;
 use pyo3::exceptions::PySystemError;
 use pyo3::ffi;
 use pyo3::prelude::*;
-use pyo3::types::{PyDict, PyString, PyTuple};
+use pyo3::types::{PyDict, PyString, PyTuple, PyType, PyTypeMethods};
 
 use crate::interpreter::finalization;
 
@@ -52,6 +52,7 @@ struct Found {
     frame_get_lasti: Option<unsafe extern "C" fn(frame: *mut ffi::PyFrameObject) -> c_int>,
     function_code: Option<FunctionPart>,
     function_module: Option<FunctionPart>,
+    type_lookup: Option<unsafe extern "C" fn(class: *mut ffi::PyTypeObject, name: Object) -> Object>,
     current_thread_state: Option<unsafe extern "C" fn() -> *mut ffi::PyThreadState>,
 }
 
@@ -70,6 +71,7 @@ fn found() -> &'static Found {
             frame_get_lasti: function(symbol(c"PyFrame_GetLasti")),
             function_code: function(symbol(c"PyFunction_GetCode")),
             function_module: function(symbol(c"PyFunction_GetModule")),
+            type_lookup: function(symbol(c"_PyType_Lookup")),
             // Public from 3.13 on, as the next one.
             optional_attribute: function(symbol(c"PyObject_GetOptionalAttr"))
                 .or_else(|| function(symbol(c"_PyObject_LookupAttr"))),
@@ -227,6 +229,13 @@ pub fn attribute<'py>(
         }
         Ok(Bound::from_owned_ptr_or_opt(py, value))
     }
+}
+
+/// Whether instances of `class` have the attribute `name` by their class. A missing one makes no exception, which costs more than a call.
+pub fn class_has(class: &Bound<'_, PyType>, name: &Bound<'_, PyString>) -> PyResult<bool> {
+    let Some(lookup) = found().type_lookup else { return class.hasattr(name) };
+    // SAFETY: both are alive. The answer, a borrowed reference or NULL without an exception, is not used.
+    Ok(unsafe { !lookup(class.as_type_ptr(), name.as_ptr()).is_null() })
 }
 
 /// The code and the module of a function written in Python: its attributes `__code__` and `__module__`.

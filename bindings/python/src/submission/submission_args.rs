@@ -16,6 +16,7 @@ use crate::classes::handle::EngineHandle;
 use crate::classes::tensor::PyTensor;
 use crate::classes::variable::PyVariable;
 use crate::error::OrRaise;
+use crate::interpreter::fastcall;
 use crate::interpreter::once::intern;
 use crate::kinds;
 use crate::submission::body::Body;
@@ -245,7 +246,7 @@ fn has_no_tensors(item: &Bound<'_, PyAny>) -> PyResult<bool> {
         || item.is_instance_of::<PyList>()
         || item.is_instance_of::<PyDict>()
         || item.is_instance_of::<PyVariable>()
-        || item.get_type().hasattr(intern!(item.py(), "__dataclass_fields__"))?;
+        || fastcall::class_has(&item.get_type(), intern!(item.py(), "__dataclass_fields__"))?;
     Ok(!may_have)
 }
 
