@@ -259,7 +259,7 @@ fn a_late_call_that_meets_the_query_of_its_overdue_fence_answers_once() {
         let tensor = unsafe {
             engine.import_with(
                 tests::foreign::tensor(&[1.0], &deleted),
-                ImportOptions { ready: ready.into(), ..ImportOptions::default() },
+                ImportOptions { ready, ..ImportOptions::default() },
             )
         };
         drop(tensor.unwrap());

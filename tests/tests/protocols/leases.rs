@@ -73,7 +73,7 @@ fn a_request_that_is_dropped_while_the_fences_before_it_settle_holds_nothing_up(
         let tensor = unsafe {
             engine.import_with(
                 foreign::tensor(&[1.0], &deleted),
-                ImportOptions { ready: ready.into(), ..ImportOptions::default() },
+                ImportOptions { ready, ..ImportOptions::default() },
             )
         }
         .unwrap();

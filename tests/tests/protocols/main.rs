@@ -177,7 +177,7 @@ fn each_deleter_runs_once_and_a_flush_waits_for_it() {
                     let tensor = unsafe {
                         engine.import_with(
                             foreign::tensor(&[1.0], deleted),
-                            ImportOptions { ready: ready.into(), ..ImportOptions::default() },
+                            ImportOptions { ready, ..ImportOptions::default() },
                         )
                     };
                     drop(tensor.unwrap());
@@ -206,7 +206,7 @@ fn a_foreign_fence_that_settles_while_it_is_subscribed_to_is_heard_of() {
         let tensor = unsafe {
             engine.import_with(
                 foreign::tensor(&[1.0], &deleted),
-                ImportOptions { ready: ready.into(), ..ImportOptions::default() },
+                ImportOptions { ready, ..ImportOptions::default() },
             )
         }
         .unwrap();
