@@ -520,7 +520,7 @@ class Engine:
     def op(self, fn: Callable[_P, object], /) -> Submitter[_P, Tensor]: ...
     @overload
     def op(
-        self, *, reads: _Names | None = None, writes: _Names, **options: Unpack[SubmitOptions]
+        self, fn: None = None, /, *, reads: _Names | None = None, writes: _Names, **options: Unpack[SubmitOptions]
     ) -> Callable[[Callable[_P, object]], Submitter[_P, Operation]]: ...
     @overload
     def op(
