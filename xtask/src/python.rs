@@ -178,12 +178,12 @@ impl Environment {
     /// Builds the wheel of `bindings/python`, with that package's features alone.
     pub fn build_wheel(&self, how: Build) -> Result<PathBuf, String> {
         let folder = wheel_folder()?;
-        shell::run(self.wheel_build(how, &folder)?)?;
+        shell::run(self.wheel_command(how, &folder)?)?;
         dist::file_with(&folder, ".whl")
     }
 
     /// The command that builds the wheel into `folder`.
-    pub fn wheel_build(&self, how: Build, folder: &Path) -> Result<Command, String> {
+    pub fn wheel_command(&self, how: Build, folder: &Path) -> Result<Command, String> {
         let mut build = self.command(&["-m", "maturin", "build"]);
         match how {
             Build::Release => build.arg("--release"),

@@ -312,7 +312,7 @@ impl SetUp {
 
 /// Builds the wheel of the quick form. What cargo has compiled here, the build for the suites uses.
 fn compile_wheel(environment: &Environment) -> Result<(), String> {
-    let build = environment.wheel_build(Build::Quick, &python::wheel_folder()?)?;
+    let build = environment.wheel_command(Build::Quick, &python::wheel_folder()?)?;
     // Above the builds and models that run in what the suites leave: the next suite may wait for it.
     shell::collect(niced(&build, "5", false), WHEEL_LIMIT).map(drop)
 }
