@@ -210,6 +210,10 @@ pub(crate) struct OpState {
     phase: AtomicU8,
     /// As `BEGUN`, for an operation without references.
     begun_unseen: AtomicBool,
+    /// The submission fails where no permit is free, instead of waiting for one.
+    pub(crate) without_waiting: bool,
+    /// A variable is of a process that this one was forked from, so the submission is refused.
+    pub(crate) is_forked: bool,
     /// Cached answer to whether a cancelled operation makes this one fail. Only
     /// [`cancellation`](crate::operation::cancellation) uses it.
     pub(crate) verdict: AtomicU64,
@@ -274,6 +278,8 @@ impl OpState {
             (&raw mut (*place).counted).write(AtomicBool::new(false));
             (&raw mut (*place).phase).write(AtomicU8::new(0));
             (&raw mut (*place).begun_unseen).write(AtomicBool::new(false));
+            (&raw mut (*place).without_waiting).write(false);
+            (&raw mut (*place).is_forked).write(false);
             (&raw mut (*place).verdict).write(AtomicU64::new(cancellation::UNKNOWN));
         }
     }

@@ -62,20 +62,9 @@ pub type OpBuilder<'e, R = Nothing, W = Nothing, U = ()> = Description<Submissio
 /// The target of an [`OpBuilder`]: an operation that is not submitted.
 #[derive(Debug)]
 pub struct Submission<'e> {
-    /// The operation's own memory holds its name, priority and variables already.
+    /// The operation's own memory holds its name, priority and variables already. Nothing else is here: a description passes from
+    /// call to call, and fields that are written one by one and read as one make the processor wait.
     pub(crate) pending_op: OpPending<'e>,
-    pub(crate) permit: PermitMode,
-}
-
-/// How a submission gets its permit.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum PermitMode {
-    /// Waits for a permit, and blocks the thread.
-    Wait,
-    /// Fails where no permit is free.
-    Refuse,
-    /// The operation holds its permit.
-    Held,
 }
 
 /// What a [`Description`] is for.
@@ -84,12 +73,24 @@ pub trait Target<'v> {
     fn access(&mut self, variable: &'v Variable, mode: Mode);
     /// Keeps waiting threads from running the body. `needs_lock`: it needs the engine's shared lock.
     fn set_worker_only(&mut self, needs_lock: bool);
+    /// Whether a noted variable is of a process that this one was forked from.
+    fn is_forked(&self) -> bool;
 }
 
 impl<'e> Target<'e> for Submission<'e> {
     #[inline(always)]
     fn access(&mut self, variable: &'e Variable, mode: Mode) {
-        self.pending_op.access(&variable.var, mode);
+        if self.pending_op.may_access(&variable.var) {
+            self.pending_op.access(&variable.var, mode);
+        } else {
+            // All engines of a process share its graph.
+            self.pending_op.payload_mut().is_forked = true;
+        }
+    }
+
+    #[inline(always)]
+    fn is_forked(&self) -> bool {
+        self.pending_op.payload().is_forked
     }
 
     fn set_worker_only(&mut self, needs_lock: bool) {
@@ -104,15 +105,13 @@ pub(crate) struct Options {
     pub(crate) alias_of: VarSet,
     pub(crate) declared: Option<(DType, SmallVec<[i64; 4]>)>,
     pub(crate) copying: Copying,
-    /// A variable is of a process that this one was forked from.
-    pub(crate) is_forked: bool,
 }
 
 impl<'e> OpBuilder<'e> {
     #[inline(always)]
     pub(crate) fn new(core: &'e CoreRef, name: Name) -> Self {
         let pending_op = operation::pending_op(core, name, Kind::Work);
-        Self::describe(Submission { pending_op, permit: PermitMode::Wait })
+        Self::describe(Submission { pending_op })
     }
 }
 
@@ -145,34 +144,24 @@ impl<T, R, W, U> Description<T, R, W, U> {
 
     /// Plain variables that the body uses without changing what they stand for.
     #[inline(always)]
-    pub fn reads_vars<'v>(self, variables: &[&'v Variable]) -> Self
-    where
-        T: Target<'v>,
-    {
-        self.use_vars(variables, Mode::Read)
-    }
-
-    /// Plain variables that the body changes.
-    #[inline(always)]
-    pub fn writes_vars<'v>(self, variables: &[&'v Variable]) -> Self
-    where
-        T: Target<'v>,
-    {
-        self.use_vars(variables, Mode::Write)
-    }
-
-    #[inline(always)]
-    fn use_vars<'v>(mut self, variables: &[&'v Variable], mode: Mode) -> Self
+    pub fn reads_vars<'v>(mut self, variables: &[&'v Variable]) -> Self
     where
         T: Target<'v>,
     {
         for variable in variables {
-            if variable.var.is_inherited() {
-                // Refused at the submission.
-                self.options().is_forked = true;
-            } else {
-                self.target.access(variable, mode);
-            }
+            self.target.access(variable, Mode::Read);
+        }
+        self
+    }
+
+    /// Plain variables that the body changes.
+    #[inline(always)]
+    pub fn writes_vars<'v>(mut self, variables: &[&'v Variable]) -> Self
+    where
+        T: Target<'v>,
+    {
+        for variable in variables {
+            self.target.access(variable, Mode::Write);
         }
         self
     }
@@ -224,7 +213,10 @@ impl<T, R, W, U> Description<T, R, W, U> {
 impl<T, R: Operands, W: Operands, U: Operands> Description<T, R, W, U> {
     /// Checks what a body needs that gets views: no memory that is written may be seen twice.
     #[inline]
-    pub(crate) fn check(&self) -> Result<(), Error> {
+    pub(crate) fn check<'v>(&self) -> Result<(), Error>
+    where
+        T: Target<'v>,
+    {
         if self.has_nothing_to_check() {
             return Ok(());
         }
@@ -239,7 +231,10 @@ impl<T, R: Operands, W: Operands, U: Operands> Description<T, R, W, U> {
     /// As [`check`](Self::check), for a body that gets no views and so may see memory twice: an operand that
     /// is both read and written is updated in place.
     #[inline]
-    pub(crate) fn check_external(&self) -> Result<(), Error> {
+    pub(crate) fn check_external<'v>(&self) -> Result<(), Error>
+    where
+        T: Target<'v>,
+    {
         if self.has_nothing_to_check() {
             return Ok(());
         }
@@ -251,9 +246,14 @@ impl<T, R: Operands, W: Operands, U: Operands> Description<T, R, W, U> {
 
     /// Whether only variables are named, which every operation may use.
     #[inline(always)]
-    fn has_nothing_to_check(&self) -> bool {
+    fn has_nothing_to_check<'v>(&self) -> bool
+    where
+        T: Target<'v>,
+    {
         let operands = [self.reads.tensors(), self.writes.tensors(), self.updates.tensors()];
-        self.options.is_none() && operands.iter().all(|tensors| tensors.is_empty())
+        self.options.is_none()
+            && !self.target.is_forked()
+            && operands.iter().all(|tensors| tensors.is_empty())
     }
 
     /// Refuses work that would wait for the lease that one of its own operands keeps.
@@ -264,12 +264,13 @@ impl<T, R: Operands, W: Operands, U: Operands> Description<T, R, W, U> {
 
     /// Refuses what belongs to a process that this one was forked from.
     #[inline(always)]
-    fn check_process(&self) -> Result<(), Error> {
+    fn check_process<'v>(&self) -> Result<(), Error>
+    where
+        T: Target<'v>,
+    {
         let operands = [self.reads.tensors(), self.writes.tensors(), self.updates.tensors()];
         let mut operands = operands.into_iter().flatten();
-        if operands.any(|tensor| tensor.inner.core.generation.is_inherited())
-            || self.options.as_ref().is_some_and(|options| options.is_forked)
-        {
+        if operands.any(|tensor| tensor.inner.core.generation.is_inherited()) || self.target.is_forked() {
             return Err(Error::Forked);
         }
         Ok(())
@@ -337,14 +338,15 @@ impl<'e, R, W, U> OpBuilder<'e, R, W, U> {
     /// Makes submission fail with [`Error::InFlightLimit`] where no permit is free, instead of waiting for
     /// one.
     pub fn without_waiting(mut self) -> Self {
-        self.target.permit = PermitMode::Refuse;
+        self.state_mut().without_waiting = true;
         self
     }
 
     /// Declares that the produced tensor is a view of these tensors: operations are ordered with both, and
     /// the result is not copied.
     pub fn alias_of(mut self, tensors: &[&Tensor]) -> Self {
-        self.options().is_forked |= tensors.iter().any(|tensor| tensor.inner.core.generation.is_inherited());
+        self.state_mut().is_forked |=
+            tensors.iter().any(|tensor| tensor.inner.core.generation.is_inherited());
         let alias_of = &mut self.options().alias_of;
         for var in tensors.iter().flat_map(|tensor| &tensor.inner.vars) {
             if alias_of.iter().all(|known| known.id() != var.id()) {

@@ -11,7 +11,7 @@ use crate::core::lost::lost;
 use crate::core::operation::{Op, OpGranted, OpPending, OpTag, OpVar, Role};
 use crate::operation::bodies::{external_body, future_body, if_usable, sync_body};
 use crate::operation::body::Body;
-use crate::operation::builder::{OpBuilder, PermitMode, Submission};
+use crate::operation::builder::{OpBuilder, Submission};
 use crate::operation::completion::Completion;
 use crate::operation::guards::WriteGuard;
 use crate::operation::operands::{Declared, Grant, Operands};
@@ -43,7 +43,7 @@ impl<R: Operands, W: Operands, U: Operands> OpBuilder<'_, R, W, U> {
     /// [`Error::Forked`].
     pub async fn permit(mut self) -> Result<Self, Error> {
         self.check_external()?;
-        if self.target.permit != PermitMode::Held {
+        if !self.target.pending_op.payload().is_counted() {
             self.core().acquire_permit_async().await?;
             self.hold_permit();
         }
@@ -61,16 +61,18 @@ impl<R: Operands, W: Operands, U: Operands> OpBuilder<'_, R, W, U> {
     /// Acquires a permit in the way that the description says.
     #[inline(always)]
     pub(crate) fn acquire_permit(&self) -> Result<(), Error> {
-        match self.target.permit {
-            PermitMode::Wait => self.core().acquire_permit(),
-            PermitMode::Refuse => self.core().try_acquire_permit(),
-            PermitMode::Held => Ok(()),
+        let state = self.target.pending_op.payload();
+        if state.is_counted() {
+            Ok(())
+        } else if state.without_waiting {
+            state.core.try_acquire_permit()
+        } else {
+            state.core.acquire_permit()
         }
     }
 
     /// Notes that the operation holds a permit. From here on, dropping the operation releases the permit.
     pub(crate) fn hold_permit(&mut self) {
-        self.target.permit = PermitMode::Held;
         self.state_mut().hold_permit();
     }
 

@@ -27,10 +27,12 @@ pub struct Recording<'r> {
     name: Name,
     vars: SmallVec<[(Variable, Mode); 4]>,
     worker_only: bool,
+    is_forked: bool,
 }
 
 impl<'v> Target<'v> for Recording<'_> {
     fn access(&mut self, variable: &'v Variable, mode: Mode) {
+        self.is_forked |= variable.var.is_inherited();
         match self.vars.iter_mut().find(|(known, _)| known.id() == variable.id()) {
             Some((_, known)) if *known != mode => *known = Mode::Update,
             Some(_) => {}
@@ -41,11 +43,21 @@ impl<'v> Target<'v> for Recording<'_> {
     fn set_worker_only(&mut self, _needs_lock: bool) {
         self.worker_only = true;
     }
+
+    fn is_forked(&self) -> bool {
+        self.is_forked
+    }
 }
 
 impl<'r> NodeBuilder<'r> {
     pub(super) fn new(program: &'r mut ProgramBuilder, name: Name) -> Self {
-        Self::describe(Recording { program, name, vars: SmallVec::new(), worker_only: false })
+        Self::describe(Recording {
+            program,
+            name,
+            vars: SmallVec::new(),
+            worker_only: false,
+            is_forked: false,
+        })
     }
 }
 
@@ -70,8 +82,13 @@ impl<'r, R: Operands, W: Operands, U: Operands> NodeBuilder<'r, R, W, U> {
     }
 
     fn record(self, body: impl FnOnce(R, W, U) -> NodeBody) {
-        let Self { target: Recording { program, name, vars, worker_only }, reads, writes, updates, options } =
-            self;
+        let Self {
+            target: Recording { program, name, vars, worker_only, .. },
+            reads,
+            writes,
+            updates,
+            options,
+        } = self;
         program.note_accesses(reads.tensors(), Mode::Read);
         program.note_accesses(writes.tensors(), Mode::Write);
         program.note_accesses(updates.tensors(), Mode::Update);

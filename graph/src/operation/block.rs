@@ -522,10 +522,19 @@ impl<V, T> Block<V, T> {
     #[inline(always)]
     pub(crate) unsafe fn assert_same_graph(&self, node: &VarNode<V, T>) {
         // SAFETY: forwarded to the caller.
-        let ours = self.graph.with(|graph| unsafe {
+        assert!(unsafe { self.is_of_graph_of(node) }, "{} belongs to another graph", node.id());
+    }
+
+    /// Whether the variable belongs to the graph of the block.
+    ///
+    /// # Safety
+    /// The caller owns the block.
+    #[inline(always)]
+    pub(crate) unsafe fn is_of_graph_of(&self, node: &VarNode<V, T>) -> bool {
+        // SAFETY: forwarded to the caller.
+        self.graph.with(|graph| unsafe {
             (*graph).as_ref().is_some_and(|graph| std::ptr::eq(&raw const **graph, &raw const *node.graph))
-        });
-        assert!(ours, "{} belongs to another graph", node.id());
+        })
     }
 
     /// Lends the link to the next block.

@@ -90,6 +90,13 @@ impl<'a, V, T> PendingOp<'a, V, T> {
         })
     }
 
+    /// Whether the variable belongs to the graph of the operation.
+    #[inline(always)]
+    pub fn may_access(&self, var: &Var<V, T>) -> bool {
+        // SAFETY: the handle keeps the node; the block is ours.
+        unsafe { self.block.as_ref().is_of_graph_of(var.node().as_ref()) }
+    }
+
     /// Adds a variable; may be repeated. A read and a write of one variable are an update.
     ///
     /// # Panics
