@@ -4,14 +4,17 @@
 //! one. So a thread takes a job only when it has a *turn*. There are as many turns as [`limit`](Concurrency::limit) says, from one
 //! upwards. The limit follows what was measured: windows with one thread more or less alternate with windows of the present limit, and
 //! the better throughput wins (a hill climb; for its use in a thread pool see Hellerstein et al., "Optimizing concurrency levels in the
-//! .NET ThreadPool", 2008). Only windows in which no thread ran out of jobs count. Jobs that take long gain by threads and lose little
-//! by switches between them: then every worker has a turn.
+//! .NET ThreadPool", 2008). Jobs differ, so windows do: the present limit is judged by its windows before the trial too, and a trial goes on
+//! until the difference is larger than its standard error. Only windows in which no thread ran out of jobs count. Jobs that take long gain
+//! by threads and lose little by switches between them: then every worker has a turn. A job also takes long where it waits for the lock
+//! while another thread submits jobs; that time does not count.
 //!
 //! Jobs that are short spend much of their time on code that is not in the caches. They run breadth first, so that jobs which call the
 //! same function follow each other. Jobs that take longer work on larger data, and run depth first, while their input is in the caches.
 //!
-//! A job may wait for another one. So a worker may exceed the limit when no job was started for [`OVERDUE`] while one waits. One idle
-//! worker, the *lookout*, sleeps for that long at a time as long as jobs wait and others run.
+//! A job may wait for another one. So a worker may exceed the limit when no job was started for [`OVERDUE_NS`] while one waits, unless
+//! another thread submits jobs meanwhile, and so has the lock. One idle worker, the *lookout*, sleeps for that long and more at a time as
+//! long as jobs wait and others run.
 
 use std::ops::Range;
 
@@ -20,22 +23,32 @@ use estafette_sync::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering,
 use estafette_sync::time::{Duration, Instant};
 
 /// With no job started for so long, a waiting job may exceed the limit.
-pub(super) const OVERDUE: Duration = Duration::from_millis(1);
-/// Jobs that take longer on average gain by every thread.
+const OVERDUE_NS: u64 = 1_000_000;
+/// While the lookout finds nothing overdue, it sleeps longer and longer, up to this: each look takes a core from a job for a moment.
+const LOOK_NS_MAX: u64 = 8_000_000;
+/// Jobs that take longer on average gain by every thread. Several threads that wait for each other's lock make jobs as much longer as there
+/// are threads, so such jobs are long for certain only where they take that much longer.
 const LONG_NS: u64 = 500_000;
 /// Jobs whose average is in this range run breadth first. At the rate at which a core reads memory, 10 GB/s, such a job touches less than 1 MB.
 /// The code of shorter jobs is little enough to stay in the caches.
 const BREADTH_FIRST_NS: Range<u64> = 10_000..80_000;
-const WINDOW_NS: u64 = 4_000_000;
+/// Time of a window; at most where fewer than `JOBS_MIN` jobs ended.
+const WINDOW_NS: (u64, u64) = (4_000_000, 16_000_000);
 /// Fewer jobs than this say nothing about the throughput of a window.
 const JOBS_MIN: u64 = 16;
-/// Windows of a trial: by turns with the other limit and with the present one.
-const TRIAL_WINDOWS: usize = 6;
+/// For so long a thread that submits a job keeps the lock.
+const PUSH_NS: u64 = 5_000;
+/// A trial needs so many windows of the present limit before it.
+const KNOWN_MIN: u32 = 6;
+/// As if only so many windows had been seen: earlier ones count less and less.
+const KNOWN_MAX: u32 = 16;
+/// Windows of a trial, at least and at most. One that wins or loses by much ends earlier.
+const TRIAL_WINDOWS: (u32, u32) = (4, 12);
 /// The other limit wins when its throughput is higher by this factor.
 const GAIN_MIN: f64 = 1.05;
 /// A trial ends early when the other limit has less than this share of the throughput.
 const GAIN_HOPELESS: f64 = 0.9;
-/// Time from a trial to the next one; it doubles with each trial that changes nothing.
+/// Time from a trial to the next one; it grows with each trial that changes nothing.
 const PAUSE_NS: (u64, u64) = (30_000_000, 2_000_000_000);
 
 pub(super) struct Concurrency {
@@ -45,11 +58,15 @@ pub(super) struct Concurrency {
     running: AtomicUsize,
     /// Whether there is a lookout.
     is_watched: AtomicBool,
+    /// How long the lookout sleeps next, in nanoseconds.
+    look: AtomicU64,
     /// When a job was last started, in nanoseconds since `began`.
     last_start: AtomicU64,
     /// Of this window: jobs, their nanoseconds, and whether a thread ran out of jobs.
     jobs: AtomicU64,
     busy: AtomicU64,
+    /// Jobs that were pushed, ever.
+    pushes: AtomicU64,
     starved: AtomicBool,
     /// Whether the jobs of the last window were of such a length.
     breadth_first: AtomicBool,
@@ -60,8 +77,13 @@ pub(super) struct Concurrency {
 /// The hill climb.
 struct Control {
     window_began: u64,
+    /// Jobs that were pushed before the window.
+    pushes: u64,
     /// The limit outside of trials.
     chosen: usize,
+    /// What `chosen` was before jobs took long.
+    before_long: Option<usize>,
+    with_chosen: Throughput,
     trial: Option<Trial>,
     next_trial: u64,
     pause: u64,
@@ -70,34 +92,68 @@ struct Control {
 /// Windows with another limit by turns with windows of the present one.
 struct Trial {
     other: usize,
-    windows: usize,
-    /// Jobs and nanoseconds with the other limit, and with the present one.
-    with_other: (u64, u64),
-    with_chosen: (u64, u64),
+    windows: u32,
+    with_other: Throughput,
 }
 
 impl Trial {
-    /// Whether the window that runs has the other limit.
+    /// Whether the window that runs has the other limit. Of four windows the outer ones have it: neither a trend nor jobs of two
+    /// kinds by turns favour a limit.
     fn is_other(&self) -> bool {
-        self.windows.is_multiple_of(2)
+        matches!(self.windows % 4, 0 | 3)
+    }
+}
+
+/// Jobs per nanosecond in windows of one limit: mean and variance, by exponential weights once there are many.
+#[derive(Clone, Copy, Default)]
+struct Throughput {
+    windows: u32,
+    mean: f64,
+    variance: f64,
+}
+
+impl Throughput {
+    fn add(&mut self, rate: f64) {
+        self.windows = (self.windows + 1).min(KNOWN_MAX);
+        let (weight, difference) = (1.0 / f64::from(self.windows), rate - self.mean);
+        self.mean += weight * difference;
+        self.variance = (1.0 - weight) * (self.variance + weight * difference * difference);
+    }
+
+    /// `self` as a multiple of `other`, and the standard error of that: by the larger variance, as one window has none.
+    fn gain_over(&self, other: &Self) -> (f64, f64) {
+        let variance = self.variance.max(other.variance);
+        let error = (variance * (f64::from(self.windows).recip() + f64::from(other.windows).recip())).sqrt();
+        (self.mean / other.mean, error / other.mean)
     }
 }
 
 impl Concurrency {
     pub(super) fn new(workers: usize) -> Self {
-        let control = Control { window_began: 0, chosen: 1, trial: None, next_trial: 0, pause: PAUSE_NS.0 };
+        let control = Control {
+            window_began: 0,
+            pushes: 0,
+            chosen: 1,
+            before_long: None,
+            with_chosen: Throughput::default(),
+            trial: None,
+            next_trial: 0,
+            pause: PAUSE_NS.0,
+        };
         Self {
             workers,
             began: Instant::now(),
             limit: AtomicUsize::new(1),
             running: AtomicUsize::new(0),
             is_watched: AtomicBool::new(false),
+            look: AtomicU64::new(OVERDUE_NS),
             last_start: AtomicU64::new(0),
             jobs: AtomicU64::new(0),
             busy: AtomicU64::new(0),
+            pushes: AtomicU64::new(0),
             starved: AtomicBool::new(false),
             breadth_first: AtomicBool::new(false),
-            ends: AtomicU64::new(WINDOW_NS),
+            ends: AtomicU64::new(WINDOW_NS.0),
             control: Mutex::new(control),
         }
     }
@@ -128,6 +184,12 @@ impl Concurrency {
             && self.running.fetch_update(Ordering::SeqCst, Ordering::Relaxed, above).is_ok()
     }
 
+    /// Notes that jobs were pushed.
+    pub(super) fn pushed(&self) {
+        // Some may be missing: several threads rarely push at once.
+        self.pushes.store(self.pushes() + 1, Ordering::Relaxed);
+    }
+
     /// Whether a thread that wakes up for a new job would be of use: with a turn, or as the lookout. The job was pushed before.
     pub(super) fn wants_a_thread(&self) -> bool {
         fence(Ordering::SeqCst);
@@ -147,8 +209,21 @@ impl Concurrency {
         self.is_watched.store(false, Ordering::SeqCst);
     }
 
-    pub(super) fn is_overdue(&self) -> bool {
-        self.now().saturating_sub(self.last_start.load(Ordering::Relaxed)) > OVERDUE.as_nanos() as u64
+    /// The lookout sleeps by `sleep`. True if then no job was started for [`OVERDUE_NS`], although no thread was submitting for half of
+    /// the time.
+    pub(super) fn watch(&self, sleep: impl FnOnce(Duration)) -> bool {
+        let (before, slept) = (self.pushes(), self.look.load(Ordering::Relaxed));
+        sleep(Duration::from_nanos(slept));
+        let submitting = self.pushes().saturating_sub(before) * PUSH_NS;
+        let is_overdue = self.now().saturating_sub(self.last_start.load(Ordering::Relaxed)) > OVERDUE_NS
+            && submitting < slept / 2;
+        self.look
+            .store(if is_overdue { OVERDUE_NS } else { (slept * 2).min(LOOK_NS_MAX) }, Ordering::Relaxed);
+        is_overdue
+    }
+
+    fn pushes(&self) -> u64 {
+        self.pushes.load(Ordering::Relaxed)
     }
 
     pub(super) fn is_breadth_first(&self) -> bool {
@@ -179,14 +254,22 @@ impl Concurrency {
         if now < self.ends.load(Ordering::Relaxed) {
             return false;
         }
-        let jobs = self.jobs.swap(0, Ordering::Relaxed);
-        let busy = self.busy.swap(0, Ordering::Relaxed);
-        let starved = self.starved.swap(false, Ordering::Relaxed);
+        let limit = self.limit.load(Ordering::Relaxed);
+        let (jobs, busy) = (self.jobs.load(Ordering::Relaxed), self.busy.load(Ordering::Relaxed));
         let length = now - control.window_began;
+        if jobs < JOBS_MIN && busy < jobs * LONG_NS * limit as u64 && length < WINDOW_NS.1 {
+            return false;
+        }
+        let jobs = self.jobs.swap(0, Ordering::Relaxed);
+        let pushes = self.pushes();
+        let waited = pushes.saturating_sub(control.pushes) * PUSH_NS;
+        control.pushes = pushes;
+        let busy = self.busy.swap(0, Ordering::Relaxed).saturating_sub(waited);
+        let starved = self.starved.swap(false, Ordering::Relaxed);
         self.breadth_first.store(jobs > 0 && BREADTH_FIRST_NS.contains(&(busy / jobs)), Ordering::Relaxed);
-        let limit = control.limit_after(now, (jobs, length), busy, starved, self.workers);
+        let limit = control.limit_after(now, (jobs, length), busy, starved, (limit, self.workers));
         control.window_began = now;
-        self.ends.store(now + WINDOW_NS, Ordering::Relaxed);
+        self.ends.store(now + WINDOW_NS.0, Ordering::Relaxed);
         self.limit.swap(limit, Ordering::SeqCst) < limit
     }
 
@@ -200,51 +283,77 @@ impl Concurrency {
 }
 
 impl Control {
-    /// The limit for the next window, after one of so many jobs and nanoseconds.
+    /// The limit for the next window, after one of so many jobs and nanoseconds, with this limit.
     fn limit_after(
         &mut self,
         now: u64,
         window: (u64, u64),
         busy: u64,
         starved: bool,
-        workers: usize,
+        (limit, workers): (usize, usize),
     ) -> usize {
         let (jobs, length) = window;
-        if busy > jobs * LONG_NS {
-            (self.chosen, self.trial) = (workers, None);
+        if busy > jobs * LONG_NS * limit as u64 {
+            self.before_long.get_or_insert(self.chosen);
+            self.choose(workers, Throughput::default());
             self.next_trial = now;
             return workers;
         }
+        if busy < jobs * LONG_NS
+            && let Some(before) = self.before_long.take()
+        {
+            self.choose(before, Throughput::default());
+            return before;
+        }
         if starved || jobs < JOBS_MIN {
             // The window says nothing: what offers the jobs was slower.
-            self.trial = None;
+            if self.trial.take().is_some() {
+                self.next_trial = now + self.pause;
+            }
             return self.chosen;
         }
+        let rate = jobs as f64 / length as f64;
         let Some(trial) = &mut self.trial else {
-            if now >= self.next_trial && workers > 1 {
+            self.with_chosen.add(rate);
+            if now >= self.next_trial && workers > 1 && self.with_chosen.windows >= KNOWN_MIN {
                 let other = if self.chosen < workers { self.chosen + 1 } else { self.chosen - 1 };
-                self.trial = Some(Trial { other, windows: 0, with_other: (0, 0), with_chosen: (0, 0) });
+                self.trial = Some(Trial { other, windows: 0, with_other: Throughput::default() });
                 return other;
             }
             return self.chosen;
         };
-        let sum = if trial.is_other() { &mut trial.with_other } else { &mut trial.with_chosen };
-        *sum = (sum.0 + jobs, sum.1 + length);
+        if trial.is_other() {
+            trial.with_other.add(rate)
+        } else {
+            self.with_chosen.add(rate)
+        }
         trial.windows += 1;
-        let rate = |(jobs, length): (u64, u64)| jobs as f64 / length as f64;
-        let (other, gain) = (trial.other, rate(trial.with_other) / rate(trial.with_chosen));
-        if trial.windows == 1 || (trial.windows < TRIAL_WINDOWS && gain > GAIN_HOPELESS) {
+        let (gain, error) = trial.with_other.gain_over(&self.with_chosen);
+        // Fewer threads win when they are as good.
+        let wanted = if trial.other > self.chosen { GAIN_MIN } else { 1.0 };
+        let is_hopeless = gain < GAIN_HOPELESS;
+        let is_decided = is_hopeless
+            || gain - wanted > 3.0 * error
+            || trial.windows >= TRIAL_WINDOWS.1
+            || (trial.windows >= TRIAL_WINDOWS.0 && (gain - wanted).abs() > error);
+        if !is_decided {
             return if trial.is_other() { trial.other } else { self.chosen };
         }
-        self.trial = None;
-        // Fewer threads win when they are as good.
-        if gain > if other > self.chosen { GAIN_MIN } else { 1.0 } {
-            (self.chosen, self.pause) = (other, PAUSE_NS.0);
+        if gain > wanted {
+            let (other, with_other) = (trial.other, trial.with_other);
+            self.choose(other, with_other);
+            self.before_long = None;
+            self.pause = PAUSE_NS.0;
         } else {
-            self.pause = (self.pause * 2).min(PAUSE_NS.1);
+            self.trial = None;
+            self.pause = (self.pause * if is_hopeless { 8 } else { 2 }).min(PAUSE_NS.1);
         }
         self.next_trial = now + self.pause;
         self.chosen
+    }
+
+    fn choose(&mut self, limit: usize, throughput: Throughput) {
+        (self.chosen, self.with_chosen, self.trial) = (limit, throughput, None);
     }
 }
 
@@ -257,9 +366,9 @@ mod tests {
         let concurrency = Concurrency::new(workers);
         let mut control = concurrency.control.lock();
         let mut limit = 1;
-        for now in (WINDOW_NS..end).step_by(WINDOW_NS as usize) {
+        for now in (WINDOW_NS.0..end).step_by(WINDOW_NS.0 as usize) {
             let jobs = rate(limit);
-            limit = control.limit_after(now, (jobs, WINDOW_NS), jobs * job_ns, false, workers);
+            limit = control.limit_after(now, (jobs, WINDOW_NS.0), jobs * job_ns, false, (limit, workers));
             assert!((1..=workers).contains(&limit));
         }
         control.chosen
@@ -282,16 +391,74 @@ mod tests {
 
     #[test]
     fn long_jobs_get_every_worker_at_once() {
-        assert_eq!(climbs(8, 3 * WINDOW_NS, |_| 4, 2 * LONG_NS), 8);
+        assert_eq!(climbs(8, 3 * WINDOW_NS.0, |_| 4, 2 * LONG_NS), 8);
+    }
+
+    /// The limits of windows in which each of `lengths`, in nanoseconds, was the mean time of 16 jobs, in turn.
+    fn limits_after(lengths: &[u64], from: usize) -> Vec<usize> {
+        let mut control = Concurrency::new(2).control.into_inner();
+        let mut limit = from;
+        let window = |at: usize| (at as u64 + 1) * WINDOW_NS.0;
+        let after = |(at, length): (usize, &u64)| {
+            limit = control.limit_after(window(at), (16, WINDOW_NS.0), 16 * length, false, (limit, 2));
+            limit
+        };
+        lengths.iter().enumerate().map(after).collect()
+    }
+
+    #[test]
+    fn one_window_of_long_jobs_gives_every_worker_a_turn_only_for_the_next() {
+        assert_eq!(limits_after(&[200_000, 2 * LONG_NS, 200_000, 200_000], 1), [1, 2, 1, 1]);
+    }
+
+    #[test]
+    fn jobs_that_two_threads_make_long_for_each_other_are_not_long() {
+        // As long as they are with one thread.
+        assert_eq!(limits_after(&[300_000, 300_000], 2), [1, 1]);
+        let mut control = Concurrency::new(2).control.into_inner();
+        (control.chosen, control.before_long) = (2, Some(1));
+        let mut limit = 2;
+        for window in 1..50 {
+            let (jobs, length) = if limit == 2 { (16, LONG_NS + 3_000) } else { (20, 200_000) };
+            limit = control.limit_after(
+                window * WINDOW_NS.0,
+                (jobs, WINDOW_NS.0),
+                jobs * length,
+                false,
+                (limit, 2),
+            );
+        }
+        assert_eq!(control.chosen, 1);
+    }
+
+    #[test]
+    fn a_job_that_waits_while_another_thread_submits_is_neither_long_nor_overdue() {
+        let concurrency = Concurrency::new(2);
+        let nap = || estafette_sync::thread::sleep(Duration::from_nanos(2 * OVERDUE_NS));
+        let submit = || (0..2 * OVERDUE_NS / PUSH_NS).for_each(|_| concurrency.pushed());
+        let ended_after = |busy_ns| {
+            concurrency.busy.store(busy_ns, Ordering::Relaxed);
+            concurrency.ends.store(0, Ordering::Relaxed);
+            concurrency.ends(concurrency.now())
+        };
+        concurrency.starts();
+        let other_submits = |_| {
+            nap();
+            submit();
+        };
+        assert!(!concurrency.watch(other_submits), "the other thread has the lock");
+        assert!(!ended_after(2 * OVERDUE_NS), "its time is that of the other thread");
+        assert!(concurrency.watch(|_| nap()), "the job waits for something else");
+        assert!(ended_after(2 * OVERDUE_NS), "long jobs get every worker");
     }
 
     #[test]
     fn windows_without_enough_jobs_say_nothing() {
         let concurrency = Concurrency::new(2);
         let mut control = concurrency.control.lock();
-        for now in (0..SECOND).step_by(WINDOW_NS as usize) {
-            assert_eq!(control.limit_after(now, (1_000, WINDOW_NS), 0, true, 2), 1);
-            assert_eq!(control.limit_after(now, (JOBS_MIN - 1, WINDOW_NS), 0, false, 2), 1);
+        for now in (0..SECOND).step_by(WINDOW_NS.0 as usize) {
+            assert_eq!(control.limit_after(now, (1_000, WINDOW_NS.0), 0, true, (1, 2)), 1);
+            assert_eq!(control.limit_after(now, (JOBS_MIN - 1, WINDOW_NS.0), 0, false, (1, 2)), 1);
         }
     }
 
@@ -300,9 +467,10 @@ mod tests {
         let concurrency = Concurrency::new(2);
         let mut control = concurrency.control.lock();
         let mut limits = vec![1];
-        for window in 1..SECOND / WINDOW_NS {
-            let jobs = 1_000 / limits[limits.len() - 1] as u64;
-            limits.push(control.limit_after(window * WINDOW_NS, (jobs, WINDOW_NS), 0, false, 2));
+        for window in 1..SECOND / WINDOW_NS.0 {
+            let limit = limits[limits.len() - 1];
+            let jobs = 1_000 / limit as u64;
+            limits.push(control.limit_after(window * WINDOW_NS.0, (jobs, WINDOW_NS.0), 0, false, (limit, 2)));
         }
         let trials = limits.chunk_by(|a, b| a == b).filter(|chunk| chunk[0] == 2);
         assert!(trials.clone().count() > 1 && trials.clone().all(|chunk| chunk.len() == 1), "{limits:?}");
@@ -312,8 +480,8 @@ mod tests {
     fn short_jobs_run_breadth_first_and_others_do_not() {
         let concurrency = Concurrency::new(1);
         let window_of = |job_ns: u64| {
-            concurrency.jobs.store(10, Ordering::Relaxed);
-            concurrency.busy.store(10 * job_ns, Ordering::Relaxed);
+            concurrency.jobs.store(JOBS_MIN, Ordering::Relaxed);
+            concurrency.busy.store(JOBS_MIN * job_ns, Ordering::Relaxed);
             concurrency.ends.store(0, Ordering::Relaxed);
             concurrency.ends(concurrency.now());
             concurrency.is_breadth_first()

@@ -378,7 +378,11 @@ impl<J: Job> Pool<J> {
 impl<J> Shared<J> {
     /// Jobs were pushed: wakes a worker, if one is of use.
     pub(super) fn notify(&self) {
-        if self.concurrency().is_none_or(|concurrency| concurrency.wants_a_thread()) {
+        let is_wanted = |concurrency: &Concurrency| {
+            concurrency.pushed();
+            concurrency.wants_a_thread()
+        };
+        if self.concurrency().is_none_or(is_wanted) {
             self.sleep.notify();
         }
     }

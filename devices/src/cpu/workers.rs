@@ -12,7 +12,6 @@ use estafette_sync::{hint, thread, thread_local};
 
 use crate::guarded::guarded;
 
-use super::concurrency::OVERDUE;
 use super::deques::{Worker, Worker as Deque};
 use super::pool::{Job, Pool, Shared, SharedLock};
 use super::sleep::Parker;
@@ -183,8 +182,8 @@ impl<J: Job> Context<J> {
             match shared.concurrency().filter(|it| has_jobs() && it.begin_watch()) {
                 None => shared.sleep.sleep(&self.parker, stay_awake),
                 Some(concurrency) => {
-                    shared.sleep.sleep_for(&self.parker, OVERDUE, stay_awake);
-                    if has_jobs() && concurrency.is_overdue() {
+                    let sleep = |time| shared.sleep.sleep_for(&self.parker, time, stay_awake);
+                    if concurrency.watch(sleep) && has_jobs() {
                         self.take_turn();
                     }
                     concurrency.end_watch();
