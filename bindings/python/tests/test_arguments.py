@@ -143,6 +143,23 @@ class TestUsing:
         assert value(np, eng.call(torch.add, ones, ones)) == [2.0] * 3
         assert value(np, eng.call(torch.nn.functional.relu, ones)) == [1.0] * 3
 
+    def test_what_a_library_compiles_and_objects_of_its_classes_get_its_arrays(self, eng, np, jax, torch, ones):
+        class Net(torch.nn.Module):
+            def forward(self, x):
+                return torch.relu(x) + 1
+
+        assert value(np, eng.call(jax.jit(lambda x: x + 1), ones)) == [2.0] * 3
+        assert value(np, eng.call(Net(), ones)) == [2.0] * 3
+
+    def test_objects_of_other_classes_get_the_tensor(self, eng, ones):
+        class Probe:
+            def __call__(self, x):
+                self.seen = type(x)
+
+        probe = Probe()
+        eng.submit(probe, reads=[ones]).wait()
+        assert probe.seen is est.Tensor
+
     def test_an_engine_has_a_default(self, np):
         with est.Engine(workers=1, using=np.from_dlpack) as eng:
             x = eng.from_dlpack(np.ones(2))

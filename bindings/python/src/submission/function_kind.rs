@@ -5,6 +5,7 @@ use std::sync::Arc;
 use estafette_sync::sync::Mutex;
 use pyo3::exceptions::PyTypeError;
 use pyo3::prelude::*;
+use pyo3::types::PyType;
 
 use crate::interpreter::fastcall;
 use crate::interpreter::once::{PyOnce, intern};
@@ -99,6 +100,11 @@ impl<'py> Known<'py> {
             Some(module) => Ok(Some(module.clone())),
             None => fastcall::attribute(&self.innermost, intern!(self.innermost.py(), "__module__")),
         }
+    }
+
+    /// The class of the [innermost] function, unless that is a function of Python.
+    pub fn class(&self) -> Option<Bound<'py, PyType>> {
+        self.module.is_none().then(|| self.innermost.get_type())
     }
 
     /// What `function`, which this is known of, calls itself.

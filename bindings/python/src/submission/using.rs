@@ -5,7 +5,7 @@ use pyo3::types::{PyDict, PyString};
 
 use crate::exchange::peers;
 use crate::interpreter::kept::Kept;
-use crate::interpreter::once::PyOnce;
+use crate::interpreter::once::{PyOnce, intern};
 use crate::submission::function_kind::Known;
 
 /// The function of an engine that makes arrays, for calls that name none.
@@ -14,8 +14,8 @@ pub type Default = Option<Kept<Py<PyAny>>>;
 /// Modules that are remembered to be of no array library.
 const KNOWN_MAX: usize = 1024;
 
-/// What makes arrays for a function: `given`, else the engine's `default`, else `from_dlpack` of the array library whose function it is. `None`
-/// for any other function, which gets the tensors themselves.
+/// What makes arrays for a function: `given`, else the engine's `default`, else `from_dlpack` of the array library whose function it is, or
+/// whose class it is of. `None` for any other function, which gets the tensors themselves.
 pub fn of<'py>(
     function: &Known<'py>,
     given: Option<&Bound<'py, PyAny>>,
@@ -32,9 +32,25 @@ pub fn of<'py>(
 }
 
 fn of_library<'py>(py: Python<'py>, function: &Known<'py>) -> PyResult<Option<Bound<'py, PyAny>>> {
+    let module = function.module()?;
+    if let Some(using) = module.map(|module| of_module(py, &module)).transpose()?.flatten() {
+        return Ok(Some(using));
+    }
+    // What a library compiles, such as `jax.jit`, says the module of the function that it was made of; an object may be of a
+    // program's class that inherits from a library's, such as `torch.nn.Module`.
+    let Some(class) = function.class() else { return Ok(None) };
+    for base in class.mro() {
+        let module = base.getattr(intern!(py, "__module__"))?;
+        if let Some(using) = of_module(py, &module)? {
+            return Ok(Some(using));
+        }
+    }
+    Ok(None)
+}
+
+fn of_module<'py>(py: Python<'py>, module: &Bound<'py, PyAny>) -> PyResult<Option<Bound<'py, PyAny>>> {
     /// By the name of a module; `None` in Python for a library without such a function.
     static FOUND: PyOnce<Py<PyDict>> = PyOnce::new();
-    let Some(module) = function.module()? else { return Ok(None) };
     let Ok(module) = module.cast::<PyString>() else { return Ok(None) };
     let found = FOUND.get_or_init(py, || PyDict::new(py).unbind()).bind(py);
     if let Some(using) = found.get_item(module)? {
