@@ -166,7 +166,7 @@ pub(crate) fn check_writable(tensor: &Tensor) -> Result<(), Error> {
     if tensor.inner.definition().is_ok_and(|definition| definition.read_only) {
         return Err(Error::Conflict(if tensor.is_write_unsaid() {
             "this tensor is read-only: a DLPack struct before version 1.0, as its memory came in, cannot say whether it may be \
-             written; import it with `writable=True` (in Rust with `read_only` false) if its owner allows that"
+             written; import it as a copy, or with `writable=True` (in Rust with `read_only` false) if its owner allows that"
                 .into()
         } else {
             "the owner of this tensor's memory declares it read-only".into()

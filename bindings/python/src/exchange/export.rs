@@ -211,7 +211,7 @@ pub fn export_managed<'py>(
                 if tensor.is_write_unsaid() {
                     "this tensor is read-only: its memory came in a DLPack struct before version 1.0, which cannot say whether it may be \
                      written, and such a struct is asked for again; import the memory with `writable=True` if its owner allows \
-                     that, or ask with max_version=(1, 0)"
+                     that, import a copy, or ask with max_version=(1, 0)"
                 } else {
                     "this memory is read-only, which a DLPack struct before version 1.0 cannot say; ask with max_version=(1, 0)"
                 },
