@@ -5,6 +5,7 @@ import threading
 import time
 
 import cloudpickle
+import dask
 import distributed
 import numpy as np
 import pytest
@@ -198,6 +199,8 @@ def test_a_failure_crosses_as_a_failure(client, workers):
 def two():
     """A cluster of its own, one of whose workers a test kills: the client, their addresses, and what kills the first one."""
     with (
+        # Every two seconds it drops copies of which another worker has one, and so may let a promise be lost with its worker.
+        dask.config.set({"distributed.scheduler.active-memory-manager.start": False}),
         distributed.LocalCluster(n_workers=2, threads_per_worker=4, dashboard_address=":0") as cluster,
         distributed.Client(cluster) as client,
     ):
