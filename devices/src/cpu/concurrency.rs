@@ -32,8 +32,9 @@ const LONG_NS: u64 = 500_000;
 /// Jobs whose average is in this range run breadth first. At the rate at which a core reads memory, 10 GB/s, such a job touches less than 1 MB.
 /// The code of shorter jobs is little enough to stay in the caches.
 const BREADTH_FIRST_NS: Range<u64> = 10_000..80_000;
-/// Time of a window; at most where fewer than `JOBS_MIN` jobs ended.
-const WINDOW_NS: (u64, u64) = (4_000_000, 16_000_000);
+const WINDOW_NS: u64 = 4_000_000;
+/// A window in which fewer than [`JOBS_MIN`] short jobs have ended goes on, up to this.
+const WINDOW_NS_MAX: u64 = 16_000_000;
 /// Fewer jobs than this say nothing about the throughput of a window.
 const JOBS_MIN: u64 = 16;
 /// For so long a thread that submits a job keeps the lock.
@@ -153,7 +154,7 @@ impl Concurrency {
             pushes: AtomicU64::new(0),
             starved: AtomicBool::new(false),
             breadth_first: AtomicBool::new(false),
-            ends: AtomicU64::new(WINDOW_NS.0),
+            ends: AtomicU64::new(WINDOW_NS),
             control: Mutex::new(control),
         }
     }
@@ -257,7 +258,7 @@ impl Concurrency {
         let limit = self.limit.load(Ordering::Relaxed);
         let (jobs, busy) = (self.jobs.load(Ordering::Relaxed), self.busy.load(Ordering::Relaxed));
         let length = now - control.window_began;
-        if jobs < JOBS_MIN && busy < jobs * LONG_NS * limit as u64 && length < WINDOW_NS.1 {
+        if jobs < JOBS_MIN && busy < jobs * LONG_NS * limit as u64 && length < WINDOW_NS_MAX {
             return false;
         }
         let jobs = self.jobs.swap(0, Ordering::Relaxed);
@@ -269,7 +270,7 @@ impl Concurrency {
         self.breadth_first.store(jobs > 0 && BREADTH_FIRST_NS.contains(&(busy / jobs)), Ordering::Relaxed);
         let limit = control.limit_after(now, (jobs, length), busy, starved, (limit, self.workers));
         control.window_began = now;
-        self.ends.store(now + WINDOW_NS.0, Ordering::Relaxed);
+        self.ends.store(now + WINDOW_NS, Ordering::Relaxed);
         self.limit.swap(limit, Ordering::SeqCst) < limit
     }
 
@@ -366,9 +367,9 @@ mod tests {
         let concurrency = Concurrency::new(workers);
         let mut control = concurrency.control.lock();
         let mut limit = 1;
-        for now in (WINDOW_NS.0..end).step_by(WINDOW_NS.0 as usize) {
+        for now in (WINDOW_NS..end).step_by(WINDOW_NS as usize) {
             let jobs = rate(limit);
-            limit = control.limit_after(now, (jobs, WINDOW_NS.0), jobs * job_ns, false, (limit, workers));
+            limit = control.limit_after(now, (jobs, WINDOW_NS), jobs * job_ns, false, (limit, workers));
             assert!((1..=workers).contains(&limit));
         }
         control.chosen
@@ -391,16 +392,16 @@ mod tests {
 
     #[test]
     fn long_jobs_get_every_worker_at_once() {
-        assert_eq!(climbs(8, 3 * WINDOW_NS.0, |_| 4, 2 * LONG_NS), 8);
+        assert_eq!(climbs(8, 3 * WINDOW_NS, |_| 4, 2 * LONG_NS), 8);
     }
 
     /// The limits of windows in which each of `lengths`, in nanoseconds, was the mean time of 16 jobs, in turn.
     fn limits_after(lengths: &[u64], from: usize) -> Vec<usize> {
         let mut control = Concurrency::new(2).control.into_inner();
         let mut limit = from;
-        let window = |at: usize| (at as u64 + 1) * WINDOW_NS.0;
+        let window = |at: usize| (at as u64 + 1) * WINDOW_NS;
         let after = |(at, length): (usize, &u64)| {
-            limit = control.limit_after(window(at), (16, WINDOW_NS.0), 16 * length, false, (limit, 2));
+            limit = control.limit_after(window(at), (16, WINDOW_NS), 16 * length, false, (limit, 2));
             limit
         };
         lengths.iter().enumerate().map(after).collect()
@@ -413,20 +414,15 @@ mod tests {
 
     #[test]
     fn jobs_that_two_threads_make_long_for_each_other_are_not_long() {
-        // As long as they are with one thread.
+        // Jobs that are short with two threads are short.
         assert_eq!(limits_after(&[300_000, 300_000], 2), [1, 1]);
         let mut control = Concurrency::new(2).control.into_inner();
         (control.chosen, control.before_long) = (2, Some(1));
         let mut limit = 2;
         for window in 1..50 {
             let (jobs, length) = if limit == 2 { (16, LONG_NS + 3_000) } else { (20, 200_000) };
-            limit = control.limit_after(
-                window * WINDOW_NS.0,
-                (jobs, WINDOW_NS.0),
-                jobs * length,
-                false,
-                (limit, 2),
-            );
+            limit =
+                control.limit_after(window * WINDOW_NS, (jobs, WINDOW_NS), jobs * length, false, (limit, 2));
         }
         assert_eq!(control.chosen, 1);
     }
@@ -456,9 +452,9 @@ mod tests {
     fn windows_without_enough_jobs_say_nothing() {
         let concurrency = Concurrency::new(2);
         let mut control = concurrency.control.lock();
-        for now in (0..SECOND).step_by(WINDOW_NS.0 as usize) {
-            assert_eq!(control.limit_after(now, (1_000, WINDOW_NS.0), 0, true, (1, 2)), 1);
-            assert_eq!(control.limit_after(now, (JOBS_MIN - 1, WINDOW_NS.0), 0, false, (1, 2)), 1);
+        for now in (0..SECOND).step_by(WINDOW_NS as usize) {
+            assert_eq!(control.limit_after(now, (1_000, WINDOW_NS), 0, true, (1, 2)), 1);
+            assert_eq!(control.limit_after(now, (JOBS_MIN - 1, WINDOW_NS), 0, false, (1, 2)), 1);
         }
     }
 
@@ -467,10 +463,10 @@ mod tests {
         let concurrency = Concurrency::new(2);
         let mut control = concurrency.control.lock();
         let mut limits = vec![1];
-        for window in 1..SECOND / WINDOW_NS.0 {
+        for window in 1..SECOND / WINDOW_NS {
             let limit = limits[limits.len() - 1];
             let jobs = 1_000 / limit as u64;
-            limits.push(control.limit_after(window * WINDOW_NS.0, (jobs, WINDOW_NS.0), 0, false, (limit, 2)));
+            limits.push(control.limit_after(window * WINDOW_NS, (jobs, WINDOW_NS), 0, false, (limit, 2)));
         }
         let trials = limits.chunk_by(|a, b| a == b).filter(|chunk| chunk[0] == 2);
         assert!(trials.clone().count() > 1 && trials.clone().all(|chunk| chunk.len() == 1), "{limits:?}");

@@ -144,24 +144,29 @@ impl<T, R, W, U> Description<T, R, W, U> {
 
     /// Plain variables that the body uses without changing what they stand for.
     #[inline(always)]
-    pub fn reads_vars<'v>(mut self, variables: &[&'v Variable]) -> Self
+    pub fn reads_vars<'v>(self, variables: &[&'v Variable]) -> Self
     where
         T: Target<'v>,
     {
-        for variable in variables {
-            self.target.access(variable, Mode::Read);
-        }
-        self
+        self.use_vars(variables, Mode::Read)
     }
 
     /// Plain variables that the body changes.
     #[inline(always)]
-    pub fn writes_vars<'v>(mut self, variables: &[&'v Variable]) -> Self
+    pub fn writes_vars<'v>(self, variables: &[&'v Variable]) -> Self
+    where
+        T: Target<'v>,
+    {
+        self.use_vars(variables, Mode::Write)
+    }
+
+    #[inline(always)]
+    fn use_vars<'v>(mut self, variables: &[&'v Variable], mode: Mode) -> Self
     where
         T: Target<'v>,
     {
         for variable in variables {
-            self.target.access(variable, Mode::Write);
+            self.target.access(variable, mode);
         }
         self
     }
