@@ -6,6 +6,14 @@ pub(super) use crossbeam_deque::{Injector, Steal, Stealer, Worker};
 #[cfg(estafette_loom)]
 pub(super) use modelled::{Injector, Steal, Stealer, Worker};
 
+/// Makes what all deques of the process share, which the first steal does otherwise: each deque's memory is freed by the epochs of one
+/// collector. A child that is forked while a thread makes the collector would wait for that thread for ever.
+pub(super) fn make_shared() {
+    // A model's deques share nothing.
+    #[cfg(not(estafette_loom))]
+    let _ = Worker::<()>::new_fifo().stealer().steal();
+}
+
 #[cfg(estafette_loom)]
 mod modelled {
     use std::collections::VecDeque;

@@ -23,7 +23,7 @@ use std::mem;
 use estafette_sync::sync::Mutex;
 use estafette_sync::sync::atomic::{AtomicUsize, Ordering, fence};
 
-use super::deques::{Injector, Steal, Stealer, Worker};
+use super::deques::{self, Injector, Steal, Stealer, Worker};
 use super::in_order::InOrder;
 use super::priority::{Due, Entry, Priorities};
 
@@ -65,6 +65,7 @@ pub(super) struct Queues<J> {
 impl<J> Queues<J> {
     /// Queues with one deque for each of `workers` workers and `external` outside threads.
     pub(super) fn new(workers: usize, external: usize) -> (Self, Vec<Worker<J>>, Vec<Worker<J>>) {
+        deques::make_shared();
         let owned: Vec<_> = std::iter::repeat_with(Worker::new_lifo).take(workers).collect();
         // The last one is given out first.
         let lent: Vec<_> = std::iter::repeat_with(Worker::new_fifo).take(external).collect();
