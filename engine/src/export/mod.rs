@@ -224,9 +224,12 @@ impl Scope {
     #[doc(hidden)]
     pub fn describe(&self, tensor: &Tensor) -> Option<Access> {
         let access = self.access_of(tensor)?;
-        if self.queue().is_none() && may_release_before_completion(&tensor.inner) {
+        if self.queue().is_none()
+            && may_release_before_completion(&tensor.inner)
+            && let Ok(mut inner) = self.lock()
+        {
             // The streams of the consumer are unknown.
-            self.lock().lent_on = tensor.device().ok();
+            inner.lent_on = tensor.device().ok();
         }
         Some(if check_writable(tensor).is_err() { Access::Read } else { access })
     }
@@ -238,7 +241,7 @@ impl Scope {
     pub fn lend(&self, tensor: &Tensor) -> Option<Access> {
         let definition = tensor.inner.definition().ok().filter(|definition| definition.host)?;
         let region = &definition.placed.as_ref()?.region;
-        let mut inner = self.lock();
+        let mut inner = self.lock().ok()?;
         let access = inner.access_of(tensor)?;
         let name = inner.running.as_ref()?.tag().name;
         drop(inner);
@@ -252,14 +255,14 @@ impl Scope {
     /// Takes back what [`lend`](Self::lend) has lent. Returns a struct that keeps the view, as an export does, if it `is_kept` longer.
     ///
     /// # Errors
-    /// [`Error::Invalid`] when the operation has ended.
+    /// [`Error::Invalid`] when the operation has ended; [`Error::Forked`].
     #[doc(hidden)]
     pub fn take_back(&self, tensor: &Tensor, is_kept: bool) -> Result<Option<ManagedTensor>, Error> {
         let region = tensor.inner.definition()?.placed.as_ref().map(|placed| &placed.region);
         let view = region.and_then(|region| region.take_back(OpId::new(self.id()), tensor));
         let Some(view) = view.filter(|view| is_kept || view.lease.is_some()) else { return Ok(None) };
         let lease = view.lease.clone().unwrap_or_else(|| view.to_lease());
-        let mut inner = self.lock();
+        let mut inner = self.lock()?;
         let mode = if inner.running.is_some() { inner.mode_of(tensor) } else { None };
         let mode = mode.ok_or_else(|| Error::invalid("the operation has ended"))?;
         inner.note_view(&lease, mode);
@@ -271,9 +274,9 @@ impl Scope {
     ///
     /// # Errors
     /// [`Error::Invalid`] when `tensor` is not an operand or the operation has ended; [`Error::Conflict`]
-    /// when the operand is to be written and is read-only.
+    /// when the operand is to be written and is read-only; [`Error::Forked`].
     pub fn export(&self, tensor: &Tensor, options: &ExportOptions) -> Result<ManagedTensor, Error> {
-        let mut inner = self.lock();
+        let mut inner = self.lock()?;
         let running = inner.running.as_ref().map(|running| running.current().op);
         let Some((running, mode)) = running.zip(inner.mode_of(tensor)) else {
             return Err(Error::invalid("this tensor is not an operand of the running operation"));

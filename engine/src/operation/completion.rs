@@ -10,6 +10,7 @@ use std::task::{Context, Poll};
 
 use estafette_devices::{CurrentGuard, DLDevice, DeviceError, Fence, Queue};
 use estafette_graph::Mode;
+use estafette_sync::process::{Forked, ProcessBound};
 use estafette_sync::sync::{Mutex, MutexGuard};
 
 use crate::core::core_ref::CoreRef;
@@ -24,7 +25,8 @@ use crate::program::NodeRun;
 use crate::tensor::handle::Tensor;
 
 /// The right and the duty to report how an operation ended. May be sent to any thread. Dropping a completion
-/// that was not used fails the operation.
+/// that was not used fails the operation. In a forked child neither the report nor the drop does anything: the operation ends in the
+/// process that runs it.
 pub struct Completion {
     /// `None` once the end was reported.
     scope: Option<Scope>,
@@ -37,7 +39,7 @@ pub struct Completion {
 /// when the operation ends becomes a lease of the same mode, with no gap in between.
 #[derive(Clone)]
 pub struct Scope {
-    inner: Arc<Mutex<ScopeState>>,
+    inner: Arc<ProcessBound<Mutex<ScopeState>>>,
     id: u64,
 }
 
@@ -54,18 +56,13 @@ pub(crate) struct ScopeState {
 }
 
 /// The scope of an operation that has not begun.
-pub(crate) struct Prepared(Arc<Mutex<ScopeState>>);
+pub(crate) struct Prepared(Arc<ProcessBound<Mutex<ScopeState>>>);
 
 impl Prepared {
     pub(crate) fn new(operands: Declared, produced: Option<(Tensor, Copying)>) -> Self {
-        Self(Arc::new(Mutex::new(ScopeState {
-            running: None,
-            operands,
-            modes: None,
-            produced,
-            views: Views::new(),
-            lent_on: None,
-        })))
+        let state =
+            ScopeState { running: None, operands, modes: None, produced, views: Views::new(), lent_on: None };
+        Self(Arc::new(ProcessBound::new(Mutex::new(state))))
     }
 
     /// Starts the body of an operation. A panic in the body fails the operation.
@@ -86,7 +83,11 @@ impl Prepared {
         let id = op.op.get();
         let scope = Scope { inner: self.0, id };
         let queue = running.queue().cloned();
-        scope.lock().running = Some(running);
+        match scope.lock() {
+            Ok(mut inner) => inner.running = Some(running),
+            // Its drop would end the operation.
+            Err(Forked) => return std::mem::forget(running),
+        }
         let fallback = scope.clone();
         let _current = match queue.as_deref().map(CurrentGuard::queue).transpose() {
             Ok(entered) => entered,
@@ -164,7 +165,7 @@ impl Completion {
 impl Drop for Completion {
     fn drop(&mut self) {
         let Some(scope) = self.scope.take() else { return };
-        if scope.lock().running.is_some() {
+        if scope.lock().is_ok_and(|inner| inner.running.is_some()) {
             let why: BodyError = if std::thread::panicking() {
                 "its body panicked".into()
             } else {
@@ -188,8 +189,10 @@ impl std::fmt::Debug for Scope {
 }
 
 impl Scope {
-    pub(crate) fn lock(&self) -> MutexGuard<'_, ScopeState> {
-        self.inner.lock()
+    /// # Errors
+    /// This is a forked child of the process whose operation it is: the lock may be held for ever, and the operation ends there.
+    pub(crate) fn lock(&self) -> Result<MutexGuard<'_, ScopeState>, Forked> {
+        self.inner.get().map(Mutex::lock)
     }
 
     /// Identity of the operation.
@@ -200,31 +203,32 @@ impl Scope {
     /// Name of the operation, until the operation has ended.
     #[doc(hidden)]
     pub fn name(&self) -> Option<String> {
-        self.lock().running.as_ref().map(|running| running.tag().name.as_str().to_owned())
+        self.lock().ok()?.running.as_ref().map(|running| running.tag().name.as_str().to_owned())
     }
 
     /// The queue of the operation, if it was submitted [`on`](crate::operation::OpBuilder::on) one and has not ended.
     pub fn queue(&self) -> Option<Arc<dyn Queue>> {
-        self.lock().running.as_ref().and_then(|running| running.queue().cloned())
+        self.lock().ok()?.running.as_ref()?.queue().cloned()
     }
 
     /// The engine of the operation, until the operation has ended.
     pub(crate) fn core(&self) -> Option<CoreRef> {
-        self.lock().running.as_ref().map(|running| running.core().clone())
+        self.lock().ok()?.running.as_ref().map(|running| running.core().clone())
     }
 
     /// Runs `f` as this operation. Waits inside of `f` then know that they must not wait for this operation.
     #[doc(hidden)]
     pub fn enter<T>(&self, f: impl FnOnce() -> T) -> T {
-        let op = self.lock().running.as_ref().map(ActiveTask::current);
+        let op = self.lock().ok().and_then(|inner| inner.running.as_ref().map(ActiveTask::current));
         let _current = op.map(crate::core::context::enter);
         f()
     }
 
     /// Keeps views of a node until the operation ends. The views become leases then.
     pub(crate) fn keep(&self, views: Views) {
-        let mut inner = self.lock();
-        if inner.running.is_some() {
+        if let Ok(mut inner) = self.lock()
+            && inner.running.is_some()
+        {
             inner.views.extend(views.into_iter().filter(|(view, _)| view.strong_count() > 0));
         }
     }
@@ -233,12 +237,12 @@ impl Scope {
     /// operation has ended.
     #[doc(hidden)]
     pub fn access_of(&self, tensor: &Tensor) -> Option<Access> {
-        self.lock().access_of(tensor)
+        self.lock().ok()?.access_of(tensor)
     }
 
     /// Ends the operation without its body, which cannot enqueue.
     fn skip(&self, error: DeviceError) {
-        let mut inner = self.lock();
+        let Ok(mut inner) = self.lock() else { return };
         let running = inner.running.take();
         let operands = (std::mem::take(&mut inner.operands), inner.produced.take());
         drop(inner);
@@ -251,7 +255,7 @@ impl Scope {
 
     /// Ends the operation with a panic, unless the operation has ended.
     pub(crate) fn end_by_panic(&self, panic: Panic) {
-        let mut inner = self.lock();
+        let Ok(mut inner) = self.lock() else { return drop_panic(panic) };
         let Some(running) = inner.running.take() else {
             drop(inner);
             return drop_panic(panic);
@@ -281,7 +285,7 @@ impl Scope {
         fences: &[Fence],
         outcome: impl FnOnce(&ActiveTask, Target<'_>, MayRead<'_>, Option<&Fence>) -> Defined,
     ) {
-        let mut inner = self.lock();
+        let Ok(mut inner) = self.lock() else { return };
         let Some(running) = inner.running.take() else { return };
         let operands = std::mem::take(&mut inner.operands);
         let views = std::mem::take(&mut inner.views);

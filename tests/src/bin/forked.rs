@@ -10,7 +10,8 @@ use estafette::devices::sim::{SimDevice, SimOptions, SimPace};
 use estafette::devices::{Device, Fence, host};
 use estafette::trace::{Recorder, TraceOptions};
 use estafette::{
-    Access, Engine, Error, ExportOptions, ImportOptions, Lease, ManagedTensor, Op, Tensor, Variable,
+    Access, Completion, Engine, Error, ExportOptions, ImportOptions, Lease, ManagedTensor, Op, Tensor,
+    Variable,
 };
 use estafette_sync::process::{self, Generation};
 use futures::FutureExt;
@@ -39,6 +40,7 @@ struct Things {
     exported: ManagedTensor,
     lease: Lease,
     gate: Gate,
+    completion: Completion,
     behind: Op,
     failed: Op,
     var: Variable,
@@ -124,6 +126,7 @@ fn prepare() -> Things {
     let exported = idle.export_wait(&ExportOptions::from(Access::Read)).expect("no lease is held");
     let lease = block_on(other.lease(Access::Write, "the parent")).expect("no lease is held");
     let gate = Gate::on_tensors(&engine, std::slice::from_ref(&busy));
+    let completion = Gate::on_variable(&engine, &engine.var()).begun();
     let behind = ops::add(&engine, &busy, 1.0);
     let failed = engine.op("fails").run(|[], []| Err("not looked at".into())).expect("accepted");
     OF.get_or_init(Generation::current);
@@ -147,6 +150,7 @@ fn prepare() -> Things {
         exported,
         lease,
         gate,
+        completion,
         behind,
         failed,
         var,
@@ -255,8 +259,21 @@ fn assert_forked<T: std::fmt::Debug>(what: &str, result: Result<T, Error>) {
 }
 
 fn in_child(things: Things) {
-    let Things { engine, deleted, idle, alone, busy, exported, lease, gate, behind, failed, made, .. } =
-        things;
+    let Things {
+        engine,
+        deleted,
+        idle,
+        alone,
+        busy,
+        exported,
+        lease,
+        gate,
+        completion,
+        behind,
+        failed,
+        made,
+        ..
+    } = things;
     assert!(made.is_inherited());
     assert_forked("an operation", engine.op("child").reads([&idle]).run(|[_x], []| Ok(())));
     assert_forked("a refusing operation", engine.op("child").without_waiting().run(|[], []| Ok(())));
@@ -287,17 +304,38 @@ fn in_child(things: Things) {
     let before = engine.stats().leaked;
     drop(alone);
     assert_eq!(engine.stats().leaked, before + 1, "the tensor is counted");
+    // The operation ends in the parent.
+    let in_flight = engine.stats().in_flight;
+    assert_eq!(completion.scope().name(), None);
+    assert_forked("an operand", completion.scope().export(&busy, &ExportOptions::from(Access::Read)));
+    completion.complete(Ok(()));
+    drop(gate);
+    assert_eq!(engine.stats().in_flight, in_flight);
     // A failure that nothing has looked at is the parent's to report.
     assert!(engine.unretrieved().is_empty());
-    drop((lease, gate, behind, failed, idle, busy, engine));
+    drop((lease, behind, failed, idle, busy, engine));
     assert_eq!(deleted.count(), 0, "deleters belong to the parent");
 }
 
 fn in_parent(things: Things) {
-    let Things { engine, deleted, idle, alone, busy, exported, lease, gate, behind, failed, made, .. } =
-        things;
+    let Things {
+        engine,
+        deleted,
+        idle,
+        alone,
+        busy,
+        exported,
+        lease,
+        gate,
+        completion,
+        behind,
+        failed,
+        made,
+        ..
+    } = things;
     assert!(made.is_current());
     assert_eq!(process::leaked(), 0);
+    completion.complete(Ok(()));
     gate.open();
     behind.wait().expect("the parent's work goes on");
     failed.wait().expect_err("its body fails");
