@@ -4,6 +4,8 @@ use std::borrow::Cow;
 use std::fmt;
 use std::sync::Arc;
 
+use estafette_sync::process::ProcessBound;
+
 use crate::fence::host_event::HostEvent;
 use crate::fence::source::{Event, Outcome, Subscriber, Watch};
 use crate::{DLDevice, DeviceError, DeviceErrorKind, Fence, FenceState};
@@ -20,14 +22,14 @@ use crate::{DLDevice, DeviceError, DeviceErrorKind, Fence, FenceState};
 /// ```
 pub fn promise(name: impl Into<Cow<'static, str>>) -> (Completer, Fence) {
     let promise = Arc::new(Promise { name: name.into(), signal: HostEvent::new() });
-    (Completer { promise: Some(promise.clone()) }, Fence::event(promise))
+    (Completer { promise: Some(ProcessBound::new(promise.clone())) }, Fence::event(promise))
 }
 
 /// Settles the fence of a [`promise`], exactly once, from any thread. Dropped without a word, it fails the
-/// fence with kind [`DeviceErrorKind::Cancelled`].
+/// fence with kind [`DeviceErrorKind::Cancelled`]. In a forked child it settles nothing: the fence is of the process that made it.
 #[must_use = "dropping the completer fails its fence"]
 pub struct Completer {
-    promise: Option<Arc<Promise>>,
+    promise: Option<ProcessBound<Arc<Promise>>>,
 }
 
 impl Completer {
@@ -44,15 +46,19 @@ impl Completer {
 
     /// [`Completer::complete`] or [`Completer::fail`].
     pub fn settle(mut self, outcome: Outcome) {
-        if let Some(promise) = self.promise.take() {
+        if let Some(promise) = self.take() {
             promise.signal.settle_and_notify(&outcome);
         }
+    }
+
+    fn take(&mut self) -> Option<Arc<Promise>> {
+        self.promise.take()?.into_inner().ok()
     }
 }
 
 impl Drop for Completer {
     fn drop(&mut self) {
-        if let Some(promise) = self.promise.take() {
+        if let Some(promise) = self.take() {
             let message = format!("promise {:?} was dropped and will never be done", promise.name);
             let error = DeviceError::new(DeviceErrorKind::Cancelled, message);
             promise.signal.settle_and_notify(&Err(error));
@@ -62,7 +68,8 @@ impl Drop for Completer {
 
 impl fmt::Debug for Completer {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_tuple("Completer").field(&self.promise.as_ref().map(|promise| &promise.name)).finish()
+        let promise = self.promise.as_ref().and_then(|promise| promise.get().ok());
+        f.debug_tuple("Completer").field(&promise.map(|promise| &promise.name)).finish()
     }
 }
 

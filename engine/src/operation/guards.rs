@@ -42,6 +42,10 @@ impl Drop for Open {
         let running = self.running.get_mut().take();
         let result = self.result.get_mut().take();
         let Some(running) = running else { return };
+        if running.op().payload().core.generation.is_inherited() {
+            // A forked child: the operation ends in the parent, and a drop would end it here.
+            return std::mem::forget(running);
+        }
         // A body that was dropped before it ended (its runtime went away) has no result: `Running` reports
         // that.
         let Some(result) = result else { return };

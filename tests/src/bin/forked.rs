@@ -3,11 +3,12 @@
 
 use std::process::ExitCode;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, OnceLock};
+use std::sync::{Arc, OnceLock, mpsc};
 use std::time::Duration;
 
 use estafette::devices::sim::{SimDevice, SimOptions, SimPace};
 use estafette::devices::{Device, Fence, host};
+use estafette::operation::ReadGuard;
 use estafette::trace::{Recorder, TraceOptions};
 use estafette::{
     Access, Completion, Engine, Error, ExportOptions, ImportOptions, Lease, ManagedTensor, Op, Tensor,
@@ -41,6 +42,7 @@ struct Things {
     lease: Lease,
     gate: Gate,
     completion: Completion,
+    guard: ReadGuard,
     behind: Op,
     failed: Op,
     var: Variable,
@@ -122,11 +124,18 @@ fn prepare() -> Things {
     let deleted = Deleted::default();
     // SAFETY: fresh tensors that describe their memory truly.
     let import = || unsafe { engine.import(foreign::tensor(&[1.0], &deleted)) }.expect("a good tensor");
-    let (idle, busy, other, alone) = (import(), import(), import(), import());
+    let (idle, busy, other, alone, lent) = (import(), import(), import(), import(), import());
     let exported = idle.export_wait(&ExportOptions::from(Access::Read)).expect("no lease is held");
     let lease = block_on(other.lease(Access::Write, "the parent")).expect("no lease is held");
     let gate = Gate::on_tensors(&engine, std::slice::from_ref(&busy));
     let completion = Gate::on_variable(&engine, &engine.var()).begun();
+    let (send, guards) = mpsc::channel();
+    let lends = engine.op("lends").reads([&lent]).run_future(|[x], []| async move {
+        send.send(x)?;
+        Ok(())
+    });
+    lends.expect("accepted");
+    let guard = guards.recv().expect("the body begins");
     let behind = ops::add(&engine, &busy, 1.0);
     let failed = engine.op("fails").run(|[], []| Err("not looked at".into())).expect("accepted");
     OF.get_or_init(Generation::current);
@@ -151,6 +160,7 @@ fn prepare() -> Things {
         lease,
         gate,
         completion,
+        guard,
         behind,
         failed,
         var,
@@ -269,6 +279,7 @@ fn in_child(things: Things) {
         lease,
         gate,
         completion,
+        guard,
         behind,
         failed,
         made,
@@ -309,7 +320,7 @@ fn in_child(things: Things) {
     assert_eq!(completion.scope().name(), None);
     assert_forked("an operand", completion.scope().export(&busy, &ExportOptions::from(Access::Read)));
     completion.complete(Ok(()));
-    drop(gate);
+    drop((gate, guard));
     assert_eq!(engine.stats().in_flight, in_flight);
     // A failure that nothing has looked at is the parent's to report.
     assert!(engine.unretrieved().is_empty());
@@ -328,6 +339,7 @@ fn in_parent(things: Things) {
         lease,
         gate,
         completion,
+        guard,
         behind,
         failed,
         made,
@@ -336,6 +348,7 @@ fn in_parent(things: Things) {
     assert!(made.is_current());
     assert_eq!(process::leaked(), 0);
     completion.complete(Ok(()));
+    drop(guard);
     gate.open();
     behind.wait().expect("the parent's work goes on");
     failed.wait().expect_err("its body fails");
@@ -346,5 +359,5 @@ fn in_parent(things: Things) {
     write.wait().expect("the parent's lease has ended");
     drop((lease, write, behind, idle, alone, busy));
     engine.wait_all(Some(Duration::from_secs(30))).expect("everything ends");
-    deleted.settle_at(4);
+    deleted.settle_at(5);
 }
