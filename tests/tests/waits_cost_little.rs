@@ -242,7 +242,7 @@ fn sleep_soundly(threads: usize, most: u64, wait: impl Fn() + Sync, open: impl F
 fn threads_that_wait_for_long_are_not_woken_for_a_hook_that_does_not_concern_them() {
     let _alone = exclusive();
     let engine = engine();
-    engine.on_wait(|| false, || unreachable!("it concerns no thread"));
+    engine.on_wait(|| false, |_needs| unreachable!("it concerns no thread"));
     let first = tensor(&engine);
     let open = gate(&engine, &first);
     sleep_soundly(20, 10, || first.wait().expect("the gate opens"), || drop(open));

@@ -401,7 +401,7 @@ class TestClosedLoops:
         eng.submit(lambda: None).wait(30)
 
     @pytest.mark.parametrize("kind", ["function", "coroutine", "from_future", "task", "future"])
-    def test_that_were_only_stopped_end_waits_for_all_that_could_not_end(self, eng, reports, kind):
+    def test_that_were_only_stopped_end_waits_that_could_not_end(self, eng, reports, kind):
         loop = asyncio.new_event_loop()
         future = loop.create_future()
 
@@ -422,8 +422,10 @@ class TestClosedLoops:
         with est.Engine(workers=1) as other:
             other.submit(lambda: None)
             other.wait_all()
+        behind = eng.call(lambda _: None, promise)
+        all_waits = (eng.wait_all, lambda: eng.wait_all(60), promise.wait, lambda: promise.wait(60), behind.wait)
         # A function may begin on the loop before or during the wait.
-        for wait in (eng.wait_all, lambda: eng.wait_all(60), eng.shutdown, lambda: eng.__exit__(None, None, None)):
+        for wait in (*all_waits, eng.shutdown, lambda: eng.__exit__(None, None, None)):
             with pytest.raises(est.WouldDeadlockError, match=r"operation \d+ goes on when <.*EventLoop running=False"):
                 wait()
         loop.close()

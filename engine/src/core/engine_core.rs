@@ -39,8 +39,11 @@ pub(crate) fn graph() -> &'static OpGraph {
 pub(crate) struct WaitHook {
     pub(crate) concerns: Box<dyn Fn() -> bool + Send + Sync>,
     /// True if the wait shall end.
-    pub(crate) ends: Box<dyn Fn() -> bool + Send + Sync>,
+    pub(crate) ends: Box<dyn Fn(Needs<'_>) -> bool + Send + Sync>,
 }
+
+/// Whether the end of a wait needs the end of the operation with this identity.
+pub(crate) type Needs<'a> = &'a dyn Fn(u64) -> bool;
 
 /// Shared by the handles of one engine and by its operations in flight; never by a thread.
 pub(crate) struct Core {
@@ -219,10 +222,10 @@ impl Core {
         self.pool.is_worker() || stand_in::is_one()
     }
 
-    /// Fails when the wait hook ends the wait.
-    pub(crate) fn check_interrupt(&self) -> Result<(), Error> {
+    /// Fails when the wait hook ends the wait of the calling thread.
+    pub(crate) fn check_interrupt(&self, needs: Needs<'_>) -> Result<(), Error> {
         match self.on_wait.get() {
-            Some(hook) if (hook.concerns)() && (hook.ends)() => Err(Error::Interrupted),
+            Some(hook) if (hook.concerns)() && (hook.ends)(needs) => Err(Error::Interrupted),
             _ => Ok(()),
         }
     }

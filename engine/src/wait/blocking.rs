@@ -12,6 +12,9 @@
 //! something may be wrong or they could help. A thread inside of an operation inspects for itself now and
 //! then: such threads are few, and what they wait for may wait for them.
 
+use std::cell::OnceCell;
+use std::collections::HashSet;
+
 use estafette_graph::{OpId, Snapshot};
 use estafette_sync::sleeper::has_host;
 use estafette_sync::thread;
@@ -179,7 +182,10 @@ pub(crate) fn block<V: Clone + Delivered>(
             return Err(Error::Timeout(timeout));
         }
         if is_wanted || now >= next_look {
-            core.check_interrupt()?;
+            let ends_first = OnceCell::new();
+            core.check_interrupt(&|op| {
+                ends_first.get_or_init(|| needed_by(waiting)).contains(&OpId::new(op))
+            })?;
             foreign_fence::stand_in_for_queries();
             let looks_itself = inside
                 || watch.held_since.is_some()
@@ -292,10 +298,15 @@ pub(crate) fn block_on_op(
         .map_err(crate::core::error::OperationError::into_error)
 }
 
+/// The operations whose end is needed for that of `waiting`, including `waiting`.
+fn needed_by(waiting: &OpHandle) -> HashSet<OpId> {
+    Inspection::of(waiting, EVERYTHING).ops().map(|(id, _, _)| id).collect()
+}
+
 /// Refuses a wait, asynchronous or not, that leads back to the operation that makes the wait.
 pub(crate) fn check_self_wait(waiting: &OpHandle) -> Result<(), Error> {
     let Some(current) = context::current() else { return Ok(()) };
-    if Inspection::of(waiting, EVERYTHING).ops().any(|(id, _, _)| id == current) {
+    if needed_by(waiting).contains(&current) {
         let what = match waiting.payload().kind {
             Kind::ReadinessQuery => "a tensor".into(),
             _ => waiting.payload().in_words(),

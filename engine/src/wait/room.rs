@@ -92,7 +92,7 @@ impl CoreRef {
         }
         let wake = checks.next().or_else(|| self.may_be_interrupted().then(|| checks.later()));
         context::blocking(|| listening.wait_until(wake));
-        self.check_interrupt()?;
+        self.check_interrupt(&|_| false)?;
         if self.in_flight() < before {
             checks.start_over();
             return Ok(());
@@ -164,7 +164,7 @@ impl CoreRef {
             let before = self.in_flight();
             let wake = checks.next().or_else(|| self.may_be_interrupted().then(|| checks.later()));
             context::blocking(|| listening.wait_until(wake.into_iter().chain(deadline).min()));
-            self.check_interrupt()?;
+            self.check_interrupt(&|_| false)?;
             if self.in_flight() == before
                 && checks.are_due()
                 && !self.is_moved_by(&mut checks.stand_ins)

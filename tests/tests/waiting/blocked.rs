@@ -54,7 +54,7 @@ fn a_full_window_behind_a_lease_of_another_thread_waits_for_the_lease() {
         let asked = std::sync::Mutex::new(waited.clone());
         engine.on_wait(
             || true,
-            move || {
+            move |_needs| {
                 let _ = asked.lock().unwrap().send(());
                 false
             },

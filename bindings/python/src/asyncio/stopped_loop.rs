@@ -4,8 +4,8 @@
 //! a function or a future that the engine has begun on that loop could then not go on: the wait is refused, or ends with the same error
 //! once such a thing has begun.
 //!
-//! A wait for all operations ends with an error, too, where one of them is brought to its end by an event loop that the waiting thread ran
-//! and has stopped. A loop that another thread ran may run again.
+//! A wait ends with an error, too, where it needs the end of an operation that is brought to its end by an event loop that the waiting
+//! thread ran and has stopped. A loop that another thread ran may run again.
 
 use std::cell::RefCell;
 use std::collections::BTreeMap;
@@ -74,7 +74,7 @@ pub struct WaitForAll(Option<Engine>);
 impl WaitForAll {
     /// Raises `WouldDeadlockError`, at once.
     pub fn begin(py: Python<'_>, engine: &Engine) -> PyResult<Self> {
-        check_stopped(py, engine)?;
+        check_stopped(py, Some(engine), &|_| false)?;
         Ok(Self(AWAITED.replace(Some(engine.clone()))))
     }
 
@@ -90,29 +90,35 @@ impl Drop for WaitForAll {
     }
 }
 
-/// Raises `WouldDeadlockError` where the engine waits for something on a loop that this thread, which waits for the engine, ran and has
-/// stopped.
-fn check_stopped(py: Python<'_>, engine: &Engine) -> PyResult<()> {
+/// Whether something that was begun on a loop that this thread ran has not ended.
+pub fn has_begun_here() -> bool {
+    let here = guard::known_ident();
+    here.is_some_and(|here| BEGUN.lock().0.values().any(|on_loop| on_loop.thread == here))
+}
+
+/// Raises `WouldDeadlockError` where something goes on only on a loop that this thread ran and has stopped, and the end of this thread's
+/// wait `needs` its end, or is that of everything in the engine `all`.
+fn check_stopped(py: Python<'_>, all: Option<&Engine>, needs: &dyn Fn(u64) -> bool) -> PyResult<()> {
     let here = guard::ident(py)?;
     let mut loops = BTreeMap::new();
-    let begun = BEGUN.lock();
-    for on_loop in begun.0.values().filter(|on_loop| on_loop.thread == here) {
-        if let (Some(event_loop), Some(completion)) = (&on_loop.event_loop, &*on_loop.completion.lock())
-            && engine.runs(completion)
-        {
-            loops
-                .entry(on_loop.address)
-                .or_insert_with(|| (event_loop.clone_ref(py), completion.scope().id()));
+    for on_loop in BEGUN.lock().0.values().filter(|on_loop| on_loop.thread == here) {
+        if let (Some(event_loop), Some(completion)) = (&on_loop.event_loop, &*on_loop.completion.lock()) {
+            let (_, operations) =
+                loops.entry(on_loop.address).or_insert_with(|| (event_loop.clone_ref(py), Vec::new()));
+            operations.push((completion.scope().id(), all.is_some_and(|engine| engine.runs(completion))));
         }
     }
-    drop(begun);
-    for (event_loop, operation) in loops.into_values() {
+    for (event_loop, operations) in loops.into_values() {
         let event_loop = event_loop.bind(py).call0()?;
-        if !event_loop.is_none() && !event_loop.call_method0(intern!(py, "is_running"))?.is_truthy()? {
+        if event_loop.is_none() || event_loop.call_method0(intern!(py, "is_running"))?.is_truthy()? {
+            continue;
+        }
+        let needed = |(operation, is_one_of_all): &(u64, bool)| *is_one_of_all || needs(*operation);
+        if let Some((operation, _)) = operations.into_iter().find(needed) {
             let event_loop = event_loop.repr()?;
             let message = format!(
                 "operation {operation} goes on when {event_loop} runs, which this thread has stopped; run the loop, or close it, before \
-                 you wait for all operations"
+                 you wait"
             );
             return Err(raise(py, "WouldDeadlockError", message));
         }
@@ -126,12 +132,10 @@ pub fn check(py: Python<'_>, what: &str) -> PyResult<()> {
     if may_block(py)? { Ok(()) } else { Err(would_block(py, what)) }
 }
 
-/// Called during a wait.
+/// Called during a wait, which `needs` the end of some operations.
 /// Raises `WouldBlockError` where the wait stops the loop of a notebook, and something has begun on that loop; `WouldDeadlockError`.
-pub fn check_again(py: Python<'_>) -> PyResult<()> {
-    if let Some(engine) = AWAITED.with_borrow(Clone::clone) {
-        check_stopped(py, &engine)?;
-    }
+pub fn check_again(py: Python<'_>, needs: &dyn Fn(u64) -> bool) -> PyResult<()> {
+    check_stopped(py, AWAITED.with_borrow(Clone::clone).as_ref(), needs)?;
     match running_loop::get(py)? {
         Some(running) if is_needed(&running) && is_notebook(py)? => {
             Err(would_block(py, "what a cell waits for"))

@@ -51,12 +51,12 @@ pub fn forget() {
 
 /// Whether a wait of this thread has something to ask: only the main thread has signal handlers, and the cells of a notebook.
 pub fn concerns() -> bool {
-    guard::is_known_main() || WaitForAll::is_here()
+    guard::is_known_main() || WaitForAll::is_here() || stopped_loop::has_begun_here()
 }
 
-/// Whether a signal handler has raised something, or the wait can no longer end.
-pub fn asked() -> bool {
-    match guard::attach(|py| py.check_signals().and_then(|()| stopped_loop::check_again(py))) {
+/// Whether a signal handler has raised something, or the wait, which `needs` the end of some operations, can no longer end.
+pub fn asked(needs: &dyn Fn(u64) -> bool) -> bool {
+    match guard::attach(|py| py.check_signals().and_then(|()| stopped_loop::check_again(py, needs))) {
         Some(Err(error)) => {
             RAISED.set(Some(error));
             true
