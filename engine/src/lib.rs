@@ -140,6 +140,7 @@ pub use tensor::views::{View, ViewMut};
 #[doc(hidden)]
 pub mod bindings {
     pub use crate::core::context::set_helping;
+    pub use crate::core::engine_core::WaitHook;
     pub use crate::core::lost::lost;
     pub use crate::core::program_lock::set_program_lock;
     pub use crate::exchange::quarantine::stats as quarantine_stats;

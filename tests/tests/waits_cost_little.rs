@@ -6,7 +6,7 @@ use std::sync::mpsc;
 use std::time::{Duration, Instant};
 use tests::ops::exclusive;
 
-use estafette::bindings::inspected;
+use estafette::bindings::{WaitHook, inspected};
 use estafette::{Access, Engine, Error, Tensor};
 
 /// Long enough for several looks.
@@ -238,11 +238,23 @@ fn sleep_soundly(threads: usize, most: u64, wait: impl Fn() + Sync, open: impl F
     });
 }
 
+struct Unconcerned;
+
+impl WaitHook for Unconcerned {
+    fn concerns(&self) -> bool {
+        false
+    }
+
+    fn ends(&self, _needs: &dyn Fn(u64) -> bool) -> bool {
+        unreachable!("it concerns no thread")
+    }
+}
+
 #[test]
 fn threads_that_wait_for_long_are_not_woken_for_a_hook_that_does_not_concern_them() {
     let _alone = exclusive();
     let engine = engine();
-    engine.on_wait(|| false, |_needs| unreachable!("it concerns no thread"));
+    engine.on_wait(Unconcerned);
     let first = tensor(&engine);
     let open = gate(&engine, &first);
     sleep_soundly(20, 10, || first.wait().expect("the gate opens"), || drop(open));

@@ -352,6 +352,76 @@ class TestCtrlC:
         op.wait(30)
         assert ended == [True]
 
+    @pytest.mark.parametrize(
+        "way",
+        [
+            "[eng.submit(body) for _ in range(100)]",
+            "eng.submit(body); eng.wait_all()",
+            "eng.submit(step, writes=[t]); eng.submit(body, writes=[t]); eng.wait_all()",
+            "eng.submit(step, writes=[t]); eng.submit(body, writes=[t]); t.wait()",
+            "eng.submit(step, writes=[t]); eng.submit(body, writes=[t]); memoryview(t)",
+            "eng.submit(body, writes=[t]); eng.submit(step); t.wait()",
+            "eng.call(time.sleep, 20); signal.alarm(1); eng.wait_all()",
+            "eng.call(body).wait()",
+            "eng.submit(step, writes=[t]); eng.submit(body); eng.shutdown()",
+        ],
+    )
+    @pytest.mark.parametrize("handler", ["signal.default_int_handler", "handler", "Handler().handle"])
+    def test_in_a_body_that_the_main_thread_runs_leaves_both(self, np, way, handler):
+        """The body fails, as by anything else that it raises, and the program is told at once."""
+        output, errors = run_program(
+            f"""
+            import os, signal, time
+            import numpy as np
+            import estafette as est
+
+            class Stop(Exception):
+                pass
+
+            def handler(*_):
+                raise Stop
+
+            class Handler:
+                def handle(self, *_):
+                    handler()
+
+            signal.signal(signal.SIGINT, {handler})
+            signal.signal(signal.SIGALRM, signal.getsignal(signal.SIGINT))
+
+            began = []
+
+            def step(*_):
+                pass
+
+            def body(*_):
+                if not began:
+                    began.append(True)
+                    os.kill(os.getpid(), signal.SIGINT)
+                    for _ in range(1000):
+                        pass
+                    print("never")
+
+            eng = est.Engine(workers=0, in_flight_limit=4, failures="ignore")
+            t = eng.zeros(1, "int8")
+            try:
+                {way}
+                print("goes on")
+            except (KeyboardInterrupt, Stop):
+                print("interrupted")
+            with est.Engine(workers=0) as eng:
+                np.asarray(eng.zeros(1, "int8"))
+                eng.submit(step)
+            """
+        )
+        assert output == "interrupted\n", errors
+
+    def test_raised_by_a_function_itself_is_a_failure_on_the_main_thread_too(self):
+        with est.Engine(workers=0, failures="ignore") as eng:
+            for kind in KINDS:
+                failing = eng.submit(raising(kind))
+                eng.wait_all()
+                assert type(failing.exception(30).__cause__) is kind
+
     def test_in_an_asynchronous_body_leaves_a_bare_loop_and_fails_the_body(self, engine, ctrl_c):
         loop, ops = asyncio.new_event_loop(), []
 

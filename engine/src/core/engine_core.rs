@@ -35,15 +35,19 @@ pub(crate) fn graph() -> &'static OpGraph {
     GRAPH.get_or_init(Graph::immortal)
 }
 
-/// Called now and then during a wait, on the waiting thread, if the hook concerns this thread.
-pub(crate) struct WaitHook {
-    pub(crate) concerns: Box<dyn Fn() -> bool + Send + Sync>,
-    /// True if the wait shall end.
-    pub(crate) ends: Box<dyn Fn(Needs<'_>) -> bool + Send + Sync>,
-}
+/// How a language whose signal handlers run between its own instructions ends waits. All methods are called on the waiting thread.
+pub trait WaitHook: Send + Sync {
+    /// Whether a wait of this thread calls [`ends`](Self::ends) now and then.
+    fn concerns(&self) -> bool;
 
-/// Whether the end of a wait needs the end of the operation with this identity.
-pub(crate) type Needs<'a> = &'a dyn Fn(u64) -> bool;
+    /// Whether an operation that this thread has just run, in its wait or its submission, ends that.
+    fn has_raised(&self) -> bool {
+        false
+    }
+
+    /// Whether the wait ends. `needs` says whether an operation, of which it gets the identity, has to end before what the wait is for.
+    fn ends(&self, needs: &dyn Fn(u64) -> bool) -> bool;
+}
 
 /// Shared by the handles of one engine and by its operations in flight; never by a thread.
 pub(crate) struct Core {
@@ -88,7 +92,7 @@ pub(crate) struct Core {
     pub(crate) runtime: Runtime,
     /// Called once per wait that only leases hold up: a garbage-collected language collects here.
     pub(crate) on_lease_wait: OnceLock<Box<dyn Fn() + Send + Sync>>,
-    pub(crate) on_wait: OnceLock<WaitHook>,
+    pub(crate) on_wait: OnceLock<Box<dyn WaitHook>>,
     /// Failures of the engine's operations.
     pub(crate) failures: Arc<Failures>,
 }
@@ -223,16 +227,24 @@ impl Core {
     }
 
     /// Fails when the wait hook ends the wait of the calling thread.
-    pub(crate) fn check_interrupt(&self, needs: Needs<'_>) -> Result<(), Error> {
+    pub(crate) fn check_interrupt(&self, needs: &dyn Fn(u64) -> bool) -> Result<(), Error> {
         match self.on_wait.get() {
-            Some(hook) if (hook.concerns)() && (hook.ends)(needs) => Err(Error::Interrupted),
+            Some(hook) if hook.concerns() && hook.ends(needs) => Err(Error::Interrupted),
+            _ => Ok(()),
+        }
+    }
+
+    /// Fails when an operation that the calling thread has just run ends its wait.
+    pub(crate) fn check_raised(&self) -> Result<(), Error> {
+        match self.on_wait.get() {
+            Some(hook) if hook.has_raised() => Err(Error::Interrupted),
             _ => Ok(()),
         }
     }
 
     /// Whether [`check_interrupt`](Self::check_interrupt) may fail on the calling thread.
     pub(crate) fn may_be_interrupted(&self) -> bool {
-        self.on_wait.get().is_some_and(|hook| (hook.concerns)())
+        self.on_wait.get().is_some_and(|hook| hook.concerns())
     }
 
     /// Operations submitted and not ended.

@@ -23,7 +23,7 @@ use estafette_sync::sync::OnceLock;
 
 use crate::core::coalesced;
 use crate::core::core_ref::CoreRef;
-use crate::core::engine_core::{Needs, WaitHook};
+use crate::core::engine_core::WaitHook;
 use crate::core::error::Error;
 use crate::core::operation::Name;
 use crate::core::unretrieved::Unretrieved;
@@ -279,17 +279,10 @@ impl Engine {
         let _ = self.core().on_lease_wait.set(Box::new(hook));
     }
 
-    /// Sets a hook that a blocking wait calls now and then, on the waiting thread, if `concerns` returns true there. When
-    /// the hook returns true, the wait ends with [`Error::Interrupted`]. A language whose signal handlers run between its
-    /// own instructions looks for them in this hook. The hook may ask whether an operation, of which it gives the identity, has to end
-    /// before what the wait is for. Only the first call counts.
+    /// Sets the hook that may end waits with [`Error::Interrupted`]. Only the first call counts.
     #[doc(hidden)]
-    pub fn on_wait(
-        &self,
-        concerns: impl Fn() -> bool + Send + Sync + 'static,
-        hook: impl Fn(Needs<'_>) -> bool + Send + Sync + 'static,
-    ) {
-        let _ = self.core().on_wait.set(WaitHook { concerns: Box::new(concerns), ends: Box::new(hook) });
+    pub fn on_wait(&self, hook: impl WaitHook + 'static) {
+        let _ = self.core().on_wait.set(Box::new(hook));
     }
 
     /// Failures of this engine's operations that the program has not retrieved so far.

@@ -482,6 +482,7 @@ fn wait_on_host(
             callback::check()?;
             // Only this thread may be able to run the operation that completes a host promise.
             if helps && core.help_any() {
+                core.check_raised()?;
                 continue;
             }
             let now = Instant::now();

@@ -123,7 +123,7 @@ fn run_at_once(granted: OpGranted) {
     if granted.payload().kind == Kind::NeedsLock {
         let core = granted.payload().core.clone();
         push(granted);
-        while core.help_any() {}
+        while core.help_any() && core.check_raised().is_ok() {}
         return;
     }
     if !granted.payload().core.is_caller_running() {

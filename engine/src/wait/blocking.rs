@@ -172,6 +172,7 @@ pub(crate) fn block<V: Clone + Delivered>(
                 needed.want_stand_ins(&mut relief.stand_ins);
             }
             if needed.help(helping, last_resort) {
+                core.check_raised()?;
                 continue;
             }
         }

@@ -60,7 +60,8 @@ impl CoreRef {
         coalesced::wake_held_back();
         if self.has_no_workers() && self.help_any_after(|| checks.hand_over()) {
             // Once at it, for the next submissions as well.
-            while self.in_flight() > limit / 2 && self.help_any() {}
+            while self.in_flight() > limit / 2 && self.check_raised().is_ok() && self.help_any() {}
+            self.check_raised()?;
             if context::current().is_none() {
                 self.begin_caller_runs();
             }
@@ -144,6 +145,7 @@ impl CoreRef {
             let mut patience = 0;
             while patience < PATIENCE && self.in_flight() > 0 {
                 if helps && self.help_in_passing_after(|| checks.hand_over()) {
+                    self.check_raised()?;
                     checks.start_over();
                     patience = 0;
                 } else {

@@ -5,6 +5,7 @@ use std::sync::mpsc::{Sender, channel};
 use std::sync::{Arc, Barrier};
 use std::time::Duration;
 
+use estafette::bindings::WaitHook;
 use estafette::wait::Status;
 use estafette::{Access, Engine, Error, ExportOptions, Op, Produced, Tensor};
 use futures::FutureExt;
@@ -42,6 +43,20 @@ fn a_blocking_submit_with_everything_in_flight_behind_leases_would_deadlock() {
     }
 }
 
+/// Sends each time that a wait asks it.
+struct Asked(std::sync::Mutex<Sender<()>>);
+
+impl WaitHook for Asked {
+    fn concerns(&self) -> bool {
+        true
+    }
+
+    fn ends(&self, _needs: &dyn Fn(u64) -> bool) -> bool {
+        let _ = self.0.lock().unwrap().send(());
+        false
+    }
+}
+
 #[test]
 fn a_full_window_behind_a_lease_of_another_thread_waits_for_the_lease() {
     const LOOKS: usize = 5;
@@ -52,13 +67,7 @@ fn a_full_window_behind_a_lease_of_another_thread_waits_for_the_lease() {
         // Asked on the submitting thread each time that it has waited for room in vain.
         let (waited, in_vain) = channel();
         let asked = std::sync::Mutex::new(waited.clone());
-        engine.on_wait(
-            || true,
-            move |_needs| {
-                let _ = asked.lock().unwrap().send(());
-                false
-            },
-        );
+        engine.on_wait(Asked(asked));
         let (taken, lease) = channel();
         let theirs = x.clone();
         std::thread::scope(|scope| {

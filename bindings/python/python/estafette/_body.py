@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import contextvars
+import opcode
 import os
+import signal
 import sys
 import traceback
 
@@ -47,6 +49,26 @@ def end_child(error):
         sys.stderr.flush()
     finally:
         os._exit(code & 0xFF)
+
+
+_RAISE = opcode.opmap["RAISE_VARARGS"]
+
+
+def was_sent(error, raised_at):
+    """Whether a signal handler has raised `error`, with the traceback `raised_at`, and not the function that it has come out of.
+
+    The handler of Ctrl-C that Python installs is no Python function, so it has no frame: the exception begins in the middle of the
+    function, at an instruction that raises nothing by itself.
+    """
+    handlers = [signal.getsignal(number) for number in signal.valid_signals()]
+    codes = [getattr(getattr(handler, "__func__", handler), "__code__", None) for handler in handlers]
+    if any(frame.f_code in codes for frame, _line in traceback.walk_tb(raised_at)):
+        return True
+    if type(error) is not KeyboardInterrupt or signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
+        return False
+    while raised_at is not None and raised_at.tb_next is not None:
+        raised_at = raised_at.tb_next
+    return raised_at is None or raised_at.tb_frame.f_code.co_code[raised_at.tb_lasti] != _RAISE
 
 
 def run_on_stream(call, using, place, kept):

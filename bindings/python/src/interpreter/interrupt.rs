@@ -4,14 +4,16 @@
 use std::cell::RefCell;
 use std::time::{Duration, Instant};
 
+use estafette::bindings::WaitHook;
 use pyo3::exceptions::PyException;
 use pyo3::prelude::*;
 
 use crate::asyncio::stopped_loop::{self, WaitForAll};
 use crate::interpreter::guard;
+use crate::submission::body::helper;
 
 thread_local! {
-    /// What a signal handler has raised, until the wait has come back with an error to raise in its place.
+    /// What a signal handler has raised during a wait or a submission, until that comes back and raises it.
     static RAISED: RefCell<Option<PyErr>> = const { RefCell::new(None) };
 }
 
@@ -49,20 +51,41 @@ pub fn forget() {
     drop(KEPT.take());
 }
 
-/// Whether a wait of this thread has something to ask: only the main thread has signal handlers, and the cells of a notebook.
-pub fn concerns() -> bool {
-    guard::is_known_main() || WaitForAll::is_here() || stopped_loop::has_begun_here()
+/// Ends waits for signals.
+pub struct Interrupts;
+
+impl WaitHook for Interrupts {
+    /// Only the main thread has signal handlers, and the cells of a notebook.
+    fn concerns(&self) -> bool {
+        guard::is_known_main() || WaitForAll::is_here() || stopped_loop::has_begun_here()
+    }
+
+    fn has_raised(&self) -> bool {
+        RAISED.with_borrow(Option::is_some)
+    }
+
+    /// Whether a signal handler has raised something, or the wait can no longer end.
+    fn ends(&self, needs: &dyn Fn(u64) -> bool) -> bool {
+        match guard::attach(|py| py.check_signals().and_then(|()| stopped_loop::check_again(py, needs))) {
+            Some(Err(error)) => {
+                RAISED.set(Some(error));
+                true
+            }
+            Some(Ok(())) | None => false,
+        }
+    }
 }
 
-/// Whether a signal handler has raised something, or the wait, which `needs` the end of some operations, can no longer end.
-pub fn asked(needs: &dyn Fn(u64) -> bool) -> bool {
-    match guard::attach(|py| py.check_signals().and_then(|()| stopped_loop::check_again(py, needs))) {
-        Some(Err(error)) => {
-            RAISED.set(Some(error));
-            true
-        }
-        Some(Ok(())) | None => false,
+/// Notes that a function which this thread has run for its wait, or its submission, has ended by `error`. If a signal handler has raised
+/// that in the middle of the function, it is meant for the program: the wait or the submission raises it, too.
+pub fn note(py: Python<'_>, error: &PyErr) {
+    if guard::is_main(py) && was_sent(py, error).unwrap_or(false) {
+        RAISED.set(Some(error.clone_ref(py)));
     }
+}
+
+fn was_sent(py: Python<'_>, error: &PyErr) -> PyResult<bool> {
+    helper(py, "was_sent")?.call1((error.value(py), error.traceback(py)))?.is_truthy()
 }
 
 /// What was raised during this thread's last wait.

@@ -19,6 +19,7 @@ use crate::error::{Raised, finalizing};
 use crate::exchange::peers;
 use crate::interpreter::fastcall;
 use crate::interpreter::guard;
+use crate::interpreter::interrupt;
 use crate::interpreter::kept::drop_with_lock;
 use crate::interpreter::once::{PyOnce, intern};
 use crate::kinds;
@@ -266,7 +267,9 @@ impl Parts {
         let outcome = if self.is_async {
             self.send_off(py, scope, completion).map(|()| None)
         } else {
-            self.run(py, scope).and_then(|value| self.take(&value, completion))
+            self.run(py, scope)
+                .inspect_err(|error| interrupt::note(py, error))
+                .and_then(|value| self.take(&value, completion))
         };
         match outcome {
             Ok(None) => None,

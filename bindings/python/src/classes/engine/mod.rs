@@ -36,7 +36,7 @@ use crate::exchange::import::IMPORTED;
 use crate::interpreter::allocator;
 use crate::interpreter::exit;
 use crate::interpreter::guard;
-use crate::interpreter::interrupt;
+use crate::interpreter::interrupt::{self, Interrupts};
 use crate::interpreter::kept::Kept;
 use crate::interpreter::python_lock::PythonLock;
 use crate::interpreter::thread_state;
@@ -96,7 +96,7 @@ impl PyEngine {
             reaper().on_start(thread_state::prepare);
             set_program_lock(guard::without_lock);
             engine.on_lease_wait(collect_garbage);
-            engine.on_wait(interrupt::concerns, interrupt::asked);
+            engine.on_wait(Interrupts);
             estafette::operation::on_unretrieved(unretrieved::reporter);
             let shared = Shared { engine: ProcessBound::new(engine), failures, using };
             let handle = EngineHandle { shared: Arc::new(shared) };
