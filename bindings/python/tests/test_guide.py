@@ -1,6 +1,7 @@
 """The snippets of the guide, of observe mode, of the page on processes and of the recipes run as they stand, and their programs pass mypy."""
 
 import importlib.util
+import os
 import pathlib
 import re
 import subprocess
@@ -37,7 +38,14 @@ def test_the_program_of(name):
     for module in set(re.findall(r"^(?:import|from) (\w+)", source, re.M)):
         if not importlib.util.find_spec(module):
             pytest.skip(f"{module} is not installed")
-    done = subprocess.run([sys.executable, "-W", "error", "-c", source], capture_output=True, text=True, timeout=100)
+    done = subprocess.run(
+        [sys.executable, "-W", "error", "-c", source],
+        capture_output=True,
+        text=True,
+        timeout=100,
+        # Ray takes part in no cluster that another program has left running.
+        env={**os.environ, "RAY_ADDRESS": "local"},
+    )
     assert done.returncode == 0 and not done.stderr, done.stdout + done.stderr
 
 
