@@ -14,7 +14,7 @@ fn a_forked_child_is_told_so_and_the_parent_goes_on() {
     // The reactor belongs to the parent.
     let (told, parents) = std::sync::mpsc::channel();
     Reactor::global().when_settled([&fence], move |outcome| told.send(outcome.is_ok()).unwrap());
-    let (unused, unfinished) = host::promise("nobody's work");
+    let (unused, unfinished) = host::promise("unused");
     let mut held = Some((completer, unused));
 
     assert!(in_forked_child(|| {
@@ -23,7 +23,7 @@ fn a_forked_child_is_told_so_and_the_parent_goes_on() {
             .is_some_and(|outcome| outcome.is_err_and(|error| error.message().starts_with("forked child")));
         let (told, telling) = std::sync::mpsc::channel();
         Reactor::global().when_settled([&fence], move |outcome| told.send(outcome.is_err()).unwrap());
-        // Neither settles anything here, nor calls who waits in the parent.
+        // Neither settles anything here, nor calls a subscriber of the parent.
         let (completed, dropped) = held.take().unwrap();
         completed.complete();
         drop(dropped);

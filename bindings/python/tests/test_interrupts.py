@@ -368,7 +368,7 @@ class TestCtrlC:
     )
     @pytest.mark.parametrize("handler", ["signal.default_int_handler", "handler", "Handler().handle"])
     def test_in_a_body_that_the_main_thread_runs_leaves_both(self, np, way, handler):
-        """The body fails, as by anything else that it raises, and the program is told at once."""
+        """The body fails, as by anything else that it raises, and the wait or the submission raises it, too."""
         output, errors = run_program(
             f"""
             import os, signal, time

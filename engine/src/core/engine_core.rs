@@ -45,7 +45,8 @@ pub trait WaitHook: Send + Sync {
         false
     }
 
-    /// Whether the wait ends. `needs` says whether an operation, of which it gets the identity, has to end before what the wait is for.
+    /// Whether the wait ends. `needs` says whether an operation, of which it gets the identity, has to end before the operation or the
+    /// tensor that the wait is for. It says no in a wait for anything else.
     fn ends(&self, needs: &dyn Fn(u64) -> bool) -> bool;
 }
 

@@ -40,9 +40,8 @@ struct Things {
     busy: Tensor,
     exported: ManagedTensor,
     lease: Lease,
-    gate: Gate,
-    completion: Completion,
-    guard: ReadGuard,
+    /// What ends three operations that have begun.
+    open: (Gate, Completion, ReadGuard),
     behind: Op,
     failed: Op,
     var: Variable,
@@ -158,9 +157,7 @@ fn prepare() -> Things {
         busy,
         exported,
         lease,
-        gate,
-        completion,
-        guard,
+        open: (gate, completion, guard),
         behind,
         failed,
         var,
@@ -269,22 +266,9 @@ fn assert_forked<T: std::fmt::Debug>(what: &str, result: Result<T, Error>) {
 }
 
 fn in_child(things: Things) {
-    let Things {
-        engine,
-        deleted,
-        idle,
-        alone,
-        busy,
-        exported,
-        lease,
-        gate,
-        completion,
-        guard,
-        behind,
-        failed,
-        made,
-        ..
-    } = things;
+    let Things { engine, deleted, idle, alone, busy, exported, lease, open, behind, failed, made, .. } =
+        things;
+    let (gate, completion, guard) = open;
     assert!(made.is_inherited());
     assert_forked("an operation", engine.op("child").reads([&idle]).run(|[_x], []| Ok(())));
     assert_forked("a refusing operation", engine.op("child").without_waiting().run(|[], []| Ok(())));
@@ -329,22 +313,9 @@ fn in_child(things: Things) {
 }
 
 fn in_parent(things: Things) {
-    let Things {
-        engine,
-        deleted,
-        idle,
-        alone,
-        busy,
-        exported,
-        lease,
-        gate,
-        completion,
-        guard,
-        behind,
-        failed,
-        made,
-        ..
-    } = things;
+    let Things { engine, deleted, idle, alone, busy, exported, lease, open, behind, failed, made, .. } =
+        things;
+    let (gate, completion, guard) = open;
     assert!(made.is_current());
     assert_eq!(process::leaked(), 0);
     completion.complete(Ok(()));

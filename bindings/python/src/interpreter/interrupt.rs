@@ -51,7 +51,7 @@ pub fn forget() {
     drop(KEPT.take());
 }
 
-/// Ends waits for signals.
+/// Ends a wait where a signal handler has raised something, or where the wait could never end.
 pub struct Interrupts;
 
 impl WaitHook for Interrupts {
@@ -88,7 +88,7 @@ fn was_sent(py: Python<'_>, error: &PyErr) -> PyResult<bool> {
     helper(py, "was_sent")?.call1((error.value(py), error.traceback(py)))?.is_truthy()
 }
 
-/// What was raised during this thread's last wait.
+/// What was raised during this thread's last wait or submission.
 pub fn take() -> Option<PyErr> {
     RAISED.take()
 }
