@@ -78,13 +78,16 @@ impl Context {
     /// Makes this the thread's current context, until the guard goes.
     pub(super) fn make_current(&self) -> Result<Current<'_>, DeviceError> {
         let call = exit::Call::begin()?;
-        Ok(Current { context: self, pushed: self.push()?, _call: call })
+        Ok(Current { context: self, pushed: self.push_during(&call)?, _call: call })
     }
 
     /// Makes this the thread's current context, and says whether it was another one, which [`pop`](Self::pop)
     /// puts back.
     pub(super) fn push(&self) -> Result<bool, DeviceError> {
-        let _call = exit::Call::begin()?;
+        self.push_during(&exit::Call::begin()?)
+    }
+
+    fn push_during(&self, _call: &exit::Call) -> Result<bool, DeviceError> {
         let mut now: CUcontext = ptr::null_mut();
         // SAFETY: writes one pointer.
         let code = unsafe { (self.api.context_current)(&raw mut now) };

@@ -18,7 +18,7 @@ use std::cmp::Reverse;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use estafette_devices::cpu::{self, Pool};
-use estafette_devices::{DeviceError, Fence, FenceSet, Order, Queue, Reactor};
+use estafette_devices::{CurrentGuard, DeviceError, Fence, FenceSet, Order, Queue, Reactor};
 use estafette_graph::{Completed, GrantedAccess};
 use smallvec::SmallVec;
 
@@ -398,6 +398,8 @@ fn resolve_inputs(granted: &OpGranted) -> Inputs {
 /// Orders the queue after `pending`. Returns the fences that only the host can wait for.
 fn order_on(queue: &dyn Queue, pending: &FenceSet) -> Result<FenceSet, DeviceError> {
     let mut host = FenceSet::default();
+    // The events and waits that this may need find the context current, and do not each enter and leave it.
+    let _current = CurrentGuard::queue(queue)?;
     for fence in pending {
         if queue.order_after(fence)? == Order::Host {
             host.insert(fence.clone());
