@@ -13,6 +13,7 @@ use crate::{DLDevice, DeviceError, DeviceErrorKind};
 use super::driver::{self, Api, Code, Handle};
 use super::events::{Events, Purpose};
 use super::exit;
+use super::foreign::ForeignStreams;
 use super::memory::{Kept, Kind};
 use super::progress::TimelineValues;
 use super::stream::Stream;
@@ -41,6 +42,7 @@ pub(super) struct Context {
     /// Own captures in progress. A query of the whole context would invalidate them.
     /// None begins or ends while this is locked.
     pub(super) captures: Mutex<usize>,
+    pub(super) foreign_streams: ForeignStreams,
 }
 
 impl Context {
@@ -65,6 +67,7 @@ impl Context {
             pinned: Kept::default(),
             managed: Kept::default(),
             captures: Mutex::default(),
+            foreign_streams: ForeignStreams::default(),
         })
     }
 

@@ -262,7 +262,7 @@ impl Device for CudaDevice {
                 return Err(driver::error(self.context.api, driver::CAPTURE_UNSUPPORTED, what));
             }
             match Event::record_context(&self.context) {
-                Some(Ok(event)) => return Ok(Fence::event(Arc::new(EventFence::of(event)))),
+                Some(Ok(event)) => return Ok(Fence::event(Arc::new(EventFence::of(event, None)))),
                 Some(Err(error)) if error.code() != Some(driver::NOT_SUPPORTED.into()) => return Err(error),
                 Some(Err(_)) | None => {}
             }

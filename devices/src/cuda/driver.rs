@@ -170,6 +170,8 @@ driver! {
     }
     optional {
         stream_write = cuStreamWriteValue64_v2(CUstream, CUdeviceptr, u64, c_uint);
+        // Since CUDA 12.0.
+        stream_id = cuStreamGetId(CUstream, *mut c_ulonglong);
         capture_info = cuStreamGetCaptureInfo_v2(
             CUstream, *mut CUstreamCaptureStatus, *mut u64, *mut CUgraph, *mut *const CUgraphNode, *mut usize
         );

@@ -12,11 +12,12 @@ use estafette_sync::sync::atomic::{AtomicBool, Ordering};
 
 use crate::fence::host_event::HostEvent;
 use crate::fence::source::{self, Outcome, Subscriber, Watch};
-use crate::{DLDevice, DeviceError, FenceState};
+use crate::{DLDevice, DeviceError, FenceState, QueueId};
 
 use super::context::Context;
 use super::driver::{Handle, NOT_READY};
 use super::exit::{self, is_driver_gone};
+use super::foreign::Records;
 
 /// Free events that are kept. More at once means a burst; what it needed beyond is destroyed.
 const FREE_MAX: usize = 1_024;
@@ -191,6 +192,8 @@ impl Events {
 pub(super) struct EventFence {
     context: Arc<Context>,
     native: Native,
+    /// Those of its stream, where that is foreign and known.
+    records: Option<Arc<Records>>,
     signal: HostEvent,
 }
 
@@ -204,8 +207,9 @@ enum Native {
 }
 
 impl EventFence {
-    pub(super) fn of(event: Arc<Event>) -> Self {
-        Self::new(Arc::clone(event.context()), Native::Ours(event))
+    /// `event` is the newest of `records`, where it has others to be compared with.
+    pub(super) fn of(event: Arc<Event>, records: Option<Arc<Records>>) -> Self {
+        Self { records, ..Self::new(Arc::clone(event.context()), Native::Ours(event)) }
     }
 
     /// # Safety
@@ -222,7 +226,7 @@ impl EventFence {
     }
 
     fn new(context: Arc<Context>, native: Native) -> Self {
-        Self { context, native, signal: HostEvent::new() }
+        Self { context, native, records: None, signal: HostEvent::new() }
     }
 
     pub(super) fn context(&self) -> &Arc<Context> {
@@ -254,6 +258,10 @@ impl EventFence {
 impl source::Event for EventFence {
     fn device(&self) -> DLDevice {
         self.context.id
+    }
+
+    fn queue(&self) -> Option<QueueId> {
+        self.records.as_ref().map(|records| records.queue)
     }
 
     fn state(&self) -> FenceState {

@@ -1,18 +1,20 @@
 //! Foreign queues: nothing of them is kept, and nothing is enqueued on them but waits, records, and copies
 //! that were asked for.
 
+use std::collections::HashMap;
 use std::ffi::c_void;
 use std::ptr;
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 
 use cudarc::driver::sys::{CUcontext, CUevent, CUstream, CUstreamCaptureStatus};
+use estafette_sync::sync::Mutex;
 use estafette_sync::thread::{self, ThreadId};
 
-use crate::DeviceError;
+use crate::{Clock, DeviceError, Fence, QueueId};
 
 use super::context::Context;
 use super::driver::{CONTEXT_IS_DESTROYED, Handle, INVALID_CONTEXT, NOT_SUPPORTED};
-use super::events::Event;
+use super::events::{Event, EventFence};
 use super::stream::{is_capturing, wait};
 
 /// `CU_STREAM_LEGACY`: the default stream that other blocking streams of the context wait for.
@@ -27,6 +29,35 @@ pub(super) struct Foreign {
     raw: Handle<CUstream>,
     /// The thread whose stream it is, where the handle means the calling thread's.
     thread: Option<ThreadId>,
+    /// `None` where the driver does not say which stream it is.
+    records: Option<Arc<Records>>,
+}
+
+/// The events that are recorded on one foreign stream, by whichever acquisitions of it: each covers those before.
+pub(super) struct Records {
+    pub(super) queue: QueueId,
+    /// How many there are. Locked while one is made, so that the numbers are in the order of the stream.
+    newest: Mutex<u64>,
+}
+
+/// The [`Records`] that fences and acquisitions of a context have, by the driver's number of the stream. A driver gives no number
+/// twice.
+#[derive(Default)]
+pub(super) struct ForeignStreams(Mutex<HashMap<u64, Weak<Records>>>);
+
+impl ForeignStreams {
+    fn records_on(&self, stream: u64) -> Arc<Records> {
+        let mut known = self.0.lock();
+        if let Some(records) = known.get(&stream).and_then(Weak::upgrade) {
+            return records;
+        }
+        if known.len() == known.capacity() {
+            known.retain(|_, records| records.strong_count() > 0);
+        }
+        let records = Arc::new(Records { queue: QueueId::next(), newest: Mutex::default() });
+        known.insert(stream, Arc::downgrade(&records));
+        records
+    }
 }
 
 impl Foreign {
@@ -36,18 +67,23 @@ impl Foreign {
     /// `handle` is a live stream, or the number of a default stream.
     pub(super) unsafe fn new(context: &Context, handle: usize) -> Result<Self, DeviceError> {
         let raw: CUstream = ptr::with_exposed_provenance_mut(handle);
-        let this =
-            Self { raw: Handle::new(raw), thread: (handle == PER_THREAD).then(|| thread::current().id()) };
-        match handle {
-            0 => {
-                let message = "stream 0 may mean either default stream; say 1 for the legacy one, 2 for the thread's own";
-                return Err(DeviceError::invalid(message));
-            }
-            LEGACY | PER_THREAD => return Ok(this),
-            _ => {}
+        if handle == 0 {
+            let message =
+                "stream 0 may mean either default stream; say 1 for the legacy one, 2 for the thread's own";
+            return Err(DeviceError::invalid(message));
         }
-        let mut of: CUcontext = ptr::null_mut();
         let _current = context.make_current()?;
+        if !matches!(handle, LEGACY | PER_THREAD) {
+            Self::check_context(context, raw)?;
+        }
+        let records = number(context, raw).map(|stream| context.foreign_streams.records_on(stream));
+        let thread = (handle == PER_THREAD).then(|| thread::current().id());
+        Ok(Self { raw: Handle::new(raw), thread, records })
+    }
+
+    /// Refuses a stream of another context.
+    fn check_context(context: &Context, raw: CUstream) -> Result<(), DeviceError> {
+        let (mut of, handle): (CUcontext, _) = (ptr::null_mut(), raw.addr());
         // SAFETY: by contract a live stream; writes two handles, or one.
         let code = unsafe {
             match context.api.stream_contexts {
@@ -71,7 +107,7 @@ impl Foreign {
                 format!("stream {handle:#x} is of another context than the primary one of {}", context.id);
             return Err(DeviceError::invalid(message));
         }
-        Ok(this)
+        Ok(())
     }
 
     pub(super) fn raw(&self) -> CUstream {
@@ -144,12 +180,32 @@ impl Foreign {
         unsafe { wait(context, self.raw(), event, 0) }
     }
 
-    /// An event of everything enqueued here by now, by whomever.
-    pub(super) fn record(&self, context: &Arc<Context>) -> Result<Arc<Event>, DeviceError> {
+    /// The fence of everything enqueued here by now, by whomever. `seen` is what that comes after on other queues.
+    pub(super) fn record(&self, context: &Arc<Context>, seen: Clock) -> Result<Fence, DeviceError> {
         self.here()?;
+        let mut newest = self.records.as_ref().map(|records| records.newest.lock());
         // SAFETY: live by the contract of `new`, of this context.
-        unsafe { Event::record(context, self.raw()) }
+        let event = unsafe { Event::record(context, self.raw()) }?;
+        let number = newest.as_deref_mut().map_or(0, |newest| {
+            *newest += 1;
+            *newest
+        });
+        drop(newest);
+        let fence = EventFence::of(event, self.records.clone());
+        Ok(Fence::recorded_event(Arc::new(fence), number, seen))
     }
+}
+
+/// What tells a stream of the context, which is current, from all others. `None` where the driver does not say.
+fn number(context: &Context, stream: CUstream) -> Option<u64> {
+    if stream.addr() == LEGACY {
+        // There is one. It is not asked for while others capture, which the driver may refuse.
+        return Some(u64::MAX);
+    }
+    let mut number = 0;
+    // SAFETY: a live stream; writes one number.
+    let code = unsafe { (context.api.stream_id?)(stream, &raw mut number) };
+    (code == 0).then_some(number)
 }
 
 pub(super) fn not_the_same_capture() -> DeviceError {

@@ -316,13 +316,12 @@ impl Queue for CudaQueue {
                 // SAFETY: a live stream of the context.
                 (stream.raw(), unsafe { Event::record(&self.context, stream.raw()) }?)
             }
-            Kind::Foreign(foreign, _) => {
-                let is_capturing = foreign.is_capturing(&self.context)?;
-                let event = foreign.record(&self.context)?;
-                if !is_capturing {
-                    return Ok(Fence::event(Arc::new(EventFence::of(event))));
+            Kind::Foreign(foreign, clock) => {
+                if !foreign.is_capturing(&self.context)? {
+                    return foreign.record(&self.context, clock.lock().snapshot());
                 }
-                (foreign.raw(), event)
+                // SAFETY: as above.
+                (foreign.raw(), unsafe { Event::record(&self.context, foreign.raw()) }?)
             }
         };
         Ok(Fence::event(Arc::new(Captured::new(event, capture_id(&self.context, stream)?))))

@@ -12,7 +12,7 @@
 //! # What is sound
 //! Forgetting an entry only costs a wait, so a clock is bounded: it keeps the entries used last. Claiming an
 //! entry too much would lose a wait, so an entry is made only after the wait has been enqueued, and the clock
-//! is read and changed under the lock of its queue. A fence without a queue (a promise, a foreign stream) is
+//! is read and changed under the lock of its queue. A fence without a queue, as that of a promise, is
 //! never in a clock.
 //!
 //! An out-of-order queue is not even ordered after its own records, so it appears in its own clock like any

@@ -5,9 +5,9 @@ use std::{ptr, thread};
 
 use cudarc::driver::sys;
 use estafette_cuda_sim_client::path;
-use estafette_devices::{CurrentGuard, Device, DeviceErrorKind, FenceState, Order, Queue};
+use estafette_devices::{CurrentGuard, Device, DeviceErrorKind, FenceSet, FenceState, Order, Queue};
 
-use crate::harness::{MOMENT, assert_ok, bench, block, fill, inside, order, record, settle};
+use crate::harness::{MOMENT, assert_ok, bench, block, fill, hold, inside, order, record, settle};
 
 #[test]
 fn handles_have_64_bits() {
@@ -43,7 +43,7 @@ fn work_of_a_stranger_is_waited_for_and_waits() {
     assert_eq!(acquire().order_after(&written).expect("it works"), Order::Device);
     stranger.fill(&given, 2);
     let theirs = acquire().record().expect("it works");
-    assert!(theirs.queue().is_none(), "its fences stand alone");
+    assert!(theirs.queue().is_some_and(|queue| queue != acquire().id()), "its fences are no acquisition's");
     stranger.fill(&taken, 9);
     assert!(theirs.state().is_pending());
     // And the own stream after what the foreign stream did.
@@ -308,5 +308,33 @@ fn whoever_has_entered_a_queue_or_a_device_is_in_its_context_and_nobody_else() {
             assert_eq!(current(), 0);
         });
     });
+    bench.assert_nothing_wrong();
+}
+
+/// What many read and nobody writes would else gather a fence of each reader.
+#[test]
+fn fences_of_one_foreign_stream_are_in_its_order_whoever_has_acquired_it() {
+    let bench = bench();
+    let (queue, one, other) = (bench.queue(), bench.foreign_stream(), bench.foreign_stream());
+    // SAFETY: the streams live to the end of the test.
+    let record = |handle| unsafe { bench.device.foreign_queue(handle) }.and_then(|queue| queue.record());
+    let [first, second, elsewhere] =
+        [&one, &one, &other].map(|stream| record(stream.handle()).expect("it works"));
+    assert!(second.same_or_later_on_queue(&first) && !first.same_or_later_on_queue(&second));
+    assert!(!elsewhere.same_or_later_on_queue(&first) && !second.same_or_later_on_queue(&elsewhere));
+    let fences: FenceSet = [&second, &elsewhere, &first].into_iter().cloned().collect();
+    assert_eq!(fences.len(), 2, "the newest of each stream");
+    let blocked = hold(&bench.device, ptr::with_exposed_provenance_mut(one.handle()));
+    let [before, after] = [(); 2].map(|()| record(one.handle()).expect("it works"));
+    assert_eq!(order(&queue, &after), Order::Device);
+    assert_eq!(order(&queue, &before), Order::Nothing, "the queue comes after what came before");
+    blocked.release();
+    settle(&after).expect("nothing failed");
+    // The legacy default stream is one, and that of each thread is another.
+    let [legacy, again] = [(); 2].map(|()| record(1).expect("it works"));
+    assert!(again.on_same_queue(&legacy) && !again.on_same_queue(&first));
+    let here = record(2).expect("it works");
+    let there = thread::scope(|scope| scope.spawn(|| record(2).expect("it works")).join()).expect("no panic");
+    assert!(!here.on_same_queue(&there) && !here.on_same_queue(&legacy));
     bench.assert_nothing_wrong();
 }

@@ -5,7 +5,7 @@ use estafette_graph::{Mode, OpId};
 use smallvec::SmallVec;
 
 use crate::core::error::{Error, OperationError};
-use crate::core::operation::{Name, OpTag};
+use crate::core::operation::{Name, OpTag, OpVar};
 use crate::lease::pins::PinList;
 
 /// Flag on a variable: its current version is poisoned.
@@ -16,6 +16,12 @@ pub(crate) const WRITE_FENCES: u32 = 2;
 pub(crate) const READ_FENCES: u32 = 4;
 /// Flag on a variable: fences of the memory have failed. Only the release of the memory depends on this flag.
 pub(crate) const BROKEN_FENCES: u32 = 8;
+/// Flag on a variable: so many fences have gathered that those that are done have to go. Where a memory is only read, nothing else
+/// asks for the fences of its readers.
+pub(crate) const CROWDED: u32 = 16;
+
+/// So many fences of readers or writers are kept before they are looked through, and then twice as many as were left.
+const CROWD_MIN: usize = 32;
 
 /// State of one variable (the graph's `V`). A version is the state between two writes.
 ///
@@ -46,6 +52,8 @@ struct Carried {
     /// The operation that issued the newest write whose fence is in `writers`: the root cause should that
     /// fence fail.
     writer: Option<OpTag>,
+    /// How many fences were left when they were looked through last.
+    kept: usize,
 }
 
 /// The failure of a version whose device work failed after it had been issued, or of imported memory whose fence failed, which has no
@@ -161,6 +169,7 @@ impl VarState {
     ) {
         if let Some(carried) = &mut self.carried {
             carried.note(writers, readers, replaced);
+            carried.kept = carried.gathered();
             carried.update(flags);
         }
     }
@@ -360,7 +369,11 @@ impl Carried {
         }
     }
 
-    fn update(&self, flags: &mut u32) {
+    fn gathered(&self) -> usize {
+        self.writers.len().max(self.readers.len())
+    }
+
+    fn update(&mut self, flags: &mut u32) {
         *flags = 0;
         if self.failure.is_some() {
             *flags |= FAILED;
@@ -374,7 +387,23 @@ impl Carried {
         if !self.broken.is_empty() {
             *flags |= BROKEN_FENCES;
         }
+        let gathered = self.gathered();
+        self.kept = self.kept.min(gathered);
+        if gathered >= CROWD_MIN.max(2 * self.kept) {
+            *flags |= CROWDED;
+        }
     }
+}
+
+/// Drops fences of a variable that are done, if it is [`CROWDED`].
+pub(crate) fn thin_out(var: &OpVar) {
+    if var.flags() & CROWDED == 0 {
+        return;
+    }
+    let (writers, readers) = var.with_ordering_state(|state, _| state.fences());
+    let asked = (Asked::ask(&writers), Asked::ask(&readers));
+    let mut replaced = Replaced::default();
+    var.with_ordering_state(|state, flags| state.note(&asked.0, &asked.1, flags, &mut replaced));
 }
 
 /// The result of a query of a set of fences. The query may call a driver, so it never happens under the lock

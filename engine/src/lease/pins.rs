@@ -21,7 +21,7 @@ use crate::core::engine_core::graph;
 use crate::core::lease_info::{LeaseDetails, LeaseOwner};
 use crate::core::one_shot::ReadySignal;
 use crate::core::operation::{Name, OpTag, OpVar};
-use crate::core::var_state::{Ending, Replaced, VarState};
+use crate::core::var_state::{Ending, Replaced, VarState, thin_out};
 use crate::operation::run::{self, ReadyList};
 use crate::tensor::handle::Tensor;
 use crate::trace::{self, hooks};
@@ -116,8 +116,10 @@ impl LeaseState {
             observer = unsafe { state.pins().remove(NonNull::from(self)) };
             state.finish(Mode::Read, &ending, flags, &mut replaced);
         };
-        self.tensor.inner.vars[0].unpin(finish, |granted| ready.push(granted));
+        let var = &self.tensor.inner.vars[0];
+        var.unpin(finish, |granted| ready.push(granted));
         drop(replaced);
+        thin_out(var);
         if !ready.is_empty() {
             run::dispatch(ready);
         }

@@ -27,7 +27,7 @@ use crate::core::core_ref::CoreRef;
 use crate::core::error::{BodyError, FailureKind, OperationError};
 use crate::core::inputs::Earlier;
 use crate::core::operation::{self, Kind, OpGranted, OpHandle, OpState, OpTag, ReadyOp, contain_panic};
-use crate::core::var_state::{Asked, Ending, FAILED, READ_FENCES, Replaced, VarState, WRITE_FENCES};
+use crate::core::var_state::{Asked, CROWDED, Ending, FAILED, READ_FENCES, Replaced, VarState, WRITE_FENCES};
 use crate::operation::{cancellation, parked};
 use crate::trace::hooks;
 
@@ -251,7 +251,8 @@ pub(crate) fn inspect(granted: &OpGranted, observe: bool) -> Inspection {
     let queue = granted.payload().queue().filter(|queue| queue.in_order());
     for access in granted.accesses() {
         let mode = access.mode();
-        let relevant = FAILED | WRITE_FENCES | if mode.is_exclusive() { READ_FENCES } else { 0 };
+        let crowded = access.flags() & CROWDED;
+        let relevant = FAILED | WRITE_FENCES | crowded | if mode.is_exclusive() { READ_FENCES } else { 0 };
         if access.flags() & relevant == 0 {
             continue;
         }
@@ -260,15 +261,15 @@ pub(crate) fn inspect(granted: &OpGranted, observe: bool) -> Inspection {
         {
             continue;
         }
-        let (mut writers, mut readers) = access.with_state(|state, _| state.fences());
-        if !mode.is_exclusive() {
-            readers.clear();
-        }
+        let (mut writers, mut readers) = access.with_state(|state, _| match (mode.is_exclusive(), crowded) {
+            (false, 0) => (state.writers(), FenceSet::default()),
+            _ => state.fences(),
+        });
         let is_pending = |fence: &Fence| fence.observed_state().is_pending();
         let all_pending = || writers.iter().chain(&readers).all(is_pending);
-        let nothing_new = observe && access.flags() & FAILED == 0 && all_pending();
+        let nothing_new = observe && access.flags() & FAILED == 0 && crowded == 0 && all_pending();
         if !nothing_new {
-            let ask = if observe { Asked::observe } else { Asked::ask };
+            let ask = if observe && crowded == 0 { Asked::observe } else { Asked::ask };
             let asked = (ask(&writers), ask(&readers));
             let mut replaced = Replaced::default();
             let failure = access.with_state(|state, flags| {
@@ -286,7 +287,9 @@ pub(crate) fn inspect(granted: &OpGranted, observe: bool) -> Inspection {
             found.inputs.merge(&writers);
         }
         found.pending.merge(&writers);
-        found.pending.merge(&readers);
+        if mode.is_exclusive() {
+            found.pending.merge(&readers);
+        }
     }
     found
 }

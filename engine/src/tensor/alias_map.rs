@@ -20,7 +20,7 @@ use crate::core::core_ref::CoreRef;
 use crate::core::engine_core::graph;
 use crate::core::lease_info::{Access, LeaseOwner};
 use crate::core::operation::{Kind, Name, OpGranted, OpState, OpVar};
-use crate::core::var_state::{Ending, Replaced, VarState};
+use crate::core::var_state::{Ending, Replaced, VarState, thin_out};
 use crate::exchange::{AddressSpace, IntervalKey, IntervalMap, Resolution};
 use crate::lease::LeaseState;
 use crate::operation::run::{self, ReadyList};
@@ -332,6 +332,7 @@ fn try_place(
 pub(crate) fn carry(var: &OpVar, ready: &FenceSet) {
     let mut replaced = Replaced::default();
     var.with_ordering_state(|state, flags| state.add_writers(ready, flags, &mut replaced));
+    thin_out(var);
 }
 
 /// Enters the memory of a produced result, ordered by `own`. Returns the number of overlapping entries

@@ -17,7 +17,7 @@ pub(crate) use crate::core::error::device_error;
 use crate::core::error::{Error, FailureKind, OperationError};
 use crate::core::one_shot::OneShot;
 use crate::core::operation::{Op, OpHandle, drop_panic};
-use crate::core::var_state::{Asked, Replaced};
+use crate::core::var_state::{Asked, Replaced, thin_out};
 use crate::core::wakers::WakerKey;
 use crate::core::{clock, context};
 use crate::exchange::callback;
@@ -198,6 +198,7 @@ impl Tensor {
         let mut replaced = Replaced::default();
         for var in &self.inner.vars {
             var.with_ordering_state(|state, flags| state.add_reader(fence, flags, &mut replaced));
+            thin_out(var);
         }
         Ok(())
     }
@@ -380,5 +381,46 @@ mod models {
             other.join().expect("it does not panic");
             assert_eq!(calls.load(Ordering::Relaxed), 1);
         });
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use estafette_devices::host;
+    use estafette_sync::time::Duration;
+
+    use crate::{DType, Engine};
+
+    #[test]
+    fn fences_that_are_done_do_not_gather_where_a_memory_is_only_read() {
+        let engine = Engine::builder().workers(1).build().expect("it starts");
+        let tensor = engine.zeros(&[4], DType::F32).expect("it is made");
+        tensor.wait().expect("it is there");
+        let gathered = || tensor.inner.vars[0].with_ordering_state(|state, _| state.fences().1.iter().len());
+        let use_it = |is_over: bool| {
+            let (completer, fence) = host::promise("a reader");
+            tensor.used_until(&fence).expect("this process has made it");
+            if is_over {
+                completer.complete();
+                None
+            } else {
+                Some(completer)
+            }
+        };
+        let under_way: Vec<_> = (0..100).filter_map(|_| use_it(false)).collect();
+        assert_eq!(gathered(), 100, "what is under way is waited for");
+        for _ in 0..10_000 {
+            let over = use_it(true);
+            assert!(over.is_none() && gathered() <= 2 * 101, "{} fences", gathered());
+        }
+        drop(under_way);
+        // A reader that begins looks at them too.
+        for _ in 0..200 {
+            let read = engine.op("read").reads([&tensor]).run(|[_], []| Ok(())).expect("it is submitted");
+            read.wait().expect("it succeeds");
+            use_it(true);
+        }
+        assert!(gathered() < 64, "{} fences", gathered());
+        assert!(engine.shutdown_timeout(Duration::from_secs(10)).drained);
     }
 }
