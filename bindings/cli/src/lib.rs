@@ -48,7 +48,13 @@ pub fn run(arguments: impl IntoIterator<Item = OsString>) -> u8 {
     match outcome {
         Ok(()) => 0,
         // The reader has seen enough.
-        Err(error) if error.downcast_ref().is_some_and(|error: &io::Error| error.kind() == ErrorKind::BrokenPipe) => 0,
+        Err(error)
+            if error
+                .downcast_ref()
+                .is_some_and(|error: &io::Error| error.kind() == ErrorKind::BrokenPipe) =>
+        {
+            0
+        }
         Err(error) => {
             eprintln!("estafette: {}", shown(&error.to_string()));
             WRONG

@@ -109,7 +109,9 @@ impl Arguments {
         for path in self.chrome.iter().chain(&self.html) {
             if estafette::trace::read(path).is_ok() {
                 let path = path.display();
-                return Err(format!("{path} is a trace and is not replaced: name another file to write to").into());
+                return Err(
+                    format!("{path} is a trace and is not replaced: name another file to write to").into()
+                );
             }
         }
         if let Some(path) = &self.chrome {
