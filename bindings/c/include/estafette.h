@@ -1799,8 +1799,8 @@ estafette_status estafette_wait(const struct estafette_tensor *tensor,
                                 uint64_t timeout_ns);
 
 /**
- * Calls `callback` once, when the version that is current at this call is finished: before this returns if it is already, else
- * on whatever thread learns it, under no lock. It must be short, must not block and must not throw: a call of this library that
+ * Calls `callback` once, when the version that is current at this call is finished: before this returns if it is already (in a callback:
+ * when that one has returned), else on whatever thread learns it, under no lock. It must be short, must not block and must not throw: a call of this library that
  * would block in it returns `ESTAFETTE_WOULD_DEADLOCK` instead. `drop_context`, which may be NULL, is called once with `context`
  * afterwards.
  *

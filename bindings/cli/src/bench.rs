@@ -1,6 +1,7 @@
 //! `estafette bench`: runs workloads and prints what they measure. The workloads are in the package `benches`.
 
 use std::error::Error;
+use std::io::{self, Write};
 use std::str::FromStr;
 
 use benches::{Record, Settings, WORKLOADS, Workload, named};
@@ -44,14 +45,13 @@ pub(crate) struct Arguments {
     trace: bool,
 }
 
-pub(crate) fn run(request: &Arguments) -> Result<(), Box<dyn Error>> {
+pub(crate) fn run(request: &Arguments, out: &mut impl Write) -> Result<(), Box<dyn Error>> {
     if request.list {
-        list();
-        return Ok(());
+        return Ok(list(out)?);
     }
     let workloads = request.workloads()?;
     if !request.json {
-        println!("{}", Record::heading());
+        writeln!(out, "{}", Record::heading())?;
     }
     for workload in workloads {
         let recorder = request.trace.then(|| {
@@ -66,7 +66,7 @@ pub(crate) fn run(request: &Arguments) -> Result<(), Box<dyn Error>> {
             )
             .into());
         }
-        println!("{}", if request.json { record.json() } else { record.text() });
+        writeln!(out, "{}", if request.json { record.json() } else { record.text() })?;
     }
     Ok(())
 }
@@ -114,11 +114,12 @@ fn within<T: FromStr + PartialOrd + TryFrom<u64>, const LEAST: u64, const MOST: 
     }
 }
 
-fn list() {
+fn list(out: &mut impl Write) -> io::Result<()> {
     for Workload { name, about, n, workers, .. } in WORKLOADS {
-        println!("{name:<22} {about} (n {n}, workers {})", workers());
+        writeln!(out, "{name:<22} {about} (n {n}, workers {})", workers())?;
     }
     for (name, script) in SCRIPTS {
-        println!("{name:<22} calls from Python: run `python {script}`");
+        writeln!(out, "{name:<22} calls from Python: run `python {script}`")?;
     }
+    Ok(())
 }

@@ -1,6 +1,7 @@
 //! `estafette demo`: two stages over a ring of buffers, so that reads and writes of different rounds overlap and are
 //! still in order.
 
+use std::io::Write;
 use std::time::{Duration, Instant};
 
 use estafette::{DType, Engine, Tensor};
@@ -19,7 +20,7 @@ const RING: usize = 4;
 /// Elements of each tensor.
 const LEN: i64 = 4_096;
 
-pub(crate) fn run(arguments: &Arguments) -> Result<(), Box<dyn std::error::Error>> {
+pub(crate) fn run(arguments: &Arguments, out: &mut impl Write) -> Result<(), Box<dyn std::error::Error>> {
     let tensors = arguments.tensors;
     let engine = Engine::builder().build()?;
     let ring: Vec<Tensor> = (0..RING).map(|_| engine.zeros(&[LEN], DType::F32)).collect::<Result<_, _>>()?;
@@ -45,11 +46,11 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Box<dyn std::error::Error
     if found != expected {
         return Err(format!("the sum is {found}, but one after the other gives {expected}").into());
     }
-    println!("tensors     {tensors}");
-    println!("operations  {}", 2 * tensors);
-    println!("submitted   {:.1} ms", milliseconds(submitted));
-    println!("finished    {:.1} ms", milliseconds(total));
-    println!("result      {found}, as one after the other gives");
+    writeln!(out, "tensors     {tensors}")?;
+    writeln!(out, "operations  {}", 2 * tensors)?;
+    writeln!(out, "submitted   {:.1} ms", milliseconds(submitted))?;
+    writeln!(out, "finished    {:.1} ms", milliseconds(total))?;
+    writeln!(out, "result      {found}, as one after the other gives")?;
     Ok(())
 }
 

@@ -1,36 +1,38 @@
 //! `estafette devices`
 
+use std::io::{self, Write};
+
 use estafette::Engine;
 use estafette::devices::cuda::CudaRuntime;
 use estafette::devices::sycl::SyclRuntime;
 use estafette::devices::{DLDevice, Device, table};
 
 /// Prints one line per device: those of an engine, then the device table. Says why where there is no CUDA or no SYCL.
-pub(crate) fn print() -> Result<(), Box<dyn std::error::Error>> {
+pub(crate) fn print(out: &mut impl Write) -> Result<(), Box<dyn std::error::Error>> {
     let engine = Engine::builder().workers(0).build()?;
-    println!("{:<14} {:<12} {:<32} {:<12} context", "device", "dlpack", "name", "host access");
+    writeln!(out, "{:<14} {:<12} {:<32} {:<12} context", "device", "dlpack", "name", "host access")?;
     for device in engine.devices() {
-        row(device.id(), device.name(), device.host_accessible(), "");
+        row(out, device.id(), device.name(), device.host_accessible(), "")?;
     }
     for entry in table::entries() {
         let device = entry.device.as_deref();
         let host = device.is_some_and(|device: &dyn Device| device.host_accessible());
         let count = entry.registrations;
         let context = if count == 0 { "default".to_owned() } else { format!("registered {count} times") };
-        row(entry.id, device.map_or("a context", |device| device.name()), host, &context);
+        row(out, entry.id, device.map_or("a context", |device| device.name()), host, &context)?;
     }
     let missing = [
         CudaRuntime::get().err().map(|why| why.to_string()),
         SyclRuntime::get().err().map(|why| why.to_string()),
     ];
     for why in missing.into_iter().flatten() {
-        println!("{why}");
+        writeln!(out, "{why}")?;
     }
     Ok(())
 }
 
-fn row(id: DLDevice, name: &str, host: bool, context: &str) {
+fn row(out: &mut impl Write, id: DLDevice, name: &str, host: bool, context: &str) -> io::Result<()> {
     let dlpack = format!("({}, {})", id.device_type.0, id.device_id);
     let host = if host { "yes" } else { "no" };
-    println!("{:<14} {dlpack:<12} {name:<32} {host:<12} {context}", id.to_string());
+    writeln!(out, "{:<14} {dlpack:<12} {name:<32} {host:<12} {context}", id.to_string())
 }

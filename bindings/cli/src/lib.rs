@@ -10,7 +10,7 @@ mod devices;
 mod report;
 
 use std::ffi::OsString;
-use std::io::Write;
+use std::io::{self, ErrorKind, Write};
 
 use clap::{CommandFactory, Parser, Subcommand};
 use estafette_report::shown::shown;
@@ -45,10 +45,16 @@ pub fn run(arguments: impl IntoIterator<Item = OsString>) -> u8 {
             return message.print().map_or(WRONG, |()| message.exit_code().try_into().unwrap_or(WRONG));
         }
     };
-    // A program that is not Rust's does not flush at its end.
-    let flushed = std::io::stdout().flush();
-    match outcome.and_then(|()| Ok(flushed?)) {
+    match outcome {
         Ok(()) => 0,
+        // The reader has seen enough.
+        Err(error)
+            if error
+                .downcast_ref()
+                .is_some_and(|error: &io::Error| error.kind() == ErrorKind::BrokenPipe) =>
+        {
+            0
+        }
         Err(error) => {
             eprintln!("estafette: {}", shown(&error.to_string()));
             WRONG
@@ -57,12 +63,15 @@ pub fn run(arguments: impl IntoIterator<Item = OsString>) -> u8 {
 }
 
 fn execute(command: Option<Command>) -> Result<(), Box<dyn std::error::Error>> {
+    let out = &mut io::stdout();
     match command {
-        None => Ok(Arguments::command().print_help()?),
-        Some(Command::Devices) => devices::print(),
-        Some(Command::Demo(arguments)) => demo::run(&arguments),
-        Some(Command::Report(arguments)) => report::run(&arguments),
+        None => Arguments::command().print_help()?,
+        Some(Command::Devices) => devices::print(out)?,
+        Some(Command::Demo(arguments)) => demo::run(&arguments, out)?,
+        Some(Command::Report(arguments)) => report::run(&arguments, out)?,
         #[cfg(feature = "bench")]
-        Some(Command::Bench(arguments)) => bench::run(&arguments),
+        Some(Command::Bench(arguments)) => bench::run(&arguments, out)?,
     }
+    // A program that is not Rust's does not flush at its end.
+    Ok(out.flush()?)
 }

@@ -48,7 +48,7 @@ pub(crate) struct Arguments {
     width: Option<usize>,
 }
 
-pub(crate) fn run(request: &Arguments) -> Result<(), Box<dyn Error>> {
+pub(crate) fn run(request: &Arguments, out: &mut impl Write) -> Result<(), Box<dyn Error>> {
     let traces = request.files.iter().map(|path| read(path)).collect::<Result<Vec<_>, _>>()?;
     let text = match (&traces[..], request.diff) {
         ([before, after], true) => {
@@ -73,11 +73,7 @@ pub(crate) fn run(request: &Arguments) -> Result<(), Box<dyn Error>> {
             }
         }
     };
-    match std::io::stdout().lock().write_all(text.as_bytes()) {
-        // The reader has seen enough.
-        Err(error) if error.kind() == std::io::ErrorKind::BrokenPipe => Ok(()),
-        written => Ok(written?),
-    }
+    Ok(out.write_all(text.as_bytes())?)
 }
 
 const SORT_KEYS: [(&str, SortBy); 6] = [
@@ -106,6 +102,18 @@ fn read(path: &Path) -> Result<Trace, String> {
 
 impl Arguments {
     fn write_files(&self, trace: &Trace) -> Result<(), Box<dyn Error>> {
+        if self.chrome.is_some() && self.chrome == self.html {
+            return Err("--chrome and --html name the same file".into());
+        }
+        // A forgotten OUT makes the first of the traces that a shell's pattern names one.
+        for path in self.chrome.iter().chain(&self.html) {
+            if estafette::trace::read(path).is_ok() {
+                let path = path.display();
+                return Err(
+                    format!("{path} is a trace and is not replaced: name another file to write to").into()
+                );
+            }
+        }
         if let Some(path) = &self.chrome {
             written(path, file::replace(path, |out| estafette_report::chrome::write(trace, out)))?;
         }

@@ -1,6 +1,6 @@
 //! Help at every level, and the refusal of an unknown command.
 
-use std::process::{Command, Output};
+use std::process::{Command, Output, Stdio};
 
 fn estafette(arguments: &[&str]) -> Output {
     Command::new(env!("CARGO_BIN_EXE_estafette")).args(arguments).output().expect("the command starts")
@@ -58,4 +58,28 @@ fn devices_are_listed_or_it_is_said_why_there_are_none() {
     let has = |what: &str| text.lines().any(|line| line.starts_with(what));
     assert!(has("cpu:0 "), "{text}");
     assert!(has("cuda:0 ") != has("CUDA is not available: "), "{text}");
+}
+
+#[test]
+fn an_output_that_is_read_no_further_is_no_error_and_one_that_cannot_be_written_is() {
+    for arguments in [
+        &["devices"][..],
+        &["demo", "--tensors", "3"],
+        &["bench", "--list"],
+        &["bench", "chain", "--n", "10", "--rounds", "1"],
+    ] {
+        let run = |out: Stdio| {
+            let mut command = Command::new(env!("CARGO_BIN_EXE_estafette"));
+            let output = command.args(arguments).stdout(out).stderr(Stdio::piped()).spawn();
+            output.and_then(|child| child.wait_with_output()).expect("the command starts")
+        };
+        let (reader, writer) = std::io::pipe().unwrap();
+        drop(reader);
+        let output = run(writer.into());
+        assert!(output.status.success() && output.stderr.is_empty(), "{arguments:?}: {output:?}");
+        let output = run(std::fs::File::create("/dev/full").unwrap().into());
+        let text = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert_eq!(output.status.code(), Some(2), "{arguments:?}: {text}");
+        assert!(text.starts_with("estafette: No space left on device"), "{arguments:?}: {text}");
+    }
 }

@@ -117,6 +117,18 @@ fn a_recording_is_reported_for_people_and_for_programs() {
     assert!(refused.contains("cut.pftrace is no trace"), "{refused}");
     let refused = refusal(&estafette(&[folder.join("absent").to_str().unwrap()]));
     assert!(refused.contains("absent"), "{refused}");
+    // `--html *.pftrace`: the pattern's first file is OUT.
+    for option in ["--html", "--chrome"] {
+        let refused = refusal(&estafette(&[option, fast, slow]));
+        assert!(refused.contains("fast.pftrace is a trace and is not replaced"), "{refused}");
+    }
+    text(&estafette(&["--short", fast]));
+    let page = folder.join("page");
+    let page = page.to_str().unwrap();
+    assert!(refusal(&estafette(&["--html", page, "--chrome", page, slow])).contains("the same file"));
+    text(&estafette(&["--html", page, slow]));
+    text(&estafette(&["--html", page, slow])); // a former page is replaced
+
     fs::remove_dir_all(&folder).unwrap();
 }
 

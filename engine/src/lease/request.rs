@@ -296,7 +296,7 @@ impl<L> LeaseRequest<L> {
                     }
                 }
                 Step::Rest(rest) => return rest.as_mut().poll(cx),
-                Step::Finished => unreachable!("a future is not polled after it has finished"),
+                Step::Finished => panic!("a lease request was polled after it had ended"),
             }
         }
     }

@@ -12,8 +12,7 @@ use crate::tensor::handle::Tensor;
 /// Up to this many pairs are compared one by one, without an allocation. Sorting is as fast for more pairs.
 const PAIRS_MAX: usize = 64;
 
-const SAME: &str =
-    "a tensor is written and used again in the same operation; use `updates` to change it in place";
+const SAME: &str = "a tensor is written and used again in the same operation; name it in `updates` alone to change it in place";
 const PROMISED: &str = "two operands of one operation may overlap, since one is a promised alias of the other, and one of them is \
                         written; use `updates`";
 const OVERLAP: &str =

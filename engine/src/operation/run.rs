@@ -601,7 +601,7 @@ fn abandoned(granted: OpGranted) {
     let why = if std::thread::panicking() {
         "its thread panicked before it had ended"
     } else {
-        "its completion was dropped without being used"
+        "its future was dropped before it had ended, as by a runtime that shuts down"
     };
     let failure = OpTag::of(&granted).failure(FailureKind::Error, why, None);
     let mut ready = ReadyList::new();

@@ -118,12 +118,13 @@ impl Tensor {
     /// Calls `callback` once, when the version current at this call is finished. The call happens on this
     /// thread if the version is finished already, else on the thread that finds its end, under no lock. The
     /// callback must be short and must not block: a wait in a callback that would block ends with
-    /// [`Error::WouldDeadlock`]. A panic of the callback is logged.
+    /// [`Error::WouldDeadlock`]. What a callback itself asks for is called when that callback has returned. A
+    /// panic of the callback is logged.
     pub fn on_ready<C>(&self, callback: C)
     where
         C: FnOnce(Result<(), Error>) + Send + 'static,
     {
-        notify(self.ready(), move |outcome| call_back(|| callback(outcome)));
+        notify(self.ready(), move |outcome| call_back(move || callback(outcome)));
     }
 
     /// As [`on_ready`](Self::on_ready), without the outcome: a failure stays unretrieved.
@@ -205,11 +206,13 @@ impl Tensor {
 }
 
 /// Calls a callback of the program, which must not block. A panic is logged.
-fn call_back(callback: impl FnOnce()) {
-    if let Err(panic) = catch_unwind(AssertUnwindSafe(|| callback::run(callback))) {
-        tracing::error!("a callback of the program panicked");
-        drop_panic(panic);
-    }
+fn call_back(callback: impl FnOnce() + 'static) {
+    callback::in_turn(move || {
+        if let Err(panic) = catch_unwind(AssertUnwindSafe(|| callback::run(callback))) {
+            tracing::error!("a callback of the program panicked");
+            drop_panic(panic);
+        }
+    });
 }
 
 /// Blocks until one of the operations has ended or one of the tensors is finished. Failures stay unretrieved.

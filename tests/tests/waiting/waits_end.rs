@@ -155,6 +155,53 @@ fn a_callback_and_a_fence_run_no_body_where_they_are_told() {
     assert!(watchdog.still_watches());
 }
 
+/// Asks for the next callback of `x` in each, `left` times.
+fn ask_again(x: &Tensor, left: usize, last: Sender<()>) {
+    let own = x.clone();
+    x.on_ready(move |_| if left == 0 { last.send(()).unwrap() } else { ask_again(&own, left - 1, last) });
+}
+
+#[test]
+fn callbacks_that_each_ask_for_the_next_one_need_no_deeper_stack() {
+    let engine = engine(0);
+    let x = tensor(&engine, 0.0);
+    let (last, called) = channel();
+    ask_again(&x, 200_000, last);
+    called.try_recv().unwrap();
+    // What a callback asks for is called when it has returned, in order, and before the outermost call returns.
+    let (told, tells) = channel();
+    let own = x.clone();
+    x.on_ready(move |_| {
+        for n in 1..=2 {
+            let told = told.clone();
+            own.on_ready(move |_| told.send(n).unwrap());
+        }
+        told.send(0).unwrap();
+    });
+    assert_eq!(tells.try_iter().collect::<Vec<_>>(), [0, 1, 2]);
+    assert_nothing_left(&[&engine]);
+}
+
+#[test]
+fn a_body_that_a_callback_runs_gets_its_own_callbacks_at_once() {
+    let engine = engine(0);
+    let (x, y) = (tensor(&engine, 0.0), tensor(&engine, 0.0));
+    let (told, tells) = channel();
+    let (own, there) = (x.clone(), engine.clone());
+    x.on_ready(move |_| {
+        let body = move || {
+            let (called, calls) = channel();
+            ask_again(&own, 3, called);
+            calls.try_recv()
+        };
+        let op = there.op("in a callback").writes([&y]).run(move |[], [_y]| Ok(body()?)).unwrap();
+        while there.run_ready() {}
+        told.send(op.wait_timeout(Some(Duration::ZERO))).unwrap();
+    });
+    tells.try_recv().unwrap().unwrap();
+    assert_nothing_left(&[&engine]);
+}
+
 /// `idle` has no workers and a source of `x`; `busy` has a low in-flight limit and readers of `x`.
 fn across(busy_workers: usize) -> (Engine, Engine, Tensor) {
     let idle = engine(0);
