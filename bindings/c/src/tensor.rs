@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use estafette::devices::{DLDevice, FenceSet};
 use estafette::engine::Memory;
-use estafette::exchange::Abi;
+use estafette::exchange::{Abi, foreign_fence};
 use estafette::operation::Tensors;
 use estafette::{Error, ImportOptions, ManagedTensor, Tensor};
 
@@ -144,7 +144,7 @@ unsafe fn import(
     let fences = match NonNull::new(ready.cast_mut()) {
         None => FenceSet::default(),
         // SAFETY: by contract of this function.
-        Some(ready) => unsafe { engine.import_fence(ready) }?.into(),
+        Some(ready) => unsafe { foreign_fence::import(ready, engine.devices()) }?.into(),
     };
     let vacant = reserve()?;
     // SAFETY: by contract of this function.

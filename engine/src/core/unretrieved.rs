@@ -223,11 +223,6 @@ pub struct Unretrieved {
 }
 
 impl Unretrieved {
-    /// Whether no failure is unretrieved. The call retrieves no failure.
-    pub fn is_empty(&self) -> bool {
-        self.failures.is_empty() && self.omitted == 0
-    }
-
     /// Number of failures, including those that are not listed: each of these was reported when its last handle was
     /// dropped. The call retrieves no failure.
     pub fn count(&self) -> u64 {

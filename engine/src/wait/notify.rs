@@ -300,10 +300,10 @@ impl Op {
 }
 
 impl Completion {
-    /// As [`Engine::import_fence`](crate::Engine::import_fence), with the devices of the engine that runs the operation.
+    /// Adopts the fence of another scheduler, with the devices of the engine that runs the operation.
     ///
     /// # Errors
-    /// As [`Engine::import_fence`](crate::Engine::import_fence).
+    /// As [`foreign_fence::import`].
     ///
     /// # Safety
     /// As for [`foreign_fence::import`].
@@ -316,10 +316,10 @@ impl Completion {
 }
 
 impl Tensor {
-    /// As [`Engine::import_fence`](crate::Engine::import_fence), with the devices of the tensor's engine, its own among them.
+    /// Adopts the fence of another scheduler, with the devices of the tensor's engine, its own among them.
     ///
     /// # Errors
-    /// As [`Engine::import_fence`](crate::Engine::import_fence).
+    /// As [`foreign_fence::import`].
     ///
     /// # Safety
     /// As for [`foreign_fence::import`].
