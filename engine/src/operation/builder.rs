@@ -80,8 +80,10 @@ pub trait Target<'v> {
 impl<'e> Target<'e> for Submission<'e> {
     #[inline(always)]
     fn access(&mut self, variable: &'e Variable, mode: Mode) {
-        // All engines of a process share its graph.
-        if !self.pending_op.try_access(&variable.var, mode) {
+        if self.pending_op.may_access(&variable.var) {
+            self.pending_op.access(&variable.var, mode);
+        } else {
+            // All engines of a process share its graph.
             self.pending_op.payload_mut().is_forked = true;
         }
     }

@@ -515,6 +515,16 @@ impl<V, T> Block<V, T> {
         graph.expect("a block in use refers to its graph")
     }
 
+    /// Fails for a variable of another graph.
+    ///
+    /// # Safety
+    /// The caller owns the operation.
+    #[inline(always)]
+    pub(crate) unsafe fn assert_same_graph(&self, node: &VarNode<V, T>) {
+        // SAFETY: forwarded to the caller.
+        assert!(unsafe { self.is_of_graph_of(node) }, "{} belongs to another graph", node.id());
+    }
+
     /// Whether the variable belongs to the graph of the block.
     ///
     /// # Safety

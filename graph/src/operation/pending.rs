@@ -90,25 +90,23 @@ impl<'a, V, T> PendingOp<'a, V, T> {
         })
     }
 
+    /// Whether the variable belongs to the graph of the operation.
+    #[inline(always)]
+    pub fn may_access(&self, var: &Var<V, T>) -> bool {
+        // SAFETY: the handle keeps the node; the block is ours.
+        unsafe { self.block.as_ref().is_of_graph_of(var.node().as_ref()) }
+    }
+
     /// Adds a variable; may be repeated. A read and a write of one variable are an update.
     ///
     /// # Panics
     /// If the variable belongs to another graph.
     #[inline(always)]
     pub fn access(&mut self, var: &'a Var<V, T>, mode: Mode) {
-        assert!(self.try_access(var, mode), "{} belongs to another graph", var.id());
-    }
-
-    /// As [`access`](Self::access). Returns false, and adds nothing, if the variable belongs to another graph.
-    #[inline(always)]
-    pub fn try_access(&mut self, var: &'a Var<V, T>, mode: Mode) -> bool {
         // SAFETY: the handle keeps the node; the block is ours.
         unsafe {
-            let is_ours = self.block.as_ref().is_of_graph_of(var.node().as_ref());
-            if is_ours {
-                Block::add_target(self.block, Target::new(var.node(), mode));
-            }
-            is_ours
+            self.block.as_ref().assert_same_graph(var.node().as_ref());
+            Block::add_target(self.block, Target::new(var.node(), mode));
         }
     }
 
