@@ -110,7 +110,7 @@ fn what_is_registered_is_listed_and_a_mistaken_name_gets_the_near_ones() {
     let signature = known.signature;
     assert_eq!((signature.kind, signature.inputs, signature.outputs), (OperatorKind::Inferred, Some(1), 1));
     let all = operators().list().unwrap();
-    assert!(all.windows(2).all(|pair| pair[0].name() < pair[1].name()));
+    assert!(all.windows(2).all(|pair| pair[0].name < pair[1].name));
     assert!(all.iter().any(|operator| *operator.name == *"listed.parts"));
     let Error::NoOperator { name, near } = operators().get("listed.repaet").unwrap_err() else { panic!() };
     assert_eq!((name.as_str(), near[0].as_str()), ("listed.repaet", "listed.repeat"));
