@@ -1,6 +1,6 @@
 //! Operations in use: how far the function of each is, and who holds its handle.
 //!
-//! A handle (see `handles.rs`) has up to two holders: the owner of the handle from a submission, and the operation itself
+//! A place (see `places.rs`) has up to two holders: the owner of the handle from a submission, and the operation itself
 //! until its end is reported.
 
 use std::mem::ManuallyDrop;
@@ -8,18 +8,20 @@ use std::ptr::NonNull;
 
 use estafette::devices::{Fence, FenceSet, Reactor, host};
 use estafette::{Completion, Op, Scope};
-use estafette_sync::sync::Mutex;
+use estafette_sync::sync::{Mutex, MutexGuard};
 
 use crate::context::BodyContext;
 use crate::entry::Refusal;
-use crate::handles::{Pinned, Table};
 use crate::op::estafette_op;
-use crate::places::Kind;
+use crate::places::{self, Kind, Places};
 
-static OPS: Table<Mutex<State>> = Table::new(Kind::Op);
+static PLACES: Places<Mutex<State>> = Places::new(Kind::Op);
 
 #[derive(Default)]
 struct State {
+    /// See `places.rs`. The bit "in use" stays set from the first use on; `holders` says whether the place is held.
+    tag: u32,
+    holders: u32,
     stage: Stage,
     op: Option<Op>,
     /// The fence that the operation ends with.
@@ -48,7 +50,7 @@ pub(crate) struct Begun {
     pub(crate) produces: bool,
 }
 
-/// An operation's own hold of its handle, which lasts until its end is reported. Dropping it releases the handle: the operation will
+/// An operation's own claim to its place, which lasts until its end is reported. Dropping the claim releases the place: the operation will
 /// never be called.
 pub(crate) struct Held(NonNull<estafette_op>);
 
@@ -70,69 +72,100 @@ impl Drop for Held {
     }
 }
 
-/// The state of an operation in use.
-fn find(op: *mut estafette_op) -> Result<Pinned<Mutex<State>>, Refusal> {
-    OPS.get(op, "op")
+/// The place of a handle, if that is in use.
+fn find(op: *mut estafette_op) -> Result<(u32, MutexGuard<'static, State>), Refusal> {
+    let (tag, number) = places::parts(op);
+    let state = PLACES.get(number).map(Mutex::lock).filter(|state| state.tag == tag && state.holders > 0);
+    state.map(|state| (number, state)).ok_or_else(|| PLACES.kind().refusal(op, "op"))
 }
 
-/// A handle that its operation and the caller hold.
+/// A free place, under the tag of its next operation.
+fn fresh_place() -> Result<(u32, MutexGuard<'static, State>), Refusal> {
+    let kind = PLACES.kind();
+    let (number, place) = PLACES.take(|| Mutex::new(State { tag: kind.first_tag(), ..State::default() }))?;
+    let mut state = place.lock();
+    state.tag = kind.next_tag(state.tag);
+    Ok((number, state))
+}
+
+/// A place that its operation and the caller hold.
 pub(crate) fn enter() -> Result<(*mut estafette_op, Held), Refusal> {
-    let handle = OPS.reserve()?.fill(Mutex::default());
-    retain(handle)?;
+    let (number, mut state) = fresh_place()?;
+    state.holders = 2;
+    let handle = places::handle(state.tag, number);
     let held = NonNull::new(handle).map(Held).ok_or_else(|| crate::entry::is_null("op"))?;
     Ok((handle, held))
 }
 
-/// A handle of an operation whose function is about to be called, and which has no other holder.
+/// A place for an operation whose function is about to be called, and which has no other holder.
 pub(crate) fn enter_begun(begun: Begun) -> Result<*mut estafette_op, Refusal> {
-    let state = State { stage: Stage::Begun(begun), ..State::default() };
-    Ok(OPS.reserve()?.fill(Mutex::new(state)))
+    let (number, mut state) = fresh_place()?;
+    state.holders = 1;
+    state.stage = Stage::Begun(begun);
+    Ok(places::handle(state.tag, number))
 }
 
-/// A handle of an operation that was submitted elsewhere, which reports its own end.
+/// A place for an operation that was submitted elsewhere, which reports its own end.
 pub(crate) fn enter_submitted(op: Op) -> Result<*mut estafette_op, Refusal> {
-    let state = State { stage: Stage::Ended, op: Some(op), after: None };
-    Ok(OPS.reserve()?.fill(Mutex::new(state)))
+    let (number, mut state) = fresh_place()?;
+    state.holders = 1;
+    state.stage = Stage::Ended;
+    state.op = Some(op);
+    Ok(places::handle(state.tag, number))
 }
 
 /// Takes the right to report the end, without a fence. The operation holds its place no more. `with_tensor` says whether the end is a
 /// tensor; `None` for a failure.
 pub(crate) fn finish(op: *mut estafette_op, with_tensor: Option<bool>) -> Result<Begun, Refusal> {
-    let place = find(op)?;
-    let mut state = place.lock();
+    let (number, mut state) = find(op)?;
     let begun = take_stage(&mut state, with_tensor)?;
     state.stage = Stage::Ended;
-    drop(state);
-    // Fails if the program has released a handle that was not its own.
-    let _ = release(op);
+    leave(number, state);
     Ok(begun)
 }
 
 /// Counts one holder more.
 pub(crate) fn retain(op: *mut estafette_op) -> Result<(), Refusal> {
-    OPS.retain(op, "op")
+    let (_, mut state) = find(op)?;
+    state.holders = state.holders.checked_add(1).ok_or_else(|| Refusal::invalid("op: too many holders"))?;
+    Ok(())
 }
 
-/// Counts one holder less. What the last one leaves is dropped under no lock.
+/// Counts one holder less; the last one gives the place back.
 pub(crate) fn release(op: *mut estafette_op) -> Result<(), Refusal> {
-    OPS.release(op, "op")
+    let (number, state) = find(op)?;
+    leave(number, state);
+    Ok(())
+}
+
+fn leave(number: u32, mut state: MutexGuard<'static, State>) {
+    state.holders -= 1;
+    if state.holders > 0 {
+        return;
+    }
+    let tag = state.tag;
+    let old = std::mem::replace(&mut *state, State { tag, ..State::default() });
+    drop(state);
+    PLACES.give_back(number);
+    // Operations and fences are dropped under no lock.
+    drop(old);
 }
 
 /// Notes the operation of a handle.
 pub(crate) fn set_op(op: *mut estafette_op, submitted: Op) -> Result<(), Refusal> {
-    find(op)?.lock().op = Some(submitted);
+    find(op)?.1.op = Some(submitted);
     Ok(())
 }
 
 /// The function is about to be called; or the right to report the end is returned, since the end cannot be reported yet.
 pub(crate) fn begin(op: *mut estafette_op, begun: Begun) -> Result<(), Refusal> {
-    find(op)?.lock().stage = Stage::Begun(begun);
+    find(op)?.1.stage = Stage::Begun(begun);
     Ok(())
 }
 
 /// Takes the right to report an end that is no tensor.
 pub(crate) fn take(op: *mut estafette_op) -> Result<Begun, Refusal> {
-    take_stage(&mut find(op)?.lock(), Some(false))
+    take_stage(&mut find(op)?.1, Some(false))
 }
 
 fn take_stage(state: &mut State, with_tensor: Option<bool>) -> Result<Begun, Refusal> {
@@ -158,8 +191,7 @@ fn take_stage(state: &mut State, with_tensor: Option<bool>) -> Result<Begun, Ref
 
 /// The end is about to be reported; `after` is the fence that the end waits for.
 pub(crate) fn ended(op: *mut estafette_op, after: Option<Fence>) -> Result<(), Refusal> {
-    let place = find(op)?;
-    let mut state = place.lock();
+    let (_, mut state) = find(op)?;
     state.stage = Stage::Ended;
     state.after = after;
     Ok(())
@@ -167,7 +199,7 @@ pub(crate) fn ended(op: *mut estafette_op, after: Option<Fence>) -> Result<(), R
 
 /// What lends out the operands of a running operation.
 pub(crate) fn scope(op: *mut estafette_op) -> Result<Scope, Refusal> {
-    match &find(op)?.lock().stage {
+    match &find(op)?.1.stage {
         Stage::Begun(begun) => Ok(begun.completion.scope().clone()),
         Stage::Waiting => Err(Refusal::invalid("op: its function was not called yet")),
         Stage::Ending | Stage::Ended => Err(Refusal::invalid("op: its end was reported already")),
@@ -176,8 +208,7 @@ pub(crate) fn scope(op: *mut estafette_op) -> Result<Scope, Refusal> {
 
 /// The operation of a handle from a submission, and the fence that it ends with, if that is known.
 pub(crate) fn op(op: *mut estafette_op) -> Result<(Op, Option<Fence>), Refusal> {
-    let place = find(op)?;
-    let state = place.lock();
+    let (_, state) = find(op)?;
     let found = state.op.clone().ok_or_else(|| {
         Refusal::invalid("op: this handle was given to a function and can only report the end; submit with `out` for a handle to wait for")
     })?;
@@ -194,7 +225,7 @@ pub(crate) fn end_fence(handle: *mut estafette_op) -> Result<Fence, Refusal> {
     let issued = submitted.fence();
     Reactor::global().when_settled([issued], move |outcome| {
         let place = held.as_ref().and_then(|held| find(held.0.as_ptr()).ok());
-        let after = place.and_then(|place| place.lock().after.clone());
+        let after = place.and_then(|(_, state)| state.after.clone());
         drop(held);
         match (outcome, after) {
             (Ok(()), Some(after)) => {
