@@ -163,7 +163,7 @@ impl PyOperator {
     /// What it is called.
     #[getter]
     fn name(&self) -> &str {
-        &*self.operator.name
+        &self.operator.name
     }
 
     /// Who decides where results go: ``"destination"``, the caller; ``"inferred"``, the operator says what they look like and
@@ -188,7 +188,7 @@ impl PyOperator {
     /// Where it comes from: a language, the path of a library, the full name of a Python function.
     #[getter]
     fn origin(&self) -> &str {
-        &*self.operator.origin
+        &self.operator.origin
     }
 
     #[pyo3(signature = (*inputs, out = None, **attributes))]
@@ -225,7 +225,7 @@ impl PyOperator {
         let inputs = signature.inputs.map_or_else(|| "any number of".into(), |count| count.to_string());
         format!(
             "<estafette.Operator {}, {}, {inputs} inputs, {} outputs, from {}>",
-            &*self.operator.name, signature.kind, signature.outputs, &*self.operator.origin
+            &self.operator.name, signature.kind, signature.outputs, &*self.operator.origin
         )
     }
 }
