@@ -61,8 +61,8 @@ mod dl_device;
 mod error;
 mod extents;
 pub(crate) mod fence;
-pub(crate) mod guarded;
 pub mod host;
+mod log_panic;
 pub(crate) mod queue;
 pub(crate) mod reactor;
 mod shared_memory;
@@ -87,3 +87,6 @@ pub use self::{
     shared_memory::{Descriptor, Identity, SharedMemory, SharedSegment, Viewer},
     timing::{ClockBracket, DeviceSpan, Timing, host_now_ns},
 };
+
+#[doc(hidden)]
+pub use self::log_panic::log_panic;

@@ -1,37 +1,15 @@
 //! Situations of the worker pool.
 #![allow(clippy::unwrap_used, reason = "the functions are tests, by a macro")]
 
+mod jobs;
+
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Barrier, Mutex};
 use std::time::{Duration, Instant};
 
-use estafette_devices::cpu::{Job, Pool, PoolOptions, SharedLock};
-
-/// A job that is a closure.
-struct Run(Body);
-
-type Body = Box<dyn FnOnce(&Pool<Run>) + Send>;
-
-impl Job for Run {
-    fn run(self, pool: &Pool<Self>) {
-        (self.0)(pool);
-    }
-
-    fn needs_lock(&self) -> bool {
-        true
-    }
-}
-
-/// Runs up to three jobs at a time.
-#[derive(Debug)]
-struct Lock;
-
-impl SharedLock for Lock {
-    fn hold(&self, next: &mut dyn FnMut() -> bool) {
-        let _ = next() && next() && next();
-    }
-}
+use estafette_devices::cpu::{Job, Pool, PoolOptions};
+use jobs::{Run, pool};
 
 fn run(f: impl FnOnce() + Send + 'static) -> Run {
     Run(Box::new(move |_| f()))
@@ -41,16 +19,6 @@ fn run(f: impl FnOnce() + Send + 'static) -> Run {
 fn push_batch<J: Job>(pool: &Pool<J>, jobs: impl IntoIterator<Item = J>) {
     jobs.into_iter().for_each(|job| pool.push_unnoticed(job));
     pool.notice();
-}
-
-fn pool(workers: usize, spare_limit: usize, with_lock: bool) -> Pool<Run> {
-    let name = "test".to_owned();
-    let pool = Pool::new(PoolOptions { workers, name, spare_limit, ..PoolOptions::default() })
-        .expect("threads can be started");
-    if with_lock {
-        pool.share_lock(Arc::new(Lock));
-    }
-    pool
 }
 
 /// Tests for pools without and with a shared lock.

@@ -4,51 +4,19 @@
 //! A lost wake-up leaves threads blocked for ever, which shuttle reports as a deadlock.
 #![cfg(estafette_shuttle)]
 
+mod jobs;
+
 use std::sync::Arc;
 
-use estafette_devices::cpu::{Job, Pool, PoolOptions, SharedLock};
 use estafette_devices::sim::{SimDevice, SimNotify, SimOptions, SimPace};
 use estafette_devices::{FenceSet, Order, Queue, Reactor, host};
 use estafette_sync::sync::atomic::{AtomicUsize, Ordering};
 use estafette_sync::sync::mpsc;
 use estafette_sync::thread;
+use jobs::{Run, pool};
 
 /// Random schedules per situation.
 const SCHEDULES: usize = 5_000;
-
-type Body = Box<dyn FnOnce(&Pool<Run>) + Send>;
-
-struct Run(Body);
-
-impl Job for Run {
-    fn run(self, pool: &Pool<Self>) {
-        (self.0)(pool);
-    }
-
-    fn needs_lock(&self) -> bool {
-        true
-    }
-}
-
-/// Runs up to three jobs at a time.
-#[derive(Debug)]
-struct Lock;
-
-impl SharedLock for Lock {
-    fn hold(&self, next: &mut dyn FnMut() -> bool) {
-        let _ = next() && next() && next();
-    }
-}
-
-fn pool(workers: usize, spare_limit: usize, with_lock: bool) -> Pool<Run> {
-    let name = "test".to_owned();
-    let pool = Pool::new(PoolOptions { workers, name, spare_limit, ..PoolOptions::default() })
-        .expect("threads can be started");
-    if with_lock {
-        pool.share_lock(Arc::new(Lock));
-    }
-    pool
-}
 
 /// Checks `situation` in pools without and with a shared lock. Their timeouts never pass here, so
 /// that no wake-up can come from these.

@@ -153,6 +153,7 @@ pub mod bindings {
         body_has_lock, body_uses, body_wants_lock, imported_from, on_event_loop, wait_has_lock,
     };
     pub use crate::trace::process::this_process;
+    pub use crate::trace::receiver::{EventReceiver, receive_events};
     pub use crate::wait::inspect::inspected;
     pub use crate::wait::notify::wait_any;
 }

@@ -352,6 +352,15 @@ struct Elsewhere {
     process: u32,
 }
 
+/// The address of a tensor's data, `first` bytes into the memory at `start`; `None` if it is not inside of these `bytes`.
+fn inside(layout: &Layout, first: u64, start: *mut u8, bytes: usize) -> Result<Option<*mut u8>, Error> {
+    let Some(first) = usize::try_from(first).ok().filter(|first| *first <= bytes) else { return Ok(None) };
+    let data = start.wrapping_add(first);
+    layout.check_data(data)?;
+    let range = layout.byte_range(data);
+    Ok((range.start >= start.addr() && range.end <= start.addr() + bytes).then_some(data))
+}
+
 /// What was received with a description from a process whose door for tickets is at `address`.
 fn take_over(
     link: &RawLink,
@@ -370,17 +379,10 @@ fn take_over(
             (memory.ptr(), segment.bytes(), memory.device(), false)
         }
     };
-    let start = start.as_ptr();
     let layout = Layout::strided(layout.dtype(), device, layout.shape(), layout.strides())?
         .with_padding(layout.is_padded());
-    let outside = || Error::invalid(format!("process {process} sent a tensor outside of its memory"));
-    let first = usize::try_from(first).ok().filter(|first| *first <= bytes).ok_or_else(outside)?;
-    let data = start.wrapping_add(first);
-    layout.check_data(data)?;
-    let range = layout.byte_range(data);
-    if range.start < start.addr() || range.end > start.addr() + bytes {
-        return Err(outside());
-    }
+    let data = inside(&layout, first, start.as_ptr(), bytes)?
+        .ok_or_else(|| Error::invalid(format!("process {process} sent a tensor outside of its memory")))?;
     if is_writable != is_for_writing {
         return Err(Error::invalid(format!(
             "process {process} lent memory in another way than it had shown it"

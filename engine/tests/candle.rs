@@ -24,7 +24,7 @@ fn a_tensor_keeps_its_address_its_strides_and_its_offset() {
     let copied = engine.op("copy").reads([&part]).produce(|[part]| {
         let copied = part.to_candle::<f32>()?;
         assert_eq!(copied.dims(), [2, 2]);
-        Ok(Produced::from_candle(copied)?)
+        Ok(Produced::try_from(copied)?)
     });
     assert_eq!(copied.unwrap().to_vec::<f32>().unwrap(), [2.0, 5.0, 3.0, 6.0]);
 }

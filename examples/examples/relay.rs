@@ -196,7 +196,7 @@ async fn submit_square(stage: &Stage, frame: &Baton) -> Result<Baton> {
             frame.trail.crosses(array.values().as_ptr(), array.len());
             let energy = square(&array)?;
             energy_trail.starts(energy.values().as_ptr());
-            Ok(Produced::from_arrow(energy, &[ROWS as i64, COLUMNS as i64])?)
+            Ok(Produced::try_from((energy, &[ROWS as i64, COLUMNS as i64][..]))?)
         };
         let energy = energy();
         completion.produce(energy);
@@ -212,7 +212,7 @@ async fn submit_sum(stage: &Stage, energy: &Baton) -> Result<Baton> {
     let tensor = op.permit().await?.produce(move |[energy]| {
         let result = sum(view::<_, Ix2>(&energy, &energy_trail)?);
         result_trail.starts(result.as_ptr());
-        Ok(Produced::from_ndarray(result)?)
+        Ok(Produced::try_from(result)?)
     })?;
     Ok(Baton { tensor, trail })
 }

@@ -1,16 +1,14 @@
 //! Log events for people, to a function of the caller's.
 
 use std::ffi::{CStr, c_char, c_void};
-use std::fmt::{self, Write as _};
 use std::io::Write as _;
 use std::sync::{Arc, Once};
 
+use estafette::bindings::{EventReceiver, events_asked_for, receive_events};
 use estafette_report::shown::shown;
 use estafette_sync::sync::{Mutex, OnceLock};
-use tracing::field::{Field, Visit};
+use tracing::Level;
 use tracing::level_filters::LevelFilter;
-use tracing::span::{Attributes, Id, Record};
-use tracing::{Event, Level, Metadata, Subscriber};
 
 use crate::context::{Context, estafette_drop};
 use crate::entry::{DONE, Refusal, c_text, entry};
@@ -91,7 +89,7 @@ pub(crate) fn begin_from_environment() {
     }
     static ONCE: Once = Once::new();
     ONCE.call_once(|| {
-        if estafette::bindings::events_asked_for() && install().is_ok() {
+        if events_asked_for() && install().is_ok() {
             let context = Context::new(std::ptr::null_mut(), None);
             let mut sink = SINK.get_or_init(Mutex::default).lock();
             sink.get_or_insert_with(|| {
@@ -106,7 +104,7 @@ pub(crate) fn begin_from_environment() {
 /// Makes this copy of the library's events come here, once per process.
 fn install() -> Result<(), Refusal> {
     static INSTALLED: OnceLock<bool> = OnceLock::new();
-    if *INSTALLED.get_or_init(|| tracing::subscriber::set_global_default(Forward).is_ok()) {
+    if *INSTALLED.get_or_init(|| receive_events(Forward)) {
         return Ok(());
     }
     Err(Refusal::new(
@@ -115,60 +113,28 @@ fn install() -> Result<(), Refusal> {
     ))
 }
 
-/// Passes events on. It has no spans.
+/// Passes events on.
 struct Forward;
 
-impl Subscriber for Forward {
-    fn enabled(&self, metadata: &Metadata<'_>) -> bool {
-        sink().is_some_and(|sink| *metadata.level() <= sink.level)
+impl EventReceiver for Forward {
+    const QUOTES: bool = true;
+
+    fn level(&self) -> LevelFilter {
+        sink().map_or(LevelFilter::OFF, |sink| sink.level)
     }
 
-    fn max_level_hint(&self) -> Option<LevelFilter> {
-        Some(sink().map_or(LevelFilter::OFF, |sink| sink.level))
-    }
-
-    fn new_span(&self, _span: &Attributes<'_>) -> Id {
-        Id::from_u64(1)
-    }
-
-    fn record(&self, _span: &Id, _values: &Record<'_>) {}
-
-    fn record_follows_from(&self, _span: &Id, _follows: &Id) {}
-
-    fn event(&self, event: &Event<'_>) {
+    fn take(&self, level: Level, message: String, fields: &[String]) {
         let Some(sink) = sink() else { return };
-        let mut line = Line::default();
-        event.record(&mut line);
-        let level = match *event.metadata().level() {
+        let level = match level {
             Level::ERROR => 1,
             Level::WARN => 2,
             Level::INFO => 3,
             Level::DEBUG => 4,
             Level::TRACE => 5,
         };
-        let text = c_text(&shown(&format!("{}{}", line.message, line.fields)).to_string());
+        let line = fields.iter().fold(message, |line, field| line + " " + field);
+        let text = c_text(&shown(&line).to_string());
         // SAFETY: the caller that set it promised that any thread may call it.
         unsafe { (sink.callback)(sink.context.pointer(), level, text.as_ptr()) };
-    }
-
-    fn enter(&self, _span: &Id) {}
-
-    fn exit(&self, _span: &Id) {}
-}
-
-/// An event in one line: the message, then the fields.
-#[derive(Default)]
-struct Line {
-    message: String,
-    fields: String,
-}
-
-impl Visit for Line {
-    fn record_debug(&mut self, field: &Field, value: &dyn fmt::Debug) {
-        // Writing to a string does not fail.
-        let _ = match field.name() {
-            "message" => write!(self.message, "{value:?}"),
-            name => write!(self.fields, " {name}={value:?}"),
-        };
     }
 }

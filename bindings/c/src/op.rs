@@ -11,10 +11,11 @@ use estafette::{ManagedTensor, Produced};
 
 use crate::dlpack::DLManagedTensorVersioned;
 use crate::engine::timeout;
-use crate::entry::{Answer, DONE, Refusal, entry, entry_unless_null, is_null, place, reason};
+use crate::entry::{Answer, DONE, Refusal, entry, entry_unless_null, place, reason};
 use crate::fence::outcome_of;
 use crate::slots::{self, Begun};
 use crate::status::estafette_status;
+use crate::tensor::of_known_version;
 use estafette::devices::{DeviceError, DeviceErrorKind};
 
 /// An operation. The handle is a number with a generation, not an address: a handle of an ended operation is recognized.
@@ -140,15 +141,11 @@ pub unsafe extern "C" fn estafette_op_complete_with(
     managed: *mut DLManagedTensorVersioned,
 ) -> estafette_status {
     entry(|| {
-        let managed = NonNull::new(managed).ok_or_else(|| is_null("managed"))?;
-        // SAFETY: by contract of this function; the version comes first in every version of the struct.
-        let [major, minor] = unsafe { managed.cast::<[u32; 2]>().read() };
-        if major != estafette::exchange::DLPACK_VERSION.0 {
-            return Err(Refusal::invalid(format!("invalid tensor: version {major}.{minor} is not known")));
-        }
+        // SAFETY: by contract of this function.
+        let managed = unsafe { of_known_version(managed) }?;
         let Begun { completion, context, .. } = slots::finish(op, Some(true))?;
         // SAFETY: by contract of this function; the version is one that it accepts.
-        let owned = unsafe { ManagedTensor::from_raw(managed.as_ptr().cast(), Abi::Versioned) };
+        let owned = unsafe { ManagedTensor::from_raw(managed.as_ptr(), Abi::Versioned) };
         match owned {
             Ok(owned) => completion.produce(Ok(Produced::from(owned))),
             Err(error) => completion.produce(Err(Box::new(error))),

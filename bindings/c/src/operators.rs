@@ -128,7 +128,7 @@ pub unsafe extern "C" fn estafette_list_operators(
     entry(|| {
         let callback = callback.ok_or_else(|| is_null("callback"))?;
         for operator in operators().list()? {
-            let (name, origin) = (c_text(operator.name()), c_text(operator.origin()));
+            let (name, origin) = (c_text(&operator.name), c_text(&operator.origin));
             let mut info = describe(&operator);
             (info.name, info.origin) = (name.as_ptr(), origin.as_ptr());
             // SAFETY: by contract of this function; the texts outlive the call.
@@ -139,7 +139,7 @@ pub unsafe extern "C" fn estafette_list_operators(
 }
 
 fn describe(operator: &Operator) -> estafette_operator_info {
-    let signature = operator.signature();
+    let signature = operator.signature;
     let kind = match signature.kind {
         OperatorKind::Destination => OPERATOR_DESTINATION,
         OperatorKind::Inferred => OPERATOR_INFERRED,
@@ -198,8 +198,8 @@ pub unsafe extern "C" fn estafette_call_operator(
             }
             let places = array(outputs.cast_const(), n_outputs, "outputs")?;
             if !places.is_empty() && places.iter().all(|place| place.is_null()) {
-                if call.operator().signature().outputs != n_outputs {
-                    let (name, has) = (call.operator().name(), call.operator().signature().outputs);
+                if call.operator().signature.outputs != n_outputs {
+                    let (name, has) = (&*call.operator().name, call.operator().signature.outputs);
                     return Err(Refusal::invalid(format!(
                         "operator `{name}` has {has} outputs, not {n_outputs}"
                     )));

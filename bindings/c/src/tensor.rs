@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use estafette::devices::{DLDevice, FenceSet};
 use estafette::engine::Memory;
-use estafette::exchange::Abi;
+use estafette::exchange::{Abi, foreign_fence};
 use estafette::operation::Tensors;
 use estafette::{Error, ImportOptions, ManagedTensor, Tensor};
 
@@ -88,19 +88,27 @@ pub unsafe extern "C" fn estafette_import(
     out: *mut *mut estafette_tensor,
 ) -> estafette_status {
     entry(|| {
-        let managed = NonNull::new(managed).ok_or_else(|| is_null("managed"))?;
-        // The version is looked at first, since of another one nothing else may be touched, and it must come back untouched.
-        // SAFETY: by contract of this function; the version comes first in every version of the struct.
-        let [major, minor] = unsafe { managed.cast::<[u32; 2]>().read() };
-        if major != estafette::exchange::DLPACK_VERSION.0 {
-            return Err(Refusal::invalid(format!(
-                "invalid tensor: version is {major}.{minor}, but only {}.x is known",
-                estafette::exchange::DLPACK_VERSION.0
-            )));
-        }
         // SAFETY: by contract of this function; the version is one that is taken.
-        unsafe { import(engine, managed.cast(), Abi::Versioned, false, ready, out) }
+        unsafe { import(engine, of_known_version(managed)?, Abi::Versioned, false, ready, out) }
     })
+}
+
+/// The struct, if its version is known. Of another one nothing else may be touched, and it must come back untouched.
+///
+/// # Safety
+/// `managed` is NULL or what its type says.
+pub(crate) unsafe fn of_known_version(
+    managed: *mut DLManagedTensorVersioned,
+) -> Result<NonNull<c_void>, Refusal> {
+    let managed = NonNull::new(managed).ok_or_else(|| is_null("managed"))?;
+    // SAFETY: by contract; the version comes first in every version of the struct.
+    let [major, minor] = unsafe { managed.cast::<[u32; 2]>().read() };
+    let known = estafette::exchange::DLPACK_VERSION.0;
+    if major != known {
+        let message = format!("invalid tensor: version is {major}.{minor}, but only {known}.x is known");
+        return Err(Refusal::invalid(message));
+    }
+    Ok(managed.cast())
 }
 
 /// As `estafette_import`, of the struct from before DLPack 1.0, which Triton, TensorFlow and DGL make. It cannot say whether its memory may be
@@ -144,7 +152,7 @@ unsafe fn import(
     let fences = match NonNull::new(ready.cast_mut()) {
         None => FenceSet::default(),
         // SAFETY: by contract of this function.
-        Some(ready) => unsafe { engine.import_fence(ready) }?.into(),
+        Some(ready) => unsafe { foreign_fence::import(ready, engine.devices()) }?.into(),
     };
     let vacant = reserve()?;
     // SAFETY: by contract of this function.

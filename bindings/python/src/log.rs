@@ -4,16 +4,13 @@
 //! The crates of the engine report them as events of `tracing`, on any thread, perhaps under a lock of theirs. So an event is text in
 //! the queue of a [`Courier`]. The queue is bounded: what it has no room for is counted.
 
-use std::fmt::{self, Write};
 use std::time::Duration;
 
-use estafette::bindings::events_asked_for;
+use estafette::bindings::{EventReceiver, events_asked_for, receive_events};
 use estafette_sync::sync::atomic::{AtomicUsize, Ordering};
 use pyo3::prelude::*;
-use tracing::field::{Field, Visit};
+use tracing::Level;
 use tracing::level_filters::LevelFilter;
-use tracing::span::{Attributes, Id, Record};
-use tracing::{Event, Level, Metadata, Subscriber};
 
 use crate::interpreter::courier::Courier;
 
@@ -27,9 +24,8 @@ static LOST: AtomicUsize = AtomicUsize::new(0);
 /// Makes the events of the engine go to Python's log.
 pub fn install(py: Python<'_>) -> PyResult<()> {
     let all = events_asked_for();
-    // An error means that the module was initialized before.
-    let _ =
-        tracing::subscriber::set_global_default(Log { level: if all { Level::DEBUG } else { Level::WARN } });
+    // False means that the module was initialized before.
+    let _ = receive_events(Log { level: if all { Level::DEBUG } else { Level::WARN } });
     if all {
         // The variable alone is to be enough.
         let logger = logger(py)?;
@@ -88,62 +84,20 @@ fn log(py: Python<'_>, level: Level, text: &str) {
 /// The number of `logging.DEBUG`.
 const DEBUG: i32 = 10;
 
-/// Takes warnings and errors of the engine's crates, or more; spans are not kept.
+/// Takes warnings and errors of the engine's crates, or more.
 struct Log {
     level: Level,
 }
 
-impl Subscriber for Log {
-    fn enabled(&self, metadata: &Metadata<'_>) -> bool {
-        *metadata.level() <= self.level
+impl EventReceiver for Log {
+    const QUOTES: bool = false;
+
+    fn level(&self) -> LevelFilter {
+        self.level.into()
     }
 
-    fn max_level_hint(&self) -> Option<LevelFilter> {
-        Some(self.level.into())
-    }
-
-    fn event(&self, event: &Event<'_>) {
-        let mut text = Text::default();
-        event.record(&mut text);
-        let Text { mut message, fields } = text;
-        if !fields.is_empty() {
-            message = format!("{message} ({fields})");
-        }
-        push(*event.metadata().level(), message);
-    }
-
-    fn new_span(&self, _span: &Attributes<'_>) -> Id {
-        Id::from_u64(1)
-    }
-
-    fn record(&self, _span: &Id, _values: &Record<'_>) {}
-
-    fn record_follows_from(&self, _span: &Id, _follows: &Id) {}
-
-    fn enter(&self, _span: &Id) {}
-
-    fn exit(&self, _span: &Id) {}
-}
-
-/// An event as people read it.
-#[derive(Default)]
-struct Text {
-    message: String,
-    fields: String,
-}
-
-impl Visit for Text {
-    fn record_str(&mut self, field: &Field, value: &str) {
-        self.record_debug(field, &format_args!("{value}"));
-    }
-
-    fn record_debug(&mut self, field: &Field, value: &dyn fmt::Debug) {
-        let written = if field.name() == "message" {
-            write!(self.message, "{value:?}")
-        } else {
-            let comma = if self.fields.is_empty() { "" } else { ", " };
-            write!(self.fields, "{comma}{}={value:?}", field.name())
-        };
-        debug_assert!(written.is_ok(), "a string takes what is written");
+    fn take(&self, level: Level, message: String, fields: &[String]) {
+        let text = if fields.is_empty() { message } else { format!("{message} ({})", fields.join(", ")) };
+        push(level, text);
     }
 }

@@ -80,7 +80,7 @@ pub fn conclude(
     ended: Option<&ShutdownReport>,
 ) -> PyResult<()> {
     let unretrieved = engine.unretrieved();
-    if unretrieved.is_empty() {
+    if unretrieved.count() == 0 {
         return Ok(());
     }
     if raising || wanted != Failures::Raise {

@@ -10,7 +10,7 @@ use estafette_sync::sync::{Condvar, Mutex};
 use estafette_sync::time::{Duration, Instant};
 use estafette_sync::{hint, thread, thread_local};
 
-use crate::guarded::guarded;
+use crate::log_panic::log_panic;
 
 use super::deques::{Worker, Worker as Deque};
 use super::pool::{Job, Pool, Shared, SharedLock};
@@ -101,7 +101,7 @@ impl<J: Job> Context<J> {
 
     fn run(&self, job: J, pool: &Pool<J>) {
         let start = self.shared.concurrency().map(|concurrency| concurrency.starts());
-        guarded("a job", || job.run(pool));
+        log_panic("a job", || job.run(pool));
         start.into_iter().for_each(|start| self.ended(start));
     }
 

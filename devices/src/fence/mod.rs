@@ -32,7 +32,7 @@ use estafette_sync::sync::Mutex;
 use estafette_sync::sync::atomic::{AtomicBool, Ordering};
 use estafette_sync::time::{Duration, Instant};
 
-use crate::guarded::guarded;
+use crate::log_panic::log_panic;
 use crate::reactor::spin;
 use crate::{DLDevice, DeviceError, QueueId, Reactor};
 
@@ -90,7 +90,7 @@ impl<T: ?Sized> Clone for Shared<T> {
 impl<T: ?Sized> Drop for Shared<T> {
     fn drop(&mut self) {
         let share = self.0.take();
-        guarded("the destructor of what stands behind a fence", || drop(share));
+        log_panic("the destructor of what stands behind a fence", || drop(share));
     }
 }
 

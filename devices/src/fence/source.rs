@@ -20,7 +20,7 @@ use std::sync::Arc;
 
 use estafette_sync::thread_local;
 
-use crate::guarded::guarded;
+use crate::log_panic::log_panic;
 use crate::{DLDevice, DeviceError, FenceState, Order, Queue, QueueId};
 
 /// How a fence settled.
@@ -176,7 +176,7 @@ fn with_delivery<R>(f: impl FnOnce(&mut Delivery) -> R) -> Option<R> {
 }
 
 fn notify(subscriber: Arc<dyn Subscriber>, outcome: Outcome) {
-    guarded("a callback of a fence", || subscriber.settled(outcome));
+    log_panic("a callback of a fence", || subscriber.settled(outcome));
 }
 
 /// Subscribers of one thing, with the tombstones of those who left swept out as the list grows.

@@ -8,8 +8,8 @@ use estafette_sync::sync::atomic::{AtomicUsize, Ordering};
 use estafette_sync::sync::{Mutex, MutexGuard};
 
 use crate::fence::source::deliver;
-use crate::guarded::guarded;
 use crate::host::allocate_host;
+use crate::log_panic::log_panic;
 use crate::{
     Allocation, DLDevice, Device, DeviceError, DeviceErrorKind, DeviceType, Fence, NativeEvent, Queue,
 };
@@ -345,7 +345,7 @@ impl Core {
         let Some(Completing { command, work }) = completing else { return false };
         let outcome = work.and_then(|work| {
             let mut outcome = Err(DeviceError::new(DeviceErrorKind::Fault, "the work panicked"));
-            guarded("simulated work", || {
+            log_panic("simulated work", || {
                 work();
                 outcome = Ok(());
             });
@@ -374,7 +374,7 @@ impl Effects {
             deliver(subscriber, outcome);
         }
         for work in self.dropped {
-            guarded("dropping simulated work", move || drop(work));
+            log_panic("dropping simulated work", move || drop(work));
         }
     }
 }

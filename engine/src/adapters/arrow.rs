@@ -36,15 +36,11 @@ impl Engine {
     }
 }
 
-impl Produced {
-    /// The memory of `array`, which must not be written, with this shape.
-    ///
-    /// # Errors
-    /// As [`Engine::from_arrow`].
-    pub fn from_arrow<T>(array: PrimitiveArray<T>, shape: &[i64]) -> Result<Self, Error>
-    where
-        T: ArrowPrimitiveType<Native: Element>,
-    {
+/// The memory of an array, which must not be written, with a shape. Fails as [`Engine::from_arrow`].
+impl<T: ArrowPrimitiveType<Native: Element>> TryFrom<(PrimitiveArray<T>, &[i64])> for Produced {
+    type Error = Error;
+
+    fn try_from((array, shape): (PrimitiveArray<T>, &[i64])) -> Result<Self, Error> {
         managed(array, shape).map(Self::from)
     }
 }

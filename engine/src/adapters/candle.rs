@@ -25,7 +25,7 @@ impl Engine {
     /// let x = engine.from_candle(Tensor::new(&[[1.0_f32, 2.0], [3.0, 4.0]], &Device::Cpu).expect("a matrix"))?;
     /// let sums = engine.op("sums").reads([&x]).produce(|[x]| {
     ///     let sums = x.to_candle::<f32>()?.sum(1).expect("a matrix has rows");
-    ///     Ok(Produced::from_candle(sums)?)
+    ///     Ok(Produced::try_from(sums)?)
     /// })?;
     /// sums.wait()?;
     /// assert_eq!(sums.to_vec::<f32>()?, [3.0, 7.0]);
@@ -42,12 +42,11 @@ impl Engine {
     }
 }
 
-impl Produced {
-    /// The memory of `tensor`, which must not be written, with its shape and strides.
-    ///
-    /// # Errors
-    /// As [`Engine::from_candle`].
-    pub fn from_candle(tensor: candle_core::Tensor) -> Result<Self, Error> {
+/// The memory of a tensor, which must not be written, with its shape and strides. Fails as [`Engine::from_candle`].
+impl TryFrom<candle_core::Tensor> for Produced {
+    type Error = Error;
+
+    fn try_from(tensor: candle_core::Tensor) -> Result<Self, Error> {
         managed(tensor).map(Self::from)
     }
 }

@@ -22,7 +22,7 @@ impl Engine {
     /// let x = engine.from_ndarray(array![[1.0_f32, 2.0], [3.0, 4.0]])?;
     /// let sums = engine.op("sums").reads([&x]).produce(|[x]| {
     ///     let sums = x.as_ndarray::<f32, Ix2>()?.sum_axis(Axis(1));
-    ///     Ok(Produced::from_ndarray(sums)?)
+    ///     Ok(Produced::try_from(sums)?)
     /// })?;
     /// sums.wait()?;
     /// assert_eq!(sums.to_vec::<f32>()?, [3.0, 7.0]);
@@ -41,12 +41,11 @@ impl Engine {
     }
 }
 
-impl Produced {
-    /// The memory of `array`, with the array's shape and strides.
-    ///
-    /// # Errors
-    /// [`Error::InvalidTensor`] for a shape that no tensor has.
-    pub fn from_ndarray<T: Element, D: Dimension + 'static>(array: Array<T, D>) -> Result<Self, Error> {
+/// The memory of an array, with its shape and strides. Fails with [`Error::InvalidTensor`] for a shape that no tensor has.
+impl<T: Element, D: Dimension + 'static> TryFrom<Array<T, D>> for Produced {
+    type Error = Error;
+
+    fn try_from(array: Array<T, D>) -> Result<Self, Error> {
         parts(array).map(|(layout, storage)| Self::ready(layout, storage))
     }
 }

@@ -1,9 +1,8 @@
 //! Values of users whose destructors may do anything.
 
 use std::ops::Deref;
-use std::panic::{AssertUnwindSafe, catch_unwind};
 
-use crate::core::operation::drop_panic;
+use estafette_devices::log_panic;
 
 /// Owns a user's value. A panic in the destructor is logged and goes no further: the last owner is often a
 /// thread that has operations in hand, which unwinding would lose.
@@ -26,9 +25,6 @@ impl<T> Deref for Contained<T> {
 impl<T> Drop for Contained<T> {
     fn drop(&mut self) {
         let value = self.0.take();
-        if let Err(panic) = catch_unwind(AssertUnwindSafe(|| drop(value))) {
-            tracing::error!("a destructor panicked");
-            drop_panic(panic);
-        }
+        log_panic("a destructor", || drop(value));
     }
 }

@@ -1,14 +1,13 @@
 //! A value set once, for any number of waiters: threads that block and tasks that await.
 
-use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::task::{Context, Poll, Waker};
 
+use estafette_devices::log_panic;
 use estafette_sync::process::Generation;
 use estafette_sync::sync::{Condvar, Mutex, MutexGuard};
 use estafette_sync::time::Instant;
 
 use crate::core::error::{Error, OperationError};
-use crate::core::operation::drop_panic;
 use crate::core::wakers::{WakerKey, Wakers};
 
 /// The outcome of a readiness query.
@@ -182,10 +181,7 @@ fn retrieved<V: Delivered>(value: V) -> V {
 /// Wakes a task. Wakers are foreign code: a waker that panics must not keep other tasks from being woken, nor
 /// the engine from continuing.
 pub(crate) fn wake(waker: Waker) {
-    if let Err(panic) = catch_unwind(AssertUnwindSafe(|| waker.wake())) {
-        tracing::error!("a waker panicked");
-        drop_panic(panic);
-    }
+    log_panic("a waker", || waker.wake());
 }
 
 impl<V> std::fmt::Debug for OneShot<V> {

@@ -14,7 +14,6 @@
 
 use std::borrow::Cow;
 use std::mem::MaybeUninit;
-use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::task::{Context, Poll};
 
@@ -461,9 +460,8 @@ impl OpState {
     unsafe fn drop_body(&self) {
         // SAFETY: forwarded to the caller.
         let body = self.body.with_mut(|body| unsafe { std::mem::replace(&mut *body, Body::NONE) });
-        if let Err(panic) = catch_unwind(AssertUnwindSafe(|| drop(body))) {
-            drop_panic(panic);
-            tracing::error!(operation = self.name.as_str(), "dropping the skipped body panicked");
+        if let Err(panic) = contain_panic(|| drop(body)) {
+            tracing::error!(operation = self.name.as_str(), panic, "dropping the skipped body panicked");
         }
     }
 

@@ -12,7 +12,6 @@
 //! Each engine also lists its failures, so that its end can name those that were not retrieved. The list
 //! keeps no failure alive that the program still holds, and at most [`KEPT`] of those that are gone.
 
-use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Weak};
 
 use estafette_graph::OpId;
@@ -22,7 +21,7 @@ use estafette_sync::sync::{Mutex, OnceLock};
 use estafette_sync::thread;
 
 use crate::core::error::{Failure, OperationError, full_text};
-use crate::core::operation::drop_panic;
+use crate::core::operation::contain_panic;
 
 /// Failures that an engine keeps after the last handle is gone, and that one [`Unretrieved`] lists. More
 /// failures would only hold memory, as the first ones explain the rest.
@@ -223,11 +222,6 @@ pub struct Unretrieved {
 }
 
 impl Unretrieved {
-    /// Whether no failure is unretrieved. The call retrieves no failure.
-    pub fn is_empty(&self) -> bool {
-        self.failures.is_empty() && self.omitted == 0
-    }
-
     /// Number of failures, including those that are not listed: each of these was reported when its last handle was
     /// dropped. The call retrieves no failure.
     pub fn count(&self) -> u64 {
@@ -285,9 +279,7 @@ fn report(failure: &OperationError) {
     }
     let report = REPORTER.get().copied().unwrap_or(log);
     // The failure may be dropped while a panic unwinds, and a second panic would abort.
-    if let Err(panic) = catch_unwind(AssertUnwindSafe(|| report(failure))) {
-        drop_panic(panic);
-    }
+    let _ = contain_panic(|| report(failure));
 }
 
 fn log(failure: &OperationError) {

@@ -6,11 +6,9 @@
 //! | `copy` | copies of tensors as operations |
 //! | `shutdown` | waits for the end of all operations; shutdown |
 //! | `stats` | counters |
-//! | `fence` | fences of other schedulers, by the devices of an engine |
 
 mod builder;
 pub(crate) mod copy;
-mod fence;
 mod shutdown;
 mod stats;
 

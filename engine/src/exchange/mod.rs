@@ -15,7 +15,6 @@
 //! | [`quarantine`] | memory that a consumer released while its device work may still run |
 //! | `callback` | which threads run foreign callbacks, which must not wait |
 //! | `pack` | strided host memory in row-major order |
-//! | `log_panic` | calls to foreign code whose panic has no receiver |
 //!
 //! # Invariants
 //!
@@ -46,7 +45,6 @@ pub mod quarantine;
 pub(crate) mod reaper;
 pub(crate) mod storage;
 
-mod log_panic;
 pub(crate) mod pack;
 mod release_stream;
 

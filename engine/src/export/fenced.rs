@@ -38,7 +38,7 @@ impl Engine {
     ) -> Result<Tensor, Box<(Error, ManagedTensor)>> {
         let Fenced { managed, ready, described_late } = fenced;
         // SAFETY: by contract; `managed` keeps the struct.
-        let ready = match unsafe { self.import_fence(ready) } {
+        let ready = match unsafe { foreign_fence::import(ready, self.devices()) } {
             Ok(ready) => ready,
             Err(error) => return Err(Box::new((error, managed))),
         };

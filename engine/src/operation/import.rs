@@ -30,7 +30,7 @@ struct ImportedMemory {
 
 /// A result that an operation's body gives to the tensor it was promised for.
 ///
-/// Made by `From` from a [`Tensor`], a [`ManagedTensor`], or a vector with its shape.
+/// Made by `From` from a [`Tensor`] or a [`ManagedTensor`], and with features of the crate by `TryFrom` from arrays of other crates.
 pub struct Produced(Source);
 
 enum Source {

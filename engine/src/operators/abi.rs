@@ -279,7 +279,7 @@ impl Kernel for Foreign {
     }
 
     fn infer(&self, call: &Invocation, inputs: &[&Definition]) -> BodyResult<Vec<Layout>> {
-        let count = call.operator().signature().outputs;
+        let count = call.operator().signature.outputs;
         let mut dims = vec![[0_i64; NDIM_MAX]; count];
         let mut blanks: Vec<DLManagedTensorVersioned> =
             dims.iter_mut().map(|dims| unowned::blank(call.device(), dims)).collect();
@@ -304,7 +304,7 @@ impl Kernel for Foreign {
     }
 
     fn make(&self, call: &Invocation, inputs: &[&Definition]) -> BodyResult<Vec<Produced>> {
-        let mut outputs = vec![std::ptr::null_mut(); call.operator().signature().outputs];
+        let mut outputs = vec![std::ptr::null_mut(); call.operator().signature.outputs];
         let outcome = self.call(self.function, call, inputs, &mut outputs);
         // Owned at once, so that whatever is there is released if anything is wrong with any of it.
         let owned: Vec<_> = outputs
@@ -325,5 +325,5 @@ impl Kernel for Foreign {
 }
 
 fn named(call: &Invocation, at: usize, how: &str, error: &dyn std::fmt::Display) -> BodyError {
-    format!("output {at} of operator `{}` was {how}: {error}", shown(call.operator().name())).into()
+    format!("output {at} of operator `{}` was {how}: {error}", shown(&call.operator().name)).into()
 }

@@ -1,6 +1,8 @@
 //! A call as an operation of the graph.
 
+use std::pin::pin;
 use std::sync::Arc;
+use std::task::{Context, Poll, Waker};
 
 use estafette_devices::Queue;
 use estafette_sync::sync::Mutex;
@@ -10,7 +12,7 @@ use crate::core::operation::Op;
 use crate::engine::Engine;
 use crate::operation::builder::OpBuilder;
 use crate::operation::completion::Completion;
-use crate::operation::operands::Tensors;
+use crate::operation::operands::{Operands, Tensors};
 use crate::tensor::handle::Tensor;
 
 use super::attributes::Attributes;
@@ -68,10 +70,7 @@ impl OperatorCall {
     /// written; those of [`OpBuilder::run`](OpBuilder::run). Failures of the operator itself appear where the operation or its
     /// outputs are awaited.
     pub fn run_into(self, outputs: &[&Tensor]) -> Result<Op, Error> {
-        let parts = self.parts_into(outputs)?;
-        let builder = describe(&parts).writes(&parts.outputs);
-        check_overlap(&parts.operator, &builder)?;
-        builder.run_external(starting(&parts, Results::Written))
+        at_once(self.submit_into(outputs, false))
     }
 
     /// As [`run_into`](Self::run_into), waiting for a permit without blocking the thread.
@@ -79,10 +78,7 @@ impl OperatorCall {
     /// # Errors
     /// As [`run_into`](Self::run_into).
     pub async fn run_into_async(self, outputs: &[&Tensor]) -> Result<Op, Error> {
-        let parts = self.parts_into(outputs)?;
-        let builder = describe(&parts).writes(&parts.outputs);
-        check_overlap(&parts.operator, &builder)?;
-        builder.permit().await?.run_external(starting(&parts, Results::Written))
+        self.submit_into(outputs, true).await
     }
 
     /// Submits the call, and gives promises of its results.
@@ -90,21 +86,7 @@ impl OperatorCall {
     /// # Errors
     /// As [`run_into`](Self::run_into), and [`Error::Invalid`] for an operator that has to be given its outputs.
     pub fn produce(self) -> Result<Vec<Tensor>, Error> {
-        let parts = self.parts_producing()?;
-        if parts.operator.signature.outputs == 1 {
-            let builder = describe(&parts);
-            return Ok(vec![builder.produce_external(starting(&parts, Results::One))?]);
-        }
-        // One operation runs the operator; one per result makes a tensor of it. They are ordered by a variable of their own.
-        let (slots, ran) = (Slots::default(), parts.engine.var());
-        let results = Results::Several(Arc::clone(&slots));
-        describe(&parts).writes_vars(&[&ran]).run_external(starting(&parts, results))?;
-        let outputs = 0..parts.operator.signature.outputs;
-        let fetch = |at| {
-            let builder = parts.engine.op(parts.operator.name.to_string()).reads_vars(&[&ran]);
-            builder.produce_external(fetching(&slots, at))
-        };
-        outputs.map(fetch).collect()
+        at_once(self.submit_producing(false))
     }
 
     /// As [`produce`](Self::produce), waiting for a permit without blocking the thread.
@@ -112,26 +94,34 @@ impl OperatorCall {
     /// # Errors
     /// As [`produce`](Self::produce).
     pub async fn produce_async(self) -> Result<Vec<Tensor>, Error> {
+        self.submit_producing(true).await
+    }
+
+    async fn submit_into(self, outputs: &[&Tensor], awaits: bool) -> Result<Op, Error> {
+        self.operator.check_arity(self.inputs.len(), Some(outputs.len()))?;
+        let parts = self.parts(outputs)?;
+        let builder = describe(&parts).writes(&parts.outputs);
+        check_overlap(&parts.operator, &builder)?;
+        ready(builder, awaits).await?.run_external(starting(&parts, Results::Written))
+    }
+
+    async fn submit_producing(self, awaits: bool) -> Result<Vec<Tensor>, Error> {
         let parts = self.parts_producing()?;
         if parts.operator.signature.outputs == 1 {
-            let builder = describe(&parts);
-            return Ok(vec![builder.permit().await?.produce_external(starting(&parts, Results::One))?]);
+            let builder = ready(describe(&parts), awaits).await?;
+            return Ok(vec![builder.produce_external(starting(&parts, Results::One))?]);
         }
+        // One operation runs the operator; one per result makes a tensor of it. They are ordered by a variable of their own.
         let (slots, ran) = (Slots::default(), parts.engine.var());
         let results = Results::Several(Arc::clone(&slots));
-        let builder = describe(&parts).writes_vars(&[&ran]);
-        builder.permit().await?.run_external(starting(&parts, results))?;
+        let builder = ready(describe(&parts).writes_vars(&[&ran]), awaits).await?;
+        builder.run_external(starting(&parts, results))?;
         let mut tensors = Vec::new();
         for at in 0..parts.operator.signature.outputs {
             let builder = parts.engine.op(parts.operator.name.to_string()).reads_vars(&[&ran]);
-            tensors.push(builder.permit().await?.produce_external(fetching(&slots, at))?);
+            tensors.push(ready(builder, awaits).await?.produce_external(fetching(&slots, at))?);
         }
         Ok(tensors)
-    }
-
-    fn parts_into(self, outputs: &[&Tensor]) -> Result<Arc<Parts>, Error> {
-        self.operator.check_arity(self.inputs.len(), Some(outputs.len()))?;
-        self.parts(outputs)
     }
 
     fn parts_producing(self) -> Result<Arc<Parts>, Error> {
@@ -150,6 +140,22 @@ impl OperatorCall {
         attributes.check()?;
         let outputs = outputs.iter().map(|tensor| (*tensor).clone()).collect();
         Ok(Arc::new(Parts { operator, engine, inputs, outputs, attributes, queue }))
+    }
+}
+
+/// The description, with a permit if the caller awaits it; otherwise the submission blocks the thread for one.
+async fn ready<R: Operands, W: Operands>(
+    builder: OpBuilder<'_, R, W>,
+    awaits: bool,
+) -> Result<OpBuilder<'_, R, W>, Error> {
+    if awaits { builder.permit().await } else { Ok(builder) }
+}
+
+/// The output of a submission that awaits nothing.
+fn at_once<T>(submission: impl Future<Output = T>) -> T {
+    match pin!(submission).poll(&mut Context::from_waker(Waker::noop())) {
+        Poll::Ready(output) => output,
+        Poll::Pending => unreachable!("it awaits nothing"),
     }
 }
 

@@ -48,7 +48,7 @@ impl<K: Kernel> Implementation for Run<K> {
 impl<K: Kernel> Run<K> {
     fn run(&self, call: &Invocation) -> BodyResult<Vec<Produced>> {
         let inputs = call.input_definitions()?;
-        let kind = call.operator().signature().kind;
+        let kind = call.operator().signature.kind;
         if kind == OperatorKind::Allocating {
             return self.0.make(call, &inputs);
         }
@@ -66,7 +66,7 @@ impl<K: Kernel> Run<K> {
 
     fn infer(&self, call: &Invocation, inputs: &[&Definition]) -> BodyResult<Vec<Layout>> {
         let layouts = self.0.infer(call, inputs)?;
-        let (name, outputs) = (call.operator().name(), call.operator().signature().outputs);
+        let (name, outputs) = (&*call.operator().name, call.operator().signature.outputs);
         if layouts.len() != outputs {
             let (name, found) = (shown(name), layouts.len());
             return Err(format!("operator `{name}` described {found} outputs, not {outputs}").into());
@@ -103,7 +103,7 @@ fn check_fit(call: &Invocation, layouts: &[Layout], outputs: &[&Definition]) -> 
         if (wanted.dtype(), wanted.shape()) != (given.dtype(), given.shape()) {
             return Err(BodyError::from(format!(
                 "output {at} of operator `{}` is {} {:?}, but was given {} {:?} to write",
-                call.operator().name(),
+                &*call.operator().name,
                 wanted.dtype(),
                 wanted.shape(),
                 given.dtype(),

@@ -116,7 +116,7 @@ impl Operators {
     fn add_all(&self, operators: Vec<Operator>) -> Result<Vec<String>, Error> {
         let mut names: Vec<String> = Vec::new();
         for operator in operators {
-            let name = operator.name().to_string();
+            let name = operator.name.to_string();
             if let Err(refused) = self.add(operator) {
                 for name in &names {
                     // Another thread may have removed the entry in the meantime.
@@ -151,7 +151,7 @@ unsafe extern "C" fn add(
     let collected = unsafe { &mut *(*registrar).context.cast::<Collected>() };
     // SAFETY: NULL, or readable texts and options, as the contract of registration says.
     let added = unsafe { read(name, options) }.and_then(|(name, options)| {
-        if collected.operators.iter().any(|known| known.name() == name) {
+        if collected.operators.iter().any(|known| *known.name == *name) {
             return Err(Error::Conflict(format!("operator `{}` is registered twice", shown(name))));
         }
         let library = Some(Arc::clone(&collected.library));

@@ -86,28 +86,16 @@ pub trait Implementation: Send + Sync + 'static {
 
 /// A named function in the registry.
 pub struct Operator {
-    pub(super) name: Arc<str>,
-    pub(super) signature: Signature,
-    pub(super) origin: String,
+    /// Its name.
+    pub name: Arc<str>,
+    /// How it is called.
+    pub signature: Signature,
+    /// Where it comes from, in words: a language, the path of a library, the full name of a function.
+    pub origin: String,
     pub(super) implementation: Box<dyn Implementation>,
 }
 
 impl Operator {
-    /// Its name.
-    pub fn name(&self) -> &str {
-        &self.name
-    }
-
-    /// How it is called.
-    pub fn signature(&self) -> Signature {
-        self.signature
-    }
-
-    /// Where it comes from, in words: a language, the path of a library, the full name of a function.
-    pub fn origin(&self) -> &str {
-        &self.origin
-    }
-
     /// Whether a call with so many inputs is in order, and with so many outputs, if it passes any.
     pub(super) fn check_arity(&self, inputs: usize, outputs: Option<usize>) -> Result<(), Error> {
         let (name, signature) = (&self.name, &self.signature);

@@ -96,6 +96,7 @@ impl Operators {
     ///
     /// # Errors
     /// [`Error::NoOperator`], with names that are near; [`Error::Forked`].
+    #[doc(hidden)]
     pub fn get(&self, name: &str) -> Result<Arc<Operator>, Error> {
         let found = self.known()?.get(name).map(|entry| Arc::clone(entry.value()));
         found.ok_or_else(|| self.unknown(name))

@@ -11,7 +11,7 @@ use estafette_report::model::{ClockOffset, Elsewhere};
 
 use super::export::{Memory, Place};
 use super::ticket::{UntilHeld, VOID, named};
-use super::{Description, Export, Shown};
+use super::{Description, Export, Shown, inside};
 use crate::core::error::{Error, device_error};
 use crate::core::lease_info::CallSite;
 use crate::exchange::{Abi, ExportFlags, ManagedTensor, export};
@@ -129,15 +129,8 @@ fn described(fetched: Fetched, note_origin: impl FnOnce(Elsewhere)) -> Result<Ma
         uncertainty_ns: offset.uncertainty_ns,
     };
     note_origin(Elsewhere { process, key, clock: clock.map(offset) });
-    let outside = || sent("a tensor outside of its memory");
-    let start = memory.ptr().as_ptr();
-    let first = usize::try_from(first).ok().filter(|first| *first <= bytes).ok_or_else(outside)?;
-    let data = start.wrapping_add(first);
-    layout.check_data(data)?;
-    let range = layout.byte_range(data);
-    if range.start < start.addr() || range.end > start.addr() + bytes {
-        return Err(outside());
-    }
+    let data = inside(&layout, first, memory.ptr().as_ptr(), bytes)?
+        .ok_or_else(|| sent("a tensor outside of its memory"))?;
     let flags = ExportFlags { read_only: true, is_copied: true };
     // SAFETY: the elements are inside of the memory, whose bytes have all come, and which lives until it is dropped here.
     Ok(unsafe { export(&layout, data, flags, Abi::Versioned, move || drop(memory)) })

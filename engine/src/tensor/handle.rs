@@ -213,6 +213,7 @@ impl Tensor {
     }
 
     /// Whether the tensor has its memory and shape.
+    #[doc(hidden)]
     pub fn is_defined(&self) -> bool {
         self.inner.definition.get().is_some()
     }

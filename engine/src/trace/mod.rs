@@ -38,6 +38,7 @@ mod names;
 #[cfg(feature = "nvtx")]
 mod nvtx;
 pub(crate) mod process;
+pub(crate) mod receiver;
 mod ticks;
 #[cfg(feature = "report")]
 mod unfinished;

@@ -1,13 +1,12 @@
 //! Notifications without `await`: callbacks, and fences for other schedulers.
 
 use std::future::Future;
-use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::pin::Pin;
 use std::ptr::NonNull;
 use std::sync::Arc;
 use std::task::{Context, Poll, Wake, Waker};
 
-use estafette_devices::{Fence, host};
+use estafette_devices::{Fence, host, log_panic};
 use estafette_sync::sync::Mutex;
 use estafette_sync::sync::atomic::{AtomicUsize, Ordering};
 use estafette_sync::time::{Duration, Instant};
@@ -16,7 +15,7 @@ use crate::core::core_ref::CoreRef;
 pub(crate) use crate::core::error::device_error;
 use crate::core::error::{Error, FailureKind, OperationError};
 use crate::core::one_shot::OneShot;
-use crate::core::operation::{Op, OpHandle, drop_panic};
+use crate::core::operation::{Op, OpHandle};
 use crate::core::var_state::{Asked, Replaced, thin_out};
 use crate::core::wakers::WakerKey;
 use crate::core::{clock, context};
@@ -207,12 +206,7 @@ impl Tensor {
 
 /// Calls a callback of the program, which must not block. A panic is logged.
 fn call_back(callback: impl FnOnce() + 'static) {
-    callback::in_turn(move || {
-        if let Err(panic) = catch_unwind(AssertUnwindSafe(|| callback::run(callback))) {
-            tracing::error!("a callback of the program panicked");
-            drop_panic(panic);
-        }
-    });
+    callback::in_turn(move || log_panic("a callback of the program", || callback::run(callback)));
 }
 
 /// Blocks until one of the operations has ended or one of the tensors is finished. Failures stay unretrieved.
@@ -304,10 +298,10 @@ impl Op {
 }
 
 impl Completion {
-    /// As [`Engine::import_fence`](crate::Engine::import_fence), with the devices of the engine that runs the operation.
+    /// Adopts the fence of another scheduler, with the devices of the engine that runs the operation.
     ///
     /// # Errors
-    /// As [`Engine::import_fence`](crate::Engine::import_fence).
+    /// As [`foreign_fence::import`].
     ///
     /// # Safety
     /// As for [`foreign_fence::import`].
@@ -320,10 +314,10 @@ impl Completion {
 }
 
 impl Tensor {
-    /// As [`Engine::import_fence`](crate::Engine::import_fence), with the devices of the tensor's engine, its own among them.
+    /// Adopts the fence of another scheduler, with the devices of the tensor's engine, its own among them.
     ///
     /// # Errors
-    /// As [`Engine::import_fence`](crate::Engine::import_fence).
+    /// As [`foreign_fence::import`].
     ///
     /// # Safety
     /// As for [`foreign_fence::import`].

@@ -14,8 +14,8 @@
 //! stand-in counts as blocked, and the next stand-in is called. [`STAND_INS_MAX`] bounds their number.
 
 use std::cell::RefCell;
-use std::panic::{AssertUnwindSafe, catch_unwind};
 
+use estafette_devices::log_panic;
 use estafette_sync::essential::essential;
 use estafette_sync::sync::atomic::{AtomicUsize, Ordering};
 use estafette_sync::sync::{Condvar, Mutex, MutexGuard};
@@ -26,7 +26,6 @@ use smallvec::SmallVec;
 
 use crate::core::core_ref::CoreRef;
 use crate::core::engine_core::Core;
-use crate::core::operation::drop_panic;
 use crate::operation::run;
 
 /// The most stand-ins of one engine. Each but the last is a thread that is blocked in a wait of an operation
@@ -263,10 +262,7 @@ fn stand_in(core: CoreRef) {
     loop {
         while core.stand_ins.goes_on(&core) {
             if let Some(job) = core.pool.try_take() {
-                if let Err(panic) = catch_unwind(AssertUnwindSafe(|| run::execute(job.0))) {
-                    tracing::error!("what an operation left behind panicked");
-                    drop_panic(panic);
-                }
+                log_panic("what an operation left behind", || run::execute(job.0));
                 continue;
             }
             if !core.has_no_workers() {

@@ -87,6 +87,15 @@ def limits(engine: est.Engine, x: est.Tensor, *, slow: bool = False) -> tuple[fl
     return float(using(least)), float(using(greatest))
 
 
+def read_elsewhere(engine: est.Engine, other: Process) -> est.Tensor:
+    """Ones that the other process has received, and read once."""
+    x = shared(engine)
+    fill(engine, x, 1.0)
+    other.link.send(x, copy=False)
+    assert other.line() == "1.0 1.0"
+    return x
+
+
 # What the other process does.
 
 
@@ -202,10 +211,7 @@ def check_the_next_write_waits_for_a_slow_reader_in_another_process() -> None:
 def check_a_reader_that_is_killed_lets_go() -> None:
     needs_torch()
     with est.Engine(workers=2) as engine, Process(engine, keeps) as other:
-        x = shared(engine)
-        fill(engine, x, 1.0)
-        other.link.send(x, copy=False)
-        assert other.line() == "1.0 1.0"
+        x = read_elsewhere(engine, other)
         fill(engine, x, 2.0)
         time.sleep(0.05)
         assert not x.is_ready(), "the write waits for the lease"
@@ -233,10 +239,7 @@ def check_what_is_lent_for_reading_cannot_be_written() -> None:
     if REHEARSAL:
         raise Skip("memory of a device is meant")
     with est.Engine(workers=2) as engine, Process(engine, writes) as other:
-        x = shared(engine)
-        fill(engine, x, 1.0)
-        other.link.send(x, copy=False)
-        assert other.line() == "1.0 1.0"
+        x = read_elsewhere(engine, other)
         outcome = other.line()
         assert outcome.startswith("stopped"), outcome
         other.process.kill()

@@ -106,12 +106,12 @@ fn the_three_kinds_in_one_graph_behind_inputs_that_are_promises_still() {
 fn what_is_registered_is_listed_and_a_mistaken_name_gets_the_near_ones() {
     register_sums("listed");
     let known = operators().get("listed.repeat").unwrap();
-    assert_eq!((known.name(), known.origin()), ("listed.repeat", "Rust"));
-    let signature = known.signature();
+    assert_eq!((&*known.name, &*known.origin), ("listed.repeat", "Rust"));
+    let signature = known.signature;
     assert_eq!((signature.kind, signature.inputs, signature.outputs), (OperatorKind::Inferred, Some(1), 1));
     let all = operators().list().unwrap();
-    assert!(all.windows(2).all(|pair| pair[0].name() < pair[1].name()));
-    assert!(all.iter().any(|operator| operator.name() == "listed.parts"));
+    assert!(all.windows(2).all(|pair| pair[0].name < pair[1].name));
+    assert!(all.iter().any(|operator| *operator.name == *"listed.parts"));
     let Error::NoOperator { name, near } = operators().get("listed.repaet").unwrap_err() else { panic!() };
     assert_eq!((name.as_str(), near[0].as_str()), ("listed.repaet", "listed.repeat"));
     let engine = engine(1);

@@ -68,7 +68,7 @@ impl PyOperators {
 
     fn __iter__<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
         let all = self.of(py)?.list().or_raise(py)?;
-        PyTuple::new(py, all.iter().map(|operator| operator.name()))?.call_method0("__iter__")
+        PyTuple::new(py, all.iter().map(|operator| &*operator.name))?.call_method0("__iter__")
     }
 
     /// Registers a Python function under a name that is not taken; without a function, gives a decorator. Gives the function
@@ -138,7 +138,7 @@ impl PyOperators {
 
     fn __repr__(&self, py: Python<'_>) -> PyResult<String> {
         let all = self.of(py)?.list().or_raise(py)?;
-        let names: Vec<&str> = all.iter().map(|operator| operator.name()).collect();
+        let names: Vec<&str> = all.iter().map(|operator| &*operator.name).collect();
         let names = if names.is_empty() { "none yet".into() } else { names.join(", ") };
         Ok(format!("<estafette.Operators: {names}>"))
     }
@@ -163,32 +163,32 @@ impl PyOperator {
     /// What it is called.
     #[getter]
     fn name(&self) -> &str {
-        self.operator.name()
+        &self.operator.name
     }
 
     /// Who decides where results go: ``"destination"``, the caller; ``"inferred"``, the operator says what they look like and
     /// the engine makes them; ``"allocating"``, the operator.
     #[getter]
     fn kind(&self) -> String {
-        self.operator.signature().kind.to_string()
+        self.operator.signature.kind.to_string()
     }
 
     /// How many inputs it takes; None for any number.
     #[getter]
     fn inputs(&self) -> Option<usize> {
-        self.operator.signature().inputs
+        self.operator.signature.inputs
     }
 
     /// How many outputs it has.
     #[getter]
     fn outputs(&self) -> usize {
-        self.operator.signature().outputs
+        self.operator.signature.outputs
     }
 
     /// Where it comes from: a language, the path of a library, the full name of a Python function.
     #[getter]
     fn origin(&self) -> &str {
-        self.operator.origin()
+        &self.operator.origin
     }
 
     #[pyo3(signature = (*inputs, out = None, **attributes))]
@@ -221,14 +221,11 @@ impl PyOperator {
     }
 
     fn __repr__(&self) -> String {
-        let signature = self.operator.signature();
+        let signature = self.operator.signature;
         let inputs = signature.inputs.map_or_else(|| "any number of".into(), |count| count.to_string());
         format!(
             "<estafette.Operator {}, {}, {inputs} inputs, {} outputs, from {}>",
-            self.operator.name(),
-            signature.kind,
-            signature.outputs,
-            self.operator.origin()
+            &self.operator.name, signature.kind, signature.outputs, &*self.operator.origin
         )
     }
 }
@@ -241,9 +238,9 @@ impl PyOperator {
 
     fn produce<'py>(&self, py: Python<'py>, call: &OperatorCall) -> PyResult<Bound<'py, PyAny>> {
         let wrap = |tensor| PyTensor::new(tensor, self.engine.clone());
-        if self.operator.signature().outputs > 1 {
+        if self.operator.signature.outputs > 1 {
             // Several operations, which are submitted together or not at all.
-            let several = self.operator.signature().outputs + 1;
+            let several = self.operator.signature.outputs + 1;
             let stats = self.engine.engine(py)?.stats();
             if running_loop::get(py)?.is_some() && stats.in_flight + several > stats.in_flight_limit {
                 self.engine.may_wait(py)?;

@@ -89,7 +89,7 @@ impl Parts {
         let mut arguments: Vec<Bound<'_, PyAny>> =
             inputs.iter().map(|input| input.as_any().clone()).collect();
         let attributes = decode(py, call)?;
-        let outputs = call.operator().signature().outputs;
+        let outputs = call.operator().signature.outputs;
         let mut fresh = Vec::new();
         if let Some(infer) = &self.infer {
             let described = infer.bind(py).call(PyTuple::new(py, &inputs)?, Some(&attributes))?;
@@ -111,7 +111,7 @@ impl Parts {
         let function = with_attributes(self.function.bind(py), &attributes)?;
         let using = self.using.as_ref().map(|using| using.bind(py));
         let value = body::run_plain(call.scope(), &function, using, PyTuple::new(py, arguments)?)?;
-        match call.operator().signature().kind {
+        match call.operator().signature.kind {
             OperatorKind::Allocating if outputs == 1 => Ok(vec![take_result(&value)?]),
             OperatorKind::Allocating => {
                 let mut produced = Vec::new();
@@ -170,7 +170,7 @@ fn check_fit(
     }
     Err(PyValueError::new_err(format!(
         "output {at} of operator `{}` is {dtype} {shape:?}, but was given {is_dtype} {:?} to write",
-        call.operator().name(),
+        &*call.operator().name,
         is_shape.as_slice()
     )))
 }

@@ -1,18 +1,16 @@
 //! A tokio runtime for asynchronous bodies.
 
 #[cfg(not(estafette_shuttle))]
-use std::io;
-#[cfg(not(estafette_shuttle))]
-use std::panic::{AssertUnwindSafe, catch_unwind};
-
 use estafette_sync::sync::Mutex;
 use estafette_sync::sync::atomic::{AtomicBool, Ordering};
+#[cfg(not(estafette_shuttle))]
+use std::io;
 use tokio::runtime::{Handle, RuntimeFlavor};
 
 #[cfg(not(estafette_shuttle))]
 use crate::core::error::Error;
 #[cfg(not(estafette_shuttle))]
-use crate::core::operation::text_of_panic;
+use crate::core::operation::contain_panic;
 
 /// The runtime of an engine.
 #[derive(Default)]
@@ -134,9 +132,6 @@ fn start(stack_size: usize) -> Result<tokio::runtime::Runtime, Error> {
             .enable_all()
             .build()
     };
-    let built = match catch_unwind(AssertUnwindSafe(build)) {
-        Ok(built) => built.map_err(|error| error.to_string()),
-        Err(panic) => Err(text_of_panic(panic)),
-    };
+    let built = contain_panic(build).and_then(|built| built.map_err(|error| error.to_string()));
     built.map_err(|why| Error::Start(format!("asynchronous runtime: {why}")))
 }

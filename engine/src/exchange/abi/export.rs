@@ -4,9 +4,9 @@ use std::alloc;
 use std::ffi::c_void;
 use std::ptr::{self, NonNull};
 
+use estafette_devices::log_panic;
 use estafette_sync::process::ProcessBound;
 
-use super::super::log_panic::log_panic;
 use super::{
     Abi, DLDataType, DLDataTypeCode, DLDevice, DLDeviceType, DLManagedTensor, DLManagedTensorVersioned,
     DLPackVersion, DLTensor, DType, DlpackFlags, Layout, ManagedTensor, Raw, RawDevice, VERSION,

@@ -4,10 +4,10 @@ use std::ffi::c_void;
 use std::ptr::{self, NonNull};
 use std::sync::Arc;
 
+use estafette_devices::log_panic;
 use estafette_sync::process::{self, Generation};
 
 use super::super::foreign_fence::{FAILED, FENCE_VERSION, INVALID, RawFence};
-use super::super::log_panic::log_panic;
 use super::{
     DLDataType, DLDataTypeCode, DLDeviceType, DLManagedTensorVersioned, DLPackVersion, DLTensor, DlpackFlags,
     ManagedTensor, Raw, RawDevice, VERSION,

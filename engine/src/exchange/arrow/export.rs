@@ -3,12 +3,11 @@
 use std::ffi::c_void;
 use std::ptr;
 
-use estafette_devices::{DLDevice, NativeEvent};
+use estafette_devices::{DLDevice, NativeEvent, log_panic};
 use estafette_sync::process::{Generation, ProcessBound};
 
 use super::super::abi::ManagedTensor;
 use super::super::dtype::DType;
-use super::super::log_panic::log_panic;
 use super::abi::{ArrowDeviceArray, ArrowSchema, HOST_ID, RawArray, RawDeviceArray, RawSchema};
 use super::format;
 use crate::core::invalid_tensor::InvalidTensor;

@@ -5,7 +5,7 @@ use std::collections::VecDeque;
 use std::mem;
 use std::sync::Arc;
 
-use estafette_devices::{CurrentGuard, DLDevice, Device, table};
+use estafette_devices::{CurrentGuard, DLDevice, Device, log_panic, table};
 use estafette_sync::essential::essential;
 use estafette_sync::process::Generation;
 use estafette_sync::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -14,7 +14,6 @@ use estafette_sync::time::{Duration, Instant};
 use estafette_sync::{daemon, stack, thread, thread_local, valgrind};
 
 use super::super::abi::ManagedTensor;
-use super::super::log_panic::log_panic;
 use super::queue::{Follower, LeaderState, Phase, Queue, Ready, Ticket};
 use super::slow::{ReleasedMemory, SLOW};
 use super::thread_state::{DeleterThread, Overtaken, Run, Step, Underway};
