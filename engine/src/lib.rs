@@ -139,7 +139,7 @@ pub use tensor::views::{View, ViewMut};
 /// What only the bindings and the tests of the engine use, as methods with `doc(hidden)` are. Nothing of it is stable.
 #[doc(hidden)]
 pub mod bindings {
-    pub use crate::core::context::set_helping;
+    pub use crate::core::context::{Current, set_helping};
     pub use crate::core::engine_core::WaitHook;
     pub use crate::core::lost::lost;
     pub use crate::core::program_lock::set_program_lock;

@@ -6,7 +6,7 @@ use std::sync::mpsc;
 use std::time::{Duration, Instant};
 use tests::ops::exclusive;
 
-use estafette::bindings::{WaitHook, inspected};
+use estafette::bindings::{Current, WaitHook, inspected};
 use estafette::{Access, Engine, Error, Tensor};
 
 /// Long enough for several looks.
@@ -245,7 +245,7 @@ impl WaitHook for Unconcerned {
         false
     }
 
-    fn ends(&self, _needs: &dyn Fn(u64) -> bool) -> bool {
+    fn ends(&self, _needs: &dyn Fn(&[Current]) -> Option<usize>) -> bool {
         unreachable!("it concerns no thread")
     }
 }

@@ -10,11 +10,14 @@ use estafette::{BodyError, Error};
 use estafette_sync::sync::Mutex;
 use pyo3::exceptions::{PyBaseException, PyKeyboardInterrupt, PyTimeoutError};
 use pyo3::prelude::*;
-use pyo3::types::{PyTraceback, PyTuple, PyType};
+use pyo3::types::{PyDict, PyTraceback, PyTuple, PyType};
 
 use crate::classes::report;
 use crate::interpreter::guard;
 use crate::interpreter::interrupt;
+use crate::interpreter::once::PyOnce;
+
+const SHUTTING_DOWN: &str = "the Python interpreter is shutting down";
 
 /// An exception raised by the Python function of an operation.
 pub struct Raised {
@@ -63,7 +66,7 @@ impl Raised {
         let value = error.into_value(py);
         let bound = value.bind(py);
         let kind = bound.get_type().name().map_or_else(|_| "exception".into(), |name| name.to_string());
-        let text = match bound.str().map(|text| text.to_string()) {
+        let text = match root_text(bound) {
             Ok(text) if text.is_empty() => kind,
             Ok(text) => format!("{kind}: {text}"),
             Err(_) => kind,
@@ -88,6 +91,22 @@ impl Raised {
     }
 }
 
+/// The text of an exception. Of the failure of an operation that failed by that of another one which it waited for, and so on, the text
+/// of the first one.
+fn root_text(error: &Bound<'_, PyBaseException>) -> PyResult<String> {
+    let failure = class(error.py(), "OperationError")?;
+    let (mut root, mut between) = (error.clone(), 0);
+    while root.is_instance(&failure)?
+        && let Ok(cause) = root.getattr("__cause__")?.cast_into::<PyBaseException>()
+        && cause.is_instance(&failure)?
+    {
+        (root, between) = (cause, between + 1);
+    }
+    let text = root.str()?.to_string();
+    let by = if between == 1 { "operation" } else { "operations" };
+    Ok(if between == 0 { text } else { format!("{text}, by way of {between} more {by} that waited for it") })
+}
+
 impl fmt::Display for Raised {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&self.text)
@@ -103,8 +122,22 @@ impl fmt::Debug for Raised {
 impl std::error::Error for Raised {}
 
 /// The class of that name in `estafette._errors`.
-fn class<'py>(py: Python<'py>, name: &str) -> PyResult<Bound<'py, PyType>> {
-    Ok(py.import("estafette._errors")?.getattr(name)?.cast_into()?)
+pub fn class<'py>(py: Python<'py>, name: &str) -> PyResult<Bound<'py, PyType>> {
+    static CLASSES: PyOnce<Py<PyDict>> = PyOnce::new();
+    // A copy: the interpreter empties modules at its end, while finalizers still run.
+    let classes =
+        CLASSES.get_or_try_init(py, || Ok(py.import("estafette._errors")?.dict().copy()?.unbind()))?;
+    Ok(classes.bind(py).as_any().get_item(name)?.cast_into()?)
+}
+
+/// Raises `ShutdownError` where the interpreter is on its way out, and imports nothing any more.
+pub fn import_module<'py>(py: Python<'py>, name: &str) -> PyResult<Bound<'py, PyModule>> {
+    py.import(name).map_err(|error| if guard::is_closed() { shutting_down(py) } else { error })
+}
+
+/// The error of a call that needs more of the interpreter than is left.
+pub fn shutting_down(py: Python<'_>) -> PyErr {
+    raise(py, "ShutdownError", SHUTTING_DOWN)
 }
 
 /// An exception of the class of that name.
@@ -197,5 +230,5 @@ impl<T, E: Into<Error>> OrRaise<T> for Result<T, E> {
 /// Why a body did not run at all.
 pub fn finalizing() -> BodyError {
     debug_assert!(guard::is_closed(), "only a closed guard turns bodies away");
-    "the Python interpreter is shutting down".into()
+    SHUTTING_DOWN.into()
 }

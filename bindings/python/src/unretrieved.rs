@@ -7,7 +7,7 @@ use pyo3::exceptions::{PyTypeError, PyValueError};
 use pyo3::prelude::*;
 
 use crate::classes::report;
-use crate::error::to_py;
+use crate::error::{import_module, to_py};
 use crate::interpreter::guard;
 
 /// What becomes of failures that nothing has looked at.
@@ -57,7 +57,7 @@ pub fn reporter(failure: &OperationError) {
 
 /// In asyncio's manner: to the logger, and to `sys.unraisablehook`.
 fn report(py: Python<'_>, error: PyErr) -> PyResult<()> {
-    let unretrieved = py.import("estafette._failures")?.call_method1("log", (error.value(py),));
+    let unretrieved = import_module(py, "estafette._failures")?.call_method1("log", (error.value(py),));
     // The error was raised nowhere: the traceback that the hook prints is that of the body.
     let traceback = error.cause(py).and_then(|cause| cause.traceback(py));
     error.set_traceback(py, traceback);
@@ -96,5 +96,5 @@ pub fn conclude(
     let errors: Vec<_> = errors.into_iter().map(|error| error.into_value(py)).collect();
     let ended = ended.map(|ended| report::shutdown(py, ended)).transpose()?;
     let arguments = (errors, omitted, ended);
-    Err(PyErr::from_value(py.import("estafette._failures")?.call_method1("raised", arguments)?))
+    Err(PyErr::from_value(import_module(py, "estafette._failures")?.call_method1("raised", arguments)?))
 }

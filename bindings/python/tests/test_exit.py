@@ -1,5 +1,6 @@
 """The interpreter's exit with everything open: it neither hangs nor crashes. Each test is a program of its own."""
 
+import re
 import textwrap
 import time
 
@@ -236,6 +237,58 @@ def test_deleters_that_are_due_at_exit_are_run(np):
         """
     )
     assert output.strip() == "1000"
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_finalizers_after_the_end_use_what_is_left_and_get_clear_errors_for_the_rest(workers):
+    output, errors = run_program(
+        f"""
+        import atexit
+
+        def late(where, est, eng, t):
+            def said(use):
+                try:
+                    return use()
+                except est.EstafetteError as error:
+                    return f"{{type(error).__name__}}: {{error}}"
+
+            print(where, said(lambda: eng.zeros(2, "int8").shape), said(lambda: memoryview(t).tolist()))
+            print(said(lambda: eng.submit(len, name="late").wait(5)), type(eng.submit(len).exception(5)).__name__)
+            print(said(lambda: memoryview(eng.call(bytes, using=None))), said(eng.wait_all))
+            uses = lambda: est.Engine(workers=1), eng.stats, lambda: eng.call(len, x=1), lambda: t.future(), eng.diagnose
+            print({{said(use) for use in (uses[:1] if where == "atexit" else uses)}})
+
+        # What was registered before the package was imported is called after the package's own.
+        atexit.register(lambda: late("atexit", est, eng, t))
+        import estafette as est
+        eng = est.Engine(workers={workers}, failures="ignore")
+        t = eng.zeros(1, "int8")
+        t.wait()
+
+        class Late:
+            def __del__(self, late=late, arguments=(est, eng, t)):
+                late("finalizer", *arguments)
+
+        def generator(late=late, arguments=(est, eng, t)):
+            try:
+                yield
+            finally:
+                late("generator", *arguments)
+
+        finalized, generated = Late(), generator()
+        next(generated)
+        """
+    )
+    why = "the Python interpreter is shutting down"
+    output = re.sub(r"\(op \d+\)", "(op)", output).splitlines()
+    for lines, where in zip((output[:4], output[4:8], output[8:]), ("atexit", "finalizer", "generator"), strict=True):
+        assert lines == [
+            f"{where} (2,) [0]",
+            f"OperationError: operation `late` (op) failed: {why} OperationError",
+            f"OperationError: operation `bytes` (op) failed: {why} None",
+            str({f"ShutdownError: {why}"}),
+        ], (output, errors)
+    assert not errors, errors
 
 
 class TestPending:

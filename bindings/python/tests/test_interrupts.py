@@ -415,12 +415,82 @@ class TestCtrlC:
         )
         assert output == "interrupted\n", errors
 
-    def test_raised_by_a_function_itself_is_a_failure_on_the_main_thread_too(self):
+    def test_raised_by_a_function_itself_is_a_failure_on_the_main_thread_too(self, ctrl_c):
+        def generator():
+            yield
+
+        def thrown(kind):
+            # In a generator that has not begun, and, where the versions of Python let it be told from a signal, behind a `yield`.
+            fresh = generator()
+            if sys.version_info < (3, 13):
+                next(fresh)
+            fresh.throw(kind("by the program"))
+
         with est.Engine(workers=0, failures="ignore") as eng:
             for kind in KINDS:
-                failing = eng.submit(raising(kind))
+                for body in (raising(kind), lambda: generator().throw(kind("by the program")), lambda: thrown(kind)):
+                    failing = eng.submit(body)
+                    eng.wait_all()
+                    assert type(failing.exception(30).__cause__) is kind
+
+    def test_in_a_body_that_the_main_thread_runs_is_heard_and_reported_nowhere_else(self):
+        output, errors = run_program(
+            """
+            import os, signal
+            import estafette as est
+            signal.signal(signal.SIGINT, signal.default_int_handler)
+
+            def body(*_):
+                os.kill(os.getpid(), signal.SIGINT)
+
+            eng = est.Engine(workers=0)
+            ops = [eng.submit(body), eng.submit(lambda: eng.submit(body).wait())]
+            for op in ops:
+                try:
+                    op.wait()
+                except KeyboardInterrupt:
+                    print("interrupted")
+            del op, ops
+            v = eng.var()
+            eng.submit(body, writes=[v])
+            skipped = eng.submit(print, reads=[v])
+            try:
                 eng.wait_all()
-                assert type(failing.exception(30).__cause__) is kind
+            except KeyboardInterrupt:
+                print("interrupted")
+            eng.shutdown()
+            """
+        )
+        assert output == "interrupted\n" * 3 and not errors, errors
+
+    def test_that_comes_while_another_one_is_recognized_is_raised(self):
+        output, errors = run_program(
+            """
+            import os, signal
+            import estafette as est
+            from estafette import _body
+            signal.signal(signal.SIGINT, signal.default_int_handler)
+            was_sent = _body.was_sent
+
+            def interrupted(*arguments):
+                _body.was_sent = was_sent
+                os.kill(os.getpid(), signal.SIGINT)
+                for _ in range(1000):
+                    pass
+
+            def body():
+                raise KeyboardInterrupt("by the program")
+
+            _body.was_sent = interrupted
+            with est.Engine(workers=0, failures="ignore") as eng:
+                op = eng.submit(body)
+                try:
+                    op.wait()
+                except KeyboardInterrupt as error:
+                    print("interrupted", error.args)
+            """
+        )
+        assert output == "interrupted ()\n", errors
 
     def test_in_an_asynchronous_body_leaves_a_bare_loop_and_fails_the_body(self, engine, ctrl_c):
         loop, ops = asyncio.new_event_loop(), []

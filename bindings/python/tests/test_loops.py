@@ -433,6 +433,36 @@ class TestClosedLoops:
         with pytest.raises(est.OperationError, match="closed|dropped"):
             promise.wait()
 
+    @pytest.mark.parametrize("kind", ["tasks", "operations behind one", "one task of many"])
+    def test_that_were_only_stopped_end_a_submission_that_waits_for_room(self, kind):
+        eng, loop = est.Engine(workers=1, in_flight_limit=4), asyncio.new_event_loop()
+        gate = Gate()
+
+        async def body():
+            await asyncio.sleep(3600)
+
+        async def main():
+            if kind == "one task of many":
+                eng.submit(gate)
+            return [eng.call(body) for _ in range(4 if kind == "tasks" else 1)]
+
+        promises = loop.run_until_complete(main())
+        if kind != "tasks":
+            promises += [eng.call(lambda _: None, promises[0]) for _ in range(3 - (kind == "one task of many"))]
+        if kind == "one task of many":
+            # The gate opens while the submission waits, and makes room.
+            threading.Timer(0.3, gate.open).start()
+            eng.submit(lambda: None).wait(30)
+        else:
+            with pytest.raises(est.WouldDeadlockError, match=r"operation \d+ goes on when <.*EventLoop running=False"):
+                eng.submit(lambda: None)
+        loop.close()
+        for promise in promises:
+            with pytest.raises(est.OperationError, match="closed|dropped"):
+                promise.wait(30)
+        eng.submit(lambda: None).wait(30)
+        assert eng.shutdown(10).drained
+
     def test_that_another_thread_stops_and_runs_again_are_waited_for(self, eng):
         loop, waits = asyncio.new_event_loop(), threading.Event()
 

@@ -3,6 +3,8 @@
 Each case is a program of its own, so that what it does to its process is not done to the tests'.
 """
 
+import importlib
+import sys
 import textwrap
 from pathlib import Path
 
@@ -240,6 +242,15 @@ class TestImport:
         assert all(hasattr(est, name) for name in est.__all__)
         with pytest.raises(AttributeError, match="has no attribute 'Devise'"):
             est.Devise
+
+    @pytest.mark.parametrize("name", ["estafette", "estafette.typing", "estafette.dask", "estafette.ray"])
+    def test_dir_lists_what_the_module_offers_and_no_imports_of_its_own(self, name):
+        if name != "estafette":
+            peer(name.removeprefix("estafette."))
+        module = importlib.import_module(name)
+        submodules = {name.rpartition(".")[2] for name in sys.modules if name.startswith("estafette.")}
+        public = {name for name in dir(module) if not name.startswith("_")}
+        assert public - submodules == {name for name in module.__all__ if not name.startswith("_")}
 
 
 class TestMultiprocessing:

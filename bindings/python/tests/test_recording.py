@@ -37,6 +37,22 @@ def first_line(path):
     return line
 
 
+def test_paths_may_be_bytes_as_those_of_open(np, path):
+    with est.record(os.fsencode(path)) as recording:
+        recording.snapshot(os.fsencode(path) + b".%p")
+    page = os.fsencode(path) + b".html"
+    report = est.report(os.fsencode(path), html=page)
+    assert report.path == recording.path == str(path) and os.path.exists(page)
+    assert os.path.exists(f"{path}.{os.getpid()}")
+    merged = os.fsencode(path) + b".json"
+    est.merge_traces(os.fsencode(path), to=merged)
+    with est.observe(merged + b".pftrace"):
+        pass
+    assert est.report(merged + b".pftrace").path == f"{path}.json.pftrace"
+    with pytest.raises(TypeError, match="str, bytes or os.PathLike object, not int"):
+        est.record(3)
+
+
 class TestPlantedStalls:
     def test_a_slow_producer(self, eng, np, path):
         batch = eng.zeros((4,), "float32")

@@ -536,6 +536,29 @@ def test_waits_nested_deep_inside_operations_end(depth):
         assert reached == list(range(depth + 1))
 
 
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_function_that_waits_for_itself_without_end_fails_and_says_why_once(np, workers):
+    began = []
+
+    def endless():
+        began.append(None)
+        return np.from_dlpack(eng.call(endless))
+
+    with est.Engine(workers=workers) as eng:
+        with pytest.raises(est.OperationError) as caught:
+            eng.call(endless).wait()
+        cause, depth = caught.value, -1
+        while isinstance(cause, est.OperationError):
+            cause, depth = cause.__cause__, depth + 1
+        assert isinstance(cause, est.WouldDeadlockError) and "1000 operations wait inside each other" in str(cause)
+        text = str(caught.value)
+        assert text.count(str(cause)) == 1 and len(text) < 500
+        assert text.endswith(f"by way of {depth - 1} more operations that waited for it")
+        # Nothing goes on where nobody waits for it.
+        eng.wait_all()
+        assert len(began) == depth + 1
+
+
 def test_an_operation_that_would_wait_for_the_lease_of_its_own_operand_is_refused(eng, np):
     t = eng.zeros(3, "float32")
     array = np.from_dlpack(t)

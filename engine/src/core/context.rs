@@ -35,7 +35,7 @@ const HELP_DEPTH_LAST: u32 = 64;
 
 /// An operation, and the number of the engine that it was submitted to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Current {
+pub struct Current {
     pub(crate) op: OpId,
     pub(crate) core: u64,
 }

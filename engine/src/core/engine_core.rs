@@ -14,7 +14,7 @@ use estafette_sync::sync::atomic::{AtomicBool, AtomicU64, Ordering, fence};
 use estafette_sync::time::Duration;
 
 use crate::core::coalesced;
-use crate::core::context;
+use crate::core::context::{self, Current};
 use crate::core::core_ref::CoreRef;
 use crate::core::error::Error;
 use crate::core::notifier::Notifier;
@@ -45,9 +45,9 @@ pub trait WaitHook: Send + Sync {
         false
     }
 
-    /// Whether the wait ends. `needs` says whether an operation, of which it gets the identity, has to end before the operation or the
-    /// tensor that the wait is for. It says no in a wait for anything else.
-    fn ends(&self, needs: &dyn Fn(u64) -> bool) -> bool;
+    /// Whether the wait ends. `needs` gets operations that cannot end while this thread waits, and returns the place of one
+    /// whose end the wait needs.
+    fn ends(&self, needs: &dyn Fn(&[Current]) -> Option<usize>) -> bool;
 }
 
 /// Shared by the handles of one engine and by its operations in flight; never by a thread.
@@ -228,7 +228,7 @@ impl Core {
     }
 
     /// Fails when the wait hook ends the wait of the calling thread.
-    pub(crate) fn check_interrupt(&self, needs: &dyn Fn(u64) -> bool) -> Result<(), Error> {
+    pub(crate) fn check_interrupt(&self, needs: &dyn Fn(&[Current]) -> Option<usize>) -> Result<(), Error> {
         match self.on_wait.get() {
             Some(hook) if hook.concerns() && hook.ends(needs) => Err(Error::Interrupted),
             _ => Ok(()),

@@ -23,6 +23,7 @@
 //! | `runtime` | What polls the asynchronous bodies of an engine |
 //! | `unretrieved` | Failures that the program has not retrieved |
 //! | `var_state` | State of a variable: the version, its failure, and its pending fences |
+//! | `wait_for` | Which running operations are blocked, and on what: the edges of the wait-for graph that no queue knows |
 //! | `wakers` | Wakers of futures that wait for the same thing |
 //!
 //! # Invariants
@@ -63,4 +64,5 @@ pub(crate) mod program_lock;
 pub(crate) mod runtime;
 pub(crate) mod unretrieved;
 pub(crate) mod var_state;
+pub(crate) mod wait_for;
 pub(crate) mod wakers;

@@ -13,7 +13,6 @@ use crate::core::lease_info::LeaseInfo;
 use crate::core::operation::{Kind, Op, OpHandle};
 use crate::core::unretrieved::Unretrieved;
 use crate::engine::Engine;
-use crate::operation::completion::Completion;
 use crate::trace;
 use crate::wait::awaits::{Awaited, Pending};
 use crate::wait::blocking::take_snapshot;
@@ -108,12 +107,6 @@ impl Engine {
             self
         };
         notify(idle, move |engine| ended(&engine));
-    }
-
-    /// Whether the operation is one of this engine.
-    #[doc(hidden)]
-    pub fn runs(&self, operation: &Completion) -> bool {
-        operation.scope().core().is_some_and(|core| core.same(self.core()))
     }
 
     fn report_of_shutdown(&self, drained: bool) -> ShutdownReport {

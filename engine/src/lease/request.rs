@@ -494,7 +494,7 @@ fn wait_on_host(
             let pause = if helps { PAUSE_WITHOUT_WORKERS } else { PAUSE };
             let pause = deadline.map_or(pause, |deadline| pause.min(deadline - now));
             if context::blocking(|| fence.wait_timeout(Some(pause))).is_none() {
-                core.check_interrupt(&|_| false)?;
+                core.check_interrupt(&|_| None)?;
             }
         }
     }

@@ -13,6 +13,7 @@ use estafette_graph::Mode;
 use estafette_sync::process::{Forked, ProcessBound};
 use estafette_sync::sync::{Mutex, MutexGuard};
 
+use crate::core::context::{self, Current};
 use crate::core::core_ref::CoreRef;
 use crate::core::error::{BodyError, BodyResult, FailureKind, OperationError};
 use crate::core::operation::{OpTag, Panic, drop_panic};
@@ -95,7 +96,7 @@ impl Prepared {
                 return scope.skip(error);
             }
         };
-        let _current = crate::core::context::enter(op);
+        let _current = context::enter(op);
         if let Err(panic) = catch_unwind(AssertUnwindSafe(|| start(Completion { scope: Some(scope), id }))) {
             // The panic has dropped the completion, which ends the operation, unless the body had moved the
             // completion elsewhere.
@@ -211,6 +212,12 @@ impl Scope {
         self.lock().ok()?.running.as_ref()?.queue().cloned()
     }
 
+    /// The operation and its engine, until the operation has ended.
+    #[doc(hidden)]
+    pub fn current(&self) -> Option<Current> {
+        self.lock().ok()?.running.as_ref().map(ActiveTask::current)
+    }
+
     /// The engine of the operation, until the operation has ended.
     pub(crate) fn core(&self) -> Option<CoreRef> {
         self.lock().ok()?.running.as_ref().map(|running| running.core().clone())
@@ -219,8 +226,7 @@ impl Scope {
     /// Runs `f` as this operation. Waits inside of `f` then know that they must not wait for this operation.
     #[doc(hidden)]
     pub fn enter<T>(&self, f: impl FnOnce() -> T) -> T {
-        let op = self.lock().ok().and_then(|inner| inner.running.as_ref().map(ActiveTask::current));
-        let _current = op.map(crate::core::context::enter);
+        let _current = self.current().map(context::enter);
         f()
     }
 

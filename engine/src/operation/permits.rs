@@ -6,6 +6,7 @@ use estafette_sync::sharded_counter::{Full, Shard};
 use crate::core::context;
 use crate::core::core_ref::CoreRef;
 use crate::core::error::Error;
+use crate::core::wait_for;
 
 /// Operations submitted from inside operations may exceed the in-flight limit, up to this multiple of it.
 const HARD_CAP: usize = 4;
@@ -32,7 +33,9 @@ impl CoreRef {
     fn acquire_at(&self, shard: Option<&Shard>) -> Result<(), Error> {
         // Operations submitted from inside operations may exceed the in-flight limit, or an engine at its
         // limit could never drain.
-        let inside = context::current().is_some();
+        let current = context::current();
+        current.map_or(Ok(()), wait_for::check_nesting)?;
+        let inside = current.is_some();
         let limit =
             if inside { self.in_flight_limit().saturating_mul(HARD_CAP) } else { self.in_flight_limit() };
         let refused = |full: Full| Error::InFlightLimit { in_flight: full.under_way, limit };

@@ -489,6 +489,10 @@ pub(crate) fn complete(
 ) {
     let state = granted.payload();
     if let Some(failure) = failure {
+        // The wait that this thread runs the operation in, or its submission, raises what the operation has raised.
+        if state.core.check_raised().is_err() {
+            failure.heard().retrieve();
+        }
         state.core.failures.add(&failure);
         state.fail(failure);
     }

@@ -58,7 +58,7 @@ impl Engine {
             if let Poll::Ready(result) = poll() {
                 return result;
             }
-            core.check_interrupt(&|_| false)?;
+            core.check_interrupt(&|_| None)?;
             if let (Some(deadline), Some(timeout)) = (deadline, timeout)
                 && Instant::now() >= deadline
             {

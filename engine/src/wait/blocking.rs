@@ -29,16 +29,16 @@ use crate::core::error::{Error, LeaseHeld};
 use crate::core::lease_info::LeaseInfo;
 use crate::core::one_shot::{Delivered, OneShot};
 use crate::core::operation::{Kind, Name, OpGranted, OpHandle, OpState, Phase};
+use crate::core::wait_for::{self, On};
 use crate::exchange::{callback, foreign_fence, reaper};
 use crate::lease::LeaseState;
 use crate::operation::run;
 use crate::tensor::handle::Tensor;
 use crate::trace::hooks;
 use crate::wait::awaits;
-use crate::wait::inspect::{self, EVERYTHING, Inspection, NEAR};
+use crate::wait::inspect::{self, EVERYTHING, Inspection};
 use crate::wait::ready::{self, Polled, poll_or_query};
 use crate::wait::stand_in::{NoStandIn, StandInSet, others_without_workers};
-use crate::wait::wait_for::{self, On};
 use crate::wait::watched::{Watched, sleep_until_work};
 
 /// Time until the first inspection while asleep. An inspection finds only what no wake-up can report: that
@@ -184,8 +184,9 @@ pub(crate) fn block<V: Clone + Delivered>(
         }
         if is_wanted || now >= next_look {
             let ends_first = OnceCell::new();
-            core.check_interrupt(&|op| {
-                ends_first.get_or_init(|| needed_by(waiting)).contains(&OpId::new(op))
+            core.check_interrupt(&|stopped| {
+                let ends_first = ends_first.get_or_init(|| needed_by(waiting));
+                stopped.iter().position(|op| ends_first.contains(&op.op))
             })?;
             foreign_fence::stand_in_for_queries();
             let looks_itself = inside
@@ -358,7 +359,7 @@ impl Needed {
         let limit = match (others, core.has_no_workers()) {
             (true, _) => EVERYTHING,
             (false, true) => HELP_SCAN_MAX * ACCESSES_PER_OP,
-            (false, false) => NEAR,
+            (false, false) => wait_for::NEAR,
         };
         if timeout.is_none() {
             Ok(Self::by(&watch.look(core, limit)?, watch.op))

@@ -17,17 +17,17 @@ use estafette_sync::sync::atomic::{AtomicBool, Ordering};
 use estafette_sync::time::{Duration, Instant};
 use smallvec::SmallVec;
 
-use crate::core::context;
+use crate::core::context::{self, Current};
 use crate::core::core_ref::CoreRef;
 use crate::core::engine_core::Core;
 use crate::core::error::{Error, LeaseHeld};
 use crate::core::lease_info::LeaseInfo;
 use crate::core::notifier::Notifier;
 use crate::core::operation::{Kind, Phase};
+use crate::core::wait_for::{self, On};
 use crate::wait::blocking::{self, OpSummary, let_go};
 use crate::wait::inspect;
 use crate::wait::stand_in::{StandInSet, others_without_workers};
-use crate::wait::wait_for::{self, On};
 
 /// The first sleep of a wait, and the time until the first check.
 const CHECK_FIRST: Duration = Duration::from_millis(20);
@@ -202,7 +202,7 @@ fn held_lease(seen: &OpSummary) -> Option<LeaseInfo> {
 /// returned at any time and make room. `held_since` is the time since when leases alone hold this submission
 /// up, as found by its earlier checks.
 fn check_progress(core: &Core, in_flight: usize, held_since: &mut Option<Instant>) -> Result<bool, Error> {
-    let Some(leases) = standstill(&take_snapshot(), core) else {
+    let Some(leases) = standstill(&take_snapshot(), core, &[]) else {
         *held_since = None;
         return Ok(false);
     };
@@ -216,7 +216,7 @@ fn check_progress(core: &Core, in_flight: usize, held_since: &mut Option<Instant
         return Ok(true);
     }
     let_go(core);
-    let Some(leases) = standstill(&take_snapshot(), core) else {
+    let Some(leases) = standstill(&take_snapshot(), core, &[]) else {
         *held_since = None;
         return Ok(false);
     };
@@ -239,12 +239,12 @@ fn check_progress(core: &Core, in_flight: usize, held_since: &mut Option<Instant
 /// lease ends the wait only where it is still held a while after `held_since`.
 fn check_idle_progress(core: &Core, held_since: &mut Option<Instant>) -> Result<bool, Error> {
     let before = held_since.take();
-    if standstill(&take_snapshot(), core).is_none() {
+    if standstill(&take_snapshot(), core, &[]).is_none() {
         return Ok(false);
     }
     let_go(core);
     let snapshot = take_snapshot();
-    let Some(leases) = standstill(&snapshot, core) else { return Ok(false) };
+    let Some(leases) = standstill(&snapshot, core, &[]) else { return Ok(false) };
     if leases.is_empty() {
         return Err(Error::WouldDeadlock("waiting for all operations inside one of them".into()));
     }
@@ -281,14 +281,26 @@ pub(crate) fn without_workers(core: &Core) -> SmallVec<[CoreRef; 1]> {
     found
 }
 
-/// The leases that hold up the engine, if none of its operations in flight can move. An empty list means that
-/// the operations wait for the current operation, or for others that are blocked as it is.
-fn standstill(snapshot: &Snapshot<OpSummary>, core: &Core) -> Option<Vec<LeaseInfo>> {
+/// The place of one of the operations `stopped`, which cannot end while this thread waits, where they alone keep the engine full.
+pub(crate) fn kept_full_by(core: &Core, limit: usize, stopped: &[Current]) -> Option<usize> {
+    let snapshot = take_snapshot();
+    let is_kept = standstill(&snapshot, core, &[]).is_none()
+        && standstill(&snapshot, core, stopped)?.iter().all(|lease| lease.own)
+        && core.in_flight() >= limit;
+    // They may be of another engine, and hold up all of this one.
+    is_kept.then(|| stopped.iter().position(|op| op.core == core.id).unwrap_or(0))
+}
+
+/// The leases that hold up the engine, if none of its operations in flight can move, those that are `stopped` taken for granted. An
+/// empty list means that the operations wait for the current operation, or for others that are blocked as it is.
+fn standstill(snapshot: &Snapshot<OpSummary>, core: &Core, stopped: &[Current]) -> Option<Vec<LeaseInfo>> {
     let mine: Vec<_> =
         snapshot.ops.iter().filter(|op| op.label.counted && op.label.core == core.id).collect();
     // The snapshot does not contain operations without variables. Unless they are blocked, they move; so may
     // operations that the snapshot, taken a moment ago, has missed.
-    let unseen = wait_for::of_core(core.id).iter().filter(|op| snapshot.op(**op).is_none()).count();
+    let mut still = wait_for::of_core(core.id);
+    still.extend(stopped.iter().filter(|op| op.core == core.id).map(|op| op.op));
+    let unseen = still.iter().filter(|op| snapshot.op(**op).is_none()).count();
     if mine.len() + unseen == 0 || mine.len() + unseen != core.in_flight() {
         return None;
     }
@@ -296,7 +308,7 @@ fn standstill(snapshot: &Snapshot<OpSummary>, core: &Core) -> Option<Vec<LeaseIn
         snapshot,
         explained: snapshot.explained(),
         blocked: wait_for::now(),
-        seen: HashSet::new(),
+        seen: stopped.iter().map(|op| op.op).collect(),
         leases: Vec::new(),
     };
     if mine.into_iter().any(|op| search.moves(op.id)) { None } else { Some(search.leases) }

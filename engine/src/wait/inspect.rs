@@ -3,7 +3,7 @@
 //! An inspection walks back from the operation through the queues that the operation waits in, one after the
 //! other ([`Walk`]). So the cost is proportional to what the inspection finds, whatever else is alive or in
 //! flight, and the inspection holds up no other thread. Waits make few inspections: a blocking wait inspects
-//! what is [near](NEAR) at its start, and one thread of the process inspects for all long waits
+//! what is [near](wait_for::NEAR) at its start, and one thread of the process inspects for all long waits
 //! ([`awaits`](crate::wait::awaits)), for a [hundredth](PACE) of its time at most.
 
 use std::collections::{BTreeMap, HashSet};
@@ -17,11 +17,7 @@ use crate::core::engine_core::graph;
 use crate::core::lease_info::LeaseInfo;
 use crate::core::operation::{Kind, OpHandle, OpState, Phase};
 use crate::core::var_state::VarState;
-use crate::wait::wait_for::{self, On};
-
-/// Accesses that an inspection at the start of a wait goes through. Most waits find what they need in so many
-/// accesses, and the cost is little beside falling asleep.
-pub(crate) const NEAR: usize = 256;
+use crate::core::wait_for::{self, On};
 
 /// A limit for inspections that have to find everything.
 pub(crate) const EVERYTHING: usize = usize::MAX;

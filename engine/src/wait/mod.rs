@@ -14,7 +14,6 @@
 //! | `room` | Waits of a whole engine: for room below the in-flight limit, and for the end of everything |
 //! | `stand_in` | Threads that run an engine's operations in place of threads that wait and must not run them |
 //! | `tensor` | Waits for a tensor |
-//! | `wait_for` | Which running operations are blocked, and on what: the edges of the wait-for graph that no queue knows |
 //! | `watched` | Threads that sleep until something wakes them |
 //!
 //! # Invariants
@@ -41,7 +40,6 @@ pub(crate) mod ready;
 pub(crate) mod room;
 pub(crate) mod stand_in;
 mod tensor;
-pub(crate) mod wait_for;
 pub(crate) mod watched;
 
 pub use self::activity::{Activity, Stall};

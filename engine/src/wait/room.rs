@@ -9,12 +9,12 @@ use crate::core::coalesced;
 use crate::core::context;
 use crate::core::core_ref::CoreRef;
 use crate::core::error::Error;
+use crate::core::wait_for::{self, On};
 use crate::exchange::{callback, foreign_fence};
 use crate::trace::hooks::WaitNoted;
 use crate::wait::awaits::{Awaited, Pending};
 use crate::wait::deadlock::{self, Checks};
 use crate::wait::stand_in::{StandInSet, others_without_workers};
-use crate::wait::wait_for::{self, On};
 
 /// How often a thread yields before it falls asleep because the in-flight limit is reached, or because
 /// something is in flight. A yield takes about a microsecond when no other thread wants the processor.
@@ -93,7 +93,7 @@ impl CoreRef {
         }
         let wake = checks.next().or_else(|| self.may_be_interrupted().then(|| checks.later()));
         context::blocking(|| listening.wait_until(wake));
-        self.check_interrupt(&|_| false)?;
+        self.check_interrupt(&|stopped| deadlock::kept_full_by(self, limit, stopped))?;
         if self.in_flight() < before {
             checks.start_over();
             return Ok(());
@@ -166,7 +166,7 @@ impl CoreRef {
             let before = self.in_flight();
             let wake = checks.next().or_else(|| self.may_be_interrupted().then(|| checks.later()));
             context::blocking(|| listening.wait_until(wake.into_iter().chain(deadline).min()));
-            self.check_interrupt(&|_| false)?;
+            self.check_interrupt(&|stopped| stopped.iter().position(|op| op.core == self.id))?;
             if self.in_flight() == before
                 && checks.are_due()
                 && !self.is_moved_by(&mut checks.stand_ins)

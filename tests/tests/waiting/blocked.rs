@@ -5,7 +5,7 @@ use std::sync::mpsc::{Sender, channel};
 use std::sync::{Arc, Barrier};
 use std::time::Duration;
 
-use estafette::bindings::WaitHook;
+use estafette::bindings::{Current, WaitHook};
 use estafette::wait::Status;
 use estafette::{Access, Engine, Error, ExportOptions, Op, Produced, Tensor};
 use futures::FutureExt;
@@ -51,7 +51,7 @@ impl WaitHook for Asked {
         true
     }
 
-    fn ends(&self, _needs: &dyn Fn(u64) -> bool) -> bool {
+    fn ends(&self, _needs: &dyn Fn(&[Current]) -> Option<usize>) -> bool {
         let _ = self.0.lock().unwrap().send(());
         false
     }

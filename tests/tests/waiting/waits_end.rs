@@ -290,6 +290,19 @@ fn waits_nested_two_hundred_deep_end() {
 }
 
 #[test]
+fn waits_nested_without_end_say_so_and_leave_nothing_that_runs_on() {
+    for workers in [0, 1, 2] {
+        let engine = engine(workers);
+        let watchdog = Watchdog::of(&engine);
+        let error = nest(&engine, usize::MAX, false, None).unwrap().wait().unwrap_err();
+        assert!(error.to_string().contains("1000 operations wait inside each other"), "{error}");
+        engine.wait_all(None).unwrap();
+        assert_nothing_left(&[&engine]);
+        assert!(watchdog.still_watches());
+    }
+}
+
+#[test]
 fn waits_with_timeouts_nested_deeper_than_there_may_be_threads_say_so() {
     for workers in [0, 1] {
         let engine = engine(workers);

@@ -218,7 +218,8 @@ def __getattr__(name: str) -> object:
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+    # These two are there for type checkers.
+    return sorted({*globals(), *__all__} - {"TYPE_CHECKING", "annotations"})
 
 
 _check_interpreter()

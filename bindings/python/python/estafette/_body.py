@@ -51,7 +51,12 @@ def end_child(error):
         os._exit(code & 0xFF)
 
 
-_RAISE = opcode.opmap["RAISE_VARARGS"]
+# The instructions where an exception begins that the program raises itself: `raise`, and the place of a generator, or a coroutine, whose
+# `throw` is called. That one stands behind a `yield`, or has not begun; CPython 3.11 and 3.12 name the instruction that left it, later ones
+# the next one. From 3.13 on the one behind a `yield` is where signals are handled, too, so it is not among these: what is thrown in
+# there counts as sent. So does all that begins at an instruction which is not known here: the wait raises it then, as Python does
+# without an engine, and no Ctrl-C is lost.
+_RAISES = {opcode.opmap.get(name) for name in ("RAISE_VARARGS", "YIELD_VALUE", "RETURN_GENERATOR", "POP_TOP")}
 
 
 def was_sent(error, raised_at):
@@ -68,7 +73,7 @@ def was_sent(error, raised_at):
         return False
     while raised_at is not None and raised_at.tb_next is not None:
         raised_at = raised_at.tb_next
-    return raised_at is None or raised_at.tb_frame.f_code.co_code[raised_at.tb_lasti] != _RAISE
+    return raised_at is None or raised_at.tb_frame.f_code.co_code[raised_at.tb_lasti] not in _RAISES
 
 
 def run_on_stream(call, using, place, kept):

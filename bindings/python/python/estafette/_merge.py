@@ -10,12 +10,15 @@ import gzip
 import json
 import os
 import pathlib
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ._estafette import _read_chrome
 
+if TYPE_CHECKING:
+    from _typeshed import StrOrBytesPath
 
-def merge_traces(*paths: str | os.PathLike[str], to: str | os.PathLike[str]) -> None:
+
+def merge_traces(*paths: StrOrBytesPath, to: StrOrBytesPath) -> None:
     """Writes recordings and the traces of other profilers to one file, `to`, on one time axis::
 
         est.merge_traces("run.pftrace", "torch.json", "jax-log", to="merged.json.gz")
@@ -28,7 +31,7 @@ def merge_traces(*paths: str | os.PathLike[str], to: str | os.PathLike[str]) -> 
     Times are those of the computer's calendar clock: traces of one computer fit to some microseconds, for as long as that clock was
     not set. Raises ``ValueError`` for a trace that does not say when it began.
     """
-    traces = [_read(pathlib.Path(path)) for path in paths]
+    traces = [_read(pathlib.Path(os.fsdecode(path))) for path in paths]
     timed = [(began, event) for began, trace in traces for event in trace["traceEvents"] if _is_timed(event)]
     origin = min((began + int(event["ts"] * 1000) for began, event in timed), default=0)
     for began, event in timed:
@@ -40,7 +43,8 @@ def merge_traces(*paths: str | os.PathLike[str], to: str | os.PathLike[str]) -> 
     merged["traceEvents"] = [event for _began, trace in traces for event in trace["traceEvents"]]
     merged["baseTimeNanoseconds"] = origin
     text = json.dumps(merged).encode()
-    pathlib.Path(to).write_bytes(gzip.compress(text) if os.fspath(to).endswith(".gz") else text)
+    target = pathlib.Path(os.fsdecode(to))
+    target.write_bytes(gzip.compress(text) if target.name.endswith(".gz") else text)
 
 
 def _is_timed(event: dict[str, Any]) -> bool:

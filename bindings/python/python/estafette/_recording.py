@@ -12,6 +12,7 @@ from ._estafette import _begin_recording, _end_recording, _read_report, _snapsho
 if TYPE_CHECKING:
     from types import TracebackType
 
+    from _typeshed import StrOrBytesPath
     from typing_extensions import Self
 
     from .typing import ReportData
@@ -42,12 +43,12 @@ class Report:
 
 
 def report(
-    path: str | os.PathLike[str],
+    path: StrOrBytesPath,
     /,
-    *others: str | os.PathLike[str],
+    *others: StrOrBytesPath,
     short: bool = False,
     width: int | None = None,
-    html: str | os.PathLike[str] | None = None,
+    html: StrOrBytesPath | None = None,
 ) -> Report:
     """The report of the recording in the file `path`: who waited, for how long, why, and for whom.
 
@@ -66,8 +67,8 @@ def report(
     import shutil
 
     columns = shutil.get_terminal_size((100, 24)).columns if width is None else width
-    page = None if html is None else os.fspath(html)
-    paths = (os.fspath(path), *(os.fspath(other) for other in others))
+    page = None if html is None else os.fsdecode(html)
+    paths = tuple(os.fsdecode(each) for each in (path, *others))
     text, data = _read_report(list(paths), columns, short, page)
     fields = json.loads(data)
     return Report(headline=fields["headline"], data=fields, text=text, path=paths[0], paths=paths)
@@ -129,13 +130,13 @@ class record:  # noqa: N801 - used like a function
 
     def __init__(
         self,
-        path: str | os.PathLike[str],
+        path: StrOrBytesPath,
         *,
         memory_max: int | None = None,
         last: float | None = None,
         signal: int | None = None,
     ) -> None:
-        self._pattern = os.path.abspath(os.fspath(path))
+        self._pattern = os.path.abspath(os.fsdecode(path))
         self._path: str | None = None
         self._options = (memory_max, last, signal)
         self._number = 0
@@ -159,12 +160,12 @@ class record:  # noqa: N801 - used like a function
             _sites.unwant()
             _end_recording(self._number)
 
-    def snapshot(self, path: str | os.PathLike[str], /) -> str:
+    def snapshot(self, path: StrOrBytesPath, /) -> str:
         """Writes what was recorded so far to the file `path`, and goes on. Returns the absolute path; ``%p`` in it is as in `path` of
         the recording. Raises ``OSError`` when the file cannot be written: it is as it was before."""
         if self._process != os.getpid():
             raise RuntimeError("this recording is not being made")
-        written = _numbered(os.path.abspath(os.fspath(path)))
+        written = _numbered(os.path.abspath(os.fsdecode(path)))
         _snapshot_recording(self._number, written)
         return written
 

@@ -35,6 +35,11 @@ from ._processes import packed, unpacked
 
 __all__ = ["register"]
 
+
+def __dir__() -> list[str]:
+    return list(__all__)
+
+
 _WEIGHT = 256
 """Bytes. Dask spills what weighs much, and a tensor that others read would stay in memory all the same."""
 

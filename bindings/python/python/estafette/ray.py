@@ -47,6 +47,11 @@ from ._processes import packed, unpacked
 
 __all__ = ["NAME", "register"]
 
+
+def __dir__() -> list[str]:
+    return list(__all__)
+
+
 _LOG = logging.getLogger("estafette")
 
 NAME = "ESTAFETTE"

@@ -1,9 +1,20 @@
 //! The asyncio event loop that runs on the calling thread, if any.
 
+use std::cell::Cell;
+
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
 
 use crate::interpreter::once::{PyOnce, intern};
+
+thread_local! {
+    static HAS_RUN: Cell<bool> = const { Cell::new(false) };
+}
+
+/// Whether this thread has called while it ran a loop.
+pub fn has_run_here() -> bool {
+    HAS_RUN.get()
+}
 
 /// The running loop; `None` when there is none. Without a process that has imported asyncio there is none, and it is not
 /// imported here just to find that out.
@@ -17,8 +28,9 @@ pub fn get(py: Python<'_>) -> PyResult<Option<Bound<'_, PyAny>>> {
             get
         }
     };
-    let running = get.call0()?;
-    Ok(if running.is_none() { None } else { Some(running) })
+    let running = Some(get.call0()?).filter(|running| !running.is_none());
+    HAS_RUN.set(HAS_RUN.get() || running.is_some());
+    Ok(running)
 }
 
 fn find(py: Python<'_>) -> PyResult<Option<Bound<'_, PyAny>>> {

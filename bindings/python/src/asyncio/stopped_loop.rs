@@ -7,28 +7,24 @@
 //! A wait ends with an error, too, where it needs the end of an operation that is brought to its end by an event loop that the waiting
 //! thread ran and has stopped. A loop that another thread ran may run again.
 
-use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use estafette::{Completion, Engine};
+use estafette::Completion;
+use estafette::bindings::Current;
 use estafette_sync::sync::Mutex;
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyWeakrefReference};
 
 use crate::asyncio::running_loop;
 use crate::error::raise;
+use crate::interpreter::exit;
 use crate::interpreter::guard;
 use crate::interpreter::once::{PyOnce, intern};
 
 estafette_sync::per_process! {
     /// What event loops run for engines, the oldest first, and the last number.
     static BEGUN: Mutex<(BTreeMap<u64, OnLoop>, u64)> = Mutex::new((BTreeMap::new(), 0));
-}
-
-thread_local! {
-    /// The engine for all of whose operations this thread waits.
-    static AWAITED: RefCell<Option<Engine>> = const { RefCell::new(None) };
 }
 
 struct OnLoop {
@@ -68,62 +64,40 @@ impl Drop for Begun {
     }
 }
 
-/// A wait of this thread for everything in flight, which ends with an error where that could never end.
-pub struct WaitForAll(Option<Engine>);
-
-impl WaitForAll {
-    /// Raises `WouldDeadlockError`, at once.
-    pub fn begin(py: Python<'_>, engine: &Engine) -> PyResult<Self> {
-        check_stopped(py, Some(engine), &|_| false)?;
-        Ok(Self(AWAITED.replace(Some(engine.clone()))))
-    }
-
-    /// Whether the calling thread is in such a wait.
-    pub fn is_here() -> bool {
-        AWAITED.with_borrow(Option::is_some)
-    }
-}
-
-impl Drop for WaitForAll {
-    fn drop(&mut self) {
-        AWAITED.set(self.0.take());
-    }
-}
-
-/// Whether something that was begun on a loop that this thread ran has not ended.
-pub fn has_begun_here() -> bool {
-    let here = guard::known_ident();
-    here.is_some_and(|here| BEGUN.lock().0.values().any(|on_loop| on_loop.thread == here))
-}
-
-/// Raises `WouldDeadlockError` where something goes on only on a loop that this thread ran and has stopped, and the end of this thread's
-/// wait `needs` its end, or is that of everything in the engine `all`.
-fn check_stopped(py: Python<'_>, all: Option<&Engine>, needs: &dyn Fn(u64) -> bool) -> PyResult<()> {
+/// Raises `WouldDeadlockError` where something goes on only on a loop that this thread ran and has stopped, and the wait of this thread
+/// `needs` its end.
+fn check_stopped(py: Python<'_>, needs: &dyn Fn(&[Current]) -> Option<usize>) -> PyResult<()> {
     let here = guard::ident(py)?;
     let mut loops = BTreeMap::new();
     for on_loop in BEGUN.lock().0.values().filter(|on_loop| on_loop.thread == here) {
         if let (Some(event_loop), Some(completion)) = (&on_loop.event_loop, &*on_loop.completion.lock()) {
-            let (_, operations) =
+            let (_, scopes) =
                 loops.entry(on_loop.address).or_insert_with(|| (event_loop.clone_ref(py), Vec::new()));
-            operations.push((completion.scope().id(), all.is_some_and(|engine| engine.runs(completion))));
+            scopes.push(completion.scope().clone());
         }
     }
-    for (event_loop, operations) in loops.into_values() {
+    let (mut stopped, mut goes_on) = (Vec::new(), Vec::new());
+    for (event_loop, scopes) in loops.into_values() {
         let event_loop = event_loop.bind(py).call0()?;
         if event_loop.is_none() || event_loop.call_method0(intern!(py, "is_running"))?.is_truthy()? {
             continue;
         }
-        let needed = |(operation, is_one_of_all): &(u64, bool)| *is_one_of_all || needs(*operation);
-        if let Some((operation, _)) = operations.into_iter().find(needed) {
-            let event_loop = event_loop.repr()?;
-            let message = format!(
-                "operation {operation} goes on when {event_loop} runs, which this thread has stopped; run the loop, or close it, before \
-                 you wait"
-            );
-            return Err(raise(py, "WouldDeadlockError", message));
+        for scope in scopes {
+            if let Some(operation) = scope.current() {
+                stopped.push(operation);
+                goes_on.push((scope.id(), event_loop.clone()));
+            }
         }
     }
-    Ok(())
+    if stopped.is_empty() {
+        return Ok(());
+    }
+    let Some((operation, event_loop)) = needs(&stopped).map(|place| &goes_on[place]) else { return Ok(()) };
+    let message = format!(
+        "operation {operation} goes on when {} runs, which this thread has stopped; run the loop, or close it, before you wait",
+        event_loop.repr()?
+    );
+    Err(raise(py, "WouldDeadlockError", message))
 }
 
 /// Called before a wait for `what`.
@@ -132,10 +106,12 @@ pub fn check(py: Python<'_>, what: &str) -> PyResult<()> {
     if may_block(py)? { Ok(()) } else { Err(would_block(py, what)) }
 }
 
-/// Called during a wait, which `needs` the end of some operations.
+/// Called during a wait, which `needs` the end of some operations. The exit waits for all that ends, whatever else does not.
 /// Raises `WouldBlockError` where the wait stops the loop of a notebook, and something has begun on that loop; `WouldDeadlockError`.
-pub fn check_again(py: Python<'_>, needs: &dyn Fn(u64) -> bool) -> PyResult<()> {
-    check_stopped(py, AWAITED.with_borrow(Clone::clone).as_ref(), needs)?;
+pub fn check_again(py: Python<'_>, needs: &dyn Fn(&[Current]) -> Option<usize>) -> PyResult<()> {
+    if !exit::waits() {
+        check_stopped(py, needs)?;
+    }
     match running_loop::get(py)? {
         Some(running) if is_needed(&running) && is_notebook(py)? => {
             Err(would_block(py, "what a cell waits for"))

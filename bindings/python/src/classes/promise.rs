@@ -14,7 +14,7 @@ use crate::arguments::seconds;
 use crate::asyncio::stopped_loop;
 use crate::classes::operation::PyOperation;
 use crate::classes::tensor::PyTensor;
-use crate::error::OrRaise;
+use crate::error::{OrRaise, class, import_module};
 use crate::exchange::export;
 use crate::interpreter::courier::Courier;
 use crate::interpreter::guard;
@@ -153,15 +153,14 @@ pub fn wait_any(py: Python<'_>, promises: Vec<Bound<'_, PyAny>>, timeout: Option
 /// Raises `TimeoutError`, `CancelledError`, and what else ends a wait.
 pub fn exception(py: Python<'_>, waited: PyResult<()>) -> PyResult<Option<Py<PyAny>>> {
     let Err(error) = waited else { return Ok(None) };
-    let errors = py.import("estafette._errors")?;
-    let failed = error.value(py).is_instance(&errors.getattr(intern!(py, "OperationError"))?)?;
-    let cancelled = error.value(py).is_instance(&errors.getattr(intern!(py, "CancelledError"))?)?;
+    let failed = error.value(py).is_instance(class(py, "OperationError")?.as_any())?;
+    let cancelled = error.value(py).is_instance(class(py, "CancelledError")?.as_any())?;
     if failed && !cancelled { Ok(Some(error.into_value(py).into_any())) } else { Err(error) }
 }
 
 /// A function of `estafette/_promises.py`, called with the promise.
 pub fn helper<'py>(promise: &Bound<'py, PyAny>, name: &str) -> PyResult<Bound<'py, PyAny>> {
-    promise.py().import("estafette._promises")?.call_method1(name, (promise,))
+    import_module(promise.py(), "estafette._promises")?.call_method1(name, (promise,))
 }
 
 /// The methods of futures, for a class with `ended`, `wait` and `awaited`.
@@ -222,7 +221,7 @@ macro_rules! future_methods {
 
             #[getter]
             fn _condition<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
-                py.import("estafette._promises")?.getattr("ENDS")
+                crate::error::import_module(py, "estafette._promises")?.getattr("ENDS")
             }
 
             #[getter]

@@ -18,7 +18,7 @@ use crate::asyncio::awaiting::Awaiter;
 use crate::asyncio::stopped_loop;
 use crate::classes::handle::EngineHandle;
 use crate::classes::tensor::PyTensor;
-use crate::error::{OrRaise, raise};
+use crate::error::{OrRaise, import_module, raise};
 use crate::exchange::export::poll_once;
 use crate::interpreter::call_site::traced_line;
 use crate::interpreter::guard;
@@ -367,7 +367,7 @@ pub fn prepare_queues(py: Python<'_>, is_shared: bool) -> PyResult<()> {
     if !is_shared && !modules.contains("multiprocessing.reduction")? {
         return Ok(());
     }
-    let prepare = || py.import("estafette._processes")?.call_method0("register").map(drop);
+    let prepare = || import_module(py, "estafette._processes")?.call_method0("register").map(drop);
     PREPARED.get_or_try_init(py, prepare).copied()
 }
 

@@ -7,6 +7,7 @@ use estafette::wait::{Activity, Diagnosis, Status};
 use pyo3::prelude::*;
 use pyo3::types::PyTuple;
 
+use crate::error::import_module;
 use crate::exchange::unordered;
 
 fn make<'py>(
@@ -14,7 +15,7 @@ fn make<'py>(
     class: &str,
     fields: impl pyo3::call::PyCallArgs<'py>,
 ) -> PyResult<Bound<'py, PyAny>> {
-    py.import("estafette._reports")?.getattr(class)?.call1(fields)
+    import_module(py, "estafette._reports")?.getattr(class)?.call1(fields)
 }
 
 pub fn diagnosis(py: Python<'_>, diagnosis: &Diagnosis) -> PyResult<Py<PyAny>> {

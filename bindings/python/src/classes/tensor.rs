@@ -24,7 +24,7 @@ use crate::classes::access::PyAccess;
 use crate::classes::exporter::Exporter;
 use crate::classes::handle::EngineHandle;
 use crate::classes::remote::PyTicket;
-use crate::error::{OrRaise, exchange_error};
+use crate::error::{OrRaise, exchange_error, import_module};
 use crate::exchange::arrow;
 use crate::exchange::buffer;
 use crate::exchange::copy::copied;
@@ -533,7 +533,7 @@ impl PyTensor {
     }
 
     fn _repr_html_<'py>(this: &Bound<'py, Self>) -> PyResult<Bound<'py, PyAny>> {
-        this.py().import("estafette._html")?.call_method1("tensor", (this,))
+        import_module(this.py(), "estafette._html")?.call_method1("tensor", (this,))
     }
 
     fn __repr__(&self) -> String {

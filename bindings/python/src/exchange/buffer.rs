@@ -12,7 +12,7 @@ use pyo3::ffi;
 use pyo3::prelude::*;
 use pyo3::types::{PyCapsule, PyDict, PyMemoryView, PyTuple};
 
-use crate::error::{OrRaise, exchange_error};
+use crate::error::{OrRaise, exchange_error, import_module};
 use crate::exchange::capsule;
 use crate::exchange::dtype;
 use crate::exchange::export::{self, From, Request};
@@ -107,7 +107,7 @@ fn as_bits<'py>(this: &Bound<'py, PyAny>, kind: DType) -> PyResult<Bound<'py, Py
     let data = managed.data();
     // SAFETY: the same memory, elements of the same width; what is exported here keeps what was exported there.
     let managed = unsafe { exchange::export(&layout, data, flags, Abi::Versioned, move || drop(managed)) };
-    py.import("estafette._dtype")?.call_method1("to_numpy", (capsule::wrap(py, managed)?, numpy))
+    import_module(py, "estafette._dtype")?.call_method1("to_numpy", (capsule::wrap(py, managed)?, numpy))
 }
 
 /// Fills `view` with the memory behind `from`.

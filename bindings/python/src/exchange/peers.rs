@@ -9,6 +9,7 @@ use pyo3::exceptions::PyBufferError;
 use pyo3::prelude::*;
 use pyo3::types::{PyString, PyTuple, PyType};
 
+use crate::error::import_module;
 use crate::exchange::numpy_array;
 use crate::exchange::peer_table::{self, PeerTable};
 use crate::interpreter::fastcall;
@@ -442,7 +443,7 @@ pub fn refuse_unsaid(object: &Bound<'_, PyAny>, peer: &Peer) -> PyResult<()> {
 /// The table for people to read: a tuple of `estafette.Peer`.
 #[pyfunction]
 pub fn peers(py: Python<'_>) -> PyResult<Bound<'_, PyTuple>> {
-    let class = py.import("estafette._reports")?.getattr("Peer")?;
+    let class = import_module(py, "estafette._reports")?.getattr("Peer")?;
     let rows = PEERS.iter().map(|peer| {
         class.call1((
             peer.root,

@@ -10,6 +10,7 @@ use estafette_sync::sync::atomic::{AtomicU64, Ordering};
 use pyo3::prelude::*;
 use pyo3::types::PyTuple;
 
+use crate::error::import_module;
 use crate::interpreter::call_site;
 use crate::log::logger;
 
@@ -108,7 +109,7 @@ pub fn note(py: Python<'_>, import: bool, reason: Reason, what: impl Into<String
 /// many there were in all is in ``Engine.stats().unordered``.
 #[pyfunction]
 pub fn unordered_exchanges(py: Python<'_>) -> PyResult<Bound<'_, PyTuple>> {
-    let class = py.import("estafette._reports")?.getattr("UnorderedExchange")?;
+    let class = import_module(py, "estafette._reports")?.getattr("UnorderedExchange")?;
     let notes = NOTES.lock();
     let fields: Vec<_> = notes
         .last

@@ -25,6 +25,7 @@ use pyo3::prelude::*;
 
 use crate::classes::handle::{EngineHandle, Shared};
 use crate::classes::promise;
+use crate::error::class;
 use crate::interpreter::guard;
 use crate::interpreter::interrupt;
 use crate::log;
@@ -52,6 +53,8 @@ estafette_sync::per_process! {
     static LEFT: Mutex<Vec<Engine>> = Mutex::new(Vec::new());
     /// What is in flight is not waited for any longer, and was named.
     static ABANDONED: AtomicBool = AtomicBool::new(false);
+    /// The exit waits.
+    static WAITS: AtomicBool = AtomicBool::new(false);
 }
 
 /// Called when an engine was made: the exit waits for its operations.
@@ -97,6 +100,10 @@ pub fn at_exit(py: Python<'_>) {
         // None was ever made in this process, which may be a forked child.
         return;
     }
+    // Finalizers that run later raise errors of this package, when its modules are gone.
+    if let Err(error) = class(py, "ShutdownError") {
+        error.write_unraisable(py, None);
+    }
     if !guard::close(py, grace) {
         running::interrupt_all(py);
         guard::close(py, LAST_GRACE);
@@ -105,6 +112,11 @@ pub fn at_exit(py: Python<'_>) {
         reaper().flush(DELETERS);
         reaper().stop(DELETERS);
     });
+}
+
+/// Whether the exit waits for what is in flight.
+pub fn waits() -> bool {
+    WAITS.load(Ordering::Relaxed)
 }
 
 /// The engines of this process that are there.
@@ -127,7 +139,9 @@ fn finish(py: Python<'_>, last: bool) {
     if in_flight(&engines) == 0 {
         return;
     }
+    WAITS.store(true, Ordering::Relaxed);
     let outcome = guard::detach(py, || wait(&engines));
+    WAITS.store(false, Ordering::Relaxed);
     // What a signal handler has raised ends the wait, and no more: the exit goes on.
     let interrupted = interrupt::take().is_some();
     match outcome {

@@ -173,11 +173,6 @@ pub fn ident(py: Python<'_>) -> PyResult<u64> {
     Ok(ident)
 }
 
-/// As [`ident`], without the Python lock: `None` until it was determined once with the lock.
-pub fn known_ident() -> Option<u64> {
-    IDENT.get()
-}
-
 /// Closes the guard and waits until no thread is inside, for at most `timeout`. Returns whether that was so.
 pub fn close(py: Python<'_>, timeout: Duration) -> bool {
     py.detach(|| GATE.close(timeout))

@@ -4,11 +4,11 @@
 use std::cell::RefCell;
 use std::time::{Duration, Instant};
 
-use estafette::bindings::WaitHook;
+use estafette::bindings::{Current, WaitHook};
 use pyo3::exceptions::PyException;
 use pyo3::prelude::*;
 
-use crate::asyncio::stopped_loop::{self, WaitForAll};
+use crate::asyncio::{running_loop, stopped_loop};
 use crate::interpreter::guard;
 use crate::submission::body::helper;
 
@@ -55,9 +55,9 @@ pub fn forget() {
 pub struct Interrupts;
 
 impl WaitHook for Interrupts {
-    /// Only the main thread has signal handlers, and the cells of a notebook.
+    /// Only the main thread has signal handlers, and the cells of a notebook. Others may have stopped an event loop.
     fn concerns(&self) -> bool {
-        guard::is_known_main() || WaitForAll::is_here() || stopped_loop::has_begun_here()
+        guard::is_known_main() || running_loop::has_run_here()
     }
 
     fn has_raised(&self) -> bool {
@@ -65,7 +65,7 @@ impl WaitHook for Interrupts {
     }
 
     /// Whether a signal handler has raised something, or the wait can no longer end.
-    fn ends(&self, needs: &dyn Fn(u64) -> bool) -> bool {
+    fn ends(&self, needs: &dyn Fn(&[Current]) -> Option<usize>) -> bool {
         match guard::attach(|py| py.check_signals().and_then(|()| stopped_loop::check_again(py, needs))) {
             Some(Err(error)) => {
                 RAISED.set(Some(error));
@@ -79,8 +79,14 @@ impl WaitHook for Interrupts {
 /// Notes that a function which this thread has run for its wait, or its submission, has ended by `error`. If a signal handler has raised
 /// that in the middle of the function, it is meant for the program: the wait or the submission raises it, too.
 pub fn note(py: Python<'_>, error: &PyErr) {
-    if guard::is_main(py) && was_sent(py, error).unwrap_or(false) {
-        RAISED.set(Some(error.clone_ref(py)));
+    if !guard::is_main(py) {
+        return;
+    }
+    match was_sent(py, error) {
+        Ok(false) => {}
+        Ok(true) => RAISED.set(Some(error.clone_ref(py))),
+        // A second signal has come in the middle of that.
+        Err(raised) => RAISED.set(Some(raised)),
     }
 }
 

@@ -5,6 +5,8 @@ use std::sync::OnceLock;
 use pyo3::prelude::*;
 use pyo3::type_object::PyTypeCheck;
 
+use crate::error::import_module;
+
 /// As [`PyOnceLock`](pyo3::sync::PyOnceLock), but no thread waits while another one makes the value. That thread may give the interpreter's
 /// lock up; a process that forks then has a child that would wait for a thread it does not have. `PyOnceLock` gives the lock up even to keep
 /// a value. So a value may be made twice here, and the first one stays.
@@ -37,8 +39,9 @@ impl<T> PyOnce<T> {
 impl<T: PyTypeCheck> PyOnce<Py<T>> {
     /// What a module has by a name.
     pub fn import<'py>(&self, py: Python<'py>, module: &str, name: &str) -> PyResult<&Bound<'py, T>> {
-        let found =
-            self.get_or_try_init(py, || Ok(py.import(module)?.getattr(name)?.cast_into::<T>()?.unbind()))?;
+        let found = self.get_or_try_init(py, || {
+            Ok(import_module(py, module)?.getattr(name)?.cast_into::<T>()?.unbind())
+        })?;
         Ok(found.bind(py))
     }
 }

@@ -7,6 +7,7 @@ use pyo3::exceptions::{PyTypeError, PyValueError};
 use pyo3::prelude::*;
 use pyo3::types::PyTuple;
 
+use crate::error::import_module;
 use crate::interpreter::guard;
 use crate::kinds::{self, KINDS};
 
@@ -14,7 +15,7 @@ use crate::kinds::{self, KINDS};
 #[pyfunction]
 pub fn devices(py: Python<'_>) -> PyResult<Bound<'_, PyTuple>> {
     KINDS.iter().try_for_each(|kind| kind.prepare(py))?;
-    let class = py.import("estafette._reports")?.getattr("DeviceInfo")?;
+    let class = import_module(py, "estafette._reports")?.getattr("DeviceInfo")?;
     let entries = guard::detach(py, table::entries);
     let host = class.call1(((1, 0), "host", true, 0_usize, 0_usize))?;
     let rows = entries.iter().map(|entry| {

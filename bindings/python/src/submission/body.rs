@@ -15,7 +15,7 @@ use pyo3::prelude::*;
 use pyo3::types::{PyList, PyTuple};
 
 use crate::asyncio::running_loop;
-use crate::error::{Raised, finalizing};
+use crate::error::{Raised, finalizing, import_module};
 use crate::exchange::peers;
 use crate::interpreter::fastcall;
 use crate::interpreter::guard;
@@ -35,7 +35,7 @@ use crate::submission::scope::OperationScope;
 /// A function of `estafette/_body.py`.
 pub fn helper<'py>(py: Python<'py>, name: &str) -> PyResult<Bound<'py, PyAny>> {
     static MODULE: PyOnce<Py<PyModule>> = PyOnce::new();
-    let module = MODULE.get_or_try_init(py, || py.import("estafette._body").map(Bound::unbind))?;
+    let module = MODULE.get_or_try_init(py, || import_module(py, "estafette._body").map(Bound::unbind))?;
     module.bind(py).getattr(name)
 }
 

@@ -11,7 +11,7 @@ use pyo3::types::{PyDict, PyTuple};
 
 use crate::classes::handle::{EngineHandle, Shared};
 use crate::classes::tensor::PyTensor;
-use crate::error::{OrRaise, Raised, finalizing};
+use crate::error::{OrRaise, Raised, finalizing, import_module};
 use crate::interpreter::guard;
 use crate::interpreter::kept::Kept;
 use crate::submission::body;
@@ -178,13 +178,13 @@ fn check_fit(
 /// The options of a call as text, for operators of any language.
 /// Raises `TypeError` for what is no plain data.
 pub fn encode(attributes: &Bound<'_, PyDict>) -> PyResult<Vec<(String, String)>> {
-    attributes.py().import("estafette._operators")?.getattr("encode")?.call1((attributes,))?.extract()
+    import_module(attributes.py(), "estafette._operators")?.getattr("encode")?.call1((attributes,))?.extract()
 }
 
 /// The options of a call as Python has them.
 fn decode<'py>(py: Python<'py>, call: &Invocation) -> PyResult<Bound<'py, PyDict>> {
     let texts: Vec<(&str, &str)> = call.attributes().iter().collect();
-    Ok(py.import("estafette._operators")?.getattr("decode")?.call1((texts,))?.cast_into()?)
+    Ok(import_module(py, "estafette._operators")?.getattr("decode")?.call1((texts,))?.cast_into()?)
 }
 
 /// Where a function comes from.

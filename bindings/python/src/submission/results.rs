@@ -17,7 +17,7 @@ use pyo3::types::{PyDict, PyList, PyTuple};
 
 use crate::classes::handle::EngineHandle;
 use crate::classes::tensor::PyTensor;
-use crate::error::OrRaise;
+use crate::error::{OrRaise, import_module};
 use crate::exchange::export::poll_once;
 use crate::exchange::from_future::{self, Slot};
 use crate::exchange::peers;
@@ -73,7 +73,7 @@ impl Results {
             Some(take) => (take.bind(py).call1((value,))?, None),
             None if is_single(value)? => return Ok(false),
             None => {
-                let unpacked = py.import("estafette._calls")?.call_method1("unpacked", (value,))?;
+                let unpacked = import_module(py, "estafette._calls")?.call_method1("unpacked", (value,))?;
                 if unpacked.is_none() {
                     return Ok(false);
                 }

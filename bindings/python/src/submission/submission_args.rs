@@ -15,7 +15,7 @@ use crate::arguments::{not_a_tensor, parse_dtype, parse_shape, tensor_of};
 use crate::classes::handle::EngineHandle;
 use crate::classes::tensor::PyTensor;
 use crate::classes::variable::PyVariable;
-use crate::error::OrRaise;
+use crate::error::{OrRaise, import_module};
 use crate::interpreter::fastcall;
 use crate::interpreter::once::intern;
 use crate::kinds;
@@ -207,7 +207,7 @@ pub fn of_call(
         (function.clone(), known.kind, args.clone())
     } else {
         let kwargs = kwargs.cloned().unwrap_or_else(|| PyDict::new(py));
-        let bound = py.import("estafette._calls")?.call_method1("bind", (function, args, kwargs))?;
+        let bound = import_module(py, "estafette._calls")?.call_method1("bind", (function, args, kwargs))?;
         let (function, arguments): (Bound<'_, PyAny>, _) = bound.extract()?;
         let kind = FunctionKind::of(&function)?;
         (function, kind, arguments)
@@ -260,7 +260,8 @@ fn declared(py: Python<'_>, result: &ResultOptions<'_, '_>) -> PyResult<Option<D
     if result.outputs.is_none() && !several {
         return Ok(None);
     }
-    let declared = py.import("estafette._calls")?.call_method1("declared", (result.outputs, result.like))?;
+    let declared =
+        import_module(py, "estafette._calls")?.call_method1("declared", (result.outputs, result.like))?;
     let (take, build, likes): (_, _, Vec<Option<Bound<'_, PyAny>>>) = declared.extract()?;
     let likes =
         likes.iter().map(|like| like.as_ref().map(parse_like).transpose()).collect::<PyResult<_>>()?;

@@ -3,6 +3,7 @@
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyString};
 
+use crate::error::import_module;
 use crate::exchange::peers;
 use crate::interpreter::kept::Kept;
 use crate::interpreter::once::{PyOnce, intern};
@@ -62,7 +63,7 @@ fn of_module<'py>(py: Python<'py>, module: &Bound<'py, PyAny>) -> PyResult<Optio
         }
         return Ok(None);
     }
-    let using = py.import("estafette._calls")?.call_method1("using_of", (module,))?;
+    let using = import_module(py, "estafette._calls")?.call_method1("using_of", (module,))?;
     found.set_item(module, &using)?;
     Ok((!using.is_none()).then_some(using))
 }

@@ -24,6 +24,7 @@ from .table import ROWS
 if TYPE_CHECKING:
     from types import TracebackType
 
+    from _typeshed import StrOrBytesPath
     from typing_extensions import Self
 
 _opening = threading.Lock()
@@ -51,8 +52,8 @@ class observe:  # noqa: N801 - used like a function
     ``python -m estafette observe script.py`` does the same for a whole program.
     """
 
-    def __init__(self, path: str | os.PathLike[str] | None = None) -> None:
-        self._given = None if path is None else os.path.abspath(os.fspath(path))
+    def __init__(self, path: StrOrBytesPath | None = None) -> None:
+        self._given = None if path is None else os.path.abspath(os.fsdecode(path))
         self._path: str | None = self._given
         self._notes: Notes | None = None
         self._patches: Patches | None = None

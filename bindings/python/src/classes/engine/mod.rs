@@ -24,13 +24,13 @@ use pyo3::types::PyTuple;
 
 use crate::arguments::{count, seconds};
 use crate::asyncio::awaiting::Awaiter;
-use crate::asyncio::stopped_loop::{self, WaitForAll};
+use crate::asyncio::stopped_loop;
 use crate::classes::handle::{EngineHandle, Shared};
 use crate::classes::operators::PyOperators;
 use crate::classes::remote::prepare_queues;
 use crate::classes::report;
 use crate::classes::tensor::PyTensor;
-use crate::error::{OrRaise, raise};
+use crate::error::{OrRaise, import_module, raise, shutting_down};
 use crate::exchange::export::EXPORTED;
 use crate::exchange::import::IMPORTED;
 use crate::interpreter::allocator;
@@ -121,7 +121,6 @@ impl PyEngine {
         if !at_once && engine.stats().in_flight > 0 && !stopped_loop::may_block(py)? {
             return Err(would_stop_the_loop(py));
         }
-        let _all = if timeout.is_none() { Some(WaitForAll::begin(py, engine)?) } else { None };
         let report = guard::detach(py, || match timeout {
             Some(timeout) => engine.shutdown_timeout(timeout),
             None => {
@@ -183,6 +182,9 @@ impl PyEngine {
         {
             return Err(body::not_a_using(using)?);
         }
+        if guard::is_closed() {
+            return Err(shutting_down(py));
+        }
         prepare_queues(py, shared)?;
         let failures = Failures::parse(failures)?;
         let mut builder = Engine::builder().shared(shared).report_failures(failures != Failures::Ignore);
@@ -193,7 +195,7 @@ impl PyEngine {
             builder = builder.in_flight_limit(in_flight_limit);
         }
         let stack_size = match count("stack_size", 0, stack_size)? {
-            None => py.import("threading")?.call_method0("stack_size")?.extract()?,
+            None => import_module(py, "threading")?.call_method0("stack_size")?.extract()?,
             Some(bytes) => bytes,
         };
         // 0 is the system's default, as in `threading.stack_size`.
@@ -236,7 +238,6 @@ impl PyEngine {
         if !stopped_loop::may_block(py)? {
             return Err(would_stop_the_loop(py));
         }
-        let _all = WaitForAll::begin(py, engine)?;
         guard::detach(py, || engine.wait_all(timeout)).or_raise(py)
     }
 
@@ -283,7 +284,7 @@ impl PyEngine {
     #[pyo3(signature = (*exception))]
     fn __exit__(&self, py: Python<'_>, exception: &Bound<'_, PyTuple>) -> PyResult<()> {
         let ended = self.drain(py, None)?;
-        let lifecycle = py.import("estafette._lifecycle")?;
+        let lifecycle = import_module(py, "estafette._lifecycle")?;
         let warned = lifecycle.call_method1("warn_of_leases", (report::shutdown(py, &ended)?,));
         // The warning may be raised as an exception, which must not hide the failures.
         self.conclude(py, is_raising(exception)? || warned.is_err(), Some(&ended))?;
@@ -300,8 +301,7 @@ impl PyEngine {
         exception: &Bound<'py, PyTuple>,
     ) -> PyResult<Bound<'py, PyAny>> {
         let lease_timeout = this.get().engine(this.py())?.lease_timeout().as_secs_f64();
-        this.py()
-            .import("estafette._lifecycle")?
+        import_module(this.py(), "estafette._lifecycle")?
             .call_method1("leave", (this, lease_timeout, is_raising(exception)?))
     }
 
@@ -340,7 +340,9 @@ fn would_stop_the_loop(py: Python<'_>) -> PyErr {
 /// A wait that only leases hold up collects garbage: unreachable views still have leases.
 fn collect_garbage() {
     let collected = guard::attach(|py| {
-        py.import("estafette._lifecycle").and_then(|lifecycle| lifecycle.call_method0("collect")).map(drop)
+        import_module(py, "estafette._lifecycle")
+            .and_then(|lifecycle| lifecycle.call_method0("collect"))
+            .map(drop)
     });
     if let Some(Err(error)) = collected {
         guard::attach(|py| error.write_unraisable(py, None));

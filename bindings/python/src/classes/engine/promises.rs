@@ -8,6 +8,7 @@ use pyo3::prelude::*;
 use super::PyEngine;
 use super::import::imported;
 use crate::classes::tensor::PyTensor;
+use crate::error::import_module;
 use crate::exchange::from_future;
 use crate::exchange::mxnet;
 use crate::submission::submission_args::{self, ResultOptions};
@@ -65,7 +66,7 @@ impl PyEngine {
             }
             return Ok(tensor.clone());
         }
-        let source = py.import("estafette._futures")?.getattr("source")?.call1((future,))?;
+        let source = import_module(py, "estafette._futures")?.getattr("source")?.call1((future,))?;
         let (called, listen): (String, Bound<'_, PyAny>) = source.extract()?;
         let args = submission_args::of_delivery(
             Arc::new(name.unwrap_or(called)),
@@ -102,7 +103,7 @@ impl PyEngine {
     ) -> PyResult<Bound<'py, PyTensor>> {
         let py = array.py();
         self.engine(py)?;
-        let parts = py.import("estafette._mxnet")?.getattr("parts")?.call1((array,))?;
+        let parts = import_module(py, "estafette._mxnet")?.getattr("parts")?.call1((array,))?;
         let (handle, functions): (usize, [usize; 5]) = parts.extract()?;
         let args = submission_args::of_delivery(
             Arc::new(name.unwrap_or_else(|| "mxnet".into())),

@@ -15,7 +15,7 @@ use crate::classes::handle::EngineHandle;
 use crate::classes::operation::PyOperation;
 use crate::classes::program::PyProgram;
 use crate::classes::tensor::PyTensor;
-use crate::error::OrRaise;
+use crate::error::{OrRaise, import_module};
 use crate::interpreter::guard;
 use crate::submission::body::Body;
 use crate::submission::results::Results;
@@ -259,7 +259,7 @@ impl PyEngine {
     ) -> PyResult<Bound<'py, PyAny>> {
         let py = this.py();
         let options = options.cloned().unwrap_or_else(|| PyDict::new(py));
-        py.import("estafette._calls")?.call_method1("wrap", (this, r#fn, options))
+        import_module(py, "estafette._calls")?.call_method1("wrap", (this, r#fn, options))
     }
 
     /// Makes a decorator: the function becomes one that submits itself, and returns the `Operation`.
@@ -287,7 +287,7 @@ impl PyEngine {
         let py = this.py();
         let options = options.cloned().unwrap_or_else(|| PyDict::new(py));
         let none = PyTuple::empty(py).into_any();
-        py.import("estafette._calls")?
+        import_module(py, "estafette._calls")?
             .call_method1("op", (this, r#fn, reads, writes.unwrap_or(&none), options))
     }
 

@@ -8,9 +8,20 @@ use std::collections::{HashMap, HashSet};
 
 use estafette_graph::OpId;
 use estafette_sync::sync::Mutex;
+use estafette_sync::sync::atomic::{AtomicUsize, Ordering};
 
 use crate::core::context::{self, Current};
+use crate::core::engine_core::graph;
+use crate::core::error::Error;
 use crate::core::operation::OpHandle;
+
+/// How many operations may wait inside each other, each for the next one. All of them keep their stacks, and a body that waits for
+/// itself without end would take every thread that the engine can start. The bound is that of Python for calls inside each other.
+const NESTED_MAX: usize = 1000;
+
+/// Accesses that an inspection at the start of a wait goes through. Most waits find what they need in so many
+/// accesses, and the cost is little beside falling asleep.
+pub(crate) const NEAR: usize = 256;
 
 /// What a blocked operation waits for.
 #[derive(Debug, Clone)]
@@ -24,6 +35,8 @@ pub(crate) enum On {
 estafette_sync::per_process! {
     /// At most one entry per thread that blocks inside an operation, each with its number.
     static BLOCKED: Mutex<Entries> = Mutex::new(Entries { last: 0, entries: Vec::new() });
+    /// Number of entries.
+    static COUNT: AtomicUsize = AtomicUsize::new(0);
 }
 
 struct Entries {
@@ -40,6 +53,7 @@ pub(crate) fn enter(on: impl FnOnce() -> On) -> Option<Entered> {
     blocked.last += 1;
     let number = blocked.last;
     blocked.entries.push((number, op, on));
+    COUNT.store(blocked.entries.len(), Ordering::Relaxed);
     Some(Entered(number))
 }
 
@@ -51,6 +65,7 @@ impl Drop for Entered {
         let mut blocked = BLOCKED.lock();
         let at = blocked.entries.iter().position(|(number, _, _)| *number == self.0);
         let left = at.map(|at| blocked.entries.swap_remove(at));
+        COUNT.store(blocked.entries.len(), Ordering::Relaxed);
         drop(blocked);
         // The entry refers to an operation, which is dropped under no lock.
         drop(left);
@@ -64,6 +79,35 @@ pub(crate) fn now() -> HashMap<OpId, Vec<On>> {
         found.entry(op.op).or_default().push(on.clone());
     }
     found
+}
+
+/// Called before `op` submits another operation.
+///
+/// # Errors
+/// [`Error::WouldDeadlock`] where [`NESTED_MAX`] operations wait inside each other, the last one of them for `op`. The submission is
+/// refused, and not the wait for it, since what a refused wait leaves behind would run, and go on.
+pub(crate) fn check_nesting(op: OpId) -> Result<(), Error> {
+    if COUNT.load(Ordering::Relaxed) < NESTED_MAX {
+        return Ok(());
+    }
+    let mut waiters = HashMap::new();
+    for (waiter, on) in now().into_iter().flat_map(|(waiter, on)| on.into_iter().map(move |on| (waiter, on)))
+    {
+        if let On::Op(target) = on {
+            let mut walk = graph().walk::<()>();
+            walk.add(&target);
+            walk.run(NEAR, |_, _| ());
+            waiters.extend(walk.steps().map(|step| (step.id, waiter)));
+        }
+    }
+    if std::iter::successors(Some(op), |op| waiters.remove(op)).nth(NESTED_MAX).is_none() {
+        return Ok(());
+    }
+    Err(Error::WouldDeadlock(format!(
+        "{NESTED_MAX} operations wait inside each other, and operation {}, which the last one waits for, submits another; a function that \
+         waits for itself needs an end",
+        op.get()
+    )))
 }
 
 /// The blocked operations of an engine.
