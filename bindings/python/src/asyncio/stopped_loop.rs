@@ -9,6 +9,7 @@
 
 use std::cell::RefCell;
 use std::collections::BTreeMap;
+use std::fmt::Display;
 use std::sync::Arc;
 
 use estafette::{Completion, Engine};
@@ -128,7 +129,7 @@ fn check_stopped(py: Python<'_>, all: Option<&Engine>, needs: &dyn Fn(u64) -> bo
 
 /// Called before a wait for `what`.
 /// Raises `WouldBlockError` where the wait would stop an event loop that must go on.
-pub fn check(py: Python<'_>, what: &str) -> PyResult<()> {
+pub fn check(py: Python<'_>, what: impl Display) -> PyResult<()> {
     if may_block(py)? { Ok(()) } else { Err(would_block(py, what)) }
 }
 
@@ -168,7 +169,7 @@ fn is_notebook(py: Python<'_>) -> PyResult<bool> {
     Ok(guard::is_main(py) && get_shell.call0()?.hasattr(intern!(py, "kernel"))?)
 }
 
-fn would_block(py: Python<'_>, what: &str) -> PyErr {
+fn would_block(py: Python<'_>, what: impl Display) -> PyErr {
     let message = format!(
         "{what} is not ready, and waiting for it here would stop the running event loop; use `await`"
     );

@@ -31,12 +31,13 @@ fn has_buffer(object: &Bound<'_, PyAny>) -> bool {
 /// As [`take`], of an array of a library whose arrays [have such buffers](crate::exchange::peers::Peer::has_host_buffers); `None` where
 /// `__dlpack__` has to be called.
 pub fn of_host(array: &Bound<'_, PyAny>) -> PyResult<Option<ManagedTensor>> {
-    let (py, method) = (array.py(), intern!(array.py(), "platform"));
-    // Such as a tracer of JAX.
-    if !has_buffer(array) {
-        return Ok(None);
-    }
-    if !fastcall::call_method(array, method, &PyTuple::empty(py), &[])?.eq(intern!(py, "cpu"))? {
+    let py = array.py();
+    let says = |method| fastcall::call_method(array, method, &PyTuple::empty(py), &[]);
+    // A tracer of JAX has no buffer, and `platform` of a deleted array reads what is gone.
+    if !has_buffer(array)
+        || says(intern!(py, "is_deleted"))?.is_truthy()?
+        || !says(intern!(py, "platform"))?.eq(intern!(py, "cpu"))?
+    {
         return Ok(None);
     }
     match take(array) {

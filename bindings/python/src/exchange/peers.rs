@@ -88,7 +88,7 @@ pub struct Peer {
     pub exports_alone: bool,
     /// Its deleter is quick and needs no lock but the Python one: it may run wherever Python drops our tensor.
     pub prompt_deleter: bool,
-    /// Its arrays have a method `platform`. Where that says `cpu`, their buffer says what `__dlpack__` says, and costs less.
+    /// Its arrays have methods `is_deleted` and `platform`. Where the latter says `cpu`, their buffer says what `__dlpack__` says, and costs less.
     pub has_host_buffers: bool,
     /// What its C exchange table exports although its `__dlpack__` refuses, since the struct would not say it: attributes and
     /// methods that are true of such an array.
