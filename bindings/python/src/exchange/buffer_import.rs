@@ -33,11 +33,15 @@ fn has_buffer(object: &Bound<'_, PyAny>) -> bool {
 pub fn of_host(array: &Bound<'_, PyAny>) -> PyResult<Option<ManagedTensor>> {
     let py = array.py();
     let says = |method| fastcall::call_method(array, method, &PyTuple::empty(py), &[]);
-    // A tracer of JAX has no buffer, and `platform` of a deleted array reads what is gone.
-    if !has_buffer(array)
-        || says(intern!(py, "is_deleted"))?.is_truthy()?
-        || !says(intern!(py, "platform"))?.eq(intern!(py, "cpu"))?
-    {
+    // `platform` of a deleted array reads what is gone.
+    let is_on_host = || {
+        PyResult::Ok(
+            !says(intern!(py, "is_deleted"))?.is_truthy()?
+                && says(intern!(py, "platform"))?.eq(intern!(py, "cpu"))?,
+        )
+    };
+    // A tracer of JAX has no buffer; another version may lack a method.
+    if !has_buffer(array) || !is_on_host().unwrap_or(false) {
         return Ok(None);
     }
     match take(array) {
