@@ -5,6 +5,7 @@ import ctypes
 import gc
 import mmap
 import struct
+import weakref
 
 import pytest
 
@@ -210,3 +211,28 @@ class TestWhatIsRefused:
     def test_an_object_without_buffer_is_named(self, eng):
         with pytest.raises(TypeError, match="object has no `__dlpack__` and no buffer"):
             eng.from_dlpack(object())
+
+
+class TestArraysOfJaxOnTheHost:
+    def test_an_array_ends_with_the_tensor_of_it(self, eng, jnp):
+        array = jnp.arange(6.0).reshape(2, 3)
+        kept, t = weakref.ref(array), eng.from_dlpack(array)
+        assert (t.shape, t.dtype, t.read_only) == ((2, 3), "float32", True)
+        assert t.data_ptr == array.unsafe_buffer_pointer()
+        del array
+        gc.collect()
+        assert kept() is not None
+        # JAX keeps what it has given a DLPack struct of until its next call.
+        del t
+        assert kept() is None
+
+    def test_an_element_type_without_a_format_is_taken_by_its_struct(self, eng, jnp):
+        array = jnp.ones(3, "bfloat16")
+        t = eng.from_dlpack(array)
+        assert (t.dtype, t.data_ptr) == ("bfloat16", array.unsafe_buffer_pointer())
+
+    def test_a_deleted_array_is_refused_by_jax(self, eng, jnp):
+        array = jnp.ones(3)
+        array.delete()
+        with pytest.raises((RuntimeError, TypeError)):
+            eng.from_dlpack(array)

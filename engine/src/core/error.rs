@@ -328,7 +328,7 @@ pub struct LeaseHeld {
 }
 
 impl LeaseHeld {
-    pub(crate) fn new(waiting: &str, held: Vec<LeaseInfo>) -> Self {
+    pub(crate) fn new(waiting: impl fmt::Display, held: Vec<LeaseInfo>) -> Self {
         let words =
             |lease: &LeaseInfo| format!("{lease}{}", if lease.own { " (by this thread)" } else { "" });
         let leases = held.iter().map(words).collect();

@@ -13,6 +13,7 @@
 //! releases it.
 
 use std::borrow::Cow;
+use std::fmt;
 use std::mem::MaybeUninit;
 use std::sync::Arc;
 use std::task::{Context, Poll};
@@ -243,8 +244,8 @@ pub(crate) enum Role {
 
 impl OpState {
     /// What errors call the operation.
-    pub(crate) fn in_words(&self) -> String {
-        format!("operation `{}`", shown(self.name.as_str()))
+    pub(crate) fn in_words(&self) -> impl fmt::Display {
+        fmt::from_fn(|f| write!(f, "operation `{}`", shown(self.name.as_str())))
     }
 
     /// An operation without a body yet, and without a permit.

@@ -128,7 +128,7 @@ impl Awaited {
 
     /// What waits, in words.
     fn waiting(&self) -> Cow<'static, str> {
-        self.what.map_or_else(|| self.ops[0].payload().in_words().into(), Cow::Borrowed)
+        self.what.map_or_else(|| self.ops[0].payload().in_words().to_string().into(), Cow::Borrowed)
     }
 
     /// Requests stand-ins in the engines without workers that have something to run for this wait.

@@ -14,6 +14,7 @@
 
 use std::cell::OnceCell;
 use std::collections::HashSet;
+use std::fmt::Display;
 
 use estafette_graph::{OpId, Snapshot};
 use estafette_sync::sleeper::has_host;
@@ -113,7 +114,7 @@ pub(crate) fn block_on_tensor(tensor: &Tensor, timeout: Option<Duration>) -> Res
         Polled::Failed(error) => Err(*error),
         Polled::Probing(query) => {
             let core = &tensor.inner.core;
-            let waited = block(core, &query.handle, "a tensor", &query.one_shot, timeout);
+            let waited = block(core, &query.handle, &"a tensor", &query.one_shot, timeout);
             if query.handle.payload().noted {
                 hooks::resumed(query.handle.id().get(), true);
             }
@@ -126,7 +127,7 @@ pub(crate) fn block_on_tensor(tensor: &Tensor, timeout: Option<Duration>) -> Res
 pub(crate) fn block<V: Clone + Delivered>(
     core: &CoreRef,
     waiting: &OpHandle,
-    what: &str,
+    what: &dyn Display,
     one_shot: &OneShot<V>,
     timeout: Option<Duration>,
 ) -> Result<V, Error> {
@@ -265,7 +266,7 @@ impl Relief {
     /// # Errors
     /// [`Error::WouldDeadlock`] when no stand-in was available twice in a row: other threads that could run
     /// the work have had the time.
-    fn see_to(&mut self, seen: &Inspection, what: &str) -> Result<(), Error> {
+    fn see_to(&mut self, seen: &Inspection, what: &dyn Display) -> Result<(), Error> {
         let before = std::mem::take(&mut self.hopeless);
         let is_left =
             |op: &OpState| is_ready_work(op) && op.core.has_no_free_thread() && op.core.pool.has_work();
@@ -311,7 +312,7 @@ pub(crate) fn check_self_wait(waiting: &OpHandle) -> Result<(), Error> {
     if needed_by(waiting).contains(&current) {
         let what = match waiting.payload().kind {
             Kind::ReadinessQuery => "a tensor".into(),
-            _ => waiting.payload().in_words(),
+            _ => waiting.payload().in_words().to_string(),
         };
         return Err(Error::WouldDeadlock(format!("{what} waits for the operation that waits for it")));
     }
@@ -423,7 +424,7 @@ impl Needed {
 /// The inspections of one wait.
 struct Watch<'a> {
     op: &'a OpHandle,
-    what: &'a str,
+    what: &'a dyn Display,
     /// When the wait ends, whatever an inspection would still find.
     deadline: Option<Instant>,
     /// Since when only leases have held up the wait.

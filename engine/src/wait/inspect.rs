@@ -6,7 +6,7 @@
 //! what is [near](wait_for::NEAR) at its start, and one thread of the process inspects for all long waits
 //! ([`awaits`](crate::wait::awaits)), for a [hundredth](PACE) of its time at most.
 
-use std::collections::{BTreeMap, HashSet};
+use std::collections::{BTreeMap, BTreeSet, HashSet};
 
 use estafette_graph::{OpId, Step, StepKind, Walk};
 use estafette_sync::sync::atomic::{AtomicU64, Ordering};
@@ -90,13 +90,13 @@ const LOOK_MAX: Duration = Duration::from_secs(10);
 /// An inspection: what some operations wait for.
 pub(crate) struct Inspection {
     walk: Walk<'static, VarState, OpState, LeaseInfo>,
-    roots: HashSet<OpId>,
+    roots: BTreeSet<OpId>,
     complete: bool,
 }
 
 impl Inspection {
     pub(crate) fn new() -> Self {
-        Self { walk: graph().walk(), roots: HashSet::new(), complete: true }
+        Self { walk: graph().walk(), roots: BTreeSet::new(), complete: true }
     }
 
     /// What `op` waits for, as far as `limit` accesses show.

@@ -237,7 +237,7 @@ pub fn wait_any(ops: &[Op], tensors: &[Tensor], timeout: Option<Duration>) -> Re
     let mut outcome = Ok(());
     for (core, handle) in waiting {
         let left = until.map(|until| until.saturating_duration_since(Instant::now()));
-        outcome = blocking::block(core, &handle, what, &woken.0, left);
+        outcome = blocking::block(core, &handle, &what, &woken.0, left);
         // Another one may still end.
         if !matches!(outcome, Err(Error::WouldDeadlock(_) | Error::LeaseHeld(_))) {
             return outcome;

@@ -273,7 +273,7 @@ impl<V, T, D> Walk<'_, V, T, D> {
                 self.sets.len() - 1
             });
             self.found[index].waits_for.push(set);
-            if !exclusive {
+            if !exclusive && !passed.is_empty() {
                 self.sets_of_reads.extend(passed.into_iter().chain([access]).map(|read| (read, set)));
             }
         }

@@ -8,6 +8,7 @@
 //! thread ran and has stopped. A loop that another thread ran may run again.
 
 use std::collections::BTreeMap;
+use std::fmt::Display;
 use std::sync::Arc;
 
 use estafette::Completion;
@@ -102,7 +103,7 @@ fn check_stopped(py: Python<'_>, needs: &dyn Fn(&[Current]) -> Option<usize>) ->
 
 /// Called before a wait for `what`.
 /// Raises `WouldBlockError` where the wait would stop an event loop that must go on.
-pub fn check(py: Python<'_>, what: &str) -> PyResult<()> {
+pub fn check(py: Python<'_>, what: impl Display) -> PyResult<()> {
     if may_block(py)? { Ok(()) } else { Err(would_block(py, what)) }
 }
 
@@ -144,7 +145,7 @@ fn is_notebook(py: Python<'_>) -> PyResult<bool> {
     Ok(guard::is_main(py) && get_shell.call0()?.hasattr(intern!(py, "kernel"))?)
 }
 
-fn would_block(py: Python<'_>, what: &str) -> PyErr {
+fn would_block(py: Python<'_>, what: impl Display) -> PyErr {
     let message = format!(
         "{what} is not ready, and waiting for it here would stop the running event loop; use `await`"
     );

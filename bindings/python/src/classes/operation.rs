@@ -85,7 +85,7 @@ impl PyOperation {
         if op.is_done() || timeout.is_some_and(|timeout| timeout.is_zero()) {
             return op.wait_timeout(Some(Duration::ZERO)).or_raise(py);
         }
-        stopped_loop::check(py, &format!("operation `{}`", shown(op.name())))?;
+        stopped_loop::check(py, format_args!("operation `{}`", shown(op.name())))?;
         guard::detach(py, || op.wait_timeout(timeout)).or_raise(py)
     }
 

@@ -9,17 +9,46 @@ use std::mem::MaybeUninit;
 use estafette::devices::DLDevice;
 use estafette::exchange::{Abi, ExportFlags, ManagedTensor, export};
 use estafette::{DType, Layout};
+use pyo3::exceptions::PyBufferError;
 use pyo3::ffi;
 use pyo3::prelude::*;
+use pyo3::types::PyTuple;
 
 use crate::error::{OrRaise, exchange_error};
-use crate::interpreter::guard;
+use crate::interpreter::once::intern;
+use crate::interpreter::{fastcall, guard};
 
 /// Whether `object` exports buffers and does not speak DLPack.
 pub fn is_all_there_is(object: &Bound<'_, PyAny>) -> PyResult<bool> {
+    Ok(has_buffer(object) && !object.hasattr(intern!(object.py(), "__dlpack__"))?)
+}
+
+fn has_buffer(object: &Bound<'_, PyAny>) -> bool {
     // SAFETY: a live object.
-    let has_buffer = unsafe { ffi::PyObject_CheckBuffer(object.as_ptr()) } != 0;
-    Ok(has_buffer && !object.hasattr(crate::interpreter::once::intern!(object.py(), "__dlpack__"))?)
+    unsafe { ffi::PyObject_CheckBuffer(object.as_ptr()) != 0 }
+}
+
+/// As [`take`], of an array of a library whose arrays [have such buffers](crate::exchange::peers::Peer::has_host_buffers); `None` where
+/// `__dlpack__` has to be called.
+pub fn of_host(array: &Bound<'_, PyAny>) -> PyResult<Option<ManagedTensor>> {
+    let py = array.py();
+    let says = |method| fastcall::call_method(array, method, &PyTuple::empty(py), &[]);
+    // `platform` of a deleted array reads what is gone.
+    let is_on_host = || {
+        PyResult::Ok(
+            !says(intern!(py, "is_deleted"))?.is_truthy()?
+                && says(intern!(py, "platform"))?.eq(intern!(py, "cpu"))?,
+        )
+    };
+    // A tracer of JAX has no buffer; another version may lack a method.
+    if !has_buffer(array) || !is_on_host().unwrap_or(false) {
+        return Ok(None);
+    }
+    match take(array) {
+        // Such as elements that a buffer has no format for.
+        Err(error) if error.is_instance_of::<PyBufferError>(py) => Ok(None),
+        taken => taken.map(Some),
+    }
 }
 
 /// A buffer of another object. It stays where it is: exporters let fields of the struct point to others.

@@ -98,10 +98,11 @@ pub fn take(object: &Bound<'_, PyAny>, wanted: &Wanted) -> PyResult<Taken> {
     if !known.is_numpy_array && matches!(peer.root, "" | "numpy") {
         refuse_masked(object)?;
     }
-    let read = match known.is_numpy_array && wanted.is_plain() {
+    let read = match (wanted.is_plain(), known.is_numpy_array) {
         // SAFETY: of that class.
-        true => unsafe { numpy_array::take(object) },
-        false => None,
+        (true, true) => unsafe { numpy_array::take(object) },
+        (true, false) if peer.has_host_buffers => buffer_import::of_host(object)?,
+        _ => None,
     };
     let (mut managed, ready) = match (read, known.table) {
         (Some(managed), _) => (managed, FenceSet::default()),
@@ -169,11 +170,12 @@ fn is_immutable(
     let refuse = |why: String| {
         Err(exchange_error(py, format!("writable=True: {why}; copy=True gives memory that may be written")))
     };
-    if managed.flags().read_only {
-        return refuse("the owner of this memory declares it read-only".into());
-    }
+    let is_read_only = managed.flags().read_only;
     match peer {
-        Some(peer) if is_legacy && peer.immutable => refuse(format!("arrays of {} never change", peer.root)),
+        Some(peer) if peer.immutable && (is_legacy || is_read_only) => {
+            refuse(format!("arrays of {} never change", peer.root))
+        }
+        _ if is_read_only => refuse("the owner of this memory declares it read-only".into()),
         _ => Ok(false),
     }
 }

@@ -89,6 +89,8 @@ pub struct Peer {
     pub exports_alone: bool,
     /// Its deleter is quick and needs no lock but the Python one: it may run wherever Python drops our tensor.
     pub prompt_deleter: bool,
+    /// Its arrays have methods `is_deleted` and `platform`. Where the latter says `cpu`, their buffer says what `__dlpack__` says, and costs less.
+    pub has_host_buffers: bool,
     /// What its C exchange table exports although its `__dlpack__` refuses, since the struct would not say it: attributes and
     /// methods that are true of such an array.
     pub unsaid: &'static [Unsaid],
@@ -148,6 +150,7 @@ const UNKNOWN: Peer = Peer {
     keeps_memory: true,
     exports_alone: false,
     prompt_deleter: false,
+    has_host_buffers: false,
     unsaid: &[],
     source: "data-apis/array-api: array_object.py, __dlpack__",
 };
@@ -162,7 +165,10 @@ const JAX: Peer = Peer {
     // They are those of its client.
     streams: Streams::Last,
     exports_alone: true,
-    source: "jax-ml/jax: jaxlib/dlpack.cc, jax/_src/dlpack.py; jax-ml/jax#40789; openxla/xla: tfrt_gpu_buffer.cc, pjrt_c_api_wrapper_impl.cc",
+    // It leaves the array to the next call of JAX.
+    prompt_deleter: true,
+    has_host_buffers: true,
+    source: "jax-ml/jax: jaxlib/dlpack.cc, jaxlib/py_array.cc, jax/_src/dlpack.py; jax-ml/jax#40789; openxla/xla: tfrt_gpu_buffer.cc, pjrt_c_api_wrapper_impl.cc",
     ..UNKNOWN
 };
 

@@ -1,4 +1,4 @@
-//! `Tensor.__dlpack__` for the usual call: keywords only, and nothing asked for but a version.
+//! `Tensor.__dlpack__` for the usual call: keywords only, and nothing asked for but a version at most.
 //!
 //! The general method reads its arguments one by one and compares their names as text, which costs as much as the export. A
 //! call site passes the same tuple of names each time, so what it says is kept; whatever is not plain goes to the general
@@ -138,13 +138,11 @@ unsafe fn plain<'py>(
             _ => return Ok(None),
         }
     }
-    if !versioned {
-        return Ok(None);
-    }
     // SAFETY: the method is called on instances of its class only, which Python checks.
     let tensor = unsafe { this.cast_unchecked::<PyTensor>() };
     let tensor = tensor.get().tensor(py)?;
-    let request = Request { stream: None, max_version: Some((1, 0)), dl_device: None, copy: None };
+    let max_version = versioned.then_some((1, 0));
+    let request = Request { stream: None, max_version, dl_device: None, copy: None };
     export::export(py, From::Tensor(tensor, Access::Read), &request).map(Some)
 }
 

@@ -343,7 +343,7 @@ impl Due {
                 if self.is_over_limit(now) {
                     let mut leases = leases.clone();
                     leases.iter_mut().for_each(|lease| lease.own = lease.thread == Some(self.thread));
-                    entry.verdict = Some(Error::LeaseHeld(LeaseHeld::new(&entry.awaited.waiting(), leases)));
+                    entry.verdict = Some(Error::LeaseHeld(LeaseHeld::new(entry.awaited.waiting(), leases)));
                     entry.next_look = None;
                     waker = entry.waker.take();
                 }
