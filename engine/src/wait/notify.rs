@@ -206,7 +206,9 @@ impl Tensor {
 
 /// Calls a callback of the program, which must not block. A panic is logged.
 fn call_back(callback: impl FnOnce() + 'static) {
-    callback::in_turn(move || log_panic("a callback of the program", || callback::run(callback)));
+    callback::in_turn(move || {
+        log_panic("a callback of the program", || callback::run(callback));
+    });
 }
 
 /// Blocks until one of the operations has ended or one of the tensors is finished. Failures stay unretrieved.
