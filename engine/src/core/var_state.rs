@@ -169,6 +169,21 @@ impl VarState {
     ) {
         if let Some(carried) = &mut self.carried {
             carried.note(writers, readers, replaced);
+            carried.update(flags);
+        }
+    }
+
+    /// As [`note`](Self::note), where every fence was asked: those that are left are not looked through again before they are twice as
+    /// many.
+    pub(crate) fn note_all(
+        &mut self,
+        writers: &Asked,
+        readers: &Asked,
+        flags: &mut u32,
+        replaced: &mut Replaced,
+    ) {
+        self.note(writers, readers, flags, replaced);
+        if let Some(carried) = &mut self.carried {
             carried.kept = carried.gathered();
             carried.update(flags);
         }
@@ -403,7 +418,7 @@ pub(crate) fn thin_out(var: &OpVar) {
     let (writers, readers) = var.with_ordering_state(|state, _| state.fences());
     let asked = (Asked::ask(&writers), Asked::ask(&readers));
     let mut replaced = Replaced::default();
-    var.with_ordering_state(|state, flags| state.note(&asked.0, &asked.1, flags, &mut replaced));
+    var.with_ordering_state(|state, flags| state.note_all(&asked.0, &asked.1, flags, &mut replaced));
 }
 
 /// The result of a query of a set of fences. The query may call a driver, so it never happens under the lock

@@ -273,7 +273,8 @@ pub(crate) fn inspect(granted: &OpGranted, observe: bool) -> Inspection {
             let asked = (ask(&writers), ask(&readers));
             let mut replaced = Replaced::default();
             let failure = access.with_state(|state, flags| {
-                state.note(&asked.0, &asked.1, flags, &mut replaced);
+                let note = if crowded == 0 { VarState::note } else { VarState::note_all };
+                note(state, &asked.0, &asked.1, flags, &mut replaced);
                 state.failure().cloned()
             });
             // A pure write does not use the version that it replaces, so the failure of that version does not

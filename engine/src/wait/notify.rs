@@ -388,6 +388,7 @@ mod tests {
     use estafette_devices::host;
     use estafette_sync::time::Duration;
 
+    use crate::tensor::alias_map::carry;
     use crate::{DType, Engine};
 
     #[test]
@@ -415,6 +416,10 @@ mod tests {
         drop(under_way);
         // A reader that begins looks at them too.
         for _ in 0..200 {
+            // Each of these has its writers looked at, and its readers only where they are many.
+            let (completer, written) = host::promise("a writer");
+            completer.complete();
+            carry(&tensor.inner.vars[0], &written.into());
             let read = engine.op("read").reads([&tensor]).run(|[_], []| Ok(())).expect("it is submitted");
             read.wait().expect("it succeeds");
             use_it(true);

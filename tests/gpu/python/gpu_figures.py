@@ -50,6 +50,35 @@ def check_handing_over() -> None:
             )
 
 
+def check_reads_of_memory_that_is_kept() -> None:
+    """Host time of a library that takes a tensor and drops it, for the first time and for the thousandth: what readers leave does not gather."""
+    takers = [library for library in FOUND if library.name != "numba"]
+    if len(FOUND) < 2 or not takers:
+        raise Skip("needs two libraries with DLPack and a device")
+    with est.Engine(workers=1) as engine:
+        for producer, consumer in zip(takers, [*takers[1:], takers[0]], strict=True):
+            x = producer.full(1024, 1.0)
+            kept = engine.from_dlpack(x)
+
+            def take(kept: Any = kept, consumer: Any = consumer) -> None:
+                consumer.using(kept)
+
+            def once_more(x: Any = x, consumer: Any = consumer) -> None:
+                consumer.using(engine.from_dlpack(x))
+
+            for what, function in (("a kept tensor", take), ("memory imported again and again", once_more)):
+                times = [list(microseconds(function, 200 if REHEARSAL else 500)) for _ in range(4 if REHEARSAL else 8)]
+                first, last = (statistics.median(part) for part in (times[1], times[-1]))
+                figure(
+                    f"{what}, {producer.name} → {consumer.name}, taken and dropped",
+                    f"{last:.2f} µs after {len(times) * len(times[0])} times, {last / first:.2f} × the first ones",
+                    f"the first ones {first:.2f} µs",
+                    "≤ 1.5 × the first ones",
+                    last <= 1.5 * first,
+                )
+            engine.wait_all(timeout=60)
+
+
 def check_the_host_is_never_blocked_by_handing_over() -> None:
     producers = [library for library in FOUND if library.delay is not None]
     if REHEARSAL or not producers:
@@ -228,4 +257,4 @@ if __name__ == "__main__":
     assert ON is None or ON == "cuda"
     for name, reason in MISSING:
         report("skipped", name, reason)
-    run([check_handing_over, check_the_host_is_never_blocked_by_handing_over, check_pipeline_of_two_libraries])
+    run([check_handing_over, check_reads_of_memory_that_is_kept, check_the_host_is_never_blocked_by_handing_over, check_pipeline_of_two_libraries])
