@@ -29,8 +29,6 @@ pub(super) struct Foreign {
     raw: Handle<CUstream>,
     /// The thread whose stream it is, where the handle means the calling thread's.
     thread: Option<ThreadId>,
-    /// `None` where the driver does not say which stream it is.
-    records: Option<Arc<Records>>,
 }
 
 /// The events that are recorded on one foreign stream, by whichever acquisitions of it: each covers those before.
@@ -67,23 +65,18 @@ impl Foreign {
     /// `handle` is a live stream, or the number of a default stream.
     pub(super) unsafe fn new(context: &Context, handle: usize) -> Result<Self, DeviceError> {
         let raw: CUstream = ptr::with_exposed_provenance_mut(handle);
-        if handle == 0 {
-            let message =
-                "stream 0 may mean either default stream; say 1 for the legacy one, 2 for the thread's own";
-            return Err(DeviceError::invalid(message));
+        let this =
+            Self { raw: Handle::new(raw), thread: (handle == PER_THREAD).then(|| thread::current().id()) };
+        match handle {
+            0 => {
+                let message = "stream 0 may mean either default stream; say 1 for the legacy one, 2 for the thread's own";
+                return Err(DeviceError::invalid(message));
+            }
+            LEGACY | PER_THREAD => return Ok(this),
+            _ => {}
         }
+        let mut of: CUcontext = ptr::null_mut();
         let _current = context.make_current()?;
-        if !matches!(handle, LEGACY | PER_THREAD) {
-            Self::check_context(context, raw)?;
-        }
-        let records = number(context, raw).map(|stream| context.foreign_streams.records_on(stream));
-        let thread = (handle == PER_THREAD).then(|| thread::current().id());
-        Ok(Self { raw: Handle::new(raw), thread, records })
-    }
-
-    /// Refuses a stream of another context.
-    fn check_context(context: &Context, raw: CUstream) -> Result<(), DeviceError> {
-        let (mut of, handle): (CUcontext, _) = (ptr::null_mut(), raw.addr());
         // SAFETY: by contract a live stream; writes two handles, or one.
         let code = unsafe {
             match context.api.stream_contexts {
@@ -107,7 +100,7 @@ impl Foreign {
                 format!("stream {handle:#x} is of another context than the primary one of {}", context.id);
             return Err(DeviceError::invalid(message));
         }
-        Ok(())
+        Ok(this)
     }
 
     pub(super) fn raw(&self) -> CUstream {
@@ -180,26 +173,29 @@ impl Foreign {
         unsafe { wait(context, self.raw(), event, 0) }
     }
 
-    /// The fence of everything enqueued here by now, by whomever. `seen` is what that comes after on other queues.
+    /// The fence of everything enqueued here by now, by whomever. `seen` is what that comes after on other queues. The stream is not
+    /// capturing.
     pub(super) fn record(&self, context: &Arc<Context>, seen: Clock) -> Result<Fence, DeviceError> {
         self.here()?;
-        let mut newest = self.records.as_ref().map(|records| records.newest.lock());
+        let _current = context.make_current()?;
+        let number = number(context, self.raw());
+        let records = number.map(|number| context.foreign_streams.records_on(number));
+        let mut newest = records.as_ref().map(|records| records.newest.lock());
         // SAFETY: live by the contract of `new`, of this context.
         let event = unsafe { Event::record(context, self.raw()) }?;
-        let number = newest.as_deref_mut().map_or(0, |newest| {
+        let sequence = newest.as_deref_mut().map_or(0, |newest| {
             *newest += 1;
             *newest
         });
         drop(newest);
-        let fence = EventFence::of(event, self.records.clone());
-        Ok(Fence::recorded_event(Arc::new(fence), number, seen))
+        Ok(Fence::recorded_event(Arc::new(EventFence::of(event, records)), sequence, seen))
     }
 }
 
-/// What tells a stream of the context, which is current, from all others. `None` where the driver does not say.
+/// What tells a stream of the context, which is current, from all others. `None` where the driver does not say. It is not asked of a
+/// capturing stream, whose capture the question would invalidate, nor of the legacy stream, of which there is one.
 fn number(context: &Context, stream: CUstream) -> Option<u64> {
     if stream.addr() == LEGACY {
-        // There is one. It is not asked for while others capture, which the driver may refuse.
         return Some(u64::MAX);
     }
     let mut number = 0;

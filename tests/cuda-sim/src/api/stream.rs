@@ -167,6 +167,8 @@ driver! {
 
     fn cuStreamGetId(stream: u64, id: *mut u64) |session| {
         let stream = session.stream(stream)?;
+        // As an H100's driver was seen to do.
+        session.refuse_captured_stream(stream)?;
         put(id, stream as u64 + 1)
     }
 
