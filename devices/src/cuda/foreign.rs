@@ -31,7 +31,7 @@ pub(super) struct Foreign {
     thread: Option<ThreadId>,
 }
 
-/// The events that are recorded on one foreign stream, by whichever acquisitions of it: each covers those before.
+/// The events that are recorded on one foreign stream, however often it is acquired: each covers those before.
 pub(super) struct Records {
     pub(super) queue: QueueId,
     /// How many there are. Locked while one is made, so that the numbers are in the order of the stream.
@@ -173,7 +173,7 @@ impl Foreign {
         unsafe { wait(context, self.raw(), event, 0) }
     }
 
-    /// The fence of everything enqueued here by now, by whomever. `seen` is what that comes after on other queues. The stream is not
+    /// The fence of everything enqueued here by now, also by others. `seen` is what that comes after on other queues. The stream is not
     /// capturing.
     pub(super) fn record(&self, context: &Arc<Context>, seen: Clock) -> Result<Fence, DeviceError> {
         self.here()?;

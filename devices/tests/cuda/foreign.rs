@@ -311,7 +311,7 @@ fn whoever_has_entered_a_queue_or_a_device_is_in_its_context_and_nobody_else() {
     bench.assert_nothing_wrong();
 }
 
-/// What many read and nobody writes would else gather a fence of each reader.
+/// Memory that many read and that is never written would else gather a fence of each reader.
 #[test]
 fn fences_of_one_foreign_stream_are_in_its_order_whoever_has_acquired_it() {
     let bench = bench();
