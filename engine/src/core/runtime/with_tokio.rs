@@ -1,10 +1,10 @@
 //! A tokio runtime for asynchronous bodies.
 
 #[cfg(not(estafette_shuttle))]
+use std::io;
+
 use estafette_sync::sync::Mutex;
 use estafette_sync::sync::atomic::{AtomicBool, Ordering};
-#[cfg(not(estafette_shuttle))]
-use std::io;
 use tokio::runtime::{Handle, RuntimeFlavor};
 
 #[cfg(not(estafette_shuttle))]
