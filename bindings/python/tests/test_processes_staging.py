@@ -64,15 +64,16 @@ class TestStaging:
         peer.write("end")
         assert peer.ended_well()
 
-    def test_a_copy_is_refused_where_that_is_asked_for(self, eng, np, other):
+    def test_a_copy_is_refused_where_that_is_asked_for(self, eng, np, gate, other):
         peer = other(eng, TELL)
         before = copied(eng)
         for private in (eng.zeros(3, "int8"), eng.from_dlpack(np.zeros(3))):
             for refused in (lambda: peer.link.send(private, copy=False), lambda: private.ticket(copy=False)):
                 with pytest.raises(est.NotSharedError, match="a copy was refused"):
                     refused()
-        late = eng.call(np.zeros, 3)
+        late = eng.call(lambda: (gate(), np.zeros(3))[1])
         peer.link.send(late, copy=False)
+        gate.open()
         assert "a copy was refused" in peer.read()
         peer.link.send(eng.zeros(3, "int8", shared=True), copy=False)
         assert peer.read().startswith("(3,) int8")
