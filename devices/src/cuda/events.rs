@@ -186,7 +186,7 @@ impl Events {
     }
 }
 
-// Fences that stand alone: work of a foreign queue, events from outside, and points in a graph that is being
+// Fences that are one event each: records of a foreign queue, events from outside, and points in a graph that is being
 // recorded.
 
 pub(super) struct EventFence {

@@ -1,4 +1,4 @@
-//! Foreign queues: nothing of them is kept, and nothing is enqueued on them but waits, records, and copies
+//! Foreign queues: nothing of them is kept but the numbers of what was recorded there, and nothing is enqueued on them but waits, records, and copies
 //! that were asked for.
 
 use std::collections::HashMap;
@@ -178,8 +178,8 @@ impl Foreign {
     pub(super) fn record(&self, context: &Arc<Context>, seen: Clock) -> Result<Fence, DeviceError> {
         self.here()?;
         let _current = context.make_current()?;
-        let number = number(context, self.raw());
-        let records = number.map(|number| context.foreign_streams.records_on(number));
+        let stream = stream_number(context, self.raw());
+        let records = stream.map(|stream| context.foreign_streams.records_on(stream));
         let mut newest = records.as_ref().map(|records| records.newest.lock());
         // SAFETY: live by the contract of `new`, of this context.
         let event = unsafe { Event::record(context, self.raw()) }?;
@@ -194,7 +194,7 @@ impl Foreign {
 
 /// What tells a stream of the context, which is current, from all others. `None` where the driver does not say. It is not asked of a
 /// capturing stream, whose capture the question would invalidate, nor of the legacy stream, of which there is one.
-fn number(context: &Context, stream: CUstream) -> Option<u64> {
+fn stream_number(context: &Context, stream: CUstream) -> Option<u64> {
     if stream.addr() == LEGACY {
         return Some(u64::MAX);
     }

@@ -31,7 +31,7 @@ pub struct CudaQueue {
 
 enum Kind {
     Own(Arc<Stream>),
-    /// With what it has been made to wait for. Others enqueue there as well, so it has no numbers.
+    /// With what it has been made to wait for. Others enqueue there as well, so work has no numbers there, and records alone do.
     Foreign(Foreign, Mutex<QueueClock>),
 }
 

@@ -5,7 +5,7 @@ use estafette_graph::{Mode, OpId};
 use smallvec::SmallVec;
 
 use crate::core::error::{Error, OperationError};
-use crate::core::operation::{Name, OpTag, OpVar};
+use crate::core::operation::{Name, OpTag};
 use crate::lease::pins::PinList;
 
 /// Flag on a variable: its current version is poisoned.
@@ -169,22 +169,6 @@ impl VarState {
     ) {
         if let Some(carried) = &mut self.carried {
             carried.note(writers, readers, replaced);
-            carried.update(flags);
-        }
-    }
-
-    /// As [`note`](Self::note), where every fence was asked: those that are left are not looked through again before they are twice as
-    /// many.
-    pub(crate) fn note_all(
-        &mut self,
-        writers: &Asked,
-        readers: &Asked,
-        flags: &mut u32,
-        replaced: &mut Replaced,
-    ) {
-        self.note(writers, readers, flags, replaced);
-        if let Some(carried) = &mut self.carried {
-            carried.kept = carried.gathered();
             carried.update(flags);
         }
     }
@@ -410,15 +394,23 @@ impl Carried {
     }
 }
 
-/// Drops fences of a variable that are done, if it is [`CROWDED`].
-pub(crate) fn thin_out(var: &OpVar) {
-    if var.flags() & CROWDED == 0 {
+/// Drops fences of a variable that are done, if its `flags` say that it is [`CROWDED`]. Those that are left are not looked through again
+/// before they are twice as many. `with` lends the state of the variable.
+pub(crate) fn thin_out(flags: u32, with: impl Fn(&mut dyn FnMut(&mut VarState, &mut u32))) {
+    if flags & CROWDED == 0 {
         return;
     }
-    let (writers, readers) = var.with_ordering_state(|state, _| state.fences());
-    let asked = (Asked::ask(&writers), Asked::ask(&readers));
+    let (mut writers, mut readers) = Default::default();
+    with(&mut |state, _| (writers, readers) = state.fences());
+    let (writers, readers) = (Asked::ask(&writers), Asked::ask(&readers));
     let mut replaced = Replaced::default();
-    var.with_ordering_state(|state, flags| state.note_all(&asked.0, &asked.1, flags, &mut replaced));
+    with(&mut |state, flags| {
+        state.note(&writers, &readers, flags, &mut replaced);
+        if let Some(carried) = &mut state.carried {
+            carried.kept = carried.gathered();
+            carried.update(flags);
+        }
+    });
 }
 
 /// The result of a query of a set of fences. The query may call a driver, so it never happens under the lock

@@ -119,7 +119,7 @@ impl LeaseState {
         let var = &self.tensor.inner.vars[0];
         var.unpin(finish, |granted| ready.push(granted));
         drop(replaced);
-        thin_out(var);
+        thin_out(var.flags(), |look| var.with_ordering_state(look));
         if !ready.is_empty() {
             run::dispatch(ready);
         }

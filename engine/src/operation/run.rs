@@ -27,7 +27,9 @@ use crate::core::core_ref::CoreRef;
 use crate::core::error::{BodyError, FailureKind, OperationError};
 use crate::core::inputs::Earlier;
 use crate::core::operation::{self, Kind, OpGranted, OpHandle, OpState, OpTag, ReadyOp, contain_panic};
-use crate::core::var_state::{Asked, CROWDED, Ending, FAILED, READ_FENCES, Replaced, VarState, WRITE_FENCES};
+use crate::core::var_state::{
+    Asked, Ending, FAILED, READ_FENCES, Replaced, VarState, WRITE_FENCES, thin_out,
+};
 use crate::operation::{cancellation, parked};
 use crate::trace::hooks;
 
@@ -251,8 +253,8 @@ pub(crate) fn inspect(granted: &OpGranted, observe: bool) -> Inspection {
     let queue = granted.payload().queue().filter(|queue| queue.in_order());
     for access in granted.accesses() {
         let mode = access.mode();
-        let crowded = access.flags() & CROWDED;
-        let relevant = FAILED | WRITE_FENCES | crowded | if mode.is_exclusive() { READ_FENCES } else { 0 };
+        thin_out(access.flags(), |look| access.with_state(look));
+        let relevant = FAILED | WRITE_FENCES | if mode.is_exclusive() { READ_FENCES } else { 0 };
         if access.flags() & relevant == 0 {
             continue;
         }
@@ -261,20 +263,19 @@ pub(crate) fn inspect(granted: &OpGranted, observe: bool) -> Inspection {
         {
             continue;
         }
-        let (mut writers, mut readers) = access.with_state(|state, _| match (mode.is_exclusive(), crowded) {
-            (false, 0) => (state.writers(), FenceSet::default()),
-            _ => state.fences(),
+        let (mut writers, mut readers) = access.with_state(|state, _| match mode.is_exclusive() {
+            true => state.fences(),
+            false => (state.writers(), FenceSet::default()),
         });
         let is_pending = |fence: &Fence| fence.observed_state().is_pending();
         let all_pending = || writers.iter().chain(&readers).all(is_pending);
-        let nothing_new = observe && access.flags() & FAILED == 0 && crowded == 0 && all_pending();
+        let nothing_new = observe && access.flags() & FAILED == 0 && all_pending();
         if !nothing_new {
-            let ask = if observe && crowded == 0 { Asked::observe } else { Asked::ask };
+            let ask = if observe { Asked::observe } else { Asked::ask };
             let asked = (ask(&writers), ask(&readers));
             let mut replaced = Replaced::default();
             let failure = access.with_state(|state, flags| {
-                let note = if crowded == 0 { VarState::note } else { VarState::note_all };
-                note(state, &asked.0, &asked.1, flags, &mut replaced);
+                state.note(&asked.0, &asked.1, flags, &mut replaced);
                 state.failure().cloned()
             });
             // A pure write does not use the version that it replaces, so the failure of that version does not
@@ -288,9 +289,7 @@ pub(crate) fn inspect(granted: &OpGranted, observe: bool) -> Inspection {
             found.inputs.merge(&writers);
         }
         found.pending.merge(&writers);
-        if mode.is_exclusive() {
-            found.pending.merge(&readers);
-        }
+        found.pending.merge(&readers);
     }
     found
 }

@@ -332,7 +332,7 @@ fn try_place(
 pub(crate) fn carry(var: &OpVar, ready: &FenceSet) {
     let mut replaced = Replaced::default();
     var.with_ordering_state(|state, flags| state.add_writers(ready, flags, &mut replaced));
-    thin_out(var);
+    thin_out(var.flags(), |look| var.with_ordering_state(look));
 }
 
 /// Enters the memory of a produced result, ordered by `own`. Returns the number of overlapping entries

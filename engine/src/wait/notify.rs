@@ -198,7 +198,7 @@ impl Tensor {
         let mut replaced = Replaced::default();
         for var in &self.inner.vars {
             var.with_ordering_state(|state, flags| state.add_reader(fence, flags, &mut replaced));
-            thin_out(var);
+            thin_out(var.flags(), |look| var.with_ordering_state(look));
         }
         Ok(())
     }

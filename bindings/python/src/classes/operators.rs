@@ -225,7 +225,7 @@ impl PyOperator {
         let inputs = signature.inputs.map_or_else(|| "any number of".into(), |count| count.to_string());
         format!(
             "<estafette.Operator {}, {}, {inputs} inputs, {} outputs, from {}>",
-            &self.operator.name, signature.kind, signature.outputs, &*self.operator.origin
+            self.operator.name, signature.kind, signature.outputs, self.operator.origin
         )
     }
 }
