@@ -190,6 +190,8 @@ def producer_two_consumers(library):
 def producer_other_threads(library):
     tensor, first = finished(library)
     all_taken = [first] + [given(library, tensor) for _ in range(3)]
+    # Each may have a fence of its own, such as an event, which is done a moment later.
+    comes("R5", lambda: all(state(taken) == DONE for taken in all_taken), "`ready` is never done")
     wrong = []
 
     def use(taken):

@@ -115,9 +115,15 @@ fn memory_that_another_process_may_wait_for_ends_a_nap() {
     let reaper = Reaper::new();
     let calls = Arc::new(AtomicUsize::new(0));
     for _ in 0..20 {
-        reaper.release(FenceSet::default(), counting(&calls));
-        while reaper.shared.lock().rest != LeaderState::Napping {
-            std::thread::yield_now();
+        loop {
+            reaper.release(FenceSet::default(), counting(&calls));
+            while reaper.shared.lock().rest == LeaderState::Busy {
+                std::thread::yield_now();
+            }
+            // A nap may be over before this thread sees it.
+            if reaper.shared.lock().rest == LeaderState::Napping {
+                break;
+            }
         }
         let (completer, fence) = host::promise("pending");
         with_inline_deleters(|| reaper.release(fence_set([&fence]), Storage::vec(vec![0_u8; 8])));
