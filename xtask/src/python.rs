@@ -160,8 +160,9 @@ impl Environment {
     /// A run of the environment's interpreter, in the root.
     pub fn command(&self, arguments: &[&str]) -> Command {
         let mut command = shell::command(self.python());
-        // Packages that lie elsewhere must not decide what a test sees.
-        command.args(arguments).env_remove("PYTHONPATH");
+        // Packages that lie elsewhere must not decide what a test sees. Without compiled modules, each interpreter that a test starts compiles
+        // all that it imports.
+        command.args(arguments).env_remove("PYTHONPATH").env_remove("PYTHONDONTWRITEBYTECODE");
         self.name_opencl(&mut command);
         command
     }
