@@ -134,6 +134,13 @@ def table_in_c(engine, n):
     return figures
 
 
+def call(engine, n):
+    """`eng.call` of a function of two operands, and the wait for its result; the reference is the function alone."""
+    array = np.zeros(SHAPE, np.float32)
+    tensor = engine.from_dlpack(array)
+    return in_turn(n, (lambda t: engine.call(np.add, t, t).wait(), tensor), (lambda a: np.add(a, a), array))
+
+
 def await_finished(engine, n):
     """`await` of a finished tensor."""
     tensor = engine.zeros(SHAPE, "float32")
@@ -306,6 +313,7 @@ def resident_kib():
 
 WORKLOADS = {
     "python-submit": submit,
+    "python-call": call,
     "python-replay": replay,
     "python-import": import_numpy,
     "python-export": export_numpy,

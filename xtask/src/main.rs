@@ -13,6 +13,7 @@ mod instructions;
 mod links;
 mod lint;
 mod peers;
+mod pgo;
 mod python;
 mod requirements;
 mod shell;
@@ -54,7 +55,11 @@ enum Chore {
         save: bool,
     },
     /// Builds the Python wheel and prints its path
-    Wheel,
+    Wheel {
+        /// Optimize it by a profile of the Python benches: two builds, and it needs `llvm-profdata`
+        #[arg(long)]
+        pgo: bool,
+    },
     /// Makes or updates the private Python environment with the wheel in it, and prints its path
     Venv {
         /// With all Python peers
@@ -90,7 +95,7 @@ fn main() -> ExitCode {
         Chore::Api { save } => api::run(save),
         Chore::Fuzz(options) => fuzz::run(&options),
         Chore::Instructions { save } => instructions::run(save),
-        Chore::Wheel => wheel(),
+        Chore::Wheel { pgo } => wheel(pgo),
         Chore::Venv { all } => venv(if all { python::ALL } else { python::SMALL }),
         Chore::Requirements { upgrade } => requirements::run(upgrade),
         Chore::Install(options) => install::run(&options),
@@ -110,9 +115,15 @@ fn main() -> ExitCode {
     }
 }
 
-fn wheel() -> Result<bool, String> {
+fn wheel(pgo: bool) -> Result<bool, String> {
     let environment = python::Environment::prepare(python::SMALL)?;
-    println!("{}", environment.build_wheel(python::Build::Release)?.display());
+    let folder = python::wheel_folder()?;
+    let mut build = environment.wheel_command(python::Build::Release, &folder)?;
+    if pgo {
+        pgo::Trained::prepare()?.apply(&mut build)?;
+    }
+    shell::run(build)?;
+    println!("{}", dist::file_with(&folder, ".whl")?.display());
     Ok(true)
 }
 

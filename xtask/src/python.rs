@@ -187,8 +187,8 @@ impl Environment {
     pub fn wheel_command(&self, how: Build, folder: &Path) -> Result<Command, String> {
         let mut build = self.command(&["-m", "maturin", "build"]);
         match how {
-            Build::Release => build.arg("--release"),
-            Build::Quick => build.args(["--features", "shared-build"]),
+            Build::Release => build.args(["--profile", "dist"]),
+            Build::Quick => build.args(["--profile", "dev", "--features", "shared-build"]),
         };
         build.args(["--manifest-path", "bindings/python/Cargo.toml", "--interpreter"]).arg(self.python());
         build.arg("--out").arg(folder).env("CARGO_TARGET_DIR", shell::target()?);

@@ -299,7 +299,7 @@ impl SetUp {
                 environment.build_wheel(Build::Quick)?
             } else {
                 // The wheel of a release.
-                dist::wheel(&python::wheel_folder()?)?
+                dist::wheel(&python::wheel_folder()?, None)?
             };
         }
         if !contents.bare {

@@ -13,6 +13,7 @@ use clap::Args;
 
 use crate::install;
 use crate::lint::source;
+use crate::pgo::Trained;
 use crate::python::{DIST, Environment};
 use crate::shell::{self, Ended};
 
@@ -58,12 +59,16 @@ pub struct Options {
     /// Make them twice, and compare them byte by byte
     #[arg(long, conflicts_with = "check")]
     compare: bool,
+    /// Optimize the wheel by a profile of the Python benches: two builds, and it needs `llvm-profdata`
+    #[arg(long, conflicts_with = "compare")]
+    pgo: bool,
 }
 
 /// Makes the artifacts, and prints their folder.
 pub fn run(options: &Options) -> Result<bool, String> {
     let target = shell::target()?;
-    let files = Files::make(&target)?;
+    let trained = options.pgo.then(Trained::prepare).transpose()?;
+    let files = Files::make(&target, trained.as_ref())?;
     if options.check {
         check::run(&files, &target)?;
     }
@@ -101,7 +106,7 @@ pub struct Files {
 }
 
 impl Files {
-    fn make(target: &Path) -> Result<Self, String> {
+    fn make(target: &Path, trained: Option<&Trained>) -> Result<Self, String> {
         let folder = target.join("artifacts");
         // What an earlier version left there must not be taken for this one.
         remove_folder(&folder)?;
@@ -109,7 +114,7 @@ impl Files {
         let tools = Environment::prepare(DIST)?;
         let crates = crates(target, &folder)?;
         let sdist = sdist(&tools, &folder)?;
-        let wheel = wheel(&folder)?;
+        let wheel = wheel(&folder, trained)?;
         let c_library = c_library(target, &folder)?;
         sbom::write(target, &folder)?;
         let mut sums = shell::command("sh");
@@ -156,13 +161,17 @@ fn sdist(tools: &Environment, folder: &Path) -> Result<PathBuf, String> {
     file_with(folder, ".tar.gz")
 }
 
-/// Builds the wheel into `folder`, linked for systems with an older C library. Its dependencies are those of any other optimized build.
-pub fn wheel(folder: &Path) -> Result<PathBuf, String> {
+/// Builds the wheel into `folder`, linked for systems with an older C library.
+pub fn wheel(folder: &Path, trained: Option<&Trained>) -> Result<PathBuf, String> {
     let (tools, target) = (Environment::prepare(DIST)?, shell::target()?);
-    let mut build = tools.command(&["-m", "maturin", "build", "--release", "--compatibility", PLATFORM]);
+    let mut build =
+        tools.command(&["-m", "maturin", "build", "--profile", "dist", "--compatibility", PLATFORM]);
     build.args(["--manifest-path", PYTHON, "--interpreter"]).arg(tools.python()).arg("--out").arg(folder);
-    build.args(["--", "-C"]).arg(linker()?).env("CARGO_TARGET_DIR", target);
-    build.env("SOURCE_DATE_EPOCH", FILE_TIME);
+    build.env("SOURCE_DATE_EPOCH", FILE_TIME).env("CARGO_TARGET_DIR", target);
+    if let Some(trained) = trained {
+        trained.apply(&mut build)?;
+    }
+    build.args(["--", "-C"]).arg(linker()?);
     shell::run(build)?;
     let wheel = file_with(folder, ".whl")?;
     let mut audit = tools.command(&["-m", "auditwheel", "show"]);
