@@ -149,7 +149,7 @@ fn the_dead_are_named_although_a_forked_child_of_them_lives() {
         let child = unsafe { libc::fork() };
         if child == 0 {
             // Longer than anything is waited for here.
-            std::thread::sleep(Duration::from_secs(120));
+            std::thread::sleep(Duration::from_secs(600));
             // SAFETY: as above.
             unsafe { libc::_exit(0) };
         }
@@ -390,7 +390,8 @@ fn a_child_that_is_forked_while_memory_is_mapped_cannot_write_it() {
                 drop(Segment::new(4096).expect("memory"));
             }
         });
-        let forks = (0..200).all(|_| estafette_sync::platform::child::in_forked_child(writes_no_shared_memory));
+        let forks =
+            (0..200).all(|_| estafette_sync::platform::child::in_forked_child(writes_no_shared_memory));
         is_over.store(true, Ordering::Relaxed);
         assert!(forks);
     });

@@ -78,7 +78,8 @@ impl Memory {
     fn map(descriptor: &OwnedFd, bytes: usize, is_writable: bool) -> io::Result<Self> {
         let descriptor = descriptor.as_raw_fd();
         // SAFETY: a new mapping, at a place that the kernel chooses.
-        let start = unsafe { libc::mmap(null_mut(), bytes, libc::PROT_READ, libc::MAP_SHARED, descriptor, 0) };
+        let start =
+            unsafe { libc::mmap(null_mut(), bytes, libc::PROT_READ, libc::MAP_SHARED, descriptor, 0) };
         if start == libc::MAP_FAILED {
             return Err(io::Error::last_os_error());
         }
