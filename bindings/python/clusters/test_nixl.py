@@ -72,7 +72,7 @@ def is_free(x, timeout):
         return False
     return True
 
-def until(condition, seconds=30.0):
+def until(condition, seconds=120.0):
     deadline = time.monotonic() + seconds
     while not (met := condition()):
         assert time.monotonic() < deadline, "it did not happen in time"
@@ -513,7 +513,7 @@ def test_a_consumer_that_dies_while_it_reads_gives_its_lease_back(machines):
 def wait_for_traffic(machines, least=1 << 20):
     """Until a part of the tensor has crossed."""
     file = f"/sys/class/net/{machines.devices[1]}/statistics/rx_bytes"
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + 120
     read = lambda: int(
         subprocess.run(["ip", "netns", "exec", machines.names[1], "cat", file], capture_output=True, text=True).stdout
     )
