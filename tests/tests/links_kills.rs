@@ -595,7 +595,7 @@ fn a_large_process_is_known_to_die_long_before_its_memory_is_free() {
     assert!((0..5).any(|_| large_dies(&survivor, name)), "told late of each death");
 }
 
-/// Kills a large process. True if its death was told long before its memory was free.
+/// Kills a large process. True if this process learned of its death long before its memory was free.
 fn large_dies(survivor: &Survivor, name: &str) -> bool {
     let engine = &survivor.engine;
     let (mut child, link) = survivor.meet(name, None, None, "is large");
