@@ -246,6 +246,8 @@ fn a_process_that_answers_anything_to_a_ticket_neither_harms_nor_hangs_this_one(
     let ticket = Ticket::from_bytes(&ticket).expect("a ticket");
     let tensors: Vec<Tensor> =
         (0..TICKETS).map(|_| engine.from_ticket(&ticket).expect("a promise")).collect();
+    let has_come = |tensor: &Tensor| tensor.wait_timeout(Duration::ZERO).is_ok() && read(tensor) > 0;
+    until("a tensor has come", || tensors.iter().any(has_come));
     let mut looked_at = 0;
     for tensor in &tensors[..TICKETS / 2] {
         if tensor.wait_timeout(Duration::from_millis(1)).is_ok() {

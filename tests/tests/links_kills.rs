@@ -587,6 +587,16 @@ fn a_large_process_is_known_to_die_long_before_its_memory_is_free() {
     let name = "a_large_process_is_known_to_die_long_before_its_memory_is_free";
     let _alone = alone();
     let survivor = Survivor::new();
+    if !is_long() {
+        large_dies(&survivor, name);
+        return;
+    }
+    // This process may get the processor only once all is over. In one of several deaths it gets it earlier.
+    assert!((0..5).any(|_| large_dies(&survivor, name)), "told late of each death");
+}
+
+/// Kills a large process. True if this process learned of its death long before its memory was free.
+fn large_dies(survivor: &Survivor, name: &str) -> bool {
     let engine = &survivor.engine;
     let (mut child, link) = survivor.meet(name, None, None, "is large");
     let (process, link) = (child.id(), link.expect("a link"));
@@ -614,13 +624,11 @@ fn a_large_process_is_known_to_die_long_before_its_memory_is_free() {
     }
     let gone = killed.elapsed();
     println!("told after {:?}, gone after {gone:?}", told.0);
-    if is_long() {
-        assert!(!told.1 && told.0 < gone / 2, "told after {:?}, and gone after {gone:?}", told.0);
-    }
     child.wait().expect("a child");
     look(engine, &lent, 1).wait().expect("nothing writes any more");
     drop((owed, lent, held, link));
     survivor.assert_nothing_of(name, child);
+    !told.1 && told.0 < gone / 2
 }
 
 #[test]

@@ -347,7 +347,7 @@ pub const SUITES: &[Suite] = &[
     suite(
         "nixl",
         "tensors between machines, by NIXL: two network namespaces, for which it must run as root",
-        5,
+        10,
         |context| {
             let mut run = pytest(context, &["bindings/python/clusters/test_nixl.py"]);
             let nixl = context.environment(NIXL);

@@ -394,12 +394,14 @@ class TestPending:
         _, errors = program(
             """
             import os, signal
+            from estafette._estafette import _before_threads_end
             signal.signal(signal.SIGINT, signal.default_int_handler)
-            ending = threading.Event()
-            threading._register_atexit(ending.set)
+            def exit_waits():
+                frame = sys._current_frames()[threading.main_thread().ident]
+                return frame.f_code.co_name == "_shutdown" and frame.f_locals["atexit_call"].func is _before_threads_end
             def endless():
-                ending.wait()
-                time.sleep(0.5)                         # the exit waits by now
+                while not exit_waits():
+                    time.sleep(0.001)
                 os.kill(os.getpid(), signal.SIGINT)
                 time.sleep(3600)
             eng.submit(endless)

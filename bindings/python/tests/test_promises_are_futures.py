@@ -378,10 +378,11 @@ class TestEnds:
 
     def test_a_forked_child_ends(self):
         output, _ = run_program("""
-            import os, time
+            import os, threading
             import estafette as est
             eng = est.Engine(workers=1)
-            t = eng.call(lambda: (time.sleep(0.2), bytearray(3))[1])
+            gate = threading.Event()
+            t = eng.call(lambda: (gate.wait(), bytearray(3))[1])
             t.add_done_callback(lambda t: print("called", flush=True))
             child = os.fork()
             if child == 0:
@@ -391,8 +392,9 @@ class TestEnds:
                     os._exit(7)
                 os._exit(1)
             print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
+            gate.set()
         """)
-        assert sorted(output.split()) == ["7", "called"]
+        assert output.split() == ["7", "called"]
 
 
 class TestAttributes:

@@ -2,7 +2,6 @@
 //! behind. The simulator lets a copy to memory that is not pinned block its caller, as the driver may.
 
 use std::sync::{Arc, MutexGuard};
-use std::time::{Duration, Instant};
 
 use estafette::devices::cuda::{CudaDevice, CudaQueue, CudaRuntime};
 use estafette::devices::{DLDevice, Device, Queue};
@@ -113,9 +112,8 @@ fn pattern(bytes: usize) -> Vec<u8> {
 fn a_copy_to_the_host_holds_no_worker_while_its_producer_runs() {
     let bench = bench();
     let x = bench.pending(64);
-    let (small, begin) = (bench.to_host(&x), Instant::now());
+    let small = bench.to_host(&x);
     bench.worker_is_free();
-    assert!(begin.elapsed() < Duration::from_secs(5));
     assert!(!small.is_ready());
     bench.unblock();
     assert_eq!(small.to_vec::<u8>().unwrap(), [5; 64]);

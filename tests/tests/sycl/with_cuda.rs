@@ -4,7 +4,7 @@
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use estafette::devices::cuda::{CudaDevice, CudaQueue, CudaRuntime};
 use estafette::devices::sycl::SyclRuntime;
@@ -68,7 +68,6 @@ fn cuda_to_sycl_and_back_goes_through_the_host_and_no_thread_waits() {
     // Allocating waits for the pool's own stream, which is idle.
     simulator.forget_calls();
     simulator.block(stream.native());
-    let begin = Instant::now();
     let fill = engine.op("fill").writes([&x]).on(&stream).run_on(|queue, [], [mut x]| {
         let queue = CudaQueue::from_queue(queue).expect("a CUDA queue");
         // SAFETY: the engine keeps the tensor until the work is done.
@@ -88,7 +87,7 @@ fn cuda_to_sycl_and_back_goes_through_the_host_and_no_thread_waits() {
     });
     std::thread::sleep(Duration::from_millis(30));
     assert!(!sycl_issued.load(Ordering::SeqCst), "SYCL cannot wait for CUDA, so this is not issued yet");
-    assert!(!there.is_ready() && begin.elapsed() < Duration::from_secs(10));
+    assert!(!there.is_ready());
 
     simulator.unblock(stream.native());
     assert_eq!(seen.to_vec::<u8>().unwrap(), [5; BYTES]);

@@ -10,7 +10,7 @@ use tests::ops::exclusive;
 use estafette::trace::{self, Recorder, TraceOptions};
 use estafette::{Access, DType, Engine};
 use estafette_report::Trace;
-use estafette_report::model::Outcome;
+use estafette_report::model::{Operation, Outcome};
 
 /// A folder of its own, removed at the end.
 pub struct Folder(pub PathBuf, #[allow(dead_code, reason = "held")] MutexGuard<'static, ()>);
@@ -57,8 +57,9 @@ fn work(engine: &Engine, steps: usize) {
 }
 
 /// A copy of the unfinished file, as a process leaves it that is killed now; once it has an operation of that
-/// name.
-fn torso(unfinished: &Path, name: &str) -> Trace {
+/// name, and the ends of so many. Threads are written one after the other, so what one has noted may come later than what
+/// another one has noted after it.
+fn torso(unfinished: &Path, name: &str, ends: usize) -> Trace {
     let deadline = Instant::now() + Duration::from_secs(60);
     loop {
         let copy = unfinished.with_extension("copy");
@@ -66,11 +67,19 @@ fn torso(unfinished: &Path, name: &str) -> Trace {
         let read = trace::read(&copy);
         fs::remove_file(&copy).unwrap();
         match read {
-            Ok(trace) if trace.operations.iter().any(|it| it.name == name) => return trace,
+            Ok(trace)
+                if trace.operations.iter().any(|it| it.name == name) && ended(&trace).count() >= ends =>
+            {
+                return trace;
+            }
             _ => assert!(Instant::now() < deadline, "it is written several times a second"),
         }
         std::thread::yield_now();
     }
+}
+
+fn ended(trace: &Trace) -> impl Iterator<Item = &Operation> {
+    trace.operations.iter().filter(|operation| operation.outcome != Outcome::Unfinished)
 }
 
 #[test]
@@ -93,7 +102,7 @@ fn what_was_noted_is_in_the_unfinished_file_before_the_recording_ends() {
         Ok(())
     });
     let running = running.unwrap();
-    let left = torso(&folder.0.join(&unfinished), "running");
+    let left = torso(&folder.0.join(&unfinished), "running", 5_000);
     assert_eq!(left.program, "tests");
     assert!(left.losses.damage[0].contains("before the trace was finished"), "{:?}", left.losses);
     assert!(left.variables.iter().any(|variable| *variable.name == *"batch"));
@@ -105,10 +114,7 @@ fn what_was_noted_is_in_the_unfinished_file_before_the_recording_ends() {
     assert_eq!(folder.names(), ["run.pftrace"]);
     let whole = trace::read(&path).unwrap();
     assert_eq!(whole.losses, Default::default());
-    // Threads are written one after the other, so the end of the newest operations may be missing.
-    let ended = left.operations.iter().filter(|operation| operation.outcome != Outcome::Unfinished);
-    assert!(ended.clone().count() >= 5_000);
-    for operation in ended {
+    for operation in ended(&left) {
         let same = whole.operation(operation.id).unwrap();
         assert_eq!((&operation.name, &operation.accesses), (&same.name, &same.accesses));
         assert_eq!(operation.outcome, same.outcome, "{operation:?}");
@@ -122,7 +128,7 @@ fn an_unfinished_file_that_is_cut_anywhere_is_read_as_far_as_it_goes() {
     let engine = Engine::builder().workers(1).build().unwrap();
     work(&engine, 100);
     let unfinished = folder.0.join(format!("run.{}.unfinished", std::process::id()));
-    torso(&unfinished, "broken");
+    torso(&unfinished, "broken", 0);
     let whole = fs::read(&unfinished).unwrap();
     let (cut, mut most) = (folder.0.join("cut"), 0);
     for end in (0..=whole.len()).step_by(7).chain([whole.len()]) {

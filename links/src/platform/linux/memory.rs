@@ -76,19 +76,23 @@ impl Memory {
     }
 
     fn map(descriptor: &OwnedFd, bytes: usize, is_writable: bool) -> io::Result<Self> {
-        let protection = if is_writable { libc::PROT_READ | libc::PROT_WRITE } else { libc::PROT_READ };
         let descriptor = descriptor.as_raw_fd();
         // SAFETY: a new mapping, at a place that the kernel chooses.
-        let start = unsafe { libc::mmap(null_mut(), bytes, protection, libc::MAP_SHARED, descriptor, 0) };
+        let start =
+            unsafe { libc::mmap(null_mut(), bytes, libc::PROT_READ, libc::MAP_SHARED, descriptor, 0) };
         if start == libc::MAP_FAILED {
             return Err(io::Error::last_os_error());
         }
         let start = NonNull::new(start.cast()).ok_or(io::ErrorKind::AddrNotAvailable)?;
         let memory = Self { start, bytes, generation: Generation::current(), is_writable };
         if is_writable {
-            // Else a forked child could write what others take for words of its parent.
+            let (mapping, protection) = (start.as_ptr().cast(), libc::PROT_READ | libc::PROT_WRITE);
+            // Else a forked child could write what others take for words of its parent. Another thread may fork between any two of these
+            // calls.
             // SAFETY: the mapping was just made with this length.
-            check(unsafe { libc::madvise(start.as_ptr().cast(), bytes, libc::MADV_DONTFORK) })?;
+            check(unsafe { libc::madvise(mapping, bytes, libc::MADV_DONTFORK) })?;
+            // SAFETY: as above.
+            check(unsafe { libc::mprotect(mapping, bytes, protection) })?;
         }
         Ok(memory)
     }
