@@ -387,7 +387,8 @@ fn a_segment_that_is_over_is_mapped_nowhere_and_its_number_is_free() {
             for round in 0..SEGMENTS {
                 let (segment, is_for_writing) =
                     (Segment::new_writable(4096).expect("memory"), round.is_multiple_of(2));
-                let show = || if is_for_writing { link.show_for_writing(&segment) } else { link.show(&segment) };
+                let show =
+                    || if is_for_writing { link.show_for_writing(&segment) } else { link.show(&segment) };
                 let number = wait(link.when_room(show)).expect("it is shown");
                 used.push((wait(link.send(&done(), &number.to_le_bytes())).expect("it is sent"), segment));
                 if used.len() == 100 {
