@@ -179,7 +179,7 @@ impl<W: Words> PeerBoard<W> {
 
     /// Another value each time that the owner of the board has missed a segment of this process.
     pub(crate) fn missed(&self, segment: u32) -> bool {
-        self.load(MISSED + segment as usize / 64) >> (segment % 64) & 1 != 0
+        self.load(MISSED + segment as usize % SEGMENTS / 64) >> (segment % 64) & 1 != 0
     }
 
     /// A word of the ring, whose `position` the head has passed.
@@ -243,7 +243,7 @@ impl<W: Words> OwnBoard<W> {
 
     /// The peer is to show a segment again. One thread at a time does this.
     pub(crate) fn miss(&self, segment: u32) {
-        let place = MISSED + segment as usize / 64;
+        let place = MISSED + segment as usize % SEGMENTS / 64;
         self.store(place, self.load(place) ^ 1 << (segment % 64));
     }
 

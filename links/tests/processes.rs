@@ -373,7 +373,7 @@ fn a_segment_is_seen_as_it_was_when_its_fence_settled() {
 }
 
 #[test]
-fn a_segment_that_is_over_is_mapped_nowhere_and_its_number_is_free() {
+fn segments_that_are_over_are_mapped_nowhere_and_make_room_for_others() {
     // More than a link shows at a time, and than a socket holds.
     const SEGMENTS: u32 = 3_000;
     fn mapped() -> usize {
@@ -381,7 +381,7 @@ fn a_segment_that_is_over_is_mapped_nowhere_and_its_number_is_free() {
         maps.lines().filter(|line| line.contains("estafette-segment")).count()
     }
     two(
-        "a_segment_that_is_over_is_mapped_nowhere_and_its_number_is_free",
+        "segments_that_are_over_are_mapped_nowhere_and_make_room_for_others",
         |_, link| {
             let mut used = Vec::new();
             for round in 0..SEGMENTS {

@@ -6,6 +6,7 @@ import copy
 import gc
 import json
 import os
+import pathlib
 import pickle
 import signal
 import subprocess
@@ -389,15 +390,18 @@ def test_memory_of_tensors_that_are_gone_goes_in_the_other_process_too(eng, np, 
         for x in link:
             assert np.from_dlpack(x)[0] == 7
             del x
-            print(sum("estafette-segment" in line for line in open("/proc/self/maps")), flush=True)
         """,
     )
-    for _ in range(1100):
-        x = eng.zeros(3, "int64", shared="write")
-        fill(eng, np, x, 7)
-        peer.link.send(x)
-        # The tensor goes only now, so the other process has at most the last ones.
-        assert int(peer.read()) < 100
+    own, others = (pathlib.Path(f"/proc/{process}/maps") for process in ("self", peer.process.pid))
+    before = own.read_text().count("estafette-segment")
+    for _ in range(11):
+        for _ in range(100):
+            x = eng.zeros(3, "int64", shared="write")
+            fill(eng, np, x, 7)
+            peer.link.send(x)
+        del x
+        until(lambda: own.read_text().count("estafette-segment") == before)
+        until(lambda: others.read_text().count("estafette-segment") == 0)
     peer.link.close()
     assert peer.ended_well()
 

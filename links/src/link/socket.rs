@@ -26,7 +26,7 @@ const DEVICE: u8 = 4;
 const OVER: u8 = 5;
 /// Bytes of the longest message on the socket.
 const MESSAGE_BYTES: usize = 36;
-/// Messages that one look at the socket takes.
+/// Messages that one look of the link thread at the socket takes.
 const DRAINED_MAX: usize = 64;
 
 /// What the peer was shown.
@@ -36,7 +36,8 @@ pub(super) struct Shown {
     numbers: HashMap<(u64, u8), (u32, bool)>,
     /// Numbers of segments that are over, which the peer is to hear of.
     over: Vec<u32>,
-    /// Numbers of segments whose end was said to the peer.
+    /// What takes the numbers of segments whose end was said to the peer: numbers with the same bit in *missed*, and never used before. The
+    /// peer may read of a segment in the ring before it comes to the end of an earlier one on the socket.
     free: Vec<u32>,
     next: u32,
     /// The socket was full, and the link thread comes when it has room.
@@ -86,13 +87,14 @@ impl Shared {
         self.want_room(&mut self.shown.lock(), false);
     }
 
-    /// Takes messages from the socket: up to the first ring on the link thread, which comes back if there is more. True at its end.
+    /// Takes messages from the socket: up to the first ring on the link thread, which comes back if there is more; else all that may be there
+    /// from a peer that keeps to the protocol. True at its end.
     pub(crate) fn drain(&self, is_link_thread: bool) -> bool {
         // Dropped after the lock.
         let mut over = Vec::new();
         let mut seen = self.seen.lock();
         let mut bytes = [0; MESSAGE_BYTES];
-        for _ in 0..DRAINED_MAX {
+        for _ in 0..if is_link_thread { DRAINED_MAX } else { 4 * SEGMENTS } {
             let (length, descriptors) = match self.channel.socket.receive(&mut bytes) {
                 Ok(Some(message)) if message.0 > 0 => message,
                 Ok(None) => break,
@@ -137,7 +139,7 @@ impl Shared {
         let number = number(message);
         let bytes = u64::from_le_bytes(*message[8..16].as_array().expect("eight bytes"));
         let bytes = usize::try_from(bytes).map_err(|_| Nonsense("a segment without end"))?;
-        if number as usize >= SEGMENTS {
+        if seen.len() >= SEGMENTS && !seen.contains_key(&number) {
             return Err(Nonsense("a segment too many"));
         }
         if seen.get(&number).is_some_and(|its| !matches!(its, Passed::Missed)) {
@@ -207,7 +209,7 @@ impl Shared {
                 shown.over.push(number);
                 return;
             }
-            shown.free.push(number);
+            shown.free.push(number.wrapping_add(SEGMENTS as u32));
         }
     }
 }
@@ -272,13 +274,13 @@ impl Link {
         let mut shown = shared.shown.lock();
         shared.say_ends(&mut shown);
         let known = shown.numbers.get(&key).copied();
-        let unused = shown.free.last().copied().unwrap_or(shown.next);
-        let number = known.map_or(unused, |(number, _)| number);
-        if number as usize >= SEGMENTS {
+        let next = Some(shown.next).filter(|next| (*next as usize) < SEGMENTS);
+        let unused = shown.free.last().copied().or(next);
+        let Some(number) = known.map(|(number, _)| number).or(unused) else {
             return Err(LinkError::Invalid(format!(
                 "more than {SEGMENTS} segments on one link at a time, and a tensor that is shared for writing has one of its own"
             )));
-        }
+        };
         let missed = shared.peer.missed(number);
         if known.is_some_and(|(_, before)| before == missed) {
             return Ok((number, false));
