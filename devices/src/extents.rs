@@ -1,7 +1,7 @@
 //! Blocks in large pieces of memory that others can be shown.
 //!
 //! A piece costs calls of a system or a driver, and a mapping in each process that has it, so there are few: each is twice as large as the
-//! one before. Of those that are empty the largest stays, and the others go back. What is free is noted beside the memory, so that memory
+//! largest, up to a bound, since a piece takes memory that no block may ever need. Of those that are empty the largest stays, and the others go back. What is free is noted beside the memory, so that memory
 //! which the host cannot use is divided as well.
 //!
 //! A piece is made and dropped under no lock. One thread at a time makes one. Others that find no room wait for that piece, as a second
@@ -14,6 +14,8 @@ use estafette_sync::sync::{Condvar, Mutex};
 
 /// The first piece.
 const PIECE_MIN: usize = 16 << 20;
+/// The largest, but of what one block needs. As many as a link shows to another process, 1,024, are 256 GiB.
+const PIECE_MAX: usize = 256 << 20;
 
 /// A piece of memory.
 pub trait Span {
@@ -136,11 +138,12 @@ impl<S: Span> Extents<S> {
             state = self.made.wait(state);
         }
         state.is_making = true;
-        let largest = state.extents.iter().map(|extent| extent.span.bytes().saturating_mul(2)).max();
+        let largest = state.extents.iter().map(|extent| extent.span.bytes()).max();
+        let usual = largest.map_or(PIECE_MIN, |largest| largest.saturating_mul(2).min(PIECE_MAX));
         drop(state);
         let _making = Making(self);
         let least = bytes.saturating_add(align);
-        let span = make(largest.unwrap_or(PIECE_MIN).max(least)).or_else(|_| make(least))?;
+        let span = make(usual.max(least)).or_else(|_| make(least))?;
         let free = BTreeMap::from([(0, span.bytes())]);
         let mut extent = Extent { span: Arc::new(span), free };
         let block = found(&mut extent).expect("a new piece is large enough");
@@ -200,6 +203,34 @@ impl<S> Drop for Making<'_, S> {
 /// What a block of `bytes` bytes takes. More than there is stays more than there is.
 fn size<S: Span>(bytes: usize) -> usize {
     bytes.max(1).checked_next_multiple_of(S::GRAIN).unwrap_or(usize::MAX)
+}
+
+#[cfg(all(test, not(any(estafette_loom, estafette_shuttle))))]
+mod tests {
+    use super::*;
+
+    impl Span for usize {
+        const GRAIN: usize = 64;
+
+        fn start(&self) -> usize {
+            0
+        }
+
+        fn bytes(&self) -> usize {
+            *self
+        }
+    }
+
+    #[test]
+    fn a_small_block_beside_a_large_one_takes_no_large_piece() {
+        let extents = Extents::<usize>::new();
+        let made = |bytes| Ok::<_, ()>(*extents.take(bytes, 64, Ok::<_, ()>)?.0);
+        assert_eq!(made(1), Ok(PIECE_MIN));
+        assert_eq!(made(PIECE_MIN), Ok(2 * PIECE_MIN));
+        assert!(made(10 << 30).is_ok_and(|bytes| bytes <= (10 << 30) + 64));
+        // What is free of the two small ones is too little.
+        assert_eq!(made(2 * PIECE_MIN), Ok(PIECE_MAX));
+    }
 }
 
 #[cfg(all(test, estafette_loom))]

@@ -122,6 +122,12 @@ impl Link {
         Ok(self.link.descriptor()?)
     }
 
+    /// Polls the futures that wait for this link again: for bindings, whose links may be closed meanwhile.
+    #[doc(hidden)]
+    pub fn wake(&self) {
+        self.link.wake();
+    }
+
     fn owner(&self) -> LeaseOwner {
         LeaseOwner::from(format!("process {}", self.process()))
     }

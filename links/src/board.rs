@@ -36,6 +36,8 @@ const TEXTS: usize = if cfg!(estafette_loom) { 1 } else { 64 };
 const TEXT_WORDS: usize = if cfg!(estafette_loom) { 2 } else { 32 };
 /// Bytes of a text. What is longer is cut.
 const TEXT_BYTES: usize = (TEXT_WORDS - 1) * 8;
+/// The end of a text that is longer.
+const CUT: &str = "…";
 
 /// Each in a cache line of its own.
 pub(crate) const HEAD: usize = 0;
@@ -177,7 +179,7 @@ impl<W: Words> PeerBoard<W> {
 
     /// Another value each time that the owner of the board has missed a segment of this process.
     pub(crate) fn missed(&self, segment: u32) -> bool {
-        self.load(MISSED + segment as usize / 64) >> (segment % 64) & 1 != 0
+        self.load(MISSED + segment as usize % SEGMENTS / 64) >> (segment % 64) & 1 != 0
     }
 
     /// A word of the ring, whose `position` the head has passed.
@@ -241,7 +243,7 @@ impl<W: Words> OwnBoard<W> {
 
     /// The peer is to show a segment again. One thread at a time does this.
     pub(crate) fn miss(&self, segment: u32) {
-        let place = MISSED + segment as usize / 64;
+        let place = MISSED + segment as usize % SEGMENTS / 64;
         self.store(place, self.load(place) ^ 1 << (segment % 64));
     }
 
@@ -289,7 +291,9 @@ impl<W: Words> OwnBoard<W> {
         let Some(at) = free else { return 0 };
         texts[at] = Some(slot);
         let place = text_place(at + 1).expect("a number of a text");
-        let text = &text.as_bytes()[..text.floor_char_boundary(TEXT_BYTES)];
+        let cut = text.floor_char_boundary(TEXT_BYTES - CUT.len());
+        let cut = (text.len() > TEXT_BYTES).then(|| [&text[..cut], CUT].concat());
+        let text = cut.as_deref().unwrap_or(text).as_bytes();
         let words = self.words.words();
         words[place].store(text.len() as u64, Ordering::Relaxed);
         for (word, bytes) in words[place + 1..].iter().zip(text.chunks(8)) {
@@ -341,13 +345,13 @@ mod tests {
         let (own, other) = (OwnBoard::new(Arc::clone(&mine)), OwnBoard::new(Arc::clone(&theirs)));
         let (own_seen, peer) = (PeerBoard(mine), PeerBoard(theirs));
         let slot = |index| SlotId { kind: Kind::Ready, index, generation: 1 };
-        let long = format!("{}é", "x".repeat(TEXT_BYTES - 1));
-        own.settle(slot(0), &failure(&long), &peer);
-        assert_eq!(text(&own_seen, slot(0)), format!("{} (in process 7)", "x".repeat(TEXT_BYTES - 1)));
+        let kept = "x".repeat(TEXT_BYTES - 4);
+        own.settle(slot(0), &failure(&format!("{kept}ééé")), &peer);
+        assert_eq!(text(&own_seen, slot(0)), format!("{kept}… (in process 7)"));
         for index in 1..=TEXTS {
-            own.settle(slot(index), &failure("short"), &peer);
+            own.settle(slot(index), &failure(&format!("{kept}éé")), &peer);
         }
-        assert_eq!(text(&own_seen, slot(TEXTS - 1)), "short (in process 7)");
+        assert_eq!(text(&own_seen, slot(TEXTS - 1)), format!("{kept}éé (in process 7)"));
         assert_eq!(text(&own_seen, slot(TEXTS)), "failed, without a text (in process 7)");
         other.settle(SlotId { kind: Kind::Used, ..slot(3) }, &Ok(()), &own_seen);
         own.settle(slot(TEXTS + 1), &failure("again"), &peer);

@@ -95,6 +95,12 @@ impl Door {
         self.arrived.take().await
     }
 
+    /// Polls the futures that wait here again: for who has another reason to end them.
+    #[doc(hidden)]
+    pub fn wake(&self) {
+        self.arrived.wake();
+    }
+
     /// Whether it takes no connections until the next [`accept`](Self::accept), since the system has refused one.
     #[doc(hidden)]
     pub fn is_paused(&self) -> bool {

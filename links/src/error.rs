@@ -75,6 +75,9 @@ impl From<&LinkError> for DeviceError {
         let kind = match error {
             LinkError::PeerDied { .. } => DeviceErrorKind::PeerDied,
             LinkError::Closed { .. } => DeviceErrorKind::Cancelled,
+            LinkError::System { error, .. } if error.kind() == io::ErrorKind::OutOfMemory => {
+                DeviceErrorKind::OutOfMemory
+            }
             _ => DeviceErrorKind::Other,
         };
         let message = Self::new(kind, error.to_string());

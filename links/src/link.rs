@@ -431,6 +431,13 @@ impl Link {
         self.shared.process()
     }
 
+    /// Polls the futures that wait for this link again: for who has another reason to end them.
+    #[doc(hidden)]
+    pub fn wake(&self) {
+        wake(&self.shared.receivers);
+        wake(&self.shared.senders);
+    }
+
     pub(crate) fn check_process(&self) -> Result<(), LinkError> {
         self.shared.hub.generation.check().map_err(|_| LinkError::Forked)
     }

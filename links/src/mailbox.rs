@@ -56,6 +56,11 @@ impl<T> Mailbox<T> {
         self.items.lock().len()
     }
 
+    /// Has the futures that wait check again.
+    pub(crate) fn wake(&self) {
+        wake(&self.futures);
+    }
+
     pub(crate) async fn take(&self) -> T {
         poll_fn(|context| {
             let now = self.items.lock().pop_front();

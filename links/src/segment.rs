@@ -3,22 +3,23 @@
 use std::any::Any;
 use std::io;
 use std::ptr::NonNull;
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 
 use estafette_devices::{DeviceError, Identity};
 use estafette_sync::statics;
-use estafette_sync::sync::OnceLock;
 use estafette_sync::sync::atomic::{AtomicU64, Ordering};
+use estafette_sync::sync::{Mutex, OnceLock};
 
 use crate::LinkError;
+use crate::link::Shared;
 use crate::platform::{Descriptor, Memory};
 
 statics! {
     static NEXT: AtomicU64 = AtomicU64::new(0);
 }
 
-/// Memory that this process writes and its peers read, without a name: it ends with the last process that has it. A forked child does
-/// not have it.
+/// Memory that this process writes and its peers read, without a name: it ends with the last process that has it. When this process lets go
+/// of it, its peers do. A forked child does not have it.
 #[derive(Debug)]
 pub struct Segment {
     memory: Memory,
@@ -26,6 +27,8 @@ pub struct Segment {
     /// Of this process.
     number: u64,
     is_writable: bool,
+    /// Those on which it was shown.
+    links: Mutex<Vec<Weak<Shared>>>,
 }
 
 impl Segment {
@@ -56,7 +59,8 @@ impl Segment {
         let (memory, descriptor) =
             create("estafette-segment", bytes).map_err(LinkError::system("making shared memory"))?;
         memory.populate(0..bytes);
-        Ok(Self { memory, descriptor, number: NEXT.fetch_add(1, Ordering::Relaxed), is_writable })
+        let number = NEXT.fetch_add(1, Ordering::Relaxed);
+        Ok(Self { memory, descriptor, number, is_writable, links: Mutex::default() })
     }
 
     /// Where it begins in this process: writable.
@@ -80,6 +84,20 @@ impl Segment {
     /// Whether peers can be shown it for writing.
     pub fn is_writable(&self) -> bool {
         self.is_writable
+    }
+
+    /// Its end is said on that link.
+    pub(crate) fn is_shown_on(&self, link: &Arc<Shared>) {
+        let mut links = self.links.lock();
+        links.retain(|link| link.strong_count() > 0);
+        links.push(Arc::downgrade(link));
+    }
+}
+
+impl Drop for Segment {
+    fn drop(&mut self) {
+        let links = std::mem::take(&mut *self.links.lock());
+        links.iter().filter_map(Weak::upgrade).for_each(|link| link.say_over(self));
     }
 }
 

@@ -333,6 +333,58 @@ fn a_segment_is_seen_as_it_was_when_its_fence_settled() {
 }
 
 #[test]
+fn segments_that_are_over_are_mapped_nowhere_and_make_room_for_others() {
+    // More than a link shows at a time, and than a socket holds.
+    const SEGMENTS: u32 = 3_000;
+    fn mapped() -> usize {
+        let maps = std::fs::read_to_string("/proc/self/maps").expect("a file of the kernel's");
+        maps.lines().filter(|line| line.contains("estafette-segment")).count()
+    }
+    two(
+        "segments_that_are_over_are_mapped_nowhere_and_make_room_for_others",
+        |_, link| {
+            let mut used = Vec::new();
+            for round in 0..SEGMENTS {
+                let (segment, is_for_writing) =
+                    (Segment::new_writable(4096).expect("memory"), round.is_multiple_of(2));
+                let show =
+                    || if is_for_writing { link.show_for_writing(&segment) } else { link.show(&segment) };
+                let number = wait(link.when_room(show)).expect("it is shown");
+                used.push((wait(link.send(&done(), &number.to_le_bytes())).expect("it is sent"), segment));
+                if used.len() == 100 {
+                    used.drain(..).for_each(|(used, segment)| {
+                        assert!(outcome(&used).is_ok());
+                        drop(segment);
+                    });
+                }
+            }
+            let _ = wait(link.send(&done(), b"the end")).expect("it is sent");
+            assert_eq!(receive(&link).note(), b"nothing is left");
+        },
+        |link| {
+            for round in 0..SEGMENTS {
+                let received = receive(&link);
+                let number = u32::from_le_bytes(received.note().try_into().expect("a number"));
+                let segment = link.segment(number).expect("it is shown").host().expect("of the host");
+                assert_eq!(segment.is_writable(), round.is_multiple_of(2));
+                drop(segment);
+                received.complete();
+            }
+            assert_eq!(receive(&link).note(), b"the end");
+            until("nothing is mapped", || mapped() == 0);
+            let _ = wait(link.send(&done(), b"nothing is left")).expect("it is sent");
+            assert!(matches!(wait(link.receive()), Err(LinkError::Closed { .. })));
+        },
+    );
+}
+
+#[test]
+fn more_memory_than_there_is_is_refused_and_ends_no_process() {
+    let error = Segment::new(1 << 50).expect_err("no machine has as much");
+    assert!(error.to_string().contains("Cannot allocate memory"), "{error}");
+}
+
+#[test]
 fn a_peer_that_writes_to_a_segment_faults_and_changes_nothing() {
     let name = "a_peer_that_writes_to_a_segment_faults_and_changes_nothing";
     if let Some(door) = role() {

@@ -614,6 +614,9 @@ def test_the_command_runs_modules_and_says_what_is_wrong_with_its_arguments(caps
     assert command(["--html"]) == 2
     assert command(["--unknown", "x"]) == 2
     assert "usage:" in capsys.readouterr().err
+    # Before the program runs.
+    assert command(["--trace", "/nowhere/x", "--html", "/nowhere/y", "nothing.py"]) == 2
+    assert capsys.readouterr().err == "estafette observe: cannot write /nowhere/x, cannot write /nowhere/y, cannot read nothing.py\n"
     with contextlib.redirect_stdout(io.StringIO()) as out:
         assert command(["--help"]) == 0
     assert "usage:" in out.getvalue()

@@ -6,6 +6,7 @@ import copy
 import gc
 import json
 import os
+import pathlib
 import pickle
 import signal
 import subprocess
@@ -334,6 +335,25 @@ class TestEventLoops:
         peer.write("end")
         assert peer.ended_well()
 
+    def test_what_is_closed_ends_the_awaits_of_it(self, eng, other):
+        peer = other(eng, "assert [*link] == []")
+
+        async def main():
+            async def iterate():
+                async for _ in peer.link:
+                    pass
+
+            with eng.door() as door:
+                waiting = [asyncio.ensure_future(it) for it in (iterate(), peer.link.receive_async(), door.accept_async())]
+                await asyncio.sleep(0.02)
+                peer.link.close()
+            for task in waiting:
+                with pytest.raises(est.InvalidError, match="the (link|door) is closed"):
+                    await asyncio.wait_for(task, 60)
+
+        asyncio.run(main())
+        assert peer.ended_well()
+
     def test_doors_and_links_are_made_without_a_block(self, eng):
         async def main():
             with eng.door() as door:
@@ -345,6 +365,45 @@ class TestEventLoops:
             assert await accepted_end(eng)
 
         asyncio.run(main())
+
+
+def test_what_is_closed_ends_the_waits_for_it_on_other_threads(eng, other):
+    peer = other(eng, "assert [*link] == []")
+    door = eng.door()
+    with ThreadPoolExecutor(3) as pool:
+        waits = [pool.submit(peer.link.receive), pool.submit(list, peer.link), pool.submit(door.accept)]
+        time.sleep(0.05)
+        peer.link.close()
+        door.close()
+        for wait in waits:
+            with pytest.raises(est.InvalidError, match="the (link|door) is closed"):
+                wait.result(60)
+    # The waits have not kept the link open.
+    assert peer.ended_well()
+
+
+def test_memory_of_tensors_that_are_gone_goes_in_the_other_process_too(eng, np, other):
+    """More tensors with a segment of their own than a link shows at a time."""
+    peer = other(
+        eng,
+        """
+        for x in link:
+            assert np.from_dlpack(x)[0] == 7
+            del x
+        """,
+    )
+    own, others = (pathlib.Path(f"/proc/{process}/maps") for process in ("self", peer.process.pid))
+    before = own.read_text().count("estafette-segment")
+    for _ in range(11):
+        for _ in range(100):
+            x = eng.zeros(3, "int64", shared="write")
+            fill(eng, np, x, 7)
+            peer.link.send(x)
+        del x
+        until(lambda: own.read_text().count("estafette-segment") == before)
+        until(lambda: others.read_text().count("estafette-segment") == 0)
+    peer.link.close()
+    assert peer.ended_well()
 
 
 @pytest.mark.parametrize("workers", [0, 1])
@@ -426,6 +485,33 @@ def test_a_write_to_received_memory_ends_the_process_that_does_it(eng, np, other
     fill(eng, np, x, 8).wait(10)
 
 
+def test_a_process_that_ends_in_good_order_closes_its_links(eng, other):
+    sources = [
+        "",
+        "raise SystemExit(0)",
+        "import threading; threading.Thread(target=link.receive, daemon=True).start(); time.sleep(0.1)",
+        # The traceback keeps the globals of the program, and nothing frees those.
+        """
+        op = eng.submit(lambda: 1 / 0)
+        try:
+            op.wait()
+        except est.OperationError:
+            pass
+        """,
+    ]
+    for source in sources:
+        peer = other(eng, source)
+        assert peer.link.receive(60) is None
+        assert peer.ended_well()
+
+
+def test_a_promise_that_the_other_process_does_not_keep_says_so(eng, other):
+    peer = other(eng, "x = eng.zeros(3, 'int64'); eng.submit(lambda x: time.sleep(2), writes=[x]); link.send(x); link.close()")
+    with pytest.raises(est.OperationError) as caught:
+        peer.link.receive(60).wait(60)
+    assert str(caught.value) == f"process {peer.process.pid} closed the link"
+
+
 class TestBadInput:
     def test_a_tensor_is_not_pickled(self, eng):
         t = eng.zeros(3, "int8", shared=True)
@@ -462,6 +548,11 @@ class TestBadInput:
         peer.link.close()
         with pytest.raises(est.InvalidError, match="the link is closed"):
             peer.link.receive()
+
+    def test_more_shared_memory_than_there_is(self, eng):
+        for shared in (True, "write"):
+            with pytest.raises(est.OutOfMemoryError, match="Cannot allocate memory"):
+                eng.zeros(1 << 50, "int8", shared=shared)
 
     def test_device_memory_is_not_lent_for_writing(self, eng):
         with pytest.raises(est.InvalidError, match="cannot be lent to other processes for writing"):

@@ -2,6 +2,8 @@
 
 import os
 import pickle
+import socket
+import threading
 
 import pytest
 
@@ -95,3 +97,24 @@ def test_the_tickets_of_a_dead_process_fail(eng, other):
 
     until(died)
     assert bytes(x) == bytes(24)
+
+
+def test_a_process_that_hangs_up_and_has_no_door_any_more_has_died(eng):
+    """What another process sees where the owner dies just then."""
+    address = f"estafette-{os.urandom(16).hex()}"
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as door:
+        door.bind(f"\0{address}")
+        door.listen()
+
+        def dies():
+            came, _ = door.accept()
+            door.close()
+            came.close()
+
+        owner = threading.Thread(target=dies)
+        owner.start()
+        x = eng.from_ticket(address.encode() + (4711).to_bytes(4, "little") + bytes(16))
+        with pytest.raises(est.OperationError) as caught:
+            x.wait(60)
+        owner.join()
+    assert peer_died(caught.value).process == 4711

@@ -291,8 +291,8 @@ impl fmt::Display for OperationError {
         };
         if self.0.id == OpId::new(0) {
             let message = &self.0.message;
-            // What failed in another process names its operation.
-            let is_named = message.starts_with("operation `");
+            // What failed in another process names its operation, and a link that ended the process.
+            let is_named = ["operation `", "process "].iter().any(|name| message.starts_with(name));
             return if is_named {
                 f.write_str(message)
             } else {

@@ -588,7 +588,14 @@ impl Owner {
 
     /// Makes the link, takes answers for as long as it lasts, and then fails what was not answered.
     async fn run(self: Arc<Self>, address: &Address, process: u32) {
-        let error = match RawLink::connect(address).await {
+        let mut link = RawLink::connect(address).await;
+        // A process that dies hangs up first, and then has no door.
+        for _ in 0..2 {
+            if matches!(link, Err(LinkError::Refused(_))) {
+                link = RawLink::connect(address).await;
+            }
+        }
+        let error = match link {
             Ok(link) => self.take_answers(Arc::new(link), address).await,
             // The door of a process that lives stays open.
             Err(LinkError::System { error, .. }) if error.kind() == std::io::ErrorKind::ConnectionRefused => {

@@ -26,7 +26,7 @@ const DEVICE: u8 = 4;
 const OVER: u8 = 5;
 /// Bytes of the longest message on the socket.
 const MESSAGE_BYTES: usize = 36;
-/// Messages that one look at the socket takes.
+/// Messages that one look of the link thread at the socket takes.
 const DRAINED_MAX: usize = 64;
 
 /// What the peer was shown.
@@ -34,7 +34,10 @@ const DRAINED_MAX: usize = 64;
 pub(super) struct Shown {
     /// By the number of the segment, and the kind of the message: the number there, and what the peer's board said of misses then.
     numbers: HashMap<(u64, u8), (u32, bool)>,
-    /// Numbers of segments whose end was said to the peer.
+    /// Numbers of segments that are over, which the peer is to hear of.
+    over: Vec<u32>,
+    /// What takes the numbers of segments whose end was said to the peer: numbers with the same bit in *missed*, and never used before. The
+    /// peer may read of a segment in the ring before it comes to the end of an earlier one on the socket.
     free: Vec<u32>,
     next: u32,
     /// The socket was full, and the link thread comes when it has room.
@@ -84,13 +87,14 @@ impl Shared {
         self.want_room(&mut self.shown.lock(), false);
     }
 
-    /// Takes messages from the socket: up to the first ring on the link thread, which comes back if there is more. True at its end.
+    /// Takes messages from the socket: up to the first ring on the link thread, which comes back if there is more; else all that may be there
+    /// from a peer that keeps to the protocol. True at its end.
     pub(crate) fn drain(&self, is_link_thread: bool) -> bool {
         // Dropped after the lock.
         let mut over = Vec::new();
         let mut seen = self.seen.lock();
         let mut bytes = [0; MESSAGE_BYTES];
-        for _ in 0..DRAINED_MAX {
+        for _ in 0..if is_link_thread { DRAINED_MAX } else { 4 * SEGMENTS } {
             let (length, descriptors) = match self.channel.socket.receive(&mut bytes) {
                 Ok(Some(message)) if message.0 > 0 => message,
                 Ok(None) => break,
@@ -135,7 +139,7 @@ impl Shared {
         let number = number(message);
         let bytes = u64::from_le_bytes(*message[8..16].as_array().expect("eight bytes"));
         let bytes = usize::try_from(bytes).map_err(|_| Nonsense("a segment without end"))?;
-        if number as usize >= SEGMENTS {
+        if seen.len() >= SEGMENTS && !seen.contains_key(&number) {
             return Err(Nonsense("a segment too many"));
         }
         if seen.get(&number).is_some_and(|its| !matches!(its, Passed::Missed)) {
@@ -177,27 +181,46 @@ fn number(message: &[u8; MESSAGE_BYTES]) -> u32 {
 
 impl Viewer for Shared {
     fn is_over(&self, segment: u64) {
+        self.say_all_over(&[(segment, DEVICE)]);
+    }
+}
+
+impl Shared {
+    /// Says that a segment of this process is over.
+    pub(crate) fn say_over(&self, segment: &Segment) {
+        self.say_all_over(&[(segment.number(), SEGMENT), (segment.number(), WRITABLE)]);
+    }
+
+    fn say_all_over(&self, keys: &[(u64, u8)]) {
         if !self.hub.generation.is_current() {
             return;
         }
-        // Messages of one number keep their order.
         let mut shown = self.shown.lock();
-        if let Some((number, _)) = shown.numbers.remove(&(segment, DEVICE)) {
+        let over: Vec<_> = keys.iter().filter_map(|key| shown.numbers.remove(key)).collect();
+        shown.over.extend(over.into_iter().map(|(number, _)| number));
+        self.say_ends(&mut shown);
+    }
+
+    /// Under the lock, so that messages of one number keep their order. What does not get through now follows with the next segment.
+    fn say_ends(&self, shown: &mut Shown) {
+        while let Some(number) = shown.over.pop() {
             let message = [[OVER; 4], number.to_le_bytes()].concat();
-            // Where this does not get through, the peer lets go at the end of the link.
-            if self.channel.socket.send(&message, &[]).is_ok() {
-                shown.free.push(number);
+            if self.channel.socket.send(&message, &[]).is_err() {
+                shown.over.push(number);
+                return;
             }
+            shown.free.push(number.wrapping_add(SEGMENTS as u32));
         }
     }
 }
 
 impl Link {
     /// Lets the peer read a segment, and returns the number by which the peer asks for it. One that the peer had no descriptor for is shown
-    /// once more, under the same number.
+    /// once more, under the same number. Once this process lets go of the segment, the peer does.
     ///
     /// # Errors
-    /// [`LinkError::Full`] while the socket is, for which [`when_room`](Self::when_room) waits; the peer closed, died or broke the protocol; 1,024 segments were shown.
+    /// [`LinkError::Full`] while the socket is, for which [`when_room`](Self::when_room) waits; the peer closed, died or broke the protocol;
+    /// 1,024 segments are shown.
     pub fn show(&self, segment: &Segment) -> Result<u32, LinkError> {
         self.show_as(segment, false)
     }
@@ -215,11 +238,15 @@ impl Link {
 
     fn show_as(&self, segment: &Segment, for_writing: bool) -> Result<u32, LinkError> {
         let kind = if for_writing { WRITABLE } else { SEGMENT };
-        self.pass((segment.number(), kind), segment.bytes(), &[], segment.descriptor())
-            .map(|(number, _)| number)
+        let key = (segment.number(), kind);
+        let (number, is_new) = self.pass(key, segment.bytes(), &[], segment.descriptor())?;
+        if is_new {
+            segment.is_shown_on(&self.shared);
+        }
+        Ok(number)
     }
 
-    /// As [`show`](Self::show), of memory of a device. Once this process lets go of the memory, the peer does.
+    /// As [`show`](Self::show), of memory of a device.
     ///
     /// # Errors
     /// As `show`.
@@ -245,12 +272,15 @@ impl Link {
         let shared = &self.shared;
         shared.check()?;
         let mut shown = shared.shown.lock();
+        shared.say_ends(&mut shown);
         let known = shown.numbers.get(&key).copied();
-        let unused = shown.free.last().copied().unwrap_or(shown.next);
-        let number = known.map_or(unused, |(number, _)| number);
-        if number as usize >= SEGMENTS {
-            return Err(LinkError::Invalid(format!("more than {SEGMENTS} segments on one link")));
-        }
+        let next = Some(shown.next).filter(|next| (*next as usize) < SEGMENTS);
+        let unused = shown.free.last().copied().or(next);
+        let Some(number) = known.map(|(number, _)| number).or(unused) else {
+            return Err(LinkError::Invalid(format!(
+                "more than {SEGMENTS} segments on one link at a time, and a tensor that is shared for writing has one of its own"
+            )));
+        };
         let missed = shared.peer.missed(number);
         if known.is_some_and(|(_, before)| before == missed) {
             return Ok((number, false));

@@ -1196,7 +1196,7 @@ class Door:
     def accept_async(self) -> Awaitable[Link]:
         """As `accept`, to be awaited."""
     def close(self) -> None:
-        """Closes the door."""
+        """Closes the door. Where others wait at it, `InvalidError` is raised."""
     def __enter__(self) -> Self: ...
     def __exit__(
         self,
@@ -1248,7 +1248,9 @@ class Link:
     def receive_async(self) -> Awaitable[Tensor | None]:
         """As `receive`, to be awaited."""
     def close(self) -> None:
-        """Closes the link. What was received stays readable. Promises that were sent and are not kept fail in the other process."""
+        """Closes the link. What was received stays readable. Promises that were sent and are not kept fail in the other process. Where others
+        wait for the link, `InvalidError` is raised.
+        """
     def __iter__(self) -> Self: ...
     def __next__(self) -> Tensor: ...
     def __aiter__(self) -> Self: ...

@@ -1,11 +1,13 @@
 //! Tensors of other processes: the classes `Door`, `Link` and `Ticket`.
 
+use std::future::poll_fn;
 use std::pin::pin;
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
+use std::task::Poll;
 
-use estafette::lease::CallSite;
 use estafette::remote::{Address, Door, Link, ShareOptions, Ticket, suggest_nixl};
-use estafette::{Engine, Error, Tensor};
+use estafette::{Error, Tensor};
+use estafette_sync::per_process;
 use estafette_sync::platform::library::file_name;
 use estafette_sync::process::ProcessBound;
 use estafette_sync::sync::Mutex;
@@ -59,28 +61,88 @@ fn awaited<T: Send + 'static>(
     })
 }
 
-/// An object of this process, until it is closed.
-struct Open<T>(Mutex<Option<Arc<ProcessBound<T>>>>);
+/// What is closed while others wait for it.
+trait Closes: Send + Sync {
+    const WHAT: &str;
 
-impl<T> Open<T> {
+    /// Polls the futures again that wait for it.
+    fn wake(&self);
+}
+
+impl Closes for Door {
+    const WHAT: &str = "door";
+
+    fn wake(&self) {
+        Door::wake(self);
+    }
+}
+
+impl Closes for Link {
+    const WHAT: &str = "link";
+
+    fn wake(&self) {
+        Link::wake(self);
+    }
+}
+
+/// An object of this process, until it is closed.
+struct Open<T>(Arc<UntilClosed<T>>);
+
+type UntilClosed<T> = Mutex<Option<Arc<ProcessBound<T>>>>;
+
+per_process! {
+    /// The links of this process that are there.
+    static LINKS: Mutex<Vec<Weak<UntilClosed<Link>>>> = Mutex::new(Vec::new());
+}
+
+/// Closes all links, at the exit of the interpreter, which may leave objects as they are. The end of the process alone would be its death to
+/// others.
+pub fn close_links(py: Python<'_>) {
+    let links: Vec<_> = LINKS.lock().iter().filter_map(Weak::upgrade).collect();
+    links.into_iter().for_each(|link| Open(link).close(py));
+}
+
+impl<T: Closes> Open<T> {
     fn new(value: T) -> Self {
-        Self(Mutex::new(Some(Arc::new(ProcessBound::new(value)))))
+        Self(Arc::new(Mutex::new(Some(Arc::new(ProcessBound::new(value))))))
+    }
+
+    fn closed() -> Error {
+        Error::Invalid(format!("the {} is closed", T::WHAT).into())
     }
 
     /// Raises `InvalidError` once it is closed; `ForkedError` in a forked child.
-    fn get(&self, py: Python<'_>, what: &str) -> PyResult<Arc<ProcessBound<T>>> {
-        let value = self.0.lock().clone();
-        let value = value.ok_or_else(|| raise(py, "InvalidError", format!("the {what} is closed")))?;
+    fn get(&self, py: Python<'_>) -> PyResult<Arc<ProcessBound<T>>> {
+        let value = self.0.lock().clone().ok_or_else(Self::closed).or_raise(py)?;
         value.get().or_raise(py)?;
         Ok(value)
     }
 
-    fn close(&self, py: Python<'_>)
-    where
-        T: Send + Sync,
-    {
+    /// What `future` gives, which waits for the object, or that it was closed meanwhile.
+    fn unless_closed<U, F: Future<Output = Result<U, Error>>>(
+        &self,
+        future: F,
+    ) -> impl Future<Output = Result<U, Error>> + use<T, U, F> {
+        let open = Arc::clone(&self.0);
+        async move {
+            let mut future = pin!(future);
+            poll_fn(|context| match future.as_mut().poll(context) {
+                // It is registered by now with what `close` wakes.
+                Poll::Pending if open.lock().is_none() => Poll::Ready(Err(Self::closed())),
+                polled => polled,
+            })
+            .await
+        }
+    }
+
+    fn close(&self, py: Python<'_>) {
         let value = self.0.lock().take();
-        guard::detach(py, || drop(value));
+        guard::detach(py, || {
+            if let Some(Ok(value)) = value.as_deref().map(ProcessBound::get) {
+                value.wake();
+            }
+            drop(value);
+        });
     }
 }
 
@@ -108,8 +170,12 @@ impl PyDoor {
         Ok(Self { door: Open::new(door), address, engine: engine.clone() })
     }
 
-    async fn next(engine: Engine, door: Arc<ProcessBound<Door>>) -> Result<Link, Error> {
-        engine.accept(own(&door)?).await
+    fn next(
+        &self,
+        py: Python<'_>,
+    ) -> PyResult<impl Future<Output = Result<Link, Error>> + Send + 'static + use<>> {
+        let (engine, door) = (self.engine.engine(py)?.clone(), self.door.get(py)?);
+        Ok(self.door.unless_closed(async move { engine.accept(own(&door)?).await }))
     }
 }
 
@@ -118,18 +184,16 @@ impl PyDoor {
     /// Returns the next link that another process makes, after at most `timeout` seconds.
     #[pyo3(signature = (timeout = None))]
     fn accept(&self, py: Python<'_>, timeout: Option<f64>) -> PyResult<PyLink> {
-        let (engine, door) = (self.engine.engine(py)?.clone(), self.door.get(py, "door")?);
-        let link = wait(py, &self.engine, "a link", timeout, Self::next(engine, door))?;
+        let link = wait(py, &self.engine, "a link", timeout, self.next(py)?)?;
         Ok(PyLink::new(link, &self.engine))
     }
 
     /// As `accept`, to be awaited.
     fn accept_async(&self, py: Python<'_>) -> PyResult<Awaiter> {
-        let (engine, door) = (self.engine.engine(py)?.clone(), self.door.get(py, "door")?);
-        Ok(PyLink::awaited(Self::next(engine, door), self.engine.clone()))
+        Ok(PyLink::awaited(self.next(py)?, self.engine.clone()))
     }
 
-    /// Closes the door.
+    /// Closes the door. Where others wait at it, `InvalidError` is raised.
     fn close(&self, py: Python<'_>) {
         self.door.close(py);
     }
@@ -165,7 +229,12 @@ pub struct PyLink {
 
 impl PyLink {
     fn new(link: Link, engine: &EngineHandle) -> Self {
-        Self { process: link.process(), link: Open::new(link), engine: engine.clone() }
+        let (process, link) = (link.process(), Open::new(link));
+        let mut links = LINKS.lock();
+        links.retain(|known| known.strong_count() > 0);
+        links.push(Arc::downgrade(&link.0));
+        drop(links);
+        Self { link, process, engine: engine.clone() }
     }
 
     /// A link that is not there yet.
@@ -219,30 +288,33 @@ impl PyLink {
                 return Err(raise(py, "InvalidError", message));
             }
         };
-        let (link, tensor) = (self.link.get(py, "link")?, tensor.tensor(py)?.clone());
-        Ok(async move {
+        let (link, tensor) = (self.link.get(py)?, tensor.tensor(py)?.clone());
+        Ok(self.link.unless_closed(async move {
             if for_writing {
                 return own(&link)?.lend(&tensor).await;
             }
             own(&link)?.send_with(&tensor, &ShareOptions { copy, ..ShareOptions::default() }).await
-        })
+        }))
     }
 
-    async fn next(link: Arc<ProcessBound<Link>>, site: Option<CallSite>) -> Result<Option<Tensor>, Error> {
-        own(&link)?.receive_at(site).await
+    fn next(
+        &self,
+        py: Python<'_>,
+    ) -> PyResult<impl Future<Output = Result<Option<Tensor>, Error>> + Send + 'static + use<>> {
+        let (link, site) = (self.link.get(py)?, traced_line(py));
+        Ok(self.link.unless_closed(async move { own(&link)?.receive_at(site).await }))
     }
 
     fn waited(&self, py: Python<'_>, timeout: Option<f64>) -> PyResult<Option<PyTensor>> {
         let what = format!("a tensor of process {}", self.process);
-        let tensor =
-            wait(py, &self.engine, &what, timeout, Self::next(self.link.get(py, "link")?, traced_line(py)))?;
+        let tensor = wait(py, &self.engine, &what, timeout, self.next(py)?)?;
         Ok(tensor.map(|tensor| PyTensor::new(tensor, self.engine.clone())))
     }
 
     /// An ``await`` of the next tensor; `end` is what it gives once there is none.
     fn received(&self, py: Python<'_>, end: fn(Python<'_>) -> PyResult<Py<PyAny>>) -> PyResult<Awaiter> {
         let engine = self.engine.clone();
-        Ok(awaited(Self::next(self.link.get(py, "link")?, traced_line(py)), move |py, tensor| match tensor {
+        Ok(awaited(self.next(py)?, move |py, tensor| match tensor {
             Some(tensor) => Ok(Bound::new(py, PyTensor::new(tensor, engine))?.into_any().unbind()),
             None => end(py),
         }))
@@ -300,7 +372,8 @@ impl PyLink {
         self.received(py, |py| Ok(py.None()))
     }
 
-    /// Closes the link. What was received stays readable. Promises that were sent and are not kept fail in the other process.
+    /// Closes the link. What was received stays readable. Promises that were sent and are not kept fail in the other process. Where others
+    /// wait for the link, `InvalidError` is raised.
     fn close(&self, py: Python<'_>) {
         self.link.close(py);
     }

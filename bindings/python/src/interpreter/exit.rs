@@ -7,7 +7,8 @@
 //!    Python's log.
 //! 3. The guard closes: operations that have not begun fail instead of calling Python. Those that run get a moment to end,
 //!    then an exception. One that is in C for longer stays there when it comes back to the finalizing interpreter (`finalization.rs`).
-//! 4. The reaper runs the deleters that are due, which may need the interpreter, and stops; later ones leak. The process
+//! 4. Links are closed.
+//! 5. The reaper runs the deleters that are due, which may need the interpreter, and stops; later ones leak. The process
 //!    ends anyway.
 //!
 //! Memory that other libraries still hold stays valid to the end: nothing is freed here.
@@ -24,7 +25,7 @@ use pyo3::exceptions::PyKeyboardInterrupt;
 use pyo3::prelude::*;
 
 use crate::classes::handle::{EngineHandle, Shared};
-use crate::classes::promise;
+use crate::classes::{promise, remote};
 use crate::error::class;
 use crate::interpreter::guard;
 use crate::interpreter::interrupt;
@@ -108,6 +109,7 @@ pub fn at_exit(py: Python<'_>) {
         running::interrupt_all(py);
         guard::close(py, LAST_GRACE);
     }
+    remote::close_links(py);
     py.detach(|| {
         reaper().flush(DELETERS);
         reaper().stop(DELETERS);

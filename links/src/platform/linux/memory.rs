@@ -9,8 +9,11 @@ use std::ptr::{NonNull, null_mut};
 use estafette_sync::process::{Generation, count_leak};
 use estafette_sync::sync::atomic::{AtomicU32, AtomicU64};
 
+use super::available::available;
 use super::{check, new_descriptor};
 
+/// What the machine may not have. To ask that of the system costs a hundredth of what it takes to make as much memory.
+const LARGE: usize = 16 << 20;
 /// Without these a peer could shrink the memory under a mapping of it, whose use would be a fault.
 const FIXED_SIZE: libc::c_int = libc::F_SEAL_SHRINK | libc::F_SEAL_GROW;
 
@@ -46,6 +49,9 @@ impl Memory {
         // SAFETY: the name ends with a zero byte, and is copied; the descriptor is new.
         let descriptor = unsafe { new_descriptor(libc::memfd_create(name.as_ptr(), flags)) }?;
         let length = libc::off_t::try_from(bytes).map_err(|_| io::ErrorKind::InvalidInput)?;
+        if bytes >= LARGE && available().is_some_and(|available| bytes as u64 > available) {
+            return Err(io::Error::from_raw_os_error(libc::ENOMEM));
+        }
         // Memory that is short is an error here, and not a fault at the first use.
         // SAFETY: takes integers.
         check(unsafe { libc::fallocate(descriptor.as_raw_fd(), 0, 0, length) })?;

@@ -1,5 +1,6 @@
 //! What Linux has. See `platform`.
 
+mod available;
 mod futex;
 mod memory;
 mod poll;

@@ -144,6 +144,13 @@ def command(arguments: list[str]) -> int:
     if not program or (not is_module and program[0].startswith("-")):
         print(USAGE, file=sys.stderr)
         return 2
+    # Before the program runs, which may take long.
+    unusable = [f"cannot write {path}" for path in outputs.values() if not os.access(os.path.dirname(path), os.W_OK)]
+    if not is_module and not os.access(program[0], os.R_OK):
+        unusable.append(f"cannot read {program[0]}")
+    if unusable:
+        print(f"estafette observe: {', '.join(unusable)}", file=sys.stderr)
+        return 2
     seen = observe(outputs.get("--trace"))
     # Lines of the command itself are none of the program.
     sys.modules["__main__"].__name__ = "estafette.__main__"
