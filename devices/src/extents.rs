@@ -1,8 +1,8 @@
 //! Blocks in large pieces of memory that others can be shown.
 //!
 //! A piece costs calls of a system or a driver, and a mapping in each process that has it, so there are few: each is twice as large as the
-//! largest, up to a bound, since a piece takes memory that no block may ever need. Of those that are empty the largest stays, and the others go back. What is free is noted beside the memory, so that memory
-//! which the host cannot use is divided as well.
+//! largest, up to a bound, since a piece takes memory that no block may ever need. Of those that are empty the largest stays, and the
+//! others go back. What is free is noted beside the memory, so that memory which the host cannot use is divided as well.
 //!
 //! A piece is made and dropped under no lock. One thread at a time makes one. Others that find no room wait for that piece, as a second
 //! one would take memory that no block needs; blocks that there is room for, releases and questions do not wait.
