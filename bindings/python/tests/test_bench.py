@@ -12,6 +12,7 @@ SCRIPT = Path(__file__).parents[3] / "benches/python/bench.py"
 # Those of the second kind need PyTorch, JAX, tvm-ffi or a C compiler.
 WORKLOADS = [
     "python-submit",
+    "python-call",
     "python-replay",
     "python-import",
     "python-export",
