@@ -187,7 +187,7 @@ impl Environment {
     pub fn wheel_command(&self, how: Build, folder: &Path) -> Result<Command, String> {
         let mut build = self.command(&["-m", "maturin", "build"]);
         match how {
-            Build::Release => build.args(["--profile", "dist"]),
+            Build::Release => build.args(["--profile", "wheel"]),
             Build::Quick => build.args(["--profile", "dev", "--features", "shared-build"]),
         };
         build.args(["--manifest-path", "bindings/python/Cargo.toml", "--interpreter"]).arg(self.python());

@@ -165,7 +165,7 @@ fn sdist(tools: &Environment, folder: &Path) -> Result<PathBuf, String> {
 pub fn wheel(folder: &Path, trained: Option<&Trained>) -> Result<PathBuf, String> {
     let (tools, target) = (Environment::prepare(DIST)?, shell::target()?);
     let mut build =
-        tools.command(&["-m", "maturin", "build", "--profile", "dist", "--compatibility", PLATFORM]);
+        tools.command(&["-m", "maturin", "build", "--profile", "wheel", "--compatibility", PLATFORM]);
     build.args(["--manifest-path", PYTHON, "--interpreter"]).arg(tools.python()).arg("--out").arg(folder);
     build.env("SOURCE_DATE_EPOCH", FILE_TIME).env("CARGO_TARGET_DIR", target);
     if let Some(trained) = trained {
