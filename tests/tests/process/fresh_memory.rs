@@ -2,7 +2,7 @@
 
 use estafette::{DType, Error};
 use tests::churn::resident_bytes;
-use tests::ops::{engine, exclusive};
+use tests::ops::{engine, exclusive, until};
 
 /// More than anything else here takes, and far less than the blocks.
 const SLACK: usize = 32 << 20;
@@ -43,8 +43,8 @@ fn a_large_block_goes_back_to_the_system_when_its_tensor_is_gone() {
     drop(block);
     engine.wait_all(None).unwrap();
     tests::nothing_left::assert_nothing_left(&[&engine]);
-    let kept = resident().saturating_sub(before);
-    assert!(kept < SLACK, "{kept} bytes stay resident");
+    // The worker may be the last one that has the block, and be giving it back.
+    until("the block goes back", || resident().saturating_sub(before) < SLACK);
 }
 
 #[test]
