@@ -117,13 +117,8 @@ fn main() -> ExitCode {
 
 fn wheel(pgo: bool) -> Result<bool, String> {
     let environment = python::Environment::prepare(python::SMALL)?;
-    let folder = python::wheel_folder()?;
-    let mut build = environment.wheel_command(python::Build::Release, &folder)?;
-    if pgo {
-        pgo::Trained::prepare()?.apply(&mut build)?;
-    }
-    shell::run(build)?;
-    println!("{}", dist::file_with(&folder, ".whl")?.display());
+    let trained = pgo.then(pgo::Trained::prepare).transpose()?;
+    println!("{}", environment.build_wheel_by(python::Build::Release, trained.as_ref())?.display());
     Ok(true)
 }
 

@@ -7,6 +7,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use crate::dist::{file_with, remove_folder};
+use crate::fuzz::host;
 use crate::python::{Build, Environment, SMALL};
 use crate::shell;
 
@@ -33,15 +34,21 @@ impl Trained {
         let mut build = environment.wheel_command(Build::Release, &wheels)?;
         counting.apply(&mut build)?;
         shell::run(build)?;
-        environment.install(&file_with(&wheels, ".whl")?)?;
-        shell::run(environment.command(TRAINING))?;
+        // Not installed: whatever imported it later would count too.
+        let site = wheels.join("site");
+        let mut unpack = environment.command(&["-m", "zipfile", "-e"]);
+        unpack.args([&file_with(&wheels, ".whl")?, &site]);
+        shell::run(unpack)?;
+        let mut train = environment.command(TRAINING);
+        train.env("PYTHONPATH", &site);
+        shell::run(train)?;
         let mut sum = shell::command(merge);
         sum.args(["merge", "--output"]).arg(&profile).arg(&counts);
         shell::run(sum)?;
         Ok(Self { flags: format!("-Cprofile-use={}", profile.display()), ..counting })
     }
 
-    /// Has maturin build so. With a target named, cargo builds what only runs at build time without the flags.
+    /// Adds the flags to a build by maturin. With a target named, cargo builds what only runs at build time without the flags.
     pub fn apply(&self, build: &mut Command) -> Result<(), String> {
         build.args(["--target", &host()?]);
         build.env("RUSTFLAGS", &self.flags).env("CARGO_TARGET_DIR", &self.target);
@@ -49,21 +56,12 @@ impl Trained {
     }
 }
 
-/// A line of what `rustc -vV` prints.
-fn rustc(name: &str) -> Result<String, String> {
-    let said = shell::output(shell::command("rustc").arg("-vV"))?;
-    let value = said.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(": "));
-    Ok(value.ok_or_else(|| format!("rustc -vV names no {name}:\n{said}"))?.to_owned())
-}
-
-fn host() -> Result<String, String> {
-    rustc("host")
-}
-
 /// `llvm-profdata` of the compiler's LLVM: rustup's, or the system's of the same version.
 fn profdata() -> Result<PathBuf, String> {
-    let version = rustc("LLVM version")?;
-    let major = version.split('.').next().unwrap_or(&version);
+    let about = shell::output(shell::command("rustc").arg("-vV"))?;
+    let version = about.lines().find_map(|line| line.strip_prefix("LLVM version: "));
+    let major =
+        version.and_then(|version| version.split('.').next()).ok_or("rustc -vV names no LLVM version")?;
     let sysroot = shell::output(shell::command("rustc").args(["--print", "sysroot"]))?;
     let of_rustup = Path::new(sysroot.trim()).join("lib/rustlib").join(host()?).join("bin/llvm-profdata");
     let of_system = PathBuf::from(format!("llvm-profdata-{major}"));

@@ -9,6 +9,7 @@ use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
 use crate::lint::source::read;
+use crate::pgo::Trained;
 use crate::shell::{self, Ended};
 use crate::{dist, install};
 
@@ -160,8 +161,8 @@ impl Environment {
     /// A run of the environment's interpreter, in the root.
     pub fn command(&self, arguments: &[&str]) -> Command {
         let mut command = shell::command(self.python());
-        // Packages that lie elsewhere must not decide what a test sees. Without compiled modules, each interpreter that a test starts compiles
-        // all that it imports.
+        // Packages that lie elsewhere must not decide what a test sees. Without compiled modules, each interpreter that a test starts
+        // compiles all that it imports.
         command.args(arguments).env_remove("PYTHONPATH").env_remove("PYTHONDONTWRITEBYTECODE");
         self.name_opencl(&mut command);
         command
@@ -178,8 +179,17 @@ impl Environment {
 
     /// Builds the wheel of `bindings/python`, with that package's features alone.
     pub fn build_wheel(&self, how: Build) -> Result<PathBuf, String> {
+        self.build_wheel_by(how, None)
+    }
+
+    /// The same, optimized by a profile if there is one.
+    pub fn build_wheel_by(&self, how: Build, trained: Option<&Trained>) -> Result<PathBuf, String> {
         let folder = wheel_folder()?;
-        shell::run(self.wheel_command(how, &folder)?)?;
+        let mut build = self.wheel_command(how, &folder)?;
+        if let Some(trained) = trained {
+            trained.apply(&mut build)?;
+        }
+        shell::run(build)?;
         dist::file_with(&folder, ".whl")
     }
 

@@ -1,5 +1,5 @@
-//! Foreign queues: nothing of them is kept but the numbers of what was recorded there, and nothing is enqueued on them but waits, records, and copies
-//! that were asked for.
+//! Foreign queues: nothing of them is kept but the numbers of what was recorded there, and nothing is enqueued on them but waits, records,
+//! and copies that were asked for.
 
 use std::collections::HashMap;
 use std::ffi::c_void;
