@@ -548,7 +548,8 @@ class TestCtrlC:
             with est.Engine(workers=1) as eng:
                 op = eng.submit(body)
                 try:
-                    op.wait()
+                    with est.without_helping():
+                        op.wait()
                 except KeyboardInterrupt:
                     print("interrupted", op.done())
                 gate.set()
@@ -576,7 +577,8 @@ class TestCtrlC:
                 with est.Engine(workers=1) as eng:
                     op = eng.submit(body)
                     try:
-                        op.wait()
+                        with est.without_helping():
+                            op.wait()
                     finally:
                         left.set()
             except KeyboardInterrupt as error:

@@ -354,8 +354,9 @@ class TestCtrlC:
             signal.signal(signal.SIGINT, signal.default_int_handler)
             eng = est.Engine(workers=1, in_flight_limit=1)
             t = eng.zeros(1, "int8")
-            gate = threading.Event()
-            op = eng.submit(lambda _: gate.wait(20), writes=[t])
+            begun, gate = threading.Event(), threading.Event()
+            op = eng.submit(lambda _: begun.set() or gate.wait(20), writes=[t])
+            begun.wait()
             try:
                 threading.Timer(0.3, lambda: os.kill(os.getpid(), signal.SIGINT)).start()
                 {wait}
@@ -375,8 +376,9 @@ class TestCtrlC:
             signal.signal(signal.SIGINT, signal.default_int_handler)
             eng = est.Engine(workers=1)
             t = eng.zeros(1, "int8")
-            gate = threading.Event()
-            eng.submit(lambda _: gate.wait(20), writes=[t])
+            begun, gate = threading.Event(), threading.Event()
+            eng.submit(lambda _: begun.set() or gate.wait(20), writes=[t])
+            begun.wait()
             try:
                 threading.Timer(0.3, lambda: os.kill(os.getpid(), signal.SIGINT)).start()
                 memoryview(t)

@@ -2,6 +2,7 @@
 
 import asyncio
 import itertools
+import resource
 import sys
 import threading
 
@@ -88,6 +89,92 @@ class TestWithoutWorkers:
 
         eng.submit(outer).wait()
         assert order == ["inner", "outer"]
+
+
+class TestWithWorkers:
+    """A thread that waits for a function runs it where it comes before a worker."""
+
+    @pytest.fixture(params=[1, 2])
+    def eng(self, request):
+        with est.Engine(workers=request.param) as eng:
+            yield eng
+
+    def test_a_wait_at_once_wakes_nobody(self, eng):
+        """A wake-up costs more than a short function; `ru_nvcsw` counts how often a thread of the process has slept."""
+        threads = []
+
+        def sleeps_in_waits(waits):
+            before = resource.getrusage(resource.RUSAGE_SELF).ru_nvcsw
+            for _ in range(waits):
+                eng.submit(lambda: threads.append(threading.get_ident())).wait()
+            return resource.getrusage(resource.RUSAGE_SELF).ru_nvcsw - before
+
+        assert any(sleeps_in_waits(500) < 250 for _ in range(40))
+        assert threading.get_ident() in threads
+
+    def test_a_function_that_nobody_waits_for_is_run_by_a_worker(self, eng):
+        for _ in range(200):
+            eng.submit(lambda: None).wait()
+        ran = threading.Event()
+        eng.submit(ran.set)
+        assert ran.wait(60)
+
+    @pytest.mark.parametrize("how", ["timeout", "await", "wait_all", "callback"])
+    def test_a_wait_that_runs_nothing_leaves_the_function_to_a_worker(self, eng, how):
+        threads = []
+        for _ in range(200):
+            eng.submit(lambda: None).wait()
+        operation = eng.submit(lambda: threads.append(threading.get_ident()))
+        if how == "timeout":
+            operation.wait(timeout=60)
+        elif how == "await":
+            asyncio.run(asyncio.wait_for(operation, 60))
+        elif how == "wait_all":
+            eng.wait_all()
+        else:
+            ended = threading.Event()
+            operation.add_done_callback(lambda _: ended.set())
+            assert ended.wait(60)
+        assert threads and threads != [threading.get_ident()]
+
+    def test_a_wait_for_the_first_of_several_runs_none_of_them(self):
+        gate = threading.Event()
+        with est.Engine(workers=2) as eng:
+            slow, quick = eng.submit(gate.wait), eng.submit(lambda: None)
+            done, pending = est.wait([slow, quick], return_when="FIRST_COMPLETED")
+            gate.set()
+        assert done == {quick} and pending == {slow}
+
+    def test_a_function_on_the_waiting_thread_keeps_no_other_one_from_running(self):
+        gate = threading.Event()
+        with est.Engine(workers=2) as eng:
+            held = eng.submit(gate.wait)
+            eng.submit(gate.set)
+            held.wait()
+
+    def test_a_wait_inside_a_function_runs_what_it_waits_for(self, eng):
+        order = []
+
+        def nested(depth):
+            if depth:
+                eng.submit(lambda: nested(depth - 1)).wait()
+            order.append(depth)
+
+        nested(40)
+        assert order == list(range(41))
+
+    def test_without_helping_no_function_runs_here(self, eng, np):
+        threads = set()
+
+        def note(x):
+            threads.add(threading.get_ident())
+            return x
+
+        x = eng.from_dlpack(np.zeros(1))
+        with est.without_helping():
+            for _ in range(50):
+                eng.call(note, x, using=np.from_dlpack).wait()
+        assert threads and threading.get_ident() not in threads
 
 
 @pytest.mark.parametrize("workers", [1, 2])

@@ -22,6 +22,8 @@ use estafette_sync::sync::Mutex;
 use estafette_sync::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering, fence};
 use estafette_sync::time::{Duration, Instant};
 
+use super::waiters::Waiters;
+
 /// With no job started for so long, a waiting job may exceed the limit.
 const OVERDUE_NS: u64 = 1_000_000;
 /// While the lookout finds nothing overdue, it sleeps longer and longer, up to this: each look takes a core from a job for a moment.
@@ -73,6 +75,7 @@ pub(super) struct Concurrency {
     breadth_first: AtomicBool,
     ends: AtomicU64,
     control: Mutex<Control>,
+    pub(super) waiters: Waiters,
 }
 
 /// The hill climb.
@@ -156,6 +159,7 @@ impl Concurrency {
             breadth_first: AtomicBool::new(false),
             ends: AtomicU64::new(WINDOW_NS),
             control: Mutex::new(control),
+            waiters: Waiters::default(),
         }
     }
 
@@ -185,10 +189,20 @@ impl Concurrency {
             && self.running.fetch_update(Ordering::SeqCst, Ordering::Relaxed, above).is_ok()
     }
 
-    /// Notes that jobs were pushed.
-    pub(super) fn pushed(&self) {
+    /// Notes that jobs were pushed. True if they are left to a thread that waits.
+    pub(super) fn pushed(&self) -> bool {
         // Some may be missing: several threads rarely push at once.
         self.pushes.store(self.pushes() + 1, Ordering::Relaxed);
+        self.waiters.leaves(self.now())
+    }
+
+    /// A thread that runs jobs itself waits for one.
+    pub(super) fn begin_wait(&self) {
+        self.waiters.begin(self.now(), self.pushes());
+    }
+
+    pub(super) fn end_wait(&self) {
+        self.waiters.end(self.pushes());
     }
 
     /// Whether a thread that wakes up for a new job would be of use: with a turn, or as the lookout. The job was pushed before.
@@ -223,7 +237,7 @@ impl Concurrency {
         is_overdue
     }
 
-    fn pushes(&self) -> u64 {
+    pub(super) fn pushes(&self) -> u64 {
         self.pushes.load(Ordering::Relaxed)
     }
 
@@ -431,7 +445,7 @@ mod tests {
     fn a_job_that_waits_while_another_thread_submits_is_neither_long_nor_overdue() {
         let concurrency = Concurrency::new(2);
         let nap = || estafette_sync::thread::sleep(Duration::from_nanos(2 * OVERDUE_NS));
-        let submit = || (0..2 * OVERDUE_NS / PUSH_NS).for_each(|_| concurrency.pushed());
+        let submit = || (0..2 * OVERDUE_NS / PUSH_NS).for_each(|_| assert!(!concurrency.pushed()));
         let ended_after = |busy_ns| {
             concurrency.busy.store(busy_ns, Ordering::Relaxed);
             concurrency.ends.store(0, Ordering::Relaxed);

@@ -12,6 +12,7 @@
 //! | `in_order.rs` | jobs that enqueue work on devices, in the order of their numbers |
 //! | `workers.rs` | the loop of one thread; which threads exist, and spare ones for workers that block |
 //! | `concurrency.rs` | how many threads run jobs at once, where more may be slower than fewer |
+//! | `waiters.rs` | jobs that are left to the thread that waits for them |
 //! | `sleep.rs` | who sleeps and who wakes whom; independent of all the others, checked with loom |
 
 mod concurrency;
@@ -23,6 +24,7 @@ mod pool;
 mod priority;
 mod queues;
 mod sleep;
+mod waiters;
 mod workers;
 
-pub use self::pool::{BlockingGuard, Job, Pool, PoolOptions, SharedLock};
+pub use self::pool::{BlockingGuard, Job, Pool, PoolOptions, SharedLock, Turn, Waiting};

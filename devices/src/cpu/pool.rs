@@ -1,5 +1,5 @@
 use std::any::Any;
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::fmt;
 use std::marker::PhantomData;
 use std::sync::Arc;
@@ -195,7 +195,7 @@ impl<J: Job> Pool<J> {
     pub fn notice(&self) {
         // Without workers no thread sleeps.
         if self.shared.workers > 0 {
-            self.shared.notify();
+            self.shared.notify_of_push();
         }
     }
 
@@ -216,7 +216,7 @@ impl<J: Job> Pool<J> {
             return self.push(job);
         }
         self.shared.queues.priorities.push(job, priority);
-        self.shared.notify();
+        self.shared.notify_of_push();
     }
 
     /// Takes the job that would run next, for a thread that wants to help. The caller runs it.
@@ -272,6 +272,37 @@ impl<J: Job> Pool<J> {
         job
     }
 
+    /// Called by a thread that is no worker and would run a job which needs the [`SharedLock`]. `None` where as many threads run such jobs as
+    /// should. A thread that has a turn, and waits for another job inside of one, keeps it.
+    pub fn take_turn(&self) -> Option<Turn<'_, J>> {
+        let concurrency = self.shared.concurrency()?;
+        let before = TURN.get();
+        if before != self.shared.address() {
+            if !concurrency.enter() {
+                return None;
+            }
+            TURN.set(self.shared.address());
+        }
+        Some(Turn { shared: &self.shared, before, not_send: PhantomData })
+    }
+
+    /// Called by a thread that is no worker and waits for a job, until the guard is dropped. The thread [takes a turn](Self::take_turn) for
+    /// the job if there is one. Where threads wait at once for what they have pushed, the next such job wakes no worker.
+    pub fn begin_wait(&self) -> Waiting<'_, J> {
+        if let Some(concurrency) = self.shared.concurrency() {
+            concurrency.begin_wait();
+        }
+        Waiting { shared: &self.shared }
+    }
+
+    /// The calling thread waits for jobs, and runs none: wakes a worker for a job that was left to it.
+    #[inline]
+    pub fn leave_to_workers(&self) {
+        if self.shared.concurrency().is_some_and(|concurrency| concurrency.waiters.gives_up()) {
+            self.shared.notify();
+        }
+    }
+
     /// Jobs pushed by the calling thread, which is no worker, and not taken yet.
     #[inline]
     pub fn backlog(&self) -> usize {
@@ -300,9 +331,14 @@ impl<J: Job> Pool<J> {
     }
 
     /// Called by a worker that is about to block: a spare thread, if the limit allows one, takes its role
-    /// until the guard is dropped, and its queued jobs can be stolen. On other threads, and inside of another
-    /// blocking section of the same thread, it does nothing.
+    /// until the guard is dropped, and its queued jobs can be stolen. Another thread gives back its [turn](Self::take_turn) meanwhile. On a
+    /// thread that runs no job, and inside of another blocking section of the same thread, it does nothing.
     pub fn blocking(&self) -> BlockingGuard<J> {
+        if TURN.get() == self.shared.address() {
+            TURN.set(0);
+            self.shared.leave_turn();
+            return BlockingGuard { shared: Some(self.shared.clone()), is_turn: true, not_send: PhantomData };
+        }
         let covered = workers::with_context(&self.shared, |context| {
             let depth = context.blocking_depth.get();
             context.blocking_depth.set(depth + 1);
@@ -318,7 +354,8 @@ impl<J: Job> Pool<J> {
             self.shared.threads.not_started();
             tracing::warn!(%error, "cannot start a spare worker; a blocked one is not covered");
         }
-        BlockingGuard { shared: covered.is_some().then(|| self.shared.clone()), not_send: PhantomData }
+        let shared = covered.is_some().then(|| self.shared.clone());
+        BlockingGuard { shared, is_turn: false, not_send: PhantomData }
     }
 
     /// Whether all threads of the pool are blocked ([`Pool::blocking`]), and the limit allows no further
@@ -376,13 +413,16 @@ impl<J: Job> Pool<J> {
 }
 
 impl<J> Shared<J> {
-    /// Jobs were pushed: wakes a worker, if one is of use.
+    /// Jobs were pushed: wakes a worker, if one is of use and the jobs are not left to a thread that waits.
+    fn notify_of_push(&self) {
+        if !self.concurrency().is_some_and(Concurrency::pushed) {
+            self.notify();
+        }
+    }
+
+    /// Wakes a worker, if one is of use.
     pub(super) fn notify(&self) {
-        let is_wanted = |concurrency: &Concurrency| {
-            concurrency.pushed();
-            concurrency.wants_a_thread()
-        };
-        if self.concurrency().is_none_or(is_wanted) {
+        if self.concurrency().is_none_or(Concurrency::wants_a_thread) {
             self.sleep.notify();
         }
     }
@@ -390,6 +430,11 @@ impl<J> Shared<J> {
     /// Whether a worker that sleeps, or is about to, is of use.
     pub(super) fn wants_a_thread(&self) -> bool {
         self.queues.has_work() && self.concurrency().is_none_or(|concurrency| concurrency.wants_a_thread())
+    }
+
+    /// Identifies the pool while it lives.
+    fn address(self: &Arc<Self>) -> usize {
+        Arc::as_ptr(self).addr()
     }
 
     /// Gives a turn back, and wakes another thread where jobs are left.
@@ -443,17 +488,79 @@ impl<J: Job> fmt::Debug for Pool<J> {
     }
 }
 
+/// The right of a thread that is no worker to run one job which needs the [`SharedLock`].
+#[must_use = "workers may run a job in place of the thread while the guard lives"]
+pub struct Turn<'a, J: Job> {
+    shared: &'a Arc<Shared<J>>,
+    /// What [`TURN`] was before.
+    before: usize,
+    not_send: PhantomData<*const ()>,
+}
+
+thread_local! {
+    /// The address of the pool that this thread, which is none of its workers, has a turn of, or zero.
+    static TURN: Cell<usize> = const { Cell::new(0) };
+}
+
+impl<J: Job> Turn<'_, J> {
+    /// The thread has taken the job that it is about to run.
+    pub fn has_job(&self) {
+        if let Some(concurrency) = self.shared.concurrency() {
+            concurrency.waiters.takes();
+            concurrency.starts();
+        }
+    }
+}
+
+impl<J: Job> Drop for Turn<'_, J> {
+    fn drop(&mut self) {
+        if TURN.replace(self.before) != self.before {
+            self.shared.leave_turn();
+        }
+    }
+}
+
+impl<J: Job> fmt::Debug for Turn<'_, J> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Turn").finish_non_exhaustive()
+    }
+}
+
+/// A thread that waits for a job: see [`Pool::begin_wait`].
+#[must_use = "the wait lasts until the guard is dropped"]
+pub struct Waiting<'a, J: Job> {
+    shared: &'a Shared<J>,
+}
+
+impl<J: Job> Drop for Waiting<'_, J> {
+    fn drop(&mut self) {
+        self.shared.concurrency().into_iter().for_each(Concurrency::end_wait);
+    }
+}
+
+impl<J: Job> fmt::Debug for Waiting<'_, J> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Waiting").finish_non_exhaustive()
+    }
+}
+
 /// While it lives, a spare thread covers the worker that called [`Pool::blocking`]. It stays on that thread.
 #[must_use = "the worker counts as blocked while the guard lives"]
 pub struct BlockingGuard<J: Job> {
-    /// `None` when the thread is no worker.
+    /// `None` when the thread runs no job.
     shared: Option<Arc<Shared<J>>>,
+    /// True if the thread is no worker and had a turn.
+    is_turn: bool,
     not_send: PhantomData<*const ()>,
 }
 
 impl<J: Job> Drop for BlockingGuard<J> {
     fn drop(&mut self) {
         let Some(shared) = self.shared.take() else { return };
+        if self.is_turn {
+            shared.concurrency().into_iter().for_each(Concurrency::exceed);
+            return TURN.set(shared.address());
+        }
         let outermost = workers::with_context(&shared, |context| {
             let depth = context.blocking_depth.get() - 1;
             context.blocking_depth.set(depth);

@@ -158,17 +158,22 @@ impl Sleep {
         }
     }
 
-    /// As [`sleep`](Self::sleep), for `timeout` at most.
+    /// As [`sleep`](Self::sleep), for `timeout` at most. True if it passed.
     pub(super) fn sleep_for(
         &self,
         parker: &Arc<Parker>,
         timeout: Duration,
         stay_awake: impl FnOnce() -> bool,
-    ) {
-        if self.lie_down(parker, stay_awake) && !parker.park_for(timeout) && !self.get_up(parker) {
+    ) -> bool {
+        if !self.lie_down(parker, stay_awake) || parker.park_for(timeout) {
+            return false;
+        }
+        let has_passed = self.get_up(parker);
+        if !has_passed {
             // Another thread has removed this worker already and wakes it.
             parker.park();
         }
+        has_passed
     }
 
     /// Enters the idle list. False if `stay_awake` says so after the worker was counted as sleeping.

@@ -15,6 +15,7 @@ use crate::log_panic::log_panic;
 use super::deques::{Worker, Worker as Deque};
 use super::pool::{Job, Pool, Shared, SharedLock};
 use super::sleep::Parker;
+use super::waiters::OVERDUE;
 
 /// Rounds of looking for work with a busy pause between them, before yielding. A job that is pushed while a
 /// worker spins starts in a fraction of a microsecond; waking a sleeper takes fifteen or more. (Models sleep
@@ -156,6 +157,7 @@ impl<J: Job> Context<J> {
         let has_work = || shared.wants_a_thread();
         shared.sleep.start_searching();
         loop {
+            self.stand_by();
             for round in 0..SPIN_ROUNDS + YIELD_ROUNDS {
                 if let Some(job) = self.take_unless_shut_down() {
                     shared.sleep.stop_searching(has_work);
@@ -182,7 +184,9 @@ impl<J: Job> Context<J> {
             match shared.concurrency().filter(|it| has_jobs() && it.begin_watch()) {
                 None => shared.sleep.sleep(&self.parker, stay_awake),
                 Some(concurrency) => {
-                    let sleep = |time| shared.sleep.sleep_for(&self.parker, time, stay_awake);
+                    let sleep = |time| {
+                        shared.sleep.sleep_for(&self.parker, time, stay_awake);
+                    };
                     if concurrency.watch(sleep) && has_jobs() {
                         self.take_turn();
                     }
@@ -194,6 +198,16 @@ impl<J: Job> Context<J> {
                 thread::yield_now();
             }
         }
+    }
+
+    /// Sleeps while jobs are left to the threads that wait for them, until one of them is overdue.
+    fn stand_by(&self) {
+        let Some(concurrency) = self.shared.concurrency() else { return };
+        let look = || {
+            let is_over = self.shared.sleep.sleep_for(&self.parker, OVERDUE, || self.must_leave());
+            is_over.then(|| concurrency.pushes())
+        };
+        concurrency.waiters.stand_by(look, || self.shared.queues.has_work(), concurrency.pushes());
     }
 
     fn take(&self) -> Option<J> {

@@ -9,6 +9,7 @@ use estafette_graph::Graph;
 use estafette_sync::barrier;
 use estafette_sync::process::Generation;
 use estafette_sync::sharded_counter::ShardedCounter;
+use estafette_sync::stack;
 use estafette_sync::sync::OnceLock;
 use estafette_sync::sync::atomic::{AtomicBool, AtomicU64, Ordering, fence};
 use estafette_sync::time::Duration;
@@ -39,6 +40,11 @@ pub(crate) fn graph() -> &'static OpGraph {
 pub trait WaitHook: Send + Sync {
     /// Whether a wait of this thread calls [`ends`](Self::ends) now and then.
     fn concerns(&self) -> bool;
+
+    /// Whether the calling thread may run, in its wait, operations that need the shared lock.
+    fn may_run_bodies(&self) -> bool {
+        true
+    }
 
     /// Whether an operation that this thread has just run, in its wait or its submission, ends that.
     fn has_raised(&self) -> bool {
@@ -87,6 +93,8 @@ pub(crate) struct Core {
     pub(crate) closing: AtomicBool,
     /// Bytes of stack of each thread that runs bodies.
     pub(crate) stack_size: usize,
+    /// Whether other threads may have less stack.
+    has_large_stacks: bool,
     /// Memory comes from memory that other processes can be shown, where there is such.
     pub(crate) is_shared: bool,
     /// For asynchronous bodies.
@@ -100,7 +108,7 @@ pub(crate) struct Core {
 
 /// While it lives, the calling thread counts as blocked.
 pub(crate) struct Cover {
-    _spare: Option<BlockingGuard<ReadyOp>>,
+    _spare: BlockingGuard<ReadyOp>,
     _stand_in: Option<Blocked>,
 }
 
@@ -161,6 +169,7 @@ impl Core {
             others_looks: Pace::default(),
             closing: AtomicBool::new(false),
             stack_size: options.stack_size,
+            has_large_stacks: options.stack_size > stack::default_size(),
             is_shared: options.is_shared,
             runtime: options.runtime,
             on_lease_wait: OnceLock::new(),
@@ -219,12 +228,17 @@ impl Core {
     /// Covers the calling thread, which is about to block. Where this thread works for an engine, another
     /// thread takes over its work meanwhile.
     pub(crate) fn cover(&self) -> Cover {
-        Cover { _spare: self.pool.is_worker().then(|| self.pool.blocking()), _stand_in: Blocked::enter() }
+        Cover { _spare: self.pool.blocking(), _stand_in: Blocked::enter() }
     }
 
     /// Whether the calling thread runs operations of any kind: a worker of this engine, or a stand-in.
     pub(crate) fn runs_anything_here(&self) -> bool {
         self.pool.is_worker() || stand_in::is_one()
+    }
+
+    /// Whether the calling thread may run, in its wait, operations that need the shared lock.
+    pub(crate) fn may_run_bodies(&self) -> bool {
+        !self.has_large_stacks && self.on_wait.get().is_none_or(|hook| hook.may_run_bodies())
     }
 
     /// Fails when the wait hook ends the wait of the calling thread.

@@ -384,7 +384,7 @@ fn copied_after(
         return Ok((ImportedMemory { data: storage.data(), layout, storage, read_only: false }, Some(fence)));
     }
     if let Some(ready) = ready {
-        let _spare = core.pool.is_worker().then(|| core.pool.blocking());
+        let _spare = core.pool.blocking();
         ready.wait_timeout(None).unwrap_or(Ok(()))?;
     }
     Ok((copy_of(core, layout, *data)?, None))
@@ -454,7 +454,7 @@ pub(crate) fn copied(
     // SAFETY: both are row-major of one type and shape; the target is fresh and ours, and what is copied may be read. Both stay
     // until the fence has settled.
     unsafe { device.copy(&*queue, from, storage.data(), target.byte_len()) }?;
-    let _spare = core.pool.is_worker().then(|| core.pool.blocking());
+    let _spare = core.pool.blocking();
     queue.record()?.wait_timeout(None).unwrap_or(Ok(()))?;
     Ok((target, storage))
 }
@@ -486,7 +486,7 @@ fn copy_of(core: &Core, layout: &Layout, data: *const u8) -> Result<ImportedMemo
     let queue = device.create_queue()?;
     // The span may begin before the first element: strides can be negative.
     let before = data.addr() - span.start;
-    let _spare = core.pool.is_worker().then(|| core.pool.blocking());
+    let _spare = core.pool.blocking();
     // SAFETY: the layout is valid, so the span is inside the tensor's memory, which may be read; the staging is as long and
     // ours, and both stay until the fence has settled.
     unsafe { device.copy(&*queue, data.wrapping_sub(before), staging.ptr().as_ptr(), bytes) }?;

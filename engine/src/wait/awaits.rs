@@ -122,6 +122,7 @@ impl Awaited {
             core.end_caller_runs();
             stand_ins.want(&core);
         }
+        core.pool.leave_to_workers();
         let limit = (!context::is_notification()).then_some(core.lease_timeout);
         Self { core, what, ops, pins: None, stand_ins, limit, room: false, blocked: None, helps: false }
     }

@@ -16,6 +16,7 @@ use std::cell::OnceCell;
 use std::collections::HashSet;
 use std::fmt::Display;
 
+use estafette_devices::cpu::{Job, Turn};
 use estafette_graph::{OpId, Snapshot};
 use estafette_sync::sleeper::has_host;
 use estafette_sync::thread;
@@ -131,6 +132,18 @@ pub(crate) fn block<V: Clone + Delivered>(
     one_shot: &OneShot<V>,
     timeout: Option<Duration>,
 ) -> Result<V, Error> {
+    block_while(core, waiting, what, one_shot, timeout, true)
+}
+
+/// As [`block`]. Where `takes_turns` is false, the workers of an engine with a shared lock run the operations that need it.
+pub(crate) fn block_while<V: Clone + Delivered>(
+    core: &CoreRef,
+    waiting: &OpHandle,
+    what: &dyn Display,
+    one_shot: &OneShot<V>,
+    timeout: Option<Duration>,
+    takes_turns: bool,
+) -> Result<V, Error> {
     if let Some(value) = one_shot.get() {
         return Ok(value);
     }
@@ -145,6 +158,9 @@ pub(crate) fn block<V: Clone + Delivered>(
     let mut watch = Watch { op: waiting, what, deadline, held_since: None, collected: false };
     let _blocked = wait_for::enter(|| On::Op(waiting.clone()));
     let inside = context::current().is_some() || core.runs_anything_here();
+    // A spare worker covers a worker.
+    let takes_turns = takes_turns && helps && !core.runs_anything_here() && core.may_run_bodies();
+    let _waiting = takes_turns.then(|| core.pool.begin_wait());
     let mut needed = Needed::at_the_start(core, &mut watch, timeout)?;
     let mut relief = Relief::default();
     if !helps {
@@ -172,11 +188,12 @@ pub(crate) fn block<V: Clone + Delivered>(
             if helping.is_none() {
                 needed.want_stand_ins(&mut relief.stand_ins);
             }
-            if needed.help(helping, last_resort) {
+            if needed.help(helping, last_resort, takes_turns) {
                 core.check_raised()?;
                 continue;
             }
         }
+        core.pool.leave_to_workers();
         let now = Instant::now();
         if let (Some(deadline), Some(timeout)) = (deadline, timeout)
             && now >= deadline
@@ -222,7 +239,7 @@ pub(crate) fn block<V: Clone + Delivered>(
         if helps && needed.without_workers().next().is_some() {
             // Work that arrived before this thread listened has not woken the thread.
             sleep_until_work(one_shot, needed.without_workers(), wake, || {
-                let helped = needed.help(context::begin_help(), false);
+                let helped = needed.help(context::begin_help(), false, takes_turns);
                 if !helped {
                     cover.get_or_insert_with(|| core.cover());
                 }
@@ -356,6 +373,11 @@ impl Needed {
     /// the waiting thread itself runs what it needs, or has to know the engines that have something to run
     /// for it.
     fn at_the_start(core: &CoreRef, watch: &mut Watch<'_>, timeout: Option<Duration>) -> Result<Self, Error> {
+        let is_granted = || watch.op.is_granted() && watch.op.payload().kind.has_body();
+        if timeout.is_none() && context::current().is_none() && is_granted() {
+            // Nothing is in its way.
+            return Ok(Self::only(watch.op, true));
+        }
         let others = others_without_workers(core);
         let limit = match (others, core.has_no_workers()) {
             (true, _) => EVERYTHING,
@@ -368,9 +390,14 @@ impl Needed {
             Ok(Self::by(&Inspection::of(watch.op, limit), watch.op))
         } else {
             // An inspection could take longer than the wait.
-            let cores = SmallVec::from_iter([watch.op.payload().core.clone()]);
-            Ok(Self { ops: SmallVec::from_iter([watch.op.id()]), cores, too_many: false, complete: false })
+            Ok(Self::only(watch.op, false))
         }
+    }
+
+    /// `waiting` alone; `complete` where it needs nothing else.
+    fn only(waiting: &OpHandle, complete: bool) -> Self {
+        let cores = SmallVec::from_iter([waiting.payload().core.clone()]);
+        Self { ops: SmallVec::from_iter([waiting.id()]), cores, too_many: false, complete }
     }
 
     /// What `waiting` needs, according to an inspection.
@@ -400,19 +427,26 @@ impl Needed {
         has(op.id()) || op.payload().helped_op().is_some_and(has)
     }
 
-    /// Runs one needed, ready operation. Worker-only operations run only as the `last_resort`.
-    fn help(&self, helping: Option<Helping>, last_resort: bool) -> bool {
+    /// Runs one needed, ready operation. Worker-only operations run only as the `last_resort`, and those that need the shared lock also
+    /// where this thread `takes_turns` with the workers.
+    fn help(&self, helping: Option<Helping>, last_resort: bool, takes_turns: bool) -> bool {
         let Some(_helping) = helping else { return false };
         let job = self.cores.iter().filter(|core| core.pool.has_work()).find_map(|core| {
             let alone = core.has_no_workers();
-            core.pool.take_matching(|job| {
-                let helpable = alone || last_resort || job.0.payload().kind == Kind::Work;
+            let turn = if takes_turns { core.pool.take_turn() } else { None };
+            let job = core.pool.take_matching(|job| {
+                let kind = job.0.payload().kind;
+                let has_turn = kind == Kind::NeedsLock && turn.is_some();
+                let helpable = alone || last_resort || has_turn || kind == Kind::Work;
                 let needed = if self.too_many { alone } else { self.names(&job.0) };
                 helpable && needed
-            })
+            })?;
+            let turn = turn.filter(|_| job.needs_lock());
+            turn.iter().for_each(Turn::has_job);
+            Some((job, turn))
         });
         match job {
-            Some(job) => {
+            Some((job, _turn)) => {
                 run::execute_one(job.0);
                 true
             }

@@ -236,10 +236,12 @@ pub fn wait_any(ops: &[Op], tensors: &[Tensor], timeout: Option<Duration>) -> Re
     }
     let until = timeout.and_then(clock::deadline);
     let what = if waiting.len() == 1 { "a promise" } else { "one of several promises" };
+    // Another one may end while this thread would run the first.
+    let takes_turns = waiting.len() == 1;
     let mut outcome = Ok(());
     for (core, handle) in waiting {
         let left = until.map(|until| until.saturating_duration_since(Instant::now()));
-        outcome = blocking::block(core, &handle, &what, &woken.0, left);
+        outcome = blocking::block_while(core, &handle, &what, &woken.0, left, takes_turns);
         // Another one may still end.
         if !matches!(outcome, Err(Error::WouldDeadlock(_) | Error::LeaseHeld(_))) {
             return outcome;

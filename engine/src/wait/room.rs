@@ -122,6 +122,7 @@ impl CoreRef {
         }
         self.end_caller_runs();
         coalesced::wake_held_back();
+        self.pool.leave_to_workers();
         let _noted = (self.in_flight() > 0).then(|| WaitNoted::for_any("wait_all")).flatten();
         let _blocked = wait_for::enter(|| On::AnyOther);
         let _cover = self.cover();

@@ -40,7 +40,7 @@ impl<V, T> OpRef<V, T> {
     }
 
     /// Whether no access waits: the operation is granted, or over.
-    pub(crate) fn is_granted(&self) -> bool {
+    pub fn is_granted(&self) -> bool {
         self.as_block().is_granted()
     }
 

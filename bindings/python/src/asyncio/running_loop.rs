@@ -9,11 +9,17 @@ use crate::interpreter::once::{PyOnce, intern};
 
 thread_local! {
     static HAS_RUN: Cell<bool> = const { Cell::new(false) };
+    static RUNS: Cell<bool> = const { Cell::new(false) };
 }
 
 /// Whether this thread has called while it ran a loop.
 pub fn has_run_here() -> bool {
     HAS_RUN.get()
+}
+
+/// Whether a loop ran at the last call of [`get`] on this thread.
+pub fn ran_last() -> bool {
+    RUNS.get()
 }
 
 /// The running loop; `None` when there is none. Without a process that has imported asyncio there is none, and it is not
@@ -29,6 +35,7 @@ pub fn get(py: Python<'_>) -> PyResult<Option<Bound<'_, PyAny>>> {
         }
     };
     let running = Some(get.call0()?).filter(|running| !running.is_none());
+    RUNS.set(running.is_some());
     HAS_RUN.set(HAS_RUN.get() || running.is_some());
     Ok(running)
 }

@@ -60,6 +60,11 @@ impl WaitHook for Interrupts {
         guard::is_known_main() || running_loop::has_run_here()
     }
 
+    /// A function must not find itself in an event loop. Each wait has asked for that before.
+    fn may_run_bodies(&self) -> bool {
+        !running_loop::ran_last()
+    }
+
     fn has_raised(&self) -> bool {
         RAISED.with_borrow(Option::is_some)
     }
