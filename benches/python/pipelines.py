@@ -1,8 +1,8 @@
 """Whole pipelines of array libraries, by Estafette and by other means: `python benches/python/pipelines.py [OPTION...]`.
 
 Each pipeline runs as a plain loop, by a `ThreadPoolExecutor`, by `asyncio.to_thread`, by Dask's threads, and by Estafette. There each
-call is an operation: everything is submitted before anything is waited for, or asyncio has a bounded number of batches in flight. In one
-form a whole batch is one operation, which is what the thread pool is given. The libraries use one thread each. Every form computes the
+call is an operation: everything is submitted before anything is waited for, or asyncio has a bounded number of batches in flight, or each
+batch is waited for before the next one. In one form a whole batch is one operation, which is what the thread pool is given. The libraries use one thread each. Every form computes the
 same from the same input, which is checked. The forms take turns in one process, in an order that changes from round to round; a figure
 is the throughput as a multiple of the plain loop's in the same round.
 
@@ -207,6 +207,18 @@ def submitted(pipeline, batches, whole=False, **options):
     return results
 
 
+def one_by_one(pipeline, batches, **options):
+    with est.Engine(**options) as eng:
+        results = []
+        for number in range(batches):
+            promise = pipeline.submit(eng, number)
+            promise.wait()
+            results += values([promise])
+        del promise
+        getattr(pipeline, "tensors", {}).clear()
+    return results
+
+
 def awaited(pipeline, batches, **options):
     async def main():
         async with est.Engine(**options) as eng:
@@ -230,6 +242,7 @@ FORMS = {
     "Dask, 2 threads": dask_threads,
     "Estafette": submitted,
     "Estafette, asyncio": awaited,
+    "Estafette, one batch at a time": one_by_one,
     "Estafette, a batch an operation": functools.partial(submitted, whole=True),
     "Estafette, 1 worker": functools.partial(submitted, workers=1),
 }

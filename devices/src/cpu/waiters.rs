@@ -15,8 +15,9 @@ use estafette_sync::time::Duration;
 const IN_A_ROW: i32 = 8;
 /// After a job that was left in vain, so many further waits are needed.
 const PENALTY: i32 = 64;
-/// A wait is at once if it begins within this after the submission, in nanoseconds.
-const AT_ONCE_NS: u64 = 20_000;
+/// A wait is at once if it begins within this after the submission, in nanoseconds. A thread submits a few more operations meanwhile, which
+/// come behind the first.
+const AT_ONCE_NS: u64 = 50_000;
 /// How long a job is left at least. The worker that stands by sleeps for so long at a time.
 pub(super) const OVERDUE: Duration = Duration::from_millis(1);
 

@@ -427,11 +427,11 @@ impl Needed {
         has(op.id()) || op.payload().helped_op().is_some_and(has)
     }
 
-    /// Runs one needed, ready operation. Worker-only operations run only as the `last_resort`, and those that need the shared lock also
-    /// where this thread `takes_turns` with the workers.
+    /// Runs a needed, ready operation, and needed ones that it makes ready in turn. Worker-only operations run only as the `last_resort`, and
+    /// those that need the shared lock also where this thread `takes_turns` with the workers.
     fn help(&self, helping: Option<Helping>, last_resort: bool, takes_turns: bool) -> bool {
         let Some(_helping) = helping else { return false };
-        let job = self.cores.iter().filter(|core| core.pool.has_work()).find_map(|core| {
+        let found = self.cores.iter().filter(|core| core.pool.has_work()).find_map(|core| {
             let alone = core.has_no_workers();
             let turn = if takes_turns { core.pool.take_turn() } else { None };
             let job = core.pool.take_matching(|job| {
@@ -443,15 +443,23 @@ impl Needed {
             })?;
             let turn = turn.filter(|_| job.needs_lock());
             turn.iter().for_each(Turn::has_job);
-            Some((job, turn))
+            Some((core, job, turn))
         });
-        match job {
-            Some((job, _turn)) => {
-                run::execute_one(job.0);
-                true
-            }
-            None => false,
-        }
+        let Some((core, job, _turn)) = found else { return false };
+        let Some(lock) = core.pool.shared_lock().filter(|_| job.needs_lock()) else {
+            run::execute_one(job.0);
+            return true;
+        };
+        // As a worker does: the lock is taken once for several.
+        let mut job = Some(job);
+        let follows = |next: &OpGranted| {
+            next.payload().kind == Kind::NeedsLock && self.names(next) && core.check_raised().is_ok()
+        };
+        lock.hold(&mut || {
+            job.take().into_iter().for_each(|job| run::execute_while(job.0, follows));
+            false
+        });
+        true
     }
 }
 
