@@ -243,8 +243,8 @@ pub(super) fn redeem(
     builder.receive(move |completion| {
         notify(asked_for(ticket, until_held), move |(answer, until_held)| match answer {
             Ok(given) => given.produce(completion, site),
-            // On this machine it has died, or has never been.
-            Err(Error::Device(error)) if error.kind() == DeviceErrorKind::PeerDied && !reach.is_empty() => {
+            // On this machine it has died, or has never been. A death that it tells of has no number.
+            Err(Error::Device(error)) if error.process().is_some() && !reach.is_empty() => {
                 network::fetch(&reach, process, secret, until_held, completion, site);
             }
             Err(error) => completion.produce(Err(Box::new(error))),
