@@ -419,7 +419,9 @@ fn take_over(
     // SAFETY: the elements are inside of the segment, which is mapped until the end; its owner leaves them alone between the fence and
     // the answer that the end gives, and for writing lends them to this process alone.
     let managed = unsafe { export(&layout, data, flags, Abi::Versioned, end) };
-    let origin = || address.map(|address| RemoteOrigin { address: address.clone(), process, share });
+    let origin = || {
+        address.map(|address| RemoteOrigin { address: address.clone(), process, share, peer: link.peer() })
+    };
     let loan = if is_writable { Some(Loan::ForWriting(failure)) } else { origin().map(Loan::ForReading) };
     Ok(Elsewhere { managed, loan, ready, key, process })
 }

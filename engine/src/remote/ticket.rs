@@ -441,7 +441,7 @@ async fn give_later(link: Weak<RawLink>, number: [u8; 8], export: Arc<Export>) -
     let connected = || link.upgrade().ok_or_else(|| Error::invalid("the other process has left"));
     match export.shown.get().expect("known when it is ready") {
         Shown::Here(place) => hand_over(&*connected()?, &number, Arc::clone(&export), place).await,
-        Shown::Elsewhere(RemoteOrigin { address, process, share }, _) => {
+        Shown::Elsewhere(RemoteOrigin { address, process, share, .. }, _) => {
             let answer = Owner::ask(address, *process, Request::PassOn(*share), None).await.0?;
             let Answer::Ticket(ticket, received) = answer else {
                 return Err(Error::invalid(format!("process {process} gave what it was not asked for")));
