@@ -88,17 +88,28 @@ impl Engine {
     /// A link to the process with a door at `address`.
     ///
     /// # Errors
-    /// [`Error::Device`] if nothing is there any more, or the system refuses.
+    /// [`Error::Device`] if nothing is there any more, or the system refuses; [`Error::Shutdown`].
     pub async fn connect(&self, address: &Address) -> Result<Link, Error> {
+        self.check_usable()?;
         Ok(Link::new(self, RawLink::connect(address).await?))
     }
 
     /// The next link that another process has made to `door`.
     ///
     /// # Errors
-    /// [`Error::Device`] if the system refuses.
+    /// [`Error::Device`] if the system refuses; [`Error::Shutdown`].
     pub async fn accept(&self, door: &Door) -> Result<Link, Error> {
+        self.check_usable()?;
         Ok(Link::new(self, door.accept().await?))
+    }
+
+    /// Whether the engine may be given tensors, for bindings, which open doors for one engine.
+    ///
+    /// # Errors
+    /// [`Error::Shutdown`], [`Error::Forked`].
+    #[doc(hidden)]
+    pub fn check_usable(&self) -> Result<(), Error> {
+        self.core().check_usable()
     }
 }
 
@@ -408,7 +419,9 @@ fn take_over(
     // SAFETY: the elements are inside of the segment, which is mapped until the end; its owner leaves them alone between the fence and
     // the answer that the end gives, and for writing lends them to this process alone.
     let managed = unsafe { export(&layout, data, flags, Abi::Versioned, end) };
-    let origin = || address.map(|address| RemoteOrigin { address: address.clone(), process, share });
+    let origin = || {
+        address.map(|address| RemoteOrigin { address: address.clone(), process, share, peer: link.peer() })
+    };
     let loan = if is_writable { Some(Loan::ForWriting(failure)) } else { origin().map(Loan::ForReading) };
     Ok(Elsewhere { managed, loan, ready, key, process })
 }

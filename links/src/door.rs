@@ -121,7 +121,8 @@ impl Link {
     /// Nothing is there any more, or it acts for another user; those of the system.
     pub async fn connect(address: &Address) -> Result<Self, LinkError> {
         let hub = Hub::get()?;
-        let socket = Socket::connect(&address.0).map_err(LinkError::system("connecting to a door"))?;
+        let system = |error| LinkError::system(format!("connecting to the door at {address}"))(error);
+        let socket = Socket::connect(&address.0).map_err(system)?;
         let arrived = Arc::new(Mailbox::default());
         hub.greet(socket, Arc::clone(&arrived), hub::Side::Connects)?;
         arrived.take().await

@@ -1,3 +1,4 @@
+use std::borrow::Cow;
 use std::io;
 
 use estafette_devices::{DeviceError, DeviceErrorKind};
@@ -45,7 +46,7 @@ pub enum LinkError {
     #[error("{what}: {error}")]
     System {
         /// What was asked of it.
-        what: &'static str,
+        what: Cow<'static, str>,
         /// What it said.
         #[source]
         error: io::Error,
@@ -56,8 +57,8 @@ pub enum LinkError {
 }
 
 impl LinkError {
-    pub(crate) fn system(what: &'static str) -> impl FnOnce(io::Error) -> Self {
-        move |error| Self::System { what, error }
+    pub(crate) fn system(what: impl Into<Cow<'static, str>>) -> impl FnOnce(io::Error) -> Self {
+        move |error| Self::System { what: what.into(), error }
     }
 
     /// Whether this process or machine has too little of something.

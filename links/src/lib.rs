@@ -79,6 +79,6 @@ pub use self::{
     arena::Arena,
     door::{Address, Door, secret},
     error::LinkError,
-    link::{Link, Received},
+    link::{Link, Peer, Received},
     segment::{PeerDeviceSegment, PeerSegment, Seen, Segment},
 };

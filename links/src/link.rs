@@ -431,6 +431,11 @@ impl Link {
         self.shared.process()
     }
 
+    /// What is known of the peer.
+    pub fn peer(&self) -> Peer {
+        Peer(Arc::clone(&self.shared))
+    }
+
     /// Polls the futures that wait for this link again: for who has another reason to end them.
     #[doc(hidden)]
     pub fn wake(&self) {
@@ -579,6 +584,17 @@ impl Link {
                 return Ok(None);
             }
         }
+    }
+}
+
+/// What is known of the process at the other end of a link, for longer than the link is kept.
+#[derive(Clone, Debug)]
+pub struct Peer(Arc<Shared>);
+
+impl Peer {
+    /// Whether it has closed the link or died, or has broken the protocol.
+    pub fn has_ended(&self) -> bool {
+        self.0.check().is_err()
     }
 }
 

@@ -600,6 +600,34 @@ def test_delay_and_loss_lose_nothing_and_nobody_is_suspected(machines):
     consumer.end()
 
 
+def test_an_agent_is_left_alone_once_the_destructors_of_nixl_may_run(machines):
+    """At the end of the owner, as its consumer ends too."""
+    owner, consumer = machines.both(
+        """
+        import ctypes
+        libc = ctypes.CDLL(None)
+        # Registered before NIXL is loaded, so called after it is gone: the exit is seen, and goes on later.
+        for handler, argument in ((libc.usleep, 2_000_000), (libc.close, 1)):
+            libc.__cxa_atexit(handler, ctypes.c_void_p(argument), None)
+        x = eng.zeros(4, "float64")
+        fill(x, 7.0)
+        ticket(x, once=True)
+        told()
+        """,
+        READER,
+    )
+    consumer.write(owner.read())
+    assert consumer.read() == "7.0 7.0"
+    owner.process.stdin.close()
+    assert owner.process.stdout.read() == ""
+    folder = f"/proc/{owner.pid}/fd"
+    before = os.listdir(folder)
+    consumer.end()
+    time.sleep(0.5)
+    assert os.listdir(folder) == before
+    owner.end()
+
+
 @far
 @pytest.mark.parametrize("dies", ["owner", "consumer"])
 def test_a_death_behind_delay_and_loss_is_known(machines, dies):

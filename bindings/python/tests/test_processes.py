@@ -267,26 +267,53 @@ def test_the_death_of_a_consumer_ends_its_leases(eng, np, other):
         peer.link.send(x)
 
 
-def test_a_failure_crosses_with_its_text(eng, np, other):
+@pytest.mark.parametrize("by", ["link", "ticket"])
+def test_a_failure_crosses_with_its_text_and_the_name_of_its_operation(eng, np, other, by):
     peer = other(
         eng,
         """
-        x = link.receive(60)
+        ticket = sys.stdin.readline()
+        x = eng.from_ticket(bytes.fromhex(ticket)) if ticket.strip() else link.receive(60)
         try:
             x.wait(60)
         except est.EstafetteError as error:
-            print(error, flush=True)
+            print(error.operation, error, flush=True)
         """,
     )
     x = eng.zeros(3, "int64", shared=True)
     eng.submit(lambda x: 1 // 0, writes=[x], name="divide")
-    peer.link.send(x)
+    if by == "link":
+        peer.link.send(x)
+        peer.write("")
+    else:
+        ticket = x.ticket()
+        peer.write(bytes(ticket).hex())
     text = peer.read()
-    assert text.startswith("operation `divide` (op ") and "ZeroDivisionError" in text
+    assert text.startswith("divide operation `") and "operation `divide` (op " in text and "ZeroDivisionError" in text
     assert text.endswith(f" (in process {os.getpid()})")
     with pytest.raises(est.OperationError):
         x.wait()
     assert peer.ended_well()
+
+
+def test_a_death_is_known_to_a_third_process_that_waits_for_what_depended_on_it(eng, np, other):
+    owner = other(eng, "x = eng.zeros(3, 'int64'); eng.submit(lambda x: time.sleep(60), writes=[x]); link.send(x); sys.stdin.readline()")
+    x, y = owner.link.receive(60), eng.zeros(3, "int64", shared=True)
+    eng.submit(lambda x, y: np.copyto(y, x), [x], [y], using=np.from_dlpack)
+    reader = other(
+        eng,
+        """
+        y = link.receive(60)
+        try:
+            y.wait(60)
+        except est.OperationError as error:
+            print(repr(error.__cause__), flush=True)
+        """,
+    )
+    reader.link.send(y)
+    owner.kill()
+    assert f"PeerDiedError('process {owner.process.pid} died (in process {os.getpid()})'" in reader.read()
+    assert reader.ended_well()
 
 
 class TestEventLoops:
@@ -525,12 +552,52 @@ class TestBadInput:
             eng.connect(address)
 
     def test_a_door_that_is_not_there(self, eng):
-        with pytest.raises(est.DeviceError, match="connecting to a door"):
+        with pytest.raises(est.DeviceError, match=f"connecting to the door at estafette-{'0' * 32}: "):
             eng.connect("estafette-" + "0" * 32)
         with eng.door() as door:
             pass
         with pytest.raises(est.InvalidError, match="closed"):
             door.accept()
+
+    def test_an_engine_that_is_shut_down_makes_no_door_and_no_link(self, eng):
+        shut = est.Engine(workers=1)
+        door = shut.door()
+        shut.shutdown()
+        with eng.door() as other:
+            for refused in (shut.door, door.accept, *(lambda make=make: make(other.address) for make in (shut.connect, shut.connect_async))):
+                with pytest.raises(est.ShutdownError):
+                    refused()
+            with pytest.raises(TimeoutError):
+                other.accept(0)
+
+    def test_a_tensor_for_writing_beyond_the_limit_of_a_link_says_what_to_do(self):
+        program = """
+        import resource, threading, time
+        import estafette as est
+
+        resource.setrlimit(resource.RLIMIT_NOFILE, (4096, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
+        eng = est.Engine(workers=1)
+        with eng.door() as door:
+            made = []
+            thread = threading.Thread(target=lambda: made.append(eng.connect(door.address)))
+            thread.start()
+            link = door.accept(60)
+            thread.join()
+        kept = [eng.zeros(1, "int8", shared="write") for _ in range(1025)]
+        for x in kept[:-1]:
+            link.send(x, access="write")
+            made[0].receive(60)
+        while True:
+            try:
+                link.send(kept[-1], access="write")
+                break
+            except est.InvalidError as error:
+                print(error)
+            del kept[:-1]
+            time.sleep(0.01)
+        """
+        text, _ = run_program(program)
+        assert "shows 1024 segments" in text and "let go of such tensors, or make another link" in text
 
     def test_bytes_that_are_no_ticket(self, eng):
         for wrong in (b"", b"estafette", bytes(62)):

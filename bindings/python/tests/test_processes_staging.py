@@ -168,6 +168,33 @@ def test_what_is_passed_on_is_kept_by_its_owner_when_the_process_between_is_dead
     assert np.from_dlpack(x).tolist() == [8, 8, 8]
 
 
+@pytest.mark.parametrize("end", ["killed", "in good order"])
+def test_what_was_ready_is_passed_on_as_a_copy_once_its_owner_has_ended(eng, np, other, end):
+    owner = other(eng, "x = eng.zeros(3, 'int64'); link.send(x); sys.stdin.readline(); link.close()")
+    reader = other(
+        eng,
+        """
+        x, y = link.receive(60), eng.from_ticket(bytes.fromhex(sys.stdin.readline()))
+        print(np.from_dlpack(x).tolist(), np.from_dlpack(y).tolist(), flush=True)
+        """,
+    )
+    x = owner.link.receive(60).result(60)
+    if end == "killed":
+        owner.kill()
+        with pytest.raises(est.PeerDiedError):
+            owner.link.receive(60)
+    else:
+        owner.write("end")
+        assert owner.link.receive(60) is None
+        assert owner.ended_well()
+    before = copied(eng)
+    reader.link.send(x)
+    reader.write(bytes(x.ticket(once=True)).hex())
+    assert reader.read() == "[0, 0, 0] [0, 0, 0]"
+    assert copied(eng) - before == 48
+    assert reader.ended_well()
+
+
 class TestWriting:
     def test_what_the_other_process_writes_is_the_next_version(self, eng, np, other):
         peer = other(

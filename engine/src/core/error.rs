@@ -212,6 +212,9 @@ pub enum FailureKind {
     Result,
 }
 
+/// What the text of a failure begins with; the name follows.
+const OPERATION: &str = "operation `";
+
 impl OperationError {
     pub(crate) fn new(
         operation: &crate::core::operation::Name,
@@ -229,9 +232,11 @@ impl OperationError {
         Self(Arc::new(Failure { operation: operation.to_cow(), id, kind, message, source, heard }))
     }
 
-    /// Name of the operation that failed first.
+    /// Name of the operation that failed first, which may be one of another process.
     pub fn operation(&self) -> &str {
-        &self.0.operation
+        // A failure of another process has come as its text, which `Display` has made there.
+        let elsewhere = self.0.message.strip_prefix(OPERATION).filter(|_| self.kind() == FailureKind::Device);
+        elsewhere.and_then(|text| text.split_once("` (")).map_or(&*self.0.operation, |(name, _)| name)
     }
 
     /// Identity of that operation, as in traces and diagnoses.
@@ -253,6 +258,12 @@ impl OperationError {
     #[doc(hidden)]
     pub fn source_error(&self) -> Option<&(dyn std::error::Error + Send + Sync + 'static)> {
         self.0.source.as_deref().map(|source| &**source)
+    }
+
+    /// Whether another process has died that was to make the data.
+    fn is_of_a_death(&self) -> bool {
+        let device = self.source_error().and_then(|source| source.downcast_ref::<DeviceError>());
+        device.is_some_and(|error| error.kind() == DeviceErrorKind::PeerDied)
     }
 
     pub(crate) fn heard(&self) -> &Arc<Heard> {
@@ -292,7 +303,7 @@ impl fmt::Display for OperationError {
         if self.0.id == OpId::new(0) {
             let message = &self.0.message;
             // What failed in another process names its operation, and a link that ended the process.
-            let is_named = ["operation `", "process "].iter().any(|name| message.starts_with(name));
+            let is_named = [OPERATION, "process "].iter().any(|name| message.starts_with(name));
             return if is_named {
                 f.write_str(message)
             } else {
@@ -300,7 +311,7 @@ impl fmt::Display for OperationError {
             };
         }
         let name = shown(&self.0.operation);
-        write!(f, "operation `{name}` ({}) {verb}: {}", self.0.id, self.0.message)
+        write!(f, "{OPERATION}{name}` ({}) {verb}: {}", self.0.id, self.0.message)
     }
 }
 
@@ -349,12 +360,15 @@ impl fmt::Display for LeaseHeld {
 
 /// The error of a fence for an error of the engine.
 pub(crate) fn device_error(error: Error) -> DeviceError {
-    match error {
-        Error::Device(error) => error,
-        Error::Cancelled(_) => DeviceError::new(DeviceErrorKind::Cancelled, error.full_text()),
-        Error::Invalid(_) => DeviceError::new(DeviceErrorKind::Invalid, error.full_text()),
-        _ => DeviceError::new(DeviceErrorKind::Other, error.full_text()),
-    }
+    let kind = match &error {
+        Error::Device(error) => return error.clone(),
+        Error::Cancelled(_) => DeviceErrorKind::Cancelled,
+        Error::Invalid(_) => DeviceErrorKind::Invalid,
+        // So that a third process learns of it, and may compute again what the dead one has promised.
+        Error::Failed(failure) if failure.is_of_a_death() => DeviceErrorKind::PeerDied,
+        _ => DeviceErrorKind::Other,
+    };
+    DeviceError::new(kind, error.full_text())
 }
 
 #[cfg(test)]

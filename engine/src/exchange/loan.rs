@@ -3,7 +3,7 @@
 use std::sync::{Arc, OnceLock};
 
 use estafette_devices::DeviceError;
-use estafette_links::Address;
+use estafette_links::{Address, Peer};
 
 /// Memory of another process, as this process has it.
 pub(crate) enum Loan {
@@ -21,4 +21,5 @@ pub(crate) struct RemoteOrigin {
     pub(crate) process: u32,
     /// What the owner calls the use by this process.
     pub(crate) share: u64,
+    pub(crate) peer: Peer,
 }

@@ -4,7 +4,7 @@
 //! |---|---|
 //! | shared memory of this process, of the host or a device | the memory, under a read lease |
 //! | other memory of this process | a copy in shared memory of its device, or else of the host, made under a read lease that ends with it |
-//! | memory of another process | nothing: that process is asked, and shows the memory itself |
+//! | memory of another process | nothing: that process is asked, and shows the memory itself; once it has ended, a copy as above |
 //!
 //! Where the tensor has no memory yet, the read lease takes its place in the order at once, and the rest follows when it is granted.
 
@@ -179,7 +179,10 @@ fn show(
 ) -> Result<(Shown, Option<Arc<Storage>>), Error> {
     let Definition { layout, data, .. } = definition;
     if copy != Some(true) {
-        if let Some(Loan::ForReading(origin)) = definition.storage.loan() {
+        // A process that has ended shows nothing more. What it had shown is copied.
+        if let Some(Loan::ForReading(origin)) = definition.storage.loan()
+            && !origin.peer.has_ended()
+        {
             return Ok((Shown::Elsewhere(origin.clone(), tensor.clone()), None));
         }
         let shared = || match layout.device() {

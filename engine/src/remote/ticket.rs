@@ -243,8 +243,8 @@ pub(super) fn redeem(
     builder.receive(move |completion| {
         notify(asked_for(ticket, until_held), move |(answer, until_held)| match answer {
             Ok(given) => given.produce(completion, site),
-            // On this machine it has died, or has never been.
-            Err(Error::Device(error)) if error.kind() == DeviceErrorKind::PeerDied && !reach.is_empty() => {
+            // On this machine it has died, or has never been. A death that it tells of has no number.
+            Err(Error::Device(error)) if error.process().is_some() && !reach.is_empty() => {
                 network::fetch(&reach, process, secret, until_held, completion, site);
             }
             Err(error) => completion.produce(Err(Box::new(error))),
@@ -441,7 +441,7 @@ async fn give_later(link: Weak<RawLink>, number: [u8; 8], export: Arc<Export>) -
     let connected = || link.upgrade().ok_or_else(|| Error::invalid("the other process has left"));
     match export.shown.get().expect("known when it is ready") {
         Shown::Here(place) => hand_over(&*connected()?, &number, Arc::clone(&export), place).await,
-        Shown::Elsewhere(RemoteOrigin { address, process, share }, _) => {
+        Shown::Elsewhere(RemoteOrigin { address, process, share, .. }, _) => {
             let answer = Owner::ask(address, *process, Request::PassOn(*share), None).await.0?;
             let Answer::Ticket(ticket, received) = answer else {
                 return Err(Error::invalid(format!("process {process} gave what it was not asked for")));

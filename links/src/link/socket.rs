@@ -278,7 +278,8 @@ impl Link {
         let unused = shown.free.last().copied().or(next);
         let Some(number) = known.map(|(number, _)| number).or(unused) else {
             return Err(LinkError::Invalid(format!(
-                "more than {SEGMENTS} segments on one link at a time, and a tensor that is shared for writing has one of its own"
+                "a link shows {SEGMENTS} segments at a time, of which each tensor that is shared for writing has one of its own: let go of \
+                 such tensors, or make another link"
             )));
         };
         let missed = shared.peer.missed(number);

@@ -7,11 +7,13 @@ use std::net::{TcpListener, TcpStream};
 
 use estafette_devices::DeviceError;
 use estafette_sync::essential::essential;
+use estafette_sync::platform::exit;
 use estafette_sync::process::Generation;
-use estafette_sync::sync::Mutex;
+use estafette_sync::rundown::Rundown;
+use estafette_sync::sync::{Mutex, OnceLock};
 use estafette_sync::thread;
 use estafette_sync::time::{Duration, Instant};
-use estafette_sync::{daemon, per_process, stack};
+use estafette_sync::{daemon, per_process, stack, statics};
 
 use super::guest::Guest;
 use super::host::{Asked, Host, Over};
@@ -30,11 +32,18 @@ const GUESTS_MAX: usize = 1024;
 const LOOKS: u32 = 100;
 /// A nap: within it about as many bytes come as a socket holds.
 const NAP: Duration = Duration::from_micros(20);
+/// How long the exit of the process waits for a turn that is under way.
+const GRACE: Duration = Duration::from_secs(1);
 /// Time between two looks while a connection has no room.
 const ROOM_TIME: Duration = Duration::from_millis(5);
 
 per_process! {
     static NETWORK: Single<Network> = Mutex::new(None);
+}
+
+statics! {
+    /// [`at_exit`] is registered.
+    static IS_ARRANGED: OnceLock<()> = OnceLock::new();
 }
 
 /// What runs foreign code. It is called between two looks, when nothing is borrowed.
@@ -53,6 +62,8 @@ pub(super) struct Network {
     pub(super) poll: Poll,
     waker: Waker,
     commands: Mutex<Vec<Command>>,
+    /// Turns of the thread are its uses. Closed when the process exits.
+    turns: Rundown,
     generation: Generation,
 }
 
@@ -74,7 +85,8 @@ impl Network {
         let system = || LinkError::system("starting to wait for other machines");
         let (poll, waker) = (Poll::new().map_err(system())?, Waker::new().map_err(system())?);
         poll.add(waker.descriptor(), WAKER).map_err(system())?;
-        Ok(Self { poll, waker, commands: Mutex::default(), generation: Generation::current() })
+        let (commands, turns) = (Mutex::default(), Rundown::new());
+        Ok(Self { poll, waker, commands, turns, generation: Generation::current() })
     }
 
     pub(super) fn command(&self, command: Command) {
@@ -89,7 +101,17 @@ impl Network {
 /// An agent with a name that no other one has.
 pub(super) fn new_agent() -> Result<Agent, NixlError> {
     let digits = secret().unwrap_or_default().into_iter().flat_map(|byte| format!("{byte:02x}").into_bytes());
-    Agent::new(&CString::new(digits.collect::<Vec<u8>>()).expect("digits are not zero"))
+    let agent = Agent::new(&CString::new(digits.collect::<Vec<u8>>()).expect("digits are not zero"))?;
+    // By now NIXL and UCX have registered what destroys their statics; it runs after what is registered later.
+    IS_ARRANGED.get_or_init(|| exit::at_exit(at_exit));
+    Ok(agent)
+}
+
+/// The thread calls NIXL no more: its statics are destroyed next. A peer may end at the same time, and its agent be destroyed.
+extern "C" fn at_exit() {
+    if let Some(network) = Network::known() {
+        let _ = network.turns.close(GRACE);
+    }
 }
 
 struct State {
@@ -121,6 +143,10 @@ impl State {
             let is_busy = self.guests.values().any(Guest::is_busy) || self.hosts.values().any(Host::is_busy);
             let timeout = self.timeout(is_busy, due, now);
             let tokens = self.network.poll.wait(timeout).expect("a set of descriptors can be waited for");
+            if !self.network.turns.enter() {
+                // The process exits. Agents stay as they are.
+                return std::mem::forget(self);
+            }
             let now = Instant::now();
             if tokens.contains(&WAKER) {
                 self.network.waker.clear();
@@ -136,6 +162,7 @@ impl State {
             if is_busy {
                 self.progress(now);
             }
+            self.network.turns.leave();
             std::mem::take(&mut self.ends).into_iter().for_each(|end| end());
         }
     }

@@ -66,7 +66,7 @@ class _Plugin(WorkerPlugin):
 
     def transition(self, key: Any, start: str, finish: str, **_keywords: Any) -> None:
         value = self._worker.data.get(key) if finish == "memory" else None
-        if isinstance(value, Tensor) and not value.is_ready():
+        if isinstance(value, Tensor):
             value.add_done_callback(functools.partial(self._is_done, key))
 
     def _is_done(self, key: Any, tensor: Tensor) -> None:
@@ -78,10 +78,16 @@ class _Plugin(WorkerPlugin):
         if error is not None:
             self._worker.loop.add_callback(self._drop, key, tensor)
 
-    def _drop(self, key: Any, tensor: Tensor) -> None:
+    def _drop(self, key: Any, tensor: Tensor, begun: frozenset[Any] = frozenset()) -> None:
         """Gives the worker's copy up. To Dask it is a value; without a copy anywhere the scheduler has it computed again."""
-        if self._worker.data.get(key) is tensor:
+        if self._worker.data.get(key) is not tensor:
+            return
+        # A task that begins takes its inputs in the next turn of the loop; without them it would fail with a `KeyError`.
+        now = frozenset(task for task in self._worker.state.tasks[key].dependents if task.state in ("executing", "long-running"))
+        if now <= begun:
             self._worker.handle_stimulus(FreeKeysEvent(keys=[key], stimulus_id=f"estafette-peer-died-{time.time()}"))
+        else:
+            self._worker.loop.add_callback(self._drop, key, tensor, now)
 
 
 def _is_on_this_machine(context: Mapping[str, Any] | None) -> bool:

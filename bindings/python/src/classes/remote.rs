@@ -164,7 +164,7 @@ pub struct PyDoor {
 
 impl PyDoor {
     pub fn open(py: Python<'_>, engine: &EngineHandle) -> PyResult<Self> {
-        engine.engine(py)?;
+        engine.engine(py)?.check_usable().or_raise(py)?;
         let door = guard::detach(py, Door::open).or_raise(py)?;
         let address = door.address().to_string();
         Ok(Self { door: Open::new(door), address, engine: engine.clone() })
@@ -266,6 +266,7 @@ impl PyLink {
     ) -> PyResult<impl Future<Output = Result<Link, Error>> + Send + 'static + use<>> {
         let address = Address::from_bytes(address.as_bytes()).or_raise(py)?;
         let engine = engine.engine(py)?.clone();
+        engine.check_usable().or_raise(py)?;
         Ok(async move { engine.connect(&address).await })
     }
 
