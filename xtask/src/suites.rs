@@ -24,7 +24,7 @@ pub struct Model {
     /// The checker; its cfg is `estafette_` and this name.
     pub checker: &'static str,
     /// Their packages: arguments for cargo. They are the same for all models of a checker, as cargo turns on the features that the
-    /// named packages ask for together.
+    /// named packages ask for together; those of [`SHUTTLE`] without models ask for what [`TESTED`] does.
     pub packages: &'static str,
     /// Which of their targets.
     pub place: &'static [&'static str],
@@ -32,7 +32,8 @@ pub struct Model {
 
 const LOOM: &str = "--package estafette-sync --package estafette-graph --package estafette-devices --package estafette-links \
     --package estafette --no-default-features --features estafette-graph/reduction";
-const SHUTTLE: &str = "--package estafette-devices --package tests";
+const SHUTTLE: &str =
+    "--package estafette-devices --package tests --package estafette-c --package estafette-gpu-suite";
 
 /// Every place with models.
 pub const MODELS: &[Model] = &[
@@ -44,14 +45,20 @@ pub const MODELS: &[Model] = &[
 pub const SIMULATION: Model =
     Model { checker: "shuttle", packages: SHUTTLE, place: &["--test", "simulation"] };
 
+/// Has cargo compile the packages of the workspace by that script of `xtask/rustc`. What they depend on is compiled without it, and so no
+/// second time. Cargo tells apart what different scripts have compiled, but for the finished programs and libraries, which get a folder.
+pub fn compiled_by(script: &str, target: &Path, mut command: Command) -> Command {
+    command.env("RUSTC_WORKSPACE_WRAPPER", shell::root().join("xtask/rustc").join(script));
+    command.env("CARGO_TARGET_DIR", target.join(script)).env("CARGO_BUILD_BUILD_DIR", target);
+    command
+}
+
 impl Model {
-    /// A cargo command on these models. Its flags rebuild everything, so each checker has a target folder of its own.
+    /// A cargo command on these models.
     pub fn cargo(&self, target: &Path, first: &[&str], rest: &[&str]) -> Command {
         let packages: Vec<&str> = self.packages.split_whitespace().collect();
         let arguments = [first, &packages, self.place, rest].concat();
-        let mut command = shell::cargo(&target.join(self.checker), &arguments);
-        command.env("RUSTFLAGS", format!("--cfg estafette_{}", self.checker));
-        command
+        compiled_by(&format!("estafette_{}", self.checker), target, shell::cargo(target, &arguments))
     }
 }
 
@@ -76,9 +83,10 @@ const CHECKED: &[&str] =
 const PYTHON_HALVES: [&str; 2] = ["*/test_[a-h]*", "*/test_[!a-h]*"];
 
 /// Tests that meet the platform: fences of both sides, forks, clocks, libraries, memory and threads of the host. They are built without
-/// optimization, as most of their time is the compiler's.
+/// optimization, as most of their time is the compiler's. The last two packages ask for the features of dependencies that [`TESTED`] does.
 const PORTABLE: &str = "test --config profile.dev.opt-level=0 --no-fail-fast \
     --package estafette-sync --package estafette-devices --package estafette --package tests \
+    --package estafette-c --package estafette-gpu-suite \
     --lib --test pool --test fork --test conformance --test leases --test process --test shutdown --test trace --test waiting";
 
 pub struct Suite {

@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use super::{CHECKED, Context, MODELS, PORTABLE, TESTED};
+use super::{CHECKED, Context, MODELS, PORTABLE, TESTED, compiled_by};
 use crate::python::BORROWED;
 use crate::{fuzz, shell};
 
@@ -63,11 +63,9 @@ pub(super) fn candle(target: &Path, which: &str) -> Command {
     cargo(&target.join("candle"), &config, &package)
 }
 
-/// Its flags rebuild everything.
 pub(super) fn portable(target: &Path) -> Command {
-    let mut tests = cargo(&target.join("portable"), &PORTABLE.split_whitespace().collect::<Vec<_>>(), &[]);
-    tests.env("RUSTFLAGS", "--cfg estafette_portable");
-    tests
+    let tests = cargo(target, &PORTABLE.split_whitespace().collect::<Vec<_>>(), &[]);
+    compiled_by("estafette_portable", target, tests)
 }
 
 /// Links with hostile peers, instrumented. The stable compiler has the sanitizer and its runtime, and leaves the flag to nightly ones;
