@@ -44,7 +44,7 @@ pub fn run(options: &Options) -> Result<bool, String> {
         return Err("--input needs one target".into());
     }
     let target = shell::target()?;
-    shell::run(build(&target)?)?;
+    shell::run(build(&target, options.seconds > 0)?)?;
     let (target, host) = (target.join("fuzz"), host()?);
     let program = target.join(&host).join("checked/fuzz");
     let mut failed = Vec::new();
@@ -63,10 +63,13 @@ pub fn run(options: &Options) -> Result<bool, String> {
 }
 
 /// Builds the targets, into a folder of their own. With a target triple, so that build scripts, which have no libFuzzer, are not
-/// instrumented.
-pub fn build(target: &Path) -> Result<Command, String> {
+/// instrumented. What reads recordings takes a minute to optimize, which only a search for new inputs is worth.
+pub fn build(target: &Path, search: bool) -> Result<Command, String> {
     let arguments = ["build", "--profile", "checked", "--package", "tests", "--bin", "fuzz"];
     let mut command = shell::cargo(&target.join("fuzz"), &arguments);
+    if search {
+        command.args(["--config", "profile.checked.package.estafette-report.opt-level=3"]);
+    }
     command.args(["--features", "fuzzing", "--target", &host()?]).env("RUSTFLAGS", INSTRUMENTED);
     Ok(command)
 }

@@ -23,7 +23,7 @@ use crate::shell;
 pub struct Model {
     /// The checker; its cfg is `estafette_` and this name.
     pub checker: &'static str,
-    /// Their packages: arguments for cargo. They are the same for all models of a checker, as cargo turns on the features that the
+    /// Their packages, and what of them no model runs: arguments for cargo. They are the same for all models of a checker, as cargo turns on the features that the
     /// named packages ask for together; those of [`SHUTTLE`] without models ask for what [`TESTED`] does.
     pub packages: &'static str,
     /// Which of their targets.
@@ -32,8 +32,9 @@ pub struct Model {
 
 const LOOM: &str = "--package estafette-sync --package estafette-graph --package estafette-devices --package estafette-links \
     --package estafette --no-default-features --features estafette-graph/reduction";
-const SHUTTLE: &str =
-    "--package estafette-devices --package tests --package estafette-c --package estafette-gpu-suite";
+const SHUTTLE: &str = "--config profile.dev.package.estafette-report.opt-level=0 \
+    --config profile.dev.package.estafette-cuda-sim.opt-level=0 \
+    --package estafette-devices --package tests --package estafette-c --package estafette-gpu-suite";
 
 /// Every place with models.
 pub const MODELS: &[Model] = &[

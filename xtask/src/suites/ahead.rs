@@ -18,7 +18,7 @@ const AHEAD: &[(&str, Builds)] = &[
     ("memcheck", |target| Ok(vec![checked(target)])),
     ("links-asan", |target| Ok(sanitized_links(target).into())),
     ("candle", |target| Ok(vec![candle(target, "--test")])),
-    ("fuzz", |target| Ok(vec![fuzz::build(target)?])),
+    ("fuzz", |target| Ok(vec![fuzz::build(target, false)?])),
 ];
 
 /// The commands that build for `suite` what can be built before its turn.
