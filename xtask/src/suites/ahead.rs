@@ -4,7 +4,7 @@
 use std::path::Path;
 use std::process::Command;
 
-use super::commands::{candle, checked, models, random, sanitized_links};
+use super::commands::{checked, models, random, sanitized_links};
 use crate::{fuzz, install, shell};
 
 /// What is built ahead: the suite, and its commands. Where a command runs tests, these are only built.
@@ -17,7 +17,6 @@ const AHEAD: &[(&str, Builds)] = &[
     ("c", |target| Ok(vec![install::build_portable(target)?])),
     ("memcheck", |target| Ok(vec![checked(target)])),
     ("links-asan", |target| Ok(sanitized_links(target).into())),
-    ("candle", |target| Ok(vec![candle(target, "--test")])),
     ("fuzz", |target| Ok(vec![fuzz::build(target, false)?])),
 ];
 

@@ -55,12 +55,11 @@ pub(super) fn models(target: &Path, checker: &str) -> Vec<Command> {
     chosen.map(|model| model.cargo(target, test, &["--", "--skip", "tests::"])).collect()
 }
 
-/// Tests of the adapter of candle, `which` of them, built without optimization as most of their time is the compiler's. Nothing else has
-/// these features.
+/// Tests of the adapter of candle, `which` of them, built without optimization as most of their time is the compiler's.
 pub(super) fn candle(target: &Path, which: &str) -> Command {
     let config = ["test", "--config", "profile.dev.opt-level=0"];
     let package = ["--package", "estafette", "--features", "candle", which, "candle"];
-    cargo(&target.join("candle"), &config, &package)
+    cargo(target, &config, &package)
 }
 
 pub(super) fn portable(target: &Path) -> Command {
