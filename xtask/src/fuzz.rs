@@ -63,13 +63,13 @@ pub fn run(options: &Options) -> Result<bool, String> {
 }
 
 /// Builds the targets, into a folder of their own. With a target triple, so that build scripts, which have no libFuzzer, are not
-/// instrumented. What reads recordings takes a minute to optimize, which only a search for new inputs is worth.
+/// instrumented. Only a search for new inputs is worth the minutes that optimizing takes.
 pub fn build(target: &Path, search: bool) -> Result<Command, String> {
-    let arguments = ["build", "--profile", "checked", "--package", "tests", "--bin", "fuzz"];
+    let optimized = if search { "package.estafette-report.opt-level=3" } else { "opt-level=0" };
+    let setting = format!("profile.checked.{optimized}");
+    let arguments =
+        ["build", "--profile", "checked", "--config", &setting, "--package", "tests", "--bin", "fuzz"];
     let mut command = shell::cargo(&target.join("fuzz"), &arguments);
-    if search {
-        command.args(["--config", "profile.checked.package.estafette-report.opt-level=3"]);
-    }
     command.args(["--features", "fuzzing", "--target", &host()?]).env("RUSTFLAGS", INSTRUMENTED);
     Ok(command)
 }
