@@ -14,6 +14,7 @@ mod words;
 
 use std::process::Command;
 
+use crate::dist::CRATES;
 use crate::suites::{MODELS, SIMULATED, SIMULATION, compiled_by};
 use crate::{api, shell};
 
@@ -29,6 +30,7 @@ pub fn run() -> Result<bool, String> {
     checks.extend(models.map(|model| {
         compiled_by(&format!("clippy_{}", model.checker), &target, model.cargo(&target, &["check"], &[]))
     }));
+    checks.push(other_docs(&target)?);
     for check in checks {
         if let Err(message) = shell::run(check) {
             failed.push(message);
@@ -52,14 +54,29 @@ fn format() -> Command {
     command
 }
 
+/// Every feature that adds code to packages that are not published.
+fn every_feature() -> String {
+    format!("{SIMULATED},benches/criterion")
+}
+
 /// The Python extension is checked too. Its stable ABI needs no interpreter, so this works on a machine without one.
 fn clippy(target: &std::path::Path) -> Command {
-    let features = format!("{SIMULATED},benches/criterion");
+    let features = every_feature();
     let arguments =
         ["clippy", "--workspace", "--all-targets", "--features", &features, "--", "-D", "warnings"];
     let mut command = shell::cargo(target, &arguments);
     command.env("PYO3_NO_PYTHON", "1");
     command
+}
+
+/// The documentation of packages that are not published, with the features that clippy has compiled them with.
+fn other_docs(target: &std::path::Path) -> Result<Command, String> {
+    let mut command = api::rustdoc(target)?;
+    command.args(["--workspace", "--features", &every_feature()]);
+    CRATES.iter().for_each(|name| {
+        command.args(["--exclude", name]);
+    });
+    Ok(command)
 }
 
 /// The features of the crate `estafette`, each of which compiles alone.
