@@ -23,8 +23,8 @@ use crate::shell;
 pub struct Model {
     /// The checker; its cfg is `estafette_` and this name.
     pub checker: &'static str,
-    /// Their packages, and what of them no model runs: arguments for cargo. They are the same for all models of a checker, as cargo turns on the features that the
-    /// named packages ask for together; those of [`SHUTTLE`] without models ask for what [`TESTED`] does.
+    /// Their packages, and what of them no model runs: arguments for cargo. They are the same for all models of a checker, as cargo turns on
+    /// the features that the named packages ask for together.
     pub packages: &'static str,
     /// Which of their targets.
     pub place: &'static [&'static str],
@@ -34,7 +34,7 @@ const LOOM: &str = "--package estafette-sync --package estafette-graph --package
     --package estafette --no-default-features --features estafette-graph/reduction";
 const SHUTTLE: &str = "--config profile.dev.package.estafette-report.opt-level=0 \
     --config profile.dev.package.estafette-cuda-sim.opt-level=0 \
-    --package estafette-devices --package tests --package estafette-c --package estafette-gpu-suite";
+    --package estafette-devices --package tests";
 
 /// Every place with models.
 pub const MODELS: &[Model] = &[
@@ -46,11 +46,12 @@ pub const MODELS: &[Model] = &[
 pub const SIMULATION: Model =
     Model { checker: "shuttle", packages: SHUTTLE, place: &["--test", "simulation"] };
 
-/// Has cargo compile the packages of the workspace by that script of `xtask/rustc`. What they depend on is compiled without it, and so no
-/// second time. Cargo tells apart what different scripts have compiled, but for the finished programs and libraries, which get a folder.
-pub fn compiled_by(script: &str, target: &Path, mut command: Command) -> Command {
-    command.env("RUSTC_WORKSPACE_WRAPPER", shell::root().join("xtask/rustc").join(script));
-    command.env("CARGO_TARGET_DIR", target.join(script)).env("CARGO_BUILD_BUILD_DIR", target);
+/// A cargo command with that configuration, for which a script of `xtask/rustc` compiles the packages of the workspace. What they depend on
+/// is compiled without it: once for all configurations, in a folder of theirs, as cargo does not tell apart the shared libraries of tests.
+pub fn configured(configuration: &str, target: &Path, arguments: &[&str]) -> Command {
+    let mut command = shell::cargo(&target.join(configuration), arguments);
+    command.env("RUSTC_WORKSPACE_WRAPPER", shell::root().join("xtask/rustc").join(configuration));
+    command.env("CARGO_BUILD_BUILD_DIR", target.join("configured"));
     command
 }
 
@@ -59,7 +60,7 @@ impl Model {
     pub fn cargo(&self, target: &Path, first: &[&str], rest: &[&str]) -> Command {
         let packages: Vec<&str> = self.packages.split_whitespace().collect();
         let arguments = [first, &packages, self.place, rest].concat();
-        compiled_by(&format!("estafette_{}", self.checker), target, shell::cargo(target, &arguments))
+        configured(&format!("estafette_{}", self.checker), target, &arguments)
     }
 }
 
@@ -84,10 +85,9 @@ const CHECKED: &[&str] =
 const PYTHON_HALVES: [&str; 2] = ["*/test_[a-h]*", "*/test_[!a-h]*"];
 
 /// Tests that meet the platform: fences of both sides, forks, clocks, libraries, memory and threads of the host. They are built without
-/// optimization, as most of their time is the compiler's. The last two packages ask for the features of dependencies that [`TESTED`] does.
+/// optimization, as most of their time is the compiler's.
 const PORTABLE: &str = "test --config profile.dev.opt-level=0 --no-fail-fast \
     --package estafette-sync --package estafette-devices --package estafette --package tests \
-    --package estafette-c --package estafette-gpu-suite \
     --lib --test pool --test fork --test conformance --test leases --test process --test shutdown --test trace --test waiting";
 
 pub struct Suite {

@@ -4,7 +4,7 @@
 use std::path::Path;
 use std::process::Command;
 
-use super::commands::{checked, models, random, sanitized_links};
+use super::commands::{checked, models, portable, random, sanitized_links};
 use crate::{fuzz, install, shell};
 
 /// What is built ahead: the suite, and its commands. Where a command runs tests, these are only built.
@@ -13,10 +13,12 @@ type Builds = fn(&Path) -> Result<Vec<Command>, String>;
 /// In the order of the suites.
 const AHEAD: &[(&str, Builds)] = &[
     ("loom", |target| Ok(models(target, "loom"))),
+    ("shuttle", |target| Ok(models(target, "shuttle"))),
     ("property", |target| Ok(random(target).into())),
     ("c", |target| Ok(vec![install::build_portable(target)?])),
     ("memcheck", |target| Ok(vec![checked(target)])),
     ("links-asan", |target| Ok(sanitized_links(target).into())),
+    ("portable", |target| Ok(vec![portable(target)])),
     ("fuzz", |target| Ok(vec![fuzz::build(target, false)?])),
 ];
 

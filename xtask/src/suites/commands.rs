@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use super::{CHECKED, Context, MODELS, PORTABLE, TESTED, compiled_by};
+use super::{CHECKED, Context, MODELS, PORTABLE, TESTED, configured};
 use crate::python::BORROWED;
 use crate::{fuzz, shell};
 
@@ -63,8 +63,7 @@ pub(super) fn candle(target: &Path, which: &str) -> Command {
 }
 
 pub(super) fn portable(target: &Path) -> Command {
-    let tests = cargo(target, &PORTABLE.split_whitespace().collect::<Vec<_>>(), &[]);
-    compiled_by("estafette_portable", target, tests)
+    configured("estafette_portable", target, &PORTABLE.split_whitespace().collect::<Vec<_>>())
 }
 
 /// Links with hostile peers, instrumented. The stable compiler has the sanitizer and its runtime, and leaves the flag to nightly ones;
