@@ -47,15 +47,25 @@ pub fn check(target: &Path) -> Result<Vec<String>, String> {
     Ok(wrong)
 }
 
-/// rustdoc over the workspace, with warnings denied. It makes JSON, as it checks the same then as with pages.
+/// rustdoc over the published crates, with all features of `estafette`: what [`crate::site`] is compiled from too.
 pub fn docs(target: &Path) -> Result<Command, String> {
+    let mut command = rustdoc(target)?;
+    CRATES.iter().for_each(|name| {
+        command.args(["--package", name]);
+    });
+    let features: Vec<_> =
+        lint::features(target)?.iter().map(|feature| format!("estafette/{feature}")).collect();
+    command.args(["--features", &features.join(",")]);
+    Ok(command)
+}
+
+/// rustdoc with warnings denied. It makes JSON, as it checks the same then as with pages.
+pub fn rustdoc(target: &Path) -> Result<Command, String> {
     // Only rustdoc is allowed what is unstable: build scripts that see the variable would run again, and all that depends on them.
     let script = target.join("rustdoc-json");
     install::write_script(&script, "#!/bin/sh\nRUSTC_BOOTSTRAP=1 exec rustdoc \"$@\"\n")?;
-    let features: Vec<_> =
-        lint::features(target)?.iter().map(|feature| format!("estafette/{feature}")).collect();
-    let mut command = shell::cargo(target, &["doc", "--workspace", "--no-deps", "--features"]);
-    command.arg(features.join(",")).env("RUSTDOC", script).env("PYO3_NO_PYTHON", "1");
+    let mut command = shell::cargo(target, &["doc", "--no-deps"]);
+    command.env("RUSTDOC", script).env("PYO3_NO_PYTHON", "1");
     command.env("RUSTDOCFLAGS", "-D warnings -Z unstable-options --output-format json");
     Ok(command)
 }

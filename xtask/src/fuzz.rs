@@ -44,7 +44,7 @@ pub fn run(options: &Options) -> Result<bool, String> {
         return Err("--input needs one target".into());
     }
     let target = shell::target()?;
-    shell::run(build(&target)?)?;
+    shell::run(build(&target, options.seconds > 0)?)?;
     let (target, host) = (target.join("fuzz"), host()?);
     let program = target.join(&host).join("checked/fuzz");
     let mut failed = Vec::new();
@@ -63,9 +63,12 @@ pub fn run(options: &Options) -> Result<bool, String> {
 }
 
 /// Builds the targets, into a folder of their own. With a target triple, so that build scripts, which have no libFuzzer, are not
-/// instrumented.
-pub fn build(target: &Path) -> Result<Command, String> {
-    let arguments = ["build", "--profile", "checked", "--package", "tests", "--bin", "fuzz"];
+/// instrumented. Only a search for new inputs is worth the minutes that optimizing takes.
+pub fn build(target: &Path, search: bool) -> Result<Command, String> {
+    let optimized = if search { "package.estafette-report.opt-level=3" } else { "opt-level=0" };
+    let setting = format!("profile.checked.{optimized}");
+    let arguments =
+        ["build", "--profile", "checked", "--config", &setting, "--package", "tests", "--bin", "fuzz"];
     let mut command = shell::cargo(&target.join("fuzz"), &arguments);
     command.args(["--features", "fuzzing", "--target", &host()?]).env("RUSTFLAGS", INSTRUMENTED);
     Ok(command)

@@ -14,11 +14,9 @@ mod words;
 
 use std::process::Command;
 
-use crate::suites::{MODELS, SIMULATED, SIMULATION};
+use crate::dist::CRATES;
+use crate::suites::{MODELS, Model, SIMULATED, SIMULATION};
 use crate::{api, shell};
-
-/// Locks of a model checker are large, and so is what holds them.
-const MODEL_LINTS: &[&str] = &["--", "-D", "warnings", "-A", "clippy::large_enum_variant"];
 
 /// Runs every check, so that one failure does not hide the next; true when all pass.
 pub fn run() -> Result<bool, String> {
@@ -29,7 +27,8 @@ pub fn run() -> Result<bool, String> {
     checks.extend(features(&target)?.iter().map(|feature| with_feature(&target, feature)));
     // Code that only the model checkers see.
     let models = MODELS.iter().chain([&SIMULATION]);
-    checks.extend(models.map(|model| model.cargo(&target, &["clippy"], MODEL_LINTS)));
+    checks.extend(models.map(|model| lint_of_models(&target, model)));
+    checks.push(other_docs(&target)?);
     for check in checks {
         if let Err(message) = shell::run(check) {
             failed.push(message);
@@ -53,14 +52,38 @@ fn format() -> Command {
     command
 }
 
+/// Every feature that adds code to packages that are not published.
+fn every_feature() -> String {
+    format!("{SIMULATED},benches/criterion")
+}
+
 /// The Python extension is checked too. Its stable ABI needs no interpreter, so this works on a machine without one.
 fn clippy(target: &std::path::Path) -> Command {
-    let features = format!("{SIMULATED},benches/criterion");
+    let features = every_feature();
     let arguments =
         ["clippy", "--workspace", "--all-targets", "--features", &features, "--", "-D", "warnings"];
     let mut command = shell::cargo(target, &arguments);
     command.env("PYO3_NO_PYTHON", "1");
     command
+}
+
+/// Clippy on models, by a script that calls it. It makes no shared library, and so shares what it has compiled with the first check.
+fn lint_of_models(target: &std::path::Path, model: &Model) -> Command {
+    let script = shell::root().join("xtask/rustc").join(format!("clippy_{}", model.checker));
+    let mut check = model.cargo(target, &["check"], &[]);
+    check.env("RUSTC_WORKSPACE_WRAPPER", script);
+    check.env("CARGO_TARGET_DIR", target).env_remove("CARGO_BUILD_BUILD_DIR");
+    check
+}
+
+/// The documentation of packages that are not published, with the features that clippy has compiled them with.
+fn other_docs(target: &std::path::Path) -> Result<Command, String> {
+    let mut command = api::rustdoc(target)?;
+    command.args(["--workspace", "--features", &every_feature()]);
+    CRATES.iter().for_each(|name| {
+        command.args(["--exclude", name]);
+    });
+    Ok(command)
 }
 
 /// The features of the crate `estafette`, each of which compiles alone.

@@ -23,8 +23,8 @@ use crate::shell;
 pub struct Model {
     /// The checker; its cfg is `estafette_` and this name.
     pub checker: &'static str,
-    /// Their packages: arguments for cargo. They are the same for all models of a checker, as cargo turns on the features that the
-    /// named packages ask for together.
+    /// Their packages, and what of them no model runs: arguments for cargo. They are the same for all models of a checker, as cargo turns on
+    /// the features that the named packages ask for together.
     pub packages: &'static str,
     /// Which of their targets.
     pub place: &'static [&'static str],
@@ -32,7 +32,9 @@ pub struct Model {
 
 const LOOM: &str = "--package estafette-sync --package estafette-graph --package estafette-devices --package estafette-links \
     --package estafette --no-default-features --features estafette-graph/reduction";
-const SHUTTLE: &str = "--package estafette-devices --package tests";
+const SHUTTLE: &str = "--config profile.dev.package.estafette-report.opt-level=0 \
+    --config profile.dev.package.estafette-cuda-sim.opt-level=0 \
+    --package estafette-devices --package tests";
 
 /// Every place with models.
 pub const MODELS: &[Model] = &[
@@ -44,14 +46,21 @@ pub const MODELS: &[Model] = &[
 pub const SIMULATION: Model =
     Model { checker: "shuttle", packages: SHUTTLE, place: &["--test", "simulation"] };
 
+/// A cargo command with that configuration, for which a script of `xtask/rustc` compiles the packages of the workspace. What they depend on
+/// is compiled without it: once for all configurations, in a folder of theirs, as cargo does not tell apart the shared libraries of tests.
+pub fn configured(configuration: &str, target: &Path, arguments: &[&str]) -> Command {
+    let mut command = shell::cargo(&target.join(configuration), arguments);
+    command.env("RUSTC_WORKSPACE_WRAPPER", shell::root().join("xtask/rustc").join(configuration));
+    command.env("CARGO_BUILD_BUILD_DIR", target.join("configured"));
+    command
+}
+
 impl Model {
-    /// A cargo command on these models. Its flags rebuild everything, so each checker has a target folder of its own.
+    /// A cargo command on these models.
     pub fn cargo(&self, target: &Path, first: &[&str], rest: &[&str]) -> Command {
         let packages: Vec<&str> = self.packages.split_whitespace().collect();
         let arguments = [first, &packages, self.place, rest].concat();
-        let mut command = shell::cargo(&target.join(self.checker), &arguments);
-        command.env("RUSTFLAGS", format!("--cfg estafette_{}", self.checker));
-        command
+        configured(&format!("estafette_{}", self.checker), target, &arguments)
     }
 }
 
@@ -142,8 +151,8 @@ pub const SUITES: &[Suite] = &[
     suite("rust", "unit and integration tests of the Rust packages", 30, |context| {
         let mut tests = rust_tests(&context.target, &[]);
         if !context.quick {
-            // Processes are killed at random moments for so long; so many operations are in a trace that is saved.
-            tests.env("ESTAFETTE_KILLS_S", "30").env("ESTAFETTE_TRACED", "140000");
+            // Processes are killed at random moments for so long.
+            tests.env("ESTAFETTE_KILLS_S", "30");
         }
         vec![tests]
     })

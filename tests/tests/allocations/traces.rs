@@ -16,10 +16,8 @@ static BEFORE: LazyLock<usize> = LazyLock::new(counting::bytes);
 const SIZES: [usize; 2] = [10_000, 30_000];
 
 /// The same where the recordings' own memory decides. It grows by slabs of 2 MiB, one or two of which are made ready ahead:
-/// less of the larger one with more operations, which `ESTAFETTE_TRACED` names.
-fn sizes_in_slabs() -> [usize; 2] {
-    [20_000, std::env::var("ESTAFETTE_TRACED").map_or(80_000, |operations| operations.parse().unwrap())]
-}
+/// less of the larger one with more operations.
+const SIZES_IN_SLABS: [usize; 2] = [20_000, 80_000];
 
 /// Bytes for each operation with one access, to read its file; 1,030 when this was written.
 const READING_MAX: usize = 1_200;
@@ -83,20 +81,19 @@ fn a_recording_is_saved_in_less_than_twice_its_own_memory() {
     let _alone = exclusive();
     let programs: [(&str, Program); 3] =
         [("chain", a_chain), ("readers", readers_and_writers), ("fresh", fresh_tensors)];
-    let sizes = sizes_in_slabs();
     for (name, program) in programs {
-        let [small, large] = sizes.map(|operations| {
+        let [small, large] = SIZES_IN_SLABS.map(|operations| {
             let (recorder, held) = recorded(name, program, operations);
             let (saved, more) = taken(|| recorder.save());
             saved.unwrap();
             (held, held + more)
         });
         let (held, whole) = (large.0 - small.0, large.1 - small.1);
-        let each = |bytes: usize| bytes / (sizes[1] - sizes[0]);
+        let each = |bytes: usize| bytes / (SIZES_IN_SLABS[1] - SIZES_IN_SLABS[0]);
         println!("{name}: {} bytes for each operation, {} until it is saved", each(held), each(whole));
         assert!(whole < 2 * held, "{name}: {} bytes for each operation, {}", each(held), each(whole));
         let read = trace::read(&file(name)).unwrap();
-        assert!(read.operations.len() >= sizes[1] && read.losses.is_empty(), "{:?}", read.losses);
+        assert!(read.operations.len() >= SIZES_IN_SLABS[1] && read.losses.is_empty(), "{:?}", read.losses);
         std::fs::remove_file(file(name)).unwrap();
     }
 }

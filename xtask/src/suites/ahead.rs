@@ -4,7 +4,7 @@
 use std::path::Path;
 use std::process::Command;
 
-use super::commands::{candle, checked, models, portable, random, sanitized_links};
+use super::commands::{checked, models, portable, random, sanitized_links};
 use crate::{fuzz, install, shell};
 
 /// What is built ahead: the suite, and its commands. Where a command runs tests, these are only built.
@@ -18,9 +18,8 @@ const AHEAD: &[(&str, Builds)] = &[
     ("c", |target| Ok(vec![install::build_portable(target)?])),
     ("memcheck", |target| Ok(vec![checked(target)])),
     ("links-asan", |target| Ok(sanitized_links(target).into())),
-    ("candle", |target| Ok(vec![candle(target, "--test")])),
     ("portable", |target| Ok(vec![portable(target)])),
-    ("fuzz", |target| Ok(vec![fuzz::build(target)?])),
+    ("fuzz", |target| Ok(vec![fuzz::build(target, false)?])),
 ];
 
 /// The commands that build for `suite` what can be built before its turn.
@@ -63,7 +62,7 @@ mod tests {
         }
         let built = ahead("loom", Path::new("/elsewhere"), true);
         let described: Vec<String> = built.iter().map(shell::describe).collect();
-        assert!(described[0].contains("--cfg estafette_loom' nice -n 19 "), "{described:?}");
+        assert!(described[0].contains("xtask/rustc/estafette_loom nice -n 19 "), "{described:?}");
         assert!(described[0].contains("cargo test --no-run --profile model"), "{described:?}");
     }
 }

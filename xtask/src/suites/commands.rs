@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use super::{CHECKED, Context, MODELS, PORTABLE, TESTED};
+use super::{CHECKED, Context, MODELS, PORTABLE, TESTED, configured};
 use crate::python::BORROWED;
 use crate::{fuzz, shell};
 
@@ -55,19 +55,15 @@ pub(super) fn models(target: &Path, checker: &str) -> Vec<Command> {
     chosen.map(|model| model.cargo(target, test, &["--", "--skip", "tests::"])).collect()
 }
 
-/// Tests of the adapter of candle, `which` of them, built without optimization as most of their time is the compiler's. Nothing else has
-/// these features.
+/// Tests of the adapter of candle, `which` of them, built without optimization as most of their time is the compiler's.
 pub(super) fn candle(target: &Path, which: &str) -> Command {
     let config = ["test", "--config", "profile.dev.opt-level=0"];
     let package = ["--package", "estafette", "--features", "candle", which, "candle"];
-    cargo(&target.join("candle"), &config, &package)
+    cargo(target, &config, &package)
 }
 
-/// Its flags rebuild everything.
 pub(super) fn portable(target: &Path) -> Command {
-    let mut tests = cargo(&target.join("portable"), &PORTABLE.split_whitespace().collect::<Vec<_>>(), &[]);
-    tests.env("RUSTFLAGS", "--cfg estafette_portable");
-    tests
+    configured("estafette_portable", target, &PORTABLE.split_whitespace().collect::<Vec<_>>())
 }
 
 /// Links with hostile peers, instrumented. The stable compiler has the sanitizer and its runtime, and leaves the flag to nightly ones;
