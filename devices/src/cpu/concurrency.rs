@@ -189,11 +189,11 @@ impl Concurrency {
             && self.running.fetch_update(Ordering::SeqCst, Ordering::Relaxed, above).is_ok()
     }
 
-    /// Notes that jobs were pushed. True if they are left to a thread that waits.
-    pub(super) fn pushed(&self) -> bool {
+    /// Notes that jobs were pushed, by a thread that may wait for them or not. True if they are left to such a thread.
+    pub(super) fn pushed(&self, may_wait: bool) -> bool {
         // Some may be missing: several threads rarely push at once.
         self.pushes.store(self.pushes() + 1, Ordering::Relaxed);
-        self.waiters.leaves(self.now())
+        may_wait && self.waiters.leaves(self.now())
     }
 
     /// A thread that runs jobs itself waits for one.
@@ -208,7 +208,7 @@ impl Concurrency {
     /// Whether a thread that wakes up for a new job would be of use: with a turn, or as the lookout. The job was pushed before.
     pub(super) fn wants_a_thread(&self) -> bool {
         fence(Ordering::SeqCst);
-        self.has_room() || !self.is_watched.load(Ordering::Relaxed)
+        self.has_room() || !(self.is_watched.load(Ordering::Relaxed) || self.waiters.have_stand_by())
     }
 
     pub(super) fn has_room(&self) -> bool {
@@ -445,7 +445,7 @@ mod tests {
     fn a_job_that_waits_while_another_thread_submits_is_neither_long_nor_overdue() {
         let concurrency = Concurrency::new(2);
         let nap = || estafette_sync::thread::sleep(Duration::from_nanos(2 * OVERDUE_NS));
-        let submit = || (0..2 * OVERDUE_NS / PUSH_NS).for_each(|_| assert!(!concurrency.pushed()));
+        let submit = || (0..2 * OVERDUE_NS / PUSH_NS).for_each(|_| assert!(!concurrency.pushed(true)));
         let ended_after = |busy_ns| {
             concurrency.busy.store(busy_ns, Ordering::Relaxed);
             concurrency.ends.store(0, Ordering::Relaxed);

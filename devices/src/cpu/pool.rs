@@ -414,17 +414,23 @@ impl<J: Job> Pool<J> {
 
 impl<J> Shared<J> {
     /// Jobs were pushed: wakes a worker, if one is of use and the jobs are not left to a thread that waits.
-    fn notify_of_push(&self) {
-        if !self.concurrency().is_some_and(Concurrency::pushed) {
+    fn notify_of_push(self: &Arc<Self>) {
+        // A thread that has a turn looks for its jobs, and wakes a worker for others, before it gives that back.
+        let is_left = |concurrency: &Concurrency| concurrency.pushed(TURN.get() != self.address());
+        if !self.concurrency().is_some_and(is_left) {
             self.notify();
         }
     }
 
     /// Wakes a worker, if one is of use.
     pub(super) fn notify(&self) {
-        if self.concurrency().is_none_or(Concurrency::wants_a_thread) {
-            self.sleep.notify();
+        if let Some(concurrency) = self.concurrency() {
+            if !concurrency.wants_a_thread() {
+                return;
+            }
+            concurrency.waiters.takes();
         }
+        self.sleep.notify();
     }
 
     /// Whether a worker that sleeps, or is about to, is of use.
@@ -441,8 +447,8 @@ impl<J> Shared<J> {
     pub(super) fn leave_turn(&self) {
         if let Some(concurrency) = self.concurrency() {
             concurrency.leave();
-            if self.wants_a_thread() {
-                self.sleep.notify();
+            if self.queues.has_work() {
+                self.notify();
             }
         }
     }

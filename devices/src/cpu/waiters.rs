@@ -17,7 +17,7 @@ const IN_A_ROW: i32 = 8;
 const PENALTY: i32 = 64;
 /// A wait is at once if it begins within this after the submission, in nanoseconds. A thread submits a few more operations meanwhile, which
 /// come behind the first.
-const AT_ONCE_NS: u64 = 50_000;
+const AT_ONCE_NS: u64 = 100_000;
 /// How long a job is left at least. The worker that stands by sleeps for so long at a time.
 pub(super) const OVERDUE: Duration = Duration::from_millis(1);
 
@@ -41,6 +41,11 @@ impl Waiters {
         self.in_a_row.load(Ordering::Relaxed) >= IN_A_ROW
     }
 
+    /// Whether a worker stands by, and finds out what is overdue.
+    pub(super) fn have_stand_by(&self) -> bool {
+        self.has_stand_by.load(Ordering::Relaxed)
+    }
+
     /// A job was pushed at the time `now`. True if it is left; else a worker has to be woken.
     pub(super) fn leaves(&self, now: u64) -> bool {
         self.pushed.store(now, Ordering::Relaxed);
@@ -49,7 +54,7 @@ impl Waiters {
         }
         // A worker that stops standing by looks for jobs after that.
         fence(Ordering::SeqCst);
-        if !self.has_stand_by.load(Ordering::Relaxed) {
+        if !self.have_stand_by() {
             return false;
         }
         // The worker that is woken for a second job takes the first one too.
@@ -80,7 +85,7 @@ impl Waiters {
         self.pushes.store(pushes, Ordering::Relaxed);
     }
 
-    /// A waiting thread has taken a job. Where it leaves others, it wakes a worker.
+    /// A waiting thread has taken a job, or a worker was woken. Where that thread leaves other jobs, it wakes a worker.
     pub(super) fn takes(&self) {
         self.is_left.store(false, Ordering::Relaxed);
     }

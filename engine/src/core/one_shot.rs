@@ -91,6 +91,10 @@ impl<V: Clone + Delivered> OneShot<V> {
         self.lock().value.clone().map(retrieved)
     }
 
+    pub(crate) fn has_value(&self) -> bool {
+        self.lock().value.is_some()
+    }
+
     /// The value if the value is set. A failure in the value stays unretrieved.
     pub(crate) fn glance(&self) -> Option<V> {
         self.lock().value.clone()

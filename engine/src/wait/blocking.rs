@@ -188,7 +188,7 @@ pub(crate) fn block_while<V: Clone + Delivered>(
             if helping.is_none() {
                 needed.want_stand_ins(&mut relief.stand_ins);
             }
-            if needed.help(helping, last_resort, takes_turns) {
+            if needed.help(helping, last_resort, takes_turns, || one_shot.has_value()) {
                 core.check_raised()?;
                 continue;
             }
@@ -239,7 +239,8 @@ pub(crate) fn block_while<V: Clone + Delivered>(
         if helps && needed.without_workers().next().is_some() {
             // Work that arrived before this thread listened has not woken the thread.
             sleep_until_work(one_shot, needed.without_workers(), wake, || {
-                let helped = needed.help(context::begin_help(), false, takes_turns);
+                let is_over = || one_shot.has_value();
+                let helped = needed.help(context::begin_help(), false, takes_turns, is_over);
                 if !helped {
                     cover.get_or_insert_with(|| core.cover());
                 }
@@ -427,13 +428,35 @@ impl Needed {
         has(op.id()) || op.payload().helped_op().is_some_and(has)
     }
 
-    /// Runs a needed, ready operation, and needed ones that it makes ready in turn. Worker-only operations run only as the `last_resort`, and
-    /// those that need the shared lock also where this thread `takes_turns` with the workers.
-    fn help(&self, helping: Option<Helping>, last_resort: bool, takes_turns: bool) -> bool {
+    /// Runs needed, ready operations of one engine, one at least, until there is none or `is_over`. False if there was none.
+    ///
+    /// Worker-only operations run only as the `last_resort`, and those that need the shared lock also where this thread `takes_turns` with
+    /// the workers.
+    fn help(
+        &self,
+        helping: Option<Helping>,
+        last_resort: bool,
+        takes_turns: bool,
+        is_over: impl Fn() -> bool,
+    ) -> bool {
         let Some(_helping) = helping else { return false };
-        let found = self.cores.iter().filter(|core| core.pool.has_work()).find_map(|core| {
-            let alone = core.has_no_workers();
-            let turn = if takes_turns { core.pool.take_turn() } else { None };
+        self.cores
+            .iter()
+            .filter(|core| core.pool.has_work())
+            .any(|core| self.help_engine(core, last_resort, takes_turns, &is_over))
+    }
+
+    fn help_engine(
+        &self,
+        core: &CoreRef,
+        last_resort: bool,
+        takes_turns: bool,
+        is_over: &impl Fn() -> bool,
+    ) -> bool {
+        let alone = core.has_no_workers();
+        // Kept while the operations that it is for make others ready, for which a worker would be woken else.
+        let turn = if takes_turns { core.pool.take_turn() } else { None };
+        let take = || {
             let job = core.pool.take_matching(|job| {
                 let kind = job.0.payload().kind;
                 let has_turn = kind == Kind::NeedsLock && turn.is_some();
@@ -441,25 +464,22 @@ impl Needed {
                 let needed = if self.too_many { alone } else { self.names(&job.0) };
                 helpable && needed
             })?;
-            let turn = turn.filter(|_| job.needs_lock());
-            turn.iter().for_each(Turn::has_job);
-            Some((core, job, turn))
-        });
-        let Some((core, job, _turn)) = found else { return false };
-        let Some(lock) = core.pool.shared_lock().filter(|_| job.needs_lock()) else {
-            run::execute_one(job.0);
-            return true;
+            turn.iter().filter(|_| job.needs_lock()).for_each(Turn::has_job);
+            Some(job)
         };
-        // As a worker does: the lock is taken once for several.
-        let mut job = Some(job);
-        let follows = |next: &OpGranted| {
-            next.payload().kind == Kind::NeedsLock && self.names(next) && core.check_raised().is_ok()
-        };
-        lock.hold(&mut || {
-            job.take().into_iter().for_each(|job| run::execute_while(job.0, follows));
-            false
-        });
-        true
+        let mut job = take();
+        let found = job.is_some();
+        if let Some(lock) = core.pool.shared_lock().filter(|_| job.as_ref().is_some_and(Job::needs_lock)) {
+            // As a worker does: the lock is taken once for several.
+            lock.hold(&mut || {
+                job.take().into_iter().for_each(|job| run::execute_one(job.0));
+                job = if is_over() || core.check_raised().is_err() { None } else { take() };
+                job.as_ref().is_some_and(Job::needs_lock)
+            });
+        }
+        drop(turn);
+        job.into_iter().for_each(|job| run::execute_one(job.0));
+        found
     }
 }
 
