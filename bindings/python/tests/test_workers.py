@@ -147,10 +147,22 @@ class TestWithWorkers:
 
     def test_a_function_on_the_waiting_thread_keeps_no_other_one_from_running(self):
         gate = threading.Event()
-        with est.Engine(workers=2) as eng:
-            held = eng.submit(gate.wait)
+
+        def needs_another_one():
             eng.submit(gate.set)
-            held.wait()
+            gate.wait()
+
+        with est.Engine(workers=2) as eng:
+            for _ in range(20):
+                gate.clear()
+                eng.submit(needs_another_one).wait()
+
+    def test_what_was_submitted_with_others_is_run_by_workers(self, eng):
+        threads = set()
+        operations = [eng.submit(lambda: threads.add(threading.get_ident())) for _ in range(50)]
+        for operation in operations:
+            operation.wait()
+        assert threads and threading.get_ident() not in threads
 
     def test_a_wait_inside_a_function_runs_what_it_waits_for(self, eng):
         order = []

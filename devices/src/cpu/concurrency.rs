@@ -196,9 +196,9 @@ impl Concurrency {
         may_wait && self.waiters.leaves(self.now())
     }
 
-    /// A thread that runs jobs itself waits for one.
-    pub(super) fn begin_wait(&self) {
-        self.waiters.begin(self.now(), self.pushes());
+    /// A thread that would run jobs itself waits for one. False where it should not.
+    pub(super) fn begin_wait(&self) -> bool {
+        self.waiters.begin(self.now(), self.pushes())
     }
 
     pub(super) fn end_wait(&self) {

@@ -286,13 +286,11 @@ impl<J: Job> Pool<J> {
         Some(Turn { shared: &self.shared, before, not_send: PhantomData })
     }
 
-    /// Called by a thread that is no worker and waits for a job, until the guard is dropped. The thread [takes a turn](Self::take_turn) for
-    /// the job if there is one. Where threads wait at once for what they have pushed, the next such job wakes no worker.
+    /// Called by a thread that is no worker and waits for a job, until the guard is dropped. Where threads wait at once for what they have
+    /// pushed, the next such job wakes no worker.
     pub fn begin_wait(&self) -> Waiting<'_, J> {
-        if let Some(concurrency) = self.shared.concurrency() {
-            concurrency.begin_wait();
-        }
-        Waiting { shared: &self.shared }
+        let takes_turns = self.shared.concurrency().is_some_and(Concurrency::begin_wait);
+        Waiting { shared: &self.shared, takes_turns }
     }
 
     /// The calling thread waits for jobs, and runs none: wakes a worker for a job that was left to it.
@@ -536,6 +534,14 @@ impl<J: Job> fmt::Debug for Turn<'_, J> {
 #[must_use = "the wait lasts until the guard is dropped"]
 pub struct Waiting<'a, J: Job> {
     shared: &'a Shared<J>,
+    takes_turns: bool,
+}
+
+impl<J: Job> Waiting<'_, J> {
+    /// Whether the thread should [take a turn](Pool::take_turn) for the job, if there is one.
+    pub fn takes_turns(&self) -> bool {
+        self.takes_turns
+    }
 }
 
 impl<J: Job> Drop for Waiting<'_, J> {

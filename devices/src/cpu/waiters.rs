@@ -29,6 +29,8 @@ pub(super) struct Waiters {
     pushes: AtomicU64,
     /// When a job was last pushed, in nanoseconds.
     pushed: AtomicU64,
+    /// Whether the last wait had one new job at most.
+    was_single: AtomicBool,
     /// Whether a job is left that no thread has taken since.
     is_left: AtomicBool,
     has_stand_by: AtomicBool,
@@ -66,8 +68,9 @@ impl Waiters {
         !is_second
     }
 
-    /// A thread that may run jobs waits for one, at the time `now`; `pushes` is the number of all jobs so far.
-    pub(super) fn begin(&self, now: u64, pushes: u64) {
+    /// A thread that may run jobs waits for one, at the time `now`; `pushes` is the number of all jobs so far. False where several are new:
+    /// a worker, which is woken for them anyway, runs them one after the other, while two threads would take the lock from each other.
+    pub(super) fn begin(&self, now: u64, pushes: u64) -> bool {
         let new = Wrapping(pushes) - Wrapping(self.pushes.load(Ordering::Relaxed));
         let is_late = now.saturating_sub(self.pushed.load(Ordering::Relaxed)) > AT_ONCE_NS;
         let before = self.in_a_row.load(Ordering::Relaxed);
@@ -78,6 +81,10 @@ impl Waiters {
             _ => before.min(0),
         };
         self.in_a_row.store(in_a_row, Ordering::Relaxed);
+        // What was not new runs as it would have in the wait before.
+        let is_single = new.0 == 1 || (new.0 == 0 && self.was_single.load(Ordering::Relaxed));
+        self.was_single.store(is_single, Ordering::Relaxed);
+        is_single
     }
 
     /// The wait is over.
@@ -149,10 +156,14 @@ mod tests {
         fn push_and_wait(&self, pause: u64) -> bool {
             let is_left = self.push();
             self.now.set(self.now.get() + pause);
-            self.waiters.begin(self.now.get(), self.pushes.get());
+            assert_eq!(self.waiters.begin(self.now.get(), self.pushes.get()), self.is_single());
             self.waiters.takes();
             self.waiters.end(self.pushes.get());
             is_left
+        }
+
+        fn is_single(&self) -> bool {
+            self.pushes.get() - self.waiters.pushes.load(Ordering::Relaxed) == 1
         }
 
         /// What `look` does while a worker stands by; `has_work` at the end.
@@ -223,6 +234,20 @@ mod tests {
         let model = Model::expecting();
         model.stand_by(false, 1, || assert!(model.push() && !model.push() && !model.push()));
         assert!(!model.waiters.are_expected());
+    }
+
+    #[test]
+    fn what_several_jobs_were_pushed_with_is_for_workers_until_one_is_pushed_alone() {
+        let model = Model::default();
+        (0..3).for_each(|_| assert!(!model.push()));
+        let begin = || {
+            let runs = model.waiters.begin(0, model.pushes.get());
+            model.waiters.end(model.pushes.get());
+            runs
+        };
+        assert!(!begin() && !begin() && !begin());
+        model.push();
+        assert!(begin() && begin());
     }
 
     #[test]

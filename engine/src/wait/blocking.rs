@@ -16,7 +16,7 @@ use std::cell::OnceCell;
 use std::collections::HashSet;
 use std::fmt::Display;
 
-use estafette_devices::cpu::{Job, Turn};
+use estafette_devices::cpu::{Job, Turn, Waiting};
 use estafette_graph::{OpId, Snapshot};
 use estafette_sync::sleeper::has_host;
 use estafette_sync::thread;
@@ -160,7 +160,8 @@ pub(crate) fn block_while<V: Clone + Delivered>(
     let inside = context::current().is_some() || core.runs_anything_here();
     // A spare worker covers a worker.
     let takes_turns = takes_turns && helps && !core.runs_anything_here() && core.may_run_bodies();
-    let _waiting = takes_turns.then(|| core.pool.begin_wait());
+    let waiting_for_job = takes_turns.then(|| core.pool.begin_wait());
+    let takes_turns = waiting_for_job.as_ref().is_some_and(Waiting::takes_turns);
     let mut needed = Needed::at_the_start(core, &mut watch, timeout)?;
     let mut relief = Relief::default();
     if !helps {
