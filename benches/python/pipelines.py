@@ -2,8 +2,8 @@
 
 Each pipeline runs as a plain loop, by a `ThreadPoolExecutor`, by `asyncio.to_thread`, by Dask's threads, and by Estafette. There each
 call is an operation: everything is submitted before anything is waited for, or asyncio has a bounded number of batches in flight, or each
-batch is waited for before the next one. In one form a whole batch is one operation, which is what the thread pool is given. The libraries use one thread each. Every form computes the
-same from the same input, which is checked. The forms take turns in one process, in an order that changes from round to round; a figure
+batch is waited for before the next one. In one form a whole batch is one operation, which is what the thread pool is given. The
+libraries use one thread each. Every form computes the same from the same input, which is checked. The forms take turns in one process, in an order that changes from round to round; a figure
 is the throughput as a multiple of the plain loop's in the same round.
 
 It needs the package `estafette`, NumPy, JAX and PyTorch; Dask is left out where it is missing. `--json` gives a line for each figure.

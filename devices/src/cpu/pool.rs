@@ -426,7 +426,7 @@ impl<J> Shared<J> {
             if !concurrency.wants_a_thread() {
                 return;
             }
-            concurrency.waiters.takes();
+            concurrency.waiters.none_is_left();
         }
         self.sleep.notify();
     }
@@ -492,7 +492,7 @@ impl<J: Job> fmt::Debug for Pool<J> {
     }
 }
 
-/// The right of a thread that is no worker to run one job which needs the [`SharedLock`].
+/// The right of a thread that is no worker to run jobs which need the [`SharedLock`], one after the other.
 #[must_use = "workers may run a job in place of the thread while the guard lives"]
 pub struct Turn<'a, J: Job> {
     shared: &'a Arc<Shared<J>>,
@@ -510,7 +510,7 @@ impl<J: Job> Turn<'_, J> {
     /// The thread has taken the job that it is about to run.
     pub fn has_job(&self) {
         if let Some(concurrency) = self.shared.concurrency() {
-            concurrency.waiters.takes();
+            concurrency.waiters.none_is_left();
             concurrency.starts();
         }
     }

@@ -30,6 +30,8 @@
 //! 2. The heavy side of the barrier, then look whether there is more work. If so, *post work* from step 3:
 //!    wake the next one.
 //!
+//! Where jobs are left to the threads that wait for them (`waiters.rs`), a worker omits ReadJob and sleeps for a limited time instead.
+//!
 //! Pushing happens for every job, the others only when work runs out, so pushing gets the light side
 //! ([`estafette_sync::barrier`]).
 //!

@@ -3,8 +3,8 @@
 //! A thread that submits one job and then waits for it runs that job itself, if it comes first. A worker that is woken for the job comes
 //! too late, or takes the job, and then the thread sleeps and has to be woken in turn: either costs more than a short job takes. So where
 //! the waits of a thread have been of that kind a few times in a row, the next job is *left*: no worker is woken for it. A worker that
-//! has nothing to do then stands by. It takes no job before one is overdue, but looks after [`OVERDUE`]. After that, and where a thread
-//! takes its time before it waits, jobs are not left for a long while.
+//! has nothing to do then stands by: it sleeps for [`OVERDUE`] at a time, and takes a job only where none was pushed meanwhile. After that,
+//! and where a thread takes its time before it waits, jobs are not left for the next [`PENALTY`] waits.
 
 use std::num::Wrapping;
 
@@ -93,7 +93,7 @@ impl Waiters {
     }
 
     /// A waiting thread has taken a job, or a worker was woken. Where that thread leaves other jobs, it wakes a worker.
-    pub(super) fn takes(&self) {
+    pub(super) fn none_is_left(&self) {
         self.is_left.store(false, Ordering::Relaxed);
     }
 
@@ -157,7 +157,7 @@ mod tests {
             let is_left = self.push();
             self.now.set(self.now.get() + pause);
             assert_eq!(self.waiters.begin(self.now.get(), self.pushes.get()), self.is_single());
-            self.waiters.takes();
+            self.waiters.none_is_left();
             self.waiters.end(self.pushes.get());
             is_left
         }

@@ -200,8 +200,8 @@ impl<J: Job> Context<J> {
         }
     }
 
-    /// Sleeps while jobs are left to the threads that wait for them, until one of them is overdue. A job that is pushed in this moment may
-    /// take this worker for one that searches: it is overdue, too, soon.
+    /// Sleeps while jobs are left to the threads that wait for them, until one of them is overdue. A thread that pushes a job in this
+    /// moment may take this worker for one that searches; that job then waits until it is overdue.
     fn stand_by(&self) {
         let Some(concurrency) = self.shared.concurrency() else { return };
         let look = || {

@@ -150,10 +150,10 @@ impl std::fmt::Debug for OpTag {
 pub(crate) enum Kind {
     /// Runs a body.
     Work,
-    /// Runs a body that only certain threads may run (it needs the Python lock): waiting threads do not help
-    /// with such a body.
+    /// Runs a body that only workers may run: waiting threads do not help with such a body.
     WorkerOnly,
-    /// As `WorkerOnly`, and a worker may take the engine's shared lock for several such bodies.
+    /// Runs a body that needs the engine's shared lock: a thread takes that for several such bodies. A waiting thread helps where fewer
+    /// threads run such bodies than should.
     NeedsLock,
     /// Observes readiness, and leaves the graph.
     ReadinessQuery,

@@ -71,7 +71,7 @@ pub struct Submission<'e> {
 pub trait Target<'v> {
     /// Notes a variable.
     fn access(&mut self, variable: &'v Variable, mode: Mode);
-    /// Keeps waiting threads from running the body. `needs_lock`: it needs the engine's shared lock.
+    /// Keeps waiting threads from running the body; with `needs_lock`, which is the engine's shared lock, only where they have no turn.
     fn set_worker_only(&mut self, needs_lock: bool);
     /// Whether a noted variable is of a process that this one was forked from.
     fn is_forked(&self) -> bool;
@@ -189,8 +189,8 @@ impl<T, R, W, U> Description<T, R, W, U> {
         self
     }
 
-    /// As [`worker_only`](Self::worker_only), of a body that takes the engine's [shared lock](crate::Engine::share_lock) and
-    /// lets go of it before it waits. The operation may begin and end while its thread has the lock.
+    /// The body takes the engine's [shared lock](crate::Engine::share_lock), and lets go of it before it waits. Threads that wait for it run it
+    /// as one of the threads that the engine lets run at once. The operation may begin and end while its thread has the lock.
     #[doc(hidden)]
     pub fn needs_lock<'v>(mut self) -> Self
     where

@@ -158,9 +158,9 @@ pub(crate) fn block_while<V: Clone + Delivered>(
     let mut watch = Watch { op: waiting, what, deadline, held_since: None, collected: false };
     let _blocked = wait_for::enter(|| On::Op(waiting.clone()));
     let inside = context::current().is_some() || core.runs_anything_here();
-    // A spare worker covers a worker.
-    let takes_turns = takes_turns && helps && !core.runs_anything_here() && core.may_run_bodies();
-    let waiting_for_job = takes_turns.then(|| core.pool.begin_wait());
+    // A worker takes none: a spare one takes its place.
+    let may_take = takes_turns && helps && !core.runs_anything_here() && core.may_run_bodies();
+    let waiting_for_job = may_take.then(|| core.pool.begin_wait());
     let takes_turns = waiting_for_job.as_ref().is_some_and(Waiting::takes_turns);
     let mut needed = Needed::at_the_start(core, &mut watch, timeout)?;
     let mut relief = Relief::default();
