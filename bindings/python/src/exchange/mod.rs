@@ -14,6 +14,7 @@
 //! | `fence` | `__dlpack_fence__`: tensors with fences of both sides in a capsule, both ways |
 //! | `from_future` | Futures of other schedulers as promises: `eng.from_future(f)` |
 //! | `import` | Taking tensors from other libraries, by the rules of the array API and DLPack's Python specification |
+//! | `jax_array` | Arrays of JAX without what its own function does for other devices |
 //! | `mxnet` | Arrays of MXNet 1.9 as promises: `eng.from_mxnet(array)` |
 //! | `numpy_array` | Arrays of NumPy without a call of Python |
 //! | `one_export` | Producers that must not export an array beside another export of it, or beside a deleter |
@@ -35,6 +36,7 @@ pub(crate) mod export;
 pub(crate) mod fence;
 pub(crate) mod from_future;
 pub(crate) mod import;
+pub(crate) mod jax_array;
 pub(crate) mod mxnet;
 pub(crate) mod numpy_array;
 pub(crate) mod one_export;

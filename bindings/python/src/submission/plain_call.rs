@@ -10,6 +10,7 @@ use pyo3::types::PyTuple;
 
 use crate::classes::exporter::Exporter;
 use crate::classes::tensor::PyTensor;
+use crate::exchange::jax_array;
 use crate::exchange::numpy_array::{self, Lent};
 use crate::interpreter::{call_site, fastcall};
 use crate::submission::body::helper;
@@ -88,11 +89,14 @@ fn with_array<'a, 'py>(
     argument: Bound<'py, PyAny>,
     lent: &mut Vec<Lent<'a, 'py>>,
 ) -> PyResult<Bound<'py, PyAny>> {
-    if let Ok(tensor) = argument.cast_exact::<PyTensor>()
-        && let Some((array, view)) = numpy_array::lend(using, scope, tensor)?
-    {
-        lent.push(view);
-        return Ok(array);
+    if let Ok(tensor) = argument.cast_exact::<PyTensor>() {
+        if let Some((array, view)) = numpy_array::lend(using, scope, tensor)? {
+            lent.push(view);
+            return Ok(array);
+        }
+        if let Some(array) = jax_array::of(using, scope, tensor.get())? {
+            return Ok(array);
+        }
     }
     if argument.is_exact_instance_of::<PyTensor>() || argument.is_exact_instance_of::<Exporter>() {
         return fastcall::call(using, &[argument]);

@@ -1,0 +1,168 @@
+"""Arrays of JAX that functions get: made by a private function of jaxlib, and what `jax.numpy.from_dlpack` makes."""
+
+import importlib
+
+import pytest
+
+import estafette as est
+from conftest import run_program, until
+
+
+@pytest.fixture(params=["jax.numpy", "jax.dlpack"])
+def using(request, jnp):
+    return importlib.import_module(request.param).from_dlpack
+
+
+def described(array):
+    return type(array), array.aval, array.sharding, array.committed, array.weak_type, array.unsafe_buffer_pointer()
+
+
+def aligned(np, count, dtype="float32"):
+    """An array at a multiple of 64 bytes, as JAX wants what it shares."""
+    room = np.zeros(count * np.dtype(dtype).itemsize + 64, np.uint8)
+    start = -room.ctypes.data % 64
+    return room[start : start + count * np.dtype(dtype).itemsize].view(dtype)
+
+
+@pytest.fixture
+def functions(monkeypatch, np, jnp, eng):
+    """The calls of JAX's own function from here on."""
+    from jax._src import dlpack
+
+    import estafette._jax
+
+    assert estafette._jax.find_conversion() is not None, "this JAX has no such function, or another one"
+    # The extension finds it as well.
+    eng.submit(len, reads=[eng.from_dlpack(np.zeros(3, np.float32))], using=jnp.from_dlpack).wait()
+    called = []
+    place = dlpack._place_array
+
+    def noted(*args):
+        called.append("from_dlpack")
+        return place(*args)
+
+    monkeypatch.setattr(dlpack, "_place_array", noted)
+    return called
+
+
+def seen(eng, look, t, using):
+    """What `look` gives for the array that a function gets of a tensor."""
+    results = []
+    eng.submit(lambda x: results.append(look(x)), reads=[t], using=using).wait()
+    return results.pop()
+
+
+DTYPES = ["float32", "float16", "int8", "uint32", "bool", "complex64"]
+WIDE = ["float64", "int64", "complex128"]
+
+
+class TestWhatIsMade:
+    @pytest.mark.parametrize("dtype", DTYPES)
+    def test_is_what_jax_makes_without_its_function(self, eng, np, using, functions, dtype):
+        source = aligned(np, 12, dtype)
+        source[:] = np.arange(12) % 2
+        t = eng.from_dlpack(source)
+        got = seen(eng, lambda x: (*described(x), x.tolist()), t, using)
+        assert functions == []
+        assert got == (*described(using(source)), source.tolist())
+
+    @pytest.mark.parametrize("dtype", WIDE)
+    @pytest.mark.parametrize("x64", [False, True])
+    def test_types_of_64_bits_are_cast_by_jax(self, eng, np, jax, using, functions, dtype, x64):
+        source = np.arange(3).astype(dtype)
+        t = eng.from_dlpack(source)
+
+        def dtype_of(x):
+            return str(x.dtype), x.tolist()
+
+        before = jax.config.jax_enable_x64
+        jax.config.update("jax_enable_x64", x64)
+        try:
+            assert seen(eng, dtype_of, t, using) == dtype_of(using(source))
+        finally:
+            jax.config.update("jax_enable_x64", before)
+        assert functions == ["from_dlpack"] * 2
+
+    @pytest.mark.parametrize("shape", [(), (0,), (2, 3)])
+    def test_has_the_shape(self, eng, np, using, functions, shape):
+        t = eng.from_dlpack(np.ones(shape, np.float32))
+        assert seen(eng, lambda x: (x.shape, x.tolist()), t, using) == (shape, np.ones(shape).tolist())
+        assert functions == []
+
+    def test_has_memory_that_may_not_be_written(self, eng, np, using, functions):
+        source = aligned(np, 3)
+        source.flags.writeable = False
+        t = eng.from_dlpack(source)
+        assert seen(eng, lambda x: x.unsafe_buffer_pointer(), t, using) == source.ctypes.data
+        assert functions == []
+
+    def test_strides_that_jax_refuses_are_refused_as_by_jax(self, eng, np, using):
+        t = eng.from_dlpack(np.zeros(8, np.float32)[::2])
+        with pytest.raises(Exception) as by_hand:
+            using(t)
+        with pytest.raises(est.OperationError) as raised:
+            seen(eng, len, t, using)
+        assert f"{type(by_hand.value).__name__}: {by_hand.value}" in str(raised.value)
+
+
+def test_a_function_of_jax_finds_it_without_being_told(eng, np, jnp, functions):
+    t = eng.from_dlpack(np.full(3, 2.0, np.float32))
+    assert np.from_dlpack(eng.call(jnp.square, t)).tolist() == [4.0] * 3
+    assert functions == []
+
+
+def test_an_array_that_the_function_keeps_holds_the_memory(eng, np, jnp, using):
+    source = aligned(np, 3)
+    t = eng.from_dlpack(source)
+    kept = []
+    eng.submit(kept.append, reads=[t], using=using).wait()
+    write = eng.submit(lambda x: x.fill(1), writes=[t], using=np.from_dlpack)
+    with pytest.raises((est.LeaseHeldError, TimeoutError)):
+        write.wait(timeout=0.05)
+    assert kept.pop().tolist() == [0.0] * 3
+    # JAX lets go of memory in its next call.
+    until(lambda: jnp.zeros(1) is not None and write.done())
+    assert source.tolist() == [1.0] * 3
+
+
+def test_a_function_in_place_of_jax_own_is_called(eng, np, jnp, monkeypatch):
+    t = eng.from_dlpack(np.zeros(3, np.float32))
+    eng.submit(len, reads=[t], using=jnp.from_dlpack).wait()
+    monkeypatch.setattr(jnp, "from_dlpack", lambda x: ("another function", x))
+    assert seen(eng, lambda x: x, t, jnp.from_dlpack) == ("another function", t)
+
+
+class TestAnotherJax:
+    """Versions of JAX whose private function is absent, takes something else, or does something else."""
+
+    RUN = """
+import types
+import jax, jax.numpy as jnp, numpy as np
+import jax._src.dlpack as dlpack
+from jax._src.lib import _jax
+
+make = _jax.dlpack_managed_tensor_to_buffer
+# JAX's own function stays as it is.
+dlpack._jax = types.SimpleNamespace(**{name: getattr(_jax, name) for name in dir(_jax)})
+CHANGE
+import estafette as est, estafette._jax
+
+with est.Engine() as eng:
+    t = eng.from_dlpack(np.full(3, 2, np.float32))
+    for _ in range(2):
+        eng.submit(lambda x: print(x.tolist()), reads=[t], using=jnp.from_dlpack).wait()
+print(estafette._jax.find_conversion() is None)
+"""
+
+    @pytest.mark.parametrize(
+        ("change", "is_refused"),
+        [
+            ("del _jax.dlpack_managed_tensor_to_buffer", True),
+            ("_jax.dlpack_managed_tensor_to_buffer = lambda: None", True),
+            ("_jax.dlpack_managed_tensor_to_buffer = lambda *args: make(*args) + 1", True),
+            ("_jax.dlpack_managed_tensor_to_buffer = lambda a, b, c, d: make(a, b, c, d, 1)", False),
+        ],
+    )
+    def test_gives_the_same_arrays(self, jax, change, is_refused):
+        output, _ = run_program(self.RUN.replace("CHANGE", change))
+        assert output.splitlines() == ["[2.0, 2.0, 2.0]"] * 2 + [str(is_refused)]
