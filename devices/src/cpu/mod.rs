@@ -5,18 +5,21 @@
 //!
 //! | file | idea |
 //! |---|---|
-//! | `pool.rs` | the handle: push, take, shut down; deques for threads from outside |
+//! | `pool.rs` | the handle: push, take, shut down |
+//! | `external.rs` | deques for threads from outside |
 //! | `queues.rs` | where jobs wait: deques, injector, priorities; taking one particular job out of the middle |
 //! | `priority.rs` | jobs that are not ordinary, by priority and by age |
 //! | `deques.rs` | crossbeam's deques, and what stands for them under loom |
 //! | `in_order.rs` | jobs that enqueue work on devices, in the order of their numbers |
 //! | `workers.rs` | the loop of one thread; which threads exist, and spare ones for workers that block |
 //! | `concurrency.rs` | how many threads run jobs at once, where more may be slower than fewer |
+//! | `turn.rs` | a thread that waits for a job runs it in its turn |
 //! | `waiters.rs` | jobs that are left to the thread that waits for them |
 //! | `sleep.rs` | who sleeps and who wakes whom; independent of all the others, checked with loom |
 
 mod concurrency;
 mod deques;
+mod external;
 mod in_order;
 #[cfg(all(test, estafette_loom))]
 mod models;
@@ -24,7 +27,9 @@ mod pool;
 mod priority;
 mod queues;
 mod sleep;
+mod turn;
 mod waiters;
 mod workers;
 
-pub use self::pool::{BlockingGuard, Job, Pool, PoolOptions, SharedLock, Turn, Waiting};
+pub use self::pool::{BlockingGuard, Job, Pool, PoolOptions, SharedLock};
+pub use self::turn::{Turn, Waiting};

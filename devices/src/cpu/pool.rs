@@ -1,5 +1,3 @@
-use std::any::Any;
-use std::cell::{Cell, RefCell};
 use std::fmt;
 use std::marker::PhantomData;
 use std::sync::Arc;
@@ -7,16 +5,18 @@ use std::time::Duration;
 
 use estafette_sync::essential::essential;
 use estafette_sync::process::Generation;
+use estafette_sync::stack;
+use estafette_sync::sync::OnceLock;
 use estafette_sync::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use estafette_sync::sync::{Mutex, OnceLock};
-use estafette_sync::{stack, thread_local};
 
 use crate::{DeviceError, DeviceErrorKind};
 
 use super::concurrency::Concurrency;
 use super::deques::Worker as Deque;
+use super::external::{EXTERNAL_QUEUES_MAX, FreeDeques, is_registered, register, with_deque};
 use super::queues::Queues;
 use super::sleep::{Sleep, WORKERS_MAX};
+use super::turn::TURN;
 use super::workers;
 use super::workers::Threads;
 
@@ -94,7 +94,7 @@ pub(super) struct Shared<J> {
     name: String,
     handles: AtomicUsize,
     shut_down: AtomicBool,
-    generation: Generation,
+    pub(super) generation: Generation,
 }
 
 impl<J> Shared<J> {
@@ -272,35 +272,6 @@ impl<J: Job> Pool<J> {
         job
     }
 
-    /// Called by a thread that is no worker and would run a job which needs the [`SharedLock`]. `None` where as many threads run such jobs as
-    /// should. A thread that has a turn, and waits for another job inside of one, keeps it.
-    pub fn take_turn(&self) -> Option<Turn<'_, J>> {
-        let concurrency = self.shared.concurrency()?;
-        let before = TURN.get();
-        if before != self.shared.address() {
-            if !concurrency.enter() {
-                return None;
-            }
-            TURN.set(self.shared.address());
-        }
-        Some(Turn { shared: &self.shared, before, not_send: PhantomData })
-    }
-
-    /// Called by a thread that is no worker and waits for a job, until the guard is dropped. Where threads wait at once for what they have
-    /// pushed, the next such job wakes no worker.
-    pub fn begin_wait(&self) -> Waiting<'_, J> {
-        let takes_turns = self.shared.concurrency().is_some_and(Concurrency::begin_wait);
-        Waiting { shared: &self.shared, takes_turns }
-    }
-
-    /// The calling thread waits for jobs, and runs none: wakes a worker for a job that was left to it.
-    #[inline]
-    pub fn leave_to_workers(&self) {
-        if self.shared.concurrency().is_some_and(|concurrency| concurrency.waiters.gives_up()) {
-            self.shared.notify();
-        }
-    }
-
     /// Jobs pushed by the calling thread, which is no worker, and not taken yet.
     #[inline]
     pub fn backlog(&self) -> usize {
@@ -437,18 +408,8 @@ impl<J> Shared<J> {
     }
 
     /// Identifies the pool while it lives.
-    fn address(self: &Arc<Self>) -> usize {
+    pub(super) fn address(self: &Arc<Self>) -> usize {
         Arc::as_ptr(self).addr()
-    }
-
-    /// Gives a turn back, and wakes another thread where jobs are left.
-    pub(super) fn leave_turn(&self) {
-        if let Some(concurrency) = self.concurrency() {
-            concurrency.leave();
-            if self.queues.has_work() {
-                self.notify();
-            }
-        }
     }
 
     /// Gives what is in `deque` to everybody.
@@ -492,70 +453,6 @@ impl<J: Job> fmt::Debug for Pool<J> {
     }
 }
 
-/// The right of a thread that is no worker to run jobs which need the [`SharedLock`], one after the other.
-#[must_use = "workers may run a job in place of the thread while the guard lives"]
-pub struct Turn<'a, J: Job> {
-    shared: &'a Arc<Shared<J>>,
-    /// What [`TURN`] was before.
-    before: usize,
-    not_send: PhantomData<*const ()>,
-}
-
-thread_local! {
-    /// The address of the pool that this thread, which is none of its workers, has a turn of, or zero.
-    static TURN: Cell<usize> = const { Cell::new(0) };
-}
-
-impl<J: Job> Turn<'_, J> {
-    /// The thread has taken the job that it is about to run.
-    pub fn has_job(&self) {
-        if let Some(concurrency) = self.shared.concurrency() {
-            concurrency.waiters.none_is_left();
-            concurrency.starts();
-        }
-    }
-}
-
-impl<J: Job> Drop for Turn<'_, J> {
-    fn drop(&mut self) {
-        if TURN.replace(self.before) != self.before {
-            self.shared.leave_turn();
-        }
-    }
-}
-
-impl<J: Job> fmt::Debug for Turn<'_, J> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Turn").finish_non_exhaustive()
-    }
-}
-
-/// A thread that waits for a job: see [`Pool::begin_wait`].
-#[must_use = "the wait lasts until the guard is dropped"]
-pub struct Waiting<'a, J: Job> {
-    shared: &'a Shared<J>,
-    takes_turns: bool,
-}
-
-impl<J: Job> Waiting<'_, J> {
-    /// Whether the thread should [take a turn](Pool::take_turn) for the job, if there is one.
-    pub fn takes_turns(&self) -> bool {
-        self.takes_turns
-    }
-}
-
-impl<J: Job> Drop for Waiting<'_, J> {
-    fn drop(&mut self) {
-        self.shared.concurrency().into_iter().for_each(Concurrency::end_wait);
-    }
-}
-
-impl<J: Job> fmt::Debug for Waiting<'_, J> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Waiting").finish_non_exhaustive()
-    }
-}
-
 /// While it lives, a spare thread covers the worker that called [`Pool::blocking`]. It stays on that thread.
 #[must_use = "the worker counts as blocked while the guard lives"]
 pub struct BlockingGuard<J: Job> {
@@ -589,100 +486,4 @@ impl<J: Job> fmt::Debug for BlockingGuard<J> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("BlockingGuard").field("on_worker", &self.shared.is_some()).finish()
     }
-}
-
-// Deques for threads from outside of the pool: what such a thread pushes costs it no locked instruction,
-// stays visible to everybody, and is found by the thread itself first when it helps.
-//
-// A thread is registered with the pool that it pushed to last. Its registration ends when it pushes to
-// another pool, or ends. The jobs in its deque then move to the shared queue.
-
-/// The number of threads outside of the pool that can have a deque at the same time.
-pub(super) const EXTERNAL_QUEUES_MAX: usize =
-    if cfg!(any(estafette_loom, estafette_shuttle)) { 1 } else { 16 };
-
-/// Deques that no registered thread has.
-#[derive(Debug)]
-pub(super) struct FreeDeques<J>(Mutex<Vec<Deque<J>>>);
-
-impl<J> FreeDeques<J> {
-    pub(super) fn new(deques: Vec<Deque<J>>) -> Self {
-        Self(Mutex::new(deques))
-    }
-
-    /// A deque, and how many are out with it.
-    fn take(&self) -> Option<(Deque<J>, usize)> {
-        let mut free = self.0.lock();
-        let deque = free.pop()?;
-        Some((deque, EXTERNAL_QUEUES_MAX - free.len()))
-    }
-
-    fn give(&self, deque: Deque<J>) {
-        self.0.lock().push(deque);
-    }
-}
-
-/// The registration of one outside thread with one pool.
-struct ExternalQueue<J: Job> {
-    shared: Arc<Shared<J>>,
-    /// `None` when all were taken, and after the registration has ended.
-    deque: Option<Deque<J>>,
-}
-
-thread_local! {
-    /// The pool that this thread is registered with.
-    static REGISTERED: RefCell<Option<Box<dyn Any>>> = const { RefCell::new(None) };
-}
-
-impl<J: Job> Drop for ExternalQueue<J> {
-    fn drop(&mut self) {
-        let Some(deque) = self.deque.take() else { return };
-        if self.shared.generation.is_inherited() {
-            // The locks of the pool may be held for ever: the deque is lost, with what is in it.
-            return std::mem::forget(deque);
-        }
-        self.shared.share(&deque);
-        self.shared.external.give(deque);
-    }
-}
-
-/// Calls `f` with the deque that this thread has by its registration with `shared`, if it has one.
-pub(super) fn with_deque<J: Job, R>(shared: &Arc<Shared<J>>, f: impl FnOnce(&Deque<J>) -> R) -> Option<R> {
-    let in_registered = |place: &RefCell<Option<Box<dyn Any>>>| {
-        // Borrowed while `f` runs, which only takes or pushes.
-        let place = place.try_borrow().ok()?;
-        let registered = place.as_ref()?.downcast_ref::<ExternalQueue<J>>()?;
-        if Arc::ptr_eq(&registered.shared, shared) { registered.deque.as_ref().map(f) } else { None }
-    };
-    REGISTERED.try_with(in_registered).ok().flatten()
-}
-
-/// Registers this thread with `shared`. When all deques are taken, the registration has none.
-pub(super) fn register<J: Job>(shared: &Arc<Shared<J>>) {
-    let deque = shared.external.take().map(|(deque, external)| {
-        // Before anything is pushed, so that every search for work includes this deque.
-        shared.queues.set_external_in_use(external);
-        deque
-    });
-    let registered = ExternalQueue { shared: shared.clone(), deque };
-    let mut registered: Option<Box<dyn Any>> = Some(Box::new(registered));
-    // On a thread that ends the new registration is dropped at once. The old one is dropped outside of the
-    // borrow.
-    let _ = REGISTERED.try_with(|place| {
-        place.try_borrow_mut().map(|mut place| std::mem::swap(&mut *place, &mut registered))
-    });
-    drop(registered);
-}
-
-/// Whether this thread is registered with `shared`, with a deque or without.
-pub(super) fn is_registered<J: Job>(shared: &Arc<Shared<J>>) -> bool {
-    let here = |place: &RefCell<Option<Box<dyn Any>>>| {
-        let place = place.try_borrow();
-        place.is_ok_and(|place| {
-            let registered = place.as_ref().and_then(|place| place.downcast_ref::<ExternalQueue<J>>());
-            registered.is_some_and(|registered| Arc::ptr_eq(&registered.shared, shared))
-        })
-    };
-    // A thread that ends cannot register any more, and need not.
-    REGISTERED.try_with(here).unwrap_or(true)
 }

@@ -1,0 +1,118 @@
+//! Turns: the right of a thread that is no worker to run jobs which share a lock, while it waits for one of them.
+
+use std::cell::Cell;
+use std::fmt;
+use std::marker::PhantomData;
+use std::sync::Arc;
+
+use estafette_sync::thread_local;
+
+use super::concurrency::Concurrency;
+use super::pool::{Job, Pool, Shared};
+
+impl<J: Job> Pool<J> {
+    /// Called by a thread that is no worker and would run a job which needs the [`SharedLock`]. `None` where as many threads run such jobs as
+    /// should. A thread that has a turn, and waits for another job inside of one, keeps it.
+    pub fn take_turn(&self) -> Option<Turn<'_, J>> {
+        let concurrency = self.shared.concurrency()?;
+        let before = TURN.get();
+        if before != self.shared.address() {
+            if !concurrency.enter() {
+                return None;
+            }
+            TURN.set(self.shared.address());
+        }
+        Some(Turn { shared: &self.shared, before, not_send: PhantomData })
+    }
+
+    /// Called by a thread that is no worker and waits for a job, until the guard is dropped. Where threads wait at once for what they have
+    /// pushed, the next such job wakes no worker.
+    pub fn begin_wait(&self) -> Waiting<'_, J> {
+        let takes_turns = self.shared.concurrency().is_some_and(Concurrency::begin_wait);
+        Waiting { shared: &self.shared, takes_turns }
+    }
+
+    /// The calling thread waits for jobs, and runs none: wakes a worker for a job that was left to it.
+    #[inline]
+    pub fn leave_to_workers(&self) {
+        if self.shared.concurrency().is_some_and(|concurrency| concurrency.waiters.gives_up()) {
+            self.shared.notify();
+        }
+    }
+}
+
+impl<J> Shared<J> {
+    /// Gives a turn back, and wakes another thread where jobs are left.
+    pub(super) fn leave_turn(&self) {
+        if let Some(concurrency) = self.concurrency() {
+            concurrency.leave();
+            if self.queues.has_work() {
+                self.notify();
+            }
+        }
+    }
+}
+
+/// The right of a thread that is no worker to run jobs which need the [`SharedLock`], one after the other.
+#[must_use = "workers may run a job in place of the thread while the guard lives"]
+pub struct Turn<'a, J: Job> {
+    shared: &'a Arc<Shared<J>>,
+    /// What [`TURN`] was before.
+    before: usize,
+    not_send: PhantomData<*const ()>,
+}
+
+thread_local! {
+    /// The address of the pool that this thread, which is none of its workers, has a turn of, or zero.
+    pub(super) static TURN: Cell<usize> = const { Cell::new(0) };
+}
+
+impl<J: Job> Turn<'_, J> {
+    /// The thread has taken the job that it is about to run.
+    pub fn has_job(&self) {
+        if let Some(concurrency) = self.shared.concurrency() {
+            concurrency.waiters.none_is_left();
+            concurrency.starts();
+        }
+    }
+}
+
+impl<J: Job> Drop for Turn<'_, J> {
+    fn drop(&mut self) {
+        if TURN.replace(self.before) != self.before {
+            self.shared.leave_turn();
+        }
+    }
+}
+
+impl<J: Job> fmt::Debug for Turn<'_, J> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Turn").finish_non_exhaustive()
+    }
+}
+
+/// A thread that waits for a job: see [`Pool::begin_wait`].
+#[must_use = "the wait lasts until the guard is dropped"]
+pub struct Waiting<'a, J: Job> {
+    shared: &'a Shared<J>,
+    takes_turns: bool,
+}
+
+impl<J: Job> Waiting<'_, J> {
+    /// Whether the thread should [take a turn](Pool::take_turn) for the job, if there is one.
+    pub fn takes_turns(&self) -> bool {
+        self.takes_turns
+    }
+}
+
+impl<J: Job> Drop for Waiting<'_, J> {
+    fn drop(&mut self) {
+        self.shared.concurrency().into_iter().for_each(Concurrency::end_wait);
+    }
+}
+
+impl<J: Job> fmt::Debug for Waiting<'_, J> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Waiting").finish_non_exhaustive()
+    }
+}
