@@ -11,7 +11,7 @@ use super::concurrency::Concurrency;
 use super::pool::{Job, Pool, Shared};
 
 impl<J: Job> Pool<J> {
-    /// Called by a thread that is no worker and would run a job which needs the [`SharedLock`]. `None` where as many threads run such jobs as
+    /// Called by a thread that is no worker and would run a job which needs the [`SharedLock`](super::SharedLock). `None` where as many threads run such jobs as
     /// should. A thread that has a turn, and waits for another job inside of one, keeps it.
     pub fn take_turn(&self) -> Option<Turn<'_, J>> {
         let concurrency = self.shared.concurrency()?;
@@ -53,7 +53,7 @@ impl<J> Shared<J> {
     }
 }
 
-/// The right of a thread that is no worker to run jobs which need the [`SharedLock`], one after the other.
+/// The right of a thread that is no worker to run jobs which need the [`SharedLock`](super::SharedLock), one after the other.
 #[must_use = "workers may run a job in place of the thread while the guard lives"]
 pub struct Turn<'a, J: Job> {
     shared: &'a Arc<Shared<J>>,
