@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use crate::common::{Driver, Graph, Value, r, w};
+use crate::common::{Driver, Graph, Value, complete, none, only, r, w};
 use estafette_graph::Mode;
 
 #[test]
@@ -99,7 +99,7 @@ fn a_long_chain_of_groups_is_dropped_without_recursion() {
         let mut last = first.clone();
         for _ in 0..LENGTH {
             let next = graph.var(Value::of(witness.clone()));
-            graph.collapse(Value::default(), &[&last], &next).expect("idle").complete(|_| (), |_| ());
+            none(complete(graph.collapse(Value::default(), &[&last], &next).expect("idle")));
             last = next;
         }
         assert_eq!(first.ordering(), last);
@@ -126,7 +126,7 @@ fn a_member_dropped_while_its_accesses_queue_on_the_group_lives_until_they_are_t
     let mut next = Some(collapse);
     let mut step = || {
         let granted = next.take().expect("a chain");
-        granted.complete(|_| (), |granted| next = Some(granted));
+        next = complete(granted).pop();
     };
     step();
     assert!(alive(), "the write through the member is not done");
@@ -141,7 +141,7 @@ fn a_parked_member_goes_when_a_later_write_of_a_busy_group_completes() {
     let witness = Arc::new(());
     let member = graph.var(Value::of(witness.clone()));
     let group = graph.var(Value::default());
-    graph.collapse("collapse".into(), &[&member], &group).expect("idle").complete(|_| (), |_| ());
+    none(complete(graph.collapse("collapse".into(), &[&member], &group).expect("idle")));
     let (slow, quick) = (
         graph.op("slow".into(), [(&member, Mode::Read)]).submit_unreferenced().expect("idle"),
         graph.op("quick".into(), [(&group, Mode::Read)]).submit_unreferenced().expect("readers together"),
@@ -149,14 +149,11 @@ fn a_parked_member_goes_when_a_later_write_of_a_busy_group_completes() {
     drop(member);
     assert!(graph.op("write".into(), [(&group, Mode::Write)]).submit_unreferenced().is_none());
     assert!(graph.op("keeps the queue busy".into(), [(&group, Mode::Write)]).submit_unreferenced().is_none());
-    quick.complete(|_| (), |_| unreachable!());
+    none(complete(quick));
     assert_eq!(Arc::strong_count(&witness), 2);
-    let mut next = None;
-    slow.complete(|_| (), |granted| next = Some(granted));
-    let write = next.take().expect("the write");
-    write.complete(|_| (), |granted| next = Some(granted));
+    let last = only(complete(only(complete(slow))));
     assert_eq!(Arc::strong_count(&witness), 1, "everything queued when the member was dropped is done");
-    next.expect("the last").complete(|_| (), |_| ());
+    none(complete(last));
 }
 
 #[test]
@@ -169,9 +166,8 @@ fn a_member_dropped_before_its_collapse_completes_waits_for_it() {
     assert!(graph.collapse("collapse".into(), &[&member], &group).is_none());
     drop((member, group));
     assert_eq!(graph.snapshot(|_| ()).ops.len(), 2);
-    let mut next = None;
-    ahead.complete(|_| (), |granted| next = Some(granted));
+    let collapse = only(complete(ahead));
     assert_eq!(Arc::strong_count(&witness), 2);
-    next.expect("the collapse").complete(|_| (), |_| ());
+    none(complete(collapse));
     assert_eq!(Arc::strong_count(&witness), 1);
 }

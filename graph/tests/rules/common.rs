@@ -38,6 +38,23 @@ pub type Var = estafette_graph::Var<Value, Value>;
 pub type Granted = estafette_graph::Granted<Value, Value>;
 pub type OpRef = estafette_graph::OpRef<Value, Value>;
 
+/// Completes an operation, and returns those that are granted by that. Most tests call this: each closure given to `complete` compiles the
+/// completion once more.
+pub fn complete(granted: Granted) -> Vec<Granted> {
+    let mut ready = Vec::new();
+    granted.complete(|_| (), |granted| ready.push(granted));
+    ready
+}
+
+pub fn only(mut granted: Vec<Granted>) -> Granted {
+    assert_eq!(granted.len(), 1, "{granted:?}");
+    granted.pop().expect("one")
+}
+
+pub fn none(granted: Vec<Granted>) {
+    assert!(granted.is_empty(), "{granted:?}");
+}
+
 pub type Access = (usize, Mode);
 
 pub fn r(var: usize) -> Access {

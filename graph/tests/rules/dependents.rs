@@ -1,6 +1,6 @@
 //! Steps along the queues: what looks at the writes of an operation, and whose writes it looks at.
 
-use crate::common::{Driver, OpRef, r, w};
+use crate::common::{Driver, OpRef, complete, r, w};
 use estafette_graph::Mode;
 
 fn behind(op: &OpRef) -> Vec<String> {
@@ -111,7 +111,7 @@ fn steps_among_operations_that_come_and_go() {
                 }
                 let mut ready: Vec<_> = granted.into_iter().chain(behind.1).collect();
                 while let Some(granted) = ready.pop() {
-                    granted.complete(|_| (), |granted| ready.push(granted));
+                    ready.extend(complete(granted));
                 }
             }
         });

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use crate::common::{Granted, Graph, Value, Var};
+use crate::common::{Granted, Graph, Value, Var, complete, none, only};
 use estafette_graph::Mode;
 
 /// Counts how often it is dropped; a second drop of one value would count twice.
@@ -59,7 +59,7 @@ fn dropping_the_last_handle_while_operations_are_queued_frees_after_the_last_one
         assert_eq!(drops.count(), 0);
         let granted = next.take().expect("one after the other");
         assert_eq!(granted.payload().number, n);
-        granted.complete(|_| (), |granted| next = Some(granted));
+        next = complete(granted).pop();
     }
     assert_eq!(drops.count(), 1);
 }
@@ -80,7 +80,7 @@ fn the_last_of_several_readers_frees_an_orphaned_variable() {
     drop(x);
     while let Some(reader) = readers.pop() {
         assert_eq!(drops.count(), 0);
-        reader.complete(|_| (), |_| unreachable!());
+        none(complete(reader));
     }
     assert_eq!(drops.count(), 1);
 }
@@ -90,7 +90,7 @@ fn a_payload_is_dropped_by_completion_unless_referenced() {
     let drops = Drops::default();
     let graph = Graph::new();
     let x = graph.var(Value::default());
-    write(&graph, drops.counted(), &x).expect("idle").complete(|_| (), |_| ());
+    none(complete(write(&graph, drops.counted(), &x).expect("idle")));
     assert_eq!(drops.count(), 1);
 
     let (reference, granted) = graph.op(drops.counted(), [(&x, Mode::Write)]).submit();
@@ -98,7 +98,7 @@ fn a_payload_is_dropped_by_completion_unless_referenced() {
     let another = granted.to_ref();
     assert_eq!(reference, another);
     assert_eq!(reference.id(), granted.id());
-    granted.complete(|_| (), |_| ());
+    none(complete(granted));
     drop(reference);
     assert_eq!(drops.count(), 1);
     let third = another.clone();
@@ -118,7 +118,7 @@ fn references_outlive_graph_and_variables() {
     let granted = write(&graph, drops.counted(), &x).expect("idle");
     let reference = granted.to_ref();
     drop((graph, x));
-    granted.complete(|_| (), |_| ());
+    none(complete(granted));
     assert_eq!(drops.count(), 1, "the variable went with its last access");
     drop(reference);
     assert_eq!(drops.count(), 2);
@@ -133,7 +133,7 @@ fn a_reference_dropped_before_completion_changes_nothing() {
     drop(reference);
     drop((graph, x));
     assert_eq!(drops.count(), 0);
-    granted.expect("idle").complete(|_| (), |_| ());
+    none(complete(granted.expect("idle")));
     assert_eq!(drops.count(), 1);
 }
 
@@ -146,7 +146,7 @@ fn states_and_payloads_may_use_the_graph_when_they_are_dropped() {
             let Self(graph, other) = self;
             drop(graph.var(Value::default()));
             let granted = write(graph, Value::default(), other).expect("idle");
-            granted.complete(|_| (), |_| ());
+            none(complete(granted));
             let _ = graph.snapshot(|_| ());
         }
     }
@@ -156,7 +156,7 @@ fn states_and_payloads_may_use_the_graph_when_they_are_dropped() {
     let x = graph.var(restless());
     let granted = graph.op(restless(), [(&x, Mode::Write)]).submit_unreferenced().expect("idle");
     drop(x);
-    granted.complete(|_| (), |_| ());
+    none(complete(granted));
     assert!(other.is_quiet());
 }
 
@@ -193,9 +193,7 @@ fn handles_and_operations_come_apart_on_many_threads() {
         drop(send);
         scope.spawn(move || {
             for granted in receive {
-                let mut next = None;
-                granted.complete(|_| (), |granted| next = Some(granted));
-                next.expect("the reader of x").complete(|_| (), |_| ());
+                none(complete(only(complete(granted))));
             }
         });
     });

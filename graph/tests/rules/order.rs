@@ -1,6 +1,6 @@
 //! Who may go when: situations of one thread, event by event.
 
-use crate::common::{Driver, Graph, Value, r, w};
+use crate::common::{Driver, Graph, Value, complete, none, only, r, w};
 use estafette_graph::{Mode, OpId};
 
 #[test]
@@ -109,10 +109,9 @@ fn quiet_means_no_unfinished_write_and_no_user_flag() {
     assert!(x.is_quiet(), "readers do not disturb");
     assert!(graph.op(Value::default(), [(&x, Mode::Write)]).submit_unreferenced().is_none());
     assert!(!x.is_quiet() && x.has_unfinished_write(), "queued counts as unfinished");
-    let mut next = None;
-    reading.complete(|_| (), |granted| next = Some(granted));
+    let write = only(complete(reading));
     assert!(!x.is_quiet());
-    next.expect("the write").complete(
+    write.complete(
         |finish| {
             finish.state.number += 1;
             *finish.flags = 0x00AB_CDEF;
@@ -208,7 +207,7 @@ fn names_are_unique_and_ascend_for_one_thread() {
             graph.op(Value::default(), [(&x, Mode::Write)]).submit_unreferenced().expect("completed at once");
         assert!(last.is_none_or(|last| last < granted.id()));
         last = Some(granted.id());
-        granted.complete(|_| (), |_| ());
+        none(complete(granted));
     }
     assert_eq!(x.id().to_string(), "var 1");
     assert_eq!(OpId::new(17).to_string(), "op 17");
@@ -236,7 +235,7 @@ fn a_panicking_ready_still_gets_the_other_operations() {
     assert!(panic.is_err());
     assert_eq!(got.len(), 3);
     for granted in got {
-        granted.complete(|_| (), |_| ());
+        none(complete(granted));
     }
     assert!(x.is_quiet());
 }

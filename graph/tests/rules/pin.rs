@@ -1,6 +1,6 @@
 //! Reads without an operation.
 
-use crate::common::{Graph, Value, Var};
+use crate::common::{Graph, Value, Var, complete, none, only};
 use estafette_graph::{Hazard, Mode, OpId};
 
 fn pin(graph: &Graph, var: &Var) -> OpId {
@@ -20,7 +20,7 @@ fn end(var: &Var, id: OpId) -> Vec<String> {
     let mut names = Vec::new();
     while let Some(op) = granted.pop() {
         names.push(op.payload().name.clone());
-        op.complete(|_| (), |op| granted.push(op));
+        granted.extend(complete(op));
     }
     names
 }
@@ -43,12 +43,9 @@ fn a_write_waits_for_every_hold_and_reads_do_not() {
     assert!(!var.try_pin(|_, _| unreachable!("not asked")), "a hold does not overtake a writer either");
     assert!(end(&var, second).is_empty());
     assert!(end(&var, first).is_empty(), "a reader is left");
-    let mut granted = Vec::new();
-    read.complete(|_| (), |op| granted.push(op));
-    let write = granted.pop().expect("the last reader has gone");
+    let write = only(complete(read));
     assert!(!var.try_pin(|_, _| true), "a write is under way");
-    write.complete(|_| (), |op| granted.push(op));
-    granted.pop().expect("the late reader").complete(|_| (), |_| unreachable!());
+    none(complete(only(complete(write))));
 }
 
 #[test]
@@ -58,7 +55,7 @@ fn the_last_hold_lets_the_writer_in_when_it_is_later_than_the_last_read() {
     let id = pin(&graph, &var);
     let read = graph.op("read".into(), [(&var, Mode::Read)]).submit_unreferenced().expect("granted");
     assert!(graph.op("write".into(), [(&var, Mode::Update)]).submit_unreferenced().is_none());
-    read.complete(|_| (), |_| unreachable!("the hold is in the way"));
+    none(complete(read));
     assert_eq!(end(&var, id), ["write"]);
     assert!(var.is_quiet());
 }
@@ -69,11 +66,8 @@ fn a_hold_may_be_refused_by_what_the_variable_carries() {
     let var = graph.var(Value::default());
     var.with_state(|_, flags| *flags = 5);
     assert!(!var.try_pin(|_, flags| flags == 0));
-    graph
-        .op("write".into(), [(&var, Mode::Write)])
-        .submit_unreferenced()
-        .expect("not held")
-        .complete(|_| (), |_| unreachable!());
+    let write = graph.op("write".into(), [(&var, Mode::Write)]).submit_unreferenced();
+    none(complete(write.expect("not held")));
     assert!(var.try_pin(|_, flags| flags == 5));
     var.unpin(|_, flags| *flags = 0, |_| unreachable!());
     assert_eq!(var.flags(), 0);

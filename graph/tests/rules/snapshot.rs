@@ -1,6 +1,6 @@
 //! Pictures of what is queued, and what they explain.
 
-use crate::common::{Driver, Graph, Value, r, w};
+use crate::common::{Driver, Graph, Value, complete, r, w};
 use estafette_graph::{Blocker, Hazard, Mode, OpId, Snapshot};
 
 fn all(driver: &Driver) -> Snapshot<String> {
@@ -209,7 +209,7 @@ fn pictures_taken_during_traffic_are_consistent() {
                     in_flight.fetch_sub(1, Ordering::Relaxed);
                     drop(own);
                     while let Some(granted) = ready.pop() {
-                        granted.complete(|_| (), |granted| ready.push(granted));
+                        ready.extend(complete(granted));
                         in_flight.fetch_sub(1, Ordering::Relaxed);
                     }
                 }

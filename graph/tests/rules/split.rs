@@ -2,23 +2,8 @@
 
 use std::sync::Arc;
 
-use crate::common::{Granted, Graph, Value, Var};
+use crate::common::{Graph, Value, Var, complete, none, only};
 use estafette_graph::Mode;
-
-fn complete(granted: Granted) -> Vec<Granted> {
-    let mut ready = Vec::new();
-    granted.complete(|_| (), |granted| ready.push(granted));
-    ready
-}
-
-fn only(mut granted: Vec<Granted>) -> Granted {
-    assert_eq!(granted.len(), 1, "{granted:?}");
-    granted.pop().expect("one")
-}
-
-fn none(granted: Vec<Granted>) {
-    assert!(granted.is_empty(), "{granted:?}");
-}
 
 #[test]
 fn a_writer_waits_for_the_operation_and_what_was_split_off() {

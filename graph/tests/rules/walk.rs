@@ -1,6 +1,6 @@
 //! What is found by walking back from an operation that waits.
 
-use crate::common::{Driver, Granted, Graph, OpRef, Value, Var, r, w};
+use crate::common::{Driver, Granted, Graph, OpRef, Value, Var, complete, none, only, r, w};
 use estafette_graph::{Mode, Step, StepKind, Walk};
 
 const EVERYTHING: usize = usize::MAX;
@@ -71,9 +71,9 @@ fn what_was_split_off_a_running_operation_is_found_beside_it() {
     let writer = driver.submit_ref("writer", &[w(0)]);
     assert_eq!(names(&walk(&driver, &[&reader])), ["reader", "running"]);
     assert_eq!(names(&walk(&driver, &[&writer])), ["lease", "reader", "running", "writer"]);
-    running.complete(|_| (), |granted| drop(granted.complete(|_| (), |_| ())));
+    none(complete(only(complete(running))));
     assert_eq!(names(&walk(&driver, &[&writer])), ["lease", "writer"]);
-    lease.complete(|_| (), |granted| drop(granted.complete(|_| (), |_| ())));
+    none(complete(only(complete(lease))));
 }
 
 #[test]
@@ -94,7 +94,7 @@ fn holds_are_found_by_whom_they_block() {
     assert_eq!(held(&writer), (3, 1), "itself, the reader and the hold");
     driver.complete("reader");
     assert_eq!(held(&writer), (2, 1));
-    driver.vars[0].unpin(|_, _| (), |granted| drop(granted.complete(|_| (), |_| ())));
+    driver.vars[0].unpin(|_, _| (), |granted| none(complete(granted)));
 }
 
 #[test]
@@ -257,7 +257,7 @@ fn walks_during_traffic_lead_to_something_that_moves() {
             if granted.payload().number != PROBE {
                 in_flight.fetch_sub(1, Ordering::Relaxed);
             }
-            granted.complete(|_| (), |granted| ready.push(granted));
+            ready.extend(complete(granted));
         }
     };
     std::thread::scope(|scope| {

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use crate::common::{Driver, Graph, Value, Var, r, w};
+use crate::common::{Driver, Graph, Value, Var, complete, none, r, w};
 use estafette_graph::Mode;
 
 /// Nothing to wait for.
@@ -138,11 +138,11 @@ fn reads_of_a_write_that_was_split_are_joined() {
     let x = driver.vars[0].clone();
     let running = driver.graph.op("running".into(), [(&x, Mode::Write)]).submit_unreferenced().expect("idle");
     let lease = running.split("lease".into(), &[&x], Mode::Read);
-    running.complete(|_| (), |_| unreachable!("nothing waits"));
+    none(complete(running));
     let write = driver.submit_ref("write", &[w(0)]);
     driver.submit("reader", &[r(0)]);
     assert_eq!(driver.withdraw(&write).expect("the lease keeps it out"), ["reader"]);
-    lease.complete(|_| (), |_| unreachable!("nothing waits"));
+    none(complete(lease));
 }
 
 /// Counts its drops.
@@ -167,7 +167,7 @@ fn the_payload_of_a_withdrawn_operation_is_dropped_with_its_last_reference() {
     assert_eq!(drops.load(Ordering::SeqCst), 0);
     drop(another);
     assert_eq!(drops.load(Ordering::SeqCst), 1);
-    held.complete(|_| (), |_| unreachable!("nothing waits"));
+    none(complete(held));
 }
 
 #[test]
@@ -180,7 +180,7 @@ fn a_variable_may_go_after_the_withdrawal() {
     assert!(request.withdraw(|_| ()));
     drop((x, graph));
     assert_eq!(drops.load(Ordering::SeqCst), 0);
-    held.complete(|_| (), |_| ());
+    none(complete(held));
     assert_eq!(drops.load(Ordering::SeqCst), 1);
     assert!(!request.withdraw(|_| ()));
 }
@@ -193,9 +193,8 @@ fn a_parked_member_ends_with_its_last_access_whatever_is_withdrawn() {
     let graph = Graph::new();
     let member = graph.var(Value::of(Counted(Arc::clone(&drops))));
     let group = graph.var(Value::default());
-    graph.collapse("collapse".into(), &[&member], &group).expect("idle").complete(|_| (), |_| ());
+    none(complete(graph.collapse("collapse".into(), &[&member], &group).expect("idle")));
     let dropped = || drops.load(Ordering::SeqCst);
-    let mut ready = Vec::new();
 
     let first = graph.op("first".into(), [(&group, Mode::Write)]).submit_unreferenced().expect("idle");
     let (ahead, _) = graph.op("ahead".into(), [(&group, Mode::Write)]).submit();
@@ -211,8 +210,7 @@ fn a_parked_member_ends_with_its_last_access_whatever_is_withdrawn() {
     for (name, ended) in [("first", 0), ("second", 0), ("through the member", 0), ("last", 1), ("more", 1)] {
         let granted = next.take().expect("one after the other");
         assert_eq!(granted.payload().name, name);
-        granted.complete(|_| (), |granted| ready.push(granted));
-        next = ready.pop();
+        next = complete(granted).pop();
         assert_eq!(dropped(), ended, "after `{name}`");
     }
     assert!(next.is_none());
@@ -224,7 +222,7 @@ fn a_parked_member_ends_when_a_withdrawal_empties_the_queue() {
     let graph = Graph::new();
     let member = graph.var(Value::of(Counted(Arc::clone(&drops))));
     let (group, other) = (graph.var(Value::default()), graph.var(Value::default()));
-    graph.collapse("collapse".into(), &[&member], &group).expect("idle").complete(|_| (), |_| ());
+    none(complete(graph.collapse("collapse".into(), &[&member], &group).expect("idle")));
     let held = graph.op("held".into(), [(&other, Mode::Read)]).submit_unreferenced().expect("idle");
     // Granted on the group, waits on the other.
     let (request, _) = graph.op("request".into(), [(&member, Mode::Write), (&other, Mode::Write)]).submit();
@@ -232,7 +230,7 @@ fn a_parked_member_ends_when_a_withdrawal_empties_the_queue() {
     assert_eq!(drops.load(Ordering::SeqCst), 0);
     assert!(request.withdraw(|_| ()));
     assert_eq!(drops.load(Ordering::SeqCst), 1);
-    held.complete(|_| (), |_| ());
+    none(complete(held));
 }
 
 #[test]
@@ -246,7 +244,7 @@ fn a_variable_without_handles_ends_when_its_last_access_is_withdrawn() {
     assert_eq!(drops.load(Ordering::SeqCst), 0);
     assert!(request.withdraw(|_| ()));
     assert_eq!(drops.load(Ordering::SeqCst), 1);
-    held.complete(|_| (), |_| ());
+    none(complete(held));
 }
 
 #[test]
@@ -261,7 +259,7 @@ fn a_million_requests_that_are_withdrawn_leave_nothing() {
     }
     assert_eq!(x.queued().len(), 1);
     assert_eq!(graph.snapshot(|_| ()).ops.len(), 1);
-    held.complete(|_| (), |_| unreachable!("nothing waits"));
+    none(complete(held));
 }
 
 #[test]
