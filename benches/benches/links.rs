@@ -7,7 +7,7 @@ use std::collections::VecDeque;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
-use estafette::remote::{Address, Door, Link, Ticket};
+use estafette::remote::{Address, Door, Link, ShareOptions, Ticket};
 use estafette::{DType, Engine, Tensor};
 use futures::executor::block_on;
 
@@ -42,11 +42,11 @@ fn engine() -> Engine {
 // The second process.
 
 fn consume(engine: &Engine, role: &str, link: &Link) {
-    let receive = || link.receive_timeout(None).expect("a link");
+    let receive = || engine.block_on(link.receive(), None).expect("a link");
     match role {
         "consumer-keeps" => {
             let kept: Vec<_> = (0..IN_FLIGHT).map(|_| receive().expect("sent")).collect();
-            block_on(link.send(&number(engine, 0))).expect("sent");
+            block_on(link.send(&number(engine, 0), &ShareOptions::default())).expect("sent");
             drop((receive(), kept));
         }
         "consumer-tickets" => {
@@ -85,7 +85,7 @@ fn consume(engine: &Engine, role: &str, link: &Link) {
                     let new = page_faults() - faults;
                     is_shared &= is_of_another(data.addr());
                     for value in [new, is_shared.into()] {
-                        block_on(link.send(&number(engine, value))).expect("sent");
+                        block_on(link.send(&number(engine, value), &ShareOptions::default())).expect("sent");
                     }
                     (faults, is_shared) = (page_faults(), true);
                 }
@@ -184,7 +184,7 @@ impl Peer {
 /// From the send until the tensor may be written again.
 fn round_trip(engine: &Engine, link: &Link, x: &Tensor) -> Duration {
     let start = Instant::now();
-    block_on(link.send(x)).expect("sent");
+    block_on(link.send(x, &ShareOptions::default())).expect("sent");
     write(engine, x, 0);
     x.wait().expect("written");
     start.elapsed()
@@ -212,7 +212,7 @@ fn stream(engine: &Engine, link: &Link) -> f64 {
         if written.len() == WINDOW {
             written.pop_front().expect("it is full").wait().expect("written");
         }
-        block_on(link.send(x)).expect("sent");
+        block_on(link.send(x, &ShareOptions::default())).expect("sent");
         write(engine, x, 0);
         written.push_back(x.clone());
     }
@@ -226,7 +226,7 @@ fn steady(engine: &Engine, link: &Link) -> [f64; 2] {
     let marked = || {
         write(engine, &x, -1);
         x.wait().expect("written");
-        block_on(link.send(&x)).expect("sent");
+        block_on(link.send(&x, &ShareOptions::default())).expect("sent");
         write(engine, &x, 0);
         let found = [(); 2].map(|()| receive_number(link));
         x.wait().expect("written");
@@ -251,7 +251,7 @@ fn first_contact(engine: &Engine, door: &Door, x: &Tensor) -> f64 {
             let far = engine.connect(door.address()).await.expect("a link");
             (far, engine.accept(door).await.expect("a link"))
         });
-        block_on(near.send(x)).expect("sent");
+        block_on(near.send(x, &ShareOptions::default())).expect("sent");
         let received = block_on(far.receive()).expect("a link").expect("a tensor");
         received.wait().expect("it is ready");
         start.elapsed()
@@ -262,7 +262,7 @@ fn first_contact(engine: &Engine, door: &Door, x: &Tensor) -> f64 {
 fn tickets(engine: &Engine, door: &Door) {
     let peer = Peer::start(engine, door, "consumer-tickets");
     let x = engine.zeros(&[SMALL], DType::I64).expect("memory");
-    let ticket = x.ticket().expect("a ticket");
+    let ticket = x.ticket(&ShareOptions::default()).expect("a ticket");
     let bytes = ticket.to_bytes();
     let tensor = engine.zeros(&[bytes.len() as i64], DType::U8).expect("memory");
     let written = engine.op("ticket").writes([&tensor]).run(move |[], [mut tensor]| {
@@ -270,7 +270,7 @@ fn tickets(engine: &Engine, door: &Door) {
         Ok(())
     });
     written.expect("submitted").wait().expect("written");
-    block_on(peer.0.send(&tensor)).expect("sent");
+    block_on(peer.0.send(&tensor, &ShareOptions::default())).expect("sent");
     peer.end();
 }
 
@@ -280,10 +280,10 @@ fn in_flight(engine: &Engine, door: &Door) -> f64 {
     let peer = Peer::start(engine, door, "consumer-keeps");
     let tensors: Vec<_> =
         (0..IN_FLIGHT).map(|_| engine.zeros(&[SMALL], DType::I64).expect("memory")).collect();
-    tensors.iter().for_each(|x| block_on(peer.0.send(x)).expect("sent"));
+    tensors.iter().for_each(|x| block_on(peer.0.send(x, &ShareOptions::default())).expect("sent"));
     receive_number(&peer.0);
     let now = (descriptors(), segments());
-    block_on(peer.0.send(&tensors[0])).expect("sent");
+    block_on(peer.0.send(&tensors[0], &ShareOptions::default())).expect("sent");
     peer.end();
     (now.0 - before.0) as f64 - (now.1 - before.1) as f64
 }

@@ -147,6 +147,8 @@ pub mod bindings {
     pub use crate::exchange::reaper::{reaper, with_inline_deleters};
     pub use crate::exchange::{callback, export_strided};
     pub use crate::export::stream::ImportStream;
+    #[cfg(feature = "operators")]
+    pub use crate::operators::{invocation::Invocation, operator::Implementation};
     pub use crate::tensor::alias_map::Origin;
     pub use crate::trace::events::events_asked_for;
     pub use crate::trace::hooks::{

@@ -5,14 +5,14 @@
 //! the host or a device, are not copied; other memory is copied into it once. A [`Ticket`] names a version in some bytes, for processes that no link joins.
 //!
 //! ```no_run
-//! use estafette::remote::{Address, Door, Link};
+//! use estafette::remote::{Address, Door, Link, ShareOptions};
 //! use estafette::{DType, Engine};
 //!
 //! # async fn producer(door: Door) -> Result<(), estafette::Error> {
 //! let engine = Engine::builder().shared(true).build()?;
 //! let link = engine.accept(&door).await?;                  // one process: `door.address()` went to the other
 //! let x = engine.zeros(&[1024], DType::F32)?;
-//! link.send(&x).await?;                                    // at once, whether or not `x` is ready
+//! link.send(&x, &ShareOptions::default()).await?;          // at once, whether or not `x` is ready
 //! engine.op("next").writes([&x]).run(|[], [_x]| Ok(()))?;  // after the other process is done with it
 //! # Ok(()) }
 //! # async fn consumer(address: Address) -> Result<(), estafette::Error> {
@@ -150,17 +150,10 @@ impl Link {
     /// that came from a third process is asked of that process by the receiver.
     ///
     /// # Errors
-    /// [`Error::Device`] if the other process left or died, or there is no memory for a copy.
-    pub async fn send(&self, tensor: &Tensor) -> Result<(), Error> {
-        self.send_with(tensor, &ShareOptions::default()).await
-    }
-
-    /// As [`send`](Self::send), with options.
-    ///
-    /// # Errors
-    /// As `send`, and [`Error::NotShared`] where a copy was refused: the memory cannot be shown to others, since its engine was made without
-    /// [`shared`](crate::engine::EngineBuilder::shared), or it came from elsewhere. Where that turns out later, the tensor fails.
-    pub async fn send_with(&self, tensor: &Tensor, options: &ShareOptions) -> Result<(), Error> {
+    /// [`Error::Device`] if the other process left or died, or there is no memory for a copy. [`Error::NotShared`] where a copy was refused:
+    /// the memory cannot be shown to others, since its engine was made without [`shared`](crate::engine::EngineBuilder::shared), or it came
+    /// from elsewhere. Where that turns out later, the tensor fails.
+    pub async fn send(&self, tensor: &Tensor, options: &ShareOptions) -> Result<(), Error> {
         let export = Export::new(tensor, self.owner(), options.copy)?;
         if let Some(Shown::Here(place)) = export.shown.get() {
             self.introduce().await?;
@@ -211,15 +204,6 @@ impl Link {
     #[track_caller]
     pub fn receive(&self) -> impl Future<Output = Result<Option<Tensor>, Error>> + Send + use<'_> {
         self.receive_at(this_line())
-    }
-
-    /// As [`receive`](Self::receive), blocking the calling thread for at most `timeout`: what comes wakes no other one.
-    ///
-    /// # Errors
-    /// As `receive`; [`Error::Timeout`]; [`Error::WouldDeadlock`] where it would block in a callback.
-    #[track_caller]
-    pub fn receive_timeout(&self, timeout: Option<Duration>) -> Result<Option<Tensor>, Error> {
-        self.engine.block_on(self.receive(), timeout)
     }
 
     /// As [`receive`](Self::receive), at a line of a program in another language.

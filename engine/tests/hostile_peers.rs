@@ -13,7 +13,7 @@ use std::time::Duration;
 
 use estafette::devices::{DeviceError, DeviceErrorKind, Fence, host};
 use estafette::exchange::table::DLTensor;
-use estafette::remote::{Address, Door, Ticket};
+use estafette::remote::{Address, Door, ShareOptions, Ticket};
 use estafette::{DType, Engine, Tensor};
 use estafette_links::{Link, Received, Segment};
 
@@ -294,7 +294,7 @@ fn a_process_that_asks_for_anything_gets_what_it_was_given_a_ticket_for() {
     }
     let engine = engine();
     let x = engine.zeros(&[100], DType::U8).expect("memory");
-    let ticket = x.ticket().expect("a ticket");
+    let ticket = x.ticket(&ShareOptions::default()).expect("a ticket");
     let digits: String = ticket.to_bytes().iter().map(|byte| format!("{byte:02x}")).collect();
     assert!(Peer::start(NAME, &digits).end().success());
     drop(ticket);

@@ -1,6 +1,6 @@
 /*
  * A program that uses the C interface while calls of the system fail, and keeps account: of each operation that was accepted, each context
- * and each deleter. Prints what the judge in tests/src/bin/failing_system reads: "struck N", "error ...", "lost ...", "ended ...", "whole".
+ * and each deleter. Prints what the judge in tests/programs/src/bin/failing_system reads: "struck N", "error ...", "lost ...", "ended ...", "whole".
  */
 #define _GNU_SOURCE
 #include <estafette.h>

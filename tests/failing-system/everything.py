@@ -1,6 +1,6 @@
 """A program that uses the Python package while calls of the system fail, and keeps account.
 
-Only calls that the extension makes are counted. Prints what the judge in tests/src/bin/failing_system reads: "struck N", "error ...",
+Only calls that the extension makes are counted. Prints what the judge in tests/programs/src/bin/failing_system reads: "struck N", "error ...",
 "lost ...", "ended ...", "whole".
 """
 

@@ -20,7 +20,7 @@ use std::time::Duration;
 
 use estafette::devices::DLDevice;
 use estafette::engine::Memory;
-use estafette::remote::{Address, Door, Link, Ticket};
+use estafette::remote::{Address, Door, Link, ShareOptions, Ticket};
 use estafette::report::model::{Cause, Operation, OperationKind, Trace};
 use estafette::report::roots::roots;
 use estafette::report::sentences::sentence;
@@ -78,7 +78,7 @@ fn send_bytes(engine: &Engine, link: &Link, bytes: &[u8]) {
         Ok(())
     });
     drop(written.expect("submitted"));
-    wait(link.send(&tensor)).expect("sent");
+    wait(link.send(&tensor, &ShareOptions::default())).expect("sent");
 }
 
 fn receive_ticket(link: &Link) -> Ticket {
@@ -93,7 +93,8 @@ fn receive_bytes(link: &Link) -> Vec<u8> {
 
 /// Sends a word, which the other process waits for with `heard`.
 fn say(engine: &Engine, link: &Link) {
-    wait(link.send(&engine.zeros(&[1], DType::I64).expect("memory"))).expect("sent");
+    wait(link.send(&engine.zeros(&[1], DType::I64).expect("memory"), &ShareOptions::default()))
+        .expect("sent");
 }
 
 fn heard(link: &Link) {
@@ -149,8 +150,13 @@ fn bodies_that_wait_for_another_process_leave_the_engine_to_others() {
     let inside = engine.clone();
     let sends = engine.op("sends").run(move |[], []| {
         for _ in 0..bodies {
-            inside
-                .block_on(near.send(&inside.empty(&[1], DType::I64, Memory::Shared(DLDevice::CPU))?), None)?;
+            inside.block_on(
+                near.send(
+                    &inside.empty(&[1], DType::I64, Memory::Shared(DLDevice::CPU))?,
+                    &ShareOptions::default(),
+                ),
+                None,
+            )?;
         }
         Ok(())
     });
@@ -168,7 +174,7 @@ fn each_version_is_seen_whole_and_writes_wait_for_its_readers() {
             for round in 0..ROUNDS {
                 // Neither the send nor the next write waits here.
                 fill(engine, &x, round);
-                wait(is_send(link.send(&x))).unwrap();
+                wait(is_send(link.send(&x, &ShareOptions::default()))).unwrap();
             }
             fill(engine, &x, -1);
             for round in 0..ROUNDS {
@@ -196,7 +202,7 @@ fn each_version_is_seen_whole_and_writes_wait_for_its_readers() {
                     })
                     .unwrap();
                 drop(x);
-                wait(link.send(&y)).unwrap();
+                wait(link.send(&y, &ShareOptions::default())).unwrap();
                 assert_eq!(value(engine, &y).unwrap(), 2 * round);
             }
             assert!(wait(link.receive()).unwrap().is_none(), "the other process has closed the link");
@@ -211,12 +217,15 @@ fn failures_follow_the_data_into_another_process() {
         |peer, engine, link| {
             let x = engine.zeros(&[LENGTH], DType::I64).unwrap();
             engine.op("print").writes([&x]).run(|[], [_x]| Err("out of paper".into())).unwrap();
-            wait(link.send(&x)).unwrap();
+            wait(link.send(&x, &ShareOptions::default())).unwrap();
             fill(engine, &x, 7);
-            wait(link.send(&x)).unwrap();
+            wait(link.send(&x, &ShareOptions::default())).unwrap();
             let private = Engine::builder().workers(1).build().unwrap();
-            wait(link.send(&private.empty(&[LENGTH], DType::I64, Memory::Shared(DLDevice::CPU)).unwrap()))
-                .unwrap();
+            wait(link.send(
+                &private.empty(&[LENGTH], DType::I64, Memory::Shared(DLDevice::CPU)).unwrap(),
+                &ShareOptions::default(),
+            ))
+            .unwrap();
             assert!(peer.0.wait().unwrap().success());
             assert!(x.wait().is_ok());
         },
@@ -245,7 +254,7 @@ fn a_consumer_that_dies_gives_back_what_it_read() {
         |peer, engine, link| {
             let x = engine.zeros(&[LENGTH], DType::I64).unwrap();
             fill(engine, &x, 1);
-            wait(link.send(&x)).unwrap();
+            wait(link.send(&x, &ShareOptions::default())).unwrap();
             drop(receive(&link));
             fill(engine, &x, 2);
             std::thread::sleep(Duration::from_millis(30));
@@ -282,7 +291,7 @@ fn what_an_owner_had_finished_when_it_died_stays_readable() {
         |engine, link| {
             let [ready, pending] = [(); 2].map(|()| engine.zeros(&[LENGTH], DType::I64).unwrap());
             fill(engine, &ready, 5);
-            wait(link.send(&ready)).unwrap();
+            wait(link.send(&ready, &ShareOptions::default())).unwrap();
             engine
                 .op("endless")
                 .writes([&pending])
@@ -291,7 +300,7 @@ fn what_an_owner_had_finished_when_it_died_stays_readable() {
                     Ok(())
                 })
                 .unwrap();
-            wait(link.send(&pending)).unwrap();
+            wait(link.send(&pending, &ShareOptions::default())).unwrap();
             until_killed();
         },
     );
@@ -307,7 +316,7 @@ fn a_version_can_be_used_while_a_later_one_of_the_same_memory_is_pending() {
             let x = engine.zeros(&[LENGTH], DType::I64).unwrap();
             for version in 1..=3 {
                 fill(engine, &x, version);
-                wait(link.send(&x)).unwrap();
+                wait(link.send(&x, &ShareOptions::default())).unwrap();
             }
             assert!(peer.0.wait().unwrap().success());
         },
@@ -336,7 +345,7 @@ fn a_ticket_is_a_promise_in_a_process_without_a_link() {
                 Ok(())
             });
             drop(slow.unwrap());
-            let ticket = x.ticket().unwrap();
+            let ticket = x.ticket(&ShareOptions::default()).unwrap();
             fill(engine, &x, 8);
             send_ticket(engine, &link, &ticket);
             heard(&link);
@@ -375,7 +384,7 @@ fn thousands_of_tickets_are_redeemed_at_once() {
         |peer, engine, link| {
             let x = engine.zeros(&[LENGTH], DType::I64).unwrap();
             fill(engine, &x, 3);
-            let ticket = x.ticket().unwrap();
+            let ticket = x.ticket(&ShareOptions::default()).unwrap();
             send_ticket(engine, &link, &ticket);
             assert!(peer.0.wait().unwrap().success());
             drop(ticket);
@@ -415,7 +424,7 @@ fn the_death_of_an_owner_fails_what_its_tickets_promised() {
             let [ready, pending] = [(); 2].map(|()| engine.zeros(&[LENGTH], DType::I64).unwrap());
             fill(engine, &ready, 5);
             drop(engine.op("endless").writes([&pending]).run(|[], [_x]| until_killed()).unwrap());
-            let tickets = [&ready, &pending].map(|tensor| tensor.ticket().unwrap());
+            let tickets = [&ready, &pending].map(|tensor| tensor.ticket(&ShareOptions::default()).unwrap());
             tickets.iter().for_each(|ticket| send_ticket(engine, &link, ticket));
             until_killed();
         },
@@ -429,7 +438,7 @@ fn a_consumer_that_dies_gives_back_what_its_tickets_gave_it() {
         |peer, engine, link| {
             let x = engine.zeros(&[LENGTH], DType::I64).unwrap();
             fill(engine, &x, 1);
-            let ticket = x.ticket().unwrap();
+            let ticket = x.ticket(&ShareOptions::default()).unwrap();
             send_ticket(engine, &link, &ticket);
             heard(&link);
             drop(ticket);
@@ -454,14 +463,14 @@ fn bytes_that_are_no_ticket_are_refused_and_a_process_may_use_its_own_tickets() 
     let engine = engine();
     let x = engine.zeros(&[LENGTH], DType::I64).unwrap();
     fill(&engine, &x, 6);
-    let ticket = x.ticket().unwrap();
+    let ticket = x.ticket(&ShareOptions::default()).unwrap();
     let bytes = ticket.to_bytes();
     for wrong in [&bytes[1..], &bytes[..bytes.len() - 1], b"", &[0; 62]] {
         assert!(matches!(Ticket::from_bytes(wrong), Err(Error::Invalid(_))), "{wrong:?}");
     }
     let y = engine.from_ticket(&Ticket::from_bytes(&bytes).unwrap()).unwrap();
     assert_eq!(value(&engine, &y).unwrap(), 6);
-    let passed_on = y.ticket().unwrap();
+    let passed_on = y.ticket(&ShareOptions::default()).unwrap();
     let again = engine.from_ticket(&passed_on).unwrap();
     assert_eq!(value(&engine, &again).unwrap(), 6);
 }
@@ -512,7 +521,7 @@ fn a_report_of_both_processes_names_the_operation_and_the_lease_of_the_other() {
             });
             drop(produce.unwrap());
             has_begun.recv().unwrap();
-            wait(link.send(&x)).unwrap();
+            wait(link.send(&x, &ShareOptions::default())).unwrap();
             let line = value(engine, &receive(&link)).unwrap();
             go_on.send(()).unwrap();
             heard(&link);
@@ -563,7 +572,7 @@ fn a_report_of_both_processes_names_the_operation_and_the_lease_of_the_other() {
             drop(engine.op("consume").reads([&x]).run(|[_x], []| Ok(())).unwrap());
             let word = engine.zeros(&[1], DType::I64).unwrap();
             fill(engine, &word, line.into());
-            wait(link.send(&word)).unwrap();
+            wait(link.send(&word, &ShareOptions::default())).unwrap();
             x.wait().unwrap();
             engine.wait_all(None).unwrap();
             say(engine, &link);

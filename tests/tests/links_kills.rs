@@ -19,7 +19,7 @@ use std::time::{Duration, Instant};
 
 use estafette::devices::DLDevice;
 use estafette::engine::Memory;
-use estafette::remote::{Address, Door, Link, Ticket};
+use estafette::remote::{Address, Door, Link, ShareOptions, Ticket};
 use estafette::{DType, Engine, Error, Tensor};
 use estafette_links::steps::{self, CLOSING, GREETING, OPEN, STEP};
 use tests::limits::limit;
@@ -170,7 +170,7 @@ fn work(engine: &Engine, link: &Link, rounds: u64, pause: Duration) {
             check(&mut looks, false);
             std::thread::yield_now();
         }
-        if let Err(error) = wait(link.send(tensor)) {
+        if let Err(error) = wait(link.send(tensor, &ShareOptions::default())) {
             assert!(is_its_end(&error.to_string(), link.process()), "{error}");
         }
         is_open = receive(&mut looks);
@@ -211,7 +211,7 @@ fn be_the_other(place: &str) {
         "makes a ticket" => {
             let x = engine.zeros(&[LENGTH], DType::I64).expect("memory");
             fill(&engine, &x, 0, Duration::ZERO);
-            let ticket = x.ticket().expect("a ticket");
+            let ticket = x.ticket(&ShareOptions::default()).expect("a ticket");
             publish(place, &ticket.to_bytes());
             until_killed();
         }
@@ -254,16 +254,16 @@ fn be_the_other(place: &str) {
 fn passes_on(engine: &Engine, link: &Link, rounds: u64) {
     let receive = || wait(link.receive()).expect("the other process lives");
     let Some(first) = receive() else { return };
-    wait(link.send(&first)).expect("sent");
+    wait(link.send(&first, &ShareOptions::default())).expect("sent");
     drop(first);
     for version in 0..rounds {
         let Some(x) = receive() else { return };
         if version.is_multiple_of(3) {
             let own = engine.zeros(&[LENGTH], DType::I64).expect("memory");
             fill(engine, &own, version, Duration::ZERO);
-            wait(link.send(&own)).expect("sent");
+            wait(link.send(&own, &ShareOptions::default())).expect("sent");
         } else {
-            wait(link.send(&x)).expect("sent");
+            wait(link.send(&x, &ShareOptions::default())).expect("sent");
         }
     }
 }
@@ -345,7 +345,7 @@ impl Survivor {
         // The door for tickets and the reactor stay once they were needed, as does one segment.
         let x = engine.zeros(&[LENGTH], DType::I64).expect("memory");
         // So does the link of this process to its own door, which it takes back by what was passed on.
-        let ticket = x.ticket().expect("a ticket");
+        let ticket = x.ticket(&ShareOptions::default()).expect("a ticket");
         engine.from_ticket(&ticket).expect("a promise").wait().expect("it is ready");
         drop(ticket);
         fill(&engine, &x, 0, Duration::ZERO);
@@ -470,7 +470,7 @@ fn a_death_while_a_ticket_is_used_fails_the_promise_and_keeps_nothing() {
         let said = Said::new("tickets");
         let x = engine.zeros(&[LENGTH], DType::I64).expect("memory");
         fill(engine, &x, 0, Duration::ZERO);
-        let ticket = x.ticket().expect("a ticket");
+        let ticket = x.ticket(&ShareOptions::default()).expect("a ticket");
         publish(&said.path(), &ticket.to_bytes());
         let mut consumer = start(name, Some(&format!("{step}:0")), &said.path(), "uses a ticket");
         end_of(step, &mut consumer);
@@ -507,7 +507,8 @@ fn a_death_between_at_any_step_takes_nothing_from_who_has_the_tensor() {
             fill(engine, &x, 0, Duration::ZERO);
             let mut kept = None;
             if let Some(link) = &link {
-                let passed_on = wait(link.send(&x)).and_then(|()| wait(link.receive()));
+                let passed_on =
+                    wait(link.send(&x, &ShareOptions::default())).and_then(|()| wait(link.receive()));
                 let whole = |tensor: Option<Tensor>| {
                     let seen = tensor.as_ref().map(|it| look(engine, it, 0));
                     seen.map_or(Ok(()), |seen| seen.wait_timeout(Duration::from_secs(60))).map(|()| tensor)
@@ -563,7 +564,7 @@ fn is_large(engine: &Engine, place: &str) {
     is_writing.recv().expect("it is written");
     // There is one worker.
     fill(engine, &owed, 0, Duration::ZERO);
-    wait(link.send(&owed)).expect("sent");
+    wait(link.send(&owed, &ShareOptions::default())).expect("sent");
     until_killed();
 }
 
@@ -603,7 +604,7 @@ fn large_dies(survivor: &Survivor, name: &str) -> bool {
     let lent = engine.empty(&[LENGTH], DType::I64, Memory::SharedForWriting).expect("memory");
     let held = engine.zeros(&[LENGTH], DType::I64).expect("memory");
     wait(link.lend(&lent)).expect("lent");
-    wait(link.send(&held)).expect("sent");
+    wait(link.send(&held, &ShareOptions::default())).expect("sent");
     let owed = wait(link.receive()).expect("a link").expect("a promise");
     let checks = [&lent, &held].map(|tensor| {
         let check = engine.op("waits for the end").writes([tensor]).run(move |[], [_tensor]| {
@@ -716,7 +717,7 @@ fn holds(engine: &Engine, place: &str) {
         Ok(())
     });
     drop(written.expect("submitted"));
-    wait(link.send(&owed)).expect("sent");
+    wait(link.send(&owed, &ShareOptions::default())).expect("sent");
     wait(link.receive()).expect("a link").expect("a word");
     drop(held);
     go_on.send(()).expect("it is received");
@@ -736,7 +737,7 @@ fn a_stopped_process_keeps_its_leases_and_promises_and_is_named() {
     let link = link.expect("a link");
     let x = engine.zeros(&[LENGTH], DType::I64).expect("memory");
     fill(engine, &x, 0, Duration::ZERO);
-    wait(link.send(&x)).expect("sent");
+    wait(link.send(&x, &ShareOptions::default())).expect("sent");
     let owed = wait(link.receive()).expect("a link").expect("a promise");
     let process = child.id().cast_signed();
     // SAFETY: a signal to a child of this process, and waiting until it has stopped; it is not reaped.
@@ -745,7 +746,8 @@ fn a_stopped_process_keeps_its_leases_and_promises_and_is_named() {
         libc::waitpid(process, std::ptr::null_mut(), libc::WUNTRACED);
     }
     fill(engine, &x, 1, Duration::ZERO);
-    wait(link.send(&engine.zeros(&[1], DType::I64).expect("memory"))).expect("a word");
+    wait(link.send(&engine.zeros(&[1], DType::I64).expect("memory"), &ShareOptions::default()))
+        .expect("a word");
     for waiting in [&x, &owed] {
         assert!(matches!(waiting.wait_timeout(Duration::from_millis(50)), Err(Error::Timeout(_))));
     }
@@ -785,7 +787,8 @@ fn lacks_descriptors(engine: &Engine, place: &str) {
         .expect_err("no descriptor")
         .to_string();
     assert!(error.contains("Too many open files"), "{error}");
-    wait(link.send(&engine.zeros(&[1], DType::I64).expect("memory"))).expect("sent");
+    wait(link.send(&engine.zeros(&[1], DType::I64).expect("memory"), &ShareOptions::default()))
+        .expect("sent");
     drop(word);
     limit(libc::RLIMIT_NOFILE, before);
     engine.from_ticket(&ticket).expect("a promise").wait().expect("its process is reached");
@@ -809,7 +812,7 @@ fn lacks_memory(engine: &Engine, place: &str) {
     x.wait().expect("what has come is there");
     limit(libc::RLIMIT_AS, before);
     let large = engine.empty(&[8 << 20], DType::I64, Memory::Shared(DLDevice::CPU)).expect("memory");
-    wait(link.send(&large)).expect("sent");
+    wait(link.send(&large, &ShareOptions::default())).expect("sent");
     assert!(wait(link.receive()).expect("a link").is_none(), "it was shown");
 }
 
@@ -827,8 +830,8 @@ fn a_process_without_descriptors_or_memory_says_so_and_goes_on_when_it_has_some(
         let link = link.expect("a link");
         let x = engine.zeros(&[LENGTH], DType::I64).expect("memory");
         fill(engine, &x, 0, Duration::ZERO);
-        wait(link.send(&x)).expect("sent");
-        let ticket = x.ticket().expect("a ticket");
+        wait(link.send(&x, &ShareOptions::default())).expect("sent");
+        let ticket = x.ticket(&ShareOptions::default()).expect("a ticket");
         let bytes = ticket.to_bytes();
         let message = engine.zeros(&[bytes.len() as i64], DType::U8).expect("memory");
         let written = engine.op("ticket").writes([&message]).run(move |[], [mut message]| {
@@ -837,7 +840,7 @@ fn a_process_without_descriptors_or_memory_says_so_and_goes_on_when_it_has_some(
         });
         drop(written.expect("submitted"));
         if task == "lacks descriptors" {
-            wait(link.send(&message)).expect("sent");
+            wait(link.send(&message, &ShareOptions::default())).expect("sent");
         }
         let received = wait(link.receive()).expect("a link").expect("a tensor");
         received.wait_timeout(Duration::from_secs(60)).expect("it is ready");

@@ -126,7 +126,7 @@ pub unsafe extern "C" fn estafette_ticket_create(
         if options.deadline_ns > 0 {
             how.deadline = Duration::from_nanos(options.deadline_ns);
         }
-        let ticket = tensor.ticket_with(&how)?;
+        let ticket = tensor.ticket(&how)?;
         // SAFETY: writable, by contract.
         unsafe { out.write(vacant.fill(ticket)) };
         DONE
@@ -373,7 +373,7 @@ pub unsafe extern "C" fn estafette_link_send(
         // SAFETY: by contract of this function.
         let copy = copy_of("estafette_send_options", unsafe { options::read(options) }?.copy)?;
         let how = ShareOptions { copy, ..ShareOptions::default() };
-        engine.block_on(link.send_with(&tensor, &how), timeout(timeout_ns))?;
+        engine.block_on(link.send(&tensor, &how), timeout(timeout_ns))?;
         DONE
     })
 }

@@ -57,7 +57,7 @@ impl View<'_> {
     /// # Errors
     /// As [`to_vec`](Self::to_vec).
     pub fn to_candle<T: Element + WithDType>(&self) -> Result<candle_core::Tensor, Error> {
-        let shape: Vec<usize> = self.shape().iter().map(|&size| size as usize).collect();
+        let shape: Vec<usize> = self.layout().shape().iter().map(|&size| size as usize).collect();
         let copied = candle_core::Tensor::from_vec(self.to_vec::<T>()?, shape, &Device::Cpu);
         copied.map_err(|error| Error::invalid(error.to_string()))
     }

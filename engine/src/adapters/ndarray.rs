@@ -56,7 +56,7 @@ impl<'a> View<'a> {
     /// # Errors
     /// As [`as_slice`](Self::as_slice); [`Error::Invalid`] when `D` has another number of dimensions.
     pub fn as_ndarray<T: Element, D: Dimension>(&self) -> Result<ArrayView<'a, T, D>, Error> {
-        let view = ArrayView::from_shape(dimension(self.shape()), self.as_slice::<T>()?);
+        let view = ArrayView::from_shape(dimension(self.layout().shape()), self.as_slice::<T>()?);
         view.and_then(ArrayView::into_dimensionality).map_err(|error| Error::invalid(error.to_string()))
     }
 }
@@ -67,7 +67,7 @@ impl ViewMut<'_> {
     /// # Errors
     /// As [`as_mut_slice`](Self::as_mut_slice); [`Error::Invalid`] when `D` has another number of dimensions.
     pub fn as_ndarray_mut<T: Element, D: Dimension>(&mut self) -> Result<ArrayViewMut<'_, T, D>, Error> {
-        let view = ArrayViewMut::from_shape(dimension(self.shape()), self.as_mut_slice::<T>()?);
+        let view = ArrayViewMut::from_shape(dimension(self.layout().shape()), self.as_mut_slice::<T>()?);
         view.and_then(ArrayViewMut::into_dimensionality).map_err(|error| Error::invalid(error.to_string()))
     }
 }

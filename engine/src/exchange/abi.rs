@@ -114,6 +114,7 @@ impl ManagedTensor {
     }
 
     /// Which struct it is.
+    #[doc(hidden)]
     pub fn abi(&self) -> Abi {
         self.abi
     }

@@ -51,7 +51,8 @@ impl Operators {
     /// Registers a closure with so many inputs and outputs.
     ///
     /// # Errors
-    /// As [`register`](Self::register).
+    /// [`Error::Conflict`] for a name that is taken; [`Error::Invalid`] for more outputs than [`OUTPUTS_MAX`](super::OUTPUTS_MAX) or a name that
+    /// cannot be; [`Error::Forked`].
     pub fn register_closure(
         &self,
         name: &str,

@@ -50,14 +50,13 @@ pub mod library;
 mod attributes;
 mod call;
 mod closure;
-mod invocation;
+pub(crate) mod invocation;
 mod kernel;
-mod operator;
+pub(crate) mod operator;
 mod registry;
 
 pub use attributes::Attributes;
 pub use call::OperatorCall;
 pub use closure::Closure;
-pub use invocation::Invocation;
-pub use operator::{Implementation, OUTPUTS_MAX, Operator, OperatorKind, Signature};
+pub use operator::{OUTPUTS_MAX, Operator, OperatorKind, Signature};
 pub use registry::{Operators, operators};

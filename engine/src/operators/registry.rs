@@ -46,6 +46,7 @@ impl Operators {
     ///
     /// # Errors
     /// [`Error::Conflict`] for a name that is taken; [`Error::Invalid`] for a signature that cannot be; [`Error::Forked`].
+    #[doc(hidden)]
     pub fn register(
         &self,
         name: &str,

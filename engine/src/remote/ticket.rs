@@ -81,21 +81,14 @@ impl Tensor {
     /// A ticket for the tensor's current version, ready or not. Writes submitted later wait until it is dropped, and what was made with
     /// it. Waits for nothing. What is not shared is copied, as by [`Link::send`](super::Link::send).
     ///
-    /// # Errors
-    /// [`Error::Device`] if there is no memory for a copy; [`Error::Invalid`] if 65,536 tickets are alive.
-    pub fn ticket(&self) -> Result<Ticket, Error> {
-        self.ticket_with(&ShareOptions::default())
-    }
-
-    /// As [`ticket`](Self::ticket), with options.
-    ///
     /// On another machine the tensor is a copy, and the version's lease ends when the copy is made. If the other process falls silent before
     /// that, the lease stays: waits that it holds up name the process, until the network works again or the process is declared dead.
     ///
     /// # Errors
-    /// As [`ticket`](Self::ticket), and [`Error::NotShared`] as [`Link::send_with`](super::Link::send_with); with
-    /// [`ShareOptions::reach`] also [`Error::Invalid`] and [`Error::Device`] if NIXL is missing or the address is none of this machine.
-    pub fn ticket_with(&self, options: &ShareOptions) -> Result<Ticket, Error> {
+    /// [`Error::Device`] if there is no memory for a copy; [`Error::Invalid`] if 65,536 tickets are alive;
+    /// [`Error::NotShared`] as [`Link::send`](super::Link::send). With [`ShareOptions::reach`] also [`Error::Invalid`] and [`Error::Device`] if
+    /// NIXL is missing or the address is none of this machine.
+    pub fn ticket(&self, options: &ShareOptions) -> Result<Ticket, Error> {
         self.inner.core.check_usable()?;
         let listen = |at: &String| network::listen(at, options.deadline);
         let reach = options.reach.as_ref().map(listen).transpose()?.unwrap_or_default();

@@ -105,11 +105,6 @@ impl<'a> View<'a> {
         Ok(packed)
     }
 
-    /// Length of each dimension.
-    pub fn shape(&self) -> &'a [i64] {
-        self.definition.layout.shape()
-    }
-
     /// Type, shape, strides and place together.
     pub fn layout(&self) -> &'a Layout {
         &self.definition.layout
@@ -135,11 +130,6 @@ impl<'a> ViewMut<'a> {
         let len = check_slice::<T>(self.definition)?;
         // SAFETY: as for `View::as_slice`, with write access; the borrow of `self` keeps the slice unique.
         Ok(unsafe { std::slice::from_raw_parts_mut(slice_start(self.definition, len), len) })
-    }
-
-    /// Length of each dimension.
-    pub fn shape(&self) -> &'a [i64] {
-        self.definition.layout.shape()
     }
 
     /// Type, shape, strides and place together.

@@ -387,6 +387,7 @@ impl Recorder {
     }
 
     /// Events that did not fit so far.
+    #[doc(hidden)]
     pub fn lost(&self) -> u64 {
         self.session.lost()
     }

@@ -2,8 +2,8 @@
 
 use std::sync::Arc;
 
-use crate::common::{Driver, r, w};
-use estafette_graph::{Graph, Mode};
+use crate::common::{Driver, Graph, Value, complete, none, only, r, w};
+use estafette_graph::Mode;
 
 #[test]
 fn accesses_to_members_are_ordered_against_each_other_after_a_collapse() {
@@ -16,7 +16,7 @@ fn accesses_to_members_are_ordered_against_each_other_after_a_collapse() {
     assert_eq!(driver.complete("collapse"), ["w0"]);
     assert_eq!(driver.accesses("w0"), [(2, Mode::Write)], "the state of the group");
     assert_eq!(driver.complete("w0"), ["r1", "r2"]);
-    assert_eq!(driver.vars[0].with_state(|index, _| *index), 0, "a member keeps its own state");
+    assert_eq!(driver.vars[0].with_state(|state, _| state.number), 0, "a member keeps its own state");
     assert_eq!(driver.vars[0].ordering(), driver.vars[2]);
 }
 
@@ -28,7 +28,7 @@ fn a_collapse_waits_for_what_its_members_have_queued() {
     driver.collapse("collapse", &[0, 1], 2);
     driver.submit("after", &[r(0)]);
     assert_eq!(driver.granted(), ["r1", "w0"]);
-    let waiting: Vec<_> = driver.graph.waiting().iter().map(|op| op.payload().clone()).collect();
+    let waiting: Vec<_> = driver.graph.waiting().iter().map(|op| op.payload().name.clone()).collect();
     assert_eq!(waiting, ["after"], "a collapse is in no list");
     assert_eq!(driver.complete("w0"), [""; 0]);
     assert_eq!(driver.complete("r1"), ["collapse"]);
@@ -93,13 +93,13 @@ fn groups_collapse_into_larger_groups() {
 fn a_long_chain_of_groups_is_dropped_without_recursion() {
     const LENGTH: usize = 4_000;
     let on_a_small_stack = || {
-        let graph: Graph<Arc<()>, ()> = Graph::new();
+        let graph = Graph::new();
         let witness = Arc::new(());
-        let first = graph.var(witness.clone());
+        let first = graph.var(Value::of(witness.clone()));
         let mut last = first.clone();
         for _ in 0..LENGTH {
-            let next = graph.var(witness.clone());
-            graph.collapse((), &[&last], &next).expect("idle").complete(|_| (), |_| ());
+            let next = graph.var(Value::of(witness.clone()));
+            none(complete(graph.collapse(Value::default(), &[&last], &next).expect("idle")));
             last = next;
         }
         assert_eq!(first.ordering(), last);
@@ -114,19 +114,19 @@ fn a_long_chain_of_groups_is_dropped_without_recursion() {
 
 #[test]
 fn a_member_dropped_while_its_accesses_queue_on_the_group_lives_until_they_are_through() {
-    let graph: Graph<Option<Arc<()>>, &str> = Graph::new();
+    let graph = Graph::new();
     let witness = Arc::new(());
     let alive = || Arc::strong_count(&witness) == 2;
-    let member = graph.var(Some(witness.clone()));
-    let group = graph.var(None);
-    let collapse = graph.collapse("collapse", &[&member], &group).expect("idle");
-    assert!(graph.op("through the member", [(&member, Mode::Write)]).submit_unreferenced().is_none());
+    let member = graph.var(Value::of(witness.clone()));
+    let group = graph.var(Value::default());
+    let collapse = graph.collapse("collapse".into(), &[&member], &group).expect("idle");
+    assert!(graph.op("through the member".into(), [(&member, Mode::Write)]).submit_unreferenced().is_none());
     drop(member);
-    assert!(graph.op("later", [(&group, Mode::Write)]).submit_unreferenced().is_none());
+    assert!(graph.op("later".into(), [(&group, Mode::Write)]).submit_unreferenced().is_none());
     let mut next = Some(collapse);
     let mut step = || {
         let granted = next.take().expect("a chain");
-        granted.complete(|_| (), |granted| next = Some(granted));
+        next = complete(granted).pop();
     };
     step();
     assert!(alive(), "the write through the member is not done");
@@ -137,41 +137,37 @@ fn a_member_dropped_while_its_accesses_queue_on_the_group_lives_until_they_are_t
 
 #[test]
 fn a_parked_member_goes_when_a_later_write_of_a_busy_group_completes() {
-    let graph: Graph<Option<Arc<()>>, &str> = Graph::new();
+    let graph = Graph::new();
     let witness = Arc::new(());
-    let member = graph.var(Some(witness.clone()));
-    let group = graph.var(None);
-    graph.collapse("collapse", &[&member], &group).expect("idle").complete(|_| (), |_| ());
+    let member = graph.var(Value::of(witness.clone()));
+    let group = graph.var(Value::default());
+    none(complete(graph.collapse("collapse".into(), &[&member], &group).expect("idle")));
     let (slow, quick) = (
-        graph.op("slow", [(&member, Mode::Read)]).submit_unreferenced().expect("idle"),
-        graph.op("quick", [(&group, Mode::Read)]).submit_unreferenced().expect("readers together"),
+        graph.op("slow".into(), [(&member, Mode::Read)]).submit_unreferenced().expect("idle"),
+        graph.op("quick".into(), [(&group, Mode::Read)]).submit_unreferenced().expect("readers together"),
     );
     drop(member);
-    assert!(graph.op("write", [(&group, Mode::Write)]).submit_unreferenced().is_none());
-    assert!(graph.op("keeps the queue busy", [(&group, Mode::Write)]).submit_unreferenced().is_none());
-    quick.complete(|_| (), |_| unreachable!());
+    assert!(graph.op("write".into(), [(&group, Mode::Write)]).submit_unreferenced().is_none());
+    assert!(graph.op("keeps the queue busy".into(), [(&group, Mode::Write)]).submit_unreferenced().is_none());
+    none(complete(quick));
     assert_eq!(Arc::strong_count(&witness), 2);
-    let mut next = None;
-    slow.complete(|_| (), |granted| next = Some(granted));
-    let write = next.take().expect("the write");
-    write.complete(|_| (), |granted| next = Some(granted));
+    let last = only(complete(only(complete(slow))));
     assert_eq!(Arc::strong_count(&witness), 1, "everything queued when the member was dropped is done");
-    next.expect("the last").complete(|_| (), |_| ());
+    none(complete(last));
 }
 
 #[test]
 fn a_member_dropped_before_its_collapse_completes_waits_for_it() {
-    let graph: Graph<Option<Arc<()>>, &str> = Graph::new();
+    let graph = Graph::new();
     let witness = Arc::new(());
-    let member = graph.var(Some(witness.clone()));
-    let group = graph.var(None);
-    let ahead = graph.op("ahead", [(&member, Mode::Read)]).submit_unreferenced().expect("idle");
-    assert!(graph.collapse("collapse", &[&member], &group).is_none());
+    let member = graph.var(Value::of(witness.clone()));
+    let group = graph.var(Value::default());
+    let ahead = graph.op("ahead".into(), [(&member, Mode::Read)]).submit_unreferenced().expect("idle");
+    assert!(graph.collapse("collapse".into(), &[&member], &group).is_none());
     drop((member, group));
-    assert_eq!(graph.snapshot(|name| *name).ops.len(), 2);
-    let mut next = None;
-    ahead.complete(|_| (), |granted| next = Some(granted));
+    assert_eq!(graph.snapshot(|_| ()).ops.len(), 2);
+    let collapse = only(complete(ahead));
     assert_eq!(Arc::strong_count(&witness), 2);
-    next.expect("the collapse").complete(|_| (), |_| ());
+    none(complete(collapse));
     assert_eq!(Arc::strong_count(&witness), 1);
 }

@@ -1,18 +1,18 @@
 //! Steps along the queues: what looks at the writes of an operation, and whose writes it looks at.
 
-use crate::common::{Driver, r, w};
-use estafette_graph::{Mode, OpRef};
+use crate::common::{Driver, OpRef, complete, r, w};
+use estafette_graph::Mode;
 
-fn behind(op: &OpRef<usize, String>) -> Vec<String> {
+fn behind(op: &OpRef) -> Vec<String> {
     let mut found = Vec::new();
     op.dependents(|_, mode| mode.reads(), &mut found);
-    found.iter().map(|op| op.payload().clone()).collect()
+    found.iter().map(|op| op.payload().name.clone()).collect()
 }
 
-fn ahead(op: &OpRef<usize, String>) -> Vec<String> {
+fn ahead(op: &OpRef) -> Vec<String> {
     let mut found = Vec::new();
-    op.sources(Mode::reads, |name| name == "known", &mut found);
-    found.iter().map(|op| op.payload().clone()).collect()
+    op.sources(Mode::reads, |op| op.name == "known", &mut found);
+    found.iter().map(|op| op.payload().name.clone()).collect()
 }
 
 const NONE: [&str; 0] = [];
@@ -90,20 +90,20 @@ fn one_that_was_completed_or_withdrawn_is_in_no_queue_and_finds_nothing() {
 fn steps_among_operations_that_come_and_go() {
     let driver = Driver::new(0);
     let graph = driver.graph.clone();
-    let variables: Vec<_> = (0..3).map(|index| graph.var(index)).collect();
+    let variables: Vec<_> = (0..3).map(|index| graph.var(index.into())).collect();
     std::thread::scope(|scope| {
-        let (send, receive) = std::sync::mpsc::sync_channel::<OpRef<usize, String>>(8);
+        let (send, receive) = std::sync::mpsc::sync_channel::<OpRef>(8);
         scope.spawn(move || {
             for round in 0..20_000 {
-                let fresh = graph.var(9);
+                let fresh = graph.var(9.into());
                 let accesses = [
                     (&variables[round % 3], Mode::Update),
                     (&variables[(round + 1) % 3], Mode::Read),
                     (&fresh, Mode::Write),
                 ];
-                let (op, granted) = graph.op("some".to_owned(), accesses).submit();
+                let (op, granted) = graph.op("some".into(), accesses).submit();
                 let behind = graph
-                    .op("behind".to_owned(), [(&fresh, Mode::Read), (&variables[round % 3], Mode::Update)])
+                    .op("behind".into(), [(&fresh, Mode::Read), (&variables[round % 3], Mode::Update)])
                     .submit();
                 drop(fresh);
                 if send.send(op).is_err() {
@@ -111,7 +111,7 @@ fn steps_among_operations_that_come_and_go() {
                 }
                 let mut ready: Vec<_> = granted.into_iter().chain(behind.1).collect();
                 while let Some(granted) = ready.pop() {
-                    granted.complete(|_| (), |granted| ready.push(granted));
+                    ready.extend(complete(granted));
                 }
             }
         });
@@ -120,7 +120,7 @@ fn steps_among_operations_that_come_and_go() {
             let pinned = op.clone();
             pinned.dependents(|_, _| true, &mut found);
             pinned.sources(|_| true, |_| false, &mut found);
-            assert!(found.iter().all(|op| op.payload() == "some" || op.payload() == "behind"));
+            assert!(found.iter().all(|op| ["some", "behind"].contains(&op.payload().name.as_str())));
         }
     });
 }

@@ -3,7 +3,8 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use estafette_graph::{Granted, Graph, Mode, Var};
+use crate::common::{Granted, Graph, Value, Var, complete, none, only};
+use estafette_graph::Mode;
 
 /// Counts how often it is dropped; a second drop of one value would count twice.
 #[derive(Clone, Default)]
@@ -12,8 +13,8 @@ struct Drops(Arc<AtomicUsize>);
 struct Counted(Drops);
 
 impl Drops {
-    fn counted(&self) -> Counted {
-        Counted(self.clone())
+    fn counted(&self) -> Value {
+        Value::of(Counted(self.clone()))
     }
 
     fn count(&self) -> usize {
@@ -27,14 +28,14 @@ impl Drop for Counted {
     }
 }
 
-fn write<V, T>(graph: &Graph<V, T>, payload: T, var: &Var<V, T>) -> Option<Granted<V, T>> {
+fn write(graph: &Graph, payload: Value, var: &Var) -> Option<Granted> {
     graph.op(payload, [(var, Mode::Write)]).submit_unreferenced()
 }
 
 #[test]
 fn dropping_the_last_handle_of_an_idle_variable_frees_it_at_once() {
     let drops = Drops::default();
-    let graph: Graph<Counted, ()> = Graph::new();
+    let graph = Graph::new();
     let x = graph.var(drops.counted());
     let clone = x.clone();
     drop(x);
@@ -46,19 +47,19 @@ fn dropping_the_last_handle_of_an_idle_variable_frees_it_at_once() {
 #[test]
 fn dropping_the_last_handle_while_operations_are_queued_frees_after_the_last_one() {
     let drops = Drops::default();
-    let graph: Graph<Counted, u32> = Graph::new();
+    let graph = Graph::new();
     let x = graph.var(drops.counted());
-    let mut next = write(&graph, 0, &x);
+    let mut next = write(&graph, 0.into(), &x);
     for n in 1..10 {
-        assert!(write(&graph, n, &x).is_none());
+        assert!(write(&graph, n.into(), &x).is_none());
     }
     drop(x);
     drop(graph);
     for n in 0..10 {
         assert_eq!(drops.count(), 0);
         let granted = next.take().expect("one after the other");
-        assert_eq!(*granted.payload(), n);
-        granted.complete(|_| (), |granted| next = Some(granted));
+        assert_eq!(granted.payload().number, n);
+        next = complete(granted).pop();
     }
     assert_eq!(drops.count(), 1);
 }
@@ -66,15 +67,20 @@ fn dropping_the_last_handle_while_operations_are_queued_frees_after_the_last_one
 #[test]
 fn the_last_of_several_readers_frees_an_orphaned_variable() {
     let drops = Drops::default();
-    let graph: Graph<Counted, ()> = Graph::new();
+    let graph = Graph::new();
     let x = graph.var(drops.counted());
     let mut readers: Vec<_> = (0..3)
-        .map(|_| graph.op((), [(&x, Mode::Read)]).submit_unreferenced().expect("readers run together"))
+        .map(|_| {
+            graph
+                .op(Value::default(), [(&x, Mode::Read)])
+                .submit_unreferenced()
+                .expect("readers run together")
+        })
         .collect();
     drop(x);
     while let Some(reader) = readers.pop() {
         assert_eq!(drops.count(), 0);
-        reader.complete(|_| (), |_| unreachable!());
+        none(complete(reader));
     }
     assert_eq!(drops.count(), 1);
 }
@@ -82,9 +88,9 @@ fn the_last_of_several_readers_frees_an_orphaned_variable() {
 #[test]
 fn a_payload_is_dropped_by_completion_unless_referenced() {
     let drops = Drops::default();
-    let graph: Graph<(), Counted> = Graph::new();
-    let x = graph.var(());
-    write(&graph, drops.counted(), &x).expect("idle").complete(|_| (), |_| ());
+    let graph = Graph::new();
+    let x = graph.var(Value::default());
+    none(complete(write(&graph, drops.counted(), &x).expect("idle")));
     assert_eq!(drops.count(), 1);
 
     let (reference, granted) = graph.op(drops.counted(), [(&x, Mode::Write)]).submit();
@@ -92,13 +98,14 @@ fn a_payload_is_dropped_by_completion_unless_referenced() {
     let another = granted.to_ref();
     assert_eq!(reference, another);
     assert_eq!(reference.id(), granted.id());
-    granted.complete(|_| (), |_| ());
+    none(complete(granted));
     drop(reference);
     assert_eq!(drops.count(), 1);
     let third = another.clone();
     drop(another);
     assert_eq!(drops.count(), 1);
-    assert_eq!(third.payload().0.count(), 1, "the payload is still there");
+    let held = third.payload().held.as_ref().and_then(|held| held.downcast_ref::<Counted>());
+    assert_eq!(held.map(|counted| counted.0.count()), Some(1), "the payload is still there");
     drop(third);
     assert_eq!(drops.count(), 2);
 }
@@ -106,12 +113,12 @@ fn a_payload_is_dropped_by_completion_unless_referenced() {
 #[test]
 fn references_outlive_graph_and_variables() {
     let drops = Drops::default();
-    let graph: Graph<Counted, Counted> = Graph::new();
+    let graph = Graph::new();
     let x = graph.var(drops.counted());
     let granted = write(&graph, drops.counted(), &x).expect("idle");
     let reference = granted.to_ref();
     drop((graph, x));
-    granted.complete(|_| (), |_| ());
+    none(complete(granted));
     assert_eq!(drops.count(), 1, "the variable went with its last access");
     drop(reference);
     assert_eq!(drops.count(), 2);
@@ -120,38 +127,36 @@ fn references_outlive_graph_and_variables() {
 #[test]
 fn a_reference_dropped_before_completion_changes_nothing() {
     let drops = Drops::default();
-    let graph: Graph<(), Counted> = Graph::new();
-    let x = graph.var(());
+    let graph = Graph::new();
+    let x = graph.var(Value::default());
     let (reference, granted) = graph.op(drops.counted(), [(&x, Mode::Write)]).submit();
     drop(reference);
     drop((graph, x));
     assert_eq!(drops.count(), 0);
-    granted.expect("idle").complete(|_| (), |_| ());
+    none(complete(granted.expect("idle")));
     assert_eq!(drops.count(), 1);
 }
 
 #[test]
 fn states_and_payloads_may_use_the_graph_when_they_are_dropped() {
     // Both are dropped outside every lock and lock, so dropping them may submit, complete and drop handles.
-    struct Restless(Option<(Graph<Restless, Restless>, Var<Restless, Restless>)>);
+    struct Restless(Graph, Var);
     impl Drop for Restless {
         fn drop(&mut self) {
-            if let Some((graph, other)) = self.0.take() {
-                drop(graph.var(Restless(None)));
-                let granted =
-                    graph.op(Restless(None), [(&other, Mode::Write)]).submit_unreferenced().expect("idle");
-                granted.complete(|_| (), |_| ());
-                let _ = graph.snapshot(|_| ());
-            }
+            let Self(graph, other) = self;
+            drop(graph.var(Value::default()));
+            let granted = write(graph, Value::default(), other).expect("idle");
+            none(complete(granted));
+            let _ = graph.snapshot(|_| ());
         }
     }
-    let graph: Graph<Restless, Restless> = Graph::new();
-    let other = graph.var(Restless(None));
-    let restless = || Restless(Some((graph.clone(), other.clone())));
+    let graph = Graph::new();
+    let other = graph.var(Value::default());
+    let restless = || Value::of(Restless(graph.clone(), other.clone()));
     let x = graph.var(restless());
     let granted = graph.op(restless(), [(&x, Mode::Write)]).submit_unreferenced().expect("idle");
     drop(x);
-    granted.complete(|_| (), |_| ());
+    none(complete(granted));
     assert!(other.is_quiet());
 }
 
@@ -160,9 +165,9 @@ fn handles_and_operations_come_apart_on_many_threads() {
     const THREADS: usize = 4;
     const ROUNDS: usize = 2_000;
     let (states, payloads) = (Drops::default(), Drops::default());
-    let graph: Graph<Counted, Counted> = Graph::new();
+    let graph = Graph::new();
     std::thread::scope(|scope| {
-        let (send, receive) = std::sync::mpsc::sync_channel::<Granted<Counted, Counted>>(64);
+        let (send, receive) = std::sync::mpsc::sync_channel::<Granted>(64);
         for _ in 0..THREADS - 1 {
             let (graph, send) = (graph.clone(), send.clone());
             let (states, payloads) = (states.clone(), payloads.clone());
@@ -188,9 +193,7 @@ fn handles_and_operations_come_apart_on_many_threads() {
         drop(send);
         scope.spawn(move || {
             for granted in receive {
-                let mut next = None;
-                granted.complete(|_| (), |granted| next = Some(granted));
-                next.expect("the reader of x").complete(|_| (), |_| ());
+                none(complete(only(complete(granted))));
             }
         });
     });

@@ -1,14 +1,14 @@
 //! Who may go when: situations of one thread, event by event.
 
-use crate::common::{Driver, r, w};
-use estafette_graph::{Graph, Mode, OpId};
+use crate::common::{Driver, Graph, Value, complete, none, only, r, w};
+use estafette_graph::{Mode, OpId};
 
 #[test]
 fn an_operation_without_accesses_is_granted_at_once_and_outlives_the_graph() {
-    let graph: Graph<(), String> = Graph::new();
-    let granted = graph.op("alone".to_owned(), []).submit_unreferenced().expect("nothing to wait for");
+    let graph = Graph::new();
+    let granted = graph.op("alone".into(), []).submit_unreferenced().expect("nothing to wait for");
     drop(graph);
-    assert_eq!(granted.payload(), "alone");
+    assert_eq!(granted.payload().name, "alone");
     assert_eq!(granted.accesses().len(), 0);
     granted.complete(|_| unreachable!(), |_| unreachable!());
 }
@@ -101,19 +101,19 @@ fn newly_granted_operations_of_one_variable_come_in_submission_order() {
 
 #[test]
 fn quiet_means_no_unfinished_write_and_no_user_flag() {
-    let graph: Graph<u8, ()> = Graph::new();
-    let x = graph.var(7);
+    let graph = Graph::new();
+    let x = graph.var(7.into());
     assert!(x.is_quiet());
-    let reading = graph.op((), [(&x, Mode::Read)]).submit_unreferenced().expect("nothing ahead");
+    let reading =
+        graph.op(Value::default(), [(&x, Mode::Read)]).submit_unreferenced().expect("nothing ahead");
     assert!(x.is_quiet(), "readers do not disturb");
-    assert!(graph.op((), [(&x, Mode::Write)]).submit_unreferenced().is_none());
+    assert!(graph.op(Value::default(), [(&x, Mode::Write)]).submit_unreferenced().is_none());
     assert!(!x.is_quiet() && x.has_unfinished_write(), "queued counts as unfinished");
-    let mut next = None;
-    reading.complete(|_| (), |granted| next = Some(granted));
+    let write = only(complete(reading));
     assert!(!x.is_quiet());
-    next.expect("the write").complete(
+    write.complete(
         |finish| {
-            *finish.state += 1;
+            finish.state.number += 1;
             *finish.flags = 0x00AB_CDEF;
         },
         |_| unreachable!(),
@@ -122,7 +122,7 @@ fn quiet_means_no_unfinished_write_and_no_user_flag() {
     assert!(!x.is_quiet(), "a user flag is set");
     assert_eq!(x.flags(), 0x00AB_CDEF);
     x.with_state(|state, flags| {
-        assert_eq!(*state, 8);
+        assert_eq!(state.number, 8);
         *flags = 0;
     });
     assert!(x.is_quiet());
@@ -130,15 +130,17 @@ fn quiet_means_no_unfinished_write_and_no_user_flag() {
 
 #[test]
 fn an_access_of_a_granted_operation_reaches_state_and_flags() {
-    let graph: Graph<u32, ()> = Graph::new();
-    let (x, y) = (graph.var(1), graph.var(2));
-    let granted =
-        graph.op((), [(&x, Mode::Read), (&y, Mode::Write)]).submit_unreferenced().expect("nothing ahead");
+    let graph = Graph::new();
+    let (x, y) = (graph.var(1.into()), graph.var(2.into()));
+    let granted = graph
+        .op(Value::default(), [(&x, Mode::Read), (&y, Mode::Write)])
+        .submit_unreferenced()
+        .expect("nothing ahead");
     let mut seen: Vec<_> = granted
         .accesses()
         .map(|access| {
             access.with_state(|state, flags| {
-                *state += 10;
+                state.number += 10;
                 *flags |= 1 << 23;
             });
             assert_eq!(access.flags(), 1 << 23);
@@ -147,7 +149,7 @@ fn an_access_of_a_granted_operation_reaches_state_and_flags() {
         .collect();
     seen.sort_unstable();
     assert_eq!(seen, [(x.id(), Mode::Read), (y.id(), Mode::Write)]);
-    assert_eq!(x.with_state(|state, _| *state), 11);
+    assert_eq!(x.with_state(|state, _| state.number), 11);
     let mut finished = 0;
     granted.complete(|_| finished += 1, |_| unreachable!());
     assert_eq!(finished, 2);
@@ -155,36 +157,36 @@ fn an_access_of_a_granted_operation_reaches_state_and_flags() {
 
 #[test]
 fn an_operation_over_ten_thousand_variables_is_fine() {
-    let graph: Graph<u32, &str> = Graph::new();
-    let vars: Vec<_> = (0..10_000).map(|_| graph.var(0)).collect();
+    let graph = Graph::new();
+    let vars: Vec<_> = (0..10_000).map(|_| graph.var(Value::default())).collect();
     let mut wide = vars.iter().rev().map(|var| (var, Mode::Write)).collect::<Vec<_>>();
     wide.extend(vars.iter().map(|var| (var, Mode::Read)));
-    let first = graph.op("wide", wide.iter().copied()).submit_unreferenced().expect("nothing ahead");
+    let first = graph.op("wide".into(), wide.iter().copied()).submit_unreferenced().expect("nothing ahead");
     assert_eq!(first.accesses().len(), 10_000);
-    assert!(graph.op("again", wide).submit_unreferenced().is_none());
+    assert!(graph.op("again".into(), wide).submit_unreferenced().is_none());
     let mut next = None;
-    first.complete(|finish| *finish.state += 1, |granted| next = Some(granted));
-    next.expect("granted once, by the last variable").complete(|finish| *finish.state += 1, |_| ());
-    assert!(vars.iter().all(|var| var.with_state(|state, _| *state == 2) && var.is_quiet()));
+    first.complete(|finish| finish.state.number += 1, |granted| next = Some(granted));
+    next.expect("granted once, by the last variable").complete(|finish| finish.state.number += 1, |_| ());
+    assert!(vars.iter().all(|var| var.with_state(|state, _| state.number == 2) && var.is_quiet()));
 }
 
 #[test]
 fn a_chain_of_a_million_completes_without_recursion() {
-    let graph: Graph<u64, u64> = Graph::new();
-    let x = graph.var(0);
+    let graph = Graph::new();
+    let x = graph.var(Value::default());
     let mut next = None;
     for n in 0..1_000_000 {
-        if let Some(granted) = graph.op(n, [(&x, Mode::Write)]).submit_unreferenced() {
+        if let Some(granted) = graph.op(n.into(), [(&x, Mode::Write)]).submit_unreferenced() {
             next = Some(granted);
         }
     }
     let mut completed = 0;
     while let Some(granted) = next.take() {
-        let number = *granted.payload();
+        let number = granted.payload().number;
         granted.complete(
             |finish| {
-                assert_eq!(*finish.state, number, "in order");
-                *finish.state += 1;
+                assert_eq!(finish.state.number, number, "in order");
+                finish.state.number += 1;
             },
             |granted| next = Some(granted),
         );
@@ -196,15 +198,16 @@ fn a_chain_of_a_million_completes_without_recursion() {
 
 #[test]
 fn names_are_unique_and_ascend_for_one_thread() {
-    let graph: Graph<(), ()> = Graph::new();
-    let x = graph.var(());
-    assert!(x.id() < graph.var(()).id());
+    let graph = Graph::new();
+    let x = graph.var(Value::default());
+    assert!(x.id() < graph.var(Value::default()).id());
     let mut last: Option<OpId> = None;
     for _ in 0..1000 {
-        let granted = graph.op((), [(&x, Mode::Write)]).submit_unreferenced().expect("completed at once");
+        let granted =
+            graph.op(Value::default(), [(&x, Mode::Write)]).submit_unreferenced().expect("completed at once");
         assert!(last.is_none_or(|last| last < granted.id()));
         last = Some(granted.id());
-        granted.complete(|_| (), |_| ());
+        none(complete(granted));
     }
     assert_eq!(x.id().to_string(), "var 1");
     assert_eq!(OpId::new(17).to_string(), "op 17");
@@ -212,18 +215,18 @@ fn names_are_unique_and_ascend_for_one_thread() {
 
 #[test]
 fn a_panicking_ready_still_gets_the_other_operations() {
-    let graph: Graph<(), u32> = Graph::new();
-    let x = graph.var(());
-    let gate = graph.op(0, [(&x, Mode::Write)]).submit_unreferenced().expect("nothing ahead");
+    let graph = Graph::new();
+    let x = graph.var(Value::default());
+    let gate = graph.op(Value::default(), [(&x, Mode::Write)]).submit_unreferenced().expect("nothing ahead");
     for n in 1..=3 {
-        assert!(graph.op(n, [(&x, Mode::Read)]).submit_unreferenced().is_none());
+        assert!(graph.op(n.into(), [(&x, Mode::Read)]).submit_unreferenced().is_none());
     }
     let mut got = Vec::new();
     let panic = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
         gate.complete(
             |_| (),
             |granted| {
-                let number = *granted.payload();
+                let number = granted.payload().number;
                 got.push(granted);
                 assert_ne!(number, 1, "the first one panics");
             },
@@ -232,31 +235,33 @@ fn a_panicking_ready_still_gets_the_other_operations() {
     assert!(panic.is_err());
     assert_eq!(got.len(), 3);
     for granted in got {
-        granted.complete(|_| (), |_| ());
+        none(complete(granted));
     }
     assert!(x.is_quiet());
 }
 
 #[test]
 fn a_panicking_finish_leaves_no_bit_taken_and_the_operation_visible() {
-    let graph: Graph<(), &str> = Graph::new();
-    let x = graph.var(());
-    let granted = graph.op("broken", [(&x, Mode::Write)]).submit_unreferenced().expect("nothing ahead");
+    let graph = Graph::new();
+    let x = graph.var(Value::default());
+    let granted =
+        graph.op("broken".into(), [(&x, Mode::Write)]).submit_unreferenced().expect("nothing ahead");
     let panic = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
         granted.complete(|_| panic!("finish"), |_| ());
     }));
     assert!(panic.is_err());
     x.with_state(|_, _| ());
-    let snapshot = graph.snapshot(|payload| *payload);
-    assert_eq!(snapshot.ops.iter().map(|op| op.label).collect::<Vec<_>>(), ["broken"]);
+    let snapshot = graph.snapshot(|op| op.name.clone());
+    assert_eq!(snapshot.ops.iter().map(|op| &op.label).collect::<Vec<_>>(), ["broken"]);
 }
 
 #[test]
 #[cfg(debug_assertions)]
 fn dropping_a_granted_operation_is_a_loud_bug() {
-    let graph: Graph<(), ()> = Graph::new();
-    let x = graph.var(());
-    let granted = graph.op((), [(&x, Mode::Write)]).submit_unreferenced().expect("nothing ahead");
+    let graph = Graph::new();
+    let x = graph.var(Value::default());
+    let granted =
+        graph.op(Value::default(), [(&x, Mode::Write)]).submit_unreferenced().expect("nothing ahead");
     let panic = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| drop(granted)));
     let message = *panic.expect_err("it panics").downcast::<String>().expect("a formatted message");
     assert_eq!(message, "op 1 was granted and dropped without being completed");
@@ -265,7 +270,7 @@ fn dropping_a_granted_operation_is_a_loud_bug() {
 #[test]
 #[should_panic(expected = "var 1 belongs to another graph")]
 fn a_variable_of_another_graph_is_refused() {
-    let (here, there): (Graph<(), ()>, Graph<(), ()>) = (Graph::new(), Graph::new());
-    let stranger = there.var(());
-    let _ = here.op((), [(&stranger, Mode::Read)]);
+    let (here, there) = (Graph::new(), Graph::new());
+    let stranger = there.var(Value::default());
+    let _ = here.op(Value::default(), [(&stranger, Mode::Read)]);
 }

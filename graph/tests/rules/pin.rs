@@ -1,13 +1,12 @@
 //! Reads without an operation.
 
-use estafette_graph::{Granted, Graph, Hazard, Mode, OpId, Var};
+use crate::common::{Graph, Value, Var, complete, none, only};
+use estafette_graph::{Hazard, Mode, OpId};
 
-type Queues = Graph<Vec<OpId>, &'static str>;
-
-fn pin(graph: &Queues, var: &Var<Vec<OpId>, &'static str>) -> OpId {
+fn pin(graph: &Graph, var: &Var) -> OpId {
     let id = graph.next_id();
-    let held = var.try_pin(|holders, _| {
-        holders.push(id);
+    let held = var.try_pin(|state, _| {
+        state.pins.push(id);
         true
     });
     assert!(held, "nothing is in the way");
@@ -15,63 +14,60 @@ fn pin(graph: &Queues, var: &Var<Vec<OpId>, &'static str>) -> OpId {
 }
 
 /// Unpins and returns the names of the operations that are granted by that, completed in turn.
-fn end(var: &Var<Vec<OpId>, &'static str>, id: OpId) -> Vec<&'static str> {
-    let mut granted: Vec<Granted<_, _>> = Vec::new();
-    var.unpin(|holders, _| holders.retain(|holder| *holder != id), |op| granted.push(op));
+fn end(var: &Var, id: OpId) -> Vec<String> {
+    let mut granted = Vec::new();
+    var.unpin(|state, _| state.pins.retain(|pin| *pin != id), |op| granted.push(op));
     let mut names = Vec::new();
     while let Some(op) = granted.pop() {
-        names.push(*op.payload());
-        op.complete(|_| (), |op| granted.push(op));
+        names.push(op.payload().name.clone());
+        granted.extend(complete(op));
     }
     names
 }
 
 #[test]
 fn a_write_waits_for_every_hold_and_reads_do_not() {
-    let graph = Queues::new();
-    let var = graph.var(Vec::new());
+    let graph = Graph::new();
+    let var = graph.var(Value::default());
     let (first, second) = (pin(&graph, &var), pin(&graph, &var));
     assert!(var.is_quiet(), "a reader leaves no write behind");
     let read = graph
-        .op("read", [(&var, Mode::Read)])
+        .op("read".into(), [(&var, Mode::Read)])
         .submit_unreferenced()
         .expect("readers do not wait for readers");
-    assert!(graph.op("write", [(&var, Mode::Write)]).submit_unreferenced().is_none());
-    assert!(graph.op("late", [(&var, Mode::Read)]).submit_unreferenced().is_none(), "no writer starves");
+    assert!(graph.op("write".into(), [(&var, Mode::Write)]).submit_unreferenced().is_none());
+    assert!(
+        graph.op("late".into(), [(&var, Mode::Read)]).submit_unreferenced().is_none(),
+        "no writer starves"
+    );
     assert!(!var.try_pin(|_, _| unreachable!("not asked")), "a hold does not overtake a writer either");
     assert!(end(&var, second).is_empty());
     assert!(end(&var, first).is_empty(), "a reader is left");
-    let mut granted = Vec::new();
-    read.complete(|_| (), |op| granted.push(op));
-    let write = granted.pop().expect("the last reader has gone");
+    let write = only(complete(read));
     assert!(!var.try_pin(|_, _| true), "a write is under way");
-    write.complete(|_| (), |op| granted.push(op));
-    granted.pop().expect("the late reader").complete(|_| (), |_| unreachable!());
+    none(complete(only(complete(write))));
 }
 
 #[test]
 fn the_last_hold_lets_the_writer_in_when_it_is_later_than_the_last_read() {
-    let graph = Queues::new();
-    let var = graph.var(Vec::new());
+    let graph = Graph::new();
+    let var = graph.var(Value::default());
     let id = pin(&graph, &var);
-    let read = graph.op("read", [(&var, Mode::Read)]).submit_unreferenced().expect("granted");
-    assert!(graph.op("write", [(&var, Mode::Update)]).submit_unreferenced().is_none());
-    read.complete(|_| (), |_| unreachable!("the hold is in the way"));
+    let read = graph.op("read".into(), [(&var, Mode::Read)]).submit_unreferenced().expect("granted");
+    assert!(graph.op("write".into(), [(&var, Mode::Update)]).submit_unreferenced().is_none());
+    none(complete(read));
     assert_eq!(end(&var, id), ["write"]);
     assert!(var.is_quiet());
 }
 
 #[test]
 fn a_hold_may_be_refused_by_what_the_variable_carries() {
-    let graph = Queues::new();
-    let var = graph.var(Vec::new());
+    let graph = Graph::new();
+    let var = graph.var(Value::default());
     var.with_state(|_, flags| *flags = 5);
     assert!(!var.try_pin(|_, flags| flags == 0));
-    graph
-        .op("write", [(&var, Mode::Write)])
-        .submit_unreferenced()
-        .expect("not held")
-        .complete(|_| (), |_| unreachable!());
+    let write = graph.op("write".into(), [(&var, Mode::Write)]).submit_unreferenced();
+    none(complete(write.expect("not held")));
     assert!(var.try_pin(|_, flags| flags == 5));
     var.unpin(|_, flags| *flags = 0, |_| unreachable!());
     assert_eq!(var.flags(), 0);
@@ -79,10 +75,10 @@ fn a_hold_may_be_refused_by_what_the_variable_carries() {
 
 #[test]
 fn what_was_collapsed_and_its_group_cannot_be_held() {
-    let graph = Queues::new();
-    let (member, group) = (graph.var(Vec::new()), graph.var(Vec::new()));
+    let graph = Graph::new();
+    let (member, group) = (graph.var(Value::default()), graph.var(Value::default()));
     let id = pin(&graph, &member);
-    assert!(graph.collapse("collapse", &[&member], &group).is_none(), "the collapse is a write");
+    assert!(graph.collapse("collapse".into(), &[&member], &group).is_none(), "the collapse is a write");
     assert!(!member.try_pin(|_, _| true) && !group.try_pin(|_, _| true));
     assert_eq!(end(&member, id), ["collapse"], "a hold ends where it began");
     assert!(!member.try_pin(|_, _| true) && !group.try_pin(|_, _| true));
@@ -91,23 +87,28 @@ fn what_was_collapsed_and_its_group_cannot_be_held() {
 #[test]
 #[should_panic(expected = "a pin is released once")]
 fn a_pin_that_is_not_there_cannot_be_released() {
-    Queues::new().var(Vec::new()).unpin(|_, _| (), |_| ());
+    Graph::new().var(Value::default()).unpin(|_, _| (), |_| ());
 }
 
 #[test]
 fn a_picture_names_the_holders_that_block_a_write() {
-    let graph = Queues::new();
-    let (held, free) = (graph.var(Vec::new()), graph.var(Vec::new()));
+    let graph = Graph::new();
+    let (held, free) = (graph.var(Value::default()), graph.var(Value::default()));
     let ids = [pin(&graph, &held), pin(&graph, &held)];
     let picture = || {
-        let label = |holders: &mut Vec<OpId>, found: &mut Vec<_>| {
-            found.extend(holders.iter().map(|id| (*id, "hold")))
+        let label = |state: &mut Value, found: &mut Vec<_>| {
+            found.extend(state.pins.iter().map(|id| (*id, "hold".to_owned())))
         };
-        graph.snapshot_with(|name| *name, label)
+        graph.snapshot_with(|op| op.name.clone(), label)
     };
     let idle = picture();
     assert_eq!((idle.ops.len(), idle.vars.len()), (2, 1));
-    assert!(graph.op("write", [(&held, Mode::Write), (&free, Mode::Write)]).submit_unreferenced().is_none());
+    assert!(
+        graph
+            .op("write".into(), [(&held, Mode::Write), (&free, Mode::Write)])
+            .submit_unreferenced()
+            .is_none()
+    );
     let snapshot = picture();
     let write = snapshot.ops.iter().find(|op| op.label == "write").expect("queued").id;
     let mut leaves = snapshot.leaves(write);

@@ -7,10 +7,8 @@ use std::sync::Mutex;
 use std::sync::mpsc::channel;
 use std::time::Duration;
 
-use estafette_graph::{Graph, Mode, Var};
-
-type Numbers = Graph<Vec<u64>, ()>;
-type Number = Var<Vec<u64>, ()>;
+use crate::common::{Graph, Value, Var, complete, none};
+use estafette_graph::Mode;
 
 /// Runs `test` on a thread of its own; one that has not ended after a minute has failed.
 fn watched(test: impl FnOnce() + Send + 'static) {
@@ -36,26 +34,26 @@ fn refused<R>(f: impl FnOnce() -> R) {
 }
 
 /// A graph that the calling thread has for itself, where there is such a thing, and a shared one.
-fn graphs() -> [Numbers; 2] {
-    let shared = Numbers::immortal();
+fn graphs() -> [Graph; 2] {
+    let shared = Graph::immortal();
     shared.share();
-    [Numbers::immortal(), shared]
+    [Graph::immortal(), shared]
 }
 
 #[test]
 fn a_closure_gets_no_second_reference_to_the_state_that_it_has() {
     watched(|| {
         for graph in graphs() {
-            let x = graph.var(vec![1, 2, 3, 4]);
+            let x = graph.var("first".into());
             let y = x.clone();
             x.with_state(|outer, _| {
-                let seen: &[u64] = outer;
-                refused(|| y.with_state(|inner, _| *inner = Vec::new()));
-                refused(|| y.with_ordering_state(|inner, _| *inner = Vec::new()));
-                refused(|| y.with_each_state(|inner, _| *inner = Vec::new()));
-                assert_eq!(seen, [1, 2, 3, 4]);
+                let seen: &str = &outer.name;
+                refused(|| y.with_state(|inner, _| *inner = Value::default()));
+                refused(|| y.with_ordering_state(|inner, _| *inner = Value::default()));
+                refused(|| y.with_each_state(|inner, _| *inner = Value::default()));
+                assert_eq!(seen, "first");
             });
-            assert!(x.with_state(|state, _| state.len()) == 4, "the graph goes on");
+            assert!(x.with_state(|state, _| state.name == "first"), "the graph goes on");
         }
     });
 }
@@ -65,20 +63,20 @@ fn a_closure_gets_no_second_reference_to_the_state_that_it_has() {
 #[test]
 fn a_closure_in_a_graph_that_one_thread_has_for_itself_can_do_nothing_with_it() {
     watched(|| {
-        let graph = Numbers::immortal();
-        let (x, y) = (graph.var(vec![1]), graph.var(vec![2]));
+        let graph = Graph::immortal();
+        let (x, y) = (graph.var(1.into()), graph.var(2.into()));
         x.with_state(|_, _| {
             refused(|| y.with_state(|_, _| ()));
             refused(|| y.try_pin(|_, _| true));
             refused(|| y.queued());
-            refused(|| graph.op((), [(&y, Mode::Write)]).submit_unreferenced());
-            refused(|| graph.snapshot(|()| ()));
-            refused(|| graph.var(Vec::new()));
+            refused(|| graph.op(Value::default(), [(&y, Mode::Write)]).submit_unreferenced());
+            refused(|| graph.snapshot(|_| ()));
+            refused(|| graph.var(Value::default()));
             refused(|| graph.share());
             let last = y.clone();
             drop(last);
         });
-        let last = graph.var(vec![3]);
+        let last = graph.var(3.into());
         x.with_state(|_, _| refused(|| drop(last)));
         assert!(y.try_pin(|_, _| true), "none of that has left anything behind");
         y.unpin(|_, _| (), |_| ());
@@ -93,19 +91,19 @@ fn a_refused_closure_does_not_let_another_thread_in() {
     use std::sync::atomic::{AtomicBool, Ordering};
 
     watched(|| {
-        let graph = Numbers::immortal();
-        let (x, y) = (graph.var(vec![1]), graph.var(vec![2]));
+        let graph = Graph::immortal();
+        let (x, y) = (graph.var(1.into()), graph.var(2.into()));
         let changed = Arc::new(AtomicBool::new(false));
         let other = x.with_state(|state, _| {
             refused(|| y.with_state(|_, _| ()));
             let (its, changed_there) = (x.clone(), Arc::clone(&changed));
             let other = std::thread::spawn(move || {
-                its.with_state(|state, _| state[0] = 7);
+                its.with_state(|state, _| state.number = 7);
                 changed_there.store(true, Ordering::Release);
             });
             for _ in 0..1_000 {
                 std::thread::yield_now();
-                assert!(!changed.load(Ordering::Acquire) && state[0] == 1, "two threads are inside");
+                assert!(!changed.load(Ordering::Acquire) && state.number == 1, "two threads are inside");
             }
             // The other thread waits until this one is outside. That it does must not keep this one from
             // being refused.
@@ -114,7 +112,7 @@ fn a_refused_closure_does_not_let_another_thread_in() {
             other
         });
         other.join().expect("the other thread gets in once this one is out");
-        assert_eq!(x.with_state(|state, _| state[0]), 7);
+        assert_eq!(x.with_state(|state, _| state.number), 7);
     });
 }
 
@@ -122,19 +120,21 @@ fn a_refused_closure_does_not_let_another_thread_in() {
 fn what_completes_and_what_describes_holds_is_refused_as_well() {
     watched(|| {
         for graph in graphs() {
-            let x = graph.var(vec![1]);
-            let granted =
-                graph.op((), [(&x, Mode::Write)]).submit_unreferenced().expect("nothing is in the way");
+            let x = graph.var(1.into());
+            let granted = graph
+                .op(Value::default(), [(&x, Mode::Write)])
+                .submit_unreferenced()
+                .expect("nothing is in the way");
             for access in granted.accesses() {
                 access.with_state(|_, _| refused(|| x.with_state(|_, _| ())));
             }
             granted.complete(|_| refused(|| x.with_state(|_, _| ())), |_| ());
             assert!(x.try_pin(|_, _| true));
             graph.snapshot_with(
-                |()| (),
+                |_| (),
                 |_, _| {
                     refused(|| x.with_state(|_, _| ()));
-                    refused(|| graph.var(Vec::new()));
+                    refused(|| graph.var(Value::default()));
                 },
             );
             x.unpin(|_, _| (), |_| ());
@@ -144,54 +144,49 @@ fn what_completes_and_what_describes_holds_is_refused_as_well() {
 
 #[test]
 fn a_closure_may_use_another_graph() {
-    let [(graph, x), (_other, y)]: [(Numbers, Number); 2] = graphs().map(|graph| {
-        let var = graph.var(vec![1]);
+    let [(graph, x), (_other, y)]: [(Graph, Var); 2] = graphs().map(|graph| {
+        let var = graph.var(1.into());
         (graph, var)
     });
     x.with_state(|_, _| {
-        y.with_state(|state, _| state[0] = 2);
-        refused(|| graph.var(Vec::new()));
+        y.with_state(|state, _| state.number = 2);
+        refused(|| graph.var(Value::default()));
     });
-    assert_eq!(y.with_state(|state, _| state[0]), 2);
+    assert_eq!(y.with_state(|state, _| state.number), 2);
 }
 
 #[test]
 fn a_panic_in_a_closure_of_a_snapshot_leaves_the_graph_usable() {
-    let graph = Numbers::new();
-    let x = graph.var(Vec::new());
+    let graph = Graph::new();
+    let x = graph.var(Value::default());
     assert!(x.try_pin(|_, _| true));
-    let snapshot = catch_unwind(AssertUnwindSafe(|| graph.snapshot_with(|()| (), |_, _| panic!("describe"))));
+    let snapshot = catch_unwind(AssertUnwindSafe(|| graph.snapshot_with(|_| (), |_, _| panic!("describe"))));
     assert!(snapshot.is_err());
-    let y = graph.var(Vec::new());
-    assert!(graph.snapshot(|()| ()).ops.is_empty());
+    let y = graph.var(Value::default());
+    assert!(graph.snapshot(|_| ()).ops.is_empty());
     drop(y);
     x.unpin(|_, _| (), |_| ());
-    assert!(
-        graph
-            .op((), [(&x, Mode::Write)])
-            .submit_unreferenced()
-            .map(|granted| granted.complete(|_| (), |_| ()))
-            .is_some()
-    );
+    let written = graph.op(Value::default(), [(&x, Mode::Write)]).submit_unreferenced();
+    none(complete(written.expect("nothing is in the way")));
 }
 
 #[test]
 fn a_hold_whose_closure_panics_is_none() {
-    let graph = Numbers::new();
-    let x = graph.var(Vec::new());
+    let graph = Graph::new();
+    let x = graph.var(Value::default());
     let _ = catch_unwind(AssertUnwindSafe(|| x.try_pin(|_, _| panic!("accept"))));
-    let written = graph.op((), [(&x, Mode::Write)]).submit_unreferenced();
-    written.expect("nothing holds the variable").complete(|_| (), |_| ());
+    let written = graph.op(Value::default(), [(&x, Mode::Write)]).submit_unreferenced();
+    none(complete(written.expect("nothing holds the variable")));
 }
 
 #[test]
 fn a_closure_that_panics_is_not_taken_for_one_that_still_runs() {
     let seen = Mutex::new(0);
     for graph in graphs() {
-        let x = graph.var(Vec::new());
+        let x = graph.var(Value::default());
         let _ = catch_unwind(AssertUnwindSafe(|| x.with_state(|_, _| panic!("state"))));
         x.with_state(|_, _| *seen.lock().unwrap() += 1);
-        drop(graph.var(Vec::new()));
+        drop(graph.var(Value::default()));
     }
     assert_eq!(*seen.lock().unwrap(), 2);
 }

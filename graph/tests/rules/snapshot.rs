@@ -1,10 +1,10 @@
 //! Pictures of what is queued, and what they explain.
 
-use crate::common::{Driver, r, w};
+use crate::common::{Driver, Graph, Value, complete, r, w};
 use estafette_graph::{Blocker, Hazard, Mode, OpId, Snapshot};
 
 fn all(driver: &Driver) -> Snapshot<String> {
-    driver.graph.snapshot(String::clone)
+    driver.graph.snapshot(|op| op.name.clone())
 }
 
 fn id(snapshot: &Snapshot<String>, name: &str) -> OpId {
@@ -110,9 +110,9 @@ fn describing_may_use_the_graph() {
     let mut driver = Driver::new(1);
     driver.submit("w", &[w(0)]);
     let graph = driver.graph.clone();
-    let snapshot = driver.graph.snapshot(|name| {
-        drop(graph.var(9));
-        graph.snapshot(|_| ()).ops.len() + name.len()
+    let snapshot = driver.graph.snapshot(|op| {
+        drop(graph.var(9.into()));
+        graph.snapshot(|_| ()).ops.len() + op.name.len()
     });
     assert_eq!(snapshot.ops[0].label, 2);
 }
@@ -146,22 +146,22 @@ fn a_picture_of_a_long_chain_of_variables_follows_it_in_one_pass() {
 /// Submitters need the list of variables to make new ones.
 #[test]
 fn while_a_picture_is_taken_others_make_variables_and_drop_them() {
-    let graph: estafette_graph::Graph<(), ()> = estafette_graph::Graph::new();
-    let held = graph.var(());
-    assert!(held.try_pin(|(), _| true));
+    let graph = Graph::new();
+    let held = graph.var(Value::default());
+    assert!(held.try_pin(|_, _| true));
     let (ask, asked) = std::sync::mpsc::channel();
     let (answer, answered) = std::sync::mpsc::channel();
     let theirs = graph.clone();
     let thread = std::thread::spawn(move || {
         for () in asked {
-            drop(theirs.var(()));
+            drop(theirs.var(Value::default()));
             answer.send(()).expect("it is waited for");
         }
     });
     let within = std::time::Duration::from_secs(60);
     let snapshot = graph.snapshot_with(
-        |()| false,
-        |(), found| {
+        |_| false,
+        |_, found| {
             ask.send(()).expect("the thread listens");
             answered.recv_timeout(within).expect("making a variable waits for no picture");
             found.push((OpId::new(7), true));
@@ -170,7 +170,7 @@ fn while_a_picture_is_taken_others_make_variables_and_drop_them() {
     assert_eq!(snapshot.ops.len(), 1);
     drop(ask);
     thread.join().expect("it did what it was asked for");
-    held.unpin(|(), _| (), |_| unreachable!("nothing waits"));
+    held.unpin(|_, _| (), |_| unreachable!("nothing waits"));
 }
 
 /// One thread takes pictures while others submit, complete, create and drop; each picture must be consistent:
@@ -181,14 +181,14 @@ fn pictures_taken_during_traffic_are_consistent() {
     use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
     /// A thread whose operations another one completes may otherwise run far ahead of it.
     const WINDOW: usize = 100;
-    let graph: estafette_graph::Graph<(), u32> = estafette_graph::Graph::new();
-    let vars: Vec<_> = (0..6).map(|_| graph.var(())).collect();
+    let graph = Graph::new();
+    let vars: Vec<_> = (0..6).map(|_| graph.var(Value::default())).collect();
     let (stop, in_flight) = (AtomicBool::new(false), AtomicUsize::new(0));
     std::thread::scope(|scope| {
-        for thread in 0..2_u32 {
+        for thread in 0..2_usize {
             let (graph, vars, stop, in_flight) = (graph.clone(), &vars, &stop, &in_flight);
             scope.spawn(move || {
-                let mut random = 0x2545_F491_u32 + thread;
+                let mut random = 0x2545_F491_u32 + thread as u32;
                 let mut step = || {
                     random ^= random << 13;
                     random ^= random >> 17;
@@ -197,32 +197,32 @@ fn pictures_taken_during_traffic_are_consistent() {
                 };
                 let mut ready = Vec::new();
                 while !stop.load(Ordering::Relaxed) {
-                    let own = graph.var(());
+                    let own = graph.var(Value::default());
                     while in_flight.fetch_add(1, Ordering::Relaxed) < WINDOW {
                         let accesses = [
                             (&vars[step() % 6], Mode::Read),
                             (&vars[step() % 6], Mode::Write),
                             (&own, Mode::Write),
                         ];
-                        ready.extend(graph.op(thread, accesses).submit_unreferenced());
+                        ready.extend(graph.op(thread.into(), accesses).submit_unreferenced());
                     }
                     in_flight.fetch_sub(1, Ordering::Relaxed);
                     drop(own);
                     while let Some(granted) = ready.pop() {
-                        granted.complete(|_| (), |granted| ready.push(granted));
+                        ready.extend(complete(granted));
                         in_flight.fetch_sub(1, Ordering::Relaxed);
                     }
                 }
             });
         }
         for _ in 0..1_000 {
-            check(&graph.snapshot(|thread| *thread));
+            check(&graph.snapshot(|op| op.number));
         }
         stop.store(true, Ordering::Relaxed);
     });
 }
 
-fn check(snapshot: &Snapshot<u32>) {
+fn check(snapshot: &Snapshot<usize>) {
     for var in &snapshot.vars {
         assert!(var.queue.is_sorted_by_key(|(_, _, granted)| !granted), "granted ones first");
         assert!(var.queue[0].2, "the head is granted");

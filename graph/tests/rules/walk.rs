@@ -1,11 +1,11 @@
 //! What is found by walking back from an operation that waits.
 
-use crate::common::{Driver, r, w};
-use estafette_graph::{Granted, Graph, Mode, OpRef, Step, StepKind, Var, Walk};
+use crate::common::{Driver, Granted, Graph, OpRef, Value, Var, complete, none, only, r, w};
+use estafette_graph::{Mode, Step, StepKind, Walk};
 
 const EVERYTHING: usize = usize::MAX;
 
-fn walk<'g>(driver: &'g Driver, ops: &[&OpRef<usize, String>]) -> Walk<'g, usize, String, ()> {
+fn walk<'g>(driver: &'g Driver, ops: &[&OpRef]) -> Walk<'g, Value, Value, ()> {
     let mut walk = driver.graph.walk();
     for op in ops {
         walk.add(op);
@@ -14,14 +14,14 @@ fn walk<'g>(driver: &'g Driver, ops: &[&OpRef<usize, String>]) -> Walk<'g, usize
     walk
 }
 
-fn name(step: &Step<'_, String, ()>) -> String {
+fn name(step: &Step<'_, Value, ()>) -> String {
     match step.what {
-        StepKind::Op(name) => name.clone(),
+        StepKind::Op(op) => op.name.clone(),
         StepKind::Pin(()) => "hold".to_owned(),
     }
 }
 
-fn names(walk: &Walk<'_, usize, String, ()>) -> Vec<String> {
+fn names(walk: &Walk<'_, Value, Value, ()>) -> Vec<String> {
     let mut names: Vec<_> = walk.steps().map(|step| name(&step)).collect();
     names.sort();
     names
@@ -64,18 +64,16 @@ fn a_writer_waits_for_the_reads_ahead_of_it_and_a_reader_for_the_last_write() {
 fn what_was_split_off_a_running_operation_is_found_beside_it() {
     let mut driver = Driver::new(1);
     let graph = driver.graph.clone();
-    let running = graph
-        .op("running".to_owned(), [(&driver.vars[0], Mode::Write)])
-        .submit_unreferenced()
-        .expect("granted");
-    let lease = running.split("lease".to_owned(), &[&driver.vars[0]], Mode::Read);
+    let running =
+        graph.op("running".into(), [(&driver.vars[0], Mode::Write)]).submit_unreferenced().expect("granted");
+    let lease = running.split("lease".into(), &[&driver.vars[0]], Mode::Read);
     let reader = driver.submit_ref("reader", &[r(0)]);
     let writer = driver.submit_ref("writer", &[w(0)]);
     assert_eq!(names(&walk(&driver, &[&reader])), ["reader", "running"]);
     assert_eq!(names(&walk(&driver, &[&writer])), ["lease", "reader", "running", "writer"]);
-    running.complete(|_| (), |granted| drop(granted.complete(|_| (), |_| ())));
+    none(complete(only(complete(running))));
     assert_eq!(names(&walk(&driver, &[&writer])), ["lease", "writer"]);
-    lease.complete(|_| (), |granted| drop(granted.complete(|_| (), |_| ())));
+    none(complete(only(complete(lease))));
 }
 
 #[test]
@@ -85,10 +83,10 @@ fn holds_are_found_by_whom_they_block() {
     let reader = driver.submit_ref("reader", &[r(0), w(1)]);
     let writer = driver.submit_ref("writer", &[w(0)]);
     let graph = driver.graph.clone();
-    let held = |op: &OpRef<usize, String>| {
+    let held = |op: &OpRef| {
         let mut walk = graph.walk();
         walk.add(op);
-        walk.run(EVERYTHING, |index, found| found.push((graph.next_id(), *index)));
+        walk.run(EVERYTHING, |state, found| found.push((graph.next_id(), state.number)));
         let held = walk.steps().filter(|step| matches!(step.what, StepKind::Pin(0))).count();
         (walk.steps().len(), held)
     };
@@ -96,7 +94,7 @@ fn holds_are_found_by_whom_they_block() {
     assert_eq!(held(&writer), (3, 1), "itself, the reader and the hold");
     driver.complete("reader");
     assert_eq!(held(&writer), (2, 1));
-    driver.vars[0].unpin(|_, _| (), |granted| drop(granted.complete(|_| (), |_| ())));
+    driver.vars[0].unpin(|_, _| (), |granted| none(complete(granted)));
 }
 
 #[test]
@@ -227,7 +225,7 @@ fn an_operation_of_another_graph_is_refused() {
     let mut driver = Driver::new(1);
     driver.submit("running", &[w(0)]);
     let waiting = driver.submit_ref("waiting", &[w(0)]);
-    let other: Graph<usize, String> = Graph::new();
+    let other = Graph::new();
     let add = std::panic::AssertUnwindSafe(|| other.walk::<()>().add(&waiting));
     assert!(std::panic::catch_unwind(add).is_err());
 }
@@ -241,9 +239,9 @@ fn walks_during_traffic_lead_to_something_that_moves() {
     /// pile up work behind it.
     const IN_FLIGHT_MAX: usize = 200;
     /// The payload of this thread's operations.
-    const PROBE: u32 = 9;
-    let graph: Graph<(), u32> = Graph::new();
-    let vars: Vec<Var<(), u32>> = (0..6).map(|_| graph.var(())).collect();
+    const PROBE: usize = 9;
+    let graph = Graph::new();
+    let vars: Vec<Var> = (0..6).map(|_| graph.var(Value::default())).collect();
     let stop = AtomicBool::new(false);
     let in_flight = AtomicUsize::new(0);
     /// Ends the traffic, also when this thread fails.
@@ -253,21 +251,21 @@ fn walks_during_traffic_lead_to_something_that_moves() {
             self.0.store(true, Ordering::Relaxed);
         }
     }
-    let complete = |granted: Granted<(), u32>| {
+    let complete = |granted: Granted| {
         let mut ready = vec![granted];
         while let Some(granted) = ready.pop() {
-            if *granted.payload() != PROBE {
+            if granted.payload().number != PROBE {
                 in_flight.fetch_sub(1, Ordering::Relaxed);
             }
-            granted.complete(|_| (), |granted| ready.push(granted));
+            ready.extend(complete(granted));
         }
     };
     std::thread::scope(|scope| {
-        for thread in 0..2_u32 {
+        for thread in 0..2_usize {
             let (graph, vars, stop, in_flight, complete) =
                 (graph.clone(), &vars, &stop, &in_flight, &complete);
             scope.spawn(move || {
-                let mut random = 0x2545_F491_u32 + thread;
+                let mut random = 0x2545_F491_u32 + thread as u32;
                 let mut step = || {
                     random ^= random << 13;
                     random ^= random >> 17;
@@ -282,13 +280,13 @@ fn walks_during_traffic_lead_to_something_that_moves() {
                     let mut ready = Vec::new();
                     for _ in 0..20 {
                         in_flight.fetch_add(1, Ordering::Relaxed);
-                        let own = graph.var(());
+                        let own = graph.var(Value::default());
                         let accesses = [
                             (&vars[step() % 6], Mode::Read),
                             (&vars[step() % 6], Mode::Write),
                             (&own, Mode::Write),
                         ];
-                        ready.extend(graph.op(thread, accesses).submit_unreferenced());
+                        ready.extend(graph.op(thread.into(), accesses).submit_unreferenced());
                     }
                     ready.into_iter().for_each(complete);
                 }
@@ -297,9 +295,9 @@ fn walks_during_traffic_lead_to_something_that_moves() {
         let stopping = Stop(&stop);
         let mut conclusive = 0;
         for round in 0..2_000 {
-            let mine = graph.var(());
+            let mine = graph.var(Value::default());
             let (probe, granted) =
-                graph.op(PROBE, [(&vars[round % 6], Mode::Read), (&mine, Mode::Write)]).submit();
+                graph.op(PROBE.into(), [(&vars[round % 6], Mode::Read), (&mine, Mode::Write)]).submit();
             let mut walk = graph.walk::<()>();
             let index = walk.add(&probe);
             assert!(walk.run(EVERYTHING, |_, _| ()));

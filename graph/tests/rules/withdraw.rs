@@ -3,8 +3,8 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use crate::common::{Driver, r, w};
-use estafette_graph::{Graph, Mode, Var};
+use crate::common::{Driver, Graph, Value, Var, complete, none, r, w};
+use estafette_graph::Mode;
 
 /// Nothing to wait for.
 const NONE: [&str; 0] = [];
@@ -111,10 +111,10 @@ fn a_withdrawn_operation_is_in_no_picture() {
     driver.submit("held", &[r(0)]);
     let write = driver.submit_ref("write", &[w(0), r(1)]);
     driver.withdraw(&write).expect("it waits");
-    let picture = driver.graph.snapshot(String::clone);
+    let picture = driver.graph.snapshot(|op| op.name.clone());
     assert_eq!(picture.ops.iter().map(|op| op.label.as_str()).collect::<Vec<_>>(), ["held"]);
     assert!(driver.graph.waiting().is_empty());
-    let queued: Vec<_> = driver.vars[0].queued().iter().map(|op| op.payload().clone()).collect();
+    let queued: Vec<_> = driver.vars[0].queued().iter().map(|op| op.payload().name.clone()).collect();
     assert_eq!(queued, ["held"]);
 }
 
@@ -138,11 +138,11 @@ fn reads_of_a_write_that_was_split_are_joined() {
     let x = driver.vars[0].clone();
     let running = driver.graph.op("running".into(), [(&x, Mode::Write)]).submit_unreferenced().expect("idle");
     let lease = running.split("lease".into(), &[&x], Mode::Read);
-    running.complete(|_| (), |_| unreachable!("nothing waits"));
+    none(complete(running));
     let write = driver.submit_ref("write", &[w(0)]);
     driver.submit("reader", &[r(0)]);
     assert_eq!(driver.withdraw(&write).expect("the lease keeps it out"), ["reader"]);
-    lease.complete(|_| (), |_| unreachable!("nothing waits"));
+    none(complete(lease));
 }
 
 /// Counts its drops.
@@ -157,30 +157,30 @@ impl Drop for Counted {
 #[test]
 fn the_payload_of_a_withdrawn_operation_is_dropped_with_its_last_reference() {
     let drops = Arc::new(AtomicUsize::new(0));
-    let graph: Graph<(), Option<Counted>> = Graph::new();
-    let x = graph.var(());
-    let held = graph.op(None, [(&x, Mode::Write)]).submit_unreferenced().expect("idle");
-    let (request, _) = graph.op(Some(Counted(Arc::clone(&drops))), [(&x, Mode::Read)]).submit();
+    let graph = Graph::new();
+    let x = graph.var(Value::default());
+    let held = graph.op(Value::default(), [(&x, Mode::Write)]).submit_unreferenced().expect("idle");
+    let (request, _) = graph.op(Value::of(Counted(Arc::clone(&drops))), [(&x, Mode::Read)]).submit();
     let another = request.clone();
     assert!(request.withdraw(|_| unreachable!("nothing waits behind it")));
     drop(request);
     assert_eq!(drops.load(Ordering::SeqCst), 0);
     drop(another);
     assert_eq!(drops.load(Ordering::SeqCst), 1);
-    held.complete(|_| (), |_| unreachable!("nothing waits"));
+    none(complete(held));
 }
 
 #[test]
 fn a_variable_may_go_after_the_withdrawal() {
     let drops = Arc::new(AtomicUsize::new(0));
-    let graph: Graph<Counted, ()> = Graph::new();
-    let x = graph.var(Counted(Arc::clone(&drops)));
-    let held = graph.op((), [(&x, Mode::Read)]).submit_unreferenced().expect("idle");
-    let (request, _) = graph.op((), [(&x, Mode::Write)]).submit();
+    let graph = Graph::new();
+    let x = graph.var(Value::of(Counted(Arc::clone(&drops))));
+    let held = graph.op(Value::default(), [(&x, Mode::Read)]).submit_unreferenced().expect("idle");
+    let (request, _) = graph.op(Value::default(), [(&x, Mode::Write)]).submit();
     assert!(request.withdraw(|_| ()));
     drop((x, graph));
     assert_eq!(drops.load(Ordering::SeqCst), 0);
-    held.complete(|_| (), |_| ());
+    none(complete(held));
     assert_eq!(drops.load(Ordering::SeqCst), 1);
     assert!(!request.withdraw(|_| ()));
 }
@@ -190,29 +190,27 @@ fn a_variable_may_go_after_the_withdrawal() {
 #[test]
 fn a_parked_member_ends_with_its_last_access_whatever_is_withdrawn() {
     let drops = Arc::new(AtomicUsize::new(0));
-    let graph: Graph<Option<Counted>, &str> = Graph::new();
-    let member = graph.var(Some(Counted(Arc::clone(&drops))));
-    let group = graph.var(None);
-    graph.collapse("collapse", &[&member], &group).expect("idle").complete(|_| (), |_| ());
+    let graph = Graph::new();
+    let member = graph.var(Value::of(Counted(Arc::clone(&drops))));
+    let group = graph.var(Value::default());
+    none(complete(graph.collapse("collapse".into(), &[&member], &group).expect("idle")));
     let dropped = || drops.load(Ordering::SeqCst);
-    let mut ready = Vec::new();
 
-    let first = graph.op("first", [(&group, Mode::Write)]).submit_unreferenced().expect("idle");
-    let (ahead, _) = graph.op("ahead", [(&group, Mode::Write)]).submit();
-    assert!(graph.op("second", [(&group, Mode::Write)]).submit_unreferenced().is_none());
-    assert!(graph.op("through the member", [(&member, Mode::Read)]).submit_unreferenced().is_none());
+    let first = graph.op("first".into(), [(&group, Mode::Write)]).submit_unreferenced().expect("idle");
+    let (ahead, _) = graph.op("ahead".into(), [(&group, Mode::Write)]).submit();
+    assert!(graph.op("second".into(), [(&group, Mode::Write)]).submit_unreferenced().is_none());
+    assert!(graph.op("through the member".into(), [(&member, Mode::Read)]).submit_unreferenced().is_none());
     drop(member);
-    let (behind, _) = graph.op("behind", [(&group, Mode::Write)]).submit();
-    assert!(graph.op("last", [(&group, Mode::Write)]).submit_unreferenced().is_none());
-    assert!(graph.op("more", [(&group, Mode::Write)]).submit_unreferenced().is_none());
+    let (behind, _) = graph.op("behind".into(), [(&group, Mode::Write)]).submit();
+    assert!(graph.op("last".into(), [(&group, Mode::Write)]).submit_unreferenced().is_none());
+    assert!(graph.op("more".into(), [(&group, Mode::Write)]).submit_unreferenced().is_none());
     assert!(behind.withdraw(|_| ()));
     assert!(ahead.withdraw(|_| ()));
     let mut next = Some(first);
     for (name, ended) in [("first", 0), ("second", 0), ("through the member", 0), ("last", 1), ("more", 1)] {
         let granted = next.take().expect("one after the other");
-        assert_eq!(*granted.payload(), name);
-        granted.complete(|_| (), |granted| ready.push(granted));
-        next = ready.pop();
+        assert_eq!(granted.payload().name, name);
+        next = complete(granted).pop();
         assert_eq!(dropped(), ended, "after `{name}`");
     }
     assert!(next.is_none());
@@ -221,47 +219,47 @@ fn a_parked_member_ends_with_its_last_access_whatever_is_withdrawn() {
 #[test]
 fn a_parked_member_ends_when_a_withdrawal_empties_the_queue() {
     let drops = Arc::new(AtomicUsize::new(0));
-    let graph: Graph<Option<Counted>, &str> = Graph::new();
-    let member = graph.var(Some(Counted(Arc::clone(&drops))));
-    let (group, other) = (graph.var(None), graph.var(None));
-    graph.collapse("collapse", &[&member], &group).expect("idle").complete(|_| (), |_| ());
-    let held = graph.op("held", [(&other, Mode::Read)]).submit_unreferenced().expect("idle");
+    let graph = Graph::new();
+    let member = graph.var(Value::of(Counted(Arc::clone(&drops))));
+    let (group, other) = (graph.var(Value::default()), graph.var(Value::default()));
+    none(complete(graph.collapse("collapse".into(), &[&member], &group).expect("idle")));
+    let held = graph.op("held".into(), [(&other, Mode::Read)]).submit_unreferenced().expect("idle");
     // Granted on the group, waits on the other.
-    let (request, _) = graph.op("request", [(&member, Mode::Write), (&other, Mode::Write)]).submit();
+    let (request, _) = graph.op("request".into(), [(&member, Mode::Write), (&other, Mode::Write)]).submit();
     drop(member);
     assert_eq!(drops.load(Ordering::SeqCst), 0);
     assert!(request.withdraw(|_| ()));
     assert_eq!(drops.load(Ordering::SeqCst), 1);
-    held.complete(|_| (), |_| ());
+    none(complete(held));
 }
 
 #[test]
 fn a_variable_without_handles_ends_when_its_last_access_is_withdrawn() {
     let drops = Arc::new(AtomicUsize::new(0));
-    let graph: Graph<Option<Counted>, ()> = Graph::new();
-    let (x, other) = (graph.var(Some(Counted(Arc::clone(&drops)))), graph.var(None));
-    let held = graph.op((), [(&other, Mode::Read)]).submit_unreferenced().expect("idle");
-    let (request, _) = graph.op((), [(&x, Mode::Write), (&other, Mode::Write)]).submit();
+    let graph = Graph::new();
+    let (x, other) = (graph.var(Value::of(Counted(Arc::clone(&drops)))), graph.var(Value::default()));
+    let held = graph.op(Value::default(), [(&other, Mode::Read)]).submit_unreferenced().expect("idle");
+    let (request, _) = graph.op(Value::default(), [(&x, Mode::Write), (&other, Mode::Write)]).submit();
     drop(x);
     assert_eq!(drops.load(Ordering::SeqCst), 0);
     assert!(request.withdraw(|_| ()));
     assert_eq!(drops.load(Ordering::SeqCst), 1);
-    held.complete(|_| (), |_| ());
+    none(complete(held));
 }
 
 #[test]
 fn a_million_requests_that_are_withdrawn_leave_nothing() {
-    let graph: Graph<(), ()> = Graph::new();
-    let x = graph.var(());
-    let held = graph.op((), [(&x, Mode::Write)]).submit_unreferenced().expect("idle");
+    let graph = Graph::new();
+    let x = graph.var(Value::default());
+    let held = graph.op(Value::default(), [(&x, Mode::Write)]).submit_unreferenced().expect("idle");
     for _ in 0..1_000_000 {
-        let (request, granted) = graph.op((), [(&x, Mode::Read)]).submit();
+        let (request, granted) = graph.op(Value::default(), [(&x, Mode::Read)]).submit();
         assert!(granted.is_none());
         assert!(request.withdraw(|_| unreachable!("nothing waits")));
     }
     assert_eq!(x.queued().len(), 1);
-    assert_eq!(graph.snapshot(|()| ()).ops.len(), 1);
-    held.complete(|_| (), |_| unreachable!("nothing waits"));
+    assert_eq!(graph.snapshot(|_| ()).ops.len(), 1);
+    none(complete(held));
 }
 
 #[test]

@@ -6,49 +6,50 @@ use proptest::prelude::*;
 const TRACKS: usize = 4;
 const LIBRARIES: usize = 3;
 
-fn string() -> impl Strategy<Value = String> {
-    prop_oneof!["[a-z.]{0,12}", ".{0,8}", Just("</script><b>\"&'\u{2028}".to_owned())]
+fn string() -> BoxedStrategy<String> {
+    prop_oneof!["[a-z.]{0,12}", ".{0,8}", Just("</script><b>\"&'\u{2028}".to_owned())].boxed()
 }
 
-fn text() -> impl Strategy<Value = Text> {
-    string().prop_map(Text::from)
+fn text() -> BoxedStrategy<Text> {
+    string().prop_map(Text::from).boxed()
 }
 
-fn time() -> impl Strategy<Value = Nanos> {
-    prop_oneof![0..2_000_u64, 0..(1_u64 << 50)]
+fn time() -> BoxedStrategy<Nanos> {
+    prop_oneof![0..2_000_u64, 0..(1_u64 << 50)].boxed()
 }
 
-fn maybe_time() -> impl Strategy<Value = Option<Nanos>> {
-    prop::option::of(time())
+fn maybe_time() -> BoxedStrategy<Option<Nanos>> {
+    prop::option::of(time()).boxed()
 }
 
-fn site() -> impl Strategy<Value = Option<Site>> {
+fn site() -> BoxedStrategy<Option<Site>> {
     prop::option::of((text(), any::<u32>(), text()).prop_map(|(file, line, function)| Site {
         file,
         line,
         function,
     }))
+    .boxed()
 }
 
-fn track_kind() -> impl Strategy<Value = TrackKind> {
+fn track_kind() -> BoxedStrategy<TrackKind> {
     use TrackKind::*;
-    prop::sample::select(vec![Worker, Thread, EventLoop, Queue, Reactor, Reaper])
+    prop::sample::select(vec![Worker, Thread, EventLoop, Queue, Reactor, Reaper]).boxed()
 }
 
-fn operation_kind() -> impl Strategy<Value = OperationKind> {
+fn operation_kind() -> BoxedStrategy<OperationKind> {
     use OperationKind::*;
-    prop::sample::select(vec![Operation, Wait, Await, Copy, Export, Import])
+    prop::sample::select(vec![Operation, Wait, Await, Copy, Export, Import]).boxed()
 }
 
-fn mode() -> impl Strategy<Value = Mode> {
-    prop::sample::select(vec![Mode::Read, Mode::Write, Mode::Update])
+fn mode() -> BoxedStrategy<Mode> {
+    prop::sample::select(vec![Mode::Read, Mode::Write, Mode::Update]).boxed()
 }
 
-fn hazard() -> impl Strategy<Value = Hazard> {
-    prop::sample::select(vec![Hazard::Raw, Hazard::War, Hazard::Waw])
+fn hazard() -> BoxedStrategy<Hazard> {
+    prop::sample::select(vec![Hazard::Raw, Hazard::War, Hazard::Waw]).boxed()
 }
 
-fn outcome() -> impl Strategy<Value = Outcome> {
+fn outcome() -> BoxedStrategy<Outcome> {
     prop_oneof![
         Just(Outcome::Ok),
         text().prop_map(Outcome::Failed),
@@ -56,9 +57,10 @@ fn outcome() -> impl Strategy<Value = Outcome> {
         text().prop_map(Outcome::Skipped),
         Just(Outcome::Unfinished),
     ]
+    .boxed()
 }
 
-fn blocker() -> impl Strategy<Value = Blocker> {
+fn blocker() -> BoxedStrategy<Blocker> {
     prop_oneof![
         (0..24_u64).prop_map(Blocker::Operation),
         (0..24_u64).prop_map(Blocker::Lease),
@@ -72,61 +74,65 @@ fn blocker() -> impl Strategy<Value = Blocker> {
             Blocker::EventLoop
         ]),
     ]
+    .boxed()
 }
 
-fn access() -> impl Strategy<Value = Access> {
-    (0..8_u64, mode()).prop_map(|(variable, mode)| Access { variable, mode })
+fn access() -> BoxedStrategy<Access> {
+    (0..8_u64, mode()).prop_map(|(variable, mode)| Access { variable, mode }).boxed()
 }
 
-fn library() -> impl Strategy<Value = Option<LibraryId>> {
-    prop::option::of(0..LIBRARIES)
+fn library() -> BoxedStrategy<Option<LibraryId>> {
+    prop::option::of(0..LIBRARIES).boxed()
 }
 
-fn track() -> impl Strategy<Value = Option<TrackId>> {
-    prop::option::of(0..TRACKS)
+fn track() -> BoxedStrategy<Option<TrackId>> {
+    prop::option::of(0..TRACKS).boxed()
 }
 
-fn operation() -> impl Strategy<Value = Operation> {
+fn operation() -> BoxedStrategy<Operation> {
     let first = (text(), operation_kind(), library(), site(), track(), track(), outcome());
     let times = (time(), prop::array::uniform8(maybe_time()));
     let uses = (prop::collection::vec(access(), 0..4), prop::option::of(0..24_u64), disorder(), elsewhere());
-    (first, times, uses).prop_map(|(first, times, (accesses, waits_for, disorder, elsewhere))| {
-        let (name, kind, library, site, submitter, track, outcome) = first;
-        let (submitted, [granted, ready, awake, began, issued, done, observed, resumed]) = times;
-        Operation {
-            id: 0,
-            name,
-            kind,
-            library,
-            site,
-            submitter,
-            track,
-            submitted,
-            granted,
-            ready,
-            awake,
-            began,
-            issued,
-            ran: began.zip(done),
-            done,
-            observed,
-            resumed,
-            outcome,
-            accesses,
-            waits_for,
-            disorder: disorder.map(Box::new),
-            elsewhere: elsewhere.map(Box::new),
-        }
-    })
+    (first, times, uses)
+        .prop_map(|(first, times, (accesses, waits_for, disorder, elsewhere))| {
+            let (name, kind, library, site, submitter, track, outcome) = first;
+            let (submitted, [granted, ready, awake, began, issued, done, observed, resumed]) = times;
+            Operation {
+                id: 0,
+                name,
+                kind,
+                library,
+                site,
+                submitter,
+                track,
+                submitted,
+                granted,
+                ready,
+                awake,
+                began,
+                issued,
+                ran: began.zip(done),
+                done,
+                observed,
+                resumed,
+                outcome,
+                accesses,
+                waits_for,
+                disorder: disorder.map(Box::new),
+                elsewhere: elsewhere.map(Box::new),
+            }
+        })
+        .boxed()
 }
 
-fn disorder() -> impl Strategy<Value = Option<Disorder>> {
+fn disorder() -> BoxedStrategy<Option<Disorder>> {
     let some = (any::<bool>(), site(), text());
     prop::option::weighted(0.2, some.prop_map(|(is_known, after, why)| Disorder { is_known, after, why }))
+        .boxed()
 }
 
 /// Keys that leases of one of the processes may have.
-fn elsewhere() -> impl Strategy<Value = Option<Elsewhere>> {
+fn elsewhere() -> BoxedStrategy<Option<Elsewhere>> {
     let clock =
         (prop::sample::select(vec!["this boot", "another boot"]), -(1_i64 << 46)..1 << 46, 0..1_u64 << 40);
     let clock = clock.prop_map(|(clock, ahead_ns, uncertainty_ns)| ClockOffset {
@@ -136,16 +142,18 @@ fn elsewhere() -> impl Strategy<Value = Option<Elsewhere>> {
     });
     let some = (any::<u32>(), 100..124_u64, prop::option::of(clock));
     prop::option::weighted(0.2, some.prop_map(|(process, key, clock)| Elsewhere { process, key, clock }))
+        .boxed()
 }
 
-fn process() -> impl Strategy<Value = Process> {
+fn process() -> BoxedStrategy<Process> {
     (any::<u32>(), any::<u64>(), 0..(1_u64 << 55), text())
         .prop_map(|(number, key, started_ns, clock)| Process { number, key, started_ns, clock })
+        .boxed()
 }
 
-fn lease() -> impl Strategy<Value = Lease> {
-    (0..8_u64, mode(), library(), text(), site(), time(), maybe_time()).prop_map(
-        |(variable, access, library, owner, site, opened, closed)| Lease {
+fn lease() -> BoxedStrategy<Lease> {
+    (0..8_u64, mode(), library(), text(), site(), time(), maybe_time())
+        .prop_map(|(variable, access, library, owner, site, opened, closed)| Lease {
             id: 0,
             variable,
             access,
@@ -154,53 +162,52 @@ fn lease() -> impl Strategy<Value = Lease> {
             site,
             opened,
             closed,
-        },
-    )
+        })
+        .boxed()
 }
 
-fn stall() -> impl Strategy<Value = Stall> {
+fn stall() -> BoxedStrategy<Stall> {
     let cause = prop::sample::select(Cause::ALL.to_vec());
     let blame = (cause, prop::option::of(hazard()), blocker(), any::<bool>());
-    (0..24_u64, 0..4_usize, time(), 1..1_000_u64, blame).prop_map(|(waiter, access, from, length, blame)| {
-        let (cause, hazard, blocker, critical) = blame;
-        Stall { waiter, access, from, to: from + length, cause, hazard, blocker, critical }
-    })
+    (0..24_u64, 0..4_usize, time(), 1..1_000_u64, blame)
+        .prop_map(|(waiter, access, from, length, blame)| {
+            let (cause, hazard, blocker, critical) = blame;
+            Stall { waiter, access, from, to: from + length, cause, hazard, blocker, critical }
+        })
+        .boxed()
 }
 
-fn edge() -> impl Strategy<Value = Edge> {
-    (0..24_u64, 0..24_u64, 0..8_u64, hazard()).prop_map(|(from, to, variable, hazard)| Edge {
-        from,
-        to,
-        variable,
-        hazard,
-    })
+fn edge() -> BoxedStrategy<Edge> {
+    (0..24_u64, 0..24_u64, 0..8_u64, hazard())
+        .prop_map(|(from, to, variable, hazard)| Edge { from, to, variable, hazard })
+        .boxed()
 }
 
-fn counter() -> impl Strategy<Value = Counter> {
+fn counter() -> BoxedStrategy<Counter> {
     let samples = prop::collection::vec((time(), any::<i64>()), 1..6);
-    (text(), prop_oneof![Just(Text::from("bytes")), text()], samples).prop_map(|(name, unit, mut samples)| {
-        samples.sort_by_key(|&(time, _)| time);
-        Counter { name, unit, samples }
-    })
+    (text(), prop_oneof![Just(Text::from("bytes")), text()], samples)
+        .prop_map(|(name, unit, mut samples)| {
+            samples.sort_by_key(|&(time, _)| time);
+            Counter { name, unit, samples }
+        })
+        .boxed()
 }
 
-fn variable() -> impl Strategy<Value = Variable> {
-    (text(), prop::option::of(0..(1_u64 << 50)), library()).prop_map(|(name, bytes, library)| Variable {
-        id: 0,
-        name,
-        bytes,
-        library,
-    })
+fn variable() -> BoxedStrategy<Variable> {
+    (text(), prop::option::of(0..(1_u64 << 50)), library())
+        .prop_map(|(name, bytes, library)| Variable { id: 0, name, bytes, library })
+        .boxed()
 }
 
-fn losses() -> impl Strategy<Value = Losses> {
+fn losses() -> BoxedStrategy<Losses> {
     let lost = (0..TRACKS, any::<u64>()).prop_map(|(track, count)| LostRecords { track, count });
     (prop::collection::vec(lost, 0..3), prop::collection::vec(string(), 0..2))
         .prop_map(|(records, damage)| Losses { records, damage })
+        .boxed()
 }
 
 /// Operations and leases share their numbers: a lease may have that of the export that it began with.
-pub fn trace() -> impl Strategy<Value = Trace> {
+pub fn trace() -> BoxedStrategy<Trace> {
     let tracks = prop::collection::vec(
         (text(), track_kind()).prop_map(|(name, kind)| Track { name, kind }),
         TRACKS..=TRACKS,
@@ -222,29 +229,31 @@ pub fn trace() -> impl Strategy<Value = Trace> {
         prop::collection::vec(edge(), 0..12),
         prop::collection::vec(counter(), 0..3),
     );
-    (head, things).prop_map(|(head, things)| {
-        let (started_unix_ns, duration, program, processes, tracks, libraries, (clocks, losses)) = head;
-        let (mut variables, mut operations, mut leases, mut stalls, mut edges, counters) = things;
-        variables.iter_mut().enumerate().for_each(|(id, variable)| variable.id = id as u64);
-        operations.iter_mut().enumerate().for_each(|(id, operation)| operation.id = id as u64);
-        leases.iter_mut().enumerate().for_each(|(id, lease)| lease.id = 12 + id as u64);
-        stalls.sort_by_key(|stall| (stall.waiter, stall.from, stall.access, stall.to));
-        edges.sort_by_key(|edge| edge.to);
-        Trace {
-            started_unix_ns,
-            duration,
-            program,
-            processes,
-            tracks,
-            libraries,
-            variables,
-            operations,
-            leases,
-            stalls,
-            edges,
-            counters,
-            clocks,
-            losses,
-        }
-    })
+    (head, things)
+        .prop_map(|(head, things)| {
+            let (started_unix_ns, duration, program, processes, tracks, libraries, (clocks, losses)) = head;
+            let (mut variables, mut operations, mut leases, mut stalls, mut edges, counters) = things;
+            variables.iter_mut().enumerate().for_each(|(id, variable)| variable.id = id as u64);
+            operations.iter_mut().enumerate().for_each(|(id, operation)| operation.id = id as u64);
+            leases.iter_mut().enumerate().for_each(|(id, lease)| lease.id = 12 + id as u64);
+            stalls.sort_by_key(|stall| (stall.waiter, stall.from, stall.access, stall.to));
+            edges.sort_by_key(|edge| edge.to);
+            Trace {
+                started_unix_ns,
+                duration,
+                program,
+                processes,
+                tracks,
+                libraries,
+                variables,
+                operations,
+                leases,
+                stalls,
+                edges,
+                counters,
+                clocks,
+                losses,
+            }
+        })
+        .boxed()
 }

@@ -15,94 +15,99 @@ use proptest::prelude::*;
 
 const DURATION: u64 = 1_000;
 
-fn moment() -> impl Strategy<Value = Option<u64>> {
-    prop_oneof![1 => Just(None), 4 => (0..DURATION).prop_map(Some)]
+fn moment() -> BoxedStrategy<Option<u64>> {
+    prop_oneof![1 => Just(None), 4 => (0..DURATION).prop_map(Some)].boxed()
 }
 
-fn mode() -> impl Strategy<Value = Mode> {
-    prop_oneof![Just(Mode::Read), Just(Mode::Write), Just(Mode::Update)]
+fn mode() -> BoxedStrategy<Mode> {
+    prop_oneof![Just(Mode::Read), Just(Mode::Write), Just(Mode::Update)].boxed()
 }
 
-fn kind() -> impl Strategy<Value = OperationKind> {
+fn kind() -> BoxedStrategy<OperationKind> {
     prop_oneof![
         4 => Just(OperationKind::Operation),
         1 => Just(OperationKind::Wait),
         1 => Just(OperationKind::Await),
         1 => Just(OperationKind::Export),
     ]
+    .boxed()
 }
 
 /// An operation whose moments come in any order, some of them lost.
-fn operation() -> impl Strategy<Value = Operation> {
+fn operation() -> BoxedStrategy<Operation> {
     let moments = (moment(), moment(), moment(), moment(), moment(), moment(), moment(), moment());
     let accesses = prop::collection::vec((1..5_u64, mode()), 0..4);
     let about =
         (kind(), prop::option::of(0..4_usize), prop::option::of(0..4_usize), prop::option::of(1..40_u64));
-    (0..DURATION, moments, accesses, about).prop_map(|(submitted, moments, mut accesses, about)| {
-        accesses.sort_by_key(|(variable, _)| *variable);
-        accesses.dedup_by_key(|(variable, _)| *variable);
-        let accesses: Vec<Access> =
-            accesses.into_iter().map(|(variable, mode)| Access { variable, mode }).collect();
-        let (granted, ready, awake, began, issued, done, observed, resumed) = moments;
-        Operation {
-            id: 0,
-            name: "op".into(),
-            kind: about.0,
-            library: None,
-            site: None,
-            submitter: about.1,
-            track: about.2,
-            submitted,
-            granted,
-            ready,
-            awake,
-            began,
-            issued,
-            // As a device may report, or a damaged file.
-            ran: began.zip(done),
-            done,
-            observed,
-            resumed,
-            outcome: Outcome::Ok,
-            waits_for: if accesses.is_empty() { about.3 } else { None },
-            disorder: None,
-            elsewhere: None,
-            accesses,
-        }
-    })
+    (0..DURATION, moments, accesses, about)
+        .prop_map(|(submitted, moments, mut accesses, about)| {
+            accesses.sort_by_key(|(variable, _)| *variable);
+            accesses.dedup_by_key(|(variable, _)| *variable);
+            let accesses: Vec<Access> =
+                accesses.into_iter().map(|(variable, mode)| Access { variable, mode }).collect();
+            let (granted, ready, awake, began, issued, done, observed, resumed) = moments;
+            Operation {
+                id: 0,
+                name: "op".into(),
+                kind: about.0,
+                library: None,
+                site: None,
+                submitter: about.1,
+                track: about.2,
+                submitted,
+                granted,
+                ready,
+                awake,
+                began,
+                issued,
+                // As a device may report, or a damaged file.
+                ran: began.zip(done),
+                done,
+                observed,
+                resumed,
+                outcome: Outcome::Ok,
+                waits_for: if accesses.is_empty() { about.3 } else { None },
+                disorder: None,
+                elsewhere: None,
+                accesses,
+            }
+        })
+        .boxed()
 }
 
-fn trace() -> impl Strategy<Value = Trace> {
-    (prop::collection::vec(operation(), 1..40), any::<bool>()).prop_map(|(mut operations, lost)| {
-        let kinds = [TrackKind::Worker, TrackKind::Thread, TrackKind::Queue, TrackKind::EventLoop];
-        let mut trace = Trace {
-            duration: DURATION,
-            tracks: kinds.map(|kind| Track { name: format!("{kind:?}").into(), kind }).into(),
-            ..Trace::default()
-        };
-        for (at, operation) in operations.iter_mut().enumerate() {
-            operation.id = at as u64 + 1;
-            if let (OperationKind::Export, Some(opened), Some(access)) =
-                (operation.kind, operation.began, operation.accesses.first())
-            {
-                trace.leases.push(Lease {
-                    id: operation.id,
-                    variable: access.variable,
-                    access: access.mode,
-                    library: None,
-                    owner: "somebody".into(),
-                    site: None,
-                    opened,
-                    closed: operation.issued.filter(|closed| *closed >= opened),
-                });
+fn trace() -> BoxedStrategy<Trace> {
+    (prop::collection::vec(operation(), 1..40), any::<bool>())
+        .prop_map(|(mut operations, lost)| {
+            let kinds = [TrackKind::Worker, TrackKind::Thread, TrackKind::Queue, TrackKind::EventLoop];
+            let mut trace = Trace {
+                duration: DURATION,
+                tracks: kinds.map(|kind| Track { name: format!("{kind:?}").into(), kind }).into(),
+                ..Trace::default()
+            };
+            for (at, operation) in operations.iter_mut().enumerate() {
+                operation.id = at as u64 + 1;
+                if let (OperationKind::Export, Some(opened), Some(access)) =
+                    (operation.kind, operation.began, operation.accesses.first())
+                {
+                    trace.leases.push(Lease {
+                        id: operation.id,
+                        variable: access.variable,
+                        access: access.mode,
+                        library: None,
+                        owner: "somebody".into(),
+                        site: None,
+                        opened,
+                        closed: operation.issued.filter(|closed| *closed >= opened),
+                    });
+                }
             }
-        }
-        trace.operations = operations;
-        if lost {
-            trace.losses.records.push(LostRecords { track: 0, count: 7 });
-        }
-        trace
-    })
+            trace.operations = operations;
+            if lost {
+                trace.losses.records.push(LostRecords { track: 0, count: 7 });
+            }
+            trace
+        })
+        .boxed()
 }
 
 /// Joins stretches that follow each other; `None` if two overlap.

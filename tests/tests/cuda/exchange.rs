@@ -665,7 +665,8 @@ fn pinned_and_managed_memory_that_nothing_has_written_is_zero() {
         });
         op.unwrap().wait().unwrap();
     };
-    let infer = |inputs: &[View<'_>], _: &Attributes| Ok(vec![(DType::U8, inputs[0].shape().to_vec())]);
+    let infer =
+        |inputs: &[View<'_>], _: &Attributes| Ok(vec![(DType::U8, inputs[0].layout().shape().to_vec())]);
     let writes_nothing = |_: &[View<'_>], outputs: &mut [ViewMut<'_>], _: &Attributes| {
         // A slice is made, of memory that nothing has written.
         outputs[0].as_mut_slice::<u8>().map(drop)?;

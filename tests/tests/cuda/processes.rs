@@ -57,7 +57,7 @@ impl Side {
     }
 
     fn send(&self, x: &Tensor) {
-        wait(self.link.send(x)).unwrap();
+        wait(self.link.send(x, &ShareOptions::default())).unwrap();
     }
 
     fn receive(&self) -> Tensor {
@@ -258,13 +258,13 @@ fn memory_that_cannot_be_shown_is_copied_on_its_device_to_the_host_or_refused() 
             let x = private.empty(&[BYTES], DType::U8, side.device()).unwrap();
             side.fill(&x, 3, &side.queue());
             let refused = ShareOptions { copy: Some(false), ..ShareOptions::default() };
-            assert!(matches!(wait(side.link.send_with(&x, &refused)), Err(Error::NotShared(_))));
+            assert!(matches!(wait(side.link.send(&x, &refused)), Err(Error::NotShared(_))));
             side.send(&x);
             let shared = private.empty(&[BYTES], DType::U8, Memory::Shared(side.device())).unwrap();
             side.fill(&shared, 4, &side.queue());
-            wait(side.link.send_with(&shared, &refused)).unwrap();
+            wait(side.link.send(&shared, &refused)).unwrap();
             let copied = ShareOptions { copy: Some(true), ..ShareOptions::default() };
-            wait(side.link.send_with(&shared, &copied)).unwrap();
+            wait(side.link.send(&shared, &copied)).unwrap();
             assert!(peer.0.wait().unwrap().success());
             assert_eq!(private.stats().copied_for_processes - before, 2 * BYTES as u64);
             side.silent();
@@ -314,7 +314,7 @@ fn a_ticket_names_memory_of_a_device_and_a_tensor_may_be_passed_on() {
             let (x, queue) = (side.memory(BYTES), side.queue());
             side.simulator.block(queue.native());
             side.fill(&x, 9, &queue);
-            let ticket = x.ticket().unwrap();
+            let ticket = x.ticket(&ShareOptions::default()).unwrap();
             side.send(&side.engine.from_vec(ticket.to_bytes(), &[ticket.to_bytes().len() as i64]).unwrap());
             let back = side.receive();
             side.simulator.unblock(queue.native());
@@ -350,7 +350,7 @@ fn is_opened_elsewhere(name: &str, workers: usize) {
             let x = side.memory(BYTES);
             side.fill(&x, 4, &side.queue());
             let once = ShareOptions { once: true, ..ShareOptions::default() };
-            let bytes = x.ticket_with(&once).unwrap().to_bytes();
+            let bytes = x.ticket(&once).unwrap().to_bytes();
             let length = bytes.len() as i64;
             side.send(&side.engine.from_vec(bytes, &[length]).unwrap());
             assert!(peer.0.wait().unwrap().success());

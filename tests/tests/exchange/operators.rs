@@ -8,11 +8,12 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
+use estafette::bindings::{Implementation, Invocation};
 use estafette::devices::sim::{SimDevice, SimOptions, SimQueue};
 use estafette::devices::{Device, Queue};
 use estafette::exchange::table::{DLManagedTensorVersioned, DLTensor};
 use estafette::operators::OUTPUTS_MAX;
-use estafette::operators::{Closure, Implementation, Invocation, OperatorKind, Signature, abi, operators};
+use estafette::operators::{Closure, OperatorKind, Signature, abi, operators};
 use estafette::{DType, Engine, Error, Produced, Tensor};
 use futures::executor::block_on;
 use tests::gate::Gate;
@@ -46,7 +47,7 @@ fn register_sums(prefix: &str) {
         Closure::Inferred(
             Box::new(|inputs, attributes| {
                 let times = attributes.parse("times", 2_i64)?;
-                Ok(vec![(inputs[0].layout().dtype(), vec![times * inputs[0].shape()[0]])])
+                Ok(vec![(inputs[0].layout().dtype(), vec![times * inputs[0].layout().shape()[0]])])
             }),
             Box::new(|inputs, outputs, _| {
                 let values = inputs[0].as_slice::<f32>()?;

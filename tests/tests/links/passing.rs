@@ -43,7 +43,7 @@ fn three(
     for (link, role) in [(&one, BETWEEN), (&two, CONSUMER)] {
         let word = engine.zeros(&[1], DType::I64).expect("memory");
         fill(&engine, &word, role);
-        wait(link.send(&word)).expect("sent");
+        wait(link.send(&word, &ShareOptions::default())).expect("sent");
     }
     send_bytes(&engine, &two, &receive_bytes(&one));
     owner(&engine, (&mut first, one), (&mut second, two));
@@ -56,8 +56,8 @@ fn a_tensor_that_was_passed_on_outlives_the_process_between() {
         |engine, (between, to_between), (consumer, to_consumer)| {
             let x = engine.zeros(&[LENGTH], DType::I64).unwrap();
             fill(engine, &x, 1);
-            wait(to_between.send(&x)).unwrap();
-            let ticket = x.ticket().unwrap();
+            wait(to_between.send(&x, &ShareOptions::default())).unwrap();
+            let ticket = x.ticket(&ShareOptions::default()).unwrap();
             send_ticket(engine, &to_between, &ticket);
             // The consumer has three: by a link, by a ticket, and by a ticket of what was made with one.
             heard(&to_consumer);
@@ -75,12 +75,12 @@ fn a_tensor_that_was_passed_on_outlives_the_process_between() {
         },
         |engine, link, next| {
             let x = receive(&link);
-            wait(next.send(&x)).unwrap();
-            let own = x.ticket().unwrap();
+            wait(next.send(&x, &ShareOptions::default())).unwrap();
+            let own = x.ticket(&ShareOptions::default()).unwrap();
             send_ticket(engine, &next, &own);
             // Not there yet when it is passed on.
             let y = engine.from_ticket(&receive_ticket(&link)).unwrap();
-            wait(next.send(&y)).unwrap();
+            wait(next.send(&y, &ShareOptions::default())).unwrap();
             assert_eq!(engine.stats().copied_for_processes, 0);
             until_killed();
         },
@@ -117,7 +117,7 @@ fn a_pending_tensor_that_was_passed_on_is_kept_by_its_owner_alone() {
                 Ok(())
             });
             drop(slow.unwrap());
-            wait(to_between.send(&x)).unwrap();
+            wait(to_between.send(&x, &ShareOptions::default())).unwrap();
             heard(&to_consumer);
             between.kill();
             between.0.wait().unwrap();
@@ -128,7 +128,7 @@ fn a_pending_tensor_that_was_passed_on_is_kept_by_its_owner_alone() {
             assert!(consumer.0.wait().unwrap().success());
         },
         |_, link, next| {
-            wait(next.send(&receive(&link))).unwrap();
+            wait(next.send(&receive(&link), &ShareOptions::default())).unwrap();
             until_killed();
         },
         |engine, link, before| {
@@ -163,16 +163,17 @@ fn a_process_without_room_for_another_ticket_refuses_to_pass_on_and_does_so_once
             between.kill();
         },
         |engine, link, next| {
-            let ticket = receive(&next).ticket().unwrap();
+            let ticket = receive(&next).ticket(&ShareOptions::default()).unwrap();
             send_ticket(engine, &link, &ticket);
             until_killed();
         },
         |engine, link, before| {
             let x = engine.zeros(&[LENGTH], DType::I64).unwrap();
             fill(engine, &x, 4);
-            wait(before.send(&x)).unwrap();
-            let mut tickets: Vec<_> = (0..1 << 16).map(|_| x.ticket().unwrap()).collect();
-            let error = x.ticket().unwrap_err().to_string();
+            wait(before.send(&x, &ShareOptions::default())).unwrap();
+            let mut tickets: Vec<_> =
+                (0..1 << 16).map(|_| x.ticket(&ShareOptions::default()).unwrap()).collect();
+            let error = x.ticket(&ShareOptions::default()).unwrap_err().to_string();
             assert!(error.contains("65536 tickets are alive"), "{error}");
             say(engine, &link);
             heard(&link);
@@ -189,7 +190,7 @@ fn a_ticket_of_a_process_between_fails_with_that_process_or_once_it_is_dropped()
         "passing::a_ticket_of_a_process_between_fails_with_that_process_or_once_it_is_dropped",
         |engine, (between, to_between), (consumer, to_consumer)| {
             let x = engine.zeros(&[LENGTH], DType::I64).unwrap();
-            wait(to_between.send(&x)).unwrap();
+            wait(to_between.send(&x, &ShareOptions::default())).unwrap();
             heard(&to_consumer);
             between.kill();
             between.0.wait().unwrap();
@@ -201,7 +202,8 @@ fn a_ticket_of_a_process_between_fails_with_that_process_or_once_it_is_dropped()
         },
         |engine, link, next| {
             let x = receive(&link);
-            let (kept, dropped) = (x.ticket().unwrap(), x.ticket().unwrap());
+            let (kept, dropped) =
+                (x.ticket(&ShareOptions::default()).unwrap(), x.ticket(&ShareOptions::default()).unwrap());
             send_ticket(engine, &next, &kept);
             send_ticket(engine, &next, &dropped);
             drop(dropped);

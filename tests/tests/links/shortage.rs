@@ -31,7 +31,7 @@ fn a_consumer_that_runs_short_says_so_and_its_links_go_on() {
         |peer, engine, link| {
             // The consumer has a link to the door for tickets before it runs short.
             let first = engine.zeros(&[LENGTH], DType::I64).unwrap();
-            let first = first.ticket().unwrap();
+            let first = first.ticket(&ShareOptions::default()).unwrap();
             send_ticket(engine, &link, &first);
             for round in 0..2 {
                 // Each has a segment of its own, which the consumer has not seen.
@@ -40,13 +40,13 @@ fn a_consumer_that_runs_short_says_so_and_its_links_go_on() {
                     fill(engine, &tensor, 10 * round + at);
                     tensor
                 });
-                let ticket = y.ticket().unwrap();
+                let ticket = y.ticket(&ShareOptions::default()).unwrap();
                 send_ticket(engine, &link, &ticket);
                 heard(&link);
-                wait(link.send(&x)).unwrap();
-                wait(link.send(&x)).unwrap();
+                wait(link.send(&x, &ShareOptions::default())).unwrap();
+                wait(link.send(&x, &ShareOptions::default())).unwrap();
                 heard(&link);
-                wait(link.send(&x)).unwrap();
+                wait(link.send(&x, &ShareOptions::default())).unwrap();
                 heard(&link);
                 // Nothing of what failed is held.
                 fill(engine, &x, 7);

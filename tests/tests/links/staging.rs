@@ -4,7 +4,6 @@ use std::sync::mpsc::{Receiver, Sender};
 
 use estafette::devices::Device;
 use estafette::devices::sim::{SimDevice, SimOptions};
-use estafette::remote::ShareOptions;
 use estafette::{BodyResult, Produced};
 
 use super::*;
@@ -62,7 +61,7 @@ fn memory_that_is_not_shared_is_copied_once_it_is_ready_and_every_byte_is_counte
                 Ok(())
             });
             drop(slow.unwrap());
-            wait(link.send(&x)).unwrap();
+            wait(link.send(&x, &ShareOptions::default())).unwrap();
             fill(&private, &x, 8);
             heard(&link);
             assert_eq!(copied(&private), 0, "it is not ready");
@@ -74,8 +73,8 @@ fn memory_that_is_not_shared_is_copied_once_it_is_ready_and_every_byte_is_counte
 
             let shared = engine.zeros(&[LENGTH], DType::I64).unwrap();
             fill(engine, &shared, 1);
-            wait(link.send(&shared)).unwrap();
-            wait(link.send_with(&shared, &ShareOptions { copy: Some(true), ..Default::default() })).unwrap();
+            wait(link.send(&shared, &ShareOptions::default())).unwrap();
+            wait(link.send(&shared, &ShareOptions { copy: Some(true), ..Default::default() })).unwrap();
             heard(&link);
             assert_eq!(
                 copied(engine),
@@ -83,12 +82,12 @@ fn memory_that_is_not_shared_is_copied_once_it_is_ready_and_every_byte_is_counte
                 "memory that is shared is copied only where that is asked for"
             );
             let never = ShareOptions { copy: Some(false), ..Default::default() };
-            assert!(matches!(wait(link.send_with(&x, &never)), Err(Error::NotShared(_))));
-            assert!(matches!(x.ticket_with(&never), Err(Error::NotShared(_))));
+            assert!(matches!(wait(link.send(&x, &never)), Err(Error::NotShared(_))));
+            assert!(matches!(x.ticket(&never), Err(Error::NotShared(_))));
             send_ticket(
                 engine,
                 &link,
-                &x.ticket_with(&ShareOptions { once: true, ..ShareOptions::default() }).unwrap(),
+                &x.ticket(&ShareOptions { once: true, ..ShareOptions::default() }).unwrap(),
             );
             heard(&link);
             assert_eq!(copied(engine), 3 * BYTES);
@@ -112,10 +111,10 @@ fn memory_of_a_device_is_copied_to_the_host_and_a_failure_follows() {
             let engine = Engine::builder().workers(2).device(device.clone()).build().unwrap();
             let x = engine.empty(&[LENGTH], DType::I64, device.id()).unwrap();
             fill(&engine, &x, 5);
-            wait(link.send(&x)).unwrap();
+            wait(link.send(&x, &ShareOptions::default())).unwrap();
             let failed = engine.from_vec(vec![0_i64; LENGTH as usize], &[LENGTH]).unwrap();
             engine.op("print").writes([&failed]).run(|[], [_x]| Err("out of paper".into())).unwrap();
-            wait(link.send(&failed)).unwrap();
+            wait(link.send(&failed, &ShareOptions::default())).unwrap();
             heard(&link);
             assert_eq!(copied(&engine), BYTES, "what failed is not copied");
             assert!(failed.wait().is_err());
@@ -132,11 +131,11 @@ fn what_an_engine_at_its_limit_or_shut_down_has_sent_is_copied() {
             let x = full.from_vec(vec![3_i64; LENGTH as usize], &[LENGTH]).unwrap();
             let (end, may_end) = channel::<()>();
             drop(full.op("endless").run(move |[], []| Ok(may_end.recv()?)).unwrap());
-            wait(link.send(&x)).unwrap();
+            wait(link.send(&x, &ShareOptions::default())).unwrap();
             heard(&link);
             end.send(()).unwrap();
             wait(full.shutdown());
-            wait(link.send(&x)).unwrap();
+            wait(link.send(&x, &ShareOptions::default())).unwrap();
             assert!(peer.0.wait().unwrap().success());
         },
         |engine, link| {
@@ -182,9 +181,9 @@ fn a_result_of_unknown_shape_crosses_before_it_is_there() {
             let (z, z_may_come) = late(engine, in_vector);
             for tensor in [&x, &y] {
                 assert!(!tensor.is_defined());
-                wait(link.send(tensor)).unwrap();
+                wait(link.send(tensor, &ShareOptions::default())).unwrap();
             }
-            let ticket = z.ticket().unwrap();
+            let ticket = z.ticket(&ShareOptions::default()).unwrap();
             send_ticket(engine, &link, &ticket);
             // The ticket was used, and may be dropped before the value is there.
             heard(&link);
@@ -231,11 +230,11 @@ fn a_result_that_never_comes_fails_with_its_cause_or_the_death_of_its_process() 
             let (failed, may_fail) = late(engine, || Err("out of paper".into()));
             let (refused, may_come) = late(engine, vector);
             let (pending, _never) = late(engine, vector);
-            wait(link.send(&failed)).unwrap();
+            wait(link.send(&failed, &ShareOptions::default())).unwrap();
             let never = ShareOptions { copy: Some(false), ..Default::default() };
-            wait(link.send_with(&refused, &never)).unwrap();
-            wait(link.send(&pending)).unwrap();
-            let ticket = pending.ticket().unwrap();
+            wait(link.send(&refused, &never)).unwrap();
+            wait(link.send(&pending, &ShareOptions::default())).unwrap();
+            let ticket = pending.ticket(&ShareOptions::default()).unwrap();
             send_ticket(engine, &link, &ticket);
             may_fail.send(()).unwrap();
             may_come.send(()).unwrap();
@@ -251,7 +250,7 @@ fn a_consumer_that_dies_before_a_result_is_there_leaves_it_to_its_owner() {
         |peer, engine, link| {
             let maker = engine.clone();
             let (x, may_come) = late(engine, move || Ok(maker.zeros(&[LENGTH], DType::I64)?.into()));
-            wait(link.send(&x)).unwrap();
+            wait(link.send(&x, &ShareOptions::default())).unwrap();
             heard(&link);
             peer.kill();
             fill(engine, &x, 2);

@@ -19,7 +19,7 @@ fn what_another_process_writes_is_the_next_version() {
                 assert_eq!(value(engine, &x).unwrap(), 2 * round + 1, "it waits for the other process");
             }
             // Read by the other process, and by this one at the same time.
-            wait(link.send(&x)).unwrap();
+            wait(link.send(&x, &ShareOptions::default())).unwrap();
             assert_eq!(value(engine, &x).unwrap(), 99);
             wait(link.lend(&x)).unwrap();
             heard(&link);
@@ -113,7 +113,11 @@ fn sends_wait_while_a_stopped_process_takes_no_more_segments() {
             peer.stop();
             let mut sent = Box::pin(async {
                 for (tensor, is_lent) in tensors.iter().zip([false, true].into_iter().cycle()) {
-                    let sent = if is_lent { link.lend(tensor).await } else { link.send(tensor).await };
+                    let sent = if is_lent {
+                        link.lend(tensor).await
+                    } else {
+                        link.send(tensor, &ShareOptions::default()).await
+                    };
                     sent.expect("it waits");
                 }
             });

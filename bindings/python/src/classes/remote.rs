@@ -294,7 +294,7 @@ impl PyLink {
             if for_writing {
                 return own(&link)?.lend(&tensor).await;
             }
-            own(&link)?.send_with(&tensor, &ShareOptions { copy, ..ShareOptions::default() }).await
+            own(&link)?.send(&tensor, &ShareOptions { copy, ..ShareOptions::default() }).await
         }))
     }
 
@@ -428,7 +428,7 @@ impl PyTicket {
         if options.reach.is_some() {
             suggest(py)?;
         }
-        let ticket = guard::detach(py, || tensor.ticket_with(options)).or_raise(py)?;
+        let ticket = guard::detach(py, || tensor.ticket(options)).or_raise(py)?;
         let (bytes, process) = (ticket.to_bytes(), ticket.process());
         Ok(Self { bytes, process, held: Mutex::new(Some(ProcessBound::new(ticket))) })
     }

@@ -2,7 +2,8 @@
 
 use std::sync::Arc;
 
-use estafette::operators::{Implementation, Invocation, OperatorKind};
+use estafette::bindings::{Implementation, Invocation};
+use estafette::operators::OperatorKind;
 use estafette::{Produced, Tensor};
 use estafette_sync::process::ProcessBound;
 use pyo3::exceptions::{PyTypeError, PyValueError};

@@ -5,7 +5,7 @@ use std::process::{Child, Command, ExitCode, Stdio};
 
 use estafette::devices::DLDevice;
 use estafette::engine::Memory;
-use estafette::remote::{Address, Door, Ticket};
+use estafette::remote::{Address, Door, ShareOptions, Ticket};
 use estafette::{DType, Engine};
 use futures::executor::block_on;
 
@@ -54,14 +54,15 @@ pub fn run() -> ExitCode {
         Ok(())
     });
     filled.expect("submitted").wait().expect("it is filled");
-    let (door, ticket) = (Door::open().expect("a door"), x.ticket().expect("a ticket"));
+    let (door, ticket) =
+        (Door::open().expect("a door"), x.ticket(&ShareOptions::default()).expect("a ticket"));
     let bytes: Vec<_> = ticket.to_bytes().iter().map(u8::to_string).collect();
     println!("{} {}", door.address(), bytes.join(","));
     std::thread::spawn(move || {
         let mut links = Vec::new();
         while let Ok(link) = block_on(engine.accept(&door)) {
             // One that was given up by the other process gets nothing.
-            if block_on(link.send(&x)).is_ok() {
+            if block_on(link.send(&x, &ShareOptions::default())).is_ok() {
                 links.push(link);
             }
         }

@@ -44,7 +44,7 @@ impl Programs {
             std::os::unix::fs::symlink(&library, folder.join(name)).expect("a link");
         }
         compile("everything.c", &c, |command| {
-            let header = Path::new(env!("CARGO_MANIFEST_DIR")).join("../bindings/c/include");
+            let header = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../bindings/c/include");
             command.arg("-I").arg(header).arg("-L").arg(folder).arg("-lestafette");
             command.arg(format!("-Wl,-rpath,{}", folder.display()));
         });
@@ -84,7 +84,7 @@ impl Programs {
 }
 
 fn source(name: &str) -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("failing-system").join(name)
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../failing-system").join(name)
 }
 
 /// Compiles one file. What `more` adds comes after it.
