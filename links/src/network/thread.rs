@@ -43,7 +43,7 @@ per_process! {
 
 statics! {
     /// By step of the making of an agent: [`at_exit`] is registered.
-    static ARRANGED: [OnceLock<()>; 3] = [const { OnceLock::new() }; 3];
+    static ARRANGED: [OnceLock<()>; 3] = [OnceLock::new(), OnceLock::new(), OnceLock::new()];
 }
 
 /// What runs foreign code. It is called between two looks, when nothing is borrowed.
